@@ -79,7 +79,7 @@ void ibx_isolation_end(struct copies *x)
     ibx_clients_leave(x);
     if (i->counted)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
-    if (i->held)
+    if (i->held && !ibx_session_abandoned(x->s))
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), i->held);
     if (i->refused > 1)
         ibx_log(IBX_LOG_WARN, "%s of tenant \"%s\" named memory of others in %lu requests",

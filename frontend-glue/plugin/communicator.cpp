@@ -246,11 +246,13 @@ class RdmaCommunicator final : public Communicator
     static void handler_threw(void *communicator, const char *what)
     {
         auto *mine = static_cast<RdmaCommunicator *>(communicator);
-        if (mine->session)
+        if (mine->session) {
             ibx_log(IBX_LOG_WARN,
                     "the session of %s ends: GVirtuS's handler of its request threw an exception: "
                     "%s",
                     ibx_session_path(mine->session)->peer, what);
+            ibx_session_abandon(mine->session);
+        }
         ibx_session_destroy(mine->session);
         mine->session = nullptr;
     }

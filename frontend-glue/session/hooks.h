@@ -106,6 +106,8 @@ uint32_t ibx_session_process(const struct ibx_session *session, uint64_t *proces
 int ibx_session_process_watch(const struct ibx_session *session);
 /* Of one that has ended: whether the peer has said so, and not that its process ends. */
 bool ibx_session_took_leave(const struct ibx_session *session);
+/* Server: ibx_session_abandon() was called. */
+bool ibx_session_abandoned(const struct ibx_session *session);
 bool ibx_session_broken(const struct ibx_session *session);
 /* Goes on over another connection if this one has ended. False: the session has ended. */
 bool ibx_session_mend(struct ibx_session *session);

@@ -301,6 +301,16 @@ void ibx_session_destroy(struct ibx_session *s)
     free(s);
 }
 
+void ibx_session_abandon(struct ibx_session *s)
+{
+    s->abandoned = true;
+}
+
+bool ibx_session_abandoned(const struct ibx_session *s)
+{
+    return s->abandoned;
+}
+
 /* ------------------------------------------------------------- hooks, copy threads */
 
 void ibx_session_set_hooks(struct ibx_session *s, const struct ibx_session_hooks *hooks,

@@ -53,6 +53,9 @@ void ibx_session_keep(struct ibx_session *session, unsigned seconds);
 unsigned ibx_session_resumed(const struct ibx_session *session);
 /* Accepts NULL; closes first. */
 void ibx_session_destroy(struct ibx_session *session);
+/* Before that: what the server's thread has allocated for this client stays, since nothing frees
+ * it. */
+void ibx_session_abandon(struct ibx_session *session);
 
 /* Server: listens. -EINVAL: the session is in use; otherwise as ibx_listen(). */
 int ibx_session_serve(struct ibx_session *session, struct ibx_error *err);

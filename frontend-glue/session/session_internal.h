@@ -256,6 +256,7 @@ struct ibx_session {
      * does not wait behind them. */
     struct message_queue stream, control;
     bool ended; /* CLOSED has come; what was received before is still read */
+    bool abandoned;
     int end_status;
     struct owed owed;
     bool in_frame;            /* bytes have been read since the last sync */

@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <unistd.h>
 
 /* ------------------------------------------------------------------- front end */
@@ -432,6 +433,8 @@ int execute(const std::string &name, Frame &f, int *current)
             return 13;
         return f.answer(&found, sizeof(found));
     }
+    if (name == "throws")
+        throw std::runtime_error("thrown by a handler");
     if (name == "cudaStreamSynchronize")
         return app->stream_synchronize(reinterpret_cast<void *>(f.get<std::uint64_t>()));
     if (name == "cudaStreamQuery")

@@ -63,6 +63,23 @@ bool requests()
     return true;
 }
 
+// What a handler that throws leaves behind counts on.
+bool requests_that_throw()
+{
+    TenantsBackEnd back("rdma.gpu : off\nrdma.requests : 4M\nrdma.tenant_share : 50\n");
+    const std::vector<char> bytes(1500000);
+    Client bob(back, "bob");
+    const std::uint64_t device = bob.remote.malloc(bytes.size());
+    for (bool over : {false, true}) {
+        Client alice(back, "alice");
+        const std::uint64_t own = alice.remote.malloc(bytes.size());
+        REQUIRE(alice.remote.to_device(own, bytes.data(), 700000) == (over ? gone : 0));
+        REQUIRE(over || alice.remote.to_device(own, bytes.data(), bytes.size()) == 0);
+        REQUIRE(over || alice.remote.call("throws", Body()) == gone);
+    }
+    return bob.remote.to_device(device, bytes.data(), bytes.size()) == 0 && back.alive();
+}
+
 constexpr int out_of_memory = 2;
 
 int allocate(Client *client, std::uint64_t n)
@@ -175,6 +192,7 @@ void check_tenants_limits()
 {
     check("sessions have a limit", sessions);
     check("requests have a limit", requests);
+    check("... also those of handlers that throw", requests_that_throw);
     check("memory of the GPU has a limit", device_memory);
     check("memory of the GPU that a client left behind", device_memory_left_behind);
     check("... whose process has ended", device_memory_of_the_gone);
