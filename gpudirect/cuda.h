@@ -65,6 +65,8 @@
 
 /* CU_STREAM_LEGACY: what stream 0 means, unless a program was built for per-thread streams. */
 #define IBX_CUDA_STREAM_LEGACY ((void *)(uintptr_t)1)
+/* CU_STREAM_PER_THREAD: that of the calling thread, in each context. */
+#define IBX_CUDA_STREAM_PER_THREAD ((void *)(uintptr_t)2)
 
 /* CUDA_MEMCPY2D */
 struct ibx_cuda_memcpy2d {

@@ -20,6 +20,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 
 #define CAPTURES_MS 2000u /* a wait stays for captures */
 #define WAITS_MS    500u  /* a capture stays for waits, where they do not end before that */
@@ -47,6 +48,7 @@ static unsigned whole;            /* of them, those that nobody's wait has ended
 static _Atomic unsigned blocking; /* of these, those of streams that wait for the legacy one */
 static unsigned ended;            /* how often all there were have been */
 static unsigned waits;            /* for the device, under way */
+static struct copies *capturing;  /* sessions that have begun some */
 static struct {
     _Alignas(64) _Atomic unsigned count; /* a line of its own: each such copy changes it */
 } copies;                                /* in the legacy stream, likewise */
@@ -196,31 +198,85 @@ static uint64_t stream_of(const struct copies *x)
     return x->requests.length < 8 ? 0 : ibx_get_u64(&r);
 }
 
-/* Of one in this stream that has not been answered yet; of no stream: a free one. IBX_CAPTURED:
- * there is none. */
+/* Locked. Of one in this stream that has not been answered yet; of no stream: a free one.
+ * x->captured_room: there is none. */
 static unsigned place_of(const struct copies *x, uint64_t stream)
 {
     unsigned i = 0;
-    while (i < IBX_CAPTURED && !(x->captured[i].stream == stream && !x->captured[i].id))
+    while (i < x->captured_room && !(x->captured[i].stream == stream && !x->captured[i].id))
         i++;
     return i;
 }
 
+/* Locked. Without memory it is not known which streams are captured. */
+static void add_place(struct copies *x, uint64_t stream)
+{
+    unsigned i = place_of(x, 0);
+    if (i == x->captured_room) {
+        const unsigned room = 2 * i + 8;
+        struct ibx_captured *more = realloc(x->captured, room * sizeof(*more));
+        if (!more)
+            return;
+        for (unsigned k = i; k < room; k++)
+            more[k] = (struct ibx_captured){.stream = 0};
+        x->captured = more;
+        x->captured_room = room;
+    }
+    x->captured[i].stream = stream;
+}
+
+/* Locked. */
 static void forget(struct copies *x, uint64_t stream)
 {
-    for (unsigned i = 0; i < IBX_CAPTURED; i++) {
+    for (unsigned i = 0; i < x->captured_room; i++) {
         if (x->captured[i].stream == stream)
             x->captured[i].stream = x->captured[i].id = 0;
     }
 }
 
-/* Whether one in this stream has begun, and not ended. */
+/* Locked. Whether one in this stream has begun, and not ended. */
 static bool holds(const struct copies *x, uint64_t stream)
 {
     unsigned i = 0;
-    while (i < IBX_CAPTURED && x->captured[i].stream != stream)
+    while (i < x->captured_room && x->captured[i].stream != stream)
         i++;
-    return i < IBX_CAPTURED;
+    return stream && i < x->captured_room;
+}
+
+/* Locked. The session that has begun one in this stream, or NULL. Those up to 2 each thread has for
+ * itself. */
+static struct copies *holder_of(struct copies *x, uint64_t stream)
+{
+    if (holds(x, stream))
+        return x;
+    struct copies *other = stream > 2 ? capturing : NULL;
+    while (other && !(other->isolation.tenant == x->isolation.tenant && holds(other, stream)))
+        other = other->next_capturing;
+    return other;
+}
+
+/* Locked. */
+static void join(struct copies *x)
+{
+    if (x->capturing)
+        return;
+    x->capturing = true;
+    x->next_capturing = capturing;
+    capturing = x;
+}
+
+/* Locked. */
+static void part(struct copies *x)
+{
+    struct copies **at = &capturing;
+    while (*at && *at != x)
+        at = &(*at)->next_capturing;
+    if (*at)
+        *at = x->next_capturing;
+    x->capturing = false;
+    free(x->captured);
+    x->captured = NULL;
+    x->captured_room = 0;
 }
 
 /* The status of a capture, and while it is active CUDA's number of it. False: the driver does not
@@ -234,18 +290,6 @@ static bool get_capture(struct copies *x, uint64_t stream, int *status, uint64_t
     if (ibx_copies_have_cuda(x))
         *(void **)&get = ibx_cuda_symbol("cuStreamGetCaptureInfo_v2");
     return get && !get((void *)(uintptr_t)stream, status, id, NULL, NULL, NULL);
-}
-
-/* One of before in the same stream has ended elsewhere. */
-static void note(struct copies *x, uint64_t stream)
-{
-    const unsigned i = place_of(x, stream);
-    int status;
-    forget(x, stream);
-    if (i == IBX_CAPTURED)
-        return;
-    x->captured[i].stream = stream;
-    get_capture(x, stream, &status, &x->captured[i].id);
 }
 
 /* Another thread may have ended it since, and begun another one in that stream or in one that has
@@ -274,10 +318,11 @@ static bool is_blocking(struct copies *x)
 /* A client that captures already goes before those who wait for that. */
 static void begin(struct copies *x)
 {
-    const bool blocks = !holds(x, stream_of(x)) && is_blocking(x); /* else it fails */
+    const bool blocking_one = is_blocking(x);
     const uint64_t deadline = ibx_deadline_in_ms(WAITS_MS), queued = ibx_deadline_in_ms(QUEUED_MS);
     struct place place = {.waits = false};
     pthread_mutex_lock(&lock);
+    const bool blocks = blocking_one && !holds(x, stream_of(x)); /* else it fails */
     enter(&place);
     while ((waits && sleep_until(deadline)) ||
            (!waits && !own(x) && is_behind(&place) && sleep_until(queued))) {
@@ -288,9 +333,8 @@ static void begin(struct copies *x)
     whole++;
     x->blocking_captures += blocks;
     blocking += blocks;
-    const unsigned i = place_of(x, 0);
-    if (i < IBX_CAPTURED)
-        x->captured[i].stream = stream_of(x);
+    join(x);
+    add_place(x, stream_of(x));
     leave(&place);
     while (blocks && atomic_load(&blocking) && atomic_load(&copies.count) &&
            sleep_until(deadline)) {
@@ -298,9 +342,10 @@ static void begin(struct copies *x)
     pthread_mutex_unlock(&lock);
 }
 
-static void end(struct copies *x, unsigned count)
+/* Locked. */
+static void end(struct copies *x, unsigned most)
 {
-    pthread_mutex_lock(&lock);
+    const unsigned count = most < x->captures ? most : x->captures;
     const unsigned mine = own(x), gone = mine < count ? mine : count;
     x->whole_captures -= gone;
     whole -= gone;
@@ -311,7 +356,6 @@ static void end(struct copies *x, unsigned count)
     x->captures -= count;
     atomic_fetch_sub(&captures, count);
     pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
 }
 
 /* By two of cudaStreamEndCapture's errors a broken capture ends, too. */
@@ -379,52 +423,100 @@ void ibx_captures_ran(struct copies *x)
     x->captures_run = CAPTURES_UNUSED;
 }
 
+/* What was in that stream before has ended elsewhere. */
+static void begun(struct copies *x, uint64_t stream, int exit_code)
+{
+    int status;
+    uint64_t id = 0;
+    if (stream && !exit_code)
+        get_capture(x, stream, &status, &id);
+    pthread_mutex_lock(&lock);
+    const unsigned i = stream ? place_of(x, stream) : x->captured_room;
+    if (i < x->captured_room && !exit_code) {
+        forget(x, stream);
+        x->captured[i] = (struct ibx_captured){stream, id};
+    } else if (i < x->captured_room) {
+        x->captured[i].stream = 0;
+    }
+    if (exit_code)
+        end(x, 1);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Any session of the client's may end a stream, and captures in relaxed mode. */
+static void over(struct copies *x, uint64_t stream, int exit_code)
+{
+    unsigned known = 0;
+    pthread_mutex_lock(&lock);
+    struct copies *whose = exit_code && !holds(x, stream) ? NULL : holder_of(x, stream);
+    for (unsigned i = 0; i < x->captured_room; i++)
+        known += x->captured[i].stream != 0;
+    if (whose) {
+        forget(whose, stream);
+        end(whose, 1);
+    } else if (x->captures_run == CAPTURES_ENDED && x->captures > known) {
+        end(x, 1);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 void ibx_captures_answered(struct copies *x, int exit_code)
 {
-    const bool began = x->captures_run == CAPTURES_BEGUN;
-    const uint64_t stream = x->captures_run == CAPTURES_UNUSED ? 0 : stream_of(x);
-    const unsigned unanswered = began && stream ? place_of(x, stream) : IBX_CAPTURED;
-    if (began && stream && !exit_code)
-        note(x, stream);
-    else if (unanswered < IBX_CAPTURED)
-        x->captured[unanswered].stream = 0;
-    const bool dropped =
-        x->captures_run == CAPTURES_DROPPED && !exit_code && stream && holds(x, stream);
-    const bool over = dropped || (x->captures_run == CAPTURES_ENDED && has_ended(exit_code));
-    if (over)
-        forget(x, stream);
-    if (x->captures && ((began && exit_code) || over))
-        end(x, 1);
+    const enum captures_use ran = x->captures_run;
+    const uint64_t stream = ran == CAPTURES_UNUSED ? 0 : stream_of(x);
+    if (ran == CAPTURES_BEGUN)
+        begun(x, stream, exit_code);
+    else if ((ran == CAPTURES_ENDED && has_ended(exit_code)) ||
+             (ran == CAPTURES_DROPPED && !exit_code))
+        over(x, stream, exit_code);
     x->captures_run = CAPTURES_UNUSED;
 }
 
+/* One after the other; false: that was all. */
+static bool take(struct copies *x, struct ibx_captured *taken)
+{
+    unsigned i = 0;
+    pthread_mutex_lock(&lock);
+    while (i < x->captured_room && !x->captured[i].stream)
+        i++;
+    const bool any = x->captures && i < x->captured_room;
+    if (any) {
+        *taken = x->captured[i];
+        x->captured[i] = (struct ibx_captured){.stream = 0};
+    }
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
 /* Of a client that has gone nobody else would: as long as a stream is captured, waits for the
- * device fail, and so does work in the legacy stream. By the thread that has begun them, as CUDA
- * wants. */
+ * device fail, and so does work in the legacy stream; nor is anything given back that clients have
+ * left. By the thread that has begun them, as CUDA wants. */
 static void end_in_cuda(struct copies *x)
 {
     int (*end_capture)(uint64_t stream, uint64_t * graph) = NULL;
     int (*destroy)(uint64_t graph) = NULL;
-    uint64_t graph;
+    struct ibx_captured c;
     *(void **)&end_capture = ibx_copies_runtime("cudaStreamEndCapture");
     *(void **)&destroy = ibx_copies_runtime("cudaGraphDestroy");
-    for (unsigned i = 0; i < IBX_CAPTURED; i++) {
-        const uint64_t stream = x->captured[i].stream, id = x->captured[i].id;
-        x->captured[i].stream = x->captured[i].id = graph = 0;
-        if (end_capture && stream && ibx_handles_know(x, IBX_HANDLE_STREAM, stream) &&
-            is_still(x, stream, id))
-            end_capture(stream, &graph);
+    while (take(x, &c)) {
+        uint64_t graph = 0;
+        const bool there = c.stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
+                           ibx_handles_know(x, IBX_HANDLE_STREAM, c.stream);
+        if (end_capture && there && is_still(x, c.stream, c.id))
+            end_capture(c.stream, &graph);
         if (graph && destroy)
             destroy(graph);
+        ibx_handles_let_go(x); /* a request can hold a few only */
     }
-    ibx_handles_let_go(x);
 }
 
 void ibx_captures_end(struct copies *x)
 {
     ibx_captures_ran(x);
-    if (x->captures)
-        end_in_cuda(x);
+    end_in_cuda(x);
+    pthread_mutex_lock(&lock);
     end(x, x->captures);
+    part(x);
+    pthread_mutex_unlock(&lock);
     x->captures_run = CAPTURES_UNUSED;
 }

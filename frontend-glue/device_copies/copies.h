@@ -182,7 +182,12 @@ struct late_copy {
 
 /* The context of a session's hooks. */
 #define IBX_NAMED_STREAMS 32u
-#define IBX_CAPTURED      8u
+
+/* A capture that a session has begun. */
+struct ibx_captured {
+    uint64_t stream; /* 0: a free place */
+    uint64_t id;     /* CUDA's, of the capture; 0: not known */
+};
 
 struct copies {
     struct ibx_session *s;
@@ -219,11 +224,11 @@ struct copies {
 
     struct launch_function functions[LAUNCH_FUNCTIONS];
     struct ibx_functions_user functions_user; /* of clients' functions: ibx_copies_user() */
-    unsigned captures;                        /* begun by this client, and not ended */
-    struct {
-        uint64_t stream; /* 0: a free place */
-        uint64_t id;     /* CUDA's, of the capture; 0: not known */
-    } captured[IBX_CAPTURED];
+    unsigned captures;                        /* begun by this session, and not ended */
+    struct ibx_captured *captured;            /* these: captures.c */
+    unsigned captured_room;                   /* places in it */
+    struct copies *next_capturing;            /* session that has begun some */
+    bool capturing;                           /* it is one of them */
     unsigned whole_captures;                  /* of them: captures.c */
     unsigned blocking_captures;               /* of these, likewise */
     unsigned captures_ended;                  /* what it counts, as noted here last */
@@ -550,6 +555,20 @@ void ibx_client_ends_add(uint64_t client);
 void ibx_client_ends_watch(int process_fd, uint64_t client);
 /* For whom there is no memory: whether more has been given back, for which it waits. */
 bool ibx_client_ends_wait(void);
+
+/* left_work.c */
+
+/* A session's thread ends, of that client: what it has under way in CUDA's stream for it is known
+ * from now on, until it is over. */
+void ibx_left_work_keep(struct copies *x, uint64_t client);
+/* Whether anything of that is under way: the client's; or of what ibx_left_work_so_far() meant. */
+bool ibx_left_work_any(const struct ibx_cuda *cuda, uint64_t client, uint64_t so_far);
+uint64_t ibx_left_work_so_far(void);
+/* The context is gone, with its events; NULL: it is not known which. */
+void ibx_left_work_forget(const void *context);
+/* Whether that context has gone since the former, which one thread at a time calls. */
+void ibx_left_work_watch(const void *context);
+bool ibx_left_work_lost(void);
 
 /* own_reset.c */
 

@@ -185,6 +185,15 @@ bool captures_left()
     const std::uint64_t other = gpu.remote.stream_create(1);
     REQUIRE(!gpu.remote.call("cudaStreamBeginCapture", Body().u64(other).i32(0)) && !apart());
     REQUIRE(!gpu.remote.call("cudaStreamDestroy", Body().u64(other)) && apart());
+    // Also where another thread of the client ends it, or the stream.
+    Client thread(gpu);
+    thread.remote.get_last_error();
+    thread.remote.set_device(0);
+    for (const char *ends : {"cudaStreamEndCapture", "cudaStreamDestroy"}) {
+        const std::uint64_t third = gpu.remote.stream_create(1);
+        REQUIRE(!gpu.remote.call("cudaStreamBeginCapture", Body().u64(third).i32(2)) && !apart());
+        REQUIRE(!thread.remote.call(ends, Body().u64(third)) && apart());
+    }
     return gpu.remote.device_synchronize() == 0;
 }
 

@@ -3,7 +3,7 @@
  * an H200. Captured work is counted and never run. */
 #include "tests/doubles/cuda/internal.h"
 
-#define CAPTURES 8u
+#define CAPTURES 16u
 
 enum { UNSUPPORTED = 900, INVALIDATED = 901, WRONG_THREAD = 908, IMPLICIT = 906 };
 

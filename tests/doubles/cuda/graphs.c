@@ -126,9 +126,17 @@ EXPORT int cudaStreamBeginCapture(void *stream, int mode)
     return returns(0);
 }
 
+/* Others are captured by the double of the driver. */
 EXPORT int cudaStreamEndCapture(void *stream, void **graph)
 {
+    int (*end)(void *stream, void **graph) = NULL;
     pthread_mutex_lock(&mutex);
+    if (stream != capture.stream)
+        *(void **)&end = driver_function("cuStreamEndCapture");
+    if (end) {
+        pthread_mutex_unlock(&mutex);
+        return returns(end(stream, graph));
+    }
     const bool lost = capture.lost;
     if (lost)
         graph_discard(capture.graph);
