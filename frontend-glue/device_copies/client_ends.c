@@ -60,6 +60,7 @@ struct moment {
     void **events;
     size_t count;
     unsigned resets; /* with one the events are gone */
+    uint64_t left;   /* likewise, the last of them */
 };
 
 static void nap(uint64_t *ns)
@@ -108,7 +109,9 @@ static bool put_events(const struct ibx_cuda *cuda, uint64_t client, const void 
     struct handle **streams = ibx_handles_hold_streams(context, &count);
     m->events = streams ? calloc(count + 1, sizeof(void *)) : NULL;
     m->resets = ibx_copies_resets();
-    const bool put = m->events && put_behind(cuda, client, streams, count, m);
+    m->left = ibx_left_work_so_far();
+    const bool put = m->events && !ibx_left_work_any(cuda, client, 0) &&
+                     put_behind(cuda, client, streams, count, m);
     if (put && cuda->stream_query(IBX_CUDA_STREAM_LEGACY) == IBX_CUDA_NOT_READY)
         put_event(cuda, m, IBX_CUDA_STREAM_LEGACY);
     while (!put && m->count)
@@ -144,8 +147,9 @@ static bool look(const struct ibx_cuda *cuda, struct moment *m)
         m->count = 0;
     while (m->count && cuda->event_query(m->events[m->count - 1]) != IBX_CUDA_NOT_READY)
         cuda->event_destroy(m->events[--m->count]);
+    const bool over = !m->count && !ibx_left_work_any(cuda, 0, m->left);
     ibx_clients_give_end();
-    return !m->count;
+    return over;
 }
 
 /* In the context. False: it is broken. */
@@ -195,16 +199,39 @@ static void clear(struct copies *x, const struct ibx_taken *taken, size_t count)
     destroy(stream);
 }
 
-static void give(struct copies *x, uint64_t client, enum ibx_handle_kind kind, const void *context)
+/* Memory that was cleared, which took a while, is given back at a moment of its own: what others
+ * have begun since may wait for calls that cudaFree keeps out. False: it is gone with the context,
+ * or that is broken. */
+static bool wait_again(struct copies *x, uint64_t client, const void *context)
+{
+    do {
+        if (!wait_for_work(x, client, context))
+            return false;
+    } while (!ibx_clients_give_begin());
+    if (!ibx_left_work_lost())
+        return true;
+    ibx_clients_give_end();
+    return false;
+}
+
+/* When it began to give back. */
+static uint64_t give(struct copies *x, uint64_t client, enum ibx_handle_kind kind,
+                     const void *context)
 {
     struct ibx_taken taken[SLICE_MOST];
     const bool waiting = waits(kind);
     if (!ibx_clients_give_begin())
-        return;
+        return ibx_now_ns();
+    ibx_left_work_watch(context);
     const size_t count =
         ibx_handles_take_some(client, kind, context, taken, waiting ? SLICE : SLICE_MOST);
-    if (kind == IBX_HANDLE_MEMORY && count)
+    if (kind == IBX_HANDLE_MEMORY && count) {
         clear(x, taken, count);
+        ibx_clients_give_end();
+        if (!wait_again(x, client, context))
+            return ibx_now_ns();
+    }
+    const uint64_t began = ibx_now_ns();
     if (waiting)
         ibx_frees_begin(x, 0);
     ibx_own_give_back(x, taken, count);
@@ -216,6 +243,7 @@ static void give(struct copies *x, uint64_t client, enum ibx_handle_kind kind, c
     given++;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+    return began;
 }
 
 static void rest(uint64_t began)
@@ -235,9 +263,7 @@ static bool give_there(struct copies *x, uint64_t client, enum ibx_handle_kind k
         return false;
     const int mode = ibx_cuda_capture_relax(x->cuda);
     const bool can = quiet || wait_for_work(x, client, context);
-    const uint64_t began = ibx_now_ns();
-    if (can)
-        give(x, client, kind, context);
+    const uint64_t began = can ? give(x, client, kind, context) : 0;
     ibx_cuda_capture_restore(x->cuda, mode);
     if (context)
         x->cuda->ctx_pop_current(&popped);

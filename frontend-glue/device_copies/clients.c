@@ -31,6 +31,7 @@ struct ibx_client {
     uint64_t number;   /* that no other ever has */
     uint64_t parent;   /* of the client that it was forked from; 0: not known */
     unsigned sessions; /* 0: its process may be there, and come again */
+    uint64_t came;     /* sessions so far */
     int process_fd;    /* readable once its process has ended; -1: this host does not know */
     bool calls;        /* ibx_clients_calls() */
     uint32_t process;  /* 0: not known */
@@ -122,11 +123,14 @@ static void settle(uint64_t number, bool left, struct leftovers has)
 void ibx_clients_leave(struct copies *x)
 {
     ibx_clients_reset_over(x);
+    if (x->client && x->options.mode != IBX_GPU_OFF && ibx_handles_any(x->client->number))
+        ibx_left_work_keep(x, x->client->number);
     pthread_mutex_lock(&lock);
     sessions -= x->joined;
     x->joined = false;
     const struct ibx_client *away = x->client && !--x->client->sessions ? x->client : NULL;
     const uint64_t number = away ? away->number : 0;
+    const uint64_t came = away ? away->came : 0;
     const bool calls = away && away->calls;
     leaving += away != NULL;
     x->client = NULL;
@@ -146,7 +150,10 @@ void ibx_clients_leave(struct copies *x)
     pthread_mutex_lock(&lock);
     if (number) {
         leaving--;
-        settle(number, ibx_session_took_leave(x->s), has);
+        /* Who has come meanwhile, and may have made more, leaves later. */
+        const struct ibx_client *c = find_number(number);
+        if (c && c->came == came)
+            settle(number, ibx_session_took_leave(x->s), has);
     }
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -276,8 +283,10 @@ uint64_t ibx_clients_number(struct copies *x)
     x->client = find(&like);
     if (!x->client)
         x->client = enter(&like, x->s);
-    if (x->client)
+    if (x->client) {
         x->client->sessions++;
+        x->client->came++;
+    }
     pthread_mutex_unlock(&lock);
     return x->client ? x->client->number : 0;
 }

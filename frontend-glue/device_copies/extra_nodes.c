@@ -218,7 +218,10 @@ static int add_allocation(struct extra *e)
     if (ibx_extra_limited(e, "memory of graphs") || !ibx_copies_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     int rc = make_node(e, &p, &a, &node);
-    if (!rc && !note_owner(e, &a))
+    /* Noted as all memory: of before there may be a handle, of another client's, by that address.
+     */
+    if (!rc &&
+        (!note_owner(e, &a) || !ibx_handles_add(e->x, IBX_HANDLE_MEMORY, (uintptr_t)a.address)))
         rc = ibx_extra_no_memory("cudaGraphDestroyNode", node);
     rc = ibx_extra_answer_node(e, rc, &p, node);
     ibx_put_u64(&e->out, (uintptr_t)a.address);

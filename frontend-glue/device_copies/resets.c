@@ -100,5 +100,6 @@ void ibx_copies_lost_context(struct copies *x, int exit_code)
     ibx_ipc_forget(x->taken_context);
     ibx_frees_forget(x->taken_context);
     ibx_slots_forget(x->taken_context);
+    ibx_left_work_forget(x->taken_context);
     pthread_mutex_unlock(&gone.mutex);
 }

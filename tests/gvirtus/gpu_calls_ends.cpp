@@ -264,6 +264,75 @@ bool endless_work(unsigned flags)
     return becomes_true([&] { return Left(gpu).allocations == before.allocations; });
 }
 
+// The same in the stream that CUDA has for each thread, of which there is no handle and which is
+// gone with the thread, with memory of a pool, which is given back without a wait.
+bool endless_work_of_thread()
+{
+    Gpu gpu(resume);
+    Remote &remote = gpu.remote;
+    const std::uint64_t mine = remote.malloc(some), own_stream = 2;
+    std::vector<char> got(some);
+    int begun[2];
+    std::uint64_t theirs = 0;
+    REQUIRE(!pipe(begun));
+    const Left before(gpu);
+    const pid_t pid = leaves(gpu, false, End::killed, [&](Remote &own) {
+        own.get_last_error();
+        own.set_device(0);
+        theirs =
+            own.address("ibxRuntime", number(IBX_EXTRA_MALLOC_ASYNC).u64(some).u64(own_stream));
+        own.hold_stream(own_stream);
+        return theirs &&
+               own.call("cudaLaunchKernel",
+                        kernel(IBX_DOUBLE_KERNEL, 32, own_stream, theirs, mine, some)) == 0 &&
+               write(begun[1], &theirs, sizeof(theirs)) == sizeof(theirs);
+    });
+    REQUIRE(read(begun[0], &theirs, sizeof(theirs)) == sizeof(theirs));
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    for (unsigned i = 0; i < 1000; i++)
+        REQUIRE(remote.peek(theirs, got.data(), 1));
+    REQUIRE(Left(gpu).allocations == before.allocations + 1);
+    remote.hold_stream(0);
+    close(begun[0]);
+    close(begun[1]);
+    return is_as_before(gpu, before);
+}
+
+// A client is killed that captures many streams: nothing stays of it, nor of others.
+bool many_captures()
+{
+    Gpu gpu(resume);
+    const Left before(gpu);
+    const pid_t pid = leaves(gpu, false, End::killed, [&](Remote &own) {
+        REQUIRE(makes(own, 1));
+        for (unsigned i = 0; i < 12; i++) {
+            const std::uint64_t stream = own.stream_create(1);
+            REQUIRE(stream && !own.call("cudaStreamBeginCapture", Body().u64(stream).i32(2)));
+        }
+        return true;
+    });
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    return is_as_before(gpu, before);
+}
+
+// Memory that a graph allocates goes with its client, whoever had that address before.
+bool memory_of_a_graph()
+{
+    Gpu gpu(resume);
+    const Left before(gpu);
+    const pid_t pid = leaves(gpu, false, End::killed, [&](Remote &own) {
+        own.get_last_error();
+        own.set_device(0);
+        const std::uint64_t graph =
+            own.address("ibxRuntime", number(IBX_EXTRA_GRAPH_CREATE).i32(0));
+        Body node = number(IBX_EXTRA_NODE_ALLOC).u64(graph);
+        node.put(static_cast<std::uint16_t>(0));
+        return graph && own.call("ibxRuntime", node.i32(0).u64(some)) == 0;
+    });
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    return is_as_before(gpu, before);
+}
+
 // Memory that another client has opened is that one's when its maker is killed.
 bool opened_by_another()
 {
@@ -309,5 +378,8 @@ void check_calls_ends()
     check("... on another host", [] { return come_again(true); });
     check("a client that is killed beside its endless work", [] { return endless_work(1); });
     check("... in a blocking stream", [] { return endless_work(0); });
+    check("... in the stream of a thread", endless_work_of_thread);
+    check("a client that is killed while it captures many streams", many_captures);
+    check("memory of a graph of a killed client", memory_of_a_graph);
     check("memory of a killed client that another one uses", opened_by_another);
 }

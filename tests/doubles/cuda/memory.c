@@ -358,10 +358,9 @@ EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
 
 EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
 {
-    (void)device;
     *flags = 0;
     *active = 1;
-    return SUCCESS;
+    return device == 0 || device == 1 ? SUCCESS : INVALID_DEVICE;
 }
 
 /* Memory, pinning, events, streams and access to peers belong to the context and are gone with it;

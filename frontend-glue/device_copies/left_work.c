@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Work in streams that CUDA has for each thread. No handle leads to them, and a session's is gone
+ * with its thread; the work goes on. So an event is put behind it as the thread ends, which tells
+ * client_ends.c when it is over.
+ */
+#include "frontend-glue/device_copies/copies.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct left {
+    struct left *next;
+    uint64_t client, number;
+    void *event, *context;
+};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct left *lefts;
+static uint64_t numbers;    /* in the order of their ends; from 1 */
+static pid_t process;       /* whose they are */
+static const void *watched; /* NULL: all contexts */
+static bool lost;           /* it is gone */
+
+static bool has_ended(const struct ibx_cuda *cuda, const struct left *l)
+{
+    void *popped = NULL;
+    if (cuda->ctx_push_current(l->context))
+        return true; /* it is gone */
+    const bool ended = cuda->event_query(l->event) != IBX_CUDA_NOT_READY;
+    if (ended)
+        cuda->event_destroy(l->event);
+    cuda->ctx_pop_current(&popped);
+    return ended;
+}
+
+/* Locked. A parent's are none of this process's. */
+static void drop_ended(const struct ibx_cuda *cuda)
+{
+    if (process != getpid())
+        lefts = NULL;
+    process = getpid();
+    for (struct left **at = &lefts; *at;) {
+        struct left *l = *at;
+        if (has_ended(cuda, l)) {
+            *at = l->next;
+            free(l);
+        } else {
+            at = &l->next;
+        }
+    }
+}
+
+bool ibx_left_work_any(const struct ibx_cuda *cuda, uint64_t client, uint64_t number)
+{
+    pthread_mutex_lock(&lock);
+    drop_ended(cuda);
+    const struct left *l = lefts;
+    while (l && l->client != client && l->number > number)
+        l = l->next;
+    pthread_mutex_unlock(&lock);
+    return l;
+}
+
+uint64_t ibx_left_work_so_far(void)
+{
+    pthread_mutex_lock(&lock);
+    const uint64_t number = numbers;
+    pthread_mutex_unlock(&lock);
+    return number;
+}
+
+static void keep(const struct ibx_cuda *cuda, const struct left *like)
+{
+    struct left *made = malloc(sizeof(*made));
+    if (!made) {
+        cuda->event_destroy(like->event);
+        return;
+    }
+    *made = *like;
+    pthread_mutex_lock(&lock);
+    drop_ended(cuda);
+    made->number = ++numbers;
+    made->next = lefts;
+    lefts = made;
+    pthread_mutex_unlock(&lock);
+}
+
+/* In the thread's context. */
+static void keep_work(const struct ibx_cuda *cuda, uint64_t client)
+{
+    struct left l = {.client = client};
+    void *const own = IBX_CUDA_STREAM_PER_THREAD;
+    int capturing = 0;
+    if (cuda->stream_is_capturing(own, &capturing) || capturing ||
+        cuda->stream_query(own) != IBX_CUDA_NOT_READY || cuda->ctx_get_current(&l.context) ||
+        cuda->event_create(&l.event, IBX_CUDA_EVENT_DISABLE_TIMING))
+        return;
+    if (cuda->event_record(l.event, own))
+        cuda->event_destroy(l.event);
+    else
+        keep(cuda, &l);
+}
+
+/* In a device's context, where that is none that the thread has already been asked for. */
+static void keep_work_of_device(const struct ibx_cuda *cuda, uint64_t client, int device,
+                                const void *asked)
+{
+    void *context = NULL, *popped = NULL;
+    if (cuda->device_primary_ctx_retain(&context, device))
+        return;
+    if (context != asked && !cuda->ctx_push_current(context)) {
+        keep_work(cuda, client);
+        cuda->ctx_pop_current(&popped);
+    }
+    cuda->device_primary_ctx_release(device);
+}
+
+static void keep_all_work(const struct ibx_cuda *cuda, uint64_t client)
+{
+    void *context = NULL;
+    unsigned flags;
+    int active = 0;
+    if (!cuda->ctx_get_current(&context) && context)
+        keep_work(cuda, client);
+    if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
+        !cuda->device_primary_ctx_release)
+        return;
+    for (int i = 0; !cuda->device_primary_ctx_get_state(i, &flags, &active); i++) {
+        if (active)
+            keep_work_of_device(cuda, client, i, context);
+    }
+}
+
+void ibx_left_work_keep(struct copies *x, uint64_t client)
+{
+    if (!ibx_copies_have_cuda(x) || !ibx_clients_give_begin())
+        return;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    keep_all_work(x->cuda, client);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    ibx_clients_give_end();
+}
+
+void ibx_left_work_forget(const void *context)
+{
+    pthread_mutex_lock(&lock);
+    lost = lost || !context || !watched || context == watched;
+    for (struct left **at = &lefts; *at;) {
+        struct left *l = *at;
+        if (!context || l->context == context) {
+            *at = l->next;
+            free(l);
+        } else {
+            at = &l->next;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_left_work_watch(const void *context)
+{
+    pthread_mutex_lock(&lock);
+    watched = context;
+    lost = false;
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_left_work_lost(void)
+{
+    pthread_mutex_lock(&lock);
+    const bool is = lost;
+    pthread_mutex_unlock(&lock);
+    return is;
+}
