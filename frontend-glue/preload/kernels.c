@@ -292,7 +292,7 @@ int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, 
 
 /* Another module may come to lie where this one did. A child that was forked since it was
  * registered has it, too, and asks for its kernels by the same addresses, also when its parent has
- * ended: so the back end keeps it, of both of them, as it does of a process that was killed. */
+ * ended: so the back end keeps it, as it does of a process that was killed. */
 void __cudaUnregisterFatBinary(void **handle)
 {
     __typeof__(&__cudaUnregisterFatBinary) next = NEXT(__cudaUnregisterFatBinary);

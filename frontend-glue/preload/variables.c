@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 struct variable {
     struct variable *next;
@@ -32,6 +33,7 @@ struct module {
 static struct module *modules;
 static atomic_uint resets; /* of devices: then variables may lie elsewhere */
 static atomic_uint forks;  /* of this process, and of those that it was forked from */
+static unsigned birth;     /* of the former, the last one of the latter */
 
 /* NULL: there is no memory. */
 static struct module *module_of(void **handle)
@@ -82,9 +84,22 @@ static void note_fork(void)
     atomic_fetch_add(&forks, 1);
 }
 
+static void note_birth(void)
+{
+    note_fork();
+    birth = atomic_load(&forks);
+}
+
+/* Also those that nobody has waited for. */
+static bool has_children(void)
+{
+    siginfo_t unused;
+    return !waitid(P_ALL, 0, &unused, WEXITED | WNOHANG | WNOWAIT);
+}
+
 __attribute__((constructor)) static void begin(void)
 {
-    pthread_atfork(NULL, note_fork, note_fork);
+    pthread_atfork(NULL, note_fork, note_birth);
 }
 
 bool ibx_frontend_variables_unload(void **handle)
@@ -96,7 +111,8 @@ bool ibx_frontend_variables_unload(void **handle)
     struct module *gone = *at;
     if (gone)
         *at = gone->next;
-    const bool shared = gone && gone->forks != atomic_load(&forks);
+    const bool parents = gone && gone->forks < birth,
+               shared = gone && gone->forks != atomic_load(&forks);
     ibx_frontend_ranges_unlock();
     while (gone && gone->variables) {
         struct variable *v = gone->variables;
@@ -104,7 +120,7 @@ bool ibx_frontend_variables_unload(void **handle)
         free(v);
     }
     free(gone);
-    return shared;
+    return parents || (shared && has_children());
 }
 
 void ibx_frontend_variables_reset(void)

@@ -119,6 +119,37 @@ bool plain()
     return true;
 }
 
+// What a child may still use stays at the back end, and no more.
+bool unloads_and_forks()
+{
+    static void *modules[5][1];
+    int hold[2];
+    char byte;
+    const auto goes = [](void **module) {
+        const std::uint64_t before = stub_unloads();
+        unload(module);
+        return stub_unloads() == before + 1;
+    };
+    for (unsigned i = 0; i < 4; i++)
+        register_kernel(modules[i], &stub_kernel);
+    REQUIRE(pipe(hold) == 0 && goes(modules[0]));
+    const pid_t child = fork();
+    if (!child) {
+        close(hold[1]);
+        const bool parents = !goes(modules[1]);
+        register_kernel(modules[4], &stub_kernel);
+        const bool own = goes(modules[4]);
+        _exit(read(hold[0], &byte, 1) || !parents || !own);
+    }
+    register_kernel(modules[4], &stub_kernel);
+    const bool kept = !goes(modules[2]) && goes(modules[4]);
+    close(hold[0]);
+    close(hold[1]);
+    int status = 1;
+    REQUIRE(waitpid(child, &status, 0) == child && !status);
+    return kept && goes(modules[3]);
+}
+
 struct Variables {
     char *first, *second, *long_one;
 };
@@ -210,5 +241,5 @@ bool not_found()
 bool variables()
 {
     REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
-    return plain() && managed_variables() && not_found();
+    return plain() && unloads_and_forks() && managed_variables() && not_found();
 }

@@ -355,6 +355,18 @@ EXPORTED std::uint64_t stub_launches()
     return launches;
 }
 
+static std::atomic<std::uint64_t> unloads;
+
+EXPORTED std::uint64_t stub_unloads()
+{
+    return unloads;
+}
+
+extern "C" EXPORTED void __cudaUnregisterFatBinary(void **)
+{
+    unloads++;
+}
+
 EXPORTED char stub_kernel = 0;
 
 EXPORTED int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 block, void **arguments,
