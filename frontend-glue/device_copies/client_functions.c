@@ -40,7 +40,7 @@ struct function {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ibx_client_module *modules;
+static struct ibx_client_module *modules; /* that are not gone */
 static struct function *buckets[BUCKETS];
 /* So many names were given. Until there is a module, registrations may be of a form that is not
  * known here, and all addresses stay. */
@@ -58,7 +58,7 @@ static struct ibx_client_module *module_of(const struct ibx_functions_user *user
                                            const char *handle)
 {
     struct ibx_client_module *m = modules;
-    while (m && (atomic_load(&m->gone) || m->client != user->client || m->tenant != user->tenant ||
+    while (m && (m->client != user->client || m->tenant != user->tenant ||
                  strcmp(m->handle, handle) != 0))
         m = m->next;
     return m;
@@ -155,7 +155,7 @@ bool ibx_functions_any(uint64_t client)
 {
     pthread_mutex_lock(&lock);
     const struct ibx_client_module *m = modules;
-    while (m && (m->client != client || atomic_load(&m->gone)))
+    while (m && m->client != client)
         m = m->next;
     pthread_mutex_unlock(&lock);
     return m;
@@ -233,11 +233,21 @@ static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint
     return true;
 }
 
+/* Locked. Nobody looks for it any more. */
+static void unlink_module(const struct ibx_client_module *m)
+{
+    struct ibx_client_module **at = &modules;
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+}
+
 /* Locked, and not while it waits. Whether no request uses it, and none will. */
 static bool end_module(struct ibx_client_module *m)
 {
     const uint64_t deadline = ibx_deadline_in_ms(UNLOAD_MS);
     atomic_store(&m->gone, true);
+    unlink_module(m);
     forget_functions(m);
     while (atomic_load(&m->users) && ibx_now_ns() < deadline) {
         const struct timespec pause = ibx_timespec_of(UINT64_C(1000000));
