@@ -490,16 +490,18 @@ static bool take(struct copies *x, struct ibx_captured *taken)
 
 /* Of a client that has gone nobody else would: as long as a stream is captured, waits for the
  * device fail, and so does work in the legacy stream; nor is anything given back that clients have
- * left. By the thread that has begun them, as CUDA wants. */
+ * left. By the thread that has begun them, as CUDA wants. A client's own session, which has none,
+ * ends in the destructors of GVirtuS's libraries: to look for the runtime there would begin the
+ * client's libcudart once more, and hang. */
 static void end_in_cuda(struct copies *x)
 {
     int (*end_capture)(uint64_t stream, uint64_t * graph) = NULL;
     int (*destroy)(uint64_t graph) = NULL;
     struct ibx_captured c;
-    *(void **)&end_capture = ibx_copies_runtime("cudaStreamEndCapture");
-    *(void **)&destroy = ibx_copies_runtime("cudaGraphDestroy");
     while (take(x, &c)) {
         uint64_t graph = 0;
+        *(void **)&end_capture = ibx_copies_runtime("cudaStreamEndCapture");
+        *(void **)&destroy = ibx_copies_runtime("cudaGraphDestroy");
         const bool there = c.stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
                            ibx_handles_know(x, IBX_HANDLE_STREAM, c.stream);
         if (end_capture && there && is_still(x, c.stream, c.id))
