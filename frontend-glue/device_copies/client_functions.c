@@ -41,6 +41,7 @@ struct function {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_client_module *modules; /* that are not gone */
+static struct ibx_client_module *left;    /* the others, to which launches' caches may point */
 static struct function *buckets[BUCKETS];
 /* So many names were given. Until there is a module, registrations may be of a form that is not
  * known here, and all addresses stay. */
@@ -234,12 +235,14 @@ static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint
 }
 
 /* Locked. Nobody looks for it any more. */
-static void unlink_module(const struct ibx_client_module *m)
+static void unlink_module(struct ibx_client_module *m)
 {
     struct ibx_client_module **at = &modules;
     while (*at != m)
         at = &(*at)->next;
     *at = m->next;
+    m->next = left;
+    left = m;
 }
 
 /* Locked, and not while it waits. Whether no request uses it, and none will. */
