@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <gnu/libc-version.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -97,7 +98,7 @@ static void find_libraries(void)
     backtrace(&frame, 1);
     printed.driver = library_of(ibx_cuda_symbol("cuInit"));
     printed.passed[0] = library_of(&printed);
-    printed.passed[1] = library_with((void (*)(void))fopencookie);
+    printed.passed[1] = library_with((void (*)(void))gnu_get_libc_version);
     printed.passed[2] = library_with((void (*)(void))fputs);
     printed.passed[3] = library_with((void (*)(void))fwrite);
 }
