@@ -16,9 +16,12 @@ if os.environ.get("FAKE_BACK_END") == "dies":
     sys.exit("no GPU to be had")
 with open(sys.argv[1], encoding="ascii") as file:
     port = int(json.load(file)["communicator"][0]["endpoint"]["port"])
-listener = socket.create_server(("127.0.0.1", port))
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(("127.0.0.1", port))
 with open(os.environ["FAKE_PIDS"], "a", encoding="ascii") as pids:
     print(os.getpid(), file=pids)
+listener.listen()  # it may be killed from now on
 while True:
     listener.accept()[0].close()
 """
