@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Clients, what they have made in CUDA, and how it is given back: when they ask for it, when they
+ * reset their device, and when their processes have ended. Part of copies.h.
+ */
+#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_CLIENTS_H
+#define IBX_FRONTEND_GLUE_DEVICE_COPIES_CLIENTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct copies;
+struct ibx_cuda;
+
+/* What has a handle: handles.c. */
+enum ibx_handle_kind {
+    IBX_HANDLE_ARRAY,
+    IBX_HANDLE_POOL,      /* a device's own */
+    IBX_HANDLE_MADE_POOL, /* one that was made */
+    IBX_HANDLE_TEXTURE,
+    IBX_HANDLE_SURFACE,
+    IBX_HANDLE_GRAPH,
+    IBX_HANDLE_NODE,
+    IBX_HANDLE_EXEC,
+    IBX_HANDLE_CONDITION, /* of nodes of a graph */
+    IBX_HANDLE_MEMORY,
+    IBX_HANDLE_STREAM,
+    IBX_HANDLE_EVENT
+};
+
+struct handle;
+#define IBX_HANDLES_HELD 128u /* that one request names at most, with what they belong to */
+
+/* handles.c */
+
+/* A handle of the session's tenant and client, a device's own pool of all. False: no memory. */
+bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* This one, and those below that ask, hold what they find for the request in hand: nobody gives it
+ * back until ibx_handles_let_go(). */
+bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+void ibx_handles_let_go(struct copies *x);
+/* Likewise, but what it finds may be given back meanwhile; and how many streams and events were, by
+ * anybody: until that changes, what was there is. */
+bool ibx_handles_has(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+unsigned ibx_handles_gone_so_far(void);
+/* A graph that goes with another one, of which it is a conditional node's; whether it is. */
+void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other);
+bool ibx_handles_is_within(struct copies *x, uint64_t graph);
+/* What conditional nodes of a graph are made with; it goes with the graph. */
+bool ibx_handles_add_condition(struct copies *x, uint64_t condition, uint64_t graph);
+/* A new node of a graph, or one that CUDA lists; those of a graph that is no more; whether it is
+ * one of it. */
+bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph);
+bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph);
+void ibx_handles_forget_nodes(uint64_t graph);
+bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph);
+/* What can be launched was made of that graph, with so many functions of clients that may need CUDA
+ * to end; these, 0: not known; whether the node was in it then. */
+void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph, unsigned functions);
+unsigned ibx_handles_functions(struct copies *x, uint64_t exec);
+bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node);
+/* The context is gone, and what was in it; NULL: it is not known which. */
+void ibx_handles_forget(const void *context);
+/* GVirtuS's handler is about to give back what has that handle, if it is the tenant's. */
+void ibx_handles_gone(struct copies *x, uint64_t value);
+/* Whether it was there; it is no more. Waits for other requests that hold it; false also if that
+ * takes too long. */
+bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* All of the client's in the thread's context that are given back one by one, in no order; they are
+ * no more. How many; *taken is to be freed. */
+struct ibx_taken {
+    enum ibx_handle_kind kind;
+    uint64_t value;
+    const void *context; /* in which it is; NULL: not known */
+};
+size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken);
+/* Likewise the graphs of a client, of all contexts, and what was made of them to be launched. */
+size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken);
+/* Likewise so many of one kind in one context, at most; how many. In none of these is what another
+ * client has opened, and a request holds: the former is that client's from now on. */
+size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const void *context,
+                             struct ibx_taken *taken, size_t most);
+/* The context of one that can be taken; false: there is none. Whether there are any of the
+ * client's, and such that requests hold. */
+bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **context);
+bool ibx_handles_any(uint64_t client);
+bool ibx_handles_held(uint64_t client);
+/* The session's client uses another one's from now on. False: it is not there, or no memory. */
+bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* All streams in the context, or of no known one, held; NULL: no memory. */
+struct handle **ibx_handles_hold_streams(const void *context, size_t *count);
+uint64_t ibx_handles_value(const struct handle *held);
+uint64_t ibx_handles_client(const struct handle *held);
+void ibx_handles_release(struct handle **held, size_t count);
+
+/* clients.c */
+
+/* The session begins, and ends. The former stays while a client resets the context of all, for a
+ * bounded time. */
+void ibx_clients_join(struct copies *x);
+void ibx_clients_leave(struct copies *x);
+/* It has a queue of functions for graphs (host_work.c), by a session that lasts as long as it: when
+ * its last one ends nobody can launch its graphs any more, and they are given back. */
+void ibx_clients_calls(struct copies *x);
+/* The client's process has ended, if it has no session: what it has made is given back. */
+void ibx_clients_ended(uint64_t number);
+/* Whether there is such a client, or its process may come again. */
+bool ibx_clients_has(uint64_t number);
+/* Whether any client has a session. */
+bool ibx_clients_any(void);
+/* Around calls of CUDA that give back what clients have left: no client resets the context
+ * meanwhile. False: one does that now. */
+bool ibx_clients_give_begin(void);
+void ibx_clients_give_end(void);
+/* A number of the session's client, which no other ever has; 0: there is none, or no memory. */
+uint64_t ibx_clients_number(struct copies *x);
+/* Likewise, once that was called, of the client from which it was forked; 0: not known. */
+uint64_t ibx_clients_parent(const struct copies *x);
+/* Whether the client may reset the context: no other has a session, or something that is still
+ * being given back behind its last one, or the context is broken. If so no session begins until the
+ * reset is over, or has taken too long. */
+bool ibx_clients_reset(struct copies *x);
+void ibx_clients_reset_over(const struct copies *x);
+
+/* client_ends.c */
+
+/* The client's process has ended: what it has made is given back, a little later. */
+void ibx_client_ends_add(uint64_t client);
+/* ibx_clients_ended() is called when that is readable, once at most. */
+void ibx_client_ends_watch(int process_fd, uint64_t client);
+/* For whom there is no memory: whether more has been given back, for which it waits. */
+bool ibx_client_ends_wait(void);
+
+/* left_work.c */
+
+/* A session's thread ends, of that client: what it has under way in CUDA's stream for it is known
+ * from now on, until it is over. */
+void ibx_left_work_keep(struct copies *x, uint64_t client);
+/* Whether anything of that is under way: the client's; or of what ibx_left_work_so_far() meant. */
+bool ibx_left_work_any(const struct ibx_cuda *cuda, uint64_t client, uint64_t so_far);
+uint64_t ibx_left_work_so_far(void);
+/* The context is gone, with its events; NULL: it is not known which. */
+void ibx_left_work_forget(const void *context);
+/* Whether that context has gone since the former, which one thread at a time calls. */
+void ibx_left_work_watch(const void *context);
+bool ibx_left_work_lost(void);
+
+/* own_reset.c */
+
+/* A handler of GVirtuS's makes or ends something: when its name has been read, when all of its
+ * request has, when it has answered. */
+void ibx_made_read(struct copies *x, const char *name);
+void ibx_made_run(struct copies *x);
+void ibx_made_answered(struct copies *x);
+/* cudaDeviceReset: gives back what the client has made. False: the client may reset the context. */
+bool ibx_own_reset(struct copies *x, int *code);
+/* The i-th kind of what is given back one by one, in that order; false: there are not so many. */
+bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind);
+/* Gives back what was taken, in the current context. */
+void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t count);
+/* Gives back the graphs of a client that is no more. */
+void ibx_own_graphs_end(struct copies *x, uint64_t client);
+/* Before x->requests notes what GVirtuS reads: no handler resets the context beside other clients.
+ * A reset that the function above has not let pass becomes a call that is none, if it was asked of
+ * those that come whole: one in pieces could go on when others are there. */
+void ibx_own_reset_guard(struct copies *x, bool asked, uint8_t *bytes, size_t n);
+
+#endif
