@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -126,13 +127,17 @@ int ibx_session_adopt(struct ibx_session *s, struct ibx_conn *conn)
 }
 
 /* A lack of descriptors must not end the server: it is logged, and accepting is tried again. */
-static int accept_connection(struct ibx_session *listening, struct ibx_conn **conn,
+static int accept_connection(struct ibx_session *listening, int cancel, struct ibx_conn **conn,
                              struct ibx_error *err)
 {
     for (;;) {
         struct pollfd wait = {.fd = ibx_listener_fd(listening->listener), .events = POLLIN};
-        if (poll(&wait, 1, -1) < 0 && errno != EINTR)
-            return ibx_error_set(err, -errno, "waiting at %s: %s", listening->uri, strerror(errno));
+        ibx_thread_release_cancel(cancel);
+        const int n = poll(&wait, 1, -1), failed = errno;
+        (void)ibx_thread_hold_cancel();
+        if (n < 0 && failed != EINTR)
+            return ibx_error_set(err, -failed, "waiting at %s: %s", listening->uri,
+                                 strerror(failed));
         struct ibx_error why = {0};
         int rc = ibx_accept(listening->listener, conn, &why);
         if (!rc && !ibx_conn_claimed(*conn))
@@ -171,20 +176,25 @@ static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
     return rc;
 }
 
-/* One client that cannot be served does not end the server. */
+/* One client that cannot be served does not end the server. A thread that is cancelled in its wait
+ * loses nothing; anywhere else it would leave connections, and a lock. */
 int ibx_session_accept(struct ibx_session *listening, struct ibx_session **session,
                        struct ibx_error *err)
 {
     if (listening->state.now != SESSION_LISTENING)
         return ibx_error_set(err, -EINVAL, "no listener is at %s", listening->uri);
+    const int cancel = ibx_thread_hold_cancel();
+    int rc;
     for (;;) {
         struct ibx_conn *conn;
         struct ibx_error why = {0};
-        int rc = accept_connection(listening, &conn, err);
+        rc = accept_connection(listening, cancel, &conn, err);
         if (rc || !welcome(listening, conn, session, &why))
-            return rc;
+            break;
         ibx_log(IBX_LOG_WARN, "%s", why.message);
     }
+    ibx_thread_release_cancel(cancel);
+    return rc;
 }
 
 int ibx_session_connect(struct ibx_session *s, struct ibx_error *err)

@@ -63,7 +63,8 @@ int ibx_session_serve(struct ibx_session *session, struct ibx_error *err);
 const char *ibx_session_uri(const struct ibx_session *session);
 /* Server: blocks until a client asks for a connection. The new session is established by its first
  * read, in whatever thread or forked child that happens; a client that fails authentication is one
- * log line and a read of 0. -EINVAL: the session does not listen; -ENOMEM; an errno of poll(2). */
+ * log line and a read of 0. pthread_cancel(3) ends it between two connections. -EINVAL: the session
+ * does not listen; -ENOMEM; an errno of poll(2). */
 int ibx_session_accept(struct ibx_session *listening, struct ibx_session **session,
                        struct ibx_error *err);
 /* Client: connects and establishes. -EINVAL: the session is in use; -ENOMEM; otherwise as
