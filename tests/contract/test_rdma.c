@@ -346,6 +346,15 @@ static unsigned long long memory_available(void)
     return kib << 10;
 }
 
+/* On a busy host so much is not there within what one wait may take. */
+static void await_long(struct end *end)
+{
+    uint64_t deadline = ibx_deadline_in_ms(3 * contract_patience_ms());
+    while (end->completed < end->posted)
+        end_turn(end, deadline, "a long READ", __FILE__, __LINE__);
+    CHECK(end->failed == 0);
+}
+
 /* The peer's pages between the marks are the zero page. */
 static void over_two_gib(enum side side)
 {
@@ -366,11 +375,7 @@ static void over_two_gib(enum side side)
     }
     memset(bytes, 0xff, mark);
     end_read(&pair->end, mr, bytes, &remote, 0, length, 0);
-    /* On a busy host so much is not there within what one wait may take. */
-    uint64_t deadline = ibx_deadline_in_ms(3 * contract_patience_ms());
-    while (pair->end.completed < pair->end.posted)
-        end_turn(&pair->end, deadline, "the long READ", __FILE__, __LINE__);
-    CHECK(pair->end.failed == 0);
+    await_long(&pair->end);
     for (unsigned i = 0; i < mark_count; i++) {
         CHECK(pattern_check(bytes + marks[i], mark, i, 0) < 0);
         memset(bytes + marks[i], 0, mark);
@@ -381,11 +386,9 @@ static void over_two_gib(enum side side)
     pair_close(pair);
 }
 
-/* Where that is too much memory both sides have a few MiB of it, again and again. Were a length cut
- * to 31 bits, most of them would not arrive, and of an offset others would. */
-static void over_two_gib_repeating(enum side side)
+/* Where that is too much memory both sides have a few MiB of it, again and again. */
+static struct field open_repeating(enum side side)
 {
-    size_t far = ((size_t)1 << 31) + 1, mark = 4096;
     struct field field = {.pair = pair_open(side), .length = OVER_TWO_GIB};
     field.end = &field.pair->end;
     field.remote = pair_ask(field.pair, (struct order){.verb = ORDER_EXPOSE,
@@ -397,18 +400,39 @@ static void over_two_gib_repeating(enum side side)
     field.bytes = pages_map_repeating(field.length, PERIOD);
     pattern_fill(field.bytes, PERIOD, SEED_LOCAL, 0);
     field.mr = end_register(field.end, field.bytes, field.length, IBX_ACCESS_LOCAL);
+    return field;
+}
+
+/* Places behind 2^31 bytes: of an offset cut to 31 bits others would be read and written. */
+static void test_behind_two_gib(void **state)
+{
+    size_t far = ((size_t)1 << 31) + 1, mark = 4096;
+    struct field field = open_repeating(SIDE_OF(state));
     end_write(field.end, field.mr, field.bytes + far, &field.remote, far, mark, 0);
     await_all(&field);
     check_there(&field, 0, far % PERIOD, SEED_REMOTE, 0, "before a far WRITE");
     check_there(&field, far, far + mark, SEED_LOCAL, far % PERIOD, "a far WRITE");
     check_there(&field, far % PERIOD + mark, PERIOD, SEED_REMOTE, far % PERIOD + mark,
                 "after a far WRITE");
-    end_read(field.end, field.mr, field.bytes, &field.remote, 0, field.length, 0);
+    end_read(field.end, field.mr, field.bytes + far - mark, &field.remote, far - mark, 3 * mark, 0);
     await_all(&field);
-    check_here(&field, 0, far % PERIOD, SEED_REMOTE, 0, "before what was written");
+    check_here(&field, 0, far % PERIOD - mark, SEED_LOCAL, 0, "before a far READ");
+    check_here(&field, far - mark, far, SEED_REMOTE, far % PERIOD - mark, "a far READ");
     check_here(&field, far, far + mark, SEED_LOCAL, far % PERIOD, "what was written");
-    check_here(&field, far % PERIOD + mark, PERIOD, SEED_REMOTE, far % PERIOD + mark,
-               "after what was written");
+    check_here(&field, far + mark, far + 2 * mark, SEED_REMOTE, far % PERIOD + mark,
+               "the end of a far READ");
+    check_here(&field, far % PERIOD + 2 * mark, PERIOD, SEED_LOCAL, far % PERIOD + 2 * mark,
+               "after a far READ");
+    close_field(&field);
+}
+
+/* Were a length cut to 31 bits, most of these bytes would not arrive. */
+static void over_two_gib_repeating(enum side side)
+{
+    struct field field = open_repeating(side);
+    end_read(field.end, field.mr, field.bytes, &field.remote, 0, field.length, 0);
+    await_long(field.end);
+    check_here(&field, 0, PERIOD, SEED_REMOTE, 0, "a long READ");
     close_field(&field);
 }
 
@@ -429,6 +453,7 @@ static const struct CMUnitTest tests[] = {
     TEST_BOTH(test_message_after_write_sees_the_bytes),
     TEST_BOTH(test_urgent_before_bulk),
     TEST_BOTH(test_bulk_under_urgent),
+    TEST_BOTH(test_behind_two_gib),
     TEST_BOTH(test_over_two_gib),
 };
 GROUP(group_rdma, "rdma", tests);

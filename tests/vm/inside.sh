@@ -38,7 +38,7 @@ count() {
     if ((bad)); then
         echo "FAILED  $name: $bad failed, exit code $rc"
         # What follows may be other groups of tests.
-        grep -aE '^\[ *(ERROR|LINE|FAILED) *\]' "$log" | head -n 20 | sed 's/^/        /' || true
+        grep -aE -B 3 '^\[ *(ERROR|LINE|FAILED) *\]' "$log" | head -n 40 | sed 's/^/        /' || true
         grep -avE '^\[ *(RUN|OK) *\]' "$log" | tail -n 40 | sed 's/^/        /'
     else
         echo "ok      $name: $good tests"
