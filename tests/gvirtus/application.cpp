@@ -529,6 +529,7 @@ int main(int argc, char **argv)
         {"cancelled-thread", cancelled_thread},
         {"forked", forked},
         {"forked-exit", forked_exit},
+        {"closes-at-exit", closes_at_exit},
         {"killed", killed},
         {"killed-background", killed_background},
         {"pinned", pinned},

@@ -45,6 +45,7 @@ long peak();
 
 // application_ends.cpp
 bool forked_exit();
+bool closes_at_exit();
 bool first_thread_ends();
 bool cancelled_thread();
 bool forked();

@@ -51,6 +51,17 @@ bool forked_exit()
     return said == "handler library stream wide buffered";
 }
 
+// GVirtuS's destructors close the connection, when those of the program's own libraries have run.
+bool closes_at_exit()
+{
+    REQUIRE(device_memory() && cudaDeviceSynchronize() == 0);
+    stub_at_end([] {
+        alarm(20 * patience_times());
+        stub_close();
+    });
+    return true;
+}
+
 // The first thread ends, and the process goes on with others; /proc/self shows little of it then.
 bool first_thread_ends()
 {

@@ -526,6 +526,8 @@ void check_what_the_provider_changes()
     check("a first thread that ends", [] { return run("first-thread-ends", true); });
     check("forked children", [] { return run("forked", true); });
     check("forked children that exit", [] { return run("forked-exit", true); });
+    check("a connection that is closed at the process's end",
+          [] { return run("closes-at-exit", true); });
     check("a back end that is killed", [] { return killed("killed", 6, 7000); });
     check("a back end that is killed in the middle of asynchronous copies",
           [] { return killed("killed-background", 4, 3000); });

@@ -21,8 +21,16 @@ namespace
 
 void (*at_end)();
 
+// dlopen(3) of a library whose destructors have run begins it once more: GVirtuS's front end would
+// connect, and hang.
 [[gnu::constructor]] void begin()
 {
+    static bool begun;
+    if (begun) {
+        std::fputs("libcudart was begun once more\n", stderr);
+        std::_Exit(1);
+    }
+    begun = true;
     stub_log_begin();
 }
 
@@ -496,6 +504,12 @@ EXPORTED std::uint64_t stub_selections()
 EXPORTED void stub_at_end(void (*function)())
 {
     at_end = function;
+}
+
+EXPORTED void stub_close()
+{
+    std::lock_guard<std::mutex> lock(front_ends_lock);
+    front_ends->erase(gettid());
 }
 
 EXPORTED std::uint64_t stub_copies()

@@ -83,6 +83,8 @@ std::uint64_t stub_calls();
 void stub_same_number(pid_t ended);
 // ... a function that its destructor calls ...
 void stub_at_end(void (*function)());
+// ... the end of this thread's connection, as of GVirtuS's destructors ...
+void stub_close();
 // ... and this thread's connection.
 Remote *stub_remote();
 }
