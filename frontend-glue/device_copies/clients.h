@@ -88,6 +88,8 @@ bool ibx_handles_any(uint64_t client);
 bool ibx_handles_held(uint64_t client);
 /* The session's client uses another one's from now on. False: it is not there, or no memory. */
 bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* It uses it no more, once it has said so as often. What was only there for that is given back. */
+void ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* All streams in the context, or of no known one, held; NULL: no memory. */
 struct handle **ibx_handles_hold_streams(const void *context, size_t *count);
 uint64_t ibx_handles_value(const struct handle *held);

@@ -4,8 +4,8 @@
  * end are threads of one process with one context: what one has allocated the others reach by the
  * same address, and CUDA would refuse to open its own handle in the process that made it. So a
  * handle is a random number that is good here alone, for clients of the tenant that asked for it,
- * until the memory is freed or the event destroyed. It is nothing that has to be closed: using
- * either behind that is undefined in CUDA, too.
+ * until the memory is freed or the event destroyed. Using either behind that is undefined in CUDA,
+ * too. What its maker leaves as it ends is there until those have closed it that have opened it.
  */
 #include "frontend-glue/device_copies/extra.h"
 
@@ -18,7 +18,7 @@
 #define SHARED_MAX 4096u /* of a tenant */
 #define NUMBER     16u   /* bytes: the first ones of a handle; the others are zero */
 
-enum kind { MEMORY, EVENT, POOL };
+enum kind { MEMORY, EVENT, POOL }; /* as IPC_CLOSE has it */
 
 struct shared {
     struct shared *next;
@@ -230,6 +230,17 @@ static int open_shared(struct extra *e, enum kind kind, struct shared *found)
     return there ? 0 : CUDA_INVALID_HANDLE;
 }
 
+/* Says so of what it has never opened, too: nothing comes of that. */
+static int close_shared(struct extra *e)
+{
+    const uint8_t kind = ibx_get_u8(&e->in);
+    const uint64_t value = ibx_get_u64(&e->in);
+    if (!whole(e) || kind > POOL)
+        return CUDA_INVALID_VALUE;
+    ibx_handles_close(e->x, handle_kind((enum kind)kind), value);
+    return 0;
+}
+
 /* Memory of a pool, if `pool` is not NULL. */
 static int open_found(struct extra *e, const void *pool)
 {
@@ -294,4 +305,5 @@ const struct extra_call ibx_ipc_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_IPC_POOL] = {"cudaMemPoolCreate", share_pool},
     [IBX_EXTRA_IPC_OPEN_POOL] = {"cudaMemPoolCreate", open_pool},
     [IBX_EXTRA_IPC_OPEN_POINTER] = {"cudaMallocFromPoolAsync", open_pointer},
+    [IBX_EXTRA_IPC_CLOSE] = {"cudaIpcGetMemHandle", close_shared},
 };

@@ -21,18 +21,24 @@
 
 #define HELD_MS 10000u /* that who gives something back waits for those who use it */
 
+struct opener {
+    uint64_t client;
+    unsigned times;
+};
+
 struct handle {
     struct handle *next, **at; /* the list of all */
     enum ibx_handle_kind kind;
     uint64_t value;
-    uint64_t of;     /* of a node, or what was made of one: its graph; 0: not known, or no more */
-    uint64_t number; /* in which order it was made; 0: a node that came by a capture or a clone */
-    uint64_t client; /* whose it is (clients.c); 0: not known */
+    uint64_t of;      /* of a node, or what was made of one: its graph; 0: not known, or no more */
+    uint64_t number;  /* in which order it was made; 0: a node that came by a capture or a clone */
+    uint64_t client;  /* whose it is (clients.c); 0: not known */
+    uint64_t heir_of; /* the client that has made it, and is no more; 0: `client` has made it */
     unsigned functions;              /* of clients, in what can be launched */
     const void *context;             /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant; /* NULL: every tenant's */
     unsigned holders;                /* requests */
-    uint64_t *openers;               /* other clients that have opened it */
+    struct opener *openers;          /* other clients that have opened it */
     unsigned opener_count;
     bool gone; /* it is nowhere; its last holder frees it */
 };
@@ -146,6 +152,7 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
         (*at)->context = context;
         (*at)->client = made->client;
         (*at)->opener_count = 0;
+        (*at)->heir_of = 0;
         (*at)->of = of;
     }
     pthread_mutex_unlock(&lock);
@@ -386,15 +393,17 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
 /* Locked. False: no memory. */
 static bool open_for(struct handle *h, uint64_t client)
 {
-    for (unsigned i = 0; i < h->opener_count; i++) {
-        if (h->openers[i] == client)
-            return true;
+    unsigned i = 0;
+    while (i < h->opener_count && h->openers[i].client != client)
+        i++;
+    if (i == h->opener_count) {
+        struct opener *more = realloc(h->openers, (i + 1) * sizeof(*more));
+        if (!more)
+            return false;
+        h->openers = more;
+        h->openers[h->opener_count++] = (struct opener){.client = client};
     }
-    uint64_t *more = realloc(h->openers, (h->opener_count + 1) * sizeof(*more));
-    if (!more)
-        return false;
-    h->openers = more;
-    h->openers[h->opener_count++] = client;
+    h->openers[i].times++;
     return true;
 }
 
@@ -403,7 +412,8 @@ bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t valu
     const uint64_t client = ibx_clients_number(x);
     pthread_mutex_lock(&lock);
     struct handle *h = find(x, kind, value);
-    const bool done = h && (!client || h->client == client || open_for(h, client));
+    const bool own = h && h->client == client && !h->heir_of;
+    const bool done = h && (!client || own || open_for(h, client));
     pthread_mutex_unlock(&lock);
     return done;
 }
@@ -411,14 +421,42 @@ bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t valu
 /* Locked. Whether it is another client's from now on. */
 static bool passes_on(struct handle *h)
 {
-    while (h->opener_count) {
-        const uint64_t opener = h->openers[--h->opener_count];
+    for (; h->opener_count; h->opener_count--) {
+        const uint64_t opener = h->openers[h->opener_count - 1].client;
         if (opener == h->client || !ibx_clients_has(opener))
             continue;
+        h->heir_of = h->heir_of ? h->heir_of : h->client;
         h->client = opener;
         return true;
     }
     return false;
+}
+
+/* Locked. Whether that was the last time. */
+static bool close_for(struct handle *h, uint64_t client)
+{
+    unsigned i = 0;
+    while (i < h->opener_count && h->openers[i].client != client)
+        i++;
+    if (i == h->opener_count || --h->openers[i].times)
+        return false;
+    h->openers[i] = h->openers[--h->opener_count];
+    return true;
+}
+
+void ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t client = ibx_clients_number(x);
+    uint64_t nobody = 0;
+    pthread_mutex_lock(&lock);
+    struct handle *h = client ? find(x, kind, value) : NULL;
+    if (h && close_for(h, client) && h->client == client && h->heir_of && !passes_on(h))
+        nobody = h->client = h->heir_of;
+    if (nobody)
+        h->heir_of = 0;
+    pthread_mutex_unlock(&lock);
+    if (nobody)
+        ibx_client_ends_add(nobody);
 }
 
 /* What goes with another one, or is nobody's, is not given back by itself. */

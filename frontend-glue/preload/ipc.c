@@ -43,6 +43,17 @@ static bool note(enum opened_kind kind, const void *value)
     return noted;
 }
 
+/* The back end keeps it for us until then. One that does not know this does so until we end. */
+static void tell_closed(enum opened_kind kind, const void *value)
+{
+    struct extra e;
+    int code;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_CLOSE, "cudaIpcCloseMemHandle");
+    ibx_put_u8(&e.body, kind == OPENED_EVENT ? 1 : kind == OPENED_POOL ? 2 : 0);
+    ibx_put_u64(&e.body, (uintptr_t)value);
+    ibx_frontend_extra_try(&e, NULL, 0, &code);
+}
+
 /* Whether it was there. *last: it is no more. */
 static bool forget(enum opened_kind kind, const void *value, bool *last)
 {
@@ -131,7 +142,9 @@ int cudaIpcCloseMemHandle(void *address)
     }
     if (last)
         ibx_frontend_device_memory_gone(address);
-    return ibx_frontend_capturing() ? CUDA_SUCCESS : cudaDeviceSynchronize();
+    const int rc = ibx_frontend_capturing() ? CUDA_SUCCESS : cudaDeviceSynchronize();
+    tell_closed(OPENED_MEMORY, address);
+    return rc;
 }
 
 /* ------------------------------------------------------------------------------------ events */
@@ -173,7 +186,10 @@ int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
 int cudaEventDestroy(void *event)
 {
     bool last;
-    return forget(OPENED_EVENT, event, &last) ? CUDA_SUCCESS : CALL_NEXT(cudaEventDestroy, event);
+    if (!forget(OPENED_EVENT, event, &last))
+        return CALL_NEXT(cudaEventDestroy, event);
+    tell_closed(OPENED_EVENT, event);
+    return CUDA_SUCCESS;
 }
 
 /* ------------------------------------------------------------------- pools, and memory of them */
@@ -186,7 +202,10 @@ bool ibx_frontend_pool_opened(void *pool)
 bool ibx_frontend_pool_closed(const void *pool)
 {
     bool last;
-    return forget(OPENED_POOL, pool, &last);
+    const bool opened = forget(OPENED_POOL, pool, &last);
+    if (opened)
+        tell_closed(OPENED_POOL, pool);
+    return opened;
 }
 
 bool ibx_frontend_pointer_opened(void *memory, size_t n)
@@ -203,6 +222,8 @@ bool ibx_frontend_pointer_closed(const void *memory)
     const bool opened = forget(OPENED_POINTER, memory, &last);
     if (last)
         ibx_frontend_device_memory_gone(memory);
+    if (opened)
+        tell_closed(OPENED_POINTER, memory);
     return opened;
 }
 
@@ -229,6 +250,8 @@ int cudaDeviceReset(void)
     for (struct opened *gone; !rc && ibx_frontend_one_device() && (gone = take_any());) {
         if (gone->kind == OPENED_MEMORY || gone->kind == OPENED_POINTER)
             ibx_frontend_device_memory_gone((void *)gone->value);
+        for (; gone->times; gone->times--)
+            tell_closed(gone->kind, (void *)gone->value);
         free(gone);
     }
     return rc;

@@ -126,6 +126,7 @@ enum ibx_extra {
     IBX_EXTRA_SET_COPY,        /* cudaGraphMemcpyNodeSetParams likewise, and in what is launched */
     IBX_EXTRA_GET_COPY,        /* cudaGraphMemcpyNodeGetParams */
     IBX_EXTRA_PRINTED,         /* what kernels have printed */
+    IBX_EXTRA_IPC_CLOSE,       /* cudaIpcCloseMemHandle, and the like of events and pools */
     IBX_EXTRAS                 /* one more than the last */
 };
 

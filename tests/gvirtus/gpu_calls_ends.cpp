@@ -333,8 +333,9 @@ bool memory_of_a_graph()
     return is_as_before(gpu, before);
 }
 
-// Memory that another client has opened is that one's when its maker is killed.
-bool opened_by_another()
+// Memory that another client has opened is that one's when its maker is killed, and is given back
+// when that one has closed it: before the end or behind it.
+bool opened_by_another(unsigned opens, unsigned closes_before, unsigned closes_behind)
 {
     Gpu gpu(resume);
     Remote &remote = gpu.remote;
@@ -356,13 +357,24 @@ bool opened_by_another()
     REQUIRE(read(shared[0], handle.data(), 64) == 64);
     Body open = number(IBX_EXTRA_IPC_OPEN_MEMORY);
     open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
-    REQUIRE((memory = remote.address("ibxRuntime", open)));
+    for (unsigned i = 0; i < opens; i++)
+        REQUIRE((memory = remote.address("ibxRuntime", open)));
+    Body close_it = number(IBX_EXTRA_IPC_CLOSE);
+    close_it.bytes.push_back(0);
+    close_it.u64(memory);
+    for (unsigned i = 0; i < closes_before; i++)
+        REQUIRE(remote.call("ibxRuntime", close_it) == 0);
     REQUIRE(write(opened[1], &byte, 1) == 1 && result_of(pid) == 128 + SIGKILL);
-    REQUIRE(becomes_true([&] { return Left(gpu).allocations == before.allocations + 1; }));
-    REQUIRE(remote.from_device(got.data(), memory, some) == 0 && got == bytes);
+    const bool stays = closes_before < opens;
+    REQUIRE(becomes_true([&] { return Left(gpu).allocations == before.allocations + stays; }));
+    REQUIRE(!stays || (remote.from_device(got.data(), memory, some) == 0 && got == bytes));
+    for (unsigned i = 0; i < closes_behind; i++)
+        REQUIRE(remote.call("ibxRuntime", close_it) == 0);
     for (int fd : {shared[0], shared[1], opened[0], opened[1]})
         close(fd);
-    return true;
+    if (closes_before + closes_behind < opens)
+        return remote.from_device(got.data(), memory, some) == 0 && got == bytes;
+    return becomes_true([&] { return Left(gpu).allocations == before.allocations; });
 }
 
 } // namespace
@@ -381,5 +393,9 @@ void check_calls_ends()
     check("... in the stream of a thread", endless_work_of_thread);
     check("a client that is killed while it captures many streams", many_captures);
     check("memory of a graph of a killed client", memory_of_a_graph);
-    check("memory of a killed client that another one uses", opened_by_another);
+    check("memory of a killed client that another one uses",
+          [] { return opened_by_another(1, 0, 0); });
+    check("... has used", [] { return opened_by_another(2, 2, 0); });
+    check("... uses for a while", [] { return opened_by_another(2, 1, 1); });
+    check("... uses twice", [] { return opened_by_another(2, 0, 1); });
 }

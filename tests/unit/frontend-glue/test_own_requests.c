@@ -405,6 +405,7 @@ static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_SET_COPY] = "enooc",
     [IBX_EXTRA_GET_COPY] = "n",
     [IBX_EXTRA_PRINTED] = "b",
+    [IBX_EXTRA_IPC_CLOSE] = "bo",
     [IBX_EXTRAS] = "o",
 };
 
