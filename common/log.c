@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/log.h"
 
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
 static _Atomic int current_level = -1;
 static _Atomic bool over_bar;
+static bool of_library;
+static dev_t device; /* of standard error when the library was loaded; zeros: there was none */
+static ino_t inode;
 
 static int level_from_environment(void)
 {
@@ -42,9 +47,37 @@ void ibx_log_over_bar(bool over)
     atomic_store_explicit(&over_bar, over, memory_order_relaxed);
 }
 
+void ibx_log_of_library(void)
+{
+    struct stat now;
+    if (!fstat(STDERR_FILENO, &now)) {
+        device = now.st_dev;
+        inode = now.st_ino;
+    }
+    of_library = true;
+}
+
+static bool is_for_messages(void)
+{
+    struct stat now, out;
+    if (!of_library)
+        return true;
+    if (fstat(STDERR_FILENO, &now))
+        return false;
+    if (now.st_dev == device && now.st_ino == inode)
+        return true;
+    if (fcntl(STDERR_FILENO, F_GETFD) & FD_CLOEXEC)
+        return false;
+    if (S_ISREG(now.st_mode) && fcntl(STDERR_FILENO, F_GETFL) & O_APPEND)
+        return true;
+    if (S_ISFIFO(now.st_mode) || isatty(STDERR_FILENO))
+        return true;
+    return !fstat(STDOUT_FILENO, &out) && out.st_dev == now.st_dev && out.st_ino == now.st_ino;
+}
+
 void ibx_log(enum ibx_log_level level, const char *format, ...)
 {
-    if (!ibx_log_enabled(level))
+    if (!ibx_log_enabled(level) || !is_for_messages())
         return;
     char line[1024];
     const bool over = atomic_load_explicit(&over_bar, memory_order_relaxed);

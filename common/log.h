@@ -16,6 +16,11 @@ void ibx_log(enum ibx_log_level level, const char *format, ...)
 /* While set, each line first erases the terminal's line, where a progress bar may be. */
 void ibx_log_over_bar(bool over);
 bool ibx_log_enabled(enum ibx_log_level level);
+/* Called once as a library is loaded into a program that is not ours, which may close its standard
+ * error and open a file of its own under that number. From then on lines go to the standard error
+ * that there is now; to what comes in its place only where that is meant for it: a terminal, a
+ * pipe, a file opened for appending, or the same as standard output. */
+void ibx_log_of_library(void);
 
 /* Overrides the environment, for tools with --verbose and for tests. */
 void ibx_log_set_level(enum ibx_log_level level);

@@ -278,6 +278,7 @@ Get exported_get_old __asm__("_ZN12Communicator3GetERKSs");
 // call Get earlier: nothing is patched there, and all of the above is initialised statically.
 __attribute__((constructor)) static void begin(int argc, char **argv)
 {
+    ibx_log_of_library();
     Get *const replacements[] = {ibx_classic_get_cxx11, ibx_classic_get_old};
     sole_argument = argc == 2 ? argv[1] : nullptr;
     for (unsigned abi = 0; abi < 2; abi++) {

@@ -83,6 +83,11 @@ using gvirtus::communicators::AddressEndpoint;
 using gvirtus::communicators::Communicator;
 using gvirtus::communicators::Endpoint;
 
+[[gnu::constructor]] void begin()
+{
+    ibx_log_of_library();
+}
+
 // Thrown by Connect and create_communicator only. G3 catches std::string, G5 std::exception.
 class Failure : public std::string, public std::exception
 {

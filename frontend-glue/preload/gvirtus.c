@@ -31,6 +31,7 @@ static void in_child(void)
 
 __attribute__((constructor)) static void begin(void)
 {
+    ibx_log_of_library();
     pthread_atfork(NULL, NULL, in_child);
 }
 

@@ -245,11 +245,12 @@ bool back_end_killed()
     return true;
 }
 
-// What appears on standard error meanwhile.
-std::string said_by(const std::function<void()> &act)
+// What appears on standard error meanwhile, a file opened with these flags.
+std::string said_by(const std::function<void()> &act, int flags = O_APPEND)
 {
     std::string file = folder + "/said", text;
-    int before = dup(STDERR_FILENO), said = open(file.c_str(), O_CREAT | O_RDWR | O_TRUNC, 0600);
+    int before = dup(STDERR_FILENO),
+        said = open(file.c_str(), O_CREAT | O_RDWR | O_TRUNC | flags, 0600);
     dup2(said, STDERR_FILENO);
     act();
     dup2(before, STDERR_FILENO);
@@ -426,6 +427,19 @@ bool keys()
     return true;
 }
 
+// What the program has opened in place of its standard error gets none of our lines.
+bool program_without_standard_error()
+{
+    const auto act = [] {
+        try {
+            connected(1, "rdma.no_such : 1\n");
+        } catch (const std::exception &) {
+        }
+    };
+    REQUIRE(said_by(act).find("no_such") != std::string::npos);
+    return said_by(act, 0).empty();
+}
+
 bool bad_properties()
 {
     REQUIRE(throws_both([&] { connected(1, "rdma.chunk : banana\n"); }, "banana"));
@@ -464,6 +478,7 @@ int main(int argc, char **argv)
     check("no back end there: one sentence, thrown as older and newer GVirtuS do", nobody_there);
     check("keys: right, wrong, missing, readable by others", keys);
     check("bad properties", bad_properties);
+    check("a program that has closed its standard error", program_without_standard_error);
 
     return scene_close();
 }

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Where log lines of a library go: not into what a program has opened in place of its standard
+ * error. Each case is a process of its own. */
+#include "common/log.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+/* Behind the five above. */
+#include <cmocka.h>
+
+enum place { SAME, CLOSED, FILE_OF_ITS_OWN, APPENDED, AS_OUTPUT, A_PIPE, ITS_PIPE, A_SOCKET };
+
+/* What comes to be standard error; where that can be read. -1: nowhere. */
+static int put(enum place place)
+{
+    int ends[2] = {-1, -1};
+    const int made = memfd_create("log", MFD_CLOEXEC);
+    const int file = fcntl(made, F_DUPFD_CLOEXEC, STDERR_FILENO + 1); /* it may be that itself */
+    if (place == A_PIPE || place == ITS_PIPE ? pipe2(ends, O_CLOEXEC | O_NONBLOCK)
+        : place == A_SOCKET
+            ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends)
+            : file < 0)
+        abort();
+    if (place == APPENDED && fcntl(file, F_SETFL, O_APPEND))
+        abort();
+    const int read_end = ends[0] >= 0 ? ends[0] : file, write_end = ends[1] >= 0 ? ends[1] : file;
+    if (place == CLOSED)
+        close(STDERR_FILENO);
+    else
+        dup3(write_end, STDERR_FILENO, place == ITS_PIPE ? O_CLOEXEC : 0);
+    if (place == AS_OUTPUT)
+        dup2(write_end, STDOUT_FILENO);
+    return read_end;
+}
+
+/* Whether a line is written. `begun`: what standard error is when the library is loaded. */
+static bool is_written(bool library, enum place begun, enum place now)
+{
+    const pid_t child = fork();
+    if (!child) {
+        char text[100] = "";
+        int from = put(begun);
+        if (library)
+            ibx_log_of_library();
+        if (now != SAME)
+            from = put(now);
+        ibx_log(IBX_LOG_ERROR, "a line");
+        if (now != A_PIPE && now != ITS_PIPE && now != A_SOCKET)
+            lseek(from, 0, SEEK_SET);
+        _exit(read(from, text, sizeof(text)) > 0);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) <= 1);
+    return WEXITSTATUS(status);
+}
+
+static void test_standard_error(void **state)
+{
+    (void)state;
+    assert_true(is_written(true, FILE_OF_ITS_OWN, SAME));
+    assert_true(is_written(true, FILE_OF_ITS_OWN, APPENDED));
+    assert_true(is_written(true, FILE_OF_ITS_OWN, AS_OUTPUT));
+    assert_true(is_written(true, FILE_OF_ITS_OWN, A_PIPE));
+    assert_true(is_written(true, CLOSED, APPENDED));
+}
+
+static void test_files_of_the_program(void **state)
+{
+    (void)state;
+    assert_false(is_written(true, CLOSED, SAME));
+    for (enum place begun = CLOSED; begun <= FILE_OF_ITS_OWN; begun++) {
+        assert_false(is_written(true, begun, FILE_OF_ITS_OWN));
+        assert_false(is_written(true, begun, ITS_PIPE));
+        assert_false(is_written(true, begun, A_SOCKET));
+    }
+}
+
+static void test_programs_of_ours(void **state)
+{
+    (void)state;
+    assert_true(is_written(false, CLOSED, FILE_OF_ITS_OWN));
+    assert_true(is_written(false, FILE_OF_ITS_OWN, A_SOCKET));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_standard_error),
+        cmocka_unit_test(test_files_of_the_program),
+        cmocka_unit_test(test_programs_of_ours),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
