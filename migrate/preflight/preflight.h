@@ -81,6 +81,8 @@ const char *ibx_preflight_block_job(json_t *event);
  * made, an object; and what of these is another one now. Three commands of 0.3 ms together. */
 int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, uint64_t deadline_ns,
                            struct ibx_error *err);
+/* Asks QEMU for what the next function needs, and does not wait for its answers. */
+void ibx_preflight_since_ask(struct ibx_qmp *qmp, bool disks, uint64_t deadline_ns);
 int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,
                         struct ibx_blockers *blockers, uint64_t deadline_ns, struct ibx_error *err);
 /* Destination: rights to trace QEMU and to make a userfaultfd. */

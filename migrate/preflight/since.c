@@ -10,6 +10,8 @@
 
 #define LAYERS_MAX 256 /* of one disk */
 
+static const char *const folders[] = {"/machine/peripheral", "/machine/peripheral-anon"};
+
 /* ------------------------------------------------------------ what there is */
 
 /* The image that is written to, its size and those behind it: what one answer of QEMU's tells. */
@@ -76,10 +78,8 @@ int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, u
     int rc = found ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a description of the VM");
     if (!rc && disks)
         rc = find_disks(qmp, json_object_get(found, "disks"), deadline_ns, err);
-    if (!rc)
-        rc = find_devices(qmp, "/machine/peripheral", devices, deadline_ns, err);
-    if (!rc)
-        rc = find_devices(qmp, "/machine/peripheral-anon", devices, deadline_ns, err);
+    for (size_t i = 0; !rc && i < sizeof(folders) / sizeof(folders[0]); i++)
+        rc = find_devices(qmp, folders[i], devices, deadline_ns, err);
     if (rc)
         json_decref(found);
     else
@@ -136,6 +136,14 @@ static void compare_devices(json_t *some, const json_t *others, const char *what
                              "again",
                              name, json_string_value(type), what);
     }
+}
+
+void ibx_preflight_since_ask(struct ibx_qmp *qmp, bool disks, uint64_t deadline_ns)
+{
+    if (disks)
+        ibx_qmp_ahead(qmp, "query-block", NULL, deadline_ns);
+    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
+        ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", folders[i]), deadline_ns);
 }
 
 int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,

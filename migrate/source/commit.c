@@ -4,12 +4,32 @@
  * continues here only when the destination reports that it never ran there; after any other failure
  * the source connects again. The journal has been MAY_RUN since before the VM stopped.
  */
+#include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
 #include <string.h>
+
+int ibx_source_check_compared(struct source *s, struct ibx_error *err)
+{
+    struct ibx_blockers blockers = {0};
+    if (!s->link.compared)
+        return 0;
+    int rc = ibx_preflight_since(s->vm.qmp, !s->link.disks_differ, s->link.compared, &blockers,
+                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc && blockers.count)
+        rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
+    return rc;
+}
+
+void ibx_source_compared_ask(struct source *s)
+{
+    if (s->link.compared)
+        ibx_preflight_since_ask(s->vm.qmp, !s->link.disks_differ,
+                                ibx_deadline_in_ms(MIGRATION_QMP_MS));
+}
 
 /* Where libvirt drives, QEMU calls its migration complete and would let anybody continue the VM;
  * the event that says so may still be on its way. */
@@ -31,6 +51,8 @@ static int check_still(struct source *s, struct ibx_error *err)
 int ibx_source_commit(struct source *s, struct ibx_error *err)
 {
     int rc = check_still(s, err);
+    if (!rc) /* until QEMU stopped the VM, somebody may have changed them */
+        rc = ibx_source_check_compared(s, err);
     if (!rc)
         rc = ibx_source_warm_check(s, err);
     if (!rc)

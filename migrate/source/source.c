@@ -336,20 +336,6 @@ static int check_block_users(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* The same, as late as can be: the destination would go on with other devices, or with an image
- * that lacks what the VM has written to another one. */
-static int check_compared(struct source *s, struct ibx_error *err)
-{
-    struct ibx_blockers blockers = {0};
-    if (!s->link.compared)
-        return 0;
-    int rc = ibx_preflight_since(s->vm.qmp, !s->link.disks_differ, s->link.compared, &blockers,
-                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc && blockers.count)
-        rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
-    return rc;
-}
-
 /* From now on it is this migration that QEMU is at, and what fails ends it. */
 static int touch(struct source *s, struct ibx_error *err)
 {
@@ -384,9 +370,10 @@ static int get_ready(struct source *s, struct ibx_error *err)
 /* From here on QEMU stops the VM, unless it refuses that. */
 static int start(struct source *s, struct ibx_error *err)
 {
-    int rc = check_compared(s, err);
+    int rc = ibx_source_check_compared(s, err);
     if (rc)
         return rc;
+    ibx_migration_stop_at("source", "compared");
     rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err) : touch(s, err);
     if (!rc && !source_managed(&s->vm))
         rc = ibx_source_stream_open(&s->stream, s->vm.qmp, err);
@@ -437,6 +424,8 @@ static int end_stream(struct source *s, struct ibx_error *err)
     int rc = ibx_source_stream_end(&s->stream, &s->link.control, s->vm.qmp, err);
     if (!rc && source_managed(&s->vm))
         rc = ibx_source_stream_let_go(&s->stream, err);
+    if (!rc) /* QEMU answers while the destination loads */
+        ibx_source_compared_ask(s);
     return rc;
 }
 

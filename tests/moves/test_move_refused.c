@@ -79,8 +79,8 @@ static void test_block_job_at_the_stop(void)
 static void make_file(char *path, size_t size, const char *name, off_t bytes);
 
 /* Somebody takes a snapshot of a disk after the destination has compared it: what the VM writes
- * from then on would be in an image that the destination does not have. */
-static void test_a_late_snapshot(void)
+ * from then on would be in an image that the destination does not have. Until QEMU stops the VM. */
+static void late_snapshot(const char *state)
 {
     char file[96], over[96], drive[160];
     mover_begin();
@@ -89,13 +89,35 @@ static void test_a_late_snapshot(void)
     snprintf(drive, sizeof(drive), "file=%s,format=raw,if=none,id=d", file);
     pair_start(&(struct vm_options){
         .append = "", .extra = {"-drive", drive, "-device", "virtio-blk-pci,drive=d,addr=5"}});
-    pair_run_to("source:exposing", NULL);
+    pair_run_to(state, NULL);
     vm_do(&vms[0], "blockdev-snapshot-sync",
           json_pack("{s:s,s:s}", "device", "d", "snapshot-file", over));
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
     mover_must_print(&sender, "(1048576 bytes, layers: 2), and the destination has compared ");
     mover_must_print(&sender, over);
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
+static void test_a_late_snapshot(void)
+{
+    late_snapshot("source:exposing");
+    mover_end_all(NULL);
+    late_snapshot("source:compared");
+}
+
+/* QEMU unplugs none while it migrates, but does until then. The destination's would still have it.
+ */
+static void test_a_device_at_the_stop(void)
+{
+    pair_start(&(struct vm_options){
+        .append = "", .extra = {"-device", "qemu-xhci,addr=5", "-device", "usb-tablet,id=old"}});
+    pair_run_to("source:compared", NULL);
+    vm_do(&vms[0], "device_del", json_pack("{s:s}", "id", "old"));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the device old (usb-tablet) has been plugged out since");
     mover_ends(&receiver, 1);
     pair_stayed();
 }
@@ -349,6 +371,7 @@ int main(void)
                                            VM_TEST(test_a_late_block_job),
                                            VM_TEST(test_block_job_at_the_stop),
                                            VM_TEST(test_a_late_snapshot),
+                                           VM_TEST(test_a_device_at_the_stop),
                                            VM_TEST(test_late_devices),
                                            VM_TEST(test_block_export),
                                            VM_TEST(test_a_stale_disk),
