@@ -160,6 +160,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_destination_home_fini(&d->home);
     ibx_destination_unclaim(d);
     ibx_destination_forget_description(d);
+    json_decref(d->compared);
     ibx_destination_watchdog_end(&d->watchdog);
     if (d->options->libvirt) /* of a QEMU that has ended */
         sweep(d, rc != 0);

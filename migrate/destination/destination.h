@@ -257,6 +257,8 @@ struct destination {
     struct destination_home home;
     json_t *description;   /* of this VM, for a HELLO that is about to come; or NULL */
     uint64_t described_ns; /* when that was made */
+    json_t *compared;      /* its devices and disks at that moment; or NULL */
+    bool disks_differ;     /* on purpose */
     bool stays;            /* borrowed: it has all pages, and does not return */
     bool lent;             /* borrowed: the monitor is the return's, and no page is fetched ahead */
     uint64_t watch_ns;     /* borrowed: when to look for who changes guest RAM unseen */
@@ -415,6 +417,12 @@ bool ibx_destination_has_let_go(struct destination *d);
 
 int ibx_destination_check_requests(struct destination *d, struct ibx_error *err);
 void ibx_destination_forget_description(struct destination *d);
+/* Whether this QEMU still has the devices and images that were compared with the source's. Looked
+ * at before guest RAM is watched: QEMU may wait for a page from then on, which comes later. */
+int ibx_destination_check_compared(struct destination *d, struct ibx_error *err);
+/* Asks QEMU for it once more before the source stops a VM that was fetched for long, and does not
+ * wait: the answers are looked at when QEMU has loaded. */
+void ibx_destination_compared_ask(struct destination *d);
 /* Keeps places for the source of a recovered migration. */
 void ibx_destination_expect_recorded(struct destination *d);
 /* The control socket: before a source has come it is named by the process, then by the record,

@@ -116,11 +116,33 @@ static bool described(const struct destination *d)
 
 static int describe(struct destination *d, struct ibx_error *err)
 {
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     ibx_destination_forget_description(d);
-    int rc = ibx_describe(d->qemu.qmp, &d->ram.guest, &d->description,
-                          ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    json_decref(d->compared);
+    d->compared = NULL;
+    /* First: what changes in between is refused, not missed. */
+    int rc = ibx_preflight_compared(d->qemu.qmp, true, &d->compared, deadline, err);
+    if (!rc)
+        rc = ibx_describe(d->qemu.qmp, &d->ram.guest, &d->description, deadline, err);
     d->described_ns = ibx_now_ns();
     return rc;
+}
+
+int ibx_destination_check_compared(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_blockers blockers = {0};
+    if (!d->compared)
+        return 0;
+    int rc = ibx_preflight_since(d->qemu.qmp, !d->disks_differ, d->compared, &blockers,
+                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    return rc || !blockers.count ? rc : ibx_migration_refused("the VM cannot come", &blockers, err);
+}
+
+void ibx_destination_compared_ask(struct destination *d)
+{
+    if (d->compared)
+        ibx_preflight_compared_ask(d->qemu.qmp, !d->disks_differ,
+                                   ibx_deadline_in_ms(MIGRATION_QMP_MS));
 }
 
 /* A source connects while it asks its QEMU what the VM is made of, which takes as long here. */
@@ -247,6 +269,7 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
     d->status.began_ns = ibx_now_ns();
     ibx_migration_note_key(record, request->conn);
     ibx_migration_warn_plain(&d->options->observer, &d->transport, request->conn);
+    d->disks_differ = hello->disks_differ;
     record->borrow = d->ram.borrow = hello->borrow;
     memcpy(record->base, hello->base, sizeof(record->base));
     record->verify = verifies(d, hello);

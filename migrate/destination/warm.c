@@ -172,6 +172,7 @@ int ibx_destination_warm_on_round(struct destination *d, const struct ibx_bytes 
 static int prepare(struct destination *d, struct ibx_error *err)
 {
     const uint64_t from_ns = ibx_now_ns();
+    ibx_destination_compared_ask(d); /* the VM is about to stop there */
     int rc = d->warm.round.kind == IBX_ROUND_STALE ? drop_stale(d, err) : drop(d, err);
     const uint64_t ns = ibx_now_ns() - from_ns;
     if (!rc && d->warm.state.now == WARM_PREPARED)

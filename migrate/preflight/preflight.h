@@ -78,11 +78,11 @@ void ibx_preflight_block_users_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Which job is at work, by this event of QEMU's; NULL: none. The text is the event's. */
 const char *ibx_preflight_block_job(json_t *event);
 /* since.c: which devices have been plugged into a VM, and with `disks` by which images each disk is
- * made, an object; and what of these is another one now. Three commands of 0.3 ms together. */
+ * made, an object; and what of these is another one now. Three commands of 0.3 ms together; the
+ * first function sends them, and does not wait for the answers. */
+void ibx_preflight_compared_ask(struct ibx_qmp *qmp, bool disks, uint64_t deadline_ns);
 int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, uint64_t deadline_ns,
                            struct ibx_error *err);
-/* Asks QEMU for what the next function needs, and does not wait for its answers. */
-void ibx_preflight_since_ask(struct ibx_qmp *qmp, bool disks, uint64_t deadline_ns);
 int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,
                         struct ibx_blockers *blockers, uint64_t deadline_ns, struct ibx_error *err);
 /* Destination: rights to trace QEMU and to make a userfaultfd. */

@@ -70,16 +70,27 @@ static int find_devices(struct ibx_qmp *qmp, const char *path, json_t *devices,
     return 0;
 }
 
+void ibx_preflight_compared_ask(struct ibx_qmp *qmp, bool disks, uint64_t deadline_ns)
+{
+    if (disks)
+        ibx_qmp_ahead(qmp, "query-block", NULL, deadline_ns);
+    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
+        ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", folders[i]), deadline_ns);
+}
+
 int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, uint64_t deadline_ns,
                            struct ibx_error *err)
 {
     json_t *found = json_pack("{s:{}, s:{}}", "disks", "devices");
     json_t *devices = json_object_get(found, "devices");
     int rc = found ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a description of the VM");
+    const uint64_t before = ibx_qmp_ahead_begin(qmp);
+    ibx_preflight_compared_ask(qmp, disks, deadline_ns);
     if (!rc && disks)
         rc = find_disks(qmp, json_object_get(found, "disks"), deadline_ns, err);
     for (size_t i = 0; !rc && i < sizeof(folders) / sizeof(folders[0]); i++)
         rc = find_devices(qmp, folders[i], devices, deadline_ns, err);
+    ibx_qmp_ahead_end(qmp, before);
     if (rc)
         json_decref(found);
     else
@@ -136,14 +147,6 @@ static void compare_devices(json_t *some, const json_t *others, const char *what
                              "again",
                              name, json_string_value(type), what);
     }
-}
-
-void ibx_preflight_since_ask(struct ibx_qmp *qmp, bool disks, uint64_t deadline_ns)
-{
-    if (disks)
-        ibx_qmp_ahead(qmp, "query-block", NULL, deadline_ns);
-    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
-        ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", folders[i]), deadline_ns);
 }
 
 int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,

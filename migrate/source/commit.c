@@ -27,8 +27,8 @@ int ibx_source_check_compared(struct source *s, struct ibx_error *err)
 void ibx_source_compared_ask(struct source *s)
 {
     if (s->link.compared)
-        ibx_preflight_since_ask(s->vm.qmp, !s->link.disks_differ,
-                                ibx_deadline_in_ms(MIGRATION_QMP_MS));
+        ibx_preflight_compared_ask(s->vm.qmp, !s->link.disks_differ,
+                                   ibx_deadline_in_ms(MIGRATION_QMP_MS));
 }
 
 /* Where libvirt drives, QEMU calls its migration complete and would let anybody continue the VM;

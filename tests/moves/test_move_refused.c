@@ -122,6 +122,40 @@ static void test_a_device_at_the_stop(void)
     pair_stayed();
 }
 
+/* The destination's QEMU is another one than was compared: the VM would find a device there that it
+ * does not know, or other contents of its disk. */
+static void changed_there(const char *state, const char *option)
+{
+    char file[96], other[96], drive[160];
+    mover_begin();
+    make_file(file, sizeof(file), "disk", 1 << 20);
+    make_file(other, sizeof(other), "other", 1 << 20);
+    snprintf(drive, sizeof(drive), "file=%s,format=raw,if=none,id=d", file);
+    pair_start(&(struct vm_options){.append = "",
+                                    .extra = {"-device", "qemu-xhci,addr=5", "-drive", drive,
+                                              "-device", "ide-cd,bus=ide.0,drive=d,id=cd"}});
+    mover_stop_next(state);
+    pair_receive(NULL);
+    pair_send((const char *[]){option, NULL});
+    mover_await_stop(&receiver);
+    vm_do(&vms[1], "device_add", json_pack("{s:s,s:s}", "driver", "usb-kbd", "id", "new"));
+    vm_do(&vms[1], "blockdev-change-medium",
+          json_pack("{s:s,s:s,s:s}", "id", "cd", "filename", other, "format", "raw"));
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&receiver, 1);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the device new (usb-kbd) has been plugged in since");
+    mover_must_print(&sender, "the image of the disk cd is ");
+    pair_stayed();
+}
+
+static void test_a_change_at_the_destination(void)
+{
+    changed_there("destination:joining", NULL);
+    mover_end_all(NULL);
+    changed_there("destination:ready", "--warm");
+}
+
 /* What has been taken from the VM since is not there at the destination, and what it has got is. */
 static void test_late_devices(void)
 {
@@ -372,6 +406,7 @@ int main(void)
                                            VM_TEST(test_block_job_at_the_stop),
                                            VM_TEST(test_a_late_snapshot),
                                            VM_TEST(test_a_device_at_the_stop),
+                                           VM_TEST(test_a_change_at_the_destination),
                                            VM_TEST(test_late_devices),
                                            VM_TEST(test_block_export),
                                            VM_TEST(test_a_stale_disk),
