@@ -167,8 +167,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_destination_digests_restart(d);
     ibx_destination_qemu_fini(&d->qemu);
     ibx_migration_signals_close(&d->signals);
-    if (d->lock_fd >= 0)
-        close(d->lock_fd);
+    ibx_journal_unlock(d->options->folder, &last->record, d->lock_fd);
     free(d);
     return rc;
 }

@@ -301,6 +301,9 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
  * process. -EBUSY names the process that holds it. */
 int ibx_journal_lock(const char *folder, const struct ibx_record *record, int *fd,
                      struct ibx_error *err);
+/* Closes it; -1: there is none. The file of a record that was never written goes, too: nobody would
+ * find it. */
+void ibx_journal_unlock(const char *folder, const struct ibx_record *record, int fd);
 /* The start time of a process, as in pid_started; 0: there is none, or it is a zombie. */
 uint64_t ibx_process_started(pid_t pid);
 /* The QEMU of the record lives, for certain; see ibx_journal_qemu_gone(). */

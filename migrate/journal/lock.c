@@ -105,6 +105,17 @@ int ibx_journal_lock(const char *folder, const struct ibx_record *record, int *f
     return rc == -EAGAIN ? ibx_error_set(err, -EBUSY, "lock %s is removed all the time", path) : rc;
 }
 
+void ibx_journal_unlock(const char *folder, const struct ibx_record *record, int fd)
+{
+    char path[PATH_MAX];
+    if (fd < 0)
+        return;
+    ibx_journal_path(folder, record, ".lock", path, sizeof(path));
+    if (!record->written_s)
+        unlink(path);
+    close(fd);
+}
+
 /* ------------------------------------------------------------ memory that a VM left */
 
 int ibx_journal_lock_base(const char *folder, const struct ibx_record *record, int *fd,

@@ -378,8 +378,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     if (s->state.now == SOURCE_STRANDED)
         ibx_watchdog_leave(&s->vm.watchdog);
     ibx_watchdog_release(&s->vm.watchdog);
-    if (s->lock_fd >= 0)
-        close(s->lock_fd);
+    ibx_journal_unlock(s->options->folder, &last->record, s->lock_fd);
     free(s);
     return rc;
 }

@@ -493,6 +493,23 @@ static void home_is_noted_by_its_own_file(NO_STATE)
     }
 }
 
+/* The lock of a migration whose first record could not be written goes with its tool. */
+static void a_lock_without_a_record(NO_STATE)
+{
+    struct ibx_record r = sample(true, 8);
+    char path[PATH_MAX];
+    int fd;
+    ibx_journal_path(folder, &r, ".lock", path, sizeof(path));
+    assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), 0);
+    ibx_journal_unlock(folder, &r, fd);
+    assert_int_equal(access(path, F_OK), -1);
+    assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), 0);
+    assert_int_equal(write_record(&r), 0);
+    ibx_journal_unlock(folder, &r, fd);
+    assert_int_equal(access(path, F_OK), 0);
+    ibx_journal_unlock(folder, &r, -1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -512,6 +529,7 @@ int main(void)
         TEST(processes_are_told_apart),
         TEST(folders_of_run_are_known),
         TEST(home_is_noted_by_its_own_file),
+        TEST(a_lock_without_a_record),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
