@@ -14,6 +14,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -28,6 +29,8 @@
 #define SOCKET_NAME_MAX 64u   /* an address has 108 bytes, with the folder's descriptor */
 #define MESSAGE_MS      10000 /* in which Firecracker sends it, after connect(2) */
 #define FDS_MAX         8     /* taken from one message, to be closed */
+#define LOCK_MS         5000  /* for another one that begins there, too */
+#define LOCK_STEP_MS    2
 
 /* ------------------------------------------------------------ listening */
 
@@ -129,13 +132,26 @@ static int give_to_peer(const struct ibx_firecracker_config *config, int folder,
               : 0;
 }
 
-int ibx_firecracker_listen(const struct ibx_firecracker_config *config, int *listener,
-                           struct ibx_error *err)
+/* Of two of these that begin at once one must not remove, or replace, what the other has made since
+ * it looked. Until it is closed; -1: somebody keeps it, or it cannot be locked. */
+static int lock_folder(int folder)
 {
-    const char *name;
-    int folder = folder_open(config, &name, err);
-    if (folder < 0)
-        return folder;
+    const uint64_t deadline = ibx_deadline_in_ms(LOCK_MS);
+    const int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB)) {
+        if (errno != EWOULDBLOCK || ibx_now_ns() >= deadline) {
+            close(fd);
+            return -1;
+        }
+        poll(NULL, 0, LOCK_STEP_MS);
+    }
+    return fd;
+}
+
+/* A socket that listens, under the name; or an error. */
+static int listen_at(const struct ibx_firecracker_config *config, int folder, const char *name,
+                     struct ibx_error *err)
+{
     int rc = stale_remove(config, folder, name, err);
     int fd = rc ? -1 : socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     char fresh[NAME_MAX + 1];
@@ -153,12 +169,29 @@ int ibx_firecracker_listen(const struct ibx_firecracker_config *config, int *lis
         if (rc)
             unlinkat(folder, fresh, 0);
     }
-    close(folder);
     if (rc && fd >= 0)
         close(fd);
-    else if (!rc)
-        *listener = fd;
-    return rc;
+    return rc ? rc : fd;
+}
+
+int ibx_firecracker_listen(const struct ibx_firecracker_config *config, int *listener,
+                           struct ibx_error *err)
+{
+    const char *name;
+    int folder = folder_open(config, &name, err);
+    if (folder < 0)
+        return folder;
+    const int lock = lock_folder(folder);
+    int fd = listen_at(config, folder, name, err);
+    if (lock >= 0) {
+        flock(lock, LOCK_UN); /* a child that was forked meanwhile has the descriptor, too */
+        close(lock);
+    }
+    close(folder);
+    if (fd < 0)
+        return fd;
+    *listener = fd;
+    return 0;
 }
 
 void ibx_firecracker_unlisten(const struct ibx_firecracker_config *config, int listener)

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Firecracker's message, and the file of a working set. */
 #include "migrate/firecracker/firecracker.h"
+#include "migrate/firecracker/internal.h"
 #include "tests/scenes/unit.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -216,6 +219,56 @@ static void test_a_file_is_replaced_as_a_whole(NO_STATE)
     unlink(path);
 }
 
+/* ---------------------------------------------------------------- the socket */
+
+#define SERVERS 3
+#define ROUNDS  40
+
+static struct ibx_firecracker_config config;
+static pthread_barrier_t all_begin;
+
+/* The listener, or an error. */
+static void *begin(void *argument)
+{
+    int *listener = argument;
+    struct ibx_error why;
+    pthread_barrier_wait(&all_begin);
+    int rc = ibx_firecracker_listen(&config, listener, &why);
+    if (rc)
+        *listener = rc;
+    return NULL;
+}
+
+/* Several begin at once where a dead one has left its socket: one of them has the name, and keeps
+ * it. */
+static void test_one_server_at_a_socket_that_is_left(NO_STATE)
+{
+    char folder[] = "/tmp/ibx-test-servers-XXXXXX", path[64];
+    pthread_t threads[SERVERS];
+    int listeners[SERVERS];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/socket", folder);
+    config = (struct ibx_firecracker_config){.socket = path, .peer = geteuid()};
+    assert_int_equal(pthread_barrier_init(&all_begin, NULL, SERVERS), 0);
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        unsigned count = 0;
+        for (unsigned i = 0; i < SERVERS; i++)
+            assert_int_equal(pthread_create(&threads[i], NULL, begin, &listeners[i]), 0);
+        for (unsigned i = 0; i < SERVERS; i++)
+            pthread_join(threads[i], NULL);
+        for (unsigned i = 0; i < SERVERS; i++) {
+            assert_true(listeners[i] >= 0 || listeners[i] == -EADDRINUSE);
+            count += listeners[i] >= 0;
+            if (listeners[i] >= 0)
+                close(listeners[i]); /* and the file is left */
+        }
+        assert_int_equal(count, 1);
+    }
+    pthread_barrier_destroy(&all_begin);
+    unlink(path);
+    rmdir(folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -229,6 +282,7 @@ int main(void)
         cmocka_unit_test(test_pages_beyond_the_memory_are_refused),
         cmocka_unit_test(test_a_damaged_working_set_is_refused),
         cmocka_unit_test(test_a_file_is_replaced_as_a_whole),
+        cmocka_unit_test(test_one_server_at_a_socket_that_is_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
