@@ -355,7 +355,8 @@ static int add(struct snapshot_children *c, const struct snapshot_child *child, 
         return ibx_error_set(err, -ENOMEM, "no memory for a child");
     *m = (struct member){.children = c, .child = *child, .uffd = -1, .pidfd = -1};
     int rc = take_descriptors(m, err);
-    if (!rc && !known)
+    const bool writes = !rc && !known;
+    if (writes)
         rc = record_write(c, child, err);
     if (!rc) {
         pthread_mutex_lock(&c->lock);
@@ -371,6 +372,8 @@ static int add(struct snapshot_children *c, const struct snapshot_child *child, 
     }
     if (!rc)
         return 0;
+    if (writes) /* it is refused, and nobody after this process has to look for it */
+        record_remove(c, child->pid);
     if (m->uffd >= 0)
         close(m->uffd);
     if (m->pidfd >= 0)

@@ -207,6 +207,25 @@ static int save_state(struct freezing *f, struct ibx_error *err)
 
 /* ------------------------------------------------------------ RAM */
 
+static int put(int fd, const uint8_t *bytes, uint64_t length, uint64_t at, const char *what,
+               struct ibx_error *err)
+{
+    while (length) {
+        const ssize_t n = pwrite(fd, bytes, (size_t)length, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return ibx_error_set(err, n ? -errno : -EIO,
+                                 "%s cannot be written into the snapshot: %s; free space there, or "
+                                 "choose another folder",
+                                 what, n ? strerror(errno) : "no byte was taken");
+        bytes += n;
+        at += (uint64_t)n;
+        length -= (uint64_t)n;
+    }
+    return 0;
+}
+
 /* Runs of pages that hold something, of [from, end). */
 static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd,
                     struct ibx_error *err)
@@ -218,15 +237,10 @@ static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd,
         for (to = from;
              to < end && to - from < (1u << 20) && !ibx_snapshot_page_is_zero(memory + to);)
             to += IBX_SNAPSHOT_PAGE;
-        while (from < to) {
-            const ssize_t n = pwrite(fd, memory + from, (size_t)(to - from), (off_t)from);
-            if (n <= 0)
-                return ibx_error_set(err, n ? -errno : -EIO,
-                                     "guest RAM cannot be written into the snapshot: %s; free "
-                                     "space there, or choose another folder",
-                                     n ? strerror(errno) : "no byte was taken");
-            from += (uint64_t)n;
-        }
+        int rc = put(fd, memory + from, to - from, from, "guest RAM", err);
+        if (rc)
+            return rc;
+        from = to;
     }
     return 0;
 }
@@ -266,12 +280,8 @@ static int fill_folder(struct freezing *f, struct ibx_error *err)
         return rc;
     for (unsigned i = 0; !rc && i < m->ram_count; i++)
         rc = copy_block(f, i, err);
-    if (!rc &&
-        pwrite(f->folder.fds[m->ram_count], f->state, f->state_bytes, 0) != (ssize_t)f->state_bytes)
-        rc = ibx_error_set(err, errno ? -errno : -EIO,
-                           "the device state cannot be written into the snapshot: %s; free space "
-                           "there, or choose another folder",
-                           strerror(errno));
+    if (!rc)
+        rc = put(f->folder.fds[m->ram_count], f->state, f->state_bytes, 0, "the device state", err);
     return rc ? ibx_error_prefix(err, rc, "%s", f->folder.path) : 0;
 }
 
