@@ -269,7 +269,7 @@ void ibx_snapshot_child_limit(int fd);
 #define SNAPSHOT_CARD_NAME 64u
 #define SNAPSHOT_CARD_MAC  24u
 
-/* Network cards of a child with a MAC that its parent has not. */
+/* Network cards of a child with a MAC that its parent has not there. */
 struct snapshot_network {
     unsigned count;
     struct snapshot_card {
@@ -279,9 +279,9 @@ struct snapshot_network {
     } cards[SNAPSHOT_CARDS];
 };
 
-/* Before the state is loaded. `parent` is its description; cards that QEMU can say nothing of are
- * reasons against it. */
-int ibx_snapshot_network_find(struct ibx_qmp *qmp, const json_t *parent,
+/* Before the state is loaded. `parent` and `child` are descriptions; cards that QEMU can say
+ * nothing of are reasons against it. */
+int ibx_snapshot_network_find(struct ibx_qmp *qmp, const json_t *parent, const json_t *child,
                               struct snapshot_network *network, struct ibx_blockers *blockers,
                               struct ibx_error *err);
 /* All of them; once before the state is loaded, and once when it is. */

@@ -100,12 +100,16 @@ static int compare(struct cloning *c, struct ibx_blockers *blockers, struct ibx_
     json_t *own, *theirs = json_deep_copy(c->folder.manifest.description);
     int rc = theirs ? ibx_describe(c->qmp, &c->ram, &own, ibx_deadline_in_ms(MIGRATION_QMP_MS), err)
                     : ibx_error_set(err, -ENOMEM, "no memory for a description");
-    if (!rc) {
-        drop_identity(own);
-        drop_identity(theirs);
-        ibx_compare(theirs, own, a->major == b->major && a->minor == b->minor, true, blockers);
-        json_decref(own);
+    if (rc) {
+        json_decref(theirs);
+        return rc;
     }
+    if (!c->config->parent_mac)
+        rc = ibx_snapshot_network_find(c->qmp, theirs, own, &c->network, blockers, err);
+    drop_identity(own);
+    drop_identity(theirs);
+    ibx_compare(theirs, own, a->major == b->major && a->minor == b->minor, true, blockers);
+    json_decref(own);
     json_decref(theirs);
     return rc;
 }
@@ -178,9 +182,6 @@ static int check(struct cloning *c, struct ibx_error *err)
     json_decref(migration);
     if (!rc) /* they would reach other memory than its vCPUs */
         rc = ibx_preflight_devices(c->qmp, blockers, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc && !c->config->parent_mac)
-        rc = ibx_snapshot_network_find(c->qmp, c->folder.manifest.description, &c->network,
-                                       blockers, err);
     if (c->folder.manifest.complete) {
         ibx_snapshot_holes_find(&c->folder, &c->holes);
         ibx_snapshot_holes_room(&c->folder, &c->holes, blockers);

@@ -23,17 +23,28 @@
 
 /* ------------------------------------------------------------ which */
 
-static bool parent_has(const json_t *description, const char *mac)
+/* The device with this MAC from *from on; NULL: none. */
+static const json_t *card_with(const json_t *description, const char *mac, size_t *from)
 {
-    json_t *device;
-    size_t i;
-    json_array_foreach(json_object_get(description, "devices"), i, device)
-    {
-        const char *theirs =
+    const json_t *devices = json_object_get(description, "devices");
+    while (*from < json_array_size(devices)) {
+        const json_t *device = json_array_get(devices, (*from)++);
+        const char *has =
             json_string_value(json_object_get(json_object_get(device, "properties"), "mac"));
-        if (theirs && !strcasecmp(theirs, mac))
-            return true;
+        if (has && !strcasecmp(has, mac))
+            return device;
     }
+    return NULL;
+}
+
+/* In the same place: of two cards each may name the MAC of the other one. */
+static bool parent_has(const json_t *parent, const json_t *child, const char *mac)
+{
+    size_t next = 0, first = 0;
+    const json_t *own = card_with(child, mac, &first), *theirs;
+    while ((theirs = card_with(parent, mac, &next)))
+        if (!own || json_equal(json_object_get(own, "at"), json_object_get(theirs, "at")))
+            return true;
     return false;
 }
 
@@ -68,7 +79,7 @@ static bool is_known(const struct snapshot_network *network, const char *card)
 /* A line with a card, and one with its back end; further queues of one have its name. Behind a hub
  * a card is one of several ports, in a line that begins as that of a back end. */
 static void take_card(struct snapshot_network *network, const char *line, const char *next,
-                      const json_t *parent, struct ibx_blockers *blockers)
+                      const json_t *parent, const json_t *child, struct ibx_blockers *blockers)
 {
     static const char nic[] = "type=nic,model=", peer[] = " \\ ";
     const size_t length = strcspn(line, "\r\n"), mark = sizeof(peer) - 1;
@@ -76,7 +87,7 @@ static void take_card(struct snapshot_network *network, const char *line, const 
     const char *model = memmem(line, length, nic, sizeof(nic) - 1);
     const bool port = !strncmp(line, peer, mark), peered = !strncmp(next, peer, mark);
     mac_of(line, length, card.mac);
-    if (!model || !(port || peered) || !*card.mac || parent_has(parent, card.mac))
+    if (!model || !(port || peered) || !*card.mac || parent_has(parent, child, card.mac))
         return;
     if (port || !name_of(line, card.name) || !name_of(next + mark, card.back_end)) {
         ibx_blockers_add(blockers,
@@ -102,7 +113,7 @@ static void take_card(struct snapshot_network *network, const char *line, const 
         network->cards[network->count++] = card;
 }
 
-int ibx_snapshot_network_find(struct ibx_qmp *qmp, const json_t *parent,
+int ibx_snapshot_network_find(struct ibx_qmp *qmp, const json_t *parent, const json_t *child,
                               struct snapshot_network *network, struct ibx_blockers *blockers,
                               struct ibx_error *err)
 {
@@ -116,7 +127,7 @@ int ibx_snapshot_network_find(struct ibx_qmp *qmp, const json_t *parent,
     while (line && *line) {
         const char *next = line + strcspn(line, "\n");
         next += *next == '\n';
-        take_card(network, line, next, parent, blockers);
+        take_card(network, line, next, parent, child, blockers);
         line = next;
     }
     json_decref(text);

@@ -209,6 +209,35 @@ static void test_started_and_does_not_act(void)
     assert_int_equal(kill(started, 0), 0);
 }
 
+/* Each of two cards names the MAC that the other one has in the parent. */
+static void test_two_macs_swapped(void)
+{
+    static const char *const macs[] = {PARENT_MAC, CHILD_MAC};
+    char network[2][2][400], cards[2][2][200];
+    mover_begin();
+    for (unsigned i = 0; i < 2; i++) {
+        struct vm *vm = i ? &children[0] : &vms[0];
+        for (unsigned k = 0; k < 2; k++) {
+            snprintf(network[i][k], sizeof(network[i][k]), "user,restrict=on,id=n%u", k);
+            snprintf(cards[i][k], sizeof(cards[i][k]),
+                     "virtio-net-pci,id=net%u,netdev=n%u,addr=%u,romfile=,mac=%s", k, k, 6 + k,
+                     macs[i ^ k]);
+        }
+        vm_start(vm,
+                 &(struct vm_options){.append = "",
+                                      .ram = i ? PRIVATE : NULL,
+                                      .incoming = i,
+                                      .extra = {"-netdev", network[i][0], "-device", cards[i][0],
+                                                "-netdev", network[i][1], "-device", cards[i][1]}});
+        snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+        if (!i)
+            MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool);
+    }
+    struct mover *done =
+        MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool, "--mac-wait", "1");
+    mover_must_print(done, "is a child and runs: the guest has not taken the MAC ");
+}
+
 static void test_parent_mac(void)
 {
     freeze_with_network();
@@ -298,6 +327,7 @@ int main(void)
         VM_TEST(test_mac_of_its_own),
         VM_TEST(test_guest_that_does_not_act),
         VM_TEST(test_started_and_does_not_act),
+        VM_TEST(test_two_macs_swapped),
         VM_TEST(test_parent_mac),
         VM_TEST(test_other_card),
         VM_TEST(test_behind_a_hub),
