@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define GATHERED_MAX (16u << 10) /* bytes: longer copies are worth a message of their own */
+#define PIECE        1024u       /* bytes: of writes, which no path makes a payload of */
 
 /* The request in hand, if any, was answered, and all of its reply was read. */
 static bool is_between(const struct ibx_pipeline *p)
@@ -41,6 +42,22 @@ static bool stage(struct ibx_pipeline *p, const struct ibx_pipeline_request *cal
     ibx_put_bytes(&w, call->body, call->n);
     p->staged_length = w.failed ? 0 : w.length;
     return !w.failed;
+}
+
+/* One of our own that is too long for that: as GVirtuS would write it, but in pieces of messages.
+ */
+static void send_long(struct ibx_pipeline *p, const struct ibx_pipeline_request *call, size_t name)
+{
+    uint8_t length[8];
+    struct ibx_writer w = ibx_writer_of(length, sizeof(length));
+    ibx_put_u64(&w, call->n);
+    ibx_pipeline_write(p, call->name, name);
+    ibx_pipeline_write(p, length, sizeof(length));
+    for (size_t at = 0, n; at < call->n; at += n) {
+        n = call->n - at < PIECE ? call->n - at : PIECE;
+        ibx_pipeline_write(p, (const uint8_t *)call->body + at, n);
+    }
+    ibx_pipeline_sync(p);
 }
 
 /* As GVirtuS reads a reply: of a connection that breaks, too. */
@@ -86,13 +103,18 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
         return -ENOTCONN;
     if (p->state.now != REQUEST_STAGING)
         ibx_state_move(&p->state, REQUEST_STAGING);
-    if (!stage(p, call, name))
+    const bool staged = stage(p, call, name);
+    if (!staged && !ours)
         return -ENOTCONN;
-    p->call = known;
-    p->unseen = call->unseen;
-    ibx_answer_or_send(p, p->staged + name + 8, call->n);
-    if (p->state.now == REQUEST_WAITING)
-        ibx_pipeline_sync(p);
+    if (staged) {
+        p->call = known;
+        p->unseen = call->unseen;
+        ibx_answer_or_send(p, p->staged + name + 8, call->n);
+        if (p->state.now == REQUEST_WAITING)
+            ibx_pipeline_sync(p);
+    } else {
+        send_long(p, call, name);
+    }
     *exit_code = take_reply(p, call);
     return 0;
 }

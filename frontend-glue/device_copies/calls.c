@@ -267,7 +267,8 @@ static int launch(struct copies *x, const struct ibx_request *q)
 {
     if (!ibx_copies_captures() && !ibx_copies_launch(x, q->body, (size_t)q->length))
         return 0;
-    return ibx_copies_launch_known(x, q->body, (size_t)q->length) ? PASSES : no_function();
+    const int code = ibx_copies_launch_check(x, q->body, (size_t)q->length);
+    return code == INVALID_FUNCTION ? no_function() : code ? code : PASSES;
 }
 
 static int run_extra(struct copies *x, const struct ibx_request *q, struct arguments *a)

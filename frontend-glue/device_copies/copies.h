@@ -8,6 +8,7 @@
 #include "frontend-glue/device_copies/device_copies.h"
 #include "frontend-glue/device_copies/tenants.h"
 #include "frontend-glue/session/calls.h"
+#include "frontend-glue/session/extra.h"
 #include "frontend-glue/session/hooks.h"
 #include "gpudirect/gpudirect.h"
 
@@ -205,6 +206,9 @@ struct copies {
     uint32_t arrived;             /* a bit for each READ or WRITE that is over, by cookie - 1 */
 
     struct launch_function functions[LAUNCH_FUNCTIONS];
+    /* Arguments of a launch, so many bytes, and zeros behind them. */
+    _Alignas(16) uint8_t arguments[IBX_EXTRA_ARGUMENTS_MAX];
+    size_t argument_bytes;
     struct ibx_functions_user functions_user; /* of clients' functions: ibx_copies_user() */
     unsigned captures;                        /* begun by this session, and not ended */
     struct ibx_captured *captured;            /* these: captures.c */
@@ -390,8 +394,16 @@ int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
 /* The same with `count` attributes (extra.h), and what CUDA returns. */
 int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
                          size_t count);
-/* Whether there is a function that the launch names. */
-bool ibx_copies_launch_known(struct copies *x, const uint8_t *body, size_t n);
+/* Before GVirtuS launches it: 0; CUDA's error where there is no such function, or where its handler
+ * would read more than the launch brings. */
+int ibx_copies_launch_check(struct copies *x, const uint8_t *body, size_t n);
+/* Parameters of a kernel from the first-th on, *count at most, which becomes how many there are.
+ * What CUDA returns. */
+struct ibx_parameter {
+    size_t at, bytes;
+};
+int ibx_copies_parameters(struct copies *x, uint64_t function, size_t first,
+                          struct ibx_parameter *parameters, size_t *count);
 /* The session as one who uses functions. */
 struct ibx_functions_user *ibx_copies_user(struct copies *x);
 /* Kernels were registered, or are no more. */

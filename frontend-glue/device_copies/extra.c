@@ -148,6 +148,9 @@ static int launch(struct extra *e)
     if (e->in.failed || n % (4 + IBX_EXTRA_ATTRIBUTE) ||
         !names_good(e, ibx_reader_of(body, left), ibx_reader_of(attributes, n)))
         return CUDA_INVALID_VALUE;
+    struct ibx_reader r = ibx_reader_of(body, left);
+    ibx_get_bytes(&r, STREAM_AT);
+    ibx_captures_spare(e->x, ibx_get_u64(&r));
     return ibx_copies_launch_as(e->x, body, left, attributes, n / (4 + IBX_EXTRA_ATTRIBUTE));
 }
 

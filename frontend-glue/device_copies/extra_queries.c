@@ -190,6 +190,23 @@ static int parameter(struct extra *e)
     return rc;
 }
 
+static int parameters(struct extra *e)
+{
+    struct ibx_parameter found[IBX_EXTRA_LISTED] = {{0}};
+    size_t count = IBX_EXTRA_LISTED;
+    const uint64_t named = ibx_get_u64(&e->in);
+    const size_t first = ibx_get_u32(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    const int rc = ibx_copies_parameters(e->x, named, first, found, &count);
+    ibx_put_u32(&e->out, (uint32_t)count);
+    for (size_t i = 0; i < IBX_EXTRA_LISTED; i++) {
+        ibx_put_u32(&e->out, (uint32_t)found[i].at);
+        ibx_put_u32(&e->out, (uint32_t)found[i].bytes);
+    }
+    return rc;
+}
+
 const struct extra_call ibx_query_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_STREAM_ID] = {"cudaStreamGetId", stream_id},
     [IBX_EXTRA_STREAM_DEVICE] = {"cudaStreamGetDevice", stream_device},
@@ -202,4 +219,5 @@ const struct extra_call ibx_query_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_CLUSTER_SIZE] = {"cudaOccupancyMaxPotentialClusterSize", clusters},
     [IBX_EXTRA_SHARED_MEMORY] = {"cudaOccupancyAvailableDynamicSMemPerBlock", shared_memory},
     [IBX_EXTRA_PARAMETER] = {"cudaFuncGetParamInfo", parameter},
+    [IBX_EXTRA_PARAMETERS] = {"cudaGetFuncBySymbol", parameters},
 };

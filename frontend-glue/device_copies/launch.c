@@ -2,21 +2,25 @@
 /*
  * Kernels. GVirtuS's handler makes of a request's arguments, which lie one behind the other as the
  * kernel wants them, the pointers that the runtime's launch takes, and looks up how. The driver
- * takes them as they are. The kernel is the runtime's, by the function that the client has
- * registered. What fails is left to GVirtuS, so that exit code and last error are the runtime's.
+ * takes them as they are, up to 4 KiB; where each of more lies, the driver says (CUDA 12.4). The
+ * kernel is the runtime's, by the function that the client has registered. What fails is left to
+ * GVirtuS, so that exit code and last error are the runtime's; but not a launch that brings less
+ * than its kernel takes, for which the handler has no bound.
  */
 #include "frontend-glue/device_copies/copies.h"
 
+#include "common/log.h"
 #include "frontend-glue/session/extra.h"
 
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#define ARGUMENTS_MAX 4096u /* bytes that every driver takes */
-#define HEAD          56u   /* of a request, before the arguments */
+#define PACKED_MAX 4096u /* bytes of arguments that every driver takes as they lie */
+#define HEAD       56u   /* of a request, before the arguments */
 
 #define INVALID_FUNCTION 98 /* cudaError_t */
 
@@ -50,7 +54,9 @@ struct launch {
     uint64_t function, shared, stream;
     unsigned size[6]; /* grid, block */
     size_t bytes;     /* of arguments */
-    _Alignas(16) uint8_t arguments[ARGUMENTS_MAX];
+    uint8_t *arguments;
+    void *packed[5]; /* for the driver: as they lie, */
+    void **pointers; /* or one by one; NULL: not so */
 };
 
 static struct {
@@ -64,6 +70,8 @@ static struct {
     int (*set_node)(void *node, const struct kernel_parameters *parameters);
     int (*set_exec)(void *exec, void *node, const struct kernel_parameters *parameters);
     int (*kernel_of)(void **kernel, const void *function);
+    int (*parameter)(void *kernel, size_t index, size_t *at, size_t *n);
+    int (*refuse)(const void *function, size_t index, size_t *at, size_t *n);
     int (*peek_error)(void);
     int (*get_error)(void); /* and forgets it */
 } cuda;
@@ -99,7 +107,9 @@ static bool load(struct copies *x)
         *(void **)&cuda.peek_error = ibx_copies_runtime("cudaPeekAtLastError");
         *(void **)&cuda.kernel_of = ibx_copies_runtime("cudaGetFuncBySymbol"); /* CUDA 11 */
         *(void **)&cuda.launch = ibx_cuda_symbol("cuLaunchKernel");
-        *(void **)&cuda.launch_as = ibx_cuda_symbol("cuLaunchKernelEx"); /* CUDA 11.8 */
+        *(void **)&cuda.launch_as = ibx_cuda_symbol("cuLaunchKernelEx");   /* CUDA 11.8 */
+        *(void **)&cuda.parameter = ibx_cuda_symbol("cuFuncGetParamInfo"); /* CUDA 12.4 */
+        *(void **)&cuda.refuse = ibx_copies_runtime("cudaFuncGetParamInfo");
         *(void **)&cuda.add_node = graph_function("cuGraphAddKernelNode_v2");
         *(void **)&cuda.set_node = graph_function("cuGraphKernelNodeSetParams_v2");
         *(void **)&cuda.set_exec = graph_function("cuGraphExecKernelNodeSetParams_v2");
@@ -134,25 +144,34 @@ struct ibx_functions_user *ibx_copies_user(struct copies *x)
     return &x->functions_user;
 }
 
-bool ibx_copies_launch_known(struct copies *x, const uint8_t *body, size_t n)
+static struct launch_function *place_of(struct copies *x, uint64_t function)
 {
-    struct ibx_reader r = ibx_reader_of(body, n);
-    const bool known = n < 8 || ibx_functions_take(ibx_copies_user(x), ibx_get_u64(&r));
-    ibx_functions_let_go(&x->functions_user);
-    return known;
+    return &x->functions[(function >> 4 ^ function >> 12) % LAUNCH_FUNCTIONS];
 }
 
-/* Its module stays until ibx_functions_let_go(). */
+/* NULL: it has to be looked up. Its module stays until ibx_functions_let_go(). */
+static struct launch_function *known_of(struct copies *x, uint64_t function)
+{
+    struct launch_function *f = place_of(x, function);
+    void *context = NULL;
+    return f->function == function && f->since == atomic_load(&registrations) &&
+                   !x->cuda->ctx_get_current(&context) && f->context == context &&
+                   ibx_functions_hold(&x->functions_user, f->module)
+               ? f
+               : NULL;
+}
+
+/* Likewise. */
 static struct launch_function *function_of(struct copies *x, uint64_t function, bool can_pass)
 {
     const unsigned since = atomic_load(&registrations);
-    struct launch_function *f = &x->functions[(function >> 4 ^ function >> 12) % LAUNCH_FUNCTIONS];
+    struct launch_function *f = known_of(x, function);
     void *context = NULL;
+    if (f)
+        return f;
     if (x->cuda->ctx_get_current(&context))
         return NULL;
-    if (f->function == function && f->context == context && f->since == since &&
-        ibx_functions_hold(&x->functions_user, f->module))
-        return f;
+    f = place_of(x, function);
     *f = (struct launch_function){.function = function, .context = context, .since = since};
     const uint64_t name = ibx_functions_take(ibx_copies_user(x), function);
     f->module = x->functions_user.held;
@@ -162,7 +181,7 @@ static struct launch_function *function_of(struct copies *x, uint64_t function, 
     return NULL;
 }
 
-static bool parse(struct launch *l, const uint8_t *body, size_t n)
+static bool parse(struct copies *x, struct launch *l, const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
     l->function = ibx_get_u64(&r);
@@ -171,26 +190,70 @@ static bool parse(struct launch *l, const uint8_t *body, size_t n)
     l->shared = ibx_get_u64(&r);
     l->stream = ibx_get_u64(&r);
     l->bytes = (size_t)ibx_get_u64(&r);
-    if (r.failed || l->bytes != n - HEAD || l->bytes > sizeof(l->arguments) || l->shared > UINT_MAX)
+    if (r.failed || l->bytes != n - HEAD || l->bytes > sizeof(x->arguments) || l->shared > UINT_MAX)
         return false;
+    l->arguments = x->arguments;
     memcpy(l->arguments, body + HEAD, l->bytes);
-    /* The kernel may want more than came. */
-    memset(l->arguments + l->bytes, 0, sizeof(l->arguments) - l->bytes);
+    /* The kernel may want more than came: no earlier one's, nor what is behind them. */
+    if (x->argument_bytes > l->bytes)
+        memset(l->arguments + l->bytes, 0, x->argument_bytes - l->bytes);
+    x->argument_bytes = l->bytes;
+    l->packed[0] = BUFFER_POINTER;
+    l->packed[1] = l->arguments;
+    l->packed[2] = BUFFER_SIZE;
+    l->packed[3] = &l->bytes;
+    l->packed[4] = NULL;
+    l->pointers = NULL;
     return true;
+}
+
+/* How many parameters the kernel has, and where they end. */
+static size_t parameters_of(void *kernel, size_t *end)
+{
+    size_t count = 0, at, n;
+    for (*end = 0; cuda.parameter && count < IBX_EXTRA_ARGUMENTS_MAX &&
+                   !cuda.parameter(kernel, count, &at, &n);
+         count++)
+        *end = at + n > *end ? at + n : *end;
+    return count;
+}
+
+/* Behind it l->pointers is to be freed. */
+static int point_to_arguments(struct launch *l, void *kernel)
+{
+    size_t end, at, n;
+    if (l->bytes <= PACKED_MAX)
+        return 0;
+    if (!cuda.parameter)
+        return CUDA_NOT_SUPPORTED;
+    const size_t count = parameters_of(kernel, &end);
+    if (!count || end > l->bytes)
+        return CUDA_INVALID_VALUE;
+    l->pointers = calloc(count, sizeof(*l->pointers));
+    for (size_t i = 0; l->pointers && i < count; i++) {
+        if (cuda.parameter(kernel, i, &at, &n))
+            return CUDA_INVALID_VALUE;
+        l->pointers[i] = l->arguments + at;
+    }
+    return l->pointers ? 0 : CUDA_MEMORY_ALLOCATION;
+}
+
+static void **packed(struct launch *l)
+{
+    return l->pointers || !l->bytes ? NULL : l->packed;
 }
 
 static int launch(struct copies *x, const uint8_t *body, size_t n)
 {
     struct launch l;
-    if (!parse(&l, body, n) || !ibx_copies_able(x) || !load(x))
+    if (!parse(x, &l, body, n) || l.bytes > PACKED_MAX || !ibx_copies_able(x) || !load(x))
         return -1;
     struct launch_function *f = function_of(x, l.function, true);
     if (!f || f->refused)
         return -1;
-    void *extra[] = {BUFFER_POINTER, l.arguments, BUFFER_SIZE, &l.bytes, NULL};
     const int rc =
         cuda.launch(f->kernel, l.size[0], l.size[1], l.size[2], l.size[3], l.size[4], l.size[5],
-                    (unsigned)l.shared, (void *)(uintptr_t)l.stream, NULL, l.bytes ? extra : NULL);
+                    (unsigned)l.shared, (void *)(uintptr_t)l.stream, NULL, packed(&l));
     f->refused = rc;
     return rc;
 }
@@ -211,11 +274,69 @@ bool ibx_copies_begin_context(struct copies *x)
     return give_back && !give_back(NULL) && ibx_copies_able(x);
 }
 
+/* Whether GVirtuS's handler, which points to all that the kernel takes, would find none of it, or
+ * too little. */
+static bool brings_less(struct copies *x, uint64_t function, size_t bytes)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    size_t end = 0;
+    const bool calm = !bytes || !ibx_copies_captures(); /* nobody minds that it is loaded */
+    const bool tried = ibx_copies_able(x);
+    if (!(calm ? ibx_copies_begin_context(x) : tried) || !load(x))
+        return false;
+    const int before = cuda.peek_error();
+    const struct launch_function *f = known_of(x, function);
+    if (!f && (!calm || (bytes && tried && !before)))
+        return false; /* it is none: ibx_copies_launch() has looked */
+    f = f ? f : function_of(x, function, false);
+    if (!f && !before)
+        cuda.get_error();
+    if (!f || !parameters_of(f->kernel, &end) || end <= bytes || (bytes && end <= PACKED_MAX))
+        return false;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s: a launch fails with cudaErrorInvalidValue, since it brings %zu of the %zu "
+                "bytes of its kernel's parameters: GVirtuS does not read the sizes of those of "
+                "more than 4 KiB; run the program with libibx-frontend.so, and rdma.pipeline on",
+                ibx_session_path(x->s)->peer, bytes, end);
+    return true;
+}
+
+int ibx_copies_launch_check(struct copies *x, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    size_t at, bytes;
+    if (n < 8)
+        return 0;
+    const uint64_t function = ibx_get_u64(&r);
+    const uint64_t name = ibx_functions_take(ibx_copies_user(x), function);
+    const bool less = name && n >= HEAD && brings_less(x, function, n - HEAD);
+    if (less && cuda.refuse) /* the thread's last error is CUDA's then */
+        cuda.refuse((const void *)(uintptr_t)name, SIZE_MAX, &at, &bytes);
+    ibx_functions_let_go(&x->functions_user);
+    return name ? less ? CUDA_INVALID_VALUE : 0 : INVALID_FUNCTION;
+}
+
+int ibx_copies_parameters(struct copies *x, uint64_t function, size_t first,
+                          struct ibx_parameter *parameters, size_t *count)
+{
+    if (!ibx_copies_begin_context(x) || !load(x) || !cuda.parameter)
+        return CUDA_NOT_SUPPORTED;
+    const struct launch_function *f = function_of(x, function, false);
+    size_t n = 0;
+    while (f && n < *count &&
+           !cuda.parameter(f->kernel, first + n, &parameters[n].at, &parameters[n].bytes))
+        n++;
+    ibx_functions_let_go(&x->functions_user);
+    *count = n;
+    return f ? 0 : INVALID_FUNCTION;
+}
+
 static int kernel_node(struct copies *x, const uint8_t *body, size_t n,
                        struct ibx_kernel_node *node)
 {
     struct launch l;
-    if (!parse(&l, body, n))
+    if (!parse(x, &l, body, n))
         return CUDA_INVALID_VALUE;
     if (!ibx_copies_begin_context(x) || !load(x) || !cuda.add_node || !cuda.set_node ||
         !cuda.set_exec)
@@ -223,14 +344,19 @@ static int kernel_node(struct copies *x, const uint8_t *body, size_t n,
     struct launch_function *f = function_of(x, l.function, false);
     if (!f)
         return INVALID_FUNCTION;
-    void *extra[] = {BUFFER_POINTER, l.arguments, BUFFER_SIZE, &l.bytes, NULL};
-    struct kernel_parameters parameters = {
-        .kernel = f->kernel, .shared = (unsigned)l.shared, .extra = l.bytes ? extra : NULL};
+    int rc = point_to_arguments(&l, f->kernel);
+    struct kernel_parameters parameters = {.kernel = f->kernel,
+                                           .shared = (unsigned)l.shared,
+                                           .arguments = l.pointers,
+                                           .extra = packed(&l)};
     memcpy(parameters.size, l.size, sizeof(parameters.size));
-    if (node->graph)
-        return cuda.add_node(&node->node, node->graph, node->behind, node->count, &parameters);
-    return node->exec ? cuda.set_exec(node->exec, node->node, &parameters)
-                      : cuda.set_node(node->node, &parameters);
+    if (!rc && node->graph)
+        rc = cuda.add_node(&node->node, node->graph, node->behind, node->count, &parameters);
+    else if (!rc)
+        rc = node->exec ? cuda.set_exec(node->exec, node->node, &parameters)
+                        : cuda.set_node(node->node, &parameters);
+    free(l.pointers);
+    return rc;
 }
 
 int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
@@ -247,7 +373,7 @@ static int launch_as(struct copies *x, const uint8_t *body, size_t n, const uint
     struct launch l;
     struct launch_attribute given[ATTRIBUTES_MAX];
     struct ibx_reader r = ibx_reader_of(attributes, count * (4 + IBX_EXTRA_ATTRIBUTE));
-    if (!parse(&l, body, n) || count > ATTRIBUTES_MAX)
+    if (!parse(x, &l, body, n) || count > ATTRIBUTES_MAX)
         return CUDA_INVALID_VALUE;
     if (!ibx_copies_begin_context(x) || !load(x) || !cuda.launch_as)
         return CUDA_NOT_SUPPORTED;
@@ -264,8 +390,11 @@ static int launch_as(struct copies *x, const uint8_t *body, size_t n, const uint
                                    .count = (unsigned)count};
     memcpy(config.grid, l.size, sizeof(config.grid));
     memcpy(config.block, l.size + 3, sizeof(config.block));
-    void *extra[] = {BUFFER_POINTER, l.arguments, BUFFER_SIZE, &l.bytes, NULL};
-    return cuda.launch_as(&config, f->kernel, NULL, l.bytes ? extra : NULL);
+    int rc = point_to_arguments(&l, f->kernel);
+    if (!rc)
+        rc = cuda.launch_as(&config, f->kernel, l.pointers, packed(&l));
+    free(l.pointers);
+    return rc;
 }
 
 int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,

@@ -8,7 +8,7 @@
 
 #include "common/log.h"
 
-#include <errno.h>
+#include <stdlib.h>
 
 #define UNKNOWN (-1) /* what a back end of GVirtuS answers to a name that it does not know */
 
@@ -20,7 +20,29 @@ void ibx_frontend_extra_begin(struct extra *e, enum ibx_extra number, const char
     e->name = alone ? IBX_EXTRA_WORK : enqueues ? IBX_EXTRA_QUEUE : IBX_EXTRA_NAME;
     e->call = call;
     e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
+    e->more = NULL;
     ibx_put_u16(&e->body, (uint16_t)number);
+}
+
+bool ibx_frontend_extra_room(struct extra *e, size_t n)
+{
+    if (n <= e->body.capacity - e->body.length)
+        return true;
+    const size_t capacity = e->body.length + n;
+    uint8_t *more = malloc(capacity);
+    if (!more)
+        return false;
+    memcpy(more, e->body.data, e->body.length);
+    free(e->more);
+    e->more = e->body.data = more;
+    e->body.capacity = capacity;
+    return true;
+}
+
+void ibx_frontend_extra_free(struct extra *e)
+{
+    free(e->more);
+    e->more = NULL;
 }
 
 /* Of all calls GVirtuS answers this one the most cheaply. */

@@ -38,17 +38,11 @@ static void begin_set(struct extra *e, enum ibx_extra number, const char *call, 
 
 static int put_kernel(struct extra *e, const struct kernel_node *kernel)
 {
-    size_t n;
-    int rc;
     if (!kernel || !kernel->function || kernel->extra)
         return ibx_frontend_fail(kernel && kernel->extra ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
     const struct launch_config config = {
         .grid = kernel->grid, .block = kernel->block, .shared = kernel->shared};
-    const void *body =
-        ibx_frontend_launch_body(&config, kernel->function, kernel->arguments, &n, &rc);
-    if (!body)
-        return ibx_frontend_fail(rc);
-    rc = ibx_frontend_put_launch(e, body, n);
+    const int rc = ibx_frontend_put_launch(e, &config, kernel->function, kernel->arguments);
     ibx_frontend_device_used();
     return rc;
 }
@@ -58,18 +52,24 @@ int cudaGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t
 {
     struct extra e;
     int rc;
-    if (!begin(&e, IBX_EXTRA_NODE_KERNEL, "cudaGraphAddKernelNode", graph, behind, count, &rc) ||
-        (rc = put_kernel(&e, kernel)))
+    if (!begin(&e, IBX_EXTRA_NODE_KERNEL, "cudaGraphAddKernelNode", graph, behind, count, &rc))
         return rc;
-    return end(&e, node);
+    rc = put_kernel(&e, kernel);
+    if (!rc)
+        rc = end(&e, node);
+    ibx_frontend_extra_free(&e);
+    return rc;
 }
 
 static int set_kernel(const char *call, void *exec, void *node, const struct kernel_node *kernel)
 {
     struct extra e;
     begin_set(&e, IBX_EXTRA_SET_KERNEL, call, exec, node);
-    const int rc = put_kernel(&e, kernel);
-    return rc ? rc : ibx_frontend_extra(&e, NULL, 0);
+    int rc = put_kernel(&e, kernel);
+    if (!rc)
+        rc = ibx_frontend_extra(&e, NULL, 0);
+    ibx_frontend_extra_free(&e);
+    return rc;
 }
 
 int cudaGraphKernelNodeSetParams(void *node, const struct kernel_node *kernel)

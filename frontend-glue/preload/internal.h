@@ -61,9 +61,13 @@ struct extra {
     const char *name; /* of the request */
     const char *call; /* as the application knows it */
     struct ibx_writer body;
+    void *more; /* where the body is if it does not fit here; NULL: it does */
     uint8_t bytes[EXTRA_MAX];
 };
 void ibx_frontend_extra_begin(struct extra *extra, enum ibx_extra number, const char *call);
+/* Room for n bytes more; false: there is no memory. Behind that, in the end, _free(). */
+bool ibx_frontend_extra_room(struct extra *extra, size_t n);
+void ibx_frontend_extra_free(struct extra *extra);
 /* Makes it: what the call returns, which cudaGetLastError() returns as well if it is an error. A
  * success has put `n` bytes into `out`. */
 int ibx_frontend_extra(const struct extra *extra, void *out, size_t n);
@@ -87,7 +91,8 @@ ibx_frontend_launcher ibx_frontend_plain_launch(void);
 /* Whether the thread's launch that begins is one of <<<>>>: nobody sees what it returns. Once. */
 bool ibx_frontend_launch_unseen(void);
 
-/* The body of a plain launch, as GVirtuS's front end writes it; NULL: *rc is the error. */
+/* The body of a plain launch, as GVirtuS's front end writes it, until the thread's next call; NULL:
+ * *rc is the error, cudaErrorNotSupported where it is too long to be kept. */
 const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,
                                      void **arguments, size_t *n, int *rc);
 
@@ -100,6 +105,9 @@ void ibx_frontend_print_all(void);
 
 /* ----------------------------------------------------------------------- kernels.c */
 
+/* launch.c: a launch in a request of our own, with the attributes that there are. */
+int ibx_frontend_launch_ours(const struct launch_config *config, const void *function,
+                             void **arguments);
 /* A launch without attributes. `unseen`: by <<<>>>. */
 int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments,
                         bool unseen);
@@ -112,9 +120,9 @@ int ibx_frontend_no_kernel(const void *function);
 /* What the first launches need; 0.1 ms, which the first one would take otherwise. */
 void ibx_frontend_kernels_prepare(void);
 
-/* Adds a launch's body, which is gone then, to a request; an error as
- * ibx_frontend_arguments_reach()'s. */
-int ibx_frontend_put_launch(struct extra *e, const void *body, size_t n);
+/* Adds a launch's body to a request, which is to be freed; otherwise what the call is to return. */
+int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
+                            const void *function, void **arguments);
 /* By which requests name that kernel; false: nobody can tell. */
 bool ibx_frontend_kernel_name(const void *function, uint8_t name[8]);
 

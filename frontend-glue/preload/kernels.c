@@ -5,6 +5,10 @@
  * kernel it writes another one, which is kept and not sent (ibx_frontend_launch_body()): each byte
  * of an argument is the argument's number there. What comes out otherwise than expected is
  * launched by GVirtuS as ever.
+ *
+ * Of a kernel with more than 4 KiB of arguments that finds none: their sizes are in a form that it
+ * does not read (EIATTR 0x45 of .nv.info). Where they lie the back end is asked then, as CUDA there
+ * knows it, and the launch goes in a request of our own.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -16,7 +20,7 @@
 
 #define HEAD       56u    /* bytes of a launch before its arguments */
 #define BODY_MAX   1900u  /* of one that is made here */
-#define KERNELS    1024u  /* places, a power of two */
+#define KERNELS    4096u  /* places, a power of two */
 #define TRIES      8u     /* places in which a kernel may be */
 #define MARKS      254u   /* arguments that can be told apart */
 #define MARK_LAST  255u   /* what all others consist of */
@@ -24,13 +28,16 @@
 #define POINTERS   4096u  /* arguments of a kernel, at most */
 #define BEHIND_END 32768u /* bytes that are read of an argument, at most */
 
-/* Of one kernel; it stays what it is, also when it is good no more. */
+/* Of one kernel; it stays what it is, also when it is good no more. What is not known of it GVirtuS
+ * launches. */
 struct kernel {
     const void *function;
     unsigned since; /* of the process's modules */
     struct kernel *older;
     uint8_t name[8]; /* by which requests name it */
-    bool known;      /* the rest is */
+    bool known;      /* the rest is, of launches like GVirtuS's */
+    bool asked;      /* the rest is, since the back end has said it: for requests of our own */
+    bool ours;       /* ... which are all its launches, since GVirtuS's front end knows less */
     size_t bytes;    /* of all arguments */
     size_t count;
     struct argument {
@@ -87,7 +94,7 @@ static const struct kernel *find(const void *function)
     return NULL;
 }
 
-/* Takes it; into a place that is free, or was that of a kernel that has gone. */
+/* Takes it, or frees it; into a place that is free, or was that of a kernel that has gone. */
 static void add(struct kernel *k)
 {
     pthread_mutex_lock(&lock);
@@ -172,34 +179,101 @@ void ibx_frontend_kernels_prepare(void)
     pthread_once(&once, mark_arguments);
 }
 
-static void learn(const void *function, const struct launch_config *config)
+enum answer { ASKED_NONE, ASKED_SOME, ASKED_IN_VAIN };
+
+/* Some of the arguments of k, which may come to lie elsewhere: one behind the other, as CUDA has
+ * it. *count: how many they are. */
+static enum answer ask_some(struct kernel **k, size_t first, uint32_t *count)
+{
+    struct extra e;
+    uint8_t bytes[4 + 8 * IBX_EXTRA_LISTED] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int code;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_PARAMETERS, "a long launch");
+    ibx_put_bytes(&e.body, (*k)->name, sizeof((*k)->name));
+    ibx_put_u32(&e.body, (uint32_t)first);
+    const bool made = ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code);
+    if (!made || code)
+        return made && (code < 0 || code == CUDA_NOT_SUPPORTED) ? ASKED_NONE : ASKED_IN_VAIN;
+    *count = ibx_get_u32(&r);
+    struct kernel *more =
+        realloc(*k, sizeof(**k) + (first + IBX_EXTRA_LISTED) * sizeof((*k)->arguments[0]));
+    *k = more ? more : *k;
+    if (!more || *count > IBX_EXTRA_LISTED)
+        return ASKED_IN_VAIN;
+    for (size_t i = 0; i < *count; i++) {
+        const uint32_t at = ibx_get_u32(&r), n = ibx_get_u32(&r);
+        if (at < more->bytes || at > IBX_EXTRA_ARGUMENTS_MAX || n > IBX_EXTRA_ARGUMENTS_MAX - at)
+            return ASKED_IN_VAIN;
+        more->arguments[more->count++] = (struct argument){(uint16_t)at, (uint16_t)n};
+        more->bytes = at + n;
+    }
+    return ASKED_SOME;
+}
+
+/* In vain: it is to be asked again, if that is worth it. */
+static enum answer ask(struct kernel **k)
+{
+    enum answer answer;
+    uint32_t count = 0;
+    (*k)->bytes = (*k)->count = 0;
+    do
+        answer = ask_some(k, (*k)->count, &count);
+    while (answer == ASKED_SOME && count == IBX_EXTRA_LISTED &&
+           (*k)->count < IBX_EXTRA_ARGUMENTS_MAX);
+    (*k)->asked = answer == ASKED_SOME && (*k)->count;
+    if (!(*k)->asked)
+        (*k)->bytes = (*k)->count = 0;
+    return answer;
+}
+
+/* NULL: it is none, or nothing can be learned of it now. */
+static struct kernel *look_at(const void *function, const struct launch_config *config)
 {
     struct kernel *k = calloc(1, sizeof(*k) + MARKS * sizeof(k->arguments[0]));
+    struct ibx_writer w = ibx_writer_of(k ? k->name : NULL, k ? sizeof(k->name) : 0);
     size_t n = 0;
     int rc = 0;
     ibx_frontend_kernels_prepare();
     if (!k || !marked) {
         free(k);
-        return;
+        return NULL;
     }
     k->function = function;
     k->since = atomic_load(&modules);
     const uint8_t *body = ibx_frontend_launch_body(config, function, marked, &n, &rc);
+    if (!body && rc != CUDA_NOT_SUPPORTED) { /* no kernel */
+        free(k);
+        return NULL;
+    }
     k->known = body && head_is(body, n, config) && read_marks(k, body + HEAD, n - HEAD);
     if (k->known)
         memcpy(k->name, body, sizeof(k->name));
-    add(k);
+    else
+        ibx_put_u64(&w, (uintptr_t)function); /* as GVirtuS's front end does */
+    if (k->known ? k->count : body || !ibx_frontend_plugin())
+        return k;
+    if (ask(&k) == ASKED_IN_VAIN && k->known) {
+        free(k);
+        return NULL;
+    }
+    k->ours = k->known && k->asked;
+    return k;
+}
+
+static const struct kernel *learned(const void *function, const struct launch_config *config)
+{
+    struct kernel *k = find(function) ? NULL : look_at(function, config);
+    if (k)
+        add(k);
+    return find(function);
 }
 
 bool ibx_frontend_kernel_name(const void *function, uint8_t name[8])
 {
     const struct launch_config one = {.grid = {1, 1, 1}, .block = {1, 1, 1}};
-    const struct kernel *k = find(function);
-    if (!k) {
-        learn(function, &one);
-        k = find(function);
-    }
-    if (!k || !k->known)
+    const struct kernel *k = learned(function, &one);
+    if (!k || !(k->known || k->asked))
         return false;
     memcpy(name, k->name, sizeof(k->name));
     return true;
@@ -216,11 +290,66 @@ static int reach(const uint8_t *body, size_t n)
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }
 
-int ibx_frontend_put_launch(struct extra *e, const void *body, size_t n)
+/* A launch as far as its arguments. */
+static void put_head(struct ibx_writer *w, const struct kernel *k, const struct launch_config *c)
+{
+    ibx_put_bytes(w, k->name, sizeof(k->name));
+    ibx_put_u32(w, c->grid.x);
+    ibx_put_u32(w, c->grid.y);
+    ibx_put_u32(w, c->grid.z);
+    ibx_put_u32(w, c->block.x);
+    ibx_put_u32(w, c->block.y);
+    ibx_put_u32(w, c->block.z);
+    ibx_put_u64(w, c->shared);
+    ibx_put_u64(w, (uintptr_t)c->stream);
+    ibx_put_u64(w, k->bytes);
+}
+
+static void copy_arguments(uint8_t *to, const struct kernel *k, void **arguments)
+{
+    for (size_t i = 0; i < k->count; i++)
+        memcpy(to + k->arguments[i].at, arguments[i], k->arguments[i].bytes);
+}
+
+static int put_asked(struct extra *e, const struct kernel *k, const struct launch_config *c,
+                     void **arguments)
 {
     const size_t at = e->body.length;
+    if (!arguments || !ibx_frontend_extra_room(e, HEAD + k->bytes))
+        return ibx_frontend_fail(arguments ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE);
+    put_head(&e->body, k, c);
+    uint8_t *to = e->body.data + e->body.length;
+    memset(to, 0, k->bytes);
+    copy_arguments(to, k, arguments);
+    e->body.length += k->bytes;
+    return reach(e->body.data + at, HEAD + k->bytes);
+}
+
+/* As GVirtuS writes it. */
+static int put_written(struct extra *e, const struct launch_config *config, const void *function,
+                       void **arguments)
+{
+    size_t n;
+    int rc;
+    const void *body = ibx_frontend_launch_body(config, function, arguments, &n, &rc);
+    if (!body)
+        return ibx_frontend_fail(rc);
+    const size_t at = e->body.length;
+    if (!ibx_frontend_extra_room(e, n))
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     ibx_put_bytes(&e->body, body, n);
-    return e->body.failed ? CUDA_SUCCESS : reach(e->bytes + at, n);
+    return reach(e->body.data + at, n);
+}
+
+int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
+                            const void *function, void **arguments)
+{
+    const int rc = ibx_frontend_no_kernel(function);
+    if (rc || e->body.failed)
+        return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
+    const struct kernel *k = learned(function, config);
+    return k && k->asked ? put_asked(e, k, config, arguments)
+                         : put_written(e, config, function, arguments);
 }
 
 static bool launched(const struct kernel *k, const struct launch_config *c, void **arguments,
@@ -228,18 +357,8 @@ static bool launched(const struct kernel *k, const struct launch_config *c, void
 {
     uint8_t body[BODY_MAX] = {0};
     struct ibx_writer w = ibx_writer_of(body, HEAD);
-    ibx_put_bytes(&w, k->name, sizeof(k->name));
-    ibx_put_u32(&w, c->grid.x);
-    ibx_put_u32(&w, c->grid.y);
-    ibx_put_u32(&w, c->grid.z);
-    ibx_put_u32(&w, c->block.x);
-    ibx_put_u32(&w, c->block.y);
-    ibx_put_u32(&w, c->block.z);
-    ibx_put_u64(&w, c->shared);
-    ibx_put_u64(&w, (uintptr_t)c->stream);
-    ibx_put_u64(&w, k->bytes);
-    for (size_t i = 0; i < k->count; i++)
-        memcpy(body + HEAD + k->arguments[i].at, arguments[i], k->arguments[i].bytes);
+    put_head(&w, k, c);
+    copy_arguments(body + HEAD, k, arguments);
     w.length = HEAD + k->bytes;
     *rc = reach(body, w.length);
     if (*rc)
@@ -256,19 +375,22 @@ static int launch_now(const void *function, const struct launch_config *config, 
     int rc = k ? CUDA_SUCCESS : ibx_frontend_no_kernel(function);
     if (rc)
         return ibx_frontend_fail(rc);
-    if (plugin && !k && ibx_frontend_host_any()) { /* its arguments are looked at */
-        learn(function, config);
-        k = find(function);
-    }
-    if (k && k->known && (arguments || !k->count) && launched(k, config, arguments, unseen, &rc))
+    const bool first = plugin && !k;
+    if (first)
+        k = learned(function, config);
+    if (k && k->ours)
+        return ibx_frontend_launch_ours(config, function, arguments);
+    /* GVirtuS makes the first one, unless its arguments are looked at. */
+    if (k && k->known && (arguments || !k->count) && !(first && !ibx_frontend_host_any()) &&
+        launched(k, config, arguments, unseen, &rc))
         return rc;
     if (plugin)
         plugin->unseen(unseen);
     rc = launch ? launch((void *)(uintptr_t)function, config->grid, config->block, arguments,
                          config->shared, config->stream)
                 : CUDA_NOT_SUPPORTED;
-    if (!rc && !k && ibx_frontend_plugin())
-        learn(function, config);
+    if (!rc && !plugin && ibx_frontend_plugin())
+        learned(function, config);
     return rc;
 }
 

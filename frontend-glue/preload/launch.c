@@ -4,9 +4,9 @@
  * kernel, one to launch it. Here the handle is the function itself, as cudaLaunchKernel() takes it,
  * which all generations since G2 have. A libcudart that has the two calls gets them.
  *
- * Launches with attributes, cooperative ones for instance, go in requests of our own. How long a
- * kernel's arguments are GVirtuS's front end knows: it writes a launch of the usual kind, which is
- * kept and not sent.
+ * Launches with attributes, cooperative ones for instance, go in requests of our own, and so do
+ * those with more than 4 KiB of arguments. How long a kernel's arguments are GVirtuS's front end
+ * knows: it writes a launch of the usual kind, which is kept and not sent; or the back end does.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -117,31 +117,34 @@ const void *ibx_frontend_launch_body(const struct launch_config *config, const v
     return *rc ? NULL : body;
 }
 
-int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments)
+int ibx_frontend_launch_ours(const struct launch_config *config, const void *function,
+                             void **arguments)
 {
     struct extra e;
-    size_t n;
-    int rc;
-    if (!config || (config->count && !config->attributes))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_launch_unseen();
-    if (!config->count)
-        return ibx_frontend_launch(function, config, arguments, false);
-    const void *body = ibx_frontend_launch_body(config, function, arguments, &n, &rc);
-    if (!body)
-        return ibx_frontend_fail(rc);
-    ibx_frontend_stream_used(config->stream);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_LAUNCH, "a launch with attributes");
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_LAUNCH,
+                             config->count ? "a launch with attributes" : "a long launch");
     ibx_put_u16(&e.body, (uint16_t)(config->count * (4 + IBX_EXTRA_ATTRIBUTE)));
     for (unsigned i = 0; i < config->count && !e.body.failed; i++) {
         ibx_put_u32(&e.body, (uint32_t)config->attributes[i].id);
         ibx_put_bytes(&e.body, config->attributes[i].value, IBX_EXTRA_ATTRIBUTE);
     }
-    rc = ibx_frontend_put_launch(&e, body, n);
-    if (rc)
-        return rc;
-    ibx_frontend_device_used();
-    return ibx_frontend_extra(&e, NULL, 0);
+    int rc = ibx_frontend_put_launch(&e, config, function, arguments);
+    if (!rc) {
+        ibx_frontend_stream_used(config->stream);
+        ibx_frontend_device_used();
+        rc = ibx_frontend_extra(&e, NULL, 0);
+    }
+    ibx_frontend_extra_free(&e);
+    return rc;
+}
+
+int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments)
+{
+    if (!config || (config->count && !config->attributes))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_launch_unseen();
+    return config->count ? ibx_frontend_launch_ours(config, function, arguments)
+                         : ibx_frontend_launch(function, config, arguments, false);
 }
 
 int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block,

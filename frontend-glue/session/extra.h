@@ -127,14 +127,16 @@ enum ibx_extra {
     IBX_EXTRA_GET_COPY,        /* cudaGraphMemcpyNodeGetParams */
     IBX_EXTRA_PRINTED,         /* what kernels have printed */
     IBX_EXTRA_IPC_CLOSE,       /* cudaIpcCloseMemHandle, and the like of events and pools */
+    IBX_EXTRA_PARAMETERS,      /* where those of a kernel lie; who answers takes long launches */
     IBX_EXTRAS                 /* one more than the last */
 };
 
 #define IBX_EXTRA_LISTED        32u /* handles or numbers in one reply, behind how many there are */
 #define IBX_EXTRA_BEHIND        64u /* nodes that a new one comes behind */
 #define IBX_EXTRA_OUT_MAX       (8 + 8 * IBX_EXTRA_LISTED) /* bytes of a reply beside the exit code */
-#define IBX_EXTRA_ATTRIBUTE     64u  /* bytes of an attribute's value, CUDA's union of scalars */
-#define IBX_EXTRA_PRINTED_MOST  256u /* bytes in a reply to PRINTED, behind how many there are */
+#define IBX_EXTRA_ARGUMENTS_MAX 32764u /* bytes of a launch's arguments, CUDA's limit */
+#define IBX_EXTRA_ATTRIBUTE     64u    /* bytes of an attribute's value, CUDA's union of scalars */
+#define IBX_EXTRA_PRINTED_MOST  256u   /* bytes in a reply to PRINTED, behind how many there are */
 #define IBX_EXTRA_COPIED        128u /* bytes from the device in the reply to a HOST_ASK, at most */
 #define IBX_EXTRA_HANDLE        64u  /* bytes of a handle for other processes */
 #define IBX_EXTRA_VARIABLE_NAME 1024u /* bytes of a variable's name, at most */

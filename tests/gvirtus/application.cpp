@@ -566,6 +566,8 @@ int main(int argc, char **argv)
         {"launch", launch},
         {"launches", launches},
         {"launches-unseen", launches_unseen},
+        {"launches-of-many-bytes", launches_of_many_bytes},
+        {"nodes-of-many-bytes", nodes_of_many_bytes},
         {"arrays", arrays},
         {"planes", planes_of_arrays},
         {"planes-of-memory", planes_of_memory},

@@ -73,6 +73,8 @@ bool stale_registration();
 // Calls that GVirtuS's front end does not see.
 bool calls();
 bool short_copies();
+bool launches_of_many_bytes();
+bool nodes_of_many_bytes();
 bool sets_in_streams();
 bool sets_after_a_loss();
 bool configurations();

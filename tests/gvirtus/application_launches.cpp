@@ -1,8 +1,46 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
-#include "tests/gvirtus/application.h"
+#include "tests/gvirtus/graph_calls.h"
+
+#include "tests/doubles/cuda/driver.h"
 
 #include <cstdint>
+#include <cstring>
+#include <thread>
 #include <vector>
+
+namespace
+{
+
+using graph_calls::fails;
+using graph_calls::Graph;
+
+using Launcher = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
+
+// A kernel with so many bytes among its parameters, which it adds `sum` to on their way to memory.
+struct Wide {
+    std::size_t n;
+    std::uint32_t sum;
+    char *to;
+    std::vector<char> bytes, result;
+    void *arguments[3];
+
+    Wide(std::size_t size, unsigned seed, char *device)
+        : n(size), sum(seed), to(device), bytes(size), result(size), arguments{&to, &bytes[0], &sum}
+    {
+        random_fill(bytes.data(), n, seed);
+        for (std::size_t i = 0; i < n; i++)
+            result[i] = static_cast<char>(bytes[i] + static_cast<char>(sum));
+    }
+    const void *function() const { return reinterpret_cast<const void *>(IBX_DOUBLE_WIDE + n); }
+    int launch(const char *call, void *stream = nullptr, unsigned threads = 32)
+    {
+        return preloaded<Launcher>(call)(function(), {1, 1, 1}, {threads, 1, 1}, arguments, 0,
+                                         stream);
+    }
+    bool there() const { return device_has(to, result.data(), n); }
+};
+
+} // namespace
 
 // The stub has cudaLaunchKernel alone, as GVirtuS.
 bool launch()
@@ -94,4 +132,95 @@ bool launches_unseen()
         REQUIRE(cudaDeviceSynchronize() == 0 && device_has(to, memory.data(), n));
     }
     return true;
+}
+
+// More parameters than GVirtuS's front end reads the sizes of, or than fit into a short request.
+bool launches_of_many_bytes()
+{
+    constexpr std::size_t most = IBX_DOUBLE_WIDEST;
+    char *device = device_memory(4 * most);
+    void *stream = nullptr;
+    unsigned seed = 0;
+    REQUIRE(cudaGetLastError() == 0 && cudaStreamCreate(&stream) == 0);
+    for (const char *call : {"cudaLaunchKernel", "cudaLaunchCooperativeKernel"}) {
+        for (std::size_t n : {std::size_t{24}, std::size_t{1800}, std::size_t{3000},
+                              std::size_t{STUB_WIDE_KNOWN}, std::size_t{STUB_WIDE_KNOWN} + 1,
+                              std::size_t{4096}, std::size_t{4100}, std::size_t{20001}, most}) {
+            for (int round = 0; round < 3; round++) {
+                Wide wide(n, ++seed, device);
+                REQUIRE(cudaMemset(device, 0, n) == 0);
+                REQUIRE(wide.launch(call, stream) == 0);
+                REQUIRE(cudaStreamSynchronize(stream) == 0 && wide.there());
+            }
+        }
+    }
+    // In the order of their stream, among others; the bytes are those of the call.
+    for (int round = 0; round < 10; round++) {
+        Wide first(most, ++seed, device), second(9000, ++seed, device), third(100, ++seed, device);
+        char *to = device + most, *from = device;
+        std::size_t part = most;
+        void *arguments[] = {&to, &from, &part};
+        REQUIRE(first.launch("cudaLaunchKernel", stream) == 0);
+        std::fill(first.bytes.begin(), first.bytes.end(), 'x');
+        REQUIRE(second.launch("cudaLaunchKernel", stream) == 0);
+        REQUIRE(third.launch("cudaLaunchKernel", stream) == 0);
+        REQUIRE(cudaLaunchKernel(&stub_kernel, {1, 1, 1}, {32, 1, 1}, arguments, 0, stream) == 0);
+        REQUIRE(cudaMemsetAsync(device, 0, 200, stream) == 0);
+        std::memcpy(&first.result[0], &second.result[0], second.n);
+        std::memcpy(&first.result[0], &third.result[0], third.n);
+        REQUIRE(cudaStreamSynchronize(stream) == 0 && device_has(to, first.result.data(), most));
+        REQUIRE(device_has(device, std::vector<char>(200, 0).data(), 200));
+    }
+    // By several threads, each of which meets the kernels for the first time.
+    bool good[3] = {};
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < 3; i++) {
+        threads.emplace_back([=, &good] {
+            char *own = device + i * most;
+            for (unsigned n = 1; n <= 40; n++) {
+                Wide wide(30000 - n % 4, n, own);
+                if (wide.launch("cudaLaunchKernel") || cudaDeviceSynchronize() || !wide.there())
+                    return;
+            }
+            good[i] = true;
+        });
+    }
+    for (std::thread &thread : threads)
+        thread.join();
+    REQUIRE(good[0] && good[1] && good[2]);
+    // What fails, fails as other launches do, and the next one goes on.
+    Wide wide(10000, ++seed, device);
+    REQUIRE(fails(wide.launch("cudaLaunchKernel", &seed), 400));
+    REQUIRE(fails(wide.launch("cudaLaunchKernel", stream, 5000), 1));
+    REQUIRE(fails(preloaded<Launcher>("cudaLaunchKernel")(wide.function(), {1, 1, 1}, {1, 1, 1},
+                                                          nullptr, 0, stream),
+                  1));
+    REQUIRE(wide.launch("cudaLaunchKernel", stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    return wide.there() && cudaFree(device) == 0;
+}
+
+// Nodes of graphs, and their parameters when these change.
+bool nodes_of_many_bytes()
+{
+    char *device = device_memory(4u << 15);
+    void *stream = nullptr;
+    REQUIRE(cudaGetLastError() == 0 && cudaStreamCreate(&stream) == 0);
+    for (std::size_t n : {1900u, 3000u, 5000u, IBX_DOUBLE_WIDEST}) {
+        Graph graph;
+        Wide first(n, 1, device), second(n, 2, device), third(n, 3, device + (1u << 15));
+        graph_calls::Kernel kernel = {first.function(), {1, 1, 1}, {32, 1, 1}, 0,
+                                      first.arguments,  nullptr};
+        REQUIRE(graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0);
+        kernel.arguments = third.arguments;
+        REQUIRE(graph.add("cudaGraphAddKernelNode", {graph.nodes[0]}, &kernel) == 0);
+        void *exec = graph.made();
+        REQUIRE(exec && cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+        REQUIRE(first.there() && third.there());
+        kernel.arguments = second.arguments;
+        REQUIRE((graph_calls::run<void *, void *, const graph_calls::Kernel *>(
+                     "cudaGraphExecKernelNodeSetParams", exec, graph.nodes[0], &kernel) == 0));
+        REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+        REQUIRE(second.there() && third.there() && graph.destroy() == 0);
+    }
+    return cudaFree(device) == 0;
 }

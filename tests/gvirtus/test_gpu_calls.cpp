@@ -562,6 +562,52 @@ bool kernels_of_nobody()
     return true;
 }
 
+// A launch that brings less than its kernel takes: GVirtuS's handler, which would read on behind
+// it, does not get it, nor does CUDA get sizes that a client has made up.
+bool launches_with_too_little()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t to = remote.malloc(1 << 16), stream = remote.stream_create();
+    const auto body = [&](std::uint64_t size, std::size_t bytes, Body begun) {
+        std::vector<char> all(bytes, 'b');
+        if (bytes >= 8)
+            std::memcpy(all.data(), &to, 8);
+        begun.u64(IBX_DOUBLE_WIDE + size).i32(1).i32(1).i32(1).i32(1).i32(1).i32(1).u64(0);
+        return begun.u64(stream).host(all.data(), all.size());
+    };
+    const auto own = [&](std::uint64_t size, std::size_t bytes) {
+        return remote.call("ibxRuntime",
+                           body(size, bytes, number(IBX_EXTRA_LAUNCH).put<std::uint16_t>(0)));
+    };
+    remote.get_last_error();
+    for (std::size_t bytes : {0, 8, 24, 4096}) { // of 20,012
+        const std::uint64_t handled = remote.handled();
+        REQUIRE(remote.call("cudaLaunchKernel", body(20000, bytes, Body())) == 1);
+        REQUIRE(remote.handled() == handled && remote.get_last_error() == 1);
+    }
+    REQUIRE(remote.call("cudaLaunchKernel", body(100, 0, Body())) == 1);
+    for (std::size_t bytes : {0, 24, 4096, 4097, 20008, 20011, 32765, 60000})
+        REQUIRE(own(20000, bytes) == 1);
+    REQUIRE(own(20000, 20012) == 0 && own(20000, 32764) == 0 && own(4084, 4096) == 0);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_LAUNCH).put<std::uint16_t>(0)) == 1);
+    for (const std::uint64_t first : {0u, 1u, 3u, 0xffffffffu}) {
+        const int left = first < 3 ? static_cast<int>(3 - first) : 0;
+        REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_PARAMETERS)
+                                              .u64(IBX_DOUBLE_WIDE + 20000)
+                                              .i32(static_cast<std::int32_t>(first))) == 0);
+        int count = -1;
+        REQUIRE(remote.out.size() == 260);
+        std::memcpy(&count, remote.out.data(), 4);
+        REQUIRE(count == left);
+    }
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_PARAMETERS).u64(0x1234).i32(0)) == 98);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_PARAMETERS).u64(0x1234)) == 1);
+    char there[2] = {};
+    REQUIRE(remote.call("cudaStreamSynchronize", Body().u64(stream)) == 0);
+    return remote.peek(to, there, 2) && there[1] == static_cast<char>('b' + 0x62);
+}
+
 // A kernel that is looked up while another client takes some away is looked up once more.
 bool kernels_meanwhile()
 {
@@ -694,6 +740,7 @@ int main(int argc, char **argv)
     check_calls_graphs();
     check("kernels", kernels);
     check("kernels that nobody has registered", kernels_of_nobody);
+    check("launches with too little", launches_with_too_little);
     check("kernels of several programs at one address", kernels_of_several_programs);
     check("kernels while some are taken away", kernels_meanwhile);
     check("registrations of several clients", registered_at_once);

@@ -49,6 +49,11 @@ struct ibx_double_stats {
 
 #define IBX_DOUBLE_KERNEL 0x7000u /* the only kernel, and the runtime's function for it */
 
+/* And kernels of IBX_DOUBLE_WIDE plus 1 to IBX_DOUBLE_WIDEST: with three parameters, the address of
+ * memory, so many bytes, and a u32 that each byte is added to on its way there. */
+#define IBX_DOUBLE_WIDE   0x1000000u
+#define IBX_DOUBLE_WIDEST 32752u
+
 /* The bytes of device memory; false when the range is not one allocation's. */
 bool ibx_double_peek(uint64_t device, void *to, size_t n);
 bool ibx_double_poke(uint64_t device, const void *from, size_t n);

@@ -48,6 +48,7 @@ struct graph_node {
     unsigned behind[GRAPH_BEHIND];
     struct {
         uint64_t values[3]; /* arguments of the kernel */
+        void *wide;         /* of another one: then not NULL */
         unsigned size[6];
         void *kernel;
         struct ibx_cuda_memcpy3d copy;

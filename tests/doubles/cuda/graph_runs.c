@@ -69,6 +69,10 @@ static int run_kernel(const struct graph_node *node, void *stream)
     size_t n = sizeof(node->of.values);
     uint64_t values[3];
     void *extra[] = {(void *)1, values, (void *)2, &n, NULL};
+    int (*run_wide)(void *wide, void *stream) = NULL;
+    *(void **)&run_wide = driver_function("ibx_double_run_wide");
+    if (node->of.wide)
+        return run_wide(node->of.wide, stream);
     *(void **)&launch = driver_function("cuLaunchKernel");
     memcpy(values, node->of.values, n);
     return launch(node->of.kernel, node->of.size[0], node->of.size[1], node->of.size[2],

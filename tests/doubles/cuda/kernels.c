@@ -42,13 +42,86 @@ static int stream_of_here(void *stream)
     return code ? leave(code) : leave(stream_is_here(stream) ? SUCCESS : INVALID_HANDLE);
 }
 
-/* The one kernel there is copies within the device: its arguments are two addresses and a length.
+static bool is_wide(const void *kernel)
+{
+    const uintptr_t number = (uintptr_t)kernel;
+    return number > IBX_DOUBLE_WIDE && number <= IBX_DOUBLE_WIDE + IBX_DOUBLE_WIDEST;
+}
+
+EXPORT int cuFuncGetParamInfo(void *kernel, size_t index, size_t *at, size_t *n)
+{
+    const size_t wide = is_wide(kernel) ? (uintptr_t)kernel - IBX_DOUBLE_WIDE : 8;
+    const size_t sizes[] = {8, wide, is_wide(kernel) ? 4 : 8};
+    const size_t places[] = {0, 8, (8 + wide + 3) / 4 * 4};
+    if ((!is_wide(kernel) && (uintptr_t)kernel != IBX_DOUBLE_KERNEL) || index > 2)
+        return INVALID_VALUE;
+    *at = places[index];
+    *n = sizes[index];
+    return SUCCESS;
+}
+
+/* Those that were launched, or are of graphs: for who looks for leaks. */
+static struct wide {
+    struct wide *next;
+    uint64_t to;
+    size_t n;
+    uint8_t bytes[IBX_DOUBLE_WIDEST];
+} * wides;
+static pthread_mutex_t wides_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void run_wide(void *argument)
+{
+    const struct wide *wide = argument;
+    ibx_double_poke(wide->to, wide->bytes, wide->n);
+}
+
+/* By the driver as it lies up to 4 KiB alone. */
+static struct wide *wide_of(void *kernel, void **arguments, void **extra)
+{
+    uint8_t lying[4096];
+    void *pointers[3];
+    uint32_t sum;
+    size_t at = 0, n = 0, i = 0;
+    while (i < 3 && !cuFuncGetParamInfo(kernel, i, &at, &n))
+        pointers[i++] = lying + at % sizeof(lying);
+    if (!arguments && (!extra || extra[0] != (void *)1 || extra[2] != (void *)2 ||
+                       *(size_t *)extra[3] != at + n || at + n > sizeof(lying)))
+        return NULL;
+    if (!arguments)
+        memcpy(lying, extra[1], at + n);
+    void **from = arguments ? arguments : pointers;
+    struct wide *wide = calloc(1, sizeof(*wide));
+    wide->n = (uintptr_t)kernel - IBX_DOUBLE_WIDE;
+    memcpy(&wide->to, from[0], 8);
+    memcpy(wide->bytes, from[1], wide->n);
+    memcpy(&sum, from[2], 4);
+    for (i = 0; i < wide->n; i++)
+        wide->bytes[i] = (uint8_t)(wide->bytes[i] + sum);
+    pthread_mutex_lock(&wides_lock);
+    wide->next = wides;
+    wides = wide;
+    pthread_mutex_unlock(&wides_lock);
+    return wide;
+}
+
+int cuLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
+
+static int launch_wide(void *kernel, void *stream, void **arguments, void **extra)
+{
+    const int code = stream_of_here(stream);
+    struct wide *wide = code ? NULL : wide_of(kernel, arguments, extra);
+    return code ? code : wide ? cuLaunchHostFunc(stream, run_wide, wide) : INVALID_VALUE;
+}
+
+/* The other kernel copies within the device: its arguments are two addresses and a length.
  */
 EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                           void *stream, void **arguments, void **extra)
 {
     uint64_t values[3];
+    if (is_wide(kernel) && grid_x && block_x && block_x <= 1024)
+        return launch_wide(kernel, stream, arguments, extra);
     const bool sound = (uintptr_t)kernel == IBX_DOUBLE_KERNEL && grid_x && grid_y && grid_z &&
                        block_x && block_x <= 1024 && block_y && block_z && !shared && !arguments;
     if (!sound || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4] ||
@@ -64,9 +137,19 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsign
                       kernel_type_of(values[1]), values[1], values[2], stream, false);
 }
 
-/* Of the same kernel, in graphs of the runtime's double. */
+/* Runs a node that has such arguments. */
+EXPORT int ibx_double_run_wide(void *wide, void *stream)
+{
+    return cuLaunchHostFunc(stream, run_wide, wide);
+}
+
+/* Of the same kernels, in graphs of the runtime's double. */
 static int set_kernel(struct graph_node *node, const struct kernel_parameters *p)
 {
+    if (node && node->type == NODE_KERNEL && is_wide(p->kernel)) {
+        node->of.wide = wide_of(p->kernel, p->arguments, p->extra);
+        return node->of.wide ? SUCCESS : INVALID_VALUE;
+    }
     if (!node || node->type != NODE_KERNEL || (uintptr_t)p->kernel != IBX_DOUBLE_KERNEL ||
         p->arguments || *(size_t *)p->extra[3] != sizeof(node->of.values))
         return INVALID_VALUE;
@@ -107,11 +190,11 @@ struct launch_config {
     unsigned count;
 };
 
-/* The same kernel, as a cooperative one (attribute 2) of at most 1,000 blocks. */
+/* The same kernels; a cooperative one (attribute 2) of at most 1,000 blocks. */
 EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **arguments,
                             void **extra)
 {
-    if (c->count != 1 || c->attributes[0].id != 2 || c->attributes[0].on != 1)
+    if (c->count > 1 || (c->count && (c->attributes[0].id != 2 || c->attributes[0].on != 1)))
         return INVALID_VALUE;
     if (c->grid[0] > 1000)
         return 720; /* CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE */
@@ -159,8 +242,6 @@ static void set_word(void *argument)
     *word->at = word->value;
     drop_word(word);
 }
-
-int cuLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
 
 /* Of pinned memory alone. What a broken stream does not come to is lost. */
 EXPORT int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags)

@@ -254,9 +254,16 @@ EXPORT int cudaMemset(void *address, int value, size_t n)
     return returns(rc);
 }
 
+static bool is_wide(const void *function)
+{
+    const uintptr_t number = (uintptr_t)function;
+    return number > IBX_DOUBLE_WIDE && number <= IBX_DOUBLE_WIDE + IBX_DOUBLE_WIDEST;
+}
+
 bool is_kernel(const void *function)
 {
-    return (uintptr_t)function == IBX_DOUBLE_KERNEL || (uintptr_t)function >> 56 == 0x1b;
+    return (uintptr_t)function == IBX_DOUBLE_KERNEL || (uintptr_t)function >> 56 == 0x1b ||
+           is_wide(function);
 }
 
 EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
@@ -265,7 +272,8 @@ EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
     if (!is_kernel(function))
         return returns(98);
     *(void **)&load = driver_function("cuKernelGetFunction");
-    return returns(load(kernel, (void *)(uintptr_t)IBX_DOUBLE_KERNEL));
+    return returns(
+        load(kernel, is_wide(function) ? (void *)(uintptr_t)function : (void *)IBX_DOUBLE_KERNEL));
 }
 
 EXPORT int cudaGetKernel(void **kernel, const void *function)

@@ -381,12 +381,20 @@ EXPORTED int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 bloc
                               std::size_t shared, void *stream)
 {
     Body body, in;
+    const std::uint64_t wide = number(function) - IBX_DOUBLE_WIDE;
+    const bool is_wide = wide && wide <= IBX_DOUBLE_WIDEST;
     launches++;
-    if (function != &stub_kernel)
+    if (function != &stub_kernel && !is_wide)
         return 98; // cudaErrorInvalidDeviceFunction
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3 && !is_wide; i++)
         in.u64(*static_cast<std::uint64_t *>(arguments[i]));
-    body.u64(IBX_DOUBLE_KERNEL);
+    if (is_wide && wide <= STUB_WIDE_KNOWN) {
+        in.bytes.resize((8 + wide + 3) / 4 * 4 + 4);
+        std::memcpy(&in.bytes[0], arguments[0], 8);
+        std::memcpy(&in.bytes[8], arguments[1], wide);
+        std::memcpy(&in.bytes[in.bytes.size() - 4], arguments[2], 4);
+    }
+    body.u64(is_wide ? number(function) : IBX_DOUBLE_KERNEL);
     for (const StubDim3 &size : {grid, block}) {
         for (unsigned one : {size.x, size.y, size.z})
             body.i32(static_cast<std::int32_t>(one));

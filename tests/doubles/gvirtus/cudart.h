@@ -65,6 +65,9 @@ struct StubDim3 {
 };
 int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 block, void **arguments,
                      std::size_t shared, void *stream);
+// ... kernels that are named by the numbers of IBX_DOUBLE_WIDE; it knows the arguments of those up
+// to here, and takes others for kernels that have none, as G5 ...
+#define STUB_WIDE_KNOWN 4000u
 // ... the launches that have reached it, of all threads ...
 std::uint64_t stub_launches();
 // ... the modules that GVirtuS would take from the back end ...

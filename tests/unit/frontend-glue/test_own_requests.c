@@ -406,6 +406,7 @@ static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_GET_COPY] = "n",
     [IBX_EXTRA_PRINTED] = "b",
     [IBX_EXTRA_IPC_CLOSE] = "bo",
+    [IBX_EXTRA_PARAMETERS] = "oi",
     [IBX_EXTRAS] = "o",
 };
 

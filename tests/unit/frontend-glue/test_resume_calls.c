@@ -24,6 +24,7 @@
 
 #define SLOTS     16u
 #define LONG_BODY 1900u
+#define LONG_OWN  34000u /* a launch of the longest arguments */
 #define LONG_COPY 65536u
 #define OWN       65536u /* such a number is that of no request of our own that has an effect here */
 #define TINY      1024u  /* bytes of the shortest message that can be agreed on */
@@ -182,7 +183,7 @@ static void copy_ahead(unsigned number, size_t n)
 /* One that GVirtuS does not have, which waits. */
 static void call_own(unsigned number, size_t n)
 {
-    uint8_t body[LONG_BODY + 36];
+    static uint8_t body[LONG_OWN + 36];
     int code = -1;
     put_own_call(body, number, n);
     const struct ibx_pipeline_request call = {.name = IBX_EXTRA_NAME, .body = body, .n = n + 36};
@@ -342,6 +343,10 @@ static void test_own_requests_in_pieces(void **state)
         call_ahead(number++, n / 3);
         call_own(number++, n);
     }
+    for (size_t n = LONG_BODY; n <= LONG_OWN; n += 401) { /* nor do they fit into a short request */
+        call_ahead(number++, n % LONG_BODY);
+        call_own(number++, n);
+    }
     call_and_wait(number++, 10);
     end();
     runs_own = false;
@@ -379,7 +384,7 @@ static unsigned run_calls(uint64_t seed)
         const size_t n = random_below(&random, 20) ? 10 : random_below(&random, LONG_BODY);
         const size_t kind = random_below(&random, 30);
         if (kind == 1 && runs_own)
-            call_own(number++, n < 1000 ? n + 900 : n);
+            call_own(number++, i % 2 ? n + 900 : 1 + random_below(&random, LONG_OWN));
         else if (kind < 4)
             copy_ahead(number++, 1 + random_below(&random, i % 4 ? 20000 : LONG_COPY));
         else if (kind)
