@@ -137,16 +137,11 @@ ABSENT(cudaLibraryLoadFromFile)
 ABSENT(cudaLibraryUnload)
 
 /* Arrays, textures. */
-ABSENT(cudaArrayGetInfo)
 ABSENT(cudaArrayGetMemoryRequirements)
 ABSENT(cudaArrayGetPlane)
 ABSENT(cudaArrayGetSparseProperties)
 ABSENT(cudaFreeMipmappedArray)
 ABSENT(cudaGetMipmappedArrayLevel)
-ABSENT(cudaGetSurfaceObjectResourceDesc)
-ABSENT(cudaGetTextureObjectResourceDesc)
-ABSENT(cudaGetTextureObjectResourceViewDesc)
-ABSENT(cudaGetTextureObjectTextureDesc)
 ABSENT_WITH(cudaMallocMipmappedArray,
             (void **array, const void *channel, struct ibx_cuda_extent extent, unsigned levels,
              unsigned flags),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Arrays of the device, textures and surfaces, in requests of our own: GVirtuS lacks most of these
+ * Arrays of the device, in requests of our own: GVirtuS lacks most of these
  * calls, and its handlers of the others do not know arrays of several planes. Bytes of the host get
  * to an array by way of memory of the device, rows without gaps, so that they take the path of all
  * copies. The asynchronous calls come after all that is in their stream, and are over when they
@@ -20,7 +20,9 @@
 struct shape {
     struct shape *next;
     const void *array;
-    size_t element;
+    struct ibx_cuda_channel channel;
+    struct ibx_cuda_extent extent;
+    unsigned flags;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -69,28 +71,35 @@ static void forget_shape(const void *array)
 }
 
 /* Without memory the back end is asked later. */
-static void note_shape(const void *array, const struct ibx_cuda_channel *channel)
+static void note_shape(const struct shape *like)
 {
     struct shape *made = malloc(sizeof(*made));
-    forget_shape(array); /* one whose end was not seen */
+    forget_shape(like->array); /* one whose end was not seen */
     if (!made)
         return;
     pthread_mutex_lock(&lock);
-    *made = (struct shape){shapes, array, element_of(channel)};
+    *made = *like;
+    made->next = shapes;
     shapes = made;
     pthread_mutex_unlock(&lock);
 }
 
-static size_t element_in(const void *array)
+static bool shape_of(const void *array, struct shape *shape)
 {
-    struct ibx_cuda_channel channel;
     pthread_mutex_lock(&lock);
     const struct shape *found = *place_of(array);
-    const size_t element = found ? found->element : 0;
+    if (found)
+        *shape = *found;
     pthread_mutex_unlock(&lock);
-    if (element)
-        return element;
-    return cudaGetChannelDesc(&channel, array) ? 0 : element_of(&channel);
+    return found;
+}
+
+static size_t element_in(const void *array)
+{
+    struct shape shape;
+    if (!shape_of(array, &shape) && cudaGetChannelDesc(&shape.channel, array))
+        return 0;
+    return element_of(&shape.channel);
 }
 
 /* --------------------------------------------------------------------------------- arrays */
@@ -110,7 +119,8 @@ int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
     int rc = ibx_frontend_extra_ask(&e, &made);
     if (!rc) {
         *array = (void *)(uintptr_t)made;
-        note_shape(*array, channel);
+        note_shape(&(struct shape){
+            .array = *array, .channel = *channel, .extent = extent, .flags = flags});
     }
     return rc;
 }
@@ -131,6 +141,24 @@ int cudaFreeArray(void *array)
     forget_shape(array); /* first: behind the call another thread may be given the same handle */
     ibx_frontend_before_free();
     return ibx_frontend_freed(ibx_frontend_extra(&e, NULL, 0));
+}
+
+/* Any of the places may be NULL. */
+int cudaArrayGetInfo(struct ibx_cuda_channel *channel, struct ibx_cuda_extent *extent,
+                     unsigned *flags, void *array)
+{
+    struct shape shape;
+    if (!shape_of(array, &shape)) {
+        const int rc = cudaGetChannelDesc(&shape.channel, array);
+        return rc ? rc : ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    }
+    if (channel)
+        *channel = shape.channel;
+    if (extent)
+        *extent = shape.extent;
+    if (flags)
+        *flags = shape.flags;
+    return CUDA_SUCCESS;
 }
 
 int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array)
@@ -484,58 +512,4 @@ int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
         return rc;
     rc = cudaStreamSynchronize(stream);
     return rc ? rc : over(cudaMemcpy3D(p), stream);
-}
-
-/* ------------------------------------------------------------------- textures and surfaces */
-
-static int make(const struct extra *e, unsigned long long *object)
-{
-    uint64_t made = 0;
-    const int rc = ibx_frontend_extra_ask(e, &made);
-    if (!rc)
-        *object = made;
-    return rc;
-}
-
-int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_resource *resource,
-                            const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view)
-{
-    struct extra e;
-    if (!texture || !resource || !how)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_TEXTURE, "cudaCreateTextureObject");
-    ibx_resource_put(&e.body, resource);
-    ibx_layout_put(&e.body, IBX_LAYOUT_TEXTURE, how);
-    ibx_put_u8(&e.body, view != NULL);
-    if (view)
-        ibx_layout_put(&e.body, IBX_LAYOUT_VIEW, view);
-    return make(&e, texture);
-}
-
-int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_resource *resource)
-{
-    struct extra e;
-    if (!surface || !resource)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_SURFACE, "cudaCreateSurfaceObject");
-    ibx_resource_put(&e.body, resource);
-    return make(&e, surface);
-}
-
-static int destroy(enum ibx_extra number, const char *call, unsigned long long object)
-{
-    struct extra e;
-    ibx_frontend_extra_begin(&e, number, call);
-    ibx_put_u64(&e.body, object);
-    return ibx_frontend_extra(&e, NULL, 0);
-}
-
-int cudaDestroyTextureObject(unsigned long long texture)
-{
-    return destroy(IBX_EXTRA_DESTROY_TEXTURE, "cudaDestroyTextureObject", texture);
-}
-
-int cudaDestroySurfaceObject(unsigned long long surface)
-{
-    return destroy(IBX_EXTRA_DESTROY_SURFACE, "cudaDestroySurfaceObject", surface);
 }

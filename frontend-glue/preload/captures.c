@@ -8,7 +8,11 @@
 
 #include <pthread.h>
 
-static _Atomic unsigned captures; /* that this process has begun */
+#define GLOBAL       0 /* cudaStreamCaptureModeGlobal, ThreadLocal */
+#define THREAD_LOCAL 1
+
+static _Atomic unsigned captures;              /* that this process has begun */
+static _Thread_local int thread_mode = GLOBAL; /* as the program knows it */
 
 static void in_child(void)
 {
@@ -51,6 +55,22 @@ int ibx_frontend_capture_end(void *stream, void **graph)
     if (!rc || rc == CUDA_CAPTURE_INVALID || rc == CUDA_CAPTURE_UNJOINED)
         ends();
     return rc;
+}
+
+/* All clients are threads of one process at the back end: the mode GLOBAL would let this one's
+ * calls end others' captures, and theirs this one's. */
+int cudaThreadExchangeStreamCaptureMode(int *mode)
+{
+    if (!mode)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int wanted = *mode;
+    int there = wanted == GLOBAL ? THREAD_LOCAL : wanted;
+    const int rc = CALL_NEXT(cudaThreadExchangeStreamCaptureMode, &there);
+    if (rc)
+        return rc;
+    *mode = thread_mode;
+    thread_mode = wanted;
+    return CUDA_SUCCESS;
 }
 
 static int ask(void *stream, int *status, bool *known)

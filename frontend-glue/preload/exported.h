@@ -115,6 +115,14 @@ int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_r
 int cudaDestroyTextureObject(unsigned long long texture);
 int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_resource *resource);
 int cudaDestroySurfaceObject(unsigned long long surface);
+int cudaGetTextureObjectResourceDesc(struct ibx_cuda_resource *resource,
+                                     unsigned long long texture);
+int cudaGetTextureObjectTextureDesc(struct ibx_cuda_texture *how, unsigned long long texture);
+int cudaGetTextureObjectResourceViewDesc(struct ibx_cuda_view *view, unsigned long long texture);
+int cudaGetSurfaceObjectResourceDesc(struct ibx_cuda_resource *resource,
+                                     unsigned long long surface);
+int cudaArrayGetInfo(struct ibx_cuda_channel *channel, struct ibx_cuda_extent *extent,
+                     unsigned *flags, void *array);
 int cudaMallocAsync(void **address, size_t n, void *stream);
 int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream);
 int cudaFreeAsync(void *address, void *stream);
@@ -136,6 +144,7 @@ int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *arg
 int cudaStreamBeginCapture(void *stream, int mode);
 int cudaStreamEndCapture(void *stream, void **graph);
 int cudaStreamIsCapturing(void *stream, int *status);
+int cudaThreadExchangeStreamCaptureMode(int *mode);
 int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind, const void *edges,
                                   size_t count, int mode);
 int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,

@@ -26,7 +26,6 @@ WITH_OUTPUT(cudaMemGetInfo, (left && all), (size_t * left, size_t *all), left, a
 WITH_OUTPUT(cudaEventCreate, event, (void **event), event)
 WITH_OUTPUT(cudaEventCreateWithFlags, event, (void **event, unsigned flags), event, flags)
 WITH_OUTPUT(cudaEventElapsedTime, ms, (float *ms, void *from, void *to), ms, from, to)
-WITH_OUTPUT(cudaThreadExchangeStreamCaptureMode, mode, (int *mode), mode)
 
 /* The same of a kernel. */
 #define OF_KERNEL(call, output, parameters, ...)                                                   \

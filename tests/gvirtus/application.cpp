@@ -573,6 +573,8 @@ int main(int argc, char **argv)
         {"planes-of-memory", planes_of_memory},
         {"array-to-array", array_to_array},
         {"textures", textures},
+        {"descriptions", descriptions},
+        {"capture-modes", capture_modes},
         {"pools", pools},
         {"stream-of-thread", stream_of_thread},
         {"queries", queries},

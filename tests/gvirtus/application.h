@@ -87,6 +87,8 @@ bool planes_of_arrays();
 bool planes_of_memory();
 bool array_to_array();
 bool textures();
+bool descriptions();
+bool capture_modes();
 bool pools();
 bool meanwhile();
 bool cooperative();

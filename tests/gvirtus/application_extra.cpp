@@ -219,6 +219,72 @@ bool array_to_array()
     return free_array(from) == 0 && free_array(to) == 0;
 }
 
+// What is known of arrays, textures and surfaces.
+bool descriptions()
+{
+    REQUIRE(runtime_is_there());
+    using Make = int(unsigned long long *, const Resource *, const Texture *, const View *);
+    using Info = int(Channel *, Extent *, unsigned *, void *);
+    using OfResource = int(Resource *, unsigned long long);
+    auto *create = preloaded<Make>("cudaCreateTextureObject");
+    auto *info = preloaded<Info>("cudaArrayGetInfo");
+    auto *resource_of = preloaded<OfResource>("cudaGetTextureObjectResourceDesc");
+    auto *texture_of =
+        preloaded<int(Texture *, unsigned long long)>("cudaGetTextureObjectTextureDesc");
+    auto *view_of =
+        preloaded<int(View *, unsigned long long)>("cudaGetTextureObjectResourceViewDesc");
+    auto *of_surface = preloaded<OfResource>("cudaGetSurfaceObjectResourceDesc");
+    void *array = nullptr;
+    Channel channel = {};
+    Extent extent = {};
+    unsigned flags = 9;
+    REQUIRE(malloc_array(&array, {16, 4, 0}, 2) == 0 &&
+            info(&channel, &extent, &flags, array) == 0);
+    REQUIRE(!std::memcmp(&channel, &floats, sizeof(floats)) && flags == 2);
+    REQUIRE(extent.width == 16 && extent.height == 4 && extent.depth == 0);
+    REQUIRE(info(nullptr, nullptr, nullptr, array) == 0);
+    Resource of = {}, told = {};
+    of.kind = IBX_RESOURCE_ARRAY;
+    of.of.array = array;
+    const Texture how = texture_of_words();
+    Texture how_told = {};
+    View view = {}, view_told = {};
+    view.width = 16;
+    view.levels_and_layers[2] = 7;
+    view.levels_and_layers[3] = 9;
+    unsigned long long texture = 0, other = 0, surface = 0;
+    REQUIRE(create(&texture, &of, &how, nullptr) == 0 && create(&other, &of, &how, &view) == 0);
+    REQUIRE(preloaded<int(unsigned long long *, const Resource *)>("cudaCreateSurfaceObject")(
+                &surface, &of) == 0);
+    REQUIRE(resource_of(&told, texture) == 0 && told.kind == of.kind && told.of.array == array);
+    REQUIRE(texture_of(&how_told, texture) == 0 && !std::memcmp(&how_told, &how, sizeof(how)));
+    REQUIRE(fails(view_of(&view_told, texture), 1));
+    REQUIRE(view_of(&view_told, other) == 0 && view_told.width == 16);
+    told = Resource();
+    REQUIRE(of_surface(&told, surface) == 0 && told.of.array == array);
+    REQUIRE(fails(resource_of(&told, surface), 1) && fails(of_surface(&told, texture), 1));
+    REQUIRE(fails(resource_of(nullptr, texture), 1));
+    REQUIRE(preloaded<int(unsigned long long)>("cudaDestroyTextureObject")(texture) == 0);
+    REQUIRE(fails(resource_of(&told, texture), 1) && free_array(array) == 0);
+    return info(&channel, &extent, &flags, array) != 0 && cudaGetLastError() != 0;
+}
+
+// A thread's mode is the program's own, but for that which would let clients end each other's
+// captures.
+bool capture_modes()
+{
+    auto *exchange = preloaded<int(int *)>("cudaThreadExchangeStreamCaptureMode");
+    for (int round = 0; round < 2; round++) {
+        int mode = 2;
+        REQUIRE(exchange(&mode) == 0 && mode == 0);
+        mode = 7;
+        REQUIRE(exchange(&mode) == 1 && mode == 7);
+        mode = 0;
+        REQUIRE(exchange(&mode) == 0 && mode == 2 && stub_capture_mode() == 1);
+    }
+    return fails(exchange(nullptr), 1);
+}
+
 bool textures()
 {
     REQUIRE(runtime_is_there());

@@ -514,6 +514,22 @@ EXPORTED void stub_at_end(void (*function)())
     at_end = function;
 }
 
+// As at the back end, whose plugin has chosen that mode.
+static thread_local int capture_mode = 1;
+
+EXPORTED int cudaThreadExchangeStreamCaptureMode(int *mode)
+{
+    if (*mode < 0 || *mode > 2)
+        return 1;
+    std::swap(*mode, capture_mode);
+    return 0;
+}
+
+EXPORTED int stub_capture_mode()
+{
+    return capture_mode;
+}
+
 EXPORTED void stub_close()
 {
     std::lock_guard<std::mutex> lock(front_ends_lock);

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Textures and surfaces, in requests of our own. What they were made of is known here. */
+#include "frontend-glue/preload/internal.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum object_kind { TEXTURE, SURFACE };
+
+struct object {
+    struct object *next;
+    unsigned long long handle;
+    enum object_kind kind;
+    struct ibx_cuda_resource resource;
+    struct ibx_cuda_texture how;
+    struct ibx_cuda_view view;
+    bool has_view;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct object *objects;
+
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* Locked. The place of its pointer. */
+static struct object **place_of(enum object_kind kind, unsigned long long handle)
+{
+    struct object **at = &objects;
+    while (*at && !((*at)->kind == kind && (*at)->handle == handle))
+        at = &(*at)->next;
+    return at;
+}
+
+static void forget(enum object_kind kind, unsigned long long handle)
+{
+    pthread_mutex_lock(&lock);
+    struct object **at = place_of(kind, handle), *found = *at;
+    if (found)
+        *at = found->next;
+    pthread_mutex_unlock(&lock);
+    free(found);
+}
+
+/* Takes `made`. */
+static void note(struct object *made)
+{
+    forget(made->kind, made->handle); /* one whose end was not seen */
+    pthread_mutex_lock(&lock);
+    made->next = objects;
+    objects = made;
+    pthread_mutex_unlock(&lock);
+}
+
+/* What programs of CUDA before 13 have of it ends before its flags. */
+static void copy_resource(struct ibx_cuda_resource *to, const struct ibx_cuda_resource *from)
+{
+    const int version = ibx_frontend_cuda_version();
+    memcpy(to, from,
+           version && version < 13 ? offsetof(struct ibx_cuda_resource, flags) : sizeof(*to));
+}
+
+static int make(const struct extra *e, struct object *made, unsigned long long *object)
+{
+    uint64_t handle = 0;
+    const int rc =
+        made ? ibx_frontend_extra_ask(e, &handle) : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    if (rc) {
+        free(made);
+        return rc;
+    }
+    made->handle = *object = handle;
+    note(made);
+    return CUDA_SUCCESS;
+}
+
+int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_resource *resource,
+                            const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view)
+{
+    struct extra e;
+    if (!texture || !resource || !how)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_TEXTURE, "cudaCreateTextureObject");
+    ibx_resource_put(&e.body, resource);
+    ibx_layout_put(&e.body, IBX_LAYOUT_TEXTURE, how);
+    ibx_put_u8(&e.body, view != NULL);
+    if (view)
+        ibx_layout_put(&e.body, IBX_LAYOUT_VIEW, view);
+    struct object *made = calloc(1, sizeof(*made));
+    if (made) {
+        made->kind = TEXTURE;
+        copy_resource(&made->resource, resource);
+        made->how = *how;
+        made->has_view = view;
+        if (view)
+            made->view = *view;
+    }
+    return make(&e, made, texture);
+}
+
+int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_resource *resource)
+{
+    struct extra e;
+    if (!surface || !resource)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_SURFACE, "cudaCreateSurfaceObject");
+    ibx_resource_put(&e.body, resource);
+    struct object *made = calloc(1, sizeof(*made));
+    if (made) {
+        made->kind = SURFACE;
+        copy_resource(&made->resource, resource);
+    }
+    return make(&e, made, surface);
+}
+
+/* First forgotten: behind the call another thread may be given the same handle. */
+static int destroy(enum ibx_extra number, const char *call, enum object_kind kind,
+                   unsigned long long object)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, number, call);
+    ibx_put_u64(&e.body, object);
+    forget(kind, object);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaDestroyTextureObject(unsigned long long texture)
+{
+    return destroy(IBX_EXTRA_DESTROY_TEXTURE, "cudaDestroyTextureObject", TEXTURE, texture);
+}
+
+int cudaDestroySurfaceObject(unsigned long long surface)
+{
+    return destroy(IBX_EXTRA_DESTROY_SURFACE, "cudaDestroySurfaceObject", SURFACE, surface);
+}
+
+/* ---------------------------------------------------------------------- what they were made of */
+
+static bool find(enum object_kind kind, unsigned long long handle, struct object *object)
+{
+    pthread_mutex_lock(&lock);
+    const struct object *found = *place_of(kind, handle);
+    if (found)
+        *object = *found;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+int cudaGetTextureObjectResourceDesc(struct ibx_cuda_resource *resource, unsigned long long texture)
+{
+    struct object object;
+    if (!resource || !find(TEXTURE, texture, &object))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    copy_resource(resource, &object.resource);
+    return CUDA_SUCCESS;
+}
+
+int cudaGetTextureObjectTextureDesc(struct ibx_cuda_texture *how, unsigned long long texture)
+{
+    struct object object;
+    if (!how || !find(TEXTURE, texture, &object))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    *how = object.how;
+    return CUDA_SUCCESS;
+}
+
+int cudaGetTextureObjectResourceViewDesc(struct ibx_cuda_view *view, unsigned long long texture)
+{
+    struct object object;
+    if (!view || !find(TEXTURE, texture, &object) || !object.has_view)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    *view = object.view;
+    return CUDA_SUCCESS;
+}
+
+int cudaGetSurfaceObjectResourceDesc(struct ibx_cuda_resource *resource, unsigned long long surface)
+{
+    struct object object;
+    if (!resource || !find(SURFACE, surface, &object))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    copy_resource(resource, &object.resource);
+    return CUDA_SUCCESS;
+}
