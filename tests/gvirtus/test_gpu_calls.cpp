@@ -581,13 +581,13 @@ bool launches_with_too_little()
                            body(size, bytes, number(IBX_EXTRA_LAUNCH).put<std::uint16_t>(0)));
     };
     remote.get_last_error();
-    for (std::size_t bytes : {0, 8, 24, 4096}) { // of 20,012
+    for (std::size_t bytes : {0u, 8u, 24u, 4096u}) { // of 20,012
         const std::uint64_t handled = remote.handled();
         REQUIRE(remote.call("cudaLaunchKernel", body(20000, bytes, Body())) == 1);
         REQUIRE(remote.handled() == handled && remote.get_last_error() == 1);
     }
     REQUIRE(remote.call("cudaLaunchKernel", body(100, 0, Body())) == 1);
-    for (std::size_t bytes : {0, 24, 4096, 4097, 20008, 20011, 32765, 60000})
+    for (std::size_t bytes : {0u, 24u, 4096u, 4097u, 20008u, 20011u, 32765u, 60000u})
         REQUIRE(own(20000, bytes) == 1);
     REQUIRE(own(20000, 20012) == 0 && own(20000, 32764) == 0 && own(4084, 4096) == 0);
     REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_LAUNCH).put<std::uint16_t>(0)) == 1);
