@@ -59,12 +59,18 @@ static void note(struct object *made)
     pthread_mutex_unlock(&lock);
 }
 
-/* What programs of CUDA before 13 have of it ends before its flags. */
+/* Programs of CUDA before 13 have shorter structures: they end before what is reserved. A program
+ * of which it is not known which it is gets no more. */
 static void copy_resource(struct ibx_cuda_resource *to, const struct ibx_cuda_resource *from)
 {
-    const int version = ibx_frontend_cuda_version();
-    memcpy(to, from,
-           version && version < 13 ? offsetof(struct ibx_cuda_resource, flags) : sizeof(*to));
+    const size_t before = offsetof(struct ibx_cuda_resource, of) + sizeof(from->of.memory);
+    memcpy(to, from, ibx_frontend_cuda_version() < 13 ? before : sizeof(*to));
+}
+
+static void copy_view(struct ibx_cuda_view *to, const struct ibx_cuda_view *from)
+{
+    const size_t before = offsetof(struct ibx_cuda_view, reserved);
+    memcpy(to, from, ibx_frontend_cuda_version() < 13 ? before : sizeof(*to));
 }
 
 static int make(const struct extra *e, struct object *made, unsigned long long *object)
@@ -100,7 +106,7 @@ int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_r
         made->how = *how;
         made->has_view = view;
         if (view)
-            made->view = *view;
+            copy_view(&made->view, view);
     }
     return make(&e, made, texture);
 }
@@ -176,7 +182,7 @@ int cudaGetTextureObjectResourceViewDesc(struct ibx_cuda_view *view, unsigned lo
     struct object object;
     if (!view || !find(TEXTURE, texture, &object) || !object.has_view)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    *view = object.view;
+    copy_view(view, &object.view);
     return CUDA_SUCCESS;
 }
 

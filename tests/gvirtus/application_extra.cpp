@@ -5,6 +5,7 @@
 
 #include "frontend-glue/session/extra.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -257,6 +258,15 @@ bool descriptions()
     REQUIRE(preloaded<int(unsigned long long *, const Resource *)>("cudaCreateSurfaceObject")(
                 &surface, &of) == 0);
     REQUIRE(resource_of(&told, texture) == 0 && told.kind == of.kind && told.of.array == array);
+    // No more than programs of CUDA 12 have: which one this is for is not known.
+    alignas(Resource) char bytes[sizeof(Resource) + sizeof(View)];
+    const auto left = [&] { return std::count(std::begin(bytes), std::end(bytes), 'x'); };
+    std::memset(bytes, 'x', sizeof(bytes));
+    REQUIRE(resource_of(reinterpret_cast<Resource *>(bytes), texture) == 0 && bytes[63] != 'x');
+    REQUIRE(left() >= static_cast<long>(sizeof(bytes) - 64) && bytes[64] == 'x');
+    std::memset(bytes, 'x', sizeof(bytes));
+    REQUIRE(view_of(reinterpret_cast<View *>(bytes), other) == 0 && bytes[47] != 'x');
+    REQUIRE(left() >= static_cast<long>(sizeof(bytes) - 48) && bytes[48] == 'x');
     REQUIRE(texture_of(&how_told, texture) == 0 && !std::memcmp(&how_told, &how, sizeof(how)));
     REQUIRE(fails(view_of(&view_told, texture), 1));
     REQUIRE(view_of(&view_told, other) == 0 && view_told.width == 16);
