@@ -35,6 +35,7 @@ struct freezing {
     size_t state_bytes, state_room;
     uint64_t stop_ns;
     bool made;        /* the folder */
+    json_t *before;   /* the VM's devices and disks when it was described */
     int ours, theirs; /* of the stream; -1: closed */
 };
 
@@ -340,8 +341,25 @@ static int describe(struct freezing *f, struct ibx_error *err)
     }
     if (RAND_bytes(m->id, sizeof(m->id)) != 1)
         return ibx_error_set(err, -EIO, "OpenSSL has no random bytes");
-    return ibx_describe(f->qmp, &f->ram, &m->description, ibx_deadline_in_ms(MIGRATION_QMP_MS),
-                        err);
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int rc = ibx_preflight_compared(f->qmp, true, &f->before, deadline, err);
+    return rc ? rc : ibx_describe(f->qmp, &f->ram, &m->description, deadline, err);
+}
+
+/* The VM is stopped: its state is that of the devices of the description, by which children are
+ * compared with it, and no disk has come to which it would go on writing. */
+static int check_described(struct freezing *f, struct ibx_error *err)
+{
+    json_t *now;
+    int rc = ibx_preflight_compared(f->qmp, true, &now, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc)
+        return rc;
+    if (!json_equal(now, f->before))
+        rc = ibx_error_set(err, -EBUSY,
+                           "another client of QEMU has plugged a device in or out, or has changed "
+                           "the image of a disk, while the VM was being frozen: freeze it again");
+    json_decref(now);
+    return rc;
 }
 
 static int watch(struct freezing *f, const char *qmp, struct ibx_error *err)
@@ -426,9 +444,12 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
         return rc;
     }
     rc = prepare(f, qmp, path, after, err);
+    ibx_migration_stop_at("freeze", "prepared");
     if (!rc)
         rc = save_state(f, err);
     ibx_migration_stop_at("freeze", "saved");
+    if (!rc)
+        rc = check_described(f, err);
     if (!rc)
         rc = fill_folder(f, err);
     if (!rc)
@@ -450,6 +471,7 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
     if (f->theirs >= 0)
         close(f->theirs);
     json_decref(f->undo.before);
+    json_decref(f->before);
     ibx_settings_fini(&f->settings);
     ibx_snapshot_folder_close(&f->folder);
     ibx_guest_ram_fini(&f->ram);

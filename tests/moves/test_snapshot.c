@@ -182,6 +182,30 @@ static void test_no_room(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "mib=16");
 }
 
+/* A device is unplugged after the VM was described: a child would have it, and its guest not. */
+static void test_a_device_at_the_stop(void)
+{
+    struct mover tool;
+    struct stat st;
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16",
+                                           .extra = {"-device", "qemu-xhci,addr=5", "-device",
+                                                     "usb-tablet,id=old"}});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    mover_stop_next("freeze:prepared");
+    mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
+    mover_await_stop(&tool);
+    vm_do(&vms[0], "device_del", json_pack("{s:s}", "id", "old"));
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "another client of QEMU has plugged a device in or out");
+    assert_int_equal(stat(snapshot, &st), -1);
+    assert_true(vm_runs(&vms[0]));
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 2);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "mib=16");
+}
+
 /* Whether QEMU leaves RAM out of what it saves. */
 static bool ignores_shared(void)
 {
@@ -231,6 +255,7 @@ int main(void)
         VM_TEST(test_quit),
         VM_TEST(test_refused),
         VM_TEST(test_no_room),
+        VM_TEST(test_a_device_at_the_stop),
         VM_TEST(test_killed_while_it_copies),
         {0},
     };
