@@ -51,7 +51,7 @@ static int check_still(struct source *s, struct ibx_error *err)
 int ibx_source_commit(struct source *s, struct ibx_error *err)
 {
     int rc = check_still(s, err);
-    if (!rc) /* until QEMU stopped the VM, somebody may have changed them */
+    if (!rc) /* until QEMU began to migrate, somebody may have changed them */
         rc = ibx_source_check_compared(s, err);
     if (!rc)
         rc = ibx_source_warm_check(s, err);

@@ -197,6 +197,8 @@ static int tell_map(struct source *s, struct ibx_error *err)
 static int on_quiet(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_move(s, SOURCE_STOPPED, err);
+    if (source_managed(&s->vm)) /* it waits for libvirt */
+        ibx_source_compared_ask(s);
     if (!rc && source_returns(s))
         rc = ibx_source_return_send_early(s, err);
     if (!rc)
@@ -382,6 +384,10 @@ static int start(struct source *s, struct ibx_error *err)
         ibx_watchdog_untouched(&s->vm.watchdog, NULL);
         not_begun(rc, err);
     }
+    /* QEMU plugs no devices from now on, and answers before it stops the VM: the answers are looked
+     * at before the commit. */
+    if (!rc && !source_managed(&s->vm))
+        ibx_source_compared_ask(s);
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
 }
 
@@ -424,8 +430,6 @@ static int end_stream(struct source *s, struct ibx_error *err)
     int rc = ibx_source_stream_end(&s->stream, &s->link.control, s->vm.qmp, err);
     if (!rc && source_managed(&s->vm))
         rc = ibx_source_stream_let_go(&s->stream, err);
-    if (!rc) /* QEMU answers while the destination loads */
-        ibx_source_compared_ask(s);
     return rc;
 }
 
