@@ -7,7 +7,9 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <malloc.h>
+#include <new>
 #include <stdexcept>
+#include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
 
@@ -181,9 +183,14 @@ void back_end_child(std::shared_ptr<Communicator> listening)
     serve_clients(
         listening,
         []() -> Handler {
-            // Pages that no client copies to are never touched.
-            std::shared_ptr<char> device(static_cast<char *>(std::calloc(1, device_bytes)),
-                                         std::free);
+            // Pages that no client copies to are never touched. For memory from the heap
+            // AddressSanitizer would write 8 MiB of its own, when it is taken and when it is freed.
+            void *pages = mmap(nullptr, device_bytes, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (pages == MAP_FAILED)
+                throw std::bad_alloc();
+            std::shared_ptr<char> device(static_cast<char *>(pages),
+                                         [](char *all) { munmap(all, device_bytes); });
             return [device](const std::string &name, const std::vector<char> &in, Body *out) {
                 return execute(name, in, device.get(), out);
             };
