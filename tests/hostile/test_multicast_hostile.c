@@ -6,6 +6,7 @@
 #include "migrate/multicast/datagrams.h"
 #include "migrate/snapshot/cache.h"
 #include "tests/scenes/fault_memory.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
@@ -19,9 +20,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PATIENCE_MS 20000
-#define CHUNKS      (PAGES / IBX_MULTICAST_CHUNK_PAGES) /* two, in a byte */
+#define CHUNKS (PAGES / IBX_MULTICAST_CHUNK_PAGES) /* two, in a byte */
 
+static unsigned patience; /* ms, for what is to come: main() sets it */
 static struct ibx_error error;
 static struct ibx_snapshot_manifest manifest;
 static struct ibx_page_map map;
@@ -57,13 +58,13 @@ static void end_snapshot(void)
 
 static void send_message(struct ibx_conn *conn, const struct ibx_snapshot_any *m)
 {
-    ibx_snapshot_send(conn, m, ibx_deadline_in_ms(PATIENCE_MS), NULL);
+    ibx_snapshot_send(conn, m, ibx_deadline_in_ms(patience), NULL);
 }
 
 /* False: the other side has closed. */
 static bool next_message(struct ibx_conn *conn, struct ibx_snapshot_any *m)
 {
-    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    const uint64_t until = ibx_deadline_in_ms(patience);
     struct ibx_event event;
     while (ibx_now_ns() < until) {
         const int n = ibx_poll(conn, &event, 1);
@@ -200,7 +201,7 @@ static void closes_on(struct ibx_snapshot_any lie)
 /* Each is closed for its lie: the server's own patience is longer than this test's. */
 static void test_readers(NO_STATE)
 {
-    open_server(true, 2 * PATIENCE_MS);
+    open_server(true, 600000);
     struct ibx_snapshot_any m = wanting(1, 0, "\x03", 1);
     struct ibx_conn *conn = join_as(&m); /* before it has joined */
     assert_false(next_message(conn, &m));
@@ -264,7 +265,7 @@ static void *liar_main(void *argument)
     struct liar *liar = argument;
     struct ibx_conn *conn;
     struct ibx_snapshot_any m;
-    if (ibx_accept_wait(liar->listener, PATIENCE_MS, &conn, NULL))
+    if (ibx_accept_wait(liar->listener, (int)patience, &conn, NULL))
         return NULL;
     if (!ibx_establish(conn, NULL) && next_message(conn, &m) && m.type == IBX_SNAPSHOT_JOIN)
         liar->lie(conn);
@@ -409,7 +410,7 @@ static void feed_of(void (*lie)(struct ibx_conn *conn), const char *words)
                                                 .checker = checker};
     assert_int_equal(ibx_snapshot_feed_open(&config, &feed, &error), 0);
     struct pollfd fd = {.fd = ibx_snapshot_feed_fd(feed), .events = POLLIN};
-    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    const uint64_t until = ibx_deadline_in_ms(patience);
     while (!ibx_snapshot_feed_over(feed)) {
         assert_true(ibx_now_ns() < until);
         poll(&fd, 1, 20);
@@ -454,7 +455,7 @@ static void test_closed_while_it_connects(NO_STATE)
     struct ibx_snapshot_checker *checker;
     struct snapshot_feed *feed;
     char uri[64], byte;
-    o.timeout_ms = PATIENCE_MS;
+    o.timeout_ms = patience;
     assert_int_equal(bind(listener, (const struct sockaddr *)&at, size), 0);
     assert_int_equal(listen(listener, 4), 0);
     assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &size), 0);
@@ -484,7 +485,7 @@ static void test_closed_while_it_connects(NO_STATE)
         ;
     assert_true(n < 0 && errno == EAGAIN);
     close(conn);
-    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    const uint64_t until = ibx_deadline_in_ms(patience);
     while (threads() > before) {
         assert_true(ibx_now_ns() < until);
         poll(NULL, 0, 5);
@@ -514,6 +515,7 @@ static void test_servers(NO_STATE)
 
 int main(void)
 {
+    patience = patience_ms(20000);
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_readers),
         cmocka_unit_test(test_readers_that_fall_silent),

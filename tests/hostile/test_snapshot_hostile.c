@@ -4,6 +4,7 @@
  * reader names what is wrong and is left with nothing, a server serves all others as before.
  */
 #include "migrate/snapshot/snapshot.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
@@ -16,9 +17,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PATIENCE_MS 20000
-#define RAM         (8 * IBX_SNAPSHOT_PAGE)
+#define RAM (8 * IBX_SNAPSHOT_PAGE)
 
+static unsigned patience; /* ms, for what is to come: main() sets it */
 static struct ibx_error error;
 static const char manifest[] =
     "{\"format\":\"ibx snapshot\",\"version\":3,\"id\":\"00112233445566778899aabbccddeeff\","
@@ -55,13 +56,13 @@ static void put(struct ibx_conn *conn, const void *bytes, size_t length)
 {
     uint8_t copy[4096];
     memcpy(copy, bytes, length);
-    ibx_snapshot_send_bytes(conn, copy, length, ibx_deadline_in_ms(PATIENCE_MS), NULL);
+    ibx_snapshot_send_bytes(conn, copy, length, ibx_deadline_in_ms(patience), NULL);
 }
 
 /* Until the reader has closed. */
 static void linger(struct ibx_conn *conn)
 {
-    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    const uint64_t until = ibx_deadline_in_ms(patience);
     struct ibx_event event;
     int n = 0;
     while (n >= 0 && ibx_now_ns() < until) {
@@ -80,7 +81,7 @@ static void *lie(void *argument)
     struct liar *liar = argument;
     for (unsigned i = 0; i < liar->connections; i++) {
         struct ibx_conn *conn;
-        if (ibx_accept_wait(liar->listener, PATIENCE_MS, &conn, NULL))
+        if (ibx_accept_wait(liar->listener, (int)patience, &conn, NULL))
             return NULL;
         if (!ibx_establish(conn, NULL)) {
             for (const struct step *s = liar->steps; s->length; s++)
@@ -299,7 +300,7 @@ static void closes_on(const struct step *steps)
         put(conn, steps->bytes, steps->length);
     const uint64_t began = ibx_now_ns();
     linger(conn);
-    assert_true(ibx_now_ns() - began < PATIENCE_MS * IBX_NS_PER_MS);
+    assert_true(ibx_now_ns() - began < patience * IBX_NS_PER_MS);
     ibx_close(conn);
 }
 
@@ -320,7 +321,7 @@ static void test_readers(void **state)
     closes_on((const struct step[]){o, o, end});
     const uint64_t began = ibx_now_ns();
     linger(quiet);
-    assert_true(ibx_now_ns() - began < PATIENCE_MS * IBX_NS_PER_MS);
+    assert_true(ibx_now_ns() - began < patience * IBX_NS_PER_MS);
     ibx_close(quiet);
     assert_null(connect_raw(IBX_MIGRATE_PURPOSE));
     read_all();
@@ -452,6 +453,7 @@ static void test_one_name_leaves_room(void **state)
 
 int main(void)
 {
+    patience = patience_ms(20000);
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_servers),     cmocka_unit_test(test_an_index_that_lies),
         cmocka_unit_test(test_readers),     cmocka_unit_test(test_who_asks),

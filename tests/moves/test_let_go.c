@@ -5,6 +5,7 @@
  * memory of which nobody answers the faults.
  */
 #include "migrate/destination/destination.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
@@ -21,8 +22,8 @@
 
 #define PAGE  4096u
 #define BYTES (16 * PAGE)
-#define LIMIT 20000 /* ms */
 
+static unsigned patience; /* ms, for what is to come: main() sets it */
 static pid_t qemu;
 static char *memory;
 static int asks, answers; /* pipes: a byte asks it to read its memory, a byte reports that it has */
@@ -69,7 +70,7 @@ static void begin(uintptr_t address)
     close(from[1]);
     asks = to[1];
     answers = from[0];
-    if (!answers_within(LIMIT))
+    if (!answers_within((int)patience))
         skip(); /* no userfaultfd here */
     block =
         (struct ibx_guest_block){.size = BYTES, .page_size = PAGE, .address = address, .fd = -1};
@@ -104,7 +105,7 @@ static void is_free(void)
     assert_int_not_equal(ram.state.now, RAM_REGISTERED);
     assert_int_equal(ibx_uffd_take(qemu, -1, &uffd, NULL), -ENOENT);
     assert_int_equal(write(asks, "a", 1), 1);
-    assert_true(answers_within(LIMIT));
+    assert_true(answers_within((int)patience));
 }
 
 static void test_both_ways(NO_STATE)
@@ -171,6 +172,7 @@ static void test_qemu_has_ended(NO_STATE)
 
 int main(void)
 {
+    patience = patience_ms(20000);
     memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_both_ways, end),

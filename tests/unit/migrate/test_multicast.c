@@ -4,6 +4,7 @@
  * the guest of tests/vm, with `verbs`, and perhaps which tests, from veth0 to veth1.
  */
 #include "migrate/multicast/datagrams.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
@@ -22,12 +23,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define PAGE        IBX_MULTICAST_PAGE
-#define PAGES       1100u       /* three chunks */
-#define RATE        (64u << 20) /* of which it begins with a quarter */
-#define PATIENCE_MS 20000
-#define QUIET_MS    50
+#define PAGE     IBX_MULTICAST_PAGE
+#define PAGES    1100u       /* three chunks */
+#define RATE     (64u << 20) /* of which it begins with a quarter */
+#define QUIET_MS 50
 
+static unsigned patience; /* ms, for what is to come: main() sets it */
 static struct ibx_error error;
 
 /* ---------------------------------------------------------------- a sender */
@@ -151,7 +152,7 @@ static unsigned receive(struct member *m)
 /* Until this member was sent everything and nothing comes any more: how many datagrams. */
 static uint64_t receive_all(struct member *m)
 {
-    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    const uint64_t until = ibx_deadline_in_ms(patience);
     struct pollfd fd = {.fd = ibx_multicast_receiver_fd(m->receiver), .events = POLLIN};
     uint64_t packets = 0;
     int state = 0;
@@ -217,7 +218,7 @@ static void test_late_joiner(NO_STATE)
     open_sender(RATE);
     listen_as(&first, 0);
     join(&first, 7);
-    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    const uint64_t until = ibx_deadline_in_ms(patience);
     while (!count(&first, 512, 1024)) { /* in the second chunk */
         assert_true(ibx_now_ns() < until);
         receive(&first);
@@ -243,7 +244,7 @@ static void test_bounded_rate(NO_STATE)
 {
     struct member m;
     struct ibx_multicast_sender_stats stats;
-    const uint64_t rate = 1u << 20, began = ibx_now_ns(), until = ibx_deadline_in_ms(PATIENCE_MS);
+    const uint64_t rate = 1u << 20, began = ibx_now_ns(), until = ibx_deadline_in_ms(patience);
     open_sender(rate);
     listen_as(&m, 0);
     join(&m, 7);
@@ -296,7 +297,7 @@ static void receive_some(struct member *m, unsigned n)
     struct pollfd fd = {.fd = ibx_multicast_receiver_fd(m->receiver), .events = POLLIN};
     while (n) {
         const unsigned came = receive(m);
-        assert_true(came || poll(&fd, 1, PATIENCE_MS) == 1);
+        assert_true(came || poll(&fd, 1, (int)patience) == 1);
         assert_true(came <= n);
         n -= came;
     }
@@ -462,7 +463,7 @@ static void test_datagram_too_long_by_verbs(NO_STATE)
     struct member m;
     uint64_t packets;
     int n = 0;
-    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    const uint64_t until = ibx_deadline_in_ms(patience);
     open_sender(RATE);
     listen_as(&m, 0);
     send_too_long(ibx_multicast_sender_group(sender));
@@ -502,7 +503,7 @@ static void test_what_cannot_be_sent(NO_STATE)
     ready = false;
     /* An interface that there is not: the member is told, and a later one may have more luck. */
     assert_int_equal(ibx_multicast_join(sender, 0x7ffffff0, &wanted, wake, &m, &m.at, &error), 0);
-    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    const uint64_t until = ibx_deadline_in_ms(patience);
     while (!m.woken) {
         assert_true(ibx_now_ns() < until);
         poll(NULL, 0, 1);
@@ -542,6 +543,7 @@ static int run_by_verbs(const char *only)
 
 int main(int argc, char **argv)
 {
+    patience = patience_ms(20000);
     if (argc > 1 && !strcmp(argv[1], "verbs"))
         return run_by_verbs(argv[2]);
     static const struct CMUnitTest tests[] = {

@@ -2,6 +2,7 @@
 /* Connecting to a unix socket with a full queue; errors of connecting and listening name a remedy.
  */
 #include "common/clock.h"
+#include "tests/scenes/patience.h"
 #include "transport/handshake/handshake.h"
 
 #include <errno.h>
@@ -23,9 +24,9 @@
 
 #include <cmocka.h>
 
-#define PATIENCE_MS 20000u
-#define QUEUED_MAX  8
+#define QUEUED_MAX 8
 
+static unsigned patience; /* ms, for what is to come: main() sets it */
 static char directory[] = "/tmp/ibx-test-XXXXXX";
 static struct ibx_uri uri;
 static int listener;
@@ -80,14 +81,14 @@ static void *client_run(void *arg)
     struct client *client = arg;
     struct ibx_error err = {0};
     atomic_store(&client->tid, gettid());
-    client->rc = ibx_handshake_connect(&uri, PATIENCE_MS, &client->fd, &err);
+    client->rc = ibx_handshake_connect(&uri, patience, &client->fd, &err);
     return NULL;
 }
 
 /* Until the kernel says that the thread sleeps. */
 static void await_asleep(const struct client *client)
 {
-    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    uint64_t deadline = ibx_deadline_in_ms(patience);
     char state = 'R';
     while (state != 'S') {
         char path[64], text[256] = "";
@@ -274,7 +275,7 @@ static void expect_connecting(const char *text, int code, const char *remedy)
     struct ibx_error err = {0};
     int fd = -1;
     assert_int_equal(ibx_uri_parse(text, &there, NULL), 0);
-    assert_int_equal(ibx_handshake_connect(&there, PATIENCE_MS, &fd, &err), code);
+    assert_int_equal(ibx_handshake_connect(&there, patience, &fd, &err), code);
     if (!strstr(err.message, remedy))
         fail_msg("\"%s\" lacks \"%s\"", err.message, remedy);
 }
@@ -332,6 +333,7 @@ static void test_sentences_say_what_to_do(void **state)
 
 int main(void)
 {
+    patience = patience_ms(20000);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_full_queue_is_waited_for, full_queue, end),
         cmocka_unit_test_setup_teardown(test_not_for_ever, full_queue, end),

@@ -7,6 +7,7 @@
 #include "transport/core/tls_kernel.h"
 
 #include "common/clock.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/tls_pair.h"
 
 #include <errno.h>
@@ -23,10 +24,10 @@
 
 #include <cmocka.h>
 
-#define MOST    (2u << 20)
-#define WORDS   100u
-#define WAIT_NS (20000 * IBX_NS_PER_MS)
+#define MOST  (2u << 20)
+#define WORDS 100u
 
+static unsigned patience; /* ms, for what is to come: main() sets it */
 static uint8_t source[MOST], sink[MOST];
 static const char *wanted = "";
 
@@ -49,7 +50,7 @@ static bool by_kernel(const struct ibx_tls *tls)
 
 static void shake(struct tls_pair *pair)
 {
-    uint64_t end = ibx_now_ns() + WAIT_NS;
+    uint64_t end = ibx_now_ns() + patience * IBX_NS_PER_MS;
     pair->status[0] = pair->status[1] = -EAGAIN;
     while ((pair->status[0] == -EAGAIN || pair->status[1] == -EAGAIN) && ibx_now_ns() < end) {
         for (unsigned i = 0; i < 2; i++) {
@@ -66,7 +67,7 @@ static void shake(struct tls_pair *pair)
 /* What one end receives, up to `most` bytes, until there is no more of it: the last status. */
 static int hear(struct tls_pair *pair, unsigned end, uint8_t *to, size_t most, size_t *got)
 {
-    uint64_t until = ibx_now_ns() + WAIT_NS;
+    uint64_t until = ibx_now_ns() + patience * IBX_NS_PER_MS;
     *got = 0;
     while (*got < most && ibx_now_ns() < until) {
         struct iovec iov = {to + *got, most - *got};
@@ -84,7 +85,7 @@ static int hear(struct tls_pair *pair, unsigned end, uint8_t *to, size_t most, s
 static void relay_all(struct tls_pair *pair)
 {
     int unread = 1, unacknowledged = 1;
-    for (uint64_t end = ibx_now_ns() + WAIT_NS; unread || unacknowledged;) {
+    for (uint64_t end = ibx_now_ns() + patience * IBX_NS_PER_MS; unread || unacknowledged;) {
         tls_pair_relay(pair);
         assert_int_equal(ioctl(pair->fd[0], SIOCOUTQ, &unacknowledged), 0);
         assert_int_equal(ioctl(pair->middle[0], FIONREAD, &unread), 0);
@@ -95,7 +96,7 @@ static void relay_all(struct tls_pair *pair)
 /* Gather lists of all lengths from one end to the other. */
 static void pour(struct tls_pair *pair, unsigned from, size_t much)
 {
-    uint64_t until = ibx_now_ns() + WAIT_NS;
+    uint64_t until = ibx_now_ns() + patience * IBX_NS_PER_MS;
     size_t sent = 0, got = 0;
     while (got < much) {
         struct iovec out[5], in[5];
@@ -269,7 +270,8 @@ static void test_openssl_understands_the_kernel(void **state)
     SSL *ssl = SSL_new(context);
     SSL_set_fd(ssl, pair.fd[1]);
     int mine = -EAGAIN, theirs = 0;
-    for (uint64_t end = ibx_now_ns() + WAIT_NS; (mine || theirs != 1) && waits(end);) {
+    for (uint64_t end = ibx_now_ns() + patience * IBX_NS_PER_MS;
+         (mine || theirs != 1) && waits(end);) {
         tls_pair_relay(&pair);
         mine = mine ? ibx_tls_handshake(pair.tls[0], &events) : 0;
         tls_pair_relay(&pair);
@@ -281,7 +283,7 @@ static void test_openssl_understands_the_kernel(void **state)
         size_t got;
         int n;
         assert_int_equal(ibx_tls_send(pair.tls[0], &say, 1), WORDS);
-        for (uint64_t end = ibx_now_ns() + WAIT_NS;
+        for (uint64_t end = ibx_now_ns() + patience * IBX_NS_PER_MS;
              (n = SSL_read(ssl, heard, WORDS)) <= 0 && waits(end);)
             tls_pair_relay(&pair);
         assert_int_equal(n, WORDS);
@@ -295,7 +297,8 @@ static void test_openssl_understands_the_kernel(void **state)
     }
     ibx_tls_finish(pair.tls[0]);
     int n;
-    for (uint64_t end = ibx_now_ns() + WAIT_NS; (n = SSL_read(ssl, heard, WORDS)) && waits(end);)
+    for (uint64_t end = ibx_now_ns() + patience * IBX_NS_PER_MS;
+         (n = SSL_read(ssl, heard, WORDS)) && waits(end);)
         tls_pair_relay(&pair);
     assert_int_equal(SSL_get_shutdown(ssl), SSL_RECEIVED_SHUTDOWN);
     SSL_free(ssl);
@@ -305,6 +308,7 @@ static void test_openssl_understands_the_kernel(void **state)
 
 int main(int argc, char **argv)
 {
+    patience = patience_ms(20000);
     wanted = argc > 1 ? argv[1] : "";
     srand(1);
     for (size_t i = 0; i < sizeof(source); i++)
