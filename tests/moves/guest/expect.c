@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static int check(const char *line, struct churn *churn, unsigned cpus)
 {
@@ -55,9 +56,11 @@ int main(int argc, char **argv)
     struct churn churn[2];
     uint32_t pages = churn_pages(mib, cpus);
     for (unsigned i = 0; i < cpus; i++) {
-        uint32_t *words = calloc(pages, 4096);
-        if (!words)
+        uint32_t *words = mmap(NULL, (size_t)pages * 4096, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (words == MAP_FAILED)
             return 2;
+        madvise(words, (size_t)pages * 4096, MADV_HUGEPAGE); /* a fifth of its time, else */
         churn_init(&churn[i], words, pages, beat, i, scattered);
     }
     char line[256];
@@ -69,7 +72,7 @@ int main(int argc, char **argv)
         good += rc > 0;
     }
     for (unsigned i = 0; i < cpus; i++)
-        free(churn[i].words);
+        munmap(churn[i].words, (size_t)pages * 4096);
     if (rc >= 0)
         printf("%lu heartbeats, all right\n", good);
     return rc < 0 ? 1 : good ? 0 : 2;
