@@ -203,7 +203,7 @@ bool log_line()
 {
     const std::string file = folder + "/log";
     BackEnd back(keys() + "rdma.log : warn\n", [&](auto listening) {
-        if (!std::freopen(file.c_str(), "w", stderr))
+        if (!std::freopen(file.c_str(), "a", stderr))
             std::abort();
         cuda_back_end_child(listening, true);
     });
