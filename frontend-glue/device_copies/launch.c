@@ -120,13 +120,16 @@ static bool load(struct copies *x)
 }
 
 /* A look-up that fails sets the thread's last error. Of a launch that GVirtuS can make that is the
- * error of an earlier call, and stays that. */
+ * error of an earlier call, and stays that. The first one of a kernel loads it, which is no part of
+ * what the thread captures. */
 static bool find_kernel(struct copies *x, struct launch_function *f, uint64_t name, bool can_pass)
 {
     if (can_pass && cuda.peek_error())
         return false;
     const bool loads = ibx_frees_begin_load(x, name);
+    const int mode = ibx_cuda_capture_relax(x->cuda);
     const int rc = cuda.kernel_of(&f->kernel, (const void *)(uintptr_t)name);
+    ibx_cuda_capture_restore(x->cuda, mode);
     if (loads)
         ibx_frees_end_load(x, name);
     if (!rc)

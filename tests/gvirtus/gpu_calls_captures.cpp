@@ -28,6 +28,23 @@ bool functions_in_captures()
     return true;
 }
 
+// A kernel that is looked up for the first time while its client captures ends no capture.
+bool kernels_in_captures()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t stream = remote.stream_create();
+    const Body asks = number(IBX_EXTRA_PARAMETERS).u64(IBX_DOUBLE_WIDE + 20000).i32(0);
+    const Body empty = kernel(IBX_DOUBLE_WIDE + 10000, 1, stream, 0, 0, 0);
+    Body launch = number(IBX_EXTRA_LAUNCH).put<std::uint16_t>(0);
+    launch.bytes.insert(launch.bytes.end(), empty.bytes.begin(), empty.bytes.end());
+    REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) == 0);
+    REQUIRE(remote.call("ibxRuntime", asks) == 0);
+    REQUIRE(remote.call("ibxRuntime", launch) == 1);
+    REQUIRE(remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    return remote.get_last_error() == 0;
+}
+
 // A copy from or to the host in a capture would be one with memory that GVirtuS's handler frees.
 bool copies_in_captures()
 {
@@ -202,6 +219,7 @@ bool captures_left()
 void check_calls_captures()
 {
     check("functions in captures", functions_in_captures);
+    check("kernels in captures", kernels_in_captures);
     check("copies in captures", copies_in_captures);
     check("captures of several clients", captures_apart);
     check("... beside waits for the device", captures_beside_waits);

@@ -8,13 +8,15 @@
 
 #define INVALID_VALUE  1
 #define INVALIDATED    901
+#define MODE_RELAXED   2
 #define UPDATE_FAILURE 910
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     void *stream; /* NULL: none is captured */
     struct double_graph *graph;
-    bool lost; /* somebody has waited for the device */
+    pthread_t thread; /* that has begun it */
+    bool lost;        /* somebody has waited for the device, or that thread has loaded something */
 } capture;
 static unsigned device_waits; /* under way */
 
@@ -107,6 +109,21 @@ void device_wait_ends(void)
     pthread_mutex_unlock(&mutex);
 }
 
+bool load_fits_captures(void)
+{
+    int (*exchange)(int *mode) = NULL;
+    int mode = MODE_RELAXED;
+    *(void **)&exchange = driver_function("cuThreadExchangeStreamCaptureMode");
+    exchange(&mode);
+    const bool relaxed = mode == MODE_RELAXED;
+    exchange(&mode);
+    pthread_mutex_lock(&mutex);
+    const bool fits = relaxed || !capture.stream || !pthread_equal(capture.thread, pthread_self());
+    capture.lost = capture.lost || !fits;
+    pthread_mutex_unlock(&mutex);
+    return fits;
+}
+
 static void tell_driver(void *stream)
 {
     void (*tell)(void *captured) = NULL;
@@ -120,6 +137,7 @@ EXPORT int cudaStreamBeginCapture(void *stream, int mode)
     pthread_mutex_lock(&mutex);
     capture.graph = make();
     capture.stream = stream;
+    capture.thread = pthread_self();
     capture.lost = device_waits;
     pthread_mutex_unlock(&mutex);
     tell_driver(stream);

@@ -271,6 +271,8 @@ EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
     int (*load)(void **function, void *kernel) = NULL;
     if (!is_kernel(function))
         return returns(98);
+    if (!load_fits_captures())
+        return returns(900);
     *(void **)&load = driver_function("cuKernelGetFunction");
     return returns(
         load(kernel, is_wide(function) ? (void *)(uintptr_t)function : (void *)IBX_DOUBLE_KERNEL));
