@@ -199,11 +199,11 @@ void ibx_firecracker_unlisten(const struct ibx_firecracker_config *config, int l
     const char *name;
     struct ibx_error ignored;
     int folder = folder_open(config, &name, &ignored);
+    if (folder >= 0) {
+        unlinkat(folder, name, 0); /* while it listens: another one's is not there yet */
+        close(folder);
+    }
     close(listener);
-    if (folder < 0)
-        return;
-    unlinkat(folder, name, 0);
-    close(folder);
 }
 
 /* ------------------------------------------------------------ the message */

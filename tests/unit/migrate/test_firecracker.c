@@ -6,8 +6,11 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define REGION "{\"base_host_virt_addr\":%s,\"size\":%s,\"offset\":%s%s}"
@@ -223,6 +226,7 @@ static void test_a_file_is_replaced_as_a_whole(NO_STATE)
 
 #define SERVERS 3
 #define ROUNDS  40
+#define TURNS   200
 
 static struct ibx_firecracker_config config;
 static pthread_barrier_t all_begin;
@@ -269,6 +273,50 @@ static void test_one_server_at_a_socket_that_is_left(NO_STATE)
     rmdir(folder);
 }
 
+/* One after the other has the name. Until it has ended nobody else has, and who listens is found.
+ */
+static void *take_turns(void *argument)
+{
+    unsigned *lost = argument;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof(at.sun_path), "%s", config.socket);
+    pthread_barrier_wait(&all_begin);
+    for (unsigned turn = 0; turn < TURNS;) {
+        struct ibx_error why;
+        int listener;
+        if (ibx_firecracker_listen(&config, &listener, &why)) {
+            sched_yield(); /* another one's turn */
+            continue;
+        }
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        *lost += connect(fd, (const struct sockaddr *)&at, sizeof(at)) && errno != EAGAIN;
+        close(fd);
+        ibx_firecracker_unlisten(&config, listener);
+        turn++;
+    }
+    return NULL;
+}
+
+/* A server that ends removes its own socket, not that of one that begins. */
+static void test_a_server_ends_where_another_begins(NO_STATE)
+{
+    char folder[] = "/tmp/ibx-test-servers-XXXXXX", path[64];
+    pthread_t threads[SERVERS];
+    unsigned lost[SERVERS] = {0};
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/socket", folder);
+    config = (struct ibx_firecracker_config){.socket = path, .peer = geteuid()};
+    assert_int_equal(pthread_barrier_init(&all_begin, NULL, SERVERS), 0);
+    for (unsigned i = 0; i < SERVERS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, take_turns, &lost[i]), 0);
+    for (unsigned i = 0; i < SERVERS; i++)
+        pthread_join(threads[i], NULL);
+    for (unsigned i = 0; i < SERVERS; i++)
+        assert_int_equal(lost[i], 0);
+    pthread_barrier_destroy(&all_begin);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +331,7 @@ int main(void)
         cmocka_unit_test(test_a_damaged_working_set_is_refused),
         cmocka_unit_test(test_a_file_is_replaced_as_a_whole),
         cmocka_unit_test(test_one_server_at_a_socket_that_is_left),
+        cmocka_unit_test(test_a_server_ends_where_another_begins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
