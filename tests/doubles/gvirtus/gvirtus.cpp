@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/doubles/gvirtus/gvirtus.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -88,6 +89,8 @@ int FrontEnd::take_out(int rc, void *to, std::size_t n)
 void append(std::vector<char> *to, const void *from, std::size_t n)
 {
     const std::size_t at = to->size();
+    if (to->capacity() < at + n) // with room for the few numbers behind a payload
+        to->reserve(std::max(2 * to->capacity(), at + n + 64));
     to->resize(at + n);
     if (n)
         std::memcpy(to->data() + at, from, n);
