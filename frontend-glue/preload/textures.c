@@ -73,6 +73,14 @@ static void copy_view(struct ibx_cuda_view *to, const struct ibx_cuda_view *from
     memcpy(to, from, ibx_frontend_cuda_version() < 13 ? before : sizeof(*to));
 }
 
+/* Seamless cube maps have come with CUDA 12. */
+static void copy_texture(struct ibx_cuda_texture *to, const struct ibx_cuda_texture *from)
+{
+    const int version = ibx_frontend_cuda_version();
+    const size_t since = version && version < 12 ? sizeof(from->words[0]) : 0;
+    memcpy(to, from, sizeof(*to) - since);
+}
+
 static int make(const struct extra *e, struct object *made, unsigned long long *object)
 {
     uint64_t handle = 0;
@@ -103,7 +111,7 @@ int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_r
     if (made) {
         made->kind = TEXTURE;
         copy_resource(&made->resource, resource);
-        made->how = *how;
+        copy_texture(&made->how, how);
         made->has_view = view;
         if (view)
             copy_view(&made->view, view);
@@ -173,7 +181,7 @@ int cudaGetTextureObjectTextureDesc(struct ibx_cuda_texture *how, unsigned long 
     struct object object;
     if (!how || !find(TEXTURE, texture, &object))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    *how = object.how;
+    copy_texture(how, &object.how);
     return CUDA_SUCCESS;
 }
 
