@@ -283,15 +283,10 @@ static bool brings_less(struct copies *x, uint64_t function, size_t bytes)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     size_t end = 0;
-    const bool calm = !bytes || !ibx_copies_captures(); /* nobody minds that it is loaded */
-    const bool tried = ibx_copies_able(x);
-    if (!(calm ? ibx_copies_begin_context(x) : tried) || !load(x))
+    if (!ibx_copies_begin_context(x) || !load(x))
         return false;
     const int before = cuda.peek_error();
-    const struct launch_function *f = known_of(x, function);
-    if (!f && (!calm || (bytes && tried && !before)))
-        return false; /* it is none: ibx_copies_launch() has looked */
-    f = f ? f : function_of(x, function, false);
+    const struct launch_function *f = function_of(x, function, false);
     if (!f && !before)
         cuda.get_error();
     if (!f || !parameters_of(f->kernel, &end) || end <= bytes || (bytes && end <= PACKED_MAX))

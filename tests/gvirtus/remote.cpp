@@ -31,7 +31,7 @@ namespace
 std::atomic<bool> shut, inside;         // a gate in the way of two handlers
 std::atomic<unsigned> registering, met; // handlers of registrations; how often others met one
 
-std::atomic<std::uint64_t> handled_copies;
+std::atomic<std::uint64_t> handled; // copies and launches
 
 // What a handler reads of its request, and what it answers.
 struct Frame {
@@ -75,7 +75,7 @@ int copy(Frame &f, std::size_t behind)
     auto kind = f.back<std::int32_t>(behind);
     auto count = f.back<std::uint64_t>(behind + 4);
     std::uint64_t n;
-    handled_copies++;
+    handled++;
     if (behind && (!kind || kind == 4)) // on the host, by the front end
         return 0;
     if (behind)
@@ -106,7 +106,7 @@ int copy_2d(Frame &f)
     auto height = f.back<std::uint64_t>(4), width = f.back<std::uint64_t>(12);
     auto spitch = f.back<std::uint64_t>(20), dpitch = f.back<std::uint64_t>(28);
     std::uint64_t n;
-    handled_copies++;
+    handled++;
     if (kind == H2D) {
         auto to = f.get<std::uint64_t>();
         const char *from = f.host(&n);
@@ -212,7 +212,7 @@ int copy_to_symbol(Frame &f)
         std::lock_guard<std::mutex> guard(last_symbol_lock);
         last_symbol_body = f.in;
     }
-    handled_copies++;
+    handled++;
     f.get<std::uint64_t>();
     const char *name = f.host(&n);
     f.get<std::uint64_t>();
@@ -262,7 +262,7 @@ int double_calls(const std::string &name, Frame &f)
         return f.answer(&count, 8);
     }
     if (name == "testHandled") {
-        std::uint64_t count = handled_copies;
+        std::uint64_t count = handled;
         return f.answer(&count, 8);
     }
     if (name == "testStats") {
@@ -466,6 +466,7 @@ int execute(const std::string &name, Frame &f, int *current)
         return 0;                     // none of these handlers leaves one
     if (name == "cudaLaunchKernel") { // one that fills memory; its stream is where GVirtuS has it
         f.at = 40;
+        handled++;
         auto stream = f.get<std::uint64_t>();
         f.get<std::uint64_t>();
         auto to = f.get<std::uint64_t>(), from = f.get<std::uint64_t>();
