@@ -24,10 +24,11 @@ int ibx_source_check_compared(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-void ibx_source_compared_ask(struct source *s)
+void ibx_source_compared_ask(struct source *s, bool stopped)
 {
-    if (s->link.compared)
-        ibx_preflight_compared_ask(s->vm.qmp, !s->link.disks_differ,
+    const bool some = json_object_size(json_object_get(s->link.compared, "disks"));
+    if (s->link.compared) /* a question is sent once */
+        ibx_preflight_compared_ask(s->vm.qmp, !s->link.disks_differ && (stopped || !some),
                                    ibx_deadline_in_ms(MIGRATION_QMP_MS));
 }
 
@@ -51,7 +52,7 @@ static int check_still(struct source *s, struct ibx_error *err)
 int ibx_source_commit(struct source *s, struct ibx_error *err)
 {
     int rc = check_still(s, err);
-    if (!rc) /* until QEMU began to migrate, somebody may have changed them */
+    if (!rc) /* until QEMU began to migrate, or stopped the VM, somebody may have changed them */
         rc = ibx_source_check_compared(s, err);
     if (!rc)
         rc = ibx_source_warm_check(s, err);

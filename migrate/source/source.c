@@ -197,8 +197,7 @@ static int tell_map(struct source *s, struct ibx_error *err)
 static int on_quiet(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_move(s, SOURCE_STOPPED, err);
-    if (source_managed(&s->vm)) /* it waits for libvirt */
-        ibx_source_compared_ask(s);
+    ibx_source_compared_ask(s, true); /* until now the VM could write to another image */
     if (!rc && source_returns(s))
         rc = ibx_source_return_send_early(s, err);
     if (!rc)
@@ -386,8 +385,8 @@ static int start(struct source *s, struct ibx_error *err)
     }
     /* QEMU plugs no devices from now on, and answers before it stops the VM: the answers are looked
      * at before the commit. */
-    if (!rc && !source_managed(&s->vm))
-        ibx_source_compared_ask(s);
+    if (!rc && !source_managed(&s->vm)) /* else QEMU waits for libvirt */
+        ibx_source_compared_ask(s, false);
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
 }
 

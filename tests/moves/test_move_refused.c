@@ -3,7 +3,12 @@
  * sentence names what differs, with both values. */
 #include "tests/scenes/mover.h"
 
+#include "common/clock.h"
+
 #include <fcntl.h>
+#include <unistd.h>
+
+#define SNAPSHOTS 4
 
 #define DISK "driver=null-co,size=1048576,node-name="
 
@@ -80,19 +85,21 @@ static void make_file(char *path, size_t size, const char *name, off_t bytes);
 
 /* Somebody takes a snapshot of a disk after the destination has compared it: what the VM writes
  * from then on would be in an image that the destination does not have. Until QEMU stops the VM. */
-static void late_snapshot(const char *state)
+static char over[96];
+
+static void start_with_disk(void)
 {
-    char file[96], over[96], drive[160];
+    char file[96], drive[160];
     mover_begin();
     make_file(file, sizeof(file), "disk", 1 << 20);
     snprintf(over, sizeof(over), "%s/over", mover_folder);
     snprintf(drive, sizeof(drive), "file=%s,format=raw,if=none,id=d", file);
     pair_start(&(struct vm_options){
         .append = "", .extra = {"-drive", drive, "-device", "virtio-blk-pci,drive=d,addr=5"}});
-    pair_run_to(state, NULL);
-    vm_do(&vms[0], "blockdev-snapshot-sync",
-          json_pack("{s:s,s:s}", "device", "d", "snapshot-file", over));
-    mover_kill(&sender, SIGCONT);
+}
+
+static void refused_for_snapshot(void)
+{
     mover_ends(&sender, 1);
     mover_must_print(&sender, "(1048576 bytes, layers: 2), and the destination has compared ");
     mover_must_print(&sender, over);
@@ -100,11 +107,53 @@ static void late_snapshot(const char *state)
     pair_stayed();
 }
 
+static void late_snapshot(const char *state)
+{
+    start_with_disk();
+    pair_run_to(state, NULL);
+    vm_do(&vms[0], "blockdev-snapshot-sync",
+          json_pack("{s:s,s:s}", "device", "d", "snapshot-file", over));
+    mover_kill(&sender, SIGCONT);
+    refused_for_snapshot();
+}
+
 static void test_a_late_snapshot(void)
 {
     late_snapshot("source:exposing");
     mover_end_all(NULL);
     late_snapshot("source:compared");
+}
+
+static bool migrates(struct vm *vm)
+{
+    json_t *now = vm_run(vm, "query-migrate", NULL);
+    const bool does = json_object_get(now, "status");
+    json_decref(now);
+    return does;
+}
+
+/* One that is taken when QEMU has begun to migrate, and the VM runs on for some milliseconds:
+ * mostly one of a few is that early. What is taken of a VM that has stopped has none of its writes.
+ */
+static void test_a_snapshot_before_the_stop(void)
+{
+    bool early = false;
+    for (unsigned turn = 0; turn < SNAPSHOTS && !early; turn++) {
+        mover_end_all(NULL);
+        start_with_disk();
+        pair_run(NULL);
+        const uint64_t until = vm_soon();
+        while (!migrates(&vms[0]))
+            assert_true(ibx_now_ns() < until);
+        ibx_qmp_execute(vms[0].qmp, "blockdev-snapshot-sync",
+                        json_pack("{s:s,s:s}", "device", "d", "snapshot-file", over), NULL, until,
+                        NULL);                           /* too late it may fail */
+        early = !access(over, F_OK) && vm_runs(&vms[0]); /* until the stop, or again */
+        if (!early)
+            mover_wait(&sender);
+    }
+    if (early)
+        refused_for_snapshot();
 }
 
 /* QEMU unplugs none while it migrates, but does until then. The destination's would still have it.
@@ -405,6 +454,7 @@ int main(void)
                                            VM_TEST(test_a_late_block_job),
                                            VM_TEST(test_block_job_at_the_stop),
                                            VM_TEST(test_a_late_snapshot),
+                                           VM_TEST(test_a_snapshot_before_the_stop),
                                            VM_TEST(test_a_device_at_the_stop),
                                            VM_TEST(test_a_change_at_the_destination),
                                            VM_TEST(test_late_devices),
