@@ -268,6 +268,7 @@ static int launch(struct copies *x, const struct ibx_request *q)
     if (!ibx_copies_captures() && !ibx_copies_launch(x, q->body, (size_t)q->length))
         return 0;
     const int code = ibx_copies_launch_check(x, q->body, (size_t)q->length);
+    x->launch_checked = !code;
     return code == INVALID_FUNCTION ? no_function() : code ? code : PASSES;
 }
 

@@ -209,6 +209,7 @@ struct copies {
     /* Arguments of a launch, so many bytes, and zeros behind them. */
     _Alignas(16) uint8_t arguments[IBX_EXTRA_ARGUMENTS_MAX];
     size_t argument_bytes;
+    bool launch_checked;                      /* the launch that GVirtuS is about to read */
     struct ibx_functions_user functions_user; /* of clients' functions: ibx_copies_user() */
     unsigned captures;                        /* begun by this session, and not ended */
     struct ibx_captured *captured;            /* these: captures.c */

@@ -250,6 +250,19 @@ static bool in_pieces(const struct ibx_request_watch *w, const uint8_t *bytes, s
            (ibx_naming_known(w->name) || ibx_naming_allocates(w->name));
 }
 
+/* A launch that has come in pieces, or is long, was not looked at: one from which the handler would
+ * read on is none of a function then. */
+static void spare_handler(struct copies *x, uint8_t *body, size_t n)
+{
+    const bool checked = x->launch_checked;
+    if (strcmp(x->requests.name, "cudaLaunchKernel") != 0)
+        return;
+    x->launch_checked = false;
+    if (!checked && ibx_copies_have_cuda(x) &&
+        ibx_copies_launch_check(x, body, n) == CUDA_INVALID_VALUE)
+        memset(body, 0, 8);
+}
+
 int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
 {
     struct isolation *i = &x->isolation;
@@ -267,6 +280,7 @@ int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
                                 "end, or set rdma.tenants : shared and no rdma.device_memory");
     if (w->stage != IBX_REQUEST_BODY || w->got || n != w->length)
         return 0;
+    spare_handler(x, bytes, n);
     ibx_functions_name(ibx_copies_user(x), w->name, bytes, n);
     ibx_shapes_mend(w->name, bytes, n);
     ibx_named_spoil(x, bytes, n);

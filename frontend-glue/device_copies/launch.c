@@ -20,6 +20,7 @@
 #include <string.h>
 
 #define PACKED_MAX 4096u /* bytes of arguments that every driver takes as they lie */
+#define KNOWN_MAX  4352u /* of a kernel: GVirtuS's handler knows where they lie */
 #define HEAD       56u   /* of a request, before the arguments */
 
 #define INVALID_FUNCTION 98 /* cudaError_t */
@@ -249,14 +250,17 @@ static void **packed(struct launch *l)
 static int launch(struct copies *x, const uint8_t *body, size_t n)
 {
     struct launch l;
-    if (!parse(x, &l, body, n) || l.bytes > PACKED_MAX || !ibx_copies_able(x) || !load(x))
+    if (!parse(x, &l, body, n) || !ibx_copies_able(x) || !load(x))
         return -1;
     struct launch_function *f = function_of(x, l.function, true);
     if (!f || f->refused)
         return -1;
-    const int rc =
-        cuda.launch(f->kernel, l.size[0], l.size[1], l.size[2], l.size[3], l.size[4], l.size[5],
-                    (unsigned)l.shared, (void *)(uintptr_t)l.stream, NULL, packed(&l));
+    int rc = point_to_arguments(&l, f->kernel);
+    if (!rc)
+        rc =
+            cuda.launch(f->kernel, l.size[0], l.size[1], l.size[2], l.size[3], l.size[4], l.size[5],
+                        (unsigned)l.shared, (void *)(uintptr_t)l.stream, l.pointers, packed(&l));
+    free(l.pointers);
     f->refused = rc;
     return rc;
 }
@@ -278,7 +282,7 @@ bool ibx_copies_begin_context(struct copies *x)
 }
 
 /* Whether GVirtuS's handler, which points to all that the kernel takes, would find none of it, or
- * too little. */
+ * too little, or does not know where it lies. */
 static bool brings_less(struct copies *x, uint64_t function, size_t bytes)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
@@ -289,7 +293,8 @@ static bool brings_less(struct copies *x, uint64_t function, size_t bytes)
     const struct launch_function *f = function_of(x, function, false);
     if (!f && !before)
         cuda.get_error();
-    if (!f || !parameters_of(f->kernel, &end) || end <= bytes || (bytes && end <= PACKED_MAX))
+    if (!f || !parameters_of(f->kernel, &end) ||
+        (end <= KNOWN_MAX && (end <= bytes || (bytes && end <= PACKED_MAX))))
         return false;
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,

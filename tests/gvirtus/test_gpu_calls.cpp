@@ -598,7 +598,11 @@ bool launches_with_too_little()
     REQUIRE(refused(20100, 4100));
     REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(captured).i32(0)) == 0);
     REQUIRE(refused(20200, 0) && refused(20300, 24) && refused(20400, 4100));
+    REQUIRE(refused(20500, 20512)); // all of it, but where it lies GVirtuS does not know
     REQUIRE(remote.call("cudaStreamEndCapture", Body().u64(captured)) == 0);
+    const std::uint64_t handled = remote.handled();
+    REQUIRE(remote.call("cudaLaunchKernel", body(5000, 5012, Body())) == 0);
+    REQUIRE(remote.handled() == handled);
     REQUIRE(remote.call("cudaLaunchKernel", body(100, 0, Body())) == 1);
     for (std::size_t bytes : {0u, 24u, 4096u, 4097u, 20008u, 20011u, 32765u, 60000u})
         REQUIRE(own(20000, bytes) == 1);
