@@ -148,6 +148,13 @@ void ibx_ipc_forget(const void *context)
 
 /* ---------------------------------------------------------------------------------- requests */
 
+/* Whether the driver may be asked about memory: that may be the first that the thread does. */
+static bool ready(const struct extra *e)
+{
+    ibx_copies_begin_context(e->x);
+    return ibx_copies_have_cuda(e->x);
+}
+
 /* The allocation that holds the address, if it is one of the device's that is ours. */
 static bool measure(const struct extra *e, uint64_t address, struct shared *s)
 {
@@ -157,8 +164,7 @@ static bool measure(const struct extra *e, uint64_t address, struct shared *s)
     unsigned type = 0, managed = 0;
     size_t n = 0;
     void *values[] = {&type, &managed, &s->buffer, &s->value, &n};
-    if (!address || !ibx_copies_have_cuda(e->x) ||
-        e->x->cuda->pointer_get_attributes(5, names, values, address) ||
+    if (!address || !ready(e) || e->x->cuda->pointer_get_attributes(5, names, values, address) ||
         type != IBX_CUDA_MEMORY_DEVICE || managed || !s->value || !n)
         return false;
     s->n = n;

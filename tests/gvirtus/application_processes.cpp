@@ -156,6 +156,30 @@ bool parent_of(const Meeting &meeting)
     return cudaFree(other) == 0;
 }
 
+// It opens the memory before it has done anything else on the device.
+bool child_that_begins(const Meeting &meeting)
+{
+    Handle handle;
+    void *memory = nullptr;
+    char got = 0;
+    REQUIRE(meeting.hear(false, &handle) && cudaGetLastError() == 0);
+    REQUIRE(stub_remote()->lose_context() && open_memory(&memory, handle));
+    REQUIRE(cudaMemcpy(&got, memory, 1, D2H) == 0 && got == 'f');
+    return run("cudaIpcCloseMemHandle", memory) == 0 && meeting.tell(false, 'c');
+}
+
+bool parent_of_that(const Meeting &meeting)
+{
+    Handle handle;
+    char closed;
+    REQUIRE(cudaGetLastError() == 0);
+    char *memory = device_memory(n);
+    REQUIRE(memory && cudaMemset(memory, 'f', n) == 0);
+    REQUIRE(run("cudaIpcGetMemHandle", &handle, static_cast<void *>(memory)) == 0);
+    REQUIRE(meeting.tell(true, handle) && meeting.hear(true, &closed));
+    return cudaFree(memory) == 0;
+}
+
 // What was opened is open no more.
 bool reset()
 {
@@ -188,7 +212,7 @@ static bool both(bool (*child_does)(const Meeting &), bool (*parent_does)(const 
 
 bool processes()
 {
-    return both(child_of, parent_of) && reset();
+    return both(child_that_begins, parent_of_that) && both(child_of, parent_of) && reset();
 }
 
 namespace

@@ -304,6 +304,8 @@ int double_calls(const std::string &name, Frame &f)
         app->capture(reinterpret_cast<void *>(f.get<std::uint64_t>()));
         return 0;
     }
+    if (name == "testNoContext") // as in a thread that has done nothing on a device
+        return app->ctx_set_current(nullptr);
     if (name == "testHold") {
         app->hold(f.get<std::uint64_t>());
         return 0;

@@ -236,9 +236,14 @@ EXPORT int cudaMalloc(void **address, size_t n)
     return with("cuMemAlloc_v2", address, (void *)n);
 }
 
+/* Of nothing: it makes the context that a thread's first call makes, and that is all. */
 EXPORT int cudaFree(void *address)
 {
-    return address ? with("cuMemFree_v2", address, NULL) : returns(0);
+    void *context = NULL;
+    if (address)
+        return with("cuMemFree_v2", address, NULL);
+    with("cuCtxGetCurrent", &context, NULL);
+    return context ? returns(0) : with("cuCtxSetCurrent", context_of(0), NULL);
 }
 
 EXPORT int cudaMemset(void *address, int value, size_t n)
