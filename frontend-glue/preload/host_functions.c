@@ -26,7 +26,8 @@
  * Of the thread; moved under the lock, by two threads, so no struct ibx_state_machine.
  *
  *   NONE -> BEGINS -> SERVES -> ENDS
- *           BEGINS -> REFUSED    no thread, or the back end does not know such requests
+ *           BEGINS -> NO_THREAD  it could not be started
+ *           BEGINS -> REFUSED    the back end does not know such requests
  *           SERVES -> REFUSED    its connection is lost
  *                     ENDS -> LEFT   the process ends, and a function does not
  */
@@ -34,7 +35,8 @@ enum server_state {
     SERVER_NONE,
     SERVER_BEGINS,
     SERVER_SERVES,
-    SERVER_REFUSED,
+    SERVER_REFUSED, /* its thread has ended, or is about to */
+    SERVER_NO_THREAD,
     SERVER_ENDS,
     SERVER_LEFT
 };
@@ -331,20 +333,23 @@ static void *serve(void *argument)
     return NULL;
 }
 
-/* Nobody is in a request when GVirtuS's front end goes. */
+/* Nobody is in a request when GVirtuS's front end goes, nor closes a connection when libcrypto
+ * does.
+ */
 static void at_exit(void)
 {
     pthread_mutex_lock(&lock);
-    const bool serves = server.state == SERVER_SERVES;
+    const bool serves = server.state == SERVER_SERVES,
+               there = serves || server.state == SERVER_REFUSED;
     if (serves)
         server.state = SERVER_ENDS;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    if (!serves || pthread_equal(server.thread, pthread_self()))
+    if (!there || pthread_equal(server.thread, pthread_self()))
         return;
     const uint64_t deadline = ibx_deadline_in_ms(END_MS);
     const struct timespec until = ibx_timespec_of(deadline);
-    if (!pthread_clockjoin_np(server.thread, NULL, CLOCK_MONOTONIC, &until))
+    if (!pthread_clockjoin_np(server.thread, NULL, CLOCK_MONOTONIC, &until) || !serves)
         return;
     pthread_mutex_lock(&lock);
     server.state = SERVER_LEFT;
@@ -380,7 +385,7 @@ static bool begin(void)
         sigdelset(&all, SIGSEGV); /* a function may touch what it must not, which a line says */
         pthread_sigmask(SIG_SETMASK, &all, &before);
         if (pthread_create(&server.thread, NULL, serve, NULL))
-            server.state = SERVER_REFUSED;
+            server.state = SERVER_NO_THREAD;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
     const int cancel = ibx_thread_hold_cancel();
