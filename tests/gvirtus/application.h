@@ -35,6 +35,19 @@ inline int host_unregister(void *address)
     return preloaded<int(void *)>("cudaHostUnregister")(address);
 }
 
+// The back end loads CUDA's runtime with the first call that needs it.
+inline bool runtime_is_there()
+{
+    return cudaGetLastError() == 0;
+}
+
+// What has failed, cudaGetLastError returns once.
+inline bool fails(int rc, int code)
+{
+    REQUIRE(rc == code && cudaGetLastError() == code && cudaGetLastError() == 0);
+    return true;
+}
+
 char *device_memory(std::size_t n = device_bytes_each);
 bool device_has(const char *device, const char *bytes, std::size_t n);
 // To the device and back into other memory, with a gap on both sides that stays as it was.
@@ -92,10 +105,6 @@ bool capture_modes();
 bool pools();
 bool meanwhile();
 bool cooperative();
-bool host_functions();
-bool host_functions_lost();
-bool host_functions_at_exit();
-bool host_function_for_ever();
 bool local_library();
 // The same with a back end that does not know them.
 bool not_supported();
@@ -183,6 +192,14 @@ bool variables();
 bool peers();
 bool managed_on_devices();
 bool pools_of_devices();
+
+// application_host_functions.cpp
+
+// Functions of the host in streams, of which one may not return.
+bool host_functions();
+bool host_functions_lost();
+bool host_functions_at_exit();
+bool host_function_for_ever();
 
 // application_processes.cpp
 

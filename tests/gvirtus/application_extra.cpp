@@ -11,8 +11,6 @@
 #include <cstring>
 #include <thread>
 #include <vector>
-#include <sys/socket.h>
-#include <unistd.h>
 
 namespace
 {
@@ -56,19 +54,6 @@ Texture texture_of_words()
     for (int i = 0; i < 18; i++)
         how.words[i] = i + 1;
     return how;
-}
-
-// The back end loads CUDA's runtime with the first call that needs it.
-bool runtime_is_there()
-{
-    return cudaGetLastError() == 0;
-}
-
-// What has failed, cudaGetLastError returns once.
-bool fails(int rc, int code)
-{
-    REQUIRE(rc == code && cudaGetLastError() == code && cudaGetLastError() == 0);
-    return true;
 }
 
 } // namespace
@@ -512,210 +497,6 @@ bool cooperative()
     return fails(flags_of(stream, nullptr), 1);
 }
 
-namespace
-{
-
-using LaunchHost = int(void *, void (*)(void *), void *);
-using AddCallback = int(void *, void (*)(void *, int, void *), void *, unsigned);
-
-void set_flag(void *flag)
-{
-    *static_cast<std::atomic<int> *>(flag) = 1;
-}
-
-// Waits for what the enqueuing thread does only when the call has returned.
-void wait_for_flag(void *flags)
-{
-    auto *both = static_cast<std::atomic<int> *>(flags);
-    while (!both[0])
-        std::this_thread::yield();
-    both[1] = 1;
-}
-
-struct Step {
-    char *memory;
-    char expected, written;
-    bool right;
-};
-
-// Reads what an earlier copy has written, and writes what a later one reads.
-void step(void *argument)
-{
-    auto *s = static_cast<Step *>(argument);
-    s->right = s->memory[0] == s->expected && s->memory[9999] == s->expected;
-    std::memset(s->memory, s->written, 10000);
-}
-
-struct Called {
-    std::vector<int> *order;
-    int number;
-    void *stream;
-    bool right;
-};
-
-void note_call(void *stream, int status, void *argument)
-{
-    auto *c = static_cast<Called *>(argument);
-    c->right = stream == c->stream && !status;
-    c->order->push_back(c->number);
-}
-
-} // namespace
-
-bool host_functions()
-{
-    REQUIRE(runtime_is_there());
-    auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
-    auto *add_callback = preloaded<AddCallback>("cudaStreamAddCallback");
-    void *stream = nullptr, *other = nullptr, *pinned = nullptr, *slow = nullptr, *apart = nullptr;
-    char *device = device_memory();
-    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
-    // The call does not wait, the stream does, and others do not.
-    std::atomic<int> flags[2] = {{0}, {0}}, flag{0};
-    REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
-    REQUIRE(launch_host(stream, set_flag, &flag) == 0 && cudaStreamQuery(stream) == 600);
-    REQUIRE(flags[1] == 0 && flag == 0);
-    flags[0] = 1;
-    REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1 && flag == 1);
-    cudaGetLastError(); // of the double, that it was not ready
-    // Between copies, of memory of each kind.
-    REQUIRE(cudaMallocHost(&pinned, 10000) == 0 && cudaMallocHost(&slow, 10000) == 0);
-    std::vector<char> pageable(10000), there(10000, 'a'), back(10000);
-    for (char *memory : {static_cast<char *>(pinned), pageable.data()}) {
-        Step s = {memory, 'a', 'b', false};
-        REQUIRE(cudaMemcpyAsync(device, there.data(), 10000, H2D, stream) == 0);
-        REQUIRE(cudaMemcpyAsync(memory, device, 10000, D2H, stream) == 0);
-        stub_remote()->slow(50000); // the stream gets to the function when the next copy was asked
-        REQUIRE(cudaMemcpyAsync(device + 10000, slow, 10000, H2D, stream) == 0);
-        REQUIRE(launch_host(stream, step, &s) == 0);
-        REQUIRE(cudaMemcpyAsync(device, memory, 10000, H2D, stream) == 0);
-        REQUIRE(cudaMemcpyAsync(back.data(), device, 10000, D2H, stream) == 0);
-        REQUIRE(cudaStreamSynchronize(stream) == 0);
-        REQUIRE(s.right && back == std::vector<char>(10000, 'b'));
-        stub_remote()->slow(0);
-    }
-    // From the device to page-locked memory the stream's order is enough.
-    flags[0] = !over_shm;
-    flags[1] = 0;
-    REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
-    REQUIRE(cudaMemcpyAsync(pinned, device, 10000, D2H, stream) == 0);
-    flags[0] = 1;
-    REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1);
-    REQUIRE(!std::memcmp(pinned, back.data(), 10000));
-    // A copy that waits does so in the order of the legacy stream, for which no wait for that says.
-    for (int way = 0; way < 4; way++) {
-        char *memory = way % 2 ? pageable.data() : static_cast<char *>(pinned);
-        Step s = {memory, 'a', 'b', false};
-        std::memset(memory, 'a', 10000);
-        stub_remote()->slow(50000);
-        REQUIRE(cudaMemcpyAsync(device + 10000, slow, 10000, H2D, stream) == 0);
-        REQUIRE(launch_host(stream, step, &s) == 0);
-        REQUIRE((way < 2 ? cudaMemcpy(device, memory, 10000, H2D)
-                         : cudaMemcpy2D(device, 100, memory, 200, 100, 50, H2D)) == 0);
-        stub_remote()->slow(0);
-        REQUIRE(cudaMemcpy(back.data(), device, 5000, D2H) == 0 && s.right);
-        REQUIRE(back[0] == 'b' && back[4999] == 'b');
-        std::fill(back.begin(), back.end(), 'x');
-    }
-    for (char *memory : {static_cast<char *>(pinned), pageable.data()}) {
-        Step s = {memory, 'a', 'b', false};
-        std::memset(memory, 'a', 10000);
-        stub_remote()->slow(50000);
-        REQUIRE(cudaMemcpyAsync(device + 10000, slow, 10000, H2D, stream) == 0);
-        REQUIRE(launch_host(stream, step, &s) == 0);
-        REQUIRE(cudaMemcpy(back.data(), memory, 10000, 0) == 0);
-        stub_remote()->slow(0);
-        REQUIRE(s.right && back == std::vector<char>(10000, 'b'));
-    }
-    // The legacy stream does not wait for others; the test's alarm ends it otherwise.
-    REQUIRE(cudaStreamCreateWithFlags(&apart, 1) == 0);
-    flags[0] = flags[1] = 0;
-    REQUIRE(launch_host(apart, wait_for_flag, flags) == 0);
-    REQUIRE(cudaMemcpy(back.data(), there.data(), 10000, 0) == 0 && back == there);
-    REQUIRE(cudaMemcpy(back.data(), pinned, 10000, 0) == 0 && back[0] == 'b' && !flags[1]);
-    flags[0] = 1;
-    REQUIRE(cudaStreamSynchronize(apart) == 0 && flags[1] == 1);
-    // Callbacks of two streams, each in its order.
-    std::vector<int> order[2];
-    std::vector<Called> calls(100);
-    for (int i = 0; i < 100; i++) {
-        calls[std::size_t(i)] = {&order[i % 2], i, i % 2 ? other : stream, false};
-        REQUIRE(add_callback(i % 2 ? other : stream, note_call, &calls[std::size_t(i)], 0) == 0);
-    }
-    REQUIRE(cudaDeviceSynchronize() == 0);
-    for (int i = 0; i < 100; i++)
-        REQUIRE(calls[std::size_t(i)].right && order[i % 2][std::size_t(i / 2)] == i);
-    // Errors are the call's, and nothing is called.
-    REQUIRE(fails(launch_host(reinterpret_cast<void *>(12345), set_flag, nullptr), 400));
-    REQUIRE(fails(launch_host(stream, nullptr, nullptr), 1));
-    REQUIRE(fails(add_callback(stream, note_call, nullptr, 1), 1));
-    return cudaFreeHost(pinned) == 0 && cudaFreeHost(slow) == 0;
-}
-
-// Over a connection that breaks, for good: what was not called is an error of the wait behind it.
-bool host_functions_lost()
-{
-    REQUIRE(runtime_is_there());
-    auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
-    void *stream = nullptr, *other = nullptr, *event = nullptr, *earlier = nullptr;
-    std::atomic<int> flags[2] = {{0}, {0}}, flag{0};
-    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
-    REQUIRE(cudaEventCreate(&event) == 0 && cudaEventCreate(&earlier) == 0);
-    const int before = dup(0);
-    close(before);
-    REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
-    REQUIRE(cudaEventRecord(earlier, other) == 0);
-    REQUIRE(launch_host(stream, set_flag, &flag) == 0 && cudaStreamSynchronize(other) == 0);
-    REQUIRE(cudaEventRecord(event, stream) == 0);
-    for (int fd = before; fd < before + 64; fd++) // all of the thread's, which are new
-        shutdown(fd, SHUT_RDWR);
-    flags[0] = 1;
-    REQUIRE(cudaStreamSynchronize(stream) == 999 && cudaGetLastError() == 999 && flag == 0);
-    REQUIRE(cudaEventSynchronize(event) == 999 && cudaEventSynchronize(earlier) == 0);
-    REQUIRE(preloaded<int(void *)>("cudaEventQuery")(event) == 999);
-    REQUIRE(cudaDeviceSynchronize() == 999 && cudaStreamSynchronize(other) == 0);
-    return fails(launch_host(stream, set_flag, &flag), 801);
-}
-
-// With functions that nobody has called yet, one of them never.
-bool host_functions_at_exit()
-{
-    static std::atomic<int> flags[2];
-    REQUIRE(runtime_is_there());
-    void *stream = nullptr;
-    REQUIRE(cudaStreamCreate(&stream) == 0);
-    for (int i = 0; i < 10; i++)
-        REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(stream, set_flag, flags) == 0);
-    stub_remote()->slow(1000000);
-    cudaMemcpyAsync(device_memory(), flags, 8, H2D, stream);
-    preloaded<LaunchHost>("cudaLaunchHostFunc")(stream, set_flag, flags);
-    std::exit(0);
-}
-
-namespace
-{
-
-void never_return(void *flag)
-{
-    for (set_flag(flag);;)
-        pause();
-}
-
-} // namespace
-
-// One of them does not return: the process ends all the same.
-bool host_function_for_ever()
-{
-    REQUIRE(runtime_is_there());
-    std::atomic<int> flag{0};
-    void *stream = nullptr;
-    REQUIRE(cudaStreamCreate(&stream) == 0);
-    REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(stream, never_return, &flag) == 0);
-    while (!flag)
-        std::this_thread::yield();
-    std::exit(0);
-}
-
 // One of NVIDIA's libraries is loaded when the program is under way.
 bool local_library()
 {
@@ -732,6 +513,7 @@ bool local_library()
 bool not_supported()
 {
     using Launch = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
+    using LaunchHost = int(void *, void (*)(void *), void *);
     void *array = nullptr, *to = nullptr, *from = nullptr;
     std::size_t n = 1000;
     void *arguments[] = {&to, &from, &n};
@@ -744,7 +526,9 @@ bool not_supported()
     REQUIRE(fails(preloaded<Launch>("cudaLaunchCooperativeKernel")(
                       &stub_kernel, {10, 1, 1}, {100, 1, 1}, arguments, 0, nullptr),
                   801));
-    REQUIRE(fails(preloaded<LaunchHost>("cudaLaunchHostFunc")(nullptr, set_flag, nullptr), 801));
+    REQUIRE(fails(preloaded<LaunchHost>("cudaLaunchHostFunc")(
+                      nullptr, [](void *) {}, nullptr),
+                  801));
     REQUIRE(cudaDeviceSynchronize() == 0); // no plain launch took its place
     return device_has(device + n, other.data(), n);
 }

@@ -11,7 +11,6 @@
 namespace
 {
 
-using graph_calls::fails;
 using graph_calls::Graph;
 
 using Launcher = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);

@@ -26,13 +26,6 @@ template <typename... T> int run(const char *name, T... arguments)
     return preloaded<int(T...)>(name)(arguments...);
 }
 
-// What has failed, cudaGetLastError returns once.
-bool fails(int rc, int code)
-{
-    REQUIRE(rc == code && cudaGetLastError() == code && cudaGetLastError() == 0);
-    return true;
-}
-
 // The two processes meet.
 struct Meeting {
     int to[2], back[2];

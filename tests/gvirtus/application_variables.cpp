@@ -57,12 +57,6 @@ void unload(void **module)
     preloaded<void(void **)>("__cudaUnregisterFatBinary")(module);
 }
 
-bool fails(int rc, int code)
-{
-    REQUIRE(rc == code && cudaGetLastError() == code && cudaGetLastError() == 0);
-    return true;
-}
-
 bool plain()
 {
     static void *module[1], *other[1];

@@ -81,5 +81,6 @@ inline Body number(unsigned n)
 void check_calls_captures();
 void check_calls_ends();
 void check_calls_graphs();
+void check_calls_kernels();
 
 #endif

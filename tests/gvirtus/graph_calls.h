@@ -45,13 +45,6 @@ template <typename... T> int run(const char *name, T... arguments)
     return preloaded<int(T...)>(name)(arguments...);
 }
 
-// What has failed, cudaGetLastError returns once.
-inline bool fails(int rc, int code)
-{
-    REQUIRE(rc == code && cudaGetLastError() == code && cudaGetLastError() == 0);
-    return true;
-}
-
 inline Planes copy_of(void *to, const void *from, std::size_t n, int kind)
 {
     Planes p = {};
@@ -96,11 +89,6 @@ struct Graph {
 inline int launch(void *exec, void *stream)
 {
     return run("cudaGraphLaunch", exec, stream);
-}
-
-inline bool runtime_is_there()
-{
-    return cudaGetLastError() == 0;
 }
 
 } // namespace graph_calls

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Kernels: launches, and whose they are. Which are registered, looked up and taken away at once.
+#include "tests/gvirtus/gpu_calls_scene.h"
+#include "tests/scenes/patience.h"
+
+namespace
+{
+
+bool kernels()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t stream = remote.stream_create(), to = remote.malloc(4096),
+                        from = remote.malloc(4096);
+    auto bytes = random_bytes(4096, 5);
+    std::vector<char> got(4096);
+    REQUIRE(remote.to_device(from, bytes.data(), 4096) == 0);
+    auto launch = [&](std::uint64_t function, unsigned threads, std::uint64_t n) {
+        return gpu.made("cudaLaunchKernel", kernel(function, threads, stream, to, from, n));
+    };
+    auto there = [&](std::size_t n) {
+        return remote.stream_synchronize(stream) == 0 && remote.peek(to, got.data(), n) &&
+               !std::memcmp(got.data(), bytes.data(), n);
+    };
+    auto by_gvirtus = [&] {
+        const std::uint64_t handled = remote.handled();
+        REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 1000) >= 0 && there(1000));
+        return remote.handled() == handled + 1;
+    };
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 1000) == 1 && there(1000)); // it is looked up
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2000) == 0 && there(2000)); // it is known
+    const unsigned long launched = remote.stats().copies_async;
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2000) == 0);
+    REQUIRE(remote.stats().copies_async == launched + 1); // once
+    // After something was registered, by whatever name, it is looked up again.
+    for (const char *name :
+         {"__cudaRegisterFunction", "cudaRegisterFunction", "cudaUnregisterFatBinary"}) {
+        remote.call(name, Body());
+        REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2500) == 1);
+        REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2500) == 0);
+    }
+    // What fails is GVirtuS's, whose handlers here run anything; no error is left.
+    REQUIRE(launch(0x8000, 32, 3000) == 2 && there(3000) && remote.get_last_error() == 0);
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 2000, 4000) == 0 && there(4000));
+    REQUIRE(remote.get_last_error() == 0);
+    // While a client captures a stream GVirtuS runs those of all.
+    Client other(gpu);
+    other.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0));
+    remote.call("__cudaRegisterFunction", Body());
+    REQUIRE(by_gvirtus());
+    // One that fails ends none, and begins none.
+    REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(0)) == 1);
+    REQUIRE(by_gvirtus());
+    REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(other.remote.call("cudaStreamBeginCapture", Body().u64(0).i32(0)) == 1);
+    return !by_gvirtus();
+}
+
+// Programs with kernels at the same addresses: each launches its own, also when all its connections
+// have ended, and as a child; who may be a thread of the one or the other launches none.
+bool kernels_of_several_programs()
+{
+    Gpu gpu;
+    const std::uint64_t function = 0x401b30, to = gpu.remote.malloc(4096);
+    auto string = [](Body body, const char *text) {
+        return body.u64(std::strlen(text) + 1).host(text, std::strlen(text) + 1);
+    };
+    auto launch = [&](Client &client) {
+        client.remote.get_last_error();
+        client.remote.set_device(0);
+        return client.remote.call("cudaLaunchKernel", kernel(function, 32, 0, to, to, 8));
+    };
+    auto begin = [&](Client &client, const char *called) {
+        const Body module = string(Body(), "0x4a0128");
+        client.remote.call("cudaRegisterFatBinary", module);
+        client.remote.call(
+            "cudaRegisterFunction",
+            string(string(Body(module).u64(function), called), called).u64(0).u64(0));
+        return launch(client) == 0;
+    };
+    Client own(gpu), unknown(gpu, of_another_program);
+    REQUIRE(begin(own, "product") && launch(unknown) == 0);
+    REQUIRE(result_of(spawn([&]() -> int {
+                {
+                    Client first(gpu);
+                    REQUIRE(begin(first, "sum"));
+                }
+                for (unsigned i = 0; i < 10; i++) {
+                    Client again(gpu), thread(gpu, of_another_program);
+                    REQUIRE(launch(again) == 0 && launch(thread) == 98);
+                }
+                return result_of(spawn([&]() -> int {
+                           Client child(gpu);
+                           return launch(child) == 0;
+                       })) == 1;
+            })) == 1);
+    REQUIRE(launch(own) == 0);
+    return launch(unknown) == 98;
+}
+
+// Once a client has registered a function, those that nobody has registered are none: neither
+// GVirtuS nor CUDA gets them.
+bool kernels_of_nobody()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t stream = remote.stream_create(), to = remote.malloc(4096),
+                        from = remote.malloc(4096), function = 0x401b30;
+    auto string = [](Body body, const char *text) {
+        return body.u64(std::strlen(text) + 1).host(text, std::strlen(text) + 1);
+    };
+    const Body module = string(Body(), "0x4a0128");
+    auto launch = [&](std::uint64_t kernel_at) {
+        return remote.call("cudaLaunchKernel", kernel(kernel_at, 32, stream, to, from, 8));
+    };
+    REQUIRE(launch(function) == 0);
+    remote.call("cudaRegisterFatBinary", module);
+    remote.call("cudaRegisterFunction",
+                string(string(Body(module).u64(function), "sum"), "sum").u64(0).u64(0));
+    REQUIRE(launch(function) == 0 && launch(function + 16) == 98);
+    for (std::uint64_t one : {function, function + 16}) { // nor requests of our own
+        const int code = one == function ? 0 : 98;
+        Body parameter, clusters;
+        parameter.put<std::uint16_t>(IBX_EXTRA_PARAMETER).u64(one).u64(1);
+        clusters.put<std::uint16_t>(IBX_EXTRA_CLUSTERS).u64(one);
+        clusters.u64(1).u64(1).u64(1).u64(0).u64(0);
+        REQUIRE(remote.call("ibxRuntime", parameter) == code);
+        REQUIRE(remote.call("ibxRuntime", clusters) == code);
+    }
+    // Another process with the same addresses has not registered it, and takes it away from nobody.
+    REQUIRE(result_of(spawn([&]() -> int {
+                Client child(gpu);
+                child.remote.call("cudaUnregisterFatBinary", module);
+                return 0;
+            })) == 0);
+    REQUIRE(launch(function) == 0);
+    Client other(gpu); // nor while somebody captures a stream
+    REQUIRE(other.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) == 0);
+    const int captured = launch(function + 16);
+    REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(captured == 98);
+    remote.call("cudaUnregisterFatBinary", module);
+    REQUIRE(launch(function) == 98);
+    return true;
+}
+
+// A launch that brings less than its kernel takes: GVirtuS's handler, which would read on behind
+// it, does not get it, nor does CUDA get sizes that a client has made up.
+bool launches_with_too_little()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t to = remote.malloc(1 << 16), stream = remote.stream_create();
+    const auto body = [&](std::uint64_t size, std::size_t bytes, Body begun) {
+        std::vector<char> all(bytes, 'b');
+        if (bytes >= 8)
+            std::memcpy(all.data(), &to, 8);
+        begun.u64(IBX_DOUBLE_WIDE + size).i32(1).i32(1).i32(1).i32(1).i32(1).i32(1).u64(0);
+        return begun.u64(stream).host(all.data(), all.size());
+    };
+    const auto own = [&](std::uint64_t size, std::size_t bytes) {
+        return remote.call("ibxRuntime",
+                           body(size, bytes, number(IBX_EXTRA_LAUNCH).put<std::uint16_t>(0)));
+    };
+    remote.get_last_error();
+    for (std::size_t bytes : {0u, 8u, 24u, 4096u}) { // of 20,012
+        REQUIRE(remote.call("cudaLaunchKernel", body(20000, bytes, Body())) == 1);
+        REQUIRE(remote.get_last_error() == 1);
+    }
+    // Nor where it is longer than what the driver takes in one piece, nor beside a capture.
+    const std::uint64_t captured = remote.stream_create();
+    const auto refused = [&](std::uint64_t size, std::size_t bytes) {
+        return remote.call("cudaLaunchKernel", body(size, bytes, Body())) == 1 &&
+               remote.get_last_error() == 1; // CUDA's runtime, which no handler here calls
+    };
+    REQUIRE(refused(20100, 4100));
+    REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(captured).i32(0)) == 0);
+    REQUIRE(refused(20200, 0) && refused(20300, 24) && refused(20400, 4100));
+    REQUIRE(refused(20500, 20512)); // all of it, but where it lies GVirtuS does not know
+    REQUIRE(remote.call("cudaStreamEndCapture", Body().u64(captured)) == 0);
+    const std::uint64_t handled = remote.handled();
+    REQUIRE(remote.call("cudaLaunchKernel", body(5000, 5012, Body())) == 0);
+    REQUIRE(remote.handled() == handled);
+    REQUIRE(remote.call("cudaLaunchKernel", body(100, 0, Body())) == 1);
+    for (std::size_t bytes : {0u, 24u, 4096u, 4097u, 20008u, 20011u, 32765u, 60000u})
+        REQUIRE(own(20000, bytes) == 1);
+    REQUIRE(own(20000, 20012) == 0 && own(20000, 32764) == 0 && own(4084, 4096) == 0);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_LAUNCH).put<std::uint16_t>(0)) == 1);
+    for (const std::uint64_t first : {0u, 1u, 3u, 0xffffffffu}) {
+        const int left = first < 3 ? static_cast<int>(3 - first) : 0;
+        REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_PARAMETERS)
+                                              .u64(IBX_DOUBLE_WIDE + 20000)
+                                              .i32(static_cast<std::int32_t>(first))) == 0);
+        int count = -1;
+        REQUIRE(remote.out.size() == 260);
+        std::memcpy(&count, remote.out.data(), 4);
+        REQUIRE(count == left);
+    }
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_PARAMETERS).u64(0x1234).i32(0)) == 98);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_PARAMETERS).u64(0x1234)) == 1);
+    char there[2] = {};
+    REQUIRE(remote.call("cudaStreamSynchronize", Body().u64(stream)) == 0);
+    return remote.peek(to, there, 2) && there[1] == static_cast<char>('b' + 0x62);
+}
+
+// A kernel that is looked up while another client takes some away is looked up once more.
+bool kernels_meanwhile()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    Client other(gpu);
+    const std::uint64_t stream = remote.stream_create(), to = remote.malloc(4096),
+                        from = remote.malloc(4096);
+    auto launch = [&] {
+        return gpu.made("cudaLaunchKernel", kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, 8));
+    };
+    REQUIRE(launch() == 1 && launch() == 0);
+    remote.gate(true);
+    std::thread taking([&] { other.remote.call("cudaUnregisterFatBinary", Body()); });
+    bool begun = false;
+    for (unsigned left = patience_ms(10000); left && !begun; left--) {
+        begun = remote.inside();
+        usleep(begun ? 0 : 1000);
+    }
+    const int looked_up = launch();
+    remote.gate(false);
+    taking.join();
+    REQUIRE(begun);
+    REQUIRE(looked_up == 1);
+    REQUIRE(launch() == 1 && launch() == 0);
+    return true;
+}
+
+// GVirtuS's handlers use maps of kernels and variables without a lock: none registers beside
+// others.
+bool registered_at_once()
+{
+    Gpu gpu;
+    std::vector<std::thread> programs;
+    for (unsigned i = 0; i < 6; i++)
+        programs.emplace_back([&gpu, i] {
+            Client client(gpu);
+            const std::uint64_t stream = client.remote.stream_create();
+            const char byte = 1;
+            for (unsigned n = 0; n < 40; n++) {
+                client.remote.call("__cudaRegisterFunction", Body());
+                if (i < 2) // not one that the plugin launches
+                    client.remote.call("cudaLaunchKernel", kernel(0x8000, 32, stream, 0, 0, 0));
+                if (i == 2)
+                    client.remote.to_symbol(1, &byte, 1, 0);
+            }
+        });
+    for (auto &program : programs)
+        program.join();
+    return gpu.remote.met() == 0;
+}
+
+// One that looks up and does not return, since its client's kernel does not end, holds back others
+// once, and for a bounded time.
+bool registered_beside_one_that_stays()
+{
+    Gpu gpu;
+    Client other(gpu);
+    gpu.remote.gate(true);
+    std::thread staying([&] { other.remote.call("cudaMemcpyFromSymbol", Body()); });
+    std::atomic<unsigned> registered{0};
+    std::thread registering([&] {
+        Client client(gpu);
+        while (!client.remote.inside())
+            usleep(1000);
+        for (; registered < 40; registered++)
+            client.remote.call("__cudaRegisterFunction", Body());
+    });
+    for (unsigned left = patience_ms(20000); left && registered < 40; left--)
+        usleep(1000);
+    const bool all = registered == 40;
+    gpu.remote.gate(false);
+    staying.join();
+    registering.join();
+    for (unsigned i = 0; i < 2; i++) { // what has been passed is not counted when it ends
+        REQUIRE(other.remote.call("cudaMemcpyFromSymbol", Body()) == -1);
+        REQUIRE(gpu.remote.call("__cudaRegisterFunction", Body()) == -1);
+    }
+    return all;
+}
+
+} // namespace
+
+void check_calls_kernels()
+{
+    check("kernels", kernels);
+    check("kernels that nobody has registered", kernels_of_nobody);
+    check("launches with too little", launches_with_too_little);
+    check("kernels of several programs at one address", kernels_of_several_programs);
+    check("kernels while some are taken away", kernels_meanwhile);
+    check("registrations of several clients", registered_at_once);
+    check("... beside one that does not return", registered_beside_one_that_stays);
+}
