@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/preload/internal.h"
 
-#define NO_TIMING 2u /* cudaEventDisableTiming */
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define NO_TIMING 2u          /* cudaEventDisableTiming */
+#define LONG      (32u << 10) /* bytes; shorter copies are read or written by the caller's thread */
 
 /* Without a plugin GVirtuS gets the kind that the application has passed. */
 static int kind_of(const void *to, const void *from, int kind)
@@ -76,6 +81,19 @@ static bool is_ours(const struct rows *r)
            (plain || (!__builtin_mul_overflow(most, r->height, &bytes) && bytes <= PTRDIFF_MAX));
 }
 
+/* Whether all of the host's side is mapped. Another thread, or the back end, is not to meet the end
+ * of it in the middle of the copy. CUDA refuses lengths that the device's side does not have before
+ * it touches the host's. MS_ASYNC does nothing but look for what is not mapped. */
+static bool is_there(const struct ibx_frontend_copy *copy)
+{
+    const size_t gaps = copy->rows ? (copy->rows - 1) * copy->host_pitch : 0;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)copy->host;
+    const size_t before = at % page;
+    if (gaps + copy->n < LONG)
+        return true;
+    return !msync((void *)(at - before), before + gaps + copy->n, MS_ASYNC) || errno != ENOMEM;
+}
+
 /* False: GVirtuS has to run it. True: *exit_code is what the call returns. */
 static bool copied(const struct rows *r, bool async, void *stream, int *exit_code)
 {
@@ -98,7 +116,7 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
                                     : r->from_pitch,
     };
     /* A frame could not hold that length, and GVirtuS would use the null pointer. */
-    if (copy.n > PTRDIFF_MAX || !copy.host) {
+    if (copy.n > PTRDIFF_MAX || !copy.host || !is_there(&copy)) {
         *exit_code = ibx_frontend_fail(CUDA_INVALID_VALUE);
         return true;
     }

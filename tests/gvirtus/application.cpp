@@ -554,6 +554,7 @@ int main(int argc, char **argv)
         {"sets-in-streams", sets_in_streams},
         {"sets-after-a-loss", sets_after_a_loss},
         {"configurations", configurations},
+        {"memory-that-ends", memory_that_ends},
         {"short-copies", short_copies},
         {"background", [] { return background(false); }},
         {"background-registered", [] { return background(true); }},

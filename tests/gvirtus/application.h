@@ -91,6 +91,7 @@ bool nodes_of_many_bytes();
 bool sets_in_streams();
 bool sets_after_a_loss();
 bool configurations();
+bool memory_that_ends();
 
 // application_extra.cpp
 

@@ -4,6 +4,7 @@
 #include "tests/gvirtus/application.h"
 
 #include <cstring>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <thread>
 #include <vector>
@@ -192,4 +193,34 @@ bool configurations()
     void *stream = nullptr;
     REQUIRE(stub_calls() == 0);
     return pop(&size, &size, &shared, &stream) == 52 && cudaGetLastError() == 52;
+}
+
+// More bytes than either side has, and host memory that ends within a copy. CUDA refuses the first,
+// and ends the program or refuses the second.
+bool memory_that_ends()
+{
+    constexpr std::size_t mib = 1u << 20;
+    char *device = device_memory();
+    void *stream = nullptr;
+    // At a place where nobody maps anything behind it.
+    void *map = mmap(reinterpret_cast<void *>(3ull << 45), 2 * mib, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(device && map != MAP_FAILED && cudaStreamCreate(&stream) == 0);
+    auto *host = static_cast<char *>(map);
+    REQUIRE(munmap(host + mib, mib) == 0);
+    REQUIRE(round_trip(device, host, mib, 1) && round_trip(device, host, mib, 2, stream));
+    for (std::size_t n :
+         {std::size_t{1} << 40, std::size_t{1} << 47, 2 * device_bytes_each, 2 * mib, mib + 8}) {
+        for (int kind : {static_cast<int>(H2D), static_cast<int>(D2H)}) {
+            void *to = kind == H2D ? device : host, *from = kind == H2D ? host : device;
+            REQUIRE(fails(cudaMemcpy(to, from, n, kind), 1));
+            REQUIRE(fails(cudaMemcpyAsync(to, from, n, kind, stream), 1));
+            REQUIRE(fails(cudaMemcpy2D(to, n / 2, from, n / 2, n / 2, 2, kind), 1));
+            REQUIRE(fails(cudaMemcpy2D(to, n / 4, from, n / 4, n / 8, 8, kind), 1));
+        }
+    }
+    REQUIRE(round_trip(device, host, mib, 3) && round_trip(device, host, mib, 4, stream));
+    // The gap behind a last row need not be there.
+    REQUIRE(cudaMemcpy2D(device, 4096, host + 4096 - 100, 4096, 100, 256, H2D) == 0);
+    return cudaFree(device) == 0 && munmap(host, mib) == 0;
 }

@@ -485,6 +485,7 @@ void check_what_the_provider_changes()
     check("threads that end", [] { return run("threads-end", true); });
     check("no second copy in the application", [] { return run("no-copy", true); });
     check("memory that comes and goes at one address", [] { return run("remapped", true); });
+    check("memory that ends", [] { return run("memory-that-ends", true); });
     check("page-locked memory", pinned);
     check("memory that is registered", [] { return run("host-register", true); });
     check("and is gone without a word", [] { return run("stale-registration", true); });
