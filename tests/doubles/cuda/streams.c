@@ -232,9 +232,14 @@ EXPORT int cuStreamSynchronize(void *handle)
     struct stream *stream = code ? NULL : stream_of(handle);
     if (code)
         return code;
-    if (stream)
-        wait_for(stream, stream->submitted);
-    return waited(leave(stream ? sticky() : INVALID_HANDLE));
+    if (!stream)
+        return leave(INVALID_HANDLE);
+    for (unsigned i = 0; is_legacy(stream) && i < STREAMS; i++) {
+        if (streams[i].blocking && (streams[i].device == stream->device || streams[i].device < 0))
+            wait_for(&streams[i], streams[i].submitted);
+    }
+    wait_for(stream, stream->submitted);
+    return waited(leave(sticky()));
 }
 
 EXPORT int cuStreamQuery(void *handle)
