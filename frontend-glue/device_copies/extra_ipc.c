@@ -247,22 +247,33 @@ static int close_shared(struct extra *e)
     return 0;
 }
 
-/* Memory of a pool, if `pool` is not NULL. */
-static int open_found(struct extra *e, const void *pool)
+/* Whether it is what was shared, and memory of the pool if that is not NULL. */
+static int check_found(struct extra *e, const struct shared *found, const void *pool)
 {
-    struct shared found = {0}, now = {0};
+    struct shared now = {0};
     const void *of = NULL;
-    const int rc = open_shared(e, MEMORY, &found);
-    if (rc)
-        return rc;
-    if (!measure(e, found.value, &now) || now.buffer != found.buffer) { /* freed unseen */
-        ibx_ipc_gone(found.value);
+    if (!measure(e, found->value, &now) || now.buffer != found->buffer) { /* freed unseen */
+        ibx_ipc_gone(found->value);
         return CUDA_INVALID_HANDLE;
     }
     if (pool && (e->x->cuda->pointer_get_attributes(1, &(int){IBX_CUDA_POINTER_MEMPOOL},
-                                                    &(void *){&of}, found.value) ||
+                                                    &(void *){&of}, found->value) ||
                  of != pool))
         return CUDA_INVALID_VALUE;
+    return 0;
+}
+
+static int open_found(struct extra *e, const void *pool)
+{
+    struct shared found = {0};
+    int rc = open_shared(e, MEMORY, &found);
+    if (rc)
+        return rc;
+    rc = check_found(e, &found, pool);
+    if (rc && found.known)
+        ibx_handles_close(e->x, handle_kind(MEMORY), found.value);
+    if (rc)
+        return rc;
     ibx_put_u64(&e->out, found.value);
     ibx_put_u64(&e->out, found.n);
     return 0;

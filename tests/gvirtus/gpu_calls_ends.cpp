@@ -334,8 +334,9 @@ bool memory_of_a_graph()
 }
 
 // Memory that another client has opened is that one's when its maker is killed, and is given back
-// when that one has closed it: before the end or behind it.
-bool opened_by_another(unsigned opens, unsigned closes_before, unsigned closes_behind)
+// when that one has closed it: before the end or behind it. One that was refused has not opened it.
+bool opened_by_another(unsigned opens, unsigned closes_before, unsigned closes_behind,
+                       bool refused = false)
 {
     Gpu gpu(resume);
     Remote &remote = gpu.remote;
@@ -359,6 +360,13 @@ bool opened_by_another(unsigned opens, unsigned closes_before, unsigned closes_b
     open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
     for (unsigned i = 0; i < opens; i++)
         REQUIRE((memory = remote.address("ibxRuntime", open)));
+    if (refused) { // as memory of a pool, which it is not
+        const std::uint64_t pool =
+            remote.address("ibxRuntime", number(IBX_EXTRA_POOL_DEFAULT).i32(0));
+        Body of_pool = number(IBX_EXTRA_IPC_OPEN_POINTER).u64(pool);
+        of_pool.bytes.insert(of_pool.bytes.end(), handle.begin(), handle.end());
+        REQUIRE(pool && remote.call("ibxRuntime", of_pool) == 1);
+    }
     Body close_it = number(IBX_EXTRA_IPC_CLOSE);
     close_it.bytes.push_back(0);
     close_it.u64(memory);
@@ -398,4 +406,5 @@ void check_calls_ends()
     check("... has used", [] { return opened_by_another(2, 2, 0); });
     check("... uses for a while", [] { return opened_by_another(2, 1, 1); });
     check("... uses twice", [] { return opened_by_another(2, 0, 1); });
+    check("... may not use", [] { return opened_by_another(0, 0, 0, true); });
 }
