@@ -123,6 +123,9 @@ void ibx_pipeline_settled(struct ibx_pipeline *pipeline);
  * that no call has returned is left to other threads' calls. */
 #define IBX_PIPELINE_END_MS 2000u /* what the end of a process waits */
 bool ibx_pipeline_finish(struct ibx_pipeline *pipeline, unsigned ms);
+/* The process ends without its threads' end: closes the sessions that no thread is using, whose
+ * pipelines stay locked. */
+void ibx_process_leave(void);
 /* Around the session's end; between them no other thread uses it. */
 void ibx_pipeline_lock(struct ibx_pipeline *pipeline);
 void ibx_pipeline_unlock(struct ibx_pipeline *pipeline);

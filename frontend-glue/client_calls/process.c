@@ -312,6 +312,18 @@ void ibx_process_remove(struct ibx_pipeline *p)
     pthread_mutex_unlock(&process.lock);
 }
 
+void ibx_process_leave(void)
+{
+    pthread_mutex_lock(&process.lock);
+    for (struct ibx_pipeline *p = process.first; p; p = p->next) {
+        if (pthread_mutex_trylock(&p->lock))
+            continue;
+        ibx_backlog_push(p, true);
+        ibx_session_close(p->session);
+    }
+    pthread_mutex_unlock(&process.lock);
+}
+
 /* ------------------------------------------------------------- order between threads */
 
 /* Of another thread's pipeline: the number of requests that have to be run. */

@@ -557,6 +557,18 @@ static void watch(const struct ibx_frontend_watch *calls)
     atomic_store(&watcher, calls);
 }
 
+static void leave(void)
+{
+    struct ibx_session *session = session_of_thread();
+    if (session && mine->process != getpid())
+        return;
+    if (session)
+        ibx_pipeline_finish(mine->pipeline, IBX_PIPELINE_END_MS);
+    ibx_process_leave();
+    if (session && !mine->pipeline)
+        ibx_session_close(session);
+}
+
 static void release(void *address, size_t n)
 {
     if (!ibx_shared_free(address))
@@ -582,6 +594,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
         .failure = ibx_async_copy_failure,
         .finish = ibx_async_copy_wait_memory,
         .watch = watch,
+        .leave = leave,
     };
     void (*attach)(const struct ibx_frontend_calls *calls) = NULL;
     *(void **)&attach = dlsym(RTLD_DEFAULT, IBX_FRONTEND_ATTACH);

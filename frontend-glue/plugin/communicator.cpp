@@ -27,6 +27,7 @@ extern "C" {
 #include "frontend-glue/plugin/attach.h"
 #include "frontend-glue/plugin/config.h"
 #include "frontend-glue/session/session.h"
+#include "transport/core/crypto.h"
 }
 
 namespace gvirtus::communicators
@@ -86,6 +87,7 @@ using gvirtus::communicators::Endpoint;
 [[gnu::constructor]] void begin()
 {
     ibx_log_of_library();
+    ibx_crypto_stay();
 }
 
 // Thrown by Connect and create_communicator only. G3 catches std::string, G5 std::exception.

@@ -46,7 +46,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 15u
+#define IBX_FRONTEND_VERSION 16u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -146,6 +146,11 @@ struct ibx_frontend_calls {
 
     /* From here on all threads' calls are told, for good. */
     void (*watch)(const struct ibx_frontend_watch *watch);
+
+    /* The process is about to end beside threads that may be in calls: what the calling thread has
+     * launched is run, and connections that no thread is using are closed. Who uses one of these
+     * from here on waits for the end. */
+    void (*leave)(void);
 };
 
 #define IBX_FRONTEND_ATTACH "ibx_frontend_attach"

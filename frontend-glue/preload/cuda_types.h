@@ -13,6 +13,7 @@
 #define CUDA_SUCCESS               0
 #define CUDA_INVALID_VALUE         1
 #define CUDA_MEMORY_ALLOCATION     2
+#define CUDA_UNLOADING             4
 #define CUDA_INVALID_PITCH         12
 #define CUDA_INVALID_SYMBOL        13
 #define CUDA_INVALID_DIRECTION     21

@@ -23,10 +23,55 @@
 static pthread_mutex_t first_calls = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local bool has_called, is_alone;
 
+static pthread_once_t begun = PTHREAD_ONCE_INIT;
+static pthread_key_t thread_end;
+static bool keyed;
+static atomic_uint callers; /* threads that have called, and have not ended */
+static atomic_bool closed;  /* to those that have not called yet, but the one that has said so */
+static _Thread_local bool counted, closes;
+
+static void uncount(void *nothing)
+{
+    (void)nothing;
+    if (counted)
+        atomic_fetch_sub(&callers, 1);
+    counted = false;
+}
+
+static void make_key(void)
+{
+    keyed = !pthread_key_create(&thread_end, uncount);
+}
+
+static void count(void)
+{
+    pthread_once(&begun, make_key); /* GVirtuS may connect before this library begins */
+    if (counted || !keyed || pthread_setspecific(thread_end, &counted))
+        return;
+    counted = true;
+    atomic_fetch_add(&callers, 1);
+}
+
+void ibx_frontend_is_no_caller(void)
+{
+    counted = true;
+}
+
+bool ibx_frontend_close(void)
+{
+    closes = true;
+    atomic_store(&closed, true);
+    const bool alone = atomic_load(&callers) == counted;
+    if (!alone)
+        atomic_store(&closed, false);
+    return alone;
+}
+
 static void in_child(void)
 {
     pthread_mutex_init(&first_calls, NULL);
     is_alone = false;
+    atomic_store(&callers, counted);
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -35,14 +80,18 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-void ibx_frontend_first_begins(void)
+bool ibx_frontend_first_begins(void)
 {
     if (has_called)
-        return;
+        return true;
+    count(); /* first: see ibx_frontend_close() */
+    if (atomic_load(&closed) && !closes)
+        return false;
     has_called = true;
     const uint64_t deadline = ibx_deadline_in_ms(ALONE_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     is_alone = !pthread_mutex_clocklock(&first_calls, CLOCK_MONOTONIC, &until);
+    return true;
 }
 
 void ibx_frontend_first_is_over(void)
@@ -73,6 +122,7 @@ static void begin_process(void)
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
 {
     static atomic_flag hidden = ATOMIC_FLAG_INIT;
+    count();
     ibx_frontend_first_is_over();
     if (calls->version == IBX_FRONTEND_VERSION) {
         atomic_store(&plugin, calls);

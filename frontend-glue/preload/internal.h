@@ -41,15 +41,22 @@ int ibx_frontend_waited(int rc, uint64_t stream);
         (__typeof__(&(function)))ibx_frontend_next(&found, #function);                             \
     })
 /* Around calls of GVirtuS's: by a thread's first one it connects, one thread at a time. Quick for
- * all others. The latter may come several times. */
-void ibx_frontend_first_begins(void);
+ * all others. The latter may come several times. False: GVirtuS's front end is about to go, and
+ * must not be called. */
+bool ibx_frontend_first_begins(void);
 void ibx_frontend_first_is_over(void);
+/* At the end of the process: whether no other thread calls GVirtuS's, nor begins to. */
+bool ibx_frontend_close(void);
+/* The calling thread, which is one of this library's, need not be asked for that. */
+void ibx_frontend_is_no_caller(void);
 /* Calls it. */
 #define CALL_NEXT(function, ...)                                                                   \
     __extension__({                                                                                \
         __typeof__(&(function)) next = NEXT(function);                                             \
-        ibx_frontend_first_begins();                                                               \
-        const int returned = next ? (int)next(__VA_ARGS__) : CUDA_NOT_SUPPORTED;                   \
+        const bool may = ibx_frontend_first_begins();                                              \
+        const int returned = !may   ? CUDA_UNLOADING                                               \
+                             : next ? (int)next(__VA_ARGS__)                                       \
+                                    : CUDA_NOT_SUPPORTED;                                          \
         ibx_frontend_first_is_over();                                                              \
         returned;                                                                                  \
     })
@@ -380,6 +387,9 @@ void ibx_frontend_peers_hold(int device);
 
 /* The device was reset. */
 void ibx_frontend_pools_reset(int device);
+/* arrays.c, textures.c */
+void ibx_frontend_arrays_reset(int device);
+void ibx_frontend_objects_reset(int device);
 
 /* ------------------------------------------------------------------------- managed.c */
 

@@ -57,6 +57,7 @@ static atomic_uint connected;
 static void *serve(void *argument)
 {
     (void)argument;
+    ibx_frontend_is_no_caller();
     ibx_frontend_connect();
     atomic_store(&connected, 1);
     wake(&connected);

@@ -530,6 +530,8 @@ int main(int argc, char **argv)
         {"forked", forked},
         {"forked-exit", forked_exit},
         {"closes-at-exit", closes_at_exit},
+        {"threads-have-ended", threads_have_ended},
+        {"threads-go-on", threads_go_on},
         {"killed", killed},
         {"killed-background", killed_background},
         {"pinned", pinned},

@@ -59,6 +59,8 @@ long peak();
 // application_ends.cpp
 bool forked_exit();
 bool closes_at_exit();
+bool threads_have_ended();
+bool threads_go_on();
 bool first_thread_ends();
 bool cancelled_thread();
 bool forked();

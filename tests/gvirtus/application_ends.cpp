@@ -62,6 +62,58 @@ bool closes_at_exit()
     return true;
 }
 
+// Threads that have ended are no reason to leave GVirtuS's destructors out.
+bool threads_have_ended()
+{
+    std::thread([] { device_memory(); }).join();
+    REQUIRE(device_memory() && cudaDeviceSynchronize() == 0);
+    stub_at_end([] {
+        stub_close();
+        std::_Exit(0);
+    });
+    return false; // which that makes a success
+}
+
+// Others are in calls as main() returns, or about to connect, until the process ends: nothing of
+// theirs is freed.
+bool threads_go_on()
+{
+    static std::atomic<unsigned> began;
+    static const auto begin = [](auto call) {
+        std::thread([call] {
+            for (bool first = true;; first = false) {
+                call();
+                began += first;
+            }
+        }).detach();
+    };
+    begin([device = device_memory(1u << 20), memory = std::vector<char>(1u << 20)] {
+        cudaMemcpy(device, memory.data(), memory.size(), H2D);
+    });
+    begin([] {
+        void *more;
+        if (cudaMalloc(&more, 1000) == 0)
+            cudaFree(more);
+    });
+    begin([] { cudaDeviceSynchronize(); });
+    begin([] { std::thread([] { cudaGetLastError(); }).join(); });
+    begin([] { // one that rests
+        cudaGetLastError();
+        while (began >= 5)
+            pause();
+    });
+    std::thread([] { // and one that has the lock of a stream
+        flockfile(stdin);
+        began++;
+        pause();
+    })
+        .detach();
+    stub_at_end([] { std::_Exit(1); });
+    while (began < 6)
+        std::this_thread::yield();
+    return true;
+}
+
 // The first thread ends, and the process goes on with others; /proc/self shows little of it then.
 bool first_thread_ends()
 {

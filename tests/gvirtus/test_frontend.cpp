@@ -529,6 +529,9 @@ void check_what_the_provider_changes()
     check("forked children that exit", [] { return run("forked-exit", true); });
     check("a connection that is closed at the process's end",
           [] { return run("closes-at-exit", true); });
+    check("... of a program whose threads have ended",
+          [] { return run("threads-have-ended", true); });
+    check("threads in calls as the process ends", [] { return run("threads-go-on", true); });
     check("a back end that is killed", [] { return killed("killed", 6, 7000); });
     check("a back end that is killed in the middle of asynchronous copies",
           [] { return killed("killed-background", 4, 3000); });

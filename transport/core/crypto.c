@@ -11,6 +11,11 @@
 #include <openssl/rand.h>
 #include <stdlib.h>
 
+void ibx_crypto_stay(void)
+{
+    OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
+}
+
 /* When OpenSSL has no memory for a digest, no proof may ever match by accident. */
 static void fill_unguessable(uint8_t out[IBX_HASH_BYTES])
 {

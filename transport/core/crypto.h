@@ -11,6 +11,10 @@
 
 #define IBX_HASH_BYTES 32
 
+/* Before anything else here: threads may be in these calls, and in TLS, while the process ends.
+ * OpenSSL's own handler of atexit(3), which would free what they use, is none. */
+void ibx_crypto_stay(void);
+
 /* One part of what is hashed. */
 struct ibx_piece {
     const void *data;
