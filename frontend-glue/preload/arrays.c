@@ -23,6 +23,7 @@ struct shape {
     struct ibx_cuda_channel channel;
     struct ibx_cuda_extent extent;
     unsigned flags;
+    int device;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -68,6 +69,21 @@ static void forget_shape(const void *array)
         *at = found->next;
     pthread_mutex_unlock(&lock);
     free(found);
+}
+
+/* Those of the device have gone with its context. */
+void ibx_frontend_arrays_reset(int device)
+{
+    pthread_mutex_lock(&lock);
+    for (struct shape **at = &shapes, *gone; (gone = *at);) {
+        if (gone->device != device) {
+            at = &gone->next;
+            continue;
+        }
+        *at = gone->next;
+        free(gone);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 /* Without memory the back end is asked later. */
@@ -119,8 +135,11 @@ int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
     int rc = ibx_frontend_extra_ask(&e, &made);
     if (!rc) {
         *array = (void *)(uintptr_t)made;
-        note_shape(&(struct shape){
-            .array = *array, .channel = *channel, .extent = extent, .flags = flags});
+        note_shape(&(struct shape){.array = *array,
+                                   .channel = *channel,
+                                   .extent = extent,
+                                   .flags = flags,
+                                   .device = ibx_frontend_current_device()});
     }
     return rc;
 }

@@ -11,6 +11,7 @@ struct object {
     struct object *next;
     unsigned long long handle;
     enum object_kind kind;
+    int device;
     struct ibx_cuda_resource resource;
     struct ibx_cuda_texture how;
     struct ibx_cuda_view view;
@@ -47,6 +48,21 @@ static void forget(enum object_kind kind, unsigned long long handle)
         *at = found->next;
     pthread_mutex_unlock(&lock);
     free(found);
+}
+
+/* Those of the device have gone with its context. */
+void ibx_frontend_objects_reset(int device)
+{
+    pthread_mutex_lock(&lock);
+    for (struct object **at = &objects, *gone; (gone = *at);) {
+        if (gone->device != device) {
+            at = &gone->next;
+            continue;
+        }
+        *at = gone->next;
+        free(gone);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 /* Takes `made`. */
@@ -91,6 +107,7 @@ static int make(const struct extra *e, struct object *made, unsigned long long *
         return rc;
     }
     made->handle = *object = handle;
+    made->device = ibx_frontend_current_device();
     note(made);
     return CUDA_SUCCESS;
 }

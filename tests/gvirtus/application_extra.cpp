@@ -261,6 +261,11 @@ bool descriptions()
     REQUIRE(fails(resource_of(nullptr, texture), 1));
     REQUIRE(preloaded<int(unsigned long long)>("cudaDestroyTextureObject")(texture) == 0);
     REQUIRE(fails(resource_of(&told, texture), 1) && free_array(array) == 0);
+    REQUIRE(info(&channel, &extent, &flags, array) != 0 && cudaGetLastError() != 0);
+    // With a device goes what its arrays, textures and surfaces were made of.
+    REQUIRE(resource_of(&told, other) == 0 && malloc_array(&array, {16, 4, 0}, 2) == 0);
+    REQUIRE(preloaded<int()>("cudaDeviceReset")() == 0);
+    REQUIRE(fails(resource_of(&told, other), 1) && fails(of_surface(&told, surface), 1));
     return info(&channel, &extent, &flags, array) != 0 && cudaGetLastError() != 0;
 }
 
