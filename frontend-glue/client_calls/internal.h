@@ -12,7 +12,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define STAGED_MAX    2048u      /* bytes of a request that may be answered here */
+#define STAGED_MAX    4608u      /* bytes of a request that may be answered here: any launch */
 #define BACKLOG_MAX   (8u << 20) /* bytes that were not sent; then a call waits */
 #define AHEAD_MOST    16384u /* requests without a reply, whose end other threads' calls await */
 #define STREAMS_NONE  UINT64_MAX /* of outstanding requests: there are none */

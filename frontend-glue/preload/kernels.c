@@ -19,12 +19,12 @@
 #include <sys/mman.h>
 
 #define HEAD       56u    /* bytes of a launch before its arguments */
-#define BODY_MAX   1900u  /* of one that is made here */
+#define BODY_MAX   4480u  /* of one that is made here */
 #define KERNELS    4096u  /* places, a power of two */
 #define TRIES      8u     /* places in which a kernel may be */
 #define MARKS      254u   /* arguments that can be told apart */
 #define MARK_LAST  255u   /* what all others consist of */
-#define MARKED     1920u  /* bytes of each: a longer one is in no body of BODY_MAX */
+#define MARKED     4480u  /* bytes of each: a longer one is in no body of BODY_MAX */
 #define POINTERS   4096u  /* arguments of a kernel, at most */
 #define BEHIND_END 32768u /* bytes that are read of an argument, at most */
 
@@ -152,7 +152,7 @@ static bool head_is(const uint8_t *body, size_t n, const struct launch_config *c
 /* Arguments that consist of their numbers, from 1 on; NULL: no memory. */
 static void **marked;
 
-/* Page by page, as they are written, these half a MiB would take the kernel most of the time. */
+/* Page by page, as they are written, these 1.1 MiB would take the kernel most of the time. */
 static void mark_arguments(void)
 {
     const size_t rows = (size_t)(MARKS + 1) * MARKED;
@@ -355,9 +355,10 @@ int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
 static bool launched(const struct kernel *k, const struct launch_config *c, void **arguments,
                      bool unseen, int *rc)
 {
-    uint8_t body[BODY_MAX] = {0};
+    uint8_t body[BODY_MAX];
     struct ibx_writer w = ibx_writer_of(body, HEAD);
     put_head(&w, k, c);
+    memset(body + HEAD, 0, k->bytes);
     copy_arguments(body + HEAD, k, arguments);
     w.length = HEAD + k->bytes;
     *rc = reach(body, w.length);

@@ -10,6 +10,14 @@
 namespace
 {
 
+Body long_launch(std::uint64_t value, std::uint64_t arguments)
+{
+    Body body = world_launch(KERNEL, 32, STREAM, value);
+    body.bytes.resize(56 + arguments);
+    std::memcpy(&body.bytes[48], &arguments, 8);
+    return body;
+}
+
 // Of a back end that runs none of it, and in the order of the calls.
 bool launches_do_not_wait()
 {
@@ -26,6 +34,27 @@ bool launches_do_not_wait()
     REQUIRE(app.work() == launched(count));
     REQUIRE(scene.world->launches == count);
     REQUIRE(scene.world->requests == requests + count); // the launches alone, and the copy
+    return true;
+}
+
+// The same, with all the arguments that GVirtuS's front end can write.
+bool long_launches_do_not_wait()
+{
+    const std::size_t lengths[] = {8, 1900, 2100, 3000, 4096, 4352};
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(app.launch(0) == 0);
+    scene.world->held = true;
+    std::atomic<unsigned> launches{1};
+    Waiting other([&] {
+        for (std::size_t length : lengths)
+            launches += !app.call("cudaLaunchKernel", long_launch(launches, length));
+    });
+    const bool early = becomes([&] { return launches == 1 + std::size(lengths); });
+    const std::uint64_t run = scene.world->launches;
+    scene.world->held = false;
+    other.join();
+    REQUIRE(early && run == 1 && app.work() == launched(launches));
     return true;
 }
 
@@ -73,11 +102,7 @@ bool more_than_fits()
     constexpr unsigned most = 5000, kept = 4000; // some 4,700 fit
     std::thread other([&] {
         while (launches < most) { // of long arguments
-            Body body = world_launch(KERNEL, 32, STREAM, launches);
-            body.bytes.resize(1800);
-            const std::uint64_t arguments = body.bytes.size() - 56;
-            std::memcpy(&body.bytes[48], &arguments, 8);
-            if (app.call("cudaLaunchKernel", body))
+            if (app.call("cudaLaunchKernel", long_launch(launches, 1744)))
                 return;
             launches++;
         }
@@ -344,6 +369,7 @@ bool other_replies()
 void check_answers()
 {
     check("launches do not wait", launches_do_not_wait);
+    check("long launches do not wait", long_launches_do_not_wait);
     check("graphs do not wait", graphs_do_not_wait);
     check("what is left behind is sent", what_is_left_behind_is_sent);
     check("more than fits", more_than_fits);
