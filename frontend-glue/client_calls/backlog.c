@@ -15,6 +15,8 @@
 #define EAGER_MESSAGES 8u     /* under way, before messages of a cheap fabric are filled */
 #define BATCH          4096u  /* bytes that are worth a message beside others under way */
 #define COPIES_BATCH   32768u /* the same, of copies alone */
+#define REQUEST_NS     500u   /* half the time that the back end takes for one, at least */
+#define PATIENCE_MOST  100000u
 
 static const struct ibx_scope of_copies = {
     .any = true, .all = true, .stream = STREAMS_NONE, .events = true};
@@ -132,6 +134,16 @@ static bool look(struct ibx_pipeline *p, bool now)
     return ibx_session_look(p->session);
 }
 
+/* Locked. For how long nobody has to send what was left, or to take replies: half the time that the
+ * back end needs for what it has. Where each reply is a message it may want credit before. */
+static uint32_t patience(const struct ibx_pipeline *p)
+{
+    const uint64_t sent = p->answered - p->replied - p->backlog_requests;
+    if (p->chatty > p->replied)
+        return 0;
+    return sent < PATIENCE_MOST / REQUEST_NS ? (uint32_t)sent * REQUEST_NS : PATIENCE_MOST;
+}
+
 void ibx_backlog_push(struct ibx_pipeline *p, bool now)
 {
     if (ibx_pipeline_idle(p))
@@ -156,6 +168,7 @@ void ibx_backlog_push(struct ibx_pipeline *p, bool now)
     }
     if (!ibx_session_live(p->session))
         ibx_backlog_drop(p);
+    atomic_store(&p->patience, patience(p));
     /* A back end whose replies nobody takes has to stop. */
     atomic_store(&p->unsent, p->backlog_end > p->backlog_begin || p->messages >= EAGER_MESSAGES);
 }
@@ -247,7 +260,7 @@ static uint64_t note_answered(struct ibx_pipeline *p, const struct ibx_scope *sc
 static void leave_behind(struct ibx_pipeline *p)
 {
     ibx_backlog_push(p, false);
-    if (atomic_load(&p->unsent) && !ibx_process_send_soon())
+    if (atomic_load(&p->unsent) && !ibx_process_send_soon(atomic_load(&p->patience)))
         ibx_backlog_finish(p);
 }
 
@@ -281,7 +294,7 @@ bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *h
         note_kind(p, true, false);
         p->backlog_end += length;
         p->backlog_requests++;
-        note_answered(p, &of_copies);
+        p->chatty = note_answered(p, &of_copies);
         leave_behind(p);
         good = !atomic_load(&p->ended);
     }
@@ -300,7 +313,7 @@ bool ibx_backlog_copy_begin(struct ibx_pipeline *p)
         pthread_mutex_unlock(&p->lock);
         return false;
     }
-    note_answered(p, &of_copies);
+    p->chatty = note_answered(p, &of_copies);
     return true;
 }
 
@@ -349,6 +362,8 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
         if (p->call->kind == IBX_CALL_FREES)
             atomic_store(&p->memory, true);
         const uint64_t request = note_answered(p, scope);
+        if (!ibx_call_is_quick(p->call))
+            p->chatty = request;
         if (!sure)
             atomic_store(&p->unsure, request);
         if (!sure && p->call->kind == IBX_CALL_LAUNCH)

@@ -134,6 +134,8 @@ struct ibx_pipeline {
     size_t kept_room;           /* ... and how much fits into a message */
     uint64_t looked_at;         /* ns: when the connection was polled last */
     _Atomic bool unsent;        /* there is a backlog, or the back end's replies have to be taken */
+    _Atomic uint32_t patience;  /* ns: for so long nobody has to look after that */
+    uint64_t chatty;            /* the number of the last one whose reply waits for no other */
     _Atomic uint64_t answered;  /* requests, ever */
     _Atomic uint64_t replied;   /* of these */
     _Atomic uint64_t unsure;    /* the number of the last one that may fail by itself */
@@ -353,7 +355,8 @@ struct ibx_pipeline *ibx_process_lock_below(uint64_t *below);
 /* keeper.c: once a process */
 void ibx_keeper_begin(void);
 
-/* This pipeline's `unsent` is true: somebody sends it soon. False: nobody can. */
-bool ibx_process_send_soon(void);
+/* A pipeline's `unsent` is true: somebody sends it as soon as its `patience` wants. False: nobody
+ * can. */
+bool ibx_process_send_soon(uint32_t patience);
 
 #endif

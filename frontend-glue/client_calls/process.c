@@ -16,17 +16,18 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#define TICK_NS     20000u /* of the sender: how long a request stays behind, about */
+#define TICK_NS     20000u /* of the sender: how long a request stays behind, at least */
 #define IDLE_TICKS  50u    /* without work; then it sleeps */
 #define SPIN_NS     50000u /* of a thread that waits for another one's requests */
 #define TARGETS_MAX 64u
 
 /*
  * Of the sender, moved by compare and exchange:
- *   [*] -> NONE -> AWAKE <-> ASLEEP
+ *   [*] -> NONE -> AWAKE <-> ASLEEP | NAPS
  *   NONE -> FAILED                    no thread can be made: calls send for themselves
+ * ASLEEP: nothing was left behind. NAPS: whatever was can wait for as long as the nap takes.
  */
-enum sender_state { SENDER_NONE, SENDER_AWAKE, SENDER_ASLEEP, SENDER_FAILED };
+enum sender_state { SENDER_NONE, SENDER_AWAKE, SENDER_ASLEEP, SENDER_NAPS, SENDER_FAILED };
 
 static struct {
     pthread_mutex_t lock;
@@ -41,6 +42,7 @@ static _Atomic uint64_t left_behind, settled;
 static atomic_bool devices, shares_memory;
 static _Atomic long outstanding; /* of all pipelines */
 static _Atomic enum sender_state sender;
+static _Atomic uint32_t nap_ns; /* while it NAPS */
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 
 unsigned ibx_process_number(void)
@@ -422,30 +424,55 @@ void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_sco
 
 /* ------------------------------------------------------------------------ the sender */
 
-/* Whether anything was left behind. */
-static bool sweep(void)
+/* Whether anything was left behind; *ns: until somebody has to look again. */
+static bool sweep(uint32_t *ns)
 {
     bool found = false;
+    uint32_t left = UINT32_MAX;
     pthread_mutex_lock(&process.lock);
     for (struct ibx_pipeline *p = process.first; p; p = p->next) {
-        if (!atomic_load(&p->unsent) || pthread_mutex_trylock(&p->lock))
-            continue; /* a thread that holds it sends, or has it sent later */
+        if (!atomic_load(&p->unsent))
+            continue;
+        if (pthread_mutex_trylock(&p->lock)) { /* who holds it sends, or has it sent later */
+            left = 0;
+            continue;
+        }
         ibx_backlog_push(p, true);
+        if (atomic_load(&p->unsent) && atomic_load(&p->patience) < left)
+            left = atomic_load(&p->patience);
         pthread_mutex_unlock(&p->lock);
         found = true;
     }
     pthread_mutex_unlock(&process.lock);
+    *ns = left == UINT32_MAX || left < TICK_NS ? TICK_NS : left;
     return found;
 }
 
-static bool any_unsent(void)
+/* How soon somebody has to send what was left behind; UINT32_MAX: nothing was. */
+static uint32_t least_patience(void)
 {
-    bool found = false;
+    uint32_t least = UINT32_MAX;
     pthread_mutex_lock(&process.lock);
-    for (struct ibx_pipeline *p = process.first; p && !found; p = p->next)
-        found = atomic_load(&p->unsent);
+    for (struct ibx_pipeline *p = process.first; p; p = p->next) {
+        if (atomic_load(&p->unsent) && atomic_load(&p->patience) < least)
+            least = atomic_load(&p->patience);
+    }
     pthread_mutex_unlock(&process.lock);
-    return found;
+    return least;
+}
+
+static void nap(uint32_t ns)
+{
+    if (ns <= TICK_NS) {
+        rest(TICK_NS);
+        return;
+    }
+    const struct timespec until = ibx_timespec_of(ibx_now_ns() + ns);
+    atomic_store(&nap_ns, ns);
+    atomic_store(&sender, SENDER_NAPS);
+    if (least_patience() >= ns)
+        sem_clockwait(&process.wake, CLOCK_MONOTONIC, &until);
+    atomic_store(&sender, SENDER_AWAKE);
 }
 
 static void *send_for_others(void *argument)
@@ -453,13 +480,14 @@ static void *send_for_others(void *argument)
     (void)argument;
     ibx_thread_prompt();
     prctl(PR_SET_TIMERSLACK, 1);
+    uint32_t ns = TICK_NS;
     for (unsigned idle = 0;;) {
-        rest(TICK_NS);
-        idle = sweep() ? 0 : idle + 1;
+        nap(ns);
+        idle = sweep(&ns) ? 0 : idle + 1;
         if (idle < IDLE_TICKS)
             continue;
         atomic_store(&sender, SENDER_ASLEEP);
-        if (!any_unsent()) {
+        if (least_patience() == UINT32_MAX) {
             while (sem_wait(&process.wake))
                 ;
         }
@@ -489,10 +517,12 @@ static bool sender_begin(void)
     return false;
 }
 
-bool ibx_process_send_soon(void)
+bool ibx_process_send_soon(uint32_t patience)
 {
     enum sender_state now = atomic_load(&sender);
-    if (now == SENDER_ASLEEP && atomic_compare_exchange_strong(&sender, &now, SENDER_AWAKE))
+    const bool late = now == SENDER_NAPS && patience < atomic_load(&nap_ns);
+    if ((now == SENDER_ASLEEP || late) &&
+        atomic_compare_exchange_strong(&sender, &now, SENDER_AWAKE))
         sem_post(&process.wake);
     return now == SENDER_NONE ? sender_begin() : now != SENDER_FAILED;
 }

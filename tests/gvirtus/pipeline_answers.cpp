@@ -4,7 +4,12 @@
 #include "frontend-glue/session/extra.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
 #include <thread>
 
 namespace
@@ -55,6 +60,43 @@ bool long_launches_do_not_wait()
     scene.world->held = false;
     other.join();
     REQUIRE(early && run == 1 && app.work() == launched(launches));
+    return true;
+}
+
+// How often each thread of this process has gone to sleep.
+std::map<std::string, unsigned long> naps()
+{
+    std::map<std::string, unsigned long> all;
+    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::ifstream file(task.path() / "status");
+        for (std::string word; file >> word;)
+            if (word == "voluntary_ctxt_switches:")
+                file >> all[task.path()];
+    }
+    return all;
+}
+
+// Behind a back end that has enough to do the sender looks every 100 us, not every 20.
+bool the_sender_naps()
+{
+    constexpr unsigned long wakes = 200;
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(app.launch(0) == 0);
+    scene.world->held = true;
+    for (unsigned i = 1; i < 5000; i++)
+        REQUIRE(app.launch(i) == 0);
+    auto before = naps();
+    const auto began = std::chrono::steady_clock::now();
+    REQUIRE(becomes([&] {
+        const auto now = naps();
+        return std::any_of(now.begin(), now.end(), [&](const auto &thread) {
+            return thread.second - before[thread.first] >= wakes;
+        });
+    }));
+    const auto took = std::chrono::steady_clock::now() - began;
+    scene.world->held = false;
+    REQUIRE(took > std::chrono::milliseconds(18) && app.work() == launched(5000));
     return true;
 }
 
@@ -370,6 +412,7 @@ void check_answers()
 {
     check("launches do not wait", launches_do_not_wait);
     check("long launches do not wait", long_launches_do_not_wait);
+    check("the sender naps", the_sender_naps);
     check("graphs do not wait", graphs_do_not_wait);
     check("what is left behind is sent", what_is_left_behind_is_sent);
     check("more than fits", more_than_fits);
