@@ -213,6 +213,29 @@ static void test_owners(void **state)
     assert_true((double)owned / (double)theirs > 0.9 && (double)owned / (double)theirs < 1.1);
 }
 
+static void slow_copies(void)
+{
+    now_ns += 2 * PIECE_NS * 10 / 7 - PIECE_NS;
+    other_copies();
+}
+
+/* One whose connection makes no more than seven tenths of what the other's does. */
+static void test_one_that_is_slower(void **state)
+{
+    (void)state;
+    ibx_turn_join(&other[0], NULL, 100);
+    mine = theirs = 0;
+    meanwhile = slow_copies;
+    for (unsigned i = 0; i < 8000; i++) {
+        mine += copy(&one, PIECE);
+        if (i % 10 < 7)
+            other_copies();
+        else
+            now_ns += PIECE_NS;
+    }
+    assert_true((double)theirs / (double)mine > 0.9);
+}
+
 /* ---------------------------------------------------------------- who holds nobody */
 
 static void nobody_copies(void)
@@ -281,7 +304,7 @@ static void other_dawdles(void)
     theirs += copy(&other[0], PIECE);
 }
 
-/* One that copies as slowly as it may without being left out: it takes no more than its share. */
+/* One that copies as slowly as it may without being left out. */
 static void test_one_that_dawdles(void **state)
 {
     (void)state;
@@ -358,6 +381,7 @@ int main(void)
         CASE(test_weights),
         CASE(test_small_weights),
         CASE(test_owners),
+        CASE(test_one_that_is_slower),
         CASE(test_one_that_stops),
         CASE(test_one_that_dies),
         CASE(test_little_copies),
