@@ -7,6 +7,7 @@
 #include "frontend-glue/device_copies/copies.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -20,7 +21,7 @@ static struct left *lefts;
 static uint64_t numbers;    /* in the order of their ends; from 1 */
 static pid_t process;       /* whose they are */
 static const void *watched; /* NULL: all contexts */
-static bool lost;           /* it is gone */
+static _Atomic bool lost;   /* it is gone */
 
 static bool has_ended(const struct ibx_cuda *cuda, const struct left *l)
 {
@@ -145,7 +146,8 @@ void ibx_left_work_keep(struct copies *x, uint64_t client)
 void ibx_left_work_forget(const void *context)
 {
     pthread_mutex_lock(&lock);
-    lost = lost || !context || !watched || context == watched;
+    if (!context || !watched || context == watched)
+        atomic_store(&lost, true);
     for (struct left **at = &lefts; *at;) {
         struct left *l = *at;
         if (!context || l->context == context) {
@@ -162,14 +164,11 @@ void ibx_left_work_watch(const void *context)
 {
     pthread_mutex_lock(&lock);
     watched = context;
-    lost = false;
+    atomic_store(&lost, false);
     pthread_mutex_unlock(&lock);
 }
 
 bool ibx_left_work_lost(void)
 {
-    pthread_mutex_lock(&lock);
-    const bool is = lost;
-    pthread_mutex_unlock(&lock);
-    return is;
+    return atomic_load(&lost);
 }

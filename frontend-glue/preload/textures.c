@@ -97,6 +97,17 @@ static void copy_texture(struct ibx_cuda_texture *to, const struct ibx_cuda_text
     memcpy(to, from, sizeof(*to) - since);
 }
 
+/* NULL: no memory. */
+static struct object *object_of(enum object_kind kind, const struct ibx_cuda_resource *resource)
+{
+    struct object *made = calloc(1, sizeof(*made));
+    if (!made)
+        return NULL;
+    made->kind = kind;
+    copy_resource(&made->resource, resource);
+    return made;
+}
+
 static int make(const struct extra *e, struct object *made, unsigned long long *object)
 {
     uint64_t handle = 0;
@@ -124,10 +135,8 @@ int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_r
     ibx_put_u8(&e.body, view != NULL);
     if (view)
         ibx_layout_put(&e.body, IBX_LAYOUT_VIEW, view);
-    struct object *made = calloc(1, sizeof(*made));
+    struct object *made = object_of(TEXTURE, resource);
     if (made) {
-        made->kind = TEXTURE;
-        copy_resource(&made->resource, resource);
         copy_texture(&made->how, how);
         made->has_view = view;
         if (view)
@@ -143,12 +152,7 @@ int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_r
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_SURFACE, "cudaCreateSurfaceObject");
     ibx_resource_put(&e.body, resource);
-    struct object *made = calloc(1, sizeof(*made));
-    if (made) {
-        made->kind = SURFACE;
-        copy_resource(&made->resource, resource);
-    }
-    return make(&e, made, surface);
+    return make(&e, object_of(SURFACE, resource), surface);
 }
 
 /* First forgotten: behind the call another thread may be given the same handle. */
@@ -174,48 +178,53 @@ int cudaDestroySurfaceObject(unsigned long long surface)
 
 /* ---------------------------------------------------------------------- what they were made of */
 
-static bool find(enum object_kind kind, unsigned long long handle, struct object *object)
+/* Of what `to` gets a part of; what the call returns. */
+static int find(enum object_kind kind, unsigned long long handle, const void *to,
+                struct object *object)
 {
     pthread_mutex_lock(&lock);
     const struct object *found = *place_of(kind, handle);
     if (found)
         *object = *found;
     pthread_mutex_unlock(&lock);
-    return found;
+    return found && to ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+static int get_resource(enum object_kind kind, unsigned long long handle,
+                        struct ibx_cuda_resource *resource)
+{
+    struct object object;
+    const int rc = find(kind, handle, resource, &object);
+    if (!rc)
+        copy_resource(resource, &object.resource);
+    return rc;
 }
 
 int cudaGetTextureObjectResourceDesc(struct ibx_cuda_resource *resource, unsigned long long texture)
 {
-    struct object object;
-    if (!resource || !find(TEXTURE, texture, &object))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    copy_resource(resource, &object.resource);
-    return CUDA_SUCCESS;
+    return get_resource(TEXTURE, texture, resource);
+}
+
+int cudaGetSurfaceObjectResourceDesc(struct ibx_cuda_resource *resource, unsigned long long surface)
+{
+    return get_resource(SURFACE, surface, resource);
 }
 
 int cudaGetTextureObjectTextureDesc(struct ibx_cuda_texture *how, unsigned long long texture)
 {
     struct object object;
-    if (!how || !find(TEXTURE, texture, &object))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    copy_texture(how, &object.how);
-    return CUDA_SUCCESS;
+    const int rc = find(TEXTURE, texture, how, &object);
+    if (!rc)
+        copy_texture(how, &object.how);
+    return rc;
 }
 
 int cudaGetTextureObjectResourceViewDesc(struct ibx_cuda_view *view, unsigned long long texture)
 {
     struct object object;
-    if (!view || !find(TEXTURE, texture, &object) || !object.has_view)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = find(TEXTURE, texture, view, &object);
+    if (rc || !object.has_view)
+        return rc ? rc : ibx_frontend_fail(CUDA_INVALID_VALUE);
     copy_view(view, &object.view);
-    return CUDA_SUCCESS;
-}
-
-int cudaGetSurfaceObjectResourceDesc(struct ibx_cuda_resource *resource, unsigned long long surface)
-{
-    struct object object;
-    if (!resource || !find(SURFACE, surface, &object))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    copy_resource(resource, &object.resource);
     return CUDA_SUCCESS;
 }

@@ -64,40 +64,42 @@ static bool is_written(bool library, enum place begun, enum place now)
     return WEXITSTATUS(status);
 }
 
-static void test_standard_error(void **state)
+static void test_where_lines_go(void **state)
 {
+    static const struct {
+        bool library;
+        enum place begun, now;
+        bool written;
+    } cases[] = {
+        /* its standard error, or what is meant to take its place */
+        {true, FILE_OF_ITS_OWN, SAME, true},
+        {true, FILE_OF_ITS_OWN, APPENDED, true},
+        {true, FILE_OF_ITS_OWN, AS_OUTPUT, true},
+        {true, FILE_OF_ITS_OWN, A_PIPE, true},
+        {true, CLOSED, APPENDED, true},
+        /* files of the program */
+        {true, CLOSED, SAME, false},
+        {true, CLOSED, FILE_OF_ITS_OWN, false},
+        {true, CLOSED, ITS_PIPE, false},
+        {true, CLOSED, A_SOCKET, false},
+        {true, FILE_OF_ITS_OWN, FILE_OF_ITS_OWN, false},
+        {true, FILE_OF_ITS_OWN, ITS_PIPE, false},
+        {true, FILE_OF_ITS_OWN, A_SOCKET, false},
+        /* programs of ours */
+        {false, CLOSED, FILE_OF_ITS_OWN, true},
+        {false, FILE_OF_ITS_OWN, A_SOCKET, true},
+    };
     (void)state;
-    assert_true(is_written(true, FILE_OF_ITS_OWN, SAME));
-    assert_true(is_written(true, FILE_OF_ITS_OWN, APPENDED));
-    assert_true(is_written(true, FILE_OF_ITS_OWN, AS_OUTPUT));
-    assert_true(is_written(true, FILE_OF_ITS_OWN, A_PIPE));
-    assert_true(is_written(true, CLOSED, APPENDED));
-}
-
-static void test_files_of_the_program(void **state)
-{
-    (void)state;
-    assert_false(is_written(true, CLOSED, SAME));
-    for (enum place begun = CLOSED; begun <= FILE_OF_ITS_OWN; begun++) {
-        assert_false(is_written(true, begun, FILE_OF_ITS_OWN));
-        assert_false(is_written(true, begun, ITS_PIPE));
-        assert_false(is_written(true, begun, A_SOCKET));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        if (is_written(cases[i].library, cases[i].begun, cases[i].now) != cases[i].written)
+            fail_msg("case %zu: a line is %swritten", i, cases[i].written ? "not " : "");
     }
-}
-
-static void test_programs_of_ours(void **state)
-{
-    (void)state;
-    assert_true(is_written(false, CLOSED, FILE_OF_ITS_OWN));
-    assert_true(is_written(false, FILE_OF_ITS_OWN, A_SOCKET));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_standard_error),
-        cmocka_unit_test(test_files_of_the_program),
-        cmocka_unit_test(test_programs_of_ours),
+        cmocka_unit_test(test_where_lines_go),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
