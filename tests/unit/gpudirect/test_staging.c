@@ -208,9 +208,11 @@ static void test_spread(void **state)
     (void)state;
     static const size_t far[] = {0, 2u << 20, 4u << 20, 512u << 10};
     const size_t most = (size_t)20 << 20;
+    begin(most);
     for (unsigned spread = 1; spread <= 5; spread++) {
         for (size_t n = most - 3 * IBX_PINNED_CHUNK - 5; n <= most; n += IBX_PINNED_CHUNK / 2 + 1) {
-            begin(most);
+            random_fill(scene.wire.bytes, n, n + spread); /* other bytes each time */
+            scene.wire.moved = 0;
             scene.wire.spread = spread;
             assert_int_equal(send_plain(n), 0);
             memcpy(scene.device_bytes, scene.wire.bytes, n);

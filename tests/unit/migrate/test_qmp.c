@@ -405,6 +405,7 @@ static void test_keeps_the_newest_events(NO_STATE)
 
 #define EVENT "{\"event\": \"RTC_CHANGE\"}\n"
 
+#define FLOOD 1024u  /* bytes of one: a call ends behind so many bytes, or its deadline */
 static bool flooded; /* there is always something to read, whoever sends faster than it is read */
 
 ssize_t __real_recv(int fd, void *buffer, size_t size, int flags);
@@ -412,10 +413,11 @@ ssize_t __wrap_recv(int fd, void *buffer, size_t size, int flags);
 
 ssize_t __wrap_recv(int fd, void *buffer, size_t size, int flags)
 {
-    if (!flooded || size < strlen(EVENT))
+    if (!flooded || size < FLOOD)
         return __real_recv(fd, buffer, size, flags);
-    memcpy(buffer, EVENT, strlen(EVENT));
-    return (ssize_t)strlen(EVENT);
+    memset(buffer, ' ', FLOOD);
+    memcpy((char *)buffer + FLOOD - strlen(EVENT), EVENT, strlen(EVENT));
+    return FLOOD;
 }
 
 /* The call ends all the same. */
