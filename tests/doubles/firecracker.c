@@ -19,6 +19,7 @@
  * A page is as in the snapshot's file, or zero since it was removed, and may have been written to.
  */
 #include "common/clock.h"
+#include "tests/scenes/patience.h"
 #include "userfaultfd/fault.h"
 
 #include <errno.h>
@@ -318,7 +319,7 @@ static bool handler_is_gone(void)
 {
     char byte;
     struct pollfd look = {.fd = vm.connection, .events = POLLIN};
-    return poll(&look, 1, 20000) == 1 && recv(vm.connection, &byte, 1, 0) <= 0;
+    return poll(&look, 1, (int)patience_ms(20000)) == 1 && recv(vm.connection, &byte, 1, 0) <= 0;
 }
 
 static void answer(const char *extra)

@@ -2,6 +2,7 @@
 #include "fault_memory.h"
 
 #include "common/clock.h"
+#include "tests/scenes/patience.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -146,7 +147,7 @@ struct ibx_fault_reader memory_reader_as(struct memory_reader *reader)
 
 bool reader_asked(const struct memory_reader *reader, unsigned n)
 {
-    uint64_t deadline = ibx_deadline_in_ms(20000);
+    uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
     while (atomic_load(&reader->accepted) < n) {
         if (ibx_now_ns() > deadline)
             return false;
@@ -285,14 +286,14 @@ enum ibx_fault_state engine_settled(void)
 {
     struct pollfd fd = {.fd = ibx_fault_event_fd(rig.engine), .events = POLLIN};
     uint64_t n;
-    if (poll(&fd, 1, 20000) == 1 && read(fd.fd, &n, sizeof n) < 0)
+    if (poll(&fd, 1, (int)patience_ms(20000)) == 1 && read(fd.fd, &n, sizeof n) < 0)
         return IBX_FAULT_HELD;
     return ibx_fault_state(rig.engine);
 }
 
 bool engine_reaches(size_t figure, uint64_t value)
 {
-    uint64_t deadline = ibx_deadline_in_ms(20000);
+    uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
     while (true) {
         struct ibx_fault_stats stats = stats_now();
         uint64_t now;

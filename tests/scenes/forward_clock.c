@@ -13,8 +13,10 @@
 
 #define LOOK_MS   2    /* real ones, between two looks of who waits */
 #define STEPS_MAX 1000 /* until what is to come has come */
+#define HELD_MS   3600000ull
 
 static atomic_ullong ahead_ns; /* of the real clock */
+static atomic_ullong held_ns;  /* that one, where this one stands still; 0: it goes on */
 static atomic_uint looks;
 
 int __real_clock_gettime(clockid_t clock, struct timespec *t);
@@ -25,10 +27,25 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
 {
     int rc = __real_clock_gettime(clock, t);
+    const uint64_t held = clock == CLOCK_MONOTONIC ? held_ns : 0;
+    *t = held ? ibx_timespec_of(held) : *t;
     uint64_t ns = (uint64_t)t->tv_nsec + ahead_ns;
     t->tv_sec += (time_t)(ns / 1000000000u);
     t->tv_nsec = (long)(ns % 1000000000u);
     return rc;
+}
+
+void forward_clock_hold(bool held)
+{
+    static uint64_t before_ns;
+    if (held) {
+        before_ns = ahead_ns;
+        held_ns = ibx_now_ns() - before_ns;
+        ahead_ns += HELD_MS * IBX_NS_PER_MS;
+    } else {
+        held_ns = 0;
+        ahead_ns = before_ns;
+    }
 }
 
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout_ms)

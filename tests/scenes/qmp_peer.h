@@ -4,6 +4,7 @@
 #define IBX_TESTS_SCENES_QMP_PEER_H
 
 #include "migrate/qemu/qemu.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
@@ -26,8 +27,8 @@
     }
 /* What the peer does after the greeting and the first command. */
 #define SCRIPT(...) ((const struct step[]){GREETED, __VA_ARGS__, {0}})
-#define GENEROUS    20000 /* ms: for what is to come */
-#define SHORT       30    /* ms: for what is never to come */
+#define GENEROUS    patience_ms(20000) /* ms: for what is to come */
+#define SHORT       30                 /* ms: for what is never to come */
 
 /* What the peer does in turn: waits for a line that holds `expect` (NULL: does not wait), then
  * sends `answer` `times` times (0 means once). A step without both ends the script: hang up. Ids

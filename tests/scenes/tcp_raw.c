@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/scenes/tcp_raw.h"
+#include "tests/scenes/patience.h"
 
 #include "common/clock.h"
 
@@ -83,7 +84,7 @@ struct ibx_tcp_frame request(enum ibx_tcp_type type, const struct ibx_mr *mr, ui
 void receive(int lane, void *bytes, size_t n)
 {
     uint8_t *to = bytes;
-    uint64_t deadline = ibx_deadline_in_ms(20000);
+    uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
     while (n) {
         end_turn(&server);
         ssize_t got = recv(lanes[lane], to, n, MSG_DONTWAIT);
@@ -115,7 +116,7 @@ void expect_nak(uint32_t id, uint32_t status)
 
 void expect_lost(int status, const char *words)
 {
-    uint64_t deadline = ibx_deadline_in_ms(20000);
+    uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
     unsigned i = 0;
     while (ibx_now_ns() < deadline) {
         end_turn(&server);

@@ -2,6 +2,7 @@
 /* Calls that do not wait, over a fabric whose messages cost much. Event records leave with what
  * comes behind them, so that they time the work and not the wire; and they leave, whatever comes.
  * Calls behind more than a message takes cost no more than others. */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/session_pair.h"
 
 #include "common/clock.h"
@@ -70,7 +71,7 @@ static int serve(struct session_pair *p, void *argument)
 
 static void await_requests(unsigned count)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(30000);
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(30000));
     while (requests < count && ibx_now_ns() < deadline)
         pause_briefly();
     assert_int_equal(requests, count);

@@ -6,6 +6,7 @@
  *   test_resume_calls PROVIDER [CUTS]    shm, tcp, ...; how many random cuts there are at least
  */
 #include "tests/scenes/cuts.h"
+#include "tests/scenes/patience.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -211,7 +212,7 @@ static void call_and_wait(unsigned number, size_t n)
 
 static void wait_for_effects(unsigned count)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(30000);
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(30000));
     while (effects < count && ibx_now_ns() < deadline)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     assert_int_equal(effects, count);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a back end says of its sessions: those of the asking client's name that have gone on over
  * another connection, by which path and when. */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/session_pair.h"
 
 #include "common/clock.h"
@@ -15,7 +16,7 @@
 #include <cmocka.h>
 
 #define SECONDS 30u
-#define ASK_MS  10000u
+#define ASK_MS  patience_ms(10000)
 
 /* ------------------------------------------------------------------------------- scene */
 

@@ -4,6 +4,7 @@
 #include "migrate/channel/channel.h"
 #include "migrate/common/common.h"
 #include "tests/scenes/open_fds.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
@@ -152,7 +153,7 @@ static void messages_behind_the_awaited_one_stay(NO_STATE)
 {
     static const enum ibx_migrate_message types[] = {IBX_MIGRATE_READY, IBX_MIGRATE_LOADED,
                                                      IBX_MIGRATE_CONFIRMED};
-    const uint64_t deadline = ibx_deadline_in_ms(20000);
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
     struct seen seen = {.awaited = 1u << types[0]};
     struct ibx_channel server, client;
     begin();
@@ -268,7 +269,7 @@ static void a_peer_has_few_places(NO_STATE)
 static void ends(struct ibx_conn *conn)
 {
     struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
-    const uint64_t deadline = ibx_deadline_in_ms(30000);
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(30000));
     while (ibx_poll(conn, &event, 1) >= 0 && event.type != IBX_EVENT_CLOSED) {
         assert_true(ibx_now_ns() < deadline);
         ibx_wait(conn, 100);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What connections of one domain share, and a process that forks meanwhile. */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 #include "transport/core/provider.h"
 
@@ -74,7 +75,7 @@ static void a_child_opens_its_own(NO_STATE)
     const pid_t pid = fork();
     if (!pid) {
         struct ibx_domain_part *part;
-        alarm(CHILD_S);
+        alarm(CHILD_S * patience_times());
         const int rc = hold(domain, quick, &part);
         const bool own = !rc && part != ours;
         ibx_domain_part_release(rc ? NULL : part);

@@ -2,6 +2,7 @@
 /* The handshake through a relay that records, or changes a byte: what crosses once both ends agreed
  * on TLS. */
 #include "tests/scenes/handshake_scene.h"
+#include "tests/scenes/patience.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -51,7 +52,7 @@ static void *relay_main(void *argument)
                             {.fd = server.fd, .events = POLLIN}};
     relay->up.length = relay->down.length = 0;
     bool on = true;
-    while (on && poll(fds, 2, 20000) > 0)
+    while (on && poll(fds, 2, (int)patience_ms(20000)) > 0)
         on = (!fds[0].revents || pass_on(client.fd, server.fd, &relay->up)) &&
              (!fds[1].revents || pass_on(server.fd, client.fd, &relay->down));
     raw_close(&client);

@@ -2,6 +2,7 @@
 /* What a core dump of a process with an encrypted connection would have: not the keys of that
  * connection. */
 #include "tests/scenes/handshake_scene.h"
+#include "tests/scenes/patience.h"
 #include "transport/core/conn.h"
 #include "transport/core/tls_state.h"
 
@@ -91,7 +92,7 @@ static void *server_main(void *argument)
 {
     struct server *server = argument;
     struct pollfd wait = {.fd = ibx_listener_fd(server->listener), .events = POLLIN};
-    while (!server->conn && poll(&wait, 1, 20000) == 1)
+    while (!server->conn && poll(&wait, 1, (int)patience_ms(20000)) == 1)
         if (!ibx_accept(server->listener, &server->conn, NULL))
             assert_int_equal(ibx_establish(server->conn, NULL), 0);
     return NULL;

@@ -52,7 +52,7 @@ static void test_deregistration_waits_for_a_copy(void **state)
     uint8_t memory[64];
     struct dropping d = {0};
     uint32_t index = drop_in_use(&d, memory);
-    uint64_t deadline = ibx_deadline_in_ms(20000);
+    uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
     while (atomic_load(&server->shm->theirs.regions[index].key))
         assert_true(ibx_now_ns() < deadline); /* the key goes first */
     assert_false(atomic_load(&d.done));
@@ -227,7 +227,7 @@ static void test_reach_is_held(void **state)
     uint32_t index = d.mr->keys[0] & 0xffff;
     assert_int_equal(hold(server, d.mr, 0, 1, IBX_ACCESS_REMOTE_READ, &reach), 0);
     assert_int_equal(pthread_create(&d.thread, NULL, drop_run, &d), 0);
-    uint64_t deadline = ibx_deadline_in_ms(20000);
+    uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
     while (atomic_load(&server->shm->theirs.regions[index].key))
         assert_true(ibx_now_ns() < deadline);
     assert_false(atomic_load(&d.done));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A page that faults while the background is fetching it: it is fetched twice, and counts once. */
 #include "tests/scenes/fault_memory.h"
+#include "tests/scenes/patience.h"
 
 #include "common/clock.h"
 
@@ -112,7 +113,7 @@ static void complete_with_one_on_its_way(void)
 static void test_fetched_twice_and_late(void **state)
 {
     (void)state;
-    const uint64_t deadline = ibx_deadline_in_ms(20000);
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
     complete_with_one_on_its_way();
     rig.readers[0]->hold = false;
     while (rig.data.fetched[TWICE] < 2 && ibx_now_ns() < deadline)
