@@ -141,9 +141,9 @@ static int wait_for(void *stream)
     return ibx_frontend_extra_try(&e, NULL, 0, &code) ? code : CUDA_UNKNOWN;
 }
 
-int ibx_frontend_copy_beside(const void *from, void *to, size_t n, int device)
+int ibx_frontend_copy_beside(void *to, const void *from, size_t n, int kind, int device)
 {
-    const struct ibx_cuda_memcpy3d copy = {.kind = CUDA_MEMCPY_FROM_DEVICE,
+    const struct ibx_cuda_memcpy3d copy = {.kind = kind,
                                            .from = {(void *)(uintptr_t)from, n, n, 1},
                                            .to = {to, n, n, 1},
                                            .extent = {n, 1, 1}};

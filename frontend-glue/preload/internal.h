@@ -242,9 +242,10 @@ void ibx_frontend_execs_keep(const void *node, uint64_t number);
 
 /* Whether one side is the host's; the kind is said then, too. */
 bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy);
-/* A copy from memory of the device's that is over when this returns, and that no capture minds. By
- * the one thread that serves accesses to managed memory; the device stays selected there. */
-int ibx_frontend_copy_beside(const void *from, void *to, size_t n, int device);
+/* A copy from or to memory of the device's that is over when this returns, and that no capture
+ * minds. By the one thread that serves accesses to managed memory; the device stays selected there.
+ */
+int ibx_frontend_copy_beside(void *to, const void *from, size_t n, int kind, int device);
 /* The number of a function that makes the copy, as ibx_frontend_host_repeated(); 0: *rc says why
  * not. */
 uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64_t *queue, int *rc);

@@ -102,6 +102,11 @@ enum pages_answer ibx_managed_look(uintptr_t at, enum pages_access access);
 enum pages_answer ibx_managed_fetch(uintptr_t at, enum pages_access access);
 /* Until the device rests, or what no capture minds. Likewise. */
 void ibx_managed_rest(void);
+/* What is newer here goes to the device; `works`: the calling thread, or the one that this is done
+ * for, has it work then. An error of CUDA's. */
+int ibx_managed_give(bool works);
+/* The calling thread is the one that serves the others. */
+void ibx_managed_serves(void);
 /* No fetch begins any more, and none is under way, unless that takes longer. */
 void ibx_managed_end(unsigned ms);
 /* Around the calls of the calling thread that are this library's own. */
@@ -118,5 +123,7 @@ extern const struct ibx_frontend_watch ibx_managed_watch;
 bool ibx_managed_faults_begin(void);
 /* Has it call ibx_managed_rest(), and waits for that. */
 void ibx_managed_have_rested(void);
+/* Likewise ibx_managed_give(). */
+int ibx_managed_have_given(bool works);
 
 #endif

@@ -23,13 +23,21 @@
 
 /* ----------------------------------------------------------------------- the thread */
 
+enum fault_kind {
+    FAULT_ACCESS,
+    FAULT_REST,      /* it is none: the device is to rest */
+    FAULT_GIVE,      /* nor is this: the device is to have what is newer here ... */
+    FAULT_GIVE_WORKS /* ... and works then */
+};
+
 /* In the stack of the thread that waits for it. */
 struct fault {
     struct fault *next;
-    bool rests; /* it is none: the device is to rest */
-    uintptr_t at;
+    enum fault_kind kind;
+    uintptr_t at; /* an access */
     enum pages_access access;
     enum pages_answer answer;
+    int rc; /* of what was given */
     atomic_uint over;
 };
 
@@ -54,9 +62,20 @@ static void wake(atomic_uint *word)
  * GVirtuS takes as it connects, stdout's lock for instance. */
 static atomic_uint connected;
 
+static void run(struct fault *fault)
+{
+    if (fault->kind == FAULT_ACCESS)
+        fault->answer = ibx_managed_fetch(fault->at, fault->access);
+    else if (fault->kind == FAULT_REST)
+        ibx_managed_rest();
+    else
+        fault->rc = ibx_managed_give(fault->kind == FAULT_GIVE_WORKS);
+}
+
 static void *serve(void *argument)
 {
     (void)argument;
+    ibx_managed_serves();
     ibx_frontend_is_no_caller();
     ibx_frontend_connect();
     atomic_store(&connected, 1);
@@ -68,10 +87,7 @@ static void *serve(void *argument)
             sleep_on(&count, seen);
         for (struct fault *next; fault; fault = next) {
             next = fault->next;
-            if (fault->rests)
-                ibx_managed_rest();
-            else
-                fault->answer = ibx_managed_fetch(fault->at, fault->access);
+            run(fault);
             atomic_store(&fault->over, 1); /* from here on it may be gone */
             wake(&fault->over);
         }
@@ -116,7 +132,7 @@ static void wait_for(struct fault *fault)
     while (!atomic_load(&fault->over)) {
         const int ms = ibx_ms_until(deadline);
         const struct timespec most = {ms / 1000, ms % 1000 * 1000000L};
-        if (ms <= 0 && !fault->rests)
+        if (ms <= 0 && fault->kind == FAULT_ACCESS)
             tell_long(fault->at);
         syscall(SYS_futex, &fault->over, FUTEX_WAIT_PRIVATE, 0, ms > 0 ? &most : NULL, NULL, 0);
     }
@@ -134,9 +150,18 @@ static void have_served(struct fault *fault)
 
 void ibx_managed_have_rested(void)
 {
-    struct fault none = {.rests = true};
+    struct fault none = {.kind = FAULT_REST};
     if (!atomic_load(&ended))
         have_served(&none);
+}
+
+int ibx_managed_have_given(bool works)
+{
+    struct fault none = {.kind = works ? FAULT_GIVE_WORKS : FAULT_GIVE};
+    if (atomic_load(&ended))
+        return ibx_managed_give(works);
+    have_served(&none);
+    return none.rc;
 }
 
 static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)

@@ -33,6 +33,7 @@ static _Thread_local bool in_gvirtus; /* the thread is in a request of GVirtuS's
 static _Thread_local bool captured;   /* what the thread has the device do becomes a graph's */
 static _Thread_local bool waited;     /* for a fetch, while the device was about to work */
 static _Thread_local bool recorded;   /* what it has begun is a graph's */
+static _Thread_local bool serves;     /* the thread serves the others (managed_faults.c) */
 
 /* ------------------------------------------------------------------------------- the list */
 
@@ -263,11 +264,16 @@ enum pages_answer ibx_managed_look(uintptr_t at, enum pages_access access)
     return answer;
 }
 
-/* In a stream of its own, while captures would mind one in the legacy stream. */
-static bool copied_beside(const struct managed *m, size_t at, size_t n)
+void ibx_managed_serves(void)
 {
-    return ibx_frontend_capturing() && !in_gvirtus &&
-           !ibx_frontend_copy_beside((void *)(m->begin + at), m->other + at, n, m->device);
+    serves = true;
+}
+
+/* In a stream of its own, while captures would mind one in the legacy stream. */
+static bool copied_beside(void *to, const void *from, size_t n, int kind, int device)
+{
+    return serves && ibx_frontend_capturing() &&
+           !ibx_frontend_copy_beside(to, from, n, kind, device);
 }
 
 /* A copy that is over when this returns, between the device and our second mapping. GVirtuS's front
@@ -278,7 +284,8 @@ static int copy_part(const struct managed *m, size_t at, size_t n, bool to_devic
         .to_device = to_device, .device = m->begin + at, .host = m->other + at, .n = n};
     void *device = (void *)(m->begin + at), *host = m->other + at;
     int rc;
-    if (!to_device && copied_beside(m, at, n))
+    if (to_device ? copied_beside(device, host, n, CUDA_MEMCPY_TO_DEVICE, m->device)
+                  : copied_beside(host, device, n, CUDA_MEMCPY_FROM_DEVICE, m->device))
         return CUDA_SUCCESS;
     if (!ibx_frontend_plugin()->copy(&wish, &rc))
         return rc;
@@ -329,6 +336,8 @@ static int settle(const struct managed *m)
     uint8_t byte = 0;
     const struct ibx_frontend_copy wish = {.device = m->begin + m->before, .host = &byte, .n = 1};
     int rc;
+    if (copied_beside(&byte, (void *)(m->begin + m->before), 1, CUDA_MEMCPY_FROM_DEVICE, m->device))
+        return CUDA_SUCCESS;
     if (!ibx_frontend_plugin()->copy(&wish, &rc))
         return rc;
     return in_gvirtus ? CUDA_UNKNOWN
@@ -387,9 +396,26 @@ void ibx_managed_own_end(void)
     own--;
 }
 
+int ibx_managed_give(bool works)
+{
+    pthread_mutex_lock(&pages);
+    const int rc = give();
+    if (works) {
+        atomic_fetch_add(&working, 1);
+        atomic_store(&busy, true);
+    }
+    pthread_mutex_unlock(&pages);
+    return rc;
+}
+
+/* Beside captures another thread does: it has streams that no capture minds. */
+static int have_given(bool works)
+{
+    return ibx_frontend_capturing() ? ibx_managed_have_given(works) : ibx_managed_give(works);
+}
+
 static int work_begins(void)
 {
-    int rc = CUDA_SUCCESS;
     if (own || inside++)
         return CUDA_SUCCESS;
     atomic_fetch_add(&working, 1);
@@ -399,12 +425,7 @@ static int work_begins(void)
     if (captured || !atomic_load(&fresh))
         return CUDA_SUCCESS;
     atomic_fetch_sub(&working, 1);
-    pthread_mutex_lock(&pages);
-    rc = give();
-    atomic_fetch_add(&working, 1);
-    atomic_store(&busy, true);
-    pthread_mutex_unlock(&pages);
-    return rc;
+    return have_given(true);
 }
 
 /* What was fetched meanwhile for this thread, for its arguments for instance, is stale now. Another
@@ -418,11 +439,8 @@ static void work_has_begun(void)
     if (again || !recorded)
         atomic_store(&busy, true);
     atomic_fetch_sub(&working, 1);
-    if (!again)
-        return;
-    pthread_mutex_lock(&pages);
-    give();
-    pthread_mutex_unlock(&pages);
+    if (again)
+        have_given(false);
 }
 
 void ibx_managed_wait_begin(void)

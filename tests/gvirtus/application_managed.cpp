@@ -253,7 +253,8 @@ bool own_stream_beside_captures()
     const std::vector<char> bytes = some(n, 8);
     REQUIRE(from && far && to && cudaStreamCreate(&captured) == 0);
     std::memcpy(from, bytes.data(), n);
-    REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
+    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0); // another thread may end it
+    REQUIRE(stub_launch(to, far, n, captured) == 0);
     stub_remote()->slow(20000);
     for (unsigned i = 0; i < 5; i++)
         REQUIRE(stub_launch(far, from, n, own) == 0);
