@@ -6,11 +6,9 @@
 
 #include <string.h>
 
-#define CAPTURE_INVALIDATED 901 /* cudaError_t */
-#define CAPTURE_UNJOINED    904
-#define ILLEGAL_STATE       401
-#define FORM_OUT_MAX        16u /* bytes that a call may return for its form to be noted */
-#define REPLY_READS         3u  /* exit code, seconds, length; and one for the output, if any */
+#define ILLEGAL_STATE 401
+#define FORM_OUT_MAX  16u /* bytes that a call may return for its form to be noted */
+#define REPLY_READS   3u  /* exit code, seconds, length; and one for the output, if any */
 
 /* What others have learned may be true no more: of a request before and after it is run. What an
  * event is good for is another thing in a capture. */
@@ -142,12 +140,6 @@ static int last_error(struct ibx_pipeline *p, int exit_code, bool sets_back)
     return code;
 }
 
-/* What cudaStreamEndCapture returned; by two of its errors a broken capture ends, too. */
-static bool ends_capture(int exit_code)
-{
-    return !exit_code || exit_code == CAPTURE_INVALIDATED || exit_code == CAPTURE_UNJOINED;
-}
-
 static bool is_reset(const struct ibx_pipeline *p)
 {
     static const char reset[] = "cudaDeviceReset";
@@ -173,7 +165,7 @@ static void note_captures(const struct ibx_pipeline *p, int exit_code)
         ibx_process_capture(false);
     else if (begins)
         ibx_process_captured(stream);
-    else if (ends && ends_capture(exit_code)) {
+    else if (ends && ibx_call_ends_capture(exit_code)) {
         ibx_process_captured_ends(stream);
         ibx_process_capture(false);
     } else if (((ends && exit_code == ILLEGAL_STATE) || (destroys && !exit_code)) &&

@@ -31,9 +31,6 @@
 #define CAPTURE_IS_ACTIVE      1 /* CUstreamCaptureStatus */
 #define CAPTURE_IS_INVALIDATED 2
 
-#define CAPTURE_INVALIDATED 901 /* cudaError_t */
-#define CAPTURE_UNJOINED    904
-
 /* A client that is about to capture, or to wait for the device. */
 struct place {
     struct place *next; /* behind it */
@@ -358,12 +355,6 @@ static void end(struct copies *x, unsigned most)
     pthread_cond_broadcast(&changed);
 }
 
-/* By two of cudaStreamEndCapture's errors a broken capture ends, too. */
-static bool has_ended(int exit_code)
-{
-    return !exit_code || exit_code == CAPTURE_INVALIDATED || exit_code == CAPTURE_UNJOINED;
-}
-
 /* ----------------------------------------------------------------- handlers of GVirtuS's */
 
 /* What gives a library's handle back waits for the device, too. */
@@ -443,12 +434,14 @@ static void begun(struct copies *x, uint64_t stream, int exit_code)
     pthread_mutex_unlock(&lock);
 }
 
-/* Any session of the client's may end a stream, and captures in relaxed mode. */
+/* Any session of the client's may end a stream, and captures in relaxed mode; others it ends
+ * without their graph. */
 static void over(struct copies *x, uint64_t stream, int exit_code)
 {
     unsigned known = 0;
     pthread_mutex_lock(&lock);
-    struct copies *whose = exit_code && !holds(x, stream) ? NULL : holder_of(x, stream);
+    const bool of_another = !exit_code || exit_code == IBX_CALL_CAPTURE_WRONG_THREAD;
+    struct copies *whose = of_another || holds(x, stream) ? holder_of(x, stream) : NULL;
     for (unsigned i = 0; i < x->captured_room; i++)
         known += x->captured[i].stream != 0;
     if (whose) {
@@ -466,7 +459,7 @@ void ibx_captures_answered(struct copies *x, int exit_code)
     const uint64_t stream = ran == CAPTURES_UNUSED ? 0 : stream_of(x);
     if (ran == CAPTURES_BEGUN)
         begun(x, stream, exit_code);
-    else if ((ran == CAPTURES_ENDED && has_ended(exit_code)) ||
+    else if ((ran == CAPTURES_ENDED && ibx_call_ends_capture(exit_code)) ||
              (ran == CAPTURES_DROPPED && !exit_code))
         over(x, stream, exit_code);
     x->captures_run = CAPTURES_UNUSED;

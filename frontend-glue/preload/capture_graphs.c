@@ -10,6 +10,7 @@
  * Streams that other streams have joined cannot be cut like that.
  */
 #include "frontend-glue/preload/internal.h"
+#include "frontend-glue/session/calls.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -125,12 +126,6 @@ static struct capture *note(void *stream, int mode, bool alone)
     return c;
 }
 
-/* What cudaStreamEndCapture returned; by two of its errors a broken capture ends, too. */
-static bool ends_capture(int rc)
-{
-    return !rc || rc == CUDA_CAPTURE_INVALID || rc == CUDA_CAPTURE_UNJOINED;
-}
-
 /* The part becomes a node behind the last ones, if there is anything in it. */
 static int add_part(struct capture *c, void *part)
 {
@@ -152,7 +147,7 @@ static int cut(struct capture *c)
 {
     void *part = NULL;
     int rc = ibx_frontend_capture_end(c->stream, &part);
-    const bool over = ends_capture(rc);
+    const bool over = ibx_call_ends_capture(rc);
     if (!rc && !c->graph)
         rc = cudaGraphCreate(&c->graph, 0);
     if (!rc)
@@ -206,7 +201,7 @@ int cudaStreamEndCapture(void *stream, void **graph)
     int rc = ibx_frontend_capture_end(stream, &part);
     /* The thread that has begun it has ended, and so has it. */
     const bool left = rc == CUDA_ILLEGAL_STATE && c;
-    const bool over = left || ends_capture(rc);
+    const bool over = left || ibx_call_ends_capture(rc);
     if (over)
         c = find(stream, true);
     if (!rc && c && c->graph)

@@ -5,6 +5,7 @@
  * stream: these go into the graph in another way (graph_copies.c, extra.c).
  */
 #include "frontend-glue/preload/internal.h"
+#include "frontend-glue/session/calls.h"
 
 #include <pthread.h>
 
@@ -52,7 +53,7 @@ int ibx_frontend_capture_begin(void *stream, int mode)
 int ibx_frontend_capture_end(void *stream, void **graph)
 {
     const int rc = CALL_NEXT(cudaStreamEndCapture, stream, graph);
-    if (!rc || rc == CUDA_CAPTURE_INVALID || rc == CUDA_CAPTURE_UNJOINED)
+    if (ibx_call_ends_capture(rc))
         ends();
     return rc;
 }

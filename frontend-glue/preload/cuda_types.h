@@ -27,8 +27,6 @@
 #define CUDA_NOT_REGISTERED        713
 #define CUDA_NOT_SUPPORTED         801
 #define CUDA_CAPTURE_UNSUPPORTED   900
-#define CUDA_CAPTURE_INVALID       901
-#define CUDA_CAPTURE_UNJOINED      904
 #define CUDA_UNKNOWN               999
 
 /* enum cudaMemcpyKind */

@@ -62,6 +62,19 @@ bool ibx_call_is_quick(const struct ibx_call *call);
 /* The stream of a request, and *stream; false: it concerns all, or the body does not have it. */
 bool ibx_call_stream(const struct ibx_call *call, const uint8_t *body, size_t n, uint64_t *stream);
 
+/* Errors of cudaStreamEndCapture's, behind which the capture is no more either: it was invalidated,
+ * a stream has not joined again, or another thread has begun it. */
+#define IBX_CALL_CAPTURE_INVALIDATED  901 /* cudaError_t */
+#define IBX_CALL_CAPTURE_UNJOINED     904
+#define IBX_CALL_CAPTURE_WRONG_THREAD 908
+
+/* Whether what cudaStreamEndCapture has returned says that the capture has ended. */
+static inline bool ibx_call_ends_capture(int exit_code)
+{
+    return !exit_code || exit_code == IBX_CALL_CAPTURE_INVALIDATED ||
+           exit_code == IBX_CALL_CAPTURE_UNJOINED || exit_code == IBX_CALL_CAPTURE_WRONG_THREAD;
+}
+
 /* The length of the request at the beginning of `bytes`, if all of it is there, and its call;
  * otherwise 0. */
 size_t ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_call **call);

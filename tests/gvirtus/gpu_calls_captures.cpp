@@ -211,6 +211,9 @@ bool captures_left()
         REQUIRE(!gpu.remote.call("cudaStreamBeginCapture", Body().u64(third).i32(2)) && !apart());
         REQUIRE(!thread.remote.call(ends, Body().u64(third)) && apart());
     }
+    // ... and where it may not: CUDA ends it, too.
+    REQUIRE(!gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) && !apart());
+    REQUIRE(thread.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 908 && apart());
     return gpu.remote.device_synchronize() == 0;
 }
 

@@ -367,7 +367,7 @@ bool capture_beside_the_leaving()
     Gpu gpu("rdma.resume_seconds : 1\n");
     Remote &remote = gpu.remote;
     const std::uint64_t stream = remote.stream_create(1);
-    const Body of_stream = Body().u64(stream), begin = Body().u64(stream).i32(0);
+    const Body of_stream = Body().u64(stream), begin = Body().u64(stream).i32(2);
     int begun[2], over[2];
     char byte = 0;
     REQUIRE(stream && !pipe(begun) && !pipe(over));

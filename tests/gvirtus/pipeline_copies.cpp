@@ -213,7 +213,8 @@ bool while_a_stream_is_captured()
     return copy(block, 5000, 1) == 0;
 }
 
-// A capture ends with its stream, and with the device's reset: then copies go ahead again.
+// A capture ends with its stream, with the device's reset, and by a thread that may not end it:
+// then copies go ahead again.
 bool behind_captures()
 {
     Scene scene;
@@ -225,7 +226,16 @@ bool behind_captures()
                     REQUIRE(app->free(block) == 0 && app->malloc() == block);
                     return !copy(block, 4, 0) && app->synchronize() == 0;
                 }) == 0);
-    return true;
+    return waits_after(&scene, 0, 4, [&](App *app, std::uint64_t block) {
+               REQUIRE(app->call("cudaStreamBeginCapture", begun) == 0);
+               int rc = 0;
+               std::thread([&] {
+                   App other = scene.app();
+                   rc = other.call("cudaStreamEndCapture", stream);
+               }).join();
+               REQUIRE(rc == 908 && app->free(block) == 0 && app->malloc() == block);
+               return !copy(block, 4, 0) && app->synchronize() == 0;
+           }) == 0;
 }
 
 // The reset of one device leaves what streams of others capture: calls wait as beside captures.

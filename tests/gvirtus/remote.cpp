@@ -382,7 +382,7 @@ int execute(const std::string &name, Frame &f, int *current)
         by_driver = of_driver ? nullptr : by_driver.load();
         const int rc =
             of_driver ? app->end_capture(stream, &graph) : runtime().end_capture(stream, &graph);
-        if (graph)
+        if (!rc)
             f.out.u64(reinterpret_cast<std::uint64_t>(graph));
         return rc;
     }

@@ -150,12 +150,11 @@ EXPORT int cuStreamEndCapture(void *stream, void **graph)
     *graph = NULL;
     if (!capture)
         return leave(INVALID_VALUE);
-    if (capture->mode != IBX_CUDA_CAPTURE_RELAXED &&
-        !pthread_equal(capture->thread, pthread_self()))
-        return leave(WRONG_THREAD);
-    if (!capture->lost)
+    const bool may =
+        capture->mode == IBX_CUDA_CAPTURE_RELAXED || pthread_equal(capture->thread, pthread_self());
+    if (may && !capture->lost)
         *graph = (void *)capture->work;
-    code = capture->lost ? INVALIDATED : SUCCESS;
+    code = !may ? WRONG_THREAD : capture->lost ? INVALIDATED : SUCCESS;
     *capture = (struct capture){0};
     return leave(code);
 }

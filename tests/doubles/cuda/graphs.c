@@ -8,6 +8,7 @@
 
 #define INVALID_VALUE  1
 #define INVALIDATED    901
+#define WRONG_THREAD   908
 #define MODE_RELAXED   2
 #define UPDATE_FAILURE 910
 
@@ -15,6 +16,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     void *stream; /* NULL: none is captured */
     struct double_graph *graph;
+    int mode;
     pthread_t thread; /* that has begun it */
     bool lost;        /* somebody has waited for the device, or that thread has loaded something */
 } capture;
@@ -133,10 +135,10 @@ static void tell_driver(void *stream)
 
 EXPORT int cudaStreamBeginCapture(void *stream, int mode)
 {
-    (void)mode;
     pthread_mutex_lock(&mutex);
     capture.graph = make();
     capture.stream = stream;
+    capture.mode = mode;
     capture.thread = pthread_self();
     capture.lost = device_waits;
     pthread_mutex_unlock(&mutex);
@@ -155,7 +157,8 @@ EXPORT int cudaStreamEndCapture(void *stream, void **graph)
         pthread_mutex_unlock(&mutex);
         return returns(end(stream, graph));
     }
-    const bool lost = capture.lost;
+    const bool may = capture.mode == MODE_RELAXED || pthread_equal(capture.thread, pthread_self());
+    const bool lost = capture.lost || !may;
     if (lost)
         graph_discard(capture.graph);
     *graph = stream == capture.stream && !lost ? capture.graph : NULL;
@@ -163,7 +166,7 @@ EXPORT int cudaStreamEndCapture(void *stream, void **graph)
     capture.lost = false;
     pthread_mutex_unlock(&mutex);
     tell_driver(NULL);
-    return returns(lost ? INVALIDATED : 0);
+    return returns(!may ? WRONG_THREAD : lost ? INVALIDATED : 0);
 }
 
 /* CUDA ends its capture. */

@@ -93,7 +93,7 @@ constexpr int INVALID_VALUE = 1, NO_MEMORY = 2, INVALID_CONFIGURATION = 9, INVAL
               INVALID_DEVICE = 101, NO_KERNEL_IMAGE = 209, INVALID_HANDLE = 400,
               CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903,
               CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURE_IMPLICIT = 906,
-              CAPTURED_EVENT = 907;
+              CAPTURE_WRONG_THREAD = 908, CAPTURE_IS_RELAXED = 2, CAPTURED_EVENT = 907;
 
 bool is_stream(std::uint64_t stream)
 {
@@ -284,14 +284,16 @@ int pop(WorldThread *thread, Body *out)
     return 0;
 }
 
-int begin_capture(World *world, std::uint64_t stream)
+int begin_capture(World *world, const WorldThread *thread, const std::vector<char> &in)
 {
+    const std::uint64_t stream = number(in, 0);
     if (stream == WORLD_THREAD_STREAM) // of whichever thread: what it takes is not looked at
         return 0;
     if (!is_stream(stream) || capture_of(world, stream))
         return INVALID_VALUE;
     const std::uint64_t i = stream - 100;
-    world->captures[i] = {++world->captures_begun, false, {}};
+    const void *by = get<std::int32_t>(in, 8) == CAPTURE_IS_RELAXED ? nullptr : thread;
+    world->captures[i] = {++world->captures_begun, false, by, {}};
     world->captured[i] = world->captures_begun;
     world->calls[i] = world->ahead[i] = 0;
     return 0;
@@ -316,7 +318,7 @@ void destroy_stream(World *world, std::uint64_t stream)
     *capture = {};
 }
 
-int end_capture(World *world, std::uint64_t stream, Body *out)
+int end_capture(World *world, const WorldThread *thread, std::uint64_t stream, Body *out)
 {
     if (stream == WORLD_THREAD_STREAM)
         return 0;
@@ -325,7 +327,9 @@ int end_capture(World *world, std::uint64_t stream, Body *out)
     WorldCapture *capture = &world->captures[stream - 100];
     if (capture != capture_of(world, stream))
         return CAPTURE_UNMATCHED;
-    int rc = capture->invalid ? CAPTURE_INVALIDATED : 0;
+    int rc = capture->by && capture->by != thread ? CAPTURE_WRONG_THREAD
+             : capture->invalid                   ? CAPTURE_INVALIDATED
+                                                  : 0;
     for (unsigned i = 0; i < WORLD_STREAMS; i++) {
         if (world->captured[i] != capture->number)
             continue;
@@ -465,9 +469,9 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
     if (name == "cudaMemcpy")
         return copy(world, in, 0, out);
     if (name == "cudaStreamBeginCapture")
-        return begin_capture(world, number(in, 0));
+        return begin_capture(world, thread, in);
     if (name == "cudaStreamEndCapture")
-        return end_capture(world, number(in, 0), out);
+        return end_capture(world, thread, number(in, 0), out);
     if (name == "cudaGraphInstantiate")
         return instantiate(world, number(in, 0), out);
     if (name == "cudaGraphDestroy")

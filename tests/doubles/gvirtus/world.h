@@ -48,6 +48,7 @@ struct WorldGraph {
 struct WorldCapture {
     std::uint64_t number; // of all captures; 0: none is under way
     bool invalid;         // somebody did what is forbidden
+    const void *by;       // the thread that may end it; NULL: each
     WorldGraph graph;
 };
 
