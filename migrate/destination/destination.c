@@ -120,7 +120,7 @@ static int step_mapped(struct destination *d, struct ibx_error *err)
     if (!ibx_destination_stream_loaded(&d->stream) || !may_run(d))
         return 0;
     rc = ibx_destination_qemu_has_loaded(&d->qemu, d->busy_until_ns, err);
-    if (!rc && d->warm.state.now == WARM_APPLIED) /* these questions were before that one */
+    if (!rc) /* these questions were before that one */
         rc = ibx_destination_check_compared(d, err);
     if (!rc)
         rc = ibx_destination_move(d, DESTINATION_WAITING, err);

@@ -420,8 +420,9 @@ void ibx_destination_forget_description(struct destination *d);
 /* Whether this QEMU still has the devices and images that were compared with the source's. Looked
  * at before guest RAM is watched: QEMU may wait for a page from then on, which comes later. */
 int ibx_destination_check_compared(struct destination *d, struct ibx_error *err);
-/* Asks QEMU for it once more before the source stops a VM that was fetched for long, and does not
- * wait: the answers are looked at when QEMU has loaded. */
+/* Asks QEMU for it once more, when the state of the VM begins to come, or before the source stops a
+ * VM that was fetched for long, and does not wait: the answers are looked at when QEMU has loaded.
+ */
 void ibx_destination_compared_ask(struct destination *d);
 /* Keeps places for the source of a recovered migration. */
 void ibx_destination_expect_recorded(struct destination *d);

@@ -61,8 +61,10 @@ static int on_map_end(struct destination *d, const struct ibx_migrate_map_end *e
 /* The first one means that the VM is about to stop. */
 static int on_state(struct destination *d, const struct ibx_bytes *state, struct ibx_error *err)
 {
-    if (!d->stream.total)
+    if (!d->stream.total) {
         d->busy_until_ns = ibx_migration_busy_until();
+        ibx_destination_compared_ask(d); /* QEMU answers before it has loaded */
+    }
     int rc = ibx_destination_stream_append(&d->stream, state->bytes, state->length, err);
     return rc || ibx_destination_warm_holds(d) ? rc : ibx_destination_stream_feed(&d->stream, err);
 }

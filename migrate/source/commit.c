@@ -26,9 +26,10 @@ int ibx_source_check_compared(struct source *s, struct ibx_error *err)
 
 void ibx_source_compared_ask(struct source *s, bool stopped)
 {
-    const bool some = json_object_size(json_object_get(s->link.compared, "disks"));
-    if (s->link.compared) /* a question is sent once */
-        ibx_preflight_compared_ask(s->vm.qmp, !s->link.disks_differ && (stopped || !some),
+    const bool some = json_object_size(json_object_get(s->link.compared, "disks")) ||
+                      json_object_size(json_object_get(s->link.compared, "devices"));
+    if (s->link.compared && (stopped || !some)) /* a question is sent once */
+        ibx_preflight_compared_ask(s->vm.qmp, !s->link.disks_differ,
                                    ibx_deadline_in_ms(MIGRATION_QMP_MS));
 }
 

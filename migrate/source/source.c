@@ -197,7 +197,8 @@ static int tell_map(struct source *s, struct ibx_error *err)
 static int on_quiet(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_move(s, SOURCE_STOPPED, err);
-    ibx_source_compared_ask(s, true); /* until now the VM could write to another image */
+    ibx_source_compared_ask(s,
+                            true); /* until now its guest could write to another image, or eject */
     if (!rc && source_returns(s))
         rc = ibx_source_return_send_early(s, err);
     if (!rc)
@@ -383,8 +384,8 @@ static int start(struct source *s, struct ibx_error *err)
         ibx_watchdog_untouched(&s->vm.watchdog, NULL);
         not_begun(rc, err);
     }
-    /* QEMU plugs no devices from now on, and answers before it stops the VM: the answers are looked
-     * at before the commit. */
+    /* QEMU plugs none in or out from now on, and answers before it stops the VM: of one without
+     * devices that a guest may eject, the answers are looked at before the commit. */
     if (!rc && !source_managed(&s->vm)) /* else QEMU waits for libvirt */
         ibx_source_compared_ask(s, false);
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);

@@ -224,10 +224,11 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
 
 /* Whether the VM still has the devices, and its disks the images, that the destination has
  * compared: it would go on with other devices, or with an image that lacks what the VM has written
- * to another one. Looked at before QEMU is told to migrate, and before the commit: devices as they
- * were then, images as they were when the VM had stopped. */
+ * to another one. Looked at before QEMU is told to migrate, and before the commit, as they were
+ * when the VM had stopped. */
 int ibx_source_check_compared(struct source *s, struct ibx_error *err);
-/* Asks QEMU for it, and does not wait; while the VM runs, not for the images of disks. */
+/* Asks QEMU for it, and does not wait; while the VM runs, only of a VM without devices and disks.
+ */
 void ibx_source_compared_ask(struct source *s, bool stopped);
 /* LOADED has come: COMMITTED, and COMMIT is sent. */
 int ibx_source_commit(struct source *s, struct ibx_error *err);

@@ -171,6 +171,23 @@ static void test_a_device_at_the_stop(void)
     pair_stayed();
 }
 
+/* A guest ejects one by itself, also when QEMU plugs none any more. PC's chip set does that when it
+ * is told the number of its slot; the monitor writes there as the guest would. */
+static void test_a_device_that_the_guest_ejects(void)
+{
+    char text[64];
+    pair_start(&(struct vm_options){
+        .append = "", .machine = "pc", .extra = {"-device", "virtio-rng-pci,addr=7,id=old"}});
+    pair_run_to("source:stopped", NULL);
+    vm_hmp(&vms[0], "o /w 0xae10 0", text, sizeof(text)); /* the bus */
+    vm_hmp(&vms[0], "o /w 0xae08 0x80", text, sizeof(text));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the device old (virtio-rng-pci) has been plugged out since");
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
 /* The destination's QEMU is another one than was compared: the VM would find a device there that it
  * does not know, or other contents of its disk. */
 static void changed_there(const char *state, const char *option)
@@ -201,6 +218,8 @@ static void changed_there(const char *state, const char *option)
 static void test_a_change_at_the_destination(void)
 {
     changed_there("destination:joining", NULL);
+    mover_end_all(NULL);
+    changed_there("destination:ready", NULL);
     mover_end_all(NULL);
     changed_there("destination:ready", "--warm");
 }
@@ -456,6 +475,7 @@ int main(void)
                                            VM_TEST(test_a_late_snapshot),
                                            VM_TEST(test_a_snapshot_before_the_stop),
                                            VM_TEST(test_a_device_at_the_stop),
+                                           VM_TEST(test_a_device_that_the_guest_ejects),
                                            VM_TEST(test_a_change_at_the_destination),
                                            VM_TEST(test_late_devices),
                                            VM_TEST(test_block_export),
