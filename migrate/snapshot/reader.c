@@ -45,6 +45,7 @@ struct opening {
     size_t length, got;
     bool listed, asked;
     uint32_t regions;
+    uint64_t until_ns;
 };
 
 static int take_manifest(struct opening *o, const struct ibx_snapshot_any *m, struct ibx_error *err)
@@ -181,7 +182,8 @@ static int take(struct opening *o, const struct ibx_event *event, struct ibx_err
                          (int)message.type);
 }
 
-static int take_messages(struct opening *o, uint64_t deadline, struct ibx_error *err)
+/* What comes puts the end off, so that a slow link is none, and messages without end are. */
+static int take_messages(struct opening *o, struct ibx_error *err)
 {
     int rc = 0;
     while (!rc && !o->listed) {
@@ -192,12 +194,13 @@ static int take_messages(struct opening *o, uint64_t deadline, struct ibx_error 
                                  ibx_conn_reason(o->conn));
         if (n && event.type == IBX_EVENT_MESSAGE) {
             rc = take(o, &event, err);
+            o->until_ns += IBX_SNAPSHOT_SLOW_NS(event.length);
             ibx_message_release(o->conn, &event);
-        } else if (ibx_now_ns() >= deadline) {
-            return ibx_error_set(err, -ETIMEDOUT, "it did not describe its snapshot in time");
         } else if (!n) {
             ibx_wait(o->conn, 100);
         }
+        if (!rc && !o->listed && ibx_now_ns() >= o->until_ns)
+            return ibx_error_set(err, -ETIMEDOUT, "it did not describe its snapshot in time");
     }
     return rc;
 }
@@ -219,11 +222,11 @@ static int take_regions(struct ibx_page_reader *pages, uint32_t count, uint64_t 
 
 /* Page readers of the connection, which has been listed. */
 static int open_pages(struct ibx_snapshot_reader *reader, const struct opening *o,
-                      struct ibx_page_reader **pages, uint64_t deadline, struct ibx_error *err)
+                      struct ibx_page_reader **pages, struct ibx_error *err)
 {
     int rc = ibx_page_reader_create(o->conn, reader->blocks, reader->block_count, pages, err);
     if (!rc)
-        rc = take_regions(*pages, o->regions, deadline, err);
+        rc = take_regions(*pages, o->regions, o->until_ns, err);
     if (!rc && !reader->links)
         rc = ibx_page_reader_covers(*pages, &reader->map, err);
     return rc;
@@ -239,13 +242,13 @@ static int open_link(struct ibx_snapshot_reader *reader, const char *uri,
     if (rc)
         return rc;
     ibx_receive_ahead(o.conn);
-    const uint64_t deadline = ibx_deadline_in_ms(options->timeout_ms);
-    rc = ibx_snapshot_send(o.conn, &open, deadline, err);
+    o.until_ns = ibx_deadline_in_ms(options->timeout_ms);
+    rc = ibx_snapshot_send(o.conn, &open, o.until_ns, err);
     if (!rc)
-        rc = take_messages(&o, deadline, err);
+        rc = take_messages(&o, err);
     free(o.text);
     if (!rc && !o.asked)
-        rc = open_pages(reader, &o, &link.pages, deadline, err);
+        rc = open_pages(reader, &o, &link.pages, err);
     else if (!rc && !(link.asker = ibx_snapshot_asker_create(o.conn)))
         rc = ibx_error_set(err, -ENOMEM, "no memory for a page reader");
     if (!rc)

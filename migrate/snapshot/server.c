@@ -288,15 +288,20 @@ static int send_regions(struct client *client, uint64_t deadline, struct ibx_err
 
 static int begin(struct client *client, bool whole, struct ibx_error *err)
 {
+    const struct ibx_snapshot_server_config *c = &client->server->config;
+    const uint64_t index = c->index ? c->index->pieces * IBX_SNAPSHOT_HASH : 0;
+    uint64_t deadline = ibx_deadline_in_ms(client->server->options.timeout_ms);
     int rc = 0;
-    const uint64_t deadline = ibx_deadline_in_ms(client->server->options.timeout_ms);
-    client->asked = client->server->touched &&
-                    (client->server->config.share || !ibx_conn_caps(client->conn)->register_free);
+    if (whole)
+        deadline +=
+            IBX_SNAPSHOT_SLOW_NS(client->server->manifest_length + c->map->pages / 8 + index);
+    client->asked =
+        client->server->touched && (c->share || !ibx_conn_caps(client->conn)->register_free);
     if (whole)
         rc = send_manifest(client, deadline, err);
     if (!rc && whole)
         rc = send_map(client, deadline, err);
-    if (!rc && whole && client->server->config.index)
+    if (!rc && whole && c->index)
         rc = send_index(client, deadline, err);
     return rc ? rc : send_regions(client, deadline, err);
 }

@@ -356,6 +356,9 @@ int ibx_snapshot_decode(const void *data, size_t length, struct ibx_snapshot_any
                         struct ibx_error *err);
 /* The length, or -EMSGSIZE. */
 ssize_t ibx_snapshot_encode(const struct ibx_snapshot_any *message, void *out, size_t size);
+/* A description of so many bytes may take this much longer than timeout_ms, over a slow link. That
+ * is at 64 KiB a second. */
+#define IBX_SNAPSHOT_SLOW_NS(bytes) ((uint64_t)(bytes) * (1000000000u >> 16))
 /* Waits for credit until the deadline. */
 int ibx_snapshot_send(struct ibx_conn *conn, const struct ibx_snapshot_any *message,
                       uint64_t deadline_ns, struct ibx_error *err);
