@@ -35,12 +35,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define RECORD    "child."
-#define ZERO_RUN  16           /* pages: zero pages that are put at a time */
-#define ZERO_PART (4ull << 20) /* bytes of them that are put between two looks for faults */
-#define MESSAGES  16
-#define SIGNAL    SIGUSR1 /* ends a thread's wait */
-#define AGAIN_MS  500     /* until faults that could not be answered are tried again */
+#define RECORD     "child."
+#define RECORD_NEW ".child"
+#define ZERO_RUN   16           /* pages: zero pages that are put at a time */
+#define ZERO_PART  (4ull << 20) /* bytes of them that are put between two looks for faults */
+#define MESSAGES   16
+#define SIGNAL     SIGUSR1 /* ends a thread's wait */
+#define AGAIN_MS   500     /* until faults that could not be answered are tried again */
 
 struct member {
     struct member *next;
@@ -70,6 +71,26 @@ static void record_name(pid_t pid, char name[32])
     snprintf(name, 32, RECORD "%d", (int)pid);
 }
 
+static int write_text(int folder, const char *text)
+{
+    const int fd =
+        openat(folder, RECORD_NEW, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    const size_t length = strlen(text);
+    size_t done = 0;
+    int rc = fd < 0 ? -errno : 0;
+    while (!rc && done < length) {
+        const ssize_t n = write(fd, text + done, length - done);
+        if (n > 0)
+            done += (size_t)n;
+        else if (n == 0 || errno != EINTR)
+            rc = n ? -errno : -ENOSPC;
+    }
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+/* An earlier one of the same process stays as it is where there is no room. Under the lock. */
 static int record_write(const struct snapshot_children *c, const struct snapshot_child *child,
                         struct ibx_error *err)
 {
@@ -77,25 +98,30 @@ static int record_write(const struct snapshot_children *c, const struct snapshot
     json_t *json = ibx_snapshot_child_json(child);
     char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
     record_name(child->pid, name);
-    const int fd =
-        text ? openat(c->folder, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600)
-             : -1;
-    int rc = 0;
-    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text))
-        rc = ibx_error_set(err, text ? -errno : -ENOMEM, "%s/%s cannot be written: %s",
-                           c->config.folder->path, name, text ? strerror(errno) : "no memory");
-    if (fd >= 0)
-        close(fd);
+    int rc = text ? write_text(c->folder, text) : -ENOMEM;
+    if (!rc && renameat(c->folder, RECORD_NEW, c->folder, name))
+        rc = -errno;
+    if (rc)
+        unlinkat(c->folder, RECORD_NEW, 0);
     free(text);
     json_decref(json);
-    return rc;
+    return rc ? ibx_error_set(err, rc, "%s/%s cannot be written: %s", c->config.folder->path, name,
+                              strerror(-rc))
+              : 0;
 }
 
+/* That of a member that is no more; another one may be of the same process. Under the lock. */
 static void record_remove(const struct snapshot_children *c, pid_t pid)
 {
     char name[32];
+    const struct member *m = c->members;
+    while (m && (m->over || m->child.pid != pid))
+        m = m->next;
     record_name(pid, name);
-    unlinkat(c->folder, name, 0);
+    if (!m)
+        unlinkat(c->folder, name, 0);
+    else
+        record_write(c, &m->child, NULL);
 }
 
 /* ------------------------------------------------------------ faults */
@@ -303,11 +329,11 @@ static void *member_main(void *argument)
     }
     if (fds[2].revents)
         let_go(m, fds + 1);
-    record_remove(m->children, m->child.pid);
     close(m->uffd);
     close(m->pidfd);
     pthread_mutex_lock(&m->children->lock);
     m->over = true;
+    record_remove(m->children, m->child.pid);
     pthread_mutex_unlock(&m->children->lock);
     return NULL;
 }
@@ -346,6 +372,21 @@ static int take_descriptors(struct member *m, struct ibx_error *err)
     return ibx_fault_uffd_take(child->pid, child->remote, &m->uffd, err);
 }
 
+/* Without one it is refused, and nobody after this process has to look for it. */
+static int start_thread(struct snapshot_children *c, struct member *m, bool known,
+                        struct ibx_error *err)
+{
+    const int rc = -pthread_create(&m->thread, NULL, member_main, m);
+    if (rc && !known)
+        record_remove(c, m->child.pid);
+    if (rc)
+        return ibx_error_set(err, rc, "no thread for a child: %s", strerror(-rc));
+    m->next = c->members;
+    c->members = m;
+    c->so_far++;
+    return 0;
+}
+
 /* `known`: it has its record, which is not risked on a full tmpfs. */
 static int add(struct snapshot_children *c, const struct snapshot_child *child, bool known,
                struct ibx_error *err)
@@ -355,25 +396,15 @@ static int add(struct snapshot_children *c, const struct snapshot_child *child, 
         return ibx_error_set(err, -ENOMEM, "no memory for a child");
     *m = (struct member){.children = c, .child = *child, .uffd = -1, .pidfd = -1};
     int rc = take_descriptors(m, err);
-    const bool writes = !rc && !known;
-    if (writes)
-        rc = record_write(c, child, err);
     if (!rc) {
         pthread_mutex_lock(&c->lock);
-        rc = -pthread_create(&m->thread, NULL, member_main, m);
-        if (!rc) {
-            m->next = c->members;
-            c->members = m;
-            c->so_far++;
-        }
+        rc = known ? 0 : record_write(c, child, err);
+        if (!rc)
+            rc = start_thread(c, m, known, err);
         pthread_mutex_unlock(&c->lock);
-        if (rc)
-            ibx_error_set(err, rc, "no thread for a child: %s", strerror(-rc));
     }
     if (!rc)
         return 0;
-    if (writes) /* it is refused, and nobody after this process has to look for it */
-        record_remove(c, child->pid);
     if (m->uffd >= 0)
         close(m->uffd);
     if (m->pidfd >= 0)

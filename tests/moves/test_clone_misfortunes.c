@@ -4,6 +4,7 @@
 #include "tests/scenes/clones.h"
 
 #include "common/clock.h"
+#include "migrate/snapshot/cache.h"
 #include "migrate/snapshot/snapshot.h"
 
 #include <fcntl.h>
@@ -339,6 +340,49 @@ static void test_no_room_for_zeros(void)
     child_is_right(&children[0]);
 }
 
+static size_t record_of(const char *folder, const struct vm *child, char *text, size_t size)
+{
+    char path[260];
+    snprintf(path, sizeof(path), "%s/child.%d", folder, (int)child->pid);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    const size_t length = fread(text, 1, size, file);
+    fclose(file);
+    return length;
+}
+
+/* Who says again that it is there, where its record cannot be written anew, keeps that. */
+static void test_no_room_for_a_second_record(void)
+{
+    char folder[200], was[SNAPSHOT_CHILD_TEXT], is[sizeof(was)];
+    struct ibx_snapshot_folder of;
+    struct snapshot_child child;
+    struct snapshot_holes holes;
+    bool whole;
+    freeze();
+    if (!make_small("256m"))
+        skip();
+    snprintf(folder, sizeof(folder), "%s/cache", small);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    MOVER_RUN(0, "clone", folder, "--qmp", children[0].tool);
+    const size_t length = record_of(folder, &children[0], was, sizeof(was));
+    vm_ok(ibx_snapshot_folder_open(folder, false, &of, &vm_error));
+    vm_ok(ibx_snapshot_child_read(was, length, of.manifest.ram_count, &child, &vm_error));
+    leave_room(0);
+    vm_refused(ibx_snapshot_child_hand_over(&of, &child, &whole, &holes, &vm_error), -EREMOTEIO,
+               "cannot be written: No space left on device");
+    assert_int_equal(record_of(folder, &children[0], is, sizeof(is)), length);
+    assert_memory_equal(is, was, length);
+    leave_room(64 << 20);
+    ibx_snapshot_folder_close(&of);
+    mover_kill(&filler, SIGKILL);
+    SERVE(&filler, folder, "--cache", server.uri);
+    vm_do(&children[0], "cont", NULL);
+    child_is_right(&children[0]);
+}
+
 /* Likewise of a cache that gets all pages after its child was made. `lacking`: to be preloaded by
  * who fills it, or NULL. */
 static void cache_without_room(const char *lacking)
@@ -545,6 +589,7 @@ int main(void)
         VM_TEST(test_whole_while_a_child_is_made),
         VM_TEST(test_no_room_for_a_cache),
         VM_TEST(test_no_room_for_zeros),
+        VM_TEST(test_no_room_for_a_second_record),
         VM_TEST(test_no_room_for_zeros_in_a_cache),
         VM_TEST(test_no_memory_for_zeros_in_a_cache),
         VM_TEST(test_no_room_for_zeros_when_whole),
