@@ -197,8 +197,6 @@ static int tell_map(struct source *s, struct ibx_error *err)
 static int on_quiet(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_move(s, SOURCE_STOPPED, err);
-    ibx_source_compared_ask(s,
-                            true); /* until now its guest could write to another image, or eject */
     if (!rc && source_returns(s))
         rc = ibx_source_return_send_early(s, err);
     if (!rc)
@@ -430,6 +428,10 @@ static int end_stream(struct source *s, struct ibx_error *err)
     int rc = ibx_source_stream_end(&s->stream, &s->link.control, s->vm.qmp, err);
     if (!rc && source_managed(&s->vm))
         rc = ibx_source_stream_let_go(&s->stream, err);
+    /* Until it stopped its guest could write to another image, or eject a device. Now QEMU has
+     * nothing to do for the stop any more, and answers while the destination loads. */
+    if (!rc)
+        ibx_source_compared_ask(s, true);
     return rc;
 }
 
