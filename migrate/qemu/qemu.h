@@ -32,7 +32,7 @@
  * hangs up or stops reading leaves the client failed: every later call returns the same error. A
  * call that ran into its deadline (-ETIMEDOUT) leaves it usable: the late answer is dropped.
  */
-#define IBX_QMP_EVENTS_MAX 1024u /* events kept for later: the oldest goes first */
+#define IBX_QMP_EVENTS_MAX 1024u /* kept for later: those that no migration needs go first */
 #define IBX_QMP_AHEAD_MAX  64u   /* questions that are sent before they are asked */
 #define IBX_QMP_NAME_MAX   80u /* bytes of a socket's name in a folder, however long its path is */
 

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define QMP_LINE_MAX  (8u * 1024 * 1024) /* bytes of one answer or event */
+#define EVENT_MAX     65536u             /* of one that is kept with its data */
 #define READ_CHUNK    16384u
 #define BYTES_A_PUMP  (4u * 1024 * 1024) /* a flood must not keep the caller busy without end */
 #define DESC_MAX      400                /* bytes of a QEMU message in an error */
@@ -77,10 +78,34 @@ static int failure_of(const struct ibx_qmp *qmp, struct ibx_error *err)
 
 /* ------------------------------------------------------------ receiving */
 
-static void keep_event(struct ibx_qmp *qmp, json_t *message)
+/* Whether a migration depends on it: a guest may make its QEMU report others as fast as it likes.
+ */
+static bool matters(const json_t *event)
 {
+    static const char *const names[] = {"STOP",           "RESUME",           "RESET",
+                                        "SHUTDOWN",       "MIGRATION",        "MIGRATION_PASS",
+                                        "BALLOON_CHANGE", "JOB_STATUS_CHANGE"};
+    const char *name = json_string_value(json_object_get(event, "event"));
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (!strcmp(name, names[i]))
+            return true;
+    return false;
+}
+
+static void forget_event(struct ibx_qmp *qmp)
+{
+    size_t i = 0;
+    while (i < json_array_size(qmp->events) && matters(json_array_get(qmp->events, i)))
+        i++;
+    json_array_remove(qmp->events, i < json_array_size(qmp->events) ? i : 0);
+}
+
+static void keep_event(struct ibx_qmp *qmp, json_t *message, size_t length)
+{
+    if (length > EVENT_MAX)
+        json_object_del(message, "data");
     if (json_array_size(qmp->events) >= IBX_QMP_EVENTS_MAX)
-        json_array_remove(qmp->events, 0);
+        forget_event(qmp);
     if (json_array_append(qmp->events, message))
         broken(qmp, -ENOMEM, "out of memory while keeping an event of QEMU");
 }
@@ -146,7 +171,7 @@ static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
                "a line on the QMP socket is not a JSON object: is it the monitor "
                "of a QEMU started with -qmp?");
     } else if (json_is_string(json_object_get(message, "event"))) {
-        keep_event(qmp, message);
+        keep_event(qmp, message, length);
     } else if (json_object_get(message, "return") || json_object_get(message, "error")) {
         keep_answer(qmp, message);
     } else if (!qmp->negotiated) {

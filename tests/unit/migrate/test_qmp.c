@@ -401,6 +401,46 @@ static void test_keeps_the_newest_events(NO_STATE)
     done();
 }
 
+static bool next_is(const char *name, bool data)
+{
+    json_t *event = ibx_qmp_event_next(qmp);
+    const char *is = json_string_value(json_object_get(event, "event"));
+    const bool yes = is && !strcmp(is, name) && (json_object_get(event, "data") != NULL) == data;
+    json_decref(event);
+    return yes;
+}
+
+/* What a guest can have its QEMU report again and again pushes nothing out that a migration waits
+ * for. */
+static void test_keeps_what_migrations_need(NO_STATE)
+{
+    attached(SCRIPT(
+        {"flood", "{\"event\": \"RTC_CHANGE\"}\n", 3}, {NULL, "{\"event\": \"STOP\"}\n", 0},
+        {NULL, "{\"event\": \"ACPI_DEVICE_OST\"}\n", 3 * IBX_QMP_EVENTS_MAX}, {NULL, READY(2), 0},
+        {"more", "{\"event\": \"RESUME\", \"data\": {}}\n", 2 * IBX_QMP_EVENTS_MAX},
+        {NULL, READY(3), 0}));
+    assert_int_equal(run("flood", NULL, GENEROUS), 0);
+    assert_true(next_is("STOP", false));
+    assert_int_equal(run("more", NULL, GENEROUS), 0);
+    for (unsigned i = 0; i < IBX_QMP_EVENTS_MAX; i++)
+        assert_true(next_is("RESUME", true));
+    assert_false(ibx_qmp_has_events(qmp));
+    done();
+}
+
+/* A thousand events of megabytes are not kept as they are. */
+static void test_keeps_no_long_events(NO_STATE)
+{
+    static char text[1 << 20];
+    const int n = snprintf(text, sizeof(text), "{\"event\": \"STOP\", \"data\": {\"is\": \"");
+    memset(text + n, 'x', sizeof(text) - (size_t)n - 8);
+    strcpy(text + sizeof(text) - 8, "\"}}\n");
+    attached(SCRIPT({"flood", text, 0}, {NULL, READY(2), 0}));
+    assert_int_equal(run("flood", NULL, GENEROUS), 0);
+    assert_true(next_is("STOP", false));
+    done();
+}
+
 /* ------------------------------------------------------------ bad peers */
 
 #define EVENT "{\"event\": \"RTC_CHANGE\"}\n"
@@ -663,6 +703,8 @@ int main(void)
         cmocka_unit_test(test_passes_a_descriptor),
         cmocka_unit_test(test_queues_events),
         cmocka_unit_test(test_keeps_the_newest_events),
+        cmocka_unit_test(test_keeps_what_migrations_need),
+        cmocka_unit_test(test_keeps_no_long_events),
         cmocka_unit_test(test_flood_without_an_answer),
         cmocka_unit_test(test_flood_without_a_greeting),
         cmocka_unit_test(test_bad_greetings),
