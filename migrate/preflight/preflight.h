@@ -85,6 +85,9 @@ int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, u
                            struct ibx_error *err);
 int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,
                         struct ibx_blockers *blockers, uint64_t deadline_ns, struct ibx_error *err);
+/* Adds each object that QEMU has made under `path` to `types`: its type by its name. */
+int ibx_preflight_children(struct ibx_qmp *qmp, const char *path, json_t *types,
+                           uint64_t deadline_ns, struct ibx_error *err);
 /* Destination: rights to trace QEMU and to make a userfaultfd. */
 void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* ram_file.c: a file that other users can read or change, or made. */

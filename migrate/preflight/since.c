@@ -49,9 +49,8 @@ static int find_disks(struct ibx_qmp *qmp, json_t *disks, uint64_t deadline_ns,
     return 0;
 }
 
-/* Those that were plugged in, also on the command line: their names and types. */
-static int find_devices(struct ibx_qmp *qmp, const char *path, json_t *devices,
-                        uint64_t deadline_ns, struct ibx_error *err)
+int ibx_preflight_children(struct ibx_qmp *qmp, const char *path, json_t *types,
+                           uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *list, *item;
     size_t index;
@@ -63,11 +62,12 @@ static int find_devices(struct ibx_qmp *qmp, const char *path, json_t *devices,
     {
         const char *type = ibx_member(item, "type");
         char name[64];
-        if (sscanf(type, "child<%63[^>]", name) == 1)
-            json_object_set_new(devices, ibx_member(item, "name"), ibx_json_text(name));
+        if (sscanf(type, "child<%63[^>]", name) == 1 &&
+            json_object_set_new(types, ibx_member(item, "name"), ibx_json_text(name)))
+            rc = ibx_error_set(err, -ENOMEM, "no memory for a list of devices");
     }
     json_decref(list);
-    return 0;
+    return rc;
 }
 
 void ibx_preflight_compared_ask(struct ibx_qmp *qmp, bool disks, uint64_t deadline_ns)
@@ -89,7 +89,7 @@ int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, u
     if (!rc && disks)
         rc = find_disks(qmp, json_object_get(found, "disks"), deadline_ns, err);
     for (size_t i = 0; !rc && i < sizeof(folders) / sizeof(folders[0]); i++)
-        rc = find_devices(qmp, folders[i], devices, deadline_ns, err);
+        rc = ibx_preflight_children(qmp, folders[i], devices, deadline_ns, err);
     ibx_qmp_ahead_end(qmp, before);
     if (rc)
         json_decref(found);

@@ -43,20 +43,16 @@ static int each_device_at(struct ibx_qmp *qmp, const char *path, uint64_t deadli
                                        struct ibx_error *err),
                           struct ibx_error *err)
 {
-    json_t *list, *item;
-    size_t index;
-    int rc =
-        ibx_qmp_execute(qmp, "qom-list", json_pack("{s:s}", "path", path), &list, deadline_ns, err);
-    if (rc)
-        return rc;
-    json_array_foreach(list, index, item)
+    json_t *types = json_object(), *type;
+    const char *name;
+    int rc = types ? ibx_preflight_children(qmp, path, types, deadline_ns, err)
+                   : ibx_error_set(err, -ENOMEM, "no memory for a list of devices");
+    json_object_foreach(types, name, type)
     {
-        const char *name = json_string_value(json_object_get(item, "name"));
-        const char *type = json_string_value(json_object_get(item, "type"));
-        if (!rc && name && type && begins(type, "child<"))
-            rc = check(qmp, path, name, type + 6, deadline_ns, err);
+        if (!rc)
+            rc = check(qmp, path, name, json_string_value(type), deadline_ns, err);
     }
-    json_decref(list);
+    json_decref(types);
     return rc;
 }
 
@@ -74,8 +70,8 @@ static int check_device(struct ibx_qmp *qmp, const char *path, const char *name,
 {
     for (size_t i = 0; i < sizeof(devices) / sizeof(devices[0]); i++)
         if (begins(type, devices[i]))
-            return ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%.*s) changes guest RAM unseen",
-                                 name, (int)strcspn(type, ">"), type);
+            return ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%.64s) changes guest RAM unseen",
+                                 name, type);
     if (begins(type, "virtio-balloon") && reports_pages(qmp, path, name, deadline_ns))
         return ibx_error_set(err, -EOPNOTSUPP,
                              "device %.64s has free-page-reporting, by which pages change unseen",
@@ -159,8 +155,7 @@ static int check_empties(struct ibx_qmp *qmp, const char *path, const char *name
 {
     (void)qmp, (void)path, (void)deadline_ns;
     return begins(type, "virtio-balloon") || begins(type, "virtio-mem")
-               ? ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%.*s)", name,
-                               (int)strcspn(type, ">"), type)
+               ? ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%.64s)", name, type)
                : 0;
 }
 
