@@ -55,8 +55,9 @@ static int folder_open(const struct ibx_firecracker_config *config, const char *
                              config->socket, SOCKET_NAME_MAX);
     int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC), rc = 0;
     if (fd < 0 || fstat(fd, &st))
-        rc = ibx_error_set(err, -errno, "--socket %s: its folder: %s", config->socket,
-                           strerror(errno));
+        rc = ibx_error_set(err, -errno, "--socket %s: its folder %s: %s%s", config->socket, path,
+                           strerror(errno),
+                           errno == ENOENT ? "; make it, or name another path" : "");
     else if (!trusted(config, st.st_uid))
         rc = ibx_error_set(err, -EPERM,
                            "--socket %s: its folder belongs to user %u, who could put another "
@@ -99,6 +100,8 @@ static int stale_remove(const struct ibx_firecracker_config *config, int folder,
                                                                                : 0;
     if (fd >= 0)
         close(fd);
+    if (rc == -ENOENT) /* gone meanwhile */
+        return 0;
     if (rc == -ECONNREFUSED)
         return unlinkat(folder, name, 0)
                    ? ibx_error_set(err, -errno, "--socket %s: %s", config->socket, strerror(errno))
