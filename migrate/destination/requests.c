@@ -114,12 +114,17 @@ static bool described(const struct destination *d)
     return d->description && ibx_now_ns() - d->described_ns < DESCRIBED_MS * IBX_NS_PER_MS;
 }
 
+static void forget_compared(struct destination *d)
+{
+    json_decref(d->compared);
+    d->compared = NULL;
+}
+
 static int describe(struct destination *d, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     ibx_destination_forget_description(d);
-    json_decref(d->compared);
-    d->compared = NULL;
+    forget_compared(d);
     /* First: what changes in between is refused, not missed. */
     int rc = ibx_preflight_compared(d->qemu.qmp, true, &d->compared, deadline, err);
     if (!rc)
@@ -186,8 +191,10 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
     int rc = ibx_migrate_hello_ram(hello, &theirs);
     if (rc)
         return ibx_error_set(err, rc, "no memory for a description of the VM");
-    if (!described(d))
+    if (!described(d)) {
         ibx_qmp_remember(d->qemu.qmp, false);
+        forget_compared(d); /* of a source that did not come */
+    }
     blockers->stands_still = d->options->stand_still;
     blockers->takes_over = d->options->home;
     blockers->managed = d->qemu.managed;
