@@ -15,7 +15,7 @@
 #define MOVERS_MAX   16
 #define PORTS_MAX    32
 #define LOOK_MS      2
-#define ASLEEP_LOOKS 3
+#define ASLEEP_LOOKS 5
 
 char mover_folder[64], mover_state_dir[96];
 const char *mover_namespace;
@@ -508,7 +508,7 @@ void mover_await_asleep(const struct mover *m)
     const uint64_t deadline = vm_soon();
     for (unsigned looks = 0; looks < ASLEEP_LOOKS; looks = sleeps(m) ? looks + 1 : 0) {
         assert_true(ibx_now_ns() < deadline);
-        poll(NULL, 0, (int)patience_ms(1)); /* QEMU may be kept from answering meanwhile */
+        poll(NULL, 0, (int)patience_ms(2)); /* QEMU may be kept from answering meanwhile */
     }
 }
 

@@ -82,7 +82,7 @@ void mover_must_print(const struct mover *mover, const char *words);
 void mover_await_words(struct mover *mover, const char *words);
 /* Until it has stopped itself. */
 void mover_await_stop(struct mover *mover);
-/* Until each of its threads sleeps, at three looks one after the other: it is in the middle of
+/* Until each of its threads sleeps, at five looks one after the other: it is in the middle of
  * nothing. */
 void mover_await_asleep(const struct mover *mover);
 /* Until the record of the one "source" or "destination" here is in this state. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/scenes/session_pair.h"
+#include "tests/scenes/patience.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -129,7 +130,7 @@ struct bare_server {
 static void *establish_one(void *argument)
 {
     struct bare_server *bare = argument;
-    if (!ibx_accept_wait(bare->listener, 20000, &bare->conn, NULL) &&
+    if (!ibx_accept_wait(bare->listener, (int)patience_ms(20000), &bare->conn, NULL) &&
         ibx_establish(bare->conn, NULL)) {
         ibx_close(bare->conn);
         bare->conn = NULL;
