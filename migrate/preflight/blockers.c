@@ -473,8 +473,10 @@ void ibx_preflight_host(const struct ibx_guest_ram *ram, enum ibx_migrate_role r
     ibx_preflight_ram_files(ram, blockers);
     if (role == IBX_MIGRATE_DESTINATION) {
         ibx_preflight_permissions(ram, blockers);
-        if (!blockers->takes_over)
+        if (!blockers->takes_over) {
             ibx_preflight_space(ram, blockers);
+            ibx_preflight_memory_limit(ram, blockers);
+        }
     } else {
         check_discarding(ram, blockers);
         check_missing_pages(ram, blockers);

@@ -94,6 +94,12 @@ void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_block
 void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* Destination: file systems that cannot hold the RAM. */
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+/* memory_limit.c: control groups that do not let QEMU have it; what they leave (UINT64_MAX: they
+ * have no limit) by `groups`, the content of /proc/PID/cgroup, the place where they are mounted and
+ * the host's free swap, and the name of the one that leaves least. */
+void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_t swap,
+                                   char name[PATH_MAX]);
 
 /* Bytes that the source pins for page connections on a fabric that pins: pieces that hold data. */
 int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* How much memory the control groups of a QEMU leave it. Where a page of guest RAM goes beyond it,
+ * the kernel ends QEMU, which runs the VM by then. */
+#include "migrate/preflight/preflight.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/sysinfo.h>
+
+#include <linux/magic.h>
+
+#define ROOT "/sys/fs/cgroup"
+
+/* Names of the files in a group, of both versions. */
+struct files {
+    const char *limit, *usage, *swap_limit, *swap_usage, *cache[2];
+    bool swap_only; /* `swap_limit` is of swap alone, not of both together */
+};
+
+static const struct files first = {"memory.limit_in_bytes",
+                                   "memory.usage_in_bytes",
+                                   "memory.memsw.limit_in_bytes",
+                                   "memory.memsw.usage_in_bytes",
+                                   {"total_inactive_file ", "total_active_file "},
+                                   false},
+                          second = {"memory.max",
+                                    "memory.current",
+                                    "memory.swap.max",
+                                    "memory.swap.current",
+                                    {"inactive_file ", "active_file "},
+                                    true};
+
+static FILE *open_in(const char *group, const char *name)
+{
+    char path[2 * PATH_MAX];
+    snprintf(path, sizeof(path), "%s/%s", group, name);
+    return fopen(path, "re");
+}
+
+/* False: there is no such file, or no limit. */
+static bool read_bytes(const char *group, const char *name, uint64_t *bytes)
+{
+    FILE *file = open_in(group, name);
+    const bool read = file && fscanf(file, "%" SCNu64, bytes) == 1;
+    if (file)
+        fclose(file);
+    return read;
+}
+
+/* Of files that the kernel can forget. */
+static uint64_t cached(const char *group, const struct files *files)
+{
+    char line[128];
+    uint64_t sum = 0, bytes;
+    FILE *file = open_in(group, "memory.stat");
+    while (file && fgets(line, sizeof(line), file))
+        for (unsigned i = 0; i < 2; i++) {
+            const size_t length = strlen(files->cache[i]);
+            if (!strncmp(line, files->cache[i], length) &&
+                sscanf(line + length, "%" SCNu64, &bytes) == 1)
+                sum += bytes;
+        }
+    if (file)
+        fclose(file);
+    return sum;
+}
+
+static uint64_t less(uint64_t from, uint64_t what)
+{
+    return from > what ? from - what : 0;
+}
+
+static uint64_t sum_of(uint64_t a, uint64_t b)
+{
+    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+/* UINT64_MAX: no limit. */
+static uint64_t room_in(const char *group, const struct files *files, uint64_t swap)
+{
+    uint64_t limit, usage, both;
+    if (!read_bytes(group, files->limit, &limit) || !read_bytes(group, files->usage, &usage))
+        return UINT64_MAX;
+    const uint64_t forgets = cached(group, files);
+    uint64_t room = sum_of(less(limit, usage), forgets);
+    const bool limited = read_bytes(group, files->swap_limit, &limit) &&
+                         read_bytes(group, files->swap_usage, &usage);
+    both = less(limited ? limit : UINT64_MAX, limited ? usage : 0);
+    if (files->swap_only)
+        return sum_of(room, both < swap ? both : swap);
+    room = sum_of(room, swap);
+    both = sum_of(both, forgets);
+    return both < room ? both : room;
+}
+
+/* Of the group and of all above it, but for the root of all, which has no limit. */
+static void look_at(const char *root, const char *path, const struct files *files, uint64_t swap,
+                    uint64_t *room, char name[PATH_MAX])
+{
+    char group[2 * PATH_MAX - 64];
+    const size_t above = (size_t)snprintf(group, PATH_MAX, "%s", root);
+    if (above >= PATH_MAX || strstr(path, "/..")) /* of another namespace */
+        return;
+    snprintf(group + above, sizeof(group) - above, "%s", path);
+    for (char *slash; (slash = strrchr(group + above, '/')); *slash = '\0') {
+        const uint64_t here = slash[1] ? room_in(group, files, swap) : UINT64_MAX;
+        if (here < *room) {
+            *room = here;
+            snprintf(name, PATH_MAX, "%s", group);
+        }
+    }
+}
+
+uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_t swap,
+                                   char name[PATH_MAX])
+{
+    char line[PATH_MAX], place[PATH_MAX];
+    uint64_t room = UINT64_MAX;
+    for (size_t n; *groups; groups += n + (groups[n] == '\n')) {
+        n = strcspn(groups, "\n");
+        snprintf(line, sizeof(line), "%.*s", (int)n, groups);
+        const char *path = strchr(line, '/');
+        if (!path || n >= sizeof(line))
+            continue;
+        if (!strncmp(line, "0::", 3)) {
+            look_at(root, path, &second, swap, &room, name);
+            snprintf(place, sizeof(place), "%.1000s/unified", root);
+            look_at(place, path, &second, swap, &room, name);
+        } else if (strstr(line, ":memory:")) {
+            snprintf(place, sizeof(place), "%.1000s/memory", root);
+            look_at(place, path, &first, swap, &room, name);
+        }
+    }
+    return room;
+}
+
+/* Huge pages are not counted with other memory. */
+static uint64_t need_of(const struct ibx_guest_ram *ram)
+{
+    uint64_t need = 0;
+    for (size_t i = 0; i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        struct statfs fs;
+        struct stat st;
+        if (block->fd < 0 || fstatfs(block->fd, &fs) || fs.f_type == HUGETLBFS_MAGIC ||
+            fstat(block->fd, &st))
+            continue;
+        need += less(block->size, (uint64_t)st.st_blocks * 512);
+    }
+    return need;
+}
+
+void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    char path[64], groups[2 * PATH_MAX], name[PATH_MAX] = "";
+    struct sysinfo host = {0};
+    snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)ram->pid);
+    FILE *file = fopen(path, "re");
+    const size_t n = file ? fread(groups, 1, sizeof(groups) - 1, file) : 0;
+    if (file)
+        fclose(file);
+    groups[n] = '\0';
+    sysinfo(&host);
+    const uint64_t need = need_of(ram), swap = (uint64_t)host.freeswap * host.mem_unit;
+    const uint64_t room = ibx_preflight_memory_room(ROOT, groups, swap, name);
+    if (room < need)
+        ibx_blockers_add(
+            blockers,
+            "the control group of QEMU, %.200s, has %" PRIu64 " MiB of memory left and this VM may "
+            "need %" PRIu64 " MiB more: raise its limit (MemoryMax= of systemd, <hard_limit> of "
+            "libvirt, that of the container); the kernel would end QEMU where a page finds no room",
+            name, room >> 20, need >> 20);
+}

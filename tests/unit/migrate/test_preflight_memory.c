@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What control groups leave a QEMU of memory, in a made-up tree of both versions. */
+#include "migrate/preflight/preflight.h"
+#include "tests/scenes/unit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define MIB (1ull << 20)
+
+static char root[] = "/tmp/ibx-groups-XXXXXX", name[PATH_MAX];
+
+/* A folder of it, or a file with this content. */
+static void make(const char *at, const char *content)
+{
+    char path[300];
+    snprintf(path, sizeof(path), "%s%s", root, at);
+    if (!content) {
+        assert_int_equal(mkdir(path, 0700), 0);
+        return;
+    }
+    FILE *file = fopen(path, "we");
+    assert_true(file && fputs(content, file) >= 0 && !fclose(file));
+}
+
+static int make_root(void **state)
+{
+    (void)state;
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int remove_root(void **state)
+{
+    char command[64];
+    (void)state;
+    snprintf(command, sizeof(command), "rm -rf %s", root);
+    return system(command);
+}
+
+static void leaves(const char *groups, uint64_t swap_mib, uint64_t mib, const char *of)
+{
+    const uint64_t room = ibx_preflight_memory_room(root, groups, swap_mib * MIB, name);
+    if (mib == UINT64_MAX)
+        assert_true(room == UINT64_MAX);
+    else
+        assert_int_equal(room / MIB, mib);
+    if (of)
+        assert_string_equal(name + strlen(root), of);
+}
+
+/* The least of all groups that a process is in counts, with the files that can be forgotten. */
+static void test_second_version(void **state)
+{
+    (void)state;
+    make("/slice", NULL);
+    make("/slice/vm", NULL);
+    make("/memory.max", "1\n"); /* there is none, of the root */
+    make("/memory.current", "1\n");
+    leaves("0::/slice/vm\n", 0, UINT64_MAX, NULL);
+    make("/slice/vm/memory.max", "max\n");
+    make("/slice/vm/memory.current", "7\n");
+    leaves("0::/slice/vm\n", 0, UINT64_MAX, NULL);
+    make("/slice/vm/memory.max", "104857600\n");    /* 100 MiB */
+    make("/slice/vm/memory.current", "62914560\n"); /* 60 */
+    leaves("0::/slice/vm\n", 0, 40, "/slice/vm");
+    leaves("0::/slice/vm\n", 5, 45, "/slice/vm");
+    make("/slice/vm/memory.stat", "anon 5\ninactive_file 10485760\nactive_file 2097152\n");
+    leaves("0::/slice/vm\n", 0, 52, "/slice/vm");
+    make("/slice/vm/memory.swap.max", "3145728\n");
+    make("/slice/vm/memory.swap.current", "1048576\n");
+    leaves("0::/slice/vm\n", 100, 54, "/slice/vm");
+    make("/slice/memory.max", "104857600\n");
+    make("/slice/memory.current", "99614720\n"); /* 95 */
+    leaves("0::/slice/vm\n", 0, 5, "/slice");
+    make("/slice/memory.current", "200000000\n"); /* the limit was lowered */
+    leaves("0::/slice/vm\n", 0, 0, "/slice");
+    leaves("0::/../vm\n", 0, UINT64_MAX, NULL); /* of another namespace */
+    leaves("", 0, UINT64_MAX, NULL);
+}
+
+static void test_first_version(void **state)
+{
+    (void)state;
+    const char *groups = "9:name=systemd:/\n4:memory:/m/q\n1:cpu:/\n0::/\n";
+    make("/memory", NULL);
+    make("/memory/m", NULL);
+    make("/memory/m/q", NULL);
+    make("/memory/m/q/memory.limit_in_bytes", "9223372036854771712\n");
+    make("/memory/m/q/memory.usage_in_bytes", "1048576\n");
+    assert_true(ibx_preflight_memory_room(root, groups, 0, name) > 1ull << 60);
+    make("/memory/m/memory.limit_in_bytes", "10485760\n");
+    make("/memory/m/memory.usage_in_bytes", "4194304\n");
+    make("/memory/m/memory.stat", "inactive_file 9999999\ntotal_inactive_file 1048576\n");
+    leaves(groups, 0, 7, "/memory/m");
+    leaves(groups, 9, 16, "/memory/m");
+    make("/memory/m/memory.memsw.limit_in_bytes", "12582912\n");
+    make("/memory/m/memory.memsw.usage_in_bytes", "4194304\n");
+    leaves(groups, 9, 9, "/memory/m");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_second_version),
+                                       cmocka_unit_test(test_first_version)};
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}
