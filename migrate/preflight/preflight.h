@@ -83,6 +83,11 @@ const char *ibx_preflight_block_job(json_t *event);
 void ibx_preflight_compared_ask(struct ibx_qmp *qmp, bool disks, uint64_t deadline_ns);
 int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, uint64_t deadline_ns,
                            struct ibx_error *err);
+/* Sends those of ibx_preflight_since() whose answers cannot change any more, after QEMU was told to
+ * migrate: until it has stopped the VM, it plugs nothing in, and what there is the guest may eject,
+ * or somebody may give another image. Each costs processors, so that the others come later. */
+void ibx_preflight_since_ask(struct ibx_qmp *qmp, bool disks, const json_t *compared, bool stopped,
+                             uint64_t deadline_ns);
 int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,
                         struct ibx_blockers *blockers, uint64_t deadline_ns, struct ibx_error *err);
 /* Adds each object that QEMU has made under `path` to `types`: its type by its name. */

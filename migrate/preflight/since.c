@@ -70,26 +70,46 @@ int ibx_preflight_children(struct ibx_qmp *qmp, const char *path, json_t *types,
     return rc;
 }
 
+static void ask_devices(struct ibx_qmp *qmp, size_t i, uint64_t deadline_ns)
+{
+    ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", folders[i]), deadline_ns);
+}
+
 void ibx_preflight_compared_ask(struct ibx_qmp *qmp, bool disks, uint64_t deadline_ns)
 {
     if (disks)
         ibx_qmp_ahead(qmp, "query-block", NULL, deadline_ns);
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
-        ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", folders[i]), deadline_ns);
+        ask_devices(qmp, i, deadline_ns);
+}
+
+void ibx_preflight_since_ask(struct ibx_qmp *qmp, bool disks, const json_t *compared, bool stopped,
+                             uint64_t deadline_ns)
+{
+    const json_t *counts = json_object_get(compared, "counts");
+    if (disks && stopped == (json_object_size(json_object_get(compared, "disks")) > 0))
+        ibx_qmp_ahead(qmp, "query-block", NULL, deadline_ns);
+    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
+        if (stopped == (json_integer_value(json_array_get(counts, i)) > 0))
+            ask_devices(qmp, i, deadline_ns);
 }
 
 int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, uint64_t deadline_ns,
                            struct ibx_error *err)
 {
-    json_t *found = json_pack("{s:{}, s:{}}", "disks", "devices");
-    json_t *devices = json_object_get(found, "devices");
+    json_t *found = json_pack("{s:{}, s:{}, s:[]}", "disks", "devices", "counts");
+    json_t *devices = json_object_get(found, "devices"), *counts = json_object_get(found, "counts");
     int rc = found ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a description of the VM");
     const uint64_t before = ibx_qmp_ahead_begin(qmp);
     ibx_preflight_compared_ask(qmp, disks, deadline_ns);
     if (!rc && disks)
         rc = find_disks(qmp, json_object_get(found, "disks"), deadline_ns, err);
-    for (size_t i = 0; !rc && i < sizeof(folders) / sizeof(folders[0]); i++)
+    for (size_t i = 0; !rc && i < sizeof(folders) / sizeof(folders[0]); i++) {
+        const size_t others = json_object_size(devices);
         rc = ibx_preflight_children(qmp, folders[i], devices, deadline_ns, err);
+        json_array_append_new(counts,
+                              json_integer((json_int_t)(json_object_size(devices) - others)));
+    }
     ibx_qmp_ahead_end(qmp, before);
     if (rc)
         json_decref(found);

@@ -26,11 +26,12 @@ int ibx_source_check_compared(struct source *s, struct ibx_error *err)
 
 void ibx_source_compared_ask(struct source *s, bool stopped)
 {
-    const bool some = json_object_size(json_object_get(s->link.compared, "disks")) ||
-                      json_object_size(json_object_get(s->link.compared, "devices"));
-    if (s->link.compared && (stopped || !some)) /* a question is sent once */
-        ibx_preflight_compared_ask(s->vm.qmp, !s->link.disks_differ,
-                                   ibx_deadline_in_ms(MIGRATION_QMP_MS));
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    const bool disks = !s->link.disks_differ;
+    if (s->link.compared && source_managed(&s->vm)) /* it was not asked before */
+        ibx_preflight_compared_ask(s->vm.qmp, disks, deadline);
+    else if (s->link.compared)
+        ibx_preflight_since_ask(s->vm.qmp, disks, s->link.compared, stopped, deadline);
 }
 
 /* Where libvirt drives, QEMU calls its migration complete and would let anybody continue the VM;

@@ -382,8 +382,8 @@ static int start(struct source *s, struct ibx_error *err)
         ibx_watchdog_untouched(&s->vm.watchdog, NULL);
         not_begun(rc, err);
     }
-    /* QEMU plugs none in or out from now on, and answers before it stops the VM: of one without
-     * devices that a guest may eject, the answers are looked at before the commit. */
+    /* QEMU plugs no devices from now on, and answers before it stops the VM: the answers are looked
+     * at before the commit. What a guest may eject is asked for when the VM has stopped. */
     if (!rc && !source_managed(&s->vm)) /* else QEMU waits for libvirt */
         ibx_source_compared_ask(s, false);
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);

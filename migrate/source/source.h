@@ -227,8 +227,7 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
  * to another one. Looked at before QEMU is told to migrate, and before the commit, as they were
  * when the VM had stopped. */
 int ibx_source_check_compared(struct source *s, struct ibx_error *err);
-/* Asks QEMU for it, and does not wait; while the VM runs, only of a VM without devices and disks.
- */
+/* Asks QEMU for it, and does not wait; while the VM runs, for what cannot change any more. */
 void ibx_source_compared_ask(struct source *s, bool stopped);
 /* LOADED has come: COMMITTED, and COMMIT is sent. */
 int ibx_source_commit(struct source *s, struct ibx_error *err);
