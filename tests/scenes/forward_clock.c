@@ -38,11 +38,11 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
 void forward_clock_hold(bool held)
 {
     static uint64_t before_ns;
-    if (held) {
+    if (held && !held_ns) {
         before_ns = ahead_ns;
         held_ns = ibx_now_ns() - before_ns;
         ahead_ns += HELD_MS * IBX_NS_PER_MS;
-    } else {
+    } else if (!held && held_ns) {
         held_ns = 0;
         ahead_ns = before_ns;
     }
