@@ -417,7 +417,7 @@ static void test_keeps_what_migrations_need(NO_STATE)
     attached(SCRIPT(
         {"flood", "{\"event\": \"RTC_CHANGE\"}\n", 3}, {NULL, "{\"event\": \"STOP\"}\n", 0},
         {NULL, "{\"event\": \"ACPI_DEVICE_OST\"}\n", 3 * IBX_QMP_EVENTS_MAX}, {NULL, READY(2), 0},
-        {"more", "{\"event\": \"RESUME\", \"data\": {}}\n", 2 * IBX_QMP_EVENTS_MAX},
+        {"more", "{\"event\": \"RESUME\", \"data\": {}}\n", IBX_QMP_EVENTS_MAX + 9},
         {NULL, READY(3), 0}));
     assert_int_equal(run("flood", NULL, GENEROUS), 0);
     assert_true(next_is("STOP", false));
