@@ -108,7 +108,7 @@ __attribute__((destructor)) static void skip_destructors(void)
 {
     if (!libraries)
         return;
-    threads = !forked && !ibx_frontend_close();
+    threads = !ibx_frontend_close();
     if (forked && !skip(destructors[0])) {
         ibx_log(IBX_LOG_ERROR, "a forked child fails, which would hang in exit(): mprotect: %s",
                 strerror(errno));

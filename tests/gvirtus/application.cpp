@@ -532,6 +532,7 @@ int main(int argc, char **argv)
         {"closes-at-exit", closes_at_exit},
         {"threads-have-ended", threads_have_ended},
         {"threads-go-on", threads_go_on},
+        {"threads-go-on-in-child", threads_go_on_in_child},
         {"killed", killed},
         {"killed-background", killed_background},
         {"pinned", pinned},

@@ -61,6 +61,7 @@ bool forked_exit();
 bool closes_at_exit();
 bool threads_have_ended();
 bool threads_go_on();
+bool threads_go_on_in_child();
 bool first_thread_ends();
 bool cancelled_thread();
 bool forked();

@@ -532,6 +532,8 @@ void check_what_the_provider_changes()
     check("... of a program whose threads have ended",
           [] { return run("threads-have-ended", true); });
     check("threads in calls as the process ends", [] { return run("threads-go-on", true); });
+    check("threads in calls as a forked child ends",
+          [] { return run("threads-go-on-in-child", true); });
     check("a back end that is killed", [] { return killed("killed", 6, 7000); });
     check("a back end that is killed in the middle of asynchronous copies",
           [] { return killed("killed-background", 4, 3000); });
