@@ -80,6 +80,12 @@ static size_t room(const struct ibx_conn *conn)
     return (max < IBX_MIGRATE_MESSAGE ? max : IBX_MIGRATE_MESSAGE) - 16;
 }
 
+static int tell(const struct client *client, const struct ibx_snapshot_any *message,
+                uint64_t deadline, struct ibx_error *err)
+{
+    return ibx_snapshot_send_unless(client->conn, message, &client->server->closing, deadline, err);
+}
+
 static int send_manifest(struct client *client, uint64_t deadline, struct ibx_error *err)
 {
     const struct ibx_snapshot_server *server = client->server;
@@ -92,7 +98,7 @@ static int send_manifest(struct client *client, uint64_t deadline, struct ibx_er
                                            .offset = (uint32_t)at};
         message.bytes.bytes = (const uint8_t *)server->manifest + at;
         message.bytes.length = n;
-        rc = ibx_snapshot_send(client->conn, &message, deadline, err);
+        rc = tell(client, &message, deadline, err);
     }
     return rc;
 }
@@ -108,7 +114,7 @@ static int send_map(struct client *client, uint64_t deadline, struct ibx_error *
         struct ibx_snapshot_any message = {.type = IBX_SNAPSHOT_MAP};
         message.bytes.bytes = bytes;
         message.bytes.length = n;
-        rc = ibx_snapshot_send(client->conn, &message, deadline, err);
+        rc = tell(client, &message, deadline, err);
     }
     free(bytes);
     return rc;
@@ -131,7 +137,7 @@ static int send_index(struct client *client, uint64_t deadline, struct ibx_error
             piece = ibx_snapshot_piece_next(c->manifest, c->map, piece + 1);
         }
         message.bytes.length = n;
-        rc = ibx_snapshot_send(client->conn, &message, deadline, err);
+        rc = tell(client, &message, deadline, err);
         message.offset += (uint32_t)n;
     }
     free(bytes);
@@ -235,7 +241,8 @@ static int send_region(struct client *client, uint32_t part, unsigned block, uin
     rc = ibx_mr_remote(mr, 0, (size_t)length, &message.is.region.remote);
     const ssize_t n = rc ? rc : ibx_migrate_encode(&message, bytes, sizeof(bytes));
     return n < 0 ? ibx_error_set(err, (int)n, "a region cannot be described")
-                 : ibx_snapshot_send_bytes(client->conn, bytes, (size_t)n, deadline, err);
+                 : ibx_snapshot_send_bytes(client->conn, bytes, (size_t)n, &client->server->closing,
+                                           deadline, err);
 }
 
 /* Kernels before 6.2 register no shared mapping that is for reading only. */
@@ -279,7 +286,7 @@ static int send_regions(struct client *client, uint64_t deadline, struct ibx_err
     list.asked = client->asked;
     list.regions = client->asked ? 0 : list.regions;
     if (!rc)
-        rc = ibx_snapshot_send(client->conn, &list, deadline, err);
+        rc = tell(client, &list, deadline, err);
     for (unsigned i = 0; !rc && !client->asked && i < map->block_count; i++)
         for (uint64_t at = 0; !rc && next_part(map, i, free_of_cost, &at, &offset, &length);)
             rc = send_region(client, part++, i, offset, length, deadline, err);

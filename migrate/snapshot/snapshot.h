@@ -362,9 +362,11 @@ ssize_t ibx_snapshot_encode(const struct ibx_snapshot_any *message, void *out, s
 /* Waits for credit until the deadline. */
 int ibx_snapshot_send(struct ibx_conn *conn, const struct ibx_snapshot_any *message,
                       uint64_t deadline_ns, struct ibx_error *err);
-
-int ibx_snapshot_send_bytes(struct ibx_conn *conn, void *bytes, size_t length, uint64_t deadline_ns,
-                            struct ibx_error *err);
+/* The same; who waits is woken (ibx_wake()) when `ends` has become true: -ETIMEDOUT. NULL: not. */
+int ibx_snapshot_send_unless(struct ibx_conn *conn, const struct ibx_snapshot_any *message,
+                             const _Atomic bool *ends, uint64_t deadline_ns, struct ibx_error *err);
+int ibx_snapshot_send_bytes(struct ibx_conn *conn, void *bytes, size_t length,
+                            const _Atomic bool *ends, uint64_t deadline_ns, struct ibx_error *err);
 
 /* ------------------------------------------------------------ server.c */
 

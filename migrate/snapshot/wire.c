@@ -246,22 +246,29 @@ ssize_t ibx_snapshot_encode(const struct ibx_snapshot_any *m, void *out, size_t 
     return w.failed ? -EMSGSIZE : (ssize_t)w.length;
 }
 
-int ibx_snapshot_send(struct ibx_conn *conn, const struct ibx_snapshot_any *message,
-                      uint64_t deadline_ns, struct ibx_error *err)
+int ibx_snapshot_send_unless(struct ibx_conn *conn, const struct ibx_snapshot_any *message,
+                             const _Atomic bool *ends, uint64_t deadline_ns, struct ibx_error *err)
 {
     uint8_t bytes[IBX_MIGRATE_MESSAGE];
     const ssize_t length = ibx_snapshot_encode(message, bytes, sizeof(bytes));
-    return length < 0 ? ibx_error_set(err, (int)length, "a message is longer than %u bytes",
-                                      IBX_MIGRATE_MESSAGE)
-                      : ibx_snapshot_send_bytes(conn, bytes, (size_t)length, deadline_ns, err);
+    return length < 0
+               ? ibx_error_set(err, (int)length, "a message is longer than %u bytes",
+                               IBX_MIGRATE_MESSAGE)
+               : ibx_snapshot_send_bytes(conn, bytes, (size_t)length, ends, deadline_ns, err);
 }
 
-int ibx_snapshot_send_bytes(struct ibx_conn *conn, void *bytes, size_t length, uint64_t deadline_ns,
-                            struct ibx_error *err)
+int ibx_snapshot_send(struct ibx_conn *conn, const struct ibx_snapshot_any *message,
+                      uint64_t deadline_ns, struct ibx_error *err)
+{
+    return ibx_snapshot_send_unless(conn, message, NULL, deadline_ns, err);
+}
+
+int ibx_snapshot_send_bytes(struct ibx_conn *conn, void *bytes, size_t length,
+                            const _Atomic bool *ends, uint64_t deadline_ns, struct ibx_error *err)
 {
     struct iovec iov = {bytes, length};
     int rc = ibx_send(conn, &iov, 1, 0, 0);
-    while (rc == -EAGAIN && ibx_now_ns() < deadline_ns) {
+    while (rc == -EAGAIN && ibx_now_ns() < deadline_ns && !(ends && *ends)) {
         struct ibx_event event;
         const int n = ibx_poll(conn, &event, 1);
         if (n < 0 || (n && event.type == IBX_EVENT_CLOSED))

@@ -56,7 +56,7 @@ static void put(struct ibx_conn *conn, const void *bytes, size_t length)
 {
     uint8_t copy[4096];
     memcpy(copy, bytes, length);
-    ibx_snapshot_send_bytes(conn, copy, length, ibx_deadline_in_ms(patience), NULL);
+    ibx_snapshot_send_bytes(conn, copy, length, NULL, ibx_deadline_in_ms(patience), NULL);
 }
 
 /* Until then, or until the reader has closed. */
@@ -365,7 +365,7 @@ static void closes_on(const struct step *steps)
 static void test_readers(void **state)
 {
     (void)state;
-    static const char open_it[] = "\x40\x69\x62\x78\x73\x02\x00\x01";
+    static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x01";
     const struct step o = {open_it, 8}, end = {NULL, 0};
     struct ibx_options patient = options();
     patient.timeout_ms = 600000;
@@ -386,11 +386,39 @@ static void test_readers(void **state)
     close_server();
 }
 
+/* A large VM's description takes long over a slow link; one that takes none of it holds up no end.
+ */
+static void test_a_reader_that_stands_still(void **state)
+{
+    (void)state;
+    static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x01";
+    struct ibx_options patient = options();
+    struct ibx_event event = {.type = IBX_EVENT_CLOSED};
+    patient.timeout_ms = 600000;
+    open_server_like(patient, 0, true);
+    /* Of a VM of 1 TiB, of which every other page holds data. */
+    own.ram[0].size = 1ull << 40;
+    ibx_page_map_fini(&own_map);
+    assert_int_equal(ibx_snapshot_map_init(&own, &own_map, NULL), 0);
+    memset(own_map.bits, 0x55, own_map.pages / 8);
+    struct ibx_conn *conn = connect_raw(IBX_SNAPSHOT_PURPOSE);
+    assert_non_null(conn);
+    put(conn, open_it, sizeof(open_it) - 1);
+    for (int n = 0; !n; n = ibx_poll(conn, &event, 1))
+        ibx_wait(conn, 100);
+    assert_int_equal(event.type, IBX_EVENT_MESSAGE);
+    const uint64_t began = ibx_now_ns();
+    close_server();
+    assert_true(ibx_now_ns() - began < patience * IBX_NS_PER_MS);
+    ibx_message_release(conn, &event);
+    ibx_close(conn);
+}
+
 /* Readers who have to ask for pages, and ask for what is not theirs. */
 static void test_who_asks(void **state)
 {
     (void)state;
-    static const char open_it[] = "\x40\x69\x62\x78\x73\x02\x00\x00";
+    static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x00";
     static const struct ibx_snapshot_any wrong[] = {
         {.type = IBX_SNAPSHOT_ASK, .at = RAM - 1, .length = 2}, /* of two blocks */
         {.type = IBX_SNAPSHOT_ASK, .at = RAM + IBX_SNAPSHOT_PAGE, .length = 1},
@@ -516,6 +544,7 @@ int main(void)
                                               cmocka_unit_test(test_an_index_that_lies),
                                               cmocka_unit_test(test_a_slow_link),
                                               cmocka_unit_test(test_readers),
+                                              cmocka_unit_test(test_a_reader_that_stands_still),
                                               cmocka_unit_test(test_who_asks),
                                               cmocka_unit_test(test_who_answers),
                                               cmocka_unit_test(test_one_name_leaves_room)};
