@@ -97,7 +97,8 @@ static uint64_t room_in(const char *group, const struct files *files, uint64_t s
     return both < room ? both : room;
 }
 
-/* Of the group and of all above it, but for the root of all, which has no limit. */
+/* Of the group and of all above it. The root of all has no limit, but in a namespace the root is a
+ * container's group; of the first version it need not be above this one, and is left out. */
 static void look_at(const char *root, const char *path, const struct files *files, uint64_t swap,
                     uint64_t *room, char name[PATH_MAX])
 {
@@ -105,9 +106,11 @@ static void look_at(const char *root, const char *path, const struct files *file
     const size_t above = (size_t)snprintf(group, PATH_MAX, "%s", root);
     if (above >= PATH_MAX || strstr(path, "/..")) /* of another namespace */
         return;
-    snprintf(group + above, sizeof(group) - above, "%s", path);
-    for (char *slash; (slash = strrchr(group + above, '/')); *slash = '\0') {
-        const uint64_t here = slash[1] ? room_in(group, files, swap) : UINT64_MAX;
+    snprintf(group + above, sizeof(group) - above, "%s", path[1] ? path : "");
+    for (char *cut = group + strlen(group); cut; cut = strrchr(group + above, '/')) {
+        *cut = '\0';
+        const bool looks = group[above] || files->swap_only;
+        const uint64_t here = looks ? room_in(group, files, swap) : UINT64_MAX;
         if (here < *room) {
             *room = here;
             snprintf(name, PATH_MAX, "%s", group);

@@ -56,8 +56,6 @@ static void test_second_version(void **state)
     (void)state;
     make("/slice", NULL);
     make("/slice/vm", NULL);
-    make("/memory.max", "1\n"); /* there is none, of the root */
-    make("/memory.current", "1\n");
     leaves("0::/slice/vm\n", 0, UINT64_MAX, NULL);
     make("/slice/vm/memory.max", "max\n");
     make("/slice/vm/memory.current", "7\n");
@@ -78,6 +76,14 @@ static void test_second_version(void **state)
     leaves("0::/slice/vm\n", 0, 0, "/slice");
     leaves("0::/../vm\n", 0, UINT64_MAX, NULL); /* of another namespace */
     leaves("", 0, UINT64_MAX, NULL);
+    leaves("0::/\n", 0, UINT64_MAX, NULL); /* the root of all has no files of these names */
+    make("/memory.max", "3145728\n");      /* that of a container has, seen from within */
+    make("/memory.current", "1048576\n");
+    leaves("0::/\n", 0, 2, "");
+    leaves("0::/slice/vm\n", 3, 3, "/slice");
+    make("/slice/memory.max", "max\n");
+    leaves("0::/slice/vm\n", 3, 5, "");
+    make("/memory.max", "max\n");
 }
 
 static void test_first_version(void **state)
