@@ -479,6 +479,9 @@ void ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event);
 bool ibx_conn_inherited(const struct ibx_conn *conn);
 /* Why the connection ended, in one sentence; "" while it lives. */
 const char *ibx_conn_reason(const struct ibx_conn *conn);
+/* The same as a negative errno, 0 while it lives. -EFAULT: memory of this process's that it was to
+ * read or write may not be touched, which another connection does not change. */
+int ibx_conn_status(const struct ibx_conn *conn);
 /* Whether it has ended: nothing can be registered with it any more, though ibx_poll() may not have
  * said so yet. */
 bool ibx_conn_over(const struct ibx_conn *conn);

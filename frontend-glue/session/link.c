@@ -257,6 +257,10 @@ static int try_again(struct ibx_session *s, struct reconnect *reconnect, struct 
 static int connect_again(struct ibx_session *s, struct ibx_error *err)
 {
     struct reconnect reconnect;
+    if (ibx_conn_status(s->conn) == -EFAULT)
+        return ibx_error_set(err, -EFAULT,
+                             "a copy is from memory that this program may not read, or to memory "
+                             "that it may not write: pass memory that is mapped for that");
     ibx_reconnect_begin(s, &reconnect);
     int rc = try_again(s, &reconnect, err);
     ibx_reconnect_end(&reconnect);

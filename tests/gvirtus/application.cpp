@@ -558,6 +558,7 @@ int main(int argc, char **argv)
         {"sets-after-a-loss", sets_after_a_loss},
         {"configurations", configurations},
         {"memory-that-ends", memory_that_ends},
+        {"memory-that-may-not-be-touched", memory_that_may_not_be_touched},
         {"short-copies", short_copies},
         {"background", [] { return background(false); }},
         {"background-registered", [] { return background(true); }},

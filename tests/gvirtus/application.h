@@ -95,6 +95,7 @@ bool sets_in_streams();
 bool sets_after_a_loss();
 bool configurations();
 bool memory_that_ends();
+bool memory_that_may_not_be_touched();
 
 // application_extra.cpp
 

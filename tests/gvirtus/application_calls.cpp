@@ -195,6 +195,27 @@ bool configurations()
     return pop(&size, &size, &shared, &stream) == 52 && cudaGetLastError() == 52;
 }
 
+// Memory half of which may not be touched, in threads that have connections of their own.
+bool memory_that_may_not_be_touched()
+{
+    constexpr std::size_t n = 2u << 20;
+    char *device = device_memory();
+    void *memory = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(device && memory != MAP_FAILED);
+    REQUIRE(mprotect(static_cast<char *>(memory) + n / 2, n / 2, PROT_NONE) == 0);
+    for (int kind : {static_cast<int>(H2D), static_cast<int>(D2H)}) {
+        void *to = kind == H2D ? device : memory, *from = kind == H2D ? memory : device;
+        int first = 0, rc = 0;
+        std::thread([&] {
+            first = cudaDeviceSynchronize();
+            rc = cudaMemcpy(to, from, n, kind);
+        }).join();
+        REQUIRE(first == 0 && rc != 0);
+    }
+    std::vector<char> host(n);
+    return round_trip(device, host.data(), n, 5) && munmap(memory, n) == 0;
+}
+
 // More bytes than either side has, and host memory that ends within a copy. CUDA refuses the first,
 // and ends the program or refuses the second.
 bool memory_that_ends()

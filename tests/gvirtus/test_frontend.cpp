@@ -171,6 +171,17 @@ bool functions_lost(const char *test)
     return true;
 }
 
+// What fails in this process is no broken connection: it would fail over the next one, too.
+bool memory_that_may_not_be_touched()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "memory-that-may-not-be-touched");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "the session goes on") == 0);
+    REQUIRE(lines_with(app.said(), "the session cannot go on: a copy") > 0);
+    return lines_with(app.said(), "ibx: warn:") == 2; // one for each
+}
+
 // Where the back end may not pin enough memory.
 bool copies_in_graphs_by_calls()
 {
@@ -490,6 +501,7 @@ void check_what_the_provider_changes()
     check("memory that is registered", [] { return run("host-register", true); });
     check("and is gone without a word", [] { return run("stale-registration", true); });
     if (provider == "tcp") { // whose connections can be broken by their socket
+        check("memory that may not be touched", memory_that_may_not_be_touched);
         check("functions that are lost", [] { return functions_lost("host-functions-lost"); });
         check("graphs that are lost", [] { return functions_lost("graphs-lost"); });
         check("memory set in streams after a connection was lost", sets_after_a_loss);

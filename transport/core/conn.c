@@ -237,6 +237,11 @@ const char *ibx_conn_reason(const struct ibx_conn *conn)
     return conn->lost_reason;
 }
 
+int ibx_conn_status(const struct ibx_conn *conn)
+{
+    return conn->lost_status;
+}
+
 /* ------------------------------------------------------------------- the end */
 
 /* May be called from inside a provider's progress: only takes note. drain() acts. */
