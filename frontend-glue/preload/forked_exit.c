@@ -10,8 +10,8 @@
  *   earlier. C++'s streams write what they hold when the last library is done with them; since
  *   log4cplus never is, the handler does that for it.
  *
- * The same where other threads may be in calls of CUDA's, which natively go on until the process
- * ends. GVirtuS's own destructors, which free what such calls use, are none then either. The
+ * The same where other threads may be in calls of CUDA's: these go on until the process ends.
+ * GVirtuS's own destructors, which free what such calls use, are none then either. The
  * handler closes the connections that no thread is using.
  */
 #include "frontend-glue/preload/internal.h"
