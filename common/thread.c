@@ -13,6 +13,7 @@
 #define PROMPT_NICE     (-10)                 /* added to the present one */
 #define YIELD_NICE      5                     /* the same */
 #define PROMPT_SLICE    (100 * IBX_NS_PER_US) /* the kernel's minimum */
+#define WAIT_MS         3000
 
 /* struct sched_attr of the kernel; glibc 2.36 has no header with it. */
 struct attributes {
@@ -64,6 +65,12 @@ unsigned ibx_thread_processors(void)
 bool ibx_thread_may_spin(void)
 {
     return ibx_thread_processors() >= SPIN_PROCESSORS;
+}
+
+void ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock)
+{
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(WAIT_MS));
+    pthread_cond_clockwait(condition, lock, CLOCK_MONOTONIC, &until);
 }
 
 int ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns, uint64_t busy_until_ns)

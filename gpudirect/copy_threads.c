@@ -122,7 +122,7 @@ static void *work(void *argument)
             run_one(t);
         } else if (!t->spin_ns || !spin(t, number)) {
             ++*sleeping;
-            pthread_cond_wait(usual ? &t->posted : &t->posted_wide, &t->lock);
+            ibx_thread_wait(usual ? &t->posted : &t->posted_wide, &t->lock);
             --*sleeping;
         }
     }
@@ -282,7 +282,7 @@ static void await_end(struct ibx_copy_threads *t)
         ibx_cpu_relax();
     pthread_mutex_lock(&t->lock);
     while (t->ends == seen)
-        pthread_cond_wait(&t->over, &t->lock);
+        ibx_thread_wait(&t->over, &t->lock);
 }
 
 int ibx_copy_threads_take(struct ibx_copy_threads *t, bool wait, uint32_t *slots)
@@ -340,6 +340,6 @@ void ibx_copy_threads_stop(struct ibx_copy_threads *t)
     set_waiting(t, 0);
     t->taking_part = t->usual;
     while (t->running)
-        pthread_cond_wait(&t->over, &t->lock);
+        ibx_thread_wait(&t->over, &t->lock);
     pthread_mutex_unlock(&t->lock);
 }

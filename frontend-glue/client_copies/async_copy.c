@@ -187,7 +187,7 @@ static void *help(void *argument)
     pthread_cond_broadcast(&async.changed);
     while (good) {
         if (!helper->first) {
-            pthread_cond_wait(&async.changed, &async.lock);
+            ibx_thread_wait(&async.changed, &async.lock);
             continue;
         }
         const struct job *job = helper->first;
@@ -234,7 +234,7 @@ static bool helper_begin(struct helper *helper, const struct ibx_session *sessio
     if (!good)
         ibx_state_move(&helper->state, HELPER_NONE);
     while (helper->state.now == HELPER_STARTING)
-        pthread_cond_wait(&async.changed, &async.lock);
+        ibx_thread_wait(&async.changed, &async.lock);
     return helper->state.now == HELPER_READY;
 }
 
@@ -287,7 +287,7 @@ bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_fr
     struct helper *helper = NULL;
     do { /* during the wait the stream's copies may go to another helper or end */
         if (helper)
-            pthread_cond_wait(&async.changed, &async.lock);
+            ibx_thread_wait(&async.changed, &async.lock);
         helper = pick(session, copy->stream, job->device);
     } while (helper && helper->count >= JOBS);
     if (helper) {
@@ -335,7 +335,7 @@ void ibx_async_copy_wait(uint64_t stream)
     pthread_mutex_lock(&async.lock);
     const uint64_t end = async.jobs; /* later copies are not waited for */
     while (helper_of_stream(stream, end))
-        pthread_cond_wait(&async.changed, &async.lock);
+        ibx_thread_wait(&async.changed, &async.lock);
     pthread_mutex_unlock(&async.lock);
     ibx_thread_release_cancel(cancel);
 }
@@ -360,7 +360,7 @@ void ibx_async_copy_wait_memory(const void *address, size_t n)
     const int cancel = ibx_thread_hold_cancel();
     pthread_mutex_lock(&async.lock);
     while (is_touched(address, n))
-        pthread_cond_wait(&async.changed, &async.lock);
+        ibx_thread_wait(&async.changed, &async.lock);
     pthread_mutex_unlock(&async.lock);
     ibx_thread_release_cancel(cancel);
 }

@@ -21,6 +21,7 @@
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 
 #include <pthread.h>
 #include <search.h>
@@ -58,7 +59,7 @@ static void wait_for_graphs(int (*wait)(void))
     waiting++;
     do {
         while (launching) /* no wait sees a graph that is not in its stream yet */
-            pthread_cond_wait(&changed, &lock);
+            ibx_thread_wait(&changed, &lock);
         before = launches;
         pthread_mutex_unlock(&lock);
         rc = wait();
@@ -66,7 +67,7 @@ static void wait_for_graphs(int (*wait)(void))
         held_ms = launches == before ? HELD_MS : held_ms < HELD_MOST_MS ? 2 * held_ms : held_ms;
     } while (launches != before && !rc && !ibx_copies_captures()); /* these it would end */
     while (launching)
-        pthread_cond_wait(&changed, &lock);
+        ibx_thread_wait(&changed, &lock);
     waiting--;
     if (rc && forget)
         forget(); /* it is no error of the client's */
@@ -226,7 +227,7 @@ void ibx_frees_exec(struct copies *x, const void *exec)
     if (last)
         tdelete(last, &last_launches, compare);
     while (last && last->users)
-        pthread_cond_wait(&changed, &lock);
+        ibx_thread_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
     if (last && ibx_copies_have_cuda(x)) {
         const int mode = ibx_cuda_capture_relax(x->cuda);
@@ -292,7 +293,7 @@ int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream),
     pthread_mutex_lock(&lock);
     hold();
     while (inside)
-        pthread_cond_wait(&changed, &lock);
+        ibx_thread_wait(&changed, &lock);
     launches++;
     launching++;
     pthread_mutex_unlock(&lock);

@@ -119,8 +119,10 @@ static int wait_for_change(uint64_t polls_ns, const struct timespec *until)
         if (atomic_load(&changes) != before)
             return 0;
     }
-    return until ? pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, until)
-                 : pthread_cond_wait(&changed, &lock);
+    if (until)
+        return pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, until);
+    ibx_thread_wait(&changed, &lock);
+    return 0;
 }
 
 static int compare(const void *a, const void *b)

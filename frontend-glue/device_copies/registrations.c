@@ -12,6 +12,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 #include "frontend-glue/session/calls.h"
 
 #include <pthread.h>
@@ -53,7 +54,7 @@ static bool wait_for_others(bool changes)
     while (changing || (changes && looking && ibx_now_ns() < deadline)) {
         const bool was = changing;
         if (was)
-            pthread_cond_wait(&changed, &lock);
+            ibx_thread_wait(&changed, &lock);
         else
             sleep_until(deadline);
         if (was)

@@ -122,7 +122,7 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
     const uint64_t enough = server.answers + 2;
     const int cancel = ibx_thread_hold_cancel();
     while (f && server.state == SERVER_SERVES && server.answers < enough)
-        pthread_cond_wait(&changed, &lock);
+        ibx_thread_wait(&changed, &lock);
     ibx_thread_release_cancel(cancel);
     const bool lost = f && server.state == SERVER_REFUSED;
     pthread_mutex_unlock(&lock);
@@ -260,7 +260,7 @@ static void call(const struct function *f, struct called *called)
     calls = false;
     pthread_mutex_lock(&lock);
     while (server.state == SERVER_LEFT) /* GVirtuS's front end may be gone */
-        pthread_cond_wait(&changed, &lock);
+        ibx_thread_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
 }
 
@@ -280,7 +280,7 @@ static bool wait_for_more(bool polls)
         poll_for_more();
     pthread_mutex_lock(&lock);
     while (!server.functions && server.state == SERVER_SERVES)
-        pthread_cond_wait(&changed, &lock);
+        ibx_thread_wait(&changed, &lock);
     const bool more = server.state == SERVER_SERVES;
     pthread_mutex_unlock(&lock);
     return more;
@@ -390,7 +390,7 @@ static bool begin(void)
     }
     const int cancel = ibx_thread_hold_cancel();
     while (server.state == SERVER_BEGINS)
-        pthread_cond_wait(&changed, &lock);
+        ibx_thread_wait(&changed, &lock);
     ibx_thread_release_cancel(cancel);
     return server.state == SERVER_SERVES;
 }

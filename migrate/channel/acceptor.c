@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -318,7 +319,7 @@ void ibx_acceptor_close(struct ibx_acceptor *acceptor)
     ibx_accept_thread_end(acceptor->accepts);
     pthread_mutex_lock(&acceptor->lock);
     while (acceptor->threads)
-        pthread_cond_wait(&acceptor->fewer, &acceptor->lock);
+        ibx_thread_wait(&acceptor->fewer, &acceptor->lock);
     pthread_mutex_unlock(&acceptor->lock);
     while (ibx_acceptor_take(acceptor, &request)) {
         ibx_close(request.conn);

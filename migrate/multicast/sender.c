@@ -237,7 +237,7 @@ static void wait_for_members(struct ibx_multicast_sender *s, bool waiting)
 {
     struct timespec until;
     if (!waiting) {
-        pthread_cond_wait(&s->changed, &s->lock);
+        ibx_thread_wait(&s->changed, &s->lock);
         return;
     }
     const uint64_t at = ibx_deadline_in_ms(AGAIN_MS);

@@ -271,7 +271,7 @@ static void *link_main(void *arg)
     /* The thread lives until close, so that its CPU time can be read. */
     pthread_mutex_lock(&server->lock);
     while (server->state != SERVER_CLOSING)
-        pthread_cond_wait(&server->closes, &server->lock);
+        ibx_thread_wait(&server->closes, &server->lock);
     pthread_mutex_unlock(&server->lock);
     return NULL;
 }

@@ -220,7 +220,7 @@ static int tag_shared(struct verifier_thread *t, uint64_t first, unsigned count,
     pthread_cond_broadcast(&v->more);
     shared_work(t, s);
     while (s->at_work)
-        pthread_cond_wait(&v->shared_done, &v->lock);
+        ibx_thread_wait(&v->shared_done, &v->lock);
     s->received = NULL;
     pthread_mutex_unlock(&v->lock);
     if (s->failure.code && err)
@@ -400,7 +400,7 @@ static void *verifier_main(void *argument)
         else if (v->ahead < ibx_digest_ranges(v->map->pages))
             foresee_next(t);
         else
-            pthread_cond_wait(&v->more, &v->lock);
+            ibx_thread_wait(&v->more, &v->lock);
     }
     pthread_mutex_unlock(&v->lock);
     return NULL;

@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -110,7 +111,7 @@ static void *run(void *arg)
     pthread_mutex_lock(&p->lock);
     for (;;) {
         while (!p->count && !p->end)
-            pthread_cond_wait(&p->more, &p->lock);
+            ibx_thread_wait(&p->more, &p->lock);
         if (!p->count)
             break;
         p->now = p->queue[p->first];

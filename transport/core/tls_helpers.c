@@ -43,7 +43,7 @@ static void *help(void *argument)
     pthread_mutex_lock(&pool.lock);
     for (;;) {
         while (!pool.stopping && (!pool.batch || pool.number == seen))
-            pthread_cond_wait(&pool.wake, &pool.lock);
+            ibx_thread_wait(&pool.wake, &pool.lock);
         if (pool.stopping)
             break;
         seen = pool.number;
@@ -143,7 +143,7 @@ void ibx_tls_helpers_end(void)
     pthread_mutex_lock(&pool.lock);
     pool.batch = NULL;
     while (pool.active)
-        pthread_cond_wait(&pool.idle, &pool.lock);
+        ibx_thread_wait(&pool.idle, &pool.lock);
     pool.taken = false;
     pthread_mutex_unlock(&pool.lock);
 }

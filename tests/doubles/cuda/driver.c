@@ -48,12 +48,20 @@ void end_alone(void)
     pthread_cond_broadcast(&changed);
 }
 
+void wait_for_change(void)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec++;
+    pthread_cond_clockwait(&changed, &mutex, CLOCK_MONOTONIC, &until);
+}
+
 int enter(const char *function)
 {
     int code = 0;
     pthread_mutex_lock(&mutex);
     while (alone)
-        pthread_cond_wait(&changed, &mutex);
+        wait_for_change();
     if (fails(function, &code) || sticky() || !current) {
         code = code ? code : sticky() ? sticky() : INVALID_CONTEXT;
         pthread_mutex_unlock(&mutex);

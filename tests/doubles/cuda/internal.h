@@ -48,6 +48,8 @@ struct context {
 
 extern pthread_mutex_t mutex;
 extern pthread_cond_t changed; /* anything under the lock */
+/* Locked. For a second at most: glibc before 2.41 loses a wake now and then (its bug 25847). */
+void wait_for_change(void);
 extern struct allocation allocations[ALLOCATIONS];
 extern __thread struct context *current;
 extern int sticky_error, sticky_device; /* of which device; -1: of all */

@@ -86,7 +86,7 @@ static void *work(void *argument)
         if (!job && !stream->used)
             break;
         if (!job || !runnable(stream, job)) {
-            pthread_cond_wait(&changed, &mutex);
+            wait_for_change();
             continue;
         }
         int code;
@@ -188,7 +188,7 @@ struct job *job_new(void)
 void wait_for(const struct stream *stream, unsigned job)
 {
     while ((int)(stream->done - job) < 0)
-        pthread_cond_wait(&changed, &mutex);
+        wait_for_change();
 }
 
 void note_beside_functions(void)

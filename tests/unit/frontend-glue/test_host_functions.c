@@ -38,12 +38,11 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *at)
     return 0;
 }
 
-int __real_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
-int __wrap_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
-int __wrap_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
+void __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
+void __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
 {
     sleeps += !pthread_equal(pthread_self(), application);
-    return __real_pthread_cond_wait(condition, mutex);
+    pthread_cond_wait(condition, mutex);
 }
 
 bool __wrap_ibx_thread_may_spin(void);
@@ -103,7 +102,7 @@ bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *cod
     if (!back_end.over)
         back_end.over = over;
     while (waits && !back_end.number)
-        __real_pthread_cond_wait(&back_end.more, &back_end.lock);
+        pthread_cond_wait(&back_end.more, &back_end.lock);
     uint64_t *next = back_end.number && back_end.before ? &back_end.before : &back_end.number;
     ibx_put_u64(&w, *next);
     ibx_put_u32(&w, 0);
