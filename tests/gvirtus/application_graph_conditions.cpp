@@ -4,6 +4,7 @@
 #include "tests/gvirtus/graph_calls.h"
 
 #include <cstddef>
+#include <thread>
 
 using namespace graph_calls;
 
@@ -121,6 +122,13 @@ bool while_captured(char *device, void *stream)
     REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
     REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && status == 1);
     REQUIRE(graph && count == 0); // nothing is in it yet
+    int asked = 0;                // by a thread that would end the capture by that
+    std::thread([&] {
+        void *other = nullptr;
+        int is = 9;
+        asked = capture_info(stream, &is, &other, nullptr, nullptr);
+    }).join();
+    REQUIRE(asked == 801);
     REQUIRE(cudaMemsetAsync(device, 'a', 20, stream) == 0);
     REQUIRE(capture_info(stream, &status, nullptr, nullptr, nullptr) == 0 && status == 1);
     REQUIRE(capture_info(stream, &status, &again, &last, &count) == 0 && again == graph);
