@@ -45,7 +45,7 @@ struct opening {
     size_t length, got;
     bool listed, asked;
     uint32_t regions;
-    uint64_t until_ns;
+    uint64_t until_ns, timeout_ns;
 };
 
 static int take_manifest(struct opening *o, const struct ibx_snapshot_any *m, struct ibx_error *err)
@@ -182,7 +182,14 @@ static int take(struct opening *o, const struct ibx_event *event, struct ibx_err
                          (int)message.type);
 }
 
-/* What comes puts the end off, so that a slow link is none, and messages without end are. */
+/* What comes puts the end off, so that a slow link is none, and messages without end are; but not
+ * for long, so that one that stalls is soon known. */
+static void put_off(struct opening *o, size_t length)
+{
+    const uint64_t more = IBX_SNAPSHOT_SLOW_NS(length), most = ibx_now_ns() + o->timeout_ns + more;
+    o->until_ns = o->until_ns + more < most ? o->until_ns + more : most;
+}
+
 static int take_messages(struct opening *o, struct ibx_error *err)
 {
     int rc = 0;
@@ -194,7 +201,7 @@ static int take_messages(struct opening *o, struct ibx_error *err)
                                  ibx_conn_reason(o->conn));
         if (n && event.type == IBX_EVENT_MESSAGE) {
             rc = take(o, &event, err);
-            o->until_ns += IBX_SNAPSHOT_SLOW_NS(event.length);
+            put_off(o, event.length);
             ibx_message_release(o->conn, &event);
         } else if (!n) {
             ibx_wait(o->conn, 100);
@@ -242,6 +249,7 @@ static int open_link(struct ibx_snapshot_reader *reader, const char *uri,
     if (rc)
         return rc;
     ibx_receive_ahead(o.conn);
+    o.timeout_ns = options->timeout_ms * IBX_NS_PER_MS;
     o.until_ns = ibx_deadline_in_ms(options->timeout_ms);
     rc = ibx_snapshot_send(o.conn, &open, o.until_ns, err);
     if (!rc)

@@ -183,16 +183,19 @@ static void test_servers(void **state)
     refused((const struct step[]){m, end}, 1, -ETIMEDOUT, "in time");
 }
 
-#define LONG (1u << 20)
+#define LONG (2u << 20) /* 32 s at 64 KiB a second */
 
-/* An honest server over a slow link: half of a long manifest comes, and the rest behind the time in
- * which something must come. */
+static bool stalls;
+
+/* An honest server over a slow link: a long manifest comes little by little, in twice the time in
+ * which something must come; or most of it comes at once, and the rest never (`stalls`). */
 static void *describe_slowly(void *argument)
 {
     static char text[LONG];
     uint8_t bytes[IBX_MIGRATE_MESSAGE];
     struct ibx_listener *listener = argument;
     struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_MANIFEST, .length = sizeof(text)};
+    struct ibx_event open;
     struct ibx_conn *conn;
     const size_t end = sizeof(manifest) - 2; /* without the last bracket */
     memset(text, ' ', sizeof(text));
@@ -200,28 +203,33 @@ static void *describe_slowly(void *argument)
     text[sizeof(text) - 1] = '}';
     if (ibx_accept_wait(listener, (int)patience, &conn, NULL))
         return NULL;
-    const uint64_t late = ibx_deadline_in_ms(options().timeout_ms + 200);
     const size_t piece = sizeof(bytes) / 2;
     int rc = ibx_establish(conn, NULL);
+    while (!rc && !(rc = ibx_poll(conn, &open, 1)))
+        ibx_wait(conn, 100);
+    rc = rc == 1 && open.type == IBX_EVENT_MESSAGE ? 0 : -EPROTO;
+    if (!rc)
+        ibx_message_release(conn, &open);
     for (size_t at = 0; !rc && at < sizeof(text); at += piece) {
-        if (at >= sizeof(text) / 2)
-            linger_until(conn, late);
+        if (at / piece % 4 == 3 && !stalls)
+            linger_until(conn, ibx_deadline_in_ms(options().timeout_ms / 8));
+        if (stalls && at + piece >= sizeof(text))
+            break;
         m.offset = (uint32_t)at;
         m.bytes.bytes = (const uint8_t *)text + at;
         m.bytes.length = sizeof(text) - at < piece ? sizeof(text) - at : piece;
         rc = ibx_snapshot_send(conn, &m, ibx_deadline_in_ms(patience), NULL);
     }
     const struct step rest[] = {{map, make_map()}, {list, list_length}, {region, region_length}};
-    for (size_t i = 0; !rc && i < 3; i++)
+    for (size_t i = 0; !rc && i < 3 && !stalls; i++)
         put(conn, rest[i].bytes, rest[i].length);
-    linger(conn);
+    linger_until(conn, ibx_deadline_in_ms(3 * patience));
     ibx_close(conn);
     return NULL;
 }
 
-static void test_a_slow_link(void **state)
+static int read_slowly(void)
 {
-    (void)state;
     const struct ibx_options o = options();
     struct ibx_snapshot_reader *reader = NULL;
     struct ibx_listener *listener;
@@ -232,9 +240,28 @@ static void test_a_slow_link(void **state)
     const int rc = ibx_snapshot_reader_open(ibx_listener_uri(listener), &o, 1, &reader, &error);
     pthread_join(thread, NULL);
     ibx_listener_close(listener);
+    return rc;
+}
+
+static void test_a_slow_link(void **state)
+{
+    (void)state;
+    const int rc = read_slowly();
     /* All of its description was taken: a part of what it describes is missing. */
     if (rc != -EPROTO || !strstr(error.message, "does not expose it"))
         fail_msg("%d %s", rc, error.message);
+}
+
+/* What has come quickly is no reason to wait long for the rest: another server may have it. */
+static void test_a_server_that_stalls(void **state)
+{
+    (void)state;
+    const uint64_t began = ibx_now_ns();
+    stalls = true;
+    const int rc = read_slowly();
+    stalls = false;
+    assert_int_equal(rc, -ETIMEDOUT);
+    assert_true(ibx_now_ns() - began < 30000 * IBX_NS_PER_MS);
 }
 
 /* Of a snapshot with hashes: their index has 16 bytes here, and none of it is right. */
@@ -283,6 +310,7 @@ static struct ibx_snapshot_manifest own;
 static struct ibx_page_map own_map;
 static uint8_t *memory;
 static void *blocks[2];
+static bool vast; /* a VM of 1 TiB, of which every other page holds data; nobody gets its pages */
 
 static char keys[] = "/tmp/ibx-snapshot-keys-XXXXXX";
 
@@ -297,8 +325,11 @@ static struct ibx_options with_key(const char *key)
 static void open_server_like(struct ibx_options o, unsigned most, bool touched)
 {
     assert_int_equal(ibx_snapshot_manifest_read(manifest, sizeof(manifest) - 1, &own, NULL), 0);
+    own.ram[0].size = vast ? 1ull << 40 : own.ram[0].size;
     assert_int_equal(ibx_snapshot_map_init(&own, &own_map, NULL), 0);
     ibx_page_map_set(&own_map, 0, own_map.pages);
+    if (vast)
+        memset(own_map.bits, 0x55, own_map.pages / 8);
     memory = aligned_alloc(IBX_SNAPSHOT_PAGE, RAM + IBX_SNAPSHOT_PAGE);
     memset(memory, 0x5a, RAM + IBX_SNAPSHOT_PAGE);
     blocks[0] = memory;
@@ -395,12 +426,9 @@ static void test_a_reader_that_stands_still(void **state)
     struct ibx_options patient = options();
     struct ibx_event event = {.type = IBX_EVENT_CLOSED};
     patient.timeout_ms = 600000;
+    vast = true;
     open_server_like(patient, 0, true);
-    /* Of a VM of 1 TiB, of which every other page holds data. */
-    own.ram[0].size = 1ull << 40;
-    ibx_page_map_fini(&own_map);
-    assert_int_equal(ibx_snapshot_map_init(&own, &own_map, NULL), 0);
-    memset(own_map.bits, 0x55, own_map.pages / 8);
+    vast = false;
     struct ibx_conn *conn = connect_raw(IBX_SNAPSHOT_PURPOSE);
     assert_non_null(conn);
     put(conn, open_it, sizeof(open_it) - 1);
@@ -543,6 +571,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {cmocka_unit_test(test_servers),
                                               cmocka_unit_test(test_an_index_that_lies),
                                               cmocka_unit_test(test_a_slow_link),
+                                              cmocka_unit_test(test_a_server_that_stalls),
                                               cmocka_unit_test(test_readers),
                                               cmocka_unit_test(test_a_reader_that_stands_still),
                                               cmocka_unit_test(test_who_asks),
