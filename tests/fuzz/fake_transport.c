@@ -155,6 +155,11 @@ const char *ibx_conn_reason(const struct ibx_conn *conn)
     return conn->closed ? "the input is over" : "";
 }
 
+int ibx_conn_status(const struct ibx_conn *conn)
+{
+    return conn->closed ? -ECONNRESET : 0;
+}
+
 /* A region is where its memory is, and nothing else. */
 struct ibx_mr {
     struct ibx_span span;
