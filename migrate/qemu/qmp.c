@@ -5,14 +5,11 @@
 #include "common/thread.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define QMP_LINE_MAX  (8u * 1024 * 1024) /* bytes of one answer or event */
@@ -22,11 +19,9 @@
 #define DESC_MAX      400                /* bytes of a QEMU message in an error */
 #define CAPABILITIES  "qmp_capabilities"
 #define READS_AHEAD   "oob"
-#define RETRY_MS      5
 #define CHANGES       "suppress-vmdesc" /* a property of the machine that is set */
 #define REMEMBERED_MS 1000              /* an answer, at most */
 #define FIRST_ID_MAX  (1ull << 52)      /* QEMU, or the library, may take numbers for real ones */
-#define ADDRESS_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
 
 /* A question that was sent before it is asked. */
 struct ahead {
@@ -604,86 +599,6 @@ int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ib
     }
     *qmp = new;
     return 0;
-}
-
-bool ibx_qmp_reachable(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return *path && strlen(path) < PATH_MAX &&
-           (strlen(path) < ADDRESS_BYTES || (slash && strlen(slash + 1) <= IBX_QMP_NAME_MAX));
-}
-
-/* The name of a socket, or a name for it that fits: QEMU may have been given a short one in a deep
- * folder. The folder is open until it is closed; -1: none is needed. */
-static int address_of(const char *path, struct sockaddr_un *to, int *folder, struct ibx_error *err)
-{
-    char place[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-    if (!ibx_qmp_reachable(path))
-        return ibx_error_set(err, -ENAMETOOLONG,
-                             "the path of the QMP socket \"%.128s\" must have 1 to %zu bytes, or "
-                             "its name in a folder 1 to %u",
-                             path, ADDRESS_BYTES - 1, IBX_QMP_NAME_MAX);
-    if (strlen(path) < ADDRESS_BYTES) {
-        memcpy(to->sun_path, path, strlen(path));
-        return 0;
-    }
-    snprintf(place, sizeof(place), "%.*s", (int)(slash + 1 - path), path);
-    *folder = open(place, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (*folder < 0)
-        return ibx_error_set(err, -errno, "cannot open the folder of the QMP socket %s: %s", path,
-                             strerror(errno));
-    snprintf(to->sun_path, sizeof(to->sun_path), "/proc/self/fd/%d/%s", *folder, slash + 1);
-    return 0;
-}
-
-static int connect_to(const char *path, const struct sockaddr_un *to, uint64_t deadline_ns,
-                      struct ibx_error *err)
-{
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return ibx_error_set(err, -errno, "cannot make a socket: %s", strerror(errno));
-    /* EAGAIN: the listener's backlog is full, and poll does not tell when that ends. */
-    while (connect(fd, (const struct sockaddr *)to, sizeof(*to))) {
-        int code = errno;
-        if ((code == EAGAIN || code == EINTR) && ibx_now_ns() < deadline_ns) {
-            poll(NULL, 0, RETRY_MS);
-            continue;
-        }
-        close(fd);
-        if (code == EAGAIN)
-            return ibx_error_set(err, -ETIMEDOUT,
-                                 "the QMP socket %s takes no more clients: other tools hold it, "
-                                 "give this one a -qmp socket of its own",
-                                 path);
-        if (code == EACCES)
-            return ibx_error_set(err, -code,
-                                 "cannot connect to the QMP socket %s: %s; run this tool as root "
-                                 "or as QEMU's user",
-                                 path, strerror(code));
-        return ibx_error_set(err, -code,
-                             "cannot connect to the QMP socket %s: %s; start QEMU with -qmp "
-                             "unix:%s,server=on,wait=off",
-                             path, strerror(code), path);
-    }
-    return fd;
-}
-
-int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
-                    struct ibx_error *err)
-{
-    struct sockaddr_un to = {.sun_family = AF_UNIX};
-    int folder = -1;
-    int rc = address_of(path, &to, &folder, err);
-    if (rc)
-        return rc;
-    int fd = connect_to(path, &to, deadline_ns, err);
-    if (folder >= 0)
-        close(folder);
-    if (fd < 0)
-        return fd;
-    rc = ibx_qmp_attach(fd, deadline_ns, qmp, err);
-    return rc ? ibx_error_prefix(err, rc, "%s", path) : 0;
 }
 
 void ibx_qmp_close(struct ibx_qmp *qmp)

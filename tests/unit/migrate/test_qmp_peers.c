@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The QMP client and peers that are none, flood it, stand still, or cannot be reached. */
+#include "tests/scenes/qmp_peer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define EVENT "{\"event\": \"RTC_CHANGE\"}\n"
+
+#define FLOOD 1024u  /* bytes of one: a call ends behind so many bytes, or its deadline */
+static bool flooded; /* there is always something to read, whoever sends faster than it is read */
+
+ssize_t __real_recv(int fd, void *buffer, size_t size, int flags);
+ssize_t __wrap_recv(int fd, void *buffer, size_t size, int flags);
+
+ssize_t __wrap_recv(int fd, void *buffer, size_t size, int flags)
+{
+    if (!flooded || size < FLOOD)
+        return __real_recv(fd, buffer, size, flags);
+    memset(buffer, ' ', FLOOD);
+    memcpy((char *)buffer + FLOOD - strlen(EVENT), EVENT, strlen(EVENT));
+    return FLOOD;
+}
+
+/* The call ends all the same. */
+static void test_flood_without_an_answer(NO_STATE)
+{
+    attached(SCRIPT({"query-status", EVENT, 0}, {"query-status", NULL, 0}));
+    flooded = true;
+    says(run("query-status", NULL, SHORT), -ETIMEDOUT, "did not answer query-status in time");
+    says(run("query-status", NULL, SHORT), -ETIMEDOUT, "did not answer query-status in time");
+    flooded = false;
+    done();
+}
+
+static void test_flood_without_a_greeting(NO_STATE)
+{
+    const struct step steps[] = {{NULL, EVENT, 0}, {0}};
+    flooded = true;
+    says(attach(steps, SHORT), -ETIMEDOUT, "no greeting came");
+    flooded = false;
+    done();
+}
+
+static void refuses(const struct step *steps, int code, const char *words)
+{
+    says(attach(steps, GENEROUS), code, words);
+    assert_null(qmp);
+    done();
+}
+
+static void test_bad_greetings(NO_STATE)
+{
+    refuses((const struct step[]){{NULL, "SSH-2.0-OpenSSH\r\n", 0}, {0}}, -EPROTO, "not a JSON");
+    refuses((const struct step[]){{NULL, "{\"hello\": 1}\n", 0}, {0}}, -EPROTO, "no QEMU version");
+    refuses((const struct step[]){{NULL, "[1]\n", 0}, {0}}, -EPROTO, "not a JSON object");
+    refuses((const struct step[]){{0}}, -ECONNRESET, "closed its QMP socket");
+    refuses((const struct step[]){{NULL, GREETING, 0}, {0}}, -ECONNRESET, "closed its QMP socket");
+}
+
+static void test_silent_monitor(NO_STATE)
+{
+    int pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    memset(&error, 0, sizeof(error));
+    says(ibx_qmp_attach(pair[0], ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT,
+         "one client at a time");
+    close(pair[1]);
+}
+
+static void test_endless_line(NO_STATE)
+{
+    char *much = malloc(65537);
+    memset(much, '[', 65536);
+    much[65536] = '\0';
+    refuses((const struct step[]){{NULL, GREETING, 0}, {NULL, much, 200}, {0}}, -EMSGSIZE,
+            "longer than 8 MiB");
+    free(much);
+}
+
+/* QEMU answers the next client what an earlier one has asked: in whatever state this one is until
+ * its first answer, which is behind it. */
+static void test_answers_to_an_earlier_client(NO_STATE)
+{
+#define FOREIGN "{\"return\": {}, \"id\" : 3}\r\n"
+    const struct step steps[] = {
+        {NULL, FOREIGN, 0},
+        {NULL, GREETING, 0},
+        {"qmp_capabilities",
+         FOREIGN "{\"return\": {}, \"id\" : 1}\r\n{\"return\": {}, \"id\" : \"other\"}\r\n"
+                 "{\"error\": {\"desc\": \"no\"}}\r\n" READY(1),
+         0},
+        {"query-status", "{\"return\": 5, \"id\": 2}\n", 0},
+        {"query-jobs", FOREIGN, 0},
+        {0}};
+    json_t *result;
+    attached(steps);
+    assert_int_equal(run("query-status", &result, GENEROUS), 0);
+    assert_int_equal(json_integer_value(result), 5);
+    json_decref(result);
+    says(run("query-jobs", NULL, GENEROUS), -EPROTO, "was not asked");
+    done();
+}
+
+/* Two clients of one QEMU do not use the same ids. */
+static void test_ids_of_two_clients(NO_STATE)
+{
+    const struct step steps[] = {GREETED, {0}};
+    attached(steps);
+    done();
+    const json_int_t first = peer.before;
+    attached(steps);
+    done();
+    assert_true(first > 0 && peer.before > 0 && first != peer.before);
+    assert_true(first < (1ll << 53) && peer.before < (1ll << 53));
+}
+
+/* QEMU greets twice who comes while it begins, and wants to negotiate after that. */
+static void test_greeted_twice(NO_STATE)
+{
+    static const char again[] = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": "
+                                "\"Capabilities negotiation is already complete\"}, \"id\": 2}\n";
+    attached((const struct step[]){{NULL, GREETING GREETING, 0},
+                                   {"qmp_capabilities", READY(1), 0},
+                                   {"query-status", "{\"return\": 5, \"id\": 2}\n", 0},
+                                   {0}});
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    done();
+    for (unsigned i = 0; i < 2; i++) {
+        attached((const struct step[]){{NULL, GREETING, 0},
+                                       {"qmp_capabilities", GREETING READY(1), 0},
+                                       {"qmp_capabilities", i ? again : READY(2), 0},
+                                       {"query-status", "{\"return\": 5, \"id\": 3}\n", 0},
+                                       {0}});
+        assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+        done();
+    }
+}
+
+/* A peer that answers a command twice, or after a later one, is trusted in nothing any more. */
+static void test_answered_twice(NO_STATE)
+{
+    attached(SCRIPT({"status", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 2}\n", 0}));
+    json_t *result = NULL;
+    assert_int_equal(run("status", &result, GENEROUS), 0);
+    assert_int_equal(json_integer_value(result), 1);
+    json_decref(result);
+    says(run("status", NULL, GENEROUS), -EPROTO, "was not asked");
+    done();
+    attached(SCRIPT({"one", NULL, 0},
+                    {"two", "{\"return\": 2, \"id\": 3}\n{\"return\": 1, \"id\": 2}\n", 0}));
+    says(run("one", NULL, 0), -ETIMEDOUT, "did not answer one in time");
+    assert_int_equal(run("two", NULL, GENEROUS), 0);
+    says(run("three", NULL, GENEROUS), -EPROTO, "was not asked");
+    done();
+}
+
+static void test_death_is_remembered(NO_STATE)
+{
+    attached(SCRIPT({"quit", READY(2) "{\"event\": \"SHUTDOWN\"}\n", 0}));
+    assert_int_equal(run("quit", NULL, GENEROUS), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        says(run("query-status", NULL, GENEROUS), -ECONNRESET, "closed");
+        says(ibx_qmp_pump(qmp, &error), -ECONNRESET, "closed");
+    }
+    assert_true(ibx_qmp_has_events(qmp)); /* what came before it is not lost */
+    done();
+}
+
+/* Commands fill the socket, and the one that no longer fits fails at its deadline. */
+static void test_peer_that_does_not_read(NO_STATE)
+{
+    const struct step steps[] = {{NULL, GREETING, 0}, {"qmp_capabilities", READY(1), 0}, {0}};
+    deaf = true;
+    attached(steps);
+    deaf = false;
+    char *much = calloc(1, 100001);
+    memset(much, 'x', 100000);
+    int rc;
+    do
+        rc = ibx_qmp_execute(qmp, "cont", json_pack("{s:s}", "why", much), NULL, 0, &error);
+    while (rc == -ETIMEDOUT && strstr(error.message, "did not answer"));
+    free(much);
+    says(rc, -ETIMEDOUT, "QEMU stopped reading its QMP socket");
+    says(run("cont", NULL, GENEROUS), -ETIMEDOUT, "QEMU stopped reading its QMP socket");
+    done();
+}
+
+static void test_bad_paths(NO_STATE)
+{
+    char path[200];
+    memset(path, 'x', sizeof(path) - 1);
+    path[sizeof(path) - 1] = '\0';
+    memset(&error, 0, sizeof(error));
+    says(ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ENAMETOOLONG, "107");
+    says(ibx_qmp_connect("/nowhere/at/all", ibx_deadline_in_ms(SHORT), &qmp, &error), -ENOENT,
+         "unix:/nowhere/at/all,server=on,wait=off");
+}
+
+/* In a folder so deep that no socket's address has room for it: it was made from there. */
+static void test_deep_folder(NO_STATE)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    char top[] = "/tmp/ibx-qmp-XXXXXX", deep[160], path[200];
+    assert_non_null(mkdtemp(top));
+    snprintf(deep, sizeof(deep), "%s/%0120d", top, 0);
+    snprintf(path, sizeof(path), "%s/qmp", deep);
+    assert_int_equal(mkdir(deep, 0700), 0);
+    int folder = open(deep, O_PATH | O_CLOEXEC), fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    snprintf(at.sun_path, sizeof(at.sun_path), "/proc/self/fd/%d/qmp", folder);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    memset(&error, 0, sizeof(error));
+    /* No process accepts, but the socket is there. */
+    assert_int_equal(ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT);
+    close(fd);
+    close(folder);
+    unlink(path);
+    rmdir(deep);
+    rmdir(top);
+    assert_int_equal(ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ENOENT);
+}
+
+/* A listener whose backlog is full must not hold the caller. */
+static void test_full_backlog(NO_STATE)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof(at.sun_path), "/tmp/ibx-test-qmp.%d", getpid());
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(listener, 0), 0);
+    int filler[8];
+    size_t n = 0;
+    for (bool full = false; !full && n < 8; n++) {
+        filler[n] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        full = connect(filler[n], (struct sockaddr *)&at, sizeof(at)) && errno == EAGAIN;
+    }
+    memset(&error, 0, sizeof(error));
+    says(ibx_qmp_connect(at.sun_path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT,
+         "a -qmp socket of its own");
+    while (n)
+        close(filler[--n]);
+    close(listener);
+    unlink(at.sun_path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_flood_without_an_answer),
+        cmocka_unit_test(test_flood_without_a_greeting),
+        cmocka_unit_test(test_bad_greetings),
+        cmocka_unit_test(test_silent_monitor),
+        cmocka_unit_test(test_endless_line),
+        cmocka_unit_test(test_answers_to_an_earlier_client),
+        cmocka_unit_test(test_ids_of_two_clients),
+        cmocka_unit_test(test_greeted_twice),
+        cmocka_unit_test(test_answered_twice),
+        cmocka_unit_test(test_death_is_remembered),
+        cmocka_unit_test(test_peer_that_does_not_read),
+        cmocka_unit_test(test_bad_paths),
+        cmocka_unit_test(test_deep_folder),
+        cmocka_unit_test(test_full_backlog),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
