@@ -19,7 +19,6 @@
 #define SET_DEPENDENCIES 1u
 
 #define PER_THREAD ((void *)2) /* cudaStreamPerThread */
-#define RELAXED    2           /* cudaStreamCaptureModeRelaxed */
 
 /* Of a stream that is captured. Only the thread that captures uses it, but for the list. */
 struct capture {
@@ -147,7 +146,8 @@ static int add_part(struct capture *c, void *part)
 static int cut(struct capture *c)
 {
     void *part = NULL;
-    if (c->mode != RELAXED && !pthread_equal(c->by, pthread_self())) /* it would be lost by that */
+    if (c->mode != CUDA_CAPTURE_RELAXED &&
+        !pthread_equal(c->by, pthread_self())) /* it would be lost by that */
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     int rc = ibx_frontend_capture_end(c->stream, &part);
     const bool over = ibx_call_ends_capture(rc);

@@ -9,11 +9,8 @@
 
 #include <pthread.h>
 
-#define GLOBAL       0 /* cudaStreamCaptureModeGlobal, ThreadLocal */
-#define THREAD_LOCAL 1
-
-static _Atomic unsigned captures;              /* that this process has begun */
-static _Thread_local int thread_mode = GLOBAL; /* as the program knows it */
+static _Atomic unsigned captures;                           /* that this process has begun */
+static _Thread_local int thread_mode = CUDA_CAPTURE_GLOBAL; /* as the program knows it */
 
 static void in_child(void)
 {
@@ -65,7 +62,7 @@ int cudaThreadExchangeStreamCaptureMode(int *mode)
     if (!mode)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     const int wanted = *mode;
-    int there = wanted == GLOBAL ? THREAD_LOCAL : wanted;
+    int there = wanted == CUDA_CAPTURE_GLOBAL ? CUDA_CAPTURE_THREAD_LOCAL : wanted;
     const int rc = CALL_NEXT(cudaThreadExchangeStreamCaptureMode, &there);
     if (rc)
         return rc;

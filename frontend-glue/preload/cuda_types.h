@@ -29,6 +29,11 @@
 #define CUDA_CAPTURE_UNSUPPORTED   900
 #define CUDA_UNKNOWN               999
 
+/* enum cudaStreamCaptureMode */
+#define CUDA_CAPTURE_GLOBAL       0
+#define CUDA_CAPTURE_THREAD_LOCAL 1
+#define CUDA_CAPTURE_RELAXED      2
+
 /* enum cudaMemcpyKind */
 #define CUDA_MEMCPY_ON_HOST     0
 #define CUDA_MEMCPY_TO_DEVICE   1

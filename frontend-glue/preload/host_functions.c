@@ -333,8 +333,7 @@ static void *serve(void *argument)
     return NULL;
 }
 
-/* Nobody is in a request when GVirtuS's front end goes, nor closes a connection when libcrypto
- * does.
+/* Nobody is in a request when GVirtuS's front end goes, or closes a connection when libcrypto does.
  */
 static void at_exit(void)
 {

@@ -283,16 +283,14 @@ static int copy_part(const struct managed *m, size_t at, size_t n, bool to_devic
     const struct ibx_frontend_copy wish = {
         .to_device = to_device, .device = m->begin + at, .host = m->other + at, .n = n};
     void *device = (void *)(m->begin + at), *host = m->other + at;
+    void *to = to_device ? device : host, *from = to_device ? host : device;
+    const int kind = to_device ? CUDA_MEMCPY_TO_DEVICE : CUDA_MEMCPY_FROM_DEVICE;
     int rc;
-    if (to_device ? copied_beside(device, host, n, CUDA_MEMCPY_TO_DEVICE, m->device)
-                  : copied_beside(host, device, n, CUDA_MEMCPY_FROM_DEVICE, m->device))
+    if (copied_beside(to, from, n, kind, m->device))
         return CUDA_SUCCESS;
     if (!ibx_frontend_plugin()->copy(&wish, &rc))
         return rc;
-    if (in_gvirtus)
-        return CUDA_UNKNOWN;
-    return to_device ? CALL_NEXT(cudaMemcpy, device, host, n, CUDA_MEMCPY_TO_DEVICE)
-                     : CALL_NEXT(cudaMemcpy, host, device, n, CUDA_MEMCPY_FROM_DEVICE);
+    return in_gvirtus ? CUDA_UNKNOWN : CALL_NEXT(cudaMemcpy, to, from, n, kind);
 }
 
 /* Beside variables others may have theirs in the same pages. */

@@ -18,21 +18,21 @@
 /* Names of the files in a group, of both versions. */
 struct files {
     const char *limit, *usage, *swap_limit, *swap_usage, *cache[2];
-    bool swap_only; /* `swap_limit` is of swap alone, not of both together */
+    bool second; /* `swap_limit` is of swap alone, not of both; a container's root has limits */
 };
 
-static const struct files first = {"memory.limit_in_bytes",
-                                   "memory.usage_in_bytes",
-                                   "memory.memsw.limit_in_bytes",
-                                   "memory.memsw.usage_in_bytes",
-                                   {"total_inactive_file ", "total_active_file "},
-                                   false},
-                          second = {"memory.max",
-                                    "memory.current",
-                                    "memory.swap.max",
-                                    "memory.swap.current",
-                                    {"inactive_file ", "active_file "},
-                                    true};
+static const struct files first_version = {"memory.limit_in_bytes",
+                                           "memory.usage_in_bytes",
+                                           "memory.memsw.limit_in_bytes",
+                                           "memory.memsw.usage_in_bytes",
+                                           {"total_inactive_file ", "total_active_file "},
+                                           false},
+                          second_version = {"memory.max",
+                                            "memory.current",
+                                            "memory.swap.max",
+                                            "memory.swap.current",
+                                            {"inactive_file ", "active_file "},
+                                            true};
 
 static FILE *open_in(const char *group, const char *name)
 {
@@ -90,7 +90,7 @@ static uint64_t room_in(const char *group, const struct files *files, uint64_t s
     const bool limited = read_bytes(group, files->swap_limit, &limit) &&
                          read_bytes(group, files->swap_usage, &usage);
     both = less(limited ? limit : UINT64_MAX, limited ? usage : 0);
-    if (files->swap_only)
+    if (files->second)
         return sum_of(room, both < swap ? both : swap);
     room = sum_of(room, swap);
     both = sum_of(both, forgets);
@@ -109,7 +109,7 @@ static void look_at(const char *root, const char *path, const struct files *file
     snprintf(group + above, sizeof(group) - above, "%s", path[1] ? path : "");
     for (char *cut = group + strlen(group); cut; cut = strrchr(group + above, '/')) {
         *cut = '\0';
-        const bool looks = group[above] || files->swap_only;
+        const bool looks = group[above] || files->second;
         const uint64_t here = looks ? room_in(group, files, swap) : UINT64_MAX;
         if (here < *room) {
             *room = here;
@@ -130,12 +130,12 @@ uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_
         if (!path || n >= sizeof(line))
             continue;
         if (!strncmp(line, "0::", 3)) {
-            look_at(root, path, &second, swap, &room, name);
+            look_at(root, path, &second_version, swap, &room, name);
             snprintf(place, sizeof(place), "%.1000s/unified", root);
-            look_at(place, path, &second, swap, &room, name);
+            look_at(place, path, &second_version, swap, &room, name);
         } else if (strstr(line, ":memory:")) {
             snprintf(place, sizeof(place), "%.1000s/memory", root);
-            look_at(place, path, &first, swap, &room, name);
+            look_at(place, path, &first_version, swap, &room, name);
         }
     }
     return room;

@@ -244,7 +244,8 @@ bool sleeps(pid_t thread)
     return read && behind && behind[2] == 'S';
 }
 
-// A thread's own stream cannot be waited for while the legacy one cannot.
+// A thread's own stream cannot be waited for while the legacy one cannot, and what the host has
+// written gets there.
 bool own_stream_beside_captures()
 {
     constexpr std::size_t n = 20 * K;

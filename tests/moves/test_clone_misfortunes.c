@@ -351,22 +351,30 @@ static size_t record_of(const char *folder, const struct vm *child, char *text, 
     return length;
 }
 
-/* Who says again that it is there, where its record cannot be written anew, keeps that. */
-static void test_no_room_for_a_second_record(void)
+#define FOLDER 200
+
+/* A child of a cache in a small file system, which gets what is asked for. */
+static void clone_on_demand(char folder[FOLDER])
 {
-    char folder[200], was[SNAPSHOT_CHILD_TEXT], is[sizeof(was)];
-    struct ibx_snapshot_folder of;
-    struct snapshot_child child;
-    struct snapshot_holes holes;
-    bool whole;
     freeze();
     if (!make_small("256m"))
         skip();
-    snprintf(folder, sizeof(folder), "%s/cache", small);
+    snprintf(folder, FOLDER, "%s/cache", small);
     SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
     SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
     child_start(&children[0], (const char *[]){"-S", NULL});
     MOVER_RUN(0, "clone", folder, "--qmp", children[0].tool);
+}
+
+/* Who says again that it is there, where its record cannot be written anew, keeps that. */
+static void test_no_room_for_a_second_record(void)
+{
+    char folder[FOLDER], was[SNAPSHOT_CHILD_TEXT], is[sizeof(was)];
+    struct ibx_snapshot_folder of;
+    struct snapshot_child child;
+    struct snapshot_holes holes;
+    bool whole;
+    clone_on_demand(folder);
     const size_t length = record_of(folder, &children[0], was, sizeof(was));
     vm_ok(ibx_snapshot_folder_open(folder, false, &of, &vm_error));
     vm_ok(ibx_snapshot_child_read(was, length, of.manifest.ram_count, &child, &vm_error));
@@ -387,15 +395,8 @@ static void test_no_room_for_a_second_record(void)
  * who fills it, or NULL. */
 static void cache_without_room(const char *lacking)
 {
-    char folder[200];
-    freeze();
-    if (!make_small("256m"))
-        skip();
-    snprintf(folder, sizeof(folder), "%s/cache", small);
-    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
-    SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
-    child_start(&children[0], (const char *[]){"-S", NULL});
-    MOVER_RUN(0, "clone", folder, "--qmp", children[0].tool);
+    char folder[FOLDER];
+    clone_on_demand(folder);
     mover_kill(&filler, SIGTERM);
     mover_ends(&filler, 0);
     mover_preload(lacking);
