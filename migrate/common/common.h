@@ -43,6 +43,8 @@ struct migration_signals {
     sigset_t before;
 };
 int ibx_migration_signals_open(struct migration_signals *signals, struct ibx_error *err);
+/* Whether one has come that nobody has taken. */
+bool ibx_migration_signals_wait(void);
 /* How many came since the last call. */
 unsigned ibx_migration_signals_take(struct migration_signals *signals);
 void ibx_migration_signals_close(struct migration_signals *signals);

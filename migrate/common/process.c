@@ -43,6 +43,12 @@ int ibx_migration_signals_open(struct migration_signals *signals, struct ibx_err
     return ibx_error_set(err, -code, "no descriptor for signals: %s", strerror(code));
 }
 
+bool ibx_migration_signals_wait(void)
+{
+    sigset_t set;
+    return !sigpending(&set) && (sigismember(&set, SIGINT) || sigismember(&set, SIGTERM));
+}
+
 unsigned ibx_migration_signals_take(struct migration_signals *signals)
 {
     struct signalfd_siginfo info;

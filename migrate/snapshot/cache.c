@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/thread.h"
+#include "migrate/common/common.h"
 
 #include <errno.h>
 #include <linux/magic.h>
@@ -58,9 +59,10 @@ static int connect_one(struct snapshot_cache *cache, bool known, struct ibx_erro
     int rc = -EINVAL;
     if (cache->uri_count > 1 && options.timeout_ms > TRY_MS)
         options.timeout_ms = TRY_MS;
-    for (unsigned i = 0; rc && i < cache->uri_count; i++) {
+    for (unsigned i = 0; rc && rc != -EINTR && i < cache->uri_count; i++) {
         const char *uri = cache->uris[(cache->first + i) % cache->uri_count];
-        rc = ibx_snapshot_reader_open(uri, &options, cache->links, &cache->reader, err);
+        rc = ibx_snapshot_reader_open_unless(uri, &options, cache->links,
+                                             ibx_migration_signals_wait, &cache->reader, err);
         if (rc)
             continue;
         snprintf(cache->source, sizeof(cache->source), "%s", uri);

@@ -174,20 +174,25 @@ void ibx_snapshot_asker_serve(struct ibx_snapshot_asker *asker, struct ibx_fault
 
 /* ------------------------------------------------------------ without one */
 
+static int is_late(uint64_t deadline_ns, bool (*ends)(void))
+{
+    return ends && ends() ? -EINTR : ibx_now_ns() >= deadline_ns ? -ETIMEDOUT : 0;
+}
+
 int ibx_snapshot_asker_fetch(struct ibx_snapshot_asker *asker, uint64_t offset, void *to,
-                             uint32_t length, uint64_t deadline_ns, struct ibx_error *err)
+                             uint32_t length, uint64_t deadline_ns, bool (*ends)(void),
+                             struct ibx_error *err)
 {
     struct ibx_fault_arrival arrival;
-    bool late = false;
-    int rc, n = 0;
+    int rc, n = 0, late = 0;
     while ((rc = ask(asker, offset, length, to, 0, IBX_SNAPSHOT_ASKS)) == -EAGAIN &&
-           !(late = ibx_now_ns() >= deadline_ns) && (n = poll_arrivals(asker, &arrival, 1)) >= 0)
+           !(late = is_late(deadline_ns, ends)) && (n = poll_arrivals(asker, &arrival, 1)) >= 0)
         ibx_wait(asker->conn, 100);
-    while (!rc && !(n = poll_arrivals(asker, &arrival, 1)) && !(late = ibx_now_ns() >= deadline_ns))
+    while (!rc && !(n = poll_arrivals(asker, &arrival, 1)) && !(late = is_late(deadline_ns, ends)))
         ibx_wait(asker->conn, 100);
     if (late) { /* what comes yet goes nowhere */
-        n = -ETIMEDOUT;
-        give_up(asker, n, SNAPSHOT_SILENT);
+        n = late;
+        give_up(asker, n, late == -EINTR ? "this process was told to end" : SNAPSHOT_SILENT);
     }
     return rc || n < 0 ? ibx_error_set(err, n < 0 ? n : rc, "the snapshot's server is lost: %s",
                                        ibx_snapshot_asker_reason(asker))

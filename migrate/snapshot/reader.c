@@ -34,7 +34,15 @@ struct ibx_snapshot_reader {
     } link[IBX_MIGRATE_LINKS_MAX];
     struct ibx_mr *buffer; /* of the first link, for fetch() */
     unsigned fetch_ms;     /* for one READ of it */
+    bool (*ends)(void);    /* whether this process is to end; NULL: no */
 };
+
+static int is_to_end(const struct ibx_snapshot_reader *reader, struct ibx_error *err)
+{
+    return reader->ends && reader->ends()
+               ? ibx_error_set(err, -EINTR, "this process was told to end before it had answered")
+               : 0;
+}
 
 /* ------------------------------------------------------------ the beginning of a connection */
 
@@ -206,18 +214,27 @@ static int take_messages(struct opening *o, struct ibx_error *err)
         } else if (!n) {
             ibx_wait(o->conn, 100);
         }
+        rc = rc ? rc : is_to_end(o->reader, err);
         if (!rc && !o->listed && ibx_now_ns() >= o->until_ns)
             return ibx_error_set(err, -ETIMEDOUT, "it did not describe its snapshot in time");
     }
     return rc;
 }
 
-static int take_regions(struct ibx_page_reader *pages, uint32_t count, uint64_t deadline,
-                        struct ibx_error *err)
+/* Each of them puts the end off: the server may have to pin it first. */
+static int take_regions(struct ibx_page_reader *pages, struct opening *o, struct ibx_error *err)
 {
-    int n;
+    const uint32_t count = o->regions;
+    int n, before = 0;
     while ((n = ibx_page_reader_regions(pages, err)) >= 0 && (uint32_t)n < count) {
-        if (ibx_now_ns() >= deadline)
+        const uint64_t now = ibx_now_ns();
+        if (n > before && o->until_ns < now + o->timeout_ns)
+            o->until_ns = now + o->timeout_ns;
+        before = n;
+        const int rc = is_to_end(o->reader, err);
+        if (rc)
+            return rc;
+        if (now >= o->until_ns)
             return ibx_error_set(err, -ETIMEDOUT, "it exposed %d of %u regions in time", n, count);
         ibx_wait(ibx_page_reader_conn(pages), 100);
     }
@@ -228,12 +245,12 @@ static int take_regions(struct ibx_page_reader *pages, uint32_t count, uint64_t 
 }
 
 /* Page readers of the connection, which has been listed. */
-static int open_pages(struct ibx_snapshot_reader *reader, const struct opening *o,
+static int open_pages(struct ibx_snapshot_reader *reader, struct opening *o,
                       struct ibx_page_reader **pages, struct ibx_error *err)
 {
     int rc = ibx_page_reader_create(o->conn, reader->blocks, reader->block_count, pages, err);
     if (!rc)
-        rc = take_regions(*pages, o->regions, o->until_ns, err);
+        rc = take_regions(*pages, o, err);
     if (!rc && !reader->links)
         rc = ibx_page_reader_covers(*pages, &reader->map, err);
     return rc;
@@ -314,7 +331,8 @@ const char *ibx_snapshot_reader_reason(const struct ibx_snapshot_reader *reader)
 
 /* ------------------------------------------------------------ READs without an engine */
 
-static int await_read(struct ibx_conn *conn, uint64_t deadline, struct ibx_error *err)
+static int await_read(const struct ibx_snapshot_reader *reader, struct ibx_conn *conn,
+                      uint64_t deadline, struct ibx_error *err)
 {
     for (;;) {
         struct ibx_event event;
@@ -335,6 +353,9 @@ static int await_read(struct ibx_conn *conn, uint64_t deadline, struct ibx_error
         if (!n && ibx_now_ns() >= deadline)
             return ibx_error_set(err, -ETIMEDOUT,
                                  "the snapshot's server is lost: " SNAPSHOT_SILENT);
+        const int rc = is_to_end(reader, err);
+        if (rc)
+            return rc;
         if (!n)
             ibx_wait(conn, 100);
     }
@@ -347,7 +368,7 @@ static int fetch_part(struct ibx_snapshot_reader *reader, uint64_t at, uint8_t *
     const uint64_t deadline = ibx_deadline_in_ms(reader->fetch_ms);
     if (reader->link[0].asker)
         return ibx_snapshot_asker_fetch(reader->link[0].asker, at, to, (uint32_t)length, deadline,
-                                        err);
+                                        reader->ends, err);
     struct ibx_conn *conn = conn_of(&reader->link[0]);
     struct ibx_remote remote;
     int rc = reader->buffer
@@ -363,7 +384,7 @@ static int fetch_part(struct ibx_snapshot_reader *reader, uint64_t at, uint8_t *
     if (rc)
         return ibx_error_set(err, rc, "a READ of %zu bytes cannot be posted: %s", length,
                              strerror(-rc));
-    rc = await_read(conn, deadline, err);
+    rc = await_read(reader, conn, deadline, err);
     if (!rc)
         memcpy(to, buffer, length);
     return rc;
@@ -441,6 +462,13 @@ int ibx_snapshot_reader_fetch_hashes(struct ibx_snapshot_reader *reader,
 int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options, unsigned links,
                              struct ibx_snapshot_reader **out, struct ibx_error *err)
 {
+    return ibx_snapshot_reader_open_unless(uri, options, links, NULL, out, err);
+}
+
+int ibx_snapshot_reader_open_unless(const char *uri, const struct ibx_options *options,
+                                    unsigned links, bool (*ends)(void),
+                                    struct ibx_snapshot_reader **out, struct ibx_error *err)
+{
     struct ibx_options own = *options;
     if (!links || links > IBX_MIGRATE_LINKS_MAX)
         return ibx_error_set(err, -EINVAL, "%u page connections: 1 to %u are possible", links,
@@ -449,6 +477,7 @@ int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options,
     if (!reader)
         return ibx_error_set(err, -ENOMEM, "no memory for a reader");
     reader->fetch_ms = FETCH_TIMES * options->timeout_ms;
+    reader->ends = ends;
     own.message = IBX_MIGRATE_MESSAGE;
     snprintf(own.purpose, sizeof(own.purpose), IBX_SNAPSHOT_PURPOSE);
     int rc = 0;

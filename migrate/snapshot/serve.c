@@ -70,8 +70,9 @@ static int compare(struct serving *s, struct ibx_error *err)
     int rc = s->options->cache_count ? -ENOTCONN : 0;
     if (options.timeout_ms > COMPARE_MS)
         options.timeout_ms = COMPARE_MS;
-    for (unsigned i = 0; rc && i < s->options->cache_count; i++) {
-        rc = ibx_snapshot_reader_open(s->options->caches[i], &options, 1, &reader, &why);
+    for (unsigned i = 0; rc && rc != -EINTR && i < s->options->cache_count; i++) {
+        rc = ibx_snapshot_reader_open_unless(s->options->caches[i], &options, 1,
+                                             ibx_migration_signals_wait, &reader, &why);
         if (rc)
             continue;
         const bool same =
@@ -83,8 +84,8 @@ static int compare(struct serving *s, struct ibx_error *err)
                                     "folder",
                                     s->options->caches[i], s->folder.path);
     }
-    if (!rc)
-        return 0;
+    if (!rc || rc == -EINTR)
+        return rc == -EINTR ? ibx_error_set(err, rc, "%s", why.message) : 0;
     snprintf(line, sizeof(line),
              "%.250s has all pages of its snapshot; whether that is still served is not known: %s",
              s->folder.path, why.message);
@@ -381,6 +382,8 @@ int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error
         return rc;
     }
     rc = begin(s, err);
+    if (rc == -EINTR && ibx_migration_signals_take(&s->signals))
+        rc = 1;
     if (!rc)
         tell(s, true);
     while (!rc)

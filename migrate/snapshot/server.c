@@ -238,6 +238,9 @@ static int send_region(struct client *client, uint32_t part, unsigned block, uin
     message.is.region.block = (uint16_t)block;
     message.is.region.offset = offset;
     message.is.region.length = length;
+    /* To pin those before it may have taken long. */
+    const uint64_t own = ibx_deadline_in_ms(client->server->options.timeout_ms);
+    deadline = own > deadline ? own : deadline;
     rc = ibx_mr_remote(mr, 0, (size_t)length, &message.is.region.remote);
     const ssize_t n = rc ? rc : ibx_migrate_encode(&message, bytes, sizeof(bytes));
     return n < 0 ? ibx_error_set(err, (int)n, "a region cannot be described")

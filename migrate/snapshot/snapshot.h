@@ -502,10 +502,11 @@ struct ibx_snapshot_asker *ibx_snapshot_asker_create(struct ibx_conn *conn);
 struct ibx_conn *ibx_snapshot_asker_conn(const struct ibx_snapshot_asker *asker);
 const char *ibx_snapshot_asker_reason(const struct ibx_snapshot_asker *asker);
 void ibx_snapshot_asker_serve(struct ibx_snapshot_asker *asker, struct ibx_fault_reader *as);
-/* Bytes of one block, IBX_SNAPSHOT_ASK_MAX at most; while no engine has it. After -ETIMEDOUT it is
- * of no more use. */
+/* Bytes of one block, IBX_SNAPSHOT_ASK_MAX at most; while no engine has it. After -ETIMEDOUT, or
+ * -EINTR because ends() said so (NULL: nobody does), it is of no more use. */
 int ibx_snapshot_asker_fetch(struct ibx_snapshot_asker *asker, uint64_t offset, void *to,
-                             uint32_t length, uint64_t deadline_ns, struct ibx_error *err);
+                             uint32_t length, uint64_t deadline_ns, bool (*ends)(void),
+                             struct ibx_error *err);
 /* Accepts NULL. */
 void ibx_snapshot_asker_destroy(struct ibx_snapshot_asker *asker);
 
@@ -564,6 +565,11 @@ struct ibx_snapshot_reader;
 
 int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options, unsigned links,
                              struct ibx_snapshot_reader **reader, struct ibx_error *err);
+/* The same of a process that may be told to end: -EINTR, then and of what is fetched later, when
+ * ends() says so. It is asked ten times a second at least, once there is a connection. */
+int ibx_snapshot_reader_open_unless(const char *uri, const struct ibx_options *options,
+                                    unsigned links, bool (*ends)(void),
+                                    struct ibx_snapshot_reader **reader, struct ibx_error *err);
 const struct ibx_snapshot_manifest *
 ibx_snapshot_reader_manifest(const struct ibx_snapshot_reader *reader);
 const struct ibx_page_map *ibx_snapshot_reader_map(const struct ibx_snapshot_reader *reader);

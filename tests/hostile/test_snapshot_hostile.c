@@ -13,6 +13,8 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -228,7 +230,7 @@ static void *describe_slowly(void *argument)
     return NULL;
 }
 
-static int read_slowly(void)
+static int read_from(void *(*server)(void *))
 {
     const struct ibx_options o = options();
     struct ibx_snapshot_reader *reader = NULL;
@@ -236,7 +238,7 @@ static int read_slowly(void)
     pthread_t thread;
     make_messages();
     assert_int_equal(ibx_listen("tcp://127.0.0.1:0", &o, &listener, NULL), 0);
-    assert_int_equal(pthread_create(&thread, NULL, describe_slowly, listener), 0);
+    assert_int_equal(pthread_create(&thread, NULL, server, listener), 0);
     const int rc = ibx_snapshot_reader_open(ibx_listener_uri(listener), &o, 1, &reader, &error);
     pthread_join(thread, NULL);
     ibx_listener_close(listener);
@@ -246,7 +248,7 @@ static int read_slowly(void)
 static void test_a_slow_link(void **state)
 {
     (void)state;
-    const int rc = read_slowly();
+    const int rc = read_from(describe_slowly);
     /* All of its description was taken: a part of what it describes is missing. */
     if (rc != -EPROTO || !strstr(error.message, "does not expose it"))
         fail_msg("%d %s", rc, error.message);
@@ -258,10 +260,127 @@ static void test_a_server_that_stalls(void **state)
     (void)state;
     const uint64_t began = ibx_now_ns();
     stalls = true;
-    const int rc = read_slowly();
+    const int rc = read_from(describe_slowly);
     stalls = false;
     assert_int_equal(rc, -ETIMEDOUT);
     assert_true(ibx_now_ns() - began < 30000 * IBX_NS_PER_MS);
+}
+
+#define REGIONS (RAM / IBX_SNAPSHOT_PAGE)
+
+/* It pins what it exposes piece by piece: in all in twice the time in which one must come. */
+static void *expose_slowly(void *argument)
+{
+    struct ibx_listener *listener = argument;
+    const struct step steps[] = {{whole_manifest, manifest_length}, {map, make_map()}};
+    struct ibx_snapshot_any l;
+    struct ibx_conn *conn;
+    uint8_t bytes[256];
+    if (ibx_accept_wait(listener, (int)patience, &conn, NULL))
+        return NULL;
+    int rc = ibx_establish(conn, NULL);
+    for (size_t i = 0; !rc && i < 2; i++)
+        put(conn, steps[i].bytes, steps[i].length);
+    ibx_snapshot_decode(list, list_length, &l, NULL);
+    l.regions = REGIONS;
+    const ssize_t length = ibx_snapshot_encode(&l, bytes, sizeof(bytes));
+    put(conn, bytes, (size_t)length);
+    for (unsigned i = 0; !rc && i < REGIONS; i++) {
+        struct ibx_migrate_any r = {.type = IBX_MIGRATE_REGION};
+        r.is.region.offset = i * IBX_SNAPSHOT_PAGE;
+        r.is.region.length = r.is.region.remote.length = IBX_SNAPSHOT_PAGE;
+        linger_until(conn, ibx_deadline_in_ms(options().timeout_ms / 4));
+        put(conn, bytes, (size_t)ibx_migrate_encode(&r, bytes, sizeof(bytes)));
+    }
+    linger(conn);
+    ibx_close(conn);
+    return NULL;
+}
+
+static void test_regions_that_come_slowly(void **state)
+{
+    (void)state;
+    const int rc = read_from(expose_slowly);
+    /* All of them were taken: the device state is none of them. */
+    if (rc != -EPROTO || !strstr(error.message, "does not expose it"))
+        fail_msg("%d %s", rc, error.message);
+}
+
+static const struct step *before_the_end;
+static sem_t ended;
+
+/* Says what there is before the end, has this process told to end when that is on its way, and
+ * answers nothing meanwhile. */
+static void *say_and_end(void *argument)
+{
+    struct ibx_listener *listener = argument;
+    struct ibx_conn *conn;
+    if (ibx_accept_wait(listener, (int)patience, &conn, NULL))
+        return NULL;
+    if (!ibx_establish(conn, NULL))
+        for (const struct step *s = before_the_end; s->length; s++)
+            put(conn, s->bytes, s->length);
+    kill(getpid(), SIGTERM);
+    sem_wait(&ended);
+    ibx_close(conn);
+    return NULL;
+}
+
+/* Who fills a cache is told to end while a slow server describes its snapshot. */
+static void ends_when_told(const struct step *steps)
+{
+    static char folder[] = "/dev/shm/ibx-snapshot-told";
+    struct ibx_options o = options();
+    struct ibx_listener *listener;
+    pthread_t thread;
+    sigset_t term, before;
+    sigemptyset(&term);
+    sigaddset(&term, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &term, &before); /* of the server's thread, too */
+    o.timeout_ms = 2 * patience;
+    before_the_end = steps;
+    sem_init(&ended, 0, 0);
+    assert_int_equal(ibx_listen("tcp://127.0.0.1:0", &o, &listener, NULL), 0);
+    const char *uri = ibx_listener_uri(listener);
+    assert_int_equal(pthread_create(&thread, NULL, say_and_end, listener), 0);
+    const struct ibx_serve_options serve = {
+        .folder = folder, .caches = {uri}, .cache_count = 1, .transport = o};
+    const uint64_t began = ibx_now_ns();
+    const int rc = ibx_snapshot_serve(&serve, &error);
+    sem_post(&ended);
+    assert_true(ibx_now_ns() - began < patience * IBX_NS_PER_MS);
+    if (rc)
+        fail_msg("%d %s", rc, error.message);
+    assert_int_equal(access(folder, F_OK), -1);
+    pthread_join(thread, NULL);
+    ibx_listener_close(listener);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void test_told_to_end(void **state)
+{
+    (void)state;
+    make_messages();
+    uint8_t exposes[256];
+    struct ibx_migrate_any r = {.type = IBX_MIGRATE_REGION, .is.region.block = 1};
+    struct ibx_snapshot_any l;
+    uint8_t two[32];
+    r.is.region.length = r.is.region.remote.length = IBX_SNAPSHOT_PAGE;
+    const size_t length = (size_t)ibx_migrate_encode(&r, exposes, sizeof(exposes));
+    ibx_snapshot_decode(list, list_length, &l, NULL);
+    l.regions = 2;
+    const size_t two_length = (size_t)ibx_snapshot_encode(&l, two, sizeof(two));
+    const struct step m = {whole_manifest, manifest_length}, p = {map, make_map()},
+                      t = {two, two_length}, r0 = {region, region_length}, r1 = {exposes, length},
+                      end = {NULL, 0};
+    ends_when_told((const struct step[]){m, end});
+    ends_when_told((const struct step[]){m, p, t, end});
+    /* All is described, and the device state does not come. */
+    ends_when_told((const struct step[]){m, p, t, r0, r1, end});
+    l.asked = true;
+    l.regions = 0;
+    const struct step a = {two, (size_t)ibx_snapshot_encode(&l, two, sizeof(two))};
+    ends_when_told((const struct step[]){m, p, a, end});
 }
 
 /* Of a snapshot with hashes: their index has 16 bytes here, and none of it is right. */
@@ -571,6 +690,8 @@ int main(void)
     static const struct CMUnitTest tests[] = {cmocka_unit_test(test_servers),
                                               cmocka_unit_test(test_an_index_that_lies),
                                               cmocka_unit_test(test_a_slow_link),
+                                              cmocka_unit_test(test_regions_that_come_slowly),
+                                              cmocka_unit_test(test_told_to_end),
                                               cmocka_unit_test(test_a_server_that_stalls),
                                               cmocka_unit_test(test_readers),
                                               cmocka_unit_test(test_a_reader_that_stands_still),
