@@ -153,7 +153,8 @@ static void test_deregistration_under_reads(void **state)
     frame.lane = 1;
     frame.id = 43;
     send_frame(0, frame);
-    end_settle(&server); /* the socket is full of the first */
+    assert_int_equal(receive_frame(1).type, IBX_TCP_DATA); /* the first has begun */
+    end_settle(&server);                                   /* the socket is full of it */
     end_deregister(&server, second);
     expect_nak(43, IBX_TCP_STATUS_ACCESS);
     end_deregister(&server, first);
