@@ -146,7 +146,7 @@ int ibx_destination_check_compared(struct destination *d, struct ibx_error *err)
 void ibx_destination_compared_ask(struct destination *d)
 {
     if (d->compared)
-        ibx_preflight_compared_ask(d->qemu.qmp, !d->disks_differ,
+        ibx_preflight_compared_ask(d->qemu.qmp, !d->disks_differ, d->compared,
                                    ibx_deadline_in_ms(MIGRATION_QMP_MS));
 }
 

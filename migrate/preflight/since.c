@@ -7,10 +7,15 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #define LAYERS_MAX 256 /* of one disk */
 
 static const char *const folders[] = {"/machine/peripheral", "/machine/peripheral-anon"};
+/* What QEMU has made for other options, and for the machine itself. Only the chip set of machine pc
+ * lets a guest eject something of it: there it is looked at, too. */
+#define MADE_BY_QEMU "/machine/unattached"
+#define EJECTS       "i440FX-pcihost"
 
 /* ------------------------------------------------------------ what there is */
 
@@ -70,17 +75,58 @@ int ibx_preflight_children(struct ibx_qmp *qmp, const char *path, json_t *types,
     return rc;
 }
 
-static void ask_devices(struct ibx_qmp *qmp, size_t i, uint64_t deadline_ns)
+static bool ejects(const json_t *machine)
 {
-    ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", folders[i]), deadline_ns);
+    const char *name;
+    json_t *type;
+    json_object_foreach((json_t *)(uintptr_t)machine, name, type)
+    {
+        if (!strcmp(json_string_value(type), EJECTS))
+            return true;
+    }
+    return false;
 }
 
-void ibx_preflight_compared_ask(struct ibx_qmp *qmp, bool disks, uint64_t deadline_ns)
+/* The devices of MADE_BY_QEMU, if the guest can eject any. */
+static int find_made(struct ibx_qmp *qmp, json_t *made, uint64_t deadline_ns, struct ibx_error *err)
+{
+    const char *name;
+    json_t *type, *machine = json_object(), *all = json_object();
+    int rc = ibx_preflight_children(qmp, "/machine", machine, deadline_ns, err);
+    if (!rc && ejects(machine))
+        rc = ibx_preflight_children(qmp, MADE_BY_QEMU, all, deadline_ns, err);
+    json_object_foreach(all, name, type)
+    {
+        if (!rc && !strncmp(name, "device[", 7) && json_object_set(made, name, type))
+            rc = ibx_error_set(err, -ENOMEM, "no memory for a list of devices");
+    }
+    json_decref(machine);
+    json_decref(all);
+    return rc;
+}
+
+/* Whether that is to be looked at. NULL: it has not been yet. */
+static bool may_eject(const json_t *compared)
+{
+    return !compared || json_object_size(json_object_get(compared, "made"));
+}
+
+static void ask_devices(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns)
+{
+    ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", path), deadline_ns);
+}
+
+void ibx_preflight_compared_ask(struct ibx_qmp *qmp, bool disks, const json_t *compared,
+                                uint64_t deadline_ns)
 {
     if (disks)
         ibx_qmp_ahead(qmp, "query-block", NULL, deadline_ns);
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
-        ask_devices(qmp, i, deadline_ns);
+        ask_devices(qmp, folders[i], deadline_ns);
+    if (!compared)
+        ask_devices(qmp, "/machine", deadline_ns);
+    if (may_eject(compared))
+        ask_devices(qmp, MADE_BY_QEMU, deadline_ns);
 }
 
 void ibx_preflight_since_ask(struct ibx_qmp *qmp, bool disks, const json_t *compared, bool stopped,
@@ -91,17 +137,20 @@ void ibx_preflight_since_ask(struct ibx_qmp *qmp, bool disks, const json_t *comp
         ibx_qmp_ahead(qmp, "query-block", NULL, deadline_ns);
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
         if (stopped == (json_integer_value(json_array_get(counts, i)) > 0))
-            ask_devices(qmp, i, deadline_ns);
+            ask_devices(qmp, folders[i], deadline_ns);
+    if (stopped && may_eject(compared))
+        ask_devices(qmp, MADE_BY_QEMU, deadline_ns);
 }
 
-int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, uint64_t deadline_ns,
-                           struct ibx_error *err)
+/* `last`: what was found the last time, or NULL. */
+static int find(struct ibx_qmp *qmp, bool disks, const json_t *last, json_t **compared,
+                uint64_t deadline_ns, struct ibx_error *err)
 {
-    json_t *found = json_pack("{s:{}, s:{}, s:[]}", "disks", "devices", "counts");
+    json_t *found = json_pack("{s:{}, s:{}, s:{}, s:[]}", "disks", "devices", "made", "counts");
     json_t *devices = json_object_get(found, "devices"), *counts = json_object_get(found, "counts");
     int rc = found ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a description of the VM");
     const uint64_t before = ibx_qmp_ahead_begin(qmp);
-    ibx_preflight_compared_ask(qmp, disks, deadline_ns);
+    ibx_preflight_compared_ask(qmp, disks, last, deadline_ns);
     if (!rc && disks)
         rc = find_disks(qmp, json_object_get(found, "disks"), deadline_ns, err);
     for (size_t i = 0; !rc && i < sizeof(folders) / sizeof(folders[0]); i++) {
@@ -110,12 +159,20 @@ int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, u
         json_array_append_new(counts,
                               json_integer((json_int_t)(json_object_size(devices) - others)));
     }
+    if (!rc && may_eject(last))
+        rc = find_made(qmp, json_object_get(found, "made"), deadline_ns, err);
     ibx_qmp_ahead_end(qmp, before);
     if (rc)
         json_decref(found);
     else
         *compared = found;
     return rc;
+}
+
+int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, uint64_t deadline_ns,
+                           struct ibx_error *err)
+{
+    return find(qmp, disks, NULL, compared, deadline_ns, err);
 }
 
 /* ------------------------------------------------------------ what is another */
@@ -173,7 +230,7 @@ int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,
                         struct ibx_blockers *blockers, uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *now;
-    int rc = ibx_preflight_compared(qmp, disks, &now, deadline_ns, err);
+    int rc = find(qmp, disks, compared, &now, deadline_ns, err);
     if (rc)
         return rc;
     json_t *devices = json_object_get(now, "devices"),
@@ -181,6 +238,8 @@ int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,
     compare_disks(json_object_get(compared, "disks"), json_object_get(now, "disks"), blockers);
     compare_devices(devices, before, "in", blockers);
     compare_devices(before, devices, "out", blockers);
+    compare_devices(json_object_get(compared, "made"), json_object_get(now, "made"), "out",
+                    blockers);
     json_decref(now);
     return 0;
 }

@@ -29,7 +29,7 @@ void ibx_source_compared_ask(struct source *s, bool stopped)
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     const bool disks = !s->link.disks_differ;
     if (s->link.compared && source_managed(&s->vm)) /* it was not asked before */
-        ibx_preflight_compared_ask(s->vm.qmp, disks, deadline);
+        ibx_preflight_compared_ask(s->vm.qmp, disks, s->link.compared, deadline);
     else if (s->link.compared)
         ibx_preflight_since_ask(s->vm.qmp, disks, s->link.compared, stopped, deadline);
 }

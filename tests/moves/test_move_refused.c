@@ -188,6 +188,23 @@ static void test_a_device_that_the_guest_ejects(void)
     pair_stayed();
 }
 
+/* Likewise one that QEMU has made for another option than -device: it is in no list of a client's.
+ */
+static void test_a_network_card_that_the_guest_ejects(void)
+{
+    char text[64];
+    pair_start(&(struct vm_options){
+        .append = "", .machine = "pc", .extra = {"-net", "nic,model=e1000,addr=7"}});
+    pair_run_to("source:stopped", NULL);
+    vm_hmp(&vms[0], "o /w 0xae10 0", text, sizeof(text));
+    vm_hmp(&vms[0], "o /w 0xae08 0x80", text, sizeof(text));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "(e1000) has been plugged out since");
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
 /* The destination's QEMU is another one than was compared: the VM would find a device there that it
  * does not know, or other contents of its disk. */
 static void changed_there(const char *state, const char *option)
@@ -476,6 +493,7 @@ int main(void)
                                            VM_TEST(test_a_snapshot_before_the_stop),
                                            VM_TEST(test_a_device_at_the_stop),
                                            VM_TEST(test_a_device_that_the_guest_ejects),
+                                           VM_TEST(test_a_network_card_that_the_guest_ejects),
                                            VM_TEST(test_a_change_at_the_destination),
                                            VM_TEST(test_late_devices),
                                            VM_TEST(test_block_export),

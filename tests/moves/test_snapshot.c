@@ -199,7 +199,7 @@ static void test_a_device_at_the_stop(void)
     vm_do(&vms[0], "device_del", json_pack("{s:s}", "id", "old"));
     mover_kill(&tool, SIGCONT);
     mover_ends(&tool, 1);
-    mover_must_print(&tool, "another client of QEMU has plugged a device in or out");
+    mover_must_print(&tool, "another client of QEMU, or the guest, has plugged a device in or out");
     assert_int_equal(stat(snapshot, &st), -1);
     assert_true(vm_runs(&vms[0]));
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 2);
