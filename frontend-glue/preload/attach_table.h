@@ -21,7 +21,7 @@
  *   absent.c       calls that are not there for a remote GPU
  *   local_libraries.c  cuRAND and others that would use a GPU of this host
  *   host_functions.c  likewise: functions that a stream waits for
- *   forked_exit.c  forked children that call exit(3)
+ *   process_end.c  the end of a process: forked children, threads that are in calls
  *   captures.c     streams that are captured
  *   graphs.c, graph_nodes.c  likewise: graphs
  *   graph_copies.c  copies between host and device in graphs
