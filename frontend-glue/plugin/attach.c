@@ -562,6 +562,7 @@ static void leave(void)
     struct ibx_session *session = session_of_thread();
     if (session && mine->process != getpid())
         return;
+    ibx_session_process_ends(); /* its own handler may be none, as GVirtuS's destructors */
     if (session)
         ibx_pipeline_finish(mine->pipeline, IBX_PIPELINE_END_MS);
     ibx_process_leave();

@@ -13,6 +13,11 @@
  * The same where other threads may be in calls of CUDA's: these go on until the process ends.
  * GVirtuS's own destructors, which free what such calls use, are none then either. The
  * handler closes the connections that no thread is using.
+ *
+ * Of libraries that a program has loaded by dlopen(3), as Python does, exit(3) calls what these
+ * have left there before all that, among the program's own. So these libraries leave it by this
+ * one, which looks at what to do when its turn has come; in front of the first one's a handler says
+ * that it is exit(3), and not dlclose(3).
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -22,6 +27,7 @@
 #include <errno.h>
 #include <link.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -38,19 +44,24 @@ static ElfW(Dyn) * destructors[LIBRARIES_MAX];
 static unsigned libraries;
 static void (*end_streams)(void *); /* std::ios_base::Init::~Init() */
 static bool forked;
-static bool threads; /* others may be in calls */
+static atomic_bool ends;    /* exit(3) has been called */
+static atomic_bool threads; /* others may be in calls */
 
 static void in_child(void)
 {
     forked = true;
 }
 
-/* `name`: that the library's begins with. */
-static int find_destructors(struct dl_phdr_info *library, size_t size, void *name)
+static bool is_named(const struct dl_phdr_info *library, const char *begins)
 {
     const char *slash = strrchr(library->dlpi_name, '/');
+    return !strncmp(slash ? slash + 1 : library->dlpi_name, begins, strlen(begins));
+}
+
+static int find_destructors(struct dl_phdr_info *library, size_t size, void *name)
+{
     (void)size;
-    if (strncmp(slash ? slash + 1 : library->dlpi_name, name, strlen(name)) != 0)
+    if (!is_named(library, name))
         return 0;
     for (unsigned i = 0; i < library->dlpi_phnum; i++) {
         if (library->dlpi_phdr[i].p_type != PT_DYNAMIC)
@@ -64,12 +75,147 @@ static int find_destructors(struct dl_phdr_info *library, size_t size, void *nam
     return 0;
 }
 
-/* Behind all destructors. */
+static void find_libraries(void)
+{
+    libraries = 0;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && (!i || libraries); i++)
+        dl_iterate_phdr(find_destructors, (void *)(uintptr_t)names[i]);
+}
+
+static bool skip(ElfW(Dyn) * bytes)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    void *at = (void *)((uintptr_t)&bytes->d_un.d_val & ~(page - 1));
+    if (mprotect(at, page, PROT_READ | PROT_WRITE))
+        return false;
+    bytes->d_un.d_val = 0;
+    return true;
+}
+
+/* Before the first of their destructors, of all that exit(3) calls. */
+static void begin_end(void)
+{
+    find_libraries();
+    if (ends || !libraries)
+        return;
+    ends = true;
+    threads = !ibx_frontend_close();
+    if (forked && !skip(destructors[0])) {
+        ibx_log(IBX_LOG_ERROR, "a forked child fails, which would hang in exit(): mprotect: %s",
+                strerror(errno));
+        _exit(EXIT_FAILURE);
+    }
+    for (unsigned i = 0; threads && i < libraries; i++)
+        skip(destructors[i]);
+}
+
+/* Those of libraries that this one does not depend on, log4cplus among them, come later. */
+__attribute__((destructor)) static void end(void)
+{
+    begin_end();
+}
+
+/* ------------------------------------------------------------- what libraries leave to exit(3) */
+
+struct left {
+    void (*function)(void *argument);
+    void *argument;
+    bool log; /* it is log4cplus's */
+};
+
+struct owner {
+    uintptr_t address;
+    const char *const *name; /* of the library there; NULL: it is no such */
+};
+
+static int find_owner(struct dl_phdr_info *library, size_t size, void *argument)
+{
+    struct owner *owner = argument;
+    (void)size;
+    for (unsigned i = 0; i < library->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &library->dlpi_phdr[i];
+        if (part->p_type != PT_LOAD ||
+            owner->address - (library->dlpi_addr + part->p_vaddr) >= part->p_memsz)
+            continue;
+        for (size_t j = 0; j < sizeof(names) / sizeof(names[0]) && !owner->name; j++)
+            owner->name = is_named(library, names[j]) ? &names[j] : NULL;
+        return 1;
+    }
+    return 0;
+}
+
+static void run_left(void *argument)
+{
+    const struct left left = *(struct left *)argument;
+    free(argument);
+    if (!(ends && threads) && !(forked && left.log))
+        left.function(left.argument);
+}
+
+/* In whichever scope the library is; before its destructors. */
+static void find_streams(void)
+{
+    static const char name[] = "_ZNSt8ios_base4InitD1Ev";
+    void *found = dlsym(RTLD_DEFAULT, name);
+    void *library = found ? NULL : dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
+    found = library ? dlsym(library, name) : found;
+    memcpy(&end_streams, &found, sizeof(found));
+}
+
+static void exit_begins(int status, void *argument)
+{
+    (void)status;
+    (void)argument;
+    begin_end();
+}
+
+typedef int atexit_of_library(void (*function)(void *argument), void *argument, void *library);
+
+/* dlsym(3) waits while another thread is in dlopen(3), which may wait for this one. */
+static atexit_of_library *next_atexit(void)
+{
+    static _Atomic(void *) known;
+    void *found = atomic_load(&known);
+    if (!found)
+        atomic_store(&known, found = dlsym(RTLD_NEXT, "__cxa_atexit"));
+    atexit_of_library *next;
+    memcpy(&next, &found, sizeof(next));
+    return next;
+}
+
+__attribute__((visibility("default"))) atexit_of_library __cxa_atexit;
+
+/* atexit(3) of a library, and its C++ objects, of which some have thousands. */
+int __cxa_atexit(void (*function)(void *argument), void *argument, void *library)
+{
+    static _Atomic(void *) others; /* the last library that is none of those */
+    struct owner owner = {.address = (uintptr_t)library};
+    atexit_of_library *next = next_atexit();
+    if (library != atomic_load(&others))
+        dl_iterate_phdr(find_owner, &owner);
+    if (!owner.name)
+        atomic_store(&others, library);
+    struct left *left = owner.name ? malloc(sizeof(*left)) : NULL;
+    if (!left)
+        return next(function, argument, library);
+    if (!end_streams)
+        find_streams();
+    *left = (struct left){function, argument, owner.name == &names[0]};
+    const int rc = next(run_left, left, library);
+    if (rc)
+        free(left);
+    else
+        on_exit(exit_begins, NULL);
+    return rc;
+}
+
+/* ------------------------------------------------------------------------ behind all that */
+
 static void end_process(int status, void *argument)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     (void)argument;
-    if (!forked && !threads)
+    if (!libraries || (!forked && !threads))
         return;
     if (threads && calls)
         calls->leave();
@@ -83,37 +229,7 @@ static void end_process(int status, void *argument)
 
 __attribute__((constructor)) static void begin(void)
 {
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && (!i || libraries); i++)
-        dl_iterate_phdr(find_destructors, (void *)(uintptr_t)names[i]);
-    if (!libraries)
-        return;
-    void *found = dlsym(RTLD_DEFAULT, "_ZNSt8ios_base4InitD1Ev");
-    memcpy(&end_streams, &found, sizeof(found));
+    next_atexit();
     if (pthread_atfork(NULL, NULL, in_child) || on_exit(end_process, NULL))
         ibx_log(IBX_LOG_WARN, "forked children that call exit() may hang: no memory");
-}
-
-static bool skip(ElfW(Dyn) * bytes)
-{
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    void *at = (void *)((uintptr_t)&bytes->d_un.d_val & ~(page - 1));
-    if (mprotect(at, page, PROT_READ | PROT_WRITE))
-        return false;
-    bytes->d_un.d_val = 0;
-    return true;
-}
-
-/* Those of libraries that this one does not depend on, log4cplus among them, come later. */
-__attribute__((destructor)) static void skip_destructors(void)
-{
-    if (!libraries)
-        return;
-    threads = !ibx_frontend_close();
-    if (forked && !skip(destructors[0])) {
-        ibx_log(IBX_LOG_ERROR, "a forked child fails, which would hang in exit(): mprotect: %s",
-                strerror(errno));
-        _exit(EXIT_FAILURE);
-    }
-    for (unsigned i = 0; threads && i < libraries; i++)
-        skip(destructors[i]);
 }

@@ -1,22 +1,26 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* As Python would: CUDA's runtime is loaded by dlopen(3) alone, by a library that does not share
- * it, and called by a symbol that was left open. */
-#include <dlfcn.h>
-#include <stdio.h>
-#include <string.h>
+ * it, and called by a symbol that was left open. How the process ends: "copies": as any. "forked":
+ * a child of it calls exit(3), too. "threads": beside one that goes on to call CUDA. */
+#include "tests/scenes/patience.h"
 
-int main(int argc, char **argv)
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int (*cuda_malloc)(void **device, size_t n);
+static int (*cuda_memcpy)(void *to, const void *from, size_t n, int kind);
+static void (*at_end)(void (*function)(void));
+static char there[100000], back[100000];
+
+static int copies(void)
 {
-    void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
-    int (*cuda_malloc)(void **device, size_t n) = NULL;
-    int (*cuda_memcpy)(void *to, const void *from, size_t n, int kind) = NULL;
-    if (!library) {
-        fprintf(stderr, "%s\n", dlerror());
-        return 1;
-    }
-    *(void **)&cuda_malloc = dlsym(library, "cudaMalloc");
-    *(void **)&cuda_memcpy = dlsym(RTLD_DEFAULT, "cudaMemcpy"); /* the preload's */
-    static char there[100000], back[100000];
     void *device;
     memset(there, 'q', sizeof(there));
     int rc = cuda_memcpy ? cuda_malloc(&device, sizeof(there)) : -1;
@@ -27,4 +31,67 @@ int main(int argc, char **argv)
     if (!rc)
         rc = cuda_memcpy(back, device, sizeof(back), 2);
     return rc || memcmp(there, back, sizeof(back)) != 0;
+}
+
+static void say_handler(void)
+{
+    fputs("the program's handler\n", stderr);
+}
+
+static void fail(void)
+{
+    _exit(1);
+}
+
+static int forked(void)
+{
+    const pid_t child = fork();
+    if (!child) {
+        alarm(20 * patience_times());
+        exit(7);
+    }
+    int status = -1;
+    return waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 7;
+}
+
+static atomic_bool called;
+
+static void *call(void *nothing)
+{
+    static char byte;
+    void *device;
+    cuda_malloc(&device, 1);
+    for (;;) {
+        cuda_memcpy(device, &byte, 1, 1);
+        atomic_store(&called, 1);
+    }
+    return nothing;
+}
+
+/* Then GVirtuS's destructors are none, and the program's handler is called. */
+static int threads(void)
+{
+    pthread_t thread;
+    at_end(fail);
+    if (pthread_create(&thread, NULL, call, NULL))
+        return 1;
+    while (!atomic_load(&called))
+        sched_yield();
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    atexit(say_handler);
+    void *library = argc > 2 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (!library) {
+        fprintf(stderr, "%s\n", dlerror());
+        return 1;
+    }
+    *(void **)&cuda_malloc = dlsym(library, "cudaMalloc");
+    *(void **)&cuda_memcpy = dlsym(RTLD_DEFAULT, "cudaMemcpy"); /* the preload's */
+    *(void **)&at_end = dlsym(library, "stub_at_end");
+    if (copies())
+        return 1;
+    return !strcmp(argv[2], "forked") ? forked() : !strcmp(argv[2], "threads") ? threads() : 0;
 }

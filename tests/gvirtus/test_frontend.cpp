@@ -478,12 +478,14 @@ bool stock(const char *test, const char *warning)
     return true;
 }
 
-bool loaded_locally()
+// `ends`: so many processes call exit(3).
+bool loaded_locally(const char *test, unsigned ends)
 {
     GpuBackEnd back;
-    Application app(&back, application_local, cudart);
+    Application app(&back, application_local, cudart, test);
     REQUIRE(app.good());
-    REQUIRE(app.said().empty());
+    REQUIRE(lines_with(app.said(), "the program's handler\n") == ends);
+    REQUIRE(lines_with(app.said(), "\n") == ends);
     return true;
 }
 
@@ -610,7 +612,11 @@ void check_what_it_does_not()
     check("an application that frees its memory as it ends", [] { return run("exits", true); });
     check("errors are those of the handlers", [] { return run("errors", true); });
     check("children of a process with busy threads", [] { return run("forked-meanwhile", true); });
-    check("a libcudart that was loaded locally", loaded_locally);
+    check("a libcudart that was loaded locally", [] { return loaded_locally("copies", 1); });
+    check("loaded locally, and a forked child that exits",
+          [] { return loaded_locally("forked", 2); });
+    check("loaded locally, and a thread in calls at the end",
+          [] { return loaded_locally("threads", 1); });
     check("a communicator of GVirtuS's own",
           [] { return stock("stock", "finds no rdma communicator"); });
     check("a plugin of another build",

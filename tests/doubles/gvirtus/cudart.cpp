@@ -11,6 +11,7 @@
 #include <mutex>
 #include <set>
 #include <unistd.h>
+#include <utility>
 
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -20,6 +21,13 @@ namespace
 {
 
 void (*at_end)();
+
+// Once: as the destructor of the library, or of an object in it.
+void end_once()
+{
+    if (at_end)
+        std::exchange(at_end, nullptr)();
+}
 
 // dlopen(3) of a library whose destructors have run begins it once more: GVirtuS's front end would
 // connect, and hang.
@@ -32,12 +40,13 @@ void (*at_end)();
     }
     begun = true;
     stub_log_begin();
+    if (std::atexit(end_once))
+        std::abort();
 }
 
 [[gnu::destructor]] void end()
 {
-    if (at_end)
-        at_end();
+    end_once();
 }
 
 std::atomic<std::uint64_t> copies, hosts, selections, calls;
