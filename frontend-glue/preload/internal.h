@@ -408,6 +408,8 @@ void ibx_frontend_managed_unload(void **module);
 /* Around a launch: whether it is captured, where that makes a difference. */
 bool ibx_frontend_managed_captured(void *stream);
 void ibx_frontend_managed_launched(void);
+/* GVirtuS's front end is about to go: nothing is fetched any more. */
+void ibx_frontend_managed_ends(void);
 /* Waits for the device where an access to managed memory would wait for it. */
 void ibx_frontend_managed_rests(void);
 

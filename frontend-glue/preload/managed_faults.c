@@ -98,9 +98,12 @@ static void *serve(void *argument)
 /* GVirtuS's front end goes with the process. Other threads go on until then. */
 static atomic_bool ended;
 static pthread_t ender;
+static atomic_bool installed; /* the handler */
 
-static void at_exit(void)
+void ibx_frontend_managed_ends(void)
 {
+    if (!atomic_load(&installed))
+        return;
     ender = pthread_self();
     atomic_store(&ended, true);
     ibx_managed_end(END_MS);
@@ -169,8 +172,8 @@ static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
     struct fault fault = {.at = at, .access = access};
     if (is_over()) {
         ibx_log(IBX_LOG_ERROR,
-                "the program touches managed memory at %p, which the device has, as it ends: copy "
-                "what destructors and functions of atexit(3) need before exit(3)",
+                "the program touches managed memory at %p, which the device has, when GVirtuS's "
+                "front end is about to go: copy what destructors of libraries need before exit(3)",
                 (void *)at);
         return PAGES_FAILED;
     }
@@ -185,7 +188,6 @@ static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
 /* ----------------------------------------------------------------------- the signal */
 
 static struct sigaction theirs; /* the program's */
-static atomic_bool installed;
 
 typedef int (*setter)(int number, const struct sigaction *action, struct sigaction *old);
 
@@ -359,7 +361,7 @@ bool ibx_managed_faults_begin(void)
     static bool watches;
     pthread_mutex_lock(&lock);
     if (!watches)
-        watches = !pthread_atfork(NULL, NULL, in_child) && !atexit(at_exit);
+        watches = !pthread_atfork(NULL, NULL, in_child);
     if (!atomic_load(&installed))
         install();
     if (!begun && atomic_load(&installed))

@@ -44,12 +44,14 @@ static ElfW(Dyn) * destructors[LIBRARIES_MAX];
 static unsigned libraries;
 static void (*end_streams)(void *); /* std::ios_base::Init::~Init() */
 static bool forked;
+static bool linked;         /* they began before this one */
 static atomic_bool ends;    /* exit(3) has been called */
 static atomic_bool threads; /* others may be in calls */
 
 static void in_child(void)
 {
     forked = true;
+    ends = false;
 }
 
 static bool is_named(const struct dl_phdr_info *library, const char *begins)
@@ -95,10 +97,13 @@ static bool skip(ElfW(Dyn) * bytes)
 /* Before the first of their destructors, of all that exit(3) calls. */
 static void begin_end(void)
 {
-    find_libraries();
-    if (ends || !libraries)
+    if (ends)
         return;
     ends = true;
+    ibx_frontend_managed_ends();
+    find_libraries();
+    if (!libraries)
+        return;
     threads = !ibx_frontend_close();
     if (forked && !skip(destructors[0])) {
         ibx_log(IBX_LOG_ERROR, "a forked child fails, which would hang in exit(): mprotect: %s",
@@ -204,7 +209,7 @@ int __cxa_atexit(void (*function)(void *argument), void *argument, void *library
     const int rc = next(run_left, left, library);
     if (rc)
         free(left);
-    else
+    else if (!linked)
         on_exit(exit_begins, NULL);
     return rc;
 }
@@ -230,6 +235,8 @@ static void end_process(int status, void *argument)
 __attribute__((constructor)) static void begin(void)
 {
     next_atexit();
+    find_libraries();
+    linked = libraries;
     if (pthread_atfork(NULL, NULL, in_child) || on_exit(end_process, NULL))
         ibx_log(IBX_LOG_WARN, "forked children that call exit() may hang: no memory");
 }

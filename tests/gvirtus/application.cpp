@@ -592,6 +592,7 @@ int main(int argc, char **argv)
         {"mapped-for-ever", mapped_for_ever},
         {"pointers", pointers},
         {"managed-in-function", managed_in_function},
+        {"managed-at-exit", managed_at_exit},
         {"meanwhile", meanwhile},
         {"cooperative", cooperative},
         {"copies-in-graphs", copies_in_graphs},

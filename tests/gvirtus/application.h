@@ -162,6 +162,7 @@ bool mapped_for_ever();
 bool pointers();
 // Touched where that is not allowed.
 bool managed_in_function();
+bool managed_at_exit();
 
 // application_queries.cpp
 

@@ -7,6 +7,7 @@
 #include <csetjmp>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -662,6 +663,40 @@ bool managed()
     REQUIRE(system_calls());
     REQUIRE(sent_signals());
     return faults_of_others();
+}
+
+namespace
+{
+
+struct AtEnd {
+    char *from, *to;
+    void *captured, *work;
+} at_end;
+
+// A kernel reads what was written here now, and the host what it has written.
+bool runs_at_end(unsigned seed)
+{
+    const std::vector<char> bytes = some(20 * K, seed);
+    std::memcpy(at_end.from, bytes.data(), bytes.size());
+    REQUIRE(stub_launch(at_end.to, at_end.from, bytes.size(), at_end.work) == 0);
+    return has(at_end.to, bytes);
+}
+
+} // namespace
+
+// In a function of atexit(3)'s, which was there before the first managed memory, and beside a
+// capture.
+bool managed_at_exit()
+{
+    std::atexit([] {
+        bool good = runs_at_end(1);
+        good = good && cudaStreamBeginCapture(at_end.captured, 2) == 0 && runs_at_end(2);
+        std::_Exit(good ? 0 : 1);
+    });
+    at_end = {managed_memory(20 * K), managed_memory(20 * K), nullptr, nullptr};
+    REQUIRE(at_end.from && at_end.to && cudaStreamCreate(&at_end.captured) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&at_end.work, 1) == 0 && runs_at_end(0));
+    return false; // which that makes a success
 }
 
 namespace
