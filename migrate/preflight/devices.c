@@ -185,7 +185,7 @@ static void add_place(struct level *level, const char *value)
 /* Its place is known when its first child begins: all of its properties come before. */
 static void end_device(struct tree *tree)
 {
-    char place[DEPTH_MAX * (WORD_MAX + 1)];
+    char place[DEPTH_MAX * 2 * WORD_MAX]; /* an index and a place of each level */
     const int depth = tree->open;
     size_t used = 0;
     tree->open = -1;

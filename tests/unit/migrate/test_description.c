@@ -163,6 +163,25 @@ static void odd_trees_do_no_harm(NO_STATE)
     }
 }
 
+/* As deep as it is read, with names as long as they are kept: buses of no type have an index. */
+static void a_deep_tree_of_long_names_does_no_harm(NO_STATE)
+{
+    enum { DEPTH = 12, LONG = 63 };
+    char name[LONG + 1], text[DEPTH * 256];
+    size_t used = 0;
+    memset(name, 'n', LONG);
+    name[LONG] = '\0';
+    for (int i = 0; i < DEPTH; i++)
+        used += (size_t)snprintf(text + used, sizeof(text) - used,
+                                 "%*sbus: a.%s\n%*sdev: %s, id \"\"\n", 4 * i, "", name, 4 * i + 2,
+                                 "", name);
+    json_t *all = ibx_devices_of_qtree(text);
+    assert_int_equal(json_array_size(all), DEPTH);
+    assert_int_equal(strlen(ibx_member(json_array_get(all, DEPTH - 1), "at")),
+                     DEPTH * (2 * LONG + 2) - 1);
+    json_decref(all);
+}
+
 static void ram_blocks_have_two_sizes(NO_STATE)
 {
     json_t *ram = ibx_ram_of_ramblock("              Block Name    PSize              Offset       "
@@ -580,6 +599,7 @@ int main(void)
         cmocka_unit_test(devices_have_their_places),
         cmocka_unit_test(devices_have_their_properties),
         cmocka_unit_test(odd_trees_do_no_harm),
+        cmocka_unit_test(a_deep_tree_of_long_names_does_no_harm),
         cmocka_unit_test(ram_blocks_have_two_sizes),
         cmocka_unit_test(differences_have_a_sentence_each),
         cmocka_unit_test(a_property_is_named_with_both_values),
