@@ -13,6 +13,7 @@ int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
     va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
     va_end(args);
+    ibx_text_plain(message);
     memcpy(err->message, message, strlen(message) + 1);
     err->code = code;
     return code;
@@ -32,9 +33,22 @@ int ibx_error_prefix(struct ibx_error *err, int code, const char *format, ...)
     if (*rest && used + 3 < sizeof(err->message))
         snprintf(err->message + used, sizeof(err->message) - used, ": %.*s",
                  (int)(sizeof(err->message) - used - 3), rest);
+    ibx_text_plain(err->message);
     if (!err->code)
         err->code = code;
     return err->code;
+}
+
+/* Of two bytes, 0xc2 and 0x80 to 0x9f, are UTF-8's other ones, with which a terminal does as with
+ * ESC. */
+void ibx_text_plain(char *text)
+{
+    for (unsigned char *p = (unsigned char *)text; *p; p++) {
+        if (*p < 0x20 || *p == 0x7f)
+            *p = '?';
+        else if (*p == 0xc2 && p[1] >= 0x80 && p[1] <= 0x9f)
+            p[0] = p[1] = '?';
+    }
 }
 
 void ibx_text_sanitize(char *text)

@@ -20,7 +20,8 @@ struct ibx_error {
     char message[IBX_ERROR_MAX]; /* one sentence, no newline, no final full stop */
 };
 
-/* Fills `err`, which may be NULL, and returns `code`. */
+/* Fills `err`, which may be NULL, and returns `code`. The message is ibx_text_plain(), also behind
+ * ibx_error_prefix(): what a peer, a QEMU or a file has said may be in it. */
 int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -28,6 +29,10 @@ int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
  * returns err->code (or `code` when err is NULL). */
 int ibx_error_prefix(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* Replaces control characters with '?', in place, and leaves the rest of UTF-8 as it is: for a
+ * sentence that may go to a terminal. */
+void ibx_text_plain(char *text);
 
 /* Replaces control characters and bytes above 0x7e with '?', in place: for text from a peer that
  * goes to a terminal. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/log.h"
 
+#include "common/error.h"
+
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -89,6 +91,7 @@ void ibx_log(enum ibx_log_level level, const char *format, ...)
     va_end(args);
     if (n < 0)
         return;
+    ibx_text_plain(line + head); /* a peer, or a guest, may have said some of it */
     size_t len = (size_t)head + (size_t)n;
     if (len > sizeof(line) - 2)
         len = sizeof(line) - 2;

@@ -36,11 +36,25 @@ static void test_a_long_message_is_cut(void **state)
     assert_int_equal(ibx_error_set(NULL, -EIO, "%s", much), -EIO);
 }
 
+/* What a peer or a QEMU has said is in sentences that go to a terminal. */
+static void test_a_message_has_no_control_characters(void **state)
+{
+    struct ibx_error err = {0};
+    (void)state;
+    ibx_error_set(&err, -EIO, "VM %s",
+                  "a\n\x1b[2J\xc2\x9b"
+                  "b\x7f \xc3\xa4\xc2\xb0\xc2");
+    assert_string_equal(err.message, "VM a??[2J??b? \xc3\xa4\xc2\xb0\xc2");
+    ibx_error_prefix(&err, -EIO, "host\r%s", "\x1b");
+    assert_string_equal(err.message, "host??: VM a??[2J??b? \xc3\xa4\xc2\xb0\xc2");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_message_may_hold_the_one_before),
         cmocka_unit_test(test_a_long_message_is_cut),
+        cmocka_unit_test(test_a_message_has_no_control_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

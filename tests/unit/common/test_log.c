@@ -96,10 +96,26 @@ static void test_where_lines_go(void **state)
     }
 }
 
+static void test_a_line_is_one(void **state)
+{
+    char text[100] = "";
+    (void)state;
+    const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), from = put(FILE_OF_ITS_OWN);
+    ibx_log(IBX_LOG_ERROR, "%s asks", "a\nibx: warning: b\x1b[2J");
+    lseek(from, 0, SEEK_SET);
+    const ssize_t n = read(from, text, sizeof(text) - 1);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    close(from);
+    assert_true(n > 0);
+    assert_string_equal(text, "ibx: error: a?ibx: warning: b?[2J asks\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_where_lines_go),
+        cmocka_unit_test(test_a_line_is_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
