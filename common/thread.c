@@ -67,10 +67,10 @@ bool ibx_thread_may_spin(void)
     return ibx_thread_processors() >= SPIN_PROCESSORS;
 }
 
-void ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock)
+bool ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock)
 {
     const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(WAIT_MS));
-    pthread_cond_clockwait(condition, lock, CLOCK_MONOTONIC, &until);
+    return !pthread_cond_clockwait(condition, lock, CLOCK_MONOTONIC, &until);
 }
 
 int ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns, uint64_t busy_until_ns)

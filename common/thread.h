@@ -44,8 +44,9 @@ static inline void ibx_thread_release_cancel(int before)
 
 /* As pthread_cond_wait(3), and returns after three seconds at the latest: glibc before 2.41 loses a
  * wake now and then (its bug 25847), and whoever signals after that waits for the one that has
- * missed it. The caller looks at its condition again, as behind every such wait. */
-void ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock);
+ * missed it. The caller looks at its condition again, as behind every such wait. False: the three
+ * seconds are over. */
+bool ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock);
 
 /* Between two polls of memory that another processor writes. */
 static inline void ibx_cpu_relax(void)

@@ -117,12 +117,14 @@ static void *work(void *argument)
     const unsigned number = t->started++;
     const bool usual = number < t->usual;
     unsigned *sleeping = usual ? &t->sleeping : &t->sleeping_wide;
+    bool called = true; /* or there was a job: the next one may come soon */
     while (!t->ending) {
         if (t->waiting && takes_part(t, number)) {
             run_one(t);
-        } else if (!t->spin_ns || !spin(t, number)) {
+            called = true;
+        } else if (!t->spin_ns || !called || !spin(t, number)) {
             ++*sleeping;
-            ibx_thread_wait(usual ? &t->posted : &t->posted_wide, &t->lock);
+            called = ibx_thread_wait(usual ? &t->posted : &t->posted_wide, &t->lock);
             --*sleeping;
         }
     }

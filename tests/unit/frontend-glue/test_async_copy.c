@@ -83,13 +83,13 @@ struct waiter {
 static _Thread_local bool watched;
 static atomic_bool waits; /* who is watched */
 
-void __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
+bool __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
 
-void __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
+bool __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
 {
     if (watched)
         waits = true; /* and the lock is free in a moment */
-    pthread_cond_wait(cond, mutex);
+    return !pthread_cond_wait(cond, mutex);
 }
 
 static void *wait_for_stream(void *argument)

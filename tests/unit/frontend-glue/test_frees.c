@@ -110,12 +110,12 @@ void *ibx_copies_runtime(const char *name)
     return function;
 }
 
-void __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
-void __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
+bool __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
+bool __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
 {
     if (gives_back)
         sem_post(&stopped);
-    pthread_cond_wait(cond, mutex);
+    return !pthread_cond_wait(cond, mutex);
 }
 
 static int launch(void *graph, void *stream)

@@ -38,11 +38,11 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *at)
     return 0;
 }
 
-void __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
-void __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
+bool __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
+bool __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
 {
     sleeps += !pthread_equal(pthread_self(), application);
-    pthread_cond_wait(condition, mutex);
+    return !pthread_cond_wait(condition, mutex);
 }
 
 bool __wrap_ibx_thread_may_spin(void);

@@ -11,9 +11,11 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -317,6 +319,69 @@ static void test_signals_of_memory(void **state)
     ibx_copy_threads_destroy(t);
 }
 
+/* ------------------------------------------------------------------------------ idle */
+
+static struct {
+    atomic_bool armed;           /* nobody calls, and waits are short */
+    atomic_uint asleep;          /* threads that have waited */
+    atomic_uint waits, readings; /* of the clock, by threads other than the owner */
+    pthread_t owner;
+} idle;
+
+int __real_clock_gettime(clockid_t clock, struct timespec *time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time)
+{
+    idle.readings += idle.armed && !pthread_equal(pthread_self(), idle.owner);
+    return __real_clock_gettime(clock, time);
+}
+
+bool __real_ibx_thread_may_spin(void);
+bool __wrap_ibx_thread_may_spin(void);
+bool __wrap_ibx_thread_may_spin(void)
+{
+    return idle.armed || __real_ibx_thread_may_spin();
+}
+
+bool __real_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock);
+bool __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock);
+bool __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock)
+{
+    static _Thread_local bool before;
+    if (!idle.armed)
+        return __real_ibx_thread_wait(condition, lock);
+    idle.asleep += !before;
+    before = true;
+    idle.waits++;
+    pthread_mutex_unlock(lock);
+    sched_yield();
+    pthread_mutex_lock(lock);
+    return false;
+}
+
+/* Threads that wake for nothing but the limit of their wait do not poll before they sleep again. */
+static void test_idle(void **state)
+{
+    (void)state;
+    struct ibx_copy_threads *t;
+    idle.owner = pthread_self();
+    idle.armed = true;
+    assert_int_equal(ibx_copy_threads_create(3, &t, NULL), 0);
+    while (idle.asleep < 2)
+        sched_yield();
+    const unsigned readings = idle.readings, waits = idle.waits;
+    assert_true(readings); /* they have looked for a job at first */
+    while (idle.waits < waits + 10)
+        sched_yield();
+    assert_int_equal(idle.readings, readings);
+    idle.armed = false;
+    struct copying c = {.meet = 3};
+    memset(local, 0, sizeof(local));
+    assert_int_equal(copy_all(t, &c), 0);
+    assert_memory_equal(local, peer, sizeof(peer));
+    ibx_copy_threads_destroy(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -324,6 +389,7 @@ int main(void)
         cmocka_unit_test(test_slices),     cmocka_unit_test(test_failure_is_told),
         cmocka_unit_test(test_one_copy),   cmocka_unit_test(test_failure),
         cmocka_unit_test(test_fork),       cmocka_unit_test(test_signals_of_memory),
+        cmocka_unit_test(test_idle),
     };
     alarm(120 * patience_times());
     return cmocka_run_group_tests_name("copy_threads", tests, NULL, NULL);
