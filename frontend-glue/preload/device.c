@@ -186,6 +186,7 @@ int ibx_frontend_devices_wait(void)
     __typeof__(&cudaSetDevice) select_device = NEXT(cudaSetDevice);
     __typeof__(&cudaDeviceSynchronize) synchronize = NEXT(cudaDeviceSynchronize);
     uint64_t others = atomic_load(&in_use);
+    const unsigned ended = ibx_frontend_threads_ended();
     bool away = false;
     if (!synchronize)
         return CUDA_NOT_SUPPORTED;
@@ -199,6 +200,8 @@ int ibx_frontend_devices_wait(void)
             code = synchronize();
         rc = rc ? rc : code;
     }
+    if (!rc)
+        ibx_frontend_threads_rest(ended);
     const int back = away ? select_device(current) : CUDA_SUCCESS;
     return rc ? rc : back;
 }

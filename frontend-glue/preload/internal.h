@@ -222,6 +222,11 @@ void ibx_frontend_stream_stays(void *stream, unsigned flags);
 void ibx_frontend_streams_reset(void);
 /* A thread is about to have work done there. */
 void ibx_frontend_stream_used(const void *stream);
+/* Likewise: it has waited for its own stream, or (NULL) for the device, and all is over. */
+void ibx_frontend_stream_rests(const void *stream);
+/* How many threads with such streams have ended; and that what these had there is over. */
+unsigned ibx_frontend_threads_ended(void);
+void ibx_frontend_threads_rest(unsigned so_far);
 /* While streams are being captured: waits for the work of the others that this process has made,
  * and of the legacy one unless a captured stream waits for that. It ends no capture. `all_work`:
  * CUDA_CAPTURE_UNSUPPORTED where threads' own streams may have some that is not waited for. */

@@ -11,21 +11,36 @@
 
 #define NON_BLOCKING 1u /* cudaStreamNonBlocking */
 
-static struct ranges all;      /* of one byte each, at the handle */
-static _Atomic unsigned users; /* threads that have used cudaStreamPerThread, each its own */
+static struct ranges all; /* of one byte each, at the handle */
+/* Threads whose own stream (cudaStreamPerThread) may have work, and how many of them have ended so
+ * far, of which the first ones left none. */
+static _Atomic unsigned users, ended, rested_ended;
 static _Thread_local bool uses;
+static pthread_key_t thread_end;
 
 /* They are the parent's. */
 static void in_child(void)
 {
     all.count = 0;
     atomic_store(&users, 0);
+    atomic_store(&rested_ended, atomic_load(&ended));
     uses = false;
+}
+
+static void thread_ends(void *nothing)
+{
+    (void)nothing;
+    if (!uses)
+        return;
+    uses = false;
+    atomic_fetch_add(&ended, 1); /* first: who counts both misses none */
+    atomic_fetch_sub(&users, 1);
 }
 
 __attribute__((constructor)) static void begin(void)
 {
     pthread_atfork(NULL, NULL, in_child);
+    pthread_key_create(&thread_end, thread_ends);
 }
 
 void ibx_frontend_streams_reset(void)
@@ -92,7 +107,36 @@ void ibx_frontend_stream_used(const void *stream)
     if ((uintptr_t)stream != 2 || uses)
         return;
     uses = true;
+    pthread_setspecific(thread_end, &uses);
     atomic_fetch_add(&users, 1);
+}
+
+/* On each device it is another one. */
+void ibx_frontend_stream_rests(const void *stream)
+{
+    if (!uses || (stream && (uintptr_t)stream != 2) || !ibx_frontend_one_device())
+        return;
+    uses = false;
+    atomic_fetch_sub(&users, 1);
+}
+
+unsigned ibx_frontend_threads_ended(void)
+{
+    return atomic_load(&ended);
+}
+
+void ibx_frontend_threads_rest(unsigned so_far)
+{
+    unsigned before = atomic_load(&rested_ended);
+    while ((int)(so_far - before) > 0 &&
+           !atomic_compare_exchange_weak(&rested_ended, &before, so_far))
+        ;
+}
+
+static unsigned users_and_ended(void)
+{
+    const unsigned now = atomic_load(&users); /* first, see thread_ends() */
+    return now + atomic_load(&ended) - atomic_load(&rested_ended);
 }
 
 /* NULL: there is none, or no memory: `count` says which. */
@@ -133,7 +177,7 @@ int ibx_frontend_streams_rest(bool all_work)
     free(streams);
     /* Beside such a capture nothing comes into the legacy one. A thread's own stream would be
      * waited for by that, or by the thread. */
-    if (!rc && !legacy && all_work && atomic_load(&users) > rested)
+    if (!rc && !legacy && all_work && users_and_ended() > rested)
         rc = CUDA_CAPTURE_UNSUPPORTED;
     legacy_waits = CUDA_SUCCESS;
     if (!rc && legacy)

@@ -198,6 +198,8 @@ int cudaStreamSynchronize(void *stream)
     if (!ibx_frontend_knows(IBX_FRONTEND_STREAM_RESTS, (uintptr_t)stream, NULL) &&
         !called("cudaStreamSynchronize", stream, &rc))
         rc = CALL_NEXT(cudaStreamSynchronize, stream);
+    if (!rc && stream)
+        ibx_frontend_stream_rests(stream);
     return waited(rc, mark, false, stream);
 }
 
@@ -210,6 +212,8 @@ int cudaStreamQuery(void *stream)
     if (!ibx_frontend_knows(IBX_FRONTEND_STREAM_RESTS, (uintptr_t)stream, NULL) &&
         !called("cudaStreamQuery", stream, &rc))
         rc = CALL_NEXT(cudaStreamQuery, stream);
+    if (!rc && stream)
+        ibx_frontend_stream_rests(stream);
     return ibx_frontend_waited(rc, (uintptr_t)stream);
 }
 
@@ -238,6 +242,8 @@ int cudaDeviceSynchronize(void)
     int rc;
     if (!ibx_frontend_called("cudaDeviceSynchronize", &body, &rc))
         rc = CALL_NEXT(cudaDeviceSynchronize);
+    if (!rc)
+        ibx_frontend_stream_rests(NULL);
     /* Of the current device; whose a stream is, is not known here. */
     return waited(rc, ibx_frontend_one_device() ? mark : 0, true, NULL);
 }

@@ -277,6 +277,34 @@ bool own_stream_beside_captures()
     return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
 }
 
+// Beside a capture of a blocking stream, while other threads have used their own streams: one that
+// has waited for its stream, and gone on or ended, left no work there.
+bool rested_streams_beside_captures()
+{
+    constexpr std::size_t n = 20 * K;
+    char *from = managed_memory(n), *to = managed_memory(n), *device = device_memory();
+    void *captured = nullptr, *work = nullptr, *graph = nullptr;
+    REQUIRE(from && to && device && cudaStreamCreate(&captured) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&work, 1) == 0);
+    REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
+    REQUIRE(stub_launch(device, device + n, n, captured) == 0);
+    int rc = -1;
+    const auto use = [&] {
+        void *own = reinterpret_cast<void *>(2);
+        rc = cudaMemsetAsync(device + 2 * n, 2, n, own);
+        rc = rc ? rc : cudaStreamSynchronize(own);
+    };
+    use();
+    REQUIRE(rc == 0);
+    std::thread(use).join();
+    const std::vector<char> bytes = some(n, 9);
+    std::memcpy(from, bytes.data(), n);
+    REQUIRE(rc == 0 && stub_launch(to, from, n, work) == 0 && has(to, bytes));
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
+    REQUIRE(cudaStreamDestroy(captured) == 0 && cudaStreamDestroy(work) == 0);
+    return cudaFree(from) == 0 && cudaFree(to) == 0;
+}
+
 struct Attributes {
     int type, device;
     void *on_device, *on_host;
@@ -658,6 +686,7 @@ bool managed()
     REQUIRE(hints());
     REQUIRE(!taken || graphs_of_managed());
     REQUIRE(!taken || (beside_own_captures() && begun_beside_captures()));
+    REQUIRE(!taken || rested_streams_beside_captures());
     REQUIRE(!taken || own_stream_beside_captures());
     REQUIRE(taken_addresses());
     REQUIRE(system_calls());
