@@ -69,6 +69,8 @@ static int check(struct destination *d, struct ibx_error *err)
                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc)
         check_old_uffd(ram->pid, &blockers);
+    if (!rc && d->ram.minor)
+        ibx_preflight_memory_limit_minor(ram, &blockers);
     if (!rc && blockers.count)
         rc = ibx_migration_refused("no VM can be migrated here", &blockers, err);
     if (!rc)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How much memory the control groups of a QEMU leave it. Where a page of guest RAM goes beyond it,
- * the kernel ends QEMU, which runs the VM by then. */
+ * the kernel ends QEMU, which runs the VM by then. In minor mode a page is counted to who READs it
+ * into the file, so that the kernel ends the tool, and the VM waits. */
 #include "migrate/preflight/preflight.h"
 
 #include <inttypes.h>
@@ -157,24 +158,51 @@ static uint64_t need_of(const struct ibx_guest_ram *ram)
     return need;
 }
 
-void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+/* `process`: in /proc. `room` and `need` in MiB. False: there is enough. */
+static bool lacks(const char *process, const struct ibx_guest_ram *ram, char name[PATH_MAX],
+                  uint64_t *room, uint64_t *need)
 {
-    char path[64], groups[2 * PATH_MAX], name[PATH_MAX] = "";
+    char path[64], groups[2 * PATH_MAX];
     struct sysinfo host = {0};
-    snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)ram->pid);
+    snprintf(path, sizeof(path), "/proc/%s/cgroup", process);
     FILE *file = fopen(path, "re");
     const size_t n = file ? fread(groups, 1, sizeof(groups) - 1, file) : 0;
     if (file)
         fclose(file);
     groups[n] = '\0';
     sysinfo(&host);
-    const uint64_t need = need_of(ram), swap = (uint64_t)host.freeswap * host.mem_unit;
-    const uint64_t room = ibx_preflight_memory_room(ROOT, groups, swap, name);
-    if (room < need)
+    const uint64_t wants = need_of(ram), swap = (uint64_t)host.freeswap * host.mem_unit;
+    const uint64_t has = ibx_preflight_memory_room(ROOT, groups, swap, name);
+    *room = has >> 20;
+    *need = wants >> 20;
+    return has < wants;
+}
+
+void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    char process[32], name[PATH_MAX] = "";
+    uint64_t room, need;
+    snprintf(process, sizeof(process), "%d", (int)ram->pid);
+    if (lacks(process, ram, name, &room, &need))
         ibx_blockers_add(
             blockers,
             "the control group of QEMU, %.200s, has %" PRIu64 " MiB of memory left and this VM may "
             "need %" PRIu64 " MiB more: raise its limit (MemoryMax= of systemd, <hard_limit> of "
             "libvirt, that of the container); the kernel would end QEMU where a page finds no room",
-            name, room >> 20, need >> 20);
+            name, room, need);
+}
+
+void ibx_preflight_memory_limit_minor(const struct ibx_guest_ram *ram,
+                                      struct ibx_blockers *blockers)
+{
+    char name[PATH_MAX] = "";
+    uint64_t room, need;
+    if (lacks("self", ram, name, &room, &need))
+        ibx_blockers_add(
+            blockers,
+            "the control group of this ib-migrate, %.200s, to which the pages count that it READs "
+            "into place (--minor), has %" PRIu64 " MiB of memory left and this VM may need %" PRIu64
+            " MiB: raise its limit (MemoryMax= of systemd, that of the container) or leave out "
+            "--minor; the kernel would end ib-migrate where a page finds no room",
+            name, room, need);
 }

@@ -105,6 +105,9 @@ void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *b
  * have no limit) by `groups`, the content of /proc/PID/cgroup, the place where they are mounted and
  * the host's free swap, and the name of the one that leaves least. */
 void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+/* The same of this process in minor mode. */
+void ibx_preflight_memory_limit_minor(const struct ibx_guest_ram *ram,
+                                      struct ibx_blockers *blockers);
 uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_t swap,
                                    char name[PATH_MAX]);
 

@@ -450,6 +450,52 @@ static void test_a_machine_plugged_together_since(void)
     pair_moved("");
 }
 
+static char group[PATH_MAX + 128];
+
+/* A control group for this process and whom it starts. False: there can be none. */
+static bool limit_memory(unsigned mib)
+{
+    char line[PATH_MAX] = "", path[PATH_MAX] = "", command[4 * PATH_MAX];
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    while (file && fgets(line, sizeof(line), file) && !strstr(line, ":memory:"))
+        ;
+    if (file)
+        fclose(file);
+    if (!strstr(line, ":memory:") || sscanf(strchr(line, '/'), "%4000s", path) != 1)
+        return false;
+    snprintf(group, sizeof(group), "/sys/fs/cgroup/memory%s/ibx-test-%d", path, (int)getpid());
+    snprintf(command, sizeof(command),
+             "exec 2>/dev/null; mkdir %s && echo %uM > %s/memory.limit_in_bytes && "
+             "echo %d > %s/cgroup.procs",
+             group, mib, group, (int)getpid(), group);
+    return !system(command);
+}
+
+/* Whom it has started stay. */
+static void leave_group(void)
+{
+    char command[2 * PATH_MAX];
+    snprintf(command, sizeof(command), "echo %d > %s/../cgroup.procs", (int)getpid(), group);
+    assert_int_equal(system(command), 0);
+}
+
+/* What is READ into place counts to the tool: the kernel would end it, and the VM waited. */
+static void test_no_memory_for_minor(void)
+{
+    mover_begin();
+    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+    if (!limit_memory(56)) { /* of a VM that has 64 */
+        rmdir(group);
+        skip();
+    }
+    mover_start(&receiver, (const char *[]){"receive", "--qmp", vms[1].tool, "--listen",
+                                            "tcp://127.0.0.1:0", "--minor", NULL});
+    leave_group();
+    mover_ends(&receiver, 1);
+    rmdir(group);
+    mover_must_print(&receiver, "the control group of this ib-migrate, /sys/fs/cgroup/memory");
+}
+
 #define FLASH(file, rest) "file=" file ",format=raw,if=pflash," rest
 
 /* Firmware of one size in files of the hosts' own, an empty drive, a disk without content: the VM
@@ -504,6 +550,7 @@ int main(void)
                                            VM_TEST(test_other_offloads),
                                            VM_TEST(test_memory_elsewhere),
                                            VM_TEST(test_a_machine_plugged_together_since),
+                                           VM_TEST(test_no_memory_for_minor),
                                            VM_TEST(test_own_firmware),
                                            {0}};
     return vm_tests(tests, mover_end_all);
