@@ -97,6 +97,7 @@ static const struct kernel *find(const void *function)
 /* Takes it, or frees it; into a place that is free, or was that of a kernel that has gone. */
 static void add(struct kernel *k)
 {
+    ibx_frontend_look_for_libraries(); /* of which each kernel's first launch may be the last */
     pthread_mutex_lock(&lock);
     unsigned i = 0;
     const struct kernel *there = NULL;

@@ -5,6 +5,9 @@
  * say nothing. GVirtuS has front ends of its own for some of them. Where one of NVIDIA's is loaded
  * instead, this host's GPUs are hidden from it, so that its calls fail. One that is loaded later is
  * found by the next cudaMalloc, or by the cudaMemcpy that brings its results.
+ *
+ * A program that loads the driver itself, as CCCL's streams do, is told so: where there is one it
+ * may end in it, by SIGSEGV.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -70,17 +73,41 @@ void ibx_frontend_look_for_libraries(void)
     }
 }
 
+/* In whichever folder GVirtuS's libcudart is not. libfabric loads it as well. */
+static void tell_driver(struct search *driver)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    static const char *const fabric[] = {"libfabric.so", NULL};
+    struct search s = {.names = fabric};
+    if (!dl_iterate_phdr(look, driver) || dl_iterate_phdr(look, &s) ||
+        atomic_flag_test_and_set(&told))
+        return;
+    ibx_log(IBX_LOG_WARN,
+            "%s is loaded, the driver of this host, which does not know the remote GPU, nor what "
+            "CUDA's runtime makes there (memory, streams, events, kernels): a program that gives "
+            "these to the driver, as CCCL's cuda::stream and launches do, fails or ends by "
+            "SIGSEGV; have it call the runtime alone",
+            driver->path);
+}
+
 void ibx_frontend_hide_local_gpus(void)
 {
     static const char *const runtime[] = {"libcudart.so", NULL};
     static const char *const libraries[] = {
         "libcurand.so",   "libcufft.so", "libcublas.so", "libcusparse.so",
         "libcusolver.so", "libcudnn.so", "libnpp",       NULL};
+    static const char *const drivers[] = {"libcuda.so", NULL};
     struct search front_end = {.names = runtime}, local = {.names = libraries};
-    if (secure_getenv(HIDES) || !dl_iterate_phdr(look, &front_end))
+    struct search driver = {.names = drivers};
+    if (!dl_iterate_phdr(look, &front_end))
         return;
     snprintf(local.but, sizeof(local.but), "%.*s", (int)folder_of(front_end.path), front_end.path);
-    if (!dl_iterate_phdr(look, &local) || setenv(HIDES, "", 1))
+    snprintf(driver.but, sizeof(driver.but), "%s", local.but);
+    if (!dl_iterate_phdr(look, &local)) {
+        tell_driver(&driver);
+        return;
+    }
+    if (secure_getenv(HIDES) || setenv(HIDES, "", 1))
         return;
     if (driver_is_loaded()) {
         ibx_log(IBX_LOG_ERROR,

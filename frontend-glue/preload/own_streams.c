@@ -53,6 +53,7 @@ void ibx_frontend_streams_reset(void)
 /* Without memory for it such a stream is not waited for. One before with that handle is gone. */
 static int note(void *const *made, unsigned flags, int rc)
 {
+    ibx_frontend_look_for_libraries();
     const struct range stream = {.begin = rc ? 0 : (uintptr_t)*made, .n = 1, .flags = flags};
     if (rc)
         return rc;

@@ -66,6 +66,7 @@ static int allocate(struct extra *e, void **address, size_t n, int device)
 int cudaMallocAsync(void **address, size_t n, void *stream)
 {
     struct extra e;
+    ibx_frontend_look_for_libraries();
     const int device = device_of_stream(stream);
     void *pool = atomic_load(&any_set) ? pool_set_for(device) : NULL;
     if (pool)

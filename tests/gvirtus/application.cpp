@@ -617,6 +617,7 @@ int main(int argc, char **argv)
         {"host-functions-at-exit", host_functions_at_exit},
         {"host-function-for-ever", host_function_for_ever},
         {"local-library", local_library},
+        {"local-driver", local_driver},
         {"not-supported", not_supported},
         {"symbols", symbols},
         {"variables", variables},

@@ -111,6 +111,7 @@ bool pools();
 bool meanwhile();
 bool cooperative();
 bool local_library();
+bool local_driver();
 // The same with a back end that does not know them.
 bool not_supported();
 

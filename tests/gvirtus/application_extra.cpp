@@ -514,6 +514,17 @@ bool local_library()
     return cudaFree(device_memory()) == 0;
 }
 
+// The driver of this host, which a program loads: it is found as the next stream is made, or by the
+// first launch of a kernel.
+bool local_driver()
+{
+    void *stream = nullptr;
+    REQUIRE(runtime_is_there());
+    REQUIRE(dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL));
+    REQUIRE(cudaStreamCreate(&stream) == 0 && !std::getenv("CUDA_VISIBLE_DEVICES"));
+    return cudaStreamDestroy(stream) == 0 && cudaFree(device_memory()) == 0;
+}
+
 // A back end that does not know these requests.
 bool not_supported()
 {

@@ -356,16 +356,16 @@ bool lied_to()
 }
 
 // A library of that name, in a folder of its own.
-bool library_loaded_later()
+bool library_loaded_later(const char *file, const char *test, const char *line)
 {
     GpuBackEnd back;
-    const std::string name = folder + "/libcurand.so.99";
+    const std::string name = folder + "/" + file;
     std::ifstream from(local_library, std::ios::binary);
     std::ofstream(name, std::ios::binary) << from.rdbuf();
     setenv("TEST_LOCAL_LIBRARY", name.c_str(), 1);
-    Application app(&back, application, "local-library");
+    Application app(&back, application, test);
     REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), "libcurand.so.99 is not GVirtuS's") == 1);
+    REQUIRE(lines_with(app.said(), line) == 1);
     return lines_with(app.said(), "ibx:") == 1;
 }
 
@@ -580,7 +580,13 @@ void check_what_it_does_not()
     check("a client that is killed in a graph", [] { return killed_in_graph("killed-in-graph"); });
     check("... whose memory kernels reach", [] { return killed_in_graph("killed-while-mapped"); });
     check("a back end that lies", lied_to);
-    check("a library of NVIDIA's that is loaded later", library_loaded_later);
+    check("a library of NVIDIA's that is loaded later", [] {
+        return library_loaded_later("libcurand.so.99", "local-library",
+                                    "libcurand.so.99 is not GVirtuS's");
+    });
+    check("a driver of this host that is loaded later", [] {
+        return library_loaded_later("libcuda.so.1", "local-driver", "the driver of this host");
+    });
     check("a back end without these calls", without_extra);
     check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });
     check("managed memory, touched in a function of a stream", managed_in_function);
