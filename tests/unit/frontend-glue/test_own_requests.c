@@ -335,9 +335,9 @@ static uint64_t size(void)
 
 /* g, n, e, a, d: a graph, a node, an executable graph, an array, memory; o: any of these; z: a
  * size; i, h, b: numbers of 4, 2 and 1 bytes; A: an attribute's value; p: a graph and nodes that
- * one comes behind; k: a kernel; m, c: planes to be copied, c between host and device; s: memory to
- * be set; r, t: a resource, a texture. Not there: what makes memory of any size, or graphs of
- * graphs without end. */
+ * one comes behind; k: a kernel; v: a name; m, c: planes to be copied, c between host and device;
+ * s: memory to be set; r, t: a resource, a texture. Not there: what makes memory of any size, or
+ * graphs of graphs without end. */
 static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_LAUNCH] = "hk",
     [IBX_EXTRA_STREAM_SET_ATTRIBUTE] = "oiA",
@@ -407,6 +407,31 @@ static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_PRINTED] = "b",
     [IBX_EXTRA_IPC_CLOSE] = "bo",
     [IBX_EXTRA_PARAMETERS] = "oi",
+    [IBX_EXTRA_RESET_L2] = "",
+    [IBX_EXTRA_POOL_CURRENT] = "i",
+    [IBX_EXTRA_POOL_DESTROY] = "o",
+    [IBX_EXTRA_POOL_SET_ACCESS] = "oii",
+    [IBX_EXTRA_POOL_GET_ACCESS] = "oi",
+    [IBX_EXTRA_IPC_POOL] = "o",
+    [IBX_EXTRA_IPC_OPEN_POOL] = "A",
+    [IBX_EXTRA_IPC_OPEN_POINTER] = "oA",
+    [IBX_EXTRA_GRAPH_CONDITION] = "gii",
+    [IBX_EXTRA_NODE_CONDITIONAL] = "poii",
+    [IBX_EXTRA_NODE_NEIGHBOURS] = "nzb",
+    [IBX_EXTRA_NODE_ENABLE] = "eni",
+    [IBX_EXTRA_NODE_ENABLED] = "en",
+    [IBX_EXTRA_STREAM_ID] = "o",
+    [IBX_EXTRA_STREAM_DEVICE] = "o",
+    [IBX_EXTRA_STREAM_COPY_ATTRIBUTES] = "oo",
+    [IBX_EXTRA_DEVICE_FLAGS] = "",
+    [IBX_EXTRA_DEVICE_CACHE] = "",
+    [IBX_EXTRA_BETWEEN_DEVICES] = "iii",
+    [IBX_EXTRA_TEXTURE_WIDTH] = "iiiiii",
+    [IBX_EXTRA_CLUSTERS] = "oiiiiiizoiA",
+    [IBX_EXTRA_SHARED_MEMORY] = "oii",
+    [IBX_EXTRA_PARAMETER] = "oz",
+    [IBX_EXTRA_VARIABLE] = "ov",
+    [IBX_EXTRA_HOST_UNMAP] = "o",
     [IBX_EXTRAS] = "o",
 };
 
@@ -454,6 +479,8 @@ static void put_any(struct ibx_writer *w, const char *form)
             ibx_put_u16(w, (uint16_t)(few & 1 ? 68 * few : 0));
         else if (*form == 'b')
             ibx_put_u8(w, few & 1);
+        else if (*form == 'v')
+            ibx_put_u16(w, 2), ibx_put_u16(w, 'x' << 8 | 'y');
         else if (*form == 'A')
             ibx_put_bytes(w, bytes, sizeof(bytes));
         if (*form != 'p')
