@@ -9,8 +9,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
-#define BUCKETS      4096u
+#define BUCKETS      16384u
 #define HANDLE_BYTES 24u /* of a module's name, "0x..." with its NUL */
 #define HANDLE_LEAST 7u
 #define UNLOAD_MS    1000u /* that a module's end waits for requests that use it */
@@ -22,7 +23,8 @@
 
 /* Sessions keep pointers to it, so it is never freed. */
 struct ibx_client_module {
-    struct ibx_client_module *next;
+    struct ibx_client_module *next, **at; /* its bucket's; when it is gone, those of all */
+    struct function *functions;
     char handle[HANDLE_BYTES]; /* as the client names it */
     char name[HANDLE_BYTES];   /* as GVirtuS does; as long */
     uint64_t client;
@@ -33,32 +35,54 @@ struct ibx_client_module {
 };
 
 struct function {
-    struct function *next;
+    struct function *next, **at; /* its bucket's */
+    struct function *next_of_module, **of_module;
     struct ibx_client_module *module;
     uint64_t address, name;
     uint64_t called; /* a sum of what its module calls it */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ibx_client_module *modules; /* that are not gone */
-static struct ibx_client_module *left;    /* the others, to which launches' caches may point */
+static struct ibx_client_module *modules[BUCKETS]; /* that are not gone */
+static struct ibx_client_module *left; /* the others, to which launches' caches may point */
 static struct function *buckets[BUCKETS];
+static uint64_t salt; /* no client can choose what comes into one bucket; 0: not known yet */
 /* So many names were given. Until there is a module, registrations may be of a form that is not
  * known here, and all addresses stay. */
 static uint64_t functions, handles;
 
 /* ------------------------------------------------------------------------------ the table */
 
-static struct function **bucket_of(uint64_t address)
+/* Locked. */
+static size_t bucket_of(uint64_t value)
 {
-    return &buckets[(address >> 4 ^ address >> 16) % BUCKETS];
+    while (!salt && getrandom(&salt, sizeof(salt), GRND_NONBLOCK) != sizeof(salt))
+        salt = ibx_now_ns();
+    value = (value ^ salt) * UINT64_C(0xff51afd7ed558ccd);
+    value = (value ^ value >> 32 ^ salt) * UINT64_C(0x9e3779b97f4a7c15);
+    return (size_t)(value >> 32) % BUCKETS;
+}
+
+static uint64_t sum_of(const char *text)
+{
+    uint64_t sum = UINT64_C(14695981039346656037); /* FNV-1a */
+    for (; *text; text++)
+        sum = (sum ^ (uint8_t)*text) * UINT64_C(1099511628211);
+    return sum;
+}
+
+/* Locked. Of a client's modules of that name. */
+static struct ibx_client_module **modules_at(const struct ibx_functions_user *user,
+                                             const char *handle)
+{
+    return &modules[bucket_of(sum_of(handle) + user->client)];
 }
 
 /* Locked. */
 static struct ibx_client_module *module_of(const struct ibx_functions_user *user,
                                            const char *handle)
 {
-    struct ibx_client_module *m = modules;
+    struct ibx_client_module *m = *modules_at(user, handle);
     while (m && (m->client != user->client || m->tenant != user->tenant ||
                  strcmp(m->handle, handle) != 0))
         m = m->next;
@@ -66,19 +90,15 @@ static struct ibx_client_module *module_of(const struct ibx_functions_user *user
 }
 
 /* Locked. */
-static void forget_functions(const struct ibx_client_module *module)
+static void forget(struct function *f)
 {
-    for (size_t i = 0; i < BUCKETS; i++) {
-        for (struct function **at = &buckets[i]; *at;) {
-            struct function *f = *at;
-            if (f->module != module) {
-                at = &f->next;
-                continue;
-            }
-            *at = f->next;
-            free(f);
-        }
-    }
+    *f->at = f->next;
+    if (f->next)
+        f->next->at = f->at;
+    *f->of_module = f->next_of_module;
+    if (f->next_of_module)
+        f->next_of_module->of_module = f->of_module;
+    free(f);
 }
 
 /* Of two programs, or of two clients that run: each has the variables of its own module. */
@@ -96,7 +116,7 @@ static const struct function *find(const struct ibx_functions_user *user, uint64
 {
     const struct function *found = NULL, *parents = NULL;
     bool doubtful = false;
-    for (const struct function *f = *bucket_of(address); f; f = f->next) {
+    for (const struct function *f = buckets[bucket_of(address)]; f; f = f->next) {
         if (f->address != address || f->module->tenant != user->tenant)
             continue;
         if (f->module->client == user->client)
@@ -147,17 +167,21 @@ uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)
 void ibx_functions_orphan(uint64_t client)
 {
     pthread_mutex_lock(&lock);
-    for (struct ibx_client_module *m = modules; m && client; m = m->next)
-        m->orphan = m->orphan || m->client == client;
+    for (size_t i = 0; i < BUCKETS && client; i++) {
+        for (struct ibx_client_module *m = modules[i]; m; m = m->next)
+            m->orphan = m->orphan || m->client == client;
+    }
     pthread_mutex_unlock(&lock);
 }
 
 bool ibx_functions_any(uint64_t client)
 {
+    const struct ibx_client_module *m = NULL;
     pthread_mutex_lock(&lock);
-    const struct ibx_client_module *m = modules;
-    while (m && m->client != client)
-        m = m->next;
+    for (size_t i = 0; i < BUCKETS && !m; i++) {
+        for (m = modules[i]; m && m->client != client;)
+            m = m->next;
+    }
     pthread_mutex_unlock(&lock);
     return m;
 }
@@ -196,21 +220,27 @@ static bool add_module(const struct ibx_functions_user *user, char *handle, size
     struct ibx_client_module *m = sound ? malloc(sizeof(*m)) : NULL;
     if (!m)
         return false;
-    *m =
-        (struct ibx_client_module){.next = modules, .client = user->client, .tenant = user->tenant};
+    struct ibx_client_module **at = modules_at(user, handle);
+    *m = (struct ibx_client_module){
+        .next = *at, .at = at, .client = user->client, .tenant = user->tenant};
     memcpy(m->handle, handle, n);
     make_name(m->name, n);
     memcpy(handle, m->name, n);
-    modules = m;
+    if (m->next)
+        m->next->at = &m->next;
+    *at = m;
     return true;
 }
 
-static uint64_t sum_of(const char *text)
+/* Locked. At an address a client has the function that it has registered there last. */
+static void forget_earlier(const struct ibx_client_module *m, uint64_t address)
 {
-    uint64_t sum = UINT64_C(14695981039346656037); /* FNV-1a */
-    for (; *text; text++)
-        sum = (sum ^ (uint8_t)*text) * UINT64_C(1099511628211);
-    return sum;
+    struct function *f = buckets[bucket_of(address)];
+    while (f && !(f->address == address && f->module->client == m->client &&
+                  f->module->tenant == m->tenant))
+        f = f->next;
+    if (f)
+        forget(f);
 }
 
 /* Behind the module: the function, and the two names that this has there. */
@@ -223,12 +253,21 @@ static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint
     struct function *f = called && get_string(r, body, &n) ? malloc(sizeof(*f)) : NULL;
     if (!f)
         return false;
-    *f = (struct function){.next = *bucket_of(address),
+    forget_earlier(m, address);
+    struct function **bucket = &buckets[bucket_of(address)];
+    *f = (struct function){.next = *bucket,
+                           .at = bucket,
+                           .next_of_module = m->functions,
+                           .of_module = &m->functions,
                            .module = m,
                            .address = address,
                            .name = FUNCTION_FIRST + ++functions * FUNCTION_STEP,
                            .called = sum_of(called)};
-    *bucket_of(address) = f;
+    if (f->next)
+        f->next->at = &f->next;
+    if (f->next_of_module)
+        f->next_of_module->of_module = &f->next_of_module;
+    *bucket = m->functions = f;
     struct ibx_writer w = ibx_writer_of(body + at, 8);
     ibx_put_u64(&w, f->name);
     return true;
@@ -237,10 +276,9 @@ static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint
 /* Locked. Nobody looks for it any more. */
 static void unlink_module(struct ibx_client_module *m)
 {
-    struct ibx_client_module **at = &modules;
-    while (*at != m)
-        at = &(*at)->next;
-    *at = m->next;
+    *m->at = m->next;
+    if (m->next)
+        m->next->at = m->at;
     m->next = left;
     left = m;
 }
@@ -251,7 +289,8 @@ static bool end_module(struct ibx_client_module *m)
     const uint64_t deadline = ibx_deadline_in_ms(UNLOAD_MS);
     atomic_store(&m->gone, true);
     unlink_module(m);
-    forget_functions(m);
+    while (m->functions)
+        forget(m->functions);
     while (atomic_load(&m->users) && ibx_now_ns() < deadline) {
         const struct timespec pause = ibx_timespec_of(UINT64_C(1000000));
         pthread_mutex_unlock(&lock);

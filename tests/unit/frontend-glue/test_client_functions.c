@@ -7,7 +7,9 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #define PARENT  (&users[0])
 #define CHILD   (&users[1])
@@ -305,13 +307,55 @@ static void used_meanwhile(void **state)
     ibx_functions_let_go(CHILD);
 }
 
+/* Seconds of this thread's processor for a client of many modules with a kernel each. */
+static double seconds_to_begin(uint64_t client)
+{
+    struct ibx_functions_user user = {.client = client};
+    struct timespec begun, done;
+    char handle[24];
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begun);
+    for (unsigned i = 0; i < 500; i++) {
+        snprintf(handle, sizeof(handle), "0x%x", 0x500000 + 64 * i);
+        passed(&user, "cudaRegisterFatBinary", handle, 0, NULL);
+        passed(&user, "cudaRegisterFunction", handle, 0x600000 + 64 * i, "k");
+        assert_true(take(&user, 0x600000 + 64 * i));
+    }
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &done);
+    return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
+}
+
+/* One that registers without end, and leaves it behind: others begin as fast as before. */
+static void a_client_of_very_many_modules(void **state)
+{
+    struct ibx_functions_user many = {.client = 100};
+    (void)state;
+    seconds_to_begin(101);
+    const double alone = seconds_to_begin(102);
+    for (unsigned i = 0; i < 100000; i++) {
+        passed(&many, "cudaRegisterFatBinary", HANDLE, 0, NULL);
+        passed(&many, "cudaRegisterFunction", HANDLE, 0x600000 + 64 * (i % 500), "k");
+    }
+    ibx_functions_orphan(many.client);
+    const double beside = seconds_to_begin(103);
+    if (beside > 10 * alone + 0.05)
+        fail_msg("%f s beside 100000 modules of another client, %f s before", beside, alone);
+    /* It has its own, those that were registered last. */
+    assert_true(take(&many, 0x600000));
+    end(&many, HANDLE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unknown_forms),    cmocka_unit_test(names_of_others),
-        cmocka_unit_test(same_addresses),   cmocka_unit_test(forked_children),
-        cmocka_unit_test(doubtful_parents), cmocka_unit_test(uses),
-        cmocka_unit_test(malformed),        cmocka_unit_test(used_meanwhile),
+        cmocka_unit_test(unknown_forms),
+        cmocka_unit_test(names_of_others),
+        cmocka_unit_test(same_addresses),
+        cmocka_unit_test(forked_children),
+        cmocka_unit_test(doubtful_parents),
+        cmocka_unit_test(uses),
+        cmocka_unit_test(malformed),
+        cmocka_unit_test(used_meanwhile),
+        cmocka_unit_test(a_client_of_very_many_modules),
     };
     for (unsigned i = 0; i < sizeof(users) / sizeof(users[0]); i++)
         users[i].client = i + 1;
