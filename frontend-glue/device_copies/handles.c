@@ -26,8 +26,19 @@ struct opener {
     unsigned times;
 };
 
+/* The lists that a handle is in. What one client has made must not lie in the way of another one,
+ * so nothing but a reset walks through all. */
+enum handle_list {
+    OF_KIND,
+    OF_CLIENT, /* and of its kind */
+    OF_GRAPH,  /* what has `of`: nodes, and so on */
+    LISTS
+};
+
 struct handle {
-    struct handle *next, **at; /* the list of all */
+    struct {
+        struct handle *next, **at;
+    } in[LISTS];
     enum ibx_handle_kind kind;
     uint64_t value;
     uint64_t of;      /* of a node, or what was made of one: its graph; 0: not known, or no more */
@@ -46,7 +57,10 @@ struct handle {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
 static void *tree;
-static struct handle *all;
+#define KINDS          (IBX_HANDLE_EVENT + 1u)
+#define CLIENT_BUCKETS 8192u
+#define GRAPH_BUCKETS  8192u
+static struct handle *of_kind[KINDS], *of_client[CLIENT_BUCKETS], *of_graph[GRAPH_BUCKETS];
 static uint64_t numbers;
 static atomic_uint gone; /* streams and events */
 
@@ -65,6 +79,60 @@ static struct handle *find(const struct copies *x, enum ibx_handle_kind kind, ui
     return found && (!tenant || tenant == x->isolation.tenant) ? *found : NULL;
 }
 
+/* ----------------------------------------------------------------------------- lists; locked */
+
+static void link_in(struct handle *h, enum handle_list list, struct handle **head)
+{
+    h->in[list].next = *head;
+    h->in[list].at = head;
+    if (*head)
+        (*head)->in[list].at = &h->in[list].next;
+    *head = h;
+}
+
+static void link_out(struct handle *h, enum handle_list list)
+{
+    *h->in[list].at = h->in[list].next;
+    if (h->in[list].next)
+        h->in[list].next->in[list].at = h->in[list].at;
+}
+
+/* Perhaps among those of others. */
+static struct handle **list_of_client(uint64_t client, unsigned kind)
+{
+    return &of_client[(client * KINDS + kind) % CLIENT_BUCKETS];
+}
+
+static struct handle **list_of_graph(uint64_t graph)
+{
+    return &of_graph[(graph >> 4 ^ graph >> 16 ^ graph >> 28) % GRAPH_BUCKETS];
+}
+
+static void set_client(struct handle *h, uint64_t client)
+{
+    link_out(h, OF_CLIENT);
+    h->client = client;
+    link_in(h, OF_CLIENT, list_of_client(client, h->kind));
+}
+
+static void set_graph(struct handle *h, uint64_t graph)
+{
+    if (h->of)
+        link_out(h, OF_GRAPH);
+    h->of = graph;
+    if (graph)
+        link_in(h, OF_GRAPH, list_of_graph(graph));
+}
+
+/* One that is not in the lists yet. */
+static void link_all(struct handle *h)
+{
+    link_in(h, OF_KIND, &of_kind[h->kind]);
+    link_in(h, OF_CLIENT, list_of_client(h->client, h->kind));
+    if (h->of)
+        link_in(h, OF_GRAPH, list_of_graph(h->of));
+}
+
 static void free_handle(struct handle *h)
 {
     free(h->openers);
@@ -74,9 +142,10 @@ static void free_handle(struct handle *h)
 /* Locked. */
 static void drop(struct handle *h)
 {
-    *h->at = h->next;
-    if (h->next)
-        h->next->at = h->at;
+    link_out(h, OF_KIND);
+    link_out(h, OF_CLIENT);
+    if (h->of)
+        link_out(h, OF_GRAPH);
     tdelete(h, &tree, compare);
     if (h->kind == IBX_HANDLE_STREAM || h->kind == IBX_HANDLE_EVENT)
         atomic_fetch_add(&gone, 1);
@@ -142,18 +211,14 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
     if (at && !listed)
         (*at)->number = ++numbers;
     if (is_new) {
-        made->next = all;
-        made->at = &all;
-        if (all)
-            all->at = &made->next;
-        all = made;
+        link_all(made);
     } else if (at) { /* a pool, or one whose end was not seen */
         (*at)->tenant = made->tenant;
         (*at)->context = context;
-        (*at)->client = made->client;
         (*at)->opener_count = 0;
         (*at)->heir_of = 0;
-        (*at)->of = of;
+        set_client(*at, made->client);
+        set_graph(*at, of);
     }
     pthread_mutex_unlock(&lock);
     if (!is_new)
@@ -186,7 +251,7 @@ void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph, unsign
     pthread_mutex_lock(&lock);
     struct handle *found = find(x, IBX_HANDLE_EXEC, exec);
     if (found) {
-        found->of = graph;
+        set_graph(found, graph);
         found->functions = functions;
     }
     pthread_mutex_unlock(&lock);
@@ -215,73 +280,31 @@ bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)
 /* Locked. Graphs of its conditional nodes go as well, each with what is in it. */
 static void forget_nodes(uint64_t graph)
 {
-    for (struct handle *h = all, *next; h; h = next) {
-        next = h->next;
+    struct handle **list = list_of_graph(graph);
+    for (struct handle *h = *list, *next; h; h = next) {
+        next = h->in[OF_GRAPH].next;
         if (h->of == graph && (h->kind == IBX_HANDLE_NODE || h->kind == IBX_HANDLE_CONDITION))
             drop(h);
         else if (h->of == graph && h->kind == IBX_HANDLE_EXEC)
-            h->of = 0;
+            set_graph(h, 0);
     }
-    for (struct handle *h = all; h;) {
+    for (struct handle *h = *list; h;) {
         const uint64_t body = h->of == graph && h->kind == IBX_HANDLE_GRAPH ? h->value : 0;
         if (body) {
             ibx_owners_remove(body, ibx_owners_number(body));
             drop(h);
             forget_nodes(body);
         }
-        h = body ? all : h->next;
+        h = body ? *list : h->in[OF_GRAPH].next;
     }
 }
 
-static int compare_values(const void *a, const void *b)
-{
-    const uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
-    return (left > right) - (left < right);
-}
-
-/* Locked. What is of some graphs, which are sorted; how many graphs are among it, which come into
- * `bodies`. */
-static size_t forget_nodes_of(const uint64_t *graphs, size_t count, uint64_t *bodies)
-{
-    size_t found = 0;
-    for (struct handle *h = all, *next; h; h = next) {
-        next = h->next;
-        if (!h->of || !bsearch(&h->of, graphs, count, sizeof(*graphs), compare_values))
-            continue;
-        if (h->kind == IBX_HANDLE_EXEC) {
-            h->of = 0;
-        } else if (h->kind == IBX_HANDLE_GRAPH) {
-            ibx_owners_remove(h->value, ibx_owners_number(h->value));
-            bodies[found++] = h->value;
-            drop(h);
-        } else {
-            drop(h);
-        }
-    }
-    return found;
-}
-
-/* Locked. forget_nodes() of each that is a graph, in one walk for all that are as deep: one of them
- * would be one for each graph. */
 static void forget_nodes_of_all(const struct ibx_taken *taken, size_t count)
 {
-    size_t most = count, begin = 0, end = 0;
-    for (const struct handle *h = all; h; h = h->next)
-        most += h->of && h->kind == IBX_HANDLE_GRAPH;
-    uint64_t *graphs = calloc(most + 1, sizeof(*graphs));
     for (size_t i = 0; i < count; i++) {
-        if (taken[i].kind == IBX_HANDLE_GRAPH && graphs)
-            graphs[end++] = taken[i].value;
-        else if (taken[i].kind == IBX_HANDLE_GRAPH)
+        if (taken[i].kind == IBX_HANDLE_GRAPH)
             forget_nodes(taken[i].value);
     }
-    while (begin < end) {
-        const size_t n = end - begin;
-        qsort(graphs + begin, n, sizeof(*graphs), compare_values);
-        end += forget_nodes_of(graphs + begin, n, graphs + end);
-        begin += n;
-    }
-    free(graphs);
 }
 
 void ibx_handles_forget_nodes(uint64_t graph)
@@ -296,7 +319,7 @@ void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other)
     pthread_mutex_lock(&lock);
     struct handle *found = find(x, IBX_HANDLE_GRAPH, graph);
     if (found)
-        found->of = other;
+        set_graph(found, other);
     pthread_mutex_unlock(&lock);
 }
 
@@ -321,10 +344,12 @@ bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph)
 void ibx_handles_forget(const void *context)
 {
     pthread_mutex_lock(&lock);
-    for (struct handle *h = all, *next; h; h = next) {
-        next = h->next;
-        if (!context || !h->context || h->context == context)
-            drop(h);
+    for (unsigned kind = 0; kind < KINDS; kind++) {
+        for (struct handle *h = of_kind[kind], *next; h; h = next) {
+            next = h->in[OF_KIND].next;
+            if (!context || !h->context || h->context == context)
+                drop(h);
+        }
     }
     pthread_mutex_unlock(&lock);
 }
@@ -426,7 +451,7 @@ static bool passes_on(struct handle *h)
         if (opener == h->client || !ibx_clients_has(opener))
             continue;
         h->heir_of = h->heir_of ? h->heir_of : h->client;
-        h->client = opener;
+        set_client(h, opener);
         return true;
     }
     return false;
@@ -450,8 +475,10 @@ void ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t val
     uint64_t nobody = 0;
     pthread_mutex_lock(&lock);
     struct handle *h = client ? find(x, kind, value) : NULL;
-    if (h && close_for(h, client) && h->client == client && h->heir_of && !passes_on(h))
-        nobody = h->client = h->heir_of;
+    if (h && close_for(h, client) && h->client == client && h->heir_of && !passes_on(h)) {
+        nobody = h->heir_of;
+        set_client(h, nobody);
+    }
     if (nobody)
         h->heir_of = 0;
     pthread_mutex_unlock(&lock);
@@ -466,7 +493,8 @@ static bool goes_alone(const struct handle *h, uint64_t client)
            !(h->of && h->kind != IBX_HANDLE_EXEC);
 }
 
-/* `graphs`: these and what was made of them to be launched, of all contexts. */
+/* `graphs`: these and what was made of them to be launched, of all contexts. What it passes on is
+ * in another list then. */
 static bool is_taken(struct handle *h, uint64_t client, bool graphs, const void *context)
 {
     return goes_alone(h, client) && !h->holders &&
@@ -475,20 +503,33 @@ static bool is_taken(struct handle *h, uint64_t client, bool graphs, const void 
            !passes_on(h);
 }
 
+/* Locked. Those of a kind, `taken` NULL: how many there are. */
+static size_t take_kind(uint64_t client, unsigned kind, bool graphs, const void *context,
+                        struct ibx_taken *taken, size_t most)
+{
+    size_t count = 0;
+    for (struct handle *h = *list_of_client(client, kind), *next; h && count < most; h = next) {
+        next = h->in[OF_CLIENT].next;
+        if (h->kind != kind || !is_taken(h, client, graphs, context))
+            continue;
+        if (taken)
+            taken[count] = (struct ibx_taken){h->kind, h->value, h->context};
+        count++;
+        if (taken)
+            drop(h);
+    }
+    return count;
+}
+
 static size_t take(uint64_t client, bool graphs, const void *context, struct ibx_taken **taken)
 {
     size_t count = 0, i = 0;
     pthread_mutex_lock(&lock);
-    for (struct handle *h = all; h; h = h->next)
-        count += is_taken(h, client, graphs, context);
+    for (unsigned kind = 0; kind < KINDS; kind++)
+        count += take_kind(client, kind, graphs, context, NULL, SIZE_MAX);
     *taken = calloc(count + 1, sizeof(**taken));
-    for (struct handle *h = all, *next; *taken && h; h = next) {
-        next = h->next;
-        if (!is_taken(h, client, graphs, context))
-            continue;
-        (*taken)[i++] = (struct ibx_taken){h->kind, h->value, h->context};
-        drop(h);
-    }
+    for (unsigned kind = 0; *taken && kind < KINDS; kind++)
+        i += take_kind(client, kind, graphs, context, *taken + i, count - i);
     forget_nodes_of_all(*taken, i);
     pthread_mutex_unlock(&lock);
     return i;
@@ -512,33 +553,37 @@ size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken)
 bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **context)
 {
     pthread_mutex_lock(&lock);
-    const struct handle *h = all;
+    const struct handle *h = *list_of_client(client, kind);
     while (h && !(h->kind == kind && goes_alone(h, client) && !h->holders))
-        h = h->next;
+        h = h->in[OF_CLIENT].next;
     if (h)
         *context = h->context;
     pthread_mutex_unlock(&lock);
     return h;
 }
 
-bool ibx_handles_held(uint64_t client)
+/* `held`: by a request. */
+static bool has_any(uint64_t client, bool held)
 {
+    const struct handle *h = NULL;
     pthread_mutex_lock(&lock);
-    const struct handle *h = all;
-    while (h && !(h->holders && goes_alone(h, client)))
-        h = h->next;
+    for (unsigned kind = 0; kind < KINDS && !h; kind++) {
+        h = *list_of_client(client, kind);
+        while (h && !((!held || h->holders) && goes_alone(h, client)))
+            h = h->in[OF_CLIENT].next;
+    }
     pthread_mutex_unlock(&lock);
     return h;
 }
 
+bool ibx_handles_held(uint64_t client)
+{
+    return has_any(client, true);
+}
+
 bool ibx_handles_any(uint64_t client)
 {
-    pthread_mutex_lock(&lock);
-    const struct handle *h = all;
-    while (h && !goes_alone(h, client))
-        h = h->next;
-    pthread_mutex_unlock(&lock);
-    return h;
+    return has_any(client, false);
 }
 
 size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const void *context,
@@ -546,8 +591,8 @@ size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const v
 {
     size_t count = 0;
     pthread_mutex_lock(&lock);
-    for (struct handle *h = all, *next; h && count < most; h = next) {
-        next = h->next;
+    for (struct handle *h = *list_of_client(client, kind), *next; h && count < most; h = next) {
+        next = h->in[OF_CLIENT].next;
         if (h->kind != kind || h->context != context || !is_taken(h, client, false, context))
             continue;
         taken[count++] = (struct ibx_taken){h->kind, h->value, h->context};
@@ -562,12 +607,12 @@ struct handle **ibx_handles_hold_streams(const void *context, size_t *count)
 {
     size_t i = 0;
     pthread_mutex_lock(&lock);
-    for (const struct handle *h = all; h; h = h->next)
-        i += h->kind == IBX_HANDLE_STREAM;
+    for (const struct handle *h = of_kind[IBX_HANDLE_STREAM]; h; h = h->in[OF_KIND].next)
+        i++;
     struct handle **held = calloc(i + 1, sizeof(struct handle *));
     i = 0;
-    for (struct handle *h = all; held && h; h = h->next) {
-        if (h->kind != IBX_HANDLE_STREAM || (h->context && h->context != context))
+    for (struct handle *h = of_kind[IBX_HANDLE_STREAM]; held && h; h = h->in[OF_KIND].next) {
+        if (h->context && h->context != context)
             continue;
         h->holders++;
         held[i++] = h;

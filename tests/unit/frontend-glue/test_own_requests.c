@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
 #define REQUESTS 15000u
@@ -549,6 +550,39 @@ static void test_handles_have_a_limit(void **state)
         assert_int_equal(app->event_destroy(events[i]), 0);
 }
 
+/* Seconds of this thread's processor for graphs that come and go, and for clients that do. */
+static double seconds_of_graphs(void)
+{
+    struct timespec begun, done;
+    uint64_t graph, node;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begun);
+    for (unsigned i = 0; i < 20; i++) {
+        assert_int_equal(create_graph(&bob, &graph), 0);
+        assert_int_equal(add_memset(&bob, graph, bob.memory, &node), 0);
+        assert_int_equal(call_one(&bob, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+        assert_int_equal(call_one(&bob, IBX_EXTRA_NODE_TYPE, node, NULL), 1);
+        assert_false(ibx_handles_any(1000 + i));
+    }
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &done);
+    return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
+}
+
+/* One that has very many things slows no other one down. */
+static void test_very_many_of_others(void **state)
+{
+    const uint64_t first = UINT64_C(1) << 48;
+    (void)state;
+    seconds_of_graphs();
+    const double alone = seconds_of_graphs();
+    for (uint64_t i = 0; i < 300000; i++)
+        assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, first + 16 * i));
+    const double beside = seconds_of_graphs();
+    for (uint64_t i = 0; i < 300000; i++)
+        assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_EVENT, first + 16 * i));
+    if (beside > 10 * alone + 0.05)
+        fail_msg("%f s beside 300000 events of another client, %f s before", beside, alone);
+}
+
 static void test_anything(void **state)
 {
     (void)state;
@@ -581,11 +615,9 @@ static void test_anything(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory_without_owner),
-        cmocka_unit_test(test_rows_of_others),
-        cmocka_unit_test(test_nodes_of_others),
-        cmocka_unit_test(test_handles_have_a_limit),
-        cmocka_unit_test(test_anything),
+        cmocka_unit_test(test_memory_without_owner), cmocka_unit_test(test_rows_of_others),
+        cmocka_unit_test(test_nodes_of_others),      cmocka_unit_test(test_handles_have_a_limit),
+        cmocka_unit_test(test_very_many_of_others),  cmocka_unit_test(test_anything),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
