@@ -321,6 +321,7 @@ static void test_paused(void)
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", NULL);
     mover_send(&sender, &vms[0], receiver.uri, NULL);
     pair_done();
+    mover_must_print(&sender, "preparing: the VM is paused at the source");
     json_t *status = vm_run(&vms[1], "query-status", NULL);
     assert_string_equal(json_string_value(json_object_get(status, "status")), "paused");
     json_decref(status);

@@ -195,8 +195,10 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
             snprintf(out, size, "waiting for a source at %s", s->record.uri);
         break;
     case IBX_PHASE_PREPARING:
-        snprintf(out, size, "preparing: the VM runs at the source%s%s", s->ram_bytes ? ", " : "",
-                 s->ram_bytes ? ram : "");
+        /* Whether it runs is known with its memory, and to its own side. */
+        snprintf(out, size, "preparing: the VM %s at the source%s%s",
+                 s->source && s->ram_bytes && !s->record.was_running ? "is paused" : "runs",
+                 s->ram_bytes ? ", " : "", s->ram_bytes ? ram : "");
         break;
     case IBX_PHASE_WARMING:
         snprintf(out, size,
