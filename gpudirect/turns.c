@@ -134,7 +134,7 @@ static void wait_for_others(struct turns *turns, struct ibx_turn *turn, uint64_t
     if (rest && !turns->until_ns) {
         const uint64_t taken = now - turns->began_ns;
         uint64_t hold = (uint64_t)((double)taken * (double)rest / (double)turns->total);
-        hold = hold > taken * 2 / 5 ? hold : taken * 2 / 5;
+        hold = hold > taken * 3 / 5 ? hold : taken * 3 / 5;
         hold = hold < HOLD_MIN_NS ? HOLD_MIN_NS : hold > HOLD_MAX_NS ? HOLD_MAX_NS : hold;
         turns->until_ns = now + hold;
     }

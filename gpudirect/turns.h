@@ -6,14 +6,14 @@
  * until
  *
  *   - all that copy as busily have had theirs, or
- *   - as much time has passed as the rest of the round takes at the speed so far, two fifths
- *     of the round at least: over tcp some sessions are that much slower than others all the time,
- *     without a fault of their own.
+ *   - as much time has passed as the rest of the round takes at the speed so far, three fifths
+ *     of the time until then at least: over tcp some sessions are that much slower than others,
+ *     without a fault of their own, since their threads share a core with somebody.
  *
  * Who was behind then may copy as much more in the next round, an eighth of a quantum at most. A
  * session that stops, dies, or copies little holds nobody: it has not copied half as much as the
  * one that would have to wait for it. Nor does one that is slow on purpose take from another one
- * more than a third of its time.
+ * more than two fifths of its time.
  *
  * Who copies beside others also leaves no more than two pieces to the GPU at once, short ones if
  * any of the others makes short copies. The GPU takes what it is given in order: so a short copy
