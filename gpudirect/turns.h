@@ -8,7 +8,7 @@
  *   - all that copy as busily have had theirs, or
  *   - as much time has passed as the rest of the round takes at the speed so far, three fifths
  *     of the time until then at least: over tcp some sessions are that much slower than others,
- *     without a fault of their own, since their threads share a core with somebody.
+ *     without a fault of their own, where their threads share a core with others.
  *
  * Who was behind then may copy as much more in the next round, an eighth of a quantum at most. A
  * session that stops, dies, or copies little holds nobody: it has not copied half as much as the
