@@ -482,9 +482,15 @@ static void leave_group(void)
 /* What is READ into place counts to the tool: the kernel would end it, and the VM waited. */
 static void test_no_memory_for_minor(void)
 {
+    char ram[200];
     mover_begin();
-    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
-    if (!limit_memory(56)) { /* of a VM that has 64 */
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem1,size=256M,mem-path=%s/ram,share=on",
+             mover_folder);
+    vm_start(&vms[1], &(struct vm_options){.append = "",
+                                           .incoming = true,
+                                           .extra = {"-m", "256", "-object", ram, "-machine",
+                                                     "memory-backend=mem1"}});
+    if (!limit_memory(200)) { /* a sanitizer takes more than the tool */
         rmdir(group);
         skip();
     }
