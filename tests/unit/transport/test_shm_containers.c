@@ -4,6 +4,8 @@
  * container engines make them, and sees one folder of the server's under another name. Or it shares
  * the network namespace alone, as containers of one pod do.
  */
+#include "tests/scenes/patience.h"
+
 #include "common/clock.h"
 #include "transport/transport.h"
 
@@ -23,7 +25,7 @@
 
 #include <cmocka.h>
 
-#define PATIENCE_MS 30000u
+#define PATIENCE_MS patience_ms(30000)
 #define BYTES       (3u << 20)
 #define INSIDE      "/mnt/ibx" /* where the client sees the folder */
 #define SOCKET      "rdma://" INSIDE "/sock"
@@ -165,7 +167,7 @@ static struct ibx_listener *listen_at(const char *uri, const char *shm_dir)
 static struct ibx_conn *take(struct ibx_listener *listener)
 {
     struct ibx_conn *conn = NULL;
-    assert_int_equal(ibx_accept_wait(listener, PATIENCE_MS, &conn, NULL), 0);
+    assert_int_equal(ibx_accept_wait(listener, (int)PATIENCE_MS, &conn, NULL), 0);
     return conn;
 }
 
