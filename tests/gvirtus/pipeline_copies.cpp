@@ -11,7 +11,7 @@
 namespace
 {
 
-constexpr std::size_t sizes[] = {4, 1900, 1901, 10000, 16000, 20000, 65536};
+constexpr std::size_t copy_sizes[] = {4, 1900, 1901, 10000, 16000, 20000, 65536};
 
 // As the preload makes it. Its memory has other bytes when it has returned.
 int copy(std::uint64_t to, std::size_t n, unsigned seed)
@@ -86,7 +86,7 @@ bool copies_do_not_wait()
     REQUIRE(block);
     Model model(scene.world);
     scene.world->held = true;
-    for (std::size_t n : sizes) { // not more than may be under way
+    for (std::size_t n : copy_sizes) { // not more than may be under way
         if (!goes_ahead(n))
             continue;
         REQUIRE(copy(block + 7, n, 1) == 0 && app.last_error() == 0);
@@ -99,8 +99,8 @@ bool copies_do_not_wait()
     scene.world->held = false;
     REQUIRE(model.is(&app));
     for (unsigned i = 0; i < 60; i++) { // more than may be under way
-        REQUIRE(copy(block, sizes[i % 7], i) == 0);
-        model.copy(sizes[i % 7], i);
+        REQUIRE(copy(block, copy_sizes[i % 7], i) == 0);
+        model.copy(copy_sizes[i % 7], i);
         REQUIRE(i % 11 || (app.launch(i, STREAM + i % 4) == 0));
         if (i % 11 == 0)
             model.call("cudaLaunchKernel", world_launch(KERNEL, 32, STREAM + i % 4, i));
@@ -195,7 +195,7 @@ bool memory_that_processes_share()
     });
 }
 
-bool other_devices()
+bool copies_beside_other_devices()
 {
     return copies_wait_for_good(
         [](App *app) { return app->call("cudaSetDevice", Body().i32(1)) == 0; });
@@ -363,7 +363,7 @@ void check_copies()
     alone("copies to the device that do not wait", copies_do_not_wait);
     alone("copies to the device that wait", other_copies_wait);
     alone("copies to memory that processes share", memory_that_processes_share);
-    alone("copies beside other devices", other_devices);
+    alone("copies beside other devices", copies_beside_other_devices);
     alone("copies while a stream is captured", while_a_stream_is_captured);
     alone("copies behind captures that nobody ends", behind_captures);
     alone("calls behind the reset of one of several devices", captures_of_other_devices);
