@@ -30,9 +30,16 @@ static atomic_uint callers; /* threads that have called, and have not ended */
 static atomic_bool closed;  /* to those that have not called yet, but the one that has said so */
 static _Thread_local bool counted, closes;
 
+/* Behind the plugin's destructor of a key, which waits for what the thread has launched and closes
+ * its connection: by then it is the second time. */
 static void uncount(void *nothing)
 {
+    static _Thread_local bool again;
     (void)nothing;
+    if (counted && !again && !pthread_setspecific(thread_end, &counted)) {
+        again = true;
+        return;
+    }
     if (counted)
         atomic_fetch_sub(&callers, 1);
     counted = false;

@@ -9,9 +9,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dirent.h>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <string>
@@ -20,6 +23,29 @@
 #include <unistd.h>
 
 bool taken, over_shm;
+
+char state_of(pid_t process, pid_t thread)
+{
+    char path[64], line[256] = "";
+    std::snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", process, thread);
+    std::FILE *file = std::fopen(path, "r");
+    const bool read = file && std::fgets(line, sizeof(line), file);
+    if (file)
+        std::fclose(file);
+    const char *behind = std::strrchr(line, ')');
+    return read && behind && behind[1] ? behind[2] : 0;
+}
+
+void stop(pid_t process)
+{
+    bool all = kill(process, SIGSTOP) != 0;
+    while (!all) {
+        all = true;
+        for (const auto &task :
+             std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/task"))
+            all = all && state_of(process, std::stoi(task.path().filename())) == 'T';
+    }
+}
 
 char *device_memory(std::size_t n)
 {
@@ -531,6 +557,7 @@ int main(int argc, char **argv)
         {"forked-exit", forked_exit},
         {"closes-at-exit", closes_at_exit},
         {"threads-have-ended", threads_have_ended},
+        {"thread-ends-late", thread_ends_late},
         {"threads-go-on", threads_go_on},
         {"threads-go-on-in-child", threads_go_on_in_child},
         {"killed", killed},

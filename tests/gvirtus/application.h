@@ -48,6 +48,11 @@ inline bool fails(int rc, int code)
     return true;
 }
 
+// What a thread of that process does now, as in proc(5): 'S' sleeps; 0: it has ended.
+char state_of(pid_t process, pid_t thread);
+// None of its threads runs any more.
+void stop(pid_t process);
+
 char *device_memory(std::size_t n = device_bytes_each);
 bool device_has(const char *device, const char *bytes, std::size_t n);
 // To the device and back into other memory, with a gap on both sides that stays as it was.
@@ -61,6 +66,7 @@ bool forked_exit();
 bool closes_at_exit();
 bool threads_have_ended();
 bool threads_go_on();
+bool thread_ends_late();
 bool threads_go_on_in_child();
 bool first_thread_ends();
 bool cancelled_thread();

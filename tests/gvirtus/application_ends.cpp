@@ -109,8 +109,33 @@ bool threads_go_on()
     return true;
 }
 
-// The same in a forked child, of a process that has no threads yet: with them AddressSanitizer's
-// allocator may be locked in the child.
+// A thread that has returned waits until what it has launched was answered, and closes its
+// connection then: nothing of that is freed. The back end stands still meanwhile.
+bool thread_ends_late()
+{
+    static std::atomic<pid_t> ending;
+    struct Last {
+        ~Last() { ending = gettid(); }
+    };
+    REQUIRE(device_memory() && cudaDeviceSynchronize() == 0);
+    std::thread([] {
+        static thread_local Last last;
+        static_cast<void>(&last);
+        char *device = device_memory();
+        bool good = stub_launch(device, device + 1000, 1000, nullptr) == 0;
+        good = good && cudaDeviceSynchronize() == 0;
+        stop(std::atoi(std::getenv("STUB_BACK_END")));
+        if (!good || stub_launch(device, device + 1000, 1000, nullptr))
+            std::_Exit(1);
+    }).detach();
+    stub_at_end([] { std::_Exit(1); });
+    while (!ending || state_of(getpid(), ending) != 'S')
+        std::this_thread::yield();
+    return true;
+}
+
+// Threads in calls in a forked child, of a process that has no threads yet: with them
+// AddressSanitizer's allocator may be locked in the child.
 bool threads_go_on_in_child()
 {
     static std::atomic<bool> called;

@@ -233,18 +233,6 @@ bool begun_beside_captures()
     return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
 }
 
-bool sleeps(pid_t thread)
-{
-    char path[64], line[256] = "";
-    std::snprintf(path, sizeof(path), "/proc/self/task/%d/stat", thread);
-    std::FILE *file = std::fopen(path, "r");
-    const bool read = file && std::fgets(line, sizeof(line), file);
-    if (file)
-        std::fclose(file);
-    const char *behind = std::strrchr(line, ')');
-    return read && behind && behind[2] == 'S';
-}
-
 // A thread's own stream cannot be waited for while the legacy one cannot, and what the host has
 // written gets there.
 bool own_stream_beside_captures()
@@ -265,7 +253,7 @@ bool own_stream_beside_captures()
     int rc = -1;
     const pid_t reader = gettid();
     std::thread ends([&] {
-        while (!read && !sleeps(reader))
+        while (!read && state_of(getpid(), reader) != 'S')
             usleep(1000);
         rc = cudaStreamEndCapture(captured, &graph);
     });
@@ -383,7 +371,7 @@ bool while_it_waits(const std::function<bool()> &call, const std::function<bool(
         caller = gettid();
         good = call();
     });
-    while (!caller || !sleeps(caller))
+    while (!caller || state_of(getpid(), caller) != 'S')
         usleep(1000);
     const bool both = meanwhile();
     thread.join();

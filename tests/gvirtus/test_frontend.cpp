@@ -546,6 +546,8 @@ void check_what_the_provider_changes()
     check("... of a program whose threads have ended",
           [] { return run("threads-have-ended", true); });
     check("threads in calls as the process ends", [] { return run("threads-go-on", true); });
+    check("a thread that ends late as the process ends",
+          [] { return run("thread-ends-late", true); });
     check("threads in calls as a forked child ends",
           [] { return run("threads-go-on-in-child", true); });
     check("a back end that is killed", [] { return killed("killed", 6, 7000); });
