@@ -54,34 +54,45 @@ static void in_child(void)
     ends = false;
 }
 
-static bool is_named(const struct dl_phdr_info *library, const char *begins)
+static bool is_named(const char *library, const char *begins)
 {
-    const char *slash = strrchr(library->dlpi_name, '/');
-    return !strncmp(slash ? slash + 1 : library->dlpi_name, begins, strlen(begins));
+    const char *slash = strrchr(library, '/');
+    return !strncmp(slash ? slash + 1 : library, begins, strlen(begins));
+}
+
+static void add_destructors(const char *library, ElfW(Dyn) * entry, const char *name)
+{
+    if (!is_named(library, name))
+        return;
+    while (entry->d_tag != DT_NULL && entry->d_tag != DT_FINI_ARRAYSZ)
+        entry++;
+    if (entry->d_tag && libraries < LIBRARIES_MAX)
+        destructors[libraries++] = entry;
 }
 
 static int find_destructors(struct dl_phdr_info *library, size_t size, void *name)
 {
     (void)size;
-    if (!is_named(library, name))
-        return 0;
     for (unsigned i = 0; i < library->dlpi_phnum; i++) {
-        if (library->dlpi_phdr[i].p_type != PT_DYNAMIC)
-            continue;
-        ElfW(Dyn) *entry = (ElfW(Dyn) *)(library->dlpi_addr + library->dlpi_phdr[i].p_vaddr);
-        while (entry->d_tag != DT_NULL && entry->d_tag != DT_FINI_ARRAYSZ)
-            entry++;
-        if (entry->d_tag && libraries < LIBRARIES_MAX)
-            destructors[libraries++] = entry;
+        if (library->dlpi_phdr[i].p_type == PT_DYNAMIC)
+            add_destructors(library->dlpi_name,
+                            (ElfW(Dyn) *)(library->dlpi_addr + library->dlpi_phdr[i].p_vaddr),
+                            name);
     }
     return 0;
 }
 
+/* A child does without dl_iterate_phdr(3), whose lock another thread may have had at the fork:
+ * nobody gives it back there. */
 static void find_libraries(void)
 {
     libraries = 0;
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && (!i || libraries); i++)
-        dl_iterate_phdr(find_destructors, (void *)(uintptr_t)names[i]);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && (!i || libraries); i++) {
+        if (!forked)
+            dl_iterate_phdr(find_destructors, (void *)(uintptr_t)names[i]);
+        for (const struct link_map *l = forked ? _r_debug.r_map : NULL; l; l = l->l_next)
+            add_destructors(l->l_name, l->l_ld, names[i]);
+    }
 }
 
 static bool skip(ElfW(Dyn) * bytes)
@@ -133,7 +144,16 @@ struct owner {
     const char *const *name; /* of the library there; NULL: it is no such */
 };
 
-static int find_owner(struct dl_phdr_info *library, size_t size, void *argument)
+static const char *const *name_of(const char *library)
+{
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (is_named(library, names[i]))
+            return &names[i];
+    }
+    return NULL;
+}
+
+static int look_at_owner(struct dl_phdr_info *library, size_t size, void *argument)
 {
     struct owner *owner = argument;
     (void)size;
@@ -142,11 +162,23 @@ static int find_owner(struct dl_phdr_info *library, size_t size, void *argument)
         if (part->p_type != PT_LOAD ||
             owner->address - (library->dlpi_addr + part->p_vaddr) >= part->p_memsz)
             continue;
-        for (size_t j = 0; j < sizeof(names) / sizeof(names[0]) && !owner->name; j++)
-            owner->name = is_named(library, names[j]) ? &names[j] : NULL;
+        owner->name = name_of(library->dlpi_name);
         return 1;
     }
     return 0;
+}
+
+/* The lock that dladdr(3) takes is free in a child; elsewhere it may be that of a thread in
+ * dlopen(3) which waits for this one. */
+static const char *const *owner_of(void *library)
+{
+    struct owner owner = {.address = (uintptr_t)library};
+    Dl_info info;
+    if (!forked)
+        dl_iterate_phdr(look_at_owner, &owner);
+    else if (dladdr(library, &info) && info.dli_fname)
+        owner.name = name_of(info.dli_fname);
+    return owner.name;
 }
 
 static void run_left(void *argument)
@@ -194,18 +226,16 @@ __attribute__((visibility("default"))) atexit_of_library __cxa_atexit;
 int __cxa_atexit(void (*function)(void *argument), void *argument, void *library)
 {
     static _Atomic(void *) others; /* the last library that is none of those */
-    struct owner owner = {.address = (uintptr_t)library};
     atexit_of_library *next = next_atexit();
-    if (library != atomic_load(&others))
-        dl_iterate_phdr(find_owner, &owner);
-    if (!owner.name)
+    const char *const *name = library == atomic_load(&others) ? NULL : owner_of(library);
+    if (!name)
         atomic_store(&others, library);
-    struct left *left = owner.name ? malloc(sizeof(*left)) : NULL;
+    struct left *left = name ? malloc(sizeof(*left)) : NULL;
     if (!left)
         return next(function, argument, library);
     if (!end_streams)
         find_streams();
-    *left = (struct left){function, argument, owner.name == &names[0]};
+    *left = (struct left){function, argument, name == &names[0]};
     const int rc = next(run_left, left, library);
     if (rc)
         free(left);

@@ -5,9 +5,11 @@
 #include "tests/scenes/patience.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,18 +45,53 @@ static void fail(void)
     _exit(1);
 }
 
+static atomic_bool called, in_child, over;
+
+/* LeakSanitizer's own walk through the libraries would hang there. */
+int __lsan_is_turned_off(void);
+int __lsan_is_turned_off(void)
+{
+    return atomic_load(&in_child);
+}
+
+static int stay(struct dl_phdr_info *library, size_t size, void *nothing)
+{
+    (void)library;
+    (void)size;
+    (void)nothing;
+    atomic_store(&called, 1);
+    while (!atomic_load(&over))
+        sched_yield();
+    return 1;
+}
+
+static void *walk(void *nothing)
+{
+    dl_iterate_phdr(stay, NULL);
+    return nothing;
+}
+
+/* Meanwhile another thread walks through the libraries: the child has its lock for ever. */
 static int forked(void)
 {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, walk, NULL))
+        return 1;
+    while (!atomic_load(&called))
+        sched_yield();
     const pid_t child = fork();
     if (!child) {
+        atomic_store(&in_child, 1);
         alarm(20 * patience_times());
+        atexit(say_handler);
         exit(7);
     }
     int status = -1;
-    return waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 7;
+    const bool ended = waitpid(child, &status, 0) == child;
+    atomic_store(&over, 1);
+    pthread_join(thread, NULL);
+    return !ended || !WIFEXITED(status) || WEXITSTATUS(status) != 7;
 }
-
-static atomic_bool called;
 
 static void *call(void *nothing)
 {

@@ -623,7 +623,7 @@ void check_what_it_does_not()
     check("children of a process with busy threads", [] { return run("forked-meanwhile", true); });
     check("a libcudart that was loaded locally", [] { return loaded_locally("copies", 1); });
     check("loaded locally, and a forked child that exits",
-          [] { return loaded_locally("forked", 2); });
+          [] { return loaded_locally("forked", 3); });
     check("loaded locally, and a thread in calls at the end",
           [] { return loaded_locally("threads", 1); });
     check("a communicator of GVirtuS's own",
