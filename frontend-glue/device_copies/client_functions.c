@@ -37,6 +37,7 @@ struct ibx_client_module {
 struct function {
     struct function *next, **at; /* its bucket's */
     struct function *next_of_module, **of_module;
+    struct function *earlier; /* which is there again without this one: of another module */
     struct ibx_client_module *module;
     uint64_t address, name;
     uint64_t called; /* a sum of what its module calls it */
@@ -90,11 +91,29 @@ static struct ibx_client_module *module_of(const struct ibx_functions_user *user
 }
 
 /* Locked. */
-static void forget(struct function *f)
+static void link_in(struct function *f, struct function **at)
+{
+    f->next = *at;
+    f->at = at;
+    if (f->next)
+        f->next->at = &f->next;
+    *at = f;
+}
+
+/* Locked. */
+static void link_out(struct function *f)
 {
     *f->at = f->next;
     if (f->next)
         f->next->at = f->at;
+}
+
+/* Locked. */
+static void forget(struct function *f)
+{
+    link_out(f);
+    if (f->earlier)
+        link_in(f->earlier, f->at);
     *f->of_module = f->next_of_module;
     if (f->next_of_module)
         f->next_of_module->of_module = f->of_module;
@@ -232,15 +251,27 @@ static bool add_module(const struct ibx_functions_user *user, char *handle, size
     return true;
 }
 
-/* Locked. At an address a client has the function that it has registered there last. */
-static void forget_earlier(const struct ibx_client_module *m, uint64_t address)
+/* Locked. */
+static struct function *function_at(const struct ibx_client_module *m, uint64_t address)
 {
     struct function *f = buckets[bucket_of(address)];
     while (f && !(f->address == address && f->module->client == m->client &&
                   f->module->tenant == m->tenant))
         f = f->next;
-    if (f)
-        forget(f);
+    return f;
+}
+
+/* Locked. At an address a client has the function that it has registered there last. Two libraries
+ * with the same template may share one: when the later one is closed, the earlier one's is left. */
+static void hide_earlier(struct function *f)
+{
+    struct function *earlier;
+    while ((earlier = function_at(f->module, f->address)) && earlier->module == f->module)
+        forget(earlier);
+    if (!earlier)
+        return;
+    link_out(earlier);
+    link_in(earlier, &f->earlier);
 }
 
 /* Behind the module: the function, and the two names that this has there. */
@@ -253,21 +284,17 @@ static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint
     struct function *f = called && get_string(r, body, &n) ? malloc(sizeof(*f)) : NULL;
     if (!f)
         return false;
-    forget_earlier(m, address);
-    struct function **bucket = &buckets[bucket_of(address)];
-    *f = (struct function){.next = *bucket,
-                           .at = bucket,
-                           .next_of_module = m->functions,
-                           .of_module = &m->functions,
-                           .module = m,
+    *f = (struct function){.module = m,
                            .address = address,
                            .name = FUNCTION_FIRST + ++functions * FUNCTION_STEP,
                            .called = sum_of(called)};
-    if (f->next)
-        f->next->at = &f->next;
+    hide_earlier(f);
+    link_in(f, &buckets[bucket_of(address)]);
+    f->next_of_module = m->functions;
+    f->of_module = &m->functions;
     if (f->next_of_module)
         f->next_of_module->of_module = &f->next_of_module;
-    *bucket = m->functions = f;
+    m->functions = f;
     struct ibx_writer w = ibx_writer_of(body + at, 8);
     ibx_put_u64(&w, f->name);
     return true;

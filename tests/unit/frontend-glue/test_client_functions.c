@@ -173,6 +173,27 @@ static void same_addresses(void **state)
     end(PARENT, HANDLE); /* once more */
 }
 
+/* Two libraries of a client have the same template at one address: whichever is closed first. */
+static void shared_addresses(void **state)
+{
+    (void)state;
+    const uint64_t first = begin(PARENT, HANDLE, KERNEL, "sum"),
+                   second = begin(PARENT, "0x7f0055667788", KERNEL, "sum"),
+                   third = begin(PARENT, "0x7f0099aabbcc", KERNEL, "sum"),
+                   again = begin(OTHER, HANDLE, KERNEL, "product");
+    assert_true(first != second && second != third && take(PARENT, KERNEL) == third);
+    end(PARENT, "0x7f0055667788");
+    assert_true(take(PARENT, KERNEL) == third);
+    end(PARENT, "0x7f0099aabbcc");
+    assert_true(take(PARENT, KERNEL) == first && take(OTHER, KERNEL) == again);
+    passed(PARENT, "cudaRegisterFunction", HANDLE, KERNEL, "sum"); /* once more */
+    assert_true(take(PARENT, KERNEL) > again);
+    end(PARENT, HANDLE);
+    assert_true(take(PARENT, KERNEL) != first && take(OTHER, KERNEL) == again);
+    end(OTHER, HANDLE);
+    assert_true(!take(PARENT, KERNEL) && !take(OTHER, KERNEL));
+}
+
 static void forked_children(void **state)
 {
     (void)state;
@@ -350,6 +371,7 @@ int main(void)
         cmocka_unit_test(unknown_forms),
         cmocka_unit_test(names_of_others),
         cmocka_unit_test(same_addresses),
+        cmocka_unit_test(shared_addresses),
         cmocka_unit_test(forked_children),
         cmocka_unit_test(doubtful_parents),
         cmocka_unit_test(uses),
