@@ -17,6 +17,7 @@ static struct ranges all; /* of one byte each, at the handle */
 static _Atomic unsigned users, ended, rested_ended;
 static _Thread_local bool uses;
 static pthread_key_t thread_end;
+static bool keyed; /* libraries that began before this one may have used streams */
 
 /* They are the parent's. */
 static void in_child(void)
@@ -40,7 +41,7 @@ static void thread_ends(void *nothing)
 __attribute__((constructor)) static void begin(void)
 {
     pthread_atfork(NULL, NULL, in_child);
-    pthread_key_create(&thread_end, thread_ends);
+    keyed = !pthread_key_create(&thread_end, thread_ends);
 }
 
 void ibx_frontend_streams_reset(void)
@@ -108,7 +109,8 @@ void ibx_frontend_stream_used(const void *stream)
     if ((uintptr_t)stream != 2 || uses)
         return;
     uses = true;
-    pthread_setspecific(thread_end, &uses);
+    if (keyed)
+        pthread_setspecific(thread_end, &uses);
     atomic_fetch_add(&users, 1);
 }
 
