@@ -81,7 +81,7 @@ static int allocate(struct managed *m)
     return rc;
 }
 
-/* CUDA's is zero at first, and so are our pages. */
+/* CUDA's is zero at first, and so are our pages. Done in the legacy stream, which captures mind. */
 static int clear(const struct managed *m)
 {
     ibx_managed_own_begin();
@@ -157,21 +157,23 @@ struct managed *ibx_managed_make(size_t asked, size_t n)
     return m;
 }
 
-static struct managed *make(size_t n, int *rc)
+/* Beside captures its zeros are given to the device with what the host writes: PAGES_NEWER. */
+static struct managed *make(size_t n, enum pages_state *state, int *rc)
 {
     const size_t page = page_size();
     struct managed *m =
         n > PTRDIFF_MAX - 2 * page ? NULL : ibx_managed_make(n, (n + page - 1) / page * page);
     *rc = m ? place(m) : CUDA_MEMORY_ALLOCATION;
-    void *cleared = *rc ? NULL : m->base;
-    if (cleared)
+    void *placed = *rc ? NULL : m->base;
+    *state = ibx_frontend_capturing() ? PAGES_NEWER : PAGES_SAME;
+    if (placed && *state == PAGES_SAME)
         *rc = clear(m);
     if (!*rc)
         return m;
     if (m)
         ibx_managed_discard(m);
-    if (cleared)
-        cudaFree(cleared);
+    if (placed)
+        cudaFree(placed);
     return NULL;
 }
 
@@ -188,14 +190,15 @@ bool ibx_managed_begin(void)
 
 static int give(void **address, size_t n, unsigned mapped)
 {
+    enum pages_state state;
     int rc;
-    struct managed *m = make(n, &rc);
+    struct managed *m = make(n, &state, &rc);
     if (!m)
         return ibx_frontend_fail(rc);
     const uintptr_t begin = m->begin;
     m->mapped = mapped;
     ibx_frontend_peers_hold(m->device);
-    ibx_managed_add(m, PAGES_SAME); /* from here on another thread may free it */
+    ibx_managed_add(m, state); /* from here on another thread may free it */
     *address = (void *)begin;
     return CUDA_SUCCESS;
 }

@@ -58,7 +58,7 @@ struct managed {
     uint8_t state[]; /* of each block */
 };
 
-/* Adds it, all blocks in that state: SAME or STALE. */
+/* Adds it, all blocks in that state. */
 void ibx_managed_add(struct managed *m, enum pages_state state);
 /* Takes it out: NULL if none that was allocated begins there. 0: any at all. */
 struct managed *ibx_managed_take(uintptr_t begin);

@@ -49,7 +49,7 @@ void ibx_managed_add(struct managed *m, enum pages_state state)
 {
     memset(m->state, (int)state, m->blocks);
     m->fresh = state == PAGES_STALE ? 0 : m->blocks;
-    m->newer = 0;
+    m->newer = state == PAGES_NEWER ? m->blocks : 0;
     pthread_mutex_lock(&pages);
     pthread_mutex_lock(&list);
     if (m->fresh)

@@ -265,6 +265,26 @@ bool own_stream_beside_captures()
     return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
 }
 
+// Managed memory of which another thread, or this one, captures a stream that waits for the legacy
+// one: it is zero on the device, whoever had it before, and the capture goes on.
+bool allocated_beside_captures()
+{
+    constexpr std::size_t n = 20 * K;
+    char *to = managed_memory(n), *device = device_memory(), *old = managed_memory(n);
+    void *captured = nullptr, *work = nullptr, *graph = nullptr;
+    REQUIRE(to && device && old && cudaStreamCreate(&captured) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&work, 1) == 0 && cudaMemset(old, 5, n) == 0);
+    REQUIRE(cudaFree(old) == 0 && cudaStreamBeginCapture(captured, 2) == 0);
+    REQUIRE(stub_launch(device, device + n, n, captured) == 0);
+    char *made = managed_memory(n);
+    REQUIRE(made && stub_launch(to, made, n, work) == 0 && has(to, std::vector<char>(n)));
+    made[n - 1] = 3;
+    REQUIRE(stub_launch(to, made, n, work) == 0 && to[n - 1] == 3 && to[0] == 0);
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
+    REQUIRE(cudaStreamDestroy(captured) == 0 && cudaStreamDestroy(work) == 0);
+    return cudaFree(made) == 0 && cudaFree(to) == 0;
+}
+
 // Beside a capture of a blocking stream, while other threads have used their own streams: one that
 // has waited for its stream, and gone on or ended, left no work there.
 bool rested_streams_beside_captures()
@@ -675,6 +695,7 @@ bool managed()
     REQUIRE(!taken || graphs_of_managed());
     REQUIRE(!taken || (beside_own_captures() && begun_beside_captures()));
     REQUIRE(!taken || rested_streams_beside_captures());
+    REQUIRE(!taken || allocated_beside_captures());
     REQUIRE(!taken || own_stream_beside_captures());
     REQUIRE(taken_addresses());
     REQUIRE(system_calls());

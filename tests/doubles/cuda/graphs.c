@@ -10,6 +10,7 @@
 #define INVALIDATED    901
 #define WRONG_THREAD   908
 #define MODE_RELAXED   2
+#define NON_BLOCKING   1u /* of a stream's flags */
 #define UPDATE_FAILURE 910
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -109,6 +110,22 @@ void device_wait_ends(void)
     pthread_mutex_lock(&mutex);
     device_waits--;
     pthread_mutex_unlock(&mutex);
+}
+
+bool legacy_fits_captures(void)
+{
+    int (*flags_of)(void *stream, unsigned *flags) = NULL;
+    unsigned flags = NON_BLOCKING;
+    *(void **)&flags_of = driver_function("cuStreamGetFlags");
+    pthread_mutex_lock(&mutex);
+    void *stream = capture.stream;
+    pthread_mutex_unlock(&mutex);
+    if (!stream || flags_of(stream, &flags) || flags & NON_BLOCKING)
+        return true;
+    pthread_mutex_lock(&mutex);
+    capture.lost = capture.lost || capture.stream == stream;
+    pthread_mutex_unlock(&mutex);
+    return false;
 }
 
 bool load_fits_captures(void)

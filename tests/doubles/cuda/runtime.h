@@ -36,6 +36,9 @@ bool captures_function(void *stream, void (*function)(void *argument), void *arg
  * there was one. */
 bool device_wait_begins(void);
 void device_wait_ends(void);
+/* Whether work may go into the legacy stream: otherwise that ends the capture of a stream that it
+ * blocks. */
+bool legacy_fits_captures(void);
 /* Whether the thread may load a module: otherwise that ends the capture that it has begun. */
 bool load_fits_captures(void);
 
