@@ -12,8 +12,9 @@
 #define LAYERS_MAX 256 /* of one disk */
 
 static const char *const folders[] = {"/machine/peripheral", "/machine/peripheral-anon"};
-/* What QEMU has made for other options, and for the machine itself. Only the chip set of machine pc
- * lets a guest eject something of it: there it is looked at, too. */
+/* What QEMU has made for other options, and for the machine itself. Machine pc lets a guest eject
+ * cards and vCPUs of it: there it is looked at, too. Of machine q35 a guest can eject vCPUs (-smp)
+ * but the first, which is not seen: such a VM has them again at the destination. */
 #define MADE_BY_QEMU "/machine/unattached"
 #define EJECTS       "i440FX-pcihost"
 
