@@ -12,9 +12,9 @@
 #define LAYERS_MAX 256 /* of one disk */
 
 static const char *const folders[] = {"/machine/peripheral", "/machine/peripheral-anon"};
-/* What QEMU has made for other options, and for the machine itself. Machine pc lets a guest eject
- * cards and vCPUs of it: there it is looked at, too. Of machine q35 a guest can eject vCPUs (-smp)
- * but the first, which is not seen: such a VM has them again at the destination. */
+/* What QEMU has made for other options, and for the machine itself. Of that machine pc lets a guest
+ * eject cards: there it is looked at, too. vCPUs (-smp), which guests of q35 can eject as well, are
+ * left out: a VM that has one too many is better off than one that was stopped for nothing. */
 #define MADE_BY_QEMU "/machine/unattached"
 #define EJECTS       "i440FX-pcihost"
 
@@ -88,6 +88,12 @@ static bool ejects(const json_t *machine)
     return false;
 }
 
+static bool is_vcpu(const char *type)
+{
+    const size_t n = strlen(type), end = strlen("-cpu");
+    return n > end && !strcmp(type + n - end, "-cpu");
+}
+
 /* The devices of MADE_BY_QEMU, if the guest can eject any. */
 static int find_made(struct ibx_qmp *qmp, json_t *made, uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -98,7 +104,8 @@ static int find_made(struct ibx_qmp *qmp, json_t *made, uint64_t deadline_ns, st
         rc = ibx_preflight_children(qmp, MADE_BY_QEMU, all, deadline_ns, err);
     json_object_foreach(all, name, type)
     {
-        if (!rc && !strncmp(name, "device[", 7) && json_object_set(made, name, type))
+        const bool device = !strncmp(name, "device[", 7) && !is_vcpu(json_string_value(type));
+        if (!rc && device && json_object_set(made, name, type))
             rc = ibx_error_set(err, -ENOMEM, "no memory for a list of devices");
     }
     json_decref(machine);
