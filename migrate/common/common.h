@@ -44,7 +44,7 @@ struct migration_signals {
 };
 int ibx_migration_signals_open(struct migration_signals *signals, struct ibx_error *err);
 /* Whether one has come that nobody has taken. */
-bool ibx_migration_signals_wait(void);
+bool ibx_migration_signals_pending(void);
 /* How many came since the last call. */
 unsigned ibx_migration_signals_take(struct migration_signals *signals);
 void ibx_migration_signals_close(struct migration_signals *signals);

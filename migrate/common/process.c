@@ -43,7 +43,7 @@ int ibx_migration_signals_open(struct migration_signals *signals, struct ibx_err
     return ibx_error_set(err, -code, "no descriptor for signals: %s", strerror(code));
 }
 
-bool ibx_migration_signals_wait(void)
+bool ibx_migration_signals_pending(void)
 {
     sigset_t set;
     return !sigpending(&set) && (sigismember(&set, SIGINT) || sigismember(&set, SIGTERM));

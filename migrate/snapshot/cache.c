@@ -62,7 +62,7 @@ static int connect_one(struct snapshot_cache *cache, bool known, struct ibx_erro
     for (unsigned i = 0; rc && rc != -EINTR && i < cache->uri_count; i++) {
         const char *uri = cache->uris[(cache->first + i) % cache->uri_count];
         rc = ibx_snapshot_reader_open_unless(uri, &options, cache->links,
-                                             ibx_migration_signals_wait, &cache->reader, err);
+                                             ibx_migration_signals_pending, &cache->reader, err);
         if (rc)
             continue;
         snprintf(cache->source, sizeof(cache->source), "%s", uri);

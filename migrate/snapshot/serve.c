@@ -72,7 +72,7 @@ static int compare(struct serving *s, struct ibx_error *err)
         options.timeout_ms = COMPARE_MS;
     for (unsigned i = 0; rc && rc != -EINTR && i < s->options->cache_count; i++) {
         rc = ibx_snapshot_reader_open_unless(s->options->caches[i], &options, 1,
-                                             ibx_migration_signals_wait, &reader, &why);
+                                             ibx_migration_signals_pending, &reader, &why);
         if (rc)
             continue;
         const bool same =
