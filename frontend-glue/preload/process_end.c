@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Forked children that call exit(3). log4cplus, with which GVirtuS writes its log, has threads, and
- * its end waits for them: in a child, which has none of them, for ever. exit(3) calls what the
- * program has left there, then the destructors of libraries, then what libraries have left there
- * when they began, the last one first. So in a child
+ * The end of a process by exit(3). First, in a forked child: log4cplus, with which GVirtuS writes
+ * its log, has threads, and its end waits for them: in a child, which has none of them, for ever.
+ * exit(3) calls what the program has left there, then the destructors of libraries, then what
+ * libraries have left there when they began, the last one first. So in a child
  *
  * - log4cplus's own destructors are none, as its dynamic section says from then on, and
  * - this library's handler ends the process before those of objects in log4cplus, which began

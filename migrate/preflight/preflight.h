@@ -78,7 +78,7 @@ void ibx_preflight_block_users_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Which job is at work, by this event of QEMU's; NULL: none. The text is the event's. */
 const char *ibx_preflight_block_job(json_t *event);
 /* since.c: which devices have been plugged into a VM, and with `disks` by which images each disk is
- * made, an object; and what of these is another one now. Four commands of 0.4 ms together; the
+ * made, an object; and what of these is another one now. Two to five commands of 0.1 ms each; the
  * first function sends them, and does not wait for the answers. `compared`: the last answer, which
  * tells whether all of them are needed again, or NULL. */
 void ibx_preflight_compared_ask(struct ibx_qmp *qmp, bool disks, const json_t *compared,

@@ -355,11 +355,10 @@ static int check_described(struct freezing *f, struct ibx_error *err)
     if (rc)
         return rc;
     if (!json_equal(now, f->before))
-        rc = ibx_error_set(
-            err, -EBUSY,
-            "another client of QEMU, or the guest, has plugged a device in or out, or "
-            "the image of a disk was changed, while the VM was being frozen: freeze "
-            "it again");
+        rc = ibx_error_set(err, -EBUSY,
+                           "another client of QEMU, or the guest, has plugged a device in or out, "
+                           "or the image of a disk was changed, while the VM was being frozen: "
+                           "freeze it again");
     json_decref(now);
     return rc;
 }

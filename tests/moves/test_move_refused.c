@@ -178,16 +178,21 @@ static void test_a_device_at_the_stop(void)
     refused_then("the device old (usb-tablet) has been plugged out since");
 }
 
-/* A guest ejects one by itself, also when QEMU plugs none any more. PC's chip set does that when it
- * is told the number of its slot; the monitor writes there as the guest would. */
-static void test_a_device_that_the_guest_ejects(void)
+/* PC's chip set ejects what it is told the number of the slot of, here 7; the monitor writes there
+ * as the guest would. */
+static void ejected_at_the_stop(const char *option, const char *device)
 {
     char text[64];
-    pair_start(&(struct vm_options){
-        .append = "", .machine = "pc", .extra = {"-device", "virtio-rng-pci,addr=7,id=old"}});
+    pair_start(&(struct vm_options){.append = "", .machine = "pc", .extra = {option, device}});
     pair_run_to("source:stopped", NULL);
     vm_hmp(&vms[0], "o /w 0xae10 0", text, sizeof(text)); /* the bus */
     vm_hmp(&vms[0], "o /w 0xae08 0x80", text, sizeof(text));
+}
+
+/* A guest ejects one by itself, also when QEMU plugs none any more. */
+static void test_a_device_that_the_guest_ejects(void)
+{
+    ejected_at_the_stop("-device", "virtio-rng-pci,addr=7,id=old");
     refused_then("the device old (virtio-rng-pci) has been plugged out since");
 }
 
@@ -195,12 +200,7 @@ static void test_a_device_that_the_guest_ejects(void)
  */
 static void test_a_network_card_that_the_guest_ejects(void)
 {
-    char text[64];
-    pair_start(&(struct vm_options){
-        .append = "", .machine = "pc", .extra = {"-net", "nic,model=e1000,addr=7"}});
-    pair_run_to("source:stopped", NULL);
-    vm_hmp(&vms[0], "o /w 0xae10 0", text, sizeof(text));
-    vm_hmp(&vms[0], "o /w 0xae08 0x80", text, sizeof(text));
+    ejected_at_the_stop("-net", "nic,model=e1000,addr=7");
     refused_then("(e1000) has been plugged out since");
 }
 
