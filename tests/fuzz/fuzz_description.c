@@ -7,17 +7,12 @@
  *              1   "info qtree"        2   "info ramblock"        3   a line of mountinfo
  */
 #include "migrate/preflight/description.h"
+#include "tests/fuzz/require.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 static const char own_text[] =
     "{\"host\":\"a\",\"cpus\":[\"core-id 0\"],\"cpu\":\"qemu64\",\"cpuid\":{\"7.0 EBX\":\"1f\"},"

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Firecracker's message, and the file of a working set: whichever the first byte says. */
 #include "migrate/firecracker/firecracker.h"
+#include "tests/fuzz/require.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 static void message(const char *text, size_t length)
 {

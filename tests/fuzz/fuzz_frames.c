@@ -4,17 +4,12 @@
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/wire.h"
+#include "tests/fuzz/require.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 static void put_tail(struct ibx_writer *w, const struct ibx_frame *f)
 {

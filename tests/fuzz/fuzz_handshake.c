@@ -10,12 +10,12 @@
  * proofs. The wire of the fabric inside the process that offers may name has the number 1.
  */
 #include "tests/scenes/memory_provider.h"
+#include "tests/fuzz/require.h"
 
 #include "common/log.h"
 #include "transport/handshake/handshake.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -162,12 +162,6 @@ int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *f
 }
 
 /* -------------------------------------------------------------------------- the test */
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 /* The peer has hung up already: the end comes by itself. */
 static void live_and_die(struct ibx_conn *conn)

@@ -10,20 +10,14 @@
 #include "transport/core/mac.h"
 
 #include "common/wire.h"
+#include "tests/fuzz/require.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define SENT  40u /* more than one refill of keys */
 #define BYTES 24u
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 static uint8_t sent[SENT][BYTES + IBX_MAC_BYTES];
 

@@ -11,18 +11,13 @@
 #include "migrate/pages/pages.h"
 
 #include "common/wire.h"
+#include "tests/fuzz/require.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 static void refused(int rc, const struct ibx_error *err)
 {

@@ -5,17 +5,11 @@
  * byte is odd, the rest is what a member says, and is sealed here.
  */
 #include "migrate/multicast/multicast.h"
+#include "tests/fuzz/require.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 static const struct ibx_multicast_group group = {.id = {'f', 'u', 'z', 'z'}, .key = {7}};
 

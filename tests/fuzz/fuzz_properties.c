@@ -3,6 +3,7 @@
  * file of choices. */
 #include "common/properties.h"
 #include "tests/scenes/choice_sound.h"
+#include "tests/fuzz/require.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -10,12 +11,6 @@
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 static void check_entry(const struct ibx_properties *p, size_t i)
 {

@@ -10,6 +10,7 @@
 #include "migrate/common/vm.h"
 #include "migrate/preflight/description.h"
 #include "migrate/snapshot/cache.h"
+#include "tests/fuzz/require.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -20,12 +21,6 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static json_t *answers;
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 /* ------------------------------------------------------------ in place of qmp.c's */
 

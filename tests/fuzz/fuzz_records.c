@@ -8,6 +8,7 @@
 #include "migrate/migrate.h"
 #include "migrate/preflight/preflight.h"
 #include "migrate/snapshot/cache.h"
+#include "tests/fuzz/require.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -17,12 +18,6 @@
 #define BLOCK_BYTES  (64ull << 20)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 static void check_sentence(const struct ibx_error *err)
 {

@@ -7,18 +7,13 @@
  *   first byte odd    a message
  */
 #include "migrate/snapshot/snapshot.h"
+#include "tests/fuzz/require.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 static void take_manifest(const char *text, size_t length)
 {

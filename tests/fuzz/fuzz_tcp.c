@@ -11,6 +11,7 @@
  *         read-only or the writable region put in; bits 3 to 7: payload / 8
  */
 #include "tests/scenes/tcp_end.h"
+#include "tests/fuzz/require.h"
 
 #include "common/log.h"
 
@@ -27,12 +28,6 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 static uint8_t memory[3 * PAGE]; /* the middle is registered for writing */
 static uint8_t constant[PAGE];
 static uint8_t targets[POSTS][PAGE];
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {

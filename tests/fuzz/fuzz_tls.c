@@ -9,6 +9,7 @@
  *              then, for 0, 2 and 3, up to that many bytes
  */
 #include "transport/core/tls_state.h"
+#include "tests/fuzz/require.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -19,12 +20,6 @@
 #define TEXT_MAX (1u << 16)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 static uint8_t sent[4 * TEXT_MAX], got[5 * TEXT_MAX];
 static size_t sent_bytes, got_bytes;

@@ -2,17 +2,12 @@
 /* A URI that parses prints as one that parses to the same; options that were set read back as text
  * that sets the same. */
 #include "transport/transport.h"
+#include "tests/fuzz/require.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good)
-{
-    if (!good)
-        abort();
-}
 
 static void check_options(const struct ibx_options *options)
 {
