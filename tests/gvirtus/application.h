@@ -11,7 +11,9 @@
 #include "tests/scenes/random_fill.h"
 
 #include <cstddef>
+#include <cstring>
 #include <dlfcn.h>
+#include <vector>
 
 // `taken`: the back end's plugin runs the copies.
 extern bool taken, over_shm;
@@ -52,6 +54,17 @@ inline bool fails(int rc, int code)
 char state_of(pid_t process, pid_t thread);
 // None of its threads runs any more.
 void stop(pid_t process);
+
+inline std::vector<char> random_bytes(std::size_t n, unsigned seed)
+{
+    std::vector<char> bytes(n);
+    random_fill(bytes.data(), n, seed);
+    return bytes;
+}
+inline bool has(const char *memory, const std::vector<char> &bytes)
+{
+    return !std::memcmp(memory, bytes.data(), bytes.size());
+}
 
 char *device_memory(std::size_t n = device_bytes_each);
 bool device_has(const char *device, const char *bytes, std::size_t n);
@@ -170,6 +183,9 @@ bool pointers();
 // Touched where that is not allowed.
 bool managed_in_function();
 bool managed_at_exit();
+char *managed_memory(std::size_t n);
+// application_managed_captures.cpp
+bool managed_beside_captures();
 
 // application_queries.cpp
 

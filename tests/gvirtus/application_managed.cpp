@@ -29,23 +29,16 @@ int malloc_managed(void **address, std::size_t n, unsigned flags = 1)
     return preloaded<int(void **, std::size_t, unsigned)>("cudaMallocManaged")(address, n, flags);
 }
 
+} // namespace
+
 char *managed_memory(std::size_t n)
 {
     void *address = nullptr;
     return malloc_managed(&address, n) ? nullptr : static_cast<char *>(address);
 }
 
-std::vector<char> some(std::size_t n, unsigned seed)
+namespace
 {
-    std::vector<char> bytes(n);
-    random_fill(bytes.data(), n, seed);
-    return bytes;
-}
-
-bool has(const char *memory, const std::vector<char> &bytes)
-{
-    return !std::memcmp(memory, bytes.data(), bytes.size());
-}
 
 // Kernels read what the host wrote before, and the host what they have written, without a call.
 bool kernels_and_host()
@@ -57,7 +50,7 @@ bool kernels_and_host()
     for (char byte : {a[0], a[n - 1], b[n / 2]})
         REQUIRE(byte == 0);
     for (unsigned i = 0; i < 6; i++) {
-        const std::vector<char> bytes = some(n, i);
+        const std::vector<char> bytes = random_bytes(n, i);
         std::memcpy(a, bytes.data(), n);
         if (i % 4 == 1)
             stub_remote()->slow(10000);
@@ -82,7 +75,7 @@ bool waits_that_fail()
     constexpr std::size_t n = 100 * K;
     char *a = managed_memory(n), *b = managed_memory(n);
     void *stream = nullptr;
-    const std::vector<char> bytes = some(n, 5);
+    const std::vector<char> bytes = random_bytes(n, 5);
     REQUIRE(a && b && cudaStreamCreateWithFlags(&stream, 1) == 0);
     std::memcpy(a, bytes.data(), n);
     stub_remote()->slow(20000);
@@ -99,7 +92,7 @@ bool copies_and_sets()
 {
     constexpr std::size_t n = 300 * K;
     char *m = managed_memory(n), *other = managed_memory(n), *device = device_memory(n);
-    std::vector<char> bytes = some(n, 7), back(n);
+    std::vector<char> bytes = random_bytes(n, 7), back(n);
     REQUIRE(m && other);
     for (int kind : kinds{H2D, DEFAULT}) {
         std::memset(m, kind, n);
@@ -146,7 +139,7 @@ bool threads_of_streams()
             char *a = managed_memory(n), *b = managed_memory(n);
             right = right && a && b && attach(stream, a, 0, 4) == 0;
             for (unsigned i = 0; i < 8 && right; i++) {
-                const std::vector<char> bytes = some(n, 100 * t + i);
+                const std::vector<char> bytes = random_bytes(n, 100 * t + i);
                 std::memcpy(a, bytes.data(), n);
                 right = stub_launch(b, a, n, stream) == 0 &&
                         (i % 2 || cudaStreamSynchronize(stream) == 0) && has(b, bytes);
@@ -174,7 +167,7 @@ bool graphs_of_managed()
             0);
     REQUIRE(preloaded<Make>("cudaGraphInstantiate")(&exec, graph, 0) == 0);
     for (unsigned i = 0; i < 5; i++) {
-        const std::vector<char> bytes = some(n, i);
+        const std::vector<char> bytes = random_bytes(n, i);
         std::memcpy(a, bytes.data(), n);
         REQUIRE(cudaGraphLaunch(exec, stream) == 0 && has(b, bytes));
     }
@@ -183,134 +176,6 @@ bool graphs_of_managed()
     REQUIRE(stub_launch(b, a, n, stream) == 0 && b[0] == a[0]);
     REQUIRE(cudaStreamEndCapture(stream, &graph) == 0);
     return cudaFree(a) == 0 && cudaFree(b) == 0;
-}
-
-// Accesses while this process captures streams, which they do not end. A capture ends with its
-// stream.
-bool beside_own_captures()
-{
-    constexpr std::size_t n = 100 * K;
-    char *a = managed_memory(n), *b = managed_memory(n);
-    void *captured = nullptr, *other = nullptr, *graph = nullptr;
-    std::vector<char> bytes = some(n, 6);
-    REQUIRE(a && b && cudaStreamCreate(&captured) == 0 &&
-            cudaStreamCreateWithFlags(&other, 1) == 0);
-    std::memcpy(a, bytes.data(), n);
-    REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
-    REQUIRE(cudaStreamBeginCapture(captured, 0) == 401 && cudaGetLastError() == 401);
-    stub_remote()->slow(20000);
-    REQUIRE(stub_launch(b, a, n, other) == 0 && has(b, bytes));
-    stub_remote()->slow(0);
-    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
-    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0 && cudaStreamDestroy(captured) == 0);
-    for (unsigned i = 0; i < 3; i++) {
-        bytes = some(n, i);
-        std::memcpy(a, bytes.data(), n);
-        REQUIRE(stub_launch(b, a, n, nullptr) == 0 && has(b, bytes));
-    }
-    return cudaFree(a) == 0 && cudaFree(b) == 0;
-}
-
-// What a stream does when its capture begins, beside another one, is waited for before.
-bool begun_beside_captures()
-{
-    constexpr std::size_t n = 20 * K;
-    char *from = managed_memory(n), *far = managed_memory(n), *to = managed_memory(n);
-    void *captured = nullptr, *working = nullptr, *graph = nullptr;
-    const std::vector<char> bytes = some(n, 7);
-    REQUIRE(from && far && to && cudaStreamCreateWithFlags(&captured, 1) == 0);
-    REQUIRE(cudaStreamCreateWithFlags(&working, 1) == 0);
-    std::memcpy(from, bytes.data(), n);
-    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0 && stub_launch(far, from, n, captured) == 0);
-    stub_remote()->slow(20000);
-    for (unsigned i = 0; i < 5; i++)
-        REQUIRE(stub_launch(far, from, n, working) == 0);
-    REQUIRE(stub_launch(to, far, n, working) == 0 && cudaStreamBeginCapture(working, 0) == 0);
-    REQUIRE(has(to, bytes));
-    stub_remote()->slow(0);
-    REQUIRE(cudaStreamEndCapture(working, &graph) == 0 && graph);
-    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0);
-    return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
-}
-
-// A thread's own stream cannot be waited for while the legacy one cannot, and what the host has
-// written gets there.
-bool own_stream_beside_captures()
-{
-    constexpr std::size_t n = 20 * K;
-    char *from = managed_memory(n), *far = managed_memory(n), *to = managed_memory(n);
-    void *captured = nullptr, *own = reinterpret_cast<void *>(2), *graph = nullptr;
-    const std::vector<char> bytes = some(n, 8);
-    REQUIRE(from && far && to && cudaStreamCreate(&captured) == 0);
-    std::memcpy(from, bytes.data(), n);
-    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0); // another thread may end it
-    REQUIRE(stub_launch(to, far, n, captured) == 0);
-    stub_remote()->slow(20000);
-    for (unsigned i = 0; i < 5; i++)
-        REQUIRE(stub_launch(far, from, n, own) == 0);
-    REQUIRE(stub_launch(to, far, n, own) == 0);
-    std::atomic<bool> read{false};
-    int rc = -1;
-    const pid_t reader = gettid();
-    std::thread ends([&] {
-        while (!read && state_of(getpid(), reader) != 'S')
-            usleep(1000);
-        rc = cudaStreamEndCapture(captured, &graph);
-    });
-    const bool good = has(to, bytes);
-    read = true;
-    ends.join();
-    stub_remote()->slow(0);
-    REQUIRE(good && rc == 0 && graph);
-    return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
-}
-
-// Managed memory of which another thread, or this one, captures a stream that waits for the legacy
-// one: it is zero on the device, whoever had it before, and the capture goes on.
-bool allocated_beside_captures()
-{
-    constexpr std::size_t n = 20 * K;
-    char *to = managed_memory(n), *device = device_memory(), *old = managed_memory(n);
-    void *captured = nullptr, *work = nullptr, *graph = nullptr;
-    REQUIRE(to && device && old && cudaStreamCreate(&captured) == 0);
-    REQUIRE(cudaStreamCreateWithFlags(&work, 1) == 0 && cudaMemset(old, 5, n) == 0);
-    REQUIRE(cudaFree(old) == 0 && cudaStreamBeginCapture(captured, 2) == 0);
-    REQUIRE(stub_launch(device, device + n, n, captured) == 0);
-    char *made = managed_memory(n);
-    REQUIRE(made && stub_launch(to, made, n, work) == 0 && has(to, std::vector<char>(n)));
-    made[n - 1] = 3;
-    REQUIRE(stub_launch(to, made, n, work) == 0 && to[n - 1] == 3 && to[0] == 0);
-    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
-    REQUIRE(cudaStreamDestroy(captured) == 0 && cudaStreamDestroy(work) == 0);
-    return cudaFree(made) == 0 && cudaFree(to) == 0;
-}
-
-// Beside a capture of a blocking stream, while other threads have used their own streams: one that
-// has waited for its stream, and gone on or ended, left no work there.
-bool rested_streams_beside_captures()
-{
-    constexpr std::size_t n = 20 * K;
-    char *from = managed_memory(n), *to = managed_memory(n), *device = device_memory();
-    void *captured = nullptr, *work = nullptr, *graph = nullptr;
-    REQUIRE(from && to && device && cudaStreamCreate(&captured) == 0);
-    REQUIRE(cudaStreamCreateWithFlags(&work, 1) == 0);
-    REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
-    REQUIRE(stub_launch(device, device + n, n, captured) == 0);
-    int rc = -1;
-    const auto use = [&] {
-        void *own = reinterpret_cast<void *>(2);
-        rc = cudaMemsetAsync(device + 2 * n, 2, n, own);
-        rc = rc ? rc : cudaStreamSynchronize(own);
-    };
-    use();
-    REQUIRE(rc == 0);
-    std::thread(use).join();
-    const std::vector<char> bytes = some(n, 9);
-    std::memcpy(from, bytes.data(), n);
-    REQUIRE(rc == 0 && stub_launch(to, from, n, work) == 0 && has(to, bytes));
-    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
-    REQUIRE(cudaStreamDestroy(captured) == 0 && cudaStreamDestroy(work) == 0);
-    return cudaFree(from) == 0 && cudaFree(to) == 0;
 }
 
 struct Attributes {
@@ -354,7 +219,7 @@ bool system_calls()
 {
     constexpr std::size_t n = 200 * K;
     char *m = managed_memory(n), *other = managed_memory(n);
-    const std::vector<char> bytes = some(n, 3);
+    const std::vector<char> bytes = random_bytes(n, 3);
     std::vector<char> back(n);
     std::FILE *file = std::tmpfile();
     REQUIRE(m && other && file);
@@ -404,7 +269,7 @@ bool system_calls_that_wait()
 {
     constexpr std::size_t n = 200 * K;
     char *m = managed_memory(n), *other = managed_memory(n);
-    const std::vector<char> sent = some(n, 4), ninety(90, 9);
+    const std::vector<char> sent = random_bytes(n, 4), ninety(90, 9);
     std::vector<char> got(n);
     int ends[2];
     iovec parts[2] = {{m + 10, 40}, {m + 70 * K, 50}};
@@ -575,13 +440,13 @@ bool mapped()
     char *from = static_cast<char *>(a), *to = static_cast<char *>(b);
     REQUIRE(on_device(&there, from + 5) == 0 && there == from + 5);
     for (unsigned i = 0; i < 3; i++) {
-        const std::vector<char> bytes = some(n, i);
+        const std::vector<char> bytes = random_bytes(n, i);
         std::memcpy(from, bytes.data(), n);
         REQUIRE(stub_launch(to, from, n, nullptr) == 0);
         REQUIRE(cudaDeviceSynchronize() == 0 && has(to, bytes));
     }
     // It may be used as page-locked memory as well.
-    const std::vector<char> bytes = some(n, 9);
+    const std::vector<char> bytes = random_bytes(n, 9);
     char *device = device_memory(n);
     std::memcpy(from, bytes.data(), n);
     REQUIRE(cudaMemcpy(device, from, n, H2D) == 0 && device_has(device, bytes.data(), n));
@@ -693,10 +558,7 @@ bool managed()
     REQUIRE(what_it_is());
     REQUIRE(hints());
     REQUIRE(!taken || graphs_of_managed());
-    REQUIRE(!taken || (beside_own_captures() && begun_beside_captures()));
-    REQUIRE(!taken || rested_streams_beside_captures());
-    REQUIRE(!taken || allocated_beside_captures());
-    REQUIRE(!taken || own_stream_beside_captures());
+    REQUIRE(!taken || managed_beside_captures());
     REQUIRE(taken_addresses());
     REQUIRE(system_calls());
     REQUIRE(sent_signals());
@@ -714,7 +576,7 @@ struct AtEnd {
 // A kernel reads what was written here now, and the host what it has written.
 bool runs_at_end(unsigned seed)
 {
-    const std::vector<char> bytes = some(20 * K, seed);
+    const std::vector<char> bytes = random_bytes(20 * K, seed);
     std::memcpy(at_end.from, bytes.data(), bytes.size());
     REQUIRE(stub_launch(at_end.to, at_end.from, bytes.size(), at_end.work) == 0);
     return has(at_end.to, bytes);

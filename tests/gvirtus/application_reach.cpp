@@ -36,13 +36,6 @@ char *page_locked(std::size_t n)
     return cudaMallocHost(&memory, n) ? nullptr : static_cast<char *>(memory);
 }
 
-std::vector<char> some(std::size_t n, unsigned seed)
-{
-    std::vector<char> bytes(n);
-    random_fill(bytes.data(), n, seed);
-    return bytes;
-}
-
 // Over shm the back end has it run; elsewhere it is refused, and nothing else is the worse for it.
 bool runs_or_is_refused(int rc)
 {
@@ -54,7 +47,7 @@ bool runs_or_is_refused(int rc)
 
 bool is_copied(char *to, char *from, std::size_t n, void *stream, unsigned seed)
 {
-    const std::vector<char> bytes = some(n, seed);
+    const std::vector<char> bytes = random_bytes(n, seed);
     std::memcpy(from, bytes.data(), n);
     std::memset(to, 0, n);
     REQUIRE(runs_or_is_refused(stub_launch(to, from, n, stream)));
@@ -88,7 +81,7 @@ bool other_launches(char *to, char *from)
 // What a kernel writes there goes on in the order of the stream, however it is copied.
 bool goes_on(char *device, void *stream)
 {
-    const std::vector<char> bytes = some(bytes_each, 9);
+    const std::vector<char> bytes = random_bytes(bytes_each, 9);
     REQUIRE(cudaMemcpy(device, bytes.data(), bytes_each, H2D) == 0);
     for (std::size_t n : {std::size_t{100}, bytes_each})
         for (unsigned way = 0; way < 4; way++) {
@@ -173,7 +166,7 @@ bool kernels_and_page_locked()
         REQUIRE(is_copied(to, from, bytes_each, i % 2 ? stream : nullptr, i));
     REQUIRE(is_copied(to + 5, from + 77, 1000, stream, 4));
     // What a kernel has written goes on in the order of its stream.
-    const std::vector<char> bytes = some(bytes_each, 5);
+    const std::vector<char> bytes = random_bytes(bytes_each, 5);
     REQUIRE(cudaMemcpy(device, bytes.data(), bytes_each, H2D) == 0);
     for (std::size_t n : {std::size_t{100}, bytes_each}) {
         std::memset(to, 0, bytes_each);
@@ -279,7 +272,7 @@ bool page_locked_of_graphs()
     if (!reached())
         return true;
     const auto runs = [&](unsigned seed) {
-        const std::vector<char> bytes = some(bytes_each, seed);
+        const std::vector<char> bytes = random_bytes(bytes_each, seed);
         std::memcpy(from, bytes.data(), bytes_each);
         std::memset(to, 0, bytes_each);
         REQUIRE(g::launch(exec, nullptr) == 0 && cudaDeviceSynchronize() == 0);

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Managed memory while this process captures streams.
+#include "tests/gvirtus/application.h"
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+#include <unistd.h>
+
+namespace
+{
+
+void *const per_thread = reinterpret_cast<void *>(2); // cudaStreamPerThread
+
+// Accesses while this process captures streams, which they do not end. A capture ends with its
+// stream.
+bool beside_own_captures()
+{
+    constexpr std::size_t length = 100 * 1024;
+    char *a = managed_memory(length), *b = managed_memory(length);
+    void *captured = nullptr, *other = nullptr, *graph = nullptr;
+    std::vector<char> bytes = random_bytes(length, 6);
+    REQUIRE(a && b && cudaStreamCreate(&captured) == 0 &&
+            cudaStreamCreateWithFlags(&other, 1) == 0);
+    std::memcpy(a, bytes.data(), length);
+    REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
+    REQUIRE(cudaStreamBeginCapture(captured, 0) == 401 && cudaGetLastError() == 401);
+    stub_remote()->slow(20000);
+    REQUIRE(stub_launch(b, a, length, other) == 0 && has(b, bytes));
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
+    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0 && cudaStreamDestroy(captured) == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        bytes = random_bytes(length, i);
+        std::memcpy(a, bytes.data(), length);
+        REQUIRE(stub_launch(b, a, length, nullptr) == 0 && has(b, bytes));
+    }
+    return cudaFree(a) == 0 && cudaFree(b) == 0;
+}
+
+// What a stream does when its capture begins, beside another one, is waited for before.
+bool begun_beside_captures()
+{
+    constexpr std::size_t length = 20 * 1024;
+    char *from = managed_memory(length), *far = managed_memory(length),
+         *to = managed_memory(length);
+    void *captured = nullptr, *working = nullptr, *graph = nullptr;
+    const std::vector<char> bytes = random_bytes(length, 7);
+    REQUIRE(from && far && to && cudaStreamCreateWithFlags(&captured, 1) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&working, 1) == 0);
+    std::memcpy(from, bytes.data(), length);
+    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0 &&
+            stub_launch(far, from, length, captured) == 0);
+    stub_remote()->slow(20000);
+    for (unsigned i = 0; i < 5; i++)
+        REQUIRE(stub_launch(far, from, length, working) == 0);
+    REQUIRE(stub_launch(to, far, length, working) == 0 && cudaStreamBeginCapture(working, 0) == 0);
+    REQUIRE(has(to, bytes));
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamEndCapture(working, &graph) == 0 && graph);
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0);
+    return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
+}
+
+// A thread's own stream cannot be waited for while the legacy one cannot, and what the host has
+// written gets there.
+bool own_stream_beside_captures()
+{
+    constexpr std::size_t length = 20 * 1024;
+    char *from = managed_memory(length), *far = managed_memory(length),
+         *to = managed_memory(length);
+    void *captured = nullptr, *graph = nullptr;
+    const std::vector<char> bytes = random_bytes(length, 8);
+    REQUIRE(from && far && to && cudaStreamCreate(&captured) == 0);
+    std::memcpy(from, bytes.data(), length);
+    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0); // another thread may end it
+    REQUIRE(stub_launch(to, far, length, captured) == 0);
+    stub_remote()->slow(20000);
+    for (unsigned i = 0; i < 5; i++)
+        REQUIRE(stub_launch(far, from, length, per_thread) == 0);
+    REQUIRE(stub_launch(to, far, length, per_thread) == 0);
+    std::atomic<bool> read{false};
+    int rc = -1;
+    const pid_t reader = gettid();
+    std::thread ends([&] {
+        while (!read && state_of(getpid(), reader) != 'S')
+            usleep(1000);
+        rc = cudaStreamEndCapture(captured, &graph);
+    });
+    const bool good = has(to, bytes);
+    read = true;
+    ends.join();
+    stub_remote()->slow(0);
+    REQUIRE(good && rc == 0 && graph);
+    return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
+}
+
+// Managed memory of which another thread, or this one, captures a stream that waits for the legacy
+// one: it is zero on the device, whoever had it before, and the capture goes on.
+bool allocated_beside_captures()
+{
+    constexpr std::size_t length = 20 * 1024;
+    char *to = managed_memory(length), *device = device_memory(), *old = managed_memory(length);
+    void *captured = nullptr, *work = nullptr, *graph = nullptr;
+    REQUIRE(to && device && old && cudaStreamCreate(&captured) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&work, 1) == 0 && cudaMemset(old, 5, length) == 0);
+    REQUIRE(cudaFree(old) == 0 && cudaStreamBeginCapture(captured, 2) == 0);
+    REQUIRE(stub_launch(device, device + length, length, captured) == 0);
+    char *made = managed_memory(length);
+    REQUIRE(made && stub_launch(to, made, length, work) == 0 && has(to, std::vector<char>(length)));
+    made[length - 1] = 3;
+    REQUIRE(stub_launch(to, made, length, work) == 0 && to[length - 1] == 3 && to[0] == 0);
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
+    REQUIRE(cudaStreamDestroy(captured) == 0 && cudaStreamDestroy(work) == 0);
+    return cudaFree(made) == 0 && cudaFree(to) == 0;
+}
+
+// Beside a capture of a blocking stream, while other threads have used their own streams: one that
+// has waited for its stream, and gone on or ended, left no work there.
+bool rested_streams_beside_captures()
+{
+    constexpr std::size_t length = 20 * 1024;
+    char *from = managed_memory(length), *to = managed_memory(length), *device = device_memory();
+    void *captured = nullptr, *work = nullptr, *graph = nullptr;
+    REQUIRE(from && to && device && cudaStreamCreate(&captured) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&work, 1) == 0);
+    REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
+    REQUIRE(stub_launch(device, device + length, length, captured) == 0);
+    int rc = -1;
+    const auto use = [&] {
+        rc = cudaMemsetAsync(device + 2 * length, 2, length, per_thread);
+        rc = rc ? rc : cudaStreamSynchronize(per_thread);
+    };
+    use();
+    REQUIRE(rc == 0);
+    std::thread(use).join();
+    const std::vector<char> bytes = random_bytes(length, 9);
+    std::memcpy(from, bytes.data(), length);
+    REQUIRE(rc == 0 && stub_launch(to, from, length, work) == 0 && has(to, bytes));
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
+    REQUIRE(cudaStreamDestroy(captured) == 0 && cudaStreamDestroy(work) == 0);
+    return cudaFree(from) == 0 && cudaFree(to) == 0;
+}
+
+} // namespace
+
+bool managed_beside_captures()
+{
+    REQUIRE(beside_own_captures() && begun_beside_captures());
+    REQUIRE(rested_streams_beside_captures());
+    REQUIRE(allocated_beside_captures());
+    return own_stream_beside_captures();
+}
