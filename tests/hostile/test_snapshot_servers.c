@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Snapshots' servers and readers that break the protocol. The test process is the one that lies; a
- * reader names what is wrong and is left with nothing, a server serves all others as before.
+ * Snapshots' servers that break the protocol. The test process is the one that lies; a reader names
+ * what is wrong and is left with nothing.
  */
-#include "migrate/snapshot/snapshot.h"
 #include "tests/scenes/patience.h"
-#include "tests/scenes/unit.h"
+#include "tests/scenes/snapshot_peer.h"
 
 #include "common/clock.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -19,69 +15,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#define RAM (8 * IBX_SNAPSHOT_PAGE)
-
-static unsigned answer_ms = 1500; /* that a reader waits for an answer */
-static unsigned patience;         /* ms, for what is to come: main() sets it */
-static struct ibx_error error;
-static const char manifest[] =
-    "{\"format\":\"ibx snapshot\",\"version\":3,\"id\":\"00112233445566778899aabbccddeeff\","
-    "\"complete\":true,\"ran\":false,\"qemu\":[7,2,17],\"machine\":\"q35\",\"uuid\":\"u\","
-    "\"name\":\"web\",\"page_size\":4096,\"ram\":[{\"id\":\"a\",\"size\":32768}],"
-    "\"state_bytes\":100,\"hashes\":false,\"digest\":"
-    "\"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\",\"description\":{}}";
-
-static struct ibx_options options(void)
-{
-    struct ibx_options o;
-    ibx_options_init(&o);
-    o.message = IBX_MIGRATE_MESSAGE;
-    o.timeout_ms = answer_ms;
-    snprintf(o.purpose, sizeof(o.purpose), IBX_SNAPSHOT_PURPOSE);
-    return o;
-}
-
-/* ---------------------------------------------------------------- a server that lies */
-
-struct step {
-    const void *bytes;
-    size_t length;
-};
-
 struct liar {
     struct ibx_listener *listener;
     const struct step *steps; /* to each connection; up to an empty one */
     unsigned connections;
     pthread_t thread;
 };
-
-static void put(struct ibx_conn *conn, const void *bytes, size_t length)
-{
-    uint8_t copy[4096];
-    memcpy(copy, bytes, length);
-    ibx_snapshot_send_bytes(conn, copy, length, NULL, ibx_deadline_in_ms(patience), NULL);
-}
-
-/* Until then, or until the reader has closed. */
-static void linger_until(struct ibx_conn *conn, uint64_t until)
-{
-    struct ibx_event event;
-    int n = 0;
-    while (n >= 0 && ibx_now_ns() < until) {
-        n = ibx_poll(conn, &event, 1);
-        if (n == 1 && event.type == IBX_EVENT_CLOSED)
-            return;
-        if (n == 1 && event.type == IBX_EVENT_MESSAGE)
-            ibx_message_release(conn, &event);
-        if (!n)
-            ibx_wait(conn, ibx_ms_until(until) < 100 ? ibx_ms_until(until) : 100);
-    }
-}
-
-static void linger(struct ibx_conn *conn)
-{
-    linger_until(conn, ibx_deadline_in_ms(patience));
-}
 
 static void *lie(void *argument)
 {
@@ -123,9 +62,10 @@ static size_t manifest_length, list_length, region_length;
 
 static void make_messages(void)
 {
-    struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_MANIFEST, .length = sizeof(manifest) - 1};
+    struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_MANIFEST,
+                                 .length = (uint32_t)strlen(manifest)};
     m.bytes.bytes = (const uint8_t *)manifest;
-    m.bytes.length = sizeof(manifest) - 1;
+    m.bytes.length = strlen(manifest);
     manifest_length = (size_t)ibx_snapshot_encode(&m, whole_manifest, sizeof(whole_manifest));
     m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_LIST, .regions = 1};
     for (unsigned i = 0; i < sizeof(m.id); i++)
@@ -143,7 +83,7 @@ static size_t make_map(void)
     struct ibx_page_map all;
     uint64_t from = 0;
     uint8_t bytes[9000];
-    assert_int_equal(ibx_snapshot_manifest_read(manifest, sizeof(manifest) - 1, &m, NULL), 0);
+    assert_int_equal(ibx_snapshot_manifest_read(manifest, strlen(manifest), &m, NULL), 0);
     assert_int_equal(ibx_snapshot_map_init(&m, &all, NULL), 0);
     ibx_page_map_set(&all, 0, all.pages);
     const size_t n = ibx_page_map_encode(&all, &from, bytes, sizeof(bytes));
@@ -200,7 +140,7 @@ static void *describe_slowly(void *argument)
     struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_MANIFEST, .length = sizeof(text)};
     struct ibx_event open;
     struct ibx_conn *conn;
-    const size_t end = sizeof(manifest) - 2; /* without the last bracket */
+    const size_t end = strlen(manifest) - 1; /* without the last bracket */
     memset(text, ' ', sizeof(text));
     memcpy(text, manifest, end);
     text[sizeof(text) - 1] = '}';
@@ -425,181 +365,6 @@ static void test_an_index_that_lies(void **state)
     refused((const struct step[]){h, p, i, l, end}, 1, -EBADMSG, "not those that were frozen");
 }
 
-/* ---------------------------------------------------------------- readers that lie */
-
-static struct ibx_snapshot_server *server;
-static struct ibx_snapshot_manifest own;
-static struct ibx_page_map own_map;
-static uint8_t *memory;
-static void *blocks[2];
-static bool vast; /* a VM of 1 TiB, of which every other page holds data; nobody gets its pages */
-
-static char keys[] = "/tmp/ibx-snapshot-keys-XXXXXX";
-
-static struct ibx_options with_key(const char *key)
-{
-    struct ibx_options o = options();
-    snprintf(o.key_file, sizeof(o.key_file), "%s", keys);
-    snprintf(o.name, sizeof(o.name), "%s", key);
-    return o;
-}
-
-static void open_server_like(struct ibx_options o, unsigned most, bool touched)
-{
-    assert_int_equal(ibx_snapshot_manifest_read(manifest, sizeof(manifest) - 1, &own, NULL), 0);
-    own.ram[0].size = vast ? 1ull << 40 : own.ram[0].size;
-    assert_int_equal(ibx_snapshot_map_init(&own, &own_map, NULL), 0);
-    ibx_page_map_set(&own_map, 0, own_map.pages);
-    if (vast)
-        memset(own_map.bits, 0x55, own_map.pages / 8);
-    memory = aligned_alloc(IBX_SNAPSHOT_PAGE, RAM + IBX_SNAPSHOT_PAGE);
-    memset(memory, 0x5a, RAM + IBX_SNAPSHOT_PAGE);
-    blocks[0] = memory;
-    blocks[1] = memory + RAM;
-    const struct ibx_snapshot_server_config config = {.uri = "tcp://127.0.0.1:0",
-                                                      .options = &o,
-                                                      .manifest = &own,
-                                                      .map = &own_map,
-                                                      .memory = blocks,
-                                                      .connections_max = most,
-                                                      .touched = touched,
-                                                      .share = most > 0};
-    assert_int_equal(ibx_snapshot_server_open(&config, &server, &error), 0);
-}
-
-static void open_server_for(struct ibx_options o, unsigned most)
-{
-    open_server_like(o, most, false);
-}
-
-static void close_server(void)
-{
-    ibx_snapshot_server_close(server);
-    ibx_page_map_fini(&own_map);
-    ibx_snapshot_manifest_fini(&own);
-    free(memory);
-}
-
-/* An honest one gets what there is. */
-static void read_all(void)
-{
-    const struct ibx_options o = options();
-    struct ibx_snapshot_reader *reader;
-    uint8_t got[RAM];
-    assert_int_equal(
-        ibx_snapshot_reader_open(ibx_snapshot_server_uri(server), &o, 2, &reader, &error), 0);
-    assert_int_equal(ibx_snapshot_reader_fetch(reader, 0, 0, got, sizeof(got), &error), 0);
-    assert_memory_equal(got, memory, sizeof(got));
-    assert_int_equal(ibx_snapshot_reader_fetch(reader, 0, 1, got, sizeof(got), &error), -ERANGE);
-    ibx_snapshot_reader_close(reader);
-}
-
-static struct ibx_conn *connect_raw(const char *purpose)
-{
-    struct ibx_options o = options();
-    struct ibx_conn *conn = NULL;
-    snprintf(o.purpose, sizeof(o.purpose), "%s", purpose);
-    const int rc = ibx_connect(ibx_snapshot_server_uri(server), &o, &conn, &error);
-    return rc ? NULL : conn;
-}
-
-static void closes_on(const struct step *steps)
-{
-    struct ibx_conn *conn = connect_raw(IBX_SNAPSHOT_PURPOSE);
-    assert_non_null(conn);
-    for (; steps->length; steps++)
-        put(conn, steps->bytes, steps->length);
-    const uint64_t began = ibx_now_ns();
-    linger(conn);
-    assert_true(ibx_now_ns() - began < patience * IBX_NS_PER_MS);
-    ibx_close(conn);
-}
-
-static void test_readers(void **state)
-{
-    (void)state;
-    static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x01";
-    const struct step o = {open_it, 8}, end = {NULL, 0};
-    struct ibx_options patient = options();
-    patient.timeout_ms = 600000;
-    open_server_for(patient, 0);
-    /* A quiet one holds nobody up, and does not stay, however long this server waits for hosts. */
-    struct ibx_conn *quiet = connect_raw(IBX_SNAPSHOT_PURPOSE);
-    assert_non_null(quiet);
-    read_all();
-    closes_on((const struct step[]){{"\x01hello", 6}, end});
-    closes_on((const struct step[]){{"\x40\x69\x62\x78\x73\x09\x00\x01", 8}, end});
-    closes_on((const struct step[]){o, o, end});
-    const uint64_t began = ibx_now_ns();
-    linger(quiet);
-    assert_true(ibx_now_ns() - began < patience * IBX_NS_PER_MS);
-    ibx_close(quiet);
-    assert_null(connect_raw(IBX_MIGRATE_PURPOSE));
-    read_all();
-    close_server();
-}
-
-/* A large VM's description takes long over a slow link; one that takes none of it holds up no end.
- */
-static void test_a_reader_that_stands_still(void **state)
-{
-    (void)state;
-    static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x01";
-    struct ibx_options patient = options();
-    struct ibx_event event = {.type = IBX_EVENT_CLOSED};
-    patient.timeout_ms = 600000;
-    vast = true;
-    open_server_like(patient, 0, true);
-    vast = false;
-    struct ibx_conn *conn = connect_raw(IBX_SNAPSHOT_PURPOSE);
-    assert_non_null(conn);
-    put(conn, open_it, sizeof(open_it) - 1);
-    for (int n = 0; !n; n = ibx_poll(conn, &event, 1))
-        ibx_wait(conn, 100);
-    assert_int_equal(event.type, IBX_EVENT_MESSAGE);
-    const uint64_t began = ibx_now_ns();
-    close_server();
-    assert_true(ibx_now_ns() - began < patience * IBX_NS_PER_MS);
-    ibx_message_release(conn, &event);
-    ibx_close(conn);
-}
-
-/* Readers who have to ask for pages, and ask for what is not theirs. */
-static void test_who_asks(void **state)
-{
-    (void)state;
-    static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x00";
-    static const struct ibx_snapshot_any wrong[] = {
-        {.type = IBX_SNAPSHOT_ASK, .at = RAM - 1, .length = 2}, /* of two blocks */
-        {.type = IBX_SNAPSHOT_ASK, .at = RAM + IBX_SNAPSHOT_PAGE, .length = 1},
-        {.type = IBX_SNAPSHOT_ASK, .at = UINT64_MAX, .length = 4096},
-        {.type = IBX_SNAPSHOT_LIST},
-    };
-    const struct step end = {NULL, 0};
-    open_server_like(options(), 100, true);
-    read_all();
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-        uint8_t bytes[64];
-        const ssize_t n = ibx_snapshot_encode(&wrong[i], bytes, sizeof(bytes));
-        assert_true(n > 0);
-        closes_on((const struct step[]){{open_it, 8}, {bytes, (size_t)n}, end});
-    }
-    /* More than may be open: they are answered as they come, or it ends; nobody else notices. */
-    const struct ibx_snapshot_any most = {.type = IBX_SNAPSHOT_ASK, .length = RAM};
-    uint8_t bytes[64];
-    const size_t n = (size_t)ibx_snapshot_encode(&most, bytes, sizeof(bytes));
-    struct ibx_conn *greedy = connect_raw(IBX_SNAPSHOT_PURPOSE);
-    assert_non_null(greedy);
-    struct iovec iov[] = {{bytes, n}};
-    put(greedy, open_it, 8);
-    for (unsigned i = 0; i < 3 * IBX_SNAPSHOT_ASKS && ibx_send(greedy, iov, 1, 0, 0) == 0; i++)
-        ;
-    read_all();
-    ibx_close(greedy);
-    read_all();
-    close_server();
-}
-
 /* A server that sends what nobody asked for. */
 static void test_who_answers(void **state)
 {
@@ -635,71 +400,13 @@ static void test_who_answers(void **state)
     }
 }
 
-/* NULL: it was turned away. */
-static struct ibx_snapshot_reader *reader_of(const char *key)
-{
-    const struct ibx_options o = with_key(key);
-    struct ibx_snapshot_reader *reader = NULL;
-    ibx_snapshot_reader_open(ibx_snapshot_server_uri(server), &o, 1, &reader, &error);
-    return reader;
-}
-
-static void reads(struct ibx_snapshot_reader *reader)
-{
-    uint8_t got[RAM];
-    assert_non_null(reader);
-    assert_int_equal(ibx_snapshot_reader_fetch(reader, 0, 0, got, sizeof(got), &error), 0);
-    assert_memory_equal(got, memory, sizeof(got));
-}
-
-/* Who comes first cannot keep others out, and what one has registered serves all. */
-static void test_one_name_leaves_room(void **state)
-{
-    struct ibx_snapshot_server_stats stats;
-    struct ibx_snapshot_reader *first, *second, *other;
-    (void)state;
-    const int fd = mkstemp(keys);
-    assert_true(fd >= 0 && dprintf(fd, "a:%032d\nb:%032d\n", 1, 2) > 0);
-    close(fd);
-    open_server_for(with_key(""), 4);
-    first = reader_of("a");
-    reads(first);
-    second = reader_of("a");
-    reads(second);
-    assert_null(reader_of("a"));
-    other = reader_of("b");
-    reads(other);
-    ibx_snapshot_reader_close(first);
-    do { /* until the server has noticed */
-        ibx_snapshot_server_stats(server, &stats);
-        poll(NULL, 0, 1);
-    } while (stats.connections > 2);
-    reads(second);
-    reads(other);
-    first = reader_of("a");
-    reads(first);
-    ibx_snapshot_server_stats(server, &stats);
-    assert_int_equal(stats.pinned, 2);
-    ibx_snapshot_reader_close(first);
-    ibx_snapshot_reader_close(second);
-    ibx_snapshot_reader_close(other);
-    close_server();
-    unlink(keys);
-}
-
 int main(void)
 {
     patience = patience_ms(20000);
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_servers),
-                                              cmocka_unit_test(test_an_index_that_lies),
-                                              cmocka_unit_test(test_a_slow_link),
-                                              cmocka_unit_test(test_regions_that_come_slowly),
-                                              cmocka_unit_test(test_told_to_end),
-                                              cmocka_unit_test(test_a_server_that_stalls),
-                                              cmocka_unit_test(test_readers),
-                                              cmocka_unit_test(test_a_reader_that_stands_still),
-                                              cmocka_unit_test(test_who_asks),
-                                              cmocka_unit_test(test_who_answers),
-                                              cmocka_unit_test(test_one_name_leaves_room)};
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_servers),     cmocka_unit_test(test_an_index_that_lies),
+        cmocka_unit_test(test_a_slow_link), cmocka_unit_test(test_regions_that_come_slowly),
+        cmocka_unit_test(test_told_to_end), cmocka_unit_test(test_a_server_that_stalls),
+        cmocka_unit_test(test_who_answers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

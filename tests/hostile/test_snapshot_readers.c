@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Snapshots' readers that break the protocol, or take more than their share. The test process is
+ * the one that lies; the server closes its connection and serves all others as before.
+ */
+#include "tests/scenes/patience.h"
+#include "tests/scenes/snapshot_peer.h"
+
+#include "common/clock.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct ibx_snapshot_server *server;
+static struct ibx_snapshot_manifest own;
+static struct ibx_page_map own_map;
+static uint8_t *memory;
+static void *blocks[2];
+static bool vast; /* a VM of 1 TiB, of which every other page holds data; nobody gets its pages */
+
+static char keys[] = "/tmp/ibx-snapshot-keys-XXXXXX";
+
+static struct ibx_options with_key(const char *key)
+{
+    struct ibx_options o = options();
+    snprintf(o.key_file, sizeof(o.key_file), "%s", keys);
+    snprintf(o.name, sizeof(o.name), "%s", key);
+    return o;
+}
+
+static void open_server_like(struct ibx_options o, unsigned most, bool touched)
+{
+    assert_int_equal(ibx_snapshot_manifest_read(manifest, strlen(manifest), &own, NULL), 0);
+    own.ram[0].size = vast ? 1ull << 40 : own.ram[0].size;
+    assert_int_equal(ibx_snapshot_map_init(&own, &own_map, NULL), 0);
+    ibx_page_map_set(&own_map, 0, own_map.pages);
+    if (vast)
+        memset(own_map.bits, 0x55, own_map.pages / 8);
+    memory = aligned_alloc(IBX_SNAPSHOT_PAGE, RAM + IBX_SNAPSHOT_PAGE);
+    memset(memory, 0x5a, RAM + IBX_SNAPSHOT_PAGE);
+    blocks[0] = memory;
+    blocks[1] = memory + RAM;
+    const struct ibx_snapshot_server_config config = {.uri = "tcp://127.0.0.1:0",
+                                                      .options = &o,
+                                                      .manifest = &own,
+                                                      .map = &own_map,
+                                                      .memory = blocks,
+                                                      .connections_max = most,
+                                                      .touched = touched,
+                                                      .share = most > 0};
+    assert_int_equal(ibx_snapshot_server_open(&config, &server, &error), 0);
+}
+
+static void open_server_for(struct ibx_options o, unsigned most)
+{
+    open_server_like(o, most, false);
+}
+
+static void close_server(void)
+{
+    ibx_snapshot_server_close(server);
+    ibx_page_map_fini(&own_map);
+    ibx_snapshot_manifest_fini(&own);
+    free(memory);
+}
+
+/* An honest one gets what there is. */
+static void read_all(void)
+{
+    const struct ibx_options o = options();
+    struct ibx_snapshot_reader *reader;
+    uint8_t got[RAM];
+    assert_int_equal(
+        ibx_snapshot_reader_open(ibx_snapshot_server_uri(server), &o, 2, &reader, &error), 0);
+    assert_int_equal(ibx_snapshot_reader_fetch(reader, 0, 0, got, sizeof(got), &error), 0);
+    assert_memory_equal(got, memory, sizeof(got));
+    assert_int_equal(ibx_snapshot_reader_fetch(reader, 0, 1, got, sizeof(got), &error), -ERANGE);
+    ibx_snapshot_reader_close(reader);
+}
+
+static struct ibx_conn *connect_raw(const char *purpose)
+{
+    struct ibx_options o = options();
+    struct ibx_conn *conn = NULL;
+    snprintf(o.purpose, sizeof(o.purpose), "%s", purpose);
+    const int rc = ibx_connect(ibx_snapshot_server_uri(server), &o, &conn, &error);
+    return rc ? NULL : conn;
+}
+
+static void closes_on(const struct step *steps)
+{
+    struct ibx_conn *conn = connect_raw(IBX_SNAPSHOT_PURPOSE);
+    assert_non_null(conn);
+    for (; steps->length; steps++)
+        put(conn, steps->bytes, steps->length);
+    const uint64_t began = ibx_now_ns();
+    linger(conn);
+    assert_true(ibx_now_ns() - began < patience * IBX_NS_PER_MS);
+    ibx_close(conn);
+}
+
+static void test_readers(void **state)
+{
+    (void)state;
+    static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x01";
+    const struct step o = {open_it, 8}, end = {NULL, 0};
+    struct ibx_options patient = options();
+    patient.timeout_ms = 600000;
+    open_server_for(patient, 0);
+    /* A quiet one holds nobody up, and does not stay, however long this server waits for hosts. */
+    struct ibx_conn *quiet = connect_raw(IBX_SNAPSHOT_PURPOSE);
+    assert_non_null(quiet);
+    read_all();
+    closes_on((const struct step[]){{"\x01hello", 6}, end});
+    closes_on((const struct step[]){{"\x40\x69\x62\x78\x73\x09\x00\x01", 8}, end});
+    closes_on((const struct step[]){o, o, end});
+    const uint64_t began = ibx_now_ns();
+    linger(quiet);
+    assert_true(ibx_now_ns() - began < patience * IBX_NS_PER_MS);
+    ibx_close(quiet);
+    assert_null(connect_raw(IBX_MIGRATE_PURPOSE));
+    read_all();
+    close_server();
+}
+
+/* A large VM's description takes long over a slow link; one that takes none of it holds up no end.
+ */
+static void test_a_reader_that_stands_still(void **state)
+{
+    (void)state;
+    static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x01";
+    struct ibx_options patient = options();
+    struct ibx_event event = {.type = IBX_EVENT_CLOSED};
+    patient.timeout_ms = 600000;
+    vast = true;
+    open_server_like(patient, 0, true);
+    vast = false;
+    struct ibx_conn *conn = connect_raw(IBX_SNAPSHOT_PURPOSE);
+    assert_non_null(conn);
+    put(conn, open_it, sizeof(open_it) - 1);
+    for (int n = 0; !n; n = ibx_poll(conn, &event, 1))
+        ibx_wait(conn, 100);
+    assert_int_equal(event.type, IBX_EVENT_MESSAGE);
+    const uint64_t began = ibx_now_ns();
+    close_server();
+    assert_true(ibx_now_ns() - began < patience * IBX_NS_PER_MS);
+    ibx_message_release(conn, &event);
+    ibx_close(conn);
+}
+
+/* Readers who have to ask for pages, and ask for what is not theirs. */
+static void test_who_asks(void **state)
+{
+    (void)state;
+    static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x00";
+    static const struct ibx_snapshot_any wrong[] = {
+        {.type = IBX_SNAPSHOT_ASK, .at = RAM - 1, .length = 2}, /* of two blocks */
+        {.type = IBX_SNAPSHOT_ASK, .at = RAM + IBX_SNAPSHOT_PAGE, .length = 1},
+        {.type = IBX_SNAPSHOT_ASK, .at = UINT64_MAX, .length = 4096},
+        {.type = IBX_SNAPSHOT_LIST},
+    };
+    const struct step end = {NULL, 0};
+    open_server_like(options(), 100, true);
+    read_all();
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        uint8_t bytes[64];
+        const ssize_t n = ibx_snapshot_encode(&wrong[i], bytes, sizeof(bytes));
+        assert_true(n > 0);
+        closes_on((const struct step[]){{open_it, 8}, {bytes, (size_t)n}, end});
+    }
+    /* More than may be open: they are answered as they come, or it ends; nobody else notices. */
+    const struct ibx_snapshot_any most = {.type = IBX_SNAPSHOT_ASK, .length = RAM};
+    uint8_t bytes[64];
+    const size_t n = (size_t)ibx_snapshot_encode(&most, bytes, sizeof(bytes));
+    struct ibx_conn *greedy = connect_raw(IBX_SNAPSHOT_PURPOSE);
+    assert_non_null(greedy);
+    struct iovec iov[] = {{bytes, n}};
+    put(greedy, open_it, 8);
+    for (unsigned i = 0; i < 3 * IBX_SNAPSHOT_ASKS && ibx_send(greedy, iov, 1, 0, 0) == 0; i++)
+        ;
+    read_all();
+    ibx_close(greedy);
+    read_all();
+    close_server();
+}
+
+/* NULL: it was turned away. */
+static struct ibx_snapshot_reader *reader_of(const char *key)
+{
+    const struct ibx_options o = with_key(key);
+    struct ibx_snapshot_reader *reader = NULL;
+    ibx_snapshot_reader_open(ibx_snapshot_server_uri(server), &o, 1, &reader, &error);
+    return reader;
+}
+
+static void reads(struct ibx_snapshot_reader *reader)
+{
+    uint8_t got[RAM];
+    assert_non_null(reader);
+    assert_int_equal(ibx_snapshot_reader_fetch(reader, 0, 0, got, sizeof(got), &error), 0);
+    assert_memory_equal(got, memory, sizeof(got));
+}
+
+/* Who comes first cannot keep others out, and what one has registered serves all. */
+static void test_one_name_leaves_room(void **state)
+{
+    struct ibx_snapshot_server_stats stats;
+    struct ibx_snapshot_reader *first, *second, *other;
+    (void)state;
+    const int fd = mkstemp(keys);
+    assert_true(fd >= 0 && dprintf(fd, "a:%032d\nb:%032d\n", 1, 2) > 0);
+    close(fd);
+    open_server_for(with_key(""), 4);
+    first = reader_of("a");
+    reads(first);
+    second = reader_of("a");
+    reads(second);
+    assert_null(reader_of("a"));
+    other = reader_of("b");
+    reads(other);
+    ibx_snapshot_reader_close(first);
+    do { /* until the server has noticed */
+        ibx_snapshot_server_stats(server, &stats);
+        poll(NULL, 0, 1);
+    } while (stats.connections > 2);
+    reads(second);
+    reads(other);
+    first = reader_of("a");
+    reads(first);
+    ibx_snapshot_server_stats(server, &stats);
+    assert_int_equal(stats.pinned, 2);
+    ibx_snapshot_reader_close(first);
+    ibx_snapshot_reader_close(second);
+    ibx_snapshot_reader_close(other);
+    close_server();
+    unlink(keys);
+}
+
+int main(void)
+{
+    patience = patience_ms(20000);
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_readers), cmocka_unit_test(test_a_reader_that_stands_still),
+        cmocka_unit_test(test_who_asks), cmocka_unit_test(test_one_name_leaves_room)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
