@@ -286,7 +286,9 @@ bool threads()
         thread.join();
     REQUIRE(good[0] && good[1] && good[2] && good[3]);
     REQUIRE(stub_copies() == 4);
-    REQUIRE(stub_connecting_most() <= 2); // one that is about to return, and the next one
+    // One that is about to return, and the next one. A thread waits 3 s for its turn: where three
+    // connections may take that long, it begins beside them.
+    REQUIRE(stub_connecting_most() <= 2 || stub_connecting_longest() >= 500);
     return true;
 }
 
