@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/scenes/pages_scene.h"
+#include "tests/scenes/patience.h"
 
 #include "common/clock.h"
 
@@ -20,7 +21,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#define PATIENCE_MS 60000
+#define PATIENCE_MS patience_ms(60000)
 #define HUGE        (2u << 20)
 #define HUGES       3u
 #define STRETCH     (IBX_EXPORT_STRETCH / SMALL)
@@ -112,7 +113,7 @@ static void accept_all(struct acceptor *a)
     unsigned n = 0;
     for (; n < a->count; n++) {
         joiners[n] = (struct joiner){.acceptor = a, .reader = &a->readers[n]};
-        if (ibx_accept_wait(a->listener, PATIENCE_MS, &joiners[n].conn, NULL) ||
+        if (ibx_accept_wait(a->listener, (int)PATIENCE_MS, &joiners[n].conn, NULL) ||
             pthread_create(&joiners[n].thread, NULL, join_main, &joiners[n]))
             break;
     }
@@ -481,7 +482,7 @@ enum ibx_fault_state scene_settled(struct scene *s)
 {
     struct pollfd fd = {.fd = ibx_fault_event_fd(s->engine), .events = POLLIN};
     uint64_t n;
-    if (poll(&fd, 1, PATIENCE_MS) == 1 && read(fd.fd, &n, sizeof(n)) < 0)
+    if (poll(&fd, 1, (int)PATIENCE_MS) == 1 && read(fd.fd, &n, sizeof(n)) < 0)
         return IBX_FAULT_HELD;
     return ibx_fault_state(s->engine);
 }

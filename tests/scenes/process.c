@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/scenes/process.h"
+#include "tests/scenes/patience.h"
 
 #include "common/clock.h"
 
@@ -17,7 +18,7 @@
 
 #include <cmocka.h>
 
-#define PATIENCE_MS 60000u
+#define PATIENCE_MS patience_ms(60000)
 
 void process_start(struct process *p, char *const argv[], const char *const environment[])
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/scenes/raw_handshake.h"
+#include "tests/scenes/patience.h"
 
 #include "common/log.h"
 #include "common/wire.h"
@@ -23,7 +24,7 @@
 /* In hex, as in the file, and the bytes that the digits stand for. */
 #define KEY_HEX     "61206b6579206f662074686573652074657374732c2033322062797465732e2e"
 #define KEY         "a key of these tests, 32 bytes.."
-#define PATIENCE_MS 60000 /* for an answer of the code under test */
+#define PATIENCE_MS ((int)patience_ms(60000)) /* for an answer of the code under test */
 
 static struct sockaddr_in address_of(const char *host, uint16_t port)
 {

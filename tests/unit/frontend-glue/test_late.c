@@ -2,6 +2,7 @@
 /* Parts of long copies that are answered when the GPU has the next part. */
 #include "frontend-glue/client_copies/client_frame.h"
 #include "tests/scenes/copies_scene.h"
+#include "tests/scenes/patience.h"
 
 #include "common/clock.h"
 
@@ -20,7 +21,7 @@
 #define SLOW_US 20000u            /* a copy, where something has to happen before it has ended */
 #define INVALID 700               /* an illegal address */
 #define GONE    709               /* its context was destroyed */
-#define WAIT_MS 60000u
+#define WAIT_MS patience_ms(60000)
 
 /* ------------------------------------------------------------------- what is watched */
 

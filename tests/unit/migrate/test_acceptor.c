@@ -18,9 +18,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define NAMES     10u /* n0 to n9 */
-#define CONNS_MAX 128u
-#define PAGES     IBX_MIGRATE_LINKS_MAX
+#define NAMES       10u /* n0 to n9 */
+#define CONNS_MAX   128u
+#define PAGES       IBX_MIGRATE_LINKS_MAX
+#define PATIENCE_MS patience_ms(60000)
 
 static char key_file[] = "/tmp/ibx-acceptor-XXXXXX";
 static struct ibx_acceptor *acceptor;
@@ -52,7 +53,7 @@ static struct ibx_options options_of(unsigned name)
     snprintf(options.purpose, sizeof(options.purpose), IBX_MIGRATE_PURPOSE);
     options.lanes = 1;
     options.message = IBX_MIGRATE_MESSAGE;
-    options.timeout_ms = 60000;
+    options.timeout_ms = PATIENCE_MS;
     return options;
 }
 
@@ -69,7 +70,7 @@ static void begin_at(const char *uri)
 static void begin(void)
 {
     begin_at("tcp://127.0.0.1:0");
-    ibx_acceptor_first_within(acceptor, 60000);
+    ibx_acceptor_first_within(acceptor, PATIENCE_MS);
 }
 
 static void end(void)
@@ -101,7 +102,7 @@ static struct ibx_connection_request joins(void)
     struct ibx_channel channel;
     ibx_channel_init(&channel, conns[count - 1]);
     assert_int_equal(ibx_channel_send(&channel, &join, NULL), 0);
-    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     while (!ibx_acceptor_take(acceptor, &request)) {
         struct pollfd wait = {.fd = ibx_acceptor_fd(acceptor), .events = POLLIN};
         assert_true(ibx_now_ns() < deadline);
@@ -199,7 +200,7 @@ static void a_control_connection_has_no_bulk_lane(NO_STATE)
     struct greeter g = {.options = options_of(1)};
     struct ibx_connection_request request;
     pthread_t thread;
-    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     options.lanes = g.options.lanes = 4;
     fds = open_fds();
     assert_int_equal(ibx_acceptor_open("tcp://127.0.0.1:0", &options, &acceptor, NULL), 0);
@@ -221,7 +222,7 @@ static void a_control_connection_has_no_bulk_lane(NO_STATE)
 static void a_description_follows_its_hello(NO_STATE)
 {
     struct ibx_connection_request request;
-    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     begin();
     describes(9, (const char *[]){"{\"a\"", ":", "\"b\"", "}", NULL}, false);
     while (!ibx_acceptor_take(acceptor, &request)) {
@@ -240,7 +241,7 @@ static void a_bad_description_ends_its_connection(NO_STATE)
     for (unsigned i = 0; i < 2; i++) {
         struct ibx_connection_request request;
         struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
-        const uint64_t deadline = ibx_deadline_in_ms(60000);
+        const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
         begin();
         describes(4, (const char *[]){i ? "12" : "12345", NULL}, i);
         while (ibx_poll(conns[count - 1], &event, 1) >= 0 && event.type != IBX_EVENT_CLOSED)
@@ -328,12 +329,12 @@ static void it_is_busy_before_the_first_message(NO_STATE)
     assert_false(ibx_acceptor_busy(acceptor));
     assert_int_equal(poll(&wait, 1, 0), 0);
     assert_true(comes(0));
-    assert_int_equal(poll(&wait, 1, 60000), 1);
+    assert_int_equal(poll(&wait, 1, (int)PATIENCE_MS), 1);
     assert_true(ibx_acceptor_busy(acceptor));
     assert_false(ibx_acceptor_take(acceptor, &request));
     assert_int_equal(poll(&wait, 1, 0), 0); /* once */
     request = joins();
-    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     while (ibx_acceptor_busy(acceptor))
         assert_true(ibx_now_ns() < deadline);
     ibx_close(request.conn);

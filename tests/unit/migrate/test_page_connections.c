@@ -2,6 +2,7 @@
 /* Page connections that are begun before it is known how many the destination wants. */
 #include "migrate/pages/pages.h"
 #include "tests/scenes/open_fds.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
@@ -9,6 +10,8 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/stat.h>
+
+#define PATIENCE_MS patience_ms(60000)
 
 static struct ibx_acceptor *acceptor;
 static struct ibx_options options;
@@ -21,7 +24,7 @@ static void begin(void)
     struct ibx_error err = {0};
     fds = open_fds();
     ibx_options_init(&options);
-    options.timeout_ms = 60000;
+    options.timeout_ms = PATIENCE_MS;
     options.message = IBX_MIGRATE_MESSAGE;
     if (ibx_acceptor_open("tcp://127.0.0.1:0", &options, &acceptor, &err))
         fail_msg("%s", err.message);
@@ -48,7 +51,7 @@ static int take(struct ibx_page_connections *c, const char *uri, unsigned links,
 /* So many JOINs come, each of another link. */
 static void join(unsigned links)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     struct ibx_connection_request request;
     struct ibx_event event;
     unsigned seen = 0;
@@ -142,16 +145,16 @@ static void test_those_that_are_old_are_made_again(NO_STATE)
 {
     begin();
     const char *uri = ibx_acceptor_uri(acceptor);
-    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     ibx_acceptor_first_within(acceptor, 100);
     options.timeout_ms = 2000;
     struct ibx_page_connections *c = begun(uri, 1);
-    options.timeout_ms = 60000;
+    options.timeout_ms = PATIENCE_MS;
     struct pollfd wait = {.fd = ibx_acceptor_fd(acceptor), .events = POLLIN};
-    assert_int_equal(poll(&wait, 1, 60000), 1);
+    assert_int_equal(poll(&wait, 1, (int)PATIENCE_MS), 1);
     while (ibx_acceptor_busy(acceptor))
         assert_true(ibx_now_ns() < deadline);
-    ibx_acceptor_first_within(acceptor, 60000);
+    ibx_acceptor_first_within(acceptor, PATIENCE_MS);
     poll(NULL, 0, 1050); /* half of the time for the first message, of these options */
     assert_int_equal(take(c, uri, 1, NULL), 0);
     join(1);
@@ -183,7 +186,7 @@ static void test_dropped(NO_STATE)
 /* The acceptor's threads are detached: what OpenSSL keeps for each goes when it has ended. */
 static int alone(void **state)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     struct stat tasks;
     (void)state;
     while (!stat("/proc/self/task", &tasks) && tasks.st_nlink > 2 + OWN_TASKS &&

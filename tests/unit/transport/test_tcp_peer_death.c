@@ -3,6 +3,7 @@
  * Who is dead and who is only slow. Runs in a network of its own, where that is permitted, to be
  * able to take it down; a stopped peer is one that does not poll.
  */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/tcp_end.h"
 
 #include "common/clock.h"
@@ -25,7 +26,7 @@
 #define BOTH        (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 #define TIMEOUT_MS  200u
 #define LENGTH      ((size_t)48 << 20) /* more than the sockets hold */
-#define PATIENCE_MS 60000u
+#define PATIENCE_MS patience_ms(60000)
 
 static struct end server, client;
 static struct ibx_mr *source, *target;
