@@ -46,16 +46,29 @@ void ibx_journal_note_path(const struct ibx_record *record, enum ibx_journal_not
 
 /* ------------------------------------------------------------ reading */
 
+/* Who has been trying for a while goes on as soon as it may open a file. */
+static const char *remedy(int code, const char *other, char text[REMEDY_BYTES])
+{
+    snprintf(text, REMEDY_BYTES, "%s", other);
+    if (code == -EMFILE)
+        snprintf(text, REMEDY_BYTES, "; raise that limit: prlimit --pid %d --nofile=1024",
+                 (int)getpid());
+    return text;
+}
+
 static int open_folder(const char *folder, struct ibx_error *err)
 {
+    char hint[REMEDY_BYTES];
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int code = fd < 0 ? -errno : 0;
     return fd >= 0 ? fd
-                   : ibx_error_set(
-                         err, -errno,
-                         "folder %s for records of migrations cannot be opened: %s; do this as "
-                         "the user who started the migration or as root, or choose another "
-                         "folder with --state-dir",
-                         folder, strerror(errno));
+                   : ibx_error_set(err, code,
+                                   "folder %s for records of migrations cannot be opened: %s%s",
+                                   folder, strerror(-code),
+                                   remedy(code,
+                                          "; do this as the user who started the migration or as "
+                                          "root, or choose another folder with --state-dir",
+                                          hint));
 }
 
 static int damaged(const char *folder, const char *name, struct ibx_error *err, const char *why)
@@ -79,13 +92,14 @@ static int load(const char *folder, int dir, const char *name, struct ibx_record
 {
     struct ibx_error why = {0};
     struct stat st;
-    char expected[NAME_BYTES];
+    char expected[NAME_BYTES], hint[REMEDY_BYTES];
     int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
     if (fd < 0 && errno == ENOENT)
         return -ENOENT;
-    if (fd < 0 && errno != ELOOP)
-        return ibx_error_set(err, -errno, "record %s/%s cannot be read: %s", folder, name,
-                             strerror(errno));
+    const int code = fd < 0 ? -errno : 0;
+    if (code && code != -ELOOP)
+        return ibx_error_set(err, code, "record %s/%s cannot be read: %s%s", folder, name,
+                             strerror(-code), remedy(code, "", hint));
     if (fd < 0 || fstat(fd, &st) || !check_file(&st)) {
         if (fd >= 0)
             close(fd);
@@ -326,7 +340,7 @@ static void put_back(int dir, const struct ibx_record *previous, const struct ib
 static int replace(const char *folder, int dir, const struct ibx_record *previous,
                    const struct ibx_record *record, struct ibx_error *err)
 {
-    char name[NAME_BYTES];
+    char name[NAME_BYTES], hint[REMEDY_BYTES];
     struct ibx_error why = {0};
     int rc = put(dir, record, true, &why);
     if (why.code)
@@ -336,10 +350,12 @@ static int replace(const char *folder, int dir, const struct ibx_record *previou
         put_back(dir, previous, record);
     }
     name_of(record, ".json", name);
-    return rc ? ibx_error_set(err, rc,
-                              "record %s/%s cannot be written: %s; free space and rights in that "
-                              "folder, or choose another with --state-dir",
-                              folder, name, strerror(-rc))
+    return rc ? ibx_error_set(err, rc, "record %s/%s cannot be written: %s%s", folder, name,
+                              strerror(-rc),
+                              remedy(rc,
+                                     "; free space and rights in that folder, or choose another "
+                                     "with --state-dir",
+                                     hint))
               : 0;
 }
 

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -174,6 +175,34 @@ static void text_that_is_none(NO_STATE)
     error_has("/run/?");
 }
 
+/* Whatever cannot be opened for it: the folder, what was recorded before, or the new record. */
+static int says_how_to_open_more(void)
+{
+    struct ibx_record r = only();
+    char wanted[64];
+    snprintf(wanted, sizeof(wanted), "prlimit --pid %d --nofile=", (int)getpid());
+    unsigned refused = 0;
+    struct rlimit limit;
+    CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+    int rc = -1;
+    for (limit.rlim_cur = 0; rc; limit.rlim_cur++) {
+        CHECK(limit.rlim_cur < limit.rlim_max && !setrlimit(RLIMIT_NOFILE, &limit));
+        struct ibx_error why = {0};
+        rc = ibx_journal_write(folder, &r, &why);
+        CHECK(!rc || (rc == -EMFILE && strstr(why.message, wanted)));
+        refused += strstr(why.message, "cannot be opened: ") != NULL;
+    }
+    CHECK(refused && refused < limit.rlim_cur - 1);
+    return 0;
+}
+
+static void too_many_open_files(NO_STATE)
+{
+    struct ibx_record r = sample(true, 1);
+    assert_int_equal(write_record(&r), 0);
+    passes_in_child(says_how_to_open_more);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -182,6 +211,7 @@ int main(void)
         TEST(what_is_not_durable_is_not_there),
         TEST(folders_without_rights),
         TEST(text_that_is_none),
+        TEST(too_many_open_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
