@@ -456,7 +456,13 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
     line, no_ssh = list(run_line(scene)), scene.path("no-ssh")
     with open(no_ssh, "w", encoding="ascii") as file:
         file.write("#!/bin/sh\nexit 255\n")
-    os.chmod(no_ssh, 0o700)
+    # As ssh(1) where the command cannot be run there: its output ends before it has heard how the
+    # command did, and until then a signal ends it with 255.
+    slow_ssh = scene.path("slow-ssh")
+    with open(slow_ssh, "w", encoding="ascii") as file:
+        file.write("#!/bin/sh\ntrap 'exit 255' TERM\nexec >&-\ncat > /dev/null\nexit 127\n")
+    for path in (no_ssh, slow_ssh):
+        os.chmod(path, 0o700)
     for at, value, words in ((line.index("--far-program") + 1, "/none/ib-migrate",
                               ("started no far end", "--far-program")),
                              (line.index("--ssh") + 1, "false", ("started no far end", "false")),
@@ -464,6 +470,8 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
                              # As ssh(1) ends when there is no such host, or no way in.
                              (line.index("--ssh") + 1, no_ssh,
                               ("cannot be reached", "255", f'"{no_ssh} 127.0.0.1 true"')),
+                             (line.index("--ssh") + 1, slow_ssh,
+                              ("started no far end", "127", "--far-program")),
                              # A real ssh(1) ends in that way there, too.
                              (line.index("--to") + 1, "other-host",
                               ("cannot be reached", "other-host") if "IBX_TEST_SSHD" in os.environ

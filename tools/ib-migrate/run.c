@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@
 #define KEY_BYTES  32u
 #define SSH_WORDS  32u
 #define SSH_FAILED 255 /* exit status of ssh(1): not that of the command there */
+#define SSH_END_MS 5000
 #define HUGE_PAGES "hugetlbfs"
 
 struct run {
@@ -331,10 +333,27 @@ static bool on_far_line(struct run *run, json_t *line)
     return run->ended != NULL;
 }
 
+/* Its output has ended. ssh(1) that is told to end before it has heard how the command there did
+ * ends with SSH_FAILED, as where there is no way in. */
+static int exit_status_of_ssh(struct run *run, bool may_last)
+{
+    int status, ssh = may_last ? (int)syscall(SYS_pidfd_open, run->ssh, 0) : -1;
+    struct pollfd ends = {.fd = ssh, .events = POLLIN};
+    if (ssh >= 0) {
+        poll(&ends, 1, SSH_END_MS);
+        close(ssh);
+    }
+    kill(run->ssh, SIGTERM);
+    while (waitpid(run->ssh, &status, 0) < 0 && errno == EINTR)
+        ;
+    run->ssh = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
 /* Until it waits for the VM. */
 static int await_ready(struct run *run, struct ibx_error *err)
 {
-    int rc = 0, status;
+    int rc = 0;
     while (!rc && !run->ready && !run->ended) {
         json_t *line = ibx_json_lines_next(&run->from, &rc);
         if (line)
@@ -346,12 +365,8 @@ static int await_ready(struct run *run, struct ibx_error *err)
         return ibx_error_set(err, -ECHILD, "%s: %s", run->args.to, text_of(run->ended, "error"));
     close(run->to);
     run->to = -1;
-    kill(run->ssh, SIGTERM);
-    while (waitpid(run->ssh, &status, 0) < 0 && errno == EINTR)
-        ;
-    run->ssh = 0;
     const char *ssh = run->args.ssh ? run->args.ssh : "ssh";
-    const int ended = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    const int ended = exit_status_of_ssh(run, rc != -EPROTO);
     if (ended == SSH_FAILED)
         return ibx_error_set(err, -ECONNABORTED,
                              "%s cannot be reached (\"%.100s\" ended with status %d): make "
