@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -48,6 +49,24 @@ static int address_of(const char *path, struct sockaddr_un *to, int *folder, str
     return 0;
 }
 
+static int refused(const char *path, int code, struct ibx_error *err)
+{
+    struct stat st;
+    if (code == EACCES)
+        return ibx_error_set(err, -code,
+                             "cannot connect to the QMP socket %s: %s; run this tool as root "
+                             "or as QEMU's user",
+                             path, strerror(code));
+    /* A QEMU that is started with this path would remove the file. */
+    if (code == ECONNREFUSED && !stat(path, &st) && !S_ISSOCK(st.st_mode))
+        return ibx_error_set(
+            err, -code, "%s is no socket: give the path that QEMU has in -qmp unix:PATH", path);
+    return ibx_error_set(err, -code,
+                         "cannot connect to the QMP socket %s: %s; start QEMU with -qmp "
+                         "unix:%s,server=on,wait=off",
+                         path, strerror(code), path);
+}
+
 static int connect_to(const char *path, const struct sockaddr_un *to, uint64_t deadline_ns,
                       struct ibx_error *err)
 {
@@ -67,15 +86,7 @@ static int connect_to(const char *path, const struct sockaddr_un *to, uint64_t d
                                  "the QMP socket %s takes no more clients: other tools hold it, "
                                  "give this one a -qmp socket of its own",
                                  path);
-        if (code == EACCES)
-            return ibx_error_set(err, -code,
-                                 "cannot connect to the QMP socket %s: %s; run this tool as root "
-                                 "or as QEMU's user",
-                                 path, strerror(code));
-        return ibx_error_set(err, -code,
-                             "cannot connect to the QMP socket %s: %s; start QEMU with -qmp "
-                             "unix:%s,server=on,wait=off",
-                             path, strerror(code), path);
+        return refused(path, code, err);
     }
     return fd;
 }

@@ -203,6 +203,23 @@ static void test_bad_paths(NO_STATE)
          "unix:/nowhere/at/all,server=on,wait=off");
 }
 
+/* A QEMU that is told to listen at a file removes it, so nobody is told to have it do that. */
+static void test_no_socket(NO_STATE)
+{
+    char file[] = "/tmp/ibx-qmp-XXXXXX";
+    const int fd = mkstemp(file);
+    assert_true(fd >= 0);
+    const char *paths[] = {file, "/tmp"};
+    for (unsigned i = 0; i < 2; i++) {
+        memset(&error, 0, sizeof(error));
+        says(ibx_qmp_connect(paths[i], ibx_deadline_in_ms(SHORT), &qmp, &error), -ECONNREFUSED,
+             "is no socket");
+        assert_null(strstr(error.message, "start QEMU"));
+    }
+    close(fd);
+    unlink(file);
+}
+
 /* In a folder so deep that no socket's address has room for it: it was made from there. */
 static void test_deep_folder(NO_STATE)
 {
@@ -265,6 +282,7 @@ int main(void)
         cmocka_unit_test(test_death_is_remembered),
         cmocka_unit_test(test_peer_that_does_not_read),
         cmocka_unit_test(test_bad_paths),
+        cmocka_unit_test(test_no_socket),
         cmocka_unit_test(test_deep_folder),
         cmocka_unit_test(test_full_backlog),
     };
