@@ -487,6 +487,28 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
 
 
 @case
+def a_far_end_that_lies_writes_no_control_characters(scene):
+    """What it says reaches the terminal as text, whichever of its words it is in."""
+    vm, liar = start_vm(scene), scene.path("liar")
+    for said in ([{"far": "say", "text": "\x1b[2Jsaid\n\x9bm"},
+                  {"far": "ended", "error": "\x1b]0;why"}],
+                 [{"far": "ready", "qmp": "/\x1b[2J\nmonitor", "uri": "tcp://127.0.0.1:1"}],
+                 [{"far": "ready", "qmp": "/\x1b[2J\nmonitor", "uri": "\x1b[2J"}]):
+        with open(liar, "w", encoding="ascii") as file:
+            file.write("#!/bin/sh\nread -r request\ncat <<'END'\n"
+                       + "".join(json.dumps(one) + "\n" for one in said) + "END\n")
+        os.chmod(liar, 0o700)
+        line = list(run_line(scene))
+        line[line.index("--ssh") + 1] = liar
+        code, out, err = scene.run(*line)
+        equal((code, out), (1, ""))
+        assert any(word in err for word in ("why", "monitor")), err
+        assert not [c for c in err if c != "\n" and not c.isprintable()], ascii(err)
+        assert all(one.startswith("ib-migrate: ") for one in err.splitlines()), err
+    vm.runs_on()
+
+
+@case
 def a_far_end_without_a_process_for_its_receiver_is_cleaned_up(scene):
     """It does not become that receiver itself, which nobody would look after."""
     if "IBX_NO_FORK" not in os.environ:

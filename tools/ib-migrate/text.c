@@ -5,14 +5,19 @@
 #include "common/clock.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <string.h>
 
 #define BAR_COLUMNS 20
 #define NS_PER_S    1000000000ull
 
+/* What other hosts, a QEMU and files say may be in it. */
 void ibx_cli_message(const char *message)
 {
-    fprintf(stderr, "ib-migrate: %s\n", message);
+    char text[PATH_MAX + 2 * IBX_ERROR_MAX];
+    snprintf(text, sizeof(text), "%s", message);
+    ibx_text_plain(text);
+    fprintf(stderr, "ib-migrate: %s\n", text);
 }
 
 int ibx_cli_fail(const char *message)
