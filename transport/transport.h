@@ -371,8 +371,13 @@ void ibx_domain_release(struct ibx_domain *domain);
 void *ibx_shared_allocate(size_t length, struct ibx_error *err);
 /* Whether all of these bytes lie where such memory is. */
 bool ibx_shared_holds(const void *address, size_t length);
-/* False when no such memory begins there. No registration may be left on it. */
+/* False when no such memory begins there. No copy may be under way. A registration that is left on
+ * it is of no use, and the peer can name nothing by it. */
 bool ibx_shared_free(void *address);
+/* The piece that has all of these bytes. False: none has. */
+bool ibx_shared_piece(const void *address, size_t length, struct ibx_span *piece);
+/* How many pieces have been freed: what was true of one at this count is true until the next. */
+uint64_t ibx_shared_freed(void);
 
 /* A peer may map such memory at the address that it has here: it is looked for where few programs
  * and no GPU driver have anything. */

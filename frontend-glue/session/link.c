@@ -128,6 +128,7 @@ static int move_to(struct ibx_session *s, struct ibx_conn *fresh)
     struct ibx_conn *old = s->conn;
     if (s->cache)
         ibx_regcache_tidy(s->cache);
+    ibx_shared_regions_leave(s);
     ibx_names_before(s);
     int rc = ibx_conn_take_regions(fresh, old);
     if (s->cache)

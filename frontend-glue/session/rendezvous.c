@@ -20,16 +20,12 @@
 #define PREPARE_MIN    (64u << 10)  /* shorter memory is pinned in no time */
 #define DIRECT_AT_ONCE (512u << 10) /* what a stopped back end may still copy: docs/security.md */
 
-/* Registers [data, data + length), or finds it registered. A failure is no error: the caller copies
- * instead. */
-static int register_memory(struct ibx_session *s, const void *data, size_t length, unsigned access,
-                           struct ibx_mr **mr)
+static int register_anew(struct ibx_session *s, const void *data, size_t length, unsigned access,
+                         struct ibx_mr **mr)
 {
     struct ibx_error err = {0};
     struct ibx_span span = ibx_span_host((void *)(uintptr_t)data, length);
     int rc = 0;
-    if (ibx_conn_over(s->conn) && !ibx_link_mend(s))
-        return -ENOTCONN;
     if (!s->caps->register_free && !s->cache)
         rc = ibx_regcache_create(s->conn, CACHE_BYTES, CACHE_ENTRIES, &s->cache, &err);
     if (!rc && s->cache)
@@ -41,9 +37,22 @@ static int register_memory(struct ibx_session *s, const void *data, size_t lengt
     return rc;
 }
 
+/* Registers [data, data + length), or finds it registered. A failure is no error: the caller copies
+ * instead. */
+static int register_memory(struct ibx_session *s, const void *data, size_t length, unsigned access,
+                           struct ibx_mr **mr)
+{
+    if (ibx_conn_over(s->conn) && !ibx_link_mend(s))
+        return -ENOTCONN;
+    *mr = ibx_shared_region_get(s, data, length);
+    return *mr ? 0 : register_anew(s, data, length, access, mr);
+}
+
 static void release_memory(struct ibx_session *s, struct ibx_mr *mr)
 {
-    if (mr && s->cache)
+    if (!mr || ibx_shared_region_put(s, mr))
+        return;
+    if (s->cache)
         ibx_regcache_put(s->cache, mr);
     else
         ibx_mr_deregister(mr);
@@ -118,6 +127,7 @@ void ibx_rendezvous_fini(struct ibx_session *s)
     ibx_rendezvous_drop(s);
     ibx_session_cts_end(s);
     release_in_use(s);
+    ibx_shared_regions_leave(s);
     ibx_mr_deregister(s->bounce);
     s->bounce = NULL;
     ibx_regcache_destroy(s->cache);

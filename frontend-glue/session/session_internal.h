@@ -214,6 +214,15 @@ struct owed {
     void *context;
 };
 
+/* Client: memory that both ends map and that stays registered between copies (shared_regions.c). */
+#define SHARED_REGIONS 4u
+struct shared_region {
+    struct ibx_mr *mr; /* NULL: the place is free */
+    unsigned users;
+    bool left;      /* only its users keep it */
+    uint64_t freed; /* ibx_shared_freed() when it was registered */
+};
+
 /* A bounded pipeline of registered memory for what cannot be registered itself. */
 #define BOUNCE_PIECES      4u
 #define BOUNCE_PIECE_BYTES (256u << 10)
@@ -283,6 +292,8 @@ struct ibx_session {
     bool placed;                /* client: of the reply in hand, PLACED came */
     struct ibx_mr *bounce;      /* the server's pipeline, or one piece of the client */
     struct ibx_regcache *cache; /* where registration pins memory */
+    struct shared_region shared[SHARED_REGIONS];
+    unsigned shared_next; /* the place of the next one */
 };
 
 /* session.c */
@@ -323,6 +334,17 @@ int ibx_session_confirmed(struct ibx_session *s, enum message_type type, const c
 void ibx_session_release_current(struct ibx_session *s);
 /* A message of one byte: just this type. */
 bool ibx_message_is(const struct ibx_event *event, enum message_type type);
+
+/* shared_regions.c */
+
+/* The registration of the whole piece of shared memory around [data, data + length), in use until
+ * it is put. NULL: register these bytes. */
+struct ibx_mr *ibx_shared_region_get(struct ibx_session *s, const void *data, size_t length);
+/* False: it is none of these. */
+bool ibx_shared_region_put(struct ibx_session *s, struct ibx_mr *mr);
+/* Deregisters all that are not in use, and the others when they are put: they are this
+ * connection's. */
+void ibx_shared_regions_leave(struct ibx_session *s);
 
 /* kept.c */
 

@@ -405,6 +405,19 @@ bool ibx_shared_holds(const void *address, size_t length)
     return false;
 }
 
+bool ibx_shared_piece(const void *address, size_t length, struct ibx_span *piece)
+{
+    (void)address;
+    (void)length;
+    (void)piece;
+    return false;
+}
+
+uint64_t ibx_shared_freed(void)
+{
+    return 0;
+}
+
 int ibx_shared_give(struct ibx_conn *conn)
 {
     (void)conn;

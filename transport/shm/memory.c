@@ -332,6 +332,10 @@ uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request,
     if (mr && mr->keys[0] == request->key)
         *status = check(request->address, request->length, access, (uintptr_t)mr->span.address,
                         mr->span.length, mr->access);
+    struct ibx_span piece;
+    if (!*status && region->arena == SHM_ARENA_SHARED &&
+        !ibx_shared_piece(mr->span.address, mr->span.length, &piece))
+        *status = -EACCES; /* it has been freed: a touch would be a signal */
     return *status ? NULL : (uint8_t *)(uintptr_t)request->address;
 }
 

@@ -29,6 +29,7 @@ static struct {
     int fd;
     _Atomic(uint8_t *) base; /* NULL: there is none */
     struct shm_extent *extents;
+    _Atomic uint64_t freed; /* extents */
 } shared = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
 static void before_fork(void)
@@ -201,6 +202,7 @@ bool ibx_shared_free(void *address)
     struct shm_extent *extent = find(offset);
     bool found = extent && extent->offset == offset;
     if (found) {
+        atomic_fetch_add(&shared.freed, 1);
         ibx_shm_extent_remove(&shared.extents, extent);
         mprotect(address, extent->length, PROT_NONE);
     }
@@ -208,6 +210,22 @@ bool ibx_shared_free(void *address)
     if (found)
         free(extent);
     return found;
+}
+
+uint64_t ibx_shared_freed(void)
+{
+    return atomic_load(&shared.freed);
+}
+
+bool ibx_shared_piece(const void *address, size_t length, struct ibx_span *piece)
+{
+    uint64_t offset, begin_at, whole;
+    if (ibx_shm_shared_fd(address, length, &offset) < 0 ||
+        !ibx_shm_shared_allocation(offset, &begin_at, &whole) ||
+        length > whole - (offset - begin_at))
+        return false;
+    *piece = ibx_span_host(atomic_load(&shared.base) + begin_at, (size_t)whole);
+    return true;
 }
 
 bool ibx_shared_holds(const void *address, size_t length)

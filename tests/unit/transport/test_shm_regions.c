@@ -460,6 +460,37 @@ int __wrap_pthread_join(pthread_t thread, void **result)
     return __real_pthread_join(thread, result);
 }
 
+/* A region that stays when its memory has been freed is of no use: who serves a request for it
+ * would die of a signal. */
+static void test_freed_under_its_region(void **state)
+{
+    (void)state;
+    uint8_t *memory = ibx_shared_allocate(UNIT, NULL);
+    assert_non_null(memory);
+    struct ibx_mr *mr = end_register(client, memory, UNIT, READ_WRITE);
+    const struct shm_request request = {
+        .kind = IBX_RDMA_READ, .key = mr->keys[0], .address = (uintptr_t)memory, .length = 100};
+    struct ibx_span piece;
+    int status;
+    assert_ptr_equal(ibx_shm_region_find(client->shm, &request, &status), memory);
+    assert_true(ibx_shared_piece(memory + 5, UNIT - 5, &piece));
+    assert_ptr_equal(piece.address, memory);
+    assert_true(piece.length == (UNIT + 4095) / 4096 * 4096);
+    assert_false(ibx_shared_piece(memory + 5, piece.length, &piece));
+
+    const uint64_t freed = ibx_shared_freed();
+    assert_true(ibx_shared_free(memory));
+    assert_true(ibx_shared_freed() == freed + 1);
+    assert_false(ibx_shared_piece(memory, 1, &piece));
+    assert_null(ibx_shm_region_find(client->shm, &request, &status));
+    assert_int_equal(status, -EACCES);
+    assert_ptr_equal(ibx_shared_allocate(4096, NULL), memory);
+    assert_null(ibx_shm_region_find(client->shm, &request, &status));
+    assert_int_equal(status, -EACCES);
+    end_deregister(client, mr);
+    assert_true(ibx_shared_free(memory));
+}
+
 static void *allocate_and_be_cancelled(void *memory)
 {
     pthread_cancel(pthread_self());
@@ -527,6 +558,7 @@ int main(void)
         TEST(test_arena_memory_is_given_back),
         TEST(test_more_than_an_arena),
         TEST(test_in_two_connections),
+        TEST(test_freed_under_its_region),
         TEST(test_in_a_child),
         TEST(test_brought_in),
         TEST(test_a_cancelled_thread),
