@@ -15,6 +15,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -84,17 +85,19 @@ static int lock(struct destination *d, int file, struct ibx_error *err)
 static bool is_mapped(const struct ibx_guest_ram *ram)
 {
     const struct ibx_guest_block *block = &ram->blocks[0];
-    char path[64], line[PATH_MAX + 128];
+    char path[64], *line = NULL;
+    size_t size = 0;
     uint64_t start, end, inode;
     unsigned major, minor;
     bool is = false;
     snprintf(path, sizeof(path), "/proc/%d/maps", (int)ram->pid);
     FILE *maps = fopen(path, "re");
-    while (maps && !is && fgets(line, sizeof(line), maps))
+    while (maps && !is && getline(&line, &size, maps) > 0)
         is = sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %x:%x %" SCNu64, &start, &end, &major,
                     &minor, &inode) == 5 &&
              start <= block->address && block->address < end && inode == block->ino &&
              makedev(major, minor) == block->dev;
+    free(line);
     if (maps)
         fclose(maps);
     return is || !maps;

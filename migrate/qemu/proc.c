@@ -47,14 +47,15 @@ int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context)
 
 int ibx_proc_find_mapping(pid_t pid, ibx_proc_look_mapping *look, void *context)
 {
-    char line[512];
+    char path[64], *line = NULL; /* of any length: a program chooses the names of its files */
+    size_t size = 0;
     unsigned long long from = 0, to = 0, a, b;
-    snprintf(line, sizeof(line), "/proc/%d/smaps", (int)pid);
-    FILE *file = fopen(line, "re");
+    snprintf(path, sizeof(path), "/proc/%d/smaps", (int)pid);
+    FILE *file = fopen(path, "re");
     if (!file)
         return ibx_proc_error(pid, errno);
     bool found = false;
-    while (!found && fgets(line, sizeof(line), file))
+    while (!found && getline(&line, &size, file) > 0)
         if (sscanf(line, "%llx-%llx ", &a, &b) == 2) { /* "Anonymous:" begins with a digit, too */
             from = a;
             to = b;
@@ -62,6 +63,7 @@ int ibx_proc_find_mapping(pid_t pid, ibx_proc_look_mapping *look, void *context)
             found = look(context, from, to, line + 8);
         }
     const int rc = found ? 1 : ferror(file) ? -EIO : 0;
+    free(line);
     fclose(file);
     return rc;
 }

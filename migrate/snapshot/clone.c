@@ -200,17 +200,19 @@ static int check(struct cloning *c, struct ibx_error *err)
 /* Whether all of [address, address + size) is private memory: what is put there replaces it. */
 static int check_private(pid_t pid, uint64_t address, uint64_t size, struct ibx_error *err)
 {
-    char line[512], flags[5];
+    char path[64], flags[5], *line = NULL;
+    size_t room = 0;
     uint64_t start, end, at = address;
-    snprintf(line, sizeof(line), "/proc/%d/maps", (int)pid);
-    FILE *file = fopen(line, "re");
-    while (file && at < address + size && fgets(line, sizeof(line), file))
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+    FILE *file = fopen(path, "re");
+    while (file && at < address + size && getline(&line, &room, file) > 0)
         if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s", &start, &end, flags) == 3 && start <= at &&
             at < end) {
             if (strcmp(flags, "rw-p"))
                 break;
             at = end;
         }
+    free(line);
     if (file)
         fclose(file);
     return at >= address + size
