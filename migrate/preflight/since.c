@@ -14,9 +14,9 @@
 static const char *const folders[] = {"/machine/peripheral", "/machine/peripheral-anon"};
 /* What QEMU has made for other options, and for the machine itself. Of that machine pc lets a guest
  * eject cards: there it is looked at, too. vCPUs (-smp), which guests of q35 can eject as well, are
- * left out: a VM that has one too many is better off than one that was stopped for nothing. (A QEMU
- * 7.2 with TCG, migrating or not, writes to freed memory once a vCPU has been ejected and its memory
- * map changes, as it does where a migration is cancelled. Tests of that cannot hold.) */
+ * left out: a VM that has one too many is better off than one that was stopped for nothing. With
+ * TCG no test of that can hold: a QEMU 7.2 writes to freed memory, migrating or not, once a vCPU
+ * has been ejected and its memory map changes, as it does where a migration is cancelled. */
 #define MADE_BY_QEMU "/machine/unattached"
 #define EJECTS       "i440FX-pcihost"
 
