@@ -509,6 +509,24 @@ def a_far_end_that_lies_writes_no_control_characters(scene):
 
 
 @case
+def a_far_end_sets_no_options_here(scene):
+    """What --listen has behind its ? counts, and not what the far end says that it has there."""
+    vm, liar = start_vm(scene), scene.path("liar")
+    ready = {"far": "ready", "qmp": "/monitor", "uri": "tcp://127.0.0.1:1?encryption=nonsense"}
+    with open(liar, "w", encoding="ascii") as file:
+        file.write(f"#!/bin/sh\nread -r request\necho '{json.dumps(ready)}'\n")
+    os.chmod(liar, 0o700)
+    for own, words in (("", "127.0.0.1 port 1: Connection refused"), ("?chunk=wrong", '"wrong"')):
+        line = list(run_line(scene))
+        line[line.index("--ssh") + 1] = liar
+        line[line.index("--listen") + 1] += own
+        code, out, err = scene.run(*line)
+        equal((code, out), (1, ""))
+        assert words in err and "nonsense" not in err, err
+    vm.runs_on()
+
+
+@case
 def a_far_end_without_a_process_for_its_receiver_is_cleaned_up(scene):
     """It does not become that receiver itself, which nobody would look after."""
     if "IBX_NO_FORK" not in os.environ:

@@ -378,12 +378,14 @@ static int await_ready(struct run *run, struct ibx_error *err)
                          run->args.to, ssh, ended);
 }
 
-/* Its URI with this host: user@ is for ssh alone. */
+/* Its URI with this host: user@ is for ssh alone. The query is that of --listen, whatever the far
+ * end says: it would override options here, --encryption among them. */
 static int make_uri(struct run *run, struct ibx_error *err)
 {
     const char *uri = text_of(run->ready, "uri"), *host = run->args.address;
     const char *begin = strstr(uri, "://"), *query = strchr(uri, '?');
     const char *end = query ? query : uri + strlen(uri), *colon = end;
+    const char *own = run->args.listen ? strchr(run->args.listen, '?') : NULL;
     while (begin && colon > begin && *colon != ':')
         colon--;
     if (!host)
@@ -392,8 +394,8 @@ static int make_uri(struct run *run, struct ibx_error *err)
         return ibx_error_set(err, -EPROTO, "%s waits at \"%.100s\", which is no URI", run->args.to,
                              uri);
     const bool bare = strchr(host, ':') && *host != '[';
-    snprintf(run->uri, sizeof(run->uri), "%.*s://%s%s%s%s", (int)(begin - uri), uri,
-             bare ? "[" : "", host, bare ? "]" : "", colon);
+    snprintf(run->uri, sizeof(run->uri), "%.*s://%s%s%s%.*s%s", (int)(begin - uri), uri,
+             bare ? "[" : "", host, bare ? "]" : "", (int)(end - colon), colon, own ? own : "");
     run->args.uri = run->uri;
     return 0;
 }
