@@ -247,6 +247,25 @@ static void nobody_takes_the_knock(void **state)
     close_scene(&s);
 }
 
+/* Each link has such addresses, so the kernel wants to know which one is meant. */
+static void link_local_addresses(void **state)
+{
+    (void)state;
+    static const char words[] = "name the interface of a link-local address";
+    struct ibx_options options;
+    struct ibx_listener *listener = NULL;
+    struct ibx_conn *conn = NULL;
+    struct ibx_error err = {0};
+    ibx_options_init(&options);
+    int rc = ibx_listen("tcp://[fe80::1]:0", &options, &listener, &err);
+    if (rc == -EAFNOSUPPORT)
+        skip();
+    assert_int_equal(rc, -EINVAL);
+    assert_non_null(strstr(err.message, words));
+    assert_int_equal(ibx_connect("tcp://[fe80::1]:1", &options, &conn, &err), -EINVAL);
+    assert_non_null(strstr(err.message, words));
+}
+
 static void nobody_listens(void **state)
 {
     (void)state;
@@ -656,6 +675,7 @@ int main(void)
         cmocka_unit_test(cut_off_at_every_byte),
         cmocka_unit_test(silent_in_every_state),
         cmocka_unit_test(nobody_takes_the_knock),
+        cmocka_unit_test(link_local_addresses),
         cmocka_unit_test(nobody_listens),
         cmocka_unit_test(refused_provider_and_its_reason),
         cmocka_unit_test(server_on_another_host),
