@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <linux/userfaultfd.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -68,13 +69,34 @@ static void range_of(const struct destination_ram *ram, unsigned i, struct ibx_f
     };
 }
 
+/* With a huge page that is punched out goes its reservation: somebody else could take it, and QEMU
+ * would end by SIGBUS where the VM needs it. What is reserved for a file stays so without a
+ * mapping.
+ */
+static int reserve_huge_pages(const struct ibx_guest_block *block, struct ibx_error *err)
+{
+    if (block->page_size <= 4096)
+        return 0;
+    void *at = mmap(NULL, block->size, PROT_READ | PROT_WRITE, MAP_SHARED, block->fd,
+                    (off_t)block->offset);
+    if (at == MAP_FAILED)
+        return ibx_error_set(err, -errno,
+                             "no huge pages of %" PRIu64 " KiB can be reserved for guest RAM %s, "
+                             "which needs %" PRIu64 ": %s; make room for them (vm.nr_hugepages, a "
+                             "size= of their mount, limits of a control group)",
+                             block->page_size >> 10, block->id, block->size / block->page_size,
+                             strerror(errno));
+    munmap(at, block->size);
+    return 0;
+}
+
 static int punch(const struct ibx_guest_block *block, struct ibx_error *err)
 {
     if (fallocate(block->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)block->offset,
                   (off_t)block->size))
         return ibx_error_set(err, -errno, "guest RAM %s (%s) cannot be emptied: %s", block->id,
                              block->path, strerror(errno));
-    return 0;
+    return reserve_huge_pages(block, err);
 }
 
 /* Only the engine may put a page there from now on, or it would miss faults. */

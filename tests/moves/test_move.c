@@ -4,6 +4,8 @@
 #include "tests/scenes/mover.h"
 
 #include <fcntl.h>
+#include <linux/mman.h>
+#include <sys/mman.h>
 
 #define HUGE_RAM "memory-backend-file,id=mem0,size=64M,share=on,mem-path="
 
@@ -285,6 +287,83 @@ static void test_huge_pages_of_a_dead_source(void)
     moved_in_huge_pages((const char *[]){"--max-bandwidth", "64K", NULL}, NULL, true);
 }
 
+static char huge_folder[32];
+
+/* Of two VMs, and four more. `options`: of the source; the destination's has these, too. False:
+ * this kernel has no huge pages to spare. */
+static bool start_in_huge_pages(long *before, const char *options)
+{
+    char command[128], from[128], to[128];
+    *before = huge_pages_reserve(VM_RAM_MIB + 4);
+    snprintf(huge_folder, sizeof(huge_folder), "/tmp/ibx-huge-%d", (int)getpid());
+    snprintf(from, sizeof(from), HUGE_RAM "%s/from", huge_folder);
+    snprintf(to, sizeof(to), HUGE_RAM "%s/to,%s", huge_folder, options);
+    snprintf(command, sizeof(command), "mkdir %s && mount -t hugetlbfs none %s", huge_folder,
+             huge_folder);
+    if (*before < 0 || system(command))
+        return false;
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "", .ram = from});
+    vm_start(&vms[1], &(struct vm_options){.append = "", .ram = to, .incoming = true});
+    vm_wait_beats(&vms[0], pair_beats);
+    return true;
+}
+
+static void end_in_huge_pages(long before)
+{
+    char command[128];
+    vm_end(&vms[0]);
+    vm_end(&vms[1]);
+    snprintf(command, sizeof(command), "umount %s && rm -r %s", huge_folder, huge_folder);
+    assert_int_equal(system(command), 0);
+    huge_pages_reserve(before);
+}
+
+/* Somebody else's, until they are unmapped; MAP_FAILED: they are not to be had. */
+static void *take_huge_pages(size_t bytes)
+{
+    return mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 21u << MAP_HUGE_SHIFT, -1, 0);
+}
+
+/* What QEMU has allocated beforehand, and loses for the pages that are to come, remains its own. */
+static void test_huge_pages_that_others_want(void)
+{
+    const size_t half = (size_t)(VM_RAM_MIB / 2) << 20;
+    long before;
+    if (!start_in_huge_pages(&before, "prealloc=on"))
+        skip();
+    mover_stop_next("destination:ready");
+    pair_receive(NULL);
+    pair_send(NULL);
+    mover_await_stop(&receiver);
+    assert_ptr_equal(take_huge_pages(half), MAP_FAILED);
+    mover_kill(&receiver, SIGCONT);
+    pair_done();
+    pair_moved("");
+    end_in_huge_pages(before);
+}
+
+/* A QEMU that counts on there being some: the VM does not stop for it. */
+static void test_too_few_huge_pages(void)
+{
+    const size_t half = (size_t)(VM_RAM_MIB / 2) << 20;
+    long before;
+    if (!start_in_huge_pages(&before, "reserve=off"))
+        skip();
+    void *taken = take_huge_pages(half);
+    assert_ptr_not_equal(taken, MAP_FAILED);
+    pair_receive(NULL);
+    pair_send(NULL);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "no huge pages of 2048 KiB can be reserved for guest RAM mem0, which "
+                              "needs 32: Cannot allocate memory; make room");
+    mover_ends(&receiver, 1);
+    pair_stayed();
+    munmap(taken, half);
+    end_in_huge_pages(before);
+}
+
 /* There and back again, twice or as often as is asked for: each destination is the next source. */
 static void test_there_and_back(void)
 {
@@ -349,6 +428,8 @@ int main(void)
                                            VM_TEST(test_huge_pages_warm),
                                            VM_TEST(test_huge_pages_minor),
                                            VM_TEST(test_huge_pages_of_a_dead_source),
+                                           VM_TEST(test_huge_pages_that_others_want),
+                                           VM_TEST(test_too_few_huge_pages),
                                            VM_TEST(test_paused),
                                            VM_TEST(test_there_and_back),
                                            {0}};
