@@ -88,6 +88,7 @@ bool ibx_frontend_threads_capture(unsigned *rested)
 
 /* With the thread ends its own stream, and the capture of that. */
 static pthread_key_t of_thread;
+static bool keyed; /* libraries that began before this one may have captured */
 
 static void thread_ends(void *nothing)
 {
@@ -104,7 +105,7 @@ static void in_child(void)
 __attribute__((constructor)) static void begin(void)
 {
     pthread_atfork(NULL, NULL, in_child);
-    pthread_key_create(&of_thread, thread_ends);
+    keyed = !pthread_key_create(&of_thread, thread_ends);
 }
 
 /* One that it had before was ended by something else. */
@@ -115,7 +116,7 @@ static struct capture *note(void *stream, int mode, bool alone)
     if (!c)
         return NULL;
     ibx_frontend_stream_used(stream);
-    if (stream == PER_THREAD)
+    if (stream == PER_THREAD && keyed)
         pthread_setspecific(of_thread, &of_thread);
     c->stream = stream;
     c->by = pthread_self();

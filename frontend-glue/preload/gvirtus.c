@@ -6,7 +6,6 @@
 
 #include <dlfcn.h>
 #include <limits.h>
-#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -152,21 +151,19 @@ int ibx_frontend_passed(int rc)
 /* ----------------------------------------------------------------- GVirtuS's functions */
 
 /* Finds a loaded libcudart that dlopen(3) has put outside this library's scopes. */
-static int find_library(struct dl_phdr_info *library, size_t size, void *path)
+static bool find_library(const char *path, void *found)
 {
-    (void)size;
-    const char *slash = strrchr(library->dlpi_name, '/');
-    const char *name = slash ? slash + 1 : library->dlpi_name;
-    if (strncmp(name, "libcudart.so", 12) != 0)
-        return 0;
-    return snprintf(path, PATH_MAX, "%s", library->dlpi_name) < PATH_MAX;
+    const char *slash = strrchr(path, '/');
+    if (strncmp(slash ? slash + 1 : path, "libcudart.so", 12) != 0)
+        return false;
+    return snprintf(found, PATH_MAX, "%s", path) < PATH_MAX;
 }
 
 static void *find_in_library(const char *symbol)
 {
     char path[PATH_MAX] = "";
     void *handle = NULL, *found = NULL;
-    if (dl_iterate_phdr(find_library, path))
+    if (ibx_frontend_each_library(find_library, path))
         handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
     if (handle) {
         found = dlsym(handle, symbol);
@@ -178,7 +175,8 @@ static void *find_in_library(const char *symbol)
 int ibx_frontend_cuda_version(void)
 {
     char path[PATH_MAX] = "";
-    const char *number = dl_iterate_phdr(find_library, path) ? strstr(path, "libcudart.so.") : NULL;
+    const char *number =
+        ibx_frontend_each_library(find_library, path) ? strstr(path, "libcudart.so.") : NULL;
     return number ? atoi(number + strlen("libcudart.so.")) : 0;
 }
 

@@ -160,6 +160,8 @@ void ibx_frontend_variables_reset(void);
 void ibx_frontend_hide_local_gpus(void);
 /* The same when others have been loaded since the last call. */
 void ibx_frontend_look_for_libraries(void);
+/* Of each loaded library the path, until `look` is true; whether it was. In a forked child, too. */
+bool ibx_frontend_each_library(bool (*look)(const char *path, void *argument), void *argument);
 
 /* ------------------------------------------------------------------------- streams.c */
 

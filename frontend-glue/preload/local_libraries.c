@@ -15,6 +15,7 @@
 
 #include <limits.h>
 #include <link.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,24 +28,58 @@ struct search {
     char but[PATH_MAX];       /* not in this folder */
 };
 
+static bool forked;
+
+static void in_child(void)
+{
+    forked = true;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+struct walk {
+    bool (*look)(const char *path, void *argument);
+    void *argument;
+};
+
+static int pass(struct dl_phdr_info *library, size_t size, void *argument)
+{
+    const struct walk *walk = argument;
+    (void)size;
+    return walk->look(library->dlpi_name, walk->argument);
+}
+
+/* As in process_end.c a child does without dl_iterate_phdr(3): another thread may have had its lock
+ * at the fork. */
+bool ibx_frontend_each_library(bool (*look)(const char *path, void *argument), void *argument)
+{
+    struct walk walk = {look, argument};
+    bool found = !forked && dl_iterate_phdr(pass, &walk);
+    for (const struct link_map *l = forked ? _r_debug.r_map : NULL; l && !found; l = l->l_next)
+        found = look(l->l_name, argument);
+    return found;
+}
+
 static size_t folder_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
     return slash ? (size_t)(slash - path) + 1 : 0;
 }
 
-static int look(struct dl_phdr_info *library, size_t size, void *argument)
+static bool look(const char *path, void *argument)
 {
-    (void)size;
     struct search *s = argument;
-    const size_t folder = folder_of(library->dlpi_name);
+    const size_t folder = folder_of(path);
     for (const char *const *name = s->names; *name; name++) {
-        if (strncmp(library->dlpi_name + folder, *name, strlen(*name)) != 0 ||
-            (s->but[0] && folder == strlen(s->but) && !strncmp(library->dlpi_name, s->but, folder)))
+        if (strncmp(path + folder, *name, strlen(*name)) != 0 ||
+            (s->but[0] && folder == strlen(s->but) && !strncmp(path, s->but, folder)))
             continue;
-        return snprintf(s->path, sizeof(s->path), "%s", library->dlpi_name) < PATH_MAX;
+        return snprintf(s->path, sizeof(s->path), "%s", path) < PATH_MAX;
     }
-    return 0;
+    return false;
 }
 
 /* Of this host: it does not look at the variable any more. */
@@ -52,7 +87,7 @@ static bool driver_is_loaded(void)
 {
     static const char *const driver[] = {"libcuda.so.1", NULL};
     struct search s = {.names = driver};
-    return dl_iterate_phdr(look, &s);
+    return ibx_frontend_each_library(look, &s);
 }
 
 static int count_loaded(struct dl_phdr_info *library, size_t size, void *count)
@@ -62,11 +97,28 @@ static int count_loaded(struct dl_phdr_info *library, size_t size, void *count)
     return 1;
 }
 
+static bool count_one(const char *path, void *count)
+{
+    (void)path;
+    ++*(unsigned long long *)count;
+    return false;
+}
+
+/* So far; in a child, at present. */
+static unsigned long long libraries_loaded(void)
+{
+    unsigned long long count = 0;
+    if (forked)
+        ibx_frontend_each_library(count_one, &count);
+    else
+        dl_iterate_phdr(count_loaded, &count);
+    return count;
+}
+
 void ibx_frontend_look_for_libraries(void)
 {
     static _Atomic unsigned long long seen;
-    unsigned long long now = 0;
-    dl_iterate_phdr(count_loaded, &now);
+    const unsigned long long now = libraries_loaded();
     if (now != atomic_load_explicit(&seen, memory_order_relaxed) && ibx_frontend_plugin()) {
         atomic_store(&seen, now);
         ibx_frontend_hide_local_gpus();
@@ -79,7 +131,7 @@ static void tell_driver(struct search *driver)
     static atomic_flag told = ATOMIC_FLAG_INIT;
     static const char *const fabric[] = {"libfabric.so", NULL};
     struct search s = {.names = fabric};
-    if (!dl_iterate_phdr(look, driver) || dl_iterate_phdr(look, &s) ||
+    if (!ibx_frontend_each_library(look, driver) || ibx_frontend_each_library(look, &s) ||
         atomic_flag_test_and_set(&told))
         return;
     ibx_log(IBX_LOG_WARN,
@@ -99,11 +151,11 @@ void ibx_frontend_hide_local_gpus(void)
     static const char *const drivers[] = {"libcuda.so", NULL};
     struct search front_end = {.names = runtime}, local = {.names = libraries};
     struct search driver = {.names = drivers};
-    if (!dl_iterate_phdr(look, &front_end))
+    if (!ibx_frontend_each_library(look, &front_end))
         return;
     snprintf(local.but, sizeof(local.but), "%.*s", (int)folder_of(front_end.path), front_end.path);
     snprintf(driver.but, sizeof(driver.but), "%s", local.but);
-    if (!dl_iterate_phdr(look, &local)) {
+    if (!ibx_frontend_each_library(look, &local)) {
         tell_driver(&driver);
         return;
     }
