@@ -12,6 +12,7 @@
 #define HOST_REGISTER_FLAGS 15u /* portable, mapped, io memory, read only */
 #define PORTABLE            1u
 #define WORDS_MOST          4096u /* bytes; more is a buffer of copies */
+#define KEPT_MOST           64u
 
 static struct ranges ranges;
 static struct ranges of_gvirtus; /* what its own calls have allocated */
@@ -242,6 +243,57 @@ int cudaHostAlloc(void **address, size_t n, unsigned flags)
     return allocate(calls, address, n, flags);
 }
 
+/* Freed beside captures, which a wait for the devices would end: the next free gives it back that
+ * comes behind them. Under the lock of ranges. */
+static struct range kept[KEPT_MOST];
+static unsigned kept_count;
+
+static bool keep(const struct range *range)
+{
+    ibx_frontend_ranges_lock();
+    const bool room = kept_count < KEPT_MOST;
+    if (room)
+        kept[kept_count++] = *range;
+    ibx_frontend_ranges_unlock();
+    return room;
+}
+
+static unsigned take_kept(struct range *taken)
+{
+    ibx_frontend_ranges_lock();
+    const unsigned count = kept_count;
+    for (unsigned i = 0; i < count; i++)
+        taken[i] = kept[i];
+    kept_count = 0;
+    ibx_frontend_ranges_unlock();
+    return count;
+}
+
+static void give_back(const struct range *range)
+{
+    void *address = (void *)range->begin;
+    if (ibx_frontend_small_give(address, range->n))
+        return;
+    ibx_frontend_reach_ends(range);
+    ibx_frontend_plugin()->release(address, range->n);
+}
+
+/* CUDA too waits for the devices before it frees. */
+static void free_range(const struct range *range)
+{
+    struct range before[KEPT_MOST];
+    const bool waits = range->in_use || range->reach;
+    const bool captures = ibx_frontend_capturing();
+    if (captures && waits && keep(range))
+        return;
+    const unsigned count = captures ? 0 : take_kept(before);
+    if (waits || count)
+        ibx_frontend_devices_wait();
+    give_back(range);
+    for (unsigned i = 0; i < count; i++)
+        give_back(&before[i]);
+}
+
 int cudaFreeHost(void *address)
 {
     struct range range;
@@ -251,12 +303,7 @@ int cudaFreeHost(void *address)
     if (ibx_frontend_mapped_free(address, &rc))
         return rc;
     if (take_out(address, true, &range)) {
-        if (range.in_use || range.reach) /* CUDA too waits for the devices before it frees */
-            ibx_frontend_devices_wait();
-        if (ibx_frontend_small_give(address, range.n))
-            return CUDA_SUCCESS;
-        ibx_frontend_reach_ends(&range);
-        ibx_frontend_plugin()->release(address, range.n);
+        free_range(&range);
         return CUDA_SUCCESS;
     }
     if (take_from_gvirtus(address) || !ibx_frontend_plugin())

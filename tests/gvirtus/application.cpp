@@ -565,6 +565,7 @@ int main(int argc, char **argv)
         {"killed", killed},
         {"killed-background", killed_background},
         {"pinned", pinned},
+        {"freed-beside-captures", freed_beside_captures},
         {"sent-on", sent_on},
         {"kernels-and-page-locked", kernels_and_page_locked},
         {"page-locked-of-threads", page_locked_of_threads},

@@ -96,6 +96,7 @@ bool absent();
 
 // Page-locked memory; of an application after one that has left without freeing its own.
 bool pinned();
+bool freed_beside_captures();
 bool after();
 // What comes from the device in a stream, and goes on from there.
 bool sent_on();

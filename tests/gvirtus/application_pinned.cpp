@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <dlfcn.h>
 #include <functional>
 #include <sys/mman.h>
 #include <thread>
@@ -211,6 +212,32 @@ bool sent_on()
     }
     REQUIRE(cudaFreeHost(memory) == 0 && cudaFree(device) == 0);
     return good;
+}
+
+// Another thread frees what was copied from while this one captures: the capture goes on, and the
+// memory is given back by the first free behind it.
+bool freed_beside_captures()
+{
+    void *stream = nullptr, *graph = nullptr, *memory = nullptr, *other = nullptr;
+    char *device = device_memory();
+    int (*is_capturing)(void *, int *) = nullptr;
+    int rc = -1, status = 0;
+    *reinterpret_cast<void **>(&is_capturing) = dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing");
+    REQUIRE(cudaMallocHost(&memory, device_bytes_each) == 0 && cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaStreamBeginCapture(stream, 1) == 0);
+    std::thread([&] {
+        void *own = reinterpret_cast<void *>(2);
+        rc = cudaMallocHost(&other, device_bytes_each);
+        rc = rc ? rc : cudaMemcpyAsync(device, other, device_bytes_each, H2D, own);
+        rc = rc ? rc : cudaStreamSynchronize(own);
+        rc = rc ? rc : cudaFreeHost(other);
+    }).join();
+    REQUIRE(rc == 0 && is_capturing(stream, &status) == 0 && status == 1);
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == 0 && graph);
+    REQUIRE(msync(other, 4096, MS_ASYNC) == 0); // it is mapped yet
+    REQUIRE(cudaFreeHost(memory) == 0);         // over shm its addresses stay mapped
+    REQUIRE(over_shm || msync(other, 4096, MS_ASYNC) != 0);
+    return cudaStreamDestroy(stream) == 0;
 }
 
 bool after()

@@ -500,6 +500,7 @@ void check_what_the_provider_changes()
     check("memory that comes and goes at one address", [] { return run("remapped", true); });
     check("memory that ends", [] { return run("memory-that-ends", true); });
     check("page-locked memory", pinned);
+    check("... that is freed beside captures", [] { return run("freed-beside-captures", true); });
     check("memory that is registered", [] { return run("host-register", true); });
     check("and is gone without a word", [] { return run("stale-registration", true); });
     if (provider == "tcp") { // whose connections can be broken by their socket
