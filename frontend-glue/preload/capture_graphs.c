@@ -214,6 +214,8 @@ int cudaStreamEndCapture(void *stream, void **graph)
         *graph = rc ? NULL : c && c->graph ? c->graph : part;
     if (over && rc && c && c->graph && !c->given)
         cudaGraphDestroy(c->graph);
+    if (over && c && c->alone && stream == PER_THREAD) /* nothing of it has run */
+        ibx_frontend_stream_rests(stream);
     if (left)
         drop(c);
     else if (over)

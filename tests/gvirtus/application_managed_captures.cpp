@@ -126,6 +126,9 @@ bool rested_streams_beside_captures()
     void *captured = nullptr, *work = nullptr, *graph = nullptr;
     REQUIRE(from && to && device && cudaStreamCreate(&captured) == 0);
     REQUIRE(cudaStreamCreateWithFlags(&work, 1) == 0);
+    REQUIRE(cudaStreamBeginCapture(per_thread, 0) == 0); // of which nothing has run
+    REQUIRE(stub_launch(device, device + length, length, per_thread) == 0);
+    REQUIRE(cudaStreamEndCapture(per_thread, &graph) == 0 && graph);
     REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
     REQUIRE(stub_launch(device, device + length, length, captured) == 0);
     int rc = -1;
@@ -133,10 +136,13 @@ bool rested_streams_beside_captures()
         rc = cudaMemsetAsync(device + 2 * length, 2, length, per_thread);
         rc = rc ? rc : cudaStreamSynchronize(per_thread);
     };
+    std::vector<char> bytes = random_bytes(length, 8);
+    std::memcpy(from, bytes.data(), length);
+    REQUIRE(stub_launch(to, from, length, work) == 0 && has(to, bytes));
     use();
     REQUIRE(rc == 0);
     std::thread(use).join();
-    const std::vector<char> bytes = random_bytes(length, 9);
+    bytes = random_bytes(length, 9);
     std::memcpy(from, bytes.data(), length);
     REQUIRE(rc == 0 && stub_launch(to, from, length, work) == 0 && has(to, bytes));
     REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
