@@ -59,7 +59,8 @@ struct pair {
 
 static void fork_init(void)
 {
-    ibv_fork_init(); /* before Linux 5.12 a fork takes registered pages away from the parent */
+    if (ibv_is_fork_initialized() != IBV_FORK_UNNEEDED)
+        ibv_fork_init(); /* before Linux 5.12 a fork takes registered pages from the parent */
 }
 
 static int prepare_fd(int fd, struct ibx_error *err)

@@ -197,6 +197,29 @@ static void test_pinned_once(void **state)
     }
 }
 
+/* A child has a copy of registered memory (Linux 5.12), as of what else lies in its pages. */
+static void test_a_forked_child(void **state)
+{
+    (void)state;
+    struct session s;
+    struct ibx_mr *mr;
+    struct ibx_error err;
+    char *heap = malloc(BYTES);
+    const struct ibx_span span = ibx_span_host(heap, BYTES);
+    int status;
+    open_pair(&s, "", "");
+    memset(heap, 7, BYTES);
+    assert_int_equal(ibx_mr_register(s.conn, &span, IBX_ACCESS_REMOTE_READ, &mr, &err), 0);
+    const pid_t child = fork();
+    if (!child)
+        _exit(heap[0] + heap[BYTES - 1]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 14);
+    ibx_mr_deregister(mr);
+    session_end(&s);
+    free(heap);
+}
+
 /* -------------------------------------------------------------------- the wire */
 
 /* A silence shorter than timeout_ms costs time and nothing else. */
@@ -480,6 +503,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_mtu_beyond_the_path),
         cmocka_unit_test(test_locked_memory),
         cmocka_unit_test(test_pinned_once),
+        cmocka_unit_test(test_a_forked_child),
         cmocka_unit_test(test_short_silence),
         cmocka_unit_test(test_long_silence),
         cmocka_unit_test(test_requests_without_proof),

@@ -49,10 +49,11 @@ void ibx_verbs_lost(struct verbs *v, int status, const char *format, ...)
 
 /* ------------------------------------------------------------------ life cycle */
 
+/* Before Linux 5.12 a fork takes registered pages away from the parent; with this the child is the
+ * one that lacks them, and what else of its heap lies in them. Not where Linux copies them. */
 static void fork_init(void)
 {
-    /* Without it a fork on kernels before 5.12 takes registered pages away from the parent. */
-    int rc = ibv_fork_init();
+    int rc = ibv_is_fork_initialized() == IBV_FORK_UNNEEDED ? 0 : ibv_fork_init();
     if (rc)
         ibx_log(IBX_LOG_INFO, "ibv_fork_init: %s; do not fork while connected", strerror(rc));
 }
