@@ -17,11 +17,13 @@
 
 #define SHARED_MAX 4096u /* of a tenant */
 #define NUMBER     16u   /* bytes: the first ones of a handle; the others are zero */
+#define BUCKETS    1024u /* each free of any client looks into one */
 
 enum kind { MEMORY, EVENT, POOL }; /* as IPC_CLOSE has it */
 
 struct shared {
-    struct shared *next;
+    struct shared *next, **at;          /* of all, the newest first */
+    struct shared *next_there, **there; /* of its bucket, by its value */
     uint8_t number[NUMBER];
     enum kind kind;
     uint64_t value, n;         /* an event, a pool; or memory, n bytes */
@@ -33,35 +35,58 @@ struct shared {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct shared *all;
+static struct shared *all, *buckets[BUCKETS];
 static atomic_uint count;
 
 /* ---------------------------------------------------------------------------- the list; locked */
 
-static void drop(struct shared **at)
+static struct shared **bucket_of(uint64_t value)
 {
-    struct shared *gone = *at;
-    *at = gone->next;
+    return &buckets[(value * UINT64_C(0x9e3779b97f4a7c15) >> 32) % BUCKETS];
+}
+
+static void add(struct shared *s)
+{
+    s->at = &all;
+    s->next = all;
+    if (s->next)
+        s->next->at = &s->next;
+    all = s;
+    s->there = bucket_of(s->value);
+    s->next_there = *s->there;
+    if (s->next_there)
+        s->next_there->there = &s->next_there;
+    *s->there = s;
+    atomic_fetch_add(&count, 1);
+}
+
+static void drop(struct shared *gone)
+{
+    *gone->at = gone->next;
+    if (gone->next)
+        gone->next->at = gone->at;
+    *gone->there = gone->next_there;
+    if (gone->next_there)
+        gone->next_there->there = gone->there;
     free(gone);
     atomic_fetch_sub(&count, 1);
 }
 
 static void drop_value(enum kind kind, uint64_t value)
 {
-    for (struct shared **at = &all; *at;) {
-        if ((*at)->kind == kind && (*at)->value == value)
-            drop(at);
-        else
-            at = &(*at)->next;
+    for (struct shared *s = *bucket_of(value), *next; s; s = next) {
+        next = s->next_there;
+        if (s->kind == kind && s->value == value)
+            drop(s);
     }
 }
 
 static struct shared *find_value(const struct shared *like)
 {
-    struct shared *s = all;
+    struct shared *s = *bucket_of(like->value);
     while (s && !(s->kind == like->kind && s->value == like->value && s->buffer == like->buffer &&
                   s->tenant == like->tenant))
-        s = s->next;
+        s = s->next_there;
     return s;
 }
 
@@ -82,11 +107,11 @@ static const struct shared *find_number(const struct ibx_tenant *tenant, enum ki
 static bool make_room(const struct ibx_tenant *tenant)
 {
     unsigned of_tenant = 0;
-    struct shared **left = NULL;
-    for (struct shared **at = &all; *at; at = &(*at)->next) {
-        of_tenant += (*at)->tenant == tenant;
-        if ((*at)->tenant == tenant && !(*at)->maker)
-            left = at;
+    struct shared *left = NULL;
+    for (struct shared *s = all; s; s = s->next) {
+        of_tenant += s->tenant == tenant;
+        if (s->tenant == tenant && !s->maker)
+            left = s;
     }
     if (of_tenant < SHARED_MAX)
         return true;
@@ -106,9 +131,7 @@ static struct shared *enter(const struct shared *made)
         free(s);
         return NULL;
     }
-    s->next = all;
-    all = s;
-    atomic_fetch_add(&count, 1);
+    add(s);
     return s;
 }
 
@@ -137,11 +160,10 @@ void ibx_ipc_end(const struct copies *x)
 void ibx_ipc_forget(const void *context)
 {
     pthread_mutex_lock(&lock);
-    for (struct shared **at = &all; *at;) {
-        if (!context || !(*at)->context || (*at)->context == context)
-            drop(at);
-        else
-            at = &(*at)->next;
+    for (struct shared *s = all, *next; s; s = next) {
+        next = s->next;
+        if (!context || !s->context || s->context == context)
+            drop(s);
     }
     pthread_mutex_unlock(&lock);
 }

@@ -583,6 +583,57 @@ static void test_very_many_of_others(void **state)
         fail_msg("%f s beside 300000 events of another client, %f s before", beside, alone);
 }
 
+/* Seconds of this thread's processor for frees of what nobody has shared. */
+static double seconds_of_frees(void)
+{
+    struct timespec begun, done;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begun);
+    for (uint64_t i = 1; i <= 2000; i++)
+        ibx_ipc_gone(256 * i);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &done);
+    return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
+}
+
+/* What one client has shared makes no other one's frees slow, and is found by what it is. */
+static void test_very_many_are_shared(void **state)
+{
+    enum { MANY = 4096 };
+    static void *events[MANY];
+    static uint64_t numbers[MANY];
+    uint64_t again;
+    double alone = 0;
+    (void)state;
+    for (unsigned i = 0; i < MANY; i++) {
+        assert_int_equal(app->event_create(&events[i], 4), 0);
+        assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[i]));
+        assert_int_equal(call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[i], &numbers[i]),
+                         0);
+        if (i == 1) {
+            seconds_of_frees();
+            alone = seconds_of_frees();
+        }
+    }
+    const double beside = seconds_of_frees();
+    if (beside > 10 * alone + 0.005)
+        fail_msg("%f s beside 4096 that are shared, %f s before", beside, alone);
+    for (unsigned i = 0; i < MANY; i += 3)
+        ibx_ipc_gone((uintptr_t)events[i * 5 % MANY / 3 * 3]);
+    for (unsigned i = 0; i < MANY; i++) {
+        assert_int_equal(call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[i], &again), 0);
+        if (i % 3)
+            assert_true(again == numbers[i]);
+    }
+    for (unsigned i = 0; i < MANY; i++)
+        ibx_ipc_gone((uintptr_t)events[i]);
+    for (unsigned i = MANY; i-- > 0;) {
+        assert_int_equal(call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[i], &again), 0);
+        assert_true(again != numbers[i]);
+    }
+    ibx_ipc_forget(NULL);
+    for (unsigned i = 0; i < MANY; i++)
+        assert_int_equal(app->event_destroy(events[i]), 0);
+}
+
 static void test_anything(void **state)
 {
     (void)state;
@@ -615,9 +666,13 @@ static void test_anything(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory_without_owner), cmocka_unit_test(test_rows_of_others),
-        cmocka_unit_test(test_nodes_of_others),      cmocka_unit_test(test_handles_have_a_limit),
-        cmocka_unit_test(test_very_many_of_others),  cmocka_unit_test(test_anything),
+        cmocka_unit_test(test_memory_without_owner),
+        cmocka_unit_test(test_rows_of_others),
+        cmocka_unit_test(test_nodes_of_others),
+        cmocka_unit_test(test_handles_have_a_limit),
+        cmocka_unit_test(test_very_many_of_others),
+        cmocka_unit_test(test_very_many_are_shared),
+        cmocka_unit_test(test_anything),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
