@@ -525,8 +525,11 @@ int ibx_destination_ram_drop(struct destination_ram *ram, const struct ibx_page_
                              "file that something pins; keep huge pages from the file "
                              "(/sys/kernel/mm/transparent_hugepage/shmem_enabled), or migrate "
                              "without --warm");
-    return rc ? ibx_error_set(err, rc, "pages of guest RAM cannot be dropped: %s", strerror(-rc))
-              : 0;
+    if (rc)
+        return ibx_error_set(err, rc, "pages of guest RAM cannot be dropped: %s", strerror(-rc));
+    for (unsigned i = 0; !rc && pages->data_pages && i < ram->guest.count; i++)
+        rc = reserve_huge_pages(&ram->guest.blocks[i], err);
+    return rc;
 }
 
 bool ibx_destination_ram_whole(const struct destination_ram *ram)

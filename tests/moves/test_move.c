@@ -326,26 +326,37 @@ static void *take_huge_pages(size_t bytes)
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 21u << MAP_HUGE_SHIFT, -1, 0);
 }
 
-/* What QEMU has allocated beforehand, and loses for the pages that are to come, remains its own. */
-static void test_huge_pages_that_others_want(void)
+static void taken_by_nobody_at(const char *state, const char *option)
 {
-    const size_t half = (size_t)(VM_RAM_MIB / 2) << 20;
+    const size_t more = (size_t)12 << 20; /* than are free */
     long before;
     if (!start_in_huge_pages(&before, "prealloc=on"))
         skip();
-    mover_stop_next("destination:ready");
+    mover_stop_next(state);
     pair_receive(NULL);
-    pair_send(NULL);
+    pair_send((const char *[]){option, NULL});
     mover_await_stop(&receiver);
-    assert_ptr_equal(take_huge_pages(half), MAP_FAILED);
+    assert_ptr_equal(take_huge_pages(more), MAP_FAILED);
     mover_kill(&receiver, SIGCONT);
     pair_done();
     pair_moved("");
     end_in_huge_pages(before);
 }
 
+/* What QEMU has allocated beforehand, and loses for the pages that are to come, remains its own. */
+static void test_huge_pages_that_others_want(void)
+{
+    taken_by_nobody_at("destination:ready", NULL);
+}
+
+/* ... and so does the place of those that came before the stop, and have to come again. */
+static void test_huge_pages_that_come_again(void)
+{
+    taken_by_nobody_at("destination:mapped", "--warm");
+}
+
 /* A QEMU that counts on there being some: the VM does not stop for it. */
-static void test_too_few_huge_pages(void)
+static void test_huge_pages_too_few(void)
 {
     const size_t half = (size_t)(VM_RAM_MIB / 2) << 20;
     long before;
@@ -429,7 +440,8 @@ int main(void)
                                            VM_TEST(test_huge_pages_minor),
                                            VM_TEST(test_huge_pages_of_a_dead_source),
                                            VM_TEST(test_huge_pages_that_others_want),
-                                           VM_TEST(test_too_few_huge_pages),
+                                           VM_TEST(test_huge_pages_that_come_again),
+                                           VM_TEST(test_huge_pages_too_few),
                                            VM_TEST(test_paused),
                                            VM_TEST(test_there_and_back),
                                            {0}};
