@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,13 +47,17 @@ void ibx_journal_note_path(const struct ibx_record *record, enum ibx_journal_not
 
 /* ------------------------------------------------------------ reading */
 
-/* Who has been trying for a while goes on as soon as it may open a file. */
+/* Who has been trying for a while goes on as soon as it may open a file. The hard limit is changed
+ * only where it is in the way. */
 static const char *remedy(int code, const char *other, char text[REMEDY_BYTES])
 {
+    struct rlimit limit = {0};
     snprintf(text, REMEDY_BYTES, "%s", other);
-    if (code == -EMFILE)
-        snprintf(text, REMEDY_BYTES, "; raise that limit: prlimit --pid %d --nofile=1024",
-                 (int)getpid());
+    if (code != -EMFILE || getrlimit(RLIMIT_NOFILE, &limit))
+        return text;
+    const rlim_t more = limit.rlim_cur < 512 ? 1024 : 2 * limit.rlim_cur;
+    snprintf(text, REMEDY_BYTES, "; raise that limit: prlimit --pid %d --nofile=%llu%s",
+             (int)getpid(), (unsigned long long)more, more <= limit.rlim_max ? ":" : "");
     return text;
 }
 

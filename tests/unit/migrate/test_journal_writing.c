@@ -196,11 +196,28 @@ static int says_how_to_open_more(void)
     return 0;
 }
 
+/* Who may open many has them all open: more are needed then. */
+static int says_how_many_more(void)
+{
+    struct ibx_record r = only();
+    struct ibx_error why = {0};
+    struct rlimit limit;
+    CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+    limit.rlim_cur = 600;
+    CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+    while (dup(STDERR_FILENO) >= 0)
+        ;
+    CHECK(ibx_journal_write(folder, &r, &why) == -EMFILE);
+    CHECK(strstr(why.message, limit.rlim_max < 1200 ? " --nofile=1200" : " --nofile=1200:"));
+    return 0;
+}
+
 static void too_many_open_files(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
     assert_int_equal(write_record(&r), 0);
     passes_in_child(says_how_to_open_more);
+    passes_in_child(says_how_many_more);
 }
 
 int main(void)
