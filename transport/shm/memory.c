@@ -333,7 +333,7 @@ uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request,
         *status = check(request->address, request->length, access, (uintptr_t)mr->span.address,
                         mr->span.length, mr->access);
     struct ibx_span piece;
-    if (!*status && region->arena == SHM_ARENA_SHARED &&
+    if (!*status && ibx_shared_holds(mr->span.address, mr->span.length) &&
         !ibx_shared_piece(mr->span.address, mr->span.length, &piece))
         *status = -EACCES; /* it has been freed: a touch would be a signal */
     return *status ? NULL : (uint8_t *)(uintptr_t)request->address;

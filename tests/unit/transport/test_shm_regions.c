@@ -491,6 +491,30 @@ static void test_freed_under_its_region(void **state)
     assert_true(ibx_shared_free(memory));
 }
 
+/* The same where the peer has not been given that memory, and asks for each copy. */
+static void test_freed_that_the_peer_does_not_map(void **state)
+{
+    (void)state;
+    struct shm *shm = client->shm;
+    uint8_t *memory = ibx_shared_allocate(UNIT, NULL);
+    const int control = shm->control;
+    const bool sent = shm->shared_sent;
+    int status;
+    assert_non_null(memory);
+    shm->control = -1;
+    shm->shared_sent = false;
+    struct ibx_mr *mr = end_register(client, memory, UNIT, READ_WRITE);
+    shm->control = control;
+    shm->shared_sent = sent;
+    const struct shm_request request = {
+        .kind = IBX_RDMA_READ, .key = mr->keys[0], .address = (uintptr_t)memory, .length = 100};
+    assert_ptr_equal(ibx_shm_region_find(shm, &request, &status), memory);
+    assert_true(ibx_shared_free(memory));
+    assert_null(ibx_shm_region_find(shm, &request, &status));
+    assert_int_equal(status, -EACCES);
+    end_deregister(client, mr);
+}
+
 static void *allocate_and_be_cancelled(void *memory)
 {
     pthread_cancel(pthread_self());
@@ -559,6 +583,7 @@ int main(void)
         TEST(test_more_than_an_arena),
         TEST(test_in_two_connections),
         TEST(test_freed_under_its_region),
+        TEST(test_freed_that_the_peer_does_not_map),
         TEST(test_in_a_child),
         TEST(test_brought_in),
         TEST(test_a_cancelled_thread),
