@@ -49,8 +49,9 @@ const char *ibx_handshake_remedy(int rc)
     case -EACCES:
     case -EPERM:
         return "; choose a place where this user may listen, such as a port from 1024 on";
-    case -EINVAL: /* of no other address */
-        return "; name the interface of a link-local address, as in [fe80::1%eth0]";
+    case -EINVAL: /* link-local without its interface, or of a group of hosts */
+        return "; give the address of one host, a link-local one with its interface, as in "
+               "[fe80::1%eth0]";
     default:
         return "";
     }

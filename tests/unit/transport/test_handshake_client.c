@@ -247,11 +247,12 @@ static void nobody_takes_the_knock(void **state)
     close_scene(&s);
 }
 
-/* Each link has such addresses, so the kernel wants to know which one is meant. */
-static void link_local_addresses(void **state)
+/* Each link has the first, so the kernel wants to know which one is meant; nobody can listen at the
+ * other, which is no host's. */
+static void addresses_of_no_one_host(void **state)
 {
     (void)state;
-    static const char words[] = "name the interface of a link-local address";
+    static const char words[] = "give the address of one host, a link-local one with its interface";
     struct ibx_options options;
     struct ibx_listener *listener = NULL;
     struct ibx_conn *conn = NULL;
@@ -263,6 +264,8 @@ static void link_local_addresses(void **state)
     assert_int_equal(rc, -EINVAL);
     assert_non_null(strstr(err.message, words));
     assert_int_equal(ibx_connect("tcp://[fe80::1]:1", &options, &conn, &err), -EINVAL);
+    assert_non_null(strstr(err.message, words));
+    assert_int_equal(ibx_listen("tcp://[ff02::1]:0", &options, &listener, &err), -EINVAL);
     assert_non_null(strstr(err.message, words));
 }
 
@@ -675,7 +678,7 @@ int main(void)
         cmocka_unit_test(cut_off_at_every_byte),
         cmocka_unit_test(silent_in_every_state),
         cmocka_unit_test(nobody_takes_the_knock),
-        cmocka_unit_test(link_local_addresses),
+        cmocka_unit_test(addresses_of_no_one_host),
         cmocka_unit_test(nobody_listens),
         cmocka_unit_test(refused_provider_and_its_reason),
         cmocka_unit_test(server_on_another_host),
