@@ -57,6 +57,11 @@ const char *ibx_handshake_remedy(int rc)
     }
 }
 
+static bool is_forbidden(int rc)
+{
+    return rc == -EACCES || rc == -EPERM;
+}
+
 int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,
                           struct ibx_error *err)
 {
@@ -204,7 +209,9 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
         close(s);
         return ibx_error_set(err, rc, "no server answers at socket %s: %s%s", uri->path,
                              rc == -ETIMEDOUT ? "its queue stayed full" : strerror(-rc),
-                             rc == -ETIMEDOUT ? "" : ibx_handshake_remedy(rc));
+                             rc == -ETIMEDOUT   ? ""
+                             : is_forbidden(rc) ? "; run this as a user who may write it"
+                                                : ibx_handshake_remedy(rc));
     }
     *fd = s;
     return 0;
@@ -226,7 +233,9 @@ int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *f
     if (connected_fd < 0)
         return ibx_error_set(err, rc, "no server answers at %s port %u: %s%s", uri->host, uri->port,
                              rc == -ETIMEDOUT ? "no reply in time" : strerror(-rc),
-                             ibx_handshake_remedy(rc));
+                             is_forbidden(rc) ? "; look for a rule that forbids it: of a "
+                                                "firewall, a route, or a policy as SELinux's"
+                                              : ibx_handshake_remedy(rc));
     int one = 1;
     *fd = connected_fd;
     setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));

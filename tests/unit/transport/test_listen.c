@@ -7,6 +7,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -14,10 +16,14 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -331,6 +337,60 @@ static void test_sentences_say_what_to_do(void **state)
     expect_connecting("rdma:///nosuch/ibx/socket", -ENOENT, "; start the server there");
 }
 
+/* connect(2) fails with `code` in this process from now on, as behind a firewall's rule. */
+static bool forbid_connecting(int code)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_connect, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)code),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {.len = sizeof(filter) / sizeof(*filter), .filter = filter};
+    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
+           !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+#define CANNOT_FORBID 77
+
+static bool connecting_says(const char *text, int code, const char *remedy)
+{
+    struct ibx_uri there;
+    struct ibx_error err = {0};
+    int fd = -1;
+    const bool says = !ibx_uri_parse(text, &there, NULL) &&
+                      ibx_handshake_connect(&there, patience, &fd, &err) == -code &&
+                      strstr(err.message, remedy) && !strstr(err.message, "listen");
+    if (!says)
+        fprintf(stderr, "\"%s\" lacks \"%s\"\n", err.message, remedy);
+    return says;
+}
+
+static int forbidden(int code)
+{
+    if (!forbid_connecting(code))
+        return CANNOT_FORBID;
+    return !connecting_says("rdma://127.0.0.1:1", code,
+                            "; look for a rule that forbids it: of a firewall") +
+           !connecting_says("rdma:///tmp/socket", code, "; run this as a user who may write it");
+}
+
+static void test_a_connection_that_is_forbidden(void **state)
+{
+    const int codes[] = {EPERM, EACCES};
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        int status;
+        const pid_t child = fork();
+        if (!child)
+            _exit(forbidden(codes[i]));
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == CANNOT_FORBID)
+            skip();
+        assert_int_equal(status, 0);
+    }
+}
+
 int main(void)
 {
     patience = patience_ms(20000);
@@ -343,6 +403,7 @@ int main(void)
         cmocka_unit_test(test_a_port_that_is_let_go_of_a_moment_later),
         cmocka_unit_test(test_a_name_that_is_loopback),
         cmocka_unit_test(test_sentences_say_what_to_do),
+        cmocka_unit_test(test_a_connection_that_is_forbidden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
