@@ -4,7 +4,6 @@
 #include "tests/gvirtus/remote.h"
 
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -52,7 +51,6 @@ void end_once()
 
 std::atomic<std::uint64_t> copies, hosts, selections, calls;
 std::atomic<unsigned> connecting, connecting_most;
-std::atomic<std::uint64_t> connecting_longest; // milliseconds
 
 struct Connection {
     std::shared_ptr<Communicator> over;
@@ -62,13 +60,6 @@ struct Connection {
 // As GVirtuS does it: by the thread's id, made by the first call and never given back.
 std::mutex front_ends_lock;
 std::map<pid_t, Connection> *front_ends;
-
-std::uint64_t milliseconds()
-{
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<std::uint64_t>(
-        std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
-}
 
 Connection connected()
 {
@@ -101,13 +92,8 @@ Remote *connection()
     for (unsigned most = connecting_most;
          most < now && !connecting_most.compare_exchange_weak(most, now);)
         ;
-    const std::uint64_t began = milliseconds();
     Connection made = connected();
     connecting--;
-    const std::uint64_t took = milliseconds() - began;
-    for (std::uint64_t longest = connecting_longest;
-         longest < took && !connecting_longest.compare_exchange_weak(longest, took);)
-        ;
     std::lock_guard<std::mutex> lock(front_ends_lock);
     return (*front_ends)[thread] = std::move(made), (*front_ends)[thread].remote.get();
 }
@@ -567,11 +553,6 @@ EXPORTED std::uint64_t stub_copies()
 EXPORTED unsigned stub_connecting_most()
 {
     return connecting_most;
-}
-
-EXPORTED std::uint64_t stub_connecting_longest()
-{
-    return connecting_longest;
 }
 
 EXPORTED std::uint64_t stub_calls()
