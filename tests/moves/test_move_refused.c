@@ -501,7 +501,7 @@ static void leave_group(void)
 /* What is READ into place counts to the tool: the kernel would end it, and the VM waited. */
 static void test_no_memory_for_minor(void)
 {
-    char ram[200];
+    char ram[200], named[sizeof(group) + 64];
     mover_begin();
     snprintf(ram, sizeof(ram), "memory-backend-file,id=mem1,size=256M,mem-path=%s/ram,share=on",
              mover_folder);
@@ -518,7 +518,8 @@ static void test_no_memory_for_minor(void)
     leave_group();
     mover_ends(&receiver, 1);
     rmdir(group);
-    mover_must_print(&receiver, "the control group of this ib-migrate, /sys/fs/cgroup");
+    snprintf(named, sizeof(named), "the control group of this ib-migrate, %.200s", group);
+    mover_must_print(&receiver, named);
 }
 
 #define FLASH(file, rest) "file=" file ",format=raw,if=pflash," rest
