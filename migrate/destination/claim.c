@@ -81,26 +81,17 @@ static int lock(struct destination *d, int file, struct ibx_error *err)
                          d->ram.guest.blocks[0].id, strerror(errno));
 }
 
-/* Another receiver may have given QEMU other memory since it was looked at. */
-static bool is_mapped(const struct ibx_guest_ram *ram)
+static bool is_of_block(void *context, const struct ibx_proc_mapping *m)
 {
-    const struct ibx_guest_block *block = &ram->blocks[0];
-    char path[64], *line = NULL;
-    size_t size = 0;
-    uint64_t start, end, inode;
-    unsigned major, minor;
-    bool is = false;
-    snprintf(path, sizeof(path), "/proc/%d/maps", (int)ram->pid);
-    FILE *maps = fopen(path, "re");
-    while (maps && !is && getline(&line, &size, maps) > 0)
-        is = sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %x:%x %" SCNu64, &start, &end, &major,
-                    &minor, &inode) == 5 &&
-             start <= block->address && block->address < end && inode == block->ino &&
-             makedev(major, minor) == block->dev;
-    free(line);
-    if (maps)
-        fclose(maps);
-    return is || !maps;
+    const struct ibx_guest_block *block = context;
+    return m->start <= block->address && block->address < m->end && m->ino == block->ino &&
+           m->dev == block->dev;
+}
+
+/* Another receiver may have given QEMU other memory since it was looked at. */
+static bool is_mapped(struct ibx_guest_ram *ram)
+{
+    return ibx_proc_find_mapping(ram->pid, is_of_block, &ram->blocks[0]) != 0;
 }
 
 int ibx_destination_claim_also(struct destination *d, int file, struct ibx_error *err)

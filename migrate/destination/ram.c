@@ -250,7 +250,7 @@ int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_re
 {
     int rc = ibx_destination_ram_take_uffd(ram, record, err);
     uint64_t address = ram->guest.blocks[0].address;
-    const int minor = rc ? 0 : ibx_proc_find_mapping(record->pid, is_minor, &address);
+    const int minor = rc ? 0 : ibx_proc_find_flags(record->pid, is_minor, &address);
     if (minor < 0)
         rc = ibx_error_set(err, minor,
                            "how the memory of QEMU (process %d) waits for its pages is not to be "

@@ -72,7 +72,7 @@ static int replace(pid_t pid, const struct ibx_guest_block *block, int number, u
 {
     struct advised advised = {.address = block->address};
     struct found found = {.dev = block->dev, .ino = block->ino};
-    ibx_proc_find_mapping(pid, advice_there, &advised);
+    ibx_proc_find_flags(pid, advice_there, &advised);
     ibx_proc_find_descriptor(pid, collect, &found);
     const uint64_t map[6] = {block->address,         block->size,      PROT_READ | PROT_WRITE,
                              MAP_SHARED | MAP_FIXED, (uint64_t)number, block->offset};

@@ -36,23 +36,6 @@ int ibx_process_status(pid_t pid, const char *key, int base, unsigned long long 
 
 /* ------------------------------------------------------------ mappings */
 
-/* One line of /proc/PID/maps; false for what is no shared writable mapping of a file. */
-static bool parse_mapping(char *line, struct guest_mapping *m)
-{
-    char permissions[5];
-    unsigned major, minor;
-    int path = 0;
-    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64 " %n", &m->start,
-               &m->end, permissions, &m->offset, &major, &minor, &m->ino, &path) != 7 ||
-        !path || permissions[1] != 'w' || permissions[3] != 's' || !m->ino)
-        return false;
-    line[strcspn(line, "\n")] = '\0';
-    m->part_end = m->end;
-    m->dev = makedev(major, minor);
-    snprintf(m->path, sizeof(m->path), "%s", line + path);
-    return true;
-}
-
 static bool continues(const struct guest_mapping *last, const struct guest_mapping *m)
 {
     return last->end == m->start && last->dev == m->dev && last->ino == m->ino &&
@@ -75,34 +58,39 @@ static int add_mapping(struct guest_mappings *mappings, const struct guest_mappi
     return 0;
 }
 
+struct reading {
+    struct guest_mappings found;
+    int rc;
+};
+
+/* True: no more can be added. */
+static bool add_shared(void *context, const struct ibx_proc_mapping *m)
+{
+    struct reading *reading = context;
+    if (m->permissions[1] != 'w' || m->permissions[3] != 's' || !m->ino)
+        return false;
+    struct guest_mapping shared = {.start = m->start,
+                                   .end = m->end,
+                                   .part_end = m->end,
+                                   .offset = m->offset,
+                                   .dev = m->dev,
+                                   .ino = m->ino};
+    snprintf(shared.path, sizeof(shared.path), "%s", m->path);
+    reading->rc = add_mapping(&reading->found, &shared);
+    return reading->rc != 0;
+}
+
 int ibx_guest_mappings_read(pid_t pid, struct guest_mappings *mappings, struct ibx_error *err)
 {
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
-    FILE *file = fopen(path, "re");
-    if (!file) {
-        const int rc = ibx_proc_error(pid, errno);
-        return ibx_error_set(err, rc, "cannot read %s: %s%s", path, strerror(-rc),
+    struct reading reading = {0};
+    int rc = ibx_proc_find_mapping(pid, add_shared, &reading);
+    rc = rc < 0 ? rc : reading.rc;
+    if (rc) {
+        ibx_guest_mappings_fini(&reading.found);
+        return ibx_error_set(err, rc, "cannot read /proc/%d/maps: %s%s", (int)pid, strerror(-rc),
                              ibx_proc_remedy(rc));
     }
-    struct guest_mappings found = {0};
-    struct guest_mapping m;
-    char *line = NULL;
-    size_t size = 0;
-    int rc = 0;
-    while (!rc && getline(&line, &size, file) > 0) {
-        if (parse_mapping(line, &m))
-            rc = add_mapping(&found, &m);
-    }
-    if (!rc && ferror(file))
-        rc = -EIO;
-    free(line);
-    fclose(file);
-    if (rc) {
-        ibx_guest_mappings_fini(&found);
-        return ibx_error_set(err, rc, "cannot read %s to its end: %s", path, strerror(-rc));
-    }
-    *mappings = found;
+    *mappings = reading.found;
     return 0;
 }
 

@@ -102,26 +102,31 @@ static bool is_syscall(pid_t pid, uint64_t address)
     return !errno && (word & 0xffff) == 0x050f;
 }
 
+struct code {
+    uint64_t start, size;
+};
+
+/* A file, which may have any name, has an inode. */
+static bool is_vdso(void *context, const struct ibx_proc_mapping *m)
+{
+    if (m->ino || strcmp(m->path, "[vdso]") != 0)
+        return false;
+    *(struct code *)context = (struct code){m->start, m->end - m->start};
+    return true;
+}
+
 /* In the vDSO of QEMU: a jump to any bytes 0f 05 is a system call. */
 static uint64_t find_in_vdso(pid_t pid)
 {
-    char path[64], line[512];
-    uint64_t start = 0, end = 0;
-    snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
-    FILE *maps = fopen(path, "re");
-    while (maps && fgets(line, sizeof(line), maps)) {
-        if (strstr(line, "[vdso]") && sscanf(line, "%" SCNx64 "-%" SCNx64, &start, &end) == 2)
-            break;
-        start = end = 0;
-    }
-    if (maps)
-        fclose(maps);
+    char path[64];
+    struct code vdso = {0};
+    ibx_proc_find_mapping(pid, is_vdso, &vdso);
     snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
-    int mem = end > start && end - start <= VDSO_MAX ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    uint8_t *code = mem >= 0 ? malloc((size_t)(end - start)) : NULL;
-    ssize_t n = code ? pread(mem, code, (size_t)(end - start), (off_t)start) : 0;
+    int mem = vdso.size && vdso.size <= VDSO_MAX ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    uint8_t *code = mem >= 0 ? malloc((size_t)vdso.size) : NULL;
+    ssize_t n = code ? pread(mem, code, (size_t)vdso.size, (off_t)vdso.start) : 0;
     uint8_t *at = n > 0 ? memmem(code, (size_t)n, "\x0f\x05", SYSCALL_BYTES) : NULL;
-    uint64_t found = at ? start + (uint64_t)(at - code) : 0;
+    uint64_t found = at ? vdso.start + (uint64_t)(at - code) : 0;
     free(code);
     if (mem >= 0)
         close(mem);

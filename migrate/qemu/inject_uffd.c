@@ -253,7 +253,7 @@ int ibx_uffd_awaits_pages(pid_t pid, struct ibx_error *err)
     if (rc == -ENOENT)
         return 0;
     if (rc >= 0 || rc == -ENOTUNIQ)
-        rc = ibx_proc_find_mapping(pid, awaits_pages, NULL);
+        rc = ibx_proc_find_flags(pid, awaits_pages, NULL);
     if (rc >= 0)
         return rc;
     return ibx_error_set(err, rc,

@@ -3,10 +3,12 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysmacros.h>
 
 int ibx_proc_error(pid_t pid, int code)
 {
@@ -45,25 +47,73 @@ int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context)
     return found < 0 && hidden ? hidden : found;
 }
 
-int ibx_proc_find_mapping(pid_t pid, ibx_proc_look_mapping *look, void *context)
+/* Looks at the lines of a file of `pid` until one is it. They are of any length: a program chooses
+ * the names of its files. */
+static int find_line(pid_t pid, const char *name, bool (*is_it)(void *context, char *line),
+                     void *context)
 {
-    char path[64], *line = NULL; /* of any length: a program chooses the names of its files */
+    char path[64], *line = NULL;
     size_t size = 0;
-    unsigned long long from = 0, to = 0, a, b;
-    snprintf(path, sizeof(path), "/proc/%d/smaps", (int)pid);
+    snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, name);
     FILE *file = fopen(path, "re");
     if (!file)
         return ibx_proc_error(pid, errno);
     bool found = false;
     while (!found && getline(&line, &size, file) > 0)
-        if (sscanf(line, "%llx-%llx ", &a, &b) == 2) { /* "Anonymous:" begins with a digit, too */
-            from = a;
-            to = b;
-        } else if (!strncmp(line, "VmFlags:", 8)) {
-            found = look(context, from, to, line + 8);
-        }
+        found = is_it(context, line);
     const int rc = found ? 1 : ferror(file) ? -EIO : 0;
     free(line);
     fclose(file);
     return rc;
+}
+
+struct mapping_search {
+    ibx_proc_look_mapping *look;
+    void *context;
+};
+
+static bool is_mapping(void *context, char *line)
+{
+    const struct mapping_search *search = context;
+    struct ibx_proc_mapping m;
+    unsigned major, minor;
+    int path = 0;
+    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64 " %n", &m.start,
+               &m.end, m.permissions, &m.offset, &major, &minor, &m.ino, &path) != 7 ||
+        !path)
+        return false;
+    line[strcspn(line, "\n")] = '\0';
+    m.dev = makedev(major, minor);
+    m.path = line + path;
+    return search->look(search->context, &m);
+}
+
+int ibx_proc_find_mapping(pid_t pid, ibx_proc_look_mapping *look, void *context)
+{
+    return find_line(pid, "maps", is_mapping, &(struct mapping_search){look, context});
+}
+
+struct flags_search {
+    uint64_t start, end; /* of the mapping that the next lines describe */
+    ibx_proc_look_flags *look;
+    void *context;
+};
+
+static bool has_flags(void *context, char *line)
+{
+    struct flags_search *search = context;
+    uint64_t start, end;
+    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &start, &end) == 2) {
+        search->start = start; /* not before: "Anonymous:" begins with a digit, too */
+        search->end = end;
+    } else if (!strncmp(line, "VmFlags:", 8)) {
+        return search->look(search->context, search->start, search->end, line + 8);
+    }
+    return false;
+}
+
+int ibx_proc_find_flags(pid_t pid, ibx_proc_look_flags *look, void *context)
+{
+    return find_line(pid, "smaps", has_flags,
+                     &(struct flags_search){.look = look, .context = context});
 }

@@ -349,11 +349,23 @@ typedef bool ibx_proc_look(void *context, int number, const char *path);
  * none among those that may be looked at, or /proc does not show the process; -ESRCH: there is no
  * such process. */
 int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context);
-/* Whether this mapping is it; `flags` are the words of VmFlags, each behind a blank. */
-typedef bool ibx_proc_look_mapping(void *context, uint64_t start, uint64_t end, const char *flags);
-/* 1: one of `pid` is; 0: none is; < 0: they cannot be seen. The kernel walks all page tables of the
- * process for the answer. */
+/* One line of /proc/PID/maps. */
+struct ibx_proc_mapping {
+    uint64_t start, end;
+    uint64_t offset, dev, ino; /* in its file; ino 0: it has none */
+    char permissions[5];       /* "rw-p", "r-xs" */
+    const char *path;          /* "[vdso]", "" */
+};
+/* Whether this mapping is it. */
+typedef bool ibx_proc_look_mapping(void *context, const struct ibx_proc_mapping *mapping);
+/* 1: one of `pid` is, by rising addresses; 0: none is; < 0: they cannot be seen. */
 int ibx_proc_find_mapping(pid_t pid, ibx_proc_look_mapping *look, void *context);
+/* Whether the mapping from `start` to `end` is it; `flags` are the words of VmFlags, each behind a
+ * blank. */
+typedef bool ibx_proc_look_flags(void *context, uint64_t start, uint64_t end, const char *flags);
+/* As ibx_proc_find_mapping(), but the kernel walks all page tables of the process for the answer.
+ */
+int ibx_proc_find_flags(pid_t pid, ibx_proc_look_flags *look, void *context);
 /* The error for a file of /proc/PID that cannot be opened, with this errno: where /proc hides the
  * processes of others (hidepid) one that is there is not found. */
 int ibx_proc_error(pid_t pid, int code);

@@ -197,30 +197,36 @@ static int check(struct cloning *c, struct ibx_error *err)
 
 /* ------------------------------------------------------------ its RAM */
 
+struct private_span {
+    uint64_t at, end; /* what is before `at` is private */
+};
+
+/* True where the next mapping is not private, or beyond the end. */
+static bool ends_private(void *context, const struct ibx_proc_mapping *m)
+{
+    struct private_span *span = context;
+    if (span->at < m->start || span->at >= m->end)
+        return span->at < m->start;
+    if (strcmp(m->permissions, "rw-p") != 0)
+        return true;
+    span->at = m->end;
+    return span->at >= span->end;
+}
+
 /* Whether all of [address, address + size) is private memory: what is put there replaces it. */
 static int check_private(pid_t pid, uint64_t address, uint64_t size, struct ibx_error *err)
 {
-    char path[64], flags[5], *line = NULL;
-    size_t room = 0;
-    uint64_t start, end, at = address;
-    snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
-    FILE *file = fopen(path, "re");
-    while (file && at < address + size && getline(&line, &room, file) > 0)
-        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s", &start, &end, flags) == 3 && start <= at &&
-            at < end) {
-            if (strcmp(flags, "rw-p"))
-                break;
-            at = end;
-        }
-    free(line);
-    if (file)
-        fclose(file);
-    return at >= address + size
-               ? 0
-               : ibx_error_set(err, -ENOTSUP,
-                               "QEMU's memory at 0x%" PRIx64 " is not private: give it its RAM by "
-                               "-object memory-backend-ram",
-                               at);
+    struct private_span span = {address, address + size};
+    const int rc = ibx_proc_find_mapping(pid, ends_private, &span);
+    if (rc < 0)
+        return ibx_error_set(err, rc, "cannot read /proc/%d/maps: %s%s", (int)pid, strerror(-rc),
+                             ibx_proc_remedy(rc));
+    if (span.at < span.end)
+        return ibx_error_set(err, -ENOTSUP,
+                             "QEMU's memory at 0x%" PRIx64 " is not private: give it its RAM by "
+                             "-object memory-backend-ram",
+                             span.at);
+    return 0;
 }
 
 static bool is_file(void *context, int number, const char *path)

@@ -62,6 +62,14 @@ static bool look(void *context, uint64_t start, uint64_t end, const char *flags)
     return ++*looks > 100;
 }
 
+static bool look_mapping(void *context, const struct ibx_proc_mapping *m)
+{
+    unsigned *looks = context;
+    require(strlen(m->permissions) <= 4 && !strchr(m->path, '\n'));
+    require(memmem(said, length, m->path, strlen(m->path)));
+    return ++*looks > 100;
+}
+
 static bool ends_after(const struct guest_mapping *m, const struct guest_mapping *last)
 {
     return last->end != m->start || last->dev != m->dev || last->ino != m->ino ||
@@ -77,7 +85,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     length = size;
     if (!size || memchr(data, '\0', size)) /* the kernel writes none */
         return 0;
-    ibx_proc_find_mapping(7, look, &looks);
+    ibx_proc_find_flags(7, look, &looks);
+    looks = 0;
+    ibx_proc_find_mapping(7, look_mapping, &looks);
     if (ibx_guest_mappings_read(7, &mappings, &err)) {
         require(err.code && err.message[0]);
         return 0;

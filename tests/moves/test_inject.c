@@ -286,8 +286,8 @@ static void test_mappings_are_found(void)
     assert_ptr_not_equal(pages, MAP_FAILED);
     assert_int_equal(mprotect(pages + 4096, 4096, PROT_READ | PROT_WRITE), 0);
     pages[4096] = 1;
-    assert_int_equal(ibx_proc_find_mapping(getpid(), is_that_page, pages + 4096), 1);
-    assert_int_equal(ibx_proc_find_mapping(getpid(), is_that_page, pages + 1), 0);
+    assert_int_equal(ibx_proc_find_flags(getpid(), is_that_page, pages + 4096), 1);
+    assert_int_equal(ibx_proc_find_flags(getpid(), is_that_page, pages + 1), 0);
     munmap(pages, 3 * 4096);
 }
 
