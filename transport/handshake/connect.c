@@ -16,6 +16,8 @@
 #define AT_ONCE    8u   /* addresses of one name */
 #define STAGGER_MS 100u /* between two, at most; less where there is less time (RFC 8305) */
 
+#define UNREACHABLE "; correct the URI, or look for a firewall or a route in the way"
+
 void ibx_handshake_peer_name(int fd, char *out, size_t size)
 {
     struct sockaddr_storage address = {0};
@@ -32,34 +34,31 @@ void ibx_handshake_peer_name(int fd, char *out, size_t size)
         snprintf(out, size, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, service);
 }
 
-const char *ibx_handshake_remedy(int rc)
+/* "; " and what to do about this error of connect(2), or "". */
+static const char *remedy(const struct ibx_uri *uri, int rc)
 {
     switch (rc) {
     case -ECONNREFUSED:
     case -ENOENT: /* of a unix socket */
         return "; start the server there, or correct the URI";
-    case -ETIMEDOUT:
+    case -ETIMEDOUT: /* of a unix socket: see "its queue stayed full" */
+        return uri->path[0] ? "" : UNREACHABLE;
     case -EHOSTUNREACH:
     case -ENETUNREACH:
-        return "; correct the URI, or look for a firewall or a route in the way";
-    case -EADDRINUSE:
-        return "; stop the server there, or choose another port";
+        return UNREACHABLE;
     case -EADDRNOTAVAIL:
-        return "; give an address of this host, 0.0.0.0 or [::]";
+        return "; give an address of a kind that this host has one of, too (look at `ip address`), "
+               "or let connections end: all its local ports may be in use";
     case -EACCES:
     case -EPERM:
-        return "; choose a place where this user may listen, such as a port from 1024 on";
-    case -EINVAL: /* link-local without its interface, or of a group of hosts */
-        return "; give the address of one host, a link-local one with its interface, as in "
-               "[fe80::1%eth0]";
+        return uri->path[0] ? "; run this as a user who may write it"
+                            : "; look for a rule that forbids it: of a firewall, a route, or a "
+                              "policy as SELinux's";
+    case -EINVAL:
+        return IBX_HANDSHAKE_ONE_HOST;
     default:
         return "";
     }
-}
-
-static bool is_forbidden(int rc)
-{
-    return rc == -EACCES || rc == -EPERM;
 }
 
 int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,
@@ -209,9 +208,7 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
         close(s);
         return ibx_error_set(err, rc, "no server answers at socket %s: %s%s", uri->path,
                              rc == -ETIMEDOUT ? "its queue stayed full" : strerror(-rc),
-                             rc == -ETIMEDOUT   ? ""
-                             : is_forbidden(rc) ? "; run this as a user who may write it"
-                                                : ibx_handshake_remedy(rc));
+                             remedy(uri, rc));
     }
     *fd = s;
     return 0;
@@ -233,9 +230,7 @@ int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *f
     if (connected_fd < 0)
         return ibx_error_set(err, rc, "no server answers at %s port %u: %s%s", uri->host, uri->port,
                              rc == -ETIMEDOUT ? "no reply in time" : strerror(-rc),
-                             is_forbidden(rc) ? "; look for a rule that forbids it: of a "
-                                                "firewall, a route, or a policy as SELinux's"
-                                              : ibx_handshake_remedy(rc));
+                             remedy(uri, rc));
     int one = 1;
     *fd = connected_fd;
     setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));

@@ -237,8 +237,9 @@ int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo 
                           struct ibx_error *err);
 /* A new socket and the address to connect or bind it to; negative with errno set. */
 int ibx_handshake_unix_socket(const struct ibx_uri *uri, struct sockaddr_un *address);
-/* "; " and what to do about a failed connect(2) or bind(2), or "". -EACCES and -EPERM are those
- * of bind(2). */
-const char *ibx_handshake_remedy(int rc);
+/* What to do about EINVAL of connect(2) and bind(2): a link-local address without its interface, or
+ * one of a group of hosts. */
+#define IBX_HANDSHAKE_ONE_HOST                                                                     \
+    "; give the address of one host, a link-local one with its interface, as in [fe80::1%eth0]"
 
 #endif

@@ -129,6 +129,24 @@ static int bound_socket(const struct addrinfo *a, uint64_t deadline)
     return fd;
 }
 
+/* "; " and what to do about this error of bind(2) or listen(2), or "". */
+static const char *remedy(int rc)
+{
+    switch (rc) {
+    case -EADDRINUSE:
+        return "; stop the server there, or choose another port";
+    case -EADDRNOTAVAIL:
+        return "; give an address of this host, 0.0.0.0 or [::]";
+    case -EACCES:
+    case -EPERM:
+        return "; choose a place where this user may listen, such as a port from 1024 on";
+    case -EINVAL:
+        return IBX_HANDSHAKE_ONE_HOST;
+    default:
+        return "";
+    }
+}
+
 static int bind_host(struct ibx_listener *listener, struct ibx_uri *uri, struct ibx_error *err)
 {
     struct addrinfo *list;
@@ -142,7 +160,7 @@ static int bind_host(struct ibx_listener *listener, struct ibx_uri *uri, struct 
     freeaddrinfo(list);
     if (rc < 0)
         return ibx_error_set(err, rc, "cannot listen at %s port %u: %s%s", uri->host, uri->port,
-                             strerror(-rc), ibx_handshake_remedy(rc));
+                             strerror(-rc), remedy(rc));
     listener->fd = rc;
     struct sockaddr_storage bound = {0};
     socklen_t length = sizeof(bound);
@@ -177,7 +195,7 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
         rc = uri.path[0] ? bind_unix(listener, &uri, err) : bind_host(listener, &uri, err);
     if (!rc && listen(listener->fd, BACKLOG))
         rc = ibx_error_set(err, -errno, "cannot listen at %s: %s%s", text, strerror(errno),
-                           ibx_handshake_remedy(-errno));
+                           remedy(-errno));
     if (!rc) {
         listener->pool = ibx_pool_create(listener->fd, &listener->options, listener->keys, err);
         rc = listener->pool ? 0 : -ENOMEM;
