@@ -12,6 +12,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/verbs_fork.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -59,8 +60,7 @@ struct pair {
 
 static void fork_init(void)
 {
-    if (ibv_is_fork_initialized() != IBV_FORK_UNNEEDED)
-        ibv_fork_init(); /* before Linux 5.12 a fork takes registered pages from the parent */
+    ibx_verbs_fork_init();
 }
 
 static int prepare_fd(int fd, struct ibx_error *err)

@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/verbs_fork.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -49,11 +50,9 @@ void ibx_verbs_lost(struct verbs *v, int status, const char *format, ...)
 
 /* ------------------------------------------------------------------ life cycle */
 
-/* Before Linux 5.12 a fork takes registered pages away from the parent; with this the child is the
- * one that lacks them, and what else of its heap lies in them. Not where Linux copies them. */
 static void fork_init(void)
 {
-    int rc = ibv_is_fork_initialized() == IBV_FORK_UNNEEDED ? 0 : ibv_fork_init();
+    const int rc = ibx_verbs_fork_init();
     if (rc)
         ibx_log(IBX_LOG_INFO, "ibv_fork_init: %s; do not fork while connected", strerror(rc));
 }
