@@ -151,8 +151,9 @@ int ibx_frontend_passed(int rc)
 /* ----------------------------------------------------------------- GVirtuS's functions */
 
 /* Finds a loaded libcudart that dlopen(3) has put outside this library's scopes. */
-static bool find_library(const char *path, void *found)
+static bool find_library(const char *path, ElfW(Dyn) * dynamic, void *found)
 {
+    (void)dynamic;
     const char *slash = strrchr(path, '/');
     if (strncmp(slash ? slash + 1 : path, "libcudart.so", 12) != 0)
         return false;

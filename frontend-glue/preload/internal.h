@@ -6,6 +6,7 @@
 #include "common/wire.h"
 #include "frontend-glue/preload/exported.h"
 
+#include <link.h>
 #include <stdatomic.h>
 
 #define EXTRA_MAX 1950u /* bytes of a request of our own that go in one piece */
@@ -154,14 +155,21 @@ bool ibx_frontend_variables_unload(void **handle);
 /* A device was reset. */
 void ibx_frontend_variables_reset(void);
 
+/* --------------------------------------------------------------- loaded_libraries.c */
+
+/* Whether this process is a child that has been forked since this library was loaded. */
+bool ibx_frontend_forked(void);
+/* Whether this loaded library is it; `dynamic` is its dynamic section, NULL: it has none. */
+typedef bool ibx_frontend_look_library(const char *path, ElfW(Dyn) * dynamic, void *argument);
+/* Of each one until `look` is true; whether it was. In a forked child, too. */
+bool ibx_frontend_each_library(ibx_frontend_look_library *look, void *argument);
+
 /* ---------------------------------------------------------------- local_libraries.c */
 
 /* Has libraries of NVIDIA's that call this host's driver find no GPU. */
 void ibx_frontend_hide_local_gpus(void);
 /* The same when others have been loaded since the last call. */
 void ibx_frontend_look_for_libraries(void);
-/* Of each loaded library the path, until `look` is true; whether it was. In a forked child, too. */
-bool ibx_frontend_each_library(bool (*look)(const char *path, void *argument), void *argument);
 
 /* ------------------------------------------------------------------------- streams.c */
 

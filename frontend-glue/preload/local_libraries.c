@@ -15,7 +15,6 @@
 
 #include <limits.h>
 #include <link.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,51 +27,17 @@ struct search {
     char but[PATH_MAX];       /* not in this folder */
 };
 
-static bool forked;
-
-static void in_child(void)
-{
-    forked = true;
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-    pthread_atfork(NULL, NULL, in_child);
-}
-
-struct walk {
-    bool (*look)(const char *path, void *argument);
-    void *argument;
-};
-
-static int pass(struct dl_phdr_info *library, size_t size, void *argument)
-{
-    const struct walk *walk = argument;
-    (void)size;
-    return walk->look(library->dlpi_name, walk->argument);
-}
-
-/* As in process_end.c a child does without dl_iterate_phdr(3): another thread may have had its lock
- * at the fork. */
-bool ibx_frontend_each_library(bool (*look)(const char *path, void *argument), void *argument)
-{
-    struct walk walk = {look, argument};
-    bool found = !forked && dl_iterate_phdr(pass, &walk);
-    for (const struct link_map *l = forked ? _r_debug.r_map : NULL; l && !found; l = l->l_next)
-        found = look(l->l_name, argument);
-    return found;
-}
-
 static size_t folder_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
     return slash ? (size_t)(slash - path) + 1 : 0;
 }
 
-static bool look(const char *path, void *argument)
+static bool look(const char *path, ElfW(Dyn) * dynamic, void *argument)
 {
     struct search *s = argument;
     const size_t folder = folder_of(path);
+    (void)dynamic;
     for (const char *const *name = s->names; *name; name++) {
         if (strncmp(path + folder, *name, strlen(*name)) != 0 ||
             (s->but[0] && folder == strlen(s->but) && !strncmp(path, s->but, folder)))
@@ -97,9 +62,9 @@ static int count_loaded(struct dl_phdr_info *library, size_t size, void *count)
     return 1;
 }
 
-static bool count_one(const char *path, void *count)
+static bool count_one(const char *path, ElfW(Dyn) * dynamic, void *count)
 {
-    (void)path;
+    (void)path, (void)dynamic;
     ++*(unsigned long long *)count;
     return false;
 }
@@ -108,7 +73,7 @@ static bool count_one(const char *path, void *count)
 static unsigned long long libraries_loaded(void)
 {
     unsigned long long count = 0;
-    if (forked)
+    if (ibx_frontend_forked())
         ibx_frontend_each_library(count_one, &count);
     else
         dl_iterate_phdr(count_loaded, &count);

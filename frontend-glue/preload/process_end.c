@@ -43,14 +43,12 @@ static const char *const names[] = {"liblog4cplus", "libgvirtus-", "libcudart.so
 static ElfW(Dyn) * destructors[LIBRARIES_MAX];
 static unsigned libraries;
 static void (*end_streams)(void *); /* std::ios_base::Init::~Init() */
-static bool forked;
-static bool linked;         /* they began before this one */
-static atomic_bool ends;    /* exit(3) has been called */
-static atomic_bool threads; /* others may be in calls */
+static bool linked;                 /* they began before this one */
+static atomic_bool ends;            /* exit(3) has been called */
+static atomic_bool threads;         /* others may be in calls */
 
 static void in_child(void)
 {
-    forked = true;
     ends = false;
 }
 
@@ -60,39 +58,22 @@ static bool is_named(const char *library, const char *begins)
     return !strncmp(slash ? slash + 1 : library, begins, strlen(begins));
 }
 
-static void add_destructors(const char *library, ElfW(Dyn) * entry, const char *name)
+static bool add_destructors(const char *library, ElfW(Dyn) * entry, void *name)
 {
-    if (!is_named(library, name))
-        return;
+    if (!entry || !is_named(library, name))
+        return false;
     while (entry->d_tag != DT_NULL && entry->d_tag != DT_FINI_ARRAYSZ)
         entry++;
     if (entry->d_tag && libraries < LIBRARIES_MAX)
         destructors[libraries++] = entry;
+    return false;
 }
 
-static int find_destructors(struct dl_phdr_info *library, size_t size, void *name)
-{
-    (void)size;
-    for (unsigned i = 0; i < library->dlpi_phnum; i++) {
-        if (library->dlpi_phdr[i].p_type == PT_DYNAMIC)
-            add_destructors(library->dlpi_name,
-                            (ElfW(Dyn) *)(library->dlpi_addr + library->dlpi_phdr[i].p_vaddr),
-                            name);
-    }
-    return 0;
-}
-
-/* A child does without dl_iterate_phdr(3), whose lock another thread may have had at the fork:
- * nobody gives it back there. */
 static void find_libraries(void)
 {
     libraries = 0;
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && (!i || libraries); i++) {
-        if (!forked)
-            dl_iterate_phdr(find_destructors, (void *)(uintptr_t)names[i]);
-        for (const struct link_map *l = forked ? _r_debug.r_map : NULL; l; l = l->l_next)
-            add_destructors(l->l_name, l->l_ld, names[i]);
-    }
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && (!i || libraries); i++)
+        ibx_frontend_each_library(add_destructors, (void *)(uintptr_t)names[i]);
 }
 
 static bool skip(ElfW(Dyn) * bytes)
@@ -116,7 +97,7 @@ static void begin_end(void)
     if (!libraries)
         return;
     threads = !ibx_frontend_close();
-    if (forked && !skip(destructors[0])) {
+    if (ibx_frontend_forked() && !skip(destructors[0])) {
         ibx_log(IBX_LOG_ERROR, "a forked child fails, which would hang in exit(): mprotect: %s",
                 strerror(errno));
         _exit(EXIT_FAILURE);
@@ -174,7 +155,7 @@ static const char *const *owner_of(void *library)
 {
     struct owner owner = {.address = (uintptr_t)library};
     Dl_info info;
-    if (!forked)
+    if (!ibx_frontend_forked())
         dl_iterate_phdr(look_at_owner, &owner);
     else if (dladdr(library, &info) && info.dli_fname)
         owner.name = name_of(info.dli_fname);
@@ -185,7 +166,7 @@ static void run_left(void *argument)
 {
     const struct left left = *(struct left *)argument;
     free(argument);
-    if (!(ends && threads) && !(forked && left.log))
+    if (!(ends && threads) && !(ibx_frontend_forked() && left.log))
         left.function(left.argument);
 }
 
@@ -250,7 +231,7 @@ static void end_process(int status, void *argument)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     (void)argument;
-    if (!libraries || (!forked && !threads))
+    if (!libraries || (!ibx_frontend_forked() && !threads))
         return;
     if (threads && calls)
         calls->leave();

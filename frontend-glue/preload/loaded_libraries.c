@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The libraries of this process, also in a forked child. */
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+#include <pthread.h>
+
+static bool forked;
+
+static void in_child(void)
+{
+    forked = true;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    if (pthread_atfork(NULL, NULL, in_child))
+        ibx_log(IBX_LOG_WARN, "forked children may hang: no memory");
+}
+
+bool ibx_frontend_forked(void)
+{
+    return forked;
+}
+
+struct walk {
+    ibx_frontend_look_library *look;
+    void *argument;
+};
+
+static int pass(struct dl_phdr_info *library, size_t size, void *argument)
+{
+    const struct walk *walk = argument;
+    ElfW(Dyn) *dynamic = NULL;
+    (void)size;
+    for (unsigned i = 0; i < library->dlpi_phnum; i++)
+        if (library->dlpi_phdr[i].p_type == PT_DYNAMIC)
+            dynamic = (ElfW(Dyn) *)(library->dlpi_addr + library->dlpi_phdr[i].p_vaddr);
+    return walk->look(library->dlpi_name, dynamic, walk->argument);
+}
+
+/* A child does without dl_iterate_phdr(3), whose lock another thread may have had at the fork:
+ * nobody gives it back there. */
+bool ibx_frontend_each_library(ibx_frontend_look_library *look, void *argument)
+{
+    struct walk walk = {look, argument};
+    bool found = !forked && dl_iterate_phdr(pass, &walk);
+    for (const struct link_map *l = forked ? _r_debug.r_map : NULL; l && !found; l = l->l_next)
+        found = look(l->l_name, l->l_ld, argument);
+    return found;
+}
