@@ -337,8 +337,9 @@ static void test_sentences_say_what_to_do(void **state)
     expect_connecting("rdma:///nosuch/ibx/socket", -ENOENT, "; start the server there");
 }
 
-/* connect(2) fails with `code` in this process from now on, as behind a firewall's rule. */
-static bool forbid_connecting(int code)
+/* connect(2) fails with `code` in this process from now on, as behind a firewall's rule, or without
+ * a local port that is free. */
+static bool fail_connecting(int code)
 {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -351,7 +352,7 @@ static bool forbid_connecting(int code)
            !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
-#define CANNOT_FORBID 77
+#define CANNOT_FAIL 77
 
 static bool connecting_says(const char *text, int code, const char *remedy)
 {
@@ -366,26 +367,33 @@ static bool connecting_says(const char *text, int code, const char *remedy)
     return says;
 }
 
-static int forbidden(int code)
+/* To an address, and to the socket at a path. */
+static int refused_says(int code, const char *by_address, const char *by_path)
 {
-    if (!forbid_connecting(code))
-        return CANNOT_FORBID;
-    return !connecting_says("rdma://127.0.0.1:1", code,
-                            "; look for a rule that forbids it: of a firewall") +
-           !connecting_says("rdma:///tmp/socket", code, "; run this as a user who may write it");
+    if (!fail_connecting(code))
+        return CANNOT_FAIL;
+    return !connecting_says("rdma://127.0.0.1:1", code, by_address) +
+           !connecting_says("rdma:///tmp/socket", code, by_path);
 }
 
-static void test_a_connection_that_is_forbidden(void **state)
+static void test_remedies_are_those_of_connecting(void **state)
 {
-    const int codes[] = {EPERM, EACCES};
+    static const char rule[] = "; look for a rule that forbids it: of a firewall";
+    static const char user[] = "; run this as a user who may write it";
+    const struct {
+        int code;
+        const char *by_address, *by_path;
+    } cases[] = {{EPERM, rule, user},
+                 {EACCES, rule, user},
+                 {EADDRNOTAVAIL, "; give an address of a kind that this host has one of", ""}};
     (void)state;
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         int status;
         const pid_t child = fork();
         if (!child)
-            _exit(forbidden(codes[i]));
+            _exit(refused_says(cases[i].code, cases[i].by_address, cases[i].by_path));
         assert_int_equal(waitpid(child, &status, 0), child);
-        if (WIFEXITED(status) && WEXITSTATUS(status) == CANNOT_FORBID)
+        if (WIFEXITED(status) && WEXITSTATUS(status) == CANNOT_FAIL)
             skip();
         assert_int_equal(status, 0);
     }
@@ -403,7 +411,7 @@ int main(void)
         cmocka_unit_test(test_a_port_that_is_let_go_of_a_moment_later),
         cmocka_unit_test(test_a_name_that_is_loopback),
         cmocka_unit_test(test_sentences_say_what_to_do),
-        cmocka_unit_test(test_a_connection_that_is_forbidden),
+        cmocka_unit_test(test_remedies_are_those_of_connecting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
