@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/file_check.h"
 
+#include "common/path_check.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -40,6 +42,9 @@ int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *e
 {
     const char *what = kind == IBX_FILE_KEY ? "key file " : "";
     char again[40]; /* by the thread: the first one may have ended */
+    int rc = ibx_path_check(what, path, err);
+    if (rc)
+        return rc;
     int found = open(path, O_PATH | O_CLOEXEC);
     if (found < 0)
         return cannot_open(what, path, err);

@@ -18,8 +18,10 @@ enum ibx_file_kind {
  * in which nobody else has more rights than its kind allows. `name` is for messages. -EINVAL: of
  * another type; -EPERM: of another user, or open to others; or an error of fstat(2). */
 int ibx_file_check(int fd, enum ibx_file_kind kind, const char *name, struct ibx_error *err);
-/* Opens it for reading: the descriptor, or such an error, or one of open(2). What is not a regular
- * file is not opened at all, since that alone may do something: rewind a tape, arm a watchdog. */
+/* Opens it for reading: the descriptor, or such an error, or one of open(2), or of
+ * ibx_path_check(): whoever can put another file in its place finds one of root's with words of his
+ * own, such as /proc/PID/environ. What is not a regular file is not opened at all, since that alone
+ * may do something: rewind a tape, arm a watchdog. */
 int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *err);
 /* For a result that rename(2) is to put at `path`: 0 when nothing is there, or a regular file.
  * -EINVAL for anything else: root would replace /dev/null, or the link /dev/stdout. */

@@ -2,6 +2,8 @@
 /* Where the records of this user are, and that nobody else decides what is in them. */
 #include "migrate/journal/journal_internal.h"
 
+#include "common/path_check.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <pwd.h>
@@ -100,14 +102,19 @@ int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_
             "folder %.200s for records of migrations has a name of %zu bytes: a socket "
             "in it has room for %zu; choose a shorter one with --state-dir",
             chosen, strlen(chosen), SOCKET_BYTES - 1 - (strlen(socket_path) - strlen(chosen)));
-    int rc = make_all(chosen);
+    /* Before anything is made there, and again where it was. */
+    int rc = ibx_path_check("folder ", chosen, err);
+    if (rc)
+        return rc;
+    rc = make_all(chosen);
     if (rc)
         return ibx_error_set(
             err, rc,
             "folder %s for records of migrations cannot be made: %s; choose another "
             "with --state-dir",
             chosen, strerror(-rc));
-    rc = check_folder(chosen, err);
+    rc = ibx_path_check("folder ", chosen, err);
+    rc = rc ? rc : check_folder(chosen, err);
     if (!rc)
         snprintf(folder, size, "%s", chosen);
     return rc;

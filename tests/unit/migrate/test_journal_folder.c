@@ -255,6 +255,28 @@ static void unfit_folders_are_refused(NO_STATE)
     error_has("--state-dir");
 }
 
+/* Whoever owns a folder above it can put another one in its place. */
+static void folders_in_those_of_others_are_refused(NO_STATE)
+{
+    char theirs[PATH_MAX], path[PATH_MAX + 16], chosen[PATH_MAX];
+    if (geteuid())
+        skip();
+    snprintf(theirs, sizeof(theirs), "%s/theirs", folder);
+    assert_int_equal(mkdir(theirs, 0755), 0);
+    snprintf(path, sizeof(path), "%s/state", theirs);
+    assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(chown(theirs, 12345, (gid_t)-1), 0);
+    assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), -EPERM);
+    error_has("user 12345 owns");
+    error_has("on the way to it, and can put another one in its place");
+    strcat(path, "/new");
+    assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), -EPERM);
+    assert_int_equal(access(path, F_OK), -1); /* root makes nothing there */
+    snprintf(path, sizeof(path), "%s/state", theirs);
+    assert_int_equal(rmdir(path), 0);
+    assert_int_equal(rmdir(theirs), 0);
+}
+
 /* ------------------------------------------------------------ lock, processes */
 
 /* A child that does this, and then lives until it is killed. */
@@ -521,6 +543,7 @@ int main(void)
         TEST(folders_are_chosen_and_made),
         TEST(users_have_theirs_at_home),
         TEST(unfit_folders_are_refused),
+        TEST(folders_in_those_of_others_are_refused),
         TEST(locks_name_their_holder),
         TEST(locks_outlive_their_file),
         TEST(one_holds_it_at_a_time),

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Who can change where a path leads. Only root can make what others own. */
+#include "common/path_check.h"
+#include "common/file_check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+/* Behind the five above. */
+#include <cmocka.h>
+
+#define OTHER 12345
+
+static char folder[] = "/tmp/ibx-path-XXXXXX";
+
+static char *at(const char *name)
+{
+    static char paths[4][PATH_MAX];
+    static unsigned next;
+    char *path = paths[next++ % 4];
+    snprintf(path, PATH_MAX, "%s/%s", folder, name);
+    return path;
+}
+
+static void make(const char *name, mode_t mode, uid_t owner)
+{
+    assert_int_equal(mkdir(at(name), mode), 0);
+    assert_int_equal(chmod(at(name), mode), 0);
+    assert_int_equal(chown(at(name), owner, (gid_t)-1), 0);
+}
+
+static void link_to(const char *target, const char *name, uid_t owner)
+{
+    assert_int_equal(symlink(target, at(name)), 0);
+    assert_int_equal(lchown(at(name), owner, (gid_t)-1), 0);
+}
+
+static void write_file(const char *name)
+{
+    const int fd = open(at(name), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+}
+
+/* own/ and theirs/, with folders and files of root's in them, and links of both. */
+static int set_up(void **state)
+{
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    if (geteuid())
+        return 0;
+    assert_int_equal(chmod(folder, 0755), 0);
+    make("own", 0755, 0);
+    make("own/deep", 0755, 0);
+    make("like-tmp", 01777, 0);
+    make("like-tmp/own", 0755, 0);
+    make("like-tmp/theirs", 0755, OTHER);
+    make("like-tmp/theirs/own", 0755, 0);
+    make("theirs", 0755, OTHER);
+    make("theirs/own", 0755, 0);
+    write_file("own/file");
+    write_file("like-tmp/file");
+    write_file("theirs/file");
+    link_to("own/deep", "link", 0);
+    link_to("theirs/own", "link-to-theirs", 0);
+    link_to("../own/file", "like-tmp/own-link", 0);
+    link_to("../own/file", "like-tmp/their-link", OTHER);
+    link_to("loop", "loop", 0);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    const pid_t child = fork();
+    if (!child) {
+        execlp("rm", "rm", "-rf", folder, (char *)NULL);
+        _exit(1);
+    }
+    return child > 0 && waitpid(child, NULL, 0) == child ? 0 : -1;
+}
+
+static void is_ours(const char *path)
+{
+    struct ibx_error err = {0};
+    if (ibx_path_check("", path, &err))
+        fail_msg("%s: %s", path, err.message);
+}
+
+static void is_theirs(const char *path, const char *why)
+{
+    struct ibx_error err = {0};
+    const int rc = ibx_path_check("key file ", path, &err);
+    if (rc != -EPERM || strncmp(err.message, "key file ", 9) != 0 || !strstr(err.message, path) ||
+        !strstr(err.message, why))
+        fail_msg("%s: %d, \"%s\", and not \"%s\"", path, rc, err.message, why);
+}
+
+static void test_ways_of_ones_own(void **state)
+{
+    static const char *const names[] = {
+        "",
+        "own",
+        "own/deep/",
+        "own//deep/../file",
+        "link",
+        "link/new",
+        "like-tmp/own",
+        "like-tmp/own-link",
+        "like-tmp/file",
+        "theirs", /* it is the caller who looks at the last one */
+        "no/such/way",
+        "loop",
+        "own/file/below",
+    };
+    (void)state;
+    if (geteuid())
+        skip();
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        is_ours(at(names[i]));
+    is_ours("/");
+    is_ours("/etc/passwd");
+    is_ours("relative");
+    is_ours("/proc/self/fd/0");
+}
+
+static void test_ways_of_others(void **state)
+{
+    char folder_of_theirs[PATH_MAX + 64], link_of_theirs[PATH_MAX + 64], before[PATH_MAX];
+    (void)state;
+    if (geteuid())
+        skip();
+    snprintf(folder_of_theirs, sizeof(folder_of_theirs),
+             ": user %d owns %s/theirs on the way to it, and can put another one in its place: "
+             "name a place that only user 0 or root can change",
+             OTHER, folder);
+    snprintf(link_of_theirs, sizeof(link_of_theirs), ": user %d owns a link in %s/like-tmp on the",
+             OTHER, folder);
+    is_theirs(at("theirs/file"), folder_of_theirs);
+    is_theirs(at("theirs/own"), folder_of_theirs);
+    is_theirs(at("theirs/own/file"), folder_of_theirs);
+    is_theirs(at("theirs/new"), folder_of_theirs);
+    is_theirs(at("own/../theirs/own/../../own"), folder_of_theirs);
+    is_theirs(at("link-to-theirs"), folder_of_theirs);
+    is_theirs(at("like-tmp/theirs/own"), "like-tmp/theirs on the way");
+    is_theirs(at("like-tmp/their-link"), link_of_theirs);
+    assert_non_null(getcwd(before, sizeof(before)));
+    assert_int_equal(chdir(at("theirs")), 0);
+    is_theirs("own", folder_of_theirs);
+    is_theirs("file", folder_of_theirs);
+    assert_int_equal(chdir(before), 0);
+}
+
+/* A user's own places are its own. */
+static void test_ways_of_a_user(void **state)
+{
+    struct ibx_error err = {0};
+    (void)state;
+    if (geteuid())
+        skip();
+    assert_int_equal(seteuid(OTHER), 0);
+    const int own = ibx_path_check("", at("theirs/file"), &err);
+    const int links = ibx_path_check("", at("like-tmp/their-link"), &err);
+    assert_int_equal(seteuid(0), 0);
+    assert_int_equal(own, 0);
+    assert_int_equal(links, 0);
+}
+
+/* Another user's link leads to one of root's with that user's words in it. */
+static void test_files_are_opened_by_ones_own_ways(void **state)
+{
+    struct ibx_error err = {0};
+    (void)state;
+    if (geteuid())
+        skip();
+    assert_int_equal(ibx_file_open(at("like-tmp/their-link"), IBX_FILE_KEY, &err), -EPERM);
+    assert_int_equal(ibx_file_open(at("theirs/file"), IBX_FILE_CONFIGURATION, &err), -EPERM);
+    const int fd = ibx_file_open(at("like-tmp/own-link"), IBX_FILE_KEY, &err);
+    assert_true(fd >= 0);
+    close(fd);
+}
+
+/* What is said of a path: n bytes. */
+static ssize_t said_of(const char *path, char *text, size_t size)
+{
+    struct ibx_error err = {0};
+    const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+    const int log = memfd_create("log", MFD_CLOEXEC);
+    assert_true(before >= 0 && log >= 0 && dup2(log, STDERR_FILENO) >= 0);
+    const int rc = ibx_path_check("folder ", path, &err);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    const ssize_t n = pread(log, text, size - 1, 0);
+    close(log);
+    text[n > 0 ? n : 0] = '\0';
+    assert_int_equal(rc, 0);
+    return n;
+}
+
+/* As containers have them: they work, and it is said once. */
+static void test_folders_that_all_can_write(void **state)
+{
+    char text[1000], expected[1000];
+    (void)state;
+    assert_int_equal(mkdir(at("empty-dir"), 0700), 0);
+    assert_int_equal(mkdir(at("empty-dir/own"), 0700), 0);
+    assert_int_equal(said_of(at("empty-dir/own"), text, sizeof(text)), 0);
+    assert_int_equal(chmod(at("empty-dir"), 01777), 0);
+    assert_int_equal(said_of(at("empty-dir/own"), text, sizeof(text)), 0);
+    assert_int_equal(chmod(at("empty-dir"), 0777), 0);
+    assert_int_equal(said_of(at("empty-dir"), text, sizeof(text)), 0);
+    assert_true(said_of(at("empty-dir/own"), text, sizeof(text)) > 0);
+    snprintf(expected, sizeof(expected),
+             "ibx: warn: %s/empty-dir has mode 0777, so others can put another one in the place of "
+             "folder %s/empty-dir/own: chmod go-w it, or chmod +t it where others need it\n",
+             folder, folder);
+    assert_string_equal(text, expected);
+    assert_int_equal(said_of(at("empty-dir/own"), text, sizeof(text)), 0);
+}
+
+int main(void)
+{
+    umask(022);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ways_of_ones_own),
+        cmocka_unit_test(test_ways_of_others),
+        cmocka_unit_test(test_ways_of_a_user),
+        cmocka_unit_test(test_files_are_opened_by_ones_own_ways),
+        cmocka_unit_test(test_folders_that_all_can_write),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
