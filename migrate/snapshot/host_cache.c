@@ -40,6 +40,11 @@ static int open_top(const char *path, struct ibx_error *err)
         return ibx_error_set(err, -errno, "the folder %s cannot be made: %s", path,
                              strerror(errno));
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0 && (errno == ENOTDIR || errno == ELOOP)) /* others can make a link there */
+        return ibx_error_set(err, -ENOTDIR,
+                             "%s is no folder, or a link to one: remove it, or serve --cache into "
+                             "a folder of your own and clone that",
+                             path);
     if (fd < 0 || fstat(fd, &st))
         return ibx_error_set(err, -errno, "%s: %s", path, strerror(errno));
     if (st.st_uid == geteuid() && !(st.st_mode & 077))
