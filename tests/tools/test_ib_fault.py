@@ -52,16 +52,16 @@ def self_in_place_over_shm(scene):
 @test
 def the_serving_end_says_what_it_serves(scene):
     fetch, uri = fetching(scene, "--json", scene.path("json"))
-    status, _, err = scene.run("serve", "--size", "6M", "--links", "2", uri)
+    status, _, err = scene.run("serve", "--size", "34M", "--links", "2", uri)
     out, errors = fetch.communicate(timeout=LIMIT)
     if fetch.returncode and "userfaultfd" in errors:
         raise Skip(errors.strip())
     equal((status, fetch.returncode), (0, 0))
     assert "processor time" in err, err
-    assert "6 MiB of 4 KiB pages" in out and "wanted" in out, out
+    assert "34 MiB of 4 KiB pages" in out and "wanted" in out, out
     with open(scene.path("json"), encoding="utf-8") as file:
         _, settings, _ = checked(file.read())
-    equal((settings["links"], settings["bytes"]), (2, 6 << 20))
+    equal((settings["links"], settings["bytes"]), (2, 34 << 20))
 
 
 @test
