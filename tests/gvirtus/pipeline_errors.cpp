@@ -167,7 +167,8 @@ bool one_connection_was_lost()
     return early.synchronize() == 999 && early.synchronize() == 0;
 }
 
-// One that has nothing to lose takes nothing from others.
+// One that has nothing to lose takes nothing from others. Over shared memory a call may still be
+// answered by what both ends have mapped, until one of them looks at the socket.
 bool one_connection_breaks()
 {
     Scene scene;
@@ -177,7 +178,9 @@ bool one_connection_breaks()
     REQUIRE(warm(&app) && warm(&broken) && broken.launch(1) == 0 && broken.synchronize() == 0);
     connections.cut();
     REQUIRE(app.synchronize() == 0 && app.work() != ~0ull);
-    return broken.synchronize() == 999 && app.synchronize() == 0;
+    REQUIRE(becomes([&] { return broken.synchronize() == 999; }));
+    REQUIRE(app.synchronize() == 0);
+    return true;
 }
 
 } // namespace
