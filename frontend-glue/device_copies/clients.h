@@ -153,6 +153,8 @@ bool ibx_left_work_lost(void);
 /* A handler of GVirtuS's makes or ends something: when its name has been read, when all of its
  * request has, when it has answered. */
 void ibx_made_read(struct copies *x, const char *name);
+/* Behind the former: whether the tenant may make one more of it. */
+bool ibx_made_room(const struct copies *x);
 void ibx_made_run(struct copies *x);
 void ibx_made_answered(struct copies *x);
 /* cudaDeviceReset: gives back what the client has made. False: the client may reset the context. */

@@ -45,11 +45,12 @@ struct handle {
     uint64_t number;  /* in which order it was made; 0: a node that came by a capture or a clone */
     uint64_t client;  /* whose it is (clients.c); 0: not known */
     uint64_t heir_of; /* the client that has made it, and is no more; 0: `client` has made it */
-    unsigned functions;              /* of clients, in what can be launched */
-    const void *context;             /* in which it is; NULL: not known */
-    const struct ibx_tenant *tenant; /* NULL: every tenant's */
-    unsigned holders;                /* requests */
-    struct opener *openers;          /* other clients that have opened it */
+    unsigned functions;        /* of clients, in what can be launched */
+    const void *context;       /* in which it is; NULL: not known */
+    struct ibx_tenant *tenant; /* NULL: every tenant's */
+    struct ibx_quota *counted; /* where it counts as the tenant's; NULL: nowhere */
+    unsigned holders;          /* requests */
+    struct opener *openers;    /* other clients that have opened it */
     unsigned opener_count;
     bool gone; /* it is nowhere; its last holder frees it */
 };
@@ -133,6 +134,20 @@ static void link_all(struct handle *h)
         link_in(h, OF_GRAPH, list_of_graph(h->of));
 }
 
+/* Streams and events. Whoever has as many as are allowed makes no more (own_reset.c), but for what
+ * was under way then, which is not counted. */
+static void count_as(struct handle *h, struct ibx_tenant *tenant)
+{
+    if (h->counted)
+        ibx_quota_give(h->counted, 1);
+    h->counted = !tenant                        ? NULL
+                 : h->kind == IBX_HANDLE_STREAM ? ibx_tenant_quota(tenant, IBX_HOLD_STREAMS)
+                 : h->kind == IBX_HANDLE_EVENT  ? ibx_tenant_quota(tenant, IBX_HOLD_EVENTS)
+                                                : NULL;
+    if (h->counted && !ibx_quota_take(h->counted, 1))
+        h->counted = NULL;
+}
+
 static void free_handle(struct handle *h)
 {
     free(h->openers);
@@ -147,6 +162,7 @@ static void drop(struct handle *h)
     if (h->of)
         link_out(h, OF_GRAPH);
     tdelete(h, &tree, compare);
+    count_as(h, NULL);
     if (h->kind == IBX_HANDLE_STREAM || h->kind == IBX_HANDLE_EVENT)
         atomic_fetch_add(&gone, 1);
     h->gone = true;
@@ -212,8 +228,10 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
         (*at)->number = ++numbers;
     if (is_new) {
         link_all(made);
+        count_as(made, made->tenant);
     } else if (at) { /* a pool, or one whose end was not seen */
         (*at)->tenant = made->tenant;
+        count_as(*at, made->tenant);
         (*at)->context = context;
         (*at)->opener_count = 0;
         (*at)->heir_of = 0;

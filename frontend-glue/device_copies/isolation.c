@@ -290,8 +290,15 @@ int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
 int ibx_isolation_after_read(struct copies *x, enum ibx_request_stage before)
 {
     const struct ibx_request_watch *w = &x->requests;
-    bool length = before == IBX_REQUEST_LENGTH && w->stage != IBX_REQUEST_LENGTH;
-    return length && x->isolation.tenant ? note_length(x, w->length) : 0;
+    const struct isolation *i = &x->isolation;
+    const bool name = before == IBX_REQUEST_NAME && w->stage != IBX_REQUEST_NAME;
+    const bool length = before == IBX_REQUEST_LENGTH && w->stage != IBX_REQUEST_LENGTH;
+    if (name && i->tenant && !ibx_made_room(x))
+        return ibx_session_fail(x->s, -EDQUOT,
+                                "%s of tenant \"%s\" asks for %s: its clients have as many of "
+                                "these as all of a tenant may have: destroy some first",
+                                ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), w->name);
+    return length && i->tenant ? note_length(x, w->length) : 0;
 }
 
 /* ---------------------------------------------------------------------------- replies */

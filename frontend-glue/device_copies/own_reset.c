@@ -63,6 +63,14 @@ void ibx_made_read(struct copies *x, const char *name)
     }
 }
 
+bool ibx_made_room(const struct copies *x)
+{
+    const bool stream = x->made_kind == IBX_HANDLE_STREAM;
+    return x->made_use != MADE_MAKES || (!stream && x->made_kind != IBX_HANDLE_EVENT) ||
+           ibx_quota_left(
+               ibx_tenant_quota(x->isolation.tenant, stream ? IBX_HOLD_STREAMS : IBX_HOLD_EVENTS));
+}
+
 /* Behind the call its place may be another one's. */
 void ibx_made_run(struct copies *x)
 {

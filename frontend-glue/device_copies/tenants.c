@@ -10,7 +10,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ALLOCATIONS_MAX (1u << 20) /* of one tenant; each costs about 150 bytes here */
+/* Of one tenant. */
+#define ALLOCATIONS_MAX (1u << 20) /* each costs about 150 bytes here */
+#define STREAMS_MAX     (1u << 15) /* ... 560 KiB of an H200, and 17 KiB here */
+#define EVENTS_MAX      (1u << 20) /* ... 500 bytes here */
 
 struct ibx_tenant {
     char name[IBX_NAME_MAX + 1];
@@ -41,6 +44,8 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         [IBX_HOLD_DEVICE] = limits->device ? limits->device : UINT64_MAX,
         [IBX_HOLD_CHUNKS] = chunks,
         [IBX_HOLD_ALLOCATIONS] = UINT64_MAX,
+        [IBX_HOLD_STREAMS] = UINT64_MAX,
+        [IBX_HOLD_EVENTS] = UINT64_MAX,
     };
     for (unsigned i = 0; i < IBX_HOLDS; i++)
         atomic_store(&totals[i].most, most[i]);
@@ -58,6 +63,8 @@ static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits
         atomic_store(&tenant->holds[i].most, part ? part : 1);
     }
     atomic_store(&tenant->holds[IBX_HOLD_ALLOCATIONS].most, ALLOCATIONS_MAX);
+    atomic_store(&tenant->holds[IBX_HOLD_STREAMS].most, STREAMS_MAX);
+    atomic_store(&tenant->holds[IBX_HOLD_EVENTS].most, EVENTS_MAX);
 }
 
 /* ------------------------------------------------------------------------------ weights */

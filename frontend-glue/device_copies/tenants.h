@@ -23,6 +23,8 @@ enum ibx_hold {
     IBX_HOLD_DEVICE,      /* bytes of the GPUs that they have allocated */
     IBX_HOLD_CHUNKS,      /* of the pool of pinned memory; its size is the total */
     IBX_HOLD_ALLOCATIONS, /* entries of the table of owners, which are a tenant's own */
+    IBX_HOLD_STREAMS,     /* those that are in handles.c */
+    IBX_HOLD_EVENTS,
     IBX_HOLDS
 };
 

@@ -32,6 +32,7 @@ std::atomic<bool> shut, inside;         // a gate in the way of two handlers
 std::atomic<unsigned> registering, met; // handlers of registrations; how often others met one
 
 std::atomic<std::uint64_t> handled; // copies and launches
+std::atomic<std::uint64_t> bare;    // streams of which there is no more than the handle
 
 // What a handler reads of its request, and what it answers.
 struct Frame {
@@ -542,6 +543,12 @@ int execute(const std::string &name, Frame &f, int *current)
         int rc = app->stream_create(&stream, f.get<unsigned>());
         return rc ? rc : f.answer(&stream, 8);
     }
+    if (name == "cuStreamCreate") {
+        const std::uint64_t stream = 0x100000 + 16 * bare++;
+        return f.answer(&stream, 8);
+    }
+    if (name == "cuStreamDestroy")
+        return 0;
     return -1;
 }
 

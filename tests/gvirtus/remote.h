@@ -35,6 +35,13 @@ class Remote : public FrontEnd
         body.put(flags);
         return value("cudaStreamCreateWithFlags", body);
     }
+    // By the driver's API: a handle and no more, of which there are as many as one likes.
+    std::uint64_t bare_stream_create() { return value("cuStreamCreate", Body().u64(0)); }
+    int bare_stream_destroy(std::uint64_t stream)
+    {
+        return call("cuStreamDestroy", Body().u64(stream));
+    }
+    std::uint64_t event_create() { return value("cudaEventCreate", Body()); }
     int stream_synchronize(std::uint64_t on)
     {
         return call("cudaStreamSynchronize", Body().u64(on));

@@ -186,6 +186,28 @@ bool device_memory_of_the_gone()
     return true;
 }
 
+// Each takes memory of the GPU that is not counted, and time of everybody's waits for the device.
+bool streams()
+{
+    constexpr unsigned most = 1u << 15;
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    std::uint64_t last = 0;
+    for (unsigned i = 0; i < most; i++)
+        REQUIRE((last = alice.remote.bare_stream_create()) != 0);
+    {
+        Client second(back, "alice"); // they are the tenant's, whichever session asks
+        REQUIRE(second.remote.call("cuStreamCreate", Body().u64(0)) == gone);
+    }
+    // Others have as many, and she has events, and her streams as before.
+    REQUIRE(bob.remote.bare_stream_create() && bob.remote.stream_create(1));
+    REQUIRE(alice.remote.event_create());
+    REQUIRE(alice.remote.bare_stream_destroy(last) == 0);
+    REQUIRE(alice.remote.bare_stream_create());
+    REQUIRE(alice.remote.call("cudaStreamCreate", Body()) == gone);
+    return back.alive();
+}
+
 } // namespace
 
 void check_tenants_limits()
@@ -194,6 +216,7 @@ void check_tenants_limits()
     check("requests have a limit", requests);
     check("... also those of handlers that throw", requests_that_throw);
     check("memory of the GPU has a limit", device_memory);
+    check("streams have a limit", streams);
     check("memory of the GPU that a client left behind", device_memory_left_behind);
     check("... whose process has ended", device_memory_of_the_gone);
 }
