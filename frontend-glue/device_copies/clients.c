@@ -9,7 +9,8 @@
  *
  * A client without a session may come again: each of its threads' sessions ends with the thread. So
  * what it has made is there until its process has ended, which this host sees, or the client says
- * with its last session; or until it has lost that one, from another host (client_ends.c).
+ * with its last session; or until it has lost that one, from another host (client_ends.c). Of a
+ * tenant so many can be away; then the one that has been so for the longest time counts as ended.
  */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/device_copies/printed.h"
@@ -24,7 +25,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define RESET_MS 3000u /* that a new session waits for a reset to end, and no longer */
+#define RESET_MS  3000u /* that a new session waits for a reset to end, and no longer */
+#define AWAY_MOST 1024u /* clients of a tenant without a session */
 
 struct ibx_client {
     struct ibx_client *next;
@@ -32,6 +34,7 @@ struct ibx_client {
     uint64_t parent;   /* of the client that it was forked from; 0: not known */
     unsigned sessions; /* 0: its process may be there, and come again */
     uint64_t came;     /* sessions so far */
+    uint64_t went;     /* without a session: in which order they have gone */
     int process_fd;    /* readable once its process has ended; -1: this host does not know */
     bool calls;        /* ibx_clients_calls() */
     uint32_t process;  /* 0: not known */
@@ -43,7 +46,7 @@ struct ibx_client {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct ibx_client *all;
-static uint64_t numbers;
+static uint64_t numbers, departures;
 static unsigned sessions;
 static unsigned leaving; /* threads that give back what clients have left, and are in CUDA */
 static const struct copies *resetting; /* the session that resets the context of all */
@@ -96,6 +99,24 @@ static void forget(struct ibx_client *gone)
     free(gone);
 }
 
+/* Locked. A client that says it is many processes, one after the other, would fill the list, in
+ * which everybody looks for theirs, and take a descriptor for each. */
+static void limit_away(const struct ibx_tenant *tenant)
+{
+    struct ibx_client *first = NULL;
+    unsigned away = 0;
+    for (struct ibx_client *c = all; c; c = c->next) {
+        if (c->sessions || c->tenant != tenant)
+            continue;
+        first = first && first->went < c->went ? first : c;
+        away++;
+    }
+    if (away <= AWAY_MOST)
+        return;
+    ibx_client_ends_add(first->number);
+    forget(first);
+}
+
 /* Of a client without a session. */
 struct leftovers {
     bool handles; /* to be given back */
@@ -115,8 +136,10 @@ static void settle(uint64_t number, bool left, struct leftovers has)
         if (has.handles)
             ibx_client_ends_add(number);
         forget(c);
-    } else if (c->process_fd >= 0) {
-        ibx_client_ends_watch(c->process_fd, number);
+    } else {
+        if (c->process_fd >= 0)
+            ibx_client_ends_watch(c->process_fd, number);
+        limit_away(c->tenant);
     }
 }
 
@@ -128,7 +151,9 @@ void ibx_clients_leave(struct copies *x)
     pthread_mutex_lock(&lock);
     sessions -= x->joined;
     x->joined = false;
-    const struct ibx_client *away = x->client && !--x->client->sessions ? x->client : NULL;
+    struct ibx_client *away = x->client && !--x->client->sessions ? x->client : NULL;
+    if (away)
+        away->went = ++departures;
     const uint64_t number = away ? away->number : 0;
     const uint64_t came = away ? away->came : 0;
     const bool calls = away && away->calls;
@@ -211,10 +236,11 @@ void ibx_clients_calls(struct copies *x)
     pthread_mutex_unlock(&lock);
 }
 
-/* "HOST:PORT" without the port, which each of a process's connections has for itself. */
-static void copy_host(const char *peer, char host[sizeof(all->host)])
+/* "HOST:PORT" without the port, which each of a process's connections has for itself. Of this host
+ * nothing: it has many addresses, and each process may come from any of them. */
+static void copy_host(const struct ibx_path *path, char host[sizeof(all->host)])
 {
-    const char *colon = strrchr(peer, ':');
+    const char *peer = path->remote ? path->peer : "", *colon = strrchr(peer, ':');
     const size_t n = colon ? (size_t)(colon - peer) : strlen(peer);
     memcpy(host, peer, n);
     host[n] = 0;
@@ -277,7 +303,7 @@ uint64_t ibx_clients_number(struct copies *x)
     struct ibx_client like = {.tenant = x->isolation.tenant};
     if (x->client || !x->joined)
         return x->client ? x->client->number : 0;
-    copy_host(ibx_session_path(x->s)->peer, like.host);
+    copy_host(ibx_session_path(x->s), like.host);
     like.process = ibx_session_process(x->s, &like.process_namespace);
     pthread_mutex_lock(&lock);
     x->client = find(&like);

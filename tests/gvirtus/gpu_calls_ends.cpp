@@ -223,6 +223,41 @@ bool come_again(bool elsewhere)
     return is_as_before(gpu, before);
 }
 
+// Processes that this back end cannot see end, and that do not say so either.
+int come_and_go(const Gpu &gpu, unsigned times)
+{
+    std::vector<pid_t> there;
+    for (unsigned i = 0; i < times; i++) {
+        there.push_back(spawn([&gpu] {
+            {
+                Client client(gpu);
+                client.remote.get_last_error();
+                if (client.remote.call("cudaEventCreate", Body()))
+                    return 1;
+            }
+            std::_Exit(0);
+        }));
+        for (; there.size() == 16 || (!there.empty() && i + 1 == times); there.pop_back())
+            if (result_of(there.back()))
+                return 1;
+    }
+    return 0;
+}
+
+// What they leave stays, but not of all that have ever been there.
+bool many_are_away()
+{
+    constexpr unsigned most = 1024;
+    OverTcp tcp(true);
+    Gpu gpu(resume);
+    const Left before(gpu);
+    const int result = result_of(spawn_at(true, [&] { return come_and_go(gpu, most + 20); }));
+    if (result == NO_NAMESPACE)
+        return true;
+    REQUIRE(result == 0);
+    return becomes_true([&] { return Left(gpu).events == before.events + most; });
+}
+
 // A client is killed whose work does not end. Others go on, and what it works with stays.
 bool endless_work(unsigned flags)
 {
@@ -396,6 +431,7 @@ void check_calls_ends()
     check("... that exit on another host", [] { return left_behind(End::exits, true); });
     check("a client that has no connection for a while", [] { return come_again(false); });
     check("... on another host", [] { return come_again(true); });
+    check("clients that come and go on another host", many_are_away);
     check("a client that is killed beside its endless work", [] { return endless_work(1); });
     check("... in a blocking stream", [] { return endless_work(0); });
     check("... in the stream of a thread", endless_work_of_thread);
