@@ -40,6 +40,11 @@ struct run {
     size_t next, count; /* the block behind the last ones, and how many they were */
 };
 
+struct managed_variable {
+    struct place where;
+    void **module; /* that it is gone with */
+};
+
 struct managed {
     struct managed *next;
     uintptr_t begin;
@@ -47,8 +52,7 @@ struct managed {
     size_t before;   /* ... of another's before those that are asked for */
     uint8_t *other;  /* the second mapping */
     void *base;      /* what cudaMalloc has returned: `begin` or less than a page before it */
-    void **module;   /* whose variables they are; or NULL */
-    struct place *variables; /* ... by their addresses: none overlaps another */
+    struct managed_variable *variables; /* that lie there, of any module; or NULL: it is no such */
     size_t variable_count;
     int device;
     unsigned mapped;      /* cudaHostAlloc's, with these flags; 0: it is not */
@@ -62,9 +66,15 @@ struct managed {
 void ibx_managed_add(struct managed *m, enum pages_state state);
 /* Takes it out: NULL if none that was allocated begins there. 0: any at all. */
 struct managed *ibx_managed_take(uintptr_t begin);
-/* Likewise variables of that module. */
+/* Takes that module's variables out, and pages that have no other's: NULL if there are none. */
 struct managed *ibx_managed_take_module(void **module);
-/* Whether it holds this address; its fields that never change. */
+/* Variables that are to be those of `m`, which is not there yet. False: no memory. */
+bool ibx_managed_set_variables(struct managed *m, const struct managed_variable *all, size_t count);
+/* One more, or a part of one, in pages that have variables: the next access fetches its bytes. An
+ * error of CUDA's. */
+int ibx_managed_join(const struct managed_variable *variable);
+/* Whether it holds this address; its fields but those of its blocks. `variables` only says that it
+ * has any. */
 bool ibx_managed_find(uintptr_t at, struct managed *found);
 /* The first part of [*at, end) that is managed: begins at *at, ends at *last. False: none is. */
 bool ibx_managed_within(uintptr_t *at, uintptr_t end, uintptr_t *last);

@@ -128,12 +128,24 @@ void ibx_managed_hints_gone(uintptr_t begin, size_t n)
 
 /* ----------------------------------------------------------------------- the calls */
 
-int ibx_managed_check(const void *address, size_t n)
+/* How many bytes from there on, n at most, are the program's. Those of a variable may be in pages
+ * that came with another module's, and go on in others. */
+static size_t managed_from(uintptr_t at, size_t n)
 {
     struct managed m;
-    const uintptr_t at = (uintptr_t)address;
-    const bool good = ibx_managed_find(at, &m) && n && at - m.begin - m.before < m.asked &&
-                      n <= m.asked - (at - m.begin - m.before);
+    size_t good = 0, here = 0;
+    do {
+        good += here;
+        const bool found = ibx_managed_find(at + good, &m);
+        const size_t skipped = found ? at + good - m.begin - m.before : 0;
+        here = found && skipped < m.asked ? m.asked - skipped : 0;
+    } while (here && here < n - good && m.variables && m.before + m.asked == m.n);
+    return here < n - good ? good + here : n;
+}
+
+int ibx_managed_check(const void *address, size_t n)
+{
+    const bool good = n && managed_from((uintptr_t)address, n) == n;
     return good ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 

@@ -61,14 +61,12 @@ void ibx_managed_add(struct managed *m, enum pages_state state)
     pthread_mutex_unlock(&pages);
 }
 
-/* Either what begins there, or what is a module's; NULL and 0: any. */
-static struct managed *take(uintptr_t begin, void **module)
+struct managed *ibx_managed_take(uintptr_t begin)
 {
     pthread_mutex_lock(&pages);
     pthread_mutex_lock(&list);
     struct managed **at = &all;
-    while (*at && (begin || module) &&
-           (module ? (*at)->module != module : (*at)->module || (*at)->begin != begin))
+    while (*at && begin && ((*at)->variables || (*at)->begin != begin))
         at = &(*at)->next;
     struct managed *found = *at;
     if (found)
@@ -78,14 +76,62 @@ static struct managed *take(uintptr_t begin, void **module)
     return found;
 }
 
-struct managed *ibx_managed_take(uintptr_t begin)
+/* ------------------------------------------------------------------------------ variables */
+
+/* From the first one's beginning to the last one's end. */
+static void note_extent(struct managed *m)
 {
-    return take(begin, NULL);
+    uint64_t first = UINT64_MAX, end = 0;
+    for (size_t i = 0; i < m->variable_count; i++) {
+        const struct place *where = &m->variables[i].where;
+        first = where->at < first ? where->at : first;
+        end = where->at + where->n > end ? where->at + where->n : end;
+    }
+    m->before = first - m->begin;
+    m->asked = end - first;
+}
+
+bool ibx_managed_set_variables(struct managed *m, const struct managed_variable *which,
+                               size_t count)
+{
+    m->variables = calloc(count, sizeof(*m->variables));
+    if (!m->variables)
+        return false;
+    memcpy(m->variables, which, count * sizeof(*which));
+    m->variable_count = count;
+    note_extent(m);
+    return true;
+}
+
+static void drop_variables(struct managed *m, void *const *module)
+{
+    size_t left = 0;
+    for (size_t i = 0; i < m->variable_count; i++) {
+        if (m->variables[i].module != module)
+            m->variables[left++] = m->variables[i];
+    }
+    m->variable_count = left;
+    if (left)
+        note_extent(m);
 }
 
 struct managed *ibx_managed_take_module(void **module)
 {
-    return take(0, module);
+    struct managed *found = NULL;
+    pthread_mutex_lock(&pages);
+    pthread_mutex_lock(&list);
+    for (struct managed **at = &all; *at && !found; at = found ? at : &(*at)->next) {
+        if (!(*at)->variables)
+            continue;
+        drop_variables(*at, module);
+        if (!(*at)->variable_count) {
+            found = *at;
+            *at = found->next;
+        }
+    }
+    pthread_mutex_unlock(&list);
+    pthread_mutex_unlock(&pages);
+    return found;
 }
 
 /* With one of the locks. */
@@ -111,10 +157,12 @@ bool ibx_managed_find(uintptr_t at, struct managed *found)
     const struct managed *m = holding(at);
     if (m && found)
         *found = (struct managed){.begin = m->begin,
+                                  .n = m->n,
                                   .before = m->before,
                                   .asked = m->asked,
                                   .device = m->device,
-                                  .mapped = m->mapped};
+                                  .mapped = m->mapped,
+                                  .variables = m->variables};
     pthread_mutex_unlock(&list);
     return m;
 }
@@ -297,10 +345,11 @@ static int copy_part(const struct managed *m, size_t at, size_t n, bool to_devic
 static int copy(const struct managed *m, size_t at, size_t n, bool to_device)
 {
     int rc = CUDA_SUCCESS;
-    if (!m->module)
+    if (!m->variables)
         return copy_part(m, at, n, to_device);
     for (size_t i = 0; i < m->variable_count && !rc; i++) {
-        const size_t begin = m->variables[i].at - m->begin, end = begin + m->variables[i].n;
+        const struct place *where = &m->variables[i].where;
+        const size_t begin = where->at - m->begin, end = begin + where->n;
         const size_t from = begin > at ? begin : at, last = end < at + n ? end : at + n;
         if (from < last)
             rc = copy_part(m, from, last - from, to_device);
@@ -410,6 +459,39 @@ int ibx_managed_give(bool works)
 static int have_given(bool works)
 {
     return ibx_frontend_capturing() ? ibx_managed_have_given(works) : ibx_managed_give(works);
+}
+
+/* Locked. False: no memory. */
+static bool add_variable(struct managed *m, const struct managed_variable *variable)
+{
+    pthread_mutex_lock(&list);
+    struct managed_variable *more =
+        realloc(m->variables, (m->variable_count + 1) * sizeof(*m->variables));
+    if (more) {
+        m->variables = more;
+        m->variables[m->variable_count++] = *variable;
+        note_extent(m);
+    }
+    pthread_mutex_unlock(&list);
+    return more;
+}
+
+/* No block of theirs is fresh meanwhile: it would have none of these bytes. */
+int ibx_managed_join(const struct managed_variable *variable)
+{
+    for (;;) {
+        int rc = have_given(false);
+        pthread_mutex_lock(&pages);
+        struct managed *m = holding(variable->where.at);
+        const bool touched = !rc && m && m->fresh;
+        if (!rc && (!m || !m->variables))
+            rc = CUDA_INVALID_VALUE;
+        if (!rc && !touched && !add_variable(m, variable))
+            rc = CUDA_MEMORY_ALLOCATION;
+        pthread_mutex_unlock(&pages);
+        if (!touched)
+            return rc;
+    }
 }
 
 static int work_begins(void)

@@ -3,7 +3,8 @@
  * Variables that are declared __managed__ (managed.h). The driver allocates them as it loads their
  * module; their bytes there are the device's as far as this process is concerned, which maps pages
  * at the same addresses when nvcc's code asks for them, before the program's first access. Pages
- * may have others' bytes beside them, which are left alone.
+ * may have others' bytes beside them, which are left alone, or variables of several modules: of a
+ * program and of a library that it opens. Each is gone with its own.
  */
 #include "frontend-glue/preload/managed.h"
 
@@ -15,9 +16,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define PIECES_LEAST 16u
+
 struct variable {
     void **pointer; /* of the application's, to the variable */
     struct place where;
+};
+
+/* Parts of variables in pages that are not mapped yet, by their addresses. */
+struct pieces {
+    struct managed_variable *all;
+    size_t count, room;
 };
 
 static void not_given(const char *why)
@@ -48,7 +57,8 @@ static bool find(struct variable *all, void ***pointers, size_t count)
 }
 
 /* Those that share pages with the first, and it: how many they are. */
-static size_t neighbours(const struct variable *all, size_t count, size_t page, uint64_t *end)
+static size_t neighbours(const struct managed_variable *all, size_t count, size_t page,
+                         uint64_t *end)
 {
     size_t n = 0;
     *end = all[0].where.at;
@@ -59,54 +69,88 @@ static size_t neighbours(const struct variable *all, size_t count, size_t page, 
     return n;
 }
 
-/* Pages for `count` variables, which are the device's until somebody touches them. */
-static struct managed *make(void **module, const struct variable *all, size_t count, uint64_t end)
+/* Pages for `count` of them, which are the device's until somebody touches them. */
+static bool map(const struct managed_variable *all, size_t count, uint64_t end)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const uint64_t first = all[0].where.at, begin = first / page * page;
     struct managed *m = ibx_managed_make(end - first, (end - begin + page - 1) / page * page);
     if (!m)
-        return NULL;
-    m->module = module;
-    m->before = first - begin;
-    m->variables = calloc(count, sizeof(*m->variables));
-    for (size_t i = 0; m->variables && i < count; i++)
-        m->variables[m->variable_count++] = all[i].where;
-    m->begin = begin;
-    if (m->variables && !ibx_managed_map(m))
-        return m;
-    m->begin = 0; /* it is another's */
-    ibx_managed_discard(m);
-    return NULL;
-}
-
-static bool map(void **module, const struct variable *all, size_t count, uint64_t end)
-{
-    struct managed *m = make(module, all, count, end);
-    if (!m)
         return false;
+    m->begin = begin;
+    if (!ibx_managed_set_variables(m, all, count) || ibx_managed_map(m)) {
+        m->begin = 0; /* it is another's */
+        ibx_managed_discard(m);
+        return false;
+    }
     mprotect((void *)m->begin, m->n, PROT_NONE);
     ibx_managed_add(m, PAGES_STALE);
-    for (size_t i = 0; i < count; i++)
-        *all[i].pointer = (void *)(uintptr_t)all[i].where.at;
     return true;
+}
+
+static bool map_all(const struct pieces *pieces)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uint64_t end;
+    for (size_t i = 0, n; i < pieces->count; i += n) {
+        n = neighbours(pieces->all + i, pieces->count - i, page, &end);
+        if (!map(pieces->all + i, n, end))
+            return false;
+    }
+    return true;
+}
+
+static bool add(struct pieces *pieces, const struct managed_variable *piece)
+{
+    if (pieces->count == pieces->room) {
+        const size_t room = pieces->room ? 2 * pieces->room : PIECES_LEAST;
+        struct managed_variable *more = realloc(pieces->all, room * sizeof(*more));
+        if (!more)
+            return false;
+        pieces->all = more;
+        pieces->room = room;
+    }
+    pieces->all[pieces->count++] = *piece;
+    return true;
+}
+
+/* What lies in pages of another module's variables joins those; the rest is left. */
+static bool join(void **module, const struct place *where, struct pieces *left)
+{
+    const uint64_t end = where->at + where->n;
+    bool good = true;
+    for (uint64_t at = where->at; good && at < end;) {
+        uintptr_t there = at, last;
+        if (!ibx_managed_within(&there, end, &last))
+            there = last = end;
+        if (there > at)
+            good = add(left, &(struct managed_variable){{at, there - at}, module});
+        if (good && there < end)
+            good = !ibx_managed_join(&(struct managed_variable){{there, last - there}, module});
+        at = last;
+    }
+    return good;
 }
 
 static void give(void **module, struct variable *all, void ***pointers, size_t count)
 {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    struct pieces left = {0};
     bool mapped = true;
-    uint64_t end;
     if (!find(all, pointers, count)) {
         not_given("the back end does not tell where they are");
         return;
     }
-    for (size_t i = 0, n; i < count; i += n) {
-        n = neighbours(all + i, count - i, page, &end);
-        mapped = map(module, all + i, n, end) && mapped;
-    }
-    if (!mapped)
+    for (size_t i = 0; mapped && i < count; i++)
+        mapped = join(module, &all[i].where, &left);
+    mapped = mapped && map_all(&left);
+    free(left.all);
+    if (!mapped) {
+        ibx_frontend_managed_unload(module);
         not_given("this process has something at their addresses, or no memory");
+        return;
+    }
+    for (size_t i = 0; i < count; i++)
+        *all[i].pointer = (void *)(uintptr_t)all[i].where.at;
 }
 
 /* ------------------------------------------------------------------------------ nvcc's calls */

@@ -157,6 +157,15 @@ void register_all(void **module, Variables *v)
     register_managed(module, &v->long_one, "l4.4096.300000");
 }
 
+// A second module's: in the hole between two of the first's, and from its last page on into others.
+void register_beside(void **module, Variables *v)
+{
+    *v = {};
+    register_kernel(module, &stub_kernel);
+    register_managed(module, &v->first, "m3.4500.8");
+    register_managed(module, &v->second, "m3.10100.9000");
+}
+
 // Another process, which has none of this one's managed memory.
 bool another_writes(char *device, char mark)
 {
@@ -166,6 +175,48 @@ bool another_writes(char *device, char mark)
         _exit(cudaMemcpy(device, bytes.c_str(), 20, H2D) || cudaDeviceSynchronize());
     int status = 0;
     return waitpid(child, &status, 0) == child && !status;
+}
+
+// A library that the program opens has its variables in the pages of the program's. The first
+// module may go before it.
+bool beside(void **module, Variables *v, char (*init)(void **), char *piece)
+{
+    static void *opened[1];
+    static Variables w;
+    auto *advise = preloaded<int(const void *, std::size_t, int, int)>("cudaMemAdvise");
+    std::vector<char> bytes(9000);
+    random_fill(bytes.data(), bytes.size(), 3);
+    register_beside(opened, &w);
+    v->first[1] = 'f'; // which the device does not have yet
+    REQUIRE(another_writes(piece + 404, 'd') && init(opened) == 1);
+    REQUIRE(w.first == piece + 404 && w.second == piece + 6004 && v->first[1] == 'f');
+    REQUIRE(!std::memcmp(w.first, "dddddddd", 8));
+    for (unsigned round = 0; round < 3; round++) {
+        const char mark = static_cast<char>('0' + round);
+        std::memcpy(w.second, bytes.data(), bytes.size());
+        w.first[round] = v->first[round] = v->second[20] = mark;
+        REQUIRE(another_writes(piece + 430, mark)); // beside both
+        REQUIRE(stub_launch(v->second + 100, w.second + round, 4000, nullptr) == 0);
+        REQUIRE(stub_launch(w.second + 5000, w.first, 8, nullptr) == 0);
+        REQUIRE(!std::memcmp(v->second + 100, bytes.data() + round, 4000));
+        REQUIRE(w.second[5000 + round] == mark && w.first[round] == mark);
+        REQUIRE(v->first[round] == mark && v->second[20] == mark);
+        REQUIRE(!std::memcmp(w.second, bytes.data(), 5000));
+        REQUIRE(device_has(piece + 430, std::string(20, mark).c_str(), 20));
+    }
+    REQUIRE(advise(w.second, 9000, 1, 0) == 0 && advise(w.second, 9001, 1, 0) == 1);
+    REQUIRE(cudaGetLastError() == 1);
+    unload(module);
+    w.first[0] = 'z';
+    w.second[8000] = 'y';
+    REQUIRE(stub_launch(w.second + 1, w.first, 1, nullptr) == 0 && w.second[1] == 'z');
+    REQUIRE(w.second[8000] == 'y' && device_has(w.second + 8000, "y", 1));
+    register_all(module, v);
+    REQUIRE(init(module) == 1 && v->first == piece + 100 && v->first[2] == '2');
+    unload(opened);
+    v->first[3] = 'q';
+    REQUIRE(stub_launch(v->second + 9, v->first + 3, 1, nullptr) == 0 && v->second[9] == 'q');
+    return true;
 }
 
 // Before anything touches them they have what the device has; bytes beside them are others'.
@@ -212,6 +263,7 @@ bool managed_variables()
     cudaGetLastError();
     REQUIRE(advise(v.first, 8, 1, 0) == 0 && advise(piece, 8, 1, 0) == 1);
     REQUIRE(cudaGetLastError() == 1 && v.first[0] == 'A');
+    REQUIRE(beside(module, &v, init, piece));
     REQUIRE(to_symbol(v.first, "12345678", 8) == 0 && !std::memcmp(v.first, "12345678", 8));
     // The module goes, and comes again.
     unload(module);
