@@ -15,6 +15,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -157,8 +158,12 @@ static int listen_at(const struct ibx_firecracker_config *config, int folder, co
 {
     int rc = stale_remove(config, folder, name, err);
     int fd = rc ? -1 : socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    /* In a folder like /tmp others may have made a file of any name that they can guess. */
+    uint64_t random = 0;
+    if (!rc && getrandom(&random, sizeof(random), GRND_NONBLOCK) != sizeof(random))
+        random = ibx_now_ns();
     char fresh[NAME_MAX + 1];
-    snprintf(fresh, sizeof(fresh), ".ibx-%d", (int)getpid());
+    snprintf(fresh, sizeof(fresh), ".ibx-%016llx", (unsigned long long)random);
     const struct sockaddr_un address = address_of(folder, fresh);
     /* The file gets the mode that the socket has when it is bound: never open to others. It gets
      * its name last: whoever finds it can connect. */

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -317,6 +318,23 @@ static void test_a_server_ends_where_another_begins(NO_STATE)
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* In a folder like /tmp others can have made files of any name. */
+static void test_a_name_that_somebody_has(NO_STATE)
+{
+    char folder[] = "/tmp/ibx-test-servers-XXXXXX", path[64], taken[64];
+    struct ibx_error why;
+    int listener = -1;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/socket", folder);
+    snprintf(taken, sizeof(taken), "%s/.ibx-%d", folder, (int)getpid());
+    assert_int_equal(mkdir(taken, 0755), 0);
+    config = (struct ibx_firecracker_config){.socket = path, .peer = geteuid()};
+    assert_int_equal(ibx_firecracker_listen(&config, &listener, &why), 0);
+    ibx_firecracker_unlisten(&config, listener);
+    assert_int_equal(rmdir(taken), 0);
+    assert_int_equal(rmdir(folder), 0); /* nothing is left */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -332,6 +350,7 @@ int main(void)
         cmocka_unit_test(test_a_file_is_replaced_as_a_whole),
         cmocka_unit_test(test_one_server_at_a_socket_that_is_left),
         cmocka_unit_test(test_a_server_ends_where_another_begins),
+        cmocka_unit_test(test_a_name_that_somebody_has),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
