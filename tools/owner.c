@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tools/owner.h"
+#include "common/path_walk.h"
 #include "tools/options.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <grp.h>
-#include <limits.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +15,6 @@
 #define NO_GROUP                                                                                   \
     65534 /* of a user whom nobody knows: a number of a folder might be root's group               \
            */
-#define LINKS_MAX 40
 
 static bool was_root;
 static uid_t acting;                /* 0: root still is */
@@ -25,120 +23,56 @@ static char remedy[PATH_MAX + 256];
 
 /* -------------------------------------------------------------------- one step at a time */
 
-/* A path on its way: the folder that it has come to, and the names that are left. */
-struct walk {
+struct way {
     const struct ibx_owner_place *place;
     const char *path; /* for messages */
-    int folder;
-    unsigned links;
-    char rest[2 * PATH_MAX];
+    struct ibx_path_walk walk;
 };
 
-static void cannot(const struct walk *walk) __attribute__((noreturn));
-static void cannot(const struct walk *walk)
+static void cannot(const struct way *way, int code) __attribute__((noreturn));
+static void cannot(const struct way *way, int code)
 {
-    ibx_tool_end("cannot open %s %s: %s%s", walk->place->what, walk->path, strerror(errno),
-                 errno == EACCES ? ": run it as the owner, without sudo" : "");
-}
-
-static void move_to(struct walk *walk, int folder)
-{
-    if (folder < 0)
-        cannot(walk);
-    if (walk->folder >= 0)
-        close(walk->folder);
-    walk->folder = folder;
-}
-
-static void set_rest(struct walk *walk, const char *first, const char *then)
-{
-    char rest[2 * PATH_MAX];
-    if ((size_t)snprintf(rest, sizeof(rest), "%s/%s", first, then) >= sizeof(rest)) {
-        errno = ENAMETOOLONG;
-        cannot(walk);
-    }
-    memcpy(walk->rest, rest, sizeof(rest));
-}
-
-/* Takes the next name off the path. */
-static bool next_name(struct walk *walk, char name[NAME_MAX + 1])
-{
-    const char *at = walk->rest + strspn(walk->rest, "/");
-    size_t length = strcspn(at, "/");
-    if (length > NAME_MAX) {
-        errno = ENAMETOOLONG;
-        cannot(walk);
-    }
-    snprintf(name, NAME_MAX + 1, "%.*s", (int)length, at);
-    memmove(walk->rest, at + length, strlen(at + length) + 1);
-    return length > 0;
-}
-
-static void name_folder(const struct walk *walk, char out[PATH_MAX])
-{
-    char link[32];
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", walk->folder);
-    ssize_t n = readlink(link, out, PATH_MAX - 1);
-    out[n > 0 ? n : 0] = '\0';
-    if (n <= 0)
-        snprintf(out, PATH_MAX, "a folder of %s", walk->path);
-}
-
-/* Puts where a link leads in its place. */
-static void follow(struct walk *walk, int link)
-{
-    char target[PATH_MAX];
-    ssize_t n = readlinkat(link, "", target, sizeof(target) - 1);
-    if (n >= 0 && ++walk->links > LINKS_MAX) {
-        n = -1;
-        errno = ELOOP;
-    }
-    if (n < 0)
-        cannot(walk);
-    close(link);
-    target[n] = '\0';
-    set_rest(walk, target, walk->rest);
-    if (*target == '/')
-        move_to(walk, open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
+    ibx_tool_end("cannot open %s %s: %s%s", way->place->what, way->path, strerror(-code),
+                 code == -EACCES ? ": run it as the owner, without sudo" : "");
 }
 
 /* Into a folder, or as far as a link leads, and whose link that was; 0: no link. */
-static uid_t step(struct walk *walk, const char *name, bool shared)
+static uid_t step(struct way *way, const char *name, bool shared)
 {
     struct stat st;
-    int next = openat(walk->folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    if (next < 0 && errno == ENOENT && walk->place->may_lack) {
-        walk->rest[0] = '\0';
+    const int next = ibx_path_walk_find(&way->walk, name, &st);
+    if (next == -ENOENT && way->place->may_lack) {
+        way->walk.rest[0] = '\0';
         return 0;
     }
-    if (next < 0 || fstat(next, &st))
-        cannot(walk);
-    if (S_ISLNK(st.st_mode) && shared) /* a hard link to one of root's links may be anybody's */
+    if (next < 0)
+        cannot(way, next);
+    const bool link = S_ISLNK(st.st_mode);
+    if (link && shared) /* a hard link to one of root's links may be anybody's */
         ibx_tool_end("%s leads through the link %s in a folder that others can write: give the "
                      "path without it",
-                     walk->path, name);
-    if (!S_ISDIR(st.st_mode) && !S_ISLNK(st.st_mode))
-        ibx_tool_end("%s %s is not a directory", walk->place->what, walk->path);
-    if (S_ISLNK(st.st_mode)) {
-        follow(walk, next);
-        return st.st_uid;
-    }
-    move_to(walk, next);
-    return 0;
+                     way->path, name);
+    if (!link && !S_ISDIR(st.st_mode))
+        ibx_tool_end("%s %s is not a directory", way->place->what, way->path);
+    const int rc = ibx_path_walk_take(&way->walk, next, &st);
+    if (rc)
+        cannot(way, rc);
+    return link ? st.st_uid : 0;
 }
 
 /* ----------------------------------------------------------------------- whose place it is */
 
-/* Whose folder or link it is that `walk` has come to, and whether others can write it, too. */
-static uid_t look(const struct walk *walk, bool last, bool *shared, char folder[PATH_MAX])
+/* Whose folder it is that the walk has come to, and whether others can write it, too. */
+static uid_t look(const struct way *way, bool last, bool *shared, char folder[PATH_MAX])
 {
     struct stat st;
-    if (fstat(walk->folder, &st))
-        cannot(walk);
-    name_folder(walk, folder);
+    char name[PATH_MAX];
+    if (fstat(way->walk.folder, &st))
+        cannot(way, -errno);
+    snprintf(folder, PATH_MAX, "%s", ibx_path_walk_folder(&way->walk, name));
     *shared = st.st_mode & (S_IWGRP | S_IWOTH);
     /* In one like /tmp what is root's stays what it is. */
-    if (!st.st_uid && *shared && !(st.st_mode & S_ISVTX && (!last || walk->place->like_tmp)))
+    if (!st.st_uid && *shared && !(st.st_mode & S_ISVTX && (!last || way->place->like_tmp)))
         ibx_tool_end("others than root can write %s: chmod go-w it, or run this as one of them, "
                      "without sudo",
                      folder);
@@ -149,22 +83,22 @@ static uid_t look(const struct walk *walk, bool last, bool *shared, char folder[
  * can. `theirs`: the folder or link by which they can. Ends the process where several can. */
 static uid_t master_of(const struct ibx_owner_place *place, const char *path, char theirs[PATH_MAX])
 {
-    struct walk walk = {.place = place, .path = path, .folder = -1};
-    char start[PATH_MAX] = "", name[NAME_MAX + 1];
+    struct way way = {.place = place, .path = path};
+    char name[NAME_MAX + 1];
     bool shared;
-    if (*path != '/' && !getcwd(start, sizeof(start)))
-        cannot(&walk);
-    set_rest(&walk, start, path);
-    move_to(&walk, open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
+    int more = ibx_path_walk_begin(&way.walk, path);
+    if (more < 0)
+        cannot(&way, more);
     uid_t uid = 0;
-    bool more = true;
-    while (more && !uid) {
-        more = next_name(&walk, name);
-        uid = look(&walk, !more, &shared, theirs);
-        if (more && !uid && (uid = step(&walk, name, shared)) != 0)
+    do {
+        more = ibx_path_walk_next(&way.walk, name);
+        if (more < 0)
+            cannot(&way, more);
+        uid = look(&way, !more, &shared, theirs);
+        if (more && !uid && (uid = step(&way, name, shared)) != 0)
             snprintf(theirs + strlen(theirs), PATH_MAX - strlen(theirs), "/%s", name);
-    }
-    close(walk.folder);
+    } while (more && !uid);
+    ibx_path_walk_end(&way.walk);
     return uid;
 }
 

@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 /* Behind the five above. */
 #include <cmocka.h>
@@ -191,6 +192,32 @@ static void test_files_are_opened_by_ones_own_ways(void **state)
     close(fd);
 }
 
+/* A POSIX access control list shows in the mode: the group's bits are what it grants at most. */
+static void test_what_a_list_grants(void **state)
+{
+    static const struct {
+        uint16_t tag, right;
+        uint32_t id;
+    } entries[] = {
+        /* the owner, one user, the group, what all but the owner may at most, everybody */
+        {1, 6, UINT32_MAX},  {2, 4, OTHER},       {4, 0, UINT32_MAX},
+        {16, 4, UINT32_MAX}, {32, 0, UINT32_MAX},
+    };
+    uint8_t list[4 + sizeof(entries)] = {2};
+    struct ibx_error err = {0};
+    (void)state;
+    if (geteuid())
+        skip();
+    memcpy(list + 4, entries, sizeof(entries));
+    write_file("listed");
+    const int before = ibx_file_open(at("listed"), IBX_FILE_KEY, &err);
+    assert_true(before >= 0);
+    close(before);
+    if (setxattr(at("listed"), "system.posix_acl_access", list, sizeof(list), 0))
+        skip();
+    assert_true(ibx_file_open(at("listed"), IBX_FILE_KEY, &err) < 0);
+}
+
 /* What is said of a path: n bytes. */
 static ssize_t said_of(const char *path, char *text, size_t size)
 {
@@ -237,6 +264,7 @@ int main(void)
         cmocka_unit_test(test_ways_of_others),
         cmocka_unit_test(test_ways_of_a_user),
         cmocka_unit_test(test_files_are_opened_by_ones_own_ways),
+        cmocka_unit_test(test_what_a_list_grants),
         cmocka_unit_test(test_folders_that_all_can_write),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
