@@ -83,6 +83,16 @@ int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t dead
     return rc;
 }
 
+/* It may be at another client's migration, whose end would run the VM here while it may run at the
+ * other end of that. */
+int ibx_vm_not_begun(int rc, struct ibx_error *err)
+{
+    return rc != -EREMOTEIO ? rc
+                            : ibx_error_prefix(err, rc,
+                                               "QEMU did not begin this migration; should another "
+                                               "one of its VM be under way, that goes on");
+}
+
 bool ibx_vm_migration_ended(const char *status)
 {
     static const char *const ends[] = {"none", "cancelled", "failed", "completed"};

@@ -32,6 +32,9 @@ int ibx_vm_stream(int *ours, int *theirs, struct ibx_error *err);
  * and stays the caller's; a QEMU that answers that it refuses keeps no copy. */
 int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadline_ns,
                    struct ibx_error *err);
+/* Says so, where QEMU has refused (-EREMOTEIO) the settings for a migration, or its begin. Returns
+ * `rc`. */
+int ibx_vm_not_begun(int rc, struct ibx_error *err);
 /* Finds which migration settings of QEMU have to change, and writes what they are now into the
  * record, which keeps its state: the settings may be set then. Notifies of those that are not
  * known. `holds`: this QEMU's migration is to be held open (hold.h), unless libvirt drives it. */

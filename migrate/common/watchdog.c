@@ -3,8 +3,9 @@
  * The watchdog of a VM that is being migrated or frozen. The tool writes single letters to it:
  *
  *   B{...}\n  settings to put back     T  the migration is started
+ *   G         the VM is to go on       P  it is to stay paused
  *   C         committed                U  QEMU has refused that
- *   R         released                       M  it has completed, and was marked (hold.h)
+ *   R         released                 M  it has completed, and was marked (hold.h)
  *
  * The end of that stream means that the tool has ended, for whatever reason.
  *
@@ -78,6 +79,7 @@ static void on_letter(struct watchdog *w, char letter)
     else if (!w->length) {
         w->vm.touched = letter == 'T' || (w->vm.touched && letter != 'U');
         w->vm.marked |= letter == 'M';
+        w->vm.was_running = letter == 'G' || (w->vm.was_running && letter != 'P');
         if (letter == 'C')
             ibx_state_move(&w->state, w->vm.libvirt ? SETTLING : DISMISSED);
         if (letter == 'R' && w->state.now != DISMISSED)
@@ -127,6 +129,18 @@ static int kept(struct watchdog *w, struct ibx_error *err)
     return rc;
 }
 
+/* One that does not run was paused before, or by another client meanwhile; or another tool migrated
+ * it before this one had touched it. */
+static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t deadline)
+{
+    char status[32], where[96] = "goes on here"; /* libvirt sees to that where it drives */
+    if (!w->vm.libvirt && !ibx_vm_status(qmp, status, sizeof(status), deadline, NULL) &&
+        strcmp(status, "running") != 0)
+        snprintf(where, sizeof(where), "does not run here, and is left so (QEMU says %s)", status);
+    ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the %s: VM %s %s",
+            w->folder ? "commit" : "snapshot was whole", w->record.name, where);
+}
+
 static void continue_vm(struct watchdog *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(STAY_MS);
@@ -149,8 +163,7 @@ static void continue_vm(struct watchdog *w)
                       : "could not be continued here",
                 err.message);
     else
-        ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the %s: VM %s goes on here",
-                w->folder ? "commit" : "snapshot was whole", w->record.name);
+        say_stays(w, qmp, deadline);
     ibx_qmp_close(qmp);
 }
 
@@ -293,6 +306,11 @@ int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err)
 int ibx_watchdog_untouched(struct ibx_watchdog *watchdog, struct ibx_error *err)
 {
     return tell(watchdog, "U", 1, err);
+}
+
+int ibx_watchdog_runs(struct ibx_watchdog *watchdog, bool runs, struct ibx_error *err)
+{
+    return tell(watchdog, runs ? "G" : "P", 1, err);
 }
 
 int ibx_watchdog_marked(struct ibx_watchdog *watchdog, struct ibx_error *err)

@@ -21,7 +21,7 @@ struct ibx_watchdog {
 int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
                        const struct ibx_record *record, const struct ibx_vm_undo *vm, int lock_fd,
                        struct ibx_error *err);
-/* The next five tell it what the tool is about to do, or has done. -EPIPE: it has died, and the
+/* The next six tell it what the tool is about to do, or has done. -EPIPE: it has died, and the
  * tool must not go on. */
 
 /* QEMU's settings are about to be changed. */
@@ -30,6 +30,8 @@ int ibx_watchdog_settings(struct ibx_watchdog *watchdog, json_t *before, struct 
 int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err);
 /* QEMU has refused it: what it is at instead is another client's migration. */
 int ibx_watchdog_untouched(struct ibx_watchdog *watchdog, struct ibx_error *err);
+/* Whether the VM is to run if it stays: another client has paused or continued it. */
+int ibx_watchdog_runs(struct ibx_watchdog *watchdog, bool runs, struct ibx_error *err);
 /* A snapshot's migration has completed and was marked (hold.h). */
 int ibx_watchdog_marked(struct ibx_watchdog *watchdog, struct ibx_error *err);
 /* COMMIT is about to be sent: from here on the watchdog does nothing, or where libvirt drives, only

@@ -366,8 +366,11 @@ static void check_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_ro
             ibx_blockers_add(
                 blockers,
                 "the VM is in state %s, but must run or be paused to migrate: if it migrated "
-                "before, ib-migrate status tells whether this QEMU is still needed",
-                ram->status);
+                "before, ib-migrate status tells whether this QEMU is still needed%s",
+                ram->status,
+                strcmp(ram->status, "postmigrate")
+                    ? ""
+                    : "; if it was paused and has stayed, cont lets it run, and stop pauses it");
     }
 }
 

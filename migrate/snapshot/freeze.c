@@ -34,6 +34,7 @@ struct freezing {
     uint8_t *state;
     size_t state_bytes, state_room;
     uint64_t stop_ns;
+    bool runs;        /* by the last event of QEMU */
     bool made;        /* the folder */
     json_t *before;   /* the VM's devices and disks when it was described */
     int ours, theirs; /* of the stream; -1: closed */
@@ -140,17 +141,30 @@ static int read_stream(struct freezing *f, int fd, struct ibx_error *err)
     }
 }
 
+/* What QEMU has told until now: the last migration that began is this tool's. */
+static void note_events(struct freezing *f)
+{
+    for (json_t *event; (event = ibx_qmp_event_next(f->qmp)); json_decref(event)) {
+        if (ibx_vm_event_is(event, "MIGRATION", "setup")) {
+            f->folder.manifest.ran = f->runs;
+            f->stop_ns = 0;
+        } else if (ibx_vm_event_is(event, "STOP", NULL)) {
+            f->runs = false;
+            f->stop_ns = ibx_vm_event_ns(event);
+        } else if (ibx_vm_event_is(event, "RESUME", NULL)) {
+            f->runs = true;
+        }
+    }
+}
+
 /* When the VM stopped; now, if QEMU did not say (it was paused before). */
 static void note_stop(struct freezing *f)
 {
-    json_t *event;
-    f->stop_ns = ibx_now_ns();
+    const uint64_t now = ibx_now_ns();
     ibx_qmp_pump(f->qmp, NULL);
-    while ((event = ibx_qmp_event_next(f->qmp))) {
-        if (ibx_vm_event_is(event, "STOP", NULL))
-            f->stop_ns = ibx_vm_event_ns(event);
-        json_decref(event);
-    }
+    note_events(f);
+    if (!f->stop_ns)
+        f->stop_ns = now;
 }
 
 static int await_end(struct freezing *f, struct ibx_error *err)
@@ -170,12 +184,27 @@ static int await_end(struct freezing *f, struct ibx_error *err)
     }
 }
 
+/* QEMU has begun: the VM is to be in the end as it was then. Another client may have paused it, or
+ * continued it, since it was looked at. */
+static int note_begun(struct freezing *f, struct ibx_error *err)
+{
+    const bool ran = f->undo.was_running;
+    note_events(f);
+    f->undo.was_running = f->folder.manifest.ran;
+    int rc = ibx_watchdog_runs(&f->watchdog, f->undo.was_running, err);
+    if (!rc && f->undo.was_running && !ran) /* its disks were not looked at */
+        rc = ibx_error_set(err, -EBUSY,
+                           "another client of QEMU has continued the VM, which was paused, while "
+                           "it was being frozen: freeze it again");
+    return rc;
+}
+
 static int save_state(struct freezing *f, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_watchdog_settings(&f->watchdog, f->settings.before, err);
     if (!rc)
-        rc = ibx_settings_set(f->qmp, &f->settings, deadline, err);
+        rc = ibx_vm_not_begun(ibx_settings_set(f->qmp, &f->settings, deadline, err), err);
     if (rc)
         return rc;
     f->undo.before = json_incref(f->settings.before);
@@ -186,9 +215,12 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     if (rc == -EREMOTEIO) { /* what would be undone is another client's migration */
         f->undo.touched = false;
         ibx_watchdog_untouched(&f->watchdog, NULL);
+        ibx_vm_not_begun(rc, err);
     }
     close(f->theirs);
     f->theirs = -1;
+    if (!rc)
+        rc = note_begun(f, err);
     if (!rc)
         rc = read_stream(f, f->ours, err);
     if (!rc)
@@ -383,7 +415,7 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
         rc = check(f, after, err);
     if (rc)
         return rc;
-    f->undo.was_running = !strcmp(f->ram.status, "running");
+    f->undo.was_running = f->runs = !strcmp(f->ram.status, "running");
     rc = describe(f, err);
     if (!rc)
         rc = ibx_settings_plan(f->qmp, &f->settings, deadline, err);

@@ -226,6 +226,17 @@ static int check_balloon(const struct source *s, json_t *event, struct ibx_error
                          "does not change");
 }
 
+/* A VM that another client pauses, or continues, before QEMU's migration stops it is left like that
+ * when the migration fails. */
+static int note_paused(struct source *s, struct ibx_error *err)
+{
+    const bool runs = !s->vm.paused;
+    if (source_managed(&s->vm) || s->vm.undo.was_running == runs)
+        return 0;
+    s->vm.undo.was_running = s->status.record.was_running = runs;
+    return ibx_watchdog_runs(&s->vm.watchdog, runs, err);
+}
+
 /* When another client continues the VM, the device state that was sent no longer fits its RAM. A
  * reset, by a client or by the guest, writes to guest RAM too and would be lost. */
 static int on_event(struct source *s, json_t *event, struct ibx_error *err)
@@ -251,6 +262,8 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     const enum source_vm_event means =
         ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event);
     rc = ibx_source_vm_ask(&s->vm, err); /* first: QEMU answers when it has written its state */
+    if (!rc)
+        rc = note_paused(s, err);
     if (rc)
         return rc;
     switch (means) {
@@ -344,16 +357,6 @@ static int touch(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* QEMU has refused, and may be at another client's migration, whose end would run the VM here while
- * it may run at the other end of that. */
-static int not_begun(int rc, struct ibx_error *err)
-{
-    return rc != -EREMOTEIO ? rc
-                            : ibx_error_prefix(err, rc,
-                                               "QEMU did not begin this migration; should another "
-                                               "one of its VM be under way, that goes on");
-}
-
 /* All that takes time before QEMU may stop the VM. */
 static int get_ready(struct source *s, struct ibx_error *err)
 {
@@ -361,7 +364,7 @@ static int get_ready(struct source *s, struct ibx_error *err)
     if (!rc && source_managed(&s->vm))
         ibx_source_libvirt_link_files(s);
     else if (!rc)
-        rc = not_begun(ibx_source_set_settings(s, err), err);
+        rc = ibx_vm_not_begun(ibx_source_set_settings(s, err), err);
     if (!rc)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
     return rc || !source_managed(&s->vm) ? rc : touch(s, err);
@@ -380,7 +383,7 @@ static int start(struct source *s, struct ibx_error *err)
     if (rc == -EREMOTEIO && !source_managed(&s->vm)) {
         s->vm.undo.touched = false;
         ibx_watchdog_untouched(&s->vm.watchdog, NULL);
-        not_begun(rc, err);
+        ibx_vm_not_begun(rc, err);
     }
     /* QEMU plugs no devices from now on, and answers before it stops the VM: the answers are looked
      * at before the commit. What a guest may eject is asked for when the VM has stopped. */

@@ -194,6 +194,14 @@ enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting,
         }
         vm->stop_ns = ibx_vm_event_ns(event);
     }
+    /* Only now does QEMU's migration begin, of this tool's: another client had paused the VM. */
+    if (ibx_vm_event_is(event, "MIGRATION", "setup") && !source_managed(vm) &&
+        vm->state.now == VM_STOPPED) {
+        ibx_state_move(&vm->state, VM_GOING);
+        vm->paused = true;
+        vm->ran = false;
+        vm->stop_ns = 0;
+    }
     if (ibx_vm_event_is(event, "MIGRATION", "pre-switchover")) {
         if (vm->libvirt.now == LIBVIRT_DRIVES)
             ibx_state_move(&vm->libvirt, LIBVIRT_AWAITED);

@@ -259,7 +259,8 @@ static void test_migrating_already(void)
     do {
         look(IBX_MIGRATE_SOURCE);
     } while (says("state finish-migrate") && ibx_now_ns() < deadline);
-    only("the VM is in state postmigrate");
+    assert_true(says("the VM is in state postmigrate"));
+    only("if it was paused and has stayed, cont lets it run, and stop pauses it");
 }
 
 static void test_ended(void)

@@ -2,7 +2,8 @@
 /*
  * What an operator can do while pages are missing, as the table of ib-migrate(1) has it: each
  * command is given to the monitor of the destination's QEMU, or of the source's. It is done or
- * refused as the table says, and the migration comes to its end with a VM that is right.
+ * refused as the table says, and the migration comes to its end with a VM that is right. And a VM
+ * that somebody pauses before QEMU's migration stops it.
  */
 #include "tests/scenes/mover.h"
 
@@ -201,14 +202,88 @@ static void test_sigterm_at_the_source(void)
     pair_filled();
 }
 
+/* ------------------------------------------------------------ paused before its stop */
+
+/* Before QEMU is asked for its migration, at the earliest and at the last moment. */
+static const char *const before_the_stop[] = {"source:exposing", "source:compared"};
+
+static void paused_at(const char *state)
+{
+    pair_start(NULL);
+    pair_run_to(state, NULL);
+    vm_do(&vms[0], "stop", NULL);
+}
+
+static void is_paused(struct vm *vm)
+{
+    json_t *status = vm_run(vm, "query-status", NULL);
+    assert_string_equal(json_string_value(json_object_get(status, "status")), "paused");
+    json_decref(status);
+}
+
+static void test_paused_before_its_stop(void)
+{
+    for (size_t i = 0; i < 2; i++) {
+        paused_at(before_the_stop[i]);
+        mover_kill(&sender, SIGCONT);
+        pair_done();
+        is_paused(&vms[1]);
+        vm_do(&vms[1], "cont", NULL);
+        pair_moved("");
+        mover_end_all(NULL);
+    }
+}
+
+/* When its migration fails it stays as somebody has left it, also when the tool was killed. */
+static void stays_paused(const char *state, bool killed)
+{
+    mover_stop_next("destination:mapped");
+    paused_at(state);
+    mover_kill(&sender, SIGCONT);
+    mover_await_stop(&receiver);
+    mover_kill(&sender, killed ? SIGKILL : SIGINT);
+    mover_kill(&receiver, SIGKILL);
+    if (killed)
+        mover_await_watchdog(&sender, "does not run here, and is left so (QEMU says ");
+    else
+        mover_ends(&sender, 1);
+    assert_false(vm_runs(&vms[0]));
+    assert_false(mover_resumed(&vms[0]));
+    vm_do(&vms[0], "cont", NULL);
+    pair_runs_at_the_source();
+    mover_end_all(NULL);
+}
+
+static void test_paused_when_it_fails(void)
+{
+    for (size_t i = 0; i < 2; i++) {
+        stays_paused(before_the_stop[i], false);
+        stays_paused(before_the_stop[i], true);
+    }
+}
+
+/* ... or continued again: then it runs. */
+static void test_paused_and_continued(void)
+{
+    mover_stop_next("destination:mapped");
+    paused_at("source:exposing");
+    vm_do(&vms[0], "cont", NULL);
+    mover_kill(&sender, SIGCONT);
+    mover_await_stop(&receiver);
+    mover_kill(&sender, SIGINT);
+    mover_kill(&receiver, SIGKILL);
+    mover_ends(&sender, 1);
+    assert_true(vm_runs(&vms[0]));
+    pair_runs_at_the_source();
+}
+
 int main(void)
 {
-    static const struct vm_test tests[] = {VM_TEST(test_at_the_destination),
-                                           VM_TEST(test_reset_at_the_destination),
-                                           VM_TEST(test_migrate_at_the_destination),
-                                           VM_TEST(test_at_the_source),
-                                           VM_TEST(test_quit_at_the_source),
-                                           VM_TEST(test_sigterm_at_the_source),
-                                           {0}};
+    static const struct vm_test tests[] = {
+        VM_TEST(test_at_the_destination),         VM_TEST(test_reset_at_the_destination),
+        VM_TEST(test_migrate_at_the_destination), VM_TEST(test_at_the_source),
+        VM_TEST(test_quit_at_the_source),         VM_TEST(test_sigterm_at_the_source),
+        VM_TEST(test_paused_before_its_stop),     VM_TEST(test_paused_when_it_fails),
+        VM_TEST(test_paused_and_continued),       {0}};
     return vm_tests(tests, mover_end_all);
 }

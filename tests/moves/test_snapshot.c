@@ -246,6 +246,103 @@ static void test_killed_while_it_copies(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "mib=16");
 }
 
+/* ------------------------------------------------------------ beside another client */
+
+/* A tool that has stopped itself at this state of a freeze of a new VM. */
+static void freezes(struct mover *tool, const char *state, const char *option)
+{
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    mover_stop_next(state);
+    mover_start(tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, option, NULL});
+    mover_await_stop(tool);
+}
+
+/* It is killed, and its watchdog does not say of a VM that stands still that it goes on. */
+static void is_killed_and_leaves(struct mover *tool)
+{
+    mover_kill(tool, SIGKILL);
+    mover_await_watchdog(tool, "does not run here, and is left so (QEMU says ");
+    assert_false(vm_runs(&vms[0]));
+    assert_false(mover_resumed(&vms[0]));
+    mover_end_all(NULL);
+}
+
+/* Somebody pauses the VM before QEMU's migration stops it: it stays so, whatever comes then. */
+static void test_paused_before_its_stop(void)
+{
+    struct mover tool;
+    freezes(&tool, "freeze:prepared", "--resume");
+    vm_do(&vms[0], "stop", NULL);
+    is_killed_and_leaves(&tool);
+
+    freezes(&tool, "freeze:prepared", "--resume");
+    vm_do(&vms[0], "stop", NULL);
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 0);
+    assert_false(vm_runs(&vms[0]));
+    assert_false(mover_resumed(&vms[0]));
+    mover_end_all(NULL);
+}
+
+/* Another migration is under way when this one is to begin: it goes on. */
+static void test_beside_a_migration(void)
+{
+    static const char *const ours[] = {"pause-before-switchover", "events"};
+    struct mover tool;
+    freezes(&tool, "freeze:prepared", NULL);
+    for (unsigned i = 0; i < 2; i++)
+        vm_do(&vms[0], "migrate-set-capabilities",
+              json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", ours[i], "state", 1));
+    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat > /dev/null"));
+    json_decref(vm_event(&vms[0], "MIGRATION", "pre-switchover"));
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "QEMU did not begin this migration; should another one of its VM be");
+    assert_false(mover_resumed(&vms[0]));
+    vm_do(&vms[0], "migrate-continue", json_pack("{s:s}", "state", "pre-switchover"));
+    json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
+}
+
+/* Another migration is over when this one is to begin: the VM may run at the other end of it. */
+static void test_behind_a_migration(void)
+{
+    struct mover tool;
+    freezes(&tool, "freeze:prepared", "--resume");
+    vm_do(&vms[0], "migrate-set-capabilities",
+          json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "events", "state", 1));
+    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat > /dev/null"));
+    json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "QEMU did not begin this migration");
+    assert_false(vm_runs(&vms[0]));
+    assert_false(mover_resumed(&vms[0]));
+}
+
+/* One that was paused is continued: its disks were not looked at. */
+static void test_continued_before_its_stop(void)
+{
+    struct mover tool;
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
+    vm_wait_beats(&vms[0], 2);
+    vm_do(&vms[0], "stop", NULL);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    mover_stop_next("freeze:prepared");
+    mover_start(&tool,
+                (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, "--resume", NULL});
+    mover_await_stop(&tool);
+    vm_do(&vms[0], "cont", NULL);
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "another client of QEMU has continued the VM, which was paused");
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 2);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "mib=16");
+}
+
 int main(void)
 {
     static const struct vm_test tests[] = {
@@ -257,6 +354,10 @@ int main(void)
         VM_TEST(test_no_room),
         VM_TEST(test_a_device_at_the_stop),
         VM_TEST(test_killed_while_it_copies),
+        VM_TEST(test_paused_before_its_stop),
+        VM_TEST(test_beside_a_migration),
+        VM_TEST(test_behind_a_migration),
+        VM_TEST(test_continued_before_its_stop),
         {0},
     };
     return vm_tests(tests, mover_end_all);

@@ -324,6 +324,16 @@ void mover_await_words(struct mover *m, const char *words)
         look_again(m, deadline, what);
 }
 
+void mover_await_watchdog(const struct mover *m, const char *words)
+{
+    const uint64_t deadline = vm_soon();
+    while (!mover_printed(m, words)) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("its watchdog did not print \"%s\"", words);
+        poll(NULL, 0, LOOK_MS);
+    }
+}
+
 /* The last whole line that is an object. */
 json_t *mover_summary(const struct mover *m)
 {

@@ -80,6 +80,8 @@ bool mover_printed(const struct mover *mover, const char *words);
 void mover_must_print(const struct mover *mover, const char *words);
 /* Until it has printed them. */
 void mover_await_words(struct mover *mover, const char *words);
+/* Until the watchdog of one that was killed has printed them. */
+void mover_await_watchdog(const struct mover *mover, const char *words);
 /* Until it has stopped itself. */
 void mover_await_stop(struct mover *mover);
 /* Until each of its threads sleeps, at five looks one after the other: it is in the middle of
