@@ -13,12 +13,29 @@ static bool has_uuid(const char *uuid)
     return uuid[0] && strspn(uuid, "0-") != strlen(uuid);
 }
 
+static int say_unfinished(const char *folder, const struct ibx_record *record,
+                          struct ibx_error *err)
+{
+    char state[IBX_ERROR_MAX];
+    const int worker = (int)ibx_journal_worker(folder, record);
+    if (worker)
+        return ibx_error_set(err, -EBUSY,
+                             "another ib-migrate (process %d) works on a migration of this VM, "
+                             "which is not over: wait for its end, see ib-migrate status",
+                             worker);
+    ibx_journal_describe(record, state, sizeof(state));
+    return ibx_error_set(
+        err, -EBUSY,
+        "an earlier migration of this VM is not over: %s; see ib-migrate status, then "
+        "ib-migrate recover%s",
+        state, record->source ? " or rollback, or prune --unfinished when its QEMU has ended" : "");
+}
+
 int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram, bool source,
                                    bool returns, struct ibx_error *err)
 {
     struct ibx_record *records;
     size_t count;
-    char state[IBX_ERROR_MAX];
     int rc = ibx_journal_list(folder, &records, &count, err);
     if (rc)
         return rc;
@@ -37,12 +54,7 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
         if (ibx_journal_over(r) || harmless || (returns && r->borrow) || r->source != source ||
             (!same_process && !same_vm))
             continue;
-        ibx_journal_describe(r, state, sizeof(state));
-        rc = ibx_error_set(
-            err, -EBUSY,
-            "an earlier migration of this VM is not over: %s; see ib-migrate status, then "
-            "ib-migrate recover%s",
-            state, source ? " or rollback, or prune --unfinished when its QEMU has ended" : "");
+        rc = say_unfinished(folder, r, err);
     }
     free(records);
     return rc;

@@ -301,6 +301,8 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
  * process. -EBUSY names the process that holds it. */
 int ibx_journal_lock(const char *folder, const struct ibx_record *record, int *fd,
                      struct ibx_error *err);
+/* The process that works on it, and lives; 0: none, or only the watchdog of one that has ended. */
+pid_t ibx_journal_worker(const char *folder, const struct ibx_record *record);
 /* Closes it; -1: there is none. The file of a record that was never written goes, too: nobody would
  * find it. */
 void ibx_journal_unlock(const char *folder, const struct ibx_record *record, int fd);

@@ -10,7 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LOCK_TRIES 100 /* while others remove the lock's file */
+#define LOCK_TRIES     100  /* while others remove the lock's file */
+#define NUMBER_TRIES   20   /* while who has just locked it writes its number there */
+#define NUMBER_LOOK_US 1000 /* between two of these */
 
 /* ------------------------------------------------------------ processes */
 
@@ -39,25 +41,56 @@ uint64_t ibx_process_started(pid_t pid)
 
 /* ------------------------------------------------------------ a migration */
 
+/* The number in the file of a lock that somebody holds; 0: none. */
+static pid_t holder(int fd)
+{
+    long pid = 0;
+    for (int i = 0; i < NUMBER_TRIES && pid <= 0; i++) {
+        char text[16] = "";
+        if (i)
+            usleep(NUMBER_LOOK_US);
+        if (pread(fd, text, sizeof(text) - 1, 0) > 0)
+            pid = strtol(text, NULL, 10);
+    }
+    return pid > 0 && pid <= INT_MAX ? (pid_t)pid : 0;
+}
+
+pid_t ibx_journal_worker(const char *folder, const struct ibx_record *record)
+{
+    char path[PATH_MAX];
+    pid_t pid = 0;
+    ibx_journal_path(folder, record, ".lock", path, sizeof(path));
+    const int lock = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (lock < 0)
+        return 0;
+    if (flock(lock, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK)
+        pid = holder(lock);
+    close(lock);
+    return ibx_process_started(pid) ? pid : 0;
+}
+
 static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
 {
-    char text[16] = "";
-    ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
-    long pid = n > 0 ? strtol(text, NULL, 10) : 0;
-    if (pid <= 0 || pid > INT_MAX)
+    const pid_t pid = holder(fd);
+    if (!pid)
         return ibx_error_set(err, -EBUSY, "another ib-migrate works on this migration (%s)", path);
-    if (ibx_process_started((pid_t)pid))
-        return ibx_error_set(
-            err, -EBUSY, "another ib-migrate works on this migration: process %ld (%s)", pid, path);
+    if (ibx_process_started(pid))
+        return ibx_error_set(err, -EBUSY,
+                             "another ib-migrate works on this migration: process %d (%s)",
+                             (int)pid, path);
     return ibx_error_set(
         err, -EBUSY,
-        "process %ld worked on this migration and has ended, but its watchdog still "
+        "process %d worked on this migration and has ended, but its watchdog still "
         "brings the VM back: try again (%s)",
-        pid, path);
+        (int)pid, path);
 }
 
 static int cannot_lock(const char *path, int rc, struct ibx_error *err)
 {
+    if (rc == -EMFILE)
+        return ibx_error_set(err, rc,
+                             "%s cannot be opened: %s; raise the limit on open files (ulimit -n)",
+                             path, strerror(-rc));
     return ibx_error_set(err, rc,
                          "%s cannot be made and locked: %s; records of migrations need a folder "
                          "that can be written to and has locks: choose another with --state-dir",

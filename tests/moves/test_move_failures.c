@@ -176,6 +176,29 @@ static void test_both_killed(void)
     pair_moved("");
 }
 
+/* A second send while the first works is told so, and not to recover or roll back. */
+static void test_a_second_send(void)
+{
+    struct mover again = {0};
+    char process[48];
+    pair_start(NULL);
+    pair_run_to("source:sending", NULL);
+    snprintf(process, sizeof(process), "another ib-migrate (process %d)", (int)sender.pid);
+    ibx_qmp_close(vms[0].qmp);
+    vms[0].qmp = NULL; /* its monitor, which serves one client */
+    mover_start(&again,
+                (const char *[]){"send", "--qmp", vms[0].socket, "tcp://127.0.0.1:1", NULL});
+    mover_ends(&again, 1);
+    mover_must_print(&again, process);
+    mover_must_print(&again, "wait for its end");
+    assert_false(mover_printed(&again, "recover"));
+    assert_false(mover_printed(&again, "rollback"));
+    vm_ok(ibx_qmp_connect(vms[0].socket, vm_soon(), &vms[0].qmp, &vm_error));
+    mover_kill(&sender, SIGCONT);
+    pair_done();
+    pair_moved("");
+}
+
 static void still_paused(void)
 {
     assert_false(vm_runs(&vms[0]));
@@ -540,6 +563,7 @@ int main(void)
         VM_TEST(test_cancelled),
         VM_TEST(test_destination_killed_with_a_silent_monitor),
         VM_TEST(test_both_killed),
+        VM_TEST(test_a_second_send),
         VM_TEST(test_killed_at_the_commit_with_all_pages),
         VM_TEST(test_destination_gives_up_while_the_source_is_away),
         VM_TEST(test_rollback_of_a_paused_vm),

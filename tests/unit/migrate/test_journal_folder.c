@@ -4,9 +4,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/inotify.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -279,6 +283,8 @@ static void folders_in_those_of_others_are_refused(NO_STATE)
 
 /* ------------------------------------------------------------ lock, processes */
 
+static pthread_barrier_t watched;
+
 /* A child that does this, and then lives until it is killed. */
 static pid_t child_that(bool (*does)(const struct ibx_record *r), const struct ibx_record *r)
 {
@@ -325,6 +331,67 @@ static void locks_name_their_holder(NO_STATE)
     close(fd);
     assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), 0);
     close(fd);
+}
+
+static bool holds_it_without_a_number(const struct ibx_record *r)
+{
+    char path[PATH_MAX];
+    ibx_journal_path(folder, r, ".lock", path, sizeof(path));
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    return !flock(fd, LOCK_EX) && write(fd, " ", 1) == 1;
+}
+
+/* Writes its number there as soon as somebody has read the blank in it. */
+static void *number_it(void *path)
+{
+    char event[512];
+    const int watch = inotify_init1(IN_CLOEXEC), fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_true(inotify_add_watch(watch, path, IN_ACCESS) >= 0);
+    pthread_barrier_wait(&watched);
+    assert_true(read(watch, event, sizeof(event)) > 0);
+    assert_int_equal(dprintf(fd, "%d\n", (int)getpid()), snprintf(NULL, 0, "%d\n", (int)getpid()));
+    close(fd);
+    close(watch);
+    return NULL;
+}
+
+/* Who has just locked it writes its number a moment later. */
+static void locks_name_who_has_just_come(NO_STATE)
+{
+    struct ibx_record r = sample(true, 1);
+    char path[PATH_MAX], expected[64];
+    pthread_t thread;
+    int fd;
+    pid_t child = child_that(holds_it_without_a_number, &r);
+    ibx_journal_path(folder, &r, ".lock", path, sizeof(path));
+    pthread_barrier_init(&watched, NULL, 2);
+    assert_int_equal(pthread_create(&thread, NULL, number_it, path), 0);
+    pthread_barrier_wait(&watched);
+    assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), -EBUSY);
+    pthread_join(thread, NULL);
+    pthread_barrier_destroy(&watched);
+    snprintf(expected, sizeof(expected), "process %d (", (int)getpid());
+    error_has(expected);
+    assert_int_equal(ibx_journal_worker(folder, &r), getpid());
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_int_equal(ibx_journal_worker(folder, &r), 0);
+}
+
+/* Another folder would not help. */
+static void no_descriptor_for_a_lock(NO_STATE)
+{
+    struct ibx_record r = sample(true, 1);
+    struct rlimit before, none;
+    int fd;
+    getrlimit(RLIMIT_NOFILE, &before);
+    none = (struct rlimit){0, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+    const int rc = ibx_journal_lock(folder, &r, &fd, &error);
+    setrlimit(RLIMIT_NOFILE, &before);
+    assert_int_equal(rc, -EMFILE);
+    error_has("ulimit -n");
+    assert_null(strstr(error.message, "--state-dir"));
 }
 
 /* Removing the record takes the lock's file away: who comes next locks the new one. */
@@ -545,6 +612,8 @@ int main(void)
         TEST(unfit_folders_are_refused),
         TEST(folders_in_those_of_others_are_refused),
         TEST(locks_name_their_holder),
+        TEST(locks_name_who_has_just_come),
+        TEST(no_descriptor_for_a_lock),
         TEST(locks_outlive_their_file),
         TEST(one_holds_it_at_a_time),
         TEST(an_ended_holder_is_told_apart),
