@@ -242,8 +242,8 @@ int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_
             _exit(1);
         fill(&filler);
     }
-    close(pipes[1]);
     const int code = errno;
+    close(pipes[1]);
     int rc = pid < 0
                  ? ibx_error_set(err, -code, "no process that fills a cache: %s", strerror(code))
                  : take_answer(pipes[0], cache, err);
