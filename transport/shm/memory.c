@@ -321,22 +321,28 @@ static int check(uint64_t address, uint64_t length, unsigned access, uint64_t re
     return 0;
 }
 
-uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request, int *status)
+int ibx_shm_region_copy(struct shm *shm, const struct shm_request *request, uint8_t *bounce)
 {
-    uint32_t index = key_index(request->key);
+    const uint32_t index = key_index(request->key);
+    const bool read = request->kind == IBX_RDMA_READ;
     const struct shm_region *region = index < shm->region_count ? shm->regions[index] : NULL;
     const struct ibx_mr *mr = region ? region->mr : NULL;
-    unsigned access =
-        request->kind == IBX_RDMA_READ ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE;
-    *status = -EACCES;
-    if (mr && mr->keys[0] == request->key)
-        *status = check(request->address, request->length, access, (uintptr_t)mr->span.address,
-                        mr->span.length, mr->access);
-    struct ibx_span piece;
-    if (!*status && ibx_shared_holds(mr->span.address, mr->span.length) &&
-        !ibx_shared_piece(mr->span.address, mr->span.length, &piece))
-        *status = -EACCES; /* it has been freed: a touch would be a signal */
-    return *status ? NULL : (uint8_t *)(uintptr_t)request->address;
+    if (!mr || mr->keys[0] != request->key)
+        return -EACCES;
+    const int rc = check(request->address, request->length,
+                         read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE,
+                         (uintptr_t)mr->span.address, mr->span.length, mr->access);
+    if (rc)
+        return rc;
+    /* A touch of what has been freed, perhaps by another thread meanwhile, would be a signal. */
+    const bool shared = ibx_shared_holds(mr->span.address, mr->span.length);
+    if (shared && !ibx_shm_shared_hold(mr->span.address, mr->span.length))
+        return -EACCES;
+    uint8_t *memory = (uint8_t *)(uintptr_t)request->address;
+    memcpy(read ? bounce : memory, read ? memory : bounce, request->length);
+    if (shared)
+        ibx_shm_shared_let_go();
+    return 0;
 }
 
 /* What the peer published about a region, copied out. */

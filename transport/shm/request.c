@@ -148,17 +148,6 @@ void ibx_shm_on_request(struct shm *shm, unsigned piece, bool urgent,
     fifo->items[(fifo->head + fifo->count++) % IBX_SHM_PIECES] = (uint16_t)piece;
 }
 
-static int copy_requested(struct shm *shm, const struct shm_request *request, uint8_t *bounce)
-{
-    int status;
-    uint8_t *memory = ibx_shm_region_find(shm, request, &status);
-    if (memory && request->kind == IBX_RDMA_READ)
-        memcpy(bounce, memory, request->length);
-    else if (memory)
-        memcpy(memory, bounce, request->length);
-    return status;
-}
-
 static void serve_one(struct shm *shm, struct shm_pieces_fifo *fifo)
 {
     uint16_t piece = fifo->items[fifo->head];
@@ -169,7 +158,7 @@ static void serve_one(struct shm *shm, struct shm_pieces_fifo *fifo)
     struct shm_command done = {.kind = SHM_COMMAND_DONE, .piece = piece};
     if (settle(&shm->theirs, piece, SHM_REQUEST_SERVED))
         done.status =
-            copy_requested(shm, request, bounce_of(&shm->theirs, piece, request->address));
+            ibx_shm_region_copy(shm, request, bounce_of(&shm->theirs, piece, request->address));
     ibx_shm_command_put(shm, &done);
 }
 

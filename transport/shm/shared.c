@@ -265,3 +265,21 @@ bool ibx_shm_shared_allocation(uint64_t offset, uint64_t *begin_at, uint64_t *le
     pthread_mutex_unlock(&shared.lock);
     return extent != NULL;
 }
+
+bool ibx_shm_shared_hold(const void *address, size_t length)
+{
+    uint64_t offset;
+    if (ibx_shm_shared_fd(address, length, &offset) < 0)
+        return false;
+    pthread_mutex_lock(&shared.lock);
+    const struct shm_extent *extent = find(offset);
+    const bool whole = extent && length <= extent->length - (offset - extent->offset);
+    if (!whole)
+        pthread_mutex_unlock(&shared.lock);
+    return whole;
+}
+
+void ibx_shm_shared_let_go(void)
+{
+    pthread_mutex_unlock(&shared.lock);
+}

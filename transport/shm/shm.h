@@ -367,8 +367,9 @@ void ibx_shm_control_drain(struct shm *shm);
 void ibx_shm_memory_fini(struct shm *shm);
 int ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
 void ibx_shm_mr_deregister(void *endpoint, struct ibx_mr *mr);
-/* This side's memory that the peer names: its address, or NULL with *status set. */
-uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request, int *status);
+/* Copies this side's memory that the peer names to `bounce`, or from there. 0 or a negative errno:
+ * -EACCES also where it has been freed. */
+int ibx_shm_region_copy(struct shm *shm, const struct shm_request *request, uint8_t *bounce);
 /* The peer's memory: its deregistration waits until the release. Sets *view to where this process
  * sees it. -EACCES, -ERANGE: nothing was acquired. */
 int ibx_shm_region_acquire(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
@@ -396,6 +397,9 @@ int ibx_shm_shared_fd(const void *address, size_t length, uint64_t *offset);
 int ibx_shm_shared_file(void);
 /* The allocation around `offset`. */
 bool ibx_shm_shared_allocation(uint64_t offset, uint64_t *begin, uint64_t *length);
+/* If all these bytes are of one allocation nobody frees it, nor allocates, until the latter. */
+bool ibx_shm_shared_hold(const void *address, size_t length);
+void ibx_shm_shared_let_go(void);
 
 /* huge_pages.c */
 #define IBX_SHM_HUGE (2ull << 20)

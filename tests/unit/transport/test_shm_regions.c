@@ -471,8 +471,8 @@ static void test_freed_under_its_region(void **state)
     const struct shm_request request = {
         .kind = IBX_RDMA_READ, .key = mr->keys[0], .address = (uintptr_t)memory, .length = 100};
     struct ibx_span piece;
-    int status;
-    assert_ptr_equal(ibx_shm_region_find(client->shm, &request, &status), memory);
+    uint8_t bounce[100];
+    assert_int_equal(ibx_shm_region_copy(client->shm, &request, bounce), 0);
     assert_true(ibx_shared_piece(memory + 5, UNIT - 5, &piece));
     assert_ptr_equal(piece.address, memory);
     assert_true(piece.length == (UNIT + 4095) / 4096 * 4096);
@@ -482,11 +482,9 @@ static void test_freed_under_its_region(void **state)
     assert_true(ibx_shared_free(memory));
     assert_true(ibx_shared_freed() == freed + 1);
     assert_false(ibx_shared_piece(memory, 1, &piece));
-    assert_null(ibx_shm_region_find(client->shm, &request, &status));
-    assert_int_equal(status, -EACCES);
+    assert_int_equal(ibx_shm_region_copy(client->shm, &request, bounce), -EACCES);
     assert_ptr_equal(ibx_shared_allocate(4096, NULL), memory);
-    assert_null(ibx_shm_region_find(client->shm, &request, &status));
-    assert_int_equal(status, -EACCES);
+    assert_int_equal(ibx_shm_region_copy(client->shm, &request, bounce), -EACCES);
     end_deregister(client, mr);
     assert_true(ibx_shared_free(memory));
 }
@@ -499,7 +497,7 @@ static void test_freed_that_the_peer_does_not_map(void **state)
     uint8_t *memory = ibx_shared_allocate(UNIT, NULL);
     const int control = shm->control;
     const bool sent = shm->shared_sent;
-    int status;
+    uint8_t bounce[100];
     assert_non_null(memory);
     shm->control = -1;
     shm->shared_sent = false;
@@ -508,11 +506,48 @@ static void test_freed_that_the_peer_does_not_map(void **state)
     shm->shared_sent = sent;
     const struct shm_request request = {
         .kind = IBX_RDMA_READ, .key = mr->keys[0], .address = (uintptr_t)memory, .length = 100};
-    assert_ptr_equal(ibx_shm_region_find(shm, &request, &status), memory);
+    assert_int_equal(ibx_shm_region_copy(shm, &request, bounce), 0);
     assert_true(ibx_shared_free(memory));
-    assert_null(ibx_shm_region_find(shm, &request, &status));
-    assert_int_equal(status, -EACCES);
+    assert_int_equal(ibx_shm_region_copy(shm, &request, bounce), -EACCES);
     end_deregister(client, mr);
+}
+
+static _Atomic bool freeing_over;
+
+static void *free_again_and_again(void *memory)
+{
+    while (!atomic_load(&freeing_over)) {
+        if (!ibx_shared_free(memory) || ibx_shared_allocate(UNIT, NULL) != memory)
+            return memory;
+    }
+    return NULL;
+}
+
+/* The same by another thread, at any moment of a copy. */
+static void test_freed_during_copies(void **state)
+{
+    (void)state;
+    static uint8_t bounce[IBX_SHM_PIECE];
+    uint8_t *memory = ibx_shared_allocate(UNIT, NULL);
+    void *wrong = memory;
+    pthread_t thread;
+    assert_non_null(memory);
+    struct ibx_mr *mr = end_register(client, memory, UNIT, READ_WRITE);
+    const struct shm_request request = {.kind = IBX_RDMA_READ,
+                                        .key = mr->keys[0],
+                                        .address = (uintptr_t)memory,
+                                        .length = sizeof(bounce)};
+    unsigned copied = 0;
+    atomic_store(&freeing_over, false);
+    assert_int_equal(pthread_create(&thread, NULL, free_again_and_again, memory), 0);
+    for (unsigned i = 0; i < 2000; i++)
+        copied += !ibx_shm_region_copy(client->shm, &request, bounce);
+    atomic_store(&freeing_over, true);
+    pthread_join(thread, &wrong);
+    assert_null(wrong);
+    assert_true(copied > 0);
+    end_deregister(client, mr);
+    assert_true(ibx_shared_free(memory));
 }
 
 static void *allocate_and_be_cancelled(void *memory)
@@ -584,6 +619,7 @@ int main(void)
         TEST(test_in_two_connections),
         TEST(test_freed_under_its_region),
         TEST(test_freed_that_the_peer_does_not_map),
+        TEST(test_freed_during_copies),
         TEST(test_in_a_child),
         TEST(test_brought_in),
         TEST(test_a_cancelled_thread),
