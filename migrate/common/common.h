@@ -37,7 +37,7 @@ uint64_t ibx_migration_busy_until(void);
 /* How long the peer may do nothing while a VM depends on it, before the commit. */
 uint64_t ibx_migration_stall_ms(const struct ibx_options *transport);
 
-/* SIGINT and SIGTERM as a descriptor. */
+/* SIGINT and SIGTERM as a descriptor, and SIGHUP unless it is ignored (nohup). */
 struct migration_signals {
     int fd;
     sigset_t before;
@@ -45,8 +45,9 @@ struct migration_signals {
 int ibx_migration_signals_open(struct migration_signals *signals, struct ibx_error *err);
 /* Whether one has come that nobody has taken. */
 bool ibx_migration_signals_pending(void);
-/* How many came since the last call. */
-unsigned ibx_migration_signals_take(struct migration_signals *signals);
+/* How many came since the last call. With `hangups`, SIGHUP is one of them: otherwise a terminal
+ * that is closed ends nothing. */
+unsigned ibx_migration_signals_take(struct migration_signals *signals, bool hangups);
 void ibx_migration_signals_close(struct migration_signals *signals);
 
 /* Moves `side` ("source", "destination") to a state, logs that and, for tests, stops the process

@@ -30,10 +30,13 @@ uint64_t ibx_migration_stall_ms(const struct ibx_options *transport)
 
 int ibx_migration_signals_open(struct migration_signals *signals, struct ibx_error *err)
 {
+    struct sigaction hangup;
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
+    if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN)
+        sigaddset(&set, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &set, &signals->before);
     signals->fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signals->fd >= 0)
@@ -46,15 +49,16 @@ int ibx_migration_signals_open(struct migration_signals *signals, struct ibx_err
 bool ibx_migration_signals_pending(void)
 {
     sigset_t set;
-    return !sigpending(&set) && (sigismember(&set, SIGINT) || sigismember(&set, SIGTERM));
+    return !sigpending(&set) &&
+           (sigismember(&set, SIGINT) || sigismember(&set, SIGTERM) || sigismember(&set, SIGHUP));
 }
 
-unsigned ibx_migration_signals_take(struct migration_signals *signals)
+unsigned ibx_migration_signals_take(struct migration_signals *signals, bool hangups)
 {
     struct signalfd_siginfo info;
     unsigned n = 0;
     while (signals->fd >= 0 && read(signals->fd, &info, sizeof(info)) == (ssize_t)sizeof(info))
-        n++;
+        n += hangups || info.ssi_signo != SIGHUP;
     return n;
 }
 

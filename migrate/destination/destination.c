@@ -422,7 +422,7 @@ void ibx_destination_answer(struct destination *d, const struct ibx_error *why)
     ibx_destination_qemu_fini(&d->qemu);
     ibx_destination_link_close(&d->link);
     while ((d->state.now == DESTINATION_ANSWERING || ibx_destination_link_has_queries(&d->link)) &&
-           ibx_now_ns() < deadline && !ibx_migration_signals_take(&d->signals)) {
+           ibx_now_ns() < deadline && !ibx_migration_signals_take(&d->signals, true)) {
         wait_for_something(d);
         ibx_destination_link_check_queries(&d->link);
         ibx_destination_check_requests(d, &silent);

@@ -405,7 +405,7 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
     const unsigned before = d->interrupts;
     const bool settled = destination_settled(d);
     const bool ended = d->state.now == DESTINATION_SHUT_DOWN;
-    d->interrupts += ibx_migration_signals_take(&d->signals);
+    d->interrupts += ibx_migration_signals_take(&d->signals, !destination_ours(d));
     if (!d->interrupts)
         return 0;
     if (ibx_destination_borrow_stays(d)) {

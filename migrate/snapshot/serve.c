@@ -330,7 +330,7 @@ static int turn(struct serving *s, struct ibx_error *err)
         fds[4].fd = ibx_snapshot_cache_feed_fd(&s->cache);
     }
     poll(fds, 5, lost ? LOST_MS : LOOK_MS);
-    if (fds[0].revents && ibx_migration_signals_take(&s->signals))
+    if (fds[0].revents && ibx_migration_signals_take(&s->signals, true))
         return 1;
     const int rc = check_intact(s, fds[3].revents, err);
     if (rc)
@@ -382,7 +382,7 @@ int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error
         return rc;
     }
     rc = begin(s, err);
-    if (rc == -EINTR && ibx_migration_signals_take(&s->signals))
+    if (rc == -EINTR && ibx_migration_signals_take(&s->signals, true))
         rc = 1;
     if (!rc)
         tell(s, true);

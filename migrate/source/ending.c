@@ -326,7 +326,7 @@ int ibx_source_reconnect(struct source *s, struct ibx_error *err)
 int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
 {
     const unsigned before = s->interrupts;
-    s->interrupts += ibx_migration_signals_take(&s->signals);
+    s->interrupts += ibx_migration_signals_take(&s->signals, !source_committed(s));
     if (!s->interrupts || s->state.now == SOURCE_CONFIRMING || s->state.now == SOURCE_LOST)
         return 0;
     if (!source_committed(s))

@@ -108,7 +108,7 @@ static void tell_destination(struct source *s, struct ibx_error *err)
         if (!rc || rc == -EALREADY || ibx_now_ns() >= deadline)
             break;
         poll(&(struct pollfd){.fd = s->signals.fd, .events = POLLIN}, 1, TELL_AGAIN_MS);
-        if (ibx_migration_signals_take(&s->signals))
+        if (ibx_migration_signals_take(&s->signals, true))
             break;
     }
     if (rc && rc != -EALREADY)

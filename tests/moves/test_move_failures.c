@@ -36,6 +36,27 @@ static void test_interrupted(void)
     pair_stayed();
 }
 
+/* A terminal is closed. */
+static void test_hung_up(void)
+{
+    pair_start(NULL);
+    pair_run_to("source:stopped", NULL);
+    mover_kill(&sender, SIGHUP);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "cancelled");
+    mover_ends(&receiver, 1);
+    pair_stayed();
+    mover_end_all(NULL);
+
+    pair_filling(NULL, NULL);
+    mover_kill(&sender, SIGHUP);
+    mover_kill(&receiver, SIGHUP);
+    pair_filled();
+    assert_false(mover_printed(&sender, "interrupt once more"));
+    assert_false(mover_printed(&receiver, "interrupt once more"));
+}
+
 /* Whose sentence the sender says: not that its connections have ended. */
 static void test_interrupted_at_the_destination(void)
 {
@@ -559,6 +580,7 @@ int main(void)
     pair_beats = 40;
     static const struct vm_test tests[] = {
         VM_TEST(test_interrupted),
+        VM_TEST(test_hung_up),
         VM_TEST(test_interrupted_at_the_destination),
         VM_TEST(test_cancelled),
         VM_TEST(test_destination_killed_with_a_silent_monitor),
