@@ -390,6 +390,15 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
             peer);
     if (!same_host && h->conn->same_host && server_has_closed(h->conn->handshake_socket))
         return closed_too_early(peer, err); /* nor with which address */
+    const int unknown = ibx_handshake_host_unknown();
+    if (!same_host && unknown)
+        return ibx_error_set(err, -EACCES,
+                             "nobody knows whether %s is on this host, because /proc/sys/kernel/"
+                             "random/boot_id cannot be read here: %s; %sset key_file (--key-file) "
+                             "on both ends",
+                             peer, strerror(-unknown),
+                             unknown == -EMFILE ? "raise the limit on open files (ulimit -n), or "
+                                                : "");
     if (!same_host)
         return ibx_error_set(err, -EACCES,
                              "%s is on another host, and there is no key to know it by: set "

@@ -21,12 +21,15 @@
 static struct {
     char id[64];
     size_t length;
+    int unknown; /* negative errno */
 } boot;
 
 static void boot_read(void)
 {
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? 0 : read(fd, boot.id, sizeof(boot.id));
+    ssize_t n = fd < 0 ? -1 : read(fd, boot.id, sizeof(boot.id));
+    if (n <= 0)
+        boot.unknown = n ? -errno : -ENODATA;
     if (fd >= 0)
         close(fd);
     if (n <= 0 && ibx_random(boot.id, sizeof(boot.id), NULL) == 0)
@@ -44,6 +47,11 @@ void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],
                                   {client_nonce, NONCE_BYTES},
                                   {server_nonce, NONCE_BYTES}};
     ibx_hash(pieces, 4, mark);
+}
+
+int ibx_handshake_host_unknown(void)
+{
+    return boot.unknown;
 }
 
 static bool is_unix(int fd)
