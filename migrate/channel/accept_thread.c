@@ -46,6 +46,7 @@ static void *accept_main(void *argument)
     struct ibx_accept_thread *accepts = argument;
     struct pollfd fds[2] = {{.fd = ibx_listener_fd(accepts->listener), .events = POLLIN},
                             {.fd = accepts->stop_fd, .events = POLLIN}};
+    char said[IBX_ERROR_MAX] = ""; /* about connections that wait, once */
     for (;;) {
         struct ibx_error err = {0};
         struct ibx_conn *conn;
@@ -54,9 +55,12 @@ static void *accept_main(void *argument)
             return NULL;
         int rc = ibx_accept(accepts->listener, &conn, &err);
         if (!rc) {
+            said[0] = '\0';
             accepts->came(accepts->context, conn);
         } else if (rc != -EAGAIN) {
-            ibx_log(IBX_LOG_ERROR, "%s", err.message);
+            if (strcmp(said, err.message) != 0)
+                ibx_log(IBX_LOG_ERROR, "%s", err.message);
+            memcpy(said, err.message, sizeof(said));
             poll(&fds[1], 1, 100);
         }
     }

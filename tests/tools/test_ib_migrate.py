@@ -4,9 +4,11 @@
 messages, JSON, exit status. With QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and as root,
 it looks at VMs, too."""
 import fcntl
+import itertools
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -311,6 +313,20 @@ def a_host_that_does_not_know_itself_is_not_called_another_one(scene):
     err = subprocess.run(command, check=False, capture_output=True, text=True).stderr
     assert "nobody knows whether" in err and "boot_id cannot be read here" in err, err
     assert "is on another host" not in err, err
+    source.runs_on()
+
+
+@case
+def a_receiver_without_descriptors_says_so_once(scene):
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, destination)
+    used = {int(fd) for fd in os.listdir(f"/proc/{waiting.pid}/fd")}
+    free = next(fd for fd in itertools.count() if fd not in used)
+    resource.prlimit(waiting.pid, resource.RLIMIT_NOFILE, (free, free))
+    fails(scene, "send --set timeout_ms=1000", *source.qmp, uri)
+    waiting.terminate()
+    _, _, err = finish(waiting)
+    equal(err.count("raise the limit on open files"), 1)
     source.runs_on()
 
 
