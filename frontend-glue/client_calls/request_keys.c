@@ -9,6 +9,7 @@
 #define LAUNCH_LEAST 56u         /* bytes of a launch before its arguments */
 #define GRID_X_MAX   0x7fffffffu /* of all devices that CUDA 8 and later serve */
 #define GRID_YZ_MAX  0xffffu
+#define CLUSTER_MAX  16u /* blocks of one */
 
 const uint8_t *ibx_request_body(const struct ibx_pipeline *p, size_t *n)
 {
@@ -109,12 +110,26 @@ bool ibx_launch_is_plain(const uint8_t *body, size_t n)
     return x && x <= GRID_X_MAX && y && y <= GRID_YZ_MAX && z && z <= GRID_YZ_MAX;
 }
 
+/* By which of 2 to 16 a number can be divided: clusters have at most 16 blocks, and a kernel that
+ * is declared to have clusters takes grids of whole ones alone. */
+static uint32_t divisors(uint32_t number)
+{
+    uint32_t found = 0;
+    for (unsigned i = 2; i <= CLUSTER_MAX; i++)
+        found |= (uint32_t)(number % i == 0) << i;
+    return found;
+}
+
 uint64_t ibx_launch_key(const struct ibx_pipeline *p, const uint8_t *body)
 {
-    uint8_t key[32];
+    uint8_t key[44];
     memcpy(key, body, 8);
     memcpy(key + 8, body + 20, 20);
     memcpy(key + 28, p->device, 4);
+    for (unsigned i = 0; i < 3; i++) {
+        const uint32_t grid = divisors(ibx_request_word(body + 8 + (size_t)4 * i));
+        memcpy(key + 32 + (size_t)4 * i, &grid, 4);
+    }
     return ibx_request_hash(1, key, sizeof(key));
 }
 

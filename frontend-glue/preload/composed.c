@@ -174,7 +174,7 @@ int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t co
         while (at + 1 < to_count && first[at + 1] <= i)
             at++;
         memcpy(&where, &to[at], sizeof(where));
-        rc = cudaMemPrefetchAsync(addresses[i], n[i], where);
+        rc = cudaMemPrefetchAsync(addresses[i], n[i], where, 0);
     }
     return rc;
 }

@@ -224,7 +224,7 @@ int cudaHostGetFlags(unsigned *flags, void *address);
 int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address);
 int cudaDeviceGetAttribute(int *value, int attribute, int device);
 int cudaGetDeviceProperties(void *properties, int device);
-int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where);
+int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where, uint64_t flags);
 int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where);
 int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags);
 void __cudaRegisterManagedVar(void **module, void **variable, char *address, const char *name,

@@ -63,13 +63,12 @@ void ibx_frontend_kernel_registered(const void *function)
 
 int ibx_frontend_no_kernel(const void *function)
 {
-    Dl_info info;
     if (!function)
         return CUDA_INVALID_FUNCTION;
     ibx_frontend_ranges_lock();
     const bool known = !registered.count || ibx_frontend_ranges_at(&registered, function);
     ibx_frontend_ranges_unlock();
-    if (known || !ibx_frontend_plugin() || !dladdr(function, &info))
+    if (known || !ibx_frontend_plugin())
         return CUDA_SUCCESS;
     const int version = ibx_frontend_cuda_version();
     return version && version < 13 ? CUDA_INVALID_FUNCTION : CUDA_INVALID_HANDLE;

@@ -15,8 +15,12 @@
 int __cudaGetKernel(void **kernel, const void *function)
 {
     __typeof__(&__cudaGetKernel) next = NEXT(__cudaGetKernel);
-    if (next)
-        return next(kernel, function);
+    if (next) {
+        const int rc = next(kernel, function);
+        if (!rc)
+            ibx_frontend_kernel_registered(*kernel); /* it may be launched by this, too */
+        return rc;
+    }
     *kernel = (void *)(uintptr_t)function;
     return CUDA_SUCCESS;
 }

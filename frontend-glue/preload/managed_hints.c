@@ -178,9 +178,13 @@ int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where)
     return hint(address, n, advice, place_of(where));
 }
 
-/* The stream, behind its arguments, is not needed. */
-int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where)
+/* The stream, behind its arguments, is not needed. There are no flags yet; before CUDA 13 this is
+ * the stream. */
+int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where, uint64_t flags)
 {
+    const int version = ibx_frontend_cuda_version();
+    if ((uint32_t)flags && (!version || version >= 13))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return hint(address, n, PREFETCHED, place_of(where));
 }
 

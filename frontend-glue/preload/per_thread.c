@@ -137,7 +137,8 @@ IN_STREAM(cudaMallocAsync, (void **address, size_t n, void *stream), address, n,
 IN_STREAM(cudaMallocFromPoolAsync, (void **address, size_t n, void *pool, void *stream), address, n,
           pool, own(stream))
 IN_STREAM(cudaFreeAsync, (void *address, void *stream), address, own(stream))
-IN_STREAM(cudaMemPrefetchAsync, (const void *address, size_t n, uint64_t where), address, n, where)
+IN_STREAM(cudaMemPrefetchAsync, (const void *address, size_t n, uint64_t where, uint64_t flags),
+          address, n, where, flags)
 IN_STREAM(cudaMemPrefetchBatchAsync,
           (void *const *addresses, const size_t *n, size_t count, const struct memory_location *to,
            const size_t *first, size_t to_count),

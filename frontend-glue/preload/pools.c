@@ -178,7 +178,7 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
     struct extra e;
     uint64_t made = 0;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_CREATE, "cudaMemPoolCreate");
-    if (!pool || !properties)
+    if (!pool || !properties || !properties->allocation || !properties->location.type)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (properties->allocation != PAGE_LOCKED || properties->location.type != AT_DEVICE ||
         properties->handles & ~POSIX_FILE)

@@ -168,7 +168,9 @@ static int destroy(enum ibx_extra number, const char *call, enum object_kind kin
 
 int cudaDestroyTextureObject(unsigned long long texture)
 {
-    return destroy(IBX_EXTRA_DESTROY_TEXTURE, "cudaDestroyTextureObject", TEXTURE, texture);
+    return !texture
+               ? CUDA_SUCCESS
+               : destroy(IBX_EXTRA_DESTROY_TEXTURE, "cudaDestroyTextureObject", TEXTURE, texture);
 }
 
 int cudaDestroySurfaceObject(unsigned long long surface)

@@ -107,9 +107,31 @@ bool arrays()
     return cudaFree(device) == 0;
 }
 
+// Rows of more bytes than they have are refused, and nothing is written.
+bool planes_beyond_rows()
+{
+    std::vector<char> memory(200 * 40, 'm');
+    char *device = device_memory(512 * 31);
+    const auto copy = [&](std::size_t x, std::size_t width, std::size_t height, int kind) {
+        Planes p = {};
+        p.from = {memory.data(), 200, 200, 40};
+        p.to = {device, 512, 130, 31};
+        p.from_at.width = x;
+        p.extent = {width, height, 1};
+        p.kind = kind;
+        return planes(&p);
+    };
+    REQUIRE(device && copy(0, 200, 2, H2D) == 0 && copy(3, 197, 2, H2D) == 0);
+    std::fill(memory.begin(), memory.end(), 'n');
+    REQUIRE(fails(copy(3, 198, 2, H2D), 1) && fails(copy(201, 1, 2, H2D), 1));
+    REQUIRE(fails(copy(0, 5, 2, 12), 21) && copy(0, 0, 2, 12) == 0);
+    REQUIRE(device_has(device, "mmm", 3));
+    return cudaFree(device) == 0;
+}
+
 bool planes_of_arrays()
 {
-    REQUIRE(runtime_is_there());
+    REQUIRE(runtime_is_there() && planes_beyond_rows());
     void *array = nullptr;
     constexpr std::size_t row = 40, height = 5, depth = 3;
     std::vector<char> there(64 * 8 * depth), back(64 * 8 * depth, 'x');
@@ -295,6 +317,7 @@ bool textures()
     unsigned long long texture = 0, surface = 0;
     void *array = nullptr;
     char *device = device_memory(4096);
+    REQUIRE(destroy(0) == 0);
     REQUIRE(malloc_array(&array, {16, 4, 0}) == 0);
     Resource of = {};
     of.kind = IBX_RESOURCE_ARRAY;
@@ -365,6 +388,8 @@ bool made_pools(void *stream, void *own)
     int flags = 9;
     REQUIRE(create(&pool, &wish) == 0 && pool && pool != own);
     REQUIRE(get(pool, 7, &found) == 0 && found == 12345);
+    const PoolProperties nothing = {};
+    REQUIRE(fails(create(&memory, &nothing), 1) && !memory);
     REQUIRE(preloaded<FromPool>("cudaMallocFromPoolAsync")(&memory, 100, pool, stream) == 0);
     REQUIRE(give_back(memory, stream) == 0);
     const Access list[] = {{{1, 1}, 3}, {{1, 1}, 1}};

@@ -504,6 +504,7 @@ static bool hints()
     REQUIRE(of(2, 0, 2) == 0 && of(2, 2, 1) == -1 && of(2, 0, 3) == -2 && of(2, 3, 1) == -2);
     REQUIRE(of(5, 0, 2) == 1 && of(6, 0, 2) == 0 && of(5, 2, 1) == 2 && of(1, 2, 1) == 1);
     REQUIRE(prefetch(m + page, 3 * page, device, 0) == 0 && of(4, 1, 3) == 0 && of(4, 0, 2) == -2);
+    REQUIRE(fails(prefetch(m, page, device, 3), 1));
     int list[3] = {9, 9, 9};
     REQUIRE(advise(m, page, 5, device) == 0 && advise(m, page, 5, host) == 0);
     REQUIRE(attribute(list, sizeof(list), 3, m, page) == 0);

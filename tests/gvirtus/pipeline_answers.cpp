@@ -333,6 +333,26 @@ bool other_devices()
     return app.synchronize() == 0;
 }
 
+// A kernel that was declared to have clusters takes grids of whole ones alone.
+bool clusters()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    auto launch = [&](unsigned blocks) {
+        return app.launch(1, STREAM, 32, KERNEL_OF_CLUSTERS, blocks);
+    };
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(launch(3) == 0 && launch(9) == 0 && launch(24) == 0);
+        REQUIRE(launch(25) == 912 && app.last_error() == 912 && app.last_error() == 0);
+        REQUIRE(launch(8) == 912 && launch(6) == 0 && app.last_error() == 912);
+    }
+    scene.world->held = true; // with other grids of the same kind none waits
+    REQUIRE(launch(3) == 0 && launch(9) == 0 && launch(69) == 0 && launch(3 * 257) == 0);
+    scene.world->held = false;
+    return app.synchronize() == 0;
+}
+
 // Of events and streams that were made here a first record, or wait, cannot fail either.
 bool new_events()
 {
@@ -425,6 +445,7 @@ void check_answers()
     });
     check("rest that another thread ends", rest_is_over_when_a_call_returns);
     check("another device, another stream", other_devices);
+    check("grids of a kernel that has clusters", clusters);
     check("an event that another thread destroys", destroyed_elsewhere);
     check("events that were made here", new_events);
     check("events that processes share", [] { // for good: in a process of its own

@@ -90,10 +90,11 @@ std::uint64_t number(const std::vector<char> &in, std::size_t at)
 }
 
 constexpr int INVALID_VALUE = 1, NO_MEMORY = 2, INVALID_CONFIGURATION = 9, INVALID_FUNCTION = 98,
-              INVALID_DEVICE = 101, NO_KERNEL_IMAGE = 209, INVALID_HANDLE = 400,
-              CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903,
-              CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURE_IMPLICIT = 906,
-              CAPTURE_WRONG_THREAD = 908, CAPTURE_IS_RELAXED = 2, CAPTURED_EVENT = 907;
+              INVALID_DEVICE = 101, INVALID_CLUSTER = 912, NO_KERNEL_IMAGE = 209,
+              INVALID_HANDLE = 400, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
+              CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905,
+              CAPTURE_IMPLICIT = 906, CAPTURE_WRONG_THREAD = 908, CAPTURE_IS_RELAXED = 2,
+              CAPTURED_EVENT = 907;
 
 bool is_stream(std::uint64_t stream)
 {
@@ -151,6 +152,8 @@ int launch(World *world, const WorldThread *thread, const std::vector<char> &in)
         return INVALID_FUNCTION;
     if (number(in, 0) == KERNEL_OF_DEVICE_0 && thread->device)
         return NO_KERNEL_IMAGE;
+    if (number(in, 0) == KERNEL_OF_CLUSTERS && blocks % 3)
+        return INVALID_CLUSTER;
     world->launches++;
     return enqueue(world, number(in, 40), number(in, 56));
 }

@@ -110,6 +110,7 @@ Body world_launch(std::uint64_t function, unsigned threads, std::uint64_t stream
                   std::uint64_t value, unsigned blocks = 1);
 
 constexpr std::uint64_t KERNEL = 0x7000, KERNEL_OF_DEVICE_0 = 0x7100,
-                        KERNEL_UNKNOWN = 0x8000; // from here on none is known
+                        KERNEL_OF_CLUSTERS = 0x7200, // of three blocks each
+    KERNEL_UNKNOWN = 0x8000;                         // from here on none is known
 
 #endif
