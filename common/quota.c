@@ -15,6 +15,12 @@ bool ibx_quota_take(struct ibx_quota *quota, uint64_t n)
     return false;
 }
 
+void ibx_quota_note(struct ibx_quota *quota, uint64_t n)
+{
+    for (; quota; quota = quota->of)
+        atomic_fetch_add(&quota->used, n);
+}
+
 uint64_t ibx_quota_left(const struct ibx_quota *quota)
 {
     uint64_t left = UINT64_MAX;

@@ -18,6 +18,8 @@ struct ibx_quota {
 
 /* False: n more would be too many, here or in a quota that this one is `of`; nothing was taken. */
 bool ibx_quota_take(struct ibx_quota *quota, uint64_t n);
+/* Takes n more of what is there already, also where that is too many. */
+void ibx_quota_note(struct ibx_quota *quota, uint64_t n);
 /* How much more could be taken now. */
 uint64_t ibx_quota_left(const struct ibx_quota *quota);
 /* Of what was taken. */

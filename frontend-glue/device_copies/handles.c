@@ -134,8 +134,8 @@ static void link_all(struct handle *h)
         link_in(h, OF_GRAPH, list_of_graph(h->of));
 }
 
-/* Streams and events. Whoever has as many as are allowed makes no more (own_reset.c), but for what
- * was under way then, which is not counted. */
+/* Streams and events. Whoever has as many as are allowed makes no more (own_reset.c); what was
+ * under way then counts, too. */
 static void count_as(struct handle *h, struct ibx_tenant *tenant)
 {
     if (h->counted)
@@ -144,8 +144,8 @@ static void count_as(struct handle *h, struct ibx_tenant *tenant)
                  : h->kind == IBX_HANDLE_STREAM ? ibx_tenant_quota(tenant, IBX_HOLD_STREAMS)
                  : h->kind == IBX_HANDLE_EVENT  ? ibx_tenant_quota(tenant, IBX_HOLD_EVENTS)
                                                 : NULL;
-    if (h->counted && !ibx_quota_take(h->counted, 1))
-        h->counted = NULL;
+    if (h->counted)
+        ibx_quota_note(h->counted, 1);
 }
 
 static void free_handle(struct handle *h)

@@ -33,6 +33,7 @@ std::atomic<unsigned> registering, met; // handlers of registrations; how often 
 
 std::atomic<std::uint64_t> handled; // copies and launches
 std::atomic<std::uint64_t> bare;    // streams of which there is no more than the handle
+std::atomic<unsigned> together;     // ... that are made while another one is
 
 // What a handler reads of its request, and what it answers.
 struct Frame {
@@ -544,6 +545,11 @@ int execute(const std::string &name, Frame &f, int *current)
         return rc ? rc : f.answer(&stream, 8);
     }
     if (name == "cuStreamCreate") {
+        if (f.get<std::uint64_t>()) {
+            together++;
+            while (together % 2)
+                usleep(100);
+        }
         const std::uint64_t stream = 0x100000 + 16 * bare++;
         return f.answer(&stream, 8);
     }

@@ -36,7 +36,11 @@ class Remote : public FrontEnd
         return value("cudaStreamCreateWithFlags", body);
     }
     // By the driver's API: a handle and no more, of which there are as many as one likes.
-    std::uint64_t bare_stream_create() { return value("cuStreamCreate", Body().u64(0)); }
+    // `together`: it returns once another client's has begun.
+    std::uint64_t bare_stream_create(bool together = false)
+    {
+        return value("cuStreamCreate", Body().u64(together));
+    }
     int bare_stream_destroy(std::uint64_t stream)
     {
         return call("cuStreamDestroy", Body().u64(stream));

@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <ctime>
+#include <thread>
 
 namespace
 {
@@ -203,7 +204,17 @@ bool streams()
     REQUIRE(bob.remote.bare_stream_create() && bob.remote.stream_create(1));
     REQUIRE(alice.remote.event_create());
     REQUIRE(alice.remote.bare_stream_destroy(last) == 0);
-    REQUIRE(alice.remote.bare_stream_create());
+    // Several that are made at once may be more than that, but not again and again.
+    Client third(back, "alice"), fourth(back, "alice");
+    REQUIRE(has_session(&third));
+    std::uint64_t beside = 0;
+    std::thread thread([&] { beside = fourth.remote.bare_stream_create(true); });
+    const std::uint64_t own = third.remote.bare_stream_create(true);
+    thread.join();
+    REQUIRE(own && beside && third.remote.bare_stream_destroy(last - 16) == 0);
+    REQUIRE(third.remote.call("cuStreamCreate", Body().u64(0)) == gone);
+    REQUIRE(fourth.remote.bare_stream_destroy(last - 32) == 0);
+    REQUIRE(fourth.remote.bare_stream_create());
     REQUIRE(alice.remote.call("cudaStreamCreate", Body()) == gone);
     return back.alive();
 }
