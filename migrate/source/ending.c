@@ -78,8 +78,19 @@ static int take_reason(struct source *s, int code, struct ibx_error *err)
     return last.code;
 }
 
+/* The QEMU there cannot load a device that was plugged in here at the last moment, and only its log
+ * names that. The VM runs again, and its QEMU answers. */
+static void say_what_changed(struct source *s, struct ibx_error *err)
+{
+    struct ibx_error changed = {0};
+    const struct ibx_error first = *err;
+    if (s->vm.qmp && ibx_source_check_compared(s, &changed) == -EPERM)
+        ibx_error_set(err, first.code, "%.300s; %s", first.message, changed.message);
+}
+
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 {
+    const bool loads = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
     struct ibx_error why = {0};
     if (!ibx_state_allows(s->state.table, s->state.now, SOURCE_KEPT))
         return code;
@@ -127,6 +138,8 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
         ibx_migration_notify(&s->options->observer,
                              "the VM stays here, and that could not be recorded: %s", why.message);
     ibx_watchdog_release(&s->vm.watchdog);
+    if (loads && aborted)
+        say_what_changed(s, err);
     return code;
 }
 

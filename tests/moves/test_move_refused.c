@@ -256,6 +256,22 @@ static void test_late_devices(void)
     pair_stayed();
 }
 
+/* The QEMU there cannot load a device that it does not have, and ends: which, is told here. */
+static void test_a_device_that_cannot_be_loaded(void)
+{
+    pair_start(&(struct vm_options){
+        .append = "", .extra = {"-device", "pcie-root-port,id=free,addr=6,chassis=1"}});
+    pair_run_to("source:compared", NULL);
+    vm_do(&vms[0], "device_add",
+          json_pack("{s:s,s:s,s:s}", "driver", "virtio-rng-pci", "id", "new", "bus", "free"));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the destination gave up: ");
+    mover_must_print(&sender, "the device new (virtio-rng-pci) has been plugged in since");
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
 /* A client of an export would read what this QEMU knows of the disk, not what is there. */
 static void test_block_export(void)
 {
@@ -568,6 +584,7 @@ int main(void)
                                            VM_TEST(test_a_network_card_that_the_guest_ejects),
                                            VM_TEST(test_a_change_at_the_destination),
                                            VM_TEST(test_late_devices),
+                                           VM_TEST(test_a_device_that_cannot_be_loaded),
                                            VM_TEST(test_block_export),
                                            VM_TEST(test_a_stale_disk),
                                            VM_TEST(test_snapshot_since),
