@@ -142,6 +142,7 @@ struct signal_watch {
     int signals, over;
     const struct ibx_migrate_observer *observer;
     struct ibx_migrate_status last; /* a copy */
+    char socket[PATH_MAX];          /* the control socket */
 };
 
 /* Ends the process: nothing has been touched, and the watchdog records that the VM goes on. */
@@ -159,6 +160,7 @@ static void *leave_on_signal(void *argument)
     if (watch->observer->leaving)
         watch->observer->leaving(watch->observer->context, &watch->last,
                                  "cancelled before the destination answered: the VM stays here");
+    unlink(watch->socket);
     _exit(EXIT_FAILURE);
 }
 
@@ -170,6 +172,8 @@ static int ask(struct source *s, struct ibx_error *err)
                                  .observer = &s->options->observer,
                                  .last = s->status};
     pthread_t thread;
+    ibx_journal_path(s->options->folder, &s->status.record, ".sock", watch.socket,
+                     sizeof(watch.socket));
     bool watched = watch.over >= 0 && !pthread_create(&thread, NULL, leave_on_signal, &watch);
     int rc =
         ibx_source_link_ask(&s->link, s->status.record.peer, sizeof(s->status.record.peer), err);

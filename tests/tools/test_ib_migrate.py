@@ -420,7 +420,7 @@ def a_destination_that_does_not_answer_leaves_the_vm_running(scene):
         err = fails(scene, command, *vm.qmp, f"tcp://127.0.0.1:{port}")
         assert str(port) in err and 'start "ib-migrate receive" there' in err, err
     # Whoever interrupts does not wait for it.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             uri = f"tcp://127.0.0.1:{silent.getsockname()[1]}?timeout_ms=30000"
             sender = start(scene, "send", *vm.qmp, uri)
@@ -429,6 +429,7 @@ def a_destination_that_does_not_answer_leaves_the_vm_running(scene):
                 out, err = sender.communicate(timeout=LIMIT)
         equal((sender.returncode, out), (1, ""))
         assert "goes on here" in err and "did not answer" not in err, err
+    equal([name for name in os.listdir(scene.path("state")) if name.endswith(".sock")], [])
     vm.runs_on()
 
 
