@@ -198,8 +198,9 @@ struct copies {
     bool not_direct;                            /* it never will be */
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
     bool last_in_place;          /* the last reply with a payload went into such memory */
-    bool told_staging, told_direct, told_pins; /* it was logged why that is not done */
-    struct ibx_mr **regions;                   /* the pool's chunks as far as registered here */
+    /* It was logged why that is not done. */
+    bool told_staging, told_direct, told_pins, told_maps;
+    struct ibx_mr **regions; /* the pool's chunks as far as registered here */
     unsigned region_count;
     struct ibx_mr **slot_regions; /* likewise the blocks of slots of graphs; NULL: none */
     struct ibx_mr *windows;       /* both ends of a long body, IBX_FRAME_WINDOW bytes each */

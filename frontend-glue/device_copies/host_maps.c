@@ -175,10 +175,12 @@ void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken)
 
 static int refuse(struct copies *x, const struct wish *w, const char *why)
 {
-    ibx_log(IBX_LOG_WARN,
-            "kernels of %s do not reach its %llu bytes of page-locked memory at %#llx: %s",
-            ibx_session_path(x->s)->peer, (unsigned long long)w->length,
-            (unsigned long long)w->address, why);
+    if (!x->told_maps)
+        ibx_log(IBX_LOG_WARN,
+                "kernels of %s do not reach its %llu bytes of page-locked memory at %#llx: %s",
+                ibx_session_path(x->s)->peer, (unsigned long long)w->length,
+                (unsigned long long)w->address, why);
+    x->told_maps = true;
     return CUDA_NOT_SUPPORTED;
 }
 

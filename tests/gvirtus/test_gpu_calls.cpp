@@ -6,6 +6,9 @@
 #include "tests/gvirtus/gpu_calls_scene.h"
 #include "tests/scenes/patience.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+
 namespace
 {
 
@@ -449,6 +452,27 @@ bool many()
     return !std::memcmp(got.data(), bytes.data(), got.size());
 }
 
+// A client that asks again and again does not fill the back end's log.
+bool what_is_not_mapped_is_said_once()
+{
+    const int before = dup(STDERR_FILENO), log = memfd_create("log", 0);
+    REQUIRE(before >= 0 && log >= 0 && !fcntl(log, F_SETFL, O_APPEND));
+    dup2(log, STDERR_FILENO);
+    auto gpu = std::make_unique<Gpu>("rdma.log : warn\n");
+    dup2(before, STDERR_FILENO);
+    close(before);
+    for (std::uint64_t i = 1; i <= 50; i++)
+        REQUIRE(gpu->remote.call("ibxRuntime",
+                                 number(IBX_EXTRA_HOST_MAP).u64(i << 12).u64(4096).u64(0)) == 801);
+    gpu.reset();
+    std::vector<char> said(1u << 16);
+    said.resize(static_cast<std::size_t>(pread(log, said.data(), said.size(), 0)));
+    close(log);
+    const std::string text(said.begin(), said.end());
+    const std::size_t first = text.find("page-locked memory at");
+    return first != text.npos && text.find("page-locked memory at", first + 1) == text.npos;
+}
+
 } // namespace
 
 int main(int argc, char **argv)
@@ -467,6 +491,7 @@ int main(int argc, char **argv)
     check("... in requests that GVirtuS runs", made_up_for_handlers);
     check("memory of the back end's own", memory_of_the_back_end);
     check("requests of our own that are malformed", malformed);
+    check("page-locked memory that is not mapped", what_is_not_mapped_is_said_once);
     check("arrays after a reset", arrays_after_reset);
     check("a reset beside other clients", reset_beside_others);
     check("... by one of a program's threads", reset_by_one_of_several_threads);
