@@ -74,11 +74,12 @@ static void put(uint8_t *body, size_t n, size_t at, uint64_t value)
 }
 
 /* Of a copy that reads more than its payload: CUDA refuses a width that is more than its pitch, so
- * many bytes of a symbol, and for the others no memory. */
+ * many bytes of a symbol, and for the others no memory. One row it copies also with pitches of 0.
+ */
 static void refuse_copy(const struct shape *s, uint8_t *body, size_t n)
 {
     if (s->rows) {
-        put(body, n, position(s->rows, n), 0);
+        put(body, n, position(s->rows, n), 1);
         put(body, n, position(s->rows, n) + 8, UINT64_MAX);
         return;
     }
@@ -96,7 +97,7 @@ static uint64_t bytes_of(const struct shape *s, const uint8_t *body, size_t n)
     const size_t at = position(s->rows, n);
     const uint64_t pitch = number(body, n, at, 8), width = number(body, n, at + 8, 8),
                    height = number(body, n, at + 16, 8);
-    if (!height || width > pitch)
+    if (!height || (pitch && width > pitch))
         return 0;
     return __builtin_mul_overflow(height - 1, pitch, &bytes) ||
                    __builtin_add_overflow(bytes, width, &bytes)

@@ -442,13 +442,17 @@ static bool is_copy(const struct ibx_cuda_memcpy3d *p)
     return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
 }
 
-/* Whether rows have these bytes; one alone may have any pitch. */
-static bool is_within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
-                      const struct ibx_cuda_memcpy3d *p)
+/* An error unless rows have these bytes. CUDA needs no pitch for one alone. */
+static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
+                  const struct ibx_cuda_memcpy3d *p)
 {
     const size_t row = row_of(p);
-    return !memory->at || (p->extent.height == 1 && p->extent.depth == 1) ||
-           (row <= memory->pitch && at->width <= memory->pitch - row);
+    const bool one = p->extent.height == 1 && p->extent.depth == 1;
+    if (!memory->at || (one && !memory->pitch))
+        return CUDA_SUCCESS;
+    if (row > memory->pitch)
+        return one ? CUDA_INVALID_VALUE : CUDA_INVALID_PITCH;
+    return at->width > memory->pitch - row ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 static bool is_empty(const struct ibx_cuda_memcpy3d *p)
@@ -458,14 +462,15 @@ static bool is_empty(const struct ibx_cuda_memcpy3d *p)
 
 int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
 {
+    if (p && is_empty(p))
+        return CUDA_SUCCESS;
     if (!is_copy(p))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (is_empty(p))
-        return CUDA_SUCCESS;
     if ((unsigned)p->kind > CUDA_MEMCPY_DEFAULT)
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (!is_within(&p->from, &p->from_at, p) || !is_within(&p->to, &p->to_at, p))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = within(&p->from, &p->from_at, p);
+    if (rc || (rc = within(&p->to, &p->to_at, p)))
+        return ibx_frontend_fail(rc);
     struct ibx_cuda_memcpy3d is = *p;
     if (!ibx_frontend_copy_of_host(&is))
         return planes_on_device(p);

@@ -223,6 +223,15 @@ static void note(void *address, size_t n, bool pooled, int device)
     ibx_frontend_ranges_unlock();
 }
 
+bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
+{
+    ibx_frontend_ranges_lock();
+    const struct range *range = ibx_frontend_ranges_holding(&ranges, (void *)address, 1);
+    const bool beyond = range && !range->pooled && n > range->n - (address - range->begin);
+    ibx_frontend_ranges_unlock();
+    return beyond;
+}
+
 void ibx_frontend_device_memory(void *address, size_t n)
 {
     ibx_frontend_memory_of(address, n, current);

@@ -9,7 +9,7 @@
 #include <errno.h>
 
 #define HOST_ALLOC_FLAGS    7u  /* portable, mapped, write combined */
-#define HOST_REGISTER_FLAGS 15u /* portable, mapped, io memory, read only */
+#define HOST_REGISTER_FLAGS 11u /* portable, mapped, read only; io memory is none of malloc's */
 #define PORTABLE            1u
 #define WORDS_MOST          4096u /* bytes; more is a buffer of copies */
 #define KEPT_MOST           64u
@@ -330,6 +330,9 @@ int cudaHostUnregister(void *address)
     struct range range;
     if (take_out(address, false, &range))
         return CUDA_SUCCESS;
-    return ibx_frontend_plugin() ? ibx_frontend_fail(CUDA_NOT_REGISTERED)
-                                 : CALL_NEXT(cudaHostUnregister, address);
+    if (!ibx_frontend_plugin())
+        return CALL_NEXT(cudaHostUnregister, address);
+    const bool inside = ibx_frontend_host_range(address, &range) && !range.allocated &&
+                        range.begin != (uintptr_t)address;
+    return ibx_frontend_fail(inside ? CUDA_INVALID_VALUE : CUDA_NOT_REGISTERED);
 }

@@ -369,6 +369,8 @@ void ibx_frontend_small_reached(const void *address, unsigned epoch);
  * again where only GVirtuS can tell. */
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind);
 bool ibx_frontend_is_device(const void *address);
+/* Whether they are more bytes than the allocation of cudaMalloc's that was seen there has. */
+bool ibx_frontend_goes_beyond(uintptr_t address, size_t n);
 /* On which one it was allocated; the current one if it is not known. */
 int ibx_frontend_device_of(const void *address);
 int ibx_frontend_current_device(void);

@@ -22,6 +22,9 @@
 #define ATTACH_HOST   2u
 #define ATTACH_SINGLE 4u
 
+#define ALLOC_MAPPED 2u /* flags of cudaHostAlloc */
+#define ALLOC_FLAGS  7u
+
 #define TRIES       8u          /* addresses at which this process may have something */
 #define BLOCK_LEAST (64u << 10) /* bytes */
 #define BLOCKS_MOST 32768u      /* each may become a mapping of its own, of which there are 65530 */
@@ -314,6 +317,7 @@ int cudaHostGetDevicePointer(void **on_device, void *address, unsigned flags)
     return CUDA_SUCCESS;
 }
 
+/* All page-locked memory is mapped. */
 int cudaHostGetFlags(unsigned *flags, void *address)
 {
     struct managed m;
@@ -324,6 +328,7 @@ int cudaHostGetFlags(unsigned *flags, void *address)
         *flags = m.mapped;
     else if (!flags || !ibx_frontend_host_known(address, &device, flags))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    *flags = (*flags & ALLOC_FLAGS) | ALLOC_MAPPED;
     return CUDA_SUCCESS;
 }
 

@@ -81,17 +81,32 @@ static bool is_ours(const struct rows *r)
            (plain || (!__builtin_mul_overflow(most, r->height, &bytes) && bytes <= PTRDIFF_MAX));
 }
 
+/* Whether this process may read it, or write. A kernel before 5.14 does not tell. */
+static bool is_permitted(void *at, size_t n, bool writes)
+{
+    static char own[1];
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const int advice = writes ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
+    return !madvise(at, n, advice) || madvise((void *)((uintptr_t)own / page * page), page, advice);
+}
+
 /* Whether all of the host's side is mapped. Another thread, or the back end, is not to meet the end
  * of it in the middle of the copy. CUDA refuses lengths that the device's side does not have before
- * it touches the host's. MS_ASYNC does nothing but look for what is not mapped. */
+ * it touches the host's, which mostly ends there, too: then it is looked at more closely. MS_ASYNC
+ * does nothing but look for what is not mapped. */
 static bool is_there(const struct ibx_frontend_copy *copy)
 {
-    const size_t gaps = copy->rows ? (copy->rows - 1) * copy->host_pitch : 0;
+    const size_t rows = copy->rows ? copy->rows - 1 : 0;
+    const size_t n = rows * copy->host_pitch + copy->n;
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)copy->host;
     const size_t before = at % page;
-    if (gaps + copy->n < LONG)
+    void *const first = (void *)(at - before);
+    if (n < LONG)
         return true;
-    return !msync((void *)(at - before), before + gaps + copy->n, MS_ASYNC) || errno != ENOMEM;
+    if (msync(first, before + n, MS_ASYNC) && errno == ENOMEM)
+        return false;
+    return !ibx_frontend_goes_beyond(copy->device, rows * copy->device_pitch + copy->n) ||
+           is_permitted(first, before + n, !copy->to_device);
 }
 
 /* False: GVirtuS has to run it. True: *exit_code is what the call returns. */
@@ -153,8 +168,6 @@ static int copy_on_host(const struct rows *r)
 {
     if (!r->width || !r->height)
         return CUDA_SUCCESS;
-    if (r->height > 1 && (r->width > r->to_pitch || r->width > r->from_pitch))
-        return ibx_frontend_fail(CUDA_INVALID_PITCH);
     if (!r->to || !r->from)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (size_t i = 0; i < r->height; i++)
@@ -251,11 +264,28 @@ static int copy_rows(const struct rows *r)
                                          r->width, r->height, r->kind));
 }
 
+/* What CUDA has against them. A row alone needs no pitches. */
+static int check_rows(struct rows *r, int kind)
+{
+    if (r->height == 1 && !r->to_pitch && !r->from_pitch)
+        r->to_pitch = r->from_pitch = r->width;
+    const bool empty = !r->width || !r->height;
+    const bool narrow = !empty && (r->width > r->to_pitch || r->width > r->from_pitch);
+    if (!ibx_frontend_plugin())
+        return CUDA_SUCCESS;
+    if (narrow && r->height > 1)
+        return ibx_frontend_fail(CUDA_INVALID_PITCH);
+    if (is_no_kind(kind))
+        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
+    return narrow ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
+}
+
 int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                  size_t height, int kind)
 {
     struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
-    return is_no_kind(kind) ? ibx_frontend_fail(CUDA_INVALID_DIRECTION) : copy_rows(&rows);
+    const int rc = check_rows(&rows, kind);
+    return rc ? rc : copy_rows(&rows);
 }
 
 /* Rows with gaps within the device, in the order of the stream. False: they are not, or the back
@@ -274,10 +304,8 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
                       size_t height, int kind, void *stream)
 {
     struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
-    int rc;
-    if (is_no_kind(kind))
-        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (captured(&rows, stream, &rc))
+    int rc = check_rows(&rows, kind);
+    if (rc || captured(&rows, stream, &rc))
         return rc;
     if (is_ours(&rows) && is_one_piece(&rows))
         return cudaMemcpyAsync(to, from, width * height, rows.kind, stream);

@@ -39,6 +39,7 @@ OF_KERNEL(cudaFuncGetAttributes, attributes, (void *attributes, const void *func
           function)
 OF_KERNEL(cudaFuncSetAttribute, true, (const void *function, int attribute, int value), function,
           attribute, value)
+OF_KERNEL(cudaFuncSetCacheConfig, true, (const void *function, int config), function, config)
 OF_KERNEL(cudaOccupancyMaxActiveBlocksPerMultiprocessor, blocks,
           (int *blocks, const void *function, int threads, size_t shared), blocks, function,
           threads, shared)

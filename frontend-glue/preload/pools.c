@@ -10,10 +10,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define DEVICES     64
-#define AT_DEVICE   1 /* cudaMemLocationTypeDevice */
-#define PAGE_LOCKED 1 /* cudaMemAllocationTypePinned */
-#define POSIX_FILE  1 /* cudaMemHandleTypePosixFileDescriptor */
+#define DEVICES      64
+#define AT_DEVICE    1  /* cudaMemLocationTypeDevice */
+#define PAGE_LOCKED  1  /* cudaMemAllocationTypePinned */
+#define POSIX_FILE   1  /* cudaMemHandleTypePosixFileDescriptor */
+#define HANDLE_TYPES 15 /* all of cudaMemAllocationHandleType */
 
 static const char magic[8] = "ibxpool1";
 
@@ -179,6 +180,8 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
     uint64_t made = 0;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_CREATE, "cudaMemPoolCreate");
     if (!pool || !properties || !properties->allocation || !properties->location.type)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (properties->handles & ~HANDLE_TYPES)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (properties->allocation != PAGE_LOCKED || properties->location.type != AT_DEVICE ||
         properties->handles & ~POSIX_FILE)

@@ -40,7 +40,8 @@ static struct object **place_of(enum object_kind kind, unsigned long long handle
     return at;
 }
 
-static void forget(enum object_kind kind, unsigned long long handle)
+/* False: there is none. */
+static bool forget(enum object_kind kind, unsigned long long handle)
 {
     pthread_mutex_lock(&lock);
     struct object **at = place_of(kind, handle), *found = *at;
@@ -48,6 +49,7 @@ static void forget(enum object_kind kind, unsigned long long handle)
         *at = found->next;
     pthread_mutex_unlock(&lock);
     free(found);
+    return found;
 }
 
 /* Those of the device have gone with its context. */
@@ -97,6 +99,11 @@ static void copy_texture(struct ibx_cuda_texture *to, const struct ibx_cuda_text
     memcpy(to, from, sizeof(*to) - since);
 }
 
+static bool is_no_array(const struct ibx_cuda_resource *resource)
+{
+    return resource->kind == IBX_RESOURCE_ARRAY && !resource->of.array;
+}
+
 /* NULL: no memory. */
 static struct object *object_of(enum object_kind kind, const struct ibx_cuda_resource *resource)
 {
@@ -129,6 +136,8 @@ int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_r
     struct extra e;
     if (!texture || !resource || !how)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (is_no_array(resource))
+        return ibx_frontend_fail(CUDA_INVALID_HANDLE);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_TEXTURE, "cudaCreateTextureObject");
     ibx_resource_put(&e.body, resource);
     ibx_layout_put(&e.body, IBX_LAYOUT_TEXTURE, how);
@@ -150,27 +159,27 @@ int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_r
     struct extra e;
     if (!surface || !resource)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (is_no_array(resource))
+        return ibx_frontend_fail(CUDA_INVALID_HANDLE);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_SURFACE, "cudaCreateSurfaceObject");
     ibx_resource_put(&e.body, resource);
     return make(&e, object_of(SURFACE, resource), surface);
 }
 
-/* First forgotten: behind the call another thread may be given the same handle. */
+/* First forgotten: behind the call another thread may be given the same handle. One that is none is
+ * no error of CUDA's. */
 static int destroy(enum ibx_extra number, const char *call, enum object_kind kind,
                    unsigned long long object)
 {
     struct extra e;
     ibx_frontend_extra_begin(&e, number, call);
     ibx_put_u64(&e.body, object);
-    forget(kind, object);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return forget(kind, object) ? ibx_frontend_extra(&e, NULL, 0) : CUDA_SUCCESS;
 }
 
 int cudaDestroyTextureObject(unsigned long long texture)
 {
-    return !texture
-               ? CUDA_SUCCESS
-               : destroy(IBX_EXTRA_DESTROY_TEXTURE, "cudaDestroyTextureObject", TEXTURE, texture);
+    return destroy(IBX_EXTRA_DESTROY_TEXTURE, "cudaDestroyTextureObject", TEXTURE, texture);
 }
 
 int cudaDestroySurfaceObject(unsigned long long surface)

@@ -362,6 +362,12 @@ static bool copies_rows_on_host(char *device, void *stream)
     }
     REQUIRE(cudaMemcpy2D(to.data(), width, from.data(), width - 1, width, 2, 0) == 12);
     REQUIRE(cudaMemcpy2D(to.data(), 1, nullptr, 1, 0, 2, 0) == 0 && cudaGetLastError() == 12);
+    to.assign(n, 'g'); // a row alone needs no pitches, or has enough
+    REQUIRE(cudaMemcpy2D(to.data(), 0, from.data(), 0, width, 1, 0) == 0 && to[width - 1] != 'g');
+    REQUIRE(fails(cudaMemcpy2D(to.data(), 8, from.data(), 8, 9, 1, 0), 1));
+    REQUIRE(cudaMemcpy2D(device, 0, from.data() + 1, 0, 50, 1, H2D) == 0);
+    REQUIRE(device_has(device, from.data() + 1, 50));
+    REQUIRE(fails(cudaMemcpy2D(device, 40, from.data(), 40, 50, 1, H2D), 1));
     REQUIRE(cudaMemcpy(nullptr, from.data(), n, 0) == 1 && cudaGetLastError() == 1);
     constexpr int no_kind = 7;
     REQUIRE(cudaMemcpy(device, from.data(), n, no_kind) == 21 && cudaGetLastError() == 21);

@@ -241,7 +241,18 @@ bool memory_that_ends()
         }
     }
     REQUIRE(round_trip(device, host, mib, 3) && round_trip(device, host, mib, 4, stream));
+    // What follows the host's side may be mapped, and not permitted: to read, or to write.
+    char *small = device_memory(mib);
+    for (int kind : {static_cast<int>(H2D), static_cast<int>(D2H)}) {
+        REQUIRE(mmap(host + mib, mib, kind == H2D ? PROT_NONE : PROT_READ,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
+        void *to = kind == H2D ? small : host, *from = kind == H2D ? host : small;
+        REQUIRE(fails(cudaMemcpy(to, from, 2 * mib, kind), 1));
+        REQUIRE(fails(cudaMemcpyAsync(to, from, 2 * mib, kind, stream), 1));
+        REQUIRE(fails(cudaMemcpy2D(to, mib, from, mib, mib / 2, 2, kind), 1));
+        REQUIRE(round_trip(small, host, mib, 5) && munmap(host + mib, mib) == 0);
+    }
     // The gap behind a last row need not be there.
     REQUIRE(cudaMemcpy2D(device, 4096, host + 4096 - 100, 4096, 100, 256, H2D) == 0);
-    return cudaFree(device) == 0 && munmap(host, mib) == 0;
+    return cudaFree(device) == 0 && cudaFree(small) == 0 && munmap(host, mib) == 0;
 }

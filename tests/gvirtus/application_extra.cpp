@@ -124,6 +124,7 @@ bool planes_beyond_rows()
     REQUIRE(device && copy(0, 200, 2, H2D) == 0 && copy(3, 197, 2, H2D) == 0);
     std::fill(memory.begin(), memory.end(), 'n');
     REQUIRE(fails(copy(3, 198, 2, H2D), 1) && fails(copy(201, 1, 2, H2D), 1));
+    REQUIRE(fails(copy(0, 201, 2, H2D), 12) && fails(copy(0, 201, 1, H2D), 1));
     REQUIRE(fails(copy(0, 5, 2, 12), 21) && copy(0, 0, 2, 12) == 0);
     REQUIRE(device_has(device, "mmm", 3));
     return cudaFree(device) == 0;
@@ -317,7 +318,7 @@ bool textures()
     unsigned long long texture = 0, surface = 0;
     void *array = nullptr;
     char *device = device_memory(4096);
-    REQUIRE(destroy(0) == 0);
+    REQUIRE(destroy(0) == 0 && destroy(12345) == 0);
     REQUIRE(malloc_array(&array, {16, 4, 0}) == 0);
     Resource of = {};
     of.kind = IBX_RESOURCE_ARRAY;
@@ -345,7 +346,7 @@ bool textures()
                 texture == 1000 + static_cast<unsigned>(kind));
     }
     of.kind = 9;
-    REQUIRE(fails(create(&texture, &of, &how, nullptr), 1) && fails(destroy(5), 1));
+    REQUIRE(fails(create(&texture, &of, &how, nullptr), 1) && destroy(5) == 0);
     return free_array(array) == 0 && cudaFree(device) == 0;
 }
 

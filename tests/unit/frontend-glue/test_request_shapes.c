@@ -143,6 +143,9 @@ static void planes(void **state)
         assert_false(good(name, rows(before, UINT64_MAX, UINT64_MAX, 2)));
         const struct body b = mended(name, rows(before, 16, 16, 5));
         assert_true(number(&b, b.n - 20, 8) == UINT64_MAX); /* a width beyond its pitch */
+        assert_true(number(&b, b.n - 28, 8) == 1);
+        assert_true(good(name, rows(before, 0, LENGTH, 1))); /* a row for which CUDA needs none */
+        assert_false(good(name, rows(before, 0, LENGTH + 1, 1)));
         assert_true(good(name, rows(before, 1000, 1000, 0)));
         assert_true(good(name, rows(before, 16, 17, 5))); /* CUDA refuses the pitch */
     }
