@@ -178,7 +178,7 @@ bool default_kind()
     REQUIRE(cudaMemcpy(device, other, 4096, DEFAULT) == 0 && stub_copies() == 1);
     REQUIRE(device[0] == 0 && device[4095] == 0);
     REQUIRE(cudaFree(other) == 0);
-    return munmap(both, 4096) == 0;
+    return HOLDS(munmap(both, 4096) == 0);
 }
 
 struct Rows {
@@ -210,7 +210,7 @@ bool rows_round_trip(char *device, const Rows &r, bool async, void *stream)
         std::memset(host + i * r.host_pitch, 'x', r.width);
     REQUIRE(move(host, r.host_pitch, device, r.device_pitch, bytes % 2 ? D2H : DEFAULT) == 0);
     REQUIRE(!std::memcmp(host, sent.data(), bytes));
-    return munmap(map, room + 4096) == 0;
+    return HOLDS(munmap(map, room + 4096) == 0);
 }
 
 bool rows()
@@ -264,7 +264,7 @@ bool rows()
     REQUIRE(stub_copies() == 1);
     REQUIRE(cudaMemcpy2D(at, 1u << 30, memory.data(), 100, 100, 100, H2D) == 1);
     REQUIRE(cudaMemcpy2D(memory.data(), 100, at, 1u << 30, 100, 100, D2H) == 1);
-    return cudaFree(device) == 0;
+    return HOLDS(cudaFree(device) == 0);
 }
 
 bool threads()
@@ -355,7 +355,7 @@ bool threads_end()
     stub_remote()->slow(0);
     REQUIRE(!std::memcmp(page_locked, memory.data(), memory.size()));
     REQUIRE(device_has(device, memory.data(), memory.size()));
-    return cudaFreeHost(page_locked) == 0;
+    return HOLDS(cudaFreeHost(page_locked) == 0);
 }
 
 // Nothing in this process ever holds a second copy of the bytes.
@@ -441,7 +441,7 @@ bool refused()
         REQUIRE(cudaGetLastError() == 1 && cudaGetLastError() == 0);
     }
     REQUIRE(stub_copies() == 0);
-    return round_trip(device, memory.data(), memory.size(), 1);
+    return HOLDS(round_trip(device, memory.data(), memory.size(), 1));
 }
 
 // Variables of the device, which GVirtuS copies in one direction only.
@@ -544,7 +544,7 @@ bool other_version()
     REQUIRE(attach);
     attach(&calls);
     attach(&calls);
-    return stock();
+    return HOLDS(stock());
 }
 
 } // namespace

@@ -30,7 +30,7 @@ static bool async_under_way(char *device, void *stream, char *there, char *back,
     other.join();
     REQUIRE(seen == 0 && cudaStreamQuery(stream) == 0);
     REQUIRE(there[n / 2] == 'n' && !std::memcmp(back, there, n));
-    return device_has(device, there, n);
+    return HOLDS(device_has(device, there, n));
 }
 
 static bool async_freed(char *device, void *stream)
@@ -49,7 +49,7 @@ static bool async_freed(char *device, void *stream)
     stub_remote()->slow(0);
     REQUIRE(cudaStreamSynchronize(stream) == 0);
     REQUIRE(device_has(device, expected.data(), n));
-    return cudaFreeHost(again) == 0;
+    return HOLDS(cudaFreeHost(again) == 0);
 }
 
 bool async()
@@ -96,7 +96,7 @@ bool async()
     }
     REQUIRE(round_trip(device, there, most, 4, stream));
     REQUIRE(stub_remote()->stats().unpinned_async == 0);
-    return cudaFreeHost(there) == 0 && cudaFreeHost(back) == 0;
+    return HOLDS(cudaFreeHost(there) == 0 && cudaFreeHost(back) == 0);
 }
 
 // Has the driver do something to the back end: 'h' holds the GPU, 'r' lets it go again.
@@ -143,7 +143,7 @@ static bool background_ends(const Background &b, unsigned seed, const std::funct
     bool same = !std::memcmp(b.back, b.there, b.n);
     other.join();
     REQUIRE(good && same && released);
-    return device_has(b.device, b.there, b.n);
+    return HOLDS(device_has(b.device, b.there, b.n));
 }
 
 static bool background_waits(const Background &b)
@@ -232,7 +232,7 @@ static bool background_errors(Background &b)
     stub_remote()->inject("", 0, 0, false);
     cudaDeviceSynchronize();
     cudaGetLastError();
-    return cudaDeviceSynchronize() == 0;
+    return HOLDS(cudaDeviceSynchronize() == 0);
 }
 
 // Many streams, of several threads, each in its own order.
@@ -302,7 +302,7 @@ bool background(bool registered)
     REQUIRE(!registered || !std::memcmp(b.there, b.back, n));
     REQUIRE(stub_copies() == 2); // the one within the device, and a thread's first call
     REQUIRE(cudaStreamQuery(b.stream) == 0);
-    return background_threads();
+    return HOLDS(background_threads());
 }
 
 // What the device has sent for is there when it is copied on, by all ways to say so.
@@ -339,7 +339,7 @@ static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
     REQUIRE(cudaMemcpyAsync(memory + 1, got.data(), n - 2, 0, stream) == 0);
     stub_remote()->slow(0);
     REQUIRE(cudaStreamSynchronize(stream) == 0);
-    return device_has(device, expected.data(), n);
+    return HOLDS(device_has(device, expected.data(), n));
 }
 
 // Whatever GVirtuS's last request has returned; what lies between rows stays.
@@ -374,7 +374,7 @@ static bool copies_rows_on_host(char *device, void *stream)
     REQUIRE(cudaMemcpyAsync(device, from.data(), n, -1, stream) == 21);
     REQUIRE(cudaMemcpy2D(device, pitch, from.data(), pitch, width, 2, no_kind) == 21);
     REQUIRE(cudaMemcpy2DAsync(device, pitch, from.data(), pitch, width, 2, no_kind, stream) == 21);
-    return cudaGetLastError() == 21 && cudaGetLastError() == 0;
+    return HOLDS(cudaGetLastError() == 21 && cudaGetLastError() == 0);
 }
 
 bool on_host()
@@ -439,7 +439,7 @@ bool devices()
         std::_Exit(good ? 0 : 1);
     }
     int status = -1;
-    return waitpid(child, &status, 0) == child && status == 0;
+    return HOLDS(waitpid(child, &status, 0) == child && status == 0);
 }
 
 // The thread stays on the device that it had, and so do its copies in the background.
@@ -461,7 +461,7 @@ bool no_device()
             REQUIRE(device_has(there, memory.data(), n));
         }
     }
-    return host_unregister(memory.data()) == 0;
+    return HOLDS(host_unregister(memory.data()) == 0);
 }
 
 bool leaves()
@@ -529,5 +529,5 @@ bool killed_background()
     REQUIRE(rc == 999);
     REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, streams[0]) == 999);
     REQUIRE(cudaStreamSynchronize(streams[0]) == 999 && cudaDeviceSynchronize() == 999);
-    return host_unregister(memory.data()) == 0;
+    return HOLDS(host_unregister(memory.data()) == 0);
 }

@@ -27,7 +27,7 @@ bool each(const Handles &h, int value)
     REQUIRE(cudaStreamSynchronize(h.stream) == 0 && cudaDeviceSynchronize() == 0);
     REQUIRE(cudaGetLastError() == 0 && cudaPeekAtLastError() == 0 && cudaSetDevice(0) == 0);
     REQUIRE(cudaMalloc(&more, 1000) == 0 && more && cudaFree(more) == 0);
-    return cudaStreamQuery(h.stream) == 0;
+    return HOLDS(cudaStreamQuery(h.stream) == 0);
 }
 
 } // namespace
@@ -89,7 +89,7 @@ bool short_copies()
     REQUIRE(cudaMemcpyAsync(h.device, bytes.data(), 8, H2D, h.stream) == 0);
     REQUIRE(cudaStreamSynchronize(h.stream) != 0 && cudaGetLastError() != 0);
     REQUIRE(cudaStreamSynchronize(h.stream) == 0 && device_has(h.device, bytes.data(), 8));
-    return cudaFree(h.device) == 0;
+    return HOLDS(cudaFree(h.device) == 0);
 }
 
 bool calls()
@@ -113,7 +113,7 @@ bool calls()
         good = cudaStreamQuery(h.stream) == 0 && stub_calls() == before + 2 &&
                (h.device = device_memory(4096)) && each(h, 3);
     }).join();
-    return good;
+    return HOLDS(good);
 }
 
 // Memory that is set in a stream is in the order of that one, also where the legacy stream does not
@@ -150,7 +150,7 @@ bool sets_in_streams()
     const int rc = cudaMemsetAsync(reinterpret_cast<void *>(16), 0, 8, stream);
     const int later = cudaStreamSynchronize(stream);
     REQUIRE((rc || later) && cudaGetLastError() != 0 && cudaGetLastError() == 0);
-    return cudaFree(device) == 0;
+    return HOLDS(cudaFree(device) == 0);
 }
 
 // Also where the connection of an earlier thread has broken in between, so that neither a request
@@ -192,7 +192,7 @@ bool configurations()
     std::size_t shared = 0;
     void *stream = nullptr;
     REQUIRE(stub_calls() == 0);
-    return pop(&size, &size, &shared, &stream) == 52 && cudaGetLastError() == 52;
+    return HOLDS(pop(&size, &size, &shared, &stream) == 52 && cudaGetLastError() == 52);
 }
 
 // Memory half of which may not be touched, in threads that have connections of their own.
@@ -213,7 +213,7 @@ bool memory_that_may_not_be_touched()
         REQUIRE(first == 0 && rc != 0);
     }
     std::vector<char> host(n);
-    return round_trip(device, host.data(), n, 5) && munmap(memory, n) == 0;
+    return HOLDS(round_trip(device, host.data(), n, 5) && munmap(memory, n) == 0);
 }
 
 // More bytes than either side has, and host memory that ends within a copy. CUDA refuses the first,
@@ -254,5 +254,5 @@ bool memory_that_ends()
     }
     // The gap behind a last row need not be there.
     REQUIRE(cudaMemcpy2D(device, 4096, host + 4096 - 100, 4096, 100, 256, H2D) == 0);
-    return cudaFree(device) == 0 && cudaFree(small) == 0 && munmap(host, mib) == 0;
+    return HOLDS(cudaFree(device) == 0 && cudaFree(small) == 0 && munmap(host, mib) == 0);
 }

@@ -45,7 +45,7 @@ bool peers()
     REQUIRE(cudaDeviceDisablePeerAccess(1) == 0 && cudaGetLastError() == 0);
     REQUIRE(cudaDeviceDisablePeerAccess(1) == 705 && cudaGetLastError() == 705);
     REQUIRE(cudaDeviceEnablePeerAccess(1, 0) == 0 && cudaDeviceReset() == 0);
-    return cudaDeviceEnablePeerAccess(1, 0) == 0;
+    return HOLDS(cudaDeviceEnablePeerAccess(1, 0) == 0);
 }
 
 // Memory of pools is the stream's device's, whichever is selected.

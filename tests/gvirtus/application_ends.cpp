@@ -48,7 +48,7 @@ bool forked_exit()
         said.append(some, static_cast<std::size_t>(n));
     int status = -1;
     REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
-    return said == "handler library stream wide buffered";
+    return HOLDS(said == "handler library stream wide buffered");
 }
 
 // GVirtuS's destructors close the connection, when those of the program's own libraries have run.
@@ -191,7 +191,7 @@ bool cancelled_thread()
     REQUIRE(cudaGetLastError() == 0); // the back end has CUDA's runtime
     REQUIRE(!pthread_create(&thread, nullptr, run, &good) && !pthread_join(thread, nullptr));
     REQUIRE(good && launch() == 0);
-    return cudaDeviceSynchronize() == 0 && calls == 2;
+    return HOLDS(cudaDeviceSynchronize() == 0 && calls == 2);
 }
 
 // The child has a connection of its own, and the parent's stays in order.
@@ -252,7 +252,7 @@ bool forked_meanwhile()
     }
     over = true;
     other.join();
-    return good;
+    return HOLDS(good);
 }
 
 // The driver kills the back end when it reads the byte; the copy in hand may be any.

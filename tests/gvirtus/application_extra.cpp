@@ -104,7 +104,7 @@ bool arrays()
     REQUIRE(fails(to_array(there.data(), 0, 0, there.data(), 4, H2D), 1));
     REQUIRE(fails(malloc_array(&array, {100, 30, 0}, 64), 1));
     REQUIRE(free_array(array) == 0 && fails(free_array(array), 1) && free_array(nullptr) == 0);
-    return cudaFree(device) == 0;
+    return HOLDS(cudaFree(device) == 0);
 }
 
 // Rows of more bytes than they have are refused, and nothing is written.
@@ -159,7 +159,7 @@ bool planes_of_arrays()
     REQUIRE(back[row - 4] == 'x' && back[4 * 64] == 'x');
     q.to_array = array;
     REQUIRE(fails(planes(&q), 1)); // two targets
-    return free_array(array) == 0;
+    return HOLDS(free_array(array) == 0);
 }
 
 // Memory of planes, what consists of other calls.
@@ -202,7 +202,7 @@ bool planes_of_memory()
     REQUIRE(peer(other, 0, memory.at, 0, n) == 0 && cudaDeviceSynchronize() == 0);
     REQUIRE(device_has(other, bytes.data(), n));
     REQUIRE(fails(peer(other, -1, memory.at, 0, n), 101));
-    return cudaFree(memory.at) == 0 && cudaFree(other) == 0;
+    return HOLDS(cudaFree(memory.at) == 0 && cudaFree(other) == 0);
 }
 
 bool array_to_array()
@@ -225,7 +225,7 @@ bool array_to_array()
     REQUIRE(fails(copy(to, 4, 1, from, 8, 2, 20, 5, H2D), 21));
     REQUIRE(fails(copy(to, 3, 1, from, 8, 2, 20, 5, DEFAULT), 1)); // half an element
     REQUIRE(fails(copy(to, 4, 1, there.data(), 8, 2, 20, 5, D2D), 1));
-    return free_array(from) == 0 && free_array(to) == 0;
+    return HOLDS(free_array(from) == 0 && free_array(to) == 0);
 }
 
 // What is known of arrays, textures and surfaces.
@@ -289,7 +289,7 @@ bool descriptions()
     REQUIRE(resource_of(&told, other) == 0 && malloc_array(&array, {16, 4, 0}, 2) == 0);
     REQUIRE(preloaded<int()>("cudaDeviceReset")() == 0);
     REQUIRE(fails(resource_of(&told, other), 1) && fails(of_surface(&told, surface), 1));
-    return info(&channel, &extent, &flags, array) != 0 && cudaGetLastError() != 0;
+    return HOLDS(info(&channel, &extent, &flags, array) != 0 && cudaGetLastError() != 0);
 }
 
 // A thread's mode is the program's own, but for that which would let clients end each other's
@@ -305,7 +305,7 @@ bool capture_modes()
         mode = 0;
         REQUIRE(exchange(&mode) == 0 && mode == 2 && stub_capture_mode() == 1);
     }
-    return fails(exchange(nullptr), 1);
+    return HOLDS(fails(exchange(nullptr), 1));
 }
 
 bool textures()
@@ -347,7 +347,7 @@ bool textures()
     }
     of.kind = 9;
     REQUIRE(fails(create(&texture, &of, &how, nullptr), 1) && destroy(5) == 0);
-    return free_array(array) == 0 && cudaFree(device) == 0;
+    return HOLDS(free_array(array) == 0 && cudaFree(device) == 0);
 }
 
 namespace
@@ -414,7 +414,7 @@ bool made_pools(void *stream, void *own)
     REQUIRE(create(&pool, &wish) == 0 && select(0, pool) == 0 && cudaDeviceReset() == 0);
     REQUIRE(preloaded<Current>("cudaDeviceGetMemPool")(&current, 0) == 0 && current != pool);
     REQUIRE(allocate(&memory, 100, nullptr) == 0);
-    return give_back(memory, nullptr) == 0;
+    return HOLDS(give_back(memory, nullptr) == 0);
 }
 
 } // namespace
@@ -447,7 +447,7 @@ bool pools()
     REQUIRE(preloaded<Attribute>("cudaMemPoolSetAttribute")(pool, 1, &one) == 0);
     REQUIRE(preloaded<Attribute>("cudaMemPoolGetAttribute")(pool, 1, little) == 0);
     REQUIRE(little[0] == 1 && little[1] == 33);
-    return made_pools(stream, pool);
+    return HOLDS(made_pools(stream, pool));
 }
 
 // While another thread always has copies in the background.
@@ -476,7 +476,7 @@ bool meanwhile()
         all = malloc_array(&array, {100, 30, 0}) == 0 && free_array(array) == 0;
     ends = true;
     copies.join();
-    return all && good;
+    return HOLDS(all && good);
 }
 
 // In a thread whose first call it is, too.
@@ -525,7 +525,7 @@ bool cooperative()
     REQUIRE(flags[0] == 0 && flags[1] == 1);
     REQUIRE(preloaded<int(void *, int *)>("cudaStreamGetPriority")(other, &priority) == 0);
     REQUIRE(priority == -2);
-    return fails(flags_of(stream, nullptr), 1);
+    return HOLDS(fails(flags_of(stream, nullptr), 1));
 }
 
 // One of NVIDIA's libraries is loaded when the program is under way.
@@ -537,7 +537,7 @@ bool local_library()
     REQUIRE(cudaFree(device_memory()) == 0);
     const char *hidden = std::getenv("CUDA_VISIBLE_DEVICES");
     REQUIRE(hidden && !*hidden);
-    return cudaFree(device_memory()) == 0;
+    return HOLDS(cudaFree(device_memory()) == 0);
 }
 
 // The driver of this host, which a program loads: it is found as the next stream is made, or by the
@@ -548,7 +548,7 @@ bool local_driver()
     REQUIRE(runtime_is_there());
     REQUIRE(dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL));
     REQUIRE(cudaStreamCreate(&stream) == 0 && !std::getenv("CUDA_VISIBLE_DEVICES"));
-    return cudaStreamDestroy(stream) == 0 && cudaFree(device_memory()) == 0;
+    return HOLDS(cudaStreamDestroy(stream) == 0 && cudaFree(device_memory()) == 0);
 }
 
 // A back end that does not know these requests.
@@ -572,5 +572,5 @@ bool not_supported()
                       nullptr, [](void *) {}, nullptr),
                   801));
     REQUIRE(cudaDeviceSynchronize() == 0); // no plain launch took its place
-    return device_has(device + n, other.data(), n);
+    return HOLDS(device_has(device + n, other.data(), n));
 }

@@ -63,7 +63,7 @@ bool runs(void *graph, void *stream)
     REQUIRE(
         (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph, 0) == 0));
     REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
-    return run("cudaGraphExecDestroy", exec) == 0;
+    return HOLDS(run("cudaGraphExecDestroy", exec) == 0);
 }
 
 int capture_info(void *stream, int *status, void **graph, void *const **last, std::size_t *count)
@@ -156,5 +156,5 @@ bool conditions()
     char *device = device_memory(100);
     void *stream = nullptr;
     REQUIRE(runtime_is_there() && cudaStreamCreate(&stream) == 0);
-    return node_by_node(device, stream) && while_captured(device, stream);
+    return HOLDS(node_by_node(device, stream) && while_captured(device, stream));
 }

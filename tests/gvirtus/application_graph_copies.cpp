@@ -28,7 +28,7 @@ bool ran(void *exec, void *stream, std::atomic<int> *flag)
     REQUIRE(launch(exec, stream) == 0);
     while (!*flag)
         usleep(100);
-    return cudaStreamSynchronize(stream) == 0;
+    return HOLDS(cudaStreamSynchronize(stream) == 0);
 }
 
 // There and back again.
@@ -89,7 +89,7 @@ bool node_by_node(std::size_t n, char *device, char *there, char *back, void *st
     const auto after = stub_remote()->stats();
     REQUIRE(after.beside_functions == before.beside_functions);
     REQUIRE(after.unpinned_async == before.unpinned_async);
-    return run("cudaGraphExecDestroy", trip.exec) == 0;
+    return HOLDS(run("cudaGraphExecDestroy", trip.exec) == 0);
 }
 
 bool by_capture(std::size_t n, char *device, char *there, char *back, void *stream)
@@ -105,7 +105,8 @@ bool by_capture(std::size_t n, char *device, char *there, char *back, void *stre
     const auto after = stub_remote()->stats();
     REQUIRE(after.beside_functions == before.beside_functions);
     REQUIRE(after.unpinned_async == before.unpinned_async);
-    return run("cudaGraphDestroy", graph) == 0 && run("cudaGraphExecDestroy", trip.exec) == 0;
+    return HOLDS(run("cudaGraphDestroy", graph) == 0 &&
+                 run("cudaGraphExecDestroy", trip.exec) == 0);
 }
 
 // Of many graphs, one after the other: what they copy through is given back with them. All of them
@@ -125,7 +126,7 @@ bool one_by_one(char *device, void *stream)
         REQUIRE(graph.destroy() == 0 && run("cudaGraphExecDestroy", trip.exec) == 0);
     }
     REQUIRE(beside() == before);
-    return stub_remote()->stats().host_pins < 100;
+    return HOLDS(stub_remote()->stats().host_pins < 100);
 }
 
 // A trip of so many bytes, for which there is a slot or not.
@@ -142,7 +143,7 @@ bool one_trip(std::size_t n, void *stream, bool by_slot)
     REQUIRE(trip.goes('a') && (beside() == before) == by_slot);
     REQUIRE(trip.goes('e') && graph.destroy() == 0 && trip.goes('i'));
     REQUIRE(run("cudaGraphExecDestroy", trip.exec) == 0);
-    return cudaFree(device) == 0;
+    return HOLDS(cudaFree(device) == 0);
 }
 
 // Several graphs at a time, with long copies.
@@ -204,8 +205,8 @@ bool is(void *node, const Planes &p)
     int type = 9;
     REQUIRE(run("cudaGraphNodeGetType", node, &type) == 0 && type == 1);
     REQUIRE((run<void *, Planes *>("cudaGraphMemcpyNodeGetParams", node, &got) == 0));
-    return got.from.at == p.from.at && got.to.at == p.to.at && got.kind == p.kind &&
-           got.extent.width == p.extent.width && got.from.pitch == p.from.pitch;
+    return HOLDS(got.from.at == p.from.at && got.to.at == p.to.at && got.kind == p.kind &&
+                 got.extent.width == p.extent.width && got.from.pitch == p.from.pitch);
 }
 
 // Other memory of the host's in what is launched, in the node, and by an update.
@@ -262,7 +263,7 @@ bool parameters(char *device, void *stream)
              0));
     REQUIRE(gives(0, 'c') && graph.destroy() == 0 && gives(0, 'c'));
     REQUIRE(stub_remote()->stats().beside_functions == before.beside_functions);
-    return run("cudaGraphExecDestroy", trip.exec) == 0;
+    return HOLDS(run("cudaGraphExecDestroy", trip.exec) == 0);
 }
 
 // What was updated by another graph, which has other memory of the host's, and is changed then.
@@ -297,7 +298,7 @@ bool changed_after_update(char *device, void *stream)
     back[0] = back[2 * n] = 'x';
     REQUIRE(ran(exec, stream, &first.flag) && back[2 * n] == 'c' && back[0] == 'x');
     REQUIRE(graph.destroy() == 0 && other.destroy() == 0);
-    return run("cudaGraphExecDestroy", exec) == 0;
+    return HOLDS(run("cudaGraphExecDestroy", exec) == 0);
 }
 
 // Node after node of one memory, in which functions change the bytes in between.
@@ -331,7 +332,7 @@ bool in_turns(char *device, void *stream)
             REQUIRE(device_has(device + i * 1000,
                                std::vector<char>(1000, static_cast<char>(first + i)).data(), 1000));
     }
-    return graph.destroy() == 0 && run("cudaGraphExecDestroy", exec) == 0;
+    return HOLDS(graph.destroy() == 0 && run("cudaGraphExecDestroy", exec) == 0);
 }
 
 } // namespace
@@ -355,7 +356,7 @@ bool copies_in_graphs()
     REQUIRE(in_turns(device, stream) && one_trip((64u << 20) + 5, stream, true));
     char *more = device_memory(28000000);
     REQUIRE(many_at_a_time(more, stream) && cudaFree(more) == 0);
-    return cudaFree(device) == 0 && cudaFreeHost(pinned) == 0;
+    return HOLDS(cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);
 }
 
 // The back end may pin 1 MiB.
@@ -364,5 +365,5 @@ bool copies_in_graphs_by_calls()
     void *stream = nullptr;
     REQUIRE(runtime_is_there() && cudaStreamCreate(&stream) == 0);
     REQUIRE(one_trip(500000, stream, true) && one_trip(3u << 20, stream, false));
-    return one_trip(500000, stream, true);
+    return HOLDS(one_trip(500000, stream, true));
 }

@@ -58,7 +58,7 @@ bool graphs_lost()
     flag = 1;
     REQUIRE(cudaStreamSynchronize(stream) == 999 && cudaGetLastError() == 999);
     REQUIRE(back[0] == 'x' && cudaStreamSynchronize(other) == 0);
-    return fails(launch(exec, stream), 999);
+    return HOLDS(fails(launch(exec, stream), 999));
 }
 
 namespace
@@ -131,7 +131,7 @@ bool frees_beside_graphs()
     REQUIRE(launch(exec, stream) == 0);
     REQUIRE(run("cudaFreeArray", array) == 0 && back == there);
     REQUIRE(launch(wrong_exec, stream) == 0 && fails(cudaFree(device), 1));
-    return cudaDeviceSynchronize() == 0;
+    return HOLDS(cudaDeviceSynchronize() == 0);
 }
 
 // Meanwhile the back end may still pin pieces of its pool.
@@ -172,7 +172,7 @@ bool unpinned_beside_graphs()
     REQUIRE(cudaStreamSynchronize(stream) == 0 && back == there && ready == 1);
     while (over_shm && unpinned_ever() == unpinned)
         usleep(1000);
-    return cudaFreeHost(locked) == 0 && cudaFree(device) == 0;
+    return HOLDS(cudaFreeHost(locked) == 0 && cudaFree(device) == 0);
 }
 
 // A kernel that another device has loaded is loaded on this one, where a graph waits for its
@@ -203,5 +203,5 @@ bool loads_beside_graphs()
     flag = 1;
     REQUIRE(cudaStreamSynchronize(stream) == 0 && back == there);
     other.join();
-    return good && cudaFree(far) == 0 && cudaFree(near) == 0;
+    return HOLDS(good && cudaFree(far) == 0 && cudaFree(near) == 0);
 }

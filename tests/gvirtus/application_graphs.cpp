@@ -86,7 +86,7 @@ bool graphs()
     REQUIRE(run("cudaGraphDestroy", clone) == 0 && fails(run("cudaGraphDestroy", clone), 1));
     REQUIRE(run("cudaGraphExecDestroy", exec) == 0 && run("cudaGraphExecDestroy", copy) == 0);
     REQUIRE(fails(run("cudaGraphExecDestroy", copy), 1));
-    return cudaFree(device) == 0;
+    return HOLDS(cudaFree(device) == 0);
 }
 
 // What a graph copies into pinned memory is there when the graph goes on, also where the back end
@@ -109,7 +109,7 @@ static bool pinned_bytes_of_graph(char *device, void *stream, std::size_t N)
         REQUIRE(same);
     }
     REQUIRE(graph.destroy() == 0 && run("cudaGraphExecDestroy", exec) == 0);
-    return cudaFreeHost(back) == 0;
+    return HOLDS(cudaFreeHost(back) == 0);
 }
 
 bool pinned_bytes_of_graphs()
@@ -120,7 +120,7 @@ bool pinned_bytes_of_graphs()
     REQUIRE(cudaStreamCreate(&stream) == 0);
     for (const std::size_t n : {300000u, 3000000u, 5000000u, 2000000u, 4000000u})
         REQUIRE(pinned_bytes_of_graph(device, stream, n));
-    return cudaFree(device) == 0;
+    return HOLDS(cudaFree(device) == 0);
 }
 
 static void end_process(void *)
@@ -141,7 +141,7 @@ bool killed_in_graph()
     REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &out) == 0);
     REQUIRE(graph.add("cudaGraphAddHostNode", {graph.nodes[0]}, &host) == 0);
     REQUIRE(launch(graph.made(), nullptr) == 0);
-    return cudaDeviceSynchronize() == 0;
+    return HOLDS(cudaDeviceSynchronize() == 0);
 }
 
 static void end_process_when(void *flag)
@@ -227,7 +227,7 @@ bool few_bytes_of_graphs()
         REQUIRE(cudaStreamSynchronize(stream) == 0 && back[1] == '2' && back[n] == '2');
         REQUIRE(graph.destroy() == 0 && run("cudaGraphExecDestroy", exec) == 0);
     }
-    return cudaFree(device) == 0;
+    return HOLDS(cudaFree(device) == 0);
 }
 
 // Nodes of the other kinds, and their order.
@@ -304,8 +304,8 @@ bool nodes_of_graphs()
     REQUIRE(fails(graph.add("cudaGraphAddMemsetNode", {child_node}, &ones), 1));
     REQUIRE(fails(graph.add("cudaGraphAddMemsetNode", {device}, &ones), 1));
     REQUIRE(fails(run("cudaGraphDestroy", ordered), 1));
-    return graph.destroy() == 0 && outer.destroy() == 0 && graph.size() == 0 &&
-           cudaGetLastError() == 1;
+    return HOLDS(graph.destroy() == 0 && outer.destroy() == 0 && graph.size() == 0 &&
+                 cudaGetLastError() == 1);
 }
 
 // A captured stream: copies from, to and on the host, memory that is set, a function.
@@ -366,7 +366,7 @@ bool captures()
     REQUIRE(told.result == 2 && launch(exec, other) == 0 && cudaStreamSynchronize(other) == 0);
     REQUIRE(counted.calls == ++calls && run("cudaGraphDestroy", first) == 0);
     REQUIRE(run("cudaGraphDestroy", graph) == 0 && run("cudaGraphExecDestroy", exec) == 0);
-    return cudaFree(device) == 0;
+    return HOLDS(cudaFree(device) == 0);
 }
 
 // A captured stream: copies of rows and planes, most within the device.
@@ -409,7 +409,7 @@ bool captures_of_planes()
     REQUIRE(rows(device + n, device) == 0 && planes(&within) == 0 && planes(&out) == 0);
     REQUIRE(cudaStreamSynchronize(stream) == 0 && back == expected);
     REQUIRE(run("cudaGraphDestroy", graph) == 0 && run("cudaGraphExecDestroy", exec) == 0);
-    return cudaFree(device) == 0;
+    return HOLDS(cudaFree(device) == 0);
 }
 
 // By a back end that says that graphs have more nodes than there are addresses, and that elements
@@ -436,7 +436,7 @@ bool lied_to()
     REQUIRE(graph.handle && (fails(run<void *, void **, std::size_t *>("cudaGraphGetNodes",
                                                                        graph.handle, nullptr, &n),
                                    999)));
-    return fails(
+    return HOLDS(fails(
         run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph.handle, 0),
-        999);
+        999));
 }

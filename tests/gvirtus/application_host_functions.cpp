@@ -148,7 +148,7 @@ bool host_functions()
     REQUIRE(fails(launch_host(reinterpret_cast<void *>(12345), set_flag, nullptr), 400));
     REQUIRE(fails(launch_host(stream, nullptr, nullptr), 1));
     REQUIRE(fails(add_callback(stream, note_call, nullptr, 1), 1));
-    return cudaFreeHost(pinned) == 0 && cudaFreeHost(slow) == 0;
+    return HOLDS(cudaFreeHost(pinned) == 0 && cudaFreeHost(slow) == 0);
 }
 
 // Over a connection that breaks, for good: what was not called is an error of the wait behind it.
@@ -173,7 +173,7 @@ bool host_functions_lost()
     REQUIRE(cudaEventSynchronize(event) == 999 && cudaEventSynchronize(earlier) == 0);
     REQUIRE(preloaded<int(void *)>("cudaEventQuery")(event) == 999);
     REQUIRE(cudaDeviceSynchronize() == 999 && cudaStreamSynchronize(other) == 0);
-    return fails(launch_host(stream, set_flag, &flag), 801);
+    return HOLDS(fails(launch_host(stream, set_flag, &flag), 801));
 }
 
 // With functions that nobody has called yet, one of them never.

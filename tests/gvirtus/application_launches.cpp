@@ -195,7 +195,7 @@ bool launches_of_many_bytes()
                                                           nullptr, 0, stream),
                   1));
     REQUIRE(wide.launch("cudaLaunchKernel", stream) == 0 && cudaStreamSynchronize(stream) == 0);
-    return wide.there() && cudaFree(device) == 0;
+    return HOLDS(wide.there() && cudaFree(device) == 0);
 }
 
 // Nodes of graphs, and their parameters when these change.
@@ -221,5 +221,5 @@ bool nodes_of_many_bytes()
         REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
         REQUIRE(second.there() && third.there() && graph.destroy() == 0);
     }
-    return cudaFree(device) == 0;
+    return HOLDS(cudaFree(device) == 0);
 }

@@ -66,7 +66,7 @@ bool kernels_and_host()
         REQUIRE(a[107] == 'y' && a[99] == bytes[99] && b[8] == bytes[8]);
         REQUIRE(a[i * 1000] == 'x');
     }
-    return cudaFree(a) == 0 && cudaFree(b) == 0;
+    return HOLDS(cudaFree(a) == 0 && cudaFree(b) == 0);
 }
 
 // While another program captures, the device cannot be waited for.
@@ -83,7 +83,7 @@ bool waits_that_fail()
     stub_remote()->inject("cuCtxSynchronize", 1, 900, false);
     REQUIRE(has(b, bytes));
     stub_remote()->slow(0);
-    return cudaFree(a) == 0 && cudaFree(b) == 0;
+    return HOLDS(cudaFree(a) == 0 && cudaFree(b) == 0);
 }
 
 using kinds = std::initializer_list<int>;
@@ -121,7 +121,7 @@ bool copies_and_sets()
     REQUIRE(!std::memcmp(m + 600, bytes.data() + 300, 50) && m[50] == bytes[50]);
     // Between other memory: what is here stays here.
     REQUIRE(cudaMemcpy(back.data(), device, n, D2H) == 0 && back == bytes);
-    return cudaFree(m) == 0 && cudaFree(other) == 0 && cudaFree(device) == 0;
+    return HOLDS(cudaFree(m) == 0 && cudaFree(other) == 0 && cudaFree(device) == 0);
 }
 
 // Each thread with a stream and memory of its own, as with cudaStreamAttachMemAsync.
@@ -175,7 +175,7 @@ bool graphs_of_managed()
     REQUIRE(stub_launch(b, a, n, stream) == 0 && cudaStreamBeginCapture(stream, 0) == 0);
     REQUIRE(stub_launch(b, a, n, stream) == 0 && b[0] == a[0]);
     REQUIRE(cudaStreamEndCapture(stream, &graph) == 0);
-    return cudaFree(a) == 0 && cudaFree(b) == 0;
+    return HOLDS(cudaFree(a) == 0 && cudaFree(b) == 0);
 }
 
 struct Attributes {
@@ -198,7 +198,7 @@ bool what_it_is()
     REQUIRE(malloc_managed(&none, 0) == 1 && malloc_managed(&none, 8, 4) == 1 && !none);
     REQUIRE(malloc_managed(&none, std::size_t(1) << 60) == 2 && cudaGetLastError() == 2);
     REQUIRE(cudaFree(m + 1) == 1 && cudaGetLastError() == 1);
-    return cudaFree(m) == 0;
+    return HOLDS(cudaFree(m) == 0);
 }
 
 // Where this process has something the device gives other memory.
@@ -211,7 +211,7 @@ bool taken_addresses()
     REQUIRE(there == device);
     char *m = managed_memory(10 * K);
     REQUIRE(m && m != device && stub_launch(m + 1, m, 1, nullptr) == 0 && m[1] == 0);
-    return cudaFree(m) == 0 && munmap(there, page) == 0;
+    return HOLDS(cudaFree(m) == 0 && munmap(there, page) == 0);
 }
 
 // The kernel reads and writes it for the program.
@@ -244,7 +244,7 @@ bool system_calls()
     REQUIRE(m[70 * K] == 7 && m[70 * K + 99] == 7 && m[70 * K + 100] == 8);
     // What dlerror(3) has to say is the program's.
     REQUIRE(!dlopen("/none", RTLD_LAZY) && readv(-1, nullptr, 0) == -1 && dlerror());
-    return !std::fclose(file) && cudaFree(m) == 0 && cudaFree(other) == 0;
+    return HOLDS(!std::fclose(file) && cudaFree(m) == 0 && cudaFree(other) == 0);
 }
 
 // Calls `call` in a thread, and `meanwhile` when it waits in there.
@@ -297,7 +297,7 @@ bool system_calls_that_wait()
                                return all == n;
                            }));
     REQUIRE(got == sent && close(ends[0]) == 0 && close(ends[1]) == 0);
-    return cudaFree(m) == 0 && cudaFree(other) == 0;
+    return HOLDS(cudaFree(m) == 0 && cudaFree(other) == 0);
 }
 
 // What TCP throws away it counts, and writes nowhere; of a datagram it says how long it was.
@@ -324,7 +324,7 @@ bool truncated_messages()
     REQUIRE(!std::memcmp(m, sent.data(), 60) && m[60] == 1);
     for (int fd : {listening, from, to, pair[0], pair[1]})
         close(fd);
-    return cudaFree(m) == 0;
+    return HOLDS(cudaFree(m) == 0);
 }
 
 sigjmp_buf jump;
@@ -363,7 +363,7 @@ bool sent_signals()
     int status = 0;
     REQUIRE(waitpid(child, &status, 0) == child);
     REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
-    return signal(SIGSEGV, SIG_DFL) == SIG_IGN;
+    return HOLDS(signal(SIGSEGV, SIG_DFL) == SIG_IGN);
 }
 
 // Faults that are the program's own, and children, which have none of it.
@@ -391,7 +391,7 @@ bool faults_of_others()
     int status = 0;
     REQUIRE(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 42);
     REQUIRE(signal(SIGSEGV, SIG_DFL) != SIG_ERR);
-    return cudaFree(const_cast<char *>(m)) == 0;
+    return HOLDS(cudaFree(const_cast<char *>(m)) == 0);
 }
 
 } // namespace
@@ -412,7 +412,7 @@ bool is(const void *address, int type, void *on_device, void *on_host)
     auto *ask = preloaded<int(Pointer *, const void *)>("cudaPointerGetAttributes");
     REQUIRE(ask(&p, address) == 0 && p.type == type);
     REQUIRE(p.device == (type == UNREGISTERED ? -2 : 0));
-    return p.on_device == on_device && p.on_host == on_host;
+    return HOLDS(p.on_device == on_device && p.on_host == on_host);
 }
 
 int on_device(void **pointer, void *address)
@@ -476,7 +476,7 @@ bool mapped()
     REQUIRE(cudaFreeHost(m) == 1 && on_device(&there, m) == 1 && cudaFree(m) == 0);
     REQUIRE(cudaFreeHost(a) == 0 && cudaFreeHost(b) == 0 && cudaFreeHost(pinned) == 0);
     REQUIRE(cudaGetLastError() == 1);
-    return is(&there, UNREGISTERED, nullptr, &there);
+    return HOLDS(is(&there, UNREGISTERED, nullptr, &there));
 }
 
 // What was said of parts of it is known as long as it is there.
@@ -514,7 +514,7 @@ static bool hints()
     REQUIRE(advise(m, page, 7, device) == 1 && cudaGetLastError() == 1);
     REQUIRE(cudaFree(m) == 0 && (m = managed_memory(4 * page)));
     REQUIRE(of(1, 0, 1) == 0 && of(2, 0, 1) == -2 && of(4, 1, 1) == -2);
-    return cudaFree(m) == 0;
+    return HOLDS(cudaFree(m) == 0);
 }
 
 // A kernel that does not end, as one does that waits for the host to write such memory.
@@ -526,7 +526,7 @@ bool mapped_for_ever()
     REQUIRE(write(STDOUT_FILENO, "r", 1) == 1 && read(STDIN_FILENO, &go, 1) == 1); // it is held
     REQUIRE(stub_launch(byte, byte + 100, 8, nullptr) == 0);
     *byte = 'h';
-    return cudaFreeHost(memory) == 0;
+    return HOLDS(cudaFreeHost(memory) == 0);
 }
 
 bool pointers()
@@ -546,7 +546,7 @@ bool pointers()
     REQUIRE(is(made, DEVICE, made, nullptr) && cudaFree(made) == 0);
     REQUIRE(preloaded<int(Pointer *, const void *)>("cudaPointerGetAttributes")(nullptr, m) == 1);
     REQUIRE(cudaGetLastError() == 1);
-    return cudaFree(m) == 0 && cudaFree(device) == 0 && cudaFreeHost(pinned) == 0;
+    return HOLDS(cudaFree(m) == 0 && cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);
 }
 
 bool managed()
@@ -563,7 +563,7 @@ bool managed()
     REQUIRE(taken_addresses());
     REQUIRE(system_calls());
     REQUIRE(sent_signals());
-    return faults_of_others();
+    return HOLDS(faults_of_others());
 }
 
 namespace
@@ -580,7 +580,7 @@ bool runs_at_end(unsigned seed)
     const std::vector<char> bytes = random_bytes(20 * K, seed);
     std::memcpy(at_end.from, bytes.data(), bytes.size());
     REQUIRE(stub_launch(at_end.to, at_end.from, bytes.size(), at_end.work) == 0);
-    return has(at_end.to, bytes);
+    return HOLDS(has(at_end.to, bytes));
 }
 
 } // namespace
@@ -620,5 +620,5 @@ bool managed_in_function()
     REQUIRE(m && cudaStreamCreate(&stream) == 0 && stub_launch(m, m + 1, 1, stream) == 0);
     auto *launch = preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc");
     REQUIRE(launch(stream, look, m) == 0);
-    return cudaStreamSynchronize(stream) == 0;
+    return HOLDS(cudaStreamSynchronize(stream) == 0);
 }

@@ -37,7 +37,7 @@ bool beside_own_captures()
         std::memcpy(a, bytes.data(), length);
         REQUIRE(stub_launch(b, a, length, nullptr) == 0 && has(b, bytes));
     }
-    return cudaFree(a) == 0 && cudaFree(b) == 0;
+    return HOLDS(cudaFree(a) == 0 && cudaFree(b) == 0);
 }
 
 // What a stream does when its capture begins, beside another one, is waited for before.
@@ -61,7 +61,7 @@ bool begun_beside_captures()
     stub_remote()->slow(0);
     REQUIRE(cudaStreamEndCapture(working, &graph) == 0 && graph);
     REQUIRE(cudaStreamEndCapture(captured, &graph) == 0);
-    return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
+    return HOLDS(cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0);
 }
 
 // A thread's own stream cannot be waited for while the legacy one cannot, and what the host has
@@ -94,7 +94,7 @@ bool own_stream_beside_captures()
     ends.join();
     stub_remote()->slow(0);
     REQUIRE(good && rc == 0 && graph);
-    return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
+    return HOLDS(cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0);
 }
 
 // Managed memory of which another thread, or this one, captures a stream that waits for the legacy
@@ -114,7 +114,7 @@ bool allocated_beside_captures()
     REQUIRE(stub_launch(to, made, length, work) == 0 && to[length - 1] == 3 && to[0] == 0);
     REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
     REQUIRE(cudaStreamDestroy(captured) == 0 && cudaStreamDestroy(work) == 0);
-    return cudaFree(made) == 0 && cudaFree(to) == 0;
+    return HOLDS(cudaFree(made) == 0 && cudaFree(to) == 0);
 }
 
 // Beside a capture of a blocking stream, while other threads have used their own streams: one that
@@ -147,7 +147,7 @@ bool rested_streams_beside_captures()
     REQUIRE(rc == 0 && stub_launch(to, from, length, work) == 0 && has(to, bytes));
     REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
     REQUIRE(cudaStreamDestroy(captured) == 0 && cudaStreamDestroy(work) == 0);
-    return cudaFree(from) == 0 && cudaFree(to) == 0;
+    return HOLDS(cudaFree(from) == 0 && cudaFree(to) == 0);
 }
 
 } // namespace
@@ -157,5 +157,5 @@ bool managed_beside_captures()
     REQUIRE(beside_own_captures() && begun_beside_captures());
     REQUIRE(rested_streams_beside_captures());
     REQUIRE(allocated_beside_captures());
-    return own_stream_beside_captures();
+    return HOLDS(own_stream_beside_captures());
 }

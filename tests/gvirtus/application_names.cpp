@@ -323,5 +323,5 @@ bool absent()
     function = &function;
     REQUIRE(preloaded<FindOf>("cudaGetDriverEntryPointByVersion")("cuMemFree", &function, 12000, 0,
                                                                   nullptr) == 0);
-    return !function;
+    return HOLDS(!function);
 }

@@ -124,7 +124,7 @@ static bool goes_on(char *device, void *stream, char *memory, std::size_t n,
     stub_remote()->slow(0);
     REQUIRE(rc == 0 && cudaDeviceSynchronize() == 0);
     REQUIRE(!std::memcmp(memory, expected.data(), n));
-    return there(device + 2 * n);
+    return HOLDS(there(device + 2 * n));
 }
 
 bool sent_on()
@@ -211,7 +211,7 @@ bool sent_on()
         good = false;
     }
     REQUIRE(cudaFreeHost(memory) == 0 && cudaFree(device) == 0);
-    return good;
+    return HOLDS(good);
 }
 
 // Another thread frees what was copied from while this one captures: the capture goes on, and the
@@ -237,7 +237,7 @@ bool freed_beside_captures()
     REQUIRE(msync(other, 4096, MS_ASYNC) == 0); // it is mapped yet
     REQUIRE(cudaFreeHost(memory) == 0);         // over shm its addresses stay mapped
     REQUIRE(over_shm || msync(other, 4096, MS_ASYNC) != 0);
-    return cudaStreamDestroy(stream) == 0;
+    return HOLDS(cudaStreamDestroy(stream) == 0);
 }
 
 bool after()
@@ -251,7 +251,7 @@ bool after()
     REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory), device_bytes_each) == 0);
     REQUIRE(round_trip(device, memory, device_bytes_each, 6));
     REQUIRE(stub_remote()->stats().unpinned_async == 0);
-    return cudaFreeHost(memory) == 0;
+    return HOLDS(cudaFreeHost(memory) == 0);
 }
 
 bool registrations()
@@ -283,7 +283,7 @@ bool registrations()
     REQUIRE(cudaMallocHost(&page_locked, 100000) == 0);
     REQUIRE(host_register(page_locked, 10, 0) == 712);
     REQUIRE(host_unregister(page_locked) == 713);
-    return cudaFreeHost(page_locked) == 0;
+    return HOLDS(cudaFreeHost(page_locked) == 0);
 }
 
 // Memory that was registered and is gone is in nobody's way when other memory comes to lie there.

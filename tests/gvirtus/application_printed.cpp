@@ -84,7 +84,7 @@ bool with_another()
     const std::string got = written_at_the_end();
     close(end[1]);
     int status = -1;
-    return waitpid(child, &status, 0) == child && !status && got.empty();
+    return HOLDS(waitpid(child, &status, 0) == child && !status && got.empty());
 }
 
 } // namespace
@@ -123,5 +123,5 @@ bool printed()
         got = written_at_the_end();
         usleep(1000);
     }
-    return got == "four\n" && cudaGetLastError() == 0;
+    return HOLDS(got == "four\n" && cudaGetLastError() == 0);
 }

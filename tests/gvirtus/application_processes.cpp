@@ -73,7 +73,7 @@ bool forged(const Shared &shared)
     REQUIRE(fails(run("cudaIpcOpenMemHandle", &got, shared.event, 1u), 400));
     REQUIRE(fails(run("cudaIpcOpenEventHandle", &got, shared.memory), 400));
     REQUIRE(fails(run("cudaIpcOpenMemHandle", &got, shared.memory, 0u), 1));
-    return fails(run("cudaIpcCloseMemHandle", static_cast<void *>(&got)), 1) && !got;
+    return HOLDS(fails(run("cudaIpcCloseMemHandle", static_cast<void *>(&got)), 1) && !got);
 }
 
 // The other process: what it opens it uses as its own, and does not give back.
@@ -109,7 +109,7 @@ bool child_of(const Meeting &meeting)
     REQUIRE(meeting.tell(false, 'c') && meeting.hear(false, &go));
     // What was freed, and destroyed, cannot be opened; nor what lies there now.
     REQUIRE(fails(run("cudaIpcOpenMemHandle", &memory, shared.memory, 1u), 400));
-    return fails(run("cudaIpcOpenEventHandle", &event, shared.event), 400);
+    return HOLDS(fails(run("cudaIpcOpenEventHandle", &event, shared.event), 400));
 }
 
 bool parent_of(const Meeting &meeting)
@@ -146,7 +146,7 @@ bool parent_of(const Meeting &meeting)
     REQUIRE(cudaEventRecord(event, stream) == 0 && cudaEventSynchronize(event) == 0);
     REQUIRE(cudaFree(memory) == 0 && run("cudaEventDestroy", event) == 0);
     REQUIRE(device_memory(n) == memory && meeting.tell(true, 'g'));
-    return cudaFree(other) == 0;
+    return HOLDS(cudaFree(other) == 0);
 }
 
 // It opens the memory before it has done anything else on the device.
@@ -158,7 +158,7 @@ bool child_that_begins(const Meeting &meeting)
     REQUIRE(meeting.hear(false, &handle) && cudaGetLastError() == 0);
     REQUIRE(stub_remote()->lose_context() && open_memory(&memory, handle));
     REQUIRE(cudaMemcpy(&got, memory, 1, D2H) == 0 && got == 'f');
-    return run("cudaIpcCloseMemHandle", memory) == 0 && meeting.tell(false, 'c');
+    return HOLDS(run("cudaIpcCloseMemHandle", memory) == 0 && meeting.tell(false, 'c'));
 }
 
 bool parent_of_that(const Meeting &meeting)
@@ -170,7 +170,7 @@ bool parent_of_that(const Meeting &meeting)
     REQUIRE(memory && cudaMemset(memory, 'f', n) == 0);
     REQUIRE(run("cudaIpcGetMemHandle", &handle, static_cast<void *>(memory)) == 0);
     REQUIRE(meeting.tell(true, handle) && meeting.hear(true, &closed));
-    return cudaFree(memory) == 0;
+    return HOLDS(cudaFree(memory) == 0);
 }
 
 // What was opened is open no more.
@@ -182,7 +182,7 @@ bool reset()
     REQUIRE(memory && run("cudaIpcGetMemHandle", &handle, static_cast<void *>(memory)) == 0);
     REQUIRE(open_memory(&opened, handle) && opened == memory && fails(cudaFree(memory), 1));
     REQUIRE(cudaDeviceReset() == 0);
-    return fails(run("cudaIpcCloseMemHandle", opened), 1);
+    return HOLDS(fails(run("cudaIpcCloseMemHandle", opened), 1));
 }
 
 } // namespace

@@ -35,7 +35,7 @@ template <typename... Arguments> int ask(const char *call, Arguments... argument
 bool refused(int rc, int code)
 {
     REQUIRE(rc == code);
-    return cudaGetLastError() == code;
+    return HOLDS(cudaGetLastError() == code);
 }
 
 bool streams()
@@ -51,7 +51,8 @@ bool streams()
     REQUIRE(ask("cudaStreamGetDevice", stream, &device) == 0 && device == 0);
     REQUIRE(ask("cudaStreamCopyAttributes", stream, other) == 0);
     REQUIRE(ask("cudaStreamGetDevice", stream, &device) == 0 && device == 7);
-    return refused(ask("cudaStreamGetId", stream, static_cast<unsigned long long *>(nullptr)), 1);
+    return HOLDS(
+        refused(ask("cudaStreamGetId", stream, static_cast<unsigned long long *>(nullptr)), 1));
 }
 
 bool devices_of_it()
@@ -83,7 +84,7 @@ bool devices_of_it()
     REQUIRE(refused(ask("cudaDeviceGetByPCIBusId", &value, nowhere), 101));
     // A context of another device, which is not selected then.
     REQUIRE(ask("cudaInitDevice", 1, 0u, 0u) == 0 && cudaGetDevice(&value) == 0 && value == 0);
-    return ask("cudaInitDevice", 5, 0u, 0u) == 101;
+    return HOLDS(ask("cudaInitDevice", 5, 0u, 0u) == 101);
 }
 
 bool kernels()
@@ -105,7 +106,7 @@ bool kernels()
     REQUIRE(ask("cudaFuncGetParamInfo", kernel, std::size_t{2}, &at, &n) == 0 && at == 16);
     REQUIRE(n == 8 && refused(ask("cudaFuncGetParamInfo", kernel, std::size_t{3}, &at, &n), 1));
     REQUIRE(ask("cudaGetKernel", &handle, kernel) == 0 && handle == kernel);
-    return refused(ask("cudaGetKernel", &handle, static_cast<const void *>(nullptr)), 98);
+    return HOLDS(refused(ask("cudaGetKernel", &handle, static_cast<const void *>(nullptr)), 98));
 }
 
 struct Location {
@@ -165,7 +166,7 @@ bool batches()
     REQUIRE(cudaMemset(device, 'p', n) == 0 && ask("cudaMemcpy3DPeer", &p) == 0);
     std::fill(there.begin(), there.begin() + 32, 'p');
     REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device + n, there.data(), 64));
-    return cudaFreeHost(pinned) == 0 && cudaFree(device) == 0;
+    return HOLDS(cudaFreeHost(pinned) == 0 && cudaFree(device) == 0);
 }
 
 // Of a place: a device, of which there are pools of page-locked memory.
@@ -177,7 +178,7 @@ bool pools_at_places()
     REQUIRE(ask("cudaMemGetDefaultMemPool", &pool, &device, 1) == 0 && pool == of_device);
     REQUIRE(ask("cudaMemGetMemPool", &pool, &device, 1) == 0 && pool == of_device);
     REQUIRE(ask("cudaMemSetMemPool", &device, 1, pool) == 0);
-    return refused(ask("cudaMemGetMemPool", &pool, &host, 1), 801);
+    return HOLDS(refused(ask("cudaMemGetMemPool", &pool, &host, 1), 801));
 }
 
 struct Instantiate {
@@ -225,7 +226,7 @@ bool copies_of_graphs()
                 static_cast<const void *>(&symbol), std::size_t{50}, std::size_t{0}, D2D) == 0);
     REQUIRE(ask("cudaGraphInstantiateWithParams", &exec, graph, &how) == 0);
     REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
-    return device_has(a, bs.data(), 50) && device_has(a + 50, as.data(), 50);
+    return HOLDS(device_has(a, bs.data(), 50) && device_has(a + 50, as.data(), 50));
 }
 
 // Two nodes behind one: what is before and behind them, and one that is switched off.
@@ -278,7 +279,7 @@ bool neighbours()
     REQUIRE(ask("cudaGraphNodeGetEnabled", exec, second, &on) == 0 && on == 1);
     REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
     REQUIRE(device_has(b, as.data(), n));
-    return refused(ask("cudaGraphNodeSetEnabled", static_cast<void *>(&on), second, 1u), 1);
+    return HOLDS(refused(ask("cudaGraphNodeSetEnabled", static_cast<void *>(&on), second, 1u), 1));
 }
 
 // What CUDA refuses at once: no place for the answer, no memory, what is no kernel.
@@ -297,7 +298,7 @@ bool wrong_arguments()
     REQUIRE(refused(cudaMemsetAsync(nullptr, 0, 64, nullptr), 1));
     REQUIRE(refused(cudaMemcpyAsync(nullptr, &value, 4, H2D, nullptr), 1));
     REQUIRE(refused(cudaMemcpyAsync(&value, nullptr, 4, D2H, nullptr), 1));
-    return refused(cudaLaunchKernel(nullptr, {1, 1, 1}, {1, 1, 1}, nullptr, 0, nullptr), 98);
+    return HOLDS(refused(cudaLaunchKernel(nullptr, {1, 1, 1}, {1, 1, 1}, nullptr, 0, nullptr), 98));
 }
 
 // The newer one of those that the back end knows and those that it does not.
@@ -315,7 +316,7 @@ bool errors_in_order()
     REQUIRE(unregister() == 713 && theirs());
     REQUIRE(cudaGetLastError() == code && cudaGetLastError() == 0);
     REQUIRE(unregister() == 713 && ours() && cudaGetLastError() == 1);
-    return cudaGetLastError() == 0;
+    return HOLDS(cudaGetLastError() == 0);
 }
 
 } // namespace
@@ -330,6 +331,6 @@ bool visible_devices()
 bool queries()
 {
     REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
-    return streams() && devices_of_it() && kernels() && batches() && pools_at_places() &&
-           copies_of_graphs() && neighbours() && wrong_arguments() && errors_in_order();
+    return HOLDS(streams() && devices_of_it() && kernels() && batches() && pools_at_places() &&
+                 copies_of_graphs() && neighbours() && wrong_arguments() && errors_in_order());
 }

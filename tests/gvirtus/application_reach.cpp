@@ -42,7 +42,7 @@ bool runs_or_is_refused(int rc)
     if (reached())
         return rc == 0;
     REQUIRE(rc == 801 && cudaGetLastError() == 801);
-    return cudaDeviceSynchronize() == 0 && cudaGetLastError() == 0;
+    return HOLDS(cudaDeviceSynchronize() == 0 && cudaGetLastError() == 0);
 }
 
 bool is_copied(char *to, char *from, std::size_t n, void *stream, unsigned seed)
@@ -51,7 +51,8 @@ bool is_copied(char *to, char *from, std::size_t n, void *stream, unsigned seed)
     std::memcpy(from, bytes.data(), n);
     std::memset(to, 0, n);
     REQUIRE(runs_or_is_refused(stub_launch(to, from, n, stream)));
-    return !reached() || (cudaStreamSynchronize(stream) == 0 && !std::memcmp(to, bytes.data(), n));
+    return HOLDS(!reached() ||
+                 (cudaStreamSynchronize(stream) == 0 && !std::memcmp(to, bytes.data(), n)));
 }
 
 bool other_launches(char *to, char *from)
@@ -75,7 +76,8 @@ bool other_launches(char *to, char *from)
     using Add = int(void **, void *, void *const *, std::size_t, const void *);
     REQUIRE(runs_or_is_refused(
         preloaded<Add>("cudaGraphAddKernelNode")(&node, graph, nullptr, 0, &kernel)));
-    return cudaDeviceSynchronize() == 0 && preloaded<int(void *)>("cudaGraphDestroy")(graph) == 0;
+    return HOLDS(cudaDeviceSynchronize() == 0 &&
+                 preloaded<int(void *)>("cudaGraphDestroy")(graph) == 0);
 }
 
 // What a kernel writes there goes on in the order of the stream, however it is copied.
@@ -151,7 +153,7 @@ bool is_refused(const char *mapped)
     for (const auto &wish : wishes)
         REQUIRE(asks(wish.address, wish.n, wish.offset) == 801);
     // Where this client has a map already the new one takes its place.
-    return asks(there, page, 0) == 0;
+    return HOLDS(asks(there, page, 0) == 0);
 }
 
 } // namespace
@@ -193,7 +195,7 @@ bool kernels_and_page_locked()
     REQUIRE(rc == 801 && cudaGetLastError() == 801 && cudaDeviceSynchronize() == 0);
     REQUIRE(host_unregister(registered.data()) == 0);
     REQUIRE(cudaFreeHost(from) == 0 && cudaFreeHost(to) == 0 && cudaFreeHost(word) == 0);
-    return cudaFree(device) == 0 && cudaGetLastError() == 0;
+    return HOLDS(cudaFree(device) == 0 && cudaGetLastError() == 0);
 }
 
 // A client whose only session has ended is another one with the next.
@@ -216,7 +218,7 @@ bool page_locked_after_resets()
     char *from = page_locked(bytes_each), *to = page_locked(bytes_each);
     for (unsigned i = 0; i < 3; i++)
         REQUIRE(is_copied(to, from, bytes_each, nullptr, i) && cudaDeviceReset() == 0);
-    return cudaFreeHost(from) == 0 && cudaFreeHost(to) == 0;
+    return HOLDS(cudaFreeHost(from) == 0 && cudaFreeHost(to) == 0);
 }
 
 // The back end has nothing of this process's where this has it. The test's alarm ends it otherwise.
@@ -292,7 +294,7 @@ bool page_locked_of_graphs()
         wait_for_ends();
         std::thread([&] { good[i] = exec && runs(i + 1); }).join();
     }
-    return good[0] && good[1] && good[2];
+    return HOLDS(good[0] && good[1] && good[2]);
 }
 
 // Forks, while another thread's launches are the first with their memory.
@@ -356,7 +358,7 @@ bool fill_up(std::vector<char *> &pieces)
         REQUIRE((pieces[i] = piece(length_of(i))));
         std::memset(pieces[i], static_cast<char>(i), length_of(i));
     }
-    return has_letters(pieces);
+    return HOLDS(has_letters(pieces));
 }
 
 // What a child allocates is not what its parent does meanwhile.
@@ -415,5 +417,5 @@ bool page_locked_pieces()
     for (char *each : pieces)
         REQUIRE(cudaFreeHost(each) == 0);
     REQUIRE(stub_remote()->stats().host_pins < before.host_pins + PIECES / 4);
-    return pieces_of_a_child();
+    return HOLDS(pieces_of_a_child());
 }

@@ -95,7 +95,7 @@ bool waits_of_calls(Scene &s)
     stub_remote()->hold_stream(0);
     REQUIRE(preloaded<int(void *)>("cudaStreamSynchronize_ptsz")(nullptr) == 0);
     REQUIRE(query(nullptr) == 0 && cudaEventQuery(s.behind) == 0);
-    return cudaStreamSynchronize(s.other) == 0 && cudaEventQuery(s.there) == 0;
+    return HOLDS(cudaStreamSynchronize(s.other) == 0 && cudaEventQuery(s.there) == 0);
 }
 
 // A copy from or to the host is over when it returns, also of page-locked memory.
@@ -120,7 +120,7 @@ bool copies_of_host(Scene &s)
     REQUIRE(!std::memcmp(bytes + 64, there.data() + 128, 32));
     REQUIRE(cudaFreeHost(pinned) == 0 && cudaFree(device) == 0);
     REQUIRE(copy(nullptr, there.data(), n, H2D) != 0);
-    return cudaFree(s.to) == 0;
+    return HOLDS(cudaFree(s.to) == 0);
 }
 
 bool functions(Scene &s)
@@ -135,7 +135,7 @@ bool functions(Scene &s)
     REQUIRE(!called);
     stub_remote()->hold_stream(0);
     REQUIRE(preloaded<int(void *)>("cudaStreamSynchronize_ptsz")(nullptr) == 0);
-    return called;
+    return HOLDS(called);
 }
 
 // Each thread's is another one: a capture in it ends without those of other threads.
@@ -163,7 +163,7 @@ bool captures_of_threads(Scene &s)
     REQUIRE(rc == 0 && good);
     REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, ones.data(), n, H2D, nullptr) == 0);
     REQUIRE(device_has(s.to, zeros.data(), n)); // it is the graph's
-    return end(nullptr, &graph) == 0 && graph;
+    return HOLDS(end(nullptr, &graph) == 0 && graph);
 }
 
 } // namespace
@@ -172,6 +172,6 @@ bool stream_of_thread()
 {
     Scene s;
     REQUIRE(cudaGetLastError() == 0 && s.begin());
-    return streams_of_calls(s) && waits_of_calls(s) && functions(s) && captures_of_threads(s) &&
-           copies_of_host(s);
+    return HOLDS(streams_of_calls(s) && waits_of_calls(s) && functions(s) &&
+                 captures_of_threads(s) && copies_of_host(s));
 }

@@ -141,7 +141,7 @@ bool unloads_and_forks()
     close(hold[1]);
     int status = 1;
     REQUIRE(waitpid(child, &status, 0) == child && !status);
-    return kept && goes(modules[3]);
+    return HOLDS(kept && goes(modules[3]));
 }
 
 struct Variables {
@@ -287,5 +287,5 @@ bool not_found()
 bool variables()
 {
     REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
-    return plain() && unloads_and_forks() && managed_variables() && not_found();
+    return HOLDS(plain() && unloads_and_forks() && managed_variables() && not_found());
 }

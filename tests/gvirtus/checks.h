@@ -18,6 +18,17 @@
         }                                                                                          \
     } while (0)
 
+// What a test returns at its end: "return HOLDS(a && b);" names it, as REQUIRE does, when it is
+// false.
+#define HOLDS(...) holds((__VA_ARGS__), __FILE__, __LINE__, #__VA_ARGS__)
+
+inline bool holds(bool good, const char *file, int line, const char *condition)
+{
+    if (!good)
+        std::fprintf(stderr, "%s:%d: %s\n", file, line, condition);
+    return good;
+}
+
 inline int passed, failed;
 
 inline void check(const char *name, const std::function<bool()> &test)

@@ -42,7 +42,7 @@ bool kernels_in_captures()
     REQUIRE(remote.call("ibxRuntime", asks) == 0);
     REQUIRE(remote.call("ibxRuntime", launch) == 1);
     REQUIRE(remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
-    return remote.get_last_error() == 0;
+    return HOLDS(remote.get_last_error() == 0);
 }
 
 // A copy from or to the host in a capture would be one with memory that GVirtuS's handler frees.
@@ -62,7 +62,7 @@ bool copies_in_captures()
     remote.capture(0);
     REQUIRE(remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
     REQUIRE(remote.from_device_async(back.data(), device, 4096, stream) == 0);
-    return back == bytes;
+    return HOLDS(back == bytes);
 }
 
 // A client's capture is not ended by another one that waits for the device, nor in its way.
@@ -83,7 +83,7 @@ bool captures_apart()
     ends = true;
     REQUIRE(gpu.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
     waiting.join();
-    return waited;
+    return HOLDS(waited);
 }
 
 // How many of ten captures of the stream are refused or ended by others.
@@ -121,7 +121,7 @@ bool captures_beside_waits()
     const unsigned lost = captures_lost(gpu, stream, 0);
     over = true;
     waiting.join();
-    return !failed && !lost;
+    return HOLDS(!failed && !lost);
 }
 
 // One of a stream that waits for the legacy one is not ended by work there, nor in its way.
@@ -166,7 +166,7 @@ bool captures_beside_legacy()
     const unsigned lost = captures_lost(gpu, blocking, 2);
     over = true;
     copying.join();
-    return !failed && !lost;
+    return HOLDS(!failed && !lost);
 }
 
 // What a client captured that is gone is waited for no more, and in nobody's way.
@@ -214,7 +214,7 @@ bool captures_left()
     // ... and where it may not: CUDA ends it, too.
     REQUIRE(!gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) && !apart());
     REQUIRE(thread.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 908 && apart());
-    return gpu.remote.device_synchronize() == 0;
+    return HOLDS(gpu.remote.device_synchronize() == 0);
 }
 
 } // namespace

@@ -164,8 +164,8 @@ bool left_behind(End how, bool elsewhere)
         REQUIRE(is_as_before(gpu, before));
     }
     const std::vector<char> bytes = random_bytes(some, 3);
-    return other.remote.to_device(kept, bytes.data(), some) == 0 &&
-           gpu.remote.stats().lost_events == 0;
+    return HOLDS(other.remote.to_device(kept, bytes.data(), some) == 0 &&
+                 gpu.remote.stats().lost_events == 0);
 }
 
 // What come_again() does in its process; 0: it has found what it had made.
@@ -220,7 +220,7 @@ bool come_again(bool elsewhere)
     REQUIRE(write(go_on[1], &byte, 1) == 1 && result_of(pid) == 0);
     for (int fd : {away[0], go_on[0], go_on[1]})
         close(fd);
-    return is_as_before(gpu, before);
+    return HOLDS(is_as_before(gpu, before));
 }
 
 // Processes that this back end cannot see end, and that do not say so either.
@@ -330,7 +330,7 @@ bool endless_work_of_thread()
     remote.hold_stream(0);
     close(begun[0]);
     close(begun[1]);
-    return is_as_before(gpu, before);
+    return HOLDS(is_as_before(gpu, before));
 }
 
 // A client is killed that captures many streams: nothing stays of it, nor of others.
@@ -347,7 +347,7 @@ bool many_captures()
         return true;
     });
     REQUIRE(result_of(pid) == 128 + SIGKILL);
-    return is_as_before(gpu, before);
+    return HOLDS(is_as_before(gpu, before));
 }
 
 // Memory that a graph allocates goes with its client, whoever had that address before.
@@ -365,7 +365,7 @@ bool memory_of_a_graph()
         return graph && own.call("ibxRuntime", node.i32(0).u64(some)) == 0;
     });
     REQUIRE(result_of(pid) == 128 + SIGKILL);
-    return is_as_before(gpu, before);
+    return HOLDS(is_as_before(gpu, before));
 }
 
 // Memory that another client has opened is that one's when its maker is killed, and is given back

@@ -93,7 +93,7 @@ bool freed_beside_graphs(const std::string &more)
     const bool served = w.serve() && w.serve();
     freeing.join();
     REQUIRE(again && served && code == 0);
-    return w.launch() && w.serve() && w.gpu.remote.stream_synchronize(w.stream) == 0;
+    return HOLDS(w.launch() && w.serve() && w.gpu.remote.stream_synchronize(w.stream) == 0);
 }
 
 // The same of a copy of few bytes, which waits for the graph.
@@ -116,7 +116,7 @@ bool copied_beside_graphs(bool to_device)
         usleep(1000);
     const bool served = w.serve();
     copying.join();
-    return served && code == 0 && w.gpu.remote.stats().copies_sync == before.copies_sync;
+    return HOLDS(served && code == 0 && w.gpu.remote.stats().copies_sync == before.copies_sync);
 }
 
 // The same of an executable graph that has not ended: here, one behind the first one.
@@ -141,7 +141,7 @@ bool destroyed_beside_graphs()
     const bool waited = code == -1;
     const bool over = ask(asks.remote, 2) != ~0ull;
     destroying.join();
-    return served && waited && over && code == 0;
+    return HOLDS(served && waited && over && code == 0);
 }
 
 // The same of a kernel that the driver loads as it is launched first.
@@ -160,8 +160,8 @@ bool loaded_beside_graphs()
         usleep(1000);
     const bool served = w.serve();
     launching.join();
-    return served && code == 0 && w.launch() && w.serve() &&
-           w.gpu.remote.stream_synchronize(w.stream) == 0;
+    return HOLDS(served && code == 0 && w.launch() && w.serve() &&
+                 w.gpu.remote.stream_synchronize(w.stream) == 0);
 }
 
 // Kernels that were taken away are loaded again: at such a moment, too.
@@ -327,7 +327,7 @@ bool room_of_another_device()
     int rc = NO_ROOM;
     while (rc == NO_ROOM && time(nullptr) < limit)
         rc = result_of(spawn([&] { return has_graphs(gpu, 1, 1, 4096); }));
-    return rc == 0 && gpu.remote.device_synchronize() == 0;
+    return HOLDS(rc == 0 && gpu.remote.device_synchronize() == 0);
 }
 
 // Clients end with graphs that they have not given back, in whatever way: those after them have as
@@ -343,7 +343,7 @@ bool room_of_the_gone(bool killed)
             rc = result_of(spawn([&] { return copies_and_ends(gpu, n, killed); }));
         REQUIRE(rc == (killed ? 128 + SIGKILL : 0));
     }
-    return gpu.remote.device_synchronize() == 0;
+    return HOLDS(gpu.remote.device_synchronize() == 0);
 }
 
 // A client's process that ends while its graph has not begun, and in between does more.
@@ -414,8 +414,8 @@ bool reset_beside_the_leaving()
     while (gpu.remote.stats().event_waits)
         usleep(1000);
     const ibx_double_stats after = gpu.remote.stats();
-    return code == 0 && after.host_pins >= pins && !after.lost_events &&
-           gpu.remote.device_synchronize() == 0;
+    return HOLDS(code == 0 && after.host_pins >= pins && !after.lost_events &&
+                 gpu.remote.device_synchronize() == 0);
 }
 
 // The client's bytes for the function that it calls, and the graph's end.
@@ -427,7 +427,7 @@ bool copies(Remote &calls, Copier &copier, std::uint64_t function, std::uint64_t
         ;
     REQUIRE(calls.to_device_async(1ull << 63 | function << 32, bytes.data(), copier.n, 0) == 0);
     REQUIRE(ask(calls, function) != ~0ull && copier.remote.stream_synchronize(stream) == 0);
-    return copier.remote.peek(copier.to, got.data(), copier.n) && got == bytes;
+    return HOLDS(copier.remote.peek(copier.to, got.data(), copier.n) && got == bytes);
 }
 
 // A graph on each of two devices that copies, and the session that is asked for their functions.
@@ -455,8 +455,8 @@ bool another_device_is_reset()
     const unsigned long before = both.gpu.remote.stats().unpinned_async;
     REQUIRE(both.near.remote.reset() == 0);
     REQUIRE(both.far.remote.call("cudaGraphLaunch", Body().u64(both.far.exec).u64(stream)) == 0);
-    return copies(both.calls.remote, both.far, 2, stream) &&
-           both.gpu.remote.stats().unpinned_async == before;
+    return HOLDS(copies(both.calls.remote, both.far, 2, stream) &&
+                 both.gpu.remote.stats().unpinned_async == before);
 }
 
 // It is not known which context that was: a graph may have either's.
@@ -467,7 +467,7 @@ bool some_device_is_reset()
     both.gpu.remote.inject("cuDevicePrimaryCtxRetain", 1, 2, false);
     REQUIRE(both.near.remote.reset() == 0);
     Copier third(both.gpu, 1, 500000);
-    return third.make(both.queue, 3) == 801;
+    return HOLDS(third.make(both.queue, 3) == 801);
 }
 
 } // namespace

@@ -54,7 +54,7 @@ bool kernels()
     REQUIRE(by_gvirtus());
     REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
     REQUIRE(other.remote.call("cudaStreamBeginCapture", Body().u64(0).i32(0)) == 1);
-    return !by_gvirtus();
+    return HOLDS(!by_gvirtus());
 }
 
 // Programs with kernels at the same addresses: each launches its own, also when all its connections
@@ -96,7 +96,7 @@ bool kernels_of_several_programs()
                        })) == 1;
             })) == 1);
     REQUIRE(launch(own) == 0);
-    return launch(unknown) == 98;
+    return HOLDS(launch(unknown) == 98);
 }
 
 // Once a client has registered a function, those that nobody has registered are none: neither
@@ -201,7 +201,7 @@ bool launches_with_too_little()
     REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_PARAMETERS).u64(0x1234)) == 1);
     char there[2] = {};
     REQUIRE(remote.call("cudaStreamSynchronize", Body().u64(stream)) == 0);
-    return remote.peek(to, there, 2) && there[1] == static_cast<char>('b' + 0x62);
+    return HOLDS(remote.peek(to, there, 2) && there[1] == static_cast<char>('b' + 0x62));
 }
 
 // A kernel that is looked up while another client takes some away is looked up once more.
@@ -282,7 +282,7 @@ bool registered_beside_one_that_stays()
         REQUIRE(other.remote.call("cudaMemcpyFromSymbol", Body()) == -1);
         REQUIRE(gpu.remote.call("__cudaRegisterFunction", Body()) == -1);
     }
-    return all;
+    return HOLDS(all);
 }
 
 } // namespace

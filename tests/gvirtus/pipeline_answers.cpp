@@ -115,7 +115,7 @@ bool graphs_do_not_wait()
         expected = expected * 6364136223846793005u + 3 + 1;
     REQUIRE(app.work() == expected);
     REQUIRE(app.call("cudaGraphLaunch", Body().u64(WORLD_EVENTS).u64(STREAM)) == 1);
-    return app.last_error() == 1;
+    return HOLDS(app.last_error() == 1);
 }
 
 // Nobody calls anything more.
@@ -330,7 +330,7 @@ bool other_devices()
         REQUIRE(launch() == 0 && app.last_error() == 0);
     }
     REQUIRE(app.launch(1, 77) == 400 && app.last_error() == 400 && app.last_error() == 0);
-    return app.synchronize() == 0;
+    return HOLDS(app.synchronize() == 0);
 }
 
 // A kernel that was declared to have clusters takes grids of whole ones alone.
@@ -378,7 +378,7 @@ bool new_events()
     REQUIRE(app.record(4, 77) == 400 && app.last_error() == 400);
     REQUIRE(other.call("cudaEventDestroy", Body().u64(5)) == 0);
     REQUIRE(app.record(5) == 400 && app.wait(STREAM, 5) == 400 && app.last_error() == 400);
-    return app.wait(STREAM, 4) == 0 && app.last_error() == 0;
+    return HOLDS(app.wait(STREAM, 4) == 0 && app.last_error() == 0);
 }
 
 // Events that other processes record and wait for, in an order that nobody sees here.

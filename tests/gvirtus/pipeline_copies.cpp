@@ -105,7 +105,7 @@ bool copies_do_not_wait()
         if (i % 11 == 0)
             model.call("cudaLaunchKernel", world_launch(KERNEL, 32, STREAM + i % 4, i));
     }
-    return model.is(&app) && app.synchronize() == 0 && app.last_error() == 0;
+    return HOLDS(model.is(&app) && app.synchronize() == 0 && app.last_error() == 0);
 }
 
 // Whether a copy waits for the device; `before` is called first. -1: something is wrong.
@@ -210,7 +210,7 @@ bool while_a_stream_is_captured()
     REQUIRE(copy(block, 4, 1) == 906 && app.last_error() == 906); // as CUDA has it
     REQUIRE(app.call("cudaStreamEndCapture", Body().u64(STREAM).i32(0)) == 901);
     REQUIRE(app.last_error() == 901 && app.synchronize() == 0);
-    return copy(block, 5000, 1) == 0;
+    return HOLDS(copy(block, 5000, 1) == 0);
 }
 
 // A capture ends with its stream, with the device's reset, and by a thread that may not end it:
@@ -323,7 +323,7 @@ bool errors_come_later()
     const std::uint64_t block = begin(&app);
     scene.back.end();
     REQUIRE(becomes([&] { return copy(block, 5000, 1) != 0; }));
-    return app.last_error() == 999;
+    return HOLDS(app.last_error() == 999);
 }
 
 // What another thread does next comes behind them, also in a stream that does not wait for the
@@ -349,7 +349,7 @@ bool in_order_between_threads()
             model.call("cudaLaunchKernel", world_launch(KERNEL, 32, STREAM + stream, 0));
         }
     }
-    return model.is(&app);
+    return HOLDS(model.is(&app));
 }
 
 } // namespace

@@ -75,7 +75,7 @@ bool in_order()
         if (i % 16 == 0)
             REQUIRE(scene.world->events[0] == expected && scene.world->work[1] == other);
     }
-    return app.work() == expected && app.work(STREAM + 1) == other;
+    return HOLDS(app.work() == expected && app.work(STREAM + 1) == other);
 }
 
 bool memory()
@@ -123,7 +123,7 @@ bool sets()
     REQUIRE(must(IBX_EXTRA_QUEUE, set(1)) == 0);
     scene.world->held = false;
     // What the back end does not know waits, and says so.
-    return must(IBX_EXTRA_QUEUE, set(1, IBX_EXTRA_MEMSET_2D)) == -1;
+    return HOLDS(must(IBX_EXTRA_QUEUE, set(1, IBX_EXTRA_MEMSET_2D)) == -1);
 }
 
 int launch_unseen(std::uint64_t value, unsigned threads = 32)
@@ -185,7 +185,7 @@ bool unseen()
     for (unsigned threads = 1; threads < 100; threads++)
         REQUIRE(launch_unseen(0, threads) == 0 && knows(IBX_FRONTEND_NO_ERROR));
     REQUIRE(app.call("cudaDeviceReset", none) == 0); // from then on nothing is certain
-    return launch_unseen(0) == 0 && !knows(IBX_FRONTEND_NO_ERROR) && app.last_error() == 0;
+    return HOLDS(launch_unseen(0) == 0 && !knows(IBX_FRONTEND_NO_ERROR) && app.last_error() == 0);
 }
 
 // Errors are those of the same calls by GVirtuS.
@@ -210,7 +210,7 @@ bool errors()
         return !done || rc == 999;
     }));
     REQUIRE(!knows(IBX_FRONTEND_NO_ERROR) && !knows(IBX_FRONTEND_STREAM_RESTS, STREAM));
-    return app.synchronize() == 999 && app.last_error() == 999;
+    return HOLDS(app.synchronize() == 999 && app.last_error() == 999);
 }
 
 bool facts()

@@ -128,7 +128,7 @@ bool many_busy_threads()
     scene.world->slow_us = 0;
     launching.join();
     waiting.join();
-    return good;
+    return HOLDS(good);
 }
 
 // Both at once, without an order between them.
@@ -175,7 +175,7 @@ bool launches_before_registration()
     const bool good = becomes([&] { return waited.load(); });
     first.synchronize();
     waiting.join();
-    return good;
+    return HOLDS(good);
 }
 
 struct Cancelled {

@@ -78,7 +78,7 @@ bool requests_that_throw()
         REQUIRE(over || alice.remote.to_device(own, bytes.data(), bytes.size()) == 0);
         REQUIRE(over || alice.remote.call("throws", Body()) == gone);
     }
-    return bob.remote.to_device(device, bytes.data(), bytes.size()) == 0 && back.alive();
+    return HOLDS(bob.remote.to_device(device, bytes.data(), bytes.size()) == 0 && back.alive());
 }
 
 constexpr int out_of_memory = 2;
@@ -216,7 +216,7 @@ bool streams()
     REQUIRE(fourth.remote.bare_stream_destroy(last - 32) == 0);
     REQUIRE(fourth.remote.bare_stream_create());
     REQUIRE(alice.remote.call("cudaStreamCreate", Body()) == gone);
-    return back.alive();
+    return HOLDS(back.alive());
 }
 
 } // namespace

@@ -110,7 +110,7 @@ bool requests_of_ours()
     // One's own is one's own, and what was given back is nobody's.
     REQUIRE(b->call(extra_name, extra(10).u64(own_array).u64(0).u64(0).u64(own).u64(64)) == 0);
     REQUIRE(a->call(extra_name, extra(22).u64(pooled).u64(0)) == 0);
-    return a->call(extra_name, extra(9).u64(array)) == 0;
+    return HOLDS(a->call(extra_name, extra(9).u64(array)) == 0);
 }
 
 // Graphs, their nodes and what is made of them are a tenant's, and what their nodes name is, too.
@@ -173,7 +173,7 @@ bool graphs_of_ours()
     REQUIRE(set_bytes == std::vector<char>(64, 1));
     REQUIRE(a->call("cudaGraphDestroy", Body().u64(graph)) == 0);
     REQUIRE(a->call(extra_name, extra(IBX_EXTRA_NODE_TYPE).u64(node)) == bad_pointer);
-    return a->call(extra_name, exec_of(graph)) == bad_pointer;
+    return HOLDS(a->call(extra_name, exec_of(graph)) == bad_pointer);
 }
 
 // The bodies of conditional nodes are their tenant's, as long as the graph is there.
@@ -206,7 +206,7 @@ bool bodies_of_ours()
     REQUIRE(a->call(extra_name, extra(IBX_EXTRA_GRAPH_DESTROY).u64(graph)) == 0);
     for (std::uint64_t body : bodies)
         REQUIRE(a->call(extra_name, empty_in(body)) == bad_pointer);
-    return made(a, extra(IBX_EXTRA_GRAPH_CREATE).i32(0));
+    return HOLDS(made(a, extra(IBX_EXTRA_GRAPH_CREATE).i32(0)));
 }
 
 // Handles for other processes are good for those of one tenant.
@@ -254,7 +254,7 @@ bool handles_of_ours()
     REQUIRE(handle(b, IBX_EXTRA_IPC_MEMORY, memory) != one);
     REQUIRE(a->call("cudaEventDestroy", Body().u64(event)) == 0);
     REQUIRE(open(a, IBX_EXTRA_IPC_OPEN_EVENT, two) == 400);
-    return !handle(b, IBX_EXTRA_IPC_MEMORY, own).empty();
+    return HOLDS(!handle(b, IBX_EXTRA_IPC_MEMORY, own).empty());
 }
 
 // Memory of a graph is there again with each launch, whoever has freed it meanwhile: it stays its
@@ -284,7 +284,7 @@ bool memory_of_graphs()
     REQUIRE(a->call(extra_name, extra(IBX_EXTRA_FREE_ASYNC).u64(captured).u64(stream)) == 0);
     REQUIRE(a->call("cudaStreamEndCapture", of_stream) == 0);
     REQUIRE(a->address("testMalloc", Body().u64(n)) == captured);
-    return refused(b, captured, own, 100) && works(a, captured, 100);
+    return HOLDS(refused(b, captured, own, 100) && works(a, captured, 100));
 }
 
 // Memory that cannot be counted is refused where it is to be counted.
@@ -298,7 +298,7 @@ bool requests_of_ours_counted()
     Body allocation = extra(IBX_EXTRA_NODE_ALLOC).u64(graph);
     allocation.put(static_cast<std::uint16_t>(0));
     REQUIRE(graph && alice.remote.call(extra_name, allocation.i32(0).u64(4096)) == 801);
-    return alice.remote.call(extra_name, array_of_bytes(64)) == 801;
+    return HOLDS(alice.remote.call(extra_name, array_of_bytes(64)) == 801);
 }
 
 } // namespace

@@ -130,7 +130,7 @@ bool reach(const char *test, bool taken)
     while (has_maps(back)) // the test's limit ends it otherwise
         usleep(1000);
     REQUIRE(lines_with(app.said(), "ibx:") == lines_with(app.said(), "kernels do not reach"));
-    return lines_with(app.said(), "ibx:") <= 1;
+    return HOLDS(lines_with(app.said(), "ibx:") <= 1);
 }
 
 // A client of which nobody knows that its sessions are one program's.
@@ -139,7 +139,7 @@ bool reach_of_unknown()
     GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
     Application app(&back, application, "kernels-and-page-locked");
     REQUIRE(app.good() && !has_maps(back));
-    return lines_with(app.said(), "kernels do not reach") == 1;
+    return HOLDS(lines_with(app.said(), "kernels do not reach") == 1);
 }
 
 // A program that resets the device, again and again, beside another one.
@@ -158,7 +158,7 @@ bool resets_beside_another()
         REQUIRE(app.good());
         REQUIRE(other.from_device_async(got.data(), memory, 4096, stream) == 0 && got == bytes);
     }
-    return other.stream_synchronize(stream) == 0 && other.free(memory) == 0;
+    return HOLDS(other.stream_synchronize(stream) == 0 && other.free(memory) == 0);
 }
 
 // No session goes on over another connection.
@@ -235,7 +235,8 @@ bool absent()
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "ibx:") == 4);
     REQUIRE(lines_with(app.said(), "cudaGetDriverEntryPoint finds no cuMemAlloc") == 1);
-    return lines_with(app.said(), "cudaImportExternalMemory returns cudaErrorNotSupported") == 1;
+    return HOLDS(lines_with(app.said(), "cudaImportExternalMemory returns cudaErrorNotSupported") ==
+                 1);
 }
 
 // The line says what the program waits for, and the program goes on when that is over.
@@ -255,7 +256,7 @@ bool mapped_for_ever()
         usleep(1000);
     }
     other.hold(false);
-    return app.good() && said;
+    return HOLDS(app.good() && said);
 }
 
 bool function_for_ever()
@@ -272,7 +273,8 @@ bool managed_in_function()
     GpuBackEnd back;
     Application app(&back, application, "managed-in-function");
     REQUIRE(result_of(app.pid) != 0);
-    return lines_with(app.said(), "a function that a stream waits for touches managed memory") == 1;
+    return HOLDS(
+        lines_with(app.said(), "a function that a stream waits for touches managed memory") == 1);
 }
 
 // One of the graphs' copies fails, which the library's thread says.
@@ -282,7 +284,7 @@ bool frees_beside_graphs()
     Application app(&back, application, "frees-beside-graphs");
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "a copy between host and device in a graph has failed") == 1);
-    return lines_with(app.said(), "ibx:") == 1;
+    return HOLDS(lines_with(app.said(), "ibx:") == 1);
 }
 
 // By a driver that lets nobody in while it waits.
@@ -303,7 +305,7 @@ bool killed_in_graph(const char *test)
     while (has_maps(back)) // the test's limit ends it otherwise
         usleep(1000);
     Application second(&back, application, "graphs", "taken");
-    return second.good();
+    return HOLDS(second.good());
 }
 
 // A success is the answer to all; a graph has as many nodes as 64 bits say, an array long elements.
@@ -352,7 +354,7 @@ bool lied_to()
     });
     Application app(&back, application, "lied-to");
     REQUIRE(app.good());
-    return lines_with(app.said(), "the graph has 18446744073709551615 nodes") == 2;
+    return HOLDS(lines_with(app.said(), "the graph has 18446744073709551615 nodes") == 2);
 }
 
 // A library of that name, in a folder of its own.
@@ -366,7 +368,7 @@ bool library_loaded_later(const char *file, const char *test, const char *line)
     Application app(&back, application, test);
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), line) == 1);
-    return lines_with(app.said(), "ibx:") == 1;
+    return HOLDS(lines_with(app.said(), "ibx:") == 1);
 }
 
 // Two programs, one after the other: what the first has enabled it leaves behind.
@@ -386,8 +388,8 @@ bool variables()
     GpuBackEnd back;
     Application app(&back, application, "variables");
     REQUIRE(app.good());
-    return lines_with(app.said(), "the back end does not tell where they are") == 1 &&
-           lines_with(app.said(), "ibx:") == 1;
+    return HOLDS(lines_with(app.said(), "the back end does not tell where they are") == 1 &&
+                 lines_with(app.said(), "ibx:") == 1);
 }
 
 // Said once.

@@ -61,8 +61,8 @@ bool peers()
                                kernel(IBX_DOUBLE_KERNEL, 1, 0, far, near, 1000)) == 0);
     REQUIRE(second.remote.device_synchronize() == 0);
     REQUIRE(peer(gpu.remote, "cudaDeviceEnablePeerAccess", true) == 101); // its own
-    return gpu.remote.get_last_error() == 101 &&
-           peer(gpu.remote, "cudaDeviceDisablePeerAccess", false) == 705;
+    return HOLDS(gpu.remote.get_last_error() == 101 &&
+                 peer(gpu.remote, "cudaDeviceDisablePeerAccess", false) == 705);
 }
 
 // A device that there is not leaves the one that is selected.
@@ -77,7 +77,7 @@ bool no_such_device()
     REQUIRE(gpu.remote.set_device(1) == 0 && gpu.remote.set_device(9) == 101);
     const std::uint64_t far = gpu.remote.malloc(5000);
     REQUIRE(far && gpu.remote.to_device(far, bytes.data(), bytes.size()) == 0);
-    return gpu.remote.handled() == handled;
+    return HOLDS(gpu.remote.handled() == handled);
 }
 
 // Where allocations are counted, that is done on GVirtuS's way.
@@ -87,7 +87,7 @@ bool counted()
     REQUIRE(gpu.made("cudaDeviceSynchronize", Body()) == 1);
     REQUIRE(gpu.made("cudaMalloc", Body().u64(5000)) == 0);
     const std::uint64_t device = gpu.remote.malloc(5000);
-    return device && gpu.made("cudaFree", Body().u64(device)) == 0;
+    return HOLDS(device && gpu.made("cudaFree", Body().u64(device)) == 0);
 }
 
 // Errors are the runtime's, and so is the thread's last one.
@@ -147,8 +147,8 @@ bool made_up_handles()
     REQUIRE(other.remote.call("cudaEventRecord", Body().u64(event).u64(stream)) == 0);
     REQUIRE(remote.call("cudaEventDestroy", Body().u64(event)) == 0);
     REQUIRE(other.remote.call("cudaEventRecord", Body().u64(event).u64(stream)) == 400);
-    return remote.stream_synchronize(stream) == 0 && remote.stream_synchronize(1) == 0 &&
-           remote.stream_synchronize(2) == 0;
+    return HOLDS(remote.stream_synchronize(stream) == 0 && remote.stream_synchronize(1) == 0 &&
+                 remote.stream_synchronize(2) == 0);
 }
 
 // Where GVirtuS's handlers read a stream, an event or a graph: what was made up is none there, and
@@ -237,9 +237,10 @@ bool memory_of_the_back_end()
                             number(IBX_EXTRA_MEMSET).u64(t.at).i32(7).u64(8).u64(0)) == t.rc);
     }
     // One that ends there.
-    return remote.call(
-               "ibxRuntime",
-               number(IBX_EXTRA_MEMSET).u64(memory).i32(7).u64(own_at - memory + 8).u64(0)) == 1;
+    return HOLDS(
+        remote.call("ibxRuntime",
+                    number(IBX_EXTRA_MEMSET).u64(memory).i32(7).u64(own_at - memory + 8).u64(0)) ==
+        1);
 }
 
 // Numbers, lengths and handles that nobody has sent: CUDA sees none of it, and the next call is as
@@ -262,7 +263,7 @@ bool malformed()
     REQUIRE(remote.call("ibxRuntime", unknown) == 801 && remote.call("ibxRuntime", none) == 801);
     remote.get_last_error();
     std::uint64_t device = remote.malloc(100);
-    return device && remote.free(device) == 0;
+    return HOLDS(device && remote.free(device) == 0);
 }
 
 // A reset takes arrays away: their handles are addresses of nothing then.
@@ -277,7 +278,7 @@ bool arrays_after_reset()
     std::memcpy(&array, remote.out.data(), 8);
     REQUIRE(remote.call("ibxRuntime", number(15).u64(array)) == 0); // cudaGetChannelDesc
     REQUIRE(remote.call("cudaDeviceReset", Body()) == 0);
-    return remote.call("ibxRuntime", number(15).u64(array)) == 1;
+    return HOLDS(remote.call("ibxRuntime", number(15).u64(array)) == 1);
 }
 
 // A client that resets the device gives back what is its own. Others go on: natively they are
@@ -320,7 +321,7 @@ bool reset_beside_others()
     other.over->Write(length, sizeof(length));
     other.over->Sync();
     REQUIRE(other.over->Read(reply, sizeof(reply)) == sizeof(reply) && reply[0] == -1);
-    return gpu.remote.peek(again, got.data(), 1000) && other.remote.reset() == 0;
+    return HOLDS(gpu.remote.peek(again, got.data(), 1000) && other.remote.reset() == 0);
 }
 
 // A client has broken the context of one device: that of another one is no client's to reset.
@@ -341,7 +342,7 @@ bool reset_beside_a_broken_device()
     REQUIRE(breaks.remote.malloc(100) == 0 && breaks.remote.reset() == 0);
     const std::uint64_t far = (breaks.remote.set_device(1), breaks.remote.malloc(100));
     REQUIRE(far && other.remote.set_device(1) == 0 && other.remote.reset() == 0);
-    return gpu.remote.peek(far, &byte, 1);
+    return HOLDS(gpu.remote.peek(far, &byte, 1));
 }
 
 // One that begins a reset, alone, and does not go on: others are served all the same.
@@ -358,7 +359,7 @@ bool reset_that_stays()
     gpu.over->Write(length, sizeof(length));
     gpu.over->Sync();
     REQUIRE(gpu.over->Read(reply, sizeof(reply)) == sizeof(reply) && reply[0] == -1);
-    return memory && other.remote.free(memory) == 0 && gpu.remote.reset() == 0;
+    return HOLDS(memory && other.remote.free(memory) == 0 && gpu.remote.reset() == 0);
 }
 
 // All connections of a program's threads are one client: it is alone, and the reset is CUDA's.
@@ -376,7 +377,7 @@ bool reset_by_one_of_several_threads()
     const std::uint64_t theirs = (other.remote.get_last_error(), other.remote.malloc(4096)),
                         mine = thread.remote.malloc(4096);
     REQUIRE(theirs && mine && gpu.remote.reset() == 0);
-    return !gpu.remote.peek(mine, &byte, 1) && gpu.remote.peek(theirs, &byte, 1);
+    return HOLDS(!gpu.remote.peek(mine, &byte, 1) && gpu.remote.peek(theirs, &byte, 1));
 }
 
 // A conditional node by a handle that was made up, or whose graph is no more: CUDA takes it for
@@ -404,7 +405,7 @@ bool conditions_that_are_none()
     REQUIRE(node(graph, 0) == 1 && node(graph, 0x7fffdeadbeef) == 1 && node(graph, graph) == 1);
     REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_GRAPH_DESTROY).u64(gone)) == 0);
     REQUIRE(node(graph, of_gone) == 1);
-    return node(graph, good) == 0;
+    return HOLDS(node(graph, good) == 0);
 }
 
 // One session uses what another one gives back: CUDA does not get what is no more.
@@ -428,7 +429,7 @@ bool used_and_given_back()
     const int destroyed = gpu.remote.call("ibxRuntime", number(IBX_EXTRA_POOL_DESTROY).u64(pool));
     using_it.join();
     REQUIRE(inside && made && destroyed == 0);
-    return gpu.remote.call("ibxRuntime", get) == 1 && other.remote.free(made) == 0;
+    return HOLDS(gpu.remote.call("ibxRuntime", get) == 1 && other.remote.free(made) == 0);
 }
 
 // Many at once: replies leave together, and in order.
@@ -449,7 +450,7 @@ bool many()
     }
     std::vector<char> got(519);
     REQUIRE(gpu.remote.peek(to, got.data(), got.size()));
-    return !std::memcmp(got.data(), bytes.data(), got.size());
+    return HOLDS(!std::memcmp(got.data(), bytes.data(), got.size()));
 }
 
 // A client that asks again and again does not fill the back end's log.

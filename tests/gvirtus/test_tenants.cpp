@@ -103,7 +103,7 @@ bool ended()
     REQUIRE(!again.remote.peek(own, &byte, 1));
     own = bob.remote.malloc(100);
     REQUIRE(own);
-    return refused(&bob.remote, device, own, 100);
+    return HOLDS(refused(&bob.remote, device, own, 100));
 }
 
 // Whose handles are no device memory, and belong to a tenant all the same.

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What starts tests, and cleans up behind them: tests/sweep, and names of tests that are wrong."""
+"""What starts tests, counts them, and cleans up behind them; and names of tests that are wrong."""
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -88,6 +89,23 @@ def limits_grow_with_the_load(scene):
     if os.geteuid() or "mount" in said.stderr or "unshare" in said.stderr:
         raise Skip("needs root, and mounts of its own")
     equal((said.stdout, said.stderr), ("7\n10.5\n", ""))
+
+
+@test
+def what_failed_is_shown_with_its_condition(scene):
+    counts = os.path.join(os.path.dirname(scene.program), "count-results")
+    said = [f"ok   before {i}" for i in range(60)] + ["FAIL copies"]
+    said += [f"ok   behind {i}" for i in range(60)]
+    condition = "../tests/gvirtus/application.cpp:41: cudaFree(device) == 0"
+    errors = [condition] + [f"ibx: a line of the log, {i}" for i in range(60)]
+    with open(scene.path("log"), "w", encoding="ascii") as log:
+        json.dump({"name": "gpu", "stdout": "\n".join(said), "stderr": "\n".join(errors),
+                   "result": "FAIL"}, log)
+    lines = subprocess.run([counts, scene.path("log")], capture_output=True, text=True,
+                           check=True).stdout.splitlines()
+    shown = [line.strip() for line in lines[:lines.index("        [ the end of its output ]")]]
+    equal(shown, ["FAILED  gpu (fail): copies", *said[52:61], condition])
+    equal(lines[-1], "120 1 0")
 
 
 @test
