@@ -9,7 +9,6 @@
 #define LAUNCH_LEAST 56u         /* bytes of a launch before its arguments */
 #define GRID_X_MAX   0x7fffffffu /* of all devices that CUDA 8 and later serve */
 #define GRID_YZ_MAX  0xffffu
-#define CLUSTER_MAX  16u /* blocks of one */
 
 const uint8_t *ibx_request_body(const struct ibx_pipeline *p, size_t *n)
 {
@@ -110,14 +109,16 @@ bool ibx_launch_is_plain(const uint8_t *body, size_t n)
     return x && x <= GRID_X_MAX && y && y <= GRID_YZ_MAX && z && z <= GRID_YZ_MAX;
 }
 
-/* By which of 2 to 16 a number can be divided: clusters have at most 16 blocks, and a kernel that
- * is declared to have clusters takes grids of whole ones alone. */
+/* By which of 2 to 16 a number can be divided, by their factors: clusters have at most 16 blocks,
+ * and a kernel that is declared to have clusters takes grids of whole ones alone. */
 static uint32_t divisors(uint32_t number)
 {
-    uint32_t found = 0;
-    for (unsigned i = 2; i <= CLUSTER_MAX; i++)
-        found |= (uint32_t)(number % i == 0) << i;
-    return found;
+    const uint32_t twos = (number | 16u) & -(number | 16u);
+    return number == 1
+               ? 1
+               : twos | (uint32_t)(number % 3 == 0) << 5 | (uint32_t)(number % 9 == 0) << 6 |
+                     (uint32_t)(number % 5 == 0) << 7 | (uint32_t)(number % 7 == 0) << 8 |
+                     (uint32_t)(number % 11 == 0) << 9 | (uint32_t)(number % 13 == 0) << 10;
 }
 
 uint64_t ibx_launch_key(const struct ibx_pipeline *p, const uint8_t *body)
