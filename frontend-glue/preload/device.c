@@ -75,12 +75,14 @@ int ibx_frontend_device_of(const void *address)
     return device;
 }
 
-/* Where the application has said that it is the host's, it may be managed all the same. */
+/* Where the application has said that it is the host's, it may be managed all the same; CUDA minds
+ * nothing that is the device's either where both sides were said to be the host's. */
 static enum side side_by(int kind, const void *address)
 {
-    return kind == CUDA_MEMCPY_DEFAULT        ? side_of(address)
-           : ibx_frontend_is_managed(address) ? DEVICE
-                                              : HOST;
+    if (kind == CUDA_MEMCPY_DEFAULT)
+        return side_of(address);
+    const bool there = kind != CUDA_MEMCPY_ON_HOST || is_readable(address);
+    return !there || ibx_frontend_is_managed(address) ? DEVICE : HOST;
 }
 
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
@@ -88,7 +90,8 @@ int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
     const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE || kind == CUDA_MEMCPY_ON_DEVICE;
     const bool from_device = kind == CUDA_MEMCPY_FROM_DEVICE || kind == CUDA_MEMCPY_ON_DEVICE;
     const bool managed = ibx_frontend_is_managed(to) || ibx_frontend_is_managed(from);
-    if (kind != CUDA_MEMCPY_DEFAULT && (!managed || (unsigned)kind > CUDA_MEMCPY_DEFAULT))
+    const bool looks = managed || kind == CUDA_MEMCPY_DEFAULT || kind == CUDA_MEMCPY_ON_HOST;
+    if (!looks || (unsigned)kind > CUDA_MEMCPY_DEFAULT)
         return kind;
     enum side target = to_device ? DEVICE : side_by(kind, to),
               source = from_device ? DEVICE : side_by(kind, from);

@@ -116,7 +116,7 @@ int cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flag
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_OPEN_MEMORY, "cudaIpcOpenMemHandle");
-    if (!address || flags != IPC_LAZY_PEER_ACCESS)
+    if (!address || !(flags & IPC_LAZY_PEER_ACCESS))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_bytes(&e.body, handle.bytes, sizeof(handle.bytes));
     if (!ibx_frontend_extra_known(&e, bytes, sizeof(bytes), &rc))

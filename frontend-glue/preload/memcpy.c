@@ -267,8 +267,10 @@ static int copy_rows(const struct rows *r)
 /* What CUDA has against them. A row alone needs no pitches. */
 static int check_rows(struct rows *r, int kind)
 {
-    if (r->height == 1 && !r->to_pitch && !r->from_pitch)
-        r->to_pitch = r->from_pitch = r->width;
+    if (r->height == 1 && !r->to_pitch)
+        r->to_pitch = r->width;
+    if (r->height == 1 && !r->from_pitch)
+        r->from_pitch = r->width;
     const bool empty = !r->width || !r->height;
     const bool narrow = !empty && (r->width > r->to_pitch || r->width > r->from_pitch);
     if (!ibx_frontend_plugin())

@@ -367,8 +367,15 @@ static bool copies_rows_on_host(char *device, void *stream)
     REQUIRE(fails(cudaMemcpy2D(to.data(), 8, from.data(), 8, 9, 1, 0), 1));
     REQUIRE(cudaMemcpy2D(device, 0, from.data() + 1, 0, 50, 1, H2D) == 0);
     REQUIRE(device_has(device, from.data() + 1, 50));
+    REQUIRE(cudaMemcpy2D(device, 0, from.data() + 3, 64, 50, 1, H2D) == 0);
+    REQUIRE(device_has(device, from.data() + 3, 50));
     REQUIRE(fails(cudaMemcpy2D(device, 40, from.data(), 40, 50, 1, H2D), 1));
     REQUIRE(cudaMemcpy(nullptr, from.data(), n, 0) == 1 && cudaGetLastError() == 1);
+    // What was said to be the host's, and is not.
+    REQUIRE(cudaMemcpy(device, from.data() + 2, 60, 0) == 0 &&
+            device_has(device, from.data() + 2, 60));
+    REQUIRE(cudaMemcpyAsync(to.data(), device, 60, 0, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && !std::memcmp(to.data(), &from[2], 60));
     constexpr int no_kind = 7;
     REQUIRE(cudaMemcpy(device, from.data(), n, no_kind) == 21 && cudaGetLastError() == 21);
     REQUIRE(cudaMemcpyAsync(device, from.data(), n, -1, stream) == 21);
