@@ -72,7 +72,7 @@ int cudaThreadExit(void)
 
 int cudaDeviceGetPCIBusId(char *id, int n, int device)
 {
-    int domain = 0, bus = 0, slot = 0;
+    int domain = 0, bus = 0, slot = 0, length = 0;
     if (!id || n <= 0)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = cudaDeviceGetAttribute(&domain, PCI_DOMAIN, device);
@@ -81,9 +81,9 @@ int cudaDeviceGetPCIBusId(char *id, int n, int device)
     if (!rc)
         rc = cudaDeviceGetAttribute(&slot, PCI_DEVICE, device);
     if (!rc)
-        snprintf(id, (size_t)n, "%04X:%02X:%02X.0", (unsigned)domain, (unsigned)bus,
-                 (unsigned)slot);
-    return rc;
+        length = snprintf(id, (size_t)n, "%04X:%02X:%02X.0", (unsigned)domain, (unsigned)bus,
+                          (unsigned)slot);
+    return length < n ? rc : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
 /* -------------------------------------------------------------------------------- events */

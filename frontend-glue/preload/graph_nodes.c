@@ -38,8 +38,10 @@ static void begin_set(struct extra *e, enum ibx_extra number, const char *call, 
 
 static int put_kernel(struct extra *e, const struct kernel_node *kernel)
 {
-    if (!kernel || !kernel->function || kernel->extra)
-        return ibx_frontend_fail(kernel && kernel->extra ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
+    if (!kernel || kernel->extra)
+        return ibx_frontend_fail(kernel ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
+    if (!kernel->function)
+        return ibx_frontend_fail(CUDA_INVALID_FUNCTION);
     const struct launch_config config = {
         .grid = kernel->grid, .block = kernel->block, .shared = kernel->shared};
     const int rc = ibx_frontend_put_launch(e, &config, kernel->function, kernel->arguments);

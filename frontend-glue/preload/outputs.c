@@ -22,7 +22,6 @@ WITH_OUTPUT(cudaRuntimeGetVersion, version, (int *version), version)
 WITH_OUTPUT(cudaChooseDevice, (device && properties), (int *device, const void *properties), device,
             properties)
 WITH_OUTPUT(cudaDeviceCanAccessPeer, can, (int *can, int device, int peer), can, device, peer)
-WITH_OUTPUT(cudaMemGetInfo, (left && all), (size_t * left, size_t *all), left, all)
 WITH_OUTPUT(cudaEventCreate, event, (void **event), event)
 WITH_OUTPUT(cudaEventCreateWithFlags, event, (void **event, unsigned flags), event, flags)
 WITH_OUTPUT(cudaEventElapsedTime, ms, (float *ms, void *from, void *to), ms, from, to)
@@ -48,6 +47,12 @@ OF_KERNEL(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, blocks,
           function, threads, shared, flags)
 
 /* CUDA leaves out what has no place. */
+__attribute__((visibility("default"))) int cudaMemGetInfo(size_t *left, size_t *all)
+{
+    size_t unused[2];
+    return CALL_NEXT(cudaMemGetInfo, left ? left : &unused[0], all ? all : &unused[1]);
+}
+
 __attribute__((visibility("default"))) int cudaDeviceGetStreamPriorityRange(int *least,
                                                                             int *greatest)
 {
