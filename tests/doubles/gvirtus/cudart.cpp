@@ -220,7 +220,7 @@ EXPORTED int cudaMemcpy2D(void *to, std::size_t to_pitch, const void *from, std:
 }
 
 // It writes to where the program says, whatever that is.
-EXPORTED int cudaMemGetInfo(std::size_t *left, std::size_t *all)
+extern "C" EXPORTED int cudaMemGetInfo(std::size_t *left, std::size_t *all)
 {
     *left = 1u << 20;
     *all = 2u << 20;
