@@ -203,6 +203,37 @@ static long huge_pages_reserve(long wanted)
     return now < wanted ? -1 : before;
 }
 
+static char huge_folder[32];
+static long huge_pages_before = -1;
+
+/* Room for two VMs and four more, in huge_folder. False: this kernel has no such pages to spare. */
+static bool borrow_huge_pages(void)
+{
+    char command[128];
+    snprintf(huge_folder, sizeof(huge_folder), "/tmp/ibx-huge-%d", (int)getpid());
+    snprintf(command, sizeof(command), "mkdir %s && mount -t hugetlbfs none %s", huge_folder,
+             huge_folder);
+    huge_pages_before = huge_pages_reserve(VM_RAM_MIB + 4);
+    return huge_pages_before >= 0 && !system(command);
+}
+
+/* Behind each case: one that fails gives them back, too. */
+static int end_all(void **state)
+{
+    char command[160];
+    int rc = mover_end_all(state);
+    if (huge_pages_before < 0)
+        return rc;
+    /* A libvirtd of this host makes a folder of its own where huge pages are. */
+    snprintf(command, sizeof(command), "{ ! mountpoint -q %s || umount %s; } && rm -rf %s",
+             huge_folder, huge_folder, huge_folder);
+    if (system(command))
+        rc = -1;
+    huge_pages_reserve(huge_pages_before);
+    huge_pages_before = -1;
+    return rc;
+}
+
 /* A hugetlbfs file has no holes by which to tell its pages, and no process has it mapped. */
 static void kill_source_in_huge_pages(void)
 {
@@ -231,20 +262,15 @@ static void refused_in_minor_mode(void)
 
 static void moved_in_huge_pages(const char *const *more, const char *send, bool killed)
 {
-    long before = huge_pages_reserve(VM_RAM_MIB + 4);
-    if (before < 0)
+    char from[128], to[128];
+    if (!borrow_huge_pages())
         skip();
-    char huge[32], command[128], from[128], to[128];
-    snprintf(huge, sizeof(huge), "/tmp/ibx-huge-%d", (int)getpid());
-    snprintf(from, sizeof(from), HUGE_RAM "%s/from", huge);
-    snprintf(to, sizeof(to), HUGE_RAM "%s/to", huge);
-    snprintf(command, sizeof(command), "mkdir %s && mount -t hugetlbfs none %s", huge, huge);
+    snprintf(from, sizeof(from), HUGE_RAM "%s/from", huge_folder);
+    snprintf(to, sizeof(to), HUGE_RAM "%s/to", huge_folder);
     struct vm_options options = {.append = "cpus=2", .two = true, .ram = from};
     if (!more && !send)
         options = (struct vm_options){
             .append = "cpus=2", .two = true, .ram = from, .extra = {VM_BALLOON}};
-    if (system(command))
-        skip();
     mover_begin();
     vm_start(&vms[0], &options);
     options.ram = to;
@@ -259,12 +285,6 @@ static void moved_in_huge_pages(const char *const *more, const char *send, bool 
         kill_source_in_huge_pages();
     pair_done();
     pair_moved("cpus=2");
-    vm_end(&vms[0]);
-    vm_end(&vms[1]);
-    /* A libvirtd of this host makes a folder of its own where huge pages are. */
-    snprintf(command, sizeof(command), "umount %s && rm -r %s", huge, huge);
-    assert_int_equal(system(command), 0);
-    huge_pages_reserve(before);
 }
 
 static void test_huge_pages(void)
@@ -287,36 +307,18 @@ static void test_huge_pages_of_a_dead_source(void)
     moved_in_huge_pages((const char *[]){"--max-bandwidth", "64K", NULL}, NULL, true);
 }
 
-static char huge_folder[32];
-
-/* Of two VMs, and four more. `options`: of the source; the destination's has these, too. False:
- * this kernel has no huge pages to spare. */
-static bool start_in_huge_pages(long *before, const char *options)
+/* The destination's memory has these options, too. */
+static void start_in_huge_pages(const char *options)
 {
-    char command[128], from[128], to[128];
-    *before = huge_pages_reserve(VM_RAM_MIB + 4);
-    snprintf(huge_folder, sizeof(huge_folder), "/tmp/ibx-huge-%d", (int)getpid());
+    char from[128], to[128];
+    if (!borrow_huge_pages())
+        skip();
     snprintf(from, sizeof(from), HUGE_RAM "%s/from", huge_folder);
     snprintf(to, sizeof(to), HUGE_RAM "%s/to,%s", huge_folder, options);
-    snprintf(command, sizeof(command), "mkdir %s && mount -t hugetlbfs none %s", huge_folder,
-             huge_folder);
-    if (*before < 0 || system(command))
-        return false;
     mover_begin();
     vm_start(&vms[0], &(struct vm_options){.append = "", .ram = from});
     vm_start(&vms[1], &(struct vm_options){.append = "", .ram = to, .incoming = true});
     vm_wait_beats(&vms[0], pair_beats);
-    return true;
-}
-
-static void end_in_huge_pages(long before)
-{
-    char command[128];
-    vm_end(&vms[0]);
-    vm_end(&vms[1]);
-    snprintf(command, sizeof(command), "umount %s && rm -r %s", huge_folder, huge_folder);
-    assert_int_equal(system(command), 0);
-    huge_pages_reserve(before);
 }
 
 /* Somebody else's, until they are unmapped; MAP_FAILED: they are not to be had. */
@@ -329,9 +331,7 @@ static void *take_huge_pages(size_t bytes)
 static void taken_by_nobody_at(const char *state, const char *option)
 {
     const size_t more = (size_t)12 << 20; /* than are free */
-    long before;
-    if (!start_in_huge_pages(&before, "prealloc=on"))
-        skip();
+    start_in_huge_pages("prealloc=on");
     mover_stop_next(state);
     pair_receive(NULL);
     pair_send((const char *[]){option, NULL});
@@ -340,7 +340,6 @@ static void taken_by_nobody_at(const char *state, const char *option)
     mover_kill(&receiver, SIGCONT);
     pair_done();
     pair_moved("");
-    end_in_huge_pages(before);
 }
 
 /* What QEMU has allocated beforehand, and loses for the pages that are to come, remains its own. */
@@ -359,9 +358,7 @@ static void test_huge_pages_that_come_again(void)
 static void test_huge_pages_too_few(void)
 {
     const size_t half = (size_t)(VM_RAM_MIB / 2) << 20;
-    long before;
-    if (!start_in_huge_pages(&before, "reserve=off"))
-        skip();
+    start_in_huge_pages("reserve=off");
     void *taken = take_huge_pages(half);
     assert_ptr_not_equal(taken, MAP_FAILED);
     pair_receive(NULL);
@@ -372,7 +369,6 @@ static void test_huge_pages_too_few(void)
     mover_ends(&receiver, 1);
     pair_stayed();
     munmap(taken, half);
-    end_in_huge_pages(before);
 }
 
 /* There and back again, twice or as often as is asked for: each destination is the next source. */
@@ -445,5 +441,5 @@ int main(void)
                                            VM_TEST(test_paused),
                                            VM_TEST(test_there_and_back),
                                            {0}};
-    return vm_tests(tests, mover_end_all);
+    return vm_tests(tests, end_all);
 }
