@@ -74,8 +74,7 @@ static void put(uint8_t *body, size_t n, size_t at, uint64_t value)
 }
 
 /* Of a copy that reads more than its payload: CUDA refuses a width that is more than its pitch, so
- * many bytes of a symbol, and for the others no memory. One row it copies also with pitches of 0.
- */
+ * many bytes of a symbol, and for the others no memory. A row alone may have a pitch of 0. */
 static void refuse_copy(const struct shape *s, uint8_t *body, size_t n)
 {
     if (s->rows) {
