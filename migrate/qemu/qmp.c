@@ -125,22 +125,29 @@ static void keep_greeting(struct ibx_qmp *qmp, json_t *hello)
     qmp->greetings++;
 }
 
+/* The number of the command that MESSAGE answers: 0 if that is none that still waits for one. It
+ * may come as any real number: only what is in range can become an integer. */
+static uint64_t answered_command(const struct ibx_qmp *qmp, const json_t *message)
+{
+    const double id = json_number_value(json_object_get(message, "id"));
+    return id > (double)qmp->answered && id <= (double)qmp->asked ? (uint64_t)id : 0;
+}
+
 /* An answer to an earlier command than the last one is late: its caller has given up. What QEMU was
  * at when an earlier client went is answered to the next one, before all that this one asks. */
 static void keep_answer(struct ibx_qmp *qmp, json_t *message)
 {
-    const json_int_t id = (json_int_t)json_number_value(json_object_get(message, "id"));
-    const bool ours = id > 0 && (uint64_t)id > qmp->answered && (uint64_t)id <= qmp->asked;
-    if (!ours && !qmp->negotiated)
+    const uint64_t id = answered_command(qmp, message);
+    if (!id && !qmp->negotiated)
         return;
-    if (!ours) {
+    if (!id) {
         /* QEMU could not parse what it got: its error has no id. */
         broken(qmp, -EPROTO,
                "QEMU answered a command that was not asked: is something else "
                "writing to this QMP socket?");
         return;
     }
-    qmp->answered = (uint64_t)id;
+    qmp->answered = id;
     if (qmp->answered == qmp->posted)
         qmp->reply = json_incref(message);
     for (unsigned i = 0; i < qmp->aheads; i++)

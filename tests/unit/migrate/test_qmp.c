@@ -83,6 +83,20 @@ static void test_takes_great_numbers(NO_STATE)
     done();
 }
 
+/* The id of an answer may be any real number: one out of the range of integers is none of ours, as
+ * is one that is no number. Without a space behind "id" the peer sends it as it stands. */
+static void test_takes_ids_out_of_range(NO_STATE)
+{
+    static const char *const ids[] = {"18446744073709551616", "1e68", "-1e68", "-1", "0", "\"2\""};
+    for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++) {
+        char answer[80];
+        snprintf(answer, sizeof(answer), "{\"return\": {}, \"id\":%s}\n", ids[i]);
+        attached(SCRIPT({"cont", answer, 0}));
+        says(run("cont", NULL, GENEROUS), -EPROTO, "answered a command that was not asked");
+        done();
+    }
+}
+
 static void test_passes_refusals_on(NO_STATE)
 {
     attached(SCRIPT(
@@ -446,6 +460,7 @@ int main(void)
         cmocka_unit_test(test_returns_what_qemu_returns),
         cmocka_unit_test(test_enables_only_what_is_offered),
         cmocka_unit_test(test_takes_great_numbers),
+        cmocka_unit_test(test_takes_ids_out_of_range),
         cmocka_unit_test(test_passes_refusals_on),
         cmocka_unit_test(test_questions_are_sent_ahead),
         cmocka_unit_test(test_unasked_answers_are_dropped),
