@@ -35,7 +35,7 @@ static struct {
     size_t bytes;
     unsigned count;
     unsigned pinned;      /* of these, from the first on, that were ever pinned */
-    unsigned usable;      /* of those, that are: fewer while all is pinned again behind a reset */
+    atomic_uint usable;   /* of those, that are: fewer while all is pinned again behind a reset */
     unsigned *free_stack; /* the chunk given last is taken first: it is still cached */
     unsigned free_count;
 } pool = {.mutex = PTHREAD_MUTEX_INITIALIZER, .given = PTHREAD_COND_INITIALIZER};
@@ -51,7 +51,8 @@ static void pool_in_child(void)
         return;
     pool.base = NULL;
     pool.free_stack = NULL;
-    pool.bytes = pool.count = pool.pinned = pool.usable = pool.free_count = 0;
+    pool.bytes = pool.count = pool.pinned = pool.free_count = 0;
+    atomic_store(&pool.usable, 0);
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -77,8 +78,8 @@ static void lend_piece(size_t at)
         pool.free_count += n;
         pool.pinned += n;
     }
-    if (pool.usable == first)
-        pool.usable += n;
+    if (atomic_load(&pool.usable) == first)
+        atomic_store(&pool.usable, first + n);
     pthread_cond_broadcast(&pool.given);
     pthread_mutex_unlock(&pool.mutex);
 }
@@ -116,11 +117,12 @@ static int refused(const struct ibx_cuda *cuda, int rc, struct ibx_error *err)
                          pool.bytes, ibx_cuda_error_name(cuda, rc));
 }
 
-/* By this process, and no reset has unpinned it. */
+/* By this process, and no reset has unpinned it. Where pinning it again has failed, no chunk can be
+ * used, although CUDA may know the memory: its answer may have been an error of earlier work. */
 static bool is_pinned(const struct ibx_cuda *cuda)
 {
     unsigned flags;
-    return atomic_load(&pool.made) && pool.owner == getpid() &&
+    return atomic_load(&pool.made) && pool.owner == getpid() && atomic_load(&pool.usable) &&
            !cuda->mem_host_get_flags(&flags, pool.base);
 }
 
@@ -141,7 +143,7 @@ static int pin_again(const struct ibx_cuda *cuda, struct ibx_error *err)
     size_t done = 0;
     pthread_mutex_lock(&pool.mutex);
     const size_t before = (size_t)pool.pinned * IBX_PINNED_STRIDE;
-    pool.usable = 0;
+    atomic_store(&pool.usable, 0);
     pthread_mutex_unlock(&pool.mutex);
     const int rc = pin(cuda, &done);
     if (!done)
@@ -175,7 +177,8 @@ static int map_pool(size_t bytes, struct ibx_error *err)
     pool.owner = getpid();
     pool.bytes = length;
     pool.count = count;
-    pool.pinned = pool.usable = pool.free_count = 0;
+    pool.pinned = pool.free_count = 0;
+    atomic_store(&pool.usable, 0);
     pool.free_stack = stack;
     pthread_mutex_unlock(&pool.mutex);
     return 0;
@@ -381,7 +384,7 @@ void *ibx_pinned_payload(unsigned chunk)
 static int take(struct ibx_quota *quota)
 {
     unsigned at = pool.free_count;
-    while (at && pool.free_stack[at - 1] >= pool.usable)
+    while (at && pool.free_stack[at - 1] >= atomic_load(&pool.usable))
         at--;
     if (!at || (quota && !ibx_quota_take(quota, 1)))
         return -EAGAIN;

@@ -13,7 +13,9 @@
 #define PIECE  8u /* chunks that are pinned at a time */
 #define BYTES  ((size_t)CHUNKS * IBX_PINNED_STRIDE)
 
-#define CONTEXT_IS_DESTROYED 709 /* CUresult */
+/* CUresult */
+#define ILLEGAL_ADDRESS      700
+#define CONTEXT_IS_DESTROYED 709
 
 /* As much of a driver as it takes. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -21,6 +23,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static const void *registered[8];
 static unsigned calls, refuse, stay; /* which call to refuse, and which stands still for now */
 static unsigned reset;               /* which call finds its context gone */
+static bool broken;                  /* earlier work has failed: all calls do */
 static bool stands;
 
 static unsigned find(const void *address)
@@ -43,13 +46,14 @@ static int mem_host_register(void *address, size_t n, unsigned flags)
     const unsigned at = find(address) < 8 ? 8 : find(NULL);
     if (call == reset)
         memset(registered, 0, sizeof(registered));
-    else if (call != refuse && at < 8)
+    else if (call != refuse && at < 8 && !broken)
         registered[at] = address;
     pthread_mutex_unlock(&lock);
-    return call == refuse  ? 2
-           : call == reset ? CONTEXT_IS_DESTROYED
-           : at < 8        ? 0
-                           : IBX_CUDA_HOST_MEMORY_REGISTERED;
+    return broken           ? ILLEGAL_ADDRESS
+           : call == refuse ? 2
+           : call == reset  ? CONTEXT_IS_DESTROYED
+           : at < 8         ? 0
+                            : IBX_CUDA_HOST_MEMORY_REGISTERED;
 }
 
 static int mem_host_unregister(void *address)
@@ -66,7 +70,7 @@ static int mem_host_get_flags(unsigned *flags, void *address)
     pthread_mutex_lock(&lock);
     const bool there = find(address) < 8;
     pthread_mutex_unlock(&lock);
-    return there ? 0 : IBX_CUDA_HOST_MEMORY_NOT_REGISTERED;
+    return broken ? ILLEGAL_ADDRESS : there ? 0 : IBX_CUDA_HOST_MEMORY_NOT_REGISTERED;
 }
 
 static int get_error_name(int code, const char **name)
@@ -242,6 +246,13 @@ static void test_pinned_again(void **state)
     const unsigned before = calls;
     assert_int_equal(ibx_pinned_open(&cuda, 1, NULL), 0);
     assert_int_equal(calls, before);
+    /* What fails for another reason leaves the chunks without use, until it no longer does. */
+    broken = true;
+    assert_int_equal(ibx_pinned_open(&cuda, 1, &err), ILLEGAL_ADDRESS);
+    expect_chunks(0);
+    broken = false;
+    assert_int_equal(ibx_pinned_open(&cuda, 1, NULL), 0);
+    expect_chunks(CHUNKS);
 }
 
 /* Meanwhile others get no chunk that is not pinned yet, also of those that are given back; and all
