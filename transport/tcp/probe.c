@@ -49,10 +49,14 @@ static bool lane_silent(const struct tcp_lane *lane, struct tcp_info *info)
            info->tcpi_last_data_sent < info->tcpi_last_ack_recv;
 }
 
-static void drop(struct tcp_probe *probe)
+/* A forked child may have the socket open, too: closing it here would not end the watch. */
+static void drop(struct tcp *tcp)
 {
-    if (probe->fd >= 0)
+    struct tcp_probe *probe = &tcp->probe;
+    if (probe->fd >= 0) {
+        epoll_ctl(tcp->writable, EPOLL_CTL_DEL, probe->fd, NULL);
         close(probe->fd);
+    }
     probe->fd = -1;
 }
 
@@ -73,7 +77,7 @@ static void ask(struct tcp *tcp, const struct tcp_info *info, uint64_t now)
         return;
     if (probe->fd < 0 || errno != EINPROGRESS ||
         epoll_ctl(tcp->writable, EPOLL_CTL_ADD, probe->fd, &event))
-        drop(probe);
+        drop(tcp);
 }
 
 /* 1: the request was answered; 0: not yet; -1: it has failed. */
@@ -98,7 +102,7 @@ static void follow_up(struct tcp *tcp, const struct tcp_info *info, uint64_t now
                      "nothing was acknowledged for %u ms, but a new connection is answered",
                      info->tcpi_last_ack_recv);
     if (answer || now >= probe->until)
-        drop(probe);
+        drop(tcp);
 }
 
 /* Sends a frame that means nothing after a time without any byte. */
@@ -123,7 +127,7 @@ void ibx_tcp_probe_init(struct tcp *tcp)
 
 void ibx_tcp_probe_fini(struct tcp *tcp)
 {
-    drop(&tcp->probe);
+    drop(tcp);
 }
 
 /* The lane that has been silent for longest; NULL: none is. Where packets are lost now on one lane
@@ -154,7 +158,7 @@ void ibx_tcp_probe_check(struct tcp *tcp, uint64_t now)
     struct tcp_info info = {0};
     const struct tcp_lane *lane = most_silent(tcp, now, &info);
     if (!lane || (probe->fd >= 0 && probe->lane != lane))
-        drop(probe);
+        drop(tcp);
     if (!lane) {
         ping(tcp);
         return;

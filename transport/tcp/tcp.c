@@ -430,11 +430,11 @@ static void close_endpoint(void *endpoint)
             close(lane->fd);
         }
     }
+    ibx_tcp_peer_unwatch(tcp);
     if (tcp->writable >= 0) {
         ibx_link_unwatch(tcp->link, tcp->writable);
         close(tcp->writable);
     }
-    ibx_tcp_peer_unwatch(tcp);
     ibx_tcp_messages_fini(tcp);
     ibx_tcp_work_fini(tcp);
     free(tcp->regions);

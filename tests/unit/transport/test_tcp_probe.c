@@ -18,6 +18,7 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -177,12 +178,40 @@ static void test_the_lane_that_was_asked_for(void **state)
     assert_int_equal(tcp.status, -ETIMEDOUT);
 }
 
+/* A child that was forked meanwhile has the request's socket open, too: its events are none of ours
+ * any more, or whoever waits for the connection would be woken as long as the child lives. */
+static void test_a_child_keeps_nobody_awake(void **state)
+{
+    int ends[2];
+    (void)state;
+    silence(1);
+    look_until_asked();
+    await_answer();
+    assert_int_equal(pipe(ends), 0);
+    const pid_t child = fork();
+    if (!child) {
+        char byte;
+        close(ends[1]);
+        _exit(read(ends[0], &byte, 1) != 0);
+    }
+    acknowledge(1);
+    look();
+    assert_true(tcp.probe.fd < 0 && !tcp.status);
+    struct pollfd wake = {.fd = tcp.writable, .events = POLLIN};
+    const int awake = poll(&wake, 1, 0);
+    close(ends[0]);
+    close(ends[1]);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_int_equal(awake, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_silent_lane_ends_it, begin, end),
         cmocka_unit_test_setup_teardown(test_lanes_in_turn_do_not, begin, end),
         cmocka_unit_test_setup_teardown(test_the_lane_that_was_asked_for, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_child_keeps_nobody_awake, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
