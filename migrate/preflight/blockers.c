@@ -278,6 +278,21 @@ static int check_children(struct ibx_qmp *qmp, const char *path, struct ibx_bloc
 }
 
 /* Network back ends are no QOM objects; the human monitor lists them. */
+static const struct network {
+    const char *told, *name;
+    bool user; /* by a process that maps guest RAM when the VM begins to run */
+} networks[] = {{"type=vhost-user", "vhost-user", true},
+                {"type=vhost-vdpa", "vhost-vdpa", false},
+                {"type=passt,vhost-user", "passt with vhost-user=on", true}}; /* QEMU 10.1 */
+
+static const struct network *network_of(const char *line, size_t length)
+{
+    for (size_t i = 0; i < sizeof(networks) / sizeof(networks[0]); i++)
+        if (memmem(line, length, networks[i].told, strlen(networks[i].told)))
+            return &networks[i];
+    return NULL;
+}
+
 static int check_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                           struct ibx_error *err)
 {
@@ -289,19 +304,15 @@ static int check_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
         return rc;
     const char *line = json_string_value(text);
     for (; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
-        const size_t length = strcspn(line, "\r\n");
-        const char *type = memmem(line, length, "type=vhost-", 11);
-        if (!type || (!begins(type + 11, "user") && !begins(type + 11, "vdpa")))
-            continue;
-        const bool user = begins(type + 11, "user");
-        if (user && blockers->stands_still)
+        const struct network *found = network_of(line, strcspn(line, "\r\n"));
+        if (!found || (found->user && blockers->stands_still))
             continue;
         const char *name = line + strspn(line, " \\");
         ibx_blockers_add(
             blockers,
-            "the network %.*s is a %.10s, which reaches guest RAM without QEMU: use a tap "
+            "the network %.*s is a %s, which reaches guest RAM without QEMU: use a tap "
             "(vhost=on is fine) or unplug it before the migration%s",
-            (int)strcspn(name, ":\r\n"), name, type + 5, user ? STAND_STILL : "");
+            (int)strcspn(name, ":\r\n"), name, found->name, found->user ? STAND_STILL : "");
     }
     json_decref(text);
     return 0;

@@ -367,6 +367,11 @@ static void test_devices(void)
         (const struct answer[]){{"info network", "\"net1: index=0,type=vhost-vdpa\\r\\n\""}, {0}});
     only("the network net1 is a vhost-vdpa");
     devices((const struct answer[]){
+        {"info network", "\" \\\\ net2: index=0,type=passt,vhost-user,connected to pid 7\\r\\n"
+                         "net3: index=0,type=passt,stream,connected to pid 8\\r\\n\""},
+        {0}});
+    only("the network net2 is a passt with vhost-user=on, which reaches guest RAM without QEMU");
+    devices((const struct answer[]){
         {"info network", "\"net0: index=0,type=tap,ifname=tap0,vhost=on\\r\\n\""},
         {"peripheral\"", "[{\"name\": \"v\", \"type\": \"child<vhost-vsock-pci>\"}]"},
         {0}});
