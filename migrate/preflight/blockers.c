@@ -318,6 +318,37 @@ static int check_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
     return 0;
 }
 
+/* Block drivers that hand all of guest RAM, as its pages were when the disk was opened, to a device
+ * of this host or to another process: those that come later are other ones. */
+static bool hands_over(const char *driver)
+{
+    return !strcmp(driver, "nvme") || begins(driver, "virtio-blk-");
+}
+
+static int check_drivers(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
+                         struct ibx_error *err)
+{
+    json_t *nodes, *node;
+    size_t i;
+    int rc = ibx_qmp_execute(qmp, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), &nodes,
+                             deadline_ns, err);
+    if (rc)
+        return rc;
+    json_array_foreach(nodes, i, node)
+    {
+        const char *driver = json_string_value(json_object_get(node, "drv"));
+        if (!driver || !hands_over(driver))
+            continue;
+        ibx_blockers_add(blockers,
+                         "a disk is used by QEMU's driver %.32s, which reaches guest RAM past its "
+                         "page tables: use a driver of the host's kernel (host_device, file)",
+                         driver);
+        break;
+    }
+    json_decref(nodes);
+    return 0;
+}
+
 static const char *const places[] = {"/machine/peripheral", "/machine/peripheral-anon", "/objects"};
 
 #define PLACES (sizeof(places) / sizeof(places[0]))
@@ -328,6 +359,7 @@ static void ask_devices(struct ibx_qmp *qmp, uint64_t deadline_ns)
         ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", places[i]), deadline_ns);
     ibx_qmp_ahead(qmp, "human-monitor-command", json_pack("{s:s}", "command-line", "info network"),
                   deadline_ns);
+    ibx_qmp_ahead(qmp, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), deadline_ns);
 }
 
 int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
@@ -340,6 +372,8 @@ int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
         rc = check_children(qmp, places[i], blockers, deadline_ns, err);
     if (!rc)
         rc = check_networks(qmp, blockers, deadline_ns, err);
+    if (!rc)
+        rc = check_drivers(qmp, blockers, deadline_ns, err);
     ibx_qmp_ahead_end(qmp, before);
     return rc;
 }

@@ -66,7 +66,7 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
 
 /* RAM that is private, of a kind that QEMU would send itself, or not of whole pages. */
 void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
-/* Devices that reach guest RAM past QEMU's page tables: VFIO, vhost-user, vhost-vdpa. */
+/* Devices and disks that reach guest RAM past QEMU's page tables: VFIO, vhost-user, vhost-vdpa. */
 int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                           struct ibx_error *err);
 /* block_users.c: jobs that would use the disks of a source after they were handed over, and the

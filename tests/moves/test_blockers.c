@@ -371,6 +371,14 @@ static void test_devices(void)
                          "net3: index=0,type=passt,stream,connected to pid 8\\r\\n\""},
         {0}});
     only("the network net2 is a passt with vhost-user=on, which reaches guest RAM without QEMU");
+    devices((const struct answer[]){{"query-named-block-nodes",
+                                     "[{\"drv\": \"nvme\"}, {\"drv\": \"raw\"},"
+                                     " {\"drv\": \"io_uring\"}, {\"drv\": \"nvme\"}]"},
+                                    {0}});
+    only("a disk is used by QEMU's driver nvme, which reaches guest RAM past its page tables");
+    devices((const struct answer[]){
+        {"query-named-block-nodes", "[{\"drv\": \"virtio-blk-vhost-user\"}]"}, {0}});
+    only("a disk is used by QEMU's driver virtio-blk-vhost-user");
     devices((const struct answer[]){
         {"info network", "\"net0: index=0,type=tap,ifname=tap0,vhost=on\\r\\n\""},
         {"peripheral\"", "[{\"name\": \"v\", \"type\": \"child<vhost-vsock-pci>\"}]"},
