@@ -157,6 +157,8 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
     const char *form = "nothing is known of %s and its migration with %s";
     if (ibx_journal_state_of(record->source, (unsigned)record->state))
         form = record->source ? source_texts[record->state] : destination_texts[record->state];
+    if (record->source && record->state == IBX_JOURNAL_ROLLED_BACK && !record->was_running)
+        form = "%s was taken back from %s and is here, paused as it was: it must not run there";
     if (ibx_journal_lost_there(record))
         form =
             "%s ran at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it from "

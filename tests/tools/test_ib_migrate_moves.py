@@ -458,6 +458,25 @@ def rollback_says_what_is_known_and_asks(scene):
 
 
 @case
+def a_paused_vm_that_is_taken_back_is_not_said_to_run(scene):
+    source, destination = Vm(scene, append="beats=40"), Vm(scene, incoming=True)
+    until(lambda: source.beats() == 40, "the guest to halt")
+    ask_qmp(source.own, "stop")
+    waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
+    sender = start(scene, "send --json", *source.qmp, uri)
+    wait_for_phase("filling", sender, waiting)
+    for process in (waiting, destination.process):
+        process.kill()
+    wait_for_phase("broken", sender)
+    interrupt_twice(sender)
+    code, out, err = scene.run("rollback", "--yes", *source.qmp)
+    equal((code, source.running()), (0, False))
+    equal(out, "guest-of-a-test: rolled back, it is here again, paused as it was\n")
+    out = succeeds(scene, "status", *source.qmp)
+    assert "is here, paused as it was" in out and "runs" not in out, out
+
+
+@case
 def a_reader_that_does_not_read_delays_nothing(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
     waiting, uri = receiver(scene, destination)

@@ -176,6 +176,7 @@ int ibx_cli_rollback(const struct migrate_args *args)
     record.state = IBX_JOURNAL_ROLLED_BACK;
     ibx_cli_forget_key(args->folder, &record);
     if (!args->json)
-        printf("%s: rolled back, it runs here again\n", vm);
+        printf("%s: rolled back, it %s\n", vm,
+               record.was_running ? "runs here again" : "is here again, paused as it was");
     return ibx_cli_flush(MIGRATE_DONE);
 }
