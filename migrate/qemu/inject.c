@@ -256,8 +256,13 @@ static int run_helper(struct injection *in)
         return errno;
     pid_t helper = clone(helper_main, stack + STACK_BYTES, CLONE_VM | CLONE_VFORK, in);
     const int code = helper < 0 ? errno : 0;
-    while (helper > 0 && waitpid(helper, NULL, __WALL) < 0 && errno == EINTR)
+    int status = 0;
+    while (helper > 0 && waitpid(helper, &status, __WALL) < 0 && errno == EINTR)
         ;
+    if (!WIFEXITED(status))
+        in->rc = ibx_error_set(in->err, -EIO,
+                               "the process by which this tool traces QEMU (process %d) was killed",
+                               (int)in->pid);
     munmap(stack, STACK_BYTES);
     return code;
 }

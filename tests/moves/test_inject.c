@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -291,38 +292,82 @@ static void test_mappings_are_found(void)
     munmap(pages, 3 * 4096);
 }
 
-/* ... which vfork makes for us: a parent that cannot stop, until its child has been told to go. It
- * goes on unharmed. */
-static void test_never_stops(void)
-{
+/* ... which vfork makes for us: a parent that cannot stop, until its child has been told to go. */
+struct unstoppable {
+    pid_t pid;
     int ready[2], go[2];
+};
+
+static void unstoppable_start(struct unstoppable *u)
+{
     char c = 'v';
-    assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
-    assert_int_equal(pipe2(go, O_CLOEXEC), 0);
-    pid_t parent = fork();
-    assert_true(parent >= 0);
-    if (!parent) {
+    assert_int_equal(pipe2(u->ready, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(u->go, O_CLOEXEC), 0);
+    u->pid = fork();
+    assert_true(u->pid >= 0);
+    if (!u->pid) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        close(ready[0]);
-        close(go[1]);
+        close(u->ready[0]);
+        close(u->go[1]);
         pid_t child = vfork();
         if (!child) {
-            (void)!write(ready[1], &c, 1);
-            (void)!read(go[0], &c, 1); /* or the end, when the test has failed */
+            (void)!write(u->ready[1], &c, 1);
+            (void)!read(u->go[0], &c, 1); /* or the end, when the test has failed */
             _exit(0);
         }
         _exit(child > 0 ? 23 : 1);
     }
-    assert_int_equal(read(ready[0], &c, 1), 1);
-    refused(parent, -ETIMEDOUT, "did not come to a stop", ibx_deadline_in_ms(50));
-    assert_int_equal(write(go[1], &c, 1), 1);
+    assert_int_equal(read(u->ready[0], &c, 1), 1);
+}
+
+static void unstoppable_goes_on_unharmed(struct unstoppable *u)
+{
     int status;
-    assert_int_equal(waitpid(parent, &status, 0), parent);
+    assert_int_equal(write(u->go[1], "g", 1), 1);
+    assert_int_equal(waitpid(u->pid, &status, 0), u->pid);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 23);
     for (unsigned i = 0; i < 2; i++) {
-        close(ready[i]);
-        close(go[i]);
+        close(u->ready[i]);
+        close(u->go[i]);
     }
+}
+
+static void test_never_stops(void)
+{
+    struct unstoppable u;
+    unstoppable_start(&u);
+    refused(u.pid, -ETIMEDOUT, "did not come to a stop", ibx_deadline_in_ms(50));
+    unstoppable_goes_on_unharmed(&u);
+}
+
+/* Ends the other child of this process, as who is short of memory does. */
+static void *kill_the_tracer(void *argument)
+{
+    const pid_t other = *(const pid_t *)argument;
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
+    for (int found = 0; !found;) {
+        FILE *children = fopen(path, "r");
+        for (int pid; children && fscanf(children, "%d", &pid) == 1;)
+            found = pid != other ? pid : found;
+        if (children)
+            fclose(children);
+        if (found)
+            kill(found, SIGKILL);
+    }
+    return NULL;
+}
+
+/* What was not done is not taken for a call that returned 0. */
+static void test_killed_tracer(void)
+{
+    struct unstoppable u;
+    pthread_t killer;
+    unstoppable_start(&u);
+    assert_int_equal(pthread_create(&killer, NULL, kill_the_tracer, &u.pid), 0);
+    refused(u.pid, -EIO, "was killed", ibx_deadline_in_ms(VM_WAIT_MS));
+    pthread_join(killer, NULL);
+    unstoppable_goes_on_unharmed(&u);
 }
 
 /* Whether the main thread of `pid` is inside of poll() with nothing to wait for but this time. */
@@ -514,6 +559,7 @@ int main(void)
                                            VM_TEST(test_what_nobody_sees),
                                            VM_TEST(test_mappings_are_found),
                                            VM_TEST(test_never_stops),
+                                           VM_TEST(test_killed_tracer),
                                            VM_TEST(test_tool_is_killed),
                                            VM_TEST(test_qemu_by_system_call),
                                            VM_TEST(test_sandboxed_qemu_by_device),
