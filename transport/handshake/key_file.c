@@ -186,11 +186,16 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
     if (!*path)
         return 0;
     int fd = ibx_file_open(path, IBX_FILE_KEY, err);
-    if (fd == -EACCES || fd == -ENOENT)
-        return ibx_error_set(
-            err, fd, "key file %s cannot be read: %s; %s", path, strerror(-fd),
-            fd == -EACCES ? "it must belong to the user of this process"
-                          : "copy the other end's there, or make one by \"openssl rand -hex 32\"");
+    if (fd == -ENOENT) /* mode 600 from the beginning: what a shell's > makes others can read */
+        return ibx_error_set(err, fd,
+                             "key file %s cannot be read: %s; copy the other end's there, or make "
+                             "one by \"openssl rand -hex 32 | install -m 600 /dev/stdin %s\"",
+                             path, strerror(-fd), path);
+    if (fd == -EACCES)
+        return ibx_error_set(err, fd,
+                             "key file %s cannot be read: %s; it must belong to the user of this "
+                             "process",
+                             path, strerror(-fd));
     if (fd < 0)
         return fd;
     int rc = read_keys(fd, path, keys, err);

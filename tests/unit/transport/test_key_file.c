@@ -267,6 +267,7 @@ static void not_a_file(void **state)
 {
     (void)state;
     expect_refusal(place("missing"), -ENOENT, "cannot be read");
+    expect_refusal(place("missing"), -ENOENT, "install -m 600 /dev/stdin "); /* by umask 022 too */
     assert_int_equal(mkdir(place("directory"), 0700), 0);
     expect_refusal(place("directory"), -EINVAL, "is not a regular file");
     assert_int_equal(mkfifo(place("fifo"), 0600), 0);
