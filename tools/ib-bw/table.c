@@ -156,7 +156,9 @@ void ibx_bw_table_print(const struct bw_results *results, bool line_a_path, FILE
                      ibx_bw_results_measured(results, BW_D2H, 0, results->size_count);
     if (any && results->path_count > 1)
         fprintf(out, "Median of a call%s\n\n",
-                results->stock >= 0 ? ", and how many times faster than stock it is (x)" : "");
+                results->stock < 0
+                    ? ""
+                    : ", and how many times faster it is than stock, GVirtuS's own TCP (x)");
     for (unsigned op = 0; any && op < BW_OPS; op++) {
         if (line_a_path || results->path_count == 1)
             print_long_block(results, (enum bw_op)op, out);
