@@ -150,7 +150,7 @@ bool ibx_frontend_no_variable(const void *symbol);
 void ibx_frontend_variable_managed(void **handle, void **variable, const char *name);
 /* All these of a module; NULL: there is none, or no memory. To be freed. */
 void ***ibx_frontend_variables_managed(void **handle, size_t *count);
-/* The module is no more. Whether another process may have it: the parent, or children. */
+/* The module is no more. Whether another process may have it: the parent, children, or theirs. */
 bool ibx_frontend_variables_unload(void **handle);
 /* A device was reset. */
 void ibx_frontend_variables_reset(void);

@@ -6,10 +6,14 @@
  */
 #include "frontend-glue/preload/internal.h"
 
+#include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 struct variable {
     struct variable *next;
@@ -79,13 +83,67 @@ static void note_variable(void **handle, const void *symbol, const char *name, b
         free(v);
 }
 
+/* ------------------------------------------------------------------------------ other processes */
+
+/* Children of children, of which no call tells when their own parents have ended. All processes
+ * that were forked from the one that has loaded this library have the same memory for them. */
+#define GRANDCHILDREN 1000u
+#define ABOUT_TO_BE   (-1)
+struct grandchildren {
+    atomic_bool more;                  /* than there is room for */
+    _Atomic pid_t pids[GRANDCHILDREN]; /* 0: free */
+};
+static struct grandchildren *grandchildren; /* NULL: no memory */
+static _Thread_local _Atomic pid_t *place;  /* of the one that this thread is about to fork */
+
+/* Or another process has its number by now. */
+static bool lives(pid_t pid)
+{
+    return pid == ABOUT_TO_BE || (pid && (!kill(pid, 0) || errno != ESRCH));
+}
+
+/* Before the fork: behind it this process may end before the other one has begun. */
+static void reserve_place(void)
+{
+    const int before = errno;
+    place = NULL;
+    for (unsigned i = 0; i < GRANDCHILDREN && !place; i++) {
+        pid_t there = atomic_load(&grandchildren->pids[i]);
+        if (!lives(there) &&
+            atomic_compare_exchange_strong(&grandchildren->pids[i], &there, ABOUT_TO_BE))
+            place = &grandchildren->pids[i];
+    }
+    if (!place)
+        atomic_store(&grandchildren->more, true);
+    errno = before;
+}
+
+static bool has_grandchildren(void)
+{
+    bool any = grandchildren && atomic_load(&grandchildren->more);
+    for (unsigned i = 0; grandchildren && !any && i < GRANDCHILDREN; i++) {
+        const pid_t pid = atomic_load(&grandchildren->pids[i]);
+        any = pid != getpid() && lives(pid);
+    }
+    return any;
+}
+
 static void note_fork(void)
 {
     atomic_fetch_add(&forks, 1);
 }
 
+static void before_fork(void)
+{
+    if (birth && grandchildren)
+        reserve_place();
+}
+
 static void note_birth(void)
 {
+    if (place)
+        atomic_store(place, getpid());
+    place = NULL;
     note_fork();
     birth = atomic_load(&forks);
 }
@@ -99,7 +157,10 @@ static bool has_children(void)
 
 __attribute__((constructor)) static void begin(void)
 {
-    pthread_atfork(NULL, note_fork, note_birth);
+    void *shared = mmap(NULL, sizeof(*grandchildren), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    grandchildren = shared == MAP_FAILED ? NULL : shared;
+    pthread_atfork(before_fork, note_fork, note_birth);
 }
 
 bool ibx_frontend_variables_unload(void **handle)
@@ -120,7 +181,7 @@ bool ibx_frontend_variables_unload(void **handle)
         free(v);
     }
     free(gone);
-    return parents || (shared && has_children());
+    return parents || (shared && (has_children() || has_grandchildren()));
 }
 
 void ibx_frontend_variables_reset(void)

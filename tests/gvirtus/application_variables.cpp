@@ -144,6 +144,35 @@ bool unloads_and_forks()
     return HOLDS(kept && goes(modules[3]));
 }
 
+// So does what a grandchild may use, whose parent has ended, as that of a daemon does.
+bool unloads_and_grandchildren()
+{
+    static void *modules[2][1];
+    int hold[2];
+    char byte;
+    const auto goes = [](void **module) {
+        const std::uint64_t before = stub_unloads();
+        unload(module);
+        return stub_unloads() == before + 1;
+    };
+    register_kernel(modules[0], &stub_kernel);
+    REQUIRE(pipe(hold) == 0);
+    const pid_t child = fork();
+    if (!child) {
+        close(hold[1]);
+        if (!fork())
+            _exit(read(hold[0], &byte, 1) < 0);
+        _exit(0);
+    }
+    int status = 1;
+    REQUIRE(waitpid(child, &status, 0) == child && !status);
+    register_kernel(modules[1], &stub_kernel);
+    const bool kept = !goes(modules[0]), own = goes(modules[1]);
+    close(hold[0]);
+    close(hold[1]);
+    return HOLDS(kept && own);
+}
+
 struct Variables {
     char *first, *second, *long_one;
 };
@@ -287,5 +316,6 @@ bool not_found()
 bool variables()
 {
     REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
-    return HOLDS(plain() && unloads_and_forks() && managed_variables() && not_found());
+    return HOLDS(plain() && unloads_and_forks() && unloads_and_grandchildren() &&
+                 managed_variables() && not_found());
 }
