@@ -169,43 +169,38 @@ int cudaSetDevice(int device)
 /* The first device is that of threads that have selected none. */
 void ibx_frontend_each_device(void (*visit)(int device))
 {
-    __typeof__(&cudaSetDevice) select_device = NEXT(cudaSetDevice);
     const uint64_t all = atomic_load(&in_use) | 1;
     bool away = false;
     visit(current);
-    for (int device = 0; select_device && device < 64; device++) {
-        if (device == current || !(all >> device & 1) || select_device(device))
+    for (int device = 0; device < 64; device++) {
+        if (device == current || !(all >> device & 1) || CALL_NEXT(cudaSetDevice, device))
             continue;
         away = true;
         visit(device);
     }
     if (away)
-        select_device(current);
+        CALL_NEXT(cudaSetDevice, current);
 }
 
 /* GVirtuS's cudaSetDevice makes a context on a device, so unused devices are left alone. */
 int ibx_frontend_devices_wait(void)
 {
-    __typeof__(&cudaSetDevice) select_device = NEXT(cudaSetDevice);
-    __typeof__(&cudaDeviceSynchronize) synchronize = NEXT(cudaDeviceSynchronize);
     uint64_t others = atomic_load(&in_use);
     const unsigned ended = ibx_frontend_threads_ended();
     bool away = false;
-    if (!synchronize)
-        return CUDA_NOT_SUPPORTED;
-    int rc = synchronize();
-    for (int device = 0; select_device && device < 64; device++) {
+    int rc = CALL_NEXT(cudaDeviceSynchronize);
+    for (int device = 0; device < 64; device++) {
         if (device == current || !(others >> device & 1))
             continue;
-        int code = select_device(device);
+        int code = CALL_NEXT(cudaSetDevice, device);
         away = away || !code;
         if (!code)
-            code = synchronize();
+            code = CALL_NEXT(cudaDeviceSynchronize);
         rc = rc ? rc : code;
     }
     if (!rc)
         ibx_frontend_threads_rest(ended);
-    const int back = away ? select_device(current) : CUDA_SUCCESS;
+    const int back = away ? CALL_NEXT(cudaSetDevice, current) : CUDA_SUCCESS;
     return rc ? rc : back;
 }
 

@@ -367,12 +367,24 @@ static bool launched(const struct kernel *k, const struct launch_config *c, void
     return ibx_frontend_launched(&w, unseen, rc);
 }
 
+/* By its front end, which connects if this is the thread's first call. */
+static int launch_by_gvirtus(const void *function, const struct launch_config *c, void **arguments)
+{
+    ibx_frontend_launcher launch = ibx_frontend_plain_launch();
+    const bool may = ibx_frontend_first_begins();
+    const int rc = !may     ? CUDA_UNLOADING
+                   : launch ? launch((void *)(uintptr_t)function, c->grid, c->block, arguments,
+                                     c->shared, c->stream)
+                            : CUDA_NOT_SUPPORTED;
+    ibx_frontend_first_is_over();
+    return rc;
+}
+
 static int launch_now(const void *function, const struct launch_config *config, void **arguments,
                       bool unseen)
 {
     const struct ibx_frontend_calls *plugin = ibx_frontend_plugin();
     const struct kernel *k = plugin ? find(function) : NULL;
-    ibx_frontend_launcher launch = ibx_frontend_plain_launch();
     int rc = k ? CUDA_SUCCESS : ibx_frontend_no_kernel(function);
     if (rc)
         return ibx_frontend_fail(rc);
@@ -387,9 +399,7 @@ static int launch_now(const void *function, const struct launch_config *config, 
         return rc;
     if (plugin)
         plugin->unseen(unseen);
-    rc = launch ? launch((void *)(uintptr_t)function, config->grid, config->block, arguments,
-                         config->shared, config->stream)
-                : CUDA_NOT_SUPPORTED;
+    rc = launch_by_gvirtus(function, config, arguments);
     if (!rc && !plugin && ibx_frontend_plugin())
         learned(function, config);
     return rc;

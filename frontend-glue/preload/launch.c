@@ -88,14 +88,14 @@ ibx_frontend_launcher ibx_frontend_plain_launch(void)
 int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void **arguments,
                        size_t shared, void *stream)
 {
-    __typeof__(&__cudaLaunchKernel) next = NEXT(__cudaLaunchKernel);
+    const bool theirs = NEXT(__cudaLaunchKernel);
     const struct launch_config config = {grid, block, shared, stream, NULL, 0};
     const bool unseen = ibx_frontend_launch_unseen();
-    const struct ibx_frontend_calls *plugin = next ? ibx_frontend_plugin() : NULL;
+    const struct ibx_frontend_calls *plugin = theirs ? ibx_frontend_plugin() : NULL;
     if (plugin)
         plugin->unseen(unseen);
-    return next ? next(kernel, grid, block, arguments, shared, stream)
-                : ibx_frontend_launch(kernel, &config, arguments, unseen);
+    return theirs ? CALL_NEXT(__cudaLaunchKernel, kernel, grid, block, arguments, shared, stream)
+                  : ibx_frontend_launch(kernel, &config, arguments, unseen);
 }
 
 const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,

@@ -3,6 +3,7 @@
 
 #include "tests/doubles/cuda/driver.h"
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <thread>
@@ -90,6 +91,47 @@ bool launches()
     void *none[3] = {&device, &device, &n};
     REQUIRE(run(&other, {1, 1, 1}, {1, 1, 1}, none, 0, nullptr) == 98);
     return true;
+}
+
+// The first call of threads that begin together is the launch of a kernel that is known already, or
+// the end of page-locked memory: they connect one after the other.
+bool launches_of_new_threads()
+{
+    constexpr unsigned count = 8, n = 1000;
+    std::atomic<unsigned> there{0}, good{0};
+    const auto begin_together = [&there, &good](auto first_call) {
+        std::vector<std::thread> threads;
+        there = good = 0;
+        for (unsigned i = 0; i < count; i++) {
+            threads.emplace_back([&there, &good, first_call, i] {
+                for (there++; there < count;)
+                    std::this_thread::yield();
+                good += first_call(i) == 0 && cudaDeviceSynchronize() == 0;
+            });
+        }
+        for (std::thread &thread : threads)
+            thread.join();
+        return good == count;
+    };
+    char *device = device_memory((count + 2) * n), *used[count];
+    const std::vector<char> bytes = random_bytes(n, 3);
+    const auto launch_to = [device](unsigned to) {
+        char *part = device + to * n, *from = device;
+        std::size_t size = n;
+        void *arguments[] = {&part, &from, &size};
+        return cudaLaunchKernel(&stub_kernel, {1, 1, 1}, {32, 1, 1}, arguments, 0, nullptr);
+    };
+    REQUIRE(cudaMemcpy(device, bytes.data(), n, H2D) == 0);
+    REQUIRE(launch_to(count + 1) == 0 && launch_to(count + 1) == 0);
+    REQUIRE(begin_together([launch_to](unsigned i) { return launch_to(i + 1); }));
+    for (unsigned i = 0; i <= count; i++)
+        REQUIRE(device_has(device + i * n, bytes.data(), n));
+    for (char *&memory : used) {
+        REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory), n) == 0);
+        REQUIRE(cudaMemcpyAsync(memory, device, n, D2H, nullptr) == 0);
+    }
+    REQUIRE(begin_together([&used](unsigned i) { return cudaFreeHost(used[i]); }));
+    return HOLDS(stub_connecting_most() <= 2 && cudaFree(device) == 0);
 }
 
 // By <<<>>>, which returns nothing: no call that waits returns its error.

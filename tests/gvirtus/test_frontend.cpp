@@ -566,6 +566,8 @@ void check_what_it_does_not()
     check("pointers that say what they are", [] { return run("default", true); });
     check("no second copy where GVirtuS's handlers run them", [] { return run("no-copy", false); });
     check("launches without GVirtuS's front end", [] { return run("launches", true); });
+    check("... of threads that begin with one",
+          [] { return run("launches-of-new-threads", true); });
     check("launches by <<<>>>", [] { return run("launches-unseen", true); });
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
     for (const char *test :
