@@ -4,7 +4,9 @@
  * thread of this library's does, over a connection of its own: the thread that was interrupted may
  * be in the middle of anything. The handler itself makes a few system calls, on whatever stack.
  *
- * Faults elsewhere are the program's. Its handler, set before or later, gets them.
+ * Faults elsewhere are the program's. Its handler, set before or later, gets them. A thread that
+ * blocks the signal would be killed by such an access: no thread does, and each is told that it
+ * does (pthread_sigmask(3)).
  */
 #include "frontend-glue/preload/managed.h"
 
@@ -191,7 +193,9 @@ static struct sigaction theirs; /* the program's */
 
 typedef int (*setter)(int number, const struct sigaction *action, struct sigaction *old);
 
-static _Atomic(void *) found_sigaction, found_signal;
+typedef int (*masker)(int how, const sigset_t *set, sigset_t *old);
+static _Atomic(void *) found_sigaction, found_signal, found_sysv, found_mask, found_process_mask;
+static _Thread_local bool blocks; /* the signal, as far as the program knows */
 
 static setter real_sigaction(void)
 {
@@ -200,11 +204,25 @@ static setter real_sigaction(void)
     return next;
 }
 
-/* Before main(), as in managed_io.c. */
+static masker real_mask(void)
+{
+    masker next = NULL;
+    *(void **)&next = ibx_frontend_next(&found_mask, "pthread_sigmask");
+    return next;
+}
+
+/* Before main(), as in managed_io.c. The process may have been begun with the signal blocked. */
 __attribute__((constructor)) static void find_names(void)
 {
+    sigset_t ours, before;
     ibx_frontend_next(&found_sigaction, "sigaction");
     ibx_frontend_next(&found_signal, "signal");
+    ibx_frontend_next(&found_sysv, "__sysv_signal");
+    ibx_frontend_next(&found_process_mask, "sigprocmask");
+    sigemptyset(&ours);
+    sigaddset(&ours, SIGSEGV);
+    if (!real_mask()(SIG_UNBLOCK, &ours, &before) && sigismember(&before, SIGSEGV))
+        blocks = true;
 }
 
 static enum pages_access access_of(const void *context)
@@ -255,21 +273,22 @@ static void pass_on(int number, siginfo_t *info, void *context)
     const struct sigaction action = theirs;
     const bool sent = info->si_code <= 0;
     sigset_t held = action.sa_mask, before;
-    if (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) {
-        if (action.sa_handler == SIG_DFL || !sent)
-            end_by(number, sent);
+    if (action.sa_handler == SIG_DFL || (!sent && (blocks || action.sa_handler == SIG_IGN))) {
+        end_by(number, sent);
         return;
     }
+    if (action.sa_handler == SIG_IGN)
+        return;
     if (action.sa_flags & (int)SA_RESETHAND)
         theirs = (struct sigaction){.sa_handler = SIG_DFL};
     if (!(action.sa_flags & SA_NODEFER))
         sigaddset(&held, number);
-    pthread_sigmask(SIG_BLOCK, &held, &before);
+    real_mask()(SIG_BLOCK, &held, &before);
     if (action.sa_flags & SA_SIGINFO)
         action.sa_sigaction(number, info, context);
     else
         action.sa_handler(number);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    real_mask()(SIG_SETMASK, &before, NULL);
 }
 
 static void on_fault(int number, siginfo_t *info, void *context)
@@ -282,28 +301,87 @@ static void on_fault(int number, siginfo_t *info, void *context)
         pass_on(number, info, context);
 }
 
+/* Without the signal, if it is in there. */
+static const sigset_t *open_to_faults(const sigset_t *set, sigset_t *copy)
+{
+    if (!set || sigismember(set, SIGSEGV) != 1)
+        return set;
+    *copy = *set;
+    sigdelset(copy, SIGSEGV);
+    return copy;
+}
+
 /* The program's handlers stay behind ours. */
 __attribute__((visibility("default"))) int sigaction(int number, const struct sigaction *action,
                                                      struct sigaction *old)
 {
-    if (number != SIGSEGV || !atomic_load(&installed))
-        return real_sigaction()(number, action, old);
-    const struct sigaction before = theirs;
-    if (action)
-        theirs = *action;
-    if (old)
-        *old = before;
-    return 0;
+    struct sigaction ours;
+    if (number == SIGSEGV && atomic_load(&installed)) {
+        const struct sigaction before = theirs;
+        if (action)
+            theirs = *action;
+        if (old)
+            *old = before;
+        return 0;
+    }
+    if (action && number != SIGSEGV) {
+        ours = *action;
+        open_to_faults(&action->sa_mask, &ours.sa_mask);
+        action = &ours;
+    }
+    return real_sigaction()(number, action, old);
+}
+
+/* As `name`, which the C library sets with these flags. */
+static __sighandler_t set_handler(_Atomic(void *) *found, const char *name, int number,
+                                  __sighandler_t handler, int flags)
+{
+    __sighandler_t (*next)(int, __sighandler_t) = NULL;
+    struct sigaction action = {.sa_handler = handler, .sa_flags = flags}, old;
+    if (number == SIGSEGV && atomic_load(&installed))
+        return sigaction(number, &action, &old) ? SIG_ERR : old.sa_handler;
+    *(void **)&next = ibx_frontend_next(found, name);
+    return next(number, handler);
 }
 
 __attribute__((visibility("default"))) __sighandler_t signal(int number, __sighandler_t handler)
 {
-    __sighandler_t (*next)(int, __sighandler_t) = NULL;
-    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, old;
-    if (number == SIGSEGV && atomic_load(&installed))
-        return sigaction(number, &action, &old) ? SIG_ERR : old.sa_handler;
-    *(void **)&next = ibx_frontend_next(&found_signal, "signal");
-    return next(number, handler);
+    return set_handler(&found_signal, "signal", number, handler, SA_RESTART);
+}
+
+/* What <signal.h> makes of signal(3) in strict ISO C. */
+__attribute__((visibility("default"))) __sighandler_t __sysv_signal(int number,
+                                                                    __sighandler_t handler)
+{
+    return set_handler(&found_sysv, "__sysv_signal", number, handler,
+                       (int)SA_RESETHAND | SA_NODEFER);
+}
+
+static int set_mask(masker next, int how, const sigset_t *set, sigset_t *old)
+{
+    sigset_t copy;
+    const bool before = blocks, in_set = set && sigismember(set, SIGSEGV) == 1;
+    const bool keeps = !set || how != SIG_SETMASK;
+    const int rc = next(how, how == SIG_UNBLOCK ? set : open_to_faults(set, &copy), old);
+    if (rc)
+        return rc;
+    blocks = how == SIG_UNBLOCK ? before && !in_set : in_set || (keeps && before);
+    if (old && before)
+        sigaddset(old, SIGSEGV);
+    return rc;
+}
+
+__attribute__((visibility("default"))) int pthread_sigmask(int how, const sigset_t *set,
+                                                           sigset_t *old)
+{
+    return set_mask(real_mask(), how, set, old);
+}
+
+__attribute__((visibility("default"))) int sigprocmask(int how, const sigset_t *set, sigset_t *old)
+{
+    masker next = NULL;
+    *(void **)&next = ibx_frontend_next(&found_process_mask, "sigprocmask");
+    return set_mask(next, how, set, old);
 }
 
 /* ----------------------------------------------------------------------------- beginning */
@@ -315,9 +393,9 @@ static bool start_thread(void)
     pthread_t thread;
     sigset_t most, before;
     sigfillset(&most);
-    pthread_sigmask(SIG_SETMASK, &most, &before);
+    real_mask()(SIG_SETMASK, &most, &before);
     const int rc = pthread_create(&thread, NULL, serve, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    real_mask()(SIG_SETMASK, &before, NULL);
     if (!rc)
         pthread_detach(thread);
     return !rc;

@@ -366,6 +366,59 @@ bool sent_signals()
     return HOLDS(signal(SIGSEGV, SIG_DFL) == SIG_IGN);
 }
 
+char *volatile handled;
+
+// Threads that block all signals, as those of servers do, and handlers meanwhile.
+bool blocked_signals()
+{
+    char *m = managed_memory(2 * page);
+    sigset_t every, before, now;
+    char there = 1;
+    sigfillset(&every);
+    REQUIRE(m);
+    for (auto *set : {pthread_sigmask, sigprocmask}) {
+        REQUIRE(set(SIG_BLOCK, &every, &before) == 0 && !sigismember(&before, SIGSEGV));
+        m[0] = ++there;
+        REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0 && m[1] == there);
+        REQUIRE(stub_launch(m + 2, m, 1, nullptr) == 0);
+        std::thread([m, &there] { there = static_cast<char>(m[2] + 1); }).join();
+        REQUIRE(m[2] + 1 == there);
+        REQUIRE(set(SIG_SETMASK, &before, &now) == 0);
+        REQUIRE(sigismember(&now, SIGSEGV) == 1 && sigismember(&now, SIGTERM) == 1);
+        REQUIRE(set(SIG_BLOCK, nullptr, &now) == 0 && !sigismember(&now, SIGSEGV));
+    }
+    struct sigaction action = {};
+    action.sa_handler = [](int) { handled[4] = handled[3]; };
+    action.sa_mask = every;
+    handled = m;
+    REQUIRE(sigaction(SIGUSR1, &action, nullptr) == 0);
+    REQUIRE(stub_launch(m + 3, m, 1, nullptr) == 0 && raise(SIGUSR1) == 0 && m[4] == m[0]);
+    // A fault of its own ends a thread that blocks it, whatever handler there is.
+    const pid_t child = fork();
+    if (!child) {
+        action.sa_handler = [](int) { _exit(1); };
+        sigaction(SIGSEGV, &action, nullptr);
+        pthread_sigmask(SIG_BLOCK, &every, nullptr);
+        m[0] = 1;
+        _exit(2);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    return HOLDS(cudaFree(m) == 0);
+}
+
+// In strict ISO C signal(3) is this one.
+bool signals_of_system_v()
+{
+    auto *set = preloaded<sighandler_t(int, sighandler_t)>("__sysv_signal");
+    volatile char *m = managed_memory(page);
+    REQUIRE(m && set(SIGSEGV, once) == SIG_DFL);
+    REQUIRE(stub_launch(const_cast<char *>(m) + 1, const_cast<char *>(m), 1, nullptr) == 0);
+    REQUIRE(m[1] == 0 && set(SIGSEGV, SIG_DFL) == once);
+    return HOLDS(cudaFree(const_cast<char *>(m)) == 0);
+}
+
 // Faults that are the program's own, and children, which have none of it.
 bool faults_of_others()
 {
@@ -563,6 +616,7 @@ bool managed()
     REQUIRE(taken_addresses());
     REQUIRE(system_calls());
     REQUIRE(sent_signals());
+    REQUIRE(blocked_signals() && signals_of_system_v());
     return HOLDS(faults_of_others());
 }
 
