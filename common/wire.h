@@ -7,6 +7,7 @@
 #ifndef IBX_COMMON_WIRE_H
 #define IBX_COMMON_WIRE_H
 
+#include <endian.h>
 #include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -56,29 +57,32 @@ static inline void ibx_put_bytes(struct ibx_writer *w, const void *bytes, size_t
     w->length += n;
 }
 
+/* Of 1 to 8 bytes, for tables of fields. */
 static inline void ibx_put_uint(struct ibx_writer *w, uint64_t value, unsigned bytes)
 {
-    uint8_t out[8];
-    for (unsigned i = 0; i < bytes; i++)
-        out[i] = (uint8_t)(value >> (8 * i));
-    ibx_put_bytes(w, out, bytes);
+    const uint64_t little = htole64(value);
+    ibx_put_bytes(w, &little, bytes);
 }
 
+/* One store a field: byte by byte the compiler makes some 75 instructions of 8 bytes. */
 static inline void ibx_put_u8(struct ibx_writer *w, uint8_t v)
 {
-    ibx_put_uint(w, v, 1);
+    ibx_put_bytes(w, &v, sizeof(v));
 }
 static inline void ibx_put_u16(struct ibx_writer *w, uint16_t v)
 {
-    ibx_put_uint(w, v, 2);
+    const uint16_t little = htole16(v);
+    ibx_put_bytes(w, &little, sizeof(little));
 }
 static inline void ibx_put_u32(struct ibx_writer *w, uint32_t v)
 {
-    ibx_put_uint(w, v, 4);
+    const uint32_t little = htole32(v);
+    ibx_put_bytes(w, &little, sizeof(little));
 }
 static inline void ibx_put_u64(struct ibx_writer *w, uint64_t v)
 {
-    ibx_put_uint(w, v, 8);
+    const uint64_t little = htole64(v);
+    ibx_put_bytes(w, &little, sizeof(little));
 }
 
 /* A string of at most 65535 bytes: u16 length, then the bytes without a NUL. */
@@ -105,30 +109,44 @@ static inline const uint8_t *ibx_get_bytes(struct ibx_reader *r, size_t n)
     return p;
 }
 
+/* Of 1 to 8 bytes, for tables of fields. */
 static inline uint64_t ibx_get_uint(struct ibx_reader *r, unsigned bytes)
 {
+    uint64_t little = 0;
     const uint8_t *p = ibx_get_bytes(r, bytes);
-    uint64_t value = 0;
-    for (unsigned i = 0; p && i < bytes; i++)
-        value |= (uint64_t)p[i] << (8 * i);
-    return value;
+    if (p)
+        memcpy(&little, p, bytes);
+    return le64toh(little);
 }
 
 static inline uint8_t ibx_get_u8(struct ibx_reader *r)
 {
-    return (uint8_t)ibx_get_uint(r, 1);
+    const uint8_t *p = ibx_get_bytes(r, 1);
+    return p ? *p : (uint8_t)0;
 }
 static inline uint16_t ibx_get_u16(struct ibx_reader *r)
 {
-    return (uint16_t)ibx_get_uint(r, 2);
+    uint16_t little = 0;
+    const uint8_t *p = ibx_get_bytes(r, sizeof(little));
+    if (p)
+        memcpy(&little, p, sizeof(little));
+    return le16toh(little);
 }
 static inline uint32_t ibx_get_u32(struct ibx_reader *r)
 {
-    return (uint32_t)ibx_get_uint(r, 4);
+    uint32_t little = 0;
+    const uint8_t *p = ibx_get_bytes(r, sizeof(little));
+    if (p)
+        memcpy(&little, p, sizeof(little));
+    return le32toh(little);
 }
 static inline uint64_t ibx_get_u64(struct ibx_reader *r)
 {
-    return ibx_get_uint(r, 8);
+    uint64_t little = 0;
+    const uint8_t *p = ibx_get_bytes(r, sizeof(little));
+    if (p)
+        memcpy(&little, p, sizeof(little));
+    return le64toh(little);
 }
 
 /* 0 or a negative errno, as Linux has them; -EPROTO in place of anything else. */
