@@ -208,6 +208,9 @@ struct ibx_provider {
     /* Carries work on and makes the upcalls. Returns their number plus the work done for the peer
      * without an upcall; 0 when idle. Never blocks. */
     int (*progress)(void *endpoint);
+    /* Looks for what a peer has sent, which costs less than progress, so many times at most, with a
+     * pause between two. Returns as soon as there is something for progress to do. Optional. */
+    void (*look)(void *endpoint, unsigned times);
     /* 0: sleeping on the watched fds is safe now; 1: call progress again first. */
     int (*arm)(void *endpoint);
 

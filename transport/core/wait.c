@@ -16,7 +16,8 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#define POLLS_PER_WAKE_LOOK  4096u
+#define LOOKS_PER_POLL       16u /* where those are cheaper */
+#define POLLS_PER_WAKE_LOOK  256u
 #define YIELD_NS             1000u   /* between two yields */
 #define FIRST_YIELD_LATER_NS 10000u  /* before the first, with PLENTY_PROCESSORS */
 #define PLENTY_PROCESSORS    4       /* the peer has one of its own */
@@ -103,6 +104,16 @@ static void note_result(struct ibx_conn *conn, bool found, bool lost)
     }
 }
 
+/* Until the next poll, of which some are expensive, and the time is, too: what comes meanwhile ends
+ * it. */
+static void look(struct ibx_conn *conn)
+{
+    if (conn->provider->look && ibx_conn_has_endpoint(conn))
+        conn->provider->look(conn->endpoint, LOOKS_PER_POLL);
+    else
+        ibx_cpu_relax();
+}
+
 /* Polls busily, or once if `once`: 1 when ibx_poll() has something, 0 when the time is over, -EINTR
  * for ibx_wake(). Work for the peer makes no event, but restarts the time, because more of it
  * follows; such a peer delays neither the deadline nor a wake-up. */
@@ -145,10 +156,10 @@ static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t dea
             lost |= away;
             yield_at = now + YIELD_NS;
         }
-        /* At once after a lost core: 4096 polls that lose it each time take seconds. */
+        /* At once after a lost core: 256 polls that lose it each time take long. */
         if ((away || i % POLLS_PER_WAKE_LOOK == 0) && woken(conn))
             return -EINTR;
-        ibx_cpu_relax();
+        look(conn);
     }
 }
 

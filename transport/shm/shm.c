@@ -175,6 +175,7 @@ const struct ibx_provider ibx_provider_shm = {
     .send = ibx_shm_send,
     .release = ibx_shm_release,
     .progress = progress,
+    .look = ibx_shm_look,
     .arm = ibx_shm_arm,
     .abort = abort_endpoint,
     .close = close_endpoint,

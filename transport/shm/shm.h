@@ -77,6 +77,8 @@ struct shm_command {
     };
 };
 _Static_assert(sizeof(struct shm_command) == 128, "a command is two cache lines");
+#define IBX_SHM_LINE       64u
+#define IBX_SHM_FIRST_LINE (IBX_SHM_LINE - offsetof(struct shm_command, data)) /* bytes of `data` */
 
 enum shm_sleep { SHM_AWAKE, SHM_SLEEPS, SHM_SLEEPS_FOR_CREDIT /* for credit as well */ };
 
@@ -359,6 +361,7 @@ void ibx_shm_release(void *endpoint, uint64_t slot);
 void ibx_shm_command_put(struct shm *shm, const struct shm_command *command);
 /* Handles every command that is there; returns the number of upcalls. */
 int ibx_shm_ring_progress(struct shm *shm);
+void ibx_shm_look(void *endpoint, unsigned times);
 int ibx_shm_arm(void *endpoint);
 /* Reads what came over the control socket: wakes and arenas. */
 void ibx_shm_control_drain(struct shm *shm);
