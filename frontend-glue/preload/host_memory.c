@@ -67,6 +67,15 @@ enum host_memory ibx_frontend_host_memory(const void *address, size_t n)
     return kind;
 }
 
+bool ibx_frontend_host_ours(const void *address, size_t n)
+{
+    ibx_frontend_ranges_lock();
+    const struct range *range = ibx_frontend_ranges_holding(&ranges, address, n);
+    const bool ours = range && range->allocated;
+    ibx_frontend_ranges_unlock();
+    return ours;
+}
+
 bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags)
 {
     ibx_frontend_ranges_lock();

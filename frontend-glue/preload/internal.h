@@ -447,6 +447,8 @@ bool ibx_frontend_pointer_closed(const void *memory);
 enum host_memory { HOST_PAGEABLE, HOST_REGISTERED, HOST_ALLOCATED };
 /* What all these bytes are, for a copy that may stay under way in them. */
 enum host_memory ibx_frontend_host_memory(const void *address, size_t n);
+/* Whether all of it is memory that this library has allocated. */
+bool ibx_frontend_host_ours(const void *address, size_t n);
 /* Whether it is page-locked: what was the thread's device then, and with which flags. */
 bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags);
 /* Whether there was an asynchronous copy in memory that holds one of these bytes, or kernels have
