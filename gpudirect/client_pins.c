@@ -220,7 +220,7 @@ static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const stru
         for (unsigned i = 0; i < IBX_CLIENT_PINS; i++) {
             struct ibx_client_pin *pin = &pins->pins[i];
             if (!pin->base)
-                empty = pin;
+                empty = empty ? empty : pin; /* the first ones are found soonest */
             else if (!oldest || pin->used < oldest->used)
                 oldest = pin;
         }

@@ -8,11 +8,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-bool ibx_copies_have_cuda(struct copies *x)
+static bool load_cuda(struct copies *x)
 {
     struct ibx_error err = {0};
-    if (x->cuda || x->options.mode == IBX_GPU_OFF)
-        return x->cuda && x->options.mode != IBX_GPU_OFF;
     x->cuda = ibx_cuda_load(&err);
     if (x->cuda)
         return true;
@@ -20,6 +18,11 @@ bool ibx_copies_have_cuda(struct copies *x)
             "GVirtuS runs all copies itself: %s", err.message);
     x->options.mode = IBX_GPU_OFF;
     return false;
+}
+
+bool ibx_copies_have_cuda(struct copies *x)
+{
+    return x->options.mode != IBX_GPU_OFF && (x->cuda || load_cuda(x));
 }
 
 bool ibx_copies_able(struct copies *x)

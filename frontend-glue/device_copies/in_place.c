@@ -16,7 +16,8 @@
 /* Pins the allocation of which the client's memory in reach is a part. */
 static bool pin(struct copies *x, const struct ibx_reach *reach)
 {
-    struct ibx_error err = {0};
+    struct ibx_error err;
+    err.code = 0; /* to clear the message takes as long as the rest */
     bool pinned = ibx_client_pin(&x->pins, x->cuda, reach->base, reach->length, reach->id,
                                  reach->writable, &err);
     if (err.code && !x->told_pins)
