@@ -9,6 +9,7 @@
 #include "common/clock.h"
 #include "frontend-glue/session/extra.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -92,7 +93,10 @@ static int graph_launch(struct copies *x, struct arguments *a)
     void *graph = pointer(&a->in);
     if (!ibx_handles_know(x, IBX_HANDLE_EXEC, (uintptr_t)graph))
         return PASSES;
-    const int rc = ibx_frees_launch(x, runtime.graph_launch, graph, pointer(&a->in));
+    void *stream = pointer(&a->in);
+    const bool room = ibx_graph_launches(x, (uintptr_t)graph, (uintptr_t)stream);
+    const int rc =
+        room ? ibx_frees_launch(x, runtime.graph_launch, graph, stream) : CUDA_MEMORY_ALLOCATION;
     ibx_handles_let_go(x);
     return rc;
 }
@@ -325,6 +329,8 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q)
     const int code = run(x, q, &a);
     if (code == PASSES)
         return IBX_REQUEST_PASS;
+    if (!ibx_graph_captures(x, q->called, q->body, (size_t)q->length))
+        return ibx_captures_full(x);
     if (code)
         ibx_copies_note_error(x, code);
     ibx_session_consume(x->s, q);
@@ -363,8 +369,20 @@ static void note_handle(struct copies *x, enum ibx_handle_kind kind)
     const uint64_t handle = ibx_get_u64(&r);
     if (x->replies.last_size != 8)
         ibx_named_graph_unseen();
-    else if (handle)
-        ibx_extra_note(x, kind, handle);
+    else if (handle && ibx_extra_note(x, kind, handle)) {
+        if (kind == IBX_HANDLE_EXEC)
+            ibx_handles_made_so(x, handle, x->exec_size);
+        else if (!ibx_graph_measure(x, handle) && ibx_handles_remove(x, kind, handle))
+            ibx_extra_undo("cudaGraphDestroy", handle);
+    }
+}
+
+int ibx_captures_full(struct copies *x)
+{
+    return ibx_session_fail(x->s, -EDQUOT,
+                            "%s of tenant \"%s\" captures more than all graphs of a tenant may "
+                            "have",
+                            ibx_session_path(x->s)->peer, ibx_tenant_name(x->isolation.tenant));
 }
 
 void ibx_copies_call_answered(struct copies *x)
@@ -376,6 +394,7 @@ void ibx_copies_call_answered(struct copies *x)
     ibx_made_answered(x);
     if ((x->makes_graph || x->makes_exec) && !code)
         note_handle(x, x->makes_graph ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
+    ibx_room_exec_made(x);
     if (x->changes_kernels) /* others have looked them up while it ran */
         ibx_copies_launch_forget();
     x->allocates = x->changes_kernels = x->makes_graph = x->makes_exec = false;

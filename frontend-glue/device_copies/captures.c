@@ -55,6 +55,14 @@ bool ibx_copies_captures(void)
     return atomic_load(&captures);
 }
 
+bool ibx_captures_begun(struct copies *x)
+{
+    pthread_mutex_lock(&lock);
+    const bool begun = x->captures;
+    pthread_mutex_unlock(&lock);
+    return begun;
+}
+
 /* Locked. The client's own captures that nobody's wait has ended. */
 static unsigned own(struct copies *x)
 {
@@ -339,6 +347,16 @@ static void begin(struct copies *x)
     pthread_mutex_unlock(&lock);
 }
 
+/* Locked. Nothing is captured for a tenant any more: what came of it counts as graphs. */
+static void forget_work(const struct copies *x)
+{
+    const struct copies *other = capturing;
+    while (other && (other->isolation.tenant != x->isolation.tenant || !other->captures))
+        other = other->next_capturing;
+    if (!other && x->isolation.tenant)
+        atomic_store(ibx_tenant_captured(x->isolation.tenant), 0);
+}
+
 /* Locked. */
 static void end(struct copies *x, unsigned most)
 {
@@ -352,6 +370,7 @@ static void end(struct copies *x, unsigned most)
     blocking -= blocks;
     x->captures -= count;
     atomic_fetch_sub(&captures, count);
+    forget_work(x);
     pthread_cond_broadcast(&changed);
 }
 

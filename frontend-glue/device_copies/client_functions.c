@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/quota.h"
 #include "common/wire.h"
 
 #include <pthread.h>
@@ -16,6 +17,7 @@
 #define HANDLE_LEAST 7u
 #define UNLOAD_MS    1000u /* that a module's end waits for requests that use it */
 #define NAME_KNOWN   23u   /* characters of a request's name that are known */
+#define NOTED_BYTES  512u  /* that is noted of one registration, here and by GVirtuS */
 
 /* No address: the runtime finds it by its value, or not at all. */
 #define FUNCTION_FIRST UINT64_C(0x1b80000000000000)
@@ -30,6 +32,8 @@ struct ibx_client_module {
     uint64_t client;
     const struct ibx_tenant *tenant;
     bool orphan;
+    struct ibx_quota *quota; /* that so many bytes count in; NULL: none */
+    uint64_t bytes;
     atomic_uint users; /* requests */
     atomic_bool gone;
 };
@@ -232,8 +236,29 @@ static void make_name(char *name, size_t n)
     name[0] = 'm';
 }
 
+/* Locked. Of a module that ends as it should the entry is left. */
+static void give_bytes(struct ibx_client_module *m)
+{
+    if (m->quota && m->bytes > sizeof(*m))
+        ibx_quota_give(m->quota, m->bytes - sizeof(*m));
+    m->bytes = 0;
+}
+
+/* Locked. What the handler makes of a request of n bytes counts as the module's. */
+static bool take_bytes(const struct ibx_functions_user *user, struct ibx_client_module *m, size_t n)
+{
+    if (!user->quota)
+        return true;
+    if ((m->quota && m->quota != user->quota) || !ibx_quota_take(user->quota, n + NOTED_BYTES))
+        return false;
+    m->quota = user->quota;
+    m->bytes += n + NOTED_BYTES;
+    return true;
+}
+
 /* False: it would come to GVirtuS's table of all clients under a name that the client chooses. */
-static bool add_module(const struct ibx_functions_user *user, char *handle, size_t n)
+static bool add_module(const struct ibx_functions_user *user, char *handle, size_t n, size_t bytes,
+                       bool *room)
 {
     const bool sound = n >= HANDLE_LEAST && n <= HANDLE_BYTES && strlen(handle) + 1 == n;
     struct ibx_client_module *m = sound ? malloc(sizeof(*m)) : NULL;
@@ -242,6 +267,11 @@ static bool add_module(const struct ibx_functions_user *user, char *handle, size
     struct ibx_client_module **at = modules_at(user, handle);
     *m = (struct ibx_client_module){
         .next = *at, .at = at, .client = user->client, .tenant = user->tenant};
+    *room = take_bytes(user, m, bytes);
+    if (!*room) {
+        free(m);
+        return false;
+    }
     memcpy(m->handle, handle, n);
     make_name(m->name, n);
     memcpy(handle, m->name, n);
@@ -324,8 +354,10 @@ static bool end_module(struct ibx_client_module *m)
         nanosleep(&pause, NULL);
         pthread_mutex_lock(&lock);
     }
-    if (!atomic_load(&m->users))
+    if (!atomic_load(&m->users)) {
+        give_bytes(m);
         return true;
+    }
     ibx_log(IBX_LOG_WARN,
             "kernels of a client stay registered, since one of its launches has not returned for "
             "%u ms: see what it runs",
@@ -360,17 +392,21 @@ static bool names_variable(struct ibx_reader *r, uint8_t *body)
     return get_string(r, body, &n) && get_string(r, body, &n) && get_string(r, body, &n);
 }
 
-/* Locked. Whether the handler may get it. */
-static bool registers(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n)
+/* Locked. Whether the handler may get it. *room: false if there is none. */
+static bool registers(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n,
+                      bool *room)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
     size_t length = 0;
     char *handle = get_string(&r, body, &length);
     struct ibx_client_module *m = handle ? module_of(user, handle) : NULL;
     if (!strcmp(name, "cudaRegisterFatBinary"))
-        return handle ? add_module(user, handle, length) : !handles && !is_string(body, n);
+        return handle ? add_module(user, handle, length, n, room) : !handles && !is_string(body, n);
     if (!m || strlen(handle) + 1 != length)
         return !handles; /* another client's, or nobody's */
+    *room = begins(name, "cudaUnregister") || take_bytes(user, m, n);
+    if (!*room)
+        return false;
     memcpy(handle, m->name, length);
     if (!strcmp(name, "cudaRegisterFunction"))
         return add_function(m, &r, body);
@@ -405,17 +441,19 @@ static void name_function(struct ibx_functions_user *user, int at, uint8_t *body
     ibx_put_u64(&w, ibx_functions_take(user, ibx_get_u64(&r)));
 }
 
-void ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n)
+bool ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n)
 {
+    bool room = true;
     if (begins(name, "cudaRegister") || begins(name, "cudaUnregister")) {
         pthread_mutex_lock(&lock);
-        if (!registers(user, name, body, n))
+        if (!registers(user, name, body, n, &room))
             refuse(body, n);
         pthread_mutex_unlock(&lock);
-        return;
+        return room;
     }
     for (size_t i = 0; i < sizeof(uses) / sizeof(uses[0]); i++) {
         if (!strncmp(uses[i].name, name, NAME_KNOWN))
             name_function(user, uses[i].at, body, n);
     }
+    return room;
 }

@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 struct ibx_client_module;
+struct ibx_quota;
 struct ibx_tenant;
 
 /* Who makes a request. */
@@ -25,6 +26,7 @@ struct ibx_functions_user {
     uint64_t client; /* clients.c */
     uint64_t parent; /* of it; 0: not known */
     const struct ibx_tenant *tenant;
+    struct ibx_quota *quota;        /* that bytes of what it registers count in; NULL: none */
     struct ibx_client_module *held; /* by its request in hand; NULL: none */
 };
 
@@ -36,8 +38,9 @@ bool ibx_functions_hold(struct ibx_functions_user *user, struct ibx_client_modul
 void ibx_functions_let_go(struct ibx_functions_user *user);
 
 /* Puts these names in the body of a request that GVirtuS is about to run; `name` may be cut to 23
- * characters. Those that are none become 0, which no handler finds. */
-void ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n);
+ * characters. Those that are none become 0, which no handler finds. False: it registers more than
+ * there is room for; what a module has registered counts until it ends, and a little for ever. */
+bool ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n);
 
 /* The client has no session: until it comes again, what it has registered is there for its children
  * only. */

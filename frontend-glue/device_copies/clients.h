@@ -49,13 +49,25 @@ void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other);
 bool ibx_handles_is_within(struct copies *x, uint64_t graph);
 /* What conditional nodes of a graph are made with; it goes with the graph. */
 bool ibx_handles_add_condition(struct copies *x, uint64_t condition, uint64_t graph);
-/* A new node of a graph, or one that CUDA lists; those of a graph that is no more; whether it is
- * one of it. */
-bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph);
+/* A new node of a graph, which counts as `weight`, with so many graphs within each other in it, or
+ * one that CUDA lists; those of a graph that is no more; whether it is one of it. */
+bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph, uint64_t weight,
+                          unsigned depth);
 bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph);
 void ibx_handles_forget_nodes(uint64_t graph);
 bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph);
-/* What can be launched was made of that graph, with so many functions of clients that may need CUDA
+/* A graph has so many nodes more than were added to it. */
+void ibx_handles_grow(struct copies *x, uint64_t graph, uint64_t nodes, unsigned depth);
+/* What a graph, or what was made of one, counts as, with the graphs in it; of how many it is one
+ * within the other, and how many are so in it, itself too. Zeros: there is none. */
+struct ibx_graph_size {
+    uint64_t nodes;
+    unsigned level, depth;
+};
+struct ibx_graph_size ibx_handles_size(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* What can be launched was made of a graph of that size. */
+void ibx_handles_made_so(struct copies *x, uint64_t exec, struct ibx_graph_size size);
+/* It was made of that graph, with so many functions of clients that may need CUDA
  * to end; these, 0: not known; whether the node was in it then. */
 void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph, unsigned functions);
 unsigned ibx_handles_functions(struct copies *x, uint64_t exec);

@@ -230,6 +230,7 @@ struct copies {
     enum registrations_use registrations_run; /* of the one that runs: ibx_registrations_end() */
     unsigned lookups_passed;                  /* as it began: registrations.c */
     bool makes_graph, makes_exec;             /* it returns a graph, or what can be launched */
+    struct ibx_graph_size exec_size;          /* of the latter; so many nodes are reserved */
     enum made_use made_use;                   /* of the handler that GVirtuS is about to run */
     enum ibx_handle_kind made_kind;           /* of what that makes, or ends */
     bool changes_kernels;                     /* it registers some, or takes some away */
@@ -357,6 +358,8 @@ void ibx_copies_forget_error(void);
 
 /* Whether a client captures a stream. */
 bool ibx_copies_captures(void);
+/* Whether the session has begun one that has not ended. */
+bool ibx_captures_begun(struct copies *x);
 /* Around a wait for the device, which ends all captures: the former stays until no other client
  * captures, for a bounded time, and until the latter none begins, likewise. */
 void ibx_captures_wait_begin(struct copies *x);
@@ -470,6 +473,26 @@ void ibx_frees_exec(struct copies *x, const void *exec);
 /* A context was reset, with its events, as far as the last launches of executable graphs are
  * behind these; NULL: unknown which. */
 void ibx_frees_forget(const void *context);
+
+/* graph_limits.c */
+
+/* Reserves room for n more of the tenant's, and gives it back: when it counts otherwise. */
+bool ibx_room_take(struct copies *x, enum ibx_hold hold, uint64_t n);
+void ibx_room_give(struct copies *x, enum ibx_hold hold, uint64_t n);
+/* What GVirtuS's handler has made of a graph counts, or it has made nothing. */
+void ibx_room_exec_made(struct copies *x);
+/* A new graph has what a capture has made of it. False: there are too many graphs within each
+ * other. */
+bool ibx_graph_measure(struct copies *x, uint64_t graph);
+/* A request runs, which may add to what is captured; or is about to launch into that stream. False:
+ * it is too much. */
+bool ibx_graph_captures(struct copies *x, const struct ibx_call *call, const uint8_t *body,
+                        size_t n);
+bool ibx_graph_captures_in(struct copies *x, uint64_t stream);
+bool ibx_graph_launches(struct copies *x, uint64_t exec, uint64_t stream);
+/* calls.c: it ends the session. */
+int ibx_captures_full(struct copies *x);
+#define IBX_GRAPHS_DEEP 128u /* one within the other */
 
 /* graph_room.c: before a launch of a graph with so many functions of clients, which stays until
  * there is room for them; so many were called, or will not be. */

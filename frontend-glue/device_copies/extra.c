@@ -126,8 +126,11 @@ static int get_limit(struct extra *e)
 /* Whether CUDA may get what a launch names. */
 static bool names_good(struct extra *e, struct ibx_reader body, struct ibx_reader attributes)
 {
-    ibx_get_bytes(&body, STREAM_AT);
-    bool good = ibx_named_stream(e->x, ibx_get_u64(&body));
+    struct extra in_stream = {.x = e->x, .in = body};
+    ibx_get_bytes(&in_stream.in, STREAM_AT);
+    stream_in(&in_stream);
+    bool good = !in_stream.no_handle;
+    e->no_room = in_stream.no_room;
     while (ibx_reader_left(&attributes) && good) {
         const uint32_t id = ibx_get_u32(&attributes);
         const uint8_t *bytes = ibx_get_bytes(&attributes, IBX_EXTRA_ATTRIBUTE);
@@ -136,7 +139,7 @@ static bool names_good(struct extra *e, struct ibx_reader body, struct ibx_reade
             good = ibx_named_event(e->x, ibx_get_u64(&value));
     }
     e->no_handle = !good;
-    return good;
+    return good && !e->no_room;
 }
 
 static int launch(struct extra *e)
@@ -280,5 +283,5 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
     ibx_handles_let_go(x);
     ibx_functions_let_go(&x->functions_user);
     *out = e.out;
-    return e.no_handle ? CUDA_INVALID_HANDLE : rc;
+    return e.no_handle ? CUDA_INVALID_HANDLE : e.no_room ? CUDA_MEMORY_ALLOCATION : rc;
 }

@@ -16,6 +16,7 @@ struct extra {
     struct ibx_writer out;
     void *function; /* of the runtime */
     bool no_handle; /* it names a stream or an event that is none */
+    bool no_room;   /* its stream is captured, and there may be no more of that */
 };
 
 struct extra_call {
@@ -46,6 +47,7 @@ static inline void *stream_in(struct extra *e)
 {
     const uint64_t stream = ibx_get_u64(&e->in);
     e->no_handle = e->no_handle || !ibx_named_stream(e->x, stream);
+    e->no_room = e->no_room || (!e->no_handle && !ibx_graph_captures_in(e->x, stream));
     return pointer_to(stream);
 }
 
@@ -59,7 +61,7 @@ static inline void *event_in(struct extra *e)
 /* No bytes of the reader are missing, none is left, and CUDA may get what they name. */
 static inline bool whole(const struct extra *e)
 {
-    return !e->in.failed && !e->no_handle && e->in.position == e->in.length;
+    return !e->in.failed && !e->no_handle && !e->no_room && e->in.position == e->in.length;
 }
 
 /* Bytes from the first to the last of rows; false: of none, or of more than there are addresses. */

@@ -225,11 +225,14 @@ static int create_texture(struct extra *e)
     if (!whole(e) || !is_resource(e, &resource))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, make);
+    if (!ibx_room_take(e->x, IBX_HOLD_TEXTURES, 1))
+        return CUDA_MEMORY_ALLOCATION;
     int rc = make(&texture, &resource, &how, viewed ? &view : NULL);
     if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_TEXTURE, texture)) {
         ibx_extra_undo("cudaDestroyTextureObject", texture);
         rc = CUDA_MEMORY_ALLOCATION;
     }
+    ibx_room_give(e->x, IBX_HOLD_TEXTURES, 1);
     ibx_put_u64(&e->out, texture);
     return rc;
 }
@@ -243,11 +246,14 @@ static int create_surface(struct extra *e)
     if (!whole(e) || resource.kind != IBX_RESOURCE_ARRAY || !is_resource(e, &resource))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, make);
+    if (!ibx_room_take(e->x, IBX_HOLD_TEXTURES, 1))
+        return CUDA_MEMORY_ALLOCATION;
     int rc = make(&surface, &resource);
     if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_SURFACE, surface)) {
         ibx_extra_undo("cudaDestroySurfaceObject", surface);
         rc = CUDA_MEMORY_ALLOCATION;
     }
+    ibx_room_give(e->x, IBX_HOLD_TEXTURES, 1);
     ibx_put_u64(&e->out, surface);
     return rc;
 }

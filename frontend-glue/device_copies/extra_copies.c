@@ -173,7 +173,10 @@ static int add_copy(struct extra *e)
     if (!look_up(&r))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, add);
-    int rc = make_pair(e, &r, &a, &pair);
+    p.inner = 2;
+    p.depth = 1;
+    int rc = ibx_extra_node_room(e, &p);
+    rc = rc ? rc : make_pair(e, &r, &a, &pair);
     if (!rc) {
         rc = add(&node, p.graph, p.behind, p.count, pair);
         r.destroy(pair);

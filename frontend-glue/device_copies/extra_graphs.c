@@ -37,9 +37,13 @@ static int create(struct extra *e)
     const unsigned flags = ibx_get_u32(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
+    if (!ibx_room_take(e->x, IBX_HOLD_GRAPHS, 1))
+        return CUDA_MEMORY_ALLOCATION;
     FUNCTION(e, make);
-    const int rc = make(&graph, flags);
-    return answer_graph(e, rc, graph);
+    int rc = make(&graph, flags);
+    rc = answer_graph(e, rc, graph);
+    ibx_room_give(e->x, IBX_HOLD_GRAPHS, 1);
+    return rc;
 }
 
 static int clone(struct extra *e)
@@ -48,9 +52,16 @@ static int clone(struct extra *e)
     void *made = NULL, *graph = pointer(&e->in);
     if (!whole(e) || !is_graph(e, graph))
         return CUDA_INVALID_VALUE;
+    const struct ibx_graph_size size = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
+    if (!ibx_room_take(e->x, IBX_HOLD_GRAPHS, size.nodes))
+        return CUDA_MEMORY_ALLOCATION;
     FUNCTION(e, copy);
-    const int rc = copy(&made, graph);
-    return answer_graph(e, rc, made);
+    int rc = copy(&made, graph);
+    rc = answer_graph(e, rc, made);
+    if (!rc && size.nodes)
+        ibx_handles_grow(e->x, (uintptr_t)made, size.nodes - 1, size.depth - 1);
+    ibx_room_give(e->x, IBX_HOLD_GRAPHS, size.nodes);
+    return rc;
 }
 
 static int destroy(struct extra *e)
@@ -163,13 +174,19 @@ static int instantiate(struct extra *e)
     const unsigned long long flags = ibx_get_u64(&e->in);
     if (!whole(e) || !is_graph(e, graph))
         return CUDA_INVALID_VALUE;
+    const struct ibx_graph_size size = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
+    if (!ibx_room_take(e->x, IBX_HOLD_EXECS, size.nodes))
+        return CUDA_MEMORY_ALLOCATION;
     FUNCTION(e, make);
     const unsigned functions = count_functions(e->x, graph);
     int rc = make(&exec, graph, flags);
     if (!rc && !ibx_extra_note(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
         rc = ibx_extra_no_memory("cudaGraphExecDestroy", exec);
-    if (!rc)
+    if (!rc) {
+        ibx_handles_made_so(e->x, (uintptr_t)exec, size);
         ibx_handles_made_of(e->x, (uintptr_t)exec, (uintptr_t)graph, functions);
+    }
+    ibx_room_give(e->x, IBX_HOLD_EXECS, size.nodes);
     ibx_put_u64(&e->out, (uintptr_t)exec);
     return rc;
 }

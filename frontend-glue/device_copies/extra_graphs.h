@@ -27,16 +27,21 @@ static inline int ibx_extra_no_memory(const char *undo, const void *made)
 #define HOST_NODE   3
 #define CHILD_NODE  4
 
-/* Where a new node is to be. */
+/* Where a new node is to be, and what it counts as. */
 struct place {
     void *graph, *behind[IBX_EXTRA_BEHIND];
     size_t count;
+    uint64_t inner;  /* nodes of the graph that is to be in it */
+    unsigned depth;  /* graphs within each other in it */
+    uint64_t weight; /* of it, reserved; 0: nothing is */
 };
 
 /* extra_nodes.c */
 bool ibx_extra_get_place(struct extra *e, struct place *p);
+/* Before it is made: 0 when its room is reserved, until the next call. graph_limits.c */
+int ibx_extra_node_room(struct extra *e, struct place *p);
 /* The answer to a request for a node that was made, if rc is 0. */
-int ibx_extra_answer_node(struct extra *e, int rc, const struct place *p, void *node);
+int ibx_extra_answer_node(struct extra *e, int rc, struct place *p, void *node);
 /* What can be launched, or NULL for the graph itself; and one of the nodes that it was made of. */
 bool ibx_extra_get_node(struct extra *e, void **exec, void **node);
 

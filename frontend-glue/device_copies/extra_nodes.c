@@ -13,6 +13,8 @@ static bool is_node(const struct extra *e, const void *node)
 
 bool ibx_extra_get_place(struct extra *e, struct place *p)
 {
+    p->inner = p->weight = 0;
+    p->depth = 0;
     p->graph = pointer(&e->in);
     p->count = ibx_get_u16(&e->in);
     if (p->count > IBX_EXTRA_BEHIND || !is_graph(e, p->graph))
@@ -25,10 +27,13 @@ bool ibx_extra_get_place(struct extra *e, struct place *p)
     return true;
 }
 
-int ibx_extra_answer_node(struct extra *e, int rc, const struct place *p, void *node)
+int ibx_extra_answer_node(struct extra *e, int rc, struct place *p, void *node)
 {
-    if (!rc && !ibx_handles_add_node(e->x, (uintptr_t)node, (uintptr_t)p->graph))
+    if (!rc &&
+        !ibx_handles_add_node(e->x, (uintptr_t)node, (uintptr_t)p->graph, p->weight, p->depth))
         rc = ibx_extra_no_memory("cudaGraphDestroyNode", node);
+    ibx_room_give(e->x, IBX_HOLD_GRAPHS, p->weight);
+    p->weight = 0;
     ibx_put_u64(&e->out, (uintptr_t)node);
     return rc;
 }
@@ -40,7 +45,8 @@ static int add_kernel(struct extra *e)
         return CUDA_INVALID_VALUE;
     const size_t left = ibx_reader_left(&e->in);
     struct ibx_kernel_node k = {.graph = p.graph, .behind = p.behind, .count = p.count};
-    const int rc = ibx_copies_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
+    int rc = ibx_extra_node_room(e, &p);
+    rc = rc ? rc : ibx_copies_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
     return ibx_extra_answer_node(e, rc, &p, k.node);
 }
 
@@ -62,15 +68,16 @@ static int set_kernel(struct extra *e)
 }
 
 /* A call of the runtime's that takes a graph, nodes to come behind, and `last`. */
-static int make_node(const struct extra *e, const struct place *p, const void *last, void **node)
+static int make_node(struct extra *e, struct place *p, const void *last, void **node)
 {
     int (*add)(void **made, void *graph, void *const *behind, size_t count, const void *what) =
         NULL;
+    const int rc = ibx_extra_node_room(e, p);
     FUNCTION(e, add);
-    return add(node, p->graph, p->behind, p->count, last);
+    return rc ? rc : add(node, p->graph, p->behind, p->count, last);
 }
 
-static int add_node(struct extra *e, const struct place *p, const void *last)
+static int add_node(struct extra *e, struct place *p, const void *last)
 {
     void *node = NULL;
     const int rc = make_node(e, p, last, &node);
@@ -168,7 +175,12 @@ static int add_child(struct extra *e)
     struct place p;
     const bool there = ibx_extra_get_place(e, &p);
     const void *child = pointer(&e->in);
-    return there && whole(e) && is_graph(e, child) ? add_node(e, &p, child) : CUDA_INVALID_VALUE;
+    if (!there || !whole(e) || !is_graph(e, child))
+        return CUDA_INVALID_VALUE;
+    const struct ibx_graph_size size = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)child);
+    p.inner = size.nodes;
+    p.depth = size.depth;
+    return add_node(e, &p, child);
 }
 
 static int add_event(struct extra *e)
@@ -246,10 +258,13 @@ static int make_condition(struct extra *e)
     const unsigned value = ibx_get_u32(&e->in), flags = ibx_get_u32(&e->in);
     if (!whole(e) || !is_graph(e, graph))
         return CUDA_INVALID_VALUE;
+    if (!ibx_room_take(e->x, IBX_HOLD_GRAPHS, 1))
+        return CUDA_MEMORY_ALLOCATION;
     FUNCTION(e, make);
     int rc = make(&handle, graph, value, flags);
     if (!rc && !ibx_handles_add_condition(e->x, handle, (uintptr_t)graph))
         rc = CUDA_MEMORY_ALLOCATION; /* it goes with the graph */
+    ibx_room_give(e->x, IBX_HOLD_GRAPHS, 1);
     ibx_put_u64(&e->out, handle);
     return rc;
 }
@@ -295,7 +310,9 @@ static int add_conditional(struct extra *e)
     if (!there || !whole(e) || !c.size || c.size > IBX_EXTRA_LISTED ||
         !ibx_handles_know(e->x, IBX_HANDLE_CONDITION, c.handle))
         return CUDA_INVALID_VALUE;
-    int rc = call_add(e, &p, &c, &node);
+    p.depth = 1; /* its graphs count by themselves */
+    int rc = ibx_extra_node_room(e, &p);
+    rc = rc ? rc : call_add(e, &p, &c, &node);
     rc = ibx_extra_answer_node(e, rc, &p, node);
     for (unsigned i = 0; i < IBX_EXTRA_LISTED; i++) {
         const uint64_t body = !rc && i < c.size && c.graphs ? (uintptr_t)c.graphs[i] : 0;
@@ -354,8 +371,8 @@ static int order(struct extra *e)
     int (*version)(int *found) = NULL;
     int found = 0;
     void *graph = pointer(&e->in), *from = pointer(&e->in), *to = pointer(&e->in);
-    void *function =
-        ibx_get_u8(&e->in) ? ibx_copies_runtime("cudaGraphRemoveDependencies") : e->function;
+    const bool removes = ibx_get_u8(&e->in);
+    void *function = removes ? ibx_copies_runtime("cudaGraphRemoveDependencies") : e->function;
     if (!whole(e) || !is_graph(e, graph) || !function ||
         !ibx_handles_is_node_of(e->x, (uintptr_t)from, (uintptr_t)graph) ||
         !ibx_handles_is_node_of(e->x, (uintptr_t)to, (uintptr_t)graph))
@@ -364,7 +381,15 @@ static int order(struct extra *e)
     if (!version || version(&found))
         return CUDA_NOT_SUPPORTED;
     memcpy(&change, &function, sizeof(change));
-    return change(graph, &from, &to, found < 13000 ? (const void *)1 : NULL, 1);
+    if (!removes && !ibx_room_take(e->x, IBX_HOLD_GRAPHS, 1))
+        return CUDA_MEMORY_ALLOCATION;
+    const int rc = change(graph, &from, &to, found < 13000 ? (const void *)1 : NULL, 1);
+    if (!removes) { /* it counts as long as the graph is there: not all have counted before */
+        if (!rc)
+            ibx_handles_grow(e->x, (uintptr_t)graph, 1, 0);
+        ibx_room_give(e->x, IBX_HOLD_GRAPHS, 1);
+    }
+    return rc;
 }
 
 /* Those before a node, or behind it, by a function of the runtime's; NULL: *rc says why not. To be

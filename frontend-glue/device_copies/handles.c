@@ -20,6 +20,7 @@
 #include <stdlib.h>
 
 #define HELD_MS 10000u /* that who gives something back waits for those who use it */
+#define OPENERS 8u     /* it is looked how many of so many are still there, and of twice as many */
 
 struct opener {
     uint64_t client;
@@ -46,6 +47,9 @@ struct handle {
     uint64_t client;  /* whose it is (clients.c); 0: not known */
     uint64_t heir_of; /* the client that has made it, and is no more; 0: `client` has made it */
     unsigned functions;        /* of clients, in what can be launched */
+    unsigned level, depth;     /* of a graph: graphs around it, graphs within each other in it */
+    uint64_t weight;           /* so many it counts as */
+    uint64_t nodes;            /* of a graph: with those in it, each as so many; and 1 */
     const void *context;       /* in which it is; NULL: not known */
     struct ibx_tenant *tenant; /* NULL: every tenant's */
     struct ibx_quota *counted; /* where it counts as the tenant's; NULL: nowhere */
@@ -134,18 +138,63 @@ static void link_all(struct handle *h)
         link_in(h, OF_GRAPH, list_of_graph(h->of));
 }
 
-/* Streams and events. Whoever has as many as are allowed makes no more (own_reset.c); what was
- * under way then counts, too. */
+/* IBX_HOLDS: it does not count. */
+static enum ibx_hold hold_of(enum ibx_handle_kind kind)
+{
+    switch (kind) {
+    case IBX_HANDLE_STREAM:
+        return IBX_HOLD_STREAMS;
+    case IBX_HANDLE_EVENT:
+        return IBX_HOLD_EVENTS;
+    case IBX_HANDLE_GRAPH:
+        return IBX_HOLD_GRAPHS;
+    case IBX_HANDLE_EXEC:
+        return IBX_HOLD_EXECS;
+    case IBX_HANDLE_TEXTURE:
+    case IBX_HANDLE_SURFACE:
+        return IBX_HOLD_TEXTURES;
+    default:
+        return IBX_HOLDS;
+    }
+}
+
+/* Whoever has as many as are allowed makes no more (own_reset.c, graph_limits.c); what was under
+ * way then counts, too. */
 static void count_as(struct handle *h, struct ibx_tenant *tenant)
 {
+    const enum ibx_hold hold = hold_of(h->kind);
     if (h->counted)
-        ibx_quota_give(h->counted, 1);
-    h->counted = !tenant                        ? NULL
-                 : h->kind == IBX_HANDLE_STREAM ? ibx_tenant_quota(tenant, IBX_HOLD_STREAMS)
-                 : h->kind == IBX_HANDLE_EVENT  ? ibx_tenant_quota(tenant, IBX_HOLD_EVENTS)
-                                                : NULL;
+        ibx_quota_give(h->counted, h->weight);
+    h->counted = tenant && hold != IBX_HOLDS ? ibx_tenant_quota(tenant, hold) : NULL;
     if (h->counted)
-        ibx_quota_note(h->counted, 1);
+        ibx_quota_note(h->counted, h->weight);
+}
+
+/* A graph, or what was made of one, counts as n more, or as so many less. */
+static void grow(struct handle *h, uint64_t n, bool less)
+{
+    n = less && n > h->weight - 1 ? h->weight - 1 : n;
+    if (h->counted && less)
+        ibx_quota_give(h->counted, n);
+    else if (h->counted)
+        ibx_quota_note(h->counted, n);
+    h->weight = less ? h->weight - n : h->weight + n;
+}
+
+/* So does a graph, and so do those that it is in. A node in it has `depth` graphs within each
+ * other.
+ */
+static void grow_graph(const struct copies *x, uint64_t graph, uint64_t n, unsigned depth,
+                       bool less)
+{
+    struct handle *h = find(x, IBX_HANDLE_GRAPH, graph);
+    if (h)
+        grow(h, n, less);
+    for (; h; h = h->of ? find(x, IBX_HANDLE_GRAPH, h->of) : NULL) {
+        h->nodes = !less ? h->nodes + n : h->nodes > n ? h->nodes - n : 1;
+        h->depth = h->depth > depth + 1 ? h->depth : depth + 1;
+        depth = h->depth;
+    }
 }
 
 static void free_handle(struct handle *h)
@@ -205,9 +254,26 @@ void ibx_handles_let_go(struct copies *x)
     pthread_mutex_unlock(&lock);
 }
 
-/* `listed`: it may be there already. */
+/* Locked. What had this handle, and it was not seen to end. */
+static void renew(struct handle *h, const struct handle *made)
+{
+    count_as(h, NULL);
+    h->tenant = made->tenant;
+    h->weight = made->weight;
+    h->nodes = made->nodes;
+    h->level = made->level;
+    h->depth = made->depth;
+    count_as(h, made->tenant);
+    h->context = made->context;
+    h->opener_count = 0;
+    h->heir_of = 0;
+    set_client(h, made->client);
+    set_graph(h, made->of);
+}
+
+/* `listed`: it may be there already. `weight`: what a node counts as, in its graph. */
 static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
-                bool listed)
+                uint64_t weight, bool listed)
 {
     void *context = NULL;
     struct handle *made = malloc(sizeof(*made));
@@ -220,6 +286,9 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
                             .of = of,
                             .client = ibx_clients_number(x),
                             .context = context,
+                            .depth = 1,
+                            .weight = weight,
+                            .nodes = 1,
                             .tenant = kind == IBX_HANDLE_POOL ? NULL : x->isolation.tenant};
     pthread_mutex_lock(&lock);
     struct handle *const *at = tsearch(made, &tree, compare);
@@ -230,13 +299,7 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
         link_all(made);
         count_as(made, made->tenant);
     } else if (at) { /* a pool, or one whose end was not seen */
-        (*at)->tenant = made->tenant;
-        count_as(*at, made->tenant);
-        (*at)->context = context;
-        (*at)->opener_count = 0;
-        (*at)->heir_of = 0;
-        set_client(*at, made->client);
-        set_graph(*at, of);
+        renew(*at, made);
     }
     pthread_mutex_unlock(&lock);
     if (!is_new)
@@ -246,22 +309,65 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
 
 bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    return add(x, kind, value, 0, false);
+    return add(x, kind, value, 0, 1, false);
 }
 
-bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph)
+static bool add_to_graph(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                         uint64_t graph, uint64_t weight, unsigned depth)
 {
-    return add(x, IBX_HANDLE_NODE, node, graph, false);
+    const bool added = add(x, kind, value, graph, weight, false);
+    pthread_mutex_lock(&lock);
+    if (added)
+        grow_graph(x, graph, weight, depth, false);
+    pthread_mutex_unlock(&lock);
+    return added;
+}
+
+bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph, uint64_t weight,
+                          unsigned depth)
+{
+    return add_to_graph(x, IBX_HANDLE_NODE, node, graph, weight, depth);
 }
 
 bool ibx_handles_add_condition(struct copies *x, uint64_t condition, uint64_t graph)
 {
-    return add(x, IBX_HANDLE_CONDITION, condition, graph, false);
+    return add_to_graph(x, IBX_HANDLE_CONDITION, condition, graph, 1, 0);
 }
 
 bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph)
 {
-    return add(x, IBX_HANDLE_NODE, node, graph, true);
+    return add(x, IBX_HANDLE_NODE, node, graph, 1, true);
+}
+
+void ibx_handles_grow(struct copies *x, uint64_t graph, uint64_t nodes, unsigned depth)
+{
+    pthread_mutex_lock(&lock);
+    grow_graph(x, graph, nodes, depth, false);
+    pthread_mutex_unlock(&lock);
+}
+
+struct ibx_graph_size ibx_handles_size(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&lock);
+    const struct handle *h = find(x, kind, value);
+    const struct ibx_graph_size size = {.nodes = !h                         ? 0
+                                                 : kind == IBX_HANDLE_GRAPH ? h->nodes
+                                                                            : h->weight,
+                                        .level = h ? h->level : 0,
+                                        .depth = h ? h->depth : 0};
+    pthread_mutex_unlock(&lock);
+    return size;
+}
+
+void ibx_handles_made_so(struct copies *x, uint64_t exec, struct ibx_graph_size size)
+{
+    pthread_mutex_lock(&lock);
+    struct handle *found = find(x, IBX_HANDLE_EXEC, exec);
+    if (found && size.nodes) {
+        grow(found, size.nodes - 1, false);
+        found->depth = size.depth;
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph, unsigned functions)
@@ -336,8 +442,16 @@ void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other)
 {
     pthread_mutex_lock(&lock);
     struct handle *found = find(x, IBX_HANDLE_GRAPH, graph);
-    if (found)
+    struct handle *around = find(x, IBX_HANDLE_GRAPH, other);
+    if (found && around) {
         set_graph(found, other);
+        found->level = around->level + 1;
+        for (unsigned depth = 1; around; around = find(x, IBX_HANDLE_GRAPH, around->of)) {
+            around->nodes += found->nodes;
+            around->depth = around->depth > depth + 1 ? around->depth : depth + 1;
+            depth = around->depth;
+        }
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -427,10 +541,23 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
         found = find(x, kind, value); /* another one may have given it back */
     }
     const bool known = found && !found->holders;
+    if (known && kind == IBX_HANDLE_NODE && found->of)
+        grow_graph(x, found->of, found->weight, 0, true);
     if (known)
         drop(found);
     pthread_mutex_unlock(&lock);
     return known;
+}
+
+/* Locked. Memory that is there for long may be opened by very many clients that come and go. */
+static void forget_openers(struct handle *h)
+{
+    unsigned left = 0;
+    for (unsigned i = 0; i < h->opener_count; i++) {
+        if (ibx_clients_has(h->openers[i].client))
+            h->openers[left++] = h->openers[i];
+    }
+    h->opener_count = left;
 }
 
 /* Locked. False: no memory. */
@@ -439,6 +566,10 @@ static bool open_for(struct handle *h, uint64_t client)
     unsigned i = 0;
     while (i < h->opener_count && h->openers[i].client != client)
         i++;
+    if (i == h->opener_count && i >= OPENERS && !(i & (i - 1))) {
+        forget_openers(h);
+        i = h->opener_count;
+    }
     if (i == h->opener_count) {
         struct opener *more = realloc(h->openers, (i + 1) * sizeof(*more));
         if (!more)

@@ -76,6 +76,7 @@ void ibx_isolation_end(struct copies *x)
     struct isolation *i = &x->isolation;
     ibx_turn_leave(&x->turn);
     set_up(i);
+    ibx_room_exec_made(x);
     ibx_clients_leave(x);
     if (i->counted)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
@@ -280,8 +281,15 @@ int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
                                 "end, or set rdma.tenants : shared and no rdma.device_memory");
     if (w->stage != IBX_REQUEST_BODY || w->got || n != w->length)
         return 0;
+    if (x->options.mode != IBX_GPU_OFF &&
+        !ibx_graph_captures(x, ibx_call_find(w->name, strlen(w->name) + 1), bytes, n))
+        return ibx_captures_full(x);
     spare_handler(x, bytes, n);
-    ibx_functions_name(ibx_copies_user(x), w->name, bytes, n);
+    if (!ibx_functions_name(ibx_copies_user(x), w->name, bytes, n))
+        return ibx_session_fail(x->s, -EDQUOT,
+                                "%s of tenant \"%s\" registers kernels: with the others that is "
+                                "more than rdma.requests and rdma.tenant_share allow",
+                                ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant));
     ibx_shapes_mend(w->name, bytes, n);
     ibx_named_spoil(x, bytes, n);
     return inspect(x, bytes, n);

@@ -145,6 +145,8 @@ struct ibx_functions_user *ibx_copies_user(struct copies *x)
     x->functions_user.client = ibx_clients_number(x);
     x->functions_user.parent = ibx_clients_parent(x);
     x->functions_user.tenant = x->isolation.tenant;
+    x->functions_user.quota =
+        x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_MODULES) : NULL;
     return &x->functions_user;
 }
 

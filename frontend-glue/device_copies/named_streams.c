@@ -147,6 +147,15 @@ void ibx_named_tell(const struct copies *x)
                 ibx_session_path(x->s)->peer, x->requests.name);
 }
 
+/* To make of the graph what can be launched. Given back when that is there. */
+static bool has_room(struct copies *x, uint64_t graph)
+{
+    const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_GRAPH, graph);
+    const bool has = !x->exec_size.nodes && ibx_room_take(x, IBX_HOLD_EXECS, size.nodes);
+    x->exec_size = has ? size : x->exec_size;
+    return has;
+}
+
 /* Whether CUDA may get the handle. */
 static bool is_good(struct copies *x, int place, uint64_t value)
 {
@@ -154,7 +163,8 @@ static bool is_good(struct copies *x, int place, uint64_t value)
         return is_pool(x, value);
     if (place >= G(END)) {
         const enum ibx_handle_kind kind = place >= X(END) ? IBX_HANDLE_EXEC : IBX_HANDLE_GRAPH;
-        return ibx_handles_has(x, kind, value) || nobody_knows(x, &graph_unseen);
+        return ibx_handles_has(x, kind, value) ? !x->makes_exec || has_room(x, value)
+                                               : nobody_knows(x, &graph_unseen);
     }
     return place >= S(END) ? ibx_named_stream(x, value) : ibx_named_event(x, value);
 }

@@ -65,10 +65,14 @@ void ibx_made_read(struct copies *x, const char *name)
 
 bool ibx_made_room(const struct copies *x)
 {
-    const bool stream = x->made_kind == IBX_HANDLE_STREAM;
-    return x->made_use != MADE_MAKES || (!stream && x->made_kind != IBX_HANDLE_EVENT) ||
-           ibx_quota_left(
-               ibx_tenant_quota(x->isolation.tenant, stream ? IBX_HOLD_STREAMS : IBX_HOLD_EVENTS));
+    const bool graph = x->makes_graph && x->captures_use != CAPTURES_ENDED;
+    const bool stream = x->made_use == MADE_MAKES && x->made_kind == IBX_HANDLE_STREAM;
+    const bool event = x->made_use == MADE_MAKES && x->made_kind == IBX_HANDLE_EVENT;
+    const enum ibx_hold hold = graph    ? IBX_HOLD_GRAPHS
+                               : stream ? IBX_HOLD_STREAMS
+                               : event  ? IBX_HOLD_EVENTS
+                                        : IBX_HOLDS;
+    return hold == IBX_HOLDS || ibx_quota_left(ibx_tenant_quota(x->isolation.tenant, hold));
 }
 
 /* Behind the call its place may be another one's. */

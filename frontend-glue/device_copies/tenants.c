@@ -14,10 +14,15 @@
 #define ALLOCATIONS_MAX (1u << 20) /* each costs about 150 bytes here */
 #define STREAMS_MAX     (1u << 15) /* ... 560 KiB of an H200, and 17 KiB here */
 #define EVENTS_MAX      (1u << 20) /* ... 500 bytes here */
+#define GRAPHS_MAX      (1u << 21) /* ... 1.9 KB here: a node of a graph */
+#define EXECS_MAX       (1u << 19) /* ... up to 117 KB of an H100, and 24 KB here */
+#define TEXTURES_MAX    (1u << 19) /* ... one of the 2^20 that a context has */
 
 struct ibx_tenant {
     char name[IBX_NAME_MAX + 1];
     struct ibx_quota holds[IBX_HOLDS];
+    _Atomic uint64_t captured;
+    atomic_bool told;
     struct ibx_tenant *next;
 };
 
@@ -46,6 +51,10 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         [IBX_HOLD_ALLOCATIONS] = UINT64_MAX,
         [IBX_HOLD_STREAMS] = UINT64_MAX,
         [IBX_HOLD_EVENTS] = UINT64_MAX,
+        [IBX_HOLD_GRAPHS] = UINT64_MAX,
+        [IBX_HOLD_EXECS] = UINT64_MAX,
+        [IBX_HOLD_TEXTURES] = UINT64_MAX,
+        [IBX_HOLD_MODULES] = limits->requests ? limits->requests : memory / 2,
     };
     for (unsigned i = 0; i < IBX_HOLDS; i++)
         atomic_store(&totals[i].most, most[i]);
@@ -65,6 +74,9 @@ static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits
     atomic_store(&tenant->holds[IBX_HOLD_ALLOCATIONS].most, ALLOCATIONS_MAX);
     atomic_store(&tenant->holds[IBX_HOLD_STREAMS].most, STREAMS_MAX);
     atomic_store(&tenant->holds[IBX_HOLD_EVENTS].most, EVENTS_MAX);
+    atomic_store(&tenant->holds[IBX_HOLD_GRAPHS].most, GRAPHS_MAX);
+    atomic_store(&tenant->holds[IBX_HOLD_EXECS].most, EXECS_MAX);
+    atomic_store(&tenant->holds[IBX_HOLD_TEXTURES].most, TEXTURES_MAX);
 }
 
 /* ------------------------------------------------------------------------------ weights */
@@ -151,6 +163,16 @@ const char *ibx_tenant_name(const struct ibx_tenant *tenant)
 struct ibx_quota *ibx_tenant_quota(struct ibx_tenant *tenant, enum ibx_hold what)
 {
     return &tenant->holds[what];
+}
+
+_Atomic uint64_t *ibx_tenant_captured(struct ibx_tenant *tenant)
+{
+    return &tenant->captured;
+}
+
+bool ibx_tenant_tell_once(struct ibx_tenant *tenant)
+{
+    return !atomic_exchange(&tenant->told, true);
 }
 
 bool ibx_tenants_several(void)

@@ -25,6 +25,10 @@ enum ibx_hold {
     IBX_HOLD_ALLOCATIONS, /* entries of the table of owners, which are a tenant's own */
     IBX_HOLD_STREAMS,     /* those that are in handles.c */
     IBX_HOLD_EVENTS,
+    IBX_HOLD_GRAPHS,   /* and their nodes, those of graphs in them too */
+    IBX_HOLD_EXECS,    /* what was made of graphs to be launched, likewise */
+    IBX_HOLD_TEXTURES, /* and surfaces */
+    IBX_HOLD_MODULES,  /* bytes of what clients have registered: client_functions.c */
     IBX_HOLDS
 };
 
@@ -39,6 +43,10 @@ struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limi
                                   unsigned chunks);
 const char *ibx_tenant_name(const struct ibx_tenant *tenant);
 struct ibx_quota *ibx_tenant_quota(struct ibx_tenant *tenant, enum ibx_hold what);
+/* So much has come into graphs of streams that its clients capture (graph_limits.c). */
+_Atomic uint64_t *ibx_tenant_captured(struct ibx_tenant *tenant);
+/* Whether nobody has asked so before. */
+bool ibx_tenant_tell_once(struct ibx_tenant *tenant);
 /* Whether there is another one, which may have memory of its own. */
 bool ibx_tenants_several(void);
 

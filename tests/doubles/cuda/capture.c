@@ -69,7 +69,7 @@ int enter_context(const char *function)
 int capture_status(const void *stream)
 {
     const struct capture *capture = capture_of(stream);
-    return capture ? 1 + capture->lost : 0;
+    return capture ? 1 + capture->lost : stream && stream == of_runtime.stream;
 }
 
 bool capture_takes(const void *stream, bool legacy, int *code)

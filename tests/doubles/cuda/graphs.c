@@ -376,9 +376,11 @@ static int list(void *handle, void **nodes, size_t *count, bool root)
     return returns(0);
 }
 
+/* As cudaGraphDestroy() above. */
 EXPORT int cudaGraphGetNodes(void *graph, void **nodes, size_t *count)
 {
-    return list(graph, nodes, count, false);
+    *count = (uintptr_t)graph < 4096 ? 0 : *count;
+    return (uintptr_t)graph < 4096 ? returns(0) : list(graph, nodes, count, false);
 }
 
 EXPORT int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count)

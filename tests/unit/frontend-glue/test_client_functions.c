@@ -3,6 +3,7 @@
 #include "frontend-glue/device_copies/client_functions.h"
 #include "tests/scenes/unit.h"
 
+#include "common/quota.h"
 #include "common/wire.h"
 
 #include <pthread.h>
@@ -365,6 +366,36 @@ static void a_client_of_very_many_modules(void **state)
     end(&many, HANDLE);
 }
 
+/* What a tenant registers has a limit; what a module has registered counts no more behind its end,
+ * but for its entry, which stays. */
+static void what_is_registered_counts(void **state)
+{
+    struct ibx_quota quota = {.most = 8000};
+    struct ibx_functions_user user = {.client = 200, .quota = &quota};
+    struct request module = request(HANDLE, 0, NULL), function = request(HANDLE, KERNEL, "k");
+    unsigned n = 0;
+    (void)state;
+    assert_true(ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n));
+    const uint64_t one = atomic_load(&quota.used);
+    assert_true(one > module.n);
+    while (ibx_functions_name(&user, "cudaRegisterFunction", function.bytes, function.n) && n < 100)
+        function = request(HANDLE, KERNEL + 16 * ++n, "k");
+    assert_true(n > 5 && n < 16 && is_refused(&function));
+    module = request("0x4a0200", 0, NULL);
+    assert_false(ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n));
+    assert_true(is_refused(&module));
+    assert_true(take(&user, KERNEL)); /* what there is goes on */
+    end(&user, HANDLE);
+    assert_true(atomic_load(&quota.used) > 0 && atomic_load(&quota.used) < 200);
+    for (n = 0; n < 1000; n++) { /* but not for ever */
+        module = request(HANDLE, 0, NULL);
+        if (!ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n))
+            break;
+        end(&user, HANDLE);
+    }
+    assert_true(n > 20 && n < 1000);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -378,6 +409,7 @@ int main(void)
         cmocka_unit_test(malformed),
         cmocka_unit_test(used_meanwhile),
         cmocka_unit_test(a_client_of_very_many_modules),
+        cmocka_unit_test(what_is_registered_counts),
     };
     for (unsigned i = 0; i < sizeof(users) / sizeof(users[0]); i++)
         users[i].client = i + 1;
