@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/log.h"
 
+#include "common/clock.h"
 #include "common/error.h"
 
 #include <fcntl.h>
@@ -16,6 +17,10 @@ static const char *const level_names[] = {"error", "warn", "info", "debug"};
 static _Atomic int current_level = -1;
 static _Atomic bool over_bar;
 static bool of_library;
+#define AT_ONCE 10u               /* times what comes in a second */
+static _Atomic uint64_t pause_ns; /* between warnings; 0: as many as there are */
+static _Atomic uint64_t due;      /* when the next one would be, if none came early */
+static _Atomic unsigned long left_out;
 static dev_t device; /* of standard error when the library was loaded; zeros: there was none */
 static ino_t inode;
 
@@ -77,18 +82,32 @@ static bool is_for_messages(void)
     return !fstat(STDOUT_FILENO, &out) && out.st_dev == now.st_dev && out.st_ino == now.st_ino;
 }
 
-void ibx_log(enum ibx_log_level level, const char *format, ...)
+void ibx_log_bound(unsigned a_second)
 {
-    if (!ibx_log_enabled(level) || !is_for_messages())
-        return;
+    atomic_store(&pause_ns, 1000 * IBX_NS_PER_MS / a_second);
+}
+
+/* Whether there is room for one more. */
+static bool take_room(void)
+{
+    const uint64_t pause = atomic_load(&pause_ns), now = ibx_now_ns(),
+                   early = AT_ONCE * 1000 * IBX_NS_PER_MS;
+    uint64_t next = atomic_load(&due), then;
+    do {
+        if (next > now + early)
+            return false;
+        then = (next > now ? next : now) + pause;
+    } while (!atomic_compare_exchange_weak(&due, &next, then));
+    return true;
+}
+
+static void write_line(enum ibx_log_level level, const char *format, va_list args)
+{
     char line[1024];
     const bool over = atomic_load_explicit(&over_bar, memory_order_relaxed);
     int head =
         snprintf(line, sizeof(line), "%sibx: %s: ", over ? "\r\033[K" : "", level_names[level]);
-    va_list args;
-    va_start(args, format);
     int n = vsnprintf(line + head, sizeof(line) - (size_t)head - 1, format, args);
-    va_end(args);
     if (n < 0)
         return;
     ibx_text_plain(line + head); /* a peer, or a guest, may have said some of it */
@@ -99,4 +118,37 @@ void ibx_log(enum ibx_log_level level, const char *format, ...)
     /* A log line that cannot be written has nowhere to be reported. */
     ssize_t ignored = write(STDERR_FILENO, line, len);
     (void)ignored;
+}
+
+__attribute__((format(printf, 1, 2))) static void warn(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    write_line(IBX_LOG_WARN, format, args);
+    va_end(args);
+}
+
+/* Whether a warning is one of too many. */
+static bool is_left_out(void)
+{
+    if (!atomic_load(&pause_ns))
+        return false;
+    if (!take_room()) {
+        atomic_fetch_add(&left_out, 1);
+        return true;
+    }
+    const unsigned long before = atomic_exchange(&left_out, 0);
+    if (before)
+        warn("%lu line%s left out: there were too many", before, before == 1 ? " was" : "s were");
+    return false;
+}
+
+void ibx_log(enum ibx_log_level level, const char *format, ...)
+{
+    if (!ibx_log_enabled(level) || !is_for_messages() || (level == IBX_LOG_WARN && is_left_out()))
+        return;
+    va_list args;
+    va_start(args, format);
+    write_line(level, format, args);
+    va_end(args);
 }

@@ -22,6 +22,10 @@ bool ibx_log_enabled(enum ibx_log_level level);
  * pipe, a file opened for appending, or the same as standard output. */
 void ibx_log_of_library(void);
 
+/* From now on so many warnings a second, and ten times as many at once: clients must not fill the
+ * log of a server. What was left out the next line says. */
+void ibx_log_bound(unsigned a_second);
+
 /* Overrides the environment, for tools with --verbose and for tests. */
 void ibx_log_set_level(enum ibx_log_level level);
 

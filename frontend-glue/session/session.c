@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ABANDON_MS 5000u /* for copies under way when a session ends; ibx_close() is final */
+#define LINES_A_SECOND 10u   /* warnings of a server */
+#define ABANDON_MS     5000u /* for copies under way when a session ends; ibx_close() is final */
 
 static const struct ibx_state session_states[] = {
     [SESSION_NEW] = {"new", IBX_TO(SESSION_LISTENING) | IBX_TO(SESSION_LIVE) | IBX_TO(SESSION_DEAD),
@@ -99,6 +100,7 @@ int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
         options.claim_check = &s->claim_check;
     }
     int rc = ibx_listen(s->uri, &options, &s->listener, err);
+    ibx_log_bound(LINES_A_SECOND);
     return rc ? rc : ibx_state_move(&s->state, SESSION_LISTENING);
 }
 

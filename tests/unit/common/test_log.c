@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -111,11 +112,51 @@ static void test_a_line_is_one(void **state)
     assert_string_equal(text, "ibx: error: a?ibx: warning: b?[2J asks\n");
 }
 
+static size_t lines_of(int file, char *text, size_t room)
+{
+    size_t lines = 0;
+    const ssize_t n = pread(file, text, room - 1, 0);
+    text[n > 0 ? n : 0] = 0;
+    for (const char *at = text; (at = strchr(at, '\n')); at++)
+        lines++;
+    return lines;
+}
+
+/* Clients do not fill a server's log, nor hide what it says of itself. Last: that stays so. */
+static void test_not_too_many(void **state)
+{
+    static char text[1u << 20];
+    const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), from = put(FILE_OF_ITS_OWN);
+    size_t first = 0, next;
+    (void)state;
+    for (unsigned i = 0; i < 1000; i++)
+        ibx_log(IBX_LOG_WARN, "a client");
+    first = lines_of(from, text, sizeof(text));
+    ibx_log_bound(10);
+    for (unsigned i = 0; i < 10000; i++)
+        ibx_log(IBX_LOG_WARN, "a client");
+    next = lines_of(from, text, sizeof(text));
+    ibx_log(IBX_LOG_ERROR, "of itself");
+    const bool said = lines_of(from, text, sizeof(text)) == next + 1;
+    for (unsigned tries = 0; tries < 100000000 && !strstr(text, "were left out"); tries++) {
+        ibx_log(IBX_LOG_WARN, "one more");
+        lines_of(from, text, sizeof(text));
+    }
+    dup2(before, STDERR_FILENO);
+    close(before);
+    close(from);
+    assert_int_equal(first, 1000);
+    assert_true(next >= 1050 && next < 1500);
+    assert_true(said);
+    assert_non_null(strstr(text, "were left out"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_where_lines_go),
         cmocka_unit_test(test_a_line_is_one),
+        cmocka_unit_test(test_not_too_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
