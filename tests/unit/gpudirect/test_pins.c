@@ -215,6 +215,7 @@ static void test_wait(void **state)
     assert_false(is_over(2));
     app->slow(0);
     app->hold_stream(NULL);
+    assert_int_equal(cuda->stream_synchronize(streams[2]), 0); /* no fence is behind that one */
 }
 
 /* The thread captures a stream itself: waiting, which is forbidden to it, must not fail. */
