@@ -49,13 +49,20 @@ void ibx_shm_ring_fini(struct shm *shm)
 
 /* --------------------------------------------------------------------- output */
 
+/* A full socket wakes as well. Where the kernel has no memory for a packet, progress() tries again,
+ * and this side does not sleep before that. */
+static void wake_send(struct shm *shm)
+{
+    const char packet = CONTROL_WAKE;
+    const int rc = ibx_shm_packet_send(shm->control, &packet, 1, -1);
+    shm->wake_due = rc == -ENOBUFS || rc == -ENOMEM;
+}
+
+/* Only the side that resets the flag sends a wake. */
 static void wake(struct shm *shm)
 {
-    /* Only the side that resets the flag sends a wake. A full socket wakes as well. */
-    if (atomic_exchange(&shm->theirs.control->sleeping, SHM_AWAKE) == SHM_AWAKE)
-        return;
-    char packet = CONTROL_WAKE;
-    ibx_shm_packet_send(shm->control, &packet, 1, -1);
+    if (atomic_exchange(&shm->theirs.control->sleeping, SHM_AWAKE) != SHM_AWAKE)
+        wake_send(shm);
 }
 
 static struct shm_command *next_entry(struct shm *shm)
@@ -236,6 +243,8 @@ int ibx_shm_ring_progress(struct shm *shm)
         atomic_store_explicit(&shm->mine.control->sleeping, SHM_AWAKE, memory_order_relaxed);
         ibx_shm_control_drain(shm);
     }
+    if (shm->wake_due)
+        wake_send(shm);
     int made = shm->send_done_count ? report_sends(shm) : 0;
     if (shm->credits_wanted && has_credits(shm, shm->credits_wanted)) {
         shm->credits_wanted = 0; /* no upcall, but the sender waits for them */
@@ -270,7 +279,8 @@ int ibx_shm_arm(void *endpoint)
     struct shm *shm = endpoint;
     if (shm->state.now == SHM_ABORTED)
         return shm->send_done_count != 0;
-    if (shm->send_done_count || shm->state.now == SHM_BROKEN || ibx_shm_copy_due(shm))
+    if (shm->send_done_count || shm->wake_due || shm->state.now == SHM_BROKEN ||
+        ibx_shm_copy_due(shm))
         return 1;
     shm->armed = true;
     atomic_store(&shm->mine.control->sleeping,

@@ -266,6 +266,7 @@ struct shm {
     uint32_t send_done_count; /* at most slots */
     unsigned credits_wanted;  /* credits that a send was refused for want of; 0: none was */
     bool armed;               /* this side may have been sleeping */
+    bool wake_due;            /* the peer sleeps, and could not be woken */
     int broken;               /* negative errno, when BROKEN */
     char broken_reason[160];
 

@@ -108,6 +108,37 @@ static void test_sleeping(void **state)
     assert_int_equal(ibx_provider_shm.arm(server->shm), 0);
 }
 
+static unsigned no_memory; /* packets for which the kernel has none */
+
+ssize_t __real_sendmsg(int socket, const struct msghdr *message, int flags);
+ssize_t __wrap_sendmsg(int socket, const struct msghdr *message, int flags);
+ssize_t __wrap_sendmsg(int socket, const struct msghdr *message, int flags)
+{
+    if (!no_memory)
+        return __real_sendmsg(socket, message, flags);
+    errno = --no_memory % 2 ? ENOBUFS : ENOMEM;
+    return -1;
+}
+
+/* Who has sent something to a sleeper does not sleep before that is woken. */
+static void test_waking_without_memory(void **state)
+{
+    (void)state;
+    assert_int_equal(ibx_provider_shm.arm(server->shm), 0);
+    no_memory = 3;
+    assert_int_equal(end_send(client, "a", 1, 0), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_false(end_wakes(server, 0));
+        assert_int_equal(ibx_provider_shm.arm(client->shm), 1);
+        assert_int_equal(end_turn(client), 0);
+    }
+    assert_false(end_wakes(server, 0));
+    assert_int_equal(end_turn(client), 0);
+    assert_true(end_wakes(server, 0));
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
+    await_notes(server, NULL, 1);
+}
+
 static void test_sleeping_for_credit(void **state)
 {
     (void)state;
@@ -526,6 +557,7 @@ int main(void)
         TEST(test_credit),
         TEST(test_signalled_sends),
         TEST(test_sleeping),
+        TEST(test_waking_without_memory),
         TEST(test_sleeping_for_credit),
         TEST(test_copies_of_each_way),
         TEST(test_refusals_direct),
