@@ -196,7 +196,8 @@ const char *ibx_handshake_claim_check(struct ibx_handshake *h);
 /* locality.c: equal on both ends only under one running kernel; different for each connection. */
 void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],
                              const uint8_t server_nonce[NONCE_BYTES], uint8_t mark[IBX_HASH_BYTES]);
-/* Once there is a mark: why this kernel's cannot be known, and equals no other; 0: it is known. */
+/* Of the mark that this thread has made last: why this kernel's cannot be known, and equals no
+ * other; 0: it is known. */
 int ibx_handshake_host_unknown(void);
 /* Equal on both ends only if the server's end of this TCP connection is the socket that the
  * client's kernel knows there: then nobody passes it on in between. False: the client's kernel does

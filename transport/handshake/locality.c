@@ -11,39 +11,62 @@
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
-#include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Of the running kernel: once for all clients. */
-static struct {
-    char id[64];
+/* Of the running kernel. */
+struct boot_id {
+    char text[64];
     size_t length;
-    int unknown; /* negative errno */
-} boot;
+};
 
-static void boot_read(void)
+/* Read for the first client, and anew for each further one until that works: this process may have
+ * been out of descriptors. No lock, which a child could inherit.
+ *
+ *   NONE -> WRITTEN -> KNOWN
+ */
+enum boot_state { BOOT_NONE, BOOT_WRITTEN, BOOT_KNOWN };
+static atomic_uint boot_state;
+static struct boot_id boot;
+static _Thread_local int boot_unknown; /* negative errno, of the last look */
+
+static int boot_read(struct boot_id *id)
 {
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, boot.id, sizeof(boot.id));
-    if (n <= 0)
-        boot.unknown = n ? -errno : -ENODATA;
+    ssize_t n = fd < 0 ? -1 : read(fd, id->text, sizeof(id->text));
+    const int rc = n > 0 ? 0 : n ? -errno : -ENODATA;
     if (fd >= 0)
         close(fd);
-    if (n <= 0 && ibx_random(boot.id, sizeof(boot.id), NULL) == 0)
-        n = sizeof(boot.id); /* unknown: it equals no other */
-    boot.length = n > 0 ? (size_t)n : 0;
+    if (rc) /* it equals no other */
+        n = ibx_random(id->text, sizeof(id->text), NULL) ? 0 : (ssize_t)sizeof(id->text);
+    id->length = (size_t)n;
+    return rc;
+}
+
+static struct boot_id boot_get(void)
+{
+    struct boot_id id = {.length = 0};
+    unsigned none = BOOT_NONE;
+    boot_unknown = 0;
+    if (atomic_load(&boot_state) == BOOT_KNOWN)
+        return boot;
+    boot_unknown = boot_read(&id);
+    if (!boot_unknown && atomic_compare_exchange_strong(&boot_state, &none, BOOT_WRITTEN)) {
+        boot = id;
+        atomic_store(&boot_state, BOOT_KNOWN);
+    }
+    return id;
 }
 
 void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],
                              const uint8_t server_nonce[NONCE_BYTES], uint8_t mark[IBX_HASH_BYTES])
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, boot_read);
+    const struct boot_id id = boot_get();
     struct ibx_piece pieces[4] = {{"host ", 5},
-                                  {boot.id, boot.length},
+                                  {id.text, id.length},
                                   {client_nonce, NONCE_BYTES},
                                   {server_nonce, NONCE_BYTES}};
     ibx_hash(pieces, 4, mark);
@@ -51,7 +74,7 @@ void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],
 
 int ibx_handshake_host_unknown(void)
 {
-    return boot.unknown;
+    return boot_unknown;
 }
 
 static bool is_unix(int fd)

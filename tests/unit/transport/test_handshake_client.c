@@ -18,12 +18,47 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
 #define TIMEOUT_MS 60000u /* of the test's clock */
+
+/* A host that cannot read its boot id when the first handshake comes knows it at a later one. The
+ * first test: none may have read it before. */
+static void boot_id_that_could_not_be_read(void **state)
+{
+    (void)state;
+    static const uint8_t nonces[2][NONCE_BYTES] = {"client", "server"};
+    uint8_t mark[IBX_HASH_BYTES], again[IBX_HASH_BYTES];
+    int ends[2], status;
+    assert_int_equal(pipe(ends), 0);
+    const pid_t child = fork();
+    if (!child) {
+        struct rlimit usual, none;
+        getrlimit(RLIMIT_NOFILE, &usual);
+        none = (struct rlimit){.rlim_cur = 0, .rlim_max = usual.rlim_max};
+        setrlimit(RLIMIT_NOFILE, &none);
+        ibx_handshake_host_mark(nonces[0], nonces[1], again);
+        if (ibx_handshake_host_unknown() != -EMFILE)
+            _exit(1);
+        setrlimit(RLIMIT_NOFILE, &usual);
+        ibx_handshake_host_mark(nonces[0], nonces[1], mark);
+        _exit(ibx_handshake_host_unknown() || !memcmp(mark, again, sizeof(mark)) ||
+              write(ends[1], mark, sizeof(mark)) != (ssize_t)sizeof(mark));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    assert_int_equal(read(ends[0], again, sizeof(again)), sizeof(again));
+    ibx_handshake_host_mark(nonces[0], nonces[1], mark);
+    assert_int_equal(ibx_handshake_host_unknown(), 0);
+    assert_memory_equal(mark, again, sizeof(mark));
+    close(ends[0]);
+    close(ends[1]);
+}
 
 static void honest_server_is_believed(void **state)
 {
@@ -669,6 +704,7 @@ static void offers_of_nonsense(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(boot_id_that_could_not_be_read),
         cmocka_unit_test(honest_server_is_believed),
         cmocka_unit_test(hello_try_answer_and_result_golden_bytes),
         cmocka_unit_test(failing_result_golden_bytes),
