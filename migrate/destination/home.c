@@ -149,11 +149,10 @@ int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err)
     int rc = touch(d, err);
     if (!rc)
         rc = ibx_destination_claim_also(d, d->home.ram.blocks[0].fd, err);
-    if (!rc)
-        rc = ibx_guest_ram_adopt(&ram->guest, &d->home.ram, d->qemu.qmp,
-                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    ram->kept = true;
-    return rc;
+    ram->kept = !rc; /* else this QEMU has none of it */
+    return rc ? rc
+              : ibx_guest_ram_adopt(&ram->guest, &d->home.ram, d->qemu.qmp,
+                                    ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
 }
 
 /* Once nobody but the engine makes pages of holes: a QEMU that locks its memory has filled them

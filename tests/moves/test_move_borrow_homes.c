@@ -219,6 +219,7 @@ static void test_one_at_a_time_has_the_memory_at_home(void)
     mover_must_print(&lender, "has the memory that the VM left here");
     mover_ends(&bringer, 1);
     stays_away();
+    vm_do(&home, "query-status", NULL); /* it has none of it, and waits as before */
     mover_kill(&sender, SIGKILL);
     vm_kill(&vms[1]);
     mover_ends(&receiver, 3);
