@@ -451,6 +451,10 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
             fails(scene, vm, (f"listens at {taken} already", "--map"),
                   *("--qemu-arg=" + word for word in words))
         assert listens(taken)
+    # What only ssh's configuration knows is no address: no record says that a migration began.
+    fails(scene, vm, ('"nowhere.invalid"', "cannot be resolved", "by --address"),
+          "--address", "nowhere.invalid")
+    equal(glob.glob(scene.here.state + "/*.json"), [])
     fails(scene, vm, ("the destination", "refuses"), "--qemu-arg=-device",
           "--qemu-arg=virtio-rng-pci,addr=9")
     line, no_ssh = list(run_line(scene)), scene.path("no-ssh")

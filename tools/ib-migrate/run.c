@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <openssl/rand.h>
 #include <poll.h>
 #include <pthread.h>
@@ -378,6 +379,24 @@ static int await_ready(struct run *run, struct ibx_error *err)
                          run->args.to, ssh, ended);
 }
 
+/* ssh may know a host by a name of its own configuration, which is no address. */
+static int check_address(const struct run *run, const char *host, struct ibx_error *err)
+{
+    const size_t n = strlen(host), bracket = *host == '[' && host[n - 1] == ']';
+    char *name = strndup(host + bracket, n - 2 * bracket);
+    struct addrinfo *found = NULL;
+    const int rc = name ? getaddrinfo(name, NULL, NULL, &found) : EAI_MEMORY;
+    free(name);
+    if (!rc) {
+        freeaddrinfo(found);
+        return 0;
+    }
+    return ibx_error_set(err, -EHOSTUNREACH,
+                         "host \"%.255s\" cannot be resolved here: %s; give the address that %s "
+                         "has on the network of the migration by --address",
+                         host, gai_strerror(rc), run->args.to);
+}
+
 /* Its URI with this host: user@ is for ssh alone. The query is that of --listen, whatever the far
  * end says: it would override options here, --encryption among them. */
 static int make_uri(struct run *run, struct ibx_error *err)
@@ -397,7 +416,7 @@ static int make_uri(struct run *run, struct ibx_error *err)
     snprintf(run->uri, sizeof(run->uri), "%.*s://%s%s%s%.*s%s", (int)(begin - uri), uri,
              bare ? "[" : "", host, bare ? "]" : "", (int)(end - colon), colon, own ? own : "");
     run->args.uri = run->uri;
-    return 0;
+    return check_address(run, host, err);
 }
 
 /* ------------------------------------------------------------ sending */
