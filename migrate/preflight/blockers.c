@@ -56,12 +56,15 @@ static void check_block(const struct ibx_guest_ram *ram, const struct ibx_guest_
     const bool file = !strcmp(block->type, "memory-backend-file");
     const uint64_t mib = block->size >> 20;
     if (!block->shared) {
-        /* Several are of NUMA nodes or of memory that is plugged in, which name their backends. */
-        const bool whole = ram->count == 1;
+        /* Several are of NUMA nodes or of memory that is plugged in, which name their backends; but
+         * pc.ram and the like is what a machine makes that has been given none. */
+        const char *dot = strrchr(block->id, '.');
+        const bool whole = ram->count == 1 || (dot && !strcmp(dot, ".ram"));
         ibx_blockers_add(
             blockers,
             "guest RAM %s (%s, %" PRIu64 " MiB) is private to QEMU: start it with -object "
-            "memory-backend-file,id=%s,size=%" PRIu64 "M,mem-path=/dev/shm/NAME,share=on%s%s "
+            "memory-backend-file,id=%s,size=%" PRIu64 "M,mem-path=/dev/shm/vm/NAME,share=on%s%s, "
+            "after install -d -m 700 /dev/shm/vm "
             "(libvirt: <memoryBacking> with <source type='file'/> and <access mode='shared'/>)",
             block->id, block->type, mib, block->id, mib, whole ? " -machine memory-backend=" : "",
             whole ? block->id : "");
@@ -72,7 +75,7 @@ static void check_block(const struct ibx_guest_ram *ram, const struct ibx_guest_
             blockers,
             "guest RAM %s is a %s, and QEMU %u.%u leaves only named files out of its own "
             "stream: use -object memory-backend-file,id=%s,size=%" PRIu64
-            "M,mem-path=/dev/shm/NAME,share=on",
+            "M,mem-path=/dev/shm/vm/NAME,share=on, after install -d -m 700 /dev/shm/vm",
             block->id, block->type, ram->version.major, ram->version.minor, block->id, mib);
     if (block->page_size && (block->size % block->page_size || block->offset % block->page_size))
         ibx_blockers_add(blockers,

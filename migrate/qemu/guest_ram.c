@@ -316,7 +316,8 @@ static int find_block(const struct search *s, pid_t pid, const struct guest_mapp
         return ibx_error_set(s->err, -ENOTSUP,
                              "guest RAM %s (memory-backend-ram, share=on) has no file that another "
                              "process can open: use -object memory-backend-file,id=%s,size=%" PRIu64
-                             "M,mem-path=/dev/shm/NAME,share=on in its place",
+                             "M,mem-path=/dev/shm/vm/NAME,share=on in its place, after "
+                             "install -d -m 700 /dev/shm/vm",
                              block->id, block->id, block->size >> 20);
     int rc = ibx_guest_block_locate(pid, mappings, 0, block, &where, s->err);
     if (rc == -ENOTUNIQ) {

@@ -87,13 +87,18 @@ static void test_one_side(void)
         {{.ram = "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=off"},
          IBX_MIGRATE_SOURCE,
          "guest RAM mem0 (memory-backend-file, 64 MiB) is private to QEMU: start it with -object "
-         "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm/NAME,share=on -machine "
-         "memory-backend=mem0 (libvirt"},
+         "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm/vm/NAME,share=on -machine "
+         "memory-backend=mem0, after install -d -m 700 /dev/shm/vm (libvirt"},
+        /* The object alone, without -machine memory-backend=mem0: QEMU does not use it. */
+        {{.ram = "",
+          .extra = {"-object", "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=on"}},
+         IBX_MIGRATE_SOURCE,
+         "id=pc.ram,size=64M,mem-path=/dev/shm/vm/NAME,share=on -machine memory-backend=pc.ram, "},
         {{.extra = {"-m", "64M,slots=1,maxmem=1G", "-object",
                     "memory-backend-ram,id=more,size=128M", "-device", "pc-dimm,memdev=more"}},
          IBX_MIGRATE_SOURCE,
-         "start it with -object memory-backend-file,id=more,size=128M,mem-path=/dev/shm/NAME,"
-         "share=on (libvirt"},
+         "start it with -object memory-backend-file,id=more,size=128M,mem-path=/dev/shm/vm/NAME,"
+         "share=on, after"},
         {{.ram = DISCARDED, .incoming = true}, IBX_MIGRATE_DESTINATION, NULL},
         {{.extra = {"-only-migratable", "-cpu", "max"}}, IBX_MIGRATE_SOURCE, NULL},
     };
