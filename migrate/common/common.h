@@ -109,7 +109,7 @@ int ibx_migration_describe_vm(struct ibx_qmp *qmp, const struct ibx_guest_ram *r
  * do not count, so no migration is refused that is possible. */
 void ibx_migration_check_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
                                 struct ibx_blockers *blockers);
-/* -EPERM with all blockers in one message. */
+/* -EPERM with the blockers in one message: whole ones, and how many more there are than fit. */
 int ibx_migration_refused(const char *where, const struct ibx_blockers *blockers,
                           struct ibx_error *err);
 /* HELLO and its ANSWER over a fresh connection, for the source. `control` is open on success. The

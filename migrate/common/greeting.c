@@ -47,13 +47,22 @@ struct ibx_options ibx_migration_retry_options(const struct ibx_options *options
 int ibx_migration_refused(const char *where, const struct ibx_blockers *blockers,
                           struct ibx_error *err)
 {
-    size_t kept = blockers->count < IBX_BLOCKERS_MAX ? blockers->count : IBX_BLOCKERS_MAX;
-    char all[IBX_ERROR_MAX] = "";
-    size_t length = 0;
-    for (size_t i = 0; i < kept && length < sizeof(all) - 1; i++)
-        length += (size_t)snprintf(all + length, sizeof(all) - length, "%s%s", i ? "; and " : "",
-                                   blockers->reasons[i]);
-    return ibx_error_set(err, -EPERM, "%s: %s", where, all[0] ? all : "without a reason");
+    static const char and[] = "; and ", longest[] = "; and 4294967295 more reasons";
+    const size_t kept = blockers->count < IBX_BLOCKERS_MAX ? blockers->count : IBX_BLOCKERS_MAX;
+    char all[IBX_ERROR_MAX] = "", rest[sizeof(longest)] = "";
+    const size_t room = sizeof(all) - sizeof(longest) - strlen(where) - strlen(": ");
+    size_t length = 0, told = 0;
+    for (; told < kept; told++) {
+        const size_t end = length + strlen(blockers->reasons[told]) + (told ? strlen(and) : 0);
+        if (told && end > room)
+            break;
+        snprintf(all + length, room + 1 - length, "%s%s", told ? and : "", blockers->reasons[told]);
+        length = end < room ? end : room;
+    }
+    if (told < blockers->count)
+        snprintf(rest, sizeof(rest), "; and %u more reason%s", (unsigned)(blockers->count - told),
+                 blockers->count - told > 1 ? "s" : "");
+    return ibx_error_set(err, -EPERM, "%s: %s%s", where, all[0] ? all : "without a reason", rest);
 }
 
 void ibx_migration_offer_links(struct ibx_migrate_hello *hello, unsigned wished)

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What control groups leave a QEMU of memory, in a made-up tree of both versions. */
+/* What control groups leave a QEMU of memory, in a made-up tree of both versions; and how several
+ * reasons become one sentence. */
+#include "migrate/common/common.h"
 #include "migrate/preflight/preflight.h"
 #include "tests/scenes/unit.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,9 +109,42 @@ static void test_first_version(void **state)
     leaves(groups, 9, 9, "/memory/m");
 }
 
+static bool ends(const char *text, const char *with)
+{
+    return strlen(text) >= strlen(with) && !strcmp(text + strlen(text) - strlen(with), with);
+}
+
+/* Whole ones, and how many there are beyond the end of a message. */
+static void test_reasons_in_one_sentence(void **state)
+{
+    static struct ibx_blockers blockers;
+    struct ibx_error err = {0};
+    char remedy[301];
+    (void)state;
+    memset(remedy, 'x', sizeof(remedy) - 1);
+    memcpy(remedy + sizeof(remedy) - 5, " END", 5);
+    for (size_t n = 1; n <= 40; n++) {
+        ibx_blockers_add(&blockers, "%s", remedy);
+        assert_int_equal(ibx_migration_refused("no", &blockers, &err), -EPERM);
+        char more[64];
+        snprintf(more, sizeof(more), " END; and %zu more reason%s", n - 2, n > 3 ? "s" : "");
+        assert_true(ends(err.message, n > 2 ? more : " END"));
+    }
+    /* The first one alone is cut where it has to be. */
+    memset(&blockers, 0, sizeof(blockers));
+    blockers.count = 2;
+    memset(blockers.reasons[0], 'y', sizeof(blockers.reasons[0]) - 1);
+    ibx_migration_refused("no", &blockers, &err);
+    assert_true(ends(err.message, "yyy; and 1 more reason"));
+    blockers.count = 0;
+    ibx_migration_refused("no", &blockers, &err);
+    assert_string_equal(err.message, "no: without a reason");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_second_version),
-                                       cmocka_unit_test(test_first_version)};
+                                       cmocka_unit_test(test_first_version),
+                                       cmocka_unit_test(test_reasons_in_one_sentence)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }
