@@ -322,10 +322,20 @@ def show_says_what_is_selected(scene):
     home.says('ibx-gvirtus: GVirtuS\'s own communicator "tcp" is selected in ',
               "run ibx-gvirtus install\n")
     home.install("--uri", "rdma://127.0.0.1:9")
+    # As an installation of GVirtuS over this one leaves it: install alone refuses there.
+    selected = home.read(CONFIG)
+    home.write(CONFIG, selected.replace("oldtcp", "tcp"))
+    equal(home.run("show"), 1)
+    home.says('own communicator "tcp" is selected in ',
+              ", though ibx was installed: run ibx-gvirtus remove, then install\n")
+    equal(home.run("install"), 1)
+    home.says("run ibx-gvirtus remove first")
+    home.write(CONFIG, selected)
     home.unlink(LIBRARY)
     equal(home.run("show"), 1)
     home.says("libgvirtus-communicators-oldtcp.so (missing)",
-              "ibx-gvirtus: oldtcp is selected, but there is no ")
+              "ibx-gvirtus: oldtcp is selected, but there is no ",
+              ", though ibx was installed: run ibx-gvirtus remove, then install\n")
     home.write(LIBRARY, "another")
     equal(home.run("show"), 1)
     home.says("(not installed by ibx-gvirtus)")

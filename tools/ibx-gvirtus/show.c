@@ -58,13 +58,15 @@ static struct gvirtus_endpoint show_selected(const struct gvirtus_paths *paths)
         ibx_gvirtus_installed(paths, library) ? "as installed by ibx-gvirtus"
         : missing                             ? "missing"
                                               : "not installed by ibx-gvirtus");
+    /* Who has installed GVirtuS over it since, or edited a file: install alone would refuse. */
+    const char *remedy = access(paths->state, F_OK)
+                             ? ": run ibx-gvirtus install"
+                             : ", though ibx was installed: run ibx-gvirtus remove, then install";
     if (strcmp(endpoint.protocol, "oldtcp") && strcmp(endpoint.protocol, "ib"))
-        ibx_tool_end("GVirtuS's own communicator \"%s\" is selected in %s: run ibx-gvirtus "
-                     "install",
-                     endpoint.protocol, config);
+        ibx_tool_end("GVirtuS's own communicator \"%s\" is selected in %s%s", endpoint.protocol,
+                     config, remedy);
     if (missing)
-        ibx_tool_end("%s is selected, but there is no %s: run ibx-gvirtus install",
-                     endpoint.protocol, library);
+        ibx_tool_end("%s is selected, but there is no %s%s", endpoint.protocol, library, remedy);
     return endpoint;
 }
 
