@@ -21,12 +21,10 @@ struct check {
     struct ibx_path_walk walk;
 };
 
-/* Of a user namespace that does not have all users: the owner is none of them, but the root of an
- * outer one, as a rule. */
-static bool is_from_outside(uid_t user)
+bool ibx_path_is_from_outside(uid_t owner)
 {
     unsigned first, outside, count = ALL_USERS;
-    FILE *map = user == OVERFLOW_UID ? fopen("/proc/self/uid_map", "re") : NULL;
+    FILE *map = owner == OVERFLOW_UID ? fopen("/proc/self/uid_map", "re") : NULL;
     if (!map)
         return false;
     if (fscanf(map, "%u %u %u", &first, &outside, &count) != 3)
@@ -39,7 +37,7 @@ static bool is_from_outside(uid_t user)
 static int check_owner(const struct check *check, const struct stat *st, struct ibx_error *err)
 {
     char name[PATH_MAX];
-    if (st->st_uid == geteuid() || st->st_uid == 0 || is_from_outside(st->st_uid))
+    if (st->st_uid == geteuid() || st->st_uid == 0 || ibx_path_is_from_outside(st->st_uid))
         return 0;
     return ibx_error_set(err, -EPERM,
                          "%s%.250s: user %u owns %s%.250s on the way to it, and can put another "

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tools/owner.h"
+#include "common/path_check.h"
 #include "common/path_walk.h"
 #include "tools/options.h"
 
@@ -36,6 +37,12 @@ static void cannot(const struct way *way, int code)
                  code == -EACCES ? ": run it as the owner, without sudo" : "");
 }
 
+/* 0: root's, also an outer one's, which nobody here can become. */
+static uid_t owner_of(const struct stat *st)
+{
+    return ibx_path_is_from_outside(st->st_uid) ? 0 : st->st_uid;
+}
+
 /* Into a folder, or as far as a link leads, and whose link that was; 0: no link. */
 static uid_t step(struct way *way, const char *name, bool shared)
 {
@@ -57,7 +64,7 @@ static uid_t step(struct way *way, const char *name, bool shared)
     const int rc = ibx_path_walk_take(&way->walk, next, &st);
     if (rc)
         cannot(way, rc);
-    return link ? st.st_uid : 0;
+    return link ? owner_of(&st) : 0;
 }
 
 /* ----------------------------------------------------------------------- whose place it is */
@@ -72,11 +79,12 @@ static uid_t look(const struct way *way, bool last, bool *shared, char folder[PA
     snprintf(folder, PATH_MAX, "%s", ibx_path_walk_folder(&way->walk, name));
     *shared = st.st_mode & (S_IWGRP | S_IWOTH);
     /* In one like /tmp what is root's stays what it is. */
-    if (!st.st_uid && *shared && !(st.st_mode & S_ISVTX && (!last || way->place->like_tmp)))
+    const uid_t owner = owner_of(&st);
+    if (!owner && *shared && !(st.st_mode & S_ISVTX && (!last || way->place->like_tmp)))
         ibx_tool_end("others than root can write %s: chmod go-w it, or run this as one of them, "
                      "without sudo",
                      folder);
-    return st.st_uid;
+    return owner;
 }
 
 /* The first user but root who can change where the path leads, or has made it lead there; 0: nobody

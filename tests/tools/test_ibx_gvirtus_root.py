@@ -112,6 +112,25 @@ def root_is_the_owner_of_a_home(scene):
 
 
 @test
+def root_of_a_container_whose_folders_are_an_outer_roots(scene):
+    """A user namespace with one user: / and the like belong to nobody in it, and nobody here can
+    become their owner."""
+    home = TheirHome(scene)
+    before = home.snapshot()
+    inside = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "unshare",
+              "-Ur"]
+    if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
+        raise Skip("needs user namespaces")
+    for command in ("install", "remove"):
+        args = ("--library", home.plugin) if command == "install" else ()
+        run = subprocess.run([*inside, scene.program, command, "--home", home.folder, *args],
+                             check=False, capture_output=True, text=True,
+                             env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"})
+        equal((run.stderr, run.returncode), ("", 0))
+    equal(home.snapshot(), before)
+
+
+@test
 def root_is_not_led_out_of_a_home_by_install(scene):
     for name, kind, words in (
             ("etc", "", f"outside/properties.json: {DENIED}"),
