@@ -7,8 +7,10 @@
 #include "tests/gvirtus/scene.h"
 
 #include <arpa/inet.h>
+#include <atomic>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <csignal>
@@ -331,13 +333,93 @@ void relay(int listening, std::uint16_t port)
     }
 }
 
+// What clients have said, for whoever comes next.
+struct Recording {
+    std::atomic<std::size_t> length;
+    char bytes[1u << 17];
+};
+
+int connected_to(std::uint16_t port)
+{
+    sockaddr_in to = {};
+    int server = socket(AF_INET, SOCK_STREAM, 0);
+    to.sin_family = AF_INET;
+    to.sin_port = htons(port);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (connect(server, reinterpret_cast<sockaddr *>(&to), sizeof(to)))
+        _exit(1);
+    return server;
+}
+
+// One connection of the relay below, cut after so many bytes to the server.
+void pass_on(int client, std::uint16_t port, long left, unsigned mischief, Recording *own,
+             const Recording *other)
+{
+    const int server = connected_to(port), beside = mischief ? connected_to(port) : -1;
+    pollfd wait[3] = {{client, POLLIN, 0}, {server, POLLIN, 0}, {beside, POLLIN, 0}};
+    if (mischief == 3) // a later one comes first
+        poll(nullptr, 0, 30);
+    if (mischief == 2) { // what another one has said, once more
+        const std::size_t n = other->length < sizeof(other->bytes) ? other->length.load() : 0;
+        if (write(beside, other->bytes, n) < 0)
+            wait[2].fd = -1;
+    }
+    for (ssize_t n = 1; n > 0 && left >= 0;) {
+        char bytes[1500];
+        poll(wait, 3, -1);
+        if (wait[2].revents && read(beside, bytes, sizeof(bytes)) <= 0)
+            wait[2].fd = -1;
+        const bool forth = wait[0].revents != 0;
+        if (!forth && !wait[1].revents)
+            continue;
+        n = read(forth ? client : server, bytes, sizeof(bytes));
+        left -= forth ? n : 0;
+        if (n > 0 && write(forth ? server : client, bytes, static_cast<std::size_t>(n)) != n)
+            break;
+        if (n > 0 && forth && mischief == 1 && wait[2].fd >= 0 && // twice
+            write(beside, bytes, static_cast<std::size_t>(n)) < 0)
+            wait[2].fd = -1;
+        if (n > 0 && forth && own->length + static_cast<std::size_t>(n) < sizeof(own->bytes)) {
+            std::memcpy(own->bytes + own->length, bytes, static_cast<std::size_t>(n));
+            own->length += static_cast<std::size_t>(n);
+        }
+    }
+    _exit(0);
+}
+
+// Cuts connections, says what they have said to the server once more, on others, at the same time
+// or later, and lets later ones go before earlier ones.
+void hostile_relay(int listening, std::uint16_t port)
+{
+    constexpr unsigned recordings = 8;
+    std::uint64_t random = 2;
+    void *shared = mmap(nullptr, recordings * sizeof(Recording), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    auto *all = static_cast<Recording *>(shared);
+    signal(SIGCHLD, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+    for (unsigned i = 0;; i++) {
+        int client = accept(listening, nullptr, nullptr);
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        const long most = random & (1u << 20) ? 1500000 : 30000;
+        const long left = static_cast<long>(random >> 33) % most;
+        Recording *own = &all[i % recordings], *other = &all[(random >> 25) % recordings];
+        own->length = 0;
+        if (!fork()) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            pass_on(client, port, left, (random >> 21) % 4, own, other);
+        }
+        close(client);
+    }
+}
+
 // Each call is answered once, with the bytes that are its own, although the link breaks all the
 // time. Only tcp goes through a relay.
-bool link_that_breaks()
+bool link_between(void (*relays)(int, std::uint16_t), const std::string &options, unsigned times)
 {
     if (provider != "tcp")
         return true;
-    BackEnd back("rdma.insecure : yes\n");
+    BackEnd back(options);
     sockaddr_in at = {};
     socklen_t length = sizeof(at);
     at.sin_family = AF_INET;
@@ -347,7 +429,7 @@ bool link_that_breaks()
             !listen(listening, 64) &&
             !getsockname(listening, reinterpret_cast<sockaddr *>(&at), &length));
     pid_t between = spawn([&]() -> int {
-        relay(listening, back.port);
+        relays(listening, back.port);
         return 0;
     });
     close(listening);
@@ -355,14 +437,14 @@ bool link_that_breaks()
         std::shared_ptr<Communicator> over;
         for (int tries = 0; tries < 50 && !over; tries++) { // the first connection may be cut, too
             try {
-                over = connected(ntohs(at.sin_port), "rdma.insecure : yes\n");
+                over = connected(ntohs(at.sin_port), options);
             } catch (const std::string &) {
                 usleep(1000);
             }
         }
         FrontEnd front(over.get());
-        for (unsigned i = 0; i < 200; i++) {
-            if (!round_trip(&front, i % 4096, i % 8 ? 1 + i * 37 : 300000, i))
+        for (unsigned i = 0; i < times; i++) {
+            if (!round_trip(&front, i % 4096, i % 8 ? 1 + i % 200 * 37 : 300000, i))
                 return 1;
         }
         return 0;
@@ -370,6 +452,21 @@ bool link_that_breaks()
     kill(between, SIGKILL);
     result_of(between);
     return HOLDS(rc == 0);
+}
+
+bool link_that_breaks()
+{
+    return link_between(relay, "rdma.insecure : yes\n", 200);
+}
+
+// The same with one in between that has no key, and says again what it has heard.
+bool link_that_is_replayed()
+{
+    const std::string file = folder + "/of_both";
+    write_file(file, "alice:0123456789abcdef0123456789abcdef\n");
+    const std::string options = "rdma.key_file : " + file + "\n";
+    return link_between(hostile_relay, options, 100) &&
+           link_between(hostile_relay, options + "rdma.encryption : required\n", 60);
 }
 
 // What a handler does not catch ends its client's session and thread, and nobody else's.
@@ -474,6 +571,7 @@ int main(int argc, char **argv)
     check("a connection ends with its thread", threads_that_end);
     check("the back end killed: error 999, never an old success", back_end_killed);
     check("a link that breaks", link_that_breaks);
+    check("... and what was said is said again", link_that_is_replayed);
     check("a handler that throws ends its client alone", handlers_that_throw);
     check("no back end there: one sentence, thrown as older and newer GVirtuS do", nobody_there);
     check("keys: right, wrong, missing, readable by others", keys);
