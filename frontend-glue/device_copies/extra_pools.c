@@ -171,12 +171,15 @@ static int create_pool(struct extra *e)
         return CUDA_INVALID_VALUE;
     if (ibx_extra_limited(e, "pools of memory"))
         return CUDA_NOT_SUPPORTED;
+    if (!ibx_room_take(e->x, IBX_HOLD_POOLS, 1))
+        return CUDA_MEMORY_ALLOCATION;
     FUNCTION(e, make);
     int rc = make(&pool, &p);
     if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_MADE_POOL, (uintptr_t)pool)) {
         ibx_extra_undo("cudaMemPoolDestroy", (uintptr_t)pool);
         rc = CUDA_MEMORY_ALLOCATION;
     }
+    ibx_room_give(e->x, IBX_HOLD_POOLS, 1);
     ibx_put_u64(&e->out, (uintptr_t)pool);
     return rc;
 }

@@ -23,10 +23,11 @@ static struct ibx_quota *quota_of(const struct copies *x, enum ibx_hold hold)
 static void tell(const struct copies *x)
 {
     if (x->isolation.tenant && ibx_tenant_tell_once(x->isolation.tenant))
-        ibx_log(IBX_LOG_WARN,
-                "clients of tenant \"%s\" get no more graphs, nodes or textures: they have as many "
-                "as all of a tenant may have, or %u graphs within each other",
-                ibx_tenant_name(x->isolation.tenant), IBX_GRAPHS_DEEP);
+        ibx_log(
+            IBX_LOG_WARN,
+            "clients of tenant \"%s\" get no more graphs, nodes, textures or pools: they have as "
+            "many as all of a tenant may have, or %u graphs within each other",
+            ibx_tenant_name(x->isolation.tenant), IBX_GRAPHS_DEEP);
 }
 
 bool ibx_room_take(struct copies *x, enum ibx_hold hold, uint64_t n)

@@ -16,7 +16,8 @@
 #define EVENTS_MAX      (1u << 20) /* ... 500 bytes here */
 #define GRAPHS_MAX      (1u << 21) /* ... 1.9 KB here: a node of a graph */
 #define EXECS_MAX       (1u << 19) /* ... up to 117 KB of an H100, and 24 KB here */
-#define TEXTURES_MAX    (1u << 19) /* ... one of the 2^20 that a context has */
+#define TEXTURES_MAX    (1u << 19) /* ... one of the 1,040,384 that a context has */
+#define POOLS_MAX       512u       /* ... one of some 830 on an H100, and 140 KB here */
 
 struct ibx_tenant {
     char name[IBX_NAME_MAX + 1];
@@ -54,6 +55,7 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         [IBX_HOLD_GRAPHS] = UINT64_MAX,
         [IBX_HOLD_EXECS] = UINT64_MAX,
         [IBX_HOLD_TEXTURES] = UINT64_MAX,
+        [IBX_HOLD_POOLS] = UINT64_MAX,
         [IBX_HOLD_MODULES] = limits->requests ? limits->requests : memory / 2,
     };
     for (unsigned i = 0; i < IBX_HOLDS; i++)
@@ -77,6 +79,7 @@ static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits
     atomic_store(&tenant->holds[IBX_HOLD_GRAPHS].most, GRAPHS_MAX);
     atomic_store(&tenant->holds[IBX_HOLD_EXECS].most, EXECS_MAX);
     atomic_store(&tenant->holds[IBX_HOLD_TEXTURES].most, TEXTURES_MAX);
+    atomic_store(&tenant->holds[IBX_HOLD_POOLS].most, POOLS_MAX);
 }
 
 /* ------------------------------------------------------------------------------ weights */

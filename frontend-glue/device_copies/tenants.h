@@ -28,6 +28,7 @@ enum ibx_hold {
     IBX_HOLD_GRAPHS,   /* and their nodes, those of graphs in them too */
     IBX_HOLD_EXECS,    /* what was made of graphs to be launched, likewise */
     IBX_HOLD_TEXTURES, /* and surfaces */
+    IBX_HOLD_POOLS,    /* of memory, that were made */
     IBX_HOLD_MODULES,  /* bytes of what clients have registered: client_functions.c */
     IBX_HOLDS
 };

@@ -513,6 +513,30 @@ static void test_textures_have_a_limit(void **state)
     atomic_store(&quota_of(&alice, IBX_HOLD_TEXTURES)->most, most);
 }
 
+/* CUDA has room for so few that one client could take all of them. */
+static void test_pools_have_a_limit(void **state)
+{
+    (void)state;
+    uint64_t pools[8], other = 0;
+    unsigned n = 0;
+    uint8_t bytes[64];
+    const uint64_t most = allow_more(&alice, IBX_HOLD_POOLS, 3);
+    struct ibx_writer w = body_of(bytes, sizeof(bytes), IBX_EXTRA_POOL_CREATE);
+    ibx_put_u32(&w, 0);
+    ibx_put_u64(&w, 0);
+    ibx_put_u16(&w, 0);
+    int rc = 0;
+    while (n < 8 && !(rc = run(&alice, &w, &pools[n])))
+        n++;
+    assert_int_equal(rc, CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(n, 3);
+    assert_int_equal(run(&bob, &w, &other), 0);
+    assert_int_equal(call_one(&bob, IBX_EXTRA_POOL_DESTROY, other, NULL), 0);
+    while (n)
+        assert_int_equal(call_one(&alice, IBX_EXTRA_POOL_DESTROY, pools[--n], NULL), 0);
+    atomic_store(&quota_of(&alice, IBX_HOLD_POOLS)->most, most);
+}
+
 static size_t allocated(void)
 {
     const struct mallinfo2 now = mallinfo2();
@@ -937,6 +961,7 @@ int main(void)
         cmocka_unit_test(test_conditions_in_conditions),
         cmocka_unit_test(test_captures_have_a_limit),
         cmocka_unit_test(test_textures_have_a_limit),
+        cmocka_unit_test(test_pools_have_a_limit),
         cmocka_unit_test(test_openers_that_are_gone),
         cmocka_unit_test(test_handles_have_a_limit),
         cmocka_unit_test(test_very_many_of_others),
