@@ -1,101 +1,25 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A QEMU that answers anything: what is asked of one before a migration and before a child is made.
- * The input is an object of answers, by question: a command, or a command, a blank and its
- * "command-line", "property" or "path". What has none is refused. The program is linked with
- * --wrap: these functions take the place of qmp.c's.
+ * A QEMU that answers anything (fake_qmp.h): what is asked of one before a migration and before a
+ * child is made. The input is the object of its answers.
  */
 #include "migrate/common/hold.h"
 #include "migrate/common/libvirt.h"
 #include "migrate/common/vm.h"
 #include "migrate/preflight/description.h"
 #include "migrate/snapshot/cache.h"
+#include "tests/fuzz/fake_qmp.h"
 #include "tests/fuzz/require.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define NOBODY 0x3fffff /* no process has that number */
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static json_t *answers;
-
-/* ------------------------------------------------------------ in place of qmp.c's */
-
-int __wrap_ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments,
-                           json_t **result, uint64_t deadline_ns, struct ibx_error *err);
-void __wrap_ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
-                          uint64_t deadline_ns);
-uint64_t __wrap_ibx_qmp_ahead_begin(const struct ibx_qmp *qmp);
-unsigned __wrap_ibx_qmp_ahead_end(struct ibx_qmp *qmp, uint64_t since);
-struct ibx_qmp_version __wrap_ibx_qmp_version(const struct ibx_qmp *qmp);
-pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp);
-
-static json_t *answer_to(const char *command, const json_t *arguments)
-{
-    static const char *const names[] = {"command-line", "property", "path"};
-    char question[512];
-    const char *more = NULL;
-    for (size_t i = 0; !more && i < sizeof(names) / sizeof(names[0]); i++)
-        more = json_string_value(json_object_get(arguments, names[i]));
-    snprintf(question, sizeof(question), "%s %.400s", command, more ? more : "");
-    json_t *answer = json_object_get(answers, question);
-    return answer ? answer : json_object_get(answers, command);
-}
-
-int __wrap_ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments,
-                           json_t **result, uint64_t deadline_ns, struct ibx_error *err)
-{
-    json_t *answer = answer_to(command, arguments);
-    (void)qmp;
-    (void)deadline_ns;
-    json_decref(arguments);
-    if (!answer)
-        return ibx_error_set(err, -EREMOTEIO, "QEMU refused %s", command);
-    if (result)
-        *result = json_incref(answer);
-    return 0;
-}
-
-void __wrap_ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
-                          uint64_t deadline_ns)
-{
-    (void)qmp;
-    (void)command;
-    (void)deadline_ns;
-    json_decref(arguments);
-}
-
-uint64_t __wrap_ibx_qmp_ahead_begin(const struct ibx_qmp *qmp)
-{
-    (void)qmp;
-    return 0;
-}
-
-unsigned __wrap_ibx_qmp_ahead_end(struct ibx_qmp *qmp, uint64_t since)
-{
-    (void)qmp;
-    (void)since;
-    return 0;
-}
-
-struct ibx_qmp_version __wrap_ibx_qmp_version(const struct ibx_qmp *qmp)
-{
-    (void)qmp;
-    return (struct ibx_qmp_version){9, 0, 0};
-}
-
-pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp)
-{
-    (void)qmp;
-    return NOBODY;
-}
 
 /* ------------------------------------------------------------ the questions */
 
-static struct ibx_qmp *const qmp = (struct ibx_qmp *)(void *)&answers; /* nobody looks into it */
+static struct ibx_qmp *const qmp = FAKE_QMP;
 static struct ibx_error err;
 static struct ibx_blockers found;
 
@@ -134,7 +58,7 @@ static void preflight(const struct ibx_guest_ram *ram)
     }
     json_decref(compared);
     check_found();
-    ibx_preflight_listening(ram, json_object_get(answers, "query-migrate"), &found);
+    ibx_preflight_listening(ram, json_object_get(fake_qmp_answers, "query-migrate"), &found);
     check_found();
     if (!ibx_settings_plan(qmp, &settings, 0, &err)) {
         ibx_settings_set(qmp, &settings, 0, &err);
@@ -172,8 +96,8 @@ static void describe(const struct ibx_guest_ram *ram)
     }
     free(text);
     json_decref(again);
-    if (!ibx_snapshot_network_find(qmp, json_object_get(answers, "parent"), description, &network,
-                                   &found, &err)) {
+    if (!ibx_snapshot_network_find(qmp, json_object_get(fake_qmp_answers, "parent"), description,
+                                   &network, &found, &err)) {
         require(network.count <= SNAPSHOT_CARDS);
         check_found();
         ibx_snapshot_network_up(qmp, &network, 0, &err);
@@ -198,14 +122,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct ibx_guest_block block = {.id = "mem0", .fd = -1};
     const struct ibx_guest_ram ram = {.blocks = &block, .count = 1};
-    answers = json_loadb((const char *)data, size, 0, NULL);
-    if (json_is_object(answers)) {
+    fake_qmp_answers = json_loadb((const char *)data, size, 0, NULL);
+    if (json_is_object(fake_qmp_answers)) {
         err = (struct ibx_error){0};
         preflight(&ram);
         state_of();
         describe(&ram);
         find_ram();
     }
-    json_decref(answers);
+    json_decref(fake_qmp_answers);
     return 0;
 }

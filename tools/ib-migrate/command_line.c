@@ -499,11 +499,13 @@ static bool is_absent(const struct making *m, const char *option, const char *va
 
 static void add(struct making *m, const char *option, const char *value)
 {
-    char name[64];
-    snprintf(name, sizeof(name), "-%s", option);
-    json_array_append_new(m->out, json_string(name));
-    if (value)
-        json_array_append_new(m->out, json_string(value));
+    json_t *name = json_sprintf("-%s", option);
+    if (json_array_append_new(m->out, name) ||
+        (value && json_array_append_new(m->out, json_string(value))))
+        m->rc = ibx_error_set(m->work.err, -EILSEQ,
+                              "QEMU's argument -%.64s is no UTF-8 text with the paths of --map, or "
+                              "there is no memory for it",
+                              option);
 }
 
 /* The monitor that an earlier run gave this QEMU. */

@@ -254,11 +254,17 @@ static int add_tap(const struct finding *f, const char *id, const char *name)
 static int add_backend(const struct finding *f, const char *id, const char *name,
                        const json_t *value)
 {
+    const char *backend = json_string_value(value);
+    if (strcmp(name, "drive") && strcmp(name, "netdev") && strcmp(name, "chardev"))
+        return 0;
+    /* Options of QEMU's have commas between them. */
+    if (!backend || strchr(backend, ','))
+        return refuse(f, "device", id, "QEMU gives no name of its backend");
     if (!strcmp(name, "drive"))
-        return add_disk(f, json_string_value(value));
-    const bool given = json_object_get(f->backends, json_string_value(value));
+        return add_disk(f, backend);
+    const bool given = json_object_get(f->backends, backend);
     if (!strcmp(name, "netdev") && !given)
-        return add_tap(f, id, json_string_value(value));
+        return add_tap(f, id, backend);
     if (!strcmp(name, "chardev") && !given)
         return refuse(f, "device", id, "QEMU does not tell what its backend is");
     return 0;
@@ -312,7 +318,7 @@ static int add_device(const struct finding *f, const char *id, const char *type)
     if (length > 4 && !strcmp(type + length - 4, "-cpu"))
         return add_cpu(f, path, device);
     json_t *bus = property(f, path, "parent_bus");
-    const char *name = bus ? strrchr(json_string_value(bus), '/') : NULL;
+    const char *name = json_is_string(bus) ? strrchr(json_string_value(bus), '/') : NULL;
     if (name)
         json_object_set_new(device, "bus", json_string(name + 1));
     json_decref(bus);
