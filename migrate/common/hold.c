@@ -142,7 +142,11 @@ int ibx_hold_say_shut(int fd, struct ibx_error *err)
 int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32], error[256];
-    int said = ibx_hold_say_shut(fd, err);
+    /* First: where the monitor is lost, whoever reaches QEMU next could not tell whose migration it
+     * has completed. */
+    int said = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err);
+    if (!said)
+        said = ibx_hold_say_shut(fd, err);
     if (said)
         return said;
     for (;;) {

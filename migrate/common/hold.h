@@ -34,7 +34,7 @@ int ibx_hold_find(pid_t pid, uint64_t name, bool *has, struct ibx_error *err);
 /* Tells QEMU that its migration is complete. */
 int ibx_hold_say_shut(int fd, struct ibx_error *err);
 /* Ends the migration as completed: run state postmigrate. Waits for that. `fd` stays the caller's,
- * and QEMU's copy stays. */
+ * and QEMU's copy stays. Nothing is done by a monitor that is lost. */
 int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err);
 /* Takes QEMU's copy away. If this fails, QEMU keeps a socket that leads nowhere. */
 void ibx_hold_forget(struct ibx_qmp *qmp, uint64_t deadline_ns);

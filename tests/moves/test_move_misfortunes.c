@@ -62,6 +62,23 @@ static void test_source_loses_the_monitor(void)
     pair_stayed();
 }
 
+/* ... nor ends a migration that it has QEMU hold open, by which nobody could tell whose it was. */
+static void test_source_that_holds_loses_the_monitor(void)
+{
+    pair_start(NULL);
+    mover_stop_next("destination:mapped");
+    pair_receive(NULL);
+    pair_send(NULL);
+    mover_await_stop(&receiver);
+    mover_await_asleep(&sender);
+    cut_monitor(&vms[0]);
+    mover_ends(&sender, 3);
+    mover_await_watchdog(&sender, "goes on here");
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
 /* By its own monitor, while a tool that is about to commit is held up: it stays, and the
  * destination never runs it. */
 static void meddle(const char *command, const char *event, const char *sentence)
@@ -343,6 +360,7 @@ int main(void)
 {
     pair_timeout = "timeout_ms=10000";
     static const struct vm_test tests[] = {VM_TEST(test_source_loses_the_monitor),
+                                           VM_TEST(test_source_that_holds_loses_the_monitor),
                                            VM_TEST(test_continued_by_somebody_else),
                                            VM_TEST(test_reset_by_somebody_else),
                                            VM_TEST(test_disks_are_waited_for),
