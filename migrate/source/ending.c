@@ -88,6 +88,23 @@ static void say_what_changed(struct source *s, struct ibx_error *err)
         ibx_error_set(err, first.code, "%.300s; %s", first.message, changed.message);
 }
 
+/* A VM that stays does so where no record takes it, too. MOVED: where libvirt drives, it has taken
+ * back what the destination said it had. */
+static void record_stay(struct source *s)
+{
+    struct ibx_record *record = &s->status.record;
+    const enum ibx_journal_state state =
+        record->state == IBX_JOURNAL_MOVED ? IBX_JOURNAL_ROLLED_BACK : IBX_JOURNAL_KEPT;
+    struct ibx_error why = {0};
+    if (!record->written_s || !ibx_migration_record(s->options->folder, record, state, &why))
+        return;
+    record->state = state;
+    ibx_migration_notify(&s->options->observer,
+                         "the VM stays here, and that could not be recorded: %s; then ib-migrate "
+                         "rollback --qmp %s does",
+                         why.message, record->qmp);
+}
+
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 {
     const bool loads = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
@@ -129,14 +146,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
         s->status.record.epoch++;
         ibx_source_link_disown(&s->link, err->message);
     }
-    /* MOVED: where libvirt drives, it has taken back what the destination said it had. */
-    if (s->status.record.written_s &&
-        ibx_migration_record(s->options->folder, &s->status.record,
-                             s->status.record.state == IBX_JOURNAL_MOVED ? IBX_JOURNAL_ROLLED_BACK
-                                                                         : IBX_JOURNAL_KEPT,
-                             &why))
-        ibx_migration_notify(&s->options->observer,
-                             "the VM stays here, and that could not be recorded: %s", why.message);
+    record_stay(s);
     ibx_watchdog_release(&s->vm.watchdog);
     if (loads && aborted)
         say_what_changed(s, err);

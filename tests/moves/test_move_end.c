@@ -198,6 +198,25 @@ static void test_watchdog_cannot_write(void)
     pair_stayed();
 }
 
+/* Nor does the tool, nor that it may be elsewhere, which its record says. */
+static void test_source_cannot_write_that_it_stays(void)
+{
+    char place[PATH_MAX];
+    stopped_at("source:stopped", NULL);
+    source_record_cannot_be_written(place);
+    mover_kill(&sender, SIGINT);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the VM stays here, and that could not be recorded");
+    mover_must_print(&sender, "ib-migrate rollback --qmp");
+    mover_must_print(&sender, "stayed here");
+    assert_false(mover_printed(&sender, "may run at"));
+    assert_int_equal(rmdir(place), 0);
+    mover_ends(&receiver, 1);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_stayed();
+}
+
 /* The VM gets its pages from a source whose disk is full from its commit on. */
 static void test_source_record_cannot_be_written(void)
 {
@@ -402,6 +421,7 @@ int main(void)
                                            VM_TEST(test_watchdog_cannot_write),
                                            VM_TEST(test_source_record_cannot_be_written),
                                            VM_TEST(test_source_record_cannot_be_written_again),
+                                           VM_TEST(test_source_cannot_write_that_it_stays),
                                            VM_TEST(test_interrupted_when_complete),
                                            VM_TEST(test_interrupted_before_the_confirmation),
                                            VM_TEST(test_qemu_ends_before_the_confirmation),

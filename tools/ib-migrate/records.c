@@ -212,8 +212,8 @@ static void add_settings(const struct ibx_record *record, char *sentence, size_t
     if (record->source && record->settings[0] && ibx_journal_qemu_lives(record) &&
         (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_MAY_RUN))
         snprintf(sentence + used, size - used,
-                 "; QEMU still has the settings of a migration, with which a snapshot of the VM "
-                 "(savevm) has no RAM, until \"ib-migrate %s\"",
+                 "; QEMU may still have the settings of a migration, with which a snapshot of the "
+                 "VM (savevm) has no RAM, until \"ib-migrate %s\"",
                  record->state == IBX_JOURNAL_HERE ? "rollback" : "recover\" or \"rollback");
 }
 
