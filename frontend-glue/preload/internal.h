@@ -134,6 +134,22 @@ int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
 /* By which requests name that kernel; false: nobody can tell. */
 bool ibx_frontend_kernel_name(const void *function, uint8_t name[8]);
 
+/* ------------------------------------------------------------------ child_modules.c */
+
+/* What nvcc's code registers: a module, whose handle GVirtuS has returned, and what is in it. */
+void ibx_frontend_module_registered(void *wrapper, void **handle);
+void ibx_frontend_module_function(void **handle, const char *function, char *device_function,
+                                  const char *name, int thread_limit);
+void ibx_frontend_module_variable(void **handle, char *symbol, char *address, const char *name,
+                                  int external, size_t n, int constant, int global);
+/* It also has variables that are declared __managed__, which GVirtuS is not told of. */
+void ibx_frontend_module_managed(void **handle);
+/* It is no more: the handle by which GVirtuS knows it. */
+void **ibx_frontend_module_gone(void **handle);
+/* Before kernels and variables are used: a forked child registers them as its own. Quick, but for
+ * the first time in a child. */
+void ibx_frontend_own_modules(void);
+
 /* ---------------------------------------------------------------------- variables.c */
 
 /* Of the current device. */
@@ -152,6 +168,8 @@ void ibx_frontend_variable_managed(void **handle, void **variable, const char *n
 void ***ibx_frontend_variables_managed(void **handle, size_t *count);
 /* The module is no more. Whether another process may have it: the parent, children, or theirs. */
 bool ibx_frontend_variables_unload(void **handle);
+/* A child has registered a module of its parent's as its own. */
+void ibx_frontend_variables_own(void **handle);
 /* A device was reset. */
 void ibx_frontend_variables_reset(void);
 

@@ -65,6 +65,7 @@ int ibx_frontend_no_kernel(const void *function)
 {
     if (!function)
         return CUDA_INVALID_FUNCTION;
+    ibx_frontend_own_modules();
     ibx_frontend_ranges_lock();
     const bool known = !registered.count || ibx_frontend_ranges_at(&registered, function);
     ibx_frontend_ranges_unlock();
@@ -263,6 +264,7 @@ static struct kernel *look_at(const void *function, const struct launch_config *
 
 static const struct kernel *learned(const void *function, const struct launch_config *config)
 {
+    ibx_frontend_own_modules();
     struct kernel *k = find(function) ? NULL : look_at(function, config);
     if (k)
         add(k);
@@ -383,6 +385,7 @@ static int launch_by_gvirtus(const void *function, const struct launch_config *c
 static int launch_now(const void *function, const struct launch_config *config, void **arguments,
                       bool unseen)
 {
+    ibx_frontend_own_modules();
     const struct ibx_frontend_calls *plugin = ibx_frontend_plugin();
     const struct kernel *k = plugin ? find(function) : NULL;
     int rc = k ? CUDA_SUCCESS : ibx_frontend_no_kernel(function);
@@ -431,8 +434,9 @@ void __cudaUnregisterFatBinary(void **handle)
     __typeof__(&__cudaUnregisterFatBinary) next = NEXT(__cudaUnregisterFatBinary);
     atomic_fetch_add(&modules, 1);
     ibx_frontend_managed_unload(handle);
+    void **there = ibx_frontend_module_gone(handle);
     if (ibx_frontend_variables_unload(handle))
         return;
     if (next)
-        next(handle);
+        next(there);
 }

@@ -80,6 +80,7 @@ void **__cudaRegisterFatBinary(void *wrapper)
 {
     __typeof__(&__cudaRegisterFatBinary) next = NEXT(__cudaRegisterFatBinary);
     void **handle = next ? next(wrapper) : NULL;
+    ibx_frontend_module_registered(wrapper, handle);
     if (may_print(wrapper) && !atomic_exchange(&prints, true))
         fetch(false);
     return handle;

@@ -184,6 +184,18 @@ bool ibx_frontend_variables_unload(void **handle)
     return parents || (shared && (has_children() || has_grandchildren()));
 }
 
+void ibx_frontend_variables_own(void **handle)
+{
+    ibx_frontend_ranges_lock();
+    struct module *m = modules;
+    while (m && m->handle != handle)
+        m = m->next;
+    if (m)
+        m->forks = atomic_load(&forks);
+    ibx_frontend_ranges_unlock();
+    ibx_frontend_variables_reset(); /* they lie elsewhere */
+}
+
 void ibx_frontend_variables_reset(void)
 {
     atomic_fetch_add(&resets, 1);
@@ -200,6 +212,7 @@ void __cudaRegisterFunction(void **handle, const char *function, char *device_fu
         next(handle, function, device_function, name, thread_limit, thread, block, block_size,
              grid_size, warp);
     ibx_frontend_kernel_registered(function);
+    ibx_frontend_module_function(handle, function, device_function, name, thread_limit);
     note_kernel(handle, function);
 }
 
@@ -210,11 +223,13 @@ void __cudaRegisterVar(void **handle, char *symbol, char *address, const char *n
     __typeof__(&__cudaRegisterVar) next = NEXT(__cudaRegisterVar);
     if (next)
         next(handle, symbol, address, name, external, n, constant, global);
+    ibx_frontend_module_variable(handle, symbol, address, name, external, n, constant, global);
     note_variable(handle, symbol, name, false);
 }
 
 void ibx_frontend_variable_managed(void **handle, void **variable, const char *name)
 {
+    ibx_frontend_module_managed(handle);
     note_variable(handle, variable, name, true);
 }
 
@@ -306,6 +321,7 @@ static bool ask(const struct question *q, struct place *where, int *rc)
 
 bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc)
 {
+    ibx_frontend_own_modules();
     struct question q = {.resets = atomic_load(&resets)};
     cudaGetDevice(&q.device);
     *rc = CUDA_SUCCESS;

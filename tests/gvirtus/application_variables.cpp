@@ -173,6 +173,65 @@ bool unloads_and_grandchildren()
     return HOLDS(kept && own);
 }
 
+// What a child registers by `first` and again by `second`, and whether it gives that back.
+bool registers(void **own, void **shared, const std::string &wanted, bool (*first)(),
+               bool (*second)())
+{
+    const pid_t child = fork();
+    if (!child) {
+        const std::string before = stub_registered();
+        const bool none = cudaGetLastError() == 0 && before == stub_registered();
+        const bool good = first() && stub_registered() == before + wanted && second() &&
+                          stub_registered() == before + wanted;
+        const std::uint64_t unloads = stub_unloads();
+        unload(shared);
+        const bool kept = stub_unloads() == unloads;
+        unload(own);
+        _exit(!(none && good && kept && stub_unloads() == unloads + 1));
+    }
+    int status = 1;
+    return waitpid(child, &status, 0) == child && !status;
+}
+
+char own_variable[1];
+
+bool uses_variable()
+{
+    return to_symbol(own_variable, "12345678", 8) == 0;
+}
+
+bool uses_kernel()
+{
+    static char *memory = device_memory();
+    return stub_launch(memory + 8, memory, 8, nullptr) == 0;
+}
+
+// Natively each child has variables of its own. Modules without any are the same for all.
+bool own_in_children()
+{
+    static std::uint64_t wrappers[2][8];
+    auto *add = preloaded<void **(void *)>("__cudaRegisterFatBinary");
+    void **module = add(wrappers[0]), **other = add(wrappers[1]);
+    REQUIRE(module && other);
+    register_kernel(other, &stub_kernel);
+    register_kernel(module, &stub_kernel);
+    register_variable(module, own_variable, "v5.0.64");
+    REQUIRE(uses_variable());
+    const std::string again = "Mk(kernel)v(v5.0.64,1)E";
+    REQUIRE(registers(module, other, again, uses_variable, uses_kernel));
+    REQUIRE(registers(module, other, again, uses_kernel, uses_variable));
+    const pid_t child = fork(); // and those of a child
+    if (!child)
+        _exit(!(uses_kernel() && registers(module, other, again, uses_variable, uses_kernel)));
+    int status = 1;
+    REQUIRE(waitpid(child, &status, 0) == child && !status);
+    const std::string before = stub_registered();
+    REQUIRE(uses_variable() && uses_kernel() && stub_registered() == before);
+    unload(module);
+    unload(other);
+    return true;
+}
+
 struct Variables {
     char *first, *second, *long_one;
 };
@@ -317,5 +376,5 @@ bool variables()
 {
     REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
     return HOLDS(plain() && unloads_and_forks() && unloads_and_grandchildren() &&
-                 managed_variables() && not_found());
+                 own_in_children() && managed_variables() && not_found());
 }

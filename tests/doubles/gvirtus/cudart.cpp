@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #include <unistd.h>
 #include <utility>
 
@@ -378,6 +379,43 @@ static std::atomic<std::uint64_t> launches;
 EXPORTED std::uint64_t stub_launches()
 {
     return launches;
+}
+
+// What was registered: a letter each, of modules, their ends, kernels and variables.
+static std::string registered;
+
+EXPORTED const char *stub_registered()
+{
+    return registered.c_str();
+}
+
+extern "C" void **__cudaRegisterFatBinary(void *);
+extern "C" EXPORTED void **__cudaRegisterFatBinary(void *wrapper)
+{
+    registered += 'M';
+    return static_cast<void **>(wrapper);
+}
+
+extern "C" void __cudaRegisterFatBinaryEnd(void **);
+extern "C" EXPORTED void __cudaRegisterFatBinaryEnd(void **)
+{
+    registered += 'E';
+}
+
+extern "C" void __cudaRegisterFunction(void **, const char *, char *, const char *, int, void *,
+                                       void *, void *, void *, int *);
+extern "C" EXPORTED void __cudaRegisterFunction(void **, const char *, char *, const char *name,
+                                                int, void *, void *, void *, void *, int *)
+{
+    registered += std::string("k(") + name + ")";
+}
+
+extern "C" void __cudaRegisterVar(void **, char *, char *, const char *, int, std::size_t, int,
+                                  int);
+extern "C" EXPORTED void __cudaRegisterVar(void **, char *, char *, const char *name, int,
+                                           std::size_t n, int constant, int)
+{
+    registered += std::string("v(") + name + "," + std::to_string(n) + (constant ? ",c" : "") + ")";
 }
 
 static std::atomic<std::uint64_t> unloads;
