@@ -164,6 +164,8 @@ bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc);
 bool ibx_frontend_no_variable(const void *symbol);
 /* One of that module's is declared __managed__: its address is to be in *variable. */
 void ibx_frontend_variable_managed(void **handle, void **variable, const char *name);
+/* The bytes of the one that begins there; 0: there is none. */
+size_t ibx_frontend_managed_size(const void *address);
 /* All these of a module; NULL: there is none, or no memory. To be freed. */
 void ***ibx_frontend_variables_managed(void **handle, size_t *count);
 /* The module is no more. Whether another process may have it: the parent, children, or theirs. */
@@ -439,6 +441,8 @@ bool ibx_frontend_mapped(void **address, size_t n, unsigned flags, int *rc);
 bool ibx_frontend_mapped_free(void *address, int *rc);
 /* The device was reset; a module of the program's goes. */
 void ibx_frontend_managed_reset(void);
+/* Before cudaDeviceReset: variables outlast it, with what the program has written. */
+void ibx_frontend_managed_resets(void);
 void ibx_frontend_managed_unload(void **module);
 /* Around a launch: whether it is captured, where that makes a difference. */
 bool ibx_frontend_managed_captured(void *stream);

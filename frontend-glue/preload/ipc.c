@@ -234,6 +234,7 @@ bool ibx_frontend_pointer_closed(const void *memory)
 int cudaDeviceReset(void)
 {
     ibx_frontend_print_all();
+    ibx_frontend_managed_resets();
     const int rc = CALL_NEXT(cudaDeviceReset);
     ibx_frontend_variables_reset();
     ibx_frontend_graph_reset();

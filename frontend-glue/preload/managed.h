@@ -64,10 +64,12 @@ struct managed {
 
 /* Adds it, all blocks in that state. */
 void ibx_managed_add(struct managed *m, enum pages_state state);
-/* Takes it out: NULL if none that was allocated begins there. 0: any at all. */
+/* Takes it out: NULL if none that was allocated begins there. 0: any that was allocated. */
 struct managed *ibx_managed_take(uintptr_t begin);
 /* Takes that module's variables out, and pages that have no other's: NULL if there are none. */
 struct managed *ibx_managed_take_module(void **module);
+/* The one of that number, from 0 on, of all variables; false: there are not so many. */
+bool ibx_managed_variable(size_t number, struct managed_variable *found);
 /* Variables that are to be those of `m`, which is not there yet. False: no memory. */
 bool ibx_managed_set_variables(struct managed *m, const struct managed_variable *all, size_t count);
 /* One more, or a part of one, in pages that have variables: the next access fetches its bytes. An
@@ -94,6 +96,9 @@ int ibx_managed_map(struct managed *m);
 void ibx_managed_discard(struct managed *m);
 /* Whether this library has managed memory here, which begins it; otherwise GVirtuS has to. */
 bool ibx_managed_begin(void);
+
+/* managed_variables.c: behind a reset of the device they have their bytes, as natively. */
+void ibx_managed_variables_reset(void);
 
 /* managed_hints.c: what is known of memory that is no more. */
 void ibx_managed_hints_gone(uintptr_t begin, size_t n);

@@ -66,7 +66,7 @@ struct managed *ibx_managed_take(uintptr_t begin)
     pthread_mutex_lock(&pages);
     pthread_mutex_lock(&list);
     struct managed **at = &all;
-    while (*at && begin && ((*at)->variables || (*at)->begin != begin))
+    while (*at && ((*at)->variables || (begin && (*at)->begin != begin)))
         at = &(*at)->next;
     struct managed *found = *at;
     if (found)
@@ -132,6 +132,20 @@ struct managed *ibx_managed_take_module(void **module)
     pthread_mutex_unlock(&list);
     pthread_mutex_unlock(&pages);
     return found;
+}
+
+bool ibx_managed_variable(size_t number, struct managed_variable *found)
+{
+    pthread_mutex_lock(&list);
+    const struct managed *m = all;
+    while (m && number >= m->variable_count) {
+        number -= m->variable_count;
+        m = m->next;
+    }
+    if (m)
+        *found = m->variables[number];
+    pthread_mutex_unlock(&list);
+    return m;
 }
 
 /* With one of the locks. */
@@ -459,6 +473,12 @@ int ibx_managed_give(bool works)
 static int have_given(bool works)
 {
     return ibx_frontend_capturing() ? ibx_managed_have_given(works) : ibx_managed_give(works);
+}
+
+void ibx_frontend_managed_resets(void)
+{
+    if (ibx_managed_any())
+        have_given(false);
 }
 
 /* Locked. False: no memory. */

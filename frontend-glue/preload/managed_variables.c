@@ -185,6 +185,34 @@ char __cudaInitModule(void **module)
     return count || !next ? 1 : next(module);
 }
 
+/* The driver has them where they were, as natively. False: it says that they are elsewhere. */
+static bool stays(void **module)
+{
+    size_t count = 0;
+    struct place where;
+    int rc;
+    void ***pointers = ibx_frontend_variables_managed(module, &count);
+    const bool asked = count && ibx_frontend_variable(pointers[0], &where, &rc) && !rc;
+    const bool same = !asked || where.at == (uintptr_t)*pointers[0];
+    free(pointers);
+    return same;
+}
+
+void ibx_managed_variables_reset(void)
+{
+    struct managed_variable v;
+    void **module = NULL;
+    for (size_t i = 0; ibx_managed_variable(i, &v); i++) {
+        if (v.module == module || stays(v.module)) {
+            module = v.module;
+            continue;
+        }
+        not_given("behind cudaDeviceReset the device has them elsewhere");
+        ibx_frontend_managed_unload(v.module);
+        i = (size_t)-1; /* from the beginning */
+    }
+}
+
 void ibx_frontend_managed_unload(void **module)
 {
     for (struct managed *m; module && (m = ibx_managed_take_module(module));)

@@ -38,7 +38,7 @@ static int find_place(const void *symbol, struct place *where)
     void *address = NULL;
     int rc;
     if (ibx_frontend_is_managed(symbol)) { /* what nvcc makes of a __managed__ variable's name */
-        *where = (struct place){.at = (uintptr_t)symbol};
+        *where = (struct place){.at = (uintptr_t)symbol, .n = ibx_frontend_managed_size(symbol)};
         return CUDA_SUCCESS;
     }
     if (ibx_frontend_variable(symbol, where, &rc))
@@ -69,6 +69,10 @@ int cudaGetSymbolSize(size_t *n, const void *symbol)
     int rc;
     if (!n)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (ibx_frontend_is_managed(symbol) && (where.n = ibx_frontend_managed_size(symbol))) {
+        *n = where.n;
+        return CUDA_SUCCESS;
+    }
     if (ibx_frontend_variable(symbol, &where, &rc)) {
         *n = rc ? *n : where.n;
         return rc;

@@ -336,6 +336,18 @@ bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc)
     return true;
 }
 
+size_t ibx_frontend_managed_size(const void *address)
+{
+    size_t n = 0;
+    ibx_frontend_ranges_lock();
+    for (const struct module *m = modules; m && !n; m = m->next) {
+        for (const struct variable *v = m->variables; v && !n; v = v->next)
+            n = v->managed && v->where.at == (uintptr_t)address ? v->where.n : 0;
+    }
+    ibx_frontend_ranges_unlock();
+    return n;
+}
+
 void ***ibx_frontend_variables_managed(void **handle, size_t *count)
 {
     void ***found = NULL;

@@ -351,8 +351,18 @@ bool managed_variables()
     cudaGetLastError();
     REQUIRE(advise(v.first, 8, 1, 0) == 0 && advise(piece, 8, 1, 0) == 1);
     REQUIRE(cudaGetLastError() == 1 && v.first[0] == 'A');
+    std::size_t n = 0;
+    REQUIRE(preloaded<int(std::size_t *, const void *)>("cudaGetSymbolSize")(&n, v.second) == 0);
+    REQUIRE(n == 5000 && fails(to_symbol(v.first, "123456789", 9), 1));
     REQUIRE(beside(module, &v, init, piece));
     REQUIRE(to_symbol(v.first, "12345678", 8) == 0 && !std::memcmp(v.first, "12345678", 8));
+    // Behind a reset they have what the host has written last, or the device.
+    REQUIRE(stub_launch(v.long_one, v.long_one + 777, 500, nullptr) == 0);
+    std::memcpy(v.first, "abcdefgh", 8);
+    REQUIRE(cudaDeviceReset() == 0 && !std::memcmp(v.first, "abcdefgh", 8));
+    REQUIRE(!std::memcmp(v.long_one, v.long_one + 777, 500));
+    REQUIRE(stub_launch(v.second, v.first, 8, nullptr) == 0);
+    REQUIRE(!std::memcmp(v.second, "abcdefgh", 8) && to_symbol(v.first, "12345678", 8) == 0);
     // The module goes, and comes again.
     unload(module);
     register_all(module, &v);

@@ -40,6 +40,7 @@ struct allocation {
     unsigned sync_memops;
     void *pool; /* NULL; or whose it is: given back without a wait */
     int by;     /* host memory: the device whose context has registered it */
+    bool stays; /* behind a reset of the device */
 };
 
 struct context {

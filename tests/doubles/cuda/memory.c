@@ -68,7 +68,8 @@ EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
         return leave(OUT_OF_MEMORY);
     }
     static unsigned long long ids;
-    *a = (struct allocation){address, bytes, n, mapped, fd, current->device, 0, ++ids, 0, NULL, 0};
+    *a = (struct allocation){address, bytes, n, mapped, fd, current->device,
+                             0,       ++ids, 0, NULL,   0,  false};
     *device = (uintptr_t)address;
     return leave(SUCCESS);
 }
@@ -256,7 +257,8 @@ EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
     struct allocation *a = free_entry();
     if (!a || !n || touches(address, n))
         return leave(!n ? INVALID_VALUE : a ? ALREADY_REGISTERED : OUT_OF_MEMORY);
-    *a = (struct allocation){address, address, n, 0, -1, -1, flags, 0, 0, NULL, current->device};
+    *a = (struct allocation){address, address,         n,    0, -1, -1, flags, 0, 0,
+                             NULL,    current->device, false};
     stats.host_pins++;
     stats.host_pinned++;
     return leave(SUCCESS);
@@ -371,7 +373,7 @@ EXPORT int cuDevicePrimaryCtxReset_v2(int device)
     wait_for_all();
     for (unsigned i = 0; i < ALLOCATIONS; i++) {
         struct allocation *a = &allocations[i];
-        if (a->address && a->device == device)
+        if (a->address && a->device == device && !a->stays)
             release(a);
         if (!a->address || a->device >= 0 || a->by != device)
             continue;

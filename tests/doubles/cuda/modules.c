@@ -2,7 +2,7 @@
 /*
  * A double of CUDA's driver: the module of its kernel. It has every variable that is called
  * KINDmemory.offset.bytes: so many bytes at that offset of one of eight pieces of memory. Those of
- * the kind "l" only their library knows, as managed ones.
+ * the kinds "m" and "l" are managed ones, which outlast resets; the latter only their library knows.
  */
 #include "tests/doubles/cuda/internal.h"
 
@@ -26,6 +26,15 @@ static int piece(unsigned number, uint64_t *at)
     return rc;
 }
 
+static void keep(uint64_t at)
+{
+    pthread_mutex_lock(&mutex);
+    struct allocation *a = find((void *)(uintptr_t)at, 1);
+    if (a)
+        a->stays = true;
+    leave(SUCCESS);
+}
+
 static int find_variable(const char *name, bool managed, uint64_t *at, size_t *n)
 {
     char kind;
@@ -35,6 +44,8 @@ static int find_variable(const char *name, bool managed, uint64_t *at, size_t *n
         offset > PIECE || *n > PIECE - offset || (kind == 'l') != managed)
         return NOT_FOUND;
     const int rc = piece(number, at);
+    if (!rc && (kind == 'm' || kind == 'l'))
+        keep(*at);
     *at += offset;
     return rc;
 }
