@@ -273,6 +273,9 @@ int ibx_fault_place_one(struct ibx_fault *e, const struct slot *slot, uint64_t p
  */
 int ibx_fault_answer(struct ibx_fault *e, uint64_t page);
 int ibx_fault_wake(struct ibx_fault *e, uint64_t address, uint64_t length);
+/* Minor mode: what has come of pages that were discarded meanwhile is given back, so that their
+ * owner sees zeros. Before they count as present: then they may be the owner's again. */
+void ibx_fault_empty(const struct fault_range *r, uint64_t page, uint64_t pages);
 
 /* fetch.c: each returns whether it requested or answered anything */
 bool ibx_fault_fetch_faulted(struct fault_worker *w);

@@ -15,12 +15,15 @@ bool ibx_fault_missing(const struct ibx_fault *engine, uint64_t page)
 }
 
 /* The engine stops meanwhile, or has failed: it is missing again. */
-static void put_back(struct ibx_fault *e, uint64_t page)
+static void put_back(struct ibx_fault *e, const struct fault_range *r, uint64_t page)
 {
-    if (pagemap_move(&e->map, page, PAGE_CLAIMED, PAGE_MISSING))
+    if (pagemap_move(&e->map, page, PAGE_CLAIMED, PAGE_MISSING)) {
         atomic_fetch_add(&e->missing, 1);
-    else if (pagemap_move(&e->map, page, PAGE_DISCARDED, PAGE_PRESENT))
+    } else if (pagemap_get(&e->map, page) == PAGE_DISCARDED) {
+        ibx_fault_empty(r, page, 1);
+        pagemap_move(&e->map, page, PAGE_DISCARDED, PAGE_PRESENT);
         ibx_fault_pages_done(e, IBX_FAULT_BY_REMOVE, 1);
+    }
     ibx_fault_changed(e);
 }
 
@@ -60,7 +63,7 @@ int ibx_fault_give(struct ibx_fault *e, unsigned worker, uint64_t page, const vo
     if (!rc)
         rc = ibx_fault_place(e, &slot, 1);
     if (rc)
-        put_back(e, page);
+        put_back(e, r, page);
     ibx_fault_check_complete(e);
     return !rc;
 }

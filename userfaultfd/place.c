@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 
 static uint64_t address_of(const struct fault_range *r, uint64_t page)
 {
@@ -88,6 +89,14 @@ static int64_t fill(struct ibx_fault *e, const struct fault_range *r, uint64_t p
     return rc && done <= 0 ? rc : done;
 }
 
+/* A huge page stays: its reservation would go with it. */
+void ibx_fault_empty(const struct fault_range *r, uint64_t page, uint64_t pages)
+{
+    if (r->is.alias && r->is.page_size == SMALL_PAGE)
+        madvise((uint8_t *)r->is.alias + (page - r->is.first_page) * SMALL_PAGE, pages * SMALL_PAGE,
+                MADV_REMOVE);
+}
+
 static void done(struct ibx_fault *e, struct slot *slot, uint32_t pages, enum page_state from)
 {
     uint64_t page = slot_page(slot, slot->placed);
@@ -123,8 +132,10 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
         return 0;
     }
     if (state == PAGE_DISCARDED || slot->zero) {
-        if (state == PAGE_DISCARDED) /* perhaps while it was checked */
+        if (state == PAGE_DISCARDED) { /* perhaps while it was checked */
             ibx_fault_note_removed(e, r, page, n);
+            ibx_fault_empty(r, page, n);
+        }
         done(e, slot, n, state);
         return 0;
     }

@@ -36,9 +36,10 @@ void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot)
         uint64_t page = slot_page(slot, slot->placed);
         if (pagemap_move(&e->map, page, PAGE_CLAIMED, PAGE_MISSING)) {
             back++;
-        } else if (pagemap_move(&e->map, page, PAGE_DISCARDED, PAGE_PRESENT)) {
+        } else if (pagemap_get(&e->map, page) == PAGE_DISCARDED) {
             ibx_fault_note_removed(e, slot->range, page, 1); /* it may have been checked */
-            gone++;
+            ibx_fault_empty(slot->range, page, 1);
+            gone += pagemap_move(&e->map, page, PAGE_DISCARDED, PAGE_PRESENT);
         }
     }
     atomic_fetch_add(&e->missing, back);

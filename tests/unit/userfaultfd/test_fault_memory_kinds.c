@@ -424,6 +424,31 @@ static void test_minor_emptied_behind_check(void **state)
     assert_memory_equal(rig.memory + EMPTIED * PAGE, zeros, PAGE);
 }
 
+/* What was discarded while it came in place is zero, and takes no memory. */
+static void test_minor_discarded(void **state)
+{
+    unsigned char there[PAGES];
+    (void)state;
+    const int file = memfd_create("ibx-test", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
+    rig_map(1, file, PAGES * PAGE, PAGE, true);
+    rig_register(UFFD_FEATURE_MINOR_SHMEM | IBX_FAULT_EVENT_REMOVE);
+    rig.readers[0]->hold = true;
+    rig.config.chunk_min = 16 * PAGE;
+    rig_serve();
+    assert_true(reader_asked(rig.readers[0], 2)); /* 2 x 16 pages are in flight, at least */
+    assert_int_equal(madvise(rig.memory + 8 * PAGE, 16 * PAGE, MADV_REMOVE), 0);
+    rig.readers[0]->hold = false;
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+    assert_int_equal(mincore(rig.range.alias, PAGES * PAGE, there), 0);
+    for (unsigned i = 0; i < PAGES; i++) {
+        const bool discarded = i >= 8 && i < 24;
+        assert_int_equal(there[i] & 1, !discarded);
+        assert_true(discarded ? page_is_zero(i) : page_is_right(i));
+    }
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_REMOVE], 16);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -436,6 +461,7 @@ int main(void)
         {"test_minor_emptied", test_minor_emptied, NULL, rig_end, NULL},
         {"test_minor_emptied_in_check", test_minor_emptied, NULL, rig_end, &rig},
         cmocka_unit_test_teardown(test_minor_emptied_behind_check, rig_end),
+        cmocka_unit_test_teardown(test_minor_discarded, rig_end),
         {"test_full", test_full, NULL, rig_end, NULL},
         {"test_full_in_place", test_full, NULL, rig_end, &rig},
         {"test_huge", test_huge, NULL, rig_end, NULL},
