@@ -230,8 +230,9 @@ void ibx_abort(struct ibx_conn *conn);
 void ibx_hang_up(struct ibx_conn *conn);
 
 /* Ends the connection at once and frees it: outstanding work is flushed without events, regions are
- * deregistered, the peer sees the close. Accepts NULL. In a child that was forked after
- * establishment it frees the child's part only; the connection stays the parent's. */
+ * deregistered, the peer sees the close, also while a forked child lives. Accepts NULL. In a child
+ * that was forked after establishment it frees the child's part only; the connection stays the
+ * parent's. */
 void ibx_close(struct ibx_conn *conn);
 
 /* What an established connection can do. */

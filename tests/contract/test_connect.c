@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -169,6 +170,25 @@ static void test_close_by_this_side(void **state)
     ibx_close(pair->end.conn);
     pair->end.conn = NULL; /* pair_close() then tests ibx_close(NULL) too */
     pair_await(pair, ORDER_STATUS, true);
+    pair_close(pair);
+}
+
+static int live_on(void *arg)
+{
+    (void)arg;
+    return pause();
+}
+
+/* A child that was forked meanwhile has the sockets open, too: the peer sees the close all the
+ * same. */
+static void test_close_while_a_child_lives(void **state)
+{
+    struct pair *pair = pair_open(SIDE_OF(state));
+    const pid_t child = process_start(live_on, NULL);
+    ibx_close(pair->end.conn);
+    pair->end.conn = NULL;
+    pair_await(pair, ORDER_STATUS, true);
+    CHECK(!kill(child, SIGKILL) && process_end(child) == -SIGKILL);
     pair_close(pair);
 }
 
@@ -468,6 +488,7 @@ static const struct CMUnitTest tests[] = {
     TEST_BOTH(test_many_connections_one_after_another),
     TEST_BOTH(test_close_by_the_peer),
     TEST_BOTH(test_close_by_this_side),
+    TEST_BOTH(test_close_while_a_child_lives),
     TEST(test_fork_between_accept_and_establish),
     TEST_BOTH(test_close_in_a_forked_child),
     TEST(test_no_provider_in_common),

@@ -409,6 +409,10 @@ static void end_endpoint(struct ibx_conn *conn)
     while (conn->regions)
         ibx_mr_deregister(conn->regions);
     ibx_path_close(conn);
+    /* A forked child may have the socket open, too: to close it here would tell the peer nothing.
+     * One that was only accepted may be a child's by now. */
+    if (conn->owner)
+        shutdown(conn->handshake_socket, SHUT_RDWR);
 }
 
 void ibx_close(struct ibx_conn *conn)
