@@ -115,6 +115,10 @@ def a_running_migration_is_watched_and_changed(scene):
         equal((live[role]["phase"], live[role]["max_bandwidth"]), ("filling", limit))
     out = succeeds(scene, "status", *destination.qmp)
     assert "destination  running" in out and re.search(r"^  filling  .*pages left", out, re.M), out
+    ask_qmp(destination.own, "stop")
+    until(lambda: succeeds(scene, "status").count('was "paused" when QEMU was last asked') == 2,
+          "the VM's status in both sentences")
+    ask_qmp(destination.own, "cont")
     for line, qmp, words in (("set --max-bandwidth 1G", (), "name one by --qmp"),
                              ("set --max-bandwidth 1G", source.qmp, "set the bandwidth there"),
                              ("cancel", source.qmp, "cannot be cancelled"),

@@ -248,7 +248,10 @@ static void print_record(const struct migrate_args *args, const struct found *fo
     struct ibx_migrate_status status = {.record = *record};
     struct ibx_error err = {0};
     json_t *live = ibx_journal_over(record) ? NULL : ibx_cli_ask_status(args, record, &err);
-    vm_state(found, record, state, sizeof(state));
+    struct ibx_record now = *record;
+    if (*text_of(live, "vm_status")) /* which the record has from its last state */
+        snprintf(now.vm_status, sizeof(now.vm_status), "%s", text_of(live, "vm_status"));
+    vm_state(found, &now, state, sizeof(state));
     if (!live && !trouble(&err))
         add_settings(record, state, sizeof(state));
     ibx_cli_vm_name(record, vm, sizeof(vm));
