@@ -188,6 +188,12 @@ void ibx_cli_bar(const struct ibx_migrate_status *status, unsigned width, char *
 
 /* ------------------------------------------------------------ phases */
 
+/* Whether it runs there is known to its own side, with its memory. */
+static const char *does_at_source(const struct ibx_migrate_status *s)
+{
+    return !s->source || !s->ram_bytes ? "is" : s->record.was_running ? "runs" : "is paused";
+}
+
 void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t size)
 {
     char ram[32], runs[IBX_MIGRATE_STATUS + 8] = "runs";
@@ -200,16 +206,14 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
             snprintf(out, size, "waiting for a source at %s", s->record.uri);
         break;
     case IBX_PHASE_PREPARING:
-        /* Whether it runs is known with its memory, and to its own side. */
-        snprintf(out, size, "preparing: the VM %s at the source%s%s",
-                 s->source && s->ram_bytes && !s->record.was_running ? "is paused" : "runs",
+        snprintf(out, size, "preparing: the VM %s at the source%s%s", does_at_source(s),
                  s->ram_bytes ? ", " : "", s->ram_bytes ? ram : "");
         break;
     case IBX_PHASE_WARMING:
         snprintf(out, size,
-                 "warming: the VM runs at the source, %" PRIu64 " of %" PRIu64 " pages are "
+                 "warming: the VM %s at the source, %" PRIu64 " of %" PRIu64 " pages are "
                  "at the destination",
-                 s->present, s->pages);
+                 does_at_source(s), s->present, s->pages);
         break;
     case IBX_PHASE_SWITCHING:
         snprintf(out, size, "switching: the VM is stopped");

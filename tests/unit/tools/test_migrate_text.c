@@ -192,6 +192,14 @@ static void test_phase_lines(NO_STATE)
     again.phase = IBX_PHASE_FILLING;
     strcpy(again.record.vm_status, "paused");
     is(phase_line(&again), "filling: the VM is \"paused\" at the destination");
+    again = (struct ibx_migrate_status){.phase = IBX_PHASE_PREPARING, .ram_bytes = 64 << 20};
+    is(phase_line(&again), "preparing: the VM is at the source, 64.0 MiB");
+    again.phase = IBX_PHASE_WARMING;
+    text_has(phase_line(&again), "warming: the VM is at the source, ");
+    again.source = true;
+    text_has(phase_line(&again), "warming: the VM is paused at the source, ");
+    again.record.was_running = true;
+    text_has(phase_line(&again), "warming: the VM runs at the source, ");
     const char *const words[] = {"waiting", "preparing", "warming", "switching", "filling",
                                  "broken",  "done",      "ended",   "failed"};
     for (int phase = IBX_PHASE_WAITING; phase <= IBX_PHASE_FAILED; phase++) {
