@@ -16,11 +16,16 @@
 
 static int ended(const struct destination *d, struct ibx_error *err)
 {
-    return ibx_error_set(err, -ESRCH,
-                         "the QEMU (process %d) of this migration has ended, and the VM with it: "
-                         "ib-migrate rollback at "
-                         "the source continues the VM from where it was stopped",
-                         (int)d->status.record.pid);
+    const struct ibx_record *record = &d->status.record;
+    const bool may = record->state == IBX_JOURNAL_NOT_YET || record->state == IBX_JOURNAL_MAY_RUN;
+    return ibx_error_set(
+        err, -ESRCH,
+        may ? "the QEMU (process %d) of this migration has ended: unless it runs at the source, as "
+              "ib-migrate status there says, ib-migrate rollback there continues the VM from where "
+              "it was stopped"
+            : "the QEMU (process %d) of this migration has ended, and the VM with it: ib-migrate "
+              "rollback at the source continues the VM from where it was stopped",
+        (int)record->pid);
 }
 
 /* For a record without the layout of guest RAM. */

@@ -462,6 +462,25 @@ def rollback_says_what_is_known_and_asks(scene):
 
 
 @case
+def a_vm_that_may_not_have_run_there_is_not_said_to_have_ended(scene):
+    source, destination = Vm(scene, append="mib=4"), Vm(scene, append="mib=4", incoming=True)
+    waiting, uri = receiver(scene, destination,
+                            env=dict(os.environ, IBX_MOVE_STOP_AT="destination:ready"))
+    sender = start(scene, "send --json", *source.qmp, uri)
+    until(lambda: process_state(waiting.pid) == "T", "the receiver to stop")
+    waiting.kill()
+    waiting.communicate()
+    destination.end()
+    equal(finish(sender)[0], 1)
+    source.runs_on()
+    there = "unless it runs at the source, as ib-migrate status there says"
+    code, _, err = scene.run("recover", *destination.qmp)
+    assert code == 3 and there in err and "the VM with it" not in err, err
+    out = succeeds(scene, "status", *destination.qmp)
+    assert "does not run here: its QEMU (process " in out and there in out, out
+
+
+@case
 def a_paused_vm_that_is_taken_back_is_not_said_to_run(scene):
     source, destination = Vm(scene, append="beats=40"), Vm(scene, incoming=True)
     until(lambda: source.beats() == 40, "the guest to halt")
