@@ -109,7 +109,7 @@ static int load(const char *folder, int dir, const char *name, struct ibx_record
         if (fd >= 0)
             close(fd);
         return damaged(folder, name, err,
-                       "it is no regular file of at most 64 KiB that only this user can write");
+                       "it is no regular file of at most 256 KiB that only this user can write");
     }
     char *text = malloc(JOURNAL_BYTES_MAX);
     ssize_t n = text ? read(fd, text, JOURNAL_BYTES_MAX) : -1;

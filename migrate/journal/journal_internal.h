@@ -8,9 +8,9 @@
 
 #include <stddef.h>
 
-#define JOURNAL_BYTES_MAX 65536u /* of a file: several times what a record can need */
-#define NAME_BYTES        64u    /* of a file: 32 digits, the role and a suffix */
-#define REMEDY_BYTES      128u   /* of a sentence's end */
+#define JOURNAL_BYTES_MAX (256u << 10) /* of a file: more than a record can need */
+#define NAME_BYTES        64u          /* of a file: 32 digits, the role and a suffix */
+#define REMEDY_BYTES      128u         /* of a sentence's end */
 #define BASE_LOCK         ".base"
 
 /* NULL: it is no state of this side. */

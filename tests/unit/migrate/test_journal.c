@@ -63,6 +63,27 @@ static void records_come_back_as_they_were(NO_STATE)
     }
 }
 
+/* As many blocks as a VM can have, of which each text is twice as long in JSON. */
+static void the_largest_record_comes_back(NO_STATE)
+{
+    struct ibx_record r = sample(true, 7);
+    const struct ibx_journal_block last = r.blocks[1];
+    for (r.block_count = 0; r.block_count < IBX_GUEST_BLOCKS_MAX; r.block_count++) {
+        struct ibx_journal_block *block = &r.blocks[r.block_count];
+        *block = last;
+        memset(block->id, '"', sizeof(block->id) - 1);
+        block->id[0] = (char)('0' + r.block_count); /* each follows by it */
+        memset(block->file.path, '"', sizeof(block->file.path) - 1);
+        block->file.path[0] = '/';
+    }
+    memset(r.qmp + 1, '"', sizeof(r.qmp) - 2);
+    assert_int_equal(write_record(&r), 0);
+    struct ibx_record found = only();
+    assert_int_equal(found.block_count, IBX_GUEST_BLOCKS_MAX);
+    assert_string_equal(found.blocks[63].file.path, r.blocks[63].file.path);
+    assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+}
+
 /* Written by hand, as the first version did. */
 static void records_of_the_first_version(NO_STATE)
 {
@@ -577,6 +598,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(records_come_back_as_they_were),
+        TEST(the_largest_record_comes_back),
         TEST(records_of_the_first_version),
         TEST(records_of_the_second_version),
         TEST(the_key_of_a_source),

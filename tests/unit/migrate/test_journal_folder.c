@@ -126,15 +126,16 @@ static void hostile_layouts_are_named(NO_STATE)
 static void deep_and_large_files_are_refused(NO_STATE)
 {
     char path[PATH_MAX];
-    char *text = malloc(70000);
+    const size_t most = 256 << 10;
+    char *text = malloc(most + 1);
     assert_non_null(text);
     struct ibx_record r = sample(true, 0xab);
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
-    memset(text, '[', 70000);
-    put_file(path, text, 65536);
+    memset(text, '[', most + 1);
+    put_file(path, text, most);
     list_refuses(&r, "line");
-    put_file(path, text, 65537);
-    list_refuses(&r, "64 KiB");
+    put_file(path, text, most + 1);
+    list_refuses(&r, "256 KiB");
     free(text);
 }
 
