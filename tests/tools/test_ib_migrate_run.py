@@ -490,6 +490,43 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
     vm.runs_on()
 
 
+def receivers(scene):
+    """Those that far ends have started."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            with open(path, "rb") as file:
+                line = file.read()
+        except OSError:
+            continue
+        if b"\0receive\0" in line and scene.there.state.encode() in line:
+            found.append(path)
+    return found
+
+
+@case
+def a_qemu_that_dies_behind_its_monitor_says_why(scene):
+    """QEMU opens its monitor before disks and kernels: a receiver may be there when one fails."""
+    vm, before = start_vm(scene), leftovers(scene)
+    pipe = scene.path("kernel")
+    os.mkfifo(pipe)
+    process = scene.start(*run_line(scene, "--qemu-arg=-kernel", f"--qemu-arg={pipe}"))
+    until(lambda: receivers(scene), "the receiver")
+
+    def opened():
+        try:
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:  # nobody reads yet
+            return False
+        return True
+    until(opened, "QEMU to open its kernel")
+    _, err = process.communicate(timeout=LIMIT)
+    equal(process.returncode, 1)
+    assert "QEMU did not start: " in err and pipe in err, err
+    nothing_is_left(scene, before)
+    vm.runs_on()
+
+
 @case
 def a_far_end_that_lies_writes_no_control_characters(scene):
     """What it says reaches the terminal as text, whichever of its words it is in."""

@@ -29,6 +29,7 @@
 
 #define START_MS 60000 /* for QEMU's monitor */
 #define LOOK_MS  20
+#define END_MS   500 /* from when QEMU's sockets are closed until it is gone */
 #define TAIL     512 /* bytes of QEMU's last words */
 
 enum far_state { FAR_STARTING, FAR_WAITING, FAR_MOVING };
@@ -181,19 +182,36 @@ static void become(const struct far *far, char *const *arguments, int out)
     _exit(127);
 }
 
+static bool is_receivers(const char *line)
+{
+    static const char *const begin[] = {"ib-migrate: ", "ibx: "};
+    for (size_t i = 0; i < sizeof(begin) / sizeof(begin[0]); i++) {
+        if (!strncmp(line, begin[i], strlen(begin[i])))
+            return true;
+    }
+    return false;
+}
+
+/* QEMU's last line in the log that it shares with a receiver. */
 static void last_words(const struct far *far, char *text, size_t size)
 {
     int fd = open(far->log, O_RDONLY | O_CLOEXEC);
     const off_t end = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
     ssize_t n = fd < 0 ? 0 : pread(fd, text, size - 1, end > TAIL ? end - TAIL : 0);
+    char *line;
     text[n > 0 ? n : 0] = '\0';
     if (fd >= 0)
         close(fd);
-    while (*text && text[strlen(text) - 1] == '\n')
-        text[strlen(text) - 1] = '\0';
-    const char *line = strrchr(text, '\n');
-    if (line)
-        memmove(text, line + 1, strlen(line));
+    for (;;) {
+        while (*text && text[strlen(text) - 1] == '\n')
+            text[strlen(text) - 1] = '\0';
+        line = strrchr(text, '\n');
+        line = line ? line + 1 : text;
+        if (!is_receivers(line))
+            break;
+        *line = '\0';
+    }
+    memmove(text, line, strlen(line) + 1);
     ibx_text_sanitize(text);
 }
 
@@ -263,10 +281,32 @@ static int check_sockets(char *const *arguments, struct ibx_error *err)
     return rc;
 }
 
+/* 0 as long as it has not ended; then the reason is what it has printed. */
+static int check_qemu(struct far *far, struct ibx_error *err)
+{
+    char words[TAIL + 1];
+    if (waitpid(far->qemu, NULL, WNOHANG) != far->qemu)
+        return 0;
+    far->qemu = 0;
+    last_words(far, words, sizeof(words));
+    return ibx_error_set(err, -ECHILD, "QEMU did not start: %s",
+                         *words ? words : "it gave no reason");
+}
+
+/* It opens its monitor before disks and the kernel: when one fails, a receiver may have come to
+ * know of a lost monitor. The process is gone within moments of that. */
+static int check_qemu_soon(struct far *far, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(END_MS);
+    int rc = 0;
+    while (!(rc = check_qemu(far, err)) && ibx_now_ns() < deadline)
+        poll(NULL, 0, LOOK_MS);
+    return rc;
+}
+
 static int start_qemu(struct far *far, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(START_MS);
-    char words[TAIL + 1];
     char **arguments = arguments_of(far);
     if (!arguments || !arguments[0])
         return ibx_error_set(err, -EINVAL, "there are no arguments for QEMU");
@@ -282,12 +322,8 @@ static int start_qemu(struct far *far, struct ibx_error *err)
         free(arguments[i]);
     free(arguments);
     while (!ibx_run_listener(far->qmp)) {
-        if (waitpid(far->qemu, NULL, WNOHANG) == far->qemu) {
-            far->qemu = 0;
-            last_words(far, words, sizeof(words));
-            return ibx_error_set(err, -ECHILD, "QEMU did not start: %s",
-                                 *words ? words : "it gave no reason");
-        }
+        if ((rc = check_qemu(far, err)))
+            return rc;
         if (left(far, LOOK_MS))
             return ibx_error_set(err, -ECANCELED, "the source has gone");
         if (ibx_now_ns() > deadline)
@@ -454,6 +490,8 @@ int ibx_cli_far_end(const struct migrate_args *args)
         rc = start_receiver(&far, &err);
     if (!rc)
         status = follow_receiver(&far);
+    if (!rc && far.state.now == FAR_STARTING && far.asker.now == ASKER_THERE)
+        rc = check_qemu_soon(&far, &err);
     const bool kept = !never_ran(&far);
     if (!kept)
         clean_up(&far);
