@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -185,9 +186,29 @@ static void connect_monitor(struct vm *vm)
         say_log(vm);
 }
 
+/* Whether all may read the file, and enter the folders above it: a tree in a home of mode 0700, as
+ * Debian makes them, is its owner's and root's alone. */
+static bool is_for_all(const char *file)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    if (!realpath(file, path) || stat(path, &st) || !(st.st_mode & S_IROTH))
+        return false;
+    for (char *end; (end = strrchr(path, '/'));) {
+        *end = '\0';
+        if (stat(*path ? path : "/", &st) || !(st.st_mode & S_IXOTH))
+            return false;
+    }
+    return true;
+}
+
 void vm_start(struct vm *vm, const struct vm_options *o)
 {
     memset(vm, 0, sizeof(*vm));
+    if (o->nobody && !is_for_all(guest)) {
+        print_message("other users cannot read %s\n", guest);
+        skip();
+    }
     make_places(vm, o);
     for (size_t i = 0; i < VMS_MAX; i++) {
         if (!running[i]) {

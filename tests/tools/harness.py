@@ -3,6 +3,7 @@
 NAME"), processes that end with their test, and waits for conditions instead of sleeps."""
 import contextlib
 import os
+import pathlib
 import re
 import select
 import signal
@@ -32,6 +33,15 @@ TEST_LIMIT = 4 * LIMIT  # ... and for a test
 
 class Skip(Exception):
     """This host cannot run the test, for the reason given."""
+
+
+def need_for_all(path):
+    """Skips a test that becomes another user where that one cannot read this file: a tree in a home
+    of mode 0700, as Debian makes them, is its owner's and root's alone."""
+    path = os.path.realpath(path)
+    for at, bit in [(path, 0o004), *((str(folder), 0o001) for folder in pathlib.Path(path).parents)]:
+        if not os.stat(at).st_mode & bit:
+            raise Skip(f"other users cannot read {path}")
 
 
 def until(condition, what, limit=LIMIT):

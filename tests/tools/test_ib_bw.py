@@ -13,8 +13,8 @@ import struct
 import sys
 import threading
 
-from harness import (LIMIT, Skip, alive, children, equal, free_port, one_sentence, run_all, test,
-                     until)
+from harness import (LIMIT, Skip, alive, children, equal, free_port, need_for_all, one_sentence,
+                     run_all, test, until)
 
 QUICK = ("--sizes", "4,64K,1M", "--count", "4", "--rounds", "2")
 
@@ -665,6 +665,7 @@ def nobodys(scene):
     """A home of nobody's in a folder of root's, and a folder of root's beside it."""
     if os.geteuid():
         raise Skip("needs root")
+    need_for_all(scene.program)
     for name in ("home/etc", "outside"):
         os.makedirs(scene.path(name))
     os.chmod(scene.path(""), 0o755)

@@ -13,7 +13,7 @@ import sys
 
 from gvirtus_home import (CONFIG, CRASH, ENVIRONMENT, Home, LIBRARY, MANUAL, NO_PLUGIN, PLUGIN,
                           PROPERTIES, STOCK)
-from harness import Skip, equal, free_port, run_all, test
+from harness import Skip, equal, free_port, need_for_all, run_all, test
 
 
 @test
@@ -171,6 +171,7 @@ def a_home_of_root_is_not_nobodys(scene):
     if os.geteuid() or not shutil.which("setpriv") or subprocess.run(
             [*nobody, "--version"], check=False, capture_output=True).returncode:
         raise Skip("needs root, setpriv, and a build that others can run")
+    need_for_all(PLUGIN)
     before = home.snapshot()
     done = subprocess.run([*nobody, "install", "--library", PLUGIN, "--home", home.folder],
                           env=ENVIRONMENT, capture_output=True, text=True, check=False)
