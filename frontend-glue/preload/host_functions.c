@@ -49,6 +49,7 @@ struct function {
     uint64_t number;
     uint64_t order;  /* in which they were enqueued; 0: not yet */
     uint64_t launch; /* of the graph that calls it; 0: none does */
+    bool abandoned;  /* the device was reset since: nobody waits for it, though it may be called */
     void *stream, *argument;
     void (*function)(void *argument);
     void (*callback)(void *stream, int status, void *argument); /* NULL: the other one */
@@ -116,7 +117,7 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
         return false;
     pthread_mutex_lock(&lock);
     const struct function *f = server.functions;
-    while (f && (!f->order || f->order > order || (!all && f->stream != stream)))
+    while (f && (f->abandoned || !f->order || f->order > order || (!all && f->stream != stream)))
         f = f->next;
     /* A back end that still answers has not let the stream go on: its context was reset. */
     const uint64_t enough = server.answers + 2;
@@ -137,9 +138,23 @@ bool ibx_frontend_host_gone(void)
     if (!ibx_frontend_host_functions())
         return false;
     pthread_mutex_lock(&lock);
-    const bool gone = server.functions && server.state == SERVER_REFUSED;
+    const struct function *f = server.state == SERVER_REFUSED ? server.functions : NULL;
+    while (f && f->abandoned)
+        f = f->next;
     pthread_mutex_unlock(&lock);
-    return gone;
+    return f;
+}
+
+void ibx_frontend_host_reset(void)
+{
+    pthread_mutex_lock(&lock);
+    for (struct function *f = server.functions; f; f = f->next) {
+        if (!f->order || f->abandoned) /* not enqueued yet: behind the reset */
+            continue;
+        f->abandoned = true;
+        atomic_fetch_sub(&outstanding, 1);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 /* ---------------------------------------------------------------------------------- events */
@@ -291,7 +306,7 @@ static bool call_named(struct called *called)
 {
     pthread_mutex_lock(&lock);
     struct function *f = called->number ? take(called->number) : NULL;
-    const bool was_outstanding = f;
+    const bool was_outstanding = f && !f->abandoned;
     if (called->number && !f)
         f = take_repeated(called->number);
     server.answers++;

@@ -224,6 +224,8 @@ void ibx_frontend_host_event(void *event, void *stream);
 bool ibx_frontend_host_event_lost(const void *event);
 /* Whether any that are outstanding are never called, in whatever stream. */
 bool ibx_frontend_host_gone(void);
+/* A device was reset: those that are outstanding are so no more. */
+void ibx_frontend_host_reset(void);
 
 /* ------------------------------------------------------------------------- captures.c */
 

@@ -247,6 +247,7 @@ int cudaDeviceReset(void)
     }
     if (!rc && ibx_frontend_one_device()) {
         ibx_frontend_captures_reset();
+        ibx_frontend_host_reset();
         ibx_frontend_streams_reset();
         ibx_frontend_managed_reset();
     }

@@ -4,6 +4,7 @@
 #include "tests/gvirtus/application.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -149,6 +150,37 @@ bool host_functions()
     REQUIRE(fails(launch_host(stream, nullptr, nullptr), 1));
     REQUIRE(fails(add_callback(stream, note_call, nullptr, 1), 1));
     return HOLDS(cudaFreeHost(pinned) == 0 && cudaFreeHost(slow) == 0);
+}
+
+// A context with an error calls none; behind its reset nobody waits for them.
+bool host_functions_after_reset()
+{
+    REQUIRE(runtime_is_there());
+    auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
+    std::vector<char> there(10000, 'a'), back(10000);
+    void *stream = nullptr;
+    std::atomic<int> flag{0};
+    char *device = device_memory(10000);
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    stub_remote()->inject("dma", 1, 700, true);
+    stub_remote()->hold(true);
+    REQUIRE(stub_launch(device + 5000, device, 5000, stream) == 0);
+    REQUIRE(launch_host(stream, set_flag, &flag) == 0);
+    stub_remote()->hold(false);
+    REQUIRE(cudaStreamSynchronize(stream) == 700 && cudaDeviceReset() == 0 && !flag);
+    REQUIRE(cudaGetLastError() == 0 || cudaGetLastError() == 0);
+    device = device_memory(10000);
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    // A wait for a function that is not called takes 40 ms.
+    const auto began = std::chrono::steady_clock::now();
+    for (int i = 0; i < 200; i++)
+        REQUIRE(cudaDeviceSynchronize() == 0);
+    REQUIRE(std::chrono::steady_clock::now() - began < std::chrono::seconds(3));
+    REQUIRE(cudaMemcpyAsync(device, there.data(), 10000, H2D, stream) == 0);
+    REQUIRE(launch_host(stream, set_flag, &flag) == 0);
+    REQUIRE(cudaMemcpyAsync(back.data(), device, 10000, D2H, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && flag);
+    return HOLDS(back == there && cudaFree(device) == 0);
 }
 
 // Over a connection that breaks, for good: what was not called is an error of the wait behind it.
