@@ -44,9 +44,23 @@ static atomic_bool slots; /* the back end has some */
 static _Atomic unsigned resets;
 static _Atomic int failure;
 
+/* Copies behind functions, each in a graph that is launched again. */
+#define BEHIND       64u
+#define BEHIND_BYTES ((size_t)256 << 20) /* of all, in slots of the back end's */
+static struct behind {
+    struct ibx_cuda_memcpy3d copy;
+    int device;
+    void *exec;
+} behind[BEHIND];
+static unsigned behind_count, behind_resets;
+static size_t behind_bytes;
+static pthread_mutex_t behind_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&behind_lock, NULL);
+    behind_bytes = behind_count = 0;
     memset(&functions, 0, sizeof(functions));
     memset(&beside, 0, sizeof(beside));
     for (struct graph_copy *copy = copies; copy; copy = copy->next)
@@ -357,4 +371,54 @@ bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *p)
         *p = copy->parameters;
     pthread_mutex_unlock(&lock);
     return copy;
+}
+
+/* --------------------------------------------------------------- behind functions of a stream's */
+
+/* Locked. NULL: it is not there yet. */
+static void *find_behind(const struct ibx_cuda_memcpy3d *copy, int device)
+{
+    const unsigned now = atomic_load(&resets);
+    if (now != behind_resets) /* they went with their context */
+        behind_bytes = behind_count = 0;
+    behind_resets = now;
+    unsigned i = 0;
+    while (i < behind_count &&
+           !(behind[i].device == device && behind[i].copy.to.at == copy->to.at &&
+             behind[i].copy.from.at == copy->from.at &&
+             behind[i].copy.extent.width == copy->extent.width))
+        i++;
+    return i < behind_count ? behind[i].exec : NULL;
+}
+
+/* Locked. NULL: it is not to be had. */
+static void *make_behind(const struct ibx_cuda_memcpy3d *copy, int device)
+{
+    void *graph = NULL, *node, *exec = NULL;
+    const size_t n = bytes_of(copy);
+    int rc = CUDA_SUCCESS;
+    if (behind_count == BEHIND || n > BEHIND_BYTES - behind_bytes || cudaGraphCreate(&graph, 0))
+        return NULL;
+    if (ibx_frontend_slot_node(&node, graph, copy, &rc) && !rc &&
+        !cudaGraphInstantiate(&exec, graph, 0)) {
+        behind[behind_count++] = (struct behind){*copy, device, exec};
+        behind_bytes += n;
+    }
+    cudaGraphDestroy(graph);
+    return exec;
+}
+
+bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc)
+{
+    int device = 0;
+    if (cudaGetDevice(&device))
+        return false;
+    pthread_mutex_lock(&behind_lock);
+    void *exec = find_behind(copy, device);
+    if (!exec)
+        exec = make_behind(copy, device);
+    pthread_mutex_unlock(&behind_lock);
+    if (exec)
+        *rc = cudaGraphLaunch(exec, stream);
+    return exec;
 }

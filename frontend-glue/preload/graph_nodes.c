@@ -120,6 +120,11 @@ static bool add_slot_copy(void **node, void *graph, void *const *behind, size_t 
     return true;
 }
 
+bool ibx_frontend_slot_node(void **node, void *graph, const struct ibx_cuda_memcpy3d *copy, int *rc)
+{
+    return add_slot_copy(node, graph, NULL, 0, copy, rc);
+}
+
 int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct ibx_cuda_memcpy3d *copy)
 {

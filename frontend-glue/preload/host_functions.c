@@ -9,7 +9,8 @@
  * have been launched.
  *
  * The bytes of an asynchronous copy may be what such a function has written: while one is
- * outstanding, copies to the device wait for what is before them in their stream.
+ * outstanding, copies to the device wait for what is before them in their stream, or are made when
+ * that gets there (graph_copies.c).
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -64,7 +65,9 @@ static struct {
     uint64_t last_number, last_order, last_launch;
     uint64_t answers;           /* of the back end, to the thread */
     struct function *functions; /* outstanding, the oldest first */
-    struct function *repeated;  /* of graphs */
+    uint64_t called;            /* one whose stream has not gone on yet; 0: none */
+    const void *called_in;
+    struct function *repeated; /* of graphs */
 } server;
 static _Atomic unsigned outstanding;
 
@@ -131,6 +134,35 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
         ibx_log(IBX_LOG_ERROR, "functions of cudaLaunchHostFunc were not called: the connection "
                                "over which the back end names them is gone");
     return lost;
+}
+
+/* Locked. The number of the first one in that stream; 0: there is none. */
+static uint64_t first_in(const void *stream)
+{
+    const struct function *f = server.functions;
+    if (server.called && server.called_in == stream)
+        return server.called;
+    while (f && (f->abandoned || f->stream != stream))
+        f = f->next;
+    return f ? f->number : 0;
+}
+
+bool ibx_frontend_host_in_stream(const void *stream, unsigned ms)
+{
+    static uint64_t in_vain; /* one that was waited for */
+    const uint64_t deadline = ibx_deadline_in_ms(ms);
+    const struct timespec until = ibx_timespec_of(deadline);
+    const int cancel = ibx_thread_hold_cancel();
+    uint64_t first;
+    pthread_mutex_lock(&lock);
+    while ((first = first_in(stream)) && first != in_vain && server.state == SERVER_SERVES &&
+           ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+    in_vain = first ? first : in_vain;
+    const bool found = first && server.state == SERVER_SERVES;
+    pthread_mutex_unlock(&lock);
+    ibx_thread_release_cancel(cancel);
+    return found;
 }
 
 bool ibx_frontend_host_gone(void)
@@ -307,6 +339,8 @@ static bool call_named(struct called *called)
     pthread_mutex_lock(&lock);
     struct function *f = called->number ? take(called->number) : NULL;
     const bool was_outstanding = f && !f->abandoned;
+    server.called = was_outstanding ? f->number : 0;
+    server.called_in = f ? f->stream : NULL;
     if (called->number && !f)
         f = take_repeated(called->number);
     server.answers++;
@@ -323,6 +357,16 @@ static bool call_named(struct called *called)
     return was_outstanding;
 }
 
+/* The stream does: copies need not wait for it. */
+static void goes_on(void)
+{
+    pthread_mutex_lock(&lock);
+    atomic_fetch_sub(&outstanding, 1);
+    server.called = 0;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
 static void *serve(void *argument)
 {
     (void)argument;
@@ -335,8 +379,8 @@ static void *serve(void *argument)
     while (over || wait_for_more(polls)) {
         if (!ask(over, !over, &called))
             break;
-        if (was_outstanding) /* the stream goes on: copies need not wait for it */
-            atomic_fetch_sub(&outstanding, 1);
+        if (was_outstanding)
+            goes_on();
         was_outstanding = call_named(&called);
         over = called.number;
     }
@@ -375,6 +419,7 @@ static void in_child(void)
 {
     server.state = SERVER_NONE;
     server.functions = server.repeated = NULL;
+    server.called = 0;
     events = NULL;
     atomic_store(&outstanding, 0);
     pthread_mutex_init(&lock, NULL);

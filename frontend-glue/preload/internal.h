@@ -222,6 +222,8 @@ bool ibx_frontend_host_lost(uint64_t mark, bool all, const void *stream);
 /* The same for the wait for an event, which was recorded in the stream. */
 void ibx_frontend_host_event(void *event, void *stream);
 bool ibx_frontend_host_event_lost(const void *event);
+/* Whether there are some in that stream, also when the first of them was waited for so long. */
+bool ibx_frontend_host_in_stream(const void *stream, unsigned ms);
 /* Whether any that are outstanding are never called, in whatever stream. */
 bool ibx_frontend_host_gone(void);
 /* A device was reset: those that are outstanding are so no more. */
@@ -291,6 +293,9 @@ uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64
  * false: the back end has no slot for it, or knows none; otherwise *rc says how it went. */
 uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_memcpy3d *copy);
 bool ibx_frontend_slot_made(struct extra *extra, void *out, size_t n, int *rc);
+/* graph_nodes.c: the same as a graph's only node. */
+bool ibx_frontend_slot_node(void **node, void *graph, const struct ibx_cuda_memcpy3d *copy,
+                            int *rc);
 /* The copy of that function, as the program has said it; false: it is none. */
 bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *copy);
 /* Whether few bytes from the device are to come with the word that a function is to be called. */
@@ -298,6 +303,10 @@ bool ibx_frontend_graph_takes_bytes(void);
 /* Such bytes have come for a function. False: that is none which would take them. */
 bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument, uint8_t *bytes,
                                size_t n);
+/* A copy from page-locked memory to the device in the order of the stream, whose bytes are read
+ * when that gets there: the call does not wait. False: it cannot be made so, and nothing was done.
+ */
+bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc);
 /* A device was reset. */
 void ibx_frontend_graph_reset(void);
 /* The error of one that was made in a graph since the last call, or 0. */

@@ -8,6 +8,8 @@
 #define NO_TIMING 2u          /* cudaEventDisableTiming */
 #define LONG      (32u << 10) /* bytes; shorter copies are read or written by the caller's thread */
 
+#define FUNCTION_MS 100u /* that a copy waits for a function before it */
+
 /* Without a plugin GVirtuS gets the kind that the application has passed. */
 static int kind_of(const void *to, const void *from, int kind)
 {
@@ -237,6 +239,19 @@ static bool captured(const struct rows *r, void *stream, int *rc)
     return true;
 }
 
+/* A function in that stream may be for what comes behind the call, which does not wait then. Its
+ * bytes are those that its memory has when the stream gets there. Beside captures no graph is made.
+ */
+static bool copied_behind_function(const struct rows *r, void *stream, int *rc)
+{
+    const struct ibx_cuda_memcpy3d copy = planes_of(r);
+    return ibx_frontend_host_functions() && !ibx_frontend_capturing() &&
+           r->kind == CUDA_MEMCPY_TO_DEVICE && is_ours(r) &&
+           ibx_frontend_host_memory(r->from, r->width) == HOST_ALLOCATED &&
+           ibx_frontend_host_in_stream(stream, FUNCTION_MS) &&
+           ibx_frontend_graph_copy_behind(&copy, stream, rc);
+}
+
 int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
 {
     struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
@@ -246,7 +261,7 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
     if (n && (!to || !from) && ibx_frontend_plugin()) /* the back end may be asked later */
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_stream_used(stream);
-    if (captured(&all, stream, &rc))
+    if (captured(&all, stream, &rc) || copied_behind_function(&all, stream, &rc))
         return rc;
     if (answered(&all, n, true, stream, &rc))
         return rc;

@@ -102,6 +102,24 @@ bool host_functions()
     flags[0] = 1;
     REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1);
     REQUIRE(!std::memcmp(pinned, back.data(), 10000));
+    // Nor do copies of such memory to the device wait in their calls: the function may be for what
+    // comes behind these.
+    REQUIRE(stub_launch(device + 10100, device, 1, stream) == 0); // which loads the kernel
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    for (int round = 0; round < 3; round++) {
+        char *memory = static_cast<char *>(pinned);
+        std::memset(memory, 'x', 10000);
+        flags[0] = flags[1] = 0;
+        REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
+        REQUIRE(cudaMemcpyAsync(device, memory, 10000, H2D, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(device + 10000, memory + 7, 100, H2D, stream) == 0);
+        REQUIRE(stub_launch(device + 10100, device, 10000, stream) == 0);
+        memory[0] = memory[9999] = memory[7] = static_cast<char>('a' + round);
+        flags[0] = 1;
+        REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1);
+        REQUIRE(device_has(device, memory, 10000) && device_has(device + 10000, memory + 7, 100));
+        REQUIRE(device_has(device + 10100, memory, 10000) && cudaGetLastError() == 0);
+    }
     // A copy that waits does so in the order of the legacy stream, for which no wait for that says.
     for (int way = 0; way < 4; way++) {
         char *memory = way % 2 ? pageable.data() : static_cast<char *>(pinned);
