@@ -62,6 +62,7 @@ bool ibx_shm_request_post(struct shm *shm, struct ibx_chunk *chunk, uint8_t *loc
     if (!piece)
         return false;
     ibx_state_move(&piece->state, SHM_PIECE_REQUESTED);
+    shm->pieces_used++;
     unsigned index = (unsigned)(piece - shm->pieces);
     if (chunk->kind == IBX_RDMA_WRITE)
         memcpy(bounce_of(&shm->mine, index, address), local, length);
@@ -95,6 +96,7 @@ int ibx_shm_on_request_done(struct shm *shm, unsigned index, int status)
     struct ibx_chunk *chunk = piece->chunk;
     piece->chunk = NULL;
     ibx_state_move(&piece->state, SHM_PIECE_FREE);
+    shm->pieces_used--;
     if (!chunk)
         return 0;
     if (chunk->kind == IBX_RDMA_READ && !status)
@@ -104,7 +106,7 @@ int ibx_shm_on_request_done(struct shm *shm, unsigned index, int status)
 
 static struct shm_piece *open_piece(struct shm *shm)
 {
-    for (unsigned i = 0; i < IBX_SHM_PIECES; i++) {
+    for (unsigned i = 0; shm->pieces_used && i < IBX_SHM_PIECES; i++) {
         struct shm_piece *piece = &shm->pieces[i];
         if (piece->state.now == SHM_PIECE_REQUESTED &&
             atomic_load_explicit(&shm->mine.control->requests[i], memory_order_relaxed) ==

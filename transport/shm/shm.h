@@ -287,6 +287,7 @@ struct shm {
     struct shm_queue urgent, bulk; /* chunks with bytes neither copied nor requested */
     unsigned urgent_run;           /* urgent steps since the last one of bulk */
     struct shm_piece pieces[IBX_SHM_PIECES];
+    unsigned pieces_used; /* that are not FREE */
     struct shm_request requests[IBX_SHM_PIECES];
     struct shm_pieces_fifo requested_urgent, requested_bulk;
     uint64_t quiet_since; /* ns; when the wait for an answer began, 0: not waiting */
