@@ -12,6 +12,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/path_check.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -413,6 +414,12 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
             "both ends, or insecure : yes",
             peer);
     }
+    if (ibx_path_is_from_outside(uid)) /* as this process may be, by the same number */
+        return ibx_error_set(err, -EACCES,
+                             "nobody knows which user the server at %s belongs to: all whom this "
+                             "user namespace does not have are %u in it; set key_file (--key-file) "
+                             "on both ends, or insecure : yes",
+                             peer, (unsigned)uid);
     if (uid != own && uid != 0)
         return ibx_error_set(err, -EACCES,
                              "the server at %s belongs to user %u, not to user %u or root: set "

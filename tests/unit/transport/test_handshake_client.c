@@ -10,14 +10,17 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -463,6 +466,59 @@ static void without_a_key_no_other_user(void **state)
     close_scene(&s);
 }
 
+static bool write_to(const char *file, const char *text)
+{
+    const int fd = open(file, O_WRONLY | O_CLOEXEC);
+    const bool written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+    if (fd >= 0)
+        close(fd);
+    return written;
+}
+
+/* Becomes nobody (65534) of a user namespace that has this user alone: so all others are nobody,
+ * too. */
+static bool become_nobody(void)
+{
+    return !setresuid(12346, 12346, 12346) && !prctl(PR_SET_DUMPABLE, 1) &&
+           !unshare(CLONE_NEWUSER) && write_to("/proc/self/uid_map", "65534 12346 1");
+}
+
+#define CANNOT 77
+
+/* A server of another user that this namespace does not have is none of this user's. */
+static int client_as_nobody(struct scene *s)
+{
+    alarm(30 * patience_times());
+    const pid_t server = fork();
+    if (!server)
+        _exit(serve_as(12345, s->listening));
+    if (!become_nobody()) {
+        kill(server, SIGKILL);
+        return CANNOT;
+    }
+    client(s);
+    return !(s->rc == -EACCES && geteuid() == 65534 &&
+             strstr(s->err.message, "nobody knows which user the server at"));
+}
+
+static void without_a_key_no_user_from_outside(void **state)
+{
+    (void)state;
+    if (geteuid())
+        skip();
+    struct scene s;
+    int status;
+    open_scene(&s, false, 10000);
+    const pid_t child = fork();
+    if (!child)
+        _exit(client_as_nobody(&s));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    close_scene(&s);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == CANNOT)
+        skip();
+    assert_int_equal(status, 0);
+}
+
 /* Its CHALLENGE and its end come together. Whether the client makes another connection: it does not
  * when it has looked before the kernel had forgotten whose the first one was. */
 static bool comes_again(struct scene *s, bool resets)
@@ -721,6 +777,7 @@ int main(void)
         cmocka_unit_test(without_a_key_no_other_host),
         cmocka_unit_test(without_a_key_nobody_in_between),
         cmocka_unit_test(without_a_key_no_other_user),
+        cmocka_unit_test(without_a_key_no_user_from_outside),
         cmocka_unit_test(without_a_key_from_a_server_that_has_closed),
         cmocka_unit_test(without_a_key_from_a_server_that_resets),
         cmocka_unit_test(user_at_the_other_end),
