@@ -528,6 +528,33 @@ def a_qemu_that_dies_behind_its_monitor_says_why(scene):
 
 
 @case
+def a_login_shell_that_prints_something_is_named(scene):
+    """Standard output is for the far end alone; a shell's welcome stands before all that it says."""
+    vm, loud = start_vm(scene), scene.path("loud")
+    for said in ("Welcome to this host\\n", "Welcome to this host", "\\033[2JWelcome to this host\\n"):
+        with open(loud, "w", encoding="ascii") as file:
+            file.write(f"#!/bin/sh\nprintf '{said}'\nexec {scene.ssh} \"$@\"\n")
+        os.chmod(loud, 0o700)
+        line = list(run_line(scene))
+        line[line.index("--ssh") + 1] = loud
+        code, out, err = scene.run(*line)
+        equal((code, out), (1, ""))
+        for word in ("Welcome to this host", f'"{loud} 127.0.0.1 true" must print nothing'):
+            assert word in err, err
+        assert "status" not in err and "\033" not in err, ascii(err)
+    silent = scene.path("silent")
+    with open(silent, "w", encoding="ascii") as file:
+        file.write("#!/bin/sh\nexec >&-\nexec sleep 1000\n")
+    os.chmod(silent, 0o700)
+    line[line.index("--ssh") + 1] = silent
+    code, out, err = scene.run(*line)
+    equal((code, out), (1, ""))
+    assert "closed its output" in err, err
+    nothing_is_left(scene, leftovers(scene))
+    vm.runs_on()
+
+
+@case
 def a_far_end_that_lies_writes_no_control_characters(scene):
     """What it says reaches the terminal as text, whichever of its words it is in."""
     vm, liar = start_vm(scene), scene.path("liar")

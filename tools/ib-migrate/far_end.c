@@ -113,10 +113,15 @@ static int write_key(const struct far *far, const char *key, struct ibx_error *e
 {
     int fd = open(far->key, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     const size_t length = strlen(key);
-    const bool good = fd >= 0 && write(fd, key, length) == (ssize_t)length;
+    const ssize_t n = fd < 0 ? -1 : write(fd, key, length);
+    const int rc = n < 0 ? -errno : n == (ssize_t)length ? 0 : -ENOSPC;
     if (fd >= 0)
         close(fd);
-    return good ? 0 : ibx_error_set(err, -EIO, "%s cannot be written", far->key);
+    return rc ? ibx_error_set(err, rc,
+                              "%s cannot be written: %s; free space there, or choose another "
+                              "place with --run-dir",
+                              far->key, strerror(-rc))
+              : 0;
 }
 
 static const char *wish(const struct far *far, const char *name)

@@ -3,6 +3,7 @@
 #include "tools/ib-migrate/run.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,6 +22,12 @@ void ibx_json_lines_fini(struct json_lines *lines)
     lines->text = NULL;
 }
 
+static void note_strange(struct json_lines *lines, size_t length)
+{
+    snprintf(lines->strange, sizeof(lines->strange), "%.*s", (int)length, lines->text);
+    ibx_text_sanitize(lines->strange);
+}
+
 static json_t *take_line(struct json_lines *lines, int *rc)
 {
     char *end = lines->length ? memchr(lines->text, '\n', lines->length) : NULL;
@@ -28,6 +35,8 @@ static json_t *take_line(struct json_lines *lines, int *rc)
         return NULL;
     const size_t length = (size_t)(end - lines->text);
     json_t *object = json_loadb(lines->text, length, JSON_REJECT_DUPLICATES, NULL);
+    if (!json_is_object(object))
+        note_strange(lines, length);
     lines->length -= length + 1;
     memmove(lines->text, end + 1, lines->length);
     if (!json_is_object(object)) {
@@ -47,6 +56,7 @@ json_t *ibx_json_lines_next(struct json_lines *lines, int *rc)
     if (lines->room - lines->length < STEP) {
         char *more = lines->room < ROOM_MAX ? realloc(lines->text, lines->room + STEP) : NULL;
         if (!more) {
+            note_strange(lines, lines->length);
             *rc = -EPROTO;
             return NULL;
         }

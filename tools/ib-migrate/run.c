@@ -348,7 +348,7 @@ static int exit_status_of_ssh(struct run *run, bool may_last)
     while (waitpid(run->ssh, &status, 0) < 0 && errno == EINTR)
         ;
     run->ssh = 0;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1; /* it had not ended */
 }
 
 /* Until it waits for the VM. */
@@ -373,10 +373,18 @@ static int await_ready(struct run *run, struct ibx_error *err)
                              "%s cannot be reached (\"%.100s\" ended with status %d): make "
                              "\"%.100s %s true\" work without a password",
                              run->args.to, ssh, ended, ssh, run->args.to);
-    return ibx_error_set(err, rc == -EPROTO ? rc : -ECONNABORTED,
-                         "%s started no far end (\"%.100s\" ended with status %d): is "
-                         "ib-migrate installed there, or to be named by --far-program?",
-                         run->args.to, ssh, ended);
+    if (rc == -EPROTO)
+        return ibx_error_set(err, rc,
+                             "\"%s\" is what %s says first, and not of a far end: \"%.100s %s "
+                             "true\" must print nothing, and both hosts need the same ib-migrate",
+                             run->from.strange, run->args.to, ssh, run->args.to);
+    char how[48] = "closed its output";
+    if (ended >= 0)
+        snprintf(how, sizeof(how), "ended with status %d", ended);
+    return ibx_error_set(err, -ECONNABORTED,
+                         "%s started no far end (\"%.100s\" %s): is the same ib-migrate "
+                         "installed there, or to be named by --far-program?",
+                         run->args.to, ssh, how);
 }
 
 /* ssh may know a host by a name of its own configuration, which is no address. */

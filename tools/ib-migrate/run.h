@@ -72,6 +72,7 @@ struct json_lines {
     int fd;
     char *text;
     size_t length, room;
+    char strange[64]; /* how what is no object begins, "" none has come */
 };
 void ibx_json_lines_init(struct json_lines *lines, int fd);
 void ibx_json_lines_fini(struct json_lines *lines);
