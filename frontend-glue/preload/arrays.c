@@ -460,6 +460,17 @@ static bool is_empty(const struct ibx_cuda_memcpy3d *p)
     return !p->extent.width || !p->extent.height || !p->extent.depth;
 }
 
+/* The device's memory is on the side that is said to be the host's, and not on the other one. */
+static bool goes_backwards(const struct ibx_cuda_memcpy3d *p)
+{
+    const bool to_device = p->kind == CUDA_MEMCPY_TO_DEVICE;
+    if ((!to_device && p->kind != CUDA_MEMCPY_FROM_DEVICE) || p->from_array || p->to_array)
+        return false;
+    return ibx_frontend_only_device(to_device ? p->from.at : p->to.at) &&
+           !ibx_frontend_only_device(to_device ? p->to.at : p->from.at) &&
+           !ibx_frontend_is_managed(to_device ? p->to.at : p->from.at);
+}
+
 int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
 {
     if (p && is_empty(p))
@@ -468,6 +479,8 @@ int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if ((unsigned)p->kind > CUDA_MEMCPY_DEFAULT)
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
+    if (goes_backwards(p))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = within(&p->from, &p->from_at, p);
     if (rc || (rc = within(&p->to, &p->to_at, p)))
         return ibx_frontend_fail(rc);

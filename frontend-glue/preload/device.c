@@ -66,6 +66,14 @@ bool ibx_frontend_is_device(const void *address)
     return side_of(address) == DEVICE;
 }
 
+bool ibx_frontend_only_device(const void *address)
+{
+    ibx_frontend_ranges_lock();
+    const bool known = ibx_frontend_ranges_holding(&ranges, address, 1);
+    ibx_frontend_ranges_unlock();
+    return known && !is_mapped(address);
+}
+
 int ibx_frontend_device_of(const void *address)
 {
     ibx_frontend_ranges_lock();
@@ -73,6 +81,16 @@ int ibx_frontend_device_of(const void *address)
     const int device = range ? range->device : current;
     ibx_frontend_ranges_unlock();
     return device;
+}
+
+/* What was said to be the host's is the device's, as the other side: CUDA copies there. */
+static bool both_only_device(const void *to, const void *from, int kind)
+{
+    const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
+    if (!to_device && kind != CUDA_MEMCPY_FROM_DEVICE)
+        return false;
+    return ibx_frontend_only_device(to_device ? from : to) &&
+           ibx_frontend_only_device(to_device ? to : from);
 }
 
 /* Where the application has said that it is the host's, it may be managed all the same; CUDA minds
@@ -92,7 +110,7 @@ int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
     const bool managed = ibx_frontend_is_managed(to) || ibx_frontend_is_managed(from);
     const bool looks = managed || kind == CUDA_MEMCPY_DEFAULT || kind == CUDA_MEMCPY_ON_HOST;
     if (!looks || (unsigned)kind > CUDA_MEMCPY_DEFAULT)
-        return kind;
+        return both_only_device(to, from, kind) ? CUDA_MEMCPY_ON_DEVICE : kind;
     enum side target = to_device ? DEVICE : side_by(kind, to),
               source = from_device ? DEVICE : side_by(kind, from);
     if (target == EITHER && source == EITHER)

@@ -283,9 +283,11 @@ bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *p)
 {
     const bool by_address = p->kind == CUDA_MEMCPY_DEFAULT;
     const bool from_host = !p->from_array && !ibx_frontend_is_managed(p->from.at) &&
+                           !ibx_frontend_only_device(p->from.at) &&
                            (p->kind == CUDA_MEMCPY_TO_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST ||
                             (by_address && !ibx_frontend_is_device(p->from.at)));
     const bool to_host = !p->to_array && !ibx_frontend_is_managed(p->to.at) &&
+                         !ibx_frontend_only_device(p->to.at) &&
                          (p->kind == CUDA_MEMCPY_FROM_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST ||
                           (by_address && !ibx_frontend_is_device(p->to.at)));
     p->kind = from_host && to_host ? CUDA_MEMCPY_ON_HOST

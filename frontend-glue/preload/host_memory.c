@@ -7,6 +7,8 @@
 #include "frontend-glue/preload/internal.h"
 
 #include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define HOST_ALLOC_FLAGS    7u  /* portable, mapped, write combined */
 #define HOST_REGISTER_FLAGS 11u /* portable, mapped, read only; io memory is none of malloc's */
@@ -320,12 +322,22 @@ int cudaFreeHost(void *address)
     return ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
+/* MS_ASYNC does nothing but look for what is not. */
+static bool is_all_mapped(void *address, size_t n)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const size_t before = (uintptr_t)address % page;
+    return !msync((char *)address - before, before + n, MS_ASYNC) || errno != ENOMEM;
+}
+
 int cudaHostRegister(void *address, size_t n, unsigned flags)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (!calls)
         return CALL_NEXT(cudaHostRegister, address, n, flags);
     if (!address || !n || n > UINTPTR_MAX - (uintptr_t)address || flags & ~HOST_REGISTER_FLAGS)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!is_all_mapped(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = add(address, n, false, flags);
     if (rc)

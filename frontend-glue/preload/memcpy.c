@@ -101,7 +101,11 @@ static bool is_there(const struct ibx_frontend_copy *copy)
 {
     const size_t rows = copy->rows ? copy->rows - 1 : 0;
     const size_t n = rows * copy->host_pitch + copy->n;
-    if (n < LONG || ibx_frontend_host_ours(copy->host, n))
+    if (ibx_frontend_host_ours(copy->host, n))
+        return true;
+    if (ibx_frontend_only_device(copy->host)) /* of a wrong kind */
+        return false;
+    if (n < LONG)
         return true;
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)copy->host;
     const size_t before = at % page;

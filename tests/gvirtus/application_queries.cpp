@@ -284,6 +284,22 @@ bool neighbours()
     return HOLDS(refused(ask("cudaGraphNodeSetEnabled", static_cast<void *>(&on), second, 1u), 1));
 }
 
+// Memory of the device on the side that is said to be the host's: a copy within it, or none.
+bool wrong_sides()
+{
+    char *device = device_memory(8), *other = device_memory(8), here[8] = "1234567";
+    REQUIRE(device && other && cudaMemcpy(device, here, 8, H2D) == 0);
+    REQUIRE(refused(cudaMemcpy(here, device, 4, H2D), 1));
+    REQUIRE(refused(cudaMemcpy(device, here, 4, D2H), 1));
+    REQUIRE(refused(cudaMemcpyAsync(device + 4, here, 4, D2H, nullptr), 1));
+    REQUIRE(cudaMemcpy(other, device, 4, H2D) == 0 && device_has(other, "1234", 4));
+    REQUIRE(cudaMemcpyAsync(other + 4, device + 4, 4, D2H, nullptr) == 0);
+    REQUIRE(device_has(other, here, 8));
+    auto *nowhere = reinterpret_cast<void *>(0x100000);
+    REQUIRE(refused(ask("cudaHostRegister", nowhere, std::size_t(4096), 0u), 1));
+    return HOLDS(cudaFree(device) == 0 && cudaFree(other) == 0);
+}
+
 // What CUDA refuses at once: no place for the answer, no memory, what is no kernel.
 bool wrong_arguments()
 {
@@ -300,6 +316,7 @@ bool wrong_arguments()
     REQUIRE(refused(ask("cudaGetChannelDesc", none, static_cast<void *>(&value)), 1));
     REQUIRE(refused(cudaMemset(nullptr, 0, 64), 1) && cudaMemset(nullptr, 0, 0) == 0);
     REQUIRE(refused(cudaMemsetAsync(nullptr, 0, 64, nullptr), 1));
+    REQUIRE(wrong_sides());
     REQUIRE(refused(cudaMemcpyAsync(nullptr, &value, 4, H2D, nullptr), 1));
     REQUIRE(refused(cudaMemcpyAsync(&value, nullptr, 4, D2H, nullptr), 1));
     return HOLDS(refused(cudaLaunchKernel(nullptr, {1, 1, 1}, {1, 1, 1}, nullptr, 0, nullptr), 98));
