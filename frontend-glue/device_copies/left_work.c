@@ -2,7 +2,8 @@
 /*
  * Work in streams that CUDA has for each thread. No handle leads to them, and a session's is gone
  * with its thread; the work goes on. So an event is put behind it as the thread ends, which tells
- * client_ends.c when it is over.
+ * client_ends.c when it is over. Of a client that leaves behind work after work some events have
+ * moved on, each behind all that came before it.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -10,6 +11,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#define EACH 16u /* of one client in a context */
 
 struct left {
     struct left *next;
@@ -71,6 +74,34 @@ uint64_t ibx_left_work_so_far(void)
     return number;
 }
 
+/* Locked. The client's last one in that context, where it has as many as it may; NULL: it has not.
+ */
+static const struct left *last_of_many(uint64_t client, const void *context)
+{
+    const struct left *last = NULL;
+    unsigned count = 0;
+    for (const struct left *l = lefts; l; l = l->next) {
+        if (l->client != client || l->context != context)
+            continue;
+        last = last ? last : l;
+        count++;
+    }
+    return count >= EACH ? last : NULL;
+}
+
+/* In the thread's context: whether an event that is there tells of its work, too. */
+static bool join(const struct ibx_cuda *cuda, const struct left *like, void *stream)
+{
+    int (*wait)(void *of, void *event, unsigned flags) = NULL;
+    *(void **)&wait = ibx_cuda_symbol("cuStreamWaitEvent");
+    pthread_mutex_lock(&lock);
+    drop_ended(cuda);
+    const struct left *l = wait ? last_of_many(like->client, like->context) : NULL;
+    const bool joined = l && !wait(stream, l->event, 0) && !cuda->event_record(l->event, stream);
+    pthread_mutex_unlock(&lock);
+    return joined;
+}
+
 static void keep(const struct ibx_cuda *cuda, const struct left *like)
 {
     struct left *made = malloc(sizeof(*made));
@@ -95,7 +126,7 @@ static void keep_work(const struct ibx_cuda *cuda, uint64_t client)
     int capturing = 0;
     if (cuda->stream_is_capturing(own, &capturing) || capturing ||
         cuda->stream_query(own) != IBX_CUDA_NOT_READY || cuda->ctx_get_current(&l.context) ||
-        cuda->event_create(&l.event, IBX_CUDA_EVENT_DISABLE_TIMING))
+        join(cuda, &l, own) || cuda->event_create(&l.event, IBX_CUDA_EVENT_DISABLE_TIMING))
         return;
     if (cuda->event_record(l.event, own))
         cuda->event_destroy(l.event);

@@ -561,6 +561,30 @@ static void test_openers_that_are_gone(void **state)
         fail_msg("20000 clients that have ended take %zu bytes", after - before);
 }
 
+/* Sessions of one client end, one after the other, while what they have begun waits: it is known
+ * when all of it is over, by a few events. */
+static void test_work_that_is_left(void **state)
+{
+    (void)state;
+    void *const own = IBX_CUDA_STREAM_PER_THREAD;
+    const uint64_t at = alice.memory;
+    assert_true(ibx_copies_have_cuda(&alice.x));
+    const unsigned long before = cuda_stats().events;
+    app->hold(true);
+    for (unsigned i = 0; i < 1000; i++) {
+        assert_int_equal(app->copy_async(at, at + 64, 64, own), 0);
+        ibx_left_work_keep(&alice.x, 77);
+    }
+    const unsigned long events = cuda_stats().events - before;
+    assert_true(ibx_left_work_any(alice.x.cuda, 77, 0));
+    assert_true(ibx_left_work_any(alice.x.cuda, 0, ibx_left_work_so_far()));
+    app->hold(false);
+    assert_int_equal(app->stream_synchronize(own), 0);
+    assert_false(ibx_left_work_any(alice.x.cuda, 77, 0));
+    assert_true(events > 0 && events < 100);
+    assert_true(cuda_stats().events == before);
+}
+
 /* splitmix64 */
 static uint64_t seed = 5;
 
@@ -802,6 +826,13 @@ static void request_anything(struct client *c)
         note(EXEC, answer);
 }
 
+/* As the handler that does so: the same address may be another thing's then. */
+static void destroy_event(void *event)
+{
+    ibx_handles_remove(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)event);
+    assert_int_equal(app->event_destroy(event), 0);
+}
+
 /* A tenant has so many handles for other processes, and the other one has its own. */
 static void test_handles_have_a_limit(void **state)
 {
@@ -830,10 +861,10 @@ static void test_handles_have_a_limit(void **state)
     assert_int_equal(call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)more, &answer), 2);
     ibx_ipc_end(&alice.x);
     assert_int_equal(call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)more, &answer), 0);
-    assert_int_equal(app->event_destroy(more), 0);
+    destroy_event(more);
     ibx_ipc_forget(NULL);
     for (unsigned i = MOST + 1; i-- > 0;)
-        assert_int_equal(app->event_destroy(events[i]), 0);
+        destroy_event(events[i]);
 }
 
 /* Seconds of this thread's processor for graphs that come and go, and for clients that do. */
@@ -917,7 +948,7 @@ static void test_very_many_are_shared(void **state)
     }
     ibx_ipc_forget(NULL);
     for (unsigned i = 0; i < MANY; i++)
-        assert_int_equal(app->event_destroy(events[i]), 0);
+        destroy_event(events[i]);
 }
 
 static void test_anything(void **state)
@@ -963,6 +994,7 @@ int main(void)
         cmocka_unit_test(test_textures_have_a_limit),
         cmocka_unit_test(test_pools_have_a_limit),
         cmocka_unit_test(test_openers_that_are_gone),
+        cmocka_unit_test(test_work_that_is_left),
         cmocka_unit_test(test_handles_have_a_limit),
         cmocka_unit_test(test_very_many_of_others),
         cmocka_unit_test(test_very_many_are_shared),
