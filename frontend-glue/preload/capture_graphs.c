@@ -200,8 +200,7 @@ int cudaStreamEndCapture(void *stream, void **graph)
 {
     void *part = NULL;
     struct capture *c = find(stream, false);
-    if (!graph && !(c && c->graph))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const bool nobodys = !graph && !(c && c->graph);
     int rc = ibx_frontend_capture_end(stream, &part);
     /* The thread that has begun it has ended, and so has it. */
     const bool left = rc == CUDA_ILLEGAL_STATE && c;
@@ -210,6 +209,8 @@ int cudaStreamEndCapture(void *stream, void **graph)
         c = find(stream, true);
     if (!rc && c && c->graph)
         rc = add_part(c, part);
+    if (!rc && nobodys)
+        cudaGraphDestroy(part);
     if (over && graph)
         *graph = rc ? NULL : c && c->graph ? c->graph : part;
     if (over && rc && c && c->graph && !c->given)

@@ -20,6 +20,7 @@
 #define CUDA_MISSING_CONFIGURATION 52
 #define CUDA_INVALID_FUNCTION      98
 #define CUDA_INVALID_DEVICE        101
+#define CUDA_MAP_FAILED            205
 #define CUDA_INVALID_HANDLE        400
 #define CUDA_ILLEGAL_STATE         401
 #define CUDA_NOT_READY             600

@@ -122,7 +122,7 @@ int cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flag
     if (!ibx_frontend_extra_known(&e, bytes, sizeof(bytes), &rc))
         return CALL_NEXT(cudaIpcOpenMemHandle, address, handle, flags);
     if (rc)
-        return rc;
+        return rc == CUDA_INVALID_HANDLE ? ibx_frontend_fail(CUDA_INVALID_VALUE) : rc;
     void *memory = (void *)(uintptr_t)ibx_get_u64(&r);
     if (!note(OPENED_MEMORY, memory))
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
@@ -175,6 +175,8 @@ int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
     if (!ibx_frontend_extra_known(&e, bytes, sizeof(bytes), &rc))
         return CALL_NEXT(cudaIpcOpenEventHandle, event, handle);
     void *opened = (void *)(uintptr_t)ibx_get_u64(&r);
+    if (rc == CUDA_INVALID_HANDLE)
+        return ibx_frontend_fail(CUDA_MAP_FAILED);
     if (!rc && !note(OPENED_EVENT, opened))
         rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     if (!rc)

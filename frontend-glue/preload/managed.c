@@ -210,8 +210,12 @@ int cudaMallocManaged(void **address, size_t n, unsigned flags)
 {
     if (!ibx_managed_begin())
         return CALL_NEXT(cudaMallocManaged, address, n, flags);
-    if (!address || !n || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
+    if (!address || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!n) {
+        *address = NULL;
+        return CUDA_SUCCESS;
+    }
     return give(address, n, 0);
 }
 
@@ -372,11 +376,12 @@ int cudaGetDeviceProperties(void *properties, int device)
 
 /* --------------------------------------------------------------------------------- hints */
 
-/* Work in other streams need not be waited for then; here it is. */
+/* Work in other streams need not be waited for then; here it is. No legacy stream has memory alone.
+ */
 int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags)
 {
-    (void)stream;
-    if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST && flags != ATTACH_SINGLE)
+    const bool single = flags == ATTACH_SINGLE && (uintptr_t)stream > 1;
+    if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST && !single)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return ibx_managed_check(address, n ? n : 1);
 }

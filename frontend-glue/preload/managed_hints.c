@@ -10,6 +10,8 @@
 
 #define AT_DEVICE 1 /* cudaMemLocationType */
 #define AT_HOST   2
+#define AT_NODE   3 /* of the host's memory, and that of the calling thread */
+#define AT_LAST   4
 #define HOST      (-1) /* cudaCpuDeviceId, cudaInvalidDeviceId */
 #define NOWHERE   (-2)
 #define DEVICES   63 /* further ones are not noted */
@@ -171,10 +173,32 @@ static int place_of(uint64_t where)
     return low == AT_DEVICE ? high : low >= AT_HOST ? HOST : NOWHERE;
 }
 
+/* What CUDA has against it: an error, or 0. Of devices before CUDA 13 nothing is known. */
+static int wrong_place(uint64_t where, int advice)
+{
+    const int version = ibx_frontend_cuda_version();
+    const int type = (int)(uint32_t)where, id = (int)(uint32_t)(where >> 32);
+    const bool accesses = advice == ADVISE_ACCESSED || advice == ADVISE_NOT_ACCESSED;
+    int count = 0;
+    if (version && version < 13)
+        return CUDA_SUCCESS;
+    if (type < AT_DEVICE || type > AT_LAST || (accesses && type >= AT_NODE))
+        return CUDA_INVALID_VALUE;
+    if ((type != AT_DEVICE && type != AT_NODE) ||
+        !(accesses || advice == ADVISE_PREFER || advice == PREFETCHED))
+        return CUDA_SUCCESS;
+    if (id >= 0 && (type == AT_NODE || (!cudaGetDeviceCount(&count) && id < count)))
+        return CUDA_SUCCESS;
+    return type == AT_DEVICE && advice == PREFETCHED ? CUDA_INVALID_DEVICE : CUDA_INVALID_VALUE;
+}
+
 int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where)
 {
     if (advice < ADVISE_READ_MOSTLY || advice > ADVISE_NOT_ACCESSED)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = wrong_place(where, advice);
+    if (rc)
+        return ibx_frontend_fail(rc);
     return hint(address, n, advice, place_of(where));
 }
 
@@ -185,6 +209,9 @@ int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where, uint64_t
     const int version = ibx_frontend_cuda_version();
     if ((uint32_t)flags && (!version || version >= 13))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = wrong_place(where, PREFETCHED);
+    if (rc)
+        return ibx_frontend_fail(rc);
     return hint(address, n, PREFETCHED, place_of(where));
 }
 

@@ -10,11 +10,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define DEVICES      64
-#define AT_DEVICE    1  /* cudaMemLocationTypeDevice */
-#define PAGE_LOCKED  1  /* cudaMemAllocationTypePinned */
-#define POSIX_FILE   1  /* cudaMemHandleTypePosixFileDescriptor */
-#define HANDLE_TYPES 15 /* all of cudaMemAllocationHandleType */
+#define DEVICES         64
+#define AT_DEVICE       1  /* cudaMemLocationTypeDevice */
+#define PAGE_LOCKED     1  /* cudaMemAllocationTypePinned */
+#define POSIX_FILE      1  /* cudaMemHandleTypePosixFileDescriptor */
+#define ALLOCATION_LAST 2  /* cudaMemAllocationTypeManaged */
+#define HANDLE_TYPES    15 /* all of cudaMemAllocationHandleType */
 
 static const char magic[8] = "ibxpool1";
 
@@ -181,7 +182,7 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
     ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_CREATE, "cudaMemPoolCreate");
     if (!pool || !properties || !properties->allocation || !properties->location.type)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (properties->handles & ~HANDLE_TYPES)
+    if (properties->handles & ~HANDLE_TYPES || properties->allocation > ALLOCATION_LAST)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (properties->allocation != PAGE_LOCKED || properties->location.type != AT_DEVICE ||
         properties->handles & ~POSIX_FILE)

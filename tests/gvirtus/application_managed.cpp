@@ -190,12 +190,13 @@ bool what_it_is()
     Attributes is = {};
     void *none = nullptr;
     auto *attributes = preloaded<int(Attributes *, const void *)>("cudaPointerGetAttributes");
-    auto *prefetch = preloaded<int(const void *, std::size_t, int, void *)>("cudaMemPrefetchAsync");
+    auto *prefetch =
+        preloaded<int(const void *, std::size_t, std::uint64_t, void *)>("cudaMemPrefetchAsync");
     REQUIRE(m && attributes(&is, m + 50) == 0 && is.type == 3 && is.on_device == m + 50);
     REQUIRE(is.on_host == m + 50 && is.device == 0);
-    REQUIRE(prefetch(m, 100, 0, nullptr) == 0 && prefetch(m, 101, 0, nullptr) == 1);
+    REQUIRE(prefetch(m, 100, 1, nullptr) == 0 && prefetch(m, 101, 1, nullptr) == 1);
     REQUIRE(cudaGetLastError() == 1);
-    REQUIRE(malloc_managed(&none, 0) == 1 && malloc_managed(&none, 8, 4) == 1 && !none);
+    REQUIRE(malloc_managed(&none, 0) == 0 && malloc_managed(&none, 8, 4) == 1 && !none);
     REQUIRE(malloc_managed(&none, std::size_t(1) << 60) == 2 && cudaGetLastError() == 2);
     REQUIRE(cudaFree(m + 1) == 1 && cudaGetLastError() == 1);
     return HOLDS(cudaFree(m) == 0);
@@ -565,6 +566,12 @@ static bool hints()
     REQUIRE(attribute(list, 5, 1, m, page) == 1 && attribute(list, 4, 9, m, page) == 1);
     REQUIRE(attribute(list, 4, 1, list, 4) == 1 && attribute(list, 4, 1, m, 5 * page) == 1);
     REQUIRE(advise(m, page, 7, device) == 1 && cudaGetLastError() == 1);
+    const Location none = {0, 0}, missing = {1, 9}, node = {3, 0}, strange = {5, 0};
+    REQUIRE(fails(prefetch(m, page, missing, 0), 101) && fails(prefetch(m, page, none, 0), 1));
+    REQUIRE(fails(advise(m, page, 3, missing), 1) && fails(advise(m, page, 6, missing), 1));
+    REQUIRE(advise(m, page, 1, missing) == 0 && advise(m, page, 2, missing) == 0);
+    REQUIRE(fails(advise(m, page, 1, none), 1) && fails(advise(m, page, 1, strange), 1));
+    REQUIRE(prefetch(m, page, node, 0) == 0 && fails(advise(m, page, 5, node), 1));
     REQUIRE(cudaFree(m) == 0 && (m = managed_memory(4 * page)));
     REQUIRE(of(1, 0, 1) == 0 && of(2, 0, 1) == -2 && of(4, 1, 1) == -2);
     return HOLDS(cudaFree(m) == 0);

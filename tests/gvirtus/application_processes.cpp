@@ -67,11 +67,11 @@ bool forged(const Shared &shared)
         Shared other = shared;
         other.memory.bytes[at] = static_cast<char>(other.memory.bytes[at] ^ 1);
         other.event.bytes[at] = static_cast<char>(other.event.bytes[at] ^ 1);
-        REQUIRE(fails(run("cudaIpcOpenMemHandle", &got, other.memory, 1u), 400));
-        REQUIRE(fails(run("cudaIpcOpenEventHandle", &got, other.event), 400));
+        REQUIRE(fails(run("cudaIpcOpenMemHandle", &got, other.memory, 1u), 1));
+        REQUIRE(fails(run("cudaIpcOpenEventHandle", &got, other.event), 205));
     }
-    REQUIRE(fails(run("cudaIpcOpenMemHandle", &got, shared.event, 1u), 400));
-    REQUIRE(fails(run("cudaIpcOpenEventHandle", &got, shared.memory), 400));
+    REQUIRE(fails(run("cudaIpcOpenMemHandle", &got, shared.event, 1u), 1));
+    REQUIRE(fails(run("cudaIpcOpenEventHandle", &got, shared.memory), 205));
     REQUIRE(fails(run("cudaIpcOpenMemHandle", &got, shared.memory, 0u), 1));
     return HOLDS(fails(run("cudaIpcCloseMemHandle", static_cast<void *>(&got)), 1) && !got);
 }
@@ -108,8 +108,8 @@ bool child_of(const Meeting &meeting)
     REQUIRE(run("cudaEventDestroy", event) == 0 && cudaFree(own) == 0);
     REQUIRE(meeting.tell(false, 'c') && meeting.hear(false, &go));
     // What was freed, and destroyed, cannot be opened; nor what lies there now.
-    REQUIRE(fails(run("cudaIpcOpenMemHandle", &memory, shared.memory, 1u), 400));
-    return HOLDS(fails(run("cudaIpcOpenEventHandle", &event, shared.event), 400));
+    REQUIRE(fails(run("cudaIpcOpenMemHandle", &memory, shared.memory, 1u), 1));
+    return HOLDS(fails(run("cudaIpcOpenEventHandle", &event, shared.event), 205));
 }
 
 bool parent_of(const Meeting &meeting)

@@ -300,6 +300,28 @@ bool wrong_sides()
     return HOLDS(cudaFree(device) == 0 && cudaFree(other) == 0);
 }
 
+// A capture ends without a place for its graph, which is none then.
+bool captured_for_nobody()
+{
+    void *stream = nullptr;
+    int status = 9;
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamBeginCapture(stream, 1) == 0);
+    REQUIRE(cudaStreamEndCapture(stream, nullptr) == 0);
+    REQUIRE(ask("cudaStreamIsCapturing", stream, &status) == 0 && status == 0);
+    REQUIRE(cudaStreamEndCapture(stream, nullptr) != 0 && cudaGetLastError());
+    return HOLDS(cudaStreamDestroy(stream) == 0);
+}
+
+bool handles_of_nothing()
+{
+    struct Handle {
+        char bytes[64];
+    } none = {};
+    void *opened = nullptr;
+    REQUIRE(refused(ask("cudaIpcOpenMemHandle", &opened, none, 1u), 1));
+    return HOLDS(refused(ask("cudaIpcOpenEventHandle", &opened, none), 205));
+}
+
 // What CUDA refuses at once: no place for the answer, no memory, what is no kernel.
 bool wrong_arguments()
 {
@@ -317,6 +339,7 @@ bool wrong_arguments()
     REQUIRE(refused(cudaMemset(nullptr, 0, 64), 1) && cudaMemset(nullptr, 0, 0) == 0);
     REQUIRE(refused(cudaMemsetAsync(nullptr, 0, 64, nullptr), 1));
     REQUIRE(wrong_sides());
+    REQUIRE(captured_for_nobody() && handles_of_nothing());
     REQUIRE(refused(cudaMemcpyAsync(nullptr, &value, 4, H2D, nullptr), 1));
     REQUIRE(refused(cudaMemcpyAsync(&value, nullptr, 4, D2H, nullptr), 1));
     return HOLDS(refused(cudaLaunchKernel(nullptr, {1, 1, 1}, {1, 1, 1}, nullptr, 0, nullptr), 98));

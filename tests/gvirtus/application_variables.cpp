@@ -271,7 +271,7 @@ bool beside(void **module, Variables *v, char (*init)(void **), char *piece)
 {
     static void *opened[1];
     static Variables w;
-    auto *advise = preloaded<int(const void *, std::size_t, int, int)>("cudaMemAdvise");
+    auto *advise = preloaded<int(const void *, std::size_t, int, std::uint64_t)>("cudaMemAdvise");
     std::vector<char> bytes(9000);
     random_fill(bytes.data(), bytes.size(), 3);
     register_beside(opened, &w);
@@ -292,7 +292,7 @@ bool beside(void **module, Variables *v, char (*init)(void **), char *piece)
         REQUIRE(!std::memcmp(w.second, bytes.data(), 5000));
         REQUIRE(device_has(piece + 430, std::string(20, mark).c_str(), 20));
     }
-    REQUIRE(advise(w.second, 9000, 1, 0) == 0 && advise(w.second, 9001, 1, 0) == 1);
+    REQUIRE(advise(w.second, 9000, 1, 1) == 0 && advise(w.second, 9001, 1, 1) == 1);
     REQUIRE(cudaGetLastError() == 1);
     unload(module);
     w.first[0] = 'z';
@@ -345,11 +345,11 @@ bool managed_variables()
         int type, device;
         void *more[12];
     } is = {};
-    auto *advise = preloaded<int(const void *, std::size_t, int, int)>("cudaMemAdvise");
+    auto *advise = preloaded<int(const void *, std::size_t, int, std::uint64_t)>("cudaMemAdvise");
     REQUIRE(preloaded<int(void *, const void *)>("cudaPointerGetAttributes")(&is, v.second) == 0);
     REQUIRE(is.type == 3 && cudaFree(v.second) != 0 && cudaFree(piece) != 0);
     cudaGetLastError();
-    REQUIRE(advise(v.first, 8, 1, 0) == 0 && advise(piece, 8, 1, 0) == 1);
+    REQUIRE(advise(v.first, 8, 1, 1) == 0 && advise(piece, 8, 1, 1) == 1);
     REQUIRE(cudaGetLastError() == 1 && v.first[0] == 'A');
     std::size_t n = 0;
     REQUIRE(preloaded<int(std::size_t *, const void *)>("cudaGetSymbolSize")(&n, v.second) == 0);
