@@ -273,12 +273,11 @@ static void pass_on(int number, siginfo_t *info, void *context)
     const struct sigaction action = theirs;
     const bool sent = info->si_code <= 0;
     sigset_t held = action.sa_mask, before;
-    if (action.sa_handler == SIG_DFL || (!sent && (blocks || action.sa_handler == SIG_IGN))) {
-        end_by(number, sent);
+    if (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) {
+        if (action.sa_handler == SIG_DFL || !sent)
+            end_by(number, sent);
         return;
     }
-    if (action.sa_handler == SIG_IGN)
-        return;
     if (action.sa_flags & (int)SA_RESETHAND)
         theirs = (struct sigaction){.sa_handler = SIG_DFL};
     if (!(action.sa_flags & SA_NODEFER))
