@@ -215,6 +215,17 @@ static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello, const 
     return rc ? rc : *reason ? -EACCES : 0;
 }
 
+/* Otherwise a client of this host would call this another one: without a key it has no connection,
+ * with one no shared memory. */
+static int refuse_for_now(struct ibx_handshake *h, struct frame *reply, int code,
+                          struct ibx_error *err)
+{
+    char reason[160];
+    snprintf(reason, sizeof(reason), "the server cannot read its boot id: %s: try again",
+             strerror(code));
+    return refuse(h, reply, -EBUSY, reason, err);
+}
+
 static int step_hello(struct ibx_handshake *h, struct frame *hello, struct frame *reply,
                       struct ibx_error *err)
 {
@@ -228,6 +239,8 @@ static int step_hello(struct ibx_handshake *h, struct frame *hello, struct frame
     if (rc)
         return rc;
     ibx_handshake_host_mark(h->peer.nonce, h->nonce, h->mark);
+    if (h->peer.sees_local && ibx_accept_shortage(-ibx_handshake_host_unknown()))
+        return refuse_for_now(h, reply, -ibx_handshake_host_unknown(), err);
     ibx_put_u8(&reply->out, h->peer.sees_local);
     ibx_put_bytes(&reply->out, h->mark, IBX_HASH_BYTES);
     uint8_t end[IBX_HASH_BYTES];

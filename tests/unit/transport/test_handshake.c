@@ -8,6 +8,7 @@
 #include "transport/core/crypto.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -17,6 +18,40 @@
 
 #define TIMEOUT_MS 60000u /* of the test's clock */
 #define PROVE_MS   2000u  /* for HELLO and PROOF */
+
+static atomic_bool no_descriptor;
+
+int __real_open64(const char *path, int flags, ...);
+int __wrap_open64(const char *path, int flags, ...);
+int __wrap_open64(const char *path, int flags, ...)
+{
+    va_list more;
+    va_start(more, flags);
+    const mode_t mode = flags & O_CREAT ? va_arg(more, mode_t) : 0;
+    va_end(more);
+    if (!no_descriptor || strcmp(path, "/proc/sys/kernel/random/boot_id") != 0)
+        return __real_open64(path, flags, mode);
+    errno = EMFILE;
+    return -1;
+}
+
+/* A server that cannot know at present whether a client is on its host does not say that it is not.
+ * The first test: none may have read the boot id before. */
+static void boot_id_without_descriptors(void **state)
+{
+    (void)state;
+    struct handshake_scene s;
+    struct raw_frame frame;
+    handshake_open(&s, false, 10000);
+    no_descriptor = true;
+    struct raw raw = handshake_connect(&s);
+    handshake_play_to(&raw, AT_PROOF);
+    raw_expect(&raw, REFUSE, &frame);
+    raw_close(&raw);
+    handshake_expect_failure(&s, -EBUSY, "Too many open files: try again");
+    no_descriptor = false;
+    handshake_close(&s);
+}
 
 static void honest_client_gets_in(void **state)
 {
@@ -367,6 +402,7 @@ static void truncated_payloads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(boot_id_without_descriptors),
         cmocka_unit_test(honest_client_gets_in),
         cmocka_unit_test(challenge_golden_bytes),
         cmocka_unit_test(proof_offer_and_result_golden_bytes),
