@@ -52,21 +52,34 @@ static int qom_text(const struct search *s, const char *path, const char *proper
     return rc;
 }
 
-/* A field of what a command without arguments returns; `optional`: "" when it is not there. */
-static int field_text(const struct search *s, const char *command, const char *field, bool optional,
-                      char *to, size_t size)
+/* A field of what a command without arguments returns. */
+static int field_text(const struct search *s, const char *command, const char *field, char *to,
+                      size_t size)
 {
     json_t *value;
     int rc = ask(s, command, NULL, &value);
     if (rc)
         return rc;
-    json_t *text = json_object_get(value, field);
-    if (!text && optional)
-        to[0] = '\0';
-    else
-        rc = take_text(s, command, text, to, size);
+    rc = take_text(s, command, json_object_get(value, field), to, size);
     json_decref(value);
     return rc;
+}
+
+/* The VM's name, if it has one, is for people: a longer one is cut, behind a character. */
+static int find_name(const struct search *s, char *to, size_t size)
+{
+    json_t *value;
+    int rc = ask(s, "query-name", NULL, &value);
+    if (rc)
+        return rc;
+    const char *name = json_string_value(json_object_get(value, "name"));
+    size_t length = name ? strlen(name) : 0;
+    if (length >= size)
+        for (length = size - 1; length && ((unsigned char)name[length] & 0xc0) == 0x80;)
+            length--;
+    snprintf(to, size, "%.*s", (int)length, name ? name : "");
+    json_decref(value);
+    return 0;
 }
 
 /* Until then a backend begins where its file does. */
@@ -129,9 +142,9 @@ static int read_machine(const struct search *s, struct ibx_guest_ram *ram)
     size_t n = strlen(ram->machine);
     if (n > sizeof(suffix) && !strcmp(ram->machine + n - (sizeof(suffix) - 1), suffix))
         ram->machine[n - (sizeof(suffix) - 1)] = '\0';
-    if ((rc = field_text(s, "query-uuid", "UUID", false, ram->uuid, sizeof(ram->uuid))) ||
-        (rc = field_text(s, "query-name", "name", true, ram->name, sizeof(ram->name))) ||
-        (rc = field_text(s, "query-status", "status", false, ram->status, sizeof(ram->status))))
+    if ((rc = field_text(s, "query-uuid", "UUID", ram->uuid, sizeof(ram->uuid))) ||
+        (rc = find_name(s, ram->name, sizeof(ram->name))) ||
+        (rc = field_text(s, "query-status", "status", ram->status, sizeof(ram->status))))
         return rc;
     json_t *memory;
     rc = ask(s, "query-memory-size-summary", NULL, &memory);

@@ -126,6 +126,20 @@ static void test_file(void)
 }
 
 /* Two nodes of memfd: alike in /proc, so QEMU has to tell which is which. */
+/* It is for people, and libvirt's may have 255 bytes. */
+static void test_long_name(void)
+{
+    char name[256] = "", cut[128] = "";
+    for (unsigned i = 0; i < 85; i++)
+        strcat(name, "\u20ac"); /* of three bytes */
+    memcpy(cut, name, 126);
+    vm_start(&vm, &(struct vm_options){.extra = {"-name", name, "-S"}});
+    struct ibx_guest_ram ram;
+    find(&ram);
+    assert_string_equal(ram.name, cut);
+    ibx_guest_ram_fini(&ram);
+}
+
 static void test_numa_memfd(void)
 {
     vm_start(&vm, &(struct vm_options){
@@ -425,18 +439,13 @@ static void test_in_the_middle_of_a_mapping(void)
 
 int main(void)
 {
-    static const struct vm_test tests[] = {VM_TEST(test_file),
-                                           VM_TEST(test_numa_memfd),
-                                           VM_TEST(test_directory),
-                                           VM_TEST(test_offset),
-                                           VM_TEST(test_in_the_middle_of_a_mapping),
-                                           VM_TEST(test_private),
-                                           VM_TEST(test_shared_without_a_file),
-                                           VM_TEST(test_not_the_one),
-                                           VM_TEST(test_written),
-                                           VM_TEST(test_written_since),
-                                           VM_TEST(test_written_huge),
-                                           VM_TEST(test_replaced),
-                                           {0}};
+    static const struct vm_test tests[] = {
+        VM_TEST(test_file),          VM_TEST(test_long_name),
+        VM_TEST(test_numa_memfd),    VM_TEST(test_directory),
+        VM_TEST(test_offset),        VM_TEST(test_in_the_middle_of_a_mapping),
+        VM_TEST(test_private),       VM_TEST(test_shared_without_a_file),
+        VM_TEST(test_not_the_one),   VM_TEST(test_written),
+        VM_TEST(test_written_since), VM_TEST(test_written_huge),
+        VM_TEST(test_replaced),      {0}};
     return vm_tests(tests, vm_end_all);
 }
