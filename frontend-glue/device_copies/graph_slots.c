@@ -12,11 +12,12 @@
 
 #define ALIGNMENT 64u
 #define PAGE      4096u
+#define LOOKS     256u /* places in a block, for a gap */
 
 #define NOT_REGISTERED 713 /* CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED */
 
 struct slot {
-    struct slot *next; /* of the block, by place */
+    struct slot *next, *before; /* of the block, by place */
     uint64_t number;
     struct block *block;
     size_t at, n;            /* within the block */
@@ -29,8 +30,9 @@ struct slot {
  * does that. A reset of its context does it, so it has slots of that one's graphs only. */
 struct block {
     uint8_t *base;
-    size_t length;
+    size_t length, used;
     struct slot *slots;
+    struct slot *last;   /* the one behind which it is looked first; NULL: at the beginning */
     const void *context; /* NULL: that is gone, and any may have it */
     bool unpinned;       /* it is about to be, and none may */
 };
@@ -61,13 +63,40 @@ static struct slot *find(uint64_t number)
 
 /* ---------------------------------------------------------------------------------- blocks */
 
-/* Locked. The first gap of n bytes in a block; NULL: there is none. */
-static struct slot **gap_in(struct block *block, size_t n, size_t *at)
+/* Locked. Whether there is a gap of n bytes behind `before` (NULL: at the beginning). */
+static bool fits(const struct block *block, const struct slot *before, size_t n)
 {
-    struct slot **next = &block->slots;
-    for (*at = 0; *next && (*next)->at - *at < n; next = &(*next)->next)
-        *at = (*next)->at + (*next)->n;
-    return *next || block->length - *at >= n ? next : NULL;
+    const struct slot *next = before ? before->next : block->slots;
+    const size_t at = before ? before->at + before->n : 0;
+    return (next ? next->at : block->length) - at >= n;
+}
+
+/* Locked. Whether there is such a gap, behind *before: where the last slot came or went, or at one
+ * of the next places. Others wait meanwhile, so a gap may stay unseen. */
+static bool find_gap(const struct block *block, size_t n, struct slot **before)
+{
+    *before = block->last;
+    for (unsigned i = 0; i < LOOKS && block->length - block->used >= n; i++) {
+        if (fits(block, *before, n))
+            return true;
+        struct slot *next = *before ? (*before)->next : block->slots;
+        *before = next; /* NULL: from the beginning again */
+    }
+    return false;
+}
+
+/* Locked. */
+static void put_behind(struct block *block, struct slot *s, struct slot *before)
+{
+    s->block = block;
+    s->at = before ? before->at + before->n : 0;
+    s->before = before;
+    s->next = before ? before->next : block->slots;
+    *(before ? &before->next : &block->slots) = s;
+    if (s->next)
+        s->next->before = s;
+    block->last = s;
+    block->used += s->n;
 }
 
 /* Locked. Whether `s`, which has its size, has got a place. */
@@ -75,14 +104,12 @@ static bool place(struct slot *s)
 {
     for (unsigned i = 0; i < block_count; i++) {
         const void *context = blocks[i].context;
-        struct slot **gap =
-            !context || context == s->context ? gap_in(&blocks[i], s->n, &s->at) : NULL;
-        if (!gap || blocks[i].unpinned)
+        struct slot *before;
+        if ((context && context != s->context) || blocks[i].unpinned ||
+            !find_gap(&blocks[i], s->n, &before))
             continue;
-        s->block = &blocks[i];
+        put_behind(&blocks[i], s, before);
         s->block->context = s->context;
-        s->next = *gap;
-        *gap = s;
         used += s->n;
         return true;
     }
@@ -189,10 +216,11 @@ static bool is_pinned(const struct ibx_cuda *cuda, const struct block *block)
 /* Locked. */
 static void take_out(struct slot *s)
 {
-    struct slot **at = &s->block->slots;
-    while (*at != s)
-        at = &(*at)->next;
-    *at = s->next;
+    *(s->before ? &s->before->next : &s->block->slots) = s->next;
+    if (s->next)
+        s->next->before = s->before;
+    s->block->last = s->before;
+    s->block->used -= s->n;
     used -= s->n;
     tdelete(s, &tree, compare);
     if (s->quota)

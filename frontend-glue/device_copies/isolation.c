@@ -281,7 +281,7 @@ int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
                                 "end, or set rdma.tenants : shared and no rdma.device_memory");
     if (w->stage != IBX_REQUEST_BODY || w->got || n != w->length)
         return 0;
-    if (x->options.mode != IBX_GPU_OFF &&
+    if (x->options.mode != IBX_GPU_OFF && ibx_copies_captures() &&
         !ibx_graph_captures(x, ibx_call_find(w->name, strlen(w->name) + 1), bytes, n))
         return ibx_captures_full(x);
     spare_handler(x, bytes, n);

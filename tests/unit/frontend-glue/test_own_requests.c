@@ -4,6 +4,7 @@
  * handle that is none: it harms no other tenant, and not the back end.
  */
 #include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/graph_slots.h"
 #include "frontend-glue/session/session_internal.h"
 #include "tests/scenes/cuda_application.h"
 
@@ -596,6 +597,77 @@ static uint64_t random_number(void)
     return z ^ z >> 31;
 }
 
+#define SLOTS 140000u /* more than two blocks have */
+
+static uint64_t slots[SLOTS];
+
+/* Of this thread's processor. */
+static double seconds_of_slots(unsigned from, unsigned until)
+{
+    struct timespec begun, done;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begun);
+    for (unsigned i = from; i < until; i++)
+        assert_true(slots[i] = ibx_slot_make(&alice.x, 1));
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &done);
+    return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
+}
+
+static void release(uint64_t slot)
+{
+    ibx_slot_release((void *)(uintptr_t)slot);
+}
+
+/* All clients' copies in graphs wait for each other there: none waits for a walk through another
+ * one's. */
+static void test_very_many_slots(void **state)
+{
+    (void)state;
+    const size_t before = ibx_slots_bytes();
+    const double first = seconds_of_slots(0, 10000);
+    seconds_of_slots(10000, SLOTS - 10000);
+    const double last = seconds_of_slots(SLOTS - 10000, SLOTS);
+    for (unsigned i = 0; i < SLOTS; i++)
+        release(slots[i]);
+    if (last > 20 * first + 0.2)
+        fail_msg("%f s for 10000 slots beside 130000, %f s before", last, first);
+    assert_true(ibx_slots_bytes() == before);
+}
+
+static uint8_t *bytes_of(uint64_t slot, size_t n)
+{
+    struct ibx_slot_memory memory;
+    assert_true(ibx_slot_use(slot, &memory));
+    ibx_slot_stop_using(slot);
+    assert_true(memory.n >= n && memory.at >= memory.base &&
+                memory.at + memory.n <= memory.base + memory.length);
+    return memory.at;
+}
+
+/* They come and go, each with bytes of its own. */
+static void test_slots_come_and_go(void **state)
+{
+    enum { MOST = 300 };
+    static size_t sizes[MOST];
+    (void)state;
+    const size_t before = ibx_slots_bytes();
+    memset(slots, 0, sizeof(slots));
+    for (unsigned i = 0; i < 20000; i++) {
+        const unsigned k = (unsigned)(random_number() % MOST);
+        if (slots[k]) {
+            const uint8_t *bytes = bytes_of(slots[k], sizes[k]);
+            assert_true(bytes[0] == (uint8_t)slots[k] && bytes[sizes[k] - 1] == (uint8_t)slots[k]);
+            release(slots[k]);
+        }
+        sizes[k] = random_number() % 8 ? 1 + random_number() % 300 : 1 + random_number() % 90000;
+        assert_true(slots[k] = ibx_slot_make(&alice.x, sizes[k]));
+        memset(bytes_of(slots[k], sizes[k]), (uint8_t)slots[k], sizes[k]);
+    }
+    for (unsigned k = 0; k < MOST; k++)
+        if (slots[k])
+            release(slots[k]);
+    assert_true(ibx_slots_bytes() == before);
+}
+
 /* Handles and addresses that bodies are made of, by kind: those of the client that asks, and one of
  * the other's. */
 enum kind { GRAPH, NODE, EXEC, ARRAY, DEVICE, KINDS };
@@ -995,6 +1067,8 @@ int main(void)
         cmocka_unit_test(test_pools_have_a_limit),
         cmocka_unit_test(test_openers_that_are_gone),
         cmocka_unit_test(test_work_that_is_left),
+        cmocka_unit_test(test_very_many_slots),
+        cmocka_unit_test(test_slots_come_and_go),
         cmocka_unit_test(test_handles_have_a_limit),
         cmocka_unit_test(test_very_many_of_others),
         cmocka_unit_test(test_very_many_are_shared),
