@@ -368,7 +368,8 @@ void ibx_domain_release(struct ibx_domain *domain);
  * registered piece shares all such memory with that peer. It is page aligned and resident. The
  * pages at an address stay the same for the life of the process, also when they are freed and
  * allocated again, so that a peer may pin them; new ones are zeroed, others are not. From any
- * thread. NULL, with -ENOMEM in `err`: there is no more, or this is a forked child. */
+ * thread. NULL, with -ENOSPC in `err`: there is no more, or this is a forked child; or with what
+ * memfd_create(2), mmap(2) and madvise(2) say. */
 void *ibx_shared_allocate(size_t length, struct ibx_error *err);
 /* Whether all of these bytes lie where such memory is. */
 bool ibx_shared_holds(const void *address, size_t length);

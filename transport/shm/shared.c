@@ -58,23 +58,25 @@ static void *place(void)
     return (void *)(uintptr_t)(IBX_SHARED_FROM + random % places * IBX_SHM_HUGE);
 }
 
-/* Locked; once. */
-static void begin(void)
+/* Locked; until it has worked, since this process may have been out of descriptors. */
+static int begin(void)
 {
+    if (!shared.begun && pthread_atfork(before_fork, after_fork, in_child))
+        return -ENOMEM;
     shared.begun = true;
-    if (pthread_atfork(before_fork, after_fork, in_child))
-        return;
     int fd = ibx_shm_memfd("ibx-shared", BYTES);
     if (fd < 0)
-        return;
+        return fd;
     /* A peer may want it at the same address: elsewhere the kernel gives the same ones to all. */
     void *base = mmap(place(), BYTES, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base == MAP_FAILED) {
+        int rc = -errno;
         close(fd);
-        return;
+        return rc;
     }
     shared.fd = fd;
     atomic_store(&shared.base, base);
+    return 0;
 }
 
 /* Locked. The allocation around `offset`, or NULL. */
@@ -158,12 +160,13 @@ static int bring_in(uint8_t *address, uint64_t length)
 /* Locked. */
 static int allocate(struct shm_extent *extent, uint8_t **address)
 {
-    if (!shared.begun)
-        begin();
+    int rc = shared.forked || atomic_load(&shared.base) ? 0 : begin();
+    if (rc)
+        return rc;
     uint8_t *base = atomic_load(&shared.base);
-    if (!base || shared.forked || !ibx_shm_extent_place(&shared.extents, extent, BYTES))
+    if (shared.forked || !ibx_shm_extent_place(&shared.extents, extent, BYTES))
         return -ENOSPC;
-    int rc = bring_in(base + extent->offset, extent->length);
+    rc = bring_in(base + extent->offset, extent->length);
     if (rc)
         ibx_shm_extent_remove(&shared.extents, extent);
     else

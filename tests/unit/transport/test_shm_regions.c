@@ -602,10 +602,30 @@ static void test_no_descriptor_for_an_arena(void **state)
     assert_int_equal(server->count, 1);
 }
 
+/* A process that was out of descriptors when it wanted such memory first has it later. The first
+ * test: none may have had any before. */
+static void test_shared_without_descriptors(void **state)
+{
+    struct rlimit usual, none;
+    struct ibx_error err = {0};
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = usual.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    void *memory = ibx_shared_allocate(4096, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+    assert_null(memory);
+    assert_int_equal(err.code, -EMFILE);
+    memory = ibx_shared_allocate(4096, &err);
+    assert_non_null(memory);
+    assert_true(ibx_shared_free(memory));
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, both_connected, both_close)
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shared_without_descriptors),
         TEST(test_deregistration_waits_for_a_copy),
         TEST(test_deregistration_does_not_wait_for_the_dead),
         TEST(test_deregistration_does_not_wait_forever),
