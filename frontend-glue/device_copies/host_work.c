@@ -86,6 +86,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static _Atomic uint64_t changes;
 static struct ibx_host_queue *queues; /* of sessions */
 static void *functions;               /* a tree of all, by id */
+static void *repeated_ones;           /* a tree of those in state REPEATED, by queue and number */
 static uintptr_t last_id;
 static _Atomic unsigned repeats; /* functions in state REPEATED */
 
@@ -129,6 +130,14 @@ static int compare(const void *a, const void *b)
 {
     const struct function *left = a, *right = b;
     return (left->id > right->id) - (left->id < right->id);
+}
+
+static int compare_numbers(const void *a, const void *b)
+{
+    const struct function *left = a, *right = b;
+    const uintptr_t of_left = (uintptr_t)left->queue, of_right = (uintptr_t)right->queue;
+    return of_left != of_right ? (of_left > of_right) - (of_left < of_right)
+                               : (left->number > right->number) - (left->number < right->number);
 }
 
 /* Locked. */
@@ -288,18 +297,37 @@ static void *add(const struct copies *x, uint64_t id, uint64_t number, int *rc)
     return made;
 }
 
-static void *repeat(const struct copies *x, uint64_t id, uint64_t number, bool copies, int *rc)
+/* Locked. NULL: there is none of that number. */
+static struct function *find_repeated(struct ibx_host_queue *q, uint64_t number)
 {
-    pthread_mutex_lock(&lock);
-    struct ibx_host_queue *q = with_room(x, id, number, rc);
-    struct function *f = q ? q->repeated : NULL;
-    while (f && f->number != number)
-        f = f->next;
-    if (q && !f && (f = enter(q, number, FUNCTION_REPEATED, copies))) {
+    const struct function wanted = {.queue = q, .number = number};
+    struct function *const *found = tfind(&wanted, &repeated_ones, compare_numbers);
+    return found ? *found : NULL;
+}
+
+/* Locked. NULL: no memory. */
+static struct function *enter_repeated(struct ibx_host_queue *q, uint64_t number, bool copies)
+{
+    struct function *f = enter(q, number, FUNCTION_REPEATED, copies);
+    if (f && !tsearch(f, &repeated_ones, compare_numbers)) {
+        forget(f);
+        return NULL;
+    }
+    if (f) {
         f->next = q->repeated;
         q->repeated = f;
         repeats++;
     }
+    return f;
+}
+
+static void *repeat(const struct copies *x, uint64_t id, uint64_t number, bool copies, int *rc)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_host_queue *q = with_room(x, id, number, rc);
+    const struct function *f = q ? find_repeated(q, number) : NULL;
+    if (q && !f)
+        f = enter_repeated(q, number, copies);
     void *made = f ? (void *)f->id : NULL;
     pthread_mutex_unlock(&lock);
     if (!made && !*rc)
@@ -468,6 +496,7 @@ void ibx_host_work_end(struct copies *x)
         struct function *f = q->repeated;
         q->repeated = f->next;
         repeats--;
+        tdelete(f, &repeated_ones, compare_numbers);
         forget(f);
     }
     tell();

@@ -633,6 +633,34 @@ static void test_very_many_slots(void **state)
     assert_true(ibx_slots_bytes() == before);
 }
 
+static double seconds_of_functions(uint64_t queue, uint64_t from, uint64_t until)
+{
+    struct timespec begun, done;
+    int rc = 0;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begun);
+    for (uint64_t number = from; number < until; number++) {
+        void *made = ibx_host_work_repeat(&alice.x, queue, number, &rc);
+        assert_true(made && made == ibx_host_work_repeat(&alice.x, queue, number, &rc));
+        assert_true(ibx_host_work_number(&alice.x, made) == number);
+    }
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &done);
+    return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
+}
+
+/* The same of functions that graphs call. */
+static void test_very_many_functions(void **state)
+{
+    (void)state;
+    uint64_t queue = 0;
+    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+    const double first = seconds_of_functions(queue, 1, 5001);
+    seconds_of_functions(queue, 5001, 60001);
+    const double last = seconds_of_functions(queue, 60001, 65001);
+    ibx_host_work_end(&alice.x);
+    if (last > 10 * first + 0.1)
+        fail_msg("%f s for 5000 functions beside 60000, %f s before", last, first);
+}
+
 static uint8_t *bytes_of(uint64_t slot, size_t n)
 {
     struct ibx_slot_memory memory;
@@ -1068,6 +1096,7 @@ int main(void)
         cmocka_unit_test(test_openers_that_are_gone),
         cmocka_unit_test(test_work_that_is_left),
         cmocka_unit_test(test_very_many_slots),
+        cmocka_unit_test(test_very_many_functions),
         cmocka_unit_test(test_slots_come_and_go),
         cmocka_unit_test(test_handles_have_a_limit),
         cmocka_unit_test(test_very_many_of_others),
