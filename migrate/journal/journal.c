@@ -419,11 +419,13 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
         mlock(record->verify_key, sizeof(record->verify_key)); /* as RLIMIT_MEMLOCK allows */
     name_of(record, ".json", name);
     int rc = load(folder, dir, name, &previous, err);
-    const bool fresh = rc == -ENOENT;
-    next.number = previous.number;
-    if (!rc || fresh)
+    const bool fresh = rc == -ENOENT, again = fresh && record->written_s;
+    next.number = again ? record->number : previous.number;
+    if (again)
+        rc = 0;
+    else if (!rc || fresh)
         rc = check_move(&previous, record, err);
-    if (!rc && fresh)
+    if (!rc && fresh && !again)
         rc = next_number(folder, &next.number, err);
     clock_gettime(CLOCK_REALTIME, &now);
     next.written_s = (uint64_t)now.tv_sec;

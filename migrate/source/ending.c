@@ -219,7 +219,7 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
 
 /* The next tool finds the state before, from which it asks the destination, and an epoch that is
  * too old by the links that were made meanwhile, which it passes by trying. A record that has
- * become another one (it was taken back, or removed) is an error. */
+ * become another one (it was taken back) is an error. */
 int ibx_source_note(struct source *s, enum ibx_journal_state state, struct ibx_error *err)
 {
     struct ibx_error why = {0};

@@ -156,6 +156,31 @@ static void test_record_cannot_be_written(void)
     ended();
 }
 
+/* A state folder that somebody has emptied has the records again as soon as they are written: else
+ * nobody could continue the migration, and no tool would end. */
+static void removed_records(const char *state)
+{
+    char place[PATH_MAX];
+    stopped_at(state, NULL);
+    mover_record_path(place);
+    assert_int_equal(unlink(place), 0);
+    strcpy(strstr(place, ".destination"), ".source.json");
+    assert_int_equal(unlink(place), 0);
+    mover_kill(&sender, SIGCONT);
+    mover_kill(&receiver, SIGCONT);
+    ended();
+}
+
+static void test_records_removed_before_the_commit(void)
+{
+    removed_records("source:sending");
+}
+
+static void test_records_removed_while_filling(void)
+{
+    removed_records("destination:filling");
+}
+
 /* A folder in the place of the source's new record, once the one that it may be writing has another
  * name. */
 static void source_record_cannot_be_written(char place[PATH_MAX])
@@ -418,6 +443,8 @@ int main(void)
                                            VM_TEST(test_both_killed),
                                            VM_TEST(test_qemu_cannot_be_let_go_of),
                                            VM_TEST(test_record_cannot_be_written),
+                                           VM_TEST(test_records_removed_before_the_commit),
+                                           VM_TEST(test_records_removed_while_filling),
                                            VM_TEST(test_watchdog_cannot_write),
                                            VM_TEST(test_source_record_cannot_be_written),
                                            VM_TEST(test_source_record_cannot_be_written_again),
