@@ -77,8 +77,8 @@ struct shm_command {
     };
 };
 _Static_assert(sizeof(struct shm_command) == 128, "a command is two cache lines");
-#define IBX_SHM_LINE       64u
-#define IBX_SHM_FIRST_LINE (IBX_SHM_LINE - offsetof(struct shm_command, data)) /* bytes of `data` */
+/* Bytes of `data` in the first of them. */
+#define IBX_SHM_FIRST_LINE (64u - offsetof(struct shm_command, data))
 
 enum shm_sleep { SHM_AWAKE, SHM_SLEEPS, SHM_SLEEPS_FOR_CREDIT /* for credit as well */ };
 

@@ -4,6 +4,7 @@
 #include "tests/scenes/shm_pair.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -22,17 +23,20 @@ static void release(struct end *end, unsigned note)
 static void test_messages_of_all_lengths(void **state)
 {
     (void)state;
-    const size_t lengths[] = {0, 1, IBX_SHM_INLINE, IBX_SHM_INLINE + 1, 4000, 8192};
+    enum { LENGTHS = 8 };
+    const size_t lengths[LENGTHS] = {
+        0,    1,   IBX_SHM_FIRST_LINE, IBX_SHM_FIRST_LINE + 1, IBX_SHM_INLINE, IBX_SHM_INLINE + 1,
+        4000, 8192};
     uint8_t bytes[8192];
     fill(bytes, sizeof(bytes));
     /* Three laps through slots and commands, and both ways. */
     for (int lap = 0; lap < 30; lap++) {
         struct end *from = lap % 2 ? server : client, *to = lap % 2 ? client : server;
         to->count = 0;
-        for (unsigned i = 0; i < 6; i++)
+        for (unsigned i = 0; i < LENGTHS; i++)
             assert_int_equal(end_send(from, bytes, lengths[i], 0), 0);
-        await_notes(to, NULL, 6);
-        for (unsigned i = 0; i < 6; i++) {
+        await_notes(to, NULL, LENGTHS);
+        for (unsigned i = 0; i < LENGTHS; i++) {
             assert_int_equal(to->notes[i].kind, NOTE_MESSAGE);
             assert_int_equal(to->notes[i].length, lengths[i]);
             check(to->notes[i].data, lengths[i], 0);
@@ -44,6 +48,17 @@ static void test_messages_of_all_lengths(void **state)
     ibx_provider_shm.query(server->shm, &caps, description, sizeof(description));
     assert_int_equal(caps.message_max, 8192);
     assert_true(caps.register_free);
+}
+
+/* It makes no upcall, and ends when there is one to make. */
+static void test_looks(void **state)
+{
+    (void)state;
+    ibx_provider_shm.look(server->shm, 3);
+    assert_int_equal(end_send(client, "a", 1, 0), 0);
+    ibx_provider_shm.look(server->shm, UINT_MAX); /* a minute or more */
+    assert_int_equal(server->count, 0);
+    await_notes(server, NULL, 1);
 }
 
 static void test_credit(void **state)
@@ -554,6 +569,7 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, both_connected, both_close)
     const struct CMUnitTest tests[] = {
         TEST(test_messages_of_all_lengths),
+        TEST(test_looks),
         TEST(test_credit),
         TEST(test_signalled_sends),
         TEST(test_sleeping),
