@@ -23,6 +23,14 @@
 #define FUNCTION_FIRST UINT64_C(0x1b80000000000000)
 #define FUNCTION_STEP  16u
 
+/* A client that has modules. */
+struct owner {
+    struct owner *next;
+    uint64_t client;
+    unsigned long modules;
+    bool orphan; /* it has no session */
+};
+
 /* Sessions keep pointers to it, so it is never freed. */
 struct ibx_client_module {
     struct ibx_client_module *next, **at; /* its bucket's; when it is gone, those of all */
@@ -31,7 +39,7 @@ struct ibx_client_module {
     char name[HANDLE_BYTES];   /* as GVirtuS does; as long */
     uint64_t client;
     const struct ibx_tenant *tenant;
-    bool orphan;
+    struct owner *owner;     /* until it is gone */
     struct ibx_quota *quota; /* that so many bytes count in; NULL: none */
     uint64_t bytes;
     atomic_uint users; /* requests */
@@ -51,6 +59,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_client_module *modules[BUCKETS]; /* that are not gone */
 static struct ibx_client_module *left; /* the others, to which launches' caches may point */
 static struct function *buckets[BUCKETS];
+static struct owner *owners[BUCKETS]; /* by client: one that leaves looks at no others */
 static uint64_t salt; /* no client can choose what comes into one bucket; 0: not known yet */
 /* So many names were given. Until there is a module, registrations may be of a form that is not
  * known here, and all addresses stay. */
@@ -74,6 +83,38 @@ static uint64_t sum_of(const char *text)
     for (; *text; text++)
         sum = (sum ^ (uint8_t)*text) * UINT64_C(1099511628211);
     return sum;
+}
+
+/* Locked. Where it is, or the end of its list. */
+static struct owner **owner_at(uint64_t client)
+{
+    struct owner **at = &owners[bucket_of(client)];
+    while (*at && (*at)->client != client)
+        at = &(*at)->next;
+    return at;
+}
+
+/* Locked. With one module more; NULL: no memory. */
+static struct owner *owner_of(uint64_t client)
+{
+    struct owner **at = owner_at(client);
+    if (!*at && (*at = calloc(1, sizeof(**at))))
+        (*at)->client = client;
+    if (*at) {
+        (*at)->modules++;
+        (*at)->orphan = false;
+    }
+    return *at;
+}
+
+/* Locked. With one less. */
+static void leave_owner(struct owner *owner)
+{
+    struct owner **at = owner_at(owner->client);
+    if (--owner->modules)
+        return;
+    *at = owner->next;
+    free(owner);
 }
 
 /* Locked. Of a client's modules of that name. */
@@ -129,7 +170,7 @@ static bool differ(const struct function *a, const struct function *b)
 {
     const struct ibx_client_module *m = a->module, *other = b->module;
     return a->called != b->called || strcmp(m->handle, other->handle) != 0 ||
-           (!m->orphan && !other->orphan && m->client != other->client);
+           (!m->owner->orphan && !other->owner->orphan && m->client != other->client);
 }
 
 /* Locked. A client's own, or else its parent's. If that is not known, it may be any of the tenant's
@@ -147,7 +188,7 @@ static const struct function *find(const struct ibx_functions_user *user, uint64
         if (user->parent && f->module->client == user->parent && !parents)
             parents = f;
         doubtful |= found && differ(found, f);
-        if (!found || (found->module->orphan && !f->module->orphan))
+        if (!found || (found->module->owner->orphan && !f->module->owner->orphan))
             found = f;
     }
     return parents ? parents : doubtful ? NULL : found;
@@ -181,7 +222,7 @@ uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)
     const struct function *f = find(user, address);
     const uint64_t name = f ? f->name : handles ? 0 : address;
     if (f && f->module->client == user->client)
-        f->module->orphan = false; /* it has come again */
+        f->module->owner->orphan = false; /* it has come again */
     const bool held = ibx_functions_hold(user, f ? f->module : NULL);
     pthread_mutex_unlock(&lock);
     return held ? name : 0;
@@ -190,23 +231,18 @@ uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)
 void ibx_functions_orphan(uint64_t client)
 {
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < BUCKETS && client; i++) {
-        for (struct ibx_client_module *m = modules[i]; m; m = m->next)
-            m->orphan = m->orphan || m->client == client;
-    }
+    struct owner *owner = *owner_at(client);
+    if (owner)
+        owner->orphan = true;
     pthread_mutex_unlock(&lock);
 }
 
 bool ibx_functions_any(uint64_t client)
 {
-    const struct ibx_client_module *m = NULL;
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < BUCKETS && !m; i++) {
-        for (m = modules[i]; m && m->client != client;)
-            m = m->next;
-    }
+    const bool any = *owner_at(client);
     pthread_mutex_unlock(&lock);
-    return m;
+    return any;
 }
 
 /* ---------------------------------------------------------------------------- registrations */
@@ -268,7 +304,10 @@ static bool add_module(const struct ibx_functions_user *user, char *handle, size
     *m = (struct ibx_client_module){
         .next = *at, .at = at, .client = user->client, .tenant = user->tenant};
     *room = take_bytes(user, m, bytes);
-    if (!*room) {
+    m->owner = *room ? owner_of(user->client) : NULL;
+    if (!m->owner) {
+        if (*room && m->quota)
+            ibx_quota_give(m->quota, m->bytes);
         free(m);
         return false;
     }
@@ -333,6 +372,8 @@ static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint
 /* Locked. Nobody looks for it any more. */
 static void unlink_module(struct ibx_client_module *m)
 {
+    leave_owner(m->owner);
+    m->owner = NULL;
     *m->at = m->next;
     if (m->next)
         m->next->at = m->at;
