@@ -430,7 +430,7 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
                                    : settled
                                        ? "interrupted; all pages are here, but the source has not "
                                          "confirmed it: ib-migrate recover --qmp %s asks again"
-                                       : "interrupted; the VM runs here and waits for its pages: "
+                                       : "interrupted; the VM is here and waits for its pages: "
                                          "ib-migrate recover --qmp %s continues",
                                    d->options->qmp),
                      err);
@@ -439,7 +439,7 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
             &d->options->observer, "%s; interrupt once more to leave it to ib-migrate recover",
             ended     ? destination_unconfirmed_end(&d->status.record)
             : settled ? "all pages are here, and only the source's confirmation is missing"
-                      : "the VM runs here and needs pages that are still at the source");
+                      : "the VM is here and needs pages that are still at the source");
     return 0;
 }
 

@@ -18,7 +18,7 @@ from guest_vm import ask_qmp
 from harness import LIMIT, children, equal, free_port, process_state, run_all, until
 from migrate_scene import (Vm, case, expect, fails, finish, halted, interrupt_twice, key_file,
                            let_go, objects, receiver, same_memory, says, slow_migration, start,
-                           succeeds, wait_for_phase, wait_for_status)
+                           succeeds, wait_for_message, wait_for_phase, wait_for_status)
 
 
 @case
@@ -488,6 +488,8 @@ def a_paused_vm_that_is_taken_back_is_not_said_to_run(scene):
     waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
     sender = start(scene, "send --json", *source.qmp, uri)
     wait_for_phase("filling", sender, waiting)
+    waiting.send_signal(signal.SIGINT)
+    wait_for_message(waiting, "the VM is here and needs pages that are still at the source; ")
     for process in (waiting, destination.process):
         process.kill()
     wait_for_phase("broken", sender)
