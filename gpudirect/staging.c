@@ -486,14 +486,20 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
 
 /* ------------------------------------------------------------------- from the device */
 
+/* Gives a free slot the next piece of the copy, of which all bytes are to be moved. */
+static void fetch_begin(struct ibx_staging *st, struct ibx_staging_slot *slot)
+{
+    slot_begin(st, slot, 1);
+    slot->next = ibx_pinned_payload(slot->chunk);
+    slot->left = slot->length;
+}
+
 /* Starts the next piece of the copy into a free slot. */
 static int fetch(struct ibx_staging *st, struct ibx_staging_slot *slot)
 {
     if (st->begun == st->total)
         return 0;
-    slot_begin(st, slot, 1);
-    slot->next = ibx_pinned_payload(slot->chunk);
-    slot->left = slot->length;
+    fetch_begin(st, slot);
     return dma_start(st, slot, false);
 }
 
@@ -506,13 +512,26 @@ static int fetch_first(struct ibx_staging *st, unsigned count)
     return rc;
 }
 
+/* A plain copy that one chunk holds: most are of a few bytes, and the program waits for them. */
+static int fetch_whole(struct ibx_staging *st)
+{
+    struct ibx_staging_slot *slot = &st->slots[st->fetched++];
+    fetch_begin(st, slot);
+    const int rc = ibx_staging_by_word(st, slot->next, slot->length);
+    return rc ? rc : ibx_state_move(&slot->state, SLOT_DMA);
+}
+
 int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *copy, bool ahead)
 {
     ibx_staging_set_copy(st, copy);
     int rc = ibx_staging_events_ready(st);
-    if (!rc)
+    const bool by_word =
+        !rc && st->total <= st->step && ibx_gpu_copy_is_plain(copy) && ibx_staging_has_word(st);
+    if (by_word)
+        rc = fetch_whole(st);
+    else if (!rc)
         rc = fetch_first(st, ahead ? st->count : 1);
-    if (!rc)
+    if (!rc && !by_word)
         rc = st->cuda->event_synchronize(st->slots[0].event);
     return rc ? ibx_staging_stop_gpu(st, rc) : ibx_state_move(&st->slots[0].state, SLOT_FILLED);
 }

@@ -88,6 +88,12 @@ int ibx_staging_record(struct ibx_staging *staging, void *event, void *stream);
 int ibx_staging_dma(struct ibx_staging *staging, void *host, uint64_t at, size_t length,
                     bool to_device, void *event, bool *begun);
 
+/* straight.c. Whether the end of the copy in hand may be seen by a word (word.h); the events are
+ * ready. And the first `length` bytes of it from the device into pinned memory, so; waits for them.
+ * 0 or a CUresult. */
+bool ibx_staging_has_word(struct ibx_staging *staging);
+int ibx_staging_by_word(struct ibx_staging *staging, void *host, size_t length);
+
 /* Waits for the GPU, so that chunks and slots can be used again. */
 void ibx_staging_reset_slots(struct ibx_staging *staging);
 /* After an error, which may be one of the events' context; returns `rc`. What was begun keeps its

@@ -79,7 +79,7 @@ int ibx_staging_settle(struct ibx_staging *st, void *stream)
     return rc ? ibx_staging_stop_gpu(st, rc) : 0;
 }
 
-/* A part of the copy in hand to or from pinned memory that is no chunk; waits for it. */
+/* A part of the copy in hand to or from pinned memory; waits for it. */
 static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device)
 {
     const bool plain = ibx_gpu_copy_is_plain(&st->copy);
@@ -108,6 +108,17 @@ static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t leng
     if (rc && begun) /* as in dma_start() */
         ibx_cuda_stream_wait(st->cuda, st->copy.stream);
     return rc;
+}
+
+bool ibx_staging_has_word(struct ibx_staging *st)
+{
+    st->company = ibx_turn_company(st->turn);
+    return may_have_word(st, &st->copy) && word_ready(st);
+}
+
+int ibx_staging_by_word(struct ibx_staging *st, void *host, size_t length)
+{
+    return straight(st, host, 0, length, false);
 }
 
 /* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less, where

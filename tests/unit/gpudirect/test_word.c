@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Words that the GPU sets behind copies: whose they are, and what straight copies make of them. */
 #include "gpudirect/word.h"
+#include "gpudirect/pinned.h"
 #include "gpudirect/staging.h"
 #include "tests/scenes/cuda_unit.h"
 #include "tests/scenes/random_fill.h"
@@ -280,6 +281,74 @@ static void test_copies(void **state)
     expect_straight(true, true);
 }
 
+/* Events that copies of that width through chunks have put behind what they are. */
+static unsigned long recorded;
+static int (*record)(void *event, void *stream);
+
+static int count_records(void *event, void *stream)
+{
+    recorded++;
+    return record(event, stream);
+}
+
+static int keep(void *into, unsigned slot, unsigned chunk, void *local, uint64_t offset, size_t n)
+{
+    (void)slot, (void)chunk;
+    memcpy((uint8_t *)into + offset, local, n);
+    return 0;
+}
+
+static int at_once(void *into, bool wait, uint32_t *slots)
+{
+    (void)into, (void)wait;
+    *slots = UINT32_MAX;
+    return 0;
+}
+
+static void expect_staged(uint64_t width, bool by_word)
+{
+    struct ibx_staging_wire wire = {host, keep, at_once, NULL, 1};
+    copy.width = width;
+    recorded = 0;
+    memset(host, 0, width);
+    assert_true(ibx_staging_begin(staging, width));
+    assert_int_equal(ibx_staging_from_device(staging, &copy, true), 0);
+    assert_int_equal(ibx_staging_deliver(staging, &wire, width), 0);
+    ibx_staging_end(staging);
+    assert_int_equal(recorded == 0, by_word);
+    assert_on_device(copy.device, host, width);
+}
+
+/* So is that of a copy from the device that one chunk holds, and no event is behind it. */
+static void test_chunk(void **state)
+{
+    (void)state;
+    static struct ibx_cuda counts;
+    counts = *cuda;
+    record = cuda->event_record;
+    counts.event_record = count_records;
+    ibx_staging_destroy(staging);
+    assert_int_equal(ibx_staging_create(&counts, &staging, NULL), 0);
+    assert_int_equal(ibx_pinned_open(cuda, (size_t)8 * IBX_PINNED_STRIDE, NULL), 0);
+    copy.width = SHORT;
+    random_fill(host, SHORT, 9);
+    expect_straight(true, true);
+    app->slow(HELD_FROM);
+    for (uint64_t width = 4; width <= SHORT; width *= 4)
+        expect_staged(width, true);
+    app->slow(0);
+    expect_staged(IBX_PINNED_CHUNK + 4, false);
+    app->inject("cuStreamWriteValue32", 1, 801, false); /* not supported */
+    expect_staged(4, false);
+    expect_staged(4, false);
+    ibx_staging_drop_events(staging);
+    app->inject("dma", 1, ILLEGAL, true);
+    assert_true(ibx_staging_begin(staging, 4));
+    assert_int_equal(ibx_staging_from_device(staging, &copy, true), ILLEGAL);
+    ibx_staging_end(staging);
+    reset_device();
+}
+
 /* What the driver does not write, or pin, is waited for by an event or by the driver. */
 static void test_without(void **state)
 {
@@ -369,9 +438,9 @@ static void test_contexts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_shared),  TEST(test_still_written), TEST(test_reset),
-        TEST(test_refused), TEST(test_child),         TEST(test_copies),
-        TEST(test_without), TEST(test_beside_others), TEST(test_contexts),
+        TEST(test_shared),   TEST(test_still_written), TEST(test_reset),   TEST(test_refused),
+        TEST(test_child),    TEST(test_copies),        TEST(test_without), TEST(test_beside_others),
+        TEST(test_contexts), TEST(test_chunk),
     };
     return cmocka_run_group_tests_name("word", tests, find_cuda, NULL);
 }
