@@ -121,7 +121,7 @@ static void proof_of(const struct shm *shm, const char *label, const struct iden
 int ibx_shm_hello_put(const struct shm *shm, int socket, struct ibx_writer *w)
 {
     uint8_t proof[IBX_PROOF_BYTES];
-    struct identity own;
+    struct identity own = {0}; /* gcc -O3 does not know that errno is not 0 */
     int rc = own_identity(socket, &own);
     if (rc)
         return rc;
