@@ -272,7 +272,7 @@ static int launch(struct copies *x, const struct ibx_request *q)
     if (!ibx_copies_captures() && !ibx_copies_launch(x, q->body, (size_t)q->length))
         return 0;
     const int code = ibx_copies_launch_check(x, q->body, (size_t)q->length);
-    x->launch_checked = !code;
+    x->handler.launch_checked = !code;
     return code == INVALID_FUNCTION ? no_function() : code ? code : PASSES;
 }
 
@@ -349,16 +349,17 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q)
 void ibx_copies_call_read(struct copies *x, const char *name)
 {
     const enum ibx_call_kind kind = ibx_call_find(name, strlen(name) + 1)->kind;
-    x->captures_use = ibx_captures_use(name, kind);
+    x->handler.captures = ibx_captures_use(name, kind);
     ibx_made_read(x, name);
-    x->allocates = !strcmp(name, "cudaMalloc");
-    x->selects = !strcmp(name, "cudaSetDevice");
-    x->registrations_use = ibx_registrations_use(name);
-    x->makes_graph = x->captures_use == CAPTURES_ENDED || !strcmp(name, "cudaGraphCreate");
-    x->makes_exec = !strcmp(name, "cudaGraphInstantiate");
-    x->unloads = strstr(name, "cudaUnregisterFatBinary") != NULL;
-    x->changes_kernels = kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS;
-    if (x->changes_kernels)
+    x->handler.allocates = !strcmp(name, "cudaMalloc");
+    x->handler.selects = !strcmp(name, "cudaSetDevice");
+    x->handler.registrations = ibx_registrations_use(name);
+    x->handler.makes_graph =
+        x->handler.captures == CAPTURES_ENDED || !strcmp(name, "cudaGraphCreate");
+    x->handler.makes_exec = !strcmp(name, "cudaGraphInstantiate");
+    x->handler.unloads = strstr(name, "cudaUnregisterFatBinary") != NULL;
+    x->handler.changes_kernels = kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS;
+    if (x->handler.changes_kernels)
         ibx_copies_launch_forget();
 }
 
@@ -371,7 +372,7 @@ static void note_handle(struct copies *x, enum ibx_handle_kind kind)
         ibx_named_graph_unseen();
     else if (handle && ibx_extra_note(x, kind, handle)) {
         if (kind == IBX_HANDLE_EXEC)
-            ibx_handles_made_so(x, handle, x->exec_size);
+            ibx_handles_made_so(x, handle, x->handler.exec_size);
         else if (!ibx_graph_measure(x, handle) && ibx_handles_remove(x, kind, handle))
             ibx_extra_undo("cudaGraphDestroy", handle);
     }
@@ -388,14 +389,15 @@ int ibx_captures_full(struct copies *x)
 void ibx_copies_call_answered(struct copies *x)
 {
     const int code = x->replies.exit_code;
-    if (x->allocates && !code)
+    if (x->handler.allocates && !code)
         x->allocates_plainly = x->replies.last_size == 8;
     ibx_captures_answered(x, code);
     ibx_made_answered(x);
-    if ((x->makes_graph || x->makes_exec) && !code)
-        note_handle(x, x->makes_graph ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
+    if ((x->handler.makes_graph || x->handler.makes_exec) && !code)
+        note_handle(x, x->handler.makes_graph ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
     ibx_room_exec_made(x);
-    if (x->changes_kernels) /* others have looked them up while it ran */
+    if (x->handler.changes_kernels) /* others have looked them up while it ran */
         ibx_copies_launch_forget();
-    x->allocates = x->changes_kernels = x->makes_graph = x->makes_exec = false;
+    x->handler.allocates = x->handler.changes_kernels = x->handler.makes_graph =
+        x->handler.makes_exec = false;
 }

@@ -58,7 +58,7 @@ bool ibx_copies_captures(void)
 bool ibx_captures_begun(struct copies *x)
 {
     pthread_mutex_lock(&lock);
-    const bool begun = x->captures;
+    const bool begun = x->capturing.begun;
     pthread_mutex_unlock(&lock);
     return begun;
 }
@@ -66,10 +66,10 @@ bool ibx_captures_begun(struct copies *x)
 /* Locked. The client's own captures that nobody's wait has ended. */
 static unsigned own(struct copies *x)
 {
-    if (x->captures_ended != ended)
-        x->whole_captures = x->blocking_captures = 0;
-    x->captures_ended = ended;
-    return x->whole_captures;
+    if (x->capturing.ended_noted != ended)
+        x->capturing.whole = x->capturing.blocking = 0;
+    x->capturing.ended_noted = ended;
+    return x->capturing.whole;
 }
 
 /* Locked. Nobody waits for them any more. */
@@ -204,11 +204,12 @@ static uint64_t stream_of(const struct copies *x)
 }
 
 /* Locked. Of one in this stream that has not been answered yet; of no stream: a free one.
- * x->captured_room: there is none. */
+ * x->capturing.room: there is none. */
 static unsigned place_of(const struct copies *x, uint64_t stream)
 {
     unsigned i = 0;
-    while (i < x->captured_room && !(x->captured[i].stream == stream && !x->captured[i].id))
+    while (i < x->capturing.room &&
+           !(x->capturing.list[i].stream == stream && !x->capturing.list[i].id))
         i++;
     return i;
 }
@@ -217,25 +218,25 @@ static unsigned place_of(const struct copies *x, uint64_t stream)
 static void add_place(struct copies *x, uint64_t stream)
 {
     unsigned i = place_of(x, 0);
-    if (i == x->captured_room) {
+    if (i == x->capturing.room) {
         const unsigned room = 2 * i + 8;
-        struct ibx_captured *more = realloc(x->captured, room * sizeof(*more));
+        struct ibx_captured *more = realloc(x->capturing.list, room * sizeof(*more));
         if (!more)
             return;
         for (unsigned k = i; k < room; k++)
             more[k] = (struct ibx_captured){.stream = 0};
-        x->captured = more;
-        x->captured_room = room;
+        x->capturing.list = more;
+        x->capturing.room = room;
     }
-    x->captured[i].stream = stream;
+    x->capturing.list[i].stream = stream;
 }
 
 /* Locked. */
 static void forget(struct copies *x, uint64_t stream)
 {
-    for (unsigned i = 0; i < x->captured_room; i++) {
-        if (x->captured[i].stream == stream)
-            x->captured[i].stream = x->captured[i].id = 0;
+    for (unsigned i = 0; i < x->capturing.room; i++) {
+        if (x->capturing.list[i].stream == stream)
+            x->capturing.list[i].stream = x->capturing.list[i].id = 0;
     }
 }
 
@@ -243,9 +244,9 @@ static void forget(struct copies *x, uint64_t stream)
 static bool holds(const struct copies *x, uint64_t stream)
 {
     unsigned i = 0;
-    while (i < x->captured_room && x->captured[i].stream != stream)
+    while (i < x->capturing.room && x->capturing.list[i].stream != stream)
         i++;
-    return stream && i < x->captured_room;
+    return stream && i < x->capturing.room;
 }
 
 /* Locked. The session that has begun one in this stream, or NULL. Those up to 2 each thread has for
@@ -256,17 +257,17 @@ static struct copies *holder_of(struct copies *x, uint64_t stream)
         return x;
     struct copies *other = stream > 2 ? capturing : NULL;
     while (other && !(other->isolation.tenant == x->isolation.tenant && holds(other, stream)))
-        other = other->next_capturing;
+        other = other->capturing.next;
     return other;
 }
 
 /* Locked. */
 static void join(struct copies *x)
 {
-    if (x->capturing)
+    if (x->capturing.listed)
         return;
-    x->capturing = true;
-    x->next_capturing = capturing;
+    x->capturing.listed = true;
+    x->capturing.next = capturing;
     capturing = x;
 }
 
@@ -275,13 +276,13 @@ static void part(struct copies *x)
 {
     struct copies **at = &capturing;
     while (*at && *at != x)
-        at = &(*at)->next_capturing;
+        at = &(*at)->capturing.next;
     if (*at)
-        *at = x->next_capturing;
-    x->capturing = false;
-    free(x->captured);
-    x->captured = NULL;
-    x->captured_room = 0;
+        *at = x->capturing.next;
+    x->capturing.listed = false;
+    free(x->capturing.list);
+    x->capturing.list = NULL;
+    x->capturing.room = 0;
 }
 
 /* The status of a capture, and while it is active CUDA's number of it. False: the driver does not
@@ -332,11 +333,11 @@ static void begin(struct copies *x)
     while ((waits && sleep_until(deadline)) ||
            (!waits && !own(x) && is_behind(&place) && sleep_until(queued))) {
     }
-    x->whole_captures = own(x) + 1;
-    x->captures++;
+    x->capturing.whole = own(x) + 1;
+    x->capturing.begun++;
     atomic_fetch_add(&captures, 1);
     whole++;
-    x->blocking_captures += blocks;
+    x->capturing.blocking += blocks;
     blocking += blocks;
     join(x);
     add_place(x, stream_of(x));
@@ -351,8 +352,8 @@ static void begin(struct copies *x)
 static void forget_work(const struct copies *x)
 {
     const struct copies *other = capturing;
-    while (other && (other->isolation.tenant != x->isolation.tenant || !other->captures))
-        other = other->next_capturing;
+    while (other && (other->isolation.tenant != x->isolation.tenant || !other->capturing.begun))
+        other = other->capturing.next;
     if (!other && x->isolation.tenant)
         atomic_store(ibx_tenant_captured(x->isolation.tenant), 0);
 }
@@ -360,15 +361,15 @@ static void forget_work(const struct copies *x)
 /* Locked. */
 static void end(struct copies *x, unsigned most)
 {
-    const unsigned count = most < x->captures ? most : x->captures;
+    const unsigned count = most < x->capturing.begun ? most : x->capturing.begun;
     const unsigned mine = own(x), gone = mine < count ? mine : count;
-    x->whole_captures -= gone;
+    x->capturing.whole -= gone;
     whole -= gone;
     /* Which of them it was is not known: the last one is. */
-    const unsigned blocks = x->whole_captures ? 0 : x->blocking_captures;
-    x->blocking_captures -= blocks;
+    const unsigned blocks = x->capturing.whole ? 0 : x->capturing.blocking;
+    x->capturing.blocking -= blocks;
     blocking -= blocks;
-    x->captures -= count;
+    x->capturing.begun -= count;
     atomic_fetch_sub(&captures, count);
     forget_work(x);
     pthread_cond_broadcast(&changed);
@@ -414,23 +415,23 @@ enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind)
 
 void ibx_captures_run(struct copies *x)
 {
-    if (x->captures_run != CAPTURES_UNUSED)
+    if (x->handler.captures_run != CAPTURES_UNUSED)
         return;
-    x->captures_run = x->captures_use;
-    if (x->captures_run == CAPTURES_BEGUN)
+    x->handler.captures_run = x->handler.captures;
+    if (x->handler.captures_run == CAPTURES_BEGUN)
         begin(x);
-    else if (x->captures_run == CAPTURES_WAIT)
+    else if (x->handler.captures_run == CAPTURES_WAIT)
         ibx_captures_wait_begin(x);
-    else if (x->captures_run == CAPTURES_SPARED)
+    else if (x->handler.captures_run == CAPTURES_SPARED)
         ibx_captures_spare(x, 0);
 }
 
 void ibx_captures_ran(struct copies *x)
 {
-    if (x->captures_run != CAPTURES_WAIT)
+    if (x->handler.captures_run != CAPTURES_WAIT)
         return;
     ibx_captures_wait_end();
-    x->captures_run = CAPTURES_UNUSED;
+    x->handler.captures_run = CAPTURES_UNUSED;
 }
 
 /* What was in that stream before has ended elsewhere. */
@@ -441,12 +442,12 @@ static void begun(struct copies *x, uint64_t stream, int exit_code)
     if (stream && !exit_code)
         get_capture(x, stream, &status, &id);
     pthread_mutex_lock(&lock);
-    const unsigned i = stream ? place_of(x, stream) : x->captured_room;
-    if (i < x->captured_room && !exit_code) {
+    const unsigned i = stream ? place_of(x, stream) : x->capturing.room;
+    if (i < x->capturing.room && !exit_code) {
         forget(x, stream);
-        x->captured[i] = (struct ibx_captured){stream, id};
-    } else if (i < x->captured_room) {
-        x->captured[i].stream = 0;
+        x->capturing.list[i] = (struct ibx_captured){stream, id};
+    } else if (i < x->capturing.room) {
+        x->capturing.list[i].stream = 0;
     }
     if (exit_code)
         end(x, 1);
@@ -461,12 +462,12 @@ static void over(struct copies *x, uint64_t stream, int exit_code)
     pthread_mutex_lock(&lock);
     const bool of_another = !exit_code || exit_code == IBX_CALL_CAPTURE_WRONG_THREAD;
     struct copies *whose = of_another || holds(x, stream) ? holder_of(x, stream) : NULL;
-    for (unsigned i = 0; i < x->captured_room; i++)
-        known += x->captured[i].stream != 0;
+    for (unsigned i = 0; i < x->capturing.room; i++)
+        known += x->capturing.list[i].stream != 0;
     if (whose) {
         forget(whose, stream);
         end(whose, 1);
-    } else if (x->captures_run == CAPTURES_ENDED && x->captures > known) {
+    } else if (x->handler.captures_run == CAPTURES_ENDED && x->capturing.begun > known) {
         end(x, 1);
     }
     pthread_mutex_unlock(&lock);
@@ -474,14 +475,14 @@ static void over(struct copies *x, uint64_t stream, int exit_code)
 
 void ibx_captures_answered(struct copies *x, int exit_code)
 {
-    const enum captures_use ran = x->captures_run;
+    const enum captures_use ran = x->handler.captures_run;
     const uint64_t stream = ran == CAPTURES_UNUSED ? 0 : stream_of(x);
     if (ran == CAPTURES_BEGUN)
         begun(x, stream, exit_code);
     else if ((ran == CAPTURES_ENDED && ibx_call_ends_capture(exit_code)) ||
              (ran == CAPTURES_DROPPED && !exit_code))
         over(x, stream, exit_code);
-    x->captures_run = CAPTURES_UNUSED;
+    x->handler.captures_run = CAPTURES_UNUSED;
 }
 
 /* One after the other; false: that was all. */
@@ -489,12 +490,12 @@ static bool take(struct copies *x, struct ibx_captured *taken)
 {
     unsigned i = 0;
     pthread_mutex_lock(&lock);
-    while (i < x->captured_room && !x->captured[i].stream)
+    while (i < x->capturing.room && !x->capturing.list[i].stream)
         i++;
-    const bool any = x->captures && i < x->captured_room;
+    const bool any = x->capturing.begun && i < x->capturing.room;
     if (any) {
-        *taken = x->captured[i];
-        x->captured[i] = (struct ibx_captured){.stream = 0};
+        *taken = x->capturing.list[i];
+        x->capturing.list[i] = (struct ibx_captured){.stream = 0};
     }
     pthread_mutex_unlock(&lock);
     return any;
@@ -529,8 +530,8 @@ void ibx_captures_end(struct copies *x)
     ibx_captures_ran(x);
     end_in_cuda(x);
     pthread_mutex_lock(&lock);
-    end(x, x->captures);
+    end(x, x->capturing.begun);
     part(x);
     pthread_mutex_unlock(&lock);
-    x->captures_run = CAPTURES_UNUSED;
+    x->handler.captures_run = CAPTURES_UNUSED;
 }

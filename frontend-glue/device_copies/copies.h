@@ -156,6 +156,28 @@ enum captures_use {
     CAPTURES_SPARED
 };
 
+/* The handler of GVirtuS's that is about to run for the request in hand, or runs. */
+struct gvirtus_handler {
+    enum captures_use captures;               /* about to run */
+    enum captures_use captures_run;           /* runs: until it has answered */
+    enum registrations_use registrations;     /* about to run */
+    enum registrations_use registrations_run; /* runs: until ibx_registrations_end() */
+    unsigned lookups_passed;                  /* as it began: registrations.c */
+    enum made_use made;
+    enum ibx_handle_kind made_kind;  /* of what it makes, or ends */
+    bool makes_graph, makes_exec;    /* it returns a graph, or what can be launched */
+    struct ibx_graph_size exec_size; /* of the latter; so many nodes are reserved */
+    bool changes_kernels;            /* it registers some, or takes some away */
+    bool unloads;                    /* it takes some away */
+    bool launch_checked;             /* it launches, and ibx_copies_launch_check() has passed it */
+    bool allocates;                  /* it is cudaMalloc */
+    bool selects;                    /* it is cudaSetDevice */
+    bool frees;                      /* it gives memory back: until ibx_frees_end() */
+    bool may_reset;                  /* it may reset the context */
+    bool takes_context;              /* it takes a context away: */
+    void *taken_context;             /* this one; NULL: it is not known which */
+};
+
 /* A copy to the client that is answered later. */
 struct late_copy {
     bool pending;
@@ -163,7 +185,6 @@ struct late_copy {
     struct ibx_staging_begun begun;
 };
 
-/* The context of a session's hooks. */
 #define IBX_NAMED_STREAMS 32u
 
 /* A capture that a session has begun. */
@@ -172,6 +193,30 @@ struct ibx_captured {
     uint64_t id;     /* CUDA's, of the capture; 0: not known */
 };
 
+/* All of a session's: captures.c. */
+struct session_captures {
+    unsigned begun; /* and not ended */
+    struct ibx_captured *list;
+    unsigned room;        /* places in it */
+    struct copies *next;  /* session that has begun some */
+    bool listed;          /* the session is one of these */
+    unsigned whole;       /* of those begun, which nobody's wait has ended */
+    unsigned blocking;    /* of the latter, of streams that wait for the legacy one */
+    unsigned ended_noted; /* how often all captures had been ended, as noted here last */
+    bool minds_own;       /* the thread is in capture mode THREAD_LOCAL: device_copies.c */
+};
+
+/* Launches that the session makes without GVirtuS: launch.c. */
+struct session_launches {
+    struct launch_function known[LAUNCH_FUNCTIONS];
+    /* Of the launch in hand: so many bytes, and zeros behind them. */
+    _Alignas(16) uint8_t arguments[IBX_EXTRA_ARGUMENTS_MAX];
+    size_t argument_bytes;
+    struct ibx_functions_user user; /* of clients' functions: ibx_copies_user() */
+    bool tried;                     /* whether CUDA can launch, as long as it was not found to */
+};
+
+/* The context of a session's hooks. */
 struct copies {
     struct ibx_session *s;
     struct ibx_gpu_options options; /* its mode becomes OFF where there is no CUDA */
@@ -184,16 +229,13 @@ struct copies {
     struct isolation isolation;
     struct ibx_client *client; /* NULL: it has not been asked for yet */
     bool joined;               /* it counts as a session of some client */
-    bool may_reset;            /* the request that GVirtuS is about to read may reset the context */
 
     const struct ibx_cuda *cuda; /* NULL: not loaded yet */
     struct ibx_choice choice;    /* of the device `chosen_for` */
     int chosen_for;              /* -1: none yet */
     struct ibx_staging *staging; /* NULL: not made yet */
     struct ibx_turn turn;
-    unsigned resets;     /* of contexts of the process, that this session knows of */
-    void *taken_context; /* the context that the request in hand takes away */
-    bool takes_context;  /* it takes one; NULL above: it is not known which */
+    unsigned resets; /* of contexts of the process, that this session knows of */
     struct ibx_gpu_registrations registrations; /* GPU memory registered with the connection */
     bool not_direct;                            /* it never will be */
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
@@ -206,37 +248,11 @@ struct copies {
     struct ibx_mr *windows;       /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
     uint32_t arrived;             /* a bit for each READ or WRITE that is over, by cookie - 1 */
 
-    struct launch_function functions[LAUNCH_FUNCTIONS];
-    /* Arguments of a launch, so many bytes, and zeros behind them. */
-    _Alignas(16) uint8_t arguments[IBX_EXTRA_ARGUMENTS_MAX];
-    size_t argument_bytes;
-    bool launch_checked;                      /* the launch that GVirtuS is about to read */
-    struct ibx_functions_user functions_user; /* of clients' functions: ibx_copies_user() */
-    unsigned captures;                        /* begun by this session, and not ended */
-    struct ibx_captured *captured;            /* these: captures.c */
-    unsigned captured_room;                   /* places in it */
-    struct copies *next_capturing;            /* session that has begun some */
-    bool capturing;                           /* it is one of them */
-    unsigned whole_captures;                  /* of them: captures.c */
-    unsigned blocking_captures;               /* of these, likewise */
-    unsigned captures_ended;                  /* what it counts, as noted here last */
-    bool minds_own_captures;                  /* its thread does */
-    enum captures_use captures_use;           /* of the handler that GVirtuS is about to run */
-    enum captures_use captures_run;           /* of the one that runs: until it has answered */
-    bool allocates;                           /* it is cudaMalloc */
-    bool selects;                             /* it is cudaSetDevice */
-    bool frees;                               /* it gives memory back: until ibx_frees_end() */
-    enum registrations_use registrations_use; /* of its handler */
-    enum registrations_use registrations_run; /* of the one that runs: ibx_registrations_end() */
-    unsigned lookups_passed;                  /* as it began: registrations.c */
-    bool makes_graph, makes_exec;             /* it returns a graph, or what can be launched */
-    struct ibx_graph_size exec_size;          /* of the latter; so many nodes are reserved */
-    enum made_use made_use;                   /* of the handler that GVirtuS is about to run */
-    enum ibx_handle_kind made_kind;           /* of what that makes, or ends */
-    bool changes_kernels;                     /* it registers some, or takes some away */
-    bool unloads;                             /* ... the latter */
-    bool tried_runtime, tried_launch;         /* whether there is one, as long as none was found */
-    bool allocates_plainly; /* the handler of cudaMalloc answers with the address alone */
+    struct gvirtus_handler handler;
+    struct session_captures capturing;
+    struct session_launches launches;
+    bool tried_runtime;     /* whether there is one, as long as none was found */
+    bool allocates_plainly; /* GVirtuS's handler of cudaMalloc answers with the address alone */
 
     uint64_t named[2][IBX_NAMED_STREAMS]; /* streams, events: named_streams.c */
     unsigned named_since;

@@ -151,15 +151,15 @@ static bool wants_request(void *context)
 /* A handler of GVirtuS's gives memory back no more, nor waits, nor uses registrations. */
 static void handled(struct copies *x)
 {
-    if (x->frees)
+    if (x->handler.frees)
         ibx_frees_end();
-    if (x->frees && x->unloads)
+    if (x->handler.frees && x->handler.unloads)
         ibx_frees_unloaded();
-    x->frees = false;
+    x->handler.frees = false;
     ibx_captures_ran(x);
     ibx_registrations_end(x);
-    ibx_functions_let_go(&x->functions_user);
-    x->may_reset = false;
+    ibx_functions_let_go(&x->launches.user);
+    x->handler.may_reset = false;
 }
 
 /* Clients are threads of one process here, and one that captures a stream, in mode GLOBAL as most
@@ -168,9 +168,9 @@ static void handled(struct copies *x)
 static void mind_own_captures(struct copies *x)
 {
     int mode = IBX_CUDA_CAPTURE_THREAD_LOCAL;
-    const struct ibx_cuda *cuda = x->minds_own_captures ? NULL : ibx_cuda_load(NULL);
+    const struct ibx_cuda *cuda = x->capturing.minds_own ? NULL : ibx_cuda_load(NULL);
     if (cuda && cuda->thread_exchange_stream_capture_mode)
-        x->minds_own_captures = !cuda->thread_exchange_stream_capture_mode(&mode);
+        x->capturing.minds_own = !cuda->thread_exchange_stream_capture_mode(&mode);
 }
 
 static int note_read(void *context, void *bytes, size_t n)
@@ -194,16 +194,16 @@ static int note_read(void *context, void *bytes, size_t n)
         ibx_gpu_registrations_drop(&x->registrations, 0);
     else if (x->requests.freed)
         ibx_gpu_registrations_drop(&x->registrations, x->requests.freed);
-    if (x->requests.freed && !x->requests.resets && !x->frees) {
+    if (x->requests.freed && !x->requests.resets && !x->handler.frees) {
         ibx_frees_begin(x, x->requests.freed);
-        x->frees = true;
+        x->handler.frees = true;
     }
     x->requests.freed = 0;
     rc = ibx_isolation_after_read(x, stage);
     if (!rc && stage != IBX_REQUEST_NAME && x->requests.stage == IBX_REQUEST_NAME) {
-        if (x->unloads && !x->frees) {
+        if (x->handler.unloads && !x->handler.frees) {
             ibx_frees_begin(x, 0);
-            x->frees = true;
+            x->handler.frees = true;
         }
         ibx_made_run(x); /* all of it is there */
         ibx_captures_run(x);
@@ -236,7 +236,7 @@ static bool has_context(const struct copies *x)
  * known which that is. */
 static void note_selection(struct copies *x)
 {
-    if (x->selects && x->replies.exit_code == INVALID_DEVICE)
+    if (x->handler.selects && x->replies.exit_code == INVALID_DEVICE)
         x->requests.device = x->selected;
     x->selected = x->requests.device;
 }

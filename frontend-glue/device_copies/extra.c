@@ -281,7 +281,7 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
         return CUDA_NOT_SUPPORTED;
     const int rc = call->run(&e);
     ibx_handles_let_go(x);
-    ibx_functions_let_go(&x->functions_user);
+    ibx_functions_let_go(&x->launches.user);
     *out = e.out;
     return e.no_handle ? CUDA_INVALID_HANDLE : e.no_room ? CUDA_MEMORY_ALLOCATION : rc;
 }

@@ -48,9 +48,9 @@ void ibx_room_give(struct copies *x, enum ibx_hold hold, uint64_t n)
 
 void ibx_room_exec_made(struct copies *x)
 {
-    if (x->exec_size.nodes)
-        ibx_room_give(x, IBX_HOLD_EXECS, x->exec_size.nodes);
-    x->exec_size.nodes = 0;
+    if (x->handler.exec_size.nodes)
+        ibx_room_give(x, IBX_HOLD_EXECS, x->handler.exec_size.nodes);
+    x->handler.exec_size.nodes = 0;
 }
 
 /* ------------------------------------------------------------------------------------ nodes */

@@ -255,10 +255,10 @@ static bool in_pieces(const struct ibx_request_watch *w, const uint8_t *bytes, s
  * read on is none of a function then. */
 static void spare_handler(struct copies *x, uint8_t *body, size_t n)
 {
-    const bool checked = x->launch_checked;
+    const bool checked = x->handler.launch_checked;
     if (strcmp(x->requests.name, "cudaLaunchKernel") != 0)
         return;
-    x->launch_checked = false;
+    x->handler.launch_checked = false;
     if (!checked && ibx_copies_have_cuda(x) &&
         ibx_copies_launch_check(x, body, n) == CUDA_INVALID_VALUE)
         memset(body, 0, 8);

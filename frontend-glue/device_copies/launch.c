@@ -98,9 +98,9 @@ static bool load(struct copies *x)
 {
     if (atomic_load_explicit(&loaded, memory_order_acquire))
         return cuda.launch && cuda.kernel_of;
-    if (x->tried_launch)
+    if (x->launches.tried)
         return false;
-    x->tried_launch = true;
+    x->launches.tried = true;
     pthread_mutex_lock(&loading);
     if (!atomic_load(&loaded))
         *(void **)&cuda.get_error = ibx_copies_runtime("cudaGetLastError");
@@ -142,17 +142,17 @@ static bool find_kernel(struct copies *x, struct launch_function *f, uint64_t na
 
 struct ibx_functions_user *ibx_copies_user(struct copies *x)
 {
-    x->functions_user.client = ibx_clients_number(x);
-    x->functions_user.parent = ibx_clients_parent(x);
-    x->functions_user.tenant = x->isolation.tenant;
-    x->functions_user.quota =
+    x->launches.user.client = ibx_clients_number(x);
+    x->launches.user.parent = ibx_clients_parent(x);
+    x->launches.user.tenant = x->isolation.tenant;
+    x->launches.user.quota =
         x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_MODULES) : NULL;
-    return &x->functions_user;
+    return &x->launches.user;
 }
 
 static struct launch_function *place_of(struct copies *x, uint64_t function)
 {
-    return &x->functions[(function >> 4 ^ function >> 12) % LAUNCH_FUNCTIONS];
+    return &x->launches.known[(function >> 4 ^ function >> 12) % LAUNCH_FUNCTIONS];
 }
 
 /* NULL: it has to be looked up. Its module stays until ibx_functions_let_go(). */
@@ -162,7 +162,7 @@ static struct launch_function *known_of(struct copies *x, uint64_t function)
     void *context = NULL;
     return f->function == function && f->since == atomic_load(&registrations) &&
                    !x->cuda->ctx_get_current(&context) && f->context == context &&
-                   ibx_functions_hold(&x->functions_user, f->module)
+                   ibx_functions_hold(&x->launches.user, f->module)
                ? f
                : NULL;
 }
@@ -180,7 +180,7 @@ static struct launch_function *function_of(struct copies *x, uint64_t function, 
     f = place_of(x, function);
     *f = (struct launch_function){.function = function, .context = context, .since = since};
     const uint64_t name = ibx_functions_take(ibx_copies_user(x), function);
-    f->module = x->functions_user.held;
+    f->module = x->launches.user.held;
     if (name && find_kernel(x, f, name, can_pass))
         return f;
     f->function = 0;
@@ -196,14 +196,15 @@ static bool parse(struct copies *x, struct launch *l, const uint8_t *body, size_
     l->shared = ibx_get_u64(&r);
     l->stream = ibx_get_u64(&r);
     l->bytes = (size_t)ibx_get_u64(&r);
-    if (r.failed || l->bytes != n - HEAD || l->bytes > sizeof(x->arguments) || l->shared > UINT_MAX)
+    if (r.failed || l->bytes != n - HEAD || l->bytes > sizeof(x->launches.arguments) ||
+        l->shared > UINT_MAX)
         return false;
-    l->arguments = x->arguments;
+    l->arguments = x->launches.arguments;
     memcpy(l->arguments, body + HEAD, l->bytes);
     /* The kernel may want more than came: no earlier one's, nor what is behind them. */
-    if (x->argument_bytes > l->bytes)
-        memset(l->arguments + l->bytes, 0, x->argument_bytes - l->bytes);
-    x->argument_bytes = l->bytes;
+    if (x->launches.argument_bytes > l->bytes)
+        memset(l->arguments + l->bytes, 0, x->launches.argument_bytes - l->bytes);
+    x->launches.argument_bytes = l->bytes;
     l->packed[0] = BUFFER_POINTER;
     l->packed[1] = l->arguments;
     l->packed[2] = BUFFER_SIZE;
@@ -270,7 +271,7 @@ static int launch(struct copies *x, const uint8_t *body, size_t n)
 int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
 {
     const int rc = launch(x, body, n);
-    ibx_functions_let_go(&x->functions_user);
+    ibx_functions_let_go(&x->launches.user);
     return rc;
 }
 
@@ -318,7 +319,7 @@ int ibx_copies_launch_check(struct copies *x, const uint8_t *body, size_t n)
     const bool less = name && n >= HEAD && brings_less(x, function, n - HEAD);
     if (less && cuda.refuse) /* the thread's last error is CUDA's then */
         cuda.refuse((const void *)(uintptr_t)name, SIZE_MAX, &at, &bytes);
-    ibx_functions_let_go(&x->functions_user);
+    ibx_functions_let_go(&x->launches.user);
     return name ? less ? CUDA_INVALID_VALUE : 0 : INVALID_FUNCTION;
 }
 
@@ -332,7 +333,7 @@ int ibx_copies_parameters(struct copies *x, uint64_t function, size_t first,
     while (f && n < *count &&
            !cuda.parameter(f->kernel, first + n, &parameters[n].at, &parameters[n].bytes))
         n++;
-    ibx_functions_let_go(&x->functions_user);
+    ibx_functions_let_go(&x->launches.user);
     *count = n;
     return f ? 0 : INVALID_FUNCTION;
 }
@@ -368,7 +369,7 @@ int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
                            struct ibx_kernel_node *node)
 {
     const int rc = kernel_node(x, body, n, node);
-    ibx_functions_let_go(&x->functions_user);
+    ibx_functions_let_go(&x->launches.user);
     return rc;
 }
 
@@ -406,6 +407,6 @@ int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const 
                          size_t count)
 {
     const int rc = launch_as(x, body, n, attributes, count);
-    ibx_functions_let_go(&x->functions_user);
+    ibx_functions_let_go(&x->launches.user);
     return rc;
 }

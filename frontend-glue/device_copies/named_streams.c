@@ -151,8 +151,8 @@ void ibx_named_tell(const struct copies *x)
 static bool has_room(struct copies *x, uint64_t graph)
 {
     const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_GRAPH, graph);
-    const bool has = !x->exec_size.nodes && ibx_room_take(x, IBX_HOLD_EXECS, size.nodes);
-    x->exec_size = has ? size : x->exec_size;
+    const bool has = !x->handler.exec_size.nodes && ibx_room_take(x, IBX_HOLD_EXECS, size.nodes);
+    x->handler.exec_size = has ? size : x->handler.exec_size;
     return has;
 }
 
@@ -163,7 +163,7 @@ static bool is_good(struct copies *x, int place, uint64_t value)
         return is_pool(x, value);
     if (place >= G(END)) {
         const enum ibx_handle_kind kind = place >= X(END) ? IBX_HANDLE_EXEC : IBX_HANDLE_GRAPH;
-        return ibx_handles_has(x, kind, value) ? !x->makes_exec || has_room(x, value)
+        return ibx_handles_has(x, kind, value) ? !x->handler.makes_exec || has_room(x, value)
                                                : nobody_knows(x, &graph_unseen);
     }
     return place >= S(END) ? ibx_named_stream(x, value) : ibx_named_event(x, value);

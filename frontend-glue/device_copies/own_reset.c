@@ -52,22 +52,22 @@ static const struct {
 
 void ibx_made_read(struct copies *x, const char *name)
 {
-    x->made_use = MADE_UNUSED;
+    x->handler.made = MADE_UNUSED;
     for (size_t i = 0; i < sizeof(makers) / sizeof(makers[0]); i++) {
         /* x->requests has the beginning of a long one. */
         if (strncmp(makers[i].name, name, sizeof(x->requests.name) - 1) != 0)
             continue;
-        x->made_use = makers[i].use;
-        x->made_kind = makers[i].kind;
+        x->handler.made = makers[i].use;
+        x->handler.made_kind = makers[i].kind;
         return;
     }
 }
 
 bool ibx_made_room(const struct copies *x)
 {
-    const bool graph = x->makes_graph && x->captures_use != CAPTURES_ENDED;
-    const bool stream = x->made_use == MADE_MAKES && x->made_kind == IBX_HANDLE_STREAM;
-    const bool event = x->made_use == MADE_MAKES && x->made_kind == IBX_HANDLE_EVENT;
+    const bool graph = x->handler.makes_graph && x->handler.captures != CAPTURES_ENDED;
+    const bool stream = x->handler.made == MADE_MAKES && x->handler.made_kind == IBX_HANDLE_STREAM;
+    const bool event = x->handler.made == MADE_MAKES && x->handler.made_kind == IBX_HANDLE_EVENT;
     const enum ibx_hold hold = graph    ? IBX_HOLD_GRAPHS
                                : stream ? IBX_HOLD_STREAMS
                                : event  ? IBX_HOLD_EVENTS
@@ -79,20 +79,21 @@ bool ibx_made_room(const struct copies *x)
 void ibx_made_run(struct copies *x)
 {
     struct ibx_reader r = ibx_reader_of(x->requests.first, sizeof(x->requests.first));
-    if (x->made_use == MADE_ENDS && x->requests.length >= sizeof(x->requests.first))
-        ibx_handles_remove(x, x->made_kind, ibx_get_u64(&r));
+    if (x->handler.made == MADE_ENDS && x->requests.length >= sizeof(x->requests.first))
+        ibx_handles_remove(x, x->handler.made_kind, ibx_get_u64(&r));
 }
 
 void ibx_made_answered(struct copies *x)
 {
     const struct ibx_reply_watch *r = &x->replies;
     uint64_t made = 0;
-    if (x->made_use == MADE_MAKES && !r->exit_code && r->last_size <= sizeof(r->last))
+    if (x->handler.made == MADE_MAKES && !r->exit_code && r->last_size <= sizeof(r->last))
         made = ibx_naming_allocated(r->last, r->last_size);
-    const bool seen = made && ibx_handles_add(x, x->made_kind, made);
-    if (x->made_use == MADE_MAKES && !r->exit_code && !seen && x->made_kind != IBX_HANDLE_MEMORY)
+    const bool seen = made && ibx_handles_add(x, x->handler.made_kind, made);
+    if (x->handler.made == MADE_MAKES && !r->exit_code && !seen &&
+        x->handler.made_kind != IBX_HANDLE_MEMORY)
         ibx_named_unseen();
-    x->made_use = MADE_UNUSED;
+    x->handler.made = MADE_UNUSED;
 }
 
 /* ---------------------------------------------------------------------------------- the reset */
@@ -200,8 +201,8 @@ static int wait_for_device(void)
 
 bool ibx_own_reset(struct copies *x, int *code)
 {
-    x->may_reset = ibx_clients_reset(x);
-    if (x->may_reset)
+    x->handler.may_reset = ibx_clients_reset(x);
+    if (x->handler.may_reset)
         return false;
     *code = 0;
     if (!ibx_copies_begin_context(x)) /* nothing of it can be found */
@@ -210,8 +211,8 @@ bool ibx_own_reset(struct copies *x, int *code)
     const int rc = wait_for_device();
     if (rc)
         ibx_copies_note_error(x, rc);
-    x->may_reset = rc && ibx_clients_reset(x);
-    if (x->may_reset) /* nothing of the context's can be saved */
+    x->handler.may_reset = rc && ibx_clients_reset(x);
+    if (x->handler.may_reset) /* nothing of the context's can be saved */
         return false;
     ibx_gpu_registrations_drop(&x->registrations, 0);
     give_back_all(x);
@@ -227,7 +228,7 @@ void ibx_own_reset_guard(struct copies *x, bool asked, uint8_t *bytes, size_t n)
         if (w->got > last || n <= last - w->got || memcmp(w->name, names[i], w->got) != 0 ||
             memcmp(bytes, names[i] + w->got, last - w->got + 1) != 0)
             continue;
-        if (asked ? !x->may_reset : !ibx_clients_reset(x))
+        if (asked ? !x->handler.may_reset : !ibx_clients_reset(x))
             bytes[last - w->got] = '?';
     }
 }

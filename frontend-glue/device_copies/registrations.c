@@ -72,15 +72,15 @@ static bool wait_for_others(bool changes)
 /* Those that look up do not wait for one that waits to change: some wait for the GPU. */
 void ibx_registrations_begin(struct copies *x)
 {
-    const enum registrations_use use = x->registrations_use;
-    if (use == REGISTRATIONS_UNUSED || x->registrations_run != REGISTRATIONS_UNUSED)
+    const enum registrations_use use = x->handler.registrations;
+    if (use == REGISTRATIONS_UNUSED || x->handler.registrations_run != REGISTRATIONS_UNUSED)
         return;
     pthread_mutex_lock(&lock);
     const bool late = wait_for_others(use == REGISTRATIONS_CHANGED);
     looking += use == REGISTRATIONS_LOOKED_UP;
-    x->lookups_passed = passed;
+    x->handler.lookups_passed = passed;
     pthread_mutex_unlock(&lock);
-    x->registrations_run = use;
+    x->handler.registrations_run = use;
     if (late)
         ibx_log(IBX_LOG_WARN,
                 "kernels and variables are registered beside a launch, or a copy to a variable, "
@@ -90,14 +90,14 @@ void ibx_registrations_begin(struct copies *x)
 
 void ibx_registrations_end(struct copies *x)
 {
-    if (x->registrations_run == REGISTRATIONS_UNUSED)
+    if (x->handler.registrations_run == REGISTRATIONS_UNUSED)
         return;
     pthread_mutex_lock(&lock);
-    if (x->registrations_run == REGISTRATIONS_CHANGED)
+    if (x->handler.registrations_run == REGISTRATIONS_CHANGED)
         changing = false;
     else
-        looking -= x->lookups_passed == passed;
+        looking -= x->handler.lookups_passed == passed;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    x->registrations_run = REGISTRATIONS_UNUSED;
+    x->handler.registrations_run = REGISTRATIONS_UNUSED;
 }

@@ -64,16 +64,16 @@ static void find_primary(struct copies *x, const struct ibx_cuda *cuda)
         !cuda->device_primary_ctx_release ||
         cuda->device_primary_ctx_get_state(device, &flags, &active))
         return;
-    x->takes_context = active;
-    if (active && !cuda->device_primary_ctx_retain(&x->taken_context, device))
+    x->handler.takes_context = active;
+    if (active && !cuda->device_primary_ctx_retain(&x->handler.taken_context, device))
         cuda->device_primary_ctx_release(device);
 }
 
 void ibx_copies_lose_context(struct copies *x)
 {
     bool named = x->requests.names_context;
-    x->taken_context = named ? (void *)(uintptr_t)x->requests.context : NULL;
-    x->takes_context = !named || x->taken_context;
+    x->handler.taken_context = named ? (void *)(uintptr_t)x->requests.context : NULL;
+    x->handler.takes_context = !named || x->handler.taken_context;
     const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
     if (!cuda)
         return;
@@ -90,16 +90,16 @@ void ibx_copies_lost_context(struct copies *x, int exit_code)
 {
     bool refused =
         exit_code == INVALID_VALUE || exit_code == NOT_INITIALIZED || exit_code == INVALID_CONTEXT;
-    if (!x->takes_context || exit_code == UNKNOWN || (refused && x->requests.names_context))
+    if (!x->handler.takes_context || exit_code == UNKNOWN || (refused && x->requests.names_context))
         return;
     pthread_mutex_lock(&gone.mutex);
-    gone.contexts[gone.count % GONE] = x->taken_context;
+    gone.contexts[gone.count % GONE] = x->handler.taken_context;
     gone.count++;
-    ibx_owners_forget(x->taken_context);
-    ibx_handles_forget(x->taken_context);
-    ibx_ipc_forget(x->taken_context);
-    ibx_frees_forget(x->taken_context);
-    ibx_slots_forget(x->taken_context);
-    ibx_left_work_forget(x->taken_context);
+    ibx_owners_forget(x->handler.taken_context);
+    ibx_handles_forget(x->handler.taken_context);
+    ibx_ipc_forget(x->handler.taken_context);
+    ibx_frees_forget(x->handler.taken_context);
+    ibx_slots_forget(x->handler.taken_context);
+    ibx_left_work_forget(x->handler.taken_context);
     pthread_mutex_unlock(&gone.mutex);
 }

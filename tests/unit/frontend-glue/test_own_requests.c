@@ -459,7 +459,7 @@ static void test_captures_have_a_limit(void **state)
     *(void **)&end_capture = dlsym(runtime, "cudaStreamEndCapture");
     assert_int_equal(app->stream_create(&stream, 1), 0);
     assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
-    x->captures_use = CAPTURES_BEGUN;
+    x->handler.captures = CAPTURES_BEGUN;
     ibx_captures_run(x);
     assert_int_equal(begin_capture(stream, 2), 0);
     ibx_captures_answered(x, 0);
@@ -485,7 +485,7 @@ static void test_captures_have_a_limit(void **state)
     assert_int_equal(end_capture(stream, &graph), 0);
     assert_true(ibx_handles_add(x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
     assert_true(ibx_graph_measure(x, (uintptr_t)graph));
-    x->captures_use = CAPTURES_ENDED;
+    x->handler.captures = CAPTURES_ENDED;
     ibx_captures_run(x);
     ibx_captures_answered(x, 0);
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before + 6);
