@@ -2,7 +2,8 @@
 /*
  * A double of CUDA's driver: the module of its kernel. It has every variable that is called
  * KINDmemory.offset.bytes: so many bytes at that offset of one of eight pieces of memory. Those of
- * the kinds "m" and "l" are managed ones, which outlast resets; the latter only their library knows.
+ * the kinds "m" and "l" are managed ones, which outlast resets; the latter only their library
+ * knows.
  */
 #include "tests/doubles/cuda/internal.h"
 
