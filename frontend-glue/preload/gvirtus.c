@@ -19,8 +19,13 @@
  * there, or after a while where it is none of the plugin's. */
 #define ALONE_MS 3000u
 
+/* A child that is forked meanwhile would wait for ever: for locks of GVirtuS's log, which nobody
+ * gives back there. So a fork waits until no thread connects, for a while. */
+#define FORK_MS 1000u
+
 static pthread_mutex_t first_calls = PTHREAD_MUTEX_INITIALIZER;
-static _Thread_local bool has_called, is_alone;
+static pthread_rwlock_t connecting = PTHREAD_RWLOCK_INITIALIZER; /* a fork writes */
+static _Thread_local bool has_called, is_alone, connects, forks;
 
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static pthread_key_t thread_end;
@@ -73,10 +78,24 @@ bool ibx_frontend_close(void)
     return alone;
 }
 
+static void before_fork(void)
+{
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(FORK_MS));
+    forks = !connects && !pthread_rwlock_clockwrlock(&connecting, CLOCK_MONOTONIC, &until);
+}
+
+static void in_parent(void)
+{
+    if (forks)
+        pthread_rwlock_unlock(&connecting);
+    forks = false;
+}
+
 static void in_child(void)
 {
     pthread_mutex_init(&first_calls, NULL);
-    is_alone = false;
+    pthread_rwlock_init(&connecting, NULL);
+    is_alone = connects = forks = false;
     atomic_store(&callers, counted);
 }
 
@@ -84,6 +103,12 @@ __attribute__((constructor)) static void begin(void)
 {
     ibx_log_of_library();
     pthread_atfork(NULL, NULL, in_child);
+}
+
+/* Late, so that a fork waits before it has any other lock, which such a thread may want. */
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, in_parent, NULL);
 }
 
 bool ibx_frontend_first_begins(void)
@@ -94,17 +119,26 @@ bool ibx_frontend_first_begins(void)
     if (atomic_load(&closed) && !closes)
         return false;
     has_called = true;
+    connects = !pthread_rwlock_rdlock(&connecting);
     const uint64_t deadline = ibx_deadline_in_ms(ALONE_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     is_alone = !pthread_mutex_clocklock(&first_calls, CLOCK_MONOTONIC, &until);
     return true;
 }
 
-void ibx_frontend_first_is_over(void)
+static void let_others(void)
 {
     if (is_alone)
         pthread_mutex_unlock(&first_calls);
     is_alone = false;
+}
+
+void ibx_frontend_first_is_over(void)
+{
+    let_others();
+    if (connects)
+        pthread_rwlock_unlock(&connecting);
+    connects = false;
 }
 
 /* ------------------------------------------------------------------------- the plugin */
@@ -128,8 +162,10 @@ static void begin_process(void)
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
 {
     static atomic_flag hidden = ATOMIC_FLAG_INIT;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     count();
-    ibx_frontend_first_is_over();
+    pthread_once(&once, watch_forks);
+    let_others();
     if (calls->version == IBX_FRONTEND_VERSION) {
         atomic_store(&plugin, calls);
         if (!atomic_flag_test_and_set(&hidden))

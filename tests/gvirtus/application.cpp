@@ -666,6 +666,7 @@ int main(int argc, char **argv)
         {"variables", variables},
         {"names", names},
         {"forked-meanwhile", forked_meanwhile},
+        {"forked-at-first-calls", forked_at_first_calls},
         {"stock", stock},
         {"other-version", other_version},
     };

@@ -85,6 +85,7 @@ bool first_thread_ends();
 bool cancelled_thread();
 bool forked();
 bool forked_meanwhile();
+bool forked_at_first_calls();
 bool killed();
 
 // application_names.cpp

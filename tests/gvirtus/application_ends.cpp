@@ -255,6 +255,38 @@ bool forked_meanwhile()
     return HOLDS(good);
 }
 
+// A thread's first call connects, with locks that a child would never get. As with GVirtuS, the
+// program is connected before.
+bool forked_at_first_calls()
+{
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    std::vector<std::thread> threads;
+    std::vector<pid_t> children;
+    std::atomic<unsigned> left{8};
+    for (unsigned i = 0; i < 8; i++) {
+        threads.emplace_back([&] {
+            cudaDeviceSynchronize();
+            left--;
+        });
+    }
+    while ((left && children.size() < 100) || children.size() < 8) {
+        const pid_t child = fork();
+        if (!child) {
+            alarm(20 * patience_times());
+            std::_Exit(cudaDeviceSynchronize() != 0);
+        }
+        children.push_back(child);
+    }
+    for (std::thread &thread : threads)
+        thread.join();
+    bool good = true;
+    for (const pid_t child : children) {
+        int status = -1;
+        good = waitpid(child, &status, 0) == child && status == 0 && good;
+    }
+    return HOLDS(good);
+}
+
 // The driver kills the back end when it reads the byte; the copy in hand may be any.
 bool killed()
 {

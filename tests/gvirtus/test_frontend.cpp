@@ -629,6 +629,8 @@ void check_what_it_does_not()
     check("an application that frees its memory as it ends", [] { return run("exits", true); });
     check("errors are those of the handlers", [] { return run("errors", true); });
     check("children of a process with busy threads", [] { return run("forked-meanwhile", true); });
+    check("children of a process whose threads connect",
+          [] { return run("forked-at-first-calls", true); });
     check("a libcudart that was loaded locally", [] { return loaded_locally("copies", 1); });
     check("loaded locally, and a forked child that exits",
           [] { return loaded_locally("forked", 3); });

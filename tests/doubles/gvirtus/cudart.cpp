@@ -62,6 +62,9 @@ struct Connection {
 std::mutex front_ends_lock;
 std::map<pid_t, Connection> *front_ends;
 
+// GVirtuS sets its log up for each; a child that is forked meanwhile has that lock for ever.
+std::mutex log_lock;
+
 Connection connected()
 {
     const char *plugin = std::getenv("STUB_PLUGIN"), *port = std::getenv("STUB_PORT");
@@ -93,7 +96,11 @@ Remote *connection()
     for (unsigned most = connecting_most;
          most < now && !connecting_most.compare_exchange_weak(most, now);)
         ;
-    Connection made = connected();
+    Connection made;
+    {
+        std::lock_guard<std::mutex> lock(log_lock);
+        made = connected();
+    }
     connecting--;
     std::lock_guard<std::mutex> lock(front_ends_lock);
     return (*front_ends)[thread] = std::move(made), (*front_ends)[thread].remote.get();
