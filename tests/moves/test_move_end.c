@@ -91,6 +91,7 @@ static void test_killed_when_complete_in_minor_mode(void)
 static void test_killed_again_and_qemu_ended(void)
 {
     stopped_at("destination:complete", NULL);
+    mover_await_record("source", "moved");
     mover_kill(&sender, SIGSTOP);
     mover_kill(&receiver, SIGKILL);
     pair_recover(&receiver);
