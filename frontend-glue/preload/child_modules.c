@@ -46,7 +46,7 @@ struct module {
     struct list functions, variables;
 };
 
-/* Under the lock of ranges, in the order in which they were registered. */
+/* Under the lock of ranges, the last one first: what is registered is mostly of that one. */
 static struct module *modules;
 static unsigned life;         /* of this process, and those that it was forked from */
 static atomic_bool inherited; /* and not looked at yet */
@@ -101,11 +101,9 @@ void ibx_frontend_module_registered(void *wrapper, void **handle)
                          .functions.size = sizeof(struct function),
                          .variables.size = sizeof(struct variable)};
     ibx_frontend_ranges_lock();
-    struct module **at = &modules;
-    while (*at)
-        at = &(*at)->next;
     m->life = life;
-    *at = m;
+    m->next = modules;
+    modules = m;
     ibx_frontend_ranges_unlock();
 }
 
@@ -175,16 +173,18 @@ static bool copy(struct list *list)
     return items;
 }
 
-/* A copy of the next one that is to be registered again; NULL: there is none. */
+/* A copy of the oldest one that is to be registered again; NULL: there is none. */
 static struct module *take(void)
 {
     struct module *taken = malloc(sizeof(*taken));
     if (!taken)
         return NULL;
     ibx_frontend_ranges_lock();
-    struct module *m = modules;
-    while (m && (m->life == life || !(m->variables.count || m->managed) || m->incomplete))
-        m = m->next;
+    struct module *m = NULL;
+    for (struct module *i = modules; i; i = i->next) {
+        if (i->life != life && (i->variables.count || i->managed) && !i->incomplete)
+            m = i;
+    }
     if (m) {
         m->life = life;
         *taken = *m;
@@ -245,7 +245,7 @@ void ibx_frontend_own_modules(void)
     if (atomic_load(&inherited)) {
         struct module *m = NULL;
         ibx_frontend_connect();
-        while ((m = take())) {
+        while (ibx_frontend_plugin() && (m = take())) {
             registered_again(m->handle, register_again(m));
             release(m);
         }

@@ -293,7 +293,8 @@ bool wrong_sides()
     REQUIRE(refused(cudaMemcpy(device, here, 4, D2H), 1));
     REQUIRE(refused(cudaMemcpyAsync(device + 4, here, 4, D2H, nullptr), 1));
     REQUIRE(cudaMemcpy(other, device, 4, H2D) == 0 && device_has(other, "1234", 4));
-    REQUIRE(cudaMemcpyAsync(other + 4, device + 4, 4, D2H, nullptr) == 0);
+    REQUIRE(cudaMemcpyAsync(other + 4, device + 4, 4, D2H, nullptr) == 0 &&
+            cudaDeviceSynchronize() == 0);
     REQUIRE(device_has(other, here, 8));
     auto *nowhere = reinterpret_cast<void *>(0x100000);
     REQUIRE(refused(ask("cudaHostRegister", nowhere, std::size_t(4096), 0u), 1));
