@@ -272,7 +272,8 @@ int ibx_frontend_fail(int rc)
     return rc;
 }
 
-/* The newer one of both; theirs where nobody can tell. `now`: as `told`. */
+/* The newer one of both; theirs where nobody can tell. `now`: as `told`, and only asked for where
+ * there are two: most programs ask for the last error behind each launch. */
 static int newer(int theirs, int now)
 {
     return last && (!theirs || (now && now == told)) ? last : theirs;
@@ -291,7 +292,7 @@ int ibx_frontend_waited(int rc, uint64_t stream)
 int cudaGetLastError(void)
 {
     const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
-    const int now = errors_so_far();
+    const int now = last ? errors_so_far() : 0;
     const int rc = newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaGetLastError), now);
     last = CUDA_SUCCESS;
     return rc;
@@ -300,6 +301,6 @@ int cudaGetLastError(void)
 int cudaPeekAtLastError(void)
 {
     const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
-    const int now = errors_so_far();
+    const int now = last ? errors_so_far() : 0;
     return newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaPeekAtLastError), now);
 }
