@@ -433,12 +433,13 @@ static void without_a_key_no_other_host(void **state)
     close_scene(&s);
 }
 
-/* Runs a server of this user id until it has sent its CHALLENGE and hears the end. */
-static int serve_as(uid_t uid, int listening)
+/* Runs a server of this user id until it has sent its CHALLENGE and hears the end, or `parent` has
+ * ended, which may not kill it any more. */
+static int serve_as(uid_t uid, int listening, pid_t parent)
 {
     struct raw_frame frame;
     alarm(30 * patience_times());
-    if (setresuid(uid, uid, uid))
+    if (setresuid(uid, uid, uid) || prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != parent)
         return 1;
     struct raw raw = raw_accept(listening);
     make_step(&raw, AT_CHALLENGE, &frame);
@@ -454,9 +455,9 @@ static void without_a_key_no_other_user(void **state)
     struct scene s;
     int status;
     open_scene(&s, false, 10000);
-    pid_t server = fork();
+    const pid_t own = getpid(), server = fork();
     if (!server)
-        _exit(serve_as(12345, s.listening));
+        _exit(serve_as(12345, s.listening, own));
     client(&s);
     assert_int_equal(s.rc, -EACCES);
     assert_non_null(strstr(s.err.message, "belongs to user 12345, not to user 0 or root: set "
@@ -489,13 +490,11 @@ static bool become_nobody(void)
 static int client_as_nobody(struct scene *s)
 {
     alarm(30 * patience_times());
-    const pid_t server = fork();
+    const pid_t own = getpid(), server = fork();
     if (!server)
-        _exit(serve_as(12345, s->listening));
-    if (!become_nobody()) {
-        kill(server, SIGKILL);
+        _exit(serve_as(12345, s->listening, own));
+    if (!become_nobody())
         return CANNOT;
-    }
     client(s);
     return !(s->rc == -EACCES && geteuid() == 65534 &&
              strstr(s->err.message, "nobody knows which user the server at"));
