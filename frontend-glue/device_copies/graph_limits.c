@@ -117,10 +117,12 @@ bool ibx_graph_measure(struct copies *x, uint64_t graph)
 
 /* --------------------------------------------------------------------------------- captures */
 
+/* What is about to be refused may name anything: CUDA is not asked of a stream that is none. */
 static bool is_captured(struct copies *x, uint64_t stream)
 {
     int capturing = 0;
     return stream > 0 && stream != (uintptr_t)IBX_CUDA_STREAM_LEGACY && ibx_copies_have_cuda(x) &&
+           ibx_named_stream(x, stream) &&
            !x->cuda->stream_is_capturing(pointer_to(stream), &capturing) && capturing;
 }
 

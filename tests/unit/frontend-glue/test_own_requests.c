@@ -477,6 +477,9 @@ static void test_captures_have_a_limit(void **state)
     struct ibx_writer named = ibx_writer_of(body, sizeof(body));
     ibx_put_u64(&named, 0);
     assert_true(ibx_graph_captures(x, record, body, sizeof(body))); /* in another stream */
+    struct ibx_writer none = named;
+    ibx_put_u64(&none, UINT64_C(0x123450)); /* which CUDA must not be given */
+    assert_true(ibx_graph_captures(x, record, body, sizeof(body)));
     ibx_put_u64(&named, (uintptr_t)stream);
     assert_false(ibx_graph_captures(x, record, body, sizeof(body)));
     assert_true(ibx_graph_captures(&bob.x, record, body, sizeof(body)));
