@@ -333,8 +333,7 @@ static int check_drivers(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uin
 {
     json_t *nodes, *node;
     size_t i;
-    int rc = ibx_qmp_execute(qmp, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), &nodes,
-                             deadline_ns, err);
+    int rc = ibx_qmp_block_nodes(qmp, &nodes, deadline_ns, err);
     if (rc)
         return rc;
     json_array_foreach(nodes, i, node)

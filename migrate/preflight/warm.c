@@ -179,8 +179,7 @@ static int check_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_err
 {
     json_t *list, *node;
     size_t index;
-    int rc = ibx_qmp_execute(qmp, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), &list,
-                             deadline_ns, err);
+    int rc = ibx_qmp_block_nodes(qmp, &list, deadline_ns, err);
     if (rc)
         return rc;
     json_array_foreach(list, index, node)

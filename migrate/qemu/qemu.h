@@ -68,6 +68,10 @@ bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor)
  * -EOPNOTSUPP: QEMU does not know the command; -EREMOTEIO: QEMU refused, in its own words. */
 int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, json_t **result,
                     uint64_t deadline_ns, struct ibx_error *err);
+/* query-named-block-nodes, without what is asked for node by node where QEMU has "flat", as it has
+ * from 5.0 on. Sent ahead it has "flat", too. */
+int ibx_qmp_block_nodes(struct ibx_qmp *qmp, json_t **nodes, uint64_t deadline_ns,
+                        struct ibx_error *err);
 /* Sends a question that ibx_qmp_execute() is to ask soon with the same arguments, and takes its
  * answer then: QEMU answers several in the time of one. Of what changes nothing, and of what may
  * be answered a moment early. Consumes `arguments`. What cannot be sent now is sent when it is

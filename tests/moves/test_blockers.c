@@ -316,6 +316,11 @@ struct liar {
     pthread_t thread;
 };
 
+static const char *member_of(const char *json)
+{
+    return strncmp(json, "{\"class\"", 8) ? "return" : "error";
+}
+
 static void *liar_run(void *argument)
 {
     struct liar *liar = argument;
@@ -329,7 +334,8 @@ static void *liar_run(void *argument)
             json = strstr(line, a->asked) ? a->json : json;
         if (strstr(line, "qom-list") && !strcmp(json, "{}"))
             json = "[]";
-        dprintf(liar->fd, "{\"return\": %s, \"id\": %lld}\n", json, id ? atoll(id + 5) : 0);
+        dprintf(liar->fd, "{\"%s\": %s, \"id\": %lld}\n", member_of(json), json,
+                id ? atoll(id + 5) : 0);
     }
     fclose(in);
     return NULL;
@@ -384,6 +390,14 @@ static void test_devices(void)
     devices((const struct answer[]){
         {"query-named-block-nodes", "[{\"drv\": \"virtio-blk-vhost-user\"}]"}, {0}});
     only("a disk is used by QEMU's driver virtio-blk-vhost-user");
+    /* As before QEMU 5.0. */
+    const struct answer no_flat = {
+        "\"flat\"", "{\"class\": \"GenericError\", \"desc\": \"Parameter 'flat' is unexpected\"}"};
+    devices((const struct answer[]){no_flat, {0}});
+    only(NULL);
+    devices((const struct answer[]){
+        {"query-named-block-nodes", "[{\"drv\": \"nvme\"}]"}, no_flat, {0}});
+    only("a disk is used by QEMU's driver nvme");
     devices((const struct answer[]){
         {"info network", "\"net0: index=0,type=tap,ifname=tap0,vhost=on\\r\\n\""},
         {"peripheral\"", "[{\"name\": \"v\", \"type\": \"child<vhost-vsock-pci>\"}]"},

@@ -386,7 +386,7 @@ int ibx_run_plugged(struct ibx_qmp *qmp, const json_t *given, json_t **absent, j
                         .absent = json_object(),
                         .plugged = json_array(),
                         .err = err};
-    int rc = ask(&f, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), &f.nodes);
+    int rc = ibx_qmp_block_nodes(qmp, &f.nodes, ibx_deadline_in_ms(ASK_MS), err);
     if (!rc)
         rc = compare(&f, "/objects", f.objects, add_object);
     if (!rc)
