@@ -407,6 +407,17 @@ static int next_number(const char *folder, uint64_t *number, struct ibx_error *e
     return 0;
 }
 
+/* Who has removed a record that a tool works on may have removed its lock, too. The tool's own is
+ * then of a file that nobody finds, so there is another one until this process ends. */
+static int lock_again(const char *folder, const struct ibx_record *record, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    int fd, rc = ibx_journal_lock(folder, record, &fd, &why);
+    if (rc && rc != -EBUSY && err)
+        *err = why;
+    return rc == -EBUSY ? 0 : rc;
+}
+
 int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_record previous = {0}, next = *record;
@@ -422,7 +433,7 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
     const bool fresh = rc == -ENOENT, again = fresh && record->written_s;
     next.number = again ? record->number : previous.number;
     if (again)
-        rc = 0;
+        rc = lock_again(folder, record, err);
     else if (!rc || fresh)
         rc = check_move(&previous, record, err);
     if (!rc && fresh && !again)

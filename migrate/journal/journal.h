@@ -143,7 +143,8 @@ int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_
 
 /* Writes it durably: on return it survives the host's crash. -EINVAL: from the state on disk its
  * state machine has no such move, or the epoch is lower. After a failure the old file is whole. One
- * that was written before, and that somebody has removed since, is there again. */
+ * that was written before, and that somebody has removed since, is there again; if nobody has its
+ * lock, this process has it until it ends. */
 int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_error *err);
 /* All records of the folder, those that were begun last first. -EBADMSG names a .json file that is
  * no record. free()

@@ -211,6 +211,26 @@ static void pruning_leaves_others_alone(NO_STATE)
     assert_int_equal(ibx_journal_remove(folder, &b, &error), 0);
 }
 
+/* Somebody has emptied the folder, its locks too: who still works on a migration keeps others from
+ * it, which find the record that is there again. */
+static void a_record_that_is_there_again_is_locked(NO_STATE)
+{
+    struct ibx_record r = in_state(true, 6, IBX_JOURNAL_MAY_RUN, true);
+    char path[PATH_MAX];
+    int lock, another = -1;
+    assert_int_equal(ibx_journal_lock(folder, &r, &lock, &error), 0);
+    ibx_journal_path(folder, &r, ".lock", path, sizeof(path));
+    assert_int_equal(unlink(path), 0);
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
+    assert_int_equal(unlink(path), 0);
+    r.state = IBX_JOURNAL_MOVED;
+    assert_int_equal(write_record(&r), 0);
+    assert_int_equal(ibx_journal_lock(folder, &r, &another, &error), -EBUSY);
+    assert_int_equal(ibx_journal_worker(folder, &r), getpid());
+    close(lock);
+    assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+}
+
 static size_t records(void)
 {
     struct ibx_record *all;
@@ -323,6 +343,7 @@ int main(void)
         TEST(notes_of_what_is_over_go),
         TEST(what_counts_is_read_under_the_lock),
         TEST(pruning_leaves_others_alone),
+        TEST(a_record_that_is_there_again_is_locked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
