@@ -125,7 +125,6 @@ static void test_file(void)
     ibx_guest_ram_fini(&ram);
 }
 
-/* Two nodes of memfd: alike in /proc, so QEMU has to tell which is which. */
 /* It is for people, and libvirt's may have 255 bytes. */
 static void test_long_name(void)
 {
@@ -140,6 +139,7 @@ static void test_long_name(void)
     ibx_guest_ram_fini(&ram);
 }
 
+/* Two nodes of memfd: alike in /proc, so QEMU has to tell which is which. */
 static void test_numa_memfd(void)
 {
     vm_start(&vm, &(struct vm_options){

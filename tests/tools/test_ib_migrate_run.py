@@ -530,7 +530,7 @@ def a_qemu_that_dies_behind_its_monitor_says_why(scene):
 @case
 def a_login_shell_that_prints_something_is_named(scene):
     """Standard output is for the far end alone; a shell's welcome stands before all that it says."""
-    vm, loud = start_vm(scene), scene.path("loud")
+    vm, before, loud = start_vm(scene), leftovers(scene), scene.path("loud")
     for said in ("Welcome to this host\\n", "Welcome to this host", "\\033[2JWelcome to this host\\n"):
         with open(loud, "w", encoding="ascii") as file:
             file.write(f"#!/bin/sh\nprintf '{said}'\nexec {scene.ssh} \"$@\"\n")
@@ -550,7 +550,7 @@ def a_login_shell_that_prints_something_is_named(scene):
     code, out, err = scene.run(*line)
     equal((code, out), (1, ""))
     assert "closed its output" in err, err
-    nothing_is_left(scene, leftovers(scene))
+    nothing_is_left(scene, before)
     vm.runs_on()
 
 
