@@ -531,9 +531,12 @@ def a_qemu_that_dies_behind_its_monitor_says_why(scene):
 def a_login_shell_that_prints_something_is_named(scene):
     """Standard output is for the far end alone; a shell's welcome stands before all that it says."""
     vm, before, loud = start_vm(scene), leftovers(scene), scene.path("loud")
-    for said in ("Welcome to this host\\n", "Welcome to this host", "\\033[2JWelcome to this host\\n"):
+    for said, told in (("Welcome to this host\\n", "-"), ("Welcome to this host", "-"),
+                       ("\\033[2JWelcome to this host\\n", "-"),
+                       ("Welcome to this host\\n", "'exit 255'")):  # as ssh(1) that is told to end
         with open(loud, "w", encoding="ascii") as file:
-            file.write(f"#!/bin/sh\nprintf '{said}'\nexec {scene.ssh} \"$@\"\n")
+            file.write(f"#!/bin/sh\ntrap {told} TERM\nexec 3<&0\nprintf '{said}'\n"
+                       f"{scene.ssh} \"$@\" <&3 &\nwait\n")
         os.chmod(loud, 0o700)
         line = list(run_line(scene))
         line[line.index("--ssh") + 1] = loud

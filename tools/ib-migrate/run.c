@@ -368,16 +368,16 @@ static int await_ready(struct run *run, struct ibx_error *err)
     run->to = -1;
     const char *ssh = run->args.ssh ? run->args.ssh : "ssh";
     const int ended = exit_status_of_ssh(run, rc != -EPROTO);
+    if (rc == -EPROTO) /* first: SSH_FAILED may be how it was told to end */
+        return ibx_error_set(err, rc,
+                             "\"%s\" is what %s says first, and not of a far end: \"%.100s %s "
+                             "true\" must print nothing, and both hosts need the same ib-migrate",
+                             run->from.strange, run->args.to, ssh, run->args.to);
     if (ended == SSH_FAILED)
         return ibx_error_set(err, -ECONNABORTED,
                              "%s cannot be reached (\"%.100s\" ended with status %d): make "
                              "\"%.100s %s true\" work without a password",
                              run->args.to, ssh, ended, ssh, run->args.to);
-    if (rc == -EPROTO)
-        return ibx_error_set(err, rc,
-                             "\"%s\" is what %s says first, and not of a far end: \"%.100s %s "
-                             "true\" must print nothing, and both hosts need the same ib-migrate",
-                             run->from.strange, run->args.to, ssh, run->args.to);
     char how[48] = "closed its output";
     if (ended >= 0)
         snprintf(how, sizeof(how), "ended with status %d", ended);
