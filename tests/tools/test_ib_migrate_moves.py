@@ -499,6 +499,9 @@ def a_paused_vm_that_is_taken_back_is_not_said_to_run(scene):
     equal(out, "guest-of-a-test: rolled back, it is here again, paused as it was\n")
     out = succeeds(scene, "status", *source.qmp)
     assert "is here, paused as it was" in out and "runs" not in out, out
+    source.end()
+    out = succeeds(scene, "status", *source.qmp)
+    assert "was rolled back; its QEMU (process " in out and "ran here" not in out, out
 
 
 @case

@@ -199,7 +199,9 @@ static void vm_state(const struct found *found, const struct ibx_record *record,
     ibx_cli_vm_name(record, vm, sizeof(vm));
     snprintf(sentence, size,
              "%s %s: where it is now is told by the record of its later migration to %s", vm,
-             record->source ? "was taken back and ran here" : "came here with all of its pages",
+             !record->source       ? "came here with all of its pages"
+             : record->was_running ? "was taken back and ran here"
+                                   : "was taken back",
              later->peer[0] ? later->peer : later->uri);
     ibx_text_sanitize(sentence);
 }

@@ -57,10 +57,8 @@ static bool describe_ended(const struct ibx_record *record, char *sentence, size
                  "%s went to %s with all of its pages; its QEMU here (process %d) has ended", vm,
                  record->peer[0] ? record->peer : "the other side", pid);
     else if (record->state == IBX_JOURNAL_ROLLED_BACK)
-        snprintf(sentence, size,
-                 "%s was rolled back and ran here from its stop; its QEMU (process %d) has ended "
-                 "since",
-                 vm, pid);
+        snprintf(sentence, size, "%s was rolled back%s; its QEMU (process %d) has ended since", vm,
+                 record->was_running ? " and ran here from its stop" : "", pid);
     else if (record->source &&
              (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_MOVED))
         describe_memory(record, vm, sentence, size);
