@@ -32,6 +32,7 @@ struct graph_copy {
     int device;              /* that was current */
     _Atomic uint64_t number; /* of the function that copies between the slot and this memory; 0:
                                 none yet */
+    atomic_uint called;      /* so often */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -48,9 +49,9 @@ static _Atomic int failure;
 #define BEHIND       64u
 #define BEHIND_BYTES ((size_t)256 << 20) /* of all, in slots of the back end's */
 static struct behind {
-    struct ibx_cuda_memcpy3d copy;
-    int device;
+    struct graph_copy *copy;
     void *exec;
+    unsigned due; /* calls of the copy's function by which all its launches are over */
 } behind[BEHIND];
 static unsigned behind_count, behind_resets;
 static size_t behind_bytes;
@@ -245,7 +246,7 @@ static int exchange_bytes(const struct graph_copy *copy, uint8_t *bytes, size_t 
 /* Called when the graph gets there: gives the slot the bytes, or takes them. */
 static void exchange(void *argument)
 {
-    const struct graph_copy *copy = argument;
+    struct graph_copy *copy = argument;
     const struct ibx_cuda_memcpy3d *p = &copy->parameters;
     const size_t n = bytes_of(p);
     uint8_t *bytes = is_whole(p) ? (uint8_t *)host_row(p, 0, 0) : malloc(n);
@@ -258,6 +259,7 @@ static void exchange(void *argument)
         pack(p, bytes, false);
     if (!is_whole(p))
         free(bytes);
+    atomic_fetch_add(&copy->called, 1);
     if (rc)
         note_failure(rc);
 }
@@ -377,50 +379,83 @@ bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *p)
 
 /* --------------------------------------------------------------- behind functions of a stream's */
 
-/* Locked. NULL: it is not there yet. */
-static void *find_behind(const struct ibx_cuda_memcpy3d *copy, int device)
+/* Locked. */
+static struct behind take_behind(unsigned at)
+{
+    const struct behind taken = behind[at];
+    behind[at] = behind[--behind_count];
+    behind_bytes -= bytes_of(&taken.copy->parameters);
+    return taken;
+}
+
+/* Locked. */
+static void put_behind(const struct behind *last)
+{
+    behind[behind_count++] = *last;
+    behind_bytes += bytes_of(&last->copy->parameters);
+}
+
+/* Locked. False: it is not there yet. */
+static bool find_behind(const struct graph_copy *copy, struct behind *found)
 {
     const unsigned now = atomic_load(&resets);
     if (now != behind_resets) /* they went with their context */
         behind_bytes = behind_count = 0;
     behind_resets = now;
     unsigned i = 0;
-    while (i < behind_count &&
-           !(behind[i].device == device && behind[i].copy.to.at == copy->to.at &&
-             behind[i].copy.from.at == copy->from.at &&
-             behind[i].copy.extent.width == copy->extent.width))
+    while (i < behind_count && behind[i].copy != copy)
         i++;
-    return i < behind_count ? behind[i].exec : NULL;
+    const bool there = i < behind_count;
+    if (there)
+        *found = take_behind(i);
+    return there;
 }
 
-/* Locked. NULL: it is not to be had. */
-static void *make_behind(const struct ibx_cuda_memcpy3d *copy, int device)
+void ibx_frontend_graph_behind_trim(void)
 {
-    void *graph = NULL, *node, *exec = NULL;
-    const size_t n = bytes_of(copy);
-    int rc = CUDA_SUCCESS;
-    if (behind_count == BEHIND || n > BEHIND_BYTES - behind_bytes || cudaGraphCreate(&graph, 0))
-        return NULL;
-    if (ibx_frontend_slot_node(&node, graph, copy, &rc) && !rc &&
-        !cudaGraphInstantiate(&exec, graph, 0)) {
-        behind[behind_count++] = (struct behind){*copy, device, exec};
-        behind_bytes += n;
+    pthread_mutex_lock(&behind_lock);
+    const bool many = behind_count > BEHIND / 2 || behind_bytes > BEHIND_BYTES / 2;
+    for (unsigned i = 0; many && atomic_load(&resets) == behind_resets && i < behind_count;) {
+        if ((int)(atomic_load(&behind[i].copy->called) - behind[i].due) < 0)
+            i++;
+        else
+            cudaGraphExecDestroy(take_behind(i).exec);
     }
-    cudaGraphDestroy(graph);
-    return exec;
+    pthread_mutex_unlock(&behind_lock);
 }
 
-bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc)
+/* Locked. False: it is not to be had. */
+static bool make_behind(struct graph_copy *copy, struct behind *made)
 {
-    int device = 0;
-    if (cudaGetDevice(&device))
+    void *graph = NULL, *node;
+    int rc = CUDA_SUCCESS;
+    *made = (struct behind){.copy = copy, .due = atomic_load(&copy->called)};
+    if (behind_count == BEHIND || bytes_of(&copy->parameters) > BEHIND_BYTES - behind_bytes ||
+        cudaGraphCreate(&graph, 0))
+        return false;
+    const bool good = ibx_frontend_slot_node(&node, graph, &copy->parameters, &rc) && !rc &&
+                      !cudaGraphInstantiate(&made->exec, graph, 0);
+    cudaGraphDestroy(graph);
+    return good;
+}
+
+bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *parameters, void *stream,
+                                    int *rc)
+{
+    struct behind b;
+    int code;
+    struct graph_copy *copy = copy_of(parameters, &code);
+    if (!copy)
         return false;
     pthread_mutex_lock(&behind_lock);
-    void *exec = find_behind(copy, device);
-    if (!exec)
-        exec = make_behind(copy, device);
+    const bool there = find_behind(copy, &b) || make_behind(copy, &b);
+    if (there) {
+        const unsigned called = atomic_load(&copy->called);
+        *rc = cudaGraphLaunch(b.exec, stream);
+        if (!*rc)
+            b.due = ((int)(b.due - called) > 0 ? b.due : called) + 1;
+        put_behind(&b);
+    }
     pthread_mutex_unlock(&behind_lock);
-    if (exec)
-        *rc = cudaGraphLaunch(exec, stream);
-    return exec;
+    return there;
 }

@@ -547,6 +547,8 @@ static int enqueue(struct function wish, const char *name)
 {
     struct extra e;
     struct function *f = malloc(sizeof(*f));
+    if (!ibx_frontend_host_functions())
+        ibx_frontend_graph_behind_trim();
     if (!f)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     pthread_mutex_lock(&lock);

@@ -307,6 +307,9 @@ bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument,
  * when that gets there: the call does not wait. False: it cannot be made so, and nothing was done.
  */
 bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc);
+/* While no function is outstanding, for whose stream this would wait: when there are many such
+ * copies, those that are over are given up, so that there is room for others. */
+void ibx_frontend_graph_behind_trim(void);
 /* A device was reset. */
 void ibx_frontend_graph_reset(void);
 /* The error of one that was made in a graph since the last call, or 0. */

@@ -120,6 +120,21 @@ bool host_functions()
         REQUIRE(device_has(device, memory, 10000) && device_has(device + 10000, memory + 7, 100));
         REQUIRE(device_has(device + 10100, memory, 10000) && cudaGetLastError() == 0);
     }
+    for (int round = 0; round < 2; round++) { // nor others, when there were many of them
+        char *memory = static_cast<char *>(pinned);
+        std::memset(memory, 'x', 200);
+        flags[0] = flags[1] = 0;
+        REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
+        for (std::size_t n = 1; n <= 40; n++)
+            REQUIRE(cudaMemcpyAsync(device + 100 * n, memory + n + 40 * round, n, H2D, stream) ==
+                    0);
+        for (int i = 0; i < 200; i++)
+            memory[i] = static_cast<char>(i + round);
+        flags[0] = 1;
+        REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1);
+        for (std::size_t n = 1; n <= 40; n++)
+            REQUIRE(device_has(device + 100 * n, memory + n + 40 * round, n));
+    }
     // A copy that waits does so in the order of the legacy stream, for which no wait for that says.
     for (int way = 0; way < 4; way++) {
         char *memory = way % 2 ? pageable.data() : static_cast<char *>(pinned);

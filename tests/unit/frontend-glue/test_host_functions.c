@@ -116,6 +116,8 @@ void ibx_frontend_connect(void) {}
 
 void ibx_frontend_device_used(void) {}
 
+void ibx_frontend_graph_behind_trim(void) {}
+
 int ibx_frontend_fail(int rc)
 {
     return rc;
