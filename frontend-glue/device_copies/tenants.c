@@ -15,7 +15,7 @@
 #define STREAMS_MAX     (1u << 15) /* ... 560 KiB of an H200, and 17 KiB here */
 #define EVENTS_MAX      (1u << 20) /* ... 500 bytes here */
 #define GRAPHS_MAX      (1u << 21) /* ... 1.9 KB here: a node of a graph */
-#define EXECS_MAX       (1u << 19) /* ... up to 117 KB of an H100, and 24 KB here */
+#define EXECS_MAX       (1u << 19) /* ... up to 117 KB of an H100, and 20 KB here */
 #define TEXTURES_MAX    (1u << 19) /* ... one of the 1,040,384 that a context has */
 #define POOLS_MAX       512u       /* ... one of some 830 on an H100, and 140 KB here */
 
