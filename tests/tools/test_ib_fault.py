@@ -12,20 +12,27 @@ from harness import LIMIT, Skip, children, equal, run_all, test, until
 SMALL = ["--rounds", "1", "--touches", "200", "--time", "0.02", "--pause", "0"]
 
 
-def checked(text):
-    """The JSON of a run: all figures, and none without a value."""
+def checked(text, unseen=()):
+    """The JSON of a run: all figures, and none without a value but those of these names."""
     result = json.loads(text)
     equal(len(result["median"]), 28)
     for name, value in result["median"].items():
-        assert value > 0 or name.startswith("beyond"), f"{name} is {value}"
+        assert value > 0 or name.startswith(("beyond", *unseen)), f"{name} is {value}"
     return result["provider"], result["settings"], result["rounds"]
 
 
 def measured(scene, *args):
-    status, out, err = scene.run("self", "--size", "32M", *SMALL, "--json", "-", *args)
-    if status and ("userfaultfd" in err or "No such device" in err):
-        raise Skip(err.strip())
-    assert not status and "wrong" not in err, err
+    """Where others keep the processors busy all pages may come before there is a fault beside them:
+    then there are more pages."""
+    for size in ("32M", "128M", "512M"):
+        status, out, err = scene.run("self", "--size", size, *SMALL, "--json", "-", *args)
+        if status and ("userfaultfd" in err or "No such device" in err):
+            raise Skip(err.strip())
+        assert not status and "wrong" not in err, err
+        checked(out, unseen=("busy_",))
+        if all(value > 0 for name, value in json.loads(out)["median"].items()
+               if name.startswith("busy_")):
+            break
     return checked(out)
 
 
