@@ -119,10 +119,10 @@ bool ibx_frontend_first_begins(void)
     if (atomic_load(&closed) && !closes)
         return false;
     has_called = true;
-    connects = !pthread_rwlock_rdlock(&connecting);
     const uint64_t deadline = ibx_deadline_in_ms(ALONE_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     is_alone = !pthread_mutex_clocklock(&first_calls, CLOCK_MONOTONIC, &until);
+    connects = !pthread_rwlock_rdlock(&connecting); /* last: a fork waits for one, not for all */
     return true;
 }
 

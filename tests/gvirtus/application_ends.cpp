@@ -262,14 +262,14 @@ bool forked_at_first_calls()
     REQUIRE(cudaDeviceSynchronize() == 0);
     std::vector<std::thread> threads;
     std::vector<pid_t> children;
-    std::atomic<unsigned> left{8};
-    for (unsigned i = 0; i < 8; i++) {
+    std::atomic<unsigned> left{4};
+    for (unsigned i = 0; i < 4; i++) {
         threads.emplace_back([&] {
             cudaDeviceSynchronize();
             left--;
         });
     }
-    while ((left && children.size() < 100) || children.size() < 8) {
+    while ((left && children.size() < 16) || children.size() < 4) {
         const pid_t child = fork();
         if (!child) {
             alarm(20 * patience_times());
