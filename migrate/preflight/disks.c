@@ -181,9 +181,9 @@ static json_t *describe_disk(struct graph *graph, const json_t *item)
     return disk;
 }
 
-static int ask(struct describing *d, const char *command, json_t *arguments, json_t **answer)
+/* What this QEMU does not know is null. */
+static int known(int rc, json_t **answer)
 {
-    int rc = ibx_qmp_execute(d->qmp, command, arguments, answer, d->deadline_ns, d->err);
     if (rc == -EOPNOTSUPP) {
         *answer = json_null();
         return 0;
@@ -191,11 +191,15 @@ static int ask(struct describing *d, const char *command, json_t *arguments, jso
     return rc;
 }
 
-/* Before QEMU 5.0 there is no "flat", which leaves out what is asked for node by node here. */
+static int ask(struct describing *d, const char *command, json_t *arguments, json_t **answer)
+{
+    return known(ibx_qmp_execute(d->qmp, command, arguments, answer, d->deadline_ns, d->err),
+                 answer);
+}
+
 static int ask_nodes(struct describing *d, json_t **nodes)
 {
-    int rc = ask(d, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), nodes);
-    return rc == -EREMOTEIO ? ask(d, "query-named-block-nodes", NULL, nodes) : rc;
+    return known(ibx_qmp_block_nodes(d->qmp, nodes, d->deadline_ns, d->err), nodes);
 }
 
 int ibx_describe_disks(struct describing *d)

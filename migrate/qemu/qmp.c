@@ -642,3 +642,11 @@ bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor)
 {
     return is.major > major || (is.major == major && is.minor >= minor);
 }
+
+int ibx_qmp_block_nodes(struct ibx_qmp *qmp, json_t **nodes, uint64_t deadline_ns,
+                        struct ibx_error *err)
+{
+    static const char command[] = "query-named-block-nodes";
+    int rc = ibx_qmp_execute(qmp, command, json_pack("{s:b}", "flat", 1), nodes, deadline_ns, err);
+    return rc == -EREMOTEIO ? ibx_qmp_execute(qmp, command, NULL, nodes, deadline_ns, err) : rc;
+}

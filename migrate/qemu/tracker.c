@@ -232,14 +232,6 @@ int ibx_tracker_mapped_part(const struct ibx_tracker *tracker, size_t block, uin
                             pages * of->page_size, of->page_size, false, bits, NULL, err);
 }
 
-int ibx_qmp_block_nodes(struct ibx_qmp *qmp, json_t **nodes, uint64_t deadline_ns,
-                        struct ibx_error *err)
-{
-    static const char command[] = "query-named-block-nodes";
-    int rc = ibx_qmp_execute(qmp, command, json_pack("{s:b}", "flat", 1), nodes, deadline_ns, err);
-    return rc == -EREMOTEIO ? ibx_qmp_execute(qmp, command, NULL, nodes, deadline_ns, err) : rc;
-}
-
 /* Reads of such a block node may write to pages that the kernel has pinned. */
 static bool pins(const json_t *node)
 {
