@@ -323,11 +323,10 @@ int cudaFreeHost(void *address)
 }
 
 /* MS_ASYNC does nothing but look for what is not. */
-static bool is_all_mapped(void *address, size_t n)
+bool ibx_frontend_all_mapped(const void *address, size_t n)
 {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    const size_t before = (uintptr_t)address % page;
-    return !msync((char *)address - before, before + n, MS_ASYNC) || errno != ENOMEM;
+    const size_t before = (uintptr_t)address % (uintptr_t)sysconf(_SC_PAGESIZE);
+    return !msync((void *)((uintptr_t)address - before), before + n, MS_ASYNC) || errno != ENOMEM;
 }
 
 int cudaHostRegister(void *address, size_t n, unsigned flags)
@@ -337,7 +336,7 @@ int cudaHostRegister(void *address, size_t n, unsigned flags)
         return CALL_NEXT(cudaHostRegister, address, n, flags);
     if (!address || !n || n > UINTPTR_MAX - (uintptr_t)address || flags & ~HOST_REGISTER_FLAGS)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!is_all_mapped(address, n))
+    if (!ibx_frontend_all_mapped(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = add(address, n, false, flags);
     if (rc)

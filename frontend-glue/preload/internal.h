@@ -487,6 +487,8 @@ enum host_memory { HOST_PAGEABLE, HOST_REGISTERED, HOST_ALLOCATED };
 enum host_memory ibx_frontend_host_memory(const void *address, size_t n);
 /* Whether all of it is memory that this library has allocated. */
 bool ibx_frontend_host_ours(const void *address, size_t n);
+/* Whether all of it is mapped here. */
+bool ibx_frontend_all_mapped(const void *address, size_t n);
 /* Whether it is page-locked: what was the thread's device then, and with which flags. */
 bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags);
 /* Whether there was an asynchronous copy in memory that holds one of these bytes, or kernels have

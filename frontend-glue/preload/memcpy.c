@@ -94,9 +94,9 @@ static bool is_permitted(void *at, size_t n, bool writes)
 
 /* Whether all of the host's side is mapped. Another thread, or the back end, is not to meet the end
  * of it in the middle of the copy. CUDA refuses lengths that the device's side does not have before
- * it touches the host's, which mostly ends there, too: then it is looked at more closely. MS_ASYNC
- * does nothing but look for what is not mapped. Page-locked memory that was allocated here is, and
- * the kernel is not asked about it: that takes as long as half of such a call. */
+ * it touches the host's, which mostly ends there, too: then it is looked at more closely. The
+ * kernel is not asked about page-locked memory that was allocated here: that takes as long as half
+ * of such a call. */
 static bool is_there(const struct ibx_frontend_copy *copy)
 {
     const size_t rows = copy->rows ? copy->rows - 1 : 0;
@@ -110,7 +110,7 @@ static bool is_there(const struct ibx_frontend_copy *copy)
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)copy->host;
     const size_t before = at % page;
     void *const first = (void *)(at - before);
-    if (msync(first, before + n, MS_ASYNC) && errno == ENOMEM)
+    if (!ibx_frontend_all_mapped(copy->host, n))
         return false;
     return !ibx_frontend_goes_beyond(copy->device, rows * copy->device_pitch + copy->n) ||
            is_permitted(first, before + n, !copy->to_device);
