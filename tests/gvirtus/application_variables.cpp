@@ -113,17 +113,20 @@ bool plain()
     return true;
 }
 
+// Whether the back end is told that the module is no more.
+bool goes(void **module)
+{
+    const std::uint64_t before = stub_unloads();
+    unload(module);
+    return stub_unloads() == before + 1;
+}
+
 // What a child may still use stays at the back end, and no more.
 bool unloads_and_forks()
 {
     static void *modules[5][1];
     int hold[2];
     char byte;
-    const auto goes = [](void **module) {
-        const std::uint64_t before = stub_unloads();
-        unload(module);
-        return stub_unloads() == before + 1;
-    };
     for (unsigned i = 0; i < 4; i++)
         register_kernel(modules[i], &stub_kernel);
     REQUIRE(pipe(hold) == 0 && goes(modules[0]));
@@ -150,11 +153,6 @@ bool unloads_and_grandchildren()
     static void *modules[2][1];
     int hold[2];
     char byte;
-    const auto goes = [](void **module) {
-        const std::uint64_t before = stub_unloads();
-        unload(module);
-        return stub_unloads() == before + 1;
-    };
     register_kernel(modules[0], &stub_kernel);
     REQUIRE(pipe(hold) == 0);
     const pid_t child = fork();

@@ -114,8 +114,8 @@ def in_cores(pid):
         return int(file.read(), 16)
 
 
-def far_qemus(scene):
-    """Processes of QEMU that run started: their arguments name this scene's folder."""
+def processes_with(*words):
+    """Whose command lines have all of these."""
     found = []
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
@@ -123,8 +123,14 @@ def far_qemus(scene):
                 line = file.read()
         except OSError:
             continue
-        if scene.there.folder.encode() in line and b"/ibx-run-" in line and b"-incoming" in line:
+        if all(word in line for word in words):
             found.append(int(path.split("/")[2]))
+    return found
+
+
+def far_qemus(scene):
+    """Processes of QEMU that run started: their arguments name this scene's folder."""
+    found = processes_with(scene.there.folder.encode(), b"/ibx-run-", b"-incoming")
     return [pid for pid in found if alive(pid)]
 
 
@@ -492,16 +498,7 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
 
 def receivers(scene):
     """Those that far ends have started."""
-    found = []
-    for path in glob.glob("/proc/[0-9]*/cmdline"):
-        try:
-            with open(path, "rb") as file:
-                line = file.read()
-        except OSError:
-            continue
-        if b"\0receive\0" in line and scene.there.state.encode() in line:
-            found.append(path)
-    return found
+    return processes_with(b"\0receive\0", scene.there.state.encode())
 
 
 @case
