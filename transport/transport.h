@@ -106,6 +106,8 @@ struct ibx_options {
         *long_messages;        /* of tcp; for the life of the connection; NULL: none [NULL] */
     struct ibx_domain *domain; /* of connections that share registrations; NULL: none [NULL] */
     struct ibx_claim *claim;   /* client: what the connection goes on with; likewise [NULL] */
+    bool (*ends)(void); /* client: whether this process is to end. ibx_connect() asks it ten times a
+                           second, and gives up then: -EINTR; likewise [NULL] */
     bool follow_address; /* client: it can connect again: the connection ends when this host loses
                             the address by which it was made, or when a new one would be answered
                             and this one is not, and not a timeout later; likewise [false] */

@@ -59,10 +59,10 @@ static int connect_one(struct snapshot_cache *cache, bool known, struct ibx_erro
     int rc = -EINVAL;
     if (cache->uri_count > 1 && options.timeout_ms > TRY_MS)
         options.timeout_ms = TRY_MS;
+    options.ends = ibx_migration_signals_pending;
     for (unsigned i = 0; rc && rc != -EINTR && i < cache->uri_count; i++) {
         const char *uri = cache->uris[(cache->first + i) % cache->uri_count];
-        rc = ibx_snapshot_reader_open_unless(uri, &options, cache->links,
-                                             ibx_migration_signals_pending, &cache->reader, err);
+        rc = ibx_snapshot_reader_open(uri, &options, cache->links, &cache->reader, err);
         if (rc)
             continue;
         snprintf(cache->source, sizeof(cache->source), "%s", uri);

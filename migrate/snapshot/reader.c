@@ -462,13 +462,6 @@ int ibx_snapshot_reader_fetch_hashes(struct ibx_snapshot_reader *reader,
 int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options, unsigned links,
                              struct ibx_snapshot_reader **out, struct ibx_error *err)
 {
-    return ibx_snapshot_reader_open_unless(uri, options, links, NULL, out, err);
-}
-
-int ibx_snapshot_reader_open_unless(const char *uri, const struct ibx_options *options,
-                                    unsigned links, bool (*ends)(void),
-                                    struct ibx_snapshot_reader **out, struct ibx_error *err)
-{
     struct ibx_options own = *options;
     if (!links || links > IBX_MIGRATE_LINKS_MAX)
         return ibx_error_set(err, -EINVAL, "%u page connections: 1 to %u are possible", links,
@@ -477,7 +470,7 @@ int ibx_snapshot_reader_open_unless(const char *uri, const struct ibx_options *o
     if (!reader)
         return ibx_error_set(err, -ENOMEM, "no memory for a reader");
     reader->fetch_ms = FETCH_TIMES * options->timeout_ms;
-    reader->ends = ends;
+    reader->ends = options->ends;
     own.message = IBX_MIGRATE_MESSAGE;
     snprintf(own.purpose, sizeof(own.purpose), IBX_SNAPSHOT_PURPOSE);
     int rc = 0;

@@ -70,9 +70,9 @@ static int compare(struct serving *s, struct ibx_error *err)
     int rc = s->options->cache_count ? -ENOTCONN : 0;
     if (options.timeout_ms > COMPARE_MS)
         options.timeout_ms = COMPARE_MS;
+    options.ends = ibx_migration_signals_pending;
     for (unsigned i = 0; rc && rc != -EINTR && i < s->options->cache_count; i++) {
-        rc = ibx_snapshot_reader_open_unless(s->options->caches[i], &options, 1,
-                                             ibx_migration_signals_pending, &reader, &why);
+        rc = ibx_snapshot_reader_open(s->options->caches[i], &options, 1, &reader, &why);
         if (rc)
             continue;
         const bool same =

@@ -563,13 +563,10 @@ int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_
  */
 struct ibx_snapshot_reader;
 
+/* -EINTR, then and of what is fetched later: options->ends() says so. It is asked ten times a
+ * second at least. */
 int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options, unsigned links,
                              struct ibx_snapshot_reader **reader, struct ibx_error *err);
-/* The same of a process that may be told to end: -EINTR, then and of what is fetched later, when
- * ends() says so. It is asked ten times a second at least, once there is a connection. */
-int ibx_snapshot_reader_open_unless(const char *uri, const struct ibx_options *options,
-                                    unsigned links, bool (*ends)(void),
-                                    struct ibx_snapshot_reader **reader, struct ibx_error *err);
 const struct ibx_snapshot_manifest *
 ibx_snapshot_reader_manifest(const struct ibx_snapshot_reader *reader);
 const struct ibx_page_map *ibx_snapshot_reader_map(const struct ibx_snapshot_reader *reader);

@@ -8,11 +8,13 @@
 
 #include "common/clock.h"
 
+#include <netinet/in.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 struct liar {
@@ -269,23 +271,29 @@ static void *say_and_end(void *argument)
     return NULL;
 }
 
-/* Who fills a cache is told to end while a slow server describes its snapshot. */
-static void ends_when_told(const struct step *steps)
+/* Likewise of one that listens, and does not shake hands. */
+static void *take_and_end(void *argument)
+{
+    const int fd = accept(*(const int *)argument, NULL, NULL);
+    kill(getpid(), SIGTERM);
+    sem_wait(&ended);
+    close(fd);
+    return NULL;
+}
+
+/* Who fills a cache is told to end while it waits for this server. */
+static void told_to_end(void *(*server)(void *), void *argument, const char *uri)
 {
     static char folder[] = "/dev/shm/ibx-snapshot-told";
     struct ibx_options o = options();
-    struct ibx_listener *listener;
     pthread_t thread;
     sigset_t term, before;
     sigemptyset(&term);
     sigaddset(&term, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &term, &before); /* of the server's thread, too */
     o.timeout_ms = 2 * patience;
-    before_the_end = steps;
     sem_init(&ended, 0, 0);
-    assert_int_equal(ibx_listen("tcp://127.0.0.1:0", &o, &listener, NULL), 0);
-    const char *uri = ibx_listener_uri(listener);
-    assert_int_equal(pthread_create(&thread, NULL, say_and_end, listener), 0);
+    assert_int_equal(pthread_create(&thread, NULL, server, argument), 0);
     const struct ibx_serve_options serve = {
         .folder = folder, .caches = {uri}, .cache_count = 1, .transport = o};
     const uint64_t began = ibx_now_ns();
@@ -296,8 +304,34 @@ static void ends_when_told(const struct step *steps)
         fail_msg("%d %s", rc, error.message);
     assert_int_equal(access(folder, F_OK), -1);
     pthread_join(thread, NULL);
-    ibx_listener_close(listener);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* ... while a slow server describes its snapshot. */
+static void ends_when_told(const struct step *steps)
+{
+    const struct ibx_options o = options();
+    struct ibx_listener *listener;
+    before_the_end = steps;
+    assert_int_equal(ibx_listen("tcp://127.0.0.1:0", &o, &listener, NULL), 0);
+    told_to_end(say_and_end, listener, ibx_listener_uri(listener));
+    ibx_listener_close(listener);
+}
+
+/* ... while it connects. */
+static void test_told_while_it_connects(void **state)
+{
+    (void)state;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof(at);
+    char uri[64];
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &length), 0);
+    snprintf(uri, sizeof(uri), "tcp://127.0.0.1:%u", ntohs(at.sin_port));
+    told_to_end(take_and_end, &fd, uri);
+    close(fd);
 }
 
 static void test_told_to_end(void **state)
@@ -403,10 +437,13 @@ static void test_who_answers(void **state)
 int main(void)
 {
     patience = patience_ms(20000);
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_servers),     cmocka_unit_test(test_an_index_that_lies),
-        cmocka_unit_test(test_a_slow_link), cmocka_unit_test(test_regions_that_come_slowly),
-        cmocka_unit_test(test_told_to_end), cmocka_unit_test(test_a_server_that_stalls),
-        cmocka_unit_test(test_who_answers)};
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_servers),
+                                              cmocka_unit_test(test_an_index_that_lies),
+                                              cmocka_unit_test(test_a_slow_link),
+                                              cmocka_unit_test(test_regions_that_come_slowly),
+                                              cmocka_unit_test(test_told_to_end),
+                                              cmocka_unit_test(test_told_while_it_connects),
+                                              cmocka_unit_test(test_a_server_that_stalls),
+                                              cmocka_unit_test(test_who_answers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -145,7 +145,7 @@ static int race_look(struct race *race)
     return -1;
 }
 
-static int race_run(struct race *race, unsigned timeout_ms)
+static int race_run(struct race *race, unsigned timeout_ms, bool (*ends)(void))
 {
     const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
     const unsigned stagger_ms = timeout_ms / 2 < STAGGER_MS ? timeout_ms / 2 : STAGGER_MS;
@@ -163,8 +163,13 @@ static int race_run(struct race *race, unsigned timeout_ms)
             continue;
         }
         const uint64_t until = room && race->next_at < deadline ? race->next_at : deadline;
-        if (poll(race->under_way, race->count, ibx_ms_until(until)) > 0)
+        const int n = ibx_handshake_poll(race->under_way, race->count, ends, until);
+        if (n > 0)
             fd = race_look(race);
+        if (n == -EINTR) {
+            race->rc = n;
+            break;
+        }
     }
     while (race->count)
         close(race->under_way[--race->count].fd);
@@ -214,8 +219,8 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
     return 0;
 }
 
-int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
-                          struct ibx_error *err)
+int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, bool (*ends)(void),
+                          int *fd, struct ibx_error *err)
 {
     if (uri->path[0])
         return connect_unix(uri, timeout_ms, fd, err);
@@ -224,12 +229,14 @@ int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *f
     if (rc)
         return rc;
     struct race race = {.next = list, .rc = -EADDRNOTAVAIL};
-    const int connected_fd = race_run(&race, timeout_ms);
+    const int connected_fd = race_run(&race, timeout_ms, ends);
     freeaddrinfo(list);
     rc = race.rc;
     if (connected_fd < 0)
         return ibx_error_set(err, rc, "no server answers at %s port %u: %s%s", uri->host, uri->port,
-                             rc == -ETIMEDOUT ? "no reply in time" : strerror(-rc),
+                             rc == -ETIMEDOUT ? "no reply in time"
+                             : rc == -EINTR   ? "this process was told to end"
+                                              : strerror(-rc),
                              remedy(uri, rc));
     int one = 1;
     *fd = connected_fd;

@@ -9,20 +9,29 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#define ASK_MS 100 /* between two questions whether this process is to end */
+
 /* ------------------------------------------------------------------ raw bytes */
 
-int ibx_handshake_wait_socket(int fd, short events, uint64_t deadline)
+int ibx_handshake_poll(struct pollfd *fds, unsigned count, bool (*ends)(void), uint64_t deadline)
 {
-    struct pollfd wait = {.fd = fd, .events = events};
     for (;;) {
-        int rc = poll(&wait, 1, ibx_ms_until(deadline));
-        if (rc > 0)
-            return 0;
-        if (rc == 0)
-            return -ETIMEDOUT;
-        if (errno != EINTR)
+        const int ms = ibx_ms_until(deadline);
+        if (ends && ends())
+            return -EINTR;
+        const int rc = poll(fds, count, ends && ms > ASK_MS ? ASK_MS : ms);
+        if (rc > 0 || (rc == 0 && (!ends || ms <= ASK_MS)))
+            return rc;
+        if (rc < 0 && errno != EINTR)
             return -errno;
     }
+}
+
+int ibx_handshake_wait_socket(const struct ibx_conn *conn, short events, uint64_t deadline)
+{
+    struct pollfd wait = {.fd = conn->handshake_socket, .events = events};
+    const int rc = ibx_handshake_poll(&wait, 1, conn->options.ends, deadline);
+    return rc > 0 ? 0 : rc ? rc : -ETIMEDOUT;
 }
 
 /* Some bytes, through TLS once it is there: their number, or a negative errno. */
@@ -119,7 +128,7 @@ int ibx_handshake_frame_push(struct ibx_handshake *h, struct frame *frame, uint6
 {
     int rc;
     while ((rc = ibx_handshake_frame_write(h, frame)) == -EAGAIN) {
-        rc = ibx_handshake_wait_socket(h->conn->handshake_socket, POLLOUT, deadline);
+        rc = ibx_handshake_wait_socket(h->conn, POLLOUT, deadline);
         if (rc)
             break;
     }
@@ -185,7 +194,7 @@ int ibx_handshake_frame_receive(struct ibx_handshake *h, struct frame *frame, ui
     int rc;
     frame->at = 0;
     while ((rc = ibx_handshake_frame_read(h, frame)) == -EAGAIN) {
-        rc = ibx_handshake_wait_socket(h->conn->handshake_socket, POLLIN, deadline);
+        rc = ibx_handshake_wait_socket(h->conn, POLLIN, deadline);
         if (rc)
             break;
     }
@@ -236,12 +245,14 @@ int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enu
 int ibx_handshake_broken(struct ibx_handshake *h, int rc, struct ibx_error *err)
 {
     const char *why = rc == -ETIMEDOUT         ? "no answer in time"
+                      : rc == -EINTR           ? "this process was told to end"
                       : rc == -ECONNRESET      ? "it closed the connection"
                       : rc == -EPROTO          ? "it does not speak this protocol"
                       : rc == -EBADMSG         ? "a frame was tampered with"
                       : rc == -EPROTONOSUPPORT ? "another version of the protocol is needed"
                                                : strerror(-rc);
-    bool unknown = h->conn->role == IBX_ROLE_CLIENT && !receives_macs(h) && rc != -EPROTONOSUPPORT;
+    bool unknown = h->conn->role == IBX_ROLE_CLIENT && !receives_macs(h) &&
+                   rc != -EPROTONOSUPPORT && rc != -EINTR;
     return ibx_error_set(err, rc, "setting up with %s failed: %s%s", h->conn->path.peer, why,
                          unknown ? "; see that an ibx server listens there" : "");
 }

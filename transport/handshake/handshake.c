@@ -97,17 +97,14 @@ static int wait_or_result(struct ibx_conn_setup *setup, int fd, short events, ui
     for (;;) {
         bool trying = h->state.now == HANDSHAKE_TRYING;
         bool inside = trying && h->conn->tls && ibx_tls_readable(h->conn->tls);
-        int rc = poll(wait, trying ? 2 : 1, inside ? 0 : ibx_ms_until(deadline));
+        int rc =
+            ibx_handshake_poll(wait, trying ? 2 : 1, h->conn->options.ends, inside ? 0 : deadline);
         if (rc == 0 && inside)
             rc = wait[1].revents = POLLIN;
-        if (rc < 0 && errno != EINTR)
-            return -errno;
-        if (rc == 0)
-            return -ETIMEDOUT;
-        if (rc > 0 && wait[0].revents)
+        if (rc <= 0)
+            return rc ? rc : -ETIMEDOUT;
+        if (wait[0].revents)
             return 0;
-        if (rc < 0 || !wait[1].revents)
-            continue;
         if (receive_result(h, deadline, NULL)) {
             h->result = -ECONNRESET;
             snprintf(h->result_reason, sizeof(h->result_reason), "the peer went away");
@@ -138,7 +135,7 @@ static int start_tls(struct ibx_handshake *h, struct ibx_error *err)
     if (conn->options.ktls)
         ibx_tls_use_kernel(conn->tls);
     while ((rc = ibx_tls_handshake(conn->tls, &events)) == -EAGAIN) {
-        rc = ibx_handshake_wait_socket(conn->handshake_socket, events, deadline);
+        rc = ibx_handshake_wait_socket(conn, events, deadline);
         if (rc)
             break;
     }
@@ -357,6 +354,7 @@ static int run(struct ibx_handshake *h, struct ibx_error *err)
         log_path(conn);
     conn->setup = NULL;
     conn->options.claim = NULL;
+    conn->options.ends = NULL;
     conn->options.claim_check = NULL;
     h->setup.destroy(&h->setup);
     return rc;
@@ -405,7 +403,8 @@ static int connect_once(const struct ibx_uri *uri, const struct ibx_options *opt
 {
     int fd = -1;
     const unsigned limit_ms = options->claim ? options->claim->connect_ms : 0;
-    int rc = ibx_handshake_connect(uri, limit_ms ? limit_ms : options->timeout_ms, &fd, err);
+    int rc = ibx_handshake_connect(uri, limit_ms ? limit_ms : options->timeout_ms, options->ends,
+                                   &fd, err);
     if (rc)
         return rc;
     struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_CLIENT, options, keys, err);

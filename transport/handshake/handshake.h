@@ -111,8 +111,12 @@ struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
                                            const struct ibx_options *options, struct ibx_keys *keys,
                                            struct ibx_error *err);
 
-/* frame.c: 0 when the socket has `events` (poll(2)), -ETIMEDOUT. */
-int ibx_handshake_wait_socket(int fd, short events, uint64_t deadline_ns);
+/* frame.c: poll(2) until the deadline, also when a signal comes: how many are ready, 0, or a
+ * negative errno; -EINTR: ends() says that this process is to end (NULL: nobody does). */
+int ibx_handshake_poll(struct pollfd *fds, unsigned count, bool (*ends)(void),
+                       uint64_t deadline_ns);
+/* 0 when the handshake's socket has `events`, -ETIMEDOUT, -EINTR as above. */
+int ibx_handshake_wait_socket(const struct ibx_conn *conn, short events, uint64_t deadline_ns);
 /* A frame to send: begin, write its payload to frame->out, finish (length, transcript or MAC), and
  * write until it returns 0. A frame to receive: read into one with at = 0 until it returns 0. Write
  * and read never block: -EAGAIN. The others fill `err`. */
@@ -231,9 +235,9 @@ struct ibx_keys *ibx_keys_hold(struct ibx_keys *keys);
 void ibx_keys_release(struct ibx_keys *keys);
 
 /* connect.c: a connected stream socket to where the URI leads. -EADDRNOTAVAIL: the host cannot be
- * resolved; -ETIMEDOUT; other errors of connect(2). */
-int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
-                          struct ibx_error *err);
+ * resolved; -ETIMEDOUT; -EINTR as of ibx_handshake_poll(); other errors of connect(2). */
+int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, bool (*ends)(void),
+                          int *fd, struct ibx_error *err);
 /* "[::1]:5000", "10.0.0.7:4000" or "unix socket". */
 void ibx_handshake_peer_name(int fd, char *out, size_t size);
 int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,
