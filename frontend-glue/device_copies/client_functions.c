@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "common/quota.h"
 #include "common/wire.h"
+#include "frontend-glue/device_copies/module_owners.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,7 +14,7 @@
 #include <sys/random.h>
 
 #define BUCKETS      16384u
-#define HANDLE_BYTES 24u /* of a module's name, "0x..." with its NUL */
+#define HANDLE_BYTES IBX_FUNCTIONS_MODULE /* of a module's name, "0x..." with its NUL */
 #define HANDLE_LEAST 7u
 #define UNLOAD_MS    1000u /* that a module's end waits for requests that use it */
 #define NAME_KNOWN   23u   /* characters of a request's name that are known */
@@ -23,14 +24,6 @@
 #define FUNCTION_FIRST UINT64_C(0x1b80000000000000)
 #define FUNCTION_STEP  16u
 
-/* A client that has modules. */
-struct owner {
-    struct owner *next;
-    uint64_t client;
-    unsigned long modules;
-    bool orphan; /* it has no session */
-};
-
 /* Sessions keep pointers to it, so it is never freed. */
 struct ibx_client_module {
     struct ibx_client_module *next, **at; /* its bucket's; when it is gone, those of all */
@@ -39,7 +32,8 @@ struct ibx_client_module {
     char name[HANDLE_BYTES];   /* as GVirtuS does; as long */
     uint64_t client;
     const struct ibx_tenant *tenant;
-    struct owner *owner;     /* until it is gone */
+    struct ibx_module_owner *owner; /* until it is gone */
+    struct ibx_client_module *next_of_owner, **of_owner;
     struct ibx_quota *quota; /* that so many bytes count in; NULL: none */
     uint64_t bytes;
     atomic_uint users; /* requests */
@@ -59,7 +53,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_client_module *modules[BUCKETS]; /* that are not gone */
 static struct ibx_client_module *left; /* the others, to which launches' caches may point */
 static struct function *buckets[BUCKETS];
-static struct owner *owners[BUCKETS]; /* by client: one that leaves looks at no others */
 static uint64_t salt; /* no client can choose what comes into one bucket; 0: not known yet */
 /* So many names were given. Until there is a module, registrations may be of a form that is not
  * known here, and all addresses stay. */
@@ -85,36 +78,31 @@ static uint64_t sum_of(const char *text)
     return sum;
 }
 
-/* Locked. Where it is, or the end of its list. */
-static struct owner **owner_at(uint64_t client)
+/* Locked. False: no memory. */
+static bool enter(struct ibx_client_module *m)
 {
-    struct owner **at = &owners[bucket_of(client)];
-    while (*at && (*at)->client != client)
-        at = &(*at)->next;
-    return at;
+    struct ibx_module_owner *owner = ibx_module_owner_make(m->client);
+    if (!owner)
+        return false;
+    owner->orphan = false;
+    m->owner = owner;
+    m->next_of_owner = owner->modules;
+    m->of_owner = &owner->modules;
+    if (m->next_of_owner)
+        m->next_of_owner->of_owner = &m->next_of_owner;
+    owner->modules = m;
+    return true;
 }
 
-/* Locked. With one module more; NULL: no memory. */
-static struct owner *owner_of(uint64_t client)
+/* Locked. */
+static void leave(struct ibx_client_module *m)
 {
-    struct owner **at = owner_at(client);
-    if (!*at && (*at = calloc(1, sizeof(**at))))
-        (*at)->client = client;
-    if (*at) {
-        (*at)->modules++;
-        (*at)->orphan = false;
-    }
-    return *at;
-}
-
-/* Locked. With one less. */
-static void leave_owner(struct owner *owner)
-{
-    struct owner **at = owner_at(owner->client);
-    if (--owner->modules)
-        return;
-    *at = owner->next;
-    free(owner);
+    struct ibx_module_owner *owner = m->owner;
+    *m->of_owner = m->next_of_owner;
+    if (m->next_of_owner)
+        m->next_of_owner->of_owner = m->of_owner;
+    m->owner = NULL;
+    ibx_module_owner_left(owner);
 }
 
 /* Locked. Of a client's modules of that name. */
@@ -173,6 +161,16 @@ static bool differ(const struct function *a, const struct function *b)
            (!m->owner->orphan && !other->owner->orphan && m->client != other->client);
 }
 
+/* Locked. Whether it is of its parent's modules, or of those that either of them shares. */
+static bool is_parents(const struct ibx_functions_user *user, const struct ibx_module_owner *owner)
+{
+    const struct ibx_module_owner *own = ibx_module_owner_find(user->client);
+    const struct ibx_module_owner *parent =
+        user->parent ? ibx_module_owner_find(user->parent) : NULL;
+    return owner == parent || (own && ibx_module_owner_uses(own, owner)) ||
+           (parent && ibx_module_owner_uses(parent, owner));
+}
+
 /* Locked. A client's own, or else its parent's. If that is not known, it may be any of the tenant's
  * with a function there: one that still runs rather than one of the same program that has ended,
  * and none in doubt. */
@@ -181,11 +179,11 @@ static const struct function *find(const struct ibx_functions_user *user, uint64
     const struct function *found = NULL, *parents = NULL;
     bool doubtful = false;
     for (const struct function *f = buckets[bucket_of(address)]; f; f = f->next) {
-        if (f->address != address || f->module->tenant != user->tenant)
+        if (f->address != address || f->module->tenant != user->tenant || f->module->owner->over)
             continue;
         if (f->module->client == user->client)
             return f;
-        if (user->parent && f->module->client == user->parent && !parents)
+        if (!parents && is_parents(user, f->module->owner))
             parents = f;
         doubtful |= found && differ(found, f);
         if (!found || (found->module->owner->orphan && !f->module->owner->orphan))
@@ -231,7 +229,7 @@ uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)
 void ibx_functions_orphan(uint64_t client)
 {
     pthread_mutex_lock(&lock);
-    struct owner *owner = *owner_at(client);
+    struct ibx_module_owner *owner = ibx_module_owner_find(client);
     if (owner)
         owner->orphan = true;
     pthread_mutex_unlock(&lock);
@@ -240,9 +238,40 @@ void ibx_functions_orphan(uint64_t client)
 bool ibx_functions_any(uint64_t client)
 {
     pthread_mutex_lock(&lock);
-    const bool any = *owner_at(client);
+    const struct ibx_module_owner *owner = ibx_module_owner_find(client);
+    const bool any = owner && owner->modules;
     pthread_mutex_unlock(&lock);
     return any;
+}
+
+bool ibx_functions_share(struct ibx_functions_user *user, uint64_t address)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_module_owner *owner = ibx_module_owner_make(user->client);
+    const struct function *f = owner && address ? find(user, address) : NULL;
+    const bool shared = f ? ibx_module_owner_use(owner, f->module->owner) : !handles;
+    if (owner)
+        owner->ends = true;
+    pthread_mutex_unlock(&lock);
+    return shared;
+}
+
+void ibx_functions_ended(uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_module_owner *owner = ibx_module_owner_find(client);
+    if (owner)
+        ibx_module_owner_ended(owner);
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_functions_end(uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    const struct ibx_module_owner *owner = ibx_module_owner_find(client);
+    const bool end = owner && owner->ends;
+    pthread_mutex_unlock(&lock);
+    return end;
 }
 
 /* ---------------------------------------------------------------------------- registrations */
@@ -304,8 +333,7 @@ static bool add_module(const struct ibx_functions_user *user, char *handle, size
     *m = (struct ibx_client_module){
         .next = *at, .at = at, .client = user->client, .tenant = user->tenant};
     *room = take_bytes(user, m, bytes);
-    m->owner = *room ? owner_of(user->client) : NULL;
-    if (!m->owner) {
+    if (!*room || !enter(m)) {
         if (*room && m->quota)
             ibx_quota_give(m->quota, m->bytes);
         free(m);
@@ -372,8 +400,7 @@ static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint
 /* Locked. Nobody looks for it any more. */
 static void unlink_module(struct ibx_client_module *m)
 {
-    leave_owner(m->owner);
-    m->owner = NULL;
+    leave(m);
     *m->at = m->next;
     if (m->next)
         m->next->at = m->at;
@@ -404,6 +431,22 @@ static bool end_module(struct ibx_client_module *m)
             "%u ms: see what it runs",
             UNLOAD_MS);
     return false;
+}
+
+size_t ibx_functions_next_over(char *name)
+{
+    struct ibx_module_owner *owner;
+    size_t n = 0;
+    pthread_mutex_lock(&lock);
+    while (!n && (owner = ibx_module_owner_over())) {
+        struct ibx_client_module *m = owner->modules;
+        if (!end_module(m))
+            continue;
+        n = strlen(m->name) + 1;
+        memcpy(name, m->name, n);
+    }
+    pthread_mutex_unlock(&lock);
+    return n;
 }
 
 /* Without a module handlers refuse it, before they copy strings that are none. */

@@ -17,6 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define IBX_FUNCTIONS_MODULE 24u /* bytes of the name of a module, at most */
+
 struct ibx_client_module;
 struct ibx_quota;
 struct ibx_tenant;
@@ -47,5 +49,20 @@ bool ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8
 void ibx_functions_orphan(uint64_t client);
 /* Whether it has registered what is still there. */
 bool ibx_functions_any(uint64_t client);
+
+/* What the client has registered, and will, goes when its process has ended and nobody shares it
+ * any more. Without that it stays: a child may use it that nobody knows of yet. The client is such
+ * a child and shares what its parent, or whoever it is, has with the function at that address (0:
+ * none), until its own process has ended. False: there is no such, and it has to register its own.
+ */
+bool ibx_functions_share(struct ibx_functions_user *user, uint64_t address);
+/* Whether the former was called. */
+bool ibx_functions_end(uint64_t client);
+/* Its process has ended. */
+void ibx_functions_ended(uint64_t client);
+/* A module that goes for that: the name by which GVirtuS knows it, at most IBX_FUNCTIONS_MODULE
+ * bytes with its NUL, and how many they are. No request uses it, and GVirtuS is to unload it. 0:
+ * there is none. */
+size_t ibx_functions_next_over(char *name);
 
 #endif

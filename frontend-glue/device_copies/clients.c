@@ -27,6 +27,7 @@
 
 #define RESET_MS  3000u /* that a new session waits for a reset to end, and no longer */
 #define AWAY_MOST 1024u /* clients of a tenant without a session */
+#define END_MS    100   /* between a process's last session and its end, mostly */
 
 struct ibx_client {
     struct ibx_client *next;
@@ -114,6 +115,7 @@ static void limit_away(const struct ibx_tenant *tenant)
     if (away <= AWAY_MOST)
         return;
     ibx_client_ends_add(first->number);
+    ibx_functions_ended(first->number);
     forget(first);
 }
 
@@ -135,12 +137,25 @@ static void settle(uint64_t number, bool left, struct leftovers has)
     } else if (has_ended(c) || (c->process_fd < 0 && !left)) {
         if (has.handles)
             ibx_client_ends_add(number);
+        ibx_functions_ended(number);
         forget(c);
     } else {
         if (c->process_fd >= 0)
             ibx_client_ends_watch(c->process_fd, number);
         limit_away(c->tenant);
     }
+}
+
+/* The last session of a process ends with it, a moment before this host sees that: then this thread
+ * can still have its modules unloaded (last_requests.c). Takes the descriptor; -1: there is none.
+ */
+static void wait_for_end(int process_fd)
+{
+    struct pollfd wait = {.fd = process_fd, .events = POLLIN};
+    if (process_fd < 0)
+        return;
+    poll(&wait, 1, END_MS);
+    close(process_fd);
 }
 
 void ibx_clients_leave(struct copies *x)
@@ -157,6 +172,9 @@ void ibx_clients_leave(struct copies *x)
     const uint64_t number = away ? away->number : 0;
     const uint64_t came = away ? away->came : 0;
     const bool calls = away && away->calls;
+    const int process_fd = away && away->process_fd >= 0 && ibx_functions_end(number)
+                               ? fcntl(away->process_fd, F_DUPFD_CLOEXEC, 0)
+                               : -1;
     leaving += away != NULL;
     x->client = NULL;
     /* Locked: a session of the same process that comes now may want the same addresses. */
@@ -169,9 +187,10 @@ void ibx_clients_leave(struct copies *x)
     if (calls)
         ibx_own_graphs_end(x, number);
     ibx_host_maps_end(x, maps);
-    const struct leftovers has = {.handles =
-                                      x->options.mode != IBX_GPU_OFF && ibx_handles_any(number),
-                                  .modules = number && ibx_functions_any(number)};
+    wait_for_end(process_fd);
+    const struct leftovers has = {
+        .handles = x->options.mode != IBX_GPU_OFF && ibx_handles_any(number),
+        .modules = number && (ibx_functions_any(number) || ibx_functions_end(number))};
     pthread_mutex_lock(&lock);
     if (number) {
         leaving--;
@@ -315,6 +334,11 @@ uint64_t ibx_clients_number(struct copies *x)
     }
     pthread_mutex_unlock(&lock);
     return x->client ? x->client->number : 0;
+}
+
+bool ibx_clients_is_process(const struct copies *x)
+{
+    return x->client && x->client->process;
 }
 
 uint64_t ibx_clients_parent(const struct copies *x)

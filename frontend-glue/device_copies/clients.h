@@ -131,6 +131,8 @@ void ibx_clients_give_end(void);
 uint64_t ibx_clients_number(struct copies *x);
 /* Likewise, once that was called, of the client from which it was forked; 0: not known. */
 uint64_t ibx_clients_parent(const struct copies *x);
+/* Likewise whether it is known of which process it is. */
+bool ibx_clients_is_process(const struct copies *x);
 /* Whether the client may reset the context: no other has a session, or something that is still
  * being given back behind its last one, or the context is broken. If so no session begins until the
  * reset is over, or has taken too long. */

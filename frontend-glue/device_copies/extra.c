@@ -276,8 +276,8 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
     const struct extra_call *call = NULL;
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]) && !(call && call->run); i++)
         call = &tables[i][number];
-    e.function = call->run ? ibx_copies_runtime(call->function) : NULL;
-    if (!e.function)
+    e.function = call->run && call->function ? ibx_copies_runtime(call->function) : NULL;
+    if (!call->run || (call->function && !e.function))
         return CUDA_NOT_SUPPORTED;
     const int rc = call->run(&e);
     ibx_handles_let_go(x);

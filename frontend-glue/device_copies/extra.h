@@ -20,7 +20,7 @@ struct extra {
 };
 
 struct extra_call {
-    const char *function; /* of the runtime */
+    const char *function; /* of the runtime; NULL: it needs none */
     int (*run)(struct extra *e);
 };
 

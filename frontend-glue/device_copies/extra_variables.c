@@ -92,8 +92,22 @@ static int variable(struct extra *e)
     return rc;
 }
 
+/* The client's modules go with its process; whether it shares its parent's with that kernel. */
+static int share_modules(struct extra *e)
+{
+    struct ibx_functions_user *user = ibx_copies_user(e->x);
+    const uint64_t kernel = ibx_get_u64(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    if (!ibx_clients_is_process(e->x))
+        return CUDA_NOT_SUPPORTED;
+    ibx_put_u64(&e->out, ibx_functions_share(user, kernel));
+    return 0;
+}
+
 const struct extra_call ibx_variable_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_SYMBOL_ADDRESS] = {"cudaGetSymbolAddress", symbol_address},
     [IBX_EXTRA_SYMBOL_SIZE] = {"cudaGetSymbolSize", symbol_size},
     [IBX_EXTRA_VARIABLE] = {"cudaGetFuncBySymbol", variable},
+    [IBX_EXTRA_SHARE_MODULES] = {NULL, share_modules},
 };

@@ -24,6 +24,7 @@ extern "C" {
 #include "common/thread.h"
 #include "frontend-glue/client_calls/pipeline.h"
 #include "frontend-glue/device_copies/device_copies.h"
+#include "frontend-glue/device_copies/last_requests.h"
 #include "frontend-glue/plugin/attach.h"
 #include "frontend-glue/plugin/config.h"
 #include "frontend-glue/session/session.h"
@@ -132,6 +133,7 @@ class RdmaCommunicator final : public Communicator
         ibx_detach(attachment);
         ibx_pipeline_destroy(pipeline);
         ibx_session_destroy(session);
+        ibx_last_requests_destroy(last);
     }
 
     // Runs in the back end's forked child, where an exception would end in abort(3). A message and
@@ -171,7 +173,7 @@ class RdmaCommunicator final : public Communicator
     {
         NoCancel hold;
         if (!size || !session)
-            return 0;
+            return size ? read_last(buffer, size) : 0;
         if (server)
             ibx_uncaught_ends(handler_threw, this);
         if (pipeline ? ibx_pipeline_read(pipeline, buffer, size)
@@ -180,7 +182,7 @@ class RdmaCommunicator final : public Communicator
             return size;
         }
         if (server)
-            return server_ended();
+            return server_ended(buffer, size);
         ibx_session_answer(session, buffer, size);
         ibx_attachment_on_read(attachment, buffer, size);
         return size;
@@ -207,6 +209,7 @@ class RdmaCommunicator final : public Communicator
             ibx_pipeline_sync(pipeline);
         else if (session)
             ibx_session_sync(session);
+        ibx_last_requests_answered(last);
     }
 
     void Close() override
@@ -262,13 +265,16 @@ class RdmaCommunicator final : public Communicator
         }
         ibx_session_destroy(mine->session);
         mine->session = nullptr;
+        ibx_last_requests_destroy(mine->last);
+        mine->last = nullptr;
     }
 
     // Between requests a read of 0 ends this client's thread and nothing else. Inside a request
     // GVirtuS ignores the 0 and runs the routine on whatever its buffer holds, which can end every
     // other client; so the thread, which serves only this client, ends here. GVirtuS never deletes
-    // what Accept returned, so everything but this object is freed now.
-    std::size_t server_ended()
+    // what Accept returned, so everything but this object is freed now. Before that read of 0 the
+    // thread runs what is to be run for clients that have ended.
+    std::size_t server_ended(char *buffer, std::size_t size)
     {
         bool in_frame = ibx_session_in_frame(session);
         ibx_uncaught_ends(nullptr, nullptr);
@@ -276,7 +282,22 @@ class RdmaCommunicator final : public Communicator
         session = nullptr;
         if (in_frame)
             pthread_exit(nullptr);
-        return 0;
+        last = ibx_last_requests_create();
+        return read_last(buffer, size);
+    }
+
+    std::size_t read_last(char *buffer, std::size_t size)
+    {
+        if (!last)
+            return 0;
+        ibx_uncaught_ends(handler_threw, this);
+        const std::size_t n = ibx_last_requests_read(last, buffer, size);
+        if (!n) {
+            ibx_uncaught_ends(nullptr, nullptr);
+            ibx_last_requests_destroy(last);
+            last = nullptr;
+        }
+        return n;
     }
 
     ibx_session *session; // null once the client of an accepted one has gone
@@ -284,6 +305,7 @@ class RdmaCommunicator final : public Communicator
     ibx_pipeline_mode mode;
     ibx_pipeline *pipeline = nullptr;     // of a client's session
     ibx_attachment *attachment = nullptr; // to the thread that connected
+    ibx_last_requests *last = nullptr;    // of a server's thread whose client has gone
 };
 
 } // namespace

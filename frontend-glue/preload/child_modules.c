@@ -4,6 +4,10 @@
  * same addresses; natively it has variables of its own, which begin with their first values. So
  * before a child's first use of a kernel or variable it registers again, as its own, what its
  * parent has registered: modules with variables, since one that has none is the same for all.
+ *
+ * The back end has a process's modules unloaded when that has ended, however it does, and no child
+ * of it uses them: the process says once that its children ask for them. A child whose parent has
+ * ended before it asks registers all modules again.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -14,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LEAST   8u    /* entries of a list */
+#define LEAST   8u     /* entries of a list */
 #define WAIT_MS 3000u /* for another thread, which may wait for one in dlopen(3) */
 
 struct function {
@@ -43,6 +47,8 @@ struct module {
     unsigned life;          /* in which it was registered */
     bool managed;           /* it has variables that are declared __managed__ */
     bool incomplete;        /* there was no memory */
+    unsigned asked;         /* in this life it is known ... */
+    bool lost;              /* ... whether the back end has it no more */
     struct list functions, variables;
 };
 
@@ -50,6 +56,7 @@ struct module {
 static struct module *modules;
 static unsigned life;         /* of this process, and those that it was forked from */
 static atomic_bool inherited; /* and not looked at yet */
+static atomic_bool told;      /* the back end, that this process's modules end with it */
 static pthread_mutex_t registering = PTHREAD_MUTEX_INITIALIZER;
 
 static void in_child(void)
@@ -57,6 +64,7 @@ static void in_child(void)
     pthread_mutex_init(&registering, NULL);
     life++;
     atomic_store(&inherited, modules != NULL);
+    atomic_store(&told, false);
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -90,6 +98,22 @@ static void add(struct module *m, struct list *list, const void *item)
     memcpy((char *)list->items + list->count++ * list->size, item, list->size);
 }
 
+/* Whether the back end has the modules of which that kernel is, which this process uses from now
+ * on; NULL: of none. True where it cannot be asked: it keeps them then. */
+static bool share(const void *kernel)
+{
+    struct extra e;
+    uint8_t bytes[8] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int code;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_SHARE_MODULES, "a forked child's first use of kernels");
+    ibx_put_u64(&e.body, (uintptr_t)kernel);
+    if (!ibx_frontend_plugin() || !ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code))
+        return true;
+    atomic_store(&told, true);
+    return code || ibx_get_u64(&r);
+}
+
 void ibx_frontend_module_registered(void *wrapper, void **handle)
 {
     struct module *m = handle ? malloc(sizeof(*m)) : NULL;
@@ -105,6 +129,8 @@ void ibx_frontend_module_registered(void *wrapper, void **handle)
     m->next = modules;
     modules = m;
     ibx_frontend_ranges_unlock();
+    if (!atomic_load(&told))
+        share(NULL);
 }
 
 void ibx_frontend_module_function(void **handle, const char *function, char *device_function,
@@ -163,6 +189,12 @@ void **ibx_frontend_module_gone(void **handle)
 
 /* --------------------------------------------------------------------------- in a child */
 
+static void shares(const char *why)
+{
+    ibx_log(IBX_LOG_WARN, "a forked child shares the variables of a module with its parent: %s",
+            why);
+}
+
 static bool copy(struct list *list)
 {
     const size_t bytes = list->count * list->size;
@@ -173,58 +205,112 @@ static bool copy(struct list *list)
     return items;
 }
 
-/* A copy of the oldest one that is to be registered again; NULL: there is none. */
+/* Locked. Modules that the program has registered in one process: the back end has all or none. */
+static void note_answer(unsigned of, bool there)
+{
+    for (struct module *m = modules; m; m = m->next) {
+        if (m->life == of)
+            m->lost = !there;
+    }
+}
+
+/* Locked. One that was not asked for yet, and need not be registered again for its variables. */
+static const struct module *next_to_ask(void)
+{
+    const struct module *m = modules;
+    while (m && (m->life == life || m->asked == life || m->variables.count || m->managed ||
+                 !m->functions.count))
+        m = m->next;
+    return m;
+}
+
+/* Asks for the modules of all processes that this one was forked from. */
+static void ask(void)
+{
+    const struct module *m;
+    ibx_frontend_ranges_lock();
+    while ((m = next_to_ask())) {
+        const void *kernel = ((const struct function *)m->functions.items)->function;
+        const unsigned of = m->life;
+        for (struct module *i = modules; i; i = i->next)
+            i->asked = i->life == of ? life : i->asked;
+        ibx_frontend_ranges_unlock();
+        const bool there = share(kernel);
+        ibx_frontend_ranges_lock();
+        note_answer(of, there);
+    }
+    ibx_frontend_ranges_unlock();
+}
+
+/* Locked. */
+static bool is_to_come(const struct module *m)
+{
+    return m->life != life && (m->variables.count || m->managed || (m->lost && m->asked == life));
+}
+
+/* A copy of the oldest one that is to be registered again; NULL: there is none, or no memory. */
 static struct module *take(void)
 {
-    struct module *taken = malloc(sizeof(*taken));
-    if (!taken)
-        return NULL;
+    struct module *taken = malloc(sizeof(*taken)), *m = NULL;
     ibx_frontend_ranges_lock();
-    struct module *m = NULL;
     for (struct module *i = modules; i; i = i->next) {
-        if (i->life != life && (i->variables.count || i->managed) && !i->incomplete)
+        if (is_to_come(i))
             m = i;
     }
-    if (m) {
+    if (m && taken) {
         m->life = life;
         *taken = *m;
         const bool functions = copy(&taken->functions), variables = copy(&taken->variables);
-        taken->incomplete = !functions || !variables;
+        taken->incomplete = taken->incomplete || !functions || !variables;
     }
     ibx_frontend_ranges_unlock();
-    if (!m)
-        free(taken);
-    return m ? taken : NULL;
+    if (m && taken)
+        return taken;
+    if (m)
+        shares("there is no memory");
+    free(taken);
+    return NULL;
+}
+
+/* GVirtuS's functions. */
+struct registrations {
+    __typeof__(&__cudaRegisterFatBinary) first;
+    __typeof__(&__cudaRegisterFunction) function;
+    __typeof__(&__cudaRegisterVar) variable;
+    void (*last)(void **handle);
+};
+
+static struct registrations find_registrations(void)
+{
+    static _Atomic(void *) last_known;
+    struct registrations r = {.first = NEXT(__cudaRegisterFatBinary),
+                              .function = NEXT(__cudaRegisterFunction),
+                              .variable = NEXT(__cudaRegisterVar)};
+    *(void **)&r.last = ibx_frontend_next(&last_known, "__cudaRegisterFatBinaryEnd");
+    return r;
 }
 
 /* GVirtuS's handle of it; NULL: it does not take it. */
-static void **register_again(const struct module *m)
+static void **register_again(const struct registrations *r, const struct module *m)
 {
-    static _Atomic(void *) last_known;
-    __typeof__(&__cudaRegisterFatBinary) first = NEXT(__cudaRegisterFatBinary);
-    __typeof__(&__cudaRegisterFunction) function = NEXT(__cudaRegisterFunction);
-    __typeof__(&__cudaRegisterVar) variable = NEXT(__cudaRegisterVar);
-    void (*last)(void **handle) = NULL;
-    *(void **)&last = ibx_frontend_next(&last_known, "__cudaRegisterFatBinaryEnd");
     const struct function *f = m->functions.items;
     const struct variable *v = m->variables.items;
-    void **handle = first && !m->incomplete ? first(m->wrapper) : NULL;
-    for (size_t i = 0; handle && function && i < m->functions.count; i++)
-        function(handle, f[i].function, f[i].device_function, f[i].name, f[i].thread_limit, NULL,
-                 NULL, NULL, NULL, NULL);
-    for (size_t i = 0; handle && variable && i < m->variables.count; i++)
-        variable(handle, v[i].symbol, v[i].address, v[i].name, v[i].external, v[i].n, v[i].constant,
-                 v[i].global);
-    if (handle && last)
-        last(handle);
+    void **handle = r->first && !m->incomplete ? r->first(m->wrapper) : NULL;
+    for (size_t i = 0; handle && r->function && i < m->functions.count; i++)
+        r->function(handle, f[i].function, f[i].device_function, f[i].name, f[i].thread_limit, NULL,
+                    NULL, NULL, NULL, NULL);
+    for (size_t i = 0; handle && r->variable && i < m->variables.count; i++)
+        r->variable(handle, v[i].symbol, v[i].address, v[i].name, v[i].external, v[i].n,
+                    v[i].constant, v[i].global);
+    if (handle && r->last)
+        r->last(handle);
     return handle;
 }
 
 static void registered_again(void **handle, void **there)
 {
     if (!there) {
-        ibx_log(IBX_LOG_WARN, "a forked child shares the variables of a module with its parent: "
-                              "GVirtuS does not register it again");
+        shares("GVirtuS does not register it again");
         return;
     }
     ibx_frontend_ranges_lock();
@@ -235,20 +321,29 @@ static void registered_again(void **handle, void **there)
     ibx_frontend_variables_own(handle);
 }
 
+static void register_all(const struct registrations *r)
+{
+    struct module *m;
+    if (!ibx_frontend_plugin())
+        return;
+    ask();
+    while ((m = take())) {
+        registered_again(m->handle, register_again(r, m));
+        release(m);
+    }
+}
+
 void ibx_frontend_own_modules(void)
 {
     if (!atomic_load_explicit(&inherited, memory_order_acquire))
         return;
+    const struct registrations r = find_registrations();
     const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(WAIT_MS));
     if (pthread_mutex_clocklock(&registering, CLOCK_MONOTONIC, &until))
         return;
     if (atomic_load(&inherited)) {
-        struct module *m = NULL;
         ibx_frontend_connect();
-        while (ibx_frontend_plugin() && (m = take())) {
-            registered_again(m->handle, register_again(m));
-            release(m);
-        }
+        register_all(&r);
         atomic_store(&inherited, false);
     }
     pthread_mutex_unlock(&registering);

@@ -128,6 +128,7 @@ enum ibx_extra {
     IBX_EXTRA_PRINTED,         /* what kernels have printed */
     IBX_EXTRA_IPC_CLOSE,       /* cudaIpcCloseMemHandle, and the like of events and pools */
     IBX_EXTRA_PARAMETERS,      /* where those of a kernel lie; who answers takes long launches */
+    IBX_EXTRA_SHARE_MODULES,   /* a process's modules end with it; a child's uses its parent's */
     IBX_EXTRAS                 /* one more than the last */
 };
 

@@ -664,6 +664,7 @@ int main(int argc, char **argv)
         {"not-supported", not_supported},
         {"symbols", symbols},
         {"variables", variables},
+        {"modules-of-ended", modules_of_ended},
         {"names", names},
         {"forked-meanwhile", forked_meanwhile},
         {"forked-at-first-calls", forked_at_first_calls},

@@ -218,6 +218,9 @@ bool stream_of_thread();
 // Variables of the device, plain and managed.
 bool variables();
 
+// application_modules.cpp
+bool modules_of_ended();
+
 // application_devices.cpp
 
 // Access of one device to another's memory; managed memory and pools there.

@@ -392,6 +392,14 @@ bool variables()
                  lines_with(app.said(), "ibx:") == 1);
 }
 
+bool modules_of_ended()
+{
+    GpuBackEnd back(true, "rdma.requests : 1M\n");
+    Application app(&back, application, "modules-of-ended");
+    REQUIRE(app.good());
+    return HOLDS(lines_with(app.said(), "ibx:") == 0);
+}
+
 // Said once.
 bool without_extra()
 {
@@ -543,6 +551,7 @@ void check_what_the_provider_changes()
     check("an application that ends in the middle of them", leaves);
     check("a first thread that ends", [] { return run("first-thread-ends", true); });
     check("forked children", [] { return run("forked", true); });
+    check("modules of processes that have ended", modules_of_ended);
     check("forked children that exit", [] { return run("forked-exit", true); });
     check("a connection that is closed at the process's end",
           [] { return run("closes-at-exit", true); });

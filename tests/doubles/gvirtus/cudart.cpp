@@ -388,6 +388,28 @@ EXPORTED std::uint64_t stub_launches()
     return launches;
 }
 
+EXPORTED char stub_kernel = 0;
+
+static std::size_t registered_bytes;
+
+EXPORTED void stub_registers(std::size_t n)
+{
+    registered_bytes = n;
+}
+
+// A request that begins with the module's name.
+static void tell_of(void **module, const char *call, const Body &more = Body())
+{
+    char name[24];
+    Body body;
+    if (!registered_bytes)
+        return;
+    std::snprintf(name, sizeof(name), "%p", static_cast<void *>(module));
+    body.string(name);
+    append(&body.bytes, more.bytes.data(), more.bytes.size());
+    mine()->call(call, body);
+}
+
 // What was registered: a letter each, of modules, their ends, kernels and variables.
 static std::string registered;
 
@@ -399,29 +421,39 @@ EXPORTED const char *stub_registered()
 extern "C" void **__cudaRegisterFatBinary(void *);
 extern "C" EXPORTED void **__cudaRegisterFatBinary(void *wrapper)
 {
+    Body module;
     registered += 'M';
+    module.bytes.resize(registered_bytes);
+    tell_of(static_cast<void **>(wrapper), "cudaRegisterFatBinary", module);
     return static_cast<void **>(wrapper);
 }
 
 extern "C" void __cudaRegisterFatBinaryEnd(void **);
-extern "C" EXPORTED void __cudaRegisterFatBinaryEnd(void **)
+extern "C" EXPORTED void __cudaRegisterFatBinaryEnd(void **module)
 {
     registered += 'E';
+    tell_of(module, "cudaRegisterFatBinaryEnd");
 }
 
 extern "C" void __cudaRegisterFunction(void **, const char *, char *, const char *, int, void *,
                                        void *, void *, void *, int *);
-extern "C" EXPORTED void __cudaRegisterFunction(void **, const char *, char *, const char *name,
-                                                int, void *, void *, void *, void *, int *)
+extern "C" EXPORTED void __cudaRegisterFunction(void **module, const char *function, char *,
+                                                const char *name, int, void *, void *, void *,
+                                                void *, int *)
 {
     registered += std::string("k(") + name + ")";
+    Body body;
+    body.u64(function == &stub_kernel ? IBX_DOUBLE_KERNEL : number(function));
+    tell_of(module, "cudaRegisterFunction", body.string(name).string(name).u64(0).u64(0));
 }
 
 extern "C" void __cudaRegisterVar(void **, char *, char *, const char *, int, std::size_t, int,
                                   int);
-extern "C" EXPORTED void __cudaRegisterVar(void **, char *, char *, const char *name, int,
+extern "C" EXPORTED void __cudaRegisterVar(void **module, char *, char *, const char *name, int,
                                            std::size_t n, int constant, int)
 {
+    Body body;
+    tell_of(module, "cudaRegisterVar", body.string("0x1000").string(name).string(name));
     registered += std::string("v(") + name + "," + std::to_string(n) + (constant ? ",c" : "") + ")";
 }
 
@@ -432,12 +464,11 @@ EXPORTED std::uint64_t stub_unloads()
     return unloads;
 }
 
-extern "C" EXPORTED void __cudaUnregisterFatBinary(void **)
+extern "C" EXPORTED void __cudaUnregisterFatBinary(void **module)
 {
     unloads++;
+    tell_of(module, "cudaUnregisterFatBinary");
 }
-
-EXPORTED char stub_kernel = 0;
 
 EXPORTED int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 block, void **arguments,
                               std::size_t shared, void *stream)

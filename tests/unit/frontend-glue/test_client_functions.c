@@ -411,6 +411,67 @@ static void what_is_registered_counts(void **state)
     assert_true(n > 20 && n < 1000);
 }
 
+/* A module of the client's goes next. */
+static void goes(const char *given)
+{
+    char name[IBX_FUNCTIONS_MODULE];
+    assert_int_equal(ibx_functions_next_over(name), strlen(given) + 1);
+    assert_string_equal(name, given);
+}
+
+static void none_goes(void)
+{
+    char name[IBX_FUNCTIONS_MODULE];
+    assert_int_equal(ibx_functions_next_over(name), 0);
+}
+
+/* Of a process that has ended: when its children have said that they ask, and none uses it. */
+static void modules_of_ended(void **state)
+{
+    struct ibx_quota quota = {.most = 100000};
+    struct ibx_functions_user of[4] = {{.client = 300, .quota = &quota},
+                                       {.client = 301, .quota = &quota},
+                                       {.client = 302, .quota = &quota},
+                                       {.client = 303, .quota = &quota}};
+    struct ibx_functions_user *const parent = &of[0], *const child = &of[1],
+                                     *const grandchild = &of[2];
+    (void)state;
+    const struct request first = passed(parent, "cudaRegisterFatBinary", HANDLE, 0, NULL);
+    passed(parent, "cudaRegisterFunction", HANDLE, KERNEL, "sum");
+    const uint64_t name = take(parent, KERNEL), used = atomic_load(&quota.used);
+    assert_true(name && !ibx_functions_end(300) && !ibx_functions_share(parent, 0));
+    assert_true(ibx_functions_end(300) && !ibx_functions_share(child, NOBODYS));
+    assert_true(ibx_functions_share(child, KERNEL) && ibx_functions_share(child, KERNEL));
+    const struct request second = passed(child, "cudaRegisterFatBinary", "0x4a0200", 0, NULL);
+    ibx_functions_ended(300);
+    none_goes();
+    /* A child's child, whose parent ends before it has asked. Another program is there, too. */
+    passed(&of[3], "cudaRegisterFatBinary", HANDLE, 0, NULL);
+    passed(&of[3], "cudaRegisterFunction", HANDLE, KERNEL, "product");
+    assert_true(take(child, KERNEL) == name && !take(grandchild, KERNEL));
+    grandchild->parent = 301;
+    assert_true(ibx_functions_share(grandchild, KERNEL));
+    grandchild->parent = 0;
+    ibx_functions_ended(301);
+    goes(handle_of(&second));
+    none_goes();
+    assert_true(take(grandchild, KERNEL) == name);
+    ibx_functions_ended(302);
+    end(&of[3], HANDLE);
+    assert_true(atomic_load(&quota.used) > used);
+    goes(handle_of(&first));
+    none_goes();
+    assert_true(atomic_load(&quota.used) < used && !take(grandchild, KERNEL));
+    assert_true(!ibx_functions_share(grandchild, KERNEL));
+    ibx_functions_ended(302);
+    assert_true(!ibx_functions_any(300) && !ibx_functions_end(300) && !ibx_functions_end(302));
+    /* One that has not said so: a child may come of which nobody knows. */
+    passed(&of[3], "cudaRegisterFatBinary", HANDLE, 0, NULL);
+    ibx_functions_ended(303);
+    none_goes();
+    end(&of[3], HANDLE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -425,6 +486,7 @@ int main(void)
         cmocka_unit_test(used_meanwhile),
         cmocka_unit_test(a_client_of_very_many_modules),
         cmocka_unit_test(what_is_registered_counts),
+        cmocka_unit_test(modules_of_ended),
     };
     for (unsigned i = 0; i < sizeof(users) / sizeof(users[0]); i++)
         users[i].client = i + 1;

@@ -821,6 +821,7 @@ static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_PRINTED] = "b",
     [IBX_EXTRA_IPC_CLOSE] = "bo",
     [IBX_EXTRA_PARAMETERS] = "oi",
+    [IBX_EXTRA_SHARE_MODULES] = "o",
     [IBX_EXTRA_RESET_L2] = "",
     [IBX_EXTRA_POOL_CURRENT] = "i",
     [IBX_EXTRA_POOL_DESTROY] = "o",
