@@ -13,13 +13,14 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define LEAST   8u     /* entries of a list */
-#define WAIT_MS 3000u /* for another thread, which may wait for one in dlopen(3) */
+#define WAIT_MS 30000u /* for another thread, before that is said */
 
 struct function {
     const char *function;
@@ -272,7 +273,8 @@ static struct module *take(void)
     return NULL;
 }
 
-/* GVirtuS's functions. */
+/* GVirtuS's functions. The linker looks for them under a lock of its own, under which another
+ * thread may be in dlopen(3) and wait for this one: so all are known before that may happen. */
 struct registrations {
     __typeof__(&__cudaRegisterFatBinary) first;
     __typeof__(&__cudaRegisterFunction) function;
@@ -333,18 +335,30 @@ static void register_all(const struct registrations *r)
     }
 }
 
+static void lock(void)
+{
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(WAIT_MS));
+    if (!pthread_mutex_clocklock(&registering, CLOCK_MONOTONIC, &until))
+        return;
+    ibx_log(IBX_LOG_WARN,
+            "a thread of a forked child has waited for %u s for another one, which registers the "
+            "program's kernels and variables, and goes on waiting",
+            WAIT_MS / 1000);
+    pthread_mutex_lock(&registering);
+}
+
+/* A thread that goes on before all are registered would use the parent's variables. */
 void ibx_frontend_own_modules(void)
 {
     if (!atomic_load_explicit(&inherited, memory_order_acquire))
         return;
+    const int cancel = ibx_thread_hold_cancel();
     const struct registrations r = find_registrations();
-    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(WAIT_MS));
-    if (pthread_mutex_clocklock(&registering, CLOCK_MONOTONIC, &until))
-        return;
-    if (atomic_load(&inherited)) {
-        ibx_frontend_connect();
+    ibx_frontend_connect(); /* for which GVirtuS may open a library */
+    lock();
+    if (atomic_load(&inherited))
         register_all(&r);
-        atomic_store(&inherited, false);
-    }
+    atomic_store(&inherited, false);
     pthread_mutex_unlock(&registering);
+    ibx_thread_release_cancel(cancel);
 }

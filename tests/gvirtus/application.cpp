@@ -665,6 +665,7 @@ int main(int argc, char **argv)
         {"symbols", symbols},
         {"variables", variables},
         {"modules-of-ended", modules_of_ended},
+        {"modules-of-two-threads", modules_of_two_threads},
         {"names", names},
         {"forked-meanwhile", forked_meanwhile},
         {"forked-at-first-calls", forked_at_first_calls},

@@ -219,6 +219,7 @@ bool stream_of_thread();
 bool variables();
 
 // application_modules.cpp
+bool modules_of_two_threads();
 bool modules_of_ended();
 
 // application_devices.cpp

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Modules of processes that have ended, however they did: so many that the back end, which may have
-// 1 MiB of them here, would be full if it did not let go of them.
+// Modules of forked children. Of processes that have ended, however they did, there are so many
+// that the back end, which may have 1 MiB of them here, would be full if it did not let go of them.
 #include "tests/gvirtus/application.h"
 #include "tests/scenes/patience.h"
 
+#include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <functional>
+#include <pthread.h>
 #include <string>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 namespace
@@ -97,7 +101,72 @@ bool many_orphans()
     return true;
 }
 
+// A thread that has no patience; which mutex it was too late for, and whether it waits for it now.
+thread_local bool impatient;
+std::atomic<pthread_mutex_t *> late;
+std::atomic<bool> waits;
+
+// A child's second thread while the first registers its modules.
+bool two_threads()
+{
+    static std::atomic<bool> over;
+    std::string seen;
+    stub_hold_registered(true);
+    std::thread first([] { launches_well(); });
+    while (!stub_holds_registered())
+        usleep(100);
+    std::thread other([&] {
+        device_memory(4096); // connects
+        impatient = true;
+        launches_well();
+        seen = stub_registered();
+        over = true;
+    });
+    while (!over && !waits)
+        usleep(100);
+    stub_hold_registered(false);
+    first.join();
+    other.join();
+    return HOLDS(waits && seen.back() == 'E');
+}
+
 } // namespace
+
+// Before those of the C library, for the preload.
+extern "C" int pthread_mutex_lock(pthread_mutex_t *mutex) noexcept
+{
+    static auto *next =
+        reinterpret_cast<int (*)(pthread_mutex_t *)>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
+    if (impatient && mutex == late)
+        waits = true;
+    return next(mutex);
+}
+
+extern "C" int pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
+                                       const timespec *until) noexcept
+{
+    using Lock = int(pthread_mutex_t *, clockid_t, const timespec *);
+    static auto *next = reinterpret_cast<Lock *>(dlsym(RTLD_NEXT, "pthread_mutex_clocklock"));
+    if (!impatient)
+        return next(mutex, clock, until);
+    const int rc = pthread_mutex_trylock(mutex);
+    if (rc)
+        late = mutex;
+    return rc ? ETIMEDOUT : 0;
+}
+
+bool modules_of_two_threads()
+{
+    static Module program;
+    REQUIRE(launches_well());
+    const pid_t child = fork();
+    if (!child) {
+        alarm(20 * patience_times());
+        _exit(!two_threads());
+    }
+    int status = -1;
+    return HOLDS(waitpid(child, &status, 0) == child && status == 0);
+}
 
 bool modules_of_ended()
 {

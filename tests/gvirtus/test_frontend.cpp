@@ -400,6 +400,15 @@ bool modules_of_ended()
     return HOLDS(lines_with(app.said(), "ibx:") == 0);
 }
 
+// Each has the child's own, however long that takes, which is said.
+bool modules_of_two_threads()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "modules-of-two-threads");
+    REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 1);
+    return HOLDS(lines_with(app.said(), "has waited for 30 s for another one") == 1);
+}
+
 // Said once.
 bool without_extra()
 {
@@ -617,6 +626,7 @@ void check_what_it_does_not()
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
     check("variables of the device by their names", variables);
+    check("modules of a child with two threads", modules_of_two_threads);
     check("names of errors, the profiler", [] { return run("names", true); });
     check("more bytes than there are, and no memory", [] { return run("refused", true); });
     check("calls without GVirtuS's front end", [] { return run("calls", true); });

@@ -390,6 +390,19 @@ EXPORTED std::uint64_t stub_launches()
 
 EXPORTED char stub_kernel = 0;
 
+static std::atomic<bool> hold_registered, holds_registered;
+
+EXPORTED void stub_hold_registered(bool held)
+{
+    hold_registered = held;
+    holds_registered = false;
+}
+
+EXPORTED bool stub_holds_registered()
+{
+    return holds_registered;
+}
+
 static std::size_t registered_bytes;
 
 EXPORTED void stub_registers(std::size_t n)
@@ -431,6 +444,8 @@ extern "C" EXPORTED void **__cudaRegisterFatBinary(void *wrapper)
 extern "C" void __cudaRegisterFatBinaryEnd(void **);
 extern "C" EXPORTED void __cudaRegisterFatBinaryEnd(void **module)
 {
+    for (holds_registered = true; hold_registered;)
+        usleep(100);
     registered += 'E';
     tell_of(module, "cudaRegisterFatBinaryEnd");
 }
