@@ -34,6 +34,7 @@ struct ibx_attachment {
     pthread_mutex_t closing; /* held while the session is closed at the end of the thread */
     atomic_bool ended;
     bool preloaded;                 /* the session carries the thread's own copies too */
+    void (*begins)(void);           /* before its first request; NULL: it has begun */
     struct ibx_request_watch watch; /* the thread's */
     int stream_at;                  /* of the current request: see stream_at() */
     bool selects;                   /* the current request is cudaSetDevice, not answered yet */
@@ -214,6 +215,9 @@ void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *byte
     static const char capture[] = "cudaStreamBeginCapture";
     if (!attachment || !attachment->preloaded || !n)
         return;
+    if (attachment->begins)
+        attachment->begins();
+    attachment->begins = NULL;
     if (ibx_request_begins(&attachment->watch) && n == sizeof(capture) &&
         !memcmp(bytes, capture, n))
         ibx_async_copy_forbid();
@@ -598,7 +602,9 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
         .leave = leave,
     };
     void (*attach)(const struct ibx_frontend_calls *calls) = NULL;
+    void (*begins)(void) = NULL;
     *(void **)&attach = dlsym(RTLD_DEFAULT, IBX_FRONTEND_ATTACH);
+    *(void **)&begins = dlsym(RTLD_DEFAULT, IBX_FRONTEND_BEGINS);
     pthread_once(&begun, begin);
     struct ibx_attachment *attachment = keyed ? malloc(sizeof(*attachment)) : NULL;
     if (!attachment)
@@ -610,6 +616,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
                                           .lasts = true,
                                           .closing = PTHREAD_MUTEX_INITIALIZER,
                                           .preloaded = attach != NULL,
+                                          .begins = begins,
                                           .stream_at = ANY_STREAM,
                                           .device = -1};
     ibx_request_watch_init(&attachment->watch);

@@ -46,7 +46,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 16u
+#define IBX_FRONTEND_VERSION 17u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -154,11 +154,15 @@ struct ibx_frontend_calls {
 };
 
 #define IBX_FRONTEND_ATTACH "ibx_frontend_attach"
-/* Exported by libibx-frontend.so. From any thread, any number of times. */
+#define IBX_FRONTEND_BEGINS "ibx_frontend_begins"
+/* Exported by libibx-frontend.so. From any thread, any number of times. The latter in front of the
+ * first request over a connection: what GVirtuS does to make one is over. */
 #ifdef __cplusplus
 extern "C" void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
+extern "C" void ibx_frontend_begins(void);
 #else
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
+void ibx_frontend_begins(void);
 #endif
 
 #endif

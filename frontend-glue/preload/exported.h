@@ -231,6 +231,7 @@ void __cudaRegisterManagedVar(void **module, void **variable, char *address, con
                               int external, size_t n, int constant, int global);
 char __cudaInitModule(void **module);
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
+void ibx_frontend_begins(void);
 /* queries.c */
 int cudaStreamGetId(void *stream, unsigned long long *id);
 int cudaStreamGetDevice(void *stream, int *device);

@@ -20,7 +20,8 @@
 #define ALONE_MS 3000u
 
 /* A child that is forked meanwhile would wait for ever: for locks of GVirtuS's log, which nobody
- * gives back there. So a fork waits until no thread connects, for a while. */
+ * gives back there. So a fork waits until no thread connects, for a while. GVirtuS is done with
+ * that when it writes the thread's first request. */
 #define FORK_MS 1000u
 
 static pthread_mutex_t first_calls = PTHREAD_MUTEX_INITIALIZER;
@@ -139,6 +140,12 @@ void ibx_frontend_first_is_over(void)
     if (connects)
         pthread_rwlock_unlock(&connecting);
     connects = false;
+}
+
+/* The rest of a first call is like any other, and may take long. */
+void ibx_frontend_begins(void)
+{
+    ibx_frontend_first_is_over();
 }
 
 /* ------------------------------------------------------------------------- the plugin */

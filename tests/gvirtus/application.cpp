@@ -669,6 +669,7 @@ int main(int argc, char **argv)
         {"names", names},
         {"forked-meanwhile", forked_meanwhile},
         {"forked-at-first-calls", forked_at_first_calls},
+        {"forked-beside-first-call", forked_beside_first_call},
         {"stock", stock},
         {"other-version", other_version},
     };

@@ -86,6 +86,7 @@ bool cancelled_thread();
 bool forked();
 bool forked_meanwhile();
 bool forked_at_first_calls();
+bool forked_beside_first_call();
 bool killed();
 
 // application_names.cpp

@@ -5,6 +5,7 @@
 #include "tests/scenes/patience.h"
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -285,6 +286,43 @@ bool forked_at_first_calls()
         good = waitpid(child, &status, 0) == child && status == 0 && good;
     }
     return HOLDS(good);
+}
+
+// How often a fork has waited in vain for threads that connect.
+static std::atomic<unsigned> forks_late;
+
+extern "C" int pthread_rwlock_clockwrlock(pthread_rwlock_t *lock, clockid_t clock,
+                                          const timespec *until) noexcept
+{
+    using Lock = int(pthread_rwlock_t *, clockid_t, const timespec *);
+    static auto *next = reinterpret_cast<Lock *>(dlsym(RTLD_NEXT, "pthread_rwlock_clockwrlock"));
+    const int rc = next(lock, clock, until);
+    forks_late += rc == ETIMEDOUT;
+    return rc;
+}
+
+// A thread's first call may take as long as it likes.
+bool forked_beside_first_call()
+{
+    static std::atomic<bool> over;
+    using LaunchHost = int(void *stream, void (*function)(void *), void *argument);
+    const auto wait = [](void *) {
+        while (!over)
+            usleep(100);
+    };
+    REQUIRE(runtime_is_there());
+    REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(nullptr, wait, nullptr) == 0);
+    const std::uint64_t before = stub_calls();
+    std::thread first([] { cudaDeviceSynchronize(); });
+    while (stub_calls() == before)
+        usleep(100);
+    const pid_t child = fork();
+    if (!child)
+        _exit(0);
+    over = true;
+    first.join();
+    int status = -1;
+    return HOLDS(waitpid(child, &status, 0) == child && status == 0 && !forks_late);
 }
 
 // The driver kills the back end when it reads the byte; the copy in hand may be any.

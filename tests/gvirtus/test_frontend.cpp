@@ -650,6 +650,7 @@ void check_what_it_does_not()
     check("children of a process with busy threads", [] { return run("forked-meanwhile", true); });
     check("children of a process whose threads connect",
           [] { return run("forked-at-first-calls", true); });
+    check("... one of which takes long", [] { return run("forked-beside-first-call", true); });
     check("a libcudart that was loaded locally", [] { return loaded_locally("copies", 1); });
     check("loaded locally, and a forked child that exits",
           [] { return loaded_locally("forked", 3); });
