@@ -155,6 +155,19 @@ static void give(void **module, struct variable *all, void ***pointers, size_t c
 
 /* ------------------------------------------------------------------------------ nvcc's calls */
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* while a module gets its variables */
+
+/* It has none of its parent's threads. */
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
 void __cudaRegisterManagedVar(void **module, void **variable, char *address, const char *name,
                               int external, size_t n, int constant, int global)
 {
@@ -169,7 +182,6 @@ void __cudaRegisterManagedVar(void **module, void **variable, char *address, con
  * returns nothing, and no way to register such variables. */
 char __cudaInitModule(void **module)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     __typeof__(&__cudaInitModule) next = NEXT(__cudaInitModule);
     size_t count = 0;
     pthread_mutex_lock(&lock);

@@ -666,6 +666,7 @@ int main(int argc, char **argv)
         {"variables", variables},
         {"modules-of-ended", modules_of_ended},
         {"modules-of-two-threads", modules_of_two_threads},
+        {"modules-and-forks", modules_and_forks},
         {"names", names},
         {"forked-meanwhile", forked_meanwhile},
         {"forked-at-first-calls", forked_at_first_calls},

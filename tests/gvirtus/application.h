@@ -221,6 +221,7 @@ bool variables();
 
 // application_modules.cpp
 bool modules_of_two_threads();
+bool modules_and_forks();
 bool modules_of_ended();
 
 // application_devices.cpp

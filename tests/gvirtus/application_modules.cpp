@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <functional>
 #include <pthread.h>
 #include <string>
@@ -21,6 +22,13 @@ namespace
 constexpr std::size_t module_bytes = 64u << 10;
 constexpr unsigned processes_each = 40;
 
+void register_function(void **module, const char *function)
+{
+    preloaded<void(void **, const void *, char *, const char *, int, void *, void *, void *, void *,
+                   int *)>("__cudaRegisterFunction")(module, function, nullptr, "kernel", -1,
+                                                     nullptr, nullptr, nullptr, nullptr, nullptr);
+}
+
 struct Module {
     std::uint64_t wrapper[8];
     char kernel[1], variable[1];
@@ -29,15 +37,11 @@ struct Module {
     // As the code does that nvcc makes. That kernel is none that this libcudart launches.
     explicit Module(bool has_variable = true)
     {
-        using Function = void(void **, const void *, char *, const char *, int, void *, void *,
-                              void *, void *, int *);
         using Variable = void(void **, char *, char *, const char *, int, std::size_t, int, int);
-        auto *function = preloaded<Function>("__cudaRegisterFunction");
         handle = preloaded<void **(void *)>("__cudaRegisterFatBinary")(wrapper);
         for (const char *one :
              {static_cast<const char *>(kernel), static_cast<const char *>(&stub_kernel)})
-            function(handle, one, nullptr, "kernel", -1, nullptr, nullptr, nullptr, nullptr,
-                     nullptr);
+            register_function(handle, one);
         if (has_variable)
             preloaded<Variable>("__cudaRegisterVar")(handle, variable, variable, "v5.0.64", 0, 1, 0,
                                                      0);
@@ -166,6 +170,43 @@ bool modules_of_two_threads()
     }
     int status = -1;
     return HOLDS(waitpid(child, &status, 0) == child && status == 0);
+}
+
+// A child that is forked while another thread looks for variables that are declared __managed__.
+bool modules_and_forks()
+{
+    using Managed = void(void **, void *, char *, const char *, int, std::size_t, int, int);
+    static void *module[1], *none[1];
+    static char *pointer;
+    auto *init = preloaded<char(void **)>("__cudaInitModule");
+    const pid_t back_end = std::atoi(std::getenv("STUB_BACK_END"));
+    std::atomic<pid_t> other{0};
+    std::atomic<bool> stopped{false};
+    register_function(module, &stub_kernel);
+    preloaded<Managed>("__cudaRegisterManagedVar")(module, &pointer, nullptr, "m3.0.8", 0, 1, 0, 0);
+    REQUIRE(runtime_is_there() && launches_well() && managed_memory(1u << 20));
+    std::thread first([&] {
+        device_memory(4096); // connects
+        for (other = gettid(); !stopped;)
+            std::this_thread::yield();
+        init(module);
+    });
+    while (!other)
+        usleep(100);
+    stop(back_end);
+    stopped = true;
+    while (state_of(getpid(), other) != 'S')
+        usleep(100);
+    const pid_t child = fork();
+    if (!child) {
+        alarm(20 * patience_times());
+        _exit(init(none) != 1);
+    }
+    int status = -1;
+    const bool good = waitpid(child, &status, 0) == child && status == 0;
+    kill(back_end, SIGCONT);
+    first.join();
+    return HOLDS(good && pointer);
 }
 
 bool modules_of_ended()

@@ -627,6 +627,8 @@ void check_what_it_does_not()
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
     check("variables of the device by their names", variables);
     check("modules of a child with two threads", modules_of_two_threads);
+    check("... that is forked while one is looked at",
+          [] { return run("modules-and-forks", true); });
     check("names of errors, the profiler", [] { return run("names", true); });
     check("more bytes than there are, and no memory", [] { return run("refused", true); });
     check("calls without GVirtuS's front end", [] { return run("calls", true); });
