@@ -3,10 +3,16 @@
 // Variables of the device: the preload has the back end find them by their names.
 #include "tests/gvirtus/application.h"
 
+#include <cerrno>
+#include <cstddef>
 #include <cstring>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <string>
-#include <vector>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <vector>
 #include <unistd.h>
 
 namespace
@@ -169,6 +175,34 @@ bool unloads_and_grandchildren()
     close(hold[0]);
     close(hold[1]);
     return HOLDS(kept && own);
+}
+
+// From now on this process has no children.
+bool forbid_forks()
+{
+    sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog program = {sizeof(filter) / sizeof(filter[0]), filter};
+    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
+           !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+// A grandchild that was not born uses nothing.
+bool unloads_and_failed_forks()
+{
+    const pid_t child = fork();
+    if (!child) {
+        static void *module[1];
+        register_kernel(module, &stub_kernel);
+        const bool failed = forbid_forks() && fork() == -1 && errno == EAGAIN;
+        _exit(!(failed && goes(module)));
+    }
+    int status = 1;
+    return HOLDS(waitpid(child, &status, 0) == child && status == 0);
 }
 
 // What a child registers by `first` and again by `second`, and whether it gives that back.
@@ -383,6 +417,7 @@ bool not_found()
 bool variables()
 {
     REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
-    return HOLDS(plain() && unloads_and_forks() && unloads_and_grandchildren() &&
-                 own_in_children() && managed_variables() && not_found());
+    return HOLDS(plain() && unloads_and_forks() && unloads_and_failed_forks() &&
+                 unloads_and_grandchildren() && own_in_children() && managed_variables() &&
+                 not_found());
 }
