@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* How much the clients of a tenant may make the back end hold by requests of our own. */
+#include "tests/scenes/own_requests.h"
+
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+static int add_to_graph(struct client *c, unsigned number, uint64_t graph, uint64_t child,
+                        uint64_t *node)
+{
+    uint8_t bytes[64];
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), number);
+    ibx_put_u64(&w, graph);
+    ibx_put_u16(&w, 0);
+    if (child)
+        ibx_put_u64(&w, child);
+    return own_run(c, &w, node);
+}
+
+static struct ibx_quota *quota_of(const struct client *c, enum ibx_hold hold)
+{
+    return ibx_tenant_quota(c->x.isolation.tenant, hold);
+}
+
+static uint64_t used_by(const struct client *c, enum ibx_hold hold)
+{
+    return atomic_load(&quota_of(c, hold)->used);
+}
+
+/* Sets how many more there may be; what there may be of all now. */
+static uint64_t allow_more(const struct client *c, enum ibx_hold hold, uint64_t more)
+{
+    return atomic_exchange(&quota_of(c, hold)->most, used_by(c, hold) + more);
+}
+
+/* Each graph has the one before twice, and CUDA copies it with all that is in it: a few requests
+ * would ask for more memory than there is. */
+static void test_graphs_in_graphs(void **state)
+{
+    (void)state;
+    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS),
+                   execs = used_by(&alice, IBX_HOLD_EXECS);
+    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 1000);
+    const uint64_t most_execs = allow_more(&alice, IBX_HOLD_EXECS, 300);
+    uint64_t graphs[20] = {0}, node, exec, other, last;
+    unsigned n = 0;
+    int rc = own_graph_create(&alice, &graphs[n++]);
+    assert_int_equal(rc, 0);
+    while (!rc && n < 20 && !(rc = own_graph_create(&alice, &graphs[n]))) {
+        for (unsigned k = 0; !rc && k < 2; k++)
+            rc = add_to_graph(&alice, IBX_EXTRA_NODE_CHILD, graphs[n], graphs[n - 1], &node);
+        n++;
+    }
+    assert_int_equal(rc, CUDA_MEMORY_ALLOCATION);
+    assert_true(n > 6 && n < 10);
+    /* One that there is no room for in what can be launched, and one that there is. */
+    assert_int_equal(
+        own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[n - 2], 0}, &exec),
+        CUDA_MEMORY_ALLOCATION);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2,
+                                  (uint64_t[]){graphs[3], 0}, i ? &exec : &last),
+                         0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_CLONE, graphs[n - 2], &other),
+                     CUDA_MEMORY_ALLOCATION);
+    /* Others have theirs, and so has she once these are gone. */
+    assert_int_equal(own_graph_create(&bob, &other), 0);
+    assert_int_equal(own_call_one(&bob, IBX_EXTRA_GRAPH_DESTROY, other, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, last, NULL), 0);
+    while (n)
+        assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graphs[--n], NULL), 0);
+    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
+    assert_true(used_by(&alice, IBX_HOLD_EXECS) == execs);
+    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
+    atomic_store(&quota_of(&alice, IBX_HOLD_EXECS)->most, most_execs);
+}
+
+static void test_nodes_have_a_limit(void **state)
+{
+    (void)state;
+    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 4);
+    uint64_t graph, other, nodes[4];
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(add_to_graph(&alice, IBX_EXTRA_NODE_EMPTY, graph, 0, &nodes[i]), 0);
+    assert_int_equal(add_to_graph(&alice, IBX_EXTRA_NODE_EMPTY, graph, 0, &nodes[3]),
+                     CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(own_memset_add(&alice, graph, alice.memory, &nodes[3]),
+                     CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(own_graph_create(&alice, &other), CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_NODE_DESTROY, nodes[2], NULL), 0);
+    /* Nor have edges without end. */
+    uint8_t bytes[64];
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_GRAPH_ORDER);
+    ibx_put_u64(&w, graph);
+    ibx_put_u64(&w, nodes[0]);
+    ibx_put_u64(&w, nodes[1]);
+    ibx_put_u8(&w, 0);
+    assert_int_equal(own_run(&alice, &w, NULL), 0);
+    assert_int_equal(own_run(&alice, &w, NULL), CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
+    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
+}
+
+/* Whoever walks through them, CUDA or this back end, goes as deep as they are. */
+static void test_depth_of_graphs(void **state)
+{
+    (void)state;
+    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS);
+    uint64_t graph, next, node;
+    unsigned deep = 0;
+    int rc = own_graph_create(&alice, &graph);
+    while (!rc && deep < 1000) {
+        assert_int_equal(own_graph_create(&alice, &next), 0);
+        rc = add_to_graph(&alice, IBX_EXTRA_NODE_CHILD, next, graph, &node);
+        assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+        graph = next;
+        deep++;
+    }
+    assert_int_equal(rc, CUDA_NOT_SUPPORTED);
+    assert_int_equal(deep, IBX_GRAPHS_DEEP);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
+}
+
+static int add_conditional(struct client *c, uint64_t graph, uint64_t *body)
+{
+    uint8_t bytes[64], out[IBX_EXTRA_OUT_MAX] = {0};
+    uint64_t handle;
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_GRAPH_CONDITION);
+    ibx_put_u64(&w, graph);
+    ibx_put_u32(&w, 0);
+    ibx_put_u32(&w, 1);
+    assert_int_equal(own_run(c, &w, &handle), 0);
+    w = own_body(bytes, sizeof(bytes), IBX_EXTRA_NODE_CONDITIONAL);
+    ibx_put_u64(&w, graph);
+    ibx_put_u16(&w, 0);
+    ibx_put_u64(&w, handle);
+    ibx_put_u32(&w, 0);
+    ibx_put_u32(&w, 1);
+    struct ibx_writer answer = ibx_writer_of(out, sizeof(out));
+    const struct ibx_request q = {.body = w.data, .length = w.length};
+    const int rc = ibx_copies_extra(&c->x, &q, &answer);
+    struct ibx_reader r = ibx_reader_of(out, answer.length);
+    ibx_get_u64(&r);
+    *body = rc ? 0 : ibx_get_u64(&r);
+    return rc;
+}
+
+/* The same of graphs that conditional nodes have, which what is launched has, too. */
+static void test_conditions_in_conditions(void **state)
+{
+    (void)state;
+    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t most = allow_more(&alice, IBX_HOLD_EXECS, 100);
+    uint64_t graph, body, exec;
+    unsigned deep = 0;
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    body = graph;
+    while (body && deep < 1000) {
+        if (add_conditional(&alice, body, &body))
+            break;
+        deep++;
+    }
+    assert_int_equal(deep, IBX_GRAPHS_DEEP - 1);
+    assert_int_equal(
+        own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
+        CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
+    atomic_store(&quota_of(&alice, IBX_HOLD_EXECS)->most, most);
+}
+
+/* CUDA makes the graph as it is captured: what that grows to counts meanwhile, and is measured when
+ * it is there. */
+static void test_captures_have_a_limit(void **state)
+{
+    (void)state;
+    int (*begin_capture)(void *stream, int mode) = NULL;
+    int (*end_capture)(void *stream, void **graph) = NULL;
+    void *runtime = dlopen(getenv("IBX_TEST_CUDART"), RTLD_LAZY), *stream, *graph = NULL;
+    struct copies *x = &alice.x;
+    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 5);
+    *(void **)&begin_capture = dlsym(runtime, "cudaStreamBeginCapture");
+    *(void **)&end_capture = dlsym(runtime, "cudaStreamEndCapture");
+    assert_int_equal(app->stream_create(&stream, 1), 0);
+    assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    x->handler.captures = CAPTURES_BEGUN;
+    ibx_captures_run(x);
+    assert_int_equal(begin_capture(stream, 2), 0);
+    ibx_captures_answered(x, 0);
+    uint8_t bytes[64];
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_MEMSET);
+    ibx_put_u64(&w, alice.memory);
+    ibx_put_u32(&w, 1);
+    ibx_put_u64(&w, 8);
+    ibx_put_u64(&w, (uintptr_t)stream);
+    for (unsigned i = 0; i < 5; i++)
+        assert_int_equal(own_run(&alice, &w, NULL), 0);
+    assert_int_equal(own_run(&alice, &w, NULL), CUDA_MEMORY_ALLOCATION);
+    const struct ibx_call *record = ibx_call_find("cudaEventRecord", 16);
+    uint8_t body[16] = {0};
+    struct ibx_writer named = ibx_writer_of(body, sizeof(body));
+    ibx_put_u64(&named, 0);
+    assert_true(ibx_graph_captures(x, record, body, sizeof(body))); /* in another stream */
+    struct ibx_writer none = named;
+    ibx_put_u64(&none, UINT64_C(0x123450)); /* which CUDA must not be given */
+    assert_true(ibx_graph_captures(x, record, body, sizeof(body)));
+    ibx_put_u64(&named, (uintptr_t)stream);
+    assert_false(ibx_graph_captures(x, record, body, sizeof(body)));
+    assert_true(ibx_graph_captures(&bob.x, record, body, sizeof(body)));
+    assert_false(ibx_graph_launches(x, alice.exec, (uintptr_t)stream));
+    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
+    assert_int_equal(end_capture(stream, &graph), 0);
+    assert_true(ibx_handles_add(x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
+    assert_true(ibx_graph_measure(x, (uintptr_t)graph));
+    x->handler.captures = CAPTURES_ENDED;
+    ibx_captures_run(x);
+    ibx_captures_answered(x, 0);
+    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before + 6);
+    assert_int_equal(atomic_load(ibx_tenant_captured(x->isolation.tenant)), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
+    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
+    ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    dlclose(runtime);
+}
+
+static void test_textures_have_a_limit(void **state)
+{
+    (void)state;
+    const struct ibx_cuda_resource resource = {.kind = IBX_RESOURCE_ARRAY,
+                                               .of = {.array = (void *)(uintptr_t)alice.array}};
+    uint8_t bytes[256];
+    uint64_t first, second;
+    const uint64_t most = allow_more(&alice, IBX_HOLD_TEXTURES, 1);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_CREATE_SURFACE);
+    ibx_resource_put(&w, &resource);
+    assert_int_equal(own_run(&alice, &w, &first), 0);
+    assert_int_equal(own_run(&alice, &w, &second), CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_DESTROY_SURFACE, first, NULL), 0);
+    assert_int_equal(own_run(&alice, &w, &first), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_DESTROY_SURFACE, first, NULL), 0);
+    atomic_store(&quota_of(&alice, IBX_HOLD_TEXTURES)->most, most);
+}
+
+/* CUDA has room for so few that one client could take all of them. */
+static void test_pools_have_a_limit(void **state)
+{
+    (void)state;
+    uint64_t pools[8], other = 0;
+    unsigned n = 0;
+    uint8_t bytes[64];
+    const uint64_t most = allow_more(&alice, IBX_HOLD_POOLS, 3);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_POOL_CREATE);
+    ibx_put_u32(&w, 0);
+    ibx_put_u64(&w, 0);
+    ibx_put_u16(&w, 0);
+    int rc = 0;
+    while (n < 8 && !(rc = own_run(&alice, &w, &pools[n])))
+        n++;
+    assert_int_equal(rc, CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(n, 3);
+    assert_int_equal(own_run(&bob, &w, &other), 0);
+    assert_int_equal(own_call_one(&bob, IBX_EXTRA_POOL_DESTROY, other, NULL), 0);
+    while (n)
+        assert_int_equal(own_call_one(&alice, IBX_EXTRA_POOL_DESTROY, pools[--n], NULL), 0);
+    atomic_store(&quota_of(&alice, IBX_HOLD_POOLS)->most, most);
+}
+
+/* A tenant has so many handles for other processes, and the other one has its own. */
+static void test_handles_have_a_limit(void **state)
+{
+    enum { MOST = 4096 };
+    static void *events[MOST + 1], *more;
+    uint64_t answer;
+    (void)state;
+    for (unsigned i = 0; i <= MOST; i++) {
+        assert_int_equal(app->event_create(&events[i], 4), 0);
+        assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[i]));
+        assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[i], &answer),
+                         i < MOST ? 0 : 2);
+    }
+    assert_int_equal(own_call_one(&bob, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[MOST], &answer),
+                     400);
+    assert_true(ibx_handles_add(&bob.x, IBX_HANDLE_EVENT, (uintptr_t)events[MOST]));
+    assert_int_equal(own_call_one(&bob, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[MOST]));
+    ibx_ipc_gone((uintptr_t)events[MOST]);
+    ibx_ipc_gone((uintptr_t)events[7]);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[MOST], &answer),
+                     0);
+    /* When a session has ended, what it has shared gives way. */
+    assert_int_equal(app->event_create(&more, 4), 0);
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)more));
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)more, &answer), 2);
+    ibx_ipc_end(&bob.x);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)more, &answer), 2);
+    ibx_ipc_end(&alice.x);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)more, &answer), 0);
+    own_event_destroy(more);
+    ibx_ipc_forget(NULL);
+    for (unsigned i = MOST + 1; i-- > 0;)
+        own_event_destroy(events[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_graphs_in_graphs),
+        cmocka_unit_test(test_nodes_have_a_limit),
+        cmocka_unit_test(test_depth_of_graphs),
+        cmocka_unit_test(test_conditions_in_conditions),
+        cmocka_unit_test(test_captures_have_a_limit),
+        cmocka_unit_test(test_textures_have_a_limit),
+        cmocka_unit_test(test_pools_have_a_limit),
+        cmocka_unit_test(test_handles_have_a_limit),
+    };
+    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+}
