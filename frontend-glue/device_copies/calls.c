@@ -395,7 +395,8 @@ void ibx_copies_call_answered(struct copies *x)
     ibx_made_answered(x);
     if ((x->handler.makes_graph || x->handler.makes_exec) && !code)
         note_handle(x, x->handler.makes_graph ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
-    ibx_room_exec_made(x);
+    ibx_room_end(&x->handler.exec_room);
+    x->handler.captures = CAPTURES_UNUSED;
     if (x->handler.changes_kernels) /* others have looked them up while it ran */
         ibx_copies_launch_forget();
     x->handler.allocates = x->handler.changes_kernels = x->handler.makes_graph =

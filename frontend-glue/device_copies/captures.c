@@ -55,14 +55,6 @@ bool ibx_copies_captures(void)
     return atomic_load(&captures);
 }
 
-bool ibx_captures_begun(struct copies *x)
-{
-    pthread_mutex_lock(&lock);
-    const bool begun = x->capturing.begun;
-    pthread_mutex_unlock(&lock);
-    return begun;
-}
-
 /* Locked. The client's own captures that nobody's wait has ended. */
 static unsigned own(struct copies *x)
 {
@@ -232,11 +224,19 @@ static void add_place(struct copies *x, uint64_t stream)
 }
 
 /* Locked. */
+static void forget_one(struct copies *x, struct ibx_captured *c)
+{
+    if (c->id && x->isolation.tenant)
+        ibx_graph_capture_over(x->isolation.tenant, c->id);
+    *c = (struct ibx_captured){.stream = 0};
+}
+
+/* Locked. */
 static void forget(struct copies *x, uint64_t stream)
 {
     for (unsigned i = 0; i < x->capturing.room; i++) {
         if (x->capturing.list[i].stream == stream)
-            x->capturing.list[i].stream = x->capturing.list[i].id = 0;
+            forget_one(x, &x->capturing.list[i]);
     }
 }
 
@@ -298,6 +298,32 @@ static bool get_capture(struct copies *x, uint64_t stream, int *status, uint64_t
     return get && !get((void *)(uintptr_t)stream, status, id, NULL, NULL, NULL);
 }
 
+bool ibx_captures_active(struct copies *x, uint64_t stream, uint64_t *id)
+{
+    int status = 0;
+    if (!ibx_copies_have_cuda(x))
+        return false;
+    if (!get_capture(x, stream, &status, id) &&
+        x->cuda->stream_is_capturing((void *)(uintptr_t)stream, &status))
+        return false;
+    return status == CAPTURE_IS_ACTIVE;
+}
+
+bool ibx_captures_own(struct copies *x, uint64_t *id)
+{
+    pthread_mutex_lock(&lock);
+    const unsigned count = x->capturing.begun;
+    unsigned i = 0;
+    while (i < x->capturing.room && !x->capturing.list[i].stream)
+        i++;
+    const uint64_t stream = i < x->capturing.room ? x->capturing.list[i].stream : 0;
+    pthread_mutex_unlock(&lock);
+    *id = 0;
+    if (count != 1 || !stream)
+        return count;
+    return ibx_named_stream(x, stream) && ibx_captures_active(x, stream, id);
+}
+
 /* Another thread may have ended it since, and begun another one in that stream or in one that has
  * got its handle. One that is invalidated is of no use to anybody. */
 static bool is_still(struct copies *x, uint64_t stream, uint64_t id)
@@ -355,7 +381,7 @@ static void forget_work(const struct copies *x)
     while (other && (other->isolation.tenant != x->isolation.tenant || !other->capturing.begun))
         other = other->capturing.next;
     if (!other && x->isolation.tenant)
-        atomic_store(ibx_tenant_captured(x->isolation.tenant), 0);
+        ibx_graph_captures_over(x->isolation.tenant);
 }
 
 /* Locked. */
@@ -495,7 +521,7 @@ static bool take(struct copies *x, struct ibx_captured *taken)
     const bool any = x->capturing.begun && i < x->capturing.room;
     if (any) {
         *taken = x->capturing.list[i];
-        x->capturing.list[i] = (struct ibx_captured){.stream = 0};
+        forget_one(x, &x->capturing.list[i]);
     }
     pthread_mutex_unlock(&lock);
     return any;

@@ -156,6 +156,12 @@ enum captures_use {
     CAPTURES_SPARED
 };
 
+/* So much of a tenant's that is reserved. */
+struct ibx_room {
+    struct ibx_quota *quota; /* NULL: nothing */
+    uint64_t n;
+};
+
 /* The handler of GVirtuS's that is about to run for the request in hand, or runs. */
 struct gvirtus_handler {
     enum captures_use captures;               /* about to run */
@@ -166,7 +172,8 @@ struct gvirtus_handler {
     enum made_use made;
     enum ibx_handle_kind made_kind;  /* of what it makes, or ends */
     bool makes_graph, makes_exec;    /* it returns a graph, or what can be launched */
-    struct ibx_graph_size exec_size; /* of the latter; so many nodes are reserved */
+    struct ibx_graph_size exec_size; /* of the latter */
+    struct ibx_room exec_room;       /* for it, reserved */
     bool changes_kernels;            /* it registers some, or takes some away */
     bool unloads;                    /* it takes some away */
     bool launch_checked;             /* it launches, and ibx_copies_launch_check() has passed it */
@@ -374,8 +381,11 @@ void ibx_copies_forget_error(void);
 
 /* Whether a client captures a stream. */
 bool ibx_copies_captures(void);
-/* Whether the session has begun one that has not ended. */
-bool ibx_captures_begun(struct copies *x);
+/* Whether the stream's work comes into a capture; CUDA's number of it, 0: not known. */
+bool ibx_captures_active(struct copies *x, uint64_t stream, uint64_t *id);
+/* The same of any stream whose capture the session has begun, and not ended; 0 also if there are
+ * several. */
+bool ibx_captures_own(struct copies *x, uint64_t *id);
 /* Around a wait for the device, which ends all captures: the former stays until no other client
  * captures, for a bounded time, and until the latter none begins, likewise. */
 void ibx_captures_wait_begin(struct copies *x);
@@ -495,8 +505,10 @@ void ibx_frees_forget(const void *context);
 /* Reserves room for n more of the tenant's, and gives it back: when it counts otherwise. */
 bool ibx_room_take(struct copies *x, enum ibx_hold hold, uint64_t n);
 void ibx_room_give(struct copies *x, enum ibx_hold hold, uint64_t n);
-/* What GVirtuS's handler has made of a graph counts, or it has made nothing. */
-void ibx_room_exec_made(struct copies *x);
+/* The same of IBX_HOLD_EXECS, of the GPU whose context the thread has: which that is. */
+bool ibx_room_take_execs(struct copies *x, uint64_t n, struct ibx_room *room);
+void ibx_room_end(struct ibx_room *room);
+int ibx_room_gpu(struct copies *x);
 /* A new graph has what a capture has made of it. False: there are too many graphs within each
  * other. */
 bool ibx_graph_measure(struct copies *x, uint64_t graph);
@@ -506,6 +518,10 @@ bool ibx_graph_captures(struct copies *x, const struct ibx_call *call, const uin
                         size_t n);
 bool ibx_graph_captures_in(struct copies *x, uint64_t stream);
 bool ibx_graph_launches(struct copies *x, uint64_t exec, uint64_t stream);
+/* The capture of that number is over, and counts as a graph, if it has become one; all of the
+ * tenant's are. */
+void ibx_graph_capture_over(struct ibx_tenant *tenant, uint64_t id);
+void ibx_graph_captures_over(struct ibx_tenant *tenant);
 /* calls.c: it ends the session. */
 int ibx_captures_full(struct copies *x);
 #define IBX_GRAPHS_DEEP 128u /* one within the other */

@@ -46,7 +46,7 @@ static int create(struct extra *e)
     return rc;
 }
 
-static int clone(struct extra *e)
+static int clone_graph(struct extra *e)
 {
     int (*copy)(void **clone, void *graph) = NULL;
     void *made = NULL, *graph = pointer(&e->in);
@@ -175,9 +175,10 @@ static int instantiate(struct extra *e)
     if (!whole(e) || !is_graph(e, graph))
         return CUDA_INVALID_VALUE;
     const struct ibx_graph_size size = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
-    if (!ibx_room_take(e->x, IBX_HOLD_EXECS, size.nodes))
-        return CUDA_MEMORY_ALLOCATION;
     FUNCTION(e, make);
+    struct ibx_room room;
+    if (!ibx_room_take_execs(e->x, size.nodes, &room))
+        return CUDA_MEMORY_ALLOCATION;
     const unsigned functions = count_functions(e->x, graph);
     int rc = make(&exec, graph, flags);
     if (!rc && !ibx_extra_note(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
@@ -186,7 +187,7 @@ static int instantiate(struct extra *e)
         ibx_handles_made_so(e->x, (uintptr_t)exec, size);
         ibx_handles_made_of(e->x, (uintptr_t)exec, (uintptr_t)graph, functions);
     }
-    ibx_room_give(e->x, IBX_HOLD_EXECS, size.nodes);
+    ibx_room_end(&room);
     ibx_put_u64(&e->out, (uintptr_t)exec);
     return rc;
 }
@@ -379,7 +380,7 @@ const struct extra_call ibx_graph_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_MEMSET_2D] = {"cudaMemset2DAsync", set_rows},
     [IBX_EXTRA_GRAPH_CREATE] = {"cudaGraphCreate", create},
     [IBX_EXTRA_GRAPH_DESTROY] = {"cudaGraphDestroy", destroy},
-    [IBX_EXTRA_GRAPH_CLONE] = {"cudaGraphClone", clone},
+    [IBX_EXTRA_GRAPH_CLONE] = {"cudaGraphClone", clone_graph},
     [IBX_EXTRA_GRAPH_INSTANTIATE] = {"cudaGraphInstantiateWithFlags", instantiate},
     [IBX_EXTRA_GRAPH_NODES] = {"cudaGraphGetNodes", list_nodes},
     [IBX_EXTRA_GRAPH_FUNCTIONS] = {"cudaGraphGetNodes", list_functions},

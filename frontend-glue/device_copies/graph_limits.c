@@ -5,14 +5,13 @@
  * graph of the one before twice into another, would ask for more than any host has.
  *
  * What a request makes is reserved before CUDA makes it. What comes into a graph while streams are
- * captured is counted by requests, until the graph is there and can be measured. One that is too
- * much ends its session, and with it what that captures.
+ * captured is counted by requests, for each capture, until that is over: then the graph is there
+ * and can be measured. One that is too much ends its session, and with it what that captures.
  */
 #include "frontend-glue/device_copies/extra_graphs.h"
 
 #include "common/log.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 
 static struct ibx_quota *quota_of(const struct copies *x, enum ibx_hold hold)
@@ -20,14 +19,26 @@ static struct ibx_quota *quota_of(const struct copies *x, enum ibx_hold hold)
     return x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, hold) : NULL;
 }
 
-static void tell(const struct copies *x)
+/* Each limit by itself. IBX_HOLDS: of graphs within each other. */
+static void tell(const struct copies *x, enum ibx_hold hold)
 {
-    if (x->isolation.tenant && ibx_tenant_tell_once(x->isolation.tenant))
-        ibx_log(
-            IBX_LOG_WARN,
-            "clients of tenant \"%s\" get no more graphs, nodes, textures or pools: they have as "
-            "many as all of a tenant may have, or %u graphs within each other",
-            ibx_tenant_name(x->isolation.tenant), IBX_GRAPHS_DEEP);
+    static const char *const things[IBX_HOLDS] = {
+        [IBX_HOLD_GRAPHS] = "graphs and nodes",
+        [IBX_HOLD_EXECS] = "nodes of graphs that can be launched on a GPU",
+        [IBX_HOLD_TEXTURES] = "textures and surfaces",
+        [IBX_HOLD_POOLS] = "pools of memory",
+    };
+    if (!x->isolation.tenant || !ibx_tenant_tell_once(x->isolation.tenant, hold))
+        return;
+    if (hold == IBX_HOLDS)
+        ibx_log(IBX_LOG_WARN,
+                "clients of tenant \"%s\" get no more than %u graphs within each other",
+                ibx_tenant_name(x->isolation.tenant), IBX_GRAPHS_DEEP);
+    else
+        ibx_log(IBX_LOG_WARN,
+                "clients of tenant \"%s\" get no more %s: they have as many as all of a tenant may "
+                "have",
+                ibx_tenant_name(x->isolation.tenant), things[hold]);
 }
 
 bool ibx_room_take(struct copies *x, enum ibx_hold hold, uint64_t n)
@@ -35,7 +46,7 @@ bool ibx_room_take(struct copies *x, enum ibx_hold hold, uint64_t n)
     struct ibx_quota *quota = quota_of(x, hold);
     const bool taken = !quota || ibx_quota_take(quota, n);
     if (!taken)
-        tell(x);
+        tell(x, hold);
     return taken;
 }
 
@@ -46,11 +57,28 @@ void ibx_room_give(struct copies *x, enum ibx_hold hold, uint64_t n)
         ibx_quota_give(quota, n);
 }
 
-void ibx_room_exec_made(struct copies *x)
+int ibx_room_gpu(struct copies *x)
 {
-    if (x->handler.exec_size.nodes)
-        ibx_room_give(x, IBX_HOLD_EXECS, x->handler.exec_size.nodes);
-    x->handler.exec_size.nodes = 0;
+    int gpu = 0;
+    return ibx_copies_have_cuda(x) && !x->cuda->ctx_get_device(&gpu) ? gpu : 0;
+}
+
+bool ibx_room_take_execs(struct copies *x, uint64_t n, struct ibx_room *room)
+{
+    struct ibx_tenant *tenant = x->isolation.tenant;
+    *room = (struct ibx_room){tenant ? ibx_tenant_execs(tenant, ibx_room_gpu(x)) : NULL, n};
+    if (!room->quota || ibx_quota_take(room->quota, n))
+        return true;
+    *room = (struct ibx_room){.quota = NULL};
+    tell(x, IBX_HOLD_EXECS);
+    return false;
+}
+
+void ibx_room_end(struct ibx_room *room)
+{
+    if (room->quota)
+        ibx_quota_give(room->quota, room->n);
+    *room = (struct ibx_room){.quota = NULL};
 }
 
 /* ------------------------------------------------------------------------------------ nodes */
@@ -62,7 +90,7 @@ int ibx_extra_node_room(struct extra *e, struct place *p)
     const uint64_t edges = p->count > 1 ? p->count - 1 : 0; /* the first comes with the node */
     p->weight = 0;
     if (size.level + 1 + p->depth > IBX_GRAPHS_DEEP) {
-        tell(e->x);
+        tell(e->x, IBX_HOLDS);
         return CUDA_NOT_SUPPORTED;
     }
     if (!ibx_room_take(e->x, IBX_HOLD_GRAPHS, 1 + edges + p->inner))
@@ -93,42 +121,31 @@ static bool count(void *graph, unsigned depth, uint64_t *nodes, unsigned *deepes
     return good;
 }
 
-/* It is in a graph that counts by itself. */
-static void forget_captured(_Atomic uint64_t *captured, uint64_t nodes)
-{
-    uint64_t now = atomic_load(captured);
-    while (!atomic_compare_exchange_weak(captured, &now, now > nodes ? now - nodes : 0)) {
-    }
-}
-
 bool ibx_graph_measure(struct copies *x, uint64_t graph)
 {
     uint64_t nodes = 0;
     unsigned depth = 0;
     const bool good = count(pointer_to(graph), 0, &nodes, &depth);
-    if (x->isolation.tenant)
-        forget_captured(ibx_tenant_captured(x->isolation.tenant), nodes);
     if (good)
         ibx_handles_grow(x, graph, nodes, depth);
     else
-        tell(x);
+        tell(x, IBX_HOLDS);
     return good;
 }
 
 /* --------------------------------------------------------------------------------- captures */
 
 /* What is about to be refused may name anything: CUDA is not asked of a stream that is none. */
-static bool is_captured(struct copies *x, uint64_t stream)
+static bool is_captured(struct copies *x, uint64_t stream, uint64_t *id)
 {
-    int capturing = 0;
-    return stream > 0 && stream != (uintptr_t)IBX_CUDA_STREAM_LEGACY && ibx_copies_have_cuda(x) &&
-           ibx_named_stream(x, stream) &&
-           !x->cuda->stream_is_capturing(pointer_to(stream), &capturing) && capturing;
+    return stream > 0 && stream != (uintptr_t)IBX_CUDA_STREAM_LEGACY &&
+           ibx_named_stream(x, stream) && ibx_captures_active(x, stream, id);
 }
 
 /* Whether a request may come into a graph. Which streams a library works in is not known: those of
  * its own session count. */
-static bool is_work(struct copies *x, const struct ibx_call *call, const uint8_t *body, size_t n)
+static bool is_work(struct copies *x, const struct ibx_call *call, const uint8_t *body, size_t n,
+                    uint64_t *id)
 {
     uint64_t stream = 0;
     switch (call->kind) {
@@ -136,44 +153,97 @@ static bool is_work(struct copies *x, const struct ibx_call *call, const uint8_t
     case IBX_CALL_REPEATS:
     case IBX_CALL_ENQUEUES:
     case IBX_CALL_COPIES:
-        return ibx_call_stream(call, body, n, &stream) && is_captured(x, stream);
+        return ibx_call_stream(call, body, n, &stream) && is_captured(x, stream, id);
     case IBX_CALL_OTHER:
-        return ibx_captures_begun(x);
+        return x->handler.captures == CAPTURES_SPARED && ibx_captures_own(x, id);
     default:
         return false;
     }
 }
 
-static bool captures_more(struct copies *x, uint64_t n)
+/* Locked. NULL: no memory. */
+static struct ibx_capture_work *work_of(struct ibx_captured_work *w, uint64_t id)
+{
+    struct ibx_capture_work *c = w->list;
+    while (c && c->id != id)
+        c = c->next;
+    if (c || !(c = malloc(sizeof(*c))))
+        return c;
+    *c = (struct ibx_capture_work){w->list, id, 0};
+    w->list = c;
+    return c;
+}
+
+/* id 0: it is not known which capture's it is. */
+static bool captures_more(struct copies *x, uint64_t id, uint64_t n)
 {
     struct ibx_tenant *tenant = x->isolation.tenant;
     if (!tenant || !n)
         return true;
-    const uint64_t all = atomic_fetch_add(ibx_tenant_captured(tenant), n) + n;
-    const bool room = all <= ibx_quota_left(quota_of(x, IBX_HOLD_GRAPHS));
+    struct ibx_captured_work *w = ibx_tenant_captured(tenant);
+    pthread_mutex_lock(&w->lock);
+    struct ibx_capture_work *c = id ? work_of(w, id) : NULL;
+    *(c ? &c->work : &w->of_any) += n;
+    w->all += n;
+    const bool room = w->all <= ibx_quota_left(quota_of(x, IBX_HOLD_GRAPHS));
+    pthread_mutex_unlock(&w->lock);
     if (!room)
-        tell(x);
+        tell(x, IBX_HOLD_GRAPHS);
     return room;
+}
+
+void ibx_graph_capture_over(struct ibx_tenant *tenant, uint64_t id)
+{
+    struct ibx_captured_work *w = ibx_tenant_captured(tenant);
+    pthread_mutex_lock(&w->lock);
+    struct ibx_capture_work **at = &w->list;
+    while (*at && (*at)->id != id)
+        at = &(*at)->next;
+    struct ibx_capture_work *over = *at;
+    if (over) {
+        w->all -= over->work;
+        *at = over->next;
+    }
+    pthread_mutex_unlock(&w->lock);
+    free(over);
+}
+
+void ibx_graph_captures_over(struct ibx_tenant *tenant)
+{
+    struct ibx_captured_work *w = ibx_tenant_captured(tenant);
+    pthread_mutex_lock(&w->lock);
+    struct ibx_capture_work *over = w->list;
+    w->list = NULL;
+    w->all = w->of_any = 0;
+    pthread_mutex_unlock(&w->lock);
+    while (over) {
+        struct ibx_capture_work *next = over->next;
+        free(over);
+        over = next;
+    }
 }
 
 bool ibx_graph_captures(struct copies *x, const struct ibx_call *call, const uint8_t *body,
                         size_t n)
 {
-    return !ibx_copies_captures() || captures_more(x, is_work(x, call, body, n));
+    uint64_t id = 0;
+    return !ibx_copies_captures() || !is_work(x, call, body, n, &id) || captures_more(x, id, 1);
 }
 
 bool ibx_graph_captures_in(struct copies *x, uint64_t stream)
 {
-    return !ibx_copies_captures() || captures_more(x, is_captured(x, stream));
+    uint64_t id = 0;
+    return !ibx_copies_captures() || !is_captured(x, stream, &id) || captures_more(x, id, 1);
 }
 
 bool ibx_graph_launches(struct copies *x, uint64_t exec, uint64_t stream)
 {
-    if (!ibx_copies_captures() || !is_captured(x, stream))
+    uint64_t id = 0;
+    if (!ibx_copies_captures() || !is_captured(x, stream, &id))
         return true;
     const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_EXEC, exec);
     if (size.depth + 1 < IBX_GRAPHS_DEEP)
-        return captures_more(x, size.nodes);
-    tell(x);
+        return captures_more(x, id, size.nodes);
+    tell(x, IBX_HOLDS);
     return false;
 }

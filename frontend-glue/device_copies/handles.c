@@ -51,6 +51,7 @@ struct handle {
     uint64_t weight;           /* so many it counts as */
     uint64_t nodes;            /* of a graph: with those in it, each as so many; and 1 */
     const void *context;       /* in which it is; NULL: not known */
+    int gpu;                   /* of what can be launched: where it was made */
     struct ibx_tenant *tenant; /* NULL: every tenant's */
     struct ibx_quota *counted; /* where it counts as the tenant's; NULL: nowhere */
     unsigned holders;          /* requests */
@@ -167,7 +168,9 @@ static void count_as(struct handle *h, struct ibx_tenant *tenant)
     const enum ibx_hold hold = hold_of(h->kind);
     if (h->counted)
         ibx_quota_give(h->counted, h->weight);
-    h->counted = tenant && hold != IBX_HOLDS ? ibx_tenant_quota(tenant, hold) : NULL;
+    h->counted = !tenant || hold == IBX_HOLDS ? NULL
+                 : hold == IBX_HOLD_EXECS     ? ibx_tenant_execs(tenant, h->gpu)
+                                              : ibx_tenant_quota(tenant, hold);
     if (h->counted)
         ibx_quota_note(h->counted, h->weight);
 }
@@ -261,6 +264,7 @@ static void renew(struct handle *h, const struct handle *made)
 {
     count_as(h, NULL);
     h->tenant = made->tenant;
+    h->gpu = made->gpu;
     h->weight = made->weight;
     h->nodes = made->nodes;
     h->level = made->level;
@@ -288,6 +292,7 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
                             .of = of,
                             .client = ibx_clients_number(x),
                             .context = context,
+                            .gpu = kind == IBX_HANDLE_EXEC ? ibx_room_gpu(x) : 0,
                             .depth = 1,
                             .weight = weight,
                             .nodes = 1,

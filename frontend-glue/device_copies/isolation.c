@@ -76,7 +76,7 @@ void ibx_isolation_end(struct copies *x)
     struct isolation *i = &x->isolation;
     ibx_turn_leave(&x->turn);
     set_up(i);
-    ibx_room_exec_made(x);
+    ibx_room_end(&x->handler.exec_room);
     ibx_clients_leave(x);
     if (i->counted)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);

@@ -147,24 +147,23 @@ void ibx_named_tell(const struct copies *x)
                 ibx_session_path(x->s)->peer, x->requests.name);
 }
 
-/* To make of the graph what can be launched. Given back when that is there. */
+/* Where something is made of the graph that can be launched. Given back when that is there. */
 static bool has_room(struct copies *x, uint64_t graph)
 {
-    const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_GRAPH, graph);
-    const bool has = !x->handler.exec_size.nodes && ibx_room_take(x, IBX_HOLD_EXECS, size.nodes);
-    x->handler.exec_size = has ? size : x->handler.exec_size;
-    return has;
+    if (!x->handler.makes_exec)
+        return true;
+    x->handler.exec_size = ibx_handles_size(x, IBX_HANDLE_GRAPH, graph);
+    ibx_room_end(&x->handler.exec_room);
+    return ibx_room_take_execs(x, x->handler.exec_size.nodes, &x->handler.exec_room);
 }
 
-/* Whether CUDA may get the handle. */
-static bool is_good(struct copies *x, int place, uint64_t value)
+static bool is_known(struct copies *x, int place, uint64_t value)
 {
     if (place >= P(END))
         return is_pool(x, value);
     if (place >= G(END)) {
         const enum ibx_handle_kind kind = place >= X(END) ? IBX_HANDLE_EXEC : IBX_HANDLE_GRAPH;
-        return ibx_handles_has(x, kind, value) ? !x->handler.makes_exec || has_room(x, value)
-                                               : nobody_knows(x, &graph_unseen);
+        return ibx_handles_has(x, kind, value) || nobody_knows(x, &graph_unseen);
     }
     return place >= S(END) ? ibx_named_stream(x, value) : ibx_named_event(x, value);
 }
@@ -181,10 +180,13 @@ static void spoil(struct copies *x, int place, uint8_t *body, size_t n)
     if (from > n || n - from < 8)
         return;
     struct ibx_reader r = ibx_reader_of(body + from, 8);
-    if (is_good(x, place, ibx_get_u64(&r)))
+    const uint64_t value = ibx_get_u64(&r);
+    const bool known = is_known(x, place, value);
+    if (known && has_room(x, value))
         return;
     memset(body + from, 0, 8);
-    ibx_named_tell(x);
+    if (!known)
+        ibx_named_tell(x);
 }
 
 void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n)

@@ -15,15 +15,18 @@
 #define STREAMS_MAX     (1u << 15) /* ... 560 KiB of an H200, and 17 KiB here */
 #define EVENTS_MAX      (1u << 20) /* ... 500 bytes here */
 #define GRAPHS_MAX      (1u << 21) /* ... 1.9 KB here: a node of a graph */
-#define EXECS_MAX       (1u << 19) /* ... up to 117 KB of an H100, and 20 KB here */
+#define EXECS_MAX       (1u << 19) /* ... of each GPU: up to 117 KB of an H100, and 20 KB here: */
+#define EXEC_BYTES      20000u
+#define EXECS_PART      4u         /* of this host's memory, for those of all GPUs */
 #define TEXTURES_MAX    (1u << 19) /* ... one of the 1,040,384 that a context has */
 #define POOLS_MAX       512u       /* ... one of some 830 on an H100, and 140 KB here */
 
 struct ibx_tenant {
     char name[IBX_NAME_MAX + 1];
     struct ibx_quota holds[IBX_HOLDS];
-    _Atomic uint64_t captured;
-    atomic_bool told;
+    struct ibx_quota execs[IBX_TENANT_GPUS]; /* they are of that in holds */
+    struct ibx_captured_work captured;
+    atomic_bool told[IBX_HOLDS + 1];
     struct ibx_tenant *next;
 };
 
@@ -77,7 +80,10 @@ static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits
     atomic_store(&tenant->holds[IBX_HOLD_STREAMS].most, STREAMS_MAX);
     atomic_store(&tenant->holds[IBX_HOLD_EVENTS].most, EVENTS_MAX);
     atomic_store(&tenant->holds[IBX_HOLD_GRAPHS].most, GRAPHS_MAX);
-    atomic_store(&tenant->holds[IBX_HOLD_EXECS].most, EXECS_MAX);
+    const uint64_t execs = host_memory() / EXECS_PART / EXEC_BYTES;
+    atomic_store(&tenant->holds[IBX_HOLD_EXECS].most, execs > EXECS_MAX ? execs : EXECS_MAX);
+    for (unsigned i = 0; i < IBX_TENANT_GPUS; i++)
+        atomic_store(&tenant->execs[i].most, EXECS_MAX);
     atomic_store(&tenant->holds[IBX_HOLD_TEXTURES].most, TEXTURES_MAX);
     atomic_store(&tenant->holds[IBX_HOLD_POOLS].most, POOLS_MAX);
 }
@@ -147,6 +153,9 @@ struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limi
         strncpy(tenant->name, name, IBX_NAME_MAX);
         for (unsigned i = 0; i < IBX_HOLDS; i++)
             tenant->holds[i].of = &totals[i];
+        for (unsigned i = 0; i < IBX_TENANT_GPUS; i++)
+            tenant->execs[i].of = &tenant->holds[IBX_HOLD_EXECS];
+        pthread_mutex_init(&tenant->captured.lock, NULL);
         tenant->next = tenants;
         tenants = tenant;
         atomic_fetch_add(&count, 1);
@@ -168,14 +177,20 @@ struct ibx_quota *ibx_tenant_quota(struct ibx_tenant *tenant, enum ibx_hold what
     return &tenant->holds[what];
 }
 
-_Atomic uint64_t *ibx_tenant_captured(struct ibx_tenant *tenant)
+struct ibx_quota *ibx_tenant_execs(struct ibx_tenant *tenant, int gpu)
+{
+    const unsigned last = IBX_TENANT_GPUS - 1;
+    return &tenant->execs[gpu < 0 ? 0 : (unsigned)gpu < last ? (unsigned)gpu : last];
+}
+
+struct ibx_captured_work *ibx_tenant_captured(struct ibx_tenant *tenant)
 {
     return &tenant->captured;
 }
 
-bool ibx_tenant_tell_once(struct ibx_tenant *tenant)
+bool ibx_tenant_tell_once(struct ibx_tenant *tenant, enum ibx_hold what)
 {
-    return !atomic_exchange(&tenant->told, true);
+    return !atomic_exchange(&tenant->told[what], true);
 }
 
 bool ibx_tenants_several(void)

@@ -14,6 +14,8 @@
 #include "common/quota.h"
 #include "frontend-glue/device_copies/device_copies.h"
 
+#include <pthread.h>
+
 /* What a client makes the back end hold. */
 enum ibx_hold {
     IBX_HOLD_SESSIONS,    /* connections */
@@ -26,7 +28,7 @@ enum ibx_hold {
     IBX_HOLD_STREAMS,     /* those that are in handles.c */
     IBX_HOLD_EVENTS,
     IBX_HOLD_GRAPHS,   /* and their nodes, those of graphs in them too */
-    IBX_HOLD_EXECS,    /* what was made of graphs to be launched, likewise */
+    IBX_HOLD_EXECS,    /* what was made of graphs to be launched, likewise, of all GPUs */
     IBX_HOLD_TEXTURES, /* and surfaces */
     IBX_HOLD_POOLS,    /* of memory, that were made */
     IBX_HOLD_MODULES,  /* bytes of what clients have registered: client_functions.c */
@@ -34,6 +36,20 @@ enum ibx_hold {
 };
 
 struct ibx_tenant;
+#define IBX_TENANT_GPUS 64u /* and all further ones are as one */
+
+/* What has come into graphs of streams that a tenant's clients capture: graph_limits.c. */
+struct ibx_capture_work {
+    struct ibx_capture_work *next;
+    uint64_t id; /* CUDA's, of the capture */
+    uint64_t work;
+};
+struct ibx_captured_work {
+    pthread_mutex_t lock;
+    struct ibx_capture_work *list;
+    uint64_t of_any; /* of captures whose number is not known */
+    uint64_t all;
+};
 
 /* The weight of the tenant of that name, 1 or more. */
 unsigned ibx_share_of(const struct ibx_tenant_limits *limits, const char *name);
@@ -44,10 +60,11 @@ struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limi
                                   unsigned chunks);
 const char *ibx_tenant_name(const struct ibx_tenant *tenant);
 struct ibx_quota *ibx_tenant_quota(struct ibx_tenant *tenant, enum ibx_hold what);
-/* So much has come into graphs of streams that its clients capture (graph_limits.c). */
-_Atomic uint64_t *ibx_tenant_captured(struct ibx_tenant *tenant);
-/* Whether nobody has asked so before. */
-bool ibx_tenant_tell_once(struct ibx_tenant *tenant);
+/* IBX_HOLD_EXECS of one GPU; what is taken of it counts there, too. */
+struct ibx_quota *ibx_tenant_execs(struct ibx_tenant *tenant, int gpu);
+struct ibx_captured_work *ibx_tenant_captured(struct ibx_tenant *tenant);
+/* Whether nobody has asked so before of that; IBX_HOLDS: of something else. */
+bool ibx_tenant_tell_once(struct ibx_tenant *tenant, enum ibx_hold what);
 /* Whether there is another one, which may have memory of its own. */
 bool ibx_tenants_several(void);
 

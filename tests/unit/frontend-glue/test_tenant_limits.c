@@ -5,7 +5,10 @@
 #include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 static int add_to_graph(struct client *c, unsigned number, uint64_t graph, uint64_t child,
@@ -225,11 +228,138 @@ static void test_captures_have_a_limit(void **state)
     ibx_captures_run(x);
     ibx_captures_answered(x, 0);
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before + 6);
-    assert_int_equal(atomic_load(ibx_tenant_captured(x->isolation.tenant)), 0);
+    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
     assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
     ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
     dlclose(runtime);
+}
+
+/* A request of GVirtuS's about a capture in that stream, which a handler runs. */
+static void capture_by_handler(struct copies *x, enum captures_use use, void *stream)
+{
+    void *graph = NULL;
+    struct ibx_writer first = ibx_writer_of(x->requests.first, sizeof(x->requests.first));
+    ibx_put_u64(&first, (uintptr_t)stream);
+    x->requests.length = 8;
+    x->handler.captures = use;
+    ibx_captures_run(x);
+    const int rc = use == CAPTURES_BEGUN ? app->begin_capture(stream, IBX_CUDA_CAPTURE_RELAXED)
+                                         : app->end_capture(stream, &graph);
+    assert_int_equal(rc, 0);
+    ibx_captures_answered(x, 0);
+}
+
+static bool is_recorded_in(struct copies *x, void *stream)
+{
+    uint8_t body[16] = {0};
+    struct ibx_writer named = ibx_writer_of(body, sizeof(body));
+    ibx_put_u64(&named, 0);
+    ibx_put_u64(&named, (uintptr_t)stream);
+    return ibx_graph_captures(x, ibx_call_find("cudaEventRecord", 16), body, sizeof(body));
+}
+
+/* Captures of which there is always one: what came into those that are over counts no more. */
+static void test_captures_that_overlap(void **state)
+{
+    (void)state;
+    struct copies *x = &alice.x;
+    void *streams[2];
+    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 10);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(app->stream_create(&streams[i], 1), 0);
+        assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]));
+    }
+    capture_by_handler(x, CAPTURES_BEGUN, streams[0]);
+    for (unsigned i = 1; i <= 20; i++) {
+        capture_by_handler(x, CAPTURES_BEGUN, streams[i % 2]);
+        for (unsigned k = 0; k < 3; k++)
+            assert_true(is_recorded_in(x, streams[i % 2]));
+        capture_by_handler(x, CAPTURES_ENDED, streams[(i + 1) % 2]);
+    }
+    /* One that stays has no more room than there is, nor has what a library may add to it. */
+    const struct ibx_call *of_library = ibx_call_find("cublasSgemm_v2", 15);
+    for (unsigned i = 3; i < 10; i++) {
+        x->handler.captures = CAPTURES_SPARED;
+        assert_true(i % 2 ? is_recorded_in(x, streams[0])
+                          : ibx_graph_captures(x, of_library, NULL, 0));
+    }
+    assert_false(is_recorded_in(x, streams[0]));
+    assert_false(ibx_graph_captures(x, of_library, NULL, 0));
+    /* What nothing comes of in a stream counts for nothing. */
+    x->handler.captures = CAPTURES_UNUSED;
+    assert_true(ibx_graph_captures(x, ibx_call_find("cudaMalloc3D", 13), NULL, 0));
+    assert_true(is_recorded_in(x, streams[1]));
+    capture_by_handler(x, CAPTURES_ENDED, streams[0]);
+    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
+    for (unsigned i = 0; i < 2; i++)
+        ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]);
+    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
+}
+
+/* One that another client's wait has ended takes nothing any more, however long it is not ended. */
+static void test_captures_that_are_lost(void **state)
+{
+    (void)state;
+    struct copies *x = &alice.x;
+    void *stream, *graph;
+    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 10);
+    assert_int_equal(app->stream_create(&stream, 1), 0);
+    assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    capture_by_handler(x, CAPTURES_BEGUN, stream);
+    assert_int_not_equal(app->ctx_synchronize(), 0);
+    for (unsigned i = 0; i < 100; i++) {
+        x->handler.captures = CAPTURES_SPARED;
+        assert_true(ibx_graph_captures(x, ibx_call_find("cublasSgemm_v2", 15), NULL, 0));
+        assert_true(is_recorded_in(x, stream));
+    }
+    x->handler.captures = CAPTURES_ENDED;
+    ibx_captures_run(x);
+    assert_int_equal(app->end_capture(stream, &graph), IBX_CALL_CAPTURE_INVALIDATED);
+    ibx_captures_answered(x, IBX_CALL_CAPTURE_INVALIDATED);
+    assert_false(ibx_copies_captures());
+    ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
+}
+
+/* Those of ranks that have a GPU each. */
+static void test_executables_of_each_gpu(void **state)
+{
+    (void)state;
+    struct ibx_tenant *tenant = alice.x.isolation.tenant;
+    uint64_t execs[2][2], more;
+    const uint64_t before[2] = {atomic_load(&ibx_tenant_execs(tenant, 0)->used),
+                                atomic_load(&ibx_tenant_execs(tenant, 1)->used)};
+    uint64_t most[2];
+    for (unsigned gpu = 0; gpu < 2; gpu++)
+        most[gpu] = atomic_exchange(&ibx_tenant_execs(tenant, (int)gpu)->most, before[gpu] + 4);
+    for (unsigned gpu = 0; gpu < 2; gpu++) {
+        cuda_application_use((int)gpu);
+        for (unsigned i = 0; i < 2; i++)
+            assert_int_equal(own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2,
+                                      (uint64_t[]){alice.graph, 0}, &execs[gpu][i]),
+                             0);
+        assert_int_equal(
+            own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
+            CUDA_MEMORY_ALLOCATION);
+    }
+    /* They are given back wherever that is asked for; and the host has its own limit. */
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, execs[0][0], NULL), 0);
+    assert_true(atomic_load(&ibx_tenant_execs(tenant, 0)->used) == before[0] + 2);
+    assert_true(atomic_load(&ibx_tenant_execs(tenant, 1)->used) == before[1] + 4);
+    cuda_application_use(0);
+    const uint64_t of_all = allow_more(&alice, IBX_HOLD_EXECS, 1);
+    assert_int_equal(
+        own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
+        CUDA_MEMORY_ALLOCATION);
+    atomic_store(&quota_of(&alice, IBX_HOLD_EXECS)->most, of_all);
+    const uint64_t left[] = {execs[0][1], execs[1][0], execs[1][1]};
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, left[i], NULL), 0);
+    for (unsigned gpu = 0; gpu < 2; gpu++) {
+        assert_true(atomic_load(&ibx_tenant_execs(tenant, (int)gpu)->used) == before[gpu]);
+        atomic_store(&ibx_tenant_execs(tenant, (int)gpu)->most, most[gpu]);
+    }
 }
 
 static void test_textures_have_a_limit(void **state)
@@ -310,6 +440,92 @@ static void test_handles_have_a_limit(void **state)
         own_event_destroy(events[i]);
 }
 
+/* What the log says while `act` runs. */
+static const char *said(void (*act)(void))
+{
+    static char text[4096];
+    FILE *log = tmpfile();
+    assert_non_null(log);
+    const int before = dup(STDERR_FILENO);
+    assert_true(before >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
+    act();
+    assert_true(dup2(before, STDERR_FILENO) >= 0);
+    close(before);
+    rewind(log);
+    text[fread(text, 1, sizeof(text) - 1, log)] = 0;
+    fclose(log);
+    return text;
+}
+
+static void meet_two_limits(void)
+{
+    uint8_t bytes[64];
+    uint64_t graph, pool;
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_POOL_CREATE);
+    ibx_put_u32(&w, 0);
+    ibx_put_u64(&w, 0);
+    ibx_put_u16(&w, 0);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(own_graph_create(&bob, &graph), CUDA_MEMORY_ALLOCATION);
+        assert_int_equal(own_run(&bob, &w, &pool), CUDA_MEMORY_ALLOCATION);
+    }
+}
+
+static unsigned count_in(const char *text, const char *part)
+{
+    unsigned n = 0;
+    while ((text = strstr(text, part))) {
+        text += strlen(part);
+        n++;
+    }
+    return n;
+}
+
+/* Each limit is told once. */
+static void test_limits_are_told(void **state)
+{
+    (void)state;
+    const uint64_t graphs = allow_more(&bob, IBX_HOLD_GRAPHS, 0),
+                   pools = allow_more(&bob, IBX_HOLD_POOLS, 0);
+    const char *text = said(meet_two_limits);
+    atomic_store(&quota_of(&bob, IBX_HOLD_GRAPHS)->most, graphs);
+    atomic_store(&quota_of(&bob, IBX_HOLD_POOLS)->most, pools);
+    assert_int_equal(count_in(text, "no more graphs and nodes"), 1);
+    assert_int_equal(count_in(text, "no more pools"), 1);
+}
+
+static uint8_t handler_body[8];
+
+/* GVirtuS's handler is about to make what can be launched. */
+static void instantiate_by_handler(void)
+{
+    struct copies *x = &bob.x;
+    struct ibx_writer w = ibx_writer_of(handler_body, sizeof(handler_body));
+    ibx_put_u64(&w, bob.graph);
+    strcpy(x->requests.name, "cudaGraphInstantiate");
+    ibx_copies_call_read(x, x->requests.name);
+    ibx_named_spoil(x, handler_body, sizeof(handler_body));
+    x->replies.exit_code = handler_body[0] ? 2 : CUDA_INVALID_VALUE;
+    ibx_copies_call_answered(x);
+}
+
+static void test_executables_of_handlers(void **state)
+{
+    (void)state;
+    const uint8_t nothing[8] = {0};
+    const uint64_t used = used_by(&bob, IBX_HOLD_EXECS);
+    instantiate_by_handler();
+    assert_memory_not_equal(handler_body, nothing, 8);
+    assert_true(used_by(&bob, IBX_HOLD_EXECS) == used);
+    const uint64_t most = allow_more(&bob, IBX_HOLD_EXECS, 1);
+    const char *text = said(instantiate_by_handler);
+    atomic_store(&quota_of(&bob, IBX_HOLD_EXECS)->most, most);
+    assert_memory_equal(handler_body, nothing, 8);
+    assert_true(used_by(&bob, IBX_HOLD_EXECS) == used);
+    assert_non_null(strstr(text, "no more nodes of graphs that can be launched"));
+    assert_null(strstr(text, "that no call has returned"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -318,8 +534,13 @@ int main(void)
         cmocka_unit_test(test_depth_of_graphs),
         cmocka_unit_test(test_conditions_in_conditions),
         cmocka_unit_test(test_captures_have_a_limit),
+        cmocka_unit_test(test_captures_that_overlap),
+        cmocka_unit_test(test_captures_that_are_lost),
+        cmocka_unit_test(test_executables_of_each_gpu),
         cmocka_unit_test(test_textures_have_a_limit),
         cmocka_unit_test(test_pools_have_a_limit),
+        cmocka_unit_test(test_limits_are_told),
+        cmocka_unit_test(test_executables_of_handlers),
         cmocka_unit_test(test_handles_have_a_limit),
     };
     return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
