@@ -17,6 +17,10 @@
 #include "frontend-glue/preload/attach_table.h"
 #include "frontend-glue/session/session.h"
 
+/* Asynchronous copies of fewer bytes from the device come with the reply, also into memory where
+ * the GPU could put them. */
+#define IBX_CLIENT_FROM_LEAST 128u
+
 /* Where GVirtuS would begin a request: the copy, between the caller's memory and the device, with
  * no buffer of GVirtuS's in between. 0: *exit_code is what the call returns, 999 when the back end
  * is gone (logged the first time). -ENOTCONN: it was gone before, or a request has begun: nothing

@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FROM_LEAST (2 * IBX_FRAME_WINDOW) /* bytes; fewer come with the reply */
-#define AROUND     256u                   /* bytes of a frame and its message, at most */
+#define AROUND 256u /* bytes of a frame and its message, at most */
 
 int ibx_client_take(struct ibx_session *s, void *to, size_t n)
 {
@@ -79,7 +78,7 @@ static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_
     size_t payload = client_payload(copy);
     return payload >= caps->rendezvous ||
            (caps->register_free && payload + AROUND > caps->message_max) ||
-           (copy->async && copy->lasting && (copy->to_device || payload >= FROM_LEAST));
+           (copy->async && copy->lasting && (copy->to_device || payload >= IBX_CLIENT_FROM_LEAST));
 }
 
 /* Where the reply's payload may go. Servers send the replies to copies of rows as any other. */

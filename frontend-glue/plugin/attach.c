@@ -464,6 +464,8 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
         return ibx_pipeline_rests(mine->pipeline, handle);
     case IBX_FRONTEND_EVENT_OVER:
         return ibx_pipeline_is_over(mine->pipeline, handle);
+    case IBX_FRONTEND_LEAVES:
+        return is_over_shm(session_of_thread()) && handle >= IBX_CLIENT_FROM_LEAST;
     case IBX_FRONTEND_ERRORS:
         return ibx_pipeline_errors(mine->pipeline, answer);
     }

@@ -84,6 +84,8 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_SELECTED,     /* cudaSetDevice(handle) has succeeded, and would again */
     IBX_FRONTEND_STREAM_RESTS, /* the stream `handle` has no work */
     IBX_FRONTEND_EVENT_OVER,   /* the event `handle` */
+    IBX_FRONTEND_LEAVES,       /* an asynchronous copy of `handle` bytes from the device into lasting
+                                  memory is under way when copy() returns, as a rule */
     IBX_FRONTEND_ERRORS,       /* *answer is another number when a call of the thread's has failed
                                   since, or may have */
 };

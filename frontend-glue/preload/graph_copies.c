@@ -33,6 +33,7 @@ struct graph_copy {
     _Atomic uint64_t number; /* of the function that copies between the slot and this memory; 0:
                                 none yet */
     atomic_uint called;      /* so often */
+    uint8_t *taken;          /* its bytes, which the call has taken: behind functions only */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -411,15 +412,29 @@ static bool find_behind(const struct graph_copy *copy, struct behind *found)
     return there;
 }
 
+/* Locked. All its launches are over. */
+static void end_behind(struct behind over)
+{
+    cudaGraphExecDestroy(over.exec);
+    free(over.copy->taken);
+    over.copy->taken = NULL;
+}
+
+/* Locked. */
+static bool is_over(const struct behind *b)
+{
+    return (int)(atomic_load(&b->copy->called) - b->due) >= 0;
+}
+
 void ibx_frontend_graph_behind_trim(void)
 {
     pthread_mutex_lock(&behind_lock);
     const bool many = behind_count > BEHIND / 2 || behind_bytes > BEHIND_BYTES / 2;
     for (unsigned i = 0; many && atomic_load(&resets) == behind_resets && i < behind_count;) {
-        if ((int)(atomic_load(&behind[i].copy->called) - behind[i].due) < 0)
+        if (!is_over(&behind[i]))
             i++;
         else
-            cudaGraphExecDestroy(take_behind(i).exec);
+            end_behind(take_behind(i));
     }
     pthread_mutex_unlock(&behind_lock);
 }
@@ -439,15 +454,45 @@ static bool make_behind(struct graph_copy *copy, struct behind *made)
     return good;
 }
 
-bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *parameters, void *stream,
-                                    int *rc)
+/* Locked. One that takes as many bytes to the same place, and is over; NULL: there is none. */
+static struct graph_copy *find_taken(const struct ibx_cuda_memcpy3d *p)
+{
+    int device = -1;
+    for (unsigned i = 0; i < behind_count && !cudaGetDevice(&device); i++) {
+        struct graph_copy *copy = behind[i].copy;
+        if (copy->taken && copy->device == device && copy->parameters.to.at == p->to.at &&
+            bytes_of(&copy->parameters) == bytes_of(p) && is_over(&behind[i]))
+            return copy;
+    }
+    return NULL;
+}
+
+/* Locked. That copy of the bytes that its memory has now; NULL: no memory. */
+static struct graph_copy *take_bytes(const struct ibx_cuda_memcpy3d *p)
+{
+    struct ibx_cuda_memcpy3d own = *p;
+    int code;
+    struct graph_copy *copy = find_taken(p);
+    if (!copy && (own.from.at = malloc(bytes_of(p))) && (copy = copy_of(&own, &code)))
+        copy->taken = own.from.at;
+    else if (!copy)
+        free(own.from.at);
+    if (copy)
+        memcpy(copy->taken, p->from.at, bytes_of(p));
+    return copy;
+}
+
+bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *parameters, bool takes,
+                                    void *stream, int *rc)
 {
     struct behind b;
     int code;
-    struct graph_copy *copy = copy_of(parameters, &code);
-    if (!copy)
-        return false;
     pthread_mutex_lock(&behind_lock);
+    struct graph_copy *copy = takes ? take_bytes(parameters) : copy_of(parameters, &code);
+    if (!copy) {
+        pthread_mutex_unlock(&behind_lock);
+        return false;
+    }
     const bool there = find_behind(copy, &b) || make_behind(copy, &b);
     if (there) {
         const unsigned called = atomic_load(&copy->called);

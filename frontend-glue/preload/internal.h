@@ -303,10 +303,11 @@ bool ibx_frontend_graph_takes_bytes(void);
 /* Such bytes have come for a function. False: that is none which would take them. */
 bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument, uint8_t *bytes,
                                size_t n);
-/* A copy from page-locked memory to the device in the order of the stream, whose bytes are read
- * when that gets there: the call does not wait. False: it cannot be made so, and nothing was done.
- */
-bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc);
+/* A copy of one row between the host's memory and the device in the order of the stream: the call
+ * does not wait. Its bytes are read when the stream gets there, or where the call takes them, now;
+ * they are few then. False: it cannot be made so, and nothing was done. */
+bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *copy, bool takes, void *stream,
+                                    int *rc);
 /* While no function is outstanding, for whose stream this would wait: when there are many such
  * copies, those that are over are given up, so that there is room for others. */
 void ibx_frontend_graph_behind_trim(void);

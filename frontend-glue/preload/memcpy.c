@@ -7,7 +7,8 @@
 #define NO_TIMING 2u          /* cudaEventDisableTiming */
 #define LONG      (32u << 10) /* bytes; shorter copies are read or written by the caller's thread */
 
-#define FUNCTION_MS 100u /* that a copy waits for a function before it */
+#define FUNCTION_MS 100u        /* that a copy waits for a function before it */
+#define TAKEN_MOST  (64u << 10) /* bytes of pageable memory that CUDA takes in the call */
 
 /* Without a plugin GVirtuS gets the kind that the application has passed. */
 static int kind_of(const void *to, const void *from, int kind)
@@ -242,17 +243,35 @@ static bool captured(const struct rows *r, void *stream, int *rc)
     return true;
 }
 
-/* A function in that stream may be for what comes behind the call, which does not wait then. Its
- * bytes are those that its memory has when the stream gets there. Beside captures no graph is made.
- */
+/* Whether natively the call returns before it is made, and here otherwise does not; *takes: since
+ * it takes the bytes. */
+static bool would_wait(const struct rows *r, bool *takes)
+{
+    const bool to_device = r->kind == CUDA_MEMCPY_TO_DEVICE;
+    *takes = false;
+    if (!to_device && r->kind != CUDA_MEMCPY_FROM_DEVICE)
+        return false;
+    switch (ibx_frontend_host_memory(to_device ? r->from : r->to, r->width)) {
+    case HOST_PAGEABLE:
+        *takes = to_device && r->width <= TAKEN_MOST;
+        return *takes;
+    case HOST_ALLOCATED:
+        return to_device || !ibx_frontend_knows(IBX_FRONTEND_LEAVES, r->width, NULL);
+    default:
+        return true;
+    }
+}
+
+/* A function in that stream may be for what comes behind the call, which does not wait then. The
+ * bytes of page-locked memory are those that it has when the stream gets there. Beside captures no
+ * graph is made. */
 static bool copied_behind_function(const struct rows *r, void *stream, int *rc)
 {
     const struct ibx_cuda_memcpy3d copy = planes_of(r);
-    return ibx_frontend_host_functions() && !ibx_frontend_capturing() &&
-           r->kind == CUDA_MEMCPY_TO_DEVICE && is_ours(r) &&
-           ibx_frontend_host_memory(r->from, r->width) == HOST_ALLOCATED &&
-           ibx_frontend_host_in_stream(stream, FUNCTION_MS) &&
-           ibx_frontend_graph_copy_behind(&copy, stream, rc);
+    bool takes;
+    return ibx_frontend_host_functions() && !ibx_frontend_capturing() && is_ours(r) &&
+           would_wait(r, &takes) && ibx_frontend_host_in_stream(stream, FUNCTION_MS) &&
+           ibx_frontend_graph_copy_behind(&copy, takes, stream, rc);
 }
 
 int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)

@@ -655,6 +655,7 @@ int main(int argc, char **argv)
         {"killed-while-mapped", killed_while_mapped},
         {"lied-to", lied_to},
         {"host-functions", host_functions},
+        {"host-functions-as-gates", host_functions_as_gates},
         {"host-functions-after-reset", host_functions_after_reset},
         {"host-functions-lost", host_functions_lost},
         {"host-functions-at-exit", host_functions_at_exit},

@@ -185,6 +185,50 @@ bool host_functions()
     return HOLDS(cudaFreeHost(pinned) == 0 && cudaFreeHost(slow) == 0);
 }
 
+// A function that waits until the program has enqueued what comes behind it: none of these copies
+// waits for it in its call, as natively. The test's alarm ends it otherwise.
+bool host_functions_as_gates()
+{
+    REQUIRE(runtime_is_there());
+    auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    void *stream = nullptr, *pinned = nullptr;
+    char *device = device_memory();
+    std::vector<char> registered(200000), pageable(65536);
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaMallocHost(&pinned, 200000) == 0);
+    REQUIRE(enter(registered.data(), registered.size(), 0) == 0);
+    REQUIRE(stub_launch(device + 200000, device, 1, stream) == 0); // which loads the kernel
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    char *memories[] = {static_cast<char *>(pinned), registered.data(), pageable.data()};
+    for (int way = 0; way < 5; way++) { // from the device to pageable memory natively waits, too
+        char *memory = memories[way % 3];
+        const bool to_device = way < 3, takes = memory == pageable.data();
+        for (std::size_t n :
+             {std::size_t(4), std::size_t(10000), std::size_t(65536), std::size_t(200000)}) {
+            if (takes && n > pageable.size()) // so does this
+                continue;
+            std::atomic<int> flags[2] = {{0}, {0}};
+            std::vector<char> before(n, 'x'), after(n, static_cast<char>('a' + way));
+            std::memset(memory, 'x', n);
+            if (!to_device)
+                REQUIRE(cudaMemcpy(device, after.data(), n, H2D) == 0);
+            REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
+            REQUIRE(cudaMemcpyAsync(to_device ? device : memory, to_device ? memory : device, n,
+                                    to_device ? H2D : D2H, stream) == 0);
+            if (to_device)
+                std::memcpy(memory, after.data(), n);
+            REQUIRE(!flags[1]);
+            flags[0] = 1;
+            REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1);
+            if (to_device)
+                REQUIRE(device_has(device, takes ? before.data() : after.data(), n));
+            else
+                REQUIRE(!std::memcmp(memory, after.data(), n));
+        }
+    }
+    return HOLDS(cudaGetLastError() == 0);
+}
+
 // A context with an error calls none; behind its reset nobody waits for them.
 bool host_functions_after_reset()
 {

@@ -592,7 +592,7 @@ void check_what_it_does_not()
          {"arrays", "planes", "planes-of-memory", "array-to-array", "textures", "descriptions",
           "capture-modes", "pools", "meanwhile", "cooperative", "nodes-of-graphs",
           "stream-of-thread", "queries", "launches-of-many-bytes", "nodes-of-many-bytes",
-          "names-of-runtime", "graphs-after-resets", "host-functions", "host-functions-at-exit"})
+          "names-of-runtime", "graphs-after-resets", "host-functions", "host-functions-as-gates", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
     check("resets beside another program", resets_beside_another);
     check("visible devices of the program", visible_devices);
