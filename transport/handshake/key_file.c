@@ -173,9 +173,10 @@ static int read_keys(int fd, const char *path, struct ibx_keys **keys, struct ib
     if (!content)
         return ibx_error_set(err, -ENOMEM, "no memory for key file %s", path);
     size_t n = 0;
-    ssize_t got;
-    while (n <= IBX_KEY_MAX && (got = read(fd, content + n, IBX_KEY_MAX + 1 - n)) > 0)
-        n += (size_t)got;
+    ssize_t got = 0;
+    while (n <= IBX_KEY_MAX && ((got = read(fd, content + n, IBX_KEY_MAX + 1 - n)) > 0 ||
+                                (got < 0 && errno == EINTR))) /* on a network's file system */
+        n += got > 0 ? (size_t)got : 0;
     int rc =
         n <= IBX_KEY_MAX && got < 0
             ? ibx_error_set(err, -errno, "key file %s cannot be read: %s", path, strerror(errno))
