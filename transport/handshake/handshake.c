@@ -465,7 +465,7 @@ int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_
     if (!rc)
         rc = ibx_uri_options(&uri, &all, err);
     if (!rc)
-        rc = ibx_keys_load(all.key_file, &keys, err);
+        rc = ibx_keys_load_as_client(all.key_file, &keys, err);
     if (!rc)
         rc = ibx_keys_own(keys, &all, &key, err);
     if (!rc)

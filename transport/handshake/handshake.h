@@ -219,6 +219,10 @@ int ibx_handshake_peer_user(int fd, uid_t *uid);
  * all of these calls take it. */
 struct ibx_keys;
 int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *err);
+/* Likewise. A client's threads connect one by one, and a session's connection may have to be made
+ * again, when its process has become another user and may read the file no more: then it has those
+ * that it has read before, which stay until it ends. */
+int ibx_keys_load_as_client(const char *path, struct ibx_keys **keys, struct ibx_error *err);
 /* The same from a text; `path` is for messages. */
 int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx_keys **keys,
                    struct ibx_error *err);

@@ -11,6 +11,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
@@ -208,6 +209,58 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
     int rc = read_keys(fd, path, keys, err);
     close(fd);
     return rc;
+}
+
+/* --------------------------------------------------------------------- of another user */
+
+/* Those that this process has read last as a client. */
+static struct {
+    pthread_mutex_t lock;
+    char path[sizeof(((struct ibx_options *)0)->key_file)];
+    uid_t uid; /* that has read them */
+    struct ibx_keys *keys;
+} kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void keep(const char *path, struct ibx_keys *keys)
+{
+    if (pthread_mutex_trylock(&kept.lock)) /* another thread keeps the same */
+        return;
+    ibx_keys_release(kept.keys);
+    kept.keys = ibx_keys_hold(keys);
+    kept.uid = geteuid();
+    strncpy(kept.path, path, sizeof(kept.path) - 1);
+    pthread_mutex_unlock(&kept.lock);
+}
+
+/* Of one that may not read them now. */
+static struct ibx_keys *find_kept(const char *path)
+{
+    pthread_mutex_lock(&kept.lock);
+    const bool found = kept.keys && kept.uid != geteuid() && !strcmp(path, kept.path);
+    struct ibx_keys *keys = found ? ibx_keys_hold(kept.keys) : NULL;
+    pthread_mutex_unlock(&kept.lock);
+    return keys;
+}
+
+__attribute__((destructor)) static void wipe_kept(void)
+{
+    if (pthread_mutex_trylock(&kept.lock))
+        return;
+    ibx_keys_release(kept.keys);
+    kept.keys = NULL;
+    pthread_mutex_unlock(&kept.lock);
+}
+
+int ibx_keys_load_as_client(const char *path, struct ibx_keys **keys, struct ibx_error *err)
+{
+    const int rc = ibx_keys_load(path, keys, err);
+    if (rc) {
+        *keys = find_kept(path);
+        return *keys ? 0 : rc;
+    }
+    if (*keys)
+        keep(path, *keys);
+    return 0;
 }
 
 /* ------------------------------------------------------------------------- what it has */

@@ -298,6 +298,48 @@ static void owners(void **state)
     assert_int_equal(status, 0);
 }
 
+static struct ibx_keys *load_as_client(const char *path)
+{
+    struct ibx_keys *keys = NULL;
+    return ibx_keys_load_as_client(path, &keys, NULL) ? NULL : keys;
+}
+
+static bool left_out_of_dumps(const void *address);
+
+/* In a child that becomes another user. */
+static int becomes_another(const char *path, const char *other)
+{
+    struct ibx_keys *first = load_as_client(path), *second;
+    if (!first || chmod(path, 0644) || load_as_client(path) || chmod(path, 0600))
+        return 1; /* the user who has read them has none of a file that is no good any more */
+    if (setresuid(12345, 12345, 12345) || ibx_keys_load(path, &second, NULL) != -EACCES)
+        return 2;
+    ibx_keys_release(first);
+    if (!(second = load_as_client(path)) || !ibx_keys_find(second, "") ||
+        !left_out_of_dumps(second))
+        return 3;
+    ibx_keys_release(second);
+    return load_as_client(other) ? 4 : 0;
+}
+
+/* A program that gives up its rights after its first call has threads that connect later. */
+static void keys_of_another_user(void **state)
+{
+    (void)state;
+    if (geteuid())
+        skip();
+    char path[PATH_MAX];
+    int status;
+    snprintf(path, sizeof(path), "%s", write_key("key", DIGITS, 32, 0600));
+    const char *other = write_key("other", DIGITS, 32, 0600);
+    assert_int_equal(chmod(folder, 0755), 0);
+    const pid_t child = fork();
+    if (!child)
+        _exit(becomes_another(path, other));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 static void descriptors_are_closed(void **state)
 {
     (void)state;
@@ -433,6 +475,7 @@ int main(void)
         cmocka_unit_test(lengths),
         cmocka_unit_test(not_a_file),
         cmocka_unit_test(owners),
+        cmocka_unit_test(keys_of_another_user),
         cmocka_unit_test(descriptors_are_closed),
         cmocka_unit_test(secrets_are_not_dumped),
         cmocka_unit_test(hmac_known_answer),
