@@ -322,6 +322,35 @@ int cudaFreeHost(void *address)
     return ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
+/* Locked. NULL: there is none. */
+static struct range *any_of(int device)
+{
+    size_t i = 0;
+    while (i < ranges.count && ranges.items[i].device != device)
+        i++;
+    return i < ranges.count ? &ranges.items[i] : NULL;
+}
+
+void ibx_frontend_host_memory_reset(int device)
+{
+    for (;;) {
+        struct range range;
+        ibx_frontend_ranges_lock();
+        struct range *found = ibx_frontend_plugin() ? any_of(device) : NULL;
+        if (found) {
+            range = *found;
+            ibx_frontend_ranges_remove(&ranges, found);
+        }
+        ibx_frontend_ranges_unlock();
+        if (!found)
+            return;
+        if (range.in_use)
+            ibx_frontend_plugin()->finish((void *)range.begin, range.n);
+        if (range.allocated)
+            give_back(&range);
+    }
+}
+
 /* MS_ASYNC does nothing but look for what is not. */
 bool ibx_frontend_all_mapped(const void *address, size_t n)
 {

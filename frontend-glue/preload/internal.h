@@ -486,6 +486,8 @@ bool ibx_frontend_pointer_closed(const void *memory);
 enum host_memory { HOST_PAGEABLE, HOST_REGISTERED, HOST_ALLOCATED };
 /* What all these bytes are, for a copy that may stay under way in them. */
 enum host_memory ibx_frontend_host_memory(const void *address, size_t n);
+/* The device was reset: page-locked memory of its context is freed, or page-locked no more. */
+void ibx_frontend_host_memory_reset(int device);
 /* Whether all of it is memory that this library has allocated. */
 bool ibx_frontend_host_ours(const void *address, size_t n);
 /* Whether all of it is mapped here. */

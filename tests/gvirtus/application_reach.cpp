@@ -212,13 +212,22 @@ bool page_locked_of_threads()
     return good[0] && good[1] && good[2];
 }
 
-// What a reset takes is there again when a kernel needs it.
+// A reset takes it: it is freed, or page-locked no more.
 bool page_locked_after_resets()
 {
-    char *from = page_locked(bytes_each), *to = page_locked(bytes_each);
-    for (unsigned i = 0; i < 3; i++)
-        REQUIRE(is_copied(to, from, bytes_each, nullptr, i) && cudaDeviceReset() == 0);
-    return HOLDS(cudaFreeHost(from) == 0 && cudaFreeHost(to) == 0);
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    std::vector<char> own(bytes_each);
+    for (unsigned i = 0; i < 3; i++) {
+        char *from = page_locked(bytes_each), *to = page_locked(bytes_each);
+        REQUIRE(is_copied(to, from, bytes_each, nullptr, i));
+        REQUIRE(enter(own.data(), own.size(), 0) == 0);
+        REQUIRE(enter(own.data(), own.size(), 0) == 712 && cudaGetLastError() == 712);
+        REQUIRE(cudaDeviceReset() == 0);
+        REQUIRE(cudaFreeHost(from) == 1 && cudaFreeHost(to) == 1 && cudaGetLastError() == 1);
+        REQUIRE(leave(own.data()) == 713 && cudaGetLastError() == 713);
+    }
+    return true;
 }
 
 // The back end has nothing of this process's where this has it. The test's alarm ends it otherwise.
@@ -412,6 +421,10 @@ bool page_locked_pieces()
         pieces[i] = nullptr;
     }
     REQUIRE(fill_up(pieces) && cudaDeviceReset() == 0);
+    REQUIRE(cudaFreeHost(pieces[7]) == 1 && cudaGetLastError() == 1); // they are gone with it
+    for (char *&each : pieces)
+        each = nullptr;
+    REQUIRE(fill_up(pieces));
     REQUIRE(stub_launch(pieces[7], pieces[8], 1, nullptr) == 0 && cudaDeviceSynchronize() == 0);
     REQUIRE(pieces[7][0] == 8);
     for (char *each : pieces)
