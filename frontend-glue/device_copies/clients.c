@@ -23,10 +23,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define RESET_MS  3000u /* that a new session waits for a reset to end, and no longer */
 #define AWAY_MOST 1024u /* clients of a tenant without a session */
+#define AWAY_PART 8u    /* ... but no more than such a part of this process's descriptors */
 #define END_MS    100   /* between a process's last session and its end, mostly */
 
 struct ibx_client {
@@ -100,6 +102,14 @@ static void forget(struct ibx_client *gone)
     free(gone);
 }
 
+static unsigned away_most(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / AWAY_PART >= AWAY_MOST)
+        return AWAY_MOST;
+    return (unsigned)(limit.rlim_cur / AWAY_PART);
+}
+
 /* Locked. A client that says it is many processes, one after the other, would fill the list, in
  * which everybody looks for theirs, and take a descriptor for each. */
 static void limit_away(const struct ibx_tenant *tenant)
@@ -112,7 +122,7 @@ static void limit_away(const struct ibx_tenant *tenant)
         first = first && first->went < c->went ? first : c;
         away++;
     }
-    if (away <= AWAY_MOST)
+    if (away <= away_most())
         return;
     ibx_client_ends_add(first->number);
     ibx_functions_ended(first->number);

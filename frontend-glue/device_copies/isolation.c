@@ -32,6 +32,13 @@ int ibx_isolation_admit(struct copies *x, const struct ibx_path *path, struct ib
     i->tenant = tenant_of(x, path);
     if (!i->tenant)
         return ibx_error_set(err, -ENOMEM, "no memory to note who %s is", path->peer);
+    if (!ibx_descriptors_left(i->tenant, &x->options.limits))
+        return ibx_error_set(
+            err, -EDQUOT,
+            "%s of tenant \"%s\" is turned away: the connections of that name have "
+            "as many descriptors of this process as rdma.tenant_share allows: "
+            "raise its limit (ulimit -n)",
+            path->peer, path->name);
     i->setting_up = ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_SETUPS), 1);
     if (!i->setting_up)
         return ibx_error_set(err, -EDQUOT,

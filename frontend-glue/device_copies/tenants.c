@@ -193,6 +193,26 @@ bool ibx_tenant_tell_once(struct ibx_tenant *tenant, enum ibx_hold what)
     return !atomic_exchange(&tenant->told[what], true);
 }
 
+static uint64_t connections_of(const struct ibx_tenant *tenant)
+{
+    return atomic_load(&tenant->holds[IBX_HOLD_SESSIONS].used) +
+           atomic_load(&tenant->holds[IBX_HOLD_SETUPS].used);
+}
+
+unsigned ibx_tenant_connections(const struct ibx_tenant *tenant, uint64_t *own, uint64_t *all,
+                                uint64_t *setups)
+{
+    unsigned others = 0;
+    pthread_mutex_lock(&mutex);
+    for (const struct ibx_tenant *t = tenants; t; t = t->next)
+        others += t != tenant && connections_of(t);
+    pthread_mutex_unlock(&mutex);
+    *own = connections_of(tenant);
+    *setups = atomic_load(&totals[IBX_HOLD_SETUPS].used);
+    *all = atomic_load(&totals[IBX_HOLD_SESSIONS].used) + *setups;
+    return others;
+}
+
 bool ibx_tenants_several(void)
 {
     return atomic_load(&count) > 1;

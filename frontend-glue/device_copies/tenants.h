@@ -68,6 +68,14 @@ bool ibx_tenant_tell_once(struct ibx_tenant *tenant, enum ibx_hold what);
 /* Whether there is another one, which may have memory of its own. */
 bool ibx_tenants_several(void);
 
+/* How many connections it has, and all have, with those that are being set up, which are `setups`
+ * of all; how many other tenants have any. */
+unsigned ibx_tenant_connections(const struct ibx_tenant *tenant, uint64_t *own, uint64_t *all,
+                                uint64_t *setups);
+
+/* descriptors.c: whether the tenant may have another connection, which is not counted yet. */
+bool ibx_descriptors_left(struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits);
+
 /* The tenant has allocated [base, base + size) in the context, and has taken `charge` of
  * IBX_HOLD_DEVICE for it, which is given back when it goes. Whatever was there is gone. False: it
  * has too many allocations already, and nobody owns this one, whose charge stays. */

@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <ctime>
+#include <sys/resource.h>
 #include <thread>
 
 namespace
@@ -219,11 +220,44 @@ bool streams()
     return HOLDS(back.alive());
 }
 
+// A session of that name, or null.
+std::unique_ptr<Client> session_of(const BackEnd &back, const char *name)
+{
+    try {
+        auto client = std::make_unique<Client>(back, name);
+        return has_session(client.get()) ? std::move(client) : nullptr;
+    } catch (const std::exception &) {
+        return nullptr;
+    }
+}
+
+// One tenant's connections leave descriptors of the back end's process to another one.
+bool descriptors()
+{
+    rlimit usual, few;
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &usual) == 0);
+    few = usual;
+    few.rlim_cur = 300;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    TenantsBackEnd back;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &usual) == 0);
+    std::vector<std::unique_ptr<Client>> alices;
+    while (auto another = session_of(back, "alice"))
+        alices.push_back(std::move(another));
+    std::vector<std::unique_ptr<Client>> bobs;
+    for (int i = 0; i < 5; i++) {
+        bobs.push_back(session_of(back, "bob"));
+        REQUIRE(bobs.back());
+    }
+    return HOLDS(alices.size() > 9 && has_session(alices[0].get()) && back.alive());
+}
+
 } // namespace
 
 void check_tenants_limits()
 {
     check("sessions have a limit", sessions);
+    check("... and descriptors", descriptors);
     check("requests have a limit", requests);
     check("... also those of handlers that throw", requests_that_throw);
     check("memory of the GPU has a limit", device_memory);
