@@ -18,6 +18,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -79,11 +80,15 @@ static void *accept_thread(void *argument)
     abort(); /* a connection of the same session is none for GVirtuS */
 }
 
+static char key_file[64]; /* of alice and bob, "": there are no keys */
+
 static void set_options(struct ibx_options *options)
 {
     ibx_options_init(options);
     assert_int_equal(ibx_options_set(options, "provider", provider, NULL), 0);
     options->insecure = host != NULL;
+    assert_int_equal(ibx_options_set(options, "key_file", key_file, NULL), 0);
+    assert_int_equal(ibx_options_set(options, "name", key_file[0] ? "alice" : "", NULL), 0);
 }
 
 static void scene_listen(struct scene *scene, unsigned seconds)
@@ -559,6 +564,42 @@ static void impostors(void **state)
     hand_close(&hand);
 }
 
+/* They have seen all that the client has: and have its key, but are another user of this host, or
+ * a good key of their own. Where it is not known that both are on this host, the key counts. */
+static void impostors_with_keys(void **state)
+{
+    static const char keys[] = "alice:00112233445566778899aabbccddeeff\n"
+                               "bob:112233445566778899aabbccddeeff00\n";
+    struct hand hand;
+    struct ibx_conn *conn;
+    int status = 0;
+    (void)state;
+    strcpy(key_file, "/tmp/ibx-impostors-XXXXXX");
+    const int fd = mkstemp(key_file);
+    assert_int_equal(write(fd, keys, sizeof(keys) - 1), sizeof(keys) - 1);
+    close(fd);
+    hand_open(&hand, SECONDS, SECONDS);
+    struct ibx_claim how = claim_of(&hand);
+    const pid_t child = geteuid() ? -1 : fork();
+    if (!child)
+        _exit(setresuid(12345, 12345, 12345) || claim(&hand, &how, &conn) != -ESTALE);
+    assert_true(child < 0 || (waitpid(child, &status, 0) == child && !status));
+    assert_int_equal(ibx_options_set(&hand.options, "name", "bob", NULL), 0);
+    assert_int_equal(claim(&hand, &how, &conn), -ESTALE);
+    assert_int_equal(ibx_options_set(&hand.options, "name", "alice", NULL), 0);
+    send_message(hand.conn, ASKS("A"), 10); /* the session is where it was */
+    expect_message(hand.conn, SAYS("B"), 14);
+    ibx_close(hand.conn);
+    assert_int_equal(claim(&hand, &how, &hand.conn), 0);
+    send_message(hand.conn, (uint8_t[29]){9, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, 29);
+    uint8_t got[64];
+    assert_int_equal(receive_message(hand.conn, got, sizeof(got)), 21);
+    send_message(hand.conn, "\14", 1);
+    hand_close(&hand);
+    unlink(key_file);
+    key_file[0] = 0;
+}
+
 /* Numbers that cannot be: of messages that were never sent. */
 static void lies(void **state)
 {
@@ -675,6 +716,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(golden_bytes),
         cmocka_unit_test(duplicates),
         cmocka_unit_test(impostors),
+        cmocka_unit_test(impostors_with_keys),
         cmocka_unit_test(lies),
         cmocka_unit_test(not_kept),
         cmocka_unit_test(time_is_up),
