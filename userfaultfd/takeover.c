@@ -8,6 +8,7 @@
 #include "userfaultfd/engine.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 
 #include <errno.h>
 #include <string.h>
@@ -66,7 +67,10 @@ int ibx_fault_map_adopt(struct ibx_fault *e, struct ibx_error *err)
     ibx_fault_pages_done(e, IBX_FAULT_BY_REBUILD, e->total - missing);
     for (unsigned i = 0; i < EVENTS_AT_ONCE; i++) {
         struct uffd_msg *m = &e->lasting->events[i];
-        if (m->event && m->event != UFFD_EVENT_PAGEFAULT) /* faults come again */
+        if (m->event == UFFD_EVENT_FORK) /* the child's descriptor was the killed process's */
+            ibx_log(IBX_LOG_WARN, "the process whose memory is filled had forked: its child has "
+                                  "been left");
+        else if (m->event && m->event != UFFD_EVENT_PAGEFAULT) /* faults come again */
             ibx_fault_event_handle(e, m, ibx_now_ns());
         m->event = 0;
     }

@@ -76,6 +76,21 @@ static void test_an_event_that_was_read_is_not_lost(NO_STATE)
     assert_int_equal(map->events[1].event, 0);
 }
 
+/* The number of a descriptor that the killed process had: here it is another one's. */
+static void test_a_child_of_the_first_is_left(NO_STATE)
+{
+    struct map_memory *map = rig.config.map_memory;
+    const int own = dup(0);
+    rig_start();
+    rig_destroy_engine();
+    map->events[0] = (struct uffd_msg){.event = UFFD_EVENT_FORK};
+    map->events[0].arg.fork.ufd = (uint32_t)own;
+    rig_serve();
+    assert_true(page_is_right(6));
+    rig_destroy_engine();
+    assert_int_equal(close(own), 0);
+}
+
 /* Pages that were claimed: some of them were placed and written to. */
 static void test_claimed_pages_are_fetched_again(NO_STATE)
 {
@@ -227,6 +242,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_pages_of_the_first_are_known, make, end),
         cmocka_unit_test_setup_teardown(test_an_event_that_was_read_is_not_lost, make, end),
+        cmocka_unit_test_setup_teardown(test_a_child_of_the_first_is_left, make, end),
         cmocka_unit_test_setup_teardown(test_claimed_pages_are_fetched_again, make, end),
         cmocka_unit_test_setup_teardown(test_another_memory_is_refused, make, end),
         cmocka_unit_test_setup_teardown(test_killed_at_any_time, make, end),
