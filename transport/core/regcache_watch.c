@@ -32,6 +32,7 @@ static struct {
     sigset_t signals;      /* the mask of the lock's holder before it blocked all */
     struct reader *reader; /* NULL: nothing is watched */
     bool refused;          /* userfaultfd is not available */
+    bool told;             /* that it is, or was, not */
     int pagemap_fd;
     unsigned users, generation, deaths;
     struct ibx_watch_range *ranges; /* added and not removed; some have died */
@@ -191,6 +192,12 @@ static int reader_start(struct reader *reader)
     return rc;
 }
 
+/* Perhaps only now. */
+static bool is_lack(int rc)
+{
+    return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -EAGAIN;
+}
+
 /* It may allocate under the lock: nothing is watched yet, so no thread waits for the reader. */
 static bool start(void)
 {
@@ -202,10 +209,13 @@ static bool start(void)
     int rc = reader ? reader_start(reader) : -ENOMEM;
     if (rc) {
         free(reader);
-        watch.refused = true;
-        ibx_log(IBX_LOG_INFO,
+        watch.refused = !is_lack(rc);
+        if (!watch.told)
+            ibx_log(
+                IBX_LOG_INFO,
                 "memory is registered anew for each call: userfaultfd is not available here (%s)",
                 strerror(-rc));
+        watch.told = true;
         return false;
     }
     watch.reader = reader;

@@ -3,6 +3,7 @@
 #include "tests/scenes/regcache_fake.h"
 
 #include <stdio.h>
+#include <sys/resource.h>
 
 static struct registrar r;
 static struct ibx_regcache *cache;
@@ -355,6 +356,26 @@ static bool one_piece(const char *memory, size_t length)
     return whole;
 }
 
+/* A lack that passes is no reason to register memory anew for ever. */
+static void test_without_descriptors_for_a_while(void **state)
+{
+    (void)state;
+    struct rlimit usual, few;
+    char *memory = map(2);
+    const int next = dup(0);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+    few = usual;
+    few.rlim_cur = (rlim_t)next;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    get_and_put(cache, memory, PAGE);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+    assert_int_equal(stats(cache).uncached, 1);
+    ASSERT_MISS(r, get_and_put(cache, memory, PAGE));
+    ASSERT_HIT(r, get_and_put(cache, memory, PAGE));
+    munmap(memory, 2 * PAGE);
+}
+
 /* What is no longer cached is no longer watched either, unless it is by another cache. */
 static void test_evicted_is_unwatched(void **state)
 {
@@ -464,6 +485,7 @@ int main(void)
         TEST(test_realloc_of_a_buffer),
         TEST(test_eviction_by_entries),
         TEST(test_eviction_by_bytes),
+        TEST(test_without_descriptors_for_a_while),
         TEST(test_evicted_is_unwatched),
         TEST(test_shared_memory),
         TEST(test_file_memory),
