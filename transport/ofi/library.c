@@ -16,7 +16,9 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 
 static struct {
     char reason[256]; /* why it is not there */
@@ -29,7 +31,8 @@ static struct {
     const char *(*strerror)(int);
 } library;
 
-static pthread_once_t loaded = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool decided; /* whether it is there */
 
 static void *open_quietly(const char *name)
 {
@@ -45,14 +48,26 @@ static void *open_quietly(const char *name)
     return handle;
 }
 
-static void load(void)
+/* Of what may be there the next time. The dynamic linker leaves no errno. */
+static bool tells_of_lack(const char *why)
+{
+    static const int lacks[] = {EMFILE, ENFILE, ENOMEM};
+    for (size_t i = 0; why && i < sizeof(lacks) / sizeof(lacks[0]); i++) {
+        if (strstr(why, strerror(lacks[i])))
+            return true;
+    }
+    return false;
+}
+
+/* False: for want of that. */
+static bool load(void)
 {
     void *handle = open_quietly("libfabric.so.1");
     if (!handle) {
         const char *why = dlerror();
         snprintf(library.reason, sizeof(library.reason),
                  "libfabric cannot be loaded (Debian: libfabric1): %.180s", why ? why : "unknown");
-        return;
+        return !tells_of_lack(why);
     }
     /* POSIX allows the conversion of what dlsym() returns, ISO C does not. */
     *(void **)&library.version = dlsym(handle, "fi_version");
@@ -66,15 +81,22 @@ static void load(void)
         snprintf(library.reason, sizeof(library.reason),
                  "libfabric.so.1 lacks functions that it should have: "
                  "install Debian's libfabric1");
-        return;
+        return true;
     }
     *(void **)&library.getinfo = getinfo;
+    return true;
 }
 
 int ibx_ofi_library(struct ibx_error *err)
 {
-    pthread_once(&loaded, load);
-    return library.getinfo ? 0 : ibx_error_set(err, -ENOSYS, "%s", library.reason);
+    if (atomic_load(&decided))
+        return library.getinfo ? 0 : ibx_error_set(err, -ENOSYS, "%s", library.reason);
+    pthread_mutex_lock(&lock);
+    if (!atomic_load(&decided) && load())
+        atomic_store(&decided, true);
+    const int rc = library.getinfo ? 0 : ibx_error_set(err, -ENOSYS, "%s", library.reason);
+    pthread_mutex_unlock(&lock);
+    return rc;
 }
 
 uint32_t fi_version(void)

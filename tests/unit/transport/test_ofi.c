@@ -14,6 +14,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -487,9 +488,28 @@ static void test_endpoint_that_closes_later(void **state)
     pair_close(pair);
 }
 
+/* Before it is loaded: a lack that passes is no reason to do without it for ever. */
+static void test_without_descriptors_for_a_while(void **state)
+{
+    (void)state;
+    struct rlimit before, few;
+    struct ibx_error err = {0};
+    const int next = dup(0);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = (rlim_t)next;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    assert_int_equal(ibx_ofi_library(&err), -ENOSYS);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_non_null(strstr(err.message, strerror(EMFILE)));
+    assert_int_equal(ibx_ofi_library(&err), 0);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_without_descriptors_for_a_while),
         cmocka_unit_test(test_golden_offer),
         cmocka_unit_test(test_malformed_offers),
         cmocka_unit_test(test_malformed_addresses),
