@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/preload/dlsym.h"
 #include "frontend-glue/preload/internal.h"
 
 #include "common/clock.h"
@@ -210,7 +211,7 @@ static void *find_in_library(const char *symbol)
     if (ibx_frontend_each_library(find_library, path))
         handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
     if (handle) {
-        found = dlsym(handle, symbol);
+        found = ibx_frontend_dlsym(handle, symbol);
         dlclose(handle);
     }
     return found;

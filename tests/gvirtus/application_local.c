@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* As Python would: CUDA's runtime is loaded by dlopen(3) alone, by a library that does not share
  * it, and called by a symbol that was left open. How the process ends: "copies": as any. "forked":
- * a child of it calls exit(3), too. "threads": beside one that goes on to call CUDA. */
+ * a child of it calls exit(3), too. "threads": beside one that goes on to call CUDA. Or
+ * "looked-up": all calls come from that libcudart by dlsym(3). */
 #include "tests/scenes/patience.h"
 
 #include <dlfcn.h>
@@ -33,6 +34,30 @@ static int copies(void)
     if (!rc)
         rc = cuda_memcpy(back, device, sizeof(back), 2);
     return rc || memcmp(there, back, sizeof(back)) != 0;
+}
+
+typedef int malloc_managed(void **address, size_t n, unsigned flags);
+typedef int count_of(int *count);
+
+/* They are the preload's, those that GVirtuS lacks as well, but for those that only GVirtuS has;
+ * all else is found where it was. */
+static int looked_up(void *library)
+{
+    malloc_managed *managed;
+    count_of *count;
+    char *memory = NULL;
+    int n = 0;
+    *(void **)&managed = dlsym(library, "cudaMallocManaged");
+    *(void **)&count = dlsym(library, "cudaGetDeviceCount");
+    dlsym(library, "cudaNothing");
+    if (!managed || !count || dlsym(library, "cudaMalloc") != dlsym(RTLD_DEFAULT, "cudaMalloc") ||
+        dlsym(RTLD_NEXT, "cudaMalloc") != dlsym(RTLD_DEFAULT, "cudaMalloc") || dlerror() ||
+        dlsym(library, "cudaNothing") || !dlerror())
+        return 1;
+    if (managed((void **)&memory, sizeof(there), 1) || count(&n) || !n)
+        return 1;
+    memcpy(memory, there, sizeof(there));
+    return cuda_memcpy(back, memory, sizeof(back), 2) || memcmp(there, back, sizeof(back)) != 0;
 }
 
 static void say_handler(void)
@@ -139,7 +164,7 @@ int main(int argc, char **argv)
     *(void **)&cuda_malloc = dlsym(library, "cudaMalloc");
     *(void **)&cuda_memcpy = dlsym(RTLD_DEFAULT, "cudaMemcpy"); /* the preload's */
     *(void **)&at_end = dlsym(library, "stub_at_end");
-    if (copies())
+    if (copies() || (!strcmp(argv[2], "looked-up") && looked_up(library)))
         return 1;
     return !strcmp(argv[2], "forked") ? forked() : !strcmp(argv[2], "threads") ? threads() : 0;
 }

@@ -654,6 +654,7 @@ void check_what_it_does_not()
           [] { return run("forked-at-first-calls", true); });
     check("... one of which takes long", [] { return run("forked-beside-first-call", true); });
     check("a libcudart that was loaded locally", [] { return loaded_locally("copies", 1); });
+    check("... and whose calls are looked up there", [] { return loaded_locally("looked-up", 1); });
     check("loaded locally, and a forked child that exits",
           [] { return loaded_locally("forked", 3); });
     check("loaded locally, and a thread in calls at the end",

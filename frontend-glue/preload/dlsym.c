@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A program that opens libcudart itself, as packages of Python do, takes CUDA's calls from it by
+ * dlsym(3), which does not look for them in what is preloaded. It gets them here all the same: the
+ * functions of this library, where that has one of the name, and GVirtuS's otherwise.
+ *
+ * dlsym(3) knows its caller by where it returns to, on which RTLD_NEXT depends. So this one ends by
+ * a jump to the C library's, for which its file is compiled apart, optimized, and without
+ * sanitizers: their own libraries call it before they have begun.
+ */
+#include "frontend-glue/preload/dlsym.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <stdbool.h>
+#include <string.h>
+
+/* Whose locals are in its way. */
+#define APART __attribute__((noinline))
+#ifdef __has_attribute
+#if __has_attribute(musttail)
+#define JUMP __attribute__((musttail))
+#endif
+#endif
+#ifndef JUMP
+#define JUMP
+#endif
+
+typedef void *look_up(void *restrict handle, const char *restrict name);
+
+/* Of the first glibc that there was. One that is not found would make memory for an error, and who
+ * replaces malloc(3) may be calling. */
+#ifdef __x86_64__
+#define VERSION "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define VERSION "GLIBC_2.17"
+#else
+#define VERSION "GLIBC_2.34"
+#endif
+
+static look_up *of_libc; /* no atomic: whoever writes it writes the same */
+static void *itself;     /* this library */
+
+APART static look_up *next_one(void)
+{
+    look_up *next = of_libc;
+    if (!next)
+        *(void **)&next = dlvsym(RTLD_NEXT, "dlsym", VERSION);
+    return of_libc = next;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    Dl_info info;
+    if (dladdr((void *)&of_libc, &info) && info.dli_fname)
+        itself = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+}
+
+static bool is_runtime(const char *path)
+{
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    return path && !strncmp(slash ? slash + 1 : path, "libcudart.so", 12);
+}
+
+/* This library's function of that name, where the program has asked a libcudart for one, whether
+ * that has it or not. */
+APART static void *ours(look_up *next, void *handle, const char *name)
+{
+    struct link_map *library = NULL;
+    Dl_info info;
+    if (strncmp(name, "cuda", 4) != 0 && strncmp(name, "__cuda", 6) != 0)
+        return NULL;
+    void *function = next(itself, name), *theirs = function ? next(handle, name) : NULL;
+    const bool is_there = theirs ? dladdr(theirs, &info) && is_runtime(info.dli_fname)
+                                 : function && !dlinfo(handle, RTLD_DI_LINKMAP, &library) &&
+                                       is_runtime(library->l_name);
+    dlerror(); /* of what was not found here */
+    return is_there ? function : NULL;
+}
+
+void *ibx_frontend_dlsym(void *handle, const char *name)
+{
+    look_up *next = next_one();
+    return next ? next(handle, name) : NULL;
+}
+
+__attribute__((visibility("default"))) void *dlsym(void *restrict handle, const char *restrict name)
+{
+    look_up *next = next_one();
+    void *function = next && itself && handle != RTLD_DEFAULT && handle != RTLD_NEXT
+                         ? ours(next, handle, name)
+                         : NULL;
+    if (function || !next)
+        return function;
+    JUMP return next(handle, name);
+}
