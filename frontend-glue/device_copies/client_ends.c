@@ -173,7 +173,8 @@ static bool wait_for_work(struct copies *x, uint64_t client, const void *context
 
 static bool waits(enum ibx_handle_kind kind)
 {
-    return kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MEMORY || kind == IBX_HANDLE_MADE_POOL;
+    return kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY ||
+           kind == IBX_HANDLE_MADE_POOL;
 }
 
 /* The driver clears what a process has had before another one gets it. In a stream of its own,

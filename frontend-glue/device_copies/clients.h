@@ -15,7 +15,8 @@ struct ibx_cuda;
 
 /* What has a handle: handles.c. */
 enum ibx_handle_kind {
-    IBX_HANDLE_ARRAY,
+    IBX_HANDLE_ARRAY,     /* also a level of a mipmapped one, with which it goes */
+    IBX_HANDLE_MIPMAP,    /* a mipmapped array */
     IBX_HANDLE_POOL,      /* a device's own */
     IBX_HANDLE_MADE_POOL, /* one that was made */
     IBX_HANDLE_TEXTURE,
@@ -44,6 +45,9 @@ void ibx_handles_let_go(struct copies *x);
  * anybody: until that changes, what was there is. */
 bool ibx_handles_has(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 unsigned ibx_handles_gone_so_far(void);
+/* A level of a mipmapped array; whether the array is such a one. */
+bool ibx_handles_add_level(struct copies *x, uint64_t array, uint64_t mipmap);
+bool ibx_handles_is_level(struct copies *x, uint64_t array);
 /* A graph that goes with another one, of which it is a conditional node's; whether it is. */
 void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other);
 bool ibx_handles_is_within(struct copies *x, uint64_t graph);

@@ -12,12 +12,19 @@ static bool is_array(const struct extra *e, const void *array)
     return ibx_handles_know(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array);
 }
 
-static int free_array(struct extra *e)
+static bool is_mipmap(const struct extra *e, const void *mipmap)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_MIPMAP, (uintptr_t)mipmap);
+}
+
+/* A level goes with what it is one of. */
+static int give_back_as(struct extra *e, enum ibx_handle_kind kind)
 {
     int (*give_back)(void *array) = NULL;
     void *array = pointer(&e->in);
     const uint64_t number = ibx_extra_owned(e->x, (uintptr_t)array);
-    if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array))
+    if (!whole(e) || ibx_handles_is_level(e->x, (uintptr_t)array) ||
+        !ibx_handles_remove(e->x, kind, (uintptr_t)array))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);
     ibx_frees_begin(e->x, 0);
@@ -25,6 +32,26 @@ static int free_array(struct extra *e)
     ibx_frees_end();
     ibx_extra_disown((uintptr_t)array, number);
     return rc;
+}
+
+static int free_array(struct extra *e)
+{
+    return give_back_as(e, IBX_HANDLE_ARRAY);
+}
+
+static int free_mipmap(struct extra *e)
+{
+    return give_back_as(e, IBX_HANDLE_MIPMAP);
+}
+
+/* What was made is the client's from now on. */
+static int note_made(struct extra *e, enum ibx_handle_kind kind, uint64_t made, const char *undo)
+{
+    if (ibx_handles_add(e->x, kind, made) && ibx_extra_own(e->x, made))
+        return 0;
+    ibx_handles_remove(e->x, kind, made);
+    ibx_extra_undo(undo, made);
+    return CUDA_MEMORY_ALLOCATION;
 }
 
 static int malloc_array(struct extra *e)
@@ -43,12 +70,48 @@ static int malloc_array(struct extra *e)
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, make);
     int rc = make(&array, &channel, extent, flags);
-    if (!rc && (!ibx_handles_add(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array) ||
-                !ibx_extra_own(e->x, (uintptr_t)array))) {
-        ibx_handles_remove(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array);
-        ibx_extra_undo("cudaFreeArray", (uintptr_t)array);
+    if (!rc)
+        rc = note_made(e, IBX_HANDLE_ARRAY, (uintptr_t)array, "cudaFreeArray");
+    ibx_put_u64(&e->out, (uintptr_t)array);
+    return rc;
+}
+
+static int malloc_mipmap(struct extra *e)
+{
+    int (*make)(void **mipmap, const struct ibx_cuda_channel *channel,
+                struct ibx_cuda_extent extent, unsigned levels, unsigned flags) = NULL;
+    struct ibx_cuda_channel channel;
+    struct ibx_cuda_extent extent;
+    void *mipmap = NULL;
+    ibx_layout_get(&e->in, IBX_LAYOUT_CHANNEL, &channel);
+    ibx_layout_get(&e->in, IBX_LAYOUT_EXTENT, &extent);
+    const unsigned levels = ibx_get_u32(&e->in), flags = ibx_get_u32(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    if (ibx_extra_limited(e, "arrays"))
+        return CUDA_NOT_SUPPORTED;
+    FUNCTION(e, make);
+    int rc = make(&mipmap, &channel, extent, levels, flags);
+    if (!rc)
+        rc = note_made(e, IBX_HANDLE_MIPMAP, (uintptr_t)mipmap, "cudaFreeMipmappedArray");
+    ibx_put_u64(&e->out, (uintptr_t)mipmap);
+    return rc;
+}
+
+/* CUDA has one array for each level, as long as what it is one of. */
+static int level_of_mipmap(struct extra *e)
+{
+    int (*get)(void **array, const void *mipmap, unsigned level) = NULL;
+    void *mipmap = pointer(&e->in), *array = NULL;
+    const unsigned level = ibx_get_u32(&e->in);
+    if (!whole(e) || !is_mipmap(e, mipmap))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    int rc = get(&array, mipmap, level);
+    if (!rc && !ibx_handles_has(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array) &&
+        (!ibx_handles_add_level(e->x, (uintptr_t)array, (uintptr_t)mipmap) ||
+         !ibx_extra_own(e->x, (uintptr_t)array)))
         rc = CUDA_MEMORY_ALLOCATION;
-    }
     ibx_put_u64(&e->out, (uintptr_t)array);
     return rc;
 }
@@ -202,11 +265,13 @@ static bool is_resource(const struct extra *e, const struct ibx_cuda_resource *r
     size_t n = resource->of.memory.sizes[0];
     if (resource->kind == IBX_RESOURCE_ARRAY)
         return is_array(e, resource->of.array);
+    if (resource->kind == IBX_RESOURCE_MIPMAP)
+        return is_mipmap(e, resource->of.array);
     if (resource->kind == IBX_RESOURCE_PITCH_2D &&
         !span_of(resource->of.memory.sizes[2], resource->of.memory.sizes[2],
                  resource->of.memory.sizes[1], &n))
         return false;
-    return resource->kind != IBX_RESOURCE_MIPMAP && mine(e, resource->of.memory.at, n);
+    return mine(e, resource->of.memory.at, n);
 }
 
 static int create_texture(struct extra *e)
@@ -283,6 +348,9 @@ static int destroy_surface(struct extra *e)
 const struct extra_call ibx_array_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_MALLOC_ARRAY] = {"cudaMalloc3DArray", malloc_array},
     [IBX_EXTRA_FREE_ARRAY] = {"cudaFreeArray", free_array},
+    [IBX_EXTRA_MALLOC_MIPMAP] = {"cudaMallocMipmappedArray", malloc_mipmap},
+    [IBX_EXTRA_FREE_MIPMAP] = {"cudaFreeMipmappedArray", free_mipmap},
+    [IBX_EXTRA_MIPMAP_LEVEL] = {"cudaGetMipmappedArrayLevel", level_of_mipmap},
     [IBX_EXTRA_TO_ARRAY] = {"cudaMemcpyToArray", to_array},
     [IBX_EXTRA_FROM_ARRAY] = {"cudaMemcpyFromArray", from_array},
     [IBX_EXTRA_2D_TO_ARRAY] = {"cudaMemcpy2DToArray", rows_to_array},

@@ -32,7 +32,7 @@ struct opener {
 enum handle_list {
     OF_KIND,
     OF_CLIENT, /* and of its kind */
-    OF_GRAPH,  /* what has `of`: nodes, and so on */
+    OF_GRAPH,  /* what has `of`: nodes, levels, and so on */
     LISTS
 };
 
@@ -42,7 +42,8 @@ struct handle {
     } in[LISTS];
     enum ibx_handle_kind kind;
     uint64_t value;
-    uint64_t of;      /* of a node, or what was made of one: its graph; 0: not known, or no more */
+    uint64_t of;      /* of a node, or what was made of one: its graph; of a level: its mipmapped
+                         array; 0: not known, or no more */
     uint64_t number;  /* in which order it was made; 0: a node that came by a capture or a clone */
     uint64_t client;  /* whose it is (clients.c); 0: not known */
     uint64_t heir_of; /* the client that has made it, and is no more; 0: `client` has made it */
@@ -236,9 +237,10 @@ static bool hold(struct copies *x, struct handle *h)
         return true;
     h->holders++;
     x->held[x->held_count++] = h;
-    const bool has_graph = h->of && h->kind != IBX_HANDLE_EXEC;
-    struct handle *graph = has_graph ? find(x, IBX_HANDLE_GRAPH, h->of) : NULL;
-    return !graph || hold(x, graph);
+    const enum ibx_handle_kind kind =
+        h->kind == IBX_HANDLE_ARRAY ? IBX_HANDLE_MIPMAP : IBX_HANDLE_GRAPH;
+    struct handle *whole = h->of && h->kind != IBX_HANDLE_EXEC ? find(x, kind, h->of) : NULL;
+    return !whole || hold(x, whole);
 }
 
 /* Locked. */
@@ -317,6 +319,20 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
 bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     return add(x, kind, value, 0, 1, false);
+}
+
+bool ibx_handles_add_level(struct copies *x, uint64_t array, uint64_t mipmap)
+{
+    return add(x, IBX_HANDLE_ARRAY, array, mipmap, 1, false);
+}
+
+bool ibx_handles_is_level(struct copies *x, uint64_t array)
+{
+    pthread_mutex_lock(&lock);
+    const struct handle *found = find(x, IBX_HANDLE_ARRAY, array);
+    const bool is = found && found->of;
+    pthread_mutex_unlock(&lock);
+    return is;
 }
 
 static bool add_to_graph(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
@@ -430,11 +446,25 @@ static void forget_nodes(uint64_t graph)
     }
 }
 
-static void forget_nodes_of_all(const struct ibx_taken *taken, size_t count)
+/* Locked. */
+static void forget_levels(uint64_t mipmap)
+{
+    for (struct handle *h = *list_of_graph(mipmap), *next; h; h = next) {
+        next = h->in[OF_GRAPH].next;
+        if (h->of != mipmap || h->kind != IBX_HANDLE_ARRAY)
+            continue;
+        ibx_owners_remove(h->value, ibx_owners_number(h->value));
+        drop(h);
+    }
+}
+
+static void forget_parts_of_all(const struct ibx_taken *taken, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         if (taken[i].kind == IBX_HANDLE_GRAPH)
             forget_nodes(taken[i].value);
+        else if (taken[i].kind == IBX_HANDLE_MIPMAP)
+            forget_levels(taken[i].value);
     }
 }
 
@@ -550,6 +580,8 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     const bool known = found && !found->holders;
     if (known && kind == IBX_HANDLE_NODE && found->of)
         grow_graph(x, found->of, found->weight, 0, true);
+    if (known && kind == IBX_HANDLE_MIPMAP)
+        forget_levels(value);
     if (known)
         drop(found);
     pthread_mutex_unlock(&lock);
@@ -686,7 +718,7 @@ static size_t take(uint64_t client, bool graphs, const void *context, struct ibx
     *taken = calloc(count + 1, sizeof(**taken));
     for (unsigned kind = 0; *taken && kind < KINDS; kind++)
         i += take_kind(client, kind, graphs, context, *taken + i, count - i);
-    forget_nodes_of_all(*taken, i);
+    forget_parts_of_all(*taken, i);
     pthread_mutex_unlock(&lock);
     return i;
 }
@@ -754,7 +786,7 @@ size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const v
         taken[count++] = (struct ibx_taken){h->kind, h->value, h->context};
         drop(h);
     }
-    forget_nodes_of_all(taken, count);
+    forget_parts_of_all(taken, count);
     pthread_mutex_unlock(&lock);
     return count;
 }

@@ -221,6 +221,10 @@ static int inspect(struct copies *x, uint8_t *body, size_t n)
                                     (unsigned long long)named[k].reply);
     }
     spoil_arrays(x, named, count, body, n);
+    if (count && role == IBX_NAMING_FREES && ibx_handles_is_level(x, named[0].address)) {
+        ibx_naming_spoil(&named[0], body, n); /* it goes with its mipmapped array */
+        return 0;
+    }
     const struct ibx_tenant *other =
         i->on && ibx_tenants_several() ? owner_of_any(x, named, count) : NULL;
     if (other) {

@@ -107,6 +107,7 @@ static const struct {
     {IBX_HANDLE_GRAPH, "cudaGraphDestroy"},
     {IBX_HANDLE_TEXTURE, "cudaDestroyTextureObject"},
     {IBX_HANDLE_SURFACE, "cudaDestroySurfaceObject"},
+    {IBX_HANDLE_MIPMAP, "cudaFreeMipmappedArray"},
     {IBX_HANDLE_ARRAY, "cudaFreeArray"},
     {IBX_HANDLE_EVENT, "cudaEventDestroy"},
     {IBX_HANDLE_STREAM, "cudaStreamDestroy"},

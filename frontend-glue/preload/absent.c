@@ -4,7 +4,7 @@
  * something else on the GPU's host. Without them a program that is linked with -z now would not
  * begin, and another one would end at the first of them; as it is they return
  * cudaErrorNotSupported, and a line names the call. A libcudart that has one gets it, with as many
- * arguments as any of them has, but for the two that take a structure by value.
+ * arguments as any of them has, but for the one that takes a structure by value.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -140,12 +140,6 @@ ABSENT(cudaLibraryUnload)
 ABSENT(cudaArrayGetMemoryRequirements)
 ABSENT(cudaArrayGetPlane)
 ABSENT(cudaArrayGetSparseProperties)
-ABSENT(cudaFreeMipmappedArray)
-ABSENT(cudaGetMipmappedArrayLevel)
-ABSENT_WITH(cudaMallocMipmappedArray,
-            (void **array, const void *channel, struct ibx_cuda_extent extent, unsigned levels,
-             unsigned flags),
-            array, channel, extent, levels, flags)
 ABSENT(cudaMipmappedArrayGetMemoryRequirements)
 ABSENT(cudaMipmappedArrayGetSparseProperties)
 

@@ -19,11 +19,7 @@
  * not for the back end to say. */
 struct shape {
     struct shape *next;
-    const void *array;
-    struct ibx_cuda_channel channel;
-    struct ibx_cuda_extent extent;
-    unsigned flags;
-    int device;
+    struct ibx_frontend_array is;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -56,12 +52,12 @@ static size_t element_of(const struct ibx_cuda_channel *c)
 static struct shape **place_of(const void *array)
 {
     struct shape **at = &shapes;
-    while (*at && (*at)->array != array)
+    while (*at && (*at)->is.array != array)
         at = &(*at)->next;
     return at;
 }
 
-static void forget_shape(const void *array)
+void ibx_frontend_array_gone(const void *array)
 {
     pthread_mutex_lock(&lock);
     struct shape **at = place_of(array), *found = *at;
@@ -76,7 +72,7 @@ void ibx_frontend_arrays_reset(int device)
 {
     pthread_mutex_lock(&lock);
     for (struct shape **at = &shapes, *gone; (gone = *at);) {
-        if (gone->device != device) {
+        if (gone->is.device != device) {
             at = &gone->next;
             continue;
         }
@@ -87,32 +83,31 @@ void ibx_frontend_arrays_reset(int device)
 }
 
 /* Without memory the back end is asked later. */
-static void note_shape(const struct shape *like)
+void ibx_frontend_array_made(const struct ibx_frontend_array *array)
 {
     struct shape *made = malloc(sizeof(*made));
-    forget_shape(like->array); /* one whose end was not seen */
+    ibx_frontend_array_gone(array->array); /* one whose end was not seen */
     if (!made)
         return;
     pthread_mutex_lock(&lock);
-    *made = *like;
-    made->next = shapes;
+    *made = (struct shape){shapes, *array};
     shapes = made;
     pthread_mutex_unlock(&lock);
 }
 
-static bool shape_of(const void *array, struct shape *shape)
+static bool shape_of(const void *array, struct ibx_frontend_array *shape)
 {
     pthread_mutex_lock(&lock);
     const struct shape *found = *place_of(array);
     if (found)
-        *shape = *found;
+        *shape = found->is;
     pthread_mutex_unlock(&lock);
     return found;
 }
 
 static size_t element_in(const void *array)
 {
-    struct shape shape;
+    struct ibx_frontend_array shape;
     if (!shape_of(array, &shape) && cudaGetChannelDesc(&shape.channel, array))
         return 0;
     return element_of(&shape.channel);
@@ -135,11 +130,12 @@ int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
     int rc = ibx_frontend_extra_ask(&e, &made);
     if (!rc) {
         *array = (void *)(uintptr_t)made;
-        note_shape(&(struct shape){.array = *array,
-                                   .channel = *channel,
-                                   .extent = extent,
-                                   .flags = flags,
-                                   .device = ibx_frontend_current_device()});
+        ibx_frontend_array_made(
+            &(struct ibx_frontend_array){.array = *array,
+                                         .channel = *channel,
+                                         .extent = extent,
+                                         .flags = flags,
+                                         .device = ibx_frontend_current_device()});
     }
     return rc;
 }
@@ -157,7 +153,8 @@ int cudaFreeArray(void *array)
         return CUDA_SUCCESS;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ARRAY, "cudaFreeArray");
     ibx_put_u64(&e.body, (uintptr_t)array);
-    forget_shape(array); /* first: behind the call another thread may be given the same handle */
+    ibx_frontend_array_gone(
+        array); /* first: behind the call another thread may be given the same handle */
     ibx_frontend_before_free();
     return ibx_frontend_freed(ibx_frontend_extra(&e, NULL, 0));
 }
@@ -166,7 +163,7 @@ int cudaFreeArray(void *array)
 int cudaArrayGetInfo(struct ibx_cuda_channel *channel, struct ibx_cuda_extent *extent,
                      unsigned *flags, void *array)
 {
-    struct shape shape;
+    struct ibx_frontend_array shape;
     if (!shape_of(array, &shape)) {
         const int rc = cudaGetChannelDesc(&shape.channel, array);
         return rc ? rc : ibx_frontend_fail(CUDA_NOT_SUPPORTED);

@@ -77,6 +77,10 @@ int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t n, size
                             void *stream);
 int cudaMallocArray(void **array, const struct ibx_cuda_channel *channel, size_t width,
                     size_t height, unsigned flags);
+int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *channel,
+                             struct ibx_cuda_extent extent, unsigned levels, unsigned flags);
+int cudaFreeMipmappedArray(void *mipmap);
+int cudaGetMipmappedArrayLevel(void **array, const void *mipmap, unsigned level);
 int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
                       struct ibx_cuda_extent extent, unsigned flags);
 int cudaFreeArray(void *array);

@@ -442,9 +442,23 @@ void ibx_frontend_peers_hold(int device);
 
 /* The device was reset. */
 void ibx_frontend_pools_reset(int device);
-/* arrays.c, textures.c */
+/* arrays.c, mipmaps.c, textures.c */
 void ibx_frontend_arrays_reset(int device);
+void ibx_frontend_mipmaps_reset(int device);
 void ibx_frontend_objects_reset(int device);
+
+/* ------------------------------------------------------------------------- arrays.c */
+
+struct ibx_frontend_array {
+    const void *array;
+    struct ibx_cuda_channel channel;
+    struct ibx_cuda_extent extent;
+    unsigned flags;
+    int device;
+};
+/* One that there is from now on, until it goes, or the device is reset. */
+void ibx_frontend_array_made(const struct ibx_frontend_array *array);
+void ibx_frontend_array_gone(const void *array);
 
 /* ------------------------------------------------------------------------- managed.c */
 

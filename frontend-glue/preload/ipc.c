@@ -247,6 +247,7 @@ int cudaDeviceReset(void)
         ibx_frontend_objects_reset(ibx_frontend_current_device());
         ibx_frontend_arrays_reset(ibx_frontend_current_device());
         ibx_frontend_host_memory_reset(ibx_frontend_current_device());
+        ibx_frontend_mipmaps_reset(ibx_frontend_current_device());
     }
     if (!rc && ibx_frontend_one_device()) {
         ibx_frontend_captures_reset();

@@ -101,7 +101,8 @@ static void copy_texture(struct ibx_cuda_texture *to, const struct ibx_cuda_text
 
 static bool is_no_array(const struct ibx_cuda_resource *resource)
 {
-    return resource->kind == IBX_RESOURCE_ARRAY && !resource->of.array;
+    return (resource->kind == IBX_RESOURCE_ARRAY || resource->kind == IBX_RESOURCE_MIPMAP) &&
+           !resource->of.array;
 }
 
 /* NULL: no memory. */

@@ -107,6 +107,72 @@ bool arrays()
     return HOLDS(cudaFree(device) == 0);
 }
 
+// Levels of a mipmapped array are arrays, which go with it.
+bool mipmaps()
+{
+    REQUIRE(runtime_is_there());
+    using Make = int(void **, const Channel *, Extent, unsigned, unsigned);
+    using CreateTexture =
+        int(unsigned long long *, const Resource *, const Texture *, const View *);
+    auto *make = preloaded<Make>("cudaMallocMipmappedArray");
+    auto *level_of = preloaded<int(void **, const void *, unsigned)>("cudaGetMipmappedArrayLevel");
+    auto *give_back = preloaded<int(void *)>("cudaFreeMipmappedArray");
+    auto *info = preloaded<int(Channel *, Extent *, unsigned *, void *)>("cudaArrayGetInfo");
+    auto *texture_on = preloaded<CreateTexture>("cudaCreateTextureObject");
+    void *mipmap = nullptr, *levels[3] = {}, *again = nullptr;
+    std::vector<char> there(64 * 32 * 4), back(there.size());
+    random_fill(there.data(), there.size(), 12);
+    REQUIRE(fails(make(nullptr, &floats, {64, 32, 0}, 3, 0), 1));
+    REQUIRE(fails(make(&mipmap, &floats, {64, 32, 0}, 3, 64), 1) && !mipmap);
+    REQUIRE(make(&mipmap, &floats, {64, 32, 0}, 3, 2) == 0 && mipmap);
+    for (unsigned i = 0; i < 3; i++) {
+        Channel channel = {};
+        Extent extent = {};
+        unsigned flags = 0;
+        const std::size_t n = there.size() >> 2 * i;
+        REQUIRE(level_of(&levels[i], mipmap, i) == 0 && levels[i]);
+        REQUIRE(to_array(levels[i], 0, 0, there.data() + i, n, H2D) == 0);
+        REQUIRE(from_array(back.data(), levels[i], 0, 0, n, D2H) == 0);
+        REQUIRE(!std::memcmp(back.data(), there.data() + i, n));
+        REQUIRE(info(&channel, &extent, &flags, levels[i]) == 0 && flags == 2);
+        REQUIRE(extent.width == 64u >> i && extent.height == 32u >> i && !extent.depth);
+        REQUIRE(!std::memcmp(&channel, &floats, sizeof(channel)));
+    }
+    REQUIRE(from_array(back.data(), levels[0], 0, 0, 100, D2H) == 0);
+    REQUIRE(!std::memcmp(back.data(), there.data(), 100));
+    REQUIRE(level_of(&again, mipmap, 1) == 0 && again == levels[1]);
+    REQUIRE(fails(level_of(&again, mipmap, 3), 1) && fails(level_of(&again, levels[0], 0), 1));
+    REQUIRE(fails(free_array(levels[0]), 1) && fails(free_array(mipmap), 1));
+    // A texture of all of it, a surface on a level.
+    const Texture how = texture_of_words();
+    Resource of = {};
+    View view = {};
+    unsigned long long texture = 0, surface = 0;
+    of.kind = IBX_RESOURCE_MIPMAP;
+    of.of.array = mipmap;
+    view.levels_and_layers[2] = 7;
+    view.levels_and_layers[3] = 9;
+    REQUIRE(texture_on(&texture, &of, &how, nullptr) == 0 && texture == 1001);
+    REQUIRE(preloaded<int(unsigned long long)>("cudaDestroyTextureObject")(texture) == 0);
+    REQUIRE(texture_on(&texture, &of, &how, &view) == 0 && texture == 1101);
+    REQUIRE(preloaded<int(unsigned long long)>("cudaDestroyTextureObject")(texture) == 0);
+    of.of.array = levels[0];
+    REQUIRE(fails(texture_on(&texture, &of, &how, nullptr), 1));
+    of.kind = IBX_RESOURCE_ARRAY;
+    REQUIRE(preloaded<int(unsigned long long *, const Resource *)>("cudaCreateSurfaceObject")(
+                &surface, &of) == 0);
+    REQUIRE(preloaded<int(unsigned long long)>("cudaDestroySurfaceObject")(surface) == 0);
+    // With it go its levels; with the device all of it.
+    REQUIRE(give_back(mipmap) == 0 && fails(give_back(mipmap), 1) && fails(give_back(nullptr), 1));
+    REQUIRE(fails(to_array(levels[1], 0, 0, there.data(), 4, H2D), 1));
+    REQUIRE(fails(level_of(&again, mipmap, 1), 1));
+    REQUIRE(make(&mipmap, &floats, {64, 32, 0}, 9, 0) == 0);
+    REQUIRE(level_of(&levels[0], mipmap, 6) == 0 && fails(level_of(&again, mipmap, 7), 1));
+    REQUIRE(preloaded<int()>("cudaDeviceReset")() == 0);
+    REQUIRE(fails(level_of(&again, mipmap, 6), 1));
+    return HOLDS(fails(to_array(levels[0], 0, 0, there.data(), 4, H2D), 1));
+}
+
 // Rows of more bytes than they have are refused, and nothing is written.
 bool planes_beyond_rows()
 {

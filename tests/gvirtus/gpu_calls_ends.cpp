@@ -65,6 +65,10 @@ bool makes(Remote &remote, unsigned times)
         body.bytes.insert(body.bytes.end(), 2, 0);
         return body;
     }();
+    Body mipmap = array;
+    mipmap.bytes[0] = IBX_EXTRA_MALLOC_MIPMAP;
+    mipmap.bytes[mipmap.bytes.size() - 4] = 3; // levels
+    mipmap.i32(0);
     remote.get_last_error();
     remote.set_device(0);
     for (unsigned i = 0; i < times; i++) {
@@ -73,6 +77,9 @@ bool makes(Remote &remote, unsigned times)
                             stream = remote.stream_create(i % 2);
         REQUIRE(stream && made);
         REQUIRE(remote.address("ibxRuntime", array));
+        const std::uint64_t levels = remote.address("ibxRuntime", mipmap);
+        REQUIRE(levels);
+        REQUIRE(remote.address("ibxRuntime", number(IBX_EXTRA_MIPMAP_LEVEL).u64(levels).i32(1)));
         REQUIRE(remote.address("ibxRuntime", number(IBX_EXTRA_MALLOC_ASYNC).u64(some).u64(stream)));
         REQUIRE(remote.address("ibxRuntime",
                                number(IBX_EXTRA_MALLOC_FROM_POOL).u64(some).u64(made).u64(stream)));

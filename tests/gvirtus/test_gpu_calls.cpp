@@ -192,6 +192,22 @@ bool made_up_for_handlers()
     return true;
 }
 
+// A level goes with its mipmapped array: GVirtuS's handler, too, gives none back.
+bool levels_for_handlers()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    Body make = number(IBX_EXTRA_MALLOC_MIPMAP).i32(32).i32(0).i32(0).i32(0).i32(2);
+    const std::uint64_t mipmap =
+                            remote.address("ibxRuntime", make.u64(16).u64(4).u64(0).i32(2).i32(0)),
+                        level = remote.address("ibxRuntime",
+                                               number(IBX_EXTRA_MIPMAP_LEVEL).u64(mipmap).i32(1));
+    REQUIRE(mipmap && level && remote.call("cudaFreeArray", Body().u64(level)) == 0); // of NULL
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_CHANNEL_DESC).u64(level)) == 0);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_FREE_MIPMAP).u64(mipmap)) == 0);
+    return HOLDS(remote.call("ibxRuntime", number(IBX_EXTRA_CHANNEL_DESC).u64(level)) == 1);
+}
+
 // What a client calls memory of the device, and is the back end's own: here, of the same program.
 bool memory_of_the_back_end()
 {
@@ -489,6 +505,7 @@ int main(int argc, char **argv)
     check("memory that is counted", counted);
     check("errors", errors);
     check("handles of streams and events that were made up", made_up_handles);
+    check("levels of mipmapped arrays", levels_for_handlers);
     check("... in requests that GVirtuS runs", made_up_for_handlers);
     check("memory of the back end's own", memory_of_the_back_end);
     check("requests of our own that are malformed", malformed);

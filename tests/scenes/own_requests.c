@@ -79,6 +79,29 @@ uint64_t own_nodes_count(struct client *c, uint64_t graph)
     return count;
 }
 
+int own_level_of(struct client *c, uint64_t mipmap, unsigned number, uint64_t *level)
+{
+    uint8_t bytes[64];
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_MIPMAP_LEVEL);
+    ibx_put_u64(&w, mipmap);
+    ibx_put_u32(&w, number);
+    return own_run(c, &w, level);
+}
+
+void own_mipmap_make(struct client *c)
+{
+    const struct ibx_cuda_channel channel = {8, 0, 0, 0, 1};
+    const struct ibx_cuda_extent extent = {64, 4, 0};
+    uint8_t bytes[256];
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_MALLOC_MIPMAP);
+    ibx_layout_put(&w, IBX_LAYOUT_CHANNEL, &channel);
+    ibx_layout_put(&w, IBX_LAYOUT_EXTENT, &extent);
+    ibx_put_u32(&w, 2);
+    ibx_put_u32(&w, 0);
+    assert_int_equal(own_run(c, &w, &c->mipmap), 0);
+    assert_int_equal(own_level_of(c, c->mipmap, 1, &c->level), 0);
+}
+
 static void make_array(struct client *c)
 {
     const struct ibx_cuda_channel channel = {8, 0, 0, 0, 1};
@@ -107,6 +130,8 @@ void own_make_all(struct client *c)
         own_call(c, IBX_EXTRA_FREE_ASYNC, 2, (uint64_t[]){c->memory, 0}, NULL);
     if (c->array)
         own_call_one(c, IBX_EXTRA_FREE_ARRAY, c->array, NULL);
+    if (c->mipmap)
+        own_call_one(c, IBX_EXTRA_FREE_MIPMAP, c->mipmap, NULL);
     assert_int_equal(own_call(c, IBX_EXTRA_MALLOC_ASYNC, 2, (uint64_t[]){MEMORY, 0}, &c->memory),
                      0);
     assert_int_equal(own_graph_create(c, &c->graph), 0);
@@ -114,6 +139,7 @@ void own_make_all(struct client *c)
     assert_int_equal(
         own_call(c, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){c->graph, 0}, &c->exec), 0);
     make_array(c);
+    own_mipmap_make(c);
 }
 
 static void begin(struct client *c, const char *name)

@@ -14,7 +14,7 @@
 /* What a tenant has: all of it was made by requests. */
 struct client {
     struct copies x;
-    uint64_t memory, graph, node, exec, array, texture;
+    uint64_t memory, graph, node, exec, array, texture, mipmap, level;
 };
 extern struct client alice, bob;
 extern const struct cuda_calls *app;
@@ -39,6 +39,9 @@ int own_graph_create(struct client *c, uint64_t *graph);
 /* 64 bytes of memory are set. */
 int own_memset_add(struct client *c, uint64_t graph, uint64_t at, uint64_t *node);
 uint64_t own_nodes_count(struct client *c, uint64_t graph);
+int own_level_of(struct client *c, uint64_t mipmap, unsigned number, uint64_t *level);
+/* With two levels, of which the second is `level`. */
+void own_mipmap_make(struct client *c);
 /* One of alice's. */
 void own_event_destroy(void *event);
 

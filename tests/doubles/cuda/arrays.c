@@ -72,6 +72,59 @@ EXPORT int cudaFreeArray(void *handle)
     return returns(rc);
 }
 
+struct mipmap {
+    uint64_t magic;
+    unsigned count;
+    void *levels[8];
+};
+#define MIPMAP_MAGIC 0x70616d70696dull
+
+static struct mipmap *mipmap_of(const void *handle)
+{
+    struct mipmap *mipmap = (struct mipmap *)(uintptr_t)handle;
+    if (mipmap->magic != MIPMAP_MAGIC)
+        abort();
+    return mipmap;
+}
+
+EXPORT int cudaFreeMipmappedArray(void *handle)
+{
+    struct mipmap *mipmap = mipmap_of(handle);
+    for (unsigned i = 0; i < mipmap->count; i++)
+        cudaFreeArray(mipmap->levels[i]);
+    mipmap->magic = 0;
+    free(mipmap);
+    return returns(0);
+}
+
+EXPORT int cudaMallocMipmappedArray(void **made, const struct ibx_cuda_channel *channel,
+                                    struct ibx_cuda_extent extent, unsigned levels, unsigned flags)
+{
+    struct mipmap *mipmap = calloc(1, sizeof(*mipmap));
+    int rc = 0;
+    mipmap->magic = MIPMAP_MAGIC;
+    while (mipmap->count < levels && mipmap->count < 8 && extent.width >> mipmap->count && !rc) {
+        const unsigned i = mipmap->count;
+        const struct ibx_cuda_extent level = {extent.width >> i, extent.height >> i, 0};
+        rc = cudaMalloc3DArray(&mipmap->levels[i], channel, level, flags);
+        mipmap->count += !rc;
+    }
+    if (rc)
+        cudaFreeMipmappedArray(mipmap);
+    else
+        *made = mipmap;
+    return returns(rc);
+}
+
+EXPORT int cudaGetMipmappedArrayLevel(void **array, const void *handle, unsigned level)
+{
+    const struct mipmap *mipmap = mipmap_of(handle);
+    if (level >= mipmap->count)
+        return returns(INVALID_VALUE);
+    *array = mipmap->levels[level];
+    return returns(0);
+}
+
 EXPORT int cudaGetChannelDesc(struct ibx_cuda_channel *channel, void *handle)
 {
     *channel = array_of(handle)->channel;
@@ -180,6 +233,8 @@ EXPORT int cudaCreateTextureObject(unsigned long long *texture,
         return returns(INVALID_VALUE);
     if (resource->kind == IBX_RESOURCE_ARRAY)
         array_of(resource->of.array);
+    else if (resource->kind == IBX_RESOURCE_MIPMAP)
+        mipmap_of(resource->of.array);
     else if (resource->of.memory.sizes[0] != 64 || resource->of.memory.channel.kind != 2)
         return returns(INVALID_VALUE);
     *texture = 1000u + (unsigned)resource->kind + (view ? 100u : 0u);

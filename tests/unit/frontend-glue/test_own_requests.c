@@ -122,6 +122,32 @@ static void test_nodes_of_others(void **state)
     assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, exec, NULL), 0);
 }
 
+/* Levels go with what they are of, and with it alone. */
+static void test_levels_of_others(void **state)
+{
+    (void)state;
+    uint64_t level = 0, again = 0;
+    assert_int_equal(own_level_of(&alice, alice.mipmap, 1, &level), 0);
+    assert_true(level == alice.level);
+    assert_int_equal(own_level_of(&alice, alice.mipmap, 2, &again), CUDA_INVALID_VALUE);
+    assert_int_equal(own_level_of(&bob, alice.mipmap, 1, &again), CUDA_INVALID_VALUE);
+    assert_int_equal(own_level_of(&alice, alice.array, 1, &again), CUDA_INVALID_VALUE);
+    assert_int_equal(own_call_one(&bob, IBX_EXTRA_CHANNEL_DESC, level, NULL), CUDA_INVALID_VALUE);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_CHANNEL_DESC, level, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_CHANNEL_DESC, alice.mipmap, NULL),
+                     CUDA_INVALID_VALUE);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_FREE_ARRAY, level, NULL), CUDA_INVALID_VALUE);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_FREE_ARRAY, alice.mipmap, NULL),
+                     CUDA_INVALID_VALUE);
+    assert_int_equal(own_call_one(&bob, IBX_EXTRA_FREE_MIPMAP, alice.mipmap, NULL),
+                     CUDA_INVALID_VALUE);
+    assert_true(ibx_owners_number(level) && ibx_owners_number(alice.mipmap));
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_FREE_MIPMAP, alice.mipmap, NULL), 0);
+    assert_true(!ibx_owners_number(level) && !ibx_owners_number(alice.mipmap));
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_CHANNEL_DESC, level, NULL), CUDA_INVALID_VALUE);
+    own_mipmap_make(&alice);
+}
+
 static size_t allocated(void)
 {
     const struct mallinfo2 now = mallinfo2();
@@ -282,8 +308,8 @@ static void test_slots_come_and_go(void **state)
 
 /* Handles and addresses that bodies are made of, by kind: those of the client that asks, and one of
  * the other's. */
-enum kind { GRAPH, NODE, EXEC, ARRAY, DEVICE, KINDS };
-static const char kinds[] = "gneado";
+enum kind { GRAPH, NODE, EXEC, ARRAY, MIPMAP, DEVICE, KINDS };
+static const char kinds[] = "gneaydo";
 static uint64_t own[KINDS][RECENT], others[KINDS];
 static unsigned noted[KINDS];
 
@@ -298,6 +324,8 @@ static void note_all_of(const struct client *c)
     note(NODE, c->node);
     note(EXEC, c->exec);
     note(ARRAY, c->array);
+    note(ARRAY, c->level);
+    note(MIPMAP, c->mipmap);
     note(DEVICE, c->memory);
 }
 
@@ -328,11 +356,11 @@ static uint64_t size(void)
     return random_number() % 16 ? random_number() % 65 : random_number() >> random_number() % 64;
 }
 
-/* g, n, e, a, d: a graph, a node, an executable graph, an array, memory; o: any of these; z: a
- * size; i, h, b: numbers of 4, 2 and 1 bytes; A: an attribute's value; p: a graph and nodes that
- * one comes behind; k: a kernel; v: a name; m, c: planes to be copied, c between host and device;
- * s: memory to be set; r, t: a resource, a texture. Not there: what makes memory of any size, or
- * graphs of graphs without end. */
+/* g, n, e, a, y, d: a graph, a node, an executable graph, an array, a mipmapped one, memory; o: any
+ * of these; z: a size; i, h, b: numbers of 4, 2 and 1 bytes; A: an attribute's value; p: a graph
+ * and nodes that one comes behind; k: a kernel; v: a name; m, c: planes to be copied, c between
+ * host and device; s: memory to be set; r, t: a resource, a texture. Not there: what makes memory
+ * of any size, or graphs of graphs without end. */
 static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_LAUNCH] = "hk",
     [IBX_EXTRA_STREAM_SET_ATTRIBUTE] = "oiA",
@@ -341,6 +369,8 @@ static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_SYMBOL_ADDRESS] = "o",
     [IBX_EXTRA_SYMBOL_SIZE] = "o",
     [IBX_EXTRA_FREE_ARRAY] = "a",
+    [IBX_EXTRA_FREE_MIPMAP] = "y",
+    [IBX_EXTRA_MIPMAP_LEVEL] = "yi",
     [IBX_EXTRA_TO_ARRAY] = "azzdz",
     [IBX_EXTRA_FROM_ARRAY] = "dazzz",
     [IBX_EXTRA_2D_TO_ARRAY] = "azzdzzz",
@@ -434,7 +464,7 @@ static const char *const forms[IBX_EXTRAS + 1] = {
 /* What several letters stand for. */
 static const char *longer(char letter)
 {
-    static const char *const resources[] = {"a", "a", "diiiiiz", "diiiiizzz"};
+    static const char *const resources[] = {"a", "y", "diiiiiz", "diiiiizzz"};
     switch (letter) {
     case 'm':
         return random_number() & 1   ? "azzz0zzz0zzzdzzzzzz3"
@@ -604,7 +634,8 @@ static void test_anything(void **state)
     uint64_t answer;
     memset(before, 'b', sizeof(before));
     assert_int_equal(app->to_device(bob.memory, before, MEMORY), 0);
-    const uint64_t of_bob[KINDS] = {bob.graph, bob.node, bob.exec, bob.array, bob.memory};
+    const uint64_t of_bob[KINDS] = {bob.graph, bob.node,   bob.exec,
+                                    bob.array, bob.mipmap, bob.memory};
     memcpy(others, of_bob, sizeof(others));
     for (unsigned i = 0; i < REQUESTS; i++) {
         if (i % RENEWED == 0) {
@@ -621,6 +652,7 @@ static void test_anything(void **state)
     assert_int_equal(own_call_one(&bob, IBX_EXTRA_NODE_TYPE, bob.node, &answer), 0);
     assert_int_equal(own_call_one(&bob, IBX_EXTRA_CHANNEL_DESC, bob.array, &answer), 0);
     assert_int_equal(own_call_one(&bob, IBX_EXTRA_FREE_ARRAY, bob.array, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_EXTRA_FREE_MIPMAP, bob.mipmap, &answer), 0);
     assert_int_equal(own_call_one(&bob, IBX_EXTRA_EXEC_DESTROY, bob.exec, &answer), 0);
     assert_int_equal(own_call_one(&bob, IBX_EXTRA_GRAPH_DESTROY, bob.graph, &answer), 0);
     assert_int_equal(own_call(&bob, IBX_EXTRA_FREE_ASYNC, 2, (uint64_t[]){bob.memory, 0}, &answer),
@@ -633,6 +665,7 @@ int main(void)
         cmocka_unit_test(test_memory_without_owner),
         cmocka_unit_test(test_rows_of_others),
         cmocka_unit_test(test_nodes_of_others),
+        cmocka_unit_test(test_levels_of_others),
         cmocka_unit_test(test_openers_that_are_gone),
         cmocka_unit_test(test_work_that_is_left),
         cmocka_unit_test(test_very_many_slots),
