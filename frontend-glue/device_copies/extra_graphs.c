@@ -291,6 +291,19 @@ static int upload(struct extra *e)
     return bring(exec, stream);
 }
 
+static int flags_of_exec(struct extra *e)
+{
+    int (*get)(void *exec, unsigned long long *flags) = NULL;
+    unsigned long long flags = 0;
+    void *exec = pointer(&e->in);
+    if (!whole(e) || !is_exec(e, exec))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(exec, &flags);
+    ibx_put_u64(&e->out, flags);
+    return rc;
+}
+
 /* ------------------------------------------------------------- captures, memory of graphs */
 
 static int is_capturing(struct extra *e)
@@ -387,6 +400,7 @@ const struct extra_call ibx_graph_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_EXEC_UPDATE] = {"cudaGraphExecUpdate", update},
     [IBX_EXTRA_EXEC_DESTROY] = {"cudaGraphExecDestroy", destroy_exec},
     [IBX_EXTRA_EXEC_UPLOAD] = {"cudaGraphUpload", upload},
+    [IBX_EXTRA_EXEC_FLAGS] = {"cudaGraphExecGetFlags", flags_of_exec},
     [IBX_EXTRA_GRAPH_MEMORY] = {"cudaDeviceGetGraphMemAttribute", graph_memory},
     [IBX_EXTRA_GRAPH_TRIM] = {"cudaDeviceGraphMemTrim", trim},
 };

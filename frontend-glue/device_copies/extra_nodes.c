@@ -148,6 +148,19 @@ static int set_memset(struct extra *e)
                : CUDA_INVALID_VALUE;
 }
 
+static int get_memset(struct extra *e)
+{
+    int (*get)(void *node, struct ibx_cuda_memset *set) = NULL;
+    struct ibx_cuda_memset set = {0};
+    void *node = pointer(&e->in);
+    if (!whole(e) || !is_node(e, node))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(node, &set);
+    ibx_layout_put(&e->out, IBX_LAYOUT_MEMSET, &set);
+    return rc;
+}
+
 static int add_host(struct extra *e)
 {
     struct place p;
@@ -342,6 +355,21 @@ static int type_of(struct extra *e)
     return rc;
 }
 
+/* CUDA knows which graph it has cloned of which. */
+static int in_clone(struct extra *e)
+{
+    int (*find)(void **node, void *original, void *clone) = NULL;
+    void *original = pointer(&e->in), *clone = pointer(&e->in), *node = NULL;
+    if (!whole(e) || !is_node(e, original) || !is_graph(e, clone))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, find);
+    int rc = find(&node, original, clone);
+    if (!rc && !ibx_handles_list_node(e->x, (uintptr_t)node, (uintptr_t)clone))
+        rc = CUDA_MEMORY_ALLOCATION;
+    ibx_put_u64(&e->out, (uintptr_t)node);
+    return rc;
+}
+
 /* With a conditional node its graphs would go, of which nobody here tells whose they are. */
 static bool is_conditional(const struct extra *e, void *node)
 {
@@ -488,11 +516,13 @@ const struct extra_call ibx_node_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_GRAPH_CONDITION] = {"cudaGraphConditionalHandleCreate", make_condition},
     [IBX_EXTRA_NODE_CONDITIONAL] = {"cudaGraphAddNode", add_conditional},
     [IBX_EXTRA_NODE_TYPE] = {"cudaGraphNodeGetType", type_of},
+    [IBX_EXTRA_NODE_IN_CLONE] = {"cudaGraphNodeFindInClone", in_clone},
     [IBX_EXTRA_NODE_NEIGHBOURS] = {"cudaGraphNodeGetDependencies", list_neighbours},
     [IBX_EXTRA_NODE_ENABLE] = {"cudaGraphNodeSetEnabled", enable_node},
     [IBX_EXTRA_NODE_ENABLED] = {"cudaGraphNodeGetEnabled", is_enabled},
     [IBX_EXTRA_NODE_DESTROY] = {"cudaGraphDestroyNode", destroy_node},
     [IBX_EXTRA_SET_KERNEL] = {"cudaGetFuncBySymbol", set_kernel},
     [IBX_EXTRA_SET_MEMCPY] = {"cudaGraphMemcpyNodeSetParams", set_copy},
+    [IBX_EXTRA_GET_MEMSET] = {"cudaGraphMemsetNodeGetParams", get_memset},
     [IBX_EXTRA_SET_MEMSET] = {"cudaGraphMemsetNodeSetParams", set_memset},
 };

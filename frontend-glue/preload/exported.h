@@ -205,6 +205,9 @@ int cudaGraphExecKernelNodeSetParams(void *exec, void *node, const struct kernel
 int cudaGraphMemcpyNodeSetParams(void *node, const struct ibx_cuda_memcpy3d *copy);
 int cudaGraphMemcpyNodeGetParams(void *node, struct ibx_cuda_memcpy3d *copy);
 int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node, const struct ibx_cuda_memcpy3d *copy);
+int cudaGraphNodeFindInClone(void **node, void *original, void *clone);
+int cudaGraphExecGetFlags(void *exec, unsigned long long *flags);
+int cudaGraphMemsetNodeGetParams(void *node, struct ibx_cuda_memset *set);
 int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set);
 int cudaGraphExecMemsetNodeSetParams(void *exec, void *node, const struct ibx_cuda_memset *set);
 int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value);
@@ -257,6 +260,7 @@ int cudaOccupancyMaxPotentialClusterSize(int *size, const void *function,
 int cudaOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *function, int blocks,
                                               int threads);
 int cudaFuncGetParamInfo(const void *function, size_t index, size_t *at, size_t *n);
+int cudaFuncGetName(const char **name, const void *function);
 int cudaGetKernel(void **kernel, const void *function);
 int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device);
 /* composed.c */

@@ -244,6 +244,20 @@ static int set_memset(const char *call, void *exec, void *node, const struct ibx
     return ibx_frontend_extra(&e, NULL, 0);
 }
 
+int cudaGraphMemsetNodeGetParams(void *node, struct ibx_cuda_memset *set)
+{
+    struct extra e;
+    uint8_t bytes[4 * 8 + 2 * 4] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_GET_MEMSET, "cudaGraphMemsetNodeGetParams");
+    ibx_put_u64(&e.body, (uintptr_t)node);
+    const int rc =
+        set ? ibx_frontend_extra(&e, bytes, sizeof(bytes)) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        ibx_layout_get(&r, IBX_LAYOUT_MEMSET, set);
+    return rc;
+}
+
 int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set)
 {
     return set_memset("cudaGraphMemsetNodeSetParams", NULL, node, set);

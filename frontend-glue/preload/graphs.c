@@ -548,6 +548,31 @@ int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to,
     return order("cudaGraphRemoveDependencies", graph, from, to, edges, count, true);
 }
 
+int cudaGraphNodeFindInClone(void **node, void *original, void *clone)
+{
+    struct extra e;
+    int rc;
+    if (!node)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_IN_CLONE, "cudaGraphNodeFindInClone");
+    ibx_put_u64(&e.body, (uintptr_t)original);
+    ibx_put_u64(&e.body, (uintptr_t)clone);
+    return made(&e, node, &rc) ? rc : not_known(&e);
+}
+
+int cudaGraphExecGetFlags(void *exec, unsigned long long *flags)
+{
+    struct extra e;
+    uint64_t answer = 0;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_EXEC_FLAGS, "cudaGraphExecGetFlags");
+    ibx_put_u64(&e.body, (uintptr_t)exec);
+    const int rc =
+        flags ? ibx_frontend_extra_ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *flags = answer;
+    return rc;
+}
+
 /* ------------------------------------------------------------------------- memory of graphs */
 
 int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value)

@@ -120,8 +120,10 @@ int ibx_frontend_launch_ours(const struct launch_config *config, const void *fun
 int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments,
                         bool unseen);
 
-/* The function has been registered as a kernel. */
-void ibx_frontend_kernel_registered(const void *function);
+/* The function has been registered as a kernel; NULL: its name is not known here. */
+void ibx_frontend_kernel_registered(const void *function, const char *name);
+/* NULL: it was not, or its name is not known. */
+const char *ibx_frontend_name_of_kernel(const void *function);
 /* What CUDA returns for one of a program's with kernels that never was. Of what is no function of
  * it GVirtuS decides; in its front end (G5) an unknown one ends the program. */
 int ibx_frontend_no_kernel(const void *function);
@@ -327,12 +329,13 @@ int ibx_frontend_before_host(const void *memory, size_t n);
 struct range {
     uintptr_t begin;
     size_t n;
-    bool allocated; /* by host_memory.c; false: registered by the application */
-    bool in_use;    /* there was an asynchronous copy */
-    bool pooled;    /* of the device, but not cudaMalloc's: cudaFree waits for nothing */
-    int device;     /* that was the thread's */
-    unsigned flags; /* of the host's: the application's */
-    unsigned reach; /* of the host's: since which epoch kernels reach it; 0: never yet */
+    bool allocated;   /* by host_memory.c; false: registered by the application */
+    bool in_use;      /* there was an asynchronous copy */
+    bool pooled;      /* of the device, but not cudaMalloc's: cudaFree waits for nothing */
+    int device;       /* that was the thread's */
+    unsigned flags;   /* of the host's: the application's */
+    unsigned reach;   /* of the host's: since which epoch kernels reach it; 0: never yet */
+    const char *name; /* of a kernel; NULL: not known */
 };
 
 /* Sorted by address; none overlaps another. The caller holds the lock. */

@@ -52,13 +52,25 @@ static atomic_uint modules; /* that have gone, with their functions */
 
 static struct ranges registered; /* of one byte each; what has gone stays */
 
-void ibx_frontend_kernel_registered(const void *function)
+void ibx_frontend_kernel_registered(const void *function, const char *name)
 {
-    const struct range range = {.begin = (uintptr_t)function, .n = 1};
+    const struct range range = {.begin = (uintptr_t)function, .n = 1, .name = name};
     ibx_frontend_ranges_lock();
-    if (!ibx_frontend_ranges_at(&registered, function))
+    struct range *known = ibx_frontend_ranges_at(&registered, function);
+    if (!known)
         ibx_frontend_ranges_add(&registered, &range);
+    else if (name)
+        known->name = name;
     ibx_frontend_ranges_unlock();
+}
+
+const char *ibx_frontend_name_of_kernel(const void *function)
+{
+    ibx_frontend_ranges_lock();
+    const struct range *known = ibx_frontend_ranges_at(&registered, function);
+    const char *name = known ? known->name : NULL;
+    ibx_frontend_ranges_unlock();
+    return name;
 }
 
 int ibx_frontend_no_kernel(const void *function)

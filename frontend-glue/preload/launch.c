@@ -18,7 +18,7 @@ int __cudaGetKernel(void **kernel, const void *function)
     if (next) {
         const int rc = next(kernel, function);
         if (!rc)
-            ibx_frontend_kernel_registered(*kernel); /* it may be launched by this, too */
+            ibx_frontend_kernel_registered(*kernel, NULL); /* it may be launched by this, too */
         return rc;
     }
     *kernel = (void *)(uintptr_t)function;

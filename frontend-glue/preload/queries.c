@@ -247,6 +247,18 @@ int cudaFuncGetParamInfo(const void *function, size_t index, size_t *at, size_t 
     return CUDA_SUCCESS;
 }
 
+/* As the compiler has made it, and as nvcc's code has registered it. */
+int cudaFuncGetName(const char **name, const void *function)
+{
+    if (!name || !function)
+        return ibx_frontend_fail(name ? CUDA_INVALID_FUNCTION : CUDA_INVALID_VALUE);
+    const char *found = ibx_frontend_name_of_kernel(function);
+    if (!found)
+        return ibx_frontend_fail(CUDA_INVALID_FUNCTION);
+    *name = found;
+    return CUDA_SUCCESS;
+}
+
 /* As in __cudaGetKernel(): the handle is the function. */
 int cudaGetKernel(void **kernel, const void *function)
 {

@@ -222,7 +222,7 @@ void __cudaRegisterFunction(void **handle, const char *function, char *device_fu
     if (next)
         next(handle, function, device_function, name, thread_limit, thread, block, block_size,
              grid_size, warp);
-    ibx_frontend_kernel_registered(function);
+    ibx_frontend_kernel_registered(function, name);
     ibx_frontend_module_function(handle, function, device_function, name, thread_limit);
     note_kernel(handle, function);
 }

@@ -131,8 +131,11 @@ enum ibx_extra {
     IBX_EXTRA_SHARE_MODULES,   /* a process's modules end with it; a child's uses its parent's */
     IBX_EXTRA_MALLOC_MIPMAP,   /* cudaMallocMipmappedArray */
     IBX_EXTRA_FREE_MIPMAP,
-    IBX_EXTRA_MIPMAP_LEVEL, /* cudaGetMipmappedArrayLevel: an array, which goes with it */
-    IBX_EXTRAS              /* one more than the last */
+    IBX_EXTRA_MIPMAP_LEVEL,  /* cudaGetMipmappedArrayLevel: an array, which goes with it */
+    IBX_EXTRA_NODE_IN_CLONE, /* cudaGraphNodeFindInClone */
+    IBX_EXTRA_EXEC_FLAGS,    /* cudaGraphExecGetFlags */
+    IBX_EXTRA_GET_MEMSET,    /* cudaGraphMemsetNodeGetParams */
+    IBX_EXTRAS               /* one more than the last */
 };
 
 #define IBX_EXTRA_LISTED        32u /* handles or numbers in one reply, behind how many there are */

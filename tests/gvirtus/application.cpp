@@ -645,6 +645,7 @@ int main(int argc, char **argv)
         {"graphs-after-resets", graphs_after_resets},
         {"pinned-bytes-of-graphs", pinned_bytes_of_graphs},
         {"nodes-of-graphs", nodes_of_graphs},
+        {"questions-about-graphs", questions_about_graphs},
         {"captures", captures},
         {"captures-of-planes", captures_of_planes},
         {"conditions", conditions},

@@ -152,6 +152,7 @@ bool few_bytes_of_graphs();
 bool graphs_after_resets();
 bool pinned_bytes_of_graphs();
 bool nodes_of_graphs();
+bool questions_about_graphs();
 bool captures();
 bool captures_of_planes();
 bool killed_in_graph();

@@ -308,6 +308,43 @@ bool nodes_of_graphs()
                  cudaGetLastError() == 1);
 }
 
+// What a graph, its clone and what was made of it say of themselves.
+bool questions_about_graphs()
+{
+    REQUIRE(runtime_is_there());
+    char *device = device_memory(4096);
+    std::vector<char> back(4096);
+    void *stream = nullptr, *clone = nullptr, *node = nullptr, *exec = nullptr;
+    unsigned long long flags = 7;
+    Set ones = {device, 0, 1, 1, 4096, 1}, told = {};
+    Graph graph;
+    auto *find = preloaded<int(void **, void *, void *)>("cudaGraphNodeFindInClone");
+    auto *flags_of = preloaded<int(void *, unsigned long long *)>("cudaGraphExecGetFlags");
+    auto *params_of = preloaded<int(void *, Set *)>("cudaGraphMemsetNodeGetParams");
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemsetNode", {}, &ones) == 0);
+    REQUIRE(params_of(graph.nodes[0], &told) == 0 && !std::memcmp(&told, &ones, sizeof(ones)));
+    REQUIRE(fails(params_of(graph.nodes[0], nullptr), 1) && fails(params_of(device, &told), 1));
+    REQUIRE(run("cudaGraphClone", &clone, graph.handle) == 0);
+    REQUIRE(find(&node, graph.nodes[0], clone) == 0 && node && node != graph.nodes[0]);
+    REQUIRE(fails(find(nullptr, graph.nodes[0], clone), 1));
+    REQUIRE(fails(find(&exec, graph.nodes[0], graph.handle), 1));
+    REQUIRE(fails(find(&exec, device, clone), 1) && fails(find(&exec, node, device), 1));
+    // It is a node of the clone's as any other.
+    ones.value = 3;
+    REQUIRE((run<void *, const Set *>("cudaGraphMemsetNodeSetParams", node, &ones) == 0));
+    REQUIRE(params_of(graph.nodes[0], &told) == 0 && told.value == 1);
+    REQUIRE(
+        (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, clone, 0) == 0));
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(cudaMemcpy(back.data(), device, 4096, D2H) == 0 && back == std::vector<char>(4096, 3));
+    REQUIRE(flags_of(exec, &flags) == 0 && flags == 0);
+    REQUIRE(flags_of(graph.made(8), &flags) == 0 && flags == 8);
+    REQUIRE(fails(flags_of(exec, nullptr), 1) && fails(flags_of(graph.handle, &flags), 1));
+    REQUIRE(run("cudaGraphDestroyNode", node) == 0 && fails(find(&node, node, clone), 1));
+    return HOLDS(run("cudaGraphDestroy", clone) == 0 && graph.destroy() == 0);
+}
+
 // A captured stream: copies from, to and on the host, memory that is set, a function.
 bool captures()
 {

@@ -590,7 +590,7 @@ void check_what_it_does_not()
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
     for (const char *test :
          {"arrays", "mipmaps", "planes", "planes-of-memory", "array-to-array", "textures", "descriptions",
-          "capture-modes", "pools", "meanwhile", "cooperative", "nodes-of-graphs",
+          "capture-modes", "pools", "meanwhile", "cooperative", "nodes-of-graphs", "questions-about-graphs",
           "stream-of-thread", "queries", "launches-of-many-bytes", "nodes-of-many-bytes",
           "names-of-runtime", "graphs-after-resets", "host-functions", "host-functions-as-gates", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });

@@ -73,7 +73,9 @@ struct user_object {
 
 struct double_graph {
     uint64_t magic;
-    void *launched; /* the stream of the last launch */
+    void *launched;           /* the stream of the last launch */
+    const void *clone_of;     /* NULL: it is none */
+    unsigned long long flags; /* of what can be launched */
     unsigned count, objects;
     struct graph_node nodes[GRAPH_NODES];
     struct user_object *object[GRAPH_OBJECTS];

@@ -161,6 +161,14 @@ EXPORT int cudaGraphDestroyNode(void *node)
     return returns(0);
 }
 
+EXPORT int cudaGraphMemsetNodeGetParams(void *node, struct ibx_cuda_memset *set)
+{
+    if (node_of(node)->type != NODE_MEMSET)
+        return returns(INVALID_VALUE);
+    *set = node_of(node)->of.set;
+    return returns(0);
+}
+
 EXPORT int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set)
 {
     node_of(node)->of.set = *set;

@@ -303,7 +303,19 @@ EXPORT int cudaGraphDestroy(void *graph)
 
 EXPORT int cudaGraphClone(void **clone, void *graph)
 {
-    *clone = graph_copy(graph);
+    struct double_graph *made = graph_copy(graph);
+    made->clone_of = graph;
+    *clone = made;
+    return returns(0);
+}
+
+EXPORT int cudaGraphNodeFindInClone(void **node, void *original, void *handle)
+{
+    struct double_graph *clone = graph_of(handle);
+    const struct graph_node *of = node_of(original);
+    if (clone->clone_of != of->graph)
+        return returns(INVALID_VALUE);
+    *node = &clone->nodes[of->index];
     return returns(0);
 }
 
@@ -311,7 +323,15 @@ EXPORT int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long
 {
     if (flags > 15)
         return returns(INVALID_VALUE);
-    *exec = graph_copy(graph);
+    struct double_graph *made = graph_copy(graph);
+    made->flags = flags;
+    *exec = made;
+    return returns(0);
+}
+
+EXPORT int cudaGraphExecGetFlags(void *exec, unsigned long long *flags)
+{
+    *flags = graph_of(exec)->flags;
     return returns(0);
 }
 
