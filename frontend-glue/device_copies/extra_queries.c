@@ -5,6 +5,8 @@
  */
 #include "frontend-glue/device_copies/extra.h"
 
+#include "gpudirect/gpudirect.h"
+
 #define ATTRIBUTES_MAX 16u
 
 /* cudaLaunchAttribute, cudaLaunchConfig_t */
@@ -100,6 +102,28 @@ static int texture_width(struct extra *e)
     const int rc = get(&most, &channel, device);
     ibx_put_u64(&e->out, most);
     return rc;
+}
+
+/* ------------------------------------------------------------------------------- pointers */
+
+/* Of an address that the client knows nothing of. Another tenant's memory is no memory to it. */
+static int pointer_is(struct extra *e)
+{
+    const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_ORDINAL};
+    unsigned type = 0;
+    int device = 0;
+    void *values[] = {&type, &device};
+    const void *address = pointer(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    if (!ibx_copies_have_cuda(e->x))
+        return CUDA_NOT_SUPPORTED;
+    const bool known = mine(e, address, 1) &&
+                       !e->x->cuda->pointer_get_attributes(2, names, values, (uintptr_t)address) &&
+                       type == IBX_CUDA_MEMORY_DEVICE;
+    ibx_put_u32(&e->out, known);
+    ibx_put_u32(&e->out, known ? (uint32_t)device : 0);
+    return 0;
 }
 
 /* ------------------------------------------------------------------------------- kernels */
@@ -215,6 +239,7 @@ const struct extra_call ibx_query_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_DEVICE_CACHE] = {"cudaDeviceGetCacheConfig", device_number},
     [IBX_EXTRA_BETWEEN_DEVICES] = {"cudaDeviceGetP2PAttribute", between_devices},
     [IBX_EXTRA_TEXTURE_WIDTH] = {"cudaDeviceGetTexture1DLinearMaxWidth", texture_width},
+    [IBX_EXTRA_POINTER] = {"cudaFree", pointer_is},
     [IBX_EXTRA_CLUSTERS] = {"cudaOccupancyMaxActiveClusters", clusters},
     [IBX_EXTRA_CLUSTER_SIZE] = {"cudaOccupancyMaxPotentialClusterSize", clusters},
     [IBX_EXTRA_SHARED_MEMORY] = {"cudaOccupancyAvailableDynamicSMemPerBlock", shared_memory},

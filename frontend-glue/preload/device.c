@@ -66,12 +66,17 @@ bool ibx_frontend_is_device(const void *address)
     return side_of(address) == DEVICE;
 }
 
-bool ibx_frontend_only_device(const void *address)
+bool ibx_frontend_given_out(const void *address)
 {
     ibx_frontend_ranges_lock();
     const bool known = ibx_frontend_ranges_holding(&ranges, address, 1);
     ibx_frontend_ranges_unlock();
-    return known && !is_mapped(address);
+    return known;
+}
+
+bool ibx_frontend_only_device(const void *address)
+{
+    return ibx_frontend_given_out(address) && !is_mapped(address);
 }
 
 int ibx_frontend_device_of(const void *address)

@@ -407,7 +407,8 @@ void ibx_frontend_small_reached(const void *address, unsigned epoch);
  * again where only GVirtuS can tell. */
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind);
 bool ibx_frontend_is_device(const void *address);
-/* Whether it was given out as the device's, and this process has nothing there. */
+/* Whether it was given out as the device's; and this process has nothing there. */
+bool ibx_frontend_given_out(const void *address);
 bool ibx_frontend_only_device(const void *address);
 /* Whether they are more bytes than the allocation of cudaMalloc's that was seen there has. */
 bool ibx_frontend_goes_beyond(uintptr_t address, size_t n);

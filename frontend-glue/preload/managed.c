@@ -276,6 +276,25 @@ void ibx_frontend_managed_reset(void)
 enum { TYPE_UNREGISTERED, TYPE_HOST, TYPE_DEVICE, TYPE_MANAGED }; /* cudaMemoryType */
 #define NO_DEVICE (-2)                                            /* cudaInvalidDeviceId */
 
+/* What was freed is where nothing is mapped, too. A back end that cannot tell leaves it at that. */
+static bool is_device_memory(const void *address, int *device)
+{
+    struct extra e;
+    uint8_t bytes[8];
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int code;
+    *device = ibx_frontend_device_of(address);
+    if (!address || !ibx_frontend_is_device(address) || ibx_frontend_given_out(address))
+        return address && ibx_frontend_is_device(address);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POINTER, "cudaPointerGetAttributes");
+    ibx_put_u64(&e.body, (uintptr_t)address);
+    if (!ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code) || code)
+        return true;
+    const bool is = ibx_get_u32(&r);
+    *device = (int)ibx_get_u32(&r);
+    return is;
+}
+
 /* GVirtuS's back end does not know this call. */
 int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address)
 {
@@ -296,9 +315,8 @@ int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *
     else if (ibx_frontend_host_known(address, &device, &flags))
         *attributes = (struct pointer_attributes){
             TYPE_HOST, device, ibx_frontend_host_try(address, &range) ? NULL : at, at};
-    else if (address && ibx_frontend_is_device(address))
-        *attributes =
-            (struct pointer_attributes){TYPE_DEVICE, ibx_frontend_device_of(address), at, NULL};
+    else if (is_device_memory(address, &device))
+        *attributes = (struct pointer_attributes){TYPE_DEVICE, device, at, NULL};
     else
         *attributes = (struct pointer_attributes){TYPE_UNREGISTERED, NO_DEVICE, NULL, at};
     return CUDA_SUCCESS;

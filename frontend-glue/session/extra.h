@@ -135,6 +135,7 @@ enum ibx_extra {
     IBX_EXTRA_NODE_IN_CLONE, /* cudaGraphNodeFindInClone */
     IBX_EXTRA_EXEC_FLAGS,    /* cudaGraphExecGetFlags */
     IBX_EXTRA_GET_MEMSET,    /* cudaGraphMemsetNodeGetParams */
+    IBX_EXTRA_POINTER,       /* cudaPointerGetAttributes: whether it is memory of a device */
     IBX_EXTRAS               /* one more than the last */
 };
 

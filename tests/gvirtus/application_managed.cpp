@@ -592,6 +592,14 @@ bool pointers()
     REQUIRE(preloaded<int(void **, std::size_t, void *)>("cudaMallocAsync")(&made, 100, nullptr) ==
             0);
     REQUIRE(is(made, DEVICE, made, nullptr) && cudaFree(made) == 0);
+    // What was given back, or was never there, is unknown; not so what others than these calls
+    // made.
+    char *strange = reinterpret_cast<char *>(0x7000000), *theirs = nullptr;
+    REQUIRE(is(made, UNREGISTERED, nullptr, made) && is(strange, UNREGISTERED, nullptr, strange));
+    theirs = reinterpret_cast<char *>(stub_remote()->malloc(100));
+    REQUIRE(theirs && is(theirs + 9, DEVICE, theirs + 9, nullptr));
+    REQUIRE(stub_remote()->free(reinterpret_cast<std::uintptr_t>(theirs)) == 0);
+    REQUIRE(is(theirs + 9, UNREGISTERED, nullptr, theirs + 9));
     REQUIRE(preloaded<int(Pointer *, const void *)>("cudaPointerGetAttributes")(nullptr, m) == 1);
     REQUIRE(cudaGetLastError() == 1);
     return HOLDS(cudaFree(m) == 0 && cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);

@@ -148,6 +148,21 @@ static void test_levels_of_others(void **state)
     own_mipmap_make(&alice);
 }
 
+/* The answers are two numbers of four bytes. */
+static void test_pointers_of_others(void **state)
+{
+    (void)state;
+    uint64_t answer = 9;
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_POINTER, alice.memory + 5, &answer), 0);
+    assert_true(answer == 1);
+    assert_int_equal(own_call_one(&bob, IBX_EXTRA_POINTER, alice.memory + 5, &answer), 0);
+    assert_true(answer == 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_POINTER, 0x7000000, &answer), 0);
+    assert_true(answer == 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_POINTER, (uintptr_t)&answer, &answer), 0);
+    assert_true(answer == 0);
+}
+
 static size_t allocated(void)
 {
     const struct mallinfo2 now = mallinfo2();
@@ -416,6 +431,7 @@ static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_EXEC_UPDATE] = "eg",
     [IBX_EXTRA_EXEC_DESTROY] = "e",
     [IBX_EXTRA_EXEC_UPLOAD] = "eo",
+    [IBX_EXTRA_POINTER] = "d",
     [IBX_EXTRA_NODE_IN_CLONE] = "ng",
     [IBX_EXTRA_EXEC_FLAGS] = "e",
     [IBX_EXTRA_GET_MEMSET] = "n",
@@ -669,6 +685,7 @@ int main(void)
         cmocka_unit_test(test_rows_of_others),
         cmocka_unit_test(test_nodes_of_others),
         cmocka_unit_test(test_levels_of_others),
+        cmocka_unit_test(test_pointers_of_others),
         cmocka_unit_test(test_openers_that_are_gone),
         cmocka_unit_test(test_work_that_is_left),
         cmocka_unit_test(test_very_many_slots),
