@@ -399,7 +399,11 @@ int cudaGetDeviceProperties(void *properties, int device)
 int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags)
 {
     const bool single = flags == ATTACH_SINGLE && (uintptr_t)stream > 1;
+    struct managed m;
     if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST && !single)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (n && ibx_managed_find((uintptr_t)address, &m) && !m.variables &&
+        ((uintptr_t)address != m.begin + m.before || n != m.asked)) /* CUDA takes no part */
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return ibx_managed_check(address, n ? n : 1);
 }

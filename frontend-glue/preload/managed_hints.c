@@ -6,7 +6,9 @@
 #include "frontend-glue/preload/internal.h"
 #include "frontend-glue/preload/managed.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define AT_DEVICE 1 /* cudaMemLocationType */
 #define AT_HOST   2
@@ -173,6 +175,14 @@ static int place_of(uint64_t where)
     return low == AT_DEVICE ? high : low >= AT_HOST ? HOST : NOWHERE;
 }
 
+/* Of this host, whose memory it is. Without them the kernel has one. */
+static bool is_node(int id)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/sys/devices/system/node/node%d", id);
+    return !id || (id > 0 && !access(path, F_OK));
+}
+
 /* What CUDA has against it: an error, or 0. Of devices before CUDA 13 nothing is known. */
 static int wrong_place(uint64_t where, int advice)
 {
@@ -187,7 +197,7 @@ static int wrong_place(uint64_t where, int advice)
     if ((type != AT_DEVICE && type != AT_NODE) ||
         !(accesses || advice == ADVISE_PREFER || advice == PREFETCHED))
         return CUDA_SUCCESS;
-    if (id >= 0 && (type == AT_NODE || (!cudaGetDeviceCount(&count) && id < count)))
+    if (type == AT_NODE ? is_node(id) : id >= 0 && !cudaGetDeviceCount(&count) && id < count)
         return CUDA_SUCCESS;
     return type == AT_DEVICE && advice == PREFETCHED ? CUDA_INVALID_DEVICE : CUDA_INVALID_VALUE;
 }

@@ -149,7 +149,11 @@ bool threads_of_streams()
     }
     for (std::thread &thread : threads)
         thread.join();
-    return good == 4;
+    // All of it, or what is there: no part.
+    char *m = managed_memory(100 * K);
+    REQUIRE(attach(nullptr, m, 100 * K, 1) == 0 && fails(attach(nullptr, m, 17, 1), 1));
+    REQUIRE(fails(attach(nullptr, m + 1, 100 * K - 1, 1), 1) && attach(nullptr, m, 0, 2) == 0);
+    return good == 4 && cudaFree(m) == 0;
 }
 
 // A copy in a graph is one of the device's, whatever kind it is said to be.
@@ -555,11 +559,15 @@ static bool hints()
     REQUIRE(attribute(list, 4, 1, list, 4) == 1 && attribute(list, 4, 1, m, 5 * page) == 1);
     REQUIRE(advise(m, page, 7, device) == 1 && cudaGetLastError() == 1);
     const Location none = {0, 0}, missing = {1, 9}, node = {3, 0}, strange = {5, 0};
+    const Location missing_node = {3, 99999};
     REQUIRE(fails(prefetch(m, page, missing, 0), 101) && fails(prefetch(m, page, none, 0), 1));
     REQUIRE(fails(advise(m, page, 3, missing), 1) && fails(advise(m, page, 6, missing), 1));
     REQUIRE(advise(m, page, 1, missing) == 0 && advise(m, page, 2, missing) == 0);
     REQUIRE(fails(advise(m, page, 1, none), 1) && fails(advise(m, page, 1, strange), 1));
     REQUIRE(prefetch(m, page, node, 0) == 0 && fails(advise(m, page, 5, node), 1));
+    REQUIRE(fails(prefetch(m, page, missing_node, 0), 1) &&
+            fails(advise(m, page, 3, missing_node), 1));
+    REQUIRE(advise(m, page, 1, missing_node) == 0 && advise(m, page, 2, missing_node) == 0);
     REQUIRE(cudaFree(m) == 0 && (m = managed_memory(4 * page)));
     REQUIRE(of(1, 0, 1) == 0 && of(2, 0, 1) == -2 && of(4, 1, 1) == -2);
     return HOLDS(cudaFree(m) == 0);
