@@ -487,6 +487,9 @@ void ibx_frontend_managed_ends(void);
 /* Waits for the device where an access to managed memory would wait for it. */
 void ibx_frontend_managed_rests(void);
 
+/* managed_hints.c: whether this host has that NUMA node. */
+bool ibx_frontend_host_node(int id);
+
 /* ------------------------------------------------------------------------- ipc.c */
 
 /* What other processes have, which give it back. */

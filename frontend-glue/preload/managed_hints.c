@@ -176,7 +176,7 @@ static int place_of(uint64_t where)
 }
 
 /* Of this host, whose memory it is. Without them the kernel has one. */
-static bool is_node(int id)
+bool ibx_frontend_host_node(int id)
 {
     char path[64];
     snprintf(path, sizeof(path), "/sys/devices/system/node/node%d", id);
@@ -197,7 +197,7 @@ static int wrong_place(uint64_t where, int advice)
     if ((type != AT_DEVICE && type != AT_NODE) ||
         !(accesses || advice == ADVISE_PREFER || advice == PREFETCHED))
         return CUDA_SUCCESS;
-    if (type == AT_NODE ? is_node(id) : id >= 0 && !cudaGetDeviceCount(&count) && id < count)
+    if (type == AT_NODE ? ibx_frontend_host_node(id) : id >= 0 && !cudaGetDeviceCount(&count) && id < count)
         return CUDA_SUCCESS;
     return type == AT_DEVICE && advice == PREFETCHED ? CUDA_INVALID_DEVICE : CUDA_INVALID_VALUE;
 }

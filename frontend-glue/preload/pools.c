@@ -10,12 +10,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define DEVICES         64
-#define AT_DEVICE       1  /* cudaMemLocationTypeDevice */
-#define PAGE_LOCKED     1  /* cudaMemAllocationTypePinned */
-#define POSIX_FILE      1  /* cudaMemHandleTypePosixFileDescriptor */
-#define ALLOCATION_LAST 2  /* cudaMemAllocationTypeManaged */
-#define HANDLE_TYPES    15 /* all of cudaMemAllocationHandleType */
+#define DEVICES      64
+#define AT_DEVICE    1 /* cudaMemLocationType */
+#define AT_HOST      2
+#define AT_NODE      3  /* of the host */
+#define PAGE_LOCKED  1  /* cudaMemAllocationTypePinned */
+#define POSIX_FILE   1  /* cudaMemHandleTypePosixFileDescriptor */
+#define MANAGED      2  /* cudaMemAllocationTypeManaged */
+#define HANDLE_TYPES 15 /* all of cudaMemAllocationHandleType */
 
 static const char magic[8] = "ibxpool1";
 
@@ -175,14 +177,33 @@ int cudaMemPoolTrimTo(void *pool, size_t keep)
 
 /* ------------------------------------------------------------------------- pools of one's own */
 
+/* CUDA's error for a pool that it has not, or 0. */
+static int wrong_pool(const struct pool_properties *p)
+{
+    const bool managed = p->allocation == MANAGED;
+    int count = 0;
+    if (p->handles & ~HANDLE_TYPES || (p->allocation != PAGE_LOCKED && !managed))
+        return CUDA_INVALID_VALUE;
+    switch (p->location.type) {
+    case AT_DEVICE:
+        return p->location.id >= 0 && !cudaGetDeviceCount(&count) && p->location.id < count
+                   ? CUDA_SUCCESS
+                   : CUDA_INVALID_VALUE;
+    case AT_NODE:
+        return ibx_frontend_host_node(p->location.id) ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
+    case AT_HOST:
+        return CUDA_SUCCESS;
+    default:
+        return managed ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
+    }
+}
+
 int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
 {
     struct extra e;
     uint64_t made = 0;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_CREATE, "cudaMemPoolCreate");
-    if (!pool || !properties || !properties->allocation || !properties->location.type)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (properties->handles & ~HANDLE_TYPES || properties->allocation > ALLOCATION_LAST)
+    if (!pool || !properties || wrong_pool(properties))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (properties->allocation != PAGE_LOCKED || properties->location.type != AT_DEVICE ||
         properties->handles & ~POSIX_FILE)
