@@ -493,7 +493,13 @@ bool ibx_frontend_host_node(int id);
 /* ------------------------------------------------------------------------- ipc.c */
 
 /* What other processes have, which give it back. */
-enum opened_kind { OPENED_MEMORY, OPENED_EVENT, OPENED_POOL, OPENED_POINTER };
+enum opened_kind {
+    OPENED_MEMORY,
+    OPENED_EVENT,
+    OPENED_POOL,
+    OPENED_POINTER,
+    SHARED_EVENT /* of this process's own: ipc.c */
+};
 bool ibx_frontend_opened(enum opened_kind kind, const void *value);
 /* A pool, and memory of one, n bytes: false: no memory. */
 bool ibx_frontend_pool_opened(void *pool);

@@ -94,6 +94,20 @@ bool ibx_frontend_opened(enum opened_kind kind, const void *value)
     return is;
 }
 
+/* Whether it is this process's own, of which CUDA opens no handle there. What a child's parent has
+ * is not the child's. */
+static bool is_own_memory(const void *memory)
+{
+    return !ibx_frontend_forked() && ibx_frontend_given_out(memory) &&
+           !ibx_frontend_opened(OPENED_MEMORY, memory) &&
+           !ibx_frontend_opened(OPENED_POINTER, memory);
+}
+
+static bool is_own_event(const void *event)
+{
+    return !ibx_frontend_forked() && ibx_frontend_opened(SHARED_EVENT, event);
+}
+
 /* ------------------------------------------------------------------------------------ memory */
 
 int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address)
@@ -124,6 +138,8 @@ int cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flag
     if (rc)
         return rc == CUDA_INVALID_HANDLE ? ibx_frontend_fail(CUDA_INVALID_VALUE) : rc;
     void *memory = (void *)(uintptr_t)ibx_get_u64(&r);
+    if (is_own_memory(memory))
+        return ibx_frontend_fail(CUDA_INVALID_CONTEXT);
     if (!note(OPENED_MEMORY, memory))
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     ibx_frontend_device_memory(memory, ibx_get_u64(&r));
@@ -157,9 +173,11 @@ int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event)
     if (!handle)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)event);
-    return ibx_frontend_extra_known(&e, handle->bytes, sizeof(handle->bytes), &rc)
-               ? rc
-               : CALL_NEXT(cudaIpcGetEventHandle, handle, event);
+    if (!ibx_frontend_extra_known(&e, handle->bytes, sizeof(handle->bytes), &rc))
+        return CALL_NEXT(cudaIpcGetEventHandle, handle, event);
+    if (!rc && !ibx_frontend_opened(SHARED_EVENT, event))
+        note(SHARED_EVENT, event);
+    return rc;
 }
 
 int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
@@ -177,6 +195,8 @@ int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
     void *opened = (void *)(uintptr_t)ibx_get_u64(&r);
     if (rc == CUDA_INVALID_HANDLE)
         return ibx_frontend_fail(CUDA_MAP_FAILED);
+    if (!rc && is_own_event(opened))
+        rc = ibx_frontend_fail(CUDA_INVALID_CONTEXT);
     if (!rc && !note(OPENED_EVENT, opened))
         rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     if (!rc)
@@ -188,6 +208,7 @@ int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
 int cudaEventDestroy(void *event)
 {
     bool last;
+    forget(SHARED_EVENT, event, &last);
     if (!forget(OPENED_EVENT, event, &last))
         return CALL_NEXT(cudaEventDestroy, event);
     tell_closed(OPENED_EVENT, event);
@@ -258,7 +279,7 @@ int cudaDeviceReset(void)
     for (struct opened *gone; !rc && ibx_frontend_one_device() && (gone = take_any());) {
         if (gone->kind == OPENED_MEMORY || gone->kind == OPENED_POINTER)
             ibx_frontend_device_memory_gone((void *)gone->value);
-        for (; gone->times; gone->times--)
+        for (; gone->times && gone->kind != SHARED_EVENT; gone->times--)
             tell_closed(gone->kind, (void *)gone->value);
         free(gone);
     }

@@ -130,6 +130,11 @@ bool parent_of(const Meeting &meeting)
     REQUIRE(!std::memcmp(&again.memory, &shared.memory, sizeof(Handle)));
     REQUIRE(fails(run("cudaIpcGetMemHandle", &again.memory, static_cast<void *>(&go)), 1));
     REQUIRE(fails(run("cudaIpcGetEventHandle", &again.event, plain), 400));
+    // They are for other processes.
+    void *own = nullptr;
+    REQUIRE(fails(run("cudaIpcOpenMemHandle", &own, shared.memory, 1u), 201));
+    REQUIRE(fails(run("cudaIpcOpenEventHandle", &own, shared.event), 201) && !own);
+    REQUIRE(fails(run("cudaIpcCloseMemHandle", static_cast<void *>(memory)), 1));
     stub_remote()->hold(true);
     for (int i = 0; i < 50; i++) // so that what does not wait for it is first
         REQUIRE(cudaMemcpyAsync(memory + n / 2, memory, n / 2, D2D, stream) == 0);
@@ -174,15 +179,14 @@ bool parent_of_that(const Meeting &meeting)
 }
 
 // What was opened is open no more.
-bool reset()
+bool child_that_resets(const Meeting &meeting)
 {
     Handle handle;
     void *opened = nullptr;
-    char *memory = device_memory(n);
-    REQUIRE(memory && run("cudaIpcGetMemHandle", &handle, static_cast<void *>(memory)) == 0);
-    REQUIRE(open_memory(&opened, handle) && opened == memory && fails(cudaFree(memory), 1));
+    REQUIRE(meeting.hear(false, &handle) && cudaGetLastError() == 0);
+    REQUIRE(open_memory(&opened, handle) && fails(cudaFree(opened), 1));
     REQUIRE(cudaDeviceReset() == 0);
-    return HOLDS(fails(run("cudaIpcCloseMemHandle", opened), 1));
+    return HOLDS(fails(run("cudaIpcCloseMemHandle", opened), 1) && meeting.tell(false, 'c'));
 }
 
 } // namespace
@@ -205,7 +209,8 @@ static bool both(bool (*child_does)(const Meeting &), bool (*parent_does)(const 
 
 bool processes()
 {
-    return both(child_that_begins, parent_of_that) && both(child_of, parent_of) && reset();
+    return both(child_that_begins, parent_of_that) && both(child_of, parent_of) &&
+           both(child_that_resets, parent_of_that);
 }
 
 namespace
