@@ -27,6 +27,7 @@
 #define CUDA_NOT_READY             600
 #define CUDA_ALREADY_REGISTERED    712
 #define CUDA_NOT_REGISTERED        713
+#define CUDA_NOT_PERMITTED         800
 #define CUDA_NOT_SUPPORTED         801
 #define CUDA_CAPTURE_UNSUPPORTED   900
 #define CUDA_UNKNOWN               999

@@ -283,6 +283,8 @@ static bool allocated(void **address, size_t n, int *rc)
     const struct ibx_frontend_request request = {
         .name = "cudaMalloc", .body = size, .n = sizeof(size), .out = made, .out_n = sizeof(made)};
     ibx_put_u64(&w, n);
+    if (ibx_frontend_forbidden(rc))
+        return true;
     if (!calls || calls->call(&request, rc))
         return false;
     if (!*rc)
@@ -338,6 +340,8 @@ int ibx_frontend_freed(int rc)
 int cudaFree(void *address)
 {
     int code;
+    if (ibx_frontend_forbidden(&code))
+        return code;
     if (ibx_frontend_managed_free(address, &address, &code) && code)
         return code;
     if (ibx_frontend_opened(OPENED_MEMORY, address))

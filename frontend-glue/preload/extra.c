@@ -67,6 +67,8 @@ bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *cod
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (e->body.failed)
         return false;
+    if (ibx_frontend_forbidden(code))
+        return true;
     if (calls && !calls->call(&request, code))
         return true;
     ibx_frontend_connect();

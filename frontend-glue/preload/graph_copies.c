@@ -270,6 +270,11 @@ bool ibx_frontend_graph_takes_bytes(void)
     return atomic_load_explicit(&slots, memory_order_relaxed);
 }
 
+bool ibx_frontend_graph_copies(void (*function)(void *argument))
+{
+    return function == make_copy || function == exchange;
+}
+
 bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument, uint8_t *bytes,
                                size_t n)
 {

@@ -113,8 +113,17 @@ static void watch_forks(void)
     pthread_atfork(before_fork, in_parent, NULL);
 }
 
+int ibx_frontend_refusal(void)
+{
+    int rc;
+    return ibx_frontend_forbidden(&rc) ? rc : CUDA_UNLOADING;
+}
+
 bool ibx_frontend_first_begins(void)
 {
+    int rc;
+    if (ibx_frontend_forbidden(&rc))
+        return false;
     if (has_called)
         return true;
     count(); /* first: see ibx_frontend_close() */
@@ -243,7 +252,7 @@ bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *r
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     const struct ibx_frontend_request request = {
         .name = name, .body = body->data, .n = body->length};
-    return calls && !calls->call(&request, rc);
+    return ibx_frontend_forbidden(rc) || (calls && !calls->call(&request, rc));
 }
 
 bool ibx_frontend_launched(const struct ibx_writer *body, bool unseen, int *rc)
@@ -251,7 +260,7 @@ bool ibx_frontend_launched(const struct ibx_writer *body, bool unseen, int *rc)
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     const struct ibx_frontend_request request = {
         .name = "cudaLaunchKernel", .body = body->data, .n = body->length, .unseen = unseen};
-    return calls && !calls->call(&request, rc);
+    return ibx_frontend_forbidden(rc) || (calls && !calls->call(&request, rc));
 }
 
 bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
@@ -299,7 +308,8 @@ int ibx_frontend_waited(int rc, uint64_t stream)
 
 int cudaGetLastError(void)
 {
-    const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
+    const bool none =
+        ibx_frontend_in_host_function() || ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
     const int now = last ? errors_so_far() : 0;
     const int rc = newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaGetLastError), now);
     last = CUDA_SUCCESS;
@@ -308,7 +318,8 @@ int cudaGetLastError(void)
 
 int cudaPeekAtLastError(void)
 {
-    const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
+    const bool none =
+        ibx_frontend_in_host_function() || ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
     const int now = last ? errors_so_far() : 0;
     return newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaPeekAtLastError), now);
 }

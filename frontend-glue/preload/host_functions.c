@@ -288,11 +288,19 @@ static bool ask(uint64_t over, bool wait, struct called *called)
     return true;
 }
 
-static _Thread_local bool calls;
+static _Thread_local bool calls, calls_theirs;
 
 bool ibx_frontend_in_host_function(void)
 {
     return calls;
+}
+
+/* CUDA permits no calls there, and one that waits for the function's own stream would never end. */
+bool ibx_frontend_forbidden(int *rc)
+{
+    if (calls_theirs)
+        *rc = ibx_frontend_fail(CUDA_NOT_PERMITTED);
+    return calls_theirs;
 }
 
 static void call(const struct function *f, struct called *called)
@@ -300,11 +308,12 @@ static void call(const struct function *f, struct called *called)
     const bool copied =
         called->n && ibx_frontend_graph_copied(f->function, f->argument, called->bytes, called->n);
     calls = true;
+    calls_theirs = f->callback || !ibx_frontend_graph_copies(f->function);
     if (f->callback)
         f->callback(f->stream, called->status, f->argument);
     else if (!copied)
         f->function(f->argument);
-    calls = false;
+    calls = calls_theirs = false;
     pthread_mutex_lock(&lock);
     while (server.state == SERVER_LEFT) /* GVirtuS's front end may be gone */
         ibx_thread_wait(&changed, &lock);

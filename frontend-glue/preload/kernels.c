@@ -386,7 +386,7 @@ static int launch_by_gvirtus(const void *function, const struct launch_config *c
 {
     ibx_frontend_launcher launch = ibx_frontend_plain_launch();
     const bool may = ibx_frontend_first_begins();
-    const int rc = !may     ? CUDA_UNLOADING
+    const int rc = !may     ? ibx_frontend_refusal()
                    : launch ? launch((void *)(uintptr_t)function, c->grid, c->block, arguments,
                                      c->shared, c->stream)
                             : CUDA_NOT_SUPPORTED;

@@ -197,7 +197,8 @@ static int wrong_place(uint64_t where, int advice)
     if ((type != AT_DEVICE && type != AT_NODE) ||
         !(accesses || advice == ADVISE_PREFER || advice == PREFETCHED))
         return CUDA_SUCCESS;
-    if (type == AT_NODE ? ibx_frontend_host_node(id) : id >= 0 && !cudaGetDeviceCount(&count) && id < count)
+    if (type == AT_NODE ? ibx_frontend_host_node(id)
+                        : id >= 0 && !cudaGetDeviceCount(&count) && id < count)
         return CUDA_SUCCESS;
     return type == AT_DEVICE && advice == PREFETCHED ? CUDA_INVALID_DEVICE : CUDA_INVALID_VALUE;
 }

@@ -146,6 +146,8 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
     copy.lasting = memory == HOST_ALLOCATED;
     copy.pinned = memory != HOST_PAGEABLE;
     ibx_frontend_device_used();
+    if (ibx_frontend_forbidden(exit_code))
+        return true;
     if (ibx_frontend_plugin()->copy(&copy, exit_code))
         return false;
     if (!async)
@@ -164,6 +166,8 @@ static int wait_for_functions(const struct rows *r, void *stream)
     uint8_t byte;
     const struct ibx_frontend_copy back = {.device = (uintptr_t)r->to, .host = &byte, .n = 1};
     int rc;
+    if (ibx_frontend_forbidden(&rc))
+        return rc;
     if ((uintptr_t)stream > 1)
         return cudaStreamSynchronize(stream);
     return calls && is_ours(r) && !calls->copy(&back, &rc) ? rc : wait_for_legacy();

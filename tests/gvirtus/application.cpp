@@ -658,6 +658,7 @@ int main(int argc, char **argv)
         {"lied-to", lied_to},
         {"host-functions", host_functions},
         {"host-functions-as-gates", host_functions_as_gates},
+        {"calls-in-host-functions", calls_in_host_functions},
         {"host-functions-after-reset", host_functions_after_reset},
         {"host-functions-lost", host_functions_lost},
         {"host-functions-at-exit", host_functions_at_exit},

@@ -238,6 +238,7 @@ bool pools_of_devices();
 // Functions of the host in streams, of which one may not return.
 bool host_functions();
 bool host_functions_as_gates();
+bool calls_in_host_functions();
 bool host_functions_after_reset();
 bool host_functions_lost();
 bool host_functions_at_exit();

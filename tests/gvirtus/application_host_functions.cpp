@@ -60,7 +60,48 @@ void note_call(void *stream, int status, void *argument)
     c->order->push_back(c->number);
 }
 
+struct Calls {
+    void *stream, *device;
+    char *host;
+    std::vector<int> codes;
+    int last;
+};
+
+// CUDA permits none of them there, and those that wait would wait for themselves.
+void call_cuda(void *argument)
+{
+    auto *c = static_cast<Calls *>(argument);
+    void *made = nullptr;
+    auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
+    c->codes = {cudaStreamSynchronize(c->stream),
+                cudaDeviceSynchronize(),
+                cudaStreamQuery(nullptr),
+                cudaMalloc(&made, 100),
+                cudaFree(c->device),
+                cudaMemcpy(c->device, c->host, 100, H2D),
+                cudaMemcpyAsync(c->host, c->device, 100, D2H, c->stream),
+                cudaMemset(c->device, 1, 100),
+                cudaStreamCreate(&made),
+                launch_host(c->stream, set_flag, nullptr),
+                stub_launch(c->host, c->host, 1, c->stream)};
+    c->last = cudaGetLastError();
+}
+
 } // namespace
+
+bool calls_in_host_functions()
+{
+    REQUIRE(runtime_is_there());
+    char host[100] = {};
+    Calls calls = {nullptr, device_memory(100), host, {}, 0};
+    REQUIRE(cudaStreamCreate(&calls.stream) == 0);
+    REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(calls.stream, call_cuda, &calls) == 0);
+    REQUIRE(cudaStreamSynchronize(calls.stream) == 0 && cudaGetLastError() == 0);
+    for (int code : calls.codes)
+        REQUIRE(code == 800);
+    REQUIRE(calls.codes.size() == 11 && calls.last == 800);
+    return HOLDS(cudaFree(calls.device) == 0 && cudaStreamDestroy(calls.stream) == 0);
+}
 
 bool host_functions()
 {

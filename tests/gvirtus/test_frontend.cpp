@@ -588,11 +588,29 @@ void check_what_it_does_not()
           [] { return run("launches-of-new-threads", true); });
     check("launches by <<<>>>", [] { return run("launches-unseen", true); });
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
-    for (const char *test :
-         {"arrays", "mipmaps", "planes", "planes-of-memory", "array-to-array", "textures", "descriptions",
-          "capture-modes", "pools", "meanwhile", "cooperative", "nodes-of-graphs", "questions-about-graphs",
-          "stream-of-thread", "queries", "launches-of-many-bytes", "nodes-of-many-bytes",
-          "names-of-runtime", "graphs-after-resets", "host-functions", "host-functions-as-gates", "host-functions-at-exit"})
+    for (const char *test : {"arrays",
+                             "mipmaps",
+                             "planes",
+                             "planes-of-memory",
+                             "array-to-array",
+                             "textures",
+                             "descriptions",
+                             "capture-modes",
+                             "pools",
+                             "meanwhile",
+                             "cooperative",
+                             "nodes-of-graphs",
+                             "questions-about-graphs",
+                             "stream-of-thread",
+                             "queries",
+                             "launches-of-many-bytes",
+                             "nodes-of-many-bytes",
+                             "names-of-runtime",
+                             "graphs-after-resets",
+                             "host-functions",
+                             "host-functions-as-gates",
+                             "calls-in-host-functions",
+                             "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
     check("resets beside another program", resets_beside_another);
     check("visible devices of the program", visible_devices);

@@ -128,6 +128,12 @@ bool ibx_frontend_graph_takes_bytes(void)
     return false;
 }
 
+bool ibx_frontend_graph_copies(void (*function)(void *))
+{
+    (void)function;
+    return false;
+}
+
 bool ibx_frontend_graph_copied(void (*function)(void *), void *argument, uint8_t *bytes, size_t n)
 {
     (void)function, (void)argument, (void)bytes, (void)n;
