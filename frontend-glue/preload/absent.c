@@ -122,15 +122,8 @@ ABSENT(cudaUserObjectRetain)
 /* Libraries of kernels, functions of the driver. */
 ABSENT(cudaGetExportTable)
 ABSENT(cudaGetFuncBySymbol)
-ABSENT(cudaLibraryEnumerateKernels)
-ABSENT(cudaLibraryGetGlobal)
-ABSENT(cudaLibraryGetKernel)
-ABSENT(cudaLibraryGetKernelCount)
 ABSENT(cudaLibraryGetManaged)
 ABSENT(cudaLibraryGetUnifiedFunction)
-ABSENT(cudaLibraryLoadData)
-ABSENT(cudaLibraryLoadFromFile)
-ABSENT(cudaLibraryUnload)
 
 /* Arrays, textures. */
 ABSENT(cudaArrayGetMemoryRequirements)

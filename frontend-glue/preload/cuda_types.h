@@ -20,10 +20,13 @@
 #define CUDA_MISSING_CONFIGURATION 52
 #define CUDA_INVALID_FUNCTION      98
 #define CUDA_INVALID_DEVICE        101
+#define CUDA_INVALID_IMAGE         200
 #define CUDA_INVALID_CONTEXT       201
 #define CUDA_MAP_FAILED            205
+#define CUDA_FILE_NOT_FOUND        301
 #define CUDA_INVALID_HANDLE        400
 #define CUDA_ILLEGAL_STATE         401
+#define CUDA_SYMBOL_NOT_FOUND      500
 #define CUDA_NOT_READY             600
 #define CUDA_ALREADY_REGISTERED    712
 #define CUDA_NOT_REGISTERED        713

@@ -260,6 +260,17 @@ int cudaOccupancyMaxPotentialClusterSize(int *size, const void *function,
 int cudaOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *function, int blocks,
                                               int threads);
 int cudaFuncGetParamInfo(const void *function, size_t index, size_t *at, size_t *n);
+int cudaLibraryLoadData(void **library, const void *code, const int *options, void *const *values,
+                        unsigned count, const int *library_options, void *const *library_values,
+                        unsigned library_count);
+int cudaLibraryLoadFromFile(void **library, const char *path, const int *options,
+                            void *const *values, unsigned count, const int *library_options,
+                            void *const *library_values, unsigned library_count);
+int cudaLibraryUnload(void *library);
+int cudaLibraryGetKernel(void **kernel, void *library, const char *name);
+int cudaLibraryGetKernelCount(unsigned *count, void *library);
+int cudaLibraryEnumerateKernels(void **kernels, unsigned count, void *library);
+int cudaLibraryGetGlobal(void **address, size_t *n, void *library, const char *name);
 int cudaFuncGetName(const char **name, const void *function);
 int cudaGetKernel(void **kernel, const void *function);
 int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device);

@@ -616,6 +616,7 @@ int main(int argc, char **argv)
         {"launches-of-many-bytes", launches_of_many_bytes},
         {"nodes-of-many-bytes", nodes_of_many_bytes},
         {"arrays", arrays},
+        {"libraries", libraries},
         {"mipmaps", mipmaps},
         {"planes", planes_of_arrays},
         {"planes-of-memory", planes_of_memory},

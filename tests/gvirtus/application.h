@@ -123,6 +123,7 @@ bool memory_that_may_not_be_touched();
 
 // Calls that the libcudart does not have.
 bool arrays();
+bool libraries();
 bool mipmaps();
 bool planes_of_arrays();
 bool planes_of_memory();

@@ -589,6 +589,7 @@ void check_what_it_does_not()
     check("launches by <<<>>>", [] { return run("launches-unseen", true); });
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
     for (const char *test : {"arrays",
+                             "libraries",
                              "mipmaps",
                              "planes",
                              "planes-of-memory",

@@ -452,11 +452,19 @@ extern "C" EXPORTED void __cudaRegisterFatBinaryEnd(void **module)
 
 extern "C" void __cudaRegisterFunction(void **, const char *, char *, const char *, int, void *,
                                        void *, void *, void *, int *);
+// Of libraries: each is the one kernel that there is.
+static std::mutex launchable_lock;
+static std::set<const void *> launchable;
+
 extern "C" EXPORTED void __cudaRegisterFunction(void **module, const char *function, char *,
                                                 const char *name, int, void *, void *, void *,
                                                 void *, int *)
 {
     registered += std::string("k(") + name + ")";
+    if (!std::strcmp(name, STUB_LIBRARY_KERNEL)) {
+        std::lock_guard<std::mutex> guard(launchable_lock);
+        launchable.insert(function);
+    }
     Body body;
     body.u64(function == &stub_kernel ? IBX_DOUBLE_KERNEL : number(function));
     tell_of(module, "cudaRegisterFunction", body.string(name).string(name).u64(0).u64(0));
@@ -492,7 +500,10 @@ EXPORTED int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 bloc
     const std::uint64_t wide = number(function) - IBX_DOUBLE_WIDE;
     const bool is_wide = wide && wide <= IBX_DOUBLE_WIDEST;
     launches++;
-    if (function != &stub_kernel && !is_wide)
+    launchable_lock.lock();
+    const bool is_library = launchable.count(function);
+    launchable_lock.unlock();
+    if (function != &stub_kernel && !is_library && !is_wide)
         return 98; // cudaErrorInvalidDeviceFunction
     for (int i = 0; i < 3 && !is_wide; i++)
         in.u64(*static_cast<std::uint64_t *>(arguments[i]));

@@ -60,6 +60,8 @@ int cudaFreeHost(void *address);
 int stub_launch(void *to, const void *from, std::size_t n, void *stream);
 // ... the function by which an application names it, with pointers to these three as arguments ...
 extern char stub_kernel;
+// ... and this is what a module that is loaded calls it.
+#define STUB_LIBRARY_KERNEL "library_kernel"
 struct StubDim3 {
     unsigned x, y, z;
 };

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/preload/images.h"
+
+#include <ctype.h>
+#include <elf.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WRAPPER_MAGIC 0x466243b1u
+#define FAT_MAGIC     0xba55ed50u
+#define FAT_HEAD      16u
+#define ENTRY_VERSION 0x0101u
+#define ENTRY_HEAD    64u
+#define KIND_PTX      1u
+#define KIND_CUBIN    2u
+#define FLAGS         0x11u /* of 64 bits, for Linux */
+#define CUDA_ENTRY    0x10u /* st_other: a kernel, and no function of one */
+
+/* The head of an image in a fat binary. */
+struct entry {
+    uint16_t kind, version;
+    uint32_t head;
+    uint64_t n; /* with what it is padded by */
+    uint32_t compressed_n, reserved;
+    uint16_t minor, major;
+    uint32_t architecture, name_at, name_n;
+    uint64_t flags, reserved_too, uncompressed_n;
+};
+
+/* Whether it holds n bytes from there on. */
+static bool holds(size_t size, uint64_t at, uint64_t n)
+{
+    return at <= size && n <= size - at;
+}
+
+/* ------------------------------------------------------------------------------- how long it is */
+
+/* Behind its last part; 0: it is none of `most` bytes. */
+static size_t measure_cubin(const uint8_t *image, size_t most)
+{
+    Elf64_Ehdr head;
+    Elf64_Shdr section;
+    if (most < sizeof(head))
+        return 0;
+    memcpy(&head, image, sizeof(head));
+    const uint64_t parts[][2] = {{head.e_shoff, (uint64_t)head.e_shnum * sizeof(section)},
+                                 {head.e_phoff, (uint64_t)head.e_phnum * head.e_phentsize}};
+    size_t end = sizeof(head);
+    if (head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_shentsize != sizeof(section))
+        return 0;
+    for (unsigned i = 0; i < 2; i++) {
+        if (!holds(most, parts[i][0], parts[i][1]))
+            return 0;
+        end = parts[i][0] + parts[i][1] > end ? parts[i][0] + parts[i][1] : end;
+    }
+    for (unsigned i = 0; i < head.e_shnum; i++) {
+        memcpy(&section, image + head.e_shoff + i * sizeof(section), sizeof(section));
+        if (section.sh_type == SHT_NOBITS)
+            continue;
+        if (!holds(most, section.sh_offset, section.sh_size))
+            return 0;
+        end = section.sh_offset + section.sh_size > end ? section.sh_offset + section.sh_size : end;
+    }
+    return end;
+}
+
+static size_t measure_fat(const uint8_t *image, size_t most)
+{
+    uint64_t length;
+    uint16_t head;
+    size_t n;
+    if (most < FAT_HEAD)
+        return 0;
+    memcpy(&head, image + 6, sizeof(head));
+    memcpy(&length, image + 8, sizeof(length));
+    return head == FAT_HEAD && !__builtin_add_overflow(length, head, &n) && n <= most ? n : 0;
+}
+
+/* With its NUL. */
+static size_t measure_ptx(const char *text, size_t most)
+{
+    const size_t n = strnlen(text, most);
+    const bool begins = isspace((unsigned char)*text) || *text == '.' || *text == '/';
+    return begins && n < most && strstr(text, ".version") ? n + 1 : 0;
+}
+
+enum ibx_image_kind ibx_image_measure(const void **code, size_t most, size_t *n)
+{
+    enum ibx_image_kind kind;
+    uint32_t magic = 0;
+    memcpy(&magic, *code, most < sizeof(magic) ? most : sizeof(magic));
+    if (magic == WRAPPER_MAGIC && most == SIZE_MAX) {
+        memcpy(code, (const uint8_t *)*code + offsetof(struct ibx_image_wrapper, data),
+               sizeof(*code));
+        memcpy(&magic, *code, sizeof(magic));
+    }
+    if (magic == FAT_MAGIC) {
+        kind = IBX_IMAGE_FAT;
+        *n = measure_fat(*code, most);
+    } else if (!memcmp(&magic, ELFMAG, SELFMAG)) {
+        kind = IBX_IMAGE_CUBIN;
+        *n = measure_cubin(*code, most);
+    } else {
+        kind = IBX_IMAGE_PTX;
+        *n = measure_ptx(*code, most);
+    }
+    return *n && *n <= PTRDIFF_MAX / 2 ? kind : IBX_IMAGE_NONE;
+}
+
+/* ------------------------------------------------------------------------------- a fat binary */
+
+/* Of "sm_90a" and the like. */
+static unsigned target_of(const char *text)
+{
+    const char *at = strstr(text, ".target");
+    at = at ? strstr(at, "sm_") : NULL;
+    return at ? (unsigned)strtoul(at + 3, NULL, 10) : 0;
+}
+
+/* "9.0": its major and its minor part. */
+static void version_of(const char *text, uint16_t version[2])
+{
+    const char *at = strstr(text, ".version");
+    char *behind = NULL;
+    version[0] = at ? (uint16_t)strtoul(at + strlen(".version"), &behind, 10) : 0;
+    version[1] = at && *behind == '.' ? (uint16_t)strtoul(behind + 1, NULL, 10) : 0;
+}
+
+/* Since ABI 8 the architecture has another place. */
+static unsigned architecture_of(const Elf64_Ehdr *head)
+{
+    return head->e_ident[EI_ABIVERSION] >= 8 ? head->e_flags >> 8 & 0xffff : head->e_flags & 0xff;
+}
+
+void ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, const void *image,
+                    size_t n)
+{
+    const bool cubin = kind == IBX_IMAGE_CUBIN;
+    Elf64_Ehdr elf = {.e_flags = 0};
+    uint16_t version[2] = {1, 0};
+    if (cubin)
+        memcpy(&elf, image, sizeof(elf));
+    else
+        version_of(image, version);
+    const struct entry e = {
+        .kind = cubin ? KIND_CUBIN : KIND_PTX,
+        .version = ENTRY_VERSION,
+        .head = ENTRY_HEAD,
+        .n = (n + 7) & ~(size_t)7,
+        .minor = cubin ? elf.e_ident[EI_ABIVERSION] : version[1],
+        .major = version[0],
+        .architecture = cubin ? architecture_of(&elf) : target_of(image),
+        .flags = FLAGS,
+    };
+    const uint16_t version_and_head[] = {1, FAT_HEAD};
+    const uint32_t magic = FAT_MAGIC;
+    const uint64_t all = e.n + ENTRY_HEAD;
+    memcpy(head, &magic, 4);
+    memcpy(head + 4, version_and_head, 4);
+    memcpy(head + 8, &all, 8);
+    memcpy(head + FAT_HEAD, &e, sizeof(e));
+}
+
+struct ibx_image_wrapper ibx_image_wrap(const void *fat)
+{
+    return (struct ibx_image_wrapper){WRAPPER_MAGIC, 1, fat, NULL};
+}
+
+/* ------------------------------------------------------------------------------- what is in it */
+
+static const char *text_at(const uint8_t *image, const Elf64_Shdr *texts, uint32_t at)
+{
+    const char *text = (const char *)image + texts->sh_offset + at;
+    return at < texts->sh_size && memchr(text, 0, texts->sh_size - at) ? text : NULL;
+}
+
+static bool begins(const char *text, const char *with)
+{
+    return text && !strncmp(text, with, strlen(with));
+}
+
+/* A cubin, whose sections are all within it. */
+struct cubin {
+    const uint8_t *image;
+    const Elf64_Shdr *sections;
+    unsigned count;
+    const Elf64_Shdr *names; /* of sections */
+};
+
+static void look_at_symbol(const struct cubin *c, const Elf64_Sym *symbol, const char *name,
+                           ibx_image_found *found, void *argument)
+{
+    const unsigned type = ELF64_ST_TYPE(symbol->st_info);
+    if (!name || !*name || !symbol->st_shndx || symbol->st_shndx >= c->count)
+        return;
+    const char *section = text_at(c->image, c->names, c->sections[symbol->st_shndx].sh_name);
+    const bool constant = begins(section, ".nv.constant");
+    if (type == STT_FUNC && symbol->st_other & CUDA_ENTRY)
+        found(name, strlen(name), 0, false, argument);
+    else if (type == STT_OBJECT && symbol->st_size && (constant || begins(section, ".nv.global")))
+        found(name, strlen(name), symbol->st_size, constant, argument);
+}
+
+static bool look_at_cubin(const uint8_t *image, size_t n, ibx_image_found *found, void *argument)
+{
+    const Elf64_Ehdr *head = (const void *)image;
+    if (n < sizeof(*head) || memcmp(image, ELFMAG, SELFMAG) != 0 ||
+        head->e_shentsize != sizeof(Elf64_Shdr) || head->e_shoff % 8 ||
+        !holds(n, head->e_shoff, (uint64_t)head->e_shnum * sizeof(Elf64_Shdr)) ||
+        head->e_shstrndx >= head->e_shnum)
+        return false;
+    struct cubin c = {image, (const void *)(image + head->e_shoff), head->e_shnum, NULL};
+    for (unsigned i = 0; i < c.count; i++)
+        if (c.sections[i].sh_type != SHT_NOBITS &&
+            !holds(n, c.sections[i].sh_offset, c.sections[i].sh_size))
+            return false;
+    c.names = &c.sections[head->e_shstrndx];
+    for (unsigned i = 0; i < c.count; i++) {
+        const Elf64_Shdr *s = &c.sections[i];
+        if (s->sh_type != SHT_SYMTAB || s->sh_link >= c.count || s->sh_offset % 8)
+            continue;
+        const Elf64_Sym *symbols = (const void *)(image + s->sh_offset);
+        for (size_t k = 0; k < s->sh_size / sizeof(*symbols); k++)
+            look_at_symbol(&c, &symbols[k],
+                           text_at(image, &c.sections[s->sh_link], symbols[k].st_name), found,
+                           argument);
+    }
+    return true;
+}
+
+static bool is_of_name(char c)
+{
+    return isalnum((unsigned char)c) || c == '_' || c == '$' || c == '%';
+}
+
+/* ".entry NAME", outside of comments. Its variables are not looked for. */
+static void look_at_ptx(const char *text, size_t n, ibx_image_found *found, void *argument)
+{
+    static const char entry[] = ".entry";
+    const size_t length = strlen(entry);
+    for (size_t at = 0; at + length < n && text[at];) {
+        const char *end = text[at] != '/'       ? NULL
+                          : text[at + 1] == '/' ? memchr(text + at, '\n', n - at)
+                          : text[at + 1] == '*' ? strstr(text + at, "*/")
+                                                : NULL;
+        if (end) {
+            at = (size_t)(end - text) + 1;
+            continue;
+        }
+        if (strncmp(text + at, entry, length) != 0 || !isspace((unsigned char)text[at + length])) {
+            at++;
+            continue;
+        }
+        for (at += length; at < n && isspace((unsigned char)text[at]);)
+            at++;
+        const size_t begin = at;
+        while (at < n && is_of_name(text[at]))
+            at++;
+        if (at > begin)
+            found(text + begin, at - begin, 0, false, argument);
+    }
+}
+
+bool ibx_image_look(const uint8_t *fat, size_t n, ibx_image_found *found, void *argument,
+                    bool *compressed)
+{
+    struct entry e;
+    *compressed = false;
+    for (size_t at = FAT_HEAD; at < n; at += e.head + e.n) {
+        if (!holds(n, at, sizeof(e)))
+            return false;
+        memcpy(&e, fat + at, sizeof(e));
+        if (at % 8 || e.version != ENTRY_VERSION || e.head < sizeof(e) || e.head % 8 ||
+            !holds(n, at, e.head) || !holds(n, at + e.head, e.n))
+            return false;
+        const uint8_t *image = fat + at + e.head;
+        *compressed = e.uncompressed_n;
+        if (*compressed || (e.kind == KIND_CUBIN && !look_at_cubin(image, e.n, found, argument)))
+            return false;
+        if (e.kind == KIND_PTX && memchr(image, 0, e.n))
+            look_at_ptx((const char *)image, e.n, found, argument);
+    }
+    return true;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Images of kernels: cubin, PTX, and fat binaries of both. They are the program's, and may be
+ * anything: what is read of one with a length stays within it. */
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_IMAGES_H
+#define IBX_FRONTEND_GLUE_PRELOAD_IMAGES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define IBX_IMAGE_HEADER 80u /* bytes of a fat binary before the first of its images */
+
+/* Behind what nvcc's code registers. */
+struct ibx_image_wrapper {
+    uint32_t magic, version;
+    const void *data;
+    void *unused;
+};
+
+enum ibx_image_kind { IBX_IMAGE_NONE, IBX_IMAGE_PTX, IBX_IMAGE_CUBIN, IBX_IMAGE_FAT };
+
+/* What begins there, and its bytes, of which there are `most`; SIZE_MAX: no more is known than what
+ * it says itself, and a wrapper is what it wraps. PTX has a NUL behind it. */
+enum ibx_image_kind ibx_image_measure(const void **code, size_t most, size_t *n);
+/* Writes what stands before a cubin or PTX that is to be in a fat binary; `n` its bytes, which are
+ * followed by zeros up to a multiple of 8. */
+void ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, const void *image,
+                    size_t n);
+struct ibx_image_wrapper ibx_image_wrap(const void *fat);
+
+/* What is in it: each kernel, with n = 0, and each variable of n bytes. */
+typedef void ibx_image_found(const char *name, size_t length, size_t n, bool constant,
+                             void *argument);
+/* False: it is no sound fat binary; or (*compressed) some of it is compressed. */
+bool ibx_image_look(const uint8_t *fat, size_t n, ibx_image_found *found, void *argument,
+                    bool *compressed);
+
+#endif

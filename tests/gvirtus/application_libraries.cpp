@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Libraries of kernels that the program loads.
+#include "tests/gvirtus/application.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <elf.h>
+#include <fstream>
+#include <string>
+#include <vector>
+#include <unistd.h>
+
+namespace
+{
+
+constexpr std::size_t size = 5000;
+
+// Of the kernel that the double has, of another one, of a function, and of a variable.
+std::vector<char> cubin()
+{
+    const char names[] = "\0.text\0.nv.global\0.names";
+    const char texts[] = "\0" STUB_LIBRARY_KERNEL "\0other\0function\0v1.16.8";
+    Elf64_Ehdr head = {};
+    Elf64_Shdr sections[6] = {};
+    Elf64_Sym symbols[5] = {};
+    std::memcpy(head.e_ident, ELFMAG, SELFMAG);
+    head.e_ident[EI_CLASS] = ELFCLASS64;
+    head.e_ident[EI_ABIVERSION] = 8;
+    head.e_flags = 90 << 8;
+    head.e_shoff = sizeof(head);
+    head.e_shentsize = sizeof(Elf64_Shdr);
+    head.e_shnum = 6;
+    head.e_shstrndx = 4;
+    const std::size_t at = sizeof(head) + sizeof(sections);
+    const auto symbol = [&](unsigned i, unsigned name, unsigned char type, unsigned char other,
+                            Elf64_Section section) {
+        symbols[i].st_name = name;
+        symbols[i].st_info = ELF64_ST_INFO(STB_GLOBAL, type);
+        symbols[i].st_other = other;
+        symbols[i].st_shndx = section;
+        symbols[i].st_size = 8;
+    };
+    symbol(1, 1, STT_FUNC, 0x10, 1);
+    symbol(2, 16, STT_FUNC, 0x10, 1);
+    symbol(3, 22, STT_FUNC, 0, 1);
+    symbol(4, 31, STT_OBJECT, 0, 2);
+    const auto section = [&](unsigned i, unsigned name, unsigned type, std::size_t from,
+                             std::size_t bytes, unsigned link) {
+        sections[i].sh_name = name;
+        sections[i].sh_type = type;
+        sections[i].sh_offset = from;
+        sections[i].sh_size = bytes;
+        sections[i].sh_link = link;
+    };
+    section(1, 1, SHT_PROGBITS, at, 8, 0);
+    section(2, 7, SHT_NOBITS, 1u << 30, 8, 0);
+    section(3, 0, SHT_SYMTAB, at, sizeof(symbols), 5);
+    section(4, 18, SHT_STRTAB, at + sizeof(symbols), sizeof(names), 0);
+    section(5, 18, SHT_STRTAB, at + sizeof(symbols) + sizeof(names), sizeof(texts), 0);
+    std::vector<char> image;
+    const auto add = [&](const void *bytes, std::size_t count) {
+        const char *from = static_cast<const char *>(bytes);
+        image.insert(image.end(), from, from + count);
+    };
+    add(&head, sizeof(head));
+    add(sections, sizeof(sections));
+    add(symbols, sizeof(symbols));
+    add(names, sizeof(names));
+    add(texts, sizeof(texts));
+    return image;
+}
+
+int load(void **library, const void *code, unsigned options = 0)
+{
+    using Load = int(void **, const void *, const int *, void *const *, unsigned, const int *,
+                     void *const *, unsigned);
+    const int option = 0;
+    return preloaded<Load>("cudaLibraryLoadData")(library, code, &option, nullptr, options, nullptr,
+                                                  nullptr, 0);
+}
+
+int load_file(void **library, const char *path)
+{
+    using Load = int(void **, const char *, const int *, void *const *, unsigned, const int *,
+                     void *const *, unsigned);
+    return preloaded<Load>("cudaLibraryLoadFromFile")(library, path, nullptr, nullptr, 0, nullptr,
+                                                      nullptr, 0);
+}
+
+int kernel_of(void **kernel, void *library, const char *name)
+{
+    return preloaded<int(void **, void *, const char *)>("cudaLibraryGetKernel")(kernel, library,
+                                                                                 name);
+}
+
+int count_of(unsigned *count, void *library)
+{
+    return preloaded<int(unsigned *, void *)>("cudaLibraryGetKernelCount")(count, library);
+}
+
+int unload(void *library)
+{
+    return preloaded<int(void *)>("cudaLibraryUnload")(library);
+}
+
+// It copies bytes within the device, as the program's own kernel does.
+bool runs(void *library)
+{
+    void *kernel = nullptr;
+    char *device = device_memory(2 * size);
+    void *to = device + size, *from = device;
+    std::size_t bytes_each = size;
+    void *arguments[] = {&to, &from, &bytes_each};
+    std::vector<char> bytes(size);
+    random_fill(bytes.data(), size, 31);
+    REQUIRE(kernel_of(&kernel, library, STUB_LIBRARY_KERNEL) == 0 && kernel);
+    for (unsigned i = 0; i < 3; i++) {
+        bytes[i]++;
+        REQUIRE(cudaMemcpy(device, bytes.data(), size, H2D) == 0);
+        REQUIRE(cudaLaunchKernel(kernel, {1, 1, 1}, {1, 1, 1}, arguments, 0, nullptr) == 0);
+        REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device + size, bytes.data(), size));
+    }
+    const char *name = nullptr;
+    REQUIRE(preloaded<int(const char **, const void *)>("cudaFuncGetName")(&name, kernel) == 0);
+    REQUIRE(!std::strcmp(name, STUB_LIBRARY_KERNEL));
+    return cudaFree(device) == 0;
+}
+
+bool has_variable(void *library)
+{
+    using Get = int(void **, std::size_t *, void *, const char *);
+    auto *global = preloaded<Get>("cudaLibraryGetGlobal");
+    void *at = nullptr;
+    std::size_t bytes = 0;
+    char back[8] = {};
+    REQUIRE(global(&at, &bytes, library, "v1.16.8") == 0 && at && bytes == 8);
+    REQUIRE(cudaMemcpy(at, "variable", 8, H2D) == 0 && cudaMemcpy(back, at, 8, D2H) == 0);
+    REQUIRE(!std::memcmp(back, "variable", 8) && global(nullptr, &bytes, library, "v1.16.8") == 0);
+    return HOLDS(fails(global(&at, &bytes, library, "other"), 500) &&
+                 fails(global(nullptr, nullptr, library, "other"), 1));
+}
+
+} // namespace
+
+bool libraries()
+{
+    REQUIRE(runtime_is_there());
+    const std::vector<char> image = cubin();
+    void *library = nullptr, *again = nullptr, *kernel = nullptr, *kernels[5] = {};
+    unsigned count = 0;
+    REQUIRE(load(&library, image.data()) == 0 && library);
+    REQUIRE(count_of(&count, library) == 0 && count == 2);
+    REQUIRE(preloaded<int(void **, unsigned, void *)>("cudaLibraryEnumerateKernels")(kernels, 5,
+                                                                                     library) == 0);
+    REQUIRE(kernels[0] && kernels[1] && kernels[0] != kernels[1] && !kernels[2]);
+    REQUIRE(runs(library) && has_variable(library));
+    REQUIRE(fails(kernel_of(&kernel, library, "function"), 500));
+    REQUIRE(fails(kernel_of(&kernel, library, "library_kerne"), 500));
+    REQUIRE(fails(kernel_of(&kernel, nullptr, "other"), 400));
+    // The same image once more is another library.
+    REQUIRE(load(&again, image.data()) == 0 && again != library && runs(again));
+    const std::uint64_t unloads = stub_unloads();
+    REQUIRE(unload(library) == 0 && stub_unloads() == unloads + 1 && runs(again));
+    REQUIRE(fails(unload(library), 400) && fails(count_of(&count, library), 400));
+    REQUIRE(fails(kernel_of(&kernel, library, "other"), 400) && unload(again) == 0);
+    // PTX; files.
+    const char ptx[] = "// .entry none(\n.version 9.0\n.target sm_90a\n.address_size 64\n/* .entry "
+                       "two */ .visible .entry " STUB_LIBRARY_KERNEL "(.param .u64 a)\n{\n ret;\n}";
+    REQUIRE(load(&library, ptx) == 0 && count_of(&count, library) == 0 && count == 1);
+    REQUIRE(runs(library) && unload(library) == 0);
+    const std::string path = "/tmp/ibx-library-" + std::to_string(getpid());
+    std::ofstream(path) << std::string(image.data(), image.size());
+    REQUIRE(load_file(&library, path.c_str()) == 0 && runs(library) && unload(library) == 0);
+    REQUIRE(truncate(path.c_str(), static_cast<off_t>(image.size()) - 20) == 0);
+    REQUIRE(fails(load_file(&library, path.c_str()), 200));
+    std::ofstream(path) << std::string(ptx);
+    REQUIRE(load_file(&library, path.c_str()) == 0 && unload(library) == 0);
+    REQUIRE(unlink(path.c_str()) == 0 && fails(load_file(&library, path.c_str()), 301));
+    // What is wrong.
+    REQUIRE(fails(load(&library, "junk junk"), 200) && fails(load(&library, image.data(), 1), 801));
+    REQUIRE(fails(load(nullptr, image.data()), 1) && fails(load(&library, nullptr), 1));
+    return HOLDS(cudaGetLastError() == 0);
+}

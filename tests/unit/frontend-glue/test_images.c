@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Images of kernels, and what is none: nothing is read beyond their ends. */
+#include "frontend-glue/preload/images.h"
+
+#include <elf.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define CHANGED 20000u /* images */
+
+static const char ptx[] = ".version 8.4\n.target sm_90a\n.address_size 64\n"
+                          ".visible .entry\tfirst(.param .u64 p)\n{\nret;\n}\n"
+                          "/* .entry no */ // .entry neither\n.entry second$1(){}";
+
+/* A cubin with a kernel, a function and variables. */
+struct cubin {
+    Elf64_Ehdr head;
+    Elf64_Shdr sections[6];
+    Elf64_Sym symbols[5];
+    char names[40], texts[40];
+};
+
+static struct cubin cubin(void)
+{
+    struct cubin c = {
+        .head = {.e_ident = {0x7f, 'E', 'L', 'F', ELFCLASS64, [EI_ABIVERSION] = 8},
+                 .e_flags = 100 << 8,
+                 .e_shoff = offsetof(struct cubin, sections),
+                 .e_shentsize = sizeof(Elf64_Shdr),
+                 .e_shnum = 6,
+                 .e_shstrndx = 4},
+        .sections = {[1] = {.sh_name = 1, .sh_type = SHT_PROGBITS, .sh_offset = 64, .sh_size = 8},
+                     [2] = {.sh_name = 9, .sh_type = SHT_NOBITS, .sh_offset = 1 << 30},
+                     [3] = {.sh_type = SHT_SYMTAB,
+                            .sh_offset = offsetof(struct cubin, symbols),
+                            .sh_size = sizeof(c.symbols),
+                            .sh_link = 5},
+                     [4] = {.sh_type = SHT_STRTAB,
+                            .sh_offset = offsetof(struct cubin, names),
+                            .sh_size = sizeof(c.names)},
+                     [5] = {.sh_type = SHT_STRTAB,
+                            .sh_offset = offsetof(struct cubin, texts),
+                            .sh_size = sizeof(c.texts)}},
+        .symbols = {{.st_name = 1, .st_info = STT_FUNC, .st_other = 0x10, .st_shndx = 1},
+                    {.st_name = 8, .st_info = STT_FUNC, .st_shndx = 1},
+                    {.st_name = 12, .st_info = STT_OBJECT, .st_size = 12, .st_shndx = 2},
+                    {.st_name = 16, .st_info = STT_OBJECT, .st_size = 16, .st_shndx = 1}},
+    };
+    memcpy(c.names, "\0.nv.constant3\0", 16);
+    c.sections[1].sh_name = 1;
+    memcpy(c.names + 16, ".nv.global", 11);
+    c.sections[2].sh_name = 16;
+    memcpy(c.texts, "\0kernel\0fun\0var\0con", 20);
+    return c;
+}
+
+static void note(const char *name, size_t length, size_t n, bool constant, void *argument)
+{
+    char *all = argument;
+    const size_t at = strlen(all);
+    assert_true(length == strnlen(name, length));
+    if (at < 200)
+        snprintf(all + at, 256 - at, "%.*s:%zu%s ", (int)(length < 20 ? length : 20), name, n,
+                 constant ? "c" : "");
+}
+
+/* What is in it, with a head before it. To be freed. */
+static uint8_t *fat_of(const void *image, size_t *n)
+{
+    const void *code = image;
+    const enum ibx_image_kind kind = ibx_image_measure(&code, *n, n);
+    assert_true(kind == IBX_IMAGE_PTX || kind == IBX_IMAGE_CUBIN);
+    uint8_t *fat = calloc(1, IBX_IMAGE_HEADER + ((*n + 7) & ~(size_t)7));
+    assert_non_null(fat);
+    ibx_image_head(fat, kind, image, *n);
+    memcpy(fat + IBX_IMAGE_HEADER, image, *n);
+    *n = IBX_IMAGE_HEADER + ((*n + 7) & ~(size_t)7);
+    return fat;
+}
+
+static void test_what_is_in_one(void **state)
+{
+    (void)state;
+    const struct cubin c = cubin();
+    char found[256] = "";
+    bool compressed = true;
+    size_t n = sizeof(c);
+    uint8_t *fat = fat_of(&c, &n);
+    assert_true(ibx_image_look(fat, n, note, found, &compressed) && !compressed);
+    assert_string_equal(found, "kernel:0 var:12 con:16c ");
+    assert_int_equal(fat[16 + 28], 100); /* its architecture, and its ABI */
+    assert_int_equal(fat[16 + 24], 8);
+    const struct ibx_image_wrapper wrapper = ibx_image_wrap(fat);
+    const void *code = &wrapper;
+    size_t again = 0;
+    assert_int_equal(ibx_image_measure(&code, SIZE_MAX, &again), IBX_IMAGE_FAT);
+    assert_true(code == fat && again == n);
+    free(fat);
+    *found = 0;
+    n = sizeof(ptx);
+    fat = fat_of(ptx, &n);
+    assert_true(ibx_image_look(fat, n, note, found, &compressed));
+    assert_string_equal(found, "first:0 second$1:0 ");
+    assert_int_equal(fat[16 + 28], 90);
+    assert_true(fat[16 + 24] == 4 && fat[16 + 26] == 8);
+    fat[16 + 56] = 1; /* bytes when it is not compressed */
+    assert_true(!ibx_image_look(fat, n, note, found, &compressed) && compressed);
+    free(fat);
+}
+
+static void test_what_is_none(void **state)
+{
+    (void)state;
+    size_t n;
+    const char *const none[] = {"", "junk", ".target sm_90", "\177ELF"};
+    for (unsigned i = 0; i < sizeof(none) / sizeof(none[0]); i++) {
+        const void *code = none[i];
+        assert_int_equal(ibx_image_measure(&code, strlen(none[i]) + 1, &n), IBX_IMAGE_NONE);
+    }
+    const void *code = ptx; /* without its NUL */
+    assert_int_equal(ibx_image_measure(&code, sizeof(ptx) - 1, &n), IBX_IMAGE_NONE);
+}
+
+/* Some bytes of it are others, and its end may be missing. */
+static void change(const uint8_t *image, size_t all)
+{
+    char found[256] = "";
+    bool compressed;
+    size_t n = rand() % 4 ? all : (size_t)rand() % all, measured;
+    uint8_t *changed = malloc(n + !n);
+    assert_non_null(changed);
+    memcpy(changed, image, n);
+    for (int i = rand() % 4; n && i >= 0; i--)
+        changed[(size_t)rand() % n] = (uint8_t)(rand() % 3 ? rand() : rand() % 2 ? 0 : 255);
+    ibx_image_look(changed, n, note, found, &compressed);
+    const void *code = changed;
+    if (n)
+        ibx_image_measure(&code, n, &measured);
+    if (n > IBX_IMAGE_HEADER) {
+        code = changed + IBX_IMAGE_HEADER;
+        ibx_image_measure(&code, n - IBX_IMAGE_HEADER, &measured);
+    }
+    free(changed);
+}
+
+static void test_any(void **state)
+{
+    (void)state;
+    const struct cubin c = cubin();
+    size_t cubin_n = sizeof(c), ptx_n = sizeof(ptx);
+    uint8_t *of_cubin = fat_of(&c, &cubin_n), *of_ptx = fat_of(ptx, &ptx_n);
+    srand(29);
+    for (unsigned i = 0; i < CHANGED; i++) {
+        change(of_cubin, cubin_n);
+        change(of_ptx, ptx_n);
+    }
+    free(of_cubin);
+    free(of_ptx);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_in_one),
+        cmocka_unit_test(test_what_is_none),
+        cmocka_unit_test(test_any),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
