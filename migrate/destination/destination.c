@@ -142,6 +142,16 @@ static void forget_undecided(char *message)
     *said = 0;
 }
 
+/* The record says so once the VM is as it is to be: until then the next tool continues it. If
+ * RUNNING cannot be written, MAY_RUN is enough. */
+static void record_running(struct destination *d)
+{
+    struct ibx_error unwritten = {0};
+    if (!d->undecided && !d->qemu.cont_ns &&
+        ibx_destination_record(d, IBX_JOURNAL_RUNNING, &unwritten))
+        ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
+}
+
 static int step_resuming(struct destination *d, struct ibx_error *err)
 {
     if (d->qemu.state.now != QEMU_RUNNING)
@@ -161,9 +171,7 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
         ibx_destination_send_running(d, NULL);
     ibx_destination_qemu_settle(&d->qemu, &d->status.record);
     ibx_destination_home_rename(d);
-    /* If RUNNING cannot be written, MAY_RUN is enough. */
-    if (ibx_destination_record(d, IBX_JOURNAL_RUNNING, err))
-        ibx_migration_notify(&d->options->observer, "%s", err->message);
+    record_running(d);
     return 0;
 }
 
@@ -218,11 +226,24 @@ static void settle(struct destination *d)
 /* The tool before this one may have died between loading the VM and continuing it. */
 static void decide(struct destination *d)
 {
-    if (!d->undecided || d->wish == WISH_UNKNOWN || !d->qemu.qmp)
+    const bool others = d->qemu.qmp && strcmp(d->qemu.status, "paused") != 0;
+    if (!d->undecided || (!others && (d->wish == WISH_UNKNOWN || !d->qemu.qmp)))
         return;
-    d->undecided = false;
+    d->undecided = false; /* or somebody has continued it meanwhile */
     if (d->wish == WISH_RUNS && !d->options->paused)
         ibx_destination_qemu_run(&d->qemu, true);
+    record_running(d);
+}
+
+/* The migration is not complete as long as the VM is not as it is to be. */
+static bool stands(struct destination *d)
+{
+    const bool refused = d->qemu.cont_ns;
+    if (ibx_destination_qemu_stands(&d->qemu))
+        return true;
+    if (refused)
+        record_running(d);
+    return false;
 }
 
 static int step_filling(struct destination *d, struct ibx_error *err)
@@ -230,7 +251,7 @@ static int step_filling(struct destination *d, struct ibx_error *err)
     ibx_destination_send_progress(d);
     settle(d);
     decide(d);
-    const bool unnamed = ibx_destination_home_rename_late(d);
+    const bool waits = stands(d) || d->undecided, unnamed = ibx_destination_home_rename_late(d);
     int rc = ibx_destination_send_digests(d, err);
     if (rc && rc != -EAGAIN)
         return rc;
@@ -243,7 +264,7 @@ static int step_filling(struct destination *d, struct ibx_error *err)
             *err = why;
         return why.code;
     }
-    if (unnamed || !ibx_destination_ram_whole(&d->ram))
+    if (waits || unnamed || !ibx_destination_ram_whole(&d->ram))
         return 0;
     rc = ibx_destination_check_pages(d, err);
     if (!rc)

@@ -237,20 +237,47 @@ static int tell(struct destination_qemu *qemu, const char *command, struct ibx_e
     return rc ? rc : ask_status(qemu, err);
 }
 
+/* QEMU refuses it while it cannot have the VM's disks, as where the source's QEMU has taken one
+ * back for an export that somebody has begun there. */
+static int go_on(struct destination_qemu *qemu, struct ibx_error *err)
+{
+    int rc = tell(qemu, "cont", err);
+    qemu->cont_ns = rc ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
+    return rc;
+}
+
 void ibx_destination_qemu_run(struct destination_qemu *qemu, bool to_run)
 {
     struct ibx_error why = {0};
     const bool runs = !strcmp(qemu->status, "running");
     int rc = 0;
     if (to_run && !strcmp(qemu->status, "paused"))
-        rc = tell(qemu, "cont", &why);
+        rc = go_on(qemu, &why);
     else if (!to_run && runs)
         rc = tell(qemu, "stop", &why);
-    if (rc)
+    if (rc && runs)
         ibx_migration_notify(qemu->observer,
-                             "the VM is here and could not be %s (%s): \"%s\" in "
-                             "QEMU's monitor does that",
-                             runs ? "paused" : "continued", why.message, runs ? "stop" : "cont");
+                             "the VM is here and could not be paused (%s): \"stop\" in QEMU's "
+                             "monitor does that",
+                             why.message);
+    else if (rc)
+        ibx_migration_notify(qemu->observer,
+                             "the VM is here and stands still, since it could not be continued "
+                             "(%s): trying again; does another process use its disks?",
+                             why.message);
+}
+
+bool ibx_destination_qemu_stands(struct destination_qemu *qemu)
+{
+    if (!qemu->cont_ns)
+        return false;
+    if (ibx_now_ns() >= qemu->cont_ns && !strcmp(qemu->status, "paused"))
+        go_on(qemu, NULL);
+    if (!strcmp(qemu->status, "paused"))
+        return true;
+    qemu->cont_ns = 0;
+    ibx_migration_notify(qemu->observer, "the VM is \"%s\" now", qemu->status);
+    return false;
 }
 
 void ibx_destination_qemu_end(struct destination_qemu *qemu)

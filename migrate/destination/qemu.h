@@ -32,11 +32,12 @@ struct destination_qemu {
     char status[IBX_MIGRATE_STATUS]; /* of query-status, lately; "": not known */
     char end[IBX_MIGRATE_STATUS];    /* QEMU's reason for its end, of SHUTDOWN; "": none yet */
     bool stale;                      /* an event says that the status is another one now */
-    uint64_t ask_ns;       /* not before that: QEMU gave no answer, or libvirt is at work */
-    json_t *settings;      /* to put back: ibx_settings_restore(); NULL: none */
-    bool saves_ram;        /* it was told to */
-    uint64_t settle_ns;    /* when to try that again; 0: it has not failed */
-    uint64_t retry_ns;     /* when to try a lost monitor again; 0: it was never lost */
+    uint64_t ask_ns;    /* not before that: QEMU gave no answer, or libvirt is at work */
+    json_t *settings;   /* to put back: ibx_settings_restore(); NULL: none */
+    bool saves_ram;     /* it was told to */
+    uint64_t settle_ns; /* when to try that again; 0: it has not failed */
+    uint64_t retry_ns;  /* when to try a lost monitor again; 0: it was never lost */
+    uint64_t cont_ns;   /* when to tell it again to continue the VM; 0: it has not refused that */
     uint64_t inmigrate_ns; /* recover: since when it waits for the state; or 0 */
     bool managed;          /* libvirt continues the VM when it has loaded */
     bool ran;              /* managed: the VM has been seen running */
@@ -58,8 +59,11 @@ int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered,
 /* Ends QEMU, by a signal if it does not do so by itself: its VM runs elsewhere. */
 void ibx_destination_qemu_end(struct destination_qemu *qemu);
 /* The VM is loaded: continues it if it is `to_run` and does not (-S, a paused start), or pauses it
- * if it is not to run though it does. Its failure changes only the status. */
+ * if it is not to run though it does. A VM that QEMU refuses to continue stands still. */
 void ibx_destination_qemu_run(struct destination_qemu *qemu, bool to_run);
+/* Whether the VM stands still since then: QEMU refuses as long as it cannot have the VM's disks,
+ * and is told again from time to time. */
+bool ibx_destination_qemu_stands(struct destination_qemu *qemu);
 /* Whether QEMU ended because its guest has shut the VM down. */
 bool ibx_destination_qemu_shut_down(const struct destination_qemu *qemu);
 /* What QEMU's end was, for a person: "its guest panicked, and its QEMU (process 7) ended then". */

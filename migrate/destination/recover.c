@@ -166,7 +166,7 @@ int ibx_destination_recover(struct destination *d, struct ibx_error *err)
     const bool runs = d->qemu.state.now == QEMU_RUNNING;
     d->undecided = record->state == IBX_JOURNAL_MAY_RUN && !strcmp(d->qemu.status, "paused");
     rc = ibx_destination_begin(d, runs ? DESTINATION_FILLING : DESTINATION_RESUMING);
-    if (!rc && runs && record->state == IBX_JOURNAL_MAY_RUN)
+    if (!rc && runs && record->state == IBX_JOURNAL_MAY_RUN && !d->undecided)
         rc = ibx_destination_record(d, IBX_JOURNAL_RUNNING, err);
     ibx_destination_home_recover(d);
     return rc ? rc : ibx_destination_ram_recover(&d->ram, record, err);

@@ -24,10 +24,22 @@ int ibx_source_check_compared(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+int ibx_source_check_block_users(struct source *s, struct ibx_error *err)
+{
+    struct ibx_blockers blockers = {0};
+    int rc =
+        ibx_preflight_block_users(s->vm.qmp, &blockers, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc && blockers.count)
+        rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
+    return rc;
+}
+
 void ibx_source_compared_ask(struct source *s, bool stopped)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     const bool disks = !s->link.disks_differ;
+    if (stopped)
+        ibx_preflight_block_users_ask(s->vm.qmp, deadline);
     if (s->link.compared && source_managed(&s->vm)) /* it was not asked before */
         ibx_preflight_compared_ask(s->vm.qmp, disks, s->link.compared, deadline);
     else if (s->link.compared)
@@ -56,6 +68,8 @@ int ibx_source_commit(struct source *s, struct ibx_error *err)
     int rc = check_still(s, err);
     if (!rc) /* until QEMU began to migrate, or stopped the VM, somebody may have changed them */
         rc = ibx_source_check_compared(s, err);
+    if (!rc) /* for an export that began since QEMU takes a disk back, which it had handed over */
+        rc = ibx_source_check_block_users(s, err);
     if (!rc)
         rc = ibx_source_warm_check(s, err);
     if (!rc)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/common/hold.h"
+#include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 
 #include "common/clock.h"
@@ -15,6 +16,7 @@
 #define FIGURES_MS      200  /* for QEMU to tell of its last migration, while pages are served */
 #define LIBVIRT_ENDS_MS 1000 /* for libvirt to end the source's QEMU */
 #define LET_GO_EARLY_MS 500  /* for QEMU to end its migration, while CONFIRMED is on its way */
+#define USERS_MS        500  /* ... who uses its disks, while the VM stands still */
 #define CLOSING_MS      1000 /* for QEMU to end a migration whose stream it has closed */
 #define CLOSING_LOOK_MS 5
 #define VERDICT_MS      2000 /* for the pages of a guest that has shut down to be compared */
@@ -412,6 +414,23 @@ int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *er
         return changed(s, "; it was stopped again", err);
     disturbed(s);
     return 0;
+}
+
+/* QEMU takes a disk back that it has handed over when somebody exports it, and the one there cannot
+ * have it then. It keeps it when the export has ended, too. */
+void ibx_source_blame_export(struct source *s)
+{
+    struct ibx_blockers users = {0};
+    if (!s->vm.qmp || !s->status.record.was_running ||
+        ibx_preflight_block_users(s->vm.qmp, &users, ibx_deadline_in_ms(USERS_MS), NULL) ||
+        !users.count)
+        return;
+    ibx_migration_notify(&s->options->observer,
+                         "the VM stands still at %s, since somebody has begun here to use a disk "
+                         "that this QEMU (process %d) had handed over, and has taken back for "
+                         "that: end this QEMU (quit), whose pages are held here, and leave this "
+                         "ib-migrate running",
+                         s->status.record.peer, (int)s->vm.ram.pid);
 }
 
 /* ---------------------------------------------------------------- the end */

@@ -45,6 +45,8 @@ static int on_running(struct source *s, const char *status, struct ibx_error *er
         s->status.downtime_ns = now - s->vm.stop_ns;
     }
     int rc = ibx_source_move(s, SOURCE_SERVING, err);
+    if (!rc && !strcmp(status, "paused"))
+        ibx_source_blame_export(s);
     if (!rc)
         ibx_source_verify_ahead(s);
     return rc;

@@ -338,17 +338,6 @@ static int check_qemu(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- steps */
 
-/* The VM runs: what began since `check` costs it nothing but this migration. */
-static int check_block_users(struct source *s, struct ibx_error *err)
-{
-    struct ibx_blockers blockers = {0};
-    int rc =
-        ibx_preflight_block_users(s->vm.qmp, &blockers, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc && blockers.count)
-        rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
-    return rc;
-}
-
 /* From now on it is this migration that QEMU is at, and what fails ends it. */
 static int touch(struct source *s, struct ibx_error *err)
 {
@@ -360,7 +349,8 @@ static int touch(struct source *s, struct ibx_error *err)
 /* All that takes time before QEMU may stop the VM. */
 static int get_ready(struct source *s, struct ibx_error *err)
 {
-    int rc = check_block_users(s, err);
+    /* The VM runs: what began since `check` costs it nothing but this migration. */
+    int rc = ibx_source_check_block_users(s, err);
     if (!rc && source_managed(&s->vm))
         ibx_source_libvirt_link_files(s);
     else if (!rc)

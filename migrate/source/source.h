@@ -227,7 +227,9 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
  * to another one. Looked at before QEMU is told to migrate, and before the commit, as they were
  * when the VM had stopped. */
 int ibx_source_check_compared(struct source *s, struct ibx_error *err);
-/* Asks QEMU for it, and does not wait; while the VM runs, for what cannot change any more. */
+/* Whether somebody uses the VM's disks here. Looked at at the same moments. */
+int ibx_source_check_block_users(struct source *s, struct ibx_error *err);
+/* Asks QEMU for both, and does not wait; while the VM runs, for what cannot change any more. */
 void ibx_source_compared_ask(struct source *s, bool stopped);
 /* LOADED has come: COMMITTED, and COMMIT is sent. */
 int ibx_source_commit(struct source *s, struct ibx_error *err);
@@ -291,6 +293,8 @@ void ibx_source_note_figures(struct source *s);
 void ibx_source_all_came(struct source *s);
 /* Looks whether somebody was caught. -EBADMSG: before all of the memory was protected. */
 int ibx_source_check_guard(struct source *s, struct ibx_error *err);
+/* RUNNING has come, and the VM is paused there: tells why, if that is to be seen here. */
+void ibx_source_blame_export(struct source *s);
 /* Behind the events of QEMU that have come: takes its answer of ASKED or LAST. */
 void ibx_source_guard_answered(struct source *s);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */

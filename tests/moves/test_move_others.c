@@ -464,6 +464,93 @@ static void test_beside_a_snapshot(void)
     beside_a_snapshot(true);
 }
 
+/* ------------------------------------------------------------ an export of its disk */
+
+static char disk_file[96];
+
+/* A VM with a disk that both of its QEMUs have, which hand over who may write to it. */
+static void start_with_a_disk(void)
+{
+    char drive[200];
+    snprintf(disk_file, sizeof(disk_file), "/dev/shm/ibx-test-disk-%d", (int)getpid());
+    const int fd = open(disk_file, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, 1 << 20), 0);
+    close(fd);
+    snprintf(drive, sizeof(drive), "file=%s,format=raw,if=none,id=disk", disk_file);
+    pair_start(&(struct vm_options){
+        .append = "", .extra = {"-drive", drive, "-device", "virtio-blk-pci,drive=disk,addr=8"}});
+}
+
+/* QEMU takes the disk back for it, which the other one cannot have then. */
+static void export_the_disk(void)
+{
+    char path[160];
+    snprintf(path, sizeof(path), "%s/nbd", mover_folder);
+    vm_do(&vms[0], "nbd-server-start",
+          json_pack("{s:{s:s,s:{s:s}}}", "addr", "type", "unix", "data", "path", path));
+    vm_do(&vms[0], "nbd-server-add", json_pack("{s:s}", "device", "disk"));
+}
+
+static void test_an_export_before_the_commit(void)
+{
+    start_with_a_disk();
+    pair_run_to("source:sending", NULL);
+    export_the_disk();
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_ends(&receiver, 1);
+    mover_must_print(&sender, "is exported by this QEMU");
+    vm_do(&vms[0], "nbd-server-stop", NULL);
+    pair_stays();
+    unlink(disk_file);
+}
+
+static void stands_still(void)
+{
+    mover_await_words(&receiver, "stands still, since it could not be continued");
+    mover_await_words(&sender, "since somebody has begun here to use a disk");
+    mover_await(&receiver, "filling", 100);
+    assert_false(vm_runs(&vms[1]));
+}
+
+/* That QEMU does not hand it over again, unless it ends. The migration is not complete before. */
+static void it_goes_on(void)
+{
+    vm_do(&vms[0], "quit", NULL);
+    vm_await_end(&vms[0]);
+    pair_done();
+    mover_must_print(&receiver, "the VM is \"running\" now");
+    pair_moved("");
+    unlink(disk_file);
+}
+
+static void test_an_export_after_the_commit(void)
+{
+    start_with_a_disk();
+    pair_run_to("source:committed", NULL);
+    export_the_disk();
+    mover_kill(&sender, SIGCONT);
+    stands_still();
+    it_goes_on();
+}
+
+/* The next tool continues it then. */
+static void test_an_export_and_a_killed_receiver(void)
+{
+    start_with_a_disk();
+    pair_run_to("source:committed", NULL);
+    export_the_disk();
+    mover_kill(&sender, SIGCONT);
+    stands_still();
+    for (unsigned i = 0; i < 2; i++) {
+        mover_kill(&receiver, SIGKILL);
+        pair_recover(&receiver);
+        mover_await_words(&receiver, "stands still, since it could not be continued");
+    }
+    it_goes_on();
+}
+
 int main(void)
 {
     pair_beats = 10;
@@ -478,6 +565,9 @@ int main(void)
                                            VM_TEST(test_beside_a_rollback),
                                            VM_TEST(test_beside_a_snapshot),
                                            VM_TEST(test_an_answer_to_an_earlier_client),
+                                           VM_TEST(test_an_export_before_the_commit),
+                                           VM_TEST(test_an_export_after_the_commit),
+                                           VM_TEST(test_an_export_and_a_killed_receiver),
                                            VM_TEST(test_a_monitor_of_another_vm),
                                            VM_TEST(test_a_monitor_of_another_vm_and_a_killed_tool),
                                            {0}};
