@@ -155,6 +155,10 @@ int ibx_migrate_quit(const struct ibx_record *record, struct ibx_error *err);
  * migration has ended, or the record is not the source's. */
 int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
                          const struct ibx_options *transport, struct ibx_error *err);
+/* Tells the destination of this (source's) record, which has been rolled back, and which waits for
+ * the VM, that it does not come. -EPROTO: it does not wait; others: no tool answers. */
+int ibx_migrate_disown(const struct ibx_record *record, const struct ibx_options *transport,
+                       struct ibx_error *err);
 /* Whether the VM can be migrated: this side's blockers, with a URI those of the destination that
  * waits there, and whether the memory of `links` page connections may be locked. Touches nothing.
  * blockers->managed: libvirt has had the destination's QEMU listen, and its tool takes that.

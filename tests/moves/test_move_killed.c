@@ -209,6 +209,19 @@ static void test_resuming(void)
     assert_int_equal(vm_beats(&vms[1]), 0);
 }
 
+/* The destination, which has the whole VM, waits for a source that does not come any more. */
+static void test_rolled_back_beside_a_destination_that_waits(void)
+{
+    pair_start(NULL);
+    mover_kill(pair_run_to("source:committed", NULL), SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "taken back at the source by ib-migrate rollback");
+    mover_await_record("destination", "given-up");
+    pair_stayed();
+}
+
 /* The destination's host is lost in mid-move: its QEMU, and its tool, which has seen that. */
 static void test_failed(void)
 {
@@ -226,7 +239,12 @@ int main(void)
 {
     pair_beats = 10;
     static const struct vm_test tests[] = {
-        VM_TEST(test_before_the_commit), VM_TEST(test_recovered), VM_TEST(test_done),
-        VM_TEST(test_resuming),          VM_TEST(test_failed),    {0}};
+        VM_TEST(test_before_the_commit),
+        VM_TEST(test_recovered),
+        VM_TEST(test_done),
+        VM_TEST(test_resuming),
+        VM_TEST(test_rolled_back_beside_a_destination_that_waits),
+        VM_TEST(test_failed),
+        {0}};
     return vm_tests(tests, mover_end_all);
 }

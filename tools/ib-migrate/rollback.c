@@ -76,7 +76,7 @@ static void print_reply(const struct reply *reply)
         fputs("the VM's guest has shut it down there.\n", stderr);
         break;
     default:
-        fputs("the VM runs there.\n", stderr);
+        fputs("the VM is there: it runs, unless somebody has paused it.\n", stderr);
         break;
     }
     for (unsigned i = 0; i < answer->count; i++)
@@ -143,6 +143,16 @@ bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const 
     return false;
 }
 
+static void say_that_it_waits(const struct ibx_record *record, const struct ibx_error *why)
+{
+    char text[IBX_ERROR_MAX];
+    snprintf(text, sizeof(text),
+             "the destination, which waits for the VM, could not be told that it does not come "
+             "(%.600s): interrupt the ib-migrate at %.200s",
+             why->message, record->uri);
+    ibx_cli_message(text);
+}
+
 int ibx_cli_rollback(const struct migrate_args *args)
 {
     static struct reply reply;
@@ -174,6 +184,9 @@ int ibx_cli_rollback(const struct migrate_args *args)
     if (ibx_migrate_rollback(args->folder, &record, &options, &err))
         return ibx_cli_fail(err.message);
     record.state = IBX_JOURNAL_ROLLED_BACK;
+    if (!reply.rc && reply.answer.state == IBX_ANSWER_WAITING &&
+        ibx_migrate_disown(&record, &options, &err))
+        say_that_it_waits(&record, &err);
     ibx_cli_forget_key(args->folder, &record);
     if (!args->json)
         printf("%s: rolled back, it %s\n", vm,
