@@ -28,7 +28,7 @@ static int on_cancel(void *context, struct ibx_error *err)
 {
     struct destination *d = context;
     if (destination_ours(d) || destination_over(d))
-        return ibx_error_set(err, -EBUSY, "the VM runs here already: it cannot be cancelled");
+        return ibx_error_set(err, -EBUSY, "the VM is here already: it cannot be cancelled");
     d->interrupts++;
     return 0;
 }

@@ -358,7 +358,7 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
         int rc = ibx_source_move(s, SOURCE_LEFT, err);
         return rc ? rc
                   : ibx_error_set(err, -EINTR,
-                                  "interrupted; the VM runs at %s and its pages are still here: "
+                                  "interrupted; the VM is at %s and its pages are still here: "
                                   "ib-migrate recover continues%s%s",
                                   s->status.record.uri, s->untold ? "; pause the VM there: " : "",
                                   s->untold ? s->status.message : "");
@@ -366,7 +366,7 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
     if (s->interrupts > before)
         ibx_migration_notify(
             &s->options->observer,
-            "the VM runs at the destination already and needs the pages that are still here; "
+            "the VM is at the destination already and needs the pages that are still here; "
             "interrupt once more to leave it to ib-migrate recover");
     return 0;
 }
@@ -505,7 +505,7 @@ int ibx_source_await_confirmed(struct source *s, struct ibx_error *err)
     const bool ended = s->status.record.state == IBX_JOURNAL_ENDED;
     const char *what = ibx_journal_has_returned(&s->status.record) ? "has returned from"
                        : ended                                     ? "was shut down by its guest at"
-                                                                   : "runs at";
+                                                                   : "is at";
     if (!has_confirmed(s)) {
         if (!s->interrupts && ibx_now_ns() < s->confirm_by_ns)
             return 0;

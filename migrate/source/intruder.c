@@ -477,7 +477,7 @@ int ibx_source_verdict(const struct source *s, struct ibx_error *err)
     if (!s->disturbed.code)
         return 0;
     return ibx_error_set(err, -EBUSY,
-                         "%s; the VM runs at %s with all of its pages as they were%s: end this "
+                         "%s; the VM is at %s with all of its pages as they were%s: end this "
                          "QEMU, by kill -9 %d if it does not answer",
                          s->disturbed.message, s->status.record.uri,
                          s->uncompared ? ", of which the last could not be compared" : "",

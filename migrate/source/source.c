@@ -139,9 +139,8 @@ static void check_silence(struct source *s)
         .awaited = source_linked(&s->link) && (before || warming || s->state.now == SOURCE_SERVING),
         .count = s->messages,
         .timeout_ms = s->transport.timeout_ms,
-        .means = before || warming
-                     ? "the VM runs on here (interrupt to give up)"
-                     : "the VM runs there, and may wait for pages that are still here",
+        .means = before || warming ? "the VM runs on here (interrupt to give up)"
+                                   : "the VM is there, and may wait for pages that are still here",
     };
     ibx_migration_check_silence(&s->silence, &expected, &s->status, &s->options->observer);
 }
@@ -291,7 +290,7 @@ static void lose_qemu(struct source *s, const char *why)
             &s->options->observer,
             "the source's QEMU has ended (%s), and nothing is to be done: the VM %s at %s%s, and "
             "only the confirmation of that is still on its way",
-            why, ended ? "was shut down by its guest" : "runs", s->status.record.peer,
+            why, ended ? "was shut down by its guest" : "is", s->status.record.peer,
             ended ? "" : " with all of its pages");
     else if (!source_managed(&s->vm)) /* libvirt ends it: its part is done */
         ibx_migration_notify(

@@ -283,7 +283,7 @@ static void test_no_rollback_of_a_running_vm(void)
     killed_at("source:serving");
     mover_await(&receiver, "broken", 0);
     struct mover *rollback = MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
-    mover_must_print(rollback, "runs there");
+    mover_must_print(rollback, "the VM is there");
     pair_recover(&sender);
     pair_done();
     pair_moved("");
@@ -328,7 +328,7 @@ static void test_stopped_for_a_while(void)
     pair_timeout = PAIR_TIMEOUT_SHORT;
     pair_filling(NULL, NULL);
     unsigned long before = vm_beats(&vms[1]);
-    stands_still(&receiver, &sender, "the VM runs there, and may wait");
+    stands_still(&receiver, &sender, "the VM is there, and may wait");
     stands_still(&sender, &receiver, "the VM waits where it needs a page");
     assert_true(vm_beats(&vms[1]) >= before);
     pair_filled();

@@ -346,7 +346,7 @@ def killed_tools_are_recovered_from(scene):
     lost = re.findall(r"(\S.* (?:has ended|is lost): .*); connecting again", err)
     assert lost and not any(line.startswith("ib-migrate: broken") for line in lost), err
     err = fails(scene, "rollback --yes", *source.qmp)
-    assert "the VM runs there" in err and "not rolled back" in err, err
+    assert "the VM is there" in err and "not rolled back" in err, err
     says(fails(scene, "recover --listen tcp://127.0.0.1:0", *source.qmp), "source")
     sender = start(scene, "recover --json", *source.qmp)
     wait_for_phase("filling", sender)

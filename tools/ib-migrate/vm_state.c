@@ -20,7 +20,9 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
     snprintf(
         sentence, size,
         "%s %s at %s and not here: its QEMU here (process %d) has ended, and its memory %s%s%s", vm,
-        record->state == IBX_JOURNAL_MOVED ? "runs" : "may run",
+        record->state != IBX_JOURNAL_MOVED ? "may run"
+        : ibx_journal_stands(record)       ? "is"
+                                           : "runs",
         record->peer[0] ? record->peer : "the other side", (int)record->pid,
         there ? "is in " : "with it, so what had not been fetched is lost", there ? path : "",
         there ? ", from which \"ib-migrate recover\" sends it: start no QEMU on that file" : "");
