@@ -43,8 +43,7 @@ static bool may_wait(const struct source *s)
            !source_committed(s);
 }
 
-/* The VM has ended with its QEMU: nobody can continue it. A monitor ends a moment before. */
-static bool qemu_has_ended(const struct source *s)
+bool ibx_source_qemu_has_ended(const struct source *s)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
     const struct ibx_record *record = &s->status.record;
@@ -120,6 +119,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     /* First, because QEMU does nothing else while it waits for a reader of its device state. */
     ibx_source_stream_close(&s->stream);
     ibx_gate_close(&s->gate);
+    ibx_source_vm_reach(&s->vm, s->options->qmp, MIGRATION_QMP_MS, NULL);
     const int failed = s->vm.qmp
                            ? ibx_vm_stay(s->vm.qmp, &s->vm.undo, ibx_deadline_in_ms(STAY_MS), &why)
                            : ibx_error_set(&why, -ESRCH, "its QEMU has ended");
@@ -127,7 +127,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     if (source_linked(&s->link) && !aborted && code != -ECONNRESET)
         ibx_channel_take_until(&s->link.control, on_farewell, s, ibx_deadline_in_ms(FAREWELL_MS),
                                NULL);
-    if (failed && qemu_has_ended(s)) {
+    if (failed && ibx_source_qemu_has_ended(s)) {
         ibx_error_set(err, code,
                       "the VM has ended with its QEMU (process %d), before it could run elsewhere",
                       (int)s->status.record.pid);

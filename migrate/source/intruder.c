@@ -367,6 +367,32 @@ int ibx_source_guard_check_past(struct source *s, struct ibx_error *err)
     return ibx_source_guard_blamed(s, rc, err);
 }
 
+/* Of a question that was asked over the last connection no answer comes any more. */
+static void ask_again(struct source *s)
+{
+    if (s->vm.qmp && (s->guarding.now == GUARDING_ASKED || s->guarding.now == GUARDING_LAST))
+        ibx_qmp_post(s->vm.qmp, "query-status", ibx_deadline_in_ms(ASK_MS), NULL);
+}
+
+int ibx_source_guard_again(struct source *s, struct ibx_error *err)
+{
+    const bool served = s->state.now == SOURCE_COMMITTED || s->state.now == SOURCE_SERVING;
+    json_t *resumed = json_pack("{s:s}", "event", "RESUME");
+    int rc = 0;
+    if (!strcmp(s->vm.ram.status, "running") && s->state.now != SOURCE_LOST &&
+        !ibx_source_libvirt_resumed(s))
+        rc = ibx_source_on_intruder(s, resumed, err);
+    else if (served)
+        rc = ibx_source_guard_check_past(s, err);
+    json_decref(resumed);
+    if (!rc)
+        ask_again(s);
+    if (!rc || rc == -EBADMSG || rc == -ETIMEDOUT || !s->vm.qmp || ibx_qmp_pump(s->vm.qmp, NULL))
+        return rc;
+    struct ibx_error refused = {0}; /* its pages may be wrong */
+    return ibx_source_move(s, SOURCE_LEFT, &refused) ? -EINVAL : rc;
+}
+
 /* ---------------------------------------------------------------- intruders */
 
 /* A QEMU whose main thread is held takes it when that goes on. */
@@ -456,7 +482,10 @@ void ibx_source_let_go_early(struct source *s)
 void ibx_source_let_go(struct source *s)
 {
     struct ibx_error why = {0};
-    if (let_go(s, MIGRATION_QMP_MS, &why))
+    int rc = ibx_source_vm_reach(&s->vm, s->options->qmp, MIGRATION_QMP_MS, &why);
+    if (rc && ibx_journal_qemu_gone(&s->status.record))
+        return;
+    if (rc || let_go(s, MIGRATION_QMP_MS, &why))
         ibx_migration_notify(&s->options->observer,
                              "QEMU (process %d) is not needed any more, but does not end its "
                              "migration (%s): end it",

@@ -76,7 +76,7 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
     ibx_source_link_close(&s->link);
     if (managed) /* who continues the VM now may write to its memory */
         ibx_guard_release(&s->guard);
-    if (managed && s->vm.qmp && ibx_now_ns() < s->decide_by_ns)
+    if (managed && (s->vm.qmp || s->vm.retry_ns) && ibx_now_ns() < s->decide_by_ns)
         return 0;
     int rc = ibx_source_move(s, SOURCE_LEFT, err);
     if (rc)

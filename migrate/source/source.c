@@ -10,7 +10,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PAUSE_LOOK_MS 2 /* between two looks whether libvirt has set what it sets */
+#define PAUSE_LOOK_MS    2    /* between two looks whether libvirt has set what it sets */
+#define MONITOR_MS       200  /* for the monitor of a QEMU that lives: the loop has other work */
+#define MONITOR_RETRY_MS 1000 /* between two tries */
+
 #define STATE_LOOK_MS 2 /* between two looks how much of its state QEMU has written */
 #define STATE_MOST_MS 2 /* that a page map waits for the state, where it is not as urgent */
 
@@ -303,6 +306,49 @@ static void lose_qemu(struct source *s, const char *why)
     ibx_source_vm_lose(&s->vm);
 }
 
+/* Its pages are served all the same. What it reports meanwhile is lost with the monitor. */
+static void lose_monitor(struct source *s, const char *why)
+{
+    const bool again = s->vm.retry_ns;
+    if (ibx_source_qemu_has_ended(s)) {
+        lose_qemu(s, why);
+        return;
+    }
+    ibx_source_vm_lose(&s->vm);
+    s->vm.retry_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
+    if (!again)
+        ibx_migration_notify(&s->options->observer,
+                             "the source's QEMU (process %d) is there, but its monitor is lost "
+                             "(%s): its pages are served, and the monitor is tried again",
+                             (int)s->status.record.pid, why);
+}
+
+static int try_monitor(struct source *s, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    if (ibx_now_ns() < s->vm.retry_ns)
+        return 0;
+    if (ibx_journal_qemu_gone(&s->status.record)) {
+        lose_qemu(s, "its monitor was lost before");
+        return 0;
+    }
+    int rc = ibx_source_vm_reach(&s->vm, s->options->qmp, MONITOR_MS, &why);
+    if (!rc)
+        rc = ibx_vm_status(s->vm.qmp, s->vm.ram.status, sizeof(s->vm.ram.status),
+                           ibx_deadline_in_ms(MONITOR_MS), &why);
+    const int past = rc ? 0 : ibx_source_guard_again(s, err);
+    if (rc || past == -ETIMEDOUT || (past && s->vm.qmp && ibx_qmp_pump(s->vm.qmp, NULL))) {
+        ibx_source_vm_lose(&s->vm);
+        s->vm.retry_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
+        return 0;
+    }
+    if (!past && s->vm.qmp)
+        ibx_migration_notify(&s->options->observer,
+                             "the source's QEMU (process %d): its monitor is there again",
+                             (int)s->status.record.pid);
+    return past;
+}
+
 /* QEMU's migration is under way, and its end is not known yet. */
 static int check_saved(struct source *s, struct ibx_error *err)
 {
@@ -317,7 +363,7 @@ static int check_qemu(struct source *s, struct ibx_error *err)
 {
     json_t *event;
     if (!s->vm.qmp)
-        return 0;
+        return s->vm.retry_ns ? try_monitor(s, err) : 0;
     int rc = ibx_qmp_pump(s->vm.qmp, err);
     while (!rc && (event = ibx_qmp_event_next(s->vm.qmp))) {
         rc = on_event(s, event, err);
@@ -331,7 +377,7 @@ static int check_qemu(struct source *s, struct ibx_error *err)
         return rc;
     if (rc == -EBADMSG)
         return rc;
-    lose_qemu(s, err->message);
+    lose_monitor(s, err->message);
     return 0;
 }
 

@@ -286,6 +286,9 @@ int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
 /* ... and its monitor is reached: whether somebody has reset the VM before all of its memory was
  * protected. -EBADMSG, in BROKEN. */
 int ibx_source_guard_check_past(struct source *s, struct ibx_error *err);
+/* Its monitor is there again, in vm.ram.status is what it says, and what it told meanwhile is lost.
+ * -EBADMSG, in BROKEN; in LEFT: whether its pages are what they were cannot be known any more. */
+int ibx_source_guard_again(struct source *s, struct ibx_error *err);
 /* Where libvirt drives: has the next record name QEMU's migration, by which check_past() knows it.
  */
 void ibx_source_note_figures(struct source *s);
@@ -325,6 +328,9 @@ int ibx_source_verified(struct source *s, struct ibx_error *err);
 void ibx_source_remove_files(struct source *s);
 
 /* ---------------------------------------------------------------- ending.c */
+
+/* Whether QEMU has; one whose monitor has ended a moment ago is waited for, shortly. */
+bool ibx_source_qemu_has_ended(const struct source *s);
 
 /* Continues the VM here and goes to KEPT or STRANDED; returns `code`. Where the table has no move
  * to KEPT it changes nothing and returns `code`: the VM may run at the destination. */

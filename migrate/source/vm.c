@@ -217,6 +217,24 @@ void ibx_source_vm_lose(struct source_vm *vm)
 {
     ibx_qmp_close(vm->qmp);
     vm->qmp = NULL;
+    vm->retry_ns = 0;
+}
+
+int ibx_source_vm_reach(struct source_vm *vm, const char *path, unsigned ms, struct ibx_error *err)
+{
+    if (vm->qmp || !vm->retry_ns)
+        return 0;
+    int rc = ibx_qmp_connect(path, ibx_deadline_in_ms(ms), &vm->qmp, err);
+    const int pid = rc ? 0 : (int)ibx_qmp_pid(vm->qmp), own = (int)vm->ram.pid;
+    if (!rc && pid != own) {
+        ibx_qmp_close(vm->qmp);
+        vm->qmp = NULL;
+        rc = ibx_error_set(err, -ESRCH, "process %d has %s, and not QEMU (process %d)", pid, path,
+                           own);
+    }
+    if (!rc)
+        vm->retry_ns = 0;
+    return rc;
 }
 
 void ibx_source_vm_fini(struct source_vm *vm)

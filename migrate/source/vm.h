@@ -30,7 +30,8 @@ enum source_libvirt_state { LIBVIRT_OFF, LIBVIRT_DRIVES, LIBVIRT_AWAITED, LIBVIR
 
 struct source_vm {
     struct ibx_state_machine state;
-    struct ibx_qmp *qmp; /* NULL: QEMU has ended, after the commit */
+    struct ibx_qmp *qmp; /* NULL: after the commit, QEMU has ended, or its monitor is lost */
+    uint64_t retry_ns;   /* the latter: when to try it again; else 0 */
     bool of_files;       /* it had ended when this tool began: RAM is what its files hold */
     struct ibx_guest_ram ram;
     struct ibx_page_map map;
@@ -92,6 +93,9 @@ int ibx_source_vm_ask(struct source_vm *vm, struct ibx_error *err);
 int ibx_source_vm_check_saved(struct source_vm *vm, enum source_vm_event *what,
                               struct ibx_error *err);
 void ibx_source_vm_lose(struct source_vm *vm);
+/* The monitor again, which must be that of the same process (-ESRCH). 0 also when it is there, or
+ * QEMU has ended. */
+int ibx_source_vm_reach(struct source_vm *vm, const char *path, unsigned ms, struct ibx_error *err);
 /* QEMU has ended after the commit: sets the files aside that still have a name. */
 void ibx_source_vm_keep_files(struct source_vm *vm, const struct ibx_record *record,
                               const struct ibx_migrate_observer *observer);

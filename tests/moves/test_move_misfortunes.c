@@ -26,10 +26,10 @@
 
 /* ------------------------------------------------------------ misfortunes */
 
-/* Takes QEMU's own end of what is connected to this monitor, and ends the connection. */
-static void cut_monitor(const struct vm *vm)
+/* QEMU's own end of what is connected to this monitor. */
+static int end_of_monitor(const struct vm *vm)
 {
-    int process = (int)syscall(SYS_pidfd_open, vm->pid, 0), cut = 0;
+    int process = (int)syscall(SYS_pidfd_open, vm->pid, 0), found = -1;
     assert_true(process >= 0);
     for (int fd = 3; fd < 256; fd++) {
         struct sockaddr_un name = {0};
@@ -39,14 +39,41 @@ static void cut_monitor(const struct vm *vm)
         if (mine >= 0 && !getsockname(mine, (struct sockaddr *)&name, &size) &&
             name.sun_family == AF_UNIX && !strcmp(name.sun_path, vm->tool) &&
             !getpeername(mine, (struct sockaddr *)&other, &peer)) {
-            assert_int_equal(shutdown(mine, SHUT_RDWR), 0);
-            cut++;
-        }
-        if (mine >= 0)
+            assert_int_equal(found, -1);
+            found = mine;
+        } else if (mine >= 0) {
             close(mine);
+        }
     }
     close(process);
-    assert_int_equal(cut, 1);
+    assert_true(found >= 0);
+    return found;
+}
+
+static void cut_monitor(const struct vm *vm)
+{
+    const int fd = end_of_monitor(vm);
+    assert_int_equal(shutdown(fd, SHUT_RDWR), 0);
+    close(fd);
+}
+
+/* A line of 9 MiB from QEMU, which is longer than any that a tool takes. */
+static void long_line(const struct vm *vm)
+{
+    static char bytes[9 << 20];
+    const uint64_t deadline = vm_soon();
+    const int fd = end_of_monitor(vm);
+    memset(bytes, 'x', sizeof(bytes) - 1);
+    bytes[sizeof(bytes) - 1] = '\n';
+    for (size_t sent = 0; sent < sizeof(bytes) && ibx_now_ns() < deadline;) {
+        const ssize_t n = send(fd, bytes + sent, sizeof(bytes) - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n < 0 && errno != EAGAIN)
+            break; /* it has taken enough of it */
+        if (n < 0)
+            poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, LOOK_MS);
+        sent += n > 0 ? (size_t)n : 0;
+    }
+    close(fd);
 }
 
 /* The tool cannot give the VM back, having lost the monitor: its watchdog does. */
@@ -77,6 +104,62 @@ static void test_source_that_holds_loses_the_monitor(void)
     mover_kill(&receiver, SIGCONT);
     mover_ends(&receiver, 1);
     pair_stayed();
+}
+
+/* After the commit QEMU lives all the same: its memory stays where it is, and it is let go of. */
+static void loses_it_while_filling(void (*lose)(const struct vm *vm))
+{
+    pair_start(NULL);
+    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_await(&receiver, "filling", 0);
+    mover_await(&sender, "filling", 0);
+    lose(&vms[0]);
+    mover_await_words(&sender, "its monitor is lost");
+    mover_await_words(&sender, "its monitor is there again");
+    assert_int_equal(access(vms[0].ram, F_OK), 0);
+    assert_false(mover_printed(&sender, "QEMU has ended"));
+    vm_refused(ibx_qmp_execute(vms[0].qmp, "cont", NULL, NULL, vm_soon(), &vm_error), -EREMOTEIO,
+               "not finalized");
+    pair_filled();
+    char status[32], why[256];
+    vm_ok(ibx_vm_migration(vms[0].qmp, status, sizeof(status), why, sizeof(why), vm_soon(),
+                           &vm_error));
+    assert_string_equal(status, "completed");
+}
+
+static void test_the_monitor_is_lost_after_the_commit(void)
+{
+    loses_it_while_filling(cut_monitor);
+}
+
+static void test_a_long_line_after_the_commit(void)
+{
+    loses_it_while_filling(long_line);
+}
+
+/* Another client sits at its monitor until all has come: QEMU is let go of then. */
+static void test_the_monitor_is_another_clients_for_long(void)
+{
+    struct ibx_qmp *other;
+    pair_start(NULL);
+    mover_stop_next("source:confirming");
+    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_await(&receiver, "filling", 0);
+    mover_await(&sender, "filling", 0);
+    cut_monitor(&vms[0]);
+    vm_ok(ibx_qmp_connect(vms[0].tool, vm_soon(), &other, &vm_error));
+    mover_await_words(&sender, "its monitor is lost");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    mover_await_stop(&sender);
+    ibx_qmp_close(other);
+    mover_kill(&sender, SIGCONT);
+    pair_done();
+    assert_false(mover_printed(&sender, "QEMU has ended"));
+    pair_moved("");
+    char status[32], why[256];
+    vm_ok(ibx_vm_migration(vms[0].qmp, status, sizeof(status), why, sizeof(why), vm_soon(),
+                           &vm_error));
+    assert_string_equal(status, "completed");
 }
 
 /* By its own monitor, while a tool that is about to commit is held up: it stays, and the
@@ -361,6 +444,9 @@ int main(void)
     pair_timeout = "timeout_ms=10000";
     static const struct vm_test tests[] = {VM_TEST(test_source_loses_the_monitor),
                                            VM_TEST(test_source_that_holds_loses_the_monitor),
+                                           VM_TEST(test_the_monitor_is_lost_after_the_commit),
+                                           VM_TEST(test_a_long_line_after_the_commit),
+                                           VM_TEST(test_the_monitor_is_another_clients_for_long),
                                            VM_TEST(test_continued_by_somebody_else),
                                            VM_TEST(test_reset_by_somebody_else),
                                            VM_TEST(test_disks_are_waited_for),
