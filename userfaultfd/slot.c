@@ -58,10 +58,12 @@ int ibx_fault_alias_populate(struct ibx_fault *e, const struct slot *slot, size_
     if (!madvise(slot->bytes, length, advice) || errno == EINVAL) /* before 5.14 */
         return 0;
     int code = errno;
-    ibx_fault_fail(e, -code,
-                   "no memory for page %llu in the shared memory: %s; make room in the tmpfs "
-                   "(/dev/shm) or in the huge pages",
-                   (unsigned long long)slot->page, strerror(code));
+    const char *full = slot->range->is.page_size > SMALL_PAGE
+                           ? "the huge pages that its hugetlbfs may take are used up"
+                           : "the tmpfs (/dev/shm) that it lies in is full";
+    ibx_fault_fail(e, -code, "no memory for page %llu of guest RAM: %s%s%s; make room",
+                   (unsigned long long)slot->page, full, code == EFAULT ? "" : ", or: ",
+                   code == EFAULT ? "" : strerror(code)); /* EFAULT says nothing more */
     return -code;
 }
 

@@ -285,7 +285,7 @@ static void test_many_silent_connections(void)
 }
 
 /* Room for the RAM when it was looked for, and then not. */
-static void test_full_file_system(void)
+static void full_file_system(const char *mode)
 {
     char place[96], mount_options[32], ram[256], filler[128];
     pair_start_source();
@@ -298,7 +298,7 @@ static void test_full_file_system(void)
     if (mount("none", place, "tmpfs", 0, mount_options))
         skip();
     vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true, .ram = ram});
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--max-bandwidth", "64K", mode, NULL});
     mover_await(&receiver, "filling", 0);
     int fd = open(filler, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     for (off_t at = 0; fd >= 0 && !posix_fallocate(fd, at, 4096); at += 4096)
@@ -306,11 +306,23 @@ static void test_full_file_system(void)
     close(fd);
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     mover_await_words(&receiver, "make room");
+    mover_must_print(&receiver, mode ? "the tmpfs (/dev/shm) that it lies in is full" : "is full");
+    assert_false(mover_printed(&receiver, "Bad address"));
     unlink(filler);
     pair_done();
     pair_moved("");
     vm_end(&vms[1]);
     assert_int_equal(umount2(place, MNT_DETACH), 0);
+}
+
+static void test_full_file_system(void)
+{
+    full_file_system(NULL);
+}
+
+static void test_full_file_system_in_minor_mode(void)
+{
+    full_file_system("--minor");
 }
 
 /* ------------------------------------------------------------ a balloon */
@@ -454,6 +466,7 @@ int main(void)
                                            VM_TEST(test_recover_of_a_vm_that_runs),
                                            VM_TEST(test_many_silent_connections),
                                            VM_TEST(test_full_file_system),
+                                           VM_TEST(test_full_file_system_in_minor_mode),
                                            VM_TEST(test_balloon),
                                            VM_TEST(test_recover_in_minor_mode),
                                            VM_TEST(test_recover_in_minor_mode_of_unmapped_pages),
