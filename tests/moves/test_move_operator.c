@@ -19,6 +19,7 @@ struct attempt {
     const char *arguments; /* JSON with ' for "; % is the folder; NULL: none. Or a line of HMP */
     const char *refusal;   /* words of QEMU's; NULL: it is done */
     const char *event;     /* to wait for afterwards; NULL: none */
+    const char *inactive;  /* refusal of a QEMU that has handed its disks over, from 10 on */
 };
 
 #define HMP "human-monitor-command"
@@ -54,6 +55,11 @@ static json_t *arguments_of(const struct attempt *a)
 static void give(struct vm *vm, const struct attempt *a)
 {
     json_t *result = NULL;
+    const bool gone = vm == &vms[0] && ibx_qmp_at_least(ibx_qmp_version(vm->qmp), 10, 0);
+    const struct attempt refused = {
+        .command = a->command, .arguments = a->arguments, .refusal = a->inactive};
+    if (gone && a->inactive)
+        a = &refused;
     const int rc =
         ibx_qmp_execute(vm->qmp, a->command, arguments_of(a), &result, vm_soon(), &vm_error);
     const char *text = json_string_value(result);
@@ -77,27 +83,27 @@ static void give_all(struct vm *vm, const struct attempt *attempts)
 
 /* Has the same answer at both ends. */
 static const struct attempt anywhere[] = {
-    {"query-migrate", NULL, NULL, NULL},
-    {HMP, "info registers", NULL, NULL},
-    {HMP, "info block", NULL, NULL},
-    {HMP, "info qtree", NULL, NULL},
-    {HMP, "xp /2x 0x2000000", NULL, NULL},
-    {"migrate-pause", NULL, "postcopy-active", NULL},
-    {"migrate-recover", "{'uri':'tcp:127.0.0.1:1'}", "postcopy", NULL},
-    {"migrate-set-parameters", "{'announce-rounds':5}", NULL, NULL},
-    {"object-add", "{'qom-type':'memory-backend-ram','id':'m1','size':1048576}", NULL, NULL},
-    {"object-del", "{'id':'m1'}", NULL, NULL},
-    {"blockdev-add", "{'driver':'null-co','node-name':'n0','size':1048576}", NULL, NULL},
+    {"query-migrate", NULL, NULL, NULL, NULL},
+    {HMP, "info registers", NULL, NULL, NULL},
+    {HMP, "info block", NULL, NULL, NULL},
+    {HMP, "info qtree", NULL, NULL, NULL},
+    {HMP, "xp /2x 0x2000000", NULL, NULL, NULL},
+    {"migrate-pause", NULL, "postcopy-active", NULL, NULL},
+    {"migrate-recover", "{'uri':'tcp:127.0.0.1:1'}", "postcopy", NULL, NULL},
+    {"migrate-set-parameters", "{'announce-rounds':5}", NULL, NULL, NULL},
+    {"object-add", "{'qom-type':'memory-backend-ram','id':'m1','size':1048576}", NULL, NULL, NULL},
+    {"object-del", "{'id':'m1'}", NULL, NULL, NULL},
+    {"blockdev-add", "{'driver':'null-co','node-name':'n0','size':1048576}", NULL, NULL, NULL},
     {"blockdev-mirror", "{'job-id':'j0','device':'disk','target':'n0','sync':'full'}", NULL,
-     "BLOCK_JOB_READY"},
-    {"block-job-cancel", "{'device':'j0'}", NULL, "BLOCK_JOB_COMPLETED"},
-    {"blockdev-del", "{'node-name':'n0'}", NULL, NULL},
-    {"nbd-server-start", "{'addr':{'type':'unix','data':{'path':'%/nbd'}}}", NULL, NULL},
-    {"nbd-server-add", "{'device':'disk'}", NULL, NULL},
-    {"nbd-server-stop", NULL, NULL, NULL},
-    {"system_wakeup", NULL, "not in suspended state", NULL},
-    {"pmemsave", "{'val':1048576,'size':65536,'filename':'%/part'}", NULL, NULL},
-    {"blockdev-snapshot-sync", "{'device':'disk','snapshot-file':'%/overlay'}", NULL, NULL},
+     "BLOCK_JOB_READY", "can't be a backing child"},
+    {"block-job-cancel", "{'device':'j0'}", NULL, "BLOCK_JOB_COMPLETED", "not found"},
+    {"blockdev-del", "{'node-name':'n0'}", NULL, NULL, NULL},
+    {"nbd-server-start", "{'addr':{'type':'unix','data':{'path':'%/nbd'}}}", NULL, NULL, NULL},
+    {"nbd-server-add", "{'device':'disk'}", NULL, NULL, NULL},
+    {"nbd-server-stop", NULL, NULL, NULL, NULL},
+    {"system_wakeup", NULL, "not in suspended state", NULL, NULL},
+    {"pmemsave", "{'val':1048576,'size':65536,'filename':'%/part'}", NULL, NULL, NULL},
+    {"blockdev-snapshot-sync", "{'device':'disk','snapshot-file':'%/overlay'}", NULL, NULL, NULL},
     {0}};
 
 static void filling(void)
@@ -111,18 +117,18 @@ static void filling(void)
 static void test_at_the_destination(void)
 {
     static const struct attempt attempts[] = {
-        {"stop", NULL, NULL, "STOP"},
-        {"cont", NULL, NULL, "RESUME"},
-        {"migrate-incoming", "{'uri':'tcp:127.0.0.1:1'}", "already been started", NULL},
-        {"migrate_cancel", NULL, NULL, NULL},
-        {"device_add", "{'driver':'virtio-rng-pci','id':'new','bus':'free'}", NULL, NULL},
-        {"device_del", "{'id':'rng'}", NULL, NULL},
-        {"balloon", "{'value':58720256}", NULL, "BALLOON_CHANGE"},
-        {"system_powerdown", NULL, NULL, "POWERDOWN"},
+        {"stop", NULL, NULL, "STOP", NULL},
+        {"cont", NULL, NULL, "RESUME", NULL},
+        {"migrate-incoming", "{'uri':'tcp:127.0.0.1:1'}", "already been started", NULL, NULL},
+        {"migrate_cancel", NULL, NULL, NULL, NULL},
+        {"device_add", "{'driver':'virtio-rng-pci','id':'new','bus':'free'}", NULL, NULL, NULL},
+        {"device_del", "{'id':'rng'}", NULL, NULL, NULL},
+        {"balloon", "{'value':58720256}", NULL, "BALLOON_CHANGE", NULL},
+        {"system_powerdown", NULL, NULL, "POWERDOWN", NULL},
         {"migrate-set-capabilities",
          "{'capabilities':[{'capability':'background-snapshot','state':true}]}", "not compatible",
-         NULL},
-        {"dump-guest-memory", "{'paging':false,'protocol':'file:%/dump'}", NULL, NULL},
+         NULL, NULL},
+        {"dump-guest-memory", "{'paging':false,'protocol':'file:%/dump'}", NULL, NULL, NULL},
         {0}};
     filling();
     vm_do(&vms[1], "balloon", json_pack("{s:i}", "value", 60 << 20)); /* a change to come */
@@ -139,7 +145,7 @@ static void test_reset_at_the_destination(void)
 {
     filling();
     vm_do(&vms[1], "set-action", json_pack("{s:s}", "reboot", "reset")); /* not: end */
-    give(&vms[1], &(struct attempt){"system_reset", NULL, NULL, "RESET"});
+    give(&vms[1], &(struct attempt){"system_reset", NULL, NULL, "RESET", NULL});
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats); /* from its beginning on */
     struct mover quicker; /* if the guest has left it anything to do */
     mover_start(&quicker,
@@ -152,7 +158,7 @@ static void test_reset_at_the_destination(void)
 static void test_migrate_at_the_destination(void)
 {
     filling();
-    give(&vms[1], &(struct attempt){"migrate", "{'uri':'exec:cat >%/state'}", NULL, "STOP"});
+    give(&vms[1], &(struct attempt){"migrate", "{'uri':'exec:cat >%/state'}", NULL, "STOP", NULL});
     pair_done();
     assert_false(vm_runs(&vms[0]));
 }
@@ -160,21 +166,22 @@ static void test_migrate_at_the_destination(void)
 static void test_at_the_source(void)
 {
     static const struct attempt attempts[] = {
-        {"stop", NULL, NULL, NULL},
-        {"cont", NULL, "not finalized yet", NULL},
-        {"migrate", "{'uri':'exec:cat >%/state'}", "in progress", NULL},
+        {"stop", NULL, NULL, NULL, NULL},
+        {"cont", NULL, "not finalized yet", NULL, NULL},
+        {"migrate", "{'uri':'exec:cat >%/state'}", "in progress", NULL, NULL},
         {"migrate-set-capabilities", "{'capabilities':[{'capability':'xbzrle','state':true}]}",
-         "in progress", NULL},
-        {"migrate-incoming", "{'uri':'tcp:127.0.0.1:1'}", "incoming", NULL},
+         "in progress", NULL, NULL},
+        {"migrate-incoming", "{'uri':'tcp:127.0.0.1:1'}", "incoming", NULL, NULL},
         {"device_add", "{'driver':'virtio-rng-pci','id':'new','bus':'free'}", "while migrating",
+         NULL, NULL},
+        {"device_del", "{'id':'rng'}", "while migrating", NULL, NULL},
+        {"dump-guest-memory", "{'paging':false,'protocol':'file:%/dump'}", "in progress", NULL,
          NULL},
-        {"device_del", "{'id':'rng'}", "while migrating", NULL},
-        {"dump-guest-memory", "{'paging':false,'protocol':'file:%/dump'}", "in progress", NULL},
-        {"balloon", "{'value':58720256}", NULL, NULL},
-        {"system_powerdown", NULL, NULL, NULL},
+        {"balloon", "{'value':58720256}", NULL, NULL, NULL},
+        {"system_powerdown", NULL, NULL, NULL, NULL},
         {"migrate-set-capabilities",
          "{'capabilities':[{'capability':'background-snapshot','state':true}]}", "in progress",
-         NULL},
+         NULL, NULL},
         {0}};
     filling();
     give_all(&vms[0], anywhere);
@@ -187,7 +194,7 @@ static void test_at_the_source(void)
 static void test_quit_at_the_source(void)
 {
     filling();
-    give(&vms[0], &(struct attempt){"quit", NULL, NULL, NULL});
+    give(&vms[0], &(struct attempt){"quit", NULL, NULL, NULL, NULL});
     vm_kill(&vms[0]);
     mover_await_words(&sender, "pages are held here");
     pair_filled();

@@ -178,21 +178,39 @@ static void test_a_device_at_the_stop(void)
     refused_then("the device old (usb-tablet) has been plugged out since");
 }
 
-/* PC's chip set ejects what it is told the number of the slot of, here 7; the monitor writes there
- * as the guest would. */
-static void ejected_at_the_stop(const char *option, const char *device)
+/* Where the device of this PCI class is. */
+static unsigned slot_of(int class)
 {
-    char text[64];
+    json_t *device, *buses = vm_run(&vms[0], "query-pci", NULL);
+    unsigned slot = 0;
+    size_t i;
+    json_array_foreach(json_object_get(json_array_get(buses, 0), "devices"), i, device)
+    {
+        const json_t *is = json_object_get(json_object_get(device, "class_info"), "class");
+        if (json_integer_value(is) == class)
+            slot = (unsigned)json_integer_value(json_object_get(device, "slot"));
+    }
+    json_decref(buses);
+    assert_true(slot > 0);
+    return slot;
+}
+
+/* PC's chip set ejects what it is told the number of the slot of; the monitor writes there as the
+ * guest would. */
+static void ejected_at_the_stop(const char *option, const char *device, int class)
+{
+    char text[64], line[64];
     pair_start(&(struct vm_options){.append = "", .machine = "pc", .extra = {option, device}});
+    snprintf(line, sizeof(line), "o /w 0xae08 0x%x", 1u << slot_of(class));
     pair_run_to("source:stopped", NULL);
     vm_hmp(&vms[0], "o /w 0xae10 0", text, sizeof(text)); /* the bus */
-    vm_hmp(&vms[0], "o /w 0xae08 0x80", text, sizeof(text));
+    vm_hmp(&vms[0], line, text, sizeof(text));
 }
 
 /* A guest ejects one by itself, also when QEMU plugs none any more. */
 static void test_a_device_that_the_guest_ejects(void)
 {
-    ejected_at_the_stop("-device", "virtio-rng-pci,addr=7,id=old");
+    ejected_at_the_stop("-device", "virtio-rng-pci,addr=7,id=old", 0xff);
     refused_then("the device old (virtio-rng-pci) has been plugged out since");
 }
 
@@ -200,7 +218,7 @@ static void test_a_device_that_the_guest_ejects(void)
  */
 static void test_a_network_card_that_the_guest_ejects(void)
 {
-    ejected_at_the_stop("-net", "nic,model=e1000,addr=7");
+    ejected_at_the_stop("-net", "nic,model=e1000", 0x200);
     refused_then("(e1000) has been plugged out since");
 }
 
