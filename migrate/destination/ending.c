@@ -126,6 +126,8 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
     char end[192];
     const bool resuming = d->state.now == DESTINATION_RESUMING;
     const bool unknown = undecided(d);
+    if (resuming && ibx_destination_qemu_stuck(&d->qemu)) /* so that it never runs it */
+        ibx_destination_qemu_end(&d->qemu);
     if (resuming && (d->qemu.state.now == QEMU_FAILED || d->stream.state.now < STREAM_ENDING ||
                      never_continued(d)))
         return give_up(d, code, err);

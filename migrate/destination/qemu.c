@@ -55,6 +55,13 @@ void ibx_destination_qemu_decided(struct destination_qemu *qemu)
     qemu->ask_ns = 0;
 }
 
+/* What QEMU says last of a migration is that, once the VM runs or is paused. One that cannot have
+ * the VM's disks then leaves it for good where it is, from QEMU 10 on: no command continues it. */
+bool ibx_destination_qemu_stuck(const struct destination_qemu *qemu)
+{
+    return qemu->completed && !strcmp(qemu->status, "inmigrate");
+}
+
 /* A VM that was paused at the source does not resume here either. */
 static int ask_status(struct destination_qemu *qemu, struct ibx_error *err)
 {
@@ -68,6 +75,8 @@ static int ask_status(struct destination_qemu *qemu, struct ibx_error *err)
     if (strcmp(status, "inmigrate") != 0 && qemu->state.now != QEMU_RUNNING &&
         settled(qemu, status))
         now_is(qemu, QEMU_RUNNING);
+    if (ibx_destination_qemu_stuck(qemu))
+        now_is(qemu, QEMU_FAILED);
     return 0;
 }
 
@@ -92,6 +101,7 @@ static void on_event(struct destination_qemu *qemu, json_t *event)
     } else if (ibx_vm_event_is(event, "MIGRATION", "completed")) {
         /* libvirt continues it at once: RESUME says so, and a question would only delay that. */
         qemu->stale = qemu->state.now != QEMU_RUNNING;
+        qemu->completed = true;
         qemu->ask_ns = qemu->managed && !qemu->decided ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
     } else if (ibx_vm_event_is(event, "MIGRATION", "failed") && qemu->state.now != QEMU_RUNNING) {
         now_is(qemu, QEMU_FAILED); /* else it is one that somebody else has started since */
@@ -201,7 +211,12 @@ int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, st
     if (!rc && qemu->qmp && recovered)
         rc = learn(qemu, err);
     if (!rc && qemu->state.now == QEMU_FAILED)
-        rc = ibx_error_set(err, -EIO, "QEMU could not load the device state: see its log");
+        rc = ibx_error_set(
+            err, -EIO,
+            ibx_destination_qemu_stuck(qemu)
+                ? "QEMU has loaded the VM and cannot run it: see its log; does another process use "
+                  "the VM's disks?"
+                : "QEMU could not load the device state: see its log");
     return rc;
 }
 

@@ -16,7 +16,7 @@
 enum destination_qemu_state {
     QEMU_LOADING,
     QEMU_RUNNING, /* it has the whole state: running, or paused */
-    QEMU_FAILED   /* it could not load the state */
+    QEMU_FAILED   /* it could not load the state, or cannot run what it has loaded */
 };
 
 /*
@@ -31,6 +31,7 @@ struct destination_qemu {
     const struct ibx_migrate_observer *observer;
     char status[IBX_MIGRATE_STATUS]; /* of query-status, lately; "": not known */
     char end[IBX_MIGRATE_STATUS];    /* QEMU's reason for its end, of SHUTDOWN; "": none yet */
+    bool completed;                  /* it says that it has loaded all there is */
     bool stale;                      /* an event says that the status is another one now */
     uint64_t ask_ns;    /* not before that: QEMU gave no answer, or libvirt is at work */
     json_t *settings;   /* to put back: ibx_settings_restore(); NULL: none */
@@ -56,6 +57,8 @@ int ibx_destination_qemu_reach(struct destination_qemu *qemu, uint64_t deadline_
  * An error: QEMU failed, or its monitor or the process is gone. */
 int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered,
                                struct ibx_error *err);
+/* It has loaded the VM, could not have its disks, and never runs it. */
+bool ibx_destination_qemu_stuck(const struct destination_qemu *qemu);
 /* Ends QEMU, by a signal if it does not do so by itself: its VM runs elsewhere. */
 void ibx_destination_qemu_end(struct destination_qemu *qemu);
 /* The VM is loaded: continues it if it is `to_run` and does not (-S, a paused start), or pauses it

@@ -514,6 +514,21 @@ static void stands_still(void)
     assert_false(vm_runs(&vms[1]));
 }
 
+/* QEMU 10 can never run it then: the VM is given back. */
+static bool is_given_back(void)
+{
+    if (!ibx_qmp_at_least(ibx_qmp_version(vms[1].qmp), 10, 0))
+        return false;
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "has loaded the VM and cannot run it");
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "has loaded the VM and cannot run it");
+    vm_await_end(&vms[1]);
+    pair_stays();
+    unlink(disk_file);
+    return true;
+}
+
 /* That QEMU does not hand it over again, unless it ends. The migration is not complete before. */
 static void it_goes_on(void)
 {
@@ -531,6 +546,8 @@ static void test_an_export_after_the_commit(void)
     pair_run_to("source:committed", NULL);
     export_the_disk();
     mover_kill(&sender, SIGCONT);
+    if (is_given_back())
+        return;
     stands_still();
     it_goes_on();
 }
@@ -542,6 +559,8 @@ static void test_an_export_and_a_killed_receiver(void)
     pair_run_to("source:committed", NULL);
     export_the_disk();
     mover_kill(&sender, SIGCONT);
+    if (is_given_back())
+        return;
     stands_still();
     for (unsigned i = 0; i < 2; i++) {
         mover_kill(&receiver, SIGKILL);
