@@ -21,6 +21,7 @@
 static const uint8_t shut[] = {0, 1, 0, 4, 0, 0, 0, 0};
 
 static const char return_path[] = "return-path"; /* the capability */
+static const char suppress[] = "suppress-vmdesc";
 
 uint64_t ibx_hold_name(int fd)
 {
@@ -36,13 +37,33 @@ int ibx_hold_allow(struct ibx_qmp *qmp, bool on, uint64_t deadline_ns, struct ib
         NULL, deadline_ns, err);
 }
 
-int ibx_hold_plan(struct ibx_settings *settings, struct ibx_error *err)
+static int is_suppressed(struct ibx_qmp *qmp, bool *is, uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *value;
+    int rc = ibx_qmp_execute(
+        qmp, "qom-get", json_pack("{s:s, s:s}", "path", IBX_SETTINGS_MACHINE, "property", suppress),
+        &value, deadline_ns, err);
+    if (rc)
+        return rc;
+    *is = json_is_true(value);
+    json_decref(value);
+    return 0;
+}
+
+int ibx_hold_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
+                  struct ibx_error *err)
 {
     json_t *change = json_object_get(settings->change, "capabilities"),
            *before = json_object_get(settings->before, "capabilities");
-    int rc = json_object_get(before, return_path)
-                 ? 0
-                 : json_object_set_new(before, return_path, json_false());
+    bool suppressed = false;
+    int rc = is_suppressed(qmp, &suppressed, deadline_ns, err);
+    if (rc)
+        return rc;
+    if (!json_object_get(before, return_path))
+        rc = json_object_set_new(before, return_path, json_false());
+    if (!rc && suppressed)
+        rc = json_object_set_new(settings->before, IBX_SETTINGS_OF_MACHINE,
+                                 json_pack("{s:b}", suppress, 1));
     if (rc || json_object_set_new(change, return_path, json_true()))
         return ibx_error_set(err, -ENOMEM, "out of memory");
     return 0;
@@ -53,22 +74,15 @@ bool ibx_hold_planned(const json_t *before)
     return json_object_get(json_object_get(before, "capabilities"), return_path) != NULL;
 }
 
-int ibx_hold_describe(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_hold_describe(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
+                      struct ibx_error *err)
 {
-    static const char path[] = "/machine", property[] = "suppress-vmdesc";
-    json_t *is;
-    int rc =
-        ibx_qmp_execute(qmp, "qom-get", json_pack("{s:s, s:s}", "path", path, "property", property),
-                        &is, deadline_ns, err);
-    const bool suppressed = !rc && json_is_true(is);
-    if (rc)
-        return rc;
-    json_decref(is);
-    return suppressed ? ibx_qmp_execute(qmp, "qom-set",
-                                        json_pack("{s:s, s:s, s:b}", "path", path, "property",
-                                                  property, "value", 0),
-                                        NULL, deadline_ns, err)
-                      : 0;
+    if (!json_object_get(json_object_get(before, IBX_SETTINGS_OF_MACHINE), suppress))
+        return 0;
+    return ibx_qmp_execute(qmp, "qom-set",
+                           json_pack("{s:s, s:s, s:b}", "path", IBX_SETTINGS_MACHINE, "property",
+                                     suppress, "value", 0),
+                           NULL, deadline_ns, err);
 }
 
 int ibx_hold_keep(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err)

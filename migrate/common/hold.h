@@ -18,13 +18,16 @@
 uint64_t ibx_hold_name(int fd);
 /* Sets the capability. QEMU refuses while its migration is not over. */
 int ibx_hold_allow(struct ibx_qmp *qmp, bool on, uint64_t deadline_ns, struct ibx_error *err);
-/* Adds the capability to what is set before a migration, and to what is put back after it. */
-int ibx_hold_plan(struct ibx_settings *settings, struct ibx_error *err);
+/* Adds the capability to what is set before a migration, and to what is put back after it, and to
+ * the latter that the machine is not to describe its state, where it is so. */
+int ibx_hold_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
+                  struct ibx_error *err);
 /* Whether it is among these. */
 bool ibx_hold_planned(const json_t *before);
 /* Has QEMU describe its state at the end of the stream, which old machine types do not: by that the
  * end is known, since there is no end of file. */
-int ibx_hold_describe(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
+int ibx_hold_describe(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
+                      struct ibx_error *err);
 /* Gives QEMU a copy of it. Only when QEMU has written everything: nobody else may read it. */
 int ibx_hold_keep(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err);
 /* Takes a copy of QEMU's, after a tool that has ended. -ENOENT: QEMU has none. */

@@ -309,7 +309,7 @@ int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, bool holds, const char *f
                      : ibx_settings_plan(qmp, settings, deadline, err);
     if (rc)
         return rc;
-    rc = holds && !managed ? ibx_hold_plan(settings, err) : 0;
+    rc = holds && !managed ? ibx_hold_plan(qmp, settings, deadline, err) : 0;
     char *text = rc ? NULL : json_dumps(settings->before, JSON_COMPACT);
     if (!rc && (!text || strlen(text) >= sizeof(record->settings)))
         rc = ibx_error_set(err, text ? -EMSGSIZE : -ENOMEM,

@@ -151,9 +151,13 @@ void ibx_blockers_note(struct ibx_blockers *blockers, const char *format, ...)
  *
  *   {"capabilities": {"x-ignore-shared": true, ...}, "parameters": {"tls-creds": "", ...}}
  *
+ * and, to be put back alone, {"machine": {"suppress-vmdesc": true}} (migrate/common/hold.h).
  * Their order of use: plan; note `before` where it outlives this process; set; and restore as soon
  * as the migration does not need them. A snapshot with x-ignore-shared left on has no RAM.
  */
+#define IBX_SETTINGS_OF_MACHINE "machine"
+#define IBX_SETTINGS_MACHINE    "/machine" /* where QEMU has it */
+
 struct ibx_settings {
     json_t *change;    /* what the migration needs and QEMU has not; never NULL after a plan */
     json_t *before;    /* what undoes it: the same names */

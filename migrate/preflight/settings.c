@@ -268,6 +268,23 @@ static json_t *ours(const json_t *before, const json_t *all, struct ibx_error *e
     return values;
 }
 
+static int restore_machine(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
+                           struct ibx_error *err)
+{
+    const char *name;
+    json_t *value;
+    int rc = 0;
+    json_object_foreach(part(before, IBX_SETTINGS_OF_MACHINE), name, value)
+    {
+        if (!rc)
+            rc = ibx_qmp_execute(qmp, "qom-set",
+                                 json_pack("{s:s, s:s, s:O}", "path", IBX_SETTINGS_MACHINE,
+                                           "property", name, "value", value),
+                                 NULL, deadline_ns, err);
+    }
+    return rc;
+}
+
 /* Of a capability there is nothing to find out: what is not as it was is as it was set. */
 int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
                          struct ibx_error *err)
@@ -281,5 +298,7 @@ int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t dea
         rc = values ? send_parameters(qmp, values, deadline_ns, err) : err->code;
     json_decref(all);
     json_decref(values);
-    return rc ? rc : send_capabilities(qmp, before, deadline_ns, err);
+    if (!rc)
+        rc = send_capabilities(qmp, before, deadline_ns, err);
+    return rc ? rc : restore_machine(qmp, before, deadline_ns, err);
 }

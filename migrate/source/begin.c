@@ -247,10 +247,11 @@ static int ask_managed(struct source *s, struct ibx_error *err)
 static bool are_unchanged(const struct source *s, const struct ibx_settings *settings)
 {
     struct ibx_settings now;
-    if (source_managed(&s->vm) ||
-        ibx_settings_plan(s->vm.qmp, &now, ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL))
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    if (source_managed(&s->vm) || ibx_settings_plan(s->vm.qmp, &now, deadline, NULL))
         return false;
-    const bool same = !ibx_hold_plan(&now, NULL) && json_equal(now.before, settings->before);
+    const bool same =
+        !ibx_hold_plan(s->vm.qmp, &now, deadline, NULL) && json_equal(now.before, settings->before);
     ibx_settings_fini(&now);
     return same;
 }
@@ -271,7 +272,8 @@ int ibx_source_set_settings(struct source *s, struct ibx_error *err)
         s->vm.undo.before = NULL;
     }
     if (!rc && !source_managed(&s->vm))
-        rc = ibx_hold_describe(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+        rc = ibx_hold_describe(s->vm.qmp, settings.before, ibx_deadline_in_ms(MIGRATION_QMP_MS),
+                               err);
     ibx_settings_fini(&settings);
     return rc;
 }

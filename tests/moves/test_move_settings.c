@@ -369,6 +369,36 @@ static void test_cancelled(void)
     pair_stayed();
 }
 
+static bool describes_state(struct vm *vm)
+{
+    json_t *is = vm_run(vm, "qom-get",
+                        json_pack("{s:s, s:s}", "path", "/machine", "property", "suppress-vmdesc"));
+    const bool suppressed = json_is_true(is);
+    json_decref(is);
+    return !suppressed;
+}
+
+/* A machine that is not to describe its device state does for the migration, whose end is known by
+ * that, and no longer. */
+static void test_a_state_that_is_not_described(void)
+{
+    pair_start(&(struct vm_options){.append = "", .machine = "q35,suppress-vmdesc=on"});
+    pair_run_to("source:sending", NULL);
+    assert_true(describes_state(&vms[0]));
+    mover_kill(&sender, SIGINT);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_ends(&receiver, 1);
+    assert_false(describes_state(&vms[0]));
+    pair_stayed();
+    mover_end_all(NULL);
+    pair_start(&(struct vm_options){.append = "", .machine = "q35,suppress-vmdesc=on"});
+    pair_run(NULL);
+    pair_done();
+    pair_moved("");
+    assert_false(describes_state(&vms[0]));
+}
+
 /* Both tools and the destination's QEMU are lost: rollback finds them in the record. */
 static void test_rolled_back(void)
 {
@@ -443,6 +473,7 @@ int main(void)
                                            VM_TEST(test_sender_killed_at_its_end),
                                            VM_TEST(test_sender_killed_before_the_commit),
                                            VM_TEST(test_cancelled),
+                                           VM_TEST(test_a_state_that_is_not_described),
                                            VM_TEST(test_libvirt_has_begun),
                                            VM_TEST(test_rolled_back),
                                            {0}};
