@@ -11,6 +11,7 @@ import unittest
 
 DOCTOR = sys.argv.pop(1)
 FAKE_PTRACE_SCOPE = sys.argv.pop(1)
+FAKE_USERFAULTFD = sys.argv.pop(1)
 FAKE_VERBS = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1].endswith(".so") else None
 LIBCUDA = os.environ.get("IBX_TEST_LIBCUDA")
 PCI = "/sys/devices/pci0000:00"
@@ -285,6 +286,68 @@ class Doctor(unittest.TestCase):
         report = self.report(LD_PRELOAD=FAKE_PTRACE_SCOPE, ASAN_OPTIONS="verify_asan_link_order=0")
         self.expect(self.check_of(report, "process_vm_readv"), "limited", "not permitted",
                     "CAP_SYS_PTRACE")
+
+    def uffd(self, makers, features="ffff", **more):
+        """The lines of a kernel with such a userfaultfd, for who may make one by these ways."""
+        report = self.report(LD_PRELOAD=FAKE_USERFAULTFD, ASAN_OPTIONS="verify_asan_link_order=0",
+                             IBX_DOUBLE_UFFD_MAKERS=makers, IBX_DOUBLE_UFFD_FEATURES=features,
+                             **more)
+        return {c["name"]: c for c in report["checks"] if c["area"] == "vm"}
+
+    def test_who_may_make_a_userfaultfd(self):
+        """Which page faults it serves, and how that of a QEMU with other rights is made."""
+        both, device = "for page faults of programs and of the kernel", "/dev/userfaultfd"
+        found = self.uffd("call user device")
+        self.expect(found["userfaultfd"], "ok", value=both)
+        self.expect(found[device], "ok", value="usable")
+        found = self.uffd("call user")
+        self.expect(found["userfaultfd"], "ok", value=both)
+        self.expect(found[device], "limited", "Permission denied", "-sandbox on", "chmod")
+        found = self.uffd("call user", IBX_DOUBLE_UFFD_NO_DEVICE="1")
+        self.expect(found[device], "limited", "No such file", "Linux 6.1")
+        self.expect(self.uffd("user device")["userfaultfd"], "ok", value=both)
+        found = self.uffd("user")
+        self.expect(found["userfaultfd"], "limited", "for page faults of programs only "
+                    "(vm.unprivileged_userfaultfd is ", "of the kernel, too", device, "as root")
+        self.assertIn("--minor", found)
+        found = self.uffd("")
+        self.expect(found["userfaultfd"], "missing", "not permitted", "userfaultfd=1")
+        self.assertNotIn("--minor", found)  # not known
+
+    def test_what_the_kernel_can_do_for_migrations(self):
+        for features, warm, minor, words in (
+                ("ffff", "ok", "ok", "in /dev/shm and in huge pages"),
+                ("7fff", "limited", "ok", "in /dev/shm and in huge pages"),
+                ("9ff", "limited", "limited", "cannot"), ("bff", "limited", "limited", "huge")):
+            found = self.uffd("call", features)
+            self.expect(found["--warm, borrow"], warm, *[] if warm == "ok" else ["Linux 6.7"])
+            self.expect(found["--minor"], minor, words)
+
+    def qemu(self, script, name="qemu-system-x86_64"):
+        """Its line, with this program in the PATH."""
+        with tempfile.TemporaryDirectory() as folder:
+            if script:
+                write(folder, "/" + name, "#!/bin/sh\n" + script)
+                os.chmod(f"{folder}/{name}", 0o755)
+            os.symlink("/bin/sh", folder + "/sh")
+            return self.check_of(self.report(PATH=folder), "QEMU")
+
+    def test_qemu(self):
+        says = "echo 'QEMU emulator version %s (Debian 1:7.2)'"
+        self.expect(self.qemu(says % "7.2.22"), "ok", value="7.2, qemu-system-x86_64")
+        self.expect(self.qemu(says % "10.0.2", "qemu-kvm"), "ok", value="10.0, qemu-kvm")
+        self.expect(self.qemu(says % "3.1.0"), "missing", "3.1", "QEMU 4.0")
+        self.expect(self.qemu("echo hello"), "limited", "does not tell its version")
+        if not os.path.exists("/usr/libexec/qemu-kvm"):
+            self.expect(self.qemu(None), "missing", "not in the PATH", "apt install")
+
+    def test_kvm(self):
+        self.expect(self.check_of(self.report(self.root), "KVM"), "limited",
+                    "there is no /dev/kvm", "modprobe")
+        write(self.root, "/dev/kvm", "")
+        self.expect(self.check_of(self.report(self.root), "KVM"), "ok", value="there")
+        if os.geteuid() and os.path.exists("/dev/kvm") and not os.access("/dev/kvm", os.W_OK):
+            self.expect(self.check_of(self.report(), "KVM"), "limited", "adduser")
 
     @unittest.skipUnless(FAKE_VERBS, "a build without verbs")
     def test_mtu_of_every_port(self):

@@ -5,18 +5,14 @@
 #include "transport/transport.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <linux/userfaultfd.h>
 
 #ifdef IBX_WITH_URING
 #include <liburing.h>
@@ -102,32 +98,6 @@ static void check_open_files(void)
                    "LimitNOFILE=65536 in its unit",
                    "%llu, may be raised to %llu", (unsigned long long)limit.rlim_cur,
                    (unsigned long long)limit.rlim_max);
-}
-
-static void check_userfaultfd(void)
-{
-    long long sysctl = ibx_doctor_read_number("/proc/sys/vm/unprivileged_userfaultfd", -1);
-    long fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-    if (fd >= 0) {
-        close((int)fd);
-        ibx_doctor_add("system", "userfaultfd", DOCTOR_OK, NULL, "kernel faults too");
-        return;
-    }
-    int code = errno;
-    fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
-    if (fd >= 0)
-        close((int)fd);
-    ibx_doctor_add(
-        "system", "userfaultfd", fd >= 0 ? DOCTOR_LIMITED : DOCTOR_MISSING,
-        "ib-migrate needs kernel faults: run it as root, give access to /dev/userfaultfd, or "
-        "sysctl vm.unprivileged_userfaultfd=1",
-        "%s (vm.unprivileged_userfaultfd is %lld)",
-        fd >= 0 ? "only for faults from user space" : strerror(code), sysctl);
-    bool closed = access("/dev/userfaultfd", R_OK | W_OK);
-    ibx_doctor_add("system", "/dev/userfaultfd", closed ? DOCTOR_LIMITED : DOCTOR_OK,
-                   "chgrp and chmod it for QEMU's user", "%s",
-                   access("/dev/userfaultfd", F_OK) ? "not there (Linux 6.1 and later have it)"
-                                                    : "there");
 }
 
 /* 0, or the errno with which this process reads a byte of another one. */
@@ -225,7 +195,6 @@ void ibx_doctor_check_system(void)
     uname(&host);
     ibx_doctor_add("system", "release", DOCTOR_OK, NULL, "%s", host.release);
     check_open_files();
-    check_userfaultfd();
     check_direct_copy();
     check_uring();
     check_cipher();

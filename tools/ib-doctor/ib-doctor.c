@@ -114,6 +114,7 @@ int main(int argc, char **argv)
     ibx_doctor_check_memory();
     ibx_doctor_check_system();
     ibx_doctor_check_acs();
+    ibx_doctor_check_vm();
     ibx_doctor_check_gpu();
     struct path_answer answers[IBX_PROVIDERS_MAX];
     for (unsigned i = 0; i < IBX_PROVIDERS_MAX; i++)

@@ -5,6 +5,7 @@
  *   ib-doctor.c  the command line; the paths of rdma://; prints the report
  *   rdma.c       RDMA devices, their ports and limits
  *   host.c       memory limits, kernel services, libfabric
+ *   vm.c         KVM, QEMU, userfaultfd
  *   pci.c        Access Control Services of PCI bridges
  *   gpu.c        GPUs, and the path of copies into them
  *   report.c     the report that the checks fill
@@ -25,7 +26,7 @@ enum doctor_status {
 };
 
 struct doctor_check {
-    const char *area; /* "rdma", "memory", "system", "gpu" */
+    const char *area; /* "rdma", "memory", "system", "vm", "gpu" */
     char name[48];
     enum doctor_status status;
     char value[160];
@@ -57,6 +58,7 @@ void ibx_doctor_list_free(struct dirent **names, int count);
 void ibx_doctor_check_rdma(void);
 void ibx_doctor_check_memory(void);
 void ibx_doctor_check_system(void);
+void ibx_doctor_check_vm(void);
 void ibx_doctor_check_acs(void);
 void ibx_doctor_check_gpu(void);
 

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What ib-migrate needs: KVM, QEMU, userfaultfd, and what the kernel's userfaultfd can do. */
+#include "tools/ib-doctor/ib-doctor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <linux/userfaultfd.h>
+
+#define DEVICE "/dev/userfaultfd"
+
+/* Of <linux/userfaultfd.h>, whatever the headers' version. */
+#define MAKE_BY_DEVICE  _IO(0xAA, 0x00)
+#define USER_MODE_ONLY  1
+#define MINOR_HUGETLBFS (1ull << 9)
+#define MINOR_SHMEM     (1ull << 10)
+#define WP_ASYNC        (1ull << 15)
+
+/* ------------------------------------------------------------------ KVM, QEMU */
+
+static void check_kvm(void)
+{
+    const char *path = ibx_doctor_path("/dev/kvm");
+    const bool there = ibx_doctor_exists("/dev/kvm");
+    int fd = ibx_doctor_root()[0] ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    const int code = errno;
+    if (fd >= 0)
+        close(fd);
+    if (fd >= 0 || (there && ibx_doctor_root()[0]))
+        ibx_doctor_add("vm", "KVM", DOCTOR_OK, NULL, fd >= 0 ? "usable" : "there");
+    else if (there && code == EACCES)
+        ibx_doctor_add("vm", "KVM", DOCTOR_LIMITED,
+                       "for a QEMU of this user: adduser USER kvm, and a new login", "/dev/kvm: %s",
+                       strerror(code));
+    else
+        ibx_doctor_add("vm", "KVM", DOCTOR_LIMITED,
+                       "VMs run in emulation (-accel tcg), many times slower: modprobe kvm_intel "
+                       "or kvm_amd, with virtualization on in the firmware or the outer VM",
+                       "%s", there ? strerror(code) : "there is no /dev/kvm");
+}
+
+/* The answer of the first QEMU that is found: "QEMU emulator version 7.2.22 (Debian ...)". */
+static const char *ask_qemu(char *answer, int size)
+{
+    static const char *const programs[] = {"qemu-system-x86_64", "qemu-kvm",
+                                           "/usr/libexec/qemu-kvm"};
+    for (size_t i = 0; i < sizeof(programs) / sizeof(programs[0]); i++) {
+        char command[80];
+        snprintf(command, sizeof(command), "%s --version 2>/dev/null </dev/null", programs[i]);
+        FILE *from = popen(command, "re");
+        const bool found = from && fgets(answer, size, from);
+        if (from)
+            pclose(from);
+        if (found)
+            return programs[i];
+    }
+    return NULL;
+}
+
+static void check_qemu(void)
+{
+    char answer[160];
+    unsigned major, minor;
+    const char *program = ask_qemu(answer, sizeof(answer));
+    const char *version = program ? strstr(answer, "version ") : NULL;
+    if (!program)
+        ibx_doctor_add("vm", "QEMU", DOCTOR_MISSING,
+                       "for ib-migrate: apt install qemu-system-x86, or QEMU 4.0 or later",
+                       "qemu-system-x86_64 is not in the PATH");
+    else if (!version || sscanf(version, "version %u.%u", &major, &minor) != 2)
+        ibx_doctor_add("vm", "QEMU", DOCTOR_LIMITED, "ib-migrate needs QEMU 4.0 or later",
+                       "%s does not tell its version", program);
+    else
+        ibx_doctor_add("vm", "QEMU", major < 4 ? DOCTOR_MISSING : DOCTOR_OK,
+                       "ib-migrate needs QEMU 4.0 or later", "%u.%u, %s", major, minor, program);
+}
+
+/* ---------------------------------------------------------------- userfaultfd */
+
+/* A descriptor, or -1 and errno. */
+static int open_userfaultfd(int flags)
+{
+    return (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | flags);
+}
+
+static int open_by_device(void)
+{
+    int device = open(DEVICE, O_RDWR | O_CLOEXEC);
+    if (device < 0)
+        return -1;
+    int fd = ioctl(device, MAKE_BY_DEVICE, O_CLOEXEC | O_NONBLOCK);
+    close(device);
+    return fd;
+}
+
+/* The kernel runs into missing pages as well: KVM for a vCPU, or read(2) into guest memory. */
+static void add_userfaultfd(bool kernel, bool programs, int code)
+{
+    if (kernel) {
+        ibx_doctor_add("vm", "userfaultfd", DOCTOR_OK, NULL,
+                       "for page faults of programs and of the kernel");
+        return;
+    }
+    ibx_doctor_add("vm", "userfaultfd", programs ? DOCTOR_LIMITED : DOCTOR_MISSING,
+                   "ib-migrate serves page faults of the kernel, too (KVM, reads of a disk): run "
+                   "it as root, give its user access to " DEVICE ", or sysctl "
+                   "vm.unprivileged_userfaultfd=1",
+                   "%s (vm.unprivileged_userfaultfd is %lld)",
+                   programs ? "for page faults of programs only" : strerror(code),
+                   ibx_doctor_read_number("/proc/sys/vm/unprivileged_userfaultfd", -1));
+}
+
+static void check_device(bool opens, int code)
+{
+    ibx_doctor_add("vm", DEVICE, opens ? DOCTOR_OK : DOCTOR_LIMITED,
+                   code == ENOENT
+                       ? "a QEMU with -sandbox on, or of another user than root, gets it from "
+                         "ib-migrate: Linux 6.1 or later has it; in a container, --device " DEVICE
+                       : "ib-migrate gives it to a QEMU with -sandbox on, or of another user than "
+                         "root: run ib-migrate as root, or chgrp and chmod it for its user",
+                   "%s", opens ? "usable" : strerror(code));
+}
+
+/* What UFFDIO_API says, and 0 where there is no descriptor. */
+static uint64_t features_of(int fd)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    return fd >= 0 && !ioctl(fd, UFFDIO_API, &api) ? api.features : 0;
+}
+
+static void check_features(uint64_t features)
+{
+    const bool huge = features & MINOR_HUGETLBFS, shared = features & MINOR_SHMEM;
+    ibx_doctor_add("vm", "--warm, borrow", features & WP_ASYNC ? DOCTOR_OK : DOCTOR_LIMITED,
+                   "Linux 6.7 or later tells which pages a VM writes; borrow needs that, and "
+                   "without it send --warm fetches all pages after the stop",
+                   "%s", features & WP_ASYNC ? "this kernel can" : "this kernel cannot");
+    ibx_doctor_add("vm", "--minor", shared ? DOCTOR_OK : DOCTOR_LIMITED,
+                   "Linux 5.14 or later can, 5.13 for huge pages; without it each page is copied "
+                   "once more",
+                   "%s",
+                   shared && huge ? "this kernel can, in /dev/shm and in huge pages"
+                   : shared       ? "this kernel can, in /dev/shm"
+                   : huge         ? "this kernel can, in huge pages only"
+                                  : "this kernel cannot");
+}
+
+static void check_userfaultfd(void)
+{
+    const int fd = open_userfaultfd(0), code = errno;
+    const int by_device = open_by_device(), device_code = errno;
+    const int users = fd < 0 ? open_userfaultfd(USER_MODE_ONLY) : -1;
+    add_userfaultfd(fd >= 0 || by_device >= 0, users >= 0, code);
+    check_device(by_device >= 0, device_code);
+    if (fd >= 0 || by_device >= 0 || users >= 0)
+        check_features(features_of(fd >= 0 ? fd : by_device >= 0 ? by_device : users));
+    const int all[] = {fd, by_device, users};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        if (all[i] >= 0)
+            close(all[i]);
+}
+
+void ibx_doctor_check_vm(void)
+{
+    check_kvm();
+    check_qemu();
+    check_userfaultfd();
+}
