@@ -101,6 +101,12 @@ static uint64_t pages_left(const struct ibx_migrate_status *s)
     return s->pages > there ? s->pages - there : 0;
 }
 
+/* Of a VM that returns, the source learns from its destination which pages are at home already. */
+static bool pages_known(const struct ibx_migrate_status *s)
+{
+    return s->pages && (!s->source || !ibx_journal_returns(&s->record) || s->present);
+}
+
 static uint64_t seconds_gone(const struct ibx_migrate_status *s)
 {
     return s->now_ns > s->began_ns ? (s->now_ns - s->began_ns) / NS_PER_S : 0;
@@ -127,8 +133,10 @@ static void put_bar(const struct ibx_migrate_status *s, char *out, size_t size)
 static void put_figures(const struct ibx_migrate_status *s, char pieces[PIECES][64])
 {
     char a[32], b[32];
-    put_bar(s, pieces[BAR], sizeof(pieces[BAR]));
-    snprintf(pieces[LEFT], sizeof(pieces[LEFT]), "%" PRIu64 " pages left", pages_left(s));
+    if (pages_known(s)) {
+        put_bar(s, pieces[BAR], sizeof(pieces[BAR]));
+        snprintf(pieces[LEFT], sizeof(pieces[LEFT]), "%" PRIu64 " pages left", pages_left(s));
+    }
     ibx_cli_bytes(s->bytes_per_second, a, sizeof(a));
     if (s->silent_ns)
         snprintf(pieces[RATE], sizeof(pieces[RATE]), "nothing for %" PRIu64 " s",
@@ -143,8 +151,10 @@ static void put_figures(const struct ibx_migrate_status *s, char pieces[PIECES][
         ibx_cli_duration(s->fault_p99_ns, b, sizeof(b));
         snprintf(pieces[LATENCY], sizeof(pieces[LATENCY]), "p50 %s p99 %s", a, b);
     }
+    /* What a borrowed VM does not need does not come. */
     const double left = (double)s->ram_bytes * (double)pages_left(s) / (double)s->pages;
-    if (s->bytes_per_second && left / (double)s->bytes_per_second < 86400.0 * 7) {
+    if (pages_known(s) && s->record.borrow != IBX_BORROW_LAZY && s->bytes_per_second &&
+        left / (double)s->bytes_per_second < 86400.0 * 7) {
         clock_text((uint64_t)(left / (double)s->bytes_per_second), a, sizeof(a));
         snprintf(pieces[TIME], sizeof(pieces[TIME]), "%s left", a);
     }
@@ -196,7 +206,7 @@ static const char *does_at_source(const struct ibx_migrate_status *s)
 
 void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t size)
 {
-    char ram[32], runs[IBX_MIGRATE_STATUS + 8] = "runs";
+    char ram[32], there[96] = "", runs[IBX_MIGRATE_STATUS + 8] = "runs";
     ibx_cli_bytes(s->ram_bytes, ram, sizeof(ram));
     switch (s->phase) {
     case IBX_PHASE_WAITING:
@@ -210,10 +220,11 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
                  s->ram_bytes ? ", " : "", s->ram_bytes ? ram : "");
         break;
     case IBX_PHASE_WARMING:
-        snprintf(out, size,
-                 "warming: the VM %s at the source, %" PRIu64 " of %" PRIu64 " pages are "
-                 "at the destination",
-                 does_at_source(s), s->present, s->pages);
+        if (pages_known(s))
+            snprintf(there, sizeof(there),
+                     ", %" PRIu64 " of %" PRIu64 " pages are at the destination", s->present,
+                     s->pages);
+        snprintf(out, size, "warming: the VM %s at the source%s", does_at_source(s), there);
         break;
     case IBX_PHASE_SWITCHING:
         snprintf(out, size, "switching: the VM is stopped");
@@ -221,7 +232,11 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
     case IBX_PHASE_FILLING:
         if (ibx_journal_stands(&s->record))
             snprintf(runs, sizeof(runs), "is \"%s\"", s->record.vm_status);
-        if (s->pages && s->path[0])
+        if (s->pages && s->path[0] && !pages_known(s))
+            snprintf(out, size,
+                     "filling: the VM %s at the destination, which fetches what it lacks over %s",
+                     runs, s->path);
+        else if (s->pages && s->path[0])
             snprintf(out, size,
                      "filling: the VM %s at the destination, %" PRIu64 " pages to fetch over %s",
                      runs, pages_left(s), s->path);
