@@ -117,8 +117,8 @@ int ibx_fault_slot_request(struct fault_worker *w, struct slot *slot, struct fau
         w->rescan |= !w->reader_full;
         count(&e->reader_stalls, 1);
     } else {
-        ibx_fault_fail(e, rc, "the page reader refused %zu bytes of page %llu: %s", request.length,
-                       (unsigned long long)page, strerror(-rc));
+        ibx_fault_fail(e, rc, "page %llu (%zu bytes) cannot be requested: %s",
+                       (unsigned long long)page, request.length, strerror(-rc));
     }
     return rc;
 }

@@ -49,7 +49,7 @@ static void arrival_handle(struct fault_worker *w, const struct ibx_fault_arriva
     uint64_t index = a->cookie & UINT32_MAX;
     struct slot *slot = index < w->slot_count ? &w->slots[index] : NULL;
     if (!slot || slot->state.now != SLOT_IN_FLIGHT || slot->generation != a->cookie >> 32) {
-        ibx_fault_fail(e, -EPROTO, "the page reader reports cookie 0x%llx, which was not asked for",
+        ibx_fault_fail(e, -EPROTO, "pages come that were not requested (cookie 0x%llx)",
                        (unsigned long long)a->cookie);
         return;
     }
@@ -58,7 +58,7 @@ static void arrival_handle(struct fault_worker *w, const struct ibx_fault_arriva
     w->in_flight--;
     w->reader_full = false;
     if (matters && a->status && a->status != -EAGAIN && a->status != -ECANCELED)
-        ibx_fault_fail(e, a->status, "the page reader failed at page %llu (%u pages): %s",
+        ibx_fault_fail(e, a->status, "fetching page %llu (%u pages) failed: %s",
                        (unsigned long long)slot->page, slot->count, strerror(-a->status));
     if (index >= SINGLE_SLOTS)
         ibx_fault_flying(w, -(int64_t)(slot->count * slot->range->is.page_size));
@@ -70,9 +70,8 @@ static void arrival_handle(struct fault_worker *w, const struct ibx_fault_arriva
     if (a->zero && !a->status)
         slot->good = slot->count;
     if (matters && !a->status && !slot->good)
-        ibx_fault_fail(e, -EIO,
-                       "the page reader answered page %llu with %zu bytes, less than a page",
-                       (unsigned long long)slot->page, a->length);
+        ibx_fault_fail(e, -EIO, "%zu bytes come of page %llu, less than a page", a->length,
+                       (unsigned long long)slot->page);
     if (slot->good < slot->count)
         count(&e->retries, 1);
     if (!slot->good) {
@@ -92,7 +91,7 @@ static bool arrivals_take(struct fault_worker *w)
     if (n >= 0)
         return n > 0;
     if (ibx_fault_state(w->engine) != IBX_FAULT_COMPLETE)
-        ibx_fault_fail(w->engine, n, "the page reader has ended: %s", strerror(-n));
+        ibx_fault_fail(w->engine, n, "no more pages come: %s", strerror(-n));
     for (unsigned i = 0; i < w->slot_count; i++)
         if (w->slots[i].state.now == SLOT_IN_FLIGHT)
             ibx_fault_slot_release(w, &w->slots[i]);

@@ -290,8 +290,8 @@ static int bound_memory(struct ibx_glue_config *config, const struct memory_boun
         return 0;
     return ibx_error_set(
         err, -EINVAL,
-        "memory: \"%.64s\" is less than the buffers for %u slots of messages of "
-        "%zu bytes each way: give %zu or more, or lower rdma.slots and rdma.message",
+        "memory: \"%.64s\" is less than the buffers for %u messages (rdma.slots) of %zu bytes "
+        "(rdma.message) each way: give %zu or more, or lower these two",
         bound->memory->value, options->slots, options->message, least);
 }
 

@@ -440,7 +440,7 @@ static int serve_first(struct destination_ram *ram, struct ibx_error *err)
     if (!rc && (rc = ibx_page_map_runs(&ram->map, mark_zero, ram)))
         ibx_error_set(err, rc, "zero pages could not be marked: %s", strerror(-rc));
     if (!rc && (rc = ibx_fault_serve(ram->engine)))
-        ibx_error_set(err, rc, "the fault engine does not start: %s", strerror(-rc));
+        ibx_error_set(err, rc, "page faults cannot be served: %s", strerror(-rc));
     return rc;
 }
 
@@ -483,7 +483,7 @@ int ibx_destination_ram_fetch(struct destination_ram *ram, struct ibx_page_reade
     if (!rc && (rc = ibx_page_map_runs(pages, mark_others, ram)))
         ibx_error_set(err, rc, "pages that are there could not be marked: %s", strerror(-rc));
     if (!rc && (rc = ibx_fault_serve(ram->engine)))
-        ibx_error_set(err, rc, "the fault engine does not start: %s", strerror(-rc));
+        ibx_error_set(err, rc, "page faults cannot be served: %s", strerror(-rc));
     return rc;
 }
 

@@ -85,7 +85,7 @@ int ibx_page_reader_create(struct ibx_conn *conn, const struct ibx_migrate_block
     struct ibx_page_reader *reader = calloc(1, sizeof(*reader));
     struct block *own = calloc(block_count ? block_count : 1, sizeof(*own));
     uint64_t bytes = 0;
-    int rc = reader && own ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page reader");
+    int rc = reader && own ? 0 : ibx_error_set(err, -ENOMEM, "no memory to read pages");
     for (unsigned i = 0; !rc && i < block_count; i++) {
         own[i].first = bytes;
         own[i].size = blocks[i].size;

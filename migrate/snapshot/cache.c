@@ -359,7 +359,7 @@ int ibx_snapshot_cache_fill(struct snapshot_cache *cache, bool background, uint6
     if (!rc)
         rc = mark(cache, err);
     if (!rc && (rc = ibx_fault_serve(cache->engine)))
-        ibx_error_set(err, rc, "the fault engine does not start: %s", strerror(-rc));
+        ibx_error_set(err, rc, "page faults cannot be served: %s", strerror(-rc));
     if (rc)
         return rc;
     cache->background = background;

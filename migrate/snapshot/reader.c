@@ -275,7 +275,7 @@ static int open_link(struct ibx_snapshot_reader *reader, const char *uri,
     if (!rc && !o.asked)
         rc = open_pages(reader, &o, &link.pages, err);
     else if (!rc && !(link.asker = ibx_snapshot_asker_create(o.conn)))
-        rc = ibx_error_set(err, -ENOMEM, "no memory for a page reader");
+        rc = ibx_error_set(err, -ENOMEM, "no memory to read pages");
     if (!rc)
         reader->link[reader->links++] = link;
     else if (link.pages)
@@ -494,7 +494,7 @@ static int add_hashes(struct ibx_snapshot_reader *reader, unsigned i,
     ibx_snapshot_table_reader_destroy(link->hashes);
     link->hashes = ibx_snapshot_table_reader_create(as, buffer, checker, i, &reader->manifest);
     if (!link->hashes)
-        return ibx_error_set(err, -ENOMEM, "no memory for a page reader");
+        return ibx_error_set(err, -ENOMEM, "no memory to read pages");
     ibx_snapshot_table_reader_serve(link->hashes, as);
     return 0;
 }

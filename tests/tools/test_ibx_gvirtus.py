@@ -128,7 +128,7 @@ def refusals(scene):
     home.fails_to_install("is a backup that would be overwritten")
     home.unlink(LIBRARY + ".before-ibx")
     home.install()
-    home.fails_to_install('installed there already, in the slot "oldtcp"', "--slot", "ib")
+    home.fails_to_install('installed there already, as "oldtcp"', "--slot", "ib")
     home.remove()
     for text, words in (('{\n"communicator": oops\n}', "etc/properties.json line 2 is not JSON"),
                         ('{"communicator": {}}', "no communicator[0].endpoint"),
@@ -460,7 +460,8 @@ def usage(scene):
     for args, words in (((), "give install, remove or show"),
                         (("install", "remove"), '"remove" is one argument too many'),
                         (("instal",), 'no command "instal"'),
-                        (("install", "--slot", "ucx"), 'no slot "ucx": give oldtcp or ib'),
+                        (("install", "--slot", "ucx"),
+                         '--slot: "ucx" is not accepted: give oldtcp or ib'),
                         (("install", "--frob"), "unrecognized option '--frob'"),
                         (("install", "--uri"), "option '--uri' requires an argument")):
         equal(home.run(*args), 2)

@@ -132,7 +132,7 @@ static void edit_config(struct gvirtus_edit *edit, json_t *root, const struct ib
 
 const struct gvirtus_key ibx_gvirtus_own_keys[] = {
     {"memory", "", "1050K",
-     "bytes of message buffers of an idle connection; lowers slots and message"},
+     "bytes of message buffers of an idle connection; lowers rdma.slots and rdma.message"},
     {"pipeline", "all", "all",
      "CUDA calls that return before the back end has run them (all, launches or off)"},
     {"resume_seconds", "30", "30",

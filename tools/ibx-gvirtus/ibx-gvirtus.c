@@ -219,8 +219,8 @@ int main(int argc, char **argv)
         {.help = "Options:"},
         {"home", "DIR", "The GVirtuS home [GVIRTUS_HOME]", TEXT(home)},
         {"slot", "SLOT",
-         "oldtcp (free in every GVirtuS) or ib (replaces upstream's own RDMA communicator) "
-         "[oldtcp]",
+         "The protocol as which GVirtuS loads the plugin: oldtcp (free in every GVirtuS) or ib "
+         "(in place of GVirtuS's own RDMA communicator) [oldtcp]",
          TEXT(slot)},
         {"uri", "URI", "Where the back end is: rdma://host:port [as it is configured]", TEXT(uri)},
         {"library", "FILE",
@@ -246,7 +246,7 @@ int main(int argc, char **argv)
     unsigned command;
     ibx_tool_parse(&tool, argc, argv, &args, &command, NULL);
     if (strcmp(args.slot, "oldtcp") && strcmp(args.slot, "ib"))
-        ibx_tool_bad_usage(&tool, "there is no slot \"%s\": give oldtcp or ib", args.slot);
+        ibx_tool_bad_usage(&tool, "--slot: \"%s\" is not accepted: give oldtcp or ib", args.slot);
     args.home_given = args.home != NULL;
     if (!args.home && home && *home)
         args.home = home;

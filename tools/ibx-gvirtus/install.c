@@ -391,7 +391,7 @@ void ibx_gvirtus_install(const struct gvirtus_args *args)
     size_t length;
     begin(args, &paths, &state);
     if (state.phase && !strcmp(state.phase, INSTALLED))
-        ibx_tool_end("it is installed there already, in the slot \"%s\": run ibx-gvirtus "
+        ibx_tool_end("it is installed there already, as \"%s\": run ibx-gvirtus "
                      "remove first",
                      state.slot);
     if (state.phase && put_all_back(paths.state, &state, true, &err)) /* it was cut off */

@@ -398,6 +398,8 @@ static void test_memory(void **state)
     expect_bound("rdma.message : 32K\nrdma.memory : 1M\n" TCP, 7, 32768);
     expect_refused("rdma.memory : 8000\n" TCP, "line 1 (rdma.memory): memory: \"8000\"",
                    "46080 or more");
+    expect_refused("rdma.memory : 8000\n" TCP, "4 messages (rdma.slots)",
+                   "(rdma.message) each way");
     expect_refused("rdma.message : 64K\nrdma.memory : 256K\n" TCP, "line 2",
                    "give 1118208 or more");
     expect_refused("rdma.memory : lots\n", "\"lots\"", "64K, 1M");

@@ -260,7 +260,7 @@ static void test_source_dies(NO_STATE)
     s.pages = NULL;
     assert_int_equal(scene_settled(&s), IBX_FAULT_STOPPED);
     assert_true(ibx_fault_reason(s.engine, &err) < 0);
-    assert_non_null(strstr(err.message, "page reader has ended"));
+    assert_non_null(strstr(err.message, "no more pages come: "));
     /* One that had nothing in flight when the other one ended has not noticed. */
     assert_true(*ibx_page_reader_reason(s.readers[0]) || *ibx_page_reader_reason(s.readers[1]));
     go_on(&s);

@@ -381,7 +381,7 @@ static void test_failure(void **state)
     }
     assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
     assert_int_equal(ibx_fault_reason(rig.engine, &err), dead ? dead : -EIO);
-    assert_non_null(strstr(err.message, "page reader"));
+    assert_non_null(strstr(err.message, dead ? "no more pages come: " : "fetching page "));
     struct ibx_fault_stats s = stats_now();
     uint64_t present = 0;
     bool before[PAGES];

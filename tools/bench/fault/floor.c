@@ -70,7 +70,7 @@ int ibx_bench_floor_make(struct bench *b, struct ibx_error *err)
     for (unsigned i = 0; i < b->links; i++) {
         struct local *local = calloc(1, sizeof(*local));
         if (!local)
-            return ibx_error_set(err, -ENOMEM, "no memory for a page reader");
+            return ibx_error_set(err, -ENOMEM, "no memory to read pages");
         local->bench = b;
         b->floor[i] = (struct ibx_fault_reader){
             .ops = &operations, .context = local, .buffer = b->wire[i].buffer};
