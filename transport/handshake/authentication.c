@@ -137,7 +137,8 @@ int ibx_handshake_check_encryption(const struct ibx_options *options, const stru
     if (options->encryption != IBX_ENCRYPTION_REQUIRED || keys)
         return 0;
     return ibx_error_set(
-        err, -EINVAL, "encryption : required needs a key: set key_file (--key-file) on both ends");
+        err, -EINVAL,
+        "rdma.encryption : required needs a key: set rdma.key_file (--key-file) on both ends");
 }
 
 /* Why what both ends want does not fit, or NULL. */
@@ -146,10 +147,11 @@ static const char *encryption_conflict(const struct ibx_handshake *h)
     enum ibx_encryption ours = h->conn->options.encryption, theirs = h->peer.encryption;
     bool off = ours == IBX_ENCRYPTION_OFF || theirs == IBX_ENCRYPTION_OFF;
     bool required = ours == IBX_ENCRYPTION_REQUIRED || theirs == IBX_ENCRYPTION_REQUIRED;
-    return off && required ? "one end has encryption : required and the other one off: change one"
-           : required && !h->key
-               ? "encryption : required needs a key: set key_file (--key-file) on both ends"
-               : NULL;
+    return off && required
+               ? "one end has rdma.encryption : required and the other one off: change one"
+           : required && !h->key ? "rdma.encryption : required needs a key: set rdma.key_file "
+                                   "(--key-file) on both ends"
+                                 : NULL;
 }
 
 static bool encrypt(const struct ibx_handshake *h, bool same_host)
@@ -201,16 +203,17 @@ static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello, const 
         rc == -EPROTONOSUPPORT ? "another version of the protocol is needed"
         : rc                   ? "it does not speak this protocol"
         : h->keys && !h->peer.has_key
-            ? "a key is asked for: set key_file (--key-file) on the client"
-        : !h->keys && h->peer.has_key
-            ? "the server has no key but the client has: set key_file (--key-file) on the server"
+            ? "a key is asked for: set rdma.key_file (--key-file) on the client"
+        : !h->keys && h->peer.has_key ? "the server has no key but the client has: set "
+                                        "rdma.key_file (--key-file) on the server"
         : h->keys && !h->key && h->peer.name[0]
             ? "the server has no key of this name: copy its line name:key to the client's key file"
         : h->keys && !h->key ? "the server's keys have names: copy one of its lines name:key to "
                                "the client's key file"
         : !h->keys && !h->conn->options.insecure && !h->peer.sees_local
-            ? "without a key only this host is served: set key_file (--key-file) on both ends, or "
-              "insecure : yes on the server"
+            ? "without a key only this host is served: set rdma.key_file (--key-file) on both "
+              "ends, or "
+              "rdma.insecure : yes (--set insecure=yes) on the server"
             : encryption_conflict(h);
     return rc ? rc : *reason ? -EACCES : 0;
 }
@@ -400,44 +403,48 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
         return ibx_error_set(
             err, -EACCES,
             "the process that listens at %s passes on to another one, and there is "
-            "no key to know that by: set key_file (--key-file) on both ends, or insecure : yes",
+            "no key to know that by: set rdma.key_file (--key-file) on both ends, or rdma.insecure "
+            ": yes (--set insecure=yes)",
             peer);
     if (!same_host && h->conn->same_host && server_has_closed(h->conn->handshake_socket))
         return closed_too_early(peer, err); /* nor with which address */
     const int unknown = ibx_handshake_host_unknown();
     if (!same_host && unknown)
-        return ibx_error_set(err, -EACCES,
-                             "nobody knows whether %s is on this host, because /proc/sys/kernel/"
-                             "random/boot_id cannot be read here: %s; %sset key_file (--key-file) "
-                             "on both ends",
-                             peer, strerror(-unknown),
-                             unknown == -EMFILE ? "raise the limit on open files (ulimit -n), or "
-                                                : "");
+        return ibx_error_set(
+            err, -EACCES,
+            "nobody knows whether %s is on this host, because /proc/sys/kernel/"
+            "random/boot_id cannot be read here: %s; %sset rdma.key_file (--key-file) "
+            "on both ends",
+            peer, strerror(-unknown),
+            unknown == -EMFILE ? "raise the limit on open files (ulimit -n), or " : "");
     if (!same_host)
-        return ibx_error_set(err, -EACCES,
-                             "%s is on another host, and there is no key to know it by: set "
-                             "key_file (--key-file) on both ends, or insecure : yes",
-                             peer);
+        return ibx_error_set(
+            err, -EACCES,
+            "%s is on another host, and there is no key to know it by: set "
+            "rdma.key_file (--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
+            peer);
     if (ibx_handshake_peer_user(h->conn->handshake_socket, &uid)) {
         if (server_has_closed(h->conn->handshake_socket))
             return closed_too_early(peer, err);
-        return ibx_error_set(
-            err, -EACCES,
-            "nobody knows which user the server at %s belongs to: set key_file (--key-file) on "
-            "both ends, or insecure : yes",
-            peer);
+        return ibx_error_set(err, -EACCES,
+                             "nobody knows which user the server at %s belongs to: set "
+                             "rdma.key_file (--key-file) on "
+                             "both ends, or rdma.insecure : yes (--set insecure=yes)",
+                             peer);
     }
     if (ibx_path_is_from_outside(uid)) /* as this process may be, by the same number */
-        return ibx_error_set(err, -EACCES,
-                             "nobody knows which user the server at %s belongs to: all whom this "
-                             "user namespace does not have are %u in it; set key_file (--key-file) "
-                             "on both ends, or insecure : yes",
-                             peer, (unsigned)uid);
+        return ibx_error_set(
+            err, -EACCES,
+            "nobody knows which user the server at %s belongs to: all whom this "
+            "user namespace does not have are %u in it; set rdma.key_file (--key-file) "
+            "on both ends, or rdma.insecure : yes (--set insecure=yes)",
+            peer, (unsigned)uid);
     if (uid != own && uid != 0)
-        return ibx_error_set(err, -EACCES,
-                             "the server at %s belongs to user %u, not to user %u or root: set "
-                             "key_file (--key-file) on both ends, or insecure : yes",
-                             peer, (unsigned)uid, (unsigned)own);
+        return ibx_error_set(
+            err, -EACCES,
+            "the server at %s belongs to user %u, not to user %u or root: set "
+            "rdma.key_file (--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
+            peer, (unsigned)uid, (unsigned)own);
     return 0;
 }
 

@@ -150,7 +150,8 @@ static int check_plain(const struct ibx_handshake *h, const char *name, struct i
 {
     if (h->payloads_in_plain || !strcmp(name, "shm") || !strcmp(name, "tcp"))
         return 0;
-    return ibx_error_set(why, -EPERM, "encryption : required, and %.15s does not encrypt", name);
+    return ibx_error_set(why, -EPERM, "rdma.encryption : required, and %.15s does not encrypt",
+                         name);
 }
 
 /* Sends RESULT in place of the frame that was due. */

@@ -281,8 +281,8 @@ int ibx_keys_own(const struct ibx_keys *keys, const struct ibx_options *options,
     if (*key || (!keys && !options->name[0]))
         return 0;
     return ibx_error_set(err, -EINVAL, "name: %s%s has no key \"%s\"; it has a line name:key each",
-                         keys ? "key file " : "an unset key_file", keys ? options->key_file : "",
-                         options->name);
+                         keys ? "key file " : "an unset rdma.key_file",
+                         keys ? options->key_file : "", options->name);
 }
 
 int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options *options,
@@ -300,7 +300,7 @@ int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options
         if (!ibx_keys_find(keys, name))
             return ibx_error_set(err, -EINVAL,
                                  "allow: %s%s has no key \"%s\"; give it a line %s:key",
-                                 keys ? "key file " : "an unset key_file",
+                                 keys ? "key file " : "an unset rdma.key_file",
                                  keys ? options->key_file : "", name, name);
     }
     return 0;

@@ -68,9 +68,10 @@ int ibx_tcp_messages_init(struct tcp *tcp, struct ibx_error *err)
     tcp->big = calloc(tcp->mine.slots, sizeof(*tcp->big));
     tcp->sends = calloc(tcp->peer.slots, sizeof(*tcp->sends));
     if (!tcp->inbox || !tcp->inbox_free || !tcp->inbox_taken || !tcp->big || !tcp->sends)
-        return ibx_error_set(err, -ENOMEM,
-                             "no memory for %u messages of %zu bytes; lower slots or message",
-                             tcp->mine.slots, tcp->message_unit);
+        return ibx_error_set(
+            err, -ENOMEM,
+            "no memory for %u messages of %zu bytes; lower rdma.slots or rdma.message",
+            tcp->mine.slots, tcp->message_unit);
     /* Stack and list give the same members again and again, so that an idle connection's memory
      * stays untouched. */
     for (unsigned i = tcp->mine.slots; i-- > 0;)

@@ -37,7 +37,7 @@ int ibx_tcp_work_init(struct tcp *tcp, struct ibx_error *err)
     tcp->posts = calloc(tcp->mine.depth, sizeof(*tcp->posts));
     tcp->jobs = calloc(tcp->peer.depth, sizeof(*tcp->jobs));
     if (!tcp->posts || !tcp->jobs)
-        return ibx_error_set(err, -ENOMEM, "no memory for %u requests in flight; lower depth",
+        return ibx_error_set(err, -ENOMEM, "no memory for %u requests in flight; lower rdma.depth",
                              tcp->mine.depth);
     for (unsigned i = tcp->mine.depth; i-- > 0; tcp->posts_free = &tcp->posts[i]) {
         ibx_state_begin(&tcp->posts[i].state, &post_table, TCP_POST_FREE);

@@ -60,10 +60,11 @@ static int make_queues(struct verbs *v, struct verbs_rail *rail, struct ibx_erro
     const char *name = ibv_get_device_name(rail->context->device);
     int entries = completions(v, rail);
     if (entries > rail->limits.max_cqe)
-        return ibx_error_set(err, -EINVAL,
-                             "%s has room for %d completions but depth and slots ask for %d: make "
-                             "them smaller",
-                             name, rail->limits.max_cqe, entries);
+        return ibx_error_set(
+            err, -EINVAL,
+            "%s has room for %d completions but rdma.depth and rdma.slots ask for %d: make "
+            "them smaller",
+            name, rail->limits.max_cqe, entries);
     ibx_state_begin(&rail->event, &event_table, VERBS_EVENT_UNARMED);
     rail->channel = ibv_create_comp_channel(rail->context);
     if (rail->channel)
@@ -153,10 +154,11 @@ int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_err
     unsigned receives = lane->index ? 1 : ibx_verbs_messages_receives(v);
     const char *name = ibv_get_device_name(rail->context->device);
     if (sends > (unsigned)rail->limits.max_qp_wr || receives > (unsigned)rail->limits.max_qp_wr)
-        return ibx_error_set(err, -EINVAL,
-                             "%s takes %d work requests on a queue pair but depth and slots ask "
-                             "for %u: make them smaller",
-                             name, rail->limits.max_qp_wr, sends > receives ? sends : receives);
+        return ibx_error_set(
+            err, -EINVAL,
+            "%s takes %d work requests on a queue pair but rdma.depth and rdma.slots ask "
+            "for %u: make them smaller",
+            name, rail->limits.max_qp_wr, sends > receives ? sends : receives);
     struct ibv_qp_init_attr attr = {
         .send_cq = rail->cq,
         .recv_cq = rail->cq,

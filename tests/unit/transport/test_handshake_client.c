@@ -424,10 +424,10 @@ static void without_a_key_no_other_host(void **state)
     open_scene(&s, false, 10000);
     struct raw raw = take_client(&s);
     challenge_from_another_host(&raw);
-    expect_failure(
-        &s, -EACCES,
-        "is on another host, and there is no key to know it by: set key_file (--key-file) on both "
-        "ends, or insecure : yes");
+    expect_failure(&s, -EACCES,
+                   "is on another host, and there is no key to know it by: set rdma.key_file "
+                   "(--key-file) on both "
+                   "ends, or rdma.insecure : yes (--set insecure=yes)");
     assert_true(raw_receives_end(&raw));
     raw_close(&raw);
     close_scene(&s);
@@ -460,8 +460,10 @@ static void without_a_key_no_other_user(void **state)
         _exit(serve_as(12345, s.listening, own));
     client(&s);
     assert_int_equal(s.rc, -EACCES);
-    assert_non_null(strstr(s.err.message, "belongs to user 12345, not to user 0 or root: set "
-                                          "key_file (--key-file) on both ends, or insecure : yes"));
+    assert_non_null(strstr(
+        s.err.message,
+        "belongs to user 12345, not to user 0 or root: set "
+        "rdma.key_file (--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)"));
     assert_int_equal(waitpid(server, &status, 0), server);
     assert_int_equal(status, 0);
     close_scene(&s);
@@ -660,13 +662,14 @@ static void encryption_that_cannot_be(void **state)
     raw.encryption = 0;
     make_step(&raw, AT_CHALLENGE, &frame);
     raw_send(&raw, frame.bytes, frame.length);
-    expect_failure(&s, -EACCES, "one end has encryption : required and the other one off");
+    expect_failure(&s, -EACCES, "one end has rdma.encryption : required and the other one off");
     raw_close(&raw);
     s.options.key_file[0] = '\0';
     client(&s);
     assert_int_equal(s.rc, -EINVAL);
     assert_string_equal(
-        s.err.message, "encryption : required needs a key: set key_file (--key-file) on both ends");
+        s.err.message,
+        "rdma.encryption : required needs a key: set rdma.key_file (--key-file) on both ends");
     close_scene(&s);
 }
 

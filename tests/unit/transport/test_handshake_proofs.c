@@ -47,7 +47,7 @@ static void keys_that_do_not_fit(void **state)
     struct handshake_scene s;
     handshake_open(&s, true, 10000);
     expect_refused(&s, false, NULL, "127.0.0.1",
-                   "a key is asked for: set key_file (--key-file) on the client");
+                   "a key is asked for: set rdma.key_file (--key-file) on the client");
     expect_refused(&s, true, "another key of 32 bytes as well.", "127.0.0.1",
                    "the key is not the server's: copy its key file");
     handshake_close(&s);
@@ -216,7 +216,7 @@ static void encryption_that_was_agreed(void **state)
     static const uint8_t none = 0, here = RAW_SAME_HOST, both = RAW_SAME_HOST | RAW_ENCRYPT;
     static const char without[] = "without the encryption that was agreed";
     static const char not_agreed[] = "encrypts, which was not agreed";
-    static const char conflict[] = "one end has encryption : required and the other one off";
+    static const char conflict[] = "one end has rdma.encryption : required and the other one off";
     struct handshake_scene s;
     handshake_open(&s, true, 10000);
     agree(&s, AUTO, here, NULL);
