@@ -42,7 +42,7 @@ def generated_keys_work_and_are_in_the_manual(scene):
         equal(keys, sorted(re.findall(r"^\.It Cm rdma\.(\w+)$", manual.read(), re.M)))
     assert {"memory", "gpu", "gpu_memory", "log", "chunk"} <= set(keys), keys
     home.write(PROPERTIES, re.sub(r"^#rdma\.", "rdma.", text, flags=re.M))
-    equal(home.run("show"), 1)
+    equal(home.run("show", "--all"), 1)
     home.says("is not reachable: ")  # and all of it was read
     equal(sorted(re.findall(r"rdma\.(\w+) :", home.said)), keys)
     home.remove()
@@ -350,14 +350,19 @@ def show_of_a_back_end_that_is_not_there(scene):
     home.install("--uri", uri)
     home.write(PROPERTIES, "rdma.slots : 9\n", "a")
     equal(home.run("show"), 1)
-    home.says("oldtcp.so (as installed by ibx-gvirtus)\n", "rdma.slots : 9\n",
-              "rdma.message : 16K (default)\n", "rdma.device : (default)\n",
-              "rdma.memory : (default)\n", "rdma.log : warn (default)\n",
-              "rdma.gpu : auto (default)\n", "rdma.gpu_memory : 64M (default)\n",
-              "rdma.gpu_threads : 0 (default)\n",
+    home.says("oldtcp.so (as installed by ibx-gvirtus)\n", "options       rdma.slots : 9\n",
               "IBX_LOG=error in the environment wins over rdma.log\n",
               f"ibx-gvirtus: the back end at {uri} is not reachable: no server answers at 127.0.0.1 "
               f"port {port}: Connection refused; start the server there, or correct the URI\n")
+    others = re.search(r"^ {14}(\d+) others at their defaults, see --all$", home.said, re.M)
+    equal((re.findall(r"rdma\.(\w+) :", home.said), "(default)" in home.said), (["slots"], False))
+    equal(home.run("show", "--all"), 1)
+    equal(home.said.count("(default)"), int(others[1]))
+    home.says("rdma.slots : 9\n", "rdma.message : 16K (default)\n", "rdma.device : (default)\n",
+              "rdma.memory : (default)\n", "rdma.log : warn (default)\n",
+              "rdma.gpu : auto (default)\n", "rdma.gpu_memory : 64M (default)\n",
+              "rdma.gpu_threads : 0 (default)\n")
+    assert "--all" not in home.said, home.said
     home.write(PROPERTIES, "rdma.memory : 1M\nrdma.log : info\nrdma.gpu_memory : 2M\n", "a")
     equal(home.run("show"), 1)
     home.says("rdma.memory : 1M\n", "rdma.log : info\n", "rdma.gpu_memory : 2M\n")
@@ -368,7 +373,7 @@ def show_of_a_back_end_that_is_not_there(scene):
     home.write("etc/query", f"communicator : tcp://127.0.0.1:{port}?slots=11&chunk=1M\n"
                             "rdma.slots : 9\n")
     equal(home.run("show", "--properties", home.path("etc/query")), 1)
-    home.says("rdma.message : 16K (default)\n", *(
+    home.says("options       ", *(
         f"rdma.{key} (by the communicator, which wins)\n"
         for key in ("provider : tcp", "slots : 11", "chunk : 1M")))
     home.write(PROPERTIES, "rdma.slots2 : 9\n", "a")
@@ -386,6 +391,10 @@ def show_of_a_back_end_that_answers(scene):
     equal(home.run("show"), 0)
     home.says(f"communicator  {uri} (line ", "connection    tcp", ", to 127.0.0.1",
               "refused       verbs: ", "sessions      0 that survive their connections, 0 of them")
+    equal(len(re.findall(r"rdma\.[a-z_]+ : ", home.said)), 1)
+    home.write("etc/none", f"communicator : {uri}\n")
+    equal(home.bare("show", "--properties", home.path("etc/none")), 0)
+    home.says("options       all at their defaults, see --all\n")
     # A properties file by its name says all that a classic GVirtuS has.
     equal(home.bare("show", "--properties", home.path(PROPERTIES)), 0)
     home.says("connection    tcp")
@@ -462,6 +471,8 @@ def usage(scene):
                         (("instal",), 'no command "instal"'),
                         (("install", "--slot", "ucx"),
                          '--slot: "ucx" is not accepted: give oldtcp or ib'),
+                        (("install", "--all"), "--all"), (("show", "--uri", "rdma://h:1"), "--uri"),
+                        (("remove", "--slot", "ib"), "--slot"),
                         (("install", "--frob"), "unrecognized option '--frob'"),
                         (("install", "--uri"), "option '--uri' requires an argument")):
         equal(home.run(*args), 2)

@@ -203,7 +203,8 @@ void ibx_gvirtus_plugin_find(const struct gvirtus_args *args, char *out)
 
 enum { INSTALL, REMOVE, SHOW };
 
-#define TEXT(member) .type = IBX_TOOL_TEXT, .at = offsetof(struct gvirtus_args, member)
+#define ONLY(command) 1u << (command)
+#define TEXT(member)  .type = IBX_TOOL_TEXT, .at = offsetof(struct gvirtus_args, member)
 
 int main(int argc, char **argv)
 {
@@ -221,15 +222,18 @@ int main(int argc, char **argv)
         {"slot", "SLOT",
          "The protocol as which GVirtuS loads the plugin: oldtcp (free in every GVirtuS) or ib "
          "(in place of GVirtuS's own RDMA communicator) [oldtcp]",
-         TEXT(slot)},
-        {"uri", "URI", "Where the back end is: rdma://host:port [as it is configured]", TEXT(uri)},
+         ONLY(INSTALL), TEXT(slot)},
+        {"uri", "URI", "Where the back end is: rdma://host:port [as it is configured]",
+         ONLY(INSTALL), TEXT(uri)},
         {"library", "FILE",
          "The plugin to install; for show: the one that the preload library came with [the one of "
          "this program's installation]",
-         TEXT(library)},
+         0, TEXT(library)},
         {"config", "FILE", "properties.json [GVIRTUS_CONFIG, DIR/etc/properties.json]",
          TEXT(config)},
         {"properties", "FILE", "gvirtus.properties [beside properties.json]", TEXT(properties)},
+        {"all", NULL, "Show the keys at their defaults as well", ONLY(SHOW), .type = IBX_TOOL_FLAG,
+         .at = offsetof(struct gvirtus_args, all)},
         {0},
     };
     static const struct ibx_tool tool = {

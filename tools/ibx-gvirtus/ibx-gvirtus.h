@@ -32,6 +32,7 @@ struct gvirtus_args {
     const char *library;    /* --library, or NULL */
     const char *config;     /* --config, or NULL */
     const char *properties; /* --properties, or NULL */
+    bool all;               /* --all: keys at their defaults, too */
     bool home_given;        /* --home: GVIRTUS_CONFIG may belong to another home */
 };
 

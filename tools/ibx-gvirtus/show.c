@@ -70,17 +70,41 @@ static struct gvirtus_endpoint show_selected(const struct gvirtus_paths *paths)
     return endpoint;
 }
 
-static void show_key(const char *name, const char *key, const char *value, const char *usual)
+/* The rows of keys: the first one has the name. */
+struct keys {
+    bool all; /* also those at their defaults */
+    unsigned rows, others;
+};
+
+static const char *keys_name(struct keys *keys)
 {
-    row(name, "rdma.%s : %s%s", key, value,
-        strcmp(value, usual) ? ""
-        : *value             ? " (default)"
-                             : "(default)");
+    return keys->rows++ ? "" : "options";
+}
+
+static void show_key(struct keys *keys, const char *key, const char *value, const char *usual)
+{
+    const bool is_usual = !strcmp(value, usual);
+    keys->others += is_usual;
+    if (keys->all || !is_usual)
+        row(keys_name(keys), "rdma.%s : %s%s", key, value,
+            !is_usual ? ""
+            : *value  ? " (default)"
+                      : "(default)");
+}
+
+static void show_others(struct keys *keys)
+{
+    if (keys->all || !keys->others)
+        return;
+    if (keys->rows)
+        row("", "%u others at their defaults, see --all", keys->others);
+    else
+        row(keys_name(keys), "all at their defaults, see --all");
 }
 
 /* The keys that are no options of the transport, as the file has them, and a line without effect.
  */
-static void show_own_keys(const struct ibx_glue_config *config)
+static void show_own_keys(const struct ibx_glue_config *config, struct keys *keys)
 {
     struct ibx_properties properties = {.text = NULL};
     struct ibx_error err;
@@ -90,8 +114,9 @@ static void show_own_keys(const struct ibx_glue_config *config)
     for (const struct gvirtus_key *key = ibx_gvirtus_own_keys; key->name; key++) {
         snprintf(name, sizeof(name), "rdma.%s", key->name);
         const struct ibx_property *entry = ibx_properties_find(&properties, name);
-        show_key("", key->name, entry ? entry->value : key->usual, key->usual);
+        show_key(keys, key->name, entry ? entry->value : key->usual, key->usual);
     }
+    show_others(keys);
     const char *level = secure_getenv("IBX_LOG");
     if (level && *level)
         row("", "IBX_LOG=%s in the environment wins over rdma.log", level);
@@ -105,8 +130,9 @@ static void show_own_keys(const struct ibx_glue_config *config)
     ibx_properties_fini(&properties);
 }
 
-static void show_config(const struct ibx_glue_config *config)
+static void show_config(const struct ibx_glue_config *config, bool all)
 {
+    struct keys keys = {.all = all};
     row("properties", "%s", config->file[0] ? config->file : "none found, defaults apply");
     if (config->uri_line)
         row("communicator", "%s (line %u of it)", config->uri, config->uri_line);
@@ -124,11 +150,11 @@ static void show_config(const struct ibx_glue_config *config)
         ibx_options_get(&defaults, key, usual, sizeof(usual));
         ibx_options_get(&asked, key, counts, sizeof(counts));
         if (strcmp(counts, value) != 0)
-            row(i ? "" : "options", "rdma.%s : %s (by the communicator, which wins)", key, counts);
+            row(keys_name(&keys), "rdma.%s : %s (by the communicator, which wins)", key, counts);
         else
-            show_key(i ? "" : "options", key, value, usual);
+            show_key(&keys, key, value, usual);
     }
-    show_own_keys(config);
+    show_own_keys(config, &keys);
 }
 
 static void show_changes(const struct ibx_session_report *session)
@@ -251,7 +277,7 @@ void ibx_gvirtus_show(const struct gvirtus_args *args)
             config.uri_line ? ", not used: the communicator below wins over it" : "");
     if (rc)
         ibx_tool_end("%s", err.message);
-    show_config(&config);
+    show_config(&config, args->all);
     rc = show_connection(&config, &err);
     if (home)
         show_preload(args, paths.home, endpoint.protocol, !rc);
