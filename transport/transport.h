@@ -96,8 +96,8 @@ struct ibx_options {
     size_t message;      /* bytes of the longest message [16 KiB] */
     unsigned spin_us;    /* busy polling before sleeping, microseconds [50] */
     unsigned timeout_ms; /* for setting up, and after which a silent host is dead [10000] */
-    char purpose[32]; /* what the program does; a server that has one takes no client with another
-                         one. No text sets it, programs do [""] */
+    char purpose[32];    /* what the program does; a server that has some, comma separated, takes no
+                            client with another one. No text sets it, programs do [""] */
     bool small_reads; /* many READs are of a page or a few: more of them are in flight over tcp, by
                          default; likewise [false] */
     bool messages_only; /* client: no READs and WRITEs, for which tcp then opens no sockets;

@@ -178,8 +178,9 @@ int main(int argc, char **argv)
         take_sizes(&args, command == BW_TUNE ? TUNE_SIZES : DEFAULT_SIZES, NULL);
     if (!(args.seconds > 0))
         args.seconds = command == BW_TUNE ? 0.1 : 0.3;
-    if (command != BW_SERVE) /* a server takes the place of any other one */
-        snprintf(args.options.purpose, sizeof(args.options.purpose), "ib-bw");
+    /* A server takes the place of a back end. */
+    snprintf(args.options.purpose, sizeof(args.options.purpose), "%s",
+             command == BW_SERVE ? "ib-bw,gvirtus" : "ib-bw");
     /* The report says what goes wrong with a path. */
     if (command != BW_SERVE && !secure_getenv("IBX_LOG"))
         ibx_log_set_level(IBX_LOG_ERROR);

@@ -274,7 +274,7 @@ static const char *check_proven(struct ibx_handshake *h, uint8_t flags, char tex
     const struct ibx_options *options = &h->conn->options;
     if (options->allow[0] && !allowed(options->allow, h->peer.name))
         return "this name is not allowed: add it to the server's option allow";
-    if (options->purpose[0] && strcmp(options->purpose, h->peer.purpose)) {
+    if (options->purpose[0] && !allowed(options->purpose, h->peer.purpose)) {
         snprintf(text, 160, "the server is for \"%s\", the client for \"%s\": correct the URI",
                  options->purpose, h->peer.purpose);
         return text;

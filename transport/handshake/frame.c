@@ -198,6 +198,8 @@ int ibx_handshake_frame_receive(struct ibx_handshake *h, struct frame *frame, ui
         if (rc)
             break;
     }
+    if (rc && h->conn->role == IBX_ROLE_CLIENT && h->state.now == HANDSHAKE_UNAUTHENTICATED)
+        return ibx_handshake_unanswered(h, frame, rc, err);
     return rc ? ibx_handshake_broken(h, rc, err) : 0;
 }
 

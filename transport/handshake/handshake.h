@@ -139,6 +139,10 @@ int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enu
                                uint64_t deadline_ns, struct ibx_error *err);
 /* The error of a handshake that cannot go on: returns `rc`. */
 int ibx_handshake_broken(struct ibx_handshake *h, int rc, struct ibx_error *err);
+/* The same for a client whose HELLO has no answer but `frame`, or a part of it: names the server
+ * where it is one of another kind. */
+int ibx_handshake_unanswered(struct ibx_handshake *h, struct frame *frame, int rc,
+                             struct ibx_error *err);
 /* Reads a code, which is returned, and a reason. Both come from the peer and are not trusted. */
 int ibx_handshake_reason_get(struct ibx_reader *r, char *reason, size_t size);
 void ibx_handshake_reason_put(struct ibx_writer *w, int code, const char *reason);

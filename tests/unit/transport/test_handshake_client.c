@@ -272,6 +272,52 @@ static void silent_in_every_state(void **state)
     close_scene(&s);
 }
 
+/* What listens there and is no server of ours, by its first bytes. */
+static void other_servers_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *says, *is;
+    } cases[] = {{"HTTP/1.1 400 Bad Request\r\n", "a web server (HTTP) listens there"},
+                 {"<!DOCTYPE HTML>\n<html>", "a web server (HTTP) listens there"},
+                 {"SSH-2.0-OpenSSH_9.2p1\r\n", "an SSH server listens there"},
+                 {"{\"QMP\": {\"version\": {", "a QEMU monitor (QMP) listens there"},
+                 {"\x15\x03\x03\x01\x02", "a TLS server listens there"},
+                 {"RFB 003.008\n", "a VNC server listens there"},
+                 {"\xff\xff\xff\xff\xff", "it does not speak this protocol; see that an ibx"}};
+    struct scene s;
+    open_scene(&s, true, 10000);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct raw_frame frame;
+        struct raw raw = take_client(&s);
+        raw_expect(&raw, HELLO, &frame);
+        raw_send(&raw, cases[i].says, strlen(cases[i].says));
+        expect_failure(&s, -EPROTO, cases[i].is);
+        raw_close(&raw);
+    }
+    close_scene(&s);
+}
+
+/* A web server waits for the end of its request: a HELLO has none. */
+static void silent_web_server_is_named(void **state)
+{
+    (void)state;
+    static const char page[] = "HTTP/1.0 400 Bad request\r\n";
+    struct raw_frame frame;
+    struct scene s;
+    char end[4];
+    open_scene(&s, false, TIMEOUT_MS);
+    struct raw raw = take_client(&s);
+    raw_expect(&raw, HELLO, &frame);
+    forward_clock(TIMEOUT_MS, &s.over);
+    assert_int_equal(recv(raw.fd, end, sizeof(end), MSG_WAITALL), sizeof(end));
+    assert_memory_equal(end, "\r\n\r\n", sizeof(end));
+    raw_send(&raw, page, strlen(page));
+    expect_failure(&s, -ETIMEDOUT, "a web server (HTTP) listens there");
+    raw_close(&raw);
+    close_scene(&s);
+}
+
 /* A listening socket that nobody accepts from. */
 static void nobody_takes_the_knock(void **state)
 {
@@ -771,6 +817,8 @@ int main(void)
         cmocka_unit_test(refused_before_its_hello),
         cmocka_unit_test(cut_off_at_every_byte),
         cmocka_unit_test(silent_in_every_state),
+        cmocka_unit_test(other_servers_are_named),
+        cmocka_unit_test(silent_web_server_is_named),
         cmocka_unit_test(nobody_takes_the_knock),
         cmocka_unit_test(addresses_of_no_one_host),
         cmocka_unit_test(nobody_listens),

@@ -130,6 +130,16 @@ static void names_purposes_and_who_is_allowed(void **state)
     meet(&s, alice, "alice", "ib-migrate",
          "the server is for \"gvirtus\", the client for \"ib-migrate\"");
     meet(&s, alice, "alice", "", "the client for \"\"");
+
+    snprintf(s.options.purpose, sizeof(s.options.purpose), "ib-bw,gvirtus");
+    listen_again(&s);
+    meet(&s, alice, "alice", "gvirtus", NULL);
+    meet(&s, alice, "alice", "ib-bw", NULL);
+    for (unsigned i = 0; i < 3; i++) {
+        static const char *const others[] = {"ib-migrate", "ib-bw,gvirtus", "ib"};
+        meet(&s, alice, "alice", others[i], "the server is for \"ib-bw,gvirtus\", the client for");
+    }
+    snprintf(s.options.purpose, sizeof(s.options.purpose), "gvirtus"); /* of the last client */
     handshake_close(&s);
     unlink(file);
 }
