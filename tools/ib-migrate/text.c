@@ -101,10 +101,11 @@ static uint64_t pages_left(const struct ibx_migrate_status *s)
     return s->pages > there ? s->pages - there : 0;
 }
 
-/* Of a VM that returns, the source learns from its destination which pages are at home already. */
+/* The source learns from the destination which pages are there: some came before the stop, or were
+ * left there by a VM that returns. */
 static bool pages_known(const struct ibx_migrate_status *s)
 {
-    return s->pages && (!s->source || !ibx_journal_returns(&s->record) || s->present);
+    return s->pages && (!s->source || s->present);
 }
 
 static uint64_t seconds_gone(const struct ibx_migrate_status *s)
@@ -232,14 +233,10 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
     case IBX_PHASE_FILLING:
         if (ibx_journal_stands(&s->record))
             snprintf(runs, sizeof(runs), "is \"%s\"", s->record.vm_status);
-        if (s->pages && s->path[0] && !pages_known(s))
+        if (s->pages && s->path[0])
             snprintf(out, size,
-                     "filling: the VM %s at the destination, which fetches what it lacks over %s",
-                     runs, s->path);
-        else if (s->pages && s->path[0])
-            snprintf(out, size,
-                     "filling: the VM %s at the destination, %" PRIu64 " pages to fetch over %s",
-                     runs, pages_left(s), s->path);
+                     "filling: the VM %s at the destination, %s%" PRIu64 " pages to fetch over %s",
+                     runs, pages_known(s) ? "" : "at most ", pages_left(s), s->path);
         else /* continued, and the pages are not counted yet */
             snprintf(out, size, "filling: the VM %s at the destination", runs);
         break;
