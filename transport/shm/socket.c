@@ -109,19 +109,22 @@ int ibx_shm_directory_open(const char *path, bool *shared, struct ibx_error *err
     const uid_t own = geteuid();
     int rc = 0, fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
-        return ibx_error_set(err, -errno, "shm_dir %s is not usable: %s", path, strerror(errno));
+        return ibx_error_set(err, -errno, "rdma.shm_dir %s is not usable: %s", path,
+                             strerror(errno));
     if (fstat(fd, &status))
-        rc = ibx_error_set(err, -errno, "shm_dir %s: %s", path, strerror(errno));
+        rc = ibx_error_set(err, -errno, "rdma.shm_dir %s: %s", path, strerror(errno));
     else if (status.st_uid != own && status.st_uid != 0)
-        rc = ibx_error_set(err, -EPERM,
-                           "shm_dir %s belongs to user %u, who can exchange what is in it: name "
-                           "a directory of user %u or root",
-                           path, (unsigned)status.st_uid, (unsigned)own);
+        rc = ibx_error_set(
+            err, -EPERM,
+            "rdma.shm_dir %s belongs to user %u, who can exchange what is in it: name "
+            "a directory of user %u or root",
+            path, (unsigned)status.st_uid, (unsigned)own);
     else if (status.st_mode & BY_OTHERS && !(status.st_mode & S_ISVTX))
-        rc = ibx_error_set(err, -EPERM,
-                           "shm_dir %s has mode %04o, so that others can exchange what is in it: "
-                           "chmod go-w %s, or name another directory",
-                           path, (unsigned)status.st_mode & 07777, path);
+        rc = ibx_error_set(
+            err, -EPERM,
+            "rdma.shm_dir %s has mode %04o, so that others can exchange what is in it: "
+            "chmod go-w %s, or name another directory",
+            path, (unsigned)status.st_mode & 07777, path);
     *shared = status.st_mode & BY_OTHERS;
     if (rc)
         close_fd(&fd);
@@ -158,7 +161,7 @@ static int place_make(struct shm_place *place, const char *directory, struct ibx
     } else {
         rc = folder_make(place);
     }
-    return rc < 0 ? ibx_error_set(err, rc, "cannot make a folder in shm_dir %s: %s", directory,
+    return rc < 0 ? ibx_error_set(err, rc, "cannot make a folder in rdma.shm_dir %s: %s", directory,
                                   strerror(-rc))
                   : 0;
 }
@@ -205,7 +208,7 @@ int ibx_shm_socket_listen(struct shm_place *place, const char *directory, int *l
     }
     if (rc) {
         close_fd(&fd);
-        return ibx_error_set(err, rc, "cannot make a socket in shm_dir %s: %s",
+        return ibx_error_set(err, rc, "cannot make a socket in rdma.shm_dir %s: %s",
                              directory[0] ? directory : "\"\"", strerror(-rc));
     }
     *listener = fd;
@@ -220,11 +223,11 @@ static int unreachable(const char *directory, const char *name, int code, struct
     if (!directory[0] && code == -ECONNREFUSED)
         return ibx_error_set(err, code,
                              "the server is on this host but in another network namespace: give "
-                             "both containers one directory and name it with shm_dir");
+                             "both containers one directory and name it with rdma.shm_dir");
     if (directory[0] && code == -ENOENT)
         return ibx_error_set(err, code,
-                             "%s/%s is not there: the server's shm_dir has to be mounted here "
-                             "too, and shm_dir on this side has to name it",
+                             "%s/%s is not there: the server's rdma.shm_dir has to be mounted here "
+                             "too, and rdma.shm_dir on this side has to name it",
                              directory, name);
     if (code == -ETIMEDOUT)
         return ibx_error_set(err, code, "the queue of the server's socket %s stayed full", name);

@@ -218,9 +218,10 @@ static void serve(struct ibx_listener *listener, const struct client *client)
 /* --------------------------------------------------------------------- tests */
 
 #define ELSEWHERE                                                                                  \
-    "another network namespace: give both containers one directory and name it with shm_dir"
+    "another network namespace: give both containers one directory and name it with rdma.shm_dir"
 #define NOT_HERE                                                                                   \
-    "the server's shm_dir has to be mounted here too, and shm_dir on this side has to name it"
+    "the server's rdma.shm_dir has to be mounted here too, and rdma.shm_dir on this side has to "  \
+    "name it"
 
 /* Servers listen at a socket in the folder, or at 127.0.0.1, and may have the folder as shm_dir. */
 static const struct scene {
