@@ -91,7 +91,8 @@ static const char *const source_texts[] = {
     [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: only the destination knows, and "
                             "\"ib-migrate recover\" asks it before anything is started",
     [IBX_JOURNAL_MOVED] = "%s @ at %s and not here, but this side has pages that it needs: "
-                          "leave this QEMU as it is; \"ib-migrate recover\" continues to send them",
+                          "leave this QEMU as it is; if no ib-migrate is at work, \"ib-migrate "
+                          "recover\" continues to send them",
     [IBX_JOURNAL_DONE] = "%s @ at %s with all of its pages: this QEMU is not needed any more "
                          "and must not be continued",
     [IBX_JOURNAL_KEPT] = "%s stayed here: its migration to %s ended before it could run there",
@@ -110,7 +111,8 @@ static const char *const destination_texts[] = {
     [IBX_JOURNAL_MAY_RUN] = "%s may run here or still be at %s: this QEMU knows, and \"ib-migrate "
                             "recover\" asks it",
     [IBX_JOURNAL_RUNNING] = "%s @ here and needs pages that are still at %s: leave both QEMUs "
-                            "as they are; \"ib-migrate recover\" continues to fetch them",
+                            "as they are; if no ib-migrate is at work, \"ib-migrate recover\" "
+                            "continues to fetch them",
     [IBX_JOURNAL_COMPLETE] = "%s @ here with all of its pages, but %s has not confirmed it and "
                              "keeps them, too: run \"ib-migrate recover\" here, or there if its "
                              "state is done",
@@ -168,11 +170,12 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
                "restarts it from its stop, unless a return of it had begun";
     if (record->borrow && record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))
         form = "%s @ at %s, borrowed from here: this side has the memory that it returns to and "
-               "the pages that it needs: leave this QEMU as it is; \"ib-migrate recover\" "
-               "continues to send them";
+               "the pages that it needs: leave this QEMU as it is; if no ib-migrate is at work, "
+               "\"ib-migrate recover\" continues to send them";
     if (record->borrow && record->state == IBX_JOURNAL_RUNNING)
         form = "%s @ here, borrowed from %s, which has the other pages: \"ib-migrate return\" "
-               "brings it home; \"ib-migrate recover\" continues to fetch them";
+               "brings it home; if no ib-migrate is at work, \"ib-migrate recover\" continues to "
+               "fetch them";
     if (ibx_journal_has_returned(record))
         form = record->source
                    ? "%s was borrowed by %s and has returned: nothing is to be done here"

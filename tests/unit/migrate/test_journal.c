@@ -574,6 +574,7 @@ static void states_have_names_and_meanings(NO_STATE)
     r.state = IBX_JOURNAL_RUNNING;
     ibx_journal_describe(&r, text, sizeof(text));
     text_has(text, "VM db1 runs here and needs");
+    text_has(text, "; if no ib-migrate is at work, \"ib-migrate recover\" continues to fetch them");
     strcpy(r.vm_status, "paused");
     ibx_journal_describe(&r, text, sizeof(text));
     text_has(text, "VM db1 was \"paused\" when QEMU was last asked, and is here and needs");
