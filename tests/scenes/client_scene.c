@@ -96,6 +96,14 @@ size_t put_wire(uint8_t *out)
     return 8;
 }
 
+void challenge_from_another_host(struct raw *raw)
+{
+    uint8_t payload[300];
+    size_t n = put_challenge(raw, false, payload);
+    payload[n - 1] ^= 1;
+    raw_send_frame(raw, CHALLENGE, payload, n);
+}
+
 void make_step(struct raw *raw, enum step step, struct raw_frame *frame)
 {
     uint8_t payload[300], proof[RAW_HASH], own[RAW_HASH];

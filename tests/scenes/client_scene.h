@@ -40,6 +40,8 @@ void expect_failure(struct scene *s, int code, const char *expected);
 
 /* Receives HELLO, and makes the opening and the host's mark of a CHALLENGE to it; their length. */
 size_t put_challenge(struct raw *raw, bool with_key, uint8_t *out);
+/* Sends one with another host's mark. */
+void challenge_from_another_host(struct raw *raw);
 /* What the client joins; its length. */
 size_t put_wire(uint8_t *out);
 /* Receives the frames before the server's frame of this step, and makes that frame. */

@@ -8,19 +8,10 @@
 #include "tests/scenes/patience.h"
 #include "transport/handshake/handshake.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sched.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <string.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -407,15 +398,6 @@ static void refused_provider_and_its_reason(void **state)
     close_scene(&s);
 }
 
-/* As a server with another host's mark. */
-static void challenge_from_another_host(struct raw *raw)
-{
-    uint8_t payload[300];
-    size_t n = put_challenge(raw, false, payload);
-    payload[n - 1] ^= 1;
-    raw_send_frame(raw, CHALLENGE, payload, n);
-}
-
 /* A mark that is not this host's: shared memory is not even asked for. */
 static void server_on_another_host(void **state)
 {
@@ -438,259 +420,6 @@ static void server_on_another_host(void **state)
     assert_non_null(strstr(s.err.message, "tcp: on the server: no"));
     raw_close(&raw);
     close_scene(&s);
-}
-
-/* -------------------------------------------------------------------- without a key */
-
-/* The server's end is another socket than the one that the client is connected to: a process of
- * this host passes on, which may lead to a clone of it. Its user says nothing then. */
-static void without_a_key_nobody_in_between(void **state)
-{
-    (void)state;
-    struct scene s;
-    uint8_t payload[300];
-    open_scene(&s, false, 10000);
-    struct raw raw = take_client(&s);
-    size_t n = put_challenge(&raw, false, payload);
-    int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    raw_end_mark(&raw, other, payload + n);
-    close(other);
-    raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
-    expect_failure(&s, -EACCES, "passes on to another one, and there is no key to know that by");
-    assert_true(raw_receives_end(&raw));
-    raw_close(&raw);
-    close_scene(&s);
-}
-
-/* Nobody proves anything then: not a word to another host, unless it is asked for. */
-static void without_a_key_no_other_host(void **state)
-{
-    (void)state;
-    struct scene s;
-    open_scene(&s, false, 10000);
-    struct raw raw = take_client(&s);
-    challenge_from_another_host(&raw);
-    expect_failure(&s, -EACCES,
-                   "is on another host, and there is no key to know it by: set rdma.key_file "
-                   "(--key-file) on both "
-                   "ends, or rdma.insecure : yes (--set insecure=yes)");
-    assert_true(raw_receives_end(&raw));
-    raw_close(&raw);
-    close_scene(&s);
-}
-
-/* Runs a server of this user id until it has sent its CHALLENGE and hears the end, or `parent` has
- * ended, which may not kill it any more. */
-static int serve_as(uid_t uid, int listening, pid_t parent)
-{
-    struct raw_frame frame;
-    alarm(30 * patience_times());
-    if (setresuid(uid, uid, uid) || prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != parent)
-        return 1;
-    struct raw raw = raw_accept(listening);
-    make_step(&raw, AT_CHALLENGE, &frame);
-    raw_send(&raw, frame.bytes, frame.length);
-    return !raw_receives_end(&raw);
-}
-
-static void without_a_key_no_other_user(void **state)
-{
-    (void)state;
-    if (geteuid())
-        skip();
-    struct scene s;
-    int status;
-    open_scene(&s, false, 10000);
-    const pid_t own = getpid(), server = fork();
-    if (!server)
-        _exit(serve_as(12345, s.listening, own));
-    client(&s);
-    assert_int_equal(s.rc, -EACCES);
-    assert_non_null(strstr(
-        s.err.message,
-        "belongs to user 12345, not to user 0 or root: set "
-        "rdma.key_file (--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)"));
-    assert_int_equal(waitpid(server, &status, 0), server);
-    assert_int_equal(status, 0);
-    close_scene(&s);
-}
-
-static bool write_to(const char *file, const char *text)
-{
-    const int fd = open(file, O_WRONLY | O_CLOEXEC);
-    const bool written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    if (fd >= 0)
-        close(fd);
-    return written;
-}
-
-/* Becomes nobody (65534) of a user namespace that has this user alone: so all others are nobody,
- * too. */
-static bool become_nobody(void)
-{
-    return !setresuid(12346, 12346, 12346) && !prctl(PR_SET_DUMPABLE, 1) &&
-           !unshare(CLONE_NEWUSER) && write_to("/proc/self/uid_map", "65534 12346 1");
-}
-
-#define CANNOT 77
-
-/* A server of another user that this namespace does not have is none of this user's. */
-static int client_as_nobody(struct scene *s)
-{
-    alarm(30 * patience_times());
-    const pid_t own = getpid(), server = fork();
-    if (!server)
-        _exit(serve_as(12345, s->listening, own));
-    if (!become_nobody())
-        return CANNOT;
-    client(s);
-    return !(s->rc == -EACCES && geteuid() == 65534 &&
-             strstr(s->err.message, "nobody knows which user the server at"));
-}
-
-static void without_a_key_no_user_from_outside(void **state)
-{
-    (void)state;
-    if (geteuid())
-        skip();
-    struct scene s;
-    int status;
-    open_scene(&s, false, 10000);
-    const pid_t child = fork();
-    if (!child)
-        _exit(client_as_nobody(&s));
-    assert_int_equal(waitpid(child, &status, 0), child);
-    close_scene(&s);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == CANNOT)
-        skip();
-    assert_int_equal(status, 0);
-}
-
-/* Its CHALLENGE and its end come together. Whether the client makes another connection: it does not
- * when it has looked before the kernel had forgotten whose the first one was. */
-static bool comes_again(struct scene *s, bool resets)
-{
-    const struct linger at_once = {.l_onoff = resets};
-    struct raw_frame frame;
-    struct pollfd again = {.fd = s->listening, .events = POLLIN};
-    const int one = 1;
-    struct raw raw = take_client(s);
-    make_step(&raw, AT_CHALLENGE, &frame);
-    setsockopt(raw.fd, IPPROTO_TCP, TCP_CORK, &one, sizeof(one));
-    raw_send(&raw, frame.bytes, frame.length);
-    if (resets) {
-        setsockopt(raw.fd, IPPROTO_TCP, TCP_CORK, &(int){0}, sizeof(int));
-        setsockopt(raw.fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
-    }
-    raw_close(&raw);
-    while (!s->over && poll(&again, 1, 10) <= 0)
-        ;
-    return !s->over;
-}
-
-/* A server that is busy turns clients away: that is no word about its user, nor about its host. */
-static void from_a_server_that_has_closed(bool resets)
-{
-    struct scene s;
-    struct raw_frame frame;
-    for (open_scene(&s, false, 10000); !comes_again(&s, resets); open_scene(&s, false, 10000)) {
-        expect_failure(&s, -ECONNRESET, "setting up with");
-        close_scene(&s);
-    }
-    struct raw raw = raw_accept(s.listening);
-    play_to(&raw, STEPS);
-    raw_expect(&raw, RESULT, &frame);
-    assert_int_equal(client_result(&s), 0);
-    raw_close(&raw);
-    close_scene(&s);
-}
-
-static void without_a_key_from_a_server_that_has_closed(void **state)
-{
-    (void)state;
-    from_a_server_that_has_closed(false);
-}
-
-static void without_a_key_from_a_server_that_resets(void **state)
-{
-    (void)state;
-    from_a_server_that_has_closed(true);
-}
-
-/* A socket that listens at this address, and one that is connected to it; -1: there is no such
- * address here. */
-static int connected_at(const char *host, int *listening)
-{
-    struct sockaddr_in6 six = {.sin6_family = AF_INET6};
-    struct sockaddr_in four = {.sin_family = AF_INET};
-    const bool is_four = inet_pton(AF_INET, host, &four.sin_addr) == 1;
-    struct sockaddr *address = is_four ? (struct sockaddr *)&four : (struct sockaddr *)&six;
-    socklen_t length = is_four ? sizeof(four) : sizeof(six);
-    assert_true(is_four || inet_pton(AF_INET6, host, &six.sin6_addr) == 1);
-    *listening = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (bind(*listening, address, length)) {
-        close(*listening);
-        return -1;
-    }
-    assert_int_equal(listen(*listening, 1), 0);
-    getsockname(*listening, address, &length);
-    const int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(connect(fd, address, length), 0);
-    return fd;
-}
-
-/* The owner of the other end, by socket of every kind; not before it is accepted. */
-static void user_at_the_other_end(void **state)
-{
-    (void)state;
-    static const char *const hosts[] = {"127.0.0.1", "::1", "::ffff:127.0.0.1"};
-    for (int i = 0; i < 3; i++) {
-        int listening;
-        uid_t uid = 4711;
-        const int fd = connected_at(hosts[i], &listening);
-        if (fd < 0) /* no IPv6 here */
-            continue;
-        assert_int_equal(ibx_handshake_peer_user(fd, &uid), -ENOENT);
-        int accepted = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
-        assert_int_equal(ibx_handshake_peer_user(fd, &uid), 0);
-        assert_int_equal(uid, geteuid());
-        close(accepted);
-        close(fd);
-        close(listening);
-    }
-    int pair[2];
-    uid_t uid = 4711;
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-    assert_int_equal(ibx_handshake_peer_user(pair[0], &uid), 0);
-    assert_int_equal(uid, geteuid());
-    close(pair[0]);
-    close(pair[1]);
-}
-
-/* The kernel says it of one socket: its table of all, which takes milliseconds, is not read. */
-static void user_without_the_table(void **state)
-{
-    (void)state;
-    int listening, status;
-    const int fd = connected_at("127.0.0.1", &listening);
-    assert_true(fd >= 0);
-    int accepted = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
-    pid_t child = fork();
-    if (!child) {
-        uid_t uid = 4711;
-        if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-            mount("none", "/proc", "tmpfs", 0, NULL))
-            _exit(2); /* not allowed here */
-        _exit(ibx_handshake_peer_user(fd, &uid) || uid != geteuid());
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    close(accepted);
-    close(fd);
-    close(listening);
-    assert_true(WIFEXITED(status));
-    if (WEXITSTATUS(status) == 2)
-        skip();
-    assert_int_equal(WEXITSTATUS(status), 0);
 }
 
 /* ----------------------------------------------------------------------- encryption */
@@ -824,14 +553,6 @@ int main(void)
         cmocka_unit_test(nobody_listens),
         cmocka_unit_test(refused_provider_and_its_reason),
         cmocka_unit_test(server_on_another_host),
-        cmocka_unit_test(without_a_key_no_other_host),
-        cmocka_unit_test(without_a_key_nobody_in_between),
-        cmocka_unit_test(without_a_key_no_other_user),
-        cmocka_unit_test(without_a_key_no_user_from_outside),
-        cmocka_unit_test(without_a_key_from_a_server_that_has_closed),
-        cmocka_unit_test(without_a_key_from_a_server_that_resets),
-        cmocka_unit_test(user_at_the_other_end),
-        cmocka_unit_test(user_without_the_table),
         cmocka_unit_test(encryption_that_cannot_be),
         cmocka_unit_test(public_key_of_low_order),
         cmocka_unit_test(busy_server),
