@@ -64,20 +64,28 @@ static void frames_out_of_order(void **state)
     close_scene(&s);
 }
 
-/* What is no server of ours at all. */
+/* What is no server of ours at all is named by its first bytes. */
 static void banners(void **state)
 {
     (void)state;
-    static const char *const texts[] = {"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "220 mail ESMTP\r\n",
-                                        "HTTP/1.1 400 Bad Request\r\n\r\n"};
+    static const struct {
+        const char *says, *is;
+    } cases[] = {{"HTTP/1.1 400 Bad Request\r\n", "a web server (HTTP) listens there"},
+                 {"<!DOCTYPE HTML>\n<html>", "a web server (HTTP) listens there"},
+                 {"SSH-2.0-OpenSSH_9.2p1\r\n", "an SSH server listens there"},
+                 {"{\"QMP\": {\"version\": {", "a QEMU monitor (QMP) listens there"},
+                 {"\x15\x03\x03\x01\x02", "a TLS server listens there"},
+                 {"RFB 003.008\n", "a VNC server listens there"},
+                 {"220 mail ESMTP\r\n", "a mail or FTP server listens there"},
+                 {"\xff\xff\xff\xff\xff", "it does not speak this protocol; see that an ibx"}};
     struct scene s;
-    open_scene(&s, false, 10000);
-    for (int i = 0; i < 3; i++) {
+    open_scene(&s, true, 10000);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct raw_frame frame;
         struct raw raw = take_client(&s);
         raw_expect(&raw, HELLO, &frame);
-        raw_send(&raw, texts[i], strlen(texts[i]));
-        expect_failure(&s, -EPROTO, "it does not speak this protocol");
+        raw_send(&raw, cases[i].says, strlen(cases[i].says));
+        expect_failure(&s, -EPROTO, cases[i].is);
         raw_close(&raw);
     }
     close_scene(&s);

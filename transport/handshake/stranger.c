@@ -15,13 +15,10 @@ static const char *name_of(const uint8_t *bytes, size_t n)
 {
     static const struct {
         const char *begins, *is;
-    } kinds[] = {{"HTTP/", "a web server (HTTP)"},
-                 {"<!DOC", "a web server (HTTP)"},
-                 {"<html", "a web server (HTTP)"},
-                 {"SSH-", "an SSH server"},
-                 {"{\"QMP", "a QEMU monitor (QMP)"},
-                 {"\x15\x03", "a TLS server"},
-                 {"RFB ", "a VNC server"}};
+    } kinds[] = {{"HTTP/", "a web server (HTTP)"},   {"<!DOC", "a web server (HTTP)"},
+                 {"<html", "a web server (HTTP)"},   {"SSH-", "an SSH server"},
+                 {"{\"QMP", "a QEMU monitor (QMP)"}, {"\x15\x03", "a TLS server"},
+                 {"RFB ", "a VNC server"},           {"220 ", "a mail or FTP server"}};
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         const size_t length = strlen(kinds[i].begins);
         if (n >= length && !memcmp(bytes, kinds[i].begins, length))

@@ -263,32 +263,6 @@ static void silent_in_every_state(void **state)
     close_scene(&s);
 }
 
-/* What listens there and is no server of ours, by its first bytes. */
-static void other_servers_are_named(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *says, *is;
-    } cases[] = {{"HTTP/1.1 400 Bad Request\r\n", "a web server (HTTP) listens there"},
-                 {"<!DOCTYPE HTML>\n<html>", "a web server (HTTP) listens there"},
-                 {"SSH-2.0-OpenSSH_9.2p1\r\n", "an SSH server listens there"},
-                 {"{\"QMP\": {\"version\": {", "a QEMU monitor (QMP) listens there"},
-                 {"\x15\x03\x03\x01\x02", "a TLS server listens there"},
-                 {"RFB 003.008\n", "a VNC server listens there"},
-                 {"\xff\xff\xff\xff\xff", "it does not speak this protocol; see that an ibx"}};
-    struct scene s;
-    open_scene(&s, true, 10000);
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct raw_frame frame;
-        struct raw raw = take_client(&s);
-        raw_expect(&raw, HELLO, &frame);
-        raw_send(&raw, cases[i].says, strlen(cases[i].says));
-        expect_failure(&s, -EPROTO, cases[i].is);
-        raw_close(&raw);
-    }
-    close_scene(&s);
-}
-
 /* A web server waits for the end of its request: a HELLO has none. */
 static void silent_web_server_is_named(void **state)
 {
@@ -546,7 +520,6 @@ int main(void)
         cmocka_unit_test(refused_before_its_hello),
         cmocka_unit_test(cut_off_at_every_byte),
         cmocka_unit_test(silent_in_every_state),
-        cmocka_unit_test(other_servers_are_named),
         cmocka_unit_test(silent_web_server_is_named),
         cmocka_unit_test(nobody_takes_the_knock),
         cmocka_unit_test(addresses_of_no_one_host),
