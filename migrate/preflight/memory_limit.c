@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How much memory the control groups of a QEMU leave it. Where a page of guest RAM goes beyond it,
- * the kernel ends QEMU, which runs the VM by then. In minor mode a page is counted to who READs it
- * into the file, so that the kernel ends the tool, and the VM waits. */
+/* How much memory this host has left, and how much the control groups of a QEMU leave it. Where a
+ * page of guest RAM goes beyond it, the kernel ends QEMU, which runs the VM by then, or another
+ * process. In minor mode a page is counted to who READs it into the file, so that the kernel ends
+ * the tool, and the VM waits. */
 #include "migrate/preflight/preflight.h"
 
 #include <inttypes.h>
@@ -142,6 +143,49 @@ uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_
     return room;
 }
 
+/* The number behind this word at the beginning of a line and `columns` others; 0: there is none. */
+static uint64_t number_in(FILE *file, const char *word, unsigned columns)
+{
+    char line[128];
+    const size_t length = strlen(word);
+    uint64_t number = 0;
+    rewind(file);
+    while (fgets(line, sizeof(line), file)) {
+        if (strncmp(line, word, length))
+            continue;
+        const char *at = line + length;
+        for (unsigned i = 0; i < columns; i++) {
+            at += strspn(at, " ");
+            at += strcspn(at, " ");
+        }
+        if (sscanf(at, "%" SCNu64, &number) == 1)
+            break;
+    }
+    return number;
+}
+
+/* What ZFS keeps of files, and gives up: the kernel does not count it as available. */
+static uint64_t cached_by_zfs(const char *proc)
+{
+    FILE *file = open_in(proc, "spl/kstat/zfs/arcstats");
+    if (!file)
+        return 0;
+    const uint64_t bytes = less(number_in(file, "size ", 1), number_in(file, "c_min ", 1));
+    fclose(file);
+    return bytes;
+}
+
+uint64_t ibx_preflight_host_room(const char *proc)
+{
+    FILE *file = open_in(proc, "meminfo");
+    if (!file)
+        return UINT64_MAX;
+    const uint64_t available = number_in(file, "MemAvailable:", 0);
+    const uint64_t swap = number_in(file, "SwapFree:", 0);
+    fclose(file);
+    return available ? sum_of((available + swap) << 10, cached_by_zfs(proc)) : UINT64_MAX;
+}
+
 /* Huge pages are not counted with other memory. */
 static uint64_t need_of(const struct ibx_guest_ram *ram)
 {
@@ -176,6 +220,18 @@ static bool lacks(const char *process, const struct ibx_guest_ram *ram, char nam
     *room = has >> 20;
     *need = wants >> 20;
     return has < wants;
+}
+
+void ibx_preflight_host_memory(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    const uint64_t room = ibx_preflight_host_room("/proc"), need = need_of(ram);
+    if (room < need)
+        ibx_blockers_add(
+            blockers,
+            "this host has %" PRIu64 " MiB of memory left (MemAvailable and SwapFree of "
+            "/proc/meminfo) and this VM may need %" PRIu64 " MiB more: free memory or add swap; "
+            "the kernel would end this QEMU or another process where a page finds no room",
+            room >> 20, need >> 20);
 }
 
 void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)

@@ -564,6 +564,25 @@ static void test_no_memory_for_minor(void)
     mover_must_print(&receiver, named);
 }
 
+/* A file system without a limit says nothing of what the host has. */
+static void test_no_memory_of_the_host(void)
+{
+    char ram[200], size[32];
+    struct sysinfo host;
+    mover_begin();
+    assert_int_equal(sysinfo(&host), 0);
+    snprintf(size, sizeof(size), "%luM",
+             (host.totalram + host.totalswap) / (1ul << 20) * host.mem_unit * 2);
+    snprintf(ram, sizeof(ram), "memory-backend-memfd,id=mem1,size=%s,share=on", size);
+    vm_start(&vms[1], &(struct vm_options){.append = "",
+                                           .incoming = true,
+                                           .extra = {"-m", size, "-object", ram, "-machine",
+                                                     "memory-backend=mem1"}});
+    struct mover *check = MOVER_RUN(1, "check", "--qmp", vms[1].tool, "--destination");
+    mover_must_print(check, "this host has ");
+    mover_must_print(check, "free memory or add swap");
+}
+
 #define FLASH(file, rest) "file=" file ",format=raw,if=pflash," rest
 
 /* Firmware of one size in files of the hosts' own, an empty drive, a disk without content: the VM
@@ -620,6 +639,7 @@ int main(void)
                                            VM_TEST(test_memory_elsewhere),
                                            VM_TEST(test_a_machine_plugged_together_since),
                                            VM_TEST(test_no_memory_for_minor),
+                                           VM_TEST(test_no_memory_of_the_host),
                                            VM_TEST(test_own_firmware),
                                            {0}};
     return vm_tests(tests, end_all);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What control groups leave a QEMU of memory, in a made-up tree of both versions; and how several
- * reasons become one sentence. */
+/* What control groups leave a QEMU of memory, in a made-up tree of both versions, and what a host
+ * has left; and how several reasons become one sentence. */
 #include "migrate/common/common.h"
 #include "migrate/preflight/preflight.h"
 #include "tests/scenes/unit.h"
@@ -109,6 +109,27 @@ static void test_first_version(void **state)
     leaves(groups, 9, 9, "/memory/m");
 }
 
+/* With free swap, and what ZFS would give up. */
+static void test_host(void **state)
+{
+    (void)state;
+    assert_true(ibx_preflight_host_room(root) == UINT64_MAX);
+    make("/meminfo", "MemTotal:       16384 kB\nMemFree:  1 kB\n"); /* before Linux 3.14 */
+    assert_true(ibx_preflight_host_room(root) == UINT64_MAX);
+    make("/meminfo", "MemTotal:       16384 kB\nMemAvailable:    4096 kB\nSwapTotal: 2048 kB\n"
+                     "SwapFree:        1024 kB\n");
+    assert_int_equal(ibx_preflight_host_room(root) / MIB, 5);
+    make("/spl", NULL);
+    make("/spl/kstat", NULL);
+    make("/spl/kstat/zfs", NULL);
+    make("/spl/kstat/zfs/arcstats", "9 1 0x01 123 33456 1 2\nname type data\nhits 4 7\n"
+                                    "c_min                           4    1048576\n"
+                                    "size                            4    4194304\n");
+    assert_int_equal(ibx_preflight_host_room(root) / MIB, 8);
+    make("/spl/kstat/zfs/arcstats", "size 4 5\nc_min 4 1048576\n");
+    assert_int_equal(ibx_preflight_host_room(root) / MIB, 5);
+}
+
 static bool ends(const char *text, const char *with)
 {
     return strlen(text) >= strlen(with) && !strcmp(text + strlen(text) - strlen(with), with);
@@ -143,8 +164,8 @@ static void test_reasons_in_one_sentence(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_second_version),
-                                       cmocka_unit_test(test_first_version),
-                                       cmocka_unit_test(test_reasons_in_one_sentence)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_second_version), cmocka_unit_test(test_first_version),
+        cmocka_unit_test(test_host), cmocka_unit_test(test_reasons_in_one_sentence)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }
