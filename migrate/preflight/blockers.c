@@ -162,6 +162,24 @@ void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *b
     }
 }
 
+/* Where pages may be missing: other file systems have no userfaultfd. */
+static void check_missing_possible(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        struct statfs fs;
+        if (block->fd < 0 || fstatfs(block->fd, &fs) || fs.f_type == TMPFS_MAGIC ||
+            fs.f_type == HUGETLBFS_MAGIC)
+            continue;
+        ibx_blockers_add(blockers,
+                         "guest RAM %s is in %s, which is on no tmpfs and not in huge pages, so "
+                         "that its pages cannot come one by one: start QEMU with "
+                         "mem-path=/dev/shm/vm/NAME, after install -d -m 700 /dev/shm/vm (libvirt: "
+                         "memory_backing_dir = \"/dev/shm\" in qemu.conf)",
+                         block->id, block->path);
+    }
+}
+
 /* ------------------------------------------------------------ both sides */
 
 static void check_pair_block(const struct ibx_guest_block *from, const struct ibx_guest_block *to,
@@ -523,6 +541,7 @@ void ibx_preflight_host(const struct ibx_guest_ram *ram, enum ibx_migrate_role r
     ibx_preflight_ram_files(ram, blockers);
     if (role == IBX_MIGRATE_DESTINATION) {
         ibx_preflight_permissions(ram, blockers);
+        check_missing_possible(ram, blockers);
         if (!blockers->takes_over) {
             ibx_preflight_space(ram, blockers);
             ibx_preflight_host_memory(ram, blockers);

@@ -6,7 +6,10 @@
 #include "common/clock.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
 #include <sys/sysinfo.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define SNAPSHOTS 4
@@ -583,6 +586,30 @@ static void test_no_memory_of_the_host(void)
     mover_must_print(check, "free memory or add swap");
 }
 
+/* A VM may come from a file on a disk, and not into one: its pages could not come one by one. */
+static void test_memory_on_a_disk(void)
+{
+    char ram[2][200], path[96], file[64];
+    struct statfs fs;
+    mover_begin();
+    assert_int_equal(statfs(mover_folder, &fs), 0);
+    if (fs.f_type == TMPFS_MAGIC)
+        skip();
+    for (unsigned i = 0; i < 2; i++) {
+        snprintf(file, sizeof(file), "ram-%u", i);
+        make_file(path, sizeof(path), file, 0);
+        assert_int_equal(chmod(path, 0600), 0);
+        snprintf(ram[i], sizeof(ram[i]),
+                 "memory-backend-file,id=mem1,size=64M,mem-path=%s,share=on", path);
+    }
+#define ON_A_DISK(i) .append = "", .extra = {"-object", ram[i], "-machine", "memory-backend=mem1"}
+    vm_start(&vms[0], &(struct vm_options){ON_A_DISK(0)});
+    vm_start(&vms[1], &(struct vm_options){ON_A_DISK(1), .incoming = true});
+    struct mover *check = MOVER_RUN(0, "check", "--qmp", vms[0].tool);
+    check = MOVER_RUN(1, "check", "--qmp", vms[1].tool, "--destination");
+    mover_must_print(check, "is on no tmpfs and not in huge pages");
+}
+
 #define FLASH(file, rest) "file=" file ",format=raw,if=pflash," rest
 
 /* Firmware of one size in files of the hosts' own, an empty drive, a disk without content: the VM
@@ -640,6 +667,7 @@ int main(void)
                                            VM_TEST(test_a_machine_plugged_together_since),
                                            VM_TEST(test_no_memory_for_minor),
                                            VM_TEST(test_no_memory_of_the_host),
+                                           VM_TEST(test_memory_on_a_disk),
                                            VM_TEST(test_own_firmware),
                                            {0}};
     return vm_tests(tests, end_all);
