@@ -551,6 +551,7 @@ static int make_child(struct cloning *c, struct ibx_clone_result *result, struct
     result->network_ns = ibx_now_ns() - loaded;
     result->verified = c->verified;
     result->whole = c->folder.manifest.complete;
+    result->ran = c->folder.manifest.ran;
     return rc;
 }
 

@@ -290,6 +290,7 @@ struct ibx_clone_result {
     bool child;                 /* it has become one; also where its network cards failed */
     pid_t pid;                  /* of QEMU */
     char status[32];            /* of the VM, as QEMU calls it */
+    bool ran;                   /* its parent, when it was frozen */
     bool whole;                 /* all pages were there */
     uint64_t verified;          /* bytes that were read to compare the folder with its digest */
     unsigned cards, cards_down; /* network cards with a MAC of its own; of these, without a link */

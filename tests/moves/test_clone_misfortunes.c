@@ -22,7 +22,8 @@ static void kill_filler(void)
     SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
     SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--max-bandwidth", "64K");
     child_start(&children[0], (const char *[]){"-S", NULL});
-    MOVER_RUN(0, "clone", cache, "--qmp", children[0].tool);
+    mover_must_print(MOVER_RUN(0, "clone", cache, "--qmp", children[0].tool),
+                     "paused, though its parent ran");
     mover_kill(&filler, SIGKILL);
     vm_do(&children[0], "cont", NULL);
 }

@@ -185,6 +185,10 @@ int ibx_cli_clone(const struct migrate_args *args)
     char took[32];
     if (find_folder(args, &cache, &err) || make_child(args, cache.folder, &r, &err))
         return ibx_cli_fail(err.message);
+    if (r.ran && !strcmp(r.status, "paused"))
+        ibx_cli_message("the child is paused, though its parent ran: its QEMU was started with -S, "
+                        "or cannot use a disk (has another process its image?), which QEMU prints "
+                        "and says to cont");
     if (args->json) {
         ibx_cli_print_json(json_pack(
             "{s:{s:s, s:i, s:s, s:b, s:I, s:I, s:I, s:I, s:i, s:i, s:I}}", "clone", "folder",
