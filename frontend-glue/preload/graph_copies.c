@@ -51,8 +51,8 @@ static _Atomic int failure;
 #define BEHIND_BYTES ((size_t)256 << 20) /* of all, in slots of the back end's */
 static struct behind {
     struct graph_copy *copy;
-    void *exec;
-    unsigned due; /* calls of the copy's function by which all its launches are over */
+    void *exec, *stream; /* the latter of its last launch */
+    unsigned due;        /* calls of the copy's function by which all its launches are over */
 } behind[BEHIND];
 static unsigned behind_count, behind_resets;
 static size_t behind_bytes;
@@ -431,17 +431,30 @@ static bool is_over(const struct behind *b)
     return (int)(atomic_load(&b->copy->called) - b->due) >= 0;
 }
 
-void ibx_frontend_graph_behind_trim(void)
+/* Locked. Those that are not under way. The driver may wait for what else is in their streams, so
+ * not while a function is. */
+static void drop_behind(void)
 {
-    pthread_mutex_lock(&behind_lock);
-    const bool many = behind_count > BEHIND / 2 || behind_bytes > BEHIND_BYTES / 2;
-    for (unsigned i = 0; many && atomic_load(&resets) == behind_resets && i < behind_count;) {
-        if (!is_over(&behind[i]))
+    for (unsigned i = 0; atomic_load(&resets) == behind_resets && i < behind_count;) {
+        if (!is_over(&behind[i]) || ibx_frontend_host_waits(behind[i].stream))
             i++;
         else
             end_behind(take_behind(i));
     }
+}
+
+void ibx_frontend_graph_behind_trim(void)
+{
+    pthread_mutex_lock(&behind_lock);
+    if (behind_count > BEHIND / 2 || behind_bytes > BEHIND_BYTES / 2)
+        drop_behind();
     pthread_mutex_unlock(&behind_lock);
+}
+
+/* Locked. */
+static bool has_room(const struct graph_copy *copy)
+{
+    return behind_count < BEHIND && bytes_of(&copy->parameters) <= BEHIND_BYTES - behind_bytes;
 }
 
 /* Locked. False: it is not to be had. */
@@ -450,8 +463,9 @@ static bool make_behind(struct graph_copy *copy, struct behind *made)
     void *graph = NULL, *node;
     int rc = CUDA_SUCCESS;
     *made = (struct behind){.copy = copy, .due = atomic_load(&copy->called)};
-    if (behind_count == BEHIND || bytes_of(&copy->parameters) > BEHIND_BYTES - behind_bytes ||
-        cudaGraphCreate(&graph, 0))
+    if (!has_room(copy))
+        drop_behind();
+    if (!has_room(copy) || cudaGraphCreate(&graph, 0))
         return false;
     const bool good = ibx_frontend_slot_node(&node, graph, &copy->parameters, &rc) && !rc &&
                       !cudaGraphInstantiate(&made->exec, graph, 0);
@@ -502,9 +516,13 @@ bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *parameters, 
     if (there) {
         const unsigned called = atomic_load(&copy->called);
         *rc = cudaGraphLaunch(b.exec, stream);
+        b.stream = stream;
         if (!*rc)
             b.due = ((int)(b.due - called) > 0 ? b.due : called) + 1;
         put_behind(&b);
+    } else if (takes) {
+        free(copy->taken);
+        copy->taken = NULL;
     }
     pthread_mutex_unlock(&behind_lock);
     return there;

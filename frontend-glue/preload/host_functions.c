@@ -147,6 +147,14 @@ static uint64_t first_in(const void *stream)
     return f ? f->number : 0;
 }
 
+bool ibx_frontend_host_waits(const void *stream)
+{
+    pthread_mutex_lock(&lock);
+    const bool waits = first_in(stream);
+    pthread_mutex_unlock(&lock);
+    return waits;
+}
+
 bool ibx_frontend_host_in_stream(const void *stream, unsigned ms)
 {
     static uint64_t in_vain; /* one that was waited for */
@@ -556,8 +564,7 @@ static int enqueue(struct function wish, const char *name)
 {
     struct extra e;
     struct function *f = malloc(sizeof(*f));
-    if (!ibx_frontend_host_functions())
-        ibx_frontend_graph_behind_trim();
+    ibx_frontend_graph_behind_trim();
     if (!f)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     pthread_mutex_lock(&lock);

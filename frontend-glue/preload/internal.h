@@ -227,7 +227,9 @@ bool ibx_frontend_host_lost(uint64_t mark, bool all, const void *stream);
 /* The same for the wait for an event, which was recorded in the stream. */
 void ibx_frontend_host_event(void *event, void *stream);
 bool ibx_frontend_host_event_lost(const void *event);
-/* Whether there are some in that stream, also when the first of them was waited for so long. */
+/* Whether there are some in that stream. */
+bool ibx_frontend_host_waits(const void *stream);
+/* The same, also when the first of them was waited for so long. */
 bool ibx_frontend_host_in_stream(const void *stream, unsigned ms);
 /* Whether any that are outstanding are never called, in whatever stream. */
 bool ibx_frontend_host_gone(void);
@@ -315,8 +317,8 @@ bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument,
  * they are few then. False: it cannot be made so, and nothing was done. */
 bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *copy, bool takes, void *stream,
                                     int *rc);
-/* While no function is outstanding, for whose stream this would wait: when there are many such
- * copies, those that are over are given up, so that there is room for others. */
+/* When there are many such copies, those that are over are given up, but for those in streams that
+ * wait for functions, so that there is room for others. */
 void ibx_frontend_graph_behind_trim(void);
 /* A device was reset. */
 void ibx_frontend_graph_reset(void);

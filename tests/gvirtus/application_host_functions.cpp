@@ -161,7 +161,11 @@ bool host_functions()
         REQUIRE(device_has(device, memory, 10000) && device_has(device + 10000, memory + 7, 100));
         REQUIRE(device_has(device + 10100, memory, 10000) && cudaGetLastError() == 0);
     }
-    for (int round = 0; round < 2; round++) { // nor others, when there were many of them
+    // Nor others, when there were many of them, also while a function in another stream waits.
+    REQUIRE(cudaStreamCreateWithFlags(&apart, 1) == 0);
+    stub_remote()->hold_stream(reinterpret_cast<std::uintptr_t>(apart));
+    REQUIRE(cudaMemsetAsync(device, 0, 1, apart) == 0 && launch_host(apart, set_flag, &flag) == 0);
+    for (int round = 0; round < 2; round++) {
         char *memory = static_cast<char *>(pinned);
         std::memset(memory, 'x', 200);
         flags[0] = flags[1] = 0;
@@ -176,6 +180,8 @@ bool host_functions()
         for (std::size_t n = 1; n <= 40; n++)
             REQUIRE(device_has(device + 100 * n, memory + n + 40 * round, n));
     }
+    stub_remote()->hold_stream(0);
+    REQUIRE(cudaStreamDestroy(apart) == 0);
     // A copy that waits does so in the order of the legacy stream, for which no wait for that says.
     for (int way = 0; way < 4; way++) {
         char *memory = way % 2 ? pageable.data() : static_cast<char *>(pinned);
