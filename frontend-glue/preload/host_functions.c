@@ -67,6 +67,7 @@ static struct {
     struct function *functions; /* outstanding, the oldest first */
     uint64_t called;            /* one whose stream has not gone on yet; 0: none */
     const void *called_in;
+    bool returned;             /* that function */
     struct function *repeated; /* of graphs */
 } server;
 static _Atomic unsigned outstanding;
@@ -136,21 +137,27 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
     return lost;
 }
 
-/* Locked. The number of the first one in that stream; 0: there is none. */
-static uint64_t first_in(const void *stream)
+/* Locked. The number of the first one in that stream that has not been called; 0: there is none. */
+static uint64_t next_in(const void *stream)
 {
     const struct function *f = server.functions;
-    if (server.called && server.called_in == stream)
-        return server.called;
     while (f && (f->abandoned || f->stream != stream))
         f = f->next;
     return f ? f->number : 0;
 }
 
+/* Locked. Likewise, also one whose stream has not gone on yet. */
+static uint64_t first_in(const void *stream)
+{
+    return server.called && server.called_in == stream ? server.called : next_in(stream);
+}
+
+/* When one has returned its stream goes on, which this process hears a moment later. */
 bool ibx_frontend_host_waits(const void *stream)
 {
     pthread_mutex_lock(&lock);
-    const bool waits = first_in(stream);
+    const bool waits =
+        (server.called && server.called_in == stream && !server.returned) || next_in(stream);
     pthread_mutex_unlock(&lock);
     return waits;
 }
@@ -323,6 +330,7 @@ static void call(const struct function *f, struct called *called)
         f->function(f->argument);
     calls = calls_theirs = false;
     pthread_mutex_lock(&lock);
+    server.returned = true;
     while (server.state == SERVER_LEFT) /* GVirtuS's front end may be gone */
         ibx_thread_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
@@ -358,6 +366,7 @@ static bool call_named(struct called *called)
     const bool was_outstanding = f && !f->abandoned;
     server.called = was_outstanding ? f->number : 0;
     server.called_in = f ? f->stream : NULL;
+    server.returned = false;
     if (called->number && !f)
         f = take_repeated(called->number);
     server.answers++;

@@ -227,7 +227,7 @@ bool ibx_frontend_host_lost(uint64_t mark, bool all, const void *stream);
 /* The same for the wait for an event, which was recorded in the stream. */
 void ibx_frontend_host_event(void *event, void *stream);
 bool ibx_frontend_host_event_lost(const void *event);
-/* Whether there are some in that stream. */
+/* Whether there are some in that stream that have not returned. */
 bool ibx_frontend_host_waits(const void *stream);
 /* The same, also when the first of them was waited for so long. */
 bool ibx_frontend_host_in_stream(const void *stream, unsigned ms);
