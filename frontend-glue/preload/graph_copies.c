@@ -473,6 +473,18 @@ static bool make_behind(struct graph_copy *copy, struct behind *made)
     return good;
 }
 
+/* Locked. Likewise; then no call of the program's has failed. */
+static bool try_behind(struct graph_copy *copy, struct behind *made)
+{
+    const int before = cudaPeekAtLastError();
+    if (make_behind(copy, made))
+        return true;
+    cudaGetLastError();
+    if (before)
+        ibx_frontend_fail(before);
+    return false;
+}
+
 /* Locked. One that takes as many bytes to the same place, and is over; NULL: there is none. */
 static struct graph_copy *find_taken(const struct ibx_cuda_memcpy3d *p)
 {
@@ -512,7 +524,7 @@ bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *parameters, 
         pthread_mutex_unlock(&behind_lock);
         return false;
     }
-    const bool there = find_behind(copy, &b) || make_behind(copy, &b);
+    const bool there = find_behind(copy, &b) || try_behind(copy, &b);
     if (there) {
         const unsigned called = atomic_load(&copy->called);
         *rc = cudaGraphLaunch(b.exec, stream);

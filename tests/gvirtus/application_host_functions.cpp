@@ -32,6 +32,13 @@ void wait_for_flag(void *flags)
     both[1] = 1;
 }
 
+// Ends when that thread waits, for longer than a copy stays for a function.
+void wait_for_waiting(void *thread)
+{
+    for (int asleep = 0; asleep < 300; usleep(1000))
+        asleep = state_of(getpid(), *static_cast<pid_t *>(thread)) == 'S' ? asleep + 1 : 0;
+}
+
 struct Step {
     char *memory;
     char expected, written;
@@ -160,6 +167,17 @@ bool host_functions()
         REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1);
         REQUIRE(device_has(device, memory, 10000) && device_has(device + 10000, memory + 7, 100));
         REQUIRE(device_has(device + 10100, memory, 10000) && cudaGetLastError() == 0);
+    }
+    // One that cannot be made so waits, and nothing has failed.
+    pid_t thread = gettid();
+    for (int before : {0, 1}) {
+        REQUIRE(before == 0 || launch_host(stream, nullptr, nullptr) == before);
+        REQUIRE(launch_host(stream, wait_for_waiting, &thread) == 0);
+        stub_remote()->inject("cudaGraphInstantiate", 1, 2, false);
+        REQUIRE(cudaMemcpyAsync(device + 300, static_cast<char *>(pinned) + before, 55, H2D,
+                                stream) == 0);
+        stub_remote()->inject("", 0, 0, false);
+        REQUIRE(cudaGetLastError() == before && cudaGetLastError() == 0);
     }
     // Nor others, when there were many of them, also while a function in another stream waits.
     REQUIRE(cudaStreamCreateWithFlags(&apart, 1) == 0);

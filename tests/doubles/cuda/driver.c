@@ -122,6 +122,13 @@ EXPORT void ibx_double_get_stats(struct ibx_double_stats *out)
     leave(0);
 }
 
+/* For the runtime's own calls. */
+EXPORT bool ibx_double_fails(const char *function, int *code)
+{
+    pthread_mutex_lock(&mutex);
+    return leave(fails(function, code));
+}
+
 EXPORT void ibx_double_inject(const char *function, unsigned in, int code, bool sticky)
 {
     pthread_mutex_lock(&mutex);

@@ -321,8 +321,11 @@ EXPORT int cudaGraphNodeFindInClone(void **node, void *original, void *handle)
 
 EXPORT int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags)
 {
-    if (flags > 15)
-        return returns(INVALID_VALUE);
+    bool (*fails)(const char *function, int *code) = NULL;
+    int code = INVALID_VALUE;
+    *(void **)&fails = driver_function("ibx_double_fails");
+    if (flags > 15 || fails("cudaGraphInstantiate", &code))
+        return returns(code);
     struct double_graph *made = graph_copy(graph);
     made->flags = flags;
     *exec = made;
