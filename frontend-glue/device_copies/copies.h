@@ -563,6 +563,8 @@ struct ibx_host_copy {
 };
 void *ibx_host_work_copy(struct copies *x, uint64_t queue, uint64_t number,
                          struct ibx_host_copy *copy, int *rc);
+/* No graph has that slot any more, nor calls that function, of a copy. */
+void ibx_host_work_unused(const void *repeated, uint64_t slot);
 /* The copy of the function that the client is calling now. */
 struct ibx_host_copy ibx_host_work_taken(const struct copies *x, uint64_t number);
 /* The number of one of the tenant's; 0: it is none. */

@@ -22,6 +22,7 @@ struct slot {
     struct block *block;
     size_t at, n;            /* within the block */
     unsigned graphs, users;  /* that hold it; it goes with the last */
+    void *function;          /* that graphs call for it (host_work.c); NULL: none yet */
     const void *context;     /* of its graphs */
     struct ibx_quota *quota; /* that n counts in; NULL: none */
 };
@@ -329,15 +330,27 @@ bool ibx_slot_hold(uint64_t slot)
     return held;
 }
 
+void ibx_slot_call(uint64_t slot, void *function)
+{
+    pthread_mutex_lock(&lock);
+    struct slot *s = find(slot);
+    if (s)
+        s->function = function;
+    pthread_mutex_unlock(&lock);
+}
+
 void ibx_slot_release(void *slot)
 {
+    void *function = NULL;
     pthread_mutex_lock(&lock);
     struct slot *s = find((uintptr_t)slot);
     if (s && s->graphs) {
-        s->graphs--;
+        function = --s->graphs ? NULL : s->function;
         drop_if_unheld(s);
     }
     pthread_mutex_unlock(&lock);
+    if (function)
+        ibx_host_work_unused(function, (uintptr_t)slot);
 }
 
 bool ibx_slot_use(uint64_t slot, struct ibx_slot_memory *memory)
@@ -375,6 +388,8 @@ void ibx_slots_forget(const void *context)
         for (struct slot *s = blocks[i].slots, *next; s; s = next) {
             next = s->next;
             s->graphs = 0;
+            if (s->function)
+                ibx_host_work_unused(s->function, s->number);
             drop_if_unheld(s);
         }
     }

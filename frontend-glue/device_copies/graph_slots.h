@@ -36,6 +36,8 @@ struct ibx_slot_memory {
 uint64_t ibx_slot_make(struct copies *x, size_t n);
 /* Held once more. False: there is no such slot any more. */
 bool ibx_slot_hold(uint64_t slot);
+/* What its graphs call; that is told when none of them is there any more. */
+void ibx_slot_call(uint64_t slot, void *function);
 /* What CUDA calls when a graph has it no more; it has the number for an address. */
 void ibx_slot_release(void *slot);
 /* Where it is, for a copy by the transport; it stays until the latter call, also if its context

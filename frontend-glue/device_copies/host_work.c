@@ -36,7 +36,8 @@
 
 /*
  * state machine: function that a stream waits for
- *   [*] -> REPEATED -> [*]              of a graph: it is what others are made of
+ *   [*] -> REPEATED -> [*]              of a graph: it is what others are made of; that of a copy
+ *                                       goes with its last graph
  *   [*] -> WAITING                      enqueued
  *   WAITING -> REACHED                  its stream has got there
  *   REACHED -> TAKEN                    the client's thread has asked, and calls it
@@ -64,11 +65,13 @@ static const struct ibx_state_table function_table =
 struct function {
     struct ibx_host_queue *queue;
     struct function *next;          /* of those that were reached, or are repeated */
+    struct function **at;           /* where that list has it, if it is repeated */
     uintptr_t id;                   /* what CUDA has of it */
     uint64_t number;                /* the client's */
     struct ibx_state_machine state; /* enum function_state; the lock's */
     int status;                     /* of the stream, as a callback is told */
     struct ibx_host_copy copy;
+    unsigned users; /* that are about to give a graph the function of a copy */
 };
 
 struct ibx_host_queue {
@@ -315,27 +318,52 @@ static struct function *enter_repeated(struct ibx_host_queue *q, uint64_t number
     }
     if (f) {
         f->next = q->repeated;
+        f->at = &q->repeated;
+        if (f->next)
+            f->next->at = &f->next;
         q->repeated = f;
         repeats++;
     }
     return f;
 }
 
+/* Locked. */
+static void forget_repeated(struct function *f)
+{
+    *f->at = f->next;
+    if (f->next)
+        f->next->at = f->at;
+    repeats--;
+    tdelete(f, &repeated_ones, compare_numbers);
+    forget(f);
+}
+
+void ibx_host_work_unused(const void *repeated, uint64_t slot)
+{
+    pthread_mutex_lock(&lock);
+    struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
+    if (f && !f->users && f->copy.slot == slot)
+        forget_repeated(f);
+    pthread_mutex_unlock(&lock);
+}
+
 static void *repeat(const struct copies *x, uint64_t id, uint64_t number, bool copies, int *rc)
 {
     pthread_mutex_lock(&lock);
     struct ibx_host_queue *q = with_room(x, id, number, rc);
-    const struct function *f = q ? find_repeated(q, number) : NULL;
+    struct function *f = q ? find_repeated(q, number) : NULL;
     if (q && !f)
         f = enter_repeated(q, number, copies);
     void *made = f ? (void *)f->id : NULL;
+    const bool good = made && ibx_host_work_is_copy(made) == copies;
+    if (good && copies)
+        f->users++;
     pthread_mutex_unlock(&lock);
     if (!made && !*rc)
         *rc = CUDA_MEMORY_ALLOCATION;
-    if (!made || ibx_host_work_is_copy(made) == copies)
-        return made;
-    *rc = CUDA_INVALID_VALUE;
-    return NULL;
+    else if (made && !good)
+        *rc = CUDA_INVALID_VALUE;
+    return good ? made : NULL;
 }
 
 void *ibx_host_work_repeat(struct copies *x, uint64_t id, uint64_t number, int *rc)
@@ -357,6 +385,16 @@ static struct ibx_host_copy copy_of(const void *repeated, const struct ibx_host_
     return copy;
 }
 
+/* Behind repeat(): the graph has it, and holds its slot, or nothing has become of it. */
+static void is_given(const void *repeated)
+{
+    pthread_mutex_lock(&lock);
+    struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
+    if (f && !--f->users && !f->copy.slot)
+        forget_repeated(f);
+    pthread_mutex_unlock(&lock);
+}
+
 /* All graphs with that function have one slot: what is copied twice in no order, to the same memory
  * of the client's or from it, is a race natively, too, or the same bytes. */
 void *ibx_host_work_copy(struct copies *x, uint64_t id, uint64_t number, struct ibx_host_copy *copy,
@@ -374,9 +412,12 @@ void *ibx_host_work_copy(struct copies *x, uint64_t id, uint64_t number, struct 
         *copy = now;
     else if (!(copy->slot = ibx_slot_make(x, copy->n)))
         *rc = CUDA_NOT_SUPPORTED;
-    else
+    else {
+        ibx_slot_call(copy->slot, made);
         copy_of(made, copy);
+    }
     pthread_mutex_unlock(&making);
+    is_given(made);
     return *rc ? NULL : made;
 }
 
@@ -492,13 +533,8 @@ void ibx_host_work_end(struct copies *x)
         at = &(*at)->next;
     *at = q->next;
     q->ended = true;
-    while (q->repeated) {
-        struct function *f = q->repeated;
-        q->repeated = f->next;
-        repeats--;
-        tdelete(f, &repeated_ones, compare_numbers);
-        forget(f);
-    }
+    while (q->repeated)
+        forget_repeated(q->repeated);
     tell();
     let_go(q);
     pthread_mutex_unlock(&lock);

@@ -286,6 +286,46 @@ static void test_very_many_functions(void **state)
         fail_msg("%f s for 5000 functions beside 60000, %f s before", last, first);
 }
 
+static uint64_t copy_slot(uint64_t queue, uint64_t number)
+{
+    struct ibx_host_copy copy = {.n = 16, .to_device = true};
+    int rc = 0;
+    void *made = ibx_host_work_copy(&alice.x, queue, number, &copy, &rc);
+    if (!made)
+        fail_msg("function %llu: %d", (unsigned long long)number, rc);
+    assert_true(ibx_host_work_number(&alice.x, made) == number);
+    assert_true(ibx_host_work_copy_of(made).slot == copy.slot);
+    return copy.slot;
+}
+
+/* Those of copies in graphs that are no more make room for others. */
+static void test_functions_come_and_go(void **state)
+{
+    (void)state;
+    uint64_t queue = 0;
+    struct ibx_host_copy copy = {.n = 16, .to_device = true};
+    int rc = 0;
+    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+    void *lasting = ibx_host_work_copy(&alice.x, queue, 1, &copy, &rc);
+    assert_non_null(lasting);
+    assert_true(copy_slot(queue, 1) == copy.slot); /* of two graphs */
+    for (uint64_t number = 2; number < 70000; number++)
+        release(copy_slot(queue, number));
+    release(copy_slot(queue, 2)); /* the same, once more */
+    release(copy.slot);
+    assert_true(ibx_host_work_number(&alice.x, lasting) == 1);
+    release(copy.slot);
+    assert_true(ibx_host_work_number(&alice.x, lasting) == 0);
+    assert_false(ibx_host_work_repeats());
+    release(copy_slot(queue, 1));
+    void *context = NULL; /* nor when that goes with all its graphs */
+    assert_int_equal(alice.x.cuda->ctx_get_current(&context), 0);
+    copy_slot(queue, 1);
+    ibx_slots_forget(context);
+    assert_false(ibx_host_work_repeats());
+    ibx_host_work_end(&alice.x);
+}
+
 static uint8_t *bytes_of(uint64_t slot, size_t n)
 {
     struct ibx_slot_memory memory;
@@ -681,19 +721,13 @@ static void test_anything(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory_without_owner),
-        cmocka_unit_test(test_rows_of_others),
-        cmocka_unit_test(test_nodes_of_others),
-        cmocka_unit_test(test_levels_of_others),
-        cmocka_unit_test(test_pointers_of_others),
-        cmocka_unit_test(test_openers_that_are_gone),
-        cmocka_unit_test(test_work_that_is_left),
-        cmocka_unit_test(test_very_many_slots),
-        cmocka_unit_test(test_very_many_functions),
-        cmocka_unit_test(test_slots_come_and_go),
-        cmocka_unit_test(test_very_many_of_others),
-        cmocka_unit_test(test_very_many_are_shared),
-        cmocka_unit_test(test_anything),
+        cmocka_unit_test(test_memory_without_owner), cmocka_unit_test(test_rows_of_others),
+        cmocka_unit_test(test_nodes_of_others),      cmocka_unit_test(test_levels_of_others),
+        cmocka_unit_test(test_pointers_of_others),   cmocka_unit_test(test_openers_that_are_gone),
+        cmocka_unit_test(test_work_that_is_left),    cmocka_unit_test(test_very_many_slots),
+        cmocka_unit_test(test_very_many_functions),  cmocka_unit_test(test_functions_come_and_go),
+        cmocka_unit_test(test_slots_come_and_go),    cmocka_unit_test(test_very_many_of_others),
+        cmocka_unit_test(test_very_many_are_shared), cmocka_unit_test(test_anything),
     };
     return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
 }
