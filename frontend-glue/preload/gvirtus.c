@@ -113,17 +113,8 @@ static void watch_forks(void)
     pthread_atfork(before_fork, in_parent, NULL);
 }
 
-int ibx_frontend_refusal(void)
-{
-    int rc;
-    return ibx_frontend_forbidden(&rc) ? rc : CUDA_UNLOADING;
-}
-
 bool ibx_frontend_first_begins(void)
 {
-    int rc;
-    if (ibx_frontend_forbidden(&rc))
-        return false;
     if (has_called)
         return true;
     count(); /* first: see ibx_frontend_close() */
@@ -308,8 +299,7 @@ int ibx_frontend_waited(int rc, uint64_t stream)
 
 int cudaGetLastError(void)
 {
-    const bool none =
-        ibx_frontend_in_host_function() || ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
+    const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
     const int now = last ? errors_so_far() : 0;
     const int rc = newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaGetLastError), now);
     last = CUDA_SUCCESS;
@@ -318,8 +308,7 @@ int cudaGetLastError(void)
 
 int cudaPeekAtLastError(void)
 {
-    const bool none =
-        ibx_frontend_in_host_function() || ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
+    const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
     const int now = last ? errors_so_far() : 0;
     return newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaPeekAtLastError), now);
 }

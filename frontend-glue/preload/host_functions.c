@@ -310,7 +310,7 @@ bool ibx_frontend_in_host_function(void)
     return calls;
 }
 
-/* CUDA permits no calls there, and one that waits for the function's own stream would never end. */
+/* One that waits for the function's own stream would never end. */
 bool ibx_frontend_forbidden(int *rc)
 {
     if (calls_theirs)

@@ -42,11 +42,10 @@ int ibx_frontend_waited(int rc, uint64_t stream);
         (__typeof__(&(function)))ibx_frontend_next(&found, #function);                             \
     })
 /* Around calls of GVirtuS's: by a thread's first one it connects, one thread at a time. Quick for
- * all others. The latter may come several times. False: GVirtuS's front end must not be called: it
- * is about to go, or the thread is in a function of the program's, as the last one returns. */
+ * all others. The latter may come several times. False: GVirtuS's front end is about to go, and
+ * must not be called. */
 bool ibx_frontend_first_begins(void);
 void ibx_frontend_first_is_over(void);
-int ibx_frontend_refusal(void);
 /* At the end of the process: whether no other thread calls GVirtuS's, nor begins to. */
 bool ibx_frontend_close(void);
 /* The calling thread, which is one of this library's, need not be asked for that. */
@@ -56,7 +55,7 @@ void ibx_frontend_is_no_caller(void);
     __extension__({                                                                                \
         __typeof__(&(function)) next = NEXT(function);                                             \
         const bool may = ibx_frontend_first_begins();                                              \
-        const int returned = !may   ? ibx_frontend_refusal()                                       \
+        const int returned = !may   ? CUDA_UNLOADING                                               \
                              : next ? (int)next(__VA_ARGS__)                                       \
                                     : CUDA_NOT_SUPPORTED;                                          \
         ibx_frontend_first_is_over();                                                              \
@@ -209,7 +208,8 @@ void ibx_frontend_visible_devices(void);
 
 /* Whether the calling thread is in a function that a stream waits for. */
 bool ibx_frontend_in_host_function(void);
-/* Whether it is the program's, which may make no calls of CUDA's: *rc is what they return. */
+/* Whether it is the program's, in which CUDA permits no work, no memory and no waits: *rc is what
+ * such a call is to return. */
 bool ibx_frontend_forbidden(int *rc);
 /* Whether functions of the application's are outstanding, that a stream has still to wait for. */
 bool ibx_frontend_host_functions(void);

@@ -386,7 +386,7 @@ static int launch_by_gvirtus(const void *function, const struct launch_config *c
 {
     ibx_frontend_launcher launch = ibx_frontend_plain_launch();
     const bool may = ibx_frontend_first_begins();
-    const int rc = !may     ? ibx_frontend_refusal()
+    const int rc = !may     ? CUDA_UNLOADING
                    : launch ? launch((void *)(uintptr_t)function, c->grid, c->block, arguments,
                                      c->shared, c->stream)
                             : CUDA_NOT_SUPPORTED;
@@ -403,6 +403,8 @@ static int launch_now(const void *function, const struct launch_config *config, 
     int rc = k ? CUDA_SUCCESS : ibx_frontend_no_kernel(function);
     if (rc)
         return ibx_frontend_fail(rc);
+    if (ibx_frontend_forbidden(&rc))
+        return rc;
     const bool first = plugin && !k;
     if (first)
         k = learned(function, config);

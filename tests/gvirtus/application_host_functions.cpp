@@ -74,7 +74,7 @@ struct Calls {
     int last;
 };
 
-// CUDA permits none of them there, and those that wait would wait for themselves.
+// CUDA permits none of these there, and those that wait would wait for themselves; others it may.
 void call_cuda(void *argument)
 {
     auto *c = static_cast<Calls *>(argument);
@@ -88,10 +88,10 @@ void call_cuda(void *argument)
                 cudaMemcpy(c->device, c->host, 100, H2D),
                 cudaMemcpyAsync(c->host, c->device, 100, D2H, c->stream),
                 cudaMemset(c->device, 1, 100),
-                cudaStreamCreate(&made),
                 launch_host(c->stream, set_flag, nullptr),
                 stub_launch(c->host, c->host, 1, c->stream)};
     c->last = cudaGetLastError();
+    c->codes.push_back(cudaGetLastError() == 0 && cudaSetDevice(0) == 0 ? 800 : 0);
 }
 
 } // namespace
