@@ -283,8 +283,7 @@ static bool find_guest_physical(const char *tree, const char *id, uint64_t *phys
         char name[IBX_GUEST_ID_MAX + 16];
         int fields = sscanf(line, " %" SCNx64 "-%" SCNx64 " (prio %*d, ram): %143s @%" SCNx64,
                             &start, &end, name, &at);
-        const char *plain = strncmp(name, "/objects/", 9) ? name : name + 9;
-        if (fields < 3 || strcmp(plain, id))
+        if (fields < 3 || strcmp(strncmp(name, "/objects/", 9) ? name : name + 9, id))
             continue;
         *physical = start;
         *into = fields == 4 ? at : 0;

@@ -299,8 +299,14 @@ static void become_ssh(const struct run *run, int in, int out)
 static int start_far_end(struct run *run, struct ibx_error *err)
 {
     int to[2] = {-1, -1}, from[2] = {-1, -1};
-    if (pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC))
-        return ibx_error_set(err, -errno, "no pipe to ssh: %s", strerror(errno));
+    if (pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC)) {
+        int rc = ibx_error_set(err, -errno, "no pipe to ssh: %s", strerror(errno));
+        if (to[0] >= 0) {
+            close(to[0]);
+            close(to[1]);
+        }
+        return rc;
+    }
     run->ssh = fork();
     if (!run->ssh)
         become_ssh(run, to[0], from[1]);
