@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -40,6 +41,7 @@ struct cloning {
     struct ibx_guest_ram ram;
     struct ibx_settings settings;
     struct ibx_uffd uffd;
+    int claim; /* its process, locked; or -1 */
     struct snapshot_child child;
     struct snapshot_holes holes; /* of a whole folder */
     struct snapshot_network network;
@@ -496,6 +498,24 @@ static int give_network(struct cloning *c, struct ibx_clone_result *result, stru
 
 /* ------------------------------------------------------------ all of it */
 
+/* One clone at a time gives a QEMU its memory, by whatever monitor it is told of it: the next one
+ * would take that from a VM that runs by then. A child's memory has no file to lock: its process
+ * has, as long as somebody has that open. */
+static int claim(struct cloning *c, struct ibx_error *err)
+{
+    char path[32];
+    snprintf(path, sizeof(path), "/proc/%d", (int)c->ram.pid);
+    c->claim = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (c->claim >= 0 && !flock(c->claim, LOCK_EX | LOCK_NB))
+        return 0;
+    if (c->claim >= 0 && errno == EWOULDBLOCK)
+        return ibx_error_set(err, -EBUSY,
+                             "another ib-migrate makes a child of this QEMU (process %d): let that "
+                             "one end, or start another QEMU for this child",
+                             (int)c->ram.pid);
+    return ibx_error_set(err, -errno, "%s cannot be locked: %s", path, strerror(errno));
+}
+
 /* The folder, with all pages or somebody who fills it. */
 static int open_parent(struct cloning *c, struct ibx_error *err)
 {
@@ -519,6 +539,8 @@ static int begin(struct cloning *c, struct ibx_error *err)
         rc = ibx_qmp_connect(c->config->qmp, deadline, &c->qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(c->qmp, false, &c->ram, deadline, err);
+    if (!rc)
+        rc = claim(c, err);
     if (!rc)
         rc = check_started(c, err);
     if (!rc)
@@ -563,7 +585,7 @@ int ibx_snapshot_clone(const struct ibx_clone_config *config, struct ibx_clone_r
     if (!c)
         return ibx_error_set(err, -ENOMEM, "no memory for a child");
     c->config = config;
-    c->uffd.fd = -1;
+    c->uffd.fd = c->claim = -1;
     int rc = make_child(c, &got, err);
     if (got.child)
         *result = got;
@@ -572,6 +594,8 @@ int ibx_snapshot_clone(const struct ibx_clone_config *config, struct ibx_clone_r
     ibx_guest_ram_fini(&c->ram);
     ibx_qmp_close(c->qmp);
     ibx_snapshot_folder_close(&c->folder);
+    if (c->claim >= 0)
+        close(c->claim);
     free(c);
     return rc;
 }

@@ -96,6 +96,26 @@ static void test_command(void)
     MOVER_RUN(0, "clone", snapshot, "--qmp", children[0].tool);
 }
 
+/* Two of them by two monitors: the second one would take the memory of the first one's child. */
+static void test_two_in_one_qemu(void)
+{
+    struct mover first = {0};
+    char monitor[160], qmp[200];
+    freeze();
+    snprintf(monitor, sizeof(monitor), "%s/other.qmp", mover_folder);
+    snprintf(qmp, sizeof(qmp), "unix:%s,server=on,wait=off", monitor);
+    child_start(&children[0], (const char *[]){"-qmp", qmp, NULL});
+    mover_stop_next("clone:mapped");
+    mover_start(&first, (const char *[]){"clone", snapshot, "--qmp", children[0].tool, NULL});
+    mover_await_stop(&first);
+    mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", monitor),
+                     "another ib-migrate makes a child of this QEMU");
+    mover_kill(&first, SIGCONT);
+    mover_ends(&first, 0);
+    mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", monitor), "cannot become a child");
+    child_is_right(&children[0]);
+}
+
 static void test_refused(void)
 {
     freeze();
@@ -192,8 +212,13 @@ static void test_identities(void)
 int main(void)
 {
     static const struct vm_test tests[] = {
-        VM_TEST(test_of_a_vm_that_runs_on), VM_TEST(test_command), VM_TEST(test_identities),
-        VM_TEST(test_of_a_snapshot),        VM_TEST(test_refused), {0},
+        VM_TEST(test_of_a_vm_that_runs_on),
+        VM_TEST(test_command),
+        VM_TEST(test_identities),
+        VM_TEST(test_of_a_snapshot),
+        VM_TEST(test_two_in_one_qemu),
+        VM_TEST(test_refused),
+        {0},
     };
     return vm_tests(tests, clones_end);
 }
