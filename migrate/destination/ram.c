@@ -202,10 +202,12 @@ static bool notes_arrived(const struct destination_ram *ram)
 int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
                               struct ibx_record *record, struct ibx_error *err)
 {
-    int rc = ibx_uffd_make(ram->guest.pid, qmp, IBX_UFFD_ANY, &ram->uffd,
-                           ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int rc = ibx_uffd_make(ram->guest.pid, qmp, IBX_UFFD_ANY, &ram->uffd, deadline, err);
     if (!rc)
         rc = ibx_state_move(&ram->state, RAM_OPENED);
+    if (!rc)
+        rc = ibx_guest_ram_huge_pages(&ram->guest, false, deadline, err);
     if (!rc)
         rc = enable(ram, err);
     /* From the first try on: what was registered before an error has to be unregistered. */
@@ -631,8 +633,11 @@ int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_rec
     int closed = ibx_uffd_close_in_qemu(&ram->uffd, ibx_deadline_in_ms(CLOSE_MS), &why);
     if (closed && ibx_journal_qemu_lives(record))
         return rc ? rc : ibx_error_set(err, closed, "%s", why.message);
-    if (!closed) /* it is closed here, too */
+    if (!closed) { /* here, too */
         ram->uffd.fd = -1;
+        /* Without them the VM is slower, not wrong. */
+        ibx_guest_ram_huge_pages(&ram->guest, true, ibx_deadline_in_ms(CLOSE_MS), NULL);
+    }
     ibx_destination_ram_abandon(ram);
     return 0;
 }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@
 #define SYSCTL         "/proc/sys/vm/unprivileged_userfaultfd"
 #define ANON_NAME      "anon_inode:[userfaultfd]"
 #define CAP_SYS_PTRACE 19
+#define SMALL_PAGE     4096u
 
 /* ------------------------------------------------------------ what QEMU may do */
 
@@ -282,5 +284,27 @@ int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct i
                              (int)uffd->pid, strerror((int)-result));
     close(uffd->fd);
     uffd->fd = uffd->remote = -1;
+    return 0;
+}
+
+int ibx_guest_ram_huge_pages(const struct ibx_guest_ram *ram, bool allowed, uint64_t deadline_ns,
+                             struct ibx_error *err)
+{
+    const int advice = allowed ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
+    for (size_t i = 0; i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        const uint64_t arguments[6] = {block->address, block->size, (unsigned)advice};
+        int64_t result = 0;
+        if (!block->shared || block->page_size > SMALL_PAGE)
+            continue;
+        int rc = ibx_inject_syscall(ram->pid, SYS_madvise, arguments, &result, deadline_ns, err);
+        if (rc)
+            return rc;
+        if (result && result != -EINVAL) /* a kernel without them */
+            return ibx_error_set(err, result < -4095 ? -EIO : (int)result,
+                                 "huge pages cannot be kept from guest RAM %s in QEMU (process "
+                                 "%d): %s",
+                                 block->id, (int)ram->pid, strerror((int)-result));
+    }
     return 0;
 }

@@ -275,6 +275,11 @@ int ibx_uffd_awaits_pages(pid_t pid, struct ibx_error *err);
 /* Closes it in QEMU and here. Only after a complete migration: pages that are missing then read as
  * zeros. After a failure both are still open. */
 int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err);
+/* Transparent huge pages of guest RAM: QEMU asks the kernel for them. Before Linux 6.4 the kernel
+ * makes one of a file's pages where some of them are missing, with zeros in their place, for which
+ * no fault comes: so none are allowed as long as pages may be missing, and then again. */
+int ibx_guest_ram_huge_pages(const struct ibx_guest_ram *ram, bool allowed, uint64_t deadline_ns,
+                             struct ibx_error *err);
 
 /* Whether IBX_UFFD_ANY would find a way, without touching QEMU: 0, or an error with the remedy.
  * `way` may be NULL. */
