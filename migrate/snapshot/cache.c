@@ -193,6 +193,7 @@ static int map_block(struct snapshot_cache *cache, unsigned i, struct ibx_error 
     cache->memory[i] = at;
     madvise(at, size, MADV_DONTDUMP);
     madvise(at, size, MADV_DONTFORK);
+    madvise(at, size, MADV_NOHUGEPAGE); /* as ibx_guest_ram_huge_pages() */
     if (is_state(cache, i))
         return 0;
     *range_of(cache, i) =

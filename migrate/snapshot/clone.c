@@ -343,6 +343,15 @@ static int watch(struct cloning *c, struct ibx_error *err)
     return rc ? rc : closed;
 }
 
+/* As ibx_guest_ram_huge_pages(), of a file that may not have all pages yet. */
+static int keep_huge_pages_out(struct cloning *c, unsigned i, struct ibx_error *err)
+{
+    const uint64_t advise[6] = {c->child.addresses[i], c->folder.sizes[i], MADV_NOHUGEPAGE};
+    int64_t result;
+    return ibx_inject_syscall(c->ram.pid, SYS_madvise, advise, &result,
+                              ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+}
+
 static int unlock_block(struct cloning *c, unsigned i, struct ibx_error *err)
 {
     const uint64_t arguments[6] = {c->child.addresses[i], c->folder.sizes[i],
@@ -380,8 +389,11 @@ static int give_ram(struct cloning *c, struct ibx_error *err)
 {
     int rc = 0;
     c->child.count = c->folder.manifest.ram_count;
-    for (unsigned i = 0; !rc && i < c->child.count; i++)
+    for (unsigned i = 0; !rc && i < c->child.count; i++) {
         rc = map_block(c, i, err);
+        if (!rc && !c->folder.manifest.complete)
+            rc = keep_huge_pages_out(c, i, err);
+    }
     ibx_migration_stop_at("clone", "mapped");
     if (!rc && !c->folder.manifest.complete)
         rc = watch(c, err);

@@ -49,6 +49,8 @@ static int map_blocks(struct serving *s, struct ibx_error *err)
                                  s->folder.path, strerror(errno));
         s->memory[i] = at;
         madvise(at, (size_t)s->folder.sizes[i], MADV_DONTDUMP);
+        if (!s->folder.manifest.complete) /* as ibx_guest_ram_huge_pages() */
+            madvise(at, (size_t)s->folder.sizes[i], MADV_NOHUGEPAGE);
     }
     return 0;
 }

@@ -54,6 +54,9 @@ static void test_on_demand(void)
     SERVE(&server, snapshot, "--listen", "shm://127.0.0.1:0");
     SERVE(&filler, cache, "--cache", server.uri, "--on-demand");
     child_of(&children[0], cache);
+    /* The kernel would make them where pages are missing. */
+    assert_true(access("/sys/kernel/mm/transparent_hugepage", F_OK) ||
+                vm_memory_has(&children[0], cache, " nh"));
     child_is_right(&children[0]);
     await_figure(&filler, "child_faults", 1);
     const json_int_t bytes = settled_bytes();

@@ -179,45 +179,25 @@ static void test_bandwidth(void)
     pair_moved("");
 }
 
-/* Whether the memory of this QEMU has this flag ("hg": huge pages are wanted, "nh": none may be).
- */
-static bool ram_has_flag(const struct vm *vm, const char *flag)
-{
-    char path[64], line[PATH_MAX + 128];
-    bool in_ram = false, has = false;
-    unsigned long start, end;
-    snprintf(path, sizeof(path), "/proc/%d/smaps", (int)vm->pid);
-    FILE *file = fopen(path, "re");
-    assert_non_null(file);
-    while (fgets(line, sizeof(line), file)) {
-        if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
-            in_ram = strstr(line, vm->ram);
-        else if (in_ram && !strncmp(line, "VmFlags:", 8))
-            has |= strstr(line, flag) != NULL;
-    }
-    fclose(file);
-    return has;
-}
-
 /* The kernel would put one in the place of pages that are missing. */
 static void test_no_huge_pages_meanwhile(void)
 {
     if (access("/sys/kernel/mm/transparent_hugepage", F_OK))
         skip();
     pair_start(NULL);
-    assert_true(ram_has_flag(&vms[1], " hg"));
+    assert_true(vm_memory_has(&vms[1], vms[1].ram, " hg"));
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0",
                   (const char *[]){"--max-bandwidth", "64K", NULL});
     mover_send(&sender, &vms[0], receiver.uri, NULL);
     mover_await(&receiver, "filling", 0);
-    assert_true(ram_has_flag(&vms[1], " nh"));
+    assert_true(vm_memory_has(&vms[1], vms[1].ram, " nh"));
     mover_kill(&receiver, SIGKILL);
     mover_await(&sender, "broken", 0);
-    assert_true(ram_has_flag(&vms[1], " nh"));
+    assert_true(vm_memory_has(&vms[1], vms[1].ram, " nh"));
     pair_recover(&receiver);
     pair_done();
     pair_moved("");
-    assert_true(ram_has_flag(&vms[1], " hg"));
+    assert_true(vm_memory_has(&vms[1], vms[1].ram, " hg"));
 }
 
 static void test_sandboxed(void)

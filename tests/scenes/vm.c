@@ -443,3 +443,21 @@ bool vm_runs(struct vm *vm)
     json_decref(status);
     return runs;
 }
+
+bool vm_memory_has(const struct vm *vm, const char *file, const char *flag)
+{
+    char path[64], line[PATH_MAX + 128];
+    bool in_file = false, has = false;
+    unsigned long start, end;
+    snprintf(path, sizeof(path), "/proc/%d/smaps", (int)vm->pid);
+    FILE *smaps = fopen(path, "re");
+    assert_non_null(smaps);
+    while (fgets(line, sizeof(line), smaps)) {
+        if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+            in_file = strstr(line, file);
+        else if (in_file && !strncmp(line, "VmFlags:", 8))
+            has |= strstr(line, flag) != NULL;
+    }
+    fclose(smaps);
+    return has;
+}

@@ -57,6 +57,9 @@ int vm_tests(const struct vm_test *tests, int (*end)(void **state));
 /* Starts one and connects to its monitor. */
 void vm_start(struct vm *vm, const struct vm_options *options);
 void vm_end(struct vm *vm);
+/* Whether memory of this QEMU that is of this file, or of one below this folder, has a flag of
+ * smaps: " hg" (huge pages are wanted), " nh" (none may be). */
+bool vm_memory_has(const struct vm *vm, const char *file, const char *flag);
 /* SIGKILL; its files stay. */
 void vm_kill(struct vm *vm);
 /* Waits until it has ended by itself. */
