@@ -49,6 +49,21 @@ void ibx_shm_ring_fini(struct shm *shm)
 
 /* --------------------------------------------------------------------- output */
 
+/* Whether the peer has closed its end, which the core sees at the handshake's socket. */
+static bool is_end(int code)
+{
+    return code == 0 || code == -ECONNRESET || code == -EPIPE || code == -ENOTCONN ||
+           code == -ECONNREFUSED;
+}
+
+/* Nobody can be woken by it: both sides would sleep for ever. */
+static void socket_broken(struct shm *shm, int code)
+{
+    char reason[sizeof(shm->broken_reason)];
+    snprintf(reason, sizeof(reason), "the shm socket fails: %s", strerror(-code));
+    ibx_shm_break(shm, code, reason);
+}
+
 /* A full socket wakes as well. Where the kernel has no memory for a packet, progress() tries again,
  * and this side does not sleep before that. */
 static void wake_send(struct shm *shm)
@@ -56,6 +71,8 @@ static void wake_send(struct shm *shm)
     const char packet = CONTROL_WAKE;
     const int rc = ibx_shm_packet_send(shm->control, &packet, 1, -1);
     shm->wake_due = rc == -ENOBUFS || rc == -ENOMEM;
+    if (rc != -EAGAIN && !shm->wake_due && !is_end(rc))
+        socket_broken(shm, rc);
 }
 
 /* Only the side that resets the flag sends a wake. */
@@ -315,9 +332,10 @@ void ibx_shm_control_drain(struct shm *shm)
             control_packet(shm, packet, (size_t)n, fd);
             continue;
         }
-        /* The core sees the end at the handshake's socket. A closed socket would keep poll(2)
-         * awake. */
+        /* A closed socket would keep poll(2) awake. */
         shm->gone = true;
         ibx_link_unwatch(shm->link, shm->control);
+        if (!is_end((int)n))
+            socket_broken(shm, (int)n);
     }
 }

@@ -124,14 +124,16 @@ static void test_sleeping(void **state)
 }
 
 static unsigned no_memory; /* packets for which the kernel has none */
+static int send_code;      /* of the next one */
 
 ssize_t __real_sendmsg(int socket, const struct msghdr *message, int flags);
 ssize_t __wrap_sendmsg(int socket, const struct msghdr *message, int flags);
 ssize_t __wrap_sendmsg(int socket, const struct msghdr *message, int flags)
 {
-    if (!no_memory)
+    if (!no_memory && !send_code)
         return __real_sendmsg(socket, message, flags);
-    errno = --no_memory % 2 ? ENOBUFS : ENOMEM;
+    errno = send_code ? send_code : --no_memory % 2 ? ENOBUFS : ENOMEM;
+    send_code = 0;
     return -1;
 }
 
@@ -152,6 +154,42 @@ static void test_waking_without_memory(void **state)
     assert_true(end_wakes(server, 0));
     assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
     await_notes(server, NULL, 1);
+}
+
+static int receive_code; /* of the shm socket, once */
+
+ssize_t __real_recvmsg(int socket, struct msghdr *message, int flags);
+ssize_t __wrap_recvmsg(int socket, struct msghdr *message, int flags);
+ssize_t __wrap_recvmsg(int socket, struct msghdr *message, int flags)
+{
+    errno = receive_code;
+    receive_code = 0;
+    return errno ? -1 : __real_recvmsg(socket, message, flags);
+}
+
+/* Nobody can be woken by a socket that cannot be read: both ends would sleep for ever. */
+static void test_a_socket_that_cannot_be_read(void **state)
+{
+    (void)state;
+    assert_int_equal(ibx_provider_shm.arm(server->shm), 0);
+    assert_int_equal(end_send(client, "a", 1, 0), 0);
+    assert_true(end_wakes(server, 0));
+    receive_code = EACCES;
+    end_turn(server);
+    assert_int_equal(receive_code, 0);
+    assert_int_equal(server->notes[server->count - 1].kind, NOTE_LOST);
+    assert_int_equal(server->notes[server->count - 1].status, -EACCES);
+}
+
+/* The same if it takes no packets, but for a peer that is gone, which others notice. */
+static void test_a_socket_that_takes_nothing(void **state)
+{
+    (void)state;
+    assert_int_equal(ibx_provider_shm.arm(server->shm), 0);
+    send_code = EACCES;
+    assert_int_equal(end_send(client, "a", 1, 0), 0);
+    end_turn(client);
+    assert_lost(client, -EACCES);
 }
 
 static void test_sleeping_for_credit(void **state)
@@ -574,6 +612,8 @@ int main(void)
         TEST(test_signalled_sends),
         TEST(test_sleeping),
         TEST(test_waking_without_memory),
+        TEST(test_a_socket_that_cannot_be_read),
+        TEST(test_a_socket_that_takes_nothing),
         TEST(test_sleeping_for_credit),
         TEST(test_copies_of_each_way),
         TEST(test_refusals_direct),
