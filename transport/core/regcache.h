@@ -8,6 +8,9 @@
  * anonymous memory is cached. Other memory, and all memory where userfaultfd is not permitted, is
  * registered for each call, which is slow.
  *
+ * The kernel does not report MADV_GUARD_INSTALL (Linux 6.13), which empties memory, too: what is to
+ * be copied must not lie where guard pages come and go.
+ *
  * An application notices two things. munmap and the like of cached memory wait some microseconds
  * for a thread of this process to take note. And mremap(2) of a range that was cached only in part
  * fails with EFAULT, because the kernel sees two kinds of memory there; glibc's realloc(3) then
