@@ -102,6 +102,8 @@ ssize_t ibx_shm_packet_receive(int socket, void *data, size_t size, int *fd)
                              .msg_controllen = sizeof(control.bytes)};
     ssize_t n = receive(socket, &message, 0);
     *fd = n < 0 ? -1 : take_descriptor(&message);
+    if (n >= 0 && *fd < 0 && message.msg_flags & MSG_CTRUNC)
+        *fd = -EMFILE;
     return n;
 }
 
@@ -371,7 +373,7 @@ static int segment_accept(struct shm *shm, int fd, uint32_t slots, uint32_t mess
     const struct ibx_options *agreed = ibx_link_options(shm->link);
     struct stat status;
     if (slots != agreed->slots || message != agreed->message || message > MESSAGE_LIMIT || fd < 0)
-        return -EPROTO;
+        return fd == -EMFILE ? fd : -EPROTO;
     shm->geometry = geometry_of(slots, message);
     if (!ibx_shm_memfd_safe(fd) || fstat(fd, &status) ||
         (uint64_t)status.st_size != 2 * shm->geometry.half)

@@ -316,7 +316,8 @@ int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
 /* Leaves `control`, `segment` and `geometry`. */
 int ibx_shm_setup(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err);
 void ibx_shm_setup_undo(struct shm *shm);
-/* Sends and receives one packet and at most one descriptor, -1: none. Non-blocking. */
+/* Sends and receives one packet and at most one descriptor, -1: none; -EMFILE: there was one, for
+ * which this process has no place. Non-blocking. */
 int ibx_shm_packet_send(int socket, const void *data, size_t length, int fd);
 ssize_t ibx_shm_packet_receive(int socket, void *data, size_t size, int *fd);
 

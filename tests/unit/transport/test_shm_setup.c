@@ -363,6 +363,29 @@ static void test_nothing_is_left(void **state)
     assert_int_equal(entries("/proc/self/fd"), before);
 }
 
+/* What came without its descriptor says why, or a full table would be the peer's fault. */
+static void test_no_place_for_a_descriptor(void **state)
+{
+    (void)state;
+    struct rlimit before, none;
+    int ends[2], fd = -1;
+    char byte = 'a';
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    assert_int_equal(ibx_shm_packet_send(ends[0], &byte, 1, ends[0]), 0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    const ssize_t n = ibx_shm_packet_receive(ends[1], &byte, 1, &fd);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(n, 1);
+    assert_int_equal(fd, -EMFILE);
+    assert_int_equal(ibx_shm_packet_send(ends[0], &byte, 1, -1), 0);
+    assert_int_equal(ibx_shm_packet_receive(ends[1], &byte, 1, &fd), 1);
+    assert_int_equal(fd, -1);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, both_apart, both_close)
@@ -380,6 +403,7 @@ int main(void)
         TEST(test_an_attempt_given_up_leaves_nothing),
         TEST(test_a_bad_directory),
         TEST(test_nothing_is_left),
+        cmocka_unit_test(test_no_place_for_a_descriptor),
     };
     alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm_setup", tests, NULL, NULL);
