@@ -6,7 +6,7 @@
  *
  * Faults elsewhere are the program's. Its handler, set before or later, gets them. A thread that
  * blocks the signal would be killed by such an access: no thread does, and each is told that it
- * does (pthread_sigmask(3)).
+ * does (pthread_sigmask(3)), also one that inherits that.
  */
 #include "frontend-glue/preload/managed.h"
 
@@ -194,7 +194,8 @@ static struct sigaction theirs; /* the program's */
 typedef int (*setter)(int number, const struct sigaction *action, struct sigaction *old);
 
 typedef int (*masker)(int how, const sigset_t *set, sigset_t *old);
-static _Atomic(void *) found_sigaction, found_signal, found_sysv, found_mask, found_process_mask;
+static _Atomic(void *) found_sigaction, found_signal, found_sysv, found_mask, found_process_mask,
+    found_create;
 static _Thread_local bool blocks; /* the signal, as far as the program knows */
 
 static setter real_sigaction(void)
@@ -219,6 +220,7 @@ __attribute__((constructor)) static void find_names(void)
     ibx_frontend_next(&found_signal, "signal");
     ibx_frontend_next(&found_sysv, "__sysv_signal");
     ibx_frontend_next(&found_process_mask, "sigprocmask");
+    ibx_frontend_next(&found_create, "pthread_create");
     sigemptyset(&ours);
     sigaddset(&ours, SIGSEGV);
     if (!real_mask()(SIG_UNBLOCK, &ours, &before) && sigismember(&before, SIGSEGV))
@@ -381,6 +383,37 @@ __attribute__((visibility("default"))) int sigprocmask(int how, const sigset_t *
     masker next = NULL;
     *(void **)&next = ibx_frontend_next(&found_process_mask, "sigprocmask");
     return set_mask(next, how, set, old);
+}
+
+/* What a thread runs that has inherited the signal as blocked, as far as the program knows. */
+struct blocked {
+    void *(*start)(void *argument);
+    void *argument;
+};
+
+static void *run_blocked(void *argument)
+{
+    const struct blocked b = *(struct blocked *)argument;
+    free(argument);
+    blocks = true;
+    return b.start(b.argument);
+}
+
+__attribute__((visibility("default"))) int pthread_create(pthread_t *thread,
+                                                          const pthread_attr_t *attributes,
+                                                          void *(*start)(void *argument),
+                                                          void *argument)
+{
+    __typeof__(&pthread_create) next = NULL;
+    struct blocked *b = blocks ? malloc(sizeof(*b)) : NULL;
+    *(void **)&next = ibx_frontend_next(&found_create, "pthread_create");
+    if (!b)
+        return next(thread, attributes, start, argument);
+    *b = (struct blocked){start, argument};
+    const int rc = next(thread, attributes, run_blocked, b);
+    if (rc)
+        free(b);
+    return rc;
 }
 
 /* ----------------------------------------------------------------------------- beginning */

@@ -386,8 +386,11 @@ bool blocked_signals()
         m[0] = ++there;
         REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0 && m[1] == there);
         REQUIRE(stub_launch(m + 2, m, 1, nullptr) == 0);
-        std::thread([m, &there] { there = static_cast<char>(m[2] + 1); }).join();
-        REQUIRE(m[2] + 1 == there);
+        std::thread([m, set, &there, &now] {
+            there = static_cast<char>(m[2] + 1);
+            set(SIG_BLOCK, nullptr, &now);
+        }).join();
+        REQUIRE(m[2] + 1 == there && sigismember(&now, SIGSEGV) && sigismember(&now, SIGTERM));
         REQUIRE(set(SIG_SETMASK, &before, &now) == 0);
         REQUIRE(sigismember(&now, SIGSEGV) == 1 && sigismember(&now, SIGTERM) == 1);
         REQUIRE(set(SIG_BLOCK, nullptr, &now) == 0 && !sigismember(&now, SIGSEGV));
