@@ -256,6 +256,16 @@ bool ibx_functions_share(struct ibx_functions_user *user, uint64_t address)
     return shared;
 }
 
+void ibx_functions_inherit(uint64_t client, uint64_t parent)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_module_owner *other = parent ? ibx_module_owner_find(parent) : NULL;
+    struct ibx_module_owner *owner = other ? ibx_module_owner_make(client) : NULL;
+    if (owner)
+        ibx_module_owner_use(owner, other);
+    pthread_mutex_unlock(&lock);
+}
+
 void ibx_functions_ended(uint64_t client)
 {
     pthread_mutex_lock(&lock);
@@ -269,7 +279,7 @@ bool ibx_functions_end(uint64_t client)
 {
     pthread_mutex_lock(&lock);
     const struct ibx_module_owner *owner = ibx_module_owner_find(client);
-    const bool end = owner && owner->ends;
+    const bool end = owner && (owner->ends || owner->uses);
     pthread_mutex_unlock(&lock);
     return end;
 }

@@ -56,7 +56,9 @@ bool ibx_functions_any(uint64_t client);
  * none), until its own process has ended. False: there is no such, and it has to register its own.
  */
 bool ibx_functions_share(struct ibx_functions_user *user, uint64_t address);
-/* Whether the former was called. */
+/* A client that is known to be such a child, and has not asked yet, shares its parent's. */
+void ibx_functions_inherit(uint64_t client, uint64_t parent);
+/* Whether one of these was called for the client. */
 bool ibx_functions_end(uint64_t client);
 /* Its process has ended. */
 void ibx_functions_ended(uint64_t client);

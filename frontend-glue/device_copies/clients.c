@@ -322,6 +322,7 @@ static struct ibx_client *enter(const struct ibx_client *like, const struct ibx_
     made->process_fd = ibx_session_process_watch(s);
     made->parent = find_parent(made);
     made->number = ++numbers;
+    ibx_functions_inherit(made->number, made->parent);
     made->next = all;
     all = made;
     return made;

@@ -101,6 +101,50 @@ bool kernels_of_several_programs()
     return HOLDS(launch(unknown) == 98);
 }
 
+// A process that has said that its children ask for its kernels has ended. One that has connected
+// before that need not ask.
+bool kernels_of_ended_parent()
+{
+    Gpu gpu;
+    const std::uint64_t function = 0x401b30, to = gpu.remote.malloc(4096);
+    auto string = [](Body body, const char *text) {
+        return body.u64(std::strlen(text) + 1).host(text, std::strlen(text) + 1);
+    };
+    auto launch = [&](Client &client) {
+        client.remote.get_last_error();
+        const int rc = client.remote.call("cudaLaunchKernel", kernel(function, 32, 0, to, to, 8));
+        return rc ? rc : client.remote.device_synchronize();
+    };
+    int said[2], go[2];
+    char byte;
+    REQUIRE(pipe(said) == 0 && pipe(go) == 0);
+    REQUIRE(result_of(spawn([&]() -> int {
+                Client parent(gpu);
+                const Body module = string(Body(), "0x4a0128");
+                Body share;
+                share.put<std::uint16_t>(IBX_EXTRA_SHARE_MODULES).u64(0);
+                parent.remote.call("cudaRegisterFatBinary", module);
+                parent.remote.call(
+                    "cudaRegisterFunction",
+                    string(string(Body(module).u64(function), "sum"), "sum").u64(0).u64(0));
+                bool good = launch(parent) == 0 && parent.remote.call("ibxRuntime", share) == 0;
+                if (!fork()) {
+                    for (int fd = 3; fd < 1024; fd++) // as a daemon does: the parent's connection
+                        if (fd != said[1] && fd != go[0])
+                            close(fd);
+                    Client child(gpu);
+                    good = good && launch(child) == 0 && write(said[1], "c", 1) == 1;
+                    good = good && read(go[0], &byte, 1) == 1 && launch(child) == 0;
+                    _exit(write(said[1], good ? "g" : "b", 1) != 1);
+                }
+                _exit(!(read(said[0], &byte, 1) == 1 && byte == 'c'));
+            })) == 0);
+    for (int i = 0; i < 10; i++) // what is to be unloaded is, as such a session ends
+        Client(gpu).remote.get_last_error();
+    REQUIRE(write(go[1], "g", 1) == 1 && read(said[0], &byte, 1) == 1);
+    return HOLDS(byte == 'g');
+}
+
 // Once a client has registered a function, those that nobody has registered are none: neither
 // GVirtuS nor CUDA gets them.
 bool kernels_of_nobody()
@@ -295,6 +339,7 @@ void check_calls_kernels()
     check("kernels that nobody has registered", kernels_of_nobody);
     check("launches with too little", launches_with_too_little);
     check("kernels of several programs at one address", kernels_of_several_programs);
+    check("kernels of a parent that has ended", kernels_of_ended_parent);
     check("kernels while some are taken away", kernels_meanwhile);
     check("registrations of several clients", registered_at_once);
     check("... beside one that does not return", registered_beside_one_that_stays);
