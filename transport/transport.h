@@ -499,6 +499,9 @@ bool ibx_conn_over(const struct ibx_conn *conn);
  * there is something to poll now. Credit is no event: a caller whose send found none repeats it
  * after each ibx_poll(). */
 int ibx_fd(const struct ibx_conn *conn);
+/* ibx_wait() returns -EINTR when that descriptor becomes readable, once. The descriptor stays the
+ * caller's. 0 or a negative errno. */
+int ibx_wait_watch(struct ibx_conn *conn, int fd);
 int ibx_arm(struct ibx_conn *conn);
 /* The usual loop around these: polls busily for spin_us, unless that found nothing several times in
  * a row or cost it the processor, then sleeps until there may be an event or `timeout_ms` (-1: no

@@ -120,6 +120,7 @@ static void drain(struct ibx_session *s)
     ibx_hang_up(s->conn);
     s->stream.count = s->control.count = 0;
     s->ended = false;
+    s->link.watched = NULL;
 }
 
 /* Regions move; the old connection goes, unless a message of it is being read. */
@@ -228,7 +229,7 @@ static int client_attempt(struct ibx_session *s, struct reconnect *reconnect, bo
     return ibx_error_set(err, rc, "resuming: %s", strerror(-rc));
 }
 
-static bool peer_has_died(const struct ibx_session *s)
+bool ibx_link_peer_died(const struct ibx_session *s)
 {
     struct pollfd wait = {.fd = s->link.peer_fd, .events = POLLIN};
     return s->link.peer_fd >= 0 && poll(&wait, 1, 0) > 0 && wait.revents & POLLIN;
@@ -241,7 +242,7 @@ static int try_again(struct ibx_session *s, struct reconnect *reconnect, struct 
     uint64_t deadline = ibx_deadline_in_ms(ms);
     for (;;) {
         bool reached = false;
-        if (peer_has_died(s))
+        if (ibx_link_peer_died(s))
             return ibx_error_set(err, -ECONNRESET, "the back end's process has ended");
         int rc = client_attempt(s, reconnect, &reached, err);
         if (!rc || rc == -ESTALE || rc == -EPROTO || rc == -EACCES || rc == -EMSGSIZE)
@@ -346,7 +347,7 @@ static int wait_for_client(struct ibx_session *s, struct ibx_error *err)
             return 0;
         if (ibx_link_has_offer(s))
             continue;
-        if (peer_has_died(s))
+        if (ibx_link_peer_died(s))
             return ibx_error_set(err, -ECONNRESET, "its process has ended");
         if (ibx_now_ns() > deadline)
             return ibx_error_set(err, -ETIMEDOUT, "it did not come back for %u seconds",

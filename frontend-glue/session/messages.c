@@ -123,13 +123,29 @@ int ibx_session_poll_reply(struct ibx_session *s)
     return rc < 0 ? rc : !s->owed.count && ibx_session_has_bytes(s);
 }
 
+/* A child of a client's that has ended may hold its connection open. So a server wakes up, once a
+ * connection, when the client's process ends; what that has sent has come by then. */
+static void watch_process(struct ibx_session *s)
+{
+    if (!s->server || s->link.peer_fd < 0 || s->link.watched == s->conn)
+        return;
+    s->link.watched = s->conn;
+    ibx_wait_watch(s->conn, s->link.peer_fd);
+}
+
 int ibx_session_pump(struct ibx_session *s)
 {
-    for (;;) {
+    for (bool over = false;;) {
         int n = ibx_session_poll(s);
         if (n)
             return n < 0 ? n : 0;
-        ibx_wait(s->conn, -1);
+        if (over) {
+            s->ended = true;
+            s->end_status = -ECONNRESET;
+            continue;
+        }
+        watch_process(s);
+        over = ibx_wait(s->conn, -1) == -EINTR && s->server && ibx_link_peer_died(s);
     }
 }
 

@@ -148,8 +148,9 @@ struct session_link {
     bool tells_end;   /* client: the server wants to know that of this one */
     uint32_t process; /* the peer's, as it says, and which it is valid for; 0: not known */
     uint64_t process_namespace;
-    int peer_fd;      /* a pidfd of its process on this host, or -1 */
-    unsigned resumed; /* times */
+    int peer_fd;                    /* a pidfd of its process on this host, or -1 */
+    const struct ibx_conn *watched; /* the connection whose waits end with that process */
+    unsigned resumed;               /* times */
     struct kept kept;
     uint64_t taken[ORDERS]; /* messages of the peer */
     struct memory_name told[TOLD_NAMES];
@@ -368,6 +369,8 @@ void ibx_link_init(struct ibx_session *s);
 void ibx_link_fini(struct ibx_session *s);
 /* Whether the end of the connection is not that of the session. */
 bool ibx_link_survives(const struct ibx_session *s);
+/* Whether this host has seen the peer's process end. */
+bool ibx_link_peer_died(const struct ibx_session *s);
 /* Server: whether the client has come over another connection. */
 static inline bool ibx_link_has_offer(const struct ibx_session *s)
 {

@@ -209,6 +209,35 @@ bool modules_and_forks()
     return HOLDS(good && pointer);
 }
 
+// What a process had that was killed, whose child goes on.
+bool left_beside_child()
+{
+    int hold[2], status = 0;
+    REQUIRE(runtime_is_there() && pipe(hold) == 0);
+    const pid_t parent = fork();
+    if (!parent) {
+        void *stream;
+        if (!runtime_is_there() || !device_memory(4096) || cudaStreamCreate(&stream))
+            _exit(1);
+        char byte;
+        if (!fork()) {
+            close(hold[1]);
+            _exit(read(hold[0], &byte, 1) != 0);
+        }
+        raise(SIGKILL);
+    }
+    REQUIRE(waitpid(parent, &status, 0) == parent && WIFSIGNALED(status));
+    alarm(20 * patience_times());
+    for (bool left = true; left; usleep(1000)) {
+        const ibx_double_stats stats = stub_remote()->stats();
+        left = stats.streams || stats.allocations;
+    }
+    alarm(0);
+    close(hold[0]);
+    close(hold[1]);
+    return true;
+}
+
 bool modules_of_ended()
 {
     stub_registers(module_bytes);

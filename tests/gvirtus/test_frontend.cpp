@@ -561,6 +561,8 @@ void check_what_the_provider_changes()
     check("a first thread that ends", [] { return run("first-thread-ends", true); });
     check("forked children", [] { return run("forked", true); });
     check("modules of processes that have ended", modules_of_ended);
+    check("... and what else they had, beside a child",
+          [] { return run("left-beside-child", true); });
     check("forked children that exit", [] { return run("forked-exit", true); });
     check("a connection that is closed at the process's end",
           [] { return run("closes-at-exit", true); });

@@ -33,6 +33,12 @@ int ibx_fd(const struct ibx_conn *conn)
     return conn->epoll_fd;
 }
 
+int ibx_wait_watch(struct ibx_conn *conn, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.fd = -1};
+    return epoll_ctl(conn->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
+}
+
 int ibx_arm(struct ibx_conn *conn)
 {
     if (conn->events.count || conn->state.now != CONN_ESTABLISHED)
@@ -170,7 +176,7 @@ static int sleep_once(struct ibx_conn *conn, int timeout_ms)
     int n = epoll_wait(conn->epoll_fd, ready, 8, timeout_ms);
     int rc = 0;
     for (int i = 0; i < n; i++) {
-        if (ready[i].data.fd == conn->wake_fd && woken(conn))
+        if (ready[i].data.fd < 0 || (ready[i].data.fd == conn->wake_fd && woken(conn)))
             rc = -EINTR;
         if (ready[i].data.fd == conn->handshake_socket)
             ibx_conn_check_peer(conn);
