@@ -84,10 +84,10 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_SELECTED,     /* cudaSetDevice(handle) has succeeded, and would again */
     IBX_FRONTEND_STREAM_RESTS, /* the stream `handle` has no work */
     IBX_FRONTEND_EVENT_OVER,   /* the event `handle` */
-    IBX_FRONTEND_LEAVES,       /* an asynchronous copy of `handle` bytes from the device into lasting
-                                  memory is under way when copy() returns, as a rule */
-    IBX_FRONTEND_ERRORS,       /* *answer is another number when a call of the thread's has failed
-                                  since, or may have */
+    IBX_FRONTEND_LEAVES, /* an asynchronous copy of `handle` bytes from the device into lasting
+                            memory is under way when copy() returns, as a rule */
+    IBX_FRONTEND_ERRORS, /* *answer is another number when a call of the thread's has failed
+                            since, or may have */
 };
 
 /* What the preload does before calls that may have the device work, and behind them. GVirtuS's own

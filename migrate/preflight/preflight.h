@@ -101,8 +101,8 @@ void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_block
 void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* Destination: file systems that cannot hold the RAM. */
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
-/* memory_limit.c: a host that has not so much memory; how much it has, and can get by forgetting what
- * it keeps of files, by `proc`, where that is mounted (UINT64_MAX: it does not tell). */
+/* memory_limit.c: a host that has not so much memory; how much it has, and can get by forgetting
+ * what it keeps of files, by `proc`, where that is mounted (UINT64_MAX: it does not tell). */
 void ibx_preflight_host_memory(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 uint64_t ibx_preflight_host_room(const char *proc);
 /* Control groups that do not let QEMU have it; what they leave (UINT64_MAX: they
