@@ -40,6 +40,11 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
     return 0;
 }
 
+int ibx_keys_load_as_client(const char *path, struct ibx_keys **out, struct ibx_error *err)
+{
+    return ibx_keys_load(path, out, err);
+}
+
 int ibx_keys_own(const struct ibx_keys *keys, const struct ibx_options *o,
                  const struct ibx_key **key, struct ibx_error *err)
 {
@@ -151,11 +156,12 @@ void ibx_handshake_peer_name(int fd, char *out, size_t size)
     snprintf(out, size, "the fuzzer");
 }
 
-int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
-                          struct ibx_error *err)
+int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, bool (*ends)(void),
+                          int *fd, struct ibx_error *err)
 {
     (void)uri;
     (void)timeout_ms;
+    (void)ends;
     (void)err;
     *fd = next_socket;
     return 0;
