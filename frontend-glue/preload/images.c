@@ -11,6 +11,7 @@
 #define FAT_HEAD      16u
 #define ENTRY_VERSION 0x0101u
 #define ENTRY_HEAD    64u
+#define OPTIONS       16u /* bytes behind the entry of PTX: where its options are, and none */
 #define KIND_PTX      1u
 #define KIND_CUBIN    2u
 #define FLAGS         0x11u /* of 64 bits, for Linux */
@@ -21,7 +22,7 @@ struct entry {
     uint16_t kind, version;
     uint32_t head;
     uint64_t n; /* with what it is padded by */
-    uint32_t compressed_n, reserved;
+    uint32_t compressed_n, options_at;
     uint16_t minor, major;
     uint32_t architecture, name_at, name_n;
     uint64_t flags, reserved_too, uncompressed_n;
@@ -132,8 +133,9 @@ static unsigned architecture_of(const Elf64_Ehdr *head)
     return head->e_ident[EI_ABIVERSION] >= 8 ? head->e_flags >> 8 & 0xffff : head->e_flags & 0xff;
 }
 
-void ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, const void *image,
-                    size_t n)
+/* The driver looks for the options of PTX where its entry says, whether it has any or not. */
+size_t ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, const void *image,
+                      size_t n)
 {
     const bool cubin = kind == IBX_IMAGE_CUBIN;
     Elf64_Ehdr elf = {.e_flags = 0};
@@ -145,8 +147,9 @@ void ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, co
     const struct entry e = {
         .kind = cubin ? KIND_CUBIN : KIND_PTX,
         .version = ENTRY_VERSION,
-        .head = ENTRY_HEAD,
+        .head = ENTRY_HEAD + (cubin ? 0 : OPTIONS),
         .n = (n + 7) & ~(size_t)7,
+        .options_at = cubin ? 0 : ENTRY_HEAD,
         .minor = cubin ? elf.e_ident[EI_ABIVERSION] : version[1],
         .major = version[0],
         .architecture = cubin ? architecture_of(&elf) : target_of(image),
@@ -154,11 +157,14 @@ void ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, co
     };
     const uint16_t version_and_head[] = {1, FAT_HEAD};
     const uint32_t magic = FAT_MAGIC;
-    const uint64_t all = e.n + ENTRY_HEAD;
+    const uint64_t all = e.n + e.head;
+    const uint32_t options[OPTIONS / 4] = {ENTRY_HEAD + OPTIONS / 2};
     memcpy(head, &magic, 4);
     memcpy(head + 4, version_and_head, 4);
     memcpy(head + 8, &all, 8);
     memcpy(head + FAT_HEAD, &e, sizeof(e));
+    memcpy(head + FAT_HEAD + ENTRY_HEAD, options, e.head - ENTRY_HEAD);
+    return FAT_HEAD + e.head;
 }
 
 struct ibx_image_wrapper ibx_image_wrap(const void *fat)

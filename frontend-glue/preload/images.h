@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define IBX_IMAGE_HEADER 80u /* bytes of a fat binary before the first of its images */
+#define IBX_IMAGE_HEADER 96u /* bytes of a fat binary before the first of its images, at most */
 
 /* Behind what nvcc's code registers. */
 struct ibx_image_wrapper {
@@ -22,10 +22,10 @@ enum ibx_image_kind { IBX_IMAGE_NONE, IBX_IMAGE_PTX, IBX_IMAGE_CUBIN, IBX_IMAGE_
 /* What begins there, and its bytes, of which there are `most`; SIZE_MAX: no more is known than what
  * it says itself, and a wrapper is what it wraps. PTX has a NUL behind it. */
 enum ibx_image_kind ibx_image_measure(const void **code, size_t most, size_t *n);
-/* Writes what stands before a cubin or PTX that is to be in a fat binary; `n` its bytes, which are
- * followed by zeros up to a multiple of 8. */
-void ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, const void *image,
-                    size_t n);
+/* Writes what stands before a cubin or PTX that is to be in a fat binary, and how many bytes that
+ * are; `n` those of the image, which are followed by zeros up to a multiple of 8. */
+size_t ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, const void *image,
+                      size_t n);
 struct ibx_image_wrapper ibx_image_wrap(const void *fat);
 
 /* What is in it: each kernel, with n = 0, and each variable of n bytes. */

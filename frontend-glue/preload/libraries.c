@@ -91,10 +91,11 @@ static struct library *read_image(const void *code, int *rc)
     size_t n = 0;
     bool compressed = false;
     const enum ibx_image_kind kind = ibx_image_measure(&code, SIZE_MAX, &n);
-    const size_t head = kind == IBX_IMAGE_FAT ? 0 : IBX_IMAGE_HEADER;
+    uint8_t begin[IBX_IMAGE_HEADER];
     *rc = CUDA_INVALID_IMAGE;
     if (kind == IBX_IMAGE_NONE)
         return NULL;
+    const size_t head = kind == IBX_IMAGE_FAT ? 0 : ibx_image_head(begin, kind, code, n);
     const size_t all = head + ((n + 7) & ~(size_t)7);
     struct library *l = calloc(1, sizeof(*l) + all);
     *rc = CUDA_MEMORY_ALLOCATION;
@@ -103,8 +104,7 @@ static struct library *read_image(const void *code, int *rc)
     l->n = all;
     l->good = true;
     l->last = &l->parts;
-    if (head)
-        ibx_image_head(l->fat, kind, code, n);
+    memcpy(l->fat, begin, head);
     memcpy(l->fat + head, code, n);
     l->wrapper = ibx_image_wrap(l->fat);
     const bool sound =

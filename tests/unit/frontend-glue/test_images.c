@@ -76,9 +76,10 @@ static uint8_t *fat_of(const void *image, size_t *n)
     assert_true(kind == IBX_IMAGE_PTX || kind == IBX_IMAGE_CUBIN);
     uint8_t *fat = calloc(1, IBX_IMAGE_HEADER + ((*n + 7) & ~(size_t)7));
     assert_non_null(fat);
-    ibx_image_head(fat, kind, image, *n);
-    memcpy(fat + IBX_IMAGE_HEADER, image, *n);
-    *n = IBX_IMAGE_HEADER + ((*n + 7) & ~(size_t)7);
+    const size_t head = ibx_image_head(fat, kind, image, *n);
+    assert_true(head <= IBX_IMAGE_HEADER);
+    memcpy(fat + head, image, *n);
+    *n = head + ((*n + 7) & ~(size_t)7);
     return fat;
 }
 
@@ -107,6 +108,11 @@ static void test_what_is_in_one(void **state)
     assert_string_equal(found, "first:0 second$1:0 ");
     assert_int_equal(fat[16 + 28], 90);
     assert_true(fat[16 + 24] == 4 && fat[16 + 26] == 8);
+    /* Where its options are, as `fatbinary` writes it: the driver looks there. */
+    const uint8_t options_at[4] = {64}, options[16] = {72};
+    assert_memory_equal(fat + 16 + 20, options_at, sizeof(options_at));
+    assert_memory_equal(fat + 16 + 64, options, sizeof(options));
+    assert_int_equal(fat[16 + 4], 80);
     fat[16 + 56] = 1; /* bytes when it is not compressed */
     assert_true(!ibx_image_look(fat, n, note, found, &compressed) && compressed);
     free(fat);
