@@ -36,8 +36,7 @@
 
 /*
  * state machine: function that a stream waits for
- *   [*] -> REPEATED -> [*]              of a graph: it is what others are made of; that of a copy
- *                                       goes with its last graph
+ *   [*] -> REPEATED -> [*]              of a graph, until the last one: what others are made of
  *   [*] -> WAITING                      enqueued
  *   WAITING -> REACHED                  its stream has got there
  *   REACHED -> TAKEN                    the client's thread has asked, and calls it
