@@ -254,7 +254,7 @@ int cudaFuncGetName(const char **name, const void *function)
         return ibx_frontend_fail(name ? CUDA_INVALID_FUNCTION : CUDA_INVALID_VALUE);
     const char *found = ibx_frontend_name_of_kernel(function);
     if (!found)
-        return ibx_frontend_fail(CUDA_INVALID_FUNCTION);
+        return ibx_frontend_fail(CUDA_INVALID_HANDLE);
     *name = found;
     return CUDA_SUCCESS;
 }

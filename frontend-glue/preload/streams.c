@@ -217,11 +217,17 @@ int cudaStreamQuery(void *stream)
     return ibx_frontend_waited(rc, (uintptr_t)stream);
 }
 
+/* Functions of the host may ask for events, and make no other calls in this way. */
+static bool event_called(const char *name, void *event, int *rc)
+{
+    return !ibx_frontend_in_host_function() && called(name, event, rc);
+}
+
 int cudaEventSynchronize(void *event)
 {
     int rc = CUDA_SUCCESS;
     if (!ibx_frontend_knows(IBX_FRONTEND_EVENT_OVER, (uintptr_t)event, NULL) &&
-        !called("cudaEventSynchronize", event, &rc))
+        !event_called("cudaEventSynchronize", event, &rc))
         rc = CALL_NEXT(cudaEventSynchronize, event);
     return event_waited(rc, event);
 }
@@ -230,7 +236,7 @@ int cudaEventQuery(void *event)
 {
     int rc = CUDA_SUCCESS;
     if (!ibx_frontend_knows(IBX_FRONTEND_EVENT_OVER, (uintptr_t)event, NULL) &&
-        !called("cudaEventQuery", event, &rc))
+        !event_called("cudaEventQuery", event, &rc))
         rc = CALL_NEXT(cudaEventQuery, event);
     return event_waited(rc, event);
 }

@@ -68,7 +68,7 @@ void note_call(void *stream, int status, void *argument)
 }
 
 struct Calls {
-    void *stream, *device;
+    void *stream, *event, *device;
     char *host;
     std::vector<int> codes;
     int last;
@@ -92,6 +92,8 @@ void call_cuda(void *argument)
                 stub_launch(c->host, c->host, 1, c->stream)};
     c->last = cudaGetLastError();
     c->codes.push_back(cudaGetLastError() == 0 && cudaSetDevice(0) == 0 ? 800 : 0);
+    const bool asks = cudaEventQuery(c->event) == 0 && cudaEventSynchronize(c->event) == 0;
+    c->codes.push_back(asks ? 800 : 0);
 }
 
 } // namespace
@@ -100,14 +102,16 @@ bool calls_in_host_functions()
 {
     REQUIRE(runtime_is_there());
     char host[100] = {};
-    Calls calls = {nullptr, device_memory(100), host, {}, 0};
+    Calls calls = {nullptr, nullptr, device_memory(100), host, {}, 0};
+    REQUIRE(cudaEventCreate(&calls.event) == 0 && cudaEventRecord(calls.event, nullptr) == 0);
     REQUIRE(cudaStreamCreate(&calls.stream) == 0);
     REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(calls.stream, call_cuda, &calls) == 0);
     REQUIRE(cudaStreamSynchronize(calls.stream) == 0 && cudaGetLastError() == 0);
     for (int code : calls.codes)
         REQUIRE(code == 800);
-    REQUIRE(calls.codes.size() == 11 && calls.last == 800);
-    return HOLDS(cudaFree(calls.device) == 0 && cudaStreamDestroy(calls.stream) == 0);
+    REQUIRE(calls.codes.size() == 12 && calls.last == 800);
+    return HOLDS(cudaFree(calls.device) == 0 && cudaEventDestroy(calls.event) == 0 &&
+                 cudaStreamDestroy(calls.stream) == 0);
 }
 
 bool host_functions()

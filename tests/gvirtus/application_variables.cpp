@@ -78,7 +78,7 @@ bool plain()
     auto *name_of = preloaded<int(const char **, const void *)>("cudaFuncGetName");
     const char *name = nullptr;
     REQUIRE(name_of(&name, &stub_kernel) == 0 && !std::strcmp(name, "kernel"));
-    REQUIRE(fails(name_of(nullptr, &stub_kernel), 1) && fails(name_of(&name, &n), 98));
+    REQUIRE(fails(name_of(nullptr, &stub_kernel), 1) && fails(name_of(&name, &n), 400));
     REQUIRE(fails(name_of(&name, nullptr), 98));
     // Of several each has its own bytes.
     random_fill(there.data(), there.size(), 1);
