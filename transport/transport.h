@@ -107,7 +107,8 @@ struct ibx_options {
     struct ibx_domain *domain; /* of connections that share registrations; NULL: none [NULL] */
     struct ibx_claim *claim;   /* client: what the connection goes on with; likewise [NULL] */
     bool (*ends)(void); /* client: whether this process is to end. ibx_connect() asks it ten times a
-                           second, and gives up then: -EINTR; likewise [NULL] */
+                           second (but for a name that is resolved, and a unix socket whose queue is
+                           full), and gives up then: -EINTR; likewise [NULL] */
     bool follow_address; /* client: it can connect again: the connection ends when this host loses
                             the address by which it was made, or when a new one would be answered
                             and this one is not, and not a timeout later; likewise [false] */
@@ -502,6 +503,8 @@ int ibx_fd(const struct ibx_conn *conn);
 /* ibx_wait() returns -EINTR when that descriptor becomes readable, once. The descriptor stays the
  * caller's. 0 or a negative errno. */
 int ibx_wait_watch(struct ibx_conn *conn, int fd);
+/* Whether it has, whoever waited then. */
+bool ibx_wait_watched(const struct ibx_conn *conn);
 int ibx_arm(struct ibx_conn *conn);
 /* The usual loop around these: polls busily for spin_us, unless that found nothing several times in
  * a row or cost it the processor, then sleeps until there may be an event or `timeout_ms` (-1: no

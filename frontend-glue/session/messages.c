@@ -133,6 +133,12 @@ static void watch_process(struct ibx_session *s)
     ibx_wait_watch(s->conn, s->link.peer_fd);
 }
 
+/* Of a server's client, whose children may hold the connection; known since some wait. */
+static bool process_ended(const struct ibx_session *s)
+{
+    return s->server && ibx_wait_watched(s->conn) && ibx_link_peer_died(s);
+}
+
 int ibx_session_pump(struct ibx_session *s)
 {
     for (bool over = false;;) {
@@ -145,7 +151,7 @@ int ibx_session_pump(struct ibx_session *s)
             continue;
         }
         watch_process(s);
-        over = ibx_wait(s->conn, -1) == -EINTR && s->server && ibx_link_peer_died(s);
+        over = process_ended(s) || (ibx_wait(s->conn, -1) == -EINTR && process_ended(s));
     }
 }
 
@@ -163,7 +169,7 @@ int ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, int iov
 
 static int send_or_wait(struct ibx_session *s, const struct iovec *iov, int iovcnt)
 {
-    for (;;) {
+    for (bool over = false;;) {
         int rc = ibx_session_try_send(s, iov, iovcnt);
         if (!rc)
             return 0;
@@ -176,8 +182,16 @@ static int send_or_wait(struct ibx_session *s, const struct iovec *iov, int iovc
         rc = s->server ? 0 : ibx_session_take_owed(s, false);
         if (rc)
             return rc;
-        if (!events)
-            ibx_wait(s->conn, 1);
+        if (events)
+            continue;
+        if (over) { /* nobody gives credit any more */
+            s->ended = true;
+            s->end_status = -ECONNRESET;
+            continue;
+        }
+        watch_process(s);
+        ibx_wait(s->conn, 1);
+        over = process_ended(s);
     }
 }
 

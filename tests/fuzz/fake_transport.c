@@ -444,6 +444,12 @@ int ibx_wait_watch(struct ibx_conn *conn, int fd)
     return 0;
 }
 
+bool ibx_wait_watched(const struct ibx_conn *conn)
+{
+    (void)conn;
+    return false;
+}
+
 int ibx_wait(struct ibx_conn *conn, int timeout_ms)
 {
     (void)conn;

@@ -105,7 +105,8 @@ struct ibx_conn {
     unsigned events_reserved; /* completions to come, for which the ring has room */
 
     int epoll_fd, wake_fd;
-    int address_fd; /* own_address.c: readable when an address has come or gone; -1: none */
+    bool watch_fired; /* of ibx_wait_watch() */
+    int address_fd;   /* own_address.c: readable when an address has come or gone; -1: none */
     struct busy_polling busy;
     unsigned polls;   /* since the handshake socket was last looked at; idle ones count more */
     bool starved;     /* a send found no credit */

@@ -39,6 +39,11 @@ int ibx_wait_watch(struct ibx_conn *conn, int fd)
     return epoll_ctl(conn->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
 }
 
+bool ibx_wait_watched(const struct ibx_conn *conn)
+{
+    return conn->watch_fired;
+}
+
 int ibx_arm(struct ibx_conn *conn)
 {
     if (conn->events.count || conn->state.now != CONN_ESTABLISHED)
@@ -176,6 +181,7 @@ static int sleep_once(struct ibx_conn *conn, int timeout_ms)
     int n = epoll_wait(conn->epoll_fd, ready, 8, timeout_ms);
     int rc = 0;
     for (int i = 0; i < n; i++) {
+        conn->watch_fired |= ready[i].data.fd < 0;
         if (ready[i].data.fd < 0 || (ready[i].data.fd == conn->wake_fd && woken(conn)))
             rc = -EINTR;
         if (ready[i].data.fd == conn->handshake_socket)
