@@ -111,7 +111,8 @@ static bool share(const void *kernel)
     ibx_put_u64(&e.body, (uintptr_t)kernel);
     if (!ibx_frontend_plugin() || !ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code))
         return true;
-    atomic_store(&told, true);
+    if (code != CUDA_NOT_PERMITTED) /* in a function of the host nothing was asked */
+        atomic_store(&told, true);
     return code || ibx_get_u64(&r);
 }
 
@@ -329,6 +330,8 @@ static void register_all(const struct registrations *r)
     if (!ibx_frontend_plugin())
         return;
     ask();
+    if (!atomic_load(&told)) /* all have variables: this process's own go with it, too */
+        share(NULL);
     while ((m = take())) {
         registered_again(m->handle, register_again(r, m));
         release(m);

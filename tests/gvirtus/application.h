@@ -226,6 +226,7 @@ bool variables();
 bool modules_of_two_threads();
 bool modules_and_forks();
 bool modules_of_ended();
+bool modules_of_ended_alone();
 bool left_beside_child();
 
 // application_devices.cpp

@@ -392,10 +392,10 @@ bool variables()
                  lines_with(app.said(), "ibx:") == 1);
 }
 
-bool modules_of_ended()
+bool modules_of_ended(const char *test)
 {
     GpuBackEnd back(true, "rdma.requests : 1M\n");
-    Application app(&back, application, "modules-of-ended");
+    Application app(&back, application, test);
     REQUIRE(app.good());
     return HOLDS(lines_with(app.said(), "ibx:") == 0);
 }
@@ -560,7 +560,10 @@ void check_what_the_provider_changes()
     check("an application that ends in the middle of them", leaves);
     check("a first thread that ends", [] { return run("first-thread-ends", true); });
     check("forked children", [] { return run("forked", true); });
-    check("modules of processes that have ended", modules_of_ended);
+    check("modules of processes that have ended",
+          [] { return modules_of_ended("modules-of-ended"); });
+    check("modules of processes that have ended, with variables",
+          [] { return modules_of_ended("modules-of-ended-alone"); });
     check("... and what else they had, beside a child",
           [] { return run("left-beside-child", true); });
     check("forked children that exit", [] { return run("forked-exit", true); });
