@@ -110,8 +110,10 @@ static int level_of_mipmap(struct extra *e)
     int rc = get(&array, mipmap, level);
     if (!rc && !ibx_handles_has(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array) &&
         (!ibx_handles_add_level(e->x, (uintptr_t)array, (uintptr_t)mipmap) ||
-         !ibx_extra_own(e->x, (uintptr_t)array)))
+         !ibx_extra_own(e->x, (uintptr_t)array))) {
+        ibx_handles_remove(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array); /* nobody's it may not be */
         rc = CUDA_MEMORY_ALLOCATION;
+    }
     ibx_put_u64(&e->out, (uintptr_t)array);
     return rc;
 }

@@ -405,8 +405,13 @@ static void put_behind(const struct behind *last)
 static bool find_behind(const struct graph_copy *copy, struct behind *found)
 {
     const unsigned now = atomic_load(&resets);
-    if (now != behind_resets) /* they went with their context */
-        behind_bytes = behind_count = 0;
+    while (now != behind_resets && behind_count) { /* they went with their context */
+        struct graph_copy *gone = take_behind(behind_count - 1).copy;
+        if ((int)(atomic_load(&gone->called) - behind[behind_count].due) >= 0) {
+            free(gone->taken);
+            gone->taken = NULL;
+        }
+    }
     behind_resets = now;
     unsigned i = 0;
     while (i < behind_count && behind[i].copy != copy)

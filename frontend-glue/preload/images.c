@@ -177,7 +177,10 @@ struct ibx_image_wrapper ibx_image_wrap(const void *fat)
 static const char *text_at(const uint8_t *image, const Elf64_Shdr *texts, uint32_t at)
 {
     const char *text = (const char *)image + texts->sh_offset + at;
-    return at < texts->sh_size && memchr(text, 0, texts->sh_size - at) ? text : NULL;
+    return texts->sh_type == SHT_STRTAB && at < texts->sh_size &&
+                   memchr(text, 0, texts->sh_size - at)
+               ? text
+               : NULL;
 }
 
 static bool begins(const char *text, const char *with)

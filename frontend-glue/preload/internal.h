@@ -122,6 +122,8 @@ int ibx_frontend_launch(const void *function, const struct launch_config *config
 
 /* The function has been registered as a kernel; NULL: its name is not known here. */
 void ibx_frontend_kernel_registered(const void *function, const char *name);
+/* Its name is no more. */
+void ibx_frontend_kernel_gone(const void *function);
 /* NULL: it was not, or its name is not known. */
 const char *ibx_frontend_name_of_kernel(const void *function);
 /* What CUDA returns for one of a program's with kernels that never was. Of what is no function of

@@ -64,6 +64,15 @@ void ibx_frontend_kernel_registered(const void *function, const char *name)
     ibx_frontend_ranges_unlock();
 }
 
+void ibx_frontend_kernel_gone(const void *function)
+{
+    ibx_frontend_ranges_lock();
+    struct range *known = ibx_frontend_ranges_at(&registered, function);
+    if (known)
+        known->name = NULL;
+    ibx_frontend_ranges_unlock();
+}
+
 const char *ibx_frontend_name_of_kernel(const void *function)
 {
     ibx_frontend_ranges_lock();
@@ -397,14 +406,15 @@ static int launch_by_gvirtus(const void *function, const struct launch_config *c
 static int launch_now(const void *function, const struct launch_config *config, void **arguments,
                       bool unseen)
 {
+    int rc;
+    if (ibx_frontend_forbidden(&rc))
+        return rc;
     ibx_frontend_own_modules();
     const struct ibx_frontend_calls *plugin = ibx_frontend_plugin();
     const struct kernel *k = plugin ? find(function) : NULL;
-    int rc = k ? CUDA_SUCCESS : ibx_frontend_no_kernel(function);
+    rc = k ? CUDA_SUCCESS : ibx_frontend_no_kernel(function);
     if (rc)
         return ibx_frontend_fail(rc);
-    if (ibx_frontend_forbidden(&rc))
-        return rc;
     const bool first = plugin && !k;
     if (first)
         k = learned(function, config);
@@ -442,7 +452,7 @@ int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, 
 
 /* Another module may come to lie where this one did. A child that was forked since it was
  * registered has it, too, and asks for its kernels by the same addresses, also when its parent has
- * ended: so the back end keeps it, as it does of a process that was killed. */
+ * ended: the back end keeps it as long as one does. */
 void __cudaUnregisterFatBinary(void **handle)
 {
     __typeof__(&__cudaUnregisterFatBinary) next = NEXT(__cudaUnregisterFatBinary);

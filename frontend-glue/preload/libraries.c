@@ -233,6 +233,7 @@ static struct library **place_of(const void *library)
 
 int cudaLibraryUnload(void *library)
 {
+    ibx_frontend_own_modules(); /* who registers them again reads what is freed here */
     pthread_mutex_lock(&lock);
     struct library **at = place_of(library), *l = *at;
     if (l)
@@ -241,6 +242,8 @@ int cudaLibraryUnload(void *library)
     if (!l)
         return ibx_frontend_fail(CUDA_INVALID_HANDLE);
     __cudaUnregisterFatBinary(l->module);
+    for (const struct part *p = l->parts; p; p = p->next)
+        ibx_frontend_kernel_gone(p);
     discard(l);
     return CUDA_SUCCESS;
 }
