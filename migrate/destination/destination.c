@@ -246,11 +246,25 @@ static bool stands(struct destination *d)
     return false;
 }
 
+/* A source that is gone for good never tells, and everything else is done. */
+static void tell_undecided(struct destination *d)
+{
+    if (!d->undecided || d->told_undecided || destination_linked(&d->link) ||
+        !ibx_destination_ram_whole(&d->ram))
+        return;
+    d->told_undecided = true;
+    ibx_migration_notify(&d->options->observer,
+                         "all pages are here, and whether the VM is to run, only the source knows: "
+                         "without it, \"cont\" in QEMU's monitor continues the VM and completes "
+                         "this");
+}
+
 static int step_filling(struct destination *d, struct ibx_error *err)
 {
     ibx_destination_send_progress(d);
     settle(d);
     decide(d);
+    tell_undecided(d);
     const bool waits = stands(d) || d->undecided, unnamed = ibx_destination_home_rename_late(d);
     int rc = ibx_destination_send_digests(d, err);
     if (rc && rc != -EAGAIN)

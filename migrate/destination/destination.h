@@ -274,7 +274,8 @@ struct destination {
     unsigned interrupts;       /* signals, and a request to cancel */
     struct ibx_error unpaused; /* BROKEN: code not 0: the VM could not be paused */
     enum destination_wish { WISH_UNKNOWN, WISH_PAUSED, WISH_RUNS } wish; /* by COMMIT or RESUME */
-    bool undecided; /* recover: the VM is loaded and paused, and the source has not told yet */
+    bool undecided;      /* recover: the VM is loaded and paused, and the source has not told yet */
+    bool told_undecided; /* ... though all pages are here */
 
     struct destination_digests {
         bool *sent; /* a range, over this link; NULL: none */

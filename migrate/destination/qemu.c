@@ -256,8 +256,12 @@ static int tell(struct destination_qemu *qemu, const char *command, struct ibx_e
  * back for an export that somebody has begun there. */
 static int go_on(struct destination_qemu *qemu, struct ibx_error *err)
 {
-    int rc = tell(qemu, "cont", err);
-    qemu->cont_ns = rc ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
+    int rc = qemu->qmp
+                 ? ibx_qmp_execute(qemu->qmp, "cont", NULL, NULL, ibx_deadline_in_ms(STOP_MS), err)
+                 : ibx_error_set(err, -ENOTCONN, "its monitor is lost");
+    qemu->cont_ns = rc == -EREMOTEIO ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
+    if (!rc && ask_status(qemu, NULL))
+        qemu->stale = true; /* it was continued, and says so later */
     return rc;
 }
 
@@ -270,11 +274,11 @@ void ibx_destination_qemu_run(struct destination_qemu *qemu, bool to_run)
         rc = go_on(qemu, &why);
     else if (!to_run && runs)
         rc = tell(qemu, "stop", &why);
-    if (rc && runs)
+    if (rc && (runs || !qemu->cont_ns))
         ibx_migration_notify(qemu->observer,
-                             "the VM is here and could not be paused (%s): \"stop\" in QEMU's "
-                             "monitor does that",
-                             why.message);
+                             "the VM is here and could not be %s (%s): \"%s\" in QEMU's monitor "
+                             "does that",
+                             runs ? "paused" : "continued", why.message, runs ? "stop" : "cont");
     else if (rc)
         ibx_migration_notify(qemu->observer,
                              "the VM is here and stands still, since it could not be continued "

@@ -48,6 +48,7 @@ int ibx_journal_recall_ram(const struct ibx_record *record, struct ibx_guest_ram
     for (unsigned i = 0; i < record->block_count; i++) {
         const struct ibx_journal_block *at = &record->blocks[i];
         found.blocks[i] = (struct ibx_guest_block){.size = at->size,
+                                                   .shared = true, /* all that is migrated */
                                                    .page_size = at->page_size,
                                                    .offset = at->offset,
                                                    .address = at->address,

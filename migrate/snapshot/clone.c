@@ -516,7 +516,7 @@ static int give_network(struct cloning *c, struct ibx_clone_result *result, stru
 static int claim(struct cloning *c, struct ibx_error *err)
 {
     char path[32];
-    snprintf(path, sizeof(path), "/proc/%d", (int)c->ram.pid);
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)c->ram.pid);
     c->claim = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (c->claim >= 0 && !flock(c->claim, LOCK_EX | LOCK_NB))
         return 0;

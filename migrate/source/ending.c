@@ -119,10 +119,11 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     /* First, because QEMU does nothing else while it waits for a reader of its device state. */
     ibx_source_stream_close(&s->stream);
     ibx_gate_close(&s->gate);
-    ibx_source_vm_reach(&s->vm, s->options->qmp, MIGRATION_QMP_MS, NULL);
+    const int there = ibx_source_vm_reach(&s->vm, s->options->qmp, MIGRATION_QMP_MS, &why);
     const int failed = s->vm.qmp
                            ? ibx_vm_stay(s->vm.qmp, &s->vm.undo, ibx_deadline_in_ms(STAY_MS), &why)
-                           : ibx_error_set(&why, -ESRCH, "its QEMU has ended");
+                       : there ? there
+                               : ibx_error_set(&why, -ESRCH, "its QEMU has ended");
     /* ABORT may be lost if the connection is closed at once. */
     if (source_linked(&s->link) && !aborted && code != -ECONNRESET)
         ibx_channel_take_until(&s->link.control, on_farewell, s, ibx_deadline_in_ms(FAREWELL_MS),

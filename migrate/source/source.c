@@ -337,6 +337,8 @@ static int try_monitor(struct source *s, struct ibx_error *err)
         rc = ibx_vm_status(s->vm.qmp, s->vm.ram.status, sizeof(s->vm.ram.status),
                            ibx_deadline_in_ms(MONITOR_MS), &why);
     const int past = rc ? 0 : ibx_source_guard_again(s, err);
+    if (past && (past == -EBADMSG || source_over(s))) /* whatever becomes of the monitor now */
+        return past;
     if (rc || past == -ETIMEDOUT || (past && s->vm.qmp && ibx_qmp_pump(s->vm.qmp, NULL))) {
         ibx_source_vm_lose(&s->vm);
         s->vm.retry_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
