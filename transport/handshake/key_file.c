@@ -235,7 +235,8 @@ static void keep(const char *path, struct ibx_keys *keys)
 /* Of one that may not read them now. */
 static struct ibx_keys *find_kept(const char *path)
 {
-    pthread_mutex_lock(&kept.lock);
+    if (pthread_mutex_trylock(&kept.lock)) /* in a forked child nobody may ever unlock it */
+        return NULL;
     const bool found = kept.keys && kept.uid != geteuid() && !strcmp(path, kept.path);
     struct ibx_keys *keys = found ? ibx_keys_hold(kept.keys) : NULL;
     pthread_mutex_unlock(&kept.lock);

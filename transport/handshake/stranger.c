@@ -43,7 +43,7 @@ static void end_the_request(const struct ibx_conn *conn, struct frame *frame)
 int ibx_handshake_unanswered(struct ibx_handshake *h, struct frame *frame, int rc,
                              struct ibx_error *err)
 {
-    if (rc == -ETIMEDOUT && !frame->at && !h->conn->tls)
+    if (rc == -ETIMEDOUT && !frame->at && !h->conn->tls && !h->conn->options.claim)
         end_the_request(h->conn, frame);
     const char *name = name_of(frame->bytes, frame->at);
     return name ? ibx_error_set(err, rc,
