@@ -401,18 +401,29 @@ static void put_behind(const struct behind *last)
     behind_bytes += bytes_of(&last->copy->parameters);
 }
 
-/* Locked. False: it is not there yet. */
-static bool find_behind(const struct graph_copy *copy, struct behind *found)
+/* Locked. */
+static bool is_over(const struct behind *b)
+{
+    return (int)(atomic_load(&b->copy->called) - b->due) >= 0;
+}
+
+/* Locked. Those that went with their context; before one of them is chosen for its bytes. */
+static void forget_reset(void)
 {
     const unsigned now = atomic_load(&resets);
-    while (now != behind_resets && behind_count) { /* they went with their context */
-        struct graph_copy *gone = take_behind(behind_count - 1).copy;
-        if ((int)(atomic_load(&gone->called) - behind[behind_count].due) >= 0) {
-            free(gone->taken);
-            gone->taken = NULL;
+    while (now != behind_resets && behind_count) {
+        const struct behind gone = take_behind(behind_count - 1);
+        if (is_over(&gone)) {
+            free(gone.copy->taken);
+            gone.copy->taken = NULL;
         }
     }
     behind_resets = now;
+}
+
+/* Locked. False: it is not there yet. */
+static bool find_behind(const struct graph_copy *copy, struct behind *found)
+{
     unsigned i = 0;
     while (i < behind_count && behind[i].copy != copy)
         i++;
@@ -428,12 +439,6 @@ static void end_behind(struct behind over)
     cudaGraphExecDestroy(over.exec);
     free(over.copy->taken);
     over.copy->taken = NULL;
-}
-
-/* Locked. */
-static bool is_over(const struct behind *b)
-{
-    return (int)(atomic_load(&b->copy->called) - b->due) >= 0;
 }
 
 /* Locked. Those that are not under way. The driver may wait for what else is in their streams, so
@@ -524,6 +529,7 @@ bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *parameters, 
     struct behind b;
     int code;
     pthread_mutex_lock(&behind_lock);
+    forget_reset();
     struct graph_copy *copy = takes ? take_bytes(parameters) : copy_of(parameters, &code);
     if (!copy) {
         pthread_mutex_unlock(&behind_lock);

@@ -659,6 +659,7 @@ int main(int argc, char **argv)
         {"lied-to", lied_to},
         {"host-functions", host_functions},
         {"host-functions-as-gates", host_functions_as_gates},
+        {"gates-after-reset", gates_after_reset},
         {"calls-in-host-functions", calls_in_host_functions},
         {"host-functions-after-reset", host_functions_after_reset},
         {"host-functions-lost", host_functions_lost},

@@ -241,6 +241,7 @@ bool pools_of_devices();
 // Functions of the host in streams, of which one may not return.
 bool host_functions();
 bool host_functions_as_gates();
+bool gates_after_reset();
 bool calls_in_host_functions();
 bool host_functions_after_reset();
 bool host_functions_lost();

@@ -298,6 +298,30 @@ bool host_functions_as_gates()
     return HOLDS(cudaGetLastError() == 0);
 }
 
+// What such copies have taken goes with the context, and not what the next one takes to that place.
+bool gates_after_reset()
+{
+    REQUIRE(runtime_is_there());
+    auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
+    char *first = nullptr;
+    for (char letter : {'a', 'b', 'c'}) {
+        const std::vector<char> there(10000, letter);
+        void *stream = nullptr;
+        std::atomic<int> flags[2] = {{0}, {0}};
+        char *device = device_memory(10000);
+        first = first ? first : device;
+        REQUIRE(device == first && cudaStreamCreate(&stream) == 0);
+        REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
+        REQUIRE(cudaMemcpyAsync(device, there.data(), there.size(), H2D, stream) == 0);
+        REQUIRE(!flags[1]);
+        flags[0] = 1;
+        REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1);
+        REQUIRE(device_has(device, there.data(), there.size()));
+        REQUIRE(cudaDeviceReset() == 0);
+    }
+    return HOLDS(cudaGetLastError() == 0);
+}
+
 // A context with an error calls none; behind its reset nobody waits for them.
 bool host_functions_after_reset()
 {

@@ -615,6 +615,7 @@ void check_what_it_does_not()
                              "graphs-after-resets",
                              "host-functions",
                              "host-functions-as-gates",
+                             "gates-after-reset",
                              "calls-in-host-functions",
                              "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
