@@ -139,6 +139,13 @@ static bool process_ended(const struct ibx_session *s)
     return s->server && ibx_wait_watched(s->conn) && ibx_link_peer_died(s);
 }
 
+/* What it had sent has come. */
+static void end_with_process(struct ibx_session *s)
+{
+    s->ended = true;
+    s->end_status = -ECONNRESET;
+}
+
 int ibx_session_pump(struct ibx_session *s)
 {
     for (bool over = false;;) {
@@ -146,8 +153,7 @@ int ibx_session_pump(struct ibx_session *s)
         if (n)
             return n < 0 ? n : 0;
         if (over) {
-            s->ended = true;
-            s->end_status = -ECONNRESET;
+            end_with_process(s);
             continue;
         }
         watch_process(s);
@@ -185,8 +191,7 @@ static int send_or_wait(struct ibx_session *s, const struct iovec *iov, int iovc
         if (events)
             continue;
         if (over) { /* nobody gives credit any more */
-            s->ended = true;
-            s->end_status = -ECONNRESET;
+            end_with_process(s);
             continue;
         }
         watch_process(s);
