@@ -7,6 +7,21 @@
 namespace
 {
 
+Body string(Body body, const char *text)
+{
+    return body.u64(std::strlen(text) + 1).host(text, std::strlen(text) + 1);
+}
+
+// The name of its module, which has nothing else.
+Body register_function(Remote &remote, std::uint64_t function, const char *name)
+{
+    const Body module = string(Body(), "0x4a0128");
+    remote.call("cudaRegisterFatBinary", module);
+    remote.call("cudaRegisterFunction",
+                string(string(Body(module).u64(function), name), name).u64(0).u64(0));
+    return module;
+}
+
 bool kernels()
 {
     Gpu gpu;
@@ -63,9 +78,6 @@ bool kernels_of_several_programs()
 {
     Gpu gpu;
     const std::uint64_t function = 0x401b30, to = gpu.remote.malloc(4096);
-    auto string = [](Body body, const char *text) {
-        return body.u64(std::strlen(text) + 1).host(text, std::strlen(text) + 1);
-    };
     // One like one that has succeeded is answered early: its error comes with the next wait.
     auto launch = [&](Client &client) {
         client.remote.get_last_error();
@@ -74,11 +86,7 @@ bool kernels_of_several_programs()
         return rc ? rc : client.remote.device_synchronize();
     };
     auto begin = [&](Client &client, const char *called) {
-        const Body module = string(Body(), "0x4a0128");
-        client.remote.call("cudaRegisterFatBinary", module);
-        client.remote.call(
-            "cudaRegisterFunction",
-            string(string(Body(module).u64(function), called), called).u64(0).u64(0));
+        register_function(client.remote, function, called);
         return launch(client) == 0;
     };
     Client own(gpu), unknown(gpu, of_another_program);
@@ -107,9 +115,6 @@ bool kernels_of_ended_parent()
 {
     Gpu gpu;
     const std::uint64_t function = 0x401b30, to = gpu.remote.malloc(4096);
-    auto string = [](Body body, const char *text) {
-        return body.u64(std::strlen(text) + 1).host(text, std::strlen(text) + 1);
-    };
     auto launch = [&](Client &client) {
         client.remote.get_last_error();
         const int rc = client.remote.call("cudaLaunchKernel", kernel(function, 32, 0, to, to, 8));
@@ -120,13 +125,9 @@ bool kernels_of_ended_parent()
     REQUIRE(pipe(said) == 0 && pipe(go) == 0);
     REQUIRE(result_of(spawn([&]() -> int {
                 Client parent(gpu);
-                const Body module = string(Body(), "0x4a0128");
                 Body share;
                 share.put<std::uint16_t>(IBX_EXTRA_SHARE_MODULES).u64(0);
-                parent.remote.call("cudaRegisterFatBinary", module);
-                parent.remote.call(
-                    "cudaRegisterFunction",
-                    string(string(Body(module).u64(function), "sum"), "sum").u64(0).u64(0));
+                register_function(parent.remote, function, "sum");
                 bool good = launch(parent) == 0 && parent.remote.call("ibxRuntime", share) == 0;
                 if (!fork()) {
                     for (int fd = 3; fd < 1024; fd++) // as a daemon does: the parent's connection
@@ -153,17 +154,11 @@ bool kernels_of_nobody()
     Remote &remote = gpu.remote;
     const std::uint64_t stream = remote.stream_create(), to = remote.malloc(4096),
                         from = remote.malloc(4096), function = 0x401b30;
-    auto string = [](Body body, const char *text) {
-        return body.u64(std::strlen(text) + 1).host(text, std::strlen(text) + 1);
-    };
-    const Body module = string(Body(), "0x4a0128");
     auto launch = [&](std::uint64_t kernel_at) {
         return remote.call("cudaLaunchKernel", kernel(kernel_at, 32, stream, to, from, 8));
     };
     REQUIRE(launch(function) == 0);
-    remote.call("cudaRegisterFatBinary", module);
-    remote.call("cudaRegisterFunction",
-                string(string(Body(module).u64(function), "sum"), "sum").u64(0).u64(0));
+    const Body module = register_function(remote, function, "sum");
     REQUIRE(launch(function) == 0 && launch(function + 16) == 98);
     for (std::uint64_t one : {function, function + 16}) { // nor requests of our own
         const int code = one == function ? 0 : 98;

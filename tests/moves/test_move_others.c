@@ -540,28 +540,30 @@ static void it_goes_on(void)
     unlink(disk_file);
 }
 
-static void test_an_export_after_the_commit(void)
+/* False: the VM was given back, as QEMU 10 has it. */
+static bool exported_after_the_commit(void)
 {
     start_with_a_disk();
     pair_run_to("source:committed", NULL);
     export_the_disk();
     mover_kill(&sender, SIGCONT);
     if (is_given_back())
-        return;
+        return false;
     stands_still();
-    it_goes_on();
+    return true;
+}
+
+static void test_an_export_after_the_commit(void)
+{
+    if (exported_after_the_commit())
+        it_goes_on();
 }
 
 /* The next tool continues it then. */
 static void test_an_export_and_a_killed_receiver(void)
 {
-    start_with_a_disk();
-    pair_run_to("source:committed", NULL);
-    export_the_disk();
-    mover_kill(&sender, SIGCONT);
-    if (is_given_back())
+    if (!exported_after_the_commit())
         return;
-    stands_still();
     for (unsigned i = 0; i < 2; i++) {
         mover_kill(&receiver, SIGKILL);
         pair_recover(&receiver);
