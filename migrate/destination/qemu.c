@@ -243,12 +243,17 @@ void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why)
     qemu->retry_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
 }
 
-/* QEMU answers between two of its other things; it is told once. */
 static int tell(struct destination_qemu *qemu, const char *command, struct ibx_error *err)
 {
-    int rc = qemu->qmp
-                 ? ibx_qmp_execute(qemu->qmp, command, NULL, NULL, ibx_deadline_in_ms(STOP_MS), err)
-                 : ibx_error_set(err, -ENOTCONN, "its monitor is lost");
+    return qemu->qmp
+               ? ibx_qmp_execute(qemu->qmp, command, NULL, NULL, ibx_deadline_in_ms(STOP_MS), err)
+               : ibx_error_set(err, -ENOTCONN, "its monitor is lost");
+}
+
+/* QEMU answers between two of its other things; it is told once. */
+static int pause_vm(struct destination_qemu *qemu, struct ibx_error *err)
+{
+    const int rc = tell(qemu, "stop", err);
     return rc ? rc : ask_status(qemu, err);
 }
 
@@ -256,10 +261,8 @@ static int tell(struct destination_qemu *qemu, const char *command, struct ibx_e
  * back for an export that somebody has begun there. */
 static int go_on(struct destination_qemu *qemu, struct ibx_error *err)
 {
-    int rc = qemu->qmp
-                 ? ibx_qmp_execute(qemu->qmp, "cont", NULL, NULL, ibx_deadline_in_ms(STOP_MS), err)
-                 : ibx_error_set(err, -ENOTCONN, "its monitor is lost");
-    qemu->cont_ns = rc == -EREMOTEIO ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
+    const int rc = tell(qemu, "cont", err);
+    qemu->cont_ns = rc ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
     if (!rc && ask_status(qemu, NULL))
         qemu->stale = true; /* it was continued, and says so later */
     return rc;
@@ -273,17 +276,18 @@ void ibx_destination_qemu_run(struct destination_qemu *qemu, bool to_run)
     if (to_run && !strcmp(qemu->status, "paused"))
         rc = go_on(qemu, &why);
     else if (!to_run && runs)
-        rc = tell(qemu, "stop", &why);
-    if (rc && (runs || !qemu->cont_ns))
+        rc = pause_vm(qemu, &why);
+    if (rc && runs)
         ibx_migration_notify(qemu->observer,
-                             "the VM is here and could not be %s (%s): \"%s\" in QEMU's monitor "
-                             "does that",
-                             runs ? "paused" : "continued", why.message, runs ? "stop" : "cont");
+                             "the VM is here and could not be paused (%s): \"stop\" in QEMU's "
+                             "monitor does that",
+                             why.message);
     else if (rc)
         ibx_migration_notify(qemu->observer,
                              "the VM is here and stands still, since it could not be continued "
-                             "(%s): trying again; does another process use its disks?",
-                             why.message);
+                             "(%s): trying again%s",
+                             why.message,
+                             rc == -EREMOTEIO ? "; does another process use its disks?" : "");
 }
 
 bool ibx_destination_qemu_stands(struct destination_qemu *qemu)
