@@ -266,12 +266,16 @@ static int no_function(void)
 }
 
 /* A launch into another stream than the captured one may end the capture when it fails, and would
- * fail in another way when GVirtuS tries it again. */
+ * fail in another way when it is tried again. */
 static int launch(struct copies *x, const struct ibx_request *q)
 {
-    if (!ibx_copies_captures() && !ibx_copies_launch(x, q->body, (size_t)q->length))
+    const bool tried = !ibx_copies_captures();
+    if (tried && !ibx_copies_launch(x, q->body, (size_t)q->length))
         return 0;
     const int code = ibx_copies_launch_check(x, q->body, (size_t)q->length);
+    const int made = code ? -1 : ibx_copies_launch_by_runtime(x, q->body, (size_t)q->length, tried);
+    if (made >= 0)
+        return made;
     x->handler.launch_checked = !code;
     return code == INVALID_FUNCTION ? no_function() : code ? code : PASSES;
 }

@@ -428,6 +428,9 @@ int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const 
 /* Before GVirtuS launches it: 0; CUDA's error where there is no such function, or where its handler
  * would read more than the launch brings. */
 int ibx_copies_launch_check(struct copies *x, const uint8_t *body, size_t n);
+/* Behind that, by the runtime, and what it returns; `tried`: behind ibx_copies_launch(), too. -1:
+ * GVirtuS has to. */
+int ibx_copies_launch_by_runtime(struct copies *x, const uint8_t *body, size_t n, bool tried);
 /* Parameters of a kernel from the first-th on, *count at most, which becomes how many there are.
  * What CUDA returns. */
 struct ibx_parameter {

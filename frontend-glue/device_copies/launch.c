@@ -3,9 +3,10 @@
  * Kernels. GVirtuS's handler makes of a request's arguments, which lie one behind the other as the
  * kernel wants them, the pointers that the runtime's launch takes, and looks up how. The driver
  * takes them as they are, up to 4 KiB; where each of more lies, the driver says (CUDA 12.4). The
- * kernel is the runtime's, by the function that the client has registered. What fails is left to
- * GVirtuS, so that exit code and last error are the runtime's; but not a launch that brings less
- * than its kernel takes, for which the handler has no bound.
+ * kernel is the runtime's, by the function that the client has registered. What fails is given to
+ * the runtime once more, so that exit code and last error are its own. Before CUDA 12.4 GVirtuS
+ * does that, which does not know the kernels that there are in PTX alone; but not a launch that
+ * brings less than its kernel takes, for which the handler has no bound.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -50,6 +51,11 @@ struct kernel_parameters {
     void *other_kernel, *context;
 };
 
+/* dim3 */
+struct size {
+    unsigned x, y, z;
+};
+
 /* A launch's request. */
 struct launch {
     uint64_t function, shared, stream;
@@ -72,6 +78,8 @@ static struct {
     int (*set_exec)(void *exec, void *node, const struct kernel_parameters *parameters);
     int (*kernel_of)(void **kernel, const void *function);
     int (*parameter)(void *kernel, size_t index, size_t *at, size_t *n);
+    int (*launch_runtime)(const void *function, struct size grid, struct size block,
+                          void **arguments, size_t shared, void *stream);
     int (*refuse)(const void *function, size_t index, size_t *at, size_t *n);
     int (*peek_error)(void);
     int (*get_error)(void); /* and forgets it */
@@ -110,6 +118,7 @@ static bool load(struct copies *x)
         *(void **)&cuda.launch = ibx_cuda_symbol("cuLaunchKernel");
         *(void **)&cuda.launch_as = ibx_cuda_symbol("cuLaunchKernelEx");   /* CUDA 11.8 */
         *(void **)&cuda.parameter = ibx_cuda_symbol("cuFuncGetParamInfo"); /* CUDA 12.4 */
+        *(void **)&cuda.launch_runtime = ibx_copies_runtime("cudaLaunchKernel");
         *(void **)&cuda.refuse = ibx_copies_runtime("cudaFuncGetParamInfo");
         *(void **)&cuda.add_node = graph_function("cuGraphAddKernelNode_v2");
         *(void **)&cuda.set_node = graph_function("cuGraphKernelNodeSetParams_v2");
@@ -321,6 +330,43 @@ int ibx_copies_launch_check(struct copies *x, const uint8_t *body, size_t n)
         cuda.refuse((const void *)(uintptr_t)name, SIZE_MAX, &at, &bytes);
     ibx_functions_let_go(&x->launches.user);
     return name ? less ? CUDA_INVALID_VALUE : 0 : INVALID_FUNCTION;
+}
+
+/* -1: it cannot be made here. What was tried is known, and looked up no more. */
+static int launch_by_runtime(struct copies *x, const uint8_t *body, size_t n, bool tried)
+{
+    struct launch l;
+    size_t end, bytes;
+    if (!parse(x, &l, body, n) || !ibx_copies_able(x) || !load(x) || !cuda.parameter ||
+        !cuda.launch_runtime)
+        return -1;
+    const struct launch_function *f =
+        tried ? known_of(x, l.function) : function_of(x, l.function, true);
+    const size_t count = f ? parameters_of(f->kernel, &end) : 0;
+    if (!f || end > l.bytes)
+        return -1;
+    void **pointers = calloc(count + 1, sizeof(*pointers));
+    bool whole = pointers;
+    for (size_t i = 0, at; whole && i < count; i++) {
+        whole = !cuda.parameter(f->kernel, i, &at, &bytes);
+        pointers[i] = l.arguments + at;
+    }
+    const uint64_t name = ibx_functions_take(ibx_copies_user(x), l.function);
+    const int rc =
+        whole && name ? cuda.launch_runtime((const void *)(uintptr_t)name,
+                                            (struct size){l.size[0], l.size[1], l.size[2]},
+                                            (struct size){l.size[3], l.size[4], l.size[5]},
+                                            pointers, (size_t)l.shared, (void *)(uintptr_t)l.stream)
+                      : -1;
+    free(pointers);
+    return rc;
+}
+
+int ibx_copies_launch_by_runtime(struct copies *x, const uint8_t *body, size_t n, bool tried)
+{
+    const int rc = launch_by_runtime(x, body, n, tried);
+    ibx_functions_let_go(&x->launches.user);
+    return rc;
 }
 
 int ibx_copies_parameters(struct copies *x, uint64_t function, size_t first,

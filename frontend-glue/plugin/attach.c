@@ -582,7 +582,15 @@ static void release(void *address, size_t n)
         munmap(address, n);
 }
 
-struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline)
+static _Atomic(ibx_attach_launch *) by_gvirtus;
+
+static bool launch_by_gvirtus(const struct ibx_frontend_launch *launch, int *rc)
+{
+    return atomic_load(&by_gvirtus)(launch, rc);
+}
+
+struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline,
+                                  ibx_attach_launch *launch)
 {
     static const struct ibx_frontend_calls calls = {
         .version = IBX_FRONTEND_VERSION,
@@ -591,6 +599,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
         .unseen = unseen,
         .divert = divert,
         .diverted = diverted,
+        .launch = launch_by_gvirtus,
         .knows = knows,
         .allocate = allocate,
         .release = release,
@@ -608,6 +617,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
     *(void **)&attach = dlsym(RTLD_DEFAULT, IBX_FRONTEND_ATTACH);
     *(void **)&begins = dlsym(RTLD_DEFAULT, IBX_FRONTEND_BEGINS);
     pthread_once(&begun, begin);
+    atomic_store(&by_gvirtus, launch);
     struct ibx_attachment *attachment = keyed ? malloc(sizeof(*attachment)) : NULL;
     if (!attachment)
         return NULL;

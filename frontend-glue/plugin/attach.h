@@ -10,14 +10,18 @@
 #define IBX_FRONTEND_GLUE_PLUGIN_ATTACH_H
 
 #include "frontend-glue/client_calls/pipeline.h"
+#include "frontend-glue/preload/attach_table.h"
 #include "frontend-glue/session/session.h"
 
 struct ibx_attachment;
 
+/* As the table has it (attach_table.h), since C catches no exception. */
+typedef bool ibx_attach_launch(const struct ibx_frontend_launch *launch, int *rc);
 /* Client: the connected session, with its pipeline if it has one, is the calling thread's from now
  * on, and the preload, if there is one, gets the table. NULL without memory: GVirtuS then runs the
  * thread's copies, and the connection outlives the thread. */
-struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline);
+struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline,
+                                  ibx_attach_launch *launch);
 /* What GVirtuS writes, before the session gets it: waits for background copies that the request has
  * to come after. Accepts NULL. */
 void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *bytes, size_t n);

@@ -17,6 +17,7 @@
 #include <string>
 #include <unistd.h>
 
+#include "frontend-glue/plugin/gvirtus_launch.h"
 #include "frontend-glue/plugin/uncaught.h"
 
 extern "C" {
@@ -166,7 +167,7 @@ class RdmaCommunicator final : public Communicator
         if (ibx_session_connect(session, &err))
             fail(err);
         pipeline = ibx_pipeline_create(session, mode);
-        attachment = ibx_attach(session, pipeline);
+        attachment = ibx_attach(session, pipeline, ibx_launch_by_gvirtus);
     }
 
     std::size_t Read(char *buffer, std::size_t size) override
@@ -249,7 +250,7 @@ class RdmaCommunicator final : public Communicator
             return;
         }
         pipeline = ibx_pipeline_create(session, mode);
-        attachment = ibx_attach(session, pipeline);
+        attachment = ibx_attach(session, pipeline, ibx_launch_by_gvirtus);
     }
 
     // The thread ends behind it.

@@ -46,7 +46,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 17u
+#define IBX_FRONTEND_VERSION 18u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -75,6 +75,16 @@ struct ibx_frontend_request {
     void *out; /* what a success returns beside its exit code: just `out_n` bytes, or none */
     size_t out_n;
     bool unseen; /* a launch by <<<>>>, as after unseen(true) */
+};
+
+/* A call of cudaLaunchKernel. */
+struct ibx_frontend_launch {
+    void *launch; /* GVirtuS's function */
+    const void *function;
+    uint32_t grid[3], block[3];
+    void **arguments;
+    size_t shared;
+    void *stream;
 };
 
 /* What a thread may know without a request; CUDA's last error is none. */
@@ -122,6 +132,9 @@ struct ibx_frontend_calls {
      */
     bool (*divert)(void);
     const void *(*diverted)(size_t *n);
+    /* Makes that call of GVirtuS's. False: it has thrown an exception instead, as G5 does where it
+     * has not found a kernel's arguments: it knows them of cubins, and not of PTX. */
+    bool (*launch)(const struct ibx_frontend_launch *launch, int *rc);
     /* Whether that is known to be so. */
     bool (*knows)(enum ibx_frontend_fact fact, uint64_t handle, int *answer);
 

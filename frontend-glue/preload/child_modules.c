@@ -43,7 +43,8 @@ struct list {
 
 struct module {
     struct module *next;
-    void *wrapper;          /* which lies in the program, as all texts do */
+    void *wrapper; /* which lies in the program, as all texts do, or is `expanded` */
+    struct ibx_image_wrapper *expanded;
     void **handle, **there; /* as the program knows it, and GVirtuS in this process */
     unsigned life;          /* in which it was registered */
     bool managed;           /* it has variables that are declared __managed__ */
@@ -116,12 +117,14 @@ static bool share(const void *kernel)
     return code || ibx_get_u64(&r);
 }
 
-void ibx_frontend_module_registered(void *wrapper, void **handle)
+void ibx_frontend_module_registered(void *wrapper, void **handle,
+                                    struct ibx_image_wrapper *expanded)
 {
     struct module *m = handle ? malloc(sizeof(*m)) : NULL;
     if (!m)
         return;
     *m = (struct module){.wrapper = wrapper,
+                         .expanded = expanded,
                          .handle = handle,
                          .there = handle,
                          .functions.size = sizeof(struct function),
@@ -173,7 +176,7 @@ static void release(struct module *m)
     free(m);
 }
 
-void **ibx_frontend_module_gone(void **handle)
+void **ibx_frontend_module_gone(void **handle, struct ibx_image_wrapper **expanded)
 {
     ibx_frontend_ranges_lock();
     struct module **at = &modules, *gone;
@@ -182,6 +185,7 @@ void **ibx_frontend_module_gone(void **handle)
     if ((gone = *at))
         *at = gone->next;
     ibx_frontend_ranges_unlock();
+    *expanded = gone ? gone->expanded : NULL;
     if (!gone)
         return handle;
     void **there = gone->there;

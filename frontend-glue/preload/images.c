@@ -8,7 +8,6 @@
 
 #define WRAPPER_MAGIC 0x466243b1u
 #define FAT_MAGIC     0xba55ed50u
-#define FAT_HEAD      16u
 #define ENTRY_VERSION 0x0101u
 #define ENTRY_HEAD    64u
 #define OPTIONS       16u /* bytes behind the entry of PTX: where its options are, and none */
@@ -16,17 +15,6 @@
 #define KIND_CUBIN    2u
 #define FLAGS         0x11u /* of 64 bits, for Linux */
 #define CUDA_ENTRY    0x10u /* st_other: a kernel, and no function of one */
-
-/* The head of an image in a fat binary. */
-struct entry {
-    uint16_t kind, version;
-    uint32_t head;
-    uint64_t n; /* with what it is padded by */
-    uint32_t compressed_n, options_at;
-    uint16_t minor, major;
-    uint32_t architecture, name_at, name_n;
-    uint64_t flags, reserved_too, uncompressed_n;
-};
 
 /* Whether it holds n bytes from there on. */
 static bool holds(size_t size, uint64_t at, uint64_t n)
@@ -70,11 +58,12 @@ static size_t measure_fat(const uint8_t *image, size_t most)
     uint64_t length;
     uint16_t head;
     size_t n;
-    if (most < FAT_HEAD)
+    if (most < IBX_IMAGE_FAT_HEAD)
         return 0;
     memcpy(&head, image + 6, sizeof(head));
     memcpy(&length, image + 8, sizeof(length));
-    return head == FAT_HEAD && !__builtin_add_overflow(length, head, &n) && n <= most ? n : 0;
+    return head == IBX_IMAGE_FAT_HEAD && !__builtin_add_overflow(length, head, &n) && n <= most ? n
+                                                                                                : 0;
 }
 
 /* With its NUL. */
@@ -144,7 +133,7 @@ size_t ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, 
         memcpy(&elf, image, sizeof(elf));
     else
         version_of(image, version);
-    const struct entry e = {
+    const struct ibx_image_entry e = {
         .kind = cubin ? KIND_CUBIN : KIND_PTX,
         .version = ENTRY_VERSION,
         .head = ENTRY_HEAD + (cubin ? 0 : OPTIONS),
@@ -155,16 +144,16 @@ size_t ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, 
         .architecture = cubin ? architecture_of(&elf) : target_of(image),
         .flags = FLAGS,
     };
-    const uint16_t version_and_head[] = {1, FAT_HEAD};
+    const uint16_t version_and_head[] = {1, IBX_IMAGE_FAT_HEAD};
     const uint32_t magic = FAT_MAGIC;
     const uint64_t all = e.n + e.head;
     const uint32_t options[OPTIONS / 4] = {ENTRY_HEAD + OPTIONS / 2};
     memcpy(head, &magic, 4);
     memcpy(head + 4, version_and_head, 4);
     memcpy(head + 8, &all, 8);
-    memcpy(head + FAT_HEAD, &e, sizeof(e));
-    memcpy(head + FAT_HEAD + ENTRY_HEAD, options, e.head - ENTRY_HEAD);
-    return FAT_HEAD + e.head;
+    memcpy(head + IBX_IMAGE_FAT_HEAD, &e, sizeof(e));
+    memcpy(head + IBX_IMAGE_FAT_HEAD + ENTRY_HEAD, options, e.head - ENTRY_HEAD);
+    return IBX_IMAGE_FAT_HEAD + e.head;
 }
 
 struct ibx_image_wrapper ibx_image_wrap(const void *fat)
@@ -237,57 +226,176 @@ static bool look_at_cubin(const uint8_t *image, size_t n, ibx_image_found *found
     return true;
 }
 
-static bool is_of_name(char c)
+/* --------------------------------------------------------------------------------- text of PTX */
+
+/* A word, a number, text within quotes, or one character of anything else; n = 0: the end. */
+struct token {
+    const char *at;
+    size_t n;
+};
+
+static const char *behind_blanks(const char *text)
+{
+    for (;;) {
+        const char *end = text[0] != '/'   ? NULL
+                          : text[1] == '/' ? strchr(text, '\n')
+                          : text[1] == '*' ? strstr(text + 2, "*/")
+                                           : NULL;
+        if (end)
+            text = end + (text[1] == '*' ? 2 : 1);
+        else if (isspace((unsigned char)*text))
+            text++;
+        else
+            return text;
+    }
+}
+
+static bool is_of_word(char c)
 {
     return isalnum((unsigned char)c) || c == '_' || c == '$' || c == '%';
 }
 
-/* ".entry NAME", outside of comments. Its variables are not looked for. */
-static void look_at_ptx(const char *text, size_t n, ibx_image_found *found, void *argument)
+static struct token next_token(const char **text)
 {
-    static const char entry[] = ".entry";
-    const size_t length = strlen(entry);
-    for (size_t at = 0; at + length < n && text[at];) {
-        const char *end = text[at] != '/'       ? NULL
-                          : text[at + 1] == '/' ? memchr(text + at, '\n', n - at)
-                          : text[at + 1] == '*' ? strstr(text + at, "*/")
-                                                : NULL;
-        if (end) {
-            at = (size_t)(end - text) + 1;
-            continue;
-        }
-        if (strncmp(text + at, entry, length) != 0 || !isspace((unsigned char)text[at + length])) {
-            at++;
-            continue;
-        }
-        for (at += length; at < n && isspace((unsigned char)text[at]);)
-            at++;
-        const size_t begin = at;
-        while (at < n && is_of_name(text[at]))
-            at++;
-        if (at > begin)
-            found(text + begin, at - begin, 0, false, argument);
+    struct token t = {behind_blanks(*text), 0};
+    if (*t.at == '"') {
+        const char *end = strchr(t.at + 1, '"');
+        t.n = end ? (size_t)(end - t.at) + 1 : strlen(t.at);
+    } else if (*t.at) {
+        for (t.n = 1; (*t.at == '.' || is_of_word(*t.at)) && is_of_word(t.at[t.n]);)
+            t.n++;
     }
+    *text = t.at + t.n;
+    return t;
+}
+
+static bool is(struct token t, const char *word)
+{
+    return t.n == strlen(word) && !memcmp(t.at, word, t.n);
+}
+
+/* Of one element of that type, ".u32" or ".v4": 0 where it is none. */
+static size_t bytes_of(struct token type)
+{
+    static const struct {
+        const char *type;
+        size_t n;
+    } types[] = {{".b8", 1},  {".u8", 1},    {".s8", 1},   {".b16", 2}, {".u16", 2},
+                 {".s16", 2}, {".f16", 2},   {".bf16", 2}, {".b32", 4}, {".u32", 4},
+                 {".s32", 4}, {".f32", 4},   {".b64", 8},  {".u64", 8}, {".s64", 8},
+                 {".f64", 8}, {".b128", 16}, {".v2", 2},   {".v4", 4},  {".v8", 8}};
+    for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++)
+        if (is(type, types[i].type))
+            return types[i].n;
+    return 0;
+}
+
+/* Behind ".global" or ".const": ".align 4 .attribute(.managed) .v2 .u32 NAME[3][2]". */
+static void look_at_variable(const char **text, bool constant, ibx_image_found *found,
+                             void *argument)
+{
+    struct token t, name = {NULL, 0};
+    size_t n = 1;
+    bool typed = false;
+    for (t = next_token(text); t.n && !is(t, "=") && !is(t, ";"); t = next_token(text)) {
+        if (is(t, ".align")) {
+            next_token(text);
+        } else if (is(t, "(")) {
+            while (t.n && !is(t, ")"))
+                t = next_token(text);
+        } else if (is(t, "[")) {
+            t = next_token(text);
+            if (__builtin_mul_overflow(n, is(t, "]") ? 0 : strtoull(t.at, NULL, 0), &n))
+                return;
+        } else if (bytes_of(t)) {
+            if (__builtin_mul_overflow(n, bytes_of(t), &n))
+                return;
+            typed = true;
+        } else if (is_of_word(*t.at) && !name.n && typed) {
+            name = t;
+        }
+    }
+    if (t.n && name.n && n)
+        found(name.at, name.n, n, constant, argument);
+}
+
+/* ".entry NAME", and variables of the module that are not another one's. */
+static void look_at_ptx(const char *text, ibx_image_found *found, void *argument)
+{
+    unsigned depth = 0;
+    bool elsewhere = false; /* behind ".extern" */
+    for (struct token t = next_token(&text); t.n; t = next_token(&text)) {
+        const bool constant = is(t, ".const");
+        if (is(t, "{"))
+            depth++;
+        else if (is(t, "}") && depth)
+            depth--;
+        if (depth)
+            continue;
+        if (is(t, ".extern"))
+            elsewhere = true;
+        else if (is(t, ";") || is(t, "}"))
+            elsewhere = false;
+        else if (is(t, ".entry") && !elsewhere) {
+            t = next_token(&text);
+            if (t.n && is_of_word(*t.at))
+                found(t.at, t.n, 0, false, argument);
+        } else if ((constant || is(t, ".global")) && !elsewhere) {
+            look_at_variable(&text, constant, found, argument);
+        }
+    }
+}
+
+const uint8_t *ibx_image_next(const uint8_t *fat, size_t n, size_t *at, struct ibx_image_entry *e)
+{
+    const size_t here = *at;
+    if (!holds(n, here, sizeof(*e)))
+        return NULL;
+    memcpy(e, fat + here, sizeof(*e));
+    if (here % 8 || e->version != ENTRY_VERSION || e->head < sizeof(*e) || e->head % 8 ||
+        !holds(n, here, e->head) || !holds(n, here + e->head, e->n))
+        return NULL;
+    *at += e->head + e->n;
+    return fat + here + e->head;
+}
+
+const uint8_t *ibx_image_wrapped(const struct ibx_image_wrapper *wrapper, size_t *n)
+{
+    uint32_t magic = 0;
+    if (!wrapper || wrapper->magic != WRAPPER_MAGIC || !wrapper->data)
+        return NULL;
+    memcpy(&magic, wrapper->data, sizeof(magic));
+    *n = magic == FAT_MAGIC ? measure_fat(wrapper->data, SIZE_MAX) : 0;
+    return *n && *n <= PTRDIFF_MAX / 2 ? wrapper->data : NULL;
+}
+
+bool ibx_image_lacks_cubin(const struct ibx_image_wrapper *wrapper)
+{
+    struct ibx_image_entry e;
+    size_t n;
+    const uint8_t *fat = ibx_image_wrapped(wrapper, &n);
+    if (!fat)
+        return false;
+    for (size_t at = IBX_IMAGE_FAT_HEAD; at < n && ibx_image_next(fat, n, &at, &e);)
+        if (e.kind == KIND_CUBIN)
+            return false;
+    return true;
 }
 
 bool ibx_image_look(const uint8_t *fat, size_t n, ibx_image_found *found, void *argument,
                     bool *compressed)
 {
-    struct entry e;
+    struct ibx_image_entry e;
     *compressed = false;
-    for (size_t at = FAT_HEAD; at < n; at += e.head + e.n) {
-        if (!holds(n, at, sizeof(e)))
+    for (size_t at = IBX_IMAGE_FAT_HEAD; at < n;) {
+        const uint8_t *image = ibx_image_next(fat, n, &at, &e);
+        if (!image)
             return false;
-        memcpy(&e, fat + at, sizeof(e));
-        if (at % 8 || e.version != ENTRY_VERSION || e.head < sizeof(e) || e.head % 8 ||
-            !holds(n, at, e.head) || !holds(n, at + e.head, e.n))
-            return false;
-        const uint8_t *image = fat + at + e.head;
         *compressed = e.uncompressed_n;
         if (*compressed || (e.kind == KIND_CUBIN && !look_at_cubin(image, e.n, found, argument)))
             return false;
         if (e.kind == KIND_PTX && memchr(image, 0, e.n))
-            look_at_ptx((const char *)image, e.n, found, argument);
+            look_at_ptx((const char *)image, found, argument);
     }
     return true;
 }

@@ -8,7 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define IBX_IMAGE_HEADER 96u /* bytes of a fat binary before the first of its images, at most */
+#define IBX_IMAGE_HEADER   96u /* bytes of a fat binary before the first of its images, at most */
+#define IBX_IMAGE_FAT_HEAD 16u /* ... and before the head of that one */
 
 /* Behind what nvcc's code registers. */
 struct ibx_image_wrapper {
@@ -19,6 +20,17 @@ struct ibx_image_wrapper {
 
 enum ibx_image_kind { IBX_IMAGE_NONE, IBX_IMAGE_PTX, IBX_IMAGE_CUBIN, IBX_IMAGE_FAT };
 
+/* The head of an image in a fat binary, of `head` bytes: what they are behind these is its own. */
+struct ibx_image_entry {
+    uint16_t kind, version;
+    uint32_t head;
+    uint64_t n; /* with what it is padded by */
+    uint32_t compressed_n, options_at;
+    uint16_t minor, major;
+    uint32_t architecture, name_at, name_n;
+    uint64_t flags, reserved_too, uncompressed_n;
+};
+
 /* What begins there, and its bytes, of which there are `most`; SIZE_MAX: no more is known than what
  * it says itself, and a wrapper is what it wraps. PTX has a NUL behind it. */
 enum ibx_image_kind ibx_image_measure(const void **code, size_t most, size_t *n);
@@ -27,6 +39,22 @@ enum ibx_image_kind ibx_image_measure(const void **code, size_t most, size_t *n)
 size_t ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, const void *image,
                       size_t n);
 struct ibx_image_wrapper ibx_image_wrap(const void *fat);
+/* The fat binary, of n bytes as it says itself. NULL: it is the wrapper of none. */
+const uint8_t *ibx_image_wrapped(const struct ibx_image_wrapper *wrapper, size_t *n);
+
+/* The image whose head is at *at of a fat binary of n bytes, which then is where the next one's is:
+ * e->n bytes. NULL: there is none, or it is not sound. */
+const uint8_t *ibx_image_next(const uint8_t *fat, size_t n, size_t *at, struct ibx_image_entry *e);
+/* A fat binary of the same images, as they were before they were compressed, of *expanded bytes, to
+ * be freed. NULL: none is compressed, or not all of them can be read; the log has why. */
+uint8_t *ibx_image_expand(const uint8_t *fat, size_t n, size_t *expanded);
+/* Likewise of what nvcc's code registers, with a wrapper of its own. */
+struct ibx_image_wrapper *ibx_image_expand_wrapped(const void *wrapper);
+void ibx_image_free_wrapped(struct ibx_image_wrapper *wrapper);
+
+/* Whether it is of a fat binary of which no image is a cubin, of which GVirtuS knows the arguments
+ * of kernels. */
+bool ibx_image_lacks_cubin(const struct ibx_image_wrapper *wrapper);
 
 /* What is in it: each kernel, with n = 0, and each variable of n bytes. */
 typedef void ibx_image_found(const char *name, size_t length, size_t n, bool constant,

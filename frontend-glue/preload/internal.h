@@ -135,21 +135,26 @@ void ibx_frontend_kernels_prepare(void);
 /* Adds a launch's body to a request, which is to be freed; otherwise what the call is to return. */
 int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
                             const void *function, void **arguments);
+/* A module is registered of whose kernels GVirtuS may not know the arguments. */
+void ibx_frontend_kernels_unknown(void);
 /* By which requests name that kernel; false: nobody can tell. */
 bool ibx_frontend_kernel_name(const void *function, uint8_t name[8]);
 
 /* ------------------------------------------------------------------ child_modules.c */
 
-/* What nvcc's code registers: a module, whose handle GVirtuS has returned, and what is in it. */
-void ibx_frontend_module_registered(void *wrapper, void **handle);
+struct ibx_image_wrapper;
+/* What nvcc's code registers: a module, whose handle GVirtuS has returned, and what is in it. The
+ * wrapper is `expanded`, if that is not NULL. */
+void ibx_frontend_module_registered(void *wrapper, void **handle,
+                                    struct ibx_image_wrapper *expanded);
 void ibx_frontend_module_function(void **handle, const char *function, char *device_function,
                                   const char *name, int thread_limit);
 void ibx_frontend_module_variable(void **handle, char *symbol, char *address, const char *name,
                                   int external, size_t n, int constant, int global);
 /* It also has variables that are declared __managed__, which GVirtuS is not told of. */
 void ibx_frontend_module_managed(void **handle);
-/* It is no more: the handle by which GVirtuS knows it. */
-void **ibx_frontend_module_gone(void **handle);
+/* It is no more: the handle by which GVirtuS knows it, and `expanded`. */
+void **ibx_frontend_module_gone(void **handle, struct ibx_image_wrapper **expanded);
 /* Before kernels and variables are used: a forked child registers them as its own. Quick, but for
  * the first time in a child. */
 void ibx_frontend_own_modules(void);

@@ -7,9 +7,11 @@
  * launched by GVirtuS as ever.
  *
  * Of a kernel with more than 4 KiB of arguments that finds none: their sizes are in a form that it
- * does not read (EIATTR 0x45 of .nv.info). Where they lie the back end is asked then, as CUDA there
- * knows it, and the launch goes in a request of our own.
+ * does not read (EIATTR 0x45 of .nv.info). Of one that a program has as PTX alone G5 knows nothing,
+ * and throws. Where the arguments lie the back end is asked then, as CUDA there knows it, and the
+ * launch goes in a request of our own.
  */
+#include "frontend-glue/preload/images.h"
 #include "frontend-glue/preload/internal.h"
 
 #include <dlfcn.h>
@@ -20,6 +22,7 @@
 
 #define HEAD       56u    /* bytes of a launch before its arguments */
 #define BODY_MAX   4480u  /* of one that is made here */
+#define PACKED_MAX 4096u  /* bytes of arguments that go in one of GVirtuS's */
 #define KERNELS    4096u  /* places, a power of two */
 #define TRIES      8u     /* places in which a kernel may be */
 #define MARKS      254u   /* arguments that can be told apart */
@@ -36,6 +39,7 @@ struct kernel {
     struct kernel *older;
     uint8_t name[8]; /* by which requests name it */
     bool known;      /* the rest is, of launches like GVirtuS's */
+    bool strange;    /* to GVirtuS's front end, which cannot launch it */
     bool asked;      /* the rest is, since the back end has said it: for requests of our own */
     bool ours;       /* ... which are all its launches, since GVirtuS's front end knows less */
     size_t bytes;    /* of all arguments */
@@ -51,6 +55,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint modules; /* that have gone, with their functions */
 
 static struct ranges registered; /* of one byte each; what has gone stays */
+
+static atomic_bool unknown; /* GVirtuS does not know the arguments of all kernels */
+
+void ibx_frontend_kernels_unknown(void)
+{
+    atomic_store_explicit(&unknown, true, memory_order_relaxed);
+}
 
 void ibx_frontend_kernel_registered(const void *function, const char *name)
 {
@@ -264,7 +275,8 @@ static struct kernel *look_at(const void *function, const struct launch_config *
     k->function = function;
     k->since = atomic_load(&modules);
     const uint8_t *body = ibx_frontend_launch_body(config, function, marked, &n, &rc);
-    if (!body && rc != CUDA_NOT_SUPPORTED) { /* no kernel */
+    const bool thrown = !body && rc == CUDA_UNKNOWN;
+    if (!body && !thrown && rc != CUDA_NOT_SUPPORTED) { /* no kernel */
         free(k);
         return NULL;
     }
@@ -275,11 +287,15 @@ static struct kernel *look_at(const void *function, const struct launch_config *
         ibx_put_u64(&w, (uintptr_t)function); /* as GVirtuS's front end does */
     if (k->known ? k->count : body || !ibx_frontend_plugin())
         return k;
-    if (ask(&k) == ASKED_IN_VAIN && k->known) {
+    const enum answer answer = ask(&k);
+    if (answer == ASKED_IN_VAIN && (k->known || thrown)) {
         free(k);
         return NULL;
     }
-    k->ours = k->known && k->asked;
+    k->strange = thrown && answer == ASKED_SOME;
+    k->asked = k->asked || k->strange; /* it may have none */
+    k->ours = k->asked && (k->known || (k->strange && k->bytes > PACKED_MAX));
+    k->known = k->known || (k->strange && !k->ours);
     return k;
 }
 
@@ -338,8 +354,10 @@ static int put_asked(struct extra *e, const struct kernel *k, const struct launc
                      void **arguments)
 {
     const size_t at = e->body.length;
-    if (!arguments || !ibx_frontend_extra_room(e, HEAD + k->bytes))
-        return ibx_frontend_fail(arguments ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE);
+    if (!arguments && k->count)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!ibx_frontend_extra_room(e, HEAD + k->bytes))
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     put_head(&e->body, k, c);
     uint8_t *to = e->body.data + e->body.length;
     memset(to, 0, k->bytes);
@@ -411,6 +429,10 @@ static int launch_now(const void *function, const struct launch_config *config, 
         return rc;
     ibx_frontend_own_modules();
     const struct ibx_frontend_calls *plugin = ibx_frontend_plugin();
+    if (!plugin && atomic_load_explicit(&unknown, memory_order_relaxed)) {
+        ibx_frontend_connect();
+        plugin = ibx_frontend_plugin();
+    }
     const struct kernel *k = plugin ? find(function) : NULL;
     rc = k ? CUDA_SUCCESS : ibx_frontend_no_kernel(function);
     if (rc)
@@ -420,10 +442,13 @@ static int launch_now(const void *function, const struct launch_config *config, 
         k = learned(function, config);
     if (k && k->ours)
         return ibx_frontend_launch_ours(config, function, arguments);
-    /* GVirtuS makes the first one, unless its arguments are looked at. */
-    if (k && k->known && (arguments || !k->count) && !(first && !ibx_frontend_host_any()) &&
+    /* GVirtuS makes the first one, if it can, unless its arguments are looked at. */
+    const bool can = k && k->known && (arguments || !k->count);
+    if (can && (!first || k->strange || ibx_frontend_host_any()) &&
         launched(k, config, arguments, unseen, &rc))
         return rc;
+    if (k && k->strange)
+        return ibx_frontend_launch_ours(config, function, arguments);
     if (plugin)
         plugin->unseen(unseen);
     rc = launch_by_gvirtus(function, config, arguments);
@@ -458,9 +483,11 @@ void __cudaUnregisterFatBinary(void **handle)
     __typeof__(&__cudaUnregisterFatBinary) next = NEXT(__cudaUnregisterFatBinary);
     atomic_fetch_add(&modules, 1);
     ibx_frontend_managed_unload(handle);
-    void **there = ibx_frontend_module_gone(handle);
-    if (ibx_frontend_variables_unload(handle))
+    struct ibx_image_wrapper *expanded;
+    void **there = ibx_frontend_module_gone(handle, &expanded);
+    if (ibx_frontend_variables_unload(handle)) /* by its address it stays known */
         return;
     if (next)
         next(there);
+    ibx_image_free_wrapped(expanded);
 }

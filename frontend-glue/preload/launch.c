@@ -112,11 +112,23 @@ const void *ibx_frontend_launch_body(const struct launch_config *config, const v
         if (!calls || !calls->divert())
             write_launch = NULL;
     }
-    *rc = write_launch ? write_launch((void *)(uintptr_t)function, config->grid, config->block,
-                                      arguments, config->shared, config->stream)
-                       : CUDA_NOT_SUPPORTED;
-    const void *body = write_launch ? calls->diverted(n) : NULL;
-    if (!body && !*rc) /* it is too long */
+    if (!write_launch) {
+        *rc = CUDA_NOT_SUPPORTED;
+        return NULL;
+    }
+    const struct ibx_frontend_launch launch = {
+        .launch = *(void **)&write_launch,
+        .function = function,
+        .grid = {config->grid.x, config->grid.y, config->grid.z},
+        .block = {config->block.x, config->block.y, config->block.z},
+        .arguments = arguments,
+        .shared = config->shared,
+        .stream = config->stream};
+    const bool made = calls->launch(&launch, rc);
+    const void *body = calls->diverted(n);
+    if (!made)
+        *rc = CUDA_UNKNOWN;
+    else if (!body && !*rc) /* it is too long */
         *rc = CUDA_NOT_SUPPORTED;
     return *rc ? NULL : body;
 }

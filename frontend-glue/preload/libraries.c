@@ -91,6 +91,7 @@ static struct library *read_image(const void *code, int *rc)
     size_t n = 0;
     bool compressed = false;
     const enum ibx_image_kind kind = ibx_image_measure(&code, SIZE_MAX, &n);
+    uint8_t *expanded = kind == IBX_IMAGE_FAT ? ibx_image_expand(code, n, &n) : NULL;
     uint8_t begin[IBX_IMAGE_HEADER];
     *rc = CUDA_INVALID_IMAGE;
     if (kind == IBX_IMAGE_NONE)
@@ -99,21 +100,25 @@ static struct library *read_image(const void *code, int *rc)
     const size_t all = head + ((n + 7) & ~(size_t)7);
     struct library *l = calloc(1, sizeof(*l) + all);
     *rc = CUDA_MEMORY_ALLOCATION;
-    if (!l)
+    if (!l) {
+        free(expanded);
         return NULL;
+    }
     l->n = all;
     l->good = true;
     l->last = &l->parts;
     memcpy(l->fat, begin, head);
-    memcpy(l->fat + head, code, n);
+    memcpy(l->fat + head, expanded ? expanded : code, n);
+    free(expanded);
     l->wrapper = ibx_image_wrap(l->fat);
     const bool sound =
         ibx_image_look(l->fat, kind == IBX_IMAGE_FAT ? n : all, add_part, l, &compressed);
     if (sound && l->good)
         return l;
     if (compressed)
-        ibx_log(IBX_LOG_WARN, "cudaLibraryLoadData returns cudaErrorNotSupported: it takes images "
-                              "that are not compressed (nvcc --no-compress)");
+        ibx_log(IBX_LOG_WARN, "cudaLibraryLoadData returns cudaErrorNotSupported: an image is "
+                              "compressed in a way that is not known here: compile with nvcc "
+                              "--no-compress");
     *rc = compressed ? CUDA_NOT_SUPPORTED : !sound ? CUDA_INVALID_IMAGE : *rc;
     discard(l);
     return NULL;

@@ -3,6 +3,7 @@
  * What kernels print by printf, which the driver writes at the back end. A program that has a
  * module which calls it fetches that behind each call that waits, as CUDA writes it then.
  */
+#include "frontend-glue/preload/images.h"
 #include "frontend-glue/preload/internal.h"
 
 #include <errno.h>
@@ -75,13 +76,19 @@ void ibx_frontend_print_all(void)
         cudaDeviceSynchronize();
 }
 
-/* So that the back end keeps it from the first launch on. */
-void **__cudaRegisterFatBinary(void *wrapper)
+/* So that the back end keeps what it prints from the first launch on. */
+void **__cudaRegisterFatBinary(void *compressed)
 {
     __typeof__(&__cudaRegisterFatBinary) next = NEXT(__cudaRegisterFatBinary);
+    struct ibx_image_wrapper *expanded = ibx_image_expand_wrapped(compressed);
+    void *wrapper = expanded ? expanded : compressed;
     void **handle = next ? next(wrapper) : NULL;
-    ibx_frontend_module_registered(wrapper, handle);
-    if (may_print(wrapper) && !atomic_exchange(&prints, true))
+    if (ibx_image_lacks_cubin(wrapper))
+        ibx_frontend_kernels_unknown();
+    ibx_frontend_module_registered(wrapper, handle, expanded);
+    if (!handle)
+        ibx_image_free_wrapped(expanded);
+    else if (may_print(wrapper) && !atomic_exchange(&prints, true))
         fetch(false);
     return handle;
 }

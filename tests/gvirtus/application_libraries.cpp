@@ -72,6 +72,41 @@ std::vector<char> cubin()
     return image;
 }
 
+// Compressed by Zstandard, as nvcc does it by default; here of one block as it is.
+std::string zstandard(const std::string &bytes)
+{
+    const auto number = [](std::size_t value, unsigned count) {
+        return std::string(reinterpret_cast<const char *>(&value), count);
+    };
+    return "\x28\xb5\x2f\xfd\xa0" + number(bytes.size(), 4) + number(bytes.size() << 3 | 1, 3) +
+           bytes;
+}
+
+template <typename Value> void append(std::string &to, Value value)
+{
+    to.append(reinterpret_cast<const char *>(&value), sizeof(value));
+}
+
+// A fat binary of one cubin.
+std::string fat_binary(const std::vector<char> &cubin, bool compressed)
+{
+    const std::string plain(cubin.data(), cubin.size());
+    std::string packed = compressed ? zstandard(plain) : plain, fat;
+    const std::size_t packed_size = packed.size();
+    packed.resize((packed_size + 7) & ~std::size_t{7});
+    append<std::uint64_t>(fat, 0x0010'0001'ba55'ed50);
+    append<std::uint64_t>(fat, 64 + packed.size());
+    append<std::uint64_t>(fat, 64ull << 32 | 0x0101'0002);
+    append<std::uint64_t>(fat, packed.size());
+    append<std::uint64_t>(fat, compressed ? packed_size : 0);
+    append<std::uint64_t>(fat, 8 | 1ull << 16 | 90ull << 32);
+    append<std::uint64_t>(fat, 0);
+    append<std::uint64_t>(fat, compressed ? 0x8011 : 0x11);
+    append<std::uint64_t>(fat, 0);
+    append<std::uint64_t>(fat, compressed ? plain.size() : 0);
+    return fat + packed;
+}
+
 int load(void **library, const void *code, unsigned options = 0)
 {
     using Load = int(void **, const void *, const int *, void *const *, unsigned, const int *,
@@ -106,26 +141,52 @@ int unload(void *library)
 }
 
 // It copies bytes within the device, as the program's own kernel does.
-bool runs(void *library)
+bool launches(const void *kernel)
 {
-    void *kernel = nullptr;
     char *device = device_memory(2 * size);
     void *to = device + size, *from = device;
     std::size_t bytes_each = size;
     void *arguments[] = {&to, &from, &bytes_each};
     std::vector<char> bytes(size);
     random_fill(bytes.data(), size, 31);
-    REQUIRE(kernel_of(&kernel, library, STUB_LIBRARY_KERNEL) == 0 && kernel);
     for (unsigned i = 0; i < 3; i++) {
         bytes[i]++;
         REQUIRE(cudaMemcpy(device, bytes.data(), size, H2D) == 0);
         REQUIRE(cudaLaunchKernel(kernel, {1, 1, 1}, {1, 1, 1}, arguments, 0, nullptr) == 0);
         REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device + size, bytes.data(), size));
     }
+    return cudaFree(device) == 0;
+}
+
+bool runs(void *library)
+{
+    void *kernel = nullptr;
+    REQUIRE(kernel_of(&kernel, library, STUB_LIBRARY_KERNEL) == 0 && kernel && launches(kernel));
     const char *name = nullptr;
     REQUIRE(preloaded<int(const char **, const void *)>("cudaFuncGetName")(&name, kernel) == 0);
     REQUIRE(!std::strcmp(name, STUB_LIBRARY_KERNEL));
-    return cudaFree(device) == 0;
+    return true;
+}
+
+// As nvcc's code registers a module.
+bool registers(const void *fat)
+{
+    const struct {
+        std::uint32_t magic, version;
+        const void *fat;
+        void *unused;
+    } wrapper = {0x466243b1, 1, fat, nullptr};
+    char kernel = 0;
+    void **module = preloaded<void **(const void *)>("__cudaRegisterFatBinary")(&wrapper);
+    REQUIRE(module);
+    preloaded<void(void **, const char *, const char *, const char *, int, void *, void *, void *,
+                   void *, int *)>("__cudaRegisterFunction")(module, &kernel, STUB_LIBRARY_KERNEL,
+                                                             STUB_LIBRARY_KERNEL, -1, nullptr,
+                                                             nullptr, nullptr, nullptr, nullptr);
+    preloaded<void(void **)>("__cudaRegisterFatBinaryEnd")(module);
+    REQUIRE(launches(&kernel));
+    preloaded<void(void **)>("__cudaUnregisterFatBinary")(module);
+    return true;
 }
 
 bool has_variable(void *library)
@@ -170,6 +231,11 @@ bool libraries()
                        "two */ .visible .entry " STUB_LIBRARY_KERNEL "(.param .u64 a)\n{\n ret;\n}";
     REQUIRE(load(&library, ptx) == 0 && count_of(&count, library) == 0 && count == 1);
     REQUIRE(runs(library) && unload(library) == 0);
+    // Compressed, loaded and registered.
+    const std::string packed = fat_binary(image, true);
+    REQUIRE(load(&library, packed.data()) == 0 && runs(library) && has_variable(library));
+    REQUIRE(unload(library) == 0 && registers(fat_binary(image, false).data()));
+    REQUIRE(registers(packed.data()));
     const std::string path = "/tmp/ibx-library-" + std::to_string(getpid());
     std::ofstream(path) << std::string(image.data(), image.size());
     REQUIRE(load_file(&library, path.c_str()) == 0 && runs(library) && unload(library) == 0);

@@ -146,6 +146,7 @@ struct Runtime {
     int (*register_var)(const void *symbol, std::uint64_t device, std::size_t n) = nullptr;
     int (*address)(void **device, const void *symbol) = nullptr;
     int (*get_last_error)() = nullptr;
+    int (*register_function)(const void *function) = nullptr;
     int (*fail)(int code) = nullptr;
     unsigned long (*calls)() = nullptr;
     int (*begin_capture)(void *stream, int mode) = nullptr;
@@ -167,6 +168,8 @@ const Runtime &runtime()
         if (handle) {
             *reinterpret_cast<void **>(&made.register_var) =
                 dlsym(handle, "ibx_double_register_var");
+            *reinterpret_cast<void **>(&made.register_function) =
+                dlsym(handle, "ibx_double_register_function");
             *reinterpret_cast<void **>(&made.address) = dlsym(handle, "cudaGetSymbolAddress");
             *reinterpret_cast<void **>(&made.get_last_error) = dlsym(handle, "cudaGetLastError");
             *reinterpret_cast<void **>(&made.fail) = dlsym(handle, "ibx_double_fail");
@@ -253,6 +256,8 @@ int double_calls(const std::string &name, Frame &f)
     }
     if (name == "testRegisterVar")
         return register_var(f);
+    if (name == "testRegisterFunction")
+        return runtime().register_function(reinterpret_cast<void *>(f.get<std::uint64_t>()));
     if (name == "testFail")
         return runtime().fail(f.get<std::int32_t>());
     if (name == "testSymbolBody") {

@@ -268,10 +268,19 @@ static bool is_wide(const void *function)
     return number > IBX_DOUBLE_WIDE && number <= IBX_DOUBLE_WIDE + IBX_DOUBLE_WIDEST;
 }
 
+/* In place of __cudaRegisterFunction(): another name of the kernel that copies. */
+static const void *also;
+
+EXPORT int ibx_double_register_function(const void *function)
+{
+    __atomic_store_n(&also, function, __ATOMIC_RELAXED);
+    return 0;
+}
+
 bool is_kernel(const void *function)
 {
     return (uintptr_t)function == IBX_DOUBLE_KERNEL || (uintptr_t)function >> 56 == 0x1b ||
-           is_wide(function);
+           is_wide(function) || (function && function == __atomic_load_n(&also, __ATOMIC_RELAXED));
 }
 
 EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
@@ -289,6 +298,31 @@ EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
 EXPORT int cudaGetKernel(void **kernel, const void *function)
 {
     return cudaGetFuncBySymbol(kernel, function);
+}
+
+struct size {
+    unsigned x, y, z;
+};
+
+EXPORT int cudaLaunchKernel(const void *function, struct size grid, struct size block,
+                            void **arguments, size_t shared, void *stream)
+{
+    int (*launch)(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                  unsigned block_y, unsigned block_z, unsigned shared, void *stream,
+                  void **arguments, void **extra) = NULL;
+    void *kernel;
+    uint64_t values[3];
+    size_t bytes = sizeof(values);
+    void *extra[] = {(void *)1, values, (void *)2, &bytes, NULL};
+    const int rc = cudaGetFuncBySymbol(&kernel, function);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < 3 && !is_wide(kernel); i++)
+        memcpy(&values[i], arguments[i], sizeof(values[i]));
+    *(void **)&launch = driver_function("cuLaunchKernel");
+    return returns(launch(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z,
+                          (unsigned)shared, stream, is_wide(kernel) ? arguments : NULL,
+                          is_wide(kernel) ? NULL : extra));
 }
 
 /* As if another call had failed. */

@@ -3,11 +3,13 @@
 #include "frontend-glue/preload/images.h"
 
 #include <elf.h>
+#include <lz4.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <zstd.h>
 #include <cmocka.h>
 
 #define CHANGED 20000u /* images */
@@ -15,6 +17,14 @@
 static const char ptx[] = ".version 8.4\n.target sm_90a\n.address_size 64\n"
                           ".visible .entry\tfirst(.param .u64 p)\n{\nret;\n}\n"
                           "/* .entry no */ // .entry neither\n.entry second$1(){}";
+static const char ptx_variables[] =
+    ".version 8.4\n.target sm_90\n.file 1 \"a { .global .u32 b;\"\n"
+    ".extern .global .align 4 .u32 theirs;\n.global .align 4 .u32 one = 3;\n"
+    ".visible .global .attribute(.managed) .align 16 .v4 .f32 four [2][0x3] = {1, 2};\n"
+    ".const .b8 con[8];.global .texref no;.global .u8 open[] = {1};.shared .u32 shared;\n"
+    ".visible .const .align 8 .u64/* .b8 */last={generic(one)};\n"
+    ".func f(){ .global .u32 within; .reg .u32 r; }.global .b8 many[1099511627776][16777216];\n"
+    ".entry k(.param .u64 p){ ld.global.u32 %r1, [one]; }.global .b64 unfinished[2";
 
 /* A cubin with a kernel, a function and variables. */
 struct cubin {
@@ -113,9 +123,88 @@ static void test_what_is_in_one(void **state)
     assert_memory_equal(fat + 16 + 20, options_at, sizeof(options_at));
     assert_memory_equal(fat + 16 + 64, options, sizeof(options));
     assert_int_equal(fat[16 + 4], 80);
+    char variables[256] = "";
+    n = sizeof(ptx_variables);
+    uint8_t *more = fat_of(ptx_variables, &n);
+    assert_true(ibx_image_look(more, n, note, variables, &compressed));
+    assert_string_equal(variables, "one:4 four:96 con:8c last:8c k:0 ");
+    free(more);
     fat[16 + 56] = 1; /* bytes when it is not compressed */
     assert_true(!ibx_image_look(fat, n, note, found, &compressed) && compressed);
     free(fat);
+}
+
+/* An image of `kind` with that head and its first `n` bytes, which become `uncompressed`. */
+static size_t put_image(uint8_t *to, uint16_t kind, uint64_t flags, const void *bytes, size_t n,
+                        size_t uncompressed)
+{
+    const size_t room = (n + 7) & ~(size_t)7;
+    struct ibx_image_entry e = {.kind = kind,
+                                .version = 0x0101,
+                                .head = sizeof(e),
+                                .n = room,
+                                .compressed_n = uncompressed ? (uint32_t)n : 0,
+                                .flags = 0x11 | flags,
+                                .uncompressed_n = uncompressed};
+    memcpy(to, &e, sizeof(e));
+    memset(to + sizeof(e), 0, room);
+    memcpy(to + sizeof(e), bytes, n);
+    return sizeof(e) + room;
+}
+
+/* Of a cubin as it is, and the text twice: by Zstandard, and by LZ4. */
+static size_t compressed_fat(uint8_t *fat)
+{
+    const struct cubin c = cubin();
+    uint8_t packed[2][1000];
+    const size_t n = sizeof(ptx);
+    const size_t zstandard = ZSTD_compress(packed[0], sizeof(packed[0]), ptx, n, 19);
+    const int lz4 = LZ4_compress_default(ptx, (char *)packed[1], (int)n, sizeof(packed[1]));
+    const uint64_t begin = 0x00100001ba55ed50;
+    assert_true(!ZSTD_isError(zstandard) && lz4 > 0);
+    size_t at = 16;
+    at += put_image(fat + at, 2, 0, &c, sizeof(c), 0);
+    at += put_image(fat + at, 1, 0x8000, packed[0], zstandard, n);
+    at += put_image(fat + at, 1, 0x2000, packed[1], (size_t)lz4, n);
+    const uint64_t length = at - 16;
+    memcpy(fat, &begin, sizeof(begin));
+    memcpy(fat + 8, &length, sizeof(length));
+    return at;
+}
+
+static void test_compressed(void **state)
+{
+    (void)state;
+    uint8_t fat[4000];
+    char found[256] = "";
+    bool compressed = true;
+    const size_t n = compressed_fat(fat);
+    size_t all = 0, again;
+    uint8_t *plain = ibx_image_expand(fat, n, &all);
+    assert_non_null(plain);
+    assert_true(ibx_image_look(plain, all, note, found, &compressed) && !compressed);
+    assert_string_equal(found, "kernel:0 var:12 con:16c first:0 second$1:0 first:0 second$1:0 ");
+    const void *code = plain;
+    assert_int_equal(ibx_image_measure(&code, all, &again), IBX_IMAGE_FAT);
+    assert_int_equal(again, all);
+    assert_null(ibx_image_expand(plain, all, &again)); /* nothing is compressed */
+    free(plain);
+    const struct ibx_image_wrapper wrapper = ibx_image_wrap(fat);
+    struct ibx_image_wrapper *wrapped = ibx_image_expand_wrapped(&wrapper);
+    assert_non_null(wrapped);
+    assert_true(wrapped->magic == wrapper.magic && wrapped->data != fat);
+    assert_false(ibx_image_lacks_cubin(wrapped));
+    ibx_image_free_wrapped(wrapped);
+    /* Another length than it says, another way, and bytes that are none. */
+    const size_t at = 16 + sizeof(struct ibx_image_entry) + ((sizeof(struct cubin) + 7) & ~7ul);
+    fat[at + 56]++;
+    assert_null(ibx_image_expand(fat, n, &all));
+    fat[at + 56]--;
+    fat[at + 41] = 0x40;
+    assert_null(ibx_image_expand(fat, n, &all));
+    fat[at + 41] = 0x80;
+    fat[at + 64]++;
+    assert_null(ibx_image_expand(fat, n, &all));
 }
 
 static void test_what_is_none(void **state)
@@ -143,6 +232,7 @@ static void change(const uint8_t *image, size_t all)
     for (int i = rand() % 4; n && i >= 0; i--)
         changed[(size_t)rand() % n] = (uint8_t)(rand() % 3 ? rand() : rand() % 2 ? 0 : 255);
     ibx_image_look(changed, n, note, found, &compressed);
+    free(ibx_image_expand(changed, n, &measured));
     const void *code = changed;
     if (n)
         ibx_image_measure(&code, n, &measured);
@@ -157,21 +247,28 @@ static void test_any(void **state)
 {
     (void)state;
     const struct cubin c = cubin();
-    size_t cubin_n = sizeof(c), ptx_n = sizeof(ptx);
+    size_t cubin_n = sizeof(c), ptx_n = sizeof(ptx), variables_n = sizeof(ptx_variables);
     uint8_t *of_cubin = fat_of(&c, &cubin_n), *of_ptx = fat_of(ptx, &ptx_n);
+    uint8_t of_compressed[4000];
+    const size_t compressed_n = compressed_fat(of_compressed);
+    uint8_t *of_variables = fat_of(ptx_variables, &variables_n);
     srand(29);
     for (unsigned i = 0; i < CHANGED; i++) {
         change(of_cubin, cubin_n);
         change(of_ptx, ptx_n);
+        change(of_variables, variables_n);
+        change(of_compressed, compressed_n);
     }
     free(of_cubin);
     free(of_ptx);
+    free(of_variables);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_in_one),
+        cmocka_unit_test(test_compressed),
         cmocka_unit_test(test_what_is_none),
         cmocka_unit_test(test_any),
     };
