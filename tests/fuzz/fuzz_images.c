@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Images of kernels that a program loads: cubin, PTX, and fat binaries, also of what is compressed.
+ * What is found in one lies in it. One that is expanded has nothing that is compressed, and the
+ * same images.
+ */
+#include "frontend-glue/preload/images.h"
+#include "tests/fuzz/require.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+struct bounds {
+    const uint8_t *begin;
+    size_t n;
+};
+
+static void note(const char *name, size_t length, size_t n, bool constant, void *argument)
+{
+    const struct bounds *b = argument;
+    const uint8_t *at = (const uint8_t *)name;
+    require(length && at >= b->begin && length <= b->n && at + length <= b->begin + b->n);
+    require(!constant || n);
+}
+
+static bool look(const uint8_t *fat, size_t n, bool *compressed)
+{
+    struct bounds b = {fat, n};
+    return ibx_image_look(fat, n, note, &b, compressed);
+}
+
+static size_t images_of(const uint8_t *fat, size_t n)
+{
+    struct ibx_image_entry e;
+    size_t count = 0;
+    for (size_t at = IBX_IMAGE_FAT_HEAD; at < n && ibx_image_next(fat, n, &at, &e);)
+        count++;
+    return count;
+}
+
+static void expand(const uint8_t *fat, size_t n)
+{
+    bool compressed = false;
+    size_t all, again;
+    uint8_t *plain = ibx_image_expand(fat, n, &all);
+    if (!plain)
+        return;
+    require(images_of(plain, all) == images_of(fat, n));
+    require(look(plain, all, &compressed) || !compressed);
+    require(!ibx_image_expand(plain, all, &again));
+    free(plain);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    uint8_t head[IBX_IMAGE_HEADER];
+    const void *code = data;
+    size_t n = 0;
+    bool compressed;
+    if (size < sizeof(uint64_t))
+        return 0;
+    const enum ibx_image_kind kind = ibx_image_measure(&code, size, &n);
+    if (kind == IBX_IMAGE_NONE)
+        return 0;
+    require(code == data && n <= size);
+    if (kind == IBX_IMAGE_FAT) {
+        look(data, n, &compressed);
+        expand(data, n);
+        return 0;
+    }
+    const size_t before = ibx_image_head(head, kind, data, n), rest = (n + 7) & ~(size_t)7;
+    require(before <= sizeof(head));
+    uint8_t *fat = calloc(1, before + rest);
+    require(fat != NULL);
+    memcpy(fat, head, before);
+    memcpy(fat + before, data, n);
+    look(fat, before + rest, &compressed);
+    require(images_of(fat, before + rest) == 1);
+    free(fat);
+    return 0;
+}
