@@ -176,21 +176,28 @@ static int changed(struct source *s, const char *then, struct ibx_error *err)
     return ibx_source_broken(s, true, err);
 }
 
-/* QEMU may answer nobody: its memory is found by the record. */
-static int go_on_held(struct source *s, struct ibx_error *err)
+/* A tool that has just begun, which has not opened the VM's memory. */
+static int find_ram(struct source *s, struct ibx_error *err)
 {
-    const struct ibx_record *record = &s->status.record;
-    ibx_error_set(&s->disturbed, -EBUSY,
-                  "QEMU (process %d) tried to write to the VM's memory here, and is held in that",
-                  (int)record->pid);
-    ibx_migration_notify(&s->options->observer, "%s", s->disturbed.message);
-    ibx_source_vm_lose(&s->vm);
     ibx_guest_ram_fini(&s->vm.ram);
-    int rc = ibx_journal_recall_ram(record, &s->vm.ram, err);
+    int rc = ibx_journal_recall_ram(&s->status.record, &s->vm.ram, err);
     if (!rc) /* also after a failure it is closed with the source */
         rc = ibx_guest_ram_reopen(&s->vm.ram, true, err);
     if (rc == -EACCES || rc == -EROFS)
         rc = ibx_guest_ram_reopen(&s->vm.ram, false, err);
+    return rc;
+}
+
+/* QEMU may answer nobody: its memory is found by the record. */
+static int go_on_held(struct source *s, struct ibx_error *err)
+{
+    const bool open = s->vm.ram.count && s->vm.ram.blocks[0].fd >= 0;
+    ibx_error_set(&s->disturbed, -EBUSY,
+                  "QEMU (process %d) tried to write to the VM's memory here, and is held in that",
+                  (int)s->status.record.pid);
+    ibx_migration_notify(&s->options->observer, "%s", s->disturbed.message);
+    ibx_source_vm_lose(&s->vm);
+    int rc = open ? 0 : find_ram(s, err);
     return rc || guarded(s) ? rc : changed(s, "", err);
 }
 
@@ -252,9 +259,7 @@ static int was_reset(struct ibx_qmp *qmp, bool *is, struct ibx_error *err)
     return known ? 0
                  : ibx_error_set(err, -EOPNOTSUPP,
                                  "whether somebody has reset the VM in this QEMU (process %d) "
-                                 "since it was migrated is not to be seen, since it has no x86: "
-                                 "its pages are not served; ib-migrate rollback here restarts the "
-                                 "VM from its stop, once it does not run at the destination",
+                                 "since it was migrated is not to be seen, since it has no x86",
                                  (int)ibx_qmp_pid(qmp));
 }
 
@@ -342,12 +347,10 @@ static int check_reset(struct source *s, struct ibx_error *err)
     if (rc || !is)
         return rc;
     if (!s->status.record.was_running)
-        return ibx_error_set(err, -EBUSY,
+        return ibx_error_set(err, -EOPNOTSUPP,
                              "the VM in QEMU (process %d) is where an x86 begins: it did not run "
                              "when it was migrated, and whether it had not begun yet, or somebody "
-                             "has reset it since, is not to be seen: its pages are not served; "
-                             "ib-migrate rollback here restores it as it stood, once it does not "
-                             "run at the destination",
+                             "has reset it since, is not to be seen",
                              (int)s->vm.ram.pid);
     ibx_error_set(&s->disturbed, -EBUSY,
                   "another client has reset the VM in QEMU (process %d) here while no ib-migrate "
@@ -356,8 +359,9 @@ static int check_reset(struct source *s, struct ibx_error *err)
     return changed(s, "", err);
 }
 
-/* What was done while no tool was there. */
-int ibx_source_guard_check_past(struct source *s, struct ibx_error *err)
+/* What was done while no tool was there, or none that QEMU told of it. -EOPNOTSUPP: that is not to
+ * be seen. */
+static int check_past(struct source *s, struct ibx_error *err)
 {
     if (guarded(s))
         return 0;
@@ -365,6 +369,20 @@ int ibx_source_guard_check_past(struct source *s, struct ibx_error *err)
     if (!rc && !strcmp(s->vm.ram.status, "finish-migrate"))
         rc = check_reset(s, err);
     return ibx_source_guard_blamed(s, rc, err);
+}
+
+int ibx_source_guard_check_past(struct source *s, struct ibx_error *err)
+{
+    int rc = check_past(s, err);
+    if (rc != -EOPNOTSUPP)
+        return rc;
+    const struct ibx_error why = *err;
+    return ibx_error_set(
+        err, rc,
+        "%s: its pages are not served; ib-migrate rollback here %s, once it does not run "
+        "at the destination",
+        why.message,
+        s->status.record.was_running ? "restarts the VM from its stop" : "restores it as it stood");
 }
 
 /* Of a question that was asked over the last connection no answer comes any more. */
@@ -383,11 +401,16 @@ int ibx_source_guard_again(struct source *s, struct ibx_error *err)
         !ibx_source_libvirt_resumed(s))
         rc = ibx_source_on_intruder(s, resumed, err);
     else if (served)
-        rc = ibx_source_guard_check_past(s, err);
+        rc = check_past(s, err);
     json_decref(resumed);
+    if (rc == -EOPNOTSUPP) { /* no reason to leave the VM there without its pages */
+        ibx_migration_notify(&s->options->observer, "%s: its pages are served as they are",
+                             err->message);
+        rc = 0;
+    }
     if (!rc)
         ask_again(s);
-    if (!rc || rc == -EBADMSG || rc == -ETIMEDOUT || !s->vm.qmp || ibx_qmp_pump(s->vm.qmp, NULL))
+    if (rc != -EBUSY || !s->vm.qmp || ibx_qmp_pump(s->vm.qmp, NULL))
         return rc;
     struct ibx_error refused = {0}; /* its pages may be wrong */
     return ibx_source_move(s, SOURCE_LEFT, &refused) ? -EINVAL : rc;

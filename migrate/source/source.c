@@ -339,16 +339,16 @@ static int try_monitor(struct source *s, struct ibx_error *err)
     const int past = rc ? 0 : ibx_source_guard_again(s, err);
     if (past && (past == -EBADMSG || source_over(s))) /* whatever becomes of the monitor now */
         return past;
-    if (rc || past == -ETIMEDOUT || (past && s->vm.qmp && ibx_qmp_pump(s->vm.qmp, NULL))) {
+    if (rc || past) {
         ibx_source_vm_lose(&s->vm);
         s->vm.retry_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
         return 0;
     }
-    if (!past && s->vm.qmp)
+    if (s->vm.qmp)
         ibx_migration_notify(&s->options->observer,
                              "the source's QEMU (process %d): its monitor is there again",
                              (int)s->status.record.pid);
-    return past;
+    return 0;
 }
 
 /* QEMU's migration is under way, and its end is not known yet. */

@@ -287,7 +287,8 @@ int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
  * protected. -EBADMSG, in BROKEN. */
 int ibx_source_guard_check_past(struct source *s, struct ibx_error *err);
 /* Its monitor is there again, in vm.ram.status is what it says, and what it told meanwhile is lost.
- * -EBADMSG, in BROKEN; in LEFT: whether its pages are what they were cannot be known any more. */
+ * -EBADMSG, in BROKEN; -EBUSY, in LEFT: somebody has ended its migration, so that its pages may be
+ * others. Any other error: that could not be asked. What nobody can tell is no error. */
 int ibx_source_guard_again(struct source *s, struct ibx_error *err);
 /* Where libvirt drives: has the next record name QEMU's migration, by which check_past() knows it.
  */

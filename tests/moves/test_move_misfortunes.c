@@ -137,6 +137,24 @@ static void test_a_long_line_after_the_commit(void)
     loses_it_while_filling(long_line);
 }
 
+/* ... of a VM that stands at its start, of which nobody can tell whether somebody has reset it
+ * before its memory was protected: it has its pages all the same. */
+static void test_the_monitor_of_a_vm_at_its_start_is_lost(void)
+{
+    pair_start(&(struct vm_options){.append = "", .extra = {"-action", "reboot=reset"}});
+    vm_do(&vms[0], "stop", NULL);
+    vm_do(&vms[0], "system_reset", NULL);
+    json_decref(vm_event(&vms[0], "RESET", NULL));
+    pair_run_to("source:committed", (const char *[]){"--max-bandwidth", "64K", NULL});
+    cut_monitor(&vms[0]);
+    mover_kill(&sender, SIGCONT);
+    mover_await_words(&sender, "its pages are served as they are");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    vm_do(&vms[1], "cont", NULL);
+    vm_wait_beats(&vms[1], pair_beats);
+}
+
 /* Another client sits at its monitor until all has come: QEMU is let go of then. */
 static void test_the_monitor_is_another_clients_for_long(void)
 {
@@ -458,6 +476,7 @@ int main(void)
                                            VM_TEST(test_source_that_holds_loses_the_monitor),
                                            VM_TEST(test_the_monitor_is_lost_after_the_commit),
                                            VM_TEST(test_a_long_line_after_the_commit),
+                                           VM_TEST(test_the_monitor_of_a_vm_at_its_start_is_lost),
                                            VM_TEST(test_the_monitor_is_another_clients_for_long),
                                            VM_TEST(test_continued_by_somebody_else),
                                            VM_TEST(test_reset_by_somebody_else),

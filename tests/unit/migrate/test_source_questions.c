@@ -6,6 +6,7 @@
 #include "tests/scenes/qmp_peer.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 
 /* Without its answer nobody knows that all was protected: a question that could not be sent is
  * asked again. */
@@ -161,6 +162,60 @@ static void test_the_migration_that_libvirt_drove(NO_STATE)
     done();
 }
 
+#define REGISTERS(text, id) "{\"return\": \"" text "\", \"id\": " #id "}\r\n"
+#define NO_X86(id)          REGISTERS("PC=0000000000000040", id)
+#define AT_ITS_RESET(id)    REGISTERS("EIP=0000fff0 CS =f000 ffff0000 ", id)
+
+/* A source that has found its monitor again before its memory was protected. */
+static struct source *again(bool was_running)
+{
+    static struct source s;
+    static const struct ibx_send_options options = {.folder = "/nonexistent"};
+    s = (struct source){.options = &options, .vm.qmp = qmp};
+    s.status.record.was_running = was_running;
+    strcpy(s.vm.ram.status, "finish-migrate");
+    ibx_source_vm_drive(&s.vm, false);
+    ibx_source_guard_init(&s);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
+    return &s;
+}
+
+/* Where nobody can tell whether somebody has reset the VM meanwhile, its pages are served all the
+ * same; the next tool serves none. */
+static void test_what_nobody_can_tell(NO_STATE)
+{
+    attached(SCRIPT({"info registers", NO_X86(2), 0}, {"info registers", NO_X86(3), 0},
+                    {"info registers", AT_ITS_RESET(4), 0}, {"info registers", AT_ITS_RESET(5), 0},
+                    {"query-status", READY(6), 0}));
+    for (int runs = 1; runs >= 0; runs--) {
+        struct source *s = again(runs);
+        says(ibx_source_guard_check_past(s, &error), -EOPNOTSUPP, "its pages are not served");
+        assert_int_equal(ibx_source_guard_again(s, &error), 0);
+        assert_int_equal(s->state.now, SOURCE_SERVING);
+    }
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    done();
+}
+
+/* ... and what could not be asked, for want of a descriptor, ends nothing. */
+static void test_what_could_not_be_asked(NO_STATE)
+{
+    struct rlimit before, none;
+    attached(SCRIPT({"query-status", READY(2), 0}));
+    struct source *s = again(true);
+    s->status.record.stream = 1;
+    s->vm.ram.pid = getpid();
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){.rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    const int rc = ibx_source_guard_again(s, &error);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    says(rc, -EMFILE, "are not to be seen");
+    assert_int_equal(s->state.now, SOURCE_SERVING);
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    done();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -170,6 +225,8 @@ int main(void)
         cmocka_unit_test(test_no_guard_without_a_record),
         cmocka_unit_test(test_a_marked_migration),
         cmocka_unit_test(test_the_migration_that_libvirt_drove),
+        cmocka_unit_test(test_what_nobody_can_tell),
+        cmocka_unit_test(test_what_could_not_be_asked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
