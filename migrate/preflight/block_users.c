@@ -5,7 +5,13 @@
 #include "migrate/preflight/preflight.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+#define NO_WRITERS_LOCK 201 /* the byte of an image that QEMU locks while others may not write it  \
+                             */
 
 /* A job that has ended stays in the list until it is dismissed. */
 static bool is_at_work(const char *status)
@@ -89,4 +95,41 @@ const char *ibx_preflight_block_job(json_t *event)
     const json_t *data = json_object_get(event, "data");
     const bool changes = name && !strcmp(name, "JOB_STATUS_CHANGE");
     return changes && is_at_work(text_of(data, "status")) ? text_of(data, "id") : NULL;
+}
+
+/* By /proc/PID/fdinfo/N: "lock: 1: OFDLCK ADVISORY READ -1 fe:00:4711 201 201". */
+static bool refuses_writers(pid_t pid, int number)
+{
+    char path[64], line[256];
+    unsigned long long first, last;
+    bool does = false;
+    snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)pid, number);
+    FILE *info = fopen(path, "re");
+    while (info && !does && fgets(line, sizeof(line), info))
+        does = sscanf(line, "lock: %*s OFDLCK %*s %*s %*s %*s %llu %llu", &first, &last) == 2 &&
+               first <= NO_WRITERS_LOCK && last >= NO_WRITERS_LOCK;
+    if (info)
+        fclose(info);
+    return does;
+}
+
+struct kept {
+    pid_t pid;
+    char *path;
+};
+
+static bool keeps(void *context, int number, const char *path)
+{
+    struct kept *kept = context;
+    if (!refuses_writers(kept->pid, number))
+        return false;
+    const ssize_t n = readlink(path, kept->path, PATH_MAX - 1);
+    kept->path[n > 0 ? n : 0] = '\0';
+    return true;
+}
+
+bool ibx_preflight_keeps_disk(pid_t pid, char path[PATH_MAX])
+{
+    struct kept kept = {pid, path};
+    return ibx_proc_find_descriptor(pid, keeps, &kept) >= 0;
 }

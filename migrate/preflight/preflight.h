@@ -5,7 +5,7 @@
  * monitor and the guest RAM, no migration.
  *
  *   blockers.c       QEMU, its RAM, its devices, this host; what both sides have in common
- *   block_users.c    block jobs and exports: who else uses the disks
+ *   block_users.c    block jobs, exports and locks: who else uses the disks
  *   since.c          whether a VM has the devices and images that the destination has compared
  *   description.c    the VM as both sides must have it: devices.c, machine.c, disks.c,
  *                    disk_identity.c, virtio.c; and the comparison: compare.c, compare_disks.c
@@ -77,6 +77,9 @@ int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers
 void ibx_preflight_block_users_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Which job is at work, by this event of QEMU's; NULL: none. The text is the event's. */
 const char *ibx_preflight_block_job(json_t *event);
+/* Whether this process, a QEMU that has handed its disks over, still keeps others from writing to
+ * one; which one. */
+bool ibx_preflight_keeps_disk(pid_t pid, char path[PATH_MAX]);
 /* since.c: which devices have been plugged into a VM, and with `disks` by which images each disk is
  * made, an object; and what of these is another one now. Two to five commands of 0.1 ms each; the
  * first function sends them, and does not wait for the answers. `compared`: the last answer, which

@@ -298,7 +298,7 @@ void ibx_source_all_came(struct source *s);
 /* Looks whether somebody was caught. -EBADMSG: before all of the memory was protected. */
 int ibx_source_check_guard(struct source *s, struct ibx_error *err);
 /* RUNNING has come, and the VM is paused there: tells why, if that is to be seen here. */
-void ibx_source_blame_export(struct source *s);
+void ibx_source_blame_disk(struct source *s);
 /* Behind the events of QEMU that have come: takes its answer of ASKED or LAST. */
 void ibx_source_guard_answered(struct source *s);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */

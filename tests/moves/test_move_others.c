@@ -468,15 +468,20 @@ static void test_beside_a_snapshot(void)
 
 static char disk_file[96];
 
-/* A VM with a disk that both of its QEMUs have, which hand over who may write to it. */
-static void start_with_a_disk(void)
+static void make_the_disk(void)
 {
-    char drive[200];
     snprintf(disk_file, sizeof(disk_file), "/dev/shm/ibx-test-disk-%d", (int)getpid());
     const int fd = open(disk_file, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     assert_int_equal(ftruncate(fd, 1 << 20), 0);
     close(fd);
+}
+
+/* A VM with a disk that both of its QEMUs have, which hand over who may write to it. */
+static void start_with_a_disk(void)
+{
+    char drive[200];
+    make_the_disk();
     snprintf(drive, sizeof(drive), "file=%s,format=raw,if=none,id=disk", disk_file);
     pair_start(&(struct vm_options){
         .append = "", .extra = {"-drive", drive, "-device", "virtio-blk-pci,drive=disk,addr=8"}});
@@ -506,10 +511,10 @@ static void test_an_export_before_the_commit(void)
     unlink(disk_file);
 }
 
-static void stands_still(void)
+static void stands_still(const char *words)
 {
     mover_await_words(&receiver, "stands still, since it could not be continued");
-    mover_await_words(&sender, "since somebody has begun here to use a disk");
+    mover_await_words(&sender, words);
     mover_await(&receiver, "filling", 100);
     assert_false(vm_runs(&vms[1]));
 }
@@ -549,7 +554,7 @@ static bool exported_after_the_commit(void)
     mover_kill(&sender, SIGCONT);
     if (is_given_back())
         return false;
-    stands_still();
+    stands_still("since somebody has begun here to use a disk");
     return true;
 }
 
@@ -572,6 +577,24 @@ static void test_an_export_and_a_killed_receiver(void)
     it_goes_on();
 }
 
+/* QEMU does not hand over a quorum of raw images at all. */
+static void test_a_quorum_of_raw_images(void)
+{
+    char disk[200];
+    make_the_disk();
+    snprintf(disk, sizeof(disk), "driver=file,node-name=file,filename=%s", disk_file);
+    pair_start(&(struct vm_options){
+        .append = "",
+        .extra = {"-blockdev", disk, "-blockdev", "driver=raw,node-name=raw,file=file", "-blockdev",
+                  "driver=quorum,node-name=disk,vote-threshold=1,children.0=raw", "-device",
+                  "virtio-blk-pci,drive=disk,addr=8"}});
+    pair_run((const char *[]){"--max-bandwidth", "0", NULL});
+    if (is_given_back())
+        return;
+    stands_still("still has the image");
+    it_goes_on();
+}
+
 int main(void)
 {
     pair_beats = 10;
@@ -589,6 +612,7 @@ int main(void)
                                            VM_TEST(test_an_export_before_the_commit),
                                            VM_TEST(test_an_export_after_the_commit),
                                            VM_TEST(test_an_export_and_a_killed_receiver),
+                                           VM_TEST(test_a_quorum_of_raw_images),
                                            VM_TEST(test_a_monitor_of_another_vm),
                                            VM_TEST(test_a_monitor_of_another_vm_and_a_killed_tool),
                                            {0}};
