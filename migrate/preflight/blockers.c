@@ -520,6 +520,7 @@ static void check_missing_pages(const struct ibx_guest_ram *ram, struct ibx_bloc
 void ibx_preflight_ask_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
     ibx_qmp_ahead(qmp, "query-migrate", NULL, deadline_ns);
+    ibx_qmp_ahead(qmp, "query-replay", NULL, deadline_ns);
     ibx_preflight_block_users_ask(qmp, deadline_ns);
     ask_devices(qmp, deadline_ns);
 }
@@ -529,6 +530,8 @@ int ibx_preflight_qemu(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                        uint64_t deadline_ns, struct ibx_error *err)
 {
     int rc = check_state(qmp, ram, role, blockers, deadline_ns, err);
+    if (!rc)
+        rc = ibx_preflight_replay(qmp, blockers, deadline_ns, err);
     if (!rc)
         rc = ibx_preflight_block_users(qmp, blockers, deadline_ns, err);
     return rc ? rc : ibx_preflight_devices(qmp, blockers, deadline_ns, err);

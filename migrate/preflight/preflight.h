@@ -6,6 +6,7 @@
  *
  *   blockers.c       QEMU, its RAM, its devices, this host; what both sides have in common
  *   block_users.c    block jobs, exports and locks: who else uses the disks
+ *   replay.c         recorded and replayed VMs
  *   since.c          whether a VM has the devices and images that the destination has compared
  *   description.c    the VM as both sides must have it: devices.c, machine.c, disks.c,
  *                    disk_identity.c, virtio.c; and the comparison: compare.c, compare_disks.c
@@ -77,6 +78,9 @@ int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers
 void ibx_preflight_block_users_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Which job is at work, by this event of QEMU's; NULL: none. The text is the event's. */
 const char *ibx_preflight_block_job(json_t *event);
+/* replay.c: a QEMU that records what its VM does, or does so again. */
+int ibx_preflight_replay(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
+                         struct ibx_error *err);
 /* Whether this process, a QEMU that has handed its disks over, still keeps others from writing to
  * one; which one. */
 bool ibx_preflight_keeps_disk(pid_t pid, char path[PATH_MAX]);

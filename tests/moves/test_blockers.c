@@ -101,6 +101,10 @@ static void test_one_side(void)
          "share=on, after"},
         {{.ram = DISCARDED, .incoming = true}, IBX_MIGRATE_DESTINATION, NULL},
         {{.extra = {"-only-migratable", "-cpu", "max"}}, IBX_MIGRATE_SOURCE, NULL},
+        {{.accel = "tcg", .extra = {"-icount", "shift=7"}}, IBX_MIGRATE_SOURCE, NULL},
+        {{.accel = "tcg", .extra = {"-icount", "shift=7,rr=record,rrfile=/dev/null"}},
+         IBX_MIGRATE_SOURCE,
+         "(-icount rr=record), and would end by an assertion when it migrates"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         print_message("row %zu\n", i);

@@ -228,7 +228,7 @@ void vm_start(struct vm *vm, const struct vm_options *o)
                                  "-M",
                                  o->machine ? o->machine : "q35",
                                  "-accel",
-                                 "tcg,thread=multi",
+                                 o->accel ? o->accel : "tcg,thread=multi",
                                  "-m",
                                  mib,
                                  "-nodefaults",

@@ -21,6 +21,7 @@
 
 struct vm_options {
     const char *machine; /* NULL: q35 */
+    const char *accel;   /* NULL: TCG with a thread for each vCPU */
     const char *ram;     /* what describes mem0, see vm_ram_*; NULL: a file in /dev/shm */
     const char *append;  /* the guest's command line; NULL or "": it dozes between its beats */
     bool two;            /* vCPUs */
