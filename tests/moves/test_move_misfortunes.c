@@ -14,15 +14,17 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 
-#define SILENT   40
-#define FULL_MIB (VM_RAM_MIB + 8)
-#define LOOK_MS  5
-#define PAGE     4096
+#define SILENT    40
+#define FULL_MIB  (VM_RAM_MIB + 8)
+#define LOOK_MS   5
+#define PAGE      4096
+#define FEW_BYTES 1000 /* enough for what it says, and not for a record */
 
 /* ------------------------------------------------------------ misfortunes */
 
@@ -74,6 +76,24 @@ static void long_line(const struct vm *vm)
         sent += n > 0 ? (size_t)n : 0;
     }
     close(fd);
+}
+
+/* Of files, which nothing that it writes may have: it says so, and is not killed for it. */
+static void test_a_limit_of_file_sizes(void)
+{
+    struct rlimit before, small;
+    pair_start(NULL);
+    pair_receive(NULL);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = (struct rlimit){.rlim_cur = FEW_BYTES, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    pair_send(NULL);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "cannot be written: File too large");
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 1);
+    pair_stays();
 }
 
 /* The tool cannot give the VM back, having lost the monitor: its watchdog does. */
@@ -472,7 +492,8 @@ static void test_recover_in_minor_mode_without_the_list(void)
 int main(void)
 {
     pair_timeout = "timeout_ms=10000";
-    static const struct vm_test tests[] = {VM_TEST(test_source_loses_the_monitor),
+    static const struct vm_test tests[] = {VM_TEST(test_a_limit_of_file_sizes),
+                                           VM_TEST(test_source_loses_the_monitor),
                                            VM_TEST(test_source_that_holds_loses_the_monitor),
                                            VM_TEST(test_the_monitor_is_lost_after_the_commit),
                                            VM_TEST(test_a_long_line_after_the_commit),

@@ -170,6 +170,7 @@ static void become(const struct far *far, char *const *arguments, int out)
     setsid();
     signal(SIGHUP, SIG_DFL);
     signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_DFL);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     dup2(null, STDIN_FILENO);

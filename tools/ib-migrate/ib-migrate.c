@@ -535,6 +535,7 @@ int main(int argc, char **argv)
     struct ibx_error err = {0};
     unsigned command;
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* EFBIG comes, and says of which file */
     ibx_cli_keep_memory_out_of_cores();
     ibx_options_init(&args.options);
     ibx_cli_result_begin(argc, argv);

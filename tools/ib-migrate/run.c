@@ -287,6 +287,7 @@ static void become_ssh(const struct run *run, int in, int out)
     handle_signals(SIG_DFL);
     signal(SIGINT, SIG_IGN);
     signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_DFL);
     dup2(in, STDIN_FILENO);
     dup2(out, STDOUT_FILENO);
     close_range(3, ~0u, 0);

@@ -83,6 +83,7 @@ static void become_qemu(const struct migrate_args *args)
     }
     items[n] = NULL;
     setsid();
+    signal(SIGXFSZ, SIG_DFL);
     umask(077);
     const int null = open("/dev/null", O_RDONLY);
     dup2(null, 0);
