@@ -170,7 +170,7 @@ static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
         message = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &why);
     if (!json_is_object(message)) {
         broken(qmp, -EPROTO,
-               "a line on the QMP socket is not a JSON object: is it the monitor "
+               "a message on the QMP socket is not a JSON object: is it the monitor "
                "of a QEMU started with -qmp?");
     } else if (json_is_string(json_object_get(message, "event"))) {
         keep_event(qmp, message, length);
@@ -184,6 +184,16 @@ static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
     json_decref(message);
 }
 
+/* A monitor of -qmp-pretty writes a message in many lines: from one that is "{" to one that is "}",
+ * and those between are indented. */
+static bool is_whole(const char *text, size_t length)
+{
+    if (length && text[length - 1] == '\r')
+        length--;
+    const bool opened = length && text[0] == '{' && (length == 1 || strchr("\r\n", text[1]));
+    return !opened || (length > 2 && text[length - 1] == '}' && text[length - 2] == '\n');
+}
+
 static void take_lines(struct ibx_qmp *qmp)
 {
     size_t start = 0;
@@ -191,14 +201,17 @@ static void take_lines(struct ibx_qmp *qmp)
     while (!qmp->failed.code &&
            (end = memchr(qmp->line + qmp->scanned, '\n', qmp->length - qmp->scanned))) {
         size_t next = (size_t)(end - qmp->line) + 1;
+        qmp->scanned = next;
+        if (!is_whole(qmp->line + start, next - 1 - start))
+            continue;
         take_line(qmp, qmp->line + start, next - 1 - start);
-        start = qmp->scanned = next;
+        start = next;
     }
     memmove(qmp->line, qmp->line + start, qmp->length - start);
     qmp->length -= start;
     qmp->scanned = qmp->length;
     if (qmp->length >= QMP_LINE_MAX)
-        broken(qmp, -EMSGSIZE, "a line on the QMP socket is longer than 8 MiB");
+        broken(qmp, -EMSGSIZE, "a message on the QMP socket is longer than 8 MiB");
 }
 
 static int make_room(struct ibx_qmp *qmp)

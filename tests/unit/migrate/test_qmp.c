@@ -42,6 +42,41 @@ static void test_returns_what_qemu_returns(NO_STATE)
     done();
 }
 
+/* As -qmp-pretty writes: messages of many lines, of which the first one and the last one are not
+ * indented. */
+static void test_takes_messages_of_many_lines(NO_STATE)
+{
+    static const char greeting[] =
+        "{\r\n    \"QMP\": {\r\n        \"version\": {\r\n            \"qemu\": {\r\n"
+        "                \"micro\": 22,\r\n                \"minor\": 2,\r\n"
+        "                \"major\": 7\r\n            }\r\n        },\r\n"
+        "        \"capabilities\": [\r\n            \"oob\"\r\n        ]\r\n    }\r\n}\r\n";
+    static const char answers[] =
+        "{\n    \"timestamp\": {\n    },\n    \"event\": \"STOP\"\n}\n"
+        "{\"event\": \"RESUME\"}\n"
+        "{\r\n    \"return\": [\r\n        {\r\n        },\r\n        \"a}\"\r\n    ],\r\n"
+        "    \"id\": 2\r\n}\r\n";
+    const struct step steps[] = {{NULL, greeting, 0},
+                                 {"qmp_capabilities", "{\r\n    \"return\": {\r\n    },\r\n", 0},
+                                 {NULL, "    \"id\": 1\r\n}", 0},
+                                 {NULL, "\r\n", 0},
+                                 {"query-blocks", answers, 0},
+                                 {0}};
+    json_t *result = NULL;
+    attached(steps);
+    assert_int_equal(ibx_qmp_version(qmp).micro, 22);
+    assert_int_equal(run("query-blocks", &result, GENEROUS), 0);
+    assert_string_equal(json_string_value(json_array_get(result, 1)), "a}");
+    json_decref(result);
+    for (unsigned i = 0; i < 2; i++) {
+        json_t *event = ibx_qmp_event_next(qmp);
+        assert_string_equal(json_string_value(json_object_get(event, "event")),
+                            i ? "RESUME" : "STOP");
+        json_decref(event);
+    }
+    done();
+}
+
 /* A QEMU whose monitor cannot read ahead is not asked to, and is told nothing that it might not
  * know. */
 static void test_enables_only_what_is_offered(NO_STATE)
@@ -458,6 +493,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_returns_what_qemu_returns),
+        cmocka_unit_test(test_takes_messages_of_many_lines),
         cmocka_unit_test(test_enables_only_what_is_offered),
         cmocka_unit_test(test_takes_great_numbers),
         cmocka_unit_test(test_takes_ids_out_of_range),
