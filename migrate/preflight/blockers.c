@@ -265,7 +265,30 @@ static const char *const bypassing[] = {"vfio-",      "vfio-user",  "x-vfio-user
 /* The back end of a vhost-user device maps guest RAM when the VM begins to run. */
 #define STAND_STILL ", or give --stand-still at both ends"
 
-/* Children of a QOM path whose type is one of `bypassing`. */
+/* `type`: "child<vfio-pci>", without its first six letters. */
+static void check_type(const char *name, const char *type, struct ibx_blockers *blockers)
+{
+    const int length = (int)strcspn(type, ">");
+    for (size_t i = 0; i < sizeof(bypassing) / sizeof(bypassing[0]); i++) {
+        if (!begins(type, bypassing[i]))
+            continue;
+        const bool user = memmem(type, strlen(type), "vhost-user", 10) != NULL;
+        if (!user || !blockers->stands_still)
+            ibx_blockers_add(
+                blockers,
+                "device %.64s (%.*s) reaches guest RAM without QEMU, so it would read pages "
+                "that are not there yet: unplug it (device_del %.64s) before the migration%s",
+                name, length, type, name, user ? STAND_STILL : "");
+        return;
+    }
+    if (begins(type, "pci-serial-2x>")) /* tried with 7.2 and 10 */
+        ibx_blockers_add(blockers,
+                         "device %.64s (%.*s) makes QEMU crash when it migrates, whoever asks for "
+                         "that: unplug it (device_del %.64s), or use two pci-serial",
+                         name, length, type, name);
+}
+
+/* Children of a QOM path that keep a VM from migrating. */
 static int check_children(struct ibx_qmp *qmp, const char *path, struct ibx_blockers *blockers,
                           uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -279,20 +302,8 @@ static int check_children(struct ibx_qmp *qmp, const char *path, struct ibx_bloc
     {
         const char *name = json_string_value(json_object_get(item, "name"));
         const char *type = json_string_value(json_object_get(item, "type"));
-        if (!name || !type || !begins(type, "child<"))
-            continue;
-        for (size_t i = 0; i < sizeof(bypassing) / sizeof(bypassing[0]); i++) {
-            if (!begins(type + 6, bypassing[i]))
-                continue;
-            const bool user = memmem(type, strlen(type), "vhost-user", 10) != NULL;
-            if (!user || !blockers->stands_still)
-                ibx_blockers_add(
-                    blockers,
-                    "device %.64s (%.*s) reaches guest RAM without QEMU, so it would read pages "
-                    "that are not there yet: unplug it (device_del %.64s) before the migration%s",
-                    name, (int)strcspn(type + 6, ">"), type + 6, name, user ? STAND_STILL : "");
-            break;
-        }
+        if (name && type && begins(type, "child<"))
+            check_type(name, type + 6, blockers);
     }
     json_decref(list);
     return 0;

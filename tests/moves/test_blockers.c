@@ -373,6 +373,11 @@ static void test_devices(void)
         {"peripheral-anon", "[{\"name\": \"device[0]\", \"type\": \"child<vhost-user-fs-pci>\"}]"},
         {0}});
     only("device device[0] (vhost-user-fs-pci)");
+    devices((const struct answer[]){{"peripheral\"",
+                                     "[{\"name\": \"one\", \"type\": \"child<pci-serial>\"},"
+                                     " {\"name\": \"two\", \"type\": \"child<pci-serial-2x>\"}]"},
+                                    {0}});
+    only("device two (pci-serial-2x) makes QEMU crash when it migrates");
     devices((const struct answer[]){{"info network",
                                      "\"n0: index=0,type=nic,model=virtio-net-pci\\r\\n"
                                      " \\\\ net0: index=0,type=vhost-user,fd=12\\r\\n\""},
