@@ -175,6 +175,30 @@ static void test_the_monitor_of_a_vm_at_its_start_is_lost(void)
     vm_wait_beats(&vms[1], pair_beats);
 }
 
+/* ... and again while the destination is told that the migration is broken, since another client
+ * has continued the VM meanwhile: that it is stands. */
+static void test_the_monitor_is_lost_behind_a_verdict(void)
+{
+    pair_start(NULL);
+    pair_run_to("source:committed", NULL);
+    mover_kill(&receiver, SIGSTOP);
+    cut_monitor(&vms[0]);
+    vm_ok(ibx_qmp_post(vms[0].qmp, "migrate_cancel", vm_soon(), &vm_error));
+    json_decref(vm_event(&vms[0], "RESUME", NULL));
+    mover_kill(&sender, SIGCONT);
+    mover_await_record("source", "broken");
+    cut_monitor(&vms[0]);
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "migration is broken");
+    mover_ends(&receiver, 1);
+    assert_false(vm_runs(&vms[0]));
+    assert_false(vm_runs(&vms[1]));
+    vm_end(&vms[1]);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+}
+
 /* Another client sits at its monitor until all has come: QEMU is let go of then. */
 static void test_the_monitor_is_another_clients_for_long(void)
 {
@@ -498,6 +522,7 @@ int main(void)
                                            VM_TEST(test_the_monitor_is_lost_after_the_commit),
                                            VM_TEST(test_a_long_line_after_the_commit),
                                            VM_TEST(test_the_monitor_of_a_vm_at_its_start_is_lost),
+                                           VM_TEST(test_the_monitor_is_lost_behind_a_verdict),
                                            VM_TEST(test_the_monitor_is_another_clients_for_long),
                                            VM_TEST(test_continued_by_somebody_else),
                                            VM_TEST(test_reset_by_somebody_else),
