@@ -10,8 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define NO_WRITERS_LOCK 201 /* the byte of an image that QEMU locks while others may not write it  \
-                             */
+#define NO_WRITERS_LOCK 201 /* the byte of an image that QEMU locks to keep writers away */
 
 /* A job that has ended stays in the list until it is dismissed. */
 static bool is_at_work(const char *status)
