@@ -5,6 +5,7 @@ import signal
 from scene import Failed, now, pause, until
 
 WARNINGS = ("interrupt once more", "interrupt to end at once")
+WATCHDOG = ("try again", "there is no unfinished", "has ended meanwhile")
 
 
 class Remedies:
@@ -46,7 +47,7 @@ class Remedies:
         """Waits for a `rollback` into this QEMU: whether the VM is there by it."""
         if tool.ends() == 0:
             return True
-        if "try again" in tool.said() or "there is no unfinished" in tool.said():
+        if any(words in tool.said() for words in WATCHDOG):
             pause(1)  # the watchdog brings the VM back, or has just done so
         elif qemu.alive():
             raise Failed(f"rollback failed with {tool.code()}: {tool.text()}")
