@@ -281,6 +281,15 @@ static void check_type(const char *name, const char *type, struct ibx_blockers *
                 name, length, type, name, user ? STAND_STILL : "");
         return;
     }
+    /* QEMU takes memory that it leaves out of its stream only where it lies already, and that of a
+     * PCI device lies where the guest has it. */
+    if (begins(type, "ivshmem"))
+        ibx_blockers_add(
+            blockers,
+            "device %.64s (%.*s) shares memory with others on this host, who would not "
+            "have it any more, and QEMU does not load it elsewhere: unplug it "
+            "(device_del %.64s) before the migration",
+            name, length, type, name);
     if (begins(type, "pci-serial-2x>")) /* tried with 7.2 and 10 */
         ibx_blockers_add(blockers,
                          "device %.64s (%.*s) makes QEMU crash when it migrates, whoever asks for "

@@ -378,6 +378,9 @@ static void test_devices(void)
                                      " {\"name\": \"two\", \"type\": \"child<pci-serial-2x>\"}]"},
                                     {0}});
     only("device two (pci-serial-2x) makes QEMU crash when it migrates");
+    devices((const struct answer[]){
+        {"peripheral\"", "[{\"name\": \"s\", \"type\": \"child<ivshmem-plain>\"}]"}, {0}});
+    only("device s (ivshmem-plain) shares memory with others on this host");
     devices((const struct answer[]){{"info network",
                                      "\"n0: index=0,type=nic,model=virtio-net-pci\\r\\n"
                                      " \\\\ net0: index=0,type=vhost-user,fd=12\\r\\n\""},
