@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Minor mode: which pages have come, in shared memory that outlives the tool. READs go into the
- * page cache. So a page there may be incomplete, because a tool died while it fetched it. Or the
- * guest may have changed it and the kernel unmapped it (to swap it out, to move it). The first kind
- * has to be fetched again, the second kind never, and only this file tells them apart.
+ * Which pages have come, and which are in their place, in shared memory that outlives the tool.
+ *
+ * A page that was in its place and is a hole now was given back by the guest: it is zero, and must
+ * not come again, which only this file tells.
+ *
+ * In minor mode READs go into the page cache. So a page there may be incomplete, because a tool
+ * died while it fetched it. Or the guest may have changed it and the kernel unmapped it (to swap it
+ * out, to move it). The first kind has to be fetched again, the second kind never.
  *
  * Where a VM returns, others have its files, too: also without minor mode a page of zeros there may
  * come from who looked at a hole.
@@ -15,25 +19,24 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---------------------------------------------------------------- minor mode: which have come */
+/* ---------------------------------------------------------------- which have come */
 
-/* One bit a page. */
+/* One bit a page: that it has come. As many follow: that it is in its place. */
 static size_t bits_bytes(const struct destination_ram *ram)
 {
     return (size_t)(ram->map.pages + 63) / 64 * 8;
 }
 
-/* Of a borrowed VM also which are in their place. */
-static size_t arrived_bytes(const struct destination_ram *ram)
-{
-    return bits_bytes(ram) * (ram->borrow ? 2 : 1);
-}
-
 _Atomic uint64_t *ibx_destination_placed(const struct destination_ram *ram)
 {
-    return ram->borrow && ram->arrived.memory
+    return ram->arrived.bytes == 2 * bits_bytes(ram)
                ? (_Atomic uint64_t *)ram->arrived.memory + bits_bytes(ram) / 8
                : NULL;
+}
+
+static bool counts_only_noted(const struct destination_ram *ram)
+{
+    return ram->minor || ram->borrow || ram->kept;
 }
 
 int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_record *record,
@@ -41,17 +44,23 @@ int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_r
 {
     char path[128];
     ibx_journal_note_path(record, IBX_NOTE_ARRIVED, path, sizeof(path));
-    return ibx_note_make(
-        &ram->arrived, arrived_bytes(ram), path, "it is noted which pages have come",
-        ram->minor && !ram->kept ? "receive without --minor" : "migrate by send", err);
+    return ibx_note_make(&ram->arrived, 2 * bits_bytes(ram), path,
+                         "it is noted which pages have come",
+                         ram->borrow || ram->kept ? "migrate by send" : "try again", err);
 }
 
+/* An earlier version noted which are in their place of a borrowed VM only, and nothing without
+ * need. */
 int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_record *record,
                                  struct ibx_error *err)
 {
     char path[128];
     ibx_journal_note_path(record, IBX_NOTE_ARRIVED, path, sizeof(path));
-    int rc = ibx_note_find(&ram->arrived, arrived_bytes(ram), path, err);
+    int rc = ibx_note_find(&ram->arrived, 2 * bits_bytes(ram), path, err);
+    if (rc == -ESTALE && !ram->borrow)
+        rc = ibx_note_find(&ram->arrived, bits_bytes(ram), path, err);
+    if (rc == -ESTALE && !counts_only_noted(ram))
+        return 0;
     return rc != -ESTALE
                ? rc
                : ibx_error_set(err, rc,
@@ -60,6 +69,24 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_r
                                "be known; end this QEMU, and ib-migrate rollback at "
                                "the source continues the VM from where it was stopped",
                                path);
+}
+
+static int forget_run(void *context, uint64_t first, uint64_t count, bool gone)
+{
+    struct destination_ram *ram = context;
+    _Atomic uint64_t *arrived = ram->arrived.memory, *placed = ibx_destination_placed(ram);
+    for (uint64_t page = first; gone && page < first + count; page++) {
+        atomic_fetch_and(&arrived[page / 64], ~(1ull << page % 64));
+        if (placed)
+            atomic_fetch_and(&placed[page / 64], ~(1ull << page % 64));
+    }
+    return 0;
+}
+
+void ibx_destination_arrived_forget(struct destination_ram *ram, const struct ibx_page_map *pages)
+{
+    if (ram->arrived.memory)
+        ibx_page_map_runs(pages, forget_run, ram);
 }
 
 void ibx_destination_arrived_remove(const struct ibx_record *record)

@@ -193,12 +193,6 @@ static int check_covered(struct destination_ram *ram, struct ibx_error *err)
     return register_blocks(ram, err);
 }
 
-/* Whether it is noted which pages have come (arrived.c). */
-static bool notes_arrived(const struct destination_ram *ram)
-{
-    return ram->minor || ram->borrow || ram->kept;
-}
-
 int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
                               struct ibx_record *record, struct ibx_error *err)
 {
@@ -217,7 +211,7 @@ int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
         rc = register_blocks(ram, err);
     if (!rc)
         rc = check_covered(ram, err);
-    if (!rc && notes_arrived(ram))
+    if (!rc)
         rc = ibx_destination_arrived_make(ram, record, err);
     if (!rc && ram->borrow)
         rc = ibx_destination_base_make(ram, record, err);
@@ -261,7 +255,7 @@ int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_re
     ram->minor = minor > 0;
     for (unsigned i = 0; !rc && ram->minor && i < ram->guest.count; i++)
         rc = map_alias(ram, i, err);
-    if (!rc && notes_arrived(ram))
+    if (!rc)
         rc = ibx_destination_arrived_find(ram, record, err);
     return rc || !record->verify ? rc : ibx_destination_tags_find(ram, record, err);
 }
@@ -275,10 +269,14 @@ static int mark_zero(void *context, uint64_t first, uint64_t count, bool data)
     return data ? 0 : ibx_fault_mark_zero(ram->engine, first, count);
 }
 
+static bool is_noted(const _Atomic uint64_t *words, uint64_t page)
+{
+    return atomic_load(&words[page / 64]) >> (page % 64) & 1;
+}
+
 static bool has_arrived(const struct destination_ram *ram, uint64_t page)
 {
-    const _Atomic uint64_t *words = ram->arrived.memory;
-    return atomic_load(&words[page / 64]) >> (page % 64) & 1;
+    return is_noted(ram->arrived.memory, page);
 }
 
 static void arrived_before(const struct destination_ram *ram, uint8_t *present)
@@ -291,9 +289,11 @@ static void arrived_before(const struct destination_ram *ram, uint8_t *present)
 /* Finds the pages that are present after a tool has died: those in the page cache, swapped-out ones
  * included. In minor mode READs go into the page cache and may be incomplete, so there only the
  * noted pages count. Of huge pages, which stay mapped, the cache tells only the number. In files
- * that others have as well a page has to be noted, too: it is, right before it is placed. */
+ * that others have as well a page has to be noted, too: it is, right before it is placed. One that
+ * was in its place was given back if it is not there. */
 static int rebuild(struct destination_ram *ram, struct ibx_error *err)
 {
+    const _Atomic uint64_t *placed = ibx_destination_placed(ram);
     uint8_t *present = calloc(1, (size_t)(ram->map.pages + 7) / 8);
     int rc = present ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
     if (present && ram->minor)
@@ -311,7 +311,8 @@ static int rebuild(struct destination_ram *ram, struct ibx_error *err)
                  : ibx_guest_block_written(&ram->guest, block, bits, &written, err);
         for (uint64_t k = 0; !rc && k < pages; k++) {
             uint64_t at = ram->map.blocks[i].first + k;
-            if (bits[k / 64] >> (k % 64) & 1 && (!ram->kept || has_arrived(ram, at)))
+            if ((bits[k / 64] >> (k % 64) & 1 && (!ram->kept || has_arrived(ram, at))) ||
+                (placed && is_noted(placed, at)))
                 present[at / 8] = (uint8_t)(present[at / 8] | 1u << (at % 8));
         }
         free(bits);
@@ -427,6 +428,7 @@ int ibx_destination_ram_forget(struct destination_ram *ram, const struct ibx_pag
                                struct ibx_error *err)
 {
     ibx_page_map_remove(&ram->had, pages);
+    ibx_destination_arrived_forget(ram, pages);
     const int rc = ram->engine ? ibx_page_map_runs(pages, mark_gone, ram) : 0;
     return rc ? ibx_error_set(err, rc, "pages that come again could not be marked: %s",
                               strerror(-rc))

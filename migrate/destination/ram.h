@@ -35,9 +35,9 @@ struct destination_ram {
     bool minor;
     bool recovered;                      /* from a tool that ended; the engine is rebuilt */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
-    struct ibx_note arrived;         /* minor, borrowed or kept: arrived.c; as are the next two */
-    struct ibx_note tags;            /* when pages are verified: one a page */
-    struct ibx_page_tags *page_tags; /* NULL: they are not */
+    struct ibx_note arrived;             /* arrived.c; as are the next two */
+    struct ibx_note tags;                /* when pages are verified: one a page */
+    struct ibx_page_tags *page_tags;     /* NULL: they are not */
     struct ibx_fault *engine;
     size_t buffer_bytes;    /* of a page connection, for the engine */
     uint64_t max_bandwidth; /* bytes per second; 0: no limit */
@@ -103,17 +103,21 @@ void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_r
 void ibx_destination_ram_end_engine(struct destination_ram *ram);
 void ibx_destination_ram_fini(struct destination_ram *ram);
 
-/* arrived.c: which pages have come, in minor mode, and what has come in them, when verified. */
+/* arrived.c: which pages have come, and what has come in them, when verified. */
 
 /* Makes the file. -EEXIST and others, with what is in the way. */
 int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_record *record,
                                  struct ibx_error *err);
-/* Finds that of the tool before this one. -ESTALE: it is gone, or is another one's. */
+/* Finds that of the tool before this one. -ESTALE: it is gone, or is another one's, and minor, or
+ * of a VM that is borrowed or returns. */
 int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_record *record,
                                  struct ibx_error *err);
 /* Deletes the file, which is not needed any more. It stays mapped. */
 void ibx_destination_arrived_remove(const struct ibx_record *record);
-/* Borrowed: where the engine notes which pages are in their place, in the same file; else NULL. */
+/* These are to come again: they have neither come nor are they in their place. */
+void ibx_destination_arrived_forget(struct destination_ram *ram, const struct ibx_page_map *pages);
+/* Where the engine notes which pages are in their place, in the same file. NULL: an earlier version
+ * made it, which did so of a borrowed VM only. */
 _Atomic uint64_t *ibx_destination_placed(const struct destination_ram *ram);
 /* Borrowed: notes the page map, for the return. */
 int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_record *record,

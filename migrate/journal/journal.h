@@ -163,7 +163,7 @@ int ibx_journal_find(const char *folder, const char *qmp,
 /* What a tool notes of each page for the next one: in memory, since a disk could delay the VM, and
  * the VM does not survive the host anyway. */
 enum ibx_journal_note {
-    IBX_NOTE_ARRIVED, /* a destination in minor mode: which pages have come */
+    IBX_NOTE_ARRIVED, /* a destination: which pages have come, and are in their place */
     IBX_NOTE_TAGS,    /* a destination: what has come in each (pages/digest.h) */
     IBX_NOTE_BASE,    /* the destination of a borrowed VM: which hold data at the source */
     IBX_NOTE_MAP,     /* the source of a VM that returns: which did when it had stopped */

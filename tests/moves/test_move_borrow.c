@@ -44,8 +44,8 @@ static const struct vm_options with_balloon = {.append = "balloon=2048 mib=4 idl
                                                .extra = {VM_BALLOON}};
 
 /* What the VM has given back there and looked at since is zero, also at home, where it had been
- * something else. */
-static void test_given_back_and_read(void)
+ * something else; and if the tool that fetches its pages was killed in between. */
+static void given_back_and_read(bool killed)
 {
     static bool had[RAM_PAGES], has[RAM_PAGES];
     char line[64], text[256];
@@ -57,6 +57,12 @@ static void test_given_back_and_read(void)
     ram_pages(vms[1].ram, has);
     while (!had[page] || has[page])
         assert_true(++page < RAM_PAGES);
+    if (killed) {
+        mover_kill(&receiver, SIGKILL);
+        mover_recover(&receiver, &vms[1]);
+        mover_await(&receiver, "filling", 0);
+        mover_await(&sender, "filling", 0);
+    }
     snprintf(line, sizeof(line), "xp /1wx 0x%x", page * 4096);
     vm_hmp(&vms[1], line, text, sizeof(text));
     assert_non_null(strstr(text, "0x00000000"));
@@ -66,6 +72,13 @@ static void test_given_back_and_read(void)
     brought();
     vm_hmp(&home, line, text, sizeof(text));
     assert_non_null(strstr(text, "0x00000000"));
+    mover_end_all(NULL);
+}
+
+static void test_given_back_and_read(void)
+{
+    given_back_and_read(false);
+    given_back_and_read(true);
 }
 
 /* What the guest gives back where it is borrowed is zero at home, too. */

@@ -7,6 +7,7 @@
 #include "migrate/qemu/qemu.h"
 #include "migrate/common/vm.h"
 #include "tests/scenes/mover.h"
+#include "tests/scenes/ram_file.h"
 
 #include "common/clock.h"
 
@@ -435,6 +436,30 @@ static void test_balloon(void)
     inflated("--minor");
 }
 
+/* What the guest has given back stays so for the tool that recovers: the source's bytes do not come
+ * back there, where a guest that clears pages as it frees them takes them for zeros. */
+static void given_back_before_a_recovery(const char *minor)
+{
+    static bool before[RAM_PAGES], after[RAM_PAGES];
+    struct vm_options with = {.append = "balloon=2048 mib=4", .extra = {VM_BALLOON}};
+    pair_filling(&with, minor);
+    vm_balloon(&vms[1], ((json_int_t)VM_RAM_MIB << 20) - BALLOON_PAGES * PAGE);
+    mover_kill(&receiver, SIGKILL);
+    const unsigned had = ram_pages(vms[0].ram, before);
+    MOVER_RUN(0, "recover", "--qmp", vms[1].tool, "--json", TIMED);
+    mover_ends(&sender, 0);
+    assert_in_range(ram_pages(vms[1].ram, after), 1, had - BALLOON_PAGES * 9 / 10);
+    vm_balloon(&vms[1], (json_int_t)VM_RAM_MIB << 20);
+    pair_moved("mib=4");
+    mover_end_all(NULL);
+}
+
+static void test_given_back_before_a_recovery(void)
+{
+    given_back_before_a_recovery(NULL);
+    given_back_before_a_recovery("--minor");
+}
+
 /* READs of minor mode go into the page cache: some were cut off with their tool. */
 static void test_recover_in_minor_mode(void)
 {
@@ -533,6 +558,7 @@ int main(void)
                                            VM_TEST(test_full_file_system),
                                            VM_TEST(test_full_file_system_in_minor_mode),
                                            VM_TEST(test_balloon),
+                                           VM_TEST(test_given_back_before_a_recovery),
                                            VM_TEST(test_recover_in_minor_mode),
                                            VM_TEST(test_recover_in_minor_mode_of_unmapped_pages),
                                            VM_TEST(test_recover_in_minor_mode_without_the_list),
