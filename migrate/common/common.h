@@ -131,6 +131,10 @@ int ibx_migration_ask(const struct ibx_record *record, enum ibx_migrate_purpose 
 /* ibx_migrate_confirm() with complete options. */
 int ibx_migration_confirm(const struct ibx_record *record, const struct ibx_options *options,
                           struct ibx_error *err);
+/* Tells the destination of this (source's) record, which waits for the VM, why it does not come.
+ * -EPROTO: it does not wait; others: no tool answers. */
+int ibx_migration_disown(const struct ibx_record *record, const struct ibx_options *transport,
+                         const char *why, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- records.c */
 

@@ -270,3 +270,55 @@ int ibx_migration_confirm(const struct ibx_record *record, const struct ibx_opti
     free(answer);
     return rc;
 }
+
+/* As a source that is back does, to give up: the only one whose word a destination takes that waits
+ * for COMMIT. */
+static int greet_to_disown(const struct ibx_record *record, const struct ibx_options *options,
+                           struct ibx_channel *control, struct ibx_migrate_answer *answer,
+                           struct ibx_error *err)
+{
+    struct ibx_guest_ram ram;
+    struct ibx_migrate_hello *hello = calloc(1, sizeof(*hello));
+    int rc = hello ? ibx_journal_recall_ram(record, &ram, err)
+                   : ibx_error_set(err, -ENOMEM, "no memory for a greeting");
+    if (rc) {
+        free(hello);
+        return rc;
+    }
+    hello->purpose = IBX_PURPOSE_RESUME;
+    hello->epoch = record->epoch;
+    hello->verify = record->verify;
+    memcpy(hello->id, record->id, sizeof(hello->id));
+    hello->links = IBX_MIGRATE_LINKS_MAX; /* of which the destination has chosen */
+    hello->links_least = 1;
+    ibx_migrate_hello_describe(hello, &ram);
+    rc = ibx_migration_greet(record->uri, options, hello, control, answer, err);
+    ibx_guest_ram_fini(&ram);
+    free(hello);
+    return rc;
+}
+
+int ibx_migration_disown(const struct ibx_record *record, const struct ibx_options *transport,
+                         const char *why, struct ibx_error *err)
+{
+    const struct ibx_options options = ibx_migration_options(transport, record->uri);
+    struct ibx_channel control;
+    struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
+    int rc = answer ? greet_to_disown(record, &options, &control, answer, err)
+                    : ibx_error_set(err, -ENOMEM, "no memory for an answer");
+    if (rc) {
+        free(answer);
+        return rc;
+    }
+    if (answer->accepted && answer->state == IBX_ANSWER_WAITING)
+        rc = ibx_channel_send_abort(&control, why);
+    else if (answer->state != IBX_ANSWER_GIVEN_UP)
+        rc = ibx_error_set(err, -EPROTO, "it answers: %s",
+                           answer->count ? answer->reasons[0]
+                                         : ibx_answer_state_name(answer->state));
+    if (!rc)
+        ibx_channel_linger(&control, ibx_deadline_in_ms(options.timeout_ms));
+    ibx_channel_fini(&control);
+    free(answer);
+    return rc;
+}

@@ -19,6 +19,7 @@
  */
 #include "migrate/common/watchdog.h"
 
+#include "migrate/common/common.h"
 #include "migrate/common/libvirt.h"
 
 #include "common/clock.h"
@@ -52,6 +53,7 @@ static const struct ibx_state_table watchdog_table = IBX_STATE_TABLE("watchdog",
 
 struct watchdog {
     struct ibx_record record;
+    struct ibx_options transport; /* with a folder */
     struct ibx_vm_undo vm;
     const char *folder; /* NULL: nothing is recorded */
     int lock_fd;        /* the record's lock; -1: none */
@@ -114,11 +116,14 @@ static int reach(struct watchdog *w, struct ibx_qmp **qmp, uint64_t deadline, st
 }
 
 /* The VM stays here, and nothing is left of the migration. A record that says that the VM runs at
- * the destination refuses this, and its memory keeps its second name. */
-static int kept(struct watchdog *w, struct ibx_error *err)
+ * the destination refuses this, and its memory keeps its second name. `was`: as it was written; its
+ * epoch is 0 if it was not. */
+static int kept(struct watchdog *w, struct ibx_record *was, struct ibx_error *err)
 {
-    struct ibx_record written = w->record;
-    if (ibx_journal_reload(w->folder, &written, NULL) == -ENOENT)
+    *was = w->record;
+    const int found = ibx_journal_reload(w->folder, was, NULL);
+    was->epoch = found ? 0 : was->epoch;
+    if (found == -ENOENT)
         return 0; /* the tool had not come to that */
     w->record.state = IBX_JOURNAL_KEPT;
     int rc = ibx_journal_write(w->folder, &w->record, err);
@@ -141,11 +146,28 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
             w->folder ? "commit" : "snapshot was whole", w->record.name, where);
 }
 
+/* A destination that has everything waits for the commit, without limit. The record is over, and
+ * another tool may migrate the VM meanwhile. */
+static void tell_destination(struct watchdog *w, struct ibx_record *was)
+{
+    struct ibx_error err = {0};
+    if (!was->epoch)
+        return;
+    close(w->lock_fd);
+    was->epoch++;
+    if (ibx_migration_disown(was, &w->transport,
+                             "ib-migrate was killed there before the commit, and the VM stays",
+                             &err))
+        ibx_log(IBX_LOG_INFO, "the destination of VM %s could not be told so: %s", was->name,
+                err.message);
+}
+
 static void continue_vm(struct watchdog *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(STAY_MS);
     struct ibx_error err = {0};
     struct ibx_qmp *qmp = NULL;
+    struct ibx_record was = {.epoch = 0};
     int rc = reach(w, &qmp, deadline, &err);
     if (!rc)
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
@@ -156,7 +178,7 @@ static void continue_vm(struct watchdog *w)
     }
     const bool stays = !rc;
     if (!rc && w->folder)
-        rc = kept(w, &err);
+        rc = kept(w, &was, &err);
     if (rc)
         ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s %s: %s", w->record.name,
                 stays ? "goes on here, which could not be recorded (ib-migrate rollback does)"
@@ -165,6 +187,8 @@ static void continue_vm(struct watchdog *w)
     else
         say_stays(w, qmp, deadline);
     ibx_qmp_close(qmp);
+    if (!rc && w->folder)
+        tell_destination(w, &was);
 }
 
 /* One look at QEMU; whether libvirt has continued the VM, and QEMU has its settings back. */
@@ -199,8 +223,9 @@ static void await_libvirt(struct watchdog *w)
         if (ibx_journal_lock(w->folder, &w->record, &lock, &err))
             return; /* another tool works on it */
         if (!ibx_journal_reload(w->folder, &w->record, &err) && !ibx_journal_over(&w->record)) {
+            struct ibx_record was;
             w->record.settings[0] = '\0';
-            kept(w, &err);
+            kept(w, &was, &err);
         }
         return;
     }
@@ -251,8 +276,8 @@ static void watchdog_main(struct watchdog *w, int fd)
 /* ---------------------------------------------------------------- the tool's side */
 
 int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
-                       const struct ibx_record *record, const struct ibx_vm_undo *vm, int lock_fd,
-                       struct ibx_error *err)
+                       const struct ibx_record *record, const struct ibx_options *transport,
+                       const struct ibx_vm_undo *vm, int lock_fd, struct ibx_error *err)
 {
     int pair[2];
     *watchdog = (struct ibx_watchdog){.fd = -1};
@@ -261,6 +286,8 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
     struct watchdog *w = calloc(1, sizeof(*w));
     if (w) {
         *w = (struct watchdog){.record = *record, .vm = *vm, .folder = folder, .lock_fd = lock_fd};
+        if (folder)
+            w->transport = *transport;
         ibx_state_begin(&w->state, &watchdog_table, WATCHING);
     }
     pid_t pid = w ? fork() : -1;

@@ -2,12 +2,14 @@
 /*
  * The watchdog of a VM that is being migrated or frozen: a forked process in a session of its own,
  * which outlives the tool. When the tool ends without commit or release, the watchdog does what
- * ibx_vm_stay() does and records it. It inherits the lock of the record.
+ * ibx_vm_stay() does, records it, and tells a destination that may wait for the commit. It inherits
+ * the lock of the record.
  */
 #ifndef IBX_MIGRATE_COMMON_WATCHDOG_H
 #define IBX_MIGRATE_COMMON_WATCHDOG_H
 
 #include "migrate/common/vm.h"
+#include "transport/transport.h"
 
 struct ibx_watchdog {
     pid_t pid;
@@ -16,11 +18,11 @@ struct ibx_watchdog {
 
 /* To be called before any thread is started. `record` is HERE. `lock_fd` is that of
  * ibx_journal_lock(): the watchdog keeps it open and closes all other descriptors. With no folder
- * and -1 nothing is recorded, and of the record only the VM's name, QEMU's monitor and its process
- * are used. */
+ * and -1 nothing is recorded, nobody is told, and of the record only the VM's name, QEMU's monitor
+ * and its process are used. */
 int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
-                       const struct ibx_record *record, const struct ibx_vm_undo *vm, int lock_fd,
-                       struct ibx_error *err);
+                       const struct ibx_record *record, const struct ibx_options *transport,
+                       const struct ibx_vm_undo *vm, int lock_fd, struct ibx_error *err);
 /* The next six tell it what the tool is about to do, or has done. -EPIPE: it has died, and the
  * tool must not go on. */
 

@@ -401,7 +401,7 @@ static int watch(struct freezing *f, const char *qmp, struct ibx_error *err)
     snprintf(record.name, sizeof(record.name), "%s", f->ram.name);
     if (snprintf(record.qmp, sizeof(record.qmp), "%s", qmp) >= (int)sizeof(record.qmp))
         return ibx_error_set(err, -ENAMETOOLONG, "%s: too long for the path of a monitor", qmp);
-    return ibx_watchdog_start(&f->watchdog, NULL, &record, &f->undo, -1, err);
+    return ibx_watchdog_start(&f->watchdog, NULL, &record, NULL, &f->undo, -1, err);
 }
 
 static int prepare(struct freezing *f, const char *qmp, const char *path,

@@ -283,8 +283,8 @@ static int prepare(struct source *s, struct ibx_error *err)
     ibx_journal_prune_old(s->options->folder, s->status.record.qmp);
     int rc = open_record(s, err);
     if (!rc) /* before there is a record, so that nobody is killed between them and leaves it */
-        rc = ibx_watchdog_start(&s->vm.watchdog, s->options->folder, &s->status.record, &s->vm.undo,
-                                s->lock_fd, err);
+        rc = ibx_watchdog_start(&s->vm.watchdog, s->options->folder, &s->status.record,
+                                &s->options->transport, &s->vm.undo, s->lock_fd, err);
     if (!rc)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_HERE, err);
     ibx_migration_stop_at("source", "recorded");

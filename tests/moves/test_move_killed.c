@@ -147,6 +147,21 @@ static void test_before_the_commit(void)
     pair_moved("");
 }
 
+/* The destination has everything and waits for the commit, and nobody is left who sends that. */
+static void test_source_killed_while_the_destination_waits(void)
+{
+    pair_start_source();
+    start_destination();
+    receive_until("destination:waiting", NULL, NULL);
+    send_until(NULL);
+    mover_await_stop(&receiver);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "the VM has not run here");
+    stays();
+}
+
 /* ------------------------------------------------------------ after it */
 
 /* Another tool goes on. */
@@ -240,6 +255,7 @@ int main(void)
     pair_beats = 10;
     static const struct vm_test tests[] = {
         VM_TEST(test_before_the_commit),
+        VM_TEST(test_source_killed_while_the_destination_waits),
         VM_TEST(test_recovered),
         VM_TEST(test_done),
         VM_TEST(test_resuming),
