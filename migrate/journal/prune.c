@@ -129,8 +129,8 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
 
 void ibx_journal_prune_old(const char *folder, const char *qmp)
 {
-    const struct ibx_journal_prune old = {.before_s =
-                                              (uint64_t)time(NULL) - IBX_JOURNAL_DAYS * 86400ull,
+    const time_t now = time(NULL), age = IBX_JOURNAL_DAYS * 86400; /* a clock may begin in 1970 */
+    const struct ibx_journal_prune old = {.before_s = now > age ? (uint64_t)(now - age) : 0,
                                           .keep = IBX_JOURNAL_KEEP,
                                           .superseded = qmp};
     ibx_journal_prune(folder, &old, NULL);

@@ -6,7 +6,21 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
+
+/* The clock of the day, for whoever asks in whole seconds; 0: as it is. */
+static time_t day_s;
+
+time_t time(time_t *out)
+{
+    struct timespec now = {.tv_sec = day_s};
+    if (!day_s)
+        clock_gettime(CLOCK_REALTIME, &now);
+    if (out)
+        *out = now.tv_sec;
+    return now.tv_sec;
+}
 
 /* Gives the file of a record another time, as its writing did. */
 static void set_written(const struct ibx_record *r, uint64_t seconds)
@@ -211,6 +225,17 @@ static void pruning_leaves_others_alone(NO_STATE)
     assert_int_equal(ibx_journal_remove(folder, &b, &error), 0);
 }
 
+/* A host without a battery for its clock begins in 1970: no record is old then. */
+static void a_clock_that_has_just_begun_prunes_nothing(NO_STATE)
+{
+    const struct ibx_record r = in_state(true, 4, IBX_JOURNAL_KEPT, false);
+    day_s = 1000;
+    ibx_journal_prune_old(folder, "/run/another");
+    day_s = 0;
+    assert_int_equal(only().state, IBX_JOURNAL_KEPT);
+    assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+}
+
 /* Somebody has emptied the folder, its locks too: who still works on a migration keeps others from
  * it, which find the record that is there again. */
 static void a_record_that_is_there_again_is_locked(NO_STATE)
@@ -343,6 +368,7 @@ int main(void)
         TEST(notes_of_what_is_over_go),
         TEST(what_counts_is_read_under_the_lock),
         TEST(pruning_leaves_others_alone),
+        TEST(a_clock_that_has_just_begun_prunes_nothing),
         TEST(a_record_that_is_there_again_is_locked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
