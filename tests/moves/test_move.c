@@ -200,6 +200,21 @@ static void test_no_huge_pages_meanwhile(void)
     assert_true(vm_memory_has(&vms[1], vms[1].ram, " hg"));
 }
 
+/* The tool that had kept them away was killed when all pages were there. */
+static void test_no_huge_pages_until_a_recovery(void)
+{
+    if (access("/sys/kernel/mm/transparent_hugepage", F_OK))
+        skip();
+    pair_start(NULL);
+    pair_run_to("destination:complete", NULL);
+    mover_kill(&receiver, SIGKILL);
+    assert_true(vm_memory_has(&vms[1], vms[1].ram, " nh"));
+    pair_recover(&receiver);
+    pair_done();
+    pair_moved("");
+    assert_true(vm_memory_has(&vms[1], vms[1].ram, " hg"));
+}
+
 static void test_sandboxed(void)
 {
     if (access("/dev/userfaultfd", R_OK | W_OK))
@@ -452,6 +467,7 @@ int main(void)
                                            VM_TEST(test_idle),
                                            VM_TEST(test_bandwidth),
                                            VM_TEST(test_no_huge_pages_meanwhile),
+                                           VM_TEST(test_no_huge_pages_until_a_recovery),
                                            VM_TEST(test_sandboxed),
                                            VM_TEST(test_huge_pages),
                                            VM_TEST(test_huge_pages_warm),
