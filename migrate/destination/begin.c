@@ -73,6 +73,8 @@ static int check(struct destination *d, struct ibx_error *err)
         ibx_preflight_memory_limit_minor(ram, &blockers);
     if (!rc && blockers.count)
         rc = ibx_migration_refused("no VM can be migrated here", &blockers, err);
+    for (size_t i = 0; !rc && i < blockers.note_count; i++)
+        ibx_migration_notify(&d->options->observer, "%s", blockers.notes[i]);
     if (!rc)
         rc = ibx_page_map_init_ram(&d->ram.map, ram, err);
     if (rc)

@@ -164,22 +164,23 @@ static void describe_early(struct destination *d)
 }
 
 static int compare(struct destination *d, const struct ibx_migrate_hello *hello,
-                   struct ibx_blockers *blockers, struct ibx_error *err)
+                   const json_t *theirs, struct ibx_blockers *blockers, struct ibx_error *err)
 {
     const struct ibx_qmp_version *from = &hello->version, *to = &d->ram.guest.version;
-    struct ibx_error invalid = {0};
-    json_t *theirs;
-    if (ibx_description_read(hello->description, hello->description_length, &theirs, &invalid)) {
-        ibx_blockers_add(blockers, "%s", invalid.message); /* another source may do better */
-        return 0;
-    }
     int rc = described(d) ? 0 : describe(d, err);
     if (!rc)
         ibx_compare(theirs, d->description, from->major == to->major && from->minor == to->minor,
                     hello->disks_differ, blockers);
     ibx_destination_forget_description(d);
-    json_decref(theirs);
     return rc;
+}
+
+/* By its description; an earlier version does not say. */
+static uint64_t held_there(const json_t *theirs)
+{
+    const json_t *holds = json_object_get(theirs, "holds");
+    const json_int_t bytes = json_integer_value(holds);
+    return json_is_integer(holds) && bytes > 0 ? (uint64_t)bytes : UINT64_MAX;
 }
 
 /* All reasons against taking this VM. They are searched again, since QEMU may have changed. */
@@ -188,9 +189,15 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     struct ibx_guest_ram *ours = &d->ram.guest, theirs;
+    struct ibx_error invalid = {0};
+    json_t *description = NULL;
     int rc = ibx_migrate_hello_ram(hello, &theirs);
     if (rc)
         return ibx_error_set(err, rc, "no memory for a description of the VM");
+    if (hello->description_length &&
+        ibx_description_read(hello->description, hello->description_length, &description, &invalid))
+        ibx_blockers_add(blockers, "%s", invalid.message); /* another source may do better */
+    blockers->holds = held_there(description);
     if (!described(d)) {
         ibx_qmp_remember(d->qemu.qmp, false);
         forget_compared(d); /* of a source that did not come */
@@ -207,9 +214,10 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
     if (!blockers->count)
         check_order(ours, hello, blockers);
     /* Of another machine everything is different. */
-    if (!rc && hello->description_length && !strcmp(theirs.machine, ours->machine))
-        rc = compare(d, hello, blockers, err);
+    if (!rc && description && !strcmp(theirs.machine, ours->machine))
+        rc = compare(d, hello, description, blockers, err);
     ibx_qmp_remember(d->qemu.qmp, false);
+    json_decref(description);
     ibx_guest_ram_fini(&theirs);
     return rc;
 }
@@ -316,8 +324,10 @@ static int on_new(struct destination *d, const struct ibx_connection_request *re
         ibx_destination_link_refuse(&d->link, request->conn, IBX_ANSWER_NONE, err->message);
         return rc;
     }
-    if (d->ram.minor)
+    if (d->ram.minor) {
+        ibx_preflight_memory_limit_minor(&d->ram.guest, &blockers);
         ibx_migration_check_locked(request->conn, links, d->ram.guest.bytes, &blockers);
+    }
     if (d->ram.minor && verifies(d, hello))
         ibx_preflight_minor(d->qemu.qmp, &d->ram.guest, &blockers,
                             ibx_deadline_in_ms(MIGRATION_QMP_MS));

@@ -49,6 +49,7 @@ int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **
                            .err = err};
     ibx_disk_host(host, sizeof(host));
     json_object_set_new(d.description, "host", ibx_json_text(host));
+    json_object_set_new(d.description, "holds", json_integer((json_int_t)ibx_preflight_held(ram)));
     const uint64_t before = ibx_qmp_ahead_begin(qmp);
     ibx_describe_ask(qmp, deadline_ns);
     int rc = ibx_describe_machine(&d);

@@ -186,25 +186,69 @@ uint64_t ibx_preflight_host_room(const char *proc)
     return available ? sum_of((available + swap) << 10, cached_by_zfs(proc)) : UINT64_MAX;
 }
 
-/* Huge pages are not counted with other memory. */
-static uint64_t need_of(const struct ibx_guest_ram *ram)
+/* ------------------------------------------------------------ what a VM needs of it */
+
+#define SPARE 16u /* a part in so many of what the VM holds: it goes on writing while it comes */
+
+/* What a block takes of memory now; huge pages are not counted with it. False: none of it. */
+static bool held_of(const struct ibx_guest_block *block, uint64_t *bytes)
 {
-    uint64_t need = 0;
+    struct statfs fs;
+    struct stat st;
+    if (block->fd < 0 || fstatfs(block->fd, &fs) || fs.f_type == HUGETLBFS_MAGIC ||
+        fstat(block->fd, &st))
+        return false;
+    const uint64_t held = (uint64_t)st.st_blocks * 512;
+    *bytes = held < block->size ? held : block->size;
+    return true;
+}
+
+uint64_t ibx_preflight_held(const struct ibx_guest_ram *ram)
+{
+    uint64_t sum = 0, bytes;
+    for (size_t i = 0; i < ram->count; i++)
+        sum += held_of(&ram->blocks[i], &bytes) ? bytes : 0;
+    return sum;
+}
+
+/* Beyond what is there: at most, and for what the VM holds as it comes. */
+struct need {
+    uint64_t most, now;
+};
+
+static struct need need_of(const struct ibx_guest_ram *ram, uint64_t holds)
+{
+    struct need need = {0, 0};
+    uint64_t there = 0, bytes;
     for (size_t i = 0; i < ram->count; i++) {
-        const struct ibx_guest_block *block = &ram->blocks[i];
-        struct statfs fs;
-        struct stat st;
-        if (block->fd < 0 || fstatfs(block->fd, &fs) || fs.f_type == HUGETLBFS_MAGIC ||
-            fstat(block->fd, &st))
+        if (!held_of(&ram->blocks[i], &bytes))
             continue;
-        need += less(block->size, (uint64_t)st.st_blocks * 512);
+        need.most += ram->blocks[i].size - bytes;
+        there += bytes;
     }
+    need.now = less(sum_of(holds, holds / SPARE), there);
+    need.now = need.now < need.most ? need.now : need.most;
     return need;
 }
 
-/* `process`: in /proc. `room` and `need` in MiB. False: there is enough. */
-static bool lacks(const char *process, const struct ibx_guest_ram *ram, char name[PATH_MAX],
-                  uint64_t *room, uint64_t *need)
+/* `whose` has so much room; `remedy` makes more. Without it, `end` happens. */
+static void judge(const char *whose, uint64_t room, const struct need *need, const char *remedy,
+                  const char *end, struct ibx_blockers *blockers)
+{
+    if (room < need->now)
+        ibx_blockers_add(blockers,
+                         "%s has %" PRIu64 " MiB of memory left and this VM needs %" PRIu64
+                         " MiB more: %s; %s where a page finds no room",
+                         whose, room >> 20, need->now >> 20, remedy, end);
+    else if (room < need->most)
+        ibx_blockers_note(blockers,
+                          "%s has %" PRIu64 " MiB of memory left and a VM of this size may come to "
+                          "need %" PRIu64 " MiB more: %s then, or %s where a page finds no room",
+                          whose, room >> 20, need->most >> 20, remedy, end);
+}
+
+/* `process`: in /proc. What its groups leave it, and which leaves least. */
+static uint64_t room_of(const char *process, char name[PATH_MAX])
 {
     char path[64], groups[2 * PATH_MAX];
     struct sysinfo host = {0};
@@ -215,50 +259,40 @@ static bool lacks(const char *process, const struct ibx_guest_ram *ram, char nam
         fclose(file);
     groups[n] = '\0';
     sysinfo(&host);
-    const uint64_t wants = need_of(ram), swap = (uint64_t)host.freeswap * host.mem_unit;
-    const uint64_t has = ibx_preflight_memory_room(ROOT, groups, swap, name);
-    *room = has >> 20;
-    *need = wants >> 20;
-    return has < wants;
+    return ibx_preflight_memory_room(ROOT, groups, (uint64_t)host.freeswap * host.mem_unit, name);
 }
 
 void ibx_preflight_host_memory(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
-    const uint64_t room = ibx_preflight_host_room("/proc"), need = need_of(ram);
-    if (room < need)
-        ibx_blockers_add(
-            blockers,
-            "this host has %" PRIu64 " MiB of memory left (MemAvailable and SwapFree of "
-            "/proc/meminfo) and this VM may need %" PRIu64 " MiB more: free memory or add swap; "
-            "the kernel would end this QEMU or another process where a page finds no room",
-            room >> 20, need >> 20);
+    const struct need need = need_of(ram, blockers->holds);
+    judge("this host (MemAvailable and SwapFree of /proc/meminfo)",
+          ibx_preflight_host_room("/proc"), &need, "free memory or add swap",
+          "the kernel ends this QEMU or another process", blockers);
 }
 
 void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
-    char process[32], name[PATH_MAX] = "";
-    uint64_t room, need;
+    char process[32], name[PATH_MAX] = "", whose[300];
+    const struct need need = need_of(ram, blockers->holds);
     snprintf(process, sizeof(process), "%d", (int)ram->pid);
-    if (lacks(process, ram, name, &room, &need))
-        ibx_blockers_add(
-            blockers,
-            "the control group of QEMU, %.200s, has %" PRIu64 " MiB of memory left and this VM may "
-            "need %" PRIu64 " MiB more: raise its limit (MemoryMax= of systemd, <hard_limit> of "
-            "libvirt, that of the container); the kernel would end QEMU where a page finds no room",
-            name, room, need);
+    const uint64_t room = room_of(process, name);
+    snprintf(whose, sizeof(whose), "the control group of QEMU, %.200s,", name);
+    judge(whose, room, &need,
+          "raise its limit (MemoryMax= of systemd, <hard_limit> of libvirt, that of the container)",
+          "the kernel ends QEMU", blockers);
 }
 
 void ibx_preflight_memory_limit_minor(const struct ibx_guest_ram *ram,
                                       struct ibx_blockers *blockers)
 {
-    char name[PATH_MAX] = "";
-    uint64_t room, need;
-    if (lacks("self", ram, name, &room, &need))
-        ibx_blockers_add(
-            blockers,
-            "the control group of this ib-migrate, %.200s, to which the pages count that it READs "
-            "into place (--minor), has %" PRIu64 " MiB of memory left and this VM may need %" PRIu64
-            " MiB: raise its limit (MemoryMax= of systemd, that of the container) or leave out "
-            "--minor; the kernel would end ib-migrate where a page finds no room",
-            name, room, need);
+    char name[PATH_MAX] = "", whose[400];
+    const struct need need = need_of(ram, blockers->holds);
+    const uint64_t room = room_of("self", name);
+    snprintf(whose, sizeof(whose),
+             "the control group of this ib-migrate, %.200s, to which the pages count that it READs "
+             "into place (--minor),",
+             name);
+    judge(whose, room, &need,
+          "raise its limit (MemoryMax= of systemd, that of the container) or leave out --minor",
+          "the kernel ends ib-migrate", blockers);
 }

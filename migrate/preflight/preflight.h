@@ -38,6 +38,10 @@ struct ibx_blockers {
     /* Likewise: libvirt may have this QEMU listen at a unix socket, where its tool brings it the
      * state. */
     bool managed;
+    /* Likewise: what the VM that is to come holds of memory, in bytes, as its source says;
+     * UINT64_MAX: no source says, and it may be all of its RAM; 0: it is not known which VM comes.
+     */
+    uint64_t holds;
 };
 
 enum ibx_migrate_role { IBX_MIGRATE_SOURCE, IBX_MIGRATE_DESTINATION };
@@ -108,11 +112,15 @@ void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_block
 void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* Destination: file systems that cannot hold the RAM. */
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
-/* memory_limit.c: a host that has not so much memory; how much it has, and can get by forgetting
- * what it keeps of files, by `proc`, where that is mounted (UINT64_MAX: it does not tell). */
+/* memory_limit.c: what a VM holds of memory without its huge pages, as far as the size of its files
+ * tells. */
+uint64_t ibx_preflight_held(const struct ibx_guest_ram *ram);
+/* A host without memory for what the VM `holds`, and a note where only the rest of its RAM finds
+ * none; how much it has, and can get by forgetting what it keeps of files, by `proc`, where that is
+ * mounted (UINT64_MAX: it does not tell). */
 void ibx_preflight_host_memory(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 uint64_t ibx_preflight_host_room(const char *proc);
-/* Control groups that do not let QEMU have it; what they leave (UINT64_MAX: they
+/* Likewise, control groups that do not let QEMU have it; what they leave (UINT64_MAX: they
  * have no limit) by `groups`, the content of /proc/PID/cgroup, the place where they are mounted and
  * the host's free swap, and the name of the one that leaves least. */
 void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);

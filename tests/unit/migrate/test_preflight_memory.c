@@ -6,10 +6,13 @@
 #include "tests/scenes/unit.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define MIB (1ull << 20)
 
@@ -130,6 +133,41 @@ static void test_host(void **state)
     assert_int_equal(ibx_preflight_host_room(root) / MIB, 5);
 }
 
+/* What the VM holds has to fit, with some to spare; where only the rest does not, that is said. */
+static void test_what_a_vm_holds(void **state)
+{
+    static struct ibx_blockers blockers;
+    static struct ibx_guest_block block;
+    const uint64_t room = ibx_preflight_host_room("/proc");
+    struct ibx_guest_ram ram = {.pid = getpid(), .blocks = &block, .count = 1};
+    (void)state;
+    assert_true(room < UINT64_MAX / 8);
+    block = (struct ibx_guest_block){.page_size = 4096, .size = 4 * room};
+    block.fd = memfd_create("ram", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(block.fd, (off_t)block.size), 0);
+    const struct {
+        uint64_t holds;
+        size_t reasons, notes;
+    } cases[] = {{0, 0, 1}, {MIB, 0, 1}, {2 * room, 1, 0}, {room, 1, 0}, {UINT64_MAX, 1, 0}};
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        memset(&blockers, 0, sizeof(blockers));
+        blockers.holds = cases[i].holds;
+        ibx_preflight_host_memory(&ram, &blockers);
+        assert_int_equal(blockers.count, cases[i].reasons);
+        assert_int_equal(blockers.note_count, cases[i].notes);
+    }
+    assert_non_null(strstr(blockers.reasons[0], "and this VM needs "));
+    memset(&blockers, 0, sizeof(blockers));
+    block.size = MIB;
+    blockers.holds = UINT64_MAX;
+    ibx_preflight_host_memory(&ram, &blockers);
+    assert_int_equal(blockers.count + blockers.note_count, 0);
+    assert_int_equal(ibx_preflight_held(&ram), 0);
+    assert_int_equal(posix_fallocate(block.fd, 0, 65536), 0);
+    assert_int_equal(ibx_preflight_held(&ram), 65536);
+    close(block.fd);
+}
+
 static bool ends(const char *text, const char *with)
 {
     return strlen(text) >= strlen(with) && !strcmp(text + strlen(text) - strlen(with), with);
@@ -166,6 +204,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_second_version), cmocka_unit_test(test_first_version),
-        cmocka_unit_test(test_host), cmocka_unit_test(test_reasons_in_one_sentence)};
+        cmocka_unit_test(test_host), cmocka_unit_test(test_what_a_vm_holds),
+        cmocka_unit_test(test_reasons_in_one_sentence)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }
