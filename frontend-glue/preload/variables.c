@@ -7,11 +7,13 @@
 #include "frontend-glue/preload/internal.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -96,10 +98,21 @@ struct grandchildren {
 static struct grandchildren *grandchildren; /* NULL: no memory */
 static _Thread_local _Atomic pid_t *place;  /* of the one that this thread is about to fork */
 
+/* In a container nobody may wait for it: then its number stays, and kill(2) finds it. */
+static bool has_ended(pid_t pid)
+{
+    struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
+    if (end.fd < 0)
+        return errno == ESRCH || (kill(pid, 0) && errno == ESRCH);
+    const bool ended = poll(&end, 1, 0) > 0;
+    close(end.fd);
+    return ended;
+}
+
 /* Or another process has its number by now. */
 static bool lives(pid_t pid)
 {
-    return pid == ABOUT_TO_BE || (pid && (!kill(pid, 0) || errno != ESRCH));
+    return pid == ABOUT_TO_BE || (pid && !has_ended(pid));
 }
 
 /* Before the fork: behind it this process may end before the other one has begun. */

@@ -182,6 +182,49 @@ bool unloads_and_grandchildren()
     return HOLDS(kept && own);
 }
 
+// A program whose grandchild ends.
+bool unloads_beside_zombie(int pids[2], const int ends[2])
+{
+    static void *module[1];
+    pid_t zombie;
+    char byte;
+    register_kernel(module, &stub_kernel);
+    const pid_t child = fork();
+    if (!child) {
+        close(ends[1]);
+        zombie = fork();
+        if (!zombie)
+            _exit(read(ends[0], &byte, 1) != 0);
+        _exit(write(pids[1], &zombie, sizeof(zombie)) != sizeof(zombie));
+    }
+    int status = 1;
+    REQUIRE(waitpid(child, &status, 0) == child && !status);
+    REQUIRE(read(pids[0], &zombie, sizeof(zombie)) == sizeof(zombie));
+    close(ends[1]);
+    while (state_of(zombie, zombie) != 'Z')
+        usleep(100);
+    return HOLDS(goes(module));
+}
+
+// A grandchild that has ended uses nothing, also where no init waits for it, as in a container.
+bool unloads_and_zombies()
+{
+    int ends[2], pids[2], status = 1;
+    REQUIRE(pipe(ends) == 0 && pipe(pids) == 0);
+    const pid_t init = fork();
+    if (!init) {
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        const pid_t program = fork();
+        if (!program)
+            _exit(!unloads_beside_zombie(pids, ends));
+        close(ends[1]);
+        _exit(waitpid(program, &status, 0) != program || status);
+    }
+    for (int fd : {ends[0], ends[1], pids[0], pids[1]})
+        close(fd);
+    return HOLDS(waitpid(init, &status, 0) == init && status == 0);
+}
+
 // From now on this process has no children.
 bool forbid_forks()
 {
@@ -423,6 +466,6 @@ bool variables()
 {
     REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
     return HOLDS(plain() && unloads_and_forks() && unloads_and_failed_forks() &&
-                 unloads_and_grandchildren() && own_in_children() && managed_variables() &&
-                 not_found());
+                 unloads_and_grandchildren() && unloads_and_zombies() && own_in_children() &&
+                 managed_variables() && not_found());
 }
