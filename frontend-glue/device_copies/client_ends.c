@@ -4,15 +4,20 @@
  * which it would stay. A thread of its own gives it back, one client after the other, once
  * clients.c knows that the process has ended, or waits for that.
  *
- * cudaFree waits for all work of the device, and while it does the driver may keep other calls out,
+ * cudaFree waits for all work of the device, and while it does the driver keeps other calls out,
  * such as one that a kernel waits for. So a few things at a time are given back, each time when all
- * work has ended that was there a moment ago, which events behind it tell; and not while somebody
- * captures. Then the thread rests, three times as long as that took, unless nobody else is there,
- * or somebody finds no memory. Work that never ends is in the way of all this, and of nothing else.
+ * work has ended that was there a moment ago (moments.c); and not while somebody captures. Then the
+ * thread rests, three times as long as that took, unless nobody else is there, or somebody finds no
+ * memory.
+ *
+ * Work that never ends would be in the way of all this. Where it is another client's, memory is
+ * given back by cudaFreeAsync instead, which does not wait for it, and so is what never waits; of
+ * the rest (arrays), and of what a client leaves whose own work does not end, a line of the log
+ * tells. The thread looks at such clients again and again, beside the others.
  *
  * A reset of the context takes what is left.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/extra.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -20,156 +25,57 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
-#define SLICE        8u /* things for which CUDA waits */
-#define SLICE_MOST   256u
-#define NAP_LEAST_NS 50000u
-#define NAP_MOST_NS  10000000u
-#define REST_MOST_NS 20000000u
-#define REST_TIMES   3u
-#define HELD_MS      10000u /* that a request of another client's may hold something */
-#define ROOM_MS      1000u  /* that somebody waits for more memory */
+#define SLICE         8u /* things for which CUDA waits */
+#define SLICE_MOST    256u
+#define REST_LEAST_NS 50000u
+#define REST_MOST_NS  20000000u
+#define REST_TIMES    3u
+#define HELD_MS       10000u /* that a request of another client's may hold something */
+#define ROOM_MS       1000u  /* that somebody waits for more memory */
+#define WORK_MS       1000u /* that work of one client is waited for; then it is another one's turn */
+#define TOLD_MS       5000u /* ... before it is told of; a moment each time from then on */
+#define STUCK_MS      100   /* between such moments */
 
 #define STREAM_NON_BLOCKING 1u /* cudaStreamNonBlocking */
 
+/* A client whose process has ended. */
 struct ended {
     struct ended *next;
     uint64_t client;
+    struct ibx_client_name name;
+    uint64_t began;         /* 0: not yet */
+    size_t things;          /* given back */
+    bool told;              /* that something is in the way */
+    struct ibx_taken *rest; /* memory that is nobody's any more, and waits for all work */
+    size_t rest_count;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct ended *queue;
-static _Atomic unsigned pending; /* of the queue */
+static _Atomic unsigned pending; /* of the queue, that nothing is in the way of */
 static _Atomic unsigned hurried; /* threads that wait for memory */
 static uint64_t given;           /* slices so far */
-static size_t things;            /* of the client in hand; the thread's own */
 static int processes = -1, wake = -1;
 static pid_t runs_in; /* the process in which the thread runs */
 
-/* -------------------------------------------------------------------------- what is under way */
-
-/* Events behind all work of a context. */
-struct moment {
-    void **events;
-    size_t count;
-    unsigned resets; /* with one the events are gone */
-    uint64_t left;   /* likewise, the last of them */
-};
-
-static void nap(uint64_t *ns)
-{
-    nanosleep(&(struct timespec){.tv_nsec = (long)*ns}, NULL);
-    *ns = 2 * *ns < NAP_MOST_NS ? 2 * *ns : NAP_MOST_NS;
-}
-
-static void put_event(const struct ibx_cuda *cuda, struct moment *m, void *stream)
-{
-    void *event = NULL;
-    if (cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING))
-        return;
-    if (cuda->event_record(event, stream))
-        cuda->event_destroy(event);
-    else
-        m->events[m->count++] = event;
-}
-
-/* Of streams that are held; false: one of the client's own is busy, or one is captured. */
-static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, struct handle **streams,
-                       size_t count, struct moment *m)
-{
-    for (size_t i = 0; i < count; i++) {
-        void *stream = (void *)(uintptr_t)ibx_handles_value(streams[i]);
-        int capturing = 0;
-        const int rc = cuda->stream_is_capturing(stream, &capturing);
-        if (!rc && capturing)
-            return false;
-        if (rc || cuda->stream_query(stream) != IBX_CUDA_NOT_READY)
-            continue;
-        if (ibx_handles_client(streams[i]) == client)
-            return false;
-        put_event(cuda, m, stream);
-    }
-    return true;
-}
-
-/* Nobody captures, nor begins to, and no reset is under way. An event in the legacy stream comes
- * behind what all blocking ones have, and their later work behind it. So there is none while the
- * client's own work is under way, nor where that stream is not in use. */
-static bool put_events(const struct ibx_cuda *cuda, uint64_t client, const void *context,
-                       struct moment *m)
-{
-    size_t count = 0;
-    struct handle **streams = ibx_handles_hold_streams(context, &count);
-    m->events = streams ? calloc(count + 1, sizeof(void *)) : NULL;
-    m->resets = ibx_copies_resets();
-    m->left = ibx_left_work_so_far();
-    const bool put = m->events && !ibx_left_work_any(cuda, client, 0) &&
-                     put_behind(cuda, client, streams, count, m);
-    if (put && cuda->stream_query(IBX_CUDA_STREAM_LEGACY) == IBX_CUDA_NOT_READY)
-        put_event(cuda, m, IBX_CUDA_STREAM_LEGACY);
-    while (!put && m->count)
-        cuda->event_destroy(m->events[--m->count]);
-    if (streams)
-        ibx_handles_release(streams, count);
-    return put;
-}
-
-static bool begin_moment(const struct ibx_cuda *cuda, uint64_t client, const void *context,
-                         struct moment *m)
-{
-    bool begun = false;
-    *m = (struct moment){.events = NULL};
-    if (!ibx_captures_wait_try())
-        return false;
-    if (ibx_clients_give_begin()) {
-        begun = put_events(cuda, client, context, m);
-        ibx_clients_give_end();
-    }
-    ibx_captures_wait_end();
-    if (!begun)
-        free(m->events);
-    return begun;
-}
-
-/* Whether it is over. */
-static bool look(const struct ibx_cuda *cuda, struct moment *m)
-{
-    if (!ibx_clients_give_begin())
-        return false;
-    if (m->resets != ibx_copies_resets())
-        m->count = 0;
-    while (m->count && cuda->event_query(m->events[m->count - 1]) != IBX_CUDA_NOT_READY)
-        cuda->event_destroy(m->events[--m->count]);
-    const bool over = !m->count && !ibx_left_work_any(cuda, 0, m->left);
-    ibx_clients_give_end();
-    return over;
-}
-
-/* In the context. False: it is broken. */
-static bool wait_for_work(struct copies *x, uint64_t client, const void *context)
-{
-    struct moment m;
-    uint64_t ns = NAP_LEAST_NS;
-    while (!begin_moment(x->cuda, client, context, &m)) {
-        if (ibx_copies_broken(x))
-            return false;
-        nap(&ns);
-    }
-    ns = NAP_LEAST_NS;
-    while (!look(x->cuda, &m) && !ibx_copies_broken(x))
-        nap(&ns);
-    free(m.events);
-    return !ibx_copies_broken(x);
-}
-
 /* ------------------------------------------------------------------------- it is given back */
+
+/* The client in hand, and what is known of the work of a context. */
+struct giving {
+    struct copies *x;
+    struct ended *of;
+    const void *context; /* NULL: of none is anything known */
+    enum ibx_work work;
+    uint64_t whose; /* in the way */
+};
 
 static bool waits(enum ibx_handle_kind kind)
 {
@@ -177,18 +83,38 @@ static bool waits(enum ibx_handle_kind kind)
            kind == IBX_HANDLE_MADE_POOL;
 }
 
-/* The driver clears what a process has had before another one gets it. In a stream of its own,
- * which waits for nothing, nor is waited for by what others capture. */
-static void clear(struct copies *x, const struct ibx_taken *taken, size_t count)
+/* Whether it can be given back beside work of others. */
+static bool goes_beside(enum ibx_handle_kind kind)
+{
+    return kind != IBX_HANDLE_ARRAY && kind != IBX_HANDLE_MIPMAP &&
+           (kind != IBX_HANDLE_MEMORY || ibx_copies_runtime("cudaFreeAsync"));
+}
+
+/* A stream of its own, which waits for nothing, nor is waited for by what others capture. */
+static void *begin_stream(void)
 {
     int (*make)(void **stream, unsigned flags) = NULL;
-    int (*set)(void *address, int value, size_t n, void *stream) = NULL;
-    int (*destroy)(void *stream) = NULL;
     void *stream = NULL;
     *(void **)&make = ibx_copies_runtime("cudaStreamCreateWithFlags");
-    *(void **)&set = ibx_copies_runtime("cudaMemsetAsync");
+    return make && !make(&stream, STREAM_NON_BLOCKING) ? stream : NULL;
+}
+
+static void end_stream(const struct ibx_cuda *cuda, void *stream)
+{
+    int (*destroy)(void *of) = NULL;
     *(void **)&destroy = ibx_copies_runtime("cudaStreamDestroy");
-    if (!make || !set || !destroy || make(&stream, STREAM_NON_BLOCKING))
+    cuda->stream_synchronize(stream);
+    if (destroy)
+        destroy(stream);
+}
+
+/* The driver clears what a process has had before another one gets it. */
+static void clear(const struct copies *x, const struct ibx_taken *taken, size_t count)
+{
+    int (*set)(void *address, int value, size_t n, void *of) = NULL;
+    *(void **)&set = ibx_copies_runtime("cudaMemsetAsync");
+    void *stream = set ? begin_stream() : NULL;
+    if (!stream)
         return;
     for (size_t i = 0; i < count; i++) {
         uint64_t base = 0;
@@ -196,50 +122,92 @@ static void clear(struct copies *x, const struct ibx_taken *taken, size_t count)
         if (!x->cuda->mem_get_address_range(&base, &n, taken[i].value) && base == taken[i].value)
             set((void *)(uintptr_t)base, 0, n, stream);
     }
-    x->cuda->stream_synchronize(stream);
-    destroy(stream);
+    end_stream(x->cuda, stream);
 }
 
-/* Memory that was cleared, which took a while, is given back at a moment of its own: what others
- * have begun since may wait for calls that cudaFree keeps out. False: it is gone with the context,
- * or that is broken. */
-static bool wait_again(struct copies *x, uint64_t client, const void *context)
+/* Memory of cudaMalloc's, too. How many could not be; these are the first ones of the list then. */
+static size_t free_beside(const struct copies *x, struct ibx_taken *taken, size_t count)
 {
-    do {
-        if (!wait_for_work(x, client, context))
-            return false;
-    } while (!ibx_clients_give_begin());
-    if (!ibx_left_work_lost())
-        return true;
-    ibx_clients_give_end();
-    return false;
-}
-
-/* When it began to give back. */
-static uint64_t give(struct copies *x, uint64_t client, enum ibx_handle_kind kind,
-                     const void *context)
-{
-    struct ibx_taken taken[SLICE_MOST];
-    const bool waiting = waits(kind);
-    if (!ibx_clients_give_begin())
-        return ibx_now_ns();
-    ibx_left_work_watch(context);
-    const size_t count =
-        ibx_handles_take_some(client, kind, context, taken, waiting ? SLICE : SLICE_MOST);
-    if (kind == IBX_HANDLE_MEMORY && count) {
-        clear(x, taken, count);
-        ibx_clients_give_end();
-        if (!wait_again(x, client, context))
-            return ibx_now_ns();
+    uint64_t numbers[SLICE_MOST], freed[SLICE_MOST];
+    size_t left = 0, done = 0;
+    void *stream = begin_stream();
+    if (!stream)
+        return count;
+    for (size_t i = 0; i < count; i++) {
+        numbers[done] = ibx_owners_number(taken[i].value);
+        freed[done] = taken[i].value;
+        if (ibx_own_free_async(taken[i].value, stream))
+            done++;
+        else
+            taken[left++] = taken[i];
     }
-    const uint64_t began = ibx_now_ns();
+    end_stream(x->cuda, stream);
+    for (size_t i = 0; i < done; i++)
+        ibx_extra_disown(freed[i], numbers[i]);
+    return left;
+}
+
+/* They are given back when all work has ended. */
+static void keep_rest(struct ended *of, const struct ibx_taken *taken, size_t count)
+{
+    struct ibx_taken *more =
+        count ? realloc(of->rest, (of->rest_count + count) * sizeof(*more)) : NULL;
+    if (!more)
+        return;
+    memcpy(more + of->rest_count, taken, count * sizeof(*more));
+    of->rest = more;
+    of->rest_count += count;
+}
+
+static void give_plainly(struct copies *x, const struct ibx_taken *taken, size_t count,
+                         bool waiting)
+{
     if (waiting)
         ibx_frees_begin(x, 0);
     ibx_own_give_back(x, taken, count);
     if (waiting)
         ibx_frees_end();
+}
+
+/* Memory that was cleared, which took a while, is given back at a moment of its own: what others
+ * have begun since may wait for calls that cudaFree keeps out. Not so if it is gone with the
+ * context, or that is broken. */
+static void give_memory(struct giving *g, const void *context, struct ibx_taken *taken,
+                        size_t count)
+{
+    clear(g->x, taken, count);
     ibx_clients_give_end();
-    things += count;
+    do {
+        if (g->work == IBX_WORK_OVER)
+            g->work = ibx_work_wait(g->x, g->of->client, context, WORK_MS, &g->whose);
+        if (g->work == IBX_WORK_LOST)
+            return;
+    } while (!ibx_clients_give_begin());
+    if (!ibx_left_work_lost() && g->work == IBX_WORK_OVER)
+        give_plainly(g->x, taken, count, true);
+    else if (!ibx_left_work_lost())
+        keep_rest(g->of, taken, free_beside(g->x, taken, count));
+    ibx_clients_give_end();
+}
+
+/* When it began to give back. */
+static uint64_t give(struct giving *g, enum ibx_handle_kind kind, const void *context)
+{
+    struct ibx_taken taken[SLICE_MOST];
+    const bool plainly = g->work == IBX_WORK_OVER;
+    if (!ibx_clients_give_begin())
+        return ibx_now_ns();
+    ibx_left_work_watch(context);
+    const size_t count = ibx_handles_take_some(g->of->client, kind, context, taken,
+                                               waits(kind) && plainly ? SLICE : SLICE_MOST);
+    const uint64_t began = ibx_now_ns();
+    if (kind == IBX_HANDLE_MEMORY && count) {
+        give_memory(g, context, taken, count);
+    } else {
+        give_plainly(g->x, taken, count, waits(kind) && plainly);
+        ibx_clients_give_end();
+    }
+    g->of->things += count;
     pthread_mutex_lock(&lock);
     given++;
     pthread_cond_broadcast(&changed);
@@ -250,78 +218,204 @@ static uint64_t give(struct copies *x, uint64_t client, enum ibx_handle_kind kin
 static void rest(uint64_t began)
 {
     uint64_t ns = REST_TIMES * (ibx_now_ns() - began);
-    ns = ns < NAP_LEAST_NS ? NAP_LEAST_NS : ns < REST_MOST_NS ? ns : REST_MOST_NS;
+    ns = ns < REST_LEAST_NS ? REST_LEAST_NS : ns < REST_MOST_NS ? ns : REST_MOST_NS;
     if (ibx_clients_any() && !atomic_load(&hurried))
-        nap(&ns);
+        ibx_nap(&ns);
 }
 
-/* In its context. False: that is broken, or gone, with all that is in it. */
-static bool give_there(struct copies *x, uint64_t client, enum ibx_handle_kind kind,
-                       const void *context, bool quiet)
+/* In that context. What is known of its work is known for things that do not wait, and for a client
+ * that others are in the way of: its own has ended then. */
+static void learn(struct giving *g, bool waiting, const void *context)
+{
+    const bool known = context && context == g->context &&
+                       (g->work == IBX_WORK_OF_OTHERS || (g->work == IBX_WORK_OVER && !waiting));
+    if (known)
+        return;
+    g->work = ibx_work_wait(g->x, g->of->client, context, g->of->told ? 0 : WORK_MS, &g->whose);
+    g->context = context;
+}
+
+/* False: that of the kind is not given back now. */
+static bool give_there(struct giving *g, enum ibx_handle_kind kind, const void *context)
 {
     void *popped = NULL;
-    if (context && x->cuda->ctx_push_current((void *)(uintptr_t)context))
+    if (context && g->x->cuda->ctx_push_current((void *)(uintptr_t)context)) {
+        g->work = IBX_WORK_LOST;
         return false;
-    const int mode = ibx_cuda_capture_relax(x->cuda);
-    const bool can = quiet || wait_for_work(x, client, context);
-    const uint64_t began = can ? give(x, client, kind, context) : 0;
-    ibx_cuda_capture_restore(x->cuda, mode);
+    }
+    const int mode = ibx_cuda_capture_relax(g->x->cuda);
+    learn(g, waits(kind), context);
+    const bool can =
+        g->work == IBX_WORK_OVER || (g->work == IBX_WORK_OF_OTHERS && goes_beside(kind));
+    const uint64_t began = can ? give(g, kind, context) : 0;
+    ibx_cuda_capture_restore(g->x->cuda, mode);
     if (context)
-        x->cuda->ctx_pop_current(&popped);
+        g->x->cuda->ctx_pop_current(&popped);
     if (can)
         rest(began);
     return can;
 }
 
-static bool give_kinds(struct copies *x, uint64_t client)
+/* What had to wait for all work. */
+static void give_rest(struct giving *g)
 {
-    const void *context = NULL, *quiet = NULL; /* where all its work has ended */
-    enum ibx_handle_kind kind;
-    for (unsigned i = 0; ibx_own_kind(i, &kind); i++) {
-        while (ibx_handles_first(client, kind, &context)) {
-            if (!give_there(x, client, kind, context, context && context == quiet && !waits(kind)))
-                return false;
-            quiet = context;
-        }
+    struct ended *of = g->of;
+    void *popped = NULL;
+    if (!of->rest_count)
+        return;
+    void *context = (void *)(uintptr_t)of->rest[0].context;
+    size_t n = 0; /* those of one context are one behind the other */
+    while (n < of->rest_count && of->rest[n].context == context)
+        n++;
+    if (context && g->x->cuda->ctx_push_current(context)) {
+        of->rest_count = 0;
+        return;
     }
-    return true;
+    g->work = ibx_work_wait(g->x, of->client, context, of->told ? 0 : WORK_MS, &g->whose);
+    if (g->work == IBX_WORK_OVER && ibx_clients_give_begin()) {
+        give_plainly(g->x, of->rest, n, true);
+        ibx_clients_give_end();
+        of->rest_count -= n;
+        memmove(of->rest, of->rest + n, of->rest_count * sizeof(*of->rest));
+    }
+    if (context)
+        g->x->cuda->ctx_pop_current(&popped);
+    if (g->work == IBX_WORK_LOST)
+        of->rest_count = 0;
 }
 
-static void give_back(struct copies *x, uint64_t client)
+/* False: something of it is to be given back later. */
+static bool give_kinds(struct giving *g)
 {
-    const uint64_t began = ibx_now_ns(), deadline = ibx_deadline_in_ms(HELD_MS);
-    uint64_t ns = NAP_LEAST_NS;
-    things = 0;
+    const void *context = NULL;
+    enum ibx_handle_kind kind;
+    bool all = true;
+    give_rest(g);
+    for (unsigned i = 0; ibx_own_kind(i, &kind); i++) {
+        while (ibx_handles_first(g->of->client, kind, &context)) {
+            if (give_there(g, kind, context))
+                continue;
+            if (g->work != IBX_WORK_OF_OTHERS)
+                return g->work == IBX_WORK_LOST;
+            all = false;
+            break;
+        }
+    }
+    return all && !g->of->rest_count;
+}
+
+/* -------------------------------------------------------------------------- what is in the way */
+
+/* Likewise of one in the queue. */
+static struct ibx_client_name name_of(uint64_t client)
+{
+    struct ibx_client_name name = {"a client"};
+    pthread_mutex_lock(&lock);
+    const struct ended *e = queue;
+    while (e && e->client != client)
+        e = e->next;
+    if (e)
+        name = e->name;
+    pthread_mutex_unlock(&lock);
+    if (!e)
+        ibx_clients_name(client, &name);
+    return name;
+}
+
+/* Once of each client. Nobody with no memory waits for it from now on. */
+static void tell(const struct giving *g)
+{
+    const struct ibx_client_name other = name_of(g->whose);
+    g->of->told = true;
+    atomic_fetch_sub(&pending, 1);
+    if (g->work == IBX_WORK_OF_OTHERS)
+        ibx_log(IBX_LOG_WARN,
+                "%s has ended; not all that it had in GPU memory can be given back while work of "
+                "%s does not end, which CUDA waits for then",
+                g->of->name.text, other.text);
+    else if (g->whose)
+        ibx_log(IBX_LOG_WARN,
+                "%s has ended, and its work on the GPU has not for %u s: what it had there stays "
+                "until that ends, or this back end does",
+                g->of->name.text, TOLD_MS / 1000);
+    else
+        ibx_log(IBX_LOG_WARN,
+                "%s has ended; what it had in GPU memory stays, since the default stream, which "
+                "all clients share, has not ended its work for %u s",
+                g->of->name.text, TOLD_MS / 1000);
+}
+
+/* False: not all of it was. */
+static bool give_back(struct copies *x, struct ended *of)
+{
+    struct giving g = {.x = x, .of = of};
+    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    uint64_t ns = 0;
+    bool done;
     if (!ibx_copies_have_cuda(x))
-        return;
-    while (give_kinds(x, client) && ibx_handles_held(client) && ibx_now_ns() < deadline)
-        nap(&ns);
-    ibx_log(IBX_LOG_INFO,
-            "%zu allocations, streams and the like of a client whose process has ended were given "
-            "back in %llu ms",
-            things, (unsigned long long)((ibx_now_ns() - began) / IBX_NS_PER_MS));
+        return true;
+    of->began = of->began ? of->began : ibx_now_ns();
+    while ((done = give_kinds(&g)) && g.work != IBX_WORK_LOST && ibx_handles_held(of->client) &&
+           ibx_now_ns() < deadline)
+        ibx_nap(&ns);
+    const uint64_t ms = (ibx_now_ns() - of->began) / IBX_NS_PER_MS;
+    if (!done && !of->told && ms >= TOLD_MS)
+        tell(&g);
+    if (done)
+        ibx_log(IBX_LOG_INFO,
+                "%zu allocations, streams and the like of a client whose process has ended were "
+                "given back in %llu ms",
+                of->things, (unsigned long long)ms);
+    return done;
 }
 
 /* ---------------------------------------------------------------------------------- the thread */
 
-/* The next one that is to be given back. */
+/* Locked. The first one that nothing is in the way of, or else the first one; NULL: there is none.
+ */
+static struct ended *first_of_queue(void)
+{
+    struct ended *e = queue;
+    while (e && e->told)
+        e = e->next;
+    return e ? e : queue;
+}
+
+/* The next one that is to be given back. Meanwhile processes end. */
 static struct ended *next(void)
 {
     for (;;) {
         struct epoll_event event = {0};
         uint64_t unused;
         pthread_mutex_lock(&lock);
-        struct ended *first = queue;
+        struct ended *first = first_of_queue();
+        const int wait_ms = !first ? -1 : first->told ? STUCK_MS : 0;
         pthread_mutex_unlock(&lock);
-        if (first)
-            return first;
-        if (epoll_wait(processes, &event, 1, -1) != 1)
-            continue;
-        if (event.data.u64)
+        if (epoll_wait(processes, &event, 1, wait_ms) != 1) {
+            if (first)
+                return first;
+        } else if (event.data.u64) {
             ibx_clients_ended(event.data.u64);
-        else if (read(wake, &unused, sizeof(unused)) < 0)
+        } else if (read(wake, &unused, sizeof(unused)) < 0) {
             continue;
+        }
     }
+}
+
+/* Locked. Takes it out of the queue, and appends it again if it is not done. */
+static void move_on(struct ended *e, bool done)
+{
+    struct ended **at = &queue;
+    while (*at != e)
+        at = &(*at)->next;
+    *at = e->next;
+    e->next = NULL;
+    for (at = &queue; *at && !done;)
+        at = &(*at)->next;
+    if (!done)
+        *at = e;
+    else if (!e->told)
+        atomic_fetch_sub(&pending, 1);
 }
 
 static void *run(void *unused)
@@ -333,15 +427,17 @@ static void *run(void *unused)
                           .chosen_for = -1};
     (void)unused;
     for (;;) {
-        struct ended *first = next();
-        give_back(&own, first->client);
+        struct ended *e = next();
+        const bool done = give_back(&own, e);
         pthread_mutex_lock(&lock);
-        queue = first->next;
-        atomic_fetch_sub(&pending, 1);
-        given++;
+        move_on(e, done);
+        given += done;
         pthread_cond_broadcast(&changed);
         pthread_mutex_unlock(&lock);
-        free(first);
+        if (done) {
+            free(e->rest);
+            free(e);
+        }
     }
     return NULL;
 }
@@ -397,7 +493,7 @@ static bool begin(void)
     return false;
 }
 
-void ibx_client_ends_add(uint64_t client)
+void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name)
 {
     struct ended *made = malloc(sizeof(*made)), **at = &queue;
     const uint64_t one = 1;
@@ -407,7 +503,7 @@ void ibx_client_ends_add(uint64_t client)
         free(made);
         return;
     }
-    *made = (struct ended){.client = client};
+    *made = (struct ended){.client = client, .name = *name};
     while (*at)
         at = &(*at)->next;
     *at = made;
@@ -435,7 +531,7 @@ bool ibx_client_ends_wait(void)
     atomic_fetch_add(&hurried, 1);
     pthread_mutex_lock(&lock);
     const uint64_t before = given;
-    while (queue && given == before && !rc)
+    while (atomic_load(&pending) && given == before && !rc)
         rc = pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
     const bool more = given != before;
     pthread_mutex_unlock(&lock);

@@ -94,6 +94,34 @@ static struct ibx_client *find_number(uint64_t number)
     return c;
 }
 
+/* Locked. */
+static struct ibx_client_name name_of(const struct ibx_client *c)
+{
+    struct ibx_client_name name = {"a client"};
+    const char *tenant = c->tenant ? ibx_tenant_name(c->tenant) : "";
+    if (c->process)
+        snprintf(name.text, sizeof(name.text), "process %u%s%s%s%s%s", c->process,
+                 *c->host ? " of " : "", c->host, *tenant ? " (tenant \"" : "", tenant,
+                 *tenant ? "\")" : "");
+    return name;
+}
+
+void ibx_clients_name(uint64_t number, struct ibx_client_name *name)
+{
+    pthread_mutex_lock(&lock);
+    const struct ibx_client *c = find_number(number);
+    if (c)
+        *name = name_of(c);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Locked. */
+static void ends(const struct ibx_client *c)
+{
+    const struct ibx_client_name name = name_of(c);
+    ibx_client_ends_add(c->number, &name);
+}
+
 static void forget(struct ibx_client *gone)
 {
     drop(gone);
@@ -124,7 +152,7 @@ static void limit_away(const struct ibx_tenant *tenant)
     }
     if (away <= away_most())
         return;
-    ibx_client_ends_add(first->number);
+    ends(first);
     ibx_functions_ended(first->number);
     forget(first);
 }
@@ -146,7 +174,7 @@ static void settle(uint64_t number, bool left, struct leftovers has)
         forget(c);
     } else if (has_ended(c) || (c->process_fd < 0 && !left)) {
         if (has.handles)
-            ibx_client_ends_add(number);
+            ends(c);
         ibx_functions_ended(number);
         forget(c);
     } else {

@@ -143,20 +143,45 @@ bool ibx_clients_is_process(const struct copies *x);
 bool ibx_clients_reset(struct copies *x);
 void ibx_clients_reset_over(const struct copies *x);
 
+/* What a line of the log calls it: "a client" if it is not known. */
+struct ibx_client_name {
+    char text[192];
+};
+void ibx_clients_name(uint64_t number, struct ibx_client_name *name);
+
 /* client_ends.c */
 
 /* The client's process has ended: what it has made is given back, a little later. */
-void ibx_client_ends_add(uint64_t client);
+void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name);
 /* ibx_clients_ended() is called when that is readable, once at most. */
 void ibx_client_ends_watch(int process_fd, uint64_t client);
 /* For whom there is no memory: whether more has been given back, for which it waits. */
 bool ibx_client_ends_wait(void);
+
+/* moments.c */
+
+/* What has become of a context's work. */
+enum ibx_work {
+    IBX_WORK_OVER,
+    IBX_WORK_OF_OTHERS, /* the client's own is over */
+    IBX_WORK_OWN,       /* it may be the client's, or somebody captures */
+    IBX_WORK_LOST       /* the context is broken */
+};
+/* Waits, in the context and in relaxed capture mode, until all work has ended that was there when
+ * none of the client's own was any more: so long for that, and as long for the rest. If it has not,
+ * *whose is a client whose work it is; 0: not known. */
+enum ibx_work ibx_work_wait(struct copies *x, uint64_t client, const void *context, unsigned ms,
+                            uint64_t *whose);
+/* Sleeps, each time twice as long; 0: it begins. */
+void ibx_nap(uint64_t *ns);
 
 /* left_work.c */
 
 /* A session's thread ends, of that client: what it has under way in CUDA's stream for it is known
  * from now on, until it is over. */
 void ibx_left_work_keep(struct copies *x, uint64_t client);
+/* Likewise what is under way in a stream that is about to be destroyed. */
+void ibx_left_work_of_stream(struct copies *x, uint64_t stream);
 /* Whether anything of that is under way: the client's; or of what ibx_left_work_so_far() meant. */
 bool ibx_left_work_any(const struct ibx_cuda *cuda, uint64_t client, uint64_t so_far);
 uint64_t ibx_left_work_so_far(void);
@@ -179,6 +204,8 @@ void ibx_made_answered(struct copies *x);
 bool ibx_own_reset(struct copies *x, int *code);
 /* The i-th kind of what is given back one by one, in that order; false: there are not so many. */
 bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind);
+/* Memory, in the current context: it goes when the stream gets there. False: it cannot go so. */
+bool ibx_own_free_async(uint64_t memory, void *stream);
 /* Gives back what was taken, in the current context. */
 void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t count);
 /* Gives back the graphs of a client that is no more. */

@@ -671,7 +671,7 @@ void ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t val
         h->heir_of = 0;
     pthread_mutex_unlock(&lock);
     if (nobody)
-        ibx_client_ends_add(nobody);
+        ibx_client_ends_add(nobody, &(struct ibx_client_name){"a client"});
 }
 
 /* What goes with another one, or is nobody's, is not given back by itself. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Work in streams that CUDA has for each thread. No handle leads to them, and a session's is gone
- * with its thread; the work goes on. So an event is put behind it as the thread ends, which tells
- * client_ends.c when it is over. Of a client that leaves behind work after work some events have
- * moved on, each behind all that came before it.
+ * Work in streams that CUDA has for each thread, and in those that were destroyed. No handle leads
+ * to the former, and a session's is gone with its thread; the work goes on. So an event is put
+ * behind it as the thread ends, or before the stream is destroyed, which tells client_ends.c when
+ * it is over. Of a client that leaves behind work after work some events have moved on, each behind
+ * all that came before it.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -119,16 +120,15 @@ static void keep(const struct ibx_cuda *cuda, const struct left *like)
 }
 
 /* In the thread's context. */
-static void keep_work(const struct ibx_cuda *cuda, uint64_t client)
+static void keep_work(const struct ibx_cuda *cuda, uint64_t client, void *stream)
 {
     struct left l = {.client = client};
-    void *const own = IBX_CUDA_STREAM_PER_THREAD;
     int capturing = 0;
-    if (cuda->stream_is_capturing(own, &capturing) || capturing ||
-        cuda->stream_query(own) != IBX_CUDA_NOT_READY || cuda->ctx_get_current(&l.context) ||
-        join(cuda, &l, own) || cuda->event_create(&l.event, IBX_CUDA_EVENT_DISABLE_TIMING))
+    if (cuda->stream_is_capturing(stream, &capturing) || capturing ||
+        cuda->stream_query(stream) != IBX_CUDA_NOT_READY || cuda->ctx_get_current(&l.context) ||
+        join(cuda, &l, stream) || cuda->event_create(&l.event, IBX_CUDA_EVENT_DISABLE_TIMING))
         return;
-    if (cuda->event_record(l.event, own))
+    if (cuda->event_record(l.event, stream))
         cuda->event_destroy(l.event);
     else
         keep(cuda, &l);
@@ -142,7 +142,7 @@ static void keep_work_of_device(const struct ibx_cuda *cuda, uint64_t client, in
     if (cuda->device_primary_ctx_retain(&context, device))
         return;
     if (context != asked && !cuda->ctx_push_current(context)) {
-        keep_work(cuda, client);
+        keep_work(cuda, client, IBX_CUDA_STREAM_PER_THREAD);
         cuda->ctx_pop_current(&popped);
     }
     cuda->device_primary_ctx_release(device);
@@ -154,7 +154,7 @@ static void keep_all_work(const struct ibx_cuda *cuda, uint64_t client)
     unsigned flags;
     int active = 0;
     if (!cuda->ctx_get_current(&context) && context)
-        keep_work(cuda, client);
+        keep_work(cuda, client, IBX_CUDA_STREAM_PER_THREAD);
     if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
         !cuda->device_primary_ctx_release)
         return;
@@ -170,6 +170,18 @@ void ibx_left_work_keep(struct copies *x, uint64_t client)
         return;
     const int mode = ibx_cuda_capture_relax(x->cuda);
     keep_all_work(x->cuda, client);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    ibx_clients_give_end();
+}
+
+void ibx_left_work_of_stream(struct copies *x, uint64_t stream)
+{
+    const uint64_t client = ibx_clients_number(x);
+    if (!client || !ibx_copies_have_cuda(x) || !ibx_handles_has(x, IBX_HANDLE_STREAM, stream) ||
+        !ibx_clients_give_begin())
+        return;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    keep_work(x->cuda, client, (void *)(uintptr_t)stream);
     ibx_cuda_capture_restore(x->cuda, mode);
     ibx_clients_give_end();
 }

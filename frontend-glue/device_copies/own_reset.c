@@ -79,8 +79,12 @@ bool ibx_made_room(const struct copies *x)
 void ibx_made_run(struct copies *x)
 {
     struct ibx_reader r = ibx_reader_of(x->requests.first, sizeof(x->requests.first));
-    if (x->handler.made == MADE_ENDS && x->requests.length >= sizeof(x->requests.first))
-        ibx_handles_remove(x, x->handler.made_kind, ibx_get_u64(&r));
+    if (x->handler.made != MADE_ENDS || x->requests.length < sizeof(x->requests.first))
+        return;
+    const uint64_t value = ibx_get_u64(&r);
+    if (x->handler.made_kind == IBX_HANDLE_STREAM)
+        ibx_left_work_of_stream(x, value);
+    ibx_handles_remove(x, x->handler.made_kind, value);
 }
 
 void ibx_made_answered(struct copies *x)
@@ -123,6 +127,20 @@ static void give_back(struct copies *x, const struct ibx_taken *taken, const cha
         ibx_frees_exec(x, pointer_to(taken->value));
     ibx_extra_undo(function, taken->value);
     ibx_extra_disown(taken->value, number);
+}
+
+bool ibx_own_free_async(uint64_t memory, void *stream)
+{
+    int (*give)(void *address, void *of) = NULL;
+    int (*forget)(void) = NULL;
+    *(void **)&give = ibx_copies_runtime("cudaFreeAsync");
+    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
+    ibx_ipc_gone(memory);
+    if (give && !give(pointer_to(memory), stream))
+        return true;
+    if (forget)
+        forget();
+    return false;
 }
 
 bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind)

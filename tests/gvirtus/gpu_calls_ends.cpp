@@ -306,6 +306,94 @@ bool endless_work(unsigned flags)
     return becomes_true([&] { return Left(gpu).allocations == before.allocations; });
 }
 
+// A client with work that does not end, which is killed, or goes on until somebody writes to it.
+struct Endless {
+    int begun[2] = {-1, -1}, ends[2] = {-1, -1};
+    std::uint64_t stream = 0;
+    pid_t pid = 0;
+
+    bool begin(const Gpu &gpu, bool killed, bool destroyed)
+    {
+        REQUIRE(!pipe(begun) && !pipe(ends));
+        pid = leaves(gpu, false, killed ? End::killed : End::exits, [=](Remote &own) {
+            char byte;
+            own.get_last_error();
+            own.set_device(0);
+            const std::uint64_t memory = own.malloc(some), from = own.malloc(some),
+                                made = own.stream_create(1);
+            own.hold_stream(made);
+            const bool works = own.call("cudaLaunchKernel", kernel(IBX_DOUBLE_KERNEL, 32, made,
+                                                                   memory, from, some)) == 0 &&
+                               (!destroyed || own.call("cudaStreamDestroy", Body().u64(made)) == 0);
+            return works && write(begun[1], &made, sizeof(made)) == sizeof(made) &&
+                   (killed || read(ends[0], &byte, 1) == 1);
+        });
+        REQUIRE(read(begun[0], &stream, sizeof(stream)) == sizeof(stream));
+        return !killed || result_of(pid) == 128 + SIGKILL;
+    }
+    bool end(bool killed) const
+    {
+        return killed || (write(ends[1], "", 1) == 1 && !result_of(pid));
+    }
+    ~Endless()
+    {
+        for (int fd : {begun[0], begun[1], ends[0], ends[1]})
+            close(fd);
+    }
+};
+
+// Beside that another one is killed: what it had is given back, but for its array, as CUDA waits
+// for all work before it gives such a one back. A line says so, and why; one also of the other.
+bool ends_beside_endless(bool killed)
+{
+    Said said;
+    Gpu gpu(std::string(resume) + "rdma.log : warn\n");
+    Endless endless;
+    const Left before(gpu);
+    REQUIRE(endless.begin(gpu, killed, false));
+    const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) {
+        own.get_last_error();
+        own.set_device(0);
+        const Body array = number(IBX_EXTRA_MALLOC_ARRAY).i32(32).i32(0).i32(0).i32(0).i32(0);
+        for (unsigned i = 0; i < 12; i++)
+            REQUIRE(own.malloc(some) && own.stream_create(i % 2));
+        return own.call("cudaEventCreate", Body()) == 0 &&
+               own.address("ibxRuntime", Body(array).u64(16).u64(4).u64(0).i32(0)) != 0;
+    });
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    REQUIRE(becomes_true([&] {
+        const Left now(gpu);
+        return now.allocations == before.allocations + 3 && now.streams == before.streams + 1 &&
+               now.events == before.events;
+    }));
+    const std::string other = "process " + std::to_string(endless.pid);
+    REQUIRE(becomes_true([&] {
+        return said.has("process " + std::to_string(pid) + " has ended; not all that it had") &&
+               said.has("while work of " + other + " does not end");
+    }));
+    REQUIRE(!killed || becomes_true([&] { return said.has(other + " has ended, and its work"); }));
+    gpu.remote.hold_stream(0);
+    return HOLDS(endless.end(killed) && is_as_before(gpu, before));
+}
+
+// Work goes on in a stream that was destroyed: nothing that it uses is given back. The test's
+// handler leaves the stream itself as it is.
+bool endless_in_destroyed_stream()
+{
+    Gpu gpu(resume);
+    Endless endless;
+    const Left before(gpu);
+    REQUIRE(endless.begin(gpu, true, true));
+    const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) { return own.malloc(some); });
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    REQUIRE(becomes_true([&] { return Left(gpu).allocations == before.allocations + 2; }));
+    gpu.remote.hold_stream(0);
+    return becomes_true([&] {
+        const Left now(gpu);
+        return now.allocations == before.allocations && now.events == before.events;
+    });
+}
+
 // The same in the stream that CUDA has for each thread, of which there is no handle and which is
 // gone with the thread, with memory of a pool, which is given back without a wait.
 bool endless_work_of_thread()
@@ -442,6 +530,10 @@ void check_calls_ends()
     check("a client that is killed beside its endless work", [] { return endless_work(1); });
     check("... in a blocking stream", [] { return endless_work(0); });
     check("... in the stream of a thread", endless_work_of_thread);
+    check("a client that is killed beside another one's endless work",
+          [] { return ends_beside_endless(false); });
+    check("... of one that was killed, too", [] { return ends_beside_endless(true); });
+    check("endless work in a stream that was destroyed", endless_in_destroyed_stream);
     check("a client that is killed while it captures many streams", many_captures);
     check("memory of a graph of a killed client", memory_of_a_graph);
     check("memory of a killed client that another one uses",

@@ -41,10 +41,6 @@ class Remote : public FrontEnd
     {
         return value("cuStreamCreate", Body().u64(together));
     }
-    int bare_stream_destroy(std::uint64_t stream)
-    {
-        return call("cuStreamDestroy", Body().u64(stream));
-    }
     std::uint64_t event_create() { return value("cudaEventCreate", Body()); }
     int stream_synchronize(std::uint64_t on)
     {

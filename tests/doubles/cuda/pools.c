@@ -84,8 +84,12 @@ EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *s
 
 EXPORT int cudaFreeAsync(void *address, void *stream)
 {
-    (void)stream; /* it waits for all */
-    set_pool(address, NULL);
+    int (*wait)(void *of) = NULL;
+    static uint8_t no_pool; /* whose memory cudaFree does not wait for */
+    *(void **)&wait = driver_function("cuStreamSynchronize");
+    const int rc = wait(stream ? stream : (void *)1);
+    if (rc || set_pool(address, &no_pool))
+        return returns(rc ? rc : 1);
     return cudaFree(address);
 }
 

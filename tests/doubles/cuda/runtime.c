@@ -126,6 +126,11 @@ EXPORT int cudaEventDestroy(void *event)
     return with("cuEventDestroy_v2", event, NULL);
 }
 
+EXPORT int cudaStreamCreateWithFlags(void **stream, unsigned flags)
+{
+    return with("cuStreamCreate", stream, (void *)(uintptr_t)flags);
+}
+
 EXPORT int cudaStreamDestroy(void *stream)
 {
     return with("cuStreamDestroy_v2", stream, NULL);
