@@ -554,8 +554,12 @@ struct ibx_host_work {
 /* `enqueue` is the runtime's cudaLaunchHostFunc, or cudaStreamAddCallback. */
 int ibx_host_work_add(struct copies *x, const struct ibx_host_work *work, void *enqueue);
 /* A function that a graph calls, as often as it is launched: what CUDA is to call it by. The same
- * number is the same function. NULL: *rc says why not. */
+ * number is the same function. It is known until it has been released as often, which CUDA may do
+ * itself. NULL: *rc says why not. */
 void *ibx_host_work_repeat(struct copies *x, uint64_t queue, uint64_t number, int *rc);
+void ibx_host_work_release(void *repeated);
+/* Likewise until its queue's session ends. */
+void ibx_host_work_for_good(const void *repeated);
 void ibx_host_work_call(void *repeated);
 /* The same of one that copies n bytes between the client and a slot, which is held once more for
  * the graph, and said. */

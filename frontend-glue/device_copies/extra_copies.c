@@ -374,6 +374,34 @@ static int capture_copy(struct extra *e)
     return rc ? rc : go_on_behind(stream, &c, node);
 }
 
+/* ------------------------------------------------------------------------------- plain functions
+ */
+
+void ibx_extra_graph_calls(void *graph, void *repeated)
+{
+    int (*forget)(void) = NULL;
+    struct runtime r;
+    void *object = NULL;
+    const bool tells = graph && look_up(&r) &&
+                       !r.make_object(&object, repeated, ibx_host_work_release, 1, NO_SYNC);
+    if (tells && !r.retain(graph, object, 1, MOVES))
+        return;
+    ibx_host_work_for_good(repeated);
+    if (tells)
+        r.release_object(object, 1);
+    else
+        ibx_host_work_release(repeated);
+    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
+    if (forget)
+        forget(); /* it is no error of the client's */
+}
+
+void ibx_extra_capture_calls(void *stream, void *repeated)
+{
+    struct captured c = {.count = 0};
+    ibx_extra_graph_calls(get_captured(stream, &c) ? c.graph : NULL, repeated);
+}
+
 /* ---------------------------------------------------------------------------------- requests */
 
 const struct extra_call ibx_copy_extras[IBX_EXTRAS] = {

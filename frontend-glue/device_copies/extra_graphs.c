@@ -328,8 +328,15 @@ static int capture_function(struct extra *e)
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     void *repeated = ibx_host_work_repeat(e->x, queue, number, &rc);
-    FUNCTION(e, launch);
-    return rc ? rc : launch(stream, ibx_host_work_call, repeated);
+    if (rc)
+        return rc;
+    memcpy(&launch, &e->function, sizeof(launch));
+    rc = launch ? launch(stream, ibx_host_work_call, repeated) : CUDA_NOT_SUPPORTED;
+    if (rc)
+        ibx_host_work_release(repeated);
+    else
+        ibx_extra_capture_calls(stream, repeated);
+    return rc;
 }
 
 static int set_memory(struct extra *e)

@@ -49,8 +49,13 @@ bool ibx_extra_get_node(struct extra *e, void **exec, void **node);
  * not. To be freed. */
 void **ibx_extra_nodes_of(void *function, void *graph, size_t *count, int *rc);
 
-/* extra_copies.c: the number of the function of a node that copies between host and device; 0: it
- * is none. */
+/* extra_copies.c */
+
+/* The number of the function of a node that copies between host and device; 0: it is none. */
 uint64_t ibx_extra_copy_of_node(struct extra *e, void *node);
+/* A graph has a function of the client's from now on, or what is captured from a stream has
+ * (host_work.c). It is released when that has gone, with its copies and what was made of them. */
+void ibx_extra_graph_calls(void *graph, void *repeated);
+void ibx_extra_capture_calls(void *stream, void *repeated);
 
 #endif

@@ -174,7 +174,14 @@ static int add_host(struct extra *e)
     if (!there || !whole(e))
         return CUDA_INVALID_VALUE;
     host.argument = ibx_host_work_repeat(e->x, queue, number, &rc);
-    return rc ? rc : add_node(e, &p, &host);
+    if (rc)
+        return rc;
+    rc = add_node(e, &p, &host);
+    if (rc)
+        ibx_host_work_release(host.argument);
+    else
+        ibx_extra_graph_calls(p.graph, host.argument);
+    return rc;
 }
 
 static int add_empty(struct extra *e)

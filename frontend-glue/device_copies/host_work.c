@@ -5,7 +5,8 @@
  * client has called its own: so the order is CUDA's. A thread of the client's asks what is to be
  * called, over a connection of its own (IBX_EXTRA_WORK), and says what was.
  *
- * What a graph calls is called each time as a function of its own. One that copies between the
+ * What a graph calls is called each time as a function of its own. It is known as long as a graph
+ * has it, or what was made of one, which an object of CUDA's tells. One that copies between the
  * client and a slot (graph_slots.h) needs nothing of CUDA's for it: its id says so, also when its
  * queue is no more.
  *
@@ -70,7 +71,8 @@ struct function {
     struct ibx_state_machine state; /* enum function_state; the lock's */
     int status;                     /* of the stream, as a callback is told */
     struct ibx_host_copy copy;
-    unsigned users; /* that are about to give a graph the function of a copy */
+    unsigned users; /* that are about to give a graph the function, and graphs that have it */
+    bool for_good;  /* nobody tells when they have gone */
 };
 
 struct ibx_host_queue {
@@ -81,6 +83,7 @@ struct ibx_host_queue {
     struct function *repeated;
     unsigned holders; /* the session, and functions */
     bool ended;       /* the session has */
+    bool told;        /* that it is full */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -283,6 +286,13 @@ static struct ibx_host_queue *with_room(const struct copies *x, uint64_t id, uin
     *rc = !q || !number                ? CUDA_INVALID_VALUE
           : q->holders > FUNCTIONS_MAX ? CUDA_MEMORY_ALLOCATION
                                        : 0;
+    if (*rc == CUDA_MEMORY_ALLOCATION && !q->told)
+        ibx_log(IBX_LOG_WARN,
+                "a client gets no more functions that streams or graphs call: %u wait to be "
+                "called, or are in graphs that it has not destroyed",
+                FUNCTIONS_MAX);
+    if (*rc == CUDA_MEMORY_ALLOCATION)
+        q->told = true;
     return *rc ? NULL : q;
 }
 
@@ -355,7 +365,7 @@ static void *repeat(const struct copies *x, uint64_t id, uint64_t number, bool c
         f = enter_repeated(q, number, copies);
     void *made = f ? (void *)f->id : NULL;
     const bool good = made && ibx_host_work_is_copy(made) == copies;
-    if (good && copies)
+    if (good)
         f->users++;
     pthread_mutex_unlock(&lock);
     if (!made && !*rc)
@@ -384,13 +394,22 @@ static struct ibx_host_copy copy_of(const void *repeated, const struct ibx_host_
     return copy;
 }
 
-/* Behind repeat(): the graph has it, and holds its slot, or nothing has become of it. */
-static void is_given(const void *repeated)
+/* Behind repeat(): of a copy's the graph holds the slot then, or nothing has become of it. */
+void ibx_host_work_release(void *repeated)
 {
     pthread_mutex_lock(&lock);
     struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
-    if (f && !--f->users && !f->copy.slot)
+    if (f && !--f->users && !f->copy.slot && !f->for_good)
         forget_repeated(f);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_host_work_for_good(const void *repeated)
+{
+    pthread_mutex_lock(&lock);
+    struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
+    if (f)
+        f->for_good = true;
     pthread_mutex_unlock(&lock);
 }
 
@@ -416,7 +435,7 @@ void *ibx_host_work_copy(struct copies *x, uint64_t id, uint64_t number, struct 
         copy_of(made, copy);
     }
     pthread_mutex_unlock(&making);
-    is_given(made);
+    ibx_host_work_release(made);
     return *rc ? NULL : made;
 }
 

@@ -10,14 +10,15 @@
  * it, which makes the copy as any other while the graph waits, in a stream that waits for nothing
  * else, and in no order with other threads' calls, which may be waiting for the graph.
  *
- * The same copy is the same function. They are not given back: nobody tells when the last graph
- * that calls one has gone.
+ * The same copy is the same function. They are not given back here: nobody tells this process when
+ * the last graph that calls one has gone.
  */
 #include "frontend-glue/preload/internal.h"
 
 #include "common/log.h"
 
 #include <pthread.h>
+#include <search.h>
 #include <stdlib.h>
 
 #define DEVICES      64
@@ -27,17 +28,16 @@
 #define PIECE        ((size_t)1 << 19) /* bytes of a slot in one request, which a message may have */
 
 struct graph_copy {
-    struct graph_copy *next;
     struct ibx_cuda_memcpy3d parameters;
     int device;              /* that was current */
-    _Atomic uint64_t number; /* of the function that copies between the slot and this memory; 0:
-                                none yet */
+    _Atomic uint64_t number; /* of the function that copies between the slot and this memory, in
+                                the process that has asked for that; 0: none yet */
     atomic_uint called;      /* so often */
     uint8_t *taken;          /* its bytes, which the call has taken: behind functions only */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct graph_copy *copies;
+static void *copies; /* a tree */
 static struct streams {
     void *of[DEVICES];
     unsigned resets_seen;
@@ -65,8 +65,6 @@ static void in_child(void)
     behind_bytes = behind_count = 0;
     memset(&functions, 0, sizeof(functions));
     memset(&beside, 0, sizeof(beside));
-    for (struct graph_copy *copy = copies; copy; copy = copy->next)
-        copy->number = 0; /* there is no function of that number in this process */
     atomic_store(&slots, false);
     atomic_store(&failure, 0);
 }
@@ -305,19 +303,31 @@ bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *p)
     return from_host || to_host;
 }
 
+static int compare(const void *a, const void *b)
+{
+    const struct graph_copy *left = a, *right = b;
+    const int copies_differ =
+        memcmp(&left->parameters, &right->parameters, offsetof(struct ibx_cuda_memcpy3d, kind));
+    if (copies_differ)
+        return copies_differ;
+    return left->device != right->device ? left->device - right->device
+                                         : left->parameters.kind - right->parameters.kind;
+}
+
 static struct graph_copy *find_or_make(const struct ibx_cuda_memcpy3d *p, int device)
 {
+    const struct graph_copy wanted = {.parameters = *p, .device = device};
     pthread_mutex_lock(&lock);
-    struct graph_copy *copy = copies;
-    while (copy && (copy->device != device ||
-                    memcmp(&copy->parameters, p, offsetof(struct ibx_cuda_memcpy3d, kind)) != 0 ||
-                    copy->parameters.kind != p->kind))
-        copy = copy->next;
-    if (!copy && (copy = malloc(sizeof(*copy)))) {
-        *copy = (struct graph_copy){.next = copies, .parameters = *p, .device = device};
-        copies = copy;
+    struct graph_copy *const *found = tfind(&wanted, &copies, compare);
+    struct graph_copy *made = found ? NULL : malloc(sizeof(*made));
+    if (made) {
+        *made = wanted;
+        found = tsearch(made, &copies, compare);
     }
+    struct graph_copy *copy = found ? *found : NULL;
     pthread_mutex_unlock(&lock);
+    if (!copy)
+        free(made);
     return copy;
 }
 
@@ -373,13 +383,9 @@ bool ibx_frontend_slot_made(struct extra *e, void *out, size_t n, int *rc)
 
 bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *p)
 {
-    pthread_mutex_lock(&lock);
-    const struct graph_copy *copy = copies;
-    while (copy && copy->number != number)
-        copy = copy->next;
+    const struct graph_copy *copy = ibx_frontend_host_argument(number, exchange);
     if (copy)
         *p = copy->parameters;
-    pthread_mutex_unlock(&lock);
     return copy;
 }
 

@@ -19,6 +19,7 @@
 #include "common/thread.h"
 
 #include <pthread.h>
+#include <search.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <time.h>
@@ -68,7 +69,7 @@ static struct {
     uint64_t called;            /* one whose stream has not gone on yet; 0: none */
     const void *called_in;
     bool returned;             /* that function */
-    struct function *repeated; /* of graphs */
+    void *by_number, *by_call; /* trees of those of graphs */
 } server;
 static _Atomic unsigned outstanding;
 
@@ -91,13 +92,43 @@ static struct function *take(uint64_t number)
     return found;
 }
 
+static int compare_numbers(const void *a, const void *b)
+{
+    const struct function *left = a, *right = b;
+    return (left->number > right->number) - (left->number < right->number);
+}
+
+static int compare_calls(const void *a, const void *b)
+{
+    const struct function *left = a, *right = b;
+    const uintptr_t of_left = (uintptr_t)left->function, of_right = (uintptr_t)right->function;
+    const uintptr_t on_left = (uintptr_t)left->argument, on_right = (uintptr_t)right->argument;
+    return of_left != of_right ? (of_left > of_right) - (of_left < of_right)
+                               : (on_left > on_right) - (on_left < on_right);
+}
+
+/* Locked. NULL: there is none of that number. */
+static const struct function *find_repeated(uint64_t number)
+{
+    const struct function wanted = {.number = number};
+    struct function *const *found = tfind(&wanted, &server.by_number, compare_numbers);
+    return found ? *found : NULL;
+}
+
+void *ibx_frontend_host_argument(uint64_t number, void (*function)(void *argument))
+{
+    pthread_mutex_lock(&lock);
+    const struct function *f = find_repeated(number);
+    void *argument = f && f->function == function ? f->argument : NULL;
+    pthread_mutex_unlock(&lock);
+    return argument;
+}
+
 /* Locked. One of a graph's that is not outstanding: what the graph calls has changed since it was
  * launched. NULL: there is none, or no memory. */
 static struct function *take_repeated(uint64_t number)
 {
-    const struct function *f = server.repeated;
-    while (f && f->number != number)
-        f = f->next;
+    const struct function *f = find_repeated(number);
     struct function *made = f ? malloc(sizeof(*made)) : NULL;
     if (made)
         *made = *f;
@@ -444,7 +475,8 @@ static void at_exit(void)
 static void in_child(void)
 {
     server.state = SERVER_NONE;
-    server.functions = server.repeated = NULL;
+    server.functions = NULL;
+    server.by_number = server.by_call = NULL;
     server.called = 0;
     events = NULL;
     atomic_store(&outstanding, 0);
@@ -493,21 +525,30 @@ static void add(struct function *f)
 
 /* ------------------------------------------------------------------------------ of graphs */
 
+/* Locked. The one that is called so, perhaps a new one; NULL: no memory. */
+static const struct function *repeat(const struct function *wanted)
+{
+    struct function *const *found = tfind(wanted, &server.by_call, compare_calls);
+    struct function *made = found ? NULL : malloc(sizeof(*made));
+    if (!made)
+        return found ? *found : NULL;
+    *made = *wanted;
+    made->number = ++server.last_number;
+    if (tsearch(made, &server.by_number, compare_numbers)) {
+        if (tsearch(made, &server.by_call, compare_calls))
+            return made;
+        tdelete(made, &server.by_number, compare_numbers);
+    }
+    free(made);
+    return NULL;
+}
+
 uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argument,
                                     uint64_t *queue)
 {
+    const struct function wanted = {.function = function, .argument = argument};
     pthread_mutex_lock(&lock);
-    const bool serves = begin();
-    struct function *f = serves ? server.repeated : NULL;
-    while (f && (f->function != function || f->argument != argument))
-        f = f->next;
-    if (serves && !f && (f = malloc(sizeof(*f)))) {
-        *f = (struct function){.next = server.repeated,
-                               .number = ++server.last_number,
-                               .function = function,
-                               .argument = argument};
-        server.repeated = f;
-    }
+    const struct function *f = begin() ? repeat(&wanted) : NULL;
     *queue = server.queue;
     const uint64_t number = f ? f->number : 0;
     pthread_mutex_unlock(&lock);
@@ -517,10 +558,8 @@ uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argu
 /* Locked. False: there is no memory, or no such function. */
 static bool add_repeated(uint64_t number, void *stream, uint64_t launch)
 {
-    const struct function *f = server.repeated;
+    const struct function *f = find_repeated(number);
     struct function *made = malloc(sizeof(*made));
-    while (f && f->number != number)
-        f = f->next;
     if (!made || !f) {
         free(made);
         return false;

@@ -227,6 +227,8 @@ uint64_t ibx_frontend_host_enqueued(void);
  * the back end knows no functions. It is the same for the same two, and never given back. */
 uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argument,
                                     uint64_t *queue);
+/* The argument of that one; NULL: none with that function has that number. */
+void *ibx_frontend_host_argument(uint64_t number, void (*function)(void *argument));
 /* launch(exec, stream), by which these functions are outstanding. */
 int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream,
                              int (*launch)(void *exec, void *stream), void *exec);

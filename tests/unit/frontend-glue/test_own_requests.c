@@ -326,6 +326,44 @@ static void test_functions_come_and_go(void **state)
     ibx_host_work_end(&alice.x);
 }
 
+static int add_host_node(uint64_t graph, uint64_t queue, uint64_t number)
+{
+    uint8_t bytes[64];
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_NODE_HOST);
+    ibx_put_u64(&w, graph);
+    ibx_put_u16(&w, 0);
+    ibx_put_u64(&w, queue);
+    ibx_put_u64(&w, number);
+    return own_run(&alice, &w, NULL);
+}
+
+/* A function of the client's is known as long as a graph may call it, whose copies and what was
+ * made of them count; and of those that come and go there may be any number. */
+static void test_functions_go_with_graphs(void **state)
+{
+    uint64_t queue, graph, clone, exec;
+    (void)state;
+    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(add_host_node(graph, queue, 1), 0);
+    assert_int_equal(add_host_node(graph, queue, 1), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_CLONE, graph, &clone), 0);
+    const uint64_t of[] = {clone, 0};
+    assert_int_equal(own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, of, &exec), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, clone, NULL), 0);
+    assert_true(ibx_host_work_repeats());
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, exec, NULL), 0);
+    assert_false(ibx_host_work_repeats());
+    for (uint64_t i = 1; i < 70000; i++) {
+        assert_int_equal(own_graph_create(&alice, &graph), 0);
+        assert_int_equal(add_host_node(graph, queue, i), 0);
+        assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+    }
+    assert_false(ibx_host_work_repeats());
+    ibx_host_work_end(&alice.x);
+}
+
 static uint8_t *bytes_of(uint64_t slot, size_t n)
 {
     struct ibx_slot_memory memory;
@@ -721,13 +759,21 @@ static void test_anything(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory_without_owner), cmocka_unit_test(test_rows_of_others),
-        cmocka_unit_test(test_nodes_of_others),      cmocka_unit_test(test_levels_of_others),
-        cmocka_unit_test(test_pointers_of_others),   cmocka_unit_test(test_openers_that_are_gone),
-        cmocka_unit_test(test_work_that_is_left),    cmocka_unit_test(test_very_many_slots),
-        cmocka_unit_test(test_very_many_functions),  cmocka_unit_test(test_functions_come_and_go),
-        cmocka_unit_test(test_slots_come_and_go),    cmocka_unit_test(test_very_many_of_others),
-        cmocka_unit_test(test_very_many_are_shared), cmocka_unit_test(test_anything),
+        cmocka_unit_test(test_memory_without_owner),
+        cmocka_unit_test(test_rows_of_others),
+        cmocka_unit_test(test_nodes_of_others),
+        cmocka_unit_test(test_levels_of_others),
+        cmocka_unit_test(test_pointers_of_others),
+        cmocka_unit_test(test_openers_that_are_gone),
+        cmocka_unit_test(test_work_that_is_left),
+        cmocka_unit_test(test_very_many_slots),
+        cmocka_unit_test(test_very_many_functions),
+        cmocka_unit_test(test_functions_come_and_go),
+        cmocka_unit_test(test_functions_go_with_graphs),
+        cmocka_unit_test(test_slots_come_and_go),
+        cmocka_unit_test(test_very_many_of_others),
+        cmocka_unit_test(test_very_many_are_shared),
+        cmocka_unit_test(test_anything),
     };
     return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
 }
