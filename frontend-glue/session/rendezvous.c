@@ -99,7 +99,7 @@ void ibx_rendezvous_drop(struct ibx_session *s)
     while (s->payloads) {
         payload_pop(s);
         s->payloads_read++;
-        s->payloads_flushed++;
+        s->payloads_flushed += s->payloads_flushed != UINT32_MAX; /* as many as may be in doubt */
     }
     s->synced = false;
 }

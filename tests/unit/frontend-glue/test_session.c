@@ -254,14 +254,21 @@ static void nothing_is_written_and_read(void **state)
 
 /* ------------------------------------------------------------ without taking turns */
 
-/* Requests that leave one after another, and only then are the answers read. */
-static void requests_before_answers(void **state)
+/* As after so many payloads that what counts them is about to begin anew. */
+static void begin_near_the_wrap(struct session_pair *pair, uint32_t before)
 {
-    (void)state;
+    pair->server->payloads_read = pair->client->payloads_read = 0u - before;
+    pair->client->payloads_flushed = 0u - before;
+}
+
+/* Requests that leave one after another, and only then are the answers read. */
+static void exchange_ahead(uint32_t before_wrap)
+{
     for (int at_once = 0; at_once < 2; at_once++) {
         for (unsigned kinds = 0; kinds < 8; kinds++) {
             struct session_pair pair;
             session_pair_open(&pair);
+            begin_near_the_wrap(&pair, before_wrap);
             size_t sizes[3];
             unsigned ahead = at_once ? 3 : 2; /* a server that answers at once bears less */
             for (unsigned i = 0; i < ahead; i++)
@@ -282,6 +289,33 @@ static void requests_before_answers(void **state)
                 free(bytes[i]);
         }
     }
+}
+
+static void requests_before_answers(void **state)
+{
+    (void)state;
+    exchange_ahead(0);
+}
+
+static void requests_when_counters_wrap(void **state)
+{
+    (void)state;
+    for (uint32_t before = 1; before <= 3; before++)
+        exchange_ahead(before);
+}
+
+/* A reply that was on its way when FLUSHED came tells of fewer payloads than that, however many
+ * there were. */
+static void late_reply_when_counters_wrap(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    session_pair_open(&pair);
+    begin_near_the_wrap(&pair, 1);
+    assert_int_equal(ibx_rendezvous_announce(pair.client, "payload", 7), 0);
+    ibx_rendezvous_drop(pair.client);
+    assert_int_equal(ibx_rendezvous_confirm(pair.client, UINT32_MAX), 0);
+    session_pair_close(&pair);
 }
 
 /* Further ahead than that neither side could go on: an error, and no standstill. */
@@ -612,7 +646,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(any_split_gives_the_same_bytes),  TEST(sizes_round_the_boundaries),
         TEST(long_bodies_both_ways),           TEST(nothing_is_written_and_read),
-        TEST(requests_before_answers),         TEST(too_far_ahead),
+        TEST(requests_before_answers),         TEST(requests_when_counters_wrap),
+        TEST(late_reply_when_counters_wrap),   TEST(too_far_ahead),
         TEST(writes_and_syncs_without_a_read), TEST(long_and_short_pieces_in_one_sync),
         TEST(end_comes_after_the_bytes),       TEST(end_in_the_middle_of_a_read),
         TEST(end_in_the_middle_of_a_body),     TEST(sessions_in_the_wrong_state),
