@@ -428,11 +428,11 @@ void *ibx_host_work_copy(struct copies *x, uint64_t id, uint64_t number, struct 
         *rc = CUDA_INVALID_VALUE;
     else if (now.slot && ibx_slot_hold(now.slot))
         *copy = now;
-    else if (!(copy->slot = ibx_slot_make(x, copy->n)))
-        *rc = CUDA_NOT_SUPPORTED;
     else {
+        copy->slot = ibx_slot_make(x, copy->n);
+        *rc = copy->slot ? 0 : CUDA_NOT_SUPPORTED;
         ibx_slot_call(copy->slot, made);
-        copy_of(made, copy);
+        copy_of(made, copy); /* without one: that which it had has gone */
     }
     pthread_mutex_unlock(&making);
     ibx_host_work_release(made);

@@ -306,6 +306,38 @@ bool endless_work(unsigned flags)
     return becomes_true([&] { return Left(gpu).allocations == before.allocations; });
 }
 
+// A client is killed that has read no answers, while a child of it has its connection as well: the
+// back end waits for room for the next one, which nobody gives.
+bool killed_with_unread_answers()
+{
+    Gpu gpu(resume);
+    const Left before(gpu);
+    int hold[2];
+    REQUIRE(!pipe(hold));
+    const pid_t pid = spawn([&] {
+        constexpr char request[] = "cudaGetLastError\0\0\0\0\0\0\0\0";
+        Client client(gpu, "rdma.pipeline : off\n");
+        client.remote.get_last_error();
+        if (!client.remote.malloc(some))
+            return 1;
+        for (unsigned i = 0; i < 24; i++) { // each way 16 are under way at most
+            client.over->Write(request, sizeof(request));
+            client.over->Sync();
+        }
+        char byte;
+        if (!fork()) {
+            close(hold[1]);
+            std::_Exit(read(hold[0], &byte, 1) != 0);
+        }
+        return raise(SIGKILL);
+    });
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    REQUIRE(becomes_true([&] { return Left(gpu).allocations == before.allocations; }));
+    close(hold[0]);
+    close(hold[1]);
+    return true;
+}
+
 // A client with work that does not end, which is killed, or goes on until somebody writes to it.
 struct Endless {
     int begun[2] = {-1, -1}, ends[2] = {-1, -1};
@@ -533,6 +565,7 @@ void check_calls_ends()
     check("a client that is killed beside another one's endless work",
           [] { return ends_beside_endless(false); });
     check("... of one that was killed, too", [] { return ends_beside_endless(true); });
+    check("a client that is killed before it reads its answers", killed_with_unread_answers);
     check("endless work in a stream that was destroyed", endless_in_destroyed_stream);
     check("a client that is killed while it captures many streams", many_captures);
     check("memory of a graph of a killed client", memory_of_a_graph);
