@@ -65,3 +65,16 @@ bool ibx_address_of_socket(int fd, bool peer, struct sockaddr_storage *address)
     }
     return true;
 }
+
+bool ibx_address_meets_itself(int fd)
+{
+    struct sockaddr_storage own, peer;
+    if (!ibx_address_of_socket(fd, false, &own) || !ibx_address_of_socket(fd, true, &peer) ||
+        *ibx_address_port(&own) != *ibx_address_port(&peer) ||
+        !ibx_address_same((struct sockaddr *)&own, (struct sockaddr *)&peer))
+        return false;
+    /* A reset, so that the port is free for its server. */
+    const struct linger now = {.l_onoff = 1};
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    return true;
+}

@@ -21,4 +21,8 @@ bool ibx_address_same(const struct sockaddr *a, const struct sockaddr *b);
  * when it has none, or one of another family. */
 bool ibx_address_of_socket(int fd, bool peer, struct sockaddr_storage *address);
 
+/* Whether a connected socket has met itself: TCP does that where nobody listens, if the kernel
+ * gives the socket the port that it connects to. It is aborted then, and only to be closed. */
+bool ibx_address_meets_itself(int fd);
+
 #endif

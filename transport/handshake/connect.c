@@ -2,6 +2,7 @@
 /* How a client reaches a listener's socket, and the parts that listen.c shares. */
 #include "transport/handshake/handshake.h"
 
+#include "common/address.h"
 #include "common/clock.h"
 
 #include <arpa/inet.h>
@@ -95,21 +96,46 @@ struct race {
     uint64_t next_at;
     struct pollfd under_way[AT_ONCE];
     unsigned count;
-    int rc; /* of the last one that failed */
+    int rc; /* of the last one that failed, of those that tell most */
 };
 
 static int connected(int fd)
 {
     int error = 0;
     socklen_t length = sizeof(error);
-    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) ? -errno : -error;
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length))
+        return -errno;
+    return !error && ibx_address_meets_itself(fd) ? -ECONNREFUSED : -error;
+}
+
+/* A host has answered; something kept it from that; the address is of a kind that leads nowhere
+ * from here, which is so with every name that has IPv6 addresses where there is only IPv4. */
+static int tells(int rc)
+{
+    switch (rc) {
+    case -ECONNREFUSED:
+        return 3;
+    case -EADDRNOTAVAIL:
+    case -EAFNOSUPPORT:
+    case -EHOSTUNREACH:
+    case -ENETUNREACH:
+        return 1;
+    default:
+        return 2;
+    }
+}
+
+static void race_note(struct race *race, int rc)
+{
+    if (tells(rc) >= tells(race->rc))
+        race->rc = rc;
 }
 
 static void race_failed(struct race *race, int fd, int rc)
 {
     if (fd >= 0)
         close(fd);
-    race->rc = rc;
+    race_note(race, rc);
     race->next_at = 0;
 }
 
@@ -117,7 +143,7 @@ static void race_failed(struct race *race, int fd, int rc)
 static int race_begin(struct race *race, const struct addrinfo *to, unsigned stagger_ms)
 {
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int rc = fd < 0 || connect(fd, to->ai_addr, to->ai_addrlen) ? -errno : 0;
+    int rc = fd < 0 || connect(fd, to->ai_addr, to->ai_addrlen) ? -errno : connected(fd);
     if (!rc)
         return fd;
     if (rc == -EINPROGRESS)
@@ -154,7 +180,7 @@ static int race_run(struct race *race, unsigned timeout_ms, bool (*ends)(void))
         const uint64_t now = ibx_now_ns();
         const bool room = race->next && race->count < AT_ONCE;
         if (now >= deadline && race->count) {
-            race->rc = -ETIMEDOUT;
+            race_note(race, -ETIMEDOUT);
             break;
         }
         if (room && (!race->count || now >= race->next_at)) {

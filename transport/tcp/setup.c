@@ -252,6 +252,8 @@ static int lane_connect(struct tcp *tcp, unsigned lane, const struct sockaddr_st
         if (!rc)
             rc = error_of(fd);
     }
+    if (!rc && ibx_address_meets_itself(fd))
+        rc = -ECONNREFUSED;
     struct ibx_tls *tls = NULL;
     if (!rc)
         rc = lane_encrypt(tcp, fd, &tls);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Connecting to a name that has several addresses: one that does not answer costs a moment. */
+/* Connecting to a name that has several addresses: one that does not answer costs a moment, and
+ * what is said of them all is what tells most. And a socket that meets itself is no server. */
 #include "common/clock.h"
 #include "transport/handshake/handshake.h"
 
@@ -27,6 +28,8 @@ static unsigned count;
 int __wrap_getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
                        struct addrinfo **res);
 void __wrap_freeaddrinfo(struct addrinfo *res);
+int __real_socket(int domain, int type, int protocol);
+int __wrap_socket(int domain, int type, int protocol);
 
 int __wrap_getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
                        struct addrinfo **res)
@@ -46,6 +49,19 @@ int __wrap_getaddrinfo(const char *node, const char *service, const struct addri
 void __wrap_freeaddrinfo(struct addrinfo *res)
 {
     assert_ptr_equal(res, list);
+}
+
+/* Where it is set, each socket has that local address already: the kernel may choose it, too. */
+static const struct sockaddr_in *local;
+
+int __wrap_socket(int domain, int type, int protocol)
+{
+    const int one = 1, fd = __real_socket(domain, type, protocol);
+    if (fd < 0 || !local)
+        return fd;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    assert_int_equal(bind(fd, (const struct sockaddr *)local, sizeof(*local)), 0);
+    return fd;
 }
 
 /* A listening socket on some port of this host. */
@@ -163,6 +179,44 @@ static void test_all_refuse(void **state)
     assert_non_null(strstr(err.message, "start the server there"));
 }
 
+/* As where a host has no route for one of the kinds of addresses that the name has: that is known
+ * before anybody answers, and is not what keeps the client from the server. */
+static void test_a_refusal_tells_more_than_a_missing_route(void **state)
+{
+    (void)state;
+    for (unsigned refused = 0; refused < 2; refused++) {
+        struct ibx_error err = {0};
+        int fd;
+        refusing(&addresses[refused]);
+        addresses[!refused] = (struct sockaddr_in){.sin_family = AF_INET,
+                                                   .sin_addr = {htonl(INADDR_ALLHOSTS_GROUP)},
+                                                   .sin_port = htons(1)};
+        count = 2;
+        assert_int_equal(connect_to_many(LONG_MS, &fd, &err), -ECONNREFUSED);
+        assert_non_null(strstr(err.message, "start the server there"));
+    }
+}
+
+/* TCP connects a socket to itself where nobody listens at the port that it happens to have. */
+static void test_a_socket_that_meets_itself(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    int fd;
+    refusing(&addresses[0]);
+    count = 1;
+    local = &addresses[0];
+    const int rc = connect_to_many(LONG_MS, &fd, &err);
+    local = NULL;
+    assert_int_equal(rc, -ECONNREFUSED);
+    assert_int_equal(fd, -1);
+    assert_non_null(strstr(err.message, "start the server there"));
+    /* A server may begin there at once: nothing is left of it. */
+    const int server = __real_socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(server, (struct sockaddr *)&addresses[0], sizeof(addresses[0])), 0);
+    close(server);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -170,6 +224,8 @@ int main(void)
         cmocka_unit_test(test_refused_then_silent_then_good),
         cmocka_unit_test(test_all_are_silent),
         cmocka_unit_test(test_all_refuse),
+        cmocka_unit_test(test_a_refusal_tells_more_than_a_missing_route),
+        cmocka_unit_test(test_a_socket_that_meets_itself),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
