@@ -353,7 +353,8 @@ void ibx_mr_deregister(struct ibx_mr *mr);
 int ibx_conn_take_regions(struct ibx_conn *to, struct ibx_conn *from);
 /* Whether it takes posts: see above. */
 bool ibx_mr_usable(const struct ibx_mr *mr);
-/* The region of this connection in which the peer finds what `remote` names; NULL: none. */
+/* The region of this connection in which the peer finds what `remote` names; NULL: none. One that
+ * takes no posts has no keys: it is found by its address with keys of zeros. */
 struct ibx_mr *ibx_conn_find_region(const struct ibx_conn *conn, const struct ibx_remote *remote);
 
 /* Connections with the same domain in their options can share registrations: memory that many of

@@ -204,7 +204,9 @@ static int client_exchange(struct ibx_session *s, struct ibx_error *err)
         return -EPROTO;
     if (code == -EMSGSIZE) /* of the server, for its messages */
         return ibx_reconnect_by_tcp(s, err);
-    return code ? code : ibx_kept_rewind(&s->link.kept, taken);
+    if (code)
+        return ibx_reconnect_unregistered(s, code, err);
+    return ibx_kept_rewind(&s->link.kept, taken);
 }
 
 /* One attempt; *err says why not. */
@@ -218,6 +220,8 @@ static int client_attempt(struct ibx_session *s, struct reconnect *reconnect, bo
     ibx_state_move(&s->link.state, LINK_RESUMING);
     s->link.epoch++;
     rc = move_to(s, fresh);
+    if (rc)
+        rc = ibx_reconnect_unregistered(s, rc, err);
     if (!rc)
         rc = s->link.epoch >> 16 ? -EPROTO : client_exchange(s, err);
     if (!rc)
@@ -283,7 +287,8 @@ static int receive_names(struct ibx_session *s, unsigned count, uint64_t deadlin
     return rc;
 }
 
-static int server_exchange(struct ibx_session *s)
+/* `moved`: whether its memory is registered anew, or why not, which the client is told. */
+static int server_exchange(struct ibx_session *s, int moved)
 {
     const uint64_t deadline = ibx_deadline_in_ms(s->options.timeout_ms);
     uint8_t bytes[RESUME_BYTES];
@@ -303,7 +308,7 @@ static int server_exchange(struct ibx_session *s)
     rc = receive_names(s, names, deadline);
     if (rc)
         return rc;
-    const int code = fits(s, s->conn) ? 0 : -EMSGSIZE;
+    const int code = moved ? moved : fits(s, s->conn) ? 0 : -EMSGSIZE;
     if (!code)
         rc = ibx_kept_rewind(&s->link.kept, taken);
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
@@ -325,9 +330,7 @@ static int server_attempt(struct ibx_session *s, struct ibx_conn *fresh)
         return rc;
     }
     ibx_state_move(&s->link.state, LINK_RESUMING);
-    rc = move_to(s, fresh);
-    if (!rc)
-        rc = server_exchange(s);
+    rc = server_exchange(s, move_to(s, fresh));
     if (!rc)
         return 0;
     ibx_log(IBX_LOG_INFO, "resuming the session of %s: %s", s->path.peer, strerror(-rc));

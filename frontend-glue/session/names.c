@@ -53,7 +53,11 @@ static void after(const struct ibx_session *s, struct memory_name *name)
 {
     const uint64_t length = name->now.length;
     (void)s;
-    if (!name->mr || ibx_mr_remote(name->mr, (size_t)name->at, (size_t)length, &name->now))
+    name->unnamed = name->mr && !ibx_mr_usable(name->mr);
+    if (name->unnamed)
+        name->now = (struct ibx_remote){.address = (uintptr_t)ibx_mr_address(name->mr) + name->at,
+                                        .length = length};
+    else if (!name->mr || ibx_mr_remote(name->mr, (size_t)name->at, (size_t)length, &name->now))
         name->now.length = 0;
     name->mr = NULL;
 }
@@ -79,15 +83,20 @@ void ibx_names_after(struct ibx_session *s)
         all(s, after);
 }
 
+static bool is_name(const struct memory_name *name)
+{
+    return name->now.length && !name->unnamed;
+}
+
 /* The i-th name that still is one; NULL: there are fewer. */
 static const struct memory_name *name_at(const struct ibx_session *s, unsigned i)
 {
     for (const struct payload *payload = s->payloads; payload; payload = payload->next) {
-        if (payload->name.now.length && !i--)
+        if (is_name(&payload->name) && !i--)
             return &payload->name;
     }
     for (unsigned j = 0; j < TOLD_NAMES; j++) {
-        if (s->link.told[j].now.length && !i--)
+        if (is_name(&s->link.told[j]) && !i--)
             return &s->link.told[j];
     }
     return NULL;

@@ -104,8 +104,8 @@ static int without_tcp(const struct ibx_session *s, int rc, struct ibx_error *er
         return rc;
     const struct ibx_error why = *err;
     return ibx_error_set(err, -EMSGSIZE,
-                         "a message is under way that only tcp carries: %.300s; allow tcp in "
-                         "rdma.provider, at both ends",
+                         "what is under way goes by tcp alone: %.300s; allow tcp in rdma.provider, "
+                         "at both ends",
                          why.message);
 }
 
@@ -138,10 +138,15 @@ int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reac
     return without_tcp(s, rc, err);
 }
 
+static bool tcp_is_allowed(const struct ibx_session *s)
+{
+    const char *provider = s->options.provider;
+    return !strcmp(provider, "auto") || strstr(provider, "tcp");
+}
+
 int ibx_reconnect_by_tcp(struct ibx_session *s, struct ibx_error *err)
 {
-    const char *provider = s->options.provider, *tcp = strstr(provider, "tcp");
-    const bool forbidden = strcmp(provider, "auto") != 0 && !tcp;
+    const bool forbidden = !tcp_is_allowed(s);
     if (forbidden || s->link.only_tcp)
         return ibx_error_set(err, -EMSGSIZE,
                              "a message is under way that is longer than this path carries, and "
@@ -150,6 +155,16 @@ int ibx_reconnect_by_tcp(struct ibx_session *s, struct ibx_error *err)
                                        : "tcp carries no longer ones now");
     s->link.only_tcp = true;
     return ibx_error_set(err, -EAGAIN, "that path carries shorter messages");
+}
+
+int ibx_reconnect_unregistered(struct ibx_session *s, int rc, struct ibx_error *err)
+{
+    const bool by_tcp = rc != -ENOTCONN && tcp_is_allowed(s) && !s->link.only_tcp;
+    if (by_tcp)
+        s->link.only_tcp = true;
+    return ibx_error_set(err, by_tcp ? -EAGAIN : rc,
+                         "memory cannot be registered anew, by the client or by the server: %s",
+                         strerror(-rc));
 }
 
 /* A network that changes all the time would make an attempt each time. */

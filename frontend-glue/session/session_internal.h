@@ -118,6 +118,8 @@ struct memory_name {
     struct ibx_remote then, now;
     struct ibx_mr *mr; /* client, while names change; NULL: it is none any more */
     uint64_t at;       /* likewise: in it */
+    bool unnamed;      /* its region could not be registered with this connection: `now` has the
+                          address alone, by which it is found for the next one */
 };
 
 #define TOLD_NAMES 32u /* CTSs, early ones too: more than can be unanswered */
@@ -157,7 +159,7 @@ struct session_link {
     unsigned told_next;
     struct memory_name *names; /* server: of earlier epochs */
     unsigned name_count;
-    bool only_tcp; /* client: longer messages are under way than other fabrics carry */
+    bool only_tcp; /* client: others carry shorter messages than are under way, or lock memory */
 
     /* Server. */
     struct ibx_waiting *waiting; /* of the listening session and all that it has accepted */
@@ -398,6 +400,9 @@ int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reac
 /* The path is one of shorter messages than are under way. -EAGAIN: the next attempt is by tcp,
  * which carries them; -EMSGSIZE: this end's options forbid that. */
 int ibx_reconnect_by_tcp(struct ibx_session *s, struct ibx_error *err);
+/* By that path one of the ends cannot register memory, which says `rc` of it. -EAGAIN: likewise,
+ * tcp locks none; rc: that is not to be tried. */
+int ibx_reconnect_unregistered(struct ibx_session *s, int rc, struct ibx_error *err);
 /* After one that failed with rc: until the next may succeed. */
 void ibx_reconnect_pause(const struct ibx_session *s, struct reconnect *reconnect, int rc);
 void ibx_reconnect_end(struct reconnect *reconnect);

@@ -145,11 +145,17 @@ int ibx_conn_take_regions(struct ibx_conn *to, struct ibx_conn *from)
     return rc;
 }
 
+static bool is_exposed(const struct ibx_mr *mr)
+{
+    return mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
+}
+
 struct ibx_mr *ibx_conn_find_region(const struct ibx_conn *conn, const struct ibx_remote *remote)
 {
     for (struct ibx_mr *mr = conn->regions; mr; mr = mr->next) {
         const uint64_t base = (uintptr_t)mr->span.address;
-        if (remote->address >= base && remote->address - base <= mr->span.length &&
+        if (is_exposed(mr) && remote->address >= base &&
+            remote->address - base <= mr->span.length &&
             remote->length <= mr->span.length - (remote->address - base) &&
             !memcmp(remote->keys, mr->keys, sizeof(mr->keys)))
             return mr;
@@ -194,7 +200,7 @@ int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct 
 {
     if (offset > mr->span.length || length > mr->span.length - offset)
         return -ERANGE;
-    if (mr->dead || !(mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)))
+    if (mr->dead || !is_exposed(mr))
         return -EACCES;
     *remote =
         (struct ibx_remote){.address = (uintptr_t)mr->span.address + offset, .length = length};
