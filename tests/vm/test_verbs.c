@@ -97,6 +97,23 @@ static void test_local_addresses(void **state)
     unlink("/tmp/test_verbs.sock");
 }
 
+/* The handshake by IPv6, and another link-local network than the device's, to which a link-local
+ * address leads that comes without its interface: another address of the device is offered. */
+static void test_no_link_local_address(void **state)
+{
+    (void)state;
+    struct session s;
+    shell("ip link set dummy0 up && ip -6 address add fe80::d/64 dev dummy0 nodad && "
+          "for d in veth0 veth1; do echo 0 >/proc/sys/net/ipv6/conf/$d/accept_dad && "
+          "echo 0 >/proc/sys/net/ipv6/conf/$d/disable_ipv6; done");
+    open_at(&s, "verbs://[::1]:0", "", "", NULL);
+    assert_non_null(strstr(s.client.description, "gid 1"));
+    check_read(&s);
+    session_end(&s);
+    shell("ip link set dummy0 down && for d in veth0 veth1; do "
+          "echo 1 >/proc/sys/net/ipv6/conf/$d/disable_ipv6; done");
+}
+
 /* Both sides are told, in a sentence that names `value` and `told`. */
 static void check_refused(const char *server_settings, const char *client_settings,
                           const char *value, const char *told)
@@ -268,6 +285,29 @@ static void test_long_silence(void **state)
     wire_mend();
     ibx_close(s.conn);
     ibx_listener_close(s.listener);
+}
+
+/* Nobody answers for the device's address, which takes longer to find out than the server waits:
+ * tcp is there. */
+static void test_no_route_in_time(void **state)
+{
+    static const char *const settings = "provider=verbs,tcp timeout_ms=2000";
+    (void)state;
+    struct session s;
+    wire_cut();
+    shell("ip neighbour del $IBX_VM_ADDR_A dev veth1 && ip neighbour del $IBX_VM_ADDR_B dev veth0");
+    for (unsigned tries = 0; tries < 5; tries++) {
+        session_start(&s, "rdma://127.0.0.1:0", settings, settings, NULL, NULL);
+        if (!s.server.rc && !s.client.rc)
+            break;
+        session_end(&s);
+    }
+    wire_mend();
+    links_up();
+    if (s.client.rc)
+        fail_msg("%s", s.client.err.message);
+    assert_non_null(strstr(s.client.description, "tcp"));
+    session_end(&s);
 }
 
 /* ------------------------------------------------------------------- intruders */
@@ -499,6 +539,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_settings),
         cmocka_unit_test(test_two_rails),
         cmocka_unit_test(test_local_addresses),
+        cmocka_unit_test(test_no_link_local_address),
         cmocka_unit_test(test_options_refused),
         cmocka_unit_test(test_mtu_beyond_the_path),
         cmocka_unit_test(test_locked_memory),
@@ -506,6 +547,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_a_forked_child),
         cmocka_unit_test(test_short_silence),
         cmocka_unit_test(test_long_silence),
+        cmocka_unit_test(test_no_route_in_time),
         cmocka_unit_test(test_requests_without_proof),
         cmocka_unit_test(test_an_impostor),
         cmocka_unit_test(test_receivers_are_always_ready),

@@ -29,7 +29,7 @@
 
 #define VERSION       1u
 #define LANES_DEFAULT 4u
-#define RESOLVE_MS    2000u
+#define RESOLVE_MS    2000u /* at most */
 #define REQUEST_BYTES (4u + IBX_PROOF_BYTES)
 
 /* An event of rdma_cm, kept beyond its acknowledgement. */
@@ -399,6 +399,13 @@ static int rail_source(struct verbs *v, unsigned n, struct sockaddr_storage *sou
     return *bound ? device_address(v, n, device, source, err) : 0;
 }
 
+/* The server waits for the answer meanwhile, and a path that leads nowhere must not cost it: there
+ * is another one. */
+static unsigned resolve_ms(const struct verbs *v)
+{
+    return smaller(RESOLVE_MS, ibx_link_options(v->link)->timeout_ms / 2);
+}
+
 static int resolve_start(struct verbs *v, struct ibx_error *err)
 {
     for (unsigned n = 0; n < v->rail_count; n++) {
@@ -416,7 +423,7 @@ static int resolve_start(struct verbs *v, struct ibx_error *err)
                 return ibx_error_set(err, -errno, "rdma_create_id failed: %s", strerror(errno));
             }
             if (rdma_resolve_addr(lane->id, bound ? (struct sockaddr *)&source : NULL,
-                                  (struct sockaddr *)&lane->rail->address, RESOLVE_MS))
+                                  (struct sockaddr *)&lane->rail->address, (int)resolve_ms(v)))
                 return no_route(lane, -errno, err);
         }
     }
@@ -433,7 +440,7 @@ static int resolve_step(struct verbs *v, const struct cm_event *event, struct ib
             rc = lane_move(lane, VERBS_LANE_ADDRESSED, err);
         if (rc)
             return rc;
-        return rdma_resolve_route(lane->id, RESOLVE_MS) ? no_route(lane, -errno, err) : 0;
+        return rdma_resolve_route(lane->id, (int)resolve_ms(v)) ? no_route(lane, -errno, err) : 0;
     }
     if (event->type == RDMA_CM_EVENT_ROUTE_RESOLVED && lane->state.now == VERBS_LANE_ADDRESSED)
         return lane_move(lane, VERBS_LANE_ROUTED, err);
@@ -442,7 +449,7 @@ static int resolve_step(struct verbs *v, const struct cm_event *event, struct ib
 
 static int resolve(struct verbs *v, struct ibx_error *err)
 {
-    uint64_t deadline = ibx_deadline_in_ms(RESOLVE_MS);
+    uint64_t deadline = ibx_deadline_in_ms(resolve_ms(v));
     int rc = resolve_start(v, err);
     while (!rc && !all_in(v, VERBS_LANE_ROUTED)) {
         struct cm_event event;

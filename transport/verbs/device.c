@@ -230,7 +230,14 @@ static bool address_fits(const struct wanted *wanted, struct rdma_event_channel 
     return true;
 }
 
-static bool find_address(const struct wanted *wanted, sa_family_t family,
+/* It means nothing to a peer that does not know which of its links it is on. */
+static bool is_link_local(const struct sockaddr *address)
+{
+    return address->sa_family == AF_INET6 &&
+           IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)address)->sin6_addr);
+}
+
+static bool find_address(const struct wanted *wanted, sa_family_t family, bool link_local,
                          struct rdma_event_channel *channel, const struct ifaddrs *all,
                          struct sockaddr_storage *address)
 {
@@ -239,6 +246,7 @@ static bool find_address(const struct wanted *wanted, sa_family_t family,
             continue;
         sa_family_t found = i->ifa_addr->sa_family;
         if ((found == AF_INET || found == AF_INET6) && (!family || found == family) &&
+            is_link_local(i->ifa_addr) == link_local &&
             address_fits(wanted, channel, i->ifa_addr, address))
             return true;
     }
@@ -272,9 +280,11 @@ int ibx_verbs_device_address(const struct ibx_options *options, const char *devi
         return ibx_error_set(err, -code, "cannot look up an RDMA device's address: %s",
                              strerror(code));
     }
-    bool found = (prefer && address_fits(&wanted, channel, prefer, address)) ||
-                 (prefer && find_address(&wanted, prefer->sa_family, channel, all, address)) ||
-                 find_address(&wanted, AF_UNSPEC, channel, all, address);
+    bool found =
+        (prefer && address_fits(&wanted, channel, prefer, address)) ||
+        (prefer && find_address(&wanted, prefer->sa_family, false, channel, all, address)) ||
+        find_address(&wanted, AF_UNSPEC, false, channel, all, address) ||
+        find_address(&wanted, AF_UNSPEC, true, channel, all, address);
     freeifaddrs(all);
     rdma_destroy_event_channel(channel);
     return found ? 0 : no_address(&wanted, err);

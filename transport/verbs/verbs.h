@@ -186,8 +186,8 @@ int ibx_verbs_device_any(struct ibx_error *err);
 /* The n-th name in options->device; false when there is none. */
 bool ibx_verbs_device_name(const struct ibx_options *options, unsigned n, char *name, size_t size);
 /* An address of this host that lies on `device` ("": on any) and on none of the `count` ports, with
- * port 0: `prefer` itself if it does, else one of its family, else any. `prefer` may be NULL. Its
- * own port becomes the next one. */
+ * port 0: `prefer` itself if it does, else one of its family, else any, link-local ones last.
+ * `prefer` may be NULL. Its own port becomes the next one. */
 int ibx_verbs_device_address(const struct ibx_options *options, const char *device,
                              const struct sockaddr *prefer, struct verbs_port *ports,
                              unsigned count, struct sockaddr_storage *address,
