@@ -114,6 +114,21 @@ static void test_no_link_local_address(void **state)
           "echo 1 >/proc/sys/net/ipv6/conf/$d/disable_ipv6; done");
 }
 
+/* The client's device has addresses of both kinds, the server's only one, which is not that of the
+ * handshake. */
+static void test_an_address_of_the_servers_kind(void **state)
+{
+    (void)state;
+    struct session s;
+    shell("echo 0 >/proc/sys/net/ipv6/conf/veth1/disable_ipv6 && "
+          "ip -6 address add fd77::2/128 dev veth1 nodad");
+    open_at(&s, "verbs://[::1]:0", "device=rxe0", "device=rxe1", NULL);
+    assert_non_null(strstr(s.client.description, "rxe1"));
+    check_read(&s);
+    session_end(&s);
+    shell("echo 1 >/proc/sys/net/ipv6/conf/veth1/disable_ipv6");
+}
+
 /* Both sides are told, in a sentence that names `value` and `told`. */
 static void check_refused(const char *server_settings, const char *client_settings,
                           const char *value, const char *told)
@@ -540,6 +555,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_two_rails),
         cmocka_unit_test(test_local_addresses),
         cmocka_unit_test(test_no_link_local_address),
+        cmocka_unit_test(test_an_address_of_the_servers_kind),
         cmocka_unit_test(test_options_refused),
         cmocka_unit_test(test_mtu_beyond_the_path),
         cmocka_unit_test(test_locked_memory),

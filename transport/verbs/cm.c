@@ -178,12 +178,17 @@ static bool socket_address(const struct verbs *v, bool peer, struct sockaddr_sto
     return found;
 }
 
-/* An own address on rail n's device, that of the handshake if possible. */
-static int device_address(struct verbs *v, unsigned n, const char *device,
+/* An own address on rail n's device, that of the handshake if possible; of `family`, where one has
+ * to lead from it to another, or AF_UNSPEC. */
+static int device_address(struct verbs *v, unsigned n, const char *device, sa_family_t family,
                           struct sockaddr_storage *address, struct ibx_error *err)
 {
     struct sockaddr_storage own;
     bool found = socket_address(v, false, &own);
+    if (family && !(found && own.ss_family == family)) { /* any */
+        own = (struct sockaddr_storage){.ss_family = family};
+        found = true;
+    }
     return ibx_verbs_device_address(ibx_link_options(v->link), device,
                                     found ? (const struct sockaddr *)&own : NULL, v->ports, n,
                                     address, err);
@@ -195,7 +200,7 @@ static int rail_listen(struct verbs *v, unsigned n, struct ibx_error *err)
     struct verbs_rail *rail = &v->rails[n];
     char device[64];
     ibx_verbs_device_name(options, n, device, sizeof(device));
-    int rc = device_address(v, n, device, &rail->address, err);
+    int rc = device_address(v, n, device, AF_UNSPEC, &rail->address, err);
     if (rc)
         return rc;
     if (rdma_create_id(v->events, &rail->listener, NULL, RDMA_PS_TCP)) {
@@ -396,7 +401,7 @@ static int rail_source(struct verbs *v, unsigned n, struct sockaddr_storage *sou
     char device[64];
     *bound = ibx_verbs_device_name(options, n, device, sizeof(device)) || options->port_num ||
              options->gid_index >= 0;
-    return *bound ? device_address(v, n, device, source, err) : 0;
+    return *bound ? device_address(v, n, device, v->rails[n].address.ss_family, source, err) : 0;
 }
 
 /* The server waits for the answer meanwhile, and a path that leads nowhere must not cost it: there
