@@ -12,13 +12,18 @@
  */
 #include "transport/ofi/ofi.h"
 
+#include "common/clock.h"
+
 #include <dlfcn.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+
+#define FORK_WAITS_MS 3000u /* looking takes 200 ms, more where there is much */
 
 static struct {
     char reason[256]; /* why it is not there */
@@ -31,8 +36,45 @@ static struct {
     const char *(*strerror)(int);
 } library;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_bool decided; /* whether it is there */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* also around fi_getinfo() */
+static atomic_bool decided;                              /* whether it is there */
+static _Thread_local bool holds;
+
+static void take(void)
+{
+    pthread_mutex_lock(&lock);
+    holds = true;
+}
+
+static void give(void)
+{
+    holds = false;
+    pthread_mutex_unlock(&lock);
+}
+
+/* A child that is forked while another thread looks for what libfabric has finds libfabric's own
+ * locks taken, by nobody. So the fork waits for that thread, but takes nothing that such a thread
+ * may wait for, and not for ever: it may need what other handlers of this fork have taken. */
+static void before_fork(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(FORK_WAITS_MS);
+    int rc = 0;
+    while (!holds && (rc = pthread_mutex_trylock(&lock)) && ibx_now_ns() < deadline)
+        poll(NULL, 0, 1);
+    if (!holds && !rc)
+        pthread_mutex_unlock(&lock);
+}
+
+static void in_child(void)
+{
+    if (!holds)
+        lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, NULL, in_child);
+}
 
 static void *open_quietly(const char *name)
 {
@@ -89,13 +131,15 @@ static bool load(void)
 
 int ibx_ofi_library(struct ibx_error *err)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (atomic_load(&decided))
         return library.getinfo ? 0 : ibx_error_set(err, -ENOSYS, "%s", library.reason);
-    pthread_mutex_lock(&lock);
+    pthread_once(&once, watch_forks);
+    take();
     if (!atomic_load(&decided) && load())
         atomic_store(&decided, true);
     const int rc = library.getinfo ? 0 : ibx_error_set(err, -ENOSYS, "%s", library.reason);
-    pthread_mutex_unlock(&lock);
+    give();
     return rc;
 }
 
@@ -109,7 +153,10 @@ int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t
 {
     if (ibx_ofi_library(NULL))
         return -FI_ENOSYS;
-    return library.getinfo(version, node, service, flags, hints, info);
+    take();
+    const int rc = library.getinfo(version, node, service, flags, hints, info);
+    give();
+    return rc;
 }
 
 /* The rest is called only with what fi_getinfo() gave, or with an error of a loaded library. Unlike

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A process that forks while another thread of it finds out what libfabric has: the child may do
+ * the same, and is not to wait for a thread that it does not have.
+ */
+#include "transport/ofi/ofi.h"
+
+#include "common/clock.h"
+
+#include <dlfcn.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define PATIENCE_S 60
+
+/* A thread is at the place where the other one is to fork; that has been done. */
+static atomic_bool there, forked;
+
+/* Until the fork, which may have to wait itself. */
+static void let_fork(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(300);
+    there = true;
+    while (!forked && ibx_now_ns() < deadline)
+        poll(NULL, 0, 1);
+}
+
+void *__real_dlopen(const char *name, int flags);
+void *__wrap_dlopen(const char *name, int flags);
+void *__wrap_dlopen(const char *name, int flags)
+{
+    let_fork();
+    return __real_dlopen(name, flags);
+}
+
+static int look(void)
+{
+    char text[256];
+    const struct ibx_options options = {.provider = "ofi", .ofi_provider = "tcp"};
+    struct ibx_error err = {0};
+    const int rc = ibx_ofi_probe(&options, text, sizeof(text), &err);
+    if (rc)
+        print_error("%s\n", err.message);
+    return rc;
+}
+
+static void *look_thread(void *argument)
+{
+    *(int *)argument = look();
+    return NULL;
+}
+
+static void a_fork_meanwhile(void **state)
+{
+    pthread_t thread;
+    int found = -1, status;
+    (void)state;
+    assert_int_equal(pthread_create(&thread, NULL, look_thread, &found), 0);
+    while (!there)
+        poll(NULL, 0, 1);
+    const pid_t child = fork();
+    if (!child) {
+        alarm(PATIENCE_S);
+        _exit(look() ? 1 : 0);
+    }
+    forked = true;
+    pthread_join(thread, NULL);
+    assert_int_equal(found, 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_fork_meanwhile)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
