@@ -8,6 +8,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <grp.h>
 #include <linux/capability.h>
 #include <poll.h>
 #include <pthread.h>
@@ -184,6 +185,63 @@ static void test_locked_memory(void **state)
     assert_true(s.client.rc < 0 && strstr(s.client.err.message, "RLIMIT_MEMLOCK"));
     assert_non_null(strstr(s.client.err.message, "16384"));
     session_end(&s);
+}
+
+/* ------------------------------------------------------------------ permissions */
+
+/* What a user without rights is told of verbs. */
+static void probe_as_nobody(char *told, size_t size)
+{
+    int status, ends[2];
+    assert_int_equal(pipe(ends), 0);
+    const pid_t child = fork();
+    if (!child) {
+        struct ibx_options options;
+        struct ibx_error err = {0};
+        char text[512] = "";
+        ibx_options_init(&options);
+        if (setgroups(0, NULL) || setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534))
+            _exit(1);
+        const char *says =
+            ibx_provider_probe("verbs", &options, text, sizeof(text), &err) ? err.message : text;
+        _exit(write(ends[1], says, strlen(says) + 1) < 0);
+    }
+    close(ends[1]);
+    assert_true(read(ends[0], told, size) > 0);
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+static void expect_told(const char *told, const char *file, const char *why, const char *remedy)
+{
+    if (!strstr(told, file) || !strstr(told, why) || !strstr(told, remedy))
+        fail_msg("\"%s\" says not: %s, %s, %s", told, file, why, remedy);
+}
+
+/* A device that one may not use, or that a container has only by name, is not one that is down, nor
+ * none at all; and what rdma_cm lacks is said before somebody tries to connect. */
+static void test_without_rights(void **state)
+{
+    (void)state;
+    char told[512];
+    probe_as_nobody(told, sizeof(told));
+    expect_told(told, "rxe0", "active", "");
+    shell("chmod 600 /dev/infiniband/uverbs*");
+    probe_as_nobody(told, sizeof(told));
+    shell("chmod 666 /dev/infiniband/uverbs*");
+    expect_told(told, "/dev/infiniband/uverbs0", "Permission denied", "give this user access");
+    shell("chmod 600 /dev/infiniband/rdma_cm");
+    probe_as_nobody(told, sizeof(told));
+    shell("chmod 666 /dev/infiniband/rdma_cm");
+    expect_told(told, "/dev/infiniband/rdma_cm", "Permission denied", "give this user access");
+    shell("mkdir /run/devices && mv /dev/infiniband/rdma_cm /run/devices/");
+    probe_as_nobody(told, sizeof(told));
+    expect_told(told, "/dev/infiniband/rdma_cm", "No such file", "modprobe rdma_ucm");
+    shell("mv /dev/infiniband/uverbs* /run/devices/");
+    probe_as_nobody(told, sizeof(told));
+    shell("mv /run/devices/* /dev/infiniband/ && rmdir /run/devices");
+    expect_told(told, "rxe0", "/dev/infiniband", "container");
 }
 
 /* ---------------------------------------------------------------- shared regions */
@@ -559,6 +617,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_options_refused),
         cmocka_unit_test(test_mtu_beyond_the_path),
         cmocka_unit_test(test_locked_memory),
+        cmocka_unit_test(test_without_rights),
         cmocka_unit_test(test_pinned_once),
         cmocka_unit_test(test_a_forked_child),
         cmocka_unit_test(test_short_silence),

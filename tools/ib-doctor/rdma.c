@@ -128,6 +128,7 @@ void ibx_doctor_check_rdma(void)
     if (!ibx_doctor_root()[0])
         check_all_limits();
     if (count && !ibx_doctor_exists("/dev/infiniband/rdma_cm"))
-        ibx_doctor_add("rdma", "rdma_cm", DOCTOR_MISSING, "modprobe rdma_ucm",
+        ibx_doctor_add("rdma", "rdma_cm", DOCTOR_MISSING,
+                       "modprobe rdma_ucm, or give /dev/infiniband to this container",
                        "/dev/infiniband/rdma_cm is not there");
 }

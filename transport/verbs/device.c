@@ -5,12 +5,17 @@
 #include "common/address.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+#define DEVICES "/sys/class/infiniband"
 
 /* --------------------------------------------------------------------- names */
 
@@ -53,13 +58,31 @@ static double port_rate(const char *device, unsigned port)
 {
     char path[128];
     double rate = 0;
-    snprintf(path, sizeof(path), "/sys/class/infiniband/%s/ports/%u/rate", device, port);
+    snprintf(path, sizeof(path), DEVICES "/%s/ports/%u/rate", device, port);
     FILE *f = fopen(path, "re");
     if (f && fscanf(f, "%lf", &rate) != 1)
         rate = 0;
     if (f)
         fclose(f);
     return rate;
+}
+
+/* libibverbs looks elsewhere, too, when it may not open a file, and leaves the errno of that. */
+int ibx_verbs_file_check(const char *name, const char *module, struct ibx_error *err)
+{
+    char path[96];
+    snprintf(path, sizeof(path), "/dev/infiniband/%s", name);
+    const int fd = open(path, O_RDWR | O_CLOEXEC), code = fd < 0 ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    if (code == ENOENT || code == ENXIO || code == ENODEV)
+        return ibx_error_set(err, -code,
+                             "%s: %s: modprobe %s, or give /dev/infiniband to this container", path,
+                             strerror(code), module);
+    if (code == EACCES || code == EPERM)
+        return ibx_error_set(err, -code, "%s: %s: give this user access to it", path,
+                             strerror(code));
+    return code ? ibx_error_set(err, -code, "%s: %s", path, strerror(code)) : 0;
 }
 
 /* "mlx5_0 port 1 active, Ethernet, 200 Gb/s, mtu 4096; " for each port; returns the active ones. */
@@ -72,8 +95,11 @@ static unsigned describe_device(struct ibv_device *device, const struct ibx_opti
     size_t n = strlen(out);
     unsigned active = 0;
     if (!context || ibv_query_device(context, &attr)) {
-        snprintf(out + n, size - n, "%s%s cannot be opened: %s", n ? "; " : "", name,
-                 strerror(errno));
+        struct ibx_error why;
+        ibx_error_set(&why, -errno, "%s", strerror(errno));
+        if (!context)
+            ibx_verbs_file_check(device->dev_name, "ib_uverbs", &why);
+        snprintf(out + n, size - n, "%s%s cannot be opened: %s", n ? "; " : "", name, why.message);
         attr.phys_port_cnt = 0;
     }
     for (uint8_t i = 1; i <= attr.phys_port_cnt; i++) {
@@ -93,6 +119,20 @@ static unsigned describe_device(struct ibv_device *device, const struct ibx_opti
     return active;
 }
 
+/* What the kernel has, though libibverbs finds no file for it. */
+static bool kernel_has_device(char *name, size_t size)
+{
+    DIR *folder = opendir(DEVICES);
+    const struct dirent *entry = NULL;
+    while (folder && (entry = readdir(folder)) && entry->d_name[0] == '.')
+        ;
+    if (entry)
+        snprintf(name, size, "%s", entry->d_name);
+    if (folder)
+        closedir(folder);
+    return entry;
+}
+
 /* Ends with NULL; for ibv_free_device_list(). NULL, with a sentence: there is no device. */
 static struct ibv_device **device_list(struct ibx_error *err)
 {
@@ -101,9 +141,17 @@ static struct ibv_device **device_list(struct ibx_error *err)
         return list;
     if (list)
         ibv_free_device_list(list);
-    ibx_error_set(err, -ENODEV,
-                  "no RDMA device (rdma_rxe can emulate one: modprobe rdma_rxe; rdma link add rxe0 "
-                  "type rxe netdev ETHERNET)");
+    char name[64];
+    if (kernel_has_device(name, sizeof(name)))
+        ibx_error_set(err, -ENODEV,
+                      "the kernel has the RDMA device %s, but /dev/infiniband has no file for it: "
+                      "modprobe ib_uverbs, or give /dev/infiniband to this container",
+                      name);
+    else
+        ibx_error_set(
+            err, -ENODEV,
+            "no RDMA device (rdma_rxe can emulate one: modprobe rdma_rxe; rdma link add rxe0 "
+            "type rxe netdev ETHERNET)");
     return NULL;
 }
 
@@ -141,13 +189,13 @@ int ibx_verbs_probe(const struct ibx_options *options, char *description, size_t
         active += describe_device(list[i], options, text, sizeof(text));
     }
     const char *first = ibv_get_device_name(list[0]);
-    int rc = 0;
+    int rc = seen && active ? ibx_verbs_file_check("rdma_cm", "rdma_ucm", err) : 0;
     if (!seen)
         rc = ibx_error_set(err, -ENODEV, "there is no RDMA device %s here; there is %s",
                            options->device, first);
     else if (!active)
-        rc = ibx_error_set(err, -ENETDOWN, "no port is active: %s", text);
-    else
+        rc = ibx_error_set(err, -ENETDOWN, "no port can be used: %s", text);
+    else if (!rc)
         snprintf(description, size, "%s", text);
     ibv_free_device_list(list);
     return rc;

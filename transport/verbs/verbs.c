@@ -71,8 +71,9 @@ static int verbs_open(struct ibx_link *link, void **endpoint, struct ibx_error *
     v->link = link;
     v->events = rdma_create_event_channel();
     if (!v->events) {
-        rc = ibx_error_set(err, -errno, "/dev/infiniband/rdma_cm: %s (modprobe rdma_ucm)",
-                           strerror(errno));
+        rc = ibx_error_set(err, -errno, "no RDMA event channel: %s", strerror(errno));
+        const int file = ibx_verbs_file_check("rdma_cm", "rdma_ucm", err);
+        rc = file ? file : rc;
         free(v);
         return rc;
     }

@@ -183,6 +183,9 @@ int ibx_verbs_probe(const struct ibx_options *options, char *description, size_t
                     struct ibx_error *err);
 /* 0 when this host has any device, or -ENODEV and a sentence. */
 int ibx_verbs_device_any(struct ibx_error *err);
+/* 0 when /dev/infiniband/NAME, of that kernel module, can be opened; otherwise why not and what to
+ * do. */
+int ibx_verbs_file_check(const char *name, const char *module, struct ibx_error *err);
 /* The n-th name in options->device; false when there is none. */
 bool ibx_verbs_device_name(const struct ibx_options *options, unsigned n, char *name, size_t size);
 /* An address of this host that lies on `device` ("": on any) and on none of the `count` ports, with
