@@ -87,7 +87,7 @@ struct ibx_options {
     bool insecure;       /* serve other hosts without a key, and connect to them [false] */
     unsigned port_num;   /* verbs port on the device, 0 by route [0] */
     int gid_index;       /* -1 by route [-1] */
-    unsigned mtu;        /* verbs path MTU in bytes, 0 the port's [0] */
+    unsigned mtu;        /* verbs path MTU in bytes, 0 the ports' [0] */
     unsigned rails;      /* devices used by one connection, at most IBX_RAILS_MAX [1] */
     unsigned lanes;      /* bulk queue pairs or sockets per rail; 0 the provider's default [0] */
     size_t chunk;        /* bytes of one bulk work request; 0 the provider's default [0] */

@@ -166,6 +166,28 @@ static void test_mtu_beyond_the_path(void **state)
     session_end(&s);
 }
 
+static void check_mtu(const char *mtus, const char *agreed)
+{
+    struct session s;
+    shell(mtus);
+    open_pair(&s, "", "");
+    if (!strstr(s.client.description, agreed) || !strstr(s.server.description, agreed))
+        fail_msg("%s, %s", s.client.description, s.server.description);
+    check_read(&s);
+    session_end(&s);
+}
+
+/* Of networks with long packets and without: rdma_cm knows the client's port alone, and what is
+ * longer than the server's takes is lost. */
+static void test_mtu_of_both_ports(void **state)
+{
+    (void)state;
+    check_mtu("ip link set veth0 mtu 1500", "mtu 1024");
+    check_mtu("ip link set veth0 mtu 2200 && ip link set veth1 mtu 1500", "mtu 1024");
+    check_mtu("ip link set veth0 mtu 9000", "mtu 1024");
+    check_mtu("ip link set veth1 mtu 9000", "mtu 4096");
+}
+
 static void drop_locked_memory(void)
 {
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -616,6 +638,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_an_address_of_the_servers_kind),
         cmocka_unit_test(test_options_refused),
         cmocka_unit_test(test_mtu_beyond_the_path),
+        cmocka_unit_test(test_mtu_of_both_ports),
         cmocka_unit_test(test_locked_memory),
         cmocka_unit_test(test_without_rights),
         cmocka_unit_test(test_pinned_once),

@@ -2,7 +2,8 @@
 /*
  * Connecting the queue pairs by rdma_cm.
  *
- *   offer   u8 version, u8 rails, u8 lanes a rail, u16 MTU (0 any),
+ *   offer   u8 version, u8 rails, u8 lanes a rail, u16 MTU (0 any): of the options or, where it is
+ *           not the longest, of the ports,
  *           then a rail each: u8 4 or 6, 16 bytes of address, u16 port
  *   answer  u8 rails, u8 lanes a rail, u16 MTU: the smaller of both ends'
  *
@@ -217,6 +218,26 @@ static int rail_listen(struct verbs *v, unsigned n, struct ibx_error *err)
     return ibx_verbs_device_check(options, n, rail->listener, err);
 }
 
+static unsigned smaller(unsigned a, unsigned b)
+{
+    return a < b ? a : b;
+}
+
+/* The smaller of two MTUs; 0 is any. */
+static unsigned smaller_mtu(unsigned a, unsigned b)
+{
+    return !a || (b && b < a) ? b : a;
+}
+
+/* Bytes; 0: unknown, or the longest that there is, which needs no word. */
+static unsigned port_mtu(const struct rdma_cm_id *id)
+{
+    struct ibv_port_attr port;
+    if (ibv_query_port(id->verbs, id->port_num, &port) || port.active_mtu == IBV_MTU_4096)
+        return 0;
+    return ibx_verbs_mtu_bytes(port.active_mtu);
+}
+
 static void put_address(struct ibx_writer *w, const struct verbs_rail *rail)
 {
     uint8_t bytes[16] = {0};
@@ -244,6 +265,8 @@ int ibx_verbs_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *
             return rc;
         if (rc)
             break;
+        if (!options->mtu)
+            v->mtu = smaller_mtu(v->mtu, port_mtu(v->rails[v->rail_count].listener));
         v->rail_count++;
     }
     ibx_put_u8(offer, VERSION);
@@ -253,17 +276,6 @@ int ibx_verbs_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *
     for (unsigned i = 0; i < v->rail_count; i++)
         put_address(offer, &v->rails[i]);
     return 0;
-}
-
-static unsigned smaller(unsigned a, unsigned b)
-{
-    return a < b ? a : b;
-}
-
-/* The smaller of two MTUs; 0 is any. */
-static unsigned smaller_mtu(unsigned a, unsigned b)
-{
-    return !a || (b && b < a) ? b : a;
 }
 
 static int read_answer(struct verbs *v, struct ibx_reader *answer, struct ibx_error *err)
@@ -480,6 +492,19 @@ static void check_rails(const struct verbs *v)
     }
 }
 
+/* The server's MTU may be longer than the paths to it. What this end's options ask for is not made
+ * shorter: that is an error. */
+static void fit_mtu(struct verbs *v)
+{
+    for (unsigned i = 0; i < v->lane_count && !ibx_link_options(v->link)->mtu; i++) {
+        const struct rdma_cm_id *id = v->lanes[i].id;
+        const unsigned path =
+            id->route.num_paths ? ibx_verbs_mtu_bytes(id->route.path_rec->mtu) : 0;
+        if (v->mtu)
+            v->mtu = smaller_mtu(smaller_mtu(v->mtu, path), port_mtu(id));
+    }
+}
+
 int ibx_verbs_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
                    struct ibx_error *err)
 {
@@ -487,8 +512,10 @@ int ibx_verbs_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *
     int rc = read_offer(v, offer, err);
     if (!rc)
         rc = resolve(v, err);
-    if (!rc)
+    if (!rc) {
         check_rails(v);
+        fit_mtu(v);
+    }
     for (unsigned i = 0; i < v->lane_count && !rc; i++)
         rc = lane_open(v, &v->lanes[i], err);
     if (rc)
