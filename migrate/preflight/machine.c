@@ -144,36 +144,54 @@ static int put_ram(struct describing *d)
     return 0;
 }
 
-/* Lines such as "node 0 cpus: 0 1"; "plugged" is compared with the memory that is plugged in. */
-static int put_numa(struct describing *d)
+/* MiB of a node in virtio-mem devices that the guest has taken. It takes and gives back while it
+ * runs, and the device state brings that along: a QEMU that waits for the VM has none of them. */
+static uint64_t taken_of_node(const json_t *devices, uint64_t node)
 {
-    json_t *text, *lines = json_array();
-    int rc = ask_monitor(d, "info numa", &text);
-    const char *line = rc ? NULL : json_string_value(text);
+    const json_t *item;
+    size_t index;
+    uint64_t bytes = 0;
+    json_array_foreach(devices, index, item)
+    {
+        const json_t *data = json_object_get(item, "data");
+        if (!strcmp(ibx_member(item, "type"), "virtio-mem") &&
+            (uint64_t)json_integer_value(json_object_get(data, "node")) == node)
+            bytes += (uint64_t)json_integer_value(json_object_get(data, "size"));
+    }
+    return bytes >> 20;
+}
+
+/* "plugged" is compared with the memory that is plugged in. */
+json_t *ibx_numa_of_info(const char *text, const json_t *devices)
+{
+    json_t *lines = json_array();
+    const char *line = text;
     for (; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
         char one[512];
+        uint64_t node, mib;
         snprintf(one, sizeof(one), "%.*s", (int)strcspn(line, "\r\n"), line);
+        if (sscanf(one, "node %" SCNu64 " size: %" SCNu64 " MB", &node, &mib) == 2)
+            snprintf(one, sizeof(one), "node %" PRIu64 " size: %" PRIu64 " MB", node,
+                     mib - taken_of_node(devices, node));
         if (*one && !strstr(one, "plugged"))
             json_array_append_new(lines, ibx_json_text(one));
     }
-    put(d, "numa", lines);
-    if (!rc)
-        json_decref(text);
-    return rc;
+    return lines;
 }
 
 /* Where a DIMM is decides where the guest has its memory; QEMU itself does not compare it. */
-static int put_plugged_memory(struct describing *d)
+json_t *ibx_memory_of_devices(const json_t *devices)
 {
-    json_t *list, *item, *out = json_array();
+    const json_t *item;
+    json_t *out = json_array();
     size_t index;
-    int rc = ask(d, "query-memory-devices", NULL, &list);
-    json_array_foreach(rc ? NULL : list, index, item)
+    json_array_foreach(devices, index, item)
     {
         const json_t *data = json_object_get(item, "data");
+        const json_t *most = json_object_get(data, "max-size"); /* of virtio-mem */
         char one[256];
         json_int_t address = json_integer_value(json_object_get(data, "addr"));
-        json_int_t size = json_integer_value(json_object_get(data, "size"));
+        json_int_t size = json_integer_value(most ? most : json_object_get(data, "size"));
         if (!address)
             address = json_integer_value(json_object_get(data, "memaddr"));
         snprintf(one, sizeof(one),
@@ -184,9 +202,22 @@ static int put_plugged_memory(struct describing *d)
                  json_integer_value(json_object_get(data, "node")));
         json_array_append_new(out, ibx_json_text(one));
     }
-    put(d, "memory", out);
-    if (!rc)
-        json_decref(list);
+    return out;
+}
+
+static int put_nodes_and_plugged_memory(struct describing *d)
+{
+    json_t *text, *devices;
+    int rc = ask_monitor(d, "info numa", &text);
+    if (rc)
+        return rc;
+    rc = ask(d, "query-memory-devices", NULL, &devices);
+    if (!rc) {
+        put(d, "numa", ibx_numa_of_info(json_string_value(text), devices));
+        put(d, "memory", ibx_memory_of_devices(devices));
+        json_decref(devices);
+    }
+    json_decref(text);
     return rc;
 }
 
@@ -240,9 +271,7 @@ int ibx_describe_machine(struct describing *d)
     if (!rc)
         rc = put_ram(d);
     if (!rc)
-        rc = put_numa(d);
-    if (!rc)
-        rc = put_plugged_memory(d);
+        rc = put_nodes_and_plugged_memory(d);
     if (!rc)
         rc = ibx_describe_board(d);
     return rc ? rc : put_back_ends(d);

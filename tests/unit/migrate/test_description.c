@@ -246,6 +246,43 @@ static void nothing(const char *source, const char *destination)
         fail_msg("%s and %s: %s%s", source, destination, refused.reasons[0], refused.notes[0]);
 }
 
+/* A VM with a virtio-mem device of which its guest has taken so many MiB, in node 1. */
+static char *with_virtio_mem(unsigned mib, unsigned most)
+{
+    char info[256], answer[512];
+    snprintf(info, sizeof(info),
+             "2 nodes\r\nnode 0 cpus: 0\r\nnode 0 size: 128 MB\r\nnode 0 plugged: 0 MB\r\n"
+             "node 1 cpus: 1\r\nnode 1 size: %u MB\r\nnode 1 plugged: %u MB\r\n",
+             128 + 64 + mib, 64 + mib);
+    snprintf(answer, sizeof(answer),
+             "[{'type':'dimm','data':{'addr':4294967296,'size':67108864,'slot':0,'node':1}},"
+             "{'type':'virtio-mem','data':{'memaddr':4563402752,'size':%u,'requested-size':0,"
+             "'max-size':%u,'block-size':2097152,'node':1}}]",
+             mib << 20, most << 20);
+    json_t *plugged = parsed(answer);
+    json_t *vm = json_pack("{s:o, s:o}", "numa", ibx_numa_of_info(info, plugged), "memory",
+                           ibx_memory_of_devices(plugged));
+    char *text = json_dumps(vm, JSON_COMPACT);
+    json_decref(vm);
+    json_decref(plugged);
+    return text;
+}
+
+/* What it has taken comes with the device state; a QEMU that waits for the VM has none of it. */
+static void what_a_guest_has_taken_of_virtio_mem_does_not_matter(NO_STATE)
+{
+    char *here = with_virtio_mem(192, 256), *there = with_virtio_mem(0, 256),
+         *other = with_virtio_mem(0, 512);
+    nothing(here, there);
+    only(here, other, "the VM has virtio-mem of 256 MiB at 0x110000000, slot 0, node 1 here and");
+    assert_non_null(strstr(here, "node 1 size: 192 MB"));
+    assert_non_null(strstr(here, "dimm of 64 MiB at 0x100000000, slot 0, node 1"));
+    assert_null(strstr(here, "plugged"));
+    free(here);
+    free(there);
+    free(other);
+}
+
 #define P(type, at)   "{'plugged':true,'type':'" type "','at':'" at "'}"
 #define B(type)       "{'plugged':false,'type':'" type "','at':'" type "'}"
 #define DEVICES(list) "{'devices':[" list "]}"
@@ -601,6 +638,7 @@ int main(void)
         cmocka_unit_test(odd_trees_do_no_harm),
         cmocka_unit_test(a_deep_tree_of_long_names_does_no_harm),
         cmocka_unit_test(ram_blocks_have_two_sizes),
+        cmocka_unit_test(what_a_guest_has_taken_of_virtio_mem_does_not_matter),
         cmocka_unit_test(differences_have_a_sentence_each),
         cmocka_unit_test(a_property_is_named_with_both_values),
         cmocka_unit_test(what_does_not_matter_is_not_refused),
