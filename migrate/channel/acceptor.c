@@ -159,6 +159,26 @@ static void turned_away(struct ibx_conn *conn, bool trouble, const char *why)
     ibx_close(conn);
 }
 
+/* The peer learns why, in a message that all versions have alike; what it sends has other fields,
+ * perhaps, and is not looked at. */
+static void tell_version(struct ibx_conn *conn, uint64_t deadline_ns, const char *why)
+{
+    struct ibx_channel channel;
+    struct ibx_event event;
+    int n;
+    ibx_channel_init(&channel, conn);
+    if (ibx_channel_send_abort(&channel, why))
+        return;
+    while ((n = ibx_poll(conn, &event, 1)) >= 0 && ibx_now_ns() < deadline_ns) {
+        if (n && event.type == IBX_EVENT_CLOSED)
+            return;
+        if (n && event.type == IBX_EVENT_MESSAGE)
+            ibx_message_release(conn, &event);
+        else if (!n)
+            ibx_wait(conn, 100);
+    }
+}
+
 static void *request_main(void *argument)
 {
     struct place *place = argument;
@@ -169,6 +189,8 @@ static void *request_main(void *argument)
     if (!rc) { /* a source that has proven itself: padding is behind its first message */
         ibx_receive_ahead(request->conn);
         rc = first_message(acceptor, request->conn, &request->first, &err);
+        if (rc == -EPROTONOSUPPORT)
+            tell_version(request->conn, ibx_deadline_in_ms(acceptor->first_ms), err.message);
     }
     if (rc)
         turned_away(request->conn, rc != SILENT, err.message);

@@ -15,6 +15,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -251,6 +252,46 @@ static void a_bad_description_ends_its_connection(NO_STATE)
     }
 }
 
+struct reason {
+    char text[IBX_ERROR_MAX];
+};
+
+static int note_reason(void *context, const struct ibx_migrate_any *message)
+{
+    struct reason *reason = context;
+    assert_int_equal(message->type, IBX_MIGRATE_ABORT);
+    snprintf(reason->text, sizeof(reason->text), "%s", message->is.reason);
+    return -EISCONN;
+}
+
+/* Otherwise it would look at its own host for what is wrong. More that it says is of its version,
+ * too, and hinders nothing. */
+static void a_peer_of_another_version_learns_that_it_is_one(NO_STATE)
+{
+    static const struct ibx_migrate_hello hello = {.purpose = IBX_PURPOSE_QUERY, .id = {1}};
+    const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = &hello};
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    struct ibx_connection_request request;
+    struct ibx_channel client;
+    struct reason reason = {""};
+    uint8_t bytes[1024], unknown[] = {200, 1};
+    begin();
+    const ssize_t length = ibx_migrate_encode(&message, bytes, sizeof(bytes));
+    assert_true(length > 7);
+    assert_int_equal(bytes[5], IBX_MIGRATE_VERSION); /* behind the type and the magic */
+    bytes[5]++;
+    assert_true(comes(1));
+    const struct iovec first = {bytes, (size_t)length}, more = {unknown, sizeof(unknown)};
+    assert_int_equal(ibx_send(conns[0], &first, 1, 0, 0), 0);
+    assert_int_equal(ibx_send(conns[0], &more, 1, 0, 0), 0);
+    ibx_channel_init(&client, conns[0]);
+    assert_int_equal(ibx_channel_take_until(&client, note_reason, &reason, deadline, NULL),
+                     -EISCONN);
+    assert_non_null(strstr(reason.text, "the peer speaks version "));
+    assert_false(ibx_acceptor_take(acceptor, &request));
+    end();
+}
+
 static void crowd(unsigned from, unsigned to)
 {
     for (unsigned name = from; name < to; name++)
@@ -415,6 +456,7 @@ int main(void)
         cmocka_unit_test(a_control_connection_has_no_bulk_lane),
         cmocka_unit_test(a_description_follows_its_hello),
         cmocka_unit_test(a_bad_description_ends_its_connection),
+        cmocka_unit_test(a_peer_of_another_version_learns_that_it_is_one),
     };
     return cmocka_run_group_tests(tests, make_keys, remove_keys);
 }
