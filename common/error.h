@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * common/ is what every folder may use, and includes no other: errors, log.h, clock.h, thread.h,
- * state_machine.h, wire.h (encoding), properties.h (configuration files), file_check.h, span.h
- * (memory to register), locked.h (the limit on locked memory), stream_copy.h.
+ * state_machine.h, wire.h (encoding), properties.h (configuration files), file_check.h,
+ * path_check.h and path_walk.h (who decides where a path leads), address.h, span.h (memory to
+ * register), locked.h (the limit on locked memory), verbs_fork.h, quota.h, bits.h, stream_copy.h.
  *
  * An error is one sentence for a person beside a negative errno for the program. Set-up calls take
  * a last `struct ibx_error *`, which may be NULL. The function that detects the error fills it,
@@ -12,6 +13,10 @@
 #define IBX_COMMON_ERROR_H
 
 #include <stdarg.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define IBX_ERROR_MAX 768
 
@@ -37,5 +42,9 @@ void ibx_text_plain(char *text);
 /* Replaces control characters and bytes above 0x7e with '?', in place: for text from a peer that
  * goes to a terminal. */
 void ibx_text_sanitize(char *text);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -34,6 +34,10 @@
 #include <stdio.h>
 #include <sys/uio.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define IBX_RAILS_MAX     4
 #define IBX_PROVIDERS_MAX 4
 #define IBX_KEY_MAX       65536 /* bytes of a key file */
@@ -530,5 +534,9 @@ int ibx_provider_probe(const char *name, const struct ibx_options *options, char
 const char *ibx_cipher_description(const char **remedy);
 /* Names in the order in which rdma:// prefers them, NULL after the last. */
 const char *ibx_provider_name(unsigned index);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
