@@ -328,7 +328,7 @@ static void test_keys_that_are_almost_ours(void **state)
     expect_refused("comunicator : rdma://h:1?encryption=required\n", "line 1 (comunicator)",
                    "write communicator : ");
     load_text("communicator : rdma://h:1\nplugins : cudart\nport : 1\nserver_address : h\n"
-              "ip_address : h\ndma : 1\nrmda : 1\nrdmaish : 1\nrd.a : 1\n"
+              "ip_address : h\ndma : 1\nrmda : 1\nrdmaish : 1\nrd.a : 1\nrxya.gpu : 1\n"
               "mdra.a : 1\narmed.a : 1\nrandom.a : 1\n");
 }
 

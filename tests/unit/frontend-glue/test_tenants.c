@@ -8,6 +8,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <cmocka.h>
 
 static struct ibx_tenant *alice, *bob;
@@ -161,6 +162,28 @@ static void test_limits(void **state)
     ibx_tenant_get("alice", &limits, 8);
     assert_int_equal(ibx_tenant_quota(alice, IBX_HOLD_SESSIONS)->most, IBX_TENANT_SESSIONS / 100);
     assert_int_equal(ibx_tenant_quota(alice, IBX_HOLD_CHUNKS)->most, 1);
+}
+
+/* Descriptors are nearly used up: who has more than an even share gets no further connection. */
+static void test_descriptors(void **state)
+{
+    (void)state;
+    const struct ibx_tenant_limits limits = {0};
+    struct ibx_quota *many = ibx_tenant_quota(alice, IBX_HOLD_SESSIONS);
+    struct ibx_quota *few = ibx_tenant_quota(bob, IBX_HOLD_SESSIONS);
+    struct rlimit before, low;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    low = (struct rlimit){.rlim_cur = 4, .rlim_max = before.rlim_max};
+    assert_true(ibx_quota_take(many, 60) && ibx_quota_take(few, 4));
+    assert_true(ibx_descriptors_left(alice, &limits));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    const bool of_many = ibx_descriptors_left(alice, &limits);
+    const bool of_few = ibx_descriptors_left(bob, &limits);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    ibx_quota_give(many, 60);
+    ibx_quota_give(few, 4);
+    assert_false(of_many);
+    assert_true(of_few);
 }
 
 /* ------------------------------------------------------------------------ named memory */
@@ -447,6 +470,7 @@ int main(void)
         cmocka_unit_test_setup(test_cache, set_up),
         cmocka_unit_test_setup(test_crowd, set_up),
         cmocka_unit_test_setup(test_limits, set_up),
+        cmocka_unit_test_setup(test_descriptors, set_up),
         cmocka_unit_test(test_weights),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_arrays),

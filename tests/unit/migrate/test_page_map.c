@@ -396,6 +396,39 @@ static void mutations_stay_inside(NO_STATE)
     ibx_page_map_fini(&to);
 }
 
+/* Each keeps count of the pages that are left. */
+static void sets_of_pages_are_combined(NO_STATE)
+{
+    enum { PAGES = 200 };
+    struct ibx_page_map map = made_pages(PAGES), other = made_pages(PAGES);
+    uint8_t model[PAGES], others[PAGES];
+    for (unsigned round = 0; round < 40; round++) {
+        for (unsigned i = 0; i < PAGES; i++) {
+            model[i] = random_below(2) != 0;
+            others[i] = random_below(2) != 0;
+        }
+        put(&map, 0, model);
+        put(&other, 0, others);
+        for (unsigned i = 0; i < PAGES; i++)
+            model[i] = round % 4 == 0   ? model[i] || others[i]
+                       : round % 4 == 1 ? model[i] && !others[i]
+                       : round % 4 == 2 ? model[i] && others[i]
+                                        : others[i];
+        if (round % 4 == 0)
+            ibx_page_map_add(&map, &other);
+        else if (round % 4 == 1)
+            ibx_page_map_remove(&map, &other);
+        else if (round % 4 == 2)
+            ibx_page_map_keep(&map, &other);
+        else
+            ibx_page_map_copy(&map, &other);
+        check(&map, model);
+        check(&other, others);
+    }
+    ibx_page_map_fini(&map);
+    ibx_page_map_fini(&other);
+}
+
 static void too_much_is_refused(NO_STATE)
 {
     struct ibx_page_map map = {.pages = 77};
@@ -422,6 +455,7 @@ int main(void)
         cmocka_unit_test(hostile_pieces_are_refused),
         cmocka_unit_test(pieces_come_once_and_in_order),
         cmocka_unit_test(mutations_stay_inside),
+        cmocka_unit_test(sets_of_pages_are_combined),
         cmocka_unit_test(too_much_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -84,6 +84,36 @@ static void test_what_is_put_in_its_place_gets_nothing(NO_STATE)
     ibx_snapshot_folder_close(&folder);
 }
 
+/* Nor is another folder there taken away, which may be somebody's. */
+static void test_another_folder_in_its_place_stays(NO_STATE)
+{
+    struct ibx_snapshot_folder folder = {.count = 0};
+    assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
+    assert_int_equal(rename(path, moved), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    ibx_snapshot_folder_remove(&folder);
+    assert_true(has(top, "snapshot"));
+    ibx_snapshot_folder_close(&folder);
+}
+
+/* A link to a file of the right size is none of the snapshot's files: what is served is what is
+ * there. */
+static void test_a_link_is_no_file(NO_STATE)
+{
+    struct ibx_snapshot_folder folder = {.count = 0}, again = {.count = 0};
+    char link[80], target[80];
+    assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
+    manifest_make(&folder);
+    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
+    ibx_snapshot_folder_close(&folder);
+    snprintf(link, sizeof(link), "%s/ram.0", path);
+    snprintf(target, sizeof(target), "%s/ram", other);
+    assert_int_equal(rename(link, target), 0);
+    assert_int_equal(symlink(target, link), 0);
+    assert_int_equal(ibx_snapshot_folder_open(path, false, &again, &error), -ELOOP);
+}
+
 /* Two begin at once: the second does nothing, and takes nothing away. */
 static void test_one_fills_it(NO_STATE)
 {
@@ -109,6 +139,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_link_is_no_folder, begin, end),
         cmocka_unit_test_setup_teardown(test_what_is_put_in_its_place_gets_nothing, begin, end),
+        cmocka_unit_test_setup_teardown(test_another_folder_in_its_place_stays, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_link_is_no_file, begin, end),
         cmocka_unit_test_setup_teardown(test_one_fills_it, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

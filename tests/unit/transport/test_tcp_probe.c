@@ -178,6 +178,19 @@ static void test_the_lane_that_was_asked_for(void **state)
     assert_int_equal(tcp.status, -ETIMEDOUT);
 }
 
+/* The network is back, and what was sent again on the lane has arrived, though not all of it. */
+static void test_a_lane_that_was_heard_since(void **state)
+{
+    (void)state;
+    silence(1);
+    look_until_asked();
+    await_answer();
+    now_ms += STEP_MS;
+    infos[1].tcpi_last_ack_recv = STEP_MS / 2;
+    ibx_tcp_probe_check(&tcp, now_ms * IBX_NS_PER_MS);
+    assert_int_equal(tcp.status, 0);
+}
+
 /* A child that was forked meanwhile has the request's socket open, too: its events are none of ours
  * any more, or whoever waits for the connection would be woken as long as the child lives. */
 static void test_a_child_keeps_nobody_awake(void **state)
@@ -211,6 +224,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_silent_lane_ends_it, begin, end),
         cmocka_unit_test_setup_teardown(test_lanes_in_turn_do_not, begin, end),
         cmocka_unit_test_setup_teardown(test_the_lane_that_was_asked_for, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_lane_that_was_heard_since, begin, end),
         cmocka_unit_test_setup_teardown(test_a_child_keeps_nobody_awake, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
