@@ -205,6 +205,20 @@ static void another_form_is_never_given(void **state)
     assert_int_equal(ibx_configurations_pop(&all, out), 0);
 }
 
+/* Then none that is popped is the right one, but the back end's. */
+static void one_more_than_fit_is_lost(void **state)
+{
+    (void)state;
+    struct ibx_configurations all;
+    uint8_t pushed[40] = {1, 2, 3};
+    ibx_configurations_init(&all);
+    for (unsigned i = 0; i < IBX_CONFIGURATIONS; i++)
+        ibx_configurations_push(&all, pushed, false);
+    assert_false(all.lost);
+    ibx_configurations_push(&all, pushed, false);
+    assert_true(all.lost);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -216,6 +230,7 @@ int main(void)
         cmocka_unit_test(replies_are_remembered),
         cmocka_unit_test(configurations_come_back_as_the_back_end_gives_them),
         cmocka_unit_test(another_form_is_never_given),
+        cmocka_unit_test(one_more_than_fit_is_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -242,6 +242,7 @@ static const struct {
     {"\16\377\0\0\0\377\0\0\0\11", 10, -EPROTO},              /* more than fit */
     {"\16\1\0\0\0\1\0\0\0\1\0\0\0\0\1\0\0\0\5", 19, -EPROTO}, /* more changes than fit */
     {"\16\1\0\0\0\1\0\0\0\1\0\0\21\0aaaaaaaaaaaaaaaaa\1\0\0\0\0", 36, -EPROTO}, /* a name */
+    {"\16\1\0\0\0\1\0\0\0\1\2\0\33X\3\0tcp\1\0\0\0\0", 24, 0},                  /* for a terminal */
 };
 
 static void *lie(void *argument)
@@ -280,6 +281,8 @@ static void lies(void **state)
         int rc = ibx_sessions_ask(conn, ASK_MS, &report);
         if (rc != answers[i].rc)
             fail_msg("answer %u: %d", i, rc);
+        if (!rc && report.count)
+            assert_string_equal(report.told[0].peer, "?X");
         ibx_close(conn);
     }
     pthread_join(thread, NULL);

@@ -132,6 +132,34 @@ static void test_a_bad_host_has_no_say(NO_STATE)
     }
 }
 
+/* Who loses most of what was sent too fast is no bad host, however often it says so. */
+static void test_a_slow_host_has_a_say(NO_STATE)
+{
+    struct ibx_multicast_hearing *h = &hosts[0].hearing;
+    rate.now = MOST;
+    assert_true(ibx_multicast_rate_heard(&rate, h, 1000, 1000, 1000, now));
+    for (uint64_t i = 1; i <= 10; i++)
+        assert_true(
+            ibx_multicast_rate_heard(&rate, h, 1000 + 1000 * i, 1000 + 400 * i, 20000, now));
+    assert_true(rate.lowered == 1 && rate.now > MOST / 8);
+    assert_true(ibx_multicast_counts(h));
+}
+
+/* Behind a loss it is steady for half a second, and then grows by small steps. */
+static void test_is_calm_behind_a_loss(NO_STATE)
+{
+    struct ibx_multicast_hearing *h = &hosts[0].hearing;
+    rate.now = MOST;
+    assert_true(ibx_multicast_rate_heard(&rate, h, 1000, 1000, 1000, now));
+    assert_true(ibx_multicast_rate_heard(&rate, h, 2000, 1500, 2000, now));
+    const uint64_t lowered = rate.now;
+    assert_true(lowered < MOST);
+    ibx_multicast_rate_raise(&rate, now + 4 * STEP);
+    assert_int_equal(rate.now, lowered);
+    ibx_multicast_rate_raise(&rate, now + 5 * STEP);
+    assert_int_equal(rate.now, lowered + MOST / 32);
+}
+
 /* What cannot be is said; what another member can have forged is passed over. */
 static void test_reports_that_cannot_be(NO_STATE)
 {
@@ -155,6 +183,8 @@ int main(void)
         cmocka_unit_test_setup(test_follows_the_slowest, begin),
         cmocka_unit_test_setup(test_once_a_rate, begin),
         cmocka_unit_test_setup(test_a_bad_host_has_no_say, begin),
+        cmocka_unit_test_setup(test_a_slow_host_has_a_say, begin),
+        cmocka_unit_test_setup(test_is_calm_behind_a_loss, begin),
         cmocka_unit_test_setup(test_reports_that_cannot_be, begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -87,6 +87,17 @@ static void test_ways(void **state)
     assert_int_equal(chosen->direct_min, 0);
 }
 
+/* However fast it is: what is longer is not sent so. */
+static void test_inline_is_bounded(void **state)
+{
+    (void)state;
+    times(&tune.ways[0], 1, 0.01, 0, SIZES);
+    ibx_tune_choose(&tune);
+    assert_true(choice_sound(&tune.result.choice));
+    assert_int_equal(tune.result.choice.ways[0].inline_max, IBX_CHOICE_TO_MAX);
+    assert_int_equal(tune.result.choice.ways[1].inline_max, IBX_CHOICE_FROM_MAX);
+}
+
 static void test_threads(void **state)
 {
     (void)state;
@@ -139,8 +150,9 @@ static void test_direct(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_crossover), TEST(test_ways),     TEST(test_threads),
-        TEST(test_chunk),     TEST(test_in_place), TEST(test_direct),
+        TEST(test_crossover), TEST(test_ways),  TEST(test_inline_is_bounded),
+        TEST(test_threads),   TEST(test_chunk), TEST(test_in_place),
+        TEST(test_direct),
     };
     return cmocka_run_group_tests_name("tune", tests, NULL, NULL);
 }

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A note is found by the next tool, and nobody else's is taken for it: /dev/shm is open to all. */
+#include "migrate/common/note.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define BYTES 4096u
+#define OTHER 12345 /* a user */
+
+static char top[] = "/tmp/ibx-note-XXXXXX", path[64], aside[64];
+static struct ibx_error error;
+
+/* One that a tool has left. */
+static int begin(void **state)
+{
+    struct ibx_note note;
+    (void)state;
+    memcpy(top + sizeof(top) - 7, "XXXXXX", 6);
+    assert_non_null(mkdtemp(top));
+    snprintf(path, sizeof(path), "%s/note", top);
+    snprintf(aside, sizeof(aside), "%s/aside", top);
+    assert_int_equal(ibx_note_make(&note, BYTES, path, "it is noted", "do without", &error), 0);
+    ((uint64_t *)note.memory)[1] = 77;
+    ibx_note_fini(&note);
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    unlink(path);
+    unlink(aside);
+    return rmdir(top);
+}
+
+static int find(size_t bytes)
+{
+    struct ibx_note note = {0};
+    const int rc = ibx_note_find(&note, bytes, path, &error);
+    if (!rc)
+        assert_int_equal(((uint64_t *)note.memory)[1], 77);
+    ibx_note_fini(&note);
+    return rc;
+}
+
+static void test_found(NO_STATE)
+{
+    struct ibx_note again;
+    assert_int_equal(find(BYTES), 0);
+    assert_int_equal(ibx_note_make(&again, BYTES, path, "it is noted", "do without", &error),
+                     -EEXIST);
+    assert_non_null(strstr(error.message, "do without"));
+    assert_int_equal(find(BYTES), 0);
+}
+
+static void test_not_of_this_length(NO_STATE)
+{
+    assert_int_equal(find(BYTES * 2), -ESTALE);
+    assert_int_equal(find(BYTES / 2), -ESTALE);
+}
+
+static void test_not_what_others_can_write(NO_STATE)
+{
+    for (unsigned bit = 020; bit; bit = bit == 020 ? 002 : 0) {
+        assert_int_equal(chmod(path, 0600 | bit), 0);
+        assert_int_equal(find(BYTES), -ESTALE);
+    }
+    assert_int_equal(chmod(path, 0644), 0);
+    assert_int_equal(find(BYTES), 0);
+}
+
+static void test_not_another_users(NO_STATE)
+{
+    if (geteuid())
+        skip();
+    assert_int_equal(chown(path, OTHER, OTHER), 0);
+    assert_int_equal(find(BYTES), -ESTALE);
+}
+
+static void test_not_by_a_link(NO_STATE)
+{
+    assert_int_equal(rename(path, aside), 0);
+    assert_int_equal(symlink(aside, path), 0);
+    assert_int_equal(find(BYTES), -ESTALE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_found, begin, end),
+        cmocka_unit_test_setup_teardown(test_not_of_this_length, begin, end),
+        cmocka_unit_test_setup_teardown(test_not_what_others_can_write, begin, end),
+        cmocka_unit_test_setup_teardown(test_not_another_users, begin, end),
+        cmocka_unit_test_setup_teardown(test_not_by_a_link, begin, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
