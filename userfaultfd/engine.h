@@ -5,8 +5,8 @@
  *
  *   placing  only with events. Shared while pages are placed, exclusive while the descriptor is
  *            read: once a REMOVE event is read, its caller continues and drops the pages, so no
- * page may be placed before the event is recorded in the page map. lock     state, reason, the
- * waiting faults, the bandwidth clock.
+ *            page may be placed before the event is recorded in the page map.
+ *   lock     state, reason, the waiting faults, the bandwidth clock.
  *
  * Waiting faults stay in one list until their page is present. What happens to each depends on the
  * state of its page only, so a reader that fails loses none: its pages are missing again.
@@ -18,6 +18,8 @@
  *   slot.c        requests                 flight.c      how much is in flight over a wire
  *   takeover.c    what outlives a killed engine   give.c     pages that come another way
  *   ahead.c       strides through huge pages
+ *
+ * Beside it, for others: dirty.c tells which pages are written, protect.c stops who writes.
  *
  * engine.c, events.c, place.c and fetch.c call each other: all of them can fail the engine, and
  * placing has to read events when the kernel answers EAGAIN.

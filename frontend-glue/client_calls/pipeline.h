@@ -14,6 +14,7 @@
  *   request_keys.c  what decides whether a request succeeds, and what its reply is
  *   process.c    all connections of the process: the order between them, the thread that sends what
  *                an application leaves behind, fork(2) and exit(3)
+ *   keeper.c     a thread that notices broken connections whose threads are in no call
  *   unseen_launches.c  launches by <<<>>>: nobody sees what they return
  *   learned.c    what the replies have told: what succeeds again, what has the same reply again
  *

@@ -20,15 +20,28 @@
  *   choice.c         the sizes from which paths count, and what a copy's end means
  *   check.c          asks CUDA about a copy before it runs
  *   calls.c          short calls that are no copies, by CUDA's runtime
+ *   late.c           parts of long copies from the device that are answered late
  *   captures.c       captures of streams, kept from waits for the device
  *   launch.c         kernels, by the driver
+ *   host_maps.c      page-locked memory of clients, for kernels
+ *   request_shapes.c what handlers do with a request before CUDA checks it
+ *   registrations.c  keeps handlers apart that register kernels
+ *   client_functions.c  ... and what clients register under the same addresses
+ *   module_owners.c, last_requests.c  whose modules these are, and what takes them back
  *   extra.c          requests of our own, for calls that GVirtuS lacks
  *   extra_arrays.c   likewise: arrays, textures and surfaces
  *   extra_graphs.c, extra_nodes.c  likewise: graphs
+ *   extra_copies.c, graph_slots.c, slot_copies.c  likewise: copies between host and device in them
  *   extra_ipc.c      likewise: memory and events of other processes
+ *   extra_pools.c, extra_variables.c, extra_queries.c  likewise: pools, variables, questions
+ *   printed.c        what kernels print
  *   handles.c        what they have returned
+ *   named_streams.c  which of these, and which streams, a request may name
  *   clients.c        which sessions are one client's
- *   client_ends.c    what clients leave behind
+ *   client_ends.c, left_work.c  what clients leave behind
+ *   moments.c        when all work that is under way now is over
+ *   own_reset.c      cudaDeviceReset of one client of several
+ *   broken_context.c what the log says of CUDA errors that stay
  *   frees.c          memory that is given back beside graphs
  *   host_work.c      functions that the client calls when a stream gets there
  *   runtime.c        CUDA's runtime, as GVirtuS's handlers have it
@@ -36,6 +49,7 @@
  *   resets.c         contexts that clients reset or destroy
  *   replies.c        the shape of GVirtuS's replies
  *   tenants.c        who the clients are, and what each makes the back end hold
+ *   graph_limits.c, graph_room.c, descriptors.c  likewise: graphs, those that wait, descriptors
  *   owners.c         which tenant has allocated which device memory
  *   named_memory.c   which device memory GVirtuS's requests name
  *   isolation.c      refuses memory of other tenants, and what is too much

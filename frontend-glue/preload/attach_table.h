@@ -14,20 +14,35 @@
  *   errors.c       names and meanings of errors
  *   launch.c       kernels launched by code of nvcc 13, or with attributes
  *   kernels.c      launches without GVirtuS's front end
- *   kernel_reach.c page-locked memory that kernels use
+ *   kernel_reach.c, small_memory.c  page-locked memory that kernels use
+ *   libraries.c, images.c  libraries of kernels that a program loads; what is in such an image
+ *   compressed_images.c  what nvcc has compressed
+ *   static_runtime.c  programs whose calls do not come here
+ *   child_modules.c modules of forked children
+ *   variables.c    variables of the device, as nvcc's code registers them
  *   per_thread.c   the names of calls in programs with a default stream for each thread
  *   extra.c        calls that GVirtuS lacks, in requests of our own
  *   queries.c      likewise: questions about streams, devices and kernels
+ *   composed.c     calls that consist of others
+ *   outputs.c      answers that have no place, questions about what is no kernel
  *   absent.c       calls that are not there for a remote GPU
+ *   dlsym.c        programs that look for calls in libcudart by dlsym(3)
+ *   visible_devices.c  CUDA_VISIBLE_DEVICES of the program
  *   local_libraries.c  cuRAND and others that would use a GPU of this host
+ *   loaded_libraries.c  the libraries of this process
+ *   printed.c      what kernels print
  *   host_functions.c  likewise: functions that a stream waits for
  *   process_end.c  the end of a process: forked children, threads that are in calls
- *   captures.c     streams that are captured
- *   graphs.c, graph_nodes.c  likewise: graphs
+ *   captures.c, own_streams.c  streams that are captured, and waits beside them
+ *   graphs.c, graph_nodes.c, graph_parameters.c, graph_conditions.c  likewise: graphs
+ *   graph_drawing.c, user_objects.c  their drawings, and objects of the program's that they have
  *   graph_copies.c  copies between host and device in graphs
+ *   capture_graphs.c  graphs that a program names while a stream is captured into them
+ *   pools.c        likewise: pools of memory
  *   ipc.c          likewise: memory and events of other processes
  *   peers.c        access of devices to each other's memory
- *   arrays.c       likewise: arrays, textures and surfaces
+ *   arrays.c, mipmaps.c, textures.c  likewise: arrays, textures and surfaces
+ *   device_things.c  what of these a reset of the device takes
  *   managed.h      lists the files of cudaMallocManaged
  *   ranges.c       lists of memory
  *   gvirtus.c      the plugin, GVirtuS's functions, calls without these, cudaGetLastError

@@ -8,10 +8,17 @@
  *   stream.c        the stream as segments of DATA messages, read and written
  *   messages.c      messages sent with credit, and queued by what they are for
  *   rendezvous.c    long writes, moved one-sidedly by the server
+ *   shared_regions.c  what stays registered of memory that both ends map
+ *   names.c         what the client's memory is called
  *   requests.c      GVirtuS's requests at the beginning of the stream, for the hooks
+ *   calls.c         which call of GVirtuS is what
  *   frames.c        the frames of GVirtuS's own wire
+ *   owed.c          requests that were answered before the server has run them
  *   agreement.c     whether a session goes on when its connection has broken
  *   link.c          going on over another connection when one has broken
+ *   kept.c          messages that are sent again then
+ *   reconnect.c     how the client finds its server again
+ *   waiting.c       where the server finds the session
  *   report.c        what a server says of sessions that have done so
  *   dead_backend.c  what a client reads once its back end is gone
  *

@@ -9,6 +9,10 @@
  *   records.c   the journal's records of this VM
  *   vm.c        QEMU's state by its monitor (vm.h)
  *   hold.c      QEMU's migration, held open at the source (hold.h)
+ *   guard.c     what stops others that write to the VM's memory there (guard.h)
+ *   watchdog.c  gives the VM back when the tool dies (watchdog.h)
+ *   libvirt.c   the socket by which libvirt drives a migration (libvirt.h)
+ *   note.c      what one tool leaves for the next in /dev/shm (note.h)
  */
 #ifndef IBX_MIGRATE_COMMON_COMMON_H
 #define IBX_MIGRATE_COMMON_COMMON_H

@@ -11,6 +11,10 @@
  *   description.c    the VM as both sides must have it: devices.c, machine.c, disks.c,
  *                    disk_identity.c, virtio.c; and the comparison: compare.c, compare_disks.c
  *   settings.c       QEMU's migration capabilities and parameters: what a migration needs
+ *   listening.c      a QEMU that takes a migration of its own
+ *   ram_file.c       who can reach the file of guest RAM
+ *   memory_limit.c   memory that this host or a control group does not have
+ *   warm.c           who writes to guest RAM unseen
  *
  * Functions that return an int fail only when QEMU could not be asked; what they find goes to
  * `blockers`. A migration may begin when blockers->count is 0.

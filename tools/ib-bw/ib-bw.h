@@ -9,6 +9,7 @@
  *   stream.c        a stream over a session of ours    stock.cpp, stock-socket.c   over stock's TCP
  *   server.c        serve: listeners and clients       child.c    a process for self and tune
  *   pin.c           processors for both ends           watch.c    signals
+ *   payload.c       payloads that both ends can make and check
  *   results.c       samples and their medians          table.c, json.c, plot.c, file.c   reports
  *   tune*.c         tune, see tune.h
  *

@@ -12,6 +12,8 @@
  *   borrow.c      borrow, return
  *   firecracker.c firecracker: the page fault handler of a restored microVM
  *   run.h         run: makes the destination's QEMU, over ssh
+ *   vm_state.c    where a record says that the VM is
+ *   core_dump.c   core dumps without guest memory
  *   progress.c    shows a migration while it runs, from a thread of its own
  *   text.c        what the others print: progress bar, phases, summary
  */

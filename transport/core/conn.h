@@ -11,8 +11,9 @@
  *   path_choice.c  which provider carries it: the choice of the path for rdma://
  *
  * conn.c calls chunks.c, which calls back only for ibx_conn_lost(). The other files of core/ know
- * no connection: providers.c (the table of providers), domain.c, options.c, uri.c, crypto.c,
- * secret.c, mac.c and the registration cache, regcache.c with regcache_watch.c.
+ * no connection: providers.c (the table of providers), domain.c, remote.c, options.c, uri.c,
+ * crypto.c, secret.c, mac.c, TLS (tls*.c) and the registration cache, regcache.c with
+ * regcache_watch.c.
  */
 #ifndef IBX_TRANSPORT_CORE_CONN_H
 #define IBX_TRANSPORT_CORE_CONN_H

@@ -8,6 +8,7 @@
  *   pool.c            connection requests, until they have proven themselves
  *   pool_places.c     who of them has a place, and whose turn it is
  *   connect.c         how a client reaches a listener's socket
+ *   stranger.c        what a client says of a server that is none of ours
  *   handshake.c       the dialogue: authenticate, then try providers until one is set up
  *   authentication.c  both ends prove that they know the key, and agree on limits
  *   claim.c           a connection that goes on with what another one has begun

@@ -16,6 +16,7 @@
  *   setup.c       offer, join, finish: connects and authenticates the lanes
  *   frame.c       the bytes of frames, hellos and terms
  *   lane.c        bytes in and out of one socket, plain or by TLS
+ *   lane_thread.c the thread of a bulk lane that is encrypted or one of several
  *   message.c     messages and their credits
  *   work.c        dispatches frames; posts of this side, jobs for the peer
  *   pad.c         widens TCP's congestion windows ahead of need

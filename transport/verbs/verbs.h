@@ -9,7 +9,9 @@
  * connection is invalid on another; but those of one domain (transport.h) share protection
  * domains, and registrations by ibx_mr_share().
  *
- *   verbs.c    the provider's calls: chunks, completions, progress(), the end
+ *   verbs.c    the provider's calls: progress(), the end
+ *   chunks.c   READs and WRITEs in flight
+ *   completions.c  what a completion means; what a failed work request says
  *   cm.c       offer, join, finish: addresses, routes, proofs by rdma_cm
  *   qp.c       rails and queue pairs
  *   message.c  messages on lane 0, their buffers and credits
