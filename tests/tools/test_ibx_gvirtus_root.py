@@ -249,6 +249,13 @@ def the_way_to_a_home_is_not_trusted_either(scene):
     os.symlink("loop", scene.path("loop"))
     equal(home.tool("install", "--home", scene.path("loop")), 1)
     home.says("Too many levels of symbolic links")
+    # Root's link, in a folder like /tmp: anybody may have made it of one of root's.
+    shared = scene.path("shared")
+    os.mkdir(shared)
+    os.chmod(shared, 0o1777)
+    os.symlink(scene.path("roots"), shared + "/link")
+    equal(home.tool("show", "--home", shared + "/link"), 1)
+    home.says("leads through the link link in a folder that others can write: give the path")
 
 
 @test
