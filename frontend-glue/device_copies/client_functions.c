@@ -43,6 +43,7 @@ struct ibx_client_module {
 struct function {
     struct function *next, **at; /* its bucket's */
     struct function *next_of_module, **of_module;
+    struct function *next_named, **of_named; /* its bucket's, by its name */
     struct function *earlier; /* which is there again without this one: of another module */
     struct ibx_client_module *module;
     uint64_t address, name;
@@ -52,7 +53,7 @@ struct function {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_client_module *modules[BUCKETS]; /* that are not gone */
 static struct ibx_client_module *left; /* the others, to which launches' caches may point */
-static struct function *buckets[BUCKETS];
+static struct function *buckets[BUCKETS], *named[BUCKETS];
 static uint64_t salt; /* no client can choose what comes into one bucket; 0: not known yet */
 /* So many names were given. Until there is a module, registrations may be of a form that is not
  * known here, and all addresses stay. */
@@ -150,6 +151,9 @@ static void forget(struct function *f)
     *f->of_module = f->next_of_module;
     if (f->next_of_module)
         f->next_of_module->of_module = f->of_module;
+    *f->of_named = f->next_named;
+    if (f->next_named)
+        f->next_named->of_named = f->of_named;
     free(f);
 }
 
@@ -224,6 +228,23 @@ uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)
     const bool held = ibx_functions_hold(user, f ? f->module : NULL);
     pthread_mutex_unlock(&lock);
     return held ? name : 0;
+}
+
+/* Locked. No client chooses names, so that they need no salt. */
+static struct function **named_at(uint64_t name)
+{
+    return &named[name / FUNCTION_STEP % BUCKETS];
+}
+
+uint64_t ibx_functions_address(const struct ibx_functions_user *user, uint64_t name)
+{
+    pthread_mutex_lock(&lock);
+    const struct function *f = *named_at(name);
+    while (f && f->name != name)
+        f = f->next_named;
+    const uint64_t address = f && find(user, f->address) == f ? f->address : handles ? 0 : name;
+    pthread_mutex_unlock(&lock);
+    return address;
 }
 
 void ibx_functions_orphan(uint64_t client)
@@ -402,6 +423,11 @@ static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint
     if (f->next_of_module)
         f->next_of_module->of_module = &f->next_of_module;
     m->functions = f;
+    f->of_named = named_at(f->name);
+    f->next_named = *f->of_named;
+    if (f->next_named)
+        f->next_named->of_named = &f->next_named;
+    *f->of_named = f;
     struct ibx_writer w = ibx_writer_of(body + at, 8);
     ibx_put_u64(&w, f->name);
     return true;

@@ -38,6 +38,9 @@ uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address);
 /* The same of a module that was held before; false: it is no more. NULL is no module. */
 bool ibx_functions_hold(struct ibx_functions_user *user, struct ibx_client_module *module);
 void ibx_functions_let_go(struct ibx_functions_user *user);
+/* The other way round, for what the runtime says: where the client has the function of that name;
+ * 0: it has none, or registered another one there later. */
+uint64_t ibx_functions_address(const struct ibx_functions_user *user, uint64_t name);
 
 /* Puts these names in the body of a request that GVirtuS is about to run; `name` may be cut to 23
  * characters. Those that are none become 0, which no handler finds. False: it registers more than

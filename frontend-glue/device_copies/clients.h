@@ -60,6 +60,8 @@ bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph, uint6
 bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph);
 void ibx_handles_forget_nodes(uint64_t graph);
 bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph);
+/* The graph that it is in, or the one that this is in; 0: that is not known. */
+uint64_t ibx_handles_graph_of(struct copies *x, uint64_t node, bool outermost);
 /* A graph has so many nodes more than were added to it. */
 void ibx_handles_grow(struct copies *x, uint64_t graph, uint64_t nodes, unsigned depth);
 /* What a graph, or what was made of one, counts as, with the graphs in it; of how many it is one

@@ -438,6 +438,10 @@ struct ibx_parameter {
 };
 int ibx_copies_parameters(struct copies *x, uint64_t function, size_t first,
                           struct ibx_parameter *parameters, size_t *count);
+/* The arguments of a node of that kernel's, as CUDA says where they are, one behind the other as
+ * the kernel has them: to be freed. */
+int ibx_copies_arguments(struct copies *x, uint64_t function, void *const *arguments,
+                         void *const *extra, uint8_t **bytes, size_t *n);
 /* The session as one who uses functions. */
 struct ibx_functions_user *ibx_copies_user(struct copies *x);
 /* Kernels were registered, or are no more. */

@@ -167,6 +167,17 @@ static unsigned count_functions(const struct copies *x, void *graph)
     return found ? f.waited_for : 0;
 }
 
+int ibx_extra_count_functions(struct copies *x, void *graph, size_t *count)
+{
+    struct functions f = {.x = x};
+    if (!look_up(&f))
+        return CUDA_NOT_SUPPORTED;
+    const int rc = find_functions(&f, graph, 0);
+    *count = f.count;
+    free(f.numbers);
+    return rc;
+}
+
 static int instantiate(struct extra *e)
 {
     int (*make)(void **exec, void *graph, unsigned long long flags) = NULL;

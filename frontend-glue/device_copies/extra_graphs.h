@@ -49,6 +49,13 @@ bool ibx_extra_get_node(struct extra *e, void **exec, void **node);
  * not. To be freed. */
 void **ibx_extra_nodes_of(void *function, void *graph, size_t *count, int *rc);
 
+/* How many functions of the client's that graph calls, copies with the host among them. */
+int ibx_extra_count_functions(struct copies *x, void *graph, size_t *count);
+
+/* extra_node_parameters.c: before the node is destroyed, whose graph the client may have asked for.
+ */
+void ibx_extra_forget_child(struct extra *e, void *node);
+
 /* extra_copies.c */
 
 /* The number of the function of a node that copies between host and device; 0: it is none. */

@@ -392,6 +392,8 @@ static int destroy_node(struct extra *e)
     void *node = pointer(&e->in);
     if (whole(e) && is_conditional(e, node))
         return CUDA_NOT_SUPPORTED;
+    if (whole(e) && is_node(e, node))
+        ibx_extra_forget_child(e, node);
     if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_NODE, (uintptr_t)node))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);

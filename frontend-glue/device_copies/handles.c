@@ -501,6 +501,17 @@ bool ibx_handles_is_within(struct copies *x, uint64_t graph)
     return is;
 }
 
+uint64_t ibx_handles_graph_of(struct copies *x, uint64_t node, bool outermost)
+{
+    pthread_mutex_lock(&lock);
+    const struct handle *found = find(x, IBX_HANDLE_NODE, node);
+    uint64_t graph = found ? found->of : 0;
+    while (outermost && (found = find(x, IBX_HANDLE_GRAPH, graph)) && found->of)
+        graph = found->of;
+    pthread_mutex_unlock(&lock);
+    return graph;
+}
+
 bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph)
 {
     pthread_mutex_lock(&lock);

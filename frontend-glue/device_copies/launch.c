@@ -384,6 +384,49 @@ int ibx_copies_parameters(struct copies *x, uint64_t function, size_t first,
     return f ? 0 : INVALID_FUNCTION;
 }
 
+/* What a launch gives the driver as a whole. NULL: it has given none so. */
+static const uint8_t *packed_in(void *const *extra, size_t *n)
+{
+    const uint8_t *at = NULL;
+    *n = 0;
+    for (unsigned i = 0; extra && i < 4 && extra[i]; i += 2) {
+        if (extra[i] == BUFFER_POINTER)
+            at = extra[i + 1];
+        else if (extra[i] == BUFFER_SIZE)
+            memcpy(n, extra[i + 1], sizeof(*n));
+    }
+    return at;
+}
+
+static int gather_arguments(void *kernel, void *const *arguments, void *const *extra,
+                            uint8_t **bytes, size_t *n)
+{
+    size_t given, at, length;
+    const uint8_t *all = packed_in(extra, &given);
+    const size_t count = parameters_of(kernel, n);
+    *bytes = calloc(1, *n + 1);
+    if (!*bytes)
+        return CUDA_MEMORY_ALLOCATION;
+    if (all)
+        memcpy(*bytes, all, given < *n ? given : *n);
+    for (size_t i = 0; !all && arguments && i < count; i++) {
+        if (!cuda.parameter(kernel, i, &at, &length) && arguments[i])
+            memcpy(*bytes + at, arguments[i], length);
+    }
+    return 0;
+}
+
+int ibx_copies_arguments(struct copies *x, uint64_t function, void *const *arguments,
+                         void *const *extra, uint8_t **bytes, size_t *n)
+{
+    if (!ibx_copies_begin_context(x) || !load(x) || !cuda.parameter)
+        return CUDA_NOT_SUPPORTED;
+    const struct launch_function *f = function_of(x, function, false);
+    const int rc = f ? gather_arguments(f->kernel, arguments, extra, bytes, n) : INVALID_FUNCTION;
+    ibx_functions_let_go(&x->launches.user);
+    return rc;
+}
+
 static int kernel_node(struct copies *x, const uint8_t *body, size_t n,
                        struct ibx_kernel_node *node)
 {

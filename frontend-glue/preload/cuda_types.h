@@ -86,6 +86,21 @@ struct launch_config {
     unsigned count;
 };
 
+/* enum cudaGraphNodeType */
+enum {
+    IBX_FRONTEND_NODE_KERNEL,
+    IBX_FRONTEND_NODE_MEMCPY,
+    IBX_FRONTEND_NODE_MEMSET,
+    IBX_FRONTEND_NODE_HOST,
+    IBX_FRONTEND_NODE_GRAPH,
+    IBX_FRONTEND_NODE_EMPTY,
+    IBX_FRONTEND_NODE_WAIT,
+    IBX_FRONTEND_NODE_RECORD,
+    IBX_FRONTEND_NODE_ALLOCATION = 10,
+    IBX_FRONTEND_NODE_FREE,
+    IBX_FRONTEND_NODE_CONDITIONAL = 13
+};
+
 /* Of graphs: cudaKernelNodeParams, cudaHostNodeParams, cudaMemAllocNodeParams with its
  * cudaMemPoolProps, cudaGraphExecUpdateResultInfo. */
 struct kernel_node {

@@ -4,21 +4,6 @@
 
 #include <stdlib.h>
 
-/* enum cudaGraphNodeType */
-enum {
-    NODE_KERNEL,
-    NODE_MEMCPY,
-    NODE_MEMSET,
-    NODE_HOST,
-    NODE_GRAPH,
-    NODE_EMPTY,
-    NODE_WAIT,
-    NODE_RECORD,
-    NODE_ALLOCATION = 10,
-    NODE_FREE,
-    NODE_CONDITIONAL = 13
-};
-
 int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, unsigned value,
                                      unsigned flags)
 {
@@ -97,27 +82,27 @@ int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *
     if (edges || count > IBX_EXTRA_BEHIND)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     switch (p->type) {
-    case NODE_KERNEL:
+    case IBX_FRONTEND_NODE_KERNEL:
         return cudaGraphAddKernelNode(node, graph, behind, count, &p->of.kernel);
-    case NODE_MEMCPY:
+    case IBX_FRONTEND_NODE_MEMCPY:
         return cudaGraphAddMemcpyNode(node, graph, behind, count, &p->of.copy.parameters);
-    case NODE_MEMSET:
+    case IBX_FRONTEND_NODE_MEMSET:
         return cudaGraphAddMemsetNode(node, graph, behind, count, &p->of.set);
-    case NODE_HOST:
+    case IBX_FRONTEND_NODE_HOST:
         return cudaGraphAddHostNode(node, graph, behind, count, &p->of.host);
-    case NODE_GRAPH:
+    case IBX_FRONTEND_NODE_GRAPH:
         return cudaGraphAddChildGraphNode(node, graph, behind, count, p->of.handle);
-    case NODE_EMPTY:
+    case IBX_FRONTEND_NODE_EMPTY:
         return cudaGraphAddEmptyNode(node, graph, behind, count);
-    case NODE_WAIT:
+    case IBX_FRONTEND_NODE_WAIT:
         return cudaGraphAddEventWaitNode(node, graph, behind, count, p->of.handle);
-    case NODE_RECORD:
+    case IBX_FRONTEND_NODE_RECORD:
         return cudaGraphAddEventRecordNode(node, graph, behind, count, p->of.handle);
-    case NODE_ALLOCATION:
+    case IBX_FRONTEND_NODE_ALLOCATION:
         return cudaGraphAddMemAllocNode(node, graph, behind, count, &p->of.allocation);
-    case NODE_FREE:
+    case IBX_FRONTEND_NODE_FREE:
         return cudaGraphAddMemFreeNode(node, graph, behind, count, p->of.handle);
-    case NODE_CONDITIONAL:
+    case IBX_FRONTEND_NODE_CONDITIONAL:
         return add_conditional(node, graph, behind, count, &p->of.conditional);
     default:
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);

@@ -383,10 +383,11 @@ bool ibx_frontend_slot_made(struct extra *e, void *out, size_t n, int *rc)
 
 bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *p)
 {
-    const struct graph_copy *copy = ibx_frontend_host_argument(number, exchange);
-    if (copy)
-        *p = copy->parameters;
-    return copy;
+    struct host_node host;
+    if (!ibx_frontend_host_function_of(number, &host) || host.function != exchange)
+        return false;
+    *p = ((const struct graph_copy *)host.argument)->parameters;
+    return true;
 }
 
 /* --------------------------------------------------------------- behind functions of a stream's */

@@ -283,6 +283,7 @@ int cudaGraphClone(void **clone, void *graph)
 int cudaGraphDestroy(void *graph)
 {
     int rc;
+    ibx_frontend_graph_gone(graph);
     return ask_about(IBX_EXTRA_GRAPH_DESTROY, "cudaGraphDestroy", graph, NULL, &rc)
                ? rc
                : CALL_NEXT(cudaGraphDestroy, graph);

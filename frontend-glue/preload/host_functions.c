@@ -115,15 +115,6 @@ static const struct function *find_repeated(uint64_t number)
     return found ? *found : NULL;
 }
 
-void *ibx_frontend_host_argument(uint64_t number, void (*function)(void *argument))
-{
-    pthread_mutex_lock(&lock);
-    const struct function *f = find_repeated(number);
-    void *argument = f && f->function == function ? f->argument : NULL;
-    pthread_mutex_unlock(&lock);
-    return argument;
-}
-
 /* Locked. One of a graph's that is not outstanding: what the graph calls has changed since it was
  * launched. NULL: there is none, or no memory. */
 static struct function *take_repeated(uint64_t number)
@@ -553,6 +544,16 @@ uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argu
     const uint64_t number = f ? f->number : 0;
     pthread_mutex_unlock(&lock);
     return number;
+}
+
+bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host)
+{
+    pthread_mutex_lock(&lock);
+    const struct function *f = find_repeated(number);
+    if (f)
+        *host = (struct host_node){f->function, f->argument};
+    pthread_mutex_unlock(&lock);
+    return f;
 }
 
 /* Locked. False: there is no memory, or no such function. */

@@ -137,7 +137,13 @@ int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
                             const void *function, void **arguments);
 /* A module is registered of whose kernels GVirtuS may not know the arguments. */
 void ibx_frontend_kernels_unknown(void);
-/* By which requests name that kernel; false: nobody can tell. */
+/* Where the arguments of that kernel are in n bytes of them: as many pointers as there is room for,
+ * NULL: none. *count: how many there are. False: nobody can tell, or they are more bytes. */
+bool ibx_frontend_kernel_arguments(const void *function, uint8_t *bytes, size_t n, void **arguments,
+                                   size_t *count);
+/* By which requests name that kernel; false: nobody can tell. And which one has a name: where that
+ * is not known, the name is its address. */
+const void *ibx_frontend_kernel_of_name(uint64_t name);
 bool ibx_frontend_kernel_name(const void *function, uint8_t name[8]);
 
 /* ------------------------------------------------------------------ child_modules.c */
@@ -227,8 +233,8 @@ uint64_t ibx_frontend_host_enqueued(void);
  * the back end knows no functions. It is the same for the same two, and never given back. */
 uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argument,
                                     uint64_t *queue);
-/* The argument of that one; NULL: none with that function has that number. */
-void *ibx_frontend_host_argument(uint64_t number, void (*function)(void *argument));
+/* The function of such a number; false: there is none. */
+bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host);
 /* launch(exec, stream), by which these functions are outstanding. */
 int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream,
                              int (*launch)(void *exec, void *stream), void *exec);
@@ -292,6 +298,11 @@ int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t befo
                                uint64_t number);
 /* The node itself does: what can be launched already still calls that one. */
 void ibx_frontend_execs_keep(const void *node, uint64_t number);
+
+/* ------------------------------------------------------------------ graph_parameters.c */
+
+/* A graph was destroyed: what its nodes have told. */
+void ibx_frontend_graph_gone(const void *graph);
 
 /* ---------------------------------------------------------------------- graph_copies.c */
 

@@ -308,6 +308,33 @@ static const struct kernel *learned(const void *function, const struct launch_co
     return find(function);
 }
 
+const void *ibx_frontend_kernel_of_name(uint64_t name)
+{
+    const unsigned since = atomic_load(&modules);
+    uint8_t bytes[8];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    ibx_put_u64(&w, name);
+    for (size_t i = 0; i < KERNELS; i++) {
+        const struct kernel *k = atomic_load_explicit(&kernels[i], memory_order_acquire);
+        if (k && k->since == since && !memcmp(k->name, bytes, sizeof(bytes)))
+            return k->function;
+    }
+    return (const void *)(uintptr_t)name;
+}
+
+bool ibx_frontend_kernel_arguments(const void *function, uint8_t *bytes, size_t n, void **arguments,
+                                   size_t *count)
+{
+    const struct launch_config one = {.grid = {1, 1, 1}, .block = {1, 1, 1}};
+    const struct kernel *k = learned(function, &one);
+    if (!k || !(k->known || k->asked) || k->bytes > n)
+        return false;
+    for (size_t i = 0; arguments && i < k->count && i < *count; i++)
+        arguments[i] = bytes + k->arguments[i].at;
+    *count = k->count;
+    return true;
+}
+
 bool ibx_frontend_kernel_name(const void *function, uint8_t name[8])
 {
     const struct launch_config one = {.grid = {1, 1, 1}, .block = {1, 1, 1}};

@@ -131,12 +131,24 @@ enum ibx_extra {
     IBX_EXTRA_SHARE_MODULES,   /* a process's modules end with it; a child's uses its parent's */
     IBX_EXTRA_MALLOC_MIPMAP,   /* cudaMallocMipmappedArray */
     IBX_EXTRA_FREE_MIPMAP,
-    IBX_EXTRA_MIPMAP_LEVEL,  /* cudaGetMipmappedArrayLevel: an array, which goes with it */
-    IBX_EXTRA_NODE_IN_CLONE, /* cudaGraphNodeFindInClone */
-    IBX_EXTRA_EXEC_FLAGS,    /* cudaGraphExecGetFlags */
-    IBX_EXTRA_GET_MEMSET,    /* cudaGraphMemsetNodeGetParams */
-    IBX_EXTRA_POINTER,       /* cudaPointerGetAttributes: whether it is memory of a device */
-    IBX_EXTRAS               /* one more than the last */
+    IBX_EXTRA_MIPMAP_LEVEL,     /* cudaGetMipmappedArrayLevel: an array, which goes with it */
+    IBX_EXTRA_NODE_IN_CLONE,    /* cudaGraphNodeFindInClone */
+    IBX_EXTRA_EXEC_FLAGS,       /* cudaGraphExecGetFlags */
+    IBX_EXTRA_GET_MEMSET,       /* cudaGraphMemsetNodeGetParams */
+    IBX_EXTRA_POINTER,          /* cudaPointerGetAttributes: whether it is memory of a device */
+    IBX_EXTRA_GET_KERNEL = 120, /* cudaGraphKernelNodeGetParams */
+    IBX_EXTRA_GET_ATTRIBUTE,    /* cudaGraphKernelNodeGetAttribute */
+    IBX_EXTRA_SET_ATTRIBUTE,
+    IBX_EXTRA_COPY_ATTRIBUTES,  /* cudaGraphKernelNodeCopyAttributes */
+    IBX_EXTRA_GET_EVENT,        /* cudaGraphEventRecordNodeGetEvent, and of nodes that wait */
+    IBX_EXTRA_SET_EVENT,        /* ... SetEvent, and in what is launched */
+    IBX_EXTRA_GET_HOST,         /* cudaGraphHostNodeGetParams */
+    IBX_EXTRA_SET_HOST,         /* ... SetParams, and in what is launched */
+    IBX_EXTRA_GET_CHILD,        /* cudaGraphChildGraphNodeGetGraph */
+    IBX_EXTRA_SET_CHILD,        /* cudaGraphExecChildGraphNodeSetParams */
+    IBX_EXTRA_GET_MEMORY,       /* cudaGraphMemAllocNodeGetParams, cudaGraphMemFreeNodeGetParams */
+    IBX_EXTRA_SET_GRAPH_MEMORY, /* cudaDeviceSetGraphMemAttribute */
+    IBX_EXTRAS                  /* one more than the last */
 };
 
 #define IBX_EXTRA_LISTED        32u /* handles or numbers in one reply, behind how many there are */
@@ -147,6 +159,7 @@ enum ibx_extra {
 #define IBX_EXTRA_PRINTED_MOST  256u   /* bytes in a reply to PRINTED, behind how many there are */
 #define IBX_EXTRA_COPIED        128u /* bytes from the device in the reply to a HOST_ASK, at most */
 #define IBX_EXTRA_HANDLE        64u  /* bytes of a handle for other processes */
+#define IBX_EXTRA_NODE_BYTES    216u /* of a kernel's arguments in a reply to GET_KERNEL, at most */
 #define IBX_EXTRA_VARIABLE_NAME 1024u /* bytes of a variable's name, at most */
 
 /* Layouts. */

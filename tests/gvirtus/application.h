@@ -164,6 +164,14 @@ bool lied_to();
 
 bool conditions();
 
+// application_graph_parameters.cpp
+
+bool kernels_of_graphs();
+bool attributes_of_nodes();
+bool events_and_functions_of_nodes();
+bool graphs_of_nodes();
+bool parameters_of_all_kinds();
+
 // application_graph_waits.cpp
 
 bool graphs_lost();

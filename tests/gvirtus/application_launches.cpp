@@ -252,6 +252,13 @@ bool nodes_of_many_bytes()
         graph_calls::Kernel kernel = {first.function(), {1, 1, 1}, {32, 1, 1}, 0,
                                       first.arguments,  nullptr};
         REQUIRE(graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0);
+        graph_calls::Kernel told = {};
+        REQUIRE((graph_calls::run<void *, graph_calls::Kernel *>("cudaGraphKernelNodeGetParams",
+                                                                 graph.nodes[0], &told) == 0));
+        REQUIRE(told.function == first.function() && told.block.x == 32);
+        REQUIRE(!std::memcmp(told.arguments[0], first.arguments[0], 8) &&
+                !std::memcmp(told.arguments[1], first.arguments[1], n) &&
+                !std::memcmp(told.arguments[2], first.arguments[2], 4));
         kernel.arguments = third.arguments;
         REQUIRE(graph.add("cudaGraphAddKernelNode", {graph.nodes[0]}, &kernel) == 0);
         void *exec = graph.made();

@@ -51,6 +51,8 @@ struct graph_node {
         void *wide;         /* of another one: then not NULL */
         unsigned size[6];
         void *kernel;
+        void *pointers[3];      /* to its arguments, as they are told */
+        uint64_t attribute[16]; /* as far as they are looked at */
         struct ibx_cuda_memcpy3d copy;
         struct ibx_cuda_memset set;
         struct {
@@ -61,6 +63,8 @@ struct graph_node {
         void *bodies[2]; /* of a conditional node; NULL: there is none */
         unsigned condition;
         void *event;
+        void *memory; /* of a node that takes or frees it */
+        size_t memory_bytes;
     } of;
 };
 

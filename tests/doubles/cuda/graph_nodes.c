@@ -78,14 +78,21 @@ EXPORT int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behin
     if (a->words[0] != 1 || a->words[2] != 1 || a->words[3] || a->access_count)
         return returns(INVALID_VALUE);
     int rc = pooled_malloc(&a->address, a->n);
-    return rc ? rc : added(node, graph_add(graph, NODE_ALLOC, behind, count));
+    struct graph_node *made = rc ? NULL : graph_add(graph, NODE_ALLOC, behind, count);
+    if (made) {
+        made->of.memory = a->address;
+        made->of.memory_bytes = a->n;
+    }
+    return rc ? rc : added(node, made);
 }
 
 EXPORT int cudaGraphAddMemFreeNode(void **node, void *graph, void *const *behind, size_t count,
                                    void *address)
 {
-    (void)address;
-    return added(node, graph_add(graph, NODE_FREE, behind, count));
+    struct graph_node *made = graph_add(graph, NODE_FREE, behind, count);
+    if (made)
+        made->of.memory = address;
+    return added(node, made);
 }
 
 EXPORT int cudaGraphNodeGetType(void *node, int *type)

@@ -65,7 +65,10 @@ static struct wide {
     struct wide *next;
     uint64_t to;
     size_t n;
-    uint8_t bytes[IBX_DOUBLE_WIDEST];
+    uint32_t sum;
+    uint8_t bytes[IBX_DOUBLE_WIDEST]; /* with the sum; and as they were given */
+    uint8_t given[IBX_DOUBLE_WIDEST];
+    void *kernel, *pointers[3];
 } * wides;
 static pthread_mutex_t wides_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -95,6 +98,10 @@ static struct wide *wide_of(void *kernel, void **arguments, void **extra)
     memcpy(&wide->to, from[0], 8);
     memcpy(wide->bytes, from[1], wide->n);
     memcpy(&sum, from[2], 4);
+    memcpy(wide->given, wide->bytes, wide->n);
+    wide->sum = sum;
+    wide->kernel = kernel;
+    memcpy(wide->pointers, (void *[]){&wide->to, wide->given, &wide->sum}, sizeof(pointers));
     for (i = 0; i < wide->n; i++)
         wide->bytes[i] = (uint8_t)(wide->bytes[i] + sum);
     pthread_mutex_lock(&wides_lock);
@@ -147,6 +154,7 @@ EXPORT int ibx_double_run_wide(void *wide, void *stream)
 static int set_kernel(struct graph_node *node, const struct kernel_parameters *p)
 {
     if (node && node->type == NODE_KERNEL && is_wide(p->kernel)) {
+        memcpy(node->of.size, p->size, sizeof(p->size));
         node->of.wide = wide_of(p->kernel, p->arguments, p->extra);
         return node->of.wide ? SUCCESS : INVALID_VALUE;
     }
@@ -156,6 +164,21 @@ static int set_kernel(struct graph_node *node, const struct kernel_parameters *p
     node->of.kernel = p->kernel;
     memcpy(node->of.size, p->size, sizeof(p->size));
     memcpy(node->of.values, p->extra[1], sizeof(node->of.values));
+    node->of.wide = NULL;
+    return SUCCESS;
+}
+
+EXPORT int cuGraphKernelNodeGetParams_v2(void *handle, struct kernel_parameters *p)
+{
+    struct graph_node *node = node_of(handle);
+    const struct wide *wide = node->of.wide;
+    if (node->type != NODE_KERNEL)
+        return INVALID_VALUE;
+    for (unsigned i = 0; i < 3; i++)
+        node->of.pointers[i] = wide ? wide->pointers[i] : &node->of.values[i];
+    *p = (struct kernel_parameters){.kernel = wide ? wide->kernel : node->of.kernel,
+                                    .arguments = node->of.pointers};
+    memcpy(p->size, node->of.size, sizeof(p->size));
     return SUCCESS;
 }
 

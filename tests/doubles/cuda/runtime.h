@@ -18,6 +18,8 @@ void enter_device(int device);
 void leave_device(void);
 /* The kernel's function, or a name that the back end's plugin has given a client's. */
 bool is_kernel(const void *function);
+/* By which that kernel was looked up. */
+const void *function_of_kernel(void *kernel);
 /* Counts a call, and notes its error for the thread. */
 int returns(int code);
 

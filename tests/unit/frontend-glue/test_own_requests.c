@@ -555,6 +555,18 @@ static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_PARAMETER] = "oz",
     [IBX_EXTRA_VARIABLE] = "ov",
     [IBX_EXTRA_HOST_UNMAP] = "o",
+    [IBX_EXTRA_GET_KERNEL] = "ni",
+    [IBX_EXTRA_GET_ATTRIBUTE] = "ni",
+    [IBX_EXTRA_SET_ATTRIBUTE] = "niA",
+    [IBX_EXTRA_COPY_ATTRIBUTES] = "nn",
+    [IBX_EXTRA_GET_EVENT] = "n",
+    [IBX_EXTRA_SET_EVENT] = "eno",
+    [IBX_EXTRA_GET_HOST] = "n",
+    [IBX_EXTRA_SET_HOST] = "enoo",
+    [IBX_EXTRA_GET_CHILD] = "n",
+    [IBX_EXTRA_SET_CHILD] = "eng",
+    [IBX_EXTRA_GET_MEMORY] = "n",
+    [IBX_EXTRA_SET_GRAPH_MEMORY] = "iiz",
     [IBX_EXTRAS] = "o",
 };
 
@@ -630,7 +642,8 @@ static void request_anything(struct client *c)
         w.length = random_number() % (w.length + 9);
     if (own_run(c, &w, &answer) || !answer)
         return;
-    if (number == IBX_EXTRA_GRAPH_CREATE || number == IBX_EXTRA_GRAPH_CLONE)
+    if (number == IBX_EXTRA_GRAPH_CREATE || number == IBX_EXTRA_GRAPH_CLONE ||
+        number == IBX_EXTRA_GET_CHILD)
         note(GRAPH, answer);
     if (number >= IBX_EXTRA_NODE_KERNEL && number <= IBX_EXTRA_NODE_FREE)
         note(NODE, answer);

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// What nodes of graphs say that they are made of, and what is set later.
+#include "tests/gvirtus/graph_calls.h"
+
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+using namespace graph_calls;
+
+namespace
+{
+
+int parameters_of(void *node, Kernel *kernel)
+{
+    return run<void *, Kernel *>("cudaGraphKernelNodeGetParams", node, kernel);
+}
+
+template <typename T> T value_at(const void *at)
+{
+    T value;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+}
+
+void count_up(void *argument)
+{
+    ++*static_cast<std::atomic<int> *>(argument);
+}
+
+struct Attribute {
+    std::uint64_t value;
+    char rest[56];
+};
+
+} // namespace
+
+// The kernels of a graph: each argument is where the program may read it, and stays there. As
+// programs that capture a graph do, they are asked for, changed and set again.
+bool kernels_of_graphs()
+{
+    REQUIRE(runtime_is_there());
+    constexpr std::size_t n = 5000;
+    char *device = device_memory(3 * n), *second = device + n;
+    std::size_t bytes = n;
+    void *stream = nullptr, *to = second, *from = device;
+    void *arguments[] = {&to, &from, &bytes};
+    std::vector<char> back(n), letters(n, 'p');
+    Graph graph;
+    Kernel kernel = {&stub_kernel, {100, 2, 3}, {64, 1, 2}, 0, arguments, nullptr};
+    Kernel told = {}, again = {};
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMemcpy(device + 2 * n, letters.data(), n, H2D) == 0);
+    REQUIRE(graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0);
+    REQUIRE(parameters_of(graph.nodes[0], &told) == 0 && told.function == &stub_kernel);
+    REQUIRE(told.grid.x == 100 && told.grid.y == 2 && told.grid.z == 3 && told.block.x == 64 &&
+            told.block.z == 2 && !told.shared && !told.extra && told.arguments);
+    REQUIRE(value_at<void *>(told.arguments[0]) == second);
+    REQUIRE(value_at<void *>(told.arguments[1]) == device);
+    REQUIRE(value_at<std::size_t>(told.arguments[2]) == n);
+    void *exec = graph.made();
+    from = device + 2 * n;
+    told.arguments[1] = &from;
+    REQUIRE(
+        (run<void *, const Kernel *>("cudaGraphKernelNodeSetParams", graph.nodes[0], &told) == 0));
+    REQUIRE(parameters_of(graph.nodes[0], &again) == 0);
+    REQUIRE(again.arguments == told.arguments &&
+            value_at<void *>(again.arguments[1]) == device + 2 * n);
+    Update result = {};
+    REQUIRE(
+        (run<void *, void *, Update *>("cudaGraphExecUpdate", exec, graph.handle, &result) == 0));
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(cudaMemcpy(back.data(), second, n, D2H) == 0 && back == letters);
+    // Those of another kind, of none, and of a node that is no more.
+    const graph_calls::Set ones = {device, 0, 1, 1, 4, 1};
+    REQUIRE(graph.add("cudaGraphAddMemsetNode", {}, &ones) == 0);
+    REQUIRE(fails(parameters_of(graph.nodes[1], &told), 1));
+    REQUIRE(fails(parameters_of(graph.nodes[0], nullptr), 1));
+    REQUIRE(fails(parameters_of(device, &told), 1));
+    REQUIRE(graph.destroy() == 0 && fails(parameters_of(graph.nodes[0], &told), 1));
+    return HOLDS(run("cudaGraphExecDestroy", exec) == 0 && cudaFree(device) == 0);
+}
+
+// Attributes of kernels are CUDA's, and are copied.
+bool attributes_of_nodes()
+{
+    REQUIRE(runtime_is_there());
+    char *device = device_memory(64);
+    std::size_t bytes = 32;
+    void *to = device, *from = device + 32, *arguments[] = {&to, &from, &bytes};
+    const Kernel kernel = {&stub_kernel, {1, 1, 1}, {1, 1, 1}, 0, arguments, nullptr};
+    Attribute set = {}, told = {};
+    Graph graph;
+    const auto get = [&](void *node, int id) {
+        return run<void *, int, void *>("cudaGraphKernelNodeGetAttribute", node, id, &told);
+    };
+    REQUIRE(graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0);
+    REQUIRE(graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0);
+    set.value = 5;
+    REQUIRE((run<void *, int, const void *>("cudaGraphKernelNodeSetAttribute", graph.nodes[0], 8,
+                                            &set) == 0));
+    REQUIRE(get(graph.nodes[0], 8) == 0 && told.value == 5);
+    REQUIRE(get(graph.nodes[1], 8) == 0 && told.value == 0);
+    REQUIRE(run("cudaGraphKernelNodeCopyAttributes", graph.nodes[1], graph.nodes[0]) == 0);
+    REQUIRE(get(graph.nodes[1], 8) == 0 && told.value == 5 && fails(get(device, 8), 1));
+    // With an event there is none in a graph.
+    REQUIRE((fails(
+        run<void *, int, const void *>("cudaGraphKernelNodeSetAttribute", graph.nodes[0], 7, &set),
+        1)));
+    return HOLDS(graph.destroy() == 0 && cudaFree(device) == 0);
+}
+
+// Events and functions of nodes, in the graph and in what was made of it before.
+bool events_and_functions_of_nodes()
+{
+    REQUIRE(runtime_is_there());
+    void *stream = nullptr, *first = nullptr, *second = nullptr, *event = nullptr;
+    void *recorded = nullptr, *waits = nullptr;
+    std::atomic<int> calls{0}, others{0}, thirds{0};
+    Graph graph;
+    Host host = {count_up, &calls}, told = {};
+    using Order = void *const *;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaEventCreate(&first) == 0 && cudaEventCreate(&second) == 0);
+    const auto add = [&](const char *name, void **node) {
+        return run<void **, void *, Order, std::size_t, void *>(name, node, graph.handle, nullptr,
+                                                                0, first);
+    };
+    REQUIRE(add("cudaGraphAddEventRecordNode", &recorded) == 0);
+    REQUIRE(add("cudaGraphAddEventWaitNode", &waits) == 0);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {graph.nodes[0]}, &host) == 0);
+    void *exec = graph.made();
+    // Events.
+    const auto event_of = [&](const char *name, void *node) {
+        return run<void *, void **>(name, node, &event);
+    };
+    REQUIRE(event_of("cudaGraphEventRecordNodeGetEvent", recorded) == 0 && event == first);
+    REQUIRE(run("cudaGraphEventRecordNodeSetEvent", recorded, second) == 0);
+    REQUIRE(event_of("cudaGraphEventRecordNodeGetEvent", recorded) == 0 && event == second);
+    REQUIRE(run("cudaGraphExecEventRecordNodeSetEvent", exec, recorded, second) == 0);
+    REQUIRE(run("cudaGraphEventWaitNodeSetEvent", waits, second) == 0);
+    REQUIRE(event_of("cudaGraphEventWaitNodeGetEvent", waits) == 0 && event == second);
+    REQUIRE(run("cudaGraphExecEventWaitNodeSetEvent", exec, waits, first) == 0);
+    REQUIRE(fails(run("cudaGraphEventWaitNodeSetEvent", graph.nodes[0], second), 1));
+    REQUIRE(fails(run("cudaGraphEventWaitNodeSetEvent", waits, stream), 400));
+    // Functions.
+    REQUIRE((run<void *, Host *>("cudaGraphHostNodeGetParams", graph.nodes[0], &told) == 0));
+    REQUIRE(told.function == count_up && told.argument == &calls);
+    host.argument = &others;
+    REQUIRE((run<void *, const Host *>("cudaGraphHostNodeSetParams", graph.nodes[0], &host) == 0));
+    REQUIRE((run<void *, Host *>("cudaGraphHostNodeGetParams", graph.nodes[0], &told) == 0));
+    REQUIRE(told.argument == &others);
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(calls == 2 && others == 0); // as it was made
+    host.argument = &thirds;
+    REQUIRE((run<void *, void *, const Host *>("cudaGraphExecHostNodeSetParams", exec,
+                                               graph.nodes[1], &host) == 0));
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(calls == 3 && others == 0 && thirds == 1);
+    void *made_later = graph.made();
+    REQUIRE(launch(made_later, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(calls == 4 && others == 1 && thirds == 1);
+    REQUIRE((fails(run<void *, Host *>("cudaGraphHostNodeGetParams", waits, &told), 1)));
+    host.function = nullptr;
+    REQUIRE(
+        (fails(run<void *, const Host *>("cudaGraphHostNodeSetParams", graph.nodes[0], &host), 1)));
+    return HOLDS(graph.destroy() == 0);
+}
+
+// A graph in a graph is the node's own: what is added to it is in the node. It goes with that.
+bool graphs_of_nodes()
+{
+    REQUIRE(runtime_is_there());
+    char *device = device_memory(4096);
+    std::vector<char> back(4096), expected(4096, 2);
+    void *stream = nullptr, *node = nullptr, *child = nullptr, *again = nullptr, *inner = nullptr;
+    std::size_t count = 0;
+    using Order = void *const *;
+    Graph graph, outer, other;
+    const graph_calls::Set ones = {device, 0, 1, 1, 4096, 1}, twos = {device, 0, 2, 1, 4096, 1};
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemsetNode", {}, &ones) == 0);
+    REQUIRE(other.add("cudaGraphAddMemsetNode", {}, &twos) == 0);
+    const auto add = [&](void *what) {
+        return run<void **, void *, Order, std::size_t, void *>("cudaGraphAddChildGraphNode", &node,
+                                                                outer.handle, nullptr, 0, what);
+    };
+    const auto get = [&](void *of, void **found) {
+        return run<void *, void **>("cudaGraphChildGraphNodeGetGraph", of, found);
+    };
+    REQUIRE(add(graph.handle) == 0 && get(node, &child) == 0 && child && child != graph.handle);
+    REQUIRE(get(node, &again) == 0 && again == child);
+    REQUIRE(
+        (run<void *, void **, std::size_t *>("cudaGraphGetNodes", child, nullptr, &count) == 0));
+    REQUIRE(count == 1 && fails(run("cudaGraphDestroy", child), 1));
+    // What is launched gets another graph of the same form.
+    void *exec = outer.made();
+    REQUIRE(run("cudaGraphExecChildGraphNodeSetParams", exec, node, other.handle) == 0);
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(cudaMemcpy(back.data(), device, 4096, D2H) == 0 && back == expected);
+    // One more node in it.
+    REQUIRE((run<void **, void *, Order, std::size_t>("cudaGraphAddEmptyNode", &inner, child,
+                                                      nullptr, 0) == 0));
+    REQUIRE(
+        (run<void *, void **, std::size_t *>("cudaGraphGetNodes", child, nullptr, &count) == 0));
+    REQUIRE(count == 2);
+    REQUIRE(fails(run("cudaGraphExecChildGraphNodeSetParams", exec, node, outer.handle), 910));
+    // A copy with the host is no graph to the program, and a graph with one is not set.
+    const Planes out = copy_of(back.data(), device, 4096, D2H);
+    Graph copies;
+    REQUIRE(copies.add("cudaGraphAddMemcpyNode", {}, &out) == 0);
+    REQUIRE(fails(get(copies.nodes[0], &again), 1) && fails(get(graph.nodes[0], &again), 1));
+    REQUIRE(fails(run("cudaGraphExecChildGraphNodeSetParams", exec, node, copies.handle), 801));
+    REQUIRE(run("cudaGraphDestroyNode", node) == 0 && fails(get(node, &again), 1));
+    int type = 0;
+    REQUIRE(fails(run("cudaGraphNodeGetType", inner, &type), 1));
+    REQUIRE((fails(run<void *, void **, std::size_t *>("cudaGraphGetNodes", child, nullptr, &count),
+                   1)));
+    REQUIRE(add(graph.handle) == 0 && get(node, &child) == 0 && outer.destroy() == 0);
+    return HOLDS(
+        fails(run<void *, void **, std::size_t *>("cudaGraphGetNodes", child, nullptr, &count), 1));
+}
+
+// Memory of nodes; nodes of all kinds by one call.
+bool parameters_of_all_kinds()
+{
+    REQUIRE(runtime_is_there());
+    void *node = nullptr, *freed = nullptr, *address = nullptr, *stream = nullptr;
+    using Order = void *const *;
+    Graph graph;
+    Allocation allocation = {}, told = {};
+    allocation.kind = allocation.location = 1;
+    allocation.n = 5000;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE((run<void **, void *, Order, std::size_t, Allocation *>(
+                 "cudaGraphAddMemAllocNode", &node, graph.handle, nullptr, 0, &allocation) == 0));
+    REQUIRE((run<void **, void *, Order, std::size_t, void *>("cudaGraphAddMemFreeNode", &freed,
+                                                              graph.handle, &node, 1,
+                                                              allocation.address) == 0));
+    REQUIRE((run<void *, Allocation *>("cudaGraphMemAllocNodeGetParams", node, &told) == 0));
+    REQUIRE(told.address == allocation.address && told.n == 5000 && told.kind == 1 &&
+            told.location == 1 && !told.device && !told.access);
+    REQUIRE((run<void *, void *>("cudaGraphMemFreeNodeGetParams", freed, &address) == 0));
+    REQUIRE(address == allocation.address);
+    REQUIRE((fails(run<void *, void *>("cudaGraphMemFreeNodeGetParams", node, &address), 1)));
+    std::uint64_t none = 0;
+    REQUIRE((run<int, int, const void *>("cudaDeviceSetGraphMemAttribute", 0, 1, &none) == 0));
+    // cudaGraphNodeParams
+    struct {
+        int type, reserved[3];
+        graph_calls::Set set;
+        char rest[200];
+    } p = {};
+    char *device = device_memory(64);
+    std::vector<char> back(64), expected(64, 7);
+    Graph sets;
+    graph_calls::Set set = {device, 0, 1, 1, 64, 1};
+    REQUIRE(sets.add("cudaGraphAddMemsetNode", {}, &set) == 0);
+    void *exec = sets.made();
+    set.value = 7;
+    p.type = 2;
+    p.set = set;
+    REQUIRE(
+        (run<void *, void *, void *>("cudaGraphExecNodeSetParams", exec, sets.nodes[0], &p) == 0));
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(cudaMemcpy(back.data(), device, 64, D2H) == 0 && back == expected);
+    REQUIRE((run<void *, void *>("cudaGraphNodeSetParams", sets.nodes[0], &p) == 0));
+    REQUIRE((run<void *, graph_calls::Set *>("cudaGraphMemsetNodeGetParams", sets.nodes[0], &set) ==
+             0));
+    REQUIRE(set.value == 7);
+    p.type = 10;
+    REQUIRE((fails(run<void *, void *>("cudaGraphNodeSetParams", sets.nodes[0], &p), 801)));
+    return HOLDS((fails(run<void *, void *>("cudaGraphNodeSetParams", sets.nodes[0], nullptr), 1)));
+}
