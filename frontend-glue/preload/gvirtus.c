@@ -80,6 +80,23 @@ bool ibx_frontend_close(void)
     return alone;
 }
 
+/* Each call of GVirtuS's front end (G5) looks for its thread's connection under one lock, which a
+ * child has for ever if another thread is at that: it begins anew there. What is looked through
+ * changes only while a thread connects. */
+static _Atomic(void *) their_lock;
+
+static void find_their_lock(void)
+{
+    static _Atomic(void *) found;
+    void *lock = ibx_frontend_next(&found, "gFrontendMutex");
+    const ElfW(Sym) *symbol = NULL;
+    Dl_info info;
+    /* A std::mutex. */
+    if (lock && dladdr1(lock, &info, (void **)(void *)&symbol, RTLD_DL_SYMENT) && symbol &&
+        info.dli_saddr == lock && symbol->st_size == sizeof(pthread_mutex_t))
+        atomic_store(&their_lock, lock);
+}
+
 static void before_fork(void)
 {
     const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(FORK_MS));
@@ -95,6 +112,9 @@ static void in_parent(void)
 
 static void in_child(void)
 {
+    pthread_mutex_t *theirs = atomic_load(&their_lock);
+    if (theirs)
+        pthread_mutex_init(theirs, NULL);
     pthread_mutex_init(&first_calls, NULL);
     pthread_rwlock_init(&connecting, NULL);
     is_alone = connects = forks = false;
@@ -111,6 +131,7 @@ __attribute__((constructor)) static void begin(void)
 static void watch_forks(void)
 {
     pthread_atfork(before_fork, in_parent, NULL);
+    find_their_lock();
 }
 
 bool ibx_frontend_first_begins(void)

@@ -684,6 +684,7 @@ int main(int argc, char **argv)
         {"forked-meanwhile", forked_meanwhile},
         {"forked-at-first-calls", forked_at_first_calls},
         {"forked-beside-first-call", forked_beside_first_call},
+        {"forked-beside-a-look", forked_beside_a_look},
         {"stock", stock},
         {"other-version", other_version},
     };

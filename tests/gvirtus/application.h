@@ -87,6 +87,7 @@ bool forked();
 bool forked_meanwhile();
 bool forked_at_first_calls();
 bool forked_beside_first_call();
+bool forked_beside_a_look();
 bool killed();
 
 // application_names.cpp

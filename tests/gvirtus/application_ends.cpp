@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <mutex>
 #include <string>
 #include <sys/wait.h>
 #include <thread>
@@ -32,7 +33,7 @@ bool forked_exit()
     std::fflush(nullptr);
     const pid_t child = fork();
     if (!child) {
-        alarm(20 * patience_times());
+        alarm(10 * patience_times());
         std::ios_base::sync_with_stdio(false);
         dup2(ends[1], STDOUT_FILENO);
         std::cout << "stream ";
@@ -57,7 +58,7 @@ bool closes_at_exit()
 {
     REQUIRE(device_memory() && cudaDeviceSynchronize() == 0);
     stub_at_end([] {
-        alarm(20 * patience_times());
+        alarm(10 * patience_times());
         stub_close();
     });
     return true;
@@ -142,7 +143,7 @@ bool threads_go_on_in_child()
     static std::atomic<bool> called;
     const pid_t child = fork();
     if (!child) {
-        alarm(20 * patience_times());
+        alarm(10 * patience_times());
         std::thread([] {
             cudaGetLastError();
             called = true;
@@ -242,7 +243,7 @@ bool forked_meanwhile()
     for (unsigned i = 0; i < 100 && good; i++) {
         pid_t child = fork();
         if (!child) {
-            alarm(20 * patience_times());
+            alarm(10 * patience_times());
             std::_Exit(host_unregister(&memory[4096]) == 713 &&
                                host_unregister(&memory[2 * 4096]) == 0
                            ? 0
@@ -273,7 +274,7 @@ bool forked_at_first_calls()
     while ((left && children.size() < 16) || children.size() < 4) {
         const pid_t child = fork();
         if (!child) {
-            alarm(20 * patience_times());
+            alarm(10 * patience_times());
             std::_Exit(cudaDeviceSynchronize() != 0);
         }
         children.push_back(child);
@@ -323,6 +324,32 @@ bool forked_beside_first_call()
     first.join();
     int status = -1;
     return HOLDS(waitpid(child, &status, 0) == child && status == 0 && !forks_late);
+}
+
+// A fork while another thread is among GVirtuS's connections, which each of its calls looks at.
+bool forked_beside_a_look()
+{
+    auto *lock = static_cast<std::mutex *>(dlsym(RTLD_DEFAULT, "gFrontendMutex"));
+    REQUIRE(lock && runtime_is_there());
+    std::atomic<int> state{0};
+    std::thread other([&] {
+        std::lock_guard<std::mutex> guard(*lock);
+        state = 1;
+        while (state == 1)
+            std::this_thread::yield();
+    });
+    while (!state)
+        std::this_thread::yield();
+    const pid_t child = fork();
+    if (!child) {
+        alarm(10 * patience_times());
+        _exit(cudaDeviceSynchronize());
+    }
+    state = 2;
+    other.join();
+    int status = -1;
+    return HOLDS(waitpid(child, &status, 0) == child && status == 0 &&
+                 cudaDeviceSynchronize() == 0);
 }
 
 // The driver kills the back end when it reads the byte; the copy in hand may be any.

@@ -683,6 +683,7 @@ void check_what_it_does_not()
     check("children of a process whose threads connect",
           [] { return run("forked-at-first-calls", true); });
     check("... one of which takes long", [] { return run("forked-beside-first-call", true); });
+    check("... beside calls of other threads", [] { return run("forked-beside-a-look", true); });
     check("a libcudart that was loaded locally", [] { return loaded_locally("copies", 1); });
     check("... and whose calls are looked up there", [] { return loaded_locally("looked-up", 1); });
     check("loaded locally, and a forked child that exits",

@@ -20,6 +20,9 @@
 
 extern "C" void stub_log_begin(); // log4cplus.cpp
 
+// Under the name that GVirtuS's front end (G5) has for it.
+EXPORTED std::mutex gFrontendMutex;
+
 namespace
 {
 
@@ -61,7 +64,6 @@ struct Connection {
 };
 
 // As GVirtuS does it: by the thread's id, made by the first call and never given back.
-std::mutex front_ends_lock;
 std::map<pid_t, Connection> *front_ends;
 
 // GVirtuS sets its log up for each; a child that is forked meanwhile has that lock for ever.
@@ -87,7 +89,7 @@ Remote *connection()
 {
     pid_t thread = gettid();
     {
-        std::lock_guard<std::mutex> lock(front_ends_lock);
+        std::lock_guard<std::mutex> lock(gFrontendMutex);
         if (!front_ends)
             front_ends = new std::map<pid_t, Connection>;
         auto found = front_ends->find(thread);
@@ -104,7 +106,7 @@ Remote *connection()
         made = connected();
     }
     connecting--;
-    std::lock_guard<std::mutex> lock(front_ends_lock);
+    std::lock_guard<std::mutex> lock(gFrontendMutex);
     return (*front_ends)[thread] = std::move(made), (*front_ends)[thread].remote.get();
 }
 
@@ -677,7 +679,7 @@ EXPORTED int cudaFreeHost(void *address)
 
 EXPORTED void stub_same_number(pid_t ended)
 {
-    std::lock_guard<std::mutex> lock(front_ends_lock);
+    std::lock_guard<std::mutex> lock(gFrontendMutex);
     (*front_ends)[gettid()] = std::move((*front_ends)[ended]);
 }
 
@@ -714,7 +716,7 @@ EXPORTED int stub_capture_mode()
 
 EXPORTED void stub_close()
 {
-    std::lock_guard<std::mutex> lock(front_ends_lock);
+    std::lock_guard<std::mutex> lock(gFrontendMutex);
     front_ends->erase(gettid());
 }
 
