@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -28,6 +29,9 @@
 static pthread_mutex_t first_calls = PTHREAD_MUTEX_INITIALIZER;
 static pthread_rwlock_t connecting = PTHREAD_RWLOCK_INITIALIZER; /* a fork writes */
 static _Thread_local bool has_called, is_alone, connects, forks;
+/* A thread is not cancelled in its first call, for which nobody would unlock then. */
+static _Thread_local bool holds;
+static _Thread_local int cancels;
 
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static pthread_key_t thread_end;
@@ -142,6 +146,8 @@ bool ibx_frontend_first_begins(void)
     if (atomic_load(&closed) && !closes)
         return false;
     has_called = true;
+    cancels = ibx_thread_hold_cancel();
+    holds = true;
     const uint64_t deadline = ibx_deadline_in_ms(ALONE_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     is_alone = !pthread_mutex_clocklock(&first_calls, CLOCK_MONOTONIC, &until);
@@ -156,7 +162,7 @@ static void let_others(void)
     is_alone = false;
 }
 
-void ibx_frontend_first_is_over(void)
+static void is_connected(void)
 {
     let_others();
     if (connects)
@@ -164,10 +170,19 @@ void ibx_frontend_first_is_over(void)
     connects = false;
 }
 
-/* The rest of a first call is like any other, and may take long. */
+void ibx_frontend_first_is_over(void)
+{
+    is_connected();
+    if (holds)
+        ibx_thread_release_cancel(cancels);
+    holds = false;
+}
+
+/* The rest of a first call is like any other, and may take long. The plugin, which calls this,
+ * holds cancellation meanwhile, too: so it is not given free here. */
 void ibx_frontend_begins(void)
 {
-    ibx_frontend_first_is_over();
+    is_connected();
 }
 
 /* ------------------------------------------------------------------------- the plugin */

@@ -566,6 +566,7 @@ int main(int argc, char **argv)
         {"errors", errors},
         {"first-thread-ends", first_thread_ends},
         {"cancelled-thread", cancelled_thread},
+        {"cancelled-in-first-call", cancelled_in_first_call},
         {"forked", forked},
         {"forked-exit", forked_exit},
         {"closes-at-exit", closes_at_exit},

@@ -83,6 +83,7 @@ bool thread_ends_late();
 bool threads_go_on_in_child();
 bool first_thread_ends();
 bool cancelled_thread();
+bool cancelled_in_first_call();
 bool forked();
 bool forked_meanwhile();
 bool forked_at_first_calls();

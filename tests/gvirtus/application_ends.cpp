@@ -196,6 +196,26 @@ bool cancelled_thread()
     return HOLDS(cudaDeviceSynchronize() == 0 && calls == 2);
 }
 
+// The same in its first call, which connects: others that begin do not wait for it, nor does a fork.
+bool cancelled_in_first_call()
+{
+    static std::atomic<int> good;
+    REQUIRE(runtime_is_there());
+    const auto run = [](void *) -> void * {
+        pthread_cancel(pthread_self());
+        void *device = nullptr;
+        good += cudaMalloc(&device, 4096) == 0;
+        for (;;)
+            pthread_testcancel();
+    };
+    for (int i = 1; i <= 3; i++) {
+        pthread_t thread;
+        REQUIRE(!pthread_create(&thread, nullptr, run, nullptr) && !pthread_join(thread, nullptr));
+        REQUIRE(good == i);
+    }
+    return HOLDS(device_memory() != nullptr);
+}
+
 // The child has a connection of its own, and the parent's stays in order.
 bool forked()
 {

@@ -631,6 +631,7 @@ void check_what_it_does_not()
           [] { return run("host-functions-after-reset", true); });
     check("a function that never returns", function_for_ever);
     check("a thread that is cancelled", [] { return run("cancelled-thread", true); });
+    check("... in its first call", [] { return run("cancelled-in-first-call", true); });
     check("memory that is given back beside graphs", frees_beside_graphs);
     check("memory that is unpinned beside graphs", [] { return alone("unpinned-beside-graphs"); });
     check("kernels that are loaded beside graphs", [] { return alone("loads-beside-graphs"); });
