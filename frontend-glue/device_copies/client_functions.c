@@ -236,13 +236,20 @@ static struct function **named_at(uint64_t name)
     return &named[name / FUNCTION_STEP % BUCKETS];
 }
 
+/* Locked. A client's own may be hidden by one that it has registered later at that address. */
+static bool has(const struct ibx_functions_user *user, const struct function *f)
+{
+    return f && ((f->module->client == user->client && f->module->tenant == user->tenant) ||
+                 find(user, f->address) == f);
+}
+
 uint64_t ibx_functions_address(const struct ibx_functions_user *user, uint64_t name)
 {
     pthread_mutex_lock(&lock);
     const struct function *f = *named_at(name);
     while (f && f->name != name)
         f = f->next_named;
-    const uint64_t address = f && find(user, f->address) == f ? f->address : handles ? 0 : name;
+    const uint64_t address = has(user, f) ? f->address : handles ? 0 : name;
     pthread_mutex_unlock(&lock);
     return address;
 }

@@ -39,7 +39,7 @@ uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address);
 bool ibx_functions_hold(struct ibx_functions_user *user, struct ibx_client_module *module);
 void ibx_functions_let_go(struct ibx_functions_user *user);
 /* The other way round, for what the runtime says: where the client has the function of that name;
- * 0: it has none, or registered another one there later. */
+ * 0: it has none. */
 uint64_t ibx_functions_address(const struct ibx_functions_user *user, uint64_t name);
 
 /* Puts these names in the body of a request that GVirtuS is about to run; `name` may be cut to 23

@@ -95,9 +95,9 @@ static void find_their_lock(void)
     void *lock = ibx_frontend_next(&found, "gFrontendMutex");
     const ElfW(Sym) *symbol = NULL;
     Dl_info info;
-    /* A std::mutex. */
+    /* A std::mutex; sanitizers make it longer. */
     if (lock && dladdr1(lock, &info, (void **)(void *)&symbol, RTLD_DL_SYMENT) && symbol &&
-        info.dli_saddr == lock && symbol->st_size == sizeof(pthread_mutex_t))
+        info.dli_saddr == lock && symbol->st_size >= sizeof(pthread_mutex_t))
         atomic_store(&their_lock, lock);
 }
 

@@ -196,7 +196,8 @@ bool cancelled_thread()
     return HOLDS(cudaDeviceSynchronize() == 0 && calls == 2);
 }
 
-// The same in its first call, which connects: others that begin do not wait for it, nor does a fork.
+// The same in its first call, which connects: others that begin do not wait for it, nor does a
+// fork.
 bool cancelled_in_first_call()
 {
     static std::atomic<int> good;

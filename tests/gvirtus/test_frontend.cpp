@@ -488,6 +488,20 @@ bool killed(const char *test, unsigned rounds, unsigned pause)
 }
 
 // Without the plugin.
+// A program with CUDA's runtime in itself is told that it does not reach the remote GPU; another
+// one that calls no CUDA is told nothing.
+bool static_runtime()
+{
+    const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM"),
+               *without = std::getenv("IBX_TEST_OTHER_PROGRAM");
+    REQUIRE(program && without);
+    Application alone(nullptr, program, "");
+    REQUIRE(alone.good() && lines_with(alone.said(), "nvcc -cudart shared") == 1);
+    REQUIRE(lines_with(alone.said(), program) == 1 && lines_with(alone.said(), "ibx:") == 1);
+    Application other(nullptr, without, "");
+    return HOLDS(other.good() && other.said().empty());
+}
+
 bool stock(const char *test, const char *warning)
 {
     Application app(nullptr, application, test);
@@ -691,6 +705,7 @@ void check_what_it_does_not()
           [] { return loaded_locally("forked", 3); });
     check("loaded locally, and a thread in calls at the end",
           [] { return loaded_locally("threads", 1); });
+    check("a program that is not linked with libcudart", static_runtime);
     check("a communicator of GVirtuS's own",
           [] { return stock("stock", "finds no rdma communicator"); });
     check("a plugin of another build",

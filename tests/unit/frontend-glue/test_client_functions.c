@@ -167,7 +167,13 @@ static void same_addresses(void **state)
                    other = begin(OTHER, HANDLE, KERNEL, "product");
     assert_true(first != other && take(PARENT, KERNEL) == first && take(OTHER, KERNEL) == other);
     assert_true(!take(PARENT, NOBODYS));
+    /* The other way round a name is the client's that has it, and nobody else's. */
+    assert_true(ibx_functions_address(PARENT, first) == KERNEL);
+    assert_true(ibx_functions_address(OTHER, other) == KERNEL);
+    assert_true(!ibx_functions_address(OTHER, first) && !ibx_functions_address(PARENT, other));
+    assert_true(!ibx_functions_address(PARENT, KERNEL) && !ibx_functions_address(PARENT, 0));
     end(OTHER, HANDLE);
+    assert_true(!ibx_functions_address(OTHER, other));
     assert_true(take(PARENT, KERNEL) == first);
     end(PARENT, HANDLE);
     assert_true(!take(PARENT, KERNEL) && !take(OTHER, KERNEL));
@@ -183,6 +189,9 @@ static void shared_addresses(void **state)
                    third = begin(PARENT, "0x7f0099aabbcc", KERNEL, "sum"),
                    again = begin(OTHER, HANDLE, KERNEL, "product");
     assert_true(first != second && second != third && take(PARENT, KERNEL) == third);
+    assert_true(ibx_functions_address(PARENT, third) == KERNEL);
+    assert_true(ibx_functions_address(PARENT, first) == KERNEL); /* though it is hidden */
+    assert_true(!ibx_functions_address(OTHER, first));
     end(PARENT, "0x7f0055667788");
     assert_true(take(PARENT, KERNEL) == third);
     end(PARENT, "0x7f0099aabbcc");
