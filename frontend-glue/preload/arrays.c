@@ -6,9 +6,9 @@
  * copies. The asynchronous calls come after all that is in their stream, and are over when they
  * return.
  */
+#include "frontend-glue/preload/device_things.h"
 #include "frontend-glue/preload/internal.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
 #define CHANNEL_MAX 32 /* bits */
@@ -18,22 +18,9 @@
 /* Of an array that was made here: what is copied of the application's memory depends on it, and is
  * not for the back end to say. */
 struct shape {
-    struct shape *next;
+    struct thing thing;
     struct ibx_frontend_array is;
 };
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct shape *shapes;
-
-static void in_child(void)
-{
-    pthread_mutex_init(&lock, NULL);
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-    pthread_atfork(NULL, NULL, in_child);
-}
 
 /* Bytes; 0: of no channel that CUDA has. */
 static size_t element_of(const struct ibx_cuda_channel *c)
@@ -48,38 +35,9 @@ static size_t element_of(const struct ibx_cuda_channel *c)
     return bits / 8;
 }
 
-/* Locked. The place of its pointer. */
-static struct shape **place_of(const void *array)
-{
-    struct shape **at = &shapes;
-    while (*at && (*at)->is.array != array)
-        at = &(*at)->next;
-    return at;
-}
-
 void ibx_frontend_array_gone(const void *array)
 {
-    pthread_mutex_lock(&lock);
-    struct shape **at = place_of(array), *found = *at;
-    if (found)
-        *at = found->next;
-    pthread_mutex_unlock(&lock);
-    free(found);
-}
-
-/* Those of the device have gone with its context. */
-void ibx_frontend_arrays_reset(int device)
-{
-    pthread_mutex_lock(&lock);
-    for (struct shape **at = &shapes, *gone; (gone = *at);) {
-        if (gone->is.device != device) {
-            at = &gone->next;
-            continue;
-        }
-        *at = gone->next;
-        free(gone);
-    }
-    pthread_mutex_unlock(&lock);
+    free(ibx_frontend_thing_take(THING_ARRAY, (uintptr_t)array));
 }
 
 /* Without memory the back end is asked later. */
@@ -89,19 +47,19 @@ void ibx_frontend_array_made(const struct ibx_frontend_array *array)
     ibx_frontend_array_gone(array->array); /* one whose end was not seen */
     if (!made)
         return;
-    pthread_mutex_lock(&lock);
-    *made = (struct shape){shapes, *array};
-    shapes = made;
-    pthread_mutex_unlock(&lock);
+    *made = (struct shape){
+        .thing = {.kind = THING_ARRAY, .device = array->device, .handle = (uintptr_t)array->array},
+        .is = *array};
+    ibx_frontend_thing_made(&made->thing);
 }
 
 static bool shape_of(const void *array, struct ibx_frontend_array *shape)
 {
-    pthread_mutex_lock(&lock);
-    const struct shape *found = *place_of(array);
+    const struct shape *found =
+        (const struct shape *)ibx_frontend_thing_hold(THING_ARRAY, (uintptr_t)array);
     if (found)
         *shape = found->is;
-    pthread_mutex_unlock(&lock);
+    ibx_frontend_things_let_go();
     return found;
 }
 

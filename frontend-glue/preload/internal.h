@@ -473,10 +473,6 @@ void ibx_frontend_peers_hold(int device);
 
 /* The device was reset. */
 void ibx_frontend_pools_reset(int device);
-/* arrays.c, mipmaps.c, textures.c */
-void ibx_frontend_arrays_reset(int device);
-void ibx_frontend_mipmaps_reset(int device);
-void ibx_frontend_objects_reset(int device);
 
 /* ------------------------------------------------------------------------- arrays.c */
 

@@ -4,6 +4,7 @@
  * process, which CUDA lets open no handle of its own. What is opened is what the other process has,
  * by the same address, so it is known here what this process must not give back.
  */
+#include "frontend-glue/preload/device_things.h"
 #include "frontend-glue/preload/internal.h"
 
 #include <stdlib.h>
@@ -265,10 +266,8 @@ int cudaDeviceReset(void)
     if (!rc) {
         ibx_frontend_peers_reset(ibx_frontend_current_device());
         ibx_frontend_pools_reset(ibx_frontend_current_device());
-        ibx_frontend_objects_reset(ibx_frontend_current_device());
-        ibx_frontend_arrays_reset(ibx_frontend_current_device());
+        ibx_frontend_things_reset(ibx_frontend_current_device());
         ibx_frontend_host_memory_reset(ibx_frontend_current_device());
-        ibx_frontend_mipmaps_reset(ibx_frontend_current_device());
     }
     if (!rc && ibx_frontend_one_device()) {
         ibx_frontend_captures_reset();

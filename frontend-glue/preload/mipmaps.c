@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Mipmapped arrays, in requests of our own. Their levels are arrays, which go with them. */
+#include "frontend-glue/preload/device_things.h"
 #include "frontend-glue/preload/internal.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
 #define LEVELS  32u   /* no array has more */
@@ -10,32 +10,10 @@
 #define CUBEMAP 0x04u
 
 struct mipmap {
-    struct mipmap *next;
+    struct thing thing;
     struct ibx_frontend_array whole; /* its first level is as large */
     void *levels[LEVELS];            /* NULL: not asked for yet */
 };
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct mipmap *mipmaps;
-
-static void in_child(void)
-{
-    pthread_mutex_init(&lock, NULL);
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-    pthread_atfork(NULL, NULL, in_child);
-}
-
-/* Locked. The place of its pointer. */
-static struct mipmap **place_of(const void *mipmap)
-{
-    struct mipmap **at = &mipmaps;
-    while (*at && (*at)->whole.array != mipmap)
-        at = &(*at)->next;
-    return at;
-}
 
 /* What has gone at the back end, or is about to. */
 static void forget(struct mipmap *gone)
@@ -49,27 +27,13 @@ static void forget(struct mipmap *gone)
 
 static struct mipmap *take(const void *mipmap)
 {
-    pthread_mutex_lock(&lock);
-    struct mipmap **at = place_of(mipmap), *found = *at;
-    if (found)
-        *at = found->next;
-    pthread_mutex_unlock(&lock);
-    return found;
+    return (struct mipmap *)ibx_frontend_thing_take(THING_MIPMAP, (uintptr_t)mipmap);
 }
 
-/* Those of the device have gone with its context, and so have their levels' shapes. */
-void ibx_frontend_mipmaps_reset(int device)
+/* Until ibx_frontend_things_let_go(). */
+static struct mipmap *hold(const void *mipmap)
 {
-    pthread_mutex_lock(&lock);
-    for (struct mipmap **at = &mipmaps, *gone; (gone = *at);) {
-        if (gone->whole.device != device) {
-            at = &gone->next;
-            continue;
-        }
-        *at = gone->next;
-        free(gone);
-    }
-    pthread_mutex_unlock(&lock);
+    return (struct mipmap *)ibx_frontend_thing_hold(THING_MIPMAP, (uintptr_t)mipmap);
 }
 
 int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *channel,
@@ -95,11 +59,10 @@ int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *chann
     *mipmap = (void *)(uintptr_t)handle;
     made->whole = (struct ibx_frontend_array){*mipmap, *channel, extent, flags,
                                               ibx_frontend_current_device()};
+    made->thing =
+        (struct thing){.kind = THING_MIPMAP, .device = made->whole.device, .handle = handle};
     forget(take(*mipmap)); /* one whose end was not seen */
-    pthread_mutex_lock(&lock);
-    made->next = mipmaps;
-    mipmaps = made;
-    pthread_mutex_unlock(&lock);
+    ibx_frontend_thing_made(&made->thing);
     return CUDA_SUCCESS;
 }
 
@@ -136,23 +99,21 @@ static struct ibx_frontend_array level_like(const struct ibx_frontend_array *who
 /* NULL: it is to be asked for. */
 static void *known_level(const void *mipmap, unsigned level)
 {
-    pthread_mutex_lock(&lock);
-    const struct mipmap *found = *place_of(mipmap);
+    const struct mipmap *found = hold(mipmap);
     void *array = found && level < LEVELS ? found->levels[level] : NULL;
-    pthread_mutex_unlock(&lock);
+    ibx_frontend_things_let_go();
     return array;
 }
 
 static void note_level(const void *mipmap, unsigned level, void *array)
 {
     struct ibx_frontend_array like = {.array = NULL};
-    pthread_mutex_lock(&lock);
-    struct mipmap *found = *place_of(mipmap);
+    struct mipmap *found = hold(mipmap);
     if (found && level < LEVELS) {
         found->levels[level] = array;
         like = level_like(&found->whole, array, level);
     }
-    pthread_mutex_unlock(&lock);
+    ibx_frontend_things_let_go();
     if (like.array)
         ibx_frontend_array_made(&like);
 }

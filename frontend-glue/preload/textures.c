@@ -1,81 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Textures and surfaces, in requests of our own. What they were made of is known here. */
+#include "frontend-glue/preload/device_things.h"
 #include "frontend-glue/preload/internal.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
-enum object_kind { TEXTURE, SURFACE };
-
 struct object {
-    struct object *next;
-    unsigned long long handle;
-    enum object_kind kind;
-    int device;
+    struct thing thing;
     struct ibx_cuda_resource resource;
     struct ibx_cuda_texture how;
     struct ibx_cuda_view view;
     bool has_view;
 };
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct object *objects;
-
-static void in_child(void)
-{
-    pthread_mutex_init(&lock, NULL);
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-    pthread_atfork(NULL, NULL, in_child);
-}
-
-/* Locked. The place of its pointer. */
-static struct object **place_of(enum object_kind kind, unsigned long long handle)
-{
-    struct object **at = &objects;
-    while (*at && !((*at)->kind == kind && (*at)->handle == handle))
-        at = &(*at)->next;
-    return at;
-}
-
-/* False: there is none. */
-static bool forget(enum object_kind kind, unsigned long long handle)
-{
-    pthread_mutex_lock(&lock);
-    struct object **at = place_of(kind, handle), *found = *at;
-    if (found)
-        *at = found->next;
-    pthread_mutex_unlock(&lock);
-    free(found);
-    return found;
-}
-
-/* Those of the device have gone with its context. */
-void ibx_frontend_objects_reset(int device)
-{
-    pthread_mutex_lock(&lock);
-    for (struct object **at = &objects, *gone; (gone = *at);) {
-        if (gone->device != device) {
-            at = &gone->next;
-            continue;
-        }
-        *at = gone->next;
-        free(gone);
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-/* Takes `made`. */
-static void note(struct object *made)
-{
-    forget(made->kind, made->handle); /* one whose end was not seen */
-    pthread_mutex_lock(&lock);
-    made->next = objects;
-    objects = made;
-    pthread_mutex_unlock(&lock);
-}
 
 /* Programs of CUDA before 13 have shorter structures: they end before what is reserved. A program
  * of which it is not known which it is gets no more. */
@@ -106,12 +42,12 @@ static bool is_no_array(const struct ibx_cuda_resource *resource)
 }
 
 /* NULL: no memory. */
-static struct object *object_of(enum object_kind kind, const struct ibx_cuda_resource *resource)
+static struct object *object_of(enum thing_kind kind, const struct ibx_cuda_resource *resource)
 {
     struct object *made = calloc(1, sizeof(*made));
     if (!made)
         return NULL;
-    made->kind = kind;
+    made->thing.kind = kind;
     copy_resource(&made->resource, resource);
     return made;
 }
@@ -125,9 +61,9 @@ static int make(const struct extra *e, struct object *made, unsigned long long *
         free(made);
         return rc;
     }
-    made->handle = *object = handle;
-    made->device = ibx_frontend_current_device();
-    note(made);
+    made->thing.handle = *object = handle;
+    made->thing.device = ibx_frontend_current_device();
+    ibx_frontend_thing_made(&made->thing);
     return CUDA_SUCCESS;
 }
 
@@ -145,7 +81,7 @@ int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_r
     ibx_put_u8(&e.body, view != NULL);
     if (view)
         ibx_layout_put(&e.body, IBX_LAYOUT_VIEW, view);
-    struct object *made = object_of(TEXTURE, resource);
+    struct object *made = object_of(THING_TEXTURE, resource);
     if (made) {
         copy_texture(&made->how, how);
         made->has_view = view;
@@ -164,45 +100,47 @@ int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_r
         return ibx_frontend_fail(CUDA_INVALID_HANDLE);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_SURFACE, "cudaCreateSurfaceObject");
     ibx_resource_put(&e.body, resource);
-    return make(&e, object_of(SURFACE, resource), surface);
+    return make(&e, object_of(THING_SURFACE, resource), surface);
 }
 
 /* First forgotten: behind the call another thread may be given the same handle. One that is none is
  * no error of CUDA's. */
-static int destroy(enum ibx_extra number, const char *call, enum object_kind kind,
+static int destroy(enum ibx_extra number, const char *call, enum thing_kind kind,
                    unsigned long long object)
 {
     struct extra e;
     ibx_frontend_extra_begin(&e, number, call);
     ibx_put_u64(&e.body, object);
-    return forget(kind, object) ? ibx_frontend_extra(&e, NULL, 0) : CUDA_SUCCESS;
+    struct thing *gone = ibx_frontend_thing_take(kind, object);
+    const bool known = gone;
+    free(gone);
+    return known ? ibx_frontend_extra(&e, NULL, 0) : CUDA_SUCCESS;
 }
 
 int cudaDestroyTextureObject(unsigned long long texture)
 {
-    return destroy(IBX_EXTRA_DESTROY_TEXTURE, "cudaDestroyTextureObject", TEXTURE, texture);
+    return destroy(IBX_EXTRA_DESTROY_TEXTURE, "cudaDestroyTextureObject", THING_TEXTURE, texture);
 }
 
 int cudaDestroySurfaceObject(unsigned long long surface)
 {
-    return destroy(IBX_EXTRA_DESTROY_SURFACE, "cudaDestroySurfaceObject", SURFACE, surface);
+    return destroy(IBX_EXTRA_DESTROY_SURFACE, "cudaDestroySurfaceObject", THING_SURFACE, surface);
 }
 
 /* ---------------------------------------------------------------------- what they were made of */
 
 /* Of what `to` gets a part of; what the call returns. */
-static int find(enum object_kind kind, unsigned long long handle, const void *to,
+static int find(enum thing_kind kind, unsigned long long handle, const void *to,
                 struct object *object)
 {
-    pthread_mutex_lock(&lock);
-    const struct object *found = *place_of(kind, handle);
+    const struct object *found = (const struct object *)ibx_frontend_thing_hold(kind, handle);
     if (found)
         *object = *found;
-    pthread_mutex_unlock(&lock);
+    ibx_frontend_things_let_go();
     return found && to ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
-static int get_resource(enum object_kind kind, unsigned long long handle,
+static int get_resource(enum thing_kind kind, unsigned long long handle,
                         struct ibx_cuda_resource *resource)
 {
     struct object object;
@@ -214,18 +152,18 @@ static int get_resource(enum object_kind kind, unsigned long long handle,
 
 int cudaGetTextureObjectResourceDesc(struct ibx_cuda_resource *resource, unsigned long long texture)
 {
-    return get_resource(TEXTURE, texture, resource);
+    return get_resource(THING_TEXTURE, texture, resource);
 }
 
 int cudaGetSurfaceObjectResourceDesc(struct ibx_cuda_resource *resource, unsigned long long surface)
 {
-    return get_resource(SURFACE, surface, resource);
+    return get_resource(THING_SURFACE, surface, resource);
 }
 
 int cudaGetTextureObjectTextureDesc(struct ibx_cuda_texture *how, unsigned long long texture)
 {
     struct object object;
-    const int rc = find(TEXTURE, texture, how, &object);
+    const int rc = find(THING_TEXTURE, texture, how, &object);
     if (!rc)
         copy_texture(how, &object.how);
     return rc;
@@ -234,7 +172,7 @@ int cudaGetTextureObjectTextureDesc(struct ibx_cuda_texture *how, unsigned long 
 int cudaGetTextureObjectResourceViewDesc(struct ibx_cuda_view *view, unsigned long long texture)
 {
     struct object object;
-    const int rc = find(TEXTURE, texture, view, &object);
+    const int rc = find(THING_TEXTURE, texture, view, &object);
     if (rc || !object.has_view)
         return rc ? rc : ibx_frontend_fail(CUDA_INVALID_VALUE);
     copy_view(view, &object.view);
