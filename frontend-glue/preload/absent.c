@@ -93,11 +93,6 @@ __attribute__((visibility("default"))) int cudaGraphDebugDotPrint(void *graph, c
     (void)flags;
     return absent("cudaGraphDebugDotPrint", &told);
 }
-ABSENT(cudaGraphReleaseUserObject)
-ABSENT(cudaGraphRetainUserObject)
-ABSENT(cudaUserObjectCreate)
-ABSENT(cudaUserObjectRelease)
-ABSENT(cudaUserObjectRetain)
 
 /* Libraries of kernels, functions of the driver. */
 ABSENT(cudaGetExportTable)

@@ -210,6 +210,13 @@ int cudaGraphExecGetFlags(void *exec, unsigned long long *flags);
 int cudaGraphMemsetNodeGetParams(void *node, struct ibx_cuda_memset *set);
 int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set);
 int cudaGraphExecMemsetNodeSetParams(void *exec, void *node, const struct ibx_cuda_memset *set);
+/* user_objects.c */
+int cudaUserObjectCreate(void **object, void *what, void (*destroy)(void *what),
+                         unsigned references, unsigned flags);
+int cudaUserObjectRetain(void *object, unsigned count);
+int cudaUserObjectRelease(void *object, unsigned count);
+int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags);
+int cudaGraphReleaseUserObject(void *graph, void *object, unsigned count);
 /* graph_parameters.c */
 int cudaGraphKernelNodeGetParams(void *node, struct kernel_node *kernel);
 int cudaGraphKernelNodeGetAttribute(void *node, int attribute, void *value);

@@ -305,8 +305,11 @@ static int add(enum ibx_extra number, const char *call, void **node, const void 
 int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, size_t count,
                                void *child)
 {
-    return add(IBX_EXTRA_NODE_CHILD, "cudaGraphAddChildGraphNode", node, graph, behind, count,
-               child);
+    const int rc =
+        add(IBX_EXTRA_NODE_CHILD, "cudaGraphAddChildGraphNode", node, graph, behind, count, child);
+    if (!rc)
+        ibx_frontend_objects_share(child, graph);
+    return rc;
 }
 
 int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *behind, size_t count,

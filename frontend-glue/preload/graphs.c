@@ -277,16 +277,23 @@ int cudaGraphClone(void **clone, void *graph)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_CLONE, "cudaGraphClone");
     ibx_put_u64(&e.body, (uintptr_t)graph);
-    return made(&e, clone, &rc) ? rc : not_known(&e);
+    if (!made(&e, clone, &rc))
+        return not_known(&e);
+    if (!rc)
+        ibx_frontend_objects_share(graph, *clone);
+    return rc;
 }
 
 int cudaGraphDestroy(void *graph)
 {
     int rc;
     ibx_frontend_graph_gone(graph);
-    return ask_about(IBX_EXTRA_GRAPH_DESTROY, "cudaGraphDestroy", graph, NULL, &rc)
-               ? rc
-               : CALL_NEXT(cudaGraphDestroy, graph);
+    struct holding *taken = ibx_frontend_objects_take(graph);
+    if (!ask_about(IBX_EXTRA_GRAPH_DESTROY, "cudaGraphDestroy", graph, NULL, &rc))
+        rc = CALL_NEXT(cudaGraphDestroy, graph);
+    if (taken)
+        ibx_frontend_objects_gone(taken, !rc);
+    return rc;
 }
 
 int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags)
@@ -302,6 +309,8 @@ int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long f
         return CALL_NEXT(cudaGraphInstantiate, exec, graph, flags);
     if (!rc && (rc = note(*exec, graph, false)))
         cudaGraphExecDestroy(*exec);
+    else if (!rc)
+        ibx_frontend_objects_share(graph, *exec);
     return rc;
 }
 
@@ -316,9 +325,12 @@ int cudaGraphExecDestroy(void *exec)
     pthread_mutex_lock(&lock);
     forget(exec);
     pthread_mutex_unlock(&lock);
-    return ask_about(IBX_EXTRA_EXEC_DESTROY, "cudaGraphExecDestroy", exec, NULL, &rc)
-               ? rc
-               : CALL_NEXT(cudaGraphExecDestroy, exec);
+    struct holding *taken = ibx_frontend_objects_take(exec);
+    if (!ask_about(IBX_EXTRA_EXEC_DESTROY, "cudaGraphExecDestroy", exec, NULL, &rc))
+        rc = CALL_NEXT(cudaGraphExecDestroy, exec);
+    if (taken)
+        ibx_frontend_objects_gone(taken, !rc);
+    return rc;
 }
 
 int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
@@ -342,7 +354,10 @@ int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
     told.other = (void *)(uintptr_t)ibx_get_u64(&r);
     if (result)
         *result = told;
-    return rc ? ibx_frontend_fail(rc) : note(exec, graph, true);
+    if (rc)
+        return ibx_frontend_fail(rc);
+    ibx_frontend_objects_updated(exec, graph);
+    return note(exec, graph, true);
 }
 
 int cudaGraphUpload(void *exec, void *stream)
@@ -367,6 +382,14 @@ static int launch(void *exec, void *stream)
                : CALL_NEXT(cudaGraphLaunch, exec, stream);
 }
 
+static int launch_plain(void *exec, void *stream)
+{
+    const int rc = launch(exec, stream);
+    if (!rc)
+        ibx_frontend_objects_launched(exec, stream);
+    return rc;
+}
+
 int cudaGraphLaunch(void *exec, void *stream)
 {
     size_t count = 0;
@@ -375,7 +398,7 @@ int cudaGraphLaunch(void *exec, void *stream)
         return ibx_frontend_fail(rc);
     ibx_frontend_stream_used(stream);
     if (!atomic_load_explicit(&executable_count, memory_order_relaxed))
-        return launch(exec, stream);
+        return launch_plain(exec, stream);
     uint64_t *numbers = numbers_of(exec, &count);
     if (count && !numbers)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
@@ -383,6 +406,8 @@ int cudaGraphLaunch(void *exec, void *stream)
              ? launch(exec, stream)
              : ibx_frontend_host_launch(numbers, count, stream, launch, exec);
     free(numbers);
+    if (!rc)
+        ibx_frontend_objects_launched(exec, stream);
     return rc;
 }
 

@@ -299,6 +299,19 @@ int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t befo
 /* The node itself does: what can be launched already still calls that one. */
 void ibx_frontend_execs_keep(const void *node, uint64_t number);
 
+/* ---------------------------------------------------------------------- user_objects.c */
+
+/* What was made of a graph, or has another one in it, has the objects of that, too. */
+void ibx_frontend_objects_share(const void *from, const void *to);
+/* What can be launched was, or has become like that graph. */
+void ibx_frontend_objects_launched(const void *exec, void *stream);
+void ibx_frontend_objects_updated(const void *exec, const void *graph);
+/* It, or a graph, is about to be destroyed: behind that another one may have its handle. NULL: it
+ * has none. Whether it is gone. */
+struct holding;
+struct holding *ibx_frontend_objects_take(const void *holder);
+void ibx_frontend_objects_gone(struct holding *taken, bool gone);
+
 /* ------------------------------------------------------------------ graph_parameters.c */
 
 /* A graph was destroyed: what its nodes have told. */

@@ -653,6 +653,7 @@ int main(int argc, char **argv)
         {"events-and-functions-of-nodes", events_and_functions_of_nodes},
         {"graphs-of-nodes", graphs_of_nodes},
         {"parameters-of-all-kinds", parameters_of_all_kinds},
+        {"objects-of-graphs", objects_of_graphs},
         {"captures", captures},
         {"captures-of-planes", captures_of_planes},
         {"conditions", conditions},

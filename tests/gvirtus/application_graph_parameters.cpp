@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 using namespace graph_calls;
@@ -273,4 +274,82 @@ bool parameters_of_all_kinds()
     p.type = 10;
     REQUIRE((fails(run<void *, void *>("cudaGraphNodeSetParams", sets.nodes[0], &p), 801)));
     return HOLDS((fails(run<void *, void *>("cudaGraphNodeSetParams", sets.nodes[0], nullptr), 1)));
+}
+
+// Objects of graphs: the function is called once nobody has the object any more, which is behind
+// what was launched.
+bool objects_of_graphs()
+{
+    static std::atomic<int> ended;
+    static std::atomic<bool> open;
+    const auto end = [](void *what) { ended += *static_cast<int *>(what); };
+    const auto gate = [](void *) {
+        while (!open)
+            std::this_thread::yield();
+    };
+    REQUIRE(runtime_is_there());
+    void *object = nullptr, *other = nullptr, *clone = nullptr, *stream = nullptr, *exec = nullptr;
+    int one = 1, ten = 10;
+    const auto make = [&](void **made, int *what, unsigned count) {
+        return run<void **, void *, void (*)(void *), unsigned, unsigned>(
+            "cudaUserObjectCreate", made, what, end, count, 1);
+    };
+    const auto release = [](void *of, unsigned n) {
+        return run<void *, unsigned>("cudaUserObjectRelease", of, n);
+    };
+    const auto retain = [](void *graph, void *of, unsigned n, unsigned flags) {
+        return run<void *, void *, unsigned, unsigned>("cudaGraphRetainUserObject", graph, of, n,
+                                                       flags);
+    };
+    // Without graphs.
+    REQUIRE(make(&object, &one, 2) == 0);
+    REQUIRE((run<void *, unsigned>("cudaUserObjectRetain", object, 1) == 0));
+    REQUIRE(fails(release(object, 4), 1) && release(object, 2) == 0 && ended == 0);
+    REQUIRE(release(object, 1) == 0 && ended == 1 && fails(release(object, 1), 1));
+    REQUIRE((fails(run<void **, void *, void (*)(void *), unsigned, unsigned>(
+                       "cudaUserObjectCreate", &object, &one, end, 1, 0),
+                   1)));
+    // Of a graph, its clone, what is made of it, and what is made of that.
+    Graph graph, outer, none;
+    const Host host = {gate, nullptr};
+    REQUIRE(cudaStreamCreate(&stream) == 0 && graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(make(&object, &one, 1) == 0 && make(&other, &ten, 1) == 0);
+    REQUIRE(fails(retain(stream, object, 1, 1), 1) && fails(retain(graph.handle, object, 2, 1), 1));
+    REQUIRE(retain(graph.handle, object, 1, 1) == 0 && fails(release(object, 1), 1));
+    REQUIRE(retain(graph.handle, other, 2, 0) == 0 && release(other, 1) == 0 && ended == 1);
+    REQUIRE(
+        (run<void *, void *, unsigned>("cudaGraphReleaseUserObject", graph.handle, other, 1) == 0));
+    REQUIRE(run("cudaGraphClone", &clone, graph.handle) == 0);
+    exec = graph.made();
+    REQUIRE(exec && graph.destroy() == 0 && run("cudaGraphDestroy", clone) == 0 && ended == 1);
+    // An update with a graph like it: the old ones go when the launch has ended.
+    Graph again;
+    Update told = {};
+    REQUIRE(again.add("cudaGraphAddHostNode", {}, &host) == 0 && launch(exec, stream) == 0);
+    std::thread opens([] {
+        for (int i = 0; i < 100 && ended == 1; i++)
+            std::this_thread::yield();
+        ended += 100;
+        open = true;
+    });
+    REQUIRE((run<void *, void *, Update *>("cudaGraphExecUpdate", exec, again.handle, &told) == 0));
+    opens.join();
+    REQUIRE(ended >= 101 && cudaStreamSynchronize(stream) == 0);
+    while (ended != 112)
+        std::this_thread::yield();
+    REQUIRE(run("cudaGraphExecDestroy", exec) == 0 && ended == 112);
+    // In a graph of another one; until what can be launched becomes like one without.
+    Graph inner;
+    void *node = nullptr;
+    using Order = void *const *;
+    REQUIRE(make(&object, &one, 1) == 0 && retain(inner.handle, object, 1, 1) == 0);
+    REQUIRE((run<void **, void *, Order, std::size_t, void *>("cudaGraphAddChildGraphNode", &node,
+                                                              outer.handle, nullptr, 0,
+                                                              inner.handle) == 0));
+    REQUIRE((run<void **, void *, Order, std::size_t, void *>("cudaGraphAddChildGraphNode", &node,
+                                                              none.handle, nullptr, 0,
+                                                              Graph().handle) == 0));
+    REQUIRE(inner.destroy() == 0 && (exec = outer.made()) && outer.destroy() == 0 && ended == 112);
+    REQUIRE((run<void *, void *, Update *>("cudaGraphExecUpdate", exec, none.handle, &told) == 0));
+    return HOLDS(ended == 113 && run("cudaGraphExecDestroy", exec) == 0 && cudaGetLastError() == 0);
 }

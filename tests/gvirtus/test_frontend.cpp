@@ -626,6 +626,7 @@ void check_what_it_does_not()
                              "events-and-functions-of-nodes",
                              "graphs-of-nodes",
                              "parameters-of-all-kinds",
+                             "objects-of-graphs",
                              "stream-of-thread",
                              "queries",
                              "launches-of-many-bytes",

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Objects of the program's that graphs have: when neither the program nor a graph has one any more,
+ * its function is called (cudaUserObjectCreate). The function and all references are this
+ * process's, and the back end is not told of them:
+ *
+ *   a graph has those that it was given, and those of graphs that were put into it
+ *   a clone, and what is made of a graph to be launched, has those of the graph
+ *   what is updated has those of the new graph
+ *
+ * What was launched has its objects until that has ended. Its destruction waits for that; behind an
+ * update a function releases the old ones that the stream calls, by the thread that calls such
+ * functions, where CUDA permits no calls of its own, as natively.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#define NO_SYNC 1u /* cudaUserObjectNoDestructorSync, without which CUDA makes none */
+#define MOVE    1u /* cudaGraphUserObjectMove */
+
+struct object {
+    struct object *next;
+    void *what;
+    void (*destroy)(void *what);
+    uint64_t references;
+    uint64_t program; /* of these the program's own */
+};
+
+/* What a graph, or what was made of one, has of an object. */
+struct holding {
+    struct holding *next;
+    const void *holder;
+    struct object *object;
+    uint64_t count;
+};
+
+/* What was made of a graph that has some, and the stream of its last launch. */
+struct launched {
+    struct launched *next;
+    const void *exec;
+    void *stream;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct object *objects;
+static struct holding *holdings;
+static struct launched *launches;
+static _Atomic unsigned holding_count;
+
+/* The functions are the parent's to call. */
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    objects = NULL;
+    holdings = NULL;
+    launches = NULL;
+    atomic_store(&holding_count, 0);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* ------------------------------------------------------------------------------ references */
+
+/* Locked. NULL: there is none. */
+static struct object *object_of(const void *handle)
+{
+    struct object *o = objects;
+    while (o && o != handle)
+        o = o->next;
+    return o;
+}
+
+/* Locked. Adds it to `over` when that was the last one. */
+static void release(struct object *o, uint64_t count, struct object **over)
+{
+    o->references -= count;
+    if (o->references)
+        return;
+    struct object **at = &objects;
+    while (*at != o)
+        at = &(*at)->next;
+    *at = o->next;
+    o->next = *over;
+    *over = o;
+}
+
+/* Without the lock. */
+static void call(struct object *over)
+{
+    for (struct object *o; (o = over);) {
+        over = o->next;
+        o->destroy(o->what);
+        free(o);
+    }
+}
+
+/* Locked. The place of its pointer. */
+static struct holding **place_of(const void *holder, const struct object *object)
+{
+    struct holding **at = &holdings;
+    while (*at && !((*at)->holder == holder && (!object || (*at)->object == object)))
+        at = &(*at)->next;
+    return at;
+}
+
+/* Locked. False: no memory. */
+static bool hold(const void *holder, struct object *object, uint64_t count)
+{
+    struct holding *h = *place_of(holder, object);
+    if (!h) {
+        if (!(h = malloc(sizeof(*h))))
+            return false;
+        *h = (struct holding){holdings, holder, object, 0};
+        holdings = h;
+        atomic_fetch_add(&holding_count, 1);
+    }
+    h->count += count;
+    return true;
+}
+
+/* Locked. All of one holder's, which nobody finds any more. */
+static struct holding *take_all(const void *holder)
+{
+    struct holding *taken = NULL;
+    for (struct holding **at; *(at = place_of(holder, NULL));) {
+        struct holding *h = *at;
+        *at = h->next;
+        h->next = taken;
+        taken = h;
+        atomic_fetch_sub(&holding_count, 1);
+    }
+    return taken;
+}
+
+static void give_up(struct holding *taken)
+{
+    struct object *over = NULL;
+    pthread_mutex_lock(&lock);
+    for (struct holding *h = taken; h; h = h->next)
+        release(h->object, h->count, &over);
+    pthread_mutex_unlock(&lock);
+    for (struct holding *h; (h = taken);) {
+        taken = h->next;
+        free(h);
+    }
+    call(over);
+}
+
+/* ------------------------------------------------------------------------ graphs come and go */
+
+static bool any(void)
+{
+    return atomic_load_explicit(&holding_count, memory_order_relaxed);
+}
+
+void ibx_frontend_objects_share(const void *from, const void *to)
+{
+    if (!any())
+        return;
+    pthread_mutex_lock(&lock);
+    for (const struct holding *h = holdings; h; h = h->next) {
+        if (h->holder == from && hold(to, h->object, h->count)) /* comes before h */
+            h->object->references += h->count;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_frontend_objects_launched(const void *exec, void *stream)
+{
+    if (!any())
+        return;
+    pthread_mutex_lock(&lock);
+    struct launched *l = launches;
+    while (l && l->exec != exec)
+        l = l->next;
+    if (!l && *place_of(exec, NULL) && (l = malloc(sizeof(*l)))) {
+        *l = (struct launched){launches, exec, NULL};
+        launches = l;
+    }
+    if (l)
+        l->stream = stream;
+    pthread_mutex_unlock(&lock);
+}
+
+static void behind_launch(void *taken)
+{
+    give_up(taken);
+}
+
+/* A stream that is no more, or is being captured, takes no function: what it had is over, or nobody
+ * can tell when it will be. */
+static bool gives_up_later(struct holding *taken, void *stream)
+{
+    const int before = cudaPeekAtLastError();
+    if (ibx_frontend_captures(stream))
+        return false;
+    const int rc = cudaLaunchHostFunc(stream, behind_launch, taken);
+    if (rc && !before)
+        cudaGetLastError();
+    return !rc;
+}
+
+/* Locked. NULL: it was not launched. */
+static struct launched *take_launched(const void *exec)
+{
+    struct launched **at = &launches;
+    while (*at && (*at)->exec != exec)
+        at = &(*at)->next;
+    struct launched *found = *at;
+    if (found)
+        *at = found->next;
+    return found;
+}
+
+void ibx_frontend_objects_updated(const void *exec, const void *graph)
+{
+    if (!any())
+        return;
+    pthread_mutex_lock(&lock);
+    struct holding *taken = take_all(exec);
+    struct launched *l = take_launched(exec);
+    pthread_mutex_unlock(&lock);
+    ibx_frontend_objects_share(graph, exec);
+    if (taken && !(l && gives_up_later(taken, l->stream)))
+        give_up(taken);
+    free(l);
+}
+
+struct holding *ibx_frontend_objects_take(const void *holder)
+{
+    if (!any())
+        return NULL;
+    pthread_mutex_lock(&lock);
+    struct holding *taken = take_all(holder);
+    if (taken)
+        free(take_launched(holder));
+    pthread_mutex_unlock(&lock);
+    return taken;
+}
+
+void ibx_frontend_objects_gone(struct holding *taken, bool gone)
+{
+    if (gone)
+        give_up(taken);
+    pthread_mutex_lock(&lock);
+    for (struct holding *h; !gone && (h = taken);) {
+        taken = h->next;
+        h->next = holdings;
+        holdings = h;
+        atomic_fetch_add(&holding_count, 1);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* ------------------------------------------------------------------------------- the calls */
+
+int cudaUserObjectCreate(void **object, void *what, void (*destroy)(void *what),
+                         unsigned references, unsigned flags)
+{
+    struct object *made =
+        object && destroy && references && flags == NO_SYNC ? malloc(sizeof(*made)) : NULL;
+    if (!made)
+        return ibx_frontend_fail(object && destroy && references && flags == NO_SYNC
+                                     ? CUDA_MEMORY_ALLOCATION
+                                     : CUDA_INVALID_VALUE);
+    pthread_mutex_lock(&lock);
+    *made = (struct object){objects, what, destroy, references, references};
+    objects = made;
+    pthread_mutex_unlock(&lock);
+    *object = made;
+    return CUDA_SUCCESS;
+}
+
+int cudaUserObjectRetain(void *object, unsigned count)
+{
+    pthread_mutex_lock(&lock);
+    struct object *o = count ? object_of(object) : NULL;
+    if (o) {
+        o->references += count;
+        o->program += count;
+    }
+    pthread_mutex_unlock(&lock);
+    return o ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+int cudaUserObjectRelease(void *object, unsigned count)
+{
+    struct object *over = NULL;
+    pthread_mutex_lock(&lock);
+    struct object *o = count ? object_of(object) : NULL;
+    const bool has = o && count <= o->program;
+    if (has) {
+        o->program -= count;
+        release(o, count, &over);
+    }
+    pthread_mutex_unlock(&lock);
+    call(over);
+    return has ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags)
+{
+    size_t nodes = 0;
+    int rc = count && flags <= MOVE ? cudaGraphGetNodes(graph, NULL, &nodes) /* whether it is one */
+                                    : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&lock);
+    struct object *o = object_of(object);
+    const bool sound = o && (flags != MOVE || count <= o->program);
+    const bool held = sound && hold(graph, o, count);
+    if (held && flags == MOVE)
+        o->program -= count;
+    else if (held)
+        o->references += count;
+    pthread_mutex_unlock(&lock);
+    return held ? CUDA_SUCCESS
+                : ibx_frontend_fail(sound ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE);
+}
+
+int cudaGraphReleaseUserObject(void *graph, void *object, unsigned count)
+{
+    struct object *over = NULL;
+    struct holding *gone = NULL;
+    pthread_mutex_lock(&lock);
+    struct object *o = count ? object_of(object) : NULL;
+    struct holding **at = o ? place_of(graph, o) : NULL, *h = at ? *at : NULL;
+    const bool has = h && count <= h->count;
+    if (has && !(h->count -= count)) {
+        *at = h->next;
+        gone = h;
+        atomic_fetch_sub(&holding_count, 1);
+    }
+    if (has)
+        release(o, count, &over);
+    pthread_mutex_unlock(&lock);
+    free(gone);
+    call(over);
+    return has ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
