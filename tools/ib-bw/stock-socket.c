@@ -69,10 +69,9 @@ static int open_socket(const char *where, bool listens, struct ibx_error *err)
     int fd = first_socket(list, listens);
     freeaddrinfo(list);
     if (fd < 0 && listens)
-        return ibx_error_set(err, fd,
-                             "--stock: cannot listen at %s: %s; give another port, or an address "
-                             "of this host",
-                             where, strerror(-fd));
+        return ibx_error_set(err, fd, "--stock: cannot listen at %s: %s; %s", where, strerror(-fd),
+                             fd == -EMFILE ? "raise the limit on open files (ulimit -n)"
+                                           : "give another port, or an address of this host");
     if (fd < 0)
         return ibx_error_set(
             err, fd,

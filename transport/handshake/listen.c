@@ -142,6 +142,8 @@ static const char *remedy(int rc)
         return "; choose a place where this user may listen, such as a port from 1024 on";
     case -EINVAL:
         return IBX_HANDSHAKE_ONE_HOST;
+    case -EMFILE:
+        return IBX_HANDSHAKE_MORE_FILES;
     default:
         return "";
     }
@@ -229,8 +231,7 @@ int ibx_accept(struct ibx_listener *listener, struct ibx_conn **out, struct ibx_
     if (!rc || rc == -EAGAIN)
         return rc;
     return ibx_error_set(err, rc, "cannot take a connection at %s: %s%s", listener->uri,
-                         strerror(-rc),
-                         rc == -EMFILE ? "; raise the limit on open files (ulimit -n)" : "");
+                         strerror(-rc), rc == -EMFILE ? IBX_HANDSHAKE_MORE_FILES : "");
 }
 
 int ibx_accept_wait(struct ibx_listener *listener, int timeout_ms, struct ibx_conn **out,

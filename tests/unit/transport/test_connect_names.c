@@ -53,9 +53,14 @@ void __wrap_freeaddrinfo(struct addrinfo *res)
 
 /* Where it is set, each socket has that local address already: the kernel may choose it, too. */
 static const struct sockaddr_in *local;
+static bool no_descriptors;
 
 int __wrap_socket(int domain, int type, int protocol)
 {
+    if (no_descriptors) {
+        errno = EMFILE;
+        return -1;
+    }
     const int one = 1, fd = __real_socket(domain, type, protocol);
     if (fd < 0 || !local)
         return fd;
@@ -217,6 +222,27 @@ static void test_a_socket_that_meets_itself(void **state)
     close(server);
 }
 
+static void test_no_descriptors(void **state)
+{
+    (void)state;
+    struct ibx_options options;
+    struct ibx_listener *listener;
+    struct ibx_error err = {0};
+    int fd;
+    ibx_options_init(&options);
+    refusing(&addresses[0]);
+    count = 1;
+    no_descriptors = true;
+    const int connecting = connect_to_many(LONG_MS, &fd, &err);
+    struct ibx_error of_listening = {0};
+    const int listening = ibx_listen("rdma://many:0", &options, &listener, &of_listening);
+    no_descriptors = false;
+    assert_int_equal(connecting, -EMFILE);
+    assert_non_null(strstr(err.message, "ulimit -n"));
+    assert_int_equal(listening, -EMFILE);
+    assert_non_null(strstr(of_listening.message, "ulimit -n"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -226,6 +252,7 @@ int main(void)
         cmocka_unit_test(test_all_refuse),
         cmocka_unit_test(test_a_refusal_tells_more_than_a_missing_route),
         cmocka_unit_test(test_a_socket_that_meets_itself),
+        cmocka_unit_test(test_no_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
