@@ -51,7 +51,8 @@ int ibx_destination_borrow_begin(struct destination *d, struct ibx_error *err)
 void ibx_destination_borrow_watch(struct destination *d)
 {
     struct ibx_error why = {0}, unwritten = {0};
-    if (d->ram.unseen || d->ram.kept || !d->qemu.qmp || ibx_now_ns() < d->watch_ns)
+    if (d->ram.unseen || d->ram.kept || !d->qemu.qmp || d->qemu.end[0] ||
+        ibx_now_ns() < d->watch_ns)
         return;
     int rc =
         ibx_preflight_warm(d->qemu.qmp, &d->ram.guest, NULL, ibx_deadline_in_ms(ANSWER_MS), &why);

@@ -90,6 +90,23 @@ static void note_end(struct destination_qemu *qemu, json_t *event)
         snprintf(qemu->end, sizeof(qemu->end), "%s", reason);
 }
 
+/* Of a VM that runs here: its status is another one. A QEMU that may be about to end is not asked:
+ * QEMU 7.2 can hang for good over a question that comes while it ends. SHUTDOWN tells the status
+ * itself, which stays where QEMU does (-no-shutdown). */
+static void note_status(struct destination_qemu *qemu, const char *event)
+{
+    static const char *const others[] = {"STOP", "RESET", "SUSPEND", "WAKEUP"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        qemu->stale |= !strcmp(event, others[i]);
+    if (!strcmp(event, "GUEST_PANICKED")) {
+        qemu->stale = true;
+        qemu->ask_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
+    } else if (!strcmp(event, "SHUTDOWN")) {
+        qemu->stale = false;
+        snprintf(qemu->status, sizeof(qemu->status), "shutdown");
+    }
+}
+
 static void on_event(struct destination_qemu *qemu, json_t *event)
 {
     const char *name = json_string_value(json_object_get(event, "event"));
@@ -111,10 +128,8 @@ static void on_event(struct destination_qemu *qemu, json_t *event)
     /* A VM that was shut down, and whose QEMU stays (-no-shutdown), can be reset and run again. */
     if (ibx_vm_event_is(event, "RESUME", NULL) || ibx_vm_event_is(event, "RESET", NULL))
         qemu->end[0] = '\0';
-    if (qemu->state.now == QEMU_RUNNING && name && strcmp(name, "RESUME") != 0)
-        qemu->stale |= !strcmp(name, "STOP") || !strcmp(name, "SHUTDOWN") ||
-                       !strcmp(name, "RESET") || !strcmp(name, "GUEST_PANICKED") ||
-                       !strcmp(name, "SUSPEND") || !strcmp(name, "WAKEUP");
+    if (qemu->state.now == QEMU_RUNNING && name)
+        note_status(qemu, name);
 }
 
 static void take_queued_events(struct destination_qemu *qemu)
@@ -220,10 +235,10 @@ int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, st
     return rc;
 }
 
-/* That is the lock under which QEMU answers its monitor. */
+/* That is the lock under which QEMU answers its monitor. One that ends is not asked. */
 int ibx_destination_qemu_pass(struct destination_qemu *qemu)
 {
-    return qemu->qmp ? ask_status(qemu, NULL) : -ENOTCONN;
+    return qemu->qmp && !qemu->end[0] ? ask_status(qemu, NULL) : -ENOTCONN;
 }
 
 void ibx_destination_qemu_lend(struct destination_qemu *qemu)
