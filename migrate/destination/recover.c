@@ -12,7 +12,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define REACH_MS 5000 /* for the monitor, where only it knows whether the VM ran */
+/* For the monitor, where only it knows whether the VM ran. It may need a page for that, which comes
+ * only when this tool listens for the source; the next tries are made meanwhile. */
+#define REACH_MS 500
 
 static int ended(const struct destination *d, struct ibx_error *err)
 {

@@ -224,6 +224,23 @@ static void test_resuming(void)
     assert_int_equal(vm_beats(&vms[1]), 0);
 }
 
+/* A QEMU that waits for a page does not answer: the tool that recovers does not wait for that, but
+ * lets the source come, whose pages it waits for. */
+static void test_resuming_with_a_silent_monitor(void)
+{
+    pair_start_source();
+    start_destination();
+    killed_at("destination:loaded");
+    kill(vms[1].pid, SIGSTOP);
+    const uint64_t before = ibx_now_ns();
+    pair_recover(&receiver);
+    mover_await_words(&receiver, "waiting at ");
+    assert_true(ibx_now_ns() - before < 3000 * IBX_NS_PER_MS);
+    kill(vms[1].pid, SIGCONT);
+    pair_done();
+    pair_moved("");
+}
+
 /* The destination, which has the whole VM, waits for a source that does not come any more. */
 static void test_rolled_back_beside_a_destination_that_waits(void)
 {
@@ -259,6 +276,7 @@ int main(void)
         VM_TEST(test_recovered),
         VM_TEST(test_done),
         VM_TEST(test_resuming),
+        VM_TEST(test_resuming_with_a_silent_monitor),
         VM_TEST(test_rolled_back_beside_a_destination_that_waits),
         VM_TEST(test_failed),
         {0}};
