@@ -343,6 +343,54 @@ static void test_huge_pages_of_a_dead_source(void)
     moved_in_huge_pages((const char *[]){"--max-bandwidth", "64K", NULL}, NULL, true);
 }
 
+/* Both tools are killed in the middle of a page, and others go on over another transport. */
+static void go_on_over(const char *uri, const char *bandwidth)
+{
+    mover_await(&receiver, "filling", 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + 2);
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&sender, SIGKILL);
+    mover_start(&receiver, (const char *[]){"recover", "--qmp", vms[1].tool, "--listen", uri,
+                                            "--json", "--max-bandwidth", bandwidth, NULL});
+    mover_await_words(&receiver, "waiting at ");
+    mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, uri, "--json", NULL});
+}
+
+static void transports_change(const char *minor)
+{
+    char from[128], to[128], shm[160], tcp[160];
+    if (!borrow_huge_pages())
+        skip();
+    snprintf(from, sizeof(from), HUGE_RAM "%s/from", huge_folder);
+    snprintf(to, sizeof(to), HUGE_RAM "%s/to", huge_folder);
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "", .ram = from});
+    vm_start(&vms[1], &(struct vm_options){.append = "", .ram = to, .incoming = true});
+    vm_wait_beats(&vms[0], pair_beats);
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", NULL);
+    snprintf(tcp, sizeof(tcp), "%s", receiver.uri);
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 1);
+    mover_receive(&receiver, &vms[1], "shm://127.0.0.1:0",
+                  (const char *[]){"--max-bandwidth", "256K", minor, NULL});
+    snprintf(shm, sizeof(shm), "%s", receiver.uri);
+    mover_send(&sender, &vms[0], shm, NULL);
+    go_on_over(tcp, "256K");
+    go_on_over(shm, "0");
+    pair_done();
+    pair_moved("");
+}
+
+static void test_huge_pages_change_transports(void)
+{
+    transports_change(NULL);
+}
+
+static void test_huge_pages_change_transports_minor(void)
+{
+    transports_change("--minor");
+}
+
 /* The destination's memory has these options, too. */
 static void start_in_huge_pages(const char *options)
 {
@@ -473,6 +521,8 @@ int main(void)
                                            VM_TEST(test_huge_pages_warm),
                                            VM_TEST(test_huge_pages_minor),
                                            VM_TEST(test_huge_pages_of_a_dead_source),
+                                           VM_TEST(test_huge_pages_change_transports),
+                                           VM_TEST(test_huge_pages_change_transports_minor),
                                            VM_TEST(test_huge_pages_that_others_want),
                                            VM_TEST(test_huge_pages_that_come_again),
                                            VM_TEST(test_huge_pages_too_few),
