@@ -6,7 +6,9 @@
  * events are for named_streams.c, too.
  *
  * A request holds what it names until it is over, and what that belongs to: another session of the
- * tenant's that gives it back meanwhile waits.
+ * tenant's that gives it back meanwhile waits. So does one that names the same graph: CUDA does not
+ * keep two threads apart that are in one, natively the program does, and here a client that did not
+ * would damage the back end of all.
  *
  * What another client has opened (extra_ipc.c) is that one's when its client has gone.
  */
@@ -56,6 +58,7 @@ struct handle {
     struct ibx_tenant *tenant; /* NULL: every tenant's */
     struct ibx_quota *counted; /* where it counts as the tenant's; NULL: nowhere */
     unsigned holders;          /* requests */
+    const struct copies *user; /* of a graph, the one that holds it */
     struct opener *openers;    /* other clients that have opened it */
     unsigned opener_count;
     bool gone; /* it is nowhere; its last holder frees it */
@@ -225,6 +228,14 @@ static void drop(struct handle *h)
         free_handle(h);
 }
 
+/* Locked. What it is of, and goes with; NULL: of nothing. */
+static struct handle *whole_of(const struct copies *x, const struct handle *h)
+{
+    const enum ibx_handle_kind kind =
+        h->kind == IBX_HANDLE_ARRAY ? IBX_HANDLE_MIPMAP : IBX_HANDLE_GRAPH;
+    return h->of && h->kind != IBX_HANDLE_EXEC ? find(x, kind, h->of) : NULL;
+}
+
 /* Locked. False: the request names too much. */
 static bool hold(struct copies *x, struct handle *h)
 {
@@ -237,15 +248,32 @@ static bool hold(struct copies *x, struct handle *h)
         return true;
     h->holders++;
     x->held[x->held_count++] = h;
-    const enum ibx_handle_kind kind =
-        h->kind == IBX_HANDLE_ARRAY ? IBX_HANDLE_MIPMAP : IBX_HANDLE_GRAPH;
-    struct handle *whole = h->of && h->kind != IBX_HANDLE_EXEC ? find(x, kind, h->of) : NULL;
+    if (h->kind == IBX_HANDLE_GRAPH)
+        h->user = x;
+    struct handle *whole = whole_of(x, h);
     return !whole || hold(x, whole);
+}
+
+/* Locked, and not while it waits, for other requests with the same graph. NULL: there is none of
+ * that value, or that takes too long. */
+static struct handle *find_free(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    const struct timespec until = ibx_timespec_of(deadline);
+    for (;;) {
+        struct handle *found = find(x, kind, value), *whole = found;
+        while (whole && (!whole->user || whole->user == x))
+            whole = whole_of(x, whole);
+        if (!whole || ibx_now_ns() >= deadline)
+            return whole ? NULL : found;
+        pthread_cond_clockwait(&let_go, &lock, CLOCK_MONOTONIC, &until);
+    }
 }
 
 /* Locked. */
 static void release(struct handle *h)
 {
+    h->user = NULL;
     if (!--h->holders && h->gone)
         free_handle(h);
     pthread_cond_broadcast(&let_go);
@@ -416,8 +444,8 @@ unsigned ibx_handles_functions(struct copies *x, uint64_t exec)
 bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)
 {
     pthread_mutex_lock(&lock);
+    struct handle *found = find_free(x, IBX_HANDLE_NODE, node);
     struct handle *made = find(x, IBX_HANDLE_EXEC, exec);
-    struct handle *found = find(x, IBX_HANDLE_NODE, node);
     const bool has = made && found && made->of && made->of == found->of &&
                      found->number < made->number && hold(x, made) && hold(x, found);
     pthread_mutex_unlock(&lock);
@@ -515,7 +543,7 @@ uint64_t ibx_handles_graph_of(struct copies *x, uint64_t node, bool outermost)
 bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph)
 {
     pthread_mutex_lock(&lock);
-    struct handle *found = find(x, IBX_HANDLE_NODE, node);
+    struct handle *found = find_free(x, IBX_HANDLE_NODE, node);
     const bool is = found && found->of == graph && hold(x, found);
     pthread_mutex_unlock(&lock);
     return is;
@@ -537,7 +565,7 @@ void ibx_handles_forget(const void *context)
 bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&lock);
-    struct handle *found = find(x, kind, value);
+    struct handle *found = find_free(x, kind, value);
     const bool known = found && hold(x, found);
     pthread_mutex_unlock(&lock);
     return known;

@@ -9,12 +9,16 @@
 
 #include <dlfcn.h>
 #include <malloc.h>
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #define REQUESTS 15000u
@@ -335,6 +339,53 @@ static int add_host_node(uint64_t graph, uint64_t queue, uint64_t number)
     ibx_put_u64(&w, queue);
     ibx_put_u64(&w, number);
     return own_run(&alice, &w, NULL);
+}
+
+/* Another session of alice's that names her graph. */
+struct other_session {
+    struct copies x;
+    atomic_int thread;
+    atomic_bool let_go, done, early;
+};
+
+static void *name_graph(void *argument)
+{
+    struct other_session *other = argument;
+    atomic_store(&other->thread, gettid());
+    const bool known = ibx_handles_know(&other->x, IBX_HANDLE_NODE, alice.node);
+    atomic_store(&other->early, !known || !atomic_load(&other->let_go));
+    atomic_store(&other->done, true);
+    ibx_handles_let_go(&other->x);
+    return NULL;
+}
+
+static bool sleeps(int thread)
+{
+    char path[64], state = 0;
+    snprintf(path, sizeof(path), "/proc/self/task/%d/stat", thread);
+    FILE *file = fopen(path, "r");
+    if (file && fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+        state = 0;
+    if (file)
+        fclose(file);
+    return state == 'S';
+}
+
+/* CUDA's graphs bear no two threads at once. */
+static void test_one_request_for_a_graph(void **state)
+{
+    struct other_session other = {.x = alice.x};
+    pthread_t thread;
+    (void)state;
+    assert_true(ibx_handles_know(&alice.x, IBX_HANDLE_GRAPH, alice.graph));
+    assert_true(ibx_handles_know(&alice.x, IBX_HANDLE_NODE, alice.node)); /* its own */
+    assert_int_equal(pthread_create(&thread, NULL, name_graph, &other), 0);
+    while (!atomic_load(&other.thread) || (!sleeps(other.thread) && !atomic_load(&other.done)))
+        sched_yield();
+    atomic_store(&other.let_go, true);
+    ibx_handles_let_go(&alice.x);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_false(other.early);
 }
 
 /* A function of the client's is known as long as a graph may call it, whose copies and what was
@@ -783,6 +834,7 @@ int main(void)
         cmocka_unit_test(test_very_many_functions),
         cmocka_unit_test(test_functions_come_and_go),
         cmocka_unit_test(test_functions_go_with_graphs),
+        cmocka_unit_test(test_one_request_for_a_graph),
         cmocka_unit_test(test_slots_come_and_go),
         cmocka_unit_test(test_very_many_of_others),
         cmocka_unit_test(test_very_many_are_shared),
