@@ -10,9 +10,9 @@
  * keep two threads apart that are in one, natively the program does, and here a client that did not
  * would damage the back end of all.
  *
- * What another client has opened (extra_ipc.c) is that one's when its client has gone.
+ * What graphs count as: handle_sizes.c; what other clients have opened: handle_openers.c.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/handle_lists.h"
 
 #include "common/clock.h"
 
@@ -22,49 +22,8 @@
 #include <stdlib.h>
 
 #define HELD_MS 10000u /* that who gives something back waits for those who use it */
-#define OPENERS 8u     /* it is looked how many of so many are still there, and of twice as many */
 
-struct opener {
-    uint64_t client;
-    unsigned times;
-};
-
-/* The lists that a handle is in. What one client has made must not lie in the way of another one,
- * so nothing but a reset walks through all. */
-enum handle_list {
-    OF_KIND,
-    OF_CLIENT, /* and of its kind */
-    OF_GRAPH,  /* what has `of`: nodes, levels, and so on */
-    LISTS
-};
-
-struct handle {
-    struct {
-        struct handle *next, **at;
-    } in[LISTS];
-    enum ibx_handle_kind kind;
-    uint64_t value;
-    uint64_t of;      /* of a node, or what was made of one: its graph; of a level: its mipmapped
-                         array; 0: not known, or no more */
-    uint64_t number;  /* in which order it was made; 0: a node that came by a capture or a clone */
-    uint64_t client;  /* whose it is (clients.c); 0: not known */
-    uint64_t heir_of; /* the client that has made it, and is no more; 0: `client` has made it */
-    unsigned functions;        /* of clients, in what can be launched */
-    unsigned level, depth;     /* of a graph: graphs around it, graphs within each other in it */
-    uint64_t weight;           /* so many it counts as */
-    uint64_t nodes;            /* of a graph: with those in it, each as so many; and 1 */
-    const void *context;       /* in which it is; NULL: not known */
-    int gpu;                   /* of what can be launched: where it was made */
-    struct ibx_tenant *tenant; /* NULL: every tenant's */
-    struct ibx_quota *counted; /* where it counts as the tenant's; NULL: nowhere */
-    unsigned holders;          /* requests */
-    const struct copies *user; /* of a graph, the one that holds it */
-    struct opener *openers;    /* other clients that have opened it */
-    unsigned opener_count;
-    bool gone; /* it is nowhere; its last holder frees it */
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t ibx_handles_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
 static void *tree;
 #define KINDS          (IBX_HANDLE_EVENT + 1u)
@@ -81,7 +40,7 @@ static int compare(const void *a, const void *b)
     return kinds ? kinds : (left->value > right->value) - (left->value < right->value);
 }
 
-static struct handle *find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+struct handle *ibx_handle_find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const struct handle wanted = {.kind = kind, .value = value};
     struct handle *const *found = tfind(&wanted, &tree, compare);
@@ -118,14 +77,14 @@ static struct handle **list_of_graph(uint64_t graph)
     return &of_graph[(graph >> 4 ^ graph >> 16 ^ graph >> 28) % GRAPH_BUCKETS];
 }
 
-static void set_client(struct handle *h, uint64_t client)
+void ibx_handle_set_client(struct handle *h, uint64_t client)
 {
     link_out(h, OF_CLIENT);
     h->client = client;
     link_in(h, OF_CLIENT, list_of_client(client, h->kind));
 }
 
-static void set_graph(struct handle *h, uint64_t graph)
+void ibx_handle_set_graph(struct handle *h, uint64_t graph)
 {
     if (h->of)
         link_out(h, OF_GRAPH);
@@ -143,69 +102,6 @@ static void link_all(struct handle *h)
         link_in(h, OF_GRAPH, list_of_graph(h->of));
 }
 
-/* IBX_HOLDS: it does not count. */
-static enum ibx_hold hold_of(enum ibx_handle_kind kind)
-{
-    switch (kind) {
-    case IBX_HANDLE_STREAM:
-        return IBX_HOLD_STREAMS;
-    case IBX_HANDLE_EVENT:
-        return IBX_HOLD_EVENTS;
-    case IBX_HANDLE_GRAPH:
-        return IBX_HOLD_GRAPHS;
-    case IBX_HANDLE_EXEC:
-        return IBX_HOLD_EXECS;
-    case IBX_HANDLE_TEXTURE:
-    case IBX_HANDLE_SURFACE:
-        return IBX_HOLD_TEXTURES;
-    case IBX_HANDLE_MADE_POOL:
-        return IBX_HOLD_POOLS;
-    default:
-        return IBX_HOLDS;
-    }
-}
-
-/* Whoever has as many as are allowed makes no more (own_reset.c, graph_limits.c); what was under
- * way then counts, too. */
-static void count_as(struct handle *h, struct ibx_tenant *tenant)
-{
-    const enum ibx_hold hold = hold_of(h->kind);
-    if (h->counted)
-        ibx_quota_give(h->counted, h->weight);
-    h->counted = !tenant || hold == IBX_HOLDS ? NULL
-                 : hold == IBX_HOLD_EXECS     ? ibx_tenant_execs(tenant, h->gpu)
-                                              : ibx_tenant_quota(tenant, hold);
-    if (h->counted)
-        ibx_quota_note(h->counted, h->weight);
-}
-
-/* A graph, or what was made of one, counts as n more, or as so many less. */
-static void grow(struct handle *h, uint64_t n, bool less)
-{
-    n = less && n > h->weight - 1 ? h->weight - 1 : n;
-    if (h->counted && less)
-        ibx_quota_give(h->counted, n);
-    else if (h->counted)
-        ibx_quota_note(h->counted, n);
-    h->weight = less ? h->weight - n : h->weight + n;
-}
-
-/* So does a graph, and so do those that it is in. A node in it has `depth` graphs within each
- * other.
- */
-static void grow_graph(const struct copies *x, uint64_t graph, uint64_t n, unsigned depth,
-                       bool less)
-{
-    struct handle *h = find(x, IBX_HANDLE_GRAPH, graph);
-    if (h)
-        grow(h, n, less);
-    for (; h; h = h->of ? find(x, IBX_HANDLE_GRAPH, h->of) : NULL) {
-        h->nodes = !less ? h->nodes + n : h->nodes > n ? h->nodes - n : 1;
-        h->depth = h->depth > depth + 1 ? h->depth : depth + 1;
-        depth = h->depth;
-    }
-}
-
 static void free_handle(struct handle *h)
 {
     free(h->openers);
@@ -220,7 +116,7 @@ static void drop(struct handle *h)
     if (h->of)
         link_out(h, OF_GRAPH);
     tdelete(h, &tree, compare);
-    count_as(h, NULL);
+    ibx_handle_count_as(h, NULL);
     if (h->kind == IBX_HANDLE_STREAM || h->kind == IBX_HANDLE_EVENT)
         atomic_fetch_add(&gone, 1);
     h->gone = true;
@@ -233,7 +129,7 @@ static struct handle *whole_of(const struct copies *x, const struct handle *h)
 {
     const enum ibx_handle_kind kind =
         h->kind == IBX_HANDLE_ARRAY ? IBX_HANDLE_MIPMAP : IBX_HANDLE_GRAPH;
-    return h->of && h->kind != IBX_HANDLE_EXEC ? find(x, kind, h->of) : NULL;
+    return h->of && h->kind != IBX_HANDLE_EXEC ? ibx_handle_find(x, kind, h->of) : NULL;
 }
 
 /* Locked. False: the request names too much. */
@@ -261,12 +157,12 @@ static struct handle *find_free(struct copies *x, enum ibx_handle_kind kind, uin
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     for (;;) {
-        struct handle *found = find(x, kind, value), *whole = found;
+        struct handle *found = ibx_handle_find(x, kind, value), *whole = found;
         while (whole && (!whole->user || whole->user == x))
             whole = whole_of(x, whole);
         if (!whole || ibx_now_ns() >= deadline)
             return whole ? NULL : found;
-        pthread_cond_clockwait(&let_go, &lock, CLOCK_MONOTONIC, &until);
+        pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
     }
 }
 
@@ -283,33 +179,33 @@ void ibx_handles_let_go(struct copies *x)
 {
     if (!x->held_count)
         return;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     while (x->held_count)
         release(x->held[--x->held_count]);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
 }
 
 /* Locked. What had this handle, and it was not seen to end. */
 static void renew(struct handle *h, const struct handle *made)
 {
-    count_as(h, NULL);
+    ibx_handle_count_as(h, NULL);
     h->tenant = made->tenant;
     h->gpu = made->gpu;
     h->weight = made->weight;
     h->nodes = made->nodes;
     h->level = made->level;
     h->depth = made->depth;
-    count_as(h, made->tenant);
+    ibx_handle_count_as(h, made->tenant);
     h->context = made->context;
     h->opener_count = 0;
     h->heir_of = 0;
-    set_client(h, made->client);
-    set_graph(h, made->of);
+    ibx_handle_set_client(h, made->client);
+    ibx_handle_set_graph(h, made->of);
 }
 
 /* `listed`: it may be there already. `weight`: what a node counts as, in its graph. */
-static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
-                uint64_t weight, bool listed)
+bool ibx_handle_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
+                    uint64_t weight, bool listed)
 {
     void *context = NULL;
     struct handle *made = malloc(sizeof(*made));
@@ -327,18 +223,18 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
                             .weight = weight,
                             .nodes = 1,
                             .tenant = kind == IBX_HANDLE_POOL ? NULL : x->isolation.tenant};
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     struct handle *const *at = tsearch(made, &tree, compare);
     const bool is_new = at && *at == made;
     if (at && !listed)
         (*at)->number = ++numbers;
     if (is_new) {
         link_all(made);
-        count_as(made, made->tenant);
+        ibx_handle_count_as(made, made->tenant);
     } else if (at) { /* a pool, or one whose end was not seen */
         renew(*at, made);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     if (!is_new)
         free(made);
     return at;
@@ -346,109 +242,36 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
 
 bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    return add(x, kind, value, 0, 1, false);
+    return ibx_handle_add(x, kind, value, 0, 1, false);
 }
 
 bool ibx_handles_add_level(struct copies *x, uint64_t array, uint64_t mipmap)
 {
-    return add(x, IBX_HANDLE_ARRAY, array, mipmap, 1, false);
+    return ibx_handle_add(x, IBX_HANDLE_ARRAY, array, mipmap, 1, false);
 }
 
 bool ibx_handles_is_level(struct copies *x, uint64_t array)
 {
-    pthread_mutex_lock(&lock);
-    const struct handle *found = find(x, IBX_HANDLE_ARRAY, array);
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_ARRAY, array);
     const bool is = found && found->of;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return is;
-}
-
-static bool add_to_graph(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
-                         uint64_t graph, uint64_t weight, unsigned depth)
-{
-    const bool added = add(x, kind, value, graph, weight, false);
-    pthread_mutex_lock(&lock);
-    if (added)
-        grow_graph(x, graph, weight, depth, false);
-    pthread_mutex_unlock(&lock);
-    return added;
-}
-
-bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph, uint64_t weight,
-                          unsigned depth)
-{
-    return add_to_graph(x, IBX_HANDLE_NODE, node, graph, weight, depth);
-}
-
-bool ibx_handles_add_condition(struct copies *x, uint64_t condition, uint64_t graph)
-{
-    return add_to_graph(x, IBX_HANDLE_CONDITION, condition, graph, 1, 0);
 }
 
 bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph)
 {
-    return add(x, IBX_HANDLE_NODE, node, graph, 1, true);
-}
-
-void ibx_handles_grow(struct copies *x, uint64_t graph, uint64_t nodes, unsigned depth)
-{
-    pthread_mutex_lock(&lock);
-    grow_graph(x, graph, nodes, depth, false);
-    pthread_mutex_unlock(&lock);
-}
-
-struct ibx_graph_size ibx_handles_size(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
-{
-    pthread_mutex_lock(&lock);
-    const struct handle *h = find(x, kind, value);
-    const struct ibx_graph_size size = {.nodes = !h                         ? 0
-                                                 : kind == IBX_HANDLE_GRAPH ? h->nodes
-                                                                            : h->weight,
-                                        .level = h ? h->level : 0,
-                                        .depth = h ? h->depth : 0};
-    pthread_mutex_unlock(&lock);
-    return size;
-}
-
-void ibx_handles_made_so(struct copies *x, uint64_t exec, struct ibx_graph_size size)
-{
-    pthread_mutex_lock(&lock);
-    struct handle *found = find(x, IBX_HANDLE_EXEC, exec);
-    if (found && size.nodes) {
-        grow(found, size.nodes - 1, false);
-        found->depth = size.depth;
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph, unsigned functions)
-{
-    pthread_mutex_lock(&lock);
-    struct handle *found = find(x, IBX_HANDLE_EXEC, exec);
-    if (found) {
-        set_graph(found, graph);
-        found->functions = functions;
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-unsigned ibx_handles_functions(struct copies *x, uint64_t exec)
-{
-    pthread_mutex_lock(&lock);
-    const struct handle *found = find(x, IBX_HANDLE_EXEC, exec);
-    const unsigned functions = found ? found->functions : 0;
-    pthread_mutex_unlock(&lock);
-    return functions;
+    return ibx_handle_add(x, IBX_HANDLE_NODE, node, graph, 1, true);
 }
 
 bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = find_free(x, IBX_HANDLE_NODE, node);
-    struct handle *made = find(x, IBX_HANDLE_EXEC, exec);
+    struct handle *made = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
     const bool has = made && found && made->of && made->of == found->of &&
                      found->number < made->number && hold(x, made) && hold(x, found);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return has;
 }
 
@@ -461,7 +284,7 @@ static void forget_nodes(uint64_t graph)
         if (h->of == graph && (h->kind == IBX_HANDLE_NODE || h->kind == IBX_HANDLE_CONDITION))
             drop(h);
         else if (h->of == graph && h->kind == IBX_HANDLE_EXEC)
-            set_graph(h, 0);
+            ibx_handle_set_graph(h, 0);
     }
     for (struct handle *h = *list; h;) {
         const uint64_t body = h->of == graph && h->kind == IBX_HANDLE_GRAPH ? h->value : 0;
@@ -498,60 +321,43 @@ static void forget_parts_of_all(const struct ibx_taken *taken, size_t count)
 
 void ibx_handles_forget_nodes(uint64_t graph)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     forget_nodes(graph);
-    pthread_mutex_unlock(&lock);
-}
-
-void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other)
-{
-    pthread_mutex_lock(&lock);
-    struct handle *found = find(x, IBX_HANDLE_GRAPH, graph);
-    struct handle *around = find(x, IBX_HANDLE_GRAPH, other);
-    if (found && around) {
-        set_graph(found, other);
-        found->level = around->level + 1;
-        for (unsigned depth = 1; around; around = find(x, IBX_HANDLE_GRAPH, around->of)) {
-            around->nodes += found->nodes;
-            around->depth = around->depth > depth + 1 ? around->depth : depth + 1;
-            depth = around->depth;
-        }
-    }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
 }
 
 bool ibx_handles_is_within(struct copies *x, uint64_t graph)
 {
-    pthread_mutex_lock(&lock);
-    const struct handle *found = find(x, IBX_HANDLE_GRAPH, graph);
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
     const bool is = found && found->of;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return is;
 }
 
 uint64_t ibx_handles_graph_of(struct copies *x, uint64_t node, bool outermost)
 {
-    pthread_mutex_lock(&lock);
-    const struct handle *found = find(x, IBX_HANDLE_NODE, node);
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_NODE, node);
     uint64_t graph = found ? found->of : 0;
-    while (outermost && (found = find(x, IBX_HANDLE_GRAPH, graph)) && found->of)
+    while (outermost && (found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph)) && found->of)
         graph = found->of;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return graph;
 }
 
 bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = find_free(x, IBX_HANDLE_NODE, node);
     const bool is = found && found->of == graph && hold(x, found);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return is;
 }
 
 void ibx_handles_forget(const void *context)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     for (unsigned kind = 0; kind < KINDS; kind++) {
         for (struct handle *h = of_kind[kind], *next; h; h = next) {
             next = h->in[OF_KIND].next;
@@ -559,23 +365,23 @@ void ibx_handles_forget(const void *context)
                 drop(h);
         }
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
 }
 
 bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = find_free(x, kind, value);
     const bool known = found && hold(x, found);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return known;
 }
 
 bool ibx_handles_has(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    pthread_mutex_lock(&lock);
-    const bool has = find(x, kind, value);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool has = ibx_handle_find(x, kind, value);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return has;
 }
 
@@ -608,109 +414,23 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
 {
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
     const struct timespec until = ibx_timespec_of(deadline);
-    pthread_mutex_lock(&lock);
-    struct handle *found = find(x, kind, value);
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = ibx_handle_find(x, kind, value);
     if (found)
         let_go_of(x, found);
     while (found && found->holders && ibx_now_ns() < deadline) {
-        pthread_cond_clockwait(&let_go, &lock, CLOCK_MONOTONIC, &until);
-        found = find(x, kind, value); /* another one may have given it back */
+        pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
+        found = ibx_handle_find(x, kind, value); /* another one may have given it back */
     }
     const bool known = found && !found->holders;
     if (known && kind == IBX_HANDLE_NODE && found->of)
-        grow_graph(x, found->of, found->weight, 0, true);
+        ibx_handle_grow_graph(x, found->of, found->weight, 0, true);
     if (known && kind == IBX_HANDLE_MIPMAP)
         forget_levels(value);
     if (known)
         drop(found);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return known;
-}
-
-/* Locked. Memory that is there for long may be opened by very many clients that come and go. */
-static void forget_openers(struct handle *h)
-{
-    unsigned left = 0;
-    for (unsigned i = 0; i < h->opener_count; i++) {
-        if (ibx_clients_has(h->openers[i].client))
-            h->openers[left++] = h->openers[i];
-    }
-    h->opener_count = left;
-}
-
-/* Locked. False: no memory. */
-static bool open_for(struct handle *h, uint64_t client)
-{
-    unsigned i = 0;
-    while (i < h->opener_count && h->openers[i].client != client)
-        i++;
-    if (i == h->opener_count && i >= OPENERS && !(i & (i - 1))) {
-        forget_openers(h);
-        i = h->opener_count;
-    }
-    if (i == h->opener_count) {
-        struct opener *more = realloc(h->openers, (i + 1) * sizeof(*more));
-        if (!more)
-            return false;
-        h->openers = more;
-        h->openers[h->opener_count++] = (struct opener){.client = client};
-    }
-    h->openers[i].times++;
-    return true;
-}
-
-bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
-{
-    const uint64_t client = ibx_clients_number(x);
-    pthread_mutex_lock(&lock);
-    struct handle *h = find(x, kind, value);
-    const bool own = h && h->client == client && !h->heir_of;
-    const bool done = h && (!client || own || open_for(h, client));
-    pthread_mutex_unlock(&lock);
-    return done;
-}
-
-/* Locked. Whether it is another client's from now on. */
-static bool passes_on(struct handle *h)
-{
-    for (; h->opener_count; h->opener_count--) {
-        const uint64_t opener = h->openers[h->opener_count - 1].client;
-        if (opener == h->client || !ibx_clients_has(opener))
-            continue;
-        h->heir_of = h->heir_of ? h->heir_of : h->client;
-        set_client(h, opener);
-        return true;
-    }
-    return false;
-}
-
-/* Locked. Whether that was the last time. */
-static bool close_for(struct handle *h, uint64_t client)
-{
-    unsigned i = 0;
-    while (i < h->opener_count && h->openers[i].client != client)
-        i++;
-    if (i == h->opener_count || --h->openers[i].times)
-        return false;
-    h->openers[i] = h->openers[--h->opener_count];
-    return true;
-}
-
-void ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
-{
-    const uint64_t client = ibx_clients_number(x);
-    uint64_t nobody = 0;
-    pthread_mutex_lock(&lock);
-    struct handle *h = client ? find(x, kind, value) : NULL;
-    if (h && close_for(h, client) && h->client == client && h->heir_of && !passes_on(h)) {
-        nobody = h->heir_of;
-        set_client(h, nobody);
-    }
-    if (nobody)
-        h->heir_of = 0;
-    pthread_mutex_unlock(&lock);
-    if (nobody)
-        ibx_client_ends_add(nobody, &(struct ibx_client_name){"a client"});
 }
 
 /* What goes with another one, or is nobody's, is not given back by itself. */
@@ -727,7 +447,7 @@ static bool is_taken(struct handle *h, uint64_t client, bool graphs, const void 
     return goes_alone(h, client) && !h->holders &&
            (graphs ? h->kind == IBX_HANDLE_GRAPH || h->kind == IBX_HANDLE_EXEC
                    : !h->context || h->context == context) &&
-           !passes_on(h);
+           !ibx_handle_passes_on(h);
 }
 
 /* Locked. Those of a kind, `taken` NULL: how many there are. */
@@ -751,14 +471,14 @@ static size_t take_kind(uint64_t client, unsigned kind, bool graphs, const void 
 static size_t take(uint64_t client, bool graphs, const void *context, struct ibx_taken **taken)
 {
     size_t count = 0, i = 0;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     for (unsigned kind = 0; kind < KINDS; kind++)
         count += take_kind(client, kind, graphs, context, NULL, SIZE_MAX);
     *taken = calloc(count + 1, sizeof(**taken));
     for (unsigned kind = 0; *taken && kind < KINDS; kind++)
         i += take_kind(client, kind, graphs, context, *taken + i, count - i);
     forget_parts_of_all(*taken, i);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return i;
 }
 
@@ -779,13 +499,13 @@ size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken)
 
 bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **context)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *h = *list_of_client(client, kind);
     while (h && !(h->kind == kind && goes_alone(h, client) && !h->holders))
         h = h->in[OF_CLIENT].next;
     if (h)
         *context = h->context;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return h;
 }
 
@@ -793,13 +513,13 @@ bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **
 static bool has_any(uint64_t client, bool held)
 {
     const struct handle *h = NULL;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     for (unsigned kind = 0; kind < KINDS && !h; kind++) {
         h = *list_of_client(client, kind);
         while (h && !((!held || h->holders) && goes_alone(h, client)))
             h = h->in[OF_CLIENT].next;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return h;
 }
 
@@ -817,7 +537,7 @@ size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const v
                              struct ibx_taken *taken, size_t most)
 {
     size_t count = 0;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     for (struct handle *h = *list_of_client(client, kind), *next; h && count < most; h = next) {
         next = h->in[OF_CLIENT].next;
         if (h->kind != kind || h->context != context || !is_taken(h, client, false, context))
@@ -826,14 +546,14 @@ size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const v
         drop(h);
     }
     forget_parts_of_all(taken, count);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     return count;
 }
 
 struct handle **ibx_handles_hold_streams(const void *context, size_t *count)
 {
     size_t i = 0;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     for (const struct handle *h = of_kind[IBX_HANDLE_STREAM]; h; h = h->in[OF_KIND].next)
         i++;
     struct handle **held = calloc(i + 1, sizeof(struct handle *));
@@ -844,7 +564,7 @@ struct handle **ibx_handles_hold_streams(const void *context, size_t *count)
         h->holders++;
         held[i++] = h;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     *count = i;
     return held;
 }
@@ -861,9 +581,9 @@ uint64_t ibx_handles_client(const struct handle *held)
 
 void ibx_handles_release(struct handle **held, size_t count)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_handles_lock);
     for (size_t i = 0; i < count; i++)
         release(held[i]);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_handles_lock);
     free(held);
 }
