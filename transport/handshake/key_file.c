@@ -281,9 +281,14 @@ int ibx_keys_own(const struct ibx_keys *keys, const struct ibx_options *options,
     *key = !keys ? NULL : options->name[0] ? ibx_keys_find(keys, options->name) : keys->items;
     if (*key || (!keys && !options->name[0]))
         return 0;
-    return ibx_error_set(err, -EINVAL, "name: %s%s has no key \"%s\"; it has a line name:key each",
-                         keys ? "key file " : "an unset rdma.key_file",
-                         keys ? options->key_file : "", options->name);
+    if (!keys)
+        return ibx_error_set(err, -EINVAL,
+                             "name: \"%s\" is to be a key in rdma.key_file (--key-file), which is "
+                             "not set",
+                             options->name);
+    return ibx_error_set(err, -EINVAL,
+                         "name: key file %s has no key \"%s\": give it a line %s:KEY, at both ends",
+                         options->key_file, options->name, options->name);
 }
 
 int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options *options,
