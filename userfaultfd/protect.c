@@ -28,24 +28,15 @@ int ibx_protect_register(int uffd, uint64_t start, uint64_t length, struct ibx_e
                          length, start, strerror(errno));
 }
 
-static int protect(int uffd, uint64_t start, uint64_t length, uint64_t mode, struct ibx_error *err)
+int ibx_protect_forbid(int uffd, uint64_t start, uint64_t length, struct ibx_error *err)
 {
-    struct uffdio_writeprotect wish = {.range = {start, length}, .mode = mode};
+    struct uffdio_writeprotect wish = {.range = {start, length},
+                                       .mode = UFFDIO_WRITEPROTECT_MODE_WP};
     while (ioctl(uffd, UFFDIO_WRITEPROTECT, &wish))
         if (errno != EAGAIN) /* the process changes its mappings at the moment */
             return ibx_error_set(err, -errno, "protecting 0x%" PRIx64 " bytes at 0x%" PRIx64 ": %s",
                                  length, start, strerror(errno));
     return 0;
-}
-
-int ibx_protect_forbid(int uffd, uint64_t start, uint64_t length, struct ibx_error *err)
-{
-    return protect(uffd, start, length, UFFDIO_WRITEPROTECT_MODE_WP, err);
-}
-
-int ibx_protect_allow(int uffd, uint64_t start, uint64_t length, struct ibx_error *err)
-{
-    return protect(uffd, start, length, 0, err);
 }
 
 int ibx_protect_retry(int uffd, uint64_t start, uint64_t length, struct ibx_error *err)

@@ -21,8 +21,6 @@ int ibx_protect_register(int uffd, uint64_t start, uint64_t length, struct ibx_e
 /* From here on it may not. The kernel takes 20 ms of a processor for a GiB of pages of 4096 bytes:
  * in parts. */
 int ibx_protect_forbid(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
-/* It may, and whoever waits goes on. */
-int ibx_protect_allow(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
 /* Lets those who wait try once more, so that they are reported anew. */
 int ibx_protect_retry(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
 /* The address of a write that waits. -EAGAIN: there is none that was not reported. */

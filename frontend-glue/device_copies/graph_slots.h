@@ -55,8 +55,7 @@ size_t ibx_slots_bytes(void);
 /* slot_copies.c */
 
 /* Clients name the slot of a function that they are calling by its number, as if it were memory of
- * the device: this bit, the number, 32 bits of a place in the slot. */
-#define IBX_SLOT_NAME(number) (UINT64_C(1) << 63 | (uint64_t)(number) << 32)
+ * the device: bit 63, the number, 32 bits of a place in the slot. */
 /* Whether a request is such a copy, of the session that asks for functions to call. An outcome, or
  * as ibx_session_fail(). */
 bool ibx_slot_is_named(const struct copies *x, const struct ibx_request *q);

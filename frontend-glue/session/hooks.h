@@ -230,7 +230,6 @@ int ibx_session_poll_reply(struct ibx_session *session);
 typedef void ibx_owed_reply(void *context, int exit_code);
 /* One more is being added to the stream. */
 void ibx_session_owe(struct ibx_session *session, ibx_owed_reply *reply, void *context);
-unsigned ibx_session_owed(const struct ibx_session *session);
 /* Consumes replies that are there; with `wait`, all. As ibx_session_fail(). */
 int ibx_session_take_owed(struct ibx_session *session, bool wait);
 /* The number of the last one, of all that ever were owed; and waits until that one was consumed. As

@@ -28,7 +28,6 @@
 
 #define DRAIN_MS       5000u
 #define RESUME_BYTES   29u
-#define RESUMED_BYTES  21u
 #define BEHIND_MAX_FDS 2
 
 static const struct ibx_state link_states[] = {

@@ -19,11 +19,6 @@ void ibx_session_owe(struct ibx_session *s, ibx_owed_reply *reply, void *context
     s->owed.context = context;
 }
 
-unsigned ibx_session_owed(const struct ibx_session *s)
-{
-    return s->owed.count;
-}
-
 /* One reply is complete. */
 static void reply_ends(struct ibx_session *s)
 {

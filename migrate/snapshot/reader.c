@@ -310,16 +310,6 @@ struct ibx_snapshot_index ibx_snapshot_reader_take_index(struct ibx_snapshot_rea
     return index;
 }
 
-unsigned ibx_snapshot_reader_links(const struct ibx_snapshot_reader *reader)
-{
-    return reader->links;
-}
-
-const struct ibx_path *ibx_snapshot_reader_path(const struct ibx_snapshot_reader *reader)
-{
-    return ibx_conn_path(conn_of(&reader->link[0]));
-}
-
 const char *ibx_snapshot_reader_reason(const struct ibx_snapshot_reader *reader)
 {
     const char *reason = "";

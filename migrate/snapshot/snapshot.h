@@ -573,9 +573,6 @@ ibx_snapshot_reader_manifest(const struct ibx_snapshot_reader *reader);
 const struct ibx_page_map *ibx_snapshot_reader_map(const struct ibx_snapshot_reader *reader);
 /* The caller's from now on; without hashes: the snapshot has none, or it was taken. */
 struct ibx_snapshot_index ibx_snapshot_reader_take_index(struct ibx_snapshot_reader *reader);
-unsigned ibx_snapshot_reader_links(const struct ibx_snapshot_reader *reader);
-/* Of the first connection, until close. */
-const struct ibx_path *ibx_snapshot_reader_path(const struct ibx_snapshot_reader *reader);
 /* READs bytes of one block, all of them of pages with data or not: others are zeros. Only while no
  * engine has the reader. */
 int ibx_snapshot_reader_fetch(struct ibx_snapshot_reader *reader, unsigned block, uint64_t offset,

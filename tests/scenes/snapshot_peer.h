@@ -6,8 +6,7 @@
 #include "migrate/snapshot/snapshot.h"
 #include "tests/scenes/unit.h"
 
-#define RAM          (8 * IBX_SNAPSHOT_PAGE)
-#define MANIFEST_MAX 1024u
+#define RAM (8 * IBX_SNAPSHOT_PAGE)
 
 /* Of a VM with RAM bytes in one block, and 100 of its devices. */
 extern const char manifest[];

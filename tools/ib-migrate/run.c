@@ -24,7 +24,6 @@
 #define SSH_WORDS  32u
 #define SSH_FAILED 255 /* exit status of ssh(1): not that of the command there */
 #define SSH_END_MS 5000
-#define HUGE_PAGES "hugetlbfs"
 
 struct run {
     struct migrate_args args; /* of the send */
