@@ -8,9 +8,12 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#define NO_WRITERS_LOCK 201 /* the byte of an image that QEMU locks to keep writers away */
+/* Bytes of an image that QEMU locks. */
+#define WRITER_LOCK     101 /* it writes it */
+#define NO_WRITERS_LOCK 201 /* ... and nobody else may */
 
 /* A job that has ended stays in the list until it is dismissed. */
 static bool is_at_work(const char *status)
@@ -96,39 +99,59 @@ const char *ibx_preflight_block_job(json_t *event)
     return changes && is_at_work(text_of(data, "status")) ? text_of(data, "id") : NULL;
 }
 
-/* By /proc/PID/fdinfo/N: "lock: 1: OFDLCK ADVISORY READ -1 fe:00:4711 201 201". */
-static bool refuses_writers(pid_t pid, int number)
+/* Whether it has a lock on each of these bytes, by /proc/PID/fdinfo/N: "lock: 1: OFDLCK ADVISORY
+ * READ -1 fe:00:4711 100 101". */
+static bool locks(pid_t pid, int number, unsigned byte, unsigned other)
 {
     char path[64], line[256];
     unsigned long long first, last;
-    bool does = false;
+    bool one = false, two = false;
     snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)pid, number);
     FILE *info = fopen(path, "re");
-    while (info && !does && fgets(line, sizeof(line), info))
-        does = sscanf(line, "lock: %*s OFDLCK %*s %*s %*s %*s %llu %llu", &first, &last) == 2 &&
-               first <= NO_WRITERS_LOCK && last >= NO_WRITERS_LOCK;
+    while (info && fgets(line, sizeof(line), info)) {
+        if (sscanf(line, "lock: %*s OFDLCK %*s %*s %*s %*s %llu %llu", &first, &last) != 2)
+            continue;
+        one |= first <= byte && byte <= last;
+        two |= first <= other && other <= last;
+    }
     if (info)
         fclose(info);
-    return does;
+    return one && two;
 }
 
-struct kept {
+struct image_search {
     pid_t pid;
-    char *path;
+    struct ibx_images *images;
 };
 
-static bool keeps(void *context, int number, const char *path)
+static bool note_image(void *context, int number, const char *path)
 {
-    struct kept *kept = context;
-    if (!refuses_writers(kept->pid, number))
-        return false;
-    const ssize_t n = readlink(path, kept->path, PATH_MAX - 1);
-    kept->path[n > 0 ? n : 0] = '\0';
-    return true;
+    const struct image_search *search = context;
+    struct ibx_images *images = search->images;
+    struct stat st;
+    const bool of_files = !stat(path, &st) && S_ISREG(st.st_mode);
+    if ((of_files || images->devices) && images->count < IBX_IMAGES_MAX &&
+        locks(search->pid, number, WRITER_LOCK, NO_WRITERS_LOCK))
+        images->fds[images->count++] = number;
+    return false;
 }
 
-bool ibx_preflight_keeps_disk(pid_t pid, char path[PATH_MAX])
+void ibx_preflight_find_images(pid_t pid, bool devices, struct ibx_images *images)
 {
-    struct kept kept = {pid, path};
-    return ibx_proc_find_descriptor(pid, keeps, &kept) >= 0;
+    *images = (struct ibx_images){.devices = devices};
+    ibx_proc_find_descriptor(pid, note_image, &(struct image_search){pid, images});
+}
+
+bool ibx_preflight_keeps_image(pid_t pid, const struct ibx_images *images, char path[PATH_MAX])
+{
+    char link[64];
+    for (unsigned i = 0; i < images->count; i++) {
+        if (!locks(pid, images->fds[i], NO_WRITERS_LOCK, NO_WRITERS_LOCK))
+            continue;
+        snprintf(link, sizeof(link), "/proc/%d/fd/%d", (int)pid, images->fds[i]);
+        const ssize_t n = readlink(link, path, PATH_MAX - 1);
+        path[n > 0 ? n : 0] = '\0';
+        return true;
+    }
+    return false;
 }

@@ -89,9 +89,17 @@ const char *ibx_preflight_block_job(json_t *event);
 /* replay.c: a QEMU that records what its VM does, or does so again. */
 int ibx_preflight_replay(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                          struct ibx_error *err);
-/* Whether this process, a QEMU that has handed its disks over, still keeps others from writing to
- * one; which one. */
-bool ibx_preflight_keeps_disk(pid_t pid, char path[PATH_MAX]);
+/* Files, and with `devices` block devices, that this process, a QEMU, writes and nobody else may,
+ * as far as it locks them; and whether it does not let go of one though it has handed its disks
+ * over, and of which. */
+#define IBX_IMAGES_MAX 16u
+struct ibx_images {
+    bool devices;
+    unsigned count;
+    int fds[IBX_IMAGES_MAX]; /* of that process */
+};
+void ibx_preflight_find_images(pid_t pid, bool devices, struct ibx_images *images);
+bool ibx_preflight_keeps_image(pid_t pid, const struct ibx_images *images, char path[PATH_MAX]);
 /* since.c: which devices have been plugged into a VM, and with `disks` by which images each disk is
  * made, an object; and what of these is another one now. Two to five commands of 0.1 ms each; the
  * first function sends them, and does not wait for the answers. `compared`: the last answer, which

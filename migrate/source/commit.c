@@ -10,6 +10,7 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 
 int ibx_source_check_compared(struct source *s, struct ibx_error *err)
@@ -32,6 +33,29 @@ int ibx_source_check_block_users(struct source *s, struct ibx_error *err)
     if (!rc && blockers.count)
         rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
     return rc;
+}
+
+/* libvirt finds by itself that the VM cannot run there, and continues it here. The locks of a block
+ * device are those of one host. */
+void ibx_source_find_images(struct source *s)
+{
+    if (!source_managed(&s->vm) && !s->link.disks_differ)
+        ibx_preflight_find_images(s->vm.ram.pid, !ibx_conn_path(s->link.control.conn)->remote,
+                                  &s->images);
+}
+
+int ibx_source_check_images(const struct source *s, struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    if (!ibx_preflight_keeps_image(s->vm.ram.pid, &s->images, path))
+        return 0;
+    return ibx_error_set(
+        err, -EPERM,
+        "this QEMU (process %d) does not hand %.300s over, as it does not with the "
+        "images of a quorum of raw ones: while it has that locked, the VM could "
+        "not run at the destination; use images of another format (qcow2), or "
+        "locking=off at both ends",
+        (int)s->vm.ram.pid, path);
 }
 
 void ibx_source_compared_ask(struct source *s, bool stopped)

@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <poll.h>
 #include <string.h>
 #include <unistd.h>
@@ -467,29 +466,20 @@ int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *er
 }
 
 /* QEMU takes a disk back that it has handed over when somebody exports it, and the one there cannot
- * have it then. It keeps it when the export has ended, too. A quorum of raw images it does not hand
- * over. */
-void ibx_source_blame_disk(struct source *s)
+ * have it then. It keeps it when the export has ended, too. */
+void ibx_source_blame_export(struct source *s)
 {
     struct ibx_blockers users = {0};
-    char path[PATH_MAX];
-    if (!s->vm.qmp || !s->status.record.was_running)
+    if (!s->vm.qmp || !s->status.record.was_running ||
+        ibx_preflight_block_users(s->vm.qmp, &users, ibx_deadline_in_ms(USERS_MS), NULL) ||
+        !users.count)
         return;
-    const int rc = ibx_preflight_block_users(s->vm.qmp, &users, ibx_deadline_in_ms(USERS_MS), NULL);
-    if (!rc && users.count)
-        ibx_migration_notify(
-            &s->options->observer,
-            "the VM stands still at %s, since somebody has begun here to use a disk that this QEMU "
-            "(process %d) had handed over, and has taken back for that: end this QEMU (quit), "
-            "whose pages are held here, and leave this ib-migrate running",
-            s->status.record.peer, (int)s->vm.ram.pid);
-    else if (ibx_preflight_keeps_disk(s->vm.ram.pid, path))
-        ibx_migration_notify(
-            &s->options->observer,
-            "the VM stands still at %s, and this QEMU (process %d) still has the image %.300s "
-            "locked, as it does with those of a quorum of raw images: end this QEMU (quit), whose "
-            "pages are held here, and leave this ib-migrate running",
-            s->status.record.peer, (int)s->vm.ram.pid, path);
+    ibx_migration_notify(&s->options->observer,
+                         "the VM stands still at %s, since somebody has begun here to use a disk "
+                         "that this QEMU (process %d) had handed over, and has taken back for "
+                         "that: end this QEMU (quit), whose pages are held here, and leave this "
+                         "ib-migrate running",
+                         s->status.record.peer, (int)s->vm.ram.pid);
 }
 
 /* ---------------------------------------------------------------- the end */

@@ -46,7 +46,7 @@ static int on_running(struct source *s, const char *status, struct ibx_error *er
     }
     int rc = ibx_source_move(s, SOURCE_SERVING, err);
     if (!rc && !strcmp(status, "paused"))
-        ibx_source_blame_disk(s);
+        ibx_source_blame_export(s);
     if (!rc)
         ibx_source_verify_ahead(s);
     return rc;

@@ -403,6 +403,8 @@ static int get_ready(struct source *s, struct ibx_error *err)
     else if (!rc)
         rc = ibx_vm_not_begun(ibx_source_set_settings(s, err), err);
     if (!rc)
+        ibx_source_find_images(s);
+    if (!rc)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
     return rc || !source_managed(&s->vm) ? rc : touch(s, err);
 }
@@ -472,7 +474,7 @@ static int end_stream(struct source *s, struct ibx_error *err)
      * nothing to do for the stop any more, and answers while the destination loads. */
     if (!rc)
         ibx_source_compared_ask(s, true);
-    return rc;
+    return rc ? rc : ibx_source_check_images(s, err);
 }
 
 static int step_sending(struct source *s, struct ibx_error *err)

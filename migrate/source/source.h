@@ -34,6 +34,7 @@
 #include "migrate/common/libvirt.h"
 #include "migrate/operator/control_socket.h"
 #include "migrate/pages/digest.h"
+#include "migrate/preflight/preflight.h"
 #include "migrate/source/link.h"
 #include "migrate/source/return.h"
 #include "migrate/source/stream.h"
@@ -143,7 +144,8 @@ struct source {
     struct source_stream stream;
     struct source_warm warm;
     struct source_return home;
-    struct ibx_gate gate; /* CLOSED unless libvirt drives */
+    struct ibx_gate gate;     /* CLOSED unless libvirt drives */
+    struct ibx_images images; /* of its disks, before the VM stopped */
 
     struct ibx_migrate_status status;
     struct migration_reporter reporter;
@@ -229,6 +231,10 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
 int ibx_source_check_compared(struct source *s, struct ibx_error *err);
 /* Whether somebody uses the VM's disks here. Looked at at the same moments. */
 int ibx_source_check_block_users(struct source *s, struct ibx_error *err);
+/* While the VM runs: which images QEMU has to hand over. And when it has written its state: whether
+ * it has, so that the VM can run at the destination. */
+void ibx_source_find_images(struct source *s);
+int ibx_source_check_images(const struct source *s, struct ibx_error *err);
 /* Asks QEMU for both, and does not wait; while the VM runs, for what cannot change any more. */
 void ibx_source_compared_ask(struct source *s, bool stopped);
 /* LOADED has come: COMMITTED, and COMMIT is sent. */
@@ -298,7 +304,7 @@ void ibx_source_all_came(struct source *s);
 /* Looks whether somebody was caught. -EBADMSG: before all of the memory was protected. */
 int ibx_source_check_guard(struct source *s, struct ibx_error *err);
 /* RUNNING has come, and the VM is paused there: tells why, if that is to be seen here. */
-void ibx_source_blame_disk(struct source *s);
+void ibx_source_blame_export(struct source *s);
 /* Behind the events of QEMU that have come: takes its answer of ASKED or LAST. */
 void ibx_source_guard_answered(struct source *s);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */
