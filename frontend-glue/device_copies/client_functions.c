@@ -476,6 +476,14 @@ static bool end_module(struct ibx_client_module *m)
     return false;
 }
 
+bool ibx_functions_any_over(void)
+{
+    pthread_mutex_lock(&lock);
+    const bool any = ibx_module_owner_over();
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
 size_t ibx_functions_next_over(char *name)
 {
     struct ibx_module_owner *owner;

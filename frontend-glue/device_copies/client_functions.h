@@ -65,6 +65,8 @@ void ibx_functions_inherit(uint64_t client, uint64_t parent);
 bool ibx_functions_end(uint64_t client);
 /* Its process has ended. */
 void ibx_functions_ended(uint64_t client);
+/* Whether there are modules that go for that, or may be. */
+bool ibx_functions_any_over(void);
 /* A module that goes for that: the name by which GVirtuS knows it, at most IBX_FUNCTIONS_MODULE
  * bytes with its NUL, and how many they are. No request uses it, and GVirtuS is to unload it. 0:
  * there is none. */

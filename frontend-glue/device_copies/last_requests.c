@@ -3,9 +3,15 @@
 
 #include "frontend-glue/device_copies/copies.h"
 
+#include "common/log.h"
+
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#define WORK_MS 1000u      /* that work is waited for */
+#define NOBODY  UINT64_MAX /* a client that there is not */
 
 static const char unload[] = "cudaUnregisterFatBinary";
 
@@ -18,14 +24,45 @@ struct ibx_last_requests {
 
 struct ibx_last_requests *ibx_last_requests_create(void)
 {
-    return calloc(1, sizeof(struct ibx_last_requests));
+    struct ibx_last_requests *last = calloc(1, sizeof(*last));
+    if (last) {
+        last->x.options.mode = IBX_GPU_AUTO;
+        last->x.requests.device = last->x.selected = last->x.chosen_for = -1;
+    }
+    return last;
+}
+
+/* It waits for all work, and nobody registers kernels, or looks one up, meanwhile. Beside work that
+ * does not end it is left to the client that ends next. */
+static bool may_unload(struct copies *x)
+{
+    static atomic_bool told;
+    void *context = NULL;
+    uint64_t whose;
+    struct ibx_client_name name = {"a client"};
+    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context)
+        return true;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    const enum ibx_work work =
+        ibx_work_wait(x, NOBODY, context, atomic_load(&told) ? 0 : WORK_MS, &whose);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    const bool may = work == IBX_WORK_OVER || work == IBX_WORK_LOST;
+    if (atomic_exchange(&told, !may) || may)
+        return may;
+    ibx_clients_name(whose, &name);
+    ibx_log(IBX_LOG_WARN,
+            "kernels of clients that have ended stay loaded while work of %s does not end, which "
+            "CUDA waits for as it unloads them",
+            name.text);
+    return false;
 }
 
 /* False: there is none. */
 static bool next(struct ibx_last_requests *last)
 {
     char module[IBX_FUNCTIONS_MODULE];
-    const size_t n = ibx_functions_next_over(module);
+    const size_t n =
+        ibx_functions_any_over() && may_unload(&last->x) ? ibx_functions_next_over(module) : 0;
     struct ibx_writer w = ibx_writer_of(last->bytes, sizeof(last->bytes));
     ibx_put_bytes(&w, unload, sizeof(unload));
     ibx_put_u64(&w, 2 * 8 + n);

@@ -4,6 +4,8 @@
 #include "tests/gvirtus/gpu_calls_scene.h"
 #include "tests/scenes/patience.h"
 
+#include <csignal>
+
 namespace
 {
 
@@ -147,6 +149,46 @@ bool kernels_of_ended_parent()
         Client(gpu).remote.get_last_error();
     REQUIRE(write(go[1], "g", 1) == 1 && read(said[0], &byte, 1) == 1);
     return HOLDS(byte == 'g');
+}
+
+// A client with kernels is killed beside another one's work that does not end: they are not
+// unloaded meanwhile, since nobody could register others then.
+bool kernels_beside_endless_work()
+{
+    Said said;
+    Gpu gpu("rdma.resume_seconds : 1\nrdma.log : warn\n");
+    Remote &remote = gpu.remote;
+    const std::uint64_t stream = remote.stream_create(1), to = remote.malloc(4096);
+    std::atomic<bool> registered{false};
+    remote.hold_stream(stream);
+    REQUIRE(remote.call("cudaLaunchKernel",
+                        kernel(IBX_DOUBLE_KERNEL, 32, stream, to, to + 2048, 8)) == 0);
+    REQUIRE(result_of(spawn([&]() -> int {
+                Client client(gpu);
+                Body share;
+                share.put<std::uint16_t>(IBX_EXTRA_SHARE_MODULES).u64(0);
+                client.remote.get_last_error();
+                client.remote.set_device(0);
+                client.remote.call("ibxRuntime", share);
+                register_function(client.remote, 0x401b30, "sum");
+                return raise(SIGKILL);
+            })) == 128 + SIGKILL);
+    bool told = false;
+    for (unsigned left = patience_ms(10000); left && !told; left--) {
+        told = said.has("stay loaded while work of process " + std::to_string(getpid()));
+        usleep(told ? 0 : 1000);
+    }
+    Client other(gpu);
+    std::thread registers([&] {
+        register_function(other.remote, 0x401c40, "other");
+        registered = true;
+    });
+    for (unsigned left = patience_ms(10000); left && !registered; left--)
+        usleep(1000);
+    const bool good = registered;
+    remote.hold_stream(0);
+    registers.join();
+    return HOLDS(told && good);
 }
 
 // Once a client has registered a function, those that nobody has registered are none: neither
@@ -338,6 +380,7 @@ void check_calls_kernels()
     check("launches with too little", launches_with_too_little);
     check("kernels of several programs at one address", kernels_of_several_programs);
     check("kernels of a parent that has ended", kernels_of_ended_parent);
+    check("kernels of a killed client beside endless work", kernels_beside_endless_work);
     check("kernels while some are taken away", kernels_meanwhile);
     check("registrations of several clients", registered_at_once);
     check("... beside one that does not return", registered_beside_one_that_stays);

@@ -29,6 +29,7 @@ namespace
 {
 
 std::atomic<bool> shut, inside;         // a gate in the way of two handlers
+std::atomic<bool> endless;              // work of a stream
 std::atomic<unsigned> registering, met; // handlers of registrations; how often others met one
 
 std::atomic<std::uint64_t> handled; // copies and launches
@@ -318,7 +319,9 @@ int double_calls(const std::string &name, Frame &f)
         return 0;
     }
     if (name == "testHoldStream") {
-        app->hold_stream(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+        auto *stream = reinterpret_cast<void *>(f.get<std::uint64_t>());
+        app->hold_stream(stream);
+        endless = stream != nullptr;
         return 0;
     }
     if (name == "testSay") { // of GVirtuS, not of a kernel
@@ -421,8 +424,8 @@ int execute(const std::string &name, Frame &f, int *current)
     if (name == "cudaLaunchKernel" || name == "cudaMemcpyToSymbol")
         met += registering != 0;
     if (name == "cudaUnregisterFatBinary" || name == "cudaMemcpyFromSymbol") {
-        for (inside = true; shut;)
-            usleep(1000);
+        for (inside = true; shut || (endless && name == "cudaUnregisterFatBinary");)
+            usleep(1000); // the latter waits for all work
         return inside = false, -1;
     }
     if (name == "cudaMemcpy")
