@@ -183,3 +183,13 @@ void own_event_destroy(void *event)
     ibx_handles_remove(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)event);
     assert_int_equal(app->event_destroy(event), 0);
 }
+
+/* splitmix64 */
+uint64_t own_random(void)
+{
+    static uint64_t seed = 5;
+    uint64_t z = seed += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}

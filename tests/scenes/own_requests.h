@@ -42,6 +42,8 @@ uint64_t own_nodes_count(struct client *c, uint64_t graph);
 int own_level_of(struct client *c, uint64_t mipmap, unsigned number, uint64_t *level);
 /* With two levels, of which the second is `level`. */
 void own_mipmap_make(struct client *c);
+/* The same numbers in each run. */
+uint64_t own_random(void);
 /* One of alice's. */
 void own_event_destroy(void *event);
 
