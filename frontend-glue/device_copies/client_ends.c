@@ -39,9 +39,10 @@
 #define REST_TIMES    3u
 #define HELD_MS       10000u /* that a request of another client's may hold something */
 #define ROOM_MS       1000u  /* that somebody waits for more memory */
-#define WORK_MS       1000u /* that work of one client is waited for; then it is another one's turn */
-#define TOLD_MS       5000u /* ... before it is told of; a moment each time from then on */
-#define STUCK_MS      100   /* between such moments */
+#define WORK_MS       1000u  /* that work is waited for; then it is another client's turn */
+#define TOLD_MS       5000u  /* before what is in the way is told of; from then on */
+#define MOMENT_MS     50u    /* ... it is waited for so long, in which work that ends does */
+#define STUCK_MS      100    /* ... and so often */
 
 #define STREAM_NON_BLOCKING 1u /* cudaStreamNonBlocking */
 
@@ -231,7 +232,8 @@ static void learn(struct giving *g, bool waiting, const void *context)
                        (g->work == IBX_WORK_OF_OTHERS || (g->work == IBX_WORK_OVER && !waiting));
     if (known)
         return;
-    g->work = ibx_work_wait(g->x, g->of->client, context, g->of->told ? 0 : WORK_MS, &g->whose);
+    g->work =
+        ibx_work_wait(g->x, g->of->client, context, g->of->told ? MOMENT_MS : WORK_MS, &g->whose);
     g->context = context;
 }
 
@@ -271,7 +273,7 @@ static void give_rest(struct giving *g)
         of->rest_count = 0;
         return;
     }
-    g->work = ibx_work_wait(g->x, of->client, context, of->told ? 0 : WORK_MS, &g->whose);
+    g->work = ibx_work_wait(g->x, of->client, context, of->told ? MOMENT_MS : WORK_MS, &g->whose);
     if (g->work == IBX_WORK_OVER && ibx_clients_give_begin()) {
         give_plainly(g->x, of->rest, n, true);
         ibx_clients_give_end();

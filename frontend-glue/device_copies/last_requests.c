@@ -10,8 +10,9 @@
 #include <string.h>
 #include <time.h>
 
-#define WORK_MS 1000u      /* that work is waited for */
-#define NOBODY  UINT64_MAX /* a client that there is not */
+#define WORK_MS   1000u      /* that work is waited for */
+#define MOMENT_MS 50u        /* ... once it was told that this was in vain */
+#define NOBODY    UINT64_MAX /* a client that there is not */
 
 static const char unload[] = "cudaUnregisterFatBinary";
 
@@ -44,7 +45,7 @@ static bool may_unload(struct copies *x)
         return true;
     const int mode = ibx_cuda_capture_relax(x->cuda);
     const enum ibx_work work =
-        ibx_work_wait(x, NOBODY, context, atomic_load(&told) ? 0 : WORK_MS, &whose);
+        ibx_work_wait(x, NOBODY, context, atomic_load(&told) ? MOMENT_MS : WORK_MS, &whose);
     ibx_cuda_capture_restore(x->cuda, mode);
     const bool may = work == IBX_WORK_OVER || work == IBX_WORK_LOST;
     if (atomic_exchange(&told, !may) || may)
