@@ -82,18 +82,6 @@ ABSENT(cudaVDPAUSetVDPAUDevice)
 ABSENT(cudaWaitExternalSemaphoresAsync)
 ABSENT(cudaWaitExternalSemaphoresAsync_ptsz)
 
-/* Graphs. The first one would be a file of the back end's host, which GVirtuS's front end (G5) asks
- * for, and no back end makes. */
-__attribute__((visibility("default"))) int cudaGraphDebugDotPrint(void *graph, const char *path,
-                                                                  unsigned flags)
-{
-    static atomic_flag told = ATOMIC_FLAG_INIT;
-    (void)graph;
-    (void)path;
-    (void)flags;
-    return absent("cudaGraphDebugDotPrint", &told);
-}
-
 /* Libraries of kernels, functions of the driver. */
 ABSENT(cudaGetExportTable)
 ABSENT(cudaGetFuncBySymbol)

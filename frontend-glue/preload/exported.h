@@ -210,6 +210,8 @@ int cudaGraphExecGetFlags(void *exec, unsigned long long *flags);
 int cudaGraphMemsetNodeGetParams(void *node, struct ibx_cuda_memset *set);
 int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set);
 int cudaGraphExecMemsetNodeSetParams(void *exec, void *node, const struct ibx_cuda_memset *set);
+/* graph_drawing.c */
+int cudaGraphDebugDotPrint(void *graph, const char *path, unsigned flags);
 /* user_objects.c */
 int cudaUserObjectCreate(void **object, void *what, void (*destroy)(void *what),
                          unsigned references, unsigned flags);

@@ -654,6 +654,7 @@ int main(int argc, char **argv)
         {"graphs-of-nodes", graphs_of_nodes},
         {"parameters-of-all-kinds", parameters_of_all_kinds},
         {"objects-of-graphs", objects_of_graphs},
+        {"drawings-of-graphs", drawings_of_graphs},
         {"captures", captures},
         {"captures-of-planes", captures_of_planes},
         {"conditions", conditions},

@@ -174,6 +174,7 @@ bool events_and_functions_of_nodes();
 bool graphs_of_nodes();
 bool parameters_of_all_kinds();
 bool objects_of_graphs();
+bool drawings_of_graphs();
 
 // application_graph_waits.cpp
 

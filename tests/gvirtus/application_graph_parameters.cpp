@@ -4,8 +4,10 @@
 #include "tests/gvirtus/graph_calls.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 using namespace graph_calls;
@@ -352,4 +354,36 @@ bool objects_of_graphs()
     REQUIRE(inner.destroy() == 0 && (exec = outer.made()) && outer.destroy() == 0 && ended == 112);
     REQUIRE((run<void *, void *, Update *>("cudaGraphExecUpdate", exec, none.handle, &told) == 0));
     return HOLDS(ended == 113 && run("cudaGraphExecDestroy", exec) == 0 && cudaGetLastError() == 0);
+}
+
+// A drawing of a graph: its nodes, those of the graph in it, and what comes behind what.
+bool drawings_of_graphs()
+{
+    REQUIRE(runtime_is_there());
+    char *device = device_memory(64), path[] = "/tmp/ibx-drawing-XXXXXX", text[4096] = {0};
+    std::size_t bytes = 32;
+    void *to = device, *from = device + 32, *arguments[] = {&to, &from, &bytes}, *node = nullptr;
+    using Order = void *const *;
+    Graph graph, inner;
+    const Kernel kernel = {&stub_kernel, {7, 1, 1}, {32, 1, 1}, 0, arguments, nullptr};
+    const graph_calls::Set ones = {device, 0, 1, 1, 64, 1};
+    REQUIRE(graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0);
+    REQUIRE(inner.add("cudaGraphAddMemsetNode", {}, &ones) == 0);
+    REQUIRE((run<void **, void *, Order, std::size_t, void *>("cudaGraphAddChildGraphNode", &node,
+                                                              graph.handle, &graph.nodes[0], 1,
+                                                              inner.handle) == 0));
+    const auto print = [&](void *of, const char *where) {
+        return run<void *, const char *, unsigned>("cudaGraphDebugDotPrint", of, where, 1);
+    };
+    const int file = mkstemp(path);
+    REQUIRE(file >= 0 && print(graph.handle, path) == 0);
+    const ssize_t n = read(file, text, sizeof(text) - 1);
+    close(file);
+    unlink(path);
+    REQUIRE(n > 0 && std::strstr(text, "KERNEL") && std::strstr(text, "(7,1,1)"));
+    REQUIRE(std::strstr(text, "cluster_1") && std::strstr(text, "MEMSET"));
+    REQUIRE(std::strstr(text, "\"graph_0_node_0\" -> \"graph_0_node_1\";"));
+    REQUIRE(fails(print(graph.handle, nullptr), 1) && fails(print(device, path), 1));
+    return HOLDS(fails(print(graph.handle, "/tmp/there/is/no/such/folder"), 304) &&
+                 access(path, F_OK) != 0 && graph.destroy() == 0);
 }

@@ -310,8 +310,6 @@ bool absent()
         REQUIRE(cudaGetLastError() == 801 && cudaGetLastError() == 0);
     }
     REQUIRE(preloaded<Import>("cudaImportExternalSemaphore")(nullptr, nullptr) == 801);
-    REQUIRE(preloaded<int(void *, const char *, unsigned)>("cudaGraphDebugDotPrint")(
-                nullptr, "/nowhere", 0) == 801);
     REQUIRE(preloaded<int()>("cudaThreadSynchronize")() == 0);
     // There is none of the driver's functions, which is no error.
     using Find = int(const char *, void **, unsigned long long, int *);

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* cudaGraphDebugDotPrint: a graph as a drawing for Graphviz. CUDA's own would be a file of the back
+ * end's host, so this one is made here, of what its nodes say. */
+#include "frontend-glue/preload/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define DEPTH_MAX             16u /* of graphs in graphs */
+#define CUDA_OPERATING_SYSTEM 304
+
+static const char *name_of(int type)
+{
+    static const char *const names[] = {
+        "KERNEL",    "MEMCPY",     "MEMSET",       "HOST",           "GRAPH",
+        "EMPTY",     "EVENT_WAIT", "EVENT_RECORD", "EXT_SEM_SIGNAL", "EXT_SEM_WAIT",
+        "MEM_ALLOC", "MEM_FREE",   "BATCH_MEM_OP", "CONDITIONAL"};
+    return type >= 0 && (size_t)type < sizeof(names) / sizeof(names[0]) ? names[type] : "NODE";
+}
+
+static size_t index_of(void *const *nodes, size_t count, const void *node)
+{
+    size_t i = 0;
+    while (i < count && nodes[i] != node)
+        i++;
+    return i;
+}
+
+/* Before CUDA 13 the call has no array of edges' data. */
+static int edges_of(void *graph, void **from, void **to, size_t *count)
+{
+    const int version = ibx_frontend_cuda_version();
+    return version && version < 13 ? cudaGraphGetEdges(graph, from, to, count, NULL)
+                                   : cudaGraphGetEdges(graph, from, to, NULL, count);
+}
+
+/* Graphs are numbered as they are come to. */
+static int draw(FILE *file, void *graph, unsigned *number, unsigned depth);
+
+static int draw_node(FILE *file, void *node, const char *id, unsigned *number, unsigned depth)
+{
+    struct kernel_node kernel = {.function = NULL};
+    void *child = NULL;
+    int type = 0, rc = cudaGraphNodeGetType(node, &type);
+    if (rc)
+        return rc;
+    const bool asks =
+        type == IBX_FRONTEND_NODE_KERNEL && !cudaGraphKernelNodeGetParams(node, &kernel);
+    const char *called = asks ? ibx_frontend_name_of_kernel(kernel.function) : NULL;
+    fprintf(file, "\"%s\"[shape=\"rectangle\" label=\"%s\\n%s", id, id, name_of(type));
+    if (asks)
+        fprintf(file, "\\n%s\\n\\<\\<\\<(%u,%u,%u),(%u,%u,%u),%u\\>\\>\\>", called ? called : "",
+                kernel.grid.x, kernel.grid.y, kernel.grid.z, kernel.block.x, kernel.block.y,
+                kernel.block.z, kernel.shared);
+    fprintf(file, "\"];\n");
+    if (type == IBX_FRONTEND_NODE_GRAPH && depth < DEPTH_MAX &&
+        !(rc = cudaGraphChildGraphNodeGetGraph(node, &child)))
+        rc = draw(file, child, number, depth + 1);
+    return rc;
+}
+
+static int draw_edges(FILE *file, void *graph, void *const *nodes, size_t count, unsigned self)
+{
+    size_t edges = 0;
+    int rc = edges_of(graph, NULL, NULL, &edges);
+    void **ends = rc ? NULL : calloc(2 * edges + 1, sizeof(*ends));
+    if (!rc && !ends)
+        rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    if (!rc && edges)
+        rc = edges_of(graph, ends, ends + edges, &edges);
+    for (size_t i = 0; !rc && i < edges; i++)
+        fprintf(file, "\"graph_%u_node_%zu\" -> \"graph_%u_node_%zu\";\n", self,
+                index_of(nodes, count, ends[i]), self, index_of(nodes, count, ends[edges + i]));
+    free(ends);
+    return rc;
+}
+
+static int draw(FILE *file, void *graph, unsigned *number, unsigned depth)
+{
+    const unsigned self = (*number)++;
+    size_t count = 0;
+    int rc = cudaGraphGetNodes(graph, NULL, &count);
+    void **nodes = rc ? NULL : calloc(count + 1, sizeof(*nodes));
+    if (!rc && !nodes)
+        rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    if (!rc && count)
+        rc = cudaGraphGetNodes(graph, nodes, &count);
+    fprintf(file, "subgraph cluster_%u {\nlabel=\"graph_%u\" graph[style=\"dashed\"];\n", self,
+            self);
+    for (size_t i = 0; !rc && i < count; i++) {
+        char id[64];
+        snprintf(id, sizeof(id), "graph_%u_node_%zu", self, i);
+        rc = draw_node(file, nodes[i], id, number, depth);
+    }
+    if (!rc)
+        rc = draw_edges(file, graph, nodes, count, self);
+    fprintf(file, "}\n");
+    free(nodes);
+    return rc;
+}
+
+/* The flags ask for more or less in a node. */
+int cudaGraphDebugDotPrint(void *graph, const char *path, unsigned flags)
+{
+    unsigned number = 0;
+    size_t count = 0;
+    (void)flags;
+    int rc = path ? cudaGraphGetNodes(graph, NULL, &count) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (rc)
+        return rc;
+    FILE *file = fopen(path, "we");
+    if (!file)
+        return ibx_frontend_fail(CUDA_OPERATING_SYSTEM);
+    fprintf(file, "digraph dot {\n");
+    rc = draw(file, graph, &number, 0);
+    fprintf(file, "}\n");
+    const bool written = !ferror(file);
+    return fclose(file) || !written ? ibx_frontend_fail(CUDA_OPERATING_SYSTEM) : rc;
+}
