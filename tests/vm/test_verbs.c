@@ -332,6 +332,29 @@ static void test_a_forked_child(void **state)
     free(heap);
 }
 
+/* libfabric's verbs keep devices open that a child cannot use: it would wait for timeout_ms, and be
+ * told of firewalls. */
+static void test_a_forked_child_by_libfabric(void **state)
+{
+    static const char *const settings = "provider=ofi ofi_provider=verbs timeout_ms=60000";
+    (void)state;
+    struct session s;
+    struct ibx_options options;
+    struct ibx_error err = {0};
+    char text[512], uri[64];
+    setenv("FI_UNIVERSE_SIZE", "8", 1);
+    set_options(&options, settings);
+    if (ibx_provider_probe("ofi", &options, text, sizeof(text), &err))
+        fail_msg("%s", err.message);
+    snprintf(uri, sizeof(uri), "ofi://%s:0", address_a);
+    const uint64_t begin = ibx_now_ns();
+    session_start(&s, uri, settings, settings, NULL, NULL);
+    assert_true(ibx_now_ns() - begin < 50000 * IBX_NS_PER_MS);
+    if (!strstr(s.client.err.message, "was forked from has used libfabric"))
+        fail_msg("%s", s.client.err.message);
+    session_end(&s);
+}
+
 /* -------------------------------------------------------------------- the wire */
 
 /* A silence shorter than timeout_ms costs time and nothing else. */
@@ -643,6 +666,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_without_rights),
         cmocka_unit_test(test_pinned_once),
         cmocka_unit_test(test_a_forked_child),
+        cmocka_unit_test(test_a_forked_child_by_libfabric),
         cmocka_unit_test(test_short_silence),
         cmocka_unit_test(test_long_silence),
         cmocka_unit_test(test_no_route_in_time),

@@ -172,13 +172,20 @@ static bool same_address(const struct sockaddr_storage *a, const void *other, si
     return b && length >= least && ibx_address_same((const struct sockaddr *)a, b);
 }
 
+/* libfabric's verbs keep the devices open that they have found. A child cannot use those: its
+ * messages never arrive. */
+static bool is_parents(const char *name)
+{
+    return ibx_ofi_inherited() && ibx_ofi_name_matches(name, "verbs");
+}
+
 /* Larger is better; negative: out of the question. */
 static int weigh(const struct fi_info *info, const struct ibx_options *options,
                  const struct ofi_wanted *wanted, bool delivery_complete)
 {
     const char *name = info->fabric_attr->prov_name;
     bool native = is_native(info);
-    if ((!native && !emulations_allowed(options)) ||
+    if ((!native && !emulations_allowed(options)) || is_parents(name) ||
         (wanted->provider && strcmp(name, wanted->provider)) ||
         (options->ofi_provider[0] && !ibx_ofi_name_matches(name, options->ofi_provider)) ||
         (wanted->addr_format && info->addr_format != wanted->addr_format) ||
@@ -251,7 +258,12 @@ static int none_error(const struct ibx_options *options, const struct ofi_wanted
     char names[256];
     list_names(all, names, sizeof(names));
     int rc;
-    if (raw && !usable)
+    if (is_parents(*name ? name : "verbs"))
+        rc = ibx_error_set(err, -EOPNOTSUPP,
+                           "the process that this one was forked from has used libfabric, whose "
+                           "verbs a child cannot use then: start it anew (exec), or choose another "
+                           "one by ofi_provider");
+    else if (raw && !usable)
         rc = ibx_error_set(err, -EOPNOTSUPP,
                            "libfabric's %s has memory keys of more than 8 bytes (FI_MR_RAW), which "
                            "are not supported; choose another one by ofi_provider",

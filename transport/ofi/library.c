@@ -39,6 +39,7 @@ static struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* also around fi_getinfo() */
 static atomic_bool decided;                              /* whether it is there */
 static _Thread_local bool holds;
+static atomic_bool used, inherited; /* fi_getinfo(), by this process, or by one before it */
 
 static void take(void)
 {
@@ -69,6 +70,13 @@ static void in_child(void)
 {
     if (!holds)
         lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    if (atomic_load(&used))
+        atomic_store(&inherited, true);
+}
+
+bool ibx_ofi_inherited(void)
+{
+    return atomic_load(&inherited);
 }
 
 static void watch_forks(void)
@@ -154,6 +162,7 @@ int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t
     if (ibx_ofi_library(NULL))
         return -FI_ENOSYS;
     take();
+    atomic_store(&used, true);
     const int rc = library.getinfo(version, node, service, flags, hints, info);
     give();
     return rc;

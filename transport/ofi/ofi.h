@@ -66,6 +66,8 @@ enum ofi_kind { OFI_HELLO = 1, OFI_DATA = 2, OFI_CREDIT = 3, OFI_FENCE = 4, OFI_
 
 /* library.c: makes libfabric's functions callable, or reports why they are not. From any thread. */
 int ibx_ofi_library(struct ibx_error *err);
+/* Whether a process that this one was forked from has used it. */
+bool ibx_ofi_inherited(void);
 
 /* ------------------------------------------------------- choosing (info.c) */
 
