@@ -339,7 +339,10 @@ static const char *what_a_lost_link_means(const struct destination *d)
     case DESTINATION_SHUT_DOWN:
         return destination_unconfirmed_end(&d->status.record);
     default:
-        return "the VM waits for pages until the source is back";
+        return d->ram.borrow && ibx_destination_ram_whole(&d->ram)
+                   ? "the VM has all of its pages and runs on (if the other side is lost for good, "
+                     "interrupt this tool: the VM stays here)"
+                   : "the VM waits for pages until the source is back";
     }
 }
 

@@ -273,6 +273,37 @@ static void test_killed_where_it_was_kept_warm(void)
                      borrow_options.append);
 }
 
+/* ... for good. A VM that waits for pages is told from one that has all of them, at either side. */
+static void test_killed_and_never_back(void)
+{
+    borrowed_small();
+    mover_kill(&sender, SIGKILL);
+    mover_await_words(&receiver, "the VM waits for pages until the source is back");
+    home_start(NULL);
+    home_receives(TCP, NULL);
+    bring(NULL);
+    mover_ends(&bringer, 1);
+    mover_must_print(&bringer, "the VM waits for pages, since the other side is away");
+    mover_end_all(NULL);
+
+    borrowed(&(struct vm_options){.append = "mib=4"}, TCP, (const char *[]){"--fill", NULL});
+    mover_await(&receiver, "filling", 100);
+    mover_kill(&sender, SIGKILL);
+    mover_await_words(&receiver, "the VM has all of its pages and runs on");
+    assert_false(mover_printed(&receiver, "the VM waits for pages"));
+    home_start(NULL);
+    home_receives(TCP, NULL);
+    bring(NULL);
+    mover_ends(&bringer, 1);
+    mover_must_print(&bringer, "runs on with all of its pages, but the other side is away");
+    stays_away();
+    mover_kill(&receiver, SIGINT);
+    mover_await_words(&receiver, "stays here: it does not return");
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 3);
+    MOVER_RUN(0, "prune", "--unfinished", "--qmp", vms[1].tool);
+}
+
 /* ---------------------------------------------------------------- which QEMU ends */
 
 /* Its memory at home is in a file. */
@@ -408,6 +439,7 @@ int main(void)
                                            VM_TEST(test_killed_and_continued_late),
                                            VM_TEST(test_killed_while_the_monitor_is_silent),
                                            VM_TEST(test_killed_where_it_was_kept_warm),
+                                           VM_TEST(test_killed_and_never_back),
                                            VM_TEST(test_home_ends_while_away),
                                            VM_TEST(test_base_after_a_return_that_failed),
                                            VM_TEST(test_filled_stops_for_its_return),
