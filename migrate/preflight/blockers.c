@@ -265,10 +265,25 @@ static const char *const bypassing[] = {"vfio-",      "vfio-user",  "x-vfio-user
 /* The back end of a vhost-user device maps guest RAM when the VM begins to run. */
 #define STAND_STILL ", or give --stand-still at both ends"
 
+/* What takes a child of that path away. A device without an id is known to device_del by its path
+ * alone. */
+static void name_removal(const char *path, const char *name, char *out, size_t size)
+{
+    if (!strcmp(path, "/objects"))
+        snprintf(out, size, "remove it (object_del %.64s, after the device that uses it)", name);
+    else if (strstr(path, "-anon"))
+        snprintf(out, size, "unplug it (device_del %s/%.64s)", path, name);
+    else
+        snprintf(out, size, "unplug it (device_del %.64s)", name);
+}
+
 /* `type`: "child<vfio-pci>", without its first six letters. */
-static void check_type(const char *name, const char *type, struct ibx_blockers *blockers)
+static void check_type(const char *path, const char *name, const char *type,
+                       struct ibx_blockers *blockers)
 {
     const int length = (int)strcspn(type, ">");
+    char removal[160];
+    name_removal(path, name, removal, sizeof(removal));
     for (size_t i = 0; i < sizeof(bypassing) / sizeof(bypassing[0]); i++) {
         if (!begins(type, bypassing[i]))
             continue;
@@ -277,8 +292,8 @@ static void check_type(const char *name, const char *type, struct ibx_blockers *
             ibx_blockers_add(
                 blockers,
                 "device %.64s (%.*s) reaches guest RAM without QEMU, so it would read pages "
-                "that are not there yet: unplug it (device_del %.64s) before the migration%s",
-                name, length, type, name, user ? STAND_STILL : "");
+                "that are not there yet: %s before the migration%s",
+                name, length, type, removal, user ? STAND_STILL : "");
         return;
     }
     /* QEMU takes memory that it leaves out of its stream only where it lies already, and that of a
@@ -287,14 +302,13 @@ static void check_type(const char *name, const char *type, struct ibx_blockers *
         ibx_blockers_add(
             blockers,
             "device %.64s (%.*s) shares memory with others on this host, who would not "
-            "have it any more, and QEMU does not load it elsewhere: unplug it "
-            "(device_del %.64s) before the migration",
-            name, length, type, name);
+            "have it any more, and QEMU does not load it elsewhere: %s before the migration",
+            name, length, type, removal);
     if (begins(type, "pci-serial-2x>")) /* tried with 7.2 and 10 */
         ibx_blockers_add(blockers,
                          "device %.64s (%.*s) makes QEMU crash when it migrates, whoever asks for "
-                         "that: unplug it (device_del %.64s), or use two pci-serial",
-                         name, length, type, name);
+                         "that: %s, or use two pci-serial",
+                         name, length, type, removal);
 }
 
 /* Children of a QOM path that keep a VM from migrating. */
@@ -312,7 +326,7 @@ static int check_children(struct ibx_qmp *qmp, const char *path, struct ibx_bloc
         const char *name = json_string_value(json_object_get(item, "name"));
         const char *type = json_string_value(json_object_get(item, "type"));
         if (name && type && begins(type, "child<"))
-            check_type(name, type + 6, blockers);
+            check_type(path, name, type + 6, blockers);
     }
     json_decref(list);
     return 0;
@@ -507,7 +521,8 @@ void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_block
         ibx_blockers_add(blockers,
                          "this tool may not trace QEMU (process %d): run it as root or with "
                          "CAP_SYS_PTRACE, or set sysctl kernel.yama.ptrace_scope=0 and run it "
-                         "as QEMU's user",
+                         "as QEMU's user (where that is 3, nobody may until the host restarts "
+                         "with less)",
                          (int)ram->pid);
     else if (code == ENOSYS)
         ibx_blockers_add(blockers, "this kernel has no pidfd_getfd: Linux 5.6 or later is needed");
