@@ -45,6 +45,7 @@ static void preflight(const struct ibx_guest_ram *ram)
     bool nests = false;
     ibx_preflight_devices(qmp, &found, 0, &err);
     ibx_preflight_block_users(qmp, &found, 0, &err);
+    ibx_preflight_replay(qmp, &found, 0, &err);
     ibx_preflight_warm(qmp, ram, &nests, 0, &err);
     ibx_preflight_gives_back(qmp, "tcp", 0, &err);
     ibx_preflight_wants_zeros(qmp, 0, &err);
