@@ -177,7 +177,7 @@ static void test_gone_while_filling(void)
     mover_kill(&sender, SIGKILL);
     mover_start(&sender,
                 (const char *[]){"recover", "--qmp", vms[0].tool, "--json", "--set", SHORT, NULL});
-    mover_await_words(&sender, "has not answered, where the VM runs and may wait for pages");
+    mover_await_words(&sender, "has not answered, where the VM is and may wait for pages");
     wire("up");
     mover_await_words(&receiver, "the source is back");
     mover_kill(&sender, SIGKILL); /* its timeout is too short for a busy machine */
