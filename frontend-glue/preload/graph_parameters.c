@@ -227,14 +227,25 @@ int cudaGraphKernelNodeCopyAttributes(void *to, void *from)
 
 /* ----------------------------------------------------------------------------------- events */
 
+/* What the call is to return; 0: it is one of that type. */
+static int is_other_than(int wanted, void *node)
+{
+    int type;
+    const int rc = cudaGraphNodeGetType(node, &type);
+    return rc || type == wanted ? rc : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
 int cudaGraphEventRecordNodeGetEvent(void *node, void **event)
 {
-    return ask_handle(IBX_EXTRA_GET_EVENT, "cudaGraphEventRecordNodeGetEvent", node, event);
+    const int rc = is_other_than(IBX_FRONTEND_NODE_RECORD, node);
+    return rc ? rc
+              : ask_handle(IBX_EXTRA_GET_EVENT, "cudaGraphEventRecordNodeGetEvent", node, event);
 }
 
 int cudaGraphEventWaitNodeGetEvent(void *node, void **event)
 {
-    return ask_handle(IBX_EXTRA_GET_EVENT, "cudaGraphEventWaitNodeGetEvent", node, event);
+    const int rc = is_other_than(IBX_FRONTEND_NODE_WAIT, node);
+    return rc ? rc : ask_handle(IBX_EXTRA_GET_EVENT, "cudaGraphEventWaitNodeGetEvent", node, event);
 }
 
 static int set_event(const char *call, void *exec, void *node, const void *event)
@@ -404,6 +415,8 @@ int cudaGraphNodeSetParams(void *node, struct node_parameters *p)
         return cudaGraphEventWaitNodeSetEvent(node, p->of.handle);
     case IBX_FRONTEND_NODE_RECORD:
         return cudaGraphEventRecordNodeSetEvent(node, p->of.handle);
+    case IBX_FRONTEND_NODE_EMPTY:
+        return is_other_than(IBX_FRONTEND_NODE_EMPTY, node);
     default:
         return ibx_frontend_fail(p ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
     }

@@ -119,7 +119,7 @@ bool events_and_functions_of_nodes()
 {
     REQUIRE(runtime_is_there());
     void *stream = nullptr, *first = nullptr, *second = nullptr, *event = nullptr;
-    void *recorded = nullptr, *waits = nullptr;
+    void *recorded = nullptr, *wait_node = nullptr;
     std::atomic<int> calls{0}, others{0}, thirds{0};
     Graph graph;
     Host host = {count_up, &calls}, told = {};
@@ -131,7 +131,7 @@ bool events_and_functions_of_nodes()
                                                                 0, first);
     };
     REQUIRE(add("cudaGraphAddEventRecordNode", &recorded) == 0);
-    REQUIRE(add("cudaGraphAddEventWaitNode", &waits) == 0);
+    REQUIRE(add("cudaGraphAddEventWaitNode", &wait_node) == 0);
     REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
     REQUIRE(graph.add("cudaGraphAddHostNode", {graph.nodes[0]}, &host) == 0);
     void *exec = graph.made();
@@ -140,14 +140,16 @@ bool events_and_functions_of_nodes()
         return run<void *, void **>(name, node, &event);
     };
     REQUIRE(event_of("cudaGraphEventRecordNodeGetEvent", recorded) == 0 && event == first);
+    REQUIRE(fails(event_of("cudaGraphEventWaitNodeGetEvent", recorded), 1));
+    REQUIRE(fails(event_of("cudaGraphEventRecordNodeGetEvent", wait_node), 1));
     REQUIRE(run("cudaGraphEventRecordNodeSetEvent", recorded, second) == 0);
     REQUIRE(event_of("cudaGraphEventRecordNodeGetEvent", recorded) == 0 && event == second);
     REQUIRE(run("cudaGraphExecEventRecordNodeSetEvent", exec, recorded, second) == 0);
-    REQUIRE(run("cudaGraphEventWaitNodeSetEvent", waits, second) == 0);
-    REQUIRE(event_of("cudaGraphEventWaitNodeGetEvent", waits) == 0 && event == second);
-    REQUIRE(run("cudaGraphExecEventWaitNodeSetEvent", exec, waits, first) == 0);
+    REQUIRE(run("cudaGraphEventWaitNodeSetEvent", wait_node, second) == 0);
+    REQUIRE(event_of("cudaGraphEventWaitNodeGetEvent", wait_node) == 0 && event == second);
+    REQUIRE(run("cudaGraphExecEventWaitNodeSetEvent", exec, wait_node, first) == 0);
     REQUIRE(fails(run("cudaGraphEventWaitNodeSetEvent", graph.nodes[0], second), 1));
-    REQUIRE(fails(run("cudaGraphEventWaitNodeSetEvent", waits, stream), 400));
+    REQUIRE(fails(run("cudaGraphEventWaitNodeSetEvent", wait_node, stream), 400));
     // Functions.
     REQUIRE((run<void *, Host *>("cudaGraphHostNodeGetParams", graph.nodes[0], &told) == 0));
     REQUIRE(told.function == count_up && told.argument == &calls);
@@ -165,7 +167,7 @@ bool events_and_functions_of_nodes()
     void *made_later = graph.made();
     REQUIRE(launch(made_later, stream) == 0 && cudaStreamSynchronize(stream) == 0);
     REQUIRE(calls == 4 && others == 1 && thirds == 1);
-    REQUIRE((fails(run<void *, Host *>("cudaGraphHostNodeGetParams", waits, &told), 1)));
+    REQUIRE((fails(run<void *, Host *>("cudaGraphHostNodeGetParams", wait_node, &told), 1)));
     host.function = nullptr;
     REQUIRE(
         (fails(run<void *, const Host *>("cudaGraphHostNodeSetParams", graph.nodes[0], &host), 1)));
@@ -273,6 +275,8 @@ bool parameters_of_all_kinds()
     REQUIRE((run<void *, graph_calls::Set *>("cudaGraphMemsetNodeGetParams", sets.nodes[0], &set) ==
              0));
     REQUIRE(set.value == 7);
+    p.type = 5; // an empty one
+    REQUIRE((fails(run<void *, void *>("cudaGraphNodeSetParams", sets.nodes[0], &p), 1)));
     p.type = 10;
     REQUIRE((fails(run<void *, void *>("cudaGraphNodeSetParams", sets.nodes[0], &p), 801)));
     return HOLDS((fails(run<void *, void *>("cudaGraphNodeSetParams", sets.nodes[0], nullptr), 1)));

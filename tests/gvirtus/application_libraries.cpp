@@ -15,7 +15,7 @@
 namespace
 {
 
-constexpr std::size_t size = 5000;
+constexpr std::size_t library_bytes = 5000;
 
 // Of the kernel that the double has, of another one, of a function, and of a variable.
 std::vector<char> cubin()
@@ -143,17 +143,18 @@ int unload(void *library)
 // It copies bytes within the device, as the program's own kernel does.
 bool launches(const void *kernel)
 {
-    char *device = device_memory(2 * size);
-    void *to = device + size, *from = device;
-    std::size_t bytes_each = size;
+    char *device = device_memory(2 * library_bytes);
+    void *to = device + library_bytes, *from = device;
+    std::size_t bytes_each = library_bytes;
     void *arguments[] = {&to, &from, &bytes_each};
-    std::vector<char> bytes(size);
-    random_fill(bytes.data(), size, 31);
+    std::vector<char> bytes(library_bytes);
+    random_fill(bytes.data(), library_bytes, 31);
     for (unsigned i = 0; i < 3; i++) {
         bytes[i]++;
-        REQUIRE(cudaMemcpy(device, bytes.data(), size, H2D) == 0);
+        REQUIRE(cudaMemcpy(device, bytes.data(), library_bytes, H2D) == 0);
         REQUIRE(cudaLaunchKernel(kernel, {1, 1, 1}, {1, 1, 1}, arguments, 0, nullptr) == 0);
-        REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device + size, bytes.data(), size));
+        REQUIRE(cudaDeviceSynchronize() == 0 &&
+                device_has(device + library_bytes, bytes.data(), library_bytes));
     }
     return cudaFree(device) == 0;
 }

@@ -18,7 +18,7 @@ struct Handle {
     char bytes[64];
 };
 
-constexpr std::size_t n = 300000;
+constexpr std::size_t shared_bytes = 300000;
 
 // A call of the preload's whose arguments have just the types that it takes.
 template <typename... T> int run(const char *name, T... arguments)
@@ -83,21 +83,23 @@ bool child_of(const Meeting &meeting)
     void *memory = nullptr, *again = nullptr, *event = nullptr, *stream = nullptr;
     char go;
     REQUIRE(meeting.hear(false, &shared) && cudaGetLastError() == 0);
-    char *own = device_memory(n);
+    char *own = device_memory(shared_bytes);
     REQUIRE(own && cudaStreamCreateWithFlags(&stream, 1) == 0 && forged(shared));
     REQUIRE(open_memory(&memory, shared.memory) && open_memory(&again, shared.memory));
     REQUIRE(again == memory);
     REQUIRE(run("cudaIpcOpenEventHandle", &event, shared.event) == 0 && event);
     // Behind the other process's work, which begins when this one has enqueued its own.
-    std::vector<char> expected(n, 'p'), got(n);
+    std::vector<char> expected(shared_bytes, 'p'), got(shared_bytes);
     REQUIRE(cudaStreamWaitEvent(stream, event, 0) == 0);
-    REQUIRE(cudaMemcpyAsync(own, memory, n, D2D, stream) == 0 && meeting.tell(false, 'e'));
-    REQUIRE(cudaMemcpyAsync(got.data(), memory, n, DEFAULT, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(own, memory, shared_bytes, D2D, stream) == 0 &&
+            meeting.tell(false, 'e'));
+    REQUIRE(cudaMemcpyAsync(got.data(), memory, shared_bytes, DEFAULT, stream) == 0);
     REQUIRE(cudaStreamSynchronize(stream) == 0 && got == expected);
-    REQUIRE(device_has(own, expected.data(), n));
+    REQUIRE(device_has(own, expected.data(), shared_bytes));
     // And the other way round.
     stub_remote()->hold(true);
-    REQUIRE(cudaMemsetAsync(memory, 'c', n, stream) == 0 && cudaEventRecord(event, stream) == 0);
+    REQUIRE(cudaMemsetAsync(memory, 'c', shared_bytes, stream) == 0 &&
+            cudaEventRecord(event, stream) == 0);
     REQUIRE(meeting.tell(false, 'r') && meeting.hear(false, &go));
     stub_remote()->hold(false);
     REQUIRE(meeting.hear(false, &go));
@@ -118,10 +120,11 @@ bool parent_of(const Meeting &meeting)
     void *stream = nullptr, *event = nullptr, *plain = nullptr;
     char go;
     REQUIRE(cudaGetLastError() == 0);
-    char *memory = device_memory(n), *other = device_memory(n);
-    const std::vector<char> first(n, 'p'), second(n, 'c');
+    char *memory = device_memory(shared_bytes), *other = device_memory(shared_bytes);
+    const std::vector<char> first(shared_bytes, 'p'), second(shared_bytes, 'c');
     REQUIRE(memory && other && cudaStreamCreateWithFlags(&stream, 1) == 0);
-    REQUIRE(cudaMemcpy(other, first.data(), n, H2D) == 0 && cudaMemset(memory, 0, n) == 0);
+    REQUIRE(cudaMemcpy(other, first.data(), shared_bytes, H2D) == 0 &&
+            cudaMemset(memory, 0, shared_bytes) == 0);
     REQUIRE(cudaEventCreateWithFlags(&event, 6) == 0 && cudaEventCreate(&plain) == 0);
     REQUIRE(run("cudaIpcGetMemHandle", &shared.memory, static_cast<void *>(memory)) == 0);
     REQUIRE(run("cudaIpcGetEventHandle", &shared.event, event) == 0);
@@ -137,20 +140,21 @@ bool parent_of(const Meeting &meeting)
     REQUIRE(fails(run("cudaIpcCloseMemHandle", static_cast<void *>(memory)), 1));
     stub_remote()->hold(true);
     for (int i = 0; i < 50; i++) // so that what does not wait for it is first
-        REQUIRE(cudaMemcpyAsync(memory + n / 2, memory, n / 2, D2D, stream) == 0);
-    REQUIRE(cudaMemcpyAsync(memory, other, n, D2D, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(memory + shared_bytes / 2, memory, shared_bytes / 2, D2D, stream) ==
+                0);
+    REQUIRE(cudaMemcpyAsync(memory, other, shared_bytes, D2D, stream) == 0);
     REQUIRE(cudaEventRecord(event, stream) == 0 && meeting.tell(true, shared));
     REQUIRE(meeting.hear(true, &go));
     stub_remote()->hold(false);
     REQUIRE(meeting.hear(true, &go) && cudaEventQuery(event) == 600 && meeting.tell(true, 'q'));
     cudaGetLastError();
     REQUIRE(cudaEventSynchronize(event) == 0);
-    REQUIRE(device_has(memory, second.data(), n) && meeting.tell(true, 'f'));
+    REQUIRE(device_has(memory, second.data(), shared_bytes) && meeting.tell(true, 'f'));
     // Closed over there, they are still what they were.
-    REQUIRE(meeting.hear(true, &go) && device_has(memory, second.data(), n));
+    REQUIRE(meeting.hear(true, &go) && device_has(memory, second.data(), shared_bytes));
     REQUIRE(cudaEventRecord(event, stream) == 0 && cudaEventSynchronize(event) == 0);
     REQUIRE(cudaFree(memory) == 0 && run("cudaEventDestroy", event) == 0);
-    REQUIRE(device_memory(n) == memory && meeting.tell(true, 'g'));
+    REQUIRE(device_memory(shared_bytes) == memory && meeting.tell(true, 'g'));
     return HOLDS(cudaFree(other) == 0);
 }
 
@@ -171,8 +175,8 @@ bool parent_of_that(const Meeting &meeting)
     Handle handle;
     char closed;
     REQUIRE(cudaGetLastError() == 0);
-    char *memory = device_memory(n);
-    REQUIRE(memory && cudaMemset(memory, 'f', n) == 0);
+    char *memory = device_memory(shared_bytes);
+    REQUIRE(memory && cudaMemset(memory, 'f', shared_bytes) == 0);
     REQUIRE(run("cudaIpcGetMemHandle", &handle, static_cast<void *>(memory)) == 0);
     REQUIRE(meeting.tell(true, handle) && meeting.hear(true, &closed));
     return HOLDS(cudaFree(memory) == 0);
@@ -246,8 +250,10 @@ bool child_of_pool(const Meeting &meeting)
     REQUIRE(fails(import_pointer(&memory, pool, &shared.of_another), 1));
     REQUIRE(fails(import_pointer(&memory, stream, &shared.memory), 1));
     REQUIRE(import_pointer(&memory, pool, &shared.memory) == 0 && memory);
-    REQUIRE(device_has(static_cast<char *>(memory), std::string(n, 'p').c_str(), n));
-    REQUIRE(cudaMemsetAsync(memory, 'c', n, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(static_cast<char *>(memory), std::string(shared_bytes, 'p').c_str(),
+                       shared_bytes));
+    REQUIRE(cudaMemsetAsync(memory, 'c', shared_bytes, stream) == 0 &&
+            cudaStreamSynchronize(stream) == 0);
     // It has none of its own there, and gives nothing back but its view of it.
     void *made = nullptr;
     REQUIRE(fails(run("cudaMallocFromPoolAsync", &made, std::size_t{9}, pool, stream), 1));
@@ -271,9 +277,10 @@ bool parent_of_pool(const Meeting &meeting)
     shared.parent = getpid();
     REQUIRE(cudaGetLastError() == 0 && cudaStreamCreate(&stream) == 0);
     REQUIRE(run("cudaMemPoolCreate", &pool, static_cast<const void *>(&wish)) == 0);
-    REQUIRE(run("cudaMallocFromPoolAsync", &memory, n, pool, stream) == 0);
-    REQUIRE(run("cudaMallocAsync", &other, n, stream) == 0);
-    REQUIRE(cudaMemsetAsync(memory, 'p', n, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(run("cudaMallocFromPoolAsync", &memory, shared_bytes, pool, stream) == 0);
+    REQUIRE(run("cudaMallocAsync", &other, shared_bytes, stream) == 0);
+    REQUIRE(cudaMemsetAsync(memory, 'p', shared_bytes, stream) == 0 &&
+            cudaStreamSynchronize(stream) == 0);
     REQUIRE(run("cudaMemPoolExportToShareableHandle", static_cast<void *>(&shared.file), pool, 1,
                 0u) == 0);
     REQUIRE(fails(run("cudaMemPoolExportToShareableHandle", static_cast<void *>(&go), pool, 8, 0u),
@@ -281,7 +288,8 @@ bool parent_of_pool(const Meeting &meeting)
     REQUIRE(run("cudaMemPoolExportPointer", &shared.memory, memory) == 0);
     REQUIRE(run("cudaMemPoolExportPointer", &shared.of_another, other) == 0);
     REQUIRE(meeting.tell(true, shared) && meeting.hear(true, &go));
-    REQUIRE(device_has(static_cast<char *>(memory), std::string(n, 'c').c_str(), n));
+    REQUIRE(device_has(static_cast<char *>(memory), std::string(shared_bytes, 'c').c_str(),
+                       shared_bytes));
     REQUIRE(run("cudaFreeAsync", memory, stream) == 0 && run("cudaFreeAsync", other, stream) == 0);
     REQUIRE(run("cudaMemPoolDestroy", pool) == 0 && meeting.tell(true, 'd'));
     return true;

@@ -11,7 +11,7 @@
 namespace
 {
 
-constexpr std::size_t n = 4096;
+constexpr std::size_t stream_bytes = 4096;
 void *const own = reinterpret_cast<void *>(2); // cudaStreamPerThread
 
 using Copy = int(void *, const void *, std::size_t, int, void *);
@@ -22,13 +22,13 @@ using Record = int(void *, void *);
 // Two streams, one of which is held: NULL is to be the thread's own in what is called meanwhile.
 struct Scene {
     void *other = nullptr, *there = nullptr, *behind = nullptr;
-    char *from = device_memory(n), *to = device_memory(n);
+    char *from = device_memory(stream_bytes), *to = device_memory(stream_bytes);
 
     bool begin()
     {
         REQUIRE(from && to && cudaStreamCreate(&other) == 0 && cudaEventCreate(&there) == 0);
-        REQUIRE(cudaEventCreate(&behind) == 0 && cudaMemset(from, 'f', n) == 0);
-        return cudaMemset(to, 0, n) == 0 && cudaDeviceSynchronize() == 0;
+        REQUIRE(cudaEventCreate(&behind) == 0 && cudaMemset(from, 'f', stream_bytes) == 0);
+        return cudaMemset(to, 0, stream_bytes) == 0 && cudaDeviceSynchronize() == 0;
     }
     // The stream has work that another stream, which the legacy one blocks, does not wait for.
     bool is_in_own(const char *call, int rc)
@@ -49,31 +49,32 @@ struct Scene {
 // stream would wait for it.
 bool streams_of_calls(Scene &s)
 {
-    std::vector<char> fs(n, 'f'), zeros(n, 0), twos(n, 2);
+    std::vector<char> fs(stream_bytes, 'f'), zeros(stream_bytes, 0), twos(stream_bytes, 2);
     s.hold();
-    REQUIRE(s.is_in_own("cudaMemcpyAsync_ptsz",
-                        preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, s.from, n, D2D, nullptr)));
-    REQUIRE(device_has(s.to, fs.data(), n));
+    REQUIRE(s.is_in_own("cudaMemcpyAsync_ptsz", preloaded<Copy>("cudaMemcpyAsync_ptsz")(
+                                                    s.to, s.from, stream_bytes, D2D, nullptr)));
+    REQUIRE(device_has(s.to, fs.data(), stream_bytes));
     s.hold();
     REQUIRE(s.is_in_own("cudaMemsetAsync_ptsz",
-                        preloaded<Set>("cudaMemsetAsync_ptsz")(s.to, 0, n, nullptr)));
-    REQUIRE(device_has(s.to, zeros.data(), n));
+                        preloaded<Set>("cudaMemsetAsync_ptsz")(s.to, 0, stream_bytes, nullptr)));
+    REQUIRE(device_has(s.to, zeros.data(), stream_bytes));
     s.hold();
-    REQUIRE(s.is_in_own("cudaMemset_ptds",
-                        preloaded<int(void *, int, std::size_t)>("cudaMemset_ptds")(s.to, 2, n)));
-    REQUIRE(device_has(s.to, twos.data(), n));
+    REQUIRE(s.is_in_own("cudaMemset_ptds", preloaded<int(void *, int, std::size_t)>(
+                                               "cudaMemset_ptds")(s.to, 2, stream_bytes)));
+    REQUIRE(device_has(s.to, twos.data(), stream_bytes));
     s.hold();
-    REQUIRE(s.is_in_own("cudaMemcpy_ptds", preloaded<int(void *, const void *, std::size_t, int)>(
-                                               "cudaMemcpy_ptds")(s.to, s.from, n, D2D)));
+    REQUIRE(
+        s.is_in_own("cudaMemcpy_ptds", preloaded<int(void *, const void *, std::size_t, int)>(
+                                           "cudaMemcpy_ptds")(s.to, s.from, stream_bytes, D2D)));
     for (const char *call : {"cudaLaunchKernel_ptsz", "__cudaLaunchKernel_ptsz"}) {
-        REQUIRE(cudaMemset(s.to, 0, n) == 0 && cudaDeviceSynchronize() == 0);
+        REQUIRE(cudaMemset(s.to, 0, stream_bytes) == 0 && cudaDeviceSynchronize() == 0);
         void *to = s.to, *from = s.from;
-        std::uint64_t bytes = n;
+        std::uint64_t bytes = stream_bytes;
         void *arguments[] = {&to, &from, &bytes};
         s.hold();
         REQUIRE(s.is_in_own(call, preloaded<Launch>(call)(&stub_kernel, {1, 1, 1}, {1, 1, 1},
                                                           arguments, 0, nullptr)));
-        REQUIRE(device_has(s.to, fs.data(), n));
+        REQUIRE(device_has(s.to, fs.data(), stream_bytes));
     }
     return true;
 }
@@ -84,9 +85,9 @@ bool waits_of_calls(Scene &s)
     auto query = preloaded<int(void *)>("cudaStreamQuery_ptsz");
     auto record = preloaded<Record>("cudaEventRecord_ptsz");
     s.hold();
-    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, s.from, n, D2D, s.other) == 0);
+    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, s.from, stream_bytes, D2D, s.other) == 0);
     REQUIRE(cudaStreamSynchronize(s.other) == 0);
-    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, s.from, n, D2D, nullptr) == 0);
+    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, s.from, stream_bytes, D2D, nullptr) == 0);
     REQUIRE(record(s.behind, nullptr) == 0 && cudaEventQuery(s.behind) == 600);
     REQUIRE(query(nullptr) == 600 && query(s.other) == 0);
     REQUIRE(preloaded<int(void *, void *, unsigned)>("cudaStreamWaitEvent_ptsz")(s.other, s.behind,
@@ -119,7 +120,7 @@ bool copies_of_host(Scene &s)
     REQUIRE(preloaded<Rows>("cudaMemcpy2D_ptds")(bytes, 64, device, 128, 32, 8, D2H) == 0);
     REQUIRE(!std::memcmp(bytes + 64, there.data() + 128, 32));
     REQUIRE(cudaFreeHost(pinned) == 0 && cudaFree(device) == 0);
-    REQUIRE(copy(nullptr, there.data(), n, H2D) != 0);
+    REQUIRE(copy(nullptr, there.data(), stream_bytes, H2D) != 0);
     return HOLDS(cudaFree(s.to) == 0);
 }
 
@@ -128,7 +129,7 @@ bool functions(Scene &s)
     std::atomic<bool> called{false};
     using Function = int(void *, void (*)(void *), void *);
     s.hold();
-    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, s.from, n, D2D, nullptr) == 0);
+    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, s.from, stream_bytes, D2D, nullptr) == 0);
     REQUIRE(preloaded<Function>("cudaLaunchHostFunc_ptsz")(
                 nullptr, [](void *flag) { *static_cast<std::atomic<bool> *>(flag) = true; },
                 &called) == 0);
@@ -144,13 +145,13 @@ bool captures_of_threads(Scene &s)
     const auto begin = preloaded<int(void *, int)>("cudaStreamBeginCapture_ptsz");
     const auto end = preloaded<int(void *, void **)>("cudaStreamEndCapture_ptsz");
     std::atomic<int> step{0};
-    std::vector<char> zeros(n, 0), ones(n, 1);
+    std::vector<char> zeros(stream_bytes, 0), ones(stream_bytes, 1);
     void *graph = nullptr;
     bool good = true;
-    REQUIRE(cudaMemset(s.to, 0, n) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(cudaMemset(s.to, 0, stream_bytes) == 0 && cudaDeviceSynchronize() == 0);
     std::thread other([&] {
         void *others = nullptr;
-        good = begin(nullptr, 2) == 0 && stub_launch(s.from, s.to, n, own) == 0;
+        good = begin(nullptr, 2) == 0 && stub_launch(s.from, s.to, stream_bytes, own) == 0;
         for (step = 1; step != 2;)
             std::this_thread::yield();
         good = end(nullptr, &others) == 0 && good;
@@ -161,8 +162,9 @@ bool captures_of_threads(Scene &s)
     step = 2;
     other.join();
     REQUIRE(rc == 0 && good);
-    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, ones.data(), n, H2D, nullptr) == 0);
-    REQUIRE(device_has(s.to, zeros.data(), n)); // it is the graph's
+    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, ones.data(), stream_bytes, H2D,
+                                                    nullptr) == 0);
+    REQUIRE(device_has(s.to, zeros.data(), stream_bytes)); // it is the graph's
     return HOLDS(end(nullptr, &graph) == 0 && graph);
 }
 
