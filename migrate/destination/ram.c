@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/common/common.h"
 #include "migrate/destination/ram.h"
+#include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
 #include "common/thread.h"
@@ -193,6 +194,14 @@ static int check_covered(struct destination_ram *ram, struct ibx_error *err)
     return register_blocks(ram, err);
 }
 
+/* The notes may have taken what the pages need: guest RAM lies in /dev/shm, too. */
+static int check_room(const struct destination_ram *ram, struct ibx_error *err)
+{
+    struct ibx_blockers blockers = {0};
+    ibx_preflight_space(&ram->guest, &blockers);
+    return blockers.count ? ibx_error_set(err, -ENOSPC, "%s", blockers.reasons[0]) : 0;
+}
+
 int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
                               struct ibx_record *record, struct ibx_error *err)
 {
@@ -217,6 +226,8 @@ int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
         rc = ibx_destination_base_make(ram, record, err);
     if (!rc && record->verify)
         rc = ibx_destination_tags_make(ram, record, err);
+    if (!rc)
+        rc = check_room(ram, err);
     if (!rc)
         put_on_record(ram, record);
     return rc;

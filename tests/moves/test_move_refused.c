@@ -7,6 +7,10 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <sys/vfs.h>
@@ -619,6 +623,39 @@ static void test_no_memory_of_the_host(void)
     mover_must_print(check, "free memory or add swap");
 }
 
+/* What is noted of the VM's pages lies in /dev/shm, as guest RAM often does: with room for that
+ * alone, the last pages would find none, and the VM would hang. */
+static void test_no_room_beside_the_notes(void)
+{
+    char file[96], ram[200], options[32];
+    mover_begin();
+    if (geteuid() || unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
+        skip();
+    make_file(file, sizeof(file), "ram", VM_RAM_MIB << 20);
+    assert_int_equal(chmod(file, 0600), 0);
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s,share=on",
+             VM_RAM_MIB, file);
+    vm_start(&vms[0], &(struct vm_options){.ram = ram, .append = ""});
+    vm_wait_beats(&vms[0], pair_beats);
+    int fd = open(file, O_RDWR | O_CLOEXEC);
+    const size_t bytes = (size_t)VM_RAM_MIB << 20;
+    uint8_t *all = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(all, MAP_FAILED);
+    for (size_t at = 0; at < bytes; at += 4096) /* no page is a hole */
+        atomic_fetch_or((_Atomic uint8_t *)all + at, 0);
+    munmap(all, bytes);
+    close(fd);
+    snprintf(options, sizeof(options), "size=%uM", VM_RAM_MIB);
+    assert_int_equal(mount("ibx-test", "/dev/shm", "tmpfs", 0, options), 0);
+    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+    pair_run(NULL);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, " has 63 MiB left and this VM may need 64 MiB more");
+    pair_stays();
+    vm_end(&vms[1]);
+    assert_int_equal(umount2("/dev/shm", MNT_DETACH), 0);
+}
+
 /* A VM may come from a file on a disk, and not into one: its pages could not come one by one. */
 static void test_memory_on_a_disk(void)
 {
@@ -700,6 +737,7 @@ int main(void)
                                            VM_TEST(test_a_machine_plugged_together_since),
                                            VM_TEST(test_no_memory_for_minor),
                                            VM_TEST(test_no_memory_of_the_host),
+                                           VM_TEST(test_no_room_beside_the_notes),
                                            VM_TEST(test_memory_on_a_disk),
                                            VM_TEST(test_own_firmware),
                                            {0}};
