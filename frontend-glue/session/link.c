@@ -393,7 +393,7 @@ int ibx_link_resume(struct ibx_session *s)
                                 s->path.peer, why, err.message);
     }
     ibx_state_move(&link->state, LINK_CONNECTED);
-    link->only_tcp = false;
+    link->only_tcp = link->unregistered = false;
     link->resumed++;
     tell_resumed(s, &s->path, began, why);
     s->path = *ibx_conn_path(s->conn);

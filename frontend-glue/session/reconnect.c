@@ -97,12 +97,19 @@ static bool is_refusal(int rc)
     return rc == -ESTALE || rc == -EACCES || rc == -EPROTO;
 }
 
-/* The server is there; if it takes no tcp, nothing carries what is under way. */
-static int without_tcp(const struct ibx_session *s, int rc, struct ibx_error *err)
+/* The server is there; if it takes no tcp, nothing carries what is under way, unless another path
+ * comes to register memory. */
+static int without_tcp(struct ibx_session *s, int rc, struct ibx_error *err)
 {
     if (rc != -ENOTSUP || !s->link.only_tcp)
         return rc;
     const struct ibx_error why = *err;
+    if (s->link.unregistered) {
+        s->link.only_tcp = s->link.unregistered = false;
+        return ibx_error_set(err, -EAGAIN,
+                             "memory cannot be registered anew, and tcp, which needs none: %.300s",
+                             why.message);
+    }
     return ibx_error_set(err, -EMSGSIZE,
                          "what is under way goes by tcp alone: %.300s; allow tcp in rdma.provider, "
                          "at both ends",
@@ -161,7 +168,7 @@ int ibx_reconnect_unregistered(struct ibx_session *s, int rc, struct ibx_error *
 {
     const bool by_tcp = rc != -ENOTCONN && tcp_is_allowed(s) && !s->link.only_tcp;
     if (by_tcp)
-        s->link.only_tcp = true;
+        s->link.only_tcp = s->link.unregistered = true;
     return ibx_error_set(err, by_tcp ? -EAGAIN : rc,
                          "memory cannot be registered anew, by the client or by the server: %s",
                          strerror(-rc));

@@ -160,6 +160,7 @@ struct session_link {
     struct memory_name *names; /* server: of earlier epochs */
     unsigned name_count;
     bool only_tcp; /* client: others carry shorter messages than are under way, or lock memory */
+    bool unregistered; /* ... the latter, which may change */
 
     /* Server. */
     struct ibx_waiting *waiting; /* of the listening session and all that it has accepted */

@@ -10,6 +10,7 @@
 #include "transport/shm/shm.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,13 +24,13 @@
 
 static atomic_bool register_none, may_read;
 static enum ibx_role fails_at;
-static atomic_uint failures;
+static atomic_uint failures, fails_most;
 
 int __real_ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
 int __wrap_ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
 int __wrap_ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err)
 {
-    if (!register_none || mr->conn->role != fails_at)
+    if (!register_none || mr->conn->role != fails_at || failures >= fails_most)
         return __real_ibx_shm_mr_register(endpoint, mr, err);
     failures++;
     return ibx_error_set(err, -ENOMEM, "no more memory may be locked");
@@ -87,6 +88,7 @@ static void goes_on(enum ibx_role role)
     session_keeps = SECONDS;
     fails_at = role;
     failures = 0;
+    fails_most = UINT_MAX;
     register_none = may_read = false;
     session_pair_use("tcp,shm", NULL, NULL, NULL);
     session_pair_open(&pair);
@@ -114,11 +116,42 @@ static void the_server_cannot(void **state)
     goes_on(IBX_ROLE_SERVER);
 }
 
+static void comes_back(void)
+{
+    register_none = true;
+    ibx_abort(pair.client->conn);
+    may_read = true;
+}
+
+/* Nor does the server take tcp: it may be able to lock memory a little later. */
+static void nothing_else_goes(void **state)
+{
+    (void)state;
+    uint8_t *body = malloc(BODY);
+    session_keeps = SECONDS;
+    fails_at = IBX_ROLE_CLIENT;
+    failures = 0;
+    fails_most = 2;
+    register_none = may_read = false;
+    session_pair_use("shm", NULL, NULL, NULL);
+    session_pair_open(&pair);
+    session_pair_start(&pair, read_bodies, NULL);
+    send_body(&pair, body, 0, NULL);
+    strcpy(pair.client->options.provider, "auto");
+    send_body(&pair, body, 1, comes_back);
+    assert_string_equal(ibx_session_path(pair.client)->provider, "shm");
+    assert_int_equal(failures, fails_most);
+    assert_int_equal(session_pair_join(&pair), 1);
+    session_pair_close(&pair);
+    free(body);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_client_cannot),
         cmocka_unit_test(the_server_cannot),
+        cmocka_unit_test(nothing_else_goes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
