@@ -168,6 +168,11 @@ struct host_node {
     void *argument;
 };
 
+static void *graph_of(const struct extra *e, const void *node)
+{
+    return pointer_to(ibx_handles_graph_of(e->x, (uintptr_t)node, false));
+}
+
 /* The number of the client's function. */
 static int get_host(struct extra *e)
 {
@@ -194,9 +199,16 @@ static int set_host(struct extra *e)
     if (!there || !whole(e) || type_of(node) != HOST_NODE)
         return CUDA_INVALID_VALUE;
     host.argument = ibx_host_work_repeat(e->x, queue, number, &rc);
-    return rc ? rc
-              : set_in(exec, node, "cudaGraphHostNodeSetParams", "cudaGraphExecHostNodeSetParams",
-                       &host);
+    if (rc)
+        return rc;
+    rc = set_in(exec, node, "cudaGraphHostNodeSetParams", "cudaGraphExecHostNodeSetParams", &host);
+    if (!rc && exec) /* nobody tells when that has gone */
+        ibx_host_work_for_good(host.argument);
+    if (rc || exec)
+        ibx_host_work_release(host.argument);
+    else
+        ibx_extra_graph_calls(graph_of(e, node), host.argument);
+    return rc;
 }
 
 /* ------------------------------------------------------------------------- graphs in graphs */

@@ -316,7 +316,7 @@ static void test_functions_come_and_go(void **state)
     ibx_host_work_end(&alice.x);
 }
 
-static int add_host_node(uint64_t graph, uint64_t queue, uint64_t number)
+static int add_host_node(uint64_t graph, uint64_t queue, uint64_t number, uint64_t *node)
 {
     uint8_t bytes[64];
     struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_NODE_HOST);
@@ -324,7 +324,12 @@ static int add_host_node(uint64_t graph, uint64_t queue, uint64_t number)
     ibx_put_u16(&w, 0);
     ibx_put_u64(&w, queue);
     ibx_put_u64(&w, number);
-    return own_run(&alice, &w, NULL);
+    return own_run(&alice, &w, node);
+}
+
+static int set_host_node(uint64_t node, uint64_t queue, uint64_t number)
+{
+    return own_call(&alice, IBX_EXTRA_SET_HOST, 4, (uint64_t[]){0, node, queue, number}, NULL);
 }
 
 /* Another session of alice's that names her graph. */
@@ -378,12 +383,12 @@ static void test_one_request_for_a_graph(void **state)
  * made of them count; and of those that come and go there may be any number. */
 static void test_functions_go_with_graphs(void **state)
 {
-    uint64_t queue, graph, clone, exec;
+    uint64_t queue, graph, node, clone, exec;
     (void)state;
     assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
     assert_int_equal(own_graph_create(&alice, &graph), 0);
-    assert_int_equal(add_host_node(graph, queue, 1), 0);
-    assert_int_equal(add_host_node(graph, queue, 1), 0);
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
     assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_CLONE, graph, &clone), 0);
     const uint64_t of[] = {clone, 0};
     assert_int_equal(own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, of, &exec), 0);
@@ -394,9 +399,15 @@ static void test_functions_go_with_graphs(void **state)
     assert_false(ibx_host_work_repeats());
     for (uint64_t i = 1; i < 70000; i++) {
         assert_int_equal(own_graph_create(&alice, &graph), 0);
-        assert_int_equal(add_host_node(graph, queue, i), 0);
+        assert_int_equal(add_host_node(graph, queue, i, &node), 0);
         assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
     }
+    assert_false(ibx_host_work_repeats());
+    /* One that a node gets later, too. */
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    assert_int_equal(set_host_node(node, queue, 2), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
     assert_false(ibx_host_work_repeats());
     ibx_host_work_end(&alice.x);
 }
