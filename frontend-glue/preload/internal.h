@@ -99,6 +99,12 @@ ibx_frontend_launcher ibx_frontend_plain_launch(void);
 /* Whether the thread's launch that begins is one of <<<>>>: nobody sees what it returns. Once. */
 bool ibx_frontend_launch_unseen(void);
 
+struct ibx_frontend_calls;
+/* That, called by the plugin. False: it has thrown an exception, which would end the program. */
+bool ibx_frontend_launch_caught(const struct ibx_frontend_calls *calls,
+                                const struct launch_config *config, const void *function,
+                                void **arguments, int *rc);
+
 /* The body of a plain launch, as GVirtuS's front end writes it, until the thread's next call; NULL:
  * *rc is the error, cudaErrorNotSupported where it is too long to be kept. */
 const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,

@@ -435,17 +435,21 @@ static bool launched(const struct kernel *k, const struct launch_config *c, void
     return ibx_frontend_launched(&w, unseen, rc);
 }
 
-/* By its front end, which connects if this is the thread's first call. */
-static int launch_by_gvirtus(const void *function, const struct launch_config *c, void **arguments)
+/* By its front end, which connects if this is the thread's first call. What it throws for, although
+ * the back end was asked, CUDA there cannot compile. */
+static int launch_by_gvirtus(const struct ibx_frontend_calls *plugin, const void *function,
+                             const struct launch_config *c, void **arguments)
 {
     ibx_frontend_launcher launch = ibx_frontend_plain_launch();
-    const bool may = ibx_frontend_first_begins();
-    const int rc = !may     ? CUDA_UNLOADING
-                   : launch ? launch((void *)(uintptr_t)function, c->grid, c->block, arguments,
-                                     c->shared, c->stream)
-                            : CUDA_NOT_SUPPORTED;
+    int rc = launch ? CUDA_UNLOADING : CUDA_NOT_SUPPORTED;
+    const bool may = ibx_frontend_first_begins() && launch;
+    const bool thrown =
+        may && plugin && !ibx_frontend_launch_caught(plugin, c, function, arguments, &rc);
+    if (may && !plugin)
+        rc =
+            launch((void *)(uintptr_t)function, c->grid, c->block, arguments, c->shared, c->stream);
     ibx_frontend_first_is_over();
-    return rc;
+    return thrown ? ibx_frontend_fail(CUDA_INVALID_FUNCTION) : rc;
 }
 
 static int launch_now(const void *function, const struct launch_config *config, void **arguments,
@@ -478,7 +482,7 @@ static int launch_now(const void *function, const struct launch_config *config, 
         return ibx_frontend_launch_ours(config, function, arguments);
     if (plugin)
         plugin->unseen(unseen);
-    rc = launch_by_gvirtus(function, config, arguments);
+    rc = launch_by_gvirtus(plugin, function, config, arguments);
     if (!rc && !plugin && ibx_frontend_plugin())
         learned(function, config);
     return rc;

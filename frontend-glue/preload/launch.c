@@ -98,6 +98,22 @@ int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void *
                   : ibx_frontend_launch(kernel, &config, arguments, unseen);
 }
 
+bool ibx_frontend_launch_caught(const struct ibx_frontend_calls *calls,
+                                const struct launch_config *config, const void *function,
+                                void **arguments, int *rc)
+{
+    ibx_frontend_launcher by_gvirtus = ibx_frontend_plain_launch();
+    const struct ibx_frontend_launch launch = {
+        .launch = *(void **)&by_gvirtus,
+        .function = function,
+        .grid = {config->grid.x, config->grid.y, config->grid.z},
+        .block = {config->block.x, config->block.y, config->block.z},
+        .arguments = arguments,
+        .shared = config->shared,
+        .stream = config->stream};
+    return calls->launch(&launch, rc);
+}
+
 const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,
                                      void **arguments, size_t *n, int *rc)
 {
@@ -116,15 +132,7 @@ const void *ibx_frontend_launch_body(const struct launch_config *config, const v
         *rc = CUDA_NOT_SUPPORTED;
         return NULL;
     }
-    const struct ibx_frontend_launch launch = {
-        .launch = *(void **)&write_launch,
-        .function = function,
-        .grid = {config->grid.x, config->grid.y, config->grid.z},
-        .block = {config->block.x, config->block.y, config->block.z},
-        .arguments = arguments,
-        .shared = config->shared,
-        .stream = config->stream};
-    const bool made = calls->launch(&launch, rc);
+    const bool made = ibx_frontend_launch_caught(calls, config, function, arguments, rc);
     const void *body = calls->diverted(n);
     if (!made)
         *rc = CUDA_UNKNOWN;

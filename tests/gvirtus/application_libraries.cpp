@@ -227,6 +227,14 @@ bool libraries()
     REQUIRE(unload(library) == 0 && stub_unloads() == unloads + 1 && runs(again));
     REQUIRE(fails(unload(library), 400) && fails(count_of(&count, library), 400));
     REQUIRE(fails(kernel_of(&kernel, library, "other"), 400) && unload(again) == 0);
+    // PTX that CUDA at the back end cannot compile.
+    const std::string strange =
+        ".version 99.0\n.target sm_90a\n.entry " STUB_STRANGE_KERNEL "()\n{\n}";
+    REQUIRE(load(&library, strange.data()) == 0);
+    REQUIRE(kernel_of(&kernel, library, STUB_STRANGE_KERNEL) == 0);
+    for (unsigned i = 0; i < 2; i++)
+        REQUIRE(fails(cudaLaunchKernel(kernel, {1, 1, 1}, {1, 1, 1}, kernels, 0, nullptr), 98));
+    REQUIRE(unload(library) == 0);
     // PTX; files.
     const char ptx[] = "// .entry none(\n.version 9.0\n.target sm_90a\n.address_size 64\n/* .entry "
                        "two */ .visible .entry " STUB_LIBRARY_KERNEL "(.param .u64 a)\n{\n ret;\n}";

@@ -275,16 +275,20 @@ static bool is_wide(const void *function)
 
 /* In place of __cudaRegisterFunction(): another name of the kernel that copies. */
 static const void *also;
+static bool none;
 
+/* NULL: none of those that clients register is one, until the next. */
 EXPORT int ibx_double_register_function(const void *function)
 {
     __atomic_store_n(&also, function, __ATOMIC_RELAXED);
+    __atomic_store_n(&none, !function, __ATOMIC_RELAXED);
     return 0;
 }
 
 bool is_kernel(const void *function)
 {
-    return (uintptr_t)function == IBX_DOUBLE_KERNEL || (uintptr_t)function >> 56 == 0x1b ||
+    const bool any = !__atomic_load_n(&none, __ATOMIC_RELAXED);
+    return (uintptr_t)function == IBX_DOUBLE_KERNEL || (any && (uintptr_t)function >> 56 == 0x1b) ||
            is_wide(function) || (function && function == __atomic_load_n(&also, __ATOMIC_RELAXED));
 }
 

@@ -62,6 +62,7 @@ int stub_launch(void *to, const void *from, std::size_t n, void *stream);
 extern char stub_kernel;
 // ... and this is what a module that is loaded calls it.
 #define STUB_LIBRARY_KERNEL "library_kernel"
+#define STUB_STRANGE_KERNEL "strange_kernel"
 struct StubDim3 {
     unsigned x, y, z;
 };
