@@ -41,7 +41,7 @@ struct handle {
     struct ibx_tenant *tenant; /* NULL: every tenant's */
     struct ibx_quota *counted; /* where it counts as the tenant's; NULL: nowhere */
     unsigned holders;          /* requests */
-    const struct copies *user; /* of a graph, the one that holds it */
+    const struct copies *user; /* of a graph, the one that holds it; of an exec, that changes it */
     struct opener *openers;    /* other clients that have opened it */
     unsigned opener_count;
     bool gone; /* it is nowhere; its last holder frees it */

@@ -8,7 +8,7 @@
  * A request holds what it names until it is over, and what that belongs to: another session of the
  * tenant's that gives it back meanwhile waits. So does one that names the same graph: CUDA does not
  * keep two threads apart that are in one, natively the program does, and here a client that did not
- * would damage the back end of all.
+ * would damage the back end of all. One that changes what was made of a graph has that alone.
  *
  * What graphs count as: handle_sizes.c; what other clients have opened: handle_openers.c.
  */
@@ -264,13 +264,39 @@ bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph)
     return ibx_handle_add(x, IBX_HANDLE_NODE, node, graph, 1, true);
 }
 
+/* Locked, and not while it waits, for other requests with what is launched: on an H100 one that
+ * changes it beside a launch breaks the context (error 719). */
+static bool hold_alone(struct copies *x, uint64_t exec)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    const struct timespec until = ibx_timespec_of(deadline);
+    for (;;) {
+        struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
+        const bool has = found && (!found->holders || found->user == x);
+        if (has && hold(x, found))
+            found->user = x;
+        if (!found || has || ibx_now_ns() >= deadline)
+            return has && found->user == x;
+        pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
+    }
+}
+
+bool ibx_handles_change(struct copies *x, uint64_t exec)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool known = hold_alone(x, exec);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return known;
+}
+
 bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)
 {
     pthread_mutex_lock(&ibx_handles_lock);
-    struct handle *found = find_free(x, IBX_HANDLE_NODE, node);
-    struct handle *made = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
-    const bool has = made && found && made->of && made->of == found->of &&
-                     found->number < made->number && hold(x, made) && hold(x, found);
+    const bool known = hold_alone(x, exec);
+    struct handle *found = known ? find_free(x, IBX_HANDLE_NODE, node) : NULL;
+    const struct handle *made = found ? ibx_handle_find(x, IBX_HANDLE_EXEC, exec) : NULL;
+    const bool has = made && made->user == x && made->of && made->of == found->of &&
+                     found->number < made->number && hold(x, found);
     pthread_mutex_unlock(&ibx_handles_lock);
     return has;
 }

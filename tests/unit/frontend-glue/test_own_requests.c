@@ -335,6 +335,8 @@ static int set_host_node(uint64_t node, uint64_t queue, uint64_t number)
 /* Another session of alice's that names her graph. */
 struct other_session {
     struct copies x;
+    uint64_t exec;
+    bool changes;
     atomic_int thread;
     atomic_bool let_go, done, early;
 };
@@ -377,6 +379,46 @@ static void test_one_request_for_a_graph(void **state)
     ibx_handles_let_go(&alice.x);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_false(other.early);
+}
+
+static void *name_exec(void *argument)
+{
+    struct other_session *other = argument;
+    atomic_store(&other->thread, gettid());
+    const bool known = other->changes ? ibx_handles_change(&other->x, other->exec)
+                                      : ibx_handles_know(&other->x, IBX_HANDLE_EXEC, other->exec);
+    atomic_store(&other->early, !known || !atomic_load(&other->let_go));
+    atomic_store(&other->done, true);
+    ibx_handles_let_go(&other->x);
+    return NULL;
+}
+
+/* Nor does what was made of them bear a change beside anything else. */
+static void test_one_change_of_what_is_launched(void **state)
+{
+    uint64_t graph, node, exec;
+    (void)state;
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(own_memset_add(&alice, graph, alice.memory, &node), 0);
+    assert_int_equal(
+        own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec), 0);
+    for (unsigned i = 0; i < 3; i++) {
+        struct other_session other = {.x = alice.x, .exec = exec, .changes = i};
+        pthread_t thread;
+        if (i == 1) /* a launch */
+            assert_true(ibx_handles_know(&alice.x, IBX_HANDLE_EXEC, exec));
+        else
+            assert_true(ibx_handles_has_node(&alice.x, exec, node));
+        assert_int_equal(pthread_create(&thread, NULL, name_exec, &other), 0);
+        while (!atomic_load(&other.thread) || (!sleeps(other.thread) && !atomic_load(&other.done)))
+            sched_yield();
+        atomic_store(&other.let_go, true);
+        ibx_handles_let_go(&alice.x);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_false(other.early);
+    }
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
 }
 
 /* A function of the client's is known as long as a graph may call it, whose copies and what was
@@ -548,6 +590,7 @@ int main(void)
         cmocka_unit_test(test_functions_come_and_go),
         cmocka_unit_test(test_functions_go_with_graphs),
         cmocka_unit_test(test_one_request_for_a_graph),
+        cmocka_unit_test(test_one_change_of_what_is_launched),
         cmocka_unit_test(test_slots_come_and_go),
         cmocka_unit_test(test_very_many_of_others),
         cmocka_unit_test(test_very_many_are_shared),
