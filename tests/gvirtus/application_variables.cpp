@@ -158,27 +158,39 @@ bool unloads_and_forks()
     return HOLDS(kept && goes(modules[3]));
 }
 
+// Waited for by nobody, or gone for good.
+bool ended(pid_t process)
+{
+    const char state = state_of(process, process);
+    return !state || state == 'Z';
+}
+
 // So does what a grandchild may use, whose parent has ended, as that of a daemon does.
 bool unloads_and_grandchildren()
 {
     static void *modules[2][1];
-    int hold[2];
+    int hold[2], born[2];
     char byte;
     register_kernel(modules[0], &stub_kernel);
-    REQUIRE(pipe(hold) == 0);
+    REQUIRE(pipe(hold) == 0 && pipe(born) == 0);
     const pid_t child = fork();
     if (!child) {
         close(hold[1]);
-        if (!fork())
+        const pid_t grandchild = fork();
+        if (!grandchild)
             _exit(read(hold[0], &byte, 1) < 0);
-        _exit(0);
+        _exit(write(born[1], &grandchild, sizeof(grandchild)) != sizeof(grandchild));
     }
     int status = 1;
+    pid_t grandchild;
     REQUIRE(waitpid(child, &status, 0) == child && !status);
+    REQUIRE(read(born[0], &grandchild, sizeof(grandchild)) == sizeof(grandchild));
     register_kernel(modules[1], &stub_kernel);
     const bool kept = !goes(modules[0]), own = goes(modules[1]);
-    close(hold[0]);
-    close(hold[1]);
+    for (int fd : {hold[0], hold[1], born[0], born[1]})
+        close(fd);
+    while (!ended(grandchild)) // or what comes next finds it in use, too
+        usleep(100);
     return HOLDS(kept && own);
 }
 

@@ -49,7 +49,8 @@ static void outlast_failure(struct copying *c, unsigned piece, bool owner)
 static int copy(void *context, void *to, uint64_t offset, size_t n)
 {
     struct copying *c = context;
-    unsigned piece = ++c->begun, now = ++c->running, most = c->most;
+    /* It runs before the others know of it: those that meet are over once the last has begun. */
+    unsigned now = ++c->running, piece = ++c->begun, most = c->most;
     while (now > most && !atomic_compare_exchange_weak(&c->most, &most, now))
         ;
     const bool owner = pthread_equal(pthread_self(), c->owner), fails = piece == c->fail_at;
