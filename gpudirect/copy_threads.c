@@ -159,7 +159,7 @@ unsigned ibx_copy_threads_count(void)
 }
 
 /* Eight fill memory at 40 to 50 GB/s where four do at 25 to 30 and a GPU takes 55
- * (docs/measurements.md). Half of the processors remain for others. */
+ * (docs/experiments.md). Half of the processors remain for others. */
 unsigned ibx_copy_threads_wide_count(void)
 {
     const unsigned half = ibx_thread_processors() / 2, usual = ibx_copy_threads_count();

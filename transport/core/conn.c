@@ -20,7 +20,7 @@
 #define DRAIN_MS             5000u
 #define SHORT_MESSAGE        1024u /* up to here a message is put together on the stack */
 /* Measured: with MACs, longer payloads and those that take several messages are faster by READ and
- * WRITE (docs/measurements.md). */
+ * WRITE (docs/experiments.md). */
 #define RENDEZVOUS_WITH_MACS (64u << 10)
 
 static const struct ibx_state conn_states[] = {

@@ -4,7 +4,7 @@
  * one-time key for Poly1305 by its number, which is not sent. So a message that was changed,
  * truncated, repeated, left out, put in another place or turned round has a wrong MAC.
  *
- * Poly1305 is what costs least here (docs/measurements.md). All of it is OpenSSL's.
+ * Poly1305 is what costs least here (docs/experiments.md). All of it is OpenSSL's.
  */
 #ifndef IBX_TRANSPORT_CORE_MAC_H
 #define IBX_TRANSPORT_CORE_MAC_H

@@ -2,7 +2,7 @@
 /*
  * Records of TLS 1.3 (RFC 8446, chapter 5): how bytes are sealed and opened once the handshake is
  * over. OpenSSL's own records copy every byte once more on each side and are written one at a time,
- * which halves the rate (docs/measurements.md). So here, as in the kernel's TLS, only the handshake
+ * which halves the rate (docs/experiments.md). So here, as in the kernel's TLS, only the handshake
  * is OpenSSL's, with the ciphers (tls_cipher.h).
  *
  * One direction of a connection:

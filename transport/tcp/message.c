@@ -9,7 +9,7 @@
 #define SEND_PIECES 15 /* longer gather lists are copied */
 
 /* The round trips of one-sided work cost more than the copies of a message up to 512 KiB
- * (docs/measurements.md), or 128 KiB where one thread would encrypt them. So messages may be longer
+ * (docs/experiments.md), or 128 KiB where one thread would encrypt them. So messages may be longer
  * than the option `message`, by this factor and by room for the user's header; memory for a long
  * one is allocated, or lent by the program, while it exists. */
 #define BIG_FACTOR     32u

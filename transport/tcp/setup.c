@@ -75,7 +75,7 @@ static void socket_tune(const struct tcp *tcp, int fd, unsigned lane)
         setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &interactive, sizeof(interactive));
     }
     /* Inside a host there is no network to share, and the pacing of BBR halves the rate
-     * (docs/measurements.md). Every kernel has reno, and every user may choose it. */
+     * (docs/experiments.md). Every kernel has reno, and every user may choose it. */
     if (tcp->same_host)
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 /*
- * Chosen by measuring over loopback between two cores, 16 MiB in GB/s (docs/measurements.md):
+ * Chosen by measuring over loopback between two cores, 16 MiB in GB/s (docs/experiments.md):
  *
  *   chunk   64 KiB 6.9, 128 KiB 7.2, 256 KiB 7.3, 512 KiB 7.4, 1 MiB 7.7, 2 MiB 7.4, 4 MiB 7.3
  *   lanes   one 8.3, two 8.2, four 8.1: one thread drives them all
