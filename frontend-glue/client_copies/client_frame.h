@@ -65,8 +65,10 @@ void ibx_client_ahead_end(struct client_ahead *ahead);
 /* NULL: no memory. */
 struct client_ahead *ibx_client_stage_ahead(struct ibx_session *s);
 
-/* Whether a copy goes in parts, through memory that both ends map. */
+/* Whether a copy goes in parts, through memory that both ends map, which is made once copies have
+ * lost enough time without it; or, for tests, for the first of them. */
 bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy);
+void ibx_client_stage_at_once(struct ibx_session *s);
 /* Runs it. *exit_code is the copy's result as CUDA has it. */
 int ibx_client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                           int *exit_code);

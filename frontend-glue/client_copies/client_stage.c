@@ -42,12 +42,16 @@
 #define ANSWER_US    1000u /* none takes longer, unless the GPU has others to serve */
 #define USELESS_MAX  3u    /* copies in a row */
 #define SHORT        (PARTS * SLOT)
+#define MAKE_NS      10000000u /* what it takes to make and pin the memory, on an H100's host */
+#define GAIN_NS      15000u    /* what a copy gains by it there, at least ... */
+#define GAIN_BYTES   20u       /* ... and for so many bytes another ns */
 
 /* Of a session: the context of its hooks. */
 struct client_stage {
     struct ibx_session *s;
-    bool tried;      /* to make the memory */
-    uint8_t *memory; /* both ends map it; NULL: there is none, or it was given up */
+    bool tried;         /* to make the memory */
+    uint64_t missed_ns; /* what copies would have gained by it until then */
+    uint8_t *memory;    /* both ends map it; NULL: there is none, or it was given up */
     struct ibx_mr *mr;
     struct client_ahead ahead;
     unsigned useless; /* copies in a row of which the GPU took nothing from here */
@@ -98,6 +102,14 @@ static void make_memory(struct client_stage *stage)
         ibx_shared_free(memory);
 }
 
+/* A program that copies little is not to wait for memory of which it makes no use: it is made once
+ * earlier copies have lost as much time without it. */
+static bool pays(struct client_stage *stage, size_t n)
+{
+    stage->missed_ns += GAIN_NS + n / GAIN_BYTES;
+    return stage->missed_ns >= MAKE_NS;
+}
+
 static void give_up(struct client_stage *stage)
 {
     ibx_session_drop_threads(stage->s); /* first: they may be copying */
@@ -130,6 +142,13 @@ static struct client_stage *stage_of(struct ibx_session *s)
     return stage;
 }
 
+void ibx_client_stage_at_once(struct ibx_session *s)
+{
+    struct client_stage *stage = stage_of(s);
+    if (stage)
+        stage->missed_ns = MAKE_NS;
+}
+
 struct client_ahead *ibx_client_stage_ahead(struct ibx_session *s)
 {
     struct client_stage *stage = stage_of(s);
@@ -142,7 +161,7 @@ bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_cop
         strcmp(ibx_session_path(s)->provider, "shm") != 0 || ibx_shared_holds(copy->host, copy->n))
         return false;
     struct client_stage *stage = stage_of(s);
-    if (stage && !stage->tried)
+    if (stage && !stage->tried && pays(stage, copy->n))
         make_memory(stage);
     return stage && stage->memory && copy->n >= stage->least;
 }

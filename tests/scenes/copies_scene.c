@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/scenes/copies_scene.h"
 
+#include "frontend-glue/client_copies/client_frame.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -211,6 +213,8 @@ void join_server(void)
     joined = true;
 }
 
+bool scene_stage_at_once = true;
+
 int set_up(void **state)
 {
     (void)state;
@@ -219,6 +223,8 @@ int set_up(void **state)
     ibx_named_unseen(); /* tests make streams without a handler */
     assert_int_equal(app->mem_alloc(&device, DEVICE_BYTES), 0);
     session_pair_open(&pair);
+    if (scene_stage_at_once)
+        ibx_client_stage_at_once(pair.client);
     assert_int_equal(ibx_device_copies_attach(pair.server, &gpu, NULL), 0);
     note(&(struct back_end){0});
     joined = false;

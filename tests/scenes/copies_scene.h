@@ -70,6 +70,8 @@ void join_server(void);
 uint8_t *pattern(size_t n, uint64_t seed);
 void assert_device(size_t n, uint64_t seed);
 
+/* False: a client's long copies of pageable memory go in parts when enough of them have come. */
+extern bool scene_stage_at_once;
 /* A pair whose server knows what replies look like here. */
 int set_up(void **state);
 int tear_down(void **state);

@@ -5,7 +5,7 @@
  */
 #include "tests/scenes/session_pair.h"
 
-#include "frontend-glue/client_copies/client_copies.h"
+#include "frontend-glue/client_copies/client_frame.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -80,6 +80,7 @@ static void begin(const char *slots)
 {
     session_pair_use("shm", NULL, "slots", slots);
     session_pair_open(&pair);
+    ibx_client_stage_at_once(pair.client);
     session_pair_start(&pair, serve, NULL);
 }
 

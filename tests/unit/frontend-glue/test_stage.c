@@ -2,6 +2,8 @@
 /* Long copies of a client's pageable memory, in parts, through memory that both ends map. */
 #include "tests/scenes/copies_scene.h"
 
+#include "frontend-glue/client_copies/client_frame.h"
+
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -247,6 +249,28 @@ static int serve_twin(struct session_pair *twin, void *argument)
     return serve(twin, argument);
 }
 
+static int set_up_at_first(void **state)
+{
+    scene_stage_at_once = false;
+    const int rc = set_up_long(state);
+    scene_stage_at_once = true;
+    return rc;
+}
+
+/* An application that copies little does not wait for memory of which it would make no use. */
+static void test_made_when_it_pays(void **state)
+{
+    (void)state;
+    const size_t n = 1 << 20;
+    uint8_t *host = scene_memory(n);
+    for (unsigned i = 0; i < 20; i++)
+        assert_int_equal(parts_of(i % 2, host, n), 1);
+    for (unsigned i = 0; i < 3; i++)
+        check(LONGEST - 7, 0, false); /* there and back: the sixth makes it */
+    assert_true(parts_of(true, host, n) > 1);
+    check(LONGEST - 7, 64, false);
+}
+
 /* A further connection of an application, for its copies in the background, has as many threads. */
 static void test_twins_have_threads(void **state)
 {
@@ -257,6 +281,7 @@ static void test_twins_have_threads(void **state)
     assert_int_equal(ibx_session_create_like(pair.client, &twin.client, NULL), 0);
     session_pair_start(&twin, serve_twin, NULL);
     assert_int_equal(ibx_session_connect(twin.client, NULL), 0);
+    ibx_client_stage_at_once(twin.client);
     unsigned threads = threads_now();
     handler_says = 0;
     assert_int_equal(copy_by(twin.client, true, false, host, 0, n), 0);
@@ -425,6 +450,7 @@ int main(void)
         TEST(test_slow_gpu, set_up_threads, NULL),
         TEST(test_failures, set_up_threads, NULL),
         TEST(test_useless, set_up_off, NULL),
+        TEST(test_made_when_it_pays, set_up_at_first, NULL),
         TEST(test_twins_have_threads, set_up_threads, NULL),
         TEST(test_short_ones_are_given_up_alone, set_up_tuned, &some),
         TEST(test_long_ones_are_judged_for_themselves, set_up_tuned, &never),
