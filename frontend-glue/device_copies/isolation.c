@@ -155,6 +155,23 @@ static void reserve(struct copies *x, uint8_t *body, size_t n)
     i->told_full = true;
 }
 
+/* What could not be noted as the tenant's would be anybody's: CUDA refuses it, as above. */
+static bool refuse_ownerless(struct copies *x, uint8_t *body, size_t n)
+{
+    struct isolation *i = &x->isolation;
+    if (!i->on || ibx_quota_left(ibx_tenant_quota(i->tenant, IBX_HOLD_ALLOCATIONS)))
+        return false;
+    ibx_naming_enlarge(x->requests.name, body, n);
+    if (!i->told_crowd)
+        ibx_log(
+            IBX_LOG_WARN,
+            "clients of tenant \"%s\" get no GPU memory by %s: they have as many allocations as "
+            "are kept from other tenants: free some",
+            ibx_tenant_name(i->tenant), x->requests.name);
+    i->told_crowd = true;
+    return true;
+}
+
 static const struct ibx_tenant *owner_of_any(const struct copies *x, const struct ibx_named *named,
                                              unsigned count)
 {
@@ -239,7 +256,7 @@ static int inspect(struct copies *x, uint8_t *body, size_t n)
     }
     const bool notes = i->on || i->limited;
     i->allocates = notes && ibx_naming_allocates(x->requests.name);
-    if (i->allocates && i->limited)
+    if (i->allocates && !refuse_ownerless(x, body, n) && i->limited)
         reserve(x, body, n);
     i->freed = notes && count && role == IBX_NAMING_FREES ? named[0].address : 0;
     i->freed_number = i->freed ? ibx_owners_number(i->freed) : 0;
@@ -345,8 +362,8 @@ static void note_allocation(struct copies *x, uint64_t address)
         cuda->ctx_get_current(&context);
     if (!ibx_owners_add(i->tenant, base, size, context, i->reserved) && !i->told_crowd) {
         ibx_log(IBX_LOG_WARN,
-                "tenant \"%s\" has too many allocations: further ones are not kept "
-                "from other tenants",
+                "there is no memory to note an allocation of tenant \"%s\": it is not kept from "
+                "other tenants",
                 ibx_tenant_name(i->tenant));
         i->told_crowd = true;
     }

@@ -132,6 +132,32 @@ static void test_depth_of_graphs(void **state)
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
 }
 
+static uint64_t asked_of_cuda(struct copies *x, uint64_t bytes)
+{
+    uint8_t body[8];
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    ibx_put_u64(&w, bytes);
+    x->requests = (struct ibx_request_watch){
+        .stage = IBX_REQUEST_BODY, .length = sizeof(body), .name = "cudaMalloc"};
+    assert_int_equal(ibx_isolation_before_read(x, body, sizeof(body)), 0);
+    struct ibx_reader r = ibx_reader_of(body, sizeof(body));
+    return ibx_get_u64(&r);
+}
+
+/* An allocation that is not noted as its tenant's would be anybody's. */
+static void test_allocations_have_an_owner(void **state)
+{
+    (void)state;
+    const uint64_t most = allow_more(&alice, IBX_HOLD_ALLOCATIONS, 1);
+    assert_int_equal(asked_of_cuda(&alice.x, 4096), 4096);
+    atomic_store(&quota_of(&alice, IBX_HOLD_ALLOCATIONS)->most, most);
+    allow_more(&alice, IBX_HOLD_ALLOCATIONS, 0);
+    assert_true(asked_of_cuda(&alice.x, 4096) >= 1ull << 50); /* more than CUDA has */
+    assert_int_equal(asked_of_cuda(&bob.x, 4096), 4096);
+    atomic_store(&quota_of(&alice, IBX_HOLD_ALLOCATIONS)->most, most);
+    assert_int_equal(asked_of_cuda(&alice.x, 4096), 4096);
+}
+
 static int add_conditional(struct client *c, uint64_t graph, uint64_t *body)
 {
     uint8_t bytes[64], out[IBX_EXTRA_OUT_MAX] = {0};
@@ -530,6 +556,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_graphs_in_graphs),
+        cmocka_unit_test(test_allocations_have_an_owner),
         cmocka_unit_test(test_nodes_have_a_limit),
         cmocka_unit_test(test_depth_of_graphs),
         cmocka_unit_test(test_conditions_in_conditions),
