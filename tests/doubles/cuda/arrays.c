@@ -63,10 +63,13 @@ EXPORT int cudaMalloc3DArray(void **made, const struct ibx_cuda_channel *channel
     return returns(rc);
 }
 
+/* One that has gone with its context is none. */
 EXPORT int cudaFreeArray(void *handle)
 {
     struct array *a = array_of(handle);
     int rc = cudaFree(a->bytes);
+    if (rc == INVALID_VALUE)
+        abort();
     a->magic = 0;
     free(a);
     return returns(rc);

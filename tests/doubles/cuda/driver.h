@@ -70,7 +70,8 @@ void ibx_double_attribute(int attribute, int value);
 void ibx_double_slow(unsigned microseconds);
 /* While held, no submitted work runs. */
 void ibx_double_hold(bool held);
-/* Work of this stream never runs, as if it were endless. NULL: no such stream. */
+/* Work of this stream never runs, as if it were endless, nor does that of those before. NULL: no
+ * such streams any more. */
 void ibx_double_hold_stream(void *stream);
 /* A kernel has printed that, which a call that waits will write to `stdout`; 64 KiB at a time. */
 void ibx_double_print(const char *text);

@@ -107,15 +107,15 @@ static void release(struct allocation *a)
     *a = (struct allocation){0};
 }
 
-/* As the driver, waits for everything first, but where the memory is a pool's; and it keeps others
- * out meanwhile if IBX_DOUBLE_ALONE is set. */
+/* As the driver, waits for everything first, but where the memory is a pool's, or none; and it
+ * keeps others out meanwhile if IBX_DOUBLE_ALONE is set. */
 EXPORT int cuMemFree_v2(uint64_t device)
 {
     int code = enter_unsafe("cuMemFree");
     if (code)
         return code;
     struct allocation *a = find((void *)(uintptr_t)device, 1);
-    if (!a || !a->pool) {
+    if (a && a->device >= 0 && !a->pool) {
         wait_for_all();
         a = find((void *)(uintptr_t)device, 1);
     }

@@ -10,7 +10,6 @@
 struct stream streams[STREAMS];
 static unsigned slow_sync_us, slow_async_us;
 static bool held;
-static void *held_stream;
 static void *captured;
 static unsigned long in_flight;
 static unsigned in_functions; /* streams that wait for one */
@@ -41,7 +40,10 @@ EXPORT void ibx_double_hold(bool hold)
 EXPORT void ibx_double_hold_stream(void *stream)
 {
     pthread_mutex_lock(&mutex);
-    held_stream = (uintptr_t)stream == 2 ? &streams[1] : stream; /* the per-thread stream */
+    for (unsigned i = 0; i < STREAMS; i++)
+        streams[i].held = stream && (streams[i].held || stream == &streams[i]);
+    if (stream && (uintptr_t)stream <= 2) /* the legacy stream, the per-thread stream */
+        streams[(uintptr_t)stream - 1].held = true;
     pthread_cond_broadcast(&changed);
     leave(0);
 }
@@ -57,7 +59,7 @@ EXPORT void ibx_double_capture(void *stream)
 
 static bool runnable(const struct stream *stream, const struct job *job)
 {
-    if (held || stream == held_stream || (job->height && in_functions > CONNECTIONS))
+    if (held || stream->held || (job->height && in_functions > CONNECTIONS))
         return false;
     for (unsigned i = 0; i < STREAMS; i++) {
         if ((int)(streams[i].done - job->needs[i]) < 0)

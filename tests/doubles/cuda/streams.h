@@ -23,6 +23,7 @@ struct job {
 
 struct stream {
     bool used, blocking, working, gone; /* working: its worker is there; gone: by a reset */
+    bool held;                          /* its work does not run */
     struct context *context;            /* NULL: the current one */
     int device;                         /* -1: of whichever (the per-thread stream) */
     pthread_t worker;
