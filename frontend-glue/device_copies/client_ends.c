@@ -15,6 +15,10 @@
  * the rest (arrays), and of what a client leaves whose own work does not end, a line of the log
  * tells. The thread looks at such clients again and again, beside the others.
  *
+ * What a client gives back itself, and CUDA gives back behind all work only, comes here as well
+ * where others have work that does not end (own_work.c): as the rest of an entry that is no
+ * client's.
+ *
  * A reset of the context takes what is left.
  */
 #include "frontend-glue/device_copies/extra.h"
@@ -44,9 +48,7 @@
 #define MOMENT_MS     50u    /* ... it is waited for so long, in which work that ends does */
 #define STUCK_MS      100    /* ... and so often */
 
-#define STREAM_NON_BLOCKING 1u /* cudaStreamNonBlocking */
-
-/* A client whose process has ended. */
+/* A client whose process has ended; or none, IBX_CLIENT_NONE: what clients have given back. */
 struct ended {
     struct ended *next;
     uint64_t client;
@@ -54,7 +56,7 @@ struct ended {
     uint64_t began;         /* 0: not yet */
     size_t things;          /* given back */
     bool told;              /* that something is in the way */
-    struct ibx_taken *rest; /* memory that is nobody's any more, and waits for all work */
+    struct ibx_taken *rest; /* what is nobody's any more, and waits for all work: locked */
     size_t rest_count;
 };
 
@@ -91,30 +93,12 @@ static bool goes_beside(enum ibx_handle_kind kind)
            (kind != IBX_HANDLE_MEMORY || ibx_copies_runtime("cudaFreeAsync"));
 }
 
-/* A stream of its own, which waits for nothing, nor is waited for by what others capture. */
-static void *begin_stream(void)
-{
-    int (*make)(void **stream, unsigned flags) = NULL;
-    void *stream = NULL;
-    *(void **)&make = ibx_copies_runtime("cudaStreamCreateWithFlags");
-    return make && !make(&stream, STREAM_NON_BLOCKING) ? stream : NULL;
-}
-
-static void end_stream(const struct ibx_cuda *cuda, void *stream)
-{
-    int (*destroy)(void *of) = NULL;
-    *(void **)&destroy = ibx_copies_runtime("cudaStreamDestroy");
-    cuda->stream_synchronize(stream);
-    if (destroy)
-        destroy(stream);
-}
-
 /* The driver clears what a process has had before another one gets it. */
 static void clear(const struct copies *x, const struct ibx_taken *taken, size_t count)
 {
     int (*set)(void *address, int value, size_t n, void *of) = NULL;
     *(void **)&set = ibx_copies_runtime("cudaMemsetAsync");
-    void *stream = set ? begin_stream() : NULL;
+    void *stream = set ? ibx_own_stream_begin() : NULL;
     if (!stream)
         return;
     for (size_t i = 0; i < count; i++) {
@@ -123,7 +107,7 @@ static void clear(const struct copies *x, const struct ibx_taken *taken, size_t 
         if (!x->cuda->mem_get_address_range(&base, &n, taken[i].value) && base == taken[i].value)
             set((void *)(uintptr_t)base, 0, n, stream);
     }
-    end_stream(x->cuda, stream);
+    ibx_own_stream_end(x->cuda, stream);
 }
 
 /* Memory of cudaMalloc's, too. How many could not be; these are the first ones of the list then. */
@@ -131,7 +115,7 @@ static size_t free_beside(const struct copies *x, struct ibx_taken *taken, size_
 {
     uint64_t numbers[SLICE_MOST], freed[SLICE_MOST];
     size_t left = 0, done = 0;
-    void *stream = begin_stream();
+    void *stream = ibx_own_stream_begin();
     if (!stream)
         return count;
     for (size_t i = 0; i < count; i++) {
@@ -142,22 +126,59 @@ static size_t free_beside(const struct copies *x, struct ibx_taken *taken, size_
         else
             taken[left++] = taken[i];
     }
-    end_stream(x->cuda, stream);
+    ibx_own_stream_end(x->cuda, stream);
     for (size_t i = 0; i < done; i++)
         ibx_extra_disown(freed[i], numbers[i]);
     return left;
 }
 
-/* They are given back when all work has ended. */
-static void keep_rest(struct ended *of, const struct ibx_taken *taken, size_t count)
+/* Locked. They are given back when all work has ended. False: there is no memory to note them, or
+ * they are none. */
+static bool keep_rest(struct ended *of, const struct ibx_taken *taken, size_t count)
 {
     struct ibx_taken *more =
         count ? realloc(of->rest, (of->rest_count + count) * sizeof(*more)) : NULL;
     if (!more)
-        return;
+        return false;
     memcpy(more + of->rest_count, taken, count * sizeof(*more));
     of->rest = more;
     of->rest_count += count;
+    return true;
+}
+
+/* Those of a context, at most so many, or those that are first. */
+static size_t take_rest(struct ended *of, const void *context, struct ibx_taken *taken, size_t most)
+{
+    size_t left = 0, count = 0;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < of->rest_count; i++) {
+        if (count < most && of->rest[i].context == context)
+            taken[count++] = of->rest[i];
+        else
+            of->rest[left++] = of->rest[i];
+    }
+    of->rest_count = left;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+/* It is gone, with that context. */
+static void drop_rest(struct ended *of, const void *context)
+{
+    struct ibx_taken taken[SLICE];
+    while (take_rest(of, context, taken, SLICE)) {
+    }
+}
+
+/* False: there is none. */
+static bool first_of_rest(struct ended *of, const void **context)
+{
+    pthread_mutex_lock(&lock);
+    const bool any = of->rest_count;
+    if (any)
+        *context = of->rest[0].context;
+    pthread_mutex_unlock(&lock);
+    return any;
 }
 
 static void give_plainly(struct copies *x, const struct ibx_taken *taken, size_t count,
@@ -176,18 +197,25 @@ static void give_plainly(struct copies *x, const struct ibx_taken *taken, size_t
 static void give_memory(struct giving *g, const void *context, struct ibx_taken *taken,
                         size_t count)
 {
+    uint64_t ns = 0;
     clear(g->x, taken, count);
     ibx_clients_give_end();
-    do {
+    for (;; ibx_nap(&ns)) {
         if (g->work == IBX_WORK_OVER)
             g->work = ibx_work_wait(g->x, g->of->client, context, WORK_MS, &g->whose);
         if (g->work == IBX_WORK_LOST)
             return;
-    } while (!ibx_clients_give_begin());
-    if (!ibx_left_work_lost() && g->work == IBX_WORK_OVER)
+        if (ibx_clients_give_begin())
+            break;
+    }
+    if (!ibx_left_work_lost() && g->work == IBX_WORK_OVER) {
         give_plainly(g->x, taken, count, true);
-    else if (!ibx_left_work_lost())
-        keep_rest(g->of, taken, free_beside(g->x, taken, count));
+    } else if (!ibx_left_work_lost()) {
+        count = free_beside(g->x, taken, count);
+        pthread_mutex_lock(&lock);
+        keep_rest(g->of, taken, count);
+        pthread_mutex_unlock(&lock);
+    }
     ibx_clients_give_end();
 }
 
@@ -258,32 +286,44 @@ static bool give_there(struct giving *g, enum ibx_handle_kind kind, const void *
     return can;
 }
 
-/* What had to wait for all work. */
-static void give_rest(struct giving *g)
+/* A few of what had to wait for all work; false: there is none, or not now. */
+static bool give_some_of_rest(struct giving *g)
 {
     struct ended *of = g->of;
+    struct ibx_taken taken[SLICE];
+    const void *context = NULL;
     void *popped = NULL;
-    if (!of->rest_count)
-        return;
-    void *context = (void *)(uintptr_t)of->rest[0].context;
-    size_t n = 0; /* those of one context are one behind the other */
-    while (n < of->rest_count && of->rest[n].context == context)
-        n++;
-    if (context && g->x->cuda->ctx_push_current(context)) {
-        of->rest_count = 0;
-        return;
+    size_t n = 0;
+    if (!first_of_rest(of, &context))
+        return false;
+    if (context && g->x->cuda->ctx_push_current((void *)(uintptr_t)context)) {
+        drop_rest(of, context);
+        return true;
     }
+    const int mode = ibx_cuda_capture_relax(g->x->cuda);
     g->work = ibx_work_wait(g->x, of->client, context, of->told ? MOMENT_MS : WORK_MS, &g->whose);
     if (g->work == IBX_WORK_OVER && ibx_clients_give_begin()) {
-        give_plainly(g->x, of->rest, n, true);
+        n = take_rest(of, context, taken, SLICE); /* a reset takes it along */
+        give_plainly(g->x, taken, n, true);
         ibx_clients_give_end();
-        of->rest_count -= n;
-        memmove(of->rest, of->rest + n, of->rest_count * sizeof(*of->rest));
     }
+    ibx_cuda_capture_restore(g->x->cuda, mode);
     if (context)
         g->x->cuda->ctx_pop_current(&popped);
     if (g->work == IBX_WORK_LOST)
-        of->rest_count = 0;
+        drop_rest(of, context);
+    of->things += n;
+    return n || g->work == IBX_WORK_LOST;
+}
+
+/* False: some of it stays. */
+static bool give_rest(struct giving *g)
+{
+    const void *context;
+    uint64_t began = ibx_now_ns();
+    for (; give_some_of_rest(g); began = ibx_now_ns())
+        rest(began);
+    return !first_of_rest(g->of, &context);
 }
 
 /* False: something of it is to be given back later. */
@@ -291,8 +331,7 @@ static bool give_kinds(struct giving *g)
 {
     const void *context = NULL;
     enum ibx_handle_kind kind;
-    bool all = true;
-    give_rest(g);
+    bool all = give_rest(g);
     for (unsigned i = 0; ibx_own_kind(i, &kind); i++) {
         while (ibx_handles_first(g->of->client, kind, &context)) {
             if (give_there(g, kind, context))
@@ -303,7 +342,7 @@ static bool give_kinds(struct giving *g)
             break;
         }
     }
-    return all && !g->of->rest_count;
+    return all && !first_of_rest(g->of, &context);
 }
 
 /* -------------------------------------------------------------------------- what is in the way */
@@ -330,7 +369,12 @@ static void tell(const struct giving *g)
     const struct ibx_client_name other = name_of(g->whose);
     g->of->told = true;
     atomic_fetch_sub(&pending, 1);
-    if (g->work == IBX_WORK_OF_OTHERS)
+    if (g->of->client == IBX_CLIENT_NONE)
+        ibx_log(IBX_LOG_WARN,
+                "arrays that clients have given back stay in GPU memory while work of %s does not "
+                "end, which CUDA waits for as it gives them back",
+                other.text);
+    else if (g->work == IBX_WORK_OF_OTHERS)
         ibx_log(IBX_LOG_WARN,
                 "%s has ended; not all that it had in GPU memory can be given back while work of "
                 "%s does not end, which CUDA waits for then",
@@ -363,7 +407,7 @@ static bool give_back(struct copies *x, struct ended *of)
     const uint64_t ms = (ibx_now_ns() - of->began) / IBX_NS_PER_MS;
     if (!done && !of->told && ms >= TOLD_MS)
         tell(&g);
-    if (done)
+    if (done && of->client != IBX_CLIENT_NONE)
         ibx_log(IBX_LOG_INFO,
                 "%zu allocations, streams and the like of a client whose process has ended were "
                 "given back in %llu ms",
@@ -430,8 +474,9 @@ static void *run(void *unused)
     (void)unused;
     for (;;) {
         struct ended *e = next();
-        const bool done = give_back(&own, e);
+        bool done = give_back(&own, e);
         pthread_mutex_lock(&lock);
+        done = done && !e->rest_count; /* more has come */
         move_on(e, done);
         given += done;
         pthread_cond_broadcast(&changed);
@@ -495,15 +540,14 @@ static bool begin(void)
     return false;
 }
 
-void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name)
+/* Locked. NULL: there is no thread, or no memory. */
+static struct ended *enter(uint64_t client, const struct ibx_client_name *name)
 {
     struct ended *made = malloc(sizeof(*made)), **at = &queue;
     const uint64_t one = 1;
-    pthread_mutex_lock(&lock);
     if (!made || !begin()) {
-        pthread_mutex_unlock(&lock);
         free(made);
-        return;
+        return NULL;
     }
     *made = (struct ended){.client = client, .name = *name};
     while (*at)
@@ -511,6 +555,40 @@ void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name)
     *at = made;
     atomic_fetch_add(&pending, 1);
     if (write(wake, &one, sizeof(one)) < 0) { /* it is awake */
+    }
+    return made;
+}
+
+void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name)
+{
+    pthread_mutex_lock(&lock);
+    enter(client, name);
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_client_ends_leave(const struct ibx_taken *taken)
+{
+    static const struct ibx_client_name nobody = {"a client"};
+    pthread_mutex_lock(&lock);
+    struct ended *of = runs_in == getpid() ? queue : NULL;
+    while (of && of->client != IBX_CLIENT_NONE)
+        of = of->next;
+    of = of ? of : enter(IBX_CLIENT_NONE, &nobody);
+    const bool kept = of && keep_rest(of, taken, 1);
+    pthread_mutex_unlock(&lock);
+    return kept;
+}
+
+void ibx_client_ends_forget(const void *context)
+{
+    pthread_mutex_lock(&lock);
+    for (struct ended *of = queue; of && runs_in == getpid(); of = of->next) {
+        size_t left = 0;
+        for (size_t i = 0; context && i < of->rest_count; i++) {
+            if (of->rest[i].context && of->rest[i].context != context)
+                of->rest[left++] = of->rest[i];
+        }
+        of->rest_count = left;
     }
     pthread_mutex_unlock(&lock);
 }
@@ -522,6 +600,14 @@ void ibx_client_ends_watch(int process_fd, uint64_t client)
     if (begin() && epoll_ctl(processes, EPOLL_CTL_ADD, process_fd, &event))
         epoll_ctl(processes, EPOLL_CTL_MOD, process_fd, &event);
     pthread_mutex_unlock(&lock);
+}
+
+bool ibx_client_ends_any(void)
+{
+    pthread_mutex_lock(&lock);
+    const bool any = queue && runs_in == getpid();
+    pthread_mutex_unlock(&lock);
+    return any;
 }
 
 bool ibx_client_ends_wait(void)

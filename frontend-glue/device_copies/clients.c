@@ -33,14 +33,16 @@
 
 struct ibx_client {
     struct ibx_client *next;
-    uint64_t number;   /* that no other ever has */
-    uint64_t parent;   /* of the client that it was forked from; 0: not known */
-    unsigned sessions; /* 0: its process may be there, and come again */
-    uint64_t came;     /* sessions so far */
-    uint64_t went;     /* without a session: in which order they have gone */
-    int process_fd;    /* readable once its process has ended; -1: this host does not know */
-    bool calls;        /* ibx_clients_calls() */
-    uint32_t process;  /* 0: not known */
+    uint64_t number;         /* that no other ever has */
+    uint64_t parent;         /* of the client that it was forked from; 0: not known */
+    unsigned sessions;       /* 0: its process may be there, and come again */
+    uint64_t came;           /* sessions so far */
+    uint64_t went;           /* without a session: in which order they have gone */
+    int process_fd;          /* readable once its process has ended; -1: this host does not know */
+    bool calls;              /* ibx_clients_calls() */
+    unsigned thread_streams; /* sessions that use the stream which CUDA has for their thread */
+    bool hides_work;         /* ibx_clients_hide_work() */
+    uint32_t process;        /* 0: not known */
     uint64_t process_namespace;
     const struct ibx_tenant *tenant;
     char host[sizeof(((struct ibx_path *)0)->peer)];
@@ -51,7 +53,8 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct ibx_client *all;
 static uint64_t numbers, departures;
 static unsigned sessions;
-static unsigned leaving; /* threads that give back what clients have left, and are in CUDA */
+static unsigned thread_streams; /* of all clients */
+static unsigned leaving;        /* threads that give back what clients have left, and are in CUDA */
 static const struct copies *resetting; /* the session that resets the context of all */
 static uint64_t reset_until;           /* ns */
 
@@ -204,6 +207,10 @@ void ibx_clients_leave(struct copies *x)
     pthread_mutex_lock(&lock);
     sessions -= x->joined;
     x->joined = false;
+    if (x->client && x->thread_stream)
+        x->client->thread_streams--;
+    thread_streams -= x->thread_stream;
+    x->thread_stream = false;
     struct ibx_client *away = x->client && !--x->client->sessions ? x->client : NULL;
     if (away)
         away->went = ++departures;
@@ -280,6 +287,53 @@ bool ibx_clients_any(void)
     const bool any = sessions;
     pthread_mutex_unlock(&lock);
     return any;
+}
+
+bool ibx_clients_several(struct copies *x)
+{
+    ibx_clients_number(x);
+    pthread_mutex_lock(&lock);
+    const bool several = x->client ? all != x->client || all->next : all != NULL;
+    pthread_mutex_unlock(&lock);
+    return several || ibx_client_ends_any();
+}
+
+void ibx_clients_use_thread_stream(struct copies *x)
+{
+    ibx_clients_number(x);
+    pthread_mutex_lock(&lock);
+    if (x->client && !x->thread_stream) {
+        x->client->thread_streams++;
+        thread_streams++;
+        x->thread_stream = true;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_clients_use_thread_streams(const struct copies *x)
+{
+    pthread_mutex_lock(&lock);
+    const bool use = thread_streams > x->thread_stream;
+    pthread_mutex_unlock(&lock);
+    return use;
+}
+
+void ibx_clients_hide_work(struct copies *x)
+{
+    ibx_clients_number(x);
+    pthread_mutex_lock(&lock);
+    if (x->client)
+        x->client->hides_work = true;
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_clients_find_work(const struct copies *x)
+{
+    pthread_mutex_lock(&lock);
+    const struct ibx_client *c = x->client;
+    const bool find = c && !c->hides_work && c->thread_streams == x->thread_stream;
+    pthread_mutex_unlock(&lock);
+    return find;
 }
 
 /* Where it is not known which process it is, its other threads are other clients, and may launch

@@ -30,6 +30,8 @@ enum ibx_handle_kind {
     IBX_HANDLE_EVENT
 };
 
+#define IBX_CLIENT_NONE UINT64_MAX /* the number of no client */
+
 struct handle;
 #define IBX_HANDLES_HELD 128u /* that one request names at most, with what they belong to */
 
@@ -111,8 +113,13 @@ bool ibx_handles_held(uint64_t client);
 bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* It uses it no more, once it has said so as often. What was only there for that is given back. */
 void ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
-/* All streams in the context, or of no known one, held; NULL: no memory. */
-struct handle **ibx_handles_hold_streams(const void *context, size_t *count);
+/* Whether it is the client's own, which nobody else has opened: the context in which it is; NULL:
+ * not known. */
+bool ibx_handles_is_own(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                        const void **context);
+/* All streams of a client's, 0: of all, in the context, or of no known one, held; NULL: no memory.
+ */
+struct handle **ibx_handles_hold_streams(uint64_t client, const void *context, size_t *count);
 uint64_t ibx_handles_value(const struct handle *held);
 uint64_t ibx_handles_client(const struct handle *held);
 void ibx_handles_release(struct handle **held, size_t count);
@@ -132,6 +139,17 @@ void ibx_clients_ended(uint64_t number);
 bool ibx_clients_has(uint64_t number);
 /* Whether any client has a session. */
 bool ibx_clients_any(void);
+/* Whether there is a client beside the session's, or one whose process has ended is in the way of
+ * what it has left. */
+bool ibx_clients_several(struct copies *x);
+/* The session uses the stream that CUDA has for its thread. Whether another session of any client
+ * does. */
+void ibx_clients_use_thread_stream(struct copies *x);
+bool ibx_clients_use_thread_streams(const struct copies *x);
+/* The client may have work where it is not found: in a library's own streams. Whether all of its
+ * work is found by its handles, in the session's thread. */
+void ibx_clients_hide_work(struct copies *x);
+bool ibx_clients_find_work(const struct copies *x);
 /* Around calls of CUDA that give back what clients have left: no client resets the context
  * meanwhile. False: one does that now. */
 bool ibx_clients_give_begin(void);
@@ -162,6 +180,37 @@ void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name);
 void ibx_client_ends_watch(int process_fd, uint64_t client);
 /* For whom there is no memory: whether more has been given back, for which it waits. */
 bool ibx_client_ends_wait(void);
+/* Whether any of these things are there. */
+bool ibx_client_ends_any(void);
+/* A client has given that back, which is nobody's any more: CUDA does once all work has ended that
+ * is there now. False: it cannot be noted. */
+bool ibx_client_ends_leave(const struct ibx_taken *taken);
+/* The context is gone, with what was to be given back in it; NULL: it is not known which. */
+void ibx_client_ends_forget(const void *context);
+
+/* own_work.c */
+
+/* Beside other clients: waits until the client's own work in the current context has ended that is
+ * there now. False: it has no others beside it, or it is not known what it has. */
+bool ibx_own_work_wait(struct copies *x);
+/* Likewise, and gives memory of the client's back, beside work of others. False: cudaFree has to.
+ */
+bool ibx_own_work_free(struct copies *x, uint64_t memory);
+/* Likewise what CUDA gives back behind all work only, which waits for that elsewhere. False: a call
+ * of CUDA's has to. */
+bool ibx_own_work_leave(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* Waits so long, beside other clients, until all work has ended that was there at some moment, or
+ * it is not known: OVER. *whose as of ibx_work_wait(). And the same as long as that takes. */
+enum ibx_work ibx_own_work_settle(struct copies *x, unsigned ms, uint64_t *whose);
+void ibx_own_work_settle_all(struct copies *x);
+/* Before x->requests notes what GVirtuS reads: kernels that the client takes away stay until its
+ * process has ended, where work of others that does not end would keep everybody out meanwhile. The
+ * request becomes a call that is none. */
+void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n);
+/* A stream for ibx_own_free_async(), which waits for nothing, nor is waited for by what others
+ * capture; NULL: there is none. Its end waits for what is in it. */
+void *ibx_own_stream_begin(void);
+void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream);
 
 /* moments.c */
 

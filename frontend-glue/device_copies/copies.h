@@ -236,6 +236,7 @@ struct copies {
     struct isolation isolation;
     struct ibx_client *client; /* NULL: it has not been asked for yet */
     bool joined;               /* it counts as a session of some client */
+    bool thread_stream;        /* it uses the stream that CUDA has for its thread */
 
     const struct ibx_cuda *cuda; /* NULL: not loaded yet */
     struct ibx_choice choice;    /* of the device `chosen_for` */
@@ -473,11 +474,14 @@ bool ibx_named_event(struct copies *x, uint64_t event);
 bool ibx_named_array(struct copies *x, uint64_t array);
 /* The log says so once. */
 void ibx_named_tell(const struct copies *x);
+/* Whether such a request's streams are known here, by its name. */
+bool ibx_named_knows(const char *name);
 /* Puts 0 in place of others in the body of a request that GVirtuS is about to run. */
 void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n);
 /* A handler has returned a stream or an event, and it was not seen which: all may be named. The
  * same of a graph, or of what was made of one to be launched. */
 void ibx_named_unseen(void);
+bool ibx_named_any_unseen(void);
 void ibx_named_graph_unseen(void);
 
 /* host_maps.c: what kernels of the client, which is no more, have reached: who maps anything there

@@ -173,6 +173,13 @@ static void mind_own_captures(struct copies *x)
         x->capturing.minds_own = !cuda->thread_exchange_stream_capture_mode(&mode);
 }
 
+/* Before GVirtuS looks for the handler of that name. */
+static void guard(struct copies *x, uint8_t *bytes, size_t n)
+{
+    ibx_own_reset_guard(x, ibx_copies_know_shape(x), bytes, n);
+    ibx_own_unload_guard(x, bytes, n);
+}
+
 static int note_read(void *context, void *bytes, size_t n)
 {
     struct copies *x = context;
@@ -182,7 +189,7 @@ static int note_read(void *context, void *bytes, size_t n)
     if (rc)
         return rc;
     if (x->options.mode != IBX_GPU_OFF)
-        ibx_own_reset_guard(x, ibx_copies_know_shape(x), bytes, n);
+        guard(x, bytes, n);
     ibx_shapes_bar(&x->requests, bytes, n);
     ibx_request_note_read(&x->requests, bytes, n);
     if (stage == IBX_REQUEST_NAME && x->requests.stage != IBX_REQUEST_NAME)

@@ -40,6 +40,7 @@
  *   clients.c        which sessions are one client's
  *   client_ends.c, left_work.c  what clients leave behind
  *   moments.c        when all work that is under way now is over
+ *   own_work.c       what a client's call waits for beside other clients
  *   own_reset.c      cudaDeviceReset of one client of several
  *   broken_context.c what the log says of CUDA errors that stay
  *   frees.c          memory that is given back beside graphs

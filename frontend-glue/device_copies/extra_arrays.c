@@ -23,8 +23,11 @@ static int give_back_as(struct extra *e, enum ibx_handle_kind kind)
     int (*give_back)(void *array) = NULL;
     void *array = pointer(&e->in);
     const uint64_t number = ibx_extra_owned(e->x, (uintptr_t)array);
-    if (!whole(e) || ibx_handles_is_level(e->x, (uintptr_t)array) ||
-        !ibx_handles_remove(e->x, kind, (uintptr_t)array))
+    if (!whole(e) || ibx_handles_is_level(e->x, (uintptr_t)array))
+        return CUDA_INVALID_VALUE;
+    if (ibx_own_work_leave(e->x, kind, (uintptr_t)array))
+        return 0;
+    if (!ibx_handles_remove(e->x, kind, (uintptr_t)array))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);
     ibx_frees_begin(e->x, 0);

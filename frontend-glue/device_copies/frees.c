@@ -6,6 +6,9 @@
  * is given back at a moment when none is under way: this thread waits first as
  * cudaDeviceSynchronize does, which keeps nobody out, and again if a graph was launched meanwhile.
  *
+ * Beside work of other clients that does not end everybody would be kept out for good: so all work
+ * is waited for here, too (own_work.c).
+ *
  * So does the driver as it loads a kernel, which by default it does when that is looked up first,
  * and as it unloads a client's. Both are done at such a moment, too.
  *
@@ -73,9 +76,20 @@ static void wait_for_graphs(int (*wait)(void))
         forget(); /* it is no error of the client's */
 }
 
+/* Whether cudaFree waits for work: not of a pool's memory, nor of what is none. */
+static bool waits(struct copies *x, uint64_t address)
+{
+    uint64_t base;
+    size_t n;
+    return !address || !ibx_copies_have_cuda(x) ||
+           (!x->cuda->mem_get_address_range(&base, &n, address) && !is_pooled(x, address));
+}
+
 void ibx_frees_begin(struct copies *x, uint64_t address)
 {
     int (*wait)(void) = NULL;
+    if (ibx_clients_several(x) && waits(x, address))
+        ibx_own_work_settle_all(x);
     if (ibx_host_work_repeats() && !(address && is_pooled(x, address)))
         *(void **)&wait = ibx_copies_runtime("cudaDeviceSynchronize");
     if (wait && !ibx_captures_wait_try()) /* it would end a capture */

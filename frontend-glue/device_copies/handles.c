@@ -576,16 +576,33 @@ size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const v
     return count;
 }
 
-struct handle **ibx_handles_hold_streams(const void *context, size_t *count)
+bool ibx_handles_is_own(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                        const void **context)
 {
+    const uint64_t client = ibx_clients_number(x);
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, kind, value);
+    const bool is = found && client && found->client == client && !found->opener_count;
+    if (is)
+        *context = found->context;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+struct handle **ibx_handles_hold_streams(uint64_t client, const void *context, size_t *count)
+{
+    const enum handle_list list = client ? OF_CLIENT : OF_KIND;
+    struct handle *const *head =
+        client ? list_of_client(client, IBX_HANDLE_STREAM) : &of_kind[IBX_HANDLE_STREAM];
     size_t i = 0;
     pthread_mutex_lock(&ibx_handles_lock);
-    for (const struct handle *h = of_kind[IBX_HANDLE_STREAM]; h; h = h->in[OF_KIND].next)
+    for (const struct handle *h = *head; h; h = h->in[list].next)
         i++;
     struct handle **held = calloc(i + 1, sizeof(struct handle *));
     i = 0;
-    for (struct handle *h = of_kind[IBX_HANDLE_STREAM]; held && h; h = h->in[OF_KIND].next) {
-        if (h->context && h->context != context)
+    for (struct handle *h = *head; held && h; h = h->in[list].next) {
+        if (h->kind != IBX_HANDLE_STREAM || (client && h->client != client) ||
+            (h->context && h->context != context))
             continue;
         h->holders++;
         held[i++] = h;

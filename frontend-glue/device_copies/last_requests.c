@@ -10,9 +10,8 @@
 #include <string.h>
 #include <time.h>
 
-#define WORK_MS   1000u      /* that work is waited for */
-#define MOMENT_MS 50u        /* ... once it was told that this was in vain */
-#define NOBODY    UINT64_MAX /* a client that there is not */
+#define WORK_MS   1000u /* that work is waited for */
+#define MOMENT_MS 50u   /* ... once it was told that this was in vain */
 
 static const char unload[] = "cudaUnregisterFatBinary";
 
@@ -44,8 +43,8 @@ static bool may_unload(struct copies *x)
     if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context)
         return true;
     const int mode = ibx_cuda_capture_relax(x->cuda);
-    const enum ibx_work work =
-        ibx_work_wait(x, NOBODY, context, atomic_load(&told) ? MOMENT_MS : WORK_MS, &whose);
+    const enum ibx_work work = ibx_work_wait(x, IBX_CLIENT_NONE, context,
+                                             atomic_load(&told) ? MOMENT_MS : WORK_MS, &whose);
     ibx_cuda_capture_restore(x->cuda, mode);
     const bool may = work == IBX_WORK_OVER || work == IBX_WORK_LOST;
     if (atomic_exchange(&told, !may) || may)

@@ -73,7 +73,7 @@ static bool put_events(const struct ibx_cuda *cuda, uint64_t client, const void 
                        struct moment *m)
 {
     size_t count = 0;
-    struct handle **streams = ibx_handles_hold_streams(context, &count);
+    struct handle **streams = ibx_handles_hold_streams(0, context, &count);
     m->events = streams ? calloc(count + 1, sizeof(*m->events)) : NULL;
     m->resets = ibx_copies_resets();
     m->left = ibx_left_work_so_far();

@@ -18,13 +18,18 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define STREAMS_OF_ALL 2u /* the legacy stream, by 0 too, and the thread's own */
+#define STREAM_PER_THREAD 2u /* behind the legacy stream, which is 0, too */
 
 static atomic_bool unseen, graph_unseen; /* some handler has returned what could not be read */
 
 void ibx_named_unseen(void)
 {
     atomic_store(&unseen, true);
+}
+
+bool ibx_named_any_unseen(void)
+{
+    return atomic_load(&unseen);
 }
 
 void ibx_named_graph_unseen(void)
@@ -61,7 +66,9 @@ static bool is_there(struct copies *x, enum ibx_handle_kind kind, uint64_t value
 
 bool ibx_named_stream(struct copies *x, uint64_t stream)
 {
-    return stream <= STREAMS_OF_ALL || is_there(x, IBX_HANDLE_STREAM, stream);
+    if (stream == STREAM_PER_THREAD && !x->thread_stream)
+        ibx_clients_use_thread_stream(x);
+    return stream <= STREAM_PER_THREAD || is_there(x, IBX_HANDLE_STREAM, stream);
 }
 
 bool ibx_named_event(struct copies *x, uint64_t event)
@@ -189,17 +196,27 @@ static void spoil(struct copies *x, int place, uint8_t *body, size_t n)
         ibx_named_tell(x);
 }
 
+#define NAMINGS (sizeof(namings) / sizeof(namings[0]))
+
+/* x->requests has the beginning of a long name. */
+static size_t find(const char *name)
+{
+    size_t i = 0;
+    while (i < NAMINGS &&
+           strncmp(namings[i].name, name, sizeof(((struct copies *)0)->requests.name) - 1) != 0)
+        i++;
+    return i;
+}
+
+bool ibx_named_knows(const char *name)
+{
+    return find(name) < NAMINGS;
+}
+
 void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n)
 {
-    const char *name = x->requests.name;
-    size_t i = 0;
-    if (x->options.mode == IBX_GPU_OFF)
-        return;
-    /* x->requests has the beginning of a long one. */
-    while (i < sizeof(namings) / sizeof(namings[0]) &&
-           strncmp(namings[i].name, name, sizeof(x->requests.name) - 1) != 0)
-        i++;
-    for (unsigned k = 0; i < sizeof(namings) / sizeof(namings[0]) && k < 2; k++) {
+    const size_t i = x->options.mode == IBX_GPU_OFF ? NAMINGS : find(x->requests.name);
+    for (unsigned k = 0; i < NAMINGS && k < 2; k++) {
         if (namings[i].places[k])
             spoil(x, namings[i].places[k], body, n);
     }

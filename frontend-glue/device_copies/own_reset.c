@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define WORK_MS 1000u /* that work of others is waited for */
+
 /* ----------------------------------------------------------------- what GVirtuS's handlers make */
 
 static const struct {
@@ -160,14 +162,44 @@ void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t c
     }
 }
 
-static void give_back_all(struct copies *x)
+/* Beside work of others that does not end: what CUDA would wait for that with is given back another
+ * way, or later. How many are left, the first ones of the list then. `over`: no work of the
+ * client's own uses them. */
+static size_t give_back_beside(struct copies *x, struct ibx_taken *taken, size_t count, bool over)
+{
+    size_t left = 0;
+    void *stream = over ? ibx_own_stream_begin() : NULL;
+    for (size_t i = 0; i < count; i++) {
+        const enum ibx_handle_kind kind = taken[i].kind;
+        const bool waits =
+            kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY;
+        const uint64_t number = ibx_owners_number(taken[i].value);
+        if (stream && kind == IBX_HANDLE_MEMORY && ibx_own_free_async(taken[i].value, stream))
+            ibx_extra_disown(taken[i].value, number);
+        else if (!waits || !ibx_client_ends_leave(&taken[i]))
+            taken[left++] = taken[i];
+    }
+    if (stream)
+        ibx_own_stream_end(x->cuda, stream);
+    return left;
+}
+
+/* `over`: no work of the client's own is under way. */
+static void give_back_all(struct copies *x, bool over)
 {
     int (*forget)(void) = NULL;
     struct ibx_taken *taken = NULL;
-    const size_t count = ibx_handles_take(x, &taken);
-    ibx_frees_begin(x, 0);
+    uint64_t whose;
+    size_t count = ibx_handles_take(x, &taken);
+    const enum ibx_work work = ibx_own_work_settle(x, WORK_MS, &whose);
+    const bool plainly = work == IBX_WORK_OVER || work == IBX_WORK_LOST;
+    if (plainly)
+        ibx_frees_begin(x, 0);
+    else
+        count = give_back_beside(x, taken, count, over);
     ibx_own_give_back(x, taken, count);
-    ibx_frees_end();
+    if (plainly)
+        ibx_frees_end();
     free(taken);
     *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
     if (forget)
@@ -227,27 +259,24 @@ bool ibx_own_reset(struct copies *x, int *code)
     if (!ibx_copies_begin_context(x)) /* nothing of it can be found */
         return true;
     ibx_captures_end(x);
-    const int rc = wait_for_device();
+    const bool over = ibx_own_work_wait(x);
+    const int rc = over ? 0 : wait_for_device();
     if (rc)
         ibx_copies_note_error(x, rc);
     x->handler.may_reset = rc && ibx_clients_reset(x);
     if (x->handler.may_reset) /* nothing of the context's can be saved */
         return false;
     ibx_gpu_registrations_drop(&x->registrations, 0);
-    give_back_all(x);
+    give_back_all(x, over);
     return true;
 }
 
 void ibx_own_reset_guard(struct copies *x, bool asked, uint8_t *bytes, size_t n)
 {
     static const char *const names[] = {"cudaDeviceReset", "cudaThreadExit"};
-    const struct ibx_request_watch *w = &x->requests;
-    for (size_t i = 0; w->stage == IBX_REQUEST_NAME && i < sizeof(names) / sizeof(names[0]); i++) {
-        const size_t last = strlen(names[i]) - 1;
-        if (w->got > last || n <= last - w->got || memcmp(w->name, names[i], w->got) != 0 ||
-            memcmp(bytes, names[i] + w->got, last - w->got + 1) != 0)
-            continue;
-        if (asked ? !x->handler.may_reset : !ibx_clients_reset(x))
-            bytes[last - w->got] = '?';
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        uint8_t *last = ibx_request_ends_name(&x->requests, bytes, n, names[i]);
+        if (last && (asked ? !x->handler.may_reset : !ibx_clients_reset(x)))
+            *last = '?';
     }
 }

@@ -232,6 +232,17 @@ static size_t note_counted(struct ibx_request_watch *watch, const uint8_t *bytes
     return part;
 }
 
+uint8_t *ibx_request_ends_name(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n,
+                               const char *name)
+{
+    const size_t last = strlen(name) - 1;
+    if (watch->stage != IBX_REQUEST_NAME || watch->got > last || n <= last - watch->got ||
+        memcmp(watch->name, name, watch->got) != 0 ||
+        memcmp(bytes, name + watch->got, last - watch->got + 1) != 0)
+        return NULL;
+    return bytes + last - watch->got;
+}
+
 void ibx_request_note_read(struct ibx_request_watch *watch, const void *bytes, size_t n)
 {
     const uint8_t *at = bytes, *end = at + n;

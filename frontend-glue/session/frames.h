@@ -98,6 +98,10 @@ struct ibx_request_watch {
 
 void ibx_request_watch_init(struct ibx_request_watch *watch);
 void ibx_request_note_read(struct ibx_request_watch *watch, const void *bytes, size_t n);
+/* Before these bytes are noted: where in them is the last character of a request's name, if it is
+ * that one, or begins so; NULL: it is not. */
+uint8_t *ibx_request_ends_name(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n,
+                               const char *name);
 /* Whether the next byte is the first of a request. */
 bool ibx_request_begins(const struct ibx_request_watch *watch);
 

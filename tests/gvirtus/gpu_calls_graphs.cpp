@@ -404,10 +404,9 @@ bool reset_beside_the_leaving()
                 spawn([&] { return launches_and_ends(gpu, [](Remote &) { return true; }); })) == 0);
     while (!gpu.remote.stats().event_waits)
         usleep(1000);
-    const unsigned long before = gpu.remote.stats().waits;
     std::atomic<int> code{-1};
     std::thread resetting([&] { code = own.remote.reset(); });
-    while (gpu.remote.stats().waits == before)
+    while (code < 0)
         usleep(1000);
     gpu.remote.hold(false);
     resetting.join();

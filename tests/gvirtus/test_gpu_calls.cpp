@@ -349,7 +349,7 @@ bool reset_beside_a_broken_device()
     const std::uint64_t memory = gpu.remote.malloc(4096);
     breaks.remote.get_last_error();
     REQUIRE(memory && breaks.remote.set_device(1) == 0 && breaks.remote.malloc(100));
-    gpu.remote.inject("cuCtxSynchronize", 1, 719, true);
+    gpu.remote.inject("cuStreamQuery", 1, 719, true);
     REQUIRE(breaks.remote.device_synchronize() == 719);
     other.remote.get_last_error();
     REQUIRE(other.remote.malloc(100) && other.remote.reset() == 0);
@@ -517,6 +517,7 @@ int main(int argc, char **argv)
     check("... that stays", reset_that_stays);
     check("conditions that are none", conditions_that_are_none);
     check("what one uses and another gives back", used_and_given_back);
+    check_calls_beside();
     check_calls_captures();
     check_calls_ends();
     check_calls_graphs();

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Calls for which CUDA waits until all work in the context is over, beside another client's work
+// that does not end: natively that one's process alone would wait. The double keeps everybody out
+// of CUDA while it waits, as the driver does in some of these calls.
+#include "tests/gvirtus/gpu_calls_clients.h"
+
+namespace
+{
+
+const Body array_of_16 =
+    number(IBX_EXTRA_MALLOC_ARRAY).i32(32).i32(0).i32(0).i32(0).i32(0).u64(16).u64(4).u64(0).i32(0);
+
+// A client in a process of its own.
+pid_t client_does(const Gpu &gpu, const std::function<bool(Remote &)> &body)
+{
+    return spawn([&gpu, body] {
+        Client own(gpu);
+        own.remote.get_last_error();
+        own.remote.set_device(0);
+        return body(own.remote) ? 0 : 1;
+    });
+}
+
+// Whether it ends, and well, while others' work goes on.
+bool ends_well(pid_t pid)
+{
+    int status = -1;
+    if (!becomes_true([&] { return waitpid(pid, &status, WNOHANG) == pid; })) {
+        kill(pid, SIGKILL);
+        waitpid(pid, &status, 0);
+    }
+    return WIFEXITED(status) && !WEXITSTATUS(status);
+}
+
+// Launches, allocations and copies go on.
+bool goes_on(Gpu &gpu)
+{
+    const pid_t pid = client_does(gpu, [](Remote &own) {
+        const std::vector<char> bytes = random_bytes(some, 11);
+        std::vector<char> got(some);
+        const std::uint64_t stream = own.stream_create(1), from = own.malloc(some),
+                            to = own.malloc(some);
+        REQUIRE(own.to_device_async(from, bytes.data(), some, stream) == 0);
+        REQUIRE(own.call("cudaLaunchKernel",
+                         kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, some)) == 0);
+        REQUIRE(own.from_device_async(got.data(), to, some, stream) == 0);
+        return HOLDS(own.stream_synchronize(stream) == 0 && own.get_last_error() == 0);
+    });
+    return HOLDS(ends_well(pid));
+}
+
+// Work of the client's own, and then what waits for it.
+bool beside_endless(const std::string &more, const std::function<bool(Remote &)> &waits)
+{
+    Gpu gpu(resume + more);
+    Endless endless;
+    const Left before(gpu);
+    REQUIRE(endless.begin(gpu, false, false));
+    const pid_t pid = client_does(gpu, [&](Remote &own) {
+        const std::vector<char> bytes = random_bytes(some, 12);
+        std::vector<char> got(some);
+        for (unsigned flags : {1u, 0u}) {
+            const std::uint64_t stream = own.stream_create(flags), from = own.malloc(some),
+                                to = own.malloc(some);
+            REQUIRE(own.to_device(from, bytes.data(), some) == 0);
+            REQUIRE(own.call("cudaLaunchKernel",
+                             kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, some)) == 0);
+            REQUIRE(waits(own));
+            REQUIRE(own.peek(to, got.data(), some) && got == bytes);
+            REQUIRE(own.free(from) == 0 && own.free(to) == 0);
+            REQUIRE(!own.peek(to, got.data(), 1) && own.free(to) != 0);
+            own.get_last_error();
+        }
+        return true;
+    });
+    REQUIRE(ends_well(pid));
+    REQUIRE(goes_on(gpu));
+    gpu.remote.hold_stream(0);
+    return HOLDS(endless.end(false) && is_as_before(gpu, before));
+}
+
+bool frees_beside(const std::string &more)
+{
+    return beside_endless(more, [](Remote &own) { return own.free(own.malloc(some)) == 0; });
+}
+
+bool waits_beside()
+{
+    return beside_endless("", [](Remote &own) { return own.device_synchronize() == 0; });
+}
+
+// CUDA has no call that gives arrays back without a wait: that is made later.
+bool frees_array_beside()
+{
+    return beside_endless("", [](Remote &own) {
+        Body mipmap = array_of_16;
+        mipmap.bytes[0] = IBX_EXTRA_MALLOC_MIPMAP;
+        mipmap.bytes[mipmap.bytes.size() - 4] = 3; // levels
+        mipmap.i32(0);
+        const std::uint64_t array = own.address("ibxRuntime", array_of_16),
+                            levels = own.address("ibxRuntime", mipmap);
+        REQUIRE(array && levels);
+        REQUIRE(own.call("ibxRuntime", number(IBX_EXTRA_FREE_ARRAY).u64(array)) == 0);
+        REQUIRE(own.call("ibxRuntime", number(IBX_EXTRA_FREE_ARRAY).u64(array)) != 0);
+        REQUIRE(own.call("ibxRuntime", number(IBX_EXTRA_FREE_MIPMAP).u64(levels)) == 0);
+        return HOLDS(own.get_last_error() == 0);
+    });
+}
+
+// One that was to be given back later goes with the context, and what is there behind that is
+// nobody's to give back.
+bool array_before_reset()
+{
+    Gpu gpu(resume);
+    Client again(gpu);
+    again.remote.get_last_error();
+    Endless endless;
+    const Left before(gpu);
+    REQUIRE(endless.begin(gpu, true, false));
+    REQUIRE(ends_well(client_does(gpu, [](Remote &own) {
+        const std::uint64_t array = own.address("ibxRuntime", array_of_16);
+        REQUIRE(array && own.malloc(some));
+        return HOLDS(own.call("ibxRuntime", number(IBX_EXTRA_FREE_ARRAY).u64(array)) == 0);
+    })));
+    // The memory of that client is given back: it is no more.
+    REQUIRE(becomes_true([&] { return Left(gpu).allocations == before.allocations + 3; }));
+    const unsigned long waits = gpu.remote.stats().waits;
+    std::atomic<int> code{-1};
+    std::thread resetting([&] { code = gpu.remote.reset(); });
+    const bool begun = becomes_true([&] { return again.remote.stats().waits != waits; });
+    again.remote.hold_stream(0);
+    resetting.join();
+    REQUIRE(begun && code == 0);
+    for (unsigned i = 0; i < 8; i++)
+        REQUIRE(gpu.remote.address("ibxRuntime", array_of_16) && gpu.remote.malloc(some));
+    const Left made(gpu);
+    REQUIRE(result_of(leaves(gpu, false, End::killed,
+                             [](Remote &own) { return own.malloc(some) != 0; })) == 128 + SIGKILL);
+    REQUIRE(becomes_true([&] { return Left(gpu).allocations == made.allocations; }));
+    REQUIRE(goes_on(gpu)); // and what that one leaves comes behind all that was there
+    return HOLDS(becomes_true([&] { return Left(gpu).allocations == made.allocations; }) &&
+                 Left(gpu).allocations >= 16);
+}
+
+bool resets_beside()
+{
+    Gpu gpu(resume);
+    Endless endless;
+    const Left before(gpu);
+    REQUIRE(endless.begin(gpu, false, false));
+    const pid_t pid = client_does(gpu, [](Remote &own) {
+        REQUIRE(own.malloc(some) && own.stream_create(1) && own.event_create());
+        REQUIRE(own.address("ibxRuntime", array_of_16));
+        REQUIRE(own.reset() == 0);
+        const std::uint64_t again = own.malloc(some);
+        return HOLDS(again && own.free(again) == 0);
+    });
+    REQUIRE(ends_well(pid));
+    REQUIRE(goes_on(gpu));
+    gpu.remote.hold_stream(0);
+    return HOLDS(endless.end(false) && is_as_before(gpu, before));
+}
+
+// As a program does at its end. Others register meanwhile.
+bool unloads_beside()
+{
+    Gpu gpu(resume);
+    Endless endless;
+    const auto text = [](Body body, const char *of) {
+        return body.u64(std::strlen(of) + 1).host(of, std::strlen(of) + 1);
+    };
+    const Left before(gpu);
+    REQUIRE(endless.begin(gpu, false, false));
+    for (unsigned i = 0; i < 2; i++) {
+        const pid_t pid = client_does(gpu, [&](Remote &own) {
+            const Body module = text(Body(), "0x4a0128");
+            own.call("cudaRegisterFatBinary", module);
+            own.call("cudaRegisterFunction", text(text(Body(module).u64(0x401b30), "sum"), "sum"));
+            own.call("cudaUnregisterFatBinary", module);
+            return HOLDS(own.get_last_error() == 0);
+        });
+        REQUIRE(ends_well(pid));
+    }
+    gpu.remote.hold_stream(0);
+    return HOLDS(endless.end(false) && is_as_before(gpu, before));
+}
+
+// The client's own work is waited for: in a stream of its own, or the one that all clients share.
+bool waits_for_own(std::uint64_t in, const std::function<int(Remote &, std::uint64_t)> &wait)
+{
+    Gpu gpu(resume);
+    Endless endless;
+    int made[2];
+    std::uint64_t memory = 0;
+    std::vector<char> got(1);
+    REQUIRE(!pipe(made) && endless.begin(gpu, false, false));
+    const pid_t pid = client_does(gpu, [&](Remote &own) {
+        const std::uint64_t to = own.malloc(some), from = own.malloc(some),
+                            stream = in ? in : own.stream_create(1);
+        own.hold_stream(stream);
+        REQUIRE(own.call("cudaLaunchKernel",
+                         kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, some)) == 0);
+        REQUIRE(write(made[1], &to, sizeof(to)) == sizeof(to));
+        return HOLDS(wait(own, to) == 0);
+    });
+    REQUIRE(read(made[0], &memory, sizeof(memory)) == sizeof(memory));
+    for (unsigned i = 0; i < 5; i++)
+        REQUIRE(goes_on(gpu) && gpu.remote.peek(memory, got.data(), 1));
+    REQUIRE(waitpid(pid, nullptr, WNOHANG) == 0);
+    gpu.remote.hold_stream(0);
+    close(made[0]);
+    close(made[1]);
+    return HOLDS(ends_well(pid) && endless.end(false));
+}
+
+// What another thread of it has in the stream that CUDA has for that thread is known to nobody
+// else: so all work is waited for, and nobody is kept out.
+bool waits_for_thread()
+{
+    Gpu gpu(resume);
+    Endless endless;
+    const Left before(gpu);
+    REQUIRE(endless.begin(gpu, false, false));
+    int made[2];
+    char byte;
+    REQUIRE(!pipe(made));
+    const pid_t pid = client_does(gpu, [&](Remote &own) {
+        Client thread(gpu);
+        thread.remote.get_last_error();
+        thread.remote.set_device(0);
+        const std::uint64_t to = own.malloc(some), from = own.malloc(some);
+        REQUIRE(thread.remote.call("cudaLaunchKernel",
+                                   kernel(IBX_DOUBLE_KERNEL, 32, 2, to, from, some)) == 0);
+        REQUIRE(write(made[1], "", 1) == 1);
+        return HOLDS(own.free(to) == 0 && own.free(from) == 0);
+    });
+    REQUIRE(read(made[0], &byte, 1) == 1);
+    for (unsigned i = 0; i < 5; i++)
+        REQUIRE(goes_on(gpu));
+    REQUIRE(waitpid(pid, nullptr, WNOHANG) == 0);
+    gpu.remote.hold_stream(0);
+    close(made[0]);
+    close(made[1]);
+    return HOLDS(ends_well(pid) && endless.end(false) && is_as_before(gpu, before));
+}
+
+} // namespace
+
+void check_calls_beside()
+{
+    const auto frees = [](Remote &own, std::uint64_t memory) { return own.free(memory); };
+    const auto waits = [](Remote &own, std::uint64_t) { return own.device_synchronize(); };
+    setenv("IBX_DOUBLE_ALONE", "1", 1);
+    check("memory given back beside another client's endless work",
+          [] { return frees_beside(""); });
+    check("... that is counted", [] { return frees_beside("rdma.device_memory : 64M\n"); });
+    check("a wait for the device", waits_beside);
+    check("arrays given back", frees_array_beside);
+    check("a reset of the device", resets_beside);
+    check("kernels taken away", unloads_beside);
+    check("memory that the client's own work uses", [=] { return waits_for_own(0, frees); });
+    check("... in the stream of its thread", [=] { return waits_for_own(2, frees); });
+    check("... in the stream of all", [=] { return waits_for_own(1, frees); });
+    check("... in that of another thread", waits_for_thread);
+    check("a wait for the client's own work", [=] { return waits_for_own(0, waits); });
+    check("... in the stream of its thread", [=] { return waits_for_own(2, waits); });
+    check("... in the stream of all", [=] { return waits_for_own(1, waits); });
+    unsetenv("IBX_DOUBLE_ALONE");
+    check("arrays given back, and then a reset", array_before_reset);
+}
