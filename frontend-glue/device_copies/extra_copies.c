@@ -377,11 +377,15 @@ static int capture_copy(struct extra *e)
 /* ------------------------------------------------------------------------------- plain functions
  */
 
+/* What fails here is no error of the client's, but takes the place of one that is: an error stays
+ * then. */
 void ibx_extra_graph_calls(void *graph, void *repeated)
 {
-    int (*forget)(void) = NULL;
+    int (*peek)(void) = NULL;
     struct runtime r;
     void *object = NULL;
+    *(void **)&peek = ibx_copies_runtime("cudaPeekAtLastError");
+    const bool had_error = peek && peek();
     const bool tells = graph && look_up(&r) &&
                        !r.make_object(&object, repeated, ibx_host_work_release, 1, NO_SYNC);
     if (tells && !r.retain(graph, object, 1, MOVES))
@@ -391,9 +395,8 @@ void ibx_extra_graph_calls(void *graph, void *repeated)
         r.release_object(object, 1);
     else
         ibx_host_work_release(repeated);
-    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
-    if (forget)
-        forget(); /* it is no error of the client's */
+    if (!had_error)
+        ibx_copies_forget_error();
 }
 
 void ibx_extra_capture_calls(void *stream, void *repeated)

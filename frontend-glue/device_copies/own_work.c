@@ -26,7 +26,10 @@ void *ibx_own_stream_begin(void)
     int (*make)(void **stream, unsigned flags) = NULL;
     void *stream = NULL;
     *(void **)&make = ibx_copies_runtime("cudaStreamCreateWithFlags");
-    return make && !make(&stream, STREAM_NON_BLOCKING) ? stream : NULL;
+    if (make && !make(&stream, STREAM_NON_BLOCKING))
+        return stream;
+    ibx_copies_forget_error();
+    return NULL;
 }
 
 void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream)

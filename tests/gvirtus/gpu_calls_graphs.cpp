@@ -77,6 +77,22 @@ struct Waiting {
     bool serve() { return ::serve(calls.remote, to, bytes); }
 };
 
+// Without an object of CUDA's that tells when the graph has gone its function stays. That is no
+// error of the thread's; one that was there before does not go.
+bool error_before_a_function()
+{
+    Waiting w;
+    const auto function = [&w](Body node) { return node.u64(w.queue).u64(1); };
+    for (int before : {0, 7}) {
+        w.gpu.remote.fail(before);
+        w.gpu.remote.inject("cudaUserObjectCreate", 1, 2, false);
+        REQUIRE(w.graph(function) != 0);
+        w.gpu.remote.inject("", 0, 0, false);
+        REQUIRE((w.gpu.remote.get_last_error() != 0) == (before != 0));
+    }
+    return true;
+}
+
 // A client gives memory back while another one's graph waits for a copy of its own client. The
 // driver keeps all others out while it gives memory back, and waits for graphs.
 bool freed_beside_graphs(const std::string &more)
@@ -485,6 +501,7 @@ void check_calls_graphs()
     check("graphs of many clients that wait", [] { return many_graphs(12, true); });
     check("... for more than a second", [] { return many_graphs(8, false); });
     unsetenv("IBX_DOUBLE_ALONE");
+    check("a function for a graph behind an error", error_before_a_function);
     check("graphs of clients that have ended", [] { return room_of_the_gone(false); });
     check("... that were killed", [] { return room_of_the_gone(true); });
     check("... on another device", room_of_another_device);

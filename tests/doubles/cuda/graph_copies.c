@@ -106,6 +106,11 @@ void graph_objects_exchange(struct double_graph *exec, const struct double_graph
 EXPORT int cudaUserObjectCreate(void **made, void *what, void (*destroy)(void *what),
                                 unsigned references, unsigned flags)
 {
+    bool (*fails)(const char *function, int *code) = NULL;
+    int code = 0;
+    *(void **)&fails = driver_function("ibx_double_fails");
+    if (fails("cudaUserObjectCreate", &code))
+        return returns(code);
     struct user_object *object = malloc(sizeof(*object));
     if (!object || flags != 1)
         abort();
