@@ -5,8 +5,9 @@
  * their own by left_work.c.
  *
  * An event in the legacy stream comes behind what all blocking ones have, and their later work
- * behind it. So there is none while the client's own work is under way, nor where that stream is
- * not in use. Whose work there is, is not known.
+ * behind it. So there is none while the client's own work is under way, nor while that in blocking
+ * streams is, which may not end, nor where that stream is not in use. Whose work there is, is not
+ * known.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -18,14 +19,18 @@
 #define NAP_LEAST_NS 50000u
 #define NAP_MOST_NS  10000000u
 
+#define STREAM_NON_BLOCKING 1u /* CU_STREAM_NON_BLOCKING */
+
 struct behind {
     void *event;
     uint64_t client; /* whose work it is behind; 0: the legacy stream's */
+    bool blocks;     /* the legacy stream waits for it */
 };
 
 struct moment {
     struct behind *events;
     size_t count;
+    bool legacy;     /* the legacy stream has work, and no event yet */
     unsigned resets; /* with one the events are gone */
     uint64_t left;   /* likewise what threads have left */
 };
@@ -37,6 +42,15 @@ void ibx_nap(uint64_t *ns)
     *ns = 2 * *ns < NAP_MOST_NS ? 2 * *ns : NAP_MOST_NS;
 }
 
+/* Unless CUDA says otherwise. */
+static bool is_blocking(void *stream)
+{
+    int (*get)(void *of, unsigned *flags) = NULL;
+    unsigned flags = 0;
+    *(void **)&get = ibx_cuda_symbol("cuStreamGetFlags");
+    return !get || get(stream, &flags) || !(flags & STREAM_NON_BLOCKING);
+}
+
 static void put_event(const struct ibx_cuda *cuda, struct moment *m, void *stream, uint64_t client)
 {
     void *event = NULL;
@@ -45,7 +59,7 @@ static void put_event(const struct ibx_cuda *cuda, struct moment *m, void *strea
     if (cuda->event_record(event, stream))
         cuda->event_destroy(event);
     else
-        m->events[m->count++] = (struct behind){event, client};
+        m->events[m->count++] = (struct behind){event, client, is_blocking(stream)};
 }
 
 /* Of streams that are held; false: one of the client's own is busy, or one is captured. */
@@ -79,8 +93,7 @@ static bool put_events(const struct ibx_cuda *cuda, uint64_t client, const void 
     m->left = ibx_left_work_so_far();
     const bool put = m->events && !ibx_left_work_any(cuda, client, 0) &&
                      put_behind(cuda, client, streams, count, m);
-    if (put && cuda->stream_query(IBX_CUDA_STREAM_LEGACY) == IBX_CUDA_NOT_READY)
-        put_event(cuda, m, IBX_CUDA_STREAM_LEGACY, 0);
+    m->legacy = put && cuda->stream_query(IBX_CUDA_STREAM_LEGACY) == IBX_CUDA_NOT_READY;
     while (!put && m->count)
         cuda->event_destroy(m->events[--m->count].event);
     if (streams)
@@ -105,28 +118,43 @@ static bool begin(const struct ibx_cuda *cuda, uint64_t client, const void *cont
     return begun;
 }
 
+/* As soon as nothing is in its way. */
+static void put_behind_legacy(const struct ibx_cuda *cuda, struct moment *m)
+{
+    for (size_t i = 0; i < m->count; i++)
+        if (m->events[i].blocks && cuda->event_query(m->events[i].event) == IBX_CUDA_NOT_READY)
+            return;
+    if (!ibx_captures_wait_try())
+        return;
+    if (cuda->stream_query(IBX_CUDA_STREAM_LEGACY) == IBX_CUDA_NOT_READY)
+        put_event(cuda, m, IBX_CUDA_STREAM_LEGACY, 0);
+    m->legacy = false;
+    ibx_captures_wait_end();
+}
+
 /* Whether it is over; `gives_up`: it is waited for no more. */
 static bool look(const struct ibx_cuda *cuda, struct moment *m, bool gives_up)
 {
     if (!ibx_clients_give_begin())
         return false;
     if (m->resets != ibx_copies_resets())
-        m->count = 0;
+        m->count = 0, m->legacy = false;
+    if (m->legacy && !gives_up)
+        put_behind_legacy(cuda, m);
     while (m->count &&
            (gives_up || cuda->event_query(m->events[m->count - 1].event) != IBX_CUDA_NOT_READY))
         cuda->event_destroy(m->events[--m->count].event);
-    const bool over = !m->count && !ibx_left_work_any(cuda, 0, m->left);
+    const bool over = !m->count && !m->legacy && !ibx_left_work_any(cuda, 0, m->left);
     ibx_clients_give_end();
     return over;
 }
 
-/* The last event is the legacy stream's, if there is one: what is waited for may be the client's
- * own. */
+/* Where it is the legacy stream's, what is waited for may be the client's own. */
 static enum ibx_work give_up(const struct ibx_cuda *cuda, struct moment *m, uint64_t *whose)
 {
     uint64_t ns = 0;
-    const bool known = !m->count || m->events[m->count - 1].client;
-    *whose = m->count ? m->events[m->count - 1].client : 0;
+    const bool known = !m->legacy && (!m->count || m->events[m->count - 1].client);
+    *whose = known && m->count ? m->events[m->count - 1].client : 0;
     for (look(cuda, m, true); m->count; look(cuda, m, true)) /* a reset is under way */
         ibx_nap(&ns);
     return known ? IBX_WORK_OF_OTHERS : IBX_WORK_OWN;

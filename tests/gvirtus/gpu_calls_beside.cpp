@@ -214,6 +214,46 @@ bool waits_for_own(std::uint64_t in, const std::function<int(Remote &, std::uint
     return HOLDS(ends_well(pid) && endless.end(false));
 }
 
+// Somebody waits for all work while the default stream has some, and another one's work that does
+// not end is in a stream that waits for that: nothing is put behind both that would hold up others.
+bool leaves_streams_alone()
+{
+    Gpu gpu(resume);
+    const Left before(gpu);
+    const std::uint64_t to = gpu.remote.malloc(some), from = gpu.remote.malloc(some),
+                        stream = gpu.remote.stream_create(0), endless = gpu.remote.stream_create(0);
+    const auto launch = [&](std::uint64_t in) {
+        return gpu.remote.call("cudaLaunchKernel",
+                               kernel(IBX_DOUBLE_KERNEL, 32, in, to, from, some)) == 0;
+    };
+    int made[2];
+    char byte;
+    REQUIRE(!pipe(made));
+    gpu.remote.hold_stream(1);
+    gpu.remote.hold_stream(endless);
+    REQUIRE(launch(0) && launch(endless));
+    const unsigned long events = gpu.remote.stats().events;
+    const pid_t pid = client_does(gpu, [&](Remote &own) {
+        Client thread(gpu);
+        thread.remote.get_last_error();
+        thread.remote.set_device(0);
+        REQUIRE(thread.remote.stream_query(2) == 0); // its work is not known from now on
+        const std::uint64_t memory = own.malloc(some);
+        REQUIRE(write(made[1], "", 1) == 1);
+        return HOLDS(own.free(memory) == 0);
+    });
+    REQUIRE(read(made[0], &byte, 1) == 1);
+    REQUIRE(becomes_true([&] { return gpu.remote.stats().events > events; })); // it waits
+    gpu.remote.release_stream(1);
+    REQUIRE(launch(stream));
+    REQUIRE(becomes_true([&] { return gpu.remote.stream_query(stream) == 0; }));
+    REQUIRE(waitpid(pid, nullptr, WNOHANG) == 0);
+    gpu.remote.hold_stream(0);
+    close(made[0]);
+    close(made[1]);
+    return HOLDS(ends_well(pid));
+}
+
 // What another thread of it has in the stream that CUDA has for that thread is known to nobody
 // else: so all work is waited for, and nobody is kept out.
 bool waits_for_thread()
@@ -263,6 +303,7 @@ void check_calls_beside()
     check("... in the stream of its thread", [=] { return waits_for_own(2, frees); });
     check("... in the stream of all", [=] { return waits_for_own(1, frees); });
     check("... in that of another thread", waits_for_thread);
+    check("... nor are streams held up that wait for that", leaves_streams_alone);
     check("a wait for the client's own work", [=] { return waits_for_own(0, waits); });
     check("... in the stream of its thread", [=] { return waits_for_own(2, waits); });
     check("... in the stream of all", [=] { return waits_for_own(1, waits); });

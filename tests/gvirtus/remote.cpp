@@ -324,6 +324,10 @@ int double_calls(const std::string &name, Frame &f)
         endless = stream != nullptr;
         return 0;
     }
+    if (name == "testReleaseStream") {
+        app->release_stream(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+        return 0;
+    }
     if (name == "testSay") { // of GVirtuS, not of a kernel
         std::puts("said by a handler");
         return 0;

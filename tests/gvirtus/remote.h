@@ -120,6 +120,7 @@ class Remote : public FrontEnd
     void hold(bool held) { call("testHold", Body().u64(held)); }
     // Work of this stream alone does not run; 0: all does.
     void hold_stream(std::uint64_t stream) { call("testHoldStream", Body().u64(stream)); }
+    void release_stream(std::uint64_t stream) { call("testReleaseStream", Body().u64(stream)); }
     // The back end's thread has no context, as before its first call on a device.
     bool lose_context() { return !call("testNoContext", Body()); }
     // False: this is a real driver, to which nothing can be injected.

@@ -46,6 +46,7 @@ static const struct {
     {"ibx_double_slow", offsetof(struct cuda_calls, slow), true},
     {"ibx_double_hold", offsetof(struct cuda_calls, hold), true},
     {"ibx_double_hold_stream", offsetof(struct cuda_calls, hold_stream), true},
+    {"ibx_double_release_stream", offsetof(struct cuda_calls, release_stream), true},
     {"ibx_double_capture", offsetof(struct cuda_calls, capture), true},
     {"ibx_double_print", offsetof(struct cuda_calls, print), true},
 };

@@ -44,6 +44,7 @@ struct cuda_calls {
     void (*slow)(unsigned microseconds);
     void (*hold)(bool held);
     void (*hold_stream)(void *stream);
+    void (*release_stream)(void *stream);
     void (*capture)(void *stream);
     void (*print)(const char *text);
 };

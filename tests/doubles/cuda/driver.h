@@ -73,6 +73,8 @@ void ibx_double_hold(bool held);
 /* Work of this stream never runs, as if it were endless, nor does that of those before. NULL: no
  * such streams any more. */
 void ibx_double_hold_stream(void *stream);
+/* It is one of those no more. */
+void ibx_double_release_stream(void *stream);
 /* A kernel has printed that, which a call that waits will write to `stdout`; 64 KiB at a time. */
 void ibx_double_print(const char *text);
 /* The stream is being captured, as far as cuStreamIsCapturing() says; NULL: none is. */

@@ -48,6 +48,16 @@ EXPORT void ibx_double_hold_stream(void *stream)
     leave(0);
 }
 
+EXPORT void ibx_double_release_stream(void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    const bool fixed = (uintptr_t)stream <= 2;
+    struct stream *one = fixed ? &streams[(uintptr_t)stream - 1] : stream;
+    one->held = false;
+    pthread_cond_broadcast(&changed);
+    leave(0);
+}
+
 EXPORT void ibx_double_capture(void *stream)
 {
     pthread_mutex_lock(&mutex);
