@@ -137,7 +137,7 @@ void ibx_configurations_init(struct ibx_configurations *all)
 void ibx_configurations_push(struct ibx_configurations *all, const uint8_t *body, bool remote)
 {
     if (all->count == IBX_CONFIGURATIONS) {
-        all->lost = true;
+        all->beyond++;
         return;
     }
     memcpy(all->pushed[all->count].bytes, body, IBX_CONFIGURATION_BYTES);
@@ -160,6 +160,10 @@ static size_t put(const uint8_t *bytes, int form, uint8_t out[72])
 void ibx_configurations_popped(struct ibx_configurations *all, const uint8_t *out, size_t n)
 {
     uint8_t expected[72];
+    if (all->beyond) {
+        all->beyond--;
+        return;
+    }
     if (!all->count)
         return;
     const uint8_t *bytes = all->pushed[--all->count].bytes;
@@ -175,7 +179,7 @@ void ibx_configurations_popped(struct ibx_configurations *all, const uint8_t *ou
 
 size_t ibx_configurations_pop(struct ibx_configurations *all, uint8_t out[72])
 {
-    if (!all->count || all->pushed[all->count - 1].remote || all->form < 0)
+    if (all->beyond || !all->count || all->pushed[all->count - 1].remote || all->form < 0)
         return 0;
     return put(all->pushed[--all->count].bytes, all->form, out);
 }

@@ -68,7 +68,8 @@ struct ibx_configurations {
         bool remote; /* the back end has it, too */
     } pushed[IBX_CONFIGURATIONS];
     unsigned count;
-    bool lost;       /* more were pushed than there is room for: nothing is known */
+    unsigned beyond; /* were pushed behind those, and only the back end has them */
+    bool lost;       /* a pop has failed, or brought another one: nothing is known */
     bool push_known; /* the back end answers a push with no output */
     int form;        /* a bit a field, -1: not known yet */
 };

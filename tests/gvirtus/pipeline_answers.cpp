@@ -189,6 +189,26 @@ bool modes()
     return true;
 }
 
+// <<<>>> pushes before it evaluates the kernel's arguments: of one that throws nobody pops. The
+// last one is popped first, however many there are.
+bool configurations_that_nobody_pops()
+{
+    constexpr unsigned count = 40; // more than are kept here
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    for (unsigned i = 1; i <= count; i++)
+        REQUIRE(app.call("cudaPushCallConfiguration", world_configuration(32, STREAM, i)) == 0);
+    for (unsigned i = count; i; i--) {
+        REQUIRE(app.call("cudaPopCallConfiguration", Body()) == 0);
+        REQUIRE(app.out == world_configuration(32, STREAM, i).bytes);
+    }
+    const std::uint64_t requests = scene.world->requests;
+    REQUIRE(app.launch(1) == 0 && app.launch(2) == 0 && app.synchronize() == 0);
+    REQUIRE(scene.world->requests == requests + 3); // here, as before
+    return HOLDS(app.call("cudaPopCallConfiguration", Body()) == 9);
+}
+
 bool state_is_known()
 {
     Scene scene;
@@ -437,6 +457,7 @@ void check_answers()
     check("what is left behind is sent", what_is_left_behind_is_sent);
     check("more than fits", more_than_fits);
     check("what waits in which mode", modes);
+    check("configurations that nobody pops", configurations_that_nobody_pops);
     check("state that is known", state_is_known);
     check("streams and events at rest", rest_is_known);
     check("streams of another device at rest", rest_of_one_device);
