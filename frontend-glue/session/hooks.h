@@ -241,6 +241,9 @@ int ibx_session_wait_owed(struct ibx_session *session, uint64_t number);
 void ibx_session_keep_payloads(struct ibx_session *session);
 /* Takes what has come, without waiting. False: the session has ended, or its connection has. */
 bool ibx_session_look(struct ibx_session *session);
+/* The same, with system calls, for who looks now and then: of a connection whose messages come by
+ * memory it also notices the end, and by any path that this host has lost its address. */
+bool ibx_session_look_closely(struct ibx_session *session);
 /* Gathers whole requests that somebody owes; they leave with the next one. */
 int ibx_session_gather_ahead(struct ibx_session *session, const uint8_t *bytes, size_t n);
 /* Sends them, if none has followed; as ibx_session_fail(). */

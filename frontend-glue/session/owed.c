@@ -104,6 +104,13 @@ bool ibx_session_look(struct ibx_session *s)
     return !ibx_session_take_owed(s, false) && (!s->ended || ibx_link_survives(s));
 }
 
+bool ibx_session_look_closely(struct ibx_session *s)
+{
+    if (ibx_session_live(s) && !s->ended)
+        ibx_wait(s->conn, 0);
+    return ibx_session_look(s);
+}
+
 int ibx_session_gather_ahead(struct ibx_session *s, const uint8_t *bytes, size_t n)
 {
     int rc = ibx_session_gather(s, bytes, n);

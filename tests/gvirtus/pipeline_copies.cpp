@@ -352,6 +352,47 @@ bool in_order_between_threads()
     return HOLDS(model.is(&app));
 }
 
+// One that is answered before it is made: of page-locked memory, and `lasting` over shm or not.
+int copy_later(std::uint64_t to, const std::vector<char> &bytes, bool lasting)
+{
+    ibx_frontend_copy what{};
+    int rc = -1;
+    what.to_device = what.async = what.pinned = true;
+    what.lasting = lasting;
+    what.stream = STREAM;
+    what.device = to;
+    what.host = const_cast<char *>(bytes.data());
+    what.n = bytes.size();
+    return direct->copy(&what, &rc) ? -3 : rc;
+}
+
+// A session goes on though its thread calls nothing: the back end does not keep it for long.
+bool connections_that_break_at_rest()
+{
+    Scene scene;
+    const Connections connections;
+    App app = scene.app();
+    const std::uint64_t block = begin(&app);
+    REQUIRE(block);
+    Model model(scene.world);
+    const auto copies = [&](unsigned seed) {
+        for (std::size_t n : {std::size_t{5000}, std::size_t{20000}}) {
+            const std::vector<char> bytes = random_bytes(n, seed);
+            Body body = body_of(1, n, seed);
+            REQUIRE(copy_later(block, bytes, true) == 0 && app.synchronize() == 0);
+            REQUIRE(direct->failure(STREAM) == 0);
+            model.call("cudaMemcpyAsync", body.u64(STREAM));
+        }
+        return true;
+    };
+    for (unsigned i = 0; i < 3; i++) {
+        REQUIRE(copies(i));
+        connections.cut();
+        REQUIRE(becomes([&] { return connections.live(); }));
+    }
+    return HOLDS(copies(3) && model.is(&app));
+}
+
 } // namespace
 
 // Some in a process of its own, which is another one for good.
@@ -371,4 +412,6 @@ void check_copies()
     alone("copies to wrong addresses", wrong_addresses);
     alone("errors of copies that have returned", errors_come_later);
     alone("copies, and what another thread does next", in_order_between_threads);
+    if (provider != "ofi") // as in check_errors()
+        alone("copies behind breaks while nobody calls anything", connections_that_break_at_rest);
 }

@@ -151,6 +151,20 @@ class Connections
             if (!before.count(fd))
                 shutdown(fd, SHUT_RDWR);
     }
+    // Whether there are some, and each lives.
+    bool live() const
+    {
+        std::size_t count = 0;
+        char byte;
+        for (int fd : sockets()) {
+            if (before.count(fd))
+                continue;
+            count++;
+            if (!recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT))
+                return false;
+        }
+        return count;
+    }
 };
 
 // A thread that may wait for what comes later.
