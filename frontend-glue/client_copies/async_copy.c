@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/client_copies/client_copies.h"
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "common/state_machine.h"
 #include "common/thread.h"
@@ -11,10 +12,12 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define HELPERS  4u   /* streams that copy at once */
 #define JOBS     256u /* of one helper; then the caller waits, as for a full stream */
 #define FAILURES 16u
+#define LOOK_MS  500u /* from one look at an idle helper's connection to the next */
 
 struct job {
     struct job *next;
@@ -27,7 +30,7 @@ struct job {
  * state machine: copy helper
  *   [*] -> NONE -> STARTING -> READY
  *   STARTING -> NONE                  it cannot be made, or does not connect
- *   READY -> LOST -> [*]              its connection is gone
+ *   READY -> LOST -> [*]              its session has ended
  */
 enum helper_state { HELPER_NONE, HELPER_STARTING, HELPER_READY, HELPER_LOST };
 
@@ -177,6 +180,35 @@ static bool connected(struct helper *helper)
     return !err.code && !code;
 }
 
+/* Locked, and not while it looks. The session goes on over another connection where this one has
+ * broken: the back end does not keep it for long. */
+static void look_after(struct helper *helper)
+{
+    pthread_mutex_unlock(&async.lock);
+    const bool good =
+        ibx_session_look_closely(helper->session) && ibx_session_mend(helper->session);
+    pthread_mutex_lock(&async.lock);
+    if (!good)
+        ibx_state_move(&helper->state, HELPER_LOST);
+}
+
+/* Locked, and not while it waits: until there is a job. */
+static void wait_for_job(struct helper *helper)
+{
+    uint64_t look_at = ibx_deadline_in_ms(LOOK_MS);
+    while (!helper->first) {
+        const struct timespec until = ibx_timespec_of(look_at);
+        if (helper->state.now == HELPER_LOST)
+            ibx_thread_wait(&async.changed, &async.lock);
+        else if (ibx_now_ns() < look_at)
+            pthread_cond_clockwait(&async.changed, &async.lock, CLOCK_MONOTONIC, &until);
+        else {
+            look_after(helper);
+            look_at = ibx_deadline_in_ms(LOOK_MS);
+        }
+    }
+}
+
 static void *help(void *argument)
 {
     struct helper *helper = argument;
@@ -186,10 +218,7 @@ static void *help(void *argument)
     async.forbidden = async.forbidden || !good;
     pthread_cond_broadcast(&async.changed);
     while (good) {
-        if (!helper->first) {
-            ibx_thread_wait(&async.changed, &async.lock);
-            continue;
-        }
+        wait_for_job(helper);
         const struct job *job = helper->first;
         pthread_mutex_unlock(&async.lock);
         int code = run(helper, job);

@@ -4,7 +4,9 @@
  */
 #include "frontend-glue/client_copies/client_copies.h"
 
+#include "common/clock.h"
 #include "frontend-glue/session/hooks.h"
+#include "tests/scenes/patience.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -24,6 +26,10 @@ struct ibx_session {
 static struct ibx_session session = {.live = true};
 static uint8_t bytes[64];
 static atomic_uint may_end[STREAMS], over[STREAMS]; /* copies of a stream */
+static atomic_uint helpers;                         /* that have connected */
+static atomic_uint mended;                          /* sessions whose connections had broken */
+static atomic_uint waiting_lost;                    /* helpers without a session */
+static atomic_bool breaks, ends; /* all connections have broken, all sessions have ended */
 
 /* ------------------------------------------------------------------ in place of sessions */
 
@@ -40,11 +46,24 @@ int ibx_session_connect(struct ibx_session *s, struct ibx_error *err)
 {
     (void)err;
     s->live = true;
+    helpers++;
     return 0;
 }
 
 bool ibx_session_live(const struct ibx_session *s)
 {
+    return s->live;
+}
+
+bool ibx_session_look_closely(struct ibx_session *s)
+{
+    s->live = s->live && !ends;
+    return s->live;
+}
+
+bool ibx_session_mend(struct ibx_session *s)
+{
+    mended += breaks;
     return s->live;
 }
 
@@ -59,11 +78,10 @@ int ibx_client_call(struct ibx_session *s, const char *name, const void *body, s
 
 int ibx_client_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
 {
-    (void)s;
     while (may_end[copy->stream] <= over[copy->stream])
         sched_yield();
     over[copy->stream]++;
-    *exit_code = 0;
+    *exit_code = s->live ? 0 : IBX_CUDA_ERROR_UNKNOWN;
     return 0;
 }
 
@@ -88,7 +106,8 @@ bool __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
 bool __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
 {
     if (watched)
-        waits = true; /* and the lock is free in a moment */
+        waits = true;     /* and the lock is free in a moment */
+    waiting_lost += ends; /* nobody else waits meanwhile */
     return !pthread_cond_wait(cond, mutex);
 }
 
@@ -217,6 +236,44 @@ static void test_waiter_is_cancelled(void **state)
     }
 }
 
+static void await_count(atomic_uint *count, unsigned wanted)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(60000));
+    while (*count < wanted && ibx_now_ns() < deadline)
+        sched_yield();
+    assert_true(*count >= wanted);
+}
+
+/* The back end does not keep a session for long whose connection has broken. */
+static void test_idle_sessions_go_on(void **state)
+{
+    (void)state;
+    may_end[10] = 1;
+    begin_copy(10);
+    ibx_async_copy_wait(0);
+    const unsigned before = mended;
+    breaks = true;
+    await_count(&mended, before + helpers);
+    breaks = false;
+}
+
+/* A copy goes over none that has ended while nothing was copied. */
+static void test_idle_sessions_end(void **state)
+{
+    (void)state;
+    may_end[10] = 2;
+    begin_copy(10);
+    ibx_async_copy_wait(0);
+    const unsigned before = helpers;
+    ends = true;
+    await_count(&waiting_lost, before);
+    ends = false;
+    begin_copy(10);
+    ibx_async_copy_wait(0);
+    assert_int_equal(helpers, before + 1);
+    assert_int_equal(ibx_async_copy_failure(10), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -224,6 +281,8 @@ int main(void)
         cmocka_unit_test_setup(test_wait_for_all_is_for_copies_begun_before, reset),
         cmocka_unit_test_setup(test_wait_is_for_one_stream, reset),
         cmocka_unit_test_setup(test_waiter_is_cancelled, reset),
+        cmocka_unit_test_setup(test_idle_sessions_go_on, reset),
+        cmocka_unit_test_setup(test_idle_sessions_end, reset),
     };
     return cmocka_run_group_tests_name("async_copy", tests, NULL, NULL);
 }
