@@ -308,7 +308,7 @@ bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_fr
                           int device)
 {
     pthread_once(&begun, begin);
-    struct job *job = ibx_session_live(session) ? malloc(sizeof(*job)) : NULL;
+    struct job *job = malloc(sizeof(*job));
     if (!job)
         return false;
     *job = (struct job){NULL, *copy, device < 0 ? 0 : device, 0};

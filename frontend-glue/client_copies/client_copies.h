@@ -48,8 +48,9 @@ int ibx_client_call(struct ibx_session *session, const char *name, const void *b
  */
 #define IBX_ASYNC_COPY_STREAM_SPECIAL 2u /* 0 and 1: the legacy stream, 2: the thread's own */
 
-/* Starts a copy in one stream, with `device` selected, over a connection like that of the live
- * `session`. Its memory is the copy's until it has ended. False: the caller has to copy. */
+/* Starts a copy in one stream, with `device` selected, over a connection like that of `session`, of
+ * which it reads only what it was created with. Its memory is the copy's until it has ended. False:
+ * the caller has to copy. */
 bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
                           int device);
 /* None starts from now on: operations recorded into a graph have to come from one thread. */

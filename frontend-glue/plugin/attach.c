@@ -6,6 +6,7 @@
 #include "common/wire.h"
 #include "frontend-glue/session/extra.h"
 #include "frontend-glue/session/frames.h"
+#include "frontend-glue/session/hooks.h"
 #include "frontend-glue/preload/attach_table.h"
 #include "frontend-glue/client_copies/client_copies.h"
 
@@ -121,10 +122,23 @@ static struct ibx_session *session_of_thread(void)
     return mine ? atomic_load(&mine->session) : NULL;
 }
 
+/* The next two are about the thread's session. The keeper may be about to have it go on over
+ * another connection, or find that it has ended. */
 static bool is_over_shm(const struct ibx_session *session)
 {
+    ibx_pipeline_lock(mine->pipeline);
     const struct ibx_path *path = ibx_session_path(session);
-    return path && !strcmp(path->provider, "shm");
+    const bool over = path && !strcmp(path->provider, "shm");
+    ibx_pipeline_unlock(mine->pipeline);
+    return over;
+}
+
+static bool is_live(const struct ibx_session *session)
+{
+    ibx_pipeline_lock(mine->pipeline);
+    const bool live = ibx_session_live(session);
+    ibx_pipeline_unlock(mine->pipeline);
+    return live;
 }
 
 /* ------------------------------------------------------------------ GVirtuS's requests */
@@ -254,7 +268,7 @@ static bool run_in_background(const struct ibx_session *session,
         (copy->n < BACKGROUND_LEAST && !ibx_async_copy_pending(copy->stream)))
         return false;
     ibx_pipeline_settle(mine->pipeline, copy->stream); /* it comes over another connection */
-    const bool started = ibx_async_copy_start(session, copy, mine->device);
+    const bool started = is_live(session) && ibx_async_copy_start(session, copy, mine->device);
     ibx_pipeline_elsewhere();
     return started;
 }
@@ -368,7 +382,7 @@ static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code)
     if (!copy.async && copy.rows && may_change(&copy) &&
         ((rc = wait_for_rows(&copy, exit_code)) || *exit_code))
         return rc;
-    if (!copy.async && !copy.rows && is_over_shm(session) && may_change(&copy))
+    if (!copy.async && !copy.rows && may_change(&copy) && is_over_shm(session))
         put_in_order(&copy);
     ibx_async_copy_wait(copy.async ? copy.stream : 0);
     ibx_pipeline_enter(mine->pipeline, copy.async ? copy.stream : 0, wish->async);
