@@ -12,6 +12,7 @@
 #include "tests/scenes/shell.h"
 
 #include "common/clock.h"
+#include "frontend-glue/session/hooks.h"
 
 #include <poll.h>
 #include <sched.h>
@@ -83,6 +84,30 @@ static void another_address(void **state)
     assert_int_equal(ibx_session_resumed(pair.client), 1);
     assert_non_null(strstr(ibx_session_path(pair.server)->peer, "10.99.0.3"));
     call(&pair, 4);
+    ibx_session_close(pair.client);
+    assert_int_equal(session_pair_join(&pair), 0);
+    session_pair_close(&pair);
+}
+
+/* One that calls nothing meanwhile, of which another thread looks after the connection. */
+static void another_address_at_rest(void **state)
+{
+    struct session_pair pair;
+    (void)state;
+    session_pair_use(provider, SERVER, "timeout_ms", "600000");
+    session_pair_open(&pair);
+    session_pair_start(&pair, echo, NULL);
+    call(&pair, 1);
+    assert_true(ibx_session_look_closely(pair.client));
+    assert_false(ibx_session_broken(pair.client));
+    shell("ip addr del 10.99.0.3/32 dev lo");
+    come_from("10.99.0.4");
+    const uint64_t deadline = ibx_deadline_in_ms(SOON_MS);
+    while (ibx_session_look_closely(pair.client) && !ibx_session_broken(pair.client))
+        assert_true(ibx_now_ns() < deadline);
+    assert_true(ibx_session_mend(pair.client));
+    assert_int_equal(ibx_session_resumed(pair.client), 1);
+    call(&pair, 2);
     ibx_session_close(pair.client);
     assert_int_equal(session_pair_join(&pair), 0);
     session_pair_close(&pair);
@@ -258,10 +283,12 @@ static void no_resolver(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_resolver), cmocka_unit_test(no_address_for_a_while),
-        cmocka_unit_test(another_server_answers), cmocka_unit_test(a_restless_network),
-        cmocka_unit_test(another_address)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(no_resolver),
+                                       cmocka_unit_test(no_address_for_a_while),
+                                       cmocka_unit_test(another_server_answers),
+                                       cmocka_unit_test(a_restless_network),
+                                       cmocka_unit_test(another_address),
+                                       cmocka_unit_test(another_address_at_rest)};
     provider = argc > 1 ? argv[1] : "tcp";
     if (unshare(CLONE_NEWNET)) {
         print_message("needs root, for a network of its own\n");
