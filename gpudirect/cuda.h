@@ -20,6 +20,8 @@
 #define IBX_CUDA_HOST_MEMORY_REGISTERED     712
 #define IBX_CUDA_HOST_MEMORY_NOT_REGISTERED 713
 #define IBX_CUDA_NOT_READY                  600
+#define IBX_CUDA_CAPTURE_FIRST              900 /* and those up to the next: of captures */
+#define IBX_CUDA_CAPTURE_LAST               908
 
 /* CUmemorytype */
 #define IBX_CUDA_MEMORY_HOST   1u

@@ -103,7 +103,7 @@ static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t leng
             rc = mark_end(st, slot->event, &word);
     }
     if (!rc)
-        rc = word ? ibx_word_wait(st->cuda, st->word, st->copy.stream)
+        rc = word ? ibx_word_wait(st->cuda, st->word, st->copy.stream, slot->event)
                   : st->cuda->event_synchronize(slot->event);
     if (rc && begun) /* as in dma_start() */
         ibx_cuda_stream_wait(st->cuda, st->copy.stream);

@@ -134,17 +134,37 @@ static void rest(uint64_t waited)
     nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
 }
 
+/* The driver's answer to what may not be done while a stream is captured. */
+static bool is_of_capture(int rc)
+{
+    return rc >= IBX_CUDA_CAPTURE_FIRST && rc <= IBX_CUDA_CAPTURE_LAST;
+}
+
+/* What has become of the stream. */
+static int ask_driver(const struct ibx_cuda *cuda, void *stream, void *event, bool *recorded)
+{
+    if (stream && stream != IBX_CUDA_STREAM_LEGACY)
+        return cuda->stream_query(stream);
+    const int rc = *recorded ? 0 : cuda->event_record(event, stream);
+    if (rc)
+        return is_of_capture(rc) ? IBX_CUDA_NOT_READY : rc;
+    *recorded = true;
+    return cuda->event_query(event);
+}
+
 /* An older value may come behind a newer one, where an earlier copy of another stream had failed:
  * with 0 from the driver all of the stream is over as well. */
-int ibx_word_wait(const struct ibx_cuda *cuda, const struct ibx_word *word, void *stream)
+int ibx_word_wait(const struct ibx_cuda *cuda, const struct ibx_word *word, void *stream,
+                  void *event)
 {
+    bool recorded = false;
     const uint64_t began = ibx_now_ns();
     uint64_t now = began, ask = began + ASK_NS;
     for (unsigned i = 1; atomic_load_explicit(word->at, memory_order_acquire) != word->told; i++) {
         ibx_cpu_relax();
         if (i % 64 || (now = ibx_now_ns()) < ask)
             continue;
-        const int rc = cuda->stream_query(stream);
+        const int rc = ask_driver(cuda, stream, event, &recorded);
         if (rc != IBX_CUDA_NOT_READY)
             return rc;
         rest(now - began);

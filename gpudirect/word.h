@@ -38,8 +38,11 @@ struct ibx_word *ibx_word_take(const struct ibx_cuda *cuda, void *context);
 void ibx_word_give(struct ibx_word *word);
 
 /* Has the GPU set it behind what the stream has; waits until it has. 0 or a CUresult: of the
- * stream, where the GPU never comes to it. */
+ * stream, where the GPU never comes to it. An event of the context that is free meanwhile stands
+ * for the legacy stream where that takes long: a question about that one fails while another thread
+ * captures a stream that waits for it, and ends the capture. */
 int ibx_word_set(const struct ibx_cuda *cuda, struct ibx_word *word, void *stream);
-int ibx_word_wait(const struct ibx_cuda *cuda, const struct ibx_word *word, void *stream);
+int ibx_word_wait(const struct ibx_cuda *cuda, const struct ibx_word *word, void *stream,
+                  void *event);
 
 #endif

@@ -262,6 +262,8 @@ EXPORT int cuStreamQuery(void *handle)
         return code;
     if (!stream)
         return leave(INVALID_HANDLE);
+    if (is_legacy(stream) && capture_takes(NULL, true, &code)) /* whatever the thread's mode is */
+        return leave(code);
     bool over = (int)(stream->done - stream->submitted) >= 0;
     return leave(over ? sticky() : IBX_CUDA_NOT_READY);
 }

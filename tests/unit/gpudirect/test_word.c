@@ -3,9 +3,13 @@
 #include "gpudirect/word.h"
 #include "gpudirect/pinned.h"
 #include "gpudirect/staging.h"
+#include "common/clock.h"
 #include "tests/scenes/cuda_unit.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/random_fill.h"
 
+#include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +30,7 @@ bool __wrap_ibx_thread_may_spin(void)
 }
 
 static struct ibx_word *words[IBX_WORD_COUNT];
+static void *event; /* of context 0 */
 static void *contexts[2];
 static struct ibx_staging *staging;
 static struct ibx_gpu_copy copy;
@@ -44,6 +49,7 @@ static void reset_device(void)
     app->primary_reset(0);
     ibx_staging_forget(staging, NULL);
     use(0);
+    assert_int_equal(cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING), 0);
     assert_int_equal(app->mem_alloc(&copy.device, LARGE), 0);
     assert_int_equal(app->host_register(host, LARGE, 0), 0);
 }
@@ -58,6 +64,7 @@ static int set_up(void **state)
     host = aligned_alloc(4096, LARGE);
     assert_non_null(host);
     assert_int_equal(app->host_register(host, LARGE, 0), 0);
+    assert_int_equal(cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING), 0);
     assert_int_equal(ibx_staging_create(cuda, &staging, NULL), 0);
     copy = (struct ibx_gpu_copy){.width = SHORT, .height = 1};
     assert_int_equal(app->mem_alloc(&copy.device, LARGE), 0);
@@ -71,6 +78,7 @@ static int tear_down(void **state)
     app->slow(0);
     app->hold(false);
     cuda_application_use(0);
+    cuda->event_destroy(event);
     ibx_staging_destroy(staging);
     app->mem_free(copy.device);
     app->host_unregister(host);
@@ -128,8 +136,8 @@ static void test_still_written(void **state)
     struct ibx_word *word = ibx_word_take(cuda, contexts[0]);
     app->hold(true);
     assert_int_equal(ibx_word_set(cuda, word, NULL), 0);
-    app->inject("cuStreamQuery", 1, ILLEGAL, false);
-    assert_int_equal(ibx_word_wait(cuda, word, NULL), ILLEGAL);
+    app->inject("cuEventQuery", 1, ILLEGAL, false);
+    assert_int_equal(ibx_word_wait(cuda, word, NULL, event), ILLEGAL);
     ibx_word_give(word);
     assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT - 1);
     for (unsigned i = 0; i < IBX_WORD_COUNT - 1; i++)
@@ -151,7 +159,7 @@ static void test_reset(void **state)
     assert_int_equal(cuda->memcpy_to_device_async(copy.device, host, SHORT, NULL), 0);
     assert_int_equal(ibx_word_set(cuda, word, NULL), 0);
     app->hold(false);
-    assert_int_equal(ibx_word_wait(cuda, word, NULL), ILLEGAL);
+    assert_int_equal(ibx_word_wait(cuda, word, NULL, event), ILLEGAL);
     ibx_word_give(word);
     const unsigned long ever = cuda_stats().host_pinned;
     reset_device();
@@ -159,7 +167,7 @@ static void test_reset(void **state)
     assert_int_equal(cuda_stats().host_pinned, ever + 2); /* and `host` */
     for (unsigned i = 0; i < IBX_WORD_COUNT; i++) {
         assert_int_equal(ibx_word_set(cuda, words[i], NULL), 0);
-        assert_int_equal(ibx_word_wait(cuda, words[i], NULL), 0);
+        assert_int_equal(ibx_word_wait(cuda, words[i], NULL, event), 0);
     }
     give(IBX_WORD_COUNT);
 }
@@ -274,21 +282,34 @@ static void test_copies(void **state)
     assert_int_equal(ibx_staging_straight(staging, host, &copy, true), ILLEGAL);
     reset_device();
     expect_straight(true, true);
-    app->inject("cuStreamQuery", 1, ILLEGAL, false); /* where the driver is asked */
+    app->inject("cuEventQuery", 1, ILLEGAL, false); /* where the driver is asked */
     app->slow(10 * HELD_FROM);
     assert_int_equal(ibx_staging_straight(staging, host, &copy, true), ILLEGAL);
     app->slow(0);
     expect_straight(true, true);
 }
 
-/* Events that copies of that width through chunks have put behind what they are. */
-static unsigned long recorded;
-static int (*record)(void *event, void *stream);
+/* Words that copies through chunks have had the GPU set, and what the driver was asked. */
+static unsigned long set;
+static atomic_ulong asked;
 
-static int count_records(void *event, void *stream)
+static int count_words(void *stream, uint64_t address, uint32_t value, unsigned flags)
 {
-    recorded++;
-    return record(event, stream);
+    const int rc = cuda->stream_write_value32(stream, address, value, flags);
+    set += !rc;
+    return rc;
+}
+
+static int count_events(void *of)
+{
+    asked++;
+    return cuda->event_query(of);
+}
+
+static int count_streams(void *of)
+{
+    asked++;
+    return cuda->stream_query(of);
 }
 
 static int keep(void *into, unsigned slot, unsigned chunk, void *local, uint64_t offset, size_t n)
@@ -309,26 +330,33 @@ static void expect_staged(uint64_t width, bool by_word)
 {
     struct ibx_staging_wire wire = {host, keep, at_once, NULL, 1};
     copy.width = width;
-    recorded = 0;
+    set = 0;
     memset(host, 0, width);
     assert_true(ibx_staging_begin(staging, width));
     assert_int_equal(ibx_staging_from_device(staging, &copy, true), 0);
     assert_int_equal(ibx_staging_deliver(staging, &wire, width), 0);
     ibx_staging_end(staging);
-    assert_int_equal(recorded == 0, by_word);
+    assert_int_equal(set, by_word);
     assert_on_device(copy.device, host, width);
 }
 
-/* So is that of a copy from the device that one chunk holds, and no event is behind it. */
+/* Staging that is counted. */
+static void count(void)
+{
+    static struct ibx_cuda counts;
+    counts = *cuda;
+    counts.stream_write_value32 = count_words;
+    counts.event_query = count_events;
+    counts.stream_query = count_streams;
+    ibx_staging_destroy(staging);
+    assert_int_equal(ibx_staging_create(&counts, &staging, NULL), 0);
+}
+
+/* So is that of a copy from the device that one chunk holds. */
 static void test_chunk(void **state)
 {
     (void)state;
-    static struct ibx_cuda counts;
-    counts = *cuda;
-    record = cuda->event_record;
-    counts.event_record = count_records;
-    ibx_staging_destroy(staging);
-    assert_int_equal(ibx_staging_create(&counts, &staging, NULL), 0);
+    count();
     assert_int_equal(ibx_pinned_open(cuda, (size_t)8 * IBX_PINNED_STRIDE, NULL), 0);
     copy.width = SHORT;
     random_fill(host, SHORT, 9);
@@ -347,6 +375,48 @@ static void test_chunk(void **state)
     assert_int_equal(ibx_staging_from_device(staging, &copy, true), ILLEGAL);
     ibx_staging_end(staging);
     reset_device();
+}
+
+static void *copy_straight(void *rc)
+{
+    use(0);
+    int before = ibx_cuda_capture_relax(cuda);
+    *(int *)rc = ibx_staging_straight(staging, host, &copy, true);
+    ibx_cuda_capture_restore(cuda, before);
+    return NULL;
+}
+
+static void await_asked(unsigned long times)
+{
+    const unsigned long before = asked;
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(60000));
+    while (asked < before + times && ibx_now_ns() < deadline)
+        sched_yield();
+    assert_true(asked >= before + times);
+}
+
+/* A copy that waits long in the legacy stream lets others capture, and does not fail by that. */
+static void test_beside_captures(void **state)
+{
+    (void)state;
+    void *stream, *graph;
+    int rc = -1;
+    count();
+    assert_int_equal(app->stream_create(&stream, 0), 0); /* waits for the legacy one */
+    for (unsigned i = 0; i < 3; i++) {
+        pthread_t thread;
+        random_fill(host, SHORT, i);
+        app->hold(true);
+        assert_int_equal(pthread_create(&thread, NULL, copy_straight, &rc), 0);
+        await_asked(1);
+        assert_int_equal(app->begin_capture(stream, IBX_CUDA_CAPTURE_GLOBAL), 0);
+        await_asked(3);
+        assert_int_equal(app->end_capture(stream, &graph), 0);
+        app->hold(false);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_int_equal(rc, 0);
+        assert_on_device(copy.device, host, SHORT);
+    }
 }
 
 /* What the driver does not write, or pin, is waited for by an event or by the driver. */
@@ -438,8 +508,9 @@ static void test_contexts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_shared),   TEST(test_still_written), TEST(test_reset),   TEST(test_refused),
-        TEST(test_child),    TEST(test_copies),        TEST(test_without), TEST(test_beside_others),
+        TEST(test_shared),   TEST(test_still_written), TEST(test_reset),
+        TEST(test_refused),  TEST(test_child),         TEST(test_copies),
+        TEST(test_without),  TEST(test_beside_others), TEST(test_beside_captures),
         TEST(test_contexts), TEST(test_chunk),
     };
     return cmocka_run_group_tests_name("word", tests, find_cuda, NULL);
