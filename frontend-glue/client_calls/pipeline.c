@@ -60,17 +60,27 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     return p;
 }
 
-void ibx_pipeline_destroy(struct ibx_pipeline *p)
+/* Nobody else has it any more. False: its thread is in a call. */
+static bool leave_process(struct ibx_pipeline *p)
+{
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(IBX_PIPELINE_END_MS));
+    ibx_process_remove(p);
+    if (pthread_mutex_clocklock(&p->lock, CLOCK_MONOTONIC, &until))
+        return false;
+    ibx_process_count(-(int)(p->answered - p->replied));
+    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_destroy(&p->lock);
+    return true;
+}
+
+bool ibx_pipeline_destroy(struct ibx_pipeline *p)
 {
     if (!p)
-        return;
+        return true;
     if (!ibx_pipeline_is_inherited(p)) {
         ibx_pipeline_finish(p, IBX_PIPELINE_END_MS);
-        ibx_process_remove(p);
-        pthread_mutex_lock(&p->lock); /* who still has it lets go */
-        ibx_process_count(-(int)(p->answered - p->replied));
-        pthread_mutex_unlock(&p->lock);
-        pthread_mutex_destroy(&p->lock);
+        if (!leave_process(p))
+            return false;
     }
     ibx_successes_fini(&p->launches);
     ibx_successes_fini(&p->others);
@@ -78,6 +88,7 @@ void ibx_pipeline_destroy(struct ibx_pipeline *p)
     ibx_replies_clear(&p->replies);
     free(p->backlog);
     free(p);
+    return true;
 }
 
 void ibx_pipeline_lock(struct ibx_pipeline *p)
@@ -246,9 +257,10 @@ bool ibx_pipeline_finish(struct ibx_pipeline *p, unsigned ms)
         return true;
     for (uint64_t deadline = ibx_deadline_in_ms(ms);
          !ibx_pipeline_idle(p) && ibx_now_ns() < deadline;) {
-        pthread_mutex_lock(&p->lock);
-        ibx_backlog_push(p, true);
-        pthread_mutex_unlock(&p->lock);
+        if (!pthread_mutex_trylock(&p->lock)) { /* otherwise who has it is about to send */
+            ibx_backlog_push(p, true);
+            pthread_mutex_unlock(&p->lock);
+        }
         if (!ibx_pipeline_idle(p))
             nanosleep(&(struct timespec){.tv_nsec = (long)FINISH_LOOK_NS}, NULL);
     }

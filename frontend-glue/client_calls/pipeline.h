@@ -49,8 +49,9 @@ struct ibx_pipeline;
 /* Of a connected session of a client, which outlives it. NULL: the mode is off, or there is no
  * memory; then every call waits. All functions accept NULL where they do not say otherwise. */
 struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_pipeline_mode mode);
-/* ibx_pipeline_finish() comes first. */
-void ibx_pipeline_destroy(struct ibx_pipeline *pipeline);
+/* ibx_pipeline_finish() comes first. False: the end of the process has come while the pipeline's
+ * thread is in a call, which goes on until then. Nothing was destroyed, nor may the session be. */
+bool ibx_pipeline_destroy(struct ibx_pipeline *pipeline);
 
 /* What GVirtuS calls on its communicator; not NULL. */
 void ibx_pipeline_write(struct ibx_pipeline *pipeline, const void *bytes, size_t n);

@@ -132,8 +132,8 @@ class RdmaCommunicator final : public Communicator
     ~RdmaCommunicator() override
     {
         ibx_detach(attachment);
-        ibx_pipeline_destroy(pipeline);
-        ibx_session_destroy(session);
+        if (ibx_pipeline_destroy(pipeline))
+            ibx_session_destroy(session);
         ibx_last_requests_destroy(last);
     }
 
@@ -239,9 +239,9 @@ class RdmaCommunicator final : public Communicator
         attachment = nullptr;
         int rc = ibx_session_create_like(session, &fresh, &err);
         if (!rc) {
-            ibx_pipeline_destroy(pipeline);
+            if (ibx_pipeline_destroy(pipeline))
+                ibx_session_destroy(session);
             pipeline = nullptr;
-            ibx_session_destroy(session);
             session = fresh;
             rc = ibx_session_connect(session, &err);
         }

@@ -3,6 +3,8 @@
 // Threads and processes that end, or fork.
 #include "tests/gvirtus/pipeline_scene.h"
 
+#include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <functional>
 #include <sys/wait.h>
@@ -55,6 +57,34 @@ bool leaves(const std::function<void(App *)> &ending)
     return true;
 }
 
+// GVirtuS's destructors delete all front ends as a process ends, whatever their threads do.
+bool beside_a_call()
+{
+    Scene scene;
+    const pid_t pid = spawn([&]() -> int {
+        std::atomic<App *> app{nullptr};
+        Waiting thread([&] {
+            auto *made = new App(scene.app());
+            if (!warm(made))
+                std::_Exit(1);
+            app = made;
+            scene.world->held = true;
+            made->launch(1);
+            made->synchronize(); // which never ends
+        });
+        if (!becomes([&] { return app.load(); }) || !thread.waits())
+            std::_Exit(2);
+        delete app.load();
+        std::_Exit(0);
+    });
+    int status = -1;
+    const bool ended = becomes([&] { return waitpid(pid, &status, WNOHANG) == pid; });
+    if (!ended)
+        kill(pid, SIGKILL);
+    scene.world->held = false;
+    return HOLDS(ended && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 bool forked()
 {
     Scene scene;
@@ -95,5 +125,6 @@ void check_processes()
             std::_Exit(0);
         });
     });
+    check("a front end that is destroyed beside a call of its thread", beside_a_call);
     check("a forked child", forked);
 }
