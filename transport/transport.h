@@ -495,8 +495,12 @@ bool ibx_conn_inherited(const struct ibx_conn *conn);
 /* Why the connection ended, in one sentence; "" while it lives. */
 const char *ibx_conn_reason(const struct ibx_conn *conn);
 /* The same as a negative errno, 0 while it lives. -EFAULT: memory of this process's that it was to
- * read or write may not be touched, which another connection does not change. */
+ * read or write may not be touched, which another connection does not change; -EMSGSIZE: long
+ * packets do not reach the peer's host, and the next connections there have shorter ones. */
 int ibx_conn_status(const struct ibx_conn *conn);
+/* Client: the server seems to have ended it since its own long packets do not arrive here: the next
+ * connections there have shorter ones. */
+void ibx_conn_packets_lost(const struct ibx_conn *conn);
 /* Whether it has ended: nothing can be registered with it any more, though ibx_poll() may not have
  * said so yet. */
 bool ibx_conn_over(const struct ibx_conn *conn);

@@ -266,8 +266,11 @@ static int connect_again(struct ibx_session *s, struct ibx_error *err)
         return ibx_error_set(err, -EFAULT,
                              "a copy is from memory that this program may not read, or to memory "
                              "that it may not write: pass memory that is mapped for that");
+    int rc = ibx_reconnect_judge(s, err);
+    if (rc)
+        return rc;
     ibx_reconnect_begin(s, &reconnect);
-    int rc = try_again(s, &reconnect, err);
+    rc = try_again(s, &reconnect, err);
     ibx_reconnect_end(&reconnect);
     return rc;
 }
@@ -395,6 +398,7 @@ int ibx_link_resume(struct ibx_session *s)
     ibx_state_move(&link->state, LINK_CONNECTED);
     link->only_tcp = link->unregistered = false;
     link->resumed++;
+    link->resumed_at = ibx_now_ns();
     tell_resumed(s, &s->path, began, why);
     s->path = *ibx_conn_path(s->conn);
     ibx_rendezvous_give_up(s);

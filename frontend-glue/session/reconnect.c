@@ -27,6 +27,40 @@
 #define WAITED_FDS   2u
 #define DOUBLED_MOST 10u
 
+#define FUTILE_MIN 4u /* connections that bring nothing: the last ones' packets are short */
+
+/* Packets of this end, or of the server, that were too long for the network. The latter ends a
+ * connection soon after it was made, and only so; by a server that has died it would not be made.
+ */
+static bool lost_packets(const struct ibx_session *s)
+{
+    const int status = ibx_conn_status(s->conn);
+    const uint64_t lived = ibx_now_ns() - s->link.resumed_at;
+    return status == -EMSGSIZE || (status == -ECONNRESET && s->link.resumed &&
+                                   lived < s->options.timeout_ms * IBX_NS_PER_MS);
+}
+
+int ibx_reconnect_judge(struct ibx_session *s, struct ibx_error *err)
+{
+    struct futile *futile = &s->link.futile;
+    const uint64_t taken = s->link.taken[ORDER_STREAM] + s->link.taken[ORDER_CONTROL];
+    const uint64_t now = ibx_now_ns();
+    if (taken != futile->taken)
+        *futile = (struct futile){.taken = taken};
+    if (!lost_packets(s))
+        return 0;
+    if (!futile->times++)
+        futile->since = now;
+    if (ibx_conn_status(s->conn) == -ECONNRESET)
+        ibx_conn_packets_lost(s->conn);
+    const uint64_t ms = (now - futile->since) / IBX_NS_PER_MS;
+    if (futile->times < FUTILE_MIN || ms < s->link.agreed * 1000)
+        return 0;
+    return ibx_error_set(err, -EMSGSIZE,
+                         "%u connections in %u seconds brought nothing, though each was answered",
+                         futile->times, (unsigned)(ms / 1000));
+}
+
 static unsigned doubled(unsigned ms, unsigned times, unsigned most)
 {
     const unsigned long long more = (unsigned long long)ms

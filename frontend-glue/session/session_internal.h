@@ -137,6 +137,13 @@ struct posted {
     unsigned failures;
 };
 
+/* Client: connections that brought nothing, one after the other (reconnect.c). */
+struct futile {
+    uint64_t taken; /* messages of the server, when one broke last */
+    uint64_t since; /* ns; when the first of them broke */
+    unsigned times;
+};
+
 /* What lets a session survive its connection. */
 struct session_link {
     struct ibx_state_machine state; /* enum link_state */
@@ -153,12 +160,14 @@ struct session_link {
     int peer_fd;                    /* a pidfd of its process on this host, or -1 */
     const struct ibx_conn *watched; /* the connection whose waits end with that process */
     unsigned resumed;               /* times */
+    uint64_t resumed_at;            /* ns; the last time */
     struct kept kept;
     uint64_t taken[ORDERS]; /* messages of the peer */
     struct memory_name told[TOLD_NAMES];
     unsigned told_next;
     struct memory_name *names; /* server: of earlier epochs */
     unsigned name_count;
+    struct futile futile;
     bool only_tcp; /* client: others carry shorter messages than are under way, or lock memory */
     bool unregistered; /* ... the latter, which may change */
 
@@ -395,6 +404,8 @@ struct reconnect {
     int changes_fd;         /* ibx_network_changes() */
 };
 void ibx_reconnect_begin(const struct ibx_session *s, struct reconnect *reconnect);
+/* The connection has broken. -EMSGSIZE: it is no use to go on, as others have shown before it. */
+int ibx_reconnect_judge(struct ibx_session *s, struct ibx_error *err);
 /* One attempt. `reached`: a server that has the session has answered. */
 int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reached,
                   struct ibx_conn **fresh, struct ibx_error *err);

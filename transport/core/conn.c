@@ -2,8 +2,10 @@
 /* A connection's life: creation, establishment, events, messages, the end. */
 #include "transport/core/conn.h"
 
+#include "common/address.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "transport/core/segments.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -170,6 +172,16 @@ static void keep_alive(int fd, unsigned timeout_ms)
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
 }
 
+/* For when it has ended, and the socket knows no peer any more. */
+static void note_peer(struct ibx_conn *conn)
+{
+    int bytes = 0;
+    socklen_t length = sizeof(bytes);
+    ibx_address_of_socket(conn->handshake_socket, true, &conn->peer);
+    if (!getsockopt(conn->handshake_socket, IPPROTO_TCP, TCP_MAXSEG, &bytes, &length))
+        conn->segment = (unsigned)bytes;
+}
+
 /* Messages of peers with a key carry a MAC, unless they go in TLS. */
 static int begin_macs(struct ibx_conn *conn, struct ibx_error *err)
 {
@@ -201,6 +213,7 @@ int ibx_conn_establish(struct ibx_conn *conn, struct ibx_error *err)
             return ibx_error_set(err, -errno, "cannot watch the handshake socket: %s",
                                  strerror(errno));
     }
+    note_peer(conn);
     ibx_own_address_watch(conn);
     ibx_state_move(&conn->state, CONN_ESTABLISHED);
     ibx_log(IBX_LOG_INFO, "connected to %s by %s", conn->path.peer, conn->path.description);
@@ -240,6 +253,12 @@ const char *ibx_conn_reason(const struct ibx_conn *conn)
 int ibx_conn_status(const struct ibx_conn *conn)
 {
     return conn->lost_status;
+}
+
+void ibx_conn_packets_lost(const struct ibx_conn *conn)
+{
+    if (conn->provider->takes_socket)
+        ibx_segments_lost((const struct sockaddr *)&conn->peer, conn->segment);
 }
 
 /* ------------------------------------------------------------------- the end */

@@ -12,8 +12,8 @@
  *
  * conn.c calls chunks.c, which calls back only for ibx_conn_lost(). The other files of core/ know
  * no connection: providers.c (the table of providers), domain.c, remote.c, options.c, uri.c,
- * crypto.c, secret.c, mac.c, TLS (tls*.c) and the registration cache, regcache.c with
- * regcache_watch.c.
+ * crypto.c, secret.c, mac.c, segments.c (hosts that long packets do not reach), TLS (tls*.c) and
+ * the registration cache, regcache.c with regcache_watch.c.
  */
 #ifndef IBX_TRANSPORT_CORE_CONN_H
 #define IBX_TRANSPORT_CORE_CONN_H
@@ -24,6 +24,7 @@
 #include "transport/core/provider.h"
 #include "transport/core/tls.h"
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 /*
@@ -83,6 +84,8 @@ struct ibx_conn {
     struct ibx_options options;
     struct ibx_path path;
     struct ibx_caps caps;
+    struct sockaddr_storage peer; /* of the handshake socket, once established */
+    unsigned segment;             /* bytes of TCP there, likewise */
     int handshake_socket;         /* after establishment it only shows that the peer is alive */
     bool encrypt;                 /* both ends agreed on TLS for every socket of this connection */
     bool same_host;               /* the client knows that the server runs on its own kernel */

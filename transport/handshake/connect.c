@@ -4,6 +4,7 @@
 
 #include "common/address.h"
 #include "common/clock.h"
+#include "transport/core/segments.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -145,6 +146,8 @@ static void race_failed(struct race *race, int fd, int rc)
 static int race_begin(struct race *race, const struct addrinfo *to, unsigned stagger_ms)
 {
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0)
+        ibx_segments_limit(fd, to->ai_addr);
     int rc = fd < 0 || connect(fd, to->ai_addr, to->ai_addrlen) ? -errno : connected(fd);
     if (!rc)
         return fd;

@@ -19,8 +19,8 @@
 
 #include <errno.h>
 #include <linux/sockios.h>
+#include <linux/tcp.h> /* not <netinet/tcp.h>, whose tcp_info is shorter */
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
@@ -79,12 +79,13 @@ void ibx_tcp_peer_unwatch(struct tcp *tcp)
 /* Whether the lane has unacknowledged bytes; the connection ends when the peer's host is dead. */
 static bool lane_check(struct tcp_lane *lane, uint64_t now)
 {
-    struct tcp_info info;
+    struct tcp_info info = {0};
     socklen_t length = sizeof(info);
     int unacknowledged = 0;
     if (ioctl(lane->fd, SIOCOUTQ, &unacknowledged) || !unacknowledged ||
         getsockopt(lane->fd, IPPROTO_TCP, TCP_INFO, &info, &length)) {
         lane->silent_since = 0;
+        ibx_tcp_long_packets_none(lane);
         return false;
     }
     /* An acknowledgement answers all probes before it, but not a retransmission into a window that
@@ -94,10 +95,11 @@ static bool lane_check(struct tcp_lane *lane, uint64_t now)
     uint64_t answered = now - info.tcpi_last_ack_recv * IBX_NS_PER_MS;
     if (!silent || answered > lane->silent_since)
         lane->silent_since = silent ? now : 0;
+    ibx_tcp_long_packets_check(lane, &info, now);
     unsigned limit_ms = timeout_of(lane->tcp);
     if (limit_ms < SILENCE_MIN)
         limit_ms = SILENCE_MIN;
-    if (silent && now - lane->silent_since >= limit_ms * IBX_NS_PER_MS)
+    if (silent && !lane->tcp->status && now - lane->silent_since >= limit_ms * IBX_NS_PER_MS)
         ibx_tcp_lane_broken(lane, ETIMEDOUT);
     return true;
 }
@@ -114,7 +116,8 @@ static void timer_set(struct tcp *tcp, uint64_t now, unsigned ms)
 static unsigned look_ms(const struct tcp *tcp)
 {
     const unsigned ms = timeout_of(tcp) / LOOKS;
-    return tcp->probe.able && ms > PROBE_LOOK_MS ? PROBE_LOOK_MS : ms;
+    const bool again = ibx_link_options(tcp->link)->follow_address && !tcp->same_host;
+    return again && ms > PROBE_LOOK_MS ? PROBE_LOOK_MS : ms;
 }
 
 void ibx_tcp_peer_check(struct tcp *tcp)

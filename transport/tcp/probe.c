@@ -11,16 +11,16 @@
  * its kernel then knows whether that arrives.
  *
  * A peer's process that is stopped or slow is no silence: its kernel acknowledges. A network may
- * also pass the small packets of a request and lose long ones. So a young connection is left alone
- * for longer: or else each one would be given up in turn.
+ * also pass the small packets of a request and lose long ones (long_packets.c). So a young
+ * connection is left alone for longer: or else each one would be given up in turn.
  */
 #include "transport/tcp/tcp.h"
 
 #include "common/clock.h"
 
 #include <linux/sockios.h>
+#include <linux/tcp.h> /* not <netinet/tcp.h>, whose tcp_info is shorter */
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -29,8 +29,9 @@
 #define IDLE_MS    300u  /* without a byte from the peer: then it is asked */
 #define SILENT_MS  200u  /* since a retransmission without an answer was seen */
 #define YOUNG_MS   1000u /* a connection that is no older when the silence begins ... */
-#define PATIENT_MS 3000u /* ... is left alone for so long */
-#define ANSWER_MS  100u  /* for a request for a connection, or 3 round trips */
+#define PATIENT_MS IBX_TCP_PATIENT_MS /* ... is left alone for so long, but for one request */
+#define DOUBTS     2u                 /* times as long, unless it has sent again meanwhile */
+#define ANSWER_MS  100u               /* for a request for a connection, or 3 round trips */
 #define TRIPS      3u
 
 static bool info_of(const struct tcp_lane *lane, struct tcp_info *info)
@@ -91,16 +92,37 @@ static int answered(const struct tcp_probe *probe)
     return getsockopt(probe->fd, SOL_SOCKET, SO_ERROR, &error, &length) || error ? -1 : 1;
 }
 
-/* Whether another connection is answered while this lane is not. */
+/* Whether it was silent from its beginning. */
+static bool is_young(const struct tcp *tcp, const struct tcp_lane *lane)
+{
+    return lane->unanswered_since - tcp->probe.born < YOUNG_MS * IBX_NS_PER_MS;
+}
+
+/* Another connection is answered, and this lane is not. */
+static void judge(struct tcp *tcp, const struct tcp_info *info, uint64_t now)
+{
+    struct tcp_lane *lane = tcp->probe.lane;
+    const uint64_t silent_ms = (now - lane->unanswered_since) / IBX_NS_PER_MS;
+    const bool young = is_young(tcp, lane);
+    if (!lane->answers_since)
+        lane->answers_since = now;
+    if (young && silent_ms < PATIENT_MS)
+        return;
+    if (young && ibx_tcp_long_packets_tried(lane, info, now))
+        ibx_tcp_long_packets_lost(lane, info, info->tcpi_last_ack_recv);
+    else if (!young || silent_ms >= DOUBTS * PATIENT_MS)
+        ibx_tcp_fail(tcp, -ETIMEDOUT,
+                     "nothing was acknowledged for %u ms, but a new connection is answered",
+                     info->tcpi_last_ack_recv);
+}
+
 static void follow_up(struct tcp *tcp, const struct tcp_info *info, uint64_t now)
 {
     struct tcp_probe *probe = &tcp->probe;
     const int answer = answered(probe);
     const bool since = now - info->tcpi_last_ack_recv * IBX_NS_PER_MS > probe->began;
     if (answer > 0 && !since)
-        ibx_tcp_fail(tcp, -ETIMEDOUT,
-                     "nothing was acknowledged for %u ms, but a new connection is answered",
-                     info->tcpi_last_ack_recv);
+        judge(tcp, info, now);
     if (answer || now >= probe->until)
         drop(tcp);
 }
@@ -132,9 +154,9 @@ void ibx_tcp_probe_fini(struct tcp *tcp)
 
 /* The lane that has been silent for longest; NULL: none is. Where packets are lost now on one lane
  * and then on another, none of them is for long. */
-static const struct tcp_lane *most_silent(struct tcp *tcp, uint64_t now, struct tcp_info *info)
+static struct tcp_lane *most_silent(struct tcp *tcp, uint64_t now, struct tcp_info *info)
 {
-    const struct tcp_lane *most = NULL;
+    struct tcp_lane *most = NULL;
     for (unsigned i = 0; i <= tcp->lane_count; i++) {
         struct tcp_lane *lane = &tcp->lanes[i];
         struct tcp_info of_lane;
@@ -156,15 +178,15 @@ void ibx_tcp_probe_check(struct tcp *tcp, uint64_t now)
 {
     struct tcp_probe *probe = &tcp->probe;
     struct tcp_info info = {0};
-    const struct tcp_lane *lane = most_silent(tcp, now, &info);
+    struct tcp_lane *lane = most_silent(tcp, now, &info);
     if (!lane || (probe->fd >= 0 && probe->lane != lane))
         drop(tcp);
     if (!lane) {
         ping(tcp);
         return;
     }
-    const bool young = lane->unanswered_since - probe->born < YOUNG_MS * IBX_NS_PER_MS;
-    const unsigned patient_ms = young ? PATIENT_MS : SILENT_MS;
+    const bool known = is_young(tcp, lane) && lane->answers_since;
+    const unsigned patient_ms = known ? PATIENT_MS : SILENT_MS;
     if (probe->fd >= 0)
         follow_up(tcp, &info, now);
     probe->lane = lane;

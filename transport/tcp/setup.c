@@ -14,6 +14,7 @@
 #include "common/address.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "transport/core/segments.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -246,6 +247,7 @@ static int lane_connect(struct tcp *tcp, unsigned lane, const struct sockaddr_st
     int fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -errno;
+    ibx_segments_limit(fd, (const struct sockaddr *)address);
     int rc = connect(fd, (const struct sockaddr *)address, length) ? -errno : 0;
     if (rc == -EINPROGRESS) {
         rc = ibx_link_wait(tcp->link, fd, POLLOUT, deadline);
@@ -509,6 +511,8 @@ static int lanes_start(struct tcp *tcp, struct ibx_error *err)
     }
     if (rc)
         return ibx_error_set(err, rc, "no memory for %u lanes", tcp->lane_count + 1);
+    tcp->segment_limit =
+        ibx_link_role(tcp->link) == IBX_ROLE_CLIENT ? ibx_segments_limit_of(tcp->lanes[0].fd) : 0;
     engine_start(tcp);
     /* io_uring watches its lanes itself. */
     for (unsigned i = 0; i <= tcp->lane_count && !rc; i++) {

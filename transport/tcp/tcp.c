@@ -121,11 +121,15 @@ static void query(void *endpoint, struct ibx_caps *caps, char *description, size
     };
     const char *where = tcp->same_host ? " on this host" : "";
     const char *tls = tcp->lanes[0].tls ? ibx_tls_description(tcp->lanes[0].tls) : "";
+    char segments[32] = "";
+    if (tcp->segment_limit)
+        snprintf(segments, sizeof(segments), ", segments of %u bytes", tcp->segment_limit);
     if (tcp->lane_count)
-        snprintf(description, size, "tcp%s, 1 + %u sockets, %s%s%s", where, tcp->lane_count, tls,
-                 *tls ? ", " : "", engines[tcp->engine]);
+        snprintf(description, size, "tcp%s, 1 + %u sockets, %s%s%s%s", where, tcp->lane_count, tls,
+                 *tls ? ", " : "", engines[tcp->engine], segments);
     else
-        snprintf(description, size, "tcp%s, one socket for all%s%s", where, *tls ? ", " : "", tls);
+        snprintf(description, size, "tcp%s, one socket for all%s%s%s", where, *tls ? ", " : "", tls,
+                 segments);
 }
 
 int ibx_tcp_fail(struct tcp *tcp, int status, const char *format, ...)
@@ -407,6 +411,8 @@ static void abort_endpoint(void *endpoint)
     for (unsigned i = 0; i <= tcp->lane_count; i++) {
         if (tcp->lanes[i].tls)
             ibx_tls_finish(tcp->lanes[i].tls);
+        if (tcp->stuck)
+            ibx_tcp_reset(&tcp->lanes[i]);
         shutdown(tcp->lanes[i].fd, SHUT_RDWR);
     }
     flush_if_idle(tcp);

@@ -22,6 +22,7 @@
  *   pad.c         widens TCP's congestion windows ahead of need
  *   peer_death.c  detects a dead host; takes the last messages of a peer that closed
  *   probe.c       finds out sooner than TCP that a silent network is back
+ *   long_packets.c  where the network loses long packets and passes short ones
  *   uring.c       io_uring as the engine of the bulk lanes
  *
  * When the peer dies: its kernel closes the sockets and the connection is lost at once, after what
@@ -80,13 +81,16 @@ struct tcp_pad {
     bool queued;
 };
 
+/* So long one whose packets may not arrive at all is left alone, though another could be made. */
+#define IBX_TCP_PATIENT_MS 3000u
+
 /* Whether a new connection would be answered while this one is not; see probe.c. */
 struct tcp_probe {
-    bool able;                   /* to be tried */
-    int fd;                      /* -1: no request is under way */
-    uint64_t began, until;       /* ns; of the request */
-    uint64_t born;               /* this connection */
-    const struct tcp_lane *lane; /* which was silent when that was made */
+    bool able;             /* to be tried */
+    int fd;                /* -1: no request is under way */
+    uint64_t began, until; /* ns; of the request */
+    uint64_t born;         /* this connection */
+    struct tcp_lane *lane; /* which was silent when that was made */
 };
 
 /* --------------------------------------------------------------------- lanes */
@@ -120,6 +124,10 @@ struct tcp_lane {
     struct tcp_pad pad;
     uint64_t silent_since;     /* ns; since when the peer acknowledges nothing; 0: it does */
     uint64_t unanswered_since; /* ns; the same, but of retransmissions alone; see probe.c */
+    uint64_t stuck_since;      /* ns; since when they bring nothing forward; 0: they do */
+    uint64_t acknowledged;     /* bytes, when that was looked at last; see long_packets.c */
+    uint64_t segments;         /* of the peer's, a while after stuck_since; 0: not counted yet */
+    uint64_t answers_since;    /* ns; the peer's host, while this lane is stuck; 0: not known */
     bool blocked;              /* the socket took no more */
     bool watched_output;       /* in tcp->writable */
 
@@ -230,6 +238,8 @@ struct tcp {
     uint64_t look_at; /* ns; when that is due, 0: nothing is on its way */
     bool wrote;       /* since the last look */
     struct tcp_probe probe;
+    bool stuck; /* it ends since packets do not arrive, though the peer's host answers */
+    unsigned segment_limit; /* bytes; 0: none */
     struct tcp_lane lanes[1 + IBX_TCP_LANES_MAX];
     unsigned lane_count; /* bulk lanes */
     size_t chunk;
@@ -317,6 +327,20 @@ void ibx_tcp_probe_init(struct tcp *tcp);
 void ibx_tcp_probe_fini(struct tcp *tcp);
 /* To be called often while this side waits. */
 void ibx_tcp_probe_check(struct tcp *tcp, uint64_t now);
+
+/* long_packets.c */
+struct tcp_info;
+/* To be called with each look at a lane that has unacknowledged bytes. */
+void ibx_tcp_long_packets_check(struct tcp_lane *lane, const struct tcp_info *info, uint64_t now);
+/* This lane has none. */
+void ibx_tcp_long_packets_none(struct tcp_lane *lane);
+/* The lane has sent again since the peer's host is known to answer, and that was no use. */
+bool ibx_tcp_long_packets_tried(const struct tcp_lane *lane, const struct tcp_info *info,
+                                uint64_t now);
+/* Ends the connection: this lane's packets do not arrive. */
+void ibx_tcp_long_packets_lost(struct tcp_lane *lane, const struct tcp_info *info, unsigned ms);
+/* The peer learns of the end now: it would come behind bytes that do not arrive. */
+void ibx_tcp_reset(struct tcp_lane *lane);
 
 /* peer_death.c */
 void ibx_tcp_keepalive_set(const struct tcp *tcp, int fd);
