@@ -38,7 +38,7 @@ static int register_anew(struct ibx_session *s, const void *data, size_t length,
 }
 
 /* Registers [data, data + length), or finds it registered. A failure is no error: the caller copies
- * instead. */
+ * instead, unless the session has ended with its connection. */
 static int register_memory(struct ibx_session *s, const void *data, size_t length, unsigned access,
                            struct ibx_mr **mr)
 {
@@ -278,7 +278,11 @@ int ibx_session_post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *
 int ibx_session_allocate(struct ibx_session *s, size_t bytes, unsigned access, struct ibx_mr **mr,
                          struct ibx_error *err)
 {
-    if (ibx_conn_over(s->conn) && !ibx_link_mend(s))
+    if (ibx_session_live(s) && ibx_conn_over(s->conn))
+        ibx_link_mend(s);
+    if (!ibx_session_live(s))
+        return ibx_error_set(err, -ECONNRESET, "%.500s", s->reason);
+    if (ibx_conn_over(s->conn))
         return ibx_error_set(err, -ENOTCONN, "the connection is closed");
     return ibx_mr_allocate(s->conn, bytes, access, mr, err);
 }
@@ -540,7 +544,7 @@ int ibx_session_cts(struct ibx_session *s, void *to, size_t n)
     struct ibx_mr *mr;
     struct ibx_remote remote;
     if (register_remote(s, to, n, IBX_ACCESS_REMOTE_WRITE, &mr, &remote))
-        return 0;
+        return ibx_session_live(s) ? 0 : -ECONNRESET;
     s->early_cts.mr = mr;
     ibx_session_cts_expect(s, to, n);
     return ibx_session_cts_registered(s, &remote);

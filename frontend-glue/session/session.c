@@ -279,6 +279,8 @@ static void release_all(struct ibx_session *s)
 int ibx_session_fail(struct ibx_session *s, int code, const char *format, ...)
 {
     va_list args;
+    if (s->state.now == SESSION_DEAD) /* the first reason is the one */
+        return code;
     va_start(args, format);
     vsnprintf(s->reason, sizeof(s->reason), format, args);
     va_end(args);

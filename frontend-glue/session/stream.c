@@ -367,7 +367,7 @@ int ibx_session_write_payload(struct ibx_session *s, const void *data, size_t n)
         return rc ? rc : ibx_rendezvous_announce(s, data, n);
     }
     if (ibx_rendezvous_expose(s, data, n, &remote))
-        return 1;
+        return ibx_session_live(s) ? 1 : -ECONNRESET;
     return ibx_session_add_remote(s, SEGMENT_RTS_READ, &remote);
 }
 
