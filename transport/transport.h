@@ -150,7 +150,8 @@ void ibx_options_describe(FILE *out, const char *prefix);
 
 /* SCHEME://HOST:PORT[?key=value&...], or SCHEME:///PATH for a unix socket on the same host. SCHEME
  * is a provider (shm, verbs, ofi, tcp) or rdma, which chooses the best one that both ends have.
- * HOST is a name, an IPv4 address or [IPv6]. */
+ * HOST is a name, an IPv4 address or [IPv6], which may have an interface: [fe80::1%eth0] or, as in
+ * RFC 6874, [fe80::1%25eth0]. */
 #define IBX_URI_MAX 900 /* characters of a whole one */
 struct ibx_uri {
     char scheme[16];

@@ -2,6 +2,7 @@
 #include "transport/transport.h"
 
 #include <errno.h>
+#include <net/if.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,15 @@ static int parse_port(const char *text, uint16_t *port)
     return 0;
 }
 
+/* RFC 6874 writes the percent sign in front of an interface as %25; getnameinfo(3) does not, and an
+ * interface may have a name that begins with these digits. */
+static void zone_decode(char *host)
+{
+    char *zone = strchr(host, '%');
+    if (zone && !strncmp(zone, "%25", 3) && zone[3] && !if_nametoindex(zone + 1))
+        memmove(zone + 1, zone + 3, strlen(zone + 3) + 1);
+}
+
 /* `text` is "HOST:PORT" or "[IPv6]:PORT"; it is cut in pieces. */
 static int parse_authority(char *text, struct ibx_uri *uri, struct ibx_error *err)
 {
@@ -43,6 +53,7 @@ static int parse_authority(char *text, struct ibx_uri *uri, struct ibx_error *er
             return ibx_error_set(err, -EINVAL, "\"%s\" is not [IPv6]:port", text);
         *end = '\0';
         port = end + 2;
+        zone_decode(host);
         good = strchr(host, ':') && !host[strspn(host, NAME_CHARACTERS ":%")];
     } else {
         port = strchr(text, ':');

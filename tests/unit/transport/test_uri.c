@@ -9,6 +9,13 @@
 #include <string.h>
 #include <cmocka.h>
 
+/* Interfaces of this test. */
+unsigned __wrap_if_nametoindex(const char *name);
+unsigned __wrap_if_nametoindex(const char *name)
+{
+    return !strcmp(name, "25has");
+}
+
 static const struct {
     const char *text, *scheme, *host;
     unsigned port;
@@ -21,6 +28,11 @@ static const struct {
     {"ofi://[::1]:7", "ofi", "::1", 7, "", "", "ofi://[::1]:7"},
     {"rdma://[fe80::1%eth0]:5000", "rdma", "fe80::1%eth0", 5000, "", "",
      "rdma://[fe80::1%eth0]:5000"},
+    {"rdma://[fe80::1%25eth0]:5000", "rdma", "fe80::1%eth0", 5000, "", "",
+     "rdma://[fe80::1%eth0]:5000"},
+    {"rdma://[fe80::1%25]:5000", "rdma", "fe80::1%25", 5000, "", "", "rdma://[fe80::1%25]:5000"},
+    {"rdma://[fe80::1%25has]:5000", "rdma", "fe80::1%25has", 5000, "", "",
+     "rdma://[fe80::1%25has]:5000"},
     {"tcp://[::ffff:10.0.0.1]:80", "tcp", "::ffff:10.0.0.1", 80, "", "",
      "tcp://[::ffff:10.0.0.1]:80"},
     {"shm:///run/ibx.sock", "shm", "", 0, "/run/ibx.sock", "", "shm:///run/ibx.sock"},
