@@ -10,6 +10,7 @@ import signal
 import socket
 import stat
 import struct
+import subprocess
 import sys
 import threading
 
@@ -81,6 +82,20 @@ def nobody_there_is_one_sentence(scene):
           "start the server with --stock")
     for args in (("tcp://nobody.invalid:1",), ("--stock", "nobody.invalid:1", uri)):
         fails(scene, ("run", *args), '"nobody.invalid" cannot be resolved', "correct the name")
+
+
+@test
+def a_socket_that_meets_itself_is_nobody(scene):
+    """In a network of its own, whose kernel has one port to give: it is the one to connect to."""
+    own = ["unshare", "--net", "sh", "-c", "ip link set lo up && echo 40000 40000 "
+           '>/proc/sys/net/ipv4/ip_local_port_range && exec "$@"', "sh"]
+    if subprocess.run([*own, "true"], check=False, capture_output=True).returncode:
+        raise Skip("needs root, for a network of its own")
+    path = "--set", "shm_dir=" + scene.folder.name
+    _, uri = scene.serve(*path, uri="shm://" + scene.path("socket"))
+    ib_bw, scene.program = scene.program, own[0]
+    fails(scene, (*own[1:], ib_bw, "run", "--stock", "127.0.0.1:40000", *path, uri),
+          "nothing listens at 127.0.0.1:40000")
 
 
 @test

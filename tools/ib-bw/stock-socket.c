@@ -2,6 +2,8 @@
 /* Stock's sockets: plain and blocking. */
 #include "tools/ib-bw/ib-bw.h"
 
+#include "common/address.h"
+
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -33,12 +35,15 @@ static int first_socket(const struct addrinfo *list, bool listens)
         }
         limit_connect(fd, CONNECT_SECONDS);
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)); /* matters to bind only */
-        if (listens ? !bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, 64)
-                    : !connect(fd, a->ai_addr, a->ai_addrlen)) {
+        rc = listens ? bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, 64)
+                     : connect(fd, a->ai_addr, a->ai_addrlen);
+        rc = !rc ? 0 : errno == EINPROGRESS ? -ETIMEDOUT : -errno;
+        if (!rc && !listens && ibx_address_meets_itself(fd))
+            rc = -ECONNREFUSED;
+        if (!rc) {
             limit_connect(fd, 0);
             return fd;
         }
-        rc = errno == EINPROGRESS ? -ETIMEDOUT : -errno;
         close(fd);
     }
     return rc;
