@@ -247,6 +247,17 @@ static void list_names(struct fi_info *list, char *out, size_t size)
     }
 }
 
+/* Whether one of these, of this name ("": any), would do but for a fork. */
+static bool has_parents(const struct fi_info *list, const char *name)
+{
+    for (const struct fi_info *info = list; info; info = info->next) {
+        const char *its = info->fabric_attr->prov_name;
+        if (is_parents(its) && (!*name || ibx_ofi_name_matches(its, name)))
+            return true;
+    }
+    return false;
+}
+
 /* Why nothing was chosen. */
 static int none_error(const struct ibx_options *options, const struct ofi_wanted *wanted,
                       struct ibx_error *err)
@@ -258,7 +269,7 @@ static int none_error(const struct ibx_options *options, const struct ofi_wanted
     char names[256];
     list_names(all, names, sizeof(names));
     int rc;
-    if (is_parents(*name ? name : "verbs"))
+    if (has_parents(all, name))
         rc = ibx_error_set(err, -EOPNOTSUPP,
                            "the process that this one was forked from has used libfabric, whose "
                            "verbs a child cannot use then: start it anew (exec), or choose another "

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A process that forks while another thread of it finds out what libfabric has: the child may do
- * the same, and is not to wait for a thread that it does not have.
+ * the same, and is not to wait for a thread that it does not have. It cannot use libfabric's verbs
+ * then, and says so where there are some.
  */
 #include "transport/ofi/ofi.h"
 
@@ -42,12 +43,18 @@ void *__wrap_dlopen(const char *name, int flags)
     return __real_dlopen(name, flags);
 }
 
-static int look(void)
+static int probe(const char *name, struct ibx_error *err)
 {
     char text[256];
-    const struct ibx_options options = {.provider = "ofi", .ofi_provider = "tcp"};
+    struct ibx_options options = {.provider = "ofi"};
+    snprintf(options.ofi_provider, sizeof(options.ofi_provider), "%s", name);
+    return ibx_ofi_probe(&options, text, sizeof(text), err);
+}
+
+static int look(void)
+{
     struct ibx_error err = {0};
-    const int rc = ibx_ofi_probe(&options, text, sizeof(text), &err);
+    const int rc = probe("tcp", &err);
     if (rc)
         print_error("%s\n", err.message);
     return rc;
@@ -79,8 +86,26 @@ static void a_fork_meanwhile(void **state)
     assert_int_equal(status, 0);
 }
 
+static void what_a_child_lacks(void **state)
+{
+    struct ibx_error err = {0};
+    int status;
+    (void)state;
+    const bool verbs = !probe("verbs", &err);
+    const pid_t child = fork();
+    if (!child) {
+        const char *words = verbs ? "forked from" : "has no provider \"verbs\"";
+        const bool refused = probe("verbs", &err);
+        print_message("%s\n", err.message);
+        _exit(refused && strstr(err.message, words) ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_fork_meanwhile)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_fork_meanwhile),
+                                       cmocka_unit_test(what_a_child_lacks)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
