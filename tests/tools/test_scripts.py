@@ -109,6 +109,16 @@ def what_failed_is_shown_with_its_condition(scene):
 
 
 @test
+def a_program_that_was_cut_off_by_its_limit_is_called_so(scene):
+    counts = os.path.join(os.path.dirname(scene.program), "count-results")
+    with open(scene.path("log"), "w", encoding="ascii") as log:
+        log.write("ok one\nok two\n")
+    said = subprocess.run([counts, "--log", scene.path("log"), "moves", "124"],
+                          capture_output=True, text=True, check=True).stdout.splitlines()
+    equal((said[0], said[-1]), ("FAILED  moves (timeout): it named no test that failed", "2 1 0"))
+
+
+@test
 def a_test_that_does_not_exist_fails(_):
     ran, said = [], io.StringIO()
     with contextlib.redirect_stdout(said):
