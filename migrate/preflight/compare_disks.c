@@ -259,17 +259,16 @@ static void compare_disk(const struct comparison *c)
         found(c, a, b, same_image);
         return;
     }
-    if (is_set(c->here, "firmware")) {
-        compare_firmware(c);
-        return;
-    }
     if (is_set(c->here, "read-only") != is_set(c->there, "read-only")) {
         found(c, is_set(c->here, "read-only") ? "read-only" : "writable",
               is_set(c->there, "read-only") ? "read-only" : "writable",
               "start both QEMUs with the same read-only= for it");
         return;
     }
-    compare_chains(c);
+    if (is_set(c->here, "firmware"))
+        compare_firmware(c);
+    else
+        compare_chains(c);
 }
 
 /* What the operator may not know, and what this tool does not decide. */

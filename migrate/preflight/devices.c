@@ -44,7 +44,9 @@ bool ibx_property_is_of_host(const char *name, const char *value)
         "sgx-epc",
         "cxl-fmw",
         "hostmem",
-        /* A path. The size of the ROM is compared, and its content is in the device state. */
+        /* A path, and the size of flash memory. As RAM the size is compared, and the content is in
+         * the device state. */
+        "num-blocks",
         "romfile",
         "firmware",
         "dtb",

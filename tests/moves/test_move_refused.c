@@ -682,23 +682,24 @@ static void test_memory_on_a_disk(void)
 
 #define FLASH(file, rest) "file=" file ",format=raw,if=pflash," rest
 
-/* Firmware of one size in files of the hosts' own, an empty drive, a disk without content: the VM
- * moves, and takes its firmware along. */
-static void test_own_firmware(void)
+/* Firmware of one size in files of the hosts' own, an empty drive, a disk without content. False:
+ * this host has no firmware. */
+static bool start_with_firmware(const char *variables_there)
 {
     static const char bios[] = "/usr/share/seabios/bios-256k.bin";
     char copy[96], variables[2][96], drive[4][200], command[300];
     mover_begin();
     for (unsigned i = 0; i < 2; i++) {
         make_file(variables[i], sizeof(variables[i]), i ? "there" : "here", 256 << 10);
-        snprintf(drive[2 + i], sizeof(drive[0]), FLASH("%s", "unit=1"), variables[i]);
+        snprintf(drive[2 + i], sizeof(drive[0]), FLASH("%s", "%s"), variables[i],
+                 i ? variables_there : "unit=1");
     }
     snprintf(copy, sizeof(copy), "%s/firmware", mover_folder);
     snprintf(command, sizeof(command), "cp %s %s && printf x >> %s && truncate -s 256K %s", bios,
              copy, copy, copy);
     if (access(bios, R_OK) || system(command)) {
         print_message("no %s here\n", bios);
-        return;
+        return false;
     }
     snprintf(drive[0], sizeof(drive[0]), FLASH("%s", "unit=0,readonly=on"), bios);
     snprintf(drive[1], sizeof(drive[1]), FLASH("%s", "unit=0,readonly=on"), copy);
@@ -709,8 +710,27 @@ static void test_own_firmware(void)
     vm_start(&vms[1], &(struct vm_options){FIRMWARE(1), .incoming = true});
     vm_wait_beats(&vms[0], pair_beats);
     pair_run(NULL);
+    return true;
+}
+
+/* The VM moves, and takes its firmware along. */
+static void test_own_firmware(void)
+{
+    if (!start_with_firmware("unit=1"))
+        return;
     pair_done();
     pair_moved("");
+}
+
+/* What the guest's firmware writes from then on would be lost. */
+static void test_variables_that_cannot_be_written(void)
+{
+    if (!start_with_firmware("unit=1,readonly=on"))
+        return;
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the disk of cfi.pflash01 @ system.flash1 is writable here and "
+                              "read-only at the destination");
+    pair_stays();
 }
 
 int main(void)
@@ -740,6 +760,7 @@ int main(void)
                                            VM_TEST(test_no_room_beside_the_notes),
                                            VM_TEST(test_memory_on_a_disk),
                                            VM_TEST(test_own_firmware),
+                                           VM_TEST(test_variables_that_cannot_be_written),
                                            {0}};
     return vm_tests(tests, end_all);
 }

@@ -72,6 +72,7 @@ static const char tree[] =
     "  dev: cfi.pflash01, id \"\"\r\n"
     "    drive = \"pflash1\"\r\n"
     "    num-blocks = 64 (0x40)\r\n"
+    "    width = 4 (0x4)\r\n"
     "    name = \"system.flash1\"\r\n"
     "  dev: kvmclock, id \"\"\r\n"
     "    x = 1\r\n";
@@ -135,7 +136,8 @@ static void devices_have_their_properties(NO_STATE)
     assert_int_equal(json_object_size(json_object_get(disk, "properties")), 0);
     const json_t *flash = json_array_get(all, 13);
     assert_string_equal(ibx_member(flash, "drive"), "pflash1");
-    assert_string_equal(ibx_member(json_object_get(flash, "properties"), "num-blocks"), "64");
+    assert_string_equal(ibx_member(json_object_get(flash, "properties"), "width"), "4");
+    assert_int_equal(json_object_size(json_object_get(flash, "properties")), 2); /* and name */
     json_decref(all);
 }
 
