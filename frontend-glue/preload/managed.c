@@ -280,7 +280,7 @@ enum { TYPE_UNREGISTERED, TYPE_HOST, TYPE_DEVICE, TYPE_MANAGED }; /* cudaMemoryT
 static bool is_device_memory(const void *address, int *device)
 {
     struct extra e;
-    uint8_t bytes[8];
+    uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
     *device = ibx_frontend_device_of(address);
