@@ -82,8 +82,10 @@ static int listen_at(struct ibx_control_socket *server, struct ibx_error *err)
     if (fchmod(server->fd, 0600) ||
         bind(server->fd, (const struct sockaddr *)&server->address, sizeof(server->address)) ||
         lstat(server->address.sun_path, &st) || listen(server->fd, BACKLOG))
-        return ibx_error_set(err, -errno, "%s cannot be made: %s", server->address.sun_path,
-                             strerror(errno));
+        return ibx_error_set(err, -errno,
+                             "%s cannot be made: %s; its folder needs room and must be writable: "
+                             "choose another with --state-dir",
+                             server->address.sun_path, strerror(errno));
     server->dev = st.st_dev;
     server->ino = st.st_ino;
     return 0;

@@ -316,8 +316,9 @@ static int block_map(struct ibx_page_server *server, const struct ibx_guest_bloc
     void *memory =
         mmap(NULL, (size_t)block->size, prot, MAP_SHARED, block->fd, (off_t)block->offset);
     if (memory == MAP_FAILED)
-        return ibx_error_set(err, -errno, "memory backend %s (%llu bytes) cannot be mapped: %s",
-                             block->id, (unsigned long long)block->size, strerror(errno));
+        return ibx_error_set(err, -errno, "memory backend %s (%llu bytes) cannot be mapped: %s%s",
+                             block->id, (unsigned long long)block->size, strerror(errno),
+                             errno == ENOMEM ? "; raise RLIMIT_AS (ulimit -v) of ib-migrate" : "");
     madvise(memory, (size_t)block->size, MADV_DONTDUMP);
     /* Each page is read once. Otherwise the kernel moves pages that the verifier has read, too, to
      * the list of active ones while it unmaps them, which takes twice as long. */

@@ -212,7 +212,7 @@ static int migration_failed(struct source *s, struct ibx_error *err)
     ibx_vm_migration(s->vm.qmp, status, sizeof(status), error, sizeof(error),
                      ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL);
     return ibx_error_set(err, -EIO, "QEMU's migration failed: %s",
-                         error[0] ? error : "it gave no reason");
+                         error[0] ? error : "it gave no reason: see its log");
 }
 
 /* The VM gave memory back, or took it, since the first of it was registered. QEMU may tell of that
