@@ -219,8 +219,9 @@ class Struck(Remedies):
             return self.take_back()
         if waited and self.alive("source") and not self.alive("destination") and not there:
             for words in ("interrupt once more", '"summary"'):
-                self.tools["source"].kill(signal.SIGTERM)
-                self.tools["source"].says(words)
+                if self.alive("source"):  # it may end by itself meanwhile
+                    self.tools["source"].kill(signal.SIGTERM)
+                    self.tools["source"].says_or_ends(words)
             self.did("two SIGTERM for the source")
             return True
         if waited and self.alive("destination") and not self.alive("source") and not there:

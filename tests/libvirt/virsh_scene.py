@@ -39,8 +39,12 @@ class Tool:
 
     def says(self, words):
         """Waits until it has printed that."""
-        until(lambda: words in self.text or self.process.poll() is not None, words)
+        self.says_or_ends(words)
         assert words in self.text, self.text
+
+    def says_or_ends(self, words):
+        """Waits for either."""
+        until(lambda: words in self.text or self.process.poll() is not None, words)
 
     def stopped(self):
         """Waits until it has stopped itself (IBX_MOVE_STOP_AT)."""
