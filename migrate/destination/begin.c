@@ -170,6 +170,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
         sweep(d, rc != 0);
     ibx_destination_digests_restart(d);
     ibx_destination_qemu_fini(&d->qemu);
+    ibx_migration_signals_take(&d->signals, true); /* it has ended: they change nothing */
     ibx_migration_signals_close(&d->signals);
     ibx_journal_unlock(d->options->folder, &last->record, d->lock_fd);
     free(d);

@@ -379,6 +379,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     if (source_managed(&s->vm) && (s->state.now == SOURCE_DONE || s->state.now == SOURCE_KEPT))
         ibx_journal_unlink_files(&s->status.record);
     ibx_control_socket_close(s->socket);
+    ibx_migration_signals_take(&s->signals, true); /* it has ended: they change nothing */
     ibx_migration_signals_close(&s->signals);
     ibx_source_vm_fini(&s->vm);
     if (s->state.now == SOURCE_STRANDED)

@@ -308,6 +308,28 @@ static void test_interrupted_before_the_confirmation(void)
     ended();
 }
 
+/* A tool that is told to end when it has done everything says so, as if it had not been told. */
+static void interrupted_at(const char *state)
+{
+    pair_start(NULL);
+    struct mover *stopped = pair_run_to(state, NULL);
+    mover_kill(stopped, SIGTERM);
+    mover_kill(stopped, SIGCONT);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    mover_must_print(stopped, "\"summary\"");
+}
+
+static void test_interrupted_when_done(void)
+{
+    interrupted_at("destination:done");
+}
+
+static void test_interrupted_when_done_at_the_source(void)
+{
+    interrupted_at("source:done");
+}
+
 /* The QEMU of a source that has nothing left to do is missed by nobody. */
 static void test_qemu_ends_before_the_confirmation(void)
 {
@@ -452,6 +474,8 @@ int main(void)
                                            VM_TEST(test_source_cannot_write_that_it_stays),
                                            VM_TEST(test_interrupted_when_complete),
                                            VM_TEST(test_interrupted_before_the_confirmation),
+                                           VM_TEST(test_interrupted_when_done),
+                                           VM_TEST(test_interrupted_when_done_at_the_source),
                                            VM_TEST(test_qemu_ends_before_the_confirmation),
                                            VM_TEST(test_confirmation_lost),
                                            VM_TEST(test_confirmation_interrupted),
