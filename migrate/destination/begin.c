@@ -277,6 +277,8 @@ static int recover(struct destination *d, const struct ibx_record *record, struc
     if (!rc && d->state.now == DESTINATION_RESUMING && d->qemu.managed) {
         snprintf(d->status.message, sizeof(d->status.message), "%s", DESTINATION_UNDECIDED);
         ibx_migration_notify(&options->observer, "%s", DESTINATION_UNDECIDED);
+    } else if (!rc) {
+        ibx_destination_tell_away(d);
     }
     if (!rc && d->state.now == DESTINATION_COMPLETE)
         notify_complete(d);

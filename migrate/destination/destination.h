@@ -294,6 +294,7 @@ struct destination {
     unsigned load_looks;                    /* at whether QEMU has read the device state */
     uint64_t fill_ns; /* WAITING over a long wire: when the background begins; 0: not so */
     uint64_t lost_ns, progress_ns, complete_ns;
+    uint64_t told_away_ns; /* the source has been away for long: told last */
     uint64_t retry_ns;     /* when to try again what failed at the end: the record, letting go */
     uint64_t let_go_by_ns; /* until when to try to close QEMU's descriptor */
 };
@@ -337,6 +338,9 @@ void ibx_destination_unclaim(struct destination *d);
 /* ---------------------------------------------------------------- silence.c */
 
 void ibx_destination_check_silence(struct destination *d);
+/* The source is away and has pages that the VM needs: what waits for it, and what is left where it
+ * is gone for good. */
+void ibx_destination_tell_away(struct destination *d);
 /* -ETIMEDOUT: a source has done nothing for too long, before all of the device state was here. */
 int ibx_destination_check_stall(struct destination *d, struct ibx_error *err);
 

@@ -4,8 +4,11 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 
 #define REQUEST_MAX (1ull << 20)  /* bytes: of one request to the source, or a whole huge page */
+#define AWAY_TIMES  60            /* the transport's timeout, between two words of who is away */
 #define RATE_MIN    (10ull << 20) /* bytes per second: slower links are not expected */
 
 static bool awaits_something(const struct destination *d)
@@ -38,8 +41,45 @@ static uint64_t longest_pause_ns(const struct destination *d)
     return bytes * 1000 * IBX_NS_PER_MS / (limit && limit < RATE_MIN ? limit : RATE_MIN);
 }
 
+/* Where libvirt has not continued the VM yet, that matters more, and was said. */
+static bool misses_pages(const struct destination *d)
+{
+    return (d->state.now == DESTINATION_FILLING ||
+            (d->state.now == DESTINATION_RESUMING && !d->qemu.managed)) &&
+           !ibx_destination_ram_whole(&d->ram);
+}
+
+void ibx_destination_tell_away(struct destination *d)
+{
+    const struct ibx_record *record = &d->status.record;
+    const uint64_t now = ibx_now_ns(), away_s = (now - d->lost_ns) / (1000 * IBX_NS_PER_MS);
+    char since[64] = "";
+    if (!misses_pages(d))
+        return;
+    d->told_away_ns = now;
+    if (away_s)
+        snprintf(since, sizeof(since), "the source has been away for %" PRIu64 " s: ", away_s);
+    ibx_migration_notify(
+        &d->options->observer,
+        "%sthe VM waits for pages until the source is back (ib-migrate recover there); if all of "
+        "QEMU, ib-migrate and the file of guest RAM are gone there, these pages are lost, and the "
+        "VM goes on only until it needs one: end its QEMU here (kill -9 %d), start it from its "
+        "disk, and ib-migrate prune --unfinished --qmp %s ends this record",
+        since, (int)record->pid, record->qmp);
+}
+
+/* Whoever comes back continues by himself. Who is gone for good never says so. */
+static void check_away(struct destination *d)
+{
+    const uint64_t every_ns = (uint64_t)d->transport.timeout_ms * AWAY_TIMES * IBX_NS_PER_MS;
+    const uint64_t since = d->told_away_ns > d->lost_ns ? d->told_away_ns : d->lost_ns;
+    if (!destination_linked(&d->link) && ibx_now_ns() - since >= every_ns)
+        ibx_destination_tell_away(d);
+}
+
 void ibx_destination_check_silence(struct destination *d)
 {
+    check_away(d);
     const struct migration_expectation expected = {
         .awaited = destination_linked(&d->link) && awaits_something(d),
         .count = d->status.bytes + d->status.present,

@@ -112,7 +112,8 @@ static const char *const destination_texts[] = {
                             "recover\" asks it",
     [IBX_JOURNAL_RUNNING] = "%s @ here and needs pages that are still at %s: leave both QEMUs "
                             "as they are; if no ib-migrate is at work, \"ib-migrate recover\" "
-                            "continues to fetch them",
+                            "continues to fetch them; if they are gone there for good (see its "
+                            "ib-migrate status), end this QEMU and start the VM from its disk",
     [IBX_JOURNAL_COMPLETE] = "%s @ here with all of its pages, but %s has not confirmed it and "
                              "keeps them, too: run \"ib-migrate recover\" here, or there if its "
                              "state is done",
@@ -175,7 +176,8 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
     if (record->borrow && record->state == IBX_JOURNAL_RUNNING)
         form = "%s @ here, borrowed from %s, which has the other pages: \"ib-migrate return\" "
                "brings it home; if no ib-migrate is at work, \"ib-migrate recover\" continues to "
-               "fetch them";
+               "fetch them; if they are gone there for good, end this QEMU and start the VM from "
+               "its disk";
     if (ibx_journal_has_returned(record))
         form = record->source
                    ? "%s was borrowed by %s and has returned: nothing is to be done here"

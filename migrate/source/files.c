@@ -32,8 +32,9 @@ int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_record *record
     if (rc)
         return ibx_error_set(err, -ESRCH,
                              "the QEMU (process %d) that held this VM's pages has ended, and its "
-                             "memory cannot be used (%s): what the destination has not fetched is "
-                             "lost",
+                             "memory cannot be used (%s): unless that can be mended, what the "
+                             "destination has not fetched is lost, and the VM with it: end its "
+                             "QEMU there and start it from its disk",
                              (int)record->pid, why.message);
     vm->of_files = true;
     ibx_source_vm_keep_files(vm, record, observer);

@@ -96,6 +96,33 @@ static void test_source_was_started_anew(void)
     vm_end(&anew);
 }
 
+/* And the file with them, as where the host was started anew: nobody brings these pages back. Each
+ * side says so, who waits at the destination again and again, and can be interrupted; and when the
+ * VM's QEMU has been ended no record is in the way. */
+static void test_source_is_gone_for_good(void)
+{
+    source_dies();
+    assert_int_equal(unlink(vms[0].ram), 0);
+    recover_refuses("end its QEMU there and start it from its disk");
+    struct mover *source = MOVER_RUN(0, "status", "--qmp", vms[0].tool);
+    mover_must_print(source, "end its QEMU there and start it from its disk");
+    struct mover *destination = MOVER_RUN(0, "status", "--qmp", vms[1].tool);
+    mover_must_print(destination, "end this QEMU and start the VM from its disk");
+    mover_kill(&receiver, SIGKILL);
+    pair_timeout = "timeout_ms=100"; /* until it reminds: 60 times that */
+    mover_recover(&receiver, &vms[1]);
+    pair_timeout = PAIR_TIMEOUT;
+    mover_await_words(&receiver, "start it from its disk");
+    mover_await_words(&receiver, "the source has been away for ");
+    mover_kill(&receiver, SIGTERM);
+    mover_await_words(&receiver, "interrupt once more");
+    mover_kill(&receiver, SIGTERM);
+    mover_ends(&receiver, 3);
+    vm_kill(&vms[1]);
+    for (unsigned i = 0; i < 2; i++)
+        mover_must_print(MOVER_RUN(0, "prune", "--unfinished", "--qmp", vms[i].tool), "deleted: ");
+}
+
 /* It has ended before anybody looked. Its firmware has left its traces in memory that the
  * destination has: there the VM is stopped, and nobody calls the migration complete. */
 static void test_somebody_was_there(void)
@@ -215,6 +242,7 @@ int main(void)
 {
     static const struct vm_test tests[] = {VM_TEST(test_source_and_its_tool_die),
                                            VM_TEST(test_again),
+                                           VM_TEST(test_source_is_gone_for_good),
                                            VM_TEST(test_source_was_started_anew),
                                            VM_TEST(test_somebody_was_there),
                                            VM_TEST(test_started_anew_while_its_tool_serves),

@@ -24,7 +24,11 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
         : ibx_journal_stands(record)       ? "is"
                                            : "runs",
         record->peer[0] ? record->peer : "the other side", (int)record->pid,
-        there ? "is in " : "with it, so what had not been fetched is lost", there ? path : "",
+        there ? "is in "
+              : "with it, so what had not been fetched "
+                "is lost: end its QEMU there and start it from its disk, "
+                "unless it has all of its pages there",
+        there ? path : "",
         there ? ", from which \"ib-migrate recover\" sends it: start no QEMU on that file" : "");
 }
 
