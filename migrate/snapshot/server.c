@@ -74,16 +74,35 @@ static int take_first(struct client *client, struct ibx_snapshot_any *first, str
     return ibx_error_set(err, -ETIMEDOUT, "no message came within %u ms", first_ms);
 }
 
-static size_t room(const struct ibx_conn *conn)
-{
-    const size_t max = ibx_conn_caps(conn)->message_max;
-    return (max < IBX_MIGRATE_MESSAGE ? max : IBX_MIGRATE_MESSAGE) - 16;
-}
-
 static int tell(const struct client *client, const struct ibx_snapshot_any *message,
                 uint64_t deadline, struct ibx_error *err)
 {
     return ibx_snapshot_send_unless(client->conn, message, &client->server->closing, deadline, err);
+}
+
+/* A reader of another version learns of both by an OPEN of this one, whose head all versions read
+ * alike. What it sends has other fields, perhaps, and is not looked at. */
+static void tell_version(const struct client *client)
+{
+    const struct ibx_snapshot_any open = {.type = IBX_SNAPSHOT_OPEN};
+    const uint64_t deadline = ibx_deadline_in_ms(ibx_migrate_first_ms(&client->server->options));
+    struct ibx_event event;
+    int n = tell(client, &open, deadline, NULL);
+    while (n >= 0 && !client->server->closing && ibx_now_ns() < deadline) {
+        n = ibx_poll(client->conn, &event, 1);
+        if (n > 0 && event.type == IBX_EVENT_CLOSED)
+            return;
+        if (n > 0 && event.type == IBX_EVENT_MESSAGE)
+            ibx_message_release(client->conn, &event);
+        else if (!n)
+            ibx_wait(client->conn, ibx_ms_until(deadline));
+    }
+}
+
+static size_t room(const struct ibx_conn *conn)
+{
+    const size_t max = ibx_conn_caps(conn)->message_max;
+    return (max < IBX_MIGRATE_MESSAGE ? max : IBX_MIGRATE_MESSAGE) - 16;
 }
 
 static int send_manifest(struct client *client, uint64_t deadline, struct ibx_error *err)
@@ -405,6 +424,8 @@ static int serve(struct client *client, struct ibx_error *err)
     int rc = ibx_establish(client->conn, err);
     if (!rc)
         rc = take_first(client, &first, err);
+    if (rc == -EPROTONOSUPPORT)
+        tell_version(client);
     if (rc)
         return rc;
     if (first.type == IBX_SNAPSHOT_JOIN)

@@ -125,6 +125,35 @@ static void test_readers(void **state)
     close_server();
 }
 
+/* It is told by an OPEN of this version, from which it has the number; and goes, or is sent away.
+ * The more that it says hinders nothing. */
+static void test_a_reader_of_another_version(void **state)
+{
+    (void)state;
+    static const char later[] = "\x40\x69\x62\x78\x73\x09\x00\x01news", more[] = "\xf0more";
+    struct ibx_options patient = options();
+    struct ibx_event event = {.type = IBX_EVENT_CLOSED};
+    struct ibx_snapshot_any open;
+    patient.timeout_ms = 600000;
+    open_server_for(patient, 0);
+    struct ibx_conn *conn = connect_raw(IBX_SNAPSHOT_PURPOSE);
+    assert_non_null(conn);
+    put(conn, later, sizeof(later) - 1);
+    put(conn, more, sizeof(more) - 1);
+    while (ibx_poll(conn, &event, 1) == 0)
+        ibx_wait(conn, 100);
+    assert_int_equal(event.type, IBX_EVENT_MESSAGE);
+    assert_int_equal(ibx_snapshot_decode(event.data, event.length, &open, &error), 0);
+    assert_int_equal(open.type, IBX_SNAPSHOT_OPEN);
+    ibx_message_release(conn, &event);
+    const uint64_t began = ibx_now_ns();
+    linger(conn);
+    assert_true(ibx_now_ns() - began < patience * IBX_NS_PER_MS);
+    ibx_close(conn);
+    read_all();
+    close_server();
+}
+
 /* A large VM's description takes long over a slow link; one that takes none of it holds up no end.
  */
 static void test_a_reader_that_stands_still(void **state)
@@ -242,7 +271,8 @@ int main(void)
 {
     patience = patience_ms(20000);
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_readers), cmocka_unit_test(test_a_reader_that_stands_still),
-        cmocka_unit_test(test_who_asks), cmocka_unit_test(test_one_name_leaves_room)};
+        cmocka_unit_test(test_readers), cmocka_unit_test(test_a_reader_of_another_version),
+        cmocka_unit_test(test_a_reader_that_stands_still), cmocka_unit_test(test_who_asks),
+        cmocka_unit_test(test_one_name_leaves_room)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

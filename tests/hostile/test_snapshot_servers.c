@@ -111,6 +111,8 @@ static void test_servers(void **state)
     memcpy(beyond, region, region_length);
     beyond[1] = 7; /* a block that there is not */
     refused((const struct step[]){{"\xff", 1}, end}, 1, -EPROTO, "is none of a snapshot's");
+    refused((const struct step[]){{"\x40\x69\x62\x78\x73\x09\x00\x00", 8}, end}, 1,
+            -EPROTONOSUPPORT, "speaks version 9 of the snapshot protocol");
     refused((const struct step[]){l, end}, 1, -EPROTO, "not to their end");
     refused((const struct step[]){p, end}, 1, -EPROTO, "out of turn");
     refused((const struct step[]){m, m, end}, 1, -EPROTO, "out of turn");
