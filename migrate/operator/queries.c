@@ -112,86 +112,127 @@ static int renew_link(const char *folder, const struct ibx_record *record, struc
                : 0;
 }
 
-static int roll_back(const char *folder, struct ibx_record *record,
-                     const struct ibx_options *transport, struct ibx_error *err)
+/* Whether the destination's answer forbids it. Without one the operator has been asked. */
+static int ask_destination(const struct ibx_record *record, const struct ibx_options *transport,
+                           struct ibx_error *err)
 {
     struct ibx_migrate_answer answer;
-    struct ibx_qmp *qmp;
-    struct ibx_error silent = {0};
-    struct ibx_vm_undo vm = {.was_running = record->was_running,
-                             .touched = true,
-                             .hold = record->hold,
-                             .stream = record->stream};
-    struct ibx_guard guard;
-    uint64_t deadline;
-    int lock_fd;
-    if (!record->source || ibx_journal_over(record))
-        return ibx_error_set(err, -EINVAL, "there is nothing to roll back: this migration is %s",
-                             ibx_journal_state_name(record->state));
-    int rc = ibx_migrate_query(record, transport, &answer, &silent);
-    if (!rc && (answer.state == IBX_ANSWER_RUNNING || answer.state == IBX_ANSWER_COMPLETE))
+    struct ibx_error why = {0};
+    const int rc = ibx_migrate_query(record, transport, &answer, &why);
+    if (rc)
+        return 0;
+    if (answer.state == IBX_ANSWER_RUNNING || answer.state == IBX_ANSWER_COMPLETE)
         return ibx_error_set(err, -EBUSY,
                              "the destination (%s) answers that the VM is there: running it "
                              "here as well would destroy its disks",
                              answer.host);
-    if (!rc && answer.state == IBX_ANSWER_ENDED)
-        return ibx_error_set(err, -EBUSY,
-                             "the destination (%s) answers that the VM's guest has shut it down "
-                             "there: its disks are newer than its memory here; ib-migrate recover "
-                             "here ends the migration",
-                             answer.host);
+    return answer.state == IBX_ANSWER_ENDED
+               ? ibx_error_set(err, -EBUSY,
+                               "the destination (%s) answers that the VM's guest has shut it down "
+                               "there: its disks are newer than its memory here; ib-migrate "
+                               "recover here ends the migration",
+                               answer.host)
+               : 0;
+}
+
+/* The watchdog of a tool that was just killed holds the lock until it ends. */
+static int lock_when_free(const char *folder, const struct ibx_record *record, int *lock_fd,
+                          struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
+    int rc;
+    while ((rc = ibx_journal_lock(folder, record, lock_fd, err)) == -EBUSY &&
+           ibx_now_ns() < deadline)
+        poll(NULL, 0, MIGRATION_LOCK_LOOK_MS);
+    return rc;
+}
+
+/* The migration may have gone on while the operator was asked. */
+static int check_unchanged(const char *folder, const struct ibx_record *record,
+                           struct ibx_record *now, struct ibx_error *err)
+{
+    *now = *record;
+    const int rc = ibx_migration_reload(folder, now, err);
+    return !rc && (now->state != record->state || now->epoch != record->epoch)
+               ? ibx_error_set(err, -EBUSY,
+                               "the migration has gone on meanwhile: see ib-migrate status")
+               : rc;
+}
+
+/* The record changes only after QEMU has continued. QEMU refuses if the VM runs there after all and
+ * uses the disks; then recover is needed. */
+static int record_back(const char *folder, struct ibx_record *back, struct ibx_error *err)
+{
+    back->state = IBX_JOURNAL_ROLLED_BACK;
+    back->settings[0] = '\0';
+    back->epoch++;
+    const int rc = ibx_journal_write(folder, back, err);
+    if (!rc && back->libvirt)
+        ibx_journal_unlink_files(back);
+    if (!rc)
+        ibx_journal_forget_notes(back);
+    return rc;
+}
+
+static int take_back(const char *folder, struct ibx_record *back, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    struct ibx_vm_undo vm = {.was_running = back->was_running,
+                             .touched = true,
+                             .hold = back->hold,
+                             .stream = back->stream};
+    struct ibx_guard guard;
+    struct ibx_qmp *qmp;
+    int rc = take_guard(back, &guard, err);
+    if (rc)
+        return rc;
+    ibx_guard_release(&guard); /* QEMU may be held by it */
+    rc = reach(back, deadline, &qmp, err);
+    if (rc)
+        return rc;
+    vm.before = json_loads(back->settings, 0, NULL);
+    rc = back->libvirt ? leave_to_libvirt(qmp, vm.before, deadline, err)
+                       : ibx_vm_stay(qmp, &vm, deadline, err);
+    if (!rc)
+        rc = record_back(folder, back, err);
+    json_decref(vm.before);
+    ibx_qmp_close(qmp);
+    return rc;
+}
+
+static int roll_back(const char *folder, struct ibx_record *record,
+                     const struct ibx_options *transport, struct ibx_error *err)
+{
+    struct ibx_record back;
+    int lock_fd;
+    if (!record->source || ibx_journal_over(record))
+        return ibx_error_set(err, -EINVAL, "there is nothing to roll back: this migration is %s",
+                             ibx_journal_state_name(record->state));
+    int rc = ask_destination(record, transport, err);
+    if (rc)
+        return rc;
     if (ibx_journal_returns(record) && !record->whole && record->state != IBX_JOURNAL_MAY_RUN)
         return ibx_error_set(err, -EBUSY,
                              "this VM has returned: what it had not fetched here is only in its "
                              "memory at home, which is newer by now; ib-migrate recover goes on");
-    /* The watchdog of a tool that was just killed holds the lock until it ends. */
-    deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
-    while ((rc = ibx_journal_lock(folder, record, &lock_fd, err)) == -EBUSY &&
-           ibx_now_ns() < deadline)
-        poll(NULL, 0, MIGRATION_LOCK_LOOK_MS);
+    rc = lock_when_free(folder, record, &lock_fd, err);
     if (rc)
         return rc;
-    if (ibx_journal_qemu_gone(record)) {
-        close(lock_fd);
-        return ibx_error_set(
-            err, -ESRCH,
-            "the QEMU (process %d) in which the VM stopped has ended: nothing here "
-            "can be continued; ib-migrate recover sends its memory to the "
-            "destination if that runs the VM, otherwise start it anew from its "
-            "disk",
-            (int)record->pid);
-    }
-    /* The migration may have gone on while the operator was asked. */
-    struct ibx_record back = *record;
-    rc = ibx_migration_reload(folder, &back, err);
-    if (!rc && (back.state != record->state || back.epoch != record->epoch))
-        rc = ibx_error_set(err, -EBUSY,
-                           "the migration has gone on meanwhile: see ib-migrate status");
+    if (ibx_journal_qemu_gone(record))
+        rc = ibx_error_set(err, -ESRCH,
+                           "the QEMU (process %d) in which the VM stopped has ended: nothing here "
+                           "can be continued; ib-migrate recover sends its memory to the "
+                           "destination if that runs the VM, otherwise start it anew from its "
+                           "disk",
+                           (int)record->pid);
+    if (!rc)
+        rc = check_unchanged(folder, record, &back, err);
     if (!rc)
         rc = renew_link(folder, record, err);
-    deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS); /* the query has taken its own time */
-    if (!rc && !(rc = take_guard(&back, &guard, err)))
-        ibx_guard_release(&guard); /* QEMU may be held by it */
-    vm.before = rc ? NULL : json_loads(back.settings, 0, NULL);
-    if (!rc && !(rc = reach(record, deadline, &qmp, err))) {
-        /* The record changes only after QEMU has continued. QEMU refuses if the VM runs there after
-         * all and uses the disks; then recover is needed. */
-        rc = back.libvirt ? leave_to_libvirt(qmp, vm.before, deadline, err)
-                          : ibx_vm_stay(qmp, &vm, deadline, err);
-        back.state = IBX_JOURNAL_ROLLED_BACK;
-        back.settings[0] = '\0';
-        back.epoch++;
-        if (!rc)
-            rc = ibx_journal_write(folder, &back, err);
-        if (!rc && back.libvirt)
-            ibx_journal_unlink_files(&back);
-        if (!rc)
-            ibx_journal_forget_notes(&back);
-        if (!rc)
-            *record = back;
-        ibx_qmp_close(qmp);
-    }
-    json_decref(vm.before);
+    if (!rc)
+        rc = take_back(folder, &back, err);
+    if (!rc)
+        *record = back;
     close(lock_fd);
     return rc;
 }
