@@ -122,8 +122,8 @@ struct greeting {
 static int on_answer(void *context, const struct ibx_migrate_any *message)
 {
     struct greeting *g = context;
-    if (message->type == IBX_MIGRATE_ABORT)
-        return ibx_error_set(g->err, -ECONNABORTED, "the destination reports: %s",
+    if (message->type == IBX_MIGRATE_ABORT) /* of another version: it cannot answer */
+        return ibx_error_set(g->err, -EPROTOTYPE, "the destination reports: %s",
                              message->is.reason);
     if (message->type != IBX_MIGRATE_ANSWER)
         return ibx_error_set(g->err, -EPROTO, "the destination answered HELLO with %s",
@@ -196,6 +196,16 @@ int ibx_migration_connect(const char *uri, const struct ibx_options *options, ui
     return rc;
 }
 
+/* It has proven itself and closed: earlier versions do not send that they are of another one. */
+static int unanswered(struct ibx_error *err)
+{
+    const struct ibx_error why = *err;
+    return ibx_error_set(err, -EPROTOTYPE,
+                         "%s, before it answered: what ib-migrate prints there says why (if it is "
+                         "of an earlier release, install the same ibx on both hosts)",
+                         why.message);
+}
+
 int ibx_migration_greet(const char *uri, const struct ibx_options *options,
                         const struct ibx_migrate_hello *hello, struct ibx_channel *control,
                         struct ibx_migrate_answer *answer, struct ibx_error *err)
@@ -231,7 +241,7 @@ int ibx_migration_say_hello(struct ibx_conn *conn, const struct ibx_options *opt
     if (rc == -EISCONN)
         return 0;
     ibx_channel_fini(control);
-    return rc;
+    return rc == -ECONNRESET ? unanswered(err) : rc;
 }
 
 int ibx_migration_ask(const struct ibx_record *record, enum ibx_migrate_purpose purpose,

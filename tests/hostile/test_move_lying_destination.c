@@ -282,6 +282,40 @@ static void taken_back(int status)
     pair_runs_at_the_source();
 }
 
+/* One of another version cannot be asked whether the VM runs there. It may: the operator ends it
+ * first, or uses that version. */
+static void test_no_rollback_beside_another_version(void)
+{
+    struct mover rollback;
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_ABORT};
+    snprintf(message.is.reason, sizeof(message.is.reason), "the peer speaks version 7, this is 8");
+    start_source();
+    send_to_us(NULL);
+    got_commit();
+    line_send_plain(&source, IBX_MIGRATE_RUNNING);
+    mover_await(&sender, "filling", 0);
+    mover_kill(&sender, SIGKILL);
+    close_both();
+    for (unsigned tells = 0; tells < 2; tells++) { /* earlier ones only close */
+        mover_start(&rollback,
+                    (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+        greeted(IBX_PURPOSE_QUERY);
+        if (tells) {
+            line_send(&source, &message);
+            line_closes(&source);
+        }
+        line_close(&source);
+        mover_ends(&rollback, 1);
+        mover_must_print(&rollback,
+                         tells ? "the peer speaks version 7, this is 8" : "of an earlier release");
+        mover_must_print(&rollback, "by an ib-migrate of that version");
+        assert_false(vm_runs(&vms[0]));
+    }
+    ibx_acceptor_close(acceptor);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+}
+
 /* Calls a move complete whose pages it cannot have: the source keeps them all. */
 static void test_a_lie_about_the_end(void)
 {
@@ -439,10 +473,14 @@ static void test_broken_from_both(void)
 int main(void)
 {
     pair_timeout = "timeout_ms=10000";
-    static const struct vm_test tests[] = {
-        VM_TEST(test_destinations_that_lie), VM_TEST(test_long_destinations_that_wait),
-        VM_TEST(test_a_lie_about_the_end),   VM_TEST(test_refused_after_the_commit),
-        VM_TEST(test_lies_about_pages),      VM_TEST(test_broken_comes_again),
-        VM_TEST(test_broken_from_both),      {0}};
+    static const struct vm_test tests[] = {VM_TEST(test_destinations_that_lie),
+                                           VM_TEST(test_long_destinations_that_wait),
+                                           VM_TEST(test_a_lie_about_the_end),
+                                           VM_TEST(test_no_rollback_beside_another_version),
+                                           VM_TEST(test_refused_after_the_commit),
+                                           VM_TEST(test_lies_about_pages),
+                                           VM_TEST(test_broken_comes_again),
+                                           VM_TEST(test_broken_from_both),
+                                           {0}};
     return vm_tests(tests, mover_end_all);
 }

@@ -57,6 +57,10 @@ static int check_idle(const struct migrate_args *args, const struct ibx_record *
 static void print_reply(const struct reply *reply)
 {
     const struct ibx_migrate_answer *answer = &reply->answer;
+    if (reply->rc == -EPROTOTYPE) {
+        fprintf(stderr, "An ib-migrate is there, and cannot tell: %s.\n", reply->err.message);
+        return;
+    }
     if (reply->rc) {
         fprintf(stderr, "The destination does not answer: %s.\n", reply->err.message);
         return;
@@ -168,6 +172,10 @@ int ibx_cli_rollback(const struct migrate_args *args)
     fprintf(stderr, "%s, migrated to %s: %s.\n", vm, record.uri, state);
     reply.rc = ibx_migrate_query(&record, &options, &reply.answer, &reply.err);
     print_reply(&reply);
+    if (reply.rc == -EPROTOTYPE)
+        return ibx_cli_fail("not rolled back, because the VM may run there: call rollback by an "
+                            "ib-migrate of that version, or first end the one there and the VM's "
+                            "QEMU");
     if (!reply.rc &&
         (reply.answer.state == IBX_ANSWER_RUNNING || reply.answer.state == IBX_ANSWER_COMPLETE))
         return ibx_cli_fail(
