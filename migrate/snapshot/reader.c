@@ -200,14 +200,19 @@ static void put_off(struct opening *o, size_t length)
 
 static int take_messages(struct opening *o, struct ibx_error *err)
 {
+    bool came = false;
     int rc = 0;
     while (!rc && !o->listed) {
         struct ibx_event event;
         const int n = ibx_poll(o->conn, &event, 1);
         if (n < 0 || (n && event.type == IBX_EVENT_CLOSED))
-            return ibx_error_set(err, -ECONNRESET, "it closed the connection: %s",
+            return ibx_error_set(err, -ECONNRESET, "it closed the connection%s: %s",
+                                 came ? ""
+                                      : " without an answer, as ib-migrate serve of an earlier "
+                                        "release does (what it prints there says why)",
                                  ibx_conn_reason(o->conn));
         if (n && event.type == IBX_EVENT_MESSAGE) {
+            came = true;
             rc = take(o, &event, err);
             put_off(o, event.length);
             ibx_message_release(o->conn, &event);
