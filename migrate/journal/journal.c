@@ -118,8 +118,10 @@ static int load(const char *folder, int dir, const char *name, struct ibx_record
     int rc = n < 0 ? ibx_error_set(err, -read_errno, "record %s/%s cannot be read: %s", folder,
                                    name, strerror(read_errno))
                    : 0;
-    if (!rc && ibx_journal_text_parse(text, (size_t)n, record, &why))
-        rc = damaged(folder, name, err, why.message);
+    if (!rc && (rc = ibx_journal_text_parse(text, (size_t)n, record, &why)))
+        rc = rc == -EPROTONOSUPPORT
+                 ? ibx_error_set(err, rc, "record %s/%.80s %s", folder, name, why.message)
+                 : damaged(folder, name, err, why.message);
     if (text)
         OPENSSL_cleanse(text, JOURNAL_BYTES_MAX);
     free(text);

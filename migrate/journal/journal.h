@@ -147,8 +147,8 @@ int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_
  * lock, this process has it until it ends. */
 int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_error *err);
 /* All records of the folder, those that were begun last first. -EBADMSG names a .json file that is
- * no record. free()
- * `*records`, which may be NULL when there are none. */
+ * no record, -EPROTONOSUPPORT one that a later ib-migrate has written. free() `*records`, which may
+ * be NULL when there are none. */
 int ibx_journal_list(const char *folder, struct ibx_record **records, size_t *count,
                      struct ibx_error *err);
 /* Reads it again; the caller holds its lock. -ENOENT: it was removed. */

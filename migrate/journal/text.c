@@ -412,7 +412,12 @@ static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *
     if (!json_is_integer(version))
         return ibx_error_set(err, -EINVAL, "it has no \"ibx-record\"");
     const json_int_t number = json_integer_value(version);
-    if (number < 1 || number > JOURNAL_VERSION)
+    if (number > JOURNAL_VERSION)
+        return ibx_error_set(err, -EPROTONOSUPPORT,
+                             "is of version %lld, of a later ib-migrate, and this one knows 1 to "
+                             "%d: use the release that wrote it, or a later one",
+                             (long long)number, JOURNAL_VERSION);
+    if (number < 1)
         return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows 1 to %d",
                              (long long)number, JOURNAL_VERSION);
     if (json_unpack_ex(json, &why, JSON_STRICT,

@@ -230,6 +230,19 @@ static void borrowed(NO_STATE)
     each_is_refused(&r, wrong, COUNT(wrong));
 }
 
+/* Nobody is told to remove what a later version needs, and knows. */
+static void records_of_a_later_version(NO_STATE)
+{
+    struct ibx_record r = sample(true, 7), *records;
+    size_t count;
+    assert_int_equal(write_record(&r), 0);
+    change(&r, "\"ibx-record\": 9", "\"ibx-record\": 10,\n  \"news\": 1");
+    memset(&error, 0, sizeof(error));
+    assert_int_equal(ibx_journal_list(folder, &records, &count, &error), -EPROTONOSUPPORT);
+    error_has("is of version 10, of a later ib-migrate, and this one knows 1 to 9");
+    assert_null(strstr(error.message, "remove"));
+}
+
 /* Which knew neither how many migrations had been begun before, nor what QEMU tells of this one. */
 static void records_of_the_eighth_version(NO_STATE)
 {
@@ -605,6 +618,7 @@ int main(void)
         TEST(the_key_of_a_source),
         TEST(records_of_the_third_version),
         TEST(borrowed),
+        TEST(records_of_a_later_version),
         TEST(records_of_the_eighth_version),
         TEST(records_of_the_seventh_version),
         TEST(records_of_the_sixth_version),
