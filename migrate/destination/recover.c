@@ -5,6 +5,7 @@
  * record alone.
  */
 #include "migrate/destination/destination.h"
+#include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
 
@@ -15,6 +16,7 @@
 /* For the monitor, where only it knows whether the VM ran. It may need a page for that, which comes
  * only when this tool listens for the source; the next tries are made meanwhile. */
 #define REACH_MS 500
+#define ZEROS_MS 5000 /* ... where it has to tell what the guest takes for zeros */
 
 static int ended(const struct destination *d, struct ibx_error *err)
 {
@@ -88,6 +90,53 @@ static int learn_state(struct destination *d, struct ibx_error *err)
     if (d->qemu.managed && strcmp(status, "running") != 0) /* libvirt continues it, or not */
         return 0;
     return ibx_state_move(&d->qemu.state, QEMU_RUNNING);
+}
+
+/* -EOPNOTSUPP: the guest takes what it has given back for zeros, or QEMU cannot tell. Others: it
+ * was not asked, since its main thread may wait for a page. */
+static int ask_for_zeros(struct destination *d, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(ZEROS_MS);
+    struct ibx_qmp *qmp = d->qemu.qmp;
+    int rc = qmp ? 0 : ibx_qmp_connect(d->options->qmp, deadline, &qmp, err);
+    if (!rc && ibx_qmp_pid(qmp) != d->status.record.pid)
+        rc = ibx_error_set(err, -ESRCH, "%s is another QEMU's", d->options->qmp);
+    if (!rc)
+        rc = ibx_preflight_wants_zeros(qmp, deadline, err);
+    if (!d->qemu.qmp)
+        ibx_qmp_close(qmp);
+    return rc;
+}
+
+/* Without that note a page that the guest has given back is a hole like one that has not come, and
+ * comes again. */
+static int check_given_back(struct destination *d, struct ibx_error *err)
+{
+    char path[128];
+    struct ibx_error why = {0};
+    if (d->ram.arrived.memory)
+        return 0;
+    ibx_journal_note_path(&d->status.record, IBX_NOTE_ARRIVED, path, sizeof(path));
+    const int rc = ask_for_zeros(d, &why);
+    if (rc == -EOPNOTSUPP)
+        return ibx_error_set(err, -ESTALE,
+                             "%s, where the tool before this one noted which pages have come, is "
+                             "gone, and without it pages that the guest has given back come again "
+                             "with their old bytes, which it may take for zeros "
+                             "(free-page-reporting with init_on_free=1): end this QEMU, and "
+                             "ib-migrate rollback at the source continues the VM from where it was "
+                             "stopped",
+                             path);
+    ibx_migration_notify(
+        &d->options->observer,
+        "%s, where the tool before this one noted which pages have come, is gone: pages that the "
+        "guest has given back since (balloon) come again, and take memory%s%s%s",
+        path,
+        rc ? "; whether it takes them for zeros (free-page-reporting with init_on_free=1), and so "
+             "must not go on, QEMU does not tell now ("
+           : "",
+        rc ? why.message : "", rc ? ")" : "");
+    return 0;
 }
 
 static void recall_blocks(struct destination *d)
@@ -171,5 +220,7 @@ int ibx_destination_recover(struct destination *d, struct ibx_error *err)
     if (!rc && runs && record->state == IBX_JOURNAL_MAY_RUN && !d->undecided)
         rc = ibx_destination_record(d, IBX_JOURNAL_RUNNING, err);
     ibx_destination_home_recover(d);
-    return rc ? rc : ibx_destination_ram_recover(&d->ram, record, err);
+    if (!rc)
+        rc = ibx_destination_ram_recover(&d->ram, record, err);
+    return rc ? rc : check_given_back(d, err);
 }

@@ -460,6 +460,34 @@ static void test_given_back_before_a_recovery(void)
     given_back_before_a_recovery("--minor");
 }
 
+/* The list of pages that have come is gone: those come again that the guest has given back, which
+ * is said, and refused where the guest would take old bytes for zeros. */
+static void without_the_list(const char *append, bool refused)
+{
+    char list[PATH_MAX];
+    struct vm_options with = {
+        .append = append,
+        .extra = {"-device", "virtio-balloon-pci,id=balloon0,free-page-reporting=on"}};
+    pair_filling(&with, NULL);
+    vm_balloon(&vms[1], ((json_int_t)VM_RAM_MIB << 20) - BALLOON_PAGES * PAGE);
+    mover_kill(&receiver, SIGKILL);
+    mover_arrived_path(list);
+    assert_int_equal(unlink(list), 0);
+    struct mover *again =
+        MOVER_RUN(refused ? 3 : 0, "recover", "--qmp", vms[1].tool, "--json", TIMED);
+    mover_must_print(again,
+                     refused ? "which it may take for zeros" : "come again, and take memory");
+    if (!refused)
+        mover_ends(&sender, 0);
+    mover_end_all(NULL);
+}
+
+static void test_recover_without_the_list(void)
+{
+    without_the_list("balloon=2048 mib=4", false);
+    without_the_list("balloon=2048 mib=4 poison=1", true);
+}
+
 /* READs of minor mode go into the page cache: some were cut off with their tool. */
 static void test_recover_in_minor_mode(void)
 {
@@ -558,6 +586,7 @@ int main(void)
                                            VM_TEST(test_full_file_system),
                                            VM_TEST(test_full_file_system_in_minor_mode),
                                            VM_TEST(test_balloon),
+                                           VM_TEST(test_recover_without_the_list),
                                            VM_TEST(test_given_back_before_a_recovery),
                                            VM_TEST(test_recover_in_minor_mode),
                                            VM_TEST(test_recover_in_minor_mode_of_unmapped_pages),

@@ -44,11 +44,11 @@ static int is_right(uintptr_t page, int was_given)
     return 1;
 }
 
-void balloon_init(uintptr_t from, uint32_t pages)
+void balloon_init(uintptr_t from, uint32_t pages, uint32_t features)
 {
     base = from;
     room = pages;
-    virtio_begin(&balloon, LEGACY_ID, 0, INFLATE, QUEUES);
+    virtio_begin(&balloon, LEGACY_ID, features, INFLATE, QUEUES);
     for (uint32_t i = 0; balloon.port && i < room; i++)
         fill(base + (uintptr_t)i * PAGE);
 }

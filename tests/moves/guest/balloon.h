@@ -9,8 +9,11 @@
 
 #include <stdint.h>
 
-/* What it may give back: `pages` pages from this address on, which are filled now. */
-void balloon_init(uintptr_t base, uint32_t pages);
+#define BALLOON_POISON (1u << 4) /* pages are cleared as they are freed */
+
+/* What it may give back: `pages` pages from this address on, which are filled now. It has these of
+ * the features that the host offers. */
+void balloon_init(uintptr_t base, uint32_t pages, uint32_t features);
 /* Does what the host wishes, and waits until that is done. 0, or the address of a page that is not
  * what it must be. `changed`: how many are given back now, if that is another number than before.
  */

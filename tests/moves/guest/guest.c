@@ -10,10 +10,11 @@
  * machine down) or 2 (it is a panic, for a pvpanic device), doze=NANOSECONDS (a halted processor
  * after every beat, which costs its host nothing), balloon=PAGES (behind the working set:
  * balloon.h; prints "balloon PAGES" when it has another size, "balloon wrong PAGE" when memory is
- * not right), disk=1 (disk.h; prints "disk READS" after each read, "disk wrong PART"), host=1
- * (fw_cfg.h; prints "host NAME" when the name is another one than at the last beat), net=1
- * (network.h: sends a frame a beat; prints "link N" when its carrier has come or gone, and "mac
- * MAC" when it has set the one that fw_cfg names, opt/ibx/mac).
+ * not right), poison=1 (the balloon is told that pages are cleared as they are freed), disk=1
+ * (disk.h; prints "disk READS" after each read, "disk wrong PART"), host=1 (fw_cfg.h; prints "host
+ * NAME" when the name is another one than at the last beat), net=1 (network.h: sends a frame a
+ * beat; prints "link N" when its carrier has come or gone, and "mac MAC" when it has set the one
+ * that fw_cfg names, opt/ibx/mac).
  */
 #include "balloon.h"
 #include "churn.h"
@@ -66,7 +67,8 @@ struct __attribute__((packed)) multiboot_range {
 };
 
 struct guest {
-    uint32_t mib, cpus, beat, idle, beats, balloon, scattered, button, doze, disk, host, net;
+    uint32_t mib, cpus, beat, idle, beats, balloon, poison, scattered, button, doze, disk, host,
+        net;
 };
 
 extern const uint8_t trampoline[], trampoline_end[], guest_wake[];
@@ -79,7 +81,7 @@ uint64_t guest_low[4 * 512] __attribute__((aligned(4096)));
 uint64_t guest_directories[512] __attribute__((aligned(4096)));
 static uint64_t guest_work[WORK_GIB][512] __attribute__((aligned(4096)));
 
-static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 static volatile uint32_t serial_lock;
 
 static inline uint64_t tsc(void)
@@ -398,6 +400,7 @@ void guest_main(const struct multiboot *boot)
         guest.idle = option(line, "idle", guest.idle);
         guest.beats = option(line, "beats", guest.beats);
         guest.balloon = option(line, "balloon", guest.balloon);
+        guest.poison = option(line, "poison", guest.poison);
         guest.scattered = option(line, "scattered", guest.scattered);
         guest.button = option(line, "button", guest.button);
         guest.disk = option(line, "disk", guest.disk);
@@ -409,7 +412,8 @@ void guest_main(const struct multiboot *boot)
         return;
     put_text("ibx guest\n");
     if (guest.balloon)
-        balloon_init(CHURN_BASE + ((uintptr_t)guest.mib << 20), guest.balloon);
+        balloon_init(CHURN_BASE + ((uintptr_t)guest.mib << 20), guest.balloon,
+                     guest.poison ? BALLOON_POISON : 0);
     if (guest.disk)
         disk_init(CHURN_BASE + ((uintptr_t)guest.mib << 20));
     if (guest.net)
