@@ -197,7 +197,7 @@ static int check_covered(struct destination_ram *ram, struct ibx_error *err)
 /* The notes may have taken what the pages need: guest RAM lies in /dev/shm, too. */
 static int check_room(const struct destination_ram *ram, struct ibx_error *err)
 {
-    struct ibx_blockers blockers = {0};
+    struct ibx_blockers blockers = {.holds = ram->holds, .takes_over = ram->kept};
     ibx_preflight_space(&ram->guest, &blockers);
     return blockers.count ? ibx_error_set(err, -ENOSPC, "%s", blockers.reasons[0]) : 0;
 }

@@ -41,6 +41,7 @@ struct destination_ram {
     struct ibx_fault *engine;
     size_t buffer_bytes;    /* of a page connection, for the engine */
     uint64_t max_bandwidth; /* bytes per second; 0: no limit */
+    uint64_t holds;         /* what the VM brings: as in struct ibx_blockers */
     uint64_t waiting;       /* faults that are not answered yet */
     uint64_t discarded;     /* pages that the guest gave back before they came */
 };

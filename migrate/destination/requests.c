@@ -199,7 +199,7 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
     if (hello->description_length &&
         ibx_description_read(hello->description, hello->description_length, &description, &invalid))
         ibx_blockers_add(blockers, "%s", invalid.message); /* another source may do better */
-    blockers->holds = held_there(description);
+    blockers->holds = hello->borrow == IBX_BORROW_LAZY ? 0 : held_there(description);
     if (!described(d)) {
         ibx_qmp_remember(d->qemu.qmp, false);
         forget_compared(d); /* of a source that did not come */
@@ -288,6 +288,7 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
     ibx_migration_warn_plain(&d->options->observer, &d->transport, request->conn);
     d->disks_differ = hello->disks_differ;
     record->borrow = d->ram.borrow = hello->borrow;
+    d->ram.holds = notes->holds;
     memcpy(record->base, hello->base, sizeof(record->base));
     record->verify = verifies(d, hello);
     if (record->verify)

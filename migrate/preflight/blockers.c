@@ -124,44 +124,6 @@ static void check_discarding(const struct ibx_guest_ram *ram, struct ibx_blocker
     }
 }
 
-/* Bytes that the blocks from `first` on with its file system may still need there. */
-static uint64_t need_of(const struct ibx_guest_ram *ram, size_t first)
-{
-    uint64_t need = 0;
-    for (size_t i = first; i < ram->count; i++) {
-        const struct ibx_guest_block *block = &ram->blocks[i];
-        struct stat st;
-        if (block->fd < 0 || block->dev != ram->blocks[first].dev || fstat(block->fd, &st))
-            continue;
-        uint64_t has = (uint64_t)st.st_blocks * 512;
-        need += block->size > has ? block->size - has : 0;
-    }
-    return need;
-}
-
-void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
-{
-    for (size_t i = 0; i < ram->count; i++) {
-        const struct ibx_guest_block *block = &ram->blocks[i];
-        bool counted = false;
-        for (size_t k = 0; k < i; k++)
-            counted |= ram->blocks[k].fd >= 0 && ram->blocks[k].dev == block->dev;
-        struct statfs fs;
-        /* Huge pages are reserved when QEMU maps them; no blocks means no limit. */
-        if (counted || block->fd < 0 || fstatfs(block->fd, &fs) || fs.f_type == HUGETLBFS_MAGIC ||
-            !fs.f_blocks)
-            continue;
-        uint64_t need = need_of(ram, i), room = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize;
-        if (room < need)
-            ibx_blockers_add(
-                blockers,
-                "the file system of %s has %" PRIu64 " MiB left and this VM may need %" PRIu64
-                " MiB more: enlarge it (a tmpfs: mount -o remount,size=...) or free space; the "
-                "VM would hang where a page finds no room",
-                block->path[0] ? block->path : block->id, room >> 20, need >> 20);
-    }
-}
-
 /* Where pages may be missing: other file systems have no userfaultfd. */
 static void check_missing_possible(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How much memory this host has left, and how much the control groups of a QEMU leave it. Where a
- * page of guest RAM goes beyond it, the kernel ends QEMU, which runs the VM by then, or another
- * process. In minor mode a page is counted to who READs it into the file, so that the kernel ends
- * the tool, and the VM waits. */
+/* How much memory this host has left, how much the control groups of a QEMU leave it, and the file
+ * system of guest RAM. Where a page of that goes beyond it, the kernel ends QEMU, which runs the VM
+ * by then, or another process. In minor mode a page is counted to who READs it into the file, so
+ * that the kernel ends the tool, and the VM waits. */
 #include "migrate/preflight/preflight.h"
 
 #include <inttypes.h>
@@ -231,20 +231,20 @@ static struct need need_of(const struct ibx_guest_ram *ram, uint64_t holds)
     return need;
 }
 
-/* `whose` has so much room; `remedy` makes more. Without it, `end` happens. */
-static void judge(const char *whose, uint64_t room, const struct need *need, const char *remedy,
-                  const char *end, struct ibx_blockers *blockers)
+/* `whose` has so much room of `what`; `remedy` makes more. Without it, `end` happens. */
+static void judge(const char *whose, uint64_t room, const char *what, const struct need *need,
+                  const char *remedy, const char *end, struct ibx_blockers *blockers)
 {
     if (room < need->now)
         ibx_blockers_add(blockers,
-                         "%s has %" PRIu64 " MiB of memory left and this VM needs %" PRIu64
+                         "%s has %" PRIu64 " MiB%s left and this VM needs %" PRIu64
                          " MiB more: %s; %s where a page finds no room",
-                         whose, room >> 20, need->now >> 20, remedy, end);
+                         whose, room >> 20, what, need->now >> 20, remedy, end);
     else if (room < need->most)
         ibx_blockers_note(blockers,
-                          "%s has %" PRIu64 " MiB of memory left and a VM of this size may come to "
-                          "need %" PRIu64 " MiB more: %s then, or %s where a page finds no room",
-                          whose, room >> 20, need->most >> 20, remedy, end);
+                          "%s has %" PRIu64 " MiB%s left and a VM of this size may come to need "
+                          "%" PRIu64 " MiB more: %s then, or %s where a page finds no room",
+                          whose, room >> 20, what, need->most >> 20, remedy, end);
 }
 
 /* `process`: in /proc. What its groups leave it, and which leaves least. */
@@ -266,7 +266,7 @@ void ibx_preflight_host_memory(const struct ibx_guest_ram *ram, struct ibx_block
 {
     const struct need need = need_of(ram, blockers->holds);
     judge("this host (MemAvailable and SwapFree of /proc/meminfo)",
-          ibx_preflight_host_room("/proc"), &need, "free memory or add swap",
+          ibx_preflight_host_room("/proc"), " of memory", &need, "free memory or add swap",
           "the kernel ends this QEMU or another process", blockers);
 }
 
@@ -277,7 +277,7 @@ void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_bloc
     snprintf(process, sizeof(process), "%d", (int)ram->pid);
     const uint64_t room = room_of(process, name);
     snprintf(whose, sizeof(whose), "the control group of QEMU, %.200s,", name);
-    judge(whose, room, &need,
+    judge(whose, room, " of memory", &need,
           "raise its limit (MemoryMax= of systemd, <hard_limit> of libvirt, that of the container)",
           "the kernel ends QEMU", blockers);
 }
@@ -292,7 +292,47 @@ void ibx_preflight_memory_limit_minor(const struct ibx_guest_ram *ram,
              "the control group of this ib-migrate, %.200s, to which the pages count that it READs "
              "into place (--minor),",
              name);
-    judge(whose, room, &need,
+    judge(whose, room, " of memory", &need,
           "raise its limit (MemoryMax= of systemd, that of the container) or leave out --minor",
           "the kernel ends ib-migrate", blockers);
+}
+
+/* ------------------------------------------------------------ the file system of its files */
+
+/* Of the blocks that lie where this one does: all that the VM brings may be in them, and where it
+ * takes memory over in its holes. */
+static struct need need_beside(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                               const struct ibx_blockers *blockers)
+{
+    const uint64_t holds = blockers->holds,
+                   own = blockers->takes_over ? ibx_preflight_held(ram) : 0;
+    struct need all = need_of(ram, sum_of(holds, own)), need = {0, 0};
+    uint64_t bytes;
+    for (size_t i = 0; i < ram->count; i++)
+        if (ram->blocks[i].dev == block->dev && held_of(&ram->blocks[i], &bytes))
+            need.most += ram->blocks[i].size - bytes;
+    need.now = all.now < need.most ? all.now : need.most;
+    return need;
+}
+
+void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        char whose[PATH_MAX + 32];
+        bool counted = false;
+        for (size_t k = 0; k < i; k++)
+            counted |= ram->blocks[k].fd >= 0 && ram->blocks[k].dev == block->dev;
+        struct statfs fs;
+        /* Huge pages are reserved when QEMU maps them; no blocks means no limit. */
+        if (counted || block->fd < 0 || fstatfs(block->fd, &fs) || fs.f_type == HUGETLBFS_MAGIC ||
+            !fs.f_blocks)
+            continue;
+        const struct need need = need_beside(ram, block, blockers);
+        snprintf(whose, sizeof(whose), "the file system of %s",
+                 block->path[0] ? block->path : block->id);
+        judge(whose, (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize, "", &need,
+              "enlarge it (a tmpfs: mount -o remount,size=...) or free space",
+              "the VM hangs, and once it has all of its pages QEMU ends (SIGBUS),", blockers);
+    }
 }

@@ -13,7 +13,7 @@
  *   settings.c       QEMU's migration capabilities and parameters: what a migration needs
  *   listening.c      a QEMU that takes a migration of its own
  *   ram_file.c       who can reach the file of guest RAM
- *   memory_limit.c   memory that this host or a control group does not have
+ *   memory_limit.c   memory that this host, a control group or a file system does not have
  *   warm.c           who writes to guest RAM unseen
  *
  * Functions that return an int fail only when QEMU could not be asked; what they find goes to
@@ -35,16 +35,17 @@ struct ibx_blockers {
     char notes[IBX_NOTES_MAX][IBX_ERROR_MAX];
     /* Set by who looks for them: no page is missing when the VM runs at the destination. */
     bool stands_still;
-    /* Likewise: this QEMU gets the memory that the VM left here, and needs no room for its own. */
+    /* Likewise: this QEMU gets the memory that the VM left here, and needs no room for its own, but
+     * for what is to come into that. */
     bool takes_over;
     /* Likewise: a borrowed VM returns, and the other end has the pages that are missing here. */
     bool returns;
     /* Likewise: libvirt may have this QEMU listen at a unix socket, where its tool brings it the
      * state. */
     bool managed;
-    /* Likewise: what the VM that is to come holds of memory, in bytes, as its source says;
-     * UINT64_MAX: no source says, and it may be all of its RAM; 0: it is not known which VM comes.
-     */
+    /* Likewise: what the VM that is to come brings of memory, in bytes, as its source says;
+     * UINT64_MAX: no source says, and it may be all of its RAM; 0: it is not known which VM comes,
+     * or only what it needs comes. */
     uint64_t holds;
 };
 
@@ -122,8 +123,6 @@ int ibx_preflight_children(struct ibx_qmp *qmp, const char *path, json_t *types,
 void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* ram_file.c: a file that other users can read or change, or made. */
 void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
-/* Destination: file systems that cannot hold the RAM. */
-void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* memory_limit.c: what a VM holds of memory without its huge pages, as far as the size of its files
  * tells. */
 uint64_t ibx_preflight_held(const struct ibx_guest_ram *ram);
@@ -141,6 +140,8 @@ void ibx_preflight_memory_limit_minor(const struct ibx_guest_ram *ram,
                                       struct ibx_blockers *blockers);
 uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_t swap,
                                    char name[PATH_MAX]);
+/* Likewise, file systems of guest RAM without room for it. */
+void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 
 /* Bytes that the source pins for page connections on a fabric that pins: pieces that hold data. */
 int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,

@@ -623,37 +623,82 @@ static void test_no_memory_of_the_host(void)
     mover_must_print(check, "free memory or add swap");
 }
 
-/* What is noted of the VM's pages lies in /dev/shm, as guest RAM often does: with room for that
- * alone, the last pages would find none, and the VM would hang. */
-static void test_no_room_beside_the_notes(void)
+/* The source of a pair in a file on disk, with `mib` of room in /dev/shm for the other. False: this
+ * user cannot mount. */
+static bool start_where_room_is(unsigned mib, char file[96])
 {
-    char file[96], ram[200], options[32];
+    char ram[200], options[32];
     mover_begin();
     if (geteuid() || unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
-        skip();
-    make_file(file, sizeof(file), "ram", VM_RAM_MIB << 20);
+        return false;
+    make_file(file, 96, "ram", VM_RAM_MIB << 20);
     assert_int_equal(chmod(file, 0600), 0);
     snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s,share=on",
              VM_RAM_MIB, file);
     vm_start(&vms[0], &(struct vm_options){.ram = ram, .append = ""});
     vm_wait_beats(&vms[0], pair_beats);
+    snprintf(options, sizeof(options), "size=%uM", mib);
+    assert_int_equal(mount("ibx-test", "/dev/shm", "tmpfs", 0, options), 0);
+    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+    return true;
+}
+
+static void leave_no_hole(const char *file)
+{
     int fd = open(file, O_RDWR | O_CLOEXEC);
     const size_t bytes = (size_t)VM_RAM_MIB << 20;
     uint8_t *all = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_ptr_not_equal(all, MAP_FAILED);
-    for (size_t at = 0; at < bytes; at += 4096) /* no page is a hole */
+    for (size_t at = 0; at < bytes; at += 4096)
         atomic_fetch_or((_Atomic uint8_t *)all + at, 0);
     munmap(all, bytes);
     close(fd);
-    snprintf(options, sizeof(options), "size=%uM", VM_RAM_MIB);
-    assert_int_equal(mount("ibx-test", "/dev/shm", "tmpfs", 0, options), 0);
-    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+}
+
+/* What is noted of the VM's pages lies in /dev/shm, as guest RAM often does: with room for that
+ * alone, the last pages would find none, and the VM would hang. */
+static void test_no_room_beside_the_notes(void)
+{
+    char file[96];
+    if (!start_where_room_is(VM_RAM_MIB, file))
+        skip();
+    leave_no_hole(file);
     pair_run(NULL);
     mover_ends(&sender, 1);
-    mover_must_print(&sender, " has 63 MiB left and this VM may need 64 MiB more");
+    mover_must_print(&sender, " has 63 MiB left and this VM needs 64 MiB more");
     pair_stays();
     vm_end(&vms[1]);
     assert_int_equal(umount2("/dev/shm", MNT_DETACH), 0);
+}
+
+/* What the VM holds counts, a good half of its RAM, and not what it could hold; of one that is
+ * borrowed not even that, since only what it needs comes. */
+static void test_little_room(void)
+{
+    static const char noted[] = "may come to need 64 MiB more: enlarge it";
+    for (unsigned borrowed = 0; borrowed < 2; borrowed++) {
+        char file[96];
+        if (!start_where_room_is(VM_RAM_MIB * 3 / 4, file))
+            skip();
+        if (borrowed) {
+            leave_no_hole(file);
+            pair_run(NULL);
+            mover_ends(&sender, 1);
+            mover_must_print(&sender, " left and this VM needs 64 MiB more: enlarge it");
+            mover_start(&sender, (const char *[]){"borrow", "--yes", "--qmp", vms[0].tool, "--json",
+                                                  receiver.uri, TIMED, NULL});
+            mover_await(&receiver, "filling", 0);
+            vm_wait_beats(&vms[1], pair_beats);
+            mover_must_print(&sender, noted);
+        } else {
+            pair_run(NULL);
+            pair_done();
+            mover_must_print(&sender, noted);
+            pair_moved("");
+        }
+        mover_end_all(NULL);
+        assert_int_equal(umount2("/dev/shm", MNT_DETACH), 0);
+    }
 }
 
 /* A VM may come from a file on a disk, and not into one: its pages could not come one by one. */
@@ -758,6 +803,7 @@ int main(void)
                                            VM_TEST(test_no_memory_for_minor),
                                            VM_TEST(test_no_memory_of_the_host),
                                            VM_TEST(test_no_room_beside_the_notes),
+                                           VM_TEST(test_little_room),
                                            VM_TEST(test_memory_on_a_disk),
                                            VM_TEST(test_own_firmware),
                                            VM_TEST(test_variables_that_cannot_be_written),
