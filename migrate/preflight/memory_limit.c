@@ -214,11 +214,12 @@ uint64_t ibx_preflight_held(const struct ibx_guest_ram *ram)
 /* Beyond what is there: at most, and for what the VM holds as it comes. */
 struct need {
     uint64_t most, now;
+    const char *whose, *all; /* for a sentence */
 };
 
 static struct need need_of(const struct ibx_guest_ram *ram, uint64_t holds)
 {
-    struct need need = {0, 0};
+    struct need need = {.whose = "this VM", .all = "a VM of this size"};
     uint64_t there = 0, bytes;
     for (size_t i = 0; i < ram->count; i++) {
         if (!held_of(&ram->blocks[i], &bytes))
@@ -231,20 +232,26 @@ static struct need need_of(const struct ibx_guest_ram *ram, uint64_t holds)
     return need;
 }
 
-/* `whose` has so much room of `what`; `remedy` makes more. Without it, `end` happens. */
-static void judge(const char *whose, uint64_t room, const char *what, const struct need *need,
-                  const char *remedy, const char *end, struct ibx_blockers *blockers)
+/* Where so much is left. `remedy` makes more; without it, `end` happens. */
+struct room {
+    const char *where, *what, *remedy, *end;
+    uint64_t bytes;
+};
+
+static void judge(const struct room *room, const struct need *need, struct ibx_blockers *blockers)
 {
-    if (room < need->now)
+    if (room->bytes < need->now)
         ibx_blockers_add(blockers,
-                         "%s has %" PRIu64 " MiB%s left and this VM needs %" PRIu64
+                         "%s has %" PRIu64 " MiB%s left and %s needs %" PRIu64
                          " MiB more: %s; %s where a page finds no room",
-                         whose, room >> 20, what, need->now >> 20, remedy, end);
-    else if (room < need->most)
+                         room->where, room->bytes >> 20, room->what, need->whose, need->now >> 20,
+                         room->remedy, room->end);
+    else if (room->bytes < need->most)
         ibx_blockers_note(blockers,
-                          "%s has %" PRIu64 " MiB%s left and a VM of this size may come to need "
-                          "%" PRIu64 " MiB more: %s then, or %s where a page finds no room",
-                          whose, room >> 20, what, need->most >> 20, remedy, end);
+                          "%s has %" PRIu64 " MiB%s left and %s may come to need %" PRIu64
+                          " MiB more: %s then, or %s where a page finds no room",
+                          room->where, room->bytes >> 20, room->what, need->all, need->most >> 20,
+                          room->remedy, room->end);
 }
 
 /* `process`: in /proc. What its groups leave it, and which leaves least. */
@@ -262,39 +269,59 @@ static uint64_t room_of(const char *process, char name[PATH_MAX])
     return ibx_preflight_memory_room(ROOT, groups, (uint64_t)host.freeswap * host.mem_unit, name);
 }
 
+static void judge_host(const struct need *need, const char *end, struct ibx_blockers *blockers)
+{
+    const struct room room = {.where = "this host (MemAvailable and SwapFree of /proc/meminfo)",
+                              .what = " of memory",
+                              .remedy = "free memory or add swap",
+                              .end = end,
+                              .bytes = ibx_preflight_host_room("/proc")};
+    judge(&room, need, blockers);
+}
+
 void ibx_preflight_host_memory(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     const struct need need = need_of(ram, blockers->holds);
-    judge("this host (MemAvailable and SwapFree of /proc/meminfo)",
-          ibx_preflight_host_room("/proc"), " of memory", &need, "free memory or add swap",
-          "the kernel ends this QEMU or another process", blockers);
+    judge_host(&need, "the kernel ends this QEMU or another process", blockers);
 }
 
 void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
-    char process[32], name[PATH_MAX] = "", whose[300];
+    char process[32], name[PATH_MAX] = "", where[300];
     const struct need need = need_of(ram, blockers->holds);
+    struct room room = {.where = where,
+                        .what = " of memory",
+                        .remedy = "raise its limit (MemoryMax= of systemd, <hard_limit> of "
+                                  "libvirt, that of the container)",
+                        .end = "the kernel ends QEMU"};
     snprintf(process, sizeof(process), "%d", (int)ram->pid);
-    const uint64_t room = room_of(process, name);
-    snprintf(whose, sizeof(whose), "the control group of QEMU, %.200s,", name);
-    judge(whose, room, " of memory", &need,
-          "raise its limit (MemoryMax= of systemd, <hard_limit> of libvirt, that of the container)",
-          "the kernel ends QEMU", blockers);
+    room.bytes = room_of(process, name);
+    snprintf(where, sizeof(where), "the control group of QEMU, %.200s,", name);
+    judge(&room, &need, blockers);
+}
+
+/* Of this process; `which` pages count to it. */
+static void judge_own(const struct need *need, const char *which, const char *remedy,
+                      struct ibx_blockers *blockers)
+{
+    char name[PATH_MAX] = "", where[400];
+    const struct room room = {.where = where,
+                              .what = " of memory",
+                              .remedy = remedy,
+                              .end = "the kernel ends ib-migrate",
+                              .bytes = room_of("self", name)};
+    snprintf(where, sizeof(where), "the control group of this ib-migrate, %.200s, to which %s,",
+             name, which);
+    judge(&room, need, blockers);
 }
 
 void ibx_preflight_memory_limit_minor(const struct ibx_guest_ram *ram,
                                       struct ibx_blockers *blockers)
 {
-    char name[PATH_MAX] = "", whose[400];
     const struct need need = need_of(ram, blockers->holds);
-    const uint64_t room = room_of("self", name);
-    snprintf(whose, sizeof(whose),
-             "the control group of this ib-migrate, %.200s, to which the pages count that it READs "
-             "into place (--minor),",
-             name);
-    judge(whose, room, " of memory", &need,
-          "raise its limit (MemoryMax= of systemd, that of the container) or leave out --minor",
-          "the kernel ends ib-migrate", blockers);
+    judge_own(&need, "the pages count that it READs into place (--minor)",
+              "raise its limit (MemoryMax= of systemd, that of the container) or leave out --minor",
+              blockers);
 }
 
 /* ------------------------------------------------------------ the file system of its files */
@@ -306,8 +333,10 @@ static struct need need_beside(const struct ibx_guest_ram *ram, const struct ibx
 {
     const uint64_t holds = blockers->holds,
                    own = blockers->takes_over ? ibx_preflight_held(ram) : 0;
-    struct need all = need_of(ram, sum_of(holds, own)), need = {0, 0};
+    const struct need all = need_of(ram, sum_of(holds, own));
+    struct need need = all;
     uint64_t bytes;
+    need.most = 0;
     for (size_t i = 0; i < ram->count; i++)
         if (ram->blocks[i].dev == block->dev && held_of(&ram->blocks[i], &bytes))
             need.most += ram->blocks[i].size - bytes;
@@ -315,11 +344,13 @@ static struct need need_beside(const struct ibx_guest_ram *ram, const struct ibx
     return need;
 }
 
+#define ENLARGE "enlarge it (a tmpfs: mount -o remount,size=...) or free space"
+
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     for (size_t i = 0; i < ram->count; i++) {
         const struct ibx_guest_block *block = &ram->blocks[i];
-        char whose[PATH_MAX + 32];
+        char where[PATH_MAX + 32];
         bool counted = false;
         for (size_t k = 0; k < i; k++)
             counted |= ram->blocks[k].fd >= 0 && ram->blocks[k].dev == block->dev;
@@ -329,10 +360,40 @@ void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *b
             !fs.f_blocks)
             continue;
         const struct need need = need_beside(ram, block, blockers);
-        snprintf(whose, sizeof(whose), "the file system of %s",
+        const struct room room = {
+            .where = where,
+            .what = "",
+            .remedy = ENLARGE,
+            .end = "the VM hangs, and once it has all of its pages QEMU ends (SIGBUS),",
+            .bytes = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize};
+        snprintf(where, sizeof(where), "the file system of %s",
                  block->path[0] ? block->path : block->id);
-        judge(whose, (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize, "", &need,
-              "enlarge it (a tmpfs: mount -o remount,size=...) or free space",
-              "the VM hangs, and once it has all of its pages QEMU ends (SIGBUS),", blockers);
+        judge(&room, &need, blockers);
     }
+}
+
+/* ------------------------------------------------------------ a cache of a snapshot */
+
+void ibx_preflight_fill(int folder, const char *path, uint64_t bytes, bool all,
+                        struct ibx_blockers *blockers)
+{
+    const struct need need = {.most = bytes,
+                              .now = all ? bytes : 0,
+                              .whose = "what is to come of this snapshot",
+                              .all = "all of this snapshot"};
+    char where[PATH_MAX + 32];
+    struct statfs fs;
+    judge_host(&need, "the kernel ends this ib-migrate or another process", blockers);
+    judge_own(&need, "the pages of a cache count",
+              "raise its limit (MemoryMax= of systemd, that of the container)", blockers);
+    if (fstatfs(folder, &fs) || !fs.f_blocks)
+        return;
+    const struct need waits = {.most = bytes, .whose = need.whose, .all = need.all};
+    const struct room room = {.where = where,
+                              .what = "",
+                              .remedy = ENLARGE,
+                              .end = "it waits until there is room",
+                              .bytes = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize};
+    snprintf(where, sizeof(where), "the file system of %s", path);
+    judge(&room, &waits, blockers);
 }

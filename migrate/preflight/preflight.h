@@ -142,6 +142,10 @@ uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_
                                    char name[PATH_MAX]);
 /* Likewise, file systems of guest RAM without room for it. */
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+/* Likewise, for `bytes` that this process may still put into a cache of a snapshot, and with `all`
+ * will, in this open folder. */
+void ibx_preflight_fill(int folder, const char *path, uint64_t bytes, bool all,
+                        struct ibx_blockers *blockers);
 
 /* Bytes that the source pins for page connections on a fabric that pins: pieces that hold data. */
 int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,

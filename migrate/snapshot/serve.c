@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "migrate/common/common.h"
+#include "migrate/preflight/preflight.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -136,6 +137,34 @@ static int begin_whole(struct serving *s, struct ibx_error *err)
     return rc;
 }
 
+/* What has data and is not there yet, and its hashes. */
+static uint64_t left_to_come(const struct serving *s)
+{
+    const struct ibx_page_map *map = ibx_snapshot_reader_map(s->cache.reader);
+    uint64_t there = 0, bytes = 0;
+    struct stat st;
+    for (uint64_t page = 0;
+         (page = ibx_guest_bits_next(map->bits, page, map->pages, true)) < map->pages; page++)
+        bytes += IBX_SNAPSHOT_PAGE;
+    for (unsigned i = 0; i < s->folder.count; i++)
+        there += fstat(s->folder.fds[i], &st) ? 0 : (uint64_t)st.st_blocks * 512;
+    return bytes > there ? bytes - there : 0;
+}
+
+/* Where the kernel would end this process its children would wait, again and again. */
+static int check_room(struct serving *s, struct ibx_error *err)
+{
+    struct ibx_blockers blockers = {0};
+    ibx_preflight_fill(s->folder.at, s->options->folder, left_to_come(s), !s->options->on_demand,
+                       &blockers);
+    for (size_t i = 0; i < blockers.note_count; i++)
+        notify(s, blockers.notes[i]);
+    return blockers.count
+               ? ibx_error_set(err, -ENOSPC, "%s (with --on-demand only what is needed comes)",
+                               blockers.reasons[0])
+               : 0;
+}
+
 static int begin_cache(struct serving *s, struct ibx_error *err)
 {
     const struct ibx_serve_options *options = s->options;
@@ -148,7 +177,10 @@ static int begin_cache(struct serving *s, struct ibx_error *err)
                      : options->on_demand ? 1
                                           : ibx_page_links_default();
     s->cache.multicast = &options->multicast;
+    const bool known = s->folder.count;
     int rc = ibx_snapshot_cache_begin(&s->cache, options->folder, err);
+    if (!rc && (rc = check_room(s, err)) && !known)
+        ibx_snapshot_folder_remove(&s->folder);
     if (!rc)
         rc = ibx_snapshot_cache_fill(&s->cache, !options->on_demand, options->max_bandwidth, err);
     const struct snapshot_children_config config = {&s->folder, &s->cache.map, s->cache.memory};

@@ -276,6 +276,7 @@ static void test_no_room_for_a_cache(void)
     }
     SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
     SERVE(&filler, folder, "--cache", server.uri);
+    mover_must_print(&filler, "all of this snapshot may come to need");
     const uint64_t began = ibx_now_ns(), until = vm_soon();
     while (lines_with(filler.err, "make room") < 3 && ibx_now_ns() < until)
         poll(NULL, 0, 5);

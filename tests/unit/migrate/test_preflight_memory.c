@@ -168,6 +168,27 @@ static void test_what_a_vm_holds(void **state)
     close(block.fd);
 }
 
+/* What fills all of it would be ended; with --on-demand that is told. On a full file system it
+ * waits, so that this one is told always. */
+static void test_what_a_cache_needs(void **state)
+{
+    static struct ibx_blockers blockers;
+    (void)state;
+    const int at = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ibx_preflight_fill(at, root, MIB, true, &blockers);
+    assert_int_equal(blockers.count + blockers.note_count, 0);
+    ibx_preflight_fill(at, root, 1ull << 60, true, &blockers);
+    assert_true(blockers.count > 0);
+    assert_non_null(strstr(blockers.reasons[0], "what is to come of this snapshot needs "));
+    assert_true(blockers.note_count > 0);
+    assert_non_null(strstr(blockers.notes[blockers.note_count - 1], root));
+    memset(&blockers, 0, sizeof(blockers));
+    ibx_preflight_fill(at, root, 1ull << 60, false, &blockers);
+    assert_int_equal(blockers.count, 0);
+    assert_true(blockers.note_count > 1);
+    close(at);
+}
+
 static bool ends(const char *text, const char *with)
 {
     return strlen(text) >= strlen(with) && !strcmp(text + strlen(text) - strlen(with), with);
@@ -202,9 +223,11 @@ static void test_reasons_in_one_sentence(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_second_version), cmocka_unit_test(test_first_version),
-        cmocka_unit_test(test_host), cmocka_unit_test(test_what_a_vm_holds),
-        cmocka_unit_test(test_reasons_in_one_sentence)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_second_version),
+                                       cmocka_unit_test(test_first_version),
+                                       cmocka_unit_test(test_host),
+                                       cmocka_unit_test(test_what_a_vm_holds),
+                                       cmocka_unit_test(test_what_a_cache_needs),
+                                       cmocka_unit_test(test_reasons_in_one_sentence)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }
