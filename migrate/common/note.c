@@ -27,10 +27,11 @@ int ibx_note_make(struct ibx_note *note, size_t bytes, const char *path, const c
 {
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     int code = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)bytes);
-    int rc = code ? ibx_error_set(err, -code,
-                                  "%s, where %s, cannot be made: %s; make room in /dev/shm, or "
-                                  "%s",
-                                  path, what, strerror(code), without)
+    const char *remedy = code == ENOSPC ? "make room in /dev/shm"
+                                        : "let this ib-migrate write to /dev/shm, which it needs "
+                                          "with --no-verify, too";
+    int rc = code ? ibx_error_set(err, -code, "%s, where %s, cannot be made: %s; %s, or %s", path,
+                                  what, strerror(code), remedy, without)
                   : map(note, bytes, fd, path, err);
     if (fd >= 0)
         close(fd);

@@ -61,6 +61,17 @@ static void test_found(NO_STATE)
     assert_int_equal(find(BYTES), 0);
 }
 
+/* As where /dev/shm is not there, or cannot be written to: there is room enough. */
+static void test_nowhere(NO_STATE)
+{
+    struct ibx_note note;
+    char at[96];
+    snprintf(at, sizeof(at), "%s/none/note", top);
+    assert_int_equal(ibx_note_make(&note, BYTES, at, "it is noted", "do without", &error), -ENOENT);
+    assert_non_null(strstr(error.message, "let this ib-migrate write to /dev/shm"));
+    assert_null(strstr(error.message, "make room"));
+}
+
 static void test_not_of_this_length(NO_STATE)
 {
     assert_int_equal(find(BYTES * 2), -ESTALE);
@@ -96,6 +107,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_found, begin, end),
+        cmocka_unit_test_setup_teardown(test_nowhere, begin, end),
         cmocka_unit_test_setup_teardown(test_not_of_this_length, begin, end),
         cmocka_unit_test_setup_teardown(test_not_what_others_can_write, begin, end),
         cmocka_unit_test_setup_teardown(test_not_another_users, begin, end),
