@@ -43,11 +43,6 @@ void ibx_blockers_note(struct ibx_blockers *blockers, const char *format, ...)
     blockers->note_count++;
 }
 
-static bool begins(const char *text, const char *with)
-{
-    return !strncmp(text, with, strlen(with));
-}
-
 /* ------------------------------------------------------------ memory */
 
 static void check_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
@@ -218,182 +213,6 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
     }
 }
 
-/* ------------------------------------------------------------ devices */
-
-/* Types of devices that reach guest RAM past QEMU's page tables. */
-static const char *const bypassing[] = {"vfio-",      "vfio-user",  "x-vfio-user",
-                                        "vhost-user", "vhost-vdpa", "cryptodev-vhost-user"};
-
-/* The back end of a vhost-user device maps guest RAM when the VM begins to run. */
-#define STAND_STILL ", or give --stand-still at both ends"
-
-/* What takes a child of that path away. A device without an id is known to device_del by its path
- * alone. */
-static void name_removal(const char *path, const char *name, char *out, size_t size)
-{
-    if (!strcmp(path, "/objects"))
-        snprintf(out, size, "remove it (object_del %.64s, after the device that uses it)", name);
-    else if (strstr(path, "-anon"))
-        snprintf(out, size, "unplug it (device_del %s/%.64s)", path, name);
-    else
-        snprintf(out, size, "unplug it (device_del %.64s)", name);
-}
-
-/* `type`: "child<vfio-pci>", without its first six letters. */
-static void check_type(const char *path, const char *name, const char *type,
-                       struct ibx_blockers *blockers)
-{
-    const int length = (int)strcspn(type, ">");
-    char removal[160];
-    name_removal(path, name, removal, sizeof(removal));
-    for (size_t i = 0; i < sizeof(bypassing) / sizeof(bypassing[0]); i++) {
-        if (!begins(type, bypassing[i]))
-            continue;
-        const bool user = memmem(type, strlen(type), "vhost-user", 10) != NULL;
-        if (!user || !blockers->stands_still)
-            ibx_blockers_add(
-                blockers,
-                "device %.64s (%.*s) reaches guest RAM without QEMU, so it would read pages "
-                "that are not there yet: %s before the migration%s",
-                name, length, type, removal, user ? STAND_STILL : "");
-        return;
-    }
-    /* QEMU takes memory that it leaves out of its stream only where it lies already, and that of a
-     * PCI device lies where the guest has it. */
-    if (begins(type, "ivshmem"))
-        ibx_blockers_add(
-            blockers,
-            "device %.64s (%.*s) shares memory with others on this host, who would not "
-            "have it any more, and QEMU does not load it elsewhere: %s before the migration",
-            name, length, type, removal);
-    if (begins(type, "pci-serial-2x>")) /* tried with 7.2 and 10 */
-        ibx_blockers_add(blockers,
-                         "device %.64s (%.*s) makes QEMU crash when it migrates, whoever asks for "
-                         "that: %s, or use two pci-serial",
-                         name, length, type, removal);
-}
-
-/* Children of a QOM path that keep a VM from migrating. */
-static int check_children(struct ibx_qmp *qmp, const char *path, struct ibx_blockers *blockers,
-                          uint64_t deadline_ns, struct ibx_error *err)
-{
-    json_t *list, *item;
-    int rc =
-        ibx_qmp_execute(qmp, "qom-list", json_pack("{s:s}", "path", path), &list, deadline_ns, err);
-    if (rc)
-        return rc;
-    size_t index;
-    json_array_foreach(list, index, item)
-    {
-        const char *name = json_string_value(json_object_get(item, "name"));
-        const char *type = json_string_value(json_object_get(item, "type"));
-        if (name && type && begins(type, "child<"))
-            check_type(path, name, type + 6, blockers);
-    }
-    json_decref(list);
-    return 0;
-}
-
-/* Network back ends are no QOM objects; the human monitor lists them. */
-static const struct network {
-    const char *told, *name;
-    bool user; /* by a process that maps guest RAM when the VM begins to run */
-} networks[] = {{"type=vhost-user", "vhost-user", true},
-                {"type=vhost-vdpa", "vhost-vdpa", false},
-                {"type=passt,vhost-user", "passt with vhost-user=on", true}}; /* QEMU 10.1 */
-
-static const struct network *network_of(const char *line, size_t length)
-{
-    for (size_t i = 0; i < sizeof(networks) / sizeof(networks[0]); i++)
-        if (memmem(line, length, networks[i].told, strlen(networks[i].told)))
-            return &networks[i];
-    return NULL;
-}
-
-static int check_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
-                          struct ibx_error *err)
-{
-    json_t *text;
-    int rc = ibx_qmp_execute(qmp, "human-monitor-command",
-                             json_pack("{s:s}", "command-line", "info network"), &text, deadline_ns,
-                             err);
-    if (rc)
-        return rc;
-    const char *line = json_string_value(text);
-    for (; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
-        const struct network *found = network_of(line, strcspn(line, "\r\n"));
-        if (!found || (found->user && blockers->stands_still))
-            continue;
-        const char *name = line + strspn(line, " \\");
-        ibx_blockers_add(
-            blockers,
-            "the network %.*s is a %s, which reaches guest RAM without QEMU: use a tap "
-            "(vhost=on is fine) or unplug it before the migration%s",
-            (int)strcspn(name, ":\r\n"), name, found->name, found->user ? STAND_STILL : "");
-    }
-    json_decref(text);
-    return 0;
-}
-
-/* Block drivers that hand all of guest RAM, as its pages were when the disk was opened, to a device
- * of this host or to another process: those that come later are other ones. */
-static bool hands_over(const char *driver)
-{
-    return !strcmp(driver, "nvme") || begins(driver, "virtio-blk-");
-}
-
-static int check_drivers(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
-                         struct ibx_error *err)
-{
-    json_t *nodes, *node;
-    size_t i;
-    int rc = ibx_qmp_block_nodes(qmp, &nodes, deadline_ns, err);
-    if (rc)
-        return rc;
-    json_array_foreach(nodes, i, node)
-    {
-        const char *driver = json_string_value(json_object_get(node, "drv"));
-        if (!driver || !hands_over(driver))
-            continue;
-        ibx_blockers_add(blockers,
-                         "a disk is used by QEMU's driver %.32s, which reaches guest RAM past its "
-                         "page tables: use a driver of the host's kernel (host_device, file)",
-                         driver);
-        break;
-    }
-    json_decref(nodes);
-    return 0;
-}
-
-static const char *const places[] = {"/machine/peripheral", "/machine/peripheral-anon", "/objects"};
-
-#define PLACES (sizeof(places) / sizeof(places[0]))
-
-static void ask_devices(struct ibx_qmp *qmp, uint64_t deadline_ns)
-{
-    for (size_t i = 0; i < PLACES; i++)
-        ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", places[i]), deadline_ns);
-    ibx_qmp_ahead(qmp, "human-monitor-command", json_pack("{s:s}", "command-line", "info network"),
-                  deadline_ns);
-    ibx_qmp_ahead(qmp, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), deadline_ns);
-}
-
-int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
-                          struct ibx_error *err)
-{
-    const uint64_t before = ibx_qmp_ahead_begin(qmp);
-    int rc = 0;
-    ask_devices(qmp, deadline_ns);
-    for (size_t i = 0; !rc && i < PLACES; i++)
-        rc = check_children(qmp, places[i], blockers, deadline_ns, err);
-    if (!rc)
-        rc = check_networks(qmp, blockers, deadline_ns, err);
-    if (!rc)
-        rc = check_drivers(qmp, blockers, deadline_ns, err);
-    ibx_qmp_ahead_end(qmp, before);
-    return rc;
-}
-
 /* ------------------------------------------------------------ state */
 
 /* A QEMU that never migrated has no status. */
@@ -519,7 +338,7 @@ void ibx_preflight_ask_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns)
     ibx_qmp_ahead(qmp, "query-migrate", NULL, deadline_ns);
     ibx_qmp_ahead(qmp, "query-replay", NULL, deadline_ns);
     ibx_preflight_block_users_ask(qmp, deadline_ns);
-    ask_devices(qmp, deadline_ns);
+    ibx_preflight_devices_ask(qmp, deadline_ns);
 }
 
 int ibx_preflight_qemu(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,

@@ -4,7 +4,8 @@
  * with the value and the remedy. Both sides and `ib-migrate check` look for them; that needs a
  * monitor and the guest RAM, no migration.
  *
- *   blockers.c       QEMU, its RAM, its devices, this host; what both sides have in common
+ *   blockers.c       QEMU, its RAM, this host; what both sides have in common
+ *   bypassing.c      devices and back ends that reach guest RAM past QEMU
  *   block_users.c    block jobs, exports and locks: who else uses the disks
  *   replay.c         recorded and replayed VMs
  *   since.c          whether a VM has the devices and images that the destination has compared
@@ -76,9 +77,12 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
 
 /* RAM that is private, of a kind that QEMU would send itself, or not of whole pages. */
 void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
-/* Devices and disks that reach guest RAM past QEMU's page tables: VFIO, vhost-user, vhost-vdpa. */
+/* bypassing.c: devices and disks that reach guest RAM past QEMU's page tables: VFIO, vhost-user,
+ * vhost-vdpa. */
 int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                           struct ibx_error *err);
+/* Asks ahead what that will ask. */
+void ibx_preflight_devices_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* block_users.c: jobs that would use the disks of a source after they were handed over, and the
  * clients of exports. Two commands of 0.1 ms: cheap enough for a look right before the stop. */
 int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers,
