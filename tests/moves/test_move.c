@@ -270,6 +270,9 @@ static int end_all(void **state)
     return rc;
 }
 
+/* So slowly that the background brings what it may ask for at once, a few pages, and no more. */
+#define HARDLY "1K"
+
 /* A hugetlbfs file has no holes by which to tell its pages, and no process has it mapped. */
 static void kill_source_in_huge_pages(void)
 {
@@ -340,20 +343,52 @@ static void test_huge_pages_minor(void)
 
 static void test_huge_pages_of_a_dead_source(void)
 {
-    moved_in_huge_pages((const char *[]){"--max-bandwidth", "64K", NULL}, NULL, true);
+    moved_in_huge_pages((const char *[]){"--max-bandwidth", HARDLY, NULL}, NULL, true);
 }
 
-/* Both tools are killed in the middle of a page, and others go on over another transport. */
+/* Data that the guest never touches: it is at 16 to 24 MiB, and below 2. */
+#define APART_AT    ((size_t)32 << 20)
+#define APART_BYTES ((size_t)24 << 20)
+
+static uint8_t *apart_map(const char *ram)
+{
+    const int fd = open(ram, O_RDWR | O_CLOEXEC);
+    uint8_t *bytes =
+        mmap(NULL, APART_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)APART_AT);
+    assert_true(fd >= 0 && bytes != MAP_FAILED);
+    close(fd);
+    return bytes;
+}
+
+static void apart_write(const char *ram)
+{
+    uint8_t *bytes = apart_map(ram);
+    for (size_t i = 0; i < APART_BYTES; i += sizeof(uint64_t))
+        memcpy(bytes + i, &(uint64_t){i * 0x9e3779b97f4a7c15u + 1}, sizeof(uint64_t));
+    munmap(bytes, APART_BYTES);
+}
+
+static void apart_came(const char *from, const char *to)
+{
+    uint8_t *written = apart_map(from), *come = apart_map(to);
+    assert_memory_equal(come, written, APART_BYTES);
+    munmap(written, APART_BYTES);
+    munmap(come, APART_BYTES);
+}
+
+/* Both tools are killed when pages have come by theirs, and others go on over another transport. */
 static void go_on_over(const char *uri, const char *bandwidth)
 {
     mover_await(&receiver, "filling", 0);
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + 2);
+    mover_await_figure(&receiver, "wire_bytes", 1);
+    assert_true(mover_figure(&receiver, "present_pages") < mover_figure(&receiver, "pages"));
     mover_kill(&receiver, SIGKILL);
     mover_kill(&sender, SIGKILL);
     mover_start(&receiver, (const char *[]){"recover", "--qmp", vms[1].tool, "--listen", uri,
-                                            "--json", "--max-bandwidth", bandwidth, NULL});
+                                            "--json", "--max-bandwidth", bandwidth, TIMED, NULL});
     mover_await_words(&receiver, "waiting at ");
-    mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, uri, "--json", NULL});
+    mover_start(&sender,
+                (const char *[]){"recover", "--qmp", vms[0].tool, uri, "--json", TIMED, NULL});
 }
 
 static void transports_change(const char *minor)
@@ -364,21 +399,23 @@ static void transports_change(const char *minor)
     snprintf(from, sizeof(from), HUGE_RAM "%s/from", huge_folder);
     snprintf(to, sizeof(to), HUGE_RAM "%s/to", huge_folder);
     mover_begin();
-    vm_start(&vms[0], &(struct vm_options){.append = "", .ram = from});
-    vm_start(&vms[1], &(struct vm_options){.append = "", .ram = to, .incoming = true});
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=8", .ram = from});
+    vm_start(&vms[1], &(struct vm_options){.append = "mib=8", .ram = to, .incoming = true});
     vm_wait_beats(&vms[0], pair_beats);
+    apart_write(from + strlen(HUGE_RAM));
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", NULL);
     snprintf(tcp, sizeof(tcp), "%s", receiver.uri);
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 1);
     mover_receive(&receiver, &vms[1], "shm://127.0.0.1:0",
-                  (const char *[]){"--max-bandwidth", "256K", minor, NULL});
+                  (const char *[]){"--max-bandwidth", HARDLY, minor, NULL});
     snprintf(shm, sizeof(shm), "%s", receiver.uri);
     mover_send(&sender, &vms[0], shm, NULL);
-    go_on_over(tcp, "256K");
+    go_on_over(tcp, HARDLY);
     go_on_over(shm, "0");
     pair_done();
-    pair_moved("");
+    pair_moved("mib=8");
+    apart_came(from + strlen(HUGE_RAM), to + strlen(HUGE_RAM));
 }
 
 static void test_huge_pages_change_transports(void)

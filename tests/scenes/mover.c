@@ -388,6 +388,15 @@ void mover_await(struct mover *m, const char *phase, unsigned present)
         look_again(m, deadline, what);
 }
 
+void mover_await_figure(struct mover *m, const char *name, json_int_t least)
+{
+    const uint64_t deadline = vm_soon();
+    char what[128];
+    snprintf(what, sizeof(what), "waited for %s of %lld", name, (long long)least);
+    while (mover_figure(m, name) < least)
+        look_again(m, deadline, what);
+}
+
 static bool is_silent(const struct mover *m)
 {
     json_t *last = mover_summary(m);

@@ -98,6 +98,8 @@ bool mover_resumed(struct vm *vm);
 json_t *mover_summary(const struct mover *mover);
 /* A number of it. */
 json_int_t mover_figure(const struct mover *mover, const char *name);
+/* Until a line of its JSON output has at least this number there. */
+void mover_await_figure(struct mover *mover, const char *name, json_int_t least);
 /* The record of the one destination here, and its file of arrived pages in minor mode. */
 void mover_record_path(char path[PATH_MAX]);
 void mover_arrived_path(char path[PATH_MAX]);
