@@ -18,7 +18,7 @@ import sys
 
 from manual import Operator
 from matrix import arguments, run_cases
-from scene import SLOW, Failed, Scene, TooSlow, change_a_page, pause
+from scene import SLOW, Failed, Scene, TooSlow, change_a_page, pause, process_state
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 VICTIMS = ("source tool", "destination tool", "source QEMU", "destination QEMU")
@@ -203,13 +203,14 @@ class Struck(Scene):
         if name == "stop":
             self.go_on(but=process)
             pause(seconds)
-        process.process.send_signal(signal.SIGCONT)
+        if name == "stop" or process_state(process.process.pid) == "T":
+            process.process.send_signal(signal.SIGCONT)
 
     def go_on(self, but=None):
         """What was stopped for the strike."""
         for tool in (*self.held, self.sender, self.receiver):
             if tool and tool is not but:
-                tool.signal(signal.SIGCONT)
+                tool.go_on()
         self.held = []
 
     def run(self):

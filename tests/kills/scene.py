@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -161,6 +162,12 @@ class Tool:
         """To it, if it lives."""
         if self.alive():
             os.kill(self.process.pid, number)
+
+    def go_on(self):
+        """If it has stopped. One that ends has no use for SIGCONT: LeakSanitizer stops it by SIGSTOP,
+        which that takes away, and waits for the stop without limit."""
+        if process_state(self.process.pid) == "T":
+            self.signal(signal.SIGCONT)
 
     def cut(self, path):
         """Its connection to the unix socket at this path ends; both processes live."""
