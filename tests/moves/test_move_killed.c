@@ -235,7 +235,7 @@ static void test_resuming_with_a_silent_monitor(void)
     const uint64_t before = ibx_now_ns();
     pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
-    assert_true(ibx_now_ns() - before < 3000 * IBX_NS_PER_MS);
+    assert_true(ibx_now_ns() - before < 15000 * IBX_NS_PER_MS); /* any answer of QEMU has 20 s */
     kill(vms[1].pid, SIGCONT);
     pair_done();
     pair_moved("");

@@ -14,6 +14,7 @@ import time
 import traceback
 
 os.umask(0o022)  # configuration that others can change is refused
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, and by tools as well
 PAGE, RANGE = 4096, 512
 MANY = 16  # pages: QEMU may touch a few at any time
 
