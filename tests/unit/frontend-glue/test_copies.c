@@ -5,6 +5,8 @@
  *   test_copies PROVIDER */
 #include "tests/scenes/copies_scene.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -169,19 +171,24 @@ static void test_sent_in_place(void **state)
 }
 
 /* The greatest part of a copy there and back that the GPU got at once, while `other` copies, too.
- */
-static unsigned long parts_beside(struct ibx_turn *other, uint8_t *bytes, size_t n)
+ * `slowest_ns`: of the two. */
+static unsigned long parts_beside(struct ibx_turn *other, uint8_t *bytes, size_t n,
+                                  uint64_t *slowest_ns)
 {
     struct ibx_double_stats before, after;
     struct frame request = to_device(bytes, n), back = from_device(n);
     uint8_t *head = scene_memory(8 + n);
     app->get_stats(&before);
+    const uint64_t there = ibx_now_ns();
     ibx_turn_take(other, 1);
     send_payload("cudaMemcpy", &request, bytes, n);
     assert_int_equal(ibx_session_sync(pair.client), 0);
     assert_int_equal(receive_reply(NULL, 0), 0);
+    const uint64_t back_again = ibx_now_ns();
     ibx_turn_take(other, 1);
     expect_out("cudaMemcpy", &back, head, 8 + n, 0);
+    const uint64_t end = ibx_now_ns(), first = back_again - there, second = end - back_again;
+    *slowest_ns = first > second ? first : second;
     assert_int_equal(pattern_check(head + 8, n, 3), n);
     app->get_stats(&after);
     return after.copies_async - before.copies_async;
@@ -194,18 +201,23 @@ static void test_beside_another(void **state)
     const size_t n = 3 << 20;
     const unsigned long pieces = 2 * (n / IBX_TURN_PIECE);
     struct ibx_turn other;
+    uint64_t took;
     uint8_t *bytes = ibx_shared_allocate(n, NULL);
     assert_non_null(bytes);
     pattern_fill(bytes, n, 3);
     ibx_turn_join(&other, NULL, 100);
     ibx_turn_leave(&other); /* who has left is no company */
-    assert_true(parts_beside(&other, bytes, n) < pieces);
+    assert_true(parts_beside(&other, bytes, n, &took) < pieces);
     ibx_turn_join(&other, NULL, 100);
     unsigned long parts = 0;
-    while (parts < pieces) /* this thread may have been late */
-        parts = parts_beside(&other, bytes, n);
+    bool in_time = false; /* on a busy machine `other` counts as gone before the copy has begun */
+    for (unsigned tries = 0; tries < 20 && parts < pieces; tries++) {
+        parts = parts_beside(&other, bytes, n, &took);
+        in_time |= took < IBX_TURN_BUSY_NS;
+    }
+    assert_true(parts >= pieces || !in_time);
     ibx_turn_leave(&other);
-    assert_true(parts_beside(&other, bytes, n) < pieces);
+    assert_true(parts_beside(&other, bytes, n, &took) < pieces);
     assert_true(ibx_shared_free(bytes));
 }
 
