@@ -63,10 +63,13 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
 /* Nobody else has it any more. False: its thread is in a call. */
 static bool leave_process(struct ibx_pipeline *p)
 {
-    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(IBX_PIPELINE_END_MS));
+    const uint64_t deadline = ibx_deadline_in_ms(IBX_PIPELINE_END_MS);
     ibx_process_remove(p);
-    if (pthread_mutex_clocklock(&p->lock, CLOCK_MONOTONIC, &until))
-        return false;
+    while (pthread_mutex_trylock(&p->lock)) {
+        if (ibx_now_ns() >= deadline)
+            return false;
+        nanosleep(&(struct timespec){.tv_nsec = (long)FINISH_LOOK_NS}, NULL);
+    }
     ibx_process_count(-(int)(p->answered - p->replied));
     pthread_mutex_unlock(&p->lock);
     pthread_mutex_destroy(&p->lock);
