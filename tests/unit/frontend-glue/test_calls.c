@@ -205,18 +205,27 @@ static void another_form_is_never_given(void **state)
     assert_int_equal(ibx_configurations_pop(&all, out), 0);
 }
 
-/* Then none that is popped is the right one, but the back end's. */
-static void one_more_than_fit_is_lost(void **state)
+/* Those beyond are the back end's alone, and are popped first. */
+static void what_does_not_fit_is_popped_first(void **state)
 {
     (void)state;
     struct ibx_configurations all;
-    uint8_t pushed[40] = {1, 2, 3};
+    uint8_t own[40] = {1, 2, 3}, beyond[40] = {4, 5, 6}, out[72], expected[72];
     ibx_configurations_init(&all);
+    ibx_configurations_push(&all, own, true);
+    ibx_configurations_popped(&all, expected, pop_reply(own, 0, expected));
     for (unsigned i = 0; i < IBX_CONFIGURATIONS; i++)
-        ibx_configurations_push(&all, pushed, false);
+        ibx_configurations_push(&all, own, false);
+    ibx_configurations_push(&all, beyond, true);
+    assert_int_equal(ibx_configurations_pop(&all, out), 0);
+    ibx_configurations_popped(&all, expected, pop_reply(beyond, 0, expected));
     assert_false(all.lost);
-    ibx_configurations_push(&all, pushed, false);
-    assert_true(all.lost);
+    const size_t n = pop_reply(own, 0, expected);
+    for (unsigned i = 0; i < IBX_CONFIGURATIONS; i++) {
+        assert_int_equal(ibx_configurations_pop(&all, out), n);
+        assert_memory_equal(out, expected, n);
+    }
+    assert_int_equal(ibx_configurations_pop(&all, out), 0);
 }
 
 int main(void)
@@ -230,7 +239,7 @@ int main(void)
         cmocka_unit_test(replies_are_remembered),
         cmocka_unit_test(configurations_come_back_as_the_back_end_gives_them),
         cmocka_unit_test(another_form_is_never_given),
-        cmocka_unit_test(one_more_than_fit_is_lost),
+        cmocka_unit_test(what_does_not_fit_is_popped_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
