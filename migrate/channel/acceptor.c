@@ -33,6 +33,8 @@ struct ibx_acceptor {
     pthread_mutex_t lock;     /* of what follows */
     pthread_cond_t fewer;     /* a thread has ended */
     unsigned threads;         /* one for each place that is not ready */
+    bool any_ended;           /* a thread has, and nobody has joined it: */
+    pthread_t ended;          /* the last to end, which joins the one before it */
     struct place *first;      /* in the order in which they came */
     struct ibx_peer expected; /* "" address: nobody; "" name: whatever its key */
 };
@@ -200,11 +202,17 @@ static void *request_main(void *argument)
         leave(acceptor, place);
     else
         eventfd_write(acceptor->ready_fd, 1);
+    const bool any = acceptor->any_ended;
+    const pthread_t before = acceptor->ended;
+    acceptor->any_ended = true;
+    acceptor->ended = pthread_self();
     acceptor->threads--;
     pthread_cond_signal(&acceptor->fewer);
     pthread_mutex_unlock(&acceptor->lock);
     if (rc)
         free(place);
+    if (any)
+        pthread_join(before, NULL);
     return NULL;
 }
 
@@ -231,10 +239,8 @@ static void begin(void *context, struct ibx_conn *conn)
         }
         pthread_mutex_unlock(&acceptor->lock);
     }
-    if (begun) {
-        pthread_detach(thread);
+    if (begun)
         return;
-    }
     turned_away(conn, true, why);
     free(place);
 }
@@ -343,6 +349,8 @@ void ibx_acceptor_close(struct ibx_acceptor *acceptor)
     while (acceptor->threads)
         ibx_thread_wait(&acceptor->fewer, &acceptor->lock);
     pthread_mutex_unlock(&acceptor->lock);
+    if (acceptor->any_ended)
+        pthread_join(acceptor->ended, NULL);
     while (ibx_acceptor_take(acceptor, &request)) {
         ibx_close(request.conn);
         ibx_migrate_message_free(&request.first);
