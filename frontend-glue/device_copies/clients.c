@@ -202,7 +202,8 @@ static void wait_for_end(int process_fd)
 void ibx_clients_leave(struct copies *x)
 {
     ibx_clients_reset_over(x);
-    if (x->client && x->options.mode != IBX_GPU_OFF && ibx_handles_any(x->client->number))
+    if (x->client && x->options.mode != IBX_GPU_OFF &&
+        (x->thread_stream || ibx_handles_any(x->client->number)))
         ibx_left_work_keep(x, x->client->number);
     pthread_mutex_lock(&lock);
     sessions -= x->joined;
@@ -327,11 +328,22 @@ void ibx_clients_hide_work(struct copies *x)
     pthread_mutex_unlock(&lock);
 }
 
+/* Locked. Sessions of one process may come from several of its host's addresses. */
+static bool comes_from_elsewhere(const struct ibx_client *like)
+{
+    const struct ibx_client *c = all;
+    while (c && (c == like || c->process != like->process ||
+                 c->process_namespace != like->process_namespace))
+        c = c->next;
+    return c;
+}
+
 bool ibx_clients_find_work(const struct copies *x)
 {
     pthread_mutex_lock(&lock);
     const struct ibx_client *c = x->client;
-    const bool find = c && !c->hides_work && c->thread_streams == x->thread_stream;
+    const bool find = c && c->process && !comes_from_elsewhere(c) && !c->hides_work &&
+                      c->thread_streams == x->thread_stream;
     pthread_mutex_unlock(&lock);
     return find;
 }

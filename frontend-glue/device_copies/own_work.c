@@ -8,8 +8,9 @@
  *
  * The client's work is in its streams, in the one that CUDA has for the session's thread, and
  * perhaps in the legacy stream, which all clients share. What libraries have in streams of their
- * own, and other threads in the one that CUDA has for them, cannot be found. Such a client's call
- * waits for all work that can, before CUDA does.
+ * own, and other threads in the one that CUDA has for them, cannot be found; nor which sessions are
+ * a client's that has not said which process it is, or that comes from several addresses. Such a
+ * client's call waits for all work that can be found, before CUDA does.
  */
 #include "frontend-glue/device_copies/copies.h"
 

@@ -285,6 +285,41 @@ bool waits_for_thread()
     return HOLDS(ends_well(pid) && endless.end(false) && is_as_before(gpu, before));
 }
 
+// A session of the same process puts work somewhere, ends perhaps, and then the other one waits for
+// the device.
+bool waits_for_other_session(const char *options, bool ends, std::uint64_t in)
+{
+    Gpu gpu(resume);
+    const std::uint64_t to = gpu.remote.malloc(some), from = gpu.remote.malloc(some);
+    int made[2];
+    char byte;
+    REQUIRE(!pipe(made));
+    const pid_t pid = spawn([&] {
+        Client own(gpu, options);
+        own.remote.get_last_error();
+        own.remote.set_device(0);
+        auto thread = std::make_unique<Client>(gpu, options);
+        thread->remote.get_last_error();
+        thread->remote.set_device(0);
+        const std::uint64_t stream = in ? in : thread->remote.stream_create(1);
+        thread->remote.hold_stream(stream);
+        if (thread->remote.call("cudaLaunchKernel",
+                                kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, some)) != 0)
+            return 1;
+        if (ends)
+            thread.reset();
+        return write(made[1], "", 1) == 1 && own.remote.device_synchronize() == 0 ? 0 : 1;
+    });
+    REQUIRE(read(made[0], &byte, 1) == 1);
+    for (unsigned i = 0; i < 5; i++)
+        REQUIRE(goes_on(gpu));
+    REQUIRE(waitpid(pid, nullptr, WNOHANG) == 0);
+    gpu.remote.hold_stream(0);
+    close(made[0]);
+    close(made[1]);
+    return HOLDS(ends_well(pid));
+}
+
 } // namespace
 
 void check_calls_beside()
@@ -307,6 +342,10 @@ void check_calls_beside()
     check("a wait for the client's own work", [=] { return waits_for_own(0, waits); });
     check("... in the stream of its thread", [=] { return waits_for_own(2, waits); });
     check("... in the stream of all", [=] { return waits_for_own(1, waits); });
+    check("a wait for the work of a session of a process that is not known",
+          [] { return waits_for_other_session(of_another_program, false, 0); });
+    check("... of a session that has ended",
+          [] { return waits_for_other_session(resume, true, 2); });
     unsetenv("IBX_DOUBLE_ALONE");
     check("arrays given back, and then a reset", array_before_reset);
 }

@@ -349,7 +349,7 @@ bool reset_beside_a_broken_device()
     const std::uint64_t memory = gpu.remote.malloc(4096);
     breaks.remote.get_last_error();
     REQUIRE(memory && breaks.remote.set_device(1) == 0 && breaks.remote.malloc(100));
-    gpu.remote.inject("cuStreamQuery", 1, 719, true);
+    gpu.remote.inject("cuCtxSynchronize", 1, 719, true);
     REQUIRE(breaks.remote.device_synchronize() == 719);
     other.remote.get_last_error();
     REQUIRE(other.remote.malloc(100) && other.remote.reset() == 0);
