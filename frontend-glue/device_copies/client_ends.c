@@ -110,7 +110,8 @@ static void clear(const struct copies *x, const struct ibx_taken *taken, size_t 
     ibx_own_stream_end(x->cuda, stream);
 }
 
-/* Memory of cudaMalloc's, too. How many could not be; these are the first ones of the list then. */
+/* Memory of cudaMalloc's, too. How many could not be, or may be used by work of others; these are
+ * the first ones of the list then. */
 static size_t free_beside(const struct copies *x, struct ibx_taken *taken, size_t count)
 {
     uint64_t numbers[SLICE_MOST], freed[SLICE_MOST];
@@ -121,7 +122,7 @@ static size_t free_beside(const struct copies *x, struct ibx_taken *taken, size_
     for (size_t i = 0; i < count; i++) {
         numbers[done] = ibx_owners_number(taken[i].value);
         freed[done] = taken[i].value;
-        if (ibx_own_free_async(taken[i].value, stream))
+        if (!taken[i].was_open && ibx_own_free_async(taken[i].value, stream))
             done++;
         else
             taken[left++] = taken[i];

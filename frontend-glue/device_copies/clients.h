@@ -96,6 +96,7 @@ struct ibx_taken {
     enum ibx_handle_kind kind;
     uint64_t value;
     const void *context; /* in which it is; NULL: not known */
+    bool was_open;       /* to another client, too */
 };
 size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken);
 /* Likewise the graphs of a client, of all contexts, and what was made of them to be launched. */
@@ -113,8 +114,8 @@ bool ibx_handles_held(uint64_t client);
 bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* It uses it no more, once it has said so as often. What was only there for that is given back. */
 void ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
-/* Whether it is the client's own, which nobody else has opened: the context in which it is; NULL:
- * not known. */
+/* Whether it is the client's own, which nobody else has ever opened: the context in which it is;
+ * NULL: not known. */
 bool ibx_handles_is_own(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
                         const void **context);
 /* All streams of a client's, 0: of all, in the context, or of no known one, held; NULL: no memory.

@@ -44,7 +44,8 @@ struct handle {
     const struct copies *user; /* of a graph, the one that holds it; of an exec, that changes it */
     struct opener *openers;    /* other clients that have opened it */
     unsigned opener_count;
-    bool gone; /* it is nowhere; its last holder frees it */
+    bool was_open; /* to one of them, whose work may use it though that has closed it */
+    bool gone;     /* it is nowhere; its last holder frees it */
 };
 
 /* handles.c. The functions of this header are for those who have the lock. */

@@ -35,6 +35,7 @@ static bool open_for(struct handle *h, uint64_t client)
         h->openers[h->opener_count++] = (struct opener){.client = client};
     }
     h->openers[i].times++;
+    h->was_open = true;
     return true;
 }
 

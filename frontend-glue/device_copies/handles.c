@@ -486,7 +486,7 @@ static size_t take_kind(uint64_t client, unsigned kind, bool graphs, const void 
         if (h->kind != kind || !is_taken(h, client, graphs, context))
             continue;
         if (taken)
-            taken[count] = (struct ibx_taken){h->kind, h->value, h->context};
+            taken[count] = (struct ibx_taken){h->kind, h->value, h->context, h->was_open};
         count++;
         if (taken)
             drop(h);
@@ -568,7 +568,7 @@ size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const v
         next = h->in[OF_CLIENT].next;
         if (h->kind != kind || h->context != context || !is_taken(h, client, false, context))
             continue;
-        taken[count++] = (struct ibx_taken){h->kind, h->value, h->context};
+        taken[count++] = (struct ibx_taken){h->kind, h->value, h->context, h->was_open};
         drop(h);
     }
     forget_parts_of_all(taken, count);
@@ -582,7 +582,7 @@ bool ibx_handles_is_own(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     const uint64_t client = ibx_clients_number(x);
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, kind, value);
-    const bool is = found && client && found->client == client && !found->opener_count;
+    const bool is = found && client && found->client == client && !found->was_open;
     if (is)
         *context = found->context;
     pthread_mutex_unlock(&ibx_handles_lock);

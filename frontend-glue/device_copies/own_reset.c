@@ -164,7 +164,7 @@ void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t c
 
 /* Beside work of others that does not end: what CUDA would wait for that with is given back another
  * way, or later. How many are left, the first ones of the list then. `over`: no work of the
- * client's own uses them. */
+ * client's own uses them; that of others may use what was open to them. */
 static size_t give_back_beside(struct copies *x, struct ibx_taken *taken, size_t count, bool over)
 {
     size_t left = 0;
@@ -174,7 +174,8 @@ static size_t give_back_beside(struct copies *x, struct ibx_taken *taken, size_t
         const bool waits =
             kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY;
         const uint64_t number = ibx_owners_number(taken[i].value);
-        if (stream && kind == IBX_HANDLE_MEMORY && ibx_own_free_async(taken[i].value, stream))
+        if (stream && kind == IBX_HANDLE_MEMORY && !taken[i].was_open &&
+            ibx_own_free_async(taken[i].value, stream))
             ibx_extra_disown(taken[i].value, number);
         else if (!waits || !ibx_client_ends_leave(&taken[i]))
             taken[left++] = taken[i];

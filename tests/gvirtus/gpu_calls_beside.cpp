@@ -285,6 +285,52 @@ bool waits_for_thread()
     return HOLDS(ends_well(pid) && endless.end(false) && is_as_before(gpu, before));
 }
 
+// One client's memory is open to another one, whose work uses it, and which closes it then. It
+// stays while that work does, whatever its owner does: wait for that, or go on.
+bool stays_for_opener(bool waits, const std::function<bool(Remote &, std::uint64_t)> &gives_back)
+{
+    struct Shared {
+        std::uint64_t memory, other; // the latter nobody opens
+        char handle[64];
+    } shared{};
+    Gpu gpu(resume);
+    int told[2], made[2], ends[2];
+    char byte;
+    std::vector<char> got(1);
+    REQUIRE(!pipe(told) && !pipe(made) && !pipe(ends));
+    const pid_t owner = client_does(gpu, [&](Remote &own) {
+        shared.memory = own.malloc(some);
+        shared.other = own.malloc(some);
+        REQUIRE(own.call("ibxRuntime", number(IBX_EXTRA_IPC_MEMORY).u64(shared.memory)) == 0);
+        std::memcpy(shared.handle, own.out.data(), sizeof(shared.handle));
+        REQUIRE(write(told[1], &shared, sizeof(shared)) == sizeof(shared));
+        return read(ends[0], &byte, 1) == 1 && gives_back(own, shared.memory);
+    });
+    REQUIRE(read(told[0], &shared, sizeof(shared)) == sizeof(shared));
+    const pid_t opener = client_does(gpu, [&](Remote &own) {
+        Body open = number(IBX_EXTRA_IPC_OPEN_MEMORY), close_it = number(IBX_EXTRA_IPC_CLOSE);
+        open.bytes.insert(open.bytes.end(), shared.handle, shared.handle + sizeof(shared.handle));
+        const std::uint64_t from = own.malloc(some), stream = own.stream_create(1);
+        own.hold_stream(stream);
+        close_it.bytes.push_back(0);
+        REQUIRE(own.address("ibxRuntime", open) == shared.memory);
+        REQUIRE(own.call("cudaLaunchKernel",
+                         kernel(IBX_DOUBLE_KERNEL, 32, stream, shared.memory, from, some)) == 0);
+        REQUIRE(own.call("ibxRuntime", close_it.u64(shared.memory)) == 0);
+        return write(made[1], "", 1) == 1 && read(ends[0], &byte, 1) == 1;
+    });
+    REQUIRE(read(made[0], &byte, 1) == 1 && write(ends[1], "", 1) == 1);
+    for (unsigned i = 0; waits && i < 5; i++)
+        REQUIRE(goes_on(gpu) && waitpid(owner, nullptr, WNOHANG) == 0);
+    REQUIRE(waits || becomes_true([&] { return !gpu.remote.peek(shared.other, got.data(), 1); }));
+    REQUIRE(gpu.remote.peek(shared.memory, got.data(), 1));
+    gpu.remote.hold_stream(0);
+    REQUIRE(ends_well(owner) && write(ends[1], "", 1) == 1 && ends_well(opener));
+    for (int fd : {told[0], told[1], made[0], made[1], ends[0], ends[1]})
+        close(fd);
+    return HOLDS(becomes_true([&] { return !gpu.remote.peek(shared.memory, got.data(), 1); }));
+}
+
 // A session of the same process puts work somewhere, ends perhaps, and then the other one waits for
 // the device.
 bool waits_for_other_session(const char *options, bool ends, std::uint64_t in)
@@ -342,6 +388,15 @@ void check_calls_beside()
     check("a wait for the client's own work", [=] { return waits_for_own(0, waits); });
     check("... in the stream of its thread", [=] { return waits_for_own(2, waits); });
     check("... in the stream of all", [=] { return waits_for_own(1, waits); });
+    check("memory that work of another client uses, which has closed it", [] {
+        return stays_for_opener(
+            true, [](Remote &own, std::uint64_t memory) { return own.free(memory) == 0; });
+    });
+    check("... as its owner resets the device", [] {
+        return stays_for_opener(false, [](Remote &own, std::uint64_t) { return own.reset() == 0; });
+    });
+    check("... as its owner ends",
+          [] { return stays_for_opener(false, [](Remote &, std::uint64_t) { return true; }); });
     check("a wait for the work of a session of a process that is not known",
           [] { return waits_for_other_session(of_another_program, false, 0); });
     check("... of a session that has ended",
