@@ -57,9 +57,12 @@ static uint64_t segments_of(const struct tcp *tcp)
     return count;
 }
 
+/* Where the kernel encrypts, it may refuse that; then closing does it. */
 void ibx_tcp_reset(struct tcp_lane *lane)
 {
     const struct sockaddr none = {.sa_family = AF_UNSPEC};
+    const struct linger at_once = {.l_onoff = 1};
+    setsockopt(lane->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     connect(lane->fd, &none, sizeof(none));
 }
 
