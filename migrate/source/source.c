@@ -288,6 +288,9 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
 static void lose_qemu(struct source *s, const char *why)
 {
     const bool ended = s->status.record.state == IBX_JOURNAL_ENDED;
+    /* First: who hears that it has ended may start it again at once. */
+    if (s->state.now != SOURCE_CONFIRMING && s->state.now != SOURCE_LOST)
+        ibx_source_vm_keep_files(&s->vm, &s->status.record, &s->options->observer);
     if (s->state.now == SOURCE_CONFIRMING)
         ibx_migration_notify(
             &s->options->observer,
@@ -301,8 +304,6 @@ static void lose_qemu(struct source *s, const char *why)
             "the source's QEMU has ended (%s); its pages are held here until the migration is "
             "complete: leave this ib-migrate running",
             why);
-    if (s->state.now != SOURCE_CONFIRMING && s->state.now != SOURCE_LOST)
-        ibx_source_vm_keep_files(&s->vm, &s->status.record, &s->options->observer);
     ibx_source_vm_lose(&s->vm);
 }
 
