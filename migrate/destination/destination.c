@@ -266,7 +266,9 @@ static int step_filling(struct destination *d, struct ibx_error *err)
     decide(d);
     tell_undecided(d);
     const bool waits = stands(d) || d->undecided, unnamed = ibx_destination_home_rename_late(d);
-    int rc = ibx_destination_send_digests(d, err);
+    int rc = ibx_destination_check_given_back(d, err);
+    if (!rc)
+        rc = ibx_destination_send_digests(d, err);
     if (rc && rc != -EAGAIN)
         return rc;
     if (d->ram.borrow && !d->stays) { /* until it has returned, also with all pages */

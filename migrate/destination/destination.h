@@ -294,6 +294,8 @@ struct destination {
     unsigned load_looks;                    /* at whether QEMU has read the device state */
     uint64_t fill_ns; /* WAITING over a long wire: when the background begins; 0: not so */
     uint64_t lost_ns, progress_ns, complete_ns;
+    bool zeros_unknown;    /* pages come again that the guest has given back: it may take them for
+                            * zeros, and QEMU has not told yet */
     uint64_t told_away_ns; /* the source has been away for long: told last */
     uint64_t retry_ns;     /* when to try again what failed at the end: the record, letting go */
     uint64_t let_go_by_ns; /* until when to try to close QEMU's descriptor */
@@ -448,5 +450,7 @@ void ibx_destination_answer(struct destination *d, const struct ibx_error *why);
  * pages are here, FILLING when the VM runs, RESUMING as long as only QEMU knows. -ECANCELED: the VM
  * never ran here. -ESRCH: its QEMU has ended before it had all pages. */
 int ibx_destination_recover(struct destination *d, struct ibx_error *err);
+/* Asks again what QEMU did not tell then. -EBADMSG: the VM's memory is wrong. */
+int ibx_destination_check_given_back(struct destination *d, struct ibx_error *err);
 
 #endif

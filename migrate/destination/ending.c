@@ -492,6 +492,12 @@ int ibx_destination_complete(struct destination *d, struct ibx_error *err)
         d->status.filled_ns = ibx_now_ns() - d->status.began_ns;
     if (ibx_now_ns() < d->retry_ns)
         return 0;
+    if (d->zeros_unknown) {
+        ibx_error_set(err, -EAGAIN, "its monitor does not answer");
+        retry_later(
+            d, "whether the guest takes pages that came again for zeros, QEMU does not tell", err);
+        return 0;
+    }
     ibx_destination_digests_settle(d); /* or, without a monitor, as they are */
     ibx_destination_update(d);
     *totals = (struct ibx_journal_totals){.pages = d->ram.map.pages,

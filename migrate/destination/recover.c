@@ -108,9 +108,15 @@ static int ask_for_zeros(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
+#define LIST_IS_GONE "%s, where the tool before this one noted which pages have come, is gone"
+#define MAY_BE_ZEROS                                                                               \
+    "with their old bytes, which it may take for zeros (free-page-reporting with "                 \
+    "init_on_free=1): end this QEMU, and ib-migrate rollback at the source continues the VM from " \
+    "where it was stopped"
+
 /* Without that note a page that the guest has given back is a hole like one that has not come, and
  * comes again. */
-static int check_given_back(struct destination *d, struct ibx_error *err)
+static int check_list(struct destination *d, struct ibx_error *err)
 {
     char path[128];
     struct ibx_error why = {0};
@@ -120,22 +126,36 @@ static int check_given_back(struct destination *d, struct ibx_error *err)
     const int rc = ask_for_zeros(d, &why);
     if (rc == -EOPNOTSUPP)
         return ibx_error_set(err, -ESTALE,
-                             "%s, where the tool before this one noted which pages have come, is "
-                             "gone, and without it pages that the guest has given back come again "
-                             "with their old bytes, which it may take for zeros "
-                             "(free-page-reporting with init_on_free=1): end this QEMU, and "
-                             "ib-migrate rollback at the source continues the VM from where it was "
-                             "stopped",
+                             LIST_IS_GONE ", and without it pages that the guest has given back "
+                                          "come again " MAY_BE_ZEROS,
                              path);
+    d->zeros_unknown = rc;
     ibx_migration_notify(
         &d->options->observer,
-        "%s, where the tool before this one noted which pages have come, is gone: pages that the "
-        "guest has given back since (balloon) come again, and take memory%s%s%s",
+        LIST_IS_GONE ": pages that the guest has given back since (balloon) come again, and take "
+                     "memory%s%s%s",
         path,
         rc ? "; whether it takes them for zeros (free-page-reporting with init_on_free=1), and so "
              "must not go on, QEMU does not tell now ("
            : "",
-        rc ? why.message : "", rc ? ")" : "");
+        rc ? why.message : "", rc ? "), and is asked again" : "");
+    return 0;
+}
+
+/* Its main thread may have waited for a page, and not do so for long. */
+int ibx_destination_check_given_back(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    if (!d->zeros_unknown || !d->qemu.qmp)
+        return 0;
+    const int rc = ibx_preflight_wants_zeros(d->qemu.qmp, ibx_deadline_in_ms(REACH_MS), &why);
+    d->zeros_unknown = rc;
+    if (rc == -EOPNOTSUPP) {
+        ibx_error_set(err, rc, "pages that the guest had given back came again " MAY_BE_ZEROS);
+        return ibx_destination_broken(d, true, err);
+    }
+    if (rc)
+        ibx_destination_qemu_lose(&d->qemu, why.message); /* and reaches it again */
     return 0;
 }
 
@@ -222,5 +242,5 @@ int ibx_destination_recover(struct destination *d, struct ibx_error *err)
     ibx_destination_home_recover(d);
     if (!rc)
         rc = ibx_destination_ram_recover(&d->ram, record, err);
-    return rc ? rc : check_given_back(d, err);
+    return rc ? rc : check_list(d, err);
 }

@@ -482,6 +482,30 @@ static void without_the_list(const char *append, bool refused)
     mover_end_all(NULL);
 }
 
+/* ... also where QEMU does not tell at first, as while its main thread waits for a page: this one
+ * stands still until the tool goes on without. */
+static void test_recover_without_the_list_or_an_answer(void)
+{
+    char list[PATH_MAX];
+    struct vm_options with = {
+        .append = "balloon=2048 mib=4 poison=1",
+        .extra = {"-device", "virtio-balloon-pci,id=balloon0,free-page-reporting=on"}};
+    pair_filling(&with, NULL);
+    vm_balloon(&vms[1], ((json_int_t)VM_RAM_MIB << 20) - BALLOON_PAGES * PAGE);
+    mover_kill(&receiver, SIGKILL);
+    mover_arrived_path(list);
+    assert_int_equal(unlink(list), 0);
+    assert_int_equal(kill(vms[1].pid, SIGSTOP), 0);
+    pair_recover(&receiver);
+    mover_await_words(&receiver, "QEMU does not tell now");
+    mover_await_words(&receiver, "all pages are here, but whether");
+    assert_int_equal(kill(vms[1].pid, SIGCONT), 0);
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "which it may take for zeros");
+    mover_ends(&sender, 1);
+    assert_false(vm_runs(&vms[1]));
+}
+
 static void test_recover_without_the_list(void)
 {
     without_the_list("balloon=2048 mib=4", false);
@@ -587,6 +611,7 @@ int main(void)
                                            VM_TEST(test_full_file_system_in_minor_mode),
                                            VM_TEST(test_balloon),
                                            VM_TEST(test_recover_without_the_list),
+                                           VM_TEST(test_recover_without_the_list_or_an_answer),
                                            VM_TEST(test_given_back_before_a_recovery),
                                            VM_TEST(test_recover_in_minor_mode),
                                            VM_TEST(test_recover_in_minor_mode_of_unmapped_pages),
