@@ -7,10 +7,10 @@
  */
 #include "transport/core/conn.h"
 
+#include "common/fork_lock.h"
 #include "common/log.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 
 #define PEERS_NOTED 16u
@@ -76,34 +76,16 @@ void ibx_path_close(struct ibx_conn *conn)
     conn->endpoint = NULL;
 }
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* what was said and seen last */
-
-/* A thread of the parent may have had it. */
-static void forked(void)
-{
-    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, forked);
-}
-
-static void take_lock(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);
-    pthread_mutex_lock(&lock);
-}
+static struct ibx_fork_lock lock = IBX_FORK_LOCK; /* what was said and seen last */
 
 /* Once for each text: a program may make many connections to one server. */
 static void warn_once(const char *text)
 {
     static char last[512];
-    take_lock();
+    ibx_fork_lock_take(&lock);
     bool again = !strncmp(text, last, sizeof(last) - 1);
     snprintf(last, sizeof(last), "%s", text);
-    pthread_mutex_unlock(&lock);
+    ibx_fork_lock_release(&lock);
     if (!again)
         ibx_log(IBX_LOG_WARN, "%s", text);
 }
@@ -157,7 +139,7 @@ static enum protection last_time(const char *peer, enum protection now)
     unsigned i = 0;
     if (!strchr(peer, ':')) /* a unix socket, like any other one */
         return IN_PLAIN;
-    take_lock();
+    ibx_fork_lock_take(&lock);
     while (i < PEERS_NOTED && strcmp(noted[i].peer, peer) != 0)
         i++;
     if (i < PEERS_NOTED) {
@@ -167,7 +149,7 @@ static enum protection last_time(const char *peer, enum protection now)
         snprintf(noted[i].peer, sizeof(noted[i].peer), "%s", peer);
     }
     noted[i].protection = now;
-    pthread_mutex_unlock(&lock);
+    ibx_fork_lock_release(&lock);
     return before;
 }
 

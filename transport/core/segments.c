@@ -3,10 +3,10 @@
 
 #include "common/address.h"
 #include "common/clock.h"
+#include "common/fork_lock.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
 #include <string.h>
 
 #define HOSTS       16u
@@ -20,27 +20,9 @@ struct host {
     uint64_t until;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ibx_fork_lock lock = IBX_FORK_LOCK;
 static struct host hosts[HOSTS];
 static unsigned next;
-
-/* A thread of the parent may have had it. */
-static void forked(void)
-{
-    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, forked);
-}
-
-static void take_lock(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);
-    pthread_mutex_lock(&lock);
-}
 
 static struct host *find(const struct sockaddr *address)
 {
@@ -66,10 +48,10 @@ static unsigned limit_of(const struct sockaddr *address)
 {
     struct sockaddr_storage plain;
     plain_address(address, &plain);
-    take_lock();
+    ibx_fork_lock_take(&lock);
     const struct host *host = find((struct sockaddr *)&plain);
     const unsigned limit = host ? host->limit : 0;
-    pthread_mutex_unlock(&lock);
+    ibx_fork_lock_release(&lock);
     return limit;
 }
 
@@ -79,7 +61,7 @@ void ibx_segments_lost(const struct sockaddr *peer, unsigned bytes)
     plain_address(peer, &plain);
     if (plain.ss_family == AF_UNSPEC)
         return;
-    take_lock();
+    ibx_fork_lock_take(&lock);
     struct host *host = find((struct sockaddr *)&plain);
     if (!host)
         host = &hosts[next++ % HOSTS];
@@ -88,7 +70,7 @@ void ibx_segments_lost(const struct sockaddr *peer, unsigned bytes)
         .limit = bytes > SHORT_BYTES ? SHORT_BYTES : LEAST_BYTES,
         .until = ibx_deadline_in_ms(VALID_MS),
     };
-    pthread_mutex_unlock(&lock);
+    ibx_fork_lock_release(&lock);
 }
 
 unsigned ibx_segments_limit(int fd, const struct sockaddr *to)

@@ -8,6 +8,7 @@
  * Two network namespaces. An interface takes no packet that is longer than its MTU, and each end
  * offers the other one longer ones.
  */
+#include "tests/scenes/networks.h"
 #include "tests/scenes/patience.h"
 #include "tests/scenes/session_pair.h"
 #include "tests/scenes/shell.h"
@@ -15,14 +16,11 @@
 #include "common/clock.h"
 #include "transport/core/conn.h"
 
-#include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <cmocka.h>
 
 #define CLIENT     "10.98.0.1"
@@ -35,30 +33,14 @@ struct call {
     uint32_t there, back; /* bytes of the request and of the reply */
 };
 
-static int here = -1, there = -1; /* namespaces: of the server, and of the client */
 static unsigned server = 1; /* 10.98.0.2 and so on: what is known of one is not known of the next */
 static uint8_t pattern[LONG], got[LONG];
 
-/* The client's connections belong to its namespace. */
-int __real_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
-                       struct ibx_error *err);
-int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
-                       struct ibx_error *err);
-
-int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
-                       struct ibx_error *err)
-{
-    assert_int_equal(setns(there, CLONE_NEWNET), 0);
-    int rc = __real_ibx_connect(uri, options, conn, err);
-    assert_int_equal(setns(here, CLONE_NEWNET), 0);
-    return rc;
-}
-
 static void in_client(const char *command)
 {
-    assert_int_equal(setns(there, CLONE_NEWNET), 0);
+    networks_enter_client();
     shell("%s", command);
-    assert_int_equal(setns(here, CLONE_NEWNET), 0);
+    networks_leave_client();
 }
 
 static void middle_mtu(unsigned bytes)
@@ -86,12 +68,12 @@ static bool call(struct session_pair *pair, uint32_t to, uint32_t back)
 {
     const struct call what = {to, back};
     memset(got, 0, back);
-    assert_int_equal(setns(there, CLONE_NEWNET), 0);
+    networks_enter_client();
     const bool good = ibx_session_write(pair->client, &what, sizeof(what)) == sizeof(what) &&
                       ibx_session_write(pair->client, pattern, to) == (ssize_t)to &&
                       !ibx_session_sync(pair->client) &&
                       ibx_session_read(pair->client, got, back) == (ssize_t)back;
-    assert_int_equal(setns(here, CLONE_NEWNET), 0);
+    networks_leave_client();
     for (uint32_t i = 0; good && i < back; i++)
         assert_int_equal(got[i], 0x5a);
     return good;
@@ -165,26 +147,21 @@ static void all_but_the_shortest_are_lost(void **state)
     end_pair(&pair);
 }
 
-/* Not every sandbox may make network namespaces. */
 static bool wire_make(void)
 {
-    static const char self[] = "/proc/thread-self/ns/net";
-    if (unshare(CLONE_NEWNET))
+    char there[64];
+    if (!networks_make(there, sizeof(there)))
         return false;
-    there = open(self, O_RDONLY | O_CLOEXEC);
-    if (unshare(CLONE_NEWNET))
-        return false;
-    here = open(self, O_RDONLY | O_CLOEXEC);
     char command[640];
     snprintf(command, sizeof(command),
              "ip link set lo up && ip link add v0 gso_max_segs 1 type veth peer name p0 && "
-             "ip link add middle type veth peer name middle netns /proc/%d/fd/%d && "
+             "ip link add middle type veth peer name middle netns %s && "
              "ip link add switch type bridge && ip link set p0 master switch && "
              "ip link set middle master switch && "
              "for i in 2 3 4 5 6 7 8 9; do ip addr add 10.98.0.$i/24 dev v0 || exit; done && "
              "for i in v0 p0 middle switch; do ip link set $i up || exit; done",
-             (int)getpid(), there);
-    if (there < 0 || here < 0 || system(command))
+             there);
+    if (system(command))
         return false;
     in_client("ip link set lo up && ip link add v1 gso_max_segs 1 type veth peer name p1 && "
               "ip link add switch type bridge && ip link set p1 master switch && "

@@ -9,12 +9,12 @@
  * Two network namespaces. What the server's host sends to an address of the client goes to nobody's
  * MAC address; the next connection comes from another address.
  */
+#include "tests/scenes/networks.h"
 #include "tests/scenes/session_pair.h"
 #include "tests/scenes/shell.h"
 
 #include "transport/core/conn.h"
 
-#include <fcntl.h>
 #include <linux/sockios.h>
 #include <poll.h>
 #include <sched.h>
@@ -24,7 +24,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <unistd.h>
 #include <cmocka.h>
 
 #define SERVER     "10.99.0.1"
@@ -33,33 +32,17 @@
 
 enum ask { ASK_ECHO, ASK_SILENCE, ASK_SLOWLY }; /* the first byte of a call */
 
-static int here = -1, there = -1; /* namespaces: of the server, and of the client */
-static unsigned client_address;   /* the last byte of it */
-
-/* The client's connections belong to its namespace. */
-int __real_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
-                       struct ibx_error *err);
-int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
-                       struct ibx_error *err);
-
-int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
-                       struct ibx_error *err)
-{
-    assert_int_equal(setns(there, CLONE_NEWNET), 0);
-    int rc = __real_ibx_connect(uri, options, conn, err);
-    assert_int_equal(setns(here, CLONE_NEWNET), 0);
-    return rc;
-}
+static unsigned client_address; /* the last byte of it */
 
 /* Nothing reaches the client's address any more; what it connects from next has another. */
 static void silence(void)
 {
     const unsigned now = client_address++;
     shell("ip neigh replace 10.99.0.%u lladdr 02:00:00:00:00:99 dev v0 nud permanent", now);
-    assert_int_equal(setns(there, CLONE_NEWNET), 0);
+    networks_enter_client();
     shell("ip addr add 10.99.0.%u/24 dev v1 && ip route replace " SERVER " dev v1 src 10.99.0.%u",
           client_address, client_address);
-    assert_int_equal(setns(here, CLONE_NEWNET), 0);
+    networks_leave_client();
 }
 
 static int client_socket; /* of its first connection */
@@ -92,12 +75,12 @@ static int serve(struct session_pair *pair, void *argument)
 static void call(struct session_pair *pair, enum ask ask)
 {
     uint8_t bytes[CALL_BYTES] = {(uint8_t)ask, 1, 2, 3};
-    assert_int_equal(setns(there, CLONE_NEWNET), 0);
+    networks_enter_client();
     if (ibx_session_write(pair->client, bytes, sizeof(bytes)) != sizeof(bytes) ||
         ibx_session_sync(pair->client) ||
         ibx_session_read(pair->client, bytes, sizeof(bytes)) != sizeof(bytes))
         fail_msg("%s", ibx_session_reason(pair->client));
-    assert_int_equal(setns(here, CLONE_NEWNET), 0);
+    networks_leave_client();
     assert_memory_equal(bytes, ((uint8_t[]){(uint8_t)ask, 1, 2, 3}), sizeof(bytes));
 }
 
@@ -148,27 +131,22 @@ static void a_slow_server(void **state)
     session_end(&pair, 0);
 }
 
-/* Not every sandbox may make network namespaces. */
 static bool wire_make(void)
 {
-    static const char self[] = "/proc/thread-self/ns/net";
-    if (unshare(CLONE_NEWNET))
+    char there[64];
+    if (!networks_make(there, sizeof(there)))
         return false;
-    there = open(self, O_RDONLY | O_CLOEXEC);
-    if (unshare(CLONE_NEWNET))
-        return false;
-    here = open(self, O_RDONLY | O_CLOEXEC);
     client_address = 10;
     char command[256];
     snprintf(command, sizeof(command),
-             "ip link add v0 type veth peer name v1 && ip link set v1 netns /proc/%d/fd/%d && "
+             "ip link add v0 type veth peer name v1 && ip link set v1 netns %s && "
              "ip addr add " SERVER "/24 dev v0 && ip link set v0 up && ip link set lo up",
-             (int)getpid(), there);
-    if (there < 0 || here < 0 || system(command))
+             there);
+    if (system(command))
         return false;
-    setns(there, CLONE_NEWNET);
+    networks_enter_client();
     shell("ip link set lo up && ip addr add 10.99.0.10/24 dev v1 && ip link set v1 up");
-    setns(here, CLONE_NEWNET);
+    networks_leave_client();
     return true;
 }
 

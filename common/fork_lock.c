@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "common/fork_lock.h"
+
+static pthread_mutex_t entering = PTHREAD_MUTEX_INITIALIZER; /* also while a process forks */
+static struct ibx_fork_lock *all;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&entering);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&entering);
+}
+
+static void in_child(void)
+{
+    for (struct ibx_fork_lock *lock = all; lock; lock = lock->next)
+        lock->mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_unlock(&entering);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, in_parent, in_child);
+}
+
+/* Before it is taken, so that no process forks with one that is taken and not in the list. */
+static void enter(struct ibx_fork_lock *lock)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&entering);
+    if (!atomic_load(&lock->known)) {
+        lock->next = all;
+        all = lock;
+        atomic_store(&lock->known, true);
+    }
+    pthread_mutex_unlock(&entering);
+}
+
+void ibx_fork_lock_take(struct ibx_fork_lock *lock)
+{
+    if (!atomic_load(&lock->known))
+        enter(lock);
+    pthread_mutex_lock(&lock->mutex);
+}
+
+void ibx_fork_lock_release(struct ibx_fork_lock *lock)
+{
+    pthread_mutex_unlock(&lock->mutex);
+}
