@@ -26,8 +26,6 @@
 #define WAITS_MS    500u  /* a capture stays for waits, where they do not end before that */
 #define QUEUED_MS   200u  /* ... that have not begun: the one they stay for may stay for this one */
 
-#define STREAM_NON_BLOCKING 1u /* CU_STREAM_NON_BLOCKING */
-
 #define CAPTURE_IS_ACTIVE      1 /* CUstreamCaptureStatus */
 #define CAPTURE_IS_INVALIDATED 2
 
@@ -335,16 +333,19 @@ static bool is_still(struct copies *x, uint64_t stream, uint64_t id)
     return status == CAPTURE_IS_INVALIDATED || (status == CAPTURE_IS_ACTIVE && now == id);
 }
 
+bool ibx_stream_blocks(void *stream, bool unknown)
+{
+    int (*get)(void *of, unsigned *flags) = NULL;
+    unsigned flags = 0;
+    *(void **)&get = ibx_cuda_symbol("cuStreamGetFlags");
+    return get && !get(stream, &flags) ? !(flags & IBX_STREAM_NON_BLOCKING) : unknown;
+}
+
 /* Whether the stream that a request of GVirtuS's names waits for the legacy one. */
 static bool is_blocking(struct copies *x)
 {
-    int (*get)(void *stream, unsigned *flags) = NULL;
     void *stream = (void *)(uintptr_t)stream_of(x);
-    unsigned flags = 0;
-    if (!stream || !ibx_copies_have_cuda(x))
-        return false;
-    *(void **)&get = ibx_cuda_symbol("cuStreamGetFlags");
-    return get && !get(stream, &flags) && !(flags & STREAM_NON_BLOCKING);
+    return stream && ibx_copies_have_cuda(x) && ibx_stream_blocks(stream, false);
 }
 
 /* A client that captures already goes before those who wait for that. */

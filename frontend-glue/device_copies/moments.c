@@ -19,8 +19,6 @@
 #define NAP_LEAST_NS 50000u
 #define NAP_MOST_NS  10000000u
 
-#define STREAM_NON_BLOCKING 1u /* CU_STREAM_NON_BLOCKING */
-
 struct behind {
     void *event;
     uint64_t client; /* whose work it is behind; 0: the legacy stream's */
@@ -42,15 +40,6 @@ void ibx_nap(uint64_t *ns)
     *ns = 2 * *ns < NAP_MOST_NS ? 2 * *ns : NAP_MOST_NS;
 }
 
-/* Unless CUDA says otherwise. */
-static bool is_blocking(void *stream)
-{
-    int (*get)(void *of, unsigned *flags) = NULL;
-    unsigned flags = 0;
-    *(void **)&get = ibx_cuda_symbol("cuStreamGetFlags");
-    return !get || get(stream, &flags) || !(flags & STREAM_NON_BLOCKING);
-}
-
 static void put_event(const struct ibx_cuda *cuda, struct moment *m, void *stream, uint64_t client)
 {
     void *event = NULL;
@@ -59,7 +48,7 @@ static void put_event(const struct ibx_cuda *cuda, struct moment *m, void *strea
     if (cuda->event_record(event, stream))
         cuda->event_destroy(event);
     else
-        m->events[m->count++] = (struct behind){event, client, is_blocking(stream)};
+        m->events[m->count++] = (struct behind){event, client, ibx_stream_blocks(stream, true)};
 }
 
 /* Of streams that are held; false: one of the client's own is busy, or one is captured. */

@@ -18,16 +18,15 @@
 
 #include <stdlib.h>
 
-#define STREAM_NON_BLOCKING 1u    /* cudaStreamNonBlocking */
-#define SETTLE_MS           1000u /* that work is waited for at a time */
-#define TOLD_MS             5000u /* ... before a line of the log says so */
+#define SETTLE_MS 1000u /* that work is waited for at a time */
+#define TOLD_MS   5000u /* ... before a line of the log says so */
 
 void *ibx_own_stream_begin(void)
 {
     int (*make)(void **stream, unsigned flags) = NULL;
     void *stream = NULL;
     *(void **)&make = ibx_copies_runtime("cudaStreamCreateWithFlags");
-    if (make && !make(&stream, STREAM_NON_BLOCKING))
+    if (make && !make(&stream, IBX_STREAM_NON_BLOCKING))
         return stream;
     ibx_copies_forget_error();
     return NULL;
