@@ -254,6 +254,20 @@ bool leaves_streams_alone()
     return HOLDS(ends_well(pid));
 }
 
+// A client that has said so waits for work of its own, which ends then; others go on meanwhile.
+bool waits_alone(Gpu &gpu, const int made[2], pid_t pid)
+{
+    char byte;
+    REQUIRE(read(made[0], &byte, 1) == 1);
+    for (unsigned i = 0; i < 5; i++)
+        REQUIRE(goes_on(gpu));
+    REQUIRE(waitpid(pid, nullptr, WNOHANG) == 0);
+    gpu.remote.hold_stream(0);
+    close(made[0]);
+    close(made[1]);
+    return true;
+}
+
 // What another thread of it has in the stream that CUDA has for that thread is known to nobody
 // else: so all work is waited for, and nobody is kept out.
 bool waits_for_thread()
@@ -263,7 +277,6 @@ bool waits_for_thread()
     const Left before(gpu);
     REQUIRE(endless.begin(gpu, false, false));
     int made[2];
-    char byte;
     REQUIRE(!pipe(made));
     const pid_t pid = client_does(gpu, [&](Remote &own) {
         Client thread(gpu);
@@ -275,13 +288,7 @@ bool waits_for_thread()
         REQUIRE(write(made[1], "", 1) == 1);
         return HOLDS(own.free(to) == 0 && own.free(from) == 0);
     });
-    REQUIRE(read(made[0], &byte, 1) == 1);
-    for (unsigned i = 0; i < 5; i++)
-        REQUIRE(goes_on(gpu));
-    REQUIRE(waitpid(pid, nullptr, WNOHANG) == 0);
-    gpu.remote.hold_stream(0);
-    close(made[0]);
-    close(made[1]);
+    REQUIRE(waits_alone(gpu, made, pid));
     return HOLDS(ends_well(pid) && endless.end(false) && is_as_before(gpu, before));
 }
 
@@ -338,7 +345,6 @@ bool waits_for_other_session(const char *options, bool ends, std::uint64_t in)
     Gpu gpu(resume);
     const std::uint64_t to = gpu.remote.malloc(some), from = gpu.remote.malloc(some);
     int made[2];
-    char byte;
     REQUIRE(!pipe(made));
     const pid_t pid = spawn([&] {
         Client own(gpu, options);
@@ -356,13 +362,7 @@ bool waits_for_other_session(const char *options, bool ends, std::uint64_t in)
             thread.reset();
         return write(made[1], "", 1) == 1 && own.remote.device_synchronize() == 0 ? 0 : 1;
     });
-    REQUIRE(read(made[0], &byte, 1) == 1);
-    for (unsigned i = 0; i < 5; i++)
-        REQUIRE(goes_on(gpu));
-    REQUIRE(waitpid(pid, nullptr, WNOHANG) == 0);
-    gpu.remote.hold_stream(0);
-    close(made[0]);
-    close(made[1]);
+    REQUIRE(waits_alone(gpu, made, pid));
     return HOLDS(ends_well(pid));
 }
 

@@ -460,9 +460,9 @@ static void test_given_back_before_a_recovery(void)
     given_back_before_a_recovery("--minor");
 }
 
-/* The list of pages that have come is gone: those come again that the guest has given back, which
- * is said, and refused where the guest would take old bytes for zeros. */
-static void without_the_list(const char *append, bool refused)
+/* The guest has given pages back, and the destination's tool is killed with the list of those that
+ * have come. */
+static void lose_the_list(const char *append)
 {
     char list[PATH_MAX];
     struct vm_options with = {
@@ -473,6 +473,13 @@ static void without_the_list(const char *append, bool refused)
     mover_kill(&receiver, SIGKILL);
     mover_arrived_path(list);
     assert_int_equal(unlink(list), 0);
+}
+
+/* Those come again that the guest has given back, which is said, and refused where the guest would
+ * take old bytes for zeros. */
+static void without_the_list(const char *append, bool refused)
+{
+    lose_the_list(append);
     struct mover *again =
         MOVER_RUN(refused ? 3 : 0, "recover", "--qmp", vms[1].tool, "--json", TIMED);
     mover_must_print(again,
@@ -486,15 +493,7 @@ static void without_the_list(const char *append, bool refused)
  * stands still until the tool goes on without. */
 static void test_recover_without_the_list_or_an_answer(void)
 {
-    char list[PATH_MAX];
-    struct vm_options with = {
-        .append = "balloon=2048 mib=4 poison=1",
-        .extra = {"-device", "virtio-balloon-pci,id=balloon0,free-page-reporting=on"}};
-    pair_filling(&with, NULL);
-    vm_balloon(&vms[1], ((json_int_t)VM_RAM_MIB << 20) - BALLOON_PAGES * PAGE);
-    mover_kill(&receiver, SIGKILL);
-    mover_arrived_path(list);
-    assert_int_equal(unlink(list), 0);
+    lose_the_list("balloon=2048 mib=4 poison=1");
     assert_int_equal(kill(vms[1].pid, SIGSTOP), 0);
     pair_recover(&receiver);
     mover_await_words(&receiver, "QEMU does not tell now");
