@@ -583,6 +583,15 @@ void mover_record_path(char path[PATH_MAX])
     globfree(&found);
 }
 
+void mover_make_file(char *path, size_t size, const char *name, off_t bytes)
+{
+    snprintf(path, size, "%s/%s", mover_folder, name);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, bytes), 0);
+    close(fd);
+}
+
 void mover_arrived_path(char path[PATH_MAX])
 {
     char record[PATH_MAX];

@@ -26,6 +26,8 @@ struct mover {
 
 /* A folder for this test's records and logs, made anew; removed by mover_end_all. */
 extern char mover_folder[64], mover_state_dir[96];
+/* A file of zeros there: its path. */
+void mover_make_file(char *path, size_t size, const char *name, off_t bytes);
 /* The network namespace that the next tools are started in; NULL: this one. */
 extern const char *mover_namespace;
 void mover_begin(void);
