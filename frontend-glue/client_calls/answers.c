@@ -90,6 +90,9 @@ bool ibx_answer_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t
                ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_WAITS:
         return waiting_copy_is_plain(p, body, n);
+    case IBX_CALL_EXTRA:
+        return ibx_request_sets_node(call, body, n) &&
+               ibx_successes_hold(&p->others, ibx_node_key(p, body, n));
     case IBX_CALL_COPIES:
     case IBX_CALL_ENQUEUES:
         *sure = false;

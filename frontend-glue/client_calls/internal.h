@@ -108,6 +108,7 @@ struct ibx_pipeline {
     uint64_t left;     /* likewise: ibx_process_left() */
     bool stays;        /* it: ibx_request_stays() */
     bool settles;      /* likewise */
+    bool ends_nodes;   /* it destroys a graph, or one of its nodes */
     uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
     bool device_known;
     int32_t current; /* device, -1: not known */
@@ -186,6 +187,9 @@ bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t 
 bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* A launch whose grid every device takes. */
 bool ibx_launch_is_plain(const uint8_t *body, size_t n);
+/* Whether it gives a node of a graph such a launch, and what decides whether that succeeds. */
+bool ibx_request_sets_node(const struct ibx_call *call, const uint8_t *body, size_t n);
+uint64_t ibx_node_key(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 /* Of what decides whether a launch succeeds: device, function, block, shared memory; and that its
  * stream is one, of this device. */
 uint64_t ibx_launch_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
@@ -305,6 +309,9 @@ unsigned ibx_process_resets(void);
 void ibx_process_reset(void);
 unsigned ibx_process_handles(void);
 void ibx_process_handle(void);
+/* Graphs, or nodes, that were destroyed; one more. */
+unsigned ibx_process_graphs(void);
+void ibx_process_graph(void);
 /* Rises with each request that may add work to a stream, or record an event: before it is sent, and
  * before its call returns. `stays`: see ibx_process_left(). Never 0. */
 uint64_t ibx_process_epoch(void);

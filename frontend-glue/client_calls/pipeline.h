@@ -24,6 +24,8 @@
  *     what it returns natively. With "all", cudaMemsetAsync, cudaMemset and copies within the
  *     device or, of few bytes, to it, too: their errors appear later.
  *   - launches by <<<>>>, of which nobody sees what they return: the first one, too;
+ *   - what a kernel's node of a graph is to be launched with, where it has taken the same function,
+ *     grid and block before, and neither a graph nor a node was destroyed since;
  *   - the configuration of a launch, which never leaves this process;
  *   - what only tells a state that is known: the last error, the device, the device's properties.
  *

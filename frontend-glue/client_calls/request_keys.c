@@ -99,6 +99,12 @@ struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *b
                               .memory = memory};
 }
 
+bool ibx_request_sets_node(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    return ibx_call_sets_node(call, body, n) && n >= IBX_EXTRA_SET_LAUNCH + LAUNCH_LEAST &&
+           ibx_launch_is_plain(body + IBX_EXTRA_SET_LAUNCH, n - IBX_EXTRA_SET_LAUNCH);
+}
+
 bool ibx_launch_is_plain(const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body + LAUNCH_LEAST - 8, n < LAUNCH_LEAST ? 0 : 8);
@@ -156,6 +162,18 @@ uint64_t ibx_launch_stream_key(const struct ibx_pipeline *p, const uint8_t *body
 {
     struct ibx_reader r = ibx_reader_of(body + 40, 8);
     return ibx_stream_key(p, ibx_get_u64(&r));
+}
+
+/* Number, handles, function, grid, block and shared memory: a node that has taken these takes them
+ * with any arguments of that length, while it is there. */
+uint64_t ibx_node_key(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    uint8_t key[8 + IBX_EXTRA_SET_LAUNCH + LAUNCH_LEAST] = {0};
+    struct ibx_writer w = ibx_writer_of(key, 8);
+    ibx_put_u32(&w, ibx_process_graphs());
+    ibx_put_u32(&w, (uint32_t)n);
+    memcpy(key + 8, body, IBX_EXTRA_SET_LAUNCH + LAUNCH_LEAST);
+    return ibx_request_hash(5 ^ (uint64_t)ibx_request_word(p->device) << 8, key, sizeof(key));
 }
 
 uint64_t ibx_call_key(const struct ibx_call *call, size_t out)

@@ -10,10 +10,22 @@
 #define FORM_OUT_MAX  16u /* bytes that a call may return for its form to be noted */
 #define REPLY_READS   3u  /* exit code, seconds, length; and one for the output, if any */
 
+/* Whether nodes of graphs are no more. */
+static bool ends_nodes(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const unsigned number = call->kind == IBX_CALL_EXTRA ? ibx_get_u16(&r) : 0;
+    return number == IBX_EXTRA_GRAPH_DESTROY || number == IBX_EXTRA_NODE_DESTROY ||
+           number == IBX_EXTRA_EXEC_DESTROY;
+}
+
 /* What others have learned may be true no more: of a request before and after it is run. What an
  * event is good for is another thing in a capture. */
-static void outdates(enum ibx_call_kind kind)
+static void outdates(const struct ibx_pipeline *p)
 {
+    const enum ibx_call_kind kind = p->call->kind;
+    if (p->ends_nodes)
+        ibx_process_graph();
     if (kind == IBX_CALL_RESETS)
         ibx_process_reset();
     if (kind == IBX_CALL_DESTROYS || kind == IBX_CALL_BEGIN_CAPTURE || kind == IBX_CALL_END_CAPTURE)
@@ -51,7 +63,8 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
         ibx_process_share_memory();
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || shares(p->call, body, n))
         ibx_process_capture(true); /* what is shared is so for good */
-    outdates(p->call->kind);
+    p->ends_nodes = ends_nodes(p->call, body, n);
+    outdates(p);
     if (p->call->kind == IBX_CALL_PUSH && n == IBX_CONFIGURATION_BYTES)
         ibx_configurations_push(&p->configurations, body, true);
     if (p->call->kind == IBX_CALL_SET_DEVICE) {
@@ -259,6 +272,8 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
     }
     if (call->kind == IBX_CALL_REPEATS && !captures)
         ibx_successes_add(&p->others, ibx_request_key(p, body, n));
+    if (ibx_request_sets_node(call, body, n) && !captures)
+        ibx_successes_add(&p->others, ibx_node_key(p, body, n));
     /* Of memory that is none of cudaMalloc's (NULL, of a pool) cudaFree does not wait for work. */
     if (call->kind == IBX_CALL_QUERIES || (call->kind == IBX_CALL_FREES && p->freed))
         ibx_idle_learn(p, body, n);
@@ -288,7 +303,7 @@ static void after_waiting(struct ibx_pipeline *p)
 {
     if (ibx_call_adds_work(p->call))
         ibx_process_work(p->stays);
-    outdates(p->call->kind);
+    outdates(p);
 }
 
 void ibx_waiting_note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)

@@ -121,6 +121,12 @@ bool ibx_call_is_quick(const struct ibx_call *call)
            call->kind == IBX_CALL_REGISTERS;
 }
 
+bool ibx_call_sets_node(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    return call->kind == IBX_CALL_EXTRA && ibx_get_u16(&r) == IBX_EXTRA_SET_KERNEL;
+}
+
 bool ibx_call_stream(const struct ibx_call *call, const uint8_t *body, size_t n, uint64_t *stream)
 {
     if (call->stream_at == ALL || call->stream_at == NONE || n < 8)

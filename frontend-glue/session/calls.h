@@ -59,6 +59,10 @@ const struct ibx_call *ibx_call_find(const void *name, size_t n);
  * wait for the next one. */
 bool ibx_call_is_quick(const struct ibx_call *call);
 
+/* Whether a request gives a kernel's node of a graph other parameters: the back end runs that as
+ * quickly. */
+bool ibx_call_sets_node(const struct ibx_call *call, const uint8_t *body, size_t n);
+
 /* The stream of a request, and *stream; false: it concerns all, or the body does not have it. */
 bool ibx_call_stream(const struct ibx_call *call, const uint8_t *body, size_t n, uint64_t *stream);
 

@@ -155,6 +155,7 @@ enum ibx_extra {
 #define IBX_EXTRA_BEHIND        64u /* nodes that a new one comes behind */
 #define IBX_EXTRA_OUT_MAX       (8 + 8 * IBX_EXTRA_LISTED) /* bytes of a reply beside the exit code */
 #define IBX_EXTRA_ARGUMENTS_MAX 32764u /* bytes of a launch's arguments, CUDA's limit */
+#define IBX_EXTRA_SET_LAUNCH    18u    /* bytes of a SET_KERNEL before what a launch has */
 #define IBX_EXTRA_ATTRIBUTE     64u    /* bytes of an attribute's value, CUDA's union of scalars */
 #define IBX_EXTRA_PRINTED_MOST  256u   /* bytes in a reply to PRINTED, behind how many there are */
 #define IBX_EXTRA_COPIED        128u /* bytes from the device in the reply to a HOST_ASK, at most */

@@ -414,10 +414,15 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
 static bool reply_can_wait(const struct ibx_session *s)
 {
     const struct ibx_call *call;
-    return s->out_length && s->out_length < REPLIES_MAX && !s->payloads && !s->behind.kind &&
-           s->segment.kind == SEGMENT_INLINE &&
-           ibx_call_request(s->segment.inline_at, (size_t)s->segment.left, &call) &&
-           ibx_call_is_quick(call);
+    if (!s->out_length || s->out_length >= REPLIES_MAX || s->payloads || s->behind.kind ||
+        s->segment.kind != SEGMENT_INLINE)
+        return false;
+    const uint8_t *next = s->segment.inline_at;
+    const size_t length = ibx_call_request(next, (size_t)s->segment.left, &call);
+    if (!length)
+        return false;
+    const size_t name = strlen((const char *)next) + 1 + 8;
+    return ibx_call_is_quick(call) || ibx_call_sets_node(call, next + name, length - name);
 }
 
 int ibx_session_sync(struct ibx_session *s)

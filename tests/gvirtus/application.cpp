@@ -657,6 +657,7 @@ int main(int argc, char **argv)
         {"nodes-of-graphs", nodes_of_graphs},
         {"questions-about-graphs", questions_about_graphs},
         {"kernels-of-graphs", kernels_of_graphs},
+        {"kernels-set-again", kernels_that_are_set_again},
         {"attributes-of-nodes", attributes_of_nodes},
         {"events-and-functions-of-nodes", events_and_functions_of_nodes},
         {"graphs-of-nodes", graphs_of_nodes},

@@ -169,6 +169,7 @@ bool conditions();
 // application_graph_parameters.cpp
 
 bool kernels_of_graphs();
+bool kernels_that_are_set_again();
 bool attributes_of_nodes();
 bool events_and_functions_of_nodes();
 bool graphs_of_nodes();

@@ -85,6 +85,49 @@ bool kernels_of_graphs()
     return HOLDS(run("cudaGraphExecDestroy", exec) == 0 && cudaFree(device) == 0);
 }
 
+// As llama.cpp does for each token: a node that has taken a kernel takes it again with other
+// arguments, without a wait for the back end. What is new, or of a graph that is no more, is waited
+// for. An error that comes later is told by the next call that waits for the device.
+bool kernels_that_are_set_again()
+{
+    REQUIRE(runtime_is_there());
+    constexpr std::size_t n = 5000;
+    char *device = device_memory(3 * n), *second = device + n;
+    std::size_t bytes = n;
+    void *to = second, *from = device, *arguments[] = {&to, &from, &bytes};
+    Kernel kernel = {&stub_kernel, {10, 1, 1}, {64, 1, 1}, 0, arguments, nullptr};
+    Graph graph;
+    REQUIRE(graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0);
+    const auto set = [&] {
+        return run<void *, const Kernel *>("cudaGraphKernelNodeSetParams", graph.nodes[0], &kernel);
+    };
+    const auto fails_next = [&] {
+        stub_remote()->inject("cuGraphKernelNodeSetParams", 1, 1, false);
+    };
+    fails_next();
+    REQUIRE(fails(set(), 1) && set() == 0);
+    void *exec = graph.made();
+    for (char letter = 'a'; letter <= 'e'; letter++) { // in order with what is waited for
+        const std::vector<char> letters(n, letter);
+        std::vector<char> back(n);
+        Update result = {};
+        from = letter % 2 ? device + 2 * n : device;
+        REQUIRE(cudaMemcpy(from, letters.data(), n, H2D) == 0 && set() == 0);
+        REQUIRE((run<void *, void *, Update *>("cudaGraphExecUpdate", exec, graph.handle,
+                                               &result) == 0));
+        REQUIRE(launch(exec, nullptr) == 0);
+        REQUIRE(cudaMemcpy(back.data(), second, n, D2H) == 0 && back == letters);
+    }
+    fails_next();
+    REQUIRE(set() == 0 && fails(cudaDeviceSynchronize(), 1));
+    fails_next();
+    kernel.grid.x = 11;
+    REQUIRE(fails(set(), 1) && set() == 0);
+    stub_remote()->inject("", 0, 0, false);
+    REQUIRE(graph.destroy() == 0 && fails(set(), 1));
+    return HOLDS(run("cudaGraphExecDestroy", exec) == 0 && cudaFree(device) == 0);
+}
+
 // Attributes of kernels are CUDA's, and are copied.
 bool attributes_of_nodes()
 {

@@ -622,6 +622,7 @@ void check_what_it_does_not()
                              "nodes-of-graphs",
                              "questions-about-graphs",
                              "kernels-of-graphs",
+                             "kernels-set-again",
                              "attributes-of-nodes",
                              "events-and-functions-of-nodes",
                              "graphs-of-nodes",

@@ -192,7 +192,8 @@ EXPORT int cuGraphAddKernelNode_v2(void **made, void *graph, void *const *behind
 
 EXPORT int cuGraphKernelNodeSetParams_v2(void *node, const struct kernel_parameters *p)
 {
-    return set_kernel(node_of(node), p);
+    const int code = enter("cuGraphKernelNodeSetParams");
+    return code ? code : leave(set_kernel(node_of(node), p));
 }
 
 EXPORT int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node,
