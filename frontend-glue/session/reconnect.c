@@ -28,30 +28,35 @@
 #define DOUBLED_MOST 10u
 
 #define FUTILE_MIN 4u /* connections that bring nothing: the last ones' packets are short */
+#define RESET_MIN_MS                                                                               \
+    4000u /* a server takes 2 seconds at least to notice that its packets are lost */
 
-/* Packets of this end, or of the server, that were too long for the network. The latter ends a
- * connection soon after it was made, and only so; by a server that has died it would not be made.
- */
-static bool lost_packets(const struct ibx_session *s)
+/* So long after it was made a connection may be reset for that. */
+static bool is_young(const struct ibx_session *s)
 {
-    const int status = ibx_conn_status(s->conn);
+    const unsigned ms = s->options.timeout_ms;
     const uint64_t lived = ibx_now_ns() - s->link.resumed_at;
-    return status == -EMSGSIZE || (status == -ECONNRESET && s->link.resumed &&
-                                   lived < s->options.timeout_ms * IBX_NS_PER_MS);
+    return s->link.resumed && lived < (ms > RESET_MIN_MS ? ms : RESET_MIN_MS) * IBX_NS_PER_MS;
 }
 
+/* Packets of this end, or of the server, that were too long for the network. The latter ends a
+ * connection soon after it was made, with nothing between, and only so; by a server that has died
+ * it would not be made. What ends one later, or one that has brought something, is another matter:
+ * calls may take hours, and a network that closes connections now and then ends no session. */
 int ibx_reconnect_judge(struct ibx_session *s, struct ibx_error *err)
 {
     struct futile *futile = &s->link.futile;
     const uint64_t taken = s->link.taken[ORDER_STREAM] + s->link.taken[ORDER_CONTROL];
     const uint64_t now = ibx_now_ns();
-    if (taken != futile->taken)
+    const int status = ibx_conn_status(s->conn);
+    const bool brought = taken != futile->taken;
+    if (brought || (status != -EMSGSIZE && !is_young(s)))
         *futile = (struct futile){.taken = taken};
-    if (!lost_packets(s))
+    if (status != -EMSGSIZE && (status != -ECONNRESET || brought || !is_young(s)))
         return 0;
     if (!futile->times++)
         futile->since = now;
-    if (ibx_conn_status(s->conn) == -ECONNRESET)
+    if (status == -ECONNRESET)
         ibx_conn_packets_lost(s->conn);
     const uint64_t ms = (now - futile->since) / IBX_NS_PER_MS;
     if (futile->times < FUTILE_MIN || ms < s->link.agreed * 1000)
