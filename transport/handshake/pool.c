@@ -24,8 +24,9 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#define PROVE_MS         2000u
-#define TAKEN_AT_ONCE    64 /* connection requests in one step */
+#define PROVE_MS         10000u /* for HELLO and PROOF: a busy host has few processors */
+#define PROVE_CROWDED_MS 2000u  /* ... while more than half of the places are taken */
+#define TAKEN_AT_ONCE    64     /* connection requests in one step */
 #define EVENTS_AT_ONCE   32
 #define PROOFS_AT_ONCE   8
 #define EXCHANGE_MS      1000u /* how long newcomers get one half of a key exchange */
@@ -150,13 +151,25 @@ static int make_descriptors(struct ibx_pool *pool)
     return rc ? rc : watch(pool, EPOLL_CTL_ADD, pool->timer_fd, EPOLLIN, &timer_item);
 }
 
+static bool is_crowded(const struct ibx_pool *pool)
+{
+    return pool->count > pool->options->unauthenticated / 2;
+}
+
+static uint64_t deadline_of(const struct ibx_pool *pool, const struct ibx_stranger *s)
+{
+    const unsigned most = is_crowded(pool) ? PROVE_CROWDED_MS : PROVE_MS;
+    const unsigned ms = pool->options->timeout_ms;
+    return s->came + (ms < most ? ms : most) * IBX_NS_PER_MS;
+}
+
 /* At once while PROOFs wait. Otherwise for the oldest one, unless it is armed: then it goes off too
  * early, and is armed again. */
 static void arm_timer(struct ibx_pool *pool)
 {
     if (!pool->oldest || (pool->armed && !pool->count_waiting))
         return;
-    uint64_t at = pool->count_waiting ? 1 : pool->oldest->deadline;
+    uint64_t at = pool->count_waiting ? 1 : deadline_of(pool, pool->oldest);
     struct itimerspec when = {.it_value = ibx_timespec_of(at)};
     pool->armed = !timerfd_settime(pool->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
 }
@@ -214,7 +227,7 @@ static void expire(struct ibx_pool *pool, struct ibx_error *err)
 {
     const uint64_t now = ibx_now_ns();
     struct ibx_stranger *next;
-    for (struct ibx_stranger *s = pool->oldest; s && now >= s->deadline; s = next) {
+    for (struct ibx_stranger *s = pool->oldest; s && now >= deadline_of(pool, s); s = next) {
         struct ibx_error why = {0};
         next = s->next;
         if (s->turn.phase == IBX_TURN_WAITS)
@@ -312,10 +325,9 @@ static int lend_exchange(struct ibx_pool *pool, struct ibx_handshake *h, struct 
 
 static void join(struct ibx_pool *pool, struct ibx_stranger *s, const struct ibx_source *source)
 {
-    const unsigned ms = pool->options->timeout_ms;
     s->source = *source;
     s->known = ibx_pool_is_known(pool, source);
-    s->deadline = ibx_deadline_in_ms(ms < PROVE_MS ? ms : PROVE_MS);
+    s->came = ibx_now_ns();
     pthread_mutex_lock(&lock);
     s->link = pool->newest;
     *pool->newest = s;
@@ -323,6 +335,8 @@ static void join(struct ibx_pool *pool, struct ibx_stranger *s, const struct ibx
     pool->count++;
     pool->count_known += s->known;
     pthread_mutex_unlock(&lock);
+    if (is_crowded(pool)) /* now: all deadlines are sooner */
+        pool->armed = false;
 }
 
 /* Takes one request. 0; 1: `*conn` has proven itself already; -EAGAIN: there are no more. */

@@ -25,8 +25,8 @@ struct ibx_stranger {
     struct ibx_handshake *handshake;
     struct ibx_turn turn;
     struct ibx_source source;
-    bool known; /* its source was, when it came */
-    uint64_t deadline;
+    bool known;    /* its source was, when it came */
+    uint64_t came; /* ns */
 };
 
 /* A source whose clients sent wrong PROOFs. */

@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #define TIMEOUT_MS 60000u /* of the test's clock */
-#define PROVE_MS   2000u  /* for HELLO and PROOF */
+#define PROVE_MS   10000u /* for HELLO and PROOF */
 
 static atomic_bool no_descriptor;
 

@@ -24,8 +24,9 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define PLACES   8     /* one of them for silent clients of one address */
-#define PROVE_MS 2000u /* for HELLO and PROOF */
+#define PLACES     8      /* one of them for silent clients of one address */
+#define PROVE_MS   10000u /* for HELLO and PROOF */
+#define CROWDED_MS 2000u  /* ... while more than half of the places are taken */
 
 static struct handshake_scene s;
 static struct raw raws[PLACES + 4];
@@ -363,6 +364,32 @@ static void nobody_had_a_processor(void **state)
     close_pool();
 }
 
+/* Whoever comes slowly has time while there is room, and less of it when there is not. */
+static void deadlines_come_sooner_in_a_crowd(void **state)
+{
+    (void)state;
+    const atomic_bool nobody_waits = true;
+    struct ibx_conn *conn;
+    open_pool();
+    for (int i = 0; i < PLACES / 2; i++)
+        come(i, 2 + i, false);
+    forward_clock(CROWDED_MS + 1, &nobody_waits);
+    assert_int_equal(ibx_accept(s.listener, &conn, NULL), -EAGAIN);
+    only_lost(-1, PLACES / 2);
+    come(PLACES / 2, 9, false);
+    assert_int_equal(ibx_accept(s.listener, &conn, NULL), -EAGAIN);
+    only_lost(0, PLACES / 2 + 1); /* which leaves half of the places */
+    forward_clock(PROVE_MS - CROWDED_MS, &nobody_waits);
+    assert_int_equal(ibx_accept(s.listener, &conn, NULL), -EAGAIN);
+    for (int i = 1; i < PLACES / 2; i++) {
+        struct raw_frame frame;
+        raw_expect(&raws[i], REFUSE, &frame);
+        assert_true(raw_receives_end(&raws[i]));
+    }
+    assert_int_equal(poll(&(struct pollfd){.fd = raws[PLACES / 2].fd, .events = POLLIN}, 1, 0), 0);
+    close_pool();
+}
+
 /* Without a descriptor left, one that has not proven itself goes, and the server goes on. */
 static void descriptors_run_out(void **state)
 {
@@ -633,6 +660,7 @@ int main(void)
         cmocka_unit_test(a_key_pair_serves_a_second),
         cmocka_unit_test(deadline_wakes),
         cmocka_unit_test(nobody_had_a_processor),
+        cmocka_unit_test(deadlines_come_sooner_in_a_crowd),
         cmocka_unit_test(descriptors_run_out),
         cmocka_unit_test(a_stranger_that_refuses),
         cmocka_unit_test(both_after_a_fork),
