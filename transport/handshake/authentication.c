@@ -224,8 +224,8 @@ static int refuse_for_now(struct ibx_handshake *h, struct frame *reply, int code
                           struct ibx_error *err)
 {
     char reason[160];
-    snprintf(reason, sizeof(reason), "the server cannot read its boot id: %s: try again",
-             strerror(code));
+    snprintf(reason, sizeof(reason), "the server cannot read its boot id: %s: try again%s",
+             strerror(code), code == EMFILE ? IBX_HANDSHAKE_MORE_FILES " there" : "");
     return refuse(h, reply, -EBUSY, reason, err);
 }
 
@@ -390,6 +390,11 @@ static int closed_too_early(const char *peer, struct ibx_error *err)
                          peer);
 }
 
+static const char *more_files(int code)
+{
+    return code == -EMFILE ? "raise the limit on open files (ulimit -n), or " : "";
+}
+
 /* Without a key nobody proves anything: then the server must be a process of this host, and belong
  * to this user or root. */
 static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool passed_on,
@@ -415,22 +420,22 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
             "nobody knows whether %s is on this host, because /proc/sys/kernel/"
             "random/boot_id cannot be read here: %s; %sset rdma.key_file (--key-file) "
             "on both ends",
-            peer, strerror(-unknown),
-            unknown == -EMFILE ? "raise the limit on open files (ulimit -n), or " : "");
+            peer, strerror(-unknown), more_files(unknown));
     if (!same_host)
         return ibx_error_set(
             err, -EACCES,
             "%s is on another host, and there is no key to know it by: set "
             "rdma.key_file (--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
             peer);
-    if (ibx_handshake_peer_user(h->conn->handshake_socket, &uid)) {
+    const int unowned = ibx_handshake_peer_user(h->conn->handshake_socket, &uid);
+    if (unowned) {
         if (server_has_closed(h->conn->handshake_socket))
             return closed_too_early(peer, err);
         return ibx_error_set(err, -EACCES,
-                             "nobody knows which user the server at %s belongs to: set "
+                             "nobody knows which user the server at %s belongs to: %sset "
                              "rdma.key_file (--key-file) on "
                              "both ends, or rdma.insecure : yes (--set insecure=yes)",
-                             peer);
+                             peer, more_files(unowned));
     }
     if (ibx_path_is_from_outside(uid)) /* as this process may be, by the same number */
         return ibx_error_set(

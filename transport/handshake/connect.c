@@ -236,7 +236,7 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
     uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
     int s = ibx_handshake_unix_socket(uri, &address);
     if (s < 0)
-        return ibx_error_set(err, -errno, "no socket: %s", strerror(errno));
+        return ibx_error_set(err, -errno, "no socket: %s%s", strerror(errno), remedy(uri, -errno));
     int rc = connect(s, (struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
     if (rc == -EAGAIN && timeout_ms)
         rc = connect_in_turn(s, &address, deadline);

@@ -154,10 +154,20 @@ static int check_plain(const struct ibx_handshake *h, const char *name, struct i
                          name);
 }
 
-/* Sends RESULT in place of the frame that was due. */
-static int give_up(struct ibx_handshake *h, const char *name, int status,
-                   const struct ibx_error *why, struct ibx_error *err)
+/* Each part of a connection takes descriptors; both ends read whose limit it is. */
+static void add_remedy(const struct ibx_handshake *h, struct ibx_error *why)
 {
+    const size_t length = strlen(why->message);
+    if (why->code == -EMFILE && !strstr(why->message, IBX_HANDSHAKE_MORE_FILES))
+        snprintf(why->message + length, sizeof(why->message) - length, "%s of the %s",
+                 IBX_HANDSHAKE_MORE_FILES, h->conn->role == IBX_ROLE_CLIENT ? "client" : "server");
+}
+
+/* Sends RESULT in place of the frame that was due. */
+static int give_up(struct ibx_handshake *h, const char *name, int status, struct ibx_error *why,
+                   struct ibx_error *err)
+{
+    add_remedy(h, why);
     ibx_path_refused(h->conn, name, status, why->message);
     int rc = send_result(h, status, why->message, new_deadline(h), err);
     return rc ? rc : NEXT;
@@ -186,6 +196,7 @@ static int finish(struct ibx_handshake *h, const char *name, struct ibx_reader *
     struct ibx_error why = {0};
     int status = conn->provider->finish(conn->endpoint, answer, new_deadline(h), &why);
     uint64_t deadline = new_deadline(h);
+    add_remedy(h, &why);
     int rc = send_result(h, status, why.message, deadline, err);
     if (!rc)
         rc = receive_result(h, deadline, err);
@@ -212,6 +223,7 @@ static int client_ask(struct ibx_handshake *h, const char *name, struct ibx_erro
     if (!rc)
         rc = ibx_path_open(h->conn, name, &why);
     if (rc) {
+        add_remedy(h, &why);
         ibx_path_refused(h->conn, name, rc, why.message);
         return NEXT;
     }
@@ -347,6 +359,8 @@ static int run(struct ibx_handshake *h, struct ibx_error *err)
     if (!rc)
         rc = ibx_conn_establish(conn, err);
     conn->path.encrypted = conn->tls && !strcmp(conn->path.provider, "tcp");
+    if (rc && err)
+        add_remedy(h, err);
     if (rc)
         ibx_conn_fail(conn);
     else

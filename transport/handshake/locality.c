@@ -136,8 +136,8 @@ static int owner_in(const char *table, struct sockaddr_storage *ours,
                     struct sockaddr_storage *theirs, uid_t *uid)
 {
     char line[512];
-    int rc = -ENOENT;
     FILE *file = fopen(table, "re");
+    int rc = file ? -ENOENT : -errno;
     while (rc && file && fgets(line, sizeof(line), file)) {
         char local[48], remote[48];
         struct sockaddr_storage from, to;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Places are few, so that strangers cost little, and nobody can hold them: each one has PROVE_MS to
- * prove itself, less while more than half of the places are taken. When all places are taken, the one that has not even sent a HELLO for the longest
- * time gives way. If all have, it is the oldest one: of the newcomer's source (an address, in IPv6
- * a /64, or a user of this host over a unix socket), if that has an eighth of the places, or else
- * of all. No source has more than an eighth of the places without having sent a HELLO.
+ * prove itself, less while more than half of the places are taken. When all places are taken, the
+ * one that has not even sent a HELLO for the longest time gives way. If all have, it is the oldest
+ * one: of the newcomer's source (an address, in IPv6 a /64, or a user of this host over a unix
+ * socket), if that has an eighth of the places, or else of all. No source has more than an eighth
+ * of the places without having sent a HELLO.
  *
  * A source of which a client has proven itself lately is known. Up to half of the places are its
  * and other known ones' before they are anybody else's, and it may have so many without a HELLO: a

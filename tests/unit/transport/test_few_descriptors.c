@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A process with few descriptors left, as client and as server: however many it has, a connection
+ * is made, or both ends say what it lacked, and whose limit that is. The client is a child.
+ */
+#include "tests/scenes/patience.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "transport/transport.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define MORE_MAX 40u /* descriptors; a connection takes fewer */
+
+enum end { CLIENT, SERVER };
+enum outcome { CONNECTED, REFUSED, WITHOUT_REMEDY };
+
+static enum end limited; /* whose descriptors are few */
+static struct ibx_options options;
+static struct ibx_listener *listener;
+
+/* So many more than are open. */
+static struct rlimit leave(unsigned more)
+{
+    struct rlimit before, few;
+    const int lowest = dup(STDIN_FILENO);
+    close(lowest);
+    getrlimit(RLIMIT_NOFILE, &before);
+    few = before;
+    few.rlim_cur = (rlim_t)lowest + more;
+    setrlimit(RLIMIT_NOFILE, &few);
+    return before;
+}
+
+static enum outcome outcome_of(int rc, const char *who, unsigned more, const struct ibx_error *err)
+{
+    static const char *const whose[] = {[CLIENT] = "of the client", [SERVER] = "of the server"};
+    if (!rc)
+        return CONNECTED;
+    if (!strstr(err->message, strerror(EMFILE)) && !strstr(err->message, "nobody knows"))
+        return REFUSED;
+    if (strstr(err->message, "ulimit -n") &&
+        (rc != -ENOTSUP || strstr(err->message, whose[limited])))
+        return REFUSED;
+    print_error("the %s, %u descriptors: %s\n", who, more, err->message);
+    return WITHOUT_REMEDY;
+}
+
+/* Ends as the server's end does, so that both have their reason. */
+static enum outcome client(unsigned more)
+{
+    struct ibx_conn *conn = NULL;
+    struct ibx_error err = {0};
+    if (limited == CLIENT)
+        leave(more);
+    const int rc = ibx_connect(ibx_listener_uri(listener), &options, &conn, &err);
+    if (!rc)
+        ibx_close(conn);
+    return outcome_of(rc, "client", more, &err);
+}
+
+/* Whether both were connected. */
+static bool connects(unsigned more)
+{
+    struct ibx_conn *conn = NULL;
+    struct ibx_error err = {0};
+    struct rlimit before;
+    int status, rc = -ECONNREFUSED;
+    const pid_t child = fork();
+    if (!child)
+        _exit((int)client(more));
+    if (limited == SERVER)
+        before = leave(more);
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
+    pid_t over = 0;
+    while (!conn && !(over = waitpid(child, &status, WNOHANG)) && ibx_now_ns() < deadline)
+        ibx_accept_wait(listener, 10, &conn, &err);
+    if (conn)
+        rc = ibx_establish(conn, &err);
+    if (conn)
+        ibx_close(conn);
+    if (limited == SERVER)
+        setrlimit(RLIMIT_NOFILE, &before);
+    if (!over)
+        assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_not_equal(WEXITSTATUS(status), WITHOUT_REMEDY);
+    assert_int_not_equal(outcome_of(rc, "server", more, &err), WITHOUT_REMEDY);
+    return !rc && WEXITSTATUS(status) == CONNECTED;
+}
+
+static void with_few(const char *provider, enum end who)
+{
+    struct ibx_error err;
+    unsigned more = 0;
+    char uri[64];
+    limited = who;
+    ibx_options_init(&options);
+    options.timeout_ms = patience_ms(300); /* a server without descriptors does not answer */
+    snprintf(uri, sizeof(uri), "%s://127.0.0.1:0", provider);
+    assert_int_equal(ibx_listen(uri, &options, &listener, &err), 0);
+    while (!connects(more))
+        assert_true(++more < MORE_MAX);
+    print_message("%s takes %u descriptors of a %s\n", provider, more,
+                  who == CLIENT ? "client" : "server");
+    ibx_listener_close(listener);
+}
+
+static void clients_over_tcp(void **state)
+{
+    (void)state;
+    with_few("tcp", CLIENT);
+}
+
+static void servers_over_tcp(void **state)
+{
+    (void)state;
+    with_few("tcp", SERVER);
+}
+
+static void clients_over_shm(void **state)
+{
+    (void)state;
+    with_few("shm", CLIENT);
+}
+
+static void servers_over_shm(void **state)
+{
+    (void)state;
+    with_few("shm", SERVER);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(clients_over_tcp),
+        cmocka_unit_test(servers_over_tcp),
+        cmocka_unit_test(clients_over_shm),
+        cmocka_unit_test(servers_over_shm),
+    };
+    ibx_log_set_level(IBX_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
