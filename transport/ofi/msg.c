@@ -315,7 +315,7 @@ static bool on_data(struct ofi_endpoint *e, const struct header *h, struct ofi_r
 {
     struct ofi_request **entry = &e->window[h->sequence & e->window_mask];
     if (h->sequence - e->next_deliver >= e->own.slots || *entry || r->lane ||
-        h->length > e->own.message) {
+        h->length > e->own.message || e->missing >= e->own.slots) { /* more than it has credits */
         ibx_ofi_fail(e, -EPROTO, "the peer sent message %u of %u bytes when %u was expected",
                      h->sequence, h->length, e->next_deliver);
         return false;

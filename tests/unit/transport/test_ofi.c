@@ -409,6 +409,19 @@ static void test_credits_out_of_nothing(void **state)
     expect_lost(pair, "returned 1 credits");
 }
 
+/* Nothing of what it sent was released, so that it has none. */
+static void test_a_message_without_a_credit(void **state)
+{
+    (void)state;
+    struct pair *pair = pair_connect();
+    for (unsigned i = 0; i < 16; i++)
+        send_text(pair, &pair->client, "mine");
+    AWAIT(pair, pair->server.count == 16);
+    pair->client.ofi->credits = 1;
+    send_text(pair, &pair->client, "more");
+    expect_lost(pair, "message 16");
+}
+
 static void test_fences_without_end(void **state)
 {
     (void)state;
@@ -521,6 +534,7 @@ int main(void)
         cmocka_unit_test(test_order_is_restored),
         cmocka_unit_test(test_a_sequence_out_of_the_window),
         cmocka_unit_test(test_credits_out_of_nothing),
+        cmocka_unit_test(test_a_message_without_a_credit),
         cmocka_unit_test(test_fences_without_end),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_endpoint_that_closes_later),
