@@ -14,7 +14,10 @@
  * packet of the peer's: so it counts that this end has sent again since, in vain.
  *
  * A peer that takes nothing is another matter: its window is closed, and what is sent then is a
- * probe of that. Kernels before 5.4 do not tell the window, and end no connection here.
+ * probe of that. Kernels before 5.4 do not tell the window, and end no connection here. A receiver
+ * before Linux 6.6 that has no memory for what fits into its window (net.ipv4.tcp_mem is used up, or
+ * tcp_adv_win_scale is 4 or more) drops it without a word, whatever its process does: that looks as
+ * if the network lost it, here and in peer_death.c and probe.c.
  */
 #include "transport/tcp/tcp.h"
 
@@ -86,7 +89,7 @@ void ibx_tcp_long_packets_lost(struct tcp_lane *lane, const struct tcp_info *inf
     ibx_tcp_fail(tcp, -EMSGSIZE,
                  "%d bytes were not acknowledged for %u ms, though the peer's host answers: the "
                  "network loses packets with %u bytes of data; set net.ipv4.tcp_mtu_probing to 1 "
-                 "at both hosts",
+                 "at both hosts, and see that the peer's has memory for TCP (net.ipv4.tcp_mem)",
                  left, ms, segment);
 }
 
