@@ -192,10 +192,11 @@ const char *ibx_listener_uri(const struct ibx_listener *listener);
  * has proven itself. So call it whenever ibx_listener_fd() is readable; it needs no thread or
  * process for a client before that. At most options->unauthenticated clients have a place
  * meanwhile, each for 10 seconds at most, and 2 while more than half of the places are taken; when
- * there is none, who has said nothing for the longest time gives way. One address (or user, over a unix socket) has an eighth of them at most for
- * clients that say nothing. The connection is not established yet; it may be carried across fork(2)
- * and to another thread. -EAGAIN: there is none yet; if a client was turned away, `err` says why,
- * as does the log; -ENOMEM; other errors of accept4(2), such as -EMFILE. */
+ * there is none, who has said nothing for the longest time gives way. One address (or user, over a
+ * unix socket) has an eighth of them at most for clients that say nothing. The connection is not
+ * established yet; it may be carried across fork(2) and to another thread. -EAGAIN: there is none
+ * yet; if a client was turned away, `err` says why, as does the log; -ENOMEM; other errors of
+ * accept4(2), such as -EMFILE. */
 int ibx_accept(struct ibx_listener *listener, struct ibx_conn **conn, struct ibx_error *err);
 /* The same with waiting, for `timeout_ms` (-1: no limit). -ETIMEDOUT. */
 int ibx_accept_wait(struct ibx_listener *listener, int timeout_ms, struct ibx_conn **conn,
