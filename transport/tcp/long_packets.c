@@ -15,9 +15,9 @@
  *
  * A peer that takes nothing is another matter: its window is closed, and what is sent then is a
  * probe of that. Kernels before 5.4 do not tell the window, and end no connection here. A receiver
- * before Linux 6.6 that has no memory for what fits into its window (net.ipv4.tcp_mem is used up, or
- * tcp_adv_win_scale is 4 or more) drops it without a word, whatever its process does: that looks as
- * if the network lost it, here and in peer_death.c and probe.c.
+ * before Linux 6.6 that has no memory for what fits into its window (net.ipv4.tcp_mem is used up,
+ * or tcp_adv_win_scale is 4 or more) drops it without a word, whatever its process does: that looks
+ * as if the network lost it, here and in peer_death.c and probe.c.
  */
 #include "transport/tcp/tcp.h"
 
