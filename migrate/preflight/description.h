@@ -52,8 +52,11 @@ json_t *ibx_numa_of_info(const char *text, const json_t *devices);
  * bitmaps: dirty bitmaps that are in memory only. Without "bytes" and "layers" when there is no
  * medium in it. A layer of its chain of images:
  *   {"role": "", "file", "backing", "backing/file", ..., "driver", and of what is not made of
- * others: "file": as QEMU names it, and the members of disk_identity.c} */
+ * others: "file": ibx_disk_name(), and the members of disk_identity.c} */
 int ibx_describe_disks(struct describing *d);
+/* An image as QEMU names it, but for the password that may stand in that: the name is told to the
+ * other host, and by both to whoever reads their messages. NULL: no memory. */
+json_t *ibx_disk_name(const char *file);
 
 /* ------------------------------------------------------------ disk_identity.c */
 

@@ -69,6 +69,58 @@ static bool passes_through(const json_t *node, const char *driver)
     return !strcmp(driver, "raw") && strncmp(ibx_member(node, "file"), "json:", 5) != 0;
 }
 
+/* ------------------------------------------------------------ its name */
+
+/* "scheme://user:password@host/..." */
+static void cut_password(char *url)
+{
+    char *user = strstr(url, "://");
+    if (!user)
+        return;
+    user += 3;
+    const size_t authority = strcspn(user, "/?#");
+    const char *host = memrchr(user, '@', authority);
+    char *colon = host ? memchr(user, ':', (size_t)(host - user)) : NULL;
+    if (colon)
+        memmove(colon, host, strlen(host) + 1);
+}
+
+/* Of a node, and of those that it is made of. False: there was none. */
+static bool drop_passwords(json_t *options)
+{
+    const char *key;
+    json_t *part;
+    size_t index;
+    bool found = !json_object_del(options, "password");
+    json_object_foreach(options, key, part)
+    {
+        found |= drop_passwords(part);
+    }
+    json_array_foreach(options, index, part)
+    {
+        found |= drop_passwords(part);
+    }
+    return found;
+}
+
+json_t *ibx_disk_name(const char *file)
+{
+    json_t *options = !strncmp(file, "json:", 5) ? json_loads(file + 5, 0, NULL) : NULL;
+    const bool told = drop_passwords(options);
+    char *text = NULL, *rest = told ? json_dumps(options, 0) : NULL;
+    if (!told)
+        text = strdup(file);
+    else if (rest && asprintf(&text, "json:%s", rest) < 0)
+        text = NULL;
+    if (text && !options)
+        cut_password(text);
+    json_t *name = text ? ibx_json_text(text) : NULL;
+    json_decref(options);
+    free(rest);
+    free(text);
+    return name;
+}
+
 /* A path, or "json:{...}" with one in "filename", where options cannot be told by a name alone. */
 static void identify(const struct graph *graph, const char *file, json_t *layer)
 {
@@ -102,7 +154,7 @@ static void add_layer(const struct graph *graph, const char *name, const char *r
     if (!layer || json_array_size(layers) > before + 1)
         return;
     /* It is made of nothing else: it has the bytes. */
-    json_object_set_new(layer, "file", ibx_json_text(file));
+    json_object_set_new(layer, "file", ibx_disk_name(file));
     if (json_is_true(json_object_get(json_object_get(node, "cache"), "no-flush")))
         json_object_set_new(layer, "unsafe", json_true());
     identify(graph, file, layer);

@@ -28,12 +28,12 @@ static json_t *images_of(const json_t *inserted)
     const json_t *image = json_object_get(inserted, "image");
     json_t *names = json_array();
     for (unsigned i = 0; image && i < LAYERS_MAX; i++) {
-        json_array_append_new(names, ibx_json_text(ibx_member(image, "filename")));
+        json_array_append_new(names, ibx_disk_name(ibx_member(image, "filename")));
         image = json_object_get(image, "backing-image");
     }
     image = json_object_get(inserted, "image");
     return json_pack("{s:o, s:o, s:I, s:b}", "images", names, "file",
-                     ibx_json_text(ibx_member(inserted, "file")), "bytes",
+                     ibx_disk_name(ibx_member(inserted, "file")), "bytes",
                      json_integer_value(json_object_get(image, "virtual-size")), "read-only",
                      json_is_true(json_object_get(inserted, "ro")));
 }

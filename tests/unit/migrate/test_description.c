@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A VM as QEMU's texts describe it, and which differences keep it from migrating. */
 #include "migrate/preflight/description.h"
+#include "tests/scenes/qmp_peer.h"
 #include "tests/scenes/unit.h"
 
 #include <errno.h>
@@ -613,6 +614,67 @@ static void odd_descriptions_do_no_harm(NO_STATE)
     assert_int_equal(ibx_description_read("", 0, &good, NULL), -EPROTO);
 }
 
+/* ------------------------------------------------------------ passwords of storage */
+
+#define ISCSI(more)                                                                                \
+    "json:{\"driver\": \"iscsi\", \"user\": \"bob\"" more ", \"target\": \"iqn.2026-01.org:d\"}"
+
+static void named(const char *file, const char *name)
+{
+    json_t *text = ibx_disk_name(file);
+    assert_string_equal(json_string_value(text), name);
+    json_decref(text);
+}
+
+static void a_disk_is_named_without_its_password(NO_STATE)
+{
+    named(ISCSI(", \"password\": \"secret\""), ISCSI(""));
+    named("json:{\"driver\": \"qcow2\", \"file\": {\"password\": \"secret\", \"lun\": \"1\"}}",
+          "json:{\"driver\": \"qcow2\", \"file\": {\"lun\": \"1\"}}");
+    named("json:{\"children\": [{\"password\": \"secret\"}]}", "json:{\"children\": [{}]}");
+    named("https://bob:secret@h/web.img", "https://bob@h/web.img");
+    named("https://bob:se@cret@h:443/a:b@c", "https://bob@h:443/a:b@c");
+    /* Nothing else is touched. */
+    const char *const others[] = {"/srv/a:b@c.img",
+                                  "",
+                                  "json:",
+                                  "json:[]",
+                                  "json:{\"password-secret\":\"s0\"}",
+                                  "nbd://h:10809/a",
+                                  "ssh://bob@h/a:b@c",
+                                  "https://h/?a=b:c@d",
+                                  "nbd+unix:///x?socket=/run/a:b@c"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        named(others[i], others[i]);
+}
+
+/* What goes to the other host, and into the messages of both. */
+static void a_description_has_no_password(NO_STATE)
+{
+#define NODE  "\"node-name\": \"n\""
+#define NAMED "json:{\\\"driver\\\": \\\"iscsi\\\", \\\"password\\\": \\\"secret\\\"}"
+    static const struct ibx_guest_ram ram;
+    json_t *description = json_pack("{s:[]}", "devices");
+    attached(SCRIPT(
+        {"query-block", "{\"return\": [{\"qdev\": \"d\", \"inserted\": {" NODE "}}], \"id\": 2}\n",
+         0},
+        {"query-named-block-nodes",
+         "{\"return\": [{" NODE ", \"drv\": \"iscsi\", \"file\": \"" NAMED "\"}], \"id\": 3}\n", 0},
+        {"x-debug-query-block-graph", READY(4), 0}, {"query-fdsets", READY(5), 0}));
+    struct describing d = {.qmp = qmp,
+                           .ram = &ram,
+                           .deadline_ns = ibx_deadline_in_ms(GENEROUS),
+                           .description = description,
+                           .err = &error};
+    assert_int_equal(ibx_describe_disks(&d), 0);
+    char *text = json_dumps(description, JSON_COMPACT);
+    assert_non_null(strstr(text, "iscsi"));
+    assert_null(strstr(text, "secret"));
+    free(text);
+    json_decref(description);
+    done();
+}
+
 /* Which would be compared each with each. */
 static void a_description_of_endless_lists_is_refused(NO_STATE)
 {
@@ -652,6 +714,8 @@ int main(void)
         cmocka_unit_test(risks_are_noted),
         cmocka_unit_test(a_mount_has_its_source_and_path),
         cmocka_unit_test(a_file_is_found_as_a_process_has_it),
+        cmocka_unit_test(a_disk_is_named_without_its_password),
+        cmocka_unit_test(a_description_has_no_password),
         cmocka_unit_test(odd_descriptions_do_no_harm),
         cmocka_unit_test(a_description_of_endless_lists_is_refused),
     };
