@@ -5,7 +5,9 @@
 #include "common/thread.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -51,6 +53,7 @@ struct ibx_qmp {
     char *line;        /* bytes received and not yet parsed */
     size_t length, capacity, scanned;
     uint64_t busy_until_ns;
+    uint64_t kills;          /* oom_kills() at first */
     struct ibx_error failed; /* code 0 while the connection is good */
 };
 
@@ -62,6 +65,33 @@ static int broken(struct ibx_qmp *qmp, int code, const char *message)
     if (!qmp->failed.code)
         ibx_error_set(&qmp->failed, code, "%s", message);
     return qmp->failed.code;
+}
+
+/* Processes that this kernel has ended for want of memory so far, those of control groups too. It
+ * counts one before it ends it. */
+static uint64_t oom_kills(void)
+{
+    char line[128];
+    uint64_t kills = 0;
+    FILE *file = fopen("/proc/vmstat", "re");
+    while (file && fgets(line, sizeof(line), file))
+        if (sscanf(line, "oom_kill %" SCNu64, &kills) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return kills;
+}
+
+static int closed(struct ibx_qmp *qmp)
+{
+    return broken(qmp, -ECONNRESET,
+                  oom_kills() == qmp->kills
+                      ? "QEMU closed its QMP socket: it has ended, or another tool took the "
+                        "monitor away"
+                      : "QEMU closed its QMP socket: it has ended (the kernel of this host has "
+                        "ended a process for want of memory meanwhile: its log, as dmesg shows "
+                        "it, says which one, and whose limit that was), or another tool took the "
+                        "monitor away");
 }
 
 static int failure_of(const struct ibx_qmp *qmp, struct ibx_error *err)
@@ -170,8 +200,8 @@ static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
         message = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &why);
     if (!json_is_object(message)) {
         broken(qmp, -EPROTO,
-               "a message on the QMP socket is not a JSON object: is it the monitor "
-               "of a QEMU started with -qmp?");
+               "a message on the QMP socket is not a JSON object: is it the monitor of a QEMU "
+               "started with -qmp, and has ib-migrate memory for it?");
     } else if (json_is_string(json_object_get(message, "event"))) {
         keep_event(qmp, message, length);
     } else if (json_object_get(message, "return") || json_object_get(message, "error")) {
@@ -240,9 +270,7 @@ static int pump(struct ibx_qmp *qmp)
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             break;
         if (n <= 0) {
-            broken(qmp, -ECONNRESET,
-                   "QEMU closed its QMP socket: it has ended, or another tool "
-                   "took the monitor away");
+            closed(qmp);
             break;
         }
         qmp->length += (size_t)n;
@@ -319,7 +347,7 @@ static int send_all(struct ibx_qmp *qmp, const char *text, size_t length, int fd
                             : -ETIMEDOUT;
         } else if (errno == EPIPE) {
             pump(qmp); /* its last events say why it has ended */
-            return broken(qmp, -ECONNRESET, "QEMU closed its QMP socket: it has ended");
+            return closed(qmp);
         } else if (errno != EINTR) {
             return broken(qmp, -errno, "QEMU closed its QMP socket: it has ended");
         }
@@ -605,6 +633,7 @@ int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ib
         return ibx_error_set(err, -ENOMEM, "out of memory");
     }
     new->fd = fd;
+    new->kills = oom_kills();
     new->asked = new->answered = first_id();
     new->events = json_array();
     struct ucred who;

@@ -231,6 +231,18 @@ static int leave_group(void)
     return system(command);
 }
 
+/* Less than the VM has still to get there: a MiB. */
+static bool tighten_memory(void)
+{
+    char command[2 * PATH_MAX];
+    snprintf(command, sizeof(command),
+             "exec 2>/dev/null; cd %s && for of in max:current limit_in_bytes:usage_in_bytes; do "
+             "[ -e memory.${of%%:*} ] && used=$(cat memory.${of#*:}) && "
+             "echo $((used + 1048576)) > memory.${of%%:*} && exit; done; exit 1",
+             group);
+    return !system(command);
+}
+
 /* Behind each case: the group of one that fails goes, too. */
 static int end_all(void **state)
 {
@@ -295,6 +307,30 @@ static void test_no_memory_for_minor(void)
     unlink(from);
     unlink(to);
     rmdir(folder);
+}
+
+/* Its limit falls while pages come: the kernel ends the destination's QEMU, and both sides say what
+ * that was. */
+static void test_no_memory_any_more(void)
+{
+    mover_begin();
+    pair_start_source();
+    if (!limit_memory(400))
+        skip();
+    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+    assert_int_equal(leave_group(), 0);
+    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_await(&receiver, "filling", 0);
+    if (!tighten_memory())
+        skip();
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    mover_ends(&receiver, 3);
+    mover_must_print(&receiver, "for want of memory");
+    mover_ends(&sender, 3);
+    mover_must_print(&sender, "for want of memory");
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool, TIMED);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
 /* A file system without a limit says nothing of what the host has. A VM that holds little moves
@@ -480,6 +516,7 @@ int main(void)
                                            VM_TEST(test_memory_elsewhere),
                                            VM_TEST(test_a_machine_plugged_together_since),
                                            VM_TEST(test_no_memory_for_minor),
+                                           VM_TEST(test_no_memory_any_more),
                                            VM_TEST(test_no_memory_of_the_host),
                                            VM_TEST(test_no_room_beside_the_notes),
                                            VM_TEST(test_little_room),
