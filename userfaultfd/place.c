@@ -44,7 +44,8 @@ static int failed(struct ibx_fault *e, const char *what, const struct fault_rang
 {
     const char *remedy = "";
     if (code == ENOMEM || code == ENOSPC)
-        remedy = "; the memory or the tmpfs (/dev/shm) of the process is full: make room";
+        remedy = "; the tmpfs (/dev/shm) that it lies in, the control group of its process or this "
+                 "host is full: make room";
     else if (code == ESRCH)
         remedy = "; the process is gone";
     else if (code == EEXIST)

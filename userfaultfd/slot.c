@@ -57,13 +57,13 @@ int ibx_fault_alias_populate(struct ibx_fault *e, const struct slot *slot, size_
     const int advice = e->cached ? MADV_POPULATE_READ : MADV_POPULATE_WRITE;
     if (!madvise(slot->bytes, length, advice) || errno == EINVAL) /* before 5.14 */
         return 0;
-    int code = errno;
+    const int code = errno == EFAULT ? ENOSPC : errno; /* EFAULT says nothing more */
     const char *full = slot->range->is.page_size > SMALL_PAGE
                            ? "the huge pages that its hugetlbfs may take are used up"
                            : "the tmpfs (/dev/shm) that it lies in is full";
     ibx_fault_fail(e, -code, "no memory for page %llu of guest RAM: %s%s%s; make room",
-                   (unsigned long long)slot->page, full, code == EFAULT ? "" : ", or: ",
-                   code == EFAULT ? "" : strerror(code)); /* EFAULT says nothing more */
+                   (unsigned long long)slot->page, full,
+                   code == ENOSPC ? "" : ", or: ", code == ENOSPC ? "" : strerror(code));
     return -code;
 }
 

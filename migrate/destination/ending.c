@@ -325,7 +325,7 @@ static int take_last_messages(struct destination *d, int code, struct ibx_error 
     return rc;
 }
 
-static const char *what_a_lost_link_means(const struct destination *d)
+static const char *what_a_lost_link_means(const struct destination *d, int code)
 {
     if (undecided(d))
         return DESTINATION_UNDECIDED;
@@ -342,6 +342,8 @@ static const char *what_a_lost_link_means(const struct destination *d)
         return d->ram.borrow && ibx_destination_ram_whole(&d->ram)
                    ? "the VM has all of its pages and runs on (if the other side is lost for good, "
                      "interrupt this tool: the VM stays here)"
+               : code == -ENOMEM || code == -ENOSPC
+                   ? "the VM waits for pages until this host has room for them"
                    : "the VM waits for pages until the source is back";
     }
 }
@@ -389,7 +391,7 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
     struct ibx_error lost = *err;
     if (destination_linked(&d->link))
         ibx_migration_notify(&d->options->observer, "%s; %s", err->message,
-                             what_a_lost_link_means(d));
+                             what_a_lost_link_means(d, code));
     if (undecided(d)) /* ib-migrate status is to say it, too */
         ibx_error_set(&lost, code, "%s; %s", err->message, DESTINATION_UNDECIDED);
     ibx_destination_unlink(d, code, lost.message);
