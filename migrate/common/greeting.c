@@ -199,7 +199,7 @@ int ibx_migration_connect(const char *uri, const struct ibx_options *options, ui
 /* It has proven itself and closed: earlier versions do not send that they are of another one. */
 static int unanswered(struct ibx_error *err)
 {
-    const struct ibx_error why = *err;
+    const struct ibx_error why = err ? *err : (struct ibx_error){0};
     return ibx_error_set(err, -EPROTOTYPE,
                          "%s, before it answered: what ib-migrate prints there says why (if it is "
                          "of an earlier release, install the same ibx on both hosts)",

@@ -189,8 +189,8 @@ static void *greeter_main(void *argument)
                                                    .blocks = {{"ram0", 1u << 30, 4096, 0}}};
     struct ibx_migrate_answer answer;
     struct ibx_channel control;
-    struct ibx_error err = {0};
-    g->rc = ibx_migration_greet(g->uri, &g->options, &hello, &control, &answer, &err);
+    /* Who tells a destination where the VM is needs no sentence. */
+    g->rc = ibx_migration_greet(g->uri, &g->options, &hello, &control, &answer, NULL);
     return NULL;
 }
 
@@ -216,7 +216,7 @@ static void a_control_connection_has_no_bulk_lane(NO_STATE)
     ibx_migrate_message_free(&request.first);
     ibx_close(request.conn);
     pthread_join(thread, NULL);
-    assert_true(g.rc < 0); /* it closed without an answer */
+    assert_int_equal(g.rc, -EPROTOTYPE); /* it closed without an answer */
     end();
 }
 
