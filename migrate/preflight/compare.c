@@ -254,10 +254,11 @@ void ibx_compare_machines(const json_t *source, const json_t *destination, bool 
         compare_lists(source, destination, "cpus", "plug in the same vCPUs as here", blockers);
     compare_lists(source, destination, "numa", "start its QEMU with the same -numa as here",
                   blockers);
-    compare_lists(source, destination, "memory",
-                  "start its QEMU with the same memory devices (addr=, slot=, node=) as here, also "
-                  "those that were plugged in since",
-                  blockers);
+    compare_lists(
+        source, destination, "memory",
+        "start its QEMU with the same memory devices (addr=, slot=, node=, block-size=) as "
+        "here, also those that were plugged in since",
+        blockers);
     compare_lists(source, destination, "backends",
                   "it has a part of its own in the device state, so both QEMUs need it, or none",
                   blockers);

@@ -38,12 +38,12 @@ int ibx_describe_machine(struct describing *d);
 int ibx_describe_board(struct describing *d);
 /* The blocks of QEMU's "info ramblock": {NAME: [used bytes, most bytes]}. NULL: no memory. */
 json_t *ibx_ram_of_ramblock(const char *text);
-/* "memory", of the answer to query-memory-devices, each with the size that it may have. NULL: no
- * memory. */
+/* "memory", of the answer to query-memory-devices, each with the size that it may have and that of
+ * its blocks. NULL: no memory. */
 json_t *ibx_memory_of_devices(const json_t *devices);
-/* "numa": the lines of QEMU's "info numa", such as "node 0 cpus: 0 1"; without what the guest has
- * taken of the virtio-mem devices in that answer. NULL: no memory. */
-json_t *ibx_numa_of_info(const char *text, const json_t *devices);
+/* "numa": the lines of QEMU's "info numa", such as "node 0 cpus: 0 1"; without what is plugged in.
+ * NULL: no memory. */
+json_t *ibx_numa_of_info(const char *text);
 
 /* ------------------------------------------------------------ disks.c */
 

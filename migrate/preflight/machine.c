@@ -144,35 +144,26 @@ static int put_ram(struct describing *d)
     return 0;
 }
 
-/* MiB of a node in virtio-mem devices that the guest has taken. It takes and gives back while it
- * runs, and the device state brings that along: a QEMU that waits for the VM has none of them. */
-static uint64_t taken_of_node(const json_t *devices, uint64_t node)
-{
-    const json_t *item;
-    size_t index;
-    uint64_t bytes = 0;
-    json_array_foreach(devices, index, item)
-    {
-        const json_t *data = json_object_get(item, "data");
-        if (!strcmp(ibx_member(item, "type"), "virtio-mem") &&
-            (uint64_t)json_integer_value(json_object_get(data, "node")) == node)
-            bytes += (uint64_t)json_integer_value(json_object_get(data, "size"));
-    }
-    return bytes >> 20;
-}
-
-/* "plugged" is compared with the memory that is plugged in. */
-json_t *ibx_numa_of_info(const char *text, const json_t *devices)
+/* What is plugged in is compared by "memory". The guest takes memory of virtio-mem devices and
+ * gives it back while it runs, and the device state brings that along: a QEMU that waits for the VM
+ * has none of it. QEMU counts it in both lines of a node, and in one answer, so that it is the
+ * same. */
+json_t *ibx_numa_of_info(const char *text)
 {
     json_t *lines = json_array();
     const char *line = text;
     for (; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
-        char one[512];
-        uint64_t node, mib;
+        char one[512], other[512] = "";
+        uint64_t node, mib, same, plugged;
+        const char *next = line + strcspn(line, "\n");
         snprintf(one, sizeof(one), "%.*s", (int)strcspn(line, "\r\n"), line);
-        if (sscanf(one, "node %" SCNu64 " size: %" SCNu64 " MB", &node, &mib) == 2)
+        if (*next)
+            snprintf(other, sizeof(other), "%.*s", (int)strcspn(next + 1, "\r\n"), next + 1);
+        if (sscanf(one, "node %" SCNu64 " size: %" SCNu64 " MB", &node, &mib) == 2 &&
+            sscanf(other, "node %" SCNu64 " plugged: %" SCNu64 " MB", &same, &plugged) == 2 &&
+            same == node && plugged <= mib)
             snprintf(one, sizeof(one), "node %" PRIu64 " size: %" PRIu64 " MB", node,
-                     mib - taken_of_node(devices, node));
+                     mib - plugged);
         if (*one && !strstr(one, "plugged"))
             json_array_append_new(lines, ibx_json_text(one));
     }
@@ -189,15 +180,19 @@ json_t *ibx_memory_of_devices(const json_t *devices)
     {
         const json_t *data = json_object_get(item, "data");
         const json_t *most = json_object_get(data, "max-size"); /* of virtio-mem */
-        char one[256];
+        const json_int_t block = json_integer_value(json_object_get(data, "block-size"));
+        char one[256], blocks[64] = "";
         json_int_t address = json_integer_value(json_object_get(data, "addr"));
         json_int_t size = json_integer_value(most ? most : json_object_get(data, "size"));
         if (!address)
             address = json_integer_value(json_object_get(data, "memaddr"));
+        if (block) /* which QEMU compares as it loads the device state */
+            snprintf(blocks, sizeof(blocks), " (block-size=%" JSON_INTEGER_FORMAT "K)",
+                     block >> 10);
         snprintf(one, sizeof(one),
-                 "%.32s of %" JSON_INTEGER_FORMAT " MiB at %#llx, slot %" JSON_INTEGER_FORMAT
+                 "%.32s of %" JSON_INTEGER_FORMAT " MiB%s at %#llx, slot %" JSON_INTEGER_FORMAT
                  ", node %" JSON_INTEGER_FORMAT,
-                 ibx_member(item, "type"), size >> 20, (unsigned long long)address,
+                 ibx_member(item, "type"), size >> 20, blocks, (unsigned long long)address,
                  json_integer_value(json_object_get(data, "slot")),
                  json_integer_value(json_object_get(data, "node")));
         json_array_append_new(out, ibx_json_text(one));
@@ -213,7 +208,7 @@ static int put_nodes_and_plugged_memory(struct describing *d)
         return rc;
     rc = ask(d, "query-memory-devices", NULL, &devices);
     if (!rc) {
-        put(d, "numa", ibx_numa_of_info(json_string_value(text), devices));
+        put(d, "numa", ibx_numa_of_info(json_string_value(text)));
         put(d, "memory", ibx_memory_of_devices(devices));
         json_decref(devices);
     }

@@ -249,8 +249,9 @@ static void nothing(const char *source, const char *destination)
         fail_msg("%s and %s: %s%s", source, destination, refused.reasons[0], refused.notes[0]);
 }
 
-/* A VM with a virtio-mem device of which its guest has taken so many MiB, in node 1. */
-static char *with_virtio_mem(unsigned mib, unsigned most)
+/* A VM with a virtio-mem device of which its guest has taken so many MiB, in node 1, and `later`
+ * by the time of QEMU's second answer. */
+static char *with_virtio_mem(unsigned mib, unsigned later, unsigned most, unsigned block)
 {
     char info[256], answer[512];
     snprintf(info, sizeof(info),
@@ -260,10 +261,10 @@ static char *with_virtio_mem(unsigned mib, unsigned most)
     snprintf(answer, sizeof(answer),
              "[{'type':'dimm','data':{'addr':4294967296,'size':67108864,'slot':0,'node':1}},"
              "{'type':'virtio-mem','data':{'memaddr':4563402752,'size':%u,'requested-size':0,"
-             "'max-size':%u,'block-size':2097152,'node':1}}]",
-             mib << 20, most << 20);
+             "'max-size':%u,'block-size':%u,'node':1}}]",
+             later << 20, most << 20, block << 20);
     json_t *plugged = parsed(answer);
-    json_t *vm = json_pack("{s:o, s:o}", "numa", ibx_numa_of_info(info, plugged), "memory",
+    json_t *vm = json_pack("{s:o, s:o}", "numa", ibx_numa_of_info(info), "memory",
                            ibx_memory_of_devices(plugged));
     char *text = json_dumps(vm, JSON_COMPACT);
     json_decref(vm);
@@ -274,16 +275,24 @@ static char *with_virtio_mem(unsigned mib, unsigned most)
 /* What it has taken comes with the device state; a QEMU that waits for the VM has none of it. */
 static void what_a_guest_has_taken_of_virtio_mem_does_not_matter(NO_STATE)
 {
-    char *here = with_virtio_mem(192, 256), *there = with_virtio_mem(0, 256),
-         *other = with_virtio_mem(0, 512);
+    char *here = with_virtio_mem(192, 192, 256, 2), *there = with_virtio_mem(0, 0, 256, 2),
+         *other = with_virtio_mem(0, 0, 512, 2), *blocks = with_virtio_mem(0, 0, 256, 4),
+         *taking = with_virtio_mem(0, 64, 256, 2), *giving = with_virtio_mem(192, 128, 256, 2);
     nothing(here, there);
-    only(here, other, "the VM has virtio-mem of 256 MiB at 0x110000000, slot 0, node 1 here and");
-    assert_non_null(strstr(here, "node 1 size: 192 MB"));
+    nothing(taking, there);
+    nothing(giving, there);
+    only(here, other,
+         "the VM has virtio-mem of 256 MiB (block-size=2048K) at 0x110000000, slot 0, node 1 here "
+         "and");
+    only(here, blocks, "(block-size=2048K)");
+    only(here, blocks, "(block-size=4096K)");
+    only(here, blocks, "the same memory devices (addr=, slot=, node=, block-size=)");
+    assert_non_null(strstr(here, "node 1 size: 128 MB"));
     assert_non_null(strstr(here, "dimm of 64 MiB at 0x100000000, slot 0, node 1"));
     assert_null(strstr(here, "plugged"));
-    free(here);
-    free(there);
-    free(other);
+    char *const all[] = {here, there, other, blocks, taking, giving};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        free(all[i]);
 }
 
 #define P(type, at)   "{'plugged':true,'type':'" type "','at':'" at "'}"
