@@ -137,26 +137,33 @@ static int begin_whole(struct serving *s, struct ibx_error *err)
     return rc;
 }
 
-/* What has data and is not there yet, and its hashes. */
-static uint64_t left_to_come(const struct serving *s)
+/* What has data and is not there yet, and its hashes. The files may also have pages of zeros. */
+static int left_to_come(const struct serving *s, uint64_t *bytes, struct ibx_error *err)
 {
-    const struct ibx_page_map *map = ibx_snapshot_reader_map(s->cache.reader);
-    uint64_t there = 0, bytes = 0;
-    struct stat st;
-    for (uint64_t page = 0;
-         (page = ibx_guest_bits_next(map->bits, page, map->pages, true)) < map->pages; page++)
-        bytes += IBX_SNAPSHOT_PAGE;
-    for (unsigned i = 0; i < s->folder.count; i++)
-        there += fstat(s->folder.fds[i], &st) ? 0 : (uint64_t)st.st_blocks * 512;
-    return bytes > there ? bytes - there : 0;
+    struct ibx_page_map there, left;
+    int rc = ibx_snapshot_folder_map(&s->folder, &there, err);
+    if (rc)
+        return rc;
+    rc = ibx_snapshot_map_init(&s->folder.manifest, &left, err);
+    if (!rc) {
+        ibx_page_map_add(&left, ibx_snapshot_reader_map(s->cache.reader));
+        ibx_page_map_remove(&left, &there);
+        *bytes = left.data_pages * IBX_SNAPSHOT_PAGE;
+        ibx_page_map_fini(&left);
+    }
+    ibx_page_map_fini(&there);
+    return rc;
 }
 
 /* Where the kernel would end this process its children would wait, again and again. */
 static int check_room(struct serving *s, struct ibx_error *err)
 {
     struct ibx_blockers blockers = {0};
-    ibx_preflight_fill(s->folder.at, s->options->folder, left_to_come(s), !s->options->on_demand,
-                       &blockers);
+    uint64_t bytes;
+    int rc = left_to_come(s, &bytes, err);
+    if (rc)
+        return rc;
+    ibx_preflight_fill(s->folder.at, s->options->folder, bytes, !s->options->on_demand, &blockers);
     for (size_t i = 0; i < blockers.note_count; i++)
         notify(s, blockers.notes[i]);
     return blockers.count

@@ -315,6 +315,53 @@ static void leave_room(uint64_t bytes)
     assert_int_equal(mount("ibx-test", small, "tmpfs", MS_REMOUNT, option), 0);
 }
 
+/* The longest run of zeros of what was frozen, as pages of this cache. */
+static void make_zeros_pages(const char *folder)
+{
+    char path[220];
+    off_t first = 0, bytes = 0, data = 0;
+    snprintf(path, sizeof(path), "%s/ram.0", snapshot);
+    const int frozen = open(path, O_RDONLY | O_CLOEXEC);
+    snprintf(path, sizeof(path), "%s/ram.0", folder);
+    const int cached = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(frozen >= 0 && cached >= 0);
+    for (off_t hole = 0; data >= 0; hole = lseek(frozen, data, SEEK_HOLE)) {
+        data = lseek(frozen, hole, SEEK_DATA);
+        if (data - hole > bytes) {
+            first = hole;
+            bytes = data - hole;
+        }
+    }
+    assert_true(bytes > 8 << 20);
+    assert_int_equal(fallocate(cached, 0, first, bytes), 0);
+    close(frozen);
+    close(cached);
+}
+
+/* A page of zeros that a cache's file has, since somebody looked at it, is none that was to come.
+ */
+static void test_no_room_beside_pages_of_zeros(void)
+{
+    char folder[180];
+    freeze();
+    if (!make_small("4m"))
+        skip();
+    snprintf(folder, sizeof(folder), "%s/cache", small);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, folder, "--cache", server.uri);
+    mover_await_words(&filler, "make room");
+    mover_kill(&filler, SIGKILL);
+    leave_room(64 << 20);
+    make_zeros_pages(folder);
+    leave_room(0);
+    SERVE(&filler, folder, "--cache", server.uri);
+    mover_must_print(&filler, "all of this snapshot may come to need");
+    leave_room(64 << 20);
+    mover_await_words(&filler, "\"whole\":true");
+    mover_kill(&filler, SIGTERM);
+    mover_ends(&filler, 0);
+}
+
 /* A child looks at all of its memory, also at what is zero. */
 static void look_at_all(struct vm *child)
 {
@@ -612,6 +659,7 @@ int main(void)
         VM_TEST(test_a_cache_that_waits_later),
         VM_TEST(test_whole_while_a_child_is_made),
         VM_TEST(test_no_room_for_a_cache),
+        VM_TEST(test_no_room_beside_pages_of_zeros),
         VM_TEST(test_no_room_for_zeros),
         VM_TEST(test_no_room_for_a_second_record),
         VM_TEST(test_no_room_for_zeros_in_a_cache),
