@@ -49,23 +49,33 @@ static bool misses_pages(const struct destination *d)
            !ibx_destination_ram_whole(&d->ram);
 }
 
+/* For libvirt, who kills its QEMU has crashed the domain. */
+static void how_to_end(const struct ibx_record *record, char *text, size_t size)
+{
+    if (record->libvirt)
+        snprintf(text, size, "virsh destroy %s", record->name);
+    else
+        snprintf(text, size, "kill -9 %d", (int)record->pid);
+}
+
 void ibx_destination_tell_away(struct destination *d)
 {
     const struct ibx_record *record = &d->status.record;
     const uint64_t now = ibx_now_ns(), away_s = (now - d->lost_ns) / (1000 * IBX_NS_PER_MS);
-    char since[64] = "";
+    char since[64] = "", end[160];
     if (!misses_pages(d))
         return;
     d->told_away_ns = now;
+    how_to_end(record, end, sizeof(end));
     if (away_s)
         snprintf(since, sizeof(since), "the source has been away for %" PRIu64 " s: ", away_s);
     ibx_migration_notify(
         &d->options->observer,
         "%sthe VM waits for pages until the source is back (ib-migrate recover there); if all of "
         "QEMU, ib-migrate and the file of guest RAM are gone there, these pages are lost, and the "
-        "VM goes on only until it needs one: end its QEMU here (kill -9 %d), start it from its "
-        "disk, and ib-migrate prune --unfinished --qmp %s ends this record",
-        since, (int)record->pid, record->qmp);
+        "VM goes on only until it needs one: end its QEMU here (%s), start it from its disk, and "
+        "ib-migrate prune --unfinished --qmp %s ends this record",
+        since, end, record->qmp);
 }
 
 /* Whoever comes back continues by himself. Who is gone for good never says so. */

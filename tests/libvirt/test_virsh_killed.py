@@ -82,12 +82,13 @@ def the_source_tool_is_killed_while_pages_are_missing(hosts, domain):
 
 @test
 def the_destination_tool_is_killed_while_pages_are_missing(hosts, domain):
-    """libvirt's job may wait for a page; recover ends it well."""
+    """libvirt's job may wait for a page; recover ends it well, and names libvirt's remedy."""
     domain.start(hosts.a)
     move, tool = caught(hosts, domain, "destination:filling")
     tool.kill()
     again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
     assert again.end() == 0, again.text
+    assert f"(virsh destroy {domain.name})" in again.text, again.text
     assert move.sender.end() == 0, move.sender.text
     assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
     here(domain, hosts.b, hosts.a)
