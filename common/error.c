@@ -1,8 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/error.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+
+/* Wherever a descriptor is lacking: whoever made the sentence may have said it better. */
+static void add_remedy(char *message, size_t size, int code)
+{
+    const size_t used = strlen(message);
+    if (code == -EMFILE && !strstr(message, "limit"))
+        snprintf(message + used, size - used, IBX_ERROR_MORE_FILES);
+}
 
 int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
 {
@@ -13,6 +22,7 @@ int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
     va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
     va_end(args);
+    add_remedy(message, sizeof(message), code);
     ibx_text_plain(message);
     memcpy(err->message, message, strlen(message) + 1);
     err->code = code;

@@ -25,8 +25,12 @@ struct ibx_error {
     char message[IBX_ERROR_MAX]; /* one sentence, no newline, no final full stop */
 };
 
+/* What -EMFILE is remedied by. */
+#define IBX_ERROR_MORE_FILES "; raise the limit on open files (ulimit -n)"
+
 /* Fills `err`, which may be NULL, and returns `code`. The message is ibx_text_plain(), also behind
- * ibx_error_prefix(): what a peer, a QEMU or a file has said may be in it. */
+ * ibx_error_prefix(): what a peer, a QEMU or a file has said may be in it. -EMFILE has one remedy
+ * everywhere, which is added where the sentence names no limit. */
 int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

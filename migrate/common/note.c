@@ -16,10 +16,36 @@ static int map(struct ibx_note *note, size_t bytes, int fd, const char *path, st
     const int now = bytes <= AT_ONCE ? MAP_POPULATE : 0;
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | now, fd, 0);
     if (at == MAP_FAILED)
-        return ibx_error_set(err, -errno, "%s cannot be mapped: %s", path, strerror(errno));
+        return ibx_error_set(
+            err, -errno,
+            "%s cannot be mapped: %s; raise the limit on address space (ulimit -v), or "
+            "free memory of this host or of this ib-migrate's control group",
+            path, strerror(errno));
     note->memory = at;
     note->bytes = bytes;
     return 0;
+}
+
+static const char *remedy(int code)
+{
+    switch (code) {
+    case ENOSPC:
+        return "make room in /dev/shm";
+    case EDQUOT:
+        return "raise this user's quota in /dev/shm";
+    case ENOMEM:
+        return "free memory of this host or of this ib-migrate's control group";
+    case EMFILE:
+        return "raise the limit on open files (ulimit -n)";
+    case ENFILE:
+        return "raise fs.file-max (sysctl)";
+    case EFBIG:
+        return "raise the limit on the size of files (ulimit -f)";
+    case EEXIST:
+        return "remove it, which no ib-migrate has made";
+    default:
+        return "let this ib-migrate write to /dev/shm, which it needs with --no-verify, too";
+    }
 }
 
 int ibx_note_make(struct ibx_note *note, size_t bytes, const char *path, const char *what,
@@ -27,11 +53,8 @@ int ibx_note_make(struct ibx_note *note, size_t bytes, const char *path, const c
 {
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     int code = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)bytes);
-    const char *remedy = code == ENOSPC ? "make room in /dev/shm"
-                                        : "let this ib-migrate write to /dev/shm, which it needs "
-                                          "with --no-verify, too";
     int rc = code ? ibx_error_set(err, -code, "%s, where %s, cannot be made: %s; %s, or %s", path,
-                                  what, strerror(code), remedy, without)
+                                  what, strerror(code), remedy(code), without)
                   : map(note, bytes, fd, path, err);
     if (fd >= 0)
         close(fd);

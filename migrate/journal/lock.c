@@ -88,9 +88,7 @@ static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
 static int cannot_lock(const char *path, int rc, struct ibx_error *err)
 {
     if (rc == -EMFILE)
-        return ibx_error_set(err, rc,
-                             "%s cannot be opened: %s; raise the limit on open files (ulimit -n)",
-                             path, strerror(-rc));
+        return ibx_error_set(err, rc, "%s cannot be opened: %s", path, strerror(-rc));
     return ibx_error_set(err, rc,
                          "%s cannot be made and locked: %s; records of migrations need a folder "
                          "that can be written to and has locks: choose another with --state-dir",

@@ -225,7 +225,7 @@ static int refuse_for_now(struct ibx_handshake *h, struct frame *reply, int code
 {
     char reason[160];
     snprintf(reason, sizeof(reason), "the server cannot read its boot id: %s: try again%s",
-             strerror(code), code == EMFILE ? IBX_HANDSHAKE_MORE_FILES " there" : "");
+             strerror(code), code == EMFILE ? IBX_ERROR_MORE_FILES " there" : "");
     return refuse(h, reply, -EBUSY, reason, err);
 }
 

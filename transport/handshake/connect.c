@@ -58,8 +58,6 @@ static const char *remedy(const struct ibx_uri *uri, int rc)
                               "policy as SELinux's";
     case -EINVAL:
         return IBX_HANDSHAKE_ONE_HOST;
-    case -EMFILE:
-        return IBX_HANDSHAKE_MORE_FILES;
     default:
         return "";
     }

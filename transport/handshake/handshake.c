@@ -157,10 +157,12 @@ static int check_plain(const struct ibx_handshake *h, const char *name, struct i
 /* Each part of a connection takes descriptors; both ends read whose limit it is. */
 static void add_remedy(const struct ibx_handshake *h, struct ibx_error *why)
 {
+    const char *whose = h->conn->role == IBX_ROLE_CLIENT ? "client" : "server";
     const size_t length = strlen(why->message);
-    if (why->code == -EMFILE && !strstr(why->message, IBX_HANDSHAKE_MORE_FILES))
+    const char *said = strstr(why->message, IBX_ERROR_MORE_FILES);
+    if (why->code == -EMFILE && (!said || !said[strlen(IBX_ERROR_MORE_FILES)]))
         snprintf(why->message + length, sizeof(why->message) - length, "%s of the %s",
-                 IBX_HANDSHAKE_MORE_FILES, h->conn->role == IBX_ROLE_CLIENT ? "client" : "server");
+                 said ? "" : IBX_ERROR_MORE_FILES, whose);
 }
 
 /* Sends RESULT in place of the frame that was due. */

@@ -142,8 +142,6 @@ static const char *remedy(int rc)
         return "; choose a place where this user may listen, such as a port from 1024 on";
     case -EINVAL:
         return IBX_HANDSHAKE_ONE_HOST;
-    case -EMFILE:
-        return IBX_HANDSHAKE_MORE_FILES;
     default:
         return "";
     }
@@ -230,8 +228,8 @@ int ibx_accept(struct ibx_listener *listener, struct ibx_conn **out, struct ibx_
     int rc = ibx_pool_step(listener->pool, out, err);
     if (!rc || rc == -EAGAIN)
         return rc;
-    return ibx_error_set(err, rc, "cannot take a connection at %s: %s%s", listener->uri,
-                         strerror(-rc), rc == -EMFILE ? IBX_HANDSHAKE_MORE_FILES : "");
+    return ibx_error_set(err, rc, "cannot take a connection at %s: %s", listener->uri,
+                         strerror(-rc));
 }
 
 int ibx_accept_wait(struct ibx_listener *listener, int timeout_ms, struct ibx_conn **out,

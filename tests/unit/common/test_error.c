@@ -36,6 +36,21 @@ static void test_a_long_message_is_cut(void **state)
     assert_int_equal(ibx_error_set(NULL, -EIO, "%s", much), -EIO);
 }
 
+/* Descriptors may lack in any place. */
+static void test_a_lack_of_descriptors_has_its_remedy(void **state)
+{
+    static const char whole[] = "no pipe: Too many open files; raise the limit on open files "
+                                "(ulimit -n)";
+    struct ibx_error err = {0};
+    (void)state;
+    ibx_error_set(&err, -EMFILE, "no pipe: %s", strerror(EMFILE));
+    assert_string_equal(err.message, whole);
+    ibx_error_set(&err, -EMFILE, "%s", err.message);
+    assert_string_equal(err.message, whole);
+    ibx_error_set(&err, -ENFILE, "no pipe");
+    assert_string_equal(err.message, "no pipe");
+}
+
 /* What a peer or a QEMU has said is in sentences that go to a terminal. */
 static void test_a_message_has_no_control_characters(void **state)
 {
@@ -54,6 +69,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_message_may_hold_the_one_before),
         cmocka_unit_test(test_a_long_message_is_cut),
+        cmocka_unit_test(test_a_lack_of_descriptors_has_its_remedy),
         cmocka_unit_test(test_a_message_has_no_control_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,10 +5,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -57,8 +59,32 @@ static void test_found(NO_STATE)
     assert_int_equal(find(BYTES), 0);
     assert_int_equal(ibx_note_make(&again, BYTES, path, "it is noted", "do without", &error),
                      -EEXIST);
+    assert_non_null(strstr(error.message, "File exists; remove it"));
     assert_non_null(strstr(error.message, "do without"));
     assert_int_equal(find(BYTES), 0);
+}
+
+/* Of this process, at 0: what is lacking then is told, and what to raise. */
+static void lacks(__rlimit_resource_t resource, int code, const char *words)
+{
+    struct ibx_note note;
+    struct rlimit before, none;
+    assert_int_equal(getrlimit(resource, &before), 0);
+    none = (struct rlimit){.rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(resource, &none), 0);
+    const int rc = ibx_note_make(&note, BYTES, aside, "it is noted", "do without", &error);
+    assert_int_equal(setrlimit(resource, &before), 0);
+    assert_int_equal(rc, code);
+    assert_non_null(strstr(error.message, words));
+    assert_int_equal(access(aside, F_OK), -1);
+}
+
+static void test_what_is_lacking(NO_STATE)
+{
+    signal(SIGXFSZ, SIG_IGN);
+    lacks(RLIMIT_NOFILE, -EMFILE, "Too many open files; raise the limit on open files (ulimit -n)");
+    lacks(RLIMIT_FSIZE, -EFBIG, "File too large; raise the limit on the size of files (ulimit -f)");
+    lacks(RLIMIT_AS, -ENOMEM, "cannot be mapped: Cannot allocate memory; raise the limit on addr");
 }
 
 /* As where /dev/shm is not there, or cannot be written to: there is room enough. */
@@ -107,6 +133,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_found, begin, end),
+        cmocka_unit_test_setup_teardown(test_what_is_lacking, begin, end),
         cmocka_unit_test_setup_teardown(test_nowhere, begin, end),
         cmocka_unit_test_setup_teardown(test_not_of_this_length, begin, end),
         cmocka_unit_test_setup_teardown(test_not_what_others_can_write, begin, end),
