@@ -91,7 +91,7 @@ static void note_end(struct destination_qemu *qemu, json_t *event)
 }
 
 /* Of a VM that runs here: its status is another one. A QEMU that may be about to end is not asked:
- * QEMU 7.2 can hang for good over a question that comes while it ends. SHUTDOWN tells the status
+ * it can hang over a question that comes while it ends (qmp.c). SHUTDOWN tells the status
  * itself, which stays where QEMU does (-no-shutdown). */
 static void note_status(struct destination_qemu *qemu, const char *event)
 {
@@ -146,6 +146,8 @@ static void close_monitor(struct destination_qemu *qemu)
 {
     if (qemu->qmp)
         take_queued_events(qemu);
+    if (ibx_journal_qemu_lives(qemu->record))
+        ibx_qmp_end(qemu->qmp, qemu->record->pid);
     ibx_qmp_close(qemu->qmp);
     qemu->qmp = NULL;
 }

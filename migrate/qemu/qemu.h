@@ -53,6 +53,13 @@ int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp
 int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ibx_error *err);
 /* NULL is fine. QEMU still executes the commands that it has received. */
 void ibx_qmp_close(struct ibx_qmp *qmp);
+/* Why the VM was shut down ("guest-shutdown"), where its QEMU ends with it; NULL: it does not. From
+ * then on nothing is sent, which fails with -ETIMEDOUT; what is unanswered fails after a second as
+ * if QEMU had closed the socket. NULL is fine. */
+const char *ibx_qmp_ends(const struct ibx_qmp *qmp);
+/* Before it is closed: a QEMU that hangs in its end over a question of this client's gets SIGTERM.
+ * `pid`: of the QEMU, for certain; 0: not known. Waits for a second at most. NULL is fine. */
+void ibx_qmp_end(struct ibx_qmp *qmp, pid_t pid);
 
 /* For poll(2) with POLLIN; then ibx_qmp_pump. */
 int ibx_qmp_fd(const struct ibx_qmp *qmp);

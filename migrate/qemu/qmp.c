@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,9 @@
 #define CHANGES       "suppress-vmdesc" /* a property of the machine that is set */
 #define REMEMBERED_MS 1000              /* an answer, at most */
 #define FIRST_ID_MAX  (1ull << 52)      /* QEMU, or the library, may take numbers for real ones */
+#define ENDING_MS     1000              /* for a QEMU whose VM was shut down to end, or to stay */
+#define ENDING_MOST   30                /* times that, until it is asked again: it stays */
+#define ENDING_REASON 32                /* bytes */
 
 /* A question that was sent before it is asked. */
 struct ahead {
@@ -53,8 +57,11 @@ struct ibx_qmp {
     char *line;        /* bytes received and not yet parsed */
     size_t length, capacity, scanned;
     uint64_t busy_until_ns;
-    uint64_t kills;          /* oom_kills() at first */
-    struct ibx_error failed; /* code 0 while the connection is good */
+    uint64_t kills;           /* oom_kills() at first */
+    uint64_t ends_ns;         /* since when QEMU ends, as SHUTDOWN says; 0: it does not */
+    bool hangs;               /* ... and has not closed this connection */
+    char ends[ENDING_REASON]; /* ... why */
+    struct ibx_error failed;  /* code 0 while the connection is good */
 };
 
 /* ------------------------------------------------------------ failing */
@@ -84,14 +91,18 @@ static uint64_t oom_kills(void)
 
 static int closed(struct ibx_qmp *qmp)
 {
-    return broken(qmp, -ECONNRESET,
-                  oom_kills() == qmp->kills
-                      ? "QEMU closed its QMP socket: it has ended, or another tool took the "
-                        "monitor away"
-                      : "QEMU closed its QMP socket: it has ended (the kernel of this host has "
-                        "ended a process for want of memory meanwhile: its log, as dmesg shows "
-                        "it, says which one, and whose limit that was), or another tool took the "
-                        "monitor away");
+    char text[160];
+    if (!qmp->ends_ns)
+        return broken(qmp, -ECONNRESET,
+                      oom_kills() == qmp->kills
+                          ? "QEMU closed its QMP socket: it has ended, or another tool took the "
+                            "monitor away"
+                          : "QEMU closed its QMP socket: it has ended (the kernel of this host "
+                            "has ended a process for want of memory meanwhile: its log, as dmesg "
+                            "shows it, says which one, and whose limit that was), or another tool "
+                            "took the monitor away");
+    snprintf(text, sizeof(text), "the VM was shut down (%s), and its QEMU ends with it", qmp->ends);
+    return broken(qmp, -ECONNRESET, text);
 }
 
 static int failure_of(const struct ibx_qmp *qmp, struct ibx_error *err)
@@ -125,8 +136,27 @@ static void forget_event(struct ibx_qmp *qmp)
     json_array_remove(qmp->events, i < json_array_size(qmp->events) ? i : 0);
 }
 
+/* A QEMU that is at a command when it ends hangs in monitor_cleanup() (7.2, from 7.2.9 on): the
+ * rest of the command is scheduled where nobody looks any more. SIGTERM wakes it up, and it ends as
+ * it would have. One that stays (-no-shutdown) says STOP. */
+static void note_ending(struct ibx_qmp *qmp, const json_t *event)
+{
+    static const char *const stays[] = {"STOP", "RESUME", "RESET"};
+    const char *name = json_string_value(json_object_get(event, "event"));
+    const char *reason =
+        json_string_value(json_object_get(json_object_get(event, "data"), "reason"));
+    for (size_t i = 0; i < sizeof(stays) / sizeof(stays[0]); i++)
+        if (!strcmp(name, stays[i]))
+            qmp->ends_ns = 0;
+    if (strcmp(name, "SHUTDOWN") != 0)
+        return;
+    qmp->ends_ns = ibx_now_ns();
+    snprintf(qmp->ends, sizeof(qmp->ends), "%s", reason ? reason : "no reason given");
+}
+
 static void keep_event(struct ibx_qmp *qmp, json_t *message, size_t length)
 {
+    note_ending(qmp, message);
     if (length > EVENT_MAX)
         json_object_del(message, "data");
     if (json_array_size(qmp->events) >= IBX_QMP_EVENTS_MAX)
@@ -385,6 +415,21 @@ void ibx_qmp_remember(struct ibx_qmp *qmp, bool on)
 
 /* ------------------------------------------------------------ commands */
 
+/* Nothing is sent to a QEMU that ends. 0: it does not. */
+static int await_ending(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    int rc = pump(qmp);
+    const uint64_t until = qmp->ends_ns + ENDING_MS * IBX_NS_PER_MS;
+    while (!rc && qmp->ends_ns && ibx_now_ns() < until)
+        rc = wait_and_pump(qmp, deadline_ns < until ? deadline_ns : until);
+    if (qmp->failed.code || !qmp->ends_ns)
+        return qmp->failed.code;
+    if (ibx_now_ns() < qmp->ends_ns + ENDING_MOST * ENDING_MS * IBX_NS_PER_MS)
+        return -ETIMEDOUT;
+    qmp->ends_ns = 0; /* of a VM that was paused nothing says STOP */
+    return 0;
+}
+
 /* Consumes `arguments`. */
 static int send_command(struct ibx_qmp *qmp, const char *command, json_t *arguments, int fd,
                         uint64_t deadline_ns, struct ibx_error *err)
@@ -397,10 +442,17 @@ static int send_command(struct ibx_qmp *qmp, const char *command, json_t *argume
         return ibx_error_set(err, -ENOMEM, "no memory for the QMP command %s", command);
     size_t length = strlen(text);
     text[length] = '\n'; /* in place of the NUL: the length is known */
-    int rc = qmp->failed.code ? qmp->failed.code : send_all(qmp, text, length + 1, fd, deadline_ns);
+    int rc = qmp->failed.code ? qmp->failed.code : await_ending(qmp, deadline_ns);
+    if (!rc)
+        rc = send_all(qmp, text, length + 1, fd, deadline_ns);
     free(text);
     if (qmp->failed.code)
         return failure_of(qmp, err);
+    if (rc && qmp->ends_ns)
+        return ibx_error_set(err, rc,
+                             "the VM was shut down (%s), and its QEMU is about to end: %s was not "
+                             "sent",
+                             qmp->ends, command);
     if (rc)
         return ibx_error_set(err, rc, "QEMU does not read its QMP socket: %s was not sent",
                              command);
@@ -425,13 +477,27 @@ static int command_error(const char *command, json_t *error, struct ibx_error *e
     return ibx_error_set(err, -EREMOTEIO, "QEMU refused %s: %s", command, desc);
 }
 
+/* Whether nothing will answer. */
+static bool leaves_unanswered(struct ibx_qmp *qmp)
+{
+    if (!qmp->ends_ns || ibx_now_ns() < qmp->ends_ns + ENDING_MS * IBX_NS_PER_MS)
+        return false;
+    qmp->hangs = true;
+    closed(qmp);
+    return true;
+}
+
 /* Waits for `*answer`, in which the answer to `command` is kept. */
 static int await(struct ibx_qmp *qmp, const char *command, json_t *const *answer, json_t **result,
                  uint64_t deadline_ns, struct ibx_error *err)
 {
     int rc = *answer ? 0 : pump(qmp);
-    while (!rc && !*answer && !qmp->failed.code)
-        rc = wait_and_pump(qmp, deadline_ns);
+    while (!rc && !*answer && !qmp->failed.code && !leaves_unanswered(qmp)) {
+        const uint64_t look = ibx_deadline_in_ms(ENDING_MS);
+        rc = wait_and_pump(qmp, deadline_ns < look ? deadline_ns : look);
+        if (rc == -ETIMEDOUT && ibx_now_ns() < deadline_ns)
+            rc = 0;
+    }
     /* An answer that came before the connection broke still counts. */
     if (!*answer)
         return qmp->failed.code ? failure_of(qmp, err)
@@ -612,6 +678,13 @@ static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error
         rc = ask_capabilities(qmp, deadline_ns, err);
     }
     qmp->negotiated = !rc;
+    if (rc == -ETIMEDOUT)
+        return ibx_error_set(
+            err, rc,
+            "QEMU greets, and did not answer " CAPABILITIES " in time: see that it "
+            "is not stopped; if its guest is just shutting the VM down, it hangs in "
+            "that until it gets SIGTERM (kill %d)",
+            (int)qmp->pid);
     return rc;
 }
 
@@ -663,6 +736,21 @@ void ibx_qmp_close(struct ibx_qmp *qmp)
     close(qmp->fd);
     free(qmp->line);
     free(qmp);
+}
+
+const char *ibx_qmp_ends(const struct ibx_qmp *qmp)
+{
+    return qmp && qmp->ends_ns ? qmp->ends : NULL;
+}
+
+void ibx_qmp_end(struct ibx_qmp *qmp, pid_t pid)
+{
+    const bool asked = qmp && qmp->ends_ns && qmp->asked != qmp->answered;
+    const uint64_t deadline = asked ? qmp->ends_ns + ENDING_MS * IBX_NS_PER_MS : 0;
+    while (asked && !qmp->failed.code && ibx_now_ns() < deadline && qmp->ends_ns)
+        wait_and_pump(qmp, deadline);
+    if (asked && qmp->ends_ns && (qmp->hangs || !qmp->failed.code) && pid > 0)
+        kill(pid, SIGTERM);
 }
 
 int ibx_qmp_fd(const struct ibx_qmp *qmp)

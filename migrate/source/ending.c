@@ -17,11 +17,12 @@
 #define HOME_MS          5000  /* for the borrower to say so */
 #define CONFIRM_RETRY_MS 500   /* between two tries */
 
-#define ENDING_MS           500  /* for a QEMU whose monitor has ended to end */
-#define SETTLE_MS           500  /* for QEMU to take its settings, while other work waits */
-#define SETTLE_RETRY_MS     1000 /* between two tries */
-#define NOTE_RETRY_MS       1000 /* ... to write a record */
-#define LAST_SETTLE_MS      2000 /* in all, when nothing else is to be done */
+#define ENDING_MS           500   /* for a QEMU whose monitor has ended to end */
+#define SHUTTING_MS         10000 /* ... whose VM was shut down, and which may be at its disks */
+#define SETTLE_MS           500   /* for QEMU to take its settings, while other work waits */
+#define SETTLE_RETRY_MS     1000  /* between two tries */
+#define NOTE_RETRY_MS       1000  /* ... to write a record */
+#define LAST_SETTLE_MS      2000  /* in all, when nothing else is to be done */
 #define LAST_SETTLE_LOOK_MS 20
 
 /* ---------------------------------------------------------------- before the commit */
@@ -45,7 +46,7 @@ static bool may_wait(const struct source *s)
 
 bool ibx_source_qemu_has_ended(const struct source *s)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
+    const uint64_t deadline = ibx_deadline_in_ms(ibx_qmp_ends(s->vm.qmp) ? SHUTTING_MS : ENDING_MS);
     const struct ibx_record *record = &s->status.record;
     while (record->pid && !ibx_journal_qemu_gone(record) && ibx_now_ns() < deadline)
         poll(NULL, 0, LAST_SETTLE_LOOK_MS);
@@ -104,6 +105,20 @@ static void record_stay(struct source *s)
                          why.message, record->qmp);
 }
 
+/* The guest has shut the VM down, and QEMU has ended with it. */
+static bool was_shut_down(struct source *s, int code, struct ibx_error *err)
+{
+    const char *reason = ibx_qmp_ends(s->vm.qmp);
+    ibx_qmp_end(s->vm.qmp, s->status.record.pid);
+    if (!reason || !ibx_source_qemu_has_ended(s))
+        return false;
+    ibx_error_set(err, code,
+                  "the VM was shut down here (%s), and its QEMU (process %d) has ended with it, "
+                  "before it could run elsewhere",
+                  reason, (int)s->status.record.pid);
+    return true;
+}
+
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 {
     const bool loads = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
@@ -120,7 +135,9 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     ibx_source_stream_close(&s->stream);
     ibx_gate_close(&s->gate);
     const int there = ibx_source_vm_reach(&s->vm, s->options->qmp, MIGRATION_QMP_MS, &why);
-    const int failed = s->vm.qmp
+    const bool shut_down = was_shut_down(s, code, err);
+    const int failed = shut_down ? 0
+                       : s->vm.qmp
                            ? ibx_vm_stay(s->vm.qmp, &s->vm.undo, ibx_deadline_in_ms(STAY_MS), &why)
                        : there ? there
                                : ibx_error_set(&why, -ESRCH, "its QEMU has ended");

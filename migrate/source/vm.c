@@ -215,6 +215,7 @@ enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting,
 
 void ibx_source_vm_lose(struct source_vm *vm)
 {
+    ibx_qmp_end(vm->qmp, vm->ram.pid);
     ibx_qmp_close(vm->qmp);
     vm->qmp = NULL;
     vm->retry_ns = 0;

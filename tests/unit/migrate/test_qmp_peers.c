@@ -4,11 +4,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define EVENT "{\"event\": \"RTC_CHANGE\"}\n"
@@ -82,6 +84,50 @@ static void test_endless_line(NO_STATE)
     refuses((const struct step[]){{NULL, GREETING, 0}, {NULL, much, 200}, {0}}, -EMSGSIZE,
             "longer than 8 MiB");
     free(much);
+}
+
+#define SHUT_DOWN                                                                                  \
+    "{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": true, \"reason\": \"guest-shutdown\"}}\n"
+#define STOPPED "{\"event\": \"STOP\"}\n"
+
+/* A QEMU that ends may hang over a command that comes then, until its client goes. */
+static void test_who_ends_is_left_alone(NO_STATE)
+{
+    char more;
+    int status;
+    deaf = true;
+    attached(SCRIPT({"query-status", SHUT_DOWN READY(2), 0}));
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    says(run("query-jobs", NULL, SHORT), -ETIMEDOUT, "query-jobs was not sent");
+    assert_non_null(strstr(error.message, "the VM was shut down (guest-shutdown)"));
+    assert_int_equal(recv(peer.fd, &more, 1, MSG_DONTWAIT), -1);
+    done();
+    attached(SCRIPT({"query-status", SHUT_DOWN, 0}));
+    says(run("query-status", NULL, GENEROUS), -ECONNRESET, "its QEMU ends with it");
+    assert_string_equal(ibx_qmp_ends(qmp), "guest-shutdown");
+    const pid_t hung = fork();
+    if (!hung)
+        for (;;)
+            pause();
+    ibx_qmp_end(qmp, hung);
+    assert_int_equal(waitpid(hung, &status, 0), hung);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+    done();
+    deaf = false;
+    attached(SCRIPT({"query-status", SHUT_DOWN, 0}));
+    says(run("query-status", NULL, GENEROUS), -ECONNRESET, "the VM was shut down (guest-shutdown)");
+    done();
+}
+
+/* ... and one that stays (-no-shutdown) is asked as before. */
+static void test_who_stays_is_asked(NO_STATE)
+{
+    attached(SCRIPT({"query-status", SHUT_DOWN READY(2), 0}, {NULL, STOPPED, 0},
+                    {"query-jobs", READY(3), 0}));
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    if (run("query-jobs", NULL, GENEROUS))
+        fail_msg("%s", error.message);
+    done();
 }
 
 /* QEMU answers the next client what an earlier one has asked: in whatever state this one is until
@@ -166,8 +212,8 @@ static void test_death_is_remembered(NO_STATE)
     attached(SCRIPT({"quit", READY(2) "{\"event\": \"SHUTDOWN\"}\n", 0}));
     assert_int_equal(run("quit", NULL, GENEROUS), 0);
     for (unsigned i = 0; i < 2; i++) {
-        says(run("query-status", NULL, GENEROUS), -ECONNRESET, "closed");
-        says(ibx_qmp_pump(qmp, &error), -ECONNRESET, "closed");
+        says(run("query-status", NULL, GENEROUS), -ECONNRESET, "its QEMU ends with it");
+        says(ibx_qmp_pump(qmp, &error), -ECONNRESET, "its QEMU ends with it");
     }
     assert_true(ibx_qmp_has_events(qmp)); /* what came before it is not lost */
     done();
@@ -275,6 +321,8 @@ int main(void)
         cmocka_unit_test(test_bad_greetings),
         cmocka_unit_test(test_silent_monitor),
         cmocka_unit_test(test_endless_line),
+        cmocka_unit_test(test_who_ends_is_left_alone),
+        cmocka_unit_test(test_who_stays_is_asked),
         cmocka_unit_test(test_answers_to_an_earlier_client),
         cmocka_unit_test(test_ids_of_two_clients),
         cmocka_unit_test(test_greeted_twice),
