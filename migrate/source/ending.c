@@ -439,14 +439,40 @@ void ibx_source_await_longer(struct source *s)
     s->confirm_by_ns = ibx_deadline_in_ms(CONFIRM_MS);
 }
 
+/* -EAGAIN: it cannot be written now. */
+static int record_end(struct source *s, bool ended, struct ibx_error *err)
+{
+    struct ibx_record *record = &s->status.record;
+    struct ibx_error why = {0};
+    if (ibx_now_ns() < s->end_ns)
+        return -EAGAIN;
+    int rc = ibx_migration_record(s->options->folder, record,
+                                  ended ? IBX_JOURNAL_ENDED : IBX_JOURNAL_DONE, &why);
+    if (!rc)
+        return 0;
+    if (rc == -EINVAL || rc == -EBADMSG)
+        return ibx_error_set(err, rc, "%s", why.message);
+    if (!s->end_ns)
+        ibx_migration_notify(
+            &s->options->observer,
+            "%s; the VM %s %s, and only this is missing for the end: it is tried "
+            "again until it can be written",
+            why.message, ended ? "needs nothing more at" : "has all of its pages at", record->peer);
+    memcpy(s->status.message, why.message, sizeof(s->status.message));
+    s->end_ns = ibx_deadline_in_ms(NOTE_RETRY_MS);
+    return -EAGAIN;
+}
+
 /* The destination has every page, or needs none any more, and waits for CONFIRM. DONE or ENDED is
  * written first, and nothing else is
- * needed for CONFIRM: any tool with this journal can send it later, and repeatedly. */
+ * needed for CONFIRM: any tool with this journal can send it later, and repeatedly. A journal that
+ * cannot be written delays that: the link stays, and the next turn tries again. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err)
 {
     const bool ended = s->peer.now == PEER_ENDED;
-    int rc = ibx_migration_record(s->options->folder, &s->status.record,
-                                  ended ? IBX_JOURNAL_ENDED : IBX_JOURNAL_DONE, err);
+    int rc = record_end(s, ended, err);
+    if (rc == -EAGAIN)
+        return 0;
     if (!rc)
         ibx_journal_forget_notes(&s->status.record);
     if (!rc)
@@ -481,6 +507,8 @@ int ibx_source_check_home(struct source *s, struct ibx_error *err)
     if (!record->borrow || s->state.now != SOURCE_SERVING || ibx_now_ns() < s->home_look_ns)
         return 0;
     s->home_look_ns = ibx_deadline_in_ms(HOME_LOOK_MS);
+    if (s->end_ns && s->peer.now == PEER_ENDED) /* though the link is closed */
+        return ibx_source_confirm(s, err);
     if (ibx_journal_find_return(s->options->folder, record, is_home, &found, NULL))
         return 0;
     if (!s->home_by_ns)

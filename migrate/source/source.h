@@ -179,6 +179,7 @@ struct source {
     uint64_t home_by_ns;           /* borrowed: it has, and until when ENDED is awaited */
     uint64_t settle_ns;            /* when to try again to put QEMU's settings back */
     uint64_t note_ns;              /* ... and to write a record that could not be written */
+    uint64_t end_ns;               /* ... that of the end; 0: it was not tried in vain */
     bool unseen; /* the epoch, which could not be written: the destination did not answer */
 };
 

@@ -97,6 +97,25 @@ static void test_a_limit_of_file_sizes(void)
     pair_stays();
 }
 
+/* ... after the commit: the link stays, and the end waits for room. */
+static void test_no_room_for_the_record_of_the_end(void)
+{
+    struct rlimit before, small;
+    pair_filling(NULL, NULL);
+    assert_int_equal(prlimit(sender.pid, RLIMIT_FSIZE, NULL, &before), 0);
+    small = (struct rlimit){.rlim_cur = FEW_BYTES, .rlim_max = before.rlim_max};
+    assert_int_equal(prlimit(sender.pid, RLIMIT_FSIZE, &small, NULL), 0);
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    mover_await_words(&sender, "it is tried again until it can be written");
+    mover_must_print(&sender, "cannot be written: File too large");
+    mover_await_record("destination", "complete");
+    assert_int_equal(prlimit(sender.pid, RLIMIT_FSIZE, &before, NULL), 0);
+    pair_done();
+    assert_false(mover_printed(&sender, "connecting again"));
+    assert_false(mover_printed(&receiver, "is lost"));
+    pair_moved("");
+}
+
 /* The tool cannot give the VM back, having lost the monitor: its watchdog does. */
 static void test_source_loses_the_monitor(void)
 {
@@ -594,6 +613,7 @@ int main(void)
 {
     pair_timeout = "timeout_ms=10000";
     static const struct vm_test tests[] = {VM_TEST(test_a_limit_of_file_sizes),
+                                           VM_TEST(test_no_room_for_the_record_of_the_end),
                                            VM_TEST(test_source_loses_the_monitor),
                                            VM_TEST(test_source_that_holds_loses_the_monitor),
                                            VM_TEST(test_the_monitor_is_lost_after_the_commit),
