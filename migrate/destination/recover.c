@@ -108,32 +108,34 @@ static int ask_for_zeros(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-#define LIST_IS_GONE "%s, where the tool before this one noted which pages have come, is gone"
+#define NO_LIST                                                                                    \
+    "%s does not tell which pages have come and were in their place (somebody has removed it, or " \
+    "it is of an earlier release of ib-migrate)"
 #define MAY_BE_ZEROS                                                                               \
     "with their old bytes, which it may take for zeros (free-page-reporting with "                 \
     "init_on_free=1): end this QEMU, and ib-migrate rollback at the source continues the VM from " \
     "where it was stopped"
 
 /* Without that note a page that the guest has given back is a hole like one that has not come, and
- * comes again. */
+ * comes again. An earlier version noted only which have come, which is enough in minor mode. */
 static int check_list(struct destination *d, struct ibx_error *err)
 {
     char path[128];
     struct ibx_error why = {0};
-    if (d->ram.arrived.memory)
+    if (ibx_destination_placed(&d->ram) || (d->ram.minor && d->ram.arrived.memory))
         return 0;
     ibx_journal_note_path(&d->status.record, IBX_NOTE_ARRIVED, path, sizeof(path));
     const int rc = ask_for_zeros(d, &why);
     if (rc == -EOPNOTSUPP)
         return ibx_error_set(err, -ESTALE,
-                             LIST_IS_GONE ", and without it pages that the guest has given back "
-                                          "come again " MAY_BE_ZEROS,
+                             NO_LIST ", and so pages that the guest has given back "
+                                     "come again " MAY_BE_ZEROS,
                              path);
     d->zeros_unknown = rc;
     ibx_migration_notify(
         &d->options->observer,
-        LIST_IS_GONE ": pages that the guest has given back since (balloon) come again, and take "
-                     "memory%s%s%s",
+        NO_LIST ": pages that the guest has given back since (balloon) come again, and take "
+                "memory%s%s%s",
         path,
         rc ? "; whether it takes them for zeros (free-page-reporting with init_on_free=1), and so "
              "must not go on, QEMU does not tell now ("
