@@ -215,6 +215,20 @@ int ibx_migration_greet(const char *uri, const struct ibx_options *options,
     return rc ? rc : ibx_migration_say_hello(conn, options, hello, control, answer, err);
 }
 
+/* HELLO is the first that is longer than a packet: a network may have passed all before it. */
+static int silent(const struct ibx_conn *conn, unsigned timeout_ms, struct ibx_error *err)
+{
+    const struct ibx_path *path = ibx_conn_path(conn);
+    const bool cuts = path->remote && !strcmp(path->provider, "tcp");
+    return ibx_error_set(err, -ETIMEDOUT,
+                         "the destination did not answer within %u ms: see whether its ib-migrate "
+                         "or its QEMU stands still%s, or give it more time (--set timeout_ms=)",
+                         timeout_ms,
+                         cuts ? ", or whether the network loses long packets (with "
+                                "net.ipv4.tcp_mtu_probing at 1 on both hosts it does no harm)"
+                              : "");
+}
+
 int ibx_migration_say_hello(struct ibx_conn *conn, const struct ibx_options *options,
                             const struct ibx_migrate_hello *hello, struct ibx_channel *control,
                             struct ibx_migrate_answer *answer, struct ibx_error *err)
@@ -232,11 +246,7 @@ int ibx_migration_say_hello(struct ibx_conn *conn, const struct ibx_options *opt
         rc = ibx_channel_take_until(control, on_answer, &g, ibx_deadline_in_ms(options->timeout_ms),
                                     err);
         if (!rc)
-            rc = ibx_error_set(err, -ETIMEDOUT,
-                               "the destination did not answer within %u ms: see whether its "
-                               "ib-migrate or its QEMU stands still, or give it more time (--set "
-                               "timeout_ms=)",
-                               options->timeout_ms);
+            rc = silent(conn, options->timeout_ms, err);
     }
     if (rc == -EISCONN)
         return 0;

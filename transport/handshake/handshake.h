@@ -258,5 +258,4 @@ int ibx_handshake_unix_socket(const struct ibx_uri *uri, struct sockaddr_un *add
 #define IBX_HANDSHAKE_ONE_HOST                                                                     \
     "; give the address of one host, a link-local one with its interface, as in [fe80::1%eth0]"
 
-
 #endif
