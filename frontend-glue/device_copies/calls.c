@@ -354,16 +354,22 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q)
 
 /* ----------------------------------------------------------------- what GVirtuS does itself */
 
-/* In streams of a library's own, or in one that nobody here sees it name. */
+/* Of libraries that put nothing into any stream. */
+static bool is_harmless(const char *name)
+{
+    return !strncmp(name, "nvml", 4) || !strncmp(name, "nvrtc", 5);
+}
+
+/* In streams of a library's own, or in one that nobody here sees it name: GVirtuS may have plugins
+ * of any library. */
 static bool may_hide_work(const char *name)
 {
     const char *plain = strncmp(name, "__", 2) ? name : name + 2;
-    if (strncmp(plain, "cu", 2) != 0 || ibx_named_knows(name))
+    if (is_harmless(name) || ibx_named_knows(name))
         return false;
-    const bool is_driver = plain[2] >= 'A' && plain[2] <= 'Z';
-    if (is_driver || !strncmp(plain, "cuda", 4))
-        return strstr(plain, "Async") || strstr(plain, "Launch");
-    return true;
+    const bool is_cuda = !strncmp(plain, "cuda", 4) ||
+                         (!strncmp(plain, "cu", 2) && plain[2] >= 'A' && plain[2] <= 'Z');
+    return !is_cuda || strstr(plain, "Async") || strstr(plain, "Launch");
 }
 
 void ibx_copies_call_read(struct copies *x, const char *name)

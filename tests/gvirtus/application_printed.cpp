@@ -103,7 +103,7 @@ bool printed()
     register_module(true);
     REQUIRE(written_at_the_end().empty());
     stub_remote()->print("one\n");
-    REQUIRE(stub_remote()->call("testSay", Body()) == 0);
+    REQUIRE(stub_remote()->call("cudaTestSay", Body()) == 0);
     REQUIRE(written_at_the_end() == "one\n");
     for (unsigned i = 0; i < 1000; i++)
         much += "line " + std::to_string(i) + "\n";

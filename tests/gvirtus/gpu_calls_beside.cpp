@@ -186,6 +186,19 @@ bool unloads_beside()
     return HOLDS(endless.end(false) && is_as_before(gpu, before));
 }
 
+constexpr std::uint64_t of_library = 3; // a stream of which nobody but a user's library knows
+
+bool works_in(Remote &own, std::uint64_t in, std::uint64_t to, std::uint64_t from)
+{
+    const std::uint64_t stream = in == of_library ? own.library_stream()
+                                 : in             ? in
+                                                  : own.stream_create(1);
+    own.hold_stream(stream);
+    if (in == of_library)
+        return !own.call("testCopy", Body().u64(stream).u64(to).u64(from).u64(some));
+    return !own.call("cudaLaunchKernel", kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, some));
+}
+
 // The client's own work is waited for: in a stream of its own, or the one that all clients share.
 bool waits_for_own(std::uint64_t in, const std::function<int(Remote &, std::uint64_t)> &wait)
 {
@@ -196,11 +209,8 @@ bool waits_for_own(std::uint64_t in, const std::function<int(Remote &, std::uint
     std::vector<char> got(1);
     REQUIRE(!pipe(made) && endless.begin(gpu, false, false));
     const pid_t pid = client_does(gpu, [&](Remote &own) {
-        const std::uint64_t to = own.malloc(some), from = own.malloc(some),
-                            stream = in ? in : own.stream_create(1);
-        own.hold_stream(stream);
-        REQUIRE(own.call("cudaLaunchKernel",
-                         kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, some)) == 0);
+        const std::uint64_t to = own.malloc(some), from = own.malloc(some);
+        REQUIRE(works_in(own, in, to, from));
         REQUIRE(write(made[1], &to, sizeof(to)) == sizeof(to));
         return HOLDS(wait(own, to) == 0);
     });
@@ -383,6 +393,7 @@ void check_calls_beside()
     check("memory that the client's own work uses", [=] { return waits_for_own(0, frees); });
     check("... in the stream of its thread", [=] { return waits_for_own(2, frees); });
     check("... in the stream of all", [=] { return waits_for_own(1, frees); });
+    check("... in one of a user's library", [=] { return waits_for_own(of_library, frees); });
     check("... in that of another thread", waits_for_thread);
     check("... nor are streams held up that wait for that", leaves_streams_alone);
     check("a wait for the client's own work", [=] { return waits_for_own(0, waits); });

@@ -237,7 +237,7 @@ int copy_to_symbol(Frame &f)
 int double_calls(const std::string &name, Frame &f)
 {
     const cuda_calls *app = cuda_application();
-    if (name == "testPeek") {
+    if (name == "cudaTestPeek") {
         auto device = f.get<std::uint64_t>(), n = f.get<std::uint64_t>();
         std::vector<char> bytes(n);
         bool good = app->peek ? app->peek(device, bytes.data(), n)
@@ -250,45 +250,55 @@ int double_calls(const std::string &name, Frame &f)
         f.out.u64(device);
         return rc;
     }
+    if (name == "testStream") { // likewise
+        void *stream = nullptr;
+        int rc = app->stream_create(&stream, 1);
+        return rc ? rc : f.answer(&stream, 8);
+    }
+    if (name == "testCopy") { // likewise, in that stream
+        auto *stream = reinterpret_cast<void *>(f.get<std::uint64_t>());
+        auto to = f.get<std::uint64_t>(), from = f.get<std::uint64_t>();
+        return app->copy_async(to, from, f.get<std::uint64_t>(), stream);
+    }
     if (name == "testFill") { // of a library, in the legacy stream
         auto device = f.get<std::uint64_t>();
         const std::vector<char> bytes(f.get<std::uint64_t>(), 'f');
         return app->to_device(device, bytes.data(), bytes.size());
     }
-    if (name == "testRegisterVar")
+    if (name == "cudaTestRegisterVar")
         return register_var(f);
-    if (name == "testRegisterFunction")
+    if (name == "cudaTestRegisterFunction")
         return runtime().register_function(reinterpret_cast<void *>(f.get<std::uint64_t>()));
-    if (name == "testFail")
+    if (name == "cudaTestFail")
         return runtime().fail(f.get<std::int32_t>());
-    if (name == "testSymbolBody") {
+    if (name == "cudaTestSymbolBody") {
         std::lock_guard<std::mutex> guard(last_symbol_lock);
         return f.answer(last_symbol_body.data(), last_symbol_body.size());
     }
-    if (name == "testRuntimeCalls") {
+    if (name == "cudaTestRuntimeCalls") {
         std::uint64_t count = runtime().calls ? runtime().calls() : ~0ull;
         return f.answer(&count, 8);
     }
-    if (name == "testHandled") {
+    if (name == "cudaTestHandled") {
         std::uint64_t count = handled;
         return f.answer(&count, 8);
     }
-    if (name == "testStats") {
+    if (name == "cudaTestStats") {
         ibx_double_stats stats{};
         if (app->get_stats)
             app->get_stats(&stats);
         return f.answer(&stats, sizeof(stats));
     }
-    if (name == "testSlow") {
+    if (name == "cudaTestSlow") {
         if (app->slow)
             app->slow(static_cast<unsigned>(f.get<std::uint64_t>()));
         return app->slow ? 0 : 1;
     }
-    if (name == "testGate") {
+    if (name == "cudaTestGate") {
         shut = f.get<std::uint64_t>();
         return 0;
     }
-    if (name == "testMode") { // in which the thread minds captures
+    if (name == "cudaTestMode") { // in which the thread minds captures
         int (*exchange)(int *mode) = nullptr;
         void *driver = dlopen(std::getenv("IBX_LIBCUDA"), RTLD_LAZY | RTLD_NOLOAD);
         *reinterpret_cast<void **>(&exchange) =
@@ -300,44 +310,44 @@ int double_calls(const std::string &name, Frame &f)
         exchange(&mode);
         return f.answer(&was, 8);
     }
-    if (name == "testMet") {
+    if (name == "cudaTestMet") {
         std::uint64_t count = met;
         return f.answer(&count, 8);
     }
-    if (name == "testInside") {
+    if (name == "cudaTestInside") {
         std::uint64_t is = inside;
         return f.answer(&is, 8);
     }
-    if (name == "testCapture") {
+    if (name == "cudaTestCapture") {
         app->capture(reinterpret_cast<void *>(f.get<std::uint64_t>()));
         return 0;
     }
-    if (name == "testNoContext") // as in a thread that has done nothing on a device
+    if (name == "cudaTestNoContext") // as in a thread that has done nothing on a device
         return app->ctx_set_current(nullptr);
-    if (name == "testHold") {
+    if (name == "cudaTestHold") {
         app->hold(f.get<std::uint64_t>());
         return 0;
     }
-    if (name == "testHoldStream") {
+    if (name == "cudaTestHoldStream") {
         auto *stream = reinterpret_cast<void *>(f.get<std::uint64_t>());
         app->hold_stream(stream);
         endless = stream != nullptr;
         return 0;
     }
-    if (name == "testReleaseStream") {
+    if (name == "cudaTestReleaseStream") {
         app->release_stream(reinterpret_cast<void *>(f.get<std::uint64_t>()));
         return 0;
     }
-    if (name == "testSay") { // of GVirtuS, not of a kernel
+    if (name == "cudaTestSay") { // of GVirtuS, not of a kernel
         std::puts("said by a handler");
         return 0;
     }
-    if (name == "testPrint") {
+    if (name == "cudaTestPrint") {
         std::uint64_t n;
         app->print(f.host(&n));
         return 0;
     }
-    if (name == "testInject") {
+    if (name == "cudaTestInject") {
         auto in = static_cast<unsigned>(f.get<std::uint64_t>());
         auto code = f.get<std::int32_t>(), sticky = f.get<std::int32_t>();
         std::uint64_t n;
@@ -367,7 +377,7 @@ std::atomic<void *> by_driver{nullptr}; // the stream that the driver's double c
 int execute(const std::string &name, Frame &f, int *current)
 {
     const cuda_calls *app = cuda_application();
-    if (name.rfind("test", 0) == 0)
+    if (name.rfind("test", 0) == 0 || name.rfind("cudaTest", 0) == 0)
         return double_calls(name, f);
     if (is_echoed(name))
         return f.answer(f.in.data(), f.in.size());

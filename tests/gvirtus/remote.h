@@ -70,15 +70,19 @@ class Remote : public FrontEnd
     // Of a variable that the client has at `symbol`.
     int to_symbol(std::uint64_t symbol, const void *from, std::size_t n, std::size_t offset);
 
+    // Of a library, which the plugin does not see; for testCopy.
+    std::uint64_t library_stream() { return value("testStream", Body()); }
+
     // The rest are no CUDA calls: only this back end has them, and the plugin knows none of them.
+    // It takes such names for the runtime's, whose calls have no streams of their own.
     bool peek(std::uint64_t device, void *to, std::size_t n)
     {
-        return take_out(call("testPeek", Body().u64(device).u64(n)), to, n) == 0;
+        return take_out(call("cudaTestPeek", Body().u64(device).u64(n)), to, n) == 0;
     }
     // Copies that the handlers have run, of all connections.
-    std::uint64_t handled() { return value("testHandled", Body(), ~0ull); }
+    std::uint64_t handled() { return value("cudaTestHandled", Body(), ~0ull); }
     // Calls of the runtime, of all connections: the handlers make none but cudaGetLastError.
-    std::uint64_t runtime_calls() { return value("testRuntimeCalls", Body(), ~0ull); }
+    std::uint64_t runtime_calls() { return value("cudaTestRuntimeCalls", Body(), ~0ull); }
     // As __cudaRegisterVar: where the variable is from now on. The runtime knows it by `name`, as
     // of handlers that register it under an address of their own, or by the client's. False: no
     // double of the runtime.
@@ -87,44 +91,44 @@ class Remote : public FrontEnd
     {
         Body body;
         body.u64(symbol).u64(device).u64(n).u64(name ? name : symbol);
-        return call("testRegisterVar", body) == 0;
+        return call("cudaTestRegisterVar", body) == 0;
     }
     // The last error of the runtime is that from now on.
-    void fail(int code) { call("testFail", Body().i32(code)); }
+    void fail(int code) { call("cudaTestFail", Body().i32(code)); }
     ibx_double_stats stats()
     {
         ibx_double_stats stats{};
-        take_out(call("testStats", Body()), &stats, sizeof(stats));
+        take_out(call("cudaTestStats", Body()), &stats, sizeof(stats));
         return stats;
     }
     void inject(const char *function, unsigned in, int code, bool sticky)
     {
         std::string name = function;
-        call("testInject",
+        call("cudaTestInject",
              Body().u64(in).i32(code).i32(sticky).host(name.c_str(), name.size() + 1));
     }
     // A kernel has printed that.
     void print(const std::string &text)
     {
-        call("testPrint", Body().host(text.c_str(), text.size() + 1));
+        call("cudaTestPrint", Body().host(text.c_str(), text.size() + 1));
     }
     // Whether cudaUnregisterFatBinary and cudaMemcpyFromSymbol stay in their handlers; whether one
     // is there.
-    void gate(bool shut) { call("testGate", Body().u64(shut)); }
+    void gate(bool shut) { call("cudaTestGate", Body().u64(shut)); }
     // The mode in which the handlers' thread minds captures.
-    std::uint64_t mode() { return value("testMode", Body(), ~0ull); }
+    std::uint64_t mode() { return value("cudaTestMode", Body(), ~0ull); }
     // How often a handler met one of registrations.
-    std::uint64_t met() { return value("testMet", Body(), ~0ull); }
-    bool inside() { return value("testInside", Body()) == 1; }
-    void capture(std::uint64_t stream) { call("testCapture", Body().u64(stream)); } // 0: none
-    void hold(bool held) { call("testHold", Body().u64(held)); }
+    std::uint64_t met() { return value("cudaTestMet", Body(), ~0ull); }
+    bool inside() { return value("cudaTestInside", Body()) == 1; }
+    void capture(std::uint64_t stream) { call("cudaTestCapture", Body().u64(stream)); } // 0: none
+    void hold(bool held) { call("cudaTestHold", Body().u64(held)); }
     // Work of this stream alone does not run; 0: all does.
-    void hold_stream(std::uint64_t stream) { call("testHoldStream", Body().u64(stream)); }
-    void release_stream(std::uint64_t stream) { call("testReleaseStream", Body().u64(stream)); }
+    void hold_stream(std::uint64_t stream) { call("cudaTestHoldStream", Body().u64(stream)); }
+    void release_stream(std::uint64_t stream) { call("cudaTestReleaseStream", Body().u64(stream)); }
     // The back end's thread has no context, as before its first call on a device.
-    bool lose_context() { return !call("testNoContext", Body()); }
+    bool lose_context() { return !call("cudaTestNoContext", Body()); }
     // False: this is a real driver, to which nothing can be injected.
-    bool slow(unsigned microseconds) { return call("testSlow", Body().u64(microseconds)) == 0; }
+    bool slow(unsigned microseconds) { return call("cudaTestSlow", Body().u64(microseconds)) == 0; }
 };
 
 // The back end's forked child, as back_end_child() but with CUDA. Never returns.

@@ -206,7 +206,7 @@ bool passes_through()
 // The handler has seen this body.
 bool saw_symbol(Remote *remote, const Body &body)
 {
-    REQUIRE(remote->call("testSymbolBody", Body()) == 0);
+    REQUIRE(remote->call("cudaTestSymbolBody", Body()) == 0);
     REQUIRE(remote->out.size() == 8 + body.bytes.size());
     REQUIRE(!std::memcmp(remote->out.data() + 8, body.bytes.data(), body.bytes.size()));
     return true;

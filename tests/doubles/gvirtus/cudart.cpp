@@ -521,7 +521,7 @@ extern "C" EXPORTED void __cudaRegisterFunction(void **module, const char *funct
     if (!std::strcmp(name, STUB_STRANGE_KERNEL)) {
         std::lock_guard<std::mutex> guard(launchable_lock);
         launchable[function] = false; // nor does CUDA know it, which cannot compile it
-        mine()->call("testRegisterFunction", Body().u64(0));
+        mine()->call("cudaTestRegisterFunction", Body().u64(0));
     }
     if (!std::strcmp(name, STUB_LIBRARY_KERNEL)) {
         std::lock_guard<std::mutex> guard(launchable_lock);
@@ -529,7 +529,7 @@ extern "C" EXPORTED void __cudaRegisterFunction(void **module, const char *funct
         const bool known = !is_fat(w) || has_cubin(w);
         launchable[function] = known;
         if (!known)
-            mine()->call("testRegisterFunction", Body().u64(number(function)));
+            mine()->call("cudaTestRegisterFunction", Body().u64(number(function)));
     }
     Body body;
     body.u64(function == &stub_kernel ? IBX_DOUBLE_KERNEL : number(function));
