@@ -194,8 +194,10 @@ void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     struct ibx_reader r = ibx_reader_of(body, n);
     if (p->call->kind == IBX_CALL_FREES)
         p->freed = ibx_allocations_remove(ibx_get_u64(&r));
-    if (p->call->kind == IBX_CALL_EXTRA && ibx_get_u16(&r) == IBX_EXTRA_FREE_ASYNC)
+    if (ibx_call_extra(p->call, body, n) == IBX_EXTRA_FREE_ASYNC) {
+        ibx_get_u16(&r);
         ibx_allocations_remove(ibx_get_u64(&r));
+    }
     bool sure, answered = ibx_answer_here(p, body, n);
     if (!answered && ibx_answer_may_be_early(p, body, n, &sure)) {
         const struct ibx_scope scope = ibx_request_scope(p->call, body, n);

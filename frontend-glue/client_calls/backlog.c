@@ -362,7 +362,7 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
         if (p->call->kind == IBX_CALL_FREES)
             atomic_store(&p->memory, true);
         const uint64_t request = note_answered(p, scope);
-        if (!ibx_call_is_quick(p->call) && !ibx_call_sets_node(p->call, body, n))
+        if (!ibx_call_is_quick(p->call, body, n))
             p->chatty = request;
         if (!sure)
             atomic_store(&p->unsure, request);

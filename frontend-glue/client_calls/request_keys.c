@@ -101,7 +101,8 @@ struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *b
 
 bool ibx_request_sets_node(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    return ibx_call_sets_node(call, body, n) && n >= IBX_EXTRA_SET_LAUNCH + LAUNCH_LEAST &&
+    return ibx_call_extra(call, body, n) == IBX_EXTRA_SET_KERNEL &&
+           n >= IBX_EXTRA_SET_LAUNCH + LAUNCH_LEAST &&
            ibx_launch_is_plain(body + IBX_EXTRA_SET_LAUNCH, n - IBX_EXTRA_SET_LAUNCH);
 }
 

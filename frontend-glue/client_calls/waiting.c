@@ -13,8 +13,7 @@
 /* Whether nodes of graphs are no more. */
 static bool ends_nodes(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    struct ibx_reader r = ibx_reader_of(body, n);
-    const unsigned number = call->kind == IBX_CALL_EXTRA ? ibx_get_u16(&r) : 0;
+    const unsigned number = ibx_call_extra(call, body, n);
     return number == IBX_EXTRA_GRAPH_DESTROY || number == IBX_EXTRA_NODE_DESTROY ||
            number == IBX_EXTRA_EXEC_DESTROY;
 }
@@ -35,18 +34,15 @@ static void outdates(const struct ibx_pipeline *p)
 /* Whether other processes order their work by this one's events from here on, or the other way. */
 static bool shares(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    struct ibx_reader r = ibx_reader_of(body, n);
-    if (call->kind != IBX_CALL_EXTRA)
-        return call->kind == IBX_CALL_SHARES;
-    const unsigned number = ibx_get_u16(&r);
-    return number == IBX_EXTRA_IPC_EVENT || number == IBX_EXTRA_IPC_OPEN_EVENT;
+    const unsigned number = ibx_call_extra(call, body, n);
+    return call->kind == IBX_CALL_SHARES || number == IBX_EXTRA_IPC_EVENT ||
+           number == IBX_EXTRA_IPC_OPEN_EVENT;
 }
 
 /* Whether they may look into its memory. */
 static bool shares_memory(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    struct ibx_reader r = ibx_reader_of(body, n);
-    return call->kind == IBX_CALL_EXTRA && ibx_get_u16(&r) == IBX_EXTRA_IPC_MEMORY;
+    return ibx_call_extra(call, body, n) == IBX_EXTRA_IPC_MEMORY;
 }
 
 /* What a request that waits means to others, before it is sent. */

@@ -114,17 +114,18 @@ const struct ibx_call *ibx_call_find(const void *name, size_t n)
     return strstr(text, "BeginCapture") ? &capture : &other;
 }
 
-bool ibx_call_is_quick(const struct ibx_call *call)
+unsigned ibx_call_extra(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    return call->kind == IBX_CALL_EXTRA ? ibx_get_u16(&r) : 0;
+}
+
+bool ibx_call_is_quick(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     return call->kind == IBX_CALL_LAUNCH || call->kind == IBX_CALL_REPEATS ||
            (call->kind == IBX_CALL_ENQUEUES && call->stream_at != ALL) ||
-           call->kind == IBX_CALL_REGISTERS;
-}
-
-bool ibx_call_sets_node(const struct ibx_call *call, const uint8_t *body, size_t n)
-{
-    struct ibx_reader r = ibx_reader_of(body, n);
-    return call->kind == IBX_CALL_EXTRA && ibx_get_u16(&r) == IBX_EXTRA_SET_KERNEL;
+           call->kind == IBX_CALL_REGISTERS ||
+           ibx_call_extra(call, body, n) == IBX_EXTRA_SET_KERNEL;
 }
 
 bool ibx_call_stream(const struct ibx_call *call, const uint8_t *body, size_t n, uint64_t *stream)

@@ -55,13 +55,12 @@ struct ibx_call {
 /* The call whose name, with its NUL, are the n bytes; never NULL. */
 const struct ibx_call *ibx_call_find(const void *name, size_t n);
 
-/* Whether GVirtuS's handler returns from it without waiting for anything, so that its reply may
- * wait for the next one. */
-bool ibx_call_is_quick(const struct ibx_call *call);
+/* The number (enum ibx_extra) of an IBX_CALL_EXTRA; 0: it is none. */
+unsigned ibx_call_extra(const struct ibx_call *call, const uint8_t *body, size_t n);
 
-/* Whether a request gives a kernel's node of a graph other parameters: the back end runs that as
- * quickly. */
-bool ibx_call_sets_node(const struct ibx_call *call, const uint8_t *body, size_t n);
+/* Whether its handler returns without waiting for anything, so that its reply may wait for the next
+ * one. */
+bool ibx_call_is_quick(const struct ibx_call *call, const uint8_t *body, size_t n);
 
 /* The stream of a request, and *stream; false: it concerns all, or the body does not have it. */
 bool ibx_call_stream(const struct ibx_call *call, const uint8_t *body, size_t n, uint64_t *stream);

@@ -421,8 +421,8 @@ static bool reply_can_wait(const struct ibx_session *s)
     const size_t length = ibx_call_request(next, (size_t)s->segment.left, &call);
     if (!length)
         return false;
-    const size_t name = strlen((const char *)next) + 1 + 8;
-    return ibx_call_is_quick(call) || ibx_call_sets_node(call, next + name, length - name);
+    const size_t head = strlen((const char *)next) + 1 + 8;
+    return ibx_call_is_quick(call, next + head, length - head);
 }
 
 int ibx_session_sync(struct ibx_session *s)

@@ -3,6 +3,7 @@
 #include "common/wire.h"
 #include "frontend-glue/client_calls/learned.h"
 #include "frontend-glue/session/calls.h"
+#include "frontend-glue/session/extra.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -60,11 +61,28 @@ static void what_is_unknown_comes_after_everything(void **state)
     for (size_t i = 0; i < 3; i++) {
         assert_int_equal(find(names[i])->stream_at, IBX_CALL_ALL_STREAMS);
         assert_true(find(names[i])->event);
-        assert_false(ibx_call_is_quick(find(names[i])));
+        assert_false(ibx_call_is_quick(find(names[i]), NULL, 0));
     }
-    assert_true(ibx_call_is_quick(find("cudaLaunchKernel")));
-    assert_false(ibx_call_is_quick(find("cudaMemcpyAsync"))); /* a session may run it */
-    assert_false(ibx_call_is_quick(find("cudaStreamSynchronize")));
+}
+
+static bool is_quick(const char *name, uint16_t number)
+{
+    uint8_t body[64];
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    ibx_put_u16(&w, number);
+    return ibx_call_is_quick(find(name), body, sizeof(body));
+}
+
+static void replies_of_quick_calls_wait(void **state)
+{
+    (void)state;
+    assert_true(is_quick("cudaLaunchKernel", 0));
+    assert_false(is_quick("cudaMemcpyAsync", 0)); /* a session may run it */
+    assert_false(is_quick("cudaStreamSynchronize", 0));
+    assert_false(is_quick("cudaMalloc", IBX_EXTRA_SET_KERNEL));
+    assert_true(is_quick(IBX_EXTRA_NAME, IBX_EXTRA_SET_KERNEL));
+    assert_false(is_quick(IBX_EXTRA_NAME, IBX_EXTRA_EXEC_UPDATE));
+    assert_false(ibx_call_is_quick(find(IBX_EXTRA_NAME), NULL, 0));
 }
 
 static void streams_are_where_requests_have_them(void **state)
@@ -233,6 +251,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_are_found),
         cmocka_unit_test(what_is_unknown_comes_after_everything),
+        cmocka_unit_test(replies_of_quick_calls_wait),
         cmocka_unit_test(streams_are_where_requests_have_them),
         cmocka_unit_test(requests_are_found_whole),
         cmocka_unit_test(successes_are_remembered),
