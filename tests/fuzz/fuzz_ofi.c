@@ -81,13 +81,6 @@ static void on_lost(struct ibx_link *link, int status, const char *reason)
 
 static const struct ibx_upcalls upcalls = {.message = on_message, .lost = on_lost};
 
-static const struct ibx_state lane_states[] = {
-    [OFI_LANE_NEW] = {"new", IBX_TO(OFI_LANE_SENT) | IBX_TO(OFI_LANE_PROVEN), IBX_STATE_INITIAL},
-    [OFI_LANE_SENT] = {"sent", IBX_TO(OFI_LANE_READY), 0},
-    [OFI_LANE_PROVEN] = {"proven", IBX_TO(OFI_LANE_READY), 0},
-    [OFI_LANE_READY] = {"ready", 0, IBX_STATE_FINAL}};
-static const struct ibx_state_table lane_table = IBX_STATE_TABLE("ofi lane", lane_states);
-
 /* As ofi_finish() leaves it. */
 static void begin(struct ibx_link *link)
 {
@@ -103,7 +96,7 @@ static void begin(struct ibx_link *link)
     memset(e->proof_in, 0x5a, sizeof(e->proof_in));
     for (unsigned i = 0; i < LANES; i++) {
         e->lanes[i].ep = &endpoint;
-        ibx_state_begin(&e->lanes[i].state, &lane_table, OFI_LANE_NEW);
+        ibx_state_begin(&e->lanes[i].state, &ibx_ofi_lane_table, OFI_LANE_NEW);
     }
     require(!ibx_ofi_msg_init(e, NULL));
     require(ibx_ofi_move(e, &e->state, OFI_LIVE));

@@ -70,12 +70,12 @@ static const struct ibx_state lane_states[] = {
     [OFI_LANE_SENT] = {"sent", IBX_TO(OFI_LANE_READY), 0},
     [OFI_LANE_PROVEN] = {"proven", IBX_TO(OFI_LANE_READY), 0},
     [OFI_LANE_READY] = {"ready", 0, IBX_STATE_FINAL}};
-static const struct ibx_state_table lane_table = IBX_STATE_TABLE("ofi lane", lane_states);
+const struct ibx_state_table ibx_ofi_lane_table = IBX_STATE_TABLE("ofi lane", lane_states);
 
 static int open_lane(struct ofi_endpoint *e, unsigned i)
 {
     struct ofi_lane *lane = &e->lanes[i];
-    ibx_state_begin(&lane->state, &lane_table, OFI_LANE_NEW);
+    ibx_state_begin(&lane->state, &ibx_ofi_lane_table, OFI_LANE_NEW);
     int rc = fi_endpoint(e->home->domain, e->choice.info, &lane->ep, NULL);
     if (rc) {
         lane->ep = NULL;

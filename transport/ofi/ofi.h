@@ -155,6 +155,7 @@ struct ofi_request {
  *   NEW -> PROVEN -> READY -> [*]             the server answers
  */
 enum ofi_lane_state { OFI_LANE_NEW, OFI_LANE_SENT, OFI_LANE_PROVEN, OFI_LANE_READY };
+extern const struct ibx_state_table ibx_ofi_lane_table;
 
 struct ofi_lane {
     struct fid_ep *ep;
