@@ -71,34 +71,47 @@ static bool passes_through(const json_t *node, const char *driver)
 
 /* ------------------------------------------------------------ its name */
 
-/* "scheme://user:password@host/..." */
-static void cut_password(char *url)
+/* "scheme://user:password@host/..." False: there is none. */
+static bool cut_password(char *url)
 {
     char *user = strstr(url, "://");
     if (!user)
-        return;
+        return false;
     user += 3;
     const size_t authority = strcspn(user, "/?#");
     const char *host = memrchr(user, '@', authority);
     char *colon = host ? memchr(user, ':', (size_t)(host - user)) : NULL;
     if (colon)
         memmove(colon, host, strlen(host) + 1);
+    return colon;
+}
+
+/* Without memory `failed` is set: then the name is told to nobody. */
+static bool cut_password_in(json_t *string, bool *failed)
+{
+    char *text = strdup(json_string_value(string));
+    const bool found = text && cut_password(text);
+    *failed |= !text || (found && json_string_set_nocheck(string, text));
+    free(text);
+    return found;
 }
 
 /* Of a node, and of those that it is made of. False: there was none. */
-static bool drop_passwords(json_t *options)
+static bool drop_passwords(json_t *options, bool *failed)
 {
     const char *key;
     json_t *part;
     size_t index;
+    if (json_is_string(options))
+        return cut_password_in(options, failed);
     bool found = !json_object_del(options, "password");
     json_object_foreach(options, key, part)
     {
-        found |= drop_passwords(part);
+        found |= drop_passwords(part, failed);
     }
     json_array_foreach(options, index, part)
     {
-        found |= drop_passwords(part);
+        found |= drop_passwords(part, failed);
     }
     return found;
 }
@@ -106,9 +119,10 @@ static bool drop_passwords(json_t *options)
 json_t *ibx_disk_name(const char *file)
 {
     json_t *options = !strncmp(file, "json:", 5) ? json_loads(file + 5, 0, NULL) : NULL;
-    const bool told = drop_passwords(options);
-    char *text = NULL, *rest = told ? json_dumps(options, 0) : NULL;
-    if (!told)
+    bool failed = false;
+    const bool told = drop_passwords(options, &failed);
+    char *text = NULL, *rest = told && !failed ? json_dumps(options, 0) : NULL;
+    if (!told && !failed)
         text = strdup(file);
     else if (rest && asprintf(&text, "json:%s", rest) < 0)
         text = NULL;

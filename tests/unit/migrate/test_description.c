@@ -641,6 +641,10 @@ static void a_disk_is_named_without_its_password(NO_STATE)
     named("json:{\"driver\": \"qcow2\", \"file\": {\"password\": \"secret\", \"lun\": \"1\"}}",
           "json:{\"driver\": \"qcow2\", \"file\": {\"lun\": \"1\"}}");
     named("json:{\"children\": [{\"password\": \"secret\"}]}", "json:{\"children\": [{}]}");
+    named("json:{\"driver\": \"https\", \"url\": \"https://bob:secret@h/a\", \"timeout\": 5}",
+          "json:{\"driver\": \"https\", \"url\": \"https://bob@h/a\", \"timeout\": 5}");
+    named("json:{\"file\": [\"https://bob:secret@h/a\", \"b\"]}",
+          "json:{\"file\": [\"https://bob@h/a\", \"b\"]}");
     named("https://bob:secret@h/web.img", "https://bob@h/web.img");
     named("https://bob:se@cret@h:443/a:b@c", "https://bob@h:443/a:b@c");
     /* Nothing else is touched. */
