@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A VM as QEMU's texts describe it, and which differences keep it from migrating. */
 #include "migrate/preflight/description.h"
-#include "tests/scenes/qmp_peer.h"
 #include "tests/scenes/unit.h"
 
 #include <errno.h>
@@ -528,50 +527,6 @@ static void risks_are_noted(NO_STATE)
 
 /* ------------------------------------------------------------ as QEMU and peers have them */
 
-static void a_mount_has_its_source_and_path(NO_STATE)
-{
-    char line[] = "42 29 0:45 /vms /mnt/a\\040b rw,relatime shared:1 - nfs4 server:/export rw\n";
-    json_t *layer = json_object();
-    ibx_disk_mount(line, "/mnt/a b/web/disk", layer);
-    assert_string_equal(ibx_member(layer, "type"), "nfs4");
-    assert_string_equal(ibx_member(layer, "source"), "server:/export");
-    assert_string_equal(ibx_member(layer, "path"), "/vms/web/disk");
-    char root[] = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n", odd[] = "22 1 8:1\n", none[] = " - \n";
-    ibx_disk_mount(root, "/disk", layer);
-    assert_string_equal(ibx_member(layer, "path"), "/disk");
-    ibx_disk_mount(odd, "/disk", layer);
-    ibx_disk_mount(none, "/disk", layer);
-    json_decref(layer);
-}
-
-static void a_file_is_found_as_a_process_has_it(NO_STATE)
-{
-    char path[] = "/tmp/ibx-disk-XXXXXX", moved[64];
-    json_t *layer = json_object(), *again = json_object(), *other = json_object();
-    const int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    assert_int_equal(ftruncate(fd, 1 << 20), 0);
-    ibx_disk_identify(getpid(), path, NULL, false, layer);
-    assert_string_equal(ibx_member(layer, "reach"), "local");
-    assert_int_equal(strlen(ibx_member(layer, "id")), 16);
-    assert_int_equal(json_integer_value(json_object_get(layer, "bytes")), 1 << 20);
-    /* It has another name now, and its own is another file's. */
-    snprintf(moved, sizeof(moved), "%s.moved", path);
-    assert_int_equal(rename(path, moved), 0);
-    ibx_disk_identify(getpid(), moved, NULL, false, again);
-    assert_string_equal(ibx_member(layer, "id"), ibx_member(again, "id"));
-    unlink(moved);
-    json_object_clear(again);
-    ibx_disk_identify(getpid(), moved, NULL, false, again);
-    assert_string_equal(ibx_member(layer, "id"), ibx_member(again, "id"));
-    ibx_disk_identify(getpid(), path, NULL, false, other);
-    assert_int_equal(json_object_size(other), 0);
-    close(fd);
-    json_decref(layer);
-    json_decref(again);
-    json_decref(other);
-}
-
 /* The source's description is a peer's. */
 static void odd_descriptions_do_no_harm(NO_STATE)
 {
@@ -623,71 +578,6 @@ static void odd_descriptions_do_no_harm(NO_STATE)
     assert_int_equal(ibx_description_read("", 0, &good, NULL), -EPROTO);
 }
 
-/* ------------------------------------------------------------ passwords of storage */
-
-#define ISCSI(more)                                                                                \
-    "json:{\"driver\": \"iscsi\", \"user\": \"bob\"" more ", \"target\": \"iqn.2026-01.org:d\"}"
-
-static void named(const char *file, const char *name)
-{
-    json_t *text = ibx_disk_name(file);
-    assert_string_equal(json_string_value(text), name);
-    json_decref(text);
-}
-
-static void a_disk_is_named_without_its_password(NO_STATE)
-{
-    named(ISCSI(", \"password\": \"secret\""), ISCSI(""));
-    named("json:{\"driver\": \"qcow2\", \"file\": {\"password\": \"secret\", \"lun\": \"1\"}}",
-          "json:{\"driver\": \"qcow2\", \"file\": {\"lun\": \"1\"}}");
-    named("json:{\"children\": [{\"password\": \"secret\"}]}", "json:{\"children\": [{}]}");
-    named("json:{\"driver\": \"https\", \"url\": \"https://bob:secret@h/a\", \"timeout\": 5}",
-          "json:{\"driver\": \"https\", \"url\": \"https://bob@h/a\", \"timeout\": 5}");
-    named("json:{\"file\": [\"https://bob:secret@h/a\", \"b\"]}",
-          "json:{\"file\": [\"https://bob@h/a\", \"b\"]}");
-    named("https://bob:secret@h/web.img", "https://bob@h/web.img");
-    named("https://bob:se@cret@h:443/a:b@c", "https://bob@h:443/a:b@c");
-    /* Nothing else is touched. */
-    const char *const others[] = {"/srv/a:b@c.img",
-                                  "",
-                                  "json:",
-                                  "json:[]",
-                                  "json:{\"password-secret\":\"s0\"}",
-                                  "nbd://h:10809/a",
-                                  "ssh://bob@h/a:b@c",
-                                  "https://h/?a=b:c@d",
-                                  "nbd+unix:///x?socket=/run/a:b@c"};
-    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
-        named(others[i], others[i]);
-}
-
-/* What goes to the other host, and into the messages of both. */
-static void a_description_has_no_password(NO_STATE)
-{
-#define NODE  "\"node-name\": \"n\""
-#define NAMED "json:{\\\"driver\\\": \\\"iscsi\\\", \\\"password\\\": \\\"secret\\\"}"
-    static const struct ibx_guest_ram ram;
-    json_t *description = json_pack("{s:[]}", "devices");
-    attached(SCRIPT(
-        {"query-block", "{\"return\": [{\"qdev\": \"d\", \"inserted\": {" NODE "}}], \"id\": 2}\n",
-         0},
-        {"query-named-block-nodes",
-         "{\"return\": [{" NODE ", \"drv\": \"iscsi\", \"file\": \"" NAMED "\"}], \"id\": 3}\n", 0},
-        {"x-debug-query-block-graph", READY(4), 0}, {"query-fdsets", READY(5), 0}));
-    struct describing d = {.qmp = qmp,
-                           .ram = &ram,
-                           .deadline_ns = ibx_deadline_in_ms(GENEROUS),
-                           .description = description,
-                           .err = &error};
-    assert_int_equal(ibx_describe_disks(&d), 0);
-    char *text = json_dumps(description, JSON_COMPACT);
-    assert_non_null(strstr(text, "iscsi"));
-    assert_null(strstr(text, "secret"));
-    free(text);
-    json_decref(description);
-    done();
-}
-
 /* Which would be compared each with each. */
 static void a_description_of_endless_lists_is_refused(NO_STATE)
 {
@@ -725,10 +615,6 @@ int main(void)
         cmocka_unit_test(a_disk_has_the_same_chain),
         cmocka_unit_test(a_disk_has_the_same_size_and_medium),
         cmocka_unit_test(risks_are_noted),
-        cmocka_unit_test(a_mount_has_its_source_and_path),
-        cmocka_unit_test(a_file_is_found_as_a_process_has_it),
-        cmocka_unit_test(a_disk_is_named_without_its_password),
-        cmocka_unit_test(a_description_has_no_password),
         cmocka_unit_test(odd_descriptions_do_no_harm),
         cmocka_unit_test(a_description_of_endless_lists_is_refused),
     };
