@@ -25,8 +25,9 @@ struct ibx_error {
     char message[IBX_ERROR_MAX]; /* one sentence, no newline, no final full stop */
 };
 
-/* What -EMFILE is remedied by. */
-#define IBX_ERROR_MORE_FILES "; raise the limit on open files (ulimit -n)"
+/* What -EMFILE is remedied by; the latter behind a sentence. */
+#define IBX_ERROR_RAISE_FILES "raise the limit on open files (ulimit -n)"
+#define IBX_ERROR_MORE_FILES  "; " IBX_ERROR_RAISE_FILES
 
 /* Fills `err`, which may be NULL, and returns `code`. The message is ibx_text_plain(), also behind
  * ibx_error_prefix(): what a peer, a QEMU or a file has said may be in it. -EMFILE has one remedy

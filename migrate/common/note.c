@@ -36,7 +36,7 @@ static const char *remedy(int code)
     case ENOMEM:
         return "free memory of this host or of this ib-migrate's control group";
     case EMFILE:
-        return "raise the limit on open files (ulimit -n)";
+        return IBX_ERROR_RAISE_FILES;
     case ENFILE:
         return "raise fs.file-max (sysctl)";
     case EFBIG:

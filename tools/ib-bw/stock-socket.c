@@ -75,7 +75,7 @@ static int open_socket(const char *where, bool listens, struct ibx_error *err)
     freeaddrinfo(list);
     if (fd < 0 && listens)
         return ibx_error_set(err, fd, "--stock: cannot listen at %s: %s; %s", where, strerror(-fd),
-                             fd == -EMFILE ? "raise the limit on open files (ulimit -n)"
+                             fd == -EMFILE ? IBX_ERROR_RAISE_FILES
                                            : "give another port, or an address of this host");
     if (fd < 0)
         return ibx_error_set(

@@ -392,7 +392,7 @@ static int closed_too_early(const char *peer, struct ibx_error *err)
 
 static const char *more_files(int code)
 {
-    return code == -EMFILE ? "raise the limit on open files (ulimit -n), or " : "";
+    return code == -EMFILE ? IBX_ERROR_RAISE_FILES ", or " : "";
 }
 
 /* Without a key nobody proves anything: then the server must be a process of this host, and belong
