@@ -91,7 +91,7 @@ static void note_end(struct destination_qemu *qemu, json_t *event)
 }
 
 /* Of a VM that runs here: its status is another one. A QEMU that may be about to end is not asked:
- * it can hang over a question that comes while it ends (qmp.c). SHUTDOWN tells the status
+ * it can hang over a question that comes while it ends (qmp_stream.c). SHUTDOWN tells the status
  * itself, which stays where QEMU does (-no-shutdown). */
 static void note_status(struct destination_qemu *qemu, const char *event)
 {

@@ -4,6 +4,7 @@
  * knows no migration.
  *
  *   qmp.c, qmp_connect.c          a client of its machine protocol (QMP) over a unix socket
+ *   qmp_stream.c                  the bytes of that, and its end
  *   guest_ram.c, guest_ram_proc.c its guest RAM, by QMP and by /proc
  *   guest_ram_file.c, file_users.c its files when QEMU has ended, and who else can write to them
  *   inject.c, inject_uffd.c       a userfaultfd of QEMU's, made by ptrace
