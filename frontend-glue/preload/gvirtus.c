@@ -261,15 +261,25 @@ int ibx_frontend_cuda_version(void)
     return number ? atoi(number + strlen("libcudart.so.")) : 0;
 }
 
+static void *find(const char *symbol)
+{
+    void *found = dlsym(RTLD_NEXT, symbol);
+    return found ? found : find_in_library(symbol);
+}
+
+/* Most calls here are of functions that GVirtuS lacks, and to find that out takes longer than what
+ * they then do: it looks through all libraries. Once there is a libcudart it stays so. */
 void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
 {
-    void *found = atomic_load(known);
-    if (!found)
-        found = dlsym(RTLD_NEXT, symbol);
-    if (!found)
-        found = find_in_library(symbol);
-    atomic_store(known, found);
-    return found;
+    static char absent;
+    void *found = atomic_load_explicit(known, memory_order_acquire);
+    if (!found) {
+        found = find(symbol);
+        if (!found && find("cudaMalloc"))
+            found = &absent;
+        atomic_store_explicit(known, found, memory_order_release);
+    }
+    return found == &absent ? NULL : found;
 }
 
 /* -------------------------------------------------------------- calls without GVirtuS */

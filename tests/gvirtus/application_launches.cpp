@@ -57,7 +57,8 @@ bool launch()
     REQUIRE(cudaStreamCreate(&stream) == 0);
     REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, stream) == 0);
     REQUIRE(get(&kernel, &stub_kernel) == 0);
-    REQUIRE(run(kernel, {1000, 1, 1}, {100, 1, 1}, arguments, 0, stream) == 0);
+    for (int i = 0; i < 300; i++)
+        REQUIRE(run(kernel, {1000, 1, 1}, {100, 1, 1}, arguments, 0, stream) == 0);
     REQUIRE(cudaStreamSynchronize(stream) == 0);
     REQUIRE(device_has(device + n, memory.data(), n));
     REQUIRE(get(&kernel, &n) == 0 && run(kernel, {1, 1, 1}, {1, 1, 1}, arguments, 0, stream) == 98);

@@ -287,6 +287,18 @@ bool frees_beside_graphs()
     return HOLDS(lines_with(app.said(), "ibx:") == 1);
 }
 
+// What GVirtuS lacks is looked for in all libraries: not in each of its 300 launches.
+bool looks_once()
+{
+    GpuBackEnd back;
+    setenv("LD_DEBUG", "symbols", 1);
+    Application app(&back, application, "launch", "taken");
+    unsetenv("LD_DEBUG");
+    REQUIRE(app.good());
+    const std::size_t looks = lines_with(app.said(), "symbol=__cudaLaunchKernel;");
+    return HOLDS(looks > 0 && looks < 300);
+}
+
 // By a driver that lets nobody in while it waits.
 bool alone(const char *test)
 {
@@ -607,6 +619,7 @@ void check_what_it_does_not()
           [] { return run("launches-of-new-threads", true); });
     check("launches by <<<>>>", [] { return run("launches-unseen", true); });
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
+    check("... by what is looked for once", looks_once);
     for (const char *test : {"arrays",
                              "libraries",
                              "mipmaps",
