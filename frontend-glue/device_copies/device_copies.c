@@ -246,6 +246,7 @@ static void note_selection(struct copies *x)
     if (x->handler.selects && x->replies.exit_code == INVALID_DEVICE)
         x->requests.device = x->selected;
     x->selected = x->requests.device;
+    ibx_copies_count_user(x);
 }
 
 static void note_sync(void *context)
@@ -261,8 +262,6 @@ static void note_sync(void *context)
     note_selection(x);
     if (x->replies.exit_code)
         ibx_copies_note_error(x, x->replies.exit_code);
-    else if (x->requests.resets)
-        ibx_copies_note_reset(x);
     ibx_isolation_replied(x);
     if (ibx_pinned_wanted() && has_context(x)) /* perhaps the first of the process */
         ibx_pinned_prepare(x->options.memory);
@@ -284,6 +283,7 @@ static void arrived(void *context, uint64_t cookie)
 static int serve(struct copies *x)
 {
     ibx_copies_tell_broken(x);
+    ibx_copies_count_user(x);
     return ibx_isolation_begin(x);
 }
 
@@ -350,6 +350,7 @@ static void ended(void *context)
     ibx_captures_end(x);
     ibx_isolation_end(x);
     ibx_ipc_end(x);
+    ibx_copies_discount_user(x);
     x->ran = 0;
     memset(x->taken, 0, sizeof(x->taken));
     x->options.mode = IBX_GPU_OFF;
@@ -366,6 +367,7 @@ static void destroy(void *context)
     ibx_ipc_end(x);
     ibx_staging_destroy(x->staging);
     ibx_isolation_end(x);
+    ibx_copies_discount_user(x);
     free(x->regions);
     free(x);
 }
@@ -383,6 +385,7 @@ static int admit(void *context, const struct ibx_path *path, struct ibx_error *e
 
 static const struct ibx_session_hooks hooks = {
     .inherit = inherit,
+    .hold_back = ibx_copies_hold_back,
     .admit = admit,
     .began = began,
     .wants_request = wants_request,

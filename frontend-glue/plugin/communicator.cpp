@@ -29,6 +29,7 @@ extern "C" {
 #include "frontend-glue/plugin/attach.h"
 #include "frontend-glue/plugin/config.h"
 #include "frontend-glue/session/session.h"
+#include "frontend-glue/session/supervisor.h"
 #include "transport/core/crypto.h"
 }
 
@@ -146,6 +147,7 @@ class RdmaCommunicator final : public Communicator
             ibx_log(IBX_LOG_ERROR, "%s", err.message);
             _exit(EXIT_FAILURE);
         }
+        ibx_supervise();
     }
 
     const Communicator *Accept() const override

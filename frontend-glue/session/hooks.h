@@ -47,6 +47,8 @@ struct ibx_session_hooks {
      * errno. */
     int (*inherit)(void *context, struct ibx_session *heir, struct ibx_error *err);
 
+    /* Server: a client comes to the listening session. Returns when it may. */
+    void (*hold_back)(void);
     /* Server: the client of this session has proven itself, whose name `path` has. An error: its
      * connection is closed, and no session comes of it. */
     int (*admit)(void *context, const struct ibx_path *path, struct ibx_error *err);

@@ -137,6 +137,8 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
         ibx_thread_release_cancel(cancel);
         const int n = poll(&wait, 1, -1), failed = errno;
         (void)ibx_thread_hold_cancel();
+        if (n > 0 && listening->hooks->hold_back)
+            listening->hooks->hold_back();
         if (n < 0 && failed != EINTR)
             return ibx_error_set(err, -failed, "waiting at %s: %s", listening->uri,
                                  strerror(failed));

@@ -21,6 +21,7 @@
  *   waiting.c       where the server finds the session
  *   report.c        what a server says of sessions that have done so
  *   dead_backend.c  what a client reads once its back end is gone
+ *   supervisor.c    a server's process that begins again after a fault
  *
  * Writes are gathered and leave at sync. A short write is copied at once. A long one
  * (caps->rendezvous bytes and up) is noted, and its bytes move one-sidedly: the server READs a

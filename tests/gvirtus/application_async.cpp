@@ -88,10 +88,10 @@ bool async()
     }
     REQUIRE(async_freed(device, stream));
     if (over_shm && taken) { // what fails later shows where it is waited for
-        stub_remote()->inject("dma", 1, 700, true);
+        stub_remote()->inject("dma", 1, 46, true);
         REQUIRE(cudaMemcpyAsync(device, there, most, H2D, stream) == 0);
-        REQUIRE(cudaStreamSynchronize(stream) == 700);
-        REQUIRE(cudaMemcpyAsync(device, there, most, H2D, stream) == 700);
+        REQUIRE(cudaStreamSynchronize(stream) == 46);
+        REQUIRE(cudaMemcpyAsync(device, there, most, H2D, stream) == 46);
         stub_remote()->inject("", 0, 0, false);
     }
     REQUIRE(round_trip(device, there, most, 4, stream));
@@ -226,9 +226,9 @@ static bool background_errors(Background &b)
     b.device = device_memory();
     REQUIRE(b.device && cudaStreamCreate(&b.stream) == 0 && cudaStreamCreate(&b.other) == 0);
     REQUIRE(cudaEventCreate(&b.event) == 0);
-    stub_remote()->inject("dma", 1, 700, true);
+    stub_remote()->inject("dma", 1, 46, true);
     REQUIRE(cudaMemcpyAsync(b.device, b.there, b.n, H2D, b.stream) == 0);
-    REQUIRE(!taken || cudaStreamSynchronize(b.stream) == 700);
+    REQUIRE(!taken || cudaStreamSynchronize(b.stream) == 46);
     stub_remote()->inject("", 0, 0, false);
     cudaDeviceSynchronize();
     cudaGetLastError();

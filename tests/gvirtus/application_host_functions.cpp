@@ -333,12 +333,13 @@ bool host_functions_after_reset()
     std::atomic<int> flag{0};
     char *device = device_memory(10000);
     REQUIRE(device && cudaStreamCreate(&stream) == 0);
-    stub_remote()->inject("dma", 1, 700, true);
+    stub_remote()->inject("dma", 1, 46, true);
     stub_remote()->hold(true);
     REQUIRE(stub_launch(device + 5000, device, 5000, stream) == 0);
     REQUIRE(launch_host(stream, set_flag, &flag) == 0);
     stub_remote()->hold(false);
-    REQUIRE(cudaStreamSynchronize(stream) == 700 && cudaDeviceReset() == 0 && !flag);
+    REQUIRE(cudaStreamSynchronize(stream) == 46 && cudaDeviceReset() == 0 && !flag);
+    stub_remote()->inject("", 0, 0, false);
     REQUIRE(cudaGetLastError() == 0 || cudaGetLastError() == 0);
     device = device_memory(10000);
     REQUIRE(device && cudaStreamCreate(&stream) == 0);

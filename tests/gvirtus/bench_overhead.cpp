@@ -104,10 +104,11 @@ int main(int argc, char **argv)
     }
     scene_open(argv[1], argv[4]);
     BackEnd back("rdma.gpu : on\n", [](auto listening) { cuda_back_end_child(listening, true); });
+    const pid_t serving = back.serving();
     const pid_t child = spawn([&]() -> int {
         setenv("LD_PRELOAD", argv[2], 1);
         setenv("STUB_PLUGIN", argv[1], 1);
-        setenv("STUB_BACK_END", std::to_string(back.pid).c_str(), 1);
+        setenv("STUB_BACK_END", std::to_string(serving).c_str(), 1);
         setenv("STUB_PORT", std::to_string(back.port).c_str(), 1);
         setenv("STUB_PROVIDER", argv[4], 1);
         const std::string self = std::filesystem::read_symlink("/proc/self/exe");

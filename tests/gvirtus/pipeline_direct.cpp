@@ -197,11 +197,11 @@ bool errors()
     REQUIRE(must("cudaEventRecord", Body().u64(99).u64(STREAM)) == 400);
     REQUIRE(!knows(IBX_FRONTEND_NO_ERROR) && app.peek() == 400 && app.last_error() == 400);
     REQUIRE(app.last_error() == 0 && knows(IBX_FRONTEND_NO_ERROR));
-    scene.world->fails_with = 702; // of a launch that was answered
+    scene.world->fails_with = 701; // of a launch that was answered
     scene.world->fails_in = 1;
     REQUIRE(app.launch(1) == 0 && becomes([&] { return scene.world->fails_in == 0; }));
-    REQUIRE(must("cudaDeviceSynchronize", none) == 702 && !knows(IBX_FRONTEND_NO_ERROR));
-    REQUIRE(must("cudaDeviceSynchronize", none) == 0 && app.last_error() == 702);
+    REQUIRE(must("cudaDeviceSynchronize", none) == 701 && !knows(IBX_FRONTEND_NO_ERROR));
+    REQUIRE(must("cudaDeviceSynchronize", none) == 0 && app.last_error() == 701);
     REQUIRE(app.last_error() == 0 && knows(IBX_FRONTEND_NO_ERROR));
     scene.back.end();
     REQUIRE(becomes([&] {

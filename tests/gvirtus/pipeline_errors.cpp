@@ -34,22 +34,22 @@ bool errors_later()
     App app = scene.app();
     REQUIRE(warm(&app));
     for (bool waits : {true, false}) {
-        scene.world->fails_with = 702;
+        scene.world->fails_with = 701;
         scene.world->fails_in = 2;
         REQUIRE(app.launch(1) == 0 && app.launch(1) == 0);
         REQUIRE(becomes([&] { return scene.world->fails_in == 0; }));
         if (waits)
-            REQUIRE(app.synchronize() == 702 && app.synchronize() == 0);
-        REQUIRE(app.peek() == 702);
-        REQUIRE(app.last_error() == 702 && app.last_error() == 0);
+            REQUIRE(app.synchronize() == 701 && app.synchronize() == 0);
+        REQUIRE(app.peek() == 701);
+        REQUIRE(app.last_error() == 701 && app.last_error() == 0);
         REQUIRE(app.synchronize() == 0);
         REQUIRE(app.launch(1) == 0 && app.last_error() == 0); // it succeeds again
     }
-    scene.world->fails_with = 702; // a reset returns it, too
+    scene.world->fails_with = 701; // a reset returns it, too
     scene.world->fails_in = 1;
     REQUIRE(app.launch(1) == 0 && becomes([&] { return scene.world->fails_in == 0; }));
-    REQUIRE(app.call("cudaDeviceReset", Body()) == 702 && app.synchronize() == 0);
-    REQUIRE(app.last_error() == 702 && app.last_error() == 0 && warm(&app));
+    REQUIRE(app.call("cudaDeviceReset", Body()) == 701 && app.synchronize() == 0);
+    REQUIRE(app.last_error() == 701 && app.last_error() == 0 && warm(&app));
     // Where success was not certain, the last error waits for it.
     for (int i = 0; i < 3; i++) {
         REQUIRE(app.set(1, 99) == 0 && app.last_error() == 400 && app.last_error() == 0);
@@ -116,12 +116,12 @@ bool errors_of_a_thread_that_ends()
     std::thread([&] {
         of_thread = new App(scene.app());
         good = warm(of_thread);
-        scene.world->fails_with = 702;
+        scene.world->fails_with = 701;
         scene.world->fails_in = 1;
         good = good && of_thread->launch(1) == 0;
     }).join();
-    REQUIRE(good && app.launch(1) == 0 && app.synchronize() == 702 && app.synchronize() == 0);
-    REQUIRE(app.last_error() == 702 && app.last_error() == 0);
+    REQUIRE(good && app.launch(1) == 0 && app.synchronize() == 701 && app.synchronize() == 0);
+    REQUIRE(app.last_error() == 701 && app.last_error() == 0);
     delete of_thread;
     return HOLDS(app.synchronize() == 0);
 }

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <fcntl.h>
+#include <fstream>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -151,18 +152,46 @@ BackEnd::BackEnd(const std::string &more,
     configure(more);
 }
 
+// Whoever is its parent now may not have asked for that yet.
+static bool has_ended(pid_t process)
+{
+    std::string text;
+    std::getline(std::ifstream("/proc/" + std::to_string(process) + "/stat"), text);
+    const std::size_t name = text.rfind(") ");
+    return name == std::string::npos || text[name + 2] == 'Z';
+}
+
+// The child goes with the supervisor, a moment later.
 void BackEnd::end()
 {
     if (pid > 0) {
+        const pid_t child = serving();
         kill(pid, SIGKILL);
         result_of(pid);
+        while (child != pid && !has_ended(child))
+            usleep(1000);
     }
     pid = -1;
 }
 
+// One that has ended alone has none.
+pid_t BackEnd::serving() const
+{
+    const std::string children =
+        "/proc/" + std::to_string(pid) + "/task/" + std::to_string(pid) + "/children";
+    for (pid_t child = 0; alive(); usleep(1000)) {
+        std::ifstream(children) >> child;
+        if (child > 0)
+            return child;
+    }
+    return pid;
+}
+
 bool BackEnd::alive() const
 {
-    return kill(pid, 0) == 0 && waitpid(pid, nullptr, WNOHANG) == 0;
+    siginfo_t ended{};
+    return waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           ended.si_pid == 0;
 }
 
 std::vector<char> random_bytes(std::size_t n, unsigned seed)

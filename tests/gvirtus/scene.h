@@ -38,7 +38,7 @@ std::uint16_t free_port();
 
 // The parent creates, the forked child serves, as GVirtuS does. Its port is open.
 struct BackEnd {
-    pid_t pid;
+    pid_t pid; // the supervisor
     std::uint16_t port;
 
     explicit BackEnd(
@@ -49,6 +49,7 @@ struct BackEnd {
     ~BackEnd() { end(); }
     void end();
     bool alive() const;
+    pid_t serving() const; // its child, at present
 };
 
 std::vector<char> random_bytes(std::size_t n, unsigned seed);

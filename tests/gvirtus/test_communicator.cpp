@@ -485,7 +485,7 @@ bool handlers_that_throw()
                 })) == 0);
         REQUIRE(back.alive() && round_trip(&witness, 0, 100000, i));
     }
-    const std::string tasks = "/proc/" + std::to_string(back.pid) + "/task";
+    const std::string tasks = "/proc/" + std::to_string(back.serving()) + "/task";
     auto threads = [&] { return std::distance(std::filesystem::directory_iterator(tasks), {}); };
     for (unsigned i = 0; i < 10000 && threads() > 10; i++) // they end a moment later
         usleep(1000);

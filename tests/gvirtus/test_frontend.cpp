@@ -46,6 +46,7 @@ struct Application {
         int ends[2], back_ends[2];
         if (pipe2(ends, O_CLOEXEC) || pipe2(back_ends, O_CLOEXEC))
             std::abort();
+        const pid_t serving = back ? back->serving() : 0;
         pid = spawn([&]() -> int {
             dup2(ends[1], STDOUT_FILENO);
             dup2(back_ends[0], STDIN_FILENO);
@@ -58,7 +59,7 @@ struct Application {
             if (back) {
                 setenv("STUB_PROVIDER", provider.c_str(), 1);
                 setenv("STUB_PLUGIN", plugin.c_str(), 1);
-                setenv("STUB_BACK_END", std::to_string(back->pid).c_str(), 1);
+                setenv("STUB_BACK_END", std::to_string(serving).c_str(), 1);
                 setenv("STUB_PORT", std::to_string(back->port).c_str(), 1);
             }
             execl(program.c_str(), program.c_str(), argument.c_str(), more, nullptr);
@@ -112,7 +113,7 @@ bool run(const char *test, bool taken)
 // Whether the back end has a client's memory where that had it.
 bool has_maps(const GpuBackEnd &back)
 {
-    std::ifstream maps("/proc/" + std::to_string(back.pid) + "/maps");
+    std::ifstream maps("/proc/" + std::to_string(back.serving()) + "/maps");
     bool any = false;
     for (std::string line; std::getline(maps, line) && !any;) {
         const unsigned long long begin = std::stoull(line, nullptr, 16);
@@ -439,7 +440,7 @@ bool pinned()
     Application app(&back, application, "pinned");
     char byte;
     REQUIRE(read(app.out, &byte, 1) == 1 || (app.good(), false));
-    std::ifstream maps("/proc/" + std::to_string(back.pid) + "/maps");
+    std::ifstream maps("/proc/" + std::to_string(back.serving()) + "/maps");
     std::string text{std::istreambuf_iterator<char>(maps), std::istreambuf_iterator<char>()};
     REQUIRE((lines_with(text, "ibx-shared") > 0) == (provider == "shm"));
     REQUIRE(write(app.in, "g", 1) == 1);

@@ -365,8 +365,8 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
     return device == 0 || device == 1 ? SUCCESS : INVALID_DEVICE;
 }
 
-/* Memory, pinning, events, streams and access to peers belong to the context and are gone with it;
- * so is a sticky error. */
+/* Memory, pinning, events, streams and access to peers belong to the context and are gone with it.
+ * A sticky error makes the device one that the process may not use any more. */
 EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 {
     pthread_mutex_lock(&mutex);
@@ -383,8 +383,8 @@ EXPORT int cuDevicePrimaryCtxReset_v2(int device)
     events_forget(device);
     streams_forget(device);
     peers[0] = peers[1] = false;
-    if (sticky_device < 0 || sticky_device == device)
-        sticky_error = 0;
+    if (sticky_error && (sticky_device < 0 || sticky_device == device))
+        sticky_error = DEVICES_UNAVAILABLE;
     return leave(SUCCESS);
 }
 

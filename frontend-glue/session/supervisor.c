@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/session/supervisor.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BEGIN_AGAIN   75     /* exit status of a process that asks for the next one */
+#define LONG_MS       60000u /* one that has served for so long has not failed at once */
+#define PAUSE_MOST_MS 32000u /* between two that have */
+
+static bool supervised;
+
+bool ibx_supervised(void)
+{
+    return supervised;
+}
+
+void ibx_supervised_begin_again(void)
+{
+    _exit(BEGIN_AGAIN);
+}
+
+/* ------------------------------------------------------------------ whether that can be */
+
+typedef bool look_at_entry(const char *path);
+
+/* How many entries of the folder are such. */
+static unsigned count(const char *folder, look_at_entry *is_such)
+{
+    unsigned n = 0;
+    char path[300];
+    DIR *all = opendir(folder);
+    for (const struct dirent *e = all ? readdir(all) : NULL; e; e = readdir(all)) {
+        snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
+        n += e->d_name[0] != '.' && is_such(path);
+    }
+    if (all)
+        closedir(all);
+    return n;
+}
+
+static bool is_any(const char *path)
+{
+    (void)path;
+    return true;
+}
+
+static bool is_gpu(const char *path)
+{
+    char to[64] = "";
+    return readlink(path, to, sizeof(to) - 1) > 0 && !strncmp(to, "/dev/nvidia", 11);
+}
+
+/* A fork takes neither along. NULL: nothing is in the way. */
+static const char *obstacle(void)
+{
+    if (count("/proc/self/task", is_any) > 1)
+        return "it has other threads already";
+    if (count("/proc/self/fd", is_gpu))
+        return "it uses a GPU already";
+    return NULL;
+}
+
+/* -------------------------------------------------------------------------- the supervisor */
+
+static bool is_fault(int status)
+{
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGILL,  SIGFPE,
+                                 SIGABRT, SIGSYS, SIGTRAP, SIGKILL};
+    if (WIFEXITED(status))
+        return WEXITSTATUS(status) == BEGIN_AGAIN;
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        if (WTERMSIG(status) == faults[i])
+            return true;
+    }
+    return false;
+}
+
+static _Noreturn void end_like(int status)
+{
+    if (WIFEXITED(status))
+        _exit(WEXITSTATUS(status));
+    signal(WTERMSIG(status), SIG_DFL);
+    raise(WTERMSIG(status));
+    _exit(128 + WTERMSIG(status));
+}
+
+static void tell(pid_t ended, int status, unsigned pause_ms)
+{
+    char how[100] = "has given up a broken GPU context";
+    if (WIFSIGNALED(status))
+        snprintf(how, sizeof(how), "has ended by signal %d (%s)", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
+    ibx_log(IBX_LOG_ERROR,
+            "process %d of the back end %s: another one takes its place %s; what its clients had "
+            "there is lost",
+            (int)ended, how,
+            pause_ms ? "after a pause, since the last one soon did so, too" : "now");
+}
+
+static void sleep_ms(unsigned ms)
+{
+    struct timespec left = {ms / 1000, (long)(ms % 1000) * 1000000};
+    while (nanosleep(&left, &left) && errno == EINTR)
+        ;
+}
+
+/* The status of a child that has ended. */
+static int wait_for(pid_t child)
+{
+    int status = 0;
+    while (waitpid(child, &status, 0) < 0) {
+        if (errno != EINTR)
+            _exit(EXIT_FAILURE);
+    }
+    return status;
+}
+
+static void begin_child(pid_t supervisor, const struct sigaction *of_children)
+{
+    supervised = true;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != supervisor) /* it has ended before that */
+        _exit(EXIT_FAILURE);
+    sigaction(SIGCHLD, of_children, NULL);
+}
+
+void ibx_supervise(void)
+{
+    const char *why = obstacle();
+    struct sigaction before, deliver = {.sa_handler = SIG_DFL};
+    const pid_t supervisor = getpid();
+    if (why) {
+        ibx_log(IBX_LOG_INFO, "process %d serves, and does not begin again after a fault: %s",
+                (int)supervisor, why);
+        return;
+    }
+    /* GVirtuS ignores it: then nobody could wait. */
+    sigaction(SIGCHLD, &deliver, &before);
+    for (unsigned pause_ms = 0;;) {
+        const uint64_t began = ibx_now_ns();
+        const pid_t child = fork();
+        if (!child) {
+            begin_child(supervisor, &before);
+            return;
+        }
+        if (child < 0) { /* without a supervisor, as ever */
+            ibx_log(IBX_LOG_WARN, "process %d serves, and does not begin again after a fault: %s",
+                    (int)supervisor, strerror(errno));
+            sigaction(SIGCHLD, &before, NULL);
+            return;
+        }
+        const int status = wait_for(child);
+        if (!is_fault(status))
+            end_like(status);
+        const bool soon = ibx_now_ns() - began < LONG_MS * UINT64_C(1000000);
+        tell(child, status, pause_ms && soon ? pause_ms : 0);
+        sleep_ms(soon ? pause_ms : 0);
+        pause_ms = !soon || !pause_ms             ? 1000
+                   : pause_ms * 2 < PAUSE_MOST_MS ? pause_ms * 2
+                                                  : PAUSE_MOST_MS;
+    }
+}

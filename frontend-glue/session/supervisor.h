@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A server's process that begins again when it has ended by a fault. Its clients share it, and what
+ * one of them breaks would otherwise keep all later ones out until somebody starts it by hand.
+ *
+ * Two processes come of the calling one: it becomes the supervisor, which does nothing but wait,
+ * and a child serves. Whatever the child was when it began, the next one is, too. The listening
+ * socket is the supervisor's as well: clients that come between two children wait there.
+ */
+#ifndef IBX_FRONTEND_GLUE_SESSION_SUPERVISOR_H
+#define IBX_FRONTEND_GLUE_SESSION_SUPERVISOR_H
+
+#include <stdbool.h>
+
+/* Behind ibx_session_serve(). Returns in each process that is to serve. The supervisor ends as the
+ * child does that ends otherwise than by a fault: by its exit status or its signal; and the child
+ * is killed when the supervisor ends. Where the process cannot be begun again, because it has other
+ * threads or uses a GPU already, it serves itself, and the log says why. */
+void ibx_supervise(void);
+/* Whether this process was made by that: it may end by the following. */
+bool ibx_supervised(void);
+/* The next process takes its place. All of this one's sessions are lost. */
+void ibx_supervised_begin_again(void) __attribute__((noreturn));
+
+#endif

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// A back end that has ended by a fault, or whose GPU context a client has broken, begins again:
+//
+//   test_restart PLUGIN.so PROVIDER
+#include "tests/gvirtus/checks.h"
+#include "tests/gvirtus/gpu_calls_clients.h"
+
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <iterator>
+
+namespace
+{
+
+constexpr int lost = 999; // what each call of a session returns that is gone
+
+// The test's limit ends it where that does not come.
+pid_t next_after(const Gpu &gpu, pid_t before)
+{
+    pid_t now = before;
+    while (now == before || now == gpu.back.pid) {
+        usleep(1000);
+        now = gpu.back.serving();
+    }
+    return now;
+}
+
+std::ptrdiff_t descriptors(pid_t process)
+{
+    const std::filesystem::path all = "/proc/" + std::to_string(process) + "/fd";
+    return std::distance(std::filesystem::directory_iterator(all), {});
+}
+
+bool break_context(Remote *remote)
+{
+    const std::vector<char> bytes(100000);
+    const std::uint64_t memory = remote->malloc(bytes.size());
+    remote->inject("dma", 1, 719, true);
+    return HOLDS(memory && remote->to_device(memory, bytes.data(), bytes.size()) == 719);
+}
+
+// A new one does not know the forms of replies yet.
+bool works(Remote *remote)
+{
+    const std::vector<char> bytes = random_bytes(100000, 1);
+    std::vector<char> got(bytes.size());
+    const std::uint64_t memory = (remote->get_last_error(), remote->malloc(bytes.size()));
+    REQUIRE(memory && remote->to_device(memory, bytes.data(), bytes.size()) == 0);
+    REQUIRE(remote->from_device(got.data(), memory, got.size()) == 0 && got == bytes);
+    return HOLDS(remote->free(memory) == 0 && remote->device_synchronize() == 0);
+}
+
+// Who comes next finds a GPU in order, and nobody has started anything.
+bool broken_by_one()
+{
+    const Said said;
+    Gpu gpu;
+    const pid_t before = gpu.back.serving();
+    {
+        Client other(gpu, of_another_program);
+        REQUIRE(works(&other.remote) && break_context(&gpu.remote));
+        REQUIRE(gpu.remote.malloc(100) == 0 && other.remote.malloc(100) == 0);
+        // While both are there: it waits for them, but not for ever.
+        Client next(gpu, of_another_program);
+        REQUIRE(works(&next.remote) && next_after(gpu, before) > 0);
+        REQUIRE(other.remote.device_synchronize() == lost);
+        REQUIRE(gpu.remote.device_synchronize() == lost);
+    }
+    REQUIRE(said.has("CUDA error 719 of ") && said.has("another process takes its place when"));
+    return HOLDS(said.has(" of the back end has given up a broken GPU context: another one"));
+}
+
+// Nothing gathers, however often.
+bool broken_again()
+{
+    Gpu gpu;
+    std::ptrdiff_t first = 0;
+    for (int i = 0; i < 3; i++) {
+        const pid_t before = gpu.back.serving();
+        {
+            Client breaks(gpu, of_another_program);
+            REQUIRE(works(&breaks.remote));
+            first = first ? first : descriptors(before);
+            REQUIRE(descriptors(before) <= first && break_context(&breaks.remote));
+        }
+        next_after(gpu, before);
+    }
+    Client next(gpu, of_another_program);
+    return HOLDS(works(&next.remote));
+}
+
+// Who works on a device that is in order goes on, and others come in meanwhile.
+bool another_device()
+{
+    Gpu gpu;
+    const pid_t before = gpu.back.serving();
+    Client next_time(gpu, of_another_program);
+    {
+        Client far(gpu, of_another_program);
+        REQUIRE(works(&far.remote) && far.remote.set_device(1) == 0 && works(&far.remote));
+        REQUIRE(break_context(&gpu.remote));
+        Client new_one(gpu, of_another_program);
+        REQUIRE(new_one.remote.device_synchronize() == 719);
+        REQUIRE(new_one.remote.set_device(1) == 0 && works(&new_one.remote));
+        REQUIRE(works(&far.remote) && gpu.back.serving() == before);
+    }
+    next_after(gpu, before);
+    Client next(gpu, of_another_program);
+    return HOLDS(works(&next.remote) && gpu.remote.device_synchronize() == lost);
+}
+
+// A handler that crashes, or the kernel that wants memory back.
+bool ended_by(int signal)
+{
+    const Said said;
+    Gpu gpu;
+    Client other(gpu, of_another_program);
+    const pid_t before = gpu.back.serving();
+    REQUIRE(works(&other.remote) && kill(before, signal) == 0);
+    next_after(gpu, before);
+    REQUIRE(other.remote.device_synchronize() == lost && gpu.remote.malloc(100) == 0);
+    Client next(gpu, of_another_program);
+    return HOLDS(works(&next.remote) && said.has(" has ended by signal " + std::to_string(signal)));
+}
+
+// Whoever ends it means that.
+bool ended_on_purpose(bool supervisor)
+{
+    Gpu gpu;
+    const pid_t child = gpu.back.serving(), ends = supervisor ? gpu.back.pid : child;
+    REQUIRE(child != gpu.back.pid && kill(ends, SIGTERM) == 0);
+    while (gpu.back.alive() || kill(child, 0) == 0)
+        usleep(1000);
+    int status = 0;
+    REQUIRE(waitpid(gpu.back.pid, &status, 0) == gpu.back.pid);
+    gpu.back.pid = -1;
+    return HOLDS(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    if (argc < 3) {
+        std::fprintf(stderr, "usage: test_restart PLUGIN.so PROVIDER\n");
+        return 2;
+    }
+    scene_open(argv[1], argv[2]);
+    check("a context that a client has broken", broken_by_one);
+    check("... again and again", broken_again);
+    check("... beside work on another device", another_device);
+    check("a back end that has crashed", [] { return ended_by(SIGSEGV); });
+    check("... that was killed for want of memory", [] { return ended_by(SIGKILL); });
+    check("one that is told to end", [] { return ended_on_purpose(false); });
+    check("... and its supervisor", [] { return ended_on_purpose(true); });
+    return scene_close();
+}
