@@ -67,9 +67,11 @@ EXPORT void ibx_double_capture(void *stream)
 
 /* ---------------------------------------------------------------------- streams */
 
+/* While all work is held, markers behind none of it are reached, as by CUDA. */
 static bool runnable(const struct stream *stream, const struct job *job)
 {
-    if (held || stream->held || (job->height && in_functions > CONNECTIONS))
+    const bool works = job->height || job->function;
+    if ((held && works) || stream->held || (job->height && in_functions > CONNECTIONS))
         return false;
     for (unsigned i = 0; i < STREAMS; i++) {
         if ((int)(streams[i].done - job->needs[i]) < 0)
