@@ -333,19 +333,19 @@ static bool is_still(struct copies *x, uint64_t stream, uint64_t id)
     return status == CAPTURE_IS_INVALIDATED || (status == CAPTURE_IS_ACTIVE && now == id);
 }
 
-bool ibx_stream_blocks(void *stream, bool unknown)
+static bool stream_blocks(void *stream)
 {
     int (*get)(void *of, unsigned *flags) = NULL;
     unsigned flags = 0;
     *(void **)&get = ibx_cuda_symbol("cuStreamGetFlags");
-    return get && !get(stream, &flags) ? !(flags & IBX_STREAM_NON_BLOCKING) : unknown;
+    return get && !get(stream, &flags) && !(flags & IBX_STREAM_NON_BLOCKING);
 }
 
 /* Whether the stream that a request of GVirtuS's names waits for the legacy one. */
 static bool is_blocking(struct copies *x)
 {
     void *stream = (void *)(uintptr_t)stream_of(x);
-    return stream && ibx_copies_have_cuda(x) && ibx_stream_blocks(stream, false);
+    return stream && ibx_copies_have_cuda(x) && stream_blocks(stream);
 }
 
 /* A client that captures already goes before those who wait for that. */

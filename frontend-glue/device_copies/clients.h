@@ -212,6 +212,9 @@ void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n);
  * capture; NULL: there is none. Its end waits for what is in it. */
 void *ibx_own_stream_begin(void);
 void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream);
+/* An event, in the current context, behind what the legacy stream has, to be destroyed. It holds
+ * nobody up. NULL: CUDA fails. */
+void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda);
 
 /* moments.c */
 

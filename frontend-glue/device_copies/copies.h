@@ -394,10 +394,7 @@ void ibx_captures_wait_begin(struct copies *x);
 void ibx_captures_wait_end(void);
 /* The same, at once or not at all: a client captures. */
 bool ibx_captures_wait_try(void);
-/* Whether the legacy stream and this one wait for each other; `unknown` where CUDA does not tell.
- */
 #define IBX_STREAM_NON_BLOCKING 1u /* CU_STREAM_NON_BLOCKING, cudaStreamNonBlocking */
-bool ibx_stream_blocks(void *stream, bool unknown);
 /* Before work is added to that stream, and before the legacy one is waited for: where that would
  * end other clients' captures it stays until there are none, for a bounded time. */
 void ibx_captures_spare(struct copies *x, uint64_t stream);

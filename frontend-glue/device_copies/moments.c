@@ -4,10 +4,8 @@
  * Streams of clients are known by their handles (handles.c), what threads have had in streams of
  * their own by left_work.c.
  *
- * An event in the legacy stream comes behind what all blocking ones have, and their later work
- * behind it. So there is none while the client's own work is under way, nor while that in blocking
- * streams is, which may not end, nor where that stream is not in use. Whose work there is, is not
- * known.
+ * Whose work there is in the legacy stream, is not known. It may be behind what does not end in
+ * another client's blocking stream.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -22,13 +20,11 @@
 struct behind {
     void *event;
     uint64_t client; /* whose work it is behind; 0: the legacy stream's */
-    bool blocks;     /* the legacy stream waits for it */
 };
 
 struct moment {
     struct behind *events;
     size_t count;
-    bool legacy;     /* the legacy stream has work, and no event yet */
     unsigned resets; /* with one the events are gone */
     uint64_t left;   /* likewise what threads have left */
 };
@@ -40,18 +36,31 @@ void ibx_nap(uint64_t *ns)
     *ns = 2 * *ns < NAP_MOST_NS ? 2 * *ns : NAP_MOST_NS;
 }
 
-static void put_event(const struct ibx_cuda *cuda, struct moment *m, void *stream, uint64_t client)
+static bool put_event(const struct ibx_cuda *cuda, struct moment *m, void *stream, uint64_t client)
 {
     void *event = NULL;
     if (cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING))
-        return;
-    if (cuda->event_record(event, stream))
+        return false;
+    if (cuda->event_record(event, stream)) {
         cuda->event_destroy(event);
-    else
-        m->events[m->count++] = (struct behind){event, client, ibx_stream_blocks(stream, true)};
+        return false;
+    }
+    m->events[m->count++] = (struct behind){event, client};
+    return true;
 }
 
-/* Of streams that are held; false: one of the client's own is busy, or one is captured. */
+static bool put_behind_legacy(const struct ibx_cuda *cuda, struct moment *m)
+{
+    if (cuda->stream_query(IBX_CUDA_STREAM_LEGACY) != IBX_CUDA_NOT_READY)
+        return true;
+    void *event = ibx_own_event_behind_legacy(cuda);
+    if (event)
+        m->events[m->count++] = (struct behind){event, 0};
+    return event;
+}
+
+/* Of streams that are held; false: one of the client's own is busy, or one is captured, or CUDA
+ * fails. */
 static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, struct handle **streams,
                        size_t count, struct moment *m)
 {
@@ -64,9 +73,8 @@ static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, struct hand
             return false;
         if (rc || cuda->stream_query(stream) != IBX_CUDA_NOT_READY)
             continue;
-        if (whose == client)
+        if (whose == client || !put_event(cuda, m, stream, whose))
             return false;
-        put_event(cuda, m, stream, whose);
     }
     return true;
 }
@@ -81,8 +89,7 @@ static bool put_events(const struct ibx_cuda *cuda, uint64_t client, const void 
     m->resets = ibx_copies_resets();
     m->left = ibx_left_work_so_far();
     const bool put = m->events && !ibx_left_work_any(cuda, client, 0) &&
-                     put_behind(cuda, client, streams, count, m);
-    m->legacy = put && cuda->stream_query(IBX_CUDA_STREAM_LEGACY) == IBX_CUDA_NOT_READY;
+                     put_behind(cuda, client, streams, count, m) && put_behind_legacy(cuda, m);
     while (!put && m->count)
         cuda->event_destroy(m->events[--m->count].event);
     if (streams)
@@ -107,33 +114,17 @@ static bool begin(const struct ibx_cuda *cuda, uint64_t client, const void *cont
     return begun;
 }
 
-/* As soon as nothing is in its way. */
-static void put_behind_legacy(const struct ibx_cuda *cuda, struct moment *m)
-{
-    for (size_t i = 0; i < m->count; i++)
-        if (m->events[i].blocks && cuda->event_query(m->events[i].event) == IBX_CUDA_NOT_READY)
-            return;
-    if (!ibx_captures_wait_try())
-        return;
-    if (cuda->stream_query(IBX_CUDA_STREAM_LEGACY) == IBX_CUDA_NOT_READY)
-        put_event(cuda, m, IBX_CUDA_STREAM_LEGACY, 0);
-    m->legacy = false;
-    ibx_captures_wait_end();
-}
-
 /* Whether it is over; `gives_up`: it is waited for no more. */
 static bool look(const struct ibx_cuda *cuda, struct moment *m, bool gives_up)
 {
     if (!ibx_clients_give_begin())
         return false;
     if (m->resets != ibx_copies_resets())
-        m->count = 0, m->legacy = false;
-    if (m->legacy && !gives_up)
-        put_behind_legacy(cuda, m);
+        m->count = 0;
     while (m->count &&
            (gives_up || cuda->event_query(m->events[m->count - 1].event) != IBX_CUDA_NOT_READY))
         cuda->event_destroy(m->events[--m->count].event);
-    const bool over = !m->count && !m->legacy && !ibx_left_work_any(cuda, 0, m->left);
+    const bool over = !m->count && !ibx_left_work_any(cuda, 0, m->left);
     ibx_clients_give_end();
     return over;
 }
@@ -142,7 +133,7 @@ static bool look(const struct ibx_cuda *cuda, struct moment *m, bool gives_up)
 static enum ibx_work give_up(const struct ibx_cuda *cuda, struct moment *m, uint64_t *whose)
 {
     uint64_t ns = 0;
-    const bool known = !m->legacy && (!m->count || m->events[m->count - 1].client);
+    const bool known = !m->count || m->events[m->count - 1].client;
     *whose = known && m->count ? m->events[m->count - 1].client : 0;
     for (look(cuda, m, true); m->count; look(cuda, m, true)) /* a reset is under way */
         ibx_nap(&ns);

@@ -4,7 +4,8 @@
  * process. In the context that all clients share CUDA waits for everybody's, which may never end,
  * and in some of these calls, such as cudaFree, it keeps everybody's launches and allocations out
  * meanwhile. So beside other clients the work of the client's own is waited for here, by events,
- * which keeps nobody out; and memory goes by cudaFreeAsync, which waits for nothing.
+ * which keeps nobody out, and is no part of what others capture; and memory goes by cudaFreeAsync,
+ * which waits for nothing.
  *
  * The client's work is in its streams, in the one that CUDA has for the session's thread, and
  * perhaps in the legacy stream, which all clients share. What libraries have in streams of their
@@ -21,24 +22,52 @@
 #define SETTLE_MS 1000u /* that work is waited for at a time */
 #define TOLD_MS   5000u /* ... before a line of the log says so */
 
-void *ibx_own_stream_begin(void)
+/* NULL: there is none. */
+static void *make_stream(unsigned flags)
 {
     int (*make)(void **stream, unsigned flags) = NULL;
     void *stream = NULL;
     *(void **)&make = ibx_copies_runtime("cudaStreamCreateWithFlags");
-    if (make && !make(&stream, IBX_STREAM_NON_BLOCKING))
+    if (make && !make(&stream, flags))
         return stream;
     ibx_copies_forget_error();
     return NULL;
 }
 
-void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream)
+static void destroy_stream(void *stream)
 {
     int (*destroy)(void *of) = NULL;
     *(void **)&destroy = ibx_copies_runtime("cudaStreamDestroy");
-    cuda->stream_synchronize(stream);
     if (destroy)
         destroy(stream);
+}
+
+void *ibx_own_stream_begin(void)
+{
+    return make_stream(IBX_STREAM_NON_BLOCKING);
+}
+
+void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream)
+{
+    cuda->stream_synchronize(stream);
+    destroy_stream(stream);
+}
+
+/* One in the legacy stream itself would come behind what all blocking streams have, and hold up
+ * their later work; a wait for that stream is one for all of these, too. A new blocking stream is
+ * ordered with the legacy one, and with nothing else. */
+void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda)
+{
+    void *event = NULL, *stream = make_stream(0);
+    if (stream && cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING))
+        event = NULL;
+    if (event && cuda->event_record(event, stream)) {
+        cuda->event_destroy(event);
+        event = NULL;
+    }
+    if (stream)
+        destroy_stream(stream);
+    return event;
 }
 
 /* ------------------------------------------------------------------- the client's own work */
@@ -47,7 +76,6 @@ void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream)
 struct own {
     void **events; /* behind what is in its streams */
     size_t count;
-    bool legacy;     /* whoever's work there is */
     unsigned resets; /* with one the events are gone */
 };
 
@@ -71,6 +99,24 @@ static bool put_events(const struct ibx_cuda *cuda, struct handle **streams, siz
     return true;
 }
 
+/* What the legacy stream has, whoever's it is; false: CUDA fails. */
+static bool put_behind_legacy(const struct ibx_cuda *cuda, bool quiet, struct own *own)
+{
+    const int rc = quiet ? cuda->stream_query(IBX_CUDA_STREAM_LEGACY) : IBX_CUDA_NOT_READY;
+    void *event = rc == IBX_CUDA_NOT_READY ? ibx_own_event_behind_legacy(cuda) : NULL;
+    if (event)
+        own->events[own->count++] = event;
+    return !rc || event;
+}
+
+/* The thread's own stream: to wait for it would end a capture there. */
+static bool is_captured(const struct copies *x)
+{
+    int capturing = 0;
+    return x->thread_stream &&
+           (x->cuda->stream_is_capturing(IBX_CUDA_STREAM_PER_THREAD, &capturing) || capturing);
+}
+
 static bool find_own(const struct ibx_cuda *cuda, uint64_t client, const void *context,
                      struct own *own)
 {
@@ -79,14 +125,13 @@ static bool find_own(const struct ibx_cuda *cuda, uint64_t client, const void *c
     *own = (struct own){.events = streams ? calloc(count + 1, sizeof(void *)) : NULL,
                         .resets = ibx_copies_resets()};
     const bool quiet = ibx_captures_wait_try();
-    const bool found = own->events && put_events(cuda, streams, count, quiet, own);
-    const int legacy = quiet ? cuda->stream_query(IBX_CUDA_STREAM_LEGACY) : IBX_CUDA_NOT_READY;
-    own->legacy = legacy;
+    const bool found = own->events && put_events(cuda, streams, count, quiet, own) &&
+                       put_behind_legacy(cuda, quiet, own);
     if (quiet)
         ibx_captures_wait_end();
     if (streams)
         ibx_handles_release(streams, count);
-    return found && (!legacy || legacy == IBX_CUDA_NOT_READY);
+    return found;
 }
 
 static void forget_own(const struct ibx_cuda *cuda, struct own *own)
@@ -105,11 +150,6 @@ static bool wait_for_own(struct copies *x, uint64_t client, const struct own *ow
         rc = x->cuda->event_synchronize(own->events[i]);
     if (x->thread_stream && !rc)
         rc = x->cuda->stream_synchronize(IBX_CUDA_STREAM_PER_THREAD);
-    if (own->legacy && !rc) {
-        ibx_captures_legacy_begin(x);
-        rc = x->cuda->stream_synchronize(IBX_CUDA_STREAM_LEGACY);
-        ibx_captures_legacy_end();
-    }
     while (!rc && ibx_left_work_any(x->cuda, client, 0))
         ibx_nap(&ns);
     return !rc;
@@ -118,7 +158,7 @@ static bool wait_for_own(struct copies *x, uint64_t client, const struct own *ow
 /* Where a session of its own resets the context meanwhile, it is that one's turn. */
 bool ibx_own_work_wait(struct copies *x)
 {
-    struct own own;
+    struct own own = {.events = NULL};
     void *context = NULL;
     if (!ibx_clients_several(x) || !ibx_clients_find_work(x) || ibx_named_any_unseen() ||
         !ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context ||
@@ -127,7 +167,8 @@ bool ibx_own_work_wait(struct copies *x)
     const uint64_t client = ibx_clients_number(x);
     ibx_captures_spare(x, 0);
     const int mode = ibx_cuda_capture_relax(x->cuda);
-    const bool over = find_own(x->cuda, client, context, &own) && wait_for_own(x, client, &own);
+    const bool over = !is_captured(x) && find_own(x->cuda, client, context, &own) &&
+                      wait_for_own(x, client, &own);
     forget_own(x->cuda, &own);
     ibx_cuda_capture_restore(x->cuda, mode);
     ibx_clients_give_end();

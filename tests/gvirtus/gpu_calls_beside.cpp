@@ -90,6 +90,28 @@ bool waits_beside()
     return beside_endless("", [](Remote &own) { return own.device_synchronize() == 0; });
 }
 
+// What does not end is in a stream for which the legacy stream waits, that this client does not
+// use.
+bool beside_blocking(const std::function<int(Remote &, std::uint64_t)> &waits)
+{
+    Gpu gpu(resume);
+    Endless endless;
+    const Left before(gpu);
+    REQUIRE(endless.begin(gpu, false, false, 0));
+    const pid_t pid = client_does(gpu, [&](Remote &own) {
+        const std::uint64_t stream = own.stream_create(0), from = own.malloc(some),
+                            to = own.malloc(some);
+        REQUIRE(own.call("cudaLaunchKernel",
+                         kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, some)) == 0);
+        REQUIRE(waits(own, to) == 0);
+        return HOLDS(own.get_last_error() == 0);
+    });
+    REQUIRE(ends_well(pid));
+    REQUIRE(goes_on(gpu));
+    gpu.remote.hold_stream(0);
+    return HOLDS(endless.end(false) && is_as_before(gpu, before));
+}
+
 // CUDA has no call that gives arrays back without a wait: that is made later.
 bool frees_array_beside()
 {
@@ -386,7 +408,9 @@ void check_calls_beside()
     check("memory given back beside another client's endless work",
           [] { return frees_beside(""); });
     check("... that is counted", [] { return frees_beside("rdma.device_memory : 64M\n"); });
+    check("... in a stream that waits for the legacy one", [=] { return beside_blocking(frees); });
     check("a wait for the device", waits_beside);
+    check("... beside work in such a stream", [=] { return beside_blocking(waits); });
     check("arrays given back", frees_array_beside);
     check("a reset of the device", resets_beside);
     check("kernels taken away", unloads_beside);

@@ -86,6 +86,21 @@ bool captures_apart()
     return HOLDS(waited);
 }
 
+// A client gives memory back while it captures the stream of its thread in relaxed mode, which
+// natively ends no capture; nor does it beside another client.
+bool frees_in_own_capture()
+{
+    Gpu gpu;
+    Client other(gpu, of_another_program);
+    other.remote.get_last_error();
+    other.remote.set_device(0);
+    const std::uint64_t memory = gpu.remote.malloc(4096);
+    REQUIRE(other.remote.malloc(4096) && gpu.remote.stream_query(2) == 0);
+    REQUIRE(gpu.remote.call("cudaStreamBeginCapture", Body().u64(2).i32(2)) == 0);
+    REQUIRE(gpu.remote.free(memory) == 0);
+    return HOLDS(gpu.remote.call("cudaStreamEndCapture", Body().u64(2)) == 0);
+}
+
 // How many of ten captures of the stream are refused or ended by others.
 unsigned captures_lost(Gpu &gpu, std::uint64_t stream, int mode)
 {
@@ -224,6 +239,7 @@ void check_calls_captures()
     check("kernels in captures", kernels_in_captures);
     check("copies in captures", copies_in_captures);
     check("captures of several clients", captures_apart);
+    check("... of the thread's stream, while memory is given back", frees_in_own_capture);
     check("... beside waits for the device", captures_beside_waits);
     check("... beside work in the legacy stream", captures_beside_legacy);
     check("... that a client has left", captures_left);

@@ -108,7 +108,8 @@ struct Endless {
     std::uint64_t stream = 0;
     pid_t pid = 0;
 
-    bool begin(const Gpu &gpu, bool killed, bool destroyed)
+    // `flags`: of its stream; 0: one that waits for the legacy stream.
+    bool begin(const Gpu &gpu, bool killed, bool destroyed, unsigned flags = 1)
     {
         REQUIRE(!pipe(begun) && !pipe(ends));
         pid = leaves(gpu, false, killed ? End::killed : End::exits, [=](Remote &own) {
@@ -116,7 +117,7 @@ struct Endless {
             own.get_last_error();
             own.set_device(0);
             const std::uint64_t memory = own.malloc(some), from = own.malloc(some),
-                                made = own.stream_create(1);
+                                made = own.stream_create(flags);
             own.hold_stream(made);
             const bool works = own.call("cudaLaunchKernel", kernel(IBX_DOUBLE_KERNEL, 32, made,
                                                                    memory, from, some)) == 0 &&

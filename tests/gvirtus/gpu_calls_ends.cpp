@@ -255,13 +255,13 @@ bool killed_with_unread_answers()
 
 // Beside that another one is killed: what it had is given back, but for its array, as CUDA waits
 // for all work before it gives such a one back. A line says so, and why; one also of the other.
-bool ends_beside_endless(bool killed)
+bool ends_beside_endless(bool killed, unsigned flags)
 {
     Said said;
     Gpu gpu(std::string(resume) + "rdma.log : warn\n");
     Endless endless;
     const Left before(gpu);
-    REQUIRE(endless.begin(gpu, killed, false));
+    REQUIRE(endless.begin(gpu, killed, false, flags));
     const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) {
         own.get_last_error();
         own.set_device(0);
@@ -442,8 +442,10 @@ void check_calls_ends()
     check("... in a blocking stream", [] { return endless_work(0); });
     check("... in the stream of a thread", endless_work_of_thread);
     check("a client that is killed beside another one's endless work",
-          [] { return ends_beside_endless(false); });
-    check("... of one that was killed, too", [] { return ends_beside_endless(true); });
+          [] { return ends_beside_endless(false, 1); });
+    check("... of one that was killed, too", [] { return ends_beside_endless(true, 1); });
+    check("... in a stream that waits for the legacy one",
+          [] { return ends_beside_endless(false, 0); });
     check("a client that is killed before it reads its answers", killed_with_unread_answers);
     check("endless work in a stream that was destroyed", endless_in_destroyed_stream);
     check("a client that is killed while it captures many streams", many_captures);

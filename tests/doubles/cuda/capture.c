@@ -5,7 +5,7 @@
 
 #define CAPTURES 16u
 
-enum { UNSUPPORTED = 900, INVALIDATED = 901, WRONG_THREAD = 908, IMPLICIT = 906 };
+enum { INVALIDATED = 901, WRONG_THREAD = 908, IMPLICIT = 906 };
 
 static struct capture {
     void *stream; /* NULL: a free place */
@@ -54,7 +54,7 @@ int enter_unsafe(const char *function)
 {
     int code = enter(function);
     if (!code && lose(false))
-        code = leave(UNSUPPORTED);
+        code = leave(CAPTURE_UNSUPPORTED);
     return code;
 }
 
@@ -62,7 +62,7 @@ int enter_context(const char *function)
 {
     int code = enter(function);
     if (!code && lose(true))
-        code = leave(UNSUPPORTED);
+        code = leave(CAPTURE_UNSUPPORTED);
     return code;
 }
 
@@ -70,6 +70,14 @@ int capture_status(const void *stream)
 {
     const struct capture *capture = capture_of(stream);
     return capture ? 1 + capture->lost : stream && stream == of_runtime.stream;
+}
+
+bool capture_spoilt(const void *stream)
+{
+    struct capture *capture = capture_of(stream);
+    if (capture)
+        capture->lost = true;
+    return capture;
 }
 
 bool capture_takes(const void *stream, bool legacy, int *code)

@@ -27,7 +27,8 @@ enum {
     PEER_ACCESS_IS_NOT = 705,
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
-    NOT_SUPPORTED = 801
+    NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900
 };
 
 struct allocation {
@@ -112,6 +113,8 @@ int enter_unsafe(const char *function);
 int enter_context(const char *function);
 /* What cuStreamIsCapturing() says. */
 int capture_status(const void *stream);
+/* Whether it is captured, and is no more: somebody has asked about its work, in whatever mode. */
+bool capture_spoilt(const void *stream);
 /* Whether work for a stream is captured, or forbidden: then it is not run, and `code` is what the
  * call has to return. */
 bool capture_takes(const void *stream, bool legacy, int *code);

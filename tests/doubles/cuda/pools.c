@@ -84,10 +84,13 @@ EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *s
 
 EXPORT int cudaFreeAsync(void *address, void *stream)
 {
-    int (*wait)(void *of) = NULL;
+    int (*wait)(void *of) = NULL, (*is_captured)(void *of, int *status) = NULL;
     static uint8_t no_pool; /* whose memory cudaFree does not wait for */
+    int status = 0;
     *(void **)&wait = driver_function("cuStreamSynchronize");
-    const int rc = wait(stream ? stream : (void *)1);
+    *(void **)&is_captured = driver_function("cuStreamIsCapturing");
+    const bool captured = stream && !is_captured(stream, &status) && status;
+    const int rc = captured ? 0 : wait(stream ? stream : (void *)1);
     if (rc || set_pool(address, &no_pool))
         return returns(rc ? rc : 1);
     return cudaFree(address);

@@ -252,6 +252,8 @@ EXPORT int cuStreamSynchronize(void *handle)
         return code;
     if (!stream)
         return leave(INVALID_HANDLE);
+    if (capture_spoilt(handle))
+        return leave(CAPTURE_UNSUPPORTED);
     for (unsigned i = 0; is_legacy(stream) && i < STREAMS; i++) {
         if (streams[i].blocking && (streams[i].device == stream->device || streams[i].device < 0))
             wait_for(&streams[i], streams[i].submitted);
@@ -260,6 +262,8 @@ EXPORT int cuStreamSynchronize(void *handle)
     return waited(leave(sticky()));
 }
 
+/* As observed with driver 580 on an H100: that of the legacy stream is about all streams that wait
+ * for it, as a wait for it is. */
 EXPORT int cuStreamQuery(void *handle)
 {
     int code = enter_unsafe("cuStreamQuery");
@@ -270,7 +274,14 @@ EXPORT int cuStreamQuery(void *handle)
         return leave(INVALID_HANDLE);
     if (is_legacy(stream) && capture_takes(NULL, true, &code)) /* whatever the thread's mode is */
         return leave(code);
+    if (capture_spoilt(handle))
+        return leave(CAPTURE_UNSUPPORTED);
     bool over = (int)(stream->done - stream->submitted) >= 0;
+    for (unsigned i = 0; is_legacy(stream) && i < STREAMS; i++) {
+        const bool here = streams[i].device == stream->device || streams[i].device < 0;
+        over = over && !(streams[i].used && streams[i].blocking && here &&
+                         (int)(streams[i].done - streams[i].submitted) < 0);
+    }
     return leave(over ? sticky() : IBX_CUDA_NOT_READY);
 }
 
