@@ -103,12 +103,12 @@ static bool join(const struct ibx_cuda *cuda, const struct left *like, void *str
     return joined;
 }
 
-static void keep(const struct ibx_cuda *cuda, const struct left *like)
+static bool keep(const struct ibx_cuda *cuda, const struct left *like)
 {
     struct left *made = malloc(sizeof(*made));
     if (!made) {
         cuda->event_destroy(like->event);
-        return;
+        return false;
     }
     *made = *like;
     pthread_mutex_lock(&lock);
@@ -117,50 +117,64 @@ static void keep(const struct ibx_cuda *cuda, const struct left *like)
     made->next = lefts;
     lefts = made;
     pthread_mutex_unlock(&lock);
+    return true;
 }
 
-/* In the thread's context. */
-static void keep_work(const struct ibx_cuda *cuda, uint64_t client, void *stream)
+/* In the thread's context. False: there is work, and no event behind it. */
+static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, void *stream)
 {
     struct left l = {.client = client};
     int capturing = 0;
     if (cuda->stream_is_capturing(stream, &capturing) || capturing ||
-        cuda->stream_query(stream) != IBX_CUDA_NOT_READY || cuda->ctx_get_current(&l.context) ||
-        join(cuda, &l, stream) || cuda->event_create(&l.event, IBX_CUDA_EVENT_DISABLE_TIMING))
-        return;
-    if (cuda->event_record(l.event, stream))
-        cuda->event_destroy(l.event);
-    else
-        keep(cuda, &l);
+        cuda->stream_query(stream) != IBX_CUDA_NOT_READY)
+        return true;
+    if (cuda->ctx_get_current(&l.context))
+        return false;
+    if (join(cuda, &l, stream))
+        return true;
+    if (cuda->event_create(&l.event, IBX_CUDA_EVENT_DISABLE_TIMING))
+        return false;
+    if (!cuda->event_record(l.event, stream))
+        return keep(cuda, &l);
+    cuda->event_destroy(l.event);
+    return false;
+}
+
+/* What cannot be noted is work that nobody finds. */
+static void keep_work(struct copies *x, uint64_t client, void *stream)
+{
+    if (!put_behind(x->cuda, client, stream))
+        ibx_clients_hide_work(x);
 }
 
 /* In a device's context, where that is none that the thread has already been asked for. */
-static void keep_work_of_device(const struct ibx_cuda *cuda, uint64_t client, int device,
-                                const void *asked)
+static void keep_work_of_device(struct copies *x, uint64_t client, int device, const void *asked)
 {
+    const struct ibx_cuda *cuda = x->cuda;
     void *context = NULL, *popped = NULL;
     if (cuda->device_primary_ctx_retain(&context, device))
         return;
     if (context != asked && !cuda->ctx_push_current(context)) {
-        keep_work(cuda, client, IBX_CUDA_STREAM_PER_THREAD);
+        keep_work(x, client, IBX_CUDA_STREAM_PER_THREAD);
         cuda->ctx_pop_current(&popped);
     }
     cuda->device_primary_ctx_release(device);
 }
 
-static void keep_all_work(const struct ibx_cuda *cuda, uint64_t client)
+static void keep_all_work(struct copies *x, uint64_t client)
 {
+    const struct ibx_cuda *cuda = x->cuda;
     void *context = NULL;
     unsigned flags;
     int active = 0;
     if (!cuda->ctx_get_current(&context) && context)
-        keep_work(cuda, client, IBX_CUDA_STREAM_PER_THREAD);
+        keep_work(x, client, IBX_CUDA_STREAM_PER_THREAD);
     if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
         !cuda->device_primary_ctx_release)
         return;
     for (int i = 0; !cuda->device_primary_ctx_get_state(i, &flags, &active); i++) {
         if (active)
-            keep_work_of_device(cuda, client, i, context);
+            keep_work_of_device(x, client, i, context);
     }
 }
 
@@ -169,7 +183,7 @@ void ibx_left_work_keep(struct copies *x, uint64_t client)
     if (!ibx_copies_have_cuda(x) || !ibx_clients_give_begin())
         return;
     const int mode = ibx_cuda_capture_relax(x->cuda);
-    keep_all_work(x->cuda, client);
+    keep_all_work(x, client);
     ibx_cuda_capture_restore(x->cuda, mode);
     ibx_clients_give_end();
 }
@@ -181,7 +195,7 @@ void ibx_left_work_of_stream(struct copies *x, uint64_t stream)
         !ibx_clients_give_begin())
         return;
     const int mode = ibx_cuda_capture_relax(x->cuda);
-    keep_work(x->cuda, client, (void *)(uintptr_t)stream);
+    keep_work(x, client, (void *)(uintptr_t)stream);
     ibx_cuda_capture_restore(x->cuda, mode);
     ibx_clients_give_end();
 }
