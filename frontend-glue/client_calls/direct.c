@@ -31,7 +31,8 @@ static bool is_between(const struct ibx_pipeline *p)
 /* Whether the connection is one on which the application's own calls may go. */
 static bool is_usable(const struct ibx_pipeline *p)
 {
-    return p && !ibx_pipeline_is_inherited(p) && !p->foreign && !atomic_load(&p->ended);
+    return p && p->mode != IBX_PIPELINE_OFF && !ibx_pipeline_is_inherited(p) && !p->foreign &&
+           !atomic_load(&p->ended);
 }
 
 static bool stage(struct ibx_pipeline *p, const struct ibx_pipeline_request *call, size_t name)

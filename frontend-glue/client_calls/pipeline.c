@@ -36,7 +36,7 @@ static bool is_eager(const struct ibx_session *session)
 
 struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_pipeline_mode mode)
 {
-    struct ibx_pipeline *p = mode == IBX_PIPELINE_OFF ? NULL : calloc(1, sizeof(*p));
+    struct ibx_pipeline *p = calloc(1, sizeof(*p));
     if (!p)
         return NULL;
     p->session = session;
@@ -116,12 +116,9 @@ static bool keeps(const struct ibx_pipeline *p)
            !memcmp(p->staged, launch, sizeof(launch));
 }
 
-void ibx_pipeline_write(struct ibx_pipeline *p, const void *bytes, size_t n)
+/* Whether the bytes are not to be written now, or at all. */
+static bool stages(struct ibx_pipeline *p, const void *bytes, size_t n)
 {
-    if (ibx_pipeline_is_inherited(p)) {
-        ibx_session_write(p->session, bytes, n);
-        return;
-    }
     if (p->state.now == REQUEST_ANSWERED || (p->state.now == REQUEST_WAITING && p->reads)) {
         ibx_state_move(&p->state, REQUEST_STAGING);
         p->staged_length = 0;
@@ -130,14 +127,25 @@ void ibx_pipeline_write(struct ibx_pipeline *p, const void *bytes, size_t n)
         if (n)
             memcpy(p->staged + p->staged_length, bytes, n);
         p->staged_length += n;
-        return;
+        return true;
     }
     if (p->state.now == REQUEST_STAGING && keeps(p))
         ibx_state_move(&p->divert, DIVERT_LONG);
     if (p->state.now == REQUEST_STAGING && p->divert.now == DIVERT_LONG)
-        return; /* the rest of it, too, is not sent */
+        return true; /* the rest of it, too, is not sent */
     if (p->state.now == REQUEST_STAGING)
         ibx_waiting_begin_long(p);
+    return false;
+}
+
+void ibx_pipeline_write(struct ibx_pipeline *p, const void *bytes, size_t n)
+{
+    if (ibx_pipeline_is_inherited(p)) {
+        ibx_session_write(p->session, bytes, n);
+        return;
+    }
+    if (p->mode != IBX_PIPELINE_OFF && stages(p, bytes, n))
+        return;
     pthread_mutex_lock(&p->lock);
     ibx_session_write(p->session, bytes, n);
     pthread_mutex_unlock(&p->lock);
@@ -170,7 +178,7 @@ void ibx_pipeline_sync(struct ibx_pipeline *p)
     }
     if (p->state.now == REQUEST_STAGING && p->staged_length)
         request_ends(p);
-    if (p->state.now != REQUEST_WAITING)
+    if (p->mode != IBX_PIPELINE_OFF && p->state.now != REQUEST_WAITING)
         return;
     pthread_mutex_lock(&p->lock);
     ibx_session_sync(p->session);
@@ -194,6 +202,8 @@ bool ibx_pipeline_read(struct ibx_pipeline *p, void *buffer, size_t n)
     if (!ibx_session_live(p->session))
         ibx_backlog_drop(p);
     pthread_mutex_unlock(&p->lock);
+    if (p->mode == IBX_PIPELINE_OFF)
+        return good;
     if (good)
         ibx_waiting_note_reply(p, buffer, n);
     else

@@ -48,8 +48,9 @@ enum ibx_pipeline_mode { IBX_PIPELINE_OFF, IBX_PIPELINE_LAUNCHES, IBX_PIPELINE_A
 
 struct ibx_pipeline;
 
-/* Of a connected session of a client, which outlives it. NULL: the mode is off, or there is no
- * memory; then every call waits. All functions accept NULL where they do not say otherwise. */
+/* Of a connected session of a client, which outlives it. With the mode off every call waits, and
+ * the keeper has the session go on between calls. NULL: there is no memory, and neither is done.
+ * All functions accept NULL where they do not say otherwise. */
 struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_pipeline_mode mode);
 /* ibx_pipeline_finish() comes first. False: the end of the process has come while the pipeline's
  * thread is in a call, which goes on until then. Nothing was destroyed, nor may the session be. */

@@ -183,6 +183,23 @@ bool one_connection_breaks()
     return true;
 }
 
+// The session goes on over another connection while its thread is in no call: sooner than the back
+// end has given it up.
+bool mends_between_calls(const char *mode)
+{
+    Scene scene;
+    const Connections connections;
+    App app = scene.app(std::string("rdma.pipeline : ") + mode + "\n");
+    REQUIRE(warm(&app));
+    const std::uint64_t work = app.work();
+    for (unsigned i = 0; i < 3; i++) {
+        connections.cut();
+        REQUIRE(becomes([&] { return connections.live(); }));
+        REQUIRE(app.launch(i) == 0 && app.synchronize() == 0);
+    }
+    return HOLDS(app.work() == launched(3, work));
+}
+
 } // namespace
 
 void check_errors()
@@ -199,4 +216,7 @@ void check_errors()
     check("one thread's connection that is lost", [] { return apart(one_connection_is_lost); });
     check("threads that begin after it was", [] { return apart(one_connection_was_lost); });
     check("one that breaks between calls", one_connection_breaks);
+    for (const char *mode : {"all", "launches", "off"})
+        check((std::string("connections that break between calls: ") + mode).c_str(),
+              [mode] { return mends_between_calls(mode); });
 }
