@@ -113,7 +113,8 @@ int enter_unsafe(const char *function);
 int enter_context(const char *function);
 /* What cuStreamIsCapturing() says. */
 int capture_status(const void *stream);
-/* Whether it is captured, and is no more: somebody has asked about its work, in whatever mode. */
+/* Whether it is captured, and is no more: somebody has asked about its work, in whatever mode. Of
+ * streams that were made the double does not mind that yet, as CUDA does. */
 bool capture_spoilt(const void *stream);
 /* Whether work for a stream is captured, or forbidden: then it is not run, and `code` is what the
  * call has to return. */

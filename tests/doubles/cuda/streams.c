@@ -252,7 +252,7 @@ EXPORT int cuStreamSynchronize(void *handle)
         return code;
     if (!stream)
         return leave(INVALID_HANDLE);
-    if (capture_spoilt(handle))
+    if ((uintptr_t)handle == 2 && capture_spoilt(handle))
         return leave(CAPTURE_UNSUPPORTED);
     for (unsigned i = 0; is_legacy(stream) && i < STREAMS; i++) {
         if (streams[i].blocking && (streams[i].device == stream->device || streams[i].device < 0))
@@ -274,7 +274,7 @@ EXPORT int cuStreamQuery(void *handle)
         return leave(INVALID_HANDLE);
     if (is_legacy(stream) && capture_takes(NULL, true, &code)) /* whatever the thread's mode is */
         return leave(code);
-    if (capture_spoilt(handle))
+    if ((uintptr_t)handle == 2 && capture_spoilt(handle))
         return leave(CAPTURE_UNSUPPORTED);
     bool over = (int)(stream->done - stream->submitted) >= 0;
     for (unsigned i = 0; is_legacy(stream) && i < STREAMS; i++) {
