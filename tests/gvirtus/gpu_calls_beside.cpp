@@ -333,10 +333,10 @@ bool stays_for_opener(bool waits, const std::function<bool(Remote &, std::uint64
         char handle[64];
     } shared{};
     Gpu gpu(resume);
-    int told[2], made[2], ends[2];
+    int told[2], made[2], ends[2], opener_ends[2];
     char byte;
     std::vector<char> got(1);
-    REQUIRE(!pipe(told) && !pipe(made) && !pipe(ends));
+    REQUIRE(!pipe(told) && !pipe(made) && !pipe(ends) && !pipe(opener_ends));
     const pid_t owner = client_does(gpu, [&](Remote &own) {
         shared.memory = own.malloc(some);
         shared.other = own.malloc(some);
@@ -356,7 +356,7 @@ bool stays_for_opener(bool waits, const std::function<bool(Remote &, std::uint64
         REQUIRE(own.call("cudaLaunchKernel",
                          kernel(IBX_DOUBLE_KERNEL, 32, stream, shared.memory, from, some)) == 0);
         REQUIRE(own.call("ibxRuntime", close_it.u64(shared.memory)) == 0);
-        return write(made[1], "", 1) == 1 && read(ends[0], &byte, 1) == 1;
+        return write(made[1], "", 1) == 1 && read(opener_ends[0], &byte, 1) == 1;
     });
     REQUIRE(read(made[0], &byte, 1) == 1 && write(ends[1], "", 1) == 1);
     for (unsigned i = 0; waits && i < 5; i++)
@@ -364,9 +364,11 @@ bool stays_for_opener(bool waits, const std::function<bool(Remote &, std::uint64
     REQUIRE(waits || becomes_true([&] { return !gpu.remote.peek(shared.other, got.data(), 1); }));
     REQUIRE(gpu.remote.peek(shared.memory, got.data(), 1));
     gpu.remote.hold_stream(0);
-    REQUIRE(ends_well(owner) && write(ends[1], "", 1) == 1 && ends_well(opener));
-    for (int fd : {told[0], told[1], made[0], made[1], ends[0], ends[1]})
-        close(fd);
+    REQUIRE(ends_well(owner) && write(opener_ends[1], "", 1) == 1 && ends_well(opener));
+    for (const int *both : {told, made, ends, opener_ends}) {
+        close(both[0]);
+        close(both[1]);
+    }
     return HOLDS(becomes_true([&] { return !gpu.remote.peek(shared.memory, got.data(), 1); }));
 }
 
