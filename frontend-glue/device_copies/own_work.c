@@ -19,8 +19,9 @@
 
 #include <stdlib.h>
 
-#define SETTLE_MS 1000u /* that work is waited for at a time */
-#define TOLD_MS   5000u /* ... before a line of the log says so */
+#define SETTLE_MS      1000u   /* that work is waited for at a time, at first */
+#define SETTLE_MOST_MS 600000u /* ... and later */
+#define TOLD_MS        5000u   /* ... before a line of the log says so */
 
 /* NULL: there is none. */
 static void *make_stream(unsigned flags)
@@ -284,14 +285,19 @@ void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n)
     *last = '?';
 }
 
+/* What is waited for is there at one moment; others may always have some that is newer. So each
+ * moment gets twice as long as the one before. */
 void ibx_own_work_settle_all(struct copies *x)
 {
-    uint64_t whose, ms = 0;
-    enum ibx_work work;
-    do {
-        work = ibx_own_work_settle(x, SETTLE_MS, &whose);
-        ms += SETTLE_MS;
-        if (ms == TOLD_MS && work != IBX_WORK_OVER && work != IBX_WORK_LOST)
+    uint64_t whose, waited = 0;
+    bool told = false;
+    for (unsigned ms = SETTLE_MS;; ms = ms < SETTLE_MOST_MS ? 2 * ms : ms) {
+        const enum ibx_work work = ibx_own_work_settle(x, ms, &whose);
+        if (work == IBX_WORK_OVER || work == IBX_WORK_LOST)
+            return;
+        waited += ms;
+        if (waited >= TOLD_MS && !told)
             tell(x, whose);
-    } while (work != IBX_WORK_OVER && work != IBX_WORK_LOST);
+        told = waited >= TOLD_MS;
+    }
 }

@@ -5,6 +5,8 @@
 // of CUDA while it waits, as the driver does in some of these calls.
 #include "tests/gvirtus/gpu_calls_clients.h"
 
+#include <poll.h>
+
 namespace
 {
 
@@ -372,6 +374,52 @@ bool stays_for_opener(bool waits, const std::function<bool(Remote &, std::uint64
     return HOLDS(becomes_true([&] { return !gpu.remote.peek(shared.memory, got.data(), 1); }));
 }
 
+// A client's process that always has so much work ahead of the GPU, until somebody writes to it.
+// It says when it has.
+pid_t steady(const Gpu &gpu, unsigned ahead, const int begun[2], const int ends[2])
+{
+    return client_does(gpu, [=](Remote &own) {
+        const std::uint64_t to = own.malloc(some), from = own.malloc(some);
+        std::vector<std::uint64_t> events;
+        pollfd end = {ends[0], POLLIN, 0};
+        for (unsigned i = 0; i < ahead; i++)
+            events.push_back(own.event_create());
+        for (unsigned i = 0; poll(&end, 1, 0) == 0; i++) {
+            if (i >= ahead)
+                REQUIRE(own.call("cudaEventSynchronize", Body().u64(events[i % ahead])) == 0);
+            REQUIRE(own.call("cudaLaunchKernel",
+                             kernel(IBX_DOUBLE_KERNEL, 32, 0, to, from, some)) == 0);
+            REQUIRE(own.call("cudaEventRecord", Body().u64(events[i % ahead]).u64(0)) == 0);
+            REQUIRE(i != ahead || write(begun[1], "", 1) == 1);
+        }
+        return true;
+    });
+}
+
+// A client waits for all work that is there now, not for what comes behind it: another one has
+// 1.6 s of it all the time.
+bool waits_beside_steady()
+{
+    Gpu gpu(resume);
+    int begun[2], ends[2];
+    char byte;
+    REQUIRE(!pipe(begun) && !pipe(ends) && gpu.remote.slow(100000));
+    const pid_t worker = steady(gpu, 16, begun, ends);
+    REQUIRE(read(begun[0], &byte, 1) == 1);
+    const pid_t pid = client_does(gpu, [&](Remote &own) {
+        Client thread(gpu);
+        thread.remote.get_last_error();
+        thread.remote.set_device(0);
+        REQUIRE(thread.remote.stream_query(2) == 0); // its work is not known from now on
+        return HOLDS(own.free(own.malloc(some)) == 0);
+    });
+    const bool well = HOLDS(ends_well(pid) && waitpid(worker, nullptr, WNOHANG) == 0);
+    REQUIRE(write(ends[1], "", 1) == 1);
+    for (int fd : {begun[0], begun[1], ends[0], ends[1]})
+        close(fd);
+    return HOLDS(ends_well(worker) && well);
+}
+
 // A session of the same process puts work somewhere, ends perhaps, and then the other one waits for
 // the device.
 bool waits_for_other_session(const char *options, bool ends, std::uint64_t in)
@@ -434,6 +482,7 @@ void check_calls_beside()
     });
     check("... as its owner ends",
           [] { return stays_for_opener(false, [](Remote &, std::uint64_t) { return true; }); });
+    check("a wait for all work beside a client that always has some", waits_beside_steady);
     check("a wait for the work of a session of a process that is not known",
           [] { return waits_for_other_session(of_another_program, false, 0); });
     check("... of a session that has ended",
