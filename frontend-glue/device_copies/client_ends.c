@@ -348,10 +348,12 @@ static bool give_kinds(struct giving *g)
 
 /* -------------------------------------------------------------------------- what is in the way */
 
-/* Likewise of one in the queue. */
+/* Likewise of one in the queue. 0: it is not known whose work it is. */
 static struct ibx_client_name name_of(uint64_t client)
 {
     struct ibx_client_name name = {"a client"};
+    if (!client)
+        return (struct ibx_client_name){"clients in the default stream"};
     pthread_mutex_lock(&lock);
     const struct ended *e = queue;
     while (e && e->client != client)
@@ -380,15 +382,11 @@ static void tell(const struct giving *g)
                 "%s has ended; not all that it had in GPU memory can be given back while work of "
                 "%s does not end, which CUDA waits for then",
                 g->of->name.text, other.text);
-    else if (g->whose)
-        ibx_log(IBX_LOG_WARN,
-                "%s has ended, and its work on the GPU has not for %u s: what it had there stays "
-                "until that ends, or this back end does",
-                g->of->name.text, TOLD_MS / 1000);
     else
         ibx_log(IBX_LOG_WARN,
-                "%s has ended; what it had in GPU memory stays, since the default stream, which "
-                "all clients share, has not ended its work for %u s",
+                "%s has ended, and its work on the GPU, or what this waits for in the default "
+                "stream, has not for %u s: what it had there stays until that ends, or this back "
+                "end does",
                 g->of->name.text, TOLD_MS / 1000);
 }
 

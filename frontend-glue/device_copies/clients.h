@@ -212,6 +212,10 @@ void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n);
  * capture; NULL: there is none. Its end waits for what is in it. */
 void *ibx_own_stream_begin(void);
 void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream);
+/* A stream that is behind what the legacy one has, and behind nothing else; NULL: there is none.
+ * What is in it goes on when it is left. */
+void *ibx_own_stream_behind_legacy(void);
+void ibx_own_stream_leave(void *stream);
 /* An event, in the current context, behind what the legacy stream has, to be destroyed. It holds
  * nobody up. NULL: CUDA fails. */
 void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda);
@@ -221,7 +225,7 @@ void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda);
 /* What has become of a context's work. */
 enum ibx_work {
     IBX_WORK_OVER,
-    IBX_WORK_OF_OTHERS, /* the client's own is over */
+    IBX_WORK_OF_OTHERS, /* a client's own is over whose sessions have ended */
     IBX_WORK_OWN,       /* it may be the client's, or somebody captures */
     IBX_WORK_LOST       /* the context is broken */
 };
@@ -235,8 +239,8 @@ void ibx_nap(uint64_t *ns);
 
 /* left_work.c */
 
-/* A session's thread ends, of that client: what it has under way in CUDA's stream for it is known
- * from now on, until it is over. */
+/* A session's thread ends, of that client: what it has under way in CUDA's stream for it, and what
+ * anybody has in the legacy stream, is known from now on, until it is over. */
 void ibx_left_work_keep(struct copies *x, uint64_t client);
 /* Likewise what is under way in a stream that is about to be destroyed. */
 void ibx_left_work_of_stream(struct copies *x, uint64_t stream);

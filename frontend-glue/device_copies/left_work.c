@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Work in streams that CUDA has for each thread, and in those that were destroyed. No handle leads
- * to the former, and a session's is gone with its thread; the work goes on. So an event is put
+ * to the former, and a session's is gone with its thread; the work goes on. So does that in the
+ * legacy stream, which is never idle while others have always some there. So an event is put
  * behind it as the thread ends, or before the stream is destroyed, which tells client_ends.c when
  * it is over. Of a client that leaves behind work after work some events have moved on, each behind
  * all that came before it.
@@ -120,14 +121,18 @@ static bool keep(const struct ibx_cuda *cuda, const struct left *like)
     return true;
 }
 
-/* In the thread's context. False: there is work, and no event behind it. */
+static bool is_busy(const struct ibx_cuda *cuda, void *stream)
+{
+    int capturing = 0;
+    return !cuda->stream_is_capturing(stream, &capturing) && !capturing &&
+           cuda->stream_query(stream) == IBX_CUDA_NOT_READY;
+}
+
+/* In the thread's context, behind what the stream has, or waits for. False: there is no event
+ * behind it. */
 static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, void *stream)
 {
     struct left l = {.client = client};
-    int capturing = 0;
-    if (cuda->stream_is_capturing(stream, &capturing) || capturing ||
-        cuda->stream_query(stream) != IBX_CUDA_NOT_READY)
-        return true;
     if (cuda->ctx_get_current(&l.context))
         return false;
     if (join(cuda, &l, stream))
@@ -143,8 +148,30 @@ static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, void *strea
 /* What cannot be noted is work that nobody finds. */
 static void keep_work(struct copies *x, uint64_t client, void *stream)
 {
-    if (!put_behind(x->cuda, client, stream))
+    if (is_busy(x->cuda, stream) && !put_behind(x->cuda, client, stream))
         ibx_clients_hide_work(x);
+}
+
+/* What the legacy stream has, which may be the client's: as is everything in it, it is behind what
+ * came before, whoever's that is. To ask it while somebody captures would end the capture. */
+static void keep_legacy_work(struct copies *x, uint64_t client)
+{
+    const bool quiet = ibx_captures_wait_try();
+    const bool busy = !quiet || x->cuda->stream_query(IBX_CUDA_STREAM_LEGACY) == IBX_CUDA_NOT_READY;
+    void *stream = busy ? ibx_own_stream_behind_legacy() : NULL;
+    if (busy && !(stream && put_behind(x->cuda, client, stream)))
+        ibx_clients_hide_work(x);
+    if (stream)
+        ibx_own_stream_leave(stream);
+    if (quiet)
+        ibx_captures_wait_end();
+}
+
+/* In the thread's context. */
+static void keep_work_of_context(struct copies *x, uint64_t client)
+{
+    keep_work(x, client, IBX_CUDA_STREAM_PER_THREAD);
+    keep_legacy_work(x, client);
 }
 
 /* In a device's context, where that is none that the thread has already been asked for. */
@@ -155,7 +182,7 @@ static void keep_work_of_device(struct copies *x, uint64_t client, int device, c
     if (cuda->device_primary_ctx_retain(&context, device))
         return;
     if (context != asked && !cuda->ctx_push_current(context)) {
-        keep_work(x, client, IBX_CUDA_STREAM_PER_THREAD);
+        keep_work_of_context(x, client);
         cuda->ctx_pop_current(&popped);
     }
     cuda->device_primary_ctx_release(device);
@@ -168,7 +195,7 @@ static void keep_all_work(struct copies *x, uint64_t client)
     unsigned flags;
     int active = 0;
     if (!cuda->ctx_get_current(&context) && context)
-        keep_work(x, client, IBX_CUDA_STREAM_PER_THREAD);
+        keep_work_of_context(x, client);
     if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
         !cuda->device_primary_ctx_release)
         return;

@@ -129,15 +129,14 @@ static bool look(const struct ibx_cuda *cuda, struct moment *m, bool gives_up)
     return over;
 }
 
-/* Where it is the legacy stream's, what is waited for may be the client's own. */
+/* What the client has left in the legacy stream was over when the moment began (left_work.c). */
 static enum ibx_work give_up(const struct ibx_cuda *cuda, struct moment *m, uint64_t *whose)
 {
     uint64_t ns = 0;
-    const bool known = !m->count || m->events[m->count - 1].client;
-    *whose = known && m->count ? m->events[m->count - 1].client : 0;
+    *whose = m->count ? m->events[m->count - 1].client : 0;
     for (look(cuda, m, true); m->count; look(cuda, m, true)) /* a reset is under way */
         ibx_nap(&ns);
-    return known ? IBX_WORK_OF_OTHERS : IBX_WORK_OWN;
+    return IBX_WORK_OF_OTHERS;
 }
 
 enum ibx_work ibx_work_wait(struct copies *x, uint64_t client, const void *context, unsigned ms,

@@ -57,9 +57,19 @@ void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream)
 /* One in the legacy stream itself would come behind what all blocking streams have, and hold up
  * their later work; a wait for that stream is one for all of these, too. A new blocking stream is
  * ordered with the legacy one, and with nothing else. */
+void *ibx_own_stream_behind_legacy(void)
+{
+    return make_stream(0);
+}
+
+void ibx_own_stream_leave(void *stream)
+{
+    destroy_stream(stream);
+}
+
 void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda)
 {
-    void *event = NULL, *stream = make_stream(0);
+    void *event = NULL, *stream = ibx_own_stream_behind_legacy();
     if (stream && cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING))
         event = NULL;
     if (event && cuda->event_record(event, stream)) {
@@ -67,7 +77,7 @@ void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda)
         event = NULL;
     }
     if (stream)
-        destroy_stream(stream);
+        ibx_own_stream_leave(stream);
     return event;
 }
 

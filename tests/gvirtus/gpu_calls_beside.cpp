@@ -420,6 +420,32 @@ bool waits_beside_steady()
     return HOLDS(ends_well(worker) && well);
 }
 
+// What a client leaves whose work in the default stream is over, although others always have some
+// there: its memory goes.
+bool ends_beside_steady()
+{
+    Gpu gpu(resume);
+    int begun[2], ends[2];
+    char byte;
+    REQUIRE(!pipe(begun) && !pipe(ends));
+    const pid_t worker = steady(gpu, 16, begun, ends);
+    REQUIRE(gpu.remote.slow(100000) && read(begun[0], &byte, 1) == 1);
+    const Left before(gpu);
+    const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) {
+        own.get_last_error();
+        own.set_device(0);
+        const std::uint64_t to = own.malloc(some), from = own.malloc(some);
+        return own.call("cudaLaunchKernel", kernel(IBX_DOUBLE_KERNEL, 32, 0, to, from, some)) == 0;
+    });
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    const bool gone = becomes_true([&] { return Left(gpu).allocations == before.allocations; });
+    const bool well = HOLDS(gone && waitpid(worker, nullptr, WNOHANG) == 0);
+    REQUIRE(write(ends[1], "", 1) == 1);
+    for (int fd : {begun[0], begun[1], ends[0], ends[1]})
+        close(fd);
+    return HOLDS(ends_well(worker) && well);
+}
+
 // A session of the same process puts work somewhere, ends perhaps, and then the other one waits for
 // the device.
 bool waits_for_other_session(const char *options, bool ends, std::uint64_t in)
@@ -483,6 +509,7 @@ void check_calls_beside()
     check("... as its owner ends",
           [] { return stays_for_opener(false, [](Remote &, std::uint64_t) { return true; }); });
     check("a wait for all work beside a client that always has some", waits_beside_steady);
+    check("... what one leaves that is killed", ends_beside_steady);
     check("a wait for the work of a session of a process that is not known",
           [] { return waits_for_other_session(of_another_program, false, 0); });
     check("... of a session that has ended",
