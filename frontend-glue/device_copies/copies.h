@@ -251,6 +251,7 @@ struct copies {
     bool last_in_place;          /* the last reply with a payload went into such memory */
     /* It was logged why that is not done. */
     bool told_staging, told_direct, told_pins, told_maps;
+    bool keeps_kernels;      /* those that it took away last stay: ibx_own_unload_guard() */
     struct ibx_mr **regions; /* the pool's chunks as far as registered here */
     unsigned region_count;
     struct ibx_mr **slot_regions; /* likewise the blocks of slots of graphs; NULL: none */

@@ -21,6 +21,7 @@
 
 #define SETTLE_MS      1000u   /* that work is waited for at a time, at first */
 #define SETTLE_MOST_MS 600000u /* ... and later */
+#define MOMENT_MS      50u     /* ... once that was in vain: a program has many modules */
 #define TOLD_MS        5000u   /* ... before a line of the log says so */
 
 /* NULL: there is none. */
@@ -288,8 +289,10 @@ void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n)
     uint64_t whose;
     if (!last)
         return;
-    const enum ibx_work work = ibx_own_work_settle(x, SETTLE_MS, &whose);
-    if (work == IBX_WORK_OVER || work == IBX_WORK_LOST)
+    const unsigned ms = x->keeps_kernels ? MOMENT_MS : SETTLE_MS;
+    const enum ibx_work work = ibx_own_work_settle(x, ms, &whose);
+    x->keeps_kernels = work != IBX_WORK_OVER && work != IBX_WORK_LOST;
+    if (!x->keeps_kernels)
         return;
     ibx_functions_share(ibx_copies_user(x), 0);
     *last = '?';

@@ -186,7 +186,7 @@ bool resets_beside()
     return HOLDS(endless.end(false) && is_as_before(gpu, before));
 }
 
-// As a program does at its end. Others register meanwhile.
+// As a program does at its end, with a module for each of its files. Others register meanwhile.
 bool unloads_beside()
 {
     Gpu gpu(resume);
@@ -201,7 +201,9 @@ bool unloads_beside()
             const Body module = text(Body(), "0x4a0128");
             own.call("cudaRegisterFatBinary", module);
             own.call("cudaRegisterFunction", text(text(Body(module).u64(0x401b30), "sum"), "sum"));
-            own.call("cudaUnregisterFatBinary", module);
+            for (unsigned k = 0; k < 60; k++)
+                own.call("cudaUnregisterFatBinary",
+                         k ? text(Body(), ("0x5a" + std::to_string(k)).c_str()) : module);
             return HOLDS(own.get_last_error() == 0);
         });
         REQUIRE(ends_well(pid));
