@@ -114,6 +114,29 @@ bool beside_blocking(const std::function<int(Remote &, std::uint64_t)> &waits)
     return HOLDS(endless.end(false) && is_as_before(gpu, before));
 }
 
+// Beside a client that has no work under way a wait costs no more than alone: no stream, no event.
+bool waits_cheaply_beside_idle()
+{
+    Gpu gpu;
+    const auto calls = [&gpu] {
+        const Body memory = Body().u64(gpu.remote.malloc(some));
+        return std::make_pair(gpu.made("cudaFree", memory),
+                              gpu.made("cudaDeviceSynchronize", Body()));
+    };
+    const auto alone = calls();
+    Client other(gpu, of_another_program);
+    other.remote.get_last_error();
+    other.remote.set_device(0);
+    const std::uint64_t to = other.remote.malloc(some), from = other.remote.malloc(some);
+    for (const std::uint64_t stream : {std::uint64_t{0}, other.remote.stream_create(0)})
+        REQUIRE(other.remote.call("cudaLaunchKernel",
+                                  kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, some)) == 0);
+    REQUIRE(other.remote.device_synchronize() == 0);
+    const auto beside = calls();
+    return HOLDS(alone.first > 0 && beside.first <= alone.first && alone.second > 0 &&
+                 beside.second <= alone.second);
+}
+
 // CUDA has no call that gives arrays back without a wait: that is made later.
 bool frees_array_beside()
 {
@@ -489,6 +512,7 @@ void check_calls_beside()
     check("... in a stream that waits for the legacy one", [=] { return beside_blocking(frees); });
     check("a wait for the device", waits_beside);
     check("... beside work in such a stream", [=] { return beside_blocking(waits); });
+    check("... beside a client that has nothing to do", waits_cheaply_beside_idle);
     check("arrays given back", frees_array_beside);
     check("a reset of the device", resets_beside);
     check("kernels taken away", unloads_beside);
