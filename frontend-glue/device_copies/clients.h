@@ -244,8 +244,10 @@ void ibx_nap(uint64_t *ns);
 void ibx_left_work_keep(struct copies *x, uint64_t client);
 /* Likewise what is under way in a stream that is about to be destroyed. */
 void ibx_left_work_of_stream(struct copies *x, uint64_t stream);
-/* Whether anything of that is under way: the client's; or of what ibx_left_work_so_far() meant. */
+/* Whether anything of that is under way, but for the legacy stream: the client's; or of what
+ * ibx_left_work_so_far() meant. And in that stream what was there when its last session ended. */
 bool ibx_left_work_any(const struct ibx_cuda *cuda, uint64_t client, uint64_t so_far);
+bool ibx_left_work_in_legacy(const struct ibx_cuda *cuda, uint64_t client);
 uint64_t ibx_left_work_so_far(void);
 /* The context is gone, with its events; NULL: it is not known which. */
 void ibx_left_work_forget(const void *context);

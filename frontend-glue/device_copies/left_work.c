@@ -20,6 +20,7 @@ struct left {
     struct left *next;
     uint64_t client, number;
     void *event, *context;
+    bool legacy; /* behind that stream's work: of a client one in a context, as that is in order */
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct left *lefts;
@@ -62,7 +63,18 @@ bool ibx_left_work_any(const struct ibx_cuda *cuda, uint64_t client, uint64_t nu
     pthread_mutex_lock(&lock);
     drop_ended(cuda);
     const struct left *l = lefts;
-    while (l && l->client != client && l->number > number)
+    while (l && (l->legacy || (l->client != client && l->number > number)))
+        l = l->next;
+    pthread_mutex_unlock(&lock);
+    return l;
+}
+
+bool ibx_left_work_in_legacy(const struct ibx_cuda *cuda, uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    drop_ended(cuda);
+    const struct left *l = lefts;
+    while (l && !(l->legacy && l->client == client))
         l = l->next;
     pthread_mutex_unlock(&lock);
     return l;
@@ -76,19 +88,18 @@ uint64_t ibx_left_work_so_far(void)
     return number;
 }
 
-/* Locked. The client's last one in that context, where it has as many as it may; NULL: it has not.
- */
-static const struct left *last_of_many(uint64_t client, const void *context)
+/* Locked. The client's last one of the kind, where it has as many as it may; NULL: it has not. */
+static const struct left *last_of_many(const struct left *like)
 {
     const struct left *last = NULL;
     unsigned count = 0;
     for (const struct left *l = lefts; l; l = l->next) {
-        if (l->client != client || l->context != context)
+        if (l->client != like->client || l->context != like->context || l->legacy != like->legacy)
             continue;
         last = last ? last : l;
         count++;
     }
-    return count >= EACH ? last : NULL;
+    return count >= (like->legacy ? 1 : EACH) ? last : NULL;
 }
 
 /* In the thread's context: whether an event that is there tells of its work, too. */
@@ -98,7 +109,7 @@ static bool join(const struct ibx_cuda *cuda, const struct left *like, void *str
     *(void **)&wait = ibx_cuda_symbol("cuStreamWaitEvent");
     pthread_mutex_lock(&lock);
     drop_ended(cuda);
-    const struct left *l = wait ? last_of_many(like->client, like->context) : NULL;
+    const struct left *l = wait ? last_of_many(like) : NULL;
     const bool joined = l && !wait(stream, l->event, 0) && !cuda->event_record(l->event, stream);
     pthread_mutex_unlock(&lock);
     return joined;
@@ -130,9 +141,9 @@ static bool is_busy(const struct ibx_cuda *cuda, void *stream)
 
 /* In the thread's context, behind what the stream has, or waits for. False: there is no event
  * behind it. */
-static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, void *stream)
+static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, void *stream, bool legacy)
 {
-    struct left l = {.client = client};
+    struct left l = {.client = client, .legacy = legacy};
     if (cuda->ctx_get_current(&l.context))
         return false;
     if (join(cuda, &l, stream))
@@ -148,7 +159,7 @@ static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, void *strea
 /* What cannot be noted is work that nobody finds. */
 static void keep_work(struct copies *x, uint64_t client, void *stream)
 {
-    if (is_busy(x->cuda, stream) && !put_behind(x->cuda, client, stream))
+    if (is_busy(x->cuda, stream) && !put_behind(x->cuda, client, stream, false))
         ibx_clients_hide_work(x);
 }
 
@@ -159,7 +170,7 @@ static void keep_legacy_work(struct copies *x, uint64_t client)
     const bool quiet = ibx_captures_wait_try();
     const bool busy = !quiet || x->cuda->stream_query(IBX_CUDA_STREAM_LEGACY) == IBX_CUDA_NOT_READY;
     void *stream = busy ? ibx_own_stream_behind_legacy() : NULL;
-    if (busy && !(stream && put_behind(x->cuda, client, stream)))
+    if (busy && !(stream && put_behind(x->cuda, client, stream, true)))
         ibx_clients_hide_work(x);
     if (stream)
         ibx_own_stream_leave(stream);

@@ -89,6 +89,7 @@ static bool put_events(const struct ibx_cuda *cuda, uint64_t client, const void 
     m->resets = ibx_copies_resets();
     m->left = ibx_left_work_so_far();
     const bool put = m->events && !ibx_left_work_any(cuda, client, 0) &&
+                     !ibx_left_work_in_legacy(cuda, client) &&
                      put_behind(cuda, client, streams, count, m) && put_behind_legacy(cuda, m);
     while (!put && m->count)
         cuda->event_destroy(m->events[--m->count].event);

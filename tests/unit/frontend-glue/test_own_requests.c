@@ -200,14 +200,18 @@ static void test_work_that_is_left(void **state)
     app->hold(true);
     for (unsigned i = 0; i < 1000; i++) {
         assert_int_equal(app->copy_async(at, at + 64, 64, own), 0);
+        assert_int_equal(app->copy_async(at, at + 64, 64, IBX_CUDA_STREAM_LEGACY), 0);
         ibx_left_work_keep(&alice.x, 77);
     }
     const unsigned long events = cuda_stats().events - before;
     assert_true(ibx_left_work_any(alice.x.cuda, 77, 0));
     assert_true(ibx_left_work_any(alice.x.cuda, 0, ibx_left_work_so_far()));
+    assert_true(ibx_left_work_in_legacy(alice.x.cuda, 77));
+    assert_false(ibx_left_work_in_legacy(alice.x.cuda, 78));
     app->hold(false);
     assert_int_equal(app->stream_synchronize(own), 0);
-    assert_false(ibx_left_work_any(alice.x.cuda, 77, 0));
+    while (ibx_left_work_any(alice.x.cuda, 77, 0) || ibx_left_work_in_legacy(alice.x.cuda, 77)) {
+    }
     assert_true(events > 0 && events < 100);
     assert_true(cuda_stats().events == before);
 }
