@@ -5,6 +5,10 @@
  * allocation that a kernel is about to use is mapped once more, at the client's own address, and
  * pinned there. Copies use the session's mapping (in_place.c), and know nothing of this one.
  *
+ * Over other paths, and where the client's memory is no part of such a file, pages of this
+ * process's own stand in for it at that address: the client copies between them and its own
+ * (preload's managed_in_place.c).
+ *
  * A client chooses the address, between IBX_SHARED_FROM and IBX_SHARED_UNTIL; what this process or
  * another client has there stays, and the client is refused. A map lasts until the client gives it
  * back, or has no session any more.
@@ -38,6 +42,7 @@ struct ibx_host_map {
 /* What a client wants. */
 struct wish {
     uint64_t address, length, offset; /* where, how much, where in its file */
+    bool own;                         /* in none: pages of this process's */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -187,18 +192,20 @@ static int refuse(struct copies *x, const struct wish *w, const char *why)
 static bool is_sound(const struct wish *w, uint64_t bytes)
 {
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    return w->length && !(w->address % page) && !(w->length % page) && !(w->offset % page) &&
+    return w->length && !(w->address % page) && !(w->length % page) &&
            w->address >= IBX_SHARED_FROM && w->address < IBX_SHARED_UNTIL &&
-           w->length <= IBX_SHARED_UNTIL - w->address && w->offset <= bytes &&
-           w->length <= bytes - w->offset;
+           w->length <= IBX_SHARED_UNTIL - w->address &&
+           (w->own ||
+            (!(w->offset % page) && w->offset <= bytes && w->length <= bytes - w->offset));
 }
 
 /* NULL, or why it cannot be mapped. */
 static const char *map(struct ibx_host_map *m, const struct wish *w, int fd)
 {
     void *wanted = pointer_to(w->address);
-    void *there = mmap(wanted, w->length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE,
-                       fd, (off_t)w->offset);
+    const int kind = w->own ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    void *there = mmap(wanted, w->length, PROT_READ | PROT_WRITE, kind | MAP_FIXED_NOREPLACE,
+                       w->own ? -1 : fd, w->own ? 0 : (off_t)w->offset);
     if (there == MAP_FAILED)
         return strerror(errno);
     if (there != wanted) { /* a kernel, or a sanitizer, that does not know the flag */
@@ -208,6 +215,8 @@ static const char *map(struct ibx_host_map *m, const struct wish *w, int fd)
     m->base = there;
     m->length = w->length;
     madvise(there, w->length, MADV_DONTDUMP);
+    if (w->own)
+        return NULL;
     return ibx_client_pin_is_whole(there, w->length) ? NULL : "some were never touched";
 }
 
@@ -276,12 +285,13 @@ static int host_map(struct extra *e)
 {
     struct wish w = {.address = ibx_get_u64(&e->in), .length = ibx_get_u64(&e->in)};
     w.offset = ibx_get_u64(&e->in);
+    w.own = w.offset == IBX_EXTRA_OWN_PAGES;
     uint64_t bytes = 0, process_namespace;
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     const uint64_t client = ibx_clients_number(e->x);
-    const int fd = ibx_shared_of_peer(ibx_session_conn(e->x->s), &bytes);
-    if (fd < 0 || !client || !ibx_copies_begin_context(e->x))
+    const int fd = w.own ? -1 : ibx_shared_of_peer(ibx_session_conn(e->x->s), &bytes);
+    if ((fd < 0 && !w.own) || !client || !ibx_copies_begin_context(e->x))
         return refuse(e->x, &w, "they are not shared with the back end");
     if (!ibx_session_process(e->x->s, &process_namespace))
         return refuse(e->x, &w,
@@ -289,7 +299,7 @@ static int host_map(struct extra *e)
                       "rdma.resume_seconds is 0 at one end");
     if (!is_sound(&w, bytes))
         return refuse(e->x, &w, "this is not where such memory may be");
-    if (is_there(e->x, client, &w))
+    if (!w.own && is_there(e->x, client, &w))
         return 0;
     for (struct ibx_host_map *m; (m = take_locking(client, w.address, w.length));)
         end(e->x, m); /* of before */

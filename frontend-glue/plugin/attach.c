@@ -17,11 +17,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
 #define END_SLICE_MS     10u /* the end of the process does not wait longer for that of a thread */
 #define PAGE             4096u       /* bytes; allocations of shared memory consist of such */
+#define HUGE             (2u << 20)  /* bytes of a huge page */
+#define TRIES            8u          /* places at which something may be mapped */
 #define SHORT_COPY       1900u       /* bytes that go with the request */
 #define BACKGROUND_LEAST (64u << 10) /* a shorter copy ends before another thread has begun */
 
@@ -99,6 +102,15 @@ static void end_thread(void *argument)
     drop(attachment);
 }
 
+/* Copies of all threads that have begun and not returned, in their stacks. */
+struct under_way {
+    struct under_way *next;
+    uintptr_t begin; /* of the host's bytes */
+    size_t n;
+};
+static pthread_mutex_t under_way_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct under_way *under_way;
+
 /* The connection stays the parent's. The child's thread has another id, so GVirtuS connects anew.
  */
 static void end_parent(void)
@@ -106,6 +118,8 @@ static void end_parent(void)
     if (mine)
         drop(mine);
     mine = NULL;
+    under_way = NULL;
+    pthread_mutex_init(&under_way_lock, NULL);
     pthread_setspecific(thread_end, NULL);
     atomic_fetch_add(&epoch, 1);
 }
@@ -397,9 +411,11 @@ static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code)
     return rc;
 }
 
-static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
+static int run_watched(const struct ibx_frontend_copy *wish, int *exit_code)
 {
     const struct ibx_frontend_watch *watch = atomic_load_explicit(&watcher, memory_order_acquire);
+    if (watch && watch->withheld(wish))
+        return -ENOTCONN;
     const int cancel = ibx_thread_hold_cancel();
     bool works = false;
     int rc = 0;
@@ -410,6 +426,52 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
     if (works)
         watch->over();
     ibx_thread_release_cancel(cancel);
+    return rc;
+}
+
+static void enter(struct under_way *entry)
+{
+    pthread_mutex_lock(&under_way_lock);
+    entry->next = under_way;
+    under_way = entry;
+    pthread_mutex_unlock(&under_way_lock);
+}
+
+static void leave_copy(const struct under_way *entry)
+{
+    pthread_mutex_lock(&under_way_lock);
+    struct under_way **at = &under_way;
+    while (*at != entry)
+        at = &(*at)->next;
+    *at = entry->next;
+    pthread_mutex_unlock(&under_way_lock);
+}
+
+static bool any_under_way(uintptr_t begin, size_t n)
+{
+    pthread_mutex_lock(&under_way_lock);
+    const struct under_way *entry = under_way;
+    while (entry && !(entry->begin < begin + n && begin < entry->begin + entry->n))
+        entry = entry->next;
+    pthread_mutex_unlock(&under_way_lock);
+    return entry;
+}
+
+static void drain(const void *address, size_t n)
+{
+    while (any_under_way((uintptr_t)address, n))
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    ibx_async_copy_wait_memory(address, n);
+}
+
+static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
+{
+    const size_t rows = wish->rows ? wish->rows - 1 : 0;
+    struct under_way entry = {.begin = (uintptr_t)wish->host,
+                              .n = rows * wish->host_pitch + wish->n};
+    enter(&entry);
+    const int rc = run_watched(wish, exit_code);
+    leave_copy(&entry);
     return rc;
 }
 
@@ -508,9 +570,27 @@ static void prepare(void *address, size_t n)
     ibx_thread_release_cancel(cancel);
 }
 
+/* Where the back end may have pages, too, if kernels are to use the memory (stand_in()): little
+ * else is there, in either process. */
+static void *map_anywhere(size_t n)
+{
+    const size_t room = IBX_SHARED_UNTIL - IBX_SHARED_FROM;
+    const int kind = MAP_PRIVATE | MAP_ANONYMOUS;
+    uint64_t random;
+    for (unsigned i = 0; i < TRIES && n < room / 2; i++) {
+        if (getrandom(&random, sizeof(random), 0) != sizeof(random))
+            break;
+        void *wanted = (void *)(uintptr_t)(IBX_SHARED_FROM + random % ((room - n) / HUGE) * HUGE);
+        void *there = mmap(wanted, n, PROT_READ | PROT_WRITE, kind | MAP_FIXED_NOREPLACE, -1, 0);
+        if (there != MAP_FAILED) /* or elsewhere, of a kernel that does not know the flag */
+            return there;
+    }
+    return mmap(NULL, n, PROT_READ | PROT_WRITE, kind, -1, 0);
+}
+
 static void *map(size_t n)
 {
-    void *address = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *address = map_anywhere(n);
     if (address == MAP_FAILED)
         return NULL;
     madvise(address, n, MADV_HUGEPAGE);
@@ -535,6 +615,29 @@ static void *allocate(size_t n)
         ibx_log(IBX_LOG_WARN, "the application gets no %zu bytes of page-locked memory: %s", n,
                 strerror(errno));
     return address;
+}
+
+static int ask_for_map(const struct ibx_writer *body, int *exit_code)
+{
+    const struct ibx_frontend_request request = {
+        .name = IBX_EXTRA_NAME, .body = body->data, .n = body->length};
+    return make_call(&request, exit_code);
+}
+
+static int stand_in(void *address, size_t n, bool on, int *exit_code)
+{
+    uint8_t body[32];
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    uint64_t offset;
+    if (ibx_shared_offset(address, n, &offset)) /* then it is reach() or nothing */
+        return -EOPNOTSUPP;
+    ibx_put_u16(&w, on ? IBX_EXTRA_HOST_MAP : IBX_EXTRA_HOST_UNMAP);
+    ibx_put_u64(&w, (uintptr_t)address);
+    if (on) {
+        ibx_put_u64(&w, n);
+        ibx_put_u64(&w, IBX_EXTRA_OWN_PAGES);
+    }
+    return ask_for_map(&w, exit_code);
 }
 
 /* Kernels write there unseen: later copies from such memory go in the order of their streams. */
@@ -562,9 +665,7 @@ static int reach(void *address, size_t n, bool on, int *exit_code)
         ibx_put_u64(&w, offset);
         atomic_store(&left_for_later, true);
     }
-    const struct ibx_frontend_request request = {
-        .name = IBX_EXTRA_NAME, .body = body, .n = w.length};
-    return make_call(&request, exit_code);
+    return ask_for_map(&w, exit_code);
 }
 
 static unsigned reach_epoch(void)
@@ -619,10 +720,12 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
         .release = release,
         .prepare = prepare,
         .reach = reach,
+        .stand_in = stand_in,
         .reach_epoch = reach_epoch,
         .pending = ibx_async_copy_pending,
         .failure = ibx_async_copy_failure,
         .finish = ibx_async_copy_wait_memory,
+        .drain = drain,
         .watch = watch,
         .leave = leave,
     };

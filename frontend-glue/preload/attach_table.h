@@ -61,7 +61,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 18u
+#define IBX_FRONTEND_VERSION 19u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -118,11 +118,16 @@ enum ibx_frontend_fact {
 /* What the preload does before calls that may have the device work, and behind them. GVirtuS's own
  * requests are told by their names alone; nothing of GVirtuS may be called meanwhile, but copy()
  * may. An error is what the call is to return; GVirtuS's are made all the same. Where *begun is
- * set, an error or not, over() comes when the call is under way, in the same thread. */
+ * set, an error or not, over() comes when the call is under way, in the same thread.
+ *
+ * withheld(), before all that: whether the kernel may not be given the host's bytes of a copy,
+ * since another thread may take access to them away. Then GVirtuS's front end, which touches them
+ * itself, has to make the copy. */
 struct ibx_frontend_watch {
     int (*request)(const char *name, const void *body, size_t n, bool *begun);
     int (*copy)(const struct ibx_frontend_copy *copy, bool *begun);
     void (*over)(void);
+    bool (*withheld)(const struct ibx_frontend_copy *copy);
 };
 
 struct ibx_frontend_calls {
@@ -164,6 +169,9 @@ struct ibx_frontend_calls {
     /* Has kernels reach n bytes of memory that allocate() has given, at `address`, or no more, as
      * before release(). 0: *exit_code is CUDA's. -EOPNOTSUPP: they cannot; -ENOTCONN. */
     int (*reach)(void *address, size_t n, bool on, int *exit_code);
+    /* Likewise pages of the back end's own, which are there at `address` until they are given back:
+     * copies between host and device take it as an address of the device's. n is of whole pages. */
+    int (*stand_in)(void *address, size_t n, bool on, int *exit_code);
     /* Another number than before: what they have reached they may reach no more, until it is
      * asked for again. */
     unsigned (*reach_epoch)(void);
@@ -173,6 +181,7 @@ struct ibx_frontend_calls {
     bool (*pending)(uint64_t stream);              /* whether there is one in the stream */
     int (*failure)(uint64_t stream);               /* the first error not returned yet, or 0 */
     void (*finish)(const void *address, size_t n); /* waits for those in this memory */
+    void (*drain)(const void *address, size_t n);  /* and for copy() of any thread's, too */
 
     /* From here on all threads' calls are told, for good. */
     void (*watch)(const struct ibx_frontend_watch *watch);

@@ -110,6 +110,15 @@ void ibx_frontend_host_reached(const struct range *range, unsigned epoch)
     ibx_frontend_ranges_unlock();
 }
 
+void ibx_frontend_host_in_place(const struct range *range, unsigned forks)
+{
+    ibx_frontend_ranges_lock();
+    struct range *found = ibx_frontend_ranges_at(&ranges, (void *)range->begin);
+    if (found)
+        found->in_place = forks;
+    ibx_frontend_ranges_unlock();
+}
+
 bool ibx_frontend_host_lapsed(unsigned epoch, struct range *range)
 {
     bool found = false;
@@ -283,6 +292,10 @@ static unsigned take_kept(struct range *taken)
 static void give_back(const struct range *range)
 {
     void *address = (void *)range->begin;
+    if (range->in_place) {
+        ibx_frontend_in_place_end(range);
+        return;
+    }
     if (ibx_frontend_small_give(address, range->n))
         return;
     ibx_frontend_reach_ends(range);
@@ -293,7 +306,7 @@ static void give_back(const struct range *range)
 static void free_range(const struct range *range)
 {
     struct range before[KEPT_MOST];
-    const bool waits = range->in_use || range->reach;
+    const bool waits = range->in_use || range->reach || range->in_place;
     const bool captures = ibx_frontend_capturing();
     if (captures && waits && keep(range))
         return;

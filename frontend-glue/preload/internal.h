@@ -375,13 +375,15 @@ int ibx_frontend_before_host(const void *memory, size_t n);
 struct range {
     uintptr_t begin;
     size_t n;
-    bool allocated;   /* by host_memory.c; false: registered by the application */
-    bool in_use;      /* there was an asynchronous copy */
-    bool pooled;      /* of the device, but not cudaMalloc's: cudaFree waits for nothing */
-    int device;       /* that was the thread's */
-    unsigned flags;   /* of the host's: the application's */
-    unsigned reach;   /* of the host's: since which epoch kernels reach it; 0: never yet */
-    const char *name; /* of a kernel; NULL: not known */
+    bool allocated;    /* by host_memory.c; false: registered by the application */
+    bool in_use;       /* there was an asynchronous copy */
+    bool pooled;       /* of the device, but not cudaMalloc's: cudaFree waits for nothing */
+    int device;        /* that was the thread's */
+    unsigned flags;    /* of the host's: the application's */
+    unsigned reach;    /* of the host's: since which epoch kernels reach it; 0: never yet */
+    unsigned in_place; /* of the host's: managed memory (managed_in_place.c), since so many forks
+                          and one; 0: it is not */
+    const char *name;  /* of a kernel; NULL: not known */
 };
 
 /* Sorted by address; none overlaps another. The caller holds the lock. */
@@ -418,11 +420,16 @@ bool ibx_frontend_host_any(void);
  * Of an error the first function says what to do, the second which memory it was. */
 int ibx_frontend_host_reach(const void *address);
 int ibx_frontend_host_try(const void *address, struct range *range);
+/* Whether the first one would not fail, as far as is known without asking the back end to have
+ * pages of its own there. */
+bool ibx_frontend_host_likely(const void *address);
 /* Whether what was allocated last was not out of reach. */
 bool ibx_frontend_reach_likely(void);
 /* host_memory.c: that memory, as far as there is any; and that kernels reach it since an epoch. */
 bool ibx_frontend_host_range(const void *address, struct range *range);
 void ibx_frontend_host_reached(const struct range *range, unsigned epoch);
+/* ... and that it has become managed memory. */
+void ibx_frontend_host_in_place(const struct range *range, unsigned forks);
 /* Memory that kernels have reached, but not since that epoch. False: there is none. */
 bool ibx_frontend_host_lapsed(unsigned epoch, struct range *range);
 /* Memory that was allocated, or registered. */
@@ -516,6 +523,11 @@ bool ibx_frontend_managed_free(const void *address, void **base, int *rc);
  * of it; false: it is none. */
 bool ibx_frontend_mapped(void **address, size_t n, unsigned flags, int *rc);
 bool ibx_frontend_mapped_free(void *address, int *rc);
+/* managed_in_place.c: page-locked memory of allocate()'s becomes managed memory where it is. An
+ * error: it stays what it was, and a sentence says why where nobody else does. And it is unmapped,
+ * with the pages that the back end has there. */
+int ibx_frontend_in_place(const struct range *range);
+void ibx_frontend_in_place_end(const struct range *range);
 /* The device was reset; a module of the program's goes. */
 void ibx_frontend_managed_reset(void);
 /* Before cudaDeviceReset: variables outlast it, with what the program has written. */

@@ -4,8 +4,11 @@
  * end maps what a launch names among its arguments (struct ibx_frontend_calls, reach()): then both
  * sides have the same pages at the same address, and see each other's writes at once.
  *
- * Where that cannot be (another path than shm, registered memory), such a launch fails here: the
- * access of the kernel would be an error that ends the work of all clients of the back end.
+ * Over another path than shm it becomes managed memory where it is (managed_in_place.c).
+ *
+ * Where neither can be (registered memory), such a launch fails here: the access of the kernel
+ * would be an error that ends the work of all clients of the back end. So does that of a kernel
+ * which finds the address elsewhere than among its arguments before a launch has named the memory.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -24,9 +27,12 @@ static _Thread_local bool known;
 /* Of several threads one asks: others' wishes for the same memory would be in its way. */
 static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER;
 
-/* Who holds it may wait for whatever else a fork has locked. */
+static atomic_uint forks = 1; /* from the first process on */
+
+/* Who holds it may wait for whatever else a fork has locked. A child has no managed memory. */
 static void in_child(void)
 {
+    atomic_fetch_add(&forks, 1);
     pthread_mutex_init(&asking, NULL);
 }
 
@@ -88,6 +94,11 @@ void ibx_frontend_reach_ends(const struct range *range)
         ask(ibx_frontend_plugin(), range, false);
 }
 
+static bool is_in_place(const struct range *range)
+{
+    return range->in_place == atomic_load_explicit(&forks, memory_order_relaxed);
+}
+
 static bool is_reached(const struct range *range, unsigned epoch)
 {
     return range->reach == epoch && known;
@@ -111,7 +122,8 @@ int ibx_frontend_host_try(const void *address, struct range *range)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     int rc = CUDA_SUCCESS;
-    if (!calls || !ibx_frontend_host_range(address, range) || is_reached(range, epoch_now(calls)))
+    if (!calls || !ibx_frontend_host_range(address, range) || is_in_place(range) ||
+        is_reached(range, epoch_now(calls)))
         return CUDA_SUCCESS;
     if (!range->allocated)
         return CUDA_NOT_SUPPORTED;
@@ -128,17 +140,45 @@ int ibx_frontend_host_try(const void *address, struct range *range)
     return rc ? CUDA_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
+/* Pieces of slabs go the former way alone: what is not reached so is never cut from one. */
+static bool may_be_in_place(const struct range *range)
+{
+    struct range whole;
+    return range->allocated && !ibx_frontend_small_whole((void *)range->begin, &whole);
+}
+
+/* Another thread may have done it meanwhile. */
+static int put_in_place(struct range *range)
+{
+    if (!may_be_in_place(range))
+        return CUDA_NOT_SUPPORTED;
+    pthread_mutex_lock(&asking);
+    const bool there = ibx_frontend_host_range((void *)range->begin, range);
+    const int rc = !there || is_in_place(range) ? CUDA_SUCCESS : ibx_frontend_in_place(range);
+    if (there && !rc)
+        ibx_frontend_host_in_place(range, atomic_load(&forks));
+    pthread_mutex_unlock(&asking);
+    return rc ? CUDA_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+bool ibx_frontend_host_likely(const void *address)
+{
+    struct range range;
+    return !ibx_frontend_host_try(address, &range) || may_be_in_place(&range);
+}
+
 int ibx_frontend_host_reach(const void *address)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     struct range range = {.n = 0};
-    const int rc = ibx_frontend_host_try(address, &range);
+    int rc = ibx_frontend_host_try(address, &range);
+    if (rc)
+        rc = put_in_place(&range);
     if (rc && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
                 "kernels do not reach %zu bytes of page-locked memory at %p (%s), and a launch "
                 "that names them fails with cudaErrorNotSupported: give kernels memory of "
-                "cudaMallocManaged or cudaHostAllocMapped, or run the back end on this host, with "
-                "rdma://",
+                "cudaMallocManaged or cudaHostAllocMapped",
                 range.n, (void *)range.begin,
                 range.allocated ? "the back end cannot map them" : "they were registered");
     return rc;

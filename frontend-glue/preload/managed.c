@@ -257,8 +257,8 @@ bool ibx_frontend_managed_free(const void *address, void **base, int *rc)
 bool ibx_frontend_mapped_free(void *address, int *rc)
 {
     struct managed m;
-    if (!ibx_managed_find((uintptr_t)address, &m))
-        return false;
+    if (!ibx_managed_find((uintptr_t)address, &m) || m.in_place)
+        return false; /* host_memory.c knows it */
     void *base = m.mapped ? taken((uintptr_t)address, rc) : NULL;
     *rc = base ? cudaFree(base) : m.mapped ? *rc : ibx_frontend_fail(CUDA_INVALID_VALUE);
     return true;
@@ -299,7 +299,6 @@ static bool is_device_memory(const void *address, int *device)
 int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address)
 {
     struct managed m;
-    struct range range;
     unsigned flags;
     void *at = (void *)(uintptr_t)address;
     int device;
@@ -314,7 +313,7 @@ int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *
             (struct pointer_attributes){m.mapped ? TYPE_HOST : TYPE_MANAGED, m.device, at, at};
     else if (ibx_frontend_host_known(address, &device, &flags))
         *attributes = (struct pointer_attributes){
-            TYPE_HOST, device, ibx_frontend_host_try(address, &range) ? NULL : at, at};
+            TYPE_HOST, device, ibx_frontend_host_likely(address) ? at : NULL, at};
     else if (is_device_memory(address, &device))
         *attributes = (struct pointer_attributes){TYPE_DEVICE, device, at, NULL};
     else

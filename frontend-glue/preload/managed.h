@@ -9,6 +9,7 @@
  *   managed_io.c      ... of the kernel for it
  *   managed_hints.c   what the program says of its use
  *   managed_variables.c  variables that are declared __managed__
+ *   managed_in_place.c   page-locked memory that becomes managed
  *
  * Coherence is that of devices without concurrent access (cudaDevAttrConcurrentManagedAccess is 0).
  * A block of pages is in one of three states, and its protection says which:
@@ -55,7 +56,8 @@ struct managed {
     struct managed_variable *variables; /* that lie there, of any module; or NULL: it is no such */
     size_t variable_count;
     int device;
-    unsigned mapped;      /* cudaHostAlloc's, with these flags; 0: it is not */
+    unsigned mapped; /* cudaHostAlloc's, with these flags; 0: it is not */
+    bool in_place;   /* it was page-locked memory before; the device's bytes are the back end's */
     size_t block, blocks; /* bytes of one, how many */
     size_t fresh, newer;  /* blocks that are not STALE; that are NEWER */
     struct run fetched, written;
@@ -64,7 +66,8 @@ struct managed {
 
 /* Adds it, all blocks in that state. */
 void ibx_managed_add(struct managed *m, enum pages_state state);
-/* Takes it out: NULL if none that was allocated begins there. 0: any that was allocated. */
+/* Takes it out: NULL if none that was allocated begins there. 0: any that was allocated, but not
+ * what has become managed in place. */
 struct managed *ibx_managed_take(uintptr_t begin);
 /* Takes that module's variables out, and pages that have no other's: NULL if there are none. */
 struct managed *ibx_managed_take_module(void **module);
@@ -104,6 +107,11 @@ void ibx_managed_variables_reset(void);
 void ibx_managed_hints_gone(uintptr_t begin, size_t n);
 /* An error unless all n bytes are of one allocation. */
 int ibx_managed_check(const void *address, size_t n);
+
+/* managed_in_place.c: whether that address is in memory that is about to become managed. Quick. */
+bool ibx_managed_joins(uintptr_t at, size_t n);
+/* Until that is over. Makes system calls only. */
+void ibx_managed_wait_for_join(uintptr_t at);
 
 /* What an access of the host needs. */
 enum pages_answer {

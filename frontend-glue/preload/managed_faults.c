@@ -253,6 +253,10 @@ static bool is_allowed(uintptr_t at)
 
 static bool served(uintptr_t at, enum pages_access access)
 {
+    if (ibx_managed_joins(at, 1)) {
+        ibx_managed_wait_for_join(at);
+        return true;
+    }
     if (!ibx_managed_may_hold(at) || !is_allowed(at))
         return false;
     const enum pages_answer answer = ibx_managed_look(at, access);

@@ -66,7 +66,7 @@ struct managed *ibx_managed_take(uintptr_t begin)
     pthread_mutex_lock(&pages);
     pthread_mutex_lock(&list);
     struct managed **at = &all;
-    while (*at && ((*at)->variables || (begin && (*at)->begin != begin)))
+    while (*at && ((*at)->variables || (begin ? (*at)->begin != begin : (*at)->in_place)))
         at = &(*at)->next;
     struct managed *found = *at;
     if (found)
@@ -176,6 +176,7 @@ bool ibx_managed_find(uintptr_t at, struct managed *found)
                                   .asked = m->asked,
                                   .device = m->device,
                                   .mapped = m->mapped,
+                                  .in_place = m->in_place,
                                   .variables = m->variables};
     pthread_mutex_unlock(&list);
     return m;
@@ -716,7 +717,17 @@ static int copy_begins(const struct ibx_frontend_copy *copy, bool *begun)
     return *begun ? work_begins() : CUDA_SUCCESS;
 }
 
-const struct ibx_frontend_watch ibx_managed_watch = {request_begins, copy_begins, work_has_begun};
+/* A copy that began before its memory became managed. Our own are of the second mapping. */
+static bool withheld(const struct ibx_frontend_copy *copy)
+{
+    const size_t rows = copy->rows ? copy->rows - 1 : 0;
+    const size_t n = rows * copy->host_pitch + copy->n;
+    uintptr_t at = (uintptr_t)copy->host, last;
+    return ibx_managed_joins(at, n) || ibx_managed_within(&at, at + n, &last);
+}
+
+const struct ibx_frontend_watch ibx_managed_watch = {request_begins, copy_begins, work_has_begun,
+                                                     withheld};
 
 bool ibx_frontend_managed_captured(void *stream)
 {

@@ -159,7 +159,8 @@ enum ibx_extra {
 #define IBX_EXTRA_ATTRIBUTE     64u    /* bytes of an attribute's value, CUDA's union of scalars */
 #define IBX_EXTRA_PRINTED_MOST  256u   /* bytes in a reply to PRINTED, behind how many there are */
 #define IBX_EXTRA_COPIED        128u /* bytes from the device in the reply to a HOST_ASK, at most */
-#define IBX_EXTRA_HANDLE        64u  /* bytes of a handle for other processes */
+#define IBX_EXTRA_OWN_PAGES     UINT64_MAX /* of HOST_MAP: the memory is in no shared file */
+#define IBX_EXTRA_HANDLE        64u        /* bytes of a handle for other processes */
 #define IBX_EXTRA_NODE_BYTES    216u /* of a kernel's arguments in a reply to GET_KERNEL, at most */
 #define IBX_EXTRA_VARIABLE_NAME 1024u /* bytes of a variable's name, at most */
 

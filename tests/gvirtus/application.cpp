@@ -594,6 +594,7 @@ int main(int argc, char **argv)
         {"page-locked-of-graphs", page_locked_of_graphs},
         {"page-locked-and-forks", page_locked_and_forks},
         {"page-locked-pieces", page_locked_pieces},
+        {"page-locked-in-place", page_locked_in_place},
         {"async", async},
         {"on-host", on_host},
         {"devices", devices},

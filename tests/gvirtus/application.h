@@ -224,6 +224,7 @@ bool page_locked_of_unknown();
 bool page_locked_of_graphs();
 bool page_locked_and_forks();
 bool page_locked_pieces();
+bool page_locked_in_place();
 
 // application_streams.cpp
 

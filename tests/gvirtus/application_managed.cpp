@@ -509,11 +509,9 @@ bool mapped()
     std::memcpy(word, "word", 4);
     REQUIRE(stub_launch(to, word, 4, nullptr) == 0 && cudaDeviceSynchronize() == 0);
     REQUIRE(!std::memcmp(to, "word", 4) && cudaFreeHost(word) == 0);
-    // Over shm kernels reach all of it.
-    for (void *each : {large, pinned}) {
-        const int rc = on_device(&there, each);
-        REQUIRE(over_shm ? rc == 0 && there == each : rc == 801 && cudaGetLastError() == 801);
-    }
+    // Kernels reach all of it.
+    for (void *each : {large, pinned})
+        REQUIRE(on_device(&there, each) == 0 && there == each);
     REQUIRE(cudaFreeHost(large) == 0);
     // What is not mapped.
     REQUIRE(host_register(&there, 8) == 0 && on_device(&there, &there) == 801);
@@ -596,8 +594,7 @@ bool pointers()
     REQUIRE(cudaMallocHost(&pinned, 100) == 0 && host_register(&local, 1) == 0);
     REQUIRE(is(device, DEVICE, device, nullptr) && is(device + 99, DEVICE, device + 99, nullptr));
     REQUIRE(is(m, MANAGED, m, m) && is(m + 5, MANAGED, m + 5, m + 5));
-    REQUIRE(is(pinned, HOST, over_shm ? pinned : nullptr, pinned) &&
-            is(&local, HOST, nullptr, &local));
+    REQUIRE(is(pinned, HOST, pinned, pinned) && is(&local, HOST, nullptr, &local));
     REQUIRE(host_unregister(&local) == 0 && is(&local, UNREGISTERED, nullptr, &local));
     REQUIRE(is(nullptr, UNREGISTERED, nullptr, nullptr));
     REQUIRE(preloaded<int(void **, std::size_t, void *)>("cudaMallocAsync")(&made, 100, nullptr) ==

@@ -22,9 +22,10 @@ namespace
 
 constexpr std::size_t bytes_each = 300 << 10;
 
+// Over shm both ends have the same pages; elsewhere the memory becomes managed with the launch.
 bool reached()
 {
-    return over_shm && taken;
+    return taken;
 }
 
 // The first call has the back end load CUDA's runtime.
@@ -36,7 +37,8 @@ char *page_locked(std::size_t n)
     return cudaMallocHost(&memory, n) ? nullptr : static_cast<char *>(memory);
 }
 
-// Over shm the back end has it run; elsewhere it is refused, and nothing else is the worse for it.
+// The back end has it run, where the plugin runs the copies; otherwise it is refused, and nothing
+// else is the worse for it.
 bool runs_or_is_refused(int rc)
 {
     if (reached())
@@ -115,8 +117,9 @@ bool is_seen_at_once(char *word, const char *one)
     volatile char *seen = word;
     *seen = 0;
     REQUIRE(runs_or_is_refused(stub_launch(word, one, 1, nullptr)));
-    while (reached() && !*seen) // the test's alarm ends it otherwise
+    while (reached() && over_shm && !*seen) // the test's alarm ends it otherwise
         ;
+    REQUIRE(!reached() || *seen == *one);
     return true;
 }
 
@@ -152,6 +155,13 @@ bool is_refused(const char *mapped)
     };
     for (const auto &wish : wishes)
         REQUIRE(asks(wish.address, wish.n, wish.offset) == 801);
+    // Nor pages of its own in such places, or where it has something.
+    const std::uint64_t own = IBX_EXTRA_OWN_PAGES;
+    for (unsigned i = 0; i < 7; i++)
+        REQUIRE(asks(wishes[i].address, wishes[i].n, own) == 801);
+    REQUIRE(asks(wishes[12].address, page, own) == 801);
+    if (!over_shm)
+        return true;
     // Where this client has a map already the new one takes its place.
     return HOLDS(asks(there, page, 0) == 0);
 }
@@ -401,7 +411,7 @@ bool pieces_of_a_child()
 // Many short pieces of memory for kernels are mapped and pinned together.
 bool page_locked_pieces()
 {
-    if (!reached())
+    if (!reached() || !over_shm) // it is managed memory from the beginning
         return true;
     REQUIRE(cudaGetLastError() == 0 && cudaFreeHost(piece(100)) == 0);
     const auto before = stub_remote()->stats(); // the back end may still pin its pool
@@ -431,4 +441,173 @@ bool page_locked_pieces()
         REQUIRE(cudaFreeHost(each) == 0);
     REQUIRE(stub_remote()->stats().host_pins < before.host_pins + PIECES / 4);
     return HOLDS(pieces_of_a_child());
+}
+
+namespace
+{
+
+// Whether it has become managed memory.
+bool is_in_place(const void *memory)
+{
+    std::ifstream maps("/proc/self/maps");
+    const unsigned long long at = reinterpret_cast<std::uintptr_t>(memory);
+    for (std::string line; std::getline(maps, line);) {
+        const unsigned long long begin = std::stoull(line, nullptr, 16);
+        const unsigned long long end = std::stoull(line.substr(line.find('-') + 1), nullptr, 16);
+        if (at >= begin && at < end)
+            return line.find("ibx-managed") != std::string::npos;
+    }
+    return false;
+}
+
+bool is_named(char *memory)
+{
+    return HOLDS(stub_launch(memory, memory + 1, 1, nullptr) == 0);
+}
+
+// Neither copies nor questions make it managed.
+bool stays_as_it_is(char *device, void *stream)
+{
+    char *memory = page_locked(bytes_each);
+    struct {
+        int type, device;
+        void *on_device, *on_host;
+    } what = {};
+    REQUIRE(memory && round_trip(device, memory, bytes_each, 20, stream));
+    auto *ask = preloaded<int(void *, const void *)>("cudaPointerGetAttributes");
+    REQUIRE(ask(&what, memory) == 0);
+    REQUIRE(what.on_device == memory && what.on_host == memory && !is_in_place(memory));
+    REQUIRE(is_named(memory) && is_in_place(memory) == !over_shm);
+    for (void *each : {static_cast<void *>(nullptr), stream})
+        REQUIRE(round_trip(device, memory, bytes_each, 21, each));
+    REQUIRE(is_named(memory) && cudaDeviceSynchronize() == 0 && memory[0] == memory[1]);
+    return HOLDS(cudaFreeHost(memory) == 0 && cudaFreeHost(memory) == 1 && cudaGetLastError() == 1);
+}
+
+// A copy is under way there, in another stream.
+bool is_named_beside_copy(char *device, void *stream)
+{
+    const std::vector<char> bytes = random_bytes(bytes_each, 22);
+    void *second = nullptr;
+    char *memory = page_locked(2 * bytes_each);
+    REQUIRE(memory && cudaStreamCreate(&second) == 0);
+    REQUIRE(cudaMemcpy(device, bytes.data(), bytes_each, H2D) == 0);
+    stub_remote()->slow(20000);
+    REQUIRE(cudaMemcpyAsync(memory, device, bytes_each, D2H, stream) == 0);
+    REQUIRE(stub_launch(memory + bytes_each, device, 100, second) == 0);
+    stub_remote()->slow(0);
+    REQUIRE(cudaDeviceSynchronize() == 0 && has(memory, bytes));
+    REQUIRE(!std::memcmp(memory + bytes_each, bytes.data(), 100));
+    return HOLDS(cudaFreeHost(memory) == 0 && cudaStreamDestroy(second) == 0);
+}
+
+// Another thread's copies go on.
+bool is_named_beside_copies(char *device)
+{
+    constexpr std::size_t n = 4 << 20; // longer than any message
+    const std::vector<char> bytes = random_bytes(n, 23);
+    REQUIRE(cudaMemcpy(device, bytes.data(), n, H2D) == 0);
+    for (unsigned i = 0; i < 20; i++) {
+        char *memory = page_locked(100000 + n);
+        std::atomic<unsigned> copies{0};
+        std::atomic<bool> over{false};
+        bool good = true;
+        REQUIRE(memory);
+        std::thread other([&] {
+            for (; !over && good; copies++) {
+                std::memset(memory + 100000, 0, n);
+                good = cudaMemcpy(memory + 100000, device, n, D2H) == 0 &&
+                       has(memory + 100000, bytes) &&
+                       cudaMemcpy(device + n, memory + 100000, n, H2D) == 0;
+            }
+            copies = 1000;
+        });
+        while (copies < 2 + i % 3)
+            std::this_thread::yield();
+        const bool named = is_named(memory);
+        const unsigned before = copies;
+        while (copies < before + 2 && copies < 1000)
+            std::this_thread::yield();
+        over = true;
+        other.join();
+        REQUIRE(good && named && device_has(device + n, bytes.data(), n));
+        REQUIRE(cudaFreeHost(memory) == 0);
+    }
+    return true;
+}
+
+// Threads write there meanwhile.
+bool is_named_beside_writes()
+{
+    constexpr unsigned threads = 3, words = 20;
+    for (unsigned i = 0; i < 10; i++) {
+        std::atomic<unsigned> begun{0}, lost{0};
+        std::atomic<bool> over{false};
+        std::vector<std::thread> all;
+        char *memory = page_locked(bytes_each);
+        REQUIRE(memory && std::memset(memory, 0, bytes_each));
+        for (unsigned t = 0; t < threads; t++)
+            all.emplace_back([&, t] {
+                std::uint64_t count[words] = {};
+                for (unsigned w = 0; !over; w = (w + 1) % words) {
+                    auto *word =
+                        reinterpret_cast<volatile std::uint64_t *>(memory + 64 + w * 15000 + t * 8);
+                    lost += *word != count[w];
+                    *word = ++count[w];
+                    begun += w == words - 1 && count[w] == 1;
+                }
+            });
+        while (begun < threads)
+            std::this_thread::yield();
+        const bool good = is_named(memory) && cudaDeviceSynchronize() == 0;
+        over = true;
+        for (std::thread &each : all)
+            each.join();
+        REQUIRE(good && !lost && cudaFreeHost(memory) == 0);
+    }
+    return true;
+}
+
+// A child has no such memory; and what it has at the back end is in its parent's way.
+bool is_not_a_childs()
+{
+    char *memory = page_locked(bytes_each), *taken_away = page_locked(bytes_each), byte = 0;
+    int there[2], back[2], status = -1;
+    REQUIRE(memory && taken_away && is_named(memory) && cudaDeviceSynchronize() == 0);
+    REQUIRE(pipe(there) == 0 && pipe(back) == 0);
+    const pid_t child = fork();
+    if (!child) {
+        const bool refused = cudaGetLastError() == 0 &&
+                             stub_launch(memory, memory, 1, nullptr) == 801 &&
+                             cudaGetLastError() == 801 && cudaDeviceSynchronize() == 0;
+        const bool took =
+            asks(reinterpret_cast<std::uintptr_t>(taken_away), 4096, IBX_EXTRA_OWN_PAGES) == 0;
+        const bool told = write(there[1], &byte, 1) == 1 && read(back[0], &byte, 1) == 1;
+        std::_Exit(refused && took && told && cudaFreeHost(memory) == 0 ? 0 : 1);
+    }
+    REQUIRE(read(there[0], &byte, 1) == 1);
+    std::memset(taken_away, 'a', bytes_each);
+    REQUIRE(stub_launch(taken_away, memory, 1, nullptr) == 801 && cudaGetLastError() == 801);
+    REQUIRE(taken_away[bytes_each - 1] == 'a' && !is_in_place(taken_away));
+    REQUIRE(write(back[1], &byte, 1) == 1 && waitpid(child, &status, 0) == child && status == 0);
+    while (stub_launch(taken_away, memory, 1, nullptr)) // the test's alarm ends it otherwise
+        cudaGetLastError();
+    REQUIRE(cudaDeviceSynchronize() == 0 && taken_away[0] == memory[0] && taken_away[1] == 'a');
+    for (const int fd : {there[0], there[1], back[0], back[1]})
+        close(fd);
+    return HOLDS(cudaFreeHost(memory) == 0 && cudaFreeHost(taken_away) == 0);
+}
+
+} // namespace
+
+// Page-locked memory becomes managed where the back end cannot have its pages.
+bool page_locked_in_place()
+{
+    void *stream = nullptr;
+    char *device = device_memory();
+    REQUIRE(runtime_is_there() && device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(stays_as_it_is(device, stream) && is_named_beside_copy(device, stream));
+    REQUIRE(is_named_beside_copies(device));
+    REQUIRE(is_named_beside_writes() && (over_shm || is_not_a_childs()));
+    return HOLDS(cudaFree(device) == 0 && cudaGetLastError() == 0);
 }

@@ -134,6 +134,16 @@ bool reach(const char *test, bool taken)
     return HOLDS(lines_with(app.said(), "ibx:") <= 1);
 }
 
+// Refused are a child and, while that has memory in the way, its parent; each says it.
+bool reach_in_place()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "page-locked-in-place", "taken");
+    REQUIRE(app.good());
+    const std::size_t told = lines_with(app.said(), "kernels do not reach");
+    return HOLDS(told == (provider == "shm" ? 0 : 2) && lines_with(app.said(), "ibx:") == told);
+}
+
 // A client of which nobody knows that its sessions are one program's.
 bool reach_of_unknown()
 {
@@ -574,6 +584,7 @@ void check_what_the_provider_changes()
     check("... in graphs", [] { return reach("page-locked-of-graphs", true); });
     check("... beside forks", [] { return reach("page-locked-and-forks", true); });
     check("... in short pieces", [] { return reach("page-locked-pieces", true); });
+    check("... that becomes managed where it is", reach_in_place);
     check("... of a client that is not known", reach_of_unknown);
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });

@@ -5,12 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One end of a copy: device memory, or host memory that a job can use when it runs. */
+/* One end of a copy: device memory, or host memory that a job can use when it runs. With unified
+ * addressing pinned memory has an address of the device's, too. */
 static uint8_t *end_of(unsigned type, uint64_t device, const void *host, size_t n, bool *pinned)
 {
-    const struct allocation *a;
+    const struct allocation *a = find((void *)(uintptr_t)device, n);
     if (type == IBX_CUDA_MEMORY_DEVICE)
-        return device_bytes(device, n);
+        return a && a->device < 0 ? a->address + (device - (uintptr_t)a->address)
+                                  : device_bytes(device, n);
     a = find(host, n);
     *pinned = a && a->device < 0;
     return (uint8_t *)(uintptr_t)host;

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Page-locked memory that becomes managed in place (managed.h): kernels are about to use it, and
+ * the back end cannot map its pages. It has pages of its own at the same address then, which take
+ * the part that the device's memory has otherwise. Memory that no kernel names stays as it was.
+ *
+ * Its bytes move to a memory file, since managed memory needs its pages twice, and that file is
+ * mapped over them. Meanwhile no write is lost:
+ *
+ *   1  copies that begin are left to GVirtuS's front end (withheld()), and those that have begun
+ * end 2  threads that write wait in the handler of their fault until 4 is over; others read 3  the
+ * bytes are copied 4  the file is mapped there, in one step, and the memory is in the list
+ *
+ * A system call of another thread that has the kernel write there, and has begun before 1, may fail
+ * with EFAULT from 2 on.
+ */
+#include "frontend-glue/preload/managed.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+/* What joins now: one at a time, since kernel_reach.c asks for one. The end is set last. */
+static _Atomic uintptr_t joins_from, joins_until;
+
+static void in_child(void)
+{
+    atomic_store(&joins_until, 0);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+bool ibx_managed_joins(uintptr_t at, size_t n)
+{
+    const uintptr_t until = atomic_load(&joins_until);
+    return until && at < until && atomic_load(&joins_from) < at + n;
+}
+
+void ibx_managed_wait_for_join(uintptr_t at)
+{
+    while (ibx_managed_joins(at, 1))
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+}
+
+/* The back end's pages there. On an error it has none. */
+static int ask(const struct managed *m, bool on)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    if (on)
+        ibx_frontend_connect(); /* behind a first reply only the back end takes this */
+    int code, rc = calls->stand_in((void *)m->begin, m->n, on, &code);
+    if (rc == -ENOTCONN) { /* the thread's first call, or a copy is under way */
+        ibx_frontend_connect();
+        rc = calls->stand_in((void *)m->begin, m->n, on, &code);
+    }
+    return rc ? rc : code;
+}
+
+/* Both mappings, or neither; a copy of the bytes is in the file then. */
+static int move(struct managed *m)
+{
+    void *here = (void *)m->begin, *other = MAP_FAILED;
+    const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
+    int rc = fd < 0 || ftruncate(fd, (off_t)m->n) ? -errno : 0;
+    if (!rc)
+        other = mmap(NULL, m->n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (!rc && other == MAP_FAILED)
+        rc = -errno;
+    if (!rc && mprotect(here, m->n, PROT_READ))
+        rc = -errno;
+    if (!rc) {
+        memcpy(other, here, m->n);
+        if (mmap(here, m->n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+            rc = -errno;
+    }
+    if (fd >= 0)
+        close(fd);
+    if (!rc) {
+        m->other = other;
+        madvise(here, m->n, MADV_DONTFORK);
+        madvise(other, m->n, MADV_DONTFORK);
+        return 0;
+    }
+    mprotect(here, m->n, PROT_READ | PROT_WRITE);
+    if (other != MAP_FAILED)
+        munmap(other, m->n);
+    return rc;
+}
+
+static int join(struct managed *m)
+{
+    atomic_store(&joins_from, m->begin);
+    atomic_store(&joins_until, m->begin + m->n);
+    ibx_frontend_plugin()->drain((void *)m->begin, m->n);
+    const int rc = move(m);
+    if (!rc)
+        ibx_managed_add(m, PAGES_NEWER);
+    atomic_store(&joins_until, 0);
+    return rc;
+}
+
+static struct managed *make(const struct range *range)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    struct managed *m = ibx_managed_make(range->n, (range->n + page - 1) / page * page);
+    if (!m)
+        return NULL;
+    m->begin = range->begin;
+    m->device = range->device;
+    m->mapped = range->flags | IBX_FRONTEND_MAPPED;
+    m->in_place = true;
+    return m;
+}
+
+int ibx_frontend_in_place(const struct range *range)
+{
+    struct managed *m = ibx_managed_begin() ? make(range) : NULL;
+    int rc = m ? ask(m, true) : -ENOMEM;
+    const bool asked = m && !rc;
+    if (asked && (rc = join(m)))
+        ask(m, false);
+    if (asked && rc)
+        ibx_log(IBX_LOG_WARN,
+                "%zu bytes of page-locked memory at %p cannot become managed memory: %s", range->n,
+                (void *)range->begin, strerror(-rc));
+    if (m && rc) {
+        m->begin = 0; /* it stays mapped */
+        ibx_managed_discard(m);
+    }
+    return rc;
+}
+
+/* First from the list: other threads' work does not touch it from there on. */
+void ibx_frontend_in_place_end(const struct range *range)
+{
+    struct managed *m = ibx_managed_take(range->begin);
+    if (!m) /* it is a parent's */
+        return;
+    ask(m, false);
+    ibx_managed_discard(m);
+}
