@@ -39,8 +39,8 @@ bool ibx_copies_able(struct copies *x)
 }
 
 /* Whether it is device memory, of the current device unless `any`, and [address, address + n) is
- * within one allocation, and no other tenant's (n of 0: it need not be one). One driver call: a few
- * are a good part of a short copy. */
+ * within one allocation, and no other tenant's (n of 0: it need not be one); or it is page-locked
+ * memory that kernels of the client use. One driver call: a few are a good part of a short copy. */
 static bool allocated(struct copies *x, uint64_t address, uint64_t n, bool any)
 {
     static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
@@ -51,8 +51,11 @@ static bool allocated(struct copies *x, uint64_t address, uint64_t n, bool any)
     uint64_t base = 0;
     size_t size = 0;
     void *values[] = {&type, &managed, &ordinal, &base, &size};
-    return !x->cuda->pointer_get_attributes(5, names, values, address) &&
-           type == IBX_CUDA_MEMORY_DEVICE && !managed && (any || ordinal == x->chosen_for) &&
+    if (x->cuda->pointer_get_attributes(5, names, values, address))
+        return false;
+    if (type == IBX_CUDA_MEMORY_HOST) /* by unified addressing it is the device's, too */
+        return n && ibx_host_maps_hold(x, address, n);
+    return type == IBX_CUDA_MEMORY_DEVICE && !managed && (any || ordinal == x->chosen_for) &&
            (!n || (address - base < size && n <= size - (address - base) &&
                    ibx_isolation_allows(x, address, n)));
 }
@@ -105,7 +108,7 @@ static bool is_of_device(struct copies *x, uint64_t address)
 /* What a kernel of the device's may have in use is not touched: CUDA is asked first. */
 static bool is_own(struct copies *x, uint64_t address)
 {
-    return !is_of_device(x, address) && !ibx_host_maps_hold(x, address) && is_readable(address);
+    return !is_of_device(x, address) && !ibx_host_maps_hold(x, address, 1) && is_readable(address);
 }
 
 bool ibx_copies_is_own(struct copies *x, uint64_t address, uint64_t n)

@@ -490,9 +490,9 @@ void ibx_named_graph_unseen(void);
 /* host_maps.c: what kernels of the client, which is no more, have reached: who maps anything there
  * from now on waits until ibx_host_maps_end() has given it back. */
 struct ibx_host_map *ibx_host_maps_take(uint64_t client);
-/* Whether the address is in page-locked memory of the session's client that is mapped for kernels.
- */
-bool ibx_host_maps_hold(struct copies *x, uint64_t address);
+/* Whether all n bytes (not 0) are in one piece of page-locked memory of the session's client that
+ * is mapped for kernels. */
+bool ibx_host_maps_hold(struct copies *x, uint64_t address, uint64_t n);
 void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken);
 
 /* frees.c: around what gives memory back, and waits for the device in CUDA. `address`: which

@@ -93,6 +93,8 @@ static bool direct_able(struct copies *x)
         return false;
     if (!ibx_copies_direct_likely(x) || !ibx_copies_staging(x))
         return false;
+    if (ibx_host_maps_hold(x, c->gpu.device, 1)) /* no memory of the GPU's */
+        return false;
     c->mr = registration(x);
     c->direct = c->mr;
     return c->direct;

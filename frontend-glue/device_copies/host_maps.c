@@ -270,15 +270,16 @@ static bool is_there(struct copies *x, uint64_t client, const struct wish *w)
     return known && !x->cuda->mem_host_get_flags(&flags, pointer_to(w->address));
 }
 
-bool ibx_host_maps_hold(struct copies *x, uint64_t address)
+bool ibx_host_maps_hold(struct copies *x, uint64_t address, uint64_t n)
 {
     const uint64_t client = ibx_clients_number(x);
     pthread_mutex_lock(&lock);
     const struct ibx_host_map *m = maps;
     while (m && (m->client != client || address - (uintptr_t)m->base >= m->length))
         m = m->next;
+    const bool whole = m && n <= m->length - (address - (uintptr_t)m->base);
     pthread_mutex_unlock(&lock);
-    return m;
+    return whole;
 }
 
 static int host_map(struct extra *e)

@@ -481,6 +481,11 @@ bool stays_as_it_is(char *device, void *stream)
     for (void *each : {static_cast<void *>(nullptr), stream})
         REQUIRE(round_trip(device, memory, bytes_each, 21, each));
     REQUIRE(is_named(memory) && cudaDeviceSynchronize() == 0 && memory[0] == memory[1]);
+    // By the address that it has on the device.
+    const std::vector<char> bytes = random_bytes(bytes_each, 24);
+    std::vector<char> back(bytes_each);
+    REQUIRE(cudaMemcpy(memory, bytes.data(), bytes_each, H2D) == 0 && has(memory, bytes));
+    REQUIRE(cudaMemcpy(back.data(), memory, bytes_each, D2H) == 0 && back == bytes);
     return HOLDS(cudaFreeHost(memory) == 0 && cudaFreeHost(memory) == 1 && cudaGetLastError() == 1);
 }
 
