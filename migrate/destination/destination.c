@@ -143,13 +143,17 @@ static void forget_undecided(char *message)
 }
 
 /* The record says so once the VM is as it is to be: until then the next tool continues it. If
- * RUNNING cannot be written, MAY_RUN is enough. */
+ * RUNNING cannot be written, MAY_RUN is enough. From then on others are refused by QEMU and by the
+ * record, and the VM may return from here again before this tool has come to its end. */
 static void record_running(struct destination *d)
 {
     struct ibx_error unwritten = {0};
-    if (!d->undecided && !d->qemu.cont_ns &&
-        ibx_destination_record(d, IBX_JOURNAL_RUNNING, &unwritten))
+    if (d->undecided || d->qemu.cont_ns)
+        return;
+    if (ibx_destination_record(d, IBX_JOURNAL_RUNNING, &unwritten))
         ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
+    else
+        ibx_destination_unclaim(d);
 }
 
 static int step_resuming(struct destination *d, struct ibx_error *err)

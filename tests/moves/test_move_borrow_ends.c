@@ -248,6 +248,7 @@ static void test_killed_where_it_was_kept_warm(void)
     struct vm_options options;
     borrowed_small();
     home_start(NULL);
+    mover_stop_next("destination:done"); /* a tool that takes its time to end */
     home_receives(TCP, NULL);
     bring("--keep-warm");
     pair_done();
@@ -264,6 +265,7 @@ static void test_killed_where_it_was_kept_warm(void)
     mover_recover(&keeper, &again);
     mover_await(&keeper, "filling", 100);
     vm_wait_beats(&again, vm_beats(&again) + pair_beats);
+    mover_await_stop(&lender);
     vm_start(&last, &options);
     mover_receive(&other, &last, TCP, (const char *[]){"--home", NULL});
     MOVER_RUN(0, "return", other.uri, "--qmp", again.tool, "--json", TIMED);
