@@ -538,8 +538,8 @@ int ibx_destination_ram_drop(struct destination_ram *ram, const struct ibx_page_
         return ibx_error_set(err, rc,
                              "pages of guest RAM cannot be dropped: they are in a huge page of its "
                              "file that something pins; keep huge pages from the file "
-                             "(/sys/kernel/mm/transparent_hugepage/shmem_enabled), or migrate "
-                             "without --warm");
+                             "(/sys/kernel/mm/transparent_hugepage/shmem_enabled)%s",
+                             ram->borrow || ram->kept ? "" : ", or migrate without --warm");
     if (rc)
         return ibx_error_set(err, rc, "pages of guest RAM cannot be dropped: %s", strerror(-rc));
     for (unsigned i = 0; !rc && pages->data_pages && i < ram->guest.count; i++)

@@ -17,8 +17,14 @@ static bool begins(const char *text, const char *with)
 static const char *const bypassing[] = {"vfio-",      "vfio-user",  "x-vfio-user",
                                         "vhost-user", "vhost-vdpa", "cryptodev-vhost-user"};
 
-/* The back end of a vhost-user device maps guest RAM when the VM begins to run. */
-#define STAND_STILL ", or give --stand-still at both ends"
+/* The back end of a vhost-user device maps guest RAM when the VM begins to run. A VM that returns,
+ * and the children of a snapshot, run before they have all of it. */
+static const char *stand_still(const struct ibx_blockers *blockers)
+{
+    return blockers->snapshot || blockers->returns || blockers->takes_over
+               ? ""
+               : ", or migrate by send and receive with --stand-still at both ends";
+}
 
 /* What takes a child of that path away. A device without an id is known to device_del by its path
  * alone. */
@@ -47,8 +53,8 @@ static void check_type(const char *path, const char *name, const char *type,
             ibx_blockers_add(
                 blockers,
                 "device %.64s (%.*s) reaches guest RAM without QEMU, so it would read pages "
-                "that are not there yet: %s before the migration%s",
-                name, length, type, removal, user ? STAND_STILL : "");
+                "that are not there yet: %s first%s",
+                name, length, type, removal, user ? stand_still(blockers) : "");
         return;
     }
     /* QEMU takes memory that it leaves out of its stream only where it lies already, and that of a
@@ -123,8 +129,9 @@ static int check_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
         ibx_blockers_add(
             blockers,
             "the network %.*s is a %s, which reaches guest RAM without QEMU: use a tap "
-            "(vhost=on is fine) or unplug it before the migration%s",
-            (int)strcspn(name, ":\r\n"), name, found->name, found->user ? STAND_STILL : "");
+            "(vhost=on is fine) or unplug it first%s",
+            (int)strcspn(name, ":\r\n"), name, found->name,
+            found->user ? stand_still(blockers) : "");
     }
     json_decref(text);
     return 0;

@@ -41,6 +41,8 @@ struct ibx_blockers {
     bool takes_over;
     /* Likewise: a borrowed VM returns, and the other end has the pages that are missing here. */
     bool returns;
+    /* Likewise: a snapshot is made of this VM, or this QEMU is to be a child of one. */
+    bool snapshot;
     /* Likewise: libvirt may have this QEMU listen at a unix socket, where its tool brings it the
      * state. */
     bool managed;

@@ -169,6 +169,7 @@ static int check(struct cloning *c, struct ibx_error *err)
     struct ibx_blockers *blockers = calloc(1, sizeof(*blockers));
     if (!blockers)
         return ibx_error_set(err, -ENOMEM, "no memory for a list of reasons");
+    blockers->snapshot = true;
     int rc = 0;
     if (strcmp(c->ram.status, "inmigrate"))
         ibx_blockers_add(blockers, "its status is \"%s\": start it with -incoming defer",

@@ -84,6 +84,7 @@ static int check(struct freezing *f, enum ibx_freeze_after after, struct ibx_err
     struct ibx_blockers *blockers = calloc(1, sizeof(*blockers));
     if (!blockers)
         return ibx_error_set(err, -ENOMEM, "no memory for a list of reasons");
+    blockers->snapshot = true;
     int rc = ibx_preflight_side(f->qmp, &f->ram, IBX_MIGRATE_SOURCE, blockers, deadline, err);
     if (!rc && f->ram.count > IBX_SNAPSHOT_RAM_MAX)
         ibx_blockers_add(blockers, "the VM has %zu memory backends, a snapshot %u at most",

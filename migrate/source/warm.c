@@ -158,7 +158,10 @@ static void look(struct source *s, bool last)
 int ibx_source_warm_check(const struct source *s, struct ibx_error *err)
 {
     int rc = s->warm.state.now == WARM_STOPPED ? check_nested(s, err) : 0;
-    return rc ? ibx_error_set(err, rc, "%s: migrate without --warm", err->message) : 0;
+    const char *then = s->options->returns  ? "it stays here, and can return when that is over"
+                       : s->options->borrow ? "it stays here, and can be borrowed when that is over"
+                                            : "migrate without --warm";
+    return rc ? ibx_error_set(err, rc, "%s: %s", err->message, then) : 0;
 }
 
 /* A VM that returns finds there only what it has not written here. */

@@ -346,7 +346,7 @@ static void *liar_run(void *argument)
     return NULL;
 }
 
-static void devices(const struct answer *answers)
+static void devices_of(const struct ibx_blockers *asked, const struct answer *answers)
 {
     int pair[2];
     struct liar liar = {.answers = answers};
@@ -355,11 +355,33 @@ static void devices(const struct answer *answers)
     liar.fd = pair[1];
     assert_int_equal(pthread_create(&liar.thread, NULL, liar_run, &liar), 0);
     vm_ok(ibx_qmp_attach(pair[0], vm_soon(), &qmp, &vm_error));
-    memset(&blockers, 0, sizeof(blockers));
+    blockers = *asked;
     vm_ok(ibx_preflight_devices(qmp, &blockers, vm_soon(), &vm_error));
     ibx_qmp_close(qmp);
     pthread_join(liar.thread, NULL);
     close(pair[1]);
+}
+
+static void devices(const struct answer *answers)
+{
+    static const struct ibx_blockers nothing;
+    devices_of(&nothing, answers);
+}
+
+/* Neither freeze, clone nor return has the option that would help others. */
+static void test_devices_where_nothing_helps(void)
+{
+    static const struct ibx_blockers asked[] = {{.snapshot = true}, {.returns = true}};
+    for (size_t i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
+        devices_of(&asked[i],
+                   (const struct answer[]){
+                       {"peripheral\"", "[{\"name\": \"fs\", \"type\": \"child<vhost-user-fs>\"}]"},
+                       {"info network", "\" \\\\ net0: index=0,type=vhost-user,fd=12\\r\\n\""},
+                       {0}});
+        assert_int_equal(blockers.count, 2);
+        assert_null(strstr(blockers.reasons[0], "--stand-still"));
+        assert_null(strstr(blockers.reasons[1], "--stand-still"));
+    }
 }
 
 static void test_devices(void)
@@ -370,16 +392,17 @@ static void test_devices(void)
                                      " {\"name\": \"type\", \"type\": \"string\"}]"},
                                     {0}});
     only("device gpu (vfio-pci) reaches guest RAM without QEMU, so it would read pages that are "
-         "not there yet: unplug it (device_del gpu) before the migration");
+         "not there yet: unplug it (device_del gpu) first");
     devices((const struct answer[]){
         {"peripheral-anon", "[{\"name\": \"device[0]\", \"type\": \"child<vhost-user-fs-pci>\"}]"},
         {0}});
     only("device device[0] (vhost-user-fs-pci) reaches guest RAM without QEMU, so it would read "
          "pages that are not there yet: unplug it (device_del /machine/peripheral-anon/device[0]) "
-         "before the migration, or give --stand-still");
+         "first, or migrate by send and receive with --stand-still");
     devices((const struct answer[]){
         {"objects", "[{\"name\": \"c0\", \"type\": \"child<cryptodev-vhost-user>\"}]"}, {0}});
-    only("not there yet: remove it (object_del c0, after the device that uses it) before");
+    only("not there yet: remove it (object_del c0, after the device that uses it) first, or "
+         "migrate by send");
     devices((const struct answer[]){{"peripheral\"",
                                      "[{\"name\": \"one\", \"type\": \"child<pci-serial>\"},"
                                      " {\"name\": \"two\", \"type\": \"child<pci-serial-2x>\"}]"},
@@ -559,6 +582,7 @@ int main(void)
                                            VM_TEST(test_ended),
                                            VM_TEST(test_missing_permissions),
                                            VM_TEST(test_devices),
+                                           VM_TEST(test_devices_where_nothing_helps),
                                            VM_TEST(test_ram),
                                            VM_TEST(test_pairs),
                                            VM_TEST(test_space),
