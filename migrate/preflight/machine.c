@@ -233,6 +233,20 @@ int ibx_describe_board(struct describing *d)
     return rc;
 }
 
+#define TPM "TPM ("
+
+bool ibx_description_has_tpm(const json_t *description)
+{
+    json_t *one;
+    size_t i;
+    json_array_foreach(json_object_get(description, "backends"), i, one)
+    {
+        if (json_is_string(one) && !strncmp(json_string_value(one), TPM, strlen(TPM)))
+            return true;
+    }
+    return false;
+}
+
 /* QEMU's user-mode network and an emulated TPM save a state of their own. */
 static int put_back_ends(struct describing *d)
 {
@@ -251,7 +265,7 @@ static int put_back_ends(struct describing *d)
     json_array_foreach(rc ? NULL : list, index, item)
     {
         char one[128];
-        snprintf(one, sizeof(one), "TPM (%.32s, %.32s)", ibx_member(item, "model"),
+        snprintf(one, sizeof(one), TPM "%.32s, %.32s)", ibx_member(item, "model"),
                  ibx_member(json_object_get(item, "options"), "type"));
         json_array_append_new(out, ibx_json_text(one));
     }

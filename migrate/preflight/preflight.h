@@ -234,6 +234,8 @@ void ibx_settings_fini(struct ibx_settings *settings);
  * VM runs meanwhile. */
 int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **description,
                  uint64_t deadline_ns, struct ibx_error *err);
+/* Whether that VM has a TPM, whose content goes with the device state. */
+bool ibx_description_has_tpm(const json_t *description);
 /* Sends the questions of ibx_describe(), which is called soon, by ibx_qmp_ahead(). */
 void ibx_describe_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Asks for what of it stays as it is, before anybody waits for it. */

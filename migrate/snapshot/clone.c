@@ -587,6 +587,7 @@ static int make_child(struct cloning *c, struct ibx_clone_result *result, struct
     result->verified = c->verified;
     result->whole = c->folder.manifest.complete;
     result->ran = c->folder.manifest.ran;
+    result->tpm = ibx_description_has_tpm(c->folder.manifest.description);
     return rc;
 }
 

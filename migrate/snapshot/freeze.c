@@ -497,8 +497,10 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
     ibx_watchdog_release(&f->watchdog);
     if (!rc && after == IBX_FREEZE_QUIT)
         rc = ibx_vm_quit(f->qmp, err);
-    if (!rc)
+    if (!rc) {
         *result = got;
+        result->tpm = ibx_description_has_tpm(f->folder.manifest.description);
+    }
     ibx_migration_signals_close(&signals);
     if (f->ours >= 0)
         close(f->ours);

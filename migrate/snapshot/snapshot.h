@@ -277,6 +277,7 @@ struct ibx_freeze_result {
     uint64_t ram_bytes, data_bytes, state_bytes;
     uint64_t stopped_ns; /* from its STOP until the snapshot had all of it, and with RESUME ran */
     bool runs;           /* the VM does now */
+    bool tpm;            /* the VM has an emulated one, and so will its children */
 };
 
 /* Freezes the VM at this monitor into a folder. Before the snapshot is whole any failure leaves the
@@ -291,6 +292,7 @@ struct ibx_clone_result {
     pid_t pid;                  /* of QEMU */
     char status[32];            /* of the VM, as QEMU calls it */
     bool ran;                   /* its parent, when it was frozen */
+    bool tpm;                   /* it has its parent's */
     bool whole;                 /* all pages were there */
     uint64_t verified;          /* bytes that were read to compare the folder with its digest */
     unsigned cards, cards_down; /* network cards with a MAC of its own; of these, without a link */

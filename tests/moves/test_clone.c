@@ -209,12 +209,54 @@ static void test_identities(void)
     json_decref(is);
 }
 
+/* A TPM of its own for this VM. */
+static void tpm_options(unsigned number, char chardev[256], struct vm_options *options)
+{
+    char command[512];
+    snprintf(command, sizeof(command),
+             "mkdir %s/tpm%u && swtpm socket --tpm2 --tpmstate dir=%s/tpm%u --ctrl "
+             "type=unixio,path=%s/tpm%u/s --daemon --terminate",
+             mover_folder, number, mover_folder, number, mover_folder, number);
+    assert_int_equal(system(command), 0);
+    snprintf(chardev, 256, "socket,id=c,path=%s/tpm%u/s", mover_folder, number);
+    const char *const more[] = {"-chardev", chardev,           "-tpmdev", "emulator,id=t,chardev=c",
+                                "-device",  "tpm-crb,tpmdev=t"};
+    memcpy(options->extra, more, sizeof(more));
+}
+
+/* Whether it is what the manual says, and who freezes and who clones is told. */
+static void test_tpm(void)
+{
+    static char chardevs[2][256];
+    char command[256];
+    struct vm_options options = {.append = CALM};
+    if (system("command -v swtpm >/dev/null"))
+        skip();
+    mover_begin();
+    tpm_options(0, chardevs[0], &options);
+    vm_start(&vms[0], &options);
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    mover_must_print(MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool), "this VM has a TPM");
+    options.incoming = true;
+    options.ram = PRIVATE;
+    tpm_options(1, chardevs[1], &options);
+    vm_start(&children[0], &options);
+    mover_must_print(MOVER_RUN(0, "clone", snapshot, "--qmp", children[0].tool),
+                     "has its parent's TPM");
+    child_is_right(&children[0]);
+    snprintf(command, sizeof(command), "cd %s && cmp tpm0/tpm2-00.permall tpm1/tpm2-00.permall",
+             mover_folder);
+    assert_int_equal(system(command), 0);
+}
+
 int main(void)
 {
     static const struct vm_test tests[] = {
         VM_TEST(test_of_a_vm_that_runs_on),
         VM_TEST(test_command),
         VM_TEST(test_identities),
+        VM_TEST(test_tpm),
         VM_TEST(test_of_a_snapshot),
         VM_TEST(test_two_in_one_qemu),
         VM_TEST(test_refused),

@@ -57,6 +57,10 @@ int ibx_cli_freeze(const struct migrate_args *args)
     if (ibx_cli_monitor_check(args, &err) ||
         ibx_snapshot_freeze(args->qmp, args->uri, after, &result, &err))
         return ibx_cli_fail(err.message);
+    if (result.tpm)
+        ibx_cli_message(
+            "this VM has a TPM: each of its children begins with all that is in it, its "
+            "keys, what is sealed to them, and its counters");
     print_frozen(args, &result);
     return ibx_cli_flush(MIGRATE_DONE);
 }
@@ -190,6 +194,9 @@ int ibx_cli_clone(const struct migrate_args *args)
         ibx_cli_message("the child is paused, though its parent ran: its QEMU was started with -S, "
                         "or cannot use a disk (has another process its image?), which QEMU prints "
                         "and says to cont");
+    if (r.tpm)
+        ibx_cli_message("the child has its parent's TPM: the keys of that, what is sealed to them, "
+                        "and its counters; who knows a VM by them takes it for the parent");
     if (args->json) {
         ibx_cli_print_json(json_pack(
             "{s:{s:s, s:i, s:s, s:b, s:I, s:I, s:I, s:I, s:i, s:i, s:I}}", "clone", "folder",
