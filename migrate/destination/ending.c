@@ -155,8 +155,9 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
     else
         ibx_error_prefix(err, code,
                          "the VM ran here and %s; ib-migrate rollback at the source continues the "
-                         "VM from where it was stopped%s",
-                         end, d->qemu.end[0] ? ", if it is to go on at all" : "");
+                         "VM from where it was stopped%s%s",
+                         end, d->qemu.end[0] ? ", if it is to go on at all" : "",
+                         ibx_journal_restarts_if(&d->status.record));
     if (!resuming || !say_that_it_ran(d))
         send_abort(d, err->message);
     return code;

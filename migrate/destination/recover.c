@@ -26,10 +26,10 @@ static int ended(const struct destination *d, struct ibx_error *err)
         err, -ESRCH,
         may ? "the QEMU (process %d) of this migration has ended: unless it runs at the source, as "
               "ib-migrate status there says, ib-migrate rollback there continues the VM from where "
-              "it was stopped"
+              "it was stopped%s"
             : "the QEMU (process %d) of this migration has ended, and the VM with it: ib-migrate "
-              "rollback at the source continues the VM from where it was stopped",
-        (int)record->pid);
+              "rollback at the source continues the VM from where it was stopped%s",
+        (int)record->pid, ibx_journal_restarts_if(record));
 }
 
 /* For a record without the layout of guest RAM. */

@@ -292,6 +292,18 @@ static inline bool ibx_journal_lost_there(const struct ibx_record *record)
     return record->source && record->state == IBX_JOURNAL_MOVED &&
            !strcmp(record->vm_status, IBX_JOURNAL_QEMU_ENDED);
 }
+/* Source of a return that has run at home, or may have: pages that were not here at its stop are
+ * only in its memory there, which is newer by now. So nothing can restart it here. */
+static inline bool ibx_journal_only_at_home(const struct ibx_record *record)
+{
+    return record->source && ibx_journal_returns(record) && !record->whole &&
+           (record->state == IBX_JOURNAL_MOVED || record->state == IBX_JOURNAL_BROKEN);
+}
+/* Destination, for the end of a sentence that tells of rollback at the source. */
+static inline const char *ibx_journal_restarts_if(const struct ibx_record *record)
+{
+    return ibx_journal_returns(record) ? ", if it had all of its pages there" : "";
+}
 static inline bool ibx_journal_stands(const struct ibx_record *record)
 {
     return record->vm_status[0] && strcmp(record->vm_status, "running") != 0;

@@ -166,7 +166,12 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
         form =
             "%s ran at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it from "
             "its stop";
-    if (ibx_journal_lost_there(record) && record->borrow)
+    if (ibx_journal_only_at_home(record) &&
+        (ibx_journal_lost_there(record) || record->state == IBX_JOURNAL_BROKEN))
+        form = "%s had returned to %s, and is lost there; what it had not fetched here before is "
+               "lost with it, so that nothing can restart it here: end its QEMUs and start it from "
+               "its disk";
+    else if (ibx_journal_lost_there(record) && record->borrow)
         form = "%s was borrowed by %s, and its QEMU there has ended: \"ib-migrate rollback\" "
                "restarts it from its stop, unless a return of it had begun";
     if (record->borrow && record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))

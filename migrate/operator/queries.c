@@ -214,10 +214,15 @@ static int roll_back(const char *folder, struct ibx_record *record,
     int rc = ask_destination(record, transport, err);
     if (rc)
         return rc;
-    if (ibx_journal_returns(record) && !record->whole && record->state != IBX_JOURNAL_MAY_RUN)
-        return ibx_error_set(err, -EBUSY,
-                             "this VM has returned: what it had not fetched here is only in its "
-                             "memory at home, which is newer by now; ib-migrate recover goes on");
+    if (ibx_journal_only_at_home(record))
+        return ibx_error_set(
+            err, -EBUSY,
+            "this VM has returned: what it had not fetched here is only in its memory at home, "
+            "which is newer by now; %s",
+            ibx_journal_lost_there(record) || record->state == IBX_JOURNAL_BROKEN
+                ? "it is lost, since it cannot go on there either: start it from its disk"
+                : "ib-migrate recover goes on; if its QEMU there has ended, start it from its "
+                  "disk");
     rc = lock_when_free(folder, record, &lock_fd, err);
     if (rc)
         return rc;

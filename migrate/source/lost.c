@@ -48,6 +48,9 @@ static int lost_here_too(struct source *s, struct ibx_error *err)
 static const char *what_is_left(const struct source *s)
 {
     const struct ibx_record *record = &s->status.record;
+    if (ibx_journal_only_at_home(record))
+        return "it had returned, and what it had not fetched here before is only in its memory "
+               "there, which is newer by now: nothing can restart it here, start it from its disk";
     return record->borrow && ibx_journal_base_touched(s->options->folder, record)
                ? "a return of it had begun, so that its memory here is not what it was at its "
                  "stop: unless it runs in another QEMU here (ib-migrate status), start it from its "

@@ -349,6 +349,27 @@ static void test_base_after_a_return_that_failed(void)
                      "a return of this VM has begun");
 }
 
+/* What had not been fetched before is only at home, and newer there: nobody tells to do what cannot
+ * be done. */
+static void test_home_ends_after_a_return(void)
+{
+    borrowed_small();
+    bring_to("destination:filling");
+    vm_kill(&home);
+    mover_kill(&lender, SIGCONT);
+    mover_ends(&lender, 3);
+    mover_must_print(&lender, "if it had all of its pages there");
+    mover_ends(&bringer, 3);
+    mover_must_print(&bringer, "nothing can restart it here, start it from its disk");
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[1].tool),
+                     "nothing can restart it here: end its QEMUs and start it from its disk");
+    mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[1].tool, TIMED),
+                     "it is lost, since it cannot go on there either");
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", home.tool),
+                     "if it had all of its pages there, else start it from its disk");
+    pair_done();
+}
+
 /* What home has may be of the VM's time there by then. */
 static void test_filled_stops_for_its_return(void)
 {
@@ -444,6 +465,7 @@ int main(void)
                                            VM_TEST(test_killed_and_never_back),
                                            VM_TEST(test_home_ends_while_away),
                                            VM_TEST(test_base_after_a_return_that_failed),
+                                           VM_TEST(test_home_ends_after_a_return),
                                            VM_TEST(test_filled_stops_for_its_return),
                                            VM_TEST(test_rolled_back_after_it_ran_at_home),
                                            {0}};

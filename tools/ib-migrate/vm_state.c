@@ -52,8 +52,10 @@ static bool describe_ended(const struct ibx_record *record, char *sentence, size
                      : "unless it runs at the source, as ib-migrate status there says, ",
                  record->libvirt ? "if virsh list does not have it at the source, start it from "
                                    "its disk"
-                                 : "\"ib-migrate rollback\" at the source restarts it from its "
-                                   "stop");
+                 : ibx_journal_returns(record)
+                     ? "\"ib-migrate rollback\" at the source restarts it from its stop, if it had "
+                       "all of its pages there, else start it from its disk"
+                     : "\"ib-migrate rollback\" at the source restarts it from its stop");
     else if (!record->source && record->state == IBX_JOURNAL_DONE)
         snprintf(sentence, size,
                  "%s came here with all of its pages; its QEMU (process %d) has ended since", vm,
