@@ -358,6 +358,7 @@ void ibx_preflight_host(const struct ibx_guest_ram *ram, enum ibx_migrate_role r
 {
     ibx_preflight_ram(ram, blockers);
     ibx_preflight_ram_files(ram, blockers);
+    ibx_preflight_commit("/proc", blockers);
     if (role == IBX_MIGRATE_DESTINATION) {
         ibx_preflight_permissions(ram, blockers);
         check_missing_possible(ram, blockers);

@@ -186,6 +186,38 @@ uint64_t ibx_preflight_host_room(const char *proc)
     return available ? sum_of((available + swap) << 10, cached_by_zfs(proc)) : UINT64_MAX;
 }
 
+/* ------------------------------------------------------------ what may be committed */
+
+#define QEMU_COMMITS (64ull << 20) /* stacks of two threads, buffers of its migration, and spare   \
+                                    */
+
+uint64_t ibx_preflight_commit_room(const char *proc)
+{
+    uint64_t way = 0;
+    FILE *file = open_in(proc, "meminfo");
+    if (!read_bytes(proc, "sys/vm/overcommit_memory", &way) || way != 2 || !file) {
+        if (file)
+            fclose(file);
+        return UINT64_MAX;
+    }
+    const uint64_t limit = number_in(file, "CommitLimit:", 0);
+    const uint64_t room = less(limit, number_in(file, "Committed_AS:", 0));
+    fclose(file);
+    return room << 10;
+}
+
+void ibx_preflight_commit(const char *proc, struct ibx_blockers *blockers)
+{
+    const uint64_t room = ibx_preflight_commit_room(proc);
+    if (room < QEMU_COMMITS)
+        ibx_blockers_add(blockers,
+                         "this host promises no more memory than it has (vm.overcommit_memory is "
+                         "2), and of its CommitLimit %" PRIu64 " MiB are left: QEMU ends when it "
+                         "cannot get what a migration takes, up to %llu MiB; raise "
+                         "vm.overcommit_ratio or vm.overcommit_kbytes, or end other programs",
+                         room >> 20, QEMU_COMMITS >> 20);
+}
+
 /* ------------------------------------------------------------ what a VM needs of it */
 
 #define SPARE 16u /* a part in so many of what the VM holds: it goes on writing while it comes */

@@ -137,6 +137,10 @@ uint64_t ibx_preflight_held(const struct ibx_guest_ram *ram);
  * mounted (UINT64_MAX: it does not tell). */
 void ibx_preflight_host_memory(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 uint64_t ibx_preflight_host_room(const char *proc);
+/* A host without overcommit that has not left what a QEMU takes for a migration, at either end;
+ * what it has left by `proc` (UINT64_MAX: no limit). */
+void ibx_preflight_commit(const char *proc, struct ibx_blockers *blockers);
+uint64_t ibx_preflight_commit_room(const char *proc);
 /* Likewise, control groups that do not let QEMU have it; what they leave (UINT64_MAX: they
  * have no limit) by `groups`, the content of /proc/PID/cgroup, the place where they are mounted and
  * the host's free swap, and the name of the one that leaves least. */

@@ -35,6 +35,13 @@ int ibx_source_check_block_users(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+int ibx_source_check_memory(struct ibx_error *err)
+{
+    struct ibx_blockers blockers = {0};
+    ibx_preflight_commit("/proc", &blockers);
+    return blockers.count ? ibx_migration_refused("this VM cannot be migrated", &blockers, err) : 0;
+}
+
 /* libvirt finds by itself that the VM cannot run there, and continues it here. The locks of a block
  * device are those of one host. */
 void ibx_source_find_images(struct source *s)

@@ -398,7 +398,9 @@ static int touch(struct source *s, struct ibx_error *err)
 static int get_ready(struct source *s, struct ibx_error *err)
 {
     /* The VM runs: what began since `check` costs it nothing but this migration. */
-    int rc = ibx_source_check_block_users(s, err);
+    int rc = ibx_source_check_memory(err); /* which this tool has taken what it needs of */
+    if (!rc)
+        rc = ibx_source_check_block_users(s, err);
     if (!rc && source_managed(&s->vm))
         ibx_source_libvirt_link_files(s);
     else if (!rc)

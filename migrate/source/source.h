@@ -232,6 +232,8 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
 int ibx_source_check_compared(struct source *s, struct ibx_error *err);
 /* Whether somebody uses the VM's disks here. Looked at at the same moments. */
 int ibx_source_check_block_users(struct source *s, struct ibx_error *err);
+/* Whether QEMU can have the memory that its migration takes. While the VM runs. */
+int ibx_source_check_memory(struct ibx_error *err);
 /* While the VM runs: which images QEMU has to hand over. And when it has written its state: whether
  * it has, so that the VM can run at the destination. */
 void ibx_source_find_images(struct source *s);

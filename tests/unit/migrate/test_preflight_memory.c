@@ -133,6 +133,33 @@ static void test_host(void **state)
     assert_int_equal(ibx_preflight_host_room(root) / MIB, 5);
 }
 
+/* Without overcommit a QEMU that gets no memory ends, and its VM with it. */
+static void test_commit(void **state)
+{
+    static struct ibx_blockers blockers;
+    (void)state;
+    make("/meminfo", "MemAvailable:    4096 kB\nCommitLimit:  204800 kB\n"
+                     "Committed_AS:  143361 kB\n");
+    assert_true(ibx_preflight_commit_room(root) == UINT64_MAX); /* it does not tell */
+    make("/sys", NULL);
+    make("/sys/vm", NULL);
+    make("/sys/vm/overcommit_memory", "0\n");
+    assert_true(ibx_preflight_commit_room(root) == UINT64_MAX);
+    ibx_preflight_commit(root, &blockers);
+    assert_int_equal(blockers.count, 0);
+    make("/sys/vm/overcommit_memory", "2\n");
+    assert_int_equal(ibx_preflight_commit_room(root), (204800 - 143361) << 10);
+    ibx_preflight_commit(root, &blockers);
+    assert_int_equal(blockers.count, 1);
+    assert_non_null(strstr(blockers.reasons[0], "59 MiB are left"));
+    make("/meminfo", "CommitLimit:  204800 kB\nCommitted_AS:  304800 kB\n"); /* set since */
+    assert_int_equal(ibx_preflight_commit_room(root), 0);
+    make("/meminfo", "CommitLimit:  204800 kB\nCommitted_AS:  104800 kB\n");
+    memset(&blockers, 0, sizeof(blockers));
+    ibx_preflight_commit(root, &blockers);
+    assert_int_equal(blockers.count, 0);
+}
+
 /* What the VM holds has to fit, with some to spare; where only the rest does not, that is said. */
 static void test_what_a_vm_holds(void **state)
 {
@@ -226,6 +253,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_second_version),
                                        cmocka_unit_test(test_first_version),
                                        cmocka_unit_test(test_host),
+                                       cmocka_unit_test(test_commit),
                                        cmocka_unit_test(test_what_a_vm_holds),
                                        cmocka_unit_test(test_what_a_cache_needs),
                                        cmocka_unit_test(test_reasons_in_one_sentence)};
