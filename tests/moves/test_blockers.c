@@ -382,6 +382,7 @@ static void test_devices_where_nothing_helps(void)
         assert_null(strstr(blockers.reasons[0], "--stand-still"));
         assert_null(strstr(blockers.reasons[1], "--stand-still"));
     }
+    memset(&blockers, 0, sizeof(blockers));
 }
 
 static void test_devices(void)
