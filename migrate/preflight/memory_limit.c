@@ -188,8 +188,8 @@ uint64_t ibx_preflight_host_room(const char *proc)
 
 /* ------------------------------------------------------------ what may be committed */
 
-#define QEMU_COMMITS (64ull << 20) /* stacks of two threads, buffers of its migration, and spare   \
-                                    */
+/* Stacks of two threads, buffers of its migration, and spare. */
+#define QEMU_COMMITS (64ull << 20)
 
 uint64_t ibx_preflight_commit_room(const char *proc)
 {
