@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * CUDA errors that stay: the context, which all clients of this process share, runs nothing any
- * more, and no call mends that: after a reset each returns 46 (seen with driver 580 on an H100).
- * Whoever runs the back end is told, since clients only see that each of their calls fails.
+ * CUDA errors that stay: this process, whose clients share it, runs nothing on any GPU any more,
+ * and no call mends that. It is replaced, where it has a supervisor: when its last session has
+ * ended, or a little later. Who has a session sees the error; others wait to be let in. Where it
+ * has none, whoever runs the back end is told.
  *
- * Only another process mends it, and takes this one's place where there is a supervisor: as soon as
- * no session is left, or a little later, since who has the error may sleep on it. New clients wait
- * meanwhile. Not while sessions use other devices, whose contexts are in order: then all goes on,
- * and new clients come in.
+ * Seen with driver 580 on two H100, after errors 700, 710, 716 and 719 alike: the contexts of other
+ * devices return the same error from then on; cudaDeviceReset returns 0, and behind it no context
+ * can be made (cudaErrorDevicesUnavailable, 46).
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -15,18 +15,20 @@
 #include "common/log.h"
 #include "frontend-glue/session/supervisor.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <time.h>
+#include <unistd.h>
 
-#define LEAVE_MS 3000u /* that sessions have to see what has happened */
-#define LOOK_NS  10000000l
+#define LEAVE_MS 3000u /* for sessions to see the error; less than who connects waits */
+#define LOOK_MS  10
 
 /* cudaError_t after which "the process must be terminated and relaunched", from CUDA 10.1 on. */
 static bool stays(int code)
 {
-    static const int codes[] = {214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719};
+    static const int codes[] = {214, 220, 226, 700, 702, 710, 714, 715,
+                                716, 717, 718, 719, 721, 810, 911};
     for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
         if (codes[i] == code)
             return true;
@@ -34,138 +36,79 @@ static bool stays(int code)
     return false;
 }
 
-#define DEVICES 64 /* and one more for those beyond */
+static atomic_int broken; /* the first of them, 0: none */
+static atomic_uint sessions;
 
-static atomic_int broken[DEVICES + 1]; /* the first of them on each device, 0: none */
-static atomic_uint users[DEVICES + 1]; /* sessions */
-
-/* The place of the device that the session's runtime uses: each has a context of its own. */
-static atomic_int *of_device(const struct copies *x)
+static void *leave(void *nothing)
 {
-    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
-    int device = x->requests.device;
-    if (device < 0 && (!cuda || cuda->ctx_get_device(&device)))
-        device = 0;
-    return &broken[device < 0 || device > DEVICES ? DEVICES : device];
-}
-
-/* ------------------------------------------------------------------- the next process */
-
-static atomic_flag watched = ATOMIC_FLAG_INIT; /* a thread waits for the end of sessions */
-
-struct harm {
-    unsigned here, elsewhere; /* sessions that use broken devices, and others */
-    bool any;                 /* device is broken */
-};
-
-static struct harm harm_done(void)
-{
-    struct harm harm = {0};
-    for (int i = 0; i <= DEVICES; i++) {
-        const bool is_broken = atomic_load(&broken[i]);
-        *(is_broken ? &harm.here : &harm.elsewhere) += atomic_load(&users[i]);
-        harm.any = harm.any || is_broken;
-    }
-    return harm;
-}
-
-static void nap(void)
-{
-    nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
-}
-
-static void *watch(void *nothing)
-{
+    const uint64_t deadline = ibx_deadline_in_ms(LEAVE_MS);
     (void)nothing;
-    for (uint64_t deadline = ibx_deadline_in_ms(LEAVE_MS);; nap()) {
-        const struct harm harm = harm_done();
-        if (harm.elsewhere)
-            deadline = ibx_deadline_in_ms(LEAVE_MS);
-        else if (!harm.here || !ibx_ms_until(deadline))
-            ibx_supervised_begin_again();
-    }
+    while (atomic_load(&sessions) && ibx_ms_until(deadline))
+        poll(NULL, 0, LOOK_MS);
+    ibx_supervised_begin_again();
 }
 
-/* False: nobody begins another process. */
-static bool watch_harm(void)
+/* Without a thread that waits, at once. */
+static void replace(void)
 {
     pthread_t thread;
     sigset_t all, before;
-    if (!ibx_supervised() || atomic_flag_test_and_set(&watched))
-        return ibx_supervised();
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    const bool begun = !pthread_create(&thread, NULL, watch, NULL);
+    if (pthread_create(&thread, NULL, leave, NULL))
+        ibx_supervised_begin_again();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (begun)
-        pthread_detach(thread);
-    else
-        atomic_flag_clear(&watched);
-    return begun;
+    pthread_detach(thread);
 }
-
-void ibx_copies_hold_back(void)
-{
-    for (struct harm harm = harm_done(); ibx_supervised() && harm.any && !harm.elsewhere;
-         harm = harm_done())
-        nap();
-}
-
-static int place_of(const struct copies *x)
-{
-    const int device = x->requests.device;
-    return device < 0 ? 0 : device > DEVICES ? DEVICES : device;
-}
-
-void ibx_copies_count_user(struct copies *x)
-{
-    const int place = place_of(x);
-    if (x->used == place + 1)
-        return;
-    atomic_fetch_add(&users[place], 1); /* first: it does not seem to be nobody meanwhile */
-    ibx_copies_discount_user(x);
-    x->used = place + 1;
-}
-
-void ibx_copies_discount_user(struct copies *x)
-{
-    if (x->used)
-        atomic_fetch_sub(&users[x->used - 1], 1);
-    x->used = 0;
-}
-
-/* -------------------------------------------------------------------- what breaks and mends */
 
 void ibx_copies_note_error(const struct copies *x, int code)
 {
     int none = 0;
-    atomic_int *place = stays(code) ? of_device(x) : NULL;
-    if (place && atomic_compare_exchange_strong(place, &none, code))
-        ibx_log(IBX_LOG_ERROR,
-                "CUDA error %d of %s stays: it has broken the context of all clients of this back "
-                "end on device %d, whose calls fail from now on; %s",
-                code, ibx_session_path(x->s)->peer, (int)(place - broken),
-                watch_harm() ? "another process takes its place when no session uses another "
-                               "device, and waits for those of this one for 3 seconds"
+    if (!stays(code) || !atomic_compare_exchange_strong(&broken, &none, code))
+        return;
+    ibx_log(IBX_LOG_ERROR,
+            "CUDA error %d of %s stays: it has broken the contexts of all clients of this back "
+            "end, whose calls fail from now on; %s",
+            code, ibx_session_path(x->s)->peer,
+            ibx_supervised() ? "its process is replaced when they have ended, or in 3 seconds"
                              : "start the back end again");
+    if (ibx_supervised())
+        replace();
 }
 
-bool ibx_copies_broken(const struct copies *x)
+bool ibx_copies_broken(void)
 {
-    return atomic_load(of_device(x));
+    return atomic_load(&broken);
 }
 
+/* A supervised process lets nobody in, and its successor begins soon. */
 void ibx_copies_tell_broken(const struct copies *x)
 {
-    for (int i = 0; i <= DEVICES; i++) {
-        const int code = atomic_load(&broken[i]);
-        if (code)
-            ibx_log(IBX_LOG_ERROR,
-                    "the CUDA calls of %s on device %d will fail: error %d of an earlier client "
-                    "has broken the context of this back end; %s",
-                    ibx_session_path(x->s)->peer, i, code,
-                    ibx_supervised() ? "another process takes its place when no session uses "
-                                       "another device"
-                                     : "start it again");
-    }
+    const int code = atomic_load(&broken);
+    if (code && !ibx_supervised())
+        ibx_log(IBX_LOG_ERROR,
+                "the CUDA calls of %s will fail: error %d of an earlier client has broken the "
+                "contexts of this back end; start it again",
+                ibx_session_path(x->s)->peer, code);
+}
+
+void ibx_copies_count_user(struct copies *x)
+{
+    if (!x->counted)
+        atomic_fetch_add(&sessions, 1);
+    x->counted = true;
+}
+
+void ibx_copies_discount_user(struct copies *x)
+{
+    if (x->counted)
+        atomic_fetch_sub(&sessions, 1);
+    x->counted = false;
+}
+
+/* The listening socket is the supervisor's, too: the next process finds them there. */
+void ibx_copies_hold_back(void)
+{
+    while (ibx_supervised() && ibx_copies_broken())
+        pause();
 }

@@ -462,7 +462,7 @@ static void let_leave(void)
 
 bool ibx_clients_reset(struct copies *x)
 {
-    const bool broken = ibx_copies_broken(x);
+    const bool broken = ibx_copies_broken();
     ibx_clients_number(x);
     pthread_mutex_lock(&lock);
     if (broken)

@@ -231,7 +231,7 @@ struct copies {
     struct ibx_request_watch requests;
     struct ibx_reply_watch replies;
     int selected;   /* the device that cudaSetDevice has selected, -1: none */
-    int used;       /* it counts as a user of this device, from 1 on; 0: of none */
+    bool counted;   /* among the sessions that a broken process waits for */
     bool answering; /* what is written now is ours */
 
     struct isolation isolation;
@@ -628,14 +628,14 @@ void ibx_copies_lost_context(struct copies *x, int exit_code);
 
 /* A call was answered with that code. */
 void ibx_copies_note_error(const struct copies *x, int code);
-/* Whether such an error has broken the context. */
-bool ibx_copies_broken(const struct copies *x);
+/* Whether such an error has broken this process. */
+bool ibx_copies_broken(void);
 /* A session has begun. */
 void ibx_copies_tell_broken(const struct copies *x);
-/* The session uses the device that it has selected, or none any more. */
+/* It counts among the sessions that a broken process waits for, or does so no more. */
 void ibx_copies_count_user(struct copies *x);
 void ibx_copies_discount_user(struct copies *x);
-/* Returns when a client may come: not while another process is about to take this one's place. */
+/* A client comes. Does not return in a process that is about to be replaced. */
 void ibx_copies_hold_back(void);
 
 /* isolation.c */

@@ -246,7 +246,6 @@ static void note_selection(struct copies *x)
     if (x->handler.selects && x->replies.exit_code == INVALID_DEVICE)
         x->requests.device = x->selected;
     x->selected = x->requests.device;
-    ibx_copies_count_user(x);
 }
 
 static void note_sync(void *context)

@@ -148,17 +148,17 @@ enum ibx_work ibx_work_wait(struct copies *x, uint64_t client, const void *conte
     bool over = false;
     *whose = client;
     while (!begin(x->cuda, client, context, &m)) {
-        if (ibx_copies_broken(x) || ibx_now_ns() >= deadline)
-            return ibx_copies_broken(x) ? IBX_WORK_LOST : IBX_WORK_OWN;
+        if (ibx_copies_broken() || ibx_now_ns() >= deadline)
+            return ibx_copies_broken() ? IBX_WORK_LOST : IBX_WORK_OWN;
         ibx_nap(&ns);
     }
     deadline = ibx_deadline_in_ms(ms);
     for (ns = 0; !(over = look(x->cuda, &m, false)) && ibx_now_ns() < deadline; ibx_nap(&ns))
-        if (ibx_copies_broken(x))
+        if (ibx_copies_broken())
             break;
     enum ibx_work work = over ? IBX_WORK_OVER : IBX_WORK_LOST;
-    if (!over && !ibx_copies_broken(x))
+    if (!over && !ibx_copies_broken())
         work = give_up(x->cuda, &m, whose);
     free(m.events);
-    return ibx_copies_broken(x) ? IBX_WORK_LOST : work;
+    return ibx_copies_broken() ? IBX_WORK_LOST : work;
 }

@@ -223,7 +223,7 @@ static void give_back_there(struct copies *x, const struct ibx_taken *taken, con
 void ibx_own_graphs_end(struct copies *x, uint64_t client)
 {
     struct ibx_taken *taken = NULL;
-    const bool can = ibx_copies_have_cuda(x) && !ibx_copies_broken(x);
+    const bool can = ibx_copies_have_cuda(x) && !ibx_copies_broken();
     const size_t count = can ? ibx_handles_take_graphs(client, &taken) : 0;
     const int mode = count ? ibx_cuda_capture_relax(x->cuda) : 0;
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {

@@ -340,25 +340,6 @@ bool reset_beside_others()
     return HOLDS(gpu.remote.peek(again, got.data(), 1000) && other.remote.reset() == 0);
 }
 
-// A client has broken the context of one device: that of another one is no client's to reset.
-bool reset_beside_a_broken_device()
-{
-    Gpu gpu;
-    Client breaks(gpu, of_another_program), other(gpu, of_another_program);
-    char byte;
-    const std::uint64_t memory = gpu.remote.malloc(4096);
-    breaks.remote.get_last_error();
-    REQUIRE(memory && breaks.remote.set_device(1) == 0 && breaks.remote.malloc(100));
-    gpu.remote.inject("cuCtxSynchronize", 1, 719, true);
-    REQUIRE(breaks.remote.device_synchronize() == 719);
-    other.remote.get_last_error();
-    REQUIRE(other.remote.malloc(100) && other.remote.reset() == 0);
-    REQUIRE(gpu.remote.peek(memory, &byte, 1) && gpu.remote.malloc(100));
-    // Its own any may, whoever else is there, which mends nothing.
-    REQUIRE(breaks.remote.malloc(100) == 0 && breaks.remote.reset() == 0);
-    return HOLDS(breaks.remote.malloc(100) == 0 && gpu.remote.peek(memory, &byte, 1));
-}
-
 // One that begins a reset, alone, and does not go on: others are served all the same.
 bool reset_that_stays()
 {
@@ -511,7 +492,6 @@ int main(int argc, char **argv)
     check("arrays after a reset", arrays_after_reset);
     check("a reset beside other clients", reset_beside_others);
     check("... by one of a program's threads", reset_by_one_of_several_threads);
-    check("... beside a broken device", reset_beside_a_broken_device);
     check("... that stays", reset_that_stays);
     check("conditions that are none", conditions_that_are_none);
     check("what one uses and another gives back", used_and_given_back);

@@ -16,23 +16,21 @@ static struct {
     int code;
     bool sticky;
 } failure;
-int sticky_error, sticky_device;
+int sticky_error; /* of all devices, as CUDA's is */
 
 bool fails(const char *function, int *code)
 {
     if (!failure.in || strcmp(failure.function, function) != 0 || --failure.in)
         return false;
     *code = failure.code;
-    if (failure.sticky) {
+    if (failure.sticky)
         sticky_error = failure.code;
-        sticky_device = current ? current->device : -1;
-    }
     return true;
 }
 
 int sticky(void)
 {
-    return sticky_device < 0 || !current || sticky_device == current->device ? sticky_error : 0;
+    return sticky_error;
 }
 
 static unsigned alone; /* who wait for streams, and let nobody in */

@@ -9,7 +9,7 @@
  *     streams, and they for it
  *   - asynchronous copies read and write host memory when they run, and it has to be pinned
  *   - no part of host memory is registered twice
- *   - contexts are current per thread; a sticky error stays until a reset
+ *   - contexts are current per thread; a sticky error stays, on all devices: a reset makes it 46
  *   - a capture forbids waiting, pinning and allocating: in mode GLOBAL to all threads except those
  *     that have exchanged their mode. A forbidden call ends it, cuCtxSynchronize always
  *

@@ -55,7 +55,7 @@ extern pthread_cond_t changed; /* anything under the lock */
 void wait_for_change(void);
 extern struct allocation allocations[ALLOCATIONS];
 extern __thread struct context *current;
-extern int sticky_error, sticky_device; /* of which device; -1: of all */
+extern int sticky_error;
 extern struct ibx_double_stats stats;
 
 /* driver.c */

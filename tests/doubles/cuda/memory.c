@@ -366,7 +366,7 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
 }
 
 /* Memory, pinning, events, streams and access to peers belong to the context and are gone with it.
- * A sticky error makes the device one that the process may not use any more. */
+ * A sticky error makes the devices ones that the process may not use any more. */
 EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 {
     pthread_mutex_lock(&mutex);
@@ -383,7 +383,7 @@ EXPORT int cuDevicePrimaryCtxReset_v2(int device)
     events_forget(device);
     streams_forget(device);
     peers[0] = peers[1] = false;
-    if (sticky_error && (sticky_device < 0 || sticky_device == device))
+    if (sticky_error)
         sticky_error = DEVICES_UNAVAILABLE;
     return leave(SUCCESS);
 }

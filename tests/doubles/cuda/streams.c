@@ -104,11 +104,7 @@ static void *work(void *argument)
             continue;
         }
         int code;
-        const bool failed = job->height && fails("dma", &code);
-        if (failed && sticky_error && sticky_device < 0)
-            sticky_device = stream->device;
-        const bool here = sticky_device < 0 || sticky_device == stream->device;
-        const bool broken = failed || (here && sticky_error);
+        bool broken = (job->height && fails("dma", &code)) || sticky_error;
         unsigned wait_us = job->sync ? slow_sync_us : slow_async_us;
         in_functions += job->function != NULL;
         pthread_mutex_unlock(&mutex);
