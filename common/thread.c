@@ -49,11 +49,6 @@ void ibx_thread_prompt(void)
     slice_set(PROMPT_SLICE);
 }
 
-void ibx_thread_wake_soon(void)
-{
-    slice_set(PROMPT_SLICE);
-}
-
 void ibx_thread_give_way(void)
 {
     if (ibx_thread_may_spin())

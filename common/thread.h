@@ -13,8 +13,6 @@
  * is permitted, and (Linux 6.12) gives it short time slices, so that it runs as soon as it wakes.
  */
 void ibx_thread_prompt(void);
-/* For one that also does long work: it runs as soon as it wakes, but has no more than its share. */
-void ibx_thread_wake_soon(void);
 /* For a thread that moves what nobody waits for yet, and may poll busily meanwhile: lowers its
  * priority where threads do poll (ibx_thread_may_spin()), so that those that wake run at once
  * though every processor is busy. Threads that it starts inherit that. */

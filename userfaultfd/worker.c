@@ -272,8 +272,6 @@ void *ibx_fault_worker_main(void *worker)
         ibx_thread_prompt();
     else if (e->fault_workers)
         ibx_thread_give_way();
-    else
-        ibx_thread_wake_soon();
     look_at_all(w);
     while (true) {
         bool ending = atomic_load(&e->ending), more = false;

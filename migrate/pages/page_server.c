@@ -262,8 +262,6 @@ static void *link_main(void *arg)
         ibx_thread_prompt();
     else if (link->index)
         ibx_thread_give_way();
-    else
-        ibx_thread_wake_soon();
     link->pads = server->pads;
     while (server->state != SERVER_CLOSING)
         if (link_step(link, &err)) {
