@@ -20,6 +20,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -96,15 +97,20 @@ static int move(struct managed *m)
     return rc;
 }
 
+/* A handler of the program's that writes there would wait in this thread, for this thread. */
 static int join(struct managed *m)
 {
+    sigset_t all, before;
+    sigfillset(&all);
     atomic_store(&joins_from, m->begin);
     atomic_store(&joins_until, m->begin + m->n);
     ibx_frontend_plugin()->drain((void *)m->begin, m->n);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     const int rc = move(m);
     if (!rc)
         ibx_managed_add(m, PAGES_NEWER);
     atomic_store(&joins_until, 0);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
 }
 

@@ -7,13 +7,16 @@
 #include "frontend-glue/session/extra.h"
 
 #include <atomic>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
-#include <thread>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -443,6 +446,17 @@ bool page_locked_pieces()
     return HOLDS(pieces_of_a_child());
 }
 
+static void (*at_each_step)(); // the steps in which memory becomes managed where it is
+
+// The library's calls, too.
+extern "C" int mprotect(void *address, std::size_t n, int access) noexcept
+{
+    const long rc = syscall(SYS_mprotect, address, n, access);
+    if (at_each_step && access == PROT_READ)
+        at_each_step();
+    return static_cast<int>(rc);
+}
+
 namespace
 {
 
@@ -573,6 +587,30 @@ bool is_named_beside_writes()
     return true;
 }
 
+char *volatile named_memory;
+volatile sig_atomic_t handler_runs;
+
+// The thread that names the memory is interrupted by a handler that writes there.
+bool is_named_beside_signals()
+{
+    struct sigaction writes = {}, before = {};
+    named_memory = page_locked(bytes_each);
+    REQUIRE(named_memory);
+    writes.sa_handler = [](int) {
+        handler_runs = handler_runs + 1;
+        ++named_memory[64];
+    };
+    REQUIRE(sigaction(SIGUSR1, &writes, &before) == 0);
+    named_memory[64] = 0;
+    handler_runs = 0;
+    at_each_step = [] { raise(SIGUSR1); };
+    const bool good = is_named(named_memory);
+    at_each_step = nullptr;
+    REQUIRE(good && sigaction(SIGUSR1, &before, nullptr) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(named_memory[64] == handler_runs && (handler_runs > 0) == !over_shm);
+    return HOLDS(cudaFreeHost(named_memory) == 0);
+}
+
 // A child has no such memory; and what it has at the back end is in its parent's way.
 bool is_not_a_childs()
 {
@@ -613,6 +651,7 @@ bool page_locked_in_place()
     REQUIRE(runtime_is_there() && device && cudaStreamCreate(&stream) == 0);
     REQUIRE(stays_as_it_is(device, stream) && is_named_beside_copy(device, stream));
     REQUIRE(is_named_beside_copies(device));
-    REQUIRE(is_named_beside_writes() && (over_shm || is_not_a_childs()));
+    REQUIRE(is_named_beside_writes() && is_named_beside_signals());
+    REQUIRE(over_shm || is_not_a_childs());
     return HOLDS(cudaFree(device) == 0 && cudaGetLastError() == 0);
 }
