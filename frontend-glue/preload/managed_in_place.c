@@ -66,34 +66,43 @@ static int ask(const struct managed *m, bool on)
     return rc ? rc : code;
 }
 
-/* Both mappings, or neither; a copy of the bytes is in the file then. */
+/* Shared, and not a child's. */
+static void *map(size_t n, int fd)
+{
+    void *there = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (there != MAP_FAILED)
+        madvise(there, n, MADV_DONTFORK);
+    return there;
+}
+
+/* Both mappings, or neither; a copy of the bytes is in the file then. A child that is forked
+ * meanwhile has the former pages, or none: pages of the file it would share with this process. */
 static int move(struct managed *m)
 {
-    void *here = (void *)m->begin, *other = MAP_FAILED;
+    void *here = (void *)m->begin, *other = MAP_FAILED, *there = MAP_FAILED;
     const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
     int rc = fd < 0 || ftruncate(fd, (off_t)m->n) ? -errno : 0;
-    if (!rc)
-        other = mmap(NULL, m->n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-    if (!rc && other == MAP_FAILED)
+    if (!rc && ((other = map(m->n, fd)) == MAP_FAILED || (there = map(m->n, fd)) == MAP_FAILED))
         rc = -errno;
-    if (!rc && mprotect(here, m->n, PROT_READ))
+    if (!rc && (madvise(here, m->n, MADV_DONTFORK) || mprotect(here, m->n, PROT_READ)))
         rc = -errno;
     if (!rc) {
         memcpy(other, here, m->n);
-        if (mmap(here, m->n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+        if (mremap(there, m->n, m->n, MREMAP_MAYMOVE | MREMAP_FIXED, here) == MAP_FAILED)
             rc = -errno;
     }
     if (fd >= 0)
         close(fd);
     if (!rc) {
         m->other = other;
-        madvise(here, m->n, MADV_DONTFORK);
-        madvise(other, m->n, MADV_DONTFORK);
         return 0;
     }
     mprotect(here, m->n, PROT_READ | PROT_WRITE);
+    madvise(here, m->n, MADV_DOFORK);
     if (other != MAP_FAILED)
         munmap(other, m->n);
+    if (there != MAP_FAILED)
+        munmap(there, m->n);
     return rc;
 }
 

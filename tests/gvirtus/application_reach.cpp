@@ -457,6 +457,13 @@ extern "C" int mprotect(void *address, std::size_t n, int access) noexcept
     return static_cast<int>(rc);
 }
 
+extern "C" int madvise(void *address, std::size_t n, int advice) noexcept
+{
+    if (at_each_step && advice == MADV_DONTFORK)
+        at_each_step();
+    return static_cast<int>(syscall(SYS_madvise, address, n, advice));
+}
+
 namespace
 {
 
@@ -588,7 +595,7 @@ bool is_named_beside_writes()
 }
 
 char *volatile named_memory;
-volatile sig_atomic_t handler_runs;
+volatile sig_atomic_t handler_runs, wrong_children;
 
 // The thread that names the memory is interrupted by a handler that writes there.
 bool is_named_beside_signals()
@@ -608,6 +615,29 @@ bool is_named_beside_signals()
     at_each_step = nullptr;
     REQUIRE(good && sigaction(SIGUSR1, &before, nullptr) == 0 && cudaDeviceSynchronize() == 0);
     REQUIRE(named_memory[64] == handler_runs && (handler_runs > 0) == !over_shm);
+    return HOLDS(cudaFreeHost(named_memory) == 0);
+}
+
+// A child that begins meanwhile has a copy of its own, or none.
+bool is_named_beside_forks()
+{
+    named_memory = page_locked(bytes_each);
+    REQUIRE(named_memory);
+    wrong_children = 0;
+    at_each_step = [] {
+        const pid_t child = fork();
+        if (!child) {
+            if (is_in_place(named_memory))
+                std::_Exit(1);
+            std::_Exit(!msync(named_memory, 1, MS_ASYNC) && ++named_memory[bytes_each / 2] != 1);
+        }
+        int status = -1;
+        wrong_children = wrong_children || waitpid(child, &status, 0) != child || status != 0;
+    };
+    const bool good = std::memset(named_memory, 0, bytes_each) && is_named(named_memory);
+    at_each_step = nullptr;
+    REQUIRE(good && !wrong_children && cudaDeviceSynchronize() == 0 &&
+            !named_memory[bytes_each / 2]);
     return HOLDS(cudaFreeHost(named_memory) == 0);
 }
 
@@ -651,7 +681,7 @@ bool page_locked_in_place()
     REQUIRE(runtime_is_there() && device && cudaStreamCreate(&stream) == 0);
     REQUIRE(stays_as_it_is(device, stream) && is_named_beside_copy(device, stream));
     REQUIRE(is_named_beside_copies(device));
-    REQUIRE(is_named_beside_writes() && is_named_beside_signals());
+    REQUIRE(is_named_beside_writes() && is_named_beside_signals() && is_named_beside_forks());
     REQUIRE(over_shm || is_not_a_childs());
     return HOLDS(cudaFree(device) == 0 && cudaGetLastError() == 0);
 }
