@@ -37,6 +37,7 @@ struct ibx_host_map {
     size_t length;
     void *context;           /* in which it was pinned */
     struct ibx_quota *quota; /* that the bytes count in */
+    bool own;                /* pages of this process's, in no file */
 };
 
 /* What a client wants. */
@@ -239,6 +240,7 @@ static int make(struct copies *x, uint64_t client, const struct wish *w, int fd)
     if (!m)
         return refuse(x, w, "no memory");
     m->client = client;
+    m->own = w->own;
     const char *why = map(m, w, fd);
     if (!why && !ibx_quota_take(quota, m->length))
         why = "that is more than rdma.pins and rdma.tenant_share allow";
@@ -255,19 +257,53 @@ static int make(struct copies *x, uint64_t client, const struct wish *w, int fd)
     return refuse(x, w, why ? why : "too many are mapped, for it or for all clients");
 }
 
+/* Locked. NULL: there is none. */
+static struct ibx_host_map *same(uint64_t client, const struct wish *w)
+{
+    struct ibx_host_map *m = maps;
+    while (m &&
+           !(m->client == client && (uintptr_t)m->base == w->address && m->length == w->length))
+        m = m->next;
+    return m;
+}
+
 /* It is there already, and is what a reset, of a client that was alone, has left of it. The driver
  * is asked without the lock: it may keep this thread for long, and a client that ends takes it. */
 static bool is_there(struct copies *x, uint64_t client, const struct wish *w)
 {
     unsigned flags;
     pthread_mutex_lock(&lock);
-    const struct ibx_host_map *m = maps;
-    while (m &&
-           !(m->client == client && (uintptr_t)m->base == w->address && m->length == w->length))
-        m = m->next;
-    const bool known = m;
+    const bool known = same(client, w);
     pthread_mutex_unlock(&lock);
     return known && !x->cuda->mem_host_get_flags(&flags, pointer_to(w->address));
+}
+
+/* Pages of this process's own that a reset has unpinned: the client's bytes are in them. Taken out
+ * meanwhile, they cannot go. False: there are none, or they cannot be pinned. */
+static bool pin_again(struct copies *x, uint64_t client, const struct wish *w)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_host_map *m = same(client, w);
+    m = m && m->own ? take(client, w->address, w->length) : NULL;
+    pthread_mutex_unlock(&lock);
+    if (!m)
+        return false;
+    const bool pinned = !pin(x, m);
+    if (!pinned) {
+        end(x, m);
+        return false;
+    }
+    pthread_mutex_lock(&lock);
+    struct ibx_host_map **at = &ends;
+    while (*at != m)
+        at = &(*at)->next_end;
+    *at = m->next_end;
+    m->next = maps;
+    maps = m;
+    count++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return true;
 }
 
 bool ibx_host_maps_hold(struct copies *x, uint64_t address, uint64_t n)
@@ -300,7 +336,7 @@ static int host_map(struct extra *e)
                       "rdma.resume_seconds is 0 at one end");
     if (!is_sound(&w, bytes))
         return refuse(e->x, &w, "this is not where such memory may be");
-    if (!w.own && is_there(e->x, client, &w))
+    if (is_there(e->x, client, &w) || (w.own && pin_again(e->x, client, &w)))
         return 0;
     for (struct ibx_host_map *m; (m = take_locking(client, w.address, w.length));)
         end(e->x, m); /* of before */

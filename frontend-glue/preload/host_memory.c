@@ -344,6 +344,27 @@ static struct range *any_of(int device)
     return i < ranges.count ? &ranges.items[i] : NULL;
 }
 
+static bool next_in_place(uintptr_t from, struct range *range)
+{
+    ibx_frontend_ranges_lock();
+    size_t at = ibx_frontend_ranges_find(&ranges, from);
+    while (at < ranges.count && !ranges.items[at].in_place)
+        at++;
+    const bool found = at < ranges.count;
+    if (found)
+        *range = ranges.items[at];
+    ibx_frontend_ranges_unlock();
+    return found;
+}
+
+/* That of other devices may have been pinned with this one. */
+static void keep_in_place(void)
+{
+    struct range range;
+    for (uintptr_t from = 0; next_in_place(from, &range); from = range.begin + range.n)
+        ibx_frontend_in_place_again(&range);
+}
+
 void ibx_frontend_host_memory_reset(int device)
 {
     for (;;) {
@@ -356,12 +377,13 @@ void ibx_frontend_host_memory_reset(int device)
         }
         ibx_frontend_ranges_unlock();
         if (!found)
-            return;
+            break;
         if (range.in_use)
             ibx_frontend_plugin()->finish((void *)range.begin, range.n);
         if (range.allocated)
             give_back(&range);
     }
+    keep_in_place();
 }
 
 /* MS_ASYNC does nothing but look for what is not. */

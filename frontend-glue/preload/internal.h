@@ -528,6 +528,8 @@ bool ibx_frontend_mapped_free(void *address, int *rc);
  * with the pages that the back end has there. */
 int ibx_frontend_in_place(const struct range *range);
 void ibx_frontend_in_place_end(const struct range *range);
+/* After a reset of a device by which those pages may not be pinned any more. */
+void ibx_frontend_in_place_again(const struct range *range);
 /* The device was reset; a module of the program's goes. */
 void ibx_frontend_managed_reset(void);
 /* Before cudaDeviceReset: variables outlast it, with what the program has written. */

@@ -154,6 +154,19 @@ int ibx_frontend_in_place(const struct range *range)
     return rc;
 }
 
+void ibx_frontend_in_place_again(const struct range *range)
+{
+    struct managed m;
+    if (!ibx_managed_find(range->begin, &m) || !m.in_place) /* it is a parent's */
+        return;
+    const int rc = ask(&m, true);
+    if (rc)
+        ibx_log(IBX_LOG_ERROR,
+                "a reset of a device has taken %zu bytes of page-locked memory at %p from kernels, "
+                "and they do not get them back (error %d): free such memory before the reset",
+                range->n, (void *)range->begin, rc);
+}
+
 /* First from the list: other threads' work does not touch it from there on. */
 void ibx_frontend_in_place_end(const struct range *range)
 {

@@ -641,6 +641,18 @@ bool is_named_beside_forks()
     return HOLDS(cudaFreeHost(named_memory) == 0);
 }
 
+// A reset of the device that was selected then takes none of another one's.
+bool outlasts_reset_of_another()
+{
+    REQUIRE(cudaSetDevice(1) == 0);
+    char *memory = page_locked(bytes_each);
+    REQUIRE(memory && std::memset(memory, 'a', bytes_each) && cudaSetDevice(0) == 0);
+    REQUIRE(is_named(memory) && cudaDeviceReset() == 0 && cudaSetDevice(1) == 0);
+    REQUIRE(memory[0] == 'a' && (memory[1] = 'b') && is_named(memory));
+    REQUIRE(cudaDeviceSynchronize() == 0 && memory[0] == 'b' && memory[bytes_each - 1] == 'a');
+    return HOLDS(cudaFreeHost(memory) == 0 && cudaSetDevice(0) == 0);
+}
+
 // A child has no such memory; and what it has at the back end is in its parent's way.
 bool is_not_a_childs()
 {
@@ -683,5 +695,6 @@ bool page_locked_in_place()
     REQUIRE(is_named_beside_copies(device));
     REQUIRE(is_named_beside_writes() && is_named_beside_signals() && is_named_beside_forks());
     REQUIRE(over_shm || is_not_a_childs());
-    return HOLDS(cudaFree(device) == 0 && cudaGetLastError() == 0);
+    REQUIRE(cudaFree(device) == 0 && outlasts_reset_of_another());
+    return HOLDS(cudaGetLastError() == 0);
 }
