@@ -47,7 +47,9 @@ static int on_lend(void *context, struct ibx_error *err)
     if (!d->ram.borrow || d->state.now != DESTINATION_FILLING)
         return ibx_error_set(err, -EINVAL, "no borrowed VM runs here");
     if (!destination_linked(&d->link))
-        return ibx_error_set(err, -ENOTCONN, "%s the other side is away (%s): the VM cannot go now",
+        return ibx_error_set(err, -ENOTCONN,
+                             "%s the other side is away (%s): the VM cannot go before it is back "
+                             "(ib-migrate recover there)",
                              ibx_destination_ram_whole(&d->ram)
                                  ? "the VM runs on with all of its pages, but"
                                  : "the VM waits for pages, since",

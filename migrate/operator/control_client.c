@@ -164,7 +164,8 @@ static int understand(const char *path, const char *text, json_t **answer, struc
                            "ib-migrate's?",
                            path);
     } else if (refused) {
-        rc = ibx_error_set(err, -EREMOTEIO, "%s", refused);
+        rc = json_is_true(json_object_get(json, "away")) ? -ENOTCONN : -EREMOTEIO;
+        ibx_error_set(err, rc, "%s", refused);
         if (err)
             ibx_text_sanitize(err->message);
     }

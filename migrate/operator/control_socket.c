@@ -155,7 +155,10 @@ static json_t *error_json(const char *sentence)
 
 static json_t *ok_or_error(int rc, const struct ibx_error *err)
 {
-    return rc ? error_json(err->message) : json_pack("{s:b}", "ok", 1);
+    json_t *answer = rc ? error_json(err->message) : json_pack("{s:b}", "ok", 1);
+    if (rc == -ENOTCONN)
+        json_object_set_new(answer, "away", json_true());
+    return answer;
 }
 
 static json_t *set_answer(const struct ibx_control_socket *server, const json_t *request)

@@ -5,7 +5,8 @@
  *
  *   {"command": "status"}                       -> {"status": {...}} (ibx_migrate_status_json)
  *   {"command": "cancel"}                       -> {"ok": true} or {"error": "..."}
- *   {"command": "lend"}    leaves QEMU's monitor to `return`, for a while; answers as cancel
+ *   {"command": "lend"}    leaves QEMU's monitor to `return`, for a while; answers as cancel, and
+ *       {"error": "...", "away": true} while the other side is away
  *   {"command": "reconnect"}  a borrowed VM is taken back from its return: its link is made anew
  *   {"command": "set", "max-bandwidth": BYTES}  -> {"ok": true} or {"error": "..."}
  *

@@ -281,18 +281,22 @@ static void test_killed_and_never_back(void)
     borrowed_small();
     mover_kill(&sender, SIGKILL);
     mover_await_words(&receiver, "the VM waits for pages until the source is back");
+    pair_timeout = PAIR_TIMEOUT_SHORT; /* for which `return` waits */
     home_start(NULL);
     home_receives(TCP, NULL);
     bring(NULL);
     mover_ends(&bringer, 1);
     mover_must_print(&bringer, "the VM waits for pages, since the other side is away");
+    mover_must_print(&bringer, "ib-migrate recover there");
     mover_end_all(NULL);
+    pair_timeout = PAIR_TIMEOUT;
 
     borrowed(&(struct vm_options){.append = "mib=4"}, TCP, (const char *[]){"--fill", NULL});
     mover_await(&receiver, "filling", 100);
     mover_kill(&sender, SIGKILL);
     mover_await_words(&receiver, "the VM has all of its pages and runs on");
     assert_false(mover_printed(&receiver, "the VM waits for pages"));
+    pair_timeout = PAIR_TIMEOUT_SHORT;
     home_start(NULL);
     home_receives(TCP, NULL);
     bring(NULL);
@@ -304,6 +308,21 @@ static void test_killed_and_never_back(void)
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 3);
     MOVER_RUN(0, "prune", "--unfinished", "--qmp", vms[1].tool);
+    pair_timeout = PAIR_TIMEOUT;
+}
+
+/* Who has it return a moment too early is waited for. */
+static void test_returns_while_the_link_is_made_anew(void)
+{
+    borrowed_small();
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    pair_timeout = PATIENT;
+    home_and_bring();
+    mover_await_words(&bringer, "the other side of the borrowed VM is away: waiting for it");
+    pair_recover(&sender);
+    returned();
+    pair_timeout = PAIR_TIMEOUT;
 }
 
 /* ---------------------------------------------------------------- which QEMU ends */
@@ -463,6 +482,7 @@ int main(void)
                                            VM_TEST(test_killed_while_the_monitor_is_silent),
                                            VM_TEST(test_killed_where_it_was_kept_warm),
                                            VM_TEST(test_killed_and_never_back),
+                                           VM_TEST(test_returns_while_the_link_is_made_anew),
                                            VM_TEST(test_home_ends_while_away),
                                            VM_TEST(test_base_after_a_return_that_failed),
                                            VM_TEST(test_home_ends_after_a_return),

@@ -5,32 +5,48 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 
-#define LEND_MS 5000
+#define LEND_MS      5000
+#define AWAY_LOOK_MS 50 /* between two looks whether the other side is back */
 
 static bool is_borrowed(const struct ibx_record *record)
 {
     return !record->source && record->borrow && record->state == IBX_JOURNAL_RUNNING;
 }
 
-/* The ib-migrate that serves the VM leaves the monitor to this one. */
+static int ask_to_lend(const char *path, struct ibx_error *err)
+{
+    json_t *answer;
+    int rc = ibx_control_socket_ask(path, json_pack("{s:s}", "command", "lend"), &answer,
+                                    ibx_deadline_in_ms(LEND_MS), err);
+    if (!rc)
+        json_decref(answer);
+    return rc;
+}
+
+/* The ib-migrate that serves the VM leaves the monitor to this one. Right after a rollback, or a
+ * cut of the network, its link is just being made anew. */
 static int take_monitor(const struct migrate_args *args, const struct ibx_record *came,
                         struct ibx_error *err)
 {
     char path[PATH_MAX];
-    json_t *answer;
+    const uint64_t deadline = ibx_deadline_in_ms(args->options.timeout_ms);
     ibx_journal_path(args->folder, came, ".sock", path, sizeof(path));
-    int rc = ibx_control_socket_ask(path, json_pack("{s:s}", "command", "lend"), &answer,
-                                    ibx_deadline_in_ms(LEND_MS), err);
+    int rc = ask_to_lend(path, err);
+    if (rc == -ENOTCONN)
+        ibx_cli_message("the other side of the borrowed VM is away: waiting for it");
+    while (rc == -ENOTCONN && ibx_now_ns() < deadline) {
+        poll(NULL, 0, AWAY_LOOK_MS);
+        rc = ask_to_lend(path, err);
+    }
     if (rc == -ENOENT || rc == -ECONNREFUSED)
         return ibx_error_set(err, rc,
                              "no ib-migrate serves the borrowed VM at %s: ib-migrate recover "
                              "--qmp %s, then return",
                              args->qmp, args->qmp);
-    if (!rc)
-        json_decref(answer);
     return rc;
 }
 
