@@ -272,12 +272,18 @@ static void *find(const char *symbol)
 void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
 {
     static char absent;
+    static atomic_bool loaded;
     void *found = atomic_load_explicit(known, memory_order_acquire);
     if (!found) {
+        /* First: another thread may load it meanwhile. */
+        if (!atomic_load(&loaded) && find("cudaMalloc"))
+            atomic_store(&loaded, true);
+        const bool lasts = atomic_load(&loaded);
         found = find(symbol);
-        if (!found && find("cudaMalloc"))
+        if (!found && lasts)
             found = &absent;
-        atomic_store_explicit(known, found, memory_order_release);
+        if (found)
+            atomic_store_explicit(known, found, memory_order_release);
     }
     return found == &absent ? NULL : found;
 }

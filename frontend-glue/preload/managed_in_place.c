@@ -7,12 +7,13 @@
  * Its bytes move to a memory file, since managed memory needs its pages twice, and that file is
  * mapped over them. Meanwhile no write is lost:
  *
- *   1  copies that begin are left to GVirtuS's front end (withheld()), and those that have begun
- * end 2  threads that write wait in the handler of their fault until 4 is over; others read 3  the
- * bytes are copied 4  the file is mapped there, in one step, and the memory is in the list
+ * - Copies that begin are left to GVirtuS's front end (withheld()), and those that have begun end.
+ * - Threads that write wait in the handler of their fault until the last step is over; others read.
+ * - The bytes are copied.
+ * - The file is mapped there, in one step, and the memory is in the list.
  *
- * A system call of another thread that has the kernel write there, and has begun before 1, may fail
- * with EFAULT from 2 on.
+ * A system call of another thread that has the kernel write there, and has begun before the first
+ * step, may fail with EFAULT from the second on.
  */
 #include "frontend-glue/preload/managed.h"
 
