@@ -41,9 +41,18 @@ static atomic_bool decided;                              /* whether it is there 
 static _Thread_local bool holds;
 static atomic_bool used, inherited; /* fi_getinfo(), by this process, or by one before it */
 
+static atomic_uint forking; /* threads that are about to fork */
+
+/* Not while another thread is about to fork, for a while: it may wait for what this one has. */
 static void take(void)
 {
+    const uint64_t deadline = ibx_deadline_in_ms(FORK_WAITS_MS);
     pthread_mutex_lock(&lock);
+    while (atomic_load(&forking) && ibx_now_ns() < deadline) {
+        pthread_mutex_unlock(&lock);
+        poll(NULL, 0, 1);
+        pthread_mutex_lock(&lock);
+    }
     holds = true;
 }
 
@@ -54,20 +63,28 @@ static void give(void)
 }
 
 /* A child that is forked while another thread looks for what libfabric has finds libfabric's own
- * locks taken, by nobody. So the fork waits for that thread, but takes nothing that such a thread
- * may wait for, and not for ever: it may need what other handlers of this fork have taken. */
+ * locks taken, by nobody. So the fork waits for that thread, and none begins until it is over. But
+ * it takes nothing that such a thread may wait for, and neither waits for ever: either may need
+ * what the other one, or other handlers of this fork, have taken. */
 static void before_fork(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(FORK_WAITS_MS);
     int rc = 0;
+    atomic_fetch_add(&forking, 1);
     while (!holds && (rc = pthread_mutex_trylock(&lock)) && ibx_now_ns() < deadline)
         poll(NULL, 0, 1);
     if (!holds && !rc)
         pthread_mutex_unlock(&lock);
 }
 
+static void in_parent(void)
+{
+    atomic_fetch_sub(&forking, 1);
+}
+
 static void in_child(void)
 {
+    atomic_store(&forking, 0);
     if (!holds)
         lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     if (atomic_load(&used))
@@ -81,7 +98,7 @@ bool ibx_ofi_inherited(void)
 
 static void watch_forks(void)
 {
-    pthread_atfork(before_fork, NULL, in_child);
+    pthread_atfork(before_fork, in_parent, in_child);
 }
 
 static void *open_quietly(const char *name)

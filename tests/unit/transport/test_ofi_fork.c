@@ -43,6 +43,48 @@ void *__wrap_dlopen(const char *name, int flags)
     return __real_dlopen(name, flags);
 }
 
+/* Whether a thread is in libfabric: its locks are taken, which a child has for ever. */
+static atomic_bool within;
+static int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *,
+                      struct fi_info **);
+
+static int watched_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags,
+                           const struct fi_info *hints, struct fi_info **info)
+{
+    within = true;
+    const int rc = getinfo(version, node, service, flags, hints, info);
+    within = false;
+    return rc;
+}
+
+/* Sanitizers call it before they have begun. */
+void *__real_dlsym(void *handle, const char *name);
+void *__wrap_dlsym(void *handle, const char *name);
+__attribute__((no_sanitize("address", "thread", "undefined"))) void *__wrap_dlsym(void *handle,
+                                                                                  const char *name)
+{
+    static const char wanted[] = "fi_getinfo";
+    void *found = __real_dlsym(handle, name);
+    for (size_t i = 0; i < sizeof(wanted); i++) {
+        if (name[i] != wanted[i])
+            return found;
+    }
+    *(void **)&getinfo = found;
+    return found ? (void *)(uintptr_t)watched_getinfo : NULL;
+}
+
+/* Handlers that were there first run last before a fork, however long that takes. */
+static atomic_bool looks_on, caught;
+
+static void late_handler(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(300);
+    while (looks_on && !caught && ibx_now_ns() < deadline) {
+        caught = within;
+        poll(NULL, 0, 1);
+    }
+}
+
 static int probe(const char *name, struct ibx_error *err)
 {
     char text[256];
@@ -86,6 +128,36 @@ static void a_fork_meanwhile(void **state)
     assert_int_equal(status, 0);
 }
 
+static void *look_on_thread(void *argument)
+{
+    int *bad = argument;
+    while (looks_on)
+        *bad |= look();
+    return NULL;
+}
+
+/* Between the end of its wait and the fork none begins. */
+static void a_fork_that_takes_long(void **state)
+{
+    pthread_t thread;
+    int bad = 0, status;
+    (void)state;
+    looks_on = true;
+    assert_int_equal(pthread_create(&thread, NULL, look_on_thread, &bad), 0);
+    while (!within)
+        poll(NULL, 0, 1);
+    const pid_t child = fork();
+    if (!child) {
+        alarm(PATIENCE_S);
+        _exit(look() ? 1 : 0);
+    }
+    looks_on = false;
+    pthread_join(thread, NULL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_false(caught);
+    assert_true(!bad && !status);
+}
+
 static void what_a_child_lacks(void **state)
 {
     struct ibx_error err = {0};
@@ -106,6 +178,8 @@ static void what_a_child_lacks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_fork_meanwhile),
+                                       cmocka_unit_test(a_fork_that_takes_long),
                                        cmocka_unit_test(what_a_child_lacks)};
+    pthread_atfork(late_handler, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
