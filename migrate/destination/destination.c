@@ -143,17 +143,13 @@ static void forget_undecided(char *message)
 }
 
 /* The record says so once the VM is as it is to be: until then the next tool continues it. If
- * RUNNING cannot be written, MAY_RUN is enough. From then on others are refused by QEMU and by the
- * record, and the VM may return from here again before this tool has come to its end. */
+ * RUNNING cannot be written, MAY_RUN is enough. */
 static void record_running(struct destination *d)
 {
     struct ibx_error unwritten = {0};
-    if (d->undecided || d->qemu.cont_ns)
-        return;
-    if (ibx_destination_record(d, IBX_JOURNAL_RUNNING, &unwritten))
+    if (!d->undecided && !d->qemu.cont_ns &&
+        ibx_destination_record(d, IBX_JOURNAL_RUNNING, &unwritten))
         ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
-    else
-        ibx_destination_unclaim(d);
 }
 
 static int step_resuming(struct destination *d, struct ibx_error *err)
@@ -217,6 +213,8 @@ static int step_complete(struct destination *d, struct ibx_error *err)
         ibx_destination_send_progress(d); /* a QEMU that is slow is no silence */
         return 0;
     }
+    /* From here on it writes no page, and the VM may come back here before this tool has ended. */
+    ibx_destination_unclaim(d);
     return d->peer.now == PEER_CONFIRMED ? confirmed(d, err) : 0;
 }
 

@@ -331,11 +331,11 @@ static inline bool destination_settled(const struct destination *d)
 
 /* Before the QEMU is changed: -EBUSY where another receiver is about to, or a VM has come to it. */
 int ibx_destination_claim(struct destination *d, struct ibx_error *err);
-/* ... and before it is given this memory. */
+/* ... and before it is given this memory: as long as it has that, too. */
 int ibx_destination_claim_also(struct destination *d, int file, struct ibx_error *err);
 /* -EBUSY: what is to be said of that. */
 int ibx_destination_is_taken(const struct destination *d, struct ibx_error *err);
-/* Once the record says that the VM runs here, or at the end. */
+/* Once nothing of this tool is in the memory any more. */
 void ibx_destination_unclaim(struct destination *d);
 
 /* ---------------------------------------------------------------- silence.c */

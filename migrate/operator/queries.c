@@ -220,7 +220,8 @@ static int roll_back(const char *folder, struct ibx_record *record,
             "this VM has returned: what it had not fetched here is only in its memory at home, "
             "which is newer by now; %s",
             ibx_journal_lost_there(record) || record->state == IBX_JOURNAL_BROKEN
-                ? "it is lost, since it cannot go on there either: start it from its disk"
+                ? "it is lost, since it cannot go on there either: end its QEMUs and start it from "
+                  "its disk"
                 : "ib-migrate recover goes on; if its QEMU there has ended, start it from its "
                   "disk");
     rc = lock_when_free(folder, record, &lock_fd, err);

@@ -231,6 +231,42 @@ static void test_one_at_a_time_has_the_memory_at_home(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, borrow_options.append);
 }
 
+/* Nobody else can be given the memory of this QEMU. */
+static bool is_locked(const struct vm *vm)
+{
+    struct ibx_guest_ram ram;
+    char path[32];
+    vm_ok(ibx_guest_ram_find(vm->qmp, true, &ram, vm_soon(), &vm_error));
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", ram.blocks[0].fd);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    const bool locked = flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    close(fd);
+    ibx_guest_ram_fini(&ram);
+    return locked;
+}
+
+/* As long as pages come, though the VM runs there: one that comes late goes into that memory. */
+static void test_memory_is_locked_while_pages_come(void)
+{
+    borrowed_small();
+    home_start("-S");
+    mover_receive(&lender, &home, TCP,
+                  (const char *[]){"--home", "--paused", "--max-bandwidth", "64K", NULL});
+    bring(NULL);
+    while (!mover_printed(MOVER_RUN(0, "status", "--json", "--qmp", home.tool),
+                          "\"state\":\"running\""))
+        ;
+    const bool locked = is_locked(&home);
+    mover_await(&lender, "filling", 0);
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", home.tool);
+    brought();
+    pair_done();
+    assert_true(locked && !is_locked(&home));
+    vm_ok(ibx_qmp_execute(home.qmp, "cont", NULL, NULL, vm_soon(), &vm_error));
+    is_home();
+}
+
 /* That the VM may run at home again is noted there first: a tool that goes on has to know it. Where
  * somebody else's file has the note's name, it is noted beside the record. */
 static void test_home_where_the_note_has_a_squatter(void)
@@ -310,6 +346,7 @@ int main(void)
         VM_TEST(test_told_while_the_borrower_is_busy),
         VM_TEST(test_home_that_others_have_looked_at_before_a_recovery),
         VM_TEST(test_one_at_a_time_has_the_memory_at_home),
+        VM_TEST(test_memory_is_locked_while_pages_come),
         VM_TEST(test_home_where_the_note_has_a_squatter),
         VM_TEST(test_pages_that_others_have_looked_at),
         VM_TEST(test_returned_twice),
