@@ -37,13 +37,12 @@ static bool stays(int code)
 }
 
 static atomic_int broken; /* the first of them, 0: none */
-static atomic_uint sessions;
 
 static void *leave(void *nothing)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LEAVE_MS);
     (void)nothing;
-    while (atomic_load(&sessions) && ibx_ms_until(deadline))
+    while (ibx_clients_any() && ibx_ms_until(deadline))
         poll(NULL, 0, LOOK_MS);
     ibx_supervised_begin_again();
 }
@@ -90,20 +89,6 @@ void ibx_copies_tell_broken(const struct copies *x)
                 "the CUDA calls of %s will fail: error %d of an earlier client has broken the "
                 "contexts of this back end; start it again",
                 ibx_session_path(x->s)->peer, code);
-}
-
-void ibx_copies_count_user(struct copies *x)
-{
-    if (!x->counted)
-        atomic_fetch_add(&sessions, 1);
-    x->counted = true;
-}
-
-void ibx_copies_discount_user(struct copies *x)
-{
-    if (x->counted)
-        atomic_fetch_sub(&sessions, 1);
-    x->counted = false;
 }
 
 /* The listening socket is the supervisor's, too: the next process finds them there. */

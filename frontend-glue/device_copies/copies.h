@@ -231,7 +231,6 @@ struct copies {
     struct ibx_request_watch requests;
     struct ibx_reply_watch replies;
     int selected;   /* the device that cudaSetDevice has selected, -1: none */
-    bool counted;   /* among the sessions that a broken process waits for */
     bool answering; /* what is written now is ours */
 
     struct isolation isolation;
@@ -632,9 +631,6 @@ void ibx_copies_note_error(const struct copies *x, int code);
 bool ibx_copies_broken(void);
 /* A session has begun. */
 void ibx_copies_tell_broken(const struct copies *x);
-/* It counts among the sessions that a broken process waits for, or does so no more. */
-void ibx_copies_count_user(struct copies *x);
-void ibx_copies_discount_user(struct copies *x);
 /* A client comes. Does not return in a process that is about to be replaced. */
 void ibx_copies_hold_back(void);
 

@@ -282,7 +282,6 @@ static void arrived(void *context, uint64_t cookie)
 static int serve(struct copies *x)
 {
     ibx_copies_tell_broken(x);
-    ibx_copies_count_user(x);
     return ibx_isolation_begin(x);
 }
 
@@ -349,7 +348,6 @@ static void ended(void *context)
     ibx_captures_end(x);
     ibx_isolation_end(x);
     ibx_ipc_end(x);
-    ibx_copies_discount_user(x);
     x->ran = 0;
     memset(x->taken, 0, sizeof(x->taken));
     x->options.mode = IBX_GPU_OFF;
@@ -366,7 +364,6 @@ static void destroy(void *context)
     ibx_ipc_end(x);
     ibx_staging_destroy(x->staging);
     ibx_isolation_end(x);
-    ibx_copies_discount_user(x);
     free(x->regions);
     free(x);
 }

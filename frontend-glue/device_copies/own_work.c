@@ -303,14 +303,12 @@ void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n)
 void ibx_own_work_settle_all(struct copies *x)
 {
     uint64_t whose, waited = 0;
-    bool told = false;
     for (unsigned ms = SETTLE_MS;; ms = ms < SETTLE_MOST_MS ? 2 * ms : ms) {
         const enum ibx_work work = ibx_own_work_settle(x, ms, &whose);
         if (work == IBX_WORK_OVER || work == IBX_WORK_LOST)
             return;
-        waited += ms;
-        if (waited >= TOLD_MS && !told)
+        if (waited < TOLD_MS && waited + ms >= TOLD_MS)
             tell(x, whose);
-        told = waited >= TOLD_MS;
+        waited += ms;
     }
 }

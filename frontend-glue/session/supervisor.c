@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,7 +14,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define BEGIN_AGAIN   75     /* exit status of a process that asks for the next one */
@@ -110,13 +110,6 @@ static void tell(pid_t ended, int status, unsigned pause_ms)
             pause_ms ? "after a pause, since the last one soon did so, too" : "now");
 }
 
-static void sleep_ms(unsigned ms)
-{
-    struct timespec left = {ms / 1000, (long)(ms % 1000) * 1000000};
-    while (nanosleep(&left, &left) && errno == EINTR)
-        ;
-}
-
 /* The status of a child that has ended. */
 static int wait_for(pid_t child)
 {
@@ -165,11 +158,11 @@ void ibx_supervise(void)
         const int status = wait_for(child);
         if (!is_fault(status))
             end_like(status);
-        const bool soon = ibx_now_ns() - began < LONG_MS * UINT64_C(1000000);
-        tell(child, status, pause_ms && soon ? pause_ms : 0);
-        sleep_ms(soon ? pause_ms : 0);
-        pause_ms = !soon || !pause_ms             ? 1000
-                   : pause_ms * 2 < PAUSE_MOST_MS ? pause_ms * 2
-                                                  : PAUSE_MOST_MS;
+        if (ibx_now_ns() - began >= LONG_MS * (uint64_t)IBX_NS_PER_MS)
+            pause_ms = 0;
+        tell(child, status, pause_ms);
+        poll(NULL, 0, (int)pause_ms);
+        pause_ms = pause_ms ? 2 * pause_ms : 1000;
+        pause_ms = pause_ms < PAUSE_MOST_MS ? pause_ms : PAUSE_MOST_MS;
     }
 }
