@@ -7,6 +7,7 @@
 #include "frontend-glue/session/extra.h"
 #include "frontend-glue/session/frames.h"
 #include "frontend-glue/session/hooks.h"
+#include "frontend-glue/plugin/host_memory.h"
 #include "frontend-glue/preload/attach_table.h"
 #include "frontend-glue/client_copies/client_copies.h"
 
@@ -17,14 +18,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
 #define END_SLICE_MS     10u /* the end of the process does not wait longer for that of a thread */
 #define PAGE             4096u       /* bytes; allocations of shared memory consist of such */
-#define HUGE             (2u << 20)  /* bytes of a huge page */
-#define TRIES            8u          /* places at which something may be mapped */
 #define SHORT_COPY       1900u       /* bytes that go with the request */
 #define BACKGROUND_LEAST (64u << 10) /* a shorter copy ends before another thread has begun */
 
@@ -102,15 +100,6 @@ static void end_thread(void *argument)
     drop(attachment);
 }
 
-/* Copies of all threads that have begun and not returned, in their stacks. */
-struct under_way {
-    struct under_way *next;
-    uintptr_t begin; /* of the host's bytes */
-    size_t n;
-};
-static pthread_mutex_t under_way_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct under_way *under_way;
-
 /* The connection stays the parent's. The child's thread has another id, so GVirtuS connects anew.
  */
 static void end_parent(void)
@@ -118,8 +107,7 @@ static void end_parent(void)
     if (mine)
         drop(mine);
     mine = NULL;
-    under_way = NULL;
-    pthread_mutex_init(&under_way_lock, NULL);
+    ibx_host_copies_forget();
     pthread_setspecific(thread_end, NULL);
     atomic_fetch_add(&epoch, 1);
 }
@@ -429,49 +417,18 @@ static int run_watched(const struct ibx_frontend_copy *wish, int *exit_code)
     return rc;
 }
 
-static void enter(struct under_way *entry)
-{
-    pthread_mutex_lock(&under_way_lock);
-    entry->next = under_way;
-    under_way = entry;
-    pthread_mutex_unlock(&under_way_lock);
-}
-
-static void leave_copy(const struct under_way *entry)
-{
-    pthread_mutex_lock(&under_way_lock);
-    struct under_way **at = &under_way;
-    while (*at != entry)
-        at = &(*at)->next;
-    *at = entry->next;
-    pthread_mutex_unlock(&under_way_lock);
-}
-
-static bool any_under_way(uintptr_t begin, size_t n)
-{
-    pthread_mutex_lock(&under_way_lock);
-    const struct under_way *entry = under_way;
-    while (entry && !(entry->begin < begin + n && begin < entry->begin + entry->n))
-        entry = entry->next;
-    pthread_mutex_unlock(&under_way_lock);
-    return entry;
-}
-
 static void drain(const void *address, size_t n)
 {
-    while (any_under_way((uintptr_t)address, n))
-        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    ibx_host_copies_drain(address, n);
     ibx_async_copy_wait_memory(address, n);
 }
 
 static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
 {
-    const size_t rows = wish->rows ? wish->rows - 1 : 0;
-    struct under_way entry = {.begin = (uintptr_t)wish->host,
-                              .n = rows * wish->host_pitch + wish->n};
-    enter(&entry);
+    struct ibx_host_copy copy;
+    ibx_host_copy_begins(&copy, wish);
     const int rc = run_watched(wish, exit_code);
-    leave_copy(&entry);
+    ibx_host_copy_ends(&copy);
     return rc;
 }
 
@@ -570,45 +527,13 @@ static void prepare(void *address, size_t n)
     ibx_thread_release_cancel(cancel);
 }
 
-/* Where the back end may have pages, too, if kernels are to use the memory (stand_in()): little
- * else is there, in either process. */
-static void *map_anywhere(size_t n)
-{
-    const size_t room = IBX_SHARED_UNTIL - IBX_SHARED_FROM;
-    const int kind = MAP_PRIVATE | MAP_ANONYMOUS;
-    uint64_t random;
-    for (unsigned i = 0; i < TRIES && n < room / 2; i++) {
-        if (getrandom(&random, sizeof(random), 0) != sizeof(random))
-            break;
-        void *wanted = (void *)(uintptr_t)(IBX_SHARED_FROM + random % ((room - n) / HUGE) * HUGE);
-        void *there = mmap(wanted, n, PROT_READ | PROT_WRITE, kind | MAP_FIXED_NOREPLACE, -1, 0);
-        if (there != MAP_FAILED) /* or elsewhere, of a kernel that does not know the flag */
-            return there;
-    }
-    return mmap(NULL, n, PROT_READ | PROT_WRITE, kind, -1, 0);
-}
-
-static void *map(size_t n)
-{
-    void *address = map_anywhere(n);
-    if (address == MAP_FAILED)
-        return NULL;
-    madvise(address, n, MADV_HUGEPAGE);
-    if (!madvise(address, n, MADV_POPULATE_WRITE) || errno == EINVAL) /* from Linux 5.14 on */
-        return address;
-    int why = errno;
-    munmap(address, n);
-    errno = why;
-    return NULL;
-}
-
 /* Over shm memory that the back end maps, and pins meanwhile: page-locked memory takes its time
  * natively, too, and then copies at once. Elsewhere memory whose registration can be cached. */
 static void *allocate(size_t n)
 {
     void *address = atomic_load(&over_shm) ? ibx_shared_allocate(n, NULL) : NULL;
     if (!address)
-        address = map(n);
+        address = ibx_host_memory_map(n);
     if (address)
         prepare(address, n);
     else

@@ -5,6 +5,7 @@
  *
  *   communicator.cpp  GVirtuS's C++ interface, translated to session.h
  *   attach.c          which connection a thread has; the calls of the preload
+ *   host_memory.c     copies of the application's memory, and where it has page-locked memory
  *   config.c          gvirtus.properties; the header that other folders include
  *   misspelt_keys.c   its keys that are almost ours
  *   gvirtus_launch.cpp  GVirtuS's cudaLaunchKernel, and its exceptions

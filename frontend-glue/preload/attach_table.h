@@ -82,6 +82,12 @@ struct ibx_frontend_copy {
     size_t rows, host_pitch, device_pitch;
 };
 
+/* From the first of the host's bytes to the last one, with those between rows. */
+static inline size_t ibx_frontend_copy_extent(const struct ibx_frontend_copy *copy)
+{
+    return (copy->rows ? copy->rows - 1 : 0) * copy->host_pitch + copy->n;
+}
+
 /* A call in GVirtuS's own frame. */
 struct ibx_frontend_request {
     const char *name; /* on the wire */

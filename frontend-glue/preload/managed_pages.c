@@ -720,8 +720,7 @@ static int copy_begins(const struct ibx_frontend_copy *copy, bool *begun)
 /* A copy that began before its memory became managed. Our own are of the second mapping. */
 static bool withheld(const struct ibx_frontend_copy *copy)
 {
-    const size_t rows = copy->rows ? copy->rows - 1 : 0;
-    const size_t n = rows * copy->host_pitch + copy->n;
+    const size_t n = ibx_frontend_copy_extent(copy);
     uintptr_t at = (uintptr_t)copy->host, last;
     return ibx_managed_joins(at, n) || ibx_managed_within(&at, at + n, &last);
 }

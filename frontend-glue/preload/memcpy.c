@@ -99,8 +99,7 @@ static bool is_permitted(void *at, size_t n, bool writes)
  * of such a call. */
 static bool is_there(const struct ibx_frontend_copy *copy)
 {
-    const size_t rows = copy->rows ? copy->rows - 1 : 0;
-    const size_t n = rows * copy->host_pitch + copy->n;
+    const size_t rows = copy->rows ? copy->rows - 1 : 0, n = ibx_frontend_copy_extent(copy);
     if (ibx_frontend_host_ours(copy->host, n))
         return true;
     if (ibx_frontend_only_device(copy->host)) /* of a wrong kind */

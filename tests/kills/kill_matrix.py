@@ -17,7 +17,7 @@ import signal
 import sys
 
 from manual import Operator
-from matrix import arguments, run_cases
+from matrix import arguments, run_cases, told
 from scene import SLOW, Failed, Scene, TooSlow, change_a_page, pause, process_state
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
@@ -237,15 +237,9 @@ class Struck(Scene):
 
 def attempt(case):
     """The words that describe how it ended."""
-    scene = Struck(case)
-    try:
+    with told(Struck(case)) as scene:
         scene.run()
         return Operator(scene).work()
-    except Exception:
-        print(scene.story(), flush=True)
-        raise
-    finally:
-        scene.end()
 
 
 def main():

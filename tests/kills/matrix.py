@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Cases side by side, each in a process and in namespaces of its own, which end with all that is in
-them: what kill_matrix.py and trip_matrix.py share. A case has words for a person, and run() says
+them: what kill_matrix.py, trip_matrix.py and third_trip.py share. A case has words for a person, and run() says
 how it ended, or raises Failed; it is the same for the same seed and number."""
 import argparse
+import contextlib
 import ctypes
 import os
 import shutil
@@ -27,6 +28,18 @@ def arguments(what, count, jobs):
     parser.add_argument("--only", type=int, action="append")
     parser.add_argument("--inside", type=int, help=argparse.SUPPRESS)
     return parser
+
+
+@contextlib.contextmanager
+def told(scene):
+    """Ends it; where it went wrong, its story is told before."""
+    try:
+        yield scene
+    except Exception:
+        print(scene.story(), flush=True)
+        raise
+    finally:
+        scene.end()
 
 
 def run_cases(options, case, apart=True):

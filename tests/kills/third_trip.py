@@ -16,7 +16,7 @@ import signal
 import sys
 
 from leg import Leg, Place
-from matrix import arguments, run_cases
+from matrix import arguments, run_cases, told
 from remedies import Remedies
 from scene import BEATS, SLOWER, TIMEOUT, Failed, Tool, expect, now, pause, until
 from trip_operator import AT_MOST, LOOK, Operator
@@ -66,6 +66,7 @@ class ThirdTrip(Trip):
     def __init__(self, chance, paths, kinds, state, victim):
         super().__init__(chance, paths)
         self.kinds, self.state, self.victim = kinds, state, victim
+        self.before = set()  # what its tools had said when it was struck
 
     def all_but_the_last(self):
         """Of its trips."""
@@ -102,6 +103,7 @@ class ThirdTrip(Trip):
     def strike(self, leg, stopped):
         """The signals."""
         loan = self.loan
+        self.before = {line for tool in self.tools for line in tool.text().splitlines()}
         tools = {"sender": leg.sender, "receiver": leg.receiver,
                  "old sender": loan and loan.sender, "old receiver": loan and loan.receiver}
         qemus = {"source's QEMU": leg.source.qemu, "destination's QEMU": leg.destination.qemu,
@@ -185,7 +187,9 @@ class QemuOperator(Remedies):
         for tool in self.leg.tools:
             if tool.code() == 0:
                 raise Failed(f"the VM is lost, and {tool.name} ended with 0")
-        said = " ".join(tool.text() for tool in self.trip.tools)
+        trip = self.trip
+        said = " ".join(line for tool in trip.tools for line in tool.text().splitlines()
+                        if line not in trip.before)
         if not any(words in said for words in LOST):
             raise Failed("the VM is lost, and nobody says so")
         return "lost with its QEMU, and announced"
@@ -245,16 +249,9 @@ class Case:
     def run(self):
         """How it went, in words."""
         chance = random.Random(f"{self.options.seed}/{self.number}")
-        trip = ThirdTrip(chance, self.options.paths.split(","), *self.what)
-        try:
+        with told(ThirdTrip(chance, self.options.paths.split(","), *self.what)) as trip:
             trip.all_but_the_last()
-            said = trip.last()
-            return said
-        except Exception:
-            print(trip.story(), flush=True)
-            raise
-        finally:
-            trip.end()
+            return trip.last()
 
 
 def main():

@@ -15,7 +15,7 @@ QEMU, GUEST_ELF, GUEST_EXPECT and IB_MIGRATE are in the environment, and this is
 import random
 import sys
 
-from matrix import arguments, run_cases
+from matrix import arguments, run_cases, told
 from trips import Trip
 
 
@@ -31,17 +31,11 @@ class Sequence:
     def run(self):
         """How it went, in words."""
         chance = random.Random(f"{self.options.seed}/{self.number}")
-        trip = Trip(chance, self.options.paths.split(","))
-        try:
+        with told(Trip(chance, self.options.paths.split(","))) as trip:
             for _ in range(self.options.steps):
                 trip.step()
             trip.nothing_left()
             return "\n".join([*trip.notes, "right"])
-        except Exception:
-            print(trip.story(), flush=True)
-            raise
-        finally:
-            trip.end()
 
 
 def main():
