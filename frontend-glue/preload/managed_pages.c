@@ -529,8 +529,9 @@ static int work_begins(void)
     return have_given(true);
 }
 
-/* What was fetched meanwhile for this thread, for its arguments for instance, is stale now. Another
- * one may have waited for the device before the work was there. */
+/* What was fetched meanwhile for this thread, for its arguments for instance, is stale now. A copy
+ * of this thread's would come between its request and the reply: a handler of a signal may have
+ * written meanwhile. Another one may have waited for the device before the work was there. */
 static void work_has_begun(void)
 {
     if (own || !inside || --inside)
@@ -541,7 +542,7 @@ static void work_has_begun(void)
         atomic_store(&busy, true);
     atomic_fetch_sub(&working, 1);
     if (again)
-        have_given(false);
+        ibx_managed_have_given(false);
 }
 
 void ibx_managed_wait_begin(void)
