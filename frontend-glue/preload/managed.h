@@ -25,14 +25,17 @@
  * The bytes come and go by a second mapping of the same pages, so no thread sees half of them.
  *
  * Locks: `pages` for states and protections; `list` for a look at which memory there is. Who
- * changes the list has both, in this order. A thread that has one touches no managed memory, since
- * the handler of its fault would need it, too. Who waits for the device has `pages`, so that nobody
- * else takes it for one that rests meanwhile.
+ * changes the list has both, in this order. A thread that has `pages` touches no managed memory,
+ * since the handler of its fault would need it, too; and handlers of the program's signals, which
+ * may, wait until it has the lock no more. They may look at the list beside a look that they have
+ * interrupted.
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MANAGED_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MANAGED_H
 
 #include "frontend-glue/preload/internal.h"
+
+#include <signal.h>
 
 enum pages_state { PAGES_STALE, PAGES_SAME, PAGES_NEWER };
 
@@ -141,6 +144,15 @@ void ibx_managed_wait_end(void);
 
 /* What the plugin tells of this process's calls. */
 extern const struct ibx_frontend_watch ibx_managed_watch;
+
+/* Around what a thread does that its own faults would wait for: handlers of the program's signals
+ * run behind that. Signals that have none, and faults, come as ever. */
+struct held_handlers {
+    bool any;
+    sigset_t before; /* the mask of the thread, if there are any */
+};
+void ibx_managed_hold_handlers(struct held_handlers *held);
+void ibx_managed_let_handlers(const struct held_handlers *held);
 
 /* Starts what serves accesses of the host; false: there is no thread. */
 bool ibx_managed_faults_begin(void);

@@ -212,6 +212,51 @@ static masker real_mask(void)
     return next;
 }
 
+/* Signals that have a handler of the program's, a bit for each from 1 on. */
+static _Atomic uint64_t handled;
+
+/* A thread raises some by what it does: blocked, such a one ends the process. */
+static void note_handler(int number, __sighandler_t handler)
+{
+    const uint64_t bit = UINT64_C(1) << (number - 1);
+    if (number == SIGSEGV || number == SIGBUS || number == SIGFPE || number == SIGILL ||
+        number == SIGTRAP || number == SIGSYS)
+        return;
+    if (handler == SIG_DFL || handler == SIG_IGN)
+        atomic_fetch_and(&handled, ~bit);
+    else
+        atomic_fetch_or(&handled, bit);
+}
+
+/* Those that were set before this library was there, or by a function that it has not. */
+static void note_handlers(void)
+{
+    struct sigaction now;
+    for (int number = 1; number < NSIG; number++) {
+        if (!real_sigaction()(number, NULL, &now))
+            note_handler(number, now.sa_handler);
+    }
+}
+
+void ibx_managed_hold_handlers(struct held_handlers *held)
+{
+    uint64_t left = atomic_load_explicit(&handled, memory_order_relaxed);
+    sigset_t these;
+    held->any = left;
+    if (!left)
+        return;
+    sigemptyset(&these);
+    for (; left; left &= left - 1)
+        sigaddset(&these, __builtin_ctzll(left) + 1);
+    real_mask()(SIG_BLOCK, &these, &held->before);
+}
+
+void ibx_managed_let_handlers(const struct held_handlers *held)
+{
+    if (held->any)
+        real_mask()(SIG_SETMASK, &held->before, NULL);
+}
+
 /* Before main(), as in managed_io.c. The process may have been begun with the signal blocked. */
 __attribute__((constructor)) static void find_names(void)
 {
@@ -334,7 +379,10 @@ __attribute__((visibility("default"))) int sigaction(int number, const struct si
         open_to_faults(&action->sa_mask, &ours.sa_mask);
         action = &ours;
     }
-    return real_sigaction()(number, action, old);
+    const int rc = real_sigaction()(number, action, old);
+    if (!rc && action)
+        note_handler(number, action->sa_handler);
+    return rc;
 }
 
 /* As `name`, which the C library sets with these flags. */
@@ -346,7 +394,10 @@ static __sighandler_t set_handler(_Atomic(void *) *found, const char *name, int 
     if (number == SIGSEGV && atomic_load(&installed))
         return sigaction(number, &action, &old) ? SIG_ERR : old.sa_handler;
     *(void **)&next = ibx_frontend_next(found, name);
-    return next(number, handler);
+    const __sighandler_t before = next(number, handler);
+    if (before != SIG_ERR)
+        note_handler(number, handler);
+    return before;
 }
 
 __attribute__((visibility("default"))) __sighandler_t signal(int number, __sighandler_t handler)
@@ -453,6 +504,7 @@ static void install(void)
     struct sigaction ours = {.sa_sigaction = on_fault,
                              .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART};
     sigemptyset(&ours.sa_mask);
+    note_handlers();
     if (!real_sigaction()(SIGSEGV, &ours, &theirs))
         atomic_store(&installed, true);
 }

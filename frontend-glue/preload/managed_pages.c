@@ -17,7 +17,7 @@
 #define CAPTURE_MS 5000u      /* that another program's capture is waited for */
 
 static pthread_mutex_t pages = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t list = PTHREAD_MUTEX_INITIALIZER;
+static pthread_rwlock_t list = PTHREAD_RWLOCK_INITIALIZER;
 static struct managed *all;
 static _Atomic uintptr_t lowest = UINTPTR_MAX, highest; /* that any had */
 
@@ -25,8 +25,10 @@ static _Atomic uintptr_t lowest = UINTPTR_MAX, highest; /* that any had */
  * make one fresh says so, and waits until no thread is there. So nobody misses the other. */
 static atomic_uint working; /* threads that are about to have the device work */
 static atomic_bool fresh;   /* some block may be */
-static atomic_bool busy;    /* the device may be working */
-static bool ended;          /* locked: with the process nothing is fetched any more */
+/* How often work has begun, and how many of these are over, as far as a wait has shown: the device
+ * may be working while they differ. */
+static _Atomic uint64_t work_begun, work_over;
+static bool ended; /* locked: with the process nothing is fetched any more */
 static _Thread_local unsigned inside;
 static _Thread_local unsigned own;
 static _Thread_local bool in_gvirtus; /* the thread is in a request of GVirtuS's front end */
@@ -34,6 +36,20 @@ static _Thread_local bool captured;   /* what the thread has the device do becom
 static _Thread_local bool waited;     /* for a fetch, while the device was about to work */
 static _Thread_local bool recorded;   /* what it has begun is a graph's */
 static _Thread_local bool serves;     /* the thread serves the others (managed_faults.c) */
+
+/* A handler of the program's that touches managed memory needs the lock: it waits until its own
+ * thread has it no more. */
+static void lock_pages(struct held_handlers *before)
+{
+    ibx_managed_hold_handlers(before);
+    pthread_mutex_lock(&pages);
+}
+
+static void unlock_pages(const struct held_handlers *before)
+{
+    pthread_mutex_unlock(&pages);
+    ibx_managed_let_handlers(before);
+}
 
 /* ------------------------------------------------------------------------------- the list */
 
@@ -47,32 +63,34 @@ static void widen(const struct managed *m)
 
 void ibx_managed_add(struct managed *m, enum pages_state state)
 {
+    struct held_handlers before;
     memset(m->state, (int)state, m->blocks);
     m->fresh = state == PAGES_STALE ? 0 : m->blocks;
     m->newer = state == PAGES_NEWER ? m->blocks : 0;
-    pthread_mutex_lock(&pages);
-    pthread_mutex_lock(&list);
+    lock_pages(&before);
+    pthread_rwlock_wrlock(&list);
     if (m->fresh)
         atomic_store(&fresh, true);
     widen(m);
     m->next = all;
     all = m;
-    pthread_mutex_unlock(&list);
-    pthread_mutex_unlock(&pages);
+    pthread_rwlock_unlock(&list);
+    unlock_pages(&before);
 }
 
 struct managed *ibx_managed_take(uintptr_t begin)
 {
-    pthread_mutex_lock(&pages);
-    pthread_mutex_lock(&list);
+    struct held_handlers before;
+    lock_pages(&before);
+    pthread_rwlock_wrlock(&list);
     struct managed **at = &all;
     while (*at && ((*at)->variables || (begin ? (*at)->begin != begin : (*at)->in_place)))
         at = &(*at)->next;
     struct managed *found = *at;
     if (found)
         *at = found->next;
-    pthread_mutex_unlock(&list);
-    pthread_mutex_unlock(&pages);
+    pthread_rwlock_unlock(&list);
+    unlock_pages(&before);
     return found;
 }
 
@@ -117,9 +135,10 @@ static void drop_variables(struct managed *m, void *const *module)
 
 struct managed *ibx_managed_take_module(void **module)
 {
+    struct held_handlers before;
     struct managed *found = NULL;
-    pthread_mutex_lock(&pages);
-    pthread_mutex_lock(&list);
+    lock_pages(&before);
+    pthread_rwlock_wrlock(&list);
     for (struct managed **at = &all; *at && !found; at = found ? at : &(*at)->next) {
         if (!(*at)->variables)
             continue;
@@ -129,14 +148,14 @@ struct managed *ibx_managed_take_module(void **module)
             *at = found->next;
         }
     }
-    pthread_mutex_unlock(&list);
-    pthread_mutex_unlock(&pages);
+    pthread_rwlock_unlock(&list);
+    unlock_pages(&before);
     return found;
 }
 
 bool ibx_managed_variable(size_t number, struct managed_variable *found)
 {
-    pthread_mutex_lock(&list);
+    pthread_rwlock_rdlock(&list);
     const struct managed *m = all;
     while (m && number >= m->variable_count) {
         number -= m->variable_count;
@@ -144,7 +163,7 @@ bool ibx_managed_variable(size_t number, struct managed_variable *found)
     }
     if (m)
         *found = m->variables[number];
-    pthread_mutex_unlock(&list);
+    pthread_rwlock_unlock(&list);
     return m;
 }
 
@@ -167,7 +186,7 @@ bool ibx_managed_find(uintptr_t at, struct managed *found)
 {
     if (!ibx_managed_may_hold(at))
         return false;
-    pthread_mutex_lock(&list);
+    pthread_rwlock_rdlock(&list);
     const struct managed *m = holding(at);
     if (m && found)
         *found = (struct managed){.begin = m->begin,
@@ -178,7 +197,7 @@ bool ibx_managed_find(uintptr_t at, struct managed *found)
                                   .mapped = m->mapped,
                                   .in_place = m->in_place,
                                   .variables = m->variables};
-    pthread_mutex_unlock(&list);
+    pthread_rwlock_unlock(&list);
     return m;
 }
 
@@ -191,10 +210,10 @@ uint8_t *ibx_managed_other(uintptr_t at, size_t n)
 {
     if (!n || !ibx_managed_may_hold(at))
         return NULL;
-    pthread_mutex_lock(&list);
+    pthread_rwlock_rdlock(&list);
     const struct managed *m = holding(at);
     uint8_t *other = m && n <= m->n - (at - m->begin) ? m->other + (at - m->begin) : NULL;
-    pthread_mutex_unlock(&list);
+    pthread_rwlock_unlock(&list);
     return other;
 }
 
@@ -204,7 +223,7 @@ bool ibx_managed_within(uintptr_t *at, uintptr_t end, uintptr_t *last)
     if (*at >= end || *at >= atomic_load_explicit(&highest, memory_order_relaxed) ||
         end <= atomic_load_explicit(&lowest, memory_order_relaxed))
         return false;
-    pthread_mutex_lock(&list);
+    pthread_rwlock_rdlock(&list);
     for (const struct managed *m = all; m; m = m->next) {
         if (m->begin < end && *at < m->begin + m->n && (!first || m->begin < first->begin))
             first = m;
@@ -213,7 +232,7 @@ bool ibx_managed_within(uintptr_t *at, uintptr_t end, uintptr_t *last)
         *at = *at < first->begin ? first->begin : *at;
         *last = end < first->begin + first->n ? end : first->begin + first->n;
     }
-    pthread_mutex_unlock(&list);
+    pthread_rwlock_unlock(&list);
     return first;
 }
 
@@ -226,12 +245,12 @@ bool ibx_frontend_is_managed(const void *address)
  * has locked. */
 static void before_fork(void)
 {
-    pthread_mutex_lock(&list);
+    pthread_rwlock_rdlock(&list);
 }
 
 static void in_parent(void)
 {
-    pthread_mutex_unlock(&list);
+    pthread_rwlock_unlock(&list);
 }
 
 static void in_child(void)
@@ -241,9 +260,9 @@ static void in_child(void)
     atomic_store(&highest, 0);
     atomic_store(&working, 0);
     atomic_store(&fresh, false);
-    atomic_store(&busy, false);
+    atomic_store(&work_over, atomic_load(&work_begun));
     pthread_mutex_init(&pages, NULL);
-    pthread_mutex_unlock(&list);
+    pthread_rwlock_init(&list, NULL);
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -313,8 +332,9 @@ static bool make_ready(struct managed *m, size_t block, enum pages_access access
 
 enum pages_answer ibx_managed_look(uintptr_t at, enum pages_access access)
 {
+    struct held_handlers before;
     enum pages_answer answer = PAGES_READY;
-    pthread_mutex_lock(&pages);
+    lock_pages(&before);
     struct managed *m = holding(at);
     const size_t block = m ? (at - m->begin) / m->block : 0;
     if (!m)
@@ -323,7 +343,7 @@ enum pages_answer ibx_managed_look(uintptr_t at, enum pages_access access)
         answer = PAGES_REMOTE;
     else if (!make_ready(m, block, access))
         answer = PAGES_FAILED;
-    pthread_mutex_unlock(&pages);
+    unlock_pages(&before);
     return answer;
 }
 
@@ -460,13 +480,14 @@ void ibx_managed_own_end(void)
 
 int ibx_managed_give(bool works)
 {
-    pthread_mutex_lock(&pages);
+    struct held_handlers before;
+    lock_pages(&before);
     const int rc = give();
     if (works) {
         atomic_fetch_add(&working, 1);
-        atomic_store(&busy, true);
+        atomic_fetch_add(&work_begun, 1);
     }
-    pthread_mutex_unlock(&pages);
+    unlock_pages(&before);
     return rc;
 }
 
@@ -485,7 +506,7 @@ void ibx_frontend_managed_resets(void)
 /* Locked. False: no memory. */
 static bool add_variable(struct managed *m, const struct managed_variable *variable)
 {
-    pthread_mutex_lock(&list);
+    pthread_rwlock_wrlock(&list);
     struct managed_variable *more =
         realloc(m->variables, (m->variable_count + 1) * sizeof(*m->variables));
     if (more) {
@@ -493,7 +514,7 @@ static bool add_variable(struct managed *m, const struct managed_variable *varia
         m->variables[m->variable_count++] = *variable;
         note_extent(m);
     }
-    pthread_mutex_unlock(&list);
+    pthread_rwlock_unlock(&list);
     return more;
 }
 
@@ -501,18 +522,30 @@ static bool add_variable(struct managed *m, const struct managed_variable *varia
 int ibx_managed_join(const struct managed_variable *variable)
 {
     for (;;) {
+        struct held_handlers before;
         int rc = have_given(false);
-        pthread_mutex_lock(&pages);
+        lock_pages(&before);
         struct managed *m = holding(variable->where.at);
         const bool touched = !rc && m && m->fresh;
         if (!rc && (!m || !m->variables))
             rc = CUDA_INVALID_VALUE;
         if (!rc && !touched && !add_variable(m, variable))
             rc = CUDA_MEMORY_ALLOCATION;
-        pthread_mutex_unlock(&pages);
+        unlock_pages(&before);
         if (!touched)
             return rc;
     }
+}
+
+/* In between a handler of the program's would take its thread for one that is counted. */
+static int give_before_work(void)
+{
+    struct held_handlers before;
+    ibx_managed_hold_handlers(&before);
+    atomic_fetch_sub(&working, 1);
+    const int rc = have_given(true);
+    ibx_managed_let_handlers(&before);
+    return rc;
 }
 
 static int work_begins(void)
@@ -522,11 +555,8 @@ static int work_begins(void)
     atomic_fetch_add(&working, 1);
     recorded = captured;
     if (!captured)
-        atomic_store(&busy, true);
-    if (captured || !atomic_load(&fresh))
-        return CUDA_SUCCESS;
-    atomic_fetch_sub(&working, 1);
-    return have_given(true);
+        atomic_fetch_add(&work_begun, 1);
+    return captured || !atomic_load(&fresh) ? CUDA_SUCCESS : give_before_work();
 }
 
 /* What was fetched meanwhile for this thread, for its arguments for instance, is stale now. A copy
@@ -539,7 +569,7 @@ static void work_has_begun(void)
     const bool again = waited;
     waited = false;
     if (again || !recorded)
-        atomic_store(&busy, true);
+        atomic_fetch_add(&work_begun, 1);
     atomic_fetch_sub(&working, 1);
     if (again)
         ibx_managed_have_given(false);
@@ -560,19 +590,25 @@ void ibx_managed_wait_end(void)
 
 /* ------------------------------------------------------------- accesses to what is stale */
 
-/* Beside captures of this process's there may be more work than this: `busy` stays. */
+static bool is_busy(void)
+{
+    return atomic_load(&work_over) != atomic_load(&work_begun);
+}
+
+/* Beside captures of this process's there may be more work than this. What begins meanwhile, this
+ * does not wait for. */
 static int wait_once(bool all_work)
 {
+    const uint64_t before = atomic_load(&work_begun);
     if (ibx_frontend_capturing())
         return ibx_frontend_streams_rest(all_work);
-    atomic_store(&busy, false);
     const int rc = ibx_frontend_devices_wait();
-    if (rc)
-        atomic_store(&busy, true);
+    if (!rc)
+        atomic_store(&work_over, before);
     return rc;
 }
 
-/* Locked. Until the device rests. While another program of the back end captures it cannot be
+/* Until the device rests. While another program of the back end captures it cannot be
  * waited for, which is over soon. */
 static bool rest(bool all_work)
 {
@@ -597,7 +633,7 @@ static bool wait_for_device(void)
     atomic_store(&fresh, true);
     while (atomic_load(&working))
         nanosleep(&(struct timespec){.tv_nsec = 5000}, NULL);
-    return !atomic_load(&busy) || rest(true);
+    return !is_busy() || rest(true);
 }
 
 static bool fetch(struct managed *m, size_t first, enum pages_access access)
@@ -619,9 +655,10 @@ static bool fetch(struct managed *m, size_t first, enum pages_access access)
 
 enum pages_answer ibx_managed_fetch(uintptr_t at, enum pages_access access)
 {
+    struct held_handlers before;
     enum pages_answer answer = PAGES_READY;
     ibx_managed_own_begin();
-    pthread_mutex_lock(&pages);
+    lock_pages(&before);
     struct managed *m = holding(at);
     const size_t block = m ? (at - m->begin) / m->block : 0;
     if (!m)
@@ -629,7 +666,7 @@ enum pages_answer ibx_managed_fetch(uintptr_t at, enum pages_access access)
     else if (m->state[block] == PAGES_STALE &&
              (ended || !wait_for_device() || !fetch(m, block, access)))
         answer = PAGES_FAILED;
-    pthread_mutex_unlock(&pages);
+    unlock_pages(&before);
     ibx_managed_own_end();
     return answer;
 }
@@ -638,10 +675,13 @@ void ibx_managed_end(unsigned ms)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ms);
     const struct timespec until = ibx_timespec_of(deadline);
-    if (pthread_mutex_clocklock(&pages, CLOCK_MONOTONIC, &until))
-        return;
-    ended = true;
-    pthread_mutex_unlock(&pages);
+    struct held_handlers before;
+    ibx_managed_hold_handlers(&before);
+    if (!pthread_mutex_clocklock(&pages, CLOCK_MONOTONIC, &until)) {
+        ended = true;
+        pthread_mutex_unlock(&pages);
+    }
+    ibx_managed_let_handlers(&before);
 }
 
 /* -------------------------------------------------------------------- what the plugin tells */
@@ -701,11 +741,11 @@ static int request_begins(const char *name, const void *body, size_t n, bool *be
 
 static bool touches(uint64_t at, uint64_t n)
 {
-    pthread_mutex_lock(&list);
+    pthread_rwlock_rdlock(&list);
     const struct managed *m = all;
     while (m && (at >= m->begin + m->n || (at < m->begin && m->begin - at >= n)))
         m = m->next;
-    pthread_mutex_unlock(&list);
+    pthread_rwlock_unlock(&list);
     return m;
 }
 
@@ -741,19 +781,24 @@ void ibx_frontend_managed_launched(void)
     captured = false;
 }
 
+/* The thread of this library has the lock meanwhile, for the end of the process. One of the
+ * program's has not: its handlers may touch managed memory while the device works. */
 void ibx_managed_rest(void)
 {
-    pthread_mutex_lock(&pages);
-    if (atomic_load(&busy))
+    struct held_handlers before;
+    if (serves)
+        lock_pages(&before);
+    if (is_busy())
         rest(false);
-    pthread_mutex_unlock(&pages);
+    if (serves)
+        unlock_pages(&before);
 }
 
 /* Beside captures another thread waits: this one may have begun them, and a wait of its own for any
  * stream may end them. */
 void ibx_frontend_managed_rests(void)
 {
-    if (!atomic_load(&highest) || !atomic_load(&busy))
+    if (!atomic_load(&highest) || !is_busy())
         return;
     if (ibx_frontend_capturing())
         ibx_managed_have_rested();

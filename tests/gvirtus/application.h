@@ -108,6 +108,10 @@ bool sent_on();
 bool registrations();
 bool stale_registration();
 
+// application_reach.cpp: called when managed memory has been withdrawn from the host, in the thread
+// that gives it to the device.
+extern void (*at_withdrawal)();
+
 // application_calls.cpp
 
 // Calls that GVirtuS's front end does not see.

@@ -404,6 +404,51 @@ bool blocked_signals()
     return HOLDS(cudaFree(m) == 0);
 }
 
+volatile sig_atomic_t interrupted;
+
+void touches(int)
+{
+    interrupted = interrupted + 1;
+    ++handled[4];
+    handled[page * 18] = handled[page * 38];
+}
+
+// The thread that gives memory to the device is interrupted by handlers that touch other such
+// memory.
+bool signals_while_given()
+{
+    char *m = managed_memory(page * 40), *device = device_memory(100);
+    struct sigaction action = {}, before[2] = {};
+    void *stream = nullptr;
+    handled = managed_memory(page * 40);
+    action.sa_handler = touches;
+    REQUIRE(m && handled && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    REQUIRE(sigaction(SIGUSR1, &action, &before[0]) == 0);
+    REQUIRE(sigaction(SIGUSR2, nullptr, &before[1]) == 0 && signal(SIGUSR2, touches) != SIG_ERR);
+    at_withdrawal = [] {
+        raise(SIGUSR1);
+        raise(SIGUSR2);
+    };
+    for (int i = 1; i < 20; i++) {
+        m[page * 20] = static_cast<char>(i);
+        handled[page * 38] = static_cast<char>(i);
+        handled[4] = 0;
+        interrupted = 0;
+        REQUIRE(stub_launch(m + 1, m + page * 20, 1, i % 2 ? stream : nullptr) == 0);
+        REQUIRE(interrupted && m[1] == i && handled[4] == interrupted);
+        REQUIRE(handled[page * 18] == i);
+        m[page * 20] = 'w'; // reads of the device take it away, too
+        const int before_copy = interrupted;
+        REQUIRE(cudaMemcpy(device, m + page * 20, 1, D2D) == 0 && interrupted > before_copy);
+        REQUIRE(device_has(device, "w", 1) && handled[4] == interrupted);
+    }
+    at_withdrawal = nullptr;
+    REQUIRE(sigaction(SIGUSR1, &before[0], nullptr) == 0);
+    REQUIRE(sigaction(SIGUSR2, &before[1], nullptr) == 0);
+    REQUIRE(cudaFree(handled) == 0);
+    return HOLDS(cudaFree(m) == 0 && cudaFree(device) == 0);
+}
+
 // In strict ISO C signal(3) is this one.
 bool signals_of_system_v()
 {
@@ -627,7 +672,7 @@ bool managed()
     REQUIRE(taken_addresses());
     REQUIRE(system_calls());
     REQUIRE(sent_signals());
-    REQUIRE(blocked_signals() && signals_of_system_v());
+    REQUIRE(blocked_signals() && signals_while_given() && signals_of_system_v());
     return HOLDS(faults_of_others());
 }
 

@@ -447,6 +447,7 @@ bool page_locked_pieces()
 }
 
 static void (*at_each_step)(); // the steps in which memory becomes managed where it is
+void (*at_withdrawal)();
 
 // The library's calls, too.
 extern "C" int mprotect(void *address, std::size_t n, int access) noexcept
@@ -454,6 +455,8 @@ extern "C" int mprotect(void *address, std::size_t n, int access) noexcept
     const long rc = syscall(SYS_mprotect, address, n, access);
     if (at_each_step && access == PROT_READ)
         at_each_step();
+    if (at_withdrawal && access == PROT_NONE)
+        at_withdrawal();
     return static_cast<int>(rc);
 }
 
