@@ -71,9 +71,30 @@ static int ask(const struct managed *m, bool on)
 static void *map(size_t n, int fd)
 {
     void *there = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-    if (there != MAP_FAILED)
-        madvise(there, n, MADV_DONTFORK);
-    return there;
+    if (there == MAP_FAILED || !madvise(there, n, MADV_DONTFORK))
+        return there;
+    const int why = errno;
+    munmap(there, n);
+    errno = why;
+    return MAP_FAILED;
+}
+
+/* The bytes are where they were, to be written to. Linux may have unmapped them before it found
+ * that it cannot map the file there: it has no memory, or counts too many mappings. */
+static void restore(void *here, size_t n, const void *copy)
+{
+    const int access = PROT_READ | PROT_WRITE;
+    if (!copy || ibx_frontend_all_mapped(here, n))
+        mprotect(here, n, access);
+    else if (mmap(here, n, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED)
+        memcpy(here, copy, n);
+    else
+        ibx_log(IBX_LOG_ERROR,
+                "%zu bytes of page-locked memory at %p are lost, since this process can map no "
+                "memory there: %s: end the program; where it has more mappings than "
+                "vm.max_map_count, raise that by sysctl(8)",
+                n, here, strerror(errno));
+    madvise(here, n, MADV_DOFORK);
 }
 
 /* Both mappings, or neither; a copy of the bytes is in the file then. A child that is forked
@@ -81,6 +102,7 @@ static void *map(size_t n, int fd)
 static int move(struct managed *m)
 {
     void *here = (void *)m->begin, *other = MAP_FAILED, *there = MAP_FAILED;
+    const void *copy = NULL;
     const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
     int rc = fd < 0 || ftruncate(fd, (off_t)m->n) ? -errno : 0;
     if (!rc && ((other = map(m->n, fd)) == MAP_FAILED || (there = map(m->n, fd)) == MAP_FAILED))
@@ -88,7 +110,7 @@ static int move(struct managed *m)
     if (!rc && (madvise(here, m->n, MADV_DONTFORK) || mprotect(here, m->n, PROT_READ)))
         rc = -errno;
     if (!rc) {
-        memcpy(other, here, m->n);
+        copy = memcpy(other, here, m->n);
         if (mremap(there, m->n, m->n, MREMAP_MAYMOVE | MREMAP_FIXED, here) == MAP_FAILED)
             rc = -errno;
     }
@@ -98,8 +120,7 @@ static int move(struct managed *m)
         m->other = other;
         return 0;
     }
-    mprotect(here, m->n, PROT_READ | PROT_WRITE);
-    madvise(here, m->n, MADV_DOFORK);
+    restore(here, m->n, copy);
     if (other != MAP_FAILED)
         munmap(other, m->n);
     if (there != MAP_FAILED)
@@ -145,9 +166,11 @@ int ibx_frontend_in_place(const struct range *range)
     if (asked && (rc = join(m)))
         ask(m, false);
     if (asked && rc)
-        ibx_log(IBX_LOG_WARN,
-                "%zu bytes of page-locked memory at %p cannot become managed memory: %s", range->n,
-                (void *)range->begin, strerror(-rc));
+        ibx_log(
+            IBX_LOG_WARN,
+            "%zu bytes of page-locked memory at %p cannot become managed memory: %s; where this "
+            "process has more mappings than vm.max_map_count, raise that by sysctl(8)",
+            range->n, (void *)range->begin, strerror(-rc));
     if (m && rc) {
         m->begin = 0; /* it stays mapped */
         ibx_managed_discard(m);

@@ -7,6 +7,8 @@
 #include "frontend-glue/session/extra.h"
 
 #include <atomic>
+#include <cerrno>
+#include <cstdarg>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
@@ -448,10 +450,22 @@ bool page_locked_pieces()
 
 static void (*at_each_step)(); // the steps in which memory becomes managed where it is
 void (*at_withdrawal)();
+static int steps_left = -1; // until one has no memory for another mapping; below 0: all have
+static bool leaves_hole;    // the last step has unmapped what was there, as Linux may have it
+
+static bool step_fails()
+{
+    if (steps_left < 0 || steps_left--)
+        return false;
+    errno = ENOMEM;
+    return true;
+}
 
 // The library's calls, too.
 extern "C" int mprotect(void *address, std::size_t n, int access) noexcept
 {
+    if (access == PROT_READ && step_fails())
+        return -1;
     const long rc = syscall(SYS_mprotect, address, n, access);
     if (at_each_step && access == PROT_READ)
         at_each_step();
@@ -464,7 +478,26 @@ extern "C" int madvise(void *address, std::size_t n, int advice) noexcept
 {
     if (at_each_step && advice == MADV_DONTFORK)
         at_each_step();
+    if (advice == MADV_DONTFORK && step_fails())
+        return -1;
     return static_cast<int>(syscall(SYS_madvise, address, n, advice));
+}
+
+extern "C" void *mremap(void *from, std::size_t n, std::size_t now, int flags, ...) noexcept
+{
+    void *to = nullptr;
+    if (flags & MREMAP_FIXED) {
+        va_list more;
+        va_start(more, flags);
+        to = va_arg(more, void *);
+        va_end(more);
+    }
+    if (step_fails()) {
+        if (to && leaves_hole)
+            munmap(to, now);
+        return MAP_FAILED;
+    }
+    return reinterpret_cast<void *>(syscall(SYS_mremap, from, n, now, flags, to));
 }
 
 namespace
@@ -644,6 +677,32 @@ bool is_named_beside_forks()
     return HOLDS(cudaFreeHost(named_memory) == 0);
 }
 
+// There may be no memory for another mapping, at any step: then the program has its bytes where
+// they were, and the launch fails.
+bool is_named_without_mappings()
+{
+    const std::vector<char> bytes = random_bytes(bytes_each, 25);
+    bool named = false;
+    for (int step = 0; !named; step++) {
+        for (bool hole : {false, true}) {
+            char *memory = page_locked(bytes_each);
+            REQUIRE(memory && std::memcpy(memory, bytes.data(), bytes_each));
+            leaves_hole = hole;
+            steps_left = step;
+            const int rc = stub_launch(memory, memory, 1, nullptr);
+            named = steps_left >= 0;
+            steps_left = -1;
+            REQUIRE(rc == (named ? 0 : 801) && cudaGetLastError() == rc);
+            REQUIRE(has(memory, bytes) && is_in_place(memory) == named);
+            std::memset(memory, step, bytes_each);
+            REQUIRE(is_named(memory) && is_in_place(memory) && memory[bytes_each - 1] == step);
+            REQUIRE(cudaFreeHost(memory) == 0);
+        }
+        REQUIRE(!named || step > 3);
+    }
+    return true;
+}
+
 // A reset of the device that was selected then takes none of another one's.
 bool outlasts_reset_of_another()
 {
@@ -697,7 +756,7 @@ bool page_locked_in_place()
     REQUIRE(stays_as_it_is(device, stream) && is_named_beside_copy(device, stream));
     REQUIRE(is_named_beside_copies(device));
     REQUIRE(is_named_beside_writes() && is_named_beside_signals() && is_named_beside_forks());
-    REQUIRE(over_shm || is_not_a_childs());
+    REQUIRE(over_shm || (is_not_a_childs() && is_named_without_mappings()));
     REQUIRE(cudaFree(device) == 0 && outlasts_reset_of_another());
     return HOLDS(cudaGetLastError() == 0);
 }
