@@ -147,9 +147,8 @@ static int allocate(struct copies *x, struct arguments *a)
     return rc;
 }
 
-static int give_back(struct copies *x, struct arguments *a)
+static int free_held(struct copies *x, void *address)
 {
-    void *address = pointer(&a->in);
     ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
     if (address && ibx_own_work_free(x, (uintptr_t)address))
         return 0;
@@ -162,6 +161,15 @@ static int give_back(struct copies *x, struct arguments *a)
     ibx_frees_begin(x, (uintptr_t)address);
     const int rc = runtime.free(address);
     ibx_frees_end();
+    return rc;
+}
+
+static int give_back(struct copies *x, struct arguments *a)
+{
+    void *address = pointer(&a->in);
+    ibx_held_by_free(x, (uintptr_t)address);
+    const int rc = free_held(x, address);
+    ibx_held_end(x);
     return rc;
 }
 

@@ -223,6 +223,16 @@ struct session_launches {
     bool tried;                     /* whether CUDA can launch, as long as it was not found to */
 };
 
+/* held_memory.c; under its lock. */
+struct held_range {
+    uint64_t begin, end;
+};
+struct held_memory {
+    struct copies *next;
+    bool listed;
+    struct held_range copied[2], freed;
+};
+
 /* The context of a session's hooks. */
 struct copies {
     struct ibx_session *s;
@@ -233,6 +243,7 @@ struct copies {
     int selected;   /* the device that cudaSetDevice has selected, -1: none */
     bool answering; /* what is written now is ours */
 
+    struct held_memory keeps;
     struct isolation isolation;
     struct ibx_client *client; /* NULL: it has not been asked for yet */
     bool joined;               /* it counts as a session of some client */
@@ -493,6 +504,12 @@ struct ibx_host_map *ibx_host_maps_take(uint64_t client);
  * is mapped for kernels. */
 bool ibx_host_maps_hold(struct copies *x, uint64_t address, uint64_t n);
 void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken);
+
+/* held_memory.c: the session is about to copy, before that is checked; or to free, before anything
+ * of it. Each waits for the other, of other sessions. Its end; nothing, if there is none. */
+void ibx_held_by_copy(struct copies *x, const struct ibx_frame *f);
+void ibx_held_by_free(struct copies *x, uint64_t address);
+void ibx_held_end(struct copies *x);
 
 /* frees.c: around what gives memory back, and waits for the device in CUDA. `address`: which
  * memory; 0: none of a pool. */

@@ -37,7 +37,7 @@ static int run_on_device(struct copies *x)
     return ibx_copies_outcome(x, x->cuda->memcpy_2d_async(&rows, stream));
 }
 
-static int run(struct copies *x, const struct ibx_request *q)
+static int run_checked(struct copies *x, const struct ibx_request *q)
 {
     uint64_t began = ibx_now_ns();
     int rc;
@@ -60,6 +60,13 @@ static int run(struct copies *x, const struct ibx_request *q)
     if (!rc)
         rc = ibx_copies_answer(x, began, NULL, 0);
     return rc ? rc : IBX_REQUEST_DONE;
+}
+
+static int run(struct copies *x, const struct ibx_request *q)
+{
+    const int rc = run_checked(x, q);
+    ibx_held_end(x);
+    return rc;
 }
 
 /* Other copies than asynchronous ones are in the legacy stream. */
@@ -153,6 +160,7 @@ static void handled(struct copies *x)
 {
     if (x->handler.frees)
         ibx_frees_end();
+    ibx_held_end(x);
     if (x->handler.frees && x->handler.unloads)
         ibx_frees_unloaded();
     x->handler.frees = false;
@@ -202,6 +210,7 @@ static int note_read(void *context, void *bytes, size_t n)
     else if (x->requests.freed)
         ibx_gpu_registrations_drop(&x->registrations, x->requests.freed);
     if (x->requests.freed && !x->requests.resets && !x->handler.frees) {
+        ibx_held_by_free(x, x->requests.freed);
         ibx_frees_begin(x, x->requests.freed);
         x->handler.frees = true;
     }

@@ -19,6 +19,7 @@
  *   direct.c         the fabric accesses the GPU's memory
  *   choice.c         the sizes from which paths count, and what a copy's end means
  *   check.c          asks CUDA about a copy before it runs
+ *   held_memory.c    no free of memory that a copy is under way in
  *   calls.c          short calls that are no copies, by CUDA's runtime
  *   late.c           parts of long copies from the device that are answered late
  *   captures.c       captures of streams, kept from waits for the device

@@ -6,6 +6,7 @@
 #include "tests/gvirtus/tenants_scene.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -78,6 +79,37 @@ bool freed()
     REQUIRE(works(&bob.remote, device, device_size));
     REQUIRE(refused(&alice.remote, device, device, 100));
     return true;
+}
+
+// A client frees memory by one connection while another one's copy is under way there, and another
+// tenant gets it.
+bool freed_beside_a_copy(bool to_device)
+{
+    constexpr std::size_t n = 48u << 20, tail = 1u << 20;
+    TenantsBackEnd back;
+    Client copies(back, "alice"), frees(back, "alice"), bob(back, "bob");
+    std::uint64_t device = copies.remote.malloc(n);
+    std::vector<char> buffer(n, 'a'), secret(tail, 's'), now(tail);
+    REQUIRE(device && copies.remote.to_device(device, buffer.data(), n) == 0);
+    REQUIRE(frees.remote.get_last_error() == 0 && bob.remote.slow(30000));
+    const auto before = bob.remote.stats().copies_async;
+    std::atomic<bool> over{false};
+    int rc = -1;
+    std::thread copy([&] {
+        rc = to_device ? copies.remote.to_device(device, buffer.data(), n)
+                       : copies.remote.from_device(buffer.data(), device, n);
+        over = true;
+    });
+    while (bob.remote.stats().copies_async == before && !over)
+        std::this_thread::yield();
+    const int freed_rc = frees.remote.free(device);
+    bob.remote.slow(0);
+    const std::uint64_t again = bob.remote.malloc(n);
+    const bool written = again && bob.remote.to_device(again + n - tail, secret.data(), tail) == 0;
+    copy.join();
+    REQUIRE(rc == 0 && freed_rc == 0 && again == device && written);
+    REQUIRE(bob.remote.from_device(now.data(), again + n - tail, tail) == 0 && now == secret);
+    return HOLDS(buffer == std::vector<char>(n, 'a') && bob.remote.free(again) == 0);
 }
 
 bool ended()
@@ -244,6 +276,8 @@ int main(int argc, char **argv)
     check("another tenant's memory is refused", [] { return another(""); });
     check("by GVirtuS's handlers, too", [] { return another("rdma.gpu : off\n"); });
     check("frees", freed);
+    for (bool to_device : {false, true})
+        check("frees beside a copy", [=] { return freed_beside_a_copy(to_device); });
     check("memory outlives its session", ended);
     check("the first request", first_request);
     check("arrays", arrays);
