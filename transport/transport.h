@@ -319,6 +319,20 @@ const uint8_t *ibx_conn_claimed(const struct ibx_conn *conn);
 /* Which user the other end belongs to, where it is on this host. -ENOENT: nobody knows. */
 int ibx_conn_user(const struct ibx_conn *conn, unsigned *user);
 
+/* A random number that a client's program has made; the processes that it forks have the same. Of a
+ * connection from ibx_accept(); NULL: an earlier client's, which has none. It proves nothing. */
+#define IBX_PROGRAM_BYTES 16u
+const uint8_t *ibx_conn_program(const struct ibx_conn *conn);
+
+/* A process that listens can leave each connection to a child that it has forked since: it hands
+ * over what ibx_accept() gave, by a SOCK_SEQPACKET socket of the two, and the child takes it by the
+ * same ibx_accept(), to establish it there. Closes `conn`, also on failure. -EAGAIN: the child does
+ * not take them; other errors of sendmsg(2). */
+int ibx_conn_hand_over(struct ibx_conn *conn, int socket);
+/* The child's: it listens no more, and ibx_accept() returns what comes by the socket, which is the
+ * listener's from now on; -ENOTCONN when its other end is closed. */
+void ibx_listener_take_from(struct ibx_listener *listener, int socket);
+
 /* ------------------------------------------------------------------- memory */
 
 enum ibx_access {

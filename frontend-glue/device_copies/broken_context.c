@@ -3,7 +3,8 @@
  * CUDA errors that stay: this process, whose clients share it, runs nothing on any GPU any more,
  * and no call mends that. It is replaced, where it has a supervisor: when its last session has
  * ended, or a little later. Who has a session sees the error; others wait to be let in. Where it
- * has none, whoever runs the back end is told.
+ * has none, whoever runs the back end is told. A process that serves one program stays: the error
+ * is that program's alone.
  *
  * Seen with driver 580 on two H100, after errors 700, 710, 716 and 719 alike: the contexts of other
  * devices return the same error from then on; cudaDeviceReset returns 0, and behind it no context
@@ -13,6 +14,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "frontend-glue/session/program_processes.h"
 #include "frontend-glue/session/supervisor.h"
 
 #include <poll.h>
@@ -65,6 +67,13 @@ void ibx_copies_note_error(const struct copies *x, int code)
     int none = 0;
     if (!stays(code) || !atomic_compare_exchange_strong(&broken, &none, code))
         return;
+    if (ibx_serves_program()) {
+        ibx_log(IBX_LOG_ERROR,
+                "CUDA error %d of %s stays: the calls of that program fail from now on, as they do "
+                "natively; others go on",
+                code, ibx_session_path(x->s)->peer);
+        return;
+    }
     ibx_log(IBX_LOG_ERROR,
             "CUDA error %d of %s stays: it has broken the contexts of all clients of this back "
             "end, whose calls fail from now on; %s",
@@ -84,7 +93,7 @@ bool ibx_copies_broken(void)
 void ibx_copies_tell_broken(const struct copies *x)
 {
     const int code = atomic_load(&broken);
-    if (code && !ibx_supervised())
+    if (code && !ibx_supervised() && !ibx_serves_program())
         ibx_log(IBX_LOG_ERROR,
                 "the CUDA calls of %s will fail: error %d of an earlier client has broken the "
                 "contexts of this back end; start it again",

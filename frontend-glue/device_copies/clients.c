@@ -14,6 +14,7 @@
  */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/device_copies/printed.h"
+#include "frontend-glue/session/program_processes.h"
 
 #include "common/clock.h"
 
@@ -131,6 +132,7 @@ static void forget(struct ibx_client *gone)
     if (gone->process_fd >= 0)
         close(gone->process_fd);
     free(gone);
+    ibx_program_look_again();
 }
 
 static unsigned away_most(void)
@@ -280,6 +282,14 @@ void ibx_clients_give_end(void)
     leaving--;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+}
+
+bool ibx_clients_left(void)
+{
+    pthread_mutex_lock(&lock);
+    const bool left = all;
+    pthread_mutex_unlock(&lock);
+    return left;
 }
 
 bool ibx_clients_any(void)

@@ -138,6 +138,8 @@ void ibx_clients_calls(struct copies *x);
 void ibx_clients_ended(uint64_t number);
 /* Whether there is such a client, or its process may come again. */
 bool ibx_clients_has(uint64_t number);
+/* Whether there is a client that has no session, and may come again. */
+bool ibx_clients_left(void);
 /* Whether any client has a session. */
 bool ibx_clients_any(void);
 /* Whether there is a client beside the session's, or one whose process has ended is in the way of

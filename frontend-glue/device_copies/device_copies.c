@@ -391,6 +391,10 @@ static int admit(void *context, const struct ibx_path *path, struct ibx_error *e
 static const struct ibx_session_hooks hooks = {
     .inherit = inherit,
     .hold_back = ibx_copies_hold_back,
+    .programs = ibx_tenants_share,
+    .program_begins = ibx_tenants_are_of,
+    .program_ended = ibx_tenants_ended,
+    .anybody = ibx_clients_left,
     .admit = admit,
     .began = began,
     .wants_request = wants_request,

@@ -6,8 +6,10 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* Of one tenant. */
@@ -21,9 +23,11 @@
 #define TEXTURES_MAX    (1u << 19) /* ... one of the 1,040,384 that a context has */
 #define POOLS_MAX       512u       /* ... one of some 830 on an H100, and 140 KB here */
 
+#define NAMES 2048u /* that all processes share: more than a key file has room for */
+
 struct ibx_tenant {
     char name[IBX_NAME_MAX + 1];
-    struct ibx_quota holds[IBX_HOLDS];
+    struct ibx_quota *holds, own[IBX_HOLDS]; /* the former: these, or those of this process */
     struct ibx_quota execs[IBX_TENANT_GPUS]; /* they are of that in holds */
     struct ibx_captured_work captured;
     atomic_bool told[IBX_HOLDS + 1];
@@ -34,6 +38,20 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_tenant *tenants; /* no more than there are names in the key file */
 static atomic_uint count;
 static struct ibx_quota totals[IBX_HOLDS];
+
+/* Of all processes. What one of them holds is in its row, of a tenant, since it serves one program;
+ * and in the tenant's and in the totals. */
+static struct shared {
+    pthread_mutex_t lock; /* of the names */
+    struct ibx_quota totals[IBX_HOLDS];
+    struct named {
+        char name[IBX_NAME_MAX + 1];
+        bool taken;
+        struct ibx_quota holds[IBX_HOLDS];
+    } names[NAMES];
+    struct ibx_quota rows[][IBX_HOLDS];
+} * shared; /* NULL: there is one process */
+static unsigned row;
 
 static uint64_t host_memory(void)
 {
@@ -62,30 +80,112 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         [IBX_HOLD_MODULES] = limits->requests ? limits->requests : memory / 2,
     };
     for (unsigned i = 0; i < IBX_HOLDS; i++)
-        atomic_store(&totals[i].most, most[i]);
+        atomic_store(&(shared ? shared->totals : totals)[i].most, most[i]);
+    atomic_store(&totals[IBX_HOLD_CHUNKS].most, chunks);
 }
 
 /* The one tenant of clients without names has all there is. */
+static void set_holds(struct ibx_quota *holds, const char *name,
+                      const struct ibx_tenant_limits *limits)
+{
+    const uint64_t percent = !name[0] ? 100 : limits->share ? limits->share : IBX_TENANT_SHARE;
+    for (unsigned i = 0; i < IBX_HOLDS; i++) {
+        const bool here = !shared || i == IBX_HOLD_CHUNKS;
+        const uint64_t all = atomic_load(&(here ? totals : shared->totals)[i].most);
+        const uint64_t part = all / 100 * percent + all % 100 * percent / 100;
+        atomic_store(&holds[i].most, part ? part : 1);
+    }
+    atomic_store(&holds[IBX_HOLD_ALLOCATIONS].most, ALLOCATIONS_MAX);
+    atomic_store(&holds[IBX_HOLD_STREAMS].most, STREAMS_MAX);
+    atomic_store(&holds[IBX_HOLD_EVENTS].most, EVENTS_MAX);
+    atomic_store(&holds[IBX_HOLD_GRAPHS].most, GRAPHS_MAX);
+    const uint64_t execs = host_memory() / EXECS_PART / EXEC_BYTES;
+    atomic_store(&holds[IBX_HOLD_EXECS].most, execs > EXECS_MAX ? execs : EXECS_MAX);
+    atomic_store(&holds[IBX_HOLD_TEXTURES].most, TEXTURES_MAX);
+    atomic_store(&holds[IBX_HOLD_POOLS].most, POOLS_MAX);
+}
+
 static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits)
 {
-    const uint64_t percent = !tenant->name[0] ? 100
-                             : limits->share  ? limits->share
-                                              : IBX_TENANT_SHARE;
-    for (unsigned i = 0; i < IBX_HOLDS; i++) {
-        const uint64_t all = atomic_load(&totals[i].most);
-        const uint64_t part = all / 100 * percent + all % 100 * percent / 100;
-        atomic_store(&tenant->holds[i].most, part ? part : 1);
-    }
-    atomic_store(&tenant->holds[IBX_HOLD_ALLOCATIONS].most, ALLOCATIONS_MAX);
-    atomic_store(&tenant->holds[IBX_HOLD_STREAMS].most, STREAMS_MAX);
-    atomic_store(&tenant->holds[IBX_HOLD_EVENTS].most, EVENTS_MAX);
-    atomic_store(&tenant->holds[IBX_HOLD_GRAPHS].most, GRAPHS_MAX);
-    const uint64_t execs = host_memory() / EXECS_PART / EXEC_BYTES;
-    atomic_store(&tenant->holds[IBX_HOLD_EXECS].most, execs > EXECS_MAX ? execs : EXECS_MAX);
+    set_holds(tenant->holds, tenant->name, limits);
+    if (tenant->holds[IBX_HOLD_SESSIONS].of != &totals[IBX_HOLD_SESSIONS]) /* all processes' */
+        set_holds(tenant->holds[IBX_HOLD_SESSIONS].of, tenant->name, limits);
     for (unsigned i = 0; i < IBX_TENANT_GPUS; i++)
         atomic_store(&tenant->execs[i].most, EXECS_MAX);
-    atomic_store(&tenant->holds[IBX_HOLD_TEXTURES].most, TEXTURES_MAX);
-    atomic_store(&tenant->holds[IBX_HOLD_POOLS].most, POOLS_MAX);
+}
+
+/* -------------------------------------------------------------------- of several processes */
+
+bool ibx_tenants_share(unsigned processes)
+{
+    pthread_mutexattr_t how;
+    shared = mmap(NULL, sizeof(*shared) + processes * sizeof(shared->rows[0]),
+                  PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) {
+        shared = NULL;
+        return false;
+    }
+    pthread_mutexattr_init(&how);
+    pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&shared->lock, &how);
+    pthread_mutexattr_destroy(&how);
+    return true;
+}
+
+void ibx_tenants_are_of(unsigned process)
+{
+    row = process;
+}
+
+/* It may have ended in the middle of taking some. */
+static void give_all(struct ibx_quota *quota, uint64_t n)
+{
+    for (; quota; quota = quota->of) {
+        uint64_t used = atomic_load(&quota->used);
+        while (!atomic_compare_exchange_weak(&quota->used, &used, n < used ? used - n : 0))
+            ;
+    }
+}
+
+void ibx_tenants_ended(unsigned process)
+{
+    for (unsigned i = 0; shared && i < IBX_HOLDS; i++) {
+        struct ibx_quota *quota = &shared->rows[process][i];
+        give_all(quota->of, atomic_exchange(&quota->used, 0));
+    }
+}
+
+/* NULL: there are too many. */
+static struct named *name_of(const char *name)
+{
+    struct named *found = NULL;
+    if (pthread_mutex_lock(&shared->lock) == EOWNERDEAD)
+        pthread_mutex_consistent(&shared->lock); /* a name counts once it is written */
+    for (unsigned i = 0; i < NAMES && !found; i++) {
+        struct named *n = &shared->names[i];
+        if (!n->taken) {
+            snprintf(n->name, sizeof(n->name), "%s", name);
+            for (unsigned k = 0; k < IBX_HOLDS; k++)
+                n->holds[k].of = &shared->totals[k];
+            n->taken = true;
+        }
+        found = strcmp(n->name, name) ? NULL : n;
+    }
+    pthread_mutex_unlock(&shared->lock);
+    return found;
+}
+
+/* Memory that is pinned for copies is each process's own. False: there are too many tenants. */
+static bool count_with_others(struct ibx_tenant *tenant)
+{
+    struct named *all = name_of(tenant->name);
+    if (!all)
+        return false;
+    tenant->holds = shared->rows[row];
+    for (unsigned i = 0; i < IBX_HOLDS; i++)
+        tenant->holds[i].of = i == IBX_HOLD_CHUNKS ? &totals[i] : &all->holds[i];
+    return true;
 }
 
 /* ------------------------------------------------------------------------------ weights */
@@ -142,6 +242,25 @@ int ibx_shares_check(const char *text, struct ibx_error *err)
                                text, IBX_WEIGHTS_MAX - 1);
 }
 
+static struct ibx_tenant *begin(const char *name)
+{
+    struct ibx_tenant *tenant = calloc(1, sizeof(*tenant));
+    if (!tenant)
+        return NULL;
+    strncpy(tenant->name, name, IBX_NAME_MAX);
+    tenant->holds = tenant->own;
+    for (unsigned i = 0; i < IBX_HOLDS; i++)
+        tenant->holds[i].of = &totals[i];
+    if (shared && !count_with_others(tenant)) {
+        free(tenant);
+        return NULL;
+    }
+    for (unsigned i = 0; i < IBX_TENANT_GPUS; i++)
+        tenant->execs[i].of = &tenant->holds[IBX_HOLD_EXECS];
+    pthread_mutex_init(&tenant->captured.lock, NULL);
+    return tenant;
+}
+
 struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limits *limits,
                                   unsigned chunks)
 {
@@ -149,13 +268,7 @@ struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limi
     struct ibx_tenant *tenant = tenants;
     while (tenant && strcmp(tenant->name, name) != 0)
         tenant = tenant->next;
-    if (!tenant && (tenant = calloc(1, sizeof(*tenant)))) {
-        strncpy(tenant->name, name, IBX_NAME_MAX);
-        for (unsigned i = 0; i < IBX_HOLDS; i++)
-            tenant->holds[i].of = &totals[i];
-        for (unsigned i = 0; i < IBX_TENANT_GPUS; i++)
-            tenant->execs[i].of = &tenant->holds[IBX_HOLD_EXECS];
-        pthread_mutex_init(&tenant->captured.lock, NULL);
+    if (!tenant && (tenant = begin(name))) {
         tenant->next = tenants;
         tenants = tenant;
         atomic_fetch_add(&count, 1);
@@ -208,8 +321,12 @@ unsigned ibx_tenant_connections(const struct ibx_tenant *tenant, uint64_t *own, 
         others += t != tenant && connections_of(t);
     pthread_mutex_unlock(&mutex);
     *own = connections_of(tenant);
-    *setups = atomic_load(&totals[IBX_HOLD_SETUPS].used);
-    *all = atomic_load(&totals[IBX_HOLD_SESSIONS].used) + *setups;
+    *setups = atomic_load(&tenant->holds[IBX_HOLD_SETUPS].used);
+    *all = *own;
+    if (!shared) {
+        *setups = atomic_load(&totals[IBX_HOLD_SETUPS].used);
+        *all = atomic_load(&totals[IBX_HOLD_SESSIONS].used) + *setups;
+    }
     return others;
 }
 

@@ -7,6 +7,9 @@
  * Memory belongs to the tenant of the session that allocated it, until it is freed or its context
  * goes; it outlives the session, as in GVirtuS. Memory that nobody was seen to allocate belongs to
  * nobody. From any thread.
+ *
+ * Where each program has a process of its own, all of these count in one table what their tenants
+ * make this host and its GPUs hold: ibx_tenants_share().
  */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_TENANTS_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_TENANTS_H
@@ -34,6 +37,13 @@ enum ibx_hold {
     IBX_HOLD_MODULES,  /* bytes of what clients have registered: client_functions.c */
     IBX_HOLDS
 };
+
+/* The process that listens, before it forks: at most so many others at a time share the limits.
+ * False: no memory. In such a process: which of them it is. In the one that listens: that one has
+ * ended, and holds nothing any more. */
+bool ibx_tenants_share(unsigned processes);
+void ibx_tenants_are_of(unsigned process);
+void ibx_tenants_ended(unsigned process);
 
 struct ibx_tenant;
 #define IBX_TENANT_GPUS 64u /* and all further ones are as one */

@@ -147,7 +147,7 @@ class RdmaCommunicator final : public Communicator
             ibx_log(IBX_LOG_ERROR, "%s", err.message);
             _exit(EXIT_FAILURE);
         }
-        ibx_supervise();
+        ibx_supervise(session);
     }
 
     const Communicator *Accept() const override
@@ -339,6 +339,10 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
     if (ibx_device_copies_attach(session, &config->gpu, &err)) {
         ibx_session_destroy(session);
         fail(err);
+    }
+    if (config->for_programs) {
+        const auto share = config->gpu.limits.share;
+        ibx_session_for_programs(session, static_cast<unsigned>(share ? share : IBX_TENANT_SHARE));
     }
     ibx_session_keep(session, static_cast<unsigned>(config->resume_seconds));
     // "server" only decides how a Read reports failures, and the listening object never reads.

@@ -129,6 +129,14 @@ static int set_pipeline(enum ibx_pipeline_mode *pipeline, const char *value, str
     return mode < 0 ? mode : 0;
 }
 
+static int set_processes(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
+{
+    static const char *const names[] = {"one", "program"};
+    const int processes = one_of(names, 2, "processes", value, "one or program", err);
+    config->for_programs = processes == 1;
+    return processes < 0 ? processes : 0;
+}
+
 static int set_gpu_memory(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
 {
     size_t bytes;
@@ -238,6 +246,8 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_pipeline(&config->pipeline, value, err);
     if (!strcmp(key, "resume_seconds"))
         return set_limit(key, value, 0, RESUME_MAX, &config->resume_seconds, err);
+    if (!strcmp(key, "processes"))
+        return set_processes(config, value, err);
     if (!strcmp(key, "gpu_memory"))
         return set_gpu_memory(config, value, err);
     if (!strcmp(key, "gpu_threads"))

@@ -44,6 +44,7 @@ struct ibx_glue_config {
     size_t memory;                   /* rdma.memory, 0: not given */
     enum ibx_pipeline_mode pipeline; /* rdma.pipeline [all] */
     uint64_t resume_seconds;         /* rdma.resume_seconds [IBX_GLUE_RESUME_SECONDS] */
+    bool for_programs;               /* rdma.processes is "program" [false: "one"] */
     struct ibx_gpu_options gpu;      /* [off, IBX_GLUE_GPU_MEMORY, 0] */
     char file[PATH_MAX];             /* the properties file, "" when there is none */
     char tuning[PATH_MAX];           /* rdma.tuning, "": not given */

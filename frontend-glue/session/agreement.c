@@ -81,8 +81,7 @@ static int begin_server(struct ibx_session *s)
     memcpy(link->name, s->path.name, sizeof(link->name));
     link->has_user = !s->path.remote && !ibx_conn_user(s->conn, &user);
     link->user = user;
-    ibx_waiting_add(s);
-    return 0;
+    return ibx_waiting_add(s) ? 0 : -ENOSPC;
 }
 
 /* Server: nothing but this message has come. */

@@ -49,6 +49,14 @@ struct ibx_session_hooks {
 
     /* Server: a client comes to the listening session. Returns when it may. */
     void (*hold_back)(void);
+    /* Server, where programs have processes, at most so many at a time. In the process that
+     * listens, before there is any: false: no memory. In such a process, which it is; and again in
+     * the one that listens, once that has ended. */
+    bool (*programs)(unsigned most);
+    void (*program_begins)(unsigned process);
+    void (*program_ended)(unsigned process);
+    /* Server: whether there is a client without a session that may come again. */
+    bool (*anybody)(void);
     /* Server: the client of this session has proven itself, whose name `path` has. An error: its
      * connection is closed, and no session comes of it. */
     int (*admit)(void *context, const struct ibx_path *path, struct ibx_error *err);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The beginning and the end of a session, its hooks and its copy threads. */
+#include "frontend-glue/session/program_processes.h"
 #include "frontend-glue/session/session_internal.h"
 
 #include "common/clock.h"
@@ -11,6 +12,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define LINES_A_SECOND 10u   /* warnings of a server */
 #define ABANDON_MS     5000u /* for copies under way when a session ends; ibx_close() is final */
@@ -94,7 +96,7 @@ int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
         return ibx_error_set(err, -EINVAL, "the session at %s is in use already", s->uri);
     struct ibx_options options = s->options;
     if (s->keep_seconds)
-        s->link.waiting = ibx_waiting_create();
+        s->link.waiting = ibx_waiting_create(s->share);
     if (s->link.waiting) {
         ibx_waiting_check(s->link.waiting, &s->claim_check);
         options.claim_check = &s->claim_check;
@@ -128,15 +130,25 @@ int ibx_session_adopt(struct ibx_session *s, struct ibx_conn *conn)
     return ibx_state_begin(&s->state, &session_table, SESSION_ACCEPTED);
 }
 
+/* A process that serves one program asks to be let go when nobody needs it any more. */
+static void look(const struct ibx_session *listening)
+{
+    const struct ibx_session_hooks *hooks = listening->hooks;
+    ibx_program_look(hooks->anybody && hooks->anybody());
+}
+
 /* A lack of descriptors must not end the server: it is logged, and accepting is tried again. */
 static int accept_connection(struct ibx_session *listening, int cancel, struct ibx_conn **conn,
                              struct ibx_error *err)
 {
     for (;;) {
-        struct pollfd wait = {.fd = ibx_listener_fd(listening->listener), .events = POLLIN};
+        struct pollfd wait[] = {{.fd = ibx_listener_fd(listening->listener), .events = POLLIN},
+                                {.fd = ibx_program_event(), .events = POLLIN}};
         ibx_thread_release_cancel(cancel);
-        const int n = poll(&wait, 1, -1), failed = errno;
+        const int n = poll(wait, 2, -1), failed = errno;
         (void)ibx_thread_hold_cancel();
+        if (n > 0 && wait[1].revents)
+            look(listening);
         if (n > 0 && listening->hooks->hold_back)
             listening->hooks->hold_back();
         if (n < 0 && failed != EINTR)
@@ -144,14 +156,20 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
                                  strerror(failed));
         struct ibx_error why = {0};
         int rc = ibx_accept(listening->listener, conn, &why);
+        if (rc == -ENOTCONN) /* that process has ended, or lets this one go */
+            _exit(EXIT_SUCCESS);
+        if (rc != -EAGAIN) /* or it was lost, for want of a descriptor */
+            ibx_program_took();
         if (!rc && !ibx_conn_claimed(*conn))
             return 0;
         if (!rc) { /* of a session that goes on */
             ibx_waiting_offer(listening->link.waiting, *conn);
+            ibx_program_look_again(); /* the session may have ended meanwhile */
             continue;
         }
         if (rc != -EAGAIN) {
             ibx_log(IBX_LOG_ERROR, "%s", why.message);
+            ibx_program_look_again();
             poll(NULL, 0, 100);
         }
     }
@@ -168,6 +186,9 @@ static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
         return rc;
     }
     rc = ibx_session_adopt(s, conn);
+    s->of_program = ibx_serves_program();
+    if (s->of_program)
+        ibx_program_session_begins();
     s->link.waiting = ibx_waiting_hold(listening->link.waiting);
     if (!rc)
         rc = inherit(listening, s, err);
@@ -196,6 +217,7 @@ int ibx_session_accept(struct ibx_session *listening, struct ibx_session **sessi
         if (rc || !welcome(listening, conn, session, &why))
             break;
         ibx_log(IBX_LOG_WARN, "%s", why.message);
+        ibx_program_look_again();
     }
     ibx_thread_release_cancel(cancel);
     return rc;
@@ -313,6 +335,8 @@ void ibx_session_destroy(struct ibx_session *s)
     ibx_session_close(s);
     ibx_session_set_hooks(s, &no_hooks, NULL);
     ibx_waiting_release(s->link.waiting);
+    if (s->of_program)
+        ibx_program_session_ended();
     free(s->uri);
     free(s);
 }
@@ -347,6 +371,11 @@ void ibx_session_keep(struct ibx_session *s, unsigned seconds)
 {
     s->keep_seconds = s->link.seconds = seconds;
     s->options.follow_address = seconds;
+}
+
+void ibx_session_for_programs(struct ibx_session *s, unsigned share)
+{
+    s->share = share;
 }
 
 unsigned ibx_session_resumed(const struct ibx_session *s)

@@ -22,6 +22,8 @@
  *   report.c        what a server says of sessions that have done so
  *   dead_backend.c  what a client reads once its back end is gone
  *   supervisor.c    a server's process that begins again after a fault
+ *   program_processes.c  a server's process for each program of its clients
+ *   records.c       what all of these know of kept sessions
  *
  * Writes are gathered and leave at sync. A short write is copied at once. A long one
  * (caps->rendezvous bytes and up) is noted, and its bytes move one-sidedly: the server READs a
@@ -57,6 +59,9 @@ void ibx_session_lend(struct ibx_session *session, const struct ibx_message_memo
  * time counts. Before it listens or connects. In a server the thread that accepts and those of its
  * sessions have to belong to one process. */
 void ibx_session_keep(struct ibx_session *session, unsigned seconds);
+/* Before it serves: each program of its clients gets a process of its own, by ibx_supervise();
+ * those of one key's name get so many percent of them at most, not 0. */
+void ibx_session_for_programs(struct ibx_session *session, unsigned share);
 /* How often it has gone on over another connection. */
 unsigned ibx_session_resumed(const struct ibx_session *session);
 /* Accepts NULL; closes first. */

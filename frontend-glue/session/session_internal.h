@@ -174,6 +174,7 @@ struct session_link {
     /* Server. */
     struct ibx_waiting *waiting; /* of the listening session and all that it has accepted */
     struct ibx_session *next;    /* there */
+    struct ibx_record *record;   /* of it, where other processes look; NULL: none do */
     struct ibx_conn *offered;    /* by ibx_session_accept(), which locks it; NULL: none */
     _Atomic bool has_offer;
     int offer_fd;                     /* an eventfd, or -1 */
@@ -253,6 +254,8 @@ struct ibx_session {
     const struct ibx_session_hooks *hooks; /* never NULL */
     void *context;                         /* of the hooks */
 
+    unsigned share;  /* listening: 0: one process serves; or as of ibx_session_for_programs() */
+    bool of_program; /* this one is counted in such a process */
     unsigned keep_seconds;            /* for which a broken session is kept; 0: it is not */
     unsigned thread_count;            /* as set; 0: by the processors */
     struct ibx_copy_threads *threads; /* NULL: not made yet, or not wanted */
@@ -448,11 +451,15 @@ void ibx_names_clear(struct ibx_session *s);
 
 /* waiting.c: what a server's sessions are found by when their clients come again */
 
-struct ibx_waiting *ibx_waiting_create(void);
+/* `several`: processes, of which each has sessions of its own. */
+struct ibx_waiting *ibx_waiting_create(bool several);
+/* What these share; NULL: there is one process. */
+struct ibx_records *ibx_waiting_records(const struct ibx_waiting *waiting);
 struct ibx_waiting *ibx_waiting_hold(struct ibx_waiting *waiting);
 void ibx_waiting_release(struct ibx_waiting *waiting);
 void ibx_waiting_check(struct ibx_waiting *waiting, struct ibx_claim_check *check);
-void ibx_waiting_add(struct ibx_session *s);
+/* False: there is no place for it. */
+bool ibx_waiting_add(struct ibx_session *s);
 void ibx_waiting_remove(struct ibx_session *s);
 /* Takes the connection, in whatever thread: its session gets it. */
 void ibx_waiting_offer(struct ibx_waiting *waiting, struct ibx_conn *conn);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/session/supervisor.h"
 
+#include "frontend-glue/session/program_processes.h"
+#include "frontend-glue/session/session_internal.h"
+
 #include "common/clock.h"
 #include "common/log.h"
 
@@ -21,6 +24,7 @@
 #define PAUSE_MOST_MS 32000u /* between two that have */
 
 static bool supervised;
+static struct sigaction of_children; /* GVirtuS's */
 
 bool ibx_supervised(void)
 {
@@ -121,38 +125,66 @@ static int wait_for(pid_t child)
     return status;
 }
 
-static void begin_child(pid_t supervisor, const struct sigaction *of_children)
+pid_t ibx_supervised_fork(void)
 {
-    supervised = true;
+    const pid_t parent = getpid(), child = fork();
+    if (child)
+        return child;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != supervisor) /* it has ended before that */
+    if (getppid() != parent) /* it has ended before that */
         _exit(EXIT_FAILURE);
-    sigaction(SIGCHLD, of_children, NULL);
+    sigaction(SIGCHLD, &of_children, NULL);
+    return 0;
 }
 
-void ibx_supervise(void)
+/* GVirtuS ignores it: then nobody could wait. */
+static void expect_children(void)
+{
+    const struct sigaction deliver = {.sa_handler = SIG_DFL};
+    sigaction(SIGCHLD, &deliver, &of_children);
+}
+
+static void supervise_programs(struct ibx_session *s, const char *why)
+{
+    if (why) {
+        ibx_log(IBX_LOG_ERROR,
+                "rdma.processes : program needs a back end that can fork, and %s: correct that, or "
+                "take rdma.processes : one",
+                why);
+        _exit(EXIT_FAILURE);
+    }
+    expect_children();
+    if (ibx_programs_serve(s, s->share)) {
+        ibx_log(IBX_LOG_ERROR, "no memory to count what the clients' programs hold");
+        _exit(EXIT_FAILURE);
+    }
+}
+
+void ibx_supervise(struct ibx_session *s)
 {
     const char *why = obstacle();
-    struct sigaction before, deliver = {.sa_handler = SIG_DFL};
     const pid_t supervisor = getpid();
+    if (s->share) {
+        supervise_programs(s, why);
+        return;
+    }
     if (why) {
         ibx_log(IBX_LOG_INFO, "process %d serves, and does not begin again after a fault: %s",
                 (int)supervisor, why);
         return;
     }
-    /* GVirtuS ignores it: then nobody could wait. */
-    sigaction(SIGCHLD, &deliver, &before);
+    expect_children();
     for (unsigned pause_ms = 0;;) {
         const uint64_t began = ibx_now_ns();
-        const pid_t child = fork();
+        const pid_t child = ibx_supervised_fork();
         if (!child) {
-            begin_child(supervisor, &before);
+            supervised = true;
             return;
         }
         if (child < 0) { /* without a supervisor, as ever */
             ibx_log(IBX_LOG_WARN, "process %d serves, and does not begin again after a fault: %s",
                     (int)supervisor, strerror(errno));
-            sigaction(SIGCHLD, &before, NULL);
+            sigaction(SIGCHLD, &of_children, NULL);
             return;
         }
         const int status = wait_for(child);

@@ -6,17 +6,25 @@
  * Two processes come of the calling one: it becomes the supervisor, which does nothing but wait,
  * and a child serves. Whatever the child was when it began, the next one is, too. The listening
  * socket is the supervisor's as well: clients that come between two children wait there.
+ *
+ * Where each program of its clients has a process of its own, it is program_processes.h that makes
+ * them, and nothing is to be begun again.
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_SUPERVISOR_H
 #define IBX_FRONTEND_GLUE_SESSION_SUPERVISOR_H
 
 #include <stdbool.h>
+#include <sys/types.h>
+
+struct ibx_session;
 
 /* Behind ibx_session_serve(). Returns in each process that is to serve. The supervisor ends as the
  * child does that ends otherwise than by a fault: by its exit status or its signal; and the child
  * is killed when the supervisor ends. Where the process cannot be begun again, because it has other
- * threads or uses a GPU already, it serves itself, and the log says why. */
-void ibx_supervise(void);
+ * threads or uses a GPU already, it serves itself, and the log says why; for programs it ends. */
+void ibx_supervise(struct ibx_session *listening);
+/* A child that is killed when this process ends: 0 there; -1, with errno. */
+pid_t ibx_supervised_fork(void);
 /* Whether this process was made by that: it may end by the following. */
 bool ibx_supervised(void);
 /* The next process takes its place. All of this one's sessions are lost. */

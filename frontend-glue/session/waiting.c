@@ -2,10 +2,13 @@
 /*
  * Where a server's sessions are found when their clients come again. ibx_session_accept() looks
  * here, in the thread that accepts; each session is its own thread's. The lock is between them.
+ * Where a server has several processes, each has a list of its own sessions, and all have records
+ * of all.
  */
 #include "frontend-glue/session/session_internal.h"
 
 #include "common/clock.h"
+#include "frontend-glue/session/records.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,13 +20,18 @@ struct ibx_waiting {
     pthread_mutex_t lock;
     _Atomic unsigned holders;
     struct ibx_session *first;
+    struct ibx_records *records; /* NULL: there is one process */
 };
 
-struct ibx_waiting *ibx_waiting_create(void)
+struct ibx_waiting *ibx_waiting_create(bool several)
 {
     struct ibx_waiting *w = calloc(1, sizeof(*w));
-    if (!w)
+    if (w && several)
+        w->records = ibx_records_create();
+    if (!w || (several && !w->records)) {
+        free(w);
         return NULL;
+    }
     pthread_mutex_init(&w->lock, NULL);
     w->holders = 1;
     return w;
@@ -41,7 +49,13 @@ void ibx_waiting_release(struct ibx_waiting *w)
     if (!w || --w->holders)
         return;
     pthread_mutex_destroy(&w->lock);
+    ibx_records_destroy(w->records);
     free(w);
+}
+
+struct ibx_records *ibx_waiting_records(const struct ibx_waiting *w)
+{
+    return w ? w->records : NULL;
 }
 
 /* Locked. */
@@ -53,11 +67,30 @@ static struct ibx_session *find(const struct ibx_waiting *w, const uint8_t *id)
     return s;
 }
 
+/* True leaves them locked until claim_done(). */
+static bool find_record(struct ibx_records *records, const uint8_t id[IBX_CLAIM_ID_BYTES],
+                        struct ibx_claimed *claimed)
+{
+    ibx_records_lock(records);
+    const struct ibx_record *record = ibx_records_find(records, id);
+    if (!record) {
+        ibx_records_unlock(records);
+        return false;
+    }
+    claimed->secret = record->secret;
+    memcpy(claimed->name, record->name, sizeof(claimed->name));
+    claimed->has_user = record->has_user;
+    claimed->user = record->user;
+    return true;
+}
+
 /* True leaves it locked until claim_done(). */
 static bool claim_find(void *context, const uint8_t id[IBX_CLAIM_ID_BYTES],
                        struct ibx_claimed *claimed)
 {
     struct ibx_waiting *w = context;
+    if (w->records)
+        return find_record(w->records, id, claimed);
     pthread_mutex_lock(&w->lock);
     const struct ibx_session *s = find(w, id);
     if (!s) {
@@ -74,7 +107,10 @@ static bool claim_find(void *context, const uint8_t id[IBX_CLAIM_ID_BYTES],
 static void claim_done(void *context)
 {
     struct ibx_waiting *w = context;
-    pthread_mutex_unlock(&w->lock);
+    if (w->records)
+        ibx_records_unlock(w->records);
+    else
+        pthread_mutex_unlock(&w->lock);
 }
 
 void ibx_waiting_check(struct ibx_waiting *w, struct ibx_claim_check *check)
@@ -89,14 +125,54 @@ static void note_path(struct ibx_session_report *report, const struct ibx_path *
     memcpy(report->provider, path->provider, sizeof(report->provider));
 }
 
-void ibx_waiting_add(struct ibx_session *s)
+/* False: there is no place. */
+static bool add_record(struct ibx_records *records, struct session_link *link)
+{
+    ibx_records_lock(records);
+    struct ibx_record *r = link->record = ibx_records_take(records);
+    if (r) {
+        memcpy(r->secret, link->secret, sizeof(r->secret));
+        memcpy(r->name, link->name, sizeof(r->name));
+        r->has_user = link->has_user;
+        r->user = link->user;
+        r->report = link->report;
+        memcpy(r->id, link->id, sizeof(r->id));
+    }
+    ibx_records_unlock(records);
+    return r;
+}
+
+static void note_report(struct ibx_records *records, const struct session_link *link)
+{
+    if (!link->record)
+        return;
+    ibx_records_lock(records);
+    link->record->report = link->report;
+    ibx_records_unlock(records);
+}
+
+static void remove_record(struct ibx_records *records, struct session_link *link)
+{
+    if (!link->record)
+        return;
+    ibx_records_lock(records);
+    ibx_records_give(link->record);
+    link->record = NULL;
+    ibx_records_unlock(records);
+}
+
+bool ibx_waiting_add(struct ibx_session *s)
 {
     struct ibx_waiting *w = s->link.waiting;
     pthread_mutex_lock(&w->lock);
     note_path(&s->link.report, &s->path);
-    s->link.next = w->first;
-    w->first = s;
+    const bool can = !w->records || add_record(w->records, &s->link);
+    if (can) {
+        s->link.next = w->first;
+        w->first = s;
+    }
     pthread_mutex_unlock(&w->lock);
+    return can;
 }
 
 void ibx_waiting_remove(struct ibx_session *s)
@@ -110,6 +186,7 @@ void ibx_waiting_remove(struct ibx_session *s)
         at = &(*at)->link.next;
     if (*at)
         *at = s->link.next;
+    remove_record(w->records, &s->link);
     struct ibx_conn *offered = s->link.offered;
     s->link.offered = NULL;
     s->link.has_offer = false;
@@ -175,7 +252,34 @@ void ibx_waiting_note(struct ibx_session *s, const struct ibx_path *path, unsign
     memcpy(change->from, report->provider, sizeof(change->from));
     memcpy(change->to, path->provider, sizeof(change->to));
     note_path(report, path);
+    note_report(s->link.waiting->records, &s->link);
     pthread_mutex_unlock(&s->link.waiting->lock);
+}
+
+/* Who asks, and what is called for those that it may know of. */
+struct asking {
+    const char *name;
+    bool has_user;
+    unsigned user;
+    void (*each)(void *context, const struct ibx_session_report *report);
+    void *context;
+};
+
+static void tell(const struct asking *asks, const char *name, bool has_user, unsigned user,
+                 const struct ibx_session_report *report)
+{
+    const bool other_user = asks->has_user && has_user && asks->user && asks->user != user;
+    if (!strcmp(name, asks->name) && !other_user)
+        asks->each(asks->context, report);
+}
+
+static void tell_records(struct ibx_records *records, const struct asking *asks)
+{
+    const struct ibx_record *r = NULL;
+    ibx_records_lock(records);
+    while ((r = ibx_records_next(records, r)))
+        tell(asks, r->name, r->has_user, r->user, &r->report);
+    ibx_records_unlock(records);
 }
 
 void ibx_waiting_each(struct ibx_session *asks,
@@ -183,15 +287,16 @@ void ibx_waiting_each(struct ibx_session *asks,
                       void *context)
 {
     struct ibx_waiting *w = asks->link.waiting;
-    unsigned user = 0;
-    const bool has_user = !asks->path.remote && !ibx_conn_user(asks->conn, &user);
+    struct asking asking = {.name = asks->path.name, .each = each, .context = context};
+    asking.has_user = !asks->path.remote && !ibx_conn_user(asks->conn, &asking.user);
     if (!w)
         return;
-    pthread_mutex_lock(&w->lock);
-    for (const struct ibx_session *s = w->first; s; s = s->link.next) {
-        const bool other_user = has_user && s->link.has_user && user && user != s->link.user;
-        if (!strcmp(s->link.name, asks->path.name) && !other_user)
-            each(context, &s->link.report);
+    if (w->records) {
+        tell_records(w->records, &asking);
+        return;
     }
+    pthread_mutex_lock(&w->lock);
+    for (const struct ibx_session *s = w->first; s; s = s->link.next)
+        tell(&asking, s->link.name, s->link.has_user, s->link.user, &s->link.report);
     pthread_mutex_unlock(&w->lock);
 }

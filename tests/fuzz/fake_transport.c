@@ -121,6 +121,32 @@ int ibx_accept(struct ibx_listener *listener, struct ibx_conn **conn, struct ibx
     return ibx_error_set(err, -ENOSYS, "not here");
 }
 
+/* Nobody here serves programs. */
+uint64_t ibx_listener_taken(const struct ibx_listener *listener)
+{
+    (void)listener;
+    return 0;
+}
+
+void ibx_listener_take_from(struct ibx_listener *listener, int socket)
+{
+    (void)listener;
+    (void)socket;
+}
+
+const uint8_t *ibx_conn_program(const struct ibx_conn *conn)
+{
+    (void)conn;
+    return NULL;
+}
+
+int ibx_conn_hand_over(struct ibx_conn *conn, int socket)
+{
+    (void)conn;
+    (void)socket;
+    return -ENOSYS;
+}
+
 int ibx_listener_fd(const struct ibx_listener *listener)
 {
     (void)listener;

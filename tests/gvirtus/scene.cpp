@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <fstream>
+#include <iterator>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -165,24 +166,31 @@ static bool has_ended(pid_t process)
 void BackEnd::end()
 {
     if (pid > 0) {
-        const pid_t child = serving();
+        kill(pid, SIGSTOP); // it makes no more of them
+        const std::vector<pid_t> all = children();
         kill(pid, SIGKILL);
         result_of(pid);
-        while (child != pid && !has_ended(child))
-            usleep(1000);
+        for (const pid_t child : all)
+            while (!has_ended(child))
+                usleep(1000);
     }
     pid = -1;
+}
+
+std::vector<pid_t> BackEnd::children() const
+{
+    const std::string task = "/proc/" + std::to_string(pid) + "/task/" + std::to_string(pid);
+    std::ifstream list(task + "/children");
+    return {std::istream_iterator<pid_t>(list), {}};
 }
 
 // One that has ended alone has none.
 pid_t BackEnd::serving() const
 {
-    const std::string children =
-        "/proc/" + std::to_string(pid) + "/task/" + std::to_string(pid) + "/children";
-    for (pid_t child = 0; alive(); usleep(1000)) {
-        std::ifstream(children) >> child;
-        if (child > 0)
-            return child;
+    for (; alive(); usleep(1000)) {
+        const std::vector<pid_t> all = children();
+        if (!all.empty())
+            return all.front();
     }
     return pid;
 }

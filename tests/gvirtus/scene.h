@@ -50,6 +50,8 @@ struct BackEnd {
     void end();
     bool alive() const;
     pid_t serving() const; // its child, at present
+    // In the order in which they were made.
+    std::vector<pid_t> children() const;
 };
 
 std::vector<char> random_bytes(std::size_t n, unsigned seed);

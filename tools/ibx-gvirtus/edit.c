@@ -137,6 +137,8 @@ const struct gvirtus_key ibx_gvirtus_own_keys[] = {
      "CUDA calls that return before the back end has run them (all, launches or off)"},
     {"resume_seconds", "30", "30",
      "how long both ends keep a session whose connection has broken (0: not at all)"},
+    {"processes", "one", "one",
+     "of the back end: one for all of its clients, or one for each program (one or program)"},
     {"gpu", "auto", "auto", "whether the back end's plugin runs copies itself (auto, on or off)"},
     {"gpu_memory", "64M", "64M", "bytes of pinned memory for that, in the whole back end"},
     {"gpu_threads", "0", "0",

@@ -120,8 +120,9 @@ struct ibx_conn {
     int lost_status;
     char lost_reason[256];
     pid_t owner; /* the process that established it, 0: none yet */
-    bool has_claimed;
+    bool has_claimed, has_program;
     uint8_t claimed[IBX_CLAIM_ID_BYTES]; /* a server's: by its client, who has proven it */
+    uint8_t program[IBX_PROGRAM_BYTES];  /* likewise: the client's, which it has not */
 };
 
 /* Whether regions can be made and the peer's memory be reached. */

@@ -125,6 +125,8 @@ static int get_names(struct ibx_handshake *h, struct ibx_reader *r)
     ibx_text_sanitize(h->peer.purpose);
     if (!r->failed)
         ibx_handshake_claim_get(h, r);
+    if (!r->failed)
+        ibx_handshake_program_get(h, r);
     const char *name = h->peer.name;
     return r->failed || (*name && !ibx_key_name_valid(name, strlen(name))) ? -EPROTO : 0;
 }
@@ -475,7 +477,8 @@ static int send_hello(struct ibx_handshake *h, uint64_t deadline, struct ibx_err
     ibx_put_string(&frame.out, h->key ? h->key->name : "");
     ibx_put_string(&frame.out, h->conn->options.purpose);
     ibx_handshake_claim_put(h, &frame.out);
-    return ibx_handshake_frame_send(h, &frame, deadline, err);
+    rc = ibx_handshake_program_put(&frame.out, err);
+    return rc ? rc : ibx_handshake_frame_send(h, &frame, deadline, err);
 }
 
 /* Receives CHALLENGE: `flags` are what the client concludes from it. */

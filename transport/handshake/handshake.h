@@ -12,6 +12,7 @@
  *   handshake.c       the dialogue: authenticate, then try providers until one is set up
  *   authentication.c  both ends prove that they know the key, and agree on limits
  *   claim.c           a connection that goes on with what another one has begun
+ *   program.c         whose connection it is, and leaving it to another process of this program
  *   locality.c        who is at the other end: this host, and which of its users
  *   frame.c           frames, their MACs, refusals
  *   key_file.c        key files
@@ -201,6 +202,13 @@ void ibx_handshake_claim_put(const struct ibx_handshake *h, struct ibx_writer *w
 void ibx_handshake_claim_get(struct ibx_handshake *h, struct ibx_reader *r);
 /* Of a client that has proven itself: NULL, it may; otherwise why not. */
 const char *ibx_handshake_claim_check(struct ibx_handshake *h);
+
+/* program.c: the client's number in HELLO, behind all else. A server reads it if it is there. */
+int ibx_handshake_program_put(struct ibx_writer *w, struct ibx_error *err);
+void ibx_handshake_program_get(struct ibx_handshake *h, struct ibx_reader *r);
+/* What ibx_conn_hand_over() has sent. As ibx_pool_step(); -ENOTCONN: there is nobody any more. */
+int ibx_handshake_take(int socket, const struct ibx_options *options, struct ibx_keys *keys,
+                       struct ibx_conn **conn, struct ibx_error *err);
 
 /* locality.c: equal on both ends only under one running kernel; different for each connection. */
 void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],

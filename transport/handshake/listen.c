@@ -29,7 +29,7 @@
 #define LET_GO_STEP_MS 10
 
 struct ibx_listener {
-    int fd;
+    int fd, handed; /* -1: it listens itself */
     struct ibx_options options;
     struct ibx_keys *keys;
     struct ibx_pool *pool;
@@ -180,7 +180,7 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
     struct ibx_listener *listener = calloc(1, sizeof(*listener));
     if (!listener)
         return ibx_error_set(err, -ENOMEM, "no memory for a listener");
-    listener->fd = -1;
+    listener->fd = listener->handed = -1;
     listener->owner = getpid();
     listener->options = *options;
     ibx_domain_hold(options->domain);
@@ -215,7 +215,7 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
 
 int ibx_listener_fd(const struct ibx_listener *listener)
 {
-    return ibx_pool_fd(listener->pool);
+    return listener->handed >= 0 ? listener->handed : ibx_pool_fd(listener->pool);
 }
 
 const char *ibx_listener_uri(const struct ibx_listener *listener)
@@ -225,7 +225,9 @@ const char *ibx_listener_uri(const struct ibx_listener *listener)
 
 int ibx_accept(struct ibx_listener *listener, struct ibx_conn **out, struct ibx_error *err)
 {
-    int rc = ibx_pool_step(listener->pool, out, err);
+    int rc = listener->handed >= 0 ? ibx_handshake_take(listener->handed, &listener->options,
+                                                        listener->keys, out, err)
+                                   : ibx_pool_step(listener->pool, out, err);
     if (!rc || rc == -EAGAIN)
         return rc;
     return ibx_error_set(err, rc, "cannot take a connection at %s: %s", listener->uri,
@@ -249,6 +251,15 @@ int ibx_accept_wait(struct ibx_listener *listener, int timeout_ms, struct ibx_co
     }
 }
 
+void ibx_listener_take_from(struct ibx_listener *listener, int socket)
+{
+    ibx_pool_destroy(listener->pool);
+    listener->pool = NULL;
+    close(listener->fd);
+    listener->fd = -1;
+    listener->handed = socket;
+}
+
 void ibx_listener_close(struct ibx_listener *listener)
 {
     if (!listener)
@@ -256,6 +267,8 @@ void ibx_listener_close(struct ibx_listener *listener)
     ibx_pool_destroy(listener->pool);
     if (listener->fd >= 0)
         close(listener->fd);
+    if (listener->handed >= 0)
+        close(listener->handed);
     if (listener->path[0] && listener->owner == getpid())
         unlink(listener->path);
     ibx_keys_release(listener->keys);

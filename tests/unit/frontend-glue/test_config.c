@@ -269,11 +269,12 @@ static void test_options(void **state)
 static void test_bad_keys(void **state)
 {
     (void)state;
-    expect_refused(
-        "a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
-        "timeout_ms, memory, pipeline, resume_seconds, gpu, gpu_memory, gpu_threads, tenants, "
-        "sessions, pins, requests, device_memory, tenant_share, share, tuning, log");
+    expect_refused("a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
+                   "timeout_ms, memory, pipeline, resume_seconds, processes, gpu, gpu_memory, "
+                   "gpu_threads, tenants, "
+                   "sessions, pins, requests, device_memory, tenant_share, share, tuning, log");
     expect_refused("rdma.resume_seconds : 86401\n", "\"86401\"", "0 to 86400");
+    expect_refused("rdma.processes : two\n", "\"two\"", "one or program");
     expect_refused("rdma.resume_seconds : -1\n", "\"-1\"", "0 to 86400");
     expect_refused("rdma.chunk : 1T\n", "line 1 (rdma.chunk): chunk: \"1T\"", "4K to 64M");
     expect_refused("rdma.insecure : maybe\n", "\"maybe\"", "yes or no");
@@ -337,9 +338,10 @@ static void test_keys_without_a_dot(void **state)
 {
     (void)state;
     static const char *const ours[] = {
-        "memory",        "pipeline",     "resume_seconds", "gpu",    "gpu_memory",
-        "gpu_threads",   "tenants",      "sessions",       "pins",   "requests",
-        "device_memory", "tenant_share", "share",          "tuning", "log"};
+        "memory",       "processes",  "pipeline",    "resume_seconds",
+        "gpu",          "gpu_memory", "gpu_threads", "tenants",
+        "sessions",     "pins",       "requests",    "device_memory",
+        "tenant_share", "share",      "tuning",      "log"};
     const unsigned count = sizeof(ours) / sizeof(ours[0]);
     unsigned options = 0;
     while (ibx_options_key(options))
@@ -362,6 +364,9 @@ static void test_pipeline(void **state)
     load_text("rdma.slots : 8\n");
     assert_int_equal(config.pipeline, IBX_PIPELINE_ALL);
     assert_int_equal(config.resume_seconds, 30);
+    assert_false(config.for_programs);
+    load_text("rdma.processes : program\n");
+    assert_true(config.for_programs);
     load_text("rdma.resume_seconds : 0\n");
     assert_int_equal(config.resume_seconds, 0);
     load_text("rdma.pipeline : launches\n");

@@ -86,10 +86,10 @@ static void hello_try_answer_and_result_golden_bytes(void **state)
     s.options.slots = 0x0102;
     s.options.message = 0x30405;
     struct raw raw = take_client(&s);
-    static const uint8_t hello[] = {89, 0, 0, 0, 1, 'I', 'B', 'X', 'D', 2, 0, 0};
+    static const uint8_t hello[] = {105, 0, 0, 0, 1, 'I', 'B', 'X', 'D', 2, 0, 0};
     static const uint8_t wishes[] = {1, 2, 1, 0, 0, 5, 4, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     raw_expect(&raw, HELLO, &frame);
-    assert_int_equal(frame.length, 93);
+    assert_int_equal(frame.length, 93 + IBX_PROGRAM_BYTES);
     assert_memory_equal(frame.bytes, hello, sizeof(hello));
     assert_memory_equal(frame.bytes + 76, wishes, sizeof(wishes));
 

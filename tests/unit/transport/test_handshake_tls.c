@@ -110,7 +110,7 @@ static bool crossed(const struct way *way, const char *text)
 }
 
 /* HELLO without names, and PROOF; CHALLENGE and PROOF. */
-#define UP_PLAIN   (4u + 1 + RAW_OPENING + 4 + 4 + 1 + 1 + 32)
+#define UP_PLAIN   (4u + 1 + RAW_OPENING + 4 + IBX_PROGRAM_BYTES + 4 + 1 + 1 + 32)
 #define DOWN_PLAIN (4u + 1 + RAW_OPENING + 1 + 32 + 32 + 4 + 1 + 32)
 
 static void frames_after_the_proofs_are_in_tls(void **state)

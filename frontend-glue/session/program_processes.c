@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/session/program_processes.h"
+
+#include "common/log.h"
+#include "frontend-glue/session/records.h"
+#include "frontend-glue/session/session_internal.h"
+#include "frontend-glue/session/supervisor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PROGRAMS 1024u /* processes: each costs some 100 MB here, and a context on the GPU */
+
+/* ------------------------------------------------------------------- in a program's process */
+
+static struct {
+    int socket; /* to the process that listens, 0: this is no such process */
+    int event;
+    uint64_t taken; /* connections */
+    atomic_uint sessions;
+} own;
+
+bool ibx_serves_program(void)
+{
+    return own.socket;
+}
+
+int ibx_program_event(void)
+{
+    return own.socket ? own.event : -1;
+}
+
+void ibx_program_took(void)
+{
+    own.taken++;
+}
+
+void ibx_program_session_begins(void)
+{
+    atomic_fetch_add(&own.sessions, 1);
+}
+
+void ibx_program_session_ended(void)
+{
+    atomic_fetch_sub(&own.sessions, 1);
+    ibx_program_look_again();
+}
+
+void ibx_program_look_again(void)
+{
+    const uint64_t one = 1;
+    if (own.socket && write(own.event, &one, sizeof(one)) < 0)
+        ibx_log(IBX_LOG_WARN, "a process stays that has no clients: %s", strerror(errno));
+}
+
+/* The other process says yes by closing the socket, unless it has sent more than was taken. */
+void ibx_program_look(bool anybody)
+{
+    uint64_t times;
+    if (read(own.event, &times, sizeof(times)) < 0)
+        return;
+    if (!anybody && !atomic_load(&own.sessions))
+        send(own.socket, &own.taken, sizeof(own.taken), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* ------------------------------------------------------------------------- the one that listens */
+
+struct program {
+    pid_t process;
+    int process_fd, socket;            /* socket -1: it was let go */
+    uint8_t number[IBX_PROGRAM_BYTES]; /* zeros: of all whose programs say none */
+    char name[IBX_NAME_MAX + 1];       /* of the key of those that come */
+    bool has_user;                     /* likewise, where that is known */
+    unsigned user;
+    uint64_t given; /* connections */
+    char peer[128]; /* the first one */
+    unsigned place; /* of those that the hooks know */
+};
+
+struct programs {
+    struct ibx_listener *listener;
+    struct ibx_records *records; /* NULL: no session survives its connection */
+    const struct ibx_session_hooks *hooks;
+    unsigned most_of_a_name;
+    struct program *all[PROGRAMS];
+    bool placed[PROGRAMS];
+    unsigned count;
+};
+
+/* What a client has to have in common with those of a program. Its number alone is no proof: others
+ * may have seen it. */
+static struct program whose(const struct ibx_conn *conn)
+{
+    struct program like = {.process_fd = -1, .socket = -1};
+    const struct ibx_path *path = ibx_conn_path(conn);
+    const uint8_t *number = ibx_conn_program(conn);
+    if (number)
+        memcpy(like.number, number, sizeof(like.number));
+    memcpy(like.name, path->name, sizeof(like.name));
+    memcpy(like.peer, path->peer, sizeof(like.peer));
+    like.has_user = !path->remote && !ibx_conn_user(conn, &like.user);
+    return like;
+}
+
+static struct program *find(const struct programs *programs, const struct program *like)
+{
+    for (unsigned i = 0; i < programs->count; i++) {
+        struct program *p = programs->all[i];
+        if (p->socket >= 0 && !memcmp(p->number, like->number, sizeof(p->number)) &&
+            !strcmp(p->name, like->name) &&
+            !(p->has_user && like->has_user && p->user != like->user))
+            return p;
+    }
+    return NULL;
+}
+
+/* Of the session with which the connection goes on. NULL: it has just ended. */
+static struct program *find_session(const struct programs *programs, const uint8_t *id)
+{
+    pid_t process = 0;
+    if (!programs->records)
+        return NULL;
+    ibx_records_lock(programs->records);
+    const struct ibx_record *record = ibx_records_find(programs->records, id);
+    if (record)
+        process = record->process;
+    ibx_records_unlock(programs->records);
+    for (unsigned i = 0; process && i < programs->count; i++) {
+        if (programs->all[i]->process == process)
+            return programs->all[i]->socket >= 0 ? programs->all[i] : NULL;
+    }
+    return NULL;
+}
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+static void drop(struct programs *programs, unsigned index)
+{
+    struct program *p = programs->all[index];
+    close_fd(&p->socket);
+    close_fd(&p->process_fd);
+    programs->placed[p->place] = false;
+    free(p);
+    programs->all[index] = programs->all[--programs->count];
+}
+
+/* In the child: of the process that listens it keeps nothing. */
+static void become(struct programs *programs, unsigned place, int socket, int event)
+{
+    if (programs->hooks->program_begins)
+        programs->hooks->program_begins(place);
+    while (programs->count)
+        drop(programs, programs->count - 1);
+    ibx_listener_take_from(programs->listener, socket);
+    own.socket = socket;
+    own.event = event;
+    own.taken = 0;
+    atomic_store(&own.sessions, 0);
+    ibx_program_look_again(); /* the first client may be gone before it is served */
+}
+
+/* Those without a key are one tenant, which has all there are. */
+static bool too_many(const struct programs *programs, const char *name)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < programs->count; i++)
+        n += !strcmp(programs->all[i]->name, name);
+    return programs->count == PROGRAMS || (*name && n >= programs->most_of_a_name);
+}
+
+static unsigned place_of(struct programs *programs)
+{
+    unsigned place = 0;
+    while (programs->placed[place])
+        place++;
+    programs->placed[place] = true;
+    return place;
+}
+
+/* NULL: it could not be had, and errno says why; or this is the child. */
+static struct program *begin(struct programs *programs, const struct program *like)
+{
+    int sockets[2] = {-1, -1}, event = -1;
+    struct program *p = malloc(sizeof(*p));
+    if (!p || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets))
+        goto failed;
+    event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    *p = *like;
+    p->socket = sockets[0];
+    p->place = place_of(programs);
+    p->process = event < 0 ? -1 : ibx_supervised_fork();
+    if (p->process < 0) {
+        programs->placed[p->place] = false;
+        goto failed;
+    }
+    if (!p->process) {
+        close(sockets[0]);
+        become(programs, p->place, sockets[1], event);
+        free(p);
+        return NULL;
+    }
+    close(event);
+    close(sockets[1]);
+    p->process_fd = (int)syscall(SYS_pidfd_open, p->process, 0);
+    programs->all[programs->count++] = p;
+    return p;
+failed:;
+    const int code = errno;
+    free(p);
+    close_fd(&event);
+    close_fd(&sockets[0]);
+    close_fd(&sockets[1]);
+    errno = code;
+    return NULL;
+}
+
+static void turn_away(struct ibx_conn *conn, const char *why)
+{
+    ibx_log(IBX_LOG_ERROR, "%s is turned away: there is no process for its program: %s",
+            ibx_conn_path(conn)->peer, why);
+    ibx_close(conn);
+}
+
+/* False: this is the child. */
+static bool route(struct programs *programs, struct ibx_conn *conn)
+{
+    const uint8_t *claimed = ibx_conn_claimed(conn);
+    const struct program like = whose(conn);
+    struct program *p = claimed ? find_session(programs, claimed) : find(programs, &like);
+    if (!p && claimed) {
+        ibx_close(conn);
+        return true;
+    }
+    if (!p && too_many(programs, like.name)) {
+        turn_away(conn,
+                  "the programs of its key's name have as many as rdma.tenant_share allows, or "
+                  "all 1024 are taken");
+        return true;
+    }
+    if (!p)
+        p = begin(programs, &like);
+    if (!p && ibx_serves_program()) { /* the other process hands it over, too */
+        ibx_close(conn);
+        return false;
+    }
+    if (!p) {
+        turn_away(conn, strerror(errno));
+        return true;
+    }
+    p->given++;
+    const int rc = ibx_conn_hand_over(conn, p->socket);
+    if (rc)
+        ibx_log(IBX_LOG_ERROR,
+                "%s is turned away: process %d, which serves its program, takes no "
+                "connection: %s",
+                like.peer, (int)p->process, strerror(-rc));
+    return true;
+}
+
+/* It asks to be let go, or its end of the socket is closed. */
+static void heard(struct program *p)
+{
+    uint64_t taken = 0;
+    const ssize_t n = recv(p->socket, &taken, sizeof(taken), MSG_DONTWAIT);
+    if (n == 0 || (n == sizeof(taken) && taken == p->given))
+        close_fd(&p->socket);
+}
+
+/* Whether it has ended. */
+static bool reap(const struct programs *programs, const struct program *p)
+{
+    int status = 0;
+    if (waitpid(p->process, &status, WNOHANG) != p->process)
+        return false;
+    if (programs->records) {
+        ibx_records_lock(programs->records);
+        ibx_records_forget(programs->records, p->process);
+        ibx_records_unlock(programs->records);
+    }
+    if (programs->hooks->program_ended)
+        programs->hooks->program_ended(p->place);
+    if (WIFSIGNALED(status))
+        ibx_log(IBX_LOG_ERROR,
+                "process %d of the back end, which served a program of %s, has ended by signal %d "
+                "(%s): what that program had is lost, others go on",
+                (int)p->process, p->peer, WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else
+        ibx_log(IBX_LOG_INFO, "process %d, which served a program of %s, has ended",
+                (int)p->process, p->peer);
+    return true;
+}
+
+static void look_at(struct programs *programs, const struct pollfd *waits)
+{
+    for (unsigned i = programs->count; i-- > 0;) {
+        if (waits[2 * i].revents)
+            heard(programs->all[i]);
+        if ((waits[2 * i + 1].revents || programs->all[i]->process_fd < 0) &&
+            reap(programs, programs->all[i]))
+            drop(programs, i);
+    }
+}
+
+/* False: this is a child. */
+static bool take(struct programs *programs)
+{
+    struct ibx_error why = {0};
+    struct ibx_conn *conn;
+    const int rc = ibx_accept(programs->listener, &conn, &why);
+    if (!rc)
+        return route(programs, conn);
+    if (rc != -EAGAIN) { /* for want of descriptors, mostly */
+        ibx_log(IBX_LOG_ERROR, "%s", why.message);
+        poll(NULL, 0, 100);
+    }
+    return true;
+}
+
+int ibx_programs_serve(struct ibx_session *listening, unsigned share)
+{
+    static struct pollfd waits[2 * PROGRAMS + 1];
+    static struct programs programs;
+    programs = (struct programs){.listener = listening->listener,
+                                 .records = ibx_waiting_records(listening->link.waiting),
+                                 .hooks = listening->hooks,
+                                 .most_of_a_name = PROGRAMS * share / 100};
+    if (programs.hooks->programs && !programs.hooks->programs(PROGRAMS))
+        return -ENOMEM;
+    for (;;) {
+        const unsigned count = programs.count;
+        for (unsigned i = 0; i < count; i++) {
+            waits[2 * i] = (struct pollfd){.fd = programs.all[i]->socket, .events = POLLIN};
+            waits[2 * i + 1] = (struct pollfd){.fd = programs.all[i]->process_fd, .events = POLLIN};
+        }
+        waits[2 * count] =
+            (struct pollfd){.fd = ibx_listener_fd(programs.listener), .events = POLLIN};
+        if (poll(waits, 2 * count + 1, -1) < 0)
+            continue;
+        look_at(&programs, waits);
+        if (waits[2 * count].revents && !take(&programs))
+            return 0;
+    }
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A back end with a process for each program of its clients (rdma.processes : program). Natively a
+ * program has its contexts for itself; here it does so, too: what breaks its context, ends its
+ * process or fills its streams is nobody else's matter, and CUDA itself keeps programs apart.
+ *
+ * The process that listens lets clients prove themselves and looks whose they are: a connection
+ * that goes on with a session is for the process that has it, others are for the process of their
+ * program, which is forked for its first one. That process takes them by a socket (ibx_accept()),
+ * and asks to be let go once nobody is there any more who could come again.
+ */
+#ifndef IBX_FRONTEND_GLUE_SESSION_PROGRAM_PROCESSES_H
+#define IBX_FRONTEND_GLUE_SESSION_PROGRAM_PROCESSES_H
+
+#include "transport/transport.h"
+
+#include <sys/types.h>
+
+struct ibx_session;
+
+/* The process that listens. Returns in each child, whose listener takes its connections from then
+ * on. `share`: percent of the processes that the programs of one key's name may have. -ENOMEM. */
+int ibx_programs_serve(struct ibx_session *listening, unsigned share);
+
+/* Whether this process is such a child. */
+bool ibx_serves_program(void);
+
+/* Such a child's, without effect elsewhere. It has taken a connection from its listener. */
+void ibx_program_took(void);
+/* A session of a client begins, and has ended; or somebody else who could come again does no more.
+ */
+void ibx_program_session_begins(void);
+void ibx_program_session_ended(void);
+void ibx_program_look_again(void);
+/* Readable when it is to look; -1: never. */
+int ibx_program_event(void);
+/* It looks: `anybody` may come again, beside those that have sessions. */
+void ibx_program_look(bool anybody);
+
+#endif

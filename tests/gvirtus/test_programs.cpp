@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// A back end with a process for each program of its clients (rdma.processes : program):
+//
+//   test_programs PLUGIN.so PROVIDER [HOST]
+#include "tests/gvirtus/checks.h"
+#include "tests/gvirtus/gpu_calls_clients.h"
+
+#include <arpa/inet.h>
+#include <filesystem>
+#include <iterator>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+namespace
+{
+
+constexpr int lost = 999;   // what each call of a session returns that is gone
+constexpr int broken = 719; // ... and of a context that is broken
+constexpr const char *by_program = "rdma.processes : program\n";
+
+struct Listening : BackEnd {
+    explicit Listening(const std::string &more = "")
+        : BackEnd(by_program + more, [](auto listening) { cuda_back_end_child(listening, true); })
+    {
+    }
+    bool has(std::size_t n) const
+    {
+        return becomes_true([&] { return children().size() == n; });
+    }
+    std::ptrdiff_t descriptors() const
+    {
+        const std::filesystem::path all = "/proc/" + std::to_string(pid) + "/fd";
+        return std::distance(std::filesystem::directory_iterator(all), {});
+    }
+};
+
+long break_context(Remote *remote)
+{
+    const std::vector<char> bytes(100000);
+    const std::uint64_t memory = remote->malloc(bytes.size());
+    remote->inject("dma", 1, broken, true);
+    return memory ? remote->to_device(memory, bytes.data(), bytes.size()) : -1;
+}
+
+long copies(Remote *remote, std::uint64_t memory, Remote *back)
+{
+    const std::vector<char> bytes = random_bytes(100000, 1);
+    std::vector<char> got(bytes.size());
+    return memory && !remote->to_device(memory, bytes.data(), bytes.size()) &&
+           !back->from_device(got.data(), memory, got.size()) && got == bytes;
+}
+
+long works(Remote *remote)
+{
+    const std::uint64_t memory = (remote->get_last_error(), remote->malloc(100000));
+    return copies(remote, memory, remote) && !remote->free(memory) && !remote->device_synchronize();
+}
+
+// As a link does that breaks.
+long cut(std::uint16_t port)
+{
+    long n = 0;
+    for (int fd = 3; fd < 1024; fd++) {
+        sockaddr_in peer{};
+        socklen_t length = sizeof(peer);
+        if (!getpeername(fd, reinterpret_cast<sockaddr *>(&peer), &length) &&
+            peer.sin_family == AF_INET && ntohs(peer.sin_port) == port)
+            n += !shutdown(fd, SHUT_RDWR);
+    }
+    return n;
+}
+
+enum Order : char {
+    WORKS,
+    ALLOCATES,
+    ALLOCATIONS,
+    BREAKS,
+    SYNCHRONIZES,
+    CUTS,
+    SHARES,
+    FORKS,
+    FILLS
+};
+
+long carry_out(Order order, Remote *remote, std::uint16_t port, const std::string &options)
+{
+    switch (order) {
+    case WORKS:
+        return works(remote);
+    case ALLOCATES:
+        return remote->malloc(some) != 0;
+    case FILLS: // with what two of these would be too much
+        return remote->malloc(700000) != 0;
+    case ALLOCATIONS:
+        return static_cast<long>(remote->stats().allocations);
+    case BREAKS:
+        return break_context(remote);
+    case SYNCHRONIZES:
+        return remote->device_synchronize();
+    case CUTS:
+        return cut(port);
+    case SHARES: { // its threads do
+        auto over = connected(port, options);
+        Remote other(over.get());
+        return copies(remote, remote->malloc(100000), &other);
+    }
+    case FORKS: {
+        const std::uint64_t memory = remote->malloc(100000);
+        return result_of(spawn([&]() -> int {
+                   auto over = connected(port, options);
+                   Remote own(over.get());
+                   return !copies(&own, memory, &own);
+               })) == 0;
+    }
+    }
+    return -1;
+}
+
+// A client's process that was not forked from one that has connected.
+struct Program {
+    pid_t pid = -1;
+    int orders = -1;
+
+    explicit Program(const BackEnd &back, const std::string &options = "")
+    {
+        int ends[2];
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
+            std::abort();
+        pid = spawn([&]() -> int {
+            close(ends[0]);
+            auto over = connected(back.port, options);
+            Remote remote(over.get());
+            Order order;
+            while (read(ends[1], &order, sizeof(order)) == sizeof(order)) {
+                const long answer = carry_out(order, &remote, back.port, options);
+                if (write(ends[1], &answer, sizeof(answer)) != sizeof(answer))
+                    return 1;
+            }
+            until_exit.push_back(std::move(over));
+            std::exit(0);
+        });
+        close(ends[1]);
+        orders = ends[0];
+    }
+    Program(const Program &) = delete;
+    Program &operator=(const Program &) = delete;
+    ~Program() { end(); }
+    long ask(Order order) const
+    {
+        long answer = -1;
+        if (write(orders, &order, sizeof(order)) != sizeof(order) ||
+            read(orders, &answer, sizeof(answer)) != sizeof(answer))
+            return -1;
+        return answer;
+    }
+    void end(int signal = 0)
+    {
+        if (pid < 0)
+            return;
+        if (signal)
+            kill(pid, signal);
+        shutdown(orders, SHUT_RDWR); // others may have it, too
+        close(orders);
+        result_of(pid);
+        pid = -1;
+    }
+};
+
+bool each_has_one()
+{
+    const Listening back;
+    const Program a(back), b(back);
+    REQUIRE(a.ask(WORKS) == 1 && b.ask(WORKS) == 1 && back.children().size() == 2);
+    const long before = b.ask(ALLOCATIONS);
+    REQUIRE(a.ask(ALLOCATES) == 1 && a.ask(ALLOCATES) == 1);
+    return HOLDS(b.ask(ALLOCATIONS) == before && a.ask(ALLOCATIONS) >= before + 2);
+}
+
+bool threads_share_it()
+{
+    const Listening back;
+    const Program a(back);
+    REQUIRE(a.ask(SHARES) == 1 && a.ask(FORKS) == 1);
+    return HOLDS(back.children().size() == 1);
+}
+
+bool broken_by_one()
+{
+    const Said said;
+    const Listening back;
+    Program a(back);
+    const Program b(back);
+    REQUIRE(a.ask(WORKS) == 1 && b.ask(ALLOCATES) == 1);
+    const long had = b.ask(ALLOCATIONS);
+    REQUIRE(a.ask(BREAKS) == broken && a.ask(SYNCHRONIZES) == broken);
+    REQUIRE(b.ask(WORKS) == 1 && b.ask(ALLOCATIONS) == had && a.ask(SYNCHRONIZES) == broken);
+    a.end();
+    REQUIRE(back.has(1) && b.ask(WORKS) == 1);
+    const Program c(back);
+    REQUIRE(c.ask(WORKS) == 1);
+    return HOLDS(said.has("CUDA error 719 of ") &&
+                 said.has("the calls of that program fail from now on"));
+}
+
+bool crashed()
+{
+    const Said said;
+    const Listening back;
+    const Program a(back);
+    REQUIRE(a.ask(WORKS) == 1);
+    const Program b(back);
+    REQUIRE(b.ask(ALLOCATES) == 1);
+    const long had = b.ask(ALLOCATIONS);
+    REQUIRE(kill(back.children().front(), SIGABRT) == 0);
+    REQUIRE(becomes_true([&] { return a.ask(SYNCHRONIZES) == lost; }));
+    REQUIRE(a.ask(SYNCHRONIZES) == lost);
+    REQUIRE(b.ask(WORKS) == 1 && b.ask(ALLOCATIONS) == had && back.has(1));
+    return HOLDS(becomes_true([&] { return said.has("has ended by signal 6"); }) &&
+                 said.has("others go on"));
+}
+
+bool ends_with_it()
+{
+    const Listening back(resume);
+    std::ptrdiff_t descriptors = 0;
+    for (int i = 0; i < 20; i++) {
+        Program a(back, resume);
+        REQUIRE(a.ask(ALLOCATES) == 1 && back.children().size() == 1);
+        a.end(i % 2 ? SIGKILL : 0);
+        REQUIRE(back.has(0));
+        descriptors = descriptors ? descriptors : back.descriptors();
+        REQUIRE(becomes_true([&] { return back.descriptors() <= descriptors; }));
+    }
+    return true;
+}
+
+// Many come and go at once, also those that end before they are served.
+bool many_at_once()
+{
+    const Listening back;
+    std::vector<pid_t> clients;
+    for (int i = 0; i < 24; i++) {
+        clients.push_back(spawn([&]() -> int {
+            auto over = connected(back.port);
+            Remote remote(over.get());
+            return i % 3 ? works(&remote) != 1 : 0;
+        }));
+    }
+    for (const pid_t client : clients)
+        REQUIRE(result_of(client) == 0);
+    return HOLDS(back.has(0));
+}
+
+// `options` of both ends.
+bool goes_on(const std::string &options)
+{
+    const Listening back(options);
+    const Program a(back, options), b(back, options);
+    REQUIRE(a.ask(ALLOCATES) == 1 && b.ask(WORKS) == 1);
+    const long had = a.ask(ALLOCATIONS);
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(a.ask(CUTS) > 0 && a.ask(ALLOCATIONS) == had && a.ask(WORKS) == 1);
+    }
+    return HOLDS(b.ask(WORKS) == 1 && back.children().size() == 2);
+}
+
+bool goes_on_encrypted()
+{
+    const std::string key = folder + "/key";
+    write_file(key, "00112233445566778899aabbccddeeff\n");
+    return goes_on("rdma.encryption : required\nrdma.key_file : " + key + "\n");
+}
+
+// Its own keys, but another program's number.
+bool impostor()
+{
+    const std::string keys = folder + "/keys";
+    write_file(keys,
+               "alice:00112233445566778899aabbccddeeff\nbob:ffeeddccbbaa99887766554433221100\n");
+    const std::string file = "rdma.key_file : " + keys + "\n";
+    const Listening back(file);
+    return HOLDS(0 == result_of(spawn([&]() -> int {
+                     auto over = connected(back.port, file + "rdma.name : alice\n");
+                     Remote alice(over.get());
+                     if (!alice.malloc(some) || back.children().size() != 1)
+                         return 1;
+                     return result_of(spawn([&]() -> int {
+                         auto its = connected(back.port, file + "rdma.name : bob\n");
+                         Remote bob(its.get());
+                         return works(&bob) != 1 || back.children().size() != 2;
+                     }));
+                 })));
+}
+
+// What one has, others of its name have not; and it goes back with the process, however that ends.
+bool limits_are_shared()
+{
+    const Listening back("rdma.device_memory : 1M\nrdma.sessions : 4\n");
+    Program a(back);
+    REQUIRE(a.ask(FILLS) == 1);
+    const Program b(back);
+    REQUIRE(b.ask(WORKS) == 1 && b.ask(FILLS) == 0);
+    const pid_t of_a = back.children().front();
+    REQUIRE(kill(of_a, SIGKILL) == 0 && becomes_true([&] { return b.ask(FILLS) == 1; }));
+    // Its connections, too.
+    const Program c(back), d(back), e(back);
+    REQUIRE(c.ask(WORKS) == 1 && d.ask(WORKS) == 1);
+    return HOLDS(e.ask(WORKS) == 1 && Program(back).ask(WORKS) != 1);
+}
+
+bool with_its_listener()
+{
+    Listening back;
+    const Program a(back);
+    REQUIRE(a.ask(WORKS) == 1);
+    const pid_t child = back.children().front();
+    REQUIRE(kill(back.pid, SIGTERM) == 0);
+    REQUIRE(becomes_true([&] { return a.ask(SYNCHRONIZES) == lost; }));
+    return HOLDS(becomes_true([&] { return kill(child, 0) < 0; }));
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    if (argc < 3) {
+        std::fprintf(stderr, "usage: test_programs PLUGIN.so PROVIDER [HOST]\n");
+        return 2;
+    }
+    scene_open(argv[1], argv[2], argc > 3 ? argv[3] : nullptr);
+    check("each program has a process", each_has_one);
+    check("its threads and children share it", threads_share_it);
+    check("a context that one program has broken", broken_by_one);
+    check("a program whose process crashes", crashed);
+    check("a process ends with its program", ends_with_it);
+    check("many programs at once", many_at_once);
+    check("a session goes on in its program's process", [] { return goes_on(""); });
+    if (provider != "verbs") // which does not encrypt
+        check("... with TLS", goes_on_encrypted);
+    check("a program with another one's number", impostor);
+    check("limits are of all programs", limits_are_shared);
+    check("the process that listens ends", with_its_listener);
+    return scene_close();
+}

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A server that gives each program of its clients a process of its own. The listening process does
+ * all that strangers can ask for; once a client has proven itself, its socket goes to that
+ * program's process, with what both ends have agreed on so far. TLS, where it is agreed, begins
+ * behind that.
+ *
+ * What goes over the socket is memory of this program as it is: the other end is the same one.
+ */
+#include "transport/handshake/handshake.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------------- the client's number */
+
+static pthread_once_t begun = PTHREAD_ONCE_INIT;
+static uint8_t number[IBX_PROGRAM_BYTES];
+static bool has_number;
+
+static void make_number(void)
+{
+    has_number = !ibx_random(number, sizeof(number), NULL);
+}
+
+int ibx_handshake_program_put(struct ibx_writer *w, struct ibx_error *err)
+{
+    pthread_once(&begun, make_number);
+    if (!has_number)
+        return ibx_error_set(err, -EIO, "no random numbers for a connection");
+    ibx_put_bytes(w, number, sizeof(number));
+    return 0;
+}
+
+void ibx_handshake_program_get(struct ibx_handshake *h, struct ibx_reader *r)
+{
+    if (ibx_reader_left(r) < IBX_PROGRAM_BYTES)
+        return; /* bytes beyond the fields are ignored */
+    memcpy(h->conn->program, ibx_get_bytes(r, IBX_PROGRAM_BYTES), IBX_PROGRAM_BYTES);
+    h->conn->has_program = true;
+}
+
+const uint8_t *ibx_conn_program(const struct ibx_conn *conn)
+{
+    return conn->has_program ? conn->program : NULL;
+}
+
+/* ------------------------------------------------------------------------ handing over */
+
+struct handed {
+    struct ibx_path path;
+    size_t slots, message; /* as both ends agreed */
+    uint64_t sent, received;
+    bool encrypt, same_host, keyed, payloads_in_plain, has_claimed, has_program;
+    uint8_t claimed[IBX_CLAIM_ID_BYTES], program[IBX_PROGRAM_BYTES];
+    uint8_t session_key[IBX_HASH_BYTES];
+};
+
+static void wipe(struct handed *handed)
+{
+    explicit_bzero(handed, sizeof(*handed));
+}
+
+static void fill(struct handed *handed, const struct ibx_conn *conn)
+{
+    const struct ibx_handshake *h = (const struct ibx_handshake *)conn->setup;
+    *handed = (struct handed){
+        .path = conn->path,
+        .slots = conn->options.slots,
+        .message = conn->options.message,
+        .sent = h->sent,
+        .received = h->received,
+        .encrypt = conn->encrypt,
+        .same_host = conn->same_host,
+        .keyed = conn->keyed,
+        .payloads_in_plain = h->payloads_in_plain,
+        .has_claimed = conn->has_claimed,
+        .has_program = conn->has_program,
+    };
+    memcpy(handed->claimed, conn->claimed, sizeof(handed->claimed));
+    memcpy(handed->program, conn->program, sizeof(handed->program));
+    memcpy(handed->session_key, conn->session_key, sizeof(handed->session_key));
+}
+
+union control {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+int ibx_conn_hand_over(struct ibx_conn *conn, int socket)
+{
+    struct handed handed __attribute__((cleanup(wipe)));
+    union control control = {0};
+    fill(&handed, conn);
+    struct iovec iov = {&handed, sizeof(handed)};
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof(control)};
+    control.header = (struct cmsghdr){
+        .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(&control.header), &conn->handshake_socket, sizeof(int));
+    const ssize_t n = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const int rc = n < 0 ? -errno : 0;
+    ibx_close(conn);
+    return rc;
+}
+
+/* -1: none came. */
+static int descriptor_of(struct msghdr *message)
+{
+    const struct cmsghdr *c = CMSG_FIRSTHDR(message);
+    int fd = -1;
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
+        c->cmsg_len == CMSG_LEN(sizeof(int)))
+        memcpy(&fd, CMSG_DATA(c), sizeof(fd));
+    return fd;
+}
+
+/* The connection in the state in which the other process has left it. */
+static int restore(struct ibx_handshake *h, const struct handed *handed, struct ibx_error *err)
+{
+    struct ibx_conn *conn = h->conn;
+    conn->path = handed->path;
+    conn->options.slots = (unsigned)handed->slots;
+    conn->options.message = handed->message;
+    h->sent = handed->sent;
+    h->received = handed->received;
+    conn->encrypt = handed->encrypt;
+    conn->same_host = handed->same_host;
+    conn->keyed = handed->keyed;
+    h->payloads_in_plain = handed->payloads_in_plain;
+    conn->has_claimed = handed->has_claimed;
+    conn->has_program = handed->has_program;
+    memcpy(conn->claimed, handed->claimed, sizeof(conn->claimed));
+    memcpy(conn->program, handed->program, sizeof(conn->program));
+    conn->session_key = ibx_secret_allocate(IBX_HASH_BYTES);
+    if (!conn->session_key)
+        return ibx_error_set(err, -ENOMEM, "no memory for the key of a connection");
+    memcpy(conn->session_key, handed->session_key, IBX_HASH_BYTES);
+    int rc = ibx_state_move(&h->state, HANDSHAKE_CHALLENGED);
+    return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
+}
+
+int ibx_handshake_take(int socket, const struct ibx_options *options, struct ibx_keys *keys,
+                       struct ibx_conn **conn, struct ibx_error *err)
+{
+    struct handed handed __attribute__((cleanup(wipe)));
+    union control control = {0};
+    struct iovec iov = {&handed, sizeof(handed)};
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof(control)};
+    const ssize_t n = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (n == 0 || (n < 0 && errno == ECONNRESET)) /* the latter with something unread */
+        return -ENOTCONN;
+    if (n < 0)
+        return errno == EINTR ? -EAGAIN : -errno;
+    const int fd = descriptor_of(&message);
+    if (fd < 0) /* this process has no place for another one */
+        return -EMFILE;
+    struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_SERVER, options, keys, err);
+    if (!h)
+        return -ENOMEM;
+    const int rc = restore(h, &handed, err);
+    if (rc)
+        ibx_close(h->conn);
+    else
+        *conn = h->conn;
+    return rc;
+}
