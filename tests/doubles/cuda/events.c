@@ -2,8 +2,16 @@
 /* A double of CUDA's driver: events. */
 #include "tests/doubles/cuda/streams.h"
 
+#include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define INTERPROCESS 4u  /* CU_EVENT_INTERPROCESS */
+#define KIND         0xe /* of handles */
+#define NOT_MAPPED   205 /* CUDA_ERROR_MAP_FAILED */
 
 struct event {
     struct event *next;    /* of all */
@@ -11,9 +19,24 @@ struct event {
     unsigned job;
     unsigned flags;
     int device;
+    struct shared_event *shared; /* NULL: no other process may have it */
+    int fd;
+    bool opened;
 };
 
 static struct event *events;
+
+bool shared_event_done(const struct shared_event *event, unsigned times)
+{
+    return (int)(event->done - times) >= 0 || (kill(event->process, 0) && errno == ESRCH);
+}
+
+void wait_a_moment(void)
+{
+    pthread_mutex_unlock(&mutex);
+    usleep(200);
+    pthread_mutex_lock(&mutex);
+}
 
 /* NULL: there is no handle. */
 static struct event *event_of(const void *handle)
@@ -26,32 +49,82 @@ static struct event *event_of(const void *handle)
     return handle ? event : NULL;
 }
 
+/* `fd`: of what is shared, which is the event's from now on; -1: nothing is. NULL: no memory. */
+static struct event *event_new(unsigned flags, int fd)
+{
+    struct event *event = calloc(1, sizeof(*event));
+    void *shared =
+        event && fd >= 0 ? mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (!event || (fd >= 0 && shared == MAP_FAILED)) {
+        free(event);
+        return NULL;
+    }
+    *event = (struct event){.next = events,
+                            .flags = flags,
+                            .device = current->device,
+                            .shared = fd >= 0 ? shared : NULL,
+                            .fd = fd};
+    events = event;
+    stats.events++;
+    return event;
+}
+
+static void event_free(struct event *event)
+{
+    if (event->fd >= 0)
+        close(event->fd);
+    free(event); /* what is shared a job may still write to */
+    stats.events--;
+}
+
 EXPORT int cuEventCreate(void **handle, unsigned flags)
 {
     int code = enter("cuEventCreate");
     if (code)
         return code;
-    struct event *event = calloc(1, sizeof(*event));
-    if (!event)
-        return leave(OUT_OF_MEMORY);
-    event->next = events;
-    event->flags = flags;
-    event->device = current->device;
-    *handle = events = event;
-    stats.events++;
-    return leave(SUCCESS);
+    const bool shares = flags & INTERPROCESS;
+    const int fd = shares ? memfd_create("event", MFD_CLOEXEC) : -1;
+    const bool good = !shares || (fd >= 0 && !ftruncate(fd, PAGE));
+    struct event *event = good ? event_new(flags, fd) : NULL;
+    if (!event && fd >= 0)
+        close(fd);
+    if (event)
+        *handle = event;
+    return leave(event ? SUCCESS : OUT_OF_MEMORY);
 }
 
-/* Of an event with the flag CU_EVENT_INTERPROCESS. What it returns no process of one's own opens.
- */
-EXPORT int cuIpcGetEventHandle(void *bytes, void *handle)
+EXPORT int cuIpcGetEventHandle(struct ipc_handle *handle, void *of)
 {
     int code = enter("cuIpcGetEventHandle");
     if (code)
         return code;
-    const struct event *event = event_of(handle);
-    memset(bytes, 0x5a, 64);
-    return leave(event && event->flags & 4 ? SUCCESS : INVALID_HANDLE);
+    const struct event *event = event_of(of);
+    if (!event || !event->shared || event->opened)
+        return leave(INVALID_HANDLE);
+    *handle = ipc_handle_of(KIND, event->fd, PAGE, event->device);
+    return leave(SUCCESS);
+}
+
+/* Another one each time. */
+EXPORT int cuIpcOpenEventHandle(void **opened, struct ipc_handle handle)
+{
+    int code = enter("cuIpcOpenEventHandle");
+    if (code)
+        return code;
+    const int fd = ipc_handle_open(&handle, KIND);
+    if (handle.kind == KIND && handle.process == getpid() && fd >= 0) {
+        close(fd);
+        return leave(INVALID_CONTEXT);
+    }
+    struct event *event = fd < 0 ? NULL : event_new(INTERPROCESS, fd);
+    if (!event) {
+        if (fd >= 0)
+            close(fd);
+        return leave(NOT_MAPPED);
+    }
+    event->opened = true;
+    *opened = event;
+    return leave(SUCCESS);
 }
 
 EXPORT int cuEventDestroy_v2(void *handle)
@@ -64,8 +137,7 @@ EXPORT int cuEventDestroy_v2(void *handle)
     if (!*at)
         return leave(INVALID_HANDLE);
     *at = (*at)->next;
-    free(handle);
-    stats.events--;
+    event_free(handle);
     return leave(SUCCESS);
 }
 
@@ -83,10 +155,22 @@ EXPORT int cuEventRecord(void *handle, void *stream_handle)
     struct job *marker = stream ? job_new() : NULL;
     if (!marker)
         return leave(stream ? OUT_OF_MEMORY : INVALID_HANDLE);
+    if (event->shared) {
+        event->shared->process = getpid();
+        marker->records = event->shared;
+        marker->times = ++event->shared->recorded;
+    }
     submit(stream, marker);
     event->stream = stream;
     event->job = stream->submitted;
     return leave(SUCCESS);
+}
+
+static bool is_done(const struct event *event)
+{
+    if (event->shared)
+        return shared_event_done(event->shared, event->shared->recorded);
+    return !event->stream || (int)(event->stream->done - event->job) >= 0;
 }
 
 EXPORT int cuEventQuery(void *handle)
@@ -97,8 +181,7 @@ EXPORT int cuEventQuery(void *handle)
     const struct event *event = event_of(handle);
     if (!event)
         return leave(INVALID_HANDLE);
-    bool done = !event->stream || (int)(event->stream->done - event->job) >= 0;
-    return leave(done ? SUCCESS : IBX_CUDA_NOT_READY);
+    return leave(is_done(event) ? SUCCESS : IBX_CUDA_NOT_READY);
 }
 
 EXPORT int cuEventSynchronize(void *handle)
@@ -110,8 +193,14 @@ EXPORT int cuEventSynchronize(void *handle)
     if (!event)
         return leave(INVALID_HANDLE);
     stats.event_waits++;
-    if (event->stream)
+    struct shared_event *shared = event->shared;
+    if (shared) {
+        const unsigned times = shared->recorded;
+        while (!shared_event_done(shared, times))
+            wait_a_moment();
+    } else if (event->stream) {
         wait_for(event->stream, event->job);
+    }
     stats.event_waits--;
     return waited(leave(sticky()));
 }
@@ -129,8 +218,12 @@ EXPORT int cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
     struct job *marker = stream ? job_new() : NULL;
     if (!marker)
         return leave(stream ? OUT_OF_MEMORY : INVALID_HANDLE);
-    if (event->stream)
+    if (event->shared) {
+        marker->awaits = event->shared;
+        marker->times = event->shared->recorded;
+    } else if (event->stream) {
         marker->needs[event->stream - streams] = event->job;
+    }
     submit(stream, marker);
     return leave(SUCCESS);
 }
@@ -145,7 +238,6 @@ void events_forget(int device)
             continue;
         }
         *at = gone->next;
-        free(gone);
-        stats.events--;
+        event_free(gone);
     }
 }

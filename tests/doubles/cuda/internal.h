@@ -40,9 +40,10 @@ struct allocation {
     unsigned flags; /* it was registered with */
     unsigned long long id;
     unsigned sync_memops;
-    void *pool; /* NULL; or whose it is: given back without a wait */
-    int by;     /* host memory: the device whose context has registered it */
-    bool stays; /* behind a reset of the device */
+    void *pool;      /* NULL; or whose it is: given back without a wait */
+    int by;          /* host memory: the device whose context has registered it */
+    bool stays;      /* behind a reset of the device */
+    unsigned opened; /* so often: it is another process's; 0: it is not */
 };
 
 struct context {
@@ -105,6 +106,22 @@ bool kernel_reaches(uint64_t address);
 /* ... and whether it is memory of the host that is pinned, or of a device. */
 unsigned kernel_type_of(uint64_t address);
 int cuMemAlloc_v2(uint64_t *device, size_t n);
+/* Maps the file as memory of that device; NULL: out of memory. */
+struct allocation *memory_map(int fd, size_t n, int device);
+void memory_unmap(struct allocation *a);
+
+/* ipc.c */
+
+/* What other processes open: a file that this one has. */
+struct ipc_handle {
+    unsigned kind;
+    int process, fd, device;
+    uint64_t file, n; /* its inode; bytes */
+    uint8_t unused[64 - 32];
+};
+struct ipc_handle ipc_handle_of(unsigned kind, int fd, size_t n, int device);
+/* A descriptor; -1: it is none of that kind, or is gone. */
+int ipc_handle_open(const struct ipc_handle *handle, unsigned kind);
 
 /* capture.c */
 

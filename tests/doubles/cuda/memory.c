@@ -49,29 +49,42 @@ static void *room_for(size_t n)
     return (void *)at;
 }
 
+struct allocation *memory_map(int fd, size_t n, int device)
+{
+    static unsigned long long ids;
+    struct allocation *a = free_entry();
+    size_t mapped = (n + PAGE - 1) / PAGE * PAGE;
+    if (!a || fd < 0)
+        return NULL;
+    void *bytes = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    /* A page more, so that no two allocations touch. */
+    void *address =
+        mmap(room_for(mapped + PAGE), mapped + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (bytes == MAP_FAILED || address == MAP_FAILED)
+        return NULL;
+    *a = (struct allocation){.address = address,
+                             .bytes = bytes,
+                             .size = n,
+                             .mapped = mapped,
+                             .fd = fd,
+                             .device = device,
+                             .id = ++ids};
+    return a;
+}
+
 EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
 {
     int code = enter_unsafe("cuMemAlloc");
     if (code)
         return code;
-    struct allocation *a = free_entry();
-    size_t mapped = (n + PAGE - 1) / PAGE * PAGE;
-    int fd = n && a ? memfd_create("device", MFD_CLOEXEC) : -1;
-    if (fd < 0 || ftruncate(fd, (off_t)mapped))
-        return leave(n ? OUT_OF_MEMORY : INVALID_VALUE);
-    void *bytes = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    /* A page more, so that no two allocations touch. */
-    void *address =
-        mmap(room_for(mapped + PAGE), mapped + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (bytes == MAP_FAILED || address == MAP_FAILED) {
+    int fd = n ? memfd_create("device", MFD_CLOEXEC) : -1;
+    const bool sized = fd >= 0 && !ftruncate(fd, (off_t)((n + PAGE - 1) / PAGE * PAGE));
+    const struct allocation *a = sized ? memory_map(fd, n, current->device) : NULL;
+    if (!a && fd >= 0)
         close(fd);
-        return leave(OUT_OF_MEMORY);
-    }
-    static unsigned long long ids;
-    *a = (struct allocation){address, bytes, n, mapped, fd, current->device,
-                             0,       ++ids, 0, NULL,   0,  false};
-    *device = (uintptr_t)address;
-    return leave(SUCCESS);
+    if (a)
+        *device = (uintptr_t)a->address;
+    return leave(a ? SUCCESS : n ? OUT_OF_MEMORY : INVALID_VALUE);
 }
 
 /* It is memory of a pool or of a graph from now on, or (NULL) not. */
@@ -99,7 +112,7 @@ EXPORT int cuKernelGetFunction(void **function, void *kernel)
     return leave(SUCCESS);
 }
 
-static void release(struct allocation *a)
+void memory_unmap(struct allocation *a)
 {
     munmap(a->bytes, a->mapped);
     munmap(a->address, a->mapped + PAGE);
@@ -119,9 +132,9 @@ EXPORT int cuMemFree_v2(uint64_t device)
         wait_for_all();
         a = find((void *)(uintptr_t)device, 1);
     }
-    if (!a || a->device < 0 || (uintptr_t)a->address != device)
+    if (!a || a->device < 0 || a->opened || (uintptr_t)a->address != device)
         return leave(INVALID_VALUE);
-    release(a);
+    memory_unmap(a);
     return leave(SUCCESS);
 }
 
@@ -257,8 +270,13 @@ EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
     struct allocation *a = free_entry();
     if (!a || !n || touches(address, n))
         return leave(!n ? INVALID_VALUE : a ? ALREADY_REGISTERED : OUT_OF_MEMORY);
-    *a = (struct allocation){address, address,         n,    0, -1, -1, flags, 0, 0,
-                             NULL,    current->device, false};
+    *a = (struct allocation){.address = address,
+                             .bytes = address,
+                             .size = n,
+                             .fd = -1,
+                             .device = -1,
+                             .flags = flags,
+                             .by = current->device};
     stats.host_pins++;
     stats.host_pinned++;
     return leave(SUCCESS);
@@ -374,7 +392,7 @@ EXPORT int cuDevicePrimaryCtxReset_v2(int device)
     for (unsigned i = 0; i < ALLOCATIONS; i++) {
         struct allocation *a = &allocations[i];
         if (a->address && a->device == device && !a->stays)
-            release(a);
+            memory_unmap(a);
         if (!a->address || a->device >= 0 || a->by != device)
             continue;
         *a = (struct allocation){0};

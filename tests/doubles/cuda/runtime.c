@@ -141,20 +141,32 @@ EXPORT int cudaIpcGetEventHandle(void *handle, void *event)
     return with("cuIpcGetEventHandle", handle, event);
 }
 
-/* As CUDA does it of what the same process has shared. */
-EXPORT int cudaIpcOpenEventHandle(void)
+EXPORT int cudaIpcGetMemHandle(void *handle, void *memory)
 {
-    return returns(201);
+    return with("cuIpcGetMemHandle", handle, memory);
 }
 
-EXPORT int cudaIpcGetMemHandle(void)
+struct handle {
+    char bytes[64];
+};
+
+EXPORT int cudaIpcOpenEventHandle(void **event, struct handle handle)
 {
-    return returns(0);
+    int (*open_event)(void **event, struct handle) = NULL;
+    *(void **)&open_event = driver_function("cuIpcOpenEventHandle");
+    return returns(open_event(event, handle));
 }
 
-EXPORT int cudaIpcOpenMemHandle(void)
+EXPORT int cudaIpcOpenMemHandle(void **memory, struct handle handle, unsigned flags)
 {
-    return returns(201);
+    int (*open_memory)(void **memory, struct handle, unsigned flags) = NULL;
+    *(void **)&open_memory = driver_function("cuIpcOpenMemHandle_v2");
+    return returns(open_memory(memory, handle, flags));
+}
+
+EXPORT int cudaIpcCloseMemHandle(void *memory)
+{
+    return with("cuIpcCloseMemHandle", memory, NULL);
 }
 
 EXPORT int cudaEventSynchronize(void *event)

@@ -77,7 +77,7 @@ static bool runnable(const struct stream *stream, const struct job *job)
         if ((int)(streams[i].done - job->needs[i]) < 0)
             return false;
     }
-    return true;
+    return !job->awaits || shared_event_done(job->awaits, job->times);
 }
 
 static void run_job(const struct job *job, unsigned wait_us, bool broken)
@@ -100,7 +100,10 @@ static void *work(void *argument)
         if (!job && !stream->used)
             break;
         if (!job || !runnable(stream, job)) {
-            wait_for_change();
+            if (job && job->awaits) /* of another process nobody hears */
+                wait_a_moment();
+            else
+                wait_for_change();
             continue;
         }
         int code;
@@ -111,6 +114,8 @@ static void *work(void *argument)
         run_job(job, wait_us, broken);
         pthread_mutex_lock(&mutex);
         in_functions -= job->function != NULL;
+        if (job->records)
+            job->records->done = job->times;
         stream->first = job->next;
         if (!stream->first)
             stream->last = &stream->first;

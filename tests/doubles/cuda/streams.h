@@ -9,6 +9,12 @@
 #define FIXED       3 /* the legacy one of device 0, the one per thread, the legacy one of device 1 */
 #define CONNECTIONS 8 /* if more streams wait for a function, no copy is made */
 
+/* Of an event that other processes may have: in memory that they share, and it stays there. */
+struct shared_event {
+    _Atomic unsigned recorded, done; /* so often */
+    _Atomic int process;             /* that has recorded it last */
+};
+
 struct job {
     bool sync; /* of cuMemcpyHtoD or cuMemcpyDtoH */
     struct job *next;
@@ -19,6 +25,8 @@ struct job {
     uint8_t *snapshot;
     void (*function)(void *argument); /* NULL: a copy, or a marker */
     void *argument;
+    struct shared_event *records, *awaits; /* it is done, or waits until it is, so often: */
+    unsigned times;
 };
 
 struct stream {
@@ -43,6 +51,10 @@ struct job *job_new(void);
 void submit(struct stream *stream, struct job *job);
 /* A call that no graph makes for its own nodes: counted while a stream waits for a function. */
 void note_beside_functions(void);
+/* Whether it is done so often, or nobody is left who would do it. */
+bool shared_event_done(const struct shared_event *event, unsigned times);
+/* Locked. Lets others in for a moment. */
+void wait_a_moment(void);
 /* Until that many of the stream's jobs are done. */
 void wait_for(const struct stream *stream, unsigned job);
 
