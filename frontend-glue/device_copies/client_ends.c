@@ -83,17 +83,18 @@ struct giving {
 static bool waits(enum ibx_handle_kind kind)
 {
     return kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY ||
-           kind == IBX_HANDLE_MADE_POOL;
+           kind == IBX_HANDLE_MADE_POOL || kind == IBX_HANDLE_OPENED;
 }
 
 /* Whether it can be given back beside work of others. */
 static bool goes_beside(enum ibx_handle_kind kind)
 {
-    return kind != IBX_HANDLE_ARRAY && kind != IBX_HANDLE_MIPMAP &&
+    return kind != IBX_HANDLE_ARRAY && kind != IBX_HANDLE_MIPMAP && kind != IBX_HANDLE_OPENED &&
            (kind != IBX_HANDLE_MEMORY || ibx_copies_runtime("cudaFreeAsync"));
 }
 
-/* The driver clears what a process has had before another one gets it. */
+/* The driver clears what a process has had before another one gets it. What other programs may have
+ * open stays as it is, as natively: their processes are others, too. */
 static void clear(const struct copies *x, const struct ibx_taken *taken, size_t count)
 {
     int (*set)(void *address, int value, size_t n, void *of) = NULL;
@@ -104,6 +105,8 @@ static void clear(const struct copies *x, const struct ibx_taken *taken, size_t 
     for (size_t i = 0; i < count; i++) {
         uint64_t base = 0;
         size_t n = 0;
+        if (taken[i].was_open && ibx_shared_handles_any())
+            continue;
         if (!x->cuda->mem_get_address_range(&base, &n, taken[i].value) && base == taken[i].value)
             set((void *)(uintptr_t)base, 0, n, stream);
     }

@@ -26,6 +26,7 @@ enum ibx_handle_kind {
     IBX_HANDLE_EXEC,
     IBX_HANDLE_CONDITION, /* of nodes of a graph */
     IBX_HANDLE_MEMORY,
+    IBX_HANDLE_OPENED, /* memory of another process of the back end, mapped into this one */
     IBX_HANDLE_STREAM,
     IBX_HANDLE_EVENT
 };
@@ -112,8 +113,16 @@ bool ibx_handles_any(uint64_t client);
 bool ibx_handles_held(uint64_t client);
 /* The session's client uses another one's from now on. False: it is not there, or no memory. */
 bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
-/* It uses it no more, once it has said so as often. What was only there for that is given back. */
-void ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* It uses it no more, once it has said so as often. What was only there for that is given back;
+ * true: it is another process's, nobody here uses it any more, and the caller is to give it back.
+ */
+bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* The session's client has opened what is another process's, whoever has done so before; *again:
+ * somebody has, and it is open once in all. One thread at a time. False: no memory. */
+bool ibx_handles_open_theirs(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                             bool *again);
+/* Somebody whom nobody here knows may use it, as another client that has opened it. */
+void ibx_handles_expose(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* Whether it is the client's own, which nobody else has ever opened: the context in which it is;
  * NULL: not known. */
 bool ibx_handles_is_own(struct copies *x, enum ibx_handle_kind kind, uint64_t value,

@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "frontend-glue/device_copies/graph_slots.h"
 #include "frontend-glue/device_copies/request_shapes.h"
+#include "frontend-glue/device_copies/shared_handles.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -388,12 +389,29 @@ static int admit(void *context, const struct ibx_path *path, struct ibx_error *e
     return ibx_isolation_admit(context, path, err);
 }
 
+static bool programs(unsigned most)
+{
+    return ibx_tenants_share(most) && ibx_shared_handles_create();
+}
+
+static void program_begins(unsigned process)
+{
+    ibx_tenants_are_of(process);
+    ibx_shared_handles_are_of(process);
+}
+
+static void program_ended(unsigned process)
+{
+    ibx_tenants_ended(process);
+    ibx_shared_handles_ended(process);
+}
+
 static const struct ibx_session_hooks hooks = {
     .inherit = inherit,
     .hold_back = ibx_copies_hold_back,
-    .programs = ibx_tenants_share,
-    .program_begins = ibx_tenants_are_of,
-    .program_ended = ibx_tenants_ended,
+    .programs = programs,
+    .program_begins = program_begins,
+    .program_ended = program_ended,
     .anybody = ibx_clients_left,
     .admit = admit,
     .began = began,

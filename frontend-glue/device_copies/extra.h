@@ -7,6 +7,7 @@
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_EXTRA_H
 
 #include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/shared_handles.h"
 #include "frontend-glue/session/extra.h"
 
 /* A request in hand. */
@@ -78,6 +79,13 @@ static inline bool mine(const struct extra *e, const void *memory, size_t n)
            !ibx_copies_is_own(e->x, (uintptr_t)memory, n);
 }
 
+/* Whether the driver may be asked about memory: that may be the first that the thread does. */
+static inline bool ready(const struct extra *e)
+{
+    ibx_copies_begin_context(e->x);
+    return ibx_copies_have_cuda(e->x);
+}
+
 /* GVirtuS's handlers take handles as well: other tenants' are refused there as their memory is.
  * False: it cannot be noted whose it is. Before it is given back, and behind that: as the owner's
  * number then, 0 where nobody noted it. */
@@ -98,5 +106,16 @@ bool ibx_extra_holds(const struct extra *e, const struct ibx_cuda_pitched *memor
 bool ibx_extra_is_pool(const struct extra *e, const void *pool);
 /* Whether there is no `what`, whose bytes nobody counts: rdma.device_memory asks for that. */
 bool ibx_extra_limited(const struct extra *e, const char *what);
+
+/* opened_handles.c */
+
+/* Open what another program's process has shared, and answer as the request does. The code of
+ * CUDA's call, CUDA_INVALID_HANDLE if there is none, or CUDA_NOT_SUPPORTED if CUDA cannot. */
+int ibx_opened_memory(struct extra *e, const uint8_t *handle);
+int ibx_opened_event(struct extra *e, const uint8_t *handle);
+/* Likewise of what cannot be opened so, or is none: what the request is to return. */
+int ibx_opened_refused(const struct extra *e, enum ibx_shared_kind kind, const uint8_t *handle);
+/* The session's client closes that, or what another client here has. */
+void ibx_opened_close(struct extra *e, enum ibx_handle_kind kind, uint64_t value);
 
 #endif

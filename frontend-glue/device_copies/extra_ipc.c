@@ -6,6 +6,10 @@
  * handle is a random number that is good here alone, for clients of the tenant that asked for it,
  * until the memory is freed or the event destroyed. Using either behind that is undefined in CUDA,
  * too. What its maker leaves as it ends is there until those have closed it that have opened it.
+ *
+ * Where each program has a process of its own, the number leads those of other programs to CUDA's
+ * handle (shared_handles.c), as natively: what they open by it is memory or an event of theirs.
+ * Pools, and what is in them, CUDA shares in other ways: that is refused there.
  */
 #include "frontend-glue/device_copies/extra.h"
 
@@ -15,23 +19,22 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define SHARED_MAX 4096u /* of a tenant */
-#define NUMBER     16u   /* bytes: the first ones of a handle; the others are zero */
-#define BUCKETS    1024u /* each free of any client looks into one */
-
-enum kind { MEMORY, EVENT, POOL }; /* as IPC_CLOSE has it */
+#define SHARED_MAX 4096u             /* of a tenant */
+#define NUMBER     IBX_SHARED_NUMBER /* the first bytes of a handle; the others are zero */
+#define BUCKETS    1024u             /* each free of any client looks into one */
 
 struct shared {
     struct shared *next, **at;          /* of all, the newest first */
     struct shared *next_there, **there; /* of its bucket, by its value */
     uint8_t number[NUMBER];
-    enum kind kind;
+    enum ibx_shared_kind kind;
     uint64_t value, n;         /* an event, a pool; or memory, n bytes */
     unsigned long long buffer; /* memory: CUDA's number of the allocation, ever */
     const void *context;       /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant;
     const struct copies *maker; /* NULL: its session has ended */
     bool known;                 /* what it is has a handle (handles.c) */
+    int place;                  /* where other processes find it; -1: nowhere */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -68,11 +71,12 @@ static void drop(struct shared *gone)
     *gone->there = gone->next_there;
     if (gone->next_there)
         gone->next_there->there = gone->there;
+    ibx_shared_handles_withdraw(gone->place);
     free(gone);
     atomic_fetch_sub(&count, 1);
 }
 
-static void drop_value(enum kind kind, uint64_t value)
+static void drop_value(enum ibx_shared_kind kind, uint64_t value)
 {
     for (struct shared *s = *bucket_of(value), *next; s; s = next) {
         next = s->next_there;
@@ -90,12 +94,11 @@ static struct shared *find_value(const struct shared *like)
     return s;
 }
 
-static const struct shared *find_number(const struct ibx_tenant *tenant, enum kind kind,
+static const struct shared *find_number(const struct ibx_tenant *tenant, enum ibx_shared_kind kind,
                                         const uint8_t *handle)
 {
-    static const uint8_t zeros[IBX_EXTRA_HANDLE - NUMBER];
     const struct shared *s = all;
-    if (memcmp(handle + NUMBER, zeros, sizeof(zeros)) != 0)
+    if (!ibx_shared_is_number(handle))
         return NULL;
     while (s && !(s->tenant == tenant && s->kind == kind && !memcmp(s->number, handle, NUMBER)))
         s = s->next;
@@ -120,14 +123,29 @@ static bool make_room(const struct ibx_tenant *tenant)
     return left;
 }
 
-static struct shared *enter(const struct shared *made)
+/* `cuda`: NULL: it has none. False: there is no room. */
+static bool publish(struct shared *s, const struct ibx_cuda_handle *cuda)
+{
+    struct ibx_shared_handle handle = {.kind = s->kind, .opens = cuda, .n = s->n};
+    if (!ibx_shared_handles_any())
+        return true;
+    memcpy(handle.number, s->number, sizeof(handle.number));
+    if (cuda)
+        handle.cuda = *cuda;
+    s->place = ibx_shared_handles_publish(ibx_tenant_name(s->tenant), &handle);
+    return s->place >= 0;
+}
+
+static struct shared *enter(const struct shared *made, const struct ibx_cuda_handle *cuda)
 {
     drop_value(made->kind, made->value); /* one whose end nobody has seen */
     struct shared *s = make_room(made->tenant) ? malloc(sizeof(*s)) : NULL;
     if (!s)
         return NULL;
     *s = *made;
-    if (getrandom(s->number, sizeof(s->number), 0) != (ssize_t)sizeof(s->number)) {
+    s->place = -1;
+    if (getrandom(s->number, sizeof(s->number), 0) != (ssize_t)sizeof(s->number) ||
+        !publish(s, cuda)) {
         free(s);
         return NULL;
     }
@@ -142,7 +160,7 @@ void ibx_ipc_gone(uint64_t value)
     if (!atomic_load(&count))
         return;
     pthread_mutex_lock(&lock);
-    for (enum kind kind = MEMORY; kind <= POOL; kind++)
+    for (enum ibx_shared_kind kind = IBX_SHARED_MEMORY; kind <= IBX_SHARED_POOL; kind++)
         drop_value(kind, value);
     pthread_mutex_unlock(&lock);
 }
@@ -170,13 +188,6 @@ void ibx_ipc_forget(const void *context)
 
 /* ---------------------------------------------------------------------------------- requests */
 
-/* Whether the driver may be asked about memory: that may be the first that the thread does. */
-static bool ready(const struct extra *e)
-{
-    ibx_copies_begin_context(e->x);
-    return ibx_copies_have_cuda(e->x);
-}
-
 /* The allocation that holds the address, if it is one of the device's that is ours. */
 static bool measure(const struct extra *e, uint64_t address, struct shared *s)
 {
@@ -193,14 +204,23 @@ static bool measure(const struct extra *e, uint64_t address, struct shared *s)
     return mine(e, pointer_to(s->value), n);
 }
 
-static enum ibx_handle_kind handle_kind(enum kind kind)
+/* NULL: the memory is none of a pool. */
+static void *pool_of(const struct extra *e, uint64_t memory)
 {
-    return kind == MEMORY  ? IBX_HANDLE_MEMORY
-           : kind == EVENT ? IBX_HANDLE_EVENT
-                           : IBX_HANDLE_MADE_POOL;
+    void *pool = NULL, *values[] = {&pool};
+    e->x->cuda->pointer_get_attributes(1, &(int){IBX_CUDA_POINTER_MEMPOOL}, values, memory);
+    return pool;
 }
 
-static int share(struct extra *e, struct shared *wish)
+static enum ibx_handle_kind handle_kind(enum ibx_shared_kind kind)
+{
+    return kind == IBX_SHARED_MEMORY  ? IBX_HANDLE_MEMORY
+           : kind == IBX_SHARED_EVENT ? IBX_HANDLE_EVENT
+                                      : IBX_HANDLE_MADE_POOL;
+}
+
+/* `cuda`: NULL: CUDA lets no other process open it so. */
+static int share(struct extra *e, struct shared *wish, const struct ibx_cuda_handle *cuda)
 {
     void *context = NULL;
     uint8_t handle[IBX_EXTRA_HANDLE] = {0};
@@ -212,43 +232,55 @@ static int share(struct extra *e, struct shared *wish)
     pthread_mutex_lock(&lock);
     struct shared *s = find_value(wish);
     if (!s)
-        s = enter(wish);
+        s = enter(wish, cuda);
     if (s) {
         s->maker = wish->maker;
         memcpy(handle, s->number, NUMBER);
     }
     pthread_mutex_unlock(&lock);
+    if (s && cuda && ibx_shared_handles_any())
+        ibx_handles_expose(e->x, handle_kind(wish->kind), wish->value);
     ibx_put_bytes(&e->out, handle, sizeof(handle));
     return s ? 0 : CUDA_MEMORY_ALLOCATION;
 }
 
 static int share_memory(struct extra *e)
 {
+    int (*get)(struct ibx_cuda_handle * handle, void *memory) = NULL;
+    struct ibx_cuda_handle cuda;
     struct shared wish = {0};
     const uint64_t address = ibx_get_u64(&e->in);
     if (!whole(e) || !measure(e, address, &wish))
         return CUDA_INVALID_VALUE;
-    return share(e, &wish);
+    if (!ibx_shared_handles_any() || pool_of(e, wish.value))
+        return share(e, &wish, NULL);
+    FUNCTION(e, get);
+    const int rc = get(&cuda, pointer_to(wish.value));
+    return rc ? rc : share(e, &wish, &cuda);
 }
 
-/* Whether it is one that can be shared CUDA knows: what it would share it by is of no use. */
+/* Whether it is one that can be shared CUDA knows. */
 static int share_event(struct extra *e)
 {
-    int (*get)(void *handle, void *event) = NULL;
-    uint8_t unused[IBX_EXTRA_HANDLE];
-    struct shared wish = {.kind = EVENT, .value = (uintptr_t)event_in(e)};
+    int (*get)(struct ibx_cuda_handle * handle, void *event) = NULL;
+    struct ibx_cuda_handle cuda;
+    struct shared wish = {.kind = IBX_SHARED_EVENT, .value = (uintptr_t)event_in(e)};
     if (!whole(e) || !wish.value)
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
-    const int rc = get(unused, pointer_to(wish.value));
-    return rc ? rc : share(e, &wish);
+    const int rc = get(&cuda, pointer_to(wish.value));
+    return rc ? rc : share(e, &wish, &cuda);
 }
 
-static int open_shared(struct extra *e, enum kind kind, struct shared *found)
+static const uint8_t *handle_in(struct extra *e)
 {
     const uint8_t *handle = ibx_get_bytes(&e->in, IBX_EXTRA_HANDLE);
-    if (!whole(e))
-        return CUDA_INVALID_VALUE;
+    return whole(e) ? handle : NULL;
+}
+
+static int open_shared(const struct extra *e, enum ibx_shared_kind kind, const uint8_t *handle,
+                       struct shared *found)
+{
     pthread_mutex_lock(&lock);
     const struct shared *s = find_number(e->x->isolation.tenant, kind, handle);
     if (s)
@@ -258,42 +290,26 @@ static int open_shared(struct extra *e, enum kind kind, struct shared *found)
     return there ? 0 : CUDA_INVALID_HANDLE;
 }
 
-/* Says so of what it has never opened, too: nothing comes of that. */
-static int close_shared(struct extra *e)
-{
-    const uint8_t kind = ibx_get_u8(&e->in);
-    const uint64_t value = ibx_get_u64(&e->in);
-    if (!whole(e) || kind > POOL)
-        return CUDA_INVALID_VALUE;
-    ibx_handles_close(e->x, handle_kind((enum kind)kind), value);
-    return 0;
-}
-
 /* Whether it is what was shared, and memory of the pool if that is not NULL. */
 static int check_found(struct extra *e, const struct shared *found, const void *pool)
 {
     struct shared now = {0};
-    const void *of = NULL;
     if (!measure(e, found->value, &now) || now.buffer != found->buffer) { /* freed unseen */
         ibx_ipc_gone(found->value);
         return CUDA_INVALID_HANDLE;
     }
-    if (pool && (e->x->cuda->pointer_get_attributes(1, &(int){IBX_CUDA_POINTER_MEMPOOL},
-                                                    &(void *){&of}, found->value) ||
-                 of != pool))
-        return CUDA_INVALID_VALUE;
-    return 0;
+    return pool && pool_of(e, found->value) != pool ? CUDA_INVALID_VALUE : 0;
 }
 
-static int open_found(struct extra *e, const void *pool)
+static int open_found(struct extra *e, const uint8_t *handle, const void *pool)
 {
     struct shared found = {0};
-    int rc = open_shared(e, MEMORY, &found);
+    int rc = open_shared(e, IBX_SHARED_MEMORY, handle, &found);
     if (rc)
         return rc;
     rc = check_found(e, &found, pool);
     if (rc && found.known)
-        ibx_handles_close(e->x, handle_kind(MEMORY), found.value);
+        ibx_handles_close(e->x, handle_kind(IBX_SHARED_MEMORY), found.value);
     if (rc)
         return rc;
     ibx_put_u64(&e->out, found.value);
@@ -301,29 +317,42 @@ static int open_found(struct extra *e, const void *pool)
     return 0;
 }
 
+static int share_pool(struct extra *e)
+{
+    struct shared wish = {.kind = IBX_SHARED_POOL, .value = ibx_get_u64(&e->in)};
+    if (!whole(e) || !ibx_handles_know(e->x, IBX_HANDLE_MADE_POOL, wish.value))
+        return CUDA_INVALID_VALUE;
+    return share(e, &wish, NULL);
+}
+
+/* ------------------------------------------------------------------------ opened and closed */
+
 static int open_memory(struct extra *e)
 {
-    return open_found(e, NULL);
+    const uint8_t *handle = handle_in(e);
+    if (!handle)
+        return CUDA_INVALID_VALUE;
+    const int rc = open_found(e, handle, NULL);
+    return rc == CUDA_INVALID_HANDLE ? ibx_opened_memory(e, handle) : rc;
 }
 
 static int open_pointer(struct extra *e)
 {
     const void *pool = pointer(&e->in);
-    return pool && ibx_extra_is_pool(e, pool) ? open_found(e, pool) : CUDA_INVALID_VALUE;
-}
-
-static int share_pool(struct extra *e)
-{
-    struct shared wish = {.kind = POOL, .value = ibx_get_u64(&e->in)};
-    if (!whole(e) || !ibx_handles_know(e->x, IBX_HANDLE_MADE_POOL, wish.value))
+    const uint8_t *handle = handle_in(e);
+    if (!handle || !pool || !ibx_extra_is_pool(e, pool))
         return CUDA_INVALID_VALUE;
-    return share(e, &wish);
+    const int rc = open_found(e, handle, pool);
+    return rc == CUDA_INVALID_HANDLE ? ibx_opened_refused(e, IBX_SHARED_MEMORY, handle) : rc;
 }
 
 static int open_pool(struct extra *e)
 {
     struct shared found = {0};
-    const int rc = open_shared(e, POOL, &found);
+    const uint8_t *handle = handle_in(e);
+    int rc = handle ? open_shared(e, IBX_SHARED_POOL, handle, &found) : CUDA_INVALID_VALUE;
+    if (rc == CUDA_INVALID_HANDLE)
+        rc = ibx_opened_refused(e, IBX_SHARED_POOL, handle);
     ibx_put_u64(&e->out, found.value);
     return rc;
 }
@@ -331,9 +360,26 @@ static int open_pool(struct extra *e)
 static int open_event(struct extra *e)
 {
     struct shared found = {0};
-    const int rc = open_shared(e, EVENT, &found);
+    const uint8_t *handle = handle_in(e);
+    const int rc = handle ? open_shared(e, IBX_SHARED_EVENT, handle, &found) : CUDA_INVALID_VALUE;
+    if (rc == CUDA_INVALID_HANDLE)
+        return ibx_opened_event(e, handle);
     ibx_put_u64(&e->out, found.value);
     return rc;
+}
+
+/* Says so of what it has never opened, too: nothing comes of that. */
+static int close_shared(struct extra *e)
+{
+    const uint8_t kind = ibx_get_u8(&e->in);
+    const uint64_t value = ibx_get_u64(&e->in);
+    if (!whole(e) || kind > IBX_SHARED_POOL)
+        return CUDA_INVALID_VALUE;
+    enum ibx_handle_kind what = handle_kind((enum ibx_shared_kind)kind);
+    if (kind == IBX_SHARED_MEMORY && ibx_handles_has(e->x, IBX_HANDLE_OPENED, value))
+        what = IBX_HANDLE_OPENED;
+    ibx_opened_close(e, what, value);
+    return 0;
 }
 
 const struct extra_call ibx_ipc_extras[IBX_EXTRAS] = {

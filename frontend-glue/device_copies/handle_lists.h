@@ -44,6 +44,7 @@ struct handle {
     const struct copies *user; /* of a graph, the one that holds it; of an exec, that changes it */
     struct opener *openers;    /* other clients that have opened it */
     unsigned opener_count;
+    bool theirs;   /* another process's, which each who uses it has opened */
     bool was_open; /* to one of them, whose work may use it though that has closed it */
     bool gone;     /* it is nowhere; its last holder frees it */
 };

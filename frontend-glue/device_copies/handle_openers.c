@@ -44,10 +44,38 @@ bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t valu
     const uint64_t client = ibx_clients_number(x);
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *h = ibx_handle_find(x, kind, value);
-    const bool own = h && h->client == client && !h->heir_of;
+    const bool own = h && h->client == client && !h->heir_of && !h->theirs;
     const bool done = h && (!client || own || open_for(h, client));
     pthread_mutex_unlock(&ibx_handles_lock);
     return done;
+}
+
+bool ibx_handles_open_theirs(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                             bool *again)
+{
+    *again = ibx_handles_has(x, kind, value);
+    if (*again)
+        return ibx_handles_open(x, kind, value);
+    if (!ibx_handles_add(x, kind, value))
+        return false;
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_find(x, kind, value);
+    if (h)
+        h->theirs = true;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    if (ibx_handles_open(x, kind, value))
+        return true;
+    ibx_handles_remove(x, kind, value);
+    return false;
+}
+
+void ibx_handles_expose(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_find(x, kind, value);
+    if (h)
+        h->was_open = true;
+    pthread_mutex_unlock(&ibx_handles_lock);
 }
 
 /* Locked. Whether it is another client's from now on. */
@@ -76,20 +104,22 @@ static bool close_for(struct handle *h, uint64_t client)
     return true;
 }
 
-void ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t client = ibx_clients_number(x);
     uint64_t nobody = 0;
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *h = client ? ibx_handle_find(x, kind, value) : NULL;
-    if (h && close_for(h, client) && h->client == client && h->heir_of &&
-        !ibx_handle_passes_on(h)) {
+    const bool last = h && close_for(h, client) && h->client == client &&
+                      (h->heir_of || h->theirs) && !ibx_handle_passes_on(h);
+    const bool theirs = last && h->theirs;
+    if (last && !theirs) {
         nobody = h->heir_of;
         ibx_handle_set_client(h, nobody);
-    }
-    if (nobody)
         h->heir_of = 0;
+    }
     pthread_mutex_unlock(&ibx_handles_lock);
     if (nobody)
         ibx_client_ends_add(nobody, &(struct ibx_client_name){"a client"});
+    return theirs;
 }

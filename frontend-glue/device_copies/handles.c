@@ -199,6 +199,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->context = made->context;
     h->opener_count = 0;
     h->heir_of = 0;
+    h->theirs = false;
     ibx_handle_set_client(h, made->client);
     ibx_handle_set_graph(h, made->of);
 }

@@ -117,6 +117,7 @@ static const struct {
     {IBX_HANDLE_ARRAY, "cudaFreeArray"},
     {IBX_HANDLE_EVENT, "cudaEventDestroy"},
     {IBX_HANDLE_STREAM, "cudaStreamDestroy"},
+    {IBX_HANDLE_OPENED, "cudaIpcCloseMemHandle"},
     {IBX_HANDLE_MEMORY, "cudaFree"},
     {IBX_HANDLE_MADE_POOL, "cudaMemPoolDestroy"},
 };

@@ -3,12 +3,9 @@
 // A back end with a process for each program of its clients (rdma.processes : program):
 //
 //   test_programs PLUGIN.so PROVIDER [HOST]
-#include "tests/gvirtus/checks.h"
-#include "tests/gvirtus/gpu_calls_clients.h"
+#include "tests/gvirtus/programs_scene.h"
 
 #include <arpa/inet.h>
-#include <filesystem>
-#include <iterator>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -17,23 +14,6 @@ namespace
 
 constexpr int lost = 999;   // what each call of a session returns that is gone
 constexpr int broken = 719; // ... and of a context that is broken
-constexpr const char *by_program = "rdma.processes : program\n";
-
-struct Listening : BackEnd {
-    explicit Listening(const std::string &more = "")
-        : BackEnd(by_program + more, [](auto listening) { cuda_back_end_child(listening, true); })
-    {
-    }
-    bool has(std::size_t n) const
-    {
-        return becomes_true([&] { return children().size() == n; });
-    }
-    std::ptrdiff_t descriptors() const
-    {
-        const std::filesystem::path all = "/proc/" + std::to_string(pid) + "/fd";
-        return std::distance(std::filesystem::directory_iterator(all), {});
-    }
-};
 
 long break_context(Remote *remote)
 {
@@ -341,5 +321,6 @@ int main(int argc, char **argv)
     check("a program with another one's number", impostor);
     check("limits are of all programs", limits_are_shared);
     check("the process that listens ends", with_its_listener);
+    check_programs_ipc();
     return scene_close();
 }

@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Memory and events that programs share which have a process of the back end each.
+#include "tests/gvirtus/programs_scene.h"
+
+#include <list>
+#include <sys/socket.h>
+
+namespace
+{
+
+constexpr std::size_t bytes_shared = 100000;
+constexpr int bad_value = 1, no_memory = 2, no_handle = 400, not_ready = 600, not_supported = 801;
+constexpr std::uint64_t differ = 256; // Program::reads(): bytes that are not all the same
+constexpr unsigned interprocess = 6;  // an event's flags: and no timing
+constexpr char memory_kind = 0, event_kind = 1;
+
+// ------------------------------------------------ a communicator that is another process's
+
+struct Order {
+    char what; // W: the bytes behind this are written; R: so many are read; S: Sync
+    std::uint64_t n;
+};
+
+bool move_all(int socket, void *bytes, std::size_t n, bool send)
+{
+    auto *at = static_cast<char *>(bytes);
+    while (n) {
+        const ssize_t moved = send ? ::send(socket, at, n, MSG_NOSIGNAL) : read(socket, at, n);
+        if (moved <= 0)
+            return false;
+        at += moved;
+        n -= static_cast<std::size_t>(moved);
+    }
+    return true;
+}
+
+class Forwarded : public Communicator
+{
+  public:
+    int socket = -1;
+    std::size_t Read(char *buffer, std::size_t size) override
+    {
+        std::uint64_t n = 0;
+        return order('R', size) && move_all(socket, &n, sizeof(n), false) && n <= size &&
+                       move_all(socket, buffer, n, false)
+                   ? n
+                   : 0;
+    }
+    std::size_t Write(const char *buffer, std::size_t size) override
+    {
+        std::vector<char> bytes(buffer, buffer + size);
+        return order('W', size) && move_all(socket, bytes.data(), size, true) ? size : 0;
+    }
+    void Sync() override { order('S', 0); }
+    void Serve() override {}
+    const Communicator *Accept() const override { return nullptr; }
+    void Connect() override {}
+    void Close() override {}
+    std::string to_string() override { return "forwarded"; }
+    void run() override {}
+
+  private:
+    bool order(char what, std::uint64_t n)
+    {
+        Order order{what, n};
+        return move_all(socket, &order, sizeof(order), true);
+    }
+};
+
+// In that process, until the other end is closed.
+void forward(int socket, Communicator *over)
+{
+    std::list<std::vector<char>> written; // GVirtuS's stay until the reply, too
+    for (Order order; move_all(socket, &order, sizeof(order), false);) {
+        std::vector<char> bytes(order.n);
+        if (order.what == 'S') {
+            over->Sync();
+        } else if (order.what == 'W') {
+            if (!move_all(socket, bytes.data(), bytes.size(), false))
+                return;
+            written.push_back(std::move(bytes));
+            over->Write(written.back().data(), written.back().size());
+        } else {
+            std::uint64_t n = over->Read(bytes.data(), bytes.size());
+            written.clear();
+            move_all(socket, &n, sizeof(n), true);
+            move_all(socket, bytes.data(), n, true);
+        }
+    }
+}
+
+[[noreturn]] void serve_orders(int socket, std::uint16_t port, const std::string &options)
+{
+    auto over = connected(port, options);
+    forward(socket, over.get());
+    until_exit.push_back(std::move(over));
+    std::exit(0);
+}
+
+// ------------------------------------------------------------------------------- programs
+
+using Handle = std::vector<char>;
+
+// A client's process; here is what speaks for it.
+struct One {
+    Forwarded over;
+    Remote remote{&over};
+    int theirs = -1; // the socket's other end
+
+    One()
+    {
+        int ends[2];
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
+            std::abort();
+        over.socket = ends[0];
+        theirs = ends[1];
+    }
+    ~One()
+    {
+        close(over.socket);
+        close(theirs);
+    }
+    One(const One &) = delete;
+    One &operator=(const One &) = delete;
+    void end() const { shutdown(over.socket, SHUT_RDWR); }
+
+    std::uint64_t malloc() { return (remote.get_last_error(), remote.malloc(bytes_shared)); }
+    std::uint64_t event()
+    {
+        Body flags;
+        std::uint64_t made = 0;
+        flags.put(interprocess);
+        if (!remote.call("cudaEventCreateWithFlags", flags) && remote.out.size() == 16)
+            std::memcpy(&made, remote.out.data() + 8, 8);
+        return made;
+    }
+    int fill(std::uint64_t memory, unsigned char byte)
+    {
+        const std::vector<char> bytes(bytes_shared, static_cast<char>(byte));
+        return remote.to_device(memory, bytes.data(), bytes.size());
+    }
+    // The byte that all of it is; or 1000 and the code.
+    std::uint64_t reads(std::uint64_t memory)
+    {
+        std::vector<char> got(bytes_shared, 99);
+        const int code = remote.from_device(got.data(), memory, got.size());
+        const bool same = got == std::vector<char>(bytes_shared, got[0]);
+        return code   ? 1000u + static_cast<unsigned>(code)
+               : same ? static_cast<unsigned char>(got[0])
+                      : differ;
+    }
+    // Empty: it has failed.
+    Handle handle(unsigned request, std::uint64_t of)
+    {
+        const int code = remote.call("ibxRuntime", number(request).u64(of));
+        return !code && remote.out.size() == 64 ? remote.out : Handle();
+    }
+    int open(unsigned request, const Handle &handle, std::uint64_t *opened = nullptr)
+    {
+        Body body = number(request);
+        append(&body.bytes, handle.data(), handle.size());
+        const int code = remote.call("ibxRuntime", body);
+        if (!code && opened && remote.out.size() >= 8)
+            std::memcpy(opened, remote.out.data(), 8);
+        return code;
+    }
+    int open_memory(const Handle &handle, std::uint64_t *opened = nullptr)
+    {
+        return open(IBX_EXTRA_IPC_OPEN_MEMORY, handle, opened);
+    }
+    int close_it(char kind, std::uint64_t value)
+    {
+        Body body = number(IBX_EXTRA_IPC_CLOSE);
+        body.put(kind);
+        return remote.call("ibxRuntime", body.u64(value));
+    }
+    int launch(std::uint64_t stream, std::uint64_t to, std::uint64_t from)
+    {
+        return remote.call("cudaLaunchKernel",
+                           kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, bytes_shared));
+    }
+    int with_event(const char *name, std::uint64_t first, std::uint64_t second)
+    {
+        return remote.call(name, Body().u64(first).u64(second));
+    }
+};
+
+// A program, and a process that it has forked.
+struct Program : One {
+    One child;
+    pid_t pid;
+
+    explicit Program(const BackEnd &back, const std::string &options = "")
+        : pid(spawn([&]() -> int {
+              close(over.socket);
+              close(child.over.socket);
+              auto mine = connected(back.port, options);
+              const pid_t its =
+                  spawn([&]() -> int { serve_orders(child.theirs, back.port, options); });
+              close(child.theirs);
+              child.theirs = -1;
+              forward(theirs, mine.get());
+              until_exit.push_back(std::move(mine));
+              result_of(its);
+              std::exit(0);
+          }))
+    {
+    }
+    ~Program() { end(); }
+    void end(int signal = 0)
+    {
+        if (pid < 0)
+            return;
+        if (signal)
+            kill(pid, signal); // the forked one dies with it
+        One::end();
+        child.end();
+        result_of(pid);
+        pid = -1;
+    }
+};
+
+// ---------------------------------------------------------------------------------- the tests
+
+bool memory_of_another()
+{
+    const Listening back;
+    Program a(back), b(back);
+    const std::uint64_t memory = a.malloc(), own = b.malloc(), second = b.malloc();
+    REQUIRE(memory && own && second && a.fill(memory, 1) == 0 && b.fill(own, 5) == 0);
+    const unsigned long before = b.remote.stats().allocations;
+    const Handle handle = a.handle(IBX_EXTRA_IPC_MEMORY, memory + 17);
+    std::uint64_t opened = 0, again = 0;
+    REQUIRE(!handle.empty() && handle == a.handle(IBX_EXTRA_IPC_MEMORY, memory));
+    REQUIRE(b.open_memory(handle, &opened) == 0 && b.remote.out.size() == 16);
+    REQUIRE(!std::memcmp(b.remote.out.data() + 8, &bytes_shared, 8) && b.reads(opened) == 1);
+    REQUIRE(opened != own && opened != second && b.reads(own) == 5);
+    // It is the same memory, by copies and by kernels of either.
+    REQUIRE(b.fill(opened, 2) == 0 && a.reads(memory) == 2 && a.fill(memory, 3) == 0);
+    REQUIRE(b.launch(0, own, opened) == 0 && b.remote.device_synchronize() == 0);
+    REQUIRE(b.reads(own) == 3 && b.launch(0, opened, second) == 0 && b.fill(second, 4) == 0);
+    // CUDA neither frees it nor shares it once more.
+    REQUIRE(b.remote.free(opened) == bad_value && b.reads(opened) != 1001);
+    REQUIRE(b.handle(IBX_EXTRA_IPC_MEMORY, opened).empty());
+    REQUIRE(b.open_memory(handle, &again) == 0 && again == opened);
+    REQUIRE(b.close_it(memory_kind, opened) == 0 && b.fill(opened, 6) == 0);
+    REQUIRE(a.reads(memory) == 6 && b.remote.stats().allocations == before + 1);
+    REQUIRE(b.close_it(memory_kind, opened) == 0 && b.close_it(memory_kind, opened) == 0);
+    REQUIRE(b.remote.stats().allocations == before && b.reads(opened) > 1000);
+    b.remote.get_last_error();
+    // Open again, and freed by its owner.
+    REQUIRE(b.open_memory(handle, &opened) == 0 && b.reads(opened) == 6);
+    REQUIRE(a.remote.free(memory) == 0 && b.open_memory(handle) == no_handle);
+    return HOLDS(b.reads(opened) == 6 && b.close_it(memory_kind, opened) == 0);
+}
+
+bool forked_ones_share_it()
+{
+    const Listening back;
+    Program a(back), b(back);
+    const std::uint64_t memory = a.malloc();
+    std::uint64_t opened = 0, its = 0;
+    REQUIRE(memory && b.malloc() && a.fill(memory, 1) == 0 && b.child.malloc());
+    const unsigned long before = b.remote.stats().allocations;
+    const Handle handle = a.handle(IBX_EXTRA_IPC_MEMORY, memory);
+    REQUIRE(a.child.malloc() && a.child.open_memory(handle, &its) == 0 && its == memory);
+    REQUIRE(b.child.open_memory(handle, &its) == 0 && b.open_memory(handle, &opened) == 0);
+    REQUIRE(its == opened && b.close_it(memory_kind, opened) == 0 && b.child.reads(its) == 1);
+    REQUIRE(b.open_memory(handle, &opened) == 0 && b.child.close_it(memory_kind, its) == 0);
+    REQUIRE(b.reads(opened) == 1 && b.close_it(memory_kind, opened) == 0);
+    REQUIRE(b.remote.stats().allocations == before);
+    // What a client leaves open is closed behind it, unless another one has it open.
+    REQUIRE(b.child.open_memory(handle, &its) == 0 && b.open_memory(handle, &opened) == 0);
+    b.child.end();
+    REQUIRE(becomes_true([&] { return b.remote.stats().allocations == before; }));
+    REQUIRE(b.reads(opened) == 1 && b.close_it(memory_kind, opened) == 0);
+    return HOLDS(b.reads(opened) > 1000 && a.reads(memory) == 1);
+}
+
+bool left_open()
+{
+    const Listening back;
+    Program a(back), b(back);
+    const std::uint64_t memory = a.malloc(), event = a.event();
+    REQUIRE(memory && event && b.malloc() && a.fill(memory, 1) == 0);
+    REQUIRE(b.remote.free(b.child.malloc()) == 0); // by which a session learns the form of replies
+    const ibx_double_stats before = b.remote.stats();
+    const Handle of_memory = a.handle(IBX_EXTRA_IPC_MEMORY, memory);
+    REQUIRE(b.child.open_memory(of_memory) == 0 && b.child.open_memory(of_memory) == 0);
+    REQUIRE(b.child.open(IBX_EXTRA_IPC_OPEN_EVENT, a.handle(IBX_EXTRA_IPC_EVENT, event)) == 0);
+    b.child.end();
+    REQUIRE(becomes_true([&] {
+        const ibx_double_stats now = b.remote.stats();
+        return now.allocations == before.allocations && now.events == before.events;
+    }));
+    return HOLDS(a.reads(memory) == 1);
+}
+
+// As natively, what others have open keeps its bytes.
+bool left_shared()
+{
+    const Listening back(resume);
+    Program a(back, resume), b(back, resume);
+    REQUIRE(a.malloc() && b.malloc());
+    const unsigned long before = a.remote.stats().allocations;
+    const std::uint64_t memory = a.child.malloc();
+    std::uint64_t opened = 0;
+    REQUIRE(memory && a.child.fill(memory, 3) == 0);
+    const Handle handle = a.child.handle(IBX_EXTRA_IPC_MEMORY, memory);
+    REQUIRE(b.open_memory(handle, &opened) == 0 && b.reads(opened) == 3);
+    a.child.end();
+    REQUIRE(becomes_true([&] { return a.remote.stats().allocations == before; }));
+    return HOLDS(b.reads(opened) == 3 && b.open_memory(handle) == no_handle);
+}
+
+bool of_one_tenant()
+{
+    const std::string keys = folder + "/keys";
+    write_file(keys,
+               "alice:00112233445566778899aabbccddeeff\nbob:ffeeddccbbaa99887766554433221100\n");
+    const std::string file = "rdma.key_file : " + keys + "\n", name = file + "rdma.name : ";
+    const Listening back(file);
+    Program alice(back, name + "alice\n"), again(back, name + "alice\n"), bob(back, name + "bob\n");
+    const std::uint64_t memory = alice.malloc(), event = alice.event();
+    REQUIRE(memory && event && alice.fill(memory, 1) == 0 && again.malloc() && bob.malloc());
+    const Handle of_memory = alice.handle(IBX_EXTRA_IPC_MEMORY, memory);
+    const Handle of_event = alice.handle(IBX_EXTRA_IPC_EVENT, event);
+    std::uint64_t opened = 0;
+    REQUIRE(bob.open_memory(of_memory) == no_handle);
+    REQUIRE(bob.open(IBX_EXTRA_IPC_OPEN_EVENT, of_event) == no_handle);
+    REQUIRE(again.open(IBX_EXTRA_IPC_OPEN_EVENT, of_event) == 0);
+    return HOLDS(again.open_memory(of_memory, &opened) == 0 && again.reads(opened) == 1);
+}
+
+bool hostile_numbers()
+{
+    const Listening back;
+    Program a(back), b(back);
+    const std::uint64_t memory = a.malloc();
+    REQUIRE(memory && b.malloc());
+    const Handle handle = a.handle(IBX_EXTRA_IPC_MEMORY, memory);
+    Handle longer = handle, other = handle;
+    longer[40] = 1;
+    other[3] = static_cast<char>(other[3] + 1);
+    for (const Handle &none : {longer, other, Handle(64), Handle(64, 'Z')}) {
+        REQUIRE(b.open_memory(none) == no_handle);
+        REQUIRE(b.open(IBX_EXTRA_IPC_OPEN_EVENT, none) == no_handle);
+        REQUIRE(b.open(IBX_EXTRA_IPC_OPEN_POOL, none) == no_handle);
+    }
+    REQUIRE(b.open(IBX_EXTRA_IPC_OPEN_EVENT, handle) == no_handle);
+    REQUIRE(b.open_memory(Handle(handle.begin(), handle.end() - 1)) == bad_value);
+    REQUIRE(b.close_it(memory_kind, memory) == 0 && b.close_it(event_kind, 4096) == 0);
+    return HOLDS(b.open_memory(handle) == 0 && a.fill(memory, 1) == 0);
+}
+
+// What is open stays, as natively; what is not is not opened any more.
+bool maker_ends(bool crashes)
+{
+    const Listening back(resume);
+    Program a(back, resume);
+    const std::uint64_t memory = a.malloc(), other = a.malloc(), event = a.event();
+    REQUIRE(memory && other && event && a.fill(memory, 1) == 0);
+    Program b(back, resume);
+    const Handle handle = a.handle(IBX_EXTRA_IPC_MEMORY, memory);
+    const Handle of_other = a.handle(IBX_EXTRA_IPC_MEMORY, other);
+    const Handle of_event = a.handle(IBX_EXTRA_IPC_EVENT, event);
+    std::uint64_t opened = 0, its_event = 0;
+    REQUIRE(b.malloc() && b.open_memory(handle, &opened) == 0 && b.reads(opened) == 1);
+    REQUIRE(b.open(IBX_EXTRA_IPC_OPEN_EVENT, of_event, &its_event) == 0);
+    if (crashes)
+        REQUIRE(kill(back.children().front(), SIGKILL) == 0);
+    else
+        a.end(SIGKILL);
+    REQUIRE(back.has(1));
+    REQUIRE(becomes_true([&] { return b.open_memory(of_other) == no_handle; }));
+    REQUIRE(b.open_memory(handle) == no_handle);
+    REQUIRE(b.open(IBX_EXTRA_IPC_OPEN_EVENT, of_event) == no_handle);
+    REQUIRE(b.reads(opened) == 1 && b.remote.call("cudaEventQuery", Body().u64(its_event)) == 0);
+    // Another one takes its place.
+    Program c(back, resume);
+    const std::uint64_t fresh = c.malloc();
+    REQUIRE(fresh && c.fill(fresh, 7) == 0 && b.open_memory(of_other) == no_handle);
+    std::uint64_t of_c = 0;
+    REQUIRE(b.open_memory(c.handle(IBX_EXTRA_IPC_MEMORY, fresh), &of_c) == 0);
+    return HOLDS(b.reads(of_c) == 7 && b.reads(opened) == 1);
+}
+
+bool events_of_another()
+{
+    const Listening back;
+    Program a(back), b(back);
+    const std::uint64_t memory = a.malloc(), from = a.malloc(), own = b.malloc(), event = a.event();
+    const std::uint64_t stream = a.remote.stream_create(1), its = b.remote.stream_create(1);
+    REQUIRE(memory && from && own && event && stream && its && b.fill(own, 0) == 0);
+    REQUIRE(a.fill(memory, 1) == 0 && a.fill(from, 2) == 0);
+    const unsigned long before = b.remote.stats().events;
+    const Handle handle = a.handle(IBX_EXTRA_IPC_EVENT, event);
+    std::uint64_t opened = 0, second = 0, shared = 0;
+    REQUIRE(!handle.empty() && b.open(IBX_EXTRA_IPC_OPEN_EVENT, handle, &opened) == 0);
+    REQUIRE(b.open(IBX_EXTRA_IPC_OPEN_EVENT, handle, &second) == 0 && second != opened);
+    REQUIRE(b.open_memory(a.handle(IBX_EXTRA_IPC_MEMORY, memory), &shared) == 0);
+    const auto query = [&] { return b.remote.call("cudaEventQuery", Body().u64(opened)); };
+    REQUIRE(query() == 0); // nobody has recorded it
+    a.remote.hold_stream(stream);
+    REQUIRE(a.launch(stream, memory, from) == 0);
+    REQUIRE(a.with_event("cudaEventRecord", event, stream) == 0 && query() == not_ready);
+    Body wait;
+    wait.u64(its).u64(opened).put(0u);
+    REQUIRE(b.remote.call("cudaStreamWaitEvent", wait) == 0);
+    REQUIRE(b.launch(its, own, shared) == 0 && b.remote.stream_query(its) == not_ready);
+    REQUIRE(b.reads(shared) == 1);
+    a.remote.release_stream(stream);
+    REQUIRE(b.remote.stream_synchronize(its) == 0 && query() == 0 && b.reads(own) == 2);
+    REQUIRE(b.close_it(event_kind, opened) == 0 && query() == no_handle);
+    REQUIRE(b.remote.stats().events == before + 1);
+    REQUIRE(a.remote.call("cudaEventDestroy", Body().u64(event)) == 0);
+    REQUIRE(b.open(IBX_EXTRA_IPC_OPEN_EVENT, handle) == no_handle);
+    REQUIRE(b.close_it(event_kind, second) == 0 && b.remote.stats().events == before);
+    return HOLDS(a.handle(IBX_EXTRA_IPC_EVENT, a.remote.event_create()).empty()); // not for others
+}
+
+// CUDA shares pools by descriptors of its own: that is said, and nothing half done.
+bool pools_are_not_shared()
+{
+    const Said said;
+    const Listening back("rdma.log : warn\n");
+    Program a(back), b(back);
+    REQUIRE(a.malloc() && b.malloc() && a.child.malloc());
+    Body create = number(IBX_EXTRA_POOL_CREATE);
+    create.i32(0).u64(0).put(static_cast<std::uint16_t>(0));
+    const std::uint64_t pool = a.remote.address("ibxRuntime", create);
+    const std::uint64_t memory = a.remote.address(
+        "ibxRuntime", number(IBX_EXTRA_MALLOC_FROM_POOL).u64(bytes_shared).u64(pool).u64(0));
+    REQUIRE(pool && memory);
+    const Handle of_pool = a.handle(IBX_EXTRA_IPC_POOL, pool);
+    const Handle of_memory = a.handle(IBX_EXTRA_IPC_MEMORY, memory);
+    REQUIRE(!of_pool.empty() && !of_memory.empty());
+    REQUIRE(b.open(IBX_EXTRA_IPC_OPEN_POOL, of_pool) == not_supported);
+    REQUIRE(b.open_memory(of_memory) == not_supported);
+    std::uint64_t its = 0;
+    REQUIRE(a.child.open(IBX_EXTRA_IPC_OPEN_POOL, of_pool, &its) == 0 && its == pool);
+    return HOLDS(said.has("opens a pool of another program"));
+}
+
+bool no_more_than_4096()
+{
+    const Listening back(resume);
+    Program a(back, resume), b(back, resume);
+    const std::uint64_t memory = b.malloc();
+    std::vector<std::uint64_t> events;
+    REQUIRE(memory && a.malloc());
+    for (unsigned i = 0; i < 4096; i++) {
+        events.push_back(a.event());
+        REQUIRE(events.back() && !a.handle(IBX_EXTRA_IPC_EVENT, events.back()).empty());
+    }
+    REQUIRE(b.remote.call("ibxRuntime", number(IBX_EXTRA_IPC_MEMORY).u64(memory)) == no_memory);
+    REQUIRE(a.remote.call("cudaEventDestroy", Body().u64(events[7])) == 0);
+    const Handle handle = b.handle(IBX_EXTRA_IPC_MEMORY, memory);
+    REQUIRE(!handle.empty() && a.open_memory(handle) == 0);
+    REQUIRE(a.handle(IBX_EXTRA_IPC_EVENT, a.event()).empty());
+    a.end();
+    REQUIRE(back.has(1));
+    return HOLDS(becomes_true([&] { return !b.handle(IBX_EXTRA_IPC_EVENT, b.event()).empty(); }));
+}
+
+} // namespace
+
+void check_programs_ipc()
+{
+    check("memory of another program", memory_of_another);
+    check("... in forked processes of the other one", forked_ones_share_it);
+    check("... and events, that a process leaves open", left_open);
+    check("... and what it has shared", left_shared);
+    check("... are one tenant's", of_one_tenant);
+    check("handles that are none", hostile_numbers);
+    check("what a program has shared that ends", [] { return maker_ends(false); });
+    check("... and whose process crashes", [] { return maker_ends(true); });
+    check("an event of another program", events_of_another);
+    check("pools of another program", pools_are_not_shared);
+    check("a tenant shares no more than 4096 things", no_more_than_4096);
+}
