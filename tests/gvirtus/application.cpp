@@ -604,6 +604,7 @@ int main(int argc, char **argv)
         {"pools-of-devices", pools_of_devices},
         {"calls", calls},
         {"processes", processes},
+        {"programs", programs},
         {"processes-and-pools", processes_and_pools},
         {"sets-in-streams", sets_in_streams},
         {"sets-after-a-loss", sets_after_a_loss},

@@ -270,6 +270,7 @@ bool host_function_for_ever();
 
 // Memory and events of another process; pools and memory of them.
 bool processes();
+bool programs();
 bool processes_and_pools();
 
 // application_async.cpp

@@ -211,6 +211,12 @@ static bool both(bool (*child_does)(const Meeting &), bool (*parent_does)(const 
     return waitpid(child, &status, 0) == child && status == 0 && good;
 }
 
+// Of which none has called CUDA before: two programs, as a back end sees it.
+bool programs()
+{
+    return both(child_of, parent_of);
+}
+
 bool processes()
 {
     return both(child_that_begins, parent_of_that) && both(child_of, parent_of) &&

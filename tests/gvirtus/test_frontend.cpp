@@ -7,6 +7,7 @@
 //
 // With "short" only what the provider can make a difference to.
 #include "frontend-glue/session/extra.h"
+#include "tests/gvirtus/programs_scene.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
 
@@ -153,6 +154,18 @@ bool reach_of_unknown()
     Application app(&back, application, "kernels-and-page-locked");
     REQUIRE(app.good() && !has_maps(back));
     return HOLDS(lines_with(app.said(), "kernels do not reach") == 1);
+}
+
+// Each has a process of the back end.
+bool between_programs()
+{
+    const Listening back("rdma.gpu : on\n");
+    auto over = connected(back.port);
+    Remote other(over.get()); // Application looks for a process that serves
+    other.get_last_error();
+    Application app(&back, application, "programs", "taken");
+    REQUIRE(app.good());
+    return HOLDS(lines_with(app.said(), "ibx:") == 0);
 }
 
 // A program that resets the device, again and again, beside another one.
@@ -708,6 +721,7 @@ void check_what_it_does_not()
     check("more bytes than there are, and no memory", [] { return run("refused", true); });
     check("calls without GVirtuS's front end", [] { return run("calls", true); });
     check("memory and events of another process", [] { return run("processes", true); });
+    check("memory and events of another program", between_programs);
     check("pools of another process", [] { return run("processes-and-pools", true); });
     check("configurations of launches", [] { return run("configurations", true); });
     check("memory that is set in streams", [] { return run("sets-in-streams", true); });
