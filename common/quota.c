@@ -34,6 +34,10 @@ uint64_t ibx_quota_left(const struct ibx_quota *quota)
 
 void ibx_quota_give(struct ibx_quota *quota, uint64_t n)
 {
-    for (; quota; quota = quota->of)
-        atomic_fetch_sub(&quota->used, n);
+    if (!quota)
+        return;
+    ibx_quota_give(quota->of, n);
+    uint64_t used = atomic_load(&quota->used);
+    while (!atomic_compare_exchange_weak(&quota->used, &used, n < used ? used - n : 0))
+        ;
 }

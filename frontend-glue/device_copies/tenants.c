@@ -138,21 +138,11 @@ void ibx_tenants_are_of(unsigned process)
     row = process;
 }
 
-/* It may have ended in the middle of taking some. */
-static void give_all(struct ibx_quota *quota, uint64_t n)
-{
-    for (; quota; quota = quota->of) {
-        uint64_t used = atomic_load(&quota->used);
-        while (!atomic_compare_exchange_weak(&quota->used, &used, n < used ? used - n : 0))
-            ;
-    }
-}
-
 void ibx_tenants_ended(unsigned process)
 {
     for (unsigned i = 0; shared && i < IBX_HOLDS; i++) {
         struct ibx_quota *quota = &shared->rows[process][i];
-        give_all(quota->of, atomic_exchange(&quota->used, 0));
+        ibx_quota_give(quota->of, atomic_exchange(&quota->used, 0));
     }
 }
 

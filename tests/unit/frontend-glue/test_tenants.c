@@ -9,6 +9,8 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 static struct ibx_tenant *alice, *bob;
@@ -460,6 +462,47 @@ static void test_charges(void **state)
     assert_int_equal(quota->used, 0);
 }
 
+/* Killed when it had taken that of its own quota, and not yet of what all processes share. */
+static void half_take(const struct ibx_tenant_limits *limits)
+{
+    ibx_tenants_are_of(1);
+    struct ibx_tenant *carol = ibx_tenant_get("carol", limits, 8);
+    atomic_fetch_add(&ibx_tenant_quota(carol, IBX_HOLD_DEVICE)->used, 300);
+    _exit(0);
+}
+
+/* What others of the same name hold is theirs, and goes back. */
+static int goes_on_beside_half_a_take(void)
+{
+    const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
+    if (!ibx_tenants_share(4))
+        return 1;
+    const pid_t other = fork();
+    if (!other)
+        half_take(&limits);
+    if (waitpid(other, NULL, 0) != other)
+        return 2;
+    ibx_tenants_are_of(2);
+    struct ibx_quota *quota =
+        ibx_tenant_quota(ibx_tenant_get("carol", &limits, 8), IBX_HOLD_DEVICE);
+    if (!ibx_quota_take(quota, 500))
+        return 3;
+    ibx_tenants_ended(1);
+    ibx_quota_give(quota, 500);
+    return !ibx_quota_take(quota, 500) ? 4 : ibx_quota_take(quota, 1) ? 5 : 0;
+}
+
+static void test_killed_in_a_take(void **state)
+{
+    (void)state;
+    int status = -1;
+    const pid_t pid = fork();
+    if (!pid)
+        _exit(goes_on_beside_half_a_take());
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -480,6 +523,7 @@ int main(void)
         cmocka_unit_test(test_allocated),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test_setup(test_charges, set_up),
+        cmocka_unit_test(test_killed_in_a_take),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
