@@ -329,9 +329,11 @@ const uint8_t *ibx_conn_program(const struct ibx_conn *conn);
  * same ibx_accept(), to establish it there. Closes `conn`, also on failure. -EAGAIN: the child does
  * not take them; other errors of sendmsg(2). */
 int ibx_conn_hand_over(struct ibx_conn *conn, int socket);
-/* The child's: it listens no more, and ibx_accept() returns what comes by the socket, which is the
- * listener's from now on; -ENOTCONN when its other end is closed. */
+/* The child's: it listens no more, has no keys, and ibx_accept() returns what comes by the socket,
+ * which is the listener's from now on; -ENOTCONN when its other end is closed. */
 void ibx_listener_take_from(struct ibx_listener *listener, int socket);
+/* How many connections have come by it, those included for which ibx_accept() returned an error. */
+uint64_t ibx_listener_taken(const struct ibx_listener *listener);
 
 /* ------------------------------------------------------------------- memory */
 

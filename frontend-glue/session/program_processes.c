@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -18,14 +19,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PROGRAMS 1024u /* processes: each costs some 100 MB here, and a context on the GPU */
+#define PROGRAMS     1024u /* processes: each costs some 100 MB here, and a context on the GPU */
+#define HANDED_BYTES (1 << 20) /* of connections that a process has not taken yet: 1.3 KB each */
+#define LOOK_MS      1000      /* where nothing shows that one has ended */
 
 /* ------------------------------------------------------------------- in a program's process */
 
 static struct {
     int socket; /* to the process that listens, 0: this is no such process */
     int event;
-    uint64_t taken; /* connections */
     atomic_uint sessions;
 } own;
 
@@ -37,11 +39,6 @@ bool ibx_serves_program(void)
 int ibx_program_event(void)
 {
     return own.socket ? own.event : -1;
-}
-
-void ibx_program_took(void)
-{
-    own.taken++;
 }
 
 void ibx_program_session_begins(void)
@@ -63,13 +60,13 @@ void ibx_program_look_again(void)
 }
 
 /* The other process says yes by closing the socket, unless it has sent more than was taken. */
-void ibx_program_look(bool anybody)
+void ibx_program_look(bool anybody, uint64_t taken)
 {
     uint64_t times;
     if (read(own.event, &times, sizeof(times)) < 0)
         return;
     if (!anybody && !atomic_load(&own.sessions))
-        send(own.socket, &own.taken, sizeof(own.taken), MSG_NOSIGNAL | MSG_DONTWAIT);
+        send(own.socket, &taken, sizeof(taken), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 /* ------------------------------------------------------------------------- the one that listens */
@@ -81,9 +78,10 @@ struct program {
     char name[IBX_NAME_MAX + 1];       /* of the key of those that come */
     bool has_user;                     /* likewise, where that is known */
     unsigned user;
-    uint64_t given; /* connections */
-    char peer[128]; /* the first one */
-    unsigned place; /* of those that the hooks know */
+    uint64_t given;                   /* connections that it will take, or has taken */
+    char peer[128];                   /* the first one */
+    unsigned place;                   /* of those that the hooks know */
+    const struct pollfd *asks, *ends; /* NULL: nothing shows it */
 };
 
 struct programs {
@@ -111,20 +109,34 @@ static struct program whose(const struct ibx_conn *conn)
     return like;
 }
 
+static bool one_owner(const struct program *a, const struct program *b)
+{
+    return !strcmp(a->name, b->name) && !(a->has_user && b->has_user && a->user != b->user);
+}
+
+/* A program that moves between hosts has a user, or none, and its number shows that it is the same
+ * one. Who has no number could get into others' process by being on another host, as it says. */
+static bool same_program(const struct program *a, const struct program *b)
+{
+    static const uint8_t none[IBX_PROGRAM_BYTES];
+    return !memcmp(a->number, b->number, sizeof(a->number)) && one_owner(a, b) &&
+           (a->has_user == b->has_user || memcmp(a->number, none, sizeof(none)) != 0);
+}
+
 static struct program *find(const struct programs *programs, const struct program *like)
 {
     for (unsigned i = 0; i < programs->count; i++) {
         struct program *p = programs->all[i];
-        if (p->socket >= 0 && !memcmp(p->number, like->number, sizeof(p->number)) &&
-            !strcmp(p->name, like->name) &&
-            !(p->has_user && like->has_user && p->user != like->user))
+        if (p->socket >= 0 && same_program(p, like))
             return p;
     }
     return NULL;
 }
 
-/* Of the session with which the connection goes on. NULL: it has just ended. */
-static struct program *find_session(const struct programs *programs, const uint8_t *id)
+/* Of the session with which the connection goes on. NULL: it has just ended. The records are other
+ * processes' memory, too: they do not say whom a client may come to. */
+static struct program *find_session(const struct programs *programs, const uint8_t *id,
+                                    const struct program *like)
 {
     pid_t process = 0;
     if (!programs->records)
@@ -135,8 +147,9 @@ static struct program *find_session(const struct programs *programs, const uint8
         process = record->process;
     ibx_records_unlock(programs->records);
     for (unsigned i = 0; process && i < programs->count; i++) {
-        if (programs->all[i]->process == process)
-            return programs->all[i]->socket >= 0 ? programs->all[i] : NULL;
+        struct program *p = programs->all[i];
+        if (p->process == process)
+            return p->socket >= 0 && one_owner(p, like) ? p : NULL;
     }
     return NULL;
 }
@@ -168,9 +181,8 @@ static void become(struct programs *programs, unsigned place, int socket, int ev
     ibx_listener_take_from(programs->listener, socket);
     own.socket = socket;
     own.event = event;
-    own.taken = 0;
     atomic_store(&own.sessions, 0);
-    ibx_program_look_again(); /* the first client may be gone before it is served */
+    ibx_program_look_again(); /* the first client may not be handed over */
 }
 
 /* Those without a key are one tenant, which has all there are. */
@@ -194,10 +206,12 @@ static unsigned place_of(struct programs *programs)
 /* NULL: it could not be had, and errno says why; or this is the child. */
 static struct program *begin(struct programs *programs, const struct program *like)
 {
+    const int room = HANDED_BYTES;
     int sockets[2] = {-1, -1}, event = -1;
     struct program *p = malloc(sizeof(*p));
     if (!p || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets))
         goto failed;
+    setsockopt(sockets[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
     event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     *p = *like;
     p->socket = sockets[0];
@@ -235,12 +249,19 @@ static void turn_away(struct ibx_conn *conn, const char *why)
     ibx_close(conn);
 }
 
+static const char *remedy(int code)
+{
+    return code == EMFILE   ? IBX_ERROR_MORE_FILES
+           : code == EAGAIN ? "; raise the limit on processes (ulimit -u)"
+                            : "";
+}
+
 /* False: this is the child. */
 static bool route(struct programs *programs, struct ibx_conn *conn)
 {
     const uint8_t *claimed = ibx_conn_claimed(conn);
     const struct program like = whose(conn);
-    struct program *p = claimed ? find_session(programs, claimed) : find(programs, &like);
+    struct program *p = claimed ? find_session(programs, claimed, &like) : find(programs, &like);
     if (!p && claimed) {
         ibx_close(conn);
         return true;
@@ -258,11 +279,13 @@ static bool route(struct programs *programs, struct ibx_conn *conn)
         return false;
     }
     if (!p) {
-        turn_away(conn, strerror(errno));
+        char why[160];
+        snprintf(why, sizeof(why), "%s%s", strerror(errno), remedy(errno));
+        turn_away(conn, why);
         return true;
     }
-    p->given++;
     const int rc = ibx_conn_hand_over(conn, p->socket);
+    p->given += !rc;
     if (rc)
         ibx_log(IBX_LOG_ERROR,
                 "%s is turned away: process %d, which serves its program, takes no "
@@ -271,12 +294,15 @@ static bool route(struct programs *programs, struct ibx_conn *conn)
     return true;
 }
 
-/* It asks to be let go, or its end of the socket is closed. */
+/* It asks to be let go, or its end of the socket is closed. What it has asked last counts. */
 static void heard(struct program *p)
 {
     uint64_t taken = 0;
-    const ssize_t n = recv(p->socket, &taken, sizeof(taken), MSG_DONTWAIT);
-    if (n == 0 || (n == sizeof(taken) && taken == p->given))
+    ssize_t n;
+    bool asks = false;
+    while ((n = recv(p->socket, &taken, sizeof(taken), MSG_DONTWAIT)) > 0)
+        asks = taken == p->given;
+    if (asks || n == 0)
         close_fd(&p->socket);
 }
 
@@ -304,13 +330,13 @@ static bool reap(const struct programs *programs, const struct program *p)
     return true;
 }
 
-static void look_at(struct programs *programs, const struct pollfd *waits)
+static void look_at(struct programs *programs)
 {
     for (unsigned i = programs->count; i-- > 0;) {
-        if (waits[2 * i].revents)
-            heard(programs->all[i]);
-        if ((waits[2 * i + 1].revents || programs->all[i]->process_fd < 0) &&
-            reap(programs, programs->all[i]))
+        struct program *p = programs->all[i];
+        if (p->asks && p->asks->revents)
+            heard(p);
+        if ((!p->ends || p->ends->revents) && reap(programs, p))
             drop(programs, i);
     }
 }
@@ -330,6 +356,30 @@ static bool take(struct programs *programs)
     return true;
 }
 
+static const struct pollfd *watch(struct pollfd *waits, nfds_t *n, int fd)
+{
+    if (fd < 0)
+        return NULL;
+    waits[*n] = (struct pollfd){.fd = fd, .events = POLLIN};
+    return &waits[(*n)++];
+}
+
+/* What takes a place is a descriptor that is open: poll(2) takes no more than there may be. */
+static int wait_for_any(struct programs *programs, struct pollfd *waits)
+{
+    nfds_t n = 0;
+    int timeout_ms = -1;
+    watch(waits, &n, ibx_listener_fd(programs->listener));
+    for (unsigned i = 0; i < programs->count; i++) {
+        struct program *p = programs->all[i];
+        p->asks = watch(waits, &n, p->socket);
+        p->ends = watch(waits, &n, p->process_fd);
+        if (!p->ends) /* the system has no pidfd_open(2), or forbids it */
+            timeout_ms = LOOK_MS;
+    }
+    return poll(waits, n, timeout_ms);
+}
+
 int ibx_programs_serve(struct ibx_session *listening, unsigned share)
 {
     static struct pollfd waits[2 * PROGRAMS + 1];
@@ -341,17 +391,15 @@ int ibx_programs_serve(struct ibx_session *listening, unsigned share)
     if (programs.hooks->programs && !programs.hooks->programs(PROGRAMS))
         return -ENOMEM;
     for (;;) {
-        const unsigned count = programs.count;
-        for (unsigned i = 0; i < count; i++) {
-            waits[2 * i] = (struct pollfd){.fd = programs.all[i]->socket, .events = POLLIN};
-            waits[2 * i + 1] = (struct pollfd){.fd = programs.all[i]->process_fd, .events = POLLIN};
-        }
-        waits[2 * count] =
-            (struct pollfd){.fd = ibx_listener_fd(programs.listener), .events = POLLIN};
-        if (poll(waits, 2 * count + 1, -1) < 0)
+        if (wait_for_any(&programs, waits) < 0) {
+            if (errno != EINTR) {
+                ibx_log(IBX_LOG_ERROR, "waiting for clients: %s", strerror(errno));
+                poll(NULL, 0, LOOK_MS);
+            }
             continue;
-        look_at(&programs, waits);
-        if (waits[2 * count].revents && !take(&programs))
+        }
+        look_at(&programs);
+        if (waits[0].revents && !take(&programs))
             return 0;
     }
 }

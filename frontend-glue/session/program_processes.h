@@ -25,16 +25,15 @@ int ibx_programs_serve(struct ibx_session *listening, unsigned share);
 /* Whether this process is such a child. */
 bool ibx_serves_program(void);
 
-/* Such a child's, without effect elsewhere. It has taken a connection from its listener. */
-void ibx_program_took(void);
-/* A session of a client begins, and has ended; or somebody else who could come again does no more.
- */
+/* Such a child's, without effect elsewhere. A session of a client begins, and has ended; or
+ * somebody else who could come again does no more, or a connection has come to nothing. */
 void ibx_program_session_begins(void);
 void ibx_program_session_ended(void);
 void ibx_program_look_again(void);
 /* Readable when it is to look; -1: never. */
 int ibx_program_event(void);
-/* It looks: `anybody` may come again, beside those that have sessions. */
-void ibx_program_look(bool anybody);
+/* It looks: `anybody` may come again, beside those that have sessions; its listener has taken so
+ * many connections. */
+void ibx_program_look(bool anybody, uint64_t taken);
 
 #endif

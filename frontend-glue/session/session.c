@@ -134,7 +134,7 @@ int ibx_session_adopt(struct ibx_session *s, struct ibx_conn *conn)
 static void look(const struct ibx_session *listening)
 {
     const struct ibx_session_hooks *hooks = listening->hooks;
-    ibx_program_look(hooks->anybody && hooks->anybody());
+    ibx_program_look(hooks->anybody && hooks->anybody(), ibx_listener_taken(listening->listener));
 }
 
 /* A lack of descriptors must not end the server: it is logged, and accepting is tried again. */
@@ -158,18 +158,16 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
         int rc = ibx_accept(listening->listener, conn, &why);
         if (rc == -ENOTCONN) /* that process has ended, or lets this one go */
             _exit(EXIT_SUCCESS);
-        if (rc != -EAGAIN) /* or it was lost, for want of a descriptor */
-            ibx_program_took();
         if (!rc && !ibx_conn_claimed(*conn))
             return 0;
+        if (rc != -EAGAIN) /* who asked to be let go before this one came has to ask again */
+            ibx_program_look_again();
         if (!rc) { /* of a session that goes on */
             ibx_waiting_offer(listening->link.waiting, *conn);
-            ibx_program_look_again(); /* the session may have ended meanwhile */
             continue;
         }
         if (rc != -EAGAIN) {
             ibx_log(IBX_LOG_ERROR, "%s", why.message);
-            ibx_program_look_again();
             poll(NULL, 0, 100);
         }
     }
@@ -183,6 +181,7 @@ static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
     int rc = ibx_session_create(listening->uri, &listening->options, &s, err);
     if (rc) {
         ibx_close(conn);
+        ibx_program_look_again();
         return rc;
     }
     rc = ibx_session_adopt(s, conn);

@@ -5,15 +5,19 @@
 //   test_programs PLUGIN.so PROVIDER [HOST]
 #include "tests/gvirtus/programs_scene.h"
 
+#include <algorithm>
 #include <arpa/inet.h>
+#include <fstream>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 namespace
 {
 
-constexpr int lost = 999;   // what each call of a session returns that is gone
-constexpr int broken = 719; // ... and of a context that is broken
+constexpr int lost = 999;    // what each call of a session returns that is gone
+constexpr int broken = 719;  // ... and of a context that is broken
+constexpr long at_once = 64; // connections of one program
 
 long break_context(Remote *remote)
 {
@@ -51,6 +55,22 @@ long cut(std::uint16_t port)
     return n;
 }
 
+// Where a process waits, its connections do, too.
+long connects_at_once(std::uint16_t port, const std::string &options, unsigned n)
+{
+    std::vector<pid_t> clients;
+    long good = 0;
+    for (unsigned i = 0; i < n; i++)
+        clients.push_back(spawn([&]() -> int {
+            auto over = connected(port, options);
+            Remote own(over.get());
+            return !own.malloc(some);
+        }));
+    for (const pid_t client : clients)
+        good += result_of(client) == 0;
+    return good;
+}
+
 enum Order : char {
     WORKS,
     ALLOCATES,
@@ -60,7 +80,8 @@ enum Order : char {
     CUTS,
     SHARES,
     FORKS,
-    FILLS
+    FILLS,
+    CONNECTS
 };
 
 long carry_out(Order order, Remote *remote, std::uint16_t port, const std::string &options)
@@ -85,6 +106,8 @@ long carry_out(Order order, Remote *remote, std::uint16_t port, const std::strin
         Remote other(over.get());
         return copies(remote, remote->malloc(100000), &other);
     }
+    case CONNECTS:
+        return connects_at_once(port, options, at_once);
     case FORKS: {
         const std::uint64_t memory = remote->malloc(100000);
         return result_of(spawn([&]() -> int {
@@ -126,14 +149,13 @@ struct Program {
     Program(const Program &) = delete;
     Program &operator=(const Program &) = delete;
     ~Program() { end(); }
-    long ask(Order order) const
+    bool begin(Order order) const { return write(orders, &order, sizeof(order)) == sizeof(order); }
+    long answer() const
     {
         long answer = -1;
-        if (write(orders, &order, sizeof(order)) != sizeof(order) ||
-            read(orders, &answer, sizeof(answer)) != sizeof(answer))
-            return -1;
-        return answer;
+        return read(orders, &answer, sizeof(answer)) == sizeof(answer) ? answer : -1;
     }
+    long ask(Order order) const { return begin(order) ? answer() : -1; }
     void end(int signal = 0)
     {
         if (pid < 0)
@@ -273,6 +295,49 @@ bool impostor()
                  })));
 }
 
+// How often these bytes are in what the process can write to.
+long has_in_memory(pid_t process, const std::vector<unsigned char> &bytes)
+{
+    const std::string proc = "/proc/" + std::to_string(process);
+    std::ifstream maps(proc + "/maps"), memory(proc + "/mem", std::ios::binary);
+    std::string line;
+    long n = 0;
+    while (std::getline(maps, line)) {
+        unsigned long from = 0, to = 0;
+        if (line.find(" rw-p ") == std::string::npos ||
+            std::sscanf(line.c_str(), "%lx-%lx", &from, &to) != 2 || to - from > 100UL << 20)
+            continue;
+        std::vector<unsigned char> all(to - from);
+        memory.clear();
+        memory.seekg(static_cast<std::streamoff>(from));
+        memory.read(reinterpret_cast<char *>(all.data()), static_cast<std::streamsize>(all.size()));
+        const auto end = all.begin() + memory.gcount();
+        for (auto at = all.begin(); (at = std::search(at, end, bytes.begin(), bytes.end())) != end;
+             ++at)
+            n++;
+    }
+    return n;
+}
+
+// Where kernels reach all memory of their process, they find no keys of others there.
+bool has_no_keys()
+{
+    const std::string keys = folder + "/keys";
+    write_file(keys,
+               "alice:00112233445566778899aabbccddeeff\nbob:ffeeddccbbaa99887766554433221100\n");
+    const std::string file = "rdma.key_file : " + keys + "\n";
+    const Listening back(file);
+    // Now: it has what was here before.
+    const std::vector<unsigned char> bobs = {0x81, 0x14, 0x07, 0xf1, 0x0d, 0x6c, 0x0f, 0x49,
+                                             0xa0, 0x56, 0xcc, 0x8c, 0x01, 0xa1, 0x5e, 0x42};
+    const Program alice(back, file + "rdma.name : alice\n"), bob(back, file + "rdma.name : bob\n");
+    REQUIRE(alice.ask(WORKS) == 1 && bob.ask(WORKS) == 1 && back.children().size() == 2);
+    REQUIRE(has_in_memory(back.pid, bobs) > 0);
+    for (const pid_t child : back.children())
+        REQUIRE(has_in_memory(child, bobs) == 0);
+    return true;
+}
+
 // What one has, others of its name have not; and it goes back with the process, however that ends.
 bool limits_are_shared()
 {
@@ -287,6 +352,44 @@ bool limits_are_shared()
     const Program c(back), d(back), e(back);
     REQUIRE(c.ask(WORKS) == 1 && d.ask(WORKS) == 1);
     return HOLDS(e.ask(WORKS) == 1 && Program(back).ask(WORKS) != 1);
+}
+
+bool waits_for_its_turn(const Listening &back, const Program &a, const Program &other)
+{
+    REQUIRE(kill(back.children().front(), SIGSTOP) == 0 && a.begin(CONNECTS));
+    // The process that listens does not wait for it: others' come behind those.
+    REQUIRE(other.ask(CONNECTS) == at_once);
+    REQUIRE(kill(back.children().front(), SIGCONT) == 0);
+    return HOLDS(a.answer() == at_once);
+}
+
+bool a_process_that_waits()
+{
+    const Listening back;
+    Program a(back);
+    const Program other((a.ask(WORKS), back));
+    REQUIRE(other.ask(WORKS) == 1 && back.children().size() == 2);
+    REQUIRE(waits_for_its_turn(back, a, other) && a.ask(WORKS) == 1);
+    a.end();
+    return HOLDS(back.has(1));
+}
+
+// A connection that its process has no descriptor for is lost; the process still knows its end.
+bool out_of_descriptors()
+{
+    const Listening back;
+    Program a(back);
+    REQUIRE(a.ask(WORKS) == 1);
+    const pid_t child = back.children().front();
+    rlimit before{};
+    REQUIRE(prlimit(child, RLIMIT_NOFILE, nullptr, &before) == 0);
+    const rlimit none = {0, before.rlim_max};
+    REQUIRE(prlimit(child, RLIMIT_NOFILE, &none, nullptr) == 0);
+    REQUIRE(a.ask(FORKS) == 0);
+    REQUIRE(prlimit(child, RLIMIT_NOFILE, &before, nullptr) == 0);
+    REQUIRE(a.ask(FORKS) == 1 && a.ask(WORKS) == 1);
+    a.end();
+    return HOLDS(back.has(0));
 }
 
 bool with_its_listener()
@@ -319,7 +422,10 @@ int main(int argc, char **argv)
     if (provider != "verbs") // which does not encrypt
         check("... with TLS", goes_on_encrypted);
     check("a program with another one's number", impostor);
+    check("a process without keys", has_no_keys);
     check("limits are of all programs", limits_are_shared);
+    check("a process that does not take its connections", a_process_that_waits);
+    check("a process without descriptors", out_of_descriptors);
     check("the process that listens ends", with_its_listener);
     check_programs_ipc();
     return scene_close();

@@ -206,8 +206,9 @@ const char *ibx_handshake_claim_check(struct ibx_handshake *h);
 /* program.c: the client's number in HELLO, behind all else. A server reads it if it is there. */
 int ibx_handshake_program_put(struct ibx_writer *w, struct ibx_error *err);
 void ibx_handshake_program_get(struct ibx_handshake *h, struct ibx_reader *r);
-/* What ibx_conn_hand_over() has sent. As ibx_pool_step(); -ENOTCONN: there is nobody any more. */
-int ibx_handshake_take(int socket, const struct ibx_options *options, struct ibx_keys *keys,
+/* What ibx_conn_hand_over() has sent. As ibx_pool_step(); -ENOTCONN: there is nobody any more.
+ * `*taken` counts what has come, also what cannot be used. */
+int ibx_handshake_take(int socket, const struct ibx_options *options, uint64_t *taken,
                        struct ibx_conn **conn, struct ibx_error *err);
 
 /* locality.c: equal on both ends only under one running kernel; different for each connection. */

@@ -30,6 +30,7 @@
 
 struct ibx_listener {
     int fd, handed; /* -1: it listens itself */
+    uint64_t taken; /* of those that are handed */
     struct ibx_options options;
     struct ibx_keys *keys;
     struct ibx_pool *pool;
@@ -226,7 +227,7 @@ const char *ibx_listener_uri(const struct ibx_listener *listener)
 int ibx_accept(struct ibx_listener *listener, struct ibx_conn **out, struct ibx_error *err)
 {
     int rc = listener->handed >= 0 ? ibx_handshake_take(listener->handed, &listener->options,
-                                                        listener->keys, out, err)
+                                                        &listener->taken, out, err)
                                    : ibx_pool_step(listener->pool, out, err);
     if (!rc || rc == -EAGAIN)
         return rc;
@@ -256,8 +257,15 @@ void ibx_listener_take_from(struct ibx_listener *listener, int socket)
     ibx_pool_destroy(listener->pool);
     listener->pool = NULL;
     close(listener->fd);
+    ibx_keys_release(listener->keys); /* a kernel may read this process's memory */
+    listener->keys = NULL;
     listener->fd = -1;
     listener->handed = socket;
+}
+
+uint64_t ibx_listener_taken(const struct ibx_listener *listener)
+{
+    return listener->taken;
 }
 
 void ibx_listener_close(struct ibx_listener *listener)

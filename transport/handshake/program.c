@@ -49,11 +49,12 @@ const uint8_t *ibx_conn_program(const struct ibx_conn *conn)
 
 /* ------------------------------------------------------------------------ handing over */
 
+/* Short: a process that does not take them for a while has room for some hundred. */
 struct handed {
-    struct ibx_path path;
+    char peer[128], name[IBX_NAME_MAX + 1];
     size_t slots, message; /* as both ends agreed */
     uint64_t sent, received;
-    bool encrypt, same_host, keyed, payloads_in_plain, has_claimed, has_program;
+    bool remote, encrypt, same_host, keyed, payloads_in_plain, has_claimed, has_program;
     uint8_t claimed[IBX_CLAIM_ID_BYTES], program[IBX_PROGRAM_BYTES];
     uint8_t session_key[IBX_HASH_BYTES];
 };
@@ -67,11 +68,11 @@ static void fill(struct handed *handed, const struct ibx_conn *conn)
 {
     const struct ibx_handshake *h = (const struct ibx_handshake *)conn->setup;
     *handed = (struct handed){
-        .path = conn->path,
         .slots = conn->options.slots,
         .message = conn->options.message,
         .sent = h->sent,
         .received = h->received,
+        .remote = conn->path.remote,
         .encrypt = conn->encrypt,
         .same_host = conn->same_host,
         .keyed = conn->keyed,
@@ -79,6 +80,8 @@ static void fill(struct handed *handed, const struct ibx_conn *conn)
         .has_claimed = conn->has_claimed,
         .has_program = conn->has_program,
     };
+    memcpy(handed->peer, conn->path.peer, sizeof(handed->peer));
+    memcpy(handed->name, conn->path.name, sizeof(handed->name));
     memcpy(handed->claimed, conn->claimed, sizeof(handed->claimed));
     memcpy(handed->program, conn->program, sizeof(handed->program));
     memcpy(handed->session_key, conn->session_key, sizeof(handed->session_key));
@@ -123,7 +126,9 @@ static int descriptor_of(struct msghdr *message)
 static int restore(struct ibx_handshake *h, const struct handed *handed, struct ibx_error *err)
 {
     struct ibx_conn *conn = h->conn;
-    conn->path = handed->path;
+    memcpy(conn->path.peer, handed->peer, sizeof(conn->path.peer));
+    memcpy(conn->path.name, handed->name, sizeof(conn->path.name));
+    conn->path.remote = handed->remote;
     conn->options.slots = (unsigned)handed->slots;
     conn->options.message = handed->message;
     h->sent = handed->sent;
@@ -144,7 +149,7 @@ static int restore(struct ibx_handshake *h, const struct handed *handed, struct 
     return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
 }
 
-int ibx_handshake_take(int socket, const struct ibx_options *options, struct ibx_keys *keys,
+int ibx_handshake_take(int socket, const struct ibx_options *options, uint64_t *taken,
                        struct ibx_conn **conn, struct ibx_error *err)
 {
     struct handed handed __attribute__((cleanup(wipe)));
@@ -159,10 +164,11 @@ int ibx_handshake_take(int socket, const struct ibx_options *options, struct ibx
         return -ENOTCONN;
     if (n < 0)
         return errno == EINTR ? -EAGAIN : -errno;
+    ++*taken;
     const int fd = descriptor_of(&message);
     if (fd < 0) /* this process has no place for another one */
         return -EMFILE;
-    struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_SERVER, options, keys, err);
+    struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_SERVER, options, NULL, err);
     if (!h)
         return -ENOMEM;
     const int rc = restore(h, &handed, err);
