@@ -392,6 +392,32 @@ bool out_of_descriptors()
     return HOLDS(back.has(0));
 }
 
+// Processes end at any time: before they have taken a connection, in a handshake, with sessions.
+bool killed_at_any_time()
+{
+    const Said nothing_here;
+    const Listening back;
+    std::vector<pid_t> clients;
+    REQUIRE(Program(back).ask(WORKS) == 1);
+    REQUIRE(back.has(0));
+    const std::ptrdiff_t descriptors = back.descriptors();
+    for (unsigned i = 0, killed = 0; i < 60 || !killed; i++) {
+        clients.push_back(spawn([&]() -> int {
+            auto over = connected(back.port, resume);
+            Remote own(over.get());
+            return works(&own) != 1;
+        }));
+        for (const pid_t child : back.children())
+            killed += i % 3 == static_cast<unsigned>(child) % 3 && !kill(child, SIGKILL);
+    }
+    for (const pid_t client : clients)
+        result_of(client);
+    REQUIRE(back.has(0));
+    REQUIRE(Program(back).ask(WORKS) == 1);
+    REQUIRE(back.has(0));
+    return HOLDS(becomes_true([&] { return back.descriptors() <= descriptors; }));
+}
+
 bool with_its_listener()
 {
     Listening back;
@@ -426,6 +452,7 @@ int main(int argc, char **argv)
     check("limits are of all programs", limits_are_shared);
     check("a process that does not take its connections", a_process_that_waits);
     check("a process without descriptors", out_of_descriptors);
+    check("processes that are killed at any time", killed_at_any_time);
     check("the process that listens ends", with_its_listener);
     check_programs_ipc();
     return scene_close();
