@@ -90,12 +90,13 @@ void forward(int socket, Communicator *over)
     }
 }
 
+// In a forked child, whose exit(3) LeakSanitizer would take for the end of what its parent has.
 [[noreturn]] void serve_orders(int socket, std::uint16_t port, const std::string &options)
 {
     auto over = connected(port, options);
     forward(socket, over.get());
-    until_exit.push_back(std::move(over));
-    std::exit(0);
+    over.reset();
+    std::_Exit(0);
 }
 
 // ------------------------------------------------------------------------------- programs
@@ -192,20 +193,25 @@ struct Program : One {
     pid_t pid;
 
     explicit Program(const BackEnd &back, const std::string &options = "")
-        : pid(spawn([&]() -> int {
-              close(over.socket);
-              close(child.over.socket);
-              auto mine = connected(back.port, options);
-              const pid_t its =
-                  spawn([&]() -> int { serve_orders(child.theirs, back.port, options); });
-              close(child.theirs);
-              child.theirs = -1;
-              forward(theirs, mine.get());
-              until_exit.push_back(std::move(mine));
-              result_of(its);
-              std::exit(0);
-          }))
+        : pid(spawn([&]() -> int { serve(back.port, options); }))
     {
+    }
+    // It forks before it has threads, beside which AddressSanitizer's allocator may be locked for
+    // good in the child; but behind a connection, which makes it a program.
+    [[noreturn]] void serve(std::uint16_t port, const std::string &options)
+    {
+        close(over.socket);
+        close(child.over.socket);
+        auto first = connected(port, of_another_program + options);
+        const pid_t its = spawn([&]() -> int { serve_orders(child.theirs, port, options); });
+        close(child.theirs);
+        child.theirs = -1;
+        auto mine = connected(port, options);
+        first.reset();
+        forward(theirs, mine.get());
+        until_exit.push_back(std::move(mine));
+        result_of(its);
+        std::exit(0);
     }
     ~Program() { end(); }
     void end(int signal = 0)
