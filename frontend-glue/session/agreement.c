@@ -56,7 +56,7 @@ static void watch_peer(struct ibx_session *s, uint32_t pid, uint64_t its_namespa
     s->link.peer_fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
 }
 
-/* From here on messages count. */
+/* Messages count once the link is CONNECTED, which comes behind it. */
 static int begin(struct ibx_session *s)
 {
     struct session_link *link = &s->link;
@@ -67,7 +67,7 @@ static int begin(struct ibx_session *s)
     ibx_conn_secret(s->conn, "session id", id);
     memcpy(link->id, id, sizeof(link->id));
     ibx_conn_secret(s->conn, "session resumption", link->secret);
-    return ibx_state_move(&link->state, LINK_CONNECTED);
+    return 0;
 }
 
 static int begin_server(struct ibx_session *s)
@@ -81,7 +81,7 @@ static int begin_server(struct ibx_session *s)
     memcpy(link->name, s->path.name, sizeof(link->name));
     link->has_user = !s->path.remote && !ibx_conn_user(s->conn, &user);
     link->user = user;
-    return ibx_waiting_add(s) ? 0 : -ENOSPC;
+    return ibx_waiting_add(s) ? ibx_state_move(&link->state, LINK_CONNECTED) : -ENOSPC;
 }
 
 /* Server: nothing but this message has come. */
@@ -131,6 +131,8 @@ static int kept(struct ibx_session *s, struct ibx_reader *r)
     link->seconds = 0; /* the answer is here */
     link->tells_end = ibx_reader_left(r) && ibx_get_u8(r);
     int rc = link->agreed ? begin(s) : 0;
+    if (!rc && link->agreed)
+        rc = ibx_state_move(&link->state, LINK_CONNECTED);
     if (!rc && link->agreed)
         watch_peer(s, pid, its_namespace);
     return rc;
