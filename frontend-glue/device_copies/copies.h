@@ -509,6 +509,7 @@ void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken);
  * of it. Each waits for the other, of other sessions. Its end; nothing, if there is none. */
 void ibx_held_by_copy(struct copies *x, const struct ibx_frame *f);
 void ibx_held_by_free(struct copies *x, uint64_t address);
+void ibx_held_by_unmap(struct copies *x, uint64_t address, uint64_t n); /* as by_free */
 void ibx_held_end(struct copies *x);
 
 /* frees.c: around what gives memory back, and waits for the device in CUDA. `address`: which

@@ -3,7 +3,8 @@
  * Device memory in which a copy is under way is not given back. A copy is checked once, and goes on
  * in parts, as fast as its client takes them: a free by another session of that client's would have
  * the other parts be of whatever another tenant has there by then. So cudaFree waits for such
- * copies, as natively for all work, and a copy begins there before it, or finds the memory gone.
+ * copies, as natively for all work, and a copy begins there before it, or finds the memory gone. So
+ * does what gives a client's page-locked memory back (host_maps.c), which copies may name as well.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -86,5 +87,12 @@ void ibx_held_by_free(struct copies *x, uint64_t address)
     if (!address || !ibx_copies_have_cuda(x) || x->cuda->mem_get_address_range(&base, &n, address))
         return;
     wanted.freed = (struct held_range){base, base + n};
+    begin(x, &wanted);
+}
+
+void ibx_held_by_unmap(struct copies *x, uint64_t address, uint64_t n)
+{
+    const struct held_memory wanted = {.listed = true, .freed = {address, address + n}};
+    ibx_held_end(x);
     begin(x, &wanted);
 }

@@ -134,6 +134,14 @@ static void end(struct copies *x, struct ibx_host_map *m)
     free(m);
 }
 
+/* The same of one that the client gives back, while another session of its may copy there. */
+static void end_given_back(struct copies *x, struct ibx_host_map *m)
+{
+    ibx_held_by_unmap(x, (uintptr_t)m->base, m->length);
+    end(x, m);
+    ibx_held_end(x);
+}
+
 /* Locked. */
 static bool is_in_the_way(const struct wish *w)
 {
@@ -339,7 +347,7 @@ static int host_map(struct extra *e)
     if (is_there(e->x, client, &w) || (w.own && pin_again(e->x, client, &w)))
         return 0;
     for (struct ibx_host_map *m; (m = take_locking(client, w.address, w.length));)
-        end(e->x, m); /* of before */
+        end_given_back(e->x, m); /* of before */
     wait_for_ends(&w);
     return make(e->x, client, &w, fd);
 }
@@ -351,7 +359,7 @@ static int host_unmap(struct extra *e)
         return CUDA_INVALID_VALUE;
     const uint64_t client = ibx_clients_number(e->x);
     for (struct ibx_host_map *m; client && (m = take_locking(client, address, 1));)
-        end(e->x, m);
+        end_given_back(e->x, m);
     return 0;
 }
 

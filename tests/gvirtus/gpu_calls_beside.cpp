@@ -499,10 +499,43 @@ bool waits_for_other_session(const char *options, bool ends, std::uint64_t in)
     return HOLDS(ends_well(pid));
 }
 
+// A client gives host memory that stands for its own back by one connection while another one's
+// copy is under way there.
+bool unmapped_beside_a_copy(bool to_device)
+{
+    constexpr std::size_t n = 48u << 20;
+    constexpr std::uint64_t there = 0x210000000000;
+    Gpu gpu;
+    Client copies(gpu);
+    std::vector<char> bytes = random_bytes(n, 31), got = to_device ? bytes : std::vector<char>(n);
+    REQUIRE(copies.remote.get_last_error() == 0 &&
+            gpu.remote.call(
+                "ibxRuntime",
+                number(IBX_EXTRA_HOST_MAP).u64(there).u64(n).u64(IBX_EXTRA_OWN_PAGES)) == 0);
+    REQUIRE(copies.remote.to_device(there, bytes.data(), n) == 0 && gpu.remote.slow(30000));
+    const auto before = gpu.remote.stats().copies_async;
+    std::atomic<bool> over{false};
+    int rc = -1;
+    std::thread copy([&] {
+        rc = to_device ? copies.remote.to_device(there, got.data(), n)
+                       : copies.remote.from_device(got.data(), there, n);
+        over = true;
+    });
+    while (gpu.remote.stats().copies_async == before && !over)
+        std::this_thread::yield();
+    const int unmapped = gpu.remote.call("ibxRuntime", number(IBX_EXTRA_HOST_UNMAP).u64(there));
+    gpu.remote.slow(0);
+    copy.join();
+    return HOLDS(unmapped == 0 && rc == 0 && got == bytes && copies.remote.malloc(100));
+}
+
 } // namespace
 
 void check_calls_beside()
 {
+    for (const bool to_device : {false, true})
+        check("host memory given back beside a copy",
+              [=] { return unmapped_beside_a_copy(to_device); });
     const auto frees = [](Remote &own, std::uint64_t memory) { return own.free(memory); };
     const auto waits = [](Remote &own, std::uint64_t) { return own.device_synchronize(); };
     setenv("IBX_DOUBLE_ALONE", "1", 1);
