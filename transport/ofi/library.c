@@ -23,7 +23,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FORK_WAITS_MS 3000u /* looking takes 200 ms, more where there is much */
+#define FORK_WAITS_MS 15000u /* loading takes 200 ms, seconds from a disk that is busy */
 
 static struct {
     char reason[256]; /* why it is not there */
