@@ -61,33 +61,28 @@ static void send_long(struct ibx_pipeline *p, const struct ibx_pipeline_request 
     ibx_pipeline_sync(p);
 }
 
-/* As GVirtuS reads a reply: of a connection that breaks, too. */
-static void take(struct ibx_pipeline *p, void *to, size_t n)
-{
-    if (!ibx_pipeline_read(p, to, n))
-        ibx_session_answer(p->session, to, n);
-}
-
+/* Of a connection that breaks within a reply, too, the call returns an error, which GVirtuS's
+ * could not. */
 static int take_reply(struct ibx_pipeline *p, const struct ibx_pipeline_request *call)
 {
     uint8_t head[IBX_REPLY_HEAD] = {0}, rest[64];
     struct ibx_reader r = ibx_reader_of(head, sizeof(head));
-    take(p, head, 4);
-    take(p, head + 4, 8);
-    take(p, head + 12, 8);
-    int code = (int)ibx_get_u32(&r);
+    bool good = ibx_pipeline_read(p, head, 4) && ibx_pipeline_read(p, head + 4, 8) &&
+                ibx_pipeline_read(p, head + 12, 8);
+    const int code = (int)ibx_get_u32(&r);
     ibx_get_u64(&r);
     uint64_t left = ibx_get_u64(&r);
-    if (!code && left == call->out_n) {
-        if (left)
-            take(p, call->out, (size_t)left);
-        return code;
-    }
-    for (size_t some; left; left -= some) { /* handlers answer with memory even when they fail */
+    const bool due = !code && left == call->out_n;
+    if (good && due && left)
+        good = ibx_pipeline_read(p, call->out, (size_t)left);
+    /* Handlers answer with memory even when they fail. */
+    for (size_t some; good && !due && left; left -= some) {
         some = left < sizeof(rest) ? (size_t)left : sizeof(rest);
-        take(p, rest, some);
+        good = ibx_pipeline_read(p, rest, some);
     }
-    return code ? code : IBX_CUDA_ERROR_UNKNOWN;
+    if (!good)
+        ibx_session_tell_end(p->session);
+    return good && (due || code) ? code : IBX_CUDA_ERROR_UNKNOWN;
 }
 
 int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request *call,

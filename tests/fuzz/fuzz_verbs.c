@@ -230,7 +230,7 @@ const char *ibv_get_device_name(struct ibv_device *device)
     return "fuzz0";
 }
 
-int (ibv_query_port)(struct ibv_context *of, uint8_t port, struct _compat_ibv_port_attr *attr)
+int(ibv_query_port)(struct ibv_context *of, uint8_t port, struct _compat_ibv_port_attr *attr)
 {
     (void)of, (void)port;
     ((struct ibv_port_attr *)(void *)attr)->active_mtu = IBV_MTU_4096;

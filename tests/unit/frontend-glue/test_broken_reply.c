@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A reply to a call of the application's own that breaks off, or that has another length than the
+ * call: the call returns an error. Within a reply that GVirtuS reads the application ends
+ * (session-copy), since that cannot report it. */
+#include "frontend-glue/client_calls/pipeline.h"
+#include "frontend-glue/session/extra.h"
+#include "tests/scenes/session_pair.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define OUT 8u
+
+/* How a back end answers: so many bytes of output, of which it says that there are more. */
+struct reply {
+    int code;
+    uint64_t said;
+    size_t head, out; /* bytes that are sent */
+    bool ends;        /* with the reply */
+};
+
+static int serve(struct session_pair *pair, void *argument)
+{
+    const struct reply *reply = argument;
+    uint8_t request[sizeof(IBX_EXTRA_NAME) + 8 + 2], head[20], out[64] = {7};
+    struct ibx_writer w = ibx_writer_of(head, sizeof(head));
+    if (ibx_session_read(pair->server, request, sizeof(request)) != sizeof(request))
+        return -1;
+    ibx_put_u32(&w, (uint32_t)reply->code);
+    ibx_put_u64(&w, 0);
+    ibx_put_u64(&w, reply->said);
+    ibx_session_write(pair->server, head, reply->head);
+    if (reply->out)
+        ibx_session_write(pair->server, out, reply->out);
+    ibx_session_sync(pair->server);
+    if (reply->ends)
+        ibx_session_close(pair->server);
+    return 0;
+}
+
+/* What the call returns. Behind a connection that has ended the next one fails, too. */
+static int call(struct reply reply, uint8_t out[OUT])
+{
+    struct session_pair pair;
+    const struct ibx_pipeline_request request = {
+        .name = IBX_EXTRA_NAME, .body = "\1", .n = 2, .out = out, .out_n = OUT};
+    int code = -1, unused;
+    session_pair_use("tcp", NULL, NULL, NULL);
+    session_pair_open(&pair);
+    struct ibx_pipeline *p = ibx_pipeline_create(pair.client, IBX_PIPELINE_ALL);
+    assert_non_null(p);
+    session_pair_start(&pair, serve, &reply);
+    assert_int_equal(ibx_pipeline_call(p, &request, &code), 0);
+    assert_int_equal(session_pair_join(&pair), 0);
+    if (reply.ends)
+        assert_true(ibx_pipeline_call(p, &request, &unused) || unused);
+    assert_true(ibx_pipeline_destroy(p));
+    session_pair_close(&pair);
+    return code;
+}
+
+static void a_reply_breaks_off(void **state)
+{
+    (void)state;
+    uint8_t out[OUT];
+    for (size_t head = 0; head < 20; head += head ? 8 : 4)
+        assert_int_equal(call((struct reply){.said = OUT, .head = head, .ends = true}, out), 999);
+    assert_int_equal(call((struct reply){0, OUT, 20, 4, true}, out), 999);
+    assert_int_equal(call((struct reply){0, UINT64_MAX, 20, 64, true}, out), 999);
+    assert_int_equal(call((struct reply){2, UINT64_MAX, 20, 64, true}, out), 999);
+}
+
+/* The output has room for eight bytes: no others are touched. */
+static void a_reply_has_another_length(void **state)
+{
+    (void)state;
+    uint8_t out[OUT];
+    for (size_t n = 0; n <= 64; n += 4) {
+        memset(out, 0xee, sizeof(out));
+        const int code = call((struct reply){0, n, 20, n, false}, out);
+        assert_int_equal(code, n == OUT ? 0 : 999);
+        assert_int_equal(out[0], n == OUT ? 7 : 0xee);
+    }
+    assert_int_equal(call((struct reply){2, 64, 20, 64, false}, out), 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_reply_breaks_off),
+        cmocka_unit_test(a_reply_has_another_length),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
