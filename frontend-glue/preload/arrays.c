@@ -63,10 +63,12 @@ static bool shape_of(const void *array, struct ibx_frontend_array *shape)
     return found;
 }
 
-static size_t element_in(const void *array)
+/* *known: this process has made the array, and need not believe the back end. */
+static size_t element_in(const void *array, bool *known)
 {
     struct ibx_frontend_array shape;
-    if (!shape_of(array, &shape) && cudaGetChannelDesc(&shape.channel, array))
+    *known = shape_of(array, &shape);
+    if (!*known && cudaGetChannelDesc(&shape.channel, array))
         return 0;
     return element_of(&shape.channel);
 }
@@ -308,12 +310,15 @@ int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, s
 
 /* ------------------------------------------------------------------------ copies of planes */
 
-/* Bytes of a row: an array's elements have their own size. 0: that of the array is not known. */
-static size_t row_of(const struct ibx_cuda_memcpy3d *p)
+/* Bytes of a row: an array's elements have their own size, and the back end may say another one
+ * each time that it is asked. 0: that of the array is not known. *known: as above. */
+static size_t row_of(const struct ibx_cuda_memcpy3d *p, bool *known)
 {
     const void *array = p->to_array ? p->to_array : p->from_array;
     size_t n;
-    return __builtin_mul_overflow(p->extent.width, array ? element_in(array) : 1, &n) ? 0 : n;
+    *known = !array;
+    return __builtin_mul_overflow(p->extent.width, array ? element_in(array, known) : 1, &n) ? 0
+                                                                                             : n;
 }
 
 static char *row_at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
@@ -324,11 +329,11 @@ static char *row_at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda
 }
 
 /* Copies planes between the host and rows without gaps on the device, a plane after the other. */
-static int move_planes(const struct ibx_cuda_memcpy3d *p, char *packed, size_t row, bool to_device)
+static int move_planes(const struct ibx_cuda_memcpy3d *p, void *packed, size_t row, bool to_device)
 {
     int rc = CUDA_SUCCESS;
     for (size_t z = 0; z < p->extent.depth && !rc; z++) {
-        char *plane = packed + z * row * p->extent.height;
+        void *plane = (void *)((uintptr_t)packed + z * row * p->extent.height);
         rc = to_device ? cudaMemcpy2D(plane, row, row_at(&p->from, &p->from_at, 0, z),
                                       p->from.pitch, row, p->extent.height, CUDA_MEMCPY_TO_DEVICE)
                        : cudaMemcpy2D(row_at(&p->to, &p->to_at, 0, z), p->to.pitch, plane, row, row,
@@ -368,12 +373,11 @@ static int planes_on_host(const struct ibx_cuda_memcpy3d *p)
     return CUDA_SUCCESS;
 }
 
-static int planes_by_bounce(const struct ibx_cuda_memcpy3d *wish, bool from_host)
+static int planes_by_bounce(const struct ibx_cuda_memcpy3d *wish, size_t row, bool from_host)
 {
     struct ibx_cuda_memcpy3d p = *wish;
     struct bounce b;
     size_t n = 0;
-    const size_t row = row_of(wish);
     if (!row || !bytes_of(row, p.extent.height, &n) || !bytes_of(n, p.extent.depth, &n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = bounce_begin(&b, n);
@@ -397,13 +401,13 @@ static bool is_copy(const struct ibx_cuda_memcpy3d *p)
     return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
 }
 
-/* An error unless rows have these bytes. CUDA needs no pitch for one alone. */
+/* An error unless rows have these bytes. CUDA needs no pitch for one alone; but without it nothing
+ * else here says how long a row is of an array that is not `known`. */
 static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
-                  const struct ibx_cuda_memcpy3d *p)
+                  const struct ibx_cuda_memcpy3d *p, size_t row, bool known)
 {
-    const size_t row = row_of(p);
     const bool one = p->extent.height == 1 && p->extent.depth == 1;
-    if (!memory->at || (one && !memory->pitch))
+    if (!memory->at || (one && !memory->pitch && known))
         return CUDA_SUCCESS;
     if (row > memory->pitch)
         return one ? CUDA_INVALID_VALUE : CUDA_INVALID_PITCH;
@@ -436,24 +440,28 @@ int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (goes_backwards(p))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = within(&p->from, &p->from_at, p);
-    if (rc || (rc = within(&p->to, &p->to_at, p)))
+    bool known = true;
+    const size_t row = p->from.at || p->to.at ? row_of(p, &known) : 0;
+    int rc = within(&p->from, &p->from_at, p, row, known);
+    if (rc || (rc = within(&p->to, &p->to_at, p, row, known)))
         return ibx_frontend_fail(rc);
     struct ibx_cuda_memcpy3d is = *p;
     if (!ibx_frontend_copy_of_host(&is))
         return planes_on_device(p);
-    return is.kind == CUDA_MEMCPY_ON_HOST ? planes_on_host(p)
-                                          : planes_by_bounce(p, is.kind == CUDA_MEMCPY_TO_DEVICE);
+    return is.kind == CUDA_MEMCPY_ON_HOST
+               ? planes_on_host(p)
+               : planes_by_bounce(p, row, is.kind == CUDA_MEMCPY_TO_DEVICE);
 }
 
 /* Widths and columns are bytes here, and elements there. */
 int cudaMemcpy2DArrayToArray(void *to, size_t to_x, size_t to_y, const void *from, size_t from_x,
                              size_t from_y, size_t width, size_t height, int kind)
 {
-    const size_t n = element_in(from);
+    bool known;
+    const size_t n = element_in(from, &known);
     if (kind != CUDA_MEMCPY_ON_DEVICE && kind != CUDA_MEMCPY_DEFAULT)
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (!n || n != element_in(to) || to_x % n || from_x % n || width % n)
+    if (!n || n != element_in(to, &known) || to_x % n || from_x % n || width % n)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     const struct ibx_cuda_memcpy3d p = {.from_array = (void *)(uintptr_t)from,
                                         .from_at = {from_x / n, from_y, 0},

@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "tests/fuzz/fake_frontend.h"
+
+#include "frontend-glue/preload/images.h"
+#include "frontend-glue/preload/internal.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ERRORS_FROM 200u
+
+static struct ibx_reader answers;
+
+void fake_frontend_begin(struct ibx_reader all)
+{
+    answers = all;
+}
+
+/* ------------------------------------------------------------------------------- answers */
+
+/* -1: the back end does not know it; the last ones: no connection. */
+static int answer(void *to, size_t room, int *rc)
+{
+    static const int errors[] = {1, 2, 400, 600, 700, 801, 900, 908, 999, -1};
+    const uint8_t how = ibx_get_u8(&answers);
+    const size_t length = ibx_get_u16(&answers);
+    const size_t n = length < ibx_reader_left(&answers) ? length : ibx_reader_left(&answers);
+    const uint8_t *bytes = ibx_get_bytes(&answers, n);
+    if (answers.failed) {
+        *rc = CUDA_UNKNOWN;
+        return 0;
+    }
+    if (how >= ERRORS_FROM + sizeof(errors) / sizeof(errors[0]))
+        return -ENOTCONN;
+    *rc = how < ERRORS_FROM ? CUDA_SUCCESS : errors[how - ERRORS_FROM];
+    if (*rc || !room)
+        return 0;
+    memset(to, 0, room); /* all of it is the caller's */
+    if (n)
+        memcpy(to, bytes, n < room ? n : room);
+    return 0;
+}
+
+static int call(const struct ibx_frontend_request *request, int *exit_code)
+{
+    static volatile uint8_t sum;
+    for (size_t i = 0; i < request->n; i++)
+        sum = (uint8_t)(sum + ((const uint8_t *)request->body)[i]);
+    return answer(request->out, request->out_n, exit_code);
+}
+
+static const struct ibx_frontend_calls calls = {.version = IBX_FRONTEND_VERSION, .call = call};
+
+const struct ibx_frontend_calls *ibx_frontend_plugin(void)
+{
+    return &calls;
+}
+
+bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *rc)
+{
+    const struct ibx_frontend_request request = {
+        .name = name, .body = body->data, .n = body->length};
+    return !call(&request, rc);
+}
+
+/* ------------------------------------------------------------------ GVirtuS's functions */
+
+static int device_reset(void)
+{
+    return CUDA_SUCCESS;
+}
+
+static int capture_begin(void *stream, int mode)
+{
+    int rc;
+    (void)stream, (void)mode;
+    return answer(NULL, 0, &rc) ? CUDA_UNKNOWN : rc;
+}
+
+static int capture_end(void *stream, void **graph)
+{
+    int rc;
+    (void)stream;
+    return answer(graph, sizeof(*graph), &rc) ? CUDA_UNKNOWN : rc;
+}
+
+void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
+{
+    (void)known;
+    if (!strcmp(symbol, "cudaDeviceReset"))
+        return (void *)(uintptr_t)device_reset;
+    if (!strcmp(symbol, "cudaStreamBeginCapture"))
+        return (void *)(uintptr_t)capture_begin;
+    return strcmp(symbol, "cudaStreamEndCapture") ? NULL : (void *)(uintptr_t)capture_end;
+}
+
+bool ibx_frontend_first_begins(void)
+{
+    return true;
+}
+
+void ibx_frontend_first_is_over(void) {}
+
+int ibx_frontend_cuda_version(void)
+{
+    return 0;
+}
+
+int ibx_frontend_fail(int rc)
+{
+    return rc;
+}
+
+int cudaGetLastError(void)
+{
+    return CUDA_SUCCESS;
+}
+
+int cudaPeekAtLastError(void)
+{
+    return CUDA_SUCCESS;
+}
+
+/* --------------------------------------------------------------------- files of others */
+
+int cudaGetDevice(int *device)
+{
+    *device = 0;
+    return CUDA_SUCCESS;
+}
+
+int cudaSetDevice(int device)
+{
+    return device ? CUDA_INVALID_DEVICE : CUDA_SUCCESS;
+}
+
+int cudaGetDeviceCount(int *count)
+{
+    int rc;
+    return answer(count, sizeof(*count), &rc) ? CUDA_UNKNOWN : rc;
+}
+
+int cudaDeviceGetPCIBusId(char *id, int n, int device)
+{
+    (void)device;
+    require(n >= 13);
+    memcpy(id, "0000:02:00.0", 13);
+    return CUDA_SUCCESS;
+}
+
+int cudaMalloc(void **address, size_t n)
+{
+    int rc;
+    (void)n;
+    return answer(address, sizeof(*address), &rc) ? CUDA_UNKNOWN : rc;
+}
+
+int cudaFree(void *address)
+{
+    (void)address;
+    return CUDA_SUCCESS;
+}
+
+int cudaMemcpy(void *to, const void *from, size_t n, int kind)
+{
+    return cudaMemcpy2D(to, n, from, n, n, 1, kind);
+}
+
+/* From the device all that is named is written. */
+int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                 size_t height, int kind)
+{
+    (void)from, (void)from_pitch;
+    for (size_t y = 0; y < height && kind == CUDA_MEMCPY_FROM_DEVICE; y++)
+        memset((char *)to + y * to_pitch, 1, width);
+    return CUDA_SUCCESS;
+}
+
+int cudaDeviceSynchronize(void)
+{
+    return CUDA_SUCCESS;
+}
+
+int cudaStreamSynchronize(void *stream)
+{
+    (void)stream;
+    return CUDA_SUCCESS;
+}
+
+int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument)
+{
+    (void)stream;
+    function(argument);
+    return CUDA_SUCCESS;
+}
+
+int __cudaGetKernel(void **kernel, const void *function)
+{
+    *kernel = (void *)(uintptr_t)function;
+    return CUDA_SUCCESS;
+}
+
+static pthread_mutex_t ranges = PTHREAD_MUTEX_INITIALIZER;
+
+void ibx_frontend_ranges_lock(void)
+{
+    pthread_mutex_lock(&ranges);
+}
+
+void ibx_frontend_ranges_unlock(void)
+{
+    pthread_mutex_unlock(&ranges);
+}
+
+/* Of functions, none of which copies. */
+static void nothing(void *argument)
+{
+    (void)argument;
+}
+
+uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argument,
+                                    uint64_t *queue)
+{
+    (void)argument;
+    *queue = 1;
+    return function ? 7 : 0;
+}
+
+bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host)
+{
+    if (number == 7)
+        *host = (struct host_node){nothing, NULL};
+    return number == 7;
+}
+
+int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream,
+                             int (*launch)(void *exec, void *stream), void *exec)
+{
+    static volatile uint64_t sum;
+    for (size_t i = 0; i < count; i++)
+        sum = sum + numbers[i];
+    return launch(exec, stream);
+}
+
+bool ibx_frontend_graph_copies(void (*function)(void *argument))
+{
+    return function != nothing;
+}
+
+bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy)
+{
+    return copy->kind == CUDA_MEMCPY_TO_DEVICE || copy->kind == CUDA_MEMCPY_FROM_DEVICE;
+}
+
+uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64_t *queue, int *rc)
+{
+    (void)copy, (void)rc;
+    *queue = 1;
+    return 8;
+}
+
+uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_memcpy3d *copy)
+{
+    ibx_layout_put(body, IBX_LAYOUT_MEMCPY3D, copy);
+    return 9;
+}
+
+bool ibx_frontend_slot_made(struct extra *e, void *to, size_t n, int *rc)
+{
+    return ibx_frontend_extra_known(e, to, n, rc);
+}
+
+bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *copy)
+{
+    (void)copy;
+    return number == 9;
+}
+
+/* Kernels have two arguments of four bytes each. */
+bool ibx_frontend_kernel_arguments(const void *function, uint8_t *bytes, size_t n, void **arguments,
+                                   size_t *count)
+{
+    if (!function || n < 8)
+        return false;
+    for (size_t i = 0; arguments && i < 2 && i < *count; i++)
+        arguments[i] = bytes + 4 * i;
+    *count = 2;
+    return true;
+}
+
+bool ibx_frontend_kernel_name(const void *function, uint8_t name[8])
+{
+    memset(name, 1, 8);
+    return function;
+}
+
+const void *ibx_frontend_kernel_of_name(uint64_t name)
+{
+    return (const void *)(uintptr_t)name;
+}
+
+const char *ibx_frontend_name_of_kernel(const void *function)
+{
+    return function ? "kernel" : NULL;
+}
+
+int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
+                            const void *function, void **arguments)
+{
+    (void)e, (void)config, (void)function, (void)arguments;
+    return CUDA_NOT_SUPPORTED;
+}
+
+/* The rest knows nothing and has nothing to do. */
+
+bool ibx_frontend_forbidden(int *rc)
+{
+    (void)rc;
+    return false;
+}
+bool ibx_frontend_forked(void)
+{
+    return false;
+}
+bool ibx_frontend_given_out(const void *address)
+{
+    (void)address;
+    return false;
+}
+bool ibx_frontend_is_device(const void *address)
+{
+    (void)address;
+    return false;
+}
+bool ibx_frontend_is_managed(const void *address)
+{
+    (void)address;
+    return false;
+}
+bool ibx_frontend_only_device(const void *address)
+{
+    (void)address;
+    return false;
+}
+bool ibx_frontend_one_device(void)
+{
+    return true;
+}
+bool ibx_frontend_host_node(int id)
+{
+    return !id;
+}
+bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc)
+{
+    (void)copy, (void)stream, (void)rc;
+    return false;
+}
+bool ibx_frontend_stream_gone(const void *stream, unsigned *flags)
+{
+    (void)stream, (void)flags;
+    return false;
+}
+int ibx_frontend_before_host(const void *memory, size_t n)
+{
+    (void)memory, (void)n;
+    return 0;
+}
+int ibx_frontend_current_device(void)
+{
+    return 0;
+}
+int ibx_frontend_freed(int rc)
+{
+    return rc;
+}
+int ibx_frontend_graph_reach(void)
+{
+    return 0;
+}
+void ibx_frontend_before_free(void) {}
+void ibx_frontend_device_memory(void *address, size_t n)
+{
+    (void)address, (void)n;
+}
+void ibx_frontend_device_memory_gone(const void *address)
+{
+    (void)address;
+}
+void ibx_frontend_device_used(void) {}
+void ibx_frontend_graph_reset(void) {}
+void ibx_frontend_host_memory_reset(int device)
+{
+    (void)device;
+}
+void ibx_frontend_host_reset(void) {}
+void ibx_frontend_kernels_unknown(void) {}
+void ibx_frontend_kernel_registered(const void *function, const char *name)
+{
+    (void)function, (void)name;
+}
+void ibx_frontend_look_for_libraries(void) {}
+void ibx_frontend_managed_reset(void) {}
+void ibx_frontend_managed_resets(void) {}
+void ibx_frontend_managed_rests(void) {}
+void ibx_frontend_memory_of(void *address, size_t n, int device)
+{
+    (void)address, (void)n, (void)device;
+}
+void ibx_frontend_peers_reset(int device)
+{
+    (void)device;
+}
+void ibx_frontend_print_all(void) {}
+void ibx_frontend_reach_reset(void) {}
+void ibx_frontend_stream_rests(const void *stream)
+{
+    (void)stream;
+}
+void ibx_frontend_stream_stays(void *stream, unsigned flags)
+{
+    (void)stream, (void)flags;
+}
+void ibx_frontend_stream_used(const void *stream)
+{
+    (void)stream;
+}
+void ibx_frontend_streams_reset(void) {}
+void ibx_frontend_variables_reset(void) {}
