@@ -34,9 +34,12 @@ struct graph_copy {
                                 the process that has asked for that; 0: none yet */
     atomic_uint called;      /* so often */
     uint8_t *taken;          /* its bytes, which the call has taken: behind functions only */
+    bool gone;               /* they were given back, and nobody has asked for such a copy since */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* Of bytes that were taken: a back end may name a function when no graph calls it any more. */
+static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
 static void *copies; /* a tree */
 static struct streams {
     void *of[DEVICES];
@@ -61,6 +64,7 @@ static pthread_mutex_t behind_lock = PTHREAD_MUTEX_INITIALIZER;
 static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&taken_lock, NULL);
     pthread_mutex_init(&behind_lock, NULL);
     behind_bytes = behind_count = 0;
     memset(&functions, 0, sizeof(functions));
@@ -242,10 +246,8 @@ static int exchange_bytes(const struct graph_copy *copy, uint8_t *bytes, size_t 
     return code;
 }
 
-/* Called when the graph gets there: gives the slot the bytes, or takes them. */
-static void exchange(void *argument)
+static int exchange_rows(const struct graph_copy *copy)
 {
-    struct graph_copy *copy = argument;
     const struct ibx_cuda_memcpy3d *p = &copy->parameters;
     const size_t n = bytes_of(p);
     uint8_t *bytes = is_whole(p) ? (uint8_t *)host_row(p, 0, 0) : malloc(n);
@@ -258,6 +260,20 @@ static void exchange(void *argument)
         pack(p, bytes, false);
     if (!is_whole(p))
         free(bytes);
+    return rc;
+}
+
+/* Called when the graph gets there: gives the slot the bytes, or takes them. */
+static void exchange(void *argument)
+{
+    struct graph_copy *copy = argument;
+    pthread_mutex_lock(&taken_lock);
+    const bool taken = copy->taken, gone = copy->gone;
+    if (!taken)
+        pthread_mutex_unlock(&taken_lock);
+    const int rc = gone ? CUDA_UNKNOWN : exchange_rows(copy);
+    if (taken)
+        pthread_mutex_unlock(&taken_lock);
     atomic_fetch_add(&copy->called, 1);
     if (rc)
         note_failure(rc);
@@ -325,6 +341,10 @@ static struct graph_copy *find_or_make(const struct ibx_cuda_memcpy3d *p, int de
         found = tsearch(made, &copies, compare);
     }
     struct graph_copy *copy = found ? *found : NULL;
+    pthread_mutex_lock(&taken_lock);
+    if (copy)
+        copy->gone = false;
+    pthread_mutex_unlock(&taken_lock);
     pthread_mutex_unlock(&lock);
     if (!copy)
         free(made);
@@ -414,16 +434,24 @@ static bool is_over(const struct behind *b)
     return (int)(atomic_load(&b->copy->called) - b->due) >= 0;
 }
 
+/* Locked. Bytes that it has taken, if any. */
+static void give_back(struct graph_copy *copy)
+{
+    pthread_mutex_lock(&taken_lock);
+    copy->gone = copy->taken;
+    free(copy->taken);
+    copy->taken = NULL;
+    pthread_mutex_unlock(&taken_lock);
+}
+
 /* Locked. Those that went with their context; before one of them is chosen for its bytes. */
 static void forget_reset(void)
 {
     const unsigned now = atomic_load(&resets);
     while (now != behind_resets && behind_count) {
         const struct behind gone = take_behind(behind_count - 1);
-        if (is_over(&gone)) {
-            free(gone.copy->taken);
-            gone.copy->taken = NULL;
-        }
+        if (is_over(&gone))
+            give_back(gone.copy);
     }
     behind_resets = now;
 }
@@ -444,8 +472,7 @@ static bool find_behind(const struct graph_copy *copy, struct behind *found)
 static void end_behind(struct behind over)
 {
     cudaGraphExecDestroy(over.exec);
-    free(over.copy->taken);
-    over.copy->taken = NULL;
+    give_back(over.copy);
 }
 
 /* Locked. Those that are not under way. The driver may wait for what else is in their streams, so
@@ -551,8 +578,7 @@ bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *parameters, 
             b.due = ((int)(b.due - called) > 0 ? b.due : called) + 1;
         put_behind(&b);
     } else if (takes) {
-        free(copy->taken);
-        copy->taken = NULL;
+        give_back(copy);
     }
     pthread_mutex_unlock(&behind_lock);
     return there;

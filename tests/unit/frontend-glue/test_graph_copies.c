@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Copies in graphs whose bytes the preload has taken: a back end that names such a copy's function
+ * when the bytes were given back gets none of what is in that memory now. */
+#include "frontend-glue/preload/internal.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define BYTES 64u
+
+/* ------------------------------------------------------------------------ other files' */
+
+static struct host_node named; /* the function that was asked for last */
+static unsigned copies;
+static uint8_t seen;
+
+static int copy_it(const struct ibx_frontend_copy *copy, int *exit_code)
+{
+    copies++;
+    seen = *(const uint8_t *)copy->host;
+    *exit_code = 0;
+    return 0;
+}
+
+static const struct ibx_frontend_calls calls = {.copy = copy_it};
+
+const struct ibx_frontend_calls *ibx_frontend_plugin(void)
+{
+    return &calls;
+}
+
+uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argument,
+                                    uint64_t *queue)
+{
+    named = (struct host_node){function, argument};
+    *queue = 1;
+    return 1;
+}
+
+bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host)
+{
+    *host = named;
+    return number;
+}
+
+bool ibx_frontend_slot_node(void **node, void *graph, const struct ibx_cuda_memcpy3d *copy, int *rc)
+{
+    uint8_t bytes[512];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    *node = graph;
+    *rc = 0;
+    return ibx_frontend_slot_copy(&w, copy);
+}
+
+void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
+{
+    (void)known, (void)symbol;
+    return (void *)&copies; /* is there, and not called */
+}
+
+int cudaGraphCreate(void **graph, unsigned flags)
+{
+    (void)flags;
+    *graph = &named;
+    return 0;
+}
+
+int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags)
+{
+    (void)flags;
+    *exec = graph;
+    return 0;
+}
+
+int cudaGetDevice(int *device)
+{
+    *device = 0;
+    return 0;
+}
+
+int cudaGraphLaunch(void *exec, void *stream)
+{
+    (void)exec, (void)stream;
+    return 0;
+}
+
+static int nothing(void)
+{
+    return 0;
+}
+
+int cudaGraphDestroy(void *graph)
+{
+    (void)graph;
+    return nothing();
+}
+int cudaGraphExecDestroy(void *exec)
+{
+    (void)exec;
+    return nothing();
+}
+int cudaSetDevice(int device)
+{
+    (void)device;
+    return nothing();
+}
+int cudaGetLastError(void)
+{
+    return nothing();
+}
+int cudaPeekAtLastError(void)
+{
+    return nothing();
+}
+int ibx_frontend_fail(int rc)
+{
+    return rc;
+}
+bool ibx_frontend_first_begins(void)
+{
+    return true;
+}
+void ibx_frontend_first_is_over(void) {}
+void ibx_frontend_device_used(void) {}
+bool ibx_frontend_host_waits(const void *stream)
+{
+    (void)stream;
+    return false;
+}
+bool ibx_frontend_is_device(const void *address)
+{
+    (void)address;
+    return false;
+}
+bool ibx_frontend_is_managed(const void *address)
+{
+    (void)address;
+    return false;
+}
+bool ibx_frontend_only_device(const void *address)
+{
+    (void)address;
+    return false;
+}
+void ibx_frontend_extra_begin(struct extra *e, enum ibx_extra number, const char *call)
+{
+    (void)e, (void)number, (void)call;
+}
+bool ibx_frontend_extra_known(const struct extra *e, void *out, size_t n, int *rc)
+{
+    (void)e, (void)out, (void)n, (void)rc;
+    return false;
+}
+bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *code)
+{
+    (void)e, (void)out, (void)n, (void)code;
+    return false;
+}
+
+/* --------------------------------------------------------------------------- the tests */
+
+static uint8_t memory[BYTES];
+
+static struct ibx_cuda_memcpy3d copy_to_device(void *from, uint64_t device)
+{
+    return (struct ibx_cuda_memcpy3d){.from = {from, BYTES, BYTES, 1},
+                                      .to = {(void *)(uintptr_t)device, BYTES, BYTES, 1},
+                                      .extent = {BYTES, 1, 1},
+                                      .kind = CUDA_MEMCPY_TO_DEVICE};
+}
+
+/* Whether the function that was named copies, with that byte first. */
+static bool copies_byte(uint8_t byte)
+{
+    const unsigned before = copies;
+    named.function(named.argument);
+    return copies != before && seen == byte;
+}
+
+static void bytes_that_were_given_back(void **state)
+{
+    (void)state;
+    const struct ibx_cuda_memcpy3d copy = copy_to_device(memory, 0x1000);
+    int rc = -1;
+    memset(memory, 5, sizeof(memory));
+    assert_true(ibx_frontend_graph_copy_behind(&copy, true, NULL, &rc));
+    assert_int_equal(rc, 0);
+    const struct host_node taken = named;
+    memset(memory, 6, sizeof(memory)); /* the call has returned */
+    assert_true(copies_byte(5));
+    ibx_frontend_graph_reset();
+    const struct ibx_cuda_memcpy3d other = copy_to_device(memory, 0x2000);
+    assert_true(ibx_frontend_graph_copy_behind(&other, false, NULL, &rc));
+    named = taken;
+    const unsigned before = copies;
+    named.function(named.argument);
+    assert_int_equal(copies, before);
+    assert_int_equal(ibx_frontend_graph_failure(), CUDA_UNKNOWN);
+}
+
+/* What the program has named stays what is copied, though one graph that did has gone. */
+static void memory_of_the_program(void **state)
+{
+    (void)state;
+    const struct ibx_cuda_memcpy3d copy = copy_to_device(memory, 0x3000);
+    int rc = -1;
+    memset(memory, 7, sizeof(memory));
+    assert_true(ibx_frontend_graph_copy_behind(&copy, false, NULL, &rc));
+    const struct host_node own = named;
+    assert_true(copies_byte(7));
+    ibx_frontend_graph_reset();
+    const struct ibx_cuda_memcpy3d other = copy_to_device(memory, 0x4000);
+    assert_true(ibx_frontend_graph_copy_behind(&other, false, NULL, &rc));
+    named = own;
+    assert_true(copies_byte(7));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bytes_that_were_given_back),
+        cmocka_unit_test(memory_of_the_program),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
