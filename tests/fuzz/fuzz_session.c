@@ -36,12 +36,20 @@ void ibx_session_tell_end(struct ibx_session *s)
 
 /* -------------------------------------------------------------------------- the test */
 
-static uint8_t outgoing[LONGEST], incoming[LONGEST];
+static uint8_t outgoing[LONGEST];
 static bool named; /* the peer, a tenant */
 
 static size_t step_length(uint8_t step)
 {
     return step % 100 > 96 ? LONGEST : step % 100 * 8u;
+}
+
+/* No byte more than is to be read. */
+static uint8_t *room_for(size_t n)
+{
+    uint8_t *bytes = malloc(n ? n : 1);
+    require(bytes);
+    return bytes;
 }
 
 /* By itself, in the place of GVirtuS. The bits of `step`: to the device, of rows, asynchronous; and
@@ -53,7 +61,6 @@ static bool run_copy(struct ibx_session *s, uint8_t step)
         .to_device = step & 1,
         .async = step & 4 && !(step & 2),
         .device = 4096,
-        .host = step & 1 ? outgoing : incoming,
         .n = step & 8   ? 100
              : step & 2 ? 1000
                         : LONGEST,
@@ -62,7 +69,10 @@ static bool run_copy(struct ibx_session *s, uint8_t step)
         .host_pitch = step & 2 ? (step & 4 ? 1900 : 1000) : 0,
         .device_pitch = step & 2 ? 1024 : 0,
     };
+    uint8_t *incoming = room_for(ibx_frontend_copy_extent(&wish));
+    wish.host = wish.to_device ? outgoing : incoming;
     int rc = ibx_client_copy(s, &wish, &code);
+    free(incoming);
     require(rc == 0 || rc == -ENOTCONN);
     require(ibx_session_live(s) || code == IBX_CUDA_ERROR_UNKNOWN);
     require(rc || s->state.now == SESSION_DEAD || !s->early_cts.mr);
@@ -89,9 +99,11 @@ static bool run_step(struct ibx_session *s, uint8_t step)
         return run_copy(s, step);
     if (step < 100 && named)
         n = read_length(s, n);
-    if (step < 100)
+    if (step < 100) {
+        uint8_t *incoming = room_for(n);
         rc = ibx_session_read(s, incoming, n);
-    else if (step < 200)
+        free(incoming);
+    } else if (step < 200)
         rc = ibx_session_write(s, outgoing, n);
     else
         return ibx_session_sync(s) == 0;
@@ -154,7 +166,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } else { /* as ibx_session_accept() leaves it */
         require(!ibx_session_adopt(s, fake_conn_next()));
         s->link.waiting = kept ? ibx_waiting_create(false) : NULL;
-        require(ibx_session_read(s, incoming, 0) == 0 && ibx_session_live(s));
+        require(ibx_session_read(s, NULL, 0) == 0 && ibx_session_live(s));
         if (flags & 32) {
             struct ibx_gpu_options gpu = {
                 .mode = IBX_GPU_ON, .memory = 2 * (size_t)IBX_PINNED_STRIDE, .threads = 1};
