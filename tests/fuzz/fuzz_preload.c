@@ -12,13 +12,10 @@
 #include "frontend-glue/preload/internal.h"
 #include "tests/fuzz/fake_frontend.h"
 
-#include "common/log.h"
-
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 #define HANDLES 4u
 
@@ -297,14 +294,6 @@ static void run_step(uint8_t what, uint8_t argument)
     kinds[what & 7](what >> 3 & 15, argument); /* an error may be any number */
     while (named_count)
         free(named[--named_count]);
-}
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    ibx_log_set_level(IBX_LOG_ERROR + 1);
-    return 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
