@@ -6,8 +6,17 @@
 
 #include <fcntl.h>
 #include <glob.h>
+#include <sys/ioctl.h>
 
 /* ---------------------------------------------------------------- which tool is killed */
+
+/* Until this tool has worked on for so long by its own report: it may get no processor for a while.
+ */
+static void works_on(struct mover *mover, json_int_t ms)
+{
+    mover_await_figure(mover, "elapsed_ns",
+                       mover_figure(mover, "elapsed_ns") + ms * (json_int_t)IBX_NS_PER_MS);
+}
 
 /* Before the commit the VM stays away, and it can return later. */
 static void killed_before(const char *state)
@@ -218,9 +227,21 @@ static void test_killed_and_continued_late(void)
     mover_recover(&receiver, &vms[1]);
     mover_await(&receiver, "broken", 0); /* home serves no page of a VM that has come */
     mover_kill(&bringer, SIGKILL);
-    poll(NULL, 0, 1500); /* a tool looks for its monitor once a second */
+    works_on(&receiver, 1500); /* a tool looks for its monitor once a second */
     mover_recover(&bringer, &vms[1]);
     returned();
+}
+
+/* Until its tool waits for an answer of a QEMU that is stopped. */
+static void await_question(const struct vm *vm)
+{
+    const uint64_t deadline = vm_soon();
+    const int fd = vm_end_of_tool(vm);
+    for (int unread = 0; !unread; poll(NULL, 0, 5)) {
+        assert_int_equal(ioctl(fd, FIONREAD, &unread), 0);
+        assert_true(ibx_now_ns() < deadline);
+    }
+    close(fd);
 }
 
 /* QEMU's main thread may wait for a page that the source has: the tool does not wait for it. */
@@ -230,7 +251,7 @@ static void test_killed_while_the_monitor_is_silent(void)
     kill(vms[1].pid, SIGSTOP);
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "broken", 0);
-    poll(NULL, 0, 2500); /* it looks at QEMU's devices every two seconds */
+    await_question(&vms[1]); /* it looks at QEMU's devices every two seconds */
     pair_recover(&sender);
     mover_await(&sender, "filling", 0);
     assert_false(mover_printed(&sender, "did not answer"));

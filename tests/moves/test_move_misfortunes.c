@@ -19,7 +19,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 
 #define SILENT    40
 #define FULL_MIB  (VM_RAM_MIB + 8)
@@ -29,33 +28,9 @@
 
 /* ------------------------------------------------------------ misfortunes */
 
-/* QEMU's own end of what is connected to this monitor. */
-static int end_of_monitor(const struct vm *vm)
-{
-    int process = (int)syscall(SYS_pidfd_open, vm->pid, 0), found = -1;
-    assert_true(process >= 0);
-    for (int fd = 3; fd < 256; fd++) {
-        struct sockaddr_un name = {0};
-        socklen_t size = sizeof(name), peer = sizeof(name);
-        int mine = (int)syscall(SYS_pidfd_getfd, process, fd, 0);
-        struct sockaddr_un other;
-        if (mine >= 0 && !getsockname(mine, (struct sockaddr *)&name, &size) &&
-            name.sun_family == AF_UNIX && !strcmp(name.sun_path, vm->tool) &&
-            !getpeername(mine, (struct sockaddr *)&other, &peer)) {
-            assert_int_equal(found, -1);
-            found = mine;
-        } else if (mine >= 0) {
-            close(mine);
-        }
-    }
-    close(process);
-    assert_true(found >= 0);
-    return found;
-}
-
 static void cut_monitor(const struct vm *vm)
 {
-    const int fd = end_of_monitor(vm);
+    const int fd = vm_end_of_tool(vm);
     assert_int_equal(shutdown(fd, SHUT_RDWR), 0);
     close(fd);
 }
@@ -65,7 +40,7 @@ static void long_line(const struct vm *vm)
 {
     static char bytes[9 << 20];
     const uint64_t deadline = vm_soon();
-    const int fd = end_of_monitor(vm);
+    const int fd = vm_end_of_tool(vm);
     memset(bytes, 'x', sizeof(bytes) - 1);
     bytes[sizeof(bytes) - 1] = '\n';
     for (size_t sent = 0; sent < sizeof(bytes) && ibx_now_ns() < deadline;) {

@@ -15,7 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -261,6 +264,28 @@ void vm_start(struct vm *vm, const struct vm_options *o)
     if (!vm->pid)
         become_qemu(vm, o, &a, self);
     connect_monitor(vm);
+}
+
+int vm_end_of_tool(const struct vm *vm)
+{
+    int process = (int)syscall(SYS_pidfd_open, vm->pid, 0), found = -1;
+    assert_true(process >= 0);
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_un name = {0}, other;
+        socklen_t size = sizeof(name), peer = sizeof(other);
+        int mine = (int)syscall(SYS_pidfd_getfd, process, fd, 0);
+        if (mine >= 0 && !getsockname(mine, (struct sockaddr *)&name, &size) &&
+            name.sun_family == AF_UNIX && !strcmp(name.sun_path, vm->tool) &&
+            !getpeername(mine, (struct sockaddr *)&other, &peer)) {
+            assert_int_equal(found, -1);
+            found = mine;
+        } else if (mine >= 0) {
+            close(mine);
+        }
+    }
+    close(process);
+    assert_true(found >= 0);
+    return found;
 }
 
 void vm_kill(struct vm *vm)

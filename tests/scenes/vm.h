@@ -61,6 +61,8 @@ void vm_end(struct vm *vm);
 /* Whether memory of this QEMU that is of this file, or of one below this folder, has a flag of
  * smaps: " hg" (huge pages are wanted), " nh" (none may be). */
 bool vm_memory_has(const struct vm *vm, const char *file, const char *flag);
+/* QEMU's own end of what is connected to its second monitor: a descriptor of this process. */
+int vm_end_of_tool(const struct vm *vm);
 /* SIGKILL; its files stay. */
 void vm_kill(struct vm *vm);
 /* Waits until it has ended by itself. */
