@@ -107,6 +107,21 @@ static bool has_long_list(json_t *description)
     return false;
 }
 
+/* An earlier release tells the names of disks with the passwords in them. */
+static void drop_passwords(json_t *description)
+{
+    size_t i, k;
+    json_t *disk, *layer;
+    json_array_foreach(json_object_get(description, "disks"), i, disk)
+    {
+        json_array_foreach(json_object_get(disk, "layers"), k, layer)
+        {
+            if (*ibx_member(layer, "file"))
+                json_object_set_new(layer, "file", ibx_disk_name(ibx_member(layer, "file")));
+        }
+    }
+}
+
 int ibx_description_read(const char *text, size_t length, json_t **description,
                          struct ibx_error *err)
 {
@@ -115,6 +130,7 @@ int ibx_description_read(const char *text, size_t length, json_t **description,
                        ? json_loadb(text, length, JSON_REJECT_DUPLICATES, &why)
                        : NULL;
     if (json_is_object(read) && !has_long_list(read)) {
+        drop_passwords(read);
         *description = read;
         return 0;
     }

@@ -117,6 +117,29 @@ static void a_description_has_no_password(NO_STATE)
     done();
 }
 
+/* One by the source's earlier release has it: the disk is the same, and whose password it is the
+ * messages do not tell. */
+static void a_password_that_comes_is_dropped(NO_STATE)
+{
+#define DISK(url)                                                                                  \
+    "{\"disks\": [{\"at\": \"d\", \"type\": \"t\", \"layers\": [{\"role\": \"\", \"driver\": "     \
+    "\"https\", \"file\": \"" url "\"}]}]}"
+    static const char came[] = DISK("https://bob:secret@h/a"),
+                      other[] = DISK("https://bob:secret@h/b");
+    static struct ibx_blockers blockers;
+    json_t *source, *here = json_loads(DISK("https://bob@h/a"), 0, NULL);
+    assert_int_equal(ibx_description_read(came, strlen(came), &source, &error), 0);
+    ibx_compare_disks(source, here, false, &blockers);
+    assert_int_equal(blockers.count, 0);
+    json_decref(source);
+    assert_int_equal(ibx_description_read(other, strlen(other), &source, &error), 0);
+    ibx_compare_disks(source, here, false, &blockers);
+    assert_int_equal(blockers.count, 1);
+    assert_null(strstr(blockers.reasons[0], "secret"));
+    json_decref(source);
+    json_decref(here);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -124,6 +147,7 @@ int main(void)
         cmocka_unit_test(a_file_is_found_as_a_process_has_it),
         cmocka_unit_test(a_disk_is_named_without_its_password),
         cmocka_unit_test(a_description_has_no_password),
+        cmocka_unit_test(a_password_that_comes_is_dropped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
