@@ -67,8 +67,8 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_r
                                "%s, where the tool before this one noted which pages have come, "
                                "is gone or is not its: which of the VM's pages are whole cannot "
                                "be known; end this QEMU, and ib-migrate rollback at "
-                               "the source continues the VM from where it was stopped",
-                               path);
+                               "the source continues the VM from where it was stopped%s",
+                               path, ibx_journal_restarts_if(record));
 }
 
 static int forget_run(void *context, uint64_t first, uint64_t count, bool gone)

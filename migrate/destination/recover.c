@@ -114,7 +114,7 @@ static int ask_for_zeros(struct destination *d, struct ibx_error *err)
 #define MAY_BE_ZEROS                                                                               \
     "with their old bytes, which it may take for zeros (free-page-reporting with "                 \
     "init_on_free=1): end this QEMU, and ib-migrate rollback at the source continues the VM from " \
-    "where it was stopped"
+    "where it was stopped%s"
 
 /* Without that note a page that the guest has given back is a hole like one that has not come, and
  * comes again. An earlier version noted only which have come, which is enough in minor mode. */
@@ -130,7 +130,7 @@ static int check_list(struct destination *d, struct ibx_error *err)
         return ibx_error_set(err, -ESTALE,
                              NO_LIST ", and so pages that the guest has given back "
                                      "come again " MAY_BE_ZEROS,
-                             path);
+                             path, ibx_journal_restarts_if(&d->status.record));
     d->zeros_unknown = rc;
     ibx_migration_notify(
         &d->options->observer,
@@ -153,7 +153,8 @@ int ibx_destination_check_given_back(struct destination *d, struct ibx_error *er
     const int rc = ibx_preflight_wants_zeros(d->qemu.qmp, ibx_deadline_in_ms(REACH_MS), &why);
     d->zeros_unknown = rc;
     if (rc == -EOPNOTSUPP) {
-        ibx_error_set(err, rc, "pages that the guest had given back came again " MAY_BE_ZEROS);
+        ibx_error_set(err, rc, "pages that the guest had given back came again " MAY_BE_ZEROS,
+                      ibx_journal_restarts_if(&d->status.record));
         return ibx_destination_broken(d, true, err);
     }
     if (rc)

@@ -302,7 +302,9 @@ static inline bool ibx_journal_only_at_home(const struct ibx_record *record)
 /* Destination, for the end of a sentence that tells of rollback at the source. */
 static inline const char *ibx_journal_restarts_if(const struct ibx_record *record)
 {
-    return ibx_journal_returns(record) ? ", if it had all of its pages there" : "";
+    return ibx_journal_returns(record)
+               ? ", if it had all of its pages there, else start it from its disk"
+               : "";
 }
 static inline bool ibx_journal_stands(const struct ibx_record *record)
 {

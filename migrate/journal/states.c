@@ -193,6 +193,8 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
     else
         snprintf(does, sizeof(does), "runs");
     fill_in(form, vm, does, peer, text, size);
+    if (!record->source && record->state == IBX_JOURNAL_BROKEN && strlen(text) < size)
+        snprintf(text + strlen(text), size - strlen(text), "%s", ibx_journal_restarts_if(record));
     if (record->libvirt && !ibx_journal_over(record) && strlen(text) < size)
         snprintf(text + strlen(text), size - strlen(text),
                  " (libvirt decides where it runs: see virsh list on both hosts)");

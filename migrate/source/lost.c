@@ -136,8 +136,8 @@ static void still_unheard(struct source *s, uint64_t limit_ms)
     ibx_migration_notify(
         &s->options->observer,
         "for %u s %s has not answered, where the VM is and may wait for pages that are here: "
-        "this ib-migrate goes on trying; if that host is lost for good, interrupt it twice, and "
-        "then %s%s",
+        "this ib-migrate goes on trying; if that host is lost for good, make sure that it is off, "
+        "interrupt this ib-migrate twice, and then %s%s",
         (unsigned)((ibx_now_ns() - s->heard_ns) / (1000 * IBX_NS_PER_MS)), peer_of(s), remedy(s),
         last_try(s, why, sizeof(why)));
 }

@@ -407,6 +407,8 @@ static void test_home_ends_after_a_return(void)
                      "it is lost, since it cannot go on there either");
     mover_must_print(MOVER_RUN(0, "status", "--qmp", home.tool),
                      "if it had all of its pages there, else start it from its disk");
+    mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", home.tool),
+                     "if it had all of its pages there, else start it from its disk");
     pair_done();
 }
 

@@ -100,6 +100,11 @@ static void holes_are_found_to_be_looked_at(void)
     mover_must_print(&lender, "somebody else has");
     mover_ends(&bringer, 1);
     mover_must_print(&bringer, "the migration is broken");
+    /* What it had not fetched where it was borrowed to is only there: nobody tells to end that. */
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", home.tool),
+                     "if it had all of its pages there, else start it from its disk");
+    mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[1].tool),
+                     "it is lost, since it cannot go on there either");
 }
 
 /* Pages are not verified then. */

@@ -30,8 +30,8 @@ static int find(const struct migrate_args *args, struct ibx_record *record, stru
     if (rc == -ENOENT && !ibx_journal_find(args->folder, args->qmp, comes_here, record, NULL))
         return ibx_error_set(err, -EINVAL,
                              "the QEMU at %s is the destination of a migration: end this QEMU, "
-                             "then roll back at the source",
-                             args->qmp);
+                             "then roll back at the source%s",
+                             args->qmp, ibx_journal_restarts_if(record));
     return rc;
 }
 

@@ -43,19 +43,18 @@ static bool describe_ended(const struct ibx_record *record, char *sentence, size
     ibx_cli_vm_name(record, vm, sizeof(vm));
     if (!record->source &&
         (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_RUNNING))
-        snprintf(sentence, size,
-                 "%s does not run here: its QEMU (process %d) has ended%s%s%s; %s%s; \"ib-migrate "
-                 "prune --unfinished\" ends this record",
-                 vm, pid, told ? " (" : "", told ? record->vm_status : "", told ? ")" : "",
-                 record->libvirt || record->state == IBX_JOURNAL_RUNNING
-                     ? ""
-                     : "unless it runs at the source, as ib-migrate status there says, ",
-                 record->libvirt ? "if virsh list does not have it at the source, start it from "
-                                   "its disk"
-                 : ibx_journal_returns(record)
-                     ? "\"ib-migrate rollback\" at the source restarts it from its stop, if it had "
-                       "all of its pages there, else start it from its disk"
-                     : "\"ib-migrate rollback\" at the source restarts it from its stop");
+        snprintf(
+            sentence, size,
+            "%s does not run here: its QEMU (process %d) has ended%s%s%s; %s%s%s; \"ib-migrate "
+            "prune --unfinished\" ends this record",
+            vm, pid, told ? " (" : "", told ? record->vm_status : "", told ? ")" : "",
+            record->libvirt || record->state == IBX_JOURNAL_RUNNING
+                ? ""
+                : "unless it runs at the source, as ib-migrate status there says, ",
+            record->libvirt ? "if virsh list does not have it at the source, start it from "
+                              "its disk"
+                            : "\"ib-migrate rollback\" at the source restarts it from its stop",
+            record->libvirt ? "" : ibx_journal_restarts_if(record));
     else if (!record->source && record->state == IBX_JOURNAL_DONE)
         snprintf(sentence, size,
                  "%s came here with all of its pages; its QEMU (process %d) has ended since", vm,
