@@ -34,7 +34,13 @@ static const struct files first_version = {"memory.limit_in_bytes",
                                             "memory.swap.max",
                                             "memory.swap.current",
                                             {"inactive_file ", "active_file "},
-                                            true};
+                                            true},
+                          slowing = {"memory.high",
+                                     "memory.current",
+                                     "memory.swap.max",
+                                     "memory.swap.current",
+                                     {"inactive_file ", "active_file "},
+                                     true};
 
 static FILE *open_in(const char *group, const char *name)
 {
@@ -120,8 +126,9 @@ static void look_at(const char *root, const char *path, const struct files *file
     }
 }
 
-uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_t swap,
-                                   char name[PATH_MAX])
+/* `first` may be NULL. */
+static uint64_t room_by(const char *root, const char *groups, uint64_t swap,
+                        const struct files *first, const struct files *second, char name[PATH_MAX])
 {
     char line[PATH_MAX], place[PATH_MAX];
     uint64_t room = UINT64_MAX;
@@ -132,15 +139,27 @@ uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_
         if (!path || n >= sizeof(line))
             continue;
         if (!strncmp(line, "0::", 3)) {
-            look_at(root, path, &second_version, swap, &room, name);
+            look_at(root, path, second, swap, &room, name);
             snprintf(place, sizeof(place), "%.1000s/unified", root);
-            look_at(place, path, &second_version, swap, &room, name);
-        } else if (strstr(line, ":memory:")) {
+            look_at(place, path, second, swap, &room, name);
+        } else if (first && strstr(line, ":memory:")) {
             snprintf(place, sizeof(place), "%.1000s/memory", root);
-            look_at(place, path, &first_version, swap, &room, name);
+            look_at(place, path, first, swap, &room, name);
         }
     }
     return room;
+}
+
+uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_t swap,
+                                   char name[PATH_MAX])
+{
+    return room_by(root, groups, swap, &first_version, &second_version, name);
+}
+
+uint64_t ibx_preflight_memory_high(const char *root, const char *groups, uint64_t swap,
+                                   char name[PATH_MAX])
+{
+    return room_by(root, groups, swap, NULL, &slowing, name);
 }
 
 /* The number behind this word at the beginning of a line and `columns` others; 0: there is none. */
@@ -286,8 +305,9 @@ static void judge(const struct room *room, const struct need *need, struct ibx_b
                           room->remedy, room->end);
 }
 
-/* `process`: in /proc. What its groups leave it, and which leaves least. */
-static uint64_t room_of(const char *process, char name[PATH_MAX])
+/* `process`: in /proc. What its groups leave it, by their limits or by what slows it down, and
+ * which leaves least. */
+static uint64_t room_of(const char *process, bool slow, char name[PATH_MAX])
 {
     char path[64], groups[2 * PATH_MAX];
     struct sysinfo host = {0};
@@ -298,7 +318,9 @@ static uint64_t room_of(const char *process, char name[PATH_MAX])
         fclose(file);
     groups[n] = '\0';
     sysinfo(&host);
-    return ibx_preflight_memory_room(ROOT, groups, (uint64_t)host.freeswap * host.mem_unit, name);
+    const uint64_t swap = (uint64_t)host.freeswap * host.mem_unit;
+    return slow ? ibx_preflight_memory_high(ROOT, groups, swap, name)
+                : ibx_preflight_memory_room(ROOT, groups, swap, name);
 }
 
 static void judge_host(const struct need *need, const char *end, struct ibx_blockers *blockers)
@@ -317,6 +339,21 @@ void ibx_preflight_host_memory(const struct ibx_guest_ram *ram, struct ibx_block
     judge_host(&need, "the kernel ends this QEMU or another process", blockers);
 }
 
+/* No process is ended for that. */
+static void judge_slowing(const char *process, const struct need *need,
+                          struct ibx_blockers *blockers)
+{
+    char name[PATH_MAX] = "";
+    const uint64_t bytes = room_of(process, true, name);
+    if (bytes < need->now)
+        ibx_blockers_note(blockers,
+                          "the control group of QEMU, %.200s, has %" PRIu64
+                          " MiB left up to its memory.high and %s needs %" PRIu64
+                          " MiB more: beyond that the kernel lets QEMU, and the VM, run slowly; "
+                          "raise it (MemoryHigh= of systemd)",
+                          name, bytes >> 20, need->whose, need->now >> 20);
+}
+
 void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     char process[32], name[PATH_MAX] = "", where[300];
@@ -327,9 +364,10 @@ void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_bloc
                                   "libvirt, that of the container)",
                         .end = "the kernel ends QEMU"};
     snprintf(process, sizeof(process), "%d", (int)ram->pid);
-    room.bytes = room_of(process, name);
+    room.bytes = room_of(process, false, name);
     snprintf(where, sizeof(where), "the control group of QEMU, %.200s,", name);
     judge(&room, &need, blockers);
+    judge_slowing(process, &need, blockers);
 }
 
 /* Of this process; `which` pages count to it. */
@@ -341,7 +379,7 @@ static void judge_own(const struct need *need, const char *which, const char *re
                               .what = " of memory",
                               .remedy = remedy,
                               .end = "the kernel ends ib-migrate",
-                              .bytes = room_of("self", name)};
+                              .bytes = room_of("self", false, name)};
     snprintf(where, sizeof(where), "the control group of this ib-migrate, %.200s, to which %s,",
              name, which);
     judge(&room, need, blockers);

@@ -150,6 +150,9 @@ void ibx_preflight_memory_limit_minor(const struct ibx_guest_ram *ram,
                                       struct ibx_blockers *blockers);
 uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_t swap,
                                    char name[PATH_MAX]);
+/* The same until the kernel slows QEMU down (memory.high), which is noted. */
+uint64_t ibx_preflight_memory_high(const char *root, const char *groups, uint64_t swap,
+                                   char name[PATH_MAX]);
 /* Likewise, file systems of guest RAM without room for it. */
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* Likewise, for `bytes` that this process may still put into a cache of a snapshot, and with `all`

@@ -92,6 +92,25 @@ static void test_second_version(void **state)
     make("/memory.max", "max\n");
 }
 
+/* What only slows a process down is no limit. */
+static void test_high(void **state)
+{
+    const char *groups = "4:memory:/high\n0::/high/vm\n";
+    (void)state;
+    make("/high", NULL);
+    make("/high/vm", NULL);
+    make("/high/vm/memory.high", "max\n");
+    make("/high/vm/memory.current", "1048576\n");
+    assert_true(ibx_preflight_memory_high(root, groups, 0, name) == UINT64_MAX);
+    make("/high/memory.high", "104857600\n");
+    make("/high/memory.current", "62914560\n");
+    make("/high/memory.stat", "inactive_file 2097152\n");
+    assert_int_equal(ibx_preflight_memory_high(root, groups, 0, name) / MIB, 42);
+    assert_string_equal(name + strlen(root), "/high");
+    assert_int_equal(ibx_preflight_memory_high(root, groups, MIB, name) / MIB, 43);
+    leaves(groups, 0, UINT64_MAX, NULL);
+}
+
 static void test_first_version(void **state)
 {
     (void)state;
@@ -251,6 +270,7 @@ static void test_reasons_in_one_sentence(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_second_version),
+                                       cmocka_unit_test(test_high),
                                        cmocka_unit_test(test_first_version),
                                        cmocka_unit_test(test_host),
                                        cmocka_unit_test(test_commit),
