@@ -6,6 +6,7 @@ with another folder of records; with IBX_TEST_SSHD=1 a real sshd and ssh are in 
 import glob
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -428,6 +429,44 @@ def a_killed_run_leaves_nothing_behind(scene):
         until(lambda: not far_qemus(scene), "the far QEMU to end")
         until(lambda: leftovers(scene) == before, "its folders to be removed")
         vm.runs_on()
+
+
+def stopped_as_it_starts(scene):
+    """The receiver of a far end, stopped before it takes signals; 0: it takes them already."""
+    (pid,) = until(lambda: processes_with(b"\0receive\0", f"{scene.memory}-run".encode()),
+                   "a receiver")
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: process_state(pid) == "T", "it to be stopped")
+    if open_to_signals(pid):
+        return pid
+    os.kill(pid, signal.SIGCONT)
+    return 0
+
+
+def parent_and_switches(pid):
+    """Of a process: its parent, and how often it has waited for something."""
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+        text = file.read()
+    return [int(re.search(rf"^{name}:\s*(\d+)", text, re.M).group(1))
+            for name in ("PPid", "voluntary_ctxt_switches")]
+
+
+@case
+def a_run_killed_while_its_receiver_starts_leaves_nothing_behind(scene):
+    vm, before, receiver = start_vm(scene), leftovers(scene), 0
+    while not receiver:
+        process = scene.start(*run_line(scene))
+        receiver = stopped_as_it_starts(scene)
+        far, _ = parent_and_switches(receiver) if receiver else (0, 0)
+        waits = parent_and_switches(far)[1] if far else 0
+        process.send_signal(signal.SIGINT)
+        process.wait(LIMIT)
+        if receiver:
+            until(lambda: parent_and_switches(far)[1] > waits, "the far end to learn it")
+            os.kill(receiver, signal.SIGCONT)
+        nothing_is_left(scene, before)
+        process.communicate(timeout=LIMIT)
+    vm.runs_on()
 
 
 @case

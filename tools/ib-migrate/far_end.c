@@ -415,10 +415,6 @@ static int follow_receiver(struct far *far)
             continue;
         if (fds[1].revents)
             left(far, 0);
-        if (far->asker.now == ASKER_GONE && far->state.now != FAR_MOVING) {
-            ibx_state_move(&far->asker, ASKER_OBEYED);
-            kill(far->receiver, SIGINT);
-        }
         if (fds[0].revents) {
             json_t *line = ibx_json_lines_next(&far->from, &rc);
             while (line) {
@@ -427,6 +423,11 @@ static int follow_receiver(struct far *far)
                            ? ibx_json_lines_next(&far->from, &rc)
                            : NULL;
             }
+        }
+        /* One that does not wait yet does not take signals yet, either. */
+        if (far->asker.now == ASKER_GONE && far->state.now == FAR_WAITING) {
+            ibx_state_move(&far->asker, ASKER_OBEYED);
+            kill(far->receiver, SIGINT);
         }
     }
     while (waitpid(far->receiver, &status, 0) < 0 && errno == EINTR)
