@@ -462,8 +462,10 @@ def a_run_killed_while_its_receiver_starts_leaves_nothing_behind(scene):
         process.send_signal(signal.SIGINT)
         process.wait(LIMIT)
         if receiver:
-            until(lambda: parent_and_switches(far)[1] > waits, "the far end to learn it")
-            os.kill(receiver, signal.SIGCONT)
+            try:
+                until(lambda: parent_and_switches(far)[1] > waits, "the far end to learn it")
+            finally:
+                os.kill(receiver, signal.SIGCONT)
         nothing_is_left(scene, before)
         process.communicate(timeout=LIMIT)
     vm.runs_on()
