@@ -417,7 +417,7 @@ int execute(const std::string &name, Frame &f, int *current)
             app->end_capture(stream, &graph);
         else if (runtime().stream_destroyed)
             runtime().stream_destroyed(stream);
-        return 0;
+        return app->stream_destroy(stream);
     }
     if (name == "cudaGraphDestroy") {
         auto *graph = reinterpret_cast<void *>(f.get<std::uint64_t>());

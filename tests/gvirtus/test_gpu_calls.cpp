@@ -448,6 +448,25 @@ bool many()
     return HOLDS(!std::memcmp(got.data(), bytes.data(), got.size()));
 }
 
+// CUDA has no table of streams or memory that is full, and what is given back is gone.
+bool as_much_as_it_likes()
+{
+    Gpu gpu;
+    std::vector<std::uint64_t> streams, memory;
+    const ibx_double_stats before = gpu.remote.stats();
+    for (unsigned i = 0; i < 300; i++) {
+        streams.push_back(gpu.remote.stream_create(i % 2));
+        memory.push_back(gpu.remote.malloc(16));
+        REQUIRE(streams.back() && memory.back());
+    }
+    for (unsigned i = 0; i < 300; i++) {
+        REQUIRE(gpu.remote.call("cudaStreamDestroy", Body().u64(streams[i])) == 0);
+        REQUIRE(gpu.remote.free(memory[i]) == 0);
+    }
+    const ibx_double_stats now = gpu.remote.stats();
+    return HOLDS(now.streams == before.streams && now.allocations == before.allocations);
+}
+
 // A client that asks again and again does not fill the back end's log.
 bool what_is_not_mapped_is_said_once()
 {
@@ -501,5 +520,6 @@ int main(int argc, char **argv)
     check_calls_graphs();
     check_calls_kernels();
     check("many at once", many);
+    check("many streams and allocations", as_much_as_it_likes);
     return scene_close();
 }

@@ -24,6 +24,7 @@ static const struct {
     {"cuMemcpyDtoH_v2", offsetof(struct cuda_calls, from_device), false},
     {"cuMemcpyAsync", offsetof(struct cuda_calls, copy_async), false},
     {"cuStreamCreate", offsetof(struct cuda_calls, stream_create), false},
+    {"cuStreamDestroy_v2", offsetof(struct cuda_calls, stream_destroy), false},
     {"cuStreamSynchronize", offsetof(struct cuda_calls, stream_synchronize), false},
     {"cuStreamQuery", offsetof(struct cuda_calls, stream_query), false},
     {"cuCtxSynchronize", offsetof(struct cuda_calls, ctx_synchronize), false},

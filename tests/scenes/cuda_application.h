@@ -21,6 +21,7 @@ struct cuda_calls {
     int (*from_device)(void *to, uint64_t from, size_t n);
     int (*copy_async)(uint64_t to, uint64_t from, size_t n, void *stream);
     int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_destroy)(void *stream);
     int (*stream_synchronize)(void *stream);
     int (*stream_query)(void *stream);
     int (*ctx_synchronize)(void);

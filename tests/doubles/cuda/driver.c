@@ -7,7 +7,7 @@
 
 pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-struct allocation allocations[ALLOCATIONS];
+struct allocation *allocations;
 __thread struct context *current;
 struct ibx_double_stats stats;
 static struct {
@@ -76,11 +76,10 @@ int leave(int code)
 struct allocation *find(const void *address, size_t n)
 {
     uintptr_t at = (uintptr_t)address;
-    for (unsigned i = 0; i < ALLOCATIONS; i++) {
-        uintptr_t from = (uintptr_t)allocations[i].address;
-        if (from && at >= from && at - from < allocations[i].size &&
-            n <= allocations[i].size - (at - from))
-            return &allocations[i];
+    for (struct allocation *a = allocations; a; a = a->next) {
+        uintptr_t from = (uintptr_t)a->address;
+        if (from && at >= from && at - from < a->size && n <= a->size - (at - from))
+            return a;
     }
     return NULL;
 }
@@ -113,10 +112,10 @@ EXPORT void ibx_double_get_stats(struct ibx_double_stats *out)
 {
     pthread_mutex_lock(&mutex);
     *out = stats;
-    for (unsigned i = 0; i < ALLOCATIONS; i++)
-        out->allocations += allocations[i].address && allocations[i].device >= 0;
-    for (unsigned i = FIXED; i < STREAMS; i++)
-        out->streams += streams[i].used;
+    for (const struct allocation *a = allocations; a; a = a->next)
+        out->allocations += a->address && a->device >= 0;
+    for (struct stream *s = streams; s; s = s->next)
+        out->streams += s->number >= FIXED && s->used;
     leave(0);
 }
 

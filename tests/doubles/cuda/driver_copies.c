@@ -35,15 +35,15 @@ static bool is_between(const struct ibx_cuda_memcpy2d *c)
  * that; and they wait for it, where `behind` is its stream. */
 static void meet_devices(struct job *job, const struct stream *behind)
 {
-    for (unsigned i = 0; job && i < STREAMS; i++) {
-        if (streams[i].used && streams[i].blocking)
-            job->needs[i] = streams[i].submitted;
+    for (struct stream *s = streams; s; s = s->next) {
+        if (job && s->used && s->blocking)
+            job->needs[s->number] = s->submitted;
     }
     struct stream *other = behind ? legacy_of(behind == &streams[0]) : NULL;
     struct job *marker = other ? job_new() : NULL;
     if (!marker)
         return;
-    marker->needs[behind - streams] = behind->submitted;
+    marker->needs[behind->number] = behind->submitted;
     submit(other, marker);
 }
 

@@ -222,7 +222,7 @@ EXPORT int cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
         marker->awaits = event->shared;
         marker->times = event->shared->recorded;
     } else if (event->stream) {
-        marker->needs[event->stream - streams] = event->job;
+        marker->needs[event->stream->number] = event->job;
     }
     submit(stream, marker);
     return leave(SUCCESS);

@@ -10,9 +10,8 @@
 
 /* The driver's names are declared by nobody here. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
-#define EXPORT      __attribute__((visibility("default")))
-#define ALLOCATIONS 256
-#define PAGE        4096u
+#define EXPORT __attribute__((visibility("default")))
+#define PAGE   4096u
 
 enum {
     SUCCESS = 0,
@@ -32,7 +31,8 @@ enum {
 };
 
 struct allocation {
-    uint8_t *address; /* what the application sees: traps, unless it is host memory */
+    struct allocation *next; /* of all that there have been */
+    uint8_t *address; /* what the application sees: traps, unless it is host memory; NULL: gone */
     uint8_t *bytes;   /* where they are */
     size_t size, mapped;
     int fd;
@@ -54,7 +54,7 @@ extern pthread_mutex_t mutex;
 extern pthread_cond_t changed; /* anything under the lock */
 /* Locked. For a second at most: glibc before 2.41 loses a wake now and then (its bug 25847). */
 void wait_for_change(void);
-extern struct allocation allocations[ALLOCATIONS];
+extern struct allocation *allocations;
 extern __thread struct context *current;
 extern int sticky_error;
 extern struct ibx_double_stats stats;

@@ -47,8 +47,7 @@ EXPORT int cuIpcGetMemHandle(struct ipc_handle *handle, uint64_t device)
 static struct allocation *find_opened(uint64_t file)
 {
     struct stat its = {0};
-    for (unsigned i = 0; i < ALLOCATIONS; i++) {
-        struct allocation *a = &allocations[i];
+    for (struct allocation *a = allocations; a; a = a->next) {
         if (a->address && a->opened && !fstat(a->fd, &its) && its.st_ino == file)
             return a;
     }

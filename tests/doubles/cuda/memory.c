@@ -25,13 +25,20 @@ static bool peers[2]; /* whether kernels of the one reach memory of the other */
 
 /* ----------------------------------------------------------------------- memory */
 
+/* One that is gone, or a new one. */
 static struct allocation *free_entry(void)
 {
-    for (unsigned i = 0; i < ALLOCATIONS; i++) {
-        if (!allocations[i].address)
-            return &allocations[i];
-    }
-    return NULL;
+    struct allocation **at = &allocations;
+    while (*at && (*at)->address)
+        at = &(*at)->next;
+    if (!*at)
+        *at = calloc(1, sizeof(**at));
+    return *at;
+}
+
+static void forget(struct allocation *a)
+{
+    *a = (struct allocation){.next = a->next};
 }
 
 /* The first address with room for so many bytes: where mmap(2) should put them. */
@@ -40,9 +47,9 @@ static void *room_for(size_t n)
     uintptr_t at = DEVICE_BASE, from = 0;
     while (at != from) {
         from = at;
-        for (unsigned i = 0; i < ALLOCATIONS; i++) {
-            uintptr_t begin = (uintptr_t)allocations[i].address;
-            uintptr_t end = begin + allocations[i].mapped + PAGE;
+        for (const struct allocation *a = allocations; a; a = a->next) {
+            uintptr_t begin = (uintptr_t)a->address;
+            uintptr_t end = begin + a->mapped + PAGE;
             at = begin && begin < at + n && at < end ? end : at;
         }
     }
@@ -62,7 +69,8 @@ struct allocation *memory_map(int fd, size_t n, int device)
         mmap(room_for(mapped + PAGE), mapped + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (bytes == MAP_FAILED || address == MAP_FAILED)
         return NULL;
-    *a = (struct allocation){.address = address,
+    *a = (struct allocation){.next = a->next,
+                             .address = address,
                              .bytes = bytes,
                              .size = n,
                              .mapped = mapped,
@@ -117,7 +125,7 @@ void memory_unmap(struct allocation *a)
     munmap(a->bytes, a->mapped);
     munmap(a->address, a->mapped + PAGE);
     close(a->fd);
-    *a = (struct allocation){0};
+    forget(a);
 }
 
 /* As the driver, waits for everything first, but where the memory is a pool's, or none; and it
@@ -254,8 +262,7 @@ EXPORT int cuPointerGetAttributes(unsigned count, const int *names, void **value
 /* Whether any of the bytes is known already. */
 static bool touches(const uint8_t *address, size_t n)
 {
-    for (unsigned i = 0; i < ALLOCATIONS; i++) {
-        const struct allocation *a = &allocations[i];
+    for (const struct allocation *a = allocations; a; a = a->next) {
         if (a->address && a->address < address + n && address < a->address + a->size)
             return true;
     }
@@ -270,7 +277,8 @@ EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
     struct allocation *a = free_entry();
     if (!a || !n || touches(address, n))
         return leave(!n ? INVALID_VALUE : a ? ALREADY_REGISTERED : OUT_OF_MEMORY);
-    *a = (struct allocation){.address = address,
+    *a = (struct allocation){.next = a->next,
+                             .address = address,
                              .bytes = address,
                              .size = n,
                              .fd = -1,
@@ -294,7 +302,7 @@ EXPORT int cuMemHostUnregister(void *address)
         return leave(NOT_REGISTERED);
     stats.busy_unpins += in_use(a->address, a->size);
     wait_for_all();
-    *a = (struct allocation){0};
+    forget(a);
     stats.host_pins--;
     return leave(SUCCESS);
 }
@@ -389,13 +397,12 @@ EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 {
     pthread_mutex_lock(&mutex);
     wait_for_all();
-    for (unsigned i = 0; i < ALLOCATIONS; i++) {
-        struct allocation *a = &allocations[i];
+    for (struct allocation *a = allocations; a; a = a->next) {
         if (a->address && a->device == device && !a->stays)
             memory_unmap(a);
         if (!a->address || a->device >= 0 || a->by != device)
             continue;
-        *a = (struct allocation){0};
+        forget(a);
         stats.host_pins--;
     }
     events_forget(device);

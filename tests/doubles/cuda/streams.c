@@ -7,7 +7,9 @@
 #include <string.h>
 #include <time.h>
 
-struct stream streams[STREAMS];
+struct stream streams[FIXED] = {
+    {.next = &streams[1]}, {.next = &streams[2], .number = 1}, {.number = 2}};
+static unsigned stream_count = FIXED;
 static unsigned slow_sync_us, slow_async_us;
 static bool held;
 static void *captured;
@@ -40,8 +42,8 @@ EXPORT void ibx_double_hold(bool hold)
 EXPORT void ibx_double_hold_stream(void *stream)
 {
     pthread_mutex_lock(&mutex);
-    for (unsigned i = 0; i < STREAMS; i++)
-        streams[i].held = stream && (streams[i].held || stream == &streams[i]);
+    for (struct stream *s = streams; s; s = s->next)
+        s->held = stream && (s->held || stream == s);
     if (stream && (uintptr_t)stream <= 2) /* the legacy stream, the per-thread stream */
         streams[(uintptr_t)stream - 1].held = true;
     pthread_cond_broadcast(&changed);
@@ -73,8 +75,8 @@ static bool runnable(const struct stream *stream, const struct job *job)
     const bool works = job->height || job->function;
     if ((held && works) || stream->held || (job->height && in_functions > CONNECTIONS))
         return false;
-    for (unsigned i = 0; i < STREAMS; i++) {
-        if ((int)(streams[i].done - job->needs[i]) < 0)
+    for (struct stream *s = streams; s; s = s->next) {
+        if (s->number < job->count && (int)(s->done - job->needs[s->number]) < 0)
             return false;
     }
     return !job->awaits || shared_event_done(job->awaits, job->times);
@@ -134,9 +136,8 @@ static bool stream_start(struct stream *stream, bool blocking)
 {
     stream->used = true;
     stream->blocking = blocking;
-    const bool fixed = stream < &streams[FIXED];
-    stream->device =
-        fixed ? (int)(stream - streams) % 2 ? -1 : (int)(stream - streams) / 2 : current->device;
+    const bool fixed = stream->number < FIXED;
+    stream->device = fixed ? stream->number % 2 ? -1 : (int)stream->number / 2 : current->device;
     stream->context = fixed ? NULL : current;
     stream->last = &stream->first;
     stream->working = true;
@@ -165,28 +166,26 @@ _Noreturn void no_handle(const char *what, const void *handle)
 
 struct stream *stream_of(void *handle)
 {
-    unsigned i = current && current->device ? 2 : 0;
-    if ((uintptr_t)handle == 2)
-        i = 1;
-    else if ((uintptr_t)handle > 2)
-        i = (unsigned)((struct stream *)handle - streams);
-    if (i >= STREAMS || ((uintptr_t)handle > 2 && handle != (void *)&streams[i]))
+    struct stream *stream = streams;
+    if ((uintptr_t)handle <= 2)
+        stream = &streams[(uintptr_t)handle == 2 ? 1 : current && current->device ? 2 : 0];
+    while ((uintptr_t)handle > 2 && stream && stream != handle)
+        stream = stream->next;
+    if (stream && stream->number < FIXED && !stream->used)
+        stream_start(stream, true);
+    if (!stream || !stream->used)
         no_handle("stream", handle);
-    if (i < FIXED && !streams[i].used)
-        stream_start(&streams[i], true);
-    if (!streams[i].used)
-        no_handle("stream", handle);
-    return &streams[i];
+    return stream;
 }
 
 void submit(struct stream *stream, struct job *job)
 {
-    for (unsigned i = 0; i < STREAMS; i++) {
-        bool same = streams[i].device == stream->device || streams[i].device < 0;
-        bool legacy = is_legacy(stream) || is_legacy(&streams[i]);
-        if (&streams[i] != stream && stream->blocking && streams[i].blocking && legacy &&
-            (same || stream->device < 0) && (int)(streams[i].submitted - job->needs[i]) > 0)
-            job->needs[i] = streams[i].submitted;
+    for (struct stream *s = streams; s; s = s->next) {
+        bool same = s->device == stream->device || s->device < 0;
+        bool legacy = is_legacy(stream) || is_legacy(s);
+        if (s != stream && stream->blocking && s->blocking && legacy &&
+            (same || stream->device < 0) && (int)(s->submitted - job->needs[s->number]) > 0)
+            job->needs[s->number] = s->submitted;
     }
     *stream->last = job;
     stream->last = &job->next;
@@ -198,9 +197,12 @@ void submit(struct stream *stream, struct job *job)
 
 struct job *job_new(void)
 {
-    struct job *job = calloc(1, sizeof(*job));
-    for (unsigned i = 0; job && i < STREAMS; i++)
-        job->needs[i] = streams[i].done;
+    struct job *job = calloc(1, sizeof(*job) + stream_count * sizeof(job->needs[0]));
+    if (!job)
+        return NULL;
+    job->count = stream_count;
+    for (struct stream *s = streams; s; s = s->next)
+        job->needs[s->number] = s->done;
     return job;
 }
 
@@ -215,19 +217,33 @@ void note_beside_functions(void)
     stats.beside_functions += in_functions != 0;
 }
 
+/* One that is none any more, or a new one: CUDA has as many as memory has room for. */
+static struct stream *unused_stream(void)
+{
+    struct stream *last = NULL;
+    for (struct stream *s = streams; s; s = s->next) {
+        if (s->number >= FIXED && !s->used && !s->working && !s->gone)
+            return s;
+        last = s;
+    }
+    struct stream *made = calloc(1, sizeof(*made));
+    if (!made)
+        return NULL;
+    made->number = stream_count++;
+    return last->next = made;
+}
+
 EXPORT int cuStreamCreate(void **handle, unsigned flags)
 {
     int code = enter("cuStreamCreate");
     if (code)
         return code;
     note_beside_functions();
-    for (unsigned i = FIXED; i < STREAMS; i++) {
-        if (streams[i].used || streams[i].working || streams[i].gone)
-            continue;
-        *handle = &streams[i];
-        return leave(stream_start(&streams[i], !(flags & 1)) ? SUCCESS : OUT_OF_MEMORY);
-    }
-    return leave(OUT_OF_MEMORY);
+    struct stream *stream = unused_stream();
+    if (!stream || !stream_start(stream, !(flags & 1)))
+        return leave(OUT_OF_MEMORY);
+    *handle = stream;
+    return leave(SUCCESS);
 }
 
 /* What was submitted is run. */
@@ -237,7 +253,7 @@ EXPORT int cuStreamDestroy_v2(void *handle)
     if (code)
         return code;
     struct stream *stream = stream_of(handle);
-    if (stream < &streams[FIXED])
+    if (stream->number < FIXED)
         return leave(INVALID_HANDLE);
     stream->used = false;
     pthread_detach(stream->worker);
@@ -255,9 +271,9 @@ EXPORT int cuStreamSynchronize(void *handle)
         return leave(INVALID_HANDLE);
     if ((uintptr_t)handle == 2 && capture_spoilt(handle))
         return leave(CAPTURE_UNSUPPORTED);
-    for (unsigned i = 0; is_legacy(stream) && i < STREAMS; i++) {
-        if (streams[i].blocking && (streams[i].device == stream->device || streams[i].device < 0))
-            wait_for(&streams[i], streams[i].submitted);
+    for (struct stream *s = streams; s; s = s->next) {
+        if (is_legacy(stream) && s->blocking && (s->device == stream->device || s->device < 0))
+            wait_for(s, s->submitted);
     }
     wait_for(stream, stream->submitted);
     return waited(leave(sticky()));
@@ -278,10 +294,10 @@ EXPORT int cuStreamQuery(void *handle)
     if ((uintptr_t)handle == 2 && capture_spoilt(handle))
         return leave(CAPTURE_UNSUPPORTED);
     bool over = (int)(stream->done - stream->submitted) >= 0;
-    for (unsigned i = 0; is_legacy(stream) && i < STREAMS; i++) {
-        const bool here = streams[i].device == stream->device || streams[i].device < 0;
-        over = over && !(streams[i].used && streams[i].blocking && here &&
-                         (int)(streams[i].done - streams[i].submitted) < 0);
+    for (struct stream *s = streams; s; s = s->next) {
+        const bool here = s->device == stream->device || s->device < 0;
+        over = over && !(is_legacy(stream) && s->used && s->blocking && here &&
+                         (int)(s->done - s->submitted) < 0);
     }
     return leave(over ? sticky() : IBX_CUDA_NOT_READY);
 }
@@ -293,9 +309,9 @@ EXPORT int cuCtxSynchronize(void)
         return code;
     int device = current->device;
     stats.waits++;
-    for (unsigned i = 0; i < STREAMS; i++) {
-        if (streams[i].device == device || streams[i].device < 0)
-            wait_for(&streams[i], streams[i].submitted);
+    for (struct stream *s = streams; s; s = s->next) {
+        if (s->device == device || s->device < 0)
+            wait_for(s, s->submitted);
     }
     return waited(leave(sticky()));
 }
@@ -378,9 +394,9 @@ static void wait_alone(int device)
 {
     begin_alone();
     stats.waits++;
-    for (unsigned i = 0; i < STREAMS; i++) {
-        if (device < 0 || streams[i].device < 0 || streams[i].device == device)
-            wait_for(&streams[i], streams[i].submitted);
+    for (struct stream *s = streams; s; s = s->next) {
+        if (device < 0 || s->device < 0 || s->device == device)
+            wait_for(s, s->submitted);
     }
     end_alone();
 }
@@ -397,8 +413,8 @@ void wait_for_device(void)
 
 bool in_use(const uint8_t *address, size_t n)
 {
-    for (unsigned i = 0; i < STREAMS; i++) {
-        for (const struct job *job = streams[i].first; job; job = job->next) {
+    for (struct stream *s = streams; s; s = s->next) {
+        for (const struct job *job = s->first; job; job = job->next) {
             if (job->height && ((job->to >= address && job->to < address + n) ||
                                 (job->from >= address && job->from < address + n)))
                 return true;
@@ -410,11 +426,11 @@ bool in_use(const uint8_t *address, size_t n)
 /* Nothing is in them. Their handles are no others' later. */
 void streams_forget(int device)
 {
-    for (unsigned i = FIXED; i < STREAMS; i++) {
-        if (streams[i].used && streams[i].device == device && !pthread_detach(streams[i].worker)) {
-            streams[i].used = false;
-            streams[i].gone = true;
-            streams[i].done = streams[i].submitted;
+    for (struct stream *s = streams; s; s = s->next) {
+        if (s->number >= FIXED && s->used && s->device == device && !pthread_detach(s->worker)) {
+            s->used = false;
+            s->gone = true;
+            s->done = s->submitted;
         }
     }
     pthread_cond_broadcast(&changed);

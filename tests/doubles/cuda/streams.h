@@ -5,7 +5,6 @@
 
 #include "tests/doubles/cuda/internal.h"
 
-#define STREAMS     34
 #define FIXED       3 /* the legacy one of device 0, the one per thread, the legacy one of device 1 */
 #define CONNECTIONS 8 /* if more streams wait for a function, no copy is made */
 
@@ -18,7 +17,6 @@ struct shared_event {
 struct job {
     bool sync; /* of cuMemcpyHtoD or cuMemcpyDtoH */
     struct job *next;
-    unsigned needs[STREAMS]; /* of each stream so many jobs must be done before */
     uint8_t *to;
     const uint8_t *from;
     size_t to_pitch, from_pitch, width, height; /* 0 height: a marker */
@@ -27,9 +25,13 @@ struct job {
     void *argument;
     struct shared_event *records, *awaits; /* it is done, or waits until it is, so often: */
     unsigned times;
+    unsigned count;   /* streams there were when it was made: it needs nothing of later ones */
+    unsigned needs[]; /* of each so many jobs must be done before */
 };
 
 struct stream {
+    struct stream *next; /* in the order of their numbers */
+    unsigned number;
     bool used, blocking, working, gone; /* working: its worker is there; gone: by a reset */
     bool held;                          /* its work does not run */
     struct context *context;            /* NULL: the current one */
@@ -39,7 +41,8 @@ struct stream {
     struct job *first, **last;
 };
 
-extern struct stream streams[STREAMS];
+/* All that there have been; the first are the fixed ones. */
+extern struct stream streams[FIXED];
 
 struct stream *legacy_of(int device);
 bool is_legacy(const struct stream *stream);
