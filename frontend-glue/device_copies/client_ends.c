@@ -387,9 +387,9 @@ static void tell(const struct giving *g)
                 g->of->name.text, other.text);
     else
         ibx_log(IBX_LOG_WARN,
-                "%s has ended, and its work on the GPU, or what this waits for in the default "
-                "stream, has not for %u s: what it had there stays until that ends, or this back "
-                "end does",
+                "%s has ended, and its work on the GPU, what this waits for in the default stream, "
+                "or a call of another client's that uses what it had, has not for %u s: what it "
+                "had there stays until that ends, or this back end does",
                 g->of->name.text, TOLD_MS / 1000);
 }
 
@@ -397,15 +397,20 @@ static void tell(const struct giving *g)
 static bool give_back(struct copies *x, struct ended *of)
 {
     struct giving g = {.x = x, .of = of};
-    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    const uint64_t deadline = ibx_deadline_in_ms(of->told ? MOMENT_MS : HELD_MS);
     uint64_t ns = 0;
-    bool done;
+    bool done, held;
     if (!ibx_copies_have_cuda(x))
         return true;
     of->began = of->began ? of->began : ibx_now_ns();
-    while ((done = give_kinds(&g)) && g.work != IBX_WORK_LOST && ibx_handles_held(of->client) &&
-           ibx_now_ns() < deadline)
-        ibx_nap(&ns);
+    for (;; ibx_nap(&ns)) {
+        done = give_kinds(&g);
+        /* What was held a moment ago may not be any more. */
+        held = done && g.work != IBX_WORK_LOST && ibx_handles_any(of->client);
+        if (!held || ibx_now_ns() >= deadline)
+            break;
+    }
+    done = done && !held;
     const uint64_t ms = (ibx_now_ns() - of->began) / IBX_NS_PER_MS;
     if (!done && !of->told && ms >= TOLD_MS)
         tell(&g);

@@ -107,10 +107,9 @@ size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken);
 size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const void *context,
                              struct ibx_taken *taken, size_t most);
 /* The context of one that can be taken; false: there is none. Whether there are any of the
- * client's, and such that requests hold. */
+ * client's, held ones too. */
 bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **context);
 bool ibx_handles_any(uint64_t client);
-bool ibx_handles_held(uint64_t client);
 /* The session's client uses another one's from now on. False: it is not there, or no memory. */
 bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* It uses it no more, once it has said so as often. What was only there for that is given back;

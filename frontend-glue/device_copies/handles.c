@@ -536,28 +536,17 @@ bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **
     return h;
 }
 
-/* `held`: by a request. */
-static bool has_any(uint64_t client, bool held)
+bool ibx_handles_any(uint64_t client)
 {
     const struct handle *h = NULL;
     pthread_mutex_lock(&ibx_handles_lock);
     for (unsigned kind = 0; kind < KINDS && !h; kind++) {
         h = *list_of_client(client, kind);
-        while (h && !((!held || h->holders) && goes_alone(h, client)))
+        while (h && !goes_alone(h, client))
             h = h->in[OF_CLIENT].next;
     }
     pthread_mutex_unlock(&ibx_handles_lock);
     return h;
-}
-
-bool ibx_handles_held(uint64_t client)
-{
-    return has_any(client, true);
-}
-
-bool ibx_handles_any(uint64_t client)
-{
-    return has_any(client, false);
 }
 
 size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const void *context,

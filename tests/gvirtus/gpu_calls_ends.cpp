@@ -82,6 +82,36 @@ bool left_behind(End how, bool elsewhere)
                  gpu.remote.stats().lost_events == 0);
 }
 
+// Others, who are killed in the end, look at all streams again and again, and hold them meanwhile.
+bool left_beside_waits()
+{
+    Gpu gpu(resume);
+    for (unsigned i = 0; i < 100; i++) // so that it takes long
+        REQUIRE(gpu.remote.stream_create(1));
+    const Left before(gpu);
+    std::vector<pid_t> waiting;
+    for (unsigned i = 0; i < 3; i++) {
+        waiting.push_back(leaves(gpu, false, End::exits, [](Remote &own) {
+            own.get_last_error();
+            while (own.free(own.malloc(some)) == 0)
+                ;
+            return false;
+        }));
+    }
+    bool well = true;
+    for (unsigned i = 0; i < 20 && well; i++)
+        well = result_of(leaves(gpu, false, End::exits, [](Remote &own) {
+                   own.get_last_error();
+                   own.set_device(0);
+                   return own.malloc(some) && own.stream_create(0) && own.stream_create(1);
+               })) == 0;
+    for (pid_t pid : waiting)
+        kill(pid, SIGKILL);
+    for (pid_t pid : waiting)
+        well = result_of(pid) == 128 + SIGKILL && well;
+    return HOLDS(well) && HOLDS(is_as_before(gpu, before));
+}
+
 // What come_again() does in its process; 0: it has found what it had made.
 int comes_again(const Gpu &gpu, int away, int go_on)
 {
@@ -435,6 +465,7 @@ void check_calls_ends()
     check("... that end", [] { return left_behind(End::closes, false); });
     check("... that are killed on another host", [] { return left_behind(End::killed, true); });
     check("... that exit on another host", [] { return left_behind(End::exits, true); });
+    check("... beside others that wait for all work", left_beside_waits);
     check("a client that has no connection for a while", [] { return come_again(false); });
     check("... on another host", [] { return come_again(true); });
     check("clients that come and go on another host", many_are_away);
