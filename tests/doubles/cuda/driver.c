@@ -114,8 +114,11 @@ EXPORT void ibx_double_get_stats(struct ibx_double_stats *out)
     *out = stats;
     for (const struct allocation *a = allocations; a; a = a->next)
         out->allocations += a->address && a->device >= 0;
-    for (struct stream *s = streams; s; s = s->next)
+    for (struct stream *s = streams; s; s = s->next) {
+        const unsigned long queued = s->submitted - s->done;
         out->streams += s->number >= FIXED && s->used;
+        out->queued = queued > out->queued ? queued : out->queued;
+    }
     leave(0);
 }
 

@@ -43,6 +43,8 @@ struct ibx_double_stats {
     unsigned long busy_unpins;      /* unpinned before its copies had ended: an error of ours */
     unsigned long waits;            /* for all streams, begun */
     unsigned long event_waits;      /* for events, now */
+    unsigned long queued;           /* entries of the fullest stream: at a thousand CUDA has its
+                                       callers wait, which the double does not */
     unsigned long beside_functions; /* copies to or from the host, and streams that were made, while
                                        a stream waited for a function: not by a graph's own nodes */
 };
