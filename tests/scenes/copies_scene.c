@@ -66,8 +66,11 @@ int serve(struct session_pair *p, void *argument)
         ibx_device_copies_count(p->server, &back->copies);
         snprintf(back->refused, sizeof(back->refused), "%s", ibx_device_copies_refused(p->server));
         note(back);
+        uint64_t again = device;
         if (!strcmp(back->last_name, "cudaDeviceReset") && !app->primary_reset(0))
-            app->mem_alloc(&device, DEVICE_BYTES); /* it went as well */
+            app->mem_alloc(&again, DEVICE_BYTES); /* it went as well */
+        if (again != device) /* the first address that is free: mostly the same one */
+            device = again;
         if (on_request)
             on_request(back->last_name);
         const int32_t code = handler_says;
