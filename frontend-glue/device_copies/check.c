@@ -69,9 +69,9 @@ bool ibx_copies_sound(struct copies *x, struct ibx_frame *f)
 {
     int capturing = 0;
     bool on_both = f->kind == IBX_FRAME_D2D;
-    ibx_held_by_copy(x, f);
     if (f->call == IBX_FRAME_TO_SYMBOL) /* no allocation, but the runtime knows its size */
         return ibx_copies_symbol(f) && allocated(x, f->dst, 0, false);
+    ibx_held_by_copy(x, f);
     if (f->kind != IBX_FRAME_D2H && !allocated(x, f->dst, span_of(f->dpitch, f), on_both))
         return false;
     if (f->kind != IBX_FRAME_H2D && !allocated(x, f->src, span_of(f->spitch, f), on_both))

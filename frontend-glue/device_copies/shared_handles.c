@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/device_copies/shared_handles.h"
 
+#include "common/forked.h"
 #include "transport/transport.h"
 
-#include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <sys/mman.h>
 
 #define PLACES    16384 /* 4 MiB, of which only what is used is there */
 #define OF_TENANT 4096u
@@ -27,25 +25,16 @@ static unsigned own;
 
 bool ibx_shared_handles_create(void)
 {
-    pthread_mutexattr_t how;
-    struct table *made = mmap(NULL, sizeof(*made), PROT_READ | PROT_WRITE,
-                              MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (made == MAP_FAILED)
-        return false;
-    pthread_mutexattr_init(&how);
-    pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED);
-    pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST);
-    pthread_mutex_init(&made->lock, &how);
-    pthread_mutexattr_destroy(&how);
-    table = made;
-    return true;
+    table = ibx_forked_map(sizeof(*table));
+    if (table)
+        ibx_forked_lock_init(&table->lock);
+    return table;
 }
 
 /* Whoever has ended inside has left whole places, and free ones. */
 static void lock_all(void)
 {
-    if (pthread_mutex_lock(&table->lock) == EOWNERDEAD)
-        pthread_mutex_consistent(&table->lock);
+    ibx_forked_lock(&table->lock);
 }
 
 void ibx_shared_handles_are_of(unsigned process)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/device_copies/tenants.h"
 
+#include "common/forked.h"
 #include "gpudirect/turns.h"
 #include "transport/transport.h"
 
@@ -9,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 /* Of one tenant. */
@@ -118,19 +118,10 @@ static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits
 
 bool ibx_tenants_share(unsigned processes)
 {
-    pthread_mutexattr_t how;
-    shared = mmap(NULL, sizeof(*shared) + processes * sizeof(shared->rows[0]),
-                  PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED) {
-        shared = NULL;
-        return false;
-    }
-    pthread_mutexattr_init(&how);
-    pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED);
-    pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST);
-    pthread_mutex_init(&shared->lock, &how);
-    pthread_mutexattr_destroy(&how);
-    return true;
+    shared = ibx_forked_map(sizeof(*shared) + processes * sizeof(shared->rows[0]));
+    if (shared)
+        ibx_forked_lock_init(&shared->lock);
+    return shared;
 }
 
 void ibx_tenants_are_of(unsigned process)
@@ -150,8 +141,7 @@ void ibx_tenants_ended(unsigned process)
 static struct named *name_of(const char *name)
 {
     struct named *found = NULL;
-    if (pthread_mutex_lock(&shared->lock) == EOWNERDEAD)
-        pthread_mutex_consistent(&shared->lock); /* a name counts once it is written */
+    ibx_forked_lock(&shared->lock); /* a name counts once it is written */
     for (unsigned i = 0; i < NAMES && !found; i++) {
         struct named *n = &shared->names[i];
         if (!n->taken) {

@@ -130,10 +130,12 @@ static int kept(struct ibx_session *s, struct ibx_reader *r)
     link->agreed = seconds < link->seconds ? seconds : link->seconds;
     link->seconds = 0; /* the answer is here */
     link->tells_end = ibx_reader_left(r) && ibx_get_u8(r);
-    int rc = link->agreed ? begin(s) : 0;
-    if (!rc && link->agreed)
+    if (!link->agreed)
+        return 0;
+    int rc = begin(s);
+    if (!rc)
         rc = ibx_state_move(&link->state, LINK_CONNECTED);
-    if (!rc && link->agreed)
+    if (!rc)
         watch_peer(s, pid, its_namespace);
     return rc;
 }

@@ -7,7 +7,6 @@
 #include "frontend-glue/session/supervisor.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -26,19 +25,19 @@
 /* ------------------------------------------------------------------- in a program's process */
 
 static struct {
-    int socket; /* to the process that listens, 0: this is no such process */
+    int socket; /* to the process that listens, -1: this is no such process */
     int event;
     atomic_uint sessions;
-} own;
+} own = {.socket = -1, .event = -1};
 
 bool ibx_serves_program(void)
 {
-    return own.socket;
+    return own.socket >= 0;
 }
 
 int ibx_program_event(void)
 {
-    return own.socket ? own.event : -1;
+    return own.event;
 }
 
 void ibx_program_session_begins(void)
@@ -55,17 +54,18 @@ void ibx_program_session_ended(void)
 void ibx_program_look_again(void)
 {
     const uint64_t one = 1;
-    if (own.socket && write(own.event, &one, sizeof(one)) < 0)
+    if (ibx_serves_program() && write(own.event, &one, sizeof(one)) < 0)
         ibx_log(IBX_LOG_WARN, "a process stays that has no clients: %s", strerror(errno));
 }
 
-/* The other process says yes by closing the socket, unless it has sent more than was taken. */
-void ibx_program_look(bool anybody, uint64_t taken)
+/* The other process says yes by closing the socket, unless it has sent more than was taken. What
+ * changes behind the read is another event. */
+void ibx_program_look(bool (*anybody)(void), uint64_t taken)
 {
     uint64_t times;
     if (read(own.event, &times, sizeof(times)) < 0)
         return;
-    if (!anybody && !atomic_load(&own.sessions))
+    if (!(anybody && anybody()) && !atomic_load(&own.sessions))
         send(own.socket, &taken, sizeof(taken), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 

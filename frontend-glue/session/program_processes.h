@@ -32,8 +32,8 @@ void ibx_program_session_ended(void);
 void ibx_program_look_again(void);
 /* Readable when it is to look; -1: never. */
 int ibx_program_event(void);
-/* It looks: `anybody` may come again, beside those that have sessions; its listener has taken so
- * many connections. */
-void ibx_program_look(bool anybody, uint64_t taken);
+/* It looks whether `anybody` may come again (NULL: nobody does), beside those that have sessions;
+ * its listener has taken so many connections. */
+void ibx_program_look(bool (*anybody)(void), uint64_t taken);
 
 #endif

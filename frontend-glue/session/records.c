@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/session/records.h"
 
-#include <errno.h>
-#include <pthread.h>
+#include "common/forked.h"
+
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,17 +17,9 @@ struct ibx_records {
 
 struct ibx_records *ibx_records_create(void)
 {
-    pthread_mutexattr_t how;
-    struct ibx_records *records = mmap(NULL, sizeof(*records), PROT_READ | PROT_WRITE,
-                                       MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (records == MAP_FAILED)
-        return NULL;
-    madvise(records, sizeof(*records), MADV_DONTDUMP);
-    pthread_mutexattr_init(&how);
-    pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED);
-    pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST);
-    pthread_mutex_init(&records->lock, &how);
-    pthread_mutexattr_destroy(&how);
+    struct ibx_records *records = ibx_forked_map(sizeof(*records));
+    if (records)
+        ibx_forked_lock_init(&records->lock);
     return records;
 }
 
@@ -40,8 +32,7 @@ void ibx_records_destroy(struct ibx_records *records)
 /* A process that has ended inside leaves whole records, or those that are forgotten with it. */
 void ibx_records_lock(struct ibx_records *records)
 {
-    if (pthread_mutex_lock(&records->lock) == EOWNERDEAD)
-        pthread_mutex_consistent(&records->lock);
+    ibx_forked_lock(&records->lock);
 }
 
 void ibx_records_unlock(struct ibx_records *records)

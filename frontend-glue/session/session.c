@@ -133,8 +133,7 @@ int ibx_session_adopt(struct ibx_session *s, struct ibx_conn *conn)
 /* A process that serves one program asks to be let go when nobody needs it any more. */
 static void look(const struct ibx_session *listening)
 {
-    const struct ibx_session_hooks *hooks = listening->hooks;
-    ibx_program_look(hooks->anybody && hooks->anybody(), ibx_listener_taken(listening->listener));
+    ibx_program_look(listening->hooks->anybody, ibx_listener_taken(listening->listener));
 }
 
 /* A lack of descriptors must not end the server: it is logged, and accepting is tried again. */
@@ -181,7 +180,6 @@ static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
     int rc = ibx_session_create(listening->uri, &listening->options, &s, err);
     if (rc) {
         ibx_close(conn);
-        ibx_program_look_again();
         return rc;
     }
     rc = ibx_session_adopt(s, conn);
