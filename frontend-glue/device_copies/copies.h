@@ -652,6 +652,15 @@ void ibx_copies_tell_broken(const struct copies *x);
 /* A client comes. Does not return in a process that is about to be replaced. */
 void ibx_copies_hold_back(void);
 
+/* ready_context.c */
+
+/* In a spare process: begins to make a context in the background. */
+void ibx_ready_context_make(const struct copies *x);
+/* A client comes. */
+void ibx_ready_context_taken(void);
+/* A thread of the client's program has selected that device; -1: none yet. */
+void ibx_ready_context_selected(int device);
+
 /* isolation.c */
 
 /* The session's client has proven itself: -EDQUOT if too many others are being set up, -ENOMEM. The

@@ -256,6 +256,7 @@ static void note_selection(struct copies *x)
     if (x->handler.selects && x->replies.exit_code == INVALID_DEVICE)
         x->requests.device = x->selected;
     x->selected = x->requests.device;
+    ibx_ready_context_selected(x->selected);
 }
 
 static void note_sync(void *context)
@@ -406,12 +407,24 @@ static void program_ended(unsigned process)
     ibx_shared_handles_ended(process);
 }
 
+static void make_ready(void *context)
+{
+    ibx_ready_context_make(context);
+}
+
+static void hold_back(void)
+{
+    ibx_copies_hold_back();
+    ibx_ready_context_taken();
+}
+
 static const struct ibx_session_hooks hooks = {
     .inherit = inherit,
-    .hold_back = ibx_copies_hold_back,
+    .hold_back = hold_back,
     .programs = programs,
     .program_begins = program_begins,
     .program_ended = program_ended,
+    .make_ready = make_ready,
     .anybody = ibx_clients_left,
     .admit = admit,
     .began = began,

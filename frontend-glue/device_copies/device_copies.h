@@ -50,6 +50,7 @@
  *   runtime.c        CUDA's runtime, as GVirtuS's handlers have it
  *   symbol.c         where a symbol of the program is
  *   resets.c         contexts that clients reset or destroy
+ *   ready_context.c  a context that is there before a client is
  *   replies.c        the shape of GVirtuS's replies
  *   tenants.c        who the clients are, and what each makes the back end hold
  *   graph_limits.c, graph_room.c, descriptors.c  likewise: graphs, those that wait, descriptors

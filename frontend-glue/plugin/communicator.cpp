@@ -342,7 +342,10 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
     }
     if (config->for_programs) {
         const auto share = config->gpu.limits.share;
-        ibx_session_for_programs(session, static_cast<unsigned>(share ? share : IBX_TENANT_SHARE));
+        const ibx_program_processes programs{
+            static_cast<unsigned>(share ? share : IBX_TENANT_SHARE),
+            static_cast<unsigned>(config->spare_processes)};
+        ibx_session_for_programs(session, &programs);
     }
     ibx_session_keep(session, static_cast<unsigned>(config->resume_seconds));
     // "server" only decides how a Read reports failures, and the listening object never reads.

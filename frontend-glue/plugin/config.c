@@ -22,6 +22,7 @@
 #define NONE         "none" /* as a value of rdma.tuning */
 #define SESSIONS_MAX 1000000u
 #define RESUME_MAX   86400u /* seconds */
+#define SPARES_MAX   64u
 #define HOLD_MIN     ((size_t)1 << 20)
 #define HOLD_MAX     ((size_t)1 << 50)
 
@@ -248,6 +249,8 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_limit(key, value, 0, RESUME_MAX, &config->resume_seconds, err);
     if (!strcmp(key, "processes"))
         return set_processes(config, value, err);
+    if (!strcmp(key, "spare_processes"))
+        return set_limit(key, value, 0, SPARES_MAX, &config->spare_processes, err);
     if (!strcmp(key, "gpu_memory"))
         return set_gpu_memory(config, value, err);
     if (!strcmp(key, "gpu_threads"))
@@ -502,6 +505,7 @@ static int load(struct ibx_glue_config *config, const char *own_file, const char
     *config =
         (struct ibx_glue_config){.pipeline = IBX_PIPELINE_ALL,
                                  .resume_seconds = IBX_GLUE_RESUME_SECONDS,
+                                 .spare_processes = IBX_GLUE_SPARE_PROCESSES,
                                  .gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&config->options);
     snprintf(config->options.purpose, sizeof(config->options.purpose), "gvirtus");

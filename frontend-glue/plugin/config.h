@@ -33,10 +33,11 @@
 
 #include <limits.h>
 
-#define IBX_GLUE_URI_MAX        904
-#define IBX_GLUE_RESUME_SECONDS 30u
-#define IBX_GLUE_GPU_MEMORY     (64u << 20)
-#define IBX_GLUE_GPU_MEMORY_MIN (1u << 20)
+#define IBX_GLUE_URI_MAX         904
+#define IBX_GLUE_RESUME_SECONDS  30u
+#define IBX_GLUE_SPARE_PROCESSES 1u
+#define IBX_GLUE_GPU_MEMORY      (64u << 20)
+#define IBX_GLUE_GPU_MEMORY_MIN  (1u << 20)
 
 struct ibx_glue_config {
     char uri[IBX_GLUE_URI_MAX];
@@ -45,6 +46,7 @@ struct ibx_glue_config {
     enum ibx_pipeline_mode pipeline; /* rdma.pipeline [all] */
     uint64_t resume_seconds;         /* rdma.resume_seconds [IBX_GLUE_RESUME_SECONDS] */
     bool for_programs;               /* rdma.processes is "program" [false: "one"] */
+    uint64_t spare_processes;        /* rdma.spare_processes [IBX_GLUE_SPARE_PROCESSES] */
     struct ibx_gpu_options gpu;      /* [off, IBX_GLUE_GPU_MEMORY, 0] */
     char file[PATH_MAX];             /* the properties file, "" when there is none */
     char tuning[PATH_MAX];           /* rdma.tuning, "": not given */

@@ -55,6 +55,8 @@ struct ibx_session_hooks {
     bool (*programs)(unsigned most);
     void (*program_begins)(unsigned process);
     void (*program_ended)(unsigned process);
+    /* Server, in such a process before there is a client: begins what takes long. */
+    void (*make_ready)(void *context);
     /* Server: whether there is a client without a session that may come again. */
     bool (*anybody)(void);
     /* Server: the client of this session has proven itself, whose name `path` has. An error: its

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/session/program_processes.h"
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "frontend-glue/session/records.h"
 #include "frontend-glue/session/session_internal.h"
@@ -71,15 +72,39 @@ void ibx_program_look(bool (*anybody)(void), uint64_t taken)
 
 /* ------------------------------------------------------------------------- the one that listens */
 
-struct program {
-    pid_t process;
-    int process_fd, socket;            /* socket -1: it was let go */
+/*
+ * state machine: program's process
+ *   [*] -> SPARE             forked before there is a program for it
+ *   [*] -> SERVES            forked for a program
+ *   SPARE -> SERVES          a program has come
+ *   SERVES -> LET_GO         it asked, or takes nothing: it gets no more connections, and ends
+ *   SPARE | SERVES | LET_GO -> [*]  it has ended
+ */
+enum program_state { PROGRAM_SPARE, PROGRAM_SERVES, PROGRAM_LET_GO };
+
+static const struct ibx_state program_states[] = {
+    [PROGRAM_SPARE] = {"spare", IBX_TO(PROGRAM_SERVES), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [PROGRAM_SERVES] = {"serves", IBX_TO(PROGRAM_LET_GO), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [PROGRAM_LET_GO] = {"let go", 0, IBX_STATE_FINAL}};
+static const struct ibx_state_table program_table =
+    IBX_STATE_TABLE("program's process", program_states);
+
+/* What the clients of a program have in common. */
+struct client {
     uint8_t number[IBX_PROGRAM_BYTES]; /* zeros: of all whose programs say none */
-    char name[IBX_NAME_MAX + 1];       /* of the key of those that come */
+    char name[IBX_NAME_MAX + 1];       /* of its key */
     bool has_user;                     /* likewise, where that is known */
     unsigned user;
+    char peer[128]; /* the first one */
+};
+
+struct program {
+    struct ibx_state_machine state; /* enum program_state */
+    pid_t process;
+    int process_fd, socket; /* the latter -1: it was let go */
+    uint64_t began_ns;
+    struct client of;                 /* zeros: of a spare process */
     uint64_t given;                   /* connections that it will take, or has taken */
-    char peer[128];                   /* the first one */
     unsigned place;                   /* of those that the hooks know */
     const struct pollfd *asks, *ends; /* NULL: nothing shows it */
 };
@@ -88,7 +113,8 @@ struct programs {
     struct ibx_listener *listener;
     struct ibx_records *records; /* NULL: no session survives its connection */
     const struct ibx_session_hooks *hooks;
-    unsigned most_of_a_name;
+    void *context; /* the hooks' */
+    unsigned most_of_a_name, spares;
     struct program *all[PROGRAMS];
     bool placed[PROGRAMS];
     unsigned count;
@@ -96,9 +122,9 @@ struct programs {
 
 /* What a client has to have in common with those of a program. Its number alone is no proof: others
  * may have seen it. */
-static struct program whose(const struct ibx_conn *conn)
+static struct client whose(const struct ibx_conn *conn)
 {
-    struct program like = {.process_fd = -1, .socket = -1};
+    struct client like = {0};
     const struct ibx_path *path = ibx_conn_path(conn);
     const uint8_t *number = ibx_conn_program(conn);
     if (number)
@@ -109,34 +135,47 @@ static struct program whose(const struct ibx_conn *conn)
     return like;
 }
 
-static bool one_owner(const struct program *a, const struct program *b)
+static bool one_owner(const struct client *a, const struct client *b)
 {
     return !strcmp(a->name, b->name) && !(a->has_user && b->has_user && a->user != b->user);
 }
 
 /* A program that moves between hosts has a user, or none, and its number shows that it is the same
  * one. Who has no number could get into others' process by being on another host, as it says. */
-static bool same_program(const struct program *a, const struct program *b)
+static bool same_program(const struct client *a, const struct client *b)
 {
     static const uint8_t none[IBX_PROGRAM_BYTES];
     return !memcmp(a->number, b->number, sizeof(a->number)) && one_owner(a, b) &&
            (a->has_user == b->has_user || memcmp(a->number, none, sizeof(none)) != 0);
 }
 
-static struct program *find(const struct programs *programs, const struct program *like)
+static struct program *find(const struct programs *programs, const struct client *like)
 {
     for (unsigned i = 0; i < programs->count; i++) {
         struct program *p = programs->all[i];
-        if (p->socket >= 0 && same_program(p, like))
+        if (p->state.now == PROGRAM_SERVES && same_program(&p->of, like))
             return p;
     }
     return NULL;
 }
 
+/* The one that has waited longest: its context is made, if any is. */
+static struct program *find_spare(const struct programs *programs)
+{
+    struct program *found = NULL;
+    for (unsigned i = 0; i < programs->count; i++) {
+        struct program *p = programs->all[i];
+        if (p->state.now == PROGRAM_SPARE && p->socket >= 0 &&
+            (!found || p->began_ns < found->began_ns))
+            found = p;
+    }
+    return found;
+}
+
 /* Of the session with which the connection goes on. NULL: it has just ended. The records are other
  * processes' memory, too: they do not say whom a client may come to. */
 static struct program *find_session(const struct programs *programs, const uint8_t *id,
-                                    const struct program *like)
+                                    const struct client *like)
 {
     pid_t process = 0;
     if (!programs->records)
@@ -149,7 +188,7 @@ static struct program *find_session(const struct programs *programs, const uint8
     for (unsigned i = 0; process && i < programs->count; i++) {
         struct program *p = programs->all[i];
         if (p->process == process)
-            return p->socket >= 0 && one_owner(p, like) ? p : NULL;
+            return p->state.now == PROGRAM_SERVES && one_owner(&p->of, like) ? p : NULL;
     }
     return NULL;
 }
@@ -172,10 +211,10 @@ static void drop(struct programs *programs, unsigned index)
 }
 
 /* In the child: of the process that listens it keeps nothing. */
-static void become(struct programs *programs, unsigned place, int socket, int event)
+static void become(struct programs *programs, const struct program *p, int socket, int event)
 {
     if (programs->hooks->program_begins)
-        programs->hooks->program_begins(place);
+        programs->hooks->program_begins(p->place);
     while (programs->count)
         drop(programs, programs->count - 1);
     ibx_listener_take_from(programs->listener, socket);
@@ -183,15 +222,20 @@ static void become(struct programs *programs, unsigned place, int socket, int ev
     own.event = event;
     atomic_store(&own.sessions, 0);
     ibx_program_look_again(); /* the first client may not be handed over */
+    if (p->state.now == PROGRAM_SPARE && programs->hooks->make_ready)
+        programs->hooks->make_ready(programs->context);
 }
 
 /* Those without a key are one tenant, which has all there are. */
 static bool too_many(const struct programs *programs, const char *name)
 {
     unsigned n = 0;
-    for (unsigned i = 0; i < programs->count; i++)
-        n += !strcmp(programs->all[i]->name, name);
-    return programs->count == PROGRAMS || (*name && n >= programs->most_of_a_name);
+    for (unsigned i = 0; i < programs->count; i++) {
+        const struct program *p = programs->all[i];
+        n += p->state.now != PROGRAM_SPARE && !strcmp(p->of.name, name);
+    }
+    return (programs->count == PROGRAMS && !find_spare(programs)) ||
+           (*name && n >= programs->most_of_a_name);
 }
 
 static unsigned place_of(struct programs *programs)
@@ -204,18 +248,19 @@ static unsigned place_of(struct programs *programs)
 }
 
 /* NULL: it could not be had, and errno says why; or this is the child. */
-static struct program *begin(struct programs *programs, const struct program *like)
+static struct program *begin(struct programs *programs, enum program_state first)
 {
     const int room = HANDED_BYTES;
     int sockets[2] = {-1, -1}, event = -1;
-    struct program *p = malloc(sizeof(*p));
-    if (!p || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets))
+    struct program *p = calloc(1, sizeof(*p));
+    if (!p || ibx_state_begin(&p->state, &program_table, first) ||
+        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets))
         goto failed;
     setsockopt(sockets[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
     event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    *p = *like;
     p->socket = sockets[0];
     p->place = place_of(programs);
+    p->began_ns = ibx_now_ns();
     p->process = event < 0 ? -1 : ibx_supervised_fork();
     if (p->process < 0) {
         programs->placed[p->place] = false;
@@ -223,7 +268,7 @@ static struct program *begin(struct programs *programs, const struct program *li
     }
     if (!p->process) {
         close(sockets[0]);
-        become(programs, p->place, sockets[1], event);
+        become(programs, p, sockets[1], event);
         free(p);
         return NULL;
     }
@@ -242,11 +287,17 @@ failed:;
     return NULL;
 }
 
-static void turn_away(struct ibx_conn *conn, const char *why)
+/* The same, for a program that has none yet. */
+static struct program *begin_for(struct programs *programs, const struct client *like)
 {
-    ibx_log(IBX_LOG_ERROR, "%s is turned away: there is no process for its program: %s",
-            ibx_conn_path(conn)->peer, why);
-    ibx_close(conn);
+    struct program *p = find_spare(programs);
+    if (p)
+        ibx_state_move(&p->state, PROGRAM_SERVES);
+    else
+        p = begin(programs, PROGRAM_SERVES);
+    if (p)
+        p->of = *like;
+    return p;
 }
 
 static const char *remedy(int code)
@@ -256,11 +307,43 @@ static const char *remedy(int code)
                             : "";
 }
 
+/* At the beginning, and when a program has taken one. One that ends by itself is not replaced at
+ * once: the next may end as well. False: this is a child. */
+static bool begin_spares(struct programs *programs)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < programs->count; i++)
+        n += programs->all[i]->state.now == PROGRAM_SPARE;
+    for (; n < programs->spares && programs->count < PROGRAMS; n++) {
+        if (begin(programs, PROGRAM_SPARE))
+            continue;
+        if (ibx_serves_program())
+            return false;
+        ibx_log(IBX_LOG_WARN, "there is no spare process for the next program: %s%s",
+                strerror(errno), remedy(errno));
+        break;
+    }
+    return true;
+}
+
+static void let_go(struct program *p)
+{
+    close_fd(&p->socket);
+    ibx_state_move(&p->state, PROGRAM_LET_GO);
+}
+
+static void turn_away(struct ibx_conn *conn, const char *why)
+{
+    ibx_log(IBX_LOG_ERROR, "%s is turned away: there is no process for its program: %s",
+            ibx_conn_path(conn)->peer, why);
+    ibx_close(conn);
+}
+
 /* False: this is the child. */
 static bool route(struct programs *programs, struct ibx_conn *conn)
 {
     const uint8_t *claimed = ibx_conn_claimed(conn);
-    const struct program like = whose(conn);
+    const struct client like = whose(conn);
     struct program *p = claimed ? find_session(programs, claimed, &like) : find(programs, &like);
     if (!p && claimed) {
         ibx_close(conn);
@@ -272,8 +355,9 @@ static bool route(struct programs *programs, struct ibx_conn *conn)
                   "all 1024 are taken");
         return true;
     }
-    if (!p)
-        p = begin(programs, &like);
+    const bool begins = !p;
+    if (begins)
+        p = begin_for(programs, &like);
     if (!p && ibx_serves_program()) { /* the other process hands it over, too */
         ibx_close(conn);
         return false;
@@ -291,7 +375,9 @@ static bool route(struct programs *programs, struct ibx_conn *conn)
                 "%s is turned away: process %d, which serves its program, takes no "
                 "connection: %s",
                 like.peer, (int)p->process, strerror(-rc));
-    return true;
+    if (!p->given) /* nobody else is on the way */
+        let_go(p);
+    return !begins || begin_spares(programs);
 }
 
 /* It asks to be let go, or its end of the socket is closed. What it has asked last counts. */
@@ -302,8 +388,25 @@ static void heard(struct program *p)
     bool asks = false;
     while ((n = recv(p->socket, &taken, sizeof(taken), MSG_DONTWAIT)) > 0)
         asks = taken == p->given;
-    if (asks || n == 0)
+    if ((asks || n == 0) && p->state.now == PROGRAM_SERVES)
+        let_go(p);
+    else if (n == 0) /* a spare one that has ended */
         close_fd(&p->socket);
+}
+
+static void tell(const struct program *p, int status)
+{
+    const bool spare = p->state.now == PROGRAM_SPARE;
+    char of[160] = "waited for a program";
+    if (!spare)
+        snprintf(of, sizeof(of), "served a program of %s", p->of.peer);
+    if (WIFSIGNALED(status))
+        ibx_log(IBX_LOG_ERROR,
+                "process %d of the back end, which %s, has ended by signal %d (%s)%s",
+                (int)p->process, of, WTERMSIG(status), strsignal(WTERMSIG(status)),
+                spare ? "" : ": what that program had is lost, others go on");
+    else
+        ibx_log(IBX_LOG_INFO, "process %d, which %s, has ended", (int)p->process, of);
 }
 
 /* Whether it has ended. */
@@ -319,14 +422,7 @@ static bool reap(const struct programs *programs, const struct program *p)
     }
     if (programs->hooks->program_ended)
         programs->hooks->program_ended(p->place);
-    if (WIFSIGNALED(status))
-        ibx_log(IBX_LOG_ERROR,
-                "process %d of the back end, which served a program of %s, has ended by signal %d "
-                "(%s): what that program had is lost, others go on",
-                (int)p->process, p->peer, WTERMSIG(status), strsignal(WTERMSIG(status)));
-    else
-        ibx_log(IBX_LOG_INFO, "process %d, which served a program of %s, has ended",
-                (int)p->process, p->peer);
+    tell(p, status);
     return true;
 }
 
@@ -380,16 +476,21 @@ static int wait_for_any(struct programs *programs, struct pollfd *waits)
     return poll(waits, n, timeout_ms);
 }
 
-int ibx_programs_serve(struct ibx_session *listening, unsigned share)
+int ibx_programs_serve(struct ibx_session *listening)
 {
+    const struct ibx_program_processes *wanted = &listening->programs;
     static struct pollfd waits[2 * PROGRAMS + 1];
     static struct programs programs;
     programs = (struct programs){.listener = listening->listener,
                                  .records = ibx_waiting_records(listening->link.waiting),
                                  .hooks = listening->hooks,
-                                 .most_of_a_name = PROGRAMS * share / 100};
+                                 .context = listening->context,
+                                 .most_of_a_name = PROGRAMS * wanted->share / 100,
+                                 .spares = wanted->spares};
     if (programs.hooks->programs && !programs.hooks->programs(PROGRAMS))
         return -ENOMEM;
+    if (!begin_spares(&programs))
+        return 0;
     for (;;) {
         if (wait_for_any(&programs, waits) < 0) {
             if (errno != EINTR) {

@@ -6,8 +6,11 @@
  *
  * The process that listens lets clients prove themselves and looks whose they are: a connection
  * that goes on with a session is for the process that has it, others are for the process of their
- * program, which is forked for its first one. That process takes them by a socket (ibx_accept()),
- * and asks to be let go once nobody is there any more who could come again.
+ * program. That process takes them by a socket (ibx_accept()), and asks to be let go once nobody is
+ * there any more who could come again.
+ *
+ * It is forked for the program's first connection, or before: a spare process has made ready what
+ * takes long (hooks.h) by the time a program comes, and becomes that program's.
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_PROGRAM_PROCESSES_H
 #define IBX_FRONTEND_GLUE_SESSION_PROGRAM_PROCESSES_H
@@ -19,8 +22,8 @@
 struct ibx_session;
 
 /* The process that listens. Returns in each child, whose listener takes its connections from then
- * on. `share`: percent of the processes that the programs of one key's name may have. -ENOMEM. */
-int ibx_programs_serve(struct ibx_session *listening, unsigned share);
+ * on. -ENOMEM. */
+int ibx_programs_serve(struct ibx_session *listening);
 
 /* Whether this process is such a child. */
 bool ibx_serves_program(void);

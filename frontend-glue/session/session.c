@@ -96,7 +96,7 @@ int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
         return ibx_error_set(err, -EINVAL, "the session at %s is in use already", s->uri);
     struct ibx_options options = s->options;
     if (s->keep_seconds)
-        s->link.waiting = ibx_waiting_create(s->share);
+        s->link.waiting = ibx_waiting_create(s->programs.share);
     if (s->link.waiting) {
         ibx_waiting_check(s->link.waiting, &s->claim_check);
         options.claim_check = &s->claim_check;
@@ -148,7 +148,7 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
         (void)ibx_thread_hold_cancel();
         if (n > 0 && wait[1].revents)
             look(listening);
-        if (n > 0 && listening->hooks->hold_back)
+        if (n > 0 && wait[0].revents && listening->hooks->hold_back)
             listening->hooks->hold_back();
         if (n < 0 && failed != EINTR)
             return ibx_error_set(err, -failed, "waiting at %s: %s", listening->uri,
@@ -370,9 +370,9 @@ void ibx_session_keep(struct ibx_session *s, unsigned seconds)
     s->options.follow_address = seconds;
 }
 
-void ibx_session_for_programs(struct ibx_session *s, unsigned share)
+void ibx_session_for_programs(struct ibx_session *s, const struct ibx_program_processes *processes)
 {
-    s->share = share;
+    s->programs = *processes;
 }
 
 unsigned ibx_session_resumed(const struct ibx_session *s)

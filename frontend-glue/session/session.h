@@ -59,9 +59,14 @@ void ibx_session_lend(struct ibx_session *session, const struct ibx_message_memo
  * time counts. Before it listens or connects. In a server the thread that accepts and those of its
  * sessions have to belong to one process. */
 void ibx_session_keep(struct ibx_session *session, unsigned seconds);
-/* Before it serves: each program of its clients gets a process of its own, by ibx_supervise();
- * those of one key's name get so many percent of them at most, not 0. */
-void ibx_session_for_programs(struct ibx_session *session, unsigned share);
+struct ibx_program_processes {
+    unsigned share;  /* percent of them that programs of one key's name may have; 0: there are none,
+                        one process serves all */
+    unsigned spares; /* that wait for programs, 0 or more */
+};
+/* Before it serves: each program of its clients gets a process of its own, by ibx_supervise(). */
+void ibx_session_for_programs(struct ibx_session *session,
+                              const struct ibx_program_processes *processes);
 /* How often it has gone on over another connection. */
 unsigned ibx_session_resumed(const struct ibx_session *session);
 /* Accepts NULL; closes first. */

@@ -154,7 +154,7 @@ static void supervise_programs(struct ibx_session *s, const char *why)
         _exit(EXIT_FAILURE);
     }
     expect_children();
-    if (ibx_programs_serve(s, s->share)) {
+    if (ibx_programs_serve(s)) {
         ibx_log(IBX_LOG_ERROR, "no memory to count what the clients' programs hold");
         _exit(EXIT_FAILURE);
     }
@@ -164,7 +164,7 @@ void ibx_supervise(struct ibx_session *s)
 {
     const char *why = obstacle();
     const pid_t supervisor = getpid();
-    if (s->share) {
+    if (s->programs.share) {
         supervise_programs(s, why);
         return;
     }

@@ -13,13 +13,17 @@
 constexpr const char *by_program = "rdma.processes : program\n";
 
 struct Listening : BackEnd {
-    explicit Listening(const std::string &more = "")
-        : BackEnd(by_program + more, [](auto listening) { cuda_back_end_child(listening, true); })
+    std::size_t spares;
+    explicit Listening(const std::string &more = "", std::size_t spare = 0)
+        : BackEnd(by_program + ("rdma.spare_processes : " + std::to_string(spare)) + "\n" + more,
+                  [](auto listening) { cuda_back_end_child(listening, true); }),
+          spares(spare)
     {
     }
+    // So many processes of programs.
     bool has(std::size_t n) const
     {
-        return becomes_true([&] { return children().size() == n; });
+        return becomes_true([&] { return children().size() == spares + n; });
     }
     std::ptrdiff_t descriptors() const
     {

@@ -393,10 +393,10 @@ bool out_of_descriptors()
 }
 
 // Processes end at any time: before they have taken a connection, in a handshake, with sessions.
-bool killed_at_any_time()
+bool killed_at_any_time(std::size_t spares)
 {
     const Said nothing_here;
-    const Listening back;
+    const Listening back("", spares);
     std::vector<pid_t> clients;
     REQUIRE(Program(back).ask(WORKS) == 1);
     REQUIRE(back.has(0));
@@ -412,10 +412,89 @@ bool killed_at_any_time()
     }
     for (const pid_t client : clients)
         result_of(client);
-    REQUIRE(back.has(0));
-    REQUIRE(Program(back).ask(WORKS) == 1);
+    REQUIRE(becomes_true([&] { return back.children().size() <= spares; }));
+    REQUIRE(Program(back).ask(WORKS) == 1); // spare ones that were killed are there again
     REQUIRE(back.has(0));
     return HOLDS(becomes_true([&] { return back.descriptors() <= descriptors; }));
+}
+
+// A spare process becomes the program's, and another one takes its place.
+bool spare_is_taken()
+{
+    const Listening back("", 1);
+    REQUIRE(back.has(0));
+    const pid_t first = back.children().front();
+    const Program a(back), b((a.ask(WORKS), back));
+    REQUIRE(a.ask(WORKS) == 1 && b.ask(WORKS) == 1 && back.has(2));
+    const long had = b.ask(ALLOCATIONS);
+    REQUIRE(a.ask(ALLOCATES) == 1 && b.ask(ALLOCATIONS) == had);
+    REQUIRE(kill(first, SIGKILL) == 0);
+    REQUIRE(becomes_true([&] { return a.ask(SYNCHRONIZES) == lost; }));
+    return HOLDS(b.ask(WORKS) == 1 && back.has(1));
+}
+
+bool spare_has_a_context()
+{
+    const Said said;
+    const Listening back("rdma.log : info\n", 2);
+    const auto ready = [&](pid_t process) {
+        return becomes_true([&] {
+            return said.has("process " + std::to_string(process) + " has a context on GPU 0");
+        });
+    };
+    REQUIRE(back.has(0));
+    for (const pid_t spare : back.children())
+        REQUIRE(ready(spare));
+    const std::vector<pid_t> at_first = back.children();
+    Program a(back);
+    REQUIRE(a.ask(WORKS) == 1 && back.has(1));
+    for (const pid_t child : back.children())
+        REQUIRE(ready(child));
+    a.end();
+    return HOLDS(back.has(0));
+}
+
+// It is not replaced at once: the next could end, too.
+bool spare_is_killed()
+{
+    const Said said;
+    const Listening back("", 1);
+    REQUIRE(back.has(0));
+    REQUIRE(kill(back.children().front(), SIGKILL) == 0);
+    REQUIRE(becomes_true([&] { return said.has("which waited for a program, has ended by"); }));
+    REQUIRE(back.children().empty());
+    const Program a(back);
+    return HOLDS(a.ask(WORKS) == 1 && back.has(1));
+}
+
+// Programs that come at once get those there are, and processes of their own beyond.
+bool more_than_spare()
+{
+    const Listening back("", 2);
+    std::vector<std::unique_ptr<Program>> all;
+    for (int i = 0; i < 6; i++)
+        all.push_back(std::make_unique<Program>(back));
+    for (const auto &program : all)
+        REQUIRE(program->ask(WORKS) == 1);
+    REQUIRE(back.has(6));
+    for (const auto &program : all) {
+        const long had = program->ask(ALLOCATIONS);
+        REQUIRE(program->ask(ALLOCATES) == 1 && program->ask(ALLOCATIONS) == had + 1);
+    }
+    all.clear();
+    return HOLDS(back.has(0));
+}
+
+// A spare process is nobody's: what limits one name's processes does not count it.
+bool spare_and_limits()
+{
+    const std::string key = folder + "/key";
+    write_file(key, "alice:00112233445566778899aabbccddeeff\n");
+    const std::string file = "rdma.key_file : " + key + "\n";
+    const Listening back(file + "rdma.device_memory : 1M\nrdma.tenant_share : 100\n", 3);
+    const Program a(back, file + "rdma.name : alice\n"), b(back, file + "rdma.name : alice\n");
+    REQUIRE(a.ask(FILLS) == 1 && b.ask(WORKS) == 1 && b.ask(FILLS) == 0);
+    return HOLDS(back.has(2));
 }
 
 bool with_its_listener()
@@ -452,7 +531,13 @@ int main(int argc, char **argv)
     check("limits are of all programs", limits_are_shared);
     check("a process that does not take its connections", a_process_that_waits);
     check("a process without descriptors", out_of_descriptors);
-    check("processes that are killed at any time", killed_at_any_time);
+    check("processes that are killed at any time", [] { return killed_at_any_time(0); });
+    check("... and spare ones", [] { return killed_at_any_time(2); });
+    check("a spare process becomes a program's", spare_is_taken);
+    check("a spare process has a context", spare_has_a_context);
+    check("a spare process is killed", spare_is_killed);
+    check("more programs than spare processes", more_than_spare);
+    check("a spare process and limits", spare_and_limits);
     check("the process that listens ends", with_its_listener);
     check_programs_ipc();
     return scene_close();

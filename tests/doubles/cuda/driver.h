@@ -47,6 +47,7 @@ struct ibx_double_stats {
                                        callers wait, which the double does not */
     unsigned long beside_functions; /* copies to or from the host, and streams that were made, while
                                        a stream waited for a function: not by a graph's own nodes */
+    unsigned long primary_holds;    /* of the primary contexts, by cuDevicePrimaryCtxRetain() */
 };
 
 #define IBX_DOUBLE_KERNEL 0x7000u /* the only kernel, and the runtime's function for it */

@@ -375,13 +375,16 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
     pthread_mutex_lock(&mutex);
     if (!fails("cuDevicePrimaryCtxRetain", &code))
         *context = &contexts[device];
+    stats.primary_holds += !code;
     return leave(code);
 }
 
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
 {
     (void)device;
-    return SUCCESS;
+    pthread_mutex_lock(&mutex);
+    stats.primary_holds--;
+    return leave(SUCCESS);
 }
 
 EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)

@@ -270,8 +270,8 @@ static void test_bad_keys(void **state)
 {
     (void)state;
     expect_refused("a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
-                   "timeout_ms, memory, pipeline, resume_seconds, processes, gpu, gpu_memory, "
-                   "gpu_threads, tenants, "
+                   "timeout_ms, memory, pipeline, resume_seconds, processes, "
+                   "spare_processes, gpu, gpu_memory, gpu_threads, tenants, "
                    "sessions, pins, requests, device_memory, tenant_share, share, tuning, log");
     expect_refused("rdma.resume_seconds : 86401\n", "\"86401\"", "0 to 86400");
     expect_refused("rdma.processes : two\n", "\"two\"", "one or program");
@@ -365,8 +365,11 @@ static void test_pipeline(void **state)
     assert_int_equal(config.pipeline, IBX_PIPELINE_ALL);
     assert_int_equal(config.resume_seconds, 30);
     assert_false(config.for_programs);
-    load_text("rdma.processes : program\n");
+    assert_int_equal(config.spare_processes, 1);
+    load_text("rdma.processes : program\nrdma.spare_processes : 0\n");
     assert_true(config.for_programs);
+    assert_int_equal(config.spare_processes, 0);
+    expect_refused("a : b\nrdma.spare_processes : 65\n", "line 2 (rdma.spare_processes)", "64");
     load_text("rdma.resume_seconds : 0\n");
     assert_int_equal(config.resume_seconds, 0);
     load_text("rdma.pipeline : launches\n");
