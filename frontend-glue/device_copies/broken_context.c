@@ -3,8 +3,8 @@
  * CUDA errors that stay: this process, whose clients share it, runs nothing on any GPU any more,
  * and no call mends that. It is replaced, where it has a supervisor: when its last session has
  * ended, or a little later. Who has a session sees the error; others wait to be let in. Where it
- * has none, whoever runs the back end is told. A process that serves one program stays: the error
- * is that program's alone.
+ * has none, whoever runs the back end is told. A process that serves one tenant or program stays
+ * for those that have come, and gets no others.
  *
  * Seen with driver 580 on two H100, after errors 700, 710, 716 and 719 alike: the contexts of other
  * devices return the same error from then on; cudaDeviceReset returns 0, and behind it no context
@@ -14,7 +14,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "frontend-glue/session/program_processes.h"
+#include "frontend-glue/session/client_processes.h"
 #include "frontend-glue/session/supervisor.h"
 
 #include <poll.h>
@@ -67,11 +67,12 @@ void ibx_copies_note_error(const struct copies *x, int code)
     int none = 0;
     if (!stays(code) || !atomic_compare_exchange_strong(&broken, &none, code))
         return;
-    if (ibx_serves_program()) {
+    if (ibx_client_process()) {
         ibx_log(IBX_LOG_ERROR,
-                "CUDA error %d of %s stays: the calls of that program fail from now on, as they do "
-                "natively; others go on",
-                code, ibx_session_path(x->s)->peer);
+                "CUDA error %d of %s stays: the calls of all programs of process %d fail from now "
+                "on; others go on, and those that begin later get another process",
+                code, ibx_session_path(x->s)->peer, (int)getpid());
+        ibx_client_process_retire();
         return;
     }
     ibx_log(IBX_LOG_ERROR,
@@ -93,7 +94,7 @@ bool ibx_copies_broken(void)
 void ibx_copies_tell_broken(const struct copies *x)
 {
     const int code = atomic_load(&broken);
-    if (code && !ibx_supervised() && !ibx_serves_program())
+    if (code && !ibx_supervised() && !ibx_client_process())
         ibx_log(IBX_LOG_ERROR,
                 "the CUDA calls of %s will fail: error %d of an earlier client has broken the "
                 "contexts of this back end; start it again",

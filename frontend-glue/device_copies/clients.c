@@ -14,7 +14,7 @@
  */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/device_copies/printed.h"
-#include "frontend-glue/session/program_processes.h"
+#include "frontend-glue/session/client_processes.h"
 
 #include "common/clock.h"
 
@@ -132,7 +132,7 @@ static void forget(struct ibx_client *gone)
     if (gone->process_fd >= 0)
         close(gone->process_fd);
     free(gone);
-    ibx_program_look_again();
+    ibx_client_process_look_again();
 }
 
 static unsigned away_most(void)

@@ -390,18 +390,18 @@ static int admit(void *context, const struct ibx_path *path, struct ibx_error *e
     return ibx_isolation_admit(context, path, err);
 }
 
-static bool programs(unsigned most)
+static bool processes(unsigned most)
 {
     return ibx_tenants_share(most) && ibx_shared_handles_create();
 }
 
-static void program_begins(unsigned process)
+static void process_begins(unsigned process)
 {
     ibx_tenants_are_of(process);
     ibx_shared_handles_are_of(process);
 }
 
-static void program_ended(unsigned process)
+static void process_ended(unsigned process)
 {
     ibx_tenants_ended(process);
     ibx_shared_handles_ended(process);
@@ -421,9 +421,9 @@ static void hold_back(void)
 static const struct ibx_session_hooks hooks = {
     .inherit = inherit,
     .hold_back = hold_back,
-    .programs = programs,
-    .program_begins = program_begins,
-    .program_ended = program_ended,
+    .processes = processes,
+    .process_begins = process_begins,
+    .process_ended = process_ended,
     .make_ready = make_ready,
     .anybody = ibx_clients_left,
     .admit = admit,

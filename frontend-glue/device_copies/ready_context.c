@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A context that is there before the process has a client. A program makes its context at its first
- * call, which takes some 200 ms; a spare process (session/program_processes.h) has made that of the
+ * call, which takes some 200 ms; a spare process (session/client_processes.h) has made that of the
  * first GPU by then, and pinned the memory for copies.
  *
  * It is the primary context, which the runtime uses as well. A program that selects another GPU
@@ -13,7 +13,7 @@
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/log.h"
-#include "frontend-glue/session/program_processes.h"
+#include "frontend-glue/session/client_processes.h"
 #include "gpudirect/pinned.h"
 
 #include <poll.h>
@@ -100,13 +100,13 @@ static void *run(void *nothing)
     else
         ibx_pinned_prepare(pinned_bytes);
     if (move(MAKES_IT, HELD))
-        ibx_log(IBX_LOG_INFO, "process %d has a context on GPU 0, and waits for a program",
+        ibx_log(IBX_LOG_INFO, "process %d has a context on GPU 0, and waits for clients",
                 (int)getpid());
     while (atomic_load(&ready) == HELD) {
         const int rc = look_at(cuda, context);
         if (rc && move(HELD, BROKE)) {
             ibx_log(IBX_LOG_WARN,
-                    "process %d, which waits for a program, ends: its context on GPU 0 is broken "
+                    "process %d, which waits for clients, ends: its context on GPU 0 is broken "
                     "(%s)",
                     (int)getpid(), ibx_cuda_error_name(cuda, rc));
             _exit(EXIT_FAILURE);

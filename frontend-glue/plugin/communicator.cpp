@@ -340,13 +340,16 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
         ibx_session_destroy(session);
         fail(err);
     }
-    if (config->for_programs) {
-        const auto share = config->gpu.limits.share;
-        const ibx_program_processes programs{
-            static_cast<unsigned>(share ? share : IBX_TENANT_SHARE),
-            static_cast<unsigned>(config->spare_processes)};
-        ibx_session_for_programs(session, &programs);
-    }
+    const auto share = config->gpu.limits.share;
+    ibx_processes processes{};
+    processes.each = config->processes;
+    processes.wanted = config->processes_given;
+    processes.share = static_cast<unsigned>(share ? share : IBX_TENANT_SHARE);
+    processes.spares = static_cast<unsigned>(config->spare_processes);
+    if (!config->spares_given)
+        processes.spares = config->processes == IBX_PROCESSES_PROGRAM;
+    processes.idle_seconds = static_cast<unsigned>(config->idle_seconds);
+    ibx_session_set_processes(session, &processes);
     ibx_session_keep(session, static_cast<unsigned>(config->resume_seconds));
     // "server" only decides how a Read reports failures, and the listening object never reads.
     return std::make_shared<RdmaCommunicator>(session, false, config->pipeline);

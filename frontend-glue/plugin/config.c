@@ -22,6 +22,7 @@
 #define NONE         "none" /* as a value of rdma.tuning */
 #define SESSIONS_MAX 1000000u
 #define RESUME_MAX   86400u /* seconds */
+#define IDLE_MAX     86400u /* seconds */
 #define SPARES_MAX   64u
 #define HOLD_MIN     ((size_t)1 << 20)
 #define HOLD_MAX     ((size_t)1 << 50)
@@ -132,9 +133,13 @@ static int set_pipeline(enum ibx_pipeline_mode *pipeline, const char *value, str
 
 static int set_processes(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
 {
-    static const char *const names[] = {"one", "program"};
-    const int processes = one_of(names, 2, "processes", value, "one or program", err);
-    config->for_programs = processes == 1;
+    static const char *const names[] = {[IBX_PROCESSES_ONE] = "one",
+                                        [IBX_PROCESSES_TENANT] = "tenant",
+                                        [IBX_PROCESSES_PROGRAM] = "program"};
+    const int processes = one_of(names, 3, "processes", value, "tenant, program or one", err);
+    if (processes >= 0)
+        config->processes = (enum ibx_processes_for)processes;
+    config->processes_given = true;
     return processes < 0 ? processes : 0;
 }
 
@@ -180,6 +185,13 @@ static int set_limit(const char *key, const char *value, size_t least, size_t mo
                              value, least, most);
     *number = found;
     return 0;
+}
+
+static int set_spares(struct ibx_glue_config *config, const char *key, const char *value,
+                      struct ibx_error *err)
+{
+    config->spares_given = true;
+    return set_limit(key, value, 0, SPARES_MAX, &config->spare_processes, err);
 }
 
 static int set_share(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
@@ -250,7 +262,9 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
     if (!strcmp(key, "processes"))
         return set_processes(config, value, err);
     if (!strcmp(key, "spare_processes"))
-        return set_limit(key, value, 0, SPARES_MAX, &config->spare_processes, err);
+        return set_spares(config, key, value, err);
+    if (!strcmp(key, "idle_seconds"))
+        return set_limit(key, value, 0, IDLE_MAX, &config->idle_seconds, err);
     if (!strcmp(key, "gpu_memory"))
         return set_gpu_memory(config, value, err);
     if (!strcmp(key, "gpu_threads"))
@@ -505,7 +519,8 @@ static int load(struct ibx_glue_config *config, const char *own_file, const char
     *config =
         (struct ibx_glue_config){.pipeline = IBX_PIPELINE_ALL,
                                  .resume_seconds = IBX_GLUE_RESUME_SECONDS,
-                                 .spare_processes = IBX_GLUE_SPARE_PROCESSES,
+                                 .processes = IBX_PROCESSES_TENANT,
+                                 .idle_seconds = IBX_GLUE_IDLE_SECONDS,
                                  .gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&config->options);
     snprintf(config->options.purpose, sizeof(config->options.purpose), "gvirtus");

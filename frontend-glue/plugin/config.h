@@ -33,24 +33,27 @@
 
 #include <limits.h>
 
-#define IBX_GLUE_URI_MAX         904
-#define IBX_GLUE_RESUME_SECONDS  30u
-#define IBX_GLUE_SPARE_PROCESSES 1u
-#define IBX_GLUE_GPU_MEMORY      (64u << 20)
-#define IBX_GLUE_GPU_MEMORY_MIN  (1u << 20)
+#define IBX_GLUE_URI_MAX        904
+#define IBX_GLUE_RESUME_SECONDS 30u
+#define IBX_GLUE_IDLE_SECONDS   60u
+#define IBX_GLUE_GPU_MEMORY     (64u << 20)
+#define IBX_GLUE_GPU_MEMORY_MIN (1u << 20)
 
 struct ibx_glue_config {
     char uri[IBX_GLUE_URI_MAX];
     struct ibx_options options;
-    size_t memory;                   /* rdma.memory, 0: not given */
-    enum ibx_pipeline_mode pipeline; /* rdma.pipeline [all] */
-    uint64_t resume_seconds;         /* rdma.resume_seconds [IBX_GLUE_RESUME_SECONDS] */
-    bool for_programs;               /* rdma.processes is "program" [false: "one"] */
-    uint64_t spare_processes;        /* rdma.spare_processes [IBX_GLUE_SPARE_PROCESSES] */
-    struct ibx_gpu_options gpu;      /* [off, IBX_GLUE_GPU_MEMORY, 0] */
-    char file[PATH_MAX];             /* the properties file, "" when there is none */
-    char tuning[PATH_MAX];           /* rdma.tuning, "": not given */
-    unsigned uri_line; /* of its key `communicator`, 0 when the URI came from the caller */
+    size_t memory;                    /* rdma.memory, 0: not given */
+    enum ibx_pipeline_mode pipeline;  /* rdma.pipeline [all] */
+    uint64_t resume_seconds;          /* rdma.resume_seconds [IBX_GLUE_RESUME_SECONDS] */
+    enum ibx_processes_for processes; /* rdma.processes [tenant] */
+    bool processes_given;
+    uint64_t spare_processes; /* rdma.spare_processes [1 with rdma.processes : program, else 0] */
+    bool spares_given;
+    uint64_t idle_seconds;      /* rdma.idle_seconds [IBX_GLUE_IDLE_SECONDS] */
+    struct ibx_gpu_options gpu; /* [off, IBX_GLUE_GPU_MEMORY, 0] */
+    char file[PATH_MAX];        /* the properties file, "" when there is none */
+    char tuning[PATH_MAX];      /* rdma.tuning, "": not given */
+    unsigned uri_line;          /* of its key `communicator`, 0 when the URI came from the caller */
 };
 
 /* For G2 and later. The endpoint is that of properties.json; a NULL host: there is none. GVirtuS

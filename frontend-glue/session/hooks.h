@@ -49,12 +49,12 @@ struct ibx_session_hooks {
 
     /* Server: a client comes to the listening session. Returns when it may. */
     void (*hold_back)(void);
-    /* Server, where programs have processes, at most so many at a time. In the process that
+    /* Server with several processes for its clients, at most so many at a time. In the one that
      * listens, before there is any: false: no memory. In such a process, which it is; and again in
      * the one that listens, once that has ended. */
-    bool (*programs)(unsigned most);
-    void (*program_begins)(unsigned process);
-    void (*program_ended)(unsigned process);
+    bool (*processes)(unsigned most);
+    void (*process_begins)(unsigned process);
+    void (*process_ended)(unsigned process);
     /* Server, in such a process before there is a client: begins what takes long. */
     void (*make_ready)(void *context);
     /* Server: whether there is a client without a session that may come again. */

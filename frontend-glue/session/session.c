@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The beginning and the end of a session, its hooks and its copy threads. */
-#include "frontend-glue/session/program_processes.h"
+#include "frontend-glue/session/client_processes.h"
 #include "frontend-glue/session/session_internal.h"
 
 #include "common/clock.h"
@@ -96,7 +96,7 @@ int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
         return ibx_error_set(err, -EINVAL, "the session at %s is in use already", s->uri);
     struct ibx_options options = s->options;
     if (s->keep_seconds)
-        s->link.waiting = ibx_waiting_create(s->programs.share);
+        s->link.waiting = ibx_waiting_create(s->processes.each != IBX_PROCESSES_ONE);
     if (s->link.waiting) {
         ibx_waiting_check(s->link.waiting, &s->claim_check);
         options.claim_check = &s->claim_check;
@@ -130,24 +130,26 @@ int ibx_session_adopt(struct ibx_session *s, struct ibx_conn *conn)
     return ibx_state_begin(&s->state, &session_table, SESSION_ACCEPTED);
 }
 
-/* A process that serves one program asks to be let go when nobody needs it any more. */
-static void look(const struct ibx_session *listening)
+/* A process that serves some of the clients asks to be let go when nobody needs it any more. After
+ * how many milliseconds it is to look again; -1: when the event says so. */
+static int look(const struct ibx_session *listening)
 {
-    ibx_program_look(listening->hooks->anybody, ibx_listener_taken(listening->listener));
+    return ibx_client_process_look(listening->hooks->anybody,
+                                   ibx_listener_taken(listening->listener));
 }
 
 /* A lack of descriptors must not end the server: it is logged, and accepting is tried again. */
 static int accept_connection(struct ibx_session *listening, int cancel, struct ibx_conn **conn,
                              struct ibx_error *err)
 {
-    for (;;) {
+    for (int again_ms = -1;;) {
         struct pollfd wait[] = {{.fd = ibx_listener_fd(listening->listener), .events = POLLIN},
-                                {.fd = ibx_program_event(), .events = POLLIN}};
+                                {.fd = ibx_client_process_event(), .events = POLLIN}};
         ibx_thread_release_cancel(cancel);
-        const int n = poll(wait, 2, -1), failed = errno;
+        const int n = poll(wait, 2, again_ms), failed = errno;
         (void)ibx_thread_hold_cancel();
-        if (n > 0 && wait[1].revents)
-            look(listening);
+        if (n == 0 || (n > 0 && wait[1].revents))
+            again_ms = look(listening);
         if (n > 0 && wait[0].revents && listening->hooks->hold_back)
             listening->hooks->hold_back();
         if (n < 0 && failed != EINTR)
@@ -160,7 +162,7 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
         if (!rc && !ibx_conn_claimed(*conn))
             return 0;
         if (rc != -EAGAIN) /* who asked to be let go before this one came has to ask again */
-            ibx_program_look_again();
+            ibx_client_process_look_again();
         if (!rc) { /* of a session that goes on */
             ibx_waiting_offer(listening->link.waiting, *conn);
             continue;
@@ -183,9 +185,9 @@ static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
         return rc;
     }
     rc = ibx_session_adopt(s, conn);
-    s->of_program = ibx_serves_program();
+    s->of_program = ibx_client_process();
     if (s->of_program)
-        ibx_program_session_begins();
+        ibx_client_process_session_begins();
     s->link.waiting = ibx_waiting_hold(listening->link.waiting);
     if (!rc)
         rc = inherit(listening, s, err);
@@ -214,7 +216,7 @@ int ibx_session_accept(struct ibx_session *listening, struct ibx_session **sessi
         if (rc || !welcome(listening, conn, session, &why))
             break;
         ibx_log(IBX_LOG_WARN, "%s", why.message);
-        ibx_program_look_again();
+        ibx_client_process_look_again();
     }
     ibx_thread_release_cancel(cancel);
     return rc;
@@ -333,7 +335,7 @@ void ibx_session_destroy(struct ibx_session *s)
     ibx_session_set_hooks(s, &no_hooks, NULL);
     ibx_waiting_release(s->link.waiting);
     if (s->of_program)
-        ibx_program_session_ended();
+        ibx_client_process_session_ended();
     free(s->uri);
     free(s);
 }
@@ -370,9 +372,9 @@ void ibx_session_keep(struct ibx_session *s, unsigned seconds)
     s->options.follow_address = seconds;
 }
 
-void ibx_session_for_programs(struct ibx_session *s, const struct ibx_program_processes *processes)
+void ibx_session_set_processes(struct ibx_session *s, const struct ibx_processes *processes)
 {
-    s->programs = *processes;
+    s->processes = *processes;
 }
 
 unsigned ibx_session_resumed(const struct ibx_session *s)

@@ -22,7 +22,9 @@
  *   report.c        what a server says of sessions that have done so
  *   dead_backend.c  what a client reads once its back end is gone
  *   supervisor.c    a server's process that begins again after a fault
- *   program_processes.c  a server's process for each program of its clients
+ *   client_processes.c  a server with several processes for its clients
+ *   client_process.c  one of these
+ *   process_clients.c  whose it is
  *   records.c       what all of these know of kept sessions
  *
  * Writes are gathered and leave at sync. A short write is copied at once. A long one
@@ -59,14 +61,21 @@ void ibx_session_lend(struct ibx_session *session, const struct ibx_message_memo
  * time counts. Before it listens or connects. In a server the thread that accepts and those of its
  * sessions have to belong to one process. */
 void ibx_session_keep(struct ibx_session *session, unsigned seconds);
-struct ibx_program_processes {
-    unsigned share;  /* percent of them that programs of one key's name may have; 0: there are none,
-                        one process serves all */
-    unsigned spares; /* that wait for programs, 0 or more */
+/* Who shares a process of the server. */
+enum ibx_processes_for {
+    IBX_PROCESSES_ONE,     /* all clients */
+    IBX_PROCESSES_TENANT,  /* those whose keys have one name, and on one host those of one user */
+    IBX_PROCESSES_PROGRAM, /* a process and those that it forks */
 };
-/* Before it serves: each program of its clients gets a process of its own, by ibx_supervise(). */
-void ibx_session_for_programs(struct ibx_session *session,
-                              const struct ibx_program_processes *processes);
+struct ibx_processes {
+    enum ibx_processes_for each;
+    bool wanted;           /* a server that cannot fork ends; otherwise one process serves all */
+    unsigned share;        /* percent of them that clients of one key's name may have */
+    unsigned spares;       /* that wait for clients */
+    unsigned idle_seconds; /* for which one of a tenant stays behind its last client */
+};
+/* Before it serves; ibx_supervise() makes them. Without this call one process serves all. */
+void ibx_session_set_processes(struct ibx_session *session, const struct ibx_processes *processes);
 /* How often it has gone on over another connection. */
 unsigned ibx_session_resumed(const struct ibx_session *session);
 /* Accepts NULL; closes first. */

@@ -254,12 +254,12 @@ struct ibx_session {
     const struct ibx_session_hooks *hooks; /* never NULL */
     void *context;                         /* of the hooks */
 
-    struct ibx_program_processes programs; /* listening */
-    bool of_program;                       /* this one is counted in such a process */
-    unsigned keep_seconds;                 /* for which a broken session is kept; 0: it is not */
-    unsigned thread_count;                 /* as set; 0: by the processors */
-    struct ibx_copy_threads *threads;      /* NULL: not made yet, or not wanted */
-    bool no_threads;                       /* none are wanted, or none can be made */
+    struct ibx_processes processes;   /* listening */
+    bool of_program;                  /* this one is counted in such a process */
+    unsigned keep_seconds;            /* for which a broken session is kept; 0: it is not */
+    unsigned thread_count;            /* as set; 0: by the processors */
+    struct ibx_copy_threads *threads; /* NULL: not made yet, or not wanted */
+    bool no_threads;                  /* none are wanted, or none can be made */
 
     struct session_link link;
     struct ibx_claim_check claim_check; /* of a listening one */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/session/supervisor.h"
 
-#include "frontend-glue/session/program_processes.h"
+#include "frontend-glue/session/client_processes.h"
 #include "frontend-glue/session/session_internal.h"
 
 #include "common/clock.h"
@@ -144,28 +144,41 @@ static void expect_children(void)
     sigaction(SIGCHLD, &deliver, &of_children);
 }
 
-static void supervise_programs(struct ibx_session *s, const char *why)
+static void supervise_programs(struct ibx_session *s)
 {
-    if (why) {
-        ibx_log(IBX_LOG_ERROR,
-                "rdma.processes : program needs a back end that can fork, and %s: correct that, or "
-                "take rdma.processes : one",
-                why);
-        _exit(EXIT_FAILURE);
-    }
     expect_children();
-    if (ibx_programs_serve(s)) {
+    if (ibx_client_processes_serve(s)) {
         ibx_log(IBX_LOG_ERROR, "no memory to count what the clients' programs hold");
         _exit(EXIT_FAILURE);
     }
+}
+
+static void without_processes(const struct ibx_processes *wanted, const char *why)
+{
+    if (!wanted->wanted) {
+        ibx_log(
+            IBX_LOG_WARN,
+            "one process serves all clients, whose kernels reach each other's memory, since %s: "
+            "correct that, or take rdma.processes : one",
+            why);
+        return;
+    }
+    ibx_log(IBX_LOG_ERROR,
+            "rdma.processes : %s needs a back end that can fork, and %s: correct that, or take "
+            "rdma.processes : one",
+            wanted->each == IBX_PROCESSES_TENANT ? "tenant" : "program", why);
+    _exit(EXIT_FAILURE);
 }
 
 void ibx_supervise(struct ibx_session *s)
 {
     const char *why = obstacle();
     const pid_t supervisor = getpid();
-    if (s->programs.share) {
-        supervise_programs(s, why);
+    const struct ibx_processes *wanted = &s->processes;
+    if (why && wanted->each != IBX_PROCESSES_ONE)
+        without_processes(wanted, why);
+    if (!why && wanted->each != IBX_PROCESSES_ONE) {
+        supervise_programs(s);
         return;
     }
     if (why) {

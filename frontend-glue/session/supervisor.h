@@ -7,7 +7,7 @@
  * and a child serves. Whatever the child was when it began, the next one is, too. The listening
  * socket is the supervisor's as well: clients that come between two children wait there.
  *
- * Where each program of its clients has a process of its own, it is program_processes.h that makes
+ * Where each program of its clients has a process of its own, it is client_processes.h that makes
  * them, and nothing is to be begun again.
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_SUPERVISOR_H

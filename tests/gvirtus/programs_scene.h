@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// A back end with a process for each program of its clients.
+// A back end with several processes for its clients.
 #ifndef TESTS_GVIRTUS_PROGRAMS_SCENE_H
 #define TESTS_GVIRTUS_PROGRAMS_SCENE_H
 
@@ -8,19 +8,24 @@
 #include "tests/gvirtus/gpu_calls_clients.h"
 
 #include <filesystem>
+#include <sys/socket.h>
 #include <iterator>
 
-constexpr const char *by_program = "rdma.processes : program\n";
+constexpr int lost = 999;    // what each call of a session returns that is gone
+constexpr int broken = 719;  // ... and of a context that is broken
+constexpr long at_once = 64; // connections of one program
 
 struct Listening : BackEnd {
     std::size_t spares;
-    explicit Listening(const std::string &more = "", std::size_t spare = 0)
-        : BackEnd(by_program + ("rdma.spare_processes : " + std::to_string(spare)) + "\n" + more,
+    explicit Listening(const std::string &more = "", std::size_t spare = 0,
+                       const std::string &each = "program")
+        : BackEnd("rdma.processes : " + each + "\nrdma.spare_processes : " + std::to_string(spare) +
+                      "\n" + more,
                   [](auto listening) { cuda_back_end_child(listening, true); }),
           spares(spare)
     {
     }
-    // So many processes of programs.
+    // So many processes of clients.
     bool has(std::size_t n) const
     {
         return becomes_true([&] { return children().size() == spares + n; });
@@ -32,7 +37,73 @@ struct Listening : BackEnd {
     }
 };
 
-// The tests of programs_ipc.cpp.
+enum Order : char {
+    WORKS,
+    ALLOCATES,
+    ALLOCATIONS,
+    BREAKS,
+    SYNCHRONIZES,
+    CUTS,
+    SHARES,
+    FORKS,
+    FILLS,
+    CONNECTS
+};
+
+long works(Remote *remote);
+long carry_out(Order order, Remote *remote, std::uint16_t port, const std::string &options);
+
+// A client's process that was not forked from one that has connected.
+struct Program {
+    pid_t pid = -1;
+    int orders = -1;
+
+    explicit Program(const BackEnd &back, const std::string &options = "")
+    {
+        int ends[2];
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
+            std::abort();
+        pid = spawn([&]() -> int {
+            close(ends[0]);
+            auto over = connected(back.port, options);
+            Remote remote(over.get());
+            Order order;
+            while (read(ends[1], &order, sizeof(order)) == sizeof(order)) {
+                const long answer = carry_out(order, &remote, back.port, options);
+                if (write(ends[1], &answer, sizeof(answer)) != sizeof(answer))
+                    return 1;
+            }
+            until_exit.push_back(std::move(over));
+            std::exit(0);
+        });
+        close(ends[1]);
+        orders = ends[0];
+    }
+    Program(const Program &) = delete;
+    Program &operator=(const Program &) = delete;
+    ~Program() { end(); }
+    bool begin(Order order) const { return write(orders, &order, sizeof(order)) == sizeof(order); }
+    long answer() const
+    {
+        long answer = -1;
+        return read(orders, &answer, sizeof(answer)) == sizeof(answer) ? answer : -1;
+    }
+    long ask(Order order) const { return begin(order) ? answer() : -1; }
+    void end(int signal = 0)
+    {
+        if (pid < 0)
+            return;
+        if (signal)
+            kill(pid, signal);
+        shutdown(orders, SHUT_RDWR); // others may have it, too
+        close(orders);
+        result_of(pid);
+        pid = -1;
+    }
+};
+
+// Those of programs_ipc.cpp and programs_tenants.cpp.
 void check_programs_ipc();
+void check_programs_tenants();
 
 #endif

@@ -1,173 +1,17 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// A back end with a process for each program of its clients (rdma.processes : program):
+// A back end with several processes for its clients (rdma.processes):
 //
 //   test_programs PLUGIN.so PROVIDER [HOST]
 #include "tests/gvirtus/programs_scene.h"
 
 #include <algorithm>
-#include <arpa/inet.h>
 #include <fstream>
-#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
 namespace
 {
-
-constexpr int lost = 999;    // what each call of a session returns that is gone
-constexpr int broken = 719;  // ... and of a context that is broken
-constexpr long at_once = 64; // connections of one program
-
-long break_context(Remote *remote)
-{
-    const std::vector<char> bytes(100000);
-    const std::uint64_t memory = remote->malloc(bytes.size());
-    remote->inject("dma", 1, broken, true);
-    return memory ? remote->to_device(memory, bytes.data(), bytes.size()) : -1;
-}
-
-long copies(Remote *remote, std::uint64_t memory, Remote *back)
-{
-    const std::vector<char> bytes = random_bytes(100000, 1);
-    std::vector<char> got(bytes.size());
-    return memory && !remote->to_device(memory, bytes.data(), bytes.size()) &&
-           !back->from_device(got.data(), memory, got.size()) && got == bytes;
-}
-
-long works(Remote *remote)
-{
-    const std::uint64_t memory = (remote->get_last_error(), remote->malloc(100000));
-    return copies(remote, memory, remote) && !remote->free(memory) && !remote->device_synchronize();
-}
-
-// As a link does that breaks.
-long cut(std::uint16_t port)
-{
-    long n = 0;
-    for (int fd = 3; fd < 1024; fd++) {
-        sockaddr_in peer{};
-        socklen_t length = sizeof(peer);
-        if (!getpeername(fd, reinterpret_cast<sockaddr *>(&peer), &length) &&
-            peer.sin_family == AF_INET && ntohs(peer.sin_port) == port)
-            n += !shutdown(fd, SHUT_RDWR);
-    }
-    return n;
-}
-
-// Where a process waits, its connections do, too.
-long connects_at_once(std::uint16_t port, const std::string &options, unsigned n)
-{
-    std::vector<pid_t> clients;
-    long good = 0;
-    for (unsigned i = 0; i < n; i++)
-        clients.push_back(spawn([&]() -> int {
-            auto over = connected(port, options);
-            Remote own(over.get());
-            return !own.malloc(some);
-        }));
-    for (const pid_t client : clients)
-        good += result_of(client) == 0;
-    return good;
-}
-
-enum Order : char {
-    WORKS,
-    ALLOCATES,
-    ALLOCATIONS,
-    BREAKS,
-    SYNCHRONIZES,
-    CUTS,
-    SHARES,
-    FORKS,
-    FILLS,
-    CONNECTS
-};
-
-long carry_out(Order order, Remote *remote, std::uint16_t port, const std::string &options)
-{
-    switch (order) {
-    case WORKS:
-        return works(remote);
-    case ALLOCATES:
-        return remote->malloc(some) != 0;
-    case FILLS: // with what two of these would be too much
-        return remote->malloc(700000) != 0;
-    case ALLOCATIONS:
-        return static_cast<long>(remote->stats().allocations);
-    case BREAKS:
-        return break_context(remote);
-    case SYNCHRONIZES:
-        return remote->device_synchronize();
-    case CUTS:
-        return cut(port);
-    case SHARES: { // its threads do
-        auto over = connected(port, options);
-        Remote other(over.get());
-        return copies(remote, remote->malloc(100000), &other);
-    }
-    case CONNECTS:
-        return connects_at_once(port, options, at_once);
-    case FORKS: {
-        const std::uint64_t memory = remote->malloc(100000);
-        return result_of(spawn([&]() -> int {
-                   auto over = connected(port, options);
-                   Remote own(over.get());
-                   return !copies(&own, memory, &own);
-               })) == 0;
-    }
-    }
-    return -1;
-}
-
-// A client's process that was not forked from one that has connected.
-struct Program {
-    pid_t pid = -1;
-    int orders = -1;
-
-    explicit Program(const BackEnd &back, const std::string &options = "")
-    {
-        int ends[2];
-        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
-            std::abort();
-        pid = spawn([&]() -> int {
-            close(ends[0]);
-            auto over = connected(back.port, options);
-            Remote remote(over.get());
-            Order order;
-            while (read(ends[1], &order, sizeof(order)) == sizeof(order)) {
-                const long answer = carry_out(order, &remote, back.port, options);
-                if (write(ends[1], &answer, sizeof(answer)) != sizeof(answer))
-                    return 1;
-            }
-            until_exit.push_back(std::move(over));
-            std::exit(0);
-        });
-        close(ends[1]);
-        orders = ends[0];
-    }
-    Program(const Program &) = delete;
-    Program &operator=(const Program &) = delete;
-    ~Program() { end(); }
-    bool begin(Order order) const { return write(orders, &order, sizeof(order)) == sizeof(order); }
-    long answer() const
-    {
-        long answer = -1;
-        return read(orders, &answer, sizeof(answer)) == sizeof(answer) ? answer : -1;
-    }
-    long ask(Order order) const { return begin(order) ? answer() : -1; }
-    void end(int signal = 0)
-    {
-        if (pid < 0)
-            return;
-        if (signal)
-            kill(pid, signal);
-        shutdown(orders, SHUT_RDWR); // others may have it, too
-        close(orders);
-        result_of(pid);
-        pid = -1;
-    }
-};
 
 bool each_has_one()
 {
@@ -201,8 +45,7 @@ bool broken_by_one()
     REQUIRE(back.has(1) && b.ask(WORKS) == 1);
     const Program c(back);
     REQUIRE(c.ask(WORKS) == 1);
-    return HOLDS(said.has("CUDA error 719 of ") &&
-                 said.has("the calls of that program fail from now on"));
+    return HOLDS(said.has("CUDA error 719 of ") && said.has("fail from now on"));
 }
 
 bool crashed()
@@ -461,7 +304,7 @@ bool spare_is_killed()
     const Listening back("", 1);
     REQUIRE(back.has(0));
     REQUIRE(kill(back.children().front(), SIGKILL) == 0);
-    REQUIRE(becomes_true([&] { return said.has("which waited for a program, has ended by"); }));
+    REQUIRE(becomes_true([&] { return said.has("which waited for clients, has ended by"); }));
     REQUIRE(back.children().empty());
     const Program a(back);
     return HOLDS(a.ask(WORKS) == 1 && back.has(1));
@@ -517,6 +360,8 @@ int main(int argc, char **argv)
         return 2;
     }
     scene_open(argv[1], argv[2], argc > 3 ? argv[3] : nullptr);
+    if (provider == "verbs") // whose clients' ends are not seen as those of this host's are
+        common += resume;
     check("each program has a process", each_has_one);
     check("its threads and children share it", threads_share_it);
     check("a context that one program has broken", broken_by_one);
@@ -540,5 +385,6 @@ int main(int argc, char **argv)
     check("a spare process and limits", spare_and_limits);
     check("the process that listens ends", with_its_listener);
     check_programs_ipc();
+    check_programs_tenants();
     return scene_close();
 }

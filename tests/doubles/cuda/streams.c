@@ -141,7 +141,10 @@ static bool stream_start(struct stream *stream, bool blocking)
     stream->context = fixed ? NULL : current;
     stream->last = &stream->first;
     stream->working = true;
-    return !pthread_create(&stream->worker, NULL, work, stream);
+    if (pthread_create(&stream->worker, NULL, work, stream))
+        return false;
+    pthread_setname_np(stream->worker, "double-stream");
+    return true;
 }
 
 struct stream *legacy_of(int device)

@@ -271,10 +271,10 @@ static void test_bad_keys(void **state)
     (void)state;
     expect_refused("a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
                    "timeout_ms, memory, pipeline, resume_seconds, processes, "
-                   "spare_processes, gpu, gpu_memory, gpu_threads, tenants, "
+                   "spare_processes, idle_seconds, gpu, gpu_memory, gpu_threads, tenants, "
                    "sessions, pins, requests, device_memory, tenant_share, share, tuning, log");
     expect_refused("rdma.resume_seconds : 86401\n", "\"86401\"", "0 to 86400");
-    expect_refused("rdma.processes : two\n", "\"two\"", "one or program");
+    expect_refused("rdma.processes : two\n", "\"two\"", "tenant, program or one");
     expect_refused("rdma.resume_seconds : -1\n", "\"-1\"", "0 to 86400");
     expect_refused("rdma.chunk : 1T\n", "line 1 (rdma.chunk): chunk: \"1T\"", "4K to 64M");
     expect_refused("rdma.insecure : maybe\n", "\"maybe\"", "yes or no");
@@ -364,11 +364,20 @@ static void test_pipeline(void **state)
     load_text("rdma.slots : 8\n");
     assert_int_equal(config.pipeline, IBX_PIPELINE_ALL);
     assert_int_equal(config.resume_seconds, 30);
-    assert_false(config.for_programs);
-    assert_int_equal(config.spare_processes, 1);
+    assert_int_equal(config.processes, IBX_PROCESSES_TENANT);
+    assert_false(config.processes_given || config.spares_given);
+    assert_int_equal(config.idle_seconds, 60);
     load_text("rdma.processes : program\nrdma.spare_processes : 0\n");
-    assert_true(config.for_programs);
-    assert_int_equal(config.spare_processes, 0);
+    assert_int_equal(config.processes, IBX_PROCESSES_PROGRAM);
+    assert_true(config.processes_given && config.spares_given);
+    load_text("rdma.processes : one\nrdma.idle_seconds : 0\n");
+    assert_int_equal(config.processes, IBX_PROCESSES_ONE);
+    assert_int_equal(config.idle_seconds, 0);
+    load_text("rdma.processes : tenant\n");
+    assert_int_equal(config.processes, IBX_PROCESSES_TENANT);
+    expect_refused("a : b\nrdma.processes : two\n", "line 2 (rdma.processes)",
+                   "tenant, program or one");
+    expect_refused("a : b\nrdma.idle_seconds : 86401\n", "line 2 (rdma.idle_seconds)", "86400");
     expect_refused("a : b\nrdma.spare_processes : 65\n", "line 2 (rdma.spare_processes)", "64");
     load_text("rdma.resume_seconds : 0\n");
     assert_int_equal(config.resume_seconds, 0);

@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/session/client_processes.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "frontend-glue/session/process_clients.h"
+#include "frontend-glue/session/records.h"
+#include "frontend-glue/session/session_internal.h"
+#include "frontend-glue/session/supervisor.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PROCESSES    1024u /* processes: each costs some 100 MB here, and a context on the GPU */
+#define HANDED_BYTES (1 << 20) /* of connections that a process has not taken yet: 1.3 KB each */
+#define LOOK_MS      1000      /* where nothing shows that one has ended */
+
+/*
+ * state machine: process of clients
+ *   [*] -> SPARE             forked before there is a client for it
+ *   [*] -> SERVES            forked for clients
+ *   SPARE -> SERVES          they have come
+ *   SERVES -> RETIRES        its contexts are broken: it gets connections of its processes alone
+ *   SERVES | RETIRES -> LET_GO  it asked, or takes nothing: it gets no more, and ends
+ *   SPARE | SERVES | RETIRES | LET_GO -> [*]  it has ended
+ */
+enum process_state { PROCESS_SPARE, PROCESS_SERVES, PROCESS_RETIRES, PROCESS_LET_GO };
+
+static const struct ibx_state process_states[] = {
+    [PROCESS_SPARE] = {"spare", IBX_TO(PROCESS_SERVES), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [PROCESS_SERVES] = {"serves", IBX_TO(PROCESS_RETIRES) | IBX_TO(PROCESS_LET_GO),
+                        IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [PROCESS_RETIRES] = {"retires", IBX_TO(PROCESS_LET_GO), IBX_STATE_FINAL},
+    [PROCESS_LET_GO] = {"let go", 0, IBX_STATE_FINAL}};
+static const struct ibx_state_table process_table =
+    IBX_STATE_TABLE("process of clients", process_states);
+
+struct process {
+    struct ibx_state_machine state; /* enum process_state */
+    pid_t process;
+    int process_fd, socket; /* the latter -1: it was let go */
+    uint64_t began_ns;
+    struct ibx_process_clients of;    /* zeros: of a spare process */
+    uint64_t given;                   /* connections that it will take, or has taken */
+    unsigned place;                   /* of those that the hooks know */
+    const struct pollfd *asks, *ends; /* NULL: nothing shows it */
+};
+
+struct processes {
+    struct ibx_listener *listener;
+    struct ibx_records *records; /* NULL: no session survives its connection */
+    const struct ibx_session_hooks *hooks;
+    void *context; /* the hooks' */
+    const struct ibx_processes *wanted;
+    unsigned most_of_a_name;
+    struct process *all[PROCESSES];
+    bool placed[PROCESSES];
+    unsigned count;
+};
+
+static bool takes(const struct process *p)
+{
+    return p->state.now == PROCESS_SERVES || p->state.now == PROCESS_RETIRES;
+}
+
+static struct process *find_tenant(const struct processes *processes,
+                                   const struct ibx_process_client *like)
+{
+    struct process *found = NULL;
+    for (unsigned i = 0; i < processes->count; i++) {
+        struct process *p = processes->all[i];
+        if (takes(p) && ibx_process_clients_have(&p->of, like))
+            return p;
+        if (p->state.now == PROCESS_SERVES && ibx_process_same_tenant(&p->of.first, like))
+            found = p;
+    }
+    return found;
+}
+
+static struct process *find(const struct processes *processes,
+                            const struct ibx_process_client *like)
+{
+    if (processes->wanted->each == IBX_PROCESSES_TENANT)
+        return find_tenant(processes, like);
+    for (unsigned i = 0; i < processes->count; i++) {
+        struct process *p = processes->all[i];
+        if (p->state.now == PROCESS_SERVES && ibx_process_same_program(&p->of.first, like))
+            return p;
+    }
+    return NULL;
+}
+
+/* The one that has waited longest: its context is made, if any is. */
+static struct process *find_spare(const struct processes *processes)
+{
+    struct process *found = NULL;
+    for (unsigned i = 0; i < processes->count; i++) {
+        struct process *p = processes->all[i];
+        if (p->state.now == PROCESS_SPARE && p->socket >= 0 &&
+            (!found || p->began_ns < found->began_ns))
+            found = p;
+    }
+    return found;
+}
+
+/* Of the session with which the connection goes on. NULL: it has just ended. The records are other
+ * processes' memory, too: they do not say whom a client may come to. */
+static struct process *find_session(const struct processes *processes, const uint8_t *id,
+                                    const struct ibx_process_client *like)
+{
+    pid_t process = 0;
+    if (!processes->records)
+        return NULL;
+    ibx_records_lock(processes->records);
+    const struct ibx_record *record = ibx_records_find(processes->records, id);
+    if (record)
+        process = record->process;
+    ibx_records_unlock(processes->records);
+    for (unsigned i = 0; process && i < processes->count; i++) {
+        struct process *p = processes->all[i];
+        if (p->process == process)
+            return takes(p) && ibx_process_one_owner(&p->of.first, like) ? p : NULL;
+    }
+    return NULL;
+}
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+static void drop(struct processes *processes, unsigned index)
+{
+    struct process *p = processes->all[index];
+    close_fd(&p->socket);
+    close_fd(&p->process_fd);
+    processes->placed[p->place] = false;
+    ibx_process_clients_forget(&p->of);
+    free(p);
+    processes->all[index] = processes->all[--processes->count];
+}
+
+/* In the child: of the process that listens it keeps nothing. */
+static void become(struct processes *processes, const struct process *p, int socket, int event)
+{
+    if (processes->hooks->process_begins)
+        processes->hooks->process_begins(p->place);
+    while (processes->count)
+        drop(processes, processes->count - 1);
+    ibx_listener_take_from(processes->listener, socket);
+    const bool stays = processes->wanted->each == IBX_PROCESSES_TENANT;
+    ibx_client_process_begin(socket, event, stays ? processes->wanted->idle_seconds * 1000 : 0);
+    if (p->state.now == PROCESS_SPARE && processes->hooks->make_ready)
+        processes->hooks->make_ready(processes->context);
+}
+
+/* Those without a key are one tenant, which has all there are. */
+static bool too_many(const struct processes *processes, const char *name)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < processes->count; i++) {
+        const struct process *p = processes->all[i];
+        n += p->state.now != PROCESS_SPARE && !strcmp(p->of.first.name, name);
+    }
+    return (processes->count == PROCESSES && !find_spare(processes)) ||
+           (*name && n >= processes->most_of_a_name);
+}
+
+static unsigned place_of(struct processes *processes)
+{
+    unsigned place = 0;
+    while (processes->placed[place])
+        place++;
+    processes->placed[place] = true;
+    return place;
+}
+
+/* NULL: it could not be had, and errno says why; or this is the child. */
+static struct process *begin(struct processes *processes, enum process_state first)
+{
+    const int room = HANDED_BYTES;
+    int sockets[2] = {-1, -1}, event = -1;
+    struct process *p = calloc(1, sizeof(*p));
+    if (!p || ibx_state_begin(&p->state, &process_table, first) ||
+        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets))
+        goto failed;
+    setsockopt(sockets[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
+    event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    p->socket = sockets[0];
+    p->place = place_of(processes);
+    p->began_ns = ibx_now_ns();
+    p->process = event < 0 ? -1 : ibx_supervised_fork();
+    if (p->process < 0) {
+        processes->placed[p->place] = false;
+        goto failed;
+    }
+    if (!p->process) {
+        close(sockets[0]);
+        become(processes, p, sockets[1], event);
+        free(p);
+        return NULL;
+    }
+    close(event);
+    close(sockets[1]);
+    p->process_fd = (int)syscall(SYS_pidfd_open, p->process, 0);
+    processes->all[processes->count++] = p;
+    return p;
+failed:;
+    const int code = errno;
+    free(p);
+    close_fd(&event);
+    close_fd(&sockets[0]);
+    close_fd(&sockets[1]);
+    errno = code;
+    return NULL;
+}
+
+/* The same, for clients that have none yet. */
+static struct process *begin_for(struct processes *processes, const struct ibx_process_client *like)
+{
+    struct process *p = find_spare(processes);
+    if (p)
+        ibx_state_move(&p->state, PROCESS_SERVES);
+    else
+        p = begin(processes, PROCESS_SERVES);
+    if (p)
+        p->of.first = *like;
+    return p;
+}
+
+static const char *remedy(int code)
+{
+    return code == EMFILE   ? IBX_ERROR_MORE_FILES
+           : code == EAGAIN ? "; raise the limit on processes (ulimit -u)"
+                            : "";
+}
+
+/* At the beginning, and when clients have taken one. One that ends by itself is not replaced at
+ * once: the next may end as well. False: this is a child. */
+static bool begin_spares(struct processes *processes)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < processes->count; i++)
+        n += processes->all[i]->state.now == PROCESS_SPARE;
+    for (; n < processes->wanted->spares && processes->count < PROCESSES; n++) {
+        if (begin(processes, PROCESS_SPARE))
+            continue;
+        if (ibx_client_process())
+            return false;
+        ibx_log(IBX_LOG_WARN, "there is no spare process for the next client: %s%s",
+                strerror(errno), remedy(errno));
+        break;
+    }
+    return true;
+}
+
+static void let_go(struct process *p)
+{
+    close_fd(&p->socket);
+    ibx_state_move(&p->state, PROCESS_LET_GO);
+}
+
+static void turn_away(struct ibx_conn *conn, const char *why)
+{
+    ibx_log(IBX_LOG_ERROR, "%s is turned away: there is no process for it: %s",
+            ibx_conn_path(conn)->peer, why);
+    ibx_close(conn);
+}
+
+/* False: this is the child. */
+static bool route(struct processes *processes, struct ibx_conn *conn)
+{
+    const uint8_t *claimed = ibx_conn_claimed(conn);
+    const struct ibx_process_client like = ibx_process_client_of(conn);
+    struct process *p = claimed ? find_session(processes, claimed, &like) : find(processes, &like);
+    if (!p && claimed) {
+        ibx_close(conn);
+        return true;
+    }
+    if (!p && too_many(processes, like.name)) {
+        turn_away(conn,
+                  "the clients of its key's name have as many as rdma.tenant_share allows, or "
+                  "all 1024 are taken");
+        return true;
+    }
+    const bool begins = !p;
+    if (begins)
+        p = begin_for(processes, &like);
+    if (!p && ibx_client_process()) { /* the other process hands it over, too */
+        ibx_close(conn);
+        return false;
+    }
+    if (!p) {
+        char why[160];
+        snprintf(why, sizeof(why), "%s%s", strerror(errno), remedy(errno));
+        turn_away(conn, why);
+        return true;
+    }
+    const int rc = ibx_conn_hand_over(conn, p->socket);
+    p->given += !rc;
+    if (!rc && processes->wanted->each == IBX_PROCESSES_TENANT)
+        ibx_process_clients_note(&p->of, &like);
+    if (rc)
+        ibx_log(IBX_LOG_ERROR,
+                "%s is turned away: process %d, which is its, takes no "
+                "connection: %s",
+                like.peer, (int)p->process, strerror(-rc));
+    if (!p->given) /* nobody else is on the way */
+        let_go(p);
+    return !begins || begin_spares(processes);
+}
+
+/* It asks to be let go, or its end of the socket is closed. What it has asked last counts. */
+static void heard(struct process *p)
+{
+    uint64_t taken = 0;
+    ssize_t n;
+    bool asks = false;
+    while ((n = recv(p->socket, &taken, sizeof(taken), MSG_DONTWAIT)) > 0) {
+        asks = taken == p->given;
+        if (taken == IBX_CLIENT_PROCESS_RETIRES && p->state.now == PROCESS_SERVES)
+            ibx_state_move(&p->state, PROCESS_RETIRES);
+    }
+    if ((asks || n == 0) && takes(p))
+        let_go(p);
+    else if (n == 0) /* a spare one that has ended */
+        close_fd(&p->socket);
+}
+
+static void tell(const struct process *p, int status)
+{
+    const bool spare = p->state.now == PROCESS_SPARE;
+    char of[160] = "waited for clients";
+    if (!spare)
+        snprintf(of, sizeof(of), "served clients of %s", p->of.first.peer);
+    if (WIFSIGNALED(status))
+        ibx_log(IBX_LOG_ERROR,
+                "process %d of the back end, which %s, has ended by signal %d (%s)%s",
+                (int)p->process, of, WTERMSIG(status), strsignal(WTERMSIG(status)),
+                spare ? "" : ": what they had is lost, others go on");
+    else
+        ibx_log(IBX_LOG_INFO, "process %d, which %s, has ended", (int)p->process, of);
+}
+
+/* Whether it has ended. */
+static bool reap(const struct processes *processes, const struct process *p)
+{
+    int status = 0;
+    if (waitpid(p->process, &status, WNOHANG) != p->process)
+        return false;
+    if (processes->records) {
+        ibx_records_lock(processes->records);
+        ibx_records_forget(processes->records, p->process);
+        ibx_records_unlock(processes->records);
+    }
+    if (processes->hooks->process_ended)
+        processes->hooks->process_ended(p->place);
+    tell(p, status);
+    return true;
+}
+
+static void look_at(struct processes *processes)
+{
+    for (unsigned i = processes->count; i-- > 0;) {
+        struct process *p = processes->all[i];
+        if (p->asks && p->asks->revents)
+            heard(p);
+        if ((!p->ends || p->ends->revents) && reap(processes, p))
+            drop(processes, i);
+    }
+}
+
+/* False: this is a child. */
+static bool take(struct processes *processes)
+{
+    struct ibx_error why = {0};
+    struct ibx_conn *conn;
+    const int rc = ibx_accept(processes->listener, &conn, &why);
+    if (!rc)
+        return route(processes, conn);
+    if (rc != -EAGAIN) { /* for want of descriptors, mostly */
+        ibx_log(IBX_LOG_ERROR, "%s", why.message);
+        poll(NULL, 0, 100);
+    }
+    return true;
+}
+
+static const struct pollfd *watch(struct pollfd *waits, nfds_t *n, int fd)
+{
+    if (fd < 0)
+        return NULL;
+    waits[*n] = (struct pollfd){.fd = fd, .events = POLLIN};
+    return &waits[(*n)++];
+}
+
+/* What takes a place is a descriptor that is open: poll(2) takes no more than there may be. */
+static int wait_for_any(struct processes *processes, struct pollfd *waits)
+{
+    nfds_t n = 0;
+    int timeout_ms = -1;
+    watch(waits, &n, ibx_listener_fd(processes->listener));
+    for (unsigned i = 0; i < processes->count; i++) {
+        struct process *p = processes->all[i];
+        p->asks = watch(waits, &n, p->socket);
+        p->ends = watch(waits, &n, p->process_fd);
+        if (!p->ends) /* the system has no pidfd_open(2), or forbids it */
+            timeout_ms = LOOK_MS;
+    }
+    return poll(waits, n, timeout_ms);
+}
+
+int ibx_client_processes_serve(struct ibx_session *listening)
+{
+    const struct ibx_processes *wanted = &listening->processes;
+    static struct pollfd waits[2 * PROCESSES + 1];
+    static struct processes processes;
+    processes = (struct processes){.listener = listening->listener,
+                                   .records = ibx_waiting_records(listening->link.waiting),
+                                   .hooks = listening->hooks,
+                                   .context = listening->context,
+                                   .wanted = wanted,
+                                   .most_of_a_name = PROCESSES * wanted->share / 100};
+    if (processes.hooks->processes && !processes.hooks->processes(PROCESSES))
+        return -ENOMEM;
+    if (!begin_spares(&processes))
+        return 0;
+    for (;;) {
+        if (wait_for_any(&processes, waits) < 0) {
+            if (errno != EINTR) {
+                ibx_log(IBX_LOG_ERROR, "waiting for clients: %s", strerror(errno));
+                poll(NULL, 0, LOOK_MS);
+            }
+            continue;
+        }
+        look_at(&processes);
+        if (waits[0].revents && !take(&processes))
+            return 0;
+    }
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+#include "tests/gvirtus/programs_scene.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+namespace
+{
+
+long break_context(Remote *remote)
+{
+    const std::vector<char> bytes(100000);
+    const std::uint64_t memory = remote->malloc(bytes.size());
+    remote->inject("dma", 1, broken, true);
+    return memory ? remote->to_device(memory, bytes.data(), bytes.size()) : -1;
+}
+
+long copies(Remote *remote, std::uint64_t memory, Remote *back)
+{
+    const std::vector<char> bytes = random_bytes(100000, 1);
+    std::vector<char> got(bytes.size());
+    return memory && !remote->to_device(memory, bytes.data(), bytes.size()) &&
+           !back->from_device(got.data(), memory, got.size()) && got == bytes;
+}
+
+// As a link does that breaks.
+long cut(std::uint16_t port)
+{
+    long n = 0;
+    for (int fd = 3; fd < 1024; fd++) {
+        sockaddr_in peer{};
+        socklen_t length = sizeof(peer);
+        if (!getpeername(fd, reinterpret_cast<sockaddr *>(&peer), &length) &&
+            peer.sin_family == AF_INET && ntohs(peer.sin_port) == port)
+            n += !shutdown(fd, SHUT_RDWR);
+    }
+    return n;
+}
+
+// Where a process waits, its connections do, too.
+long connects_at_once(std::uint16_t port, const std::string &options, unsigned n)
+{
+    std::vector<pid_t> clients;
+    long good = 0;
+    for (unsigned i = 0; i < n; i++)
+        clients.push_back(spawn([&]() -> int {
+            auto over = connected(port, options);
+            Remote own(over.get());
+            return !own.malloc(some);
+        }));
+    for (const pid_t client : clients)
+        good += result_of(client) == 0;
+    return good;
+}
+
+} // namespace
+
+long works(Remote *remote)
+{
+    const std::uint64_t memory = (remote->get_last_error(), remote->malloc(100000));
+    return copies(remote, memory, remote) && !remote->free(memory) && !remote->device_synchronize();
+}
+
+long carry_out(Order order, Remote *remote, std::uint16_t port, const std::string &options)
+{
+    switch (order) {
+    case WORKS:
+        return works(remote);
+    case ALLOCATES:
+        return remote->malloc(some) != 0;
+    case FILLS: // with what two of these would be too much
+        return remote->malloc(700000) != 0;
+    case ALLOCATIONS:
+        return static_cast<long>(remote->stats().allocations);
+    case BREAKS:
+        return break_context(remote);
+    case SYNCHRONIZES:
+        return remote->device_synchronize();
+    case CUTS:
+        return cut(port);
+    case SHARES: { // its threads do
+        auto over = connected(port, options);
+        Remote other(over.get());
+        return copies(remote, remote->malloc(100000), &other);
+    }
+    case CONNECTS:
+        return connects_at_once(port, options, at_once);
+    case FORKS: {
+        const std::uint64_t memory = remote->malloc(100000);
+        return result_of(spawn([&]() -> int {
+                   auto over = connected(port, options);
+                   Remote own(over.get());
+                   return !copies(&own, memory, &own);
+               })) == 0;
+    }
+    }
+    return -1;
+}
