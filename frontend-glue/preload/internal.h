@@ -183,8 +183,8 @@ struct place {
 bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc);
 /* Whether the program has registered variables, and this is none. */
 bool ibx_frontend_no_variable(const void *symbol);
-/* One of that module's is declared __managed__: its address is to be in *variable. */
-void ibx_frontend_variable_managed(void **handle, void **variable, const char *name);
+/* One of that module's is declared __managed__, of n bytes: its address is to be in *variable. */
+void ibx_frontend_variable_managed(void **handle, void **variable, const char *name, size_t n);
 /* The bytes of the one that begins there; 0: there is none. */
 size_t ibx_frontend_managed_size(const void *address);
 /* All these of a module; NULL: there is none, or no memory. To be freed. */

@@ -236,7 +236,8 @@ static enum answer ask_some(struct kernel **k, size_t first, uint32_t *count)
         return ASKED_IN_VAIN;
     for (size_t i = 0; i < *count; i++) {
         const uint32_t at = ibx_get_u32(&r), n = ibx_get_u32(&r);
-        if (at < more->bytes || at > IBX_EXTRA_ARGUMENTS_MAX || n > IBX_EXTRA_ARGUMENTS_MAX - at)
+        if (!n || at < more->bytes || at > IBX_EXTRA_ARGUMENTS_MAX ||
+            n > IBX_EXTRA_ARGUMENTS_MAX - at)
             return ASKED_IN_VAIN;
         more->arguments[more->count++] = (struct argument){(uint16_t)at, (uint16_t)n};
         more->bytes = at + n;

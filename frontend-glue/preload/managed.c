@@ -25,6 +25,10 @@
 #define ALLOC_MAPPED 2u /* flags of cudaHostAlloc */
 #define ALLOC_FLAGS  7u
 
+/* Below it null pointers lead, also behind those that are near it: nothing is there, as Linux has
+ * it for everybody but root, whatever address a back end names. */
+#define LOWEST (64u << 10)
+
 #define TRIES       8u          /* addresses at which this process may have something */
 #define BLOCK_LEAST (64u << 10) /* bytes */
 #define BLOCKS_MOST 32768u      /* each may become a mapping of its own, of which there are 65530 */
@@ -46,6 +50,8 @@ static void unmap(struct managed *m)
 
 int ibx_managed_map(struct managed *m)
 {
+    if (m->begin < LOWEST)
+        return -EINVAL;
     const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
     if (fd < 0)
         return -errno;

@@ -137,7 +137,7 @@ static void give(void **module, struct variable *all, void ***pointers, size_t c
     struct pieces left = {0};
     bool mapped = true;
     if (!find(all, pointers, count)) {
-        not_given("the back end does not tell where they are");
+        not_given("the back end does not tell where they are, or they are shorter there");
         return;
     }
     for (size_t i = 0; mapped && i < count; i++)
@@ -175,7 +175,7 @@ void __cudaRegisterManagedVar(void **module, void **variable, char *address, con
     if (next)
         next(module, variable, address, name, external, n, constant, global);
     else
-        ibx_frontend_variable_managed(module, variable, name);
+        ibx_frontend_variable_managed(module, variable, name, n);
 }
 
 /* Before the first access to such a variable in each source of the module. G5 has this call, which

@@ -21,6 +21,7 @@ struct variable {
     struct variable *next;
     const void *symbol; /* by which the application names it */
     bool managed;       /* that is where its address is to be put */
+    size_t n;           /* bytes that the program has declared of such a one; 0: of others */
     struct place where; /* of n 0: not asked yet */
     int device;         /* ... there, since so many resets */
     unsigned resets;
@@ -65,15 +66,18 @@ static void note_kernel(void **handle, const void *function)
     ibx_frontend_ranges_unlock();
 }
 
-static void note_variable(void **handle, const void *symbol, const char *name, bool managed)
+static void note_variable(void **handle, const void *symbol, const char *name, bool managed,
+                          size_t n)
 {
-    const size_t n = strlen(name);
-    struct variable *v = n <= IBX_EXTRA_VARIABLE_NAME ? calloc(1, sizeof(*v) + n + 1) : NULL;
+    const size_t length = strlen(name);
+    struct variable *v =
+        length <= IBX_EXTRA_VARIABLE_NAME ? calloc(1, sizeof(*v) + length + 1) : NULL;
     if (!v)
         return;
-    memcpy(v->name, name, n + 1);
+    memcpy(v->name, name, length + 1);
     v->symbol = symbol;
     v->managed = managed;
+    v->n = n;
     ibx_frontend_ranges_lock();
     struct module *m = module_of(handle);
     if (m) {
@@ -248,13 +252,13 @@ void __cudaRegisterVar(void **handle, char *symbol, char *address, const char *n
     if (next)
         next(handle, symbol, address, name, external, n, constant, global);
     ibx_frontend_module_variable(handle, symbol, address, name, external, n, constant, global);
-    note_variable(handle, symbol, name, false);
+    note_variable(handle, symbol, name, false, 0);
 }
 
-void ibx_frontend_variable_managed(void **handle, void **variable, const char *name)
+void ibx_frontend_variable_managed(void **handle, void **variable, const char *name, size_t n)
 {
     ibx_frontend_module_managed(handle);
-    note_variable(handle, variable, name, true);
+    note_variable(handle, variable, name, true, n);
 }
 
 /* ------------------------------------------------------------------------------- where it is */
@@ -263,6 +267,7 @@ void ibx_frontend_variable_managed(void **handle, void **variable, const char *n
 struct question {
     const void *kernel;
     char name[IBX_EXTRA_VARIABLE_NAME + 1];
+    size_t n; /* of one whose bytes lie in this process, too */
     int device;
     unsigned resets;
 };
@@ -303,8 +308,10 @@ static bool look_up(const void *symbol, struct question *q, struct place *found)
     const bool fresh = v && v->where.n && v->device == q->device && v->resets == q->resets;
     *found = fresh ? v->where : (struct place){0};
     q->kernel = v && !fresh ? m->kernel : NULL;
-    if (q->kernel)
+    if (q->kernel) {
         strcpy(q->name, v->name);
+        q->n = v->n;
+    }
     ibx_frontend_ranges_unlock();
     return v;
 }
@@ -320,6 +327,16 @@ static void keep(const void *symbol, const struct question *q, const struct plac
         v->resets = q->resets;
     }
     ibx_frontend_ranges_unlock();
+}
+
+/* Of a managed variable the program uses what it has declared, at whatever address: no less is to
+ * be mapped there, whatever the back end says. */
+static bool take_size(size_t declared, struct place *where)
+{
+    if (where->n < declared || where->at > UINT64_MAX - declared)
+        return false;
+    where->n = declared;
+    return true;
 }
 
 /* False: the back end cannot be asked, or does not know how to answer. */
@@ -340,6 +357,8 @@ static bool ask(const struct question *q, struct place *where, int *rc)
         return false;
     where->at = ibx_get_u64(&r);
     where->n = ibx_get_u64(&r);
+    if (!*rc && q->n && !take_size(q->n, where))
+        *rc = ibx_frontend_fail(CUDA_INVALID_SYMBOL);
     return true;
 }
 

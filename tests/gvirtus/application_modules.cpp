@@ -184,7 +184,7 @@ bool modules_and_forks()
     std::atomic<pid_t> other{0};
     std::atomic<bool> stopped{false};
     register_function(module, &stub_kernel);
-    preloaded<Managed>("__cudaRegisterManagedVar")(module, &pointer, nullptr, "m3.0.8", 0, 1, 0, 0);
+    preloaded<Managed>("__cudaRegisterManagedVar")(module, &pointer, nullptr, "m3.0.8", 0, 8, 0, 0);
     REQUIRE(runtime_is_there() && launches_well() && managed_memory(1u << 20));
     std::thread first([&] {
         device_memory(4096); // connects

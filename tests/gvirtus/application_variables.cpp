@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -52,10 +53,16 @@ void register_variable(void **module, char *symbol, const char *name)
         "__cudaRegisterVar")(module, symbol, symbol, name, 0, 1, 0, 0);
 }
 
-void register_managed(void **module, void *pointer, const char *name)
+void register_managed(void **module, void *pointer, const char *name, std::size_t n)
 {
     preloaded<void(void **, void *, char *, const char *, int, std::size_t, int, int)>(
-        "__cudaRegisterManagedVar")(module, pointer, nullptr, name, 0, 1, 0, 0);
+        "__cudaRegisterManagedVar")(module, pointer, nullptr, name, 0, n, 0, 0);
+}
+
+// Of as many bytes as its module has for it.
+void register_managed(void **module, void *pointer, const char *name)
+{
+    register_managed(module, pointer, name, std::strtoul(std::strrchr(name, '.') + 1, nullptr, 10));
 }
 
 void unload(void **module)
@@ -462,13 +469,18 @@ bool managed_variables()
     return true;
 }
 
-// A module without a kernel: nothing tells where its variables are.
+// A module without a kernel: nothing tells where its variables are. And a back end that has less of
+// one than the program uses: what lies behind it is the program's, and nobody else's to place.
 bool not_found()
 {
-    static void *module[1];
-    static char *pointer;
-    register_managed(module, &pointer, "m3.0.8");
-    REQUIRE(preloaded<char(void **)>("__cudaInitModule")(module) == 1 && !pointer);
+    static void *modules[2][1];
+    static char *pointers[2];
+    auto *init = preloaded<char(void **)>("__cudaInitModule");
+    register_managed(modules[0], &pointers[0], "m3.0.8");
+    REQUIRE(init(modules[0]) == 1 && !pointers[0]);
+    register_kernel(modules[1], &stub_kernel);
+    register_managed(modules[1], &pointers[1], "m3.20480.8", 5000);
+    REQUIRE(init(modules[1]) == 1 && !pointers[1] && cudaGetLastError() == 13);
     return true;
 }
 

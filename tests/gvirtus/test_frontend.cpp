@@ -426,8 +426,8 @@ bool variables()
     GpuBackEnd back;
     Application app(&back, application, "variables");
     REQUIRE(app.good());
-    return HOLDS(lines_with(app.said(), "the back end does not tell where they are") == 1 &&
-                 lines_with(app.said(), "ibx:") == 1);
+    return HOLDS(lines_with(app.said(), "the back end does not tell where they are") == 2 &&
+                 lines_with(app.said(), "ibx:") == 2);
 }
 
 bool modules_of_ended(const char *test)
