@@ -97,7 +97,7 @@ static int find_variable(const void *symbol, size_t n, size_t offset, char **at)
         cudaGetSymbolSize(&where.n, symbol);
     if (where.n && (offset > where.n || n > where.n - offset))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    *at = (char *)(uintptr_t)where.at + offset;
+    *at = (char *)(uintptr_t)(where.at + offset);
     return CUDA_SUCCESS;
 }
 

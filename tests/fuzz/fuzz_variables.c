@@ -165,7 +165,7 @@ int cudaMemset(void *address, int value, size_t n)
 
 #define ARGUMENTS_MAX 32764u /* bytes that a kernel may have, and as many arguments */
 #define MANAGED       3u
-#define COPIES        64u
+#define COPIES        512u
 
 static void *module[1], *other_module[1];
 static char kernels[4], symbols[2];
@@ -190,7 +190,8 @@ uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argu
     while (i < function_count &&
            (functions[i].function != function || functions[i].argument != argument))
         i++;
-    require(i < COPIES);
+    if (i == COPIES) /* a copy of bytes that were taken is there for good */
+        return 0;
     functions[i].function = function;
     functions[i].argument = argument;
     function_count = i == function_count ? i + 1 : function_count;
