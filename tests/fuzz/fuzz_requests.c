@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Requests of GVirtuS's by clients that send anything, as they are looked at before their handlers
+ * run: nothing beyond a body is read or written, and no client comes to what another tenant's has
+ * registered. Input, in this order, as often as there is any:
+ *
+ * - u8 which client (its lower two bits; of them 2 and 3 are of another tenant), and from bit 2 on
+ *   which request;
+ * - u16 n, and n bytes: its body.
+ */
+#include "common/wire.h"
+#include "frontend-glue/device_copies/client_functions.h"
+#include "frontend-glue/device_copies/named_memory.h"
+#include "frontend-glue/device_copies/request_shapes.h"
+#include "tests/fuzz/require.h"
+
+#include "common/log.h"
+#include "common/quota.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+
+#define CLIENTS   4u
+#define BODY_MAX  1024u
+#define QUOTA     4096u /* bytes of registrations, of both clients of a tenant */
+#define ADDRESSES 4u    /* that clients are asked for afterwards */
+
+static const char *const names[] = {
+    "cudaRegisterFatBinary",
+    "cudaRegisterFunction",
+    "cudaRegisterVar",
+    "cudaRegisterSharedVar",
+    "cudaUnregisterFatBinary",
+    "cudaFuncGetAttributes",
+    "cudaFuncSetAttribute",
+    "cudaLaunchKernel",
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cudaMemcpy",
+    "cudaMemcpyAsync",
+    "cudaMemcpy2D",
+    "cudaMemcpy3D",
+    "cudaMemcpyToSymbol",
+    "cudaMemcpyFromSymbol",
+    "cudaMemcpyToArray",
+    "cudaMemcpyFromArray",
+    "cudaMemcpyArrayToArray",
+    "cudaMemcpy2DToArray",
+    "cudaMemcpy2DFromArray",
+    "cudaMemcpyPeerAsync",
+    "cudaMemset",
+    "cudaMemset2D",
+    "cudaMemsetAsync",
+    "cudaMalloc",
+    "cudaMallocPitch",
+    "cudaMallocArray",
+    "cudaMalloc3DArray",
+    "cudaMallocAsync",
+    "cudaMallocManaged",
+    "cudaFree",
+    "cudaFreeArray",
+    "cudaSetValidDevices",
+    "cudaGetDeviceProperties",
+    "cudaGraphInstantiate",
+    "cudaIpcGetMemHandle",
+    "cuMemAlloc",
+    "cuMemAllocPitch",
+    "cuMemFree",
+    "cuMemcpyHtoD",
+    "cuMemcpyDtoH",
+    "cuMemcpy",
+    "cuArrayCreate",
+};
+#define NAMES (sizeof(names) / sizeof(names[0]))
+
+static struct ibx_functions_user users[CLIENTS];
+static uint64_t kernels[CLIENTS]; /* the last that it has registered, as GVirtuS knows it */
+static struct ibx_quota quotas[CLIENTS];
+
+/* What the request names, as isolation.c treats it. */
+static void look_at_memory(const char *name, uint8_t *body, size_t n)
+{
+    struct ibx_named named[IBX_NAMED_MAX];
+    enum ibx_naming_role role;
+    const unsigned count = ibx_naming_find(name, body, n, &role, named);
+    require(count <= IBX_NAMED_MAX);
+    for (unsigned i = 0; i < count; i++)
+        ibx_naming_spoil(&named[i], body, n);
+    ibx_naming_copies(name);
+    if (ibx_naming_allocates(name)) {
+        ibx_naming_allocation(name, body, n);
+        ibx_naming_enlarge(name, body, n);
+    }
+    ibx_naming_allocated(body, n);
+}
+
+/* Where a registration has its function, behind the name of its module. */
+static uint8_t *function_in(uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const uint64_t length = ibx_get_u64(&r), again = ibx_get_u64(&r);
+    return !r.failed && length == again && length <= n - 16 && n - 16 - length >= 8
+               ? body + 16 + length
+               : NULL;
+}
+
+static void note_kernel(unsigned client, const char *name, uint8_t *body, size_t n)
+{
+    uint8_t *function = function_in(body, n);
+    if (strcmp(name, "cudaRegisterFunction") != 0 || !function)
+        return;
+    struct ibx_reader r = ibx_reader_of(function, 8);
+    kernels[client] = ibx_get_u64(&r);
+}
+
+/* Neither by the name that the runtime has for a kernel, nor by an address. */
+static void require_own(unsigned client)
+{
+    for (unsigned other = 0; other < CLIENTS; other++) {
+        if (kernels[other] && users[other].tenant != users[client].tenant)
+            require(!ibx_functions_address(&users[client], kernels[other]));
+    }
+    for (uint64_t address = 0; address < ADDRESSES; address++) {
+        const uint64_t name = ibx_functions_take(&users[client], address);
+        for (unsigned other = 0; name && other < CLIENTS; other++)
+            require(users[other].tenant == users[client].tenant || kernels[other] != name);
+        ibx_functions_let_go(&users[client]);
+    }
+}
+
+static void request(unsigned client, const char *name, const uint8_t *bytes, size_t n)
+{
+    uint8_t *body = malloc(n ? n : 1); /* not a byte to spare */
+    require(body);
+    memcpy(body, bytes, n);
+    if (ibx_functions_name(&users[client], name, body, n))
+        note_kernel(client, name, body, n);
+    ibx_functions_let_go(&users[client]);
+    require_own(client);
+    ibx_shapes_mend(name, body, n);
+    look_at_memory(name, body, n);
+    free(body);
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    ibx_log_set_level(IBX_LOG_ERROR);
+    return 0;
+}
+
+/* Each input has clients of its own; what they leave goes as that of processes that have ended. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static uint64_t last_client;
+    char name[IBX_FUNCTIONS_MODULE];
+    struct ibx_reader r = ibx_reader_of(data, size);
+    memset(kernels, 0, sizeof(kernels));
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        users[i] = (struct ibx_functions_user){
+            .client = last_client + 1,
+            .parent = i & 1 ? last_client : 0,
+            .tenant = (const struct ibx_tenant *)(uintptr_t)(0x1000 * (1 + i / 2)),
+            .quota = &quotas[i / 2]};
+        quotas[i / 2] = (struct ibx_quota){.most = QUOTA};
+        last_client++;
+        ibx_functions_share(&users[i], 0);
+    }
+    while (ibx_reader_left(&r)) {
+        const uint8_t what = ibx_get_u8(&r);
+        const size_t n = ibx_get_u16(&r) % BODY_MAX;
+        const uint8_t *body = ibx_get_bytes(&r, n < ibx_reader_left(&r) ? n : ibx_reader_left(&r));
+        if (r.failed)
+            break;
+        request(what % CLIENTS, names[what / CLIENTS % NAMES], body,
+                (size_t)(data + r.position - body));
+    }
+    for (unsigned i = 0; i < CLIENTS; i++)
+        ibx_functions_ended(users[i].client);
+    while (ibx_functions_next_over(name))
+        ;
+    return 0;
+}
