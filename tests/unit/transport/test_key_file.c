@@ -286,7 +286,7 @@ static void owners(void **state)
     struct ibx_keys *keys;
     const char *path = write_key("key", DIGITS, 32, 0600);
     assert_int_equal(chown(path, 12345, (gid_t)-1), 0);
-    expect_refusal(path, -EPERM, "belongs to user 12345, not to user 0 or root");
+    expect_refusal(path, -EPERM, "belongs to user 12345, not to user 0 or root: give this user a copy");
     assert_int_equal(chmod(folder, 0755), 0);
     pid_t child = fork();
     if (!child) {
