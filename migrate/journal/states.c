@@ -144,6 +144,30 @@ static void fill_in(const char *form, const char *vm, const char *does, const ch
     }
 }
 
+#define BORROWED_END                                                                               \
+    "; if no ib-migrate is at work, \"ib-migrate recover\" continues to fetch them; if they are "  \
+    "gone there for good, interrupt ib-migrate where it says that the VM has all of its pages, "   \
+    "else end this QEMU and start the VM from its disk"
+
+/* One that has come for a while, or back while the other side keeps what it has of it: at home, or
+ * borrowed once more. */
+static const char *borrowed_text(const struct ibx_record *record)
+{
+    const bool back = ibx_journal_returns(record);
+    if (record->source)
+        return back ? "%s @ at %s again: this side keeps what it has of it for when it comes back, "
+                      "and the pages that it needs: leave this QEMU as it is; if no ib-migrate is "
+                      "at work, \"ib-migrate recover\" continues to send them"
+                    : "%s @ at %s, borrowed from here: this side has the memory that it returns to "
+                      "and the pages that it needs: leave this QEMU as it is; if no ib-migrate is "
+                      "at work, \"ib-migrate recover\" continues to send them";
+    return back
+               ? "%s @ here again, and %s keeps what it has of it for when it goes back there, and "
+                 "the pages that have not come: leave both QEMUs as they are" BORROWED_END
+               : "%s @ here, borrowed from %s, which has the pages that have not come: "
+                 "\"ib-migrate return\" brings it home" BORROWED_END;
+}
+
 void ibx_journal_describe(const struct ibx_record *record, char *text, size_t size)
 {
     char vm[256], does[96];
@@ -174,15 +198,9 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
     else if (ibx_journal_lost_there(record) && record->borrow)
         form = "%s was borrowed by %s, and its QEMU there has ended: \"ib-migrate rollback\" "
                "restarts it from its stop, unless a return of it had begun";
-    if (record->borrow && record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))
-        form = "%s @ at %s, borrowed from here: this side has the memory that it returns to and "
-               "the pages that it needs: leave this QEMU as it is; if no ib-migrate is at work, "
-               "\"ib-migrate recover\" continues to send them";
-    if (record->borrow && record->state == IBX_JOURNAL_RUNNING)
-        form = "%s @ here, borrowed from %s, which has the other pages: \"ib-migrate return\" "
-               "brings it home; if no ib-migrate is at work, \"ib-migrate recover\" continues to "
-               "fetch them; if they are gone there for good, end this QEMU and start the VM from "
-               "its disk";
+    if (record->borrow && (record->state == IBX_JOURNAL_RUNNING ||
+                           (record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))))
+        form = borrowed_text(record);
     if (ibx_journal_has_returned(record))
         form = record->source
                    ? "%s was borrowed by %s and has returned: nothing is to be done here"

@@ -591,6 +591,22 @@ static void states_have_names_and_meanings(NO_STATE)
     strcpy(r.vm_status, "paused");
     ibx_journal_describe(&r, text, sizeof(text));
     text_has(text, "VM db1 was \"paused\" when QEMU was last asked, and is here and needs");
+    /* One that is borrowed, and one that has gone back to who keeps its memory warm. */
+    r = sample(false, 1);
+    r.state = IBX_JOURNAL_RUNNING;
+    r.borrow = IBX_BORROW_FILL;
+    ibx_journal_describe(&r, text, sizeof(text));
+    text_has(text,
+             "VM db1 runs here, borrowed from node-b, which has the pages that have not come");
+    text_has(text, "\"ib-migrate return\" brings it home; if no ib-migrate");
+    r.base[0] = 7;
+    ibx_journal_describe(&r, text, sizeof(text));
+    text_has(text, "VM db1 runs here again, and node-b keeps what it has of it");
+    text_has(text, "interrupt ib-migrate where it says that the VM has all of its pages, else");
+    r.source = true;
+    r.state = IBX_JOURNAL_MOVED;
+    ibx_journal_describe(&r, text, sizeof(text));
+    text_has(text, "VM db1 runs at node-b again: this side keeps what it has of it");
     r = sample(true, 1);
     r.name[0] = r.peer[0] = '\0';
     strcpy(r.uri, "tcp://%s%n\033");
