@@ -88,7 +88,8 @@ static int check_folder(const char *folder, struct ibx_error *err)
     return 0;
 }
 
-int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_error *err)
+int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
+                       struct ibx_error *err)
 {
     static const struct ibx_record any; /* of a destination: its names are longer */
     char chosen[PATH_MAX], socket_path[PATH_MAX + NAME_BYTES];
@@ -106,7 +107,8 @@ int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_
     int rc = ibx_path_check("folder ", chosen, err);
     if (rc)
         return rc;
-    rc = make_all(chosen);
+    const bool missing = !make && access(chosen, F_OK) && errno == ENOENT;
+    rc = make ? make_all(chosen) : 0;
     if (rc)
         return ibx_error_set(
             err, rc,
@@ -114,7 +116,7 @@ int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_
             "with --state-dir",
             chosen, strerror(-rc));
     rc = ibx_path_check("folder ", chosen, err);
-    rc = rc ? rc : check_folder(chosen, err);
+    rc = rc || missing ? rc : check_folder(chosen, err);
     if (!rc)
         snprintf(folder, size, "%s", chosen);
     return rc;

@@ -199,6 +199,8 @@ static bool is_record(const char *name)
 
 static int list_folder(const char *folder, struct list *list, struct ibx_error *err)
 {
+    if (access(folder, F_OK) && errno == ENOENT) /* who only looks makes none */
+        return 0;
     int fd = open_folder(folder, err), rc = 0;
     if (fd < 0)
         return fd;

@@ -137,9 +137,11 @@ struct ibx_record {
 };
 
 /* The folder: `given` if not NULL, else $IBX_STATE_DIR, else /var/lib/ibx for root, else
- * $XDG_STATE_HOME/ibx or ~/.local/state/ibx. Makes it (0700) when it is missing. -EPERM: others can
- * write to it; -ENAMETOOLONG: a socket in it would not fit a unix address. */
-int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_error *err);
+ * $XDG_STATE_HOME/ibx or ~/.local/state/ibx. When it is missing, `make` has it made (0700);
+ * otherwise it is one without records. -EPERM: others can write to it; -ENAMETOOLONG: a socket in
+ * it would not fit a unix address. */
+int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
+                       struct ibx_error *err);
 
 /* Writes it durably: on return it survives the host's crash. -EINVAL: from the state on disk its
  * state machine has no such move, or the epoch is lower. After a failure the old file is whole. One

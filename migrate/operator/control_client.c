@@ -40,6 +40,8 @@ int ibx_control_socket_waiting(const char *folder,
 {
     DIR *dir = opendir(folder);
     char path[PATH_MAX];
+    if (!dir && errno == ENOENT) /* see ibx_journal_folder() */
+        return 0;
     if (!dir)
         return ibx_error_set(
             err, -errno,

@@ -142,7 +142,12 @@ def without_records_there_is_nothing_to_do(scene):
     for line in ("cancel", "cancel --qmp Q", "set --max-bandwidth 1G", "recover --qmp Q",
                  "rollback --yes --qmp Q"):
         says(fails(scene, line), "ib-migrate status")
-    assert scene.path("other") in succeeds(scene, "status", "--state-dir", scene.path("other"))
+    # Whoever looks makes no folder, not even one that nobody could make.
+    for folder in (scene.path("other"), "/proc/1/none"):
+        for line in ("status", "status --prometheus", "prune"):
+            assert folder in succeeds(scene, line, "--state-dir", folder) or "--prom" in line
+        says(fails(scene, "recover --qmp Q", "--state-dir", folder), folder)
+        assert not os.path.exists(folder)
 
 
 @case

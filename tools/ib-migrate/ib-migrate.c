@@ -34,12 +34,15 @@ enum {
     FIRECRACKER
 };
 
-#define BIT(command)   (1u << (command))
-#define SENDING        (BIT(SEND) | BIT(BORROW) | BIT(RETURN))
-#define MIGRATING      (BIT(RECEIVE) | SENDING | BIT(RECOVER))
-#define CONNECTING     (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
-#define READING        (BIT(SERVE) | BIT(CLONE) | BIT(FIRECRACKER))
-#define NEEDS_QMP      (CONNECTING | BIT(RUN) | BIT(FREEZE) | BIT(CLONE))
+#define BIT(command) (1u << (command))
+#define SENDING      (BIT(SEND) | BIT(BORROW) | BIT(RETURN))
+#define MIGRATING    (BIT(RECEIVE) | SENDING | BIT(RECOVER))
+#define CONNECTING   (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
+#define READING      (BIT(SERVE) | BIT(CLONE) | BIT(FIRECRACKER))
+#define NEEDS_QMP    (CONNECTING | BIT(RUN) | BIT(FREEZE) | BIT(CLONE))
+/* They find records, and begin none: a user without a home may ask, too. */
+#define LOOKING                                                                                    \
+    (BIT(CHECK) | BIT(STATUS) | BIT(CANCEL) | BIT(SET) | BIT(RECOVER) | BIT(ROLLBACK) | BIT(PRUNE))
 #define TOLD_BY_RESULT (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE) | BIT(FIRECRACKER))
 #define AT(member)     offsetof(struct migrate_args, member)
 
@@ -546,7 +549,8 @@ int main(int argc, char **argv)
     resolve_key_file(&args.options);
     if (command == FIRECRACKER) /* has no records */
         return run[command](&args);
-    if (ibx_journal_folder(args.state_dir, args.folder, sizeof(args.folder), &err))
+    if (ibx_journal_folder(args.state_dir, !(BIT(command) & LOOKING), args.folder,
+                           sizeof(args.folder), &err))
         return ibx_cli_fail(err.message);
     return run[command](&args);
 }

@@ -188,10 +188,10 @@ static void folders_are_chosen_and_made(NO_STATE)
     mode_t mask = umask(0);
     snprintf(deep, sizeof(deep), "%s/a/b//c/", folder);
     snprintf(expected, sizeof(expected), "%s/a/b//c", folder);
-    assert_int_equal(ibx_journal_folder(deep, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(ibx_journal_folder(deep, true, chosen, sizeof(chosen), &error), 0);
     assert_string_equal(chosen, expected);
     assert_int_equal(mode_of(chosen), 0700);
-    assert_int_equal(ibx_journal_folder(deep, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(ibx_journal_folder(deep, true, chosen, sizeof(chosen), &error), 0);
     assert_int_equal(ibx_journal_write(chosen, &r, &error), 0);
     ibx_journal_path(chosen, &r, ".json", deep, sizeof(deep));
     assert_int_equal(mode_of(deep), 0600);
@@ -201,11 +201,12 @@ static void folders_are_chosen_and_made(NO_STATE)
     assert_int_equal(mode_of(deep), 0600);
     snprintf(expected, sizeof(expected), "%s/env", folder);
     setenv("IBX_STATE_DIR", expected, 1);
-    assert_int_equal(ibx_journal_folder(NULL, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(ibx_journal_folder(NULL, true, chosen, sizeof(chosen), &error), 0);
     assert_string_equal(chosen, expected);
-    assert_int_equal(ibx_journal_folder(folder, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(ibx_journal_folder(folder, true, chosen, sizeof(chosen), &error), 0);
     assert_string_equal(chosen, folder);
-    assert_int_equal(ibx_journal_folder(NULL, chosen, strlen(expected), &error), -ENAMETOOLONG);
+    assert_int_equal(ibx_journal_folder(NULL, true, chosen, strlen(expected), &error),
+                     -ENAMETOOLONG);
     unsetenv("IBX_STATE_DIR");
 }
 
@@ -219,11 +220,13 @@ static int as_a_user(void)
     setenv("XDG_STATE_HOME", expected, 1);
     setenv("HOME", folder, 1);
     strcat(expected, "/ibx");
-    CHECK(!ibx_journal_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
+    CHECK(!ibx_journal_folder(NULL, true, chosen, sizeof(chosen), &error) &&
+          !strcmp(chosen, expected));
     setenv("XDG_STATE_HOME", "relative", 1); /* the standard ignores it */
     snprintf(expected, sizeof(expected), "%s/.local/state/ibx", folder);
-    CHECK(!ibx_journal_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
-    CHECK(ibx_journal_folder("/proc/1/ibx", chosen, sizeof(chosen), &error) < 0);
+    CHECK(!ibx_journal_folder(NULL, true, chosen, sizeof(chosen), &error) &&
+          !strcmp(chosen, expected));
+    CHECK(ibx_journal_folder("/proc/1/ibx", true, chosen, sizeof(chosen), &error) < 0);
     CHECK(strstr(error.message, "/proc/1/ibx") && strstr(error.message, "--state-dir"));
     return 0;
 }
@@ -236,14 +239,14 @@ static void users_have_theirs_at_home(NO_STATE)
 static void unfit_folders_are_refused(NO_STATE)
 {
     char path[PATH_MAX], chosen[PATH_MAX] = "untouched";
-    assert_int_equal(ibx_journal_folder("", chosen, sizeof(chosen), &error), -EINVAL);
-    assert_int_equal(ibx_journal_folder("/tmp", chosen, sizeof(chosen), &error), -EPERM);
+    assert_int_equal(ibx_journal_folder("", true, chosen, sizeof(chosen), &error), -EINVAL);
+    assert_int_equal(ibx_journal_folder("/tmp", true, chosen, sizeof(chosen), &error), -EPERM);
     error_has("/tmp");
     snprintf(path, sizeof(path), "%s/file", folder);
     put_file(path, "x", 1);
-    assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), -ENOTDIR);
+    assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), -ENOTDIR);
     strcat(path, "/below");
-    assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), -ENOTDIR);
+    assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), -ENOTDIR);
     /* What fits leaves room for the longest name in it. */
     struct ibx_record r = sample(false, 1);
     snprintf(path, sizeof(path), "%s/", folder);
@@ -251,7 +254,7 @@ static void unfit_folders_are_refused(NO_STATE)
     for (size_t n = strlen(folder) + 2; n < 100; n++) {
         char socket_path[PATH_MAX + 100];
         path[n] = '\0';
-        int rc = ibx_journal_folder(path, chosen, sizeof(chosen), &error);
+        int rc = ibx_journal_folder(path, true, chosen, sizeof(chosen), &error);
         ibx_journal_path(path, &r, ".sock", socket_path, sizeof(socket_path));
         assert_int_equal(rc, strlen(socket_path) < 108 ? 0 : -ENAMETOOLONG);
         path[n] = 'x';
@@ -268,13 +271,13 @@ static void folders_in_those_of_others_are_refused(NO_STATE)
     snprintf(theirs, sizeof(theirs), "%s/theirs", folder);
     assert_int_equal(mkdir(theirs, 0755), 0);
     snprintf(path, sizeof(path), "%s/state", theirs);
-    assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), 0);
     assert_int_equal(chown(theirs, 12345, (gid_t)-1), 0);
-    assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), -EPERM);
+    assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), -EPERM);
     error_has("user 12345 owns");
     error_has("on the way to it, and can put another one in its place");
     strcat(path, "/new");
-    assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), -EPERM);
+    assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), -EPERM);
     assert_int_equal(access(path, F_OK), -1); /* root makes nothing there */
     snprintf(path, sizeof(path), "%s/state", theirs);
     assert_int_equal(rmdir(path), 0);

@@ -149,7 +149,8 @@ static int without_rights(void)
     CHECK(all[0].state == IBX_JOURNAL_HERE);
     free(all);
     snprintf(lock, sizeof(lock), "%s", "/proc/ibx");
-    CHECK(ibx_journal_folder(lock, lock, sizeof(lock), &error) && strstr(error.message, "/proc"));
+    CHECK(ibx_journal_folder(lock, true, lock, sizeof(lock), &error) &&
+          strstr(error.message, "/proc"));
     CHECK(!chmod(folder, 0000));
     CHECK(ibx_journal_list(folder, &all, &count, &error) == -EACCES);
     CHECK(!chmod(folder, 0700));
