@@ -23,12 +23,18 @@ static int say_unfinished(const char *folder, const struct ibx_record *record,
                              "another ib-migrate (process %d) works on a migration of this VM, "
                              "which is not over: wait for its end, see ib-migrate status",
                              worker);
+    if (ibx_journal_qemu_gone(record))
+        return ibx_error_set(err, -EBUSY,
+                             "an earlier migration of this VM is not over, and its QEMU here "
+                             "(process %d) has ended: do what \"ib-migrate status --qmp %s\" says, "
+                             "then \"ib-migrate prune --unfinished --qmp %s\"",
+                             (int)record->pid, record->qmp, record->qmp);
     ibx_journal_describe(record, state, sizeof(state));
     return ibx_error_set(
         err, -EBUSY,
         "an earlier migration of this VM is not over: %s; see ib-migrate status, then "
         "ib-migrate recover%s",
-        state, record->source ? " or rollback, or prune --unfinished when its QEMU has ended" : "");
+        state, record->source ? " or rollback" : "");
 }
 
 int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram, bool source,

@@ -162,9 +162,9 @@ def a_vm_whose_pages_are_missing_goes_nowhere_else(scene):
     same_memory(source, third)
 
 
-def left_behind(scene):
+def left_behind(scene, *extra):
     """A VM whose tool and watchdog are killed at once, right after its migration was started."""
-    source, destination = Vm(scene), Vm(scene, incoming=True)
+    source, destination = Vm(scene, *extra), Vm(scene, *extra, incoming=True)
     _, uri = receiver(scene, destination)
     sender = start(scene, "send --json", *source.qmp, uri,
                    env=dict(os.environ, IBX_MOVE_STOP_AT="source:starting"))
@@ -188,6 +188,25 @@ def migrates(vm, uri):
         assert "duplicate yank instance" in str(error), error
         return False
     return True
+
+
+@case
+def a_vm_that_was_started_again_is_told_of_its_earlier_record(scene):
+    """... whose QEMU has ended: nobody is told to leave that as it is."""
+    uuid = ("-uuid", "7f3c4b52-5a0e-4c0b-9d11-1b7c6c2f0a01")
+    source, uri = left_behind(scene, *uuid)
+    source.process.kill()
+    source.process.wait(LIMIT)
+    os.unlink(source.ram)
+    again = Vm(scene, *uuid)
+    err = fails(scene, "send", *again.qmp, uri)
+    said = f"(process {source.process.pid}) has ended: do what \"ib-migrate status --qmp {source.socket}"
+    assert said in err, err
+    out = succeeds(scene, "status", *source.qmp)
+    assert "start it from its disk" in out, out
+    succeeds(scene, "prune --unfinished", *source.qmp)
+    succeeds(scene, "check", *again.qmp)
+    assert "earlier" not in fails(scene, "send", *again.qmp, "tcp://127.0.0.1:1")
 
 
 @case

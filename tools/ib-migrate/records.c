@@ -431,7 +431,7 @@ static void print_pruned(void *context, const struct ibx_record *record, const c
     if (!why && *path)
         printf("  its memory still takes room in %s: remove that file%s\n", path,
                record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED
-                   ? "; prune --remove would have"
+                   ? " (prune --remove would have done so)"
                    : "");
 }
 
