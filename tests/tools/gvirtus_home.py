@@ -22,8 +22,8 @@ ENVIRONMENT = {name: value for name, value in os.environ.items()
 
 
 class Home:
-    def __init__(self, scene):
-        self.scene, self.folder, self.said = scene, scene.path("home"), ""
+    def __init__(self, scene, name="home"):
+        self.scene, self.folder, self.said = scene, scene.path(name), ""
         for name in ("lib", "etc", "bin"):
             os.makedirs(self.path(name))
         self.write("lib/libgvirtus-communicators.so", "upstream")
@@ -62,6 +62,10 @@ class Home:
                         content = file.read()
                 found.append((path, st.st_ino, st.st_mode, st.st_uid, st.st_mtime_ns, content))
         return found
+
+    def contents(self):
+        """Of its files, by their names in it."""
+        return {os.path.relpath(found[0], self.folder): found[-1] for found in self.snapshot()}
 
     def bare(self, *args, **environment):
         """Exit status without --home; what was printed is in `said`."""

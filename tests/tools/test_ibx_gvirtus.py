@@ -146,6 +146,33 @@ def refusals(scene):
 
 
 @test
+def a_home_that_was_copied_or_moved_is_meant_itself(scene):
+    home, copied = Home(scene), Home(scene, "copied")
+    shutil.rmtree(copied.folder)
+    before = home.contents()
+    home.install("--uri", "rdma://gpu:9999")
+    installed = home.contents()
+    shutil.copytree(home.folder, copied.folder)
+    copied.fails_to_install("it is installed there already")
+    copied.run("show")
+    copied.says(f"{copied.path(LIBRARY)} (as installed by ibx-gvirtus)")
+    copied.remove()
+    equal((home.contents(), copied.contents()), (installed, before))
+    os.rename(home.folder, scene.path("moved"))
+    home.folder = scene.path("moved")
+    home.remove()
+    equal(home.contents(), before)
+    # Files outside of it may be the original's.
+    shared = scene.path("shared.json")
+    shutil.copy(home.path(CONFIG), shared)
+    home.install("--config", shared, "--properties", home.path(PROPERTIES))
+    shutil.copytree(home.folder, copied.folder, dirs_exist_ok=True)
+    copied.fails("outside of the home: where that is right, give it by --config", "remove")
+    equal(copied.run("remove", "--config", shared), 0)
+    assert not copied.exists(LIBRARY) and not copied.exists(PROPERTIES), copied.said
+
+
+@test
 def homes(scene):
     home = Home(scene)
     home.write("lib/libgvirtus-communicators-ucx.so", "")

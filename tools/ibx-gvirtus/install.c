@@ -36,6 +36,8 @@ struct state {
     json_t *json; /* owns the strings after state_load() */
     const char *phase, *slot;
     struct file files[FILES];
+    bool elsewhere; /* the home was at another path when it was written: moved, or copied */
+    char paths[FILES][PATH_MAX]; /* those files where it is now */
 };
 
 static void digest(const void *data, size_t length, char out[65])
@@ -130,9 +132,30 @@ static int put(const char *path, const void *content, size_t length, mode_t mode
 
 /* ------------------------------------------------------------- the state file */
 
-/* state->phase is NULL where nothing is installed. json_decref() gives state->json back. */
-static int state_load(const char *path, struct state *state, struct ibx_error *err)
+/* A home may be moved, or copied: then its own files are meant, not those at the path that it had,
+ * which may be another installation's by now. */
+static void follow_home(struct state *state, const char *home)
 {
+    char library[PATH_MAX];
+    const char *was = state->files[GVIRTUS_LIBRARY].path;
+    ibx_gvirtus_library_path("", state->slot, library);
+    const size_t whole = strlen(was), end = strlen(library), n = whole > end ? whole - end : 0;
+    if (!n || strcmp(was + n, library) != 0 || (strlen(home) == n && !strncmp(was, home, n)))
+        return;
+    state->elsewhere = true;
+    for (int i = 0; i < FILES; i++) {
+        const char *path = state->files[i].path;
+        if (strncmp(path, was, n) != 0 || path[n] != '/')
+            continue;
+        ibx_gvirtus_path(state->paths[i], "%s%s", home, path + n);
+        state->files[i].path = state->paths[i];
+    }
+}
+
+/* state->phase is NULL where nothing is installed. json_decref() gives state->json back. */
+static int state_load(const struct gvirtus_paths *paths, struct state *state, struct ibx_error *err)
+{
+    const char *path = paths->state;
     size_t length;
     int version = 0;
     struct file *f = state->files;
@@ -152,8 +175,10 @@ static int state_load(const char *path, struct state *state, struct ibx_error *e
         "sha256", &f[2].sha256);
     for (int i = 0; i < FILES && good; i++)
         good = *f[i].path == '/' && strlen(f[i].path) < PATH_MAX - GVIRTUS_ENDING_MAX;
-    if (good && version == 1)
+    if (good && version == 1) {
+        follow_home(state, paths->home);
         return 0;
+    }
     json_decref(state->json);
     *state = (struct state){.json = NULL};
     return ibx_error_set(err, -EINVAL,
@@ -244,9 +269,6 @@ static int put_all_back(const char *path, const struct state *state, bool quiet,
     return first ? first : sync_directory_of(path, err);
 }
 
-/* The state file is the home's, and root does not go where it says: it names files of the home, or
- * those that the command line names, too. And root goes only where nobody else can change the way.
- */
 /* Whether root is led anywhere by the folder that `file` is in. */
 static void check_place(const char *home, const char *file)
 {
@@ -255,6 +277,9 @@ static void check_place(const char *home, const char *file)
     ibx_owner_check(&ibx_gvirtus_home, home, folder);
 }
 
+/* The state file is the home's, and root does not go where it says: it names files of the home, or
+ * those that the command line names, too. And root goes only where nobody else can change the way.
+ * Nor do others where a home is a copy, whose original may use the same files. */
 static void check_places(const struct gvirtus_paths *paths, const struct state *state)
 {
     size_t home = strlen(paths->home);
@@ -266,7 +291,8 @@ static void check_places(const struct gvirtus_paths *paths, const struct state *
         const char *path = state->phase ? state->files[i].path : paths->files[i];
         bool inside =
             !strncmp(path, paths->home, home) && path[home] == '/' && !strstr(path, "/../");
-        if (ibx_owner_was_root() && !inside && strcmp(path, paths->files[i]) != 0)
+        if ((ibx_owner_was_root() || state->elsewhere) && !inside &&
+            strcmp(path, paths->files[i]) != 0)
             ibx_tool_end("%s names %s, which is outside of the home: where that is right, give "
                          "it by --config or --properties",
                          paths->state, path);
@@ -291,7 +317,7 @@ static void begin(const struct gvirtus_args *args, struct gvirtus_paths *paths, 
                                           : strerror(errno));
     beside(path, paths->state, TEMPORARY);
     unlink(path); /* of an ibx-gvirtus that was killed */
-    if (state_load(paths->state, state, &err))
+    if (state_load(paths, state, &err))
         ibx_tool_end("%s", err.message);
     check_places(paths, state);
 }
@@ -324,7 +350,7 @@ void ibx_gvirtus_remove(const struct gvirtus_args *args)
 bool ibx_gvirtus_installed(const struct gvirtus_paths *paths, const char *library)
 {
     struct state state;
-    state_load(paths->state, &state, NULL);
+    state_load(paths, &state, NULL);
     const struct file *file = &state.files[GVIRTUS_LIBRARY];
     bool is = state.phase && !strcmp(state.phase, INSTALLED) && !strcmp(file->path, library) &&
               as_installed(file);
