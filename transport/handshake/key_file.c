@@ -160,9 +160,11 @@ int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx
         return ibx_error_set(err, -EINVAL,
                              "key file %s holds no key: make one by \"openssl rand -hex 32 > %s\"",
                              path, path);
+    /* Not by > FILE, which would end the other lines. */
     return ibx_error_set(err, -EINVAL,
-                         "line %u of key file %s %s; make a key by \"openssl rand -hex 32 > %s\"",
-                         number, path, wrong, path);
+                         "line %u of key file %s %s; correct it: a line is KEY, or name:KEY, with "
+                         "what \"openssl rand -hex 32\" prints",
+                         number, path, wrong);
 }
 
 /* ------------------------------------------------------------------------------ files */
@@ -303,11 +305,15 @@ int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options
                                  "allow: \"%s\" has an empty name: write names by commas, none "
                                  "before the first or after the last",
                                  options->allow);
+        if (!keys)
+            return ibx_error_set(err, -EINVAL,
+                                 "allow: \"%s\" is to be a key in rdma.key_file (--key-file), "
+                                 "which is not set",
+                                 name);
         if (!ibx_keys_find(keys, name))
             return ibx_error_set(err, -EINVAL,
-                                 "allow: %s%s has no key \"%s\"; give it a line %s:key",
-                                 keys ? "key file " : "an unset rdma.key_file",
-                                 keys ? options->key_file : "", name, name);
+                                 "allow: key file %s has no key \"%s\"; give it a line %s:key",
+                                 options->key_file, name, name);
     }
     return 0;
 }

@@ -153,6 +153,8 @@ static void named_keys(void **state)
     assert_int_equal(ibx_keys_check_allowed(keys, &options, &err), -EINVAL);
     assert_non_null(strstr(err.message, "has no key \"carol\""));
     assert_int_equal(ibx_keys_check_allowed(NULL, &options, &err), -EINVAL);
+    assert_string_equal(err.message, "allow: \"alice\" is to be a key in rdma.key_file "
+                                     "(--key-file), which is not set");
     static const char *const empty[] = {",", ",alice", "alice,", "alice,,bob@site"};
     for (unsigned i = 0; i < sizeof(empty) / sizeof(empty[0]); i++) {
         strcpy(options.allow, empty[i]);
@@ -190,7 +192,10 @@ static void refuse(const char *text, const char *expected)
 {
     const char *path = write_key("key", text, strlen(text), 0600);
     expect_refusal(path, -EINVAL, expected);
-    expect_refusal(path, -EINVAL, "by \"openssl rand -hex 32 > ");
+    /* No remedy that would overwrite the keys of others. */
+    expect_refusal(path, -EINVAL,
+                   strcmp(expected, "holds no key") ? "; correct it: a line is KEY, or name:KEY"
+                                                    : "by \"openssl rand -hex 32 > ");
 }
 
 /* Words, short keys and lines that say less than they should: the line, and the remedy. */
@@ -286,7 +291,8 @@ static void owners(void **state)
     struct ibx_keys *keys;
     const char *path = write_key("key", DIGITS, 32, 0600);
     assert_int_equal(chown(path, 12345, (gid_t)-1), 0);
-    expect_refusal(path, -EPERM, "belongs to user 12345, not to user 0 or root: give this user a copy");
+    expect_refusal(path, -EPERM,
+                   "belongs to user 12345, not to user 0 or root: give this user a copy");
     assert_int_equal(chmod(folder, 0755), 0);
     pid_t child = fork();
     if (!child) {
