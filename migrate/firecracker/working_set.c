@@ -162,7 +162,9 @@ int ibx_working_set_load(const char *path, struct ibx_working_set *set, struct i
     struct stat st;
     int rc, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &st)) {
-        rc = ibx_error_set(err, -errno, "--replay %s: %s", path, strerror(errno));
+        rc =
+            ibx_error_set(err, -errno, "--replay %s: %s%s", path, strerror(errno),
+                          errno == ENOENT ? "; an earlier run writes that file with --record" : "");
     } else if (!S_ISREG(st.st_mode) || st.st_size > most) {
         rc = ibx_error_set(err, -EINVAL, "--replay %s is no file of up to %lld bytes", path,
                            (long long)most);

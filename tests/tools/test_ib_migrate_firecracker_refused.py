@@ -62,6 +62,7 @@ def wrong_files_are_refused_before_firecracker_waits(scene):
             (("--from", "tcp://127.0.0.1:9"), "no server answers at 127.0.0.1 port 9"),
             (("--from", memory, "--record", scene.path("none/pages")), "its folder: No such file"),
             (("--from", memory, "--record", scene.path("link")), "is a link; name another file"),
+            (("--from", memory, "--replay", scene.path("none")), "an earlier run writes that file"),
             (("--from", memory, "--replay", memory), "it is no working set"),
             (("--from", memory, "--replay", scene.path("old")), "of version 2, and this"),
             (("--from", memory, "--replay", scene.path("cut")), "cut, or damaged")):
