@@ -280,6 +280,20 @@ class Doctor(unittest.TestCase):
             self.expect(self.check_of(json.loads(done.stdout), "open files"), status,
                         f"{soft}, may be raised to {most}")
 
+    @unittest.skipIf(os.geteuid(), "needs root, to become another user")
+    def test_open_files_of_who_may_not_have_more(self):
+        """A shell's ulimit would refuse it."""
+        def become():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
+            os.setresuid(65534, 65534, 65534)
+        with open(DOCTOR, "rb") as program:  # in a folder that this user may not enter, perhaps
+            done = subprocess.run([f"/proc/self/fd/{program.fileno()}", "--json"], timeout=60,
+                                  capture_output=True, check=True, preexec_fn=become,
+                                  pass_fds=(program.fileno(),))
+        check = self.check_of(json.loads(done.stdout), "open files")
+        self.expect(check, "limited", "1024, may be raised to 4096", "limits.conf")
+        self.assertNotIn("ulimit", check["remedy"])
+
     def test_other_processes_cannot_be_read(self):
         """Also where this one can read itself, and is root's."""
         self.expect(self.check_of(self.report(), "process_vm_readv"), "ok", "allowed")

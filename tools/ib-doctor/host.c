@@ -92,10 +92,15 @@ static void check_open_files(void)
 {
     struct rlimit limit;
     getrlimit(RLIMIT_NOFILE, &limit);
+    /* Only root gets above rlim_max by ulimit. */
+    const bool reachable = limit.rlim_max >= SESSIONS * FILES_EACH || !geteuid();
     ibx_doctor_add("system", "open files",
                    limit.rlim_cur < SESSIONS * FILES_EACH ? DOCTOR_LIMITED : DOCTOR_OK,
-                   "each connection to a back end takes 4 to 14 descriptors: ulimit -n 65536, or "
-                   "LimitNOFILE=65536 in its unit",
+                   reachable ? "each connection to a back end takes 4 to 14 descriptors: ulimit -n "
+                               "65536, or LimitNOFILE=65536 in its unit"
+                             : "each connection to a back end takes 4 to 14 descriptors: \"* - "
+                               "nofile 65536\" in /etc/security/limits.conf and a new login, or "
+                               "LimitNOFILE=65536 in its unit",
                    "%llu, may be raised to %llu", (unsigned long long)limit.rlim_cur,
                    (unsigned long long)limit.rlim_max);
 }

@@ -122,8 +122,8 @@ void ibx_doctor_check_rdma(void)
     ibx_doctor_list_free(devices, count);
     if (!count)
         ibx_doctor_add("rdma", "devices", DOCTOR_MISSING,
-                       "with an adapter: install rdma-core and its driver; without: \"rdma link "
-                       "add rxe0 type rxe netdev eth0\" emulates one",
+                       "with an adapter: install rdma-core and its driver; without: \"modprobe "
+                       "rdma_rxe; rdma link add rxe0 type rxe netdev ETHERNET\" emulates one",
                        "none");
     if (!ibx_doctor_root()[0])
         check_all_limits();
