@@ -90,6 +90,20 @@ def a_vm_is_migrated_by_one_command(scene):
 
 
 @case
+def a_host_with_ipv6_alone_is_reached(scene):
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError as why:
+            raise Skip(f"needs ::1: {why}") from why
+    start_vm(scene)
+    line = list(run_line(scene, "--address", "::1"))
+    del line[line.index("--listen"):line.index("--listen") + 2]
+    code, _, err = scene.run(*line)
+    assert code == 0 and "waiting at rdma://[::]:" in err, err
+
+
+@case
 def hostile_names_pass_no_shell(scene):
     disk, odd = scene.here.path("disk " + HOSTILE), scene.path("odd " + HOSTILE)
     with open(disk, "wb") as file:

@@ -232,7 +232,7 @@ static const struct ibx_tool_option options[] = {
     {.help = "Options of receive and recover:"},
     {"listen", "URI",
      "Where to listen for the source: rdma://0.0.0.0:18600; also: run, for the far end "
-     "[rdma://0.0.0.0:0]; serve, for readers",
+     "[rdma://0.0.0.0:0, to IPv6 alone rdma://[::]:0]; serve, for readers",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN) | BIT(SERVE), IBX_TOOL_TEXT, .at = AT(listen)},
     {"max-bandwidth", "SIZE",
      "Limit in bytes a second (500M, 2G) for pages that the VM does not wait for [no limit]; also: "

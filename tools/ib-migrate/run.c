@@ -185,6 +185,36 @@ static json_t *extra_arguments(const struct run *run, json_t *plugged)
     return plugged;
 }
 
+/* Without user@, which is for ssh alone. */
+static const char *far_host(const struct run *run)
+{
+    const char *at = strchr(run->args.to, '@');
+    return run->args.address ? run->args.address : at ? at + 1 : run->args.to;
+}
+
+/* 0, or the error of getaddrinfo(3). */
+static int resolve(const char *host, int family)
+{
+    const size_t n = strlen(host), bracket = *host == '[' && host[n - 1] == ']';
+    const struct addrinfo hints = {.ai_family = family};
+    struct addrinfo *found = NULL;
+    char *name = strndup(host + bracket, n - 2 * bracket);
+    const int rc = name ? getaddrinfo(name, NULL, &hints, &found) : EAI_MEMORY;
+    free(name);
+    if (!rc)
+        freeaddrinfo(found);
+    return rc;
+}
+
+/* 0.0.0.0 takes nobody who comes by IPv6, and not every host has [::]. */
+static const char *listen_uri(const struct run *run)
+{
+    const char *host = far_host(run);
+    return run->args.listen                                     ? run->args.listen
+           : resolve(host, AF_INET) && !resolve(host, AF_INET6) ? "rdma://[::]:0"
+                                                                : "rdma://0.0.0.0:0";
+}
+
 /* Everything is known of the far QEMU before anything is started. */
 static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                 struct ibx_error *err)
@@ -205,8 +235,7 @@ static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram
                                  "memory-token", run->tokens.memory, "memory-folder",
                                  place ? place : "/dev/shm", "folder", folder ? folder : "/",
                                  "run-folder", run->args.run_dir ? run->args.run_dir : "", "listen",
-                                 run->args.listen ? run->args.listen : "rdma://0.0.0.0:0", "key",
-                                 run->key, "receive", receive_options(run));
+                                 listen_uri(run), "key", run->key, "receive", receive_options(run));
         free(place);
         free(folder);
         if (!run->request)
@@ -396,33 +425,24 @@ static int await_ready(struct run *run, struct ibx_error *err)
 /* ssh may know a host by a name of its own configuration, which is no address. */
 static int check_address(const struct run *run, const char *host, struct ibx_error *err)
 {
-    const size_t n = strlen(host), bracket = *host == '[' && host[n - 1] == ']';
-    char *name = strndup(host + bracket, n - 2 * bracket);
-    struct addrinfo *found = NULL;
-    const int rc = name ? getaddrinfo(name, NULL, NULL, &found) : EAI_MEMORY;
-    free(name);
-    if (!rc) {
-        freeaddrinfo(found);
-        return 0;
-    }
-    return ibx_error_set(err, -EHOSTUNREACH,
-                         "host \"%.255s\" cannot be resolved here: %s; give the address that %s "
-                         "has on the network of the migration by --address",
-                         host, gai_strerror(rc), run->args.to);
+    const int rc = resolve(host, AF_UNSPEC);
+    return !rc ? 0
+               : ibx_error_set(err, -EHOSTUNREACH,
+                               "host \"%.255s\" cannot be resolved here: %s; give the address that "
+                               "%s has on the network of the migration by --address",
+                               host, gai_strerror(rc), run->args.to);
 }
 
 /* Its URI with this host: user@ is for ssh alone. The query is that of --listen, whatever the far
  * end says: it would override options here, --encryption among them. */
 static int make_uri(struct run *run, struct ibx_error *err)
 {
-    const char *uri = text_of(run->ready, "uri"), *host = run->args.address;
+    const char *uri = text_of(run->ready, "uri"), *host = far_host(run);
     const char *begin = strstr(uri, "://"), *query = strchr(uri, '?');
     const char *end = query ? query : uri + strlen(uri), *colon = end;
     const char *own = run->args.listen ? strchr(run->args.listen, '?') : NULL;
     while (begin && colon > begin && *colon != ':')
         colon--;
-    if (!host)
-        host = strchr(run->args.to, '@') ? strchr(run->args.to, '@') + 1 : run->args.to;
     if (!begin || colon <= begin)
         return ibx_error_set(err, -EPROTO, "%s waits at \"%.100s\", which is no URI", run->args.to,
                              uri);
