@@ -4,8 +4,11 @@
  * addresses. Shared by the files managed*.c:
  *
  *   managed.c         CUDA's calls about it
- *   managed_pages.c   which side has the newest bytes; before the device works, and behind that
+ *   managed_list.c    which there is; the locks
+ *   managed_pages.c   which side has the newest bytes, and how they come to the other
+ *   managed_work.c    ... before the device works, and behind that
  *   managed_faults.c  accesses of the host to bytes that are the device's
+ *   managed_signals.c  the program's own signals
  *   managed_io.c      ... of the kernel for it
  *   managed_hints.c   what the program says of its use
  *   managed_variables.c  variables that are declared __managed__
@@ -153,6 +156,14 @@ struct held_handlers {
 };
 void ibx_managed_hold_handlers(struct held_handlers *held);
 void ibx_managed_let_handlers(const struct held_handlers *held);
+
+/* managed_signals.c: from here on the library has SIGSEGV, for good. False: it has not. */
+bool ibx_managed_catch(void (*handler)(int number, siginfo_t *info, void *context));
+bool ibx_managed_catches(void);
+/* One that is not this library's, as the kernel would have it. */
+void ibx_managed_pass_on(int number, siginfo_t *info, void *context);
+/* pthread_sigmask(3) as it is. */
+int ibx_managed_real_mask(int how, const sigset_t *set, sigset_t *old);
 
 /* Starts what serves accesses of the host; false: there is no thread. */
 bool ibx_managed_faults_begin(void);

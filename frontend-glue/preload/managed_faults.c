@@ -4,9 +4,7 @@
  * thread of this library's does, over a connection of its own: the thread that was interrupted may
  * be in the middle of anything. The handler itself makes a few system calls, on whatever stack.
  *
- * Faults elsewhere are the program's. Its handler, set before or later, gets them. A thread that
- * blocks the signal would be killed by such an access: no thread does, and each is told that it
- * does (pthread_sigmask(3)), also one that inherits that.
+ * Faults elsewhere are the program's (managed_signals.c).
  */
 #include "frontend-glue/preload/managed.h"
 
@@ -100,11 +98,10 @@ static void *serve(void *argument)
 /* GVirtuS's front end goes with the process. Other threads go on until then. */
 static atomic_bool ended;
 static pthread_t ender;
-static atomic_bool installed; /* the handler */
 
 void ibx_frontend_managed_ends(void)
 {
-    if (!atomic_load(&installed))
+    if (!ibx_managed_catches())
         return;
     ender = pthread_self();
     atomic_store(&ended, true);
@@ -189,89 +186,6 @@ static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
 
 /* ----------------------------------------------------------------------- the signal */
 
-static struct sigaction theirs; /* the program's */
-
-typedef int (*setter)(int number, const struct sigaction *action, struct sigaction *old);
-
-typedef int (*masker)(int how, const sigset_t *set, sigset_t *old);
-static _Atomic(void *) found_sigaction, found_signal, found_sysv, found_mask, found_process_mask,
-    found_create;
-static _Thread_local bool blocks; /* the signal, as far as the program knows */
-
-static setter real_sigaction(void)
-{
-    setter next = NULL;
-    *(void **)&next = ibx_frontend_next(&found_sigaction, "sigaction");
-    return next;
-}
-
-static masker real_mask(void)
-{
-    masker next = NULL;
-    *(void **)&next = ibx_frontend_next(&found_mask, "pthread_sigmask");
-    return next;
-}
-
-/* Signals that have a handler of the program's, a bit for each from 1 on. */
-static _Atomic uint64_t handled;
-
-/* A thread raises some by what it does: blocked, such a one ends the process. */
-static void note_handler(int number, __sighandler_t handler)
-{
-    const uint64_t bit = UINT64_C(1) << (number - 1);
-    if (number == SIGSEGV || number == SIGBUS || number == SIGFPE || number == SIGILL ||
-        number == SIGTRAP || number == SIGSYS)
-        return;
-    if (handler == SIG_DFL || handler == SIG_IGN)
-        atomic_fetch_and(&handled, ~bit);
-    else
-        atomic_fetch_or(&handled, bit);
-}
-
-/* Those that were set before this library was there, or by a function that it has not. */
-static void note_handlers(void)
-{
-    struct sigaction now;
-    for (int number = 1; number < NSIG; number++) {
-        if (!real_sigaction()(number, NULL, &now))
-            note_handler(number, now.sa_handler);
-    }
-}
-
-void ibx_managed_hold_handlers(struct held_handlers *held)
-{
-    uint64_t left = atomic_load_explicit(&handled, memory_order_relaxed);
-    sigset_t these;
-    held->any = left;
-    if (!left)
-        return;
-    sigemptyset(&these);
-    for (; left; left &= left - 1)
-        sigaddset(&these, __builtin_ctzll(left) + 1);
-    real_mask()(SIG_BLOCK, &these, &held->before);
-}
-
-void ibx_managed_let_handlers(const struct held_handlers *held)
-{
-    if (held->any)
-        real_mask()(SIG_SETMASK, &held->before, NULL);
-}
-
-/* Before main(), as in managed_io.c. The process may have been begun with the signal blocked. */
-__attribute__((constructor)) static void find_names(void)
-{
-    sigset_t ours, before;
-    ibx_frontend_next(&found_sigaction, "sigaction");
-    ibx_frontend_next(&found_signal, "signal");
-    ibx_frontend_next(&found_sysv, "__sysv_signal");
-    ibx_frontend_next(&found_process_mask, "sigprocmask");
-    ibx_frontend_next(&found_create, "pthread_create");
-    sigemptyset(&ours);
-    sigaddset(&ours, SIGSEGV);
-    if (!real_mask()(SIG_UNBLOCK, &ours, &before) && sigismember(&before, SIGSEGV))
-        blocks = true;
-}
-
 static enum pages_access access_of(const void *context)
 {
 #ifdef __x86_64__
@@ -308,39 +222,6 @@ static bool served(uintptr_t at, enum pages_access access)
     return (answer == PAGES_REMOTE ? have_fetched(at, access) : answer) == PAGES_READY;
 }
 
-/* The program has no handler: the same access ends the process, or the signal once more where
- * somebody has sent it. */
-static void end_by(int number, bool sent)
-{
-    const struct sigaction none = {.sa_handler = SIG_DFL};
-    real_sigaction()(number, &none, NULL);
-    if (sent)
-        raise(number);
-}
-
-/* As the kernel calls a handler. */
-static void pass_on(int number, siginfo_t *info, void *context)
-{
-    const struct sigaction action = theirs;
-    const bool sent = info->si_code <= 0;
-    sigset_t held = action.sa_mask, before;
-    if (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) {
-        if (action.sa_handler == SIG_DFL || !sent)
-            end_by(number, sent);
-        return;
-    }
-    if (action.sa_flags & (int)SA_RESETHAND)
-        theirs = (struct sigaction){.sa_handler = SIG_DFL};
-    if (!(action.sa_flags & SA_NODEFER))
-        sigaddset(&held, number);
-    real_mask()(SIG_BLOCK, &held, &before);
-    if (action.sa_flags & SA_SIGINFO)
-        action.sa_sigaction(number, info, context);
-    else
-        action.sa_handler(number);
-    real_mask()(SIG_SETMASK, &before, NULL);
-}
-
 static void on_fault(int number, siginfo_t *info, void *context)
 {
     const int before = errno;
@@ -348,127 +229,7 @@ static void on_fault(int number, siginfo_t *info, void *context)
         info->si_code == SEGV_ACCERR && served((uintptr_t)info->si_addr, access_of(context));
     errno = before;
     if (!done)
-        pass_on(number, info, context);
-}
-
-/* Without the signal, if it is in there. */
-static const sigset_t *open_to_faults(const sigset_t *set, sigset_t *copy)
-{
-    if (!set || sigismember(set, SIGSEGV) != 1)
-        return set;
-    *copy = *set;
-    sigdelset(copy, SIGSEGV);
-    return copy;
-}
-
-/* The program's handlers stay behind ours. */
-__attribute__((visibility("default"))) int sigaction(int number, const struct sigaction *action,
-                                                     struct sigaction *old)
-{
-    struct sigaction ours;
-    if (number == SIGSEGV && atomic_load(&installed)) {
-        const struct sigaction before = theirs;
-        if (action)
-            theirs = *action;
-        if (old)
-            *old = before;
-        return 0;
-    }
-    if (action && number != SIGSEGV) {
-        ours = *action;
-        open_to_faults(&action->sa_mask, &ours.sa_mask);
-        action = &ours;
-    }
-    const int rc = real_sigaction()(number, action, old);
-    if (!rc && action)
-        note_handler(number, action->sa_handler);
-    return rc;
-}
-
-/* As `name`, which the C library sets with these flags. */
-static __sighandler_t set_handler(_Atomic(void *) *found, const char *name, int number,
-                                  __sighandler_t handler, int flags)
-{
-    __sighandler_t (*next)(int, __sighandler_t) = NULL;
-    struct sigaction action = {.sa_handler = handler, .sa_flags = flags}, old;
-    if (number == SIGSEGV && atomic_load(&installed))
-        return sigaction(number, &action, &old) ? SIG_ERR : old.sa_handler;
-    *(void **)&next = ibx_frontend_next(found, name);
-    const __sighandler_t before = next(number, handler);
-    if (before != SIG_ERR)
-        note_handler(number, handler);
-    return before;
-}
-
-__attribute__((visibility("default"))) __sighandler_t signal(int number, __sighandler_t handler)
-{
-    return set_handler(&found_signal, "signal", number, handler, SA_RESTART);
-}
-
-/* What <signal.h> makes of signal(3) in strict ISO C. */
-__attribute__((visibility("default"))) __sighandler_t __sysv_signal(int number,
-                                                                    __sighandler_t handler)
-{
-    return set_handler(&found_sysv, "__sysv_signal", number, handler,
-                       (int)SA_RESETHAND | SA_NODEFER);
-}
-
-static int set_mask(masker next, int how, const sigset_t *set, sigset_t *old)
-{
-    sigset_t copy;
-    const bool before = blocks, in_set = set && sigismember(set, SIGSEGV) == 1;
-    const bool keeps = !set || how != SIG_SETMASK;
-    const int rc = next(how, how == SIG_UNBLOCK ? set : open_to_faults(set, &copy), old);
-    if (rc)
-        return rc;
-    blocks = how == SIG_UNBLOCK ? before && !in_set : in_set || (keeps && before);
-    if (old && before)
-        sigaddset(old, SIGSEGV);
-    return rc;
-}
-
-__attribute__((visibility("default"))) int pthread_sigmask(int how, const sigset_t *set,
-                                                           sigset_t *old)
-{
-    return set_mask(real_mask(), how, set, old);
-}
-
-__attribute__((visibility("default"))) int sigprocmask(int how, const sigset_t *set, sigset_t *old)
-{
-    masker next = NULL;
-    *(void **)&next = ibx_frontend_next(&found_process_mask, "sigprocmask");
-    return set_mask(next, how, set, old);
-}
-
-/* What a thread runs that has inherited the signal as blocked, as far as the program knows. */
-struct blocked {
-    void *(*start)(void *argument);
-    void *argument;
-};
-
-static void *run_blocked(void *argument)
-{
-    const struct blocked b = *(struct blocked *)argument;
-    free(argument);
-    blocks = true;
-    return b.start(b.argument);
-}
-
-__attribute__((visibility("default"))) int pthread_create(pthread_t *thread,
-                                                          const pthread_attr_t *attributes,
-                                                          void *(*start)(void *argument),
-                                                          void *argument)
-{
-    __typeof__(&pthread_create) next = NULL;
-    struct blocked *b = blocks ? malloc(sizeof(*b)) : NULL;
-    *(void **)&next = ibx_frontend_next(&found_create, "pthread_create");
-    if (!b)
-        return next(thread, attributes, start, argument);
-    *b = (struct blocked){start, argument};
-    const int rc = next(thread, attributes, run_blocked, b);
-    if (rc)
-        free(b);
-    return rc;
+        ibx_managed_pass_on(number, info, context);
 }
 
 /* ----------------------------------------------------------------------------- beginning */
@@ -480,9 +241,9 @@ static bool start_thread(void)
     pthread_t thread;
     sigset_t most, before;
     sigfillset(&most);
-    real_mask()(SIG_SETMASK, &most, &before);
+    ibx_managed_real_mask(SIG_SETMASK, &most, &before);
     const int rc = pthread_create(&thread, NULL, serve, NULL);
-    real_mask()(SIG_SETMASK, &before, NULL);
+    ibx_managed_real_mask(SIG_SETMASK, &before, NULL);
     if (!rc)
         pthread_detach(thread);
     return !rc;
@@ -497,16 +258,6 @@ static void wait_until_connected(void)
         const struct timespec most = {ms / 1000, ms % 1000 * 1000000L};
         syscall(SYS_futex, &connected, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
     }
-}
-
-static void install(void)
-{
-    struct sigaction ours = {.sa_sigaction = on_fault,
-                             .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART};
-    sigemptyset(&ours.sa_mask);
-    note_handlers();
-    if (!real_sigaction()(SIGSEGV, &ours, &theirs))
-        atomic_store(&installed, true);
 }
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -528,9 +279,7 @@ bool ibx_managed_faults_begin(void)
     pthread_mutex_lock(&lock);
     if (!watches)
         watches = !pthread_atfork(NULL, NULL, in_child);
-    if (!atomic_load(&installed))
-        install();
-    if (!begun && atomic_load(&installed))
+    if (!begun && ibx_managed_catch(on_fault))
         begun = start_thread();
     const bool good = begun;
     if (good && !waited)

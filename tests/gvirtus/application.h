@@ -210,6 +210,10 @@ bool managed_at_exit();
 char *managed_memory(std::size_t n);
 // application_managed_captures.cpp
 bool managed_beside_captures();
+// application_managed_io.cpp
+bool managed_system_calls();
+// application_managed_signals.cpp
+bool managed_signals();
 
 // application_queries.cpp
 

@@ -4,19 +4,11 @@
 #include "tests/gvirtus/application.h"
 
 #include <atomic>
-#include <csetjmp>
-#include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <thread>
 #include <vector>
-#include <netinet/in.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 namespace
@@ -219,280 +211,6 @@ bool taken_addresses()
     return HOLDS(cudaFree(m) == 0 && munmap(there, page) == 0);
 }
 
-// The kernel reads and writes it for the program.
-bool system_calls()
-{
-    constexpr std::size_t n = 200 * K;
-    char *m = managed_memory(n), *other = managed_memory(n);
-    const std::vector<char> bytes = random_bytes(n, 3);
-    std::vector<char> back(n);
-    std::FILE *file = std::tmpfile();
-    REQUIRE(m && other && file);
-    for (int i = 0; i < 3; i++) {
-        std::memset(m, i, n);
-        REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0); // and it is the device's
-        std::rewind(file);
-        REQUIRE(i != 1 || std::fwrite(bytes.data(), 1, n, file) == n);
-        REQUIRE(i != 1 || !std::fflush(file));
-        if (!i)
-            REQUIRE(pwrite(fileno(file), m, n, 0) == ssize_t(n));
-        REQUIRE(cudaMemset(m, 7, n) == 0);
-        std::rewind(file);
-        REQUIRE(i == 2 ? std::fread(m, 1, n, file) == n : read(fileno(file), m, n) == ssize_t(n));
-        REQUIRE(i ? has(m, bytes) : m[0] == 0 && m[n - 1] == 0);
-        REQUIRE(stub_launch(other, m, n, nullptr) == 0); // the device has it, too
-        REQUIRE(i ? has(other, bytes) : other[n - 1] == 0);
-    }
-    // A part of it, with more behind.
-    REQUIRE(cudaMemset(m, 7, n) == 0 && pwrite(fileno(file), m + 10, 100, 0) == 100);
-    REQUIRE(cudaMemset(m, 8, n) == 0 && pread(fileno(file), m + 70 * K, 100, 0) == 100);
-    REQUIRE(m[70 * K] == 7 && m[70 * K + 99] == 7 && m[70 * K + 100] == 8);
-    // What dlerror(3) has to say is the program's.
-    REQUIRE(!dlopen("/none", RTLD_LAZY) && readv(-1, nullptr, 0) == -1 && dlerror());
-    return HOLDS(!std::fclose(file) && cudaFree(m) == 0 && cudaFree(other) == 0);
-}
-
-// Calls `call` in a thread, and `meanwhile` when it waits in there.
-bool while_it_waits(const std::function<bool()> &call, const std::function<bool()> &meanwhile)
-{
-    std::atomic<pid_t> caller{0};
-    bool good = false;
-    std::thread thread([&] {
-        caller = gettid();
-        good = call();
-    });
-    while (!caller || state_of(getpid(), caller) != 'S')
-        usleep(1000);
-    const bool both = meanwhile();
-    thread.join();
-    return good && both;
-}
-
-// Memory that the kernel has to reach becomes the device's, by another thread's work, while it
-// waits in the call.
-bool system_calls_that_wait()
-{
-    constexpr std::size_t n = 200 * K;
-    char *m = managed_memory(n), *other = managed_memory(n);
-    const std::vector<char> sent = random_bytes(n, 4), ninety(90, 9);
-    std::vector<char> got(n);
-    int ends[2];
-    iovec parts[2] = {{m + 10, 40}, {m + 70 * K, 50}};
-    std::memset(m, 1, n);
-    REQUIRE(m && other && pipe(ends) == 0);
-    const auto work_and_send = [&] {
-        return cudaMemset(other, 1, n) == 0 && write(ends[1], ninety.data(), 90) == 90;
-    };
-    REQUIRE(while_it_waits([&] { return read(ends[0], m + 10, 100) == 90; }, work_and_send));
-    REQUIRE(m[9] == 1 && m[10] == 9 && m[99] == 9 && m[100] == 1);
-    REQUIRE(while_it_waits([&] { return readv(ends[0], parts, 2) == 90; }, work_and_send));
-    REQUIRE(m[70 * K] == 9 && m[70 * K + 49] == 9 && m[70 * K + 50] == 1);
-    // One that goes on behind its allocation is touched before.
-    iovec over[2] = {{m, 40}, {m + n - 20, 40}};
-    REQUIRE(cudaMemset(m, 1, n) == 0 && write(ends[1], ninety.data(), 60) == 60);
-    REQUIRE(readv(ends[0], over, 2) == 60);
-    REQUIRE(m[39] == 9 && m[40] == 1 && m[n - 21] == 1 && m[n - 20] == 9 && m[n - 1] == 9);
-    std::memcpy(m, sent.data(), n);
-    REQUIRE(while_it_waits([&] { return write(ends[1], m, n) == ssize_t(n); },
-                           [&] {
-                               std::size_t all = 0;
-                               ssize_t some = cudaMemset(other, 2, n) ? 0 : 1;
-                               for (; some > 0 && all < n; all += std::size_t(some))
-                                   some = read(ends[0], got.data() + all, n - all);
-                               return all == n;
-                           }));
-    REQUIRE(got == sent && close(ends[0]) == 0 && close(ends[1]) == 0);
-    return HOLDS(cudaFree(m) == 0 && cudaFree(other) == 0);
-}
-
-// What TCP throws away it counts, and writes nowhere; of a datagram it says how long it was.
-bool truncated_messages()
-{
-    char *m = managed_memory(K);
-    const std::vector<char> sent(100, 's'), before(K, 1);
-    const auto discarded = [&](int from, int to, std::size_t n) {
-        REQUIRE(m && cudaMemset(m, 1, K) == 0 && send(from, sent.data(), 100, 0) == 100);
-        return recv(to, m, n, MSG_TRUNC) == 100;
-    };
-    int pair[2], listening = socket(AF_INET, SOCK_STREAM, 0),
-                 from = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in at = {};
-    socklen_t length = sizeof(at);
-    at.sin_family = AF_INET;
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    auto *address = reinterpret_cast<sockaddr *>(&at);
-    REQUIRE(bind(listening, address, length) == 0 && listen(listening, 1) == 0);
-    REQUIRE(getsockname(listening, address, &length) == 0 && connect(from, address, length) == 0);
-    const int to = accept(listening, nullptr, nullptr);
-    REQUIRE(to >= 0 && discarded(from, to, 100) && !std::memcmp(m, before.data(), K));
-    REQUIRE(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0 && discarded(pair[0], pair[1], 60));
-    REQUIRE(!std::memcmp(m, sent.data(), 60) && m[60] == 1);
-    for (int fd : {listening, from, to, pair[0], pair[1]})
-        close(fd);
-    return HOLDS(cudaFree(m) == 0);
-}
-
-sigjmp_buf jump;
-void *volatile faulted;
-
-void on_fault(int, siginfo_t *info, void *)
-{
-    faulted = info->si_addr;
-    siglongjmp(jump, 1);
-}
-
-// Its handler is called as the kernel does it, and where it has none the signal ends it.
-void once(int)
-{
-    static int calls;
-    sigset_t held;
-    pthread_sigmask(SIG_BLOCK, nullptr, &held);
-    if (calls++ || !sigismember(&held, SIGSEGV) || !sigismember(&held, SIGUSR1))
-        _exit(1);
-}
-
-bool sent_signals()
-{
-    struct sigaction action = {};
-    action.sa_handler = once;
-    action.sa_flags = int(SA_RESETHAND);
-    sigaddset(&action.sa_mask, SIGUSR1);
-    REQUIRE(signal(SIGSEGV, SIG_IGN) != SIG_ERR && raise(SIGSEGV) == 0);
-    const pid_t child = fork();
-    if (!child) {
-        sigaction(SIGSEGV, &action, nullptr);
-        for (int i = 0; i < 2; i++)
-            raise(SIGSEGV);
-        _exit(2);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
-    return HOLDS(signal(SIGSEGV, SIG_DFL) == SIG_IGN);
-}
-
-char *volatile handled;
-
-// Threads that block all signals, as those of servers do, and handlers meanwhile.
-bool blocked_signals()
-{
-    char *m = managed_memory(2 * page);
-    sigset_t every, before, now;
-    char there = 1;
-    sigfillset(&every);
-    REQUIRE(m);
-    for (auto *set : {pthread_sigmask, sigprocmask}) {
-        REQUIRE(set(SIG_BLOCK, &every, &before) == 0 && !sigismember(&before, SIGSEGV));
-        m[0] = ++there;
-        REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0 && m[1] == there);
-        REQUIRE(stub_launch(m + 2, m, 1, nullptr) == 0);
-        std::thread([m, set, &there, &now] {
-            there = static_cast<char>(m[2] + 1);
-            set(SIG_BLOCK, nullptr, &now);
-        }).join();
-        REQUIRE(m[2] + 1 == there && sigismember(&now, SIGSEGV) && sigismember(&now, SIGTERM));
-        REQUIRE(set(SIG_SETMASK, &before, &now) == 0);
-        REQUIRE(sigismember(&now, SIGSEGV) == 1 && sigismember(&now, SIGTERM) == 1);
-        REQUIRE(set(SIG_BLOCK, nullptr, &now) == 0 && !sigismember(&now, SIGSEGV));
-    }
-    struct sigaction action = {};
-    action.sa_handler = [](int) { handled[4] = handled[3]; };
-    action.sa_mask = every;
-    handled = m;
-    REQUIRE(sigaction(SIGUSR1, &action, nullptr) == 0);
-    REQUIRE(stub_launch(m + 3, m, 1, nullptr) == 0 && raise(SIGUSR1) == 0 && m[4] == m[0]);
-    return HOLDS(cudaFree(m) == 0);
-}
-
-volatile sig_atomic_t interrupted;
-
-void touches(int)
-{
-    interrupted = interrupted + 1;
-    ++handled[4];
-    handled[page * 18] = handled[page * 38];
-}
-
-// The thread that gives memory to the device is interrupted by handlers that touch other such
-// memory.
-bool signals_while_given()
-{
-    char *m = managed_memory(page * 40), *device = device_memory(100);
-    struct sigaction action = {}, before[2] = {};
-    void *stream = nullptr;
-    handled = managed_memory(page * 40);
-    action.sa_handler = touches;
-    REQUIRE(m && handled && cudaStreamCreateWithFlags(&stream, 1) == 0);
-    REQUIRE(sigaction(SIGUSR1, &action, &before[0]) == 0);
-    REQUIRE(sigaction(SIGUSR2, nullptr, &before[1]) == 0 && signal(SIGUSR2, touches) != SIG_ERR);
-    at_withdrawal = [] {
-        raise(SIGUSR1);
-        raise(SIGUSR2);
-    };
-    for (int i = 1; i < 20; i++) {
-        m[page * 20] = static_cast<char>(i);
-        handled[page * 38] = static_cast<char>(i);
-        handled[4] = 0;
-        interrupted = 0;
-        REQUIRE(stub_launch(m + 1, m + page * 20, 1, i % 2 ? stream : nullptr) == 0);
-        REQUIRE(interrupted && m[1] == i && handled[4] == interrupted);
-        REQUIRE(handled[page * 18] == i);
-        m[page * 20] = 'w'; // reads of the device take it away, too
-        const int before_copy = interrupted;
-        REQUIRE(cudaMemcpy(device, m + page * 20, 1, D2D) == 0 && interrupted > before_copy);
-        REQUIRE(device_has(device, "w", 1) && handled[4] == interrupted);
-    }
-    at_withdrawal = nullptr;
-    REQUIRE(sigaction(SIGUSR1, &before[0], nullptr) == 0);
-    REQUIRE(sigaction(SIGUSR2, &before[1], nullptr) == 0);
-    REQUIRE(cudaFree(handled) == 0);
-    return HOLDS(cudaFree(m) == 0 && cudaFree(device) == 0);
-}
-
-// In strict ISO C signal(3) is this one.
-bool signals_of_system_v()
-{
-    auto *set = preloaded<sighandler_t(int, sighandler_t)>("__sysv_signal");
-    volatile char *m = managed_memory(page);
-    REQUIRE(m && set(SIGSEGV, once) == SIG_DFL);
-    REQUIRE(stub_launch(const_cast<char *>(m) + 1, const_cast<char *>(m), 1, nullptr) == 0);
-    REQUIRE(m[1] == 0 && set(SIGSEGV, SIG_DFL) == once);
-    return HOLDS(cudaFree(const_cast<char *>(m)) == 0);
-}
-
-// Faults that are the program's own, and children, which have none of it.
-bool faults_of_others()
-{
-    volatile char *m = managed_memory(page), *none;
-    struct sigaction ours = {}, before = {};
-    ours.sa_sigaction = on_fault;
-    ours.sa_flags = SA_SIGINFO;
-    REQUIRE(m);
-    REQUIRE(sigaction(SIGSEGV, &ours, nullptr) == 0 && sigaction(SIGSEGV, nullptr, &before) == 0);
-    REQUIRE(before.sa_sigaction == on_fault);
-    none = static_cast<char *>(mmap(nullptr, page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (!sigsetjmp(jump, 1))
-        REQUIRE((*none = 1, false));
-    REQUIRE(faulted == none);
-    REQUIRE(stub_launch(const_cast<char *>(m) + 1, const_cast<char *>(m), 1, nullptr) == 0);
-    REQUIRE(m[1] == 0); // ours are still ours
-    pid_t child = fork();
-    if (!child) {
-        if (!sigsetjmp(jump, 1))
-            _exit(m[1]);
-        _exit(faulted == m + 1 ? 42 : 1);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 42);
-    REQUIRE(signal(SIGSEGV, SIG_DFL) != SIG_ERR);
-    return HOLDS(cudaFree(const_cast<char *>(m)) == 0);
-}
-
-} // namespace
-
-namespace
-{
-
 // cudaPointerAttributes
 struct Pointer {
     int type, device;
@@ -664,16 +382,12 @@ bool managed()
     REQUIRE(waits_that_fail());
     REQUIRE(copies_and_sets());
     REQUIRE(threads_of_streams());
-    REQUIRE(system_calls_that_wait() && truncated_messages());
     REQUIRE(what_it_is());
     REQUIRE(hints());
     REQUIRE(!taken || graphs_of_managed());
     REQUIRE(!taken || managed_beside_captures());
     REQUIRE(taken_addresses());
-    REQUIRE(system_calls());
-    REQUIRE(sent_signals());
-    REQUIRE(blocked_signals() && signals_while_given() && signals_of_system_v());
-    return HOLDS(faults_of_others());
+    return HOLDS(managed_system_calls() && managed_signals());
 }
 
 namespace

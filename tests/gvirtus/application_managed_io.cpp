@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Managed memory that the kernel reads or writes for the program.
+#include "tests/gvirtus/application.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+namespace
+{
+
+constexpr std::size_t KIB = 1024;
+
+// The kernel reads and writes it for the program.
+bool system_calls()
+{
+    constexpr std::size_t n = 200 * KIB;
+    char *m = managed_memory(n), *other = managed_memory(n);
+    const std::vector<char> bytes = random_bytes(n, 3);
+    std::vector<char> back(n);
+    std::FILE *file = std::tmpfile();
+    REQUIRE(m && other && file);
+    for (int i = 0; i < 3; i++) {
+        std::memset(m, i, n);
+        REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0); // and it is the device's
+        std::rewind(file);
+        REQUIRE(i != 1 || std::fwrite(bytes.data(), 1, n, file) == n);
+        REQUIRE(i != 1 || !std::fflush(file));
+        if (!i)
+            REQUIRE(pwrite(fileno(file), m, n, 0) == ssize_t(n));
+        REQUIRE(cudaMemset(m, 7, n) == 0);
+        std::rewind(file);
+        REQUIRE(i == 2 ? std::fread(m, 1, n, file) == n : read(fileno(file), m, n) == ssize_t(n));
+        REQUIRE(i ? has(m, bytes) : m[0] == 0 && m[n - 1] == 0);
+        REQUIRE(stub_launch(other, m, n, nullptr) == 0); // the device has it, too
+        REQUIRE(i ? has(other, bytes) : other[n - 1] == 0);
+    }
+    // A part of it, with more behind.
+    REQUIRE(cudaMemset(m, 7, n) == 0 && pwrite(fileno(file), m + 10, 100, 0) == 100);
+    REQUIRE(cudaMemset(m, 8, n) == 0 && pread(fileno(file), m + 70 * KIB, 100, 0) == 100);
+    REQUIRE(m[70 * KIB] == 7 && m[70 * KIB + 99] == 7 && m[70 * KIB + 100] == 8);
+    // What dlerror(3) has to say is the program's.
+    REQUIRE(!dlopen("/none", RTLD_LAZY) && readv(-1, nullptr, 0) == -1 && dlerror());
+    return HOLDS(!std::fclose(file) && cudaFree(m) == 0 && cudaFree(other) == 0);
+}
+
+// Calls `call` in a thread, and `meanwhile` when it waits in there.
+bool while_it_waits(const std::function<bool()> &call, const std::function<bool()> &meanwhile)
+{
+    std::atomic<pid_t> caller{0};
+    bool good = false;
+    std::thread thread([&] {
+        caller = gettid();
+        good = call();
+    });
+    while (!caller || state_of(getpid(), caller) != 'S')
+        usleep(1000);
+    const bool both = meanwhile();
+    thread.join();
+    return good && both;
+}
+
+// Memory that the kernel has to reach becomes the device's, by another thread's work, while it
+// waits in the call.
+bool system_calls_that_wait()
+{
+    constexpr std::size_t n = 200 * KIB;
+    char *m = managed_memory(n), *other = managed_memory(n);
+    const std::vector<char> sent = random_bytes(n, 4), ninety(90, 9);
+    std::vector<char> got(n);
+    int ends[2];
+    iovec parts[2] = {{m + 10, 40}, {m + 70 * KIB, 50}};
+    std::memset(m, 1, n);
+    REQUIRE(m && other && pipe(ends) == 0);
+    const auto work_and_send = [&] {
+        return cudaMemset(other, 1, n) == 0 && write(ends[1], ninety.data(), 90) == 90;
+    };
+    REQUIRE(while_it_waits([&] { return read(ends[0], m + 10, 100) == 90; }, work_and_send));
+    REQUIRE(m[9] == 1 && m[10] == 9 && m[99] == 9 && m[100] == 1);
+    REQUIRE(while_it_waits([&] { return readv(ends[0], parts, 2) == 90; }, work_and_send));
+    REQUIRE(m[70 * KIB] == 9 && m[70 * KIB + 49] == 9 && m[70 * KIB + 50] == 1);
+    // One that goes on behind its allocation is touched before.
+    iovec over[2] = {{m, 40}, {m + n - 20, 40}};
+    REQUIRE(cudaMemset(m, 1, n) == 0 && write(ends[1], ninety.data(), 60) == 60);
+    REQUIRE(readv(ends[0], over, 2) == 60);
+    REQUIRE(m[39] == 9 && m[40] == 1 && m[n - 21] == 1 && m[n - 20] == 9 && m[n - 1] == 9);
+    std::memcpy(m, sent.data(), n);
+    REQUIRE(while_it_waits([&] { return write(ends[1], m, n) == ssize_t(n); },
+                           [&] {
+                               std::size_t all = 0;
+                               ssize_t some = cudaMemset(other, 2, n) ? 0 : 1;
+                               for (; some > 0 && all < n; all += std::size_t(some))
+                                   some = read(ends[0], got.data() + all, n - all);
+                               return all == n;
+                           }));
+    REQUIRE(got == sent && close(ends[0]) == 0 && close(ends[1]) == 0);
+    return HOLDS(cudaFree(m) == 0 && cudaFree(other) == 0);
+}
+
+// What TCP throws away it counts, and writes nowhere; of a datagram it says how long it was.
+bool truncated_messages()
+{
+    char *m = managed_memory(KIB);
+    const std::vector<char> sent(100, 's'), before(KIB, 1);
+    const auto discarded = [&](int from, int to, std::size_t n) {
+        REQUIRE(m && cudaMemset(m, 1, KIB) == 0 && send(from, sent.data(), 100, 0) == 100);
+        return recv(to, m, n, MSG_TRUNC) == 100;
+    };
+    int pair[2], listening = socket(AF_INET, SOCK_STREAM, 0),
+                 from = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in at = {};
+    socklen_t length = sizeof(at);
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    auto *address = reinterpret_cast<sockaddr *>(&at);
+    REQUIRE(bind(listening, address, length) == 0 && listen(listening, 1) == 0);
+    REQUIRE(getsockname(listening, address, &length) == 0 && connect(from, address, length) == 0);
+    const int to = accept(listening, nullptr, nullptr);
+    REQUIRE(to >= 0 && discarded(from, to, 100) && !std::memcmp(m, before.data(), KIB));
+    REQUIRE(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0 && discarded(pair[0], pair[1], 60));
+    REQUIRE(!std::memcmp(m, sent.data(), 60) && m[60] == 1);
+    for (int fd : {listening, from, to, pair[0], pair[1]})
+        close(fd);
+    return HOLDS(cudaFree(m) == 0);
+}
+
+} // namespace
+
+bool managed_system_calls()
+{
+    REQUIRE(system_calls_that_wait() && truncated_messages());
+    return HOLDS(system_calls());
+}
