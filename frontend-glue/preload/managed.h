@@ -8,7 +8,8 @@
  *   managed_pages.c   which side has the newest bytes, and how they come to the other
  *   managed_work.c    ... before the device works, and behind that
  *   managed_faults.c  accesses of the host to bytes that are the device's
- *   managed_signals.c  the program's own signals
+ *   managed_signals.c  handlers of the program's own signals
+ *   managed_masks.c   masks of these
  *   managed_io.c      ... of the kernel for it
  *   managed_hints.c   what the program says of its use
  *   managed_variables.c  variables that are declared __managed__
@@ -160,10 +161,17 @@ void ibx_managed_let_handlers(const struct held_handlers *held);
 /* managed_signals.c: from here on the library has SIGSEGV, for good. False: it has not. */
 bool ibx_managed_catch(void (*handler)(int number, siginfo_t *info, void *context));
 bool ibx_managed_catches(void);
+/* The same, before managed memory is withdrawn: the program may have set a handler by the system
+ * call itself. */
+void ibx_managed_catch_again(void);
 /* One that is not this library's, as the kernel would have it. */
 void ibx_managed_pass_on(int number, siginfo_t *info, void *context);
-/* pthread_sigmask(3) as it is. */
+/* managed_masks.c: pthread_sigmask(3) as it is; a mask of the program's as the kernel is to have
+ * it, and the other way about; whether the program blocks SIGSEGV by what is such a mask. */
 int ibx_managed_real_mask(int how, const sigset_t *set, sigset_t *old);
+void ibx_managed_mark(sigset_t *set);
+void ibx_managed_unmark(sigset_t *set);
+bool ibx_managed_marked(const sigset_t *set);
 
 /* Starts what serves accesses of the host; false: there is no thread. */
 bool ibx_managed_faults_begin(void);

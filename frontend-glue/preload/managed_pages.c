@@ -201,6 +201,8 @@ int ibx_managed_give_all(void)
     for (const struct managed *m = ibx_managed_first(); m && !rc; m = m->next) {
         if (!m->fresh)
             continue;
+        if (!last)
+            ibx_managed_catch_again();
         last = m;
         if (!protect(m, 0, m->blocks, PROT_NONE))
             rc = CUDA_MEMORY_ALLOCATION;

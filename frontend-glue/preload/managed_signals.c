@@ -1,39 +1,25 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The program's signals, since SIGSEGV is this library's (managed_faults.c). The program's handler
- * of that, set before or later, gets what is not. A thread that blocks the signal would be killed
- * by an access to managed memory: no thread does, and each is told that it does
- * (pthread_sigmask(3)), also one that inherits that. Handlers of other signals wait while their
- * thread has a lock that they may need.
+ * Handlers of the program's signals, since SIGSEGV is this library's (managed_faults.c). The
+ * program's handler of that, set before or later, gets what is not. Handlers of other signals wait
+ * while their thread has a lock that they may need. Masks are in managed_masks.c.
  */
 #include "frontend-glue/preload/managed.h"
 
-#include <errno.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdlib.h>
+#include <ucontext.h>
 
 static atomic_bool installed;   /* the handler */
 static struct sigaction theirs; /* the program's */
 
 typedef int (*setter)(int number, const struct sigaction *action, struct sigaction *old);
 
-typedef int (*masker)(int how, const sigset_t *set, sigset_t *old);
-static _Atomic(void *) found_sigaction, found_signal, found_sysv, found_mask, found_process_mask,
-    found_create;
-static _Thread_local bool blocks; /* the signal, as far as the program knows */
+static _Atomic(void *) found_sigaction, found_signal, found_sysv;
 
 static setter real_sigaction(void)
 {
     setter next = NULL;
     *(void **)&next = ibx_frontend_next(&found_sigaction, "sigaction");
-    return next;
-}
-
-static masker real_mask(void)
-{
-    masker next = NULL;
-    *(void **)&next = ibx_frontend_next(&found_mask, "pthread_sigmask");
     return next;
 }
 
@@ -73,28 +59,21 @@ void ibx_managed_hold_handlers(struct held_handlers *held)
     sigemptyset(&these);
     for (; left; left &= left - 1)
         sigaddset(&these, __builtin_ctzll(left) + 1);
-    real_mask()(SIG_BLOCK, &these, &held->before);
+    ibx_managed_real_mask(SIG_BLOCK, &these, &held->before);
 }
 
 void ibx_managed_let_handlers(const struct held_handlers *held)
 {
     if (held->any)
-        real_mask()(SIG_SETMASK, &held->before, NULL);
+        ibx_managed_real_mask(SIG_SETMASK, &held->before, NULL);
 }
 
-/* Before main(), as in managed_io.c. The process may have been begun with the signal blocked. */
+/* Before main(), as in managed_io.c. */
 __attribute__((constructor)) static void find_names(void)
 {
-    sigset_t ours, before;
     ibx_frontend_next(&found_sigaction, "sigaction");
     ibx_frontend_next(&found_signal, "signal");
     ibx_frontend_next(&found_sysv, "__sysv_signal");
-    ibx_frontend_next(&found_process_mask, "sigprocmask");
-    ibx_frontend_next(&found_create, "pthread_create");
-    sigemptyset(&ours);
-    sigaddset(&ours, SIGSEGV);
-    if (!real_mask()(SIG_UNBLOCK, &ours, &before) && sigismember(&before, SIGSEGV))
-        blocks = true;
 }
 
 /* The program has no handler: the same access ends the process, or the signal once more where
@@ -107,12 +86,16 @@ static void end_by(int number, bool sent)
         raise(number);
 }
 
-/* As the kernel calls a handler. */
+/* As the kernel calls a handler, or ends a program by what a thread does that blocks the signal. */
 void ibx_managed_pass_on(int number, siginfo_t *info, void *context)
 {
     const struct sigaction action = theirs;
     const bool sent = info->si_code <= 0;
     sigset_t held = action.sa_mask, before;
+    if (!sent && ibx_managed_marked(&((const ucontext_t *)context)->uc_sigmask)) {
+        end_by(number, sent);
+        return;
+    }
     if (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) {
         if (action.sa_handler == SIG_DFL || !sent)
             end_by(number, sent);
@@ -122,22 +105,13 @@ void ibx_managed_pass_on(int number, siginfo_t *info, void *context)
         theirs = (struct sigaction){.sa_handler = SIG_DFL};
     if (!(action.sa_flags & SA_NODEFER))
         sigaddset(&held, number);
-    real_mask()(SIG_BLOCK, &held, &before);
+    ibx_managed_mark(&held);
+    ibx_managed_real_mask(SIG_BLOCK, &held, &before);
     if (action.sa_flags & SA_SIGINFO)
         action.sa_sigaction(number, info, context);
     else
         action.sa_handler(number);
-    real_mask()(SIG_SETMASK, &before, NULL);
-}
-
-/* Without the signal, if it is in there. */
-static const sigset_t *open_to_faults(const sigset_t *set, sigset_t *copy)
-{
-    if (!set || sigismember(set, SIGSEGV) != 1)
-        return set;
-    *copy = *set;
-    sigdelset(copy, SIGSEGV);
-    return copy;
+    ibx_managed_real_mask(SIG_SETMASK, &before, NULL);
 }
 
 /* The program's handlers stay behind ours. */
@@ -155,12 +129,14 @@ __attribute__((visibility("default"))) int sigaction(int number, const struct si
     }
     if (action && number != SIGSEGV) {
         ours = *action;
-        open_to_faults(&action->sa_mask, &ours.sa_mask);
+        ibx_managed_mark(&ours.sa_mask);
         action = &ours;
     }
     const int rc = real_sigaction()(number, action, old);
     if (!rc && action)
         note_handler(number, action->sa_handler);
+    if (!rc && old && number != SIGSEGV)
+        ibx_managed_unmark(&old->sa_mask);
     return rc;
 }
 
@@ -192,67 +168,42 @@ __attribute__((visibility("default"))) __sighandler_t __sysv_signal(int number,
                        (int)SA_RESETHAND | SA_NODEFER);
 }
 
-static int set_mask(masker next, int how, const sigset_t *set, sigset_t *old)
+/* Other names that the C library has for these. */
+__sighandler_t bsd_signal(int number, __sighandler_t handler);
+int __sigaction(int number, const struct sigaction *action, struct sigaction *old);
+#define ALSO(other, name)                                                                          \
+    __attribute__((visibility("default"))) __sighandler_t other(int number,                        \
+                                                                __sighandler_t handler)            \
+    {                                                                                              \
+        return name(number, handler);                                                              \
+    }
+ALSO(ssignal, signal)
+ALSO(bsd_signal, signal)
+ALSO(sysv_signal, __sysv_signal)
+
+__attribute__((visibility("default"))) int __sigaction(int number, const struct sigaction *action,
+                                                       struct sigaction *old)
 {
-    sigset_t copy;
-    const bool before = blocks, in_set = set && sigismember(set, SIGSEGV) == 1;
-    const bool keeps = !set || how != SIG_SETMASK;
-    const int rc = next(how, how == SIG_UNBLOCK ? set : open_to_faults(set, &copy), old);
-    if (rc)
-        return rc;
-    blocks = how == SIG_UNBLOCK ? before && !in_set : in_set || (keeps && before);
-    if (old && before)
-        sigaddset(old, SIGSEGV);
-    return rc;
+    return sigaction(number, action, old);
 }
 
-__attribute__((visibility("default"))) int pthread_sigmask(int how, const sigset_t *set,
-                                                           sigset_t *old)
+/* As the C library has it; SIG_HOLD says, and asks, whether the signal is blocked. */
+__attribute__((visibility("default"))) __sighandler_t sigset(int number, __sighandler_t handler)
 {
-    return set_mask(real_mask(), how, set, old);
+    const __sighandler_t hold = (__sighandler_t)2;
+    const struct sigaction action = {.sa_handler = handler};
+    struct sigaction old;
+    sigset_t this, masked;
+    sigemptyset(&this);
+    if (sigaddset(&this, number) || sigaction(number, handler == hold ? NULL : &action, &old) ||
+        sigprocmask(handler == hold ? SIG_BLOCK : SIG_UNBLOCK, &this, &masked))
+        return SIG_ERR;
+    return sigismember(&masked, number) == 1 ? hold : old.sa_handler;
 }
 
-__attribute__((visibility("default"))) int sigprocmask(int how, const sigset_t *set, sigset_t *old)
+__attribute__((visibility("default"))) int sigignore(int number)
 {
-    masker next = NULL;
-    *(void **)&next = ibx_frontend_next(&found_process_mask, "sigprocmask");
-    return set_mask(next, how, set, old);
-}
-
-/* What a thread runs that has inherited the signal as blocked, as far as the program knows. */
-struct blocked {
-    void *(*start)(void *argument);
-    void *argument;
-};
-
-static void *run_blocked(void *argument)
-{
-    const struct blocked b = *(struct blocked *)argument;
-    free(argument);
-    blocks = true;
-    return b.start(b.argument);
-}
-
-__attribute__((visibility("default"))) int pthread_create(pthread_t *thread,
-                                                          const pthread_attr_t *attributes,
-                                                          void *(*start)(void *argument),
-                                                          void *argument)
-{
-    __typeof__(&pthread_create) next = NULL;
-    struct blocked *b = blocks ? malloc(sizeof(*b)) : NULL;
-    *(void **)&next = ibx_frontend_next(&found_create, "pthread_create");
-    if (!b)
-        return next(thread, attributes, start, argument);
-    *b = (struct blocked){start, argument};
-    const int rc = next(thread, attributes, run_blocked, b);
-    if (rc)
-        free(b);
-    return rc;
-}
-
-int ibx_managed_real_mask(int how, const sigset_t *set, sigset_t *old)
-{
-    return real_mask()(how, set, old);
+    return sigaction(number, &(struct sigaction){.sa_handler = SIG_IGN}, NULL);
 }
 
 bool ibx_managed_catches(void)
@@ -260,15 +211,24 @@ bool ibx_managed_catches(void)
     return atomic_load(&installed);
 }
 
+static struct sigaction ours = {.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART};
+
 bool ibx_managed_catch(void (*handler)(int number, siginfo_t *info, void *context))
 {
-    struct sigaction ours = {.sa_sigaction = handler,
-                             .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART};
     if (atomic_load(&installed))
         return true;
-    sigemptyset(&ours.sa_mask);
+    ours.sa_sigaction = handler;
     note_handlers();
     if (!real_sigaction()(SIGSEGV, &ours, &theirs))
         atomic_store(&installed, true);
     return atomic_load(&installed);
+}
+
+void ibx_managed_catch_again(void)
+{
+    struct sigaction now;
+    if (!atomic_load(&installed) || real_sigaction()(SIGSEGV, NULL, &now) ||
+        now.sa_sigaction == ours.sa_sigaction || real_sigaction()(SIGSEGV, &ours, NULL))
+        return;
+    theirs = now;
 }

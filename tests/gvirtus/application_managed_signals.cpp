@@ -3,11 +3,18 @@
 // Managed memory, and the program's own signals.
 #include "tests/gvirtus/application.h"
 
+#include <cerrno>
 #include <csetjmp>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <thread>
+#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -173,11 +180,178 @@ bool faults_of_others()
     return HOLDS(cudaFree(const_cast<char *>(m)) == 0);
 }
 
+int managed_cell(volatile char *m)
+{
+    m[0] = static_cast<char>(m[0] + 1);
+    auto *memory = const_cast<char *>(m);
+    return stub_launch(memory + 1, memory, 1, nullptr);
+}
+
+// By the system call itself, as the runtimes of some languages do; its struct has what the C
+// library has put there for another signal.
+void set_by_system_call(int number, const struct sigaction &action)
+{
+    char of_kernel[64];
+    struct sigaction before;
+    sigaction(SIGUSR2, &action, &before);
+    syscall(SYS_rt_sigaction, SIGUSR2, nullptr, of_kernel, 8);
+    syscall(SYS_rt_sigaction, number, of_kernel, nullptr, 8);
+    sigaction(SIGUSR2, &before, nullptr);
+}
+
+void leaves(int)
+{
+    siglongjmp(jump, 1);
+}
+
+// Handlers that are set by other names than sigaction(2) and signal(3) stay behind the library's,
+// too.
+bool handlers_by_other_names()
+{
+    volatile char *m = managed_memory(each_page);
+    auto *none = static_cast<volatile char *>(
+        mmap(nullptr, each_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    struct sigaction action = {};
+    action.sa_handler = leaves;
+    for (const char *name : {"", "sigset", "ssignal", "bsd_signal", "sysv_signal", "__sigaction"}) {
+        m[1] = 0; // something for the launch to give
+        if (!*name)
+            set_by_system_call(SIGSEGV, action);
+        else if (!std::strcmp(name, "__sigaction"))
+            REQUIRE(preloaded<int(int, const struct sigaction *, struct sigaction *)>(name)(
+                        SIGSEGV, &action, nullptr) == 0);
+        else
+            REQUIRE(preloaded<sighandler_t(int, sighandler_t)>(name)(SIGSEGV, leaves) == SIG_DFL);
+        const bool reached = !sigsetjmp(jump, 1) && managed_cell(m) == 0 && m[1] == m[0];
+        if (!reached)
+            std::fprintf(stderr, "behind '%s'\n", name);
+        REQUIRE(reached);
+        if (!sigsetjmp(jump, 1))
+            REQUIRE((*none = 1, false)); // it is the program's
+        REQUIRE(signal(SIGSEGV, SIG_DFL) == (std::strcmp(name, "sysv_signal") ? leaves : SIG_DFL));
+    }
+    return HOLDS(cudaFree(const_cast<char *>(m)) == 0);
+}
+
+std::jmp_buf plain;
+
+void touches_and_leaves(int)
+{
+    handled[5] = handled[1];
+    _longjmp(plain, 1); // and the signal stays blocked, as far as the program knows
+}
+
+// A handler of the program's faults reads and writes managed memory, and leaves with the mask that
+// it has.
+bool handlers_of_faults()
+{
+    sigset_t held;
+    auto *none = static_cast<volatile char *>(
+        mmap(nullptr, each_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    handled = managed_memory(each_page);
+    REQUIRE(handled && signal(SIGSEGV, touches_and_leaves) == SIG_DFL);
+    REQUIRE(managed_cell(handled) == 0);
+    if (!_setjmp(plain))
+        REQUIRE((*none = 1, false));
+    REQUIRE(handled[5] == handled[0] && pthread_sigmask(SIG_BLOCK, nullptr, &held) == 0);
+    REQUIRE(sigismember(&held, SIGSEGV) == 1 && managed_cell(handled) == 0);
+    REQUIRE(handled[1] == handled[0]);
+    const pid_t child = fork(); // a fault of its own with the signal blocked ends a program
+    if (!child) {
+        if (!_setjmp(plain))
+            *none = 1;
+        _exit(1);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    sigemptyset(&held);
+    sigaddset(&held, SIGSEGV);
+    REQUIRE(pthread_sigmask(SIG_UNBLOCK, &held, nullptr) == 0);
+    if (!sigsetjmp(jump, 1)) { // with the mask as it was before, the signal is open again
+        REQUIRE(signal(SIGSEGV, leaves) == touches_and_leaves && (*none = 1, false));
+    }
+    REQUIRE(pthread_sigmask(SIG_BLOCK, nullptr, &held) == 0 && !sigismember(&held, SIGSEGV));
+    REQUIRE(signal(SIGSEGV, SIG_DFL) == leaves);
+    return HOLDS(cudaFree(handled) == 0);
+}
+
+void copies_cell(int)
+{
+    handled[3] = handled[1];
+}
+
+// Calls that wait with a mask of their own, in which a handler runs.
+bool waits_with_masks()
+{
+    struct sigaction action = {}, before = {};
+    sigset_t usr1, now, but_usr1;
+    const timespec none = {};
+    epoll_event event;
+    const int epoll = epoll_create1(0);
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    sigfillset(&but_usr1);
+    sigdelset(&but_usr1, SIGUSR1);
+    action.sa_handler = copies_cell;
+    handled = managed_memory(each_page);
+    REQUIRE(handled && sigaction(SIGUSR1, &action, &before) == 0);
+    REQUIRE(pthread_sigmask(SIG_BLOCK, &usr1, &now) == 0);
+    const auto interrupted_in = [&](const std::function<int()> &wait) {
+        REQUIRE(managed_cell(handled) == 0 && raise(SIGUSR1) == 0 && wait() == -1);
+        return HOLDS(errno == EINTR && handled[3] == handled[0]);
+    };
+    timespec long_one = {60, 0};
+    REQUIRE(interrupted_in([&] { return sigsuspend(&but_usr1); }));
+    REQUIRE(interrupted_in([&] { return ppoll(nullptr, 0, &long_one, &but_usr1); }));
+    REQUIRE(interrupted_in(
+        [&] { return pselect(0, nullptr, nullptr, nullptr, &long_one, &but_usr1); }));
+    REQUIRE(interrupted_in([&] { return epoll_pwait(epoll, &event, 1, 60000, &but_usr1); }));
+    REQUIRE(ppoll(nullptr, 0, &none, nullptr) == 0);
+    REQUIRE(close(epoll) == 0 && sigaction(SIGUSR1, &before, nullptr) == 0);
+    REQUIRE(pthread_sigmask(SIG_SETMASK, &now, nullptr) == 0);
+    return HOLDS(cudaFree(handled) == 0);
+}
+
+void *reads_cell(void *memory)
+{
+    sigset_t held;
+    pthread_sigmask(SIG_BLOCK, nullptr, &held);
+    const auto *m = static_cast<volatile char *>(memory);
+    return m[1] == m[0] && sigismember(&held, SIGSEGV) == 1 ? memory : nullptr;
+}
+
+// Masks that are set by other names.
+bool masks_by_other_names()
+{
+    char *m = managed_memory(each_page);
+    sigset_t held;
+    pthread_attr_t with_mask;
+    pthread_t thread;
+    void *good = nullptr;
+    auto *hold = preloaded<int(int)>("sighold"), *let = preloaded<int(int)>("sigrelse");
+    REQUIRE(m && managed_cell(m) == 0 && hold(SIGSEGV) == 0 && reads_cell(m));
+    REQUIRE(let(SIGSEGV) == 0 && managed_cell(m) == 0 && !reads_cell(m));
+    auto *block = preloaded<int(int)>("sigblock"), *set = preloaded<int(int)>("sigsetmask");
+    REQUIRE(managed_cell(m) == 0 && block(1 << (SIGSEGV - 1)) == 0 && reads_cell(m));
+    REQUIRE(set(0) == 1 << (SIGSEGV - 1) && !reads_cell(m) && set(-1) == 0);
+    REQUIRE(managed_cell(m) == 0 && reads_cell(m) && (set(0) & 1 << (SIGSEGV - 1)));
+    sigfillset(&held);
+    REQUIRE(pthread_attr_init(&with_mask) == 0 && managed_cell(m) == 0);
+    REQUIRE(pthread_attr_setsigmask_np(&with_mask, &held) == 0);
+    REQUIRE(pthread_create(&thread, &with_mask, reads_cell, m) == 0);
+    REQUIRE(pthread_join(thread, &good) == 0 && good == m);
+    REQUIRE(pthread_attr_destroy(&with_mask) == 0);
+    return HOLDS(cudaFree(m) == 0);
+}
+
 } // namespace
 
 bool managed_signals()
 {
     REQUIRE(sent_signals() && blocked_signals());
     REQUIRE(signals_while_given() && signals_of_system_v());
+    REQUIRE(handlers_by_other_names() && handlers_of_faults());
+    REQUIRE(waits_with_masks() && masks_by_other_names());
     return HOLDS(faults_of_others());
 }
