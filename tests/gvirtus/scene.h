@@ -15,6 +15,9 @@ inline std::string provider = "auto", host = "127.0.0.1", folder;
 // What both ends are configured with. 64 processes that ask libfabric at once for its providers
 // take longer than the default time on two cores.
 inline std::string common;
+// rdma.processes, where a test does not say it. IBX_TEST_PROCESSES in the environment is another
+// one.
+inline std::string processes = "tenant";
 
 // Loads the plugin and makes `folder`.
 void scene_open(const char *plugin, const char *the_provider, const char *the_host = nullptr);
