@@ -40,6 +40,10 @@ static void serve(struct handshake_scene *s)
         s->rc = s->err.code;
         return;
     }
+    const uint8_t *program = ibx_conn_program(conn);
+    s->has_program = program;
+    if (program)
+        memcpy(s->program, program, sizeof(s->program));
     began = ibx_now_ns();
     s->rc = ibx_establish(conn, &s->err);
     s->took_ns = ibx_now_ns() - began;

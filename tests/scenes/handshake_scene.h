@@ -22,6 +22,8 @@ struct handshake_scene {
     struct ibx_error err;
     char provider[16], name[64], reason[256];
     uint64_t message_max;
+    bool has_program; /* and which, as the client says */
+    uint8_t program[IBX_PROGRAM_BYTES];
 };
 
 /* The client's frames, in their order. */

@@ -369,6 +369,49 @@ static void client_of_version_1(void **state)
     handshake_close(&s);
 }
 
+/* What stands behind the names is told apart by how much it is. Clients before there were programs
+ * send nothing there, or a claim; those of today a program, behind a claim or alone. Of what may
+ * come behind that in a later version's HELLO without a claim there is room for 31 bytes. */
+static void fields_behind_the_names(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t n, program_at; /* SIZE_MAX: there is none */
+        bool claims;
+    } tails[] = {
+        {0, SIZE_MAX, false}, {15, SIZE_MAX, false}, {16, 0, false},
+        {17, 0, false},       {47, 0, false},        {48, SIZE_MAX, true},
+        {63, SIZE_MAX, true}, {64, 48, true},        {300, 48, true},
+    };
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
+    for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]); i++) {
+        uint8_t opening[600];
+        struct raw_frame frame;
+        struct raw raw = handshake_connect(&s);
+        const size_t n = raw_opening(&raw, opening, false);
+        for (size_t k = 0; k < tails[i].n; k++)
+            opening[n + k] = (uint8_t)(k + 1);
+        raw_send_frame(&raw, HELLO, opening, n + tails[i].n);
+        for (enum handshake_step step = AT_PROOF; step < (tails[i].claims ? AT_TRY : STEPS);
+             step++) {
+            handshake_make_step(&raw, step, &frame);
+            raw_send(&raw, frame.bytes, frame.length);
+        }
+        if (tails[i].claims) { /* nobody has this session */
+            handshake_expect_failure(&s, -ESTALE, "no such session is waiting here");
+            raw_close(&raw);
+            continue;
+        }
+        raw_close(&raw);
+        assert_int_equal(handshake_result(&s), 0);
+        assert_int_equal(s.has_program, tails[i].program_at != SIZE_MAX);
+        for (size_t k = 0; s.has_program && k < IBX_PROGRAM_BYTES; k++)
+            assert_int_equal(s.program[k], tails[i].program_at + k + 1);
+    }
+    handshake_close(&s);
+}
+
 /* Any payload shorter than its fields, in a frame that is well made otherwise. */
 static void truncated_payloads(void **state)
 {
@@ -415,6 +458,7 @@ int main(void)
         cmocka_unit_test(garbage),
         cmocka_unit_test(other_protocols_and_versions),
         cmocka_unit_test(client_of_version_1),
+        cmocka_unit_test(fields_behind_the_names),
         cmocka_unit_test(truncated_payloads),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
