@@ -47,6 +47,7 @@ struct ibx_conn;
 struct ibx_domain;
 struct ibx_claim;
 struct ibx_claim_check;
+struct ibx_admission;
 struct ibx_listener;
 struct ibx_mr;
 struct ibx_remote;
@@ -118,6 +119,7 @@ struct ibx_options {
                             and this one is not, and not a timeout later; likewise [false] */
     const struct ibx_claim_check
         *claim_check;                      /* server: of such clients; NULL: refuse all [NULL] */
+    const struct ibx_admission *admission; /* server: of all clients; NULL: it has room [NULL] */
     const ibx_atomic_bool *shm_not_direct; /* while it is true, connections are set up as with
                                               shm_direct : no, whatever text says; for their life;
                                               likewise [NULL] */
@@ -312,6 +314,14 @@ struct ibx_claim_check {
      * before `done` is called, once after each true. */
     bool (*find)(void *context, const uint8_t id[IBX_CLAIM_ID_BYTES], struct ibx_claimed *claimed);
     void (*done)(void *context);
+    void *context;
+};
+/* Server: whether it has room for a client that has proven itself. */
+struct ibx_admission {
+    /* NULL: it has. Otherwise why not, which the client is told. In the thread that calls
+     * ibx_accept(); the three functions below, and the path but for its name, say what is known of
+     * the client; `name` is that of its key. */
+    const char *(*refuses)(void *context, const struct ibx_conn *conn, const char *name);
     void *context;
 };
 /* Of a connection from ibx_accept(): the id that its client has claimed and proven; NULL: none. */

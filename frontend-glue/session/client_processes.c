@@ -176,6 +176,20 @@ static bool too_many(const struct processes *processes, const char *name)
            (*name && n >= processes->most_of_a_name);
 }
 
+static const char crowded[] =
+    "no process is left for another client: those of this key's name have as many as "
+    "rdma.tenant_share of the back end allows, or all 1024 are taken: end one of them";
+
+/* Before it is told that the server has proven itself: behind that no frame says why. */
+static const char *refuses(void *context, const struct ibx_conn *conn, const char *name)
+{
+    const struct processes *processes = context;
+    if (!processes->listener || ibx_conn_claimed(conn) || !too_many(processes, name))
+        return NULL;
+    const struct ibx_process_client like = ibx_process_client_of(conn, name);
+    return find(processes, &like) ? NULL : crowded;
+}
+
 static unsigned place_of(struct processes *processes)
 {
     unsigned place = 0;
@@ -281,16 +295,14 @@ static void turn_away(struct ibx_conn *conn, const char *why)
 static bool route(struct processes *processes, struct ibx_conn *conn)
 {
     const uint8_t *claimed = ibx_conn_claimed(conn);
-    const struct ibx_process_client like = ibx_process_client_of(conn);
+    const struct ibx_process_client like = ibx_process_client_of(conn, ibx_conn_path(conn)->name);
     struct process *p = claimed ? find_session(processes, claimed, &like) : find(processes, &like);
     if (!p && claimed) {
         ibx_close(conn);
         return true;
     }
     if (!p && too_many(processes, like.name)) {
-        turn_away(conn,
-                  "the clients of its key's name have as many as rdma.tenant_share allows, or "
-                  "all 1024 are taken");
+        turn_away(conn, crowded); /* another one has come meanwhile */
         return true;
     }
     const bool begins = !p;
@@ -419,31 +431,34 @@ static int wait_for_any(struct processes *processes, struct pollfd *waits)
     return poll(waits, n, timeout_ms);
 }
 
+static struct processes served;
+const struct ibx_admission ibx_client_processes_admission = {refuses, &served};
+
 int ibx_client_processes_serve(struct ibx_session *listening)
 {
     const struct ibx_processes *wanted = &listening->processes;
     static struct pollfd waits[2 * PROCESSES + 1];
-    static struct processes processes;
-    processes = (struct processes){.listener = listening->listener,
-                                   .records = ibx_waiting_records(listening->link.waiting),
-                                   .hooks = listening->hooks,
-                                   .context = listening->context,
-                                   .wanted = wanted,
-                                   .most_of_a_name = PROCESSES * wanted->share / 100};
-    if (processes.hooks->processes && !processes.hooks->processes(PROCESSES))
+    struct processes *const processes = &served;
+    *processes = (struct processes){.listener = listening->listener,
+                                    .records = ibx_waiting_records(listening->link.waiting),
+                                    .hooks = listening->hooks,
+                                    .context = listening->context,
+                                    .wanted = wanted,
+                                    .most_of_a_name = PROCESSES * wanted->share / 100};
+    if (processes->hooks->processes && !processes->hooks->processes(PROCESSES))
         return -ENOMEM;
-    if (!begin_spares(&processes))
+    if (!begin_spares(processes))
         return 0;
     for (;;) {
-        if (wait_for_any(&processes, waits) < 0) {
+        if (wait_for_any(processes, waits) < 0) {
             if (errno != EINTR) {
                 ibx_log(IBX_LOG_ERROR, "waiting for clients: %s", strerror(errno));
                 poll(NULL, 0, LOOK_MS);
             }
             continue;
         }
-        look_at(&processes);
-        if (waits[0].revents && !take(&processes))
+        look_at(processes);
+        if (waits[0].revents && !take(processes))
             return 0;
     }
 }

@@ -26,6 +26,8 @@ struct ibx_session;
 /* The process that listens. Returns in each child, whose listener takes its connections from then
  * on. -ENOMEM. */
 int ibx_client_processes_serve(struct ibx_session *listening);
+/* Of the listener that it is about to serve: a client is told that it gets no process. */
+extern const struct ibx_admission ibx_client_processes_admission;
 
 /* Whether this process is such a child. */
 bool ibx_client_process(void);

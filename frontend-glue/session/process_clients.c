@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/session/process_clients.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const uint8_t none[IBX_PROGRAM_BYTES];
 
-struct ibx_process_client ibx_process_client_of(const struct ibx_conn *conn)
+struct ibx_process_client ibx_process_client_of(const struct ibx_conn *conn, const char *name)
 {
     struct ibx_process_client client = {0};
     const struct ibx_path *path = ibx_conn_path(conn);
     const uint8_t *number = ibx_conn_program(conn);
     if (number)
         memcpy(client.number, number, sizeof(client.number));
-    memcpy(client.name, path->name, sizeof(client.name));
+    snprintf(client.name, sizeof(client.name), "%s", name);
     memcpy(client.peer, path->peer, sizeof(client.peer));
     client.has_user = !path->remote && !ibx_conn_user(conn, &client.user);
     return client;

@@ -25,7 +25,8 @@ struct ibx_process_clients {
     unsigned count, next;                  /* of these */
 };
 
-struct ibx_process_client ibx_process_client_of(const struct ibx_conn *conn);
+/* Of the other end, whose key has that name. */
+struct ibx_process_client ibx_process_client_of(const struct ibx_conn *conn, const char *name);
 /* The same name, and no other user. */
 bool ibx_process_one_owner(const struct ibx_process_client *a, const struct ibx_process_client *b);
 bool ibx_process_same_tenant(const struct ibx_process_client *a,

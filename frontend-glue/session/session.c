@@ -101,6 +101,8 @@ int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
         ibx_waiting_check(s->link.waiting, &s->claim_check);
         options.claim_check = &s->claim_check;
     }
+    if (s->processes.each != IBX_PROCESSES_ONE)
+        options.admission = &ibx_client_processes_admission;
     int rc = ibx_listen(s->uri, &options, &s->listener, err);
     ibx_log_bound(LINES_A_SECOND);
     return rc ? rc : ibx_state_move(&s->state, SESSION_LISTENING);

@@ -6,7 +6,9 @@
 #include "tests/gvirtus/programs_scene.h"
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
+#include <memory>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -136,6 +138,39 @@ bool impostor()
                          return works(&bob) != 1 || back.children().size() != 2;
                      }));
                  })));
+}
+
+// A program that gets no process is told so, unless another one of its key's name has ended.
+bool crowd()
+{
+    const std::string keys = folder + "/keys";
+    write_file(keys,
+               "alice:00112233445566778899aabbccddeeff\nbob:ffeeddccbbaa99887766554433221100\n");
+    const std::string file = "rdma.key_file : " + keys + "\n";
+    const std::string alice = file + "rdma.name : alice\n";
+    const Listening back(file + "rdma.tenant_share : 1\n"); // of 1024
+    std::vector<std::unique_ptr<Program>> all;
+    for (int i = 0; i < 10; i++) {
+        all.push_back(std::make_unique<Program>(back, alice));
+        REQUIRE(all.back()->ask(WORKS) == 1);
+    }
+    const auto told = [&](const std::string &more) {
+        return 0 == result_of(spawn([&]() -> int {
+                   try {
+                       connected(back.port, alice + more);
+                   } catch (const std::exception &e) {
+                       return !std::strstr(e.what(), "as many as rdma.tenant_share");
+                   }
+                   return 1;
+               }));
+    };
+    REQUIRE(told("") && told("rdma.encryption : required\n"));
+    REQUIRE(all.back()->ask(FORKS) == 1); // which is the same program
+    const Program bob(back, file + "rdma.name : bob\n");
+    REQUIRE(bob.ask(WORKS) == 1 && back.children().size() == 11);
+    all.front()->end();
+    REQUIRE(back.has(10));
+    return HOLDS(Program(back, alice).ask(WORKS) == 1);
 }
 
 // How often these bytes are in what the process can write to.
@@ -372,6 +407,7 @@ int main(int argc, char **argv)
     if (provider != "verbs") // which does not encrypt
         check("... with TLS", goes_on_encrypted);
     check("a program with another one's number", impostor);
+    check("more programs than there may be", crowd);
     check("a process without keys", has_no_keys);
     check("limits are of all programs", limits_are_shared);
     check("a process that does not take its connections", a_process_that_waits);

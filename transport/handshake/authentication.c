@@ -270,6 +270,13 @@ static bool allowed(const char *list, const char *name)
     return false;
 }
 
+static const char *check_room(const struct ibx_handshake *h)
+{
+    const struct ibx_admission *admission = h->conn->options.admission;
+    return admission ? admission->refuses(admission->context, h->conn, h->key ? h->key->name : "")
+                     : NULL;
+}
+
 /* What is asked only of a client that has proven itself: a stranger learns nothing from it. */
 static const char *check_proven(struct ibx_handshake *h, uint8_t flags, char text[160])
 {
@@ -308,6 +315,9 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     reason = ibx_handshake_claim_check(h);
     if (reason)
         return refuse(h, reply, -ESTALE, reason, err);
+    reason = check_room(h);
+    if (reason)
+        return refuse(h, reply, -EACCES, reason, err);
     rc = conclude(h, flags, &proofs, err);
     if (rc)
         return rc;

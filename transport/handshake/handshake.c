@@ -373,6 +373,7 @@ static int run(struct ibx_handshake *h, struct ibx_error *err)
     conn->options.claim = NULL;
     conn->options.ends = NULL;
     conn->options.claim_check = NULL;
+    conn->options.admission = NULL;
     h->setup.destroy(&h->setup);
     return rc;
 }
