@@ -21,6 +21,7 @@
 
 #define PROCESSES    1024u /* processes: each costs some 100 MB here, and a context on the GPU */
 #define HANDED_BYTES (1 << 20) /* of connections that a process has not taken yet: 1.3 KB each */
+#define HEARD_MOST   64u       /* of one process at a time: others wait for this one */
 #define LOOK_MS      1000      /* where nothing shows that one has ended */
 
 /*
@@ -336,11 +337,12 @@ static bool route(struct processes *processes, struct ibx_conn *conn)
 static void heard(struct process *p)
 {
     uint64_t taken = 0;
-    ssize_t n;
+    ssize_t n = 1;
     bool asks = false;
-    while ((n = recv(p->socket, &taken, sizeof(taken), MSG_DONTWAIT)) > 0) {
-        asks = taken == p->given;
-        if (taken == IBX_CLIENT_PROCESS_RETIRES && p->state.now == PROCESS_SERVES)
+    for (unsigned i = 0; n > 0 && i < HEARD_MOST; i++) {
+        n = recv(p->socket, &taken, sizeof(taken), MSG_DONTWAIT);
+        asks = n > 0 ? taken == p->given : asks;
+        if (n > 0 && taken == IBX_CLIENT_PROCESS_RETIRES && p->state.now == PROCESS_SERVES)
             ibx_state_move(&p->state, PROCESS_RETIRES);
     }
     if ((asks || n == 0) && takes(p))
