@@ -32,12 +32,17 @@ uint64_t ibx_quota_left(const struct ibx_quota *quota)
     return left;
 }
 
+void ibx_quota_give_here(struct ibx_quota *quota, uint64_t n)
+{
+    uint64_t used = atomic_load(&quota->used);
+    while (!atomic_compare_exchange_weak(&quota->used, &used, n < used ? used - n : 0))
+        ;
+}
+
 void ibx_quota_give(struct ibx_quota *quota, uint64_t n)
 {
     if (!quota)
         return;
     ibx_quota_give(quota->of, n);
-    uint64_t used = atomic_load(&quota->used);
-    while (!atomic_compare_exchange_weak(&quota->used, &used, n < used ? used - n : 0))
-        ;
+    ibx_quota_give_here(quota, n);
 }

@@ -25,5 +25,7 @@ uint64_t ibx_quota_left(const struct ibx_quota *quota);
 /* Of what was taken. A process that is killed in these calls may leave more in a quota that it
  * shares than in that which is `of` it, never less: who gives that back, too, meets 0 there. */
 void ibx_quota_give(struct ibx_quota *quota, uint64_t n);
+/* The same in this one alone. */
+void ibx_quota_give_here(struct ibx_quota *quota, uint64_t n);
 
 #endif

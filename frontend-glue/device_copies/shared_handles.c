@@ -47,7 +47,7 @@ void ibx_shared_handles_ended(unsigned process)
     if (!table)
         return;
     lock_all();
-    for (int i = 0; i < table->used; i++) {
+    for (int i = 0; i < table->used && i < PLACES; i++) {
         if (table->all[i].maker == process + 1)
             table->all[i].maker = 0;
     }

@@ -129,11 +129,27 @@ void ibx_tenants_are_of(unsigned process)
     row = process;
 }
 
+/* The one of a name that this is; NULL: of none. */
+static struct ibx_quota *known(const struct ibx_quota *quota, unsigned hold)
+{
+    unsigned i = 0;
+    while (i < NAMES && quota != &shared->names[i].holds[hold])
+        i++;
+    return i < NAMES ? &shared->names[i].holds[hold] : NULL;
+}
+
+/* The process may have gone wrong before, and this one is all others', too: no address counts that
+ * lies in memory of both. What is pinned for copies has gone with it. */
 void ibx_tenants_ended(unsigned process)
 {
     for (unsigned i = 0; shared && i < IBX_HOLDS; i++) {
         struct ibx_quota *quota = &shared->rows[process][i];
-        ibx_quota_give(quota->of, atomic_exchange(&quota->used, 0));
+        const uint64_t used = atomic_exchange(&quota->used, 0);
+        struct ibx_quota *of = used ? known(quota->of, i) : NULL;
+        if (!of)
+            continue;
+        ibx_quota_give_here(&shared->totals[i], used);
+        ibx_quota_give_here(of, used);
     }
 }
 

@@ -29,6 +29,12 @@ void ibx_records_destroy(struct ibx_records *records)
         munmap(records, sizeof(*records));
 }
 
+/* Any of the processes may have gone wrong, and written there. */
+static unsigned used_of(const struct ibx_records *records)
+{
+    return records->used < RECORDS ? records->used : RECORDS;
+}
+
 /* A process that has ended inside leaves whole records, or those that are forgotten with it. */
 void ibx_records_lock(struct ibx_records *records)
 {
@@ -42,13 +48,14 @@ void ibx_records_unlock(struct ibx_records *records)
 
 struct ibx_record *ibx_records_take(struct ibx_records *records)
 {
+    const unsigned used = used_of(records);
     unsigned i = 0;
-    while (i < records->used && records->all[i].process)
+    while (i < used && records->all[i].process)
         i++;
     if (i == RECORDS)
         return NULL;
-    if (i == records->used)
-        records->used++;
+    if (i == used)
+        records->used = used + 1;
     mlock(&records->all[i], sizeof(records->all[i])); /* for its secret, as far as one may */
     records->all[i].process = getpid();
     return &records->all[i];
@@ -61,7 +68,7 @@ void ibx_records_give(struct ibx_record *record)
 
 struct ibx_record *ibx_records_next(struct ibx_records *records, const struct ibx_record *before)
 {
-    for (size_t i = before ? (size_t)(before - records->all) + 1 : 0; i < records->used; i++) {
+    for (size_t i = before ? (size_t)(before - records->all) + 1 : 0; i < used_of(records); i++) {
         if (records->all[i].process)
             return &records->all[i];
     }

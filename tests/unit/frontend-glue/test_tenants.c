@@ -492,15 +492,57 @@ static int goes_on_beside_half_a_take(void)
     return !ibx_quota_take(quota, 500) ? 4 : ibx_quota_take(quota, 1) ? 5 : 0;
 }
 
-static void test_killed_in_a_take(void **state)
+/* In a process of its own, which shares memory with nobody else. */
+static void expect_good(int (*body)(void))
 {
-    (void)state;
     int status = -1;
     const pid_t pid = fork();
     if (!pid)
-        _exit(goes_on_beside_half_a_take());
+        _exit(body());
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
+}
+
+static void test_killed_in_a_take(void **state)
+{
+    (void)state;
+    expect_good(goes_on_beside_half_a_take);
+}
+
+/* One whose kernels, or who else has come to its memory, have written to what it shares. */
+static void goes_wrong(const struct ibx_tenant_limits *limits)
+{
+    ibx_tenants_are_of(1);
+    struct ibx_tenant *carol = ibx_tenant_get("carol", limits, 8);
+    for (unsigned i = 0; i < IBX_HOLDS; i++) {
+        struct ibx_quota *quota = ibx_tenant_quota(carol, (enum ibx_hold)i);
+        quota->of = (struct ibx_quota *)(uintptr_t)(64 + i);
+        atomic_store(&quota->used, UINT64_MAX);
+    }
+    _exit(0);
+}
+
+static int outlives_one_that_goes_wrong(void)
+{
+    const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
+    if (!ibx_tenants_share(4))
+        return 1;
+    const pid_t other = fork();
+    if (!other)
+        goes_wrong(&limits);
+    if (waitpid(other, NULL, 0) != other)
+        return 2;
+    ibx_tenants_ended(1);
+    ibx_tenants_are_of(2);
+    struct ibx_quota *quota =
+        ibx_tenant_quota(ibx_tenant_get("carol", &limits, 8), IBX_HOLD_DEVICE);
+    return ibx_quota_take(quota, 500) ? 0 : 3;
+}
+
+static void test_gone_wrong(void **state)
+{
+    (void)state;
+    expect_good(outlives_one_that_goes_wrong);
 }
 
 int main(void)
@@ -524,6 +566,7 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test_setup(test_charges, set_up),
         cmocka_unit_test(test_killed_in_a_take),
+        cmocka_unit_test(test_gone_wrong),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
