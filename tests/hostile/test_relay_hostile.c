@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A relay between two ends that encrypt: it has all sockets of the connection (connect(2) leads to
- * it), records what crosses, and changes one byte of it. No end ever takes wrong bytes for right
- * ones, and nothing that is recorded has a payload in it.
+ * it), records what crosses, and changes one byte of it, or drops, repeats or delays what comes in
+ * one piece. No end ever takes wrong bytes for right ones, and nothing that is recorded has a
+ * payload in it.
  */
 #include "common/clock.h"
 #include "transport/transport.h"
@@ -32,6 +33,7 @@
 #define STALL_MS  400u /* without an event: a changed length makes an end wait for more */
 #define SOCKETS   8u   /* of one session, at most */
 #define MAX_WORDS 256u
+#define PIECES    40u /* of each kind, that do not come as they were sent */
 
 int __real_connect(int fd, const struct sockaddr *address, socklen_t length);
 int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length);
@@ -52,7 +54,11 @@ struct pipe {
     pthread_t thread;
 };
 
+/* What becomes of the piece that has the byte. LATE: behind the next one of its socket. */
+enum harm { CHANGED, DROPPED, REPEATED, LATE };
+
 static struct {
+    enum harm harm;
     struct pipe pipes[2 * SOCKETS];
     unsigned count;
     pthread_mutex_t lock;
@@ -62,26 +68,38 @@ static struct {
     uint8_t *record;
 } relay = {.lock = PTHREAD_MUTEX_INITIALIZER, .flip = SIZE_MAX};
 
+static void send_on(const struct pipe *pipe, const uint8_t *bytes, ssize_t n)
+{
+    for (ssize_t at = 0, m; at < n; at += m) {
+        m = send(pipe->to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
+        if (m < 0)
+            m = n; /* nobody is there any more */
+    }
+}
+
 static void *pass(void *argument)
 {
     struct pipe *pipe = argument;
-    static __thread uint8_t bytes[65536];
-    ssize_t n;
+    static __thread uint8_t bytes[65536], held[65536];
+    ssize_t n, late = 0;
     while ((n = recv(pipe->from, bytes, sizeof(bytes), 0)) > 0) {
         pthread_mutex_lock(&relay.lock);
-        if (relay.flip - relay.passed < (size_t)n) {
+        const bool hit = relay.flip - relay.passed < (size_t)n;
+        if (hit && relay.harm == CHANGED)
             bytes[relay.flip - relay.passed] ^= 0x10;
-            relay.flipped = true;
-        }
+        relay.flipped = relay.flipped || hit;
         if (relay.record && relay.passed + (size_t)n <= RECORDED)
             memcpy(relay.record + relay.passed, bytes, (size_t)n);
         relay.passed += (size_t)n;
+        const enum harm harm = hit ? relay.harm : CHANGED;
         pthread_mutex_unlock(&relay.lock);
-        for (ssize_t at = 0, m; at < n; at += m) {
-            m = send(pipe->to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
-            if (m < 0)
-                m = n; /* nobody is there any more */
-        }
+        if (harm == LATE)
+            memcpy(held, bytes, (size_t)n);
+        for (unsigned i = harm == CHANGED ? 1 : harm == REPEATED ? 2 : 0; i; i--)
+            send_on(pipe, bytes, n);
+        if (harm != LATE)
+            send_on(pipe, held, late);
+        late = harm == LATE ? n : 0;
     }
     shutdown(pipe->to, SHUT_WR);
     return NULL;
@@ -379,6 +397,37 @@ static void test_no_changed_byte_is_taken(void **state)
     assert_true(told >= FLIPS / 4);
 }
 
+/* A record that is missing, comes twice, or behind a later one, ends the session, too, but where
+ * nothing came behind it. What was lost an end may wait for. */
+static void test_no_record_is_taken_out_of_order(void **state)
+{
+    (void)state;
+    int status;
+    listen_with("required", true);
+    assert_true(session(SIZE_MAX, &status));
+    const size_t total = relay.passed;
+    ibx_listener_close(listener);
+    listen_with("required", false);
+    for (enum harm harm = DROPPED; harm <= LATE; harm++) {
+        unsigned noticed = 0, hit = 0;
+        relay.harm = harm;
+        for (unsigned i = 0; i < PIECES; i++) {
+            const bool whole =
+                session(((size_t)rand() << 16 ^ (size_t)rand()) % (i % 4 ? total : EARLY), &status);
+            hit += relay.flipped;
+            noticed += relay.flipped && !whole;
+        }
+        print_message("%u pieces %s, %u sessions ended by it\n", hit,
+                      harm == DROPPED    ? "dropped"
+                      : harm == REPEATED ? "repeated"
+                                         : "delayed",
+                      noticed);
+        assert_true(hit >= PIECES / 2 && noticed >= hit / 2);
+    }
+    relay.harm = CHANGED;
+    ibx_listener_close(listener);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -407,6 +456,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_recorder_finds_no_payload),
         cmocka_unit_test(test_no_changed_byte_is_taken),
+        cmocka_unit_test(test_no_record_is_taken_out_of_order),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
