@@ -56,7 +56,7 @@ static int call(const struct ibx_frontend_request *request, int *exit_code)
 }
 
 /* All that is named is read, or written. */
-static int copy(const struct ibx_frontend_copy *wish, int *exit_code)
+static int make_copy(const struct ibx_frontend_copy *wish, int *exit_code)
 {
     static volatile uint8_t sum;
     const size_t rows = wish->rows ? wish->rows : 1;
@@ -80,7 +80,7 @@ static void unseen(bool is)
     (void)is;
 }
 
-static bool launch(const struct ibx_frontend_launch *made, int *rc)
+static bool make_launch(const struct ibx_frontend_launch *made, int *rc)
 {
     (void)made;
     return !answer(NULL, 0, rc);
@@ -88,10 +88,10 @@ static bool launch(const struct ibx_frontend_launch *made, int *rc)
 
 static const struct ibx_frontend_calls calls = {.version = IBX_FRONTEND_VERSION,
                                                 .call = call,
-                                                .copy = copy,
+                                                .copy = make_copy,
                                                 .watch = watch,
                                                 .unseen = unseen,
-                                                .launch = launch};
+                                                .launch = make_launch};
 
 const struct ibx_frontend_calls *ibx_frontend_plugin(void)
 {
