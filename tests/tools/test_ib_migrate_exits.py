@@ -68,7 +68,9 @@ def every_wrong_usage_is_an_object(scene):
 
 @case
 def every_failure_is_an_object(scene):
-    missing = scene.path("missing")
+    missing, file = scene.path("missing"), scene.path("file")
+    with open(file, "w", encoding="ascii"):
+        pass
     for line, words in (("cancel --json", "no ib-migrate works"),
                         ("cancel --json --qmp Q", "no ib-migrate works"),
                         ("set --json --max-bandwidth 1G", "no ib-migrate works"),
@@ -77,10 +79,10 @@ def every_failure_is_an_object(scene):
                         (f"send --json --qmp {missing} tcp://127.0.0.1:1", missing),
                         (f"send --json --qmp {missing} http://127.0.0.1:1", "http"),
                         (f"receive --json --qmp {missing} --listen tcp://127.0.0.1:0", missing),
-                        ("status --json --state-dir /proc/none", "/proc/none"),
-                        ("prune --json --state-dir /proc/none", "/proc/none"),
+                        (f"status --json --state-dir {file}", "is no folder"),
+                        (f"prune --json --state-dir {file}", "is no folder"),
                         ("send --json --state-dir /proc/none --qmp Q tcp://127.0.0.1:1", "/proc"),
-                        ("check --json --state-dir /proc/none --qmp Q", "/proc/none")):
+                        (f"check --json --state-dir {file} --qmp Q", "is no folder")):
         ends(scene, 1, line, words=(words,))
     for line, words in (("set --json --max-bandwidth fast", "--max-bandwidth"),
                         ("send --json --links 99", "--links"),
