@@ -146,7 +146,7 @@ static void check_pair_block(const struct ibx_guest_block *from, const struct ib
         ibx_blockers_add(blockers,
                          "guest RAM %s has %" PRIu64 " MiB here and %" PRIu64
                          " MiB at the destination: "
-                         "start the destination's QEMU with size=%" PRIu64 "M",
+                         "start the destination's QEMU with size=%" PRIu64 "M and the same -m",
                          from->id, from->size >> 20, to->size >> 20, from->size >> 20);
     if (from->page_size && to->page_size && from->page_size != to->page_size)
         ibx_blockers_add(

@@ -311,12 +311,15 @@ static void compare_pair(const json_t *device, const json_t *other, bool same_ve
     char tail[32];
     differences(json_object_get(device, "properties"), json_object_get(other, "properties"),
                 same_version, &names, &remedy);
+    /* Where the board puts memory is -m's, and no user's to set. */
+    const bool memory = strstr(remedy.text, "-4g-mem-size=");
     if (names.count)
         ibx_blockers_add(blockers,
                          "device %.60s @ %.90s differs: %s at the destination%s: start its QEMU "
-                         "with %s for it",
+                         "with %s%s",
                          ibx_member(device, "type"), ibx_member(device, "at"), names.text,
-                         more(&names, tail), remedy.text);
+                         more(&names, tail), memory ? "the same -m as here" : remedy.text,
+                         memory ? "" : " for it");
 }
 
 static void report_missing(const struct names *lacks, const struct names *has,

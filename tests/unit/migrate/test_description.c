@@ -339,6 +339,8 @@ static void a_property_is_named_with_both_values(NO_STATE)
     only(DEVICES(NIC("'num-queues':'4'")), DEVICES(NIC("'num-queues':'1'")),
          "device nic @ 03.0 differs: num-queues is 4 here and 1 at the destination: start its QEMU "
          "with num-queues=4 for it");
+    only(DEVICES(NIC("'below-4g-mem-size':'4'")), DEVICES(NIC("'below-4g-mem-size':'8'")),
+         "is 4 here and 8 at the destination: start its QEMU with the same -m as here");
     only(DEVICES(NIC("'a':'1','b':'2','c':'3','d':'4'")),
          DEVICES(NIC("'a':'2','b':'3','c':'4',"
                      "'d':'5'")),
