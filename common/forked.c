@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/forked.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 void *ibx_forked_map(size_t n)
 {
@@ -28,4 +34,15 @@ void ibx_forked_lock(pthread_mutex_t *lock)
 {
     if (pthread_mutex_lock(lock) == EOWNERDEAD)
         pthread_mutex_consistent(lock);
+}
+
+void ibx_forked_wait(atomic_uint *word, unsigned value, uint64_t until_ns)
+{
+    const struct timespec until = ibx_timespec_of(until_ns);
+    syscall(SYS_futex, word, FUTEX_WAIT_BITSET, value, &until, NULL, FUTEX_BITSET_MATCH_ANY);
+}
+
+void ibx_forked_wake(atomic_uint *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }

@@ -2,41 +2,69 @@
 #include "gpudirect/turns.h"
 
 #include "common/clock.h"
+#include "common/forked.h"
 #include "common/thread.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <time.h>
 
 #define HOLD_MIN_NS ((uint64_t)50000) /* a thread that sleeps comes back no sooner */
 #define HOLD_MAX_NS ((uint64_t)20000000)
 #define ENTER_NS    ((uint64_t)100000) /* of busy waiting for the driver */
 
-#define GPUS 64u /* beyond that several have their turns together */
+#define GPUS    64u /* beyond that several have their turns together */
+#define LINE    64u /* of a cache */
+#define BITS    64u
+#define PROCESS 48u /* the bit of an id from which on it says whose session that is */
 
-/* Of one GPU. */
-struct turns {
-    pthread_mutex_t mutex;
-    pthread_cond_t next;   /* a round has begun */
-    struct ibx_turn *last; /* who copied last */
-    uint64_t round, began_ns;
-    uint64_t total;    /* bytes in this round */
-    uint64_t until_ns; /* it ends then; 0: nobody has had his turn yet */
-    uint64_t short_ns; /* when somebody made a short copy */
-    atomic_uint joined;
-    atomic_bool inside; /* somebody is in the driver */
+typedef _Atomic uint64_t number;
+
+/* What others see of a session that copies. It alone writes that. */
+struct seen {
+    _Alignas(LINE) number ns; /* of its last copy: behind IBX_TURN_BUSY_NS the place is free */
+    number id, owner;
+    number round, spent, left; /* bytes that it has copied in that round, and may copy */
 };
 
-static struct turns gpus[GPUS];
-static pthread_once_t begun = PTHREAD_ONCE_INIT;
+struct copied {
+    number id, ns;
+};
 
-static void begin(void)
+/* Of one GPU. Each number is sound by itself: they are estimates, and may not fit together. */
+struct turns {
+    _Alignas(LINE) atomic_uint event; /* changes when those that wait are to look again */
+    atomic_uint used;                 /* no place behind these is taken */
+    number round, began_ns;
+    number total;               /* bytes in this round */
+    number until_ns;            /* it ends then; 0: nobody has had his turn yet */
+    number short_ns;            /* when somebody made a short copy */
+    struct copied last, before; /* who has copied last, and who else has before */
+    struct seen seen[IBX_TURN_SEEN];
+};
+
+static struct turns own[GPUS];
+static struct turns *gpus = own; /* or in memory that several processes share */
+
+/* Of several processes: one bit each, in `words` for each GPU: it has sessions there. */
+static number *present;
+static unsigned words, process;
+
+/* Of this process. */
+static struct {
+    _Alignas(LINE) atomic_uint joined;
+    atomic_bool inside; /* somebody is in the driver */
+} here[GPUS];
+static pthread_mutex_t joins = PTHREAD_MUTEX_INITIALIZER;
+static number sessions;
+
+static uint64_t get(const number *at)
 {
-    for (unsigned i = 0; i < GPUS; i++) {
-        pthread_mutex_init(&gpus[i].mutex, NULL);
-        pthread_cond_init(&gpus[i].next, NULL);
-        gpus[i].round = 1;
-    }
+    return atomic_load_explicit(at, memory_order_relaxed);
+}
+
+static void set(number *at, uint64_t value)
+{
+    atomic_store_explicit(at, value, memory_order_relaxed);
 }
 
 static struct turns *turns_of(const struct ibx_turn *turn)
@@ -44,151 +72,316 @@ static struct turns *turns_of(const struct ibx_turn *turn)
     return &gpus[turn->gpu % GPUS];
 }
 
-/* All of these are called with the mutex. */
-
-static void unlink_turn(struct turns *turns, struct ibx_turn *turn)
+static unsigned used(const struct turns *turns)
 {
-    if (turn->before)
-        turn->before->next = turn->next;
-    else
-        turns->last = turn->next;
-    if (turn->next)
-        turn->next->before = turn->before;
-    turn->next = turn->before = NULL;
+    const unsigned n = atomic_load_explicit(&turns->used, memory_order_relaxed);
+    return n < IBX_TURN_SEEN ? n : IBX_TURN_SEEN;
 }
 
-static void link_first(struct turns *turns, struct ibx_turn *turn)
+/* Other threads have looked at the clock a little later, or write what they like. */
+static bool is_within(uint64_t ns, uint64_t now, uint64_t span)
 {
-    turn->next = turns->last;
-    if (turns->last)
-        turns->last->before = turn;
-    turns->last = turn;
+    return (now > ns ? now - ns : ns - now) < span;
 }
 
-static void round_begin(struct turns *turns, uint64_t now)
+static bool is_busy(uint64_t seen_ns, uint64_t now)
 {
-    turns->round++;
-    turns->began_ns = now;
-    turns->total = 0;
-    turns->until_ns = 0;
-    pthread_cond_broadcast(&turns->next);
+    return is_within(seen_ns, now, IBX_TURN_BUSY_NS);
 }
 
-static bool is_busy(const struct ibx_turn *turn, uint64_t now)
+/* Those that wait are to look again. */
+static void wake(struct turns *turns)
 {
-    return now - turn->seen_ns < IBX_TURN_BUSY_NS || turn->seen_ns > now;
+    atomic_fetch_add(&turns->event, 1);
+    ibx_forked_wake(&turns->event);
+}
+
+/* They have said so before they looked. */
+static bool anybody_waits(const struct turns *turns)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    return get(&turns->until_ns);
+}
+
+/* ---------------------------------------------------------------------- who is seen */
+
+/* Takes the first place that is free. NULL: there is none. */
+static struct seen *take_place(struct turns *turns, struct ibx_turn *turn, uint64_t now)
+{
+    unsigned i = 0, n = used(turns);
+    for (;; i++) {
+        if (i == IBX_TURN_SEEN)
+            return NULL;
+        uint64_t ns = get(&turns->seen[i].ns);
+        if (!is_busy(ns, now) && atomic_compare_exchange_strong(&turns->seen[i].ns, &ns, now))
+            break;
+    }
+    while (n > i + 1 && !is_busy(get(&turns->seen[n - 1].ns), now))
+        n--;
+    atomic_store_explicit(&turns->used, n > i ? n : i + 1, memory_order_relaxed);
+    turn->place = i;
+    set(&turns->seen[i].id, turn->id);
+    return &turns->seen[i];
+}
+
+static struct seen *place_of(struct turns *turns, const struct ibx_turn *turn)
+{
+    struct seen *seen = &turns->seen[turn->place];
+    return get(&seen->id) == turn->id ? seen : NULL;
+}
+
+/* `anew`: it may take a place. */
+static void show(struct turns *turns, struct ibx_turn *turn, uint64_t left, bool anew)
+{
+    struct seen *seen = place_of(turns, turn);
+    if (!seen && anew)
+        seen = take_place(turns, turn, turn->seen_ns);
+    if (!seen)
+        return;
+    if (used(turns) <= turn->place) /* somebody who took a place has not seen that of this one */
+        atomic_store_explicit(&turns->used, turn->place + 1, memory_order_relaxed);
+    set(&seen->owner, (uintptr_t)turn->owner);
+    set(&seen->ns, turn->seen_ns);
+    set(&seen->round, turn->round);
+    set(&seen->spent, turn->spent);
+    set(&seen->left, left);
+}
+
+static void leave_place(struct seen *seen)
+{
+    set(&seen->id, 0);
+    set(&seen->ns, 0);
+}
+
+static void note(struct copied *copied, uint64_t id, uint64_t ns)
+{
+    set(&copied->id, id);
+    set(&copied->ns, ns);
+}
+
+/* Who has copied last, of those that are seen. */
+static void remember(struct turns *turns)
+{
+    note(&turns->last, 0, 0);
+    note(&turns->before, 0, 0);
+    for (unsigned i = 0; i < used(turns); i++) {
+        const uint64_t id = get(&turns->seen[i].id), ns = get(&turns->seen[i].ns);
+        if (ns > get(&turns->last.ns)) {
+            note(&turns->before, get(&turns->last.id), get(&turns->last.ns));
+            note(&turns->last, id, ns);
+        } else if (ns > get(&turns->before.ns)) {
+            note(&turns->before, id, ns);
+        }
+    }
+}
+
+/* It copies. When somebody else has, the last time; 0: never. */
+static uint64_t come(struct turns *turns, const struct ibx_turn *turn, uint64_t now)
+{
+    const uint64_t last = get(&turns->last.id);
+    if (last == turn->id) {
+        set(&turns->last.ns, now);
+        return get(&turns->before.ns);
+    }
+    const uint64_t ns = get(&turns->last.ns);
+    note(&turns->before, last, ns);
+    note(&turns->last, turn->id, now);
+    return ns;
+}
+
+/* ---------------------------------------------------------------------------- rounds */
+
+/* Unless somebody else has begun the one behind `round`. */
+static void round_begin(struct turns *turns, uint64_t round, uint64_t now)
+{
+    if (!atomic_compare_exchange_strong(&turns->round, &round, round + 1))
+        return;
+    set(&turns->began_ns, now);
+    set(&turns->total, 0);
+    if (atomic_exchange(&turns->until_ns, 0))
+        wake(turns);
 }
 
 /* Of an owner's busy sessions each has its part. */
 static uint64_t quantum(const struct turns *turns, const struct ibx_turn *turn, uint64_t now)
 {
     uint64_t sharing = 1;
-    for (const struct ibx_turn *t = turns->last; turn->owner && t && is_busy(t, now); t = t->next)
-        sharing += t != turn && t->owner == turn->owner;
+    const unsigned n = turn->owner ? used(turns) : 0;
+    for (unsigned i = 0; i < n; i++) {
+        const struct seen *s = &turns->seen[i];
+        sharing += get(&s->owner) == (uintptr_t)turn->owner && get(&s->id) != turn->id &&
+                   is_busy(get(&s->ns), now);
+    }
     return IBX_TURN_QUANTUM * turn->weight / IBX_TURN_WEIGHT / sharing + 1;
-}
-
-/* What it may still copy in this round. */
-static uint64_t left(const struct turns *turns, const struct ibx_turn *turn, uint64_t now)
-{
-    uint64_t most = quantum(turns, turn, now);
-    if (turn->round == turns->round)
-        most += turn->carried;
-    const uint64_t spent = turn->round == turns->round ? turn->spent : 0;
-    return spent < most ? most - spent : 0;
 }
 
 /* It comes into the round of now. What it had left is carried, or what it copied beyond that,
  * unless it was away. */
-static void catch_up(const struct turns *turns, struct ibx_turn *turn, bool was_busy, uint64_t now)
+static void catch_up(struct ibx_turn *turn, uint64_t round, uint64_t most, bool was_busy)
 {
-    if (turn->round == turns->round)
-        return;
-    const uint64_t most = quantum(turns, turn, now), all = most + turn->carried;
+    const uint64_t all = most + turn->carried;
     const uint64_t rest = turn->spent < all ? all - turn->spent : 0;
     const uint64_t debt = turn->spent > all ? turn->spent - all : 0;
     turn->carried = !was_busy ? 0 : rest < most / 8 ? rest : most / 8;
     turn->spent = !was_busy ? 0 : debt < most ? debt : most;
-    turn->round = turns->round;
+    turn->round = round;
 }
 
 /* Bytes that sessions as busy as this one have left. */
-static uint64_t others_left(const struct turns *turns, const struct ibx_turn *turn, uint64_t now)
+static uint64_t others_left(const struct turns *turns, const struct ibx_turn *turn, uint64_t most,
+                            uint64_t now)
 {
-    const uint64_t most = quantum(turns, turn, now),
-                   half = (turn->spent < most ? turn->spent : most) / 2;
+    const uint64_t half = (turn->spent < most ? turn->spent : most) / 2;
     uint64_t sum = 0;
-    for (const struct ibx_turn *t = turns->last; t && is_busy(t, now); t = t->next) {
-        if (t != turn && t->round == turns->round && t->spent >= half)
-            sum += left(turns, t, now);
+    for (unsigned i = 0, n = used(turns); i < n; i++) {
+        const struct seen *s = &turns->seen[i];
+        if (get(&s->id) != turn->id && is_busy(get(&s->ns), now) && get(&s->round) == turn->round &&
+            get(&s->spent) >= half)
+            sum += get(&s->left);
     }
     return sum;
 }
 
+/* When the round ends of which the others have that many bytes left. */
+static uint64_t end_of_round(struct turns *turns, uint64_t rest, uint64_t now)
+{
+    const uint64_t age = now - get(&turns->began_ns), total = get(&turns->total);
+    const uint64_t taken = age < 2 * HOLD_MAX_NS ? age : 2 * HOLD_MAX_NS;
+    const double more = (double)taken * (double)rest / (double)(total ? total : 1);
+    uint64_t hold = more < (double)HOLD_MAX_NS ? (uint64_t)more : HOLD_MAX_NS, until = 0;
+    hold = hold > taken * 3 / 5 ? hold : taken * 3 / 5;
+    hold = hold < HOLD_MIN_NS ? HOLD_MIN_NS : hold > HOLD_MAX_NS ? HOLD_MAX_NS : hold;
+    if (atomic_compare_exchange_strong(&turns->until_ns, &until, now + hold))
+        return now + hold;
+    return until < now + HOLD_MAX_NS ? until : now + HOLD_MAX_NS;
+}
+
 /* This session has had its turn: waits for the end of the round, which it begins if nobody else
  * has. */
-static void wait_for_others(struct turns *turns, struct ibx_turn *turn, uint64_t now)
+static void wait_for_others(struct turns *turns, struct ibx_turn *turn, uint64_t most, uint64_t now)
 {
-    const uint64_t round = turns->round, began = now;
-    uint64_t rest = others_left(turns, turn, now);
-    if (rest && !turns->until_ns) {
-        const uint64_t taken = now - turns->began_ns;
-        uint64_t hold = (uint64_t)((double)taken * (double)rest / (double)turns->total);
-        hold = hold > taken * 3 / 5 ? hold : taken * 3 / 5;
-        hold = hold < HOLD_MIN_NS ? HOLD_MIN_NS : hold > HOLD_MAX_NS ? HOLD_MAX_NS : hold;
-        turns->until_ns = now + hold;
-    }
-    while (turns->round == round && rest && now < turns->until_ns) {
-        const struct timespec until = ibx_timespec_of(turns->until_ns);
-        pthread_cond_clockwait(&turns->next, &turns->mutex, CLOCK_MONOTONIC, &until);
+    const uint64_t began = now, rest = others_left(turns, turn, most, now);
+    const uint64_t until = rest ? end_of_round(turns, rest, now) : now;
+    while (now < until) {
+        const unsigned event = atomic_load(&turns->event);
+        atomic_thread_fence(memory_order_seq_cst);
+        if (get(&turns->round) != turn->round || !others_left(turns, turn, most, now))
+            break;
+        ibx_forked_wait(&turns->event, event, until);
         now = ibx_now_ns();
-        rest = turns->round == round ? others_left(turns, turn, now) : 0;
     }
     turn->held_ns += now - began;
-    if (turns->round == round)
-        round_begin(turns, now);
+    round_begin(turns, turn->round, now);
+}
+
+/* ---------------------------------------------------------------- of several processes */
+
+bool ibx_turns_share(unsigned processes)
+{
+    const unsigned n = (processes + BITS - 1) / BITS;
+    struct turns *all = ibx_forked_map(GPUS * (sizeof(*all) + n * sizeof(*present)));
+    if (!all)
+        return false;
+    gpus = all;
+    present = (number *)(all + GPUS);
+    words = n;
+    return true;
+}
+
+void ibx_turns_are_of(unsigned number_of_it)
+{
+    process = number_of_it;
+}
+
+static number *bits_of(unsigned gpu, unsigned of)
+{
+    return &present[gpu * words + of / BITS];
+}
+
+static uint64_t bit_of(unsigned of)
+{
+    return (uint64_t)1 << of % BITS;
+}
+
+static bool is_of(uint64_t id, unsigned of)
+{
+    return id >> PROCESS == of + 1u;
+}
+
+void ibx_turns_ended(unsigned of)
+{
+    for (unsigned gpu = 0; present && gpu < GPUS; gpu++) {
+        struct turns *turns = &gpus[gpu];
+        if (!(atomic_fetch_and(bits_of(gpu, of), ~bit_of(of)) & bit_of(of)))
+            continue;
+        for (unsigned i = 0; i < used(turns); i++) {
+            if (is_of(get(&turns->seen[i].id), of))
+                leave_place(&turns->seen[i]);
+        }
+        if (is_of(get(&turns->last.id), of) || is_of(get(&turns->before.id), of))
+            remember(turns);
+        wake(turns);
+    }
+}
+
+/* Others than this process. Its own bit may have been overwritten. */
+static bool others_present(unsigned gpu)
+{
+    uint64_t others = 0;
+    number *bits = bits_of(gpu, process);
+    if (!(get(bits) & bit_of(process)))
+        atomic_fetch_or(bits, bit_of(process));
+    for (unsigned i = 0; i < words; i++)
+        others |= get(&present[gpu * words + i]) & ~(i == process / BITS ? bit_of(process) : 0);
+    return others;
+}
+
+static bool is_alone(unsigned gpu)
+{
+    const bool several = present && others_present(gpu);
+    return !several && atomic_load_explicit(&here[gpu].joined, memory_order_relaxed) == 1;
 }
 
 /* ------------------------------------------------------------------------ the calls */
 
-/* At the end of those of its GPU. */
-static void enter_list(struct ibx_turn *turn)
+static void enter(const struct ibx_turn *turn)
 {
-    struct turns *turns = turns_of(turn);
-    pthread_mutex_lock(&turns->mutex);
-    struct ibx_turn **at = &turns->last, *before = NULL;
-    while (*at) {
-        before = *at;
-        at = &before->next;
-    }
-    turn->before = before;
-    *at = turn;
-    atomic_fetch_add(&turns->joined, 1);
-    pthread_mutex_unlock(&turns->mutex);
+    const unsigned gpu = turn->gpu % GPUS;
+    pthread_mutex_lock(&joins);
+    if (!atomic_fetch_add(&here[gpu].joined, 1) && present)
+        atomic_fetch_or(bits_of(gpu, process), bit_of(process));
+    pthread_mutex_unlock(&joins);
 }
 
 /* Who waits for this one finds the round over. */
-static void leave_list(struct ibx_turn *turn)
+static void leave(const struct ibx_turn *turn)
 {
-    struct turns *turns = turns_of(turn);
-    pthread_mutex_lock(&turns->mutex);
-    unlink_turn(turns, turn);
-    atomic_fetch_sub(&turns->joined, 1);
-    pthread_cond_broadcast(&turns->next);
-    pthread_mutex_unlock(&turns->mutex);
+    const unsigned gpu = turn->gpu % GPUS;
+    struct turns *turns = &gpus[gpu];
+    struct seen *seen = place_of(turns, turn);
+    if (seen)
+        leave_place(seen);
+    if (get(&turns->last.id) == turn->id || get(&turns->before.id) == turn->id)
+        remember(turns);
+    wake(turns);
+    pthread_mutex_lock(&joins);
+    if (atomic_fetch_sub(&here[gpu].joined, 1) == 1 && present)
+        atomic_fetch_and(bits_of(gpu, process), ~bit_of(process));
+    pthread_mutex_unlock(&joins);
 }
 
 void ibx_turn_join(struct ibx_turn *turn, const void *owner, unsigned weight)
 {
-    pthread_once(&begun, begin);
-    *turn = (struct ibx_turn){.joined = true, .owner = owner, .weight = weight ? weight : 1};
-    enter_list(turn);
+    const uint64_t id = (uint64_t)(process + 1) << PROCESS | atomic_fetch_add(&sessions, 1);
+    *turn =
+        (struct ibx_turn){.joined = true, .owner = owner, .weight = weight ? weight : 1, .id = id};
+    enter(turn);
 }
 
 void ibx_turn_leave(struct ibx_turn *turn)
 {
     if (turn->joined)
-        leave_list(turn);
+        leave(turn);
     turn->joined = false;
 }
 
@@ -196,57 +389,54 @@ void ibx_turn_go(struct ibx_turn *turn, unsigned gpu)
 {
     if (!turn->joined || turn->gpu == gpu)
         return;
-    leave_list(turn);
+    leave(turn);
     *turn = (struct ibx_turn){.joined = true,
                               .owner = turn->owner,
                               .weight = turn->weight,
                               .gpu = gpu,
+                              .id = turn->id,
                               .held_ns = turn->held_ns};
-    enter_list(turn);
+    enter(turn);
 }
 
-static enum ibx_turn_company company(const struct turns *turns, const struct ibx_turn *turn,
-                                     uint64_t now)
+static enum ibx_turn_company company(const struct turns *turns, uint64_t others_ns, uint64_t now)
 {
-    const struct ibx_turn *other = turn->next;
-    if (!other || !other->seen_ns)
+    if (!others_ns || !is_within(others_ns, now, IBX_TURN_NEAR_NS))
         return IBX_TURN_ALONE;
-    if (!is_busy(other, now))
-        return now - other->seen_ns < IBX_TURN_NEAR_NS ? IBX_TURN_NEAR : IBX_TURN_ALONE;
-    return now - turns->short_ns < IBX_TURN_BUSY_NS || turns->short_ns > now ? IBX_TURN_BESIDE
-                                                                             : IBX_TURN_BESIDE_LONG;
+    if (!is_busy(others_ns, now))
+        return IBX_TURN_NEAR;
+    return is_busy(get(&turns->short_ns), now) ? IBX_TURN_BESIDE : IBX_TURN_BESIDE_LONG;
 }
 
 enum ibx_turn_company ibx_turn_take(struct ibx_turn *turn, uint64_t bytes)
 {
-    struct turns *turns = turn && turn->joined ? turns_of(turn) : NULL;
-    if (!turns || atomic_load_explicit(&turns->joined, memory_order_relaxed) == 1)
+    if (!turn || !turn->joined || is_alone(turn->gpu % GPUS))
         return IBX_TURN_ALONE;
+    struct turns *turns = turns_of(turn);
     const uint64_t now = ibx_now_ns();
-    pthread_mutex_lock(&turns->mutex);
-    const bool was_busy = is_busy(turn, now);
-    if (turns->last && !is_busy(turns->last, now)) /* nobody has copied for a while */
-        round_begin(turns, now);
+    const bool was_busy = is_busy(turn->seen_ns, now);
+    if (!is_busy(get(&turns->last.ns), now)) /* nobody has copied for a while */
+        round_begin(turns, get(&turns->round), now);
     turn->seen_ns = now;
     if (bytes && bytes <= IBX_TURN_SHORT)
-        turns->short_ns = now;
-    if (turns->last != turn) {
-        unlink_turn(turns, turn);
-        link_first(turns, turn);
-    }
-    const enum ibx_turn_company with = company(turns, turn, now);
-    catch_up(turns, turn, was_busy, now);
+        set(&turns->short_ns, now);
+    const enum ibx_turn_company with = company(turns, come(turns, turn, now), now);
+    const uint64_t most = quantum(turns, turn, now), round = get(&turns->round);
+    const bool comes = turn->round != round;
+    if (comes)
+        catch_up(turn, round, most, was_busy);
     turn->spent += bytes;
-    turns->total += bytes;
-    if (bytes && !left(turns, turn, now)) {
-        if (turns->until_ns) /* somebody waits, for this one perhaps */
-            pthread_cond_broadcast(&turns->next);
-        wait_for_others(turns, turn, now);
-        turn->seen_ns = ibx_now_ns();
-        unlink_turn(turns, turn); /* others have copied meanwhile */
-        link_first(turns, turn);
+    atomic_fetch_add_explicit(&turns->total, bytes, memory_order_relaxed);
+    const uint64_t all = most + turn->carried, left = turn->spent < all ? all - turn->spent : 0;
+    show(turns, turn, left, comes || !was_busy);
+    if (bytes && !left) {
+        if (anybody_waits(turns)) /* for this one perhaps */
+            wake(turns);
+        wait_for_others(turns, turn, most, now);
+        turn->seen_ns = ibx_now_ns(); /* others have copied meanwhile */
+        come(turns, turn, turn->seen_ns);
+        show(turns, turn, left, false);
     }
-    pthread_mutex_unlock(&turns->mutex);
     return with;
 }
 
@@ -265,10 +455,10 @@ static bool processors_abound(void)
     return atomic_load_explicit(&spins, memory_order_relaxed) == 1;
 }
 
-static bool try_enter(struct turns *turns)
+static bool try_enter(atomic_bool *inside)
 {
-    return !atomic_load_explicit(&turns->inside, memory_order_relaxed) &&
-           !atomic_exchange_explicit(&turns->inside, true, memory_order_acquire);
+    return !atomic_load_explicit(inside, memory_order_relaxed) &&
+           !atomic_exchange_explicit(inside, true, memory_order_acquire);
 }
 
 bool ibx_turn_enter(const struct ibx_turn *turn, enum ibx_turn_company company)
@@ -276,7 +466,7 @@ bool ibx_turn_enter(const struct ibx_turn *turn, enum ibx_turn_company company)
     if (!turn || company < IBX_TURN_BESIDE_LONG || !processors_abound())
         return false;
     uint64_t until = 0;
-    for (unsigned i = 0; !try_enter(turns_of(turn)); i++) {
+    for (unsigned i = 0; !try_enter(&here[turn->gpu % GPUS].inside); i++) {
         if (i % 64 == 0) {
             const uint64_t now = ibx_now_ns();
             until = until ? until : now + ENTER_NS;
@@ -291,5 +481,5 @@ bool ibx_turn_enter(const struct ibx_turn *turn, enum ibx_turn_company company)
 void ibx_turn_exit(const struct ibx_turn *turn, bool entered)
 {
     if (entered)
-        atomic_store_explicit(&turns_of(turn)->inside, false, memory_order_release);
+        atomic_store_explicit(&here[turn->gpu % GPUS].inside, false, memory_order_release);
 }

@@ -392,18 +392,20 @@ static int admit(void *context, const struct ibx_path *path, struct ibx_error *e
 
 static bool processes(unsigned most)
 {
-    return ibx_tenants_share(most) && ibx_shared_handles_create();
+    return ibx_tenants_share(most) && ibx_turns_share(most) && ibx_shared_handles_create();
 }
 
 static void process_begins(unsigned process)
 {
     ibx_tenants_are_of(process);
+    ibx_turns_are_of(process);
     ibx_shared_handles_are_of(process);
 }
 
 static void process_ended(unsigned process)
 {
     ibx_tenants_ended(process);
+    ibx_turns_ended(process);
     ibx_shared_handles_ended(process);
 }
 

@@ -73,7 +73,7 @@ int ibx_isolation_begin(struct copies *x)
                                 path->peer, path->name);
     ibx_clients_join(x);
     x->pins.quota = ibx_tenant_quota(i->tenant, IBX_HOLD_PINS);
-    ibx_turn_join(&x->turn, path->name[0] ? i->tenant : NULL,
+    ibx_turn_join(&x->turn, path->name[0] ? ibx_tenant_everywhere(i->tenant) : NULL,
                   ibx_share_of(&x->options.limits, path->name));
     return 0;
 }

@@ -27,6 +27,7 @@
 
 struct ibx_tenant {
     char name[IBX_NAME_MAX + 1];
+    const void *everywhere;                  /* it is the same for all processes */
     struct ibx_quota *holds, own[IBX_HOLDS]; /* the former: these, or those of this process */
     struct ibx_quota execs[IBX_TENANT_GPUS]; /* they are of that in holds */
     struct ibx_captured_work captured;
@@ -178,6 +179,7 @@ static bool count_with_others(struct ibx_tenant *tenant)
     struct named *all = name_of(tenant->name);
     if (!all)
         return false;
+    tenant->everywhere = all;
     tenant->holds = shared->rows[row];
     for (unsigned i = 0; i < IBX_HOLDS; i++)
         tenant->holds[i].of = i == IBX_HOLD_CHUNKS ? &totals[i] : &all->holds[i];
@@ -244,6 +246,7 @@ static struct ibx_tenant *begin(const char *name)
     if (!tenant)
         return NULL;
     strncpy(tenant->name, name, IBX_NAME_MAX);
+    tenant->everywhere = tenant;
     tenant->holds = tenant->own;
     for (unsigned i = 0; i < IBX_HOLDS; i++)
         tenant->holds[i].of = &totals[i];
@@ -279,6 +282,11 @@ struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limi
 const char *ibx_tenant_name(const struct ibx_tenant *tenant)
 {
     return tenant->name;
+}
+
+const void *ibx_tenant_everywhere(const struct ibx_tenant *tenant)
+{
+    return tenant->everywhere;
 }
 
 struct ibx_quota *ibx_tenant_quota(struct ibx_tenant *tenant, enum ibx_hold what)

@@ -2,6 +2,9 @@
 /* What a process shares with those that it forks, also with one that ends while it has the lock. */
 #include "common/forked.h"
 
+#include "common/clock.h"
+
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -16,6 +19,7 @@
 struct table {
     pthread_mutex_t lock;
     unsigned count;
+    atomic_uint word;
 };
 
 static void child(struct table *table, bool unlocks)
@@ -53,6 +57,34 @@ static void test_forked(void **state)
     munmap(table, sizeof(*table));
 }
 
+/* A process that waits is woken by another one, long before its time is over. */
+static void test_woken(void **state)
+{
+    struct table *table = ibx_forked_map(sizeof(*table));
+    int status = 0;
+    (void)state;
+    assert_non_null(table);
+    ibx_forked_wait(&table->word, 1, UINT64_MAX / 2);      /* it has another value */
+    ibx_forked_wait(&table->word, 0, ibx_now_ns() + 1000); /* the time is over */
+    const pid_t pid = fork();
+    if (!pid) {
+        alarm(60);
+        while (atomic_load(&table->word) < 2) {
+            atomic_compare_exchange_strong(&table->word, &(unsigned){0}, 1);
+            ibx_forked_wait(&table->word, 1, UINT64_MAX / 2);
+        }
+        _exit(0);
+    }
+    alarm(60);
+    while (!atomic_load(&table->word)) /* it is about to wait */
+        sched_yield();
+    atomic_store(&table->word, 2);
+    ibx_forked_wake(&table->word);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    munmap(table, sizeof(*table));
+}
+
 static void test_no_memory(void **state)
 {
     (void)state;
@@ -61,7 +93,7 @@ static void test_no_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_forked),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_forked), cmocka_unit_test(test_woken),
                                        cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,10 +3,9 @@
  * wait, the others copy. */
 #include "gpudirect/turns.h"
 
-#include <errno.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
@@ -48,28 +47,22 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *time)
     return 0;
 }
 
-int __wrap_pthread_cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
-                                  clockid_t clock, const struct timespec *until);
-int __wrap_pthread_cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
-                                  clockid_t clock, const struct timespec *until)
+void __wrap_ibx_forked_wait(atomic_uint *word, unsigned value, uint64_t until_ns);
+void __wrap_ibx_forked_wait(atomic_uint *word, unsigned value, uint64_t until_ns)
 {
-    (void)condition;
-    (void)clock;
+    (void)word;
+    (void)value;
     static int depth; /* a session that comes while another waits may have to wait, too */
-    const uint64_t deadline = (uint64_t)until->tv_sec * 1000000000u + (uint64_t)until->tv_nsec;
     struct ibx_turn *waiting = comes;
-    pthread_mutex_unlock(mutex);
     waits++;
     if (++depth > 1)
-        now_ns = deadline;
+        now_ns = until_ns;
     else if (waiting == &one)
         meanwhile();
     else
         one_comes();
     depth--;
     comes = waiting;
-    pthread_mutex_lock(mutex);
-    return now_ns >= deadline ? ETIMEDOUT : 0;
 }
 
 static int set_up(void **state)
@@ -342,6 +335,30 @@ static void test_one_that_has_waited(void **state)
     assert_int_equal(ibx_turn_company(&other[1]), IBX_TURN_BESIDE_LONG);
 }
 
+/* More sessions copy at once than are seen: nobody waits for those that are not, which know of the
+ * others all the same. When there is room they are seen again. */
+static void test_a_crowd(void **state)
+{
+    static struct ibx_turn crowd[IBX_TURN_SEEN];
+    (void)state;
+    for (unsigned i = 0; i < IBX_TURN_SEEN; i++) {
+        ibx_turn_join(&crowd[i], NULL, 100);
+        ibx_turn_take(&crowd[i], 1);
+    }
+    ibx_turn_join(&other[0], NULL, 100);
+    for (unsigned i = 0; i < 2; i++) {
+        one.held_ns = 0;
+        meanwhile = other_copies;
+        assert_int_equal(ibx_turn_take(&other[0], QUANTUM * 3 / 4),
+                         i ? IBX_TURN_NEAR : IBX_TURN_BESIDE);
+        copy(&one, QUANTUM + 1);
+        assert_int_equal(waits > 0, i);
+        now_ns += IBX_TURN_BUSY_NS;
+    }
+    for (unsigned i = 0; i < IBX_TURN_SEEN; i++)
+        ibx_turn_leave(&crowd[i]);
+}
+
 /* One thread at a time goes into the driver, beside others; but it is not waited for forever. */
 static void test_into_the_driver(void **state)
 {
@@ -387,6 +404,7 @@ int main(void)
         CASE(test_little_copies),
         CASE(test_one_that_dawdles),
         CASE(test_one_that_has_waited),
+        CASE(test_a_crowd),
         CASE(test_into_the_driver),
     };
     return cmocka_run_group_tests_name("turns", tests, NULL, NULL);
