@@ -23,6 +23,28 @@ long copies(Remote *remote, std::uint64_t memory, Remote *back)
            !back->from_device(got.data(), memory, got.size()) && got == bytes;
 }
 
+// In how many pieces the GPU gets it.
+long pieces_of_a_long_copy(Remote *remote)
+{
+    static const std::vector<char> bytes(long_bytes);
+    const std::uint64_t memory = (remote->get_last_error(), remote->malloc(bytes.size()));
+    const unsigned long before = remote->stats().copies_async;
+    const bool done = memory && !remote->to_device(memory, bytes.data(), bytes.size());
+    const unsigned long after = remote->stats().copies_async;
+    return done && !remote->free(memory) ? static_cast<long>(after - before) : -1;
+}
+
+// For a while.
+long copies_short(Remote *remote)
+{
+    const char bytes[64] = "";
+    const std::uint64_t memory = (remote->get_last_error(), remote->malloc(sizeof(bytes)));
+    bool good = memory;
+    for (int i = 0; i < 300 && good; i++)
+        good = !remote->to_device(memory, bytes, sizeof(bytes));
+    return good && !remote->free(memory);
+}
+
 // As a link does that breaks.
 long cut(std::uint16_t port)
 {
@@ -83,6 +105,10 @@ long carry_out(Order order, Remote *remote, std::uint16_t port, const std::strin
         Remote other(over.get());
         return copies(remote, remote->malloc(100000), &other);
     }
+    case COPIES_LONG:
+        return pieces_of_a_long_copy(remote);
+    case COPIES_SHORT:
+        return copies_short(remote);
     case CONNECTS:
         return connects_at_once(port, options, at_once);
     case FORKS: {

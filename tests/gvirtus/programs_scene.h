@@ -14,6 +14,7 @@
 constexpr int lost = 999;    // what each call of a session returns that is gone
 constexpr int broken = 719;  // ... and of a context that is broken
 constexpr long at_once = 64; // connections of one program
+constexpr long piece = 256 << 10, long_bytes = 16 * piece;
 
 struct Listening : BackEnd {
     std::size_t spares;
@@ -47,7 +48,9 @@ enum Order : char {
     SHARES,
     FORKS,
     FILLS,
-    CONNECTS
+    CONNECTS,
+    COPIES_LONG,
+    COPIES_SHORT
 };
 
 long works(Remote *remote);

@@ -232,6 +232,23 @@ bool limits_are_shared()
     return HOLDS(e.ask(WORKS) == 1 && Program(back).ask(WORKS) != 1);
 }
 
+// A short copy of one program has the long ones of others cut into pieces, between which it comes.
+bool takes_turns()
+{
+    const Listening back;
+    const Program greedy(back);
+    Program small(back);
+    REQUIRE(small.ask(COPIES_SHORT) == 1);
+    const auto are_cut = [&] { return greedy.ask(COPIES_LONG) >= long_bytes / piece; };
+    REQUIRE(becomes_true([&] {
+        const bool begun = small.begin(COPIES_SHORT), cut = are_cut();
+        return begun && small.answer() == 1 && cut;
+    }));
+    small.end(SIGKILL);
+    REQUIRE(back.has(1));
+    return HOLDS(greedy.ask(COPIES_LONG) > 0 && becomes_true([&] { return !are_cut(); }));
+}
+
 bool waits_for_its_turn(const Listening &back, const Program &a, const Program &other)
 {
     REQUIRE(kill(back.children().front(), SIGSTOP) == 0 && a.begin(CONNECTS));
@@ -410,6 +427,7 @@ int main(int argc, char **argv)
     check("more programs than there may be", crowd);
     check("a process without keys", has_no_keys);
     check("limits are of all programs", limits_are_shared);
+    check("turns are of all programs", takes_turns);
     check("a process that does not take its connections", a_process_that_waits);
     check("a process without descriptors", out_of_descriptors);
     check("processes that are killed at any time", [] { return killed_at_any_time(0); });
