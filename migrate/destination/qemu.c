@@ -93,14 +93,18 @@ static void note_end(struct destination_qemu *qemu, json_t *event)
 /* Of a VM that runs here: its status is another one. A QEMU that may be about to end is not asked:
  * it can hang over a question that comes while it ends (qmp_stream.c). SHUTDOWN tells the status
  * itself, which stays where QEMU does (-no-shutdown). */
-static void note_status(struct destination_qemu *qemu, const char *event)
+static void note_status(struct destination_qemu *qemu, json_t *message, const char *event)
 {
+    const char *action =
+        json_string_value(json_object_get(json_object_get(message, "data"), "action"));
     static const char *const others[] = {"STOP", "RESET", "SUSPEND", "WAKEUP"};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         qemu->stale |= !strcmp(event, others[i]);
     if (!strcmp(event, "GUEST_PANICKED")) {
         qemu->stale = true;
         qemu->ask_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
+        if (action && !strcmp(action, "pause")) /* the migration may be over before that */
+            snprintf(qemu->status, sizeof(qemu->status), "guest-panicked");
     } else if (!strcmp(event, "SHUTDOWN")) {
         qemu->stale = false;
         snprintf(qemu->status, sizeof(qemu->status), "shutdown");
@@ -129,7 +133,7 @@ static void on_event(struct destination_qemu *qemu, json_t *event)
     if (ibx_vm_event_is(event, "RESUME", NULL) || ibx_vm_event_is(event, "RESET", NULL))
         qemu->end[0] = '\0';
     if (qemu->state.now == QEMU_RUNNING && name)
-        note_status(qemu, name);
+        note_status(qemu, event, name);
 }
 
 static void take_queued_events(struct destination_qemu *qemu)

@@ -534,6 +534,24 @@ def a_paused_vm_that_is_taken_back_is_not_said_to_run(scene):
 
 
 @case
+def a_guest_that_has_panicked_is_not_said_to_run(scene):
+    """Also where the migration is over a moment later."""
+    panics, words = ("-device", "pvpanic", "-action", "panic=pause"), "mib=16 button=2"
+    source, destination = (Vm(scene, *panics, append=words, incoming=there)
+                           for there in (False, True))
+    until(lambda: source.beats() > 20, "heartbeats")
+    waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
+    sender = start(scene, "send --json", *source.qmp, uri)
+    wait_for_phase("filling", sender, waiting)
+    ask_qmp(destination.own, "system_powerdown")
+    until(lambda: not destination.running(), "the panic")
+    let_go(scene, destination)
+    for process in (sender, waiting):
+        code, summary, _ = finish(process)
+        equal((code, summary["vm_status"]), (0, "guest-panicked"))
+
+
+@case
 def a_reader_that_does_not_read_delays_nothing(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
     waiting, uri = receiver(scene, destination)
