@@ -239,6 +239,17 @@ static int note_paused(struct source *s, struct ibx_error *err)
     return ibx_watchdog_runs(&s->vm.watchdog, runs, err);
 }
 
+/* The device state does not tell that it was, so that it would run at the destination and be off.
+ * Nor does QEMU remember it where it continues the VM, whose migration has failed. */
+static int shut_down(struct source *s, struct ibx_error *err)
+{
+    const int rc = note_paused(s, err);
+    return rc ? rc
+              : ibx_error_set(err, -EBUSY,
+                              "the VM has been shut down here while it was being migrated: look at "
+                              "its status (query-status), since QEMU may have continued it");
+}
+
 /* When another client continues the VM, the device state that was sent no longer fits its RAM. A
  * reset, by a client or by the guest, writes to guest RAM too and would be lost. */
 static int on_event(struct source *s, json_t *event, struct ibx_error *err)
@@ -263,6 +274,8 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
                              job);
     const enum source_vm_event means =
         ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event);
+    if (means == VM_SHUT_DOWN && s->state.now >= SOURCE_STARTING)
+        return shut_down(s, err);
     rc = ibx_source_vm_ask(&s->vm, err); /* first: QEMU answers when it has written its state */
     if (!rc)
         rc = note_paused(s, err);

@@ -194,6 +194,11 @@ enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting,
         }
         vm->stop_ns = ibx_vm_event_ns(event);
     }
+    /* A VM that is shut down (-no-shutdown) while QEMU stops it, or has done so, says no STOP. */
+    if (!source_managed(vm) && ibx_vm_event_is(event, "SHUTDOWN", NULL)) {
+        vm->paused = true;
+        return VM_SHUT_DOWN;
+    }
     /* Only now does QEMU's migration begin, of this tool's: another client had paused the VM. */
     if (ibx_vm_event_is(event, "MIGRATION", "setup") && !source_managed(vm) &&
         vm->state.now == VM_STOPPED) {

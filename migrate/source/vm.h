@@ -57,6 +57,7 @@ enum source_vm_event {
     VM_QUIET,  /* nothing writes to guest RAM any more */
     VM_FAILED, /* QEMU's migration */
     VM_RESET,
+    VM_SHUT_DOWN,
     VM_CONTINUED, /* by another client */
 };
 

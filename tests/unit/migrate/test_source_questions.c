@@ -216,6 +216,32 @@ static void test_what_could_not_be_asked(NO_STATE)
     done();
 }
 
+static enum source_vm_event happens(struct source_vm *vm, const char *event)
+{
+    json_t *message = json_pack("{s:s}", "event", event);
+    const enum source_vm_event means = ibx_source_vm_on_event(vm, true, message);
+    json_decref(message);
+    return means;
+}
+
+/* QEMU (-no-shutdown) says STOP of a VM that runs alone. One that its guest shuts down in the
+ * moment in which QEMU stops it stands still all the same, and the source does not wait for STOP.
+ */
+static void test_a_vm_that_is_shut_down_as_it_stops(NO_STATE)
+{
+    struct source_vm vm;
+    ibx_source_vm_init(&vm);
+    assert_int_equal(happens(&vm, "MIGRATION_PASS"), VM_NOTHING);
+    assert_false(vm.asks);
+    assert_int_equal(happens(&vm, "SHUTDOWN"), VM_SHUT_DOWN);
+    assert_true(vm.paused); /* it is not continued when the migration fails */
+    assert_int_equal(happens(&vm, "MIGRATION_PASS"), VM_NOTHING);
+    assert_true(vm.asks);
+    assert_int_equal(happens(&vm, "RESUME"), VM_CONTINUED);
+    assert_false(vm.paused);
+    ibx_source_vm_fini(&vm);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -227,6 +253,7 @@ int main(void)
         cmocka_unit_test(test_the_migration_that_libvirt_drove),
         cmocka_unit_test(test_what_nobody_can_tell),
         cmocka_unit_test(test_what_could_not_be_asked),
+        cmocka_unit_test(test_a_vm_that_is_shut_down_as_it_stops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
