@@ -67,6 +67,22 @@ static const struct iovec *sources(const struct iovec *v, int count, struct iove
     return own;
 }
 
+struct message {
+    struct msghdr head;
+    struct iovec parts[IOVECS];
+};
+
+/* More parts than the kernel takes are none that it reads. */
+static const struct msghdr *message_from(const struct msghdr *message, struct message *own)
+{
+    if (!message || message->msg_iovlen > IOVECS)
+        return message;
+    own->head = *message;
+    own->head.msg_iov =
+        (struct iovec *)(uintptr_t)sources(message->msg_iov, (int)message->msg_iovlen, own->parts);
+    return &own->head;
+}
+
 /* ------------------------------------------------------------- what the kernel writes */
 
 /* The call writes to memory of ours, and what has come is copied: a launch of another thread may
@@ -212,6 +228,24 @@ FILLS(ssize_t, readv, (int fd, const struct iovec *to, int n), PASSED(fd, to, n)
 FILLS(ssize_t, recv, (int fd, void *to, size_t n, int flags), PASSED(fd, to, n, flags), ONE(n),
       PARTS, PASSED(fd, FIRST, n, flags), 1,
       syscall(SYS_recvfrom, fd, to, n, flags, NULL, NULL))
+FILLS(ssize_t, preadv, (int fd, const struct iovec *to, int n, off_t at), PASSED(fd, to, n, at),
+      to, n, PASSED(fd, b.parts, n, at), 1, syscall(SYS_preadv, fd, to, n, at, 0))
+FILLS(ssize_t, preadv64, (int fd, const struct iovec *to, int n, off_t at),
+      PASSED(fd, to, n, at), to, n, PASSED(fd, b.parts, n, at), 1,
+      syscall(SYS_preadv, fd, to, n, at, 0))
+FILLS(ssize_t, preadv2, (int fd, const struct iovec *to, int n, off_t at, int flags),
+      PASSED(fd, to, n, at, flags), to, n, PASSED(fd, b.parts, n, at, flags), 1,
+      syscall(SYS_preadv2, fd, to, n, at, 0, flags))
+FILLS(ssize_t, preadv64v2, (int fd, const struct iovec *to, int n, off_t at, int flags),
+      PASSED(fd, to, n, at, flags), to, n, PASSED(fd, b.parts, n, at, flags), 1,
+      syscall(SYS_preadv2, fd, to, n, at, 0, flags))
+FILLS(ssize_t, recvfrom,
+      (int fd, void *to, size_t n, int flags, struct sockaddr *who, socklen_t *length),
+      PASSED(fd, to, n, flags, who, length), ONE(n), PARTS,
+      PASSED(fd, FIRST, n, flags, who, length), 1,
+      syscall(SYS_recvfrom, fd, to, n, flags, who, length))
+FILLS(ssize_t, getrandom, (void *to, size_t n, unsigned flags), PASSED(to, n, flags), ONE(n), 1,
+      PASSED(FIRST, n, flags), 1, syscall(SYS_getrandom, to, n, flags))
 FILLS(size_t, fread, (void *to, size_t size, size_t n, FILE *file), PASSED(to, size, n, file),
       ONE(size * n), 1, PASSED(FIRST, 1, size * n, file), size, 0)
 TAKEN(ssize_t, write, (int fd, const void *from, size_t n), PASSED(fd, from, n),
@@ -224,6 +258,25 @@ TAKEN(ssize_t, writev, (int fd, const struct iovec *from, int n), PASSED(fd, fro
       from = sources(from, n, (struct iovec[IOVECS]){{0}}), syscall(SYS_writev, fd, from, n))
 TAKEN(ssize_t, send, (int fd, const void *from, size_t n, int flags), PASSED(fd, from, n, flags),
       from = source(from, n), syscall(SYS_sendto, fd, from, n, flags, NULL, 0))
+TAKEN(ssize_t, pwritev, (int fd, const struct iovec *from, int n, off_t at),
+      PASSED(fd, from, n, at), from = sources(from, n, (struct iovec[IOVECS]){{0}}),
+      syscall(SYS_pwritev, fd, from, n, at, 0))
+TAKEN(ssize_t, pwritev64, (int fd, const struct iovec *from, int n, off_t at),
+      PASSED(fd, from, n, at), from = sources(from, n, (struct iovec[IOVECS]){{0}}),
+      syscall(SYS_pwritev, fd, from, n, at, 0))
+TAKEN(ssize_t, pwritev2, (int fd, const struct iovec *from, int n, off_t at, int flags),
+      PASSED(fd, from, n, at, flags), from = sources(from, n, (struct iovec[IOVECS]){{0}}),
+      syscall(SYS_pwritev2, fd, from, n, at, 0, flags))
+TAKEN(ssize_t, pwritev64v2, (int fd, const struct iovec *from, int n, off_t at, int flags),
+      PASSED(fd, from, n, at, flags), from = sources(from, n, (struct iovec[IOVECS]){{0}}),
+      syscall(SYS_pwritev2, fd, from, n, at, 0, flags))
+TAKEN(ssize_t, sendto,
+      (int fd, const void *from, size_t n, int flags, const struct sockaddr *to, socklen_t length),
+      PASSED(fd, from, n, flags, to, length), from = source(from, n),
+      syscall(SYS_sendto, fd, from, n, flags, to, length))
+TAKEN(ssize_t, sendmsg, (int fd, const struct msghdr *message, int flags),
+      PASSED(fd, message, flags), message = message_from(message, &(struct message){0}),
+      syscall(SYS_sendmsg, fd, message, flags))
 TAKEN(size_t, fwrite, (const void *from, size_t size, size_t n, FILE *file),
       PASSED(from, size, n, file), from = source(from, size * n), 0)
 /* What _FORTIFY_SOURCE makes of them. */
@@ -239,6 +292,44 @@ FILLS(ssize_t, __recv_chk, (int fd, void *to, size_t n, size_t room, int flags),
       PASSED(fd, to, n, room, flags), ONE(n), PARTS, PASSED(fd, FIRST, n, room, flags), 1,
       syscall(SYS_recvfrom, fd, to, n, flags, NULL, NULL))
 FILLS(size_t, __fread_chk, (void *to, size_t room, size_t size, size_t n, FILE *file),
-      PASSED(to, room, size, n, file), ONE(size * n), 1, PASSED(FIRST, room, 1, size * n, file), size,
+      PASSED(to, room, size, n, file), ONE(size * n), 1, PASSED(FIRST, room, 1, size * n, file),
+      size,
       0)
+FILLS(ssize_t, __recvfrom_chk,
+      (int fd, void *to, size_t n, size_t room, int flags, struct sockaddr *who, socklen_t *length),
+      PASSED(fd, to, n, room, flags, who, length), ONE(n), PARTS,
+      PASSED(fd, FIRST, n, room, flags, who, length), 1,
+      syscall(SYS_recvfrom, fd, to, n, flags, who, length))
 /* clang-format on */
+
+NAMED(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags))
+ssize_t own_recvmsg(int fd, struct msghdr *message, int flags)
+{
+    __typeof__(&own_recvmsg) volatile next = NULL;
+    struct msghdr head;
+    struct bounce b;
+    ssize_t result;
+    *(void *volatile *)&next = next_of(&known_recvmsg, "recvmsg");
+    if (!next)
+        return syscall(SYS_recvmsg, fd, message, flags);
+    if (!ibx_managed_any() || !message || message->msg_iovlen > IOVECS || flags & MSG_TRUNC ||
+        !bounce_begin(&b, message->msg_iov, (int)message->msg_iovlen)) {
+        if (message && ibx_managed_any())
+            ready_all(message->msg_iov, (int)message->msg_iovlen);
+        return next(fd, message, flags);
+    }
+    head = *message;
+    head.msg_iov = b.parts;
+    pthread_cleanup_push(bounce_end, &b);
+    result = next(fd, &head, flags);
+    const int code = errno;
+    if (result >= 0) {
+        bounce_take(&b, (size_t)result);
+        message->msg_namelen = head.msg_namelen;
+        message->msg_controllen = head.msg_controllen;
+        message->msg_flags = head.msg_flags;
+    }
+    errno = code;
+    pthread_cleanup_pop(1);
+    return result;
+}

@@ -4,12 +4,14 @@
 #include "tests/gvirtus/application.h"
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <functional>
 #include <thread>
 #include <vector>
 #include <netinet/in.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -132,10 +134,69 @@ bool truncated_messages()
     return HOLDS(cudaFree(m) == 0);
 }
 
+// Calls with many parts, with addresses, and with messages; of each its bytes go both ways through
+// memory that is the device's.
+bool system_calls_of_parts_and_messages()
+{
+    constexpr std::size_t n = 130 * KIB;
+    char *m = managed_memory(n), *other = managed_memory(n);
+    std::FILE *file = std::tmpfile();
+    int pair[2];
+    REQUIRE(m && other && file && socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+    const int fd = fileno(file);
+    iovec from[2] = {{m, 40 * KIB}, {m + 70 * KIB, 30 * KIB}};
+    iovec to[2] = {{other, 30 * KIB}, {other + 70 * KIB, 40 * KIB}};
+    const auto moves = [&](const char *what, std::size_t all, const std::function<ssize_t()> &out,
+                           const std::function<ssize_t()> &in) {
+        const std::vector<char> bytes = random_bytes(n, unsigned(all));
+        std::memcpy(m, bytes.data(), n);
+        // All of it becomes the device's.
+        REQUIRE(cudaMemset(other, 1, n) == 0);
+        const ssize_t gone = out();
+        REQUIRE(cudaMemset(other, 2, n) == 0);
+        const ssize_t come = in();
+        const bool whole = gone == ssize_t(all) && come == ssize_t(all);
+        if (!whole)
+            std::fprintf(stderr, "%s: %zd, %zd: %s\n", what, gone, come, std::strerror(errno));
+        REQUIRE(whole && !std::memcmp(other, bytes.data(), 30 * KIB));
+        REQUIRE(other[30 * KIB] == (all > 70 * KIB ? bytes[30 * KIB] : 2));
+        REQUIRE(all != 70 * KIB ||
+                (!std::memcmp(other + 70 * KIB, bytes.data() + 30 * KIB, 10 * KIB) &&
+                 !std::memcmp(other + 80 * KIB, bytes.data() + 70 * KIB, 30 * KIB)));
+        return true;
+    };
+    REQUIRE(moves(
+        "pwritev, preadv", 70 * KIB, [&] { return pwritev(fd, from, 2, 5); },
+        [&] { return preadv(fd, to, 2, 5); }));
+    REQUIRE(moves(
+        "pwritev2, preadv2", 70 * KIB, [&] { return pwritev2(fd, from, 2, 9, 0); },
+        [&] { return preadv2(fd, to, 2, 9, 0); }));
+    REQUIRE(moves(
+        "sendto, recvfrom", 30 * KIB, [&] { return sendto(pair[0], m, 30 * KIB, 0, nullptr, 0); },
+        [&] { return recvfrom(pair[1], other, 40 * KIB, 0, nullptr, nullptr); }));
+    msghdr sent = {}, come = {};
+    sent.msg_iov = from;
+    come.msg_iov = to;
+    sent.msg_iovlen = come.msg_iovlen = 2;
+    REQUIRE(moves(
+        "sendmsg, recvmsg", 70 * KIB, [&] { return sendmsg(pair[0], &sent, 0); },
+        [&] { return recvmsg(pair[1], &come, 0); }));
+    REQUIRE(come.msg_iov == to && come.msg_iovlen == 2 && !come.msg_namelen && !come.msg_flags);
+    to[1].iov_len = 5 * KIB; // a message that is longer
+    REQUIRE(cudaMemset(other, 3, n) == 0 && sendmsg(pair[0], &sent, 0) == 70 * KIB);
+    REQUIRE(recvmsg(pair[1], &come, 0) == 35 * KIB && come.msg_flags == MSG_TRUNC);
+    REQUIRE(other[70 * KIB] == m[30 * KIB] && other[75 * KIB] == 3);
+    // What is random differs from what was there.
+    REQUIRE(cudaMemset(other, 0, n) == 0 && getrandom(other + 10, 100, 0) == 100);
+    REQUIRE(!other[9] && !other[110] && !has(other + 10, std::vector<char>(100)));
+    REQUIRE(close(pair[0]) == 0 && close(pair[1]) == 0 && !std::fclose(file));
+    return HOLDS(cudaFree(m) == 0 && cudaFree(other) == 0);
+}
+
 } // namespace
 
 bool managed_system_calls()
 {
     REQUIRE(system_calls_that_wait() && truncated_messages());
-    return HOLDS(system_calls());
+    return HOLDS(system_calls() && system_calls_of_parts_and_messages());
 }
