@@ -11,6 +11,7 @@
 #include "tests/scenes/random_fill.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <dlfcn.h>
 #include <vector>
@@ -108,7 +109,7 @@ bool sent_on();
 bool registrations();
 bool stale_registration();
 
-// application_reach.cpp: called when managed memory has been withdrawn from the host, in the thread
+// application_in_place.cpp: called when managed memory has been withdrawn from the host, in the thread
 // that gives it to the device.
 extern void (*at_withdrawal)();
 
@@ -232,6 +233,10 @@ bool page_locked_of_unknown();
 bool page_locked_of_graphs();
 bool page_locked_and_forks();
 bool page_locked_pieces();
+constexpr std::size_t bytes_each = 300 << 10;
+char *page_locked(std::size_t n);
+int asks_for_map(std::uint64_t address, std::uint64_t n, std::uint64_t offset);
+// application_in_place.cpp
 bool page_locked_in_place();
 
 // application_streams.cpp
