@@ -12,6 +12,7 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,32 +49,73 @@ static void unmap(struct managed *m)
         munmap(m->other, m->n);
 }
 
+/* Whether Linux gives no memory that it might not have (vm.overcommit_memory is 2). */
+static bool is_strict(void)
+{
+    char mode = '0';
+    const int fd = open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
+    const bool known = fd >= 0 && read(fd, &mode, 1) == 1;
+    if (fd >= 0)
+        close(fd);
+    return known && mode == '2';
+}
+
+static void *map_at(uintptr_t wanted, size_t n, int fd)
+{
+    const int flags = MAP_SHARED | MAP_FIXED_NOREPLACE | (fd < 0 ? MAP_ANONYMOUS : 0);
+    void *there = mmap((void *)wanted, n, PROT_READ, flags, fd, 0);
+    if (there == MAP_FAILED || there == (void *)wanted)
+        return there;
+    munmap(there, n); /* a kernel before 4.17 */
+    errno = EEXIST;
+    return MAP_FAILED;
+}
+
+/* Another mapping of these pages, to write to. */
+static void *map_again(void *there, size_t n, int fd)
+{
+    if (fd >= 0)
+        return mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *other = mremap(there, 0, n, MREMAP_MAYMOVE);
+    if (other == MAP_FAILED || !mprotect(other, n, PROT_READ | PROT_WRITE))
+        return other;
+    const int why = errno;
+    munmap(other, n);
+    errno = why;
+    return MAP_FAILED;
+}
+
+/* fd: a file of m->n bytes; -1: memory that has none. */
+static int map_both(struct managed *m, int fd)
+{
+    void *there = map_at(m->begin, m->n, fd);
+    if (there == MAP_FAILED)
+        return -errno;
+    void *other = map_again(there, m->n, fd);
+    if (other == MAP_FAILED) {
+        const int why = errno;
+        munmap(there, m->n);
+        return -why;
+    }
+    madvise(there, m->n, MADV_DONTFORK);
+    madvise(other, m->n, MADV_DONTFORK);
+    m->other = other;
+    return 0;
+}
+
+/* Linux counts a memory file by the pages that are touched: where it is strict, one page too many
+ * would be a SIGBUS. All of shared memory without a file it counts at once, or refuses. */
 int ibx_managed_map(struct managed *m)
 {
     if (m->begin < LOWEST)
         return -EINVAL;
+    if (is_strict())
+        return map_both(m, -1);
     const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
     if (fd < 0)
         return -errno;
-    int rc = ftruncate(fd, (off_t)m->n) ? -errno : 0;
-    void *wanted = (void *)m->begin, *other = MAP_FAILED, *there = MAP_FAILED;
-    if (!rc) {
-        there = mmap(wanted, m->n, PROT_READ, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
-        rc = there == MAP_FAILED ? -errno : there != wanted ? -EEXIST : 0;
-    }
-    if (!rc) {
-        other = mmap(NULL, m->n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        rc = other == MAP_FAILED ? -errno : 0;
-    }
+    const int rc = ftruncate(fd, (off_t)m->n) ? -errno : map_both(m, fd);
     close(fd);
-    if (!rc) {
-        madvise(there, m->n, MADV_DONTFORK);
-        madvise(other, m->n, MADV_DONTFORK);
-        m->other = other;
-        return 0;
-    }
-    if (there != MAP_FAILED)
-        munmap(there, m->n);
     return rc;
 }
 

@@ -20,6 +20,7 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -98,13 +99,16 @@ static void restore(void *here, size_t n, const void *copy)
 }
 
 /* Both mappings, or neither; a copy of the bytes is in the file then. A child that is forked
- * meanwhile has the former pages, or none: pages of the file it would share with this process. */
+ * meanwhile has the former pages, or none: pages of the file it would share with this process. The
+ * file has all of its pages at once: Linux may refuse them here, and would raise SIGBUS later. */
 static int move(struct managed *m)
 {
     void *here = (void *)m->begin, *other = MAP_FAILED, *there = MAP_FAILED;
     const void *copy = NULL;
     const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
-    int rc = fd < 0 || ftruncate(fd, (off_t)m->n) ? -errno : 0;
+    int rc = fd < 0 || fallocate(fd, 0, 0, (off_t)m->n) ? -errno : 0;
+    if (rc == -ENOSPC) /* of memory */
+        rc = -ENOMEM;
     if (!rc && ((other = map(m->n, fd)) == MAP_FAILED || (there = map(m->n, fd)) == MAP_FAILED))
         rc = -errno;
     if (!rc && (madvise(here, m->n, MADV_DONTFORK) || mprotect(here, m->n, PROT_READ)))
@@ -169,7 +173,8 @@ int ibx_frontend_in_place(const struct range *range)
         ibx_log(
             IBX_LOG_WARN,
             "%zu bytes of page-locked memory at %p cannot become managed memory: %s; where this "
-            "process has more mappings than vm.max_map_count, raise that by sysctl(8)",
+            "process has more mappings than vm.max_map_count, raise that by sysctl(8), and where "
+            "vm.overcommit_memory is 2, vm.overcommit_ratio",
             range->n, (void *)range->begin, strerror(-rc));
     if (m && rc) {
         m->begin = 0; /* it stays mapped */
