@@ -109,8 +109,8 @@ bool sent_on();
 bool registrations();
 bool stale_registration();
 
-// application_in_place.cpp: called when managed memory has been withdrawn from the host, in the thread
-// that gives it to the device.
+// application_in_place.cpp: called when managed memory has been withdrawn from the host, in the
+// thread that gives it to the device.
 extern void (*at_withdrawal)();
 
 // application_calls.cpp
