@@ -6,100 +6,14 @@
 //   test_frontend PLUGIN.so PRELOAD.so APPLICATION APPLICATION_LOCAL LIBCUDART.so PROVIDER [short]
 //
 // With "short" only what the provider can make a difference to.
-#include "frontend-glue/session/extra.h"
-#include "tests/gvirtus/programs_scene.h"
-#include "tests/gvirtus/remote.h"
-#include "tests/gvirtus/scene.h"
+#include "tests/gvirtus/frontend_scene.h"
 
-#include <algorithm>
-#include <csignal>
-#include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
-#include <fstream>
-#include <iterator>
-#include <thread>
-#include <unistd.h>
+#include <utility>
+#include <vector>
 
 namespace
 {
-
-std::string plugin, preload, application, application_local, cudart, local_library;
-
-struct GpuBackEnd : BackEnd {
-    explicit GpuBackEnd(bool taken = true, const std::string &more = "")
-        : BackEnd((taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n") + more,
-                  [](auto listening) { cuda_back_end_child(listening, true); })
-    {
-    }
-};
-
-struct Application {
-    pid_t pid;
-    int out, in; // of its standard output and input
-    std::string log;
-
-    // Against `back`, or with GVirtuS's own communicator when that is null.
-    Application(const BackEnd *back, const std::string &program, const std::string &argument,
-                const char *more = nullptr)
-        : log(folder + "/log")
-    {
-        int ends[2], back_ends[2];
-        if (pipe2(ends, O_CLOEXEC) || pipe2(back_ends, O_CLOEXEC))
-            std::abort();
-        const pid_t serving = back ? back->serving() : 0;
-        pid = spawn([&]() -> int {
-            dup2(ends[1], STDOUT_FILENO);
-            dup2(back_ends[0], STDIN_FILENO);
-            dup2(open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), STDERR_FILENO);
-            setenv("LD_PRELOAD", preload.c_str(), 1);
-            // Others of that name may stand before it in what meson sets.
-            const char *libraries = std::getenv("LD_LIBRARY_PATH");
-            std::string first = cudart.substr(0, cudart.rfind('/'));
-            setenv("LD_LIBRARY_PATH", (first + ":" + (libraries ? libraries : "")).c_str(), 1);
-            if (back) {
-                setenv("STUB_PROVIDER", provider.c_str(), 1);
-                setenv("STUB_PLUGIN", plugin.c_str(), 1);
-                setenv("STUB_BACK_END", std::to_string(serving).c_str(), 1);
-                setenv("STUB_PORT", std::to_string(back->port).c_str(), 1);
-            }
-            execl(program.c_str(), program.c_str(), argument.c_str(), more, nullptr);
-            return 127;
-        });
-        close(ends[1]);
-        close(back_ends[0]);
-        out = ends[0];
-        in = back_ends[1];
-    }
-    ~Application()
-    {
-        close(out);
-        close(in);
-    }
-
-    std::string said() const
-    {
-        std::ifstream file(log);
-        return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    }
-    bool good()
-    {
-        int result = result_of(pid);
-        if (result)
-            std::fprintf(stderr, "exit status %d\n%s", result, said().c_str());
-        return !result;
-    }
-};
-
-std::size_t lines_with(const std::string &text, const std::string &part)
-{
-    std::size_t count = 0;
-    for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at++)
-        count++;
-    return count;
-}
-
-/* ----------------------------------------------------------------------- tests */
 
 // One of the application's own tests.
 bool run(const char *test, bool taken)
@@ -109,18 +23,6 @@ bool run(const char *test, bool taken)
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "ibx:") == 0);
     return true;
-}
-
-// Whether the back end has a client's memory where that had it.
-bool has_maps(const GpuBackEnd &back)
-{
-    std::ifstream maps("/proc/" + std::to_string(back.serving()) + "/maps");
-    bool any = false;
-    for (std::string line; std::getline(maps, line) && !any;) {
-        const unsigned long long begin = std::stoull(line, nullptr, 16);
-        any = begin >= 1ull << 45 && begin < 5ull << 44 && lines_with(line, "ibx-shared");
-    }
-    return any;
 }
 
 // Kernels use page-locked memory: what they cannot reach is said once. Nothing stays of it.
@@ -187,41 +89,12 @@ bool resets_beside_another()
     return HOLDS(other.stream_synchronize(stream) == 0 && other.free(memory) == 0);
 }
 
-// No session goes on over another connection.
-bool functions_lost(const char *test)
-{
-    GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
-    Application app(&back, application, test);
-    REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), "cudaLaunchHostFunc were not called") == 1);
-    return true;
-}
-
-// What fails in this process is no broken connection: it would fail over the next one, too.
-bool memory_that_may_not_be_touched()
-{
-    GpuBackEnd back;
-    Application app(&back, application, "memory-that-may-not-be-touched");
-    REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), "the session goes on") == 0);
-    REQUIRE(lines_with(app.said(), "the session cannot go on: a copy") > 0);
-    return lines_with(app.said(), "ibx: warn:") == 2; // one for each
-}
-
 // Where the back end may not pin enough memory.
 bool copies_in_graphs_by_calls()
 {
     GpuBackEnd back(true, "rdma.pins : 1M\n");
     Application app(&back, application, "copies-in-graphs-by-calls");
     return app.good();
-}
-
-bool sets_after_a_loss()
-{
-    GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
-    Application app(&back, application, "sets-after-a-loss");
-    REQUIRE(app.good());
-    return true;
 }
 
 bool mapped_memory()
@@ -265,35 +138,6 @@ bool absent()
                  1);
 }
 
-// The line says what the program waits for, and the program goes on when that is over.
-bool mapped_for_ever()
-{
-    GpuBackEnd back;
-    Application app(&back, application, "mapped-for-ever");
-    auto over = connected(back.port);
-    Remote other(over.get());
-    char byte;
-    bool said = false;
-    REQUIRE(read(app.out, &byte, 1) == 1);
-    other.hold(true);
-    REQUIRE(write(app.in, "g", 1) == 1);
-    for (unsigned i = 0; i < 30000 && !said; i++) {
-        said = lines_with(app.said(), "a kernel that waits for the host") == 1;
-        usleep(1000);
-    }
-    other.hold(false);
-    return HOLDS(app.good() && said);
-}
-
-bool function_for_ever()
-{
-    GpuBackEnd back;
-    Application app(&back, application, "host-function-for-ever");
-    REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), "the process ends though a function") == 1);
-    return true;
-}
-
 bool managed_in_function()
 {
     GpuBackEnd back;
@@ -332,81 +176,6 @@ bool alone(const char *test)
     const bool good = run(test, true);
     unsetenv("IBX_DOUBLE_ALONE");
     return good;
-}
-
-// A client that is killed while its graph waits for it; the next one's works.
-bool killed_in_graph(const char *test)
-{
-    GpuBackEnd back;
-    Application first(&back, application, test, "taken");
-    REQUIRE(result_of(first.pid) != 0);
-    while (has_maps(back)) // the test's limit ends it otherwise
-        usleep(1000);
-    Application second(&back, application, "graphs", "taken");
-    return HOLDS(second.good());
-}
-
-// A success is the answer to all; a graph has as many nodes as 64 bits say, an array long elements.
-void serve_lies(Communicator *client)
-{
-    for (;;) {
-        std::string name;
-        for (char byte = 1; byte;) {
-            if (client->Read(&byte, 1) != 1)
-                return;
-            if (byte)
-                name += byte;
-        }
-        std::uint64_t length = 0, out = 0;
-        client->Read(reinterpret_cast<char *>(&length), sizeof(length));
-        std::vector<char> body(length + 2), told(8 + 8 * IBX_EXTRA_LISTED, '\xff');
-        if (length)
-            client->Read(body.data(), length);
-        const int number = name == IBX_EXTRA_NAME ? body[0] : 0;
-        if (number == IBX_EXTRA_GRAPH_CREATE || number == IBX_EXTRA_GRAPH_INSTANTIATE ||
-            number == IBX_EXTRA_MALLOC_ARRAY || name == "cudaMalloc")
-            out = 8;
-        if (number == IBX_EXTRA_CHANNEL_DESC) {
-            out = 20;
-            std::fill(told.begin(), told.end(), '\0');
-            told[1] = 2; // 64 bytes, in bits
-        }
-        if (number == IBX_EXTRA_GRAPH_NODES || number == IBX_EXTRA_GRAPH_FUNCTIONS)
-            out = told.size();
-        const char head[12] = {};
-        client->Write(head, 4);
-        client->Write(head + 4, 8);
-        client->Write(reinterpret_cast<const char *>(&out), sizeof(out));
-        if (out)
-            client->Write(told.data(), out);
-        client->Sync();
-    }
-}
-
-bool lied_to()
-{
-    BackEnd back("rdma.gpu : off\n", [](auto listening) {
-        listening->Serve();
-        for (;;)
-            std::thread(serve_lies, const_cast<Communicator *>(listening->Accept())).detach();
-    });
-    Application app(&back, application, "lied-to");
-    REQUIRE(app.good());
-    return HOLDS(lines_with(app.said(), "the graph has 18446744073709551615 nodes") == 2);
-}
-
-// A library of that name, in a folder of its own.
-bool library_loaded_later(const char *file, const char *test, const char *line)
-{
-    GpuBackEnd back;
-    const std::string name = folder + "/" + file;
-    std::ifstream from(local_library, std::ios::binary);
-    std::ofstream(name, std::ios::binary) << from.rdbuf();
-    setenv("TEST_LOCAL_LIBRARY", name.c_str(), 1);
-    Application app(&back, application, test);
-    REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), line) == 1);
-    return HOLDS(lines_with(app.said(), "ibx:") == 1);
 }
 
 // Two programs, one after the other: what the first has enabled it leaves behind.
@@ -492,74 +261,6 @@ bool background(const char *test, bool taken)
     return true;
 }
 
-// Its copies are waited for, and its memory is let go.
-bool leaves()
-{
-    GpuBackEnd back;
-    Application app(&back, application, "leaves");
-    REQUIRE(app.good());
-    Application next(&back, application, "after");
-    REQUIRE(next.good());
-    return true;
-}
-
-// `pause`: microseconds from one round to the next, somewhere in a copy; anywhere else has to do as
-// well.
-bool killed(const char *test, unsigned rounds, unsigned pause)
-{
-    for (unsigned i = 0; i < rounds; i++) {
-        GpuBackEnd back;
-        Application app(&back, application, test);
-        char byte;
-        REQUIRE(read(app.out, &byte, 1) == 1);
-        usleep(i * pause);
-        back.end();
-        REQUIRE(app.good());
-        std::size_t gone = app.said().find("the back end is gone");
-        REQUIRE(gone != std::string::npos);
-        if (!std::strcmp(test, "killed")) { // its one connection says so once, before it is seen
-            REQUIRE(lines_with(app.said(), "the back end is gone") == 1);
-            REQUIRE(gone < app.said().find("the first failure"));
-        }
-    }
-    return true;
-}
-
-// Without the plugin.
-// A program with CUDA's runtime in itself is told that it does not reach the remote GPU; another
-// one that calls no CUDA is told nothing.
-bool static_runtime()
-{
-    const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM"),
-               *without = std::getenv("IBX_TEST_OTHER_PROGRAM");
-    REQUIRE(program && without);
-    Application alone(nullptr, program, "");
-    REQUIRE(alone.good() && lines_with(alone.said(), "nvcc -cudart shared") == 1);
-    REQUIRE(lines_with(alone.said(), program) == 1 && lines_with(alone.said(), "ibx:") == 1);
-    Application other(nullptr, without, "");
-    return HOLDS(other.good() && other.said().empty());
-}
-
-bool stock(const char *test, const char *warning)
-{
-    Application app(nullptr, application, test);
-    REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), "ibx:") == 1);
-    REQUIRE(lines_with(app.said(), warning) == 1);
-    return true;
-}
-
-// `ends`: so many processes call exit(3).
-bool loaded_locally(const char *test, unsigned ends)
-{
-    GpuBackEnd back;
-    Application app(&back, application_local, cudart, test);
-    REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), "the program's handler\n") == ends);
-    REQUIRE(lines_with(app.said(), "ibx:") == 0);
-    return true;
-}
-
 // The bytes of copies, the connection, and the memory that both sides see.
 void check_what_the_provider_changes()
 {
@@ -610,7 +311,7 @@ void check_what_the_provider_changes()
         check("copies of registered memory in the background",
               [=] { return background("background-registered", taken); });
     }
-    check("an application that ends in the middle of them", leaves);
+    check("an application that ends in the middle of them", ends_in_the_middle);
     check("a first thread that ends", [] { return run("first-thread-ends", true); });
     check("forked children", [] { return run("forked", true); });
     check("modules of processes that have ended",

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Back ends and functions that fail an application, and libraries and programs that are not what
+// they should be.
+#include "frontend-glue/session/extra.h"
+#include "tests/gvirtus/frontend_scene.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+// No session goes on over another connection.
+bool functions_lost(const char *test)
+{
+    GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
+    Application app(&back, application, test);
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "cudaLaunchHostFunc were not called") == 1);
+    return true;
+}
+
+// What fails in this process is no broken connection: it would fail over the next one, too.
+bool memory_that_may_not_be_touched()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "memory-that-may-not-be-touched");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "the session goes on") == 0);
+    REQUIRE(lines_with(app.said(), "the session cannot go on: a copy") > 0);
+    return lines_with(app.said(), "ibx: warn:") == 2; // one for each
+}
+
+bool sets_after_a_loss()
+{
+    GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
+    Application app(&back, application, "sets-after-a-loss");
+    REQUIRE(app.good());
+    return true;
+}
+
+// The line says what the program waits for, and the program goes on when that is over.
+bool mapped_for_ever()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "mapped-for-ever");
+    auto over = connected(back.port);
+    Remote other(over.get());
+    char byte;
+    bool said = false;
+    REQUIRE(read(app.out, &byte, 1) == 1);
+    other.hold(true);
+    REQUIRE(write(app.in, "g", 1) == 1);
+    for (unsigned i = 0; i < 30000 && !said; i++) {
+        said = lines_with(app.said(), "a kernel that waits for the host") == 1;
+        usleep(1000);
+    }
+    other.hold(false);
+    return HOLDS(app.good() && said);
+}
+
+bool function_for_ever()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "host-function-for-ever");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "the process ends though a function") == 1);
+    return true;
+}
+
+// A client that is killed while its graph waits for it; the next one's works.
+bool killed_in_graph(const char *test)
+{
+    GpuBackEnd back;
+    Application first(&back, application, test, "taken");
+    REQUIRE(result_of(first.pid) != 0);
+    while (has_maps(back)) // the test's limit ends it otherwise
+        usleep(1000);
+    Application second(&back, application, "graphs", "taken");
+    return HOLDS(second.good());
+}
+
+namespace
+{
+
+// A success is the answer to all; a graph has as many nodes as 64 bits say, an array long elements.
+void serve_lies(Communicator *client)
+{
+    for (;;) {
+        std::string name;
+        for (char byte = 1; byte;) {
+            if (client->Read(&byte, 1) != 1)
+                return;
+            if (byte)
+                name += byte;
+        }
+        std::uint64_t length = 0, out = 0;
+        client->Read(reinterpret_cast<char *>(&length), sizeof(length));
+        std::vector<char> body(length + 2), told(8 + 8 * IBX_EXTRA_LISTED, '\xff');
+        if (length)
+            client->Read(body.data(), length);
+        const int number = name == IBX_EXTRA_NAME ? body[0] : 0;
+        if (number == IBX_EXTRA_GRAPH_CREATE || number == IBX_EXTRA_GRAPH_INSTANTIATE ||
+            number == IBX_EXTRA_MALLOC_ARRAY || name == "cudaMalloc")
+            out = 8;
+        if (number == IBX_EXTRA_CHANNEL_DESC) {
+            out = 20;
+            std::fill(told.begin(), told.end(), '\0');
+            told[1] = 2; // 64 bytes, in bits
+        }
+        if (number == IBX_EXTRA_GRAPH_NODES || number == IBX_EXTRA_GRAPH_FUNCTIONS)
+            out = told.size();
+        const char head[12] = {};
+        client->Write(head, 4);
+        client->Write(head + 4, 8);
+        client->Write(reinterpret_cast<const char *>(&out), sizeof(out));
+        if (out)
+            client->Write(told.data(), out);
+        client->Sync();
+    }
+}
+
+} // namespace
+
+bool lied_to()
+{
+    BackEnd back("rdma.gpu : off\n", [](auto listening) {
+        listening->Serve();
+        for (;;)
+            std::thread(serve_lies, const_cast<Communicator *>(listening->Accept())).detach();
+    });
+    Application app(&back, application, "lied-to");
+    REQUIRE(app.good());
+    return HOLDS(lines_with(app.said(), "the graph has 18446744073709551615 nodes") == 2);
+}
+
+// Its copies are waited for, and its memory is let go.
+bool ends_in_the_middle()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "leaves");
+    REQUIRE(app.good());
+    Application next(&back, application, "after");
+    REQUIRE(next.good());
+    return true;
+}
+
+// `pause`: microseconds from one round to the next, somewhere in a copy; anywhere else has to do as
+// well.
+bool killed(const char *test, unsigned rounds, unsigned pause)
+{
+    for (unsigned i = 0; i < rounds; i++) {
+        GpuBackEnd back;
+        Application app(&back, application, test);
+        char byte;
+        REQUIRE(read(app.out, &byte, 1) == 1);
+        usleep(i * pause);
+        back.end();
+        REQUIRE(app.good());
+        std::size_t gone = app.said().find("the back end is gone");
+        REQUIRE(gone != std::string::npos);
+        if (!std::strcmp(test, "killed")) { // its one connection says so once, before it is seen
+            REQUIRE(lines_with(app.said(), "the back end is gone") == 1);
+            REQUIRE(gone < app.said().find("the first failure"));
+        }
+    }
+    return true;
+}
+
+// A library of that name, in a folder of its own.
+bool library_loaded_later(const char *file, const char *test, const char *line)
+{
+    GpuBackEnd back;
+    const std::string name = folder + "/" + file;
+    std::ifstream from(local_library, std::ios::binary);
+    std::ofstream(name, std::ios::binary) << from.rdbuf();
+    setenv("TEST_LOCAL_LIBRARY", name.c_str(), 1);
+    Application app(&back, application, test);
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), line) == 1);
+    return HOLDS(lines_with(app.said(), "ibx:") == 1);
+}
+
+// Without the plugin.
+// A program with CUDA's runtime in itself is told that it does not reach the remote GPU; another
+// one that calls no CUDA is told nothing.
+bool static_runtime()
+{
+    const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM"),
+               *without = std::getenv("IBX_TEST_OTHER_PROGRAM");
+    REQUIRE(program && without);
+    Application alone(nullptr, program, "");
+    REQUIRE(alone.good() && lines_with(alone.said(), "nvcc -cudart shared") == 1);
+    REQUIRE(lines_with(alone.said(), program) == 1 && lines_with(alone.said(), "ibx:") == 1);
+    Application other(nullptr, without, "");
+    return HOLDS(other.good() && other.said().empty());
+}
+
+bool stock(const char *test, const char *warning)
+{
+    Application app(nullptr, application, test);
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 1);
+    REQUIRE(lines_with(app.said(), warning) == 1);
+    return true;
+}
+
+// `ends`: so many processes call exit(3).
+bool loaded_locally(const char *test, unsigned ends)
+{
+    GpuBackEnd back;
+    Application app(&back, application_local, cudart, test);
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "the program's handler\n") == ends);
+    REQUIRE(lines_with(app.said(), "ibx:") == 0);
+    return true;
+}

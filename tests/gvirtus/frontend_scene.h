@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// What test_frontend's files share: a back end with a GPU, and an application beside it.
+#ifndef TESTS_FRONTEND_SCENE_H
+#define TESTS_FRONTEND_SCENE_H
+
+#include "tests/gvirtus/programs_scene.h"
+#include "tests/gvirtus/remote.h"
+#include "tests/gvirtus/scene.h"
+
+#include <cstdlib>
+#include <fcntl.h>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <unistd.h>
+
+inline std::string plugin, preload, application, application_local, cudart, local_library;
+
+struct GpuBackEnd : BackEnd {
+    explicit GpuBackEnd(bool taken = true, const std::string &more = "")
+        : BackEnd((taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n") + more,
+                  [](auto listening) { cuda_back_end_child(listening, true); })
+    {
+    }
+};
+
+struct Application {
+    pid_t pid;
+    int out, in; // of its standard output and input
+    std::string log;
+
+    // Against `back`, or with GVirtuS's own communicator when that is null.
+    Application(const BackEnd *back, const std::string &program, const std::string &argument,
+                const char *more = nullptr)
+        : log(folder + "/log")
+    {
+        int ends[2], back_ends[2];
+        if (pipe2(ends, O_CLOEXEC) || pipe2(back_ends, O_CLOEXEC))
+            std::abort();
+        const pid_t serving = back ? back->serving() : 0;
+        pid = spawn([&]() -> int {
+            dup2(ends[1], STDOUT_FILENO);
+            dup2(back_ends[0], STDIN_FILENO);
+            dup2(open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), STDERR_FILENO);
+            setenv("LD_PRELOAD", preload.c_str(), 1);
+            // Others of that name may stand before it in what meson sets.
+            const char *libraries = std::getenv("LD_LIBRARY_PATH");
+            std::string first = cudart.substr(0, cudart.rfind('/'));
+            setenv("LD_LIBRARY_PATH", (first + ":" + (libraries ? libraries : "")).c_str(), 1);
+            if (back) {
+                setenv("STUB_PROVIDER", provider.c_str(), 1);
+                setenv("STUB_PLUGIN", plugin.c_str(), 1);
+                setenv("STUB_BACK_END", std::to_string(serving).c_str(), 1);
+                setenv("STUB_PORT", std::to_string(back->port).c_str(), 1);
+            }
+            execl(program.c_str(), program.c_str(), argument.c_str(), more, nullptr);
+            return 127;
+        });
+        close(ends[1]);
+        close(back_ends[0]);
+        out = ends[0];
+        in = back_ends[1];
+    }
+    ~Application()
+    {
+        close(out);
+        close(in);
+    }
+
+    std::string said() const
+    {
+        std::ifstream file(log);
+        return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    }
+    bool good()
+    {
+        int result = result_of(pid);
+        if (result)
+            std::fprintf(stderr, "exit status %d\n%s", result, said().c_str());
+        return !result;
+    }
+};
+
+inline std::size_t lines_with(const std::string &text, const std::string &part)
+{
+    std::size_t count = 0;
+    for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at++)
+        count++;
+    return count;
+}
+
+// Whether the back end has a client's memory where that had it.
+inline bool has_maps(const GpuBackEnd &back)
+{
+    std::ifstream maps("/proc/" + std::to_string(back.serving()) + "/maps");
+    bool any = false;
+    for (std::string line; std::getline(maps, line) && !any;) {
+        const unsigned long long begin = std::stoull(line, nullptr, 16);
+        any = begin >= 1ull << 45 && begin < 5ull << 44 && lines_with(line, "ibx-shared");
+    }
+    return any;
+}
+
+// frontend_failures.cpp
+bool functions_lost(const char *test);
+bool memory_that_may_not_be_touched();
+bool sets_after_a_loss();
+bool mapped_for_ever();
+bool function_for_ever();
+bool killed_in_graph(const char *test);
+bool lied_to();
+bool ends_in_the_middle();
+bool killed(const char *test, unsigned rounds, unsigned pause);
+bool library_loaded_later(const char *file, const char *test, const char *line);
+bool static_runtime();
+bool stock(const char *test, const char *warning);
+bool loaded_locally(const char *test, unsigned ends);
+
+#endif
