@@ -138,6 +138,25 @@ static void watch_forks(void)
     find_their_lock();
 }
 
+/* Prepare() of GVirtuS's class Frontend, which its calls make, searches that tree without the lock,
+ * also while another thread connects, and then ended the program by a signal. */
+#define PREPARE "_ZN7gvirtus8frontend8Frontend7PrepareEv"
+__attribute__((visibility("default"))) void ibx_frontend_prepare(void *front_end) __asm__(PREPARE);
+
+void ibx_frontend_prepare(void *front_end)
+{
+    static _Atomic(void *) found;
+    void (*next)(void *) = NULL;
+    pthread_mutex_t *theirs = atomic_load(&their_lock);
+    *(void **)&next = ibx_frontend_next(&found, PREPARE);
+    if (theirs)
+        pthread_mutex_lock(theirs);
+    if (next)
+        next(front_end);
+    if (theirs)
+        pthread_mutex_unlock(theirs);
+}
+
 bool ibx_frontend_first_begins(void)
 {
     if (has_called)
@@ -209,7 +228,6 @@ void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     count();
     pthread_once(&once, watch_forks);
-    let_others();
     if (calls->version == IBX_FRONTEND_VERSION) {
         atomic_store(&plugin, calls);
         if (!atomic_flag_test_and_set(&hidden))

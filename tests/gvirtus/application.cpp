@@ -699,6 +699,7 @@ int main(int argc, char **argv)
         {"forked-at-first-calls", forked_at_first_calls},
         {"forked-beside-first-call", forked_beside_first_call},
         {"forked-beside-a-look", forked_beside_a_look},
+        {"looks-under-the-lock", looks_under_the_lock},
         {"stock", stock},
         {"other-version", other_version},
     };

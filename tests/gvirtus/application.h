@@ -90,6 +90,7 @@ bool forked_meanwhile();
 bool forked_at_first_calls();
 bool forked_beside_first_call();
 bool forked_beside_a_look();
+bool looks_under_the_lock();
 bool killed();
 
 // application_names.cpp

@@ -347,6 +347,23 @@ bool forked_beside_first_call()
     return HOLDS(waitpid(child, &status, 0) == child && status == 0 && !forks_late);
 }
 
+// ... which a thread that connects changes meanwhile.
+bool looks_under_the_lock()
+{
+    int *memory = nullptr;
+    REQUIRE(runtime_is_there());
+    const unsigned before = stub_unlocked_looks();
+    const std::uint64_t calls = stub_calls();
+    std::vector<std::thread> threads;
+    std::atomic<unsigned> good{0};
+    for (int i = 0; i < 8; i++)
+        threads.emplace_back([&] { good += cudaDeviceSynchronize() == 0; });
+    for (std::thread &thread : threads)
+        thread.join();
+    REQUIRE(good == 8 && cudaMalloc(reinterpret_cast<void **>(&memory), 4) == 0);
+    return HOLDS(cudaFree(memory) == 0 && stub_calls() > calls && stub_unlocked_looks() == before);
+}
+
 // A fork while another thread is among GVirtuS's connections, which each of its calls looks at.
 bool forked_beside_a_look()
 {

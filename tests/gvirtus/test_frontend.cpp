@@ -444,6 +444,7 @@ void check_what_it_does_not()
           [] { return run("forked-at-first-calls", true); });
     check("... one of which takes long", [] { return run("forked-beside-first-call", true); });
     check("... beside calls of other threads", [] { return run("forked-beside-a-look", true); });
+    check("calls beside threads that connect", [] { return run("looks-under-the-lock", true); });
     check("a libcudart that was loaded locally", [] { return loaded_locally("copies", 1); });
     check("... and whose calls are looked up there", [] { return loaded_locally("looked-up", 1); });
     check("loaded locally, and a forked child that exits",
@@ -471,6 +472,7 @@ int main(int argc, char **argv)
     if (const char *toy = std::getenv("IBX_TEST_LIBRARY"))
         local_library = toy;
     scene_open(argv[1], argv[6]);
+    processes = "one"; // which is there before the application is
 
     check_what_the_provider_changes();
     if (argc < 8 || std::strcmp(argv[7], "short") != 0)

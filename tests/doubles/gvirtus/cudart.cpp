@@ -20,8 +20,16 @@
 
 extern "C" void stub_log_begin(); // log4cplus.cpp
 
-// Under the name that GVirtuS's front end (G5) has for it.
-EXPORTED std::mutex gFrontendMutex;
+// front_end.cpp
+extern std::mutex gFrontendMutex;
+namespace gvirtus::frontend
+{
+class Frontend
+{
+  public:
+    void Prepare();
+};
+} // namespace gvirtus::frontend
 
 namespace
 {
@@ -112,8 +120,11 @@ Remote *connection()
 
 Remote *mine()
 {
+    static gvirtus::frontend::Frontend front_end;
     calls++;
-    return connection();
+    Remote *remote = connection();
+    front_end.Prepare();
+    return remote;
 }
 
 // What was given out as device memory, by its beginnings and for ever: so GVirtuS tells what
