@@ -64,7 +64,7 @@ static _Atomic uint64_t *enabled_of(int peer)
 int cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
     _Atomic uint64_t *peers = enabled_of(peer);
-    if (peers && atomic_load(peers) >> peer & 1)
+    if (!flags && peers && atomic_load(peers) >> peer & 1)
         return ibx_frontend_fail(ACCESS_ENABLED);
     const int rc = CALL_NEXT(cudaDeviceEnablePeerAccess, peer, flags);
     if (!rc && (peers = enabled_of(peer)))

@@ -34,6 +34,7 @@ bool peers()
     REQUIRE(cudaDeviceDisablePeerAccess(1) == 705 && cudaGetLastError() == 705);
     REQUIRE(cudaDeviceEnablePeerAccess(1, 0) == 0 && cudaGetLastError() == 0);
     REQUIRE(cudaDeviceEnablePeerAccess(1, 0) == 704 && cudaGetLastError() == 704);
+    REQUIRE(cudaDeviceEnablePeerAccess(1, 1) == 1 && cudaGetLastError() == 1); // there are no flags
     REQUIRE(cudaDeviceEnablePeerAccess(0, 0) == 101 && cudaDeviceEnablePeerAccess(7, 0) == 101);
     REQUIRE(cudaGetLastError() == 101 && cudaGetLastError() == 0);
     REQUIRE(on_device(1, [&] {
