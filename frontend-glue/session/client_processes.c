@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PROCESSES    1024u /* processes: each costs some 100 MB here, and a context on the GPU */
+#define PROCESSES    1024u     /* each costs some 100 MB here, and a context on the GPU */
 #define HANDED_BYTES (1 << 20) /* of connections that a process has not taken yet: 1.3 KB each */
 #define HEARD_MOST   64u       /* of one process at a time: others wait for this one */
 #define LOOK_MS      1000      /* where nothing shows that one has ended */
@@ -29,7 +29,7 @@
  *   [*] -> SPARE             forked before there is a client for it
  *   [*] -> SERVES            forked for clients
  *   SPARE -> SERVES          they have come
- *   SERVES -> RETIRES        its contexts are broken: it gets connections of its processes alone
+ *   SERVES -> RETIRES        its contexts are broken: it gets connections of its programs alone
  *   SERVES | RETIRES -> LET_GO  it asked, or takes nothing: it gets no more, and ends
  *   SPARE | SERVES | RETIRES | LET_GO -> [*]  it has ended
  */

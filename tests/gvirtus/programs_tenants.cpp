@@ -3,6 +3,8 @@
 // A back end with a process for each tenant (rdma.processes : tenant).
 #include "tests/gvirtus/programs_scene.h"
 
+#include <thread>
+
 namespace
 {
 
@@ -124,6 +126,24 @@ bool goes_on_in_its_process()
     return HOLDS(b.ask(WORKS) == 1 && back.children().size() == 1);
 }
 
+// Without the key a back end that has threads already serves all in its own process, and says so.
+bool cannot_fork()
+{
+    const Said said;
+    const std::string more =
+        std::string("# rdma.processes is not given\nrdma.log : warn\n") + resume;
+    const BackEnd back(more, [](auto listening) {
+        std::thread([] { pause(); }).detach();
+        cuda_back_end_child(listening, true);
+    });
+    const Program a(back, resume), b(back, resume);
+    REQUIRE(a.ask(WORKS) == 1 && back.children().empty());
+    const long had = b.ask(ALLOCATIONS);
+    REQUIRE(a.ask(ALLOCATES) == 1 && b.ask(ALLOCATIONS) == had + 1);
+    REQUIRE(a.ask(CUTS) > 0 && a.ask(WORKS) == 1 && b.ask(ALLOCATIONS) == had + 1);
+    return HOLDS(said.has("one process serves all clients, whose kernels reach each other's"));
+}
+
 bool spare_is_the_tenants()
 {
     const Tenants back(no_waiting, 1);
@@ -146,4 +166,5 @@ void check_programs_tenants()
     check("a tenant whose process crashes", crashed_of_one);
     check("a session goes on in its tenant's process", goes_on_in_its_process);
     check("a spare process becomes a tenant's", spare_is_the_tenants);
+    check("a back end that cannot fork", cannot_fork);
 }
