@@ -27,6 +27,7 @@ bool ibx_managed_faults_begin(void)
 {
     return true;
 }
+void ibx_managed_catch_again(void) {}
 void ibx_managed_have_rested(void) {}
 int ibx_managed_have_given(bool works)
 {

@@ -2,6 +2,7 @@
 /* The context of a spare process. Each test is a process of its own: it has one at most. */
 #include "common/clock.h"
 #include "frontend-glue/device_copies/copies.h"
+#include "gpudirect/pinned.h"
 #include "tests/doubles/cuda/driver.h"
 
 #include <dirent.h>
@@ -82,7 +83,9 @@ static int process_of(int (*body)(void))
     const pid_t child = fork();
     if (!child) {
         alarm(60);
-        _exit(body());
+        const int status_of_it = body();
+        ibx_pinned_settle(); /* its thread */
+        _exit(status_of_it);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
