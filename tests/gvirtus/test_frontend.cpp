@@ -472,7 +472,8 @@ int main(int argc, char **argv)
     if (const char *toy = std::getenv("IBX_TEST_LIBRARY"))
         local_library = toy;
     scene_open(argv[1], argv[6]);
-    processes = "one"; // which is there before the application is
+    if (!std::getenv("IBX_TEST_PROCESSES"))
+        processes = "one"; // which is there before the application is
 
     check_what_the_provider_changes();
     if (argc < 8 || std::strcmp(argv[7], "short") != 0)
