@@ -40,8 +40,8 @@ static struct ibx_tenant *tenants; /* no more than there are names in the key fi
 static atomic_uint count;
 static struct ibx_quota totals[IBX_HOLDS];
 
-/* Of all processes. What one of them holds is in its row, of a tenant, since it serves one program;
- * and in the tenant's and in the totals. */
+/* Of all processes. What one of them holds is in its row, which is of one tenant, since it serves
+ * no other's clients; and in the tenant's and in the totals. */
 static struct shared {
     pthread_mutex_t lock; /* of the names */
     struct ibx_quota totals[IBX_HOLDS];

@@ -343,7 +343,7 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
     const auto share = config->gpu.limits.share;
     ibx_processes processes{};
     processes.each = config->processes;
-    processes.wanted = config->processes_given;
+    processes.required = config->processes_given;
     processes.share = static_cast<unsigned>(share ? share : IBX_TENANT_SHARE);
     processes.spares = static_cast<unsigned>(config->spare_processes);
     if (!config->spares_given)

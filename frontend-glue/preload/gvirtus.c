@@ -17,8 +17,8 @@
 
 /* GVirtuS's front end makes a connection for each thread, and what it does for that is not made for
  * several threads at once (a tree that is searched without its lock, in G5): a program whose
- * threads begin together could end by a signal. The others go on as soon as the connection is
- * there, or after a while where it is none of the plugin's. */
+ * threads begin together could end by a signal. The others go on when the thread makes its
+ * first request, or after a while where its connection is none of the plugin's. */
 #define ALONE_MS 3000u
 
 /* A child that is forked meanwhile would wait for ever: for locks of GVirtuS's log, which nobody

@@ -3,7 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "frontend-glue/session/process_clients.h"
+#include "frontend-glue/session/process_owners.h"
 #include "frontend-glue/session/records.h"
 #include "frontend-glue/session/session_internal.h"
 #include "frontend-glue/session/supervisor.h"
@@ -165,14 +165,12 @@ static void become(struct processes *processes, const struct process *p, int soc
         processes->hooks->make_ready(processes->context);
 }
 
-/* Those without a key are one tenant, which has all there are. */
+/* Those without a name have all there are; spare ones have none. */
 static bool too_many(const struct processes *processes, const char *name)
 {
     unsigned n = 0;
-    for (unsigned i = 0; i < processes->count; i++) {
-        const struct process *p = processes->all[i];
-        n += p->state.now != PROCESS_SPARE && !strcmp(p->of.first.name, name);
-    }
+    for (unsigned i = 0; i < processes->count; i++)
+        n += !strcmp(processes->all[i]->of.first.name, name);
     return (processes->count == PROCESSES && !find_spare(processes)) ||
            (*name && n >= processes->most_of_a_name);
 }

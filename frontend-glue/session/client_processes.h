@@ -7,7 +7,7 @@
  * processes do not.
  *
  * The process that listens lets clients prove themselves and looks whose they are
- * (process_clients.h): a connection that goes on with a session is for the process that has it,
+ * (process_owners.h): a connection that goes on with a session is for the process that has it,
  * others are for that of their tenant or program. That one takes them by a socket (ibx_accept()),
  * and asks to be let go once nobody is there any more who could come again.
  *

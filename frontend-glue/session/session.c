@@ -187,8 +187,8 @@ static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
         return rc;
     }
     rc = ibx_session_adopt(s, conn);
-    s->of_program = ibx_client_process();
-    if (s->of_program)
+    s->counted = ibx_client_process();
+    if (s->counted)
         ibx_client_process_session_begins();
     s->link.waiting = ibx_waiting_hold(listening->link.waiting);
     if (!rc)
@@ -336,7 +336,7 @@ void ibx_session_destroy(struct ibx_session *s)
     ibx_session_close(s);
     ibx_session_set_hooks(s, &no_hooks, NULL);
     ibx_waiting_release(s->link.waiting);
-    if (s->of_program)
+    if (s->counted)
         ibx_client_process_session_ended();
     free(s->uri);
     free(s);

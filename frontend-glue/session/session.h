@@ -24,7 +24,7 @@
  *   supervisor.c    a server's process that begins again after a fault
  *   client_processes.c  a server with several processes for its clients
  *   client_process.c  one of these
- *   process_clients.c  whose it is
+ *   process_owners.c  whose it is
  *   records.c       what all of these know of kept sessions
  *
  * Writes are gathered and leave at sync. A short write is copied at once. A long one
@@ -61,6 +61,7 @@ void ibx_session_lend(struct ibx_session *session, const struct ibx_message_memo
  * time counts. Before it listens or connects. In a server the thread that accepts and those of its
  * sessions have to belong to one process. */
 void ibx_session_keep(struct ibx_session *session, unsigned seconds);
+
 /* Who shares a process of the server. */
 enum ibx_processes_for {
     IBX_PROCESSES_ONE,     /* all clients */
@@ -69,13 +70,14 @@ enum ibx_processes_for {
 };
 struct ibx_processes {
     enum ibx_processes_for each;
-    bool wanted;           /* a server that cannot fork ends; otherwise one process serves all */
+    bool required;         /* a server that cannot fork ends; otherwise one process serves all */
     unsigned share;        /* percent of them that clients of one key's name may have */
     unsigned spares;       /* that wait for clients */
     unsigned idle_seconds; /* for which one of a tenant stays behind its last client */
 };
 /* Before it serves; ibx_supervise() makes them. Without this call one process serves all. */
 void ibx_session_set_processes(struct ibx_session *session, const struct ibx_processes *processes);
+
 /* How often it has gone on over another connection. */
 unsigned ibx_session_resumed(const struct ibx_session *session);
 /* Accepts NULL; closes first. */

@@ -255,7 +255,7 @@ struct ibx_session {
     void *context;                         /* of the hooks */
 
     struct ibx_processes processes;   /* listening */
-    bool of_program;                  /* this one is counted in such a process */
+    bool counted;                     /* in a process of client_processes.h */
     unsigned keep_seconds;            /* for which a broken session is kept; 0: it is not */
     unsigned thread_count;            /* as set; 0: by the processors */
     struct ibx_copy_threads *threads; /* NULL: not made yet, or not wanted */

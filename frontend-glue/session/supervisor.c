@@ -144,7 +144,7 @@ static void expect_children(void)
     sigaction(SIGCHLD, &deliver, &of_children);
 }
 
-static void supervise_programs(struct ibx_session *s)
+static void supervise_processes(struct ibx_session *s)
 {
     expect_children();
     if (ibx_client_processes_serve(s)) {
@@ -155,7 +155,7 @@ static void supervise_programs(struct ibx_session *s)
 
 static void without_processes(const struct ibx_processes *wanted, const char *why)
 {
-    if (!wanted->wanted) {
+    if (!wanted->required) {
         ibx_log(
             IBX_LOG_WARN,
             "one process serves all clients, whose kernels reach each other's memory, since %s: "
@@ -178,7 +178,7 @@ void ibx_supervise(struct ibx_session *s)
     if (why && wanted->each != IBX_PROCESSES_ONE)
         without_processes(wanted, why);
     if (!why && wanted->each != IBX_PROCESSES_ONE) {
-        supervise_programs(s);
+        supervise_processes(s);
         return;
     }
     if (why) {

@@ -7,8 +7,8 @@
  * and a child serves. Whatever the child was when it began, the next one is, too. The listening
  * socket is the supervisor's as well: clients that come between two children wait there.
  *
- * Where each program of its clients has a process of its own, it is client_processes.h that makes
- * them, and nothing is to be begun again.
+ * Where tenants or programs have processes of their own (ibx_session_set_processes()), it is
+ * client_processes.h that makes them, and nothing is to be begun again.
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_SUPERVISOR_H
 #define IBX_FRONTEND_GLUE_SESSION_SUPERVISOR_H
@@ -21,7 +21,8 @@ struct ibx_session;
 /* Behind ibx_session_serve(). Returns in each process that is to serve. The supervisor ends as the
  * child does that ends otherwise than by a fault: by its exit status or its signal; and the child
  * is killed when the supervisor ends. Where the process cannot be begun again, because it has other
- * threads or uses a GPU already, it serves itself, and the log says why; for programs it ends. */
+ * threads or uses a GPU already, it serves all itself, and the log says why; or it ends, where
+ * processes of their own are required. */
 void ibx_supervise(struct ibx_session *listening);
 /* A child that is killed when this process ends: 0 there; -1, with errno. */
 pid_t ibx_supervised_fork(void);

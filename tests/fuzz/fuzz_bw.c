@@ -8,9 +8,9 @@
  *   payload (client), then what the other end sends
  */
 #include "tests/fuzz/require.h"
+#include "tests/fuzz/quiet.h"
 #include "tools/ib-bw/ib-bw.h"
 
-#include "common/log.h"
 #include "common/wire.h"
 
 #include <errno.h>
@@ -19,7 +19,6 @@
 #define MOST 4096u /* the server's --max-bytes */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 /* In place of the session's: the streams here have none. */
 struct ibx_session;
@@ -88,14 +87,6 @@ static void client(struct bw_stream *stream, enum bw_op op, size_t bytes)
     free(cell.us);
     ibx_bw_buffer_fini(&bench.request);
     ibx_bw_buffer_fini(&bench.reply);
-}
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    return 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -15,8 +15,8 @@
 #include "frontend-glue/session/extra.h"
 #include "frontend-glue/session/session_internal.h"
 
-#include "common/log.h"
 #include "tests/fuzz/fake_transport.h"
+#include "tests/fuzz/quiet.h"
 
 #include <errno.h>
 #include <string.h>
@@ -24,7 +24,6 @@
 #define LONGEST 4096u /* output that GVirtuS's front end reads */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 /* In place of dead_backend.c: a reply that breaks while GVirtuS reads it ends the program, which
  * no call of the application's own may do. */
@@ -214,14 +213,6 @@ static bool run_step(struct ibx_pipeline *p, uint8_t what, uint8_t argument)
         pthread_mutex_unlock(&p->lock);
     }
     return true;
-}
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    return 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

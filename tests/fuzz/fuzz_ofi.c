@@ -11,9 +11,8 @@
  *                  oldest messages that were delivered are released, first), u16 length, bytes
  */
 #include "tests/fuzz/require.h"
+#include "tests/fuzz/quiet.h"
 #include "transport/ofi/ofi.h"
-
-#include "common/log.h"
 
 #include <string.h>
 
@@ -22,7 +21,6 @@
 #define LANES   2u
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 static struct ofi_endpoint *e;
 static bool is_over;
@@ -186,14 +184,6 @@ static void offer(struct ibx_reader *input)
         again.addr_format = format;
         ibx_ofi_side_fits(&again, &side);
     }
-}
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    return 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

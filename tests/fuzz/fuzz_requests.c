@@ -13,15 +13,14 @@
 #include "frontend-glue/device_copies/named_memory.h"
 #include "frontend-glue/device_copies/request_shapes.h"
 #include "tests/fuzz/require.h"
+#include "tests/fuzz/quiet.h"
 
-#include "common/log.h"
 #include "common/quota.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 #define CLIENTS   4u
 #define BODY_MAX  1024u
@@ -142,14 +141,6 @@ static void request(unsigned client, const char *name, const uint8_t *bytes, siz
     ibx_shapes_mend(name, body, n);
     look_at_memory(name, body, n);
     free(body);
-}
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    return 0;
 }
 
 /* Each input has clients of its own; what they leave goes as that of processes that have ended. */

@@ -16,9 +16,9 @@
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/session/session_internal.h"
 
-#include "common/log.h"
 #include "tests/fuzz/fake_cuda.h"
 #include "tests/fuzz/fake_transport.h"
+#include "tests/fuzz/quiet.h"
 
 #include <errno.h>
 #include <string.h>
@@ -26,7 +26,6 @@
 #define LONGEST 20000u
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 /* In place of dead_backend.c, which has nothing more to say to a fuzzer. */
 void ibx_session_tell_end(struct ibx_session *s)
@@ -111,14 +110,6 @@ static bool run_step(struct ibx_session *s, uint8_t step)
     require(rc >= 0 || s->state.now == SESSION_DEAD);
     require(rc >= 0 || ibx_session_reason(s)[0]);
     return ibx_session_live(s);
-}
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    return 0;
 }
 
 /* None, and both ends of what a file may say. */

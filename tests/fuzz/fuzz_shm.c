@@ -14,8 +14,7 @@
  *                 with the key of the read-only or (odd n) the writable region
  */
 #include "tests/scenes/shm_pair.h"
-
-#include "common/log.h"
+#include "tests/fuzz/quiet.h"
 
 #include <string.h>
 #include <sys/socket.h>
@@ -24,18 +23,9 @@
 #define PAGE 4096u
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 static uint8_t memory[3 * PAGE]; /* the middle is registered for writing */
 static uint8_t constant[PAGE], mine[PAGE];
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    return 0;
-}
 
 static void fuzz_offer(const uint8_t *data, size_t size)
 {

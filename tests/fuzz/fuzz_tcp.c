@@ -12,8 +12,7 @@
  */
 #include "tests/scenes/tcp_end.h"
 #include "tests/fuzz/require.h"
-
-#include "common/log.h"
+#include "tests/fuzz/quiet.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,19 +22,10 @@
 #define POSTS 3u
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 static uint8_t memory[3 * PAGE]; /* the middle is registered for writing */
 static uint8_t constant[PAGE];
 static uint8_t targets[POSTS][PAGE];
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    ibx_log_set_level(IBX_LOG_ERROR); /* refused strangers are no news here */
-    return 0;
-}
 
 static void fuzz_parsers(const uint8_t *data, size_t size)
 {

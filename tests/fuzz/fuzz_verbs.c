@@ -14,10 +14,10 @@
  *          sends are over), u8 credits, u8 length, bytes
  */
 #include "tests/fuzz/require.h"
+#include "tests/fuzz/quiet.h"
 #include "transport/verbs/verbs.h"
 
 #include "common/address.h"
-#include "common/log.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -30,7 +30,6 @@
 #define PROOF   0x5a /* each of its bytes */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 static struct ibx_reader input;
 static struct ibx_options options;
@@ -551,14 +550,6 @@ static void messages(void)
         require(v->messages.credits <= SLOTS && v->messages.held <= SLOTS);
         require(held_count <= v->messages.held && v->messages.owed <= v->messages.held);
     }
-}
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    return 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -103,7 +103,7 @@ int main(int argc, char **argv)
         return 2;
     }
     scene_open(argv[1], argv[4]);
-    processes = "one";
+    processes = one_process;
     BackEnd back("rdma.gpu : on\n", [](auto listening) { cuda_back_end_child(listening, true); });
     const pid_t serving = back.serving();
     const pid_t child = spawn([&]() -> int {

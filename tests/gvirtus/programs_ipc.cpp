@@ -322,10 +322,7 @@ bool left_shared()
 
 bool of_one_tenant()
 {
-    const std::string keys = folder + "/keys";
-    write_file(keys,
-               "alice:00112233445566778899aabbccddeeff\nbob:ffeeddccbbaa99887766554433221100\n");
-    const std::string file = "rdma.key_file : " + keys + "\n", name = file + "rdma.name : ";
+    const std::string file = keys_of_two(), name = file + "rdma.name : ";
     const Listening back(file);
     Program alice(back, name + "alice\n"), again(back, name + "alice\n"), bob(back, name + "bob\n");
     const std::uint64_t memory = alice.malloc(), event = alice.event();

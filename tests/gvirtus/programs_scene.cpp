@@ -77,6 +77,14 @@ long connects_at_once(std::uint16_t port, const std::string &options, unsigned n
 
 } // namespace
 
+std::string keys_of_two()
+{
+    const std::string keys = folder + "/keys";
+    write_file(keys,
+               "alice:00112233445566778899aabbccddeeff\nbob:ffeeddccbbaa99887766554433221100\n");
+    return "rdma.key_file : " + keys + "\n";
+}
+
 long works(Remote *remote)
 {
     const std::uint64_t memory = (remote->get_last_error(), remote->malloc(100000));

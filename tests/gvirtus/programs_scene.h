@@ -53,6 +53,9 @@ enum Order : char {
     COPIES_SHORT
 };
 
+// What names a file with keys of alice and bob.
+std::string keys_of_two();
+
 long works(Remote *remote);
 long carry_out(Order order, Remote *remote, std::uint16_t port, const std::string &options);
 

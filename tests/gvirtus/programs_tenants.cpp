@@ -4,6 +4,7 @@
 #include "tests/gvirtus/programs_scene.h"
 
 #include <thread>
+#include <utility>
 
 namespace
 {
@@ -16,14 +17,6 @@ struct Tenants : Listening {
     {
     }
 };
-
-std::string keys_of_two()
-{
-    const std::string keys = folder + "/keys";
-    write_file(keys,
-               "alice:00112233445566778899aabbccddeeff\nbob:ffeeddccbbaa99887766554433221100\n");
-    return "rdma.key_file : " + keys + "\n";
-}
 
 bool programs_share_it()
 {
@@ -126,16 +119,36 @@ bool goes_on_in_its_process()
     return HOLDS(b.ask(WORKS) == 1 && back.children().size() == 1);
 }
 
+[[noreturn]] void with_a_thread(const std::shared_ptr<Communicator> &listening)
+{
+    std::thread([] { pause(); }).detach();
+    cuda_back_end_child(listening, true);
+}
+
+// With it, it does not begin.
+bool must_fork()
+{
+    for (const char *const each : {"tenant", "program"}) {
+        const Said said;
+        configure(std::string("rdma.processes : ") + each + "\n");
+        const auto listening = make_communicator(create, "tcp/ip", "oldtcp", host, free_port());
+        REQUIRE(result_of(spawn([&]() -> int {
+                    alarm(60); // one that serves would for ever
+                    with_a_thread(listening);
+                })) == EXIT_FAILURE);
+        REQUIRE(
+            said.has(std::string("rdma.processes : ") + each + " needs a back end that can fork"));
+    }
+    return true;
+}
+
 // Without the key a back end that has threads already serves all in its own process, and says so.
 bool cannot_fork()
 {
     const Said said;
-    const std::string more =
-        std::string("# rdma.processes is not given\nrdma.log : warn\n") + resume;
-    const BackEnd back(more, [](auto listening) {
-        std::thread([] { pause(); }).detach();
-        cuda_back_end_child(listening, true);
-    });
+    const std::string before = std::exchange(processes, "");
+    const BackEnd back(std::string("rdma.log : warn\n") + resume, with_a_thread);
+    processes = before;
     const Program a(back, resume), b(back, resume);
     REQUIRE(a.ask(WORKS) == 1 && back.children().empty());
     const long had = b.ask(ALLOCATIONS);
@@ -167,4 +180,5 @@ void check_programs_tenants()
     check("a session goes on in its tenant's process", goes_on_in_its_process);
     check("a spare process becomes a tenant's", spare_is_the_tenants);
     check("a back end that cannot fork", cannot_fork);
+    check("... and is to", must_fork);
 }

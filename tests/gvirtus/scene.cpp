@@ -54,7 +54,7 @@ void scene_open(const char *plugin, const char *the_provider, const char *the_ho
     host = the_host ? the_host : host;
     common = "rdma.provider : " + provider + "\nrdma.timeout_ms : 60000\n";
     if (const char *const wanted = getenv("IBX_TEST_PROCESSES"))
-        processes = wanted;
+        processes = std::string("rdma.processes : ") + wanted + "\n";
     // In the guest the client's address is not the server's; the tests with keys have keys.
     if (host != "127.0.0.1")
         common += "rdma.insecure : yes\n";
@@ -80,8 +80,7 @@ void write_file(const std::string &file, const std::string &text, mode_t mode)
 void configure(const std::string &more)
 {
     std::string file = folder + "/" + std::to_string(getpid()) + ".properties";
-    const bool chosen = more.find("rdma.processes") != std::string::npos;
-    write_file(file, common + (chosen ? "" : "rdma.processes : " + processes + "\n") + more);
+    write_file(file, common + more + processes); // of a key the first line counts
     setenv("GVIRTUS_RDMA_PROPERTIES", file.c_str(), 1);
 }
 

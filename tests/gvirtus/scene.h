@@ -17,7 +17,8 @@ inline std::string provider = "auto", host = "127.0.0.1", folder;
 inline std::string common;
 // rdma.processes, where a test does not say it. IBX_TEST_PROCESSES in the environment is another
 // one.
-inline std::string processes = "tenant";
+constexpr const char *one_process = "rdma.processes : one\n";
+inline std::string processes = "rdma.processes : tenant\n";
 
 // Loads the plugin and makes `folder`.
 void scene_open(const char *plugin, const char *the_provider, const char *the_host = nullptr);

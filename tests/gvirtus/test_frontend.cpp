@@ -473,7 +473,7 @@ int main(int argc, char **argv)
         local_library = toy;
     scene_open(argv[1], argv[6]);
     if (!std::getenv("IBX_TEST_PROCESSES"))
-        processes = "one"; // which is there before the application is
+        processes = one_process; // which is there before the application is
 
     check_what_the_provider_changes();
     if (argc < 8 || std::strcmp(argv[7], "short") != 0)

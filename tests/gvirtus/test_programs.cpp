@@ -122,10 +122,7 @@ bool goes_on_encrypted()
 // Its own keys, but another program's number.
 bool impostor()
 {
-    const std::string keys = folder + "/keys";
-    write_file(keys,
-               "alice:00112233445566778899aabbccddeeff\nbob:ffeeddccbbaa99887766554433221100\n");
-    const std::string file = "rdma.key_file : " + keys + "\n";
+    const std::string file = keys_of_two();
     const Listening back(file);
     return HOLDS(0 == result_of(spawn([&]() -> int {
                      auto over = connected(back.port, file + "rdma.name : alice\n");
@@ -143,10 +140,7 @@ bool impostor()
 // A program that gets no process is told so, unless another one of its key's name has ended.
 bool crowd()
 {
-    const std::string keys = folder + "/keys";
-    write_file(keys,
-               "alice:00112233445566778899aabbccddeeff\nbob:ffeeddccbbaa99887766554433221100\n");
-    const std::string file = "rdma.key_file : " + keys + "\n";
+    const std::string file = keys_of_two();
     const std::string alice = file + "rdma.name : alice\n";
     const Listening back(file + "rdma.tenant_share : 1\n"); // of 1024
     std::vector<std::unique_ptr<Program>> all;
@@ -200,10 +194,7 @@ long has_in_memory(pid_t process, const std::vector<unsigned char> &bytes)
 // Where kernels reach all memory of their process, they find no keys of others there.
 bool has_no_keys()
 {
-    const std::string keys = folder + "/keys";
-    write_file(keys,
-               "alice:00112233445566778899aabbccddeeff\nbob:ffeeddccbbaa99887766554433221100\n");
-    const std::string file = "rdma.key_file : " + keys + "\n";
+    const std::string file = keys_of_two();
     const Listening back(file);
     // Now: it has what was here before.
     const std::vector<unsigned char> bobs = {0x81, 0x14, 0x07, 0xf1, 0x0d, 0x6c, 0x0f, 0x49,
@@ -340,7 +331,6 @@ bool spare_has_a_context()
     REQUIRE(back.has(0));
     for (const pid_t spare : back.children())
         REQUIRE(ready(spare));
-    const std::vector<pid_t> at_first = back.children();
     Program a(back);
     REQUIRE(a.ask(WORKS) == 1 && back.has(1));
     for (const pid_t child : back.children())
@@ -380,12 +370,10 @@ bool more_than_spare()
     return HOLDS(back.has(0));
 }
 
-// A spare process is nobody's: what limits one name's processes does not count it.
+// What was a spare process counts as its program's.
 bool spare_and_limits()
 {
-    const std::string key = folder + "/key";
-    write_file(key, "alice:00112233445566778899aabbccddeeff\n");
-    const std::string file = "rdma.key_file : " + key + "\n";
+    const std::string file = keys_of_two();
     const Listening back(file + "rdma.device_memory : 1M\nrdma.tenant_share : 100\n", 3);
     const Program a(back, file + "rdma.name : alice\n"), b(back, file + "rdma.name : alice\n");
     REQUIRE(a.ask(FILLS) == 1 && b.ask(WORKS) == 1 && b.ask(FILLS) == 0);

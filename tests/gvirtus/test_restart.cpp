@@ -129,7 +129,7 @@ int main(int argc, char **argv)
         return 2;
     }
     scene_open(argv[1], argv[2]);
-    processes = "one";
+    processes = one_process;
     check("a context that a client has broken", broken_by_one);
     check("... again and again", broken_again);
     check("a back end that has crashed", [] { return ended_by(SIGABRT); });

@@ -267,7 +267,7 @@ int main(int argc, char **argv)
         return 2;
     }
     scene_open(argv[1], argv[2], nullptr);
-    processes = "one";
+    processes = one_process;
     write_file(folder + "/keys",
                "alice:0123456789abcdef0123456789abcdef\n"
                "bob:0123456789abcdef0123456789abcde0\n",

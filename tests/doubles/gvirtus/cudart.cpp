@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/doubles/gvirtus/cudart.h"
+#include "tests/doubles/gvirtus/front_end.h"
 #include "tests/doubles/cuda/driver.h"
 #include "tests/gvirtus/remote.h"
 
@@ -19,17 +20,6 @@
 #define EXPORTED __attribute__((visibility("default")))
 
 extern "C" void stub_log_begin(); // log4cplus.cpp
-
-// front_end.cpp
-extern std::mutex gFrontendMutex;
-namespace gvirtus::frontend
-{
-class Frontend
-{
-  public:
-    void Prepare();
-};
-} // namespace gvirtus::frontend
 
 namespace
 {

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
-//
-// GVirtuS's front end (G5) has its threads' connections in a tree. Prepare(), which each call of
-// its libcudart makes, searches it without the lock under which a thread that connects changes it.
+#include "tests/doubles/gvirtus/front_end.h"
+
 #include <atomic>
-#include <mutex>
 
-#define EXPORTED __attribute__((visibility("default")))
-
-// Under the name that it has there.
-EXPORTED std::mutex gFrontendMutex;
+std::mutex gFrontendMutex;
 
 namespace
 {
@@ -17,12 +12,6 @@ std::atomic<unsigned> unlocked;
 
 namespace gvirtus::frontend
 {
-
-class Frontend
-{
-  public:
-    EXPORTED void Prepare();
-};
 
 void Frontend::Prepare()
 {
@@ -35,7 +24,7 @@ void Frontend::Prepare()
 } // namespace gvirtus::frontend
 
 // How often that was so, without anybody's lock.
-extern "C" EXPORTED unsigned stub_unlocked_looks()
+extern "C" __attribute__((visibility("default"))) unsigned stub_unlocked_looks()
 {
     return unlocked;
 }

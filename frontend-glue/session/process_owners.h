@@ -4,8 +4,8 @@
  * name; where that is known, which is on the server's host, for those of one user. Which program a
  * client is, it says by a number: that alone is no proof, since others may have seen it.
  */
-#ifndef IBX_FRONTEND_GLUE_SESSION_PROCESS_CLIENTS_H
-#define IBX_FRONTEND_GLUE_SESSION_PROCESS_CLIENTS_H
+#ifndef IBX_FRONTEND_GLUE_SESSION_PROCESS_OWNERS_H
+#define IBX_FRONTEND_GLUE_SESSION_PROCESS_OWNERS_H
 
 #include "transport/transport.h"
 

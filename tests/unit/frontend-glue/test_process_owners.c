@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Whose connection is which process's. */
-#include "frontend-glue/session/process_clients.h"
+#include "frontend-glue/session/process_owners.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
