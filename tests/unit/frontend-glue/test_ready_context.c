@@ -147,7 +147,7 @@ static int uses_another(void)
         return 3;
     ibx_ready_context_selected(1);
     ibx_ready_context_selected(1);
-    return in_time(has_none) ? 0 : 4;
+    return in_time(has_none) && in_time(thread_is_gone) ? 0 : 4;
 }
 
 /* ... before there is one to let go. */
