@@ -4,7 +4,9 @@
  * loads. It puts a session, the client's copies and the back end's copies together.
  *
  *   communicator.cpp  GVirtuS's C++ interface, translated to session.h
- *   attach.c          which connection a thread has; the calls of the preload
+ *   attach.c          which connection a thread has; what GVirtuS sends over it
+ *   attached_calls.c  the table that the preload gets
+ *   attached_copies.c the preload's copies over the thread's connection
  *   host_memory.c     copies of the application's memory, and where it has page-locked memory
  *   config.c          gvirtus.properties; the header that other folders include
  *   misspelt_keys.c   its keys that are almost ours

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The table that the preload gets (attach_table.h): what it asks of the thread's session. */
+#include "frontend-glue/plugin/attached.h"
+
+#include "common/log.h"
+#include "common/thread.h"
+#include "common/wire.h"
+#include "frontend-glue/client_copies/client_copies.h"
+#include "frontend-glue/plugin/host_memory.h"
+#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/hooks.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define PAGE 4096u /* bytes; allocations of shared memory consist of such */
+
+static atomic_bool over_shm; /* the path of the last connection */
+
+/* The stream of one that ends with it. */
+static uint64_t last_word(const struct ibx_frontend_request *request)
+{
+    struct ibx_reader r = ibx_reader_of(request->body, request->n);
+    if (request->n > 8)
+        ibx_get_bytes(&r, request->n - 8);
+    return ibx_get_u64(&r);
+}
+
+/* With copies in the background GVirtuS makes the call: on its way they are waited for. */
+static int make_call(const struct ibx_frontend_request *request, int *exit_code)
+{
+    const struct ibx_pipeline_request call = {request->name, request->body,  request->n,
+                                              request->out,  request->out_n, request->unseen};
+    if (!ibx_attached_session())
+        return -ENOTCONN;
+    if (!strcmp(request->name, IBX_EXTRA_NAME)) /* GVirtuS has no such call */
+        ibx_async_copy_wait(0);
+    else if (!strcmp(request->name, IBX_EXTRA_QUEUE))
+        ibx_async_copy_wait(last_word(request));
+    else if (ibx_async_copy_any() && strcmp(request->name, IBX_EXTRA_WORK) != 0)
+        return -ENOTCONN;
+    const struct ibx_frontend_watch *watch =
+        atomic_load_explicit(&ibx_attached_watcher, memory_order_acquire);
+    const int cancel = ibx_thread_hold_cancel();
+    bool works = false;
+    int rc = 0;
+    if (watch)
+        *exit_code = watch->request(request->name, request->body, request->n, &works);
+    if (!works || !*exit_code)
+        rc = ibx_pipeline_call(ibx_attached->pipeline, &call, exit_code);
+    if (works)
+        watch->over();
+    ibx_thread_release_cancel(cancel);
+    return rc;
+}
+
+static void unseen(bool launch)
+{
+    if (ibx_attached_session())
+        ibx_pipeline_unseen(ibx_attached->pipeline, launch);
+}
+
+static bool divert(void)
+{
+    return ibx_attached_session() && ibx_pipeline_divert(ibx_attached->pipeline);
+}
+
+static const void *diverted(size_t *n)
+{
+    return ibx_attached_session() ? ibx_pipeline_diverted(ibx_attached->pipeline, n) : NULL;
+}
+
+static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
+{
+    switch (fact) {
+    case IBX_FRONTEND_NO_ERROR:
+        return ibx_pipeline_has_no_error(ibx_attached->pipeline);
+    case IBX_FRONTEND_DEVICE:
+        return ibx_pipeline_device(ibx_attached->pipeline, answer);
+    case IBX_FRONTEND_SELECTED:
+        return ibx_pipeline_selected(ibx_attached->pipeline, (int)handle);
+    case IBX_FRONTEND_STREAM_RESTS:
+        return ibx_pipeline_rests(ibx_attached->pipeline, handle);
+    case IBX_FRONTEND_EVENT_OVER:
+        return ibx_pipeline_is_over(ibx_attached->pipeline, handle);
+    case IBX_FRONTEND_LEAVES:
+        return ibx_attached_over_shm(ibx_attached_session()) && handle >= IBX_CLIENT_FROM_LEAST;
+    case IBX_FRONTEND_ERRORS:
+        return ibx_pipeline_errors(ibx_attached->pipeline, answer);
+    }
+    return false;
+}
+
+static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
+{
+    if (!ibx_attached_session() || ibx_async_copy_any())
+        return false;
+    const int cancel = ibx_thread_hold_cancel(); /* of a backlog that leaves meanwhile */
+    const bool known = knows_now(fact, handle, answer);
+    ibx_thread_release_cancel(cancel);
+    return known;
+}
+
+static void prepare(void *address, size_t n)
+{
+    struct ibx_session *session = ibx_attached_session();
+    if (!session)
+        return;
+    const int cancel = ibx_thread_hold_cancel();
+    ibx_pipeline_enter(ibx_attached->pipeline, 0, false);
+    ibx_session_prepare(session, address, n);
+    ibx_pipeline_leave(ibx_attached->pipeline, 0, false);
+    ibx_thread_release_cancel(cancel);
+}
+
+/* Over shm memory that the back end maps, and pins meanwhile: page-locked memory takes its time
+ * natively, too, and then copies at once. Elsewhere memory whose registration can be cached. */
+static void *allocate(size_t n)
+{
+    void *address = atomic_load(&over_shm) ? ibx_shared_allocate(n, NULL) : NULL;
+    if (!address)
+        address = ibx_host_memory_map(n);
+    if (address)
+        prepare(address, n);
+    else
+        ibx_log(IBX_LOG_WARN, "the application gets no %zu bytes of page-locked memory: %s", n,
+                strerror(errno));
+    return address;
+}
+
+static int ask_for_map(const struct ibx_writer *body, int *exit_code)
+{
+    const struct ibx_frontend_request request = {
+        .name = IBX_EXTRA_NAME, .body = body->data, .n = body->length};
+    return make_call(&request, exit_code);
+}
+
+static int stand_in(void *address, size_t n, bool on, int *exit_code)
+{
+    uint8_t body[32];
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    uint64_t offset;
+    if (ibx_shared_offset(address, n, &offset)) /* then it is reach() or nothing */
+        return -EOPNOTSUPP;
+    ibx_put_u16(&w, on ? IBX_EXTRA_HOST_MAP : IBX_EXTRA_HOST_UNMAP);
+    ibx_put_u64(&w, (uintptr_t)address);
+    if (on) {
+        ibx_put_u64(&w, n);
+        ibx_put_u64(&w, IBX_EXTRA_OWN_PAGES);
+    }
+    return ask_for_map(&w, exit_code);
+}
+
+/* Kernels write there unseen: later copies from such memory go in the order of their streams. */
+static int reach(void *address, size_t n, bool on, int *exit_code)
+{
+    struct ibx_session *session = ibx_attached_session();
+    uint8_t body[32];
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    uint64_t offset;
+    if (!session)
+        return -ENOTCONN;
+    if (!ibx_attached_over_shm(session) || !ibx_shared_offset(address, n, &offset))
+        return -EOPNOTSUPP;
+    const int cancel = ibx_thread_hold_cancel();
+    ibx_pipeline_lock(ibx_attached->pipeline);
+    const int rc = ibx_session_share(session);
+    ibx_pipeline_unlock(ibx_attached->pipeline);
+    ibx_thread_release_cancel(cancel);
+    if (rc)
+        return rc;
+    ibx_put_u16(&w, on ? IBX_EXTRA_HOST_MAP : IBX_EXTRA_HOST_UNMAP);
+    ibx_put_u64(&w, (uintptr_t)address);
+    if (on) {
+        ibx_put_u64(&w, (n + PAGE - 1) / PAGE * PAGE);
+        ibx_put_u64(&w, offset);
+        ibx_attached_changes_memory();
+    }
+    return ask_for_map(&w, exit_code);
+}
+
+static void drain(const void *address, size_t n)
+{
+    ibx_host_copies_drain(address, n);
+    ibx_async_copy_wait_memory(address, n);
+}
+
+static void watch(const struct ibx_frontend_watch *calls)
+{
+    atomic_store(&ibx_attached_watcher, calls);
+}
+
+static void leave(void)
+{
+    struct ibx_session *session = ibx_attached_session();
+    if (session && ibx_attached->process != getpid())
+        return;
+    ibx_session_process_ends(); /* its own handler may be none, as GVirtuS's destructors */
+    if (session)
+        ibx_pipeline_finish(ibx_attached->pipeline, IBX_PIPELINE_END_MS);
+    ibx_process_leave();
+    if (session && !ibx_attached->pipeline)
+        ibx_session_close(session);
+}
+
+static void release(void *address, size_t n)
+{
+    if (!ibx_shared_free(address))
+        munmap(address, n);
+}
+
+static _Atomic(ibx_attach_launch *) by_gvirtus;
+
+static bool launch_by_gvirtus(const struct ibx_frontend_launch *launch, int *rc)
+{
+    return atomic_load(&by_gvirtus)(launch, rc);
+}
+
+void ibx_attached_launch_by(ibx_attach_launch *launch)
+{
+    atomic_store(&by_gvirtus, launch);
+}
+
+void ibx_attached_path(const struct ibx_session *session)
+{
+    atomic_store(&over_shm, ibx_attached_over_shm(session));
+}
+
+const struct ibx_frontend_calls ibx_attached_calls = {
+    .version = IBX_FRONTEND_VERSION,
+    .copy = ibx_attached_copy,
+    .call = make_call,
+    .unseen = unseen,
+    .divert = divert,
+    .diverted = diverted,
+    .launch = launch_by_gvirtus,
+    .knows = knows,
+    .allocate = allocate,
+    .release = release,
+    .prepare = prepare,
+    .reach = reach,
+    .stand_in = stand_in,
+    .reach_epoch = ibx_attached_epoch,
+    .pending = ibx_async_copy_pending,
+    .failure = ibx_async_copy_failure,
+    .finish = ibx_async_copy_wait_memory,
+    .drain = drain,
+    .watch = watch,
+    .leave = leave,
+};
