@@ -117,3 +117,35 @@ int ibx_proc_find_flags(pid_t pid, ibx_proc_look_flags *look, void *context)
     return find_line(pid, "smaps", has_flags,
                      &(struct flags_search){.look = look, .context = context});
 }
+
+/* Of "panic=pause,shutdown=pause"; the last one counts. */
+static bool shutdown_pauses(const char *actions, bool pauses)
+{
+    static const char key[] = "shutdown=";
+    for (const char *at = actions; at; at = strchr(at, ',')) {
+        at += *at == ',';
+        if (!strncmp(at, key, strlen(key)))
+            pauses = !strncmp(at + strlen(key), "pause", strlen("pause"));
+    }
+    return pauses;
+}
+
+bool ibx_proc_stays(pid_t pid)
+{
+    char path[64], *argument = NULL;
+    size_t size = 0;
+    bool stays = false, actions = false;
+    snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)pid);
+    FILE *file = pid > 0 ? fopen(path, "re") : NULL;
+    while (file && getdelim(&argument, &size, '\0', file) > 0) {
+        const char *option = argument + (argument[0] == '-' && argument[1] == '-');
+        if (actions)
+            stays = shutdown_pauses(argument, stays);
+        actions = !actions && !strcmp(option, "-action");
+        stays |= !strcmp(option, "-no-shutdown");
+    }
+    free(argument);
+    if (file)
+        fclose(file);
+    return stays;
+}

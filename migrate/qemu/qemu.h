@@ -388,6 +388,10 @@ int ibx_proc_find_flags(pid_t pid, ibx_proc_look_flags *look, void *context);
 int ibx_proc_error(pid_t pid, int code);
 /* "; run this tool as ...", "" for an error that is not for want of a right. */
 const char *ibx_proc_remedy(int rc);
+/* Whether a QEMU stays when its guest has shut the VM down, by its command line (-no-shutdown,
+ * -action shutdown=pause). What a monitor has changed since (set-action) is not seen. False where
+ * `pid` is not known. */
+bool ibx_proc_stays(pid_t pid);
 
 /* ------------------------------------------------------------ a call in QEMU */
 

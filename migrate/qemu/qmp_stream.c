@@ -93,9 +93,16 @@ static void forget_event(struct ibx_qmp *qmp)
     json_array_remove(qmp->events, i < json_array_size(qmp->events) ? i : 0);
 }
 
+/* One that stays (-no-shutdown) says STOP, but not of a VM that stands still already. It ends all
+ * the same when its host wants that. */
+static bool stays_for(const struct ibx_qmp *qmp, const char *reason)
+{
+    return reason && !strncmp(reason, "guest-", strlen("guest-")) && ibx_proc_stays(qmp->pid);
+}
+
 /* A QEMU that is at a command when it ends hangs in monitor_cleanup() (7.2, from 7.2.9 on): the
  * rest of the command is scheduled where nobody looks any more. SIGTERM wakes it up, and it ends as
- * it would have. One that stays (-no-shutdown) says STOP. */
+ * it would have. Where its command line does not tell that it stays (set-action), STOP may. */
 static void note_ending(struct ibx_qmp *qmp, const json_t *event)
 {
     static const char *const stays[] = {"STOP", "RESUME", "RESET"};
@@ -105,7 +112,7 @@ static void note_ending(struct ibx_qmp *qmp, const json_t *event)
     for (size_t i = 0; i < sizeof(stays) / sizeof(stays[0]); i++)
         if (!strcmp(name, stays[i]))
             qmp->ends_ns = 0;
-    if (strcmp(name, "SHUTDOWN") != 0)
+    if (strcmp(name, "SHUTDOWN") != 0 || stays_for(qmp, reason))
         return;
     qmp->ends_ns = ibx_now_ns();
     snprintf(qmp->ends, sizeof(qmp->ends), "%s", reason ? reason : "no reason given");

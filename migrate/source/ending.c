@@ -24,6 +24,7 @@
 #define NOTE_RETRY_MS       1000  /* ... to write a record */
 #define LAST_SETTLE_MS      2000  /* in all, when nothing else is to be done */
 #define LAST_SETTLE_LOOK_MS 20
+#define STATUS_MS           1000 /* for QEMU to tell what has become of a VM */
 
 /* ---------------------------------------------------------------- before the commit */
 
@@ -86,6 +87,26 @@ static void say_what_changed(struct source *s, struct ibx_error *err)
     const struct ibx_error first = *err;
     if (s->vm.qmp && ibx_source_check_compared(s, &changed) == -EPERM)
         ibx_error_set(err, first.code, "%.300s; %s", first.message, changed.message);
+}
+
+/* QEMU (-no-shutdown) continues a VM whose migration has failed also when its guest had shut it
+ * down since, a moment after it calls the migration failed. */
+static void say_status(struct source *s, int code, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(STATUS_MS);
+    char status[32] = "";
+    while (s->vm.qmp && !ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline, NULL) &&
+           !strcmp(status, "finish-migrate") && ibx_now_ns() < deadline)
+        poll(NULL, 0, LAST_SETTLE_LOOK_MS);
+    const struct ibx_error first = *err;
+    if (!strcmp(status, "running"))
+        ibx_error_set(err, code,
+                      "%.300s, and QEMU (process %d) has continued it, as it does when its "
+                      "migration fails: end it (quit), or reset it (system_reset)",
+                      first.message, (int)s->status.record.pid);
+    else if (status[0])
+        ibx_error_set(err, code, "%.300s: it is off, and its QEMU (process %d) stays (%s)",
+                      first.message, (int)s->status.record.pid, status);
 }
 
 /* A VM that stays does so where no record takes it, too. MOVED: where libvirt drives, it has taken
@@ -168,6 +189,8 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     ibx_watchdog_release(&s->vm.watchdog);
     if (loads && aborted)
         say_what_changed(s, err);
+    else if (s->shut_down && !shut_down)
+        say_status(s, code, err);
     return code;
 }
 

@@ -244,10 +244,10 @@ static int note_paused(struct source *s, struct ibx_error *err)
 static int shut_down(struct source *s, struct ibx_error *err)
 {
     const int rc = note_paused(s, err);
+    s->shut_down = !rc;
     return rc ? rc
               : ibx_error_set(err, -EBUSY,
-                              "the VM has been shut down here while it was being migrated: look at "
-                              "its status (query-status), since QEMU may have continued it");
+                              "the VM has been shut down here while it was being migrated");
 }
 
 /* When another client continues the VM, the device state that was sent no longer fits its RAM. A

@@ -167,6 +167,7 @@ struct source {
     uint64_t busy_until_ns;   /* of ibx_migration_busy_until() */
     uint64_t lost_ns;         /* when the link was */
     uint64_t nobody_ns;       /* since when nobody listens at the destination; 0: not so */
+    bool shut_down;           /* the VM, here, while it was being migrated */
     bool untold;              /* pages are wrong there, and the link to say so is lost */
     uint64_t heard_ns;        /* when it said something of this migration last, or COMMIT went */
     uint64_t unheard_ns;      /* SERVING: when to say again that it does not */

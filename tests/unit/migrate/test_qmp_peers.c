@@ -90,6 +90,69 @@ static void test_endless_line(NO_STATE)
     "{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": true, \"reason\": \"guest-shutdown\"}}\n"
 #define STOPPED "{\"event\": \"STOP\"}\n"
 
+static bool stays; /* as the command line of QEMU says */
+
+bool __real_ibx_proc_stays(pid_t pid);
+bool __wrap_ibx_proc_stays(pid_t pid);
+bool __wrap_ibx_proc_stays(pid_t pid)
+{
+    assert_int_equal(pid, getpid()); /* who made the peer's socket */
+    return stays;
+}
+
+/* QEMU (-no-shutdown) says no STOP of a VM that stands still: nothing but SHUTDOWN comes. */
+static void test_who_stays_without_a_stop(NO_STATE)
+{
+    static const char by_signal[] =
+        "{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": false, \"reason\": \"host-signal\"}}\n";
+    char text[256];
+    stays = true;
+    attached(SCRIPT({"query-status", SHUT_DOWN READY(2), 0}, {"query-jobs", READY(3), 0}));
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    assert_null(ibx_qmp_ends(qmp));
+    assert_int_equal(run("query-jobs", NULL, GENEROUS), 0);
+    done();
+    snprintf(text, sizeof(text), "%s" READY(2), by_signal);
+    attached(SCRIPT({"query-status", text, 0}));
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    assert_string_equal(ibx_qmp_ends(qmp), "host-signal");
+    done();
+    stays = false;
+}
+
+/* A process with these arguments stays, as a QEMU would. */
+static bool process_stays(const char *one, const char *two, const char *three)
+{
+    int up[2], status;
+    char byte;
+    assert_int_equal(pipe(up), 0);
+    const pid_t pid = fork();
+    if (!pid) {
+        dup2(up[1], 1);
+        close(up[0]);
+        execl("/bin/sh", "sh", "-c", "echo; kill -STOP $$", one, two, three, NULL);
+        _exit(1);
+    }
+    assert_int_equal(read(up[0], &byte, 1), 1); /* it has its arguments */
+    const bool is = __real_ibx_proc_stays(pid);
+    kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    close(up[0]);
+    close(up[1]);
+    return is;
+}
+
+static void test_what_a_command_line_says_of_the_end(NO_STATE)
+{
+    assert_true(process_stays("-no-reboot", "-no-shutdown", "-S"));
+    assert_true(process_stays("-S", "-action", "panic=shutdown,shutdown=pause"));
+    assert_true(process_stays("-S", "--action", "shutdown=pause,reboot=shutdown"));
+    assert_false(process_stays("-name", "shutdown=pause", "-S"));
+    assert_false(process_stays("-no-shutdown", "-action", "shutdown=poweroff"));
+    assert_false(process_stays("-S", "-action", "panic=pause,reboot=shutdown"));
+    assert_false(__real_ibx_proc_stays(0));
+}
+
 /* A QEMU that ends may hang over a command that comes then, until its client goes. */
 static void test_who_ends_is_left_alone(NO_STATE)
 {
@@ -322,6 +385,8 @@ int main(void)
         cmocka_unit_test(test_silent_monitor),
         cmocka_unit_test(test_endless_line),
         cmocka_unit_test(test_who_ends_is_left_alone),
+        cmocka_unit_test(test_who_stays_without_a_stop),
+        cmocka_unit_test(test_what_a_command_line_says_of_the_end),
         cmocka_unit_test(test_who_stays_is_asked),
         cmocka_unit_test(test_answers_to_an_earlier_client),
         cmocka_unit_test(test_ids_of_two_clients),
