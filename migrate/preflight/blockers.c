@@ -222,12 +222,23 @@ static bool is_over(const char *status)
            !strcmp(status, "failed") || !strcmp(status, "cancelled");
 }
 
+#define MIGRATED "if it migrated before, ib-migrate status tells whether this QEMU is still needed"
+#define BOOTS    "boot it anew (system_reset and cont, or where QEMU has -no-reboot a new QEMU)"
+
 static void check_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_role role,
                             struct ibx_blockers *blockers)
 {
-    static const char *const gone[] = {
-        "postmigrate",    "finish-migrate", "shutdown",   "internal-error",
-        "guest-panicked", "save-vm",        "restore-vm", "colo"};
+    static const struct {
+        const char *status, *remedy;
+    } gone[] = {{"postmigrate", MIGRATED "; if it was paused and has stayed, cont lets it run, and "
+                                         "stop pauses it"},
+                {"finish-migrate", MIGRATED},
+                {"colo", MIGRATED},
+                {"shutdown", BOOTS},
+                {"guest-panicked", BOOTS},
+                {"internal-error", BOOTS},
+                {"save-vm", "wait for the end of its snapshot"},
+                {"restore-vm", "wait until its snapshot is loaded"}};
     const bool waits = !strcmp(ram->status, "inmigrate");
     if (role == IBX_MIGRATE_DESTINATION) {
         if (!waits)
@@ -242,15 +253,10 @@ static void check_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_ro
             blockers,
             "this QEMU waits for a VM itself (-incoming): send from the one that runs it");
     for (size_t i = 0; i < sizeof(gone) / sizeof(gone[0]); i++) {
-        if (!strcmp(ram->status, gone[i]))
-            ibx_blockers_add(
-                blockers,
-                "the VM is in state %s, but must run or be paused to migrate: if it migrated "
-                "before, ib-migrate status tells whether this QEMU is still needed%s",
-                ram->status,
-                strcmp(ram->status, "postmigrate")
-                    ? ""
-                    : "; if it was paused and has stayed, cont lets it run, and stop pauses it");
+        if (!strcmp(ram->status, gone[i].status))
+            ibx_blockers_add(blockers,
+                             "the VM is in state %s, but must run or be paused to migrate: %s",
+                             ram->status, gone[i].remedy);
     }
 }
 

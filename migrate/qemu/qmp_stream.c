@@ -97,7 +97,9 @@ static void forget_event(struct ibx_qmp *qmp)
  * the same when its host wants that. */
 static bool stays_for(const struct ibx_qmp *qmp, const char *reason)
 {
-    return reason && !strncmp(reason, "guest-", strlen("guest-")) && ibx_proc_stays(qmp->pid);
+    const bool guests =
+        !strncmp(reason, "guest-", strlen("guest-")) || !strcmp(reason, "host-qmp-system-reset");
+    return guests && ibx_proc_stays(qmp->pid);
 }
 
 /* A QEMU that is at a command when it ends hangs in monitor_cleanup() (7.2, from 7.2.9 on): the
@@ -112,7 +114,7 @@ static void note_ending(struct ibx_qmp *qmp, const json_t *event)
     for (size_t i = 0; i < sizeof(stays) / sizeof(stays[0]); i++)
         if (!strcmp(name, stays[i]))
             qmp->ends_ns = 0;
-    if (strcmp(name, "SHUTDOWN") != 0 || stays_for(qmp, reason))
+    if (strcmp(name, "SHUTDOWN") != 0 || (reason && stays_for(qmp, reason)))
         return;
     qmp->ends_ns = ibx_now_ns();
     snprintf(qmp->ends, sizeof(qmp->ends), "%s", reason ? reason : "no reason given");

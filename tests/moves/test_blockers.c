@@ -272,6 +272,17 @@ static void test_migrating_already(void)
     only("if it was paused and has stayed, cont lets it run, and stop pauses it");
 }
 
+/* Nothing has moved: its operator is told how it comes to run again. */
+static void test_shut_down(void)
+{
+    vm_start(&vm, &(struct vm_options){.append = "button=1", .extra = {"-no-shutdown"}});
+    vm_await_words(&vm, "beat 0 00000003");
+    vm_do(&vm, "system_powerdown", NULL);
+    json_decref(vm_event(&vm, "STOP", NULL));
+    look(IBX_MIGRATE_SOURCE);
+    only("the VM is in state shutdown, but must run or be paused to migrate: boot it anew (");
+}
+
 static void test_ended(void)
 {
     struct ibx_guest_ram ram = {.pid = 1 << 22};
@@ -580,6 +591,7 @@ int main(void)
                                            VM_TEST(test_ram_that_others_reach),
                                            VM_TEST(test_blocked),
                                            VM_TEST(test_migrating_already),
+                                           VM_TEST(test_shut_down),
                                            VM_TEST(test_ended),
                                            VM_TEST(test_missing_permissions),
                                            VM_TEST(test_devices),
