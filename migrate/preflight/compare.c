@@ -140,6 +140,42 @@ static void compare_lists(const json_t *source, const json_t *destination, const
                          has.text, more(&has, tail), remedy);
 }
 
+static const char *text_of(const json_t *item)
+{
+    return json_is_string(item) ? json_string_value(item) : "";
+}
+
+/* Two backends of one size that nodes or DIMMs have exchanged. QEMU refuses its state then, after
+ * the stop. What only one side has is another difference. */
+static void compare_order(const json_t *source, const json_t *destination,
+                          struct ibx_blockers *blockers)
+{
+    const json_t *here = json_object_get(source, "order"),
+                 *there = json_object_get(destination, "order");
+    struct names is = {.count = 0}, other = {.count = 0};
+    char tail[32], other_tail[32];
+    size_t index;
+    json_t *item;
+    if (!json_is_array(here) || !json_is_array(there) || json_equal(here, there))
+        return;
+    name_missing(here, there, &is);
+    name_missing(there, here, &other);
+    if (is.count || other.count || json_array_size(here) != json_array_size(there))
+        return;
+    json_array_foreach(here, index, item)
+    {
+        if (json_equal(item, json_array_get(there, index)))
+            continue;
+        name(&is, "%.60s", text_of(item));
+        name(&other, "%.60s", text_of(json_array_get(there, index)));
+    }
+    ibx_blockers_add(blockers,
+                     "guest RAM lies in the order %s%s here and %s%s at the destination: give each "
+                     "node (-numa node,memdev=) and each DIMM (memdev=) the backend there that it "
+                     "has here",
+                     is.text, more(&is, tail), other.text, more(&other, other_tail));
+}
+
 /* ------------------------------------------------------------ RAM of devices and firmware */
 
 static uint64_t bytes_of(const json_t *block, size_t at)
@@ -259,6 +295,7 @@ void ibx_compare_machines(const json_t *source, const json_t *destination, bool 
         "start its QEMU with the same memory devices (addr=, slot=, node=, block-size=) as "
         "here, also those that were plugged in since",
         blockers);
+    compare_order(source, destination, blockers);
     compare_lists(source, destination, "backends",
                   "it has a part of its own in the device state, so both QEMUs need it, or none",
                   blockers);

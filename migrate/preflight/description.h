@@ -32,7 +32,7 @@ int ibx_describe_devices(struct describing *d);
 
 /* ------------------------------------------------------------ machine.c */
 
-/* "cpus", "cpu", "cpuid", "machine", "numa", "memory", "ram", "backends". */
+/* "cpus", "cpu", "cpuid", "machine", "numa", "memory", "order", "ram", "backends". */
 int ibx_describe_machine(struct describing *d);
 /* Of these "machine" alone: its properties. */
 int ibx_describe_board(struct describing *d);
@@ -41,6 +41,9 @@ json_t *ibx_ram_of_ramblock(const char *text);
 /* "memory", of the answer to query-memory-devices, each with the size that it may have and that of
  * its blocks. NULL: no memory. */
 json_t *ibx_memory_of_devices(const json_t *devices);
+/* "order": the ids of guest RAM in the order of their addresses, of QEMU's "info mtree -f". Only of
+ * a VM that has several. NULL: no memory. */
+json_t *ibx_order_of_mtree(const char *tree, const struct ibx_guest_ram *ram);
 /* "numa": the lines of QEMU's "info numa", such as "node 0 cpus: 0 1"; without what is plugged in.
  * NULL: no memory. */
 json_t *ibx_numa_of_info(const char *text);

@@ -200,6 +200,45 @@ json_t *ibx_memory_of_devices(const json_t *devices)
     return out;
 }
 
+struct place {
+    const char *id;
+    uint64_t address;
+};
+
+static int by_address(const void *a, const void *b)
+{
+    const struct place *one = a, *other = b;
+    return one->address < other->address ? -1 : one->address > other->address;
+}
+
+json_t *ibx_order_of_mtree(const char *tree, const struct ibx_guest_ram *ram)
+{
+    struct place places[IBX_GUEST_BLOCKS_MAX];
+    json_t *order = json_array();
+    uint64_t into;
+    size_t count = 0;
+    for (size_t i = 0; i < ram->count && count < IBX_GUEST_BLOCKS_MAX; i++) {
+        places[count].id = ram->blocks[i].id;
+        count += ibx_guest_physical_find(tree, places[count].id, &places[count].address, &into);
+    }
+    qsort(places, count, sizeof(*places), by_address);
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(order, ibx_json_text(places[i].id));
+    return order;
+}
+
+static int put_order(struct describing *d)
+{
+    json_t *text;
+    int rc = d->ram->count > 1 ? ask_monitor(d, "info mtree -f", &text) : -ENODATA;
+    if (rc)
+        return rc == -ENODATA ? 0 : rc;
+    if (json_is_string(text))
+        put(d, "order", ibx_order_of_mtree(json_string_value(text), d->ram));
+    json_decref(text);
+    return 0;
+}
+
 static int put_nodes_and_plugged_memory(struct describing *d)
 {
     json_t *text, *devices;
@@ -281,6 +320,8 @@ int ibx_describe_machine(struct describing *d)
         rc = put_ram(d);
     if (!rc)
         rc = put_nodes_and_plugged_memory(d);
+    if (!rc)
+        rc = put_order(d);
     if (!rc)
         rc = ibx_describe_board(d);
     return rc ? rc : put_back_ends(d);

@@ -272,10 +272,9 @@ static int monitor(const struct search *s, const char *line, json_t **text)
     return rc;
 }
 
-/* Looks in "info mtree -f" for a line of this backend:
+/* A line of a backend:
  *   0000000000100000-0000000003ffffff (prio 0, ram): mem0 @0000000000100000 */
-static bool find_guest_physical(const char *tree, const char *id, uint64_t *physical,
-                                uint64_t *into)
+bool ibx_guest_physical_find(const char *tree, const char *id, uint64_t *physical, uint64_t *into)
 {
     for (const char *line = tree; line; line = strchr(line, '\n')) {
         line += *line == '\n';
@@ -302,7 +301,7 @@ static int ask_address(const struct search *s, const struct ibx_guest_block *blo
     if (rc)
         return rc;
     uint64_t physical, into, host;
-    bool found = find_guest_physical(json_string_value(text), block->id, &physical, &into);
+    bool found = ibx_guest_physical_find(json_string_value(text), block->id, &physical, &into);
     json_decref(text);
     *address = 0;
     if (!found)

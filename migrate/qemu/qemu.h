@@ -178,6 +178,10 @@ void ibx_guest_ram_fini(struct ibx_guest_ram *ram);
 int ibx_guest_block_ask_address(struct ibx_qmp *qmp, const struct ibx_guest_block *block,
                                 uint64_t *address, uint64_t deadline_ns, struct ibx_error *err);
 
+/* Where a backend begins in the guest's addresses, by QEMU's "info mtree -f", or where the first
+ * part of it does that the machine shows, `into` bytes of it. False: it shows none. */
+bool ibx_guest_physical_find(const char *tree, const char *id, uint64_t *physical, uint64_t *into);
+
 const struct ibx_guest_block *ibx_guest_ram_block(const struct ibx_guest_ram *ram, const char *id);
 
 /* Sets a bit in `bits` (one per page of the block, lowest first, (pages + 63) / 64 words) for every

@@ -152,6 +152,20 @@ static void test_memory_elsewhere(void)
             "0x108000000");
 }
 
+/* Two backends of one size, exchanged: QEMU would refuse the state, and end. */
+static void test_memory_exchanged(void)
+{
+#define HALF(id) "memory-backend-file,id=" id ",size=32M,mem-path=/dev/shm,share=on"
+#define NODES(first, second)                                                                       \
+    .append = "", .ram = HALF("left"),                                                             \
+    .extra = {"-object", HALF("right"),        "-numa", "node,memdev=" first,                      \
+              "-numa",   "node,memdev=" second}
+    mover_begin();
+    refused(&(struct vm_options){NODES("left", "right")},
+            &(struct vm_options){NODES("right", "left"), .incoming = true},
+            "guest RAM lies in the order left, right here and right, left at the destination");
+}
+
 /* What was plugged in since is on the destination's command line: that is one machine. */
 static void test_a_machine_plugged_together_since(void)
 {
@@ -514,6 +528,7 @@ int main(void)
                                            VM_TEST(test_other_back_end),
                                            VM_TEST(test_other_offloads),
                                            VM_TEST(test_memory_elsewhere),
+                                           VM_TEST(test_memory_exchanged),
                                            VM_TEST(test_a_machine_plugged_together_since),
                                            VM_TEST(test_no_memory_for_minor),
                                            VM_TEST(test_no_memory_any_more),

@@ -294,6 +294,30 @@ static void what_a_guest_has_taken_of_virtio_mem_does_not_matter(NO_STATE)
         free(all[i]);
 }
 
+/* Of two blocks of one size QEMU tells no other difference. */
+static void exchanged_backends_are_seen(NO_STATE)
+{
+    static const char mtree[] =
+        "FlatView #1\r\n AS \"memory\", root: system\r\n Root memory region: system\r\n"
+        "  0000000000000000-000000000009ffff (prio 0, ram): mb\r\n"
+        "  00000000000a0000-00000000000bffff (prio 1, i/o): vga-lowmem\r\n"
+        "  0000000000100000-0000000001ffffff (prio 0, ram): mb @0000000000100000\r\n"
+        "  0000000002000000-0000000003ffffff (prio 0, ram): /objects/ma\r\n"
+        "  0000000100000000-0000000101ffffff (prio 0, ram): mc\r\n";
+    struct ibx_guest_block blocks[] = {{.id = "ma"}, {.id = "mb"}, {.id = "mc"}, {.id = "none"}};
+    const struct ibx_guest_ram ram = {.blocks = blocks, .count = 4};
+    json_t *order = ibx_order_of_mtree(mtree, &ram), *is = parsed("['mb','ma','mc']");
+    assert_true(json_equal(order, is));
+    json_decref(order);
+    json_decref(is);
+    only("{'order':['ma','mb','mc']}", "{'order':['mb','ma','mc']}",
+         "guest RAM lies in the order ma, mb here and mb, ma at the destination: give each node");
+    nothing("{'order':['ma','mb']}", "{'order':['ma','mb']}");
+    nothing("{'order':['ma','mb']}", "{}"); /* an earlier release */
+    nothing("{'order':['ma','mb']}", "{'order':['mb']}");
+    nothing("{'order':['ma','mb']}", "{'order':['mb','mx']}");
+}
+
 #define P(type, at)   "{'plugged':true,'type':'" type "','at':'" at "'}"
 #define B(type)       "{'plugged':false,'type':'" type "','at':'" type "'}"
 #define DEVICES(list) "{'devices':[" list "]}"
@@ -534,7 +558,8 @@ static void odd_descriptions_do_no_harm(NO_STATE)
 {
     static const char whole[] =
         "{'host':'a','cpus':['a'],'cpu':'b','cpuid':{'1.0 EDX':'3'},'machine':{'a':'b'},"
-        "'numa':['x'],'memory':['y'],'ram':{'z':[1,2]},'backends':['u'],'virtio':{'/"
+        "'numa':['x'],'memory':['y'],'order':['r','s'],'ram':{'z':[1,2]},'backends':['u'],'virtio':"
+        "{'/"
         "p':{'name':'n','addr':1,'used':['A'],'offered':['A']}},"
         "'devices':[{'type':'t','at':'p','plugged':true,'properties':{'n':'v'}}],"
         "'disks':[{'at':'p','type':'t','bytes':1,'read-only':false,'layers':[{'role':'','driver':"
@@ -608,6 +633,7 @@ int main(void)
         cmocka_unit_test(a_deep_tree_of_long_names_does_no_harm),
         cmocka_unit_test(ram_blocks_have_two_sizes),
         cmocka_unit_test(what_a_guest_has_taken_of_virtio_mem_does_not_matter),
+        cmocka_unit_test(exchanged_backends_are_seen),
         cmocka_unit_test(differences_have_a_sentence_each),
         cmocka_unit_test(a_property_is_named_with_both_values),
         cmocka_unit_test(what_does_not_matter_is_not_refused),
