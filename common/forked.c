@@ -20,22 +20,6 @@ void *ibx_forked_map(size_t n)
     return memory;
 }
 
-void ibx_forked_lock_init(pthread_mutex_t *lock)
-{
-    pthread_mutexattr_t how;
-    pthread_mutexattr_init(&how);
-    pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED);
-    pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST);
-    pthread_mutex_init(lock, &how);
-    pthread_mutexattr_destroy(&how);
-}
-
-void ibx_forked_lock(pthread_mutex_t *lock)
-{
-    if (pthread_mutex_lock(lock) == EOWNERDEAD)
-        pthread_mutex_consistent(lock);
-}
-
 void ibx_forked_wait(atomic_uint *word, unsigned value, uint64_t until_ns)
 {
     const struct timespec until = ibx_timespec_of(until_ns);

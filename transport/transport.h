@@ -304,16 +304,14 @@ void ibx_network_changes_seen(int fd);
 
 /* Server: what a client with this claim has to be, whose handshake is otherwise done. */
 struct ibx_claimed {
-    const uint8_t *secret;       /* IBX_SECRET_BYTES */
+    uint8_t secret[IBX_SECRET_BYTES];
     char name[IBX_NAME_MAX + 1]; /* of its key */
     bool has_user;
     unsigned user; /* where both are on one host */
 };
 struct ibx_claim_check {
-    /* False: nobody has this id. In the thread that calls ibx_accept(); `claimed->secret` is used
-     * before `done` is called, once after each true. */
+    /* False: nobody has this id. In the thread that calls ibx_accept(). */
     bool (*find)(void *context, const uint8_t id[IBX_CLAIM_ID_BYTES], struct ibx_claimed *claimed);
-    void (*done)(void *context);
     void *context;
 };
 /* Server: whether it has room for a client that has proven itself. */

@@ -395,6 +395,11 @@ static bool processes(unsigned most)
     return ibx_tenants_share(most) && ibx_turns_share(most) && ibx_shared_handles_create();
 }
 
+static void process_serves(unsigned process, const char *name)
+{
+    ibx_tenants_serves(process, name);
+}
+
 static void process_begins(unsigned process)
 {
     ibx_tenants_are_of(process);
@@ -424,6 +429,7 @@ static const struct ibx_session_hooks hooks = {
     .inherit = inherit,
     .hold_back = hold_back,
     .processes = processes,
+    .process_serves = process_serves,
     .process_begins = process_begins,
     .process_ended = process_ended,
     .make_ready = make_ready,

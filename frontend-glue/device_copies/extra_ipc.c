@@ -126,7 +126,7 @@ static bool make_room(const struct ibx_tenant *tenant)
 /* `cuda`: NULL: it has none. False: there is no room. */
 static bool publish(struct shared *s, const struct ibx_cuda_handle *cuda)
 {
-    struct ibx_shared_handle handle = {.kind = s->kind, .opens = cuda, .n = s->n};
+    struct ibx_shared_handle handle = {.kind = s->kind, .opens = cuda != NULL, .n = s->n};
     if (!ibx_shared_handles_any())
         return true;
     memcpy(handle.number, s->number, sizeof(handle.number));

@@ -60,6 +60,15 @@ static int note_memory(struct extra *e, void *memory, uint64_t n)
     return noted ? 0 : CUDA_MEMORY_ALLOCATION;
 }
 
+/* How long it is another process has said. */
+static void limit_to_allocation(const struct extra *e, uint64_t memory, uint64_t *n)
+{
+    uint64_t base = 0;
+    size_t all = 0;
+    if (!e->x->cuda->mem_get_address_range(&base, &all, memory) && base + all - memory < *n)
+        *n = base + all - memory;
+}
+
 int ibx_opened_memory(struct extra *e, const uint8_t *handle)
 {
     int (*open_it)(void **memory, struct ibx_cuda_handle cuda, unsigned flags) = NULL;
@@ -73,6 +82,8 @@ int ibx_opened_memory(struct extra *e, const uint8_t *handle)
     FUNCTION(e, open_it);
     pthread_mutex_lock(&opening);
     rc = open_it(&memory, theirs.cuda, LAZY_PEER_ACCESS);
+    if (!rc)
+        limit_to_allocation(e, (uintptr_t)memory, &theirs.n);
     rc = rc ? rc : note_memory(e, memory, theirs.n);
     pthread_mutex_unlock(&opening);
     ibx_put_u64(&e->out, rc ? 0 : (uintptr_t)memory);

@@ -25,7 +25,7 @@ struct ibx_cuda_handle {
 struct ibx_shared_handle {
     uint8_t number[IBX_SHARED_NUMBER];
     enum ibx_shared_kind kind;
-    bool opens; /* CUDA has a handle of it */
+    uint8_t opens; /* 1: CUDA has a handle of it; or 0 */
     struct ibx_cuda_handle cuda;
     uint64_t n; /* bytes of memory */
 };

@@ -28,7 +28,8 @@
 struct ibx_tenant {
     char name[IBX_NAME_MAX + 1];
     const void *everywhere;                  /* it is the same for all processes */
-    struct ibx_quota *holds, own[IBX_HOLDS]; /* the former: these, or those of this process */
+    struct ibx_quota holds[IBX_HOLDS];       /* in this process */
+    struct ibx_quota in_all[IBX_HOLDS];      /* processes, where there are several */
     struct ibx_quota execs[IBX_TENANT_GPUS]; /* they are of that in holds */
     struct ibx_captured_work captured;
     atomic_bool told[IBX_HOLDS + 1];
@@ -40,19 +41,27 @@ static struct ibx_tenant *tenants; /* no more than there are names in the key fi
 static atomic_uint count;
 static struct ibx_quota totals[IBX_HOLDS];
 
-/* Of all processes. What one of them holds is in its row, which is of one tenant, since it serves
- * no other's clients; and in the tenant's and in the totals. */
+/* Of all processes: how much they hold, and no more, since any of them may have gone wrong, and
+ * written there. What one of them holds is in its row, which is of one tenant, since it serves no
+ * other's clients; and in the tenant's and in the totals. Names are written by the process that
+ * listens alone. */
 static struct shared {
-    pthread_mutex_t lock; /* of the names */
-    struct ibx_quota totals[IBX_HOLDS];
+    _Atomic uint64_t totals[IBX_HOLDS];
     struct named {
+        atomic_uint taken; /* it is written last */
         char name[IBX_NAME_MAX + 1];
-        bool taken;
-        struct ibx_quota holds[IBX_HOLDS];
+        _Atomic uint64_t holds[IBX_HOLDS];
     } names[NAMES];
-    struct ibx_quota rows[][IBX_HOLDS];
+    _Atomic uint64_t rows[][IBX_HOLDS];
 } * shared; /* NULL: there is one process */
 static unsigned row;
+
+/* Of the process that listens: what it has written there. */
+static struct {
+    struct named **of; /* each process's; NULL: it has no clients yet */
+    unsigned names;
+    char (*written)[IBX_NAME_MAX + 1];
+} known;
 
 static uint64_t host_memory(void)
 {
@@ -81,8 +90,7 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         [IBX_HOLD_MODULES] = limits->requests ? limits->requests : memory / 2,
     };
     for (unsigned i = 0; i < IBX_HOLDS; i++)
-        atomic_store(&(shared ? shared->totals : totals)[i].most, most[i]);
-    atomic_store(&totals[IBX_HOLD_CHUNKS].most, chunks);
+        atomic_store(&totals[i].most, most[i]);
 }
 
 /* The one tenant of clients without names has all there is. */
@@ -91,8 +99,7 @@ static void set_holds(struct ibx_quota *holds, const char *name,
 {
     const uint64_t percent = !name[0] ? 100 : limits->share ? limits->share : IBX_TENANT_SHARE;
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
-        const bool here = !shared || i == IBX_HOLD_CHUNKS;
-        const uint64_t all = atomic_load(&(here ? totals : shared->totals)[i].most);
+        const uint64_t all = atomic_load(&totals[i].most);
         const uint64_t part = all / 100 * percent + all % 100 * percent / 100;
         atomic_store(&holds[i].most, part ? part : 1);
     }
@@ -109,8 +116,7 @@ static void set_holds(struct ibx_quota *holds, const char *name,
 static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits)
 {
     set_holds(tenant->holds, tenant->name, limits);
-    if (tenant->holds[IBX_HOLD_SESSIONS].of != &totals[IBX_HOLD_SESSIONS]) /* all processes' */
-        set_holds(tenant->holds[IBX_HOLD_SESSIONS].of, tenant->name, limits);
+    set_holds(tenant->in_all, tenant->name, limits);
     for (unsigned i = 0; i < IBX_TENANT_GPUS; i++)
         atomic_store(&tenant->execs[i].most, EXECS_MAX);
 }
@@ -119,10 +125,38 @@ static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits
 
 bool ibx_tenants_share(unsigned processes)
 {
-    shared = ibx_forked_map(sizeof(*shared) + processes * sizeof(shared->rows[0]));
+    known.of = calloc(processes, sizeof(struct named *));
+    known.written = calloc(NAMES, sizeof(*known.written));
+    if (known.of && known.written)
+        shared = ibx_forked_map(sizeof(*shared) + processes * sizeof(shared->rows[0]));
     if (shared)
-        ibx_forked_lock_init(&shared->lock);
-    return shared;
+        return true;
+    free(known.of);
+    free(known.written);
+    return false;
+}
+
+/* What is written is not read again. NULL: there are too many. */
+static struct named *name_of(const char *name)
+{
+    unsigned i = 0;
+    while (i < known.names && strcmp(known.written[i], name) != 0)
+        i++;
+    if (i == NAMES)
+        return NULL;
+    if (i == known.names) {
+        snprintf(known.written[i], sizeof(known.written[i]), "%s", name);
+        memcpy(shared->names[i].name, known.written[i], sizeof(known.written[i]));
+        atomic_store(&shared->names[i].taken, 1);
+        known.names++;
+    }
+    return &shared->names[i];
+}
+
+void ibx_tenants_serves(unsigned process, const char *name)
+{
+    if (shared)
+        known.of[process] = name_of(name);
 }
 
 void ibx_tenants_are_of(unsigned process)
@@ -130,59 +164,48 @@ void ibx_tenants_are_of(unsigned process)
     row = process;
 }
 
-/* The one of a name that this is; NULL: of none. */
-static struct ibx_quota *known(const struct ibx_quota *quota, unsigned hold)
-{
-    unsigned i = 0;
-    while (i < NAMES && quota != &shared->names[i].holds[hold])
-        i++;
-    return i < NAMES ? &shared->names[i].holds[hold] : NULL;
-}
-
 /* The process may have gone wrong before, and this one is all others', too: no address counts that
  * lies in memory of both. What is pinned for copies has gone with it. */
 void ibx_tenants_ended(unsigned process)
 {
-    for (unsigned i = 0; shared && i < IBX_HOLDS; i++) {
-        struct ibx_quota *quota = &shared->rows[process][i];
-        const uint64_t used = atomic_exchange(&quota->used, 0);
-        struct ibx_quota *of = used ? known(quota->of, i) : NULL;
-        if (!of)
+    if (!shared)
+        return;
+    for (unsigned i = 0; i < IBX_HOLDS; i++) {
+        const uint64_t used = atomic_exchange(&shared->rows[process][i], 0);
+        if (!known.of[process])
             continue;
-        ibx_quota_give_here(&shared->totals[i], used);
-        ibx_quota_give_here(of, used);
+        ibx_quota_give_to(&shared->totals[i], used);
+        ibx_quota_give_to(&known.of[process]->holds[i], used);
     }
+    known.of[process] = NULL;
 }
 
-/* NULL: there are too many. */
-static struct named *name_of(const char *name)
+/* NULL: the process that listens has not written it. */
+static struct named *find_name(const char *name)
 {
-    struct named *found = NULL;
-    ibx_forked_lock(&shared->lock); /* a name counts once it is written */
-    for (unsigned i = 0; i < NAMES && !found; i++) {
-        struct named *n = &shared->names[i];
-        if (!n->taken) {
-            snprintf(n->name, sizeof(n->name), "%s", name);
-            for (unsigned k = 0; k < IBX_HOLDS; k++)
-                n->holds[k].of = &shared->totals[k];
-            n->taken = true;
-        }
-        found = strcmp(n->name, name) ? NULL : n;
-    }
-    pthread_mutex_unlock(&shared->lock);
-    return found;
+    unsigned i = 0;
+    while (i < NAMES && atomic_load(&shared->names[i].taken) &&
+           strncmp(shared->names[i].name, name, sizeof(shared->names[i].name)) != 0)
+        i++;
+    return i < NAMES && atomic_load(&shared->names[i].taken) ? &shared->names[i] : NULL;
 }
 
 /* Memory that is pinned for copies is each process's own. False: there are too many tenants. */
 static bool count_with_others(struct ibx_tenant *tenant)
 {
-    struct named *all = name_of(tenant->name);
+    struct named *all = find_name(tenant->name);
     if (!all)
         return false;
     tenant->everywhere = all;
-    tenant->holds = shared->rows[row];
-    for (unsigned i = 0; i < IBX_HOLDS; i++)
-        tenant->holds[i].of = i == IBX_HOLD_CHUNKS ? &totals[i] : &all->holds[i];
+    for (unsigned i = 0; i < IBX_HOLDS; i++) {
+        if (i == IBX_HOLD_CHUNKS)
+            continue;
+        totals[i].shared = &shared->totals[i];
+        tenant->in_all[i].shared = &all->holds[i];
+        tenant->in_all[i].of = &totals[i];
+        tenant->holds[i].shared = &shared->rows[row][i];
+        tenant->holds[i].of = &tenant->in_all[i];
+    }
     return true;
 }
 
@@ -247,7 +270,6 @@ static struct ibx_tenant *begin(const char *name)
         return NULL;
     strncpy(tenant->name, name, IBX_NAME_MAX);
     tenant->everywhere = tenant;
-    tenant->holds = tenant->own;
     for (unsigned i = 0; i < IBX_HOLDS; i++)
         tenant->holds[i].of = &totals[i];
     if (shared && !count_with_others(tenant)) {
@@ -312,8 +334,8 @@ bool ibx_tenant_tell_once(struct ibx_tenant *tenant, enum ibx_hold what)
 
 static uint64_t connections_of(const struct ibx_tenant *tenant)
 {
-    return atomic_load(&tenant->holds[IBX_HOLD_SESSIONS].used) +
-           atomic_load(&tenant->holds[IBX_HOLD_SETUPS].used);
+    return ibx_quota_used(&tenant->holds[IBX_HOLD_SESSIONS]) +
+           ibx_quota_used(&tenant->holds[IBX_HOLD_SETUPS]);
 }
 
 unsigned ibx_tenant_connections(const struct ibx_tenant *tenant, uint64_t *own, uint64_t *all,
@@ -325,11 +347,11 @@ unsigned ibx_tenant_connections(const struct ibx_tenant *tenant, uint64_t *own, 
         others += t != tenant && connections_of(t);
     pthread_mutex_unlock(&mutex);
     *own = connections_of(tenant);
-    *setups = atomic_load(&tenant->holds[IBX_HOLD_SETUPS].used);
+    *setups = ibx_quota_used(&tenant->holds[IBX_HOLD_SETUPS]);
     *all = *own;
     if (!shared) {
-        *setups = atomic_load(&totals[IBX_HOLD_SETUPS].used);
-        *all = atomic_load(&totals[IBX_HOLD_SESSIONS].used) + *setups;
+        *setups = ibx_quota_used(&totals[IBX_HOLD_SETUPS]);
+        *all = ibx_quota_used(&totals[IBX_HOLD_SESSIONS]) + *setups;
     }
     return others;
 }

@@ -39,9 +39,11 @@ enum ibx_hold {
 };
 
 /* The process that listens, before it forks: at most so many others at a time share the limits.
- * False: no memory. In such a process: which of them it is. In the one that listens: that one has
- * ended, and holds nothing any more. */
+ * False: no memory. There: that one is about to serve clients of a tenant of that name. In such a
+ * process: which of them it is. In the one that listens: that one has ended, and holds nothing any
+ * more. */
 bool ibx_tenants_share(unsigned processes);
+void ibx_tenants_serves(unsigned process, const char *name);
 void ibx_tenants_are_of(unsigned process);
 void ibx_tenants_ended(unsigned process);
 

@@ -117,14 +117,10 @@ static struct process *find_spare(const struct processes *processes)
 static struct process *find_session(const struct processes *processes, const uint8_t *id,
                                     const struct ibx_process_client *like)
 {
-    pid_t process = 0;
-    if (!processes->records)
-        return NULL;
-    ibx_records_lock(processes->records);
-    const struct ibx_record *record = ibx_records_find(processes->records, id);
-    if (record)
-        process = record->process;
-    ibx_records_unlock(processes->records);
+    struct ibx_record record;
+    const pid_t process =
+        processes->records ? ibx_records_find(processes->records, id, &record) : 0;
+    explicit_bzero(&record, sizeof(record));
     for (unsigned i = 0; process && i < processes->count; i++) {
         struct process *p = processes->all[i];
         if (p->process == process)
@@ -246,8 +242,11 @@ static struct process *begin_for(struct processes *processes, const struct ibx_p
         ibx_state_move(&p->state, PROCESS_SERVES);
     else
         p = begin(processes, PROCESS_SERVES);
-    if (p)
-        p->of.first = *like;
+    if (!p)
+        return NULL;
+    p->of.first = *like;
+    if (processes->hooks->process_serves)
+        processes->hooks->process_serves(p->place, like->name);
     return p;
 }
 
@@ -370,11 +369,8 @@ static bool reap(const struct processes *processes, const struct process *p)
     int status = 0;
     if (waitpid(p->process, &status, WNOHANG) != p->process)
         return false;
-    if (processes->records) {
-        ibx_records_lock(processes->records);
+    if (processes->records)
         ibx_records_forget(processes->records, p->process);
-        ibx_records_unlock(processes->records);
-    }
     if (processes->hooks->process_ended)
         processes->hooks->process_ended(p->place);
     tell(p, status);

@@ -1,93 +1,83 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/session/records.h"
 
-#include "common/forked.h"
+#include "common/shared_table.h"
 
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#define RECORDS 16384u /* 14 MiB, of which only what is used is there */
+#define RECORDS 16384u /* 28 MiB, of which only what is used is there */
 
-struct ibx_records {
-    pthread_mutex_t lock;
-    unsigned used; /* none was taken behind these */
-    struct ibx_record all[RECORDS];
-};
+static struct ibx_shared_table *table_of(const struct ibx_records *records)
+{
+    return (struct ibx_shared_table *)records;
+}
 
 struct ibx_records *ibx_records_create(void)
 {
-    struct ibx_records *records = ibx_forked_map(sizeof(*records));
-    if (records)
-        ibx_forked_lock_init(&records->lock);
-    return records;
+    return (struct ibx_records *)ibx_shared_table_create(RECORDS, sizeof(struct ibx_record), true);
 }
 
 void ibx_records_destroy(struct ibx_records *records)
 {
-    if (records)
-        munmap(records, sizeof(*records));
+    ibx_shared_table_destroy(table_of(records));
 }
 
-/* Any of the processes may have gone wrong, and written there. */
-static unsigned used_of(const struct ibx_records *records)
+int ibx_records_add(struct ibx_records *records, const struct ibx_record *record)
 {
-    return records->used < RECORDS ? records->used : RECORDS;
+    const int place = ibx_shared_table_take(table_of(records), (uint32_t)getpid());
+    if (place >= 0)
+        ibx_shared_table_write(table_of(records), place, record);
+    return place;
 }
 
-/* A process that has ended inside leaves whole records, or those that are forgotten with it. */
-void ibx_records_lock(struct ibx_records *records)
+void ibx_records_change(struct ibx_records *records, int place, const struct ibx_record *record)
 {
-    ibx_forked_lock(&records->lock);
+    ibx_shared_table_write(table_of(records), place, record);
 }
 
-void ibx_records_unlock(struct ibx_records *records)
+void ibx_records_remove(struct ibx_records *records, int place)
 {
-    pthread_mutex_unlock(&records->lock);
-}
-
-struct ibx_record *ibx_records_take(struct ibx_records *records)
-{
-    const unsigned used = used_of(records);
-    unsigned i = 0;
-    while (i < used && records->all[i].process)
-        i++;
-    if (i == RECORDS)
-        return NULL;
-    if (i == used)
-        records->used = used + 1;
-    mlock(&records->all[i], sizeof(records->all[i])); /* for its secret, as far as one may */
-    records->all[i].process = getpid();
-    return &records->all[i];
-}
-
-void ibx_records_give(struct ibx_record *record)
-{
-    explicit_bzero(record, sizeof(*record));
-}
-
-struct ibx_record *ibx_records_next(struct ibx_records *records, const struct ibx_record *before)
-{
-    for (size_t i = before ? (size_t)(before - records->all) + 1 : 0; i < used_of(records); i++) {
-        if (records->all[i].process)
-            return &records->all[i];
-    }
-    return NULL;
-}
-
-struct ibx_record *ibx_records_find(struct ibx_records *records, const uint8_t *id)
-{
-    struct ibx_record *r = NULL;
-    while ((r = ibx_records_next(records, r)) && memcmp(r->id, id, sizeof(r->id)) != 0)
-        ;
-    return r;
+    ibx_shared_table_give(table_of(records), place);
 }
 
 void ibx_records_forget(struct ibx_records *records, pid_t process)
 {
-    struct ibx_record *r = NULL;
-    while ((r = ibx_records_next(records, r))) {
-        if (r->process == process)
-            ibx_records_give(r);
+    ibx_shared_table_forget(table_of(records), (uint32_t)process);
+}
+
+#define END(text) ((text)[sizeof(text) - 1] = '\0')
+
+/* Any of the processes may have gone wrong, and written there. */
+static void make_sound(struct ibx_record *r)
+{
+    struct ibx_session_report *report = &r->report;
+    END(r->name);
+    r->has_user = r->has_user != 0;
+    END(report->peer);
+    END(report->provider);
+    report->count = report->count < IBX_REPORT_CHANGES ? report->count : IBX_REPORT_CHANGES;
+    for (unsigned i = 0; i < IBX_REPORT_CHANGES; i++) {
+        END(report->changes[i].from);
+        END(report->changes[i].to);
     }
+}
+
+pid_t ibx_records_find(const struct ibx_records *records, const uint8_t *id,
+                       struct ibx_record *found)
+{
+    unsigned place = 0;
+    const uint32_t process =
+        ibx_shared_table_next(table_of(records), &place, id, sizeof(found->id), found);
+    if (process)
+        make_sound(found);
+    return (pid_t)process;
+}
+
+bool ibx_records_next(const struct ibx_records *records, unsigned *place, struct ibx_record *found)
+{
+    const bool is = ibx_shared_table_next(table_of(records), place, NULL, 0, found);
+    if (is)
+        make_sound(found);
+    return is;
 }

@@ -174,7 +174,8 @@ struct session_link {
     /* Server. */
     struct ibx_waiting *waiting; /* of the listening session and all that it has accepted */
     struct ibx_session *next;    /* there */
-    struct ibx_record *record;   /* of it, where other processes look; NULL: none do */
+    bool has_record;             /* where other processes look */
+    int record;                  /* its place there */
     struct ibx_conn *offered;    /* by ibx_session_accept(), which locks it; NULL: none */
     _Atomic bool has_offer;
     int offer_fd;                     /* an eventfd, or -1 */

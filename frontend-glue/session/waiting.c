@@ -67,24 +67,20 @@ static struct ibx_session *find(const struct ibx_waiting *w, const uint8_t *id)
     return s;
 }
 
-/* True leaves them locked until claim_done(). */
-static bool find_record(struct ibx_records *records, const uint8_t id[IBX_CLAIM_ID_BYTES],
+static bool find_record(const struct ibx_records *records, const uint8_t id[IBX_CLAIM_ID_BYTES],
                         struct ibx_claimed *claimed)
 {
-    ibx_records_lock(records);
-    const struct ibx_record *record = ibx_records_find(records, id);
-    if (!record) {
-        ibx_records_unlock(records);
+    struct ibx_record record;
+    if (!ibx_records_find(records, id, &record))
         return false;
-    }
-    claimed->secret = record->secret;
-    memcpy(claimed->name, record->name, sizeof(claimed->name));
-    claimed->has_user = record->has_user;
-    claimed->user = record->user;
+    memcpy(claimed->secret, record.secret, sizeof(claimed->secret));
+    memcpy(claimed->name, record.name, sizeof(claimed->name));
+    claimed->has_user = record.has_user;
+    claimed->user = record.user;
+    explicit_bzero(&record, sizeof(record));
     return true;
 }
 
-/* True leaves it locked until claim_done(). */
 static bool claim_find(void *context, const uint8_t id[IBX_CLAIM_ID_BYTES],
                        struct ibx_claimed *claimed)
 {
@@ -93,29 +89,19 @@ static bool claim_find(void *context, const uint8_t id[IBX_CLAIM_ID_BYTES],
         return find_record(w->records, id, claimed);
     pthread_mutex_lock(&w->lock);
     const struct ibx_session *s = find(w, id);
-    if (!s) {
-        pthread_mutex_unlock(&w->lock);
-        return false;
+    if (s) {
+        memcpy(claimed->secret, s->link.secret, sizeof(claimed->secret));
+        memcpy(claimed->name, s->link.name, sizeof(claimed->name));
+        claimed->has_user = s->link.has_user;
+        claimed->user = s->link.user;
     }
-    claimed->secret = s->link.secret;
-    memcpy(claimed->name, s->link.name, sizeof(claimed->name));
-    claimed->has_user = s->link.has_user;
-    claimed->user = s->link.user;
-    return true;
-}
-
-static void claim_done(void *context)
-{
-    struct ibx_waiting *w = context;
-    if (w->records)
-        ibx_records_unlock(w->records);
-    else
-        pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&w->lock);
+    return s;
 }
 
 void ibx_waiting_check(struct ibx_waiting *w, struct ibx_claim_check *check)
 {
-    *check = (struct ibx_claim_check){claim_find, claim_done, w};
+    *check = (struct ibx_claim_check){claim_find, w};
 }
 
 /* Locked. */
@@ -125,40 +111,27 @@ static void note_path(struct ibx_session_report *report, const struct ibx_path *
     memcpy(report->provider, path->provider, sizeof(report->provider));
 }
 
-/* False: there is no place. */
-static bool add_record(struct ibx_records *records, struct session_link *link)
+/* Locked. False: there is no place. */
+static bool write_record(struct ibx_records *records, struct session_link *link)
 {
-    ibx_records_lock(records);
-    struct ibx_record *r = link->record = ibx_records_take(records);
-    if (r) {
-        memcpy(r->secret, link->secret, sizeof(r->secret));
-        memcpy(r->name, link->name, sizeof(r->name));
-        r->has_user = link->has_user;
-        r->user = link->user;
-        r->report = link->report;
-        memcpy(r->id, link->id, sizeof(r->id));
-    }
-    ibx_records_unlock(records);
-    return r;
-}
-
-static void note_report(struct ibx_records *records, const struct session_link *link)
-{
-    if (!link->record)
-        return;
-    ibx_records_lock(records);
-    link->record->report = link->report;
-    ibx_records_unlock(records);
+    struct ibx_record r = {.has_user = link->has_user, .user = link->user, .report = link->report};
+    memcpy(r.id, link->id, sizeof(r.id));
+    memcpy(r.secret, link->secret, sizeof(r.secret));
+    memcpy(r.name, link->name, sizeof(r.name));
+    if (link->has_record)
+        ibx_records_change(records, link->record, &r);
+    else
+        link->record = ibx_records_add(records, &r);
+    link->has_record = link->record >= 0;
+    explicit_bzero(&r, sizeof(r));
+    return link->has_record;
 }
 
 static void remove_record(struct ibx_records *records, struct session_link *link)
 {
-    if (!link->record)
-        return;
-    ibx_records_lock(records);
-    ibx_records_give(link->record);
-    link->record = NULL;
-    ibx_records_unlock(records);
+    if (link->has_record)
+        ibx_records_remove(records, link->record);
+    link->has_record = false;
 }
 
 bool ibx_waiting_add(struct ibx_session *s)
@@ -166,7 +139,7 @@ bool ibx_waiting_add(struct ibx_session *s)
     struct ibx_waiting *w = s->link.waiting;
     pthread_mutex_lock(&w->lock);
     note_path(&s->link.report, &s->path);
-    const bool can = !w->records || add_record(w->records, &s->link);
+    const bool can = !w->records || write_record(w->records, &s->link);
     if (can) {
         s->link.next = w->first;
         w->first = s;
@@ -252,7 +225,8 @@ void ibx_waiting_note(struct ibx_session *s, const struct ibx_path *path, unsign
     memcpy(change->from, report->provider, sizeof(change->from));
     memcpy(change->to, path->provider, sizeof(change->to));
     note_path(report, path);
-    note_report(s->link.waiting->records, &s->link);
+    if (s->link.has_record)
+        write_record(s->link.waiting->records, &s->link);
     pthread_mutex_unlock(&s->link.waiting->lock);
 }
 
@@ -273,13 +247,13 @@ static void tell(const struct asking *asks, const char *name, bool has_user, uns
         asks->each(asks->context, report);
 }
 
-static void tell_records(struct ibx_records *records, const struct asking *asks)
+static void tell_records(const struct ibx_records *records, const struct asking *asks)
 {
-    const struct ibx_record *r = NULL;
-    ibx_records_lock(records);
-    while ((r = ibx_records_next(records, r)))
-        tell(asks, r->name, r->has_user, r->user, &r->report);
-    ibx_records_unlock(records);
+    struct ibx_record r;
+    unsigned place = 0;
+    while (ibx_records_next(records, &place, &r))
+        tell(asks, r.name, r.has_user, r.user, &r.report);
+    explicit_bzero(&r, sizeof(r));
 }
 
 void ibx_waiting_each(struct ibx_session *asks,

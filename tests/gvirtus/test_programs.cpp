@@ -260,6 +260,26 @@ bool a_process_that_waits()
     return HOLDS(back.has(1));
 }
 
+// Stopped wherever it is, with sessions that come and go: others begin, run, share and end.
+bool stopped_at_any_time()
+{
+    const Listening back(resume);
+    const Program a(back, resume);
+    REQUIRE(a.ask(WORKS) == 1);
+    const pid_t stopped = back.children().front();
+    for (unsigned i = 0; i < 10; i++) {
+        REQUIRE(a.begin(CONNECTS) && kill(stopped, SIGSTOP) == 0);
+        for (const bool forks : {false, true}) {
+            Program b(back, resume);
+            REQUIRE(b.ask(WORKS) == 1 && b.ask(forks ? FORKS : SHARES) == 1);
+            b.end();
+            REQUIRE(back.has(1));
+        }
+        REQUIRE(kill(stopped, SIGCONT) == 0 && a.answer() == at_once);
+    }
+    return HOLDS(a.ask(WORKS) == 1);
+}
+
 // A connection that its process has no descriptor for is lost; the process still knows its end.
 bool out_of_descriptors()
 {
@@ -417,6 +437,7 @@ int main(int argc, char **argv)
     check("limits are of all programs", limits_are_shared);
     check("turns are of all programs", takes_turns);
     check("a process that does not take its connections", a_process_that_waits);
+    check("a process stopped at any time", stopped_at_any_time);
     check("a process without descriptors", out_of_descriptors);
     check("processes that are killed at any time", [] { return killed_at_any_time(0); });
     check("... and spare ones", [] { return killed_at_any_time(2); });

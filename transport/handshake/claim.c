@@ -56,8 +56,8 @@ const char *ibx_handshake_claim_check(struct ibx_handshake *h)
     if (!check || !check->find(check->context, h->peer.claim_id, &claimed))
         return none;
     prove(claimed.secret, h->peer.claim_id, h->peer.nonce, h->peer.public_key, proof);
+    explicit_bzero(claimed.secret, sizeof(claimed.secret));
     bool good = ibx_hash_equal(proof, h->peer.claim_proof);
-    check->done(check->context);
     if (!good || strcmp(claimed.name, h->key ? h->key->name : ""))
         return none;
     if (claimed.has_user && !ibx_handshake_peer_user(h->conn->handshake_socket, &user) &&

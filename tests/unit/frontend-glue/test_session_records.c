@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the processes of a back end know of each other's sessions, when one of them has gone wrong
- * and has written to the memory that all of them share. */
+/* What the processes of a back end know of each other's sessions and handles, when one of them is
+ * stopped, or has gone wrong and has written to the memory that all of them share. */
+#include "frontend-glue/device_copies/shared_handles.h"
 #include "frontend-glue/session/records.h"
 
 #include <setjmp.h>
@@ -9,37 +10,101 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-static struct ibx_record *taken(struct ibx_records *records, uint8_t id)
+void *__real_ibx_forked_map(size_t n);
+void *__wrap_ibx_forked_map(size_t n);
+static uint8_t *mapped;
+void *__wrap_ibx_forked_map(size_t n)
 {
-    ibx_records_lock(records);
-    struct ibx_record *r = ibx_records_take(records);
-    assert_non_null(r);
-    memset(r->id, id, sizeof(r->id));
-    ibx_records_unlock(records);
+    return mapped = __real_ibx_forked_map(n);
+}
+
+static struct ibx_record record_of(uint8_t id)
+{
+    struct ibx_record r = {.has_user = 1, .user = id, .name = "carol"};
+    memset(r.id, id, sizeof(r.id));
+    memset(r.secret, id + 1, sizeof(r.secret));
+    strcpy(r.report.peer, "10.0.0.1");
     return r;
 }
 
-/* How many are used stands right before the first. */
-static void more_than_there_are(void **state)
+static void test_records(void **state)
 {
     (void)state;
-    const uint8_t other[IBX_CLAIM_ID_BYTES] = {7};
     struct ibx_records *records = ibx_records_create();
+    struct ibx_record first = record_of(1), second = record_of(2), found;
+    unsigned at = 0;
     assert_non_null(records);
-    struct ibx_record *first = taken(records, 1), *second = taken(records, 2);
-    memset((uint8_t *)first - 8, 0xff, 8);
-    ibx_records_lock(records);
-    assert_ptr_equal(ibx_records_find(records, second->id), second);
-    assert_null(ibx_records_find(records, other));
+    const int place = ibx_records_add(records, &first);
+    assert_true(place >= 0 && ibx_records_add(records, &second) >= 0);
+    assert_int_equal(ibx_records_find(records, second.id, &found), getpid());
+    assert_memory_equal(found.secret, second.secret, sizeof(found.secret));
+    assert_string_equal(found.name, "carol");
+    first.report.resumed = 3;
+    ibx_records_change(records, place, &first);
+    assert_true(ibx_records_next(records, &at, &found));
+    assert_int_equal(found.report.resumed, 3);
+    ibx_records_remove(records, place);
+    assert_int_equal(ibx_records_find(records, first.id, &found), 0);
     ibx_records_forget(records, getpid());
-    assert_null(ibx_records_next(records, NULL));
-    ibx_records_unlock(records);
-    assert_ptr_equal(taken(records, 3), first);
+    at = 0;
+    assert_false(ibx_records_next(records, &at, &found));
     ibx_records_destroy(records);
+}
+
+/* Texts without an end, and counts of more than there are. */
+static void test_records_gone_wrong(void **state)
+{
+    (void)state;
+    struct ibx_records *records = ibx_records_create();
+    struct ibx_record wrong, found;
+    assert_non_null(records);
+    memset(&wrong, 0xff, sizeof(wrong));
+    assert_true(ibx_records_add(records, &wrong) >= 0);
+    assert_int_equal(ibx_records_find(records, wrong.id, &found), getpid());
+    assert_int_equal(strlen(found.name), sizeof(found.name) - 1);
+    assert_int_equal(strlen(found.report.peer), sizeof(found.report.peer) - 1);
+    assert_int_equal(strlen(found.report.provider), sizeof(found.report.provider) - 1);
+    assert_int_equal(found.has_user, 1);
+    assert_int_equal(found.report.count, IBX_REPORT_CHANGES);
+    for (unsigned i = 0; i < IBX_REPORT_CHANGES; i++) {
+        assert_int_equal(strlen(found.report.changes[i].from), 15);
+        assert_int_equal(strlen(found.report.changes[i].to), 15);
+    }
+    ibx_records_destroy(records);
+}
+
+static void test_handles(void **state)
+{
+    (void)state;
+    struct ibx_shared_handle made = {.number = {1}, .kind = IBX_SHARED_EVENT, .opens = 1}, found;
+    assert_true(ibx_shared_handles_create());
+    ibx_shared_handles_are_of(1);
+    const int place = ibx_shared_handles_publish("carol", &made);
+    assert_true(place >= 0);
+    assert_false(ibx_shared_handles_find("carol", IBX_SHARED_EVENT, made.number, &found));
+    ibx_shared_handles_are_of(2);
+    assert_false(ibx_shared_handles_find("dave", IBX_SHARED_EVENT, made.number, &found));
+    assert_false(ibx_shared_handles_find("carol", IBX_SHARED_MEMORY, made.number, &found));
+    assert_true(ibx_shared_handles_find("carol", IBX_SHARED_EVENT, made.number, &found));
+    ibx_shared_handles_ended(1);
+    assert_false(ibx_shared_handles_find("carol", IBX_SHARED_EVENT, made.number, &found));
+    memset(&made, 0xff, sizeof(made));
+    made.kind = IBX_SHARED_MEMORY;
+    ibx_shared_handles_are_of(1);
+    assert_int_equal(ibx_shared_handles_publish("carol", &made), place);
+    ibx_shared_handles_are_of(2);
+    assert_true(ibx_shared_handles_find("carol", IBX_SHARED_MEMORY, made.number, &found));
+    assert_int_equal(found.opens, 1);
+    memset(mapped, 0xff, 4 << 20); /* each place is taken, and its tenant's name has no end */
+    assert_false(ibx_shared_handles_find("carol", IBX_SHARED_MEMORY, made.number, &found));
+    assert_true(ibx_shared_handles_publish("carol", &made) < 16384);
+    ibx_shared_handles_withdraw(-1);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(more_than_there_are)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_records),
+                                       cmocka_unit_test(test_records_gone_wrong),
+                                       cmocka_unit_test(test_handles)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

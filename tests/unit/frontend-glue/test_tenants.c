@@ -467,7 +467,7 @@ static void half_take(const struct ibx_tenant_limits *limits)
 {
     ibx_tenants_are_of(1);
     struct ibx_tenant *carol = ibx_tenant_get("carol", limits, 8);
-    atomic_fetch_add(&ibx_tenant_quota(carol, IBX_HOLD_DEVICE)->used, 300);
+    atomic_fetch_add(ibx_tenant_quota(carol, IBX_HOLD_DEVICE)->shared, 300);
     _exit(0);
 }
 
@@ -477,6 +477,8 @@ static int goes_on_beside_half_a_take(void)
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
     if (!ibx_tenants_share(4))
         return 1;
+    ibx_tenants_serves(1, "carol");
+    ibx_tenants_serves(2, "carol");
     const pid_t other = fork();
     if (!other)
         half_take(&limits);
@@ -516,8 +518,8 @@ static void goes_wrong(const struct ibx_tenant_limits *limits)
     struct ibx_tenant *carol = ibx_tenant_get("carol", limits, 8);
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
         struct ibx_quota *quota = ibx_tenant_quota(carol, (enum ibx_hold)i);
-        quota->of = (struct ibx_quota *)(uintptr_t)(64 + i);
-        atomic_store(&quota->used, UINT64_MAX);
+        if (quota->shared)
+            atomic_store(quota->shared, UINT64_MAX);
     }
     _exit(0);
 }
@@ -527,6 +529,8 @@ static int outlives_one_that_goes_wrong(void)
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
     if (!ibx_tenants_share(4))
         return 1;
+    ibx_tenants_serves(1, "carol");
+    ibx_tenants_serves(2, "carol");
     const pid_t other = fork();
     if (!other)
         goes_wrong(&limits);
@@ -537,6 +541,59 @@ static int outlives_one_that_goes_wrong(void)
     struct ibx_quota *quota =
         ibx_tenant_quota(ibx_tenant_get("carol", &limits, 8), IBX_HOLD_DEVICE);
     return ibx_quota_take(quota, 500) ? 0 : 3;
+}
+
+/* All that the processes share, as the tests see it made. */
+void *__real_ibx_forked_map(size_t n);
+void *__wrap_ibx_forked_map(size_t n);
+static uint8_t *mapped;
+static size_t mapped_bytes;
+void *__wrap_ibx_forked_map(size_t n)
+{
+    mapped = __real_ibx_forked_map(n);
+    mapped_bytes = n;
+    return mapped;
+}
+
+static void fill_at_random(uint64_t seed)
+{
+    for (size_t i = 0; i + 8 <= mapped_bytes; i += 8) {
+        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        memcpy(mapped + i, &seed, 8);
+    }
+}
+
+/* Whatever is there, the process that listens and those of others go on: they follow no address
+ * and wait for nobody. Their limits may be gone. */
+static int goes_on_with_anything(void)
+{
+    const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
+    if (!ibx_tenants_share(4))
+        return 1;
+    for (uint64_t seed = 1; seed < 20; seed++) {
+        ibx_tenants_serves(1, "carol");
+        ibx_tenants_serves(2, "dave");
+        ibx_tenants_are_of(1);
+        struct ibx_tenant *carol = ibx_tenant_get("carol", &limits, 8);
+        if (!carol)
+            return 2;
+        fill_at_random(seed);
+        struct ibx_quota *quota = ibx_tenant_quota(carol, IBX_HOLD_DEVICE);
+        if (ibx_quota_take(quota, 1))
+            ibx_quota_give(quota, 1);
+        ibx_quota_note(quota, 5);
+        ibx_tenants_ended(1);
+        ibx_tenants_ended(2);
+        if (ibx_tenant_get(seed % 2 ? "erin" : "frank", &limits, 8)) /* nobody has written it */
+            return 3;
+    }
+    return 0;
+}
+
+static void test_anything(void **state)
+{
+    (void)state;
+    expect_good(goes_on_with_anything);
 }
 
 static void test_gone_wrong(void **state)
@@ -567,6 +624,7 @@ int main(void)
         cmocka_unit_test_setup(test_charges, set_up),
         cmocka_unit_test(test_killed_in_a_take),
         cmocka_unit_test(test_gone_wrong),
+        cmocka_unit_test(test_anything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

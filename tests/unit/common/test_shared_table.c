@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A table that processes share: one of them that is stopped anywhere in it holds nobody up and
+ * leaves whole values, and one that has written nonsense there misleads nobody out of it. */
+#include "common/shared_table.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define PLACES 8u
+#define THEIRS 7u
+#define OURS   9u
+
+/* Not a whole number of words. */
+struct value {
+    uint8_t key[16], filled[29];
+};
+
+static struct value value_of(uint8_t key, uint8_t filled)
+{
+    struct value v;
+    memset(v.key, key, sizeof(v.key));
+    memset(v.filled, filled, sizeof(v.filled));
+    return v;
+}
+
+static uint32_t find(const struct ibx_shared_table *table, uint8_t key, struct value *found)
+{
+    unsigned place = 0;
+    const struct value like = value_of(key, 0);
+    return ibx_shared_table_next(table, &place, like.key, sizeof(like.key), found);
+}
+
+static bool is_whole(const struct value *v)
+{
+    for (size_t i = 1; i < sizeof(v->filled); i++) {
+        if (v->filled[i] != v->filled[0])
+            return false;
+    }
+    return true;
+}
+
+static void test_places(void **state)
+{
+    struct value v;
+    int places[PLACES];
+    unsigned place = 0, n = 0;
+    struct ibx_shared_table *table = ibx_shared_table_create(PLACES, sizeof(v), true);
+    (void)state;
+    assert_non_null(table);
+    assert_int_equal(find(table, 0, &v), 0);
+    for (unsigned i = 0; i < PLACES; i++) {
+        places[i] = ibx_shared_table_take(table, i % 2 ? THEIRS : OURS);
+        assert_true(places[i] >= 0);
+        assert_int_equal(find(table, 0, &v), 0); /* nothing is written there */
+    }
+    assert_int_equal(ibx_shared_table_take(table, OURS), -1);
+    for (uint8_t i = 0; i < PLACES; i++)
+        ibx_shared_table_write(table, places[i], &(struct value[]){value_of(i, 1)}[0]);
+    ibx_shared_table_write(table, places[5], &(struct value[]){value_of(5, 2)}[0]);
+    assert_int_equal(find(table, 5, &v), THEIRS);
+    assert_memory_equal(&v, &(struct value[]){value_of(5, 2)}[0], sizeof(v));
+    ibx_shared_table_forget(table, THEIRS);
+    assert_int_equal(find(table, 5, &v), 0);
+    while (ibx_shared_table_next(table, &place, NULL, 0, &v))
+        n++;
+    assert_int_equal(n, PLACES / 2);
+    ibx_shared_table_give(table, places[4]);
+    assert_int_equal(find(table, 4, &v), 0);
+    assert_int_equal(find(table, 6, &v), OURS);
+    assert_int_equal(ibx_shared_table_take(table, OURS), 1);
+    ibx_shared_table_destroy(table);
+    ibx_shared_table_destroy(NULL);
+}
+
+static void test_no_memory(void **state)
+{
+    (void)state;
+    assert_null(ibx_shared_table_create(1u << 31, (size_t)1 << 29, false));
+}
+
+/* ------------------------------------------------------------------- stopped at any instruction */
+
+static _Noreturn void come_and_go(struct ibx_shared_table *table)
+{
+    ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+    raise(SIGSTOP);
+    const int place = ibx_shared_table_take(table, THEIRS);
+    for (uint8_t filled = 1; filled < 5; filled++)
+        ibx_shared_table_write(table, place, &(struct value[]){value_of(1, filled)}[0]);
+    ibx_shared_table_give(table, place);
+    _exit(0);
+}
+
+/* What this process can do while that one stands still: all there is. */
+static uint8_t look(struct ibx_shared_table *table)
+{
+    struct value v;
+    uint8_t seen = 0;
+    const uint32_t owner = find(table, 1, &v);
+    if (owner) {
+        assert_int_equal(owner, THEIRS);
+        assert_true(is_whole(&v));
+        seen = v.filled[0];
+    }
+    const int place = ibx_shared_table_take(table, OURS);
+    assert_true(place >= 0);
+    ibx_shared_table_write(table, place, &(struct value[]){value_of(2, 9)}[0]);
+    assert_int_equal(find(table, 2, &v), OURS);
+    assert_true(is_whole(&v));
+    ibx_shared_table_give(table, place);
+    return seen;
+}
+
+/* `kill_at`: ends it at that step, as if it were killed there. Steps that it made. */
+static unsigned step_through(struct ibx_shared_table *table, unsigned kill_at, bool looks)
+{
+    int status = 0;
+    unsigned steps = 0;
+    uint8_t seen = 0;
+    const pid_t pid = fork();
+    if (!pid)
+        come_and_go(table);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    while (WIFSTOPPED(status) && steps < kill_at) {
+        const uint8_t now = looks ? look(table) : 0;
+        assert_true(now >= seen || !now); /* once it is written, until it is given back */
+        seen = now;
+        steps++;
+        assert_int_equal(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+    }
+    if (WIFSTOPPED(status)) {
+        kill(pid, SIGKILL);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+    }
+    return steps;
+}
+
+static void test_stopped_anywhere(void **state)
+{
+    struct value v;
+    struct ibx_shared_table *table = ibx_shared_table_create(PLACES, sizeof(v), false);
+    (void)state;
+    assert_non_null(table);
+    alarm(300);
+    const unsigned steps = step_through(table, UINT32_MAX, true);
+    assert_true(steps > 100);
+    for (unsigned i = 1; i < 24; i++) { /* killed there: it is forgotten, and its place is free */
+        step_through(table, steps / 24 * i, false);
+        ibx_shared_table_forget(table, THEIRS);
+        assert_int_equal(find(table, 1, &v), 0);
+        assert_int_equal(ibx_shared_table_take(table, OURS), 0);
+        ibx_shared_table_forget(table, OURS);
+    }
+    alarm(0);
+    ibx_shared_table_destroy(table);
+}
+
+/* ------------------------------------------------------------------------------------ nonsense */
+
+void *__real_ibx_forked_map(size_t n);
+void *__wrap_ibx_forked_map(size_t n);
+static uint8_t *mapped;
+static size_t mapped_bytes;
+void *__wrap_ibx_forked_map(size_t n)
+{
+    mapped = __real_ibx_forked_map(n);
+    mapped_bytes = n;
+    return mapped;
+}
+
+/* Long runs of one byte too, which make a place look free, or written. */
+static void fill_at_random(uint64_t *seed)
+{
+    for (size_t i = 0; i + 8 <= mapped_bytes; i += 8) {
+        *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        const uint64_t word = *seed >> 62 ? *seed : *seed >> 60 & 1 ? UINT64_MAX : 0;
+        memcpy(mapped + i, &word, 8);
+    }
+}
+
+static void test_nonsense(void **state)
+{
+    struct value v;
+    uint64_t seed = 1;
+    struct ibx_shared_table *table = ibx_shared_table_create(PLACES, sizeof(v), false);
+    (void)state;
+    assert_non_null(table);
+    alarm(300);
+    for (unsigned round = 0; round < 3000; round++) {
+        unsigned place = 0, n = 0;
+        fill_at_random(&seed);
+        find(table, 1, &v);
+        while (ibx_shared_table_next(table, &place, NULL, 0, &v))
+            n++;
+        assert_true(n <= PLACES && place <= PLACES);
+        const int own = ibx_shared_table_take(table, OURS);
+        assert_true(own < (int)PLACES);
+        if (own < 0)
+            continue;
+        ibx_shared_table_write(table, own, &(struct value[]){value_of(3, 3)}[0]);
+        assert_int_equal(find(table, 3, &v), OURS); /* whatever was there */
+        ibx_shared_table_forget(table, OURS);
+        assert_int_equal(find(table, 3, &v), 0);
+    }
+    alarm(0);
+    ibx_shared_table_destroy(table);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_places), cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_stopped_anywhere), cmocka_unit_test(test_nonsense)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
