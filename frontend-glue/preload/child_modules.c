@@ -9,6 +9,7 @@
  * of it uses them: the process says once that its children ask for them. A child whose parent has
  * ended before it asks registers all modules again.
  */
+#include "frontend-glue/preload/images.h"
 #include "frontend-glue/preload/internal.h"
 
 #include "common/clock.h"
@@ -167,6 +168,32 @@ void ibx_frontend_module_managed(void **handle)
     if (m)
         m->managed = true;
     ibx_frontend_ranges_unlock();
+}
+
+/* Locked. NULL: it has none. */
+static const struct function *function_of(const struct module *m, const void *function)
+{
+    const struct function *all = m->functions.items;
+    size_t i = 0;
+    while (i < m->functions.count && all[i].function != function)
+        i++;
+    return i < m->functions.count ? &all[i] : NULL;
+}
+
+struct ibx_image_parameter *ibx_frontend_module_parameters(const void *function, size_t *count)
+{
+    struct ibx_image_parameter *found = NULL;
+    ibx_frontend_ranges_lock();
+    for (const struct module *m = modules; m && !found; m = m->next) {
+        size_t n;
+        const struct function *f = function_of(m, function);
+        const uint8_t *fat = f ? ibx_image_wrapped(m->wrapper, &n) : NULL;
+        const char *name = f && f->device_function ? f->device_function : f ? f->name : NULL;
+        if (fat && name)
+            found = ibx_image_parameters(fat, n, name, count);
+    }
+    ibx_frontend_ranges_unlock();
+    return found;
 }
 
 static void release(struct module *m)

@@ -116,14 +116,22 @@ static const struct function *find_repeated(uint64_t number)
 }
 
 /* Locked. One of a graph's that is not outstanding: what the graph calls has changed since it was
- * launched. NULL: there is none, or no memory. */
-static struct function *take_repeated(uint64_t number)
+ * launched. It takes the place of one that is: a back end has no more of them called than graphs
+ * that were launched call. NULL: there is none. */
+static struct function *take_instead(uint64_t number)
 {
     const struct function *f = find_repeated(number);
-    struct function *made = f ? malloc(sizeof(*made)) : NULL;
-    if (made)
-        *made = *f;
-    return made;
+    struct function **at = &server.functions;
+    while (*at && !(*at)->launch)
+        at = &(*at)->next;
+    struct function *instead = f ? *at : NULL;
+    if (!instead)
+        return NULL;
+    *at = instead->next;
+    instead->number = f->number;
+    instead->function = f->function;
+    instead->argument = f->argument;
+    return instead;
 }
 
 uint64_t ibx_frontend_host_enqueued(void)
@@ -385,12 +393,12 @@ static bool call_named(struct called *called)
 {
     pthread_mutex_lock(&lock);
     struct function *f = called->number ? take(called->number) : NULL;
+    if (called->number && !f)
+        f = take_instead(called->number);
     const bool was_outstanding = f && !f->abandoned;
     server.called = was_outstanding ? f->number : 0;
     server.called_in = f ? f->stream : NULL;
     server.returned = false;
-    if (called->number && !f)
-        f = take_repeated(called->number);
     server.answers++;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -398,8 +406,8 @@ static bool call_named(struct called *called)
         call(f, called);
     else if (called->number)
         ibx_log(IBX_LOG_ERROR,
-                "a stream has got to function %llu of the host, which is none of this process's: "
-                "it goes on without it",
+                "a stream has got to function %llu of the host, which is none of this process's, "
+                "or of no graph that was launched: it goes on without it",
                 (unsigned long long)called->number);
     free(f);
     return was_outstanding;

@@ -6,15 +6,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WRAPPER_MAGIC 0x466243b1u
-#define FAT_MAGIC     0xba55ed50u
-#define ENTRY_VERSION 0x0101u
-#define ENTRY_HEAD    64u
-#define OPTIONS       16u /* bytes behind the entry of PTX: where its options are, and none */
-#define KIND_PTX      1u
-#define KIND_CUBIN    2u
-#define FLAGS         0x11u /* of 64 bits, for Linux */
-#define CUDA_ENTRY    0x10u /* st_other: a kernel, and no function of one */
+#define WRAPPER_MAGIC     0x466243b1u
+#define FAT_MAGIC         0xba55ed50u
+#define ENTRY_VERSION     0x0101u
+#define ENTRY_HEAD        64u
+#define OPTIONS           16u /* bytes behind the entry of PTX: where its options are, and none */
+#define KIND_PTX          1u
+#define KIND_CUBIN        2u
+#define FLAGS             0x11u /* of 64 bits, for Linux */
+#define CUDA_ENTRY        0x10u /* st_other: a kernel, and no function of one */
+#define INFO_SIZED        4u    /* of an entry of .nv.info: its bytes are behind it */
+#define INFO_PARAMETER    0x17u
+#define INFO_PARAMETER_V2 0x45u /* of kernels with more than 4 KiB of them */
+#define INFO_BYTES        12u   /* of either */
 
 /* Whether it holds n bytes from there on. */
 static bool holds(size_t size, uint64_t at, uint64_t n)
@@ -199,7 +203,7 @@ static void look_at_symbol(const struct cubin *c, const Elf64_Sym *symbol, const
         found(name, strlen(name), symbol->st_size, constant, argument);
 }
 
-static bool look_at_cubin(const uint8_t *image, size_t n, ibx_image_found *found, void *argument)
+static bool open_cubin(const uint8_t *image, size_t n, struct cubin *opened)
 {
     const Elf64_Ehdr *head = (const void *)image;
     if (n < sizeof(*head) || memcmp(image, ELFMAG, SELFMAG) != 0 ||
@@ -213,6 +217,15 @@ static bool look_at_cubin(const uint8_t *image, size_t n, ibx_image_found *found
             !holds(n, c.sections[i].sh_offset, c.sections[i].sh_size))
             return false;
     c.names = &c.sections[head->e_shstrndx];
+    *opened = c;
+    return true;
+}
+
+static bool look_at_cubin(const uint8_t *image, size_t n, ibx_image_found *found, void *argument)
+{
+    struct cubin c;
+    if (!open_cubin(image, n, &c))
+        return false;
     for (unsigned i = 0; i < c.count; i++) {
         const Elf64_Shdr *s = &c.sections[i];
         if (s->sh_type != SHT_SYMTAB || s->sh_link >= c.count || s->sh_offset % 8)
@@ -222,6 +235,53 @@ static bool look_at_cubin(const uint8_t *image, size_t n, ibx_image_found *found
             look_at_symbol(&c, &symbols[k],
                            text_at(image, &c.sections[s->sh_link], symbols[k].st_name), found,
                            argument);
+    }
+    return true;
+}
+
+static void note_parameter(const uint8_t *info, bool second, struct ibx_image_parameter *all,
+                           size_t *count)
+{
+    uint16_t index, at, n;
+    uint32_t flags;
+    memcpy(&index, info + 4, sizeof(index));
+    memcpy(&at, info + 6, sizeof(at));
+    memcpy(&n, info + 8, sizeof(n));
+    memcpy(&flags, info + 8, sizeof(flags));
+    if (index >= IBX_IMAGE_PARAMETERS)
+        return;
+    all[index] = (struct ibx_image_parameter){at, second ? n : flags >> 18};
+    *count = *count > index ? *count : index + 1u;
+}
+
+/* ".nv.info.KERNEL" has an entry for each. */
+static bool parameters_in_cubin(const uint8_t *image, size_t n, const char *kernel,
+                                struct ibx_image_parameter *all, size_t *count)
+{
+    static const char prefix[] = ".nv.info.";
+    struct cubin c;
+    unsigned i = 0;
+    const char *name = NULL;
+    if (!open_cubin(image, n, &c))
+        return false;
+    while (i < c.count && !(begins(name = text_at(image, c.names, c.sections[i].sh_name), prefix) &&
+                            !strcmp(name + sizeof(prefix) - 1, kernel)))
+        i++;
+    if (i == c.count || c.sections[i].sh_type == SHT_NOBITS)
+        return false;
+    const uint8_t *info = image + c.sections[i].sh_offset;
+    for (size_t at = 0, end = c.sections[i].sh_size; holds(end, at, 4);) {
+        const uint8_t form = info[at], what = info[at + 1];
+        uint16_t length;
+        memcpy(&length, info + at + 2, sizeof(length));
+        at += 4;
+        if (form != INFO_SIZED)
+            continue;
+        if (!holds(end, at, length))
+            return false;
+        if ((what == INFO_PARAMETER || what == INFO_PARAMETER_V2) && length == INFO_BYTES)
+            note_parameter(info + at, what == INFO_PARAMETER_V2, all, count);
+        at += length;
     }
     return true;
 }
@@ -346,6 +406,72 @@ static void look_at_ptx(const char *text, ibx_image_found *found, void *argument
     }
 }
 
+/* Behind ".param": ".align 8 .b8 NAME[24]", or ".u64 .ptr .global .align 4 NAME". False: it has no
+ * type, or is too long. *t: what ends it. */
+static bool read_parameter(const char **text, struct token *t, struct ibx_image_parameter *p,
+                           size_t before)
+{
+    size_t n = 0, aligned = 0;
+    bool pointer = false;
+    for (*t = next_token(text); t->n && !is(*t, ",") && !is(*t, ")"); *t = next_token(text)) {
+        if (is(*t, ".ptr")) {
+            pointer = true; /* whose .align is that of what it points to */
+        } else if (is(*t, ".align")) {
+            *t = next_token(text);
+            aligned = pointer ? aligned : strtoull(t->at, NULL, 0);
+        } else if (is(*t, "[")) {
+            *t = next_token(text);
+            if (__builtin_mul_overflow(n, strtoull(t->at, NULL, 0), &n))
+                return false;
+        } else if (bytes_of(*t)) {
+            n = (n ? n : 1) * bytes_of(*t);
+            aligned = aligned ? aligned : n;
+        }
+    }
+    const size_t up = aligned ? aligned - 1 : 0;
+    if (!n || n > UINT16_MAX || aligned & up || up > UINT16_MAX)
+        return false;
+    *p = (struct ibx_image_parameter){(uint32_t)((before + up) & ~up), (uint32_t)n};
+    return before <= UINT16_MAX;
+}
+
+/* Behind ".entry NAME"; NULL: it is not there. All tokens of long PTX would take a while. */
+static const char *behind_entry(const char *text, const char *kernel)
+{
+    static const char entry[] = ".entry";
+    const size_t n = strlen(kernel);
+    for (const char *at = text; n && (at = strstr(at, kernel)); at++) {
+        const char *before = at;
+        while (before > text && isspace((unsigned char)before[-1]))
+            before--;
+        if (before < at && (size_t)(before - text) >= sizeof(entry) - 1 &&
+            !strncmp(before - (sizeof(entry) - 1), entry, sizeof(entry) - 1) && !is_of_word(at[n]))
+            return at + n;
+    }
+    return NULL;
+}
+
+/* "( .param .u64 NAME, ... )", where there are any. */
+static bool parameters_in_ptx(const char *text, const char *kernel, struct ibx_image_parameter *all,
+                              size_t *count)
+{
+    size_t before = 0;
+    text = behind_entry(text, kernel);
+    if (!text)
+        return false;
+    struct token t = next_token(&text);
+    while (is(t, *count ? "," : "(") && *count < IBX_IMAGE_PARAMETERS) {
+        t = next_token(&text);
+        if (!*count && is(t, ")"))
+            break;
+        if (!is(t, ".param") || !read_parameter(&text, &t, &all[*count], before))
+            return false;
+        before = all[*count].at + all[*count].n;
+        ++*count;
+    }
+    return !*count || is(t, ")");
+}
+
 const uint8_t *ibx_image_next(const uint8_t *fat, size_t n, size_t *at, struct ibx_image_entry *e)
 {
     const size_t here = *at;
@@ -398,4 +524,24 @@ bool ibx_image_look(const uint8_t *fat, size_t n, ibx_image_found *found, void *
             look_at_ptx((const char *)image, found, argument);
     }
     return true;
+}
+
+struct ibx_image_parameter *ibx_image_parameters(const uint8_t *fat, size_t n, const char *kernel,
+                                                 size_t *count)
+{
+    struct ibx_image_entry e;
+    struct ibx_image_parameter *all = calloc(IBX_IMAGE_PARAMETERS, sizeof(*all));
+    const uint8_t *image = fat;
+    for (size_t at = IBX_IMAGE_FAT_HEAD; all && image && at < n;) {
+        *count = 0;
+        image = ibx_image_next(fat, n, &at, &e);
+        if (!image || e.uncompressed_n)
+            continue;
+        if ((e.kind == KIND_CUBIN && parameters_in_cubin(image, e.n, kernel, all, count)) ||
+            (e.kind == KIND_PTX && memchr(image, 0, e.n) &&
+             parameters_in_ptx((const char *)image, kernel, all, count)))
+            return all;
+    }
+    free(all);
+    return NULL;
 }

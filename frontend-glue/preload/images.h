@@ -63,4 +63,13 @@ typedef void ibx_image_found(const char *name, size_t length, size_t n, bool con
 bool ibx_image_look(const uint8_t *fat, size_t n, ibx_image_found *found, void *argument,
                     bool *compressed);
 
+#define IBX_IMAGE_PARAMETERS 32768u /* of a kernel, at most */
+struct ibx_image_parameter {
+    uint32_t at, n; /* bytes among those of all */
+};
+/* The parameters of the kernel of that name, in their order, *count of them, to be freed. NULL: no
+ * image that can be read has it, or there is no memory. */
+struct ibx_image_parameter *ibx_image_parameters(const uint8_t *fat, size_t n, const char *kernel,
+                                                 size_t *count);
+
 #endif

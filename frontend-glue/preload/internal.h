@@ -167,6 +167,9 @@ void ibx_frontend_module_variable(void **handle, char *symbol, char *address, co
 void ibx_frontend_module_managed(void **handle);
 /* It is no more: the handle by which GVirtuS knows it, and `expanded`. */
 void **ibx_frontend_module_gone(void **handle, struct ibx_image_wrapper **expanded);
+/* The parameters of that kernel, as the program's code has them: images.h. */
+struct ibx_image_parameter;
+struct ibx_image_parameter *ibx_frontend_module_parameters(const void *function, size_t *count);
 /* Before kernels and variables are used: a forked child registers them as its own. Quick, but for
  * the first time in a child. */
 void ibx_frontend_own_modules(void);

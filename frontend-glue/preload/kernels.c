@@ -9,10 +9,12 @@
  * Of a kernel with more than 4 KiB of arguments that finds none: their sizes are in a form that it
  * does not read (EIATTR 0x45 of .nv.info). Of one that a program has as PTX alone G5 knows nothing,
  * and throws. Where the arguments lie the back end is asked then, as CUDA there knows it, and the
- * launch goes in a request of our own.
+ * launch goes in a request of our own. What it says is compared with the program's code.
  */
 #include "frontend-glue/preload/images.h"
 #include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -245,6 +247,26 @@ static enum answer ask_some(struct kernel **k, size_t first, uint32_t *count)
     return ASKED_SOME;
 }
 
+/* Whether the program's own code has all of these arguments, where it says so: of others the
+ * program has no bytes, and of more than there are no pointers. */
+static bool has_all(const struct kernel *k)
+{
+    size_t count = 0, i = 0;
+    struct ibx_image_parameter *own = ibx_frontend_module_parameters(k->function, &count);
+    while (own && i < k->count && i < count && k->arguments[i].at == own[i].at &&
+           k->arguments[i].bytes <= own[i].n)
+        i++;
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    const bool has = !own || i == k->count;
+    if (!has && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_ERROR,
+                "a kernel is not launched: the back end says that its argument %zu of %zu is %u "
+                "bytes at %u, and the program's code has %zu arguments, others than that",
+                i + 1, k->count, k->arguments[i].bytes, k->arguments[i].at, count);
+    free(own);
+    return has;
+}
+
 /* In vain: it is to be asked again, if that is worth it. */
 static enum answer ask(struct kernel **k)
 {
@@ -255,6 +277,8 @@ static enum answer ask(struct kernel **k)
         answer = ask_some(k, (*k)->count, &count);
     while (answer == ASKED_SOME && count == IBX_EXTRA_LISTED &&
            (*k)->count < IBX_EXTRA_ARGUMENTS_MAX);
+    if (answer == ASKED_SOME && !has_all(*k))
+        answer = ASKED_IN_VAIN;
     (*k)->asked = answer == ASKED_SOME && (*k)->count;
     if (!(*k)->asked)
         (*k)->bytes = (*k)->count = 0;

@@ -15,19 +15,38 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 struct bounds {
     const uint8_t *begin;
     size_t n;
+    unsigned kernels;
 };
+
+static void measure_parameters(const char *name, size_t length, const uint8_t *fat, size_t n);
 
 static void note(const char *name, size_t length, size_t n, bool constant, void *argument)
 {
-    const struct bounds *b = argument;
+    struct bounds *b = argument;
     const uint8_t *at = (const uint8_t *)name;
     require(length && at >= b->begin && length <= b->n && at + length <= b->begin + b->n);
     require(!constant || n);
+    if (!n && !b->kernels++)
+        measure_parameters(name, length, b->begin, b->n);
+}
+
+/* A kernel's parameters, of whatever is a name. */
+static void measure_parameters(const char *name, size_t length, const uint8_t *fat, size_t n)
+{
+    size_t count = 0;
+    char *kernel = strndup(name, length);
+    require(kernel != NULL);
+    struct ibx_image_parameter *all = ibx_image_parameters(fat, n, kernel, &count);
+    require(count <= IBX_IMAGE_PARAMETERS);
+    for (size_t i = 0; all && i < count; i++)
+        require(all[i].at <= UINT16_MAX + UINT32_C(65536) && all[i].n <= UINT16_MAX);
+    free(all);
+    free(kernel);
 }
 
 static bool look(const uint8_t *fat, size_t n, bool *compressed)
 {
-    struct bounds b = {fat, n};
+    struct bounds b = {fat, n, 0};
     return ibx_image_look(fat, n, note, &b, compressed);
 }
 

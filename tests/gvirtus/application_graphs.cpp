@@ -450,7 +450,8 @@ bool captures_of_planes()
 }
 
 // By a back end that says that graphs have more nodes than there are addresses, and that elements
-// of arrays have 64 bytes: nothing behind the last row of 64 is sent.
+// of arrays have 64 bytes: nothing behind the last row of 64 is sent. Nor is a kernel launched that
+// has more arguments there than the program has pointers.
 bool lied_to()
 {
     REQUIRE(runtime_is_there());
@@ -473,7 +474,20 @@ bool lied_to()
     REQUIRE(graph.handle && (fails(run<void *, void **, std::size_t *>("cudaGraphGetNodes",
                                                                        graph.handle, nullptr, &n),
                                    999)));
-    return HOLDS(fails(
+    REQUIRE(fails(
         run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph.handle, 0),
         999));
+    const char ptx[] = ".version 9.0\n.target sm_90a\n.address_size 64\n.entry " STUB_LIBRARY_KERNEL
+                       "(.param .u64 a)\n{\n ret;\n}";
+    void *library = nullptr, *kernel = nullptr;
+    REQUIRE((run<void **, const void *, const int *, void *const *, unsigned, const int *,
+                 void *const *, unsigned>("cudaLibraryLoadData", &library, ptx, nullptr, nullptr, 0,
+                                          nullptr, nullptr, 0) == 0));
+    REQUIRE((run<void **, void *, const char *>("cudaLibraryGetKernel", &kernel, library,
+                                                STUB_LIBRARY_KERNEL) == 0));
+    void **last = reinterpret_cast<void **>(memory + 2 * page) - 1;
+    *last = memory;
+    for (unsigned i = 0; i < 3; i++)
+        REQUIRE(fails(cudaLaunchKernel(kernel, {1, 1, 1}, {1, 1, 1}, last, 0, nullptr), 98));
+    return true;
 }

@@ -237,7 +237,8 @@ bool libraries()
     REQUIRE(unload(library) == 0);
     // PTX; files.
     const char ptx[] = "// .entry none(\n.version 9.0\n.target sm_90a\n.address_size 64\n/* .entry "
-                       "two */ .visible .entry " STUB_LIBRARY_KERNEL "(.param .u64 a)\n{\n ret;\n}";
+                       "two */ .visible .entry " STUB_LIBRARY_KERNEL
+                       "(.param .u64 a, .param .u64 b, .param .align 8 .b8 c[8])\n{\n ret;\n}";
     REQUIRE(load(&library, ptx) == 0 && count_of(&count, library) == 0 && count == 1);
     REQUIRE(runs(library) && unload(library) == 0);
     // Compressed, loaded and registered.

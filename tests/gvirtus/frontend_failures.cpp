@@ -108,6 +108,11 @@ void serve_lies(Communicator *client)
             std::fill(told.begin(), told.end(), '\0');
             told[1] = 2; // 64 bytes, in bits
         }
+        if (number == IBX_EXTRA_PARAMETERS) { // two of 8 bytes, of any kernel
+            const std::uint32_t two[] = {2, 0, 8, 8, 8};
+            out = 4 + 8 * IBX_EXTRA_LISTED;
+            std::memcpy(told.data(), two, sizeof(two));
+        }
         if (number == IBX_EXTRA_GRAPH_NODES || number == IBX_EXTRA_GRAPH_FUNCTIONS)
             out = told.size();
         const char head[12] = {};
@@ -131,7 +136,8 @@ bool lied_to()
     });
     Application app(&back, application, "lied-to");
     REQUIRE(app.good());
-    return HOLDS(lines_with(app.said(), "the graph has 18446744073709551615 nodes") == 2);
+    return HOLDS(lines_with(app.said(), "the graph has 18446744073709551615 nodes") == 2 &&
+                 lines_with(app.said(), "the program's code has 1 arguments") == 1);
 }
 
 // Its copies are waited for, and its memory is let go.

@@ -222,8 +222,9 @@ static uint64_t first_over(void)
     return over;
 }
 
-/* A number that was not enqueued: a function of graphs is called all the same. One that nobody here
- * knows is said to be over: its stream would stand still, and all clients' functions behind it. */
+/* A number that was not enqueued, whether it is that of a function of graphs, none of which was
+ * launched, or nobody here knows it: it is not called, and is said to be over. Its stream would
+ * stand still, and all clients' functions behind it. */
 static int not_outstanding(void)
 {
     static _Atomic unsigned called, repeated;
@@ -239,12 +240,45 @@ static int not_outstanding(void)
         if (cudaLaunchHostFunc(NULL, count, (void *)&called))
             return 1;
         await(&called, before + 1); /* it has said that the one before it was over */
-        if (repeated != 1 || first_over() != befores[i])
+        if (repeated || first_over() != befores[i])
             return 2;
         while (ibx_frontend_host_functions())
             sched_yield();
     }
     return 0;
+}
+
+/* A graph that gets to another function than it was launched with. */
+static int launch_changed(void *exec, void *stream)
+{
+    (void)stream;
+    pthread_mutex_lock(&back_end.lock);
+    back_end.number = *(const uint64_t *)exec;
+    pthread_cond_broadcast(&back_end.more);
+    pthread_mutex_unlock(&back_end.lock);
+    return 0;
+}
+
+/* It is called, once for each launch, and nothing stays outstanding. */
+static int changed(void)
+{
+    static _Atomic unsigned called, first, second;
+    uint64_t queue = 0;
+    if (call_one(&called))
+        return 1;
+    const uint64_t of_graph = ibx_frontend_host_repeated(count, (void *)&first, &queue);
+    uint64_t now = ibx_frontend_host_repeated(count, (void *)&second, &queue);
+    for (unsigned i = 1; i <= 3; i++) {
+        back_end.before = i == 3 ? now : 0; /* once more than it was launched */
+        if (ibx_frontend_host_launch(&of_graph, 1, NULL, launch_changed, &now))
+            return 2;
+        await(&second, i);
+        while (ibx_frontend_host_functions())
+            sched_yield();
+    }
+    if (call_one(&called)) /* whatever was named before it is over */
+        return 1;
+    return first || second != 3 ? 3 : 0;
 }
 
 static void run(int (*scene)(void))
@@ -278,12 +312,19 @@ static void test_not_outstanding(void **state)
     run(not_outstanding);
 }
 
+static void test_changed(void **state)
+{
+    (void)state;
+    run(changed);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_polls),
         cmocka_unit_test(test_sleeps),
         cmocka_unit_test(test_not_outstanding),
+        cmocka_unit_test(test_changed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,6 +134,78 @@ static void test_what_is_in_one(void **state)
     free(fat);
 }
 
+static void expect_parameters(const void *image, size_t n, const char *kernel, size_t expected,
+                              const uint32_t (*layout)[2])
+{
+    size_t count = 0, all = n;
+    uint8_t *fat = fat_of(image, &all);
+    struct ibx_image_parameter *found = ibx_image_parameters(fat, all, kernel, &count);
+    assert_non_null(found);
+    assert_int_equal(count, expected);
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(found[i].at, layout[i][0]);
+        assert_int_equal(found[i].n, layout[i][1]);
+    }
+    assert_null(ibx_image_parameters(fat, all, "no_kernel", &count));
+    free(found);
+    free(fat);
+}
+
+/* As nvcc 13 writes them of
+ *   (int *p, struct { char b[3]; } t, struct { char b[5000]; } s, short q, struct { double d; short
+ *    s; } u, float4 f), without s for the short one. */
+static const uint32_t big_layout[][2] = {{0, 8},    {8, 3},     {11, 5000},
+                                         {5012, 2}, {5016, 16}, {5040, 16}};
+static const char ptx_parameters[] =
+    ".version 9.0\n.target sm_90\n// big_param\n.visible .entry big2(.param .u8 a){}\n"
+    ".visible .entry big(\n\t.param .u64 .ptr .global .align 1 big_param_0,\n"
+    "\t.param .align 1 .b8 big_param_1[3],\n\t.param .align 1 .b8 big_param_2[5000],\n"
+    "\t.param .u16 big_param_3,\n\t.param .align 8 .b8 big_param_4[16],\n"
+    "\t.param .align 16 .b8 big_param_5[16]\n)\n{\n}\n.entry none()\n{\n}\n.entry bare{}\n"
+    ".entry wrong(.param .align 8 .b8 p[99999])\n{}.entry open(.param .u64 p";
+static const uint8_t big_info[] = {
+    4,    0x37, 4,    0,    0x82, 0,    0,    0, /* another attribute */
+    4,    0x45, 0xc,  0,    0,    0,    0,    0,    5, 0, 0xb0, 0x13, 0x10, 0,    0,
+    0,    4,    0x45, 0xc,  0,    0,    0,    0,    0, 4, 0,    0x98, 0x13, 0x10, 0,
+    0,    0,    4,    0x45, 0xc,  0,    0,    0,    0, 0, 3,    0,    0x94, 0x13, 2,
+    0,    0,    0,    4,    0x45, 0xc,  0,    0,    0, 0, 0,    2,    0,    0xb,  0,
+    0x88, 0x13, 0,    0,    4,    0x17, 0xc,  0,    0, 0, 0,    0,    1,    0,    8,
+    0,    0,    0xf0, 0x0d, 0,    4,    0x45, 0xc,  0, 0, 0,    0,    0,    0,    0,
+    0,    0,    8,    0,    0,    0,    3,    0x50, 0, 0, 3,    0x1b, 0xff, 0};
+
+static void test_parameters(void **state)
+{
+    size_t n = sizeof(ptx_parameters), count;
+    (void)state;
+    expect_parameters(ptx_parameters, sizeof(ptx_parameters), "big", 6, big_layout);
+    expect_parameters(ptx_parameters, sizeof(ptx_parameters), "none", 0, NULL);
+    expect_parameters(ptx_parameters, sizeof(ptx_parameters), "bare", 0, NULL);
+    uint8_t *fat = fat_of(ptx_parameters, &n);
+    assert_null(ibx_image_parameters(fat, n, "wrong", &count));
+    assert_null(ibx_image_parameters(fat, n, "open", &count));
+    assert_null(ibx_image_parameters(fat, n, "", &count));
+    free(fat);
+    struct {
+        struct cubin c;
+        uint8_t info[sizeof(big_info)];
+    } with = {.c = cubin()};
+    memcpy(with.info, big_info, sizeof(big_info));
+    memcpy(with.c.names, "\0.nv.info.big\0.nv.info.none", 28);
+    with.c.sections[1].sh_size = 0;
+    with.c.sections[2] = (Elf64_Shdr){.sh_name = 14, .sh_type = 0x70000000, .sh_offset = 64};
+    with.c.sections[1] = (Elf64_Shdr){.sh_name = 1,
+                                      .sh_type = 0x70000000,
+                                      .sh_offset = sizeof(struct cubin),
+                                      .sh_size = sizeof(big_info)};
+    expect_parameters(&with, sizeof(with), "big", 6, big_layout);
+    expect_parameters(&with, sizeof(with), "none", 0, NULL);
+    with.info[2] = 0xff; /* an entry that goes beyond the section */
+    n = sizeof(with);
+    fat = fat_of(&with, &n);
+    assert_null(ibx_image_parameters(fat, n, "big", &count));
+    free(fat);
+}
+
 /* An image of `kind` with that head and its first `n` bytes, which become `uncompressed`. */
 static size_t put_image(uint8_t *to, uint16_t kind, uint64_t flags, const void *bytes, size_t n,
                         size_t uncompressed)
@@ -268,6 +340,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_in_one),
+        cmocka_unit_test(test_parameters),
         cmocka_unit_test(test_compressed),
         cmocka_unit_test(test_what_is_none),
         cmocka_unit_test(test_any),
