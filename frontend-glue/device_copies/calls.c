@@ -14,7 +14,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define PASSES INT32_MIN /* no cudaError_t: GVirtuS runs it */
+#define PASSES  INT32_MIN   /* no cudaError_t: GVirtuS runs it */
+#define NOWHERE ((void *)1) /* an address that CUDA refuses */
 
 /* A call's arguments, and what it answers beside its exit code. */
 struct arguments {
@@ -128,39 +129,56 @@ void ibx_copies_forget_error(void)
         get_error();
 }
 
+static int allocate_noted(struct copies *x, void **address, uint64_t n)
+{
+    ibx_memory_make_begin(x);
+    const int rc = runtime.malloc(address, n);
+    if (!rc && *address)
+        ibx_memory_add(x, (uintptr_t)*address, n);
+    ibx_memory_make_end(x);
+    return rc;
+}
+
 static int allocate(struct copies *x, struct arguments *a)
 {
     void *address = NULL;
     if (is_noted(x) || !x->allocates_plainly)
         return PASSES;
     const uint64_t n = ibx_get_u64(&a->in);
-    int rc = runtime.malloc(&address, n);
+    int rc = allocate_noted(x, &address, n);
     while (rc == CUDA_MEMORY_ALLOCATION && ibx_client_ends_wait()) {
         ibx_copies_forget_error();
-        rc = runtime.malloc(&address, n);
+        rc = allocate_noted(x, &address, n);
     }
-    if (!rc && address)
-        ibx_handles_add(x, IBX_HANDLE_MEMORY, (uintptr_t)address);
     struct ibx_writer w = ibx_writer_of(a->out, sizeof(a->out));
     ibx_put_u64(&w, (uintptr_t)address);
     a->out_n = w.length;
     return rc;
 }
 
-static int free_held(struct copies *x, void *address)
+static int free_noted(struct copies *x, void *address)
 {
-    ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
-    if (address && ibx_own_work_free(x, (uintptr_t)address))
+    if (ibx_own_work_free(x, (uintptr_t)address))
         return 0;
     if (is_noted(x))
         return PASSES;
-    if (!address)
-        return runtime.free(address);
-    ibx_handles_remove(x, IBX_HANDLE_MEMORY, (uintptr_t)address);
     ibx_ipc_gone((uintptr_t)address); /* after the call another thread may share that address */
     ibx_frees_begin(x, (uintptr_t)address);
     const int rc = runtime.free(address);
     ibx_frees_end();
+    return rc;
+}
+
+static int free_held(struct copies *x, void *address)
+{
+    uint64_t number;
+    ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
+    if (!address)
+        return is_noted(x) ? PASSES : runtime.free(address);
+    if (!ibx_memory_free_begin(x, (uintptr_t)address, &number))
+        return is_noted(x) ? PASSES : runtime.free(NOWHERE);
+    const int rc = free_noted(x, address);
+    ibx_memory_free_end((uintptr_t)address, number, !rc);
     return rc;
 }
 

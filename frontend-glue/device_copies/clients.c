@@ -21,6 +21,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +55,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct ibx_client *all;
 static uint64_t numbers, departures;
 static unsigned sessions;
+static _Atomic bool were_several;
 static unsigned thread_streams; /* of all clients */
 static unsigned leaving;        /* threads that give back what clients have left, and are in CUDA */
 static const struct copies *resetting; /* the session that resets the context of all */
@@ -426,6 +428,8 @@ static struct ibx_client *enter(const struct ibx_client *like, const struct ibx_
     made->process_fd = ibx_session_process_watch(s);
     made->parent = find_parent(made);
     made->number = ++numbers;
+    if (made->number > 1)
+        atomic_store(&were_several, true);
     ibx_functions_inherit(made->number, made->parent);
     made->next = all;
     all = made;
@@ -449,6 +453,32 @@ uint64_t ibx_clients_number(struct copies *x)
     }
     pthread_mutex_unlock(&lock);
     return x->client ? x->client->number : 0;
+}
+
+uint64_t ibx_clients_number_of(const struct copies *x)
+{
+    return x->client ? x->client->number : 0;
+}
+
+/* Sessions of one process may come from several addresses of its host, or it has moved with its VM:
+ * then they are several clients. */
+bool ibx_clients_apart(const struct copies *x, uint64_t number)
+{
+    const struct ibx_client *own = x->client;
+    if (!own || !own->process || own->number == number || x->options.limits.shared)
+        return false;
+    pthread_mutex_lock(&lock);
+    const struct ibx_client *c = find_number(number);
+    const bool apart =
+        c && c->process &&
+        (c->process != own->process || c->process_namespace != own->process_namespace);
+    pthread_mutex_unlock(&lock);
+    return apart;
+}
+
+bool ibx_clients_were_several(void)
+{
+    return atomic_load_explicit(&were_several, memory_order_relaxed);
 }
 
 bool ibx_clients_is_process(const struct copies *x)

@@ -98,6 +98,7 @@ struct ibx_taken {
     uint64_t value;
     const void *context; /* in which it is; NULL: not known */
     bool was_open;       /* to another client, too */
+    uint64_t number;     /* of memory, for ibx_memory_free_end() */
 };
 size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken);
 /* Likewise the graphs of a client, of all contexts, and what was made of them to be launched. */
@@ -133,6 +134,21 @@ uint64_t ibx_handles_value(const struct handle *held);
 uint64_t ibx_handles_client(const struct handle *held);
 void ibx_handles_release(struct handle **held, size_t count);
 
+/* handle_memory.c */
+
+/* Around a call that makes memory, and what notes it; the latter also when nothing has begun. */
+void ibx_memory_make_begin(struct copies *x);
+void ibx_memory_make_end(struct copies *x);
+/* n bytes (0: it is not known how many) are the session's client's. False: no memory. */
+bool ibx_memory_add(struct copies *x, uint64_t address, uint64_t n);
+/* The client, another program, whose memory some of n bytes is; 0: the session's client may use
+ * them, or whose they are is not known. */
+uint64_t ibx_memory_other(struct copies *x, uint64_t address, uint64_t n);
+/* Around a call that gives memory back. False: CUDA must not get that address: it is another
+ * program's memory, or somebody is giving it back. *number: for the latter; 0: nothing is noted. */
+bool ibx_memory_free_begin(struct copies *x, uint64_t address, uint64_t *number);
+void ibx_memory_free_end(uint64_t address, uint64_t number, bool freed);
+
 /* clients.c */
 
 /* The session begins, and ends. The former stays while a client resets the context of all, for a
@@ -167,7 +183,14 @@ bool ibx_clients_give_begin(void);
 void ibx_clients_give_end(void);
 /* A number of the session's client, which no other ever has; 0: there is none, or no memory. */
 uint64_t ibx_clients_number(struct copies *x);
-/* Likewise, once that was called, of the client from which it was forked; 0: not known. */
+/* Likewise, once that was called; 0: it was not. */
+uint64_t ibx_clients_number_of(const struct copies *x);
+/* Whether that client is another program than the session's, as far as both have said which process
+ * they are. */
+bool ibx_clients_apart(const struct copies *x, uint64_t number);
+/* Whether this process has ever had more than one. */
+bool ibx_clients_were_several(void);
+/* Of the client from which it was forked, once ibx_clients_number() was called; 0: not known. */
 uint64_t ibx_clients_parent(const struct copies *x);
 /* Likewise whether it is known of which process it is. */
 bool ibx_clients_is_process(const struct copies *x);

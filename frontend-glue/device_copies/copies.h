@@ -117,7 +117,7 @@ struct isolation {
     bool limited;              /* what it allocates counts against rdma.device_memory */
     bool counted;              /* as one of the tenant's sessions */
     uint64_t held;             /* bytes that GVirtuS's buffer for requests has grown to */
-    struct ibx_owners_cache owned;
+    struct ibx_owners_cache owned, own_memory;
     unsigned long refused; /* requests */
     bool told_crowd, told_full;
 
@@ -126,6 +126,7 @@ struct isolation {
     uint64_t reserved;            /* bytes for what it allocates */
     uint64_t freed, freed_number; /* what it frees, if that has an owner */
     uint64_t gone;                /* the handle or address that it gives back */
+    uint64_t given, given_number; /* the memory that it gives back: ibx_memory_free_end() */
 };
 
 /* A kernel that was launched, by the function that the client names it by. */
@@ -272,6 +273,7 @@ struct copies {
     struct session_captures capturing;
     struct session_launches launches;
     bool tried_runtime;     /* whether there is one, as long as none was found */
+    bool makes_memory;      /* between ibx_memory_make_begin() and _end() */
     bool allocates_plainly; /* GVirtuS's handler of cudaMalloc answers with the address alone */
 
     uint64_t named[2][IBX_NAMED_STREAMS]; /* streams, events: named_streams.c */
@@ -668,7 +670,7 @@ void ibx_ready_context_selected(int device);
 int ibx_isolation_admit(struct copies *x, const struct ibx_path *path, struct ibx_error *err);
 int ibx_isolation_begin(struct copies *x);
 void ibx_isolation_end(struct copies *x);
-/* Whether none of [address, address + n) belongs to another tenant. */
+/* Whether none of [address, address + n) is another tenant's, or another program's. */
 bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n);
 /* What GVirtuS is about to get, before and after x->requests notes it: as ibx_session_fail(). The
  * bytes may change. */

@@ -38,6 +38,7 @@
  *   extra_pools.c, extra_variables.c, extra_queries.c  likewise: pools, variables, questions
  *   printed.c        what kernels print
  *   handles.c        what they have returned
+ *   handle_memory.c  ... memory: which program has it, and who gives it back
  *   named_streams.c  which of these, and which streams, a request may name
  *   clients.c        which sessions are one client's
  *   client_ends.c, left_work.c  what clients leave behind

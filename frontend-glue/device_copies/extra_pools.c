@@ -19,7 +19,7 @@ static bool captures(const struct copies *x, void *stream)
 }
 
 /* Whose it is, is noted as of cudaMalloc. */
-static int note_owner(struct extra *e, int rc, void *made, size_t n, void *stream)
+static int note_maker(struct extra *e, int rc, void *made, size_t n, void *stream)
 {
     struct copies *x = e->x;
     void *context = NULL;
@@ -36,8 +36,15 @@ static int note_owner(struct extra *e, int rc, void *made, size_t n, void *strea
     if (!rc && made && x->isolation.on && captures(x, stream))
         ibx_owners_keep((uintptr_t)made);
     if (!rc && made)
-        ibx_handles_add(x, IBX_HANDLE_MEMORY, (uintptr_t)made);
+        ibx_memory_add(x, (uintptr_t)made, n);
     ibx_put_u64(&e->out, rc ? 0 : (uintptr_t)made);
+    return rc;
+}
+
+static int note_owner(struct extra *e, int rc, void *made, size_t n, void *stream)
+{
+    rc = note_maker(e, rc, made, n, stream);
+    ibx_memory_make_end(e->x);
     return rc;
 }
 
@@ -52,9 +59,14 @@ static int malloc_async(struct extra *e)
     if (ibx_extra_limited(e, "memory of pools") || !ibx_copies_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, make);
+    ibx_memory_make_begin(e->x);
     int rc = make(&made, n, stream);
-    while (rc == CUDA_MEMORY_ALLOCATION && ibx_client_ends_wait()) {
+    while (rc == CUDA_MEMORY_ALLOCATION) {
+        ibx_memory_make_end(e->x);
+        if (!ibx_client_ends_wait())
+            break;
         ibx_copies_forget_error();
+        ibx_memory_make_begin(e->x);
         rc = make(&made, n, stream);
     }
     return note_owner(e, rc, made, n, stream);
@@ -71,6 +83,7 @@ static int malloc_from_pool(struct extra *e)
     if (ibx_extra_limited(e, "memory of pools") || !ibx_copies_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, make);
+    ibx_memory_make_begin(e->x);
     const int rc = make(&made, n, pool, stream);
     return note_owner(e, rc, made, n, stream);
 }
@@ -79,15 +92,17 @@ static int free_async(struct extra *e)
 {
     int (*give_back)(void *address, void *stream) = NULL;
     void *address = pointer(&e->in), *stream = stream_in(e);
-    if (!whole(e) || !mine(e, address, 1))
+    uint64_t maker;
+    if (!whole(e) || !mine(e, address, 1) ||
+        !ibx_memory_free_begin(e->x, (uintptr_t)address, &maker))
         return CUDA_INVALID_VALUE;
     const bool noted = e->x->isolation.on && ibx_copies_have_cuda(e->x) && !captures(e->x, stream);
     const uint64_t number = noted ? ibx_owners_number((uintptr_t)address) : 0;
     FUNCTION(e, give_back);
     ibx_gpu_registrations_drop(&e->x->registrations, (uintptr_t)address);
     ibx_ipc_gone((uintptr_t)address);
-    ibx_handles_remove(e->x, IBX_HANDLE_MEMORY, (uintptr_t)address);
     const int rc = give_back(address, stream);
+    ibx_memory_free_end((uintptr_t)address, maker, !rc);
     if (!rc && number)
         ibx_owners_remove((uintptr_t)address, number);
     return rc;

@@ -27,6 +27,7 @@ struct handle {
     } in[LISTS];
     enum ibx_handle_kind kind;
     uint64_t value;
+    uint64_t last;    /* of memory: its last byte; else as `value` */
     uint64_t of;      /* of a node, or what was made of one: its graph; of a level: its mipmapped
                          array; 0: not known, or no more */
     uint64_t number;  /* in which order it was made; 0: a node that came by a capture or a clone */
@@ -47,13 +48,24 @@ struct handle {
     bool theirs;   /* another process's, which each who uses it has opened */
     bool was_open; /* to one of them, whose work may use it though that has closed it */
     bool gone;     /* it is nowhere; its last holder frees it */
+    bool ending;   /* memory: somebody is giving it back */
 };
 
 /* handles.c. The functions of this header are for those who have the lock. */
 
 extern pthread_mutex_t ibx_handles_lock;
-/* NULL: the tenant has none of that value. */
+/* One that the session's client may name; NULL: there is none of that value. And one of the
+ * tenant's, whichever client has made it. */
 struct handle *ibx_handle_find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+struct handle *ibx_handle_of_tenant(const struct copies *x, enum ibx_handle_kind kind,
+                                    uint64_t value);
+/* Any of those that [value, last] touches, whoever's it is. */
+struct handle *ibx_handle_touched(enum ibx_handle_kind kind, uint64_t value, uint64_t last);
+/* A new one of the session's, which is nowhere yet; NULL: no memory. Not locked. */
+struct handle *ibx_handle_new(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* Takes it; no other touches it. False: no memory. */
+bool ibx_handle_enter(struct handle *made);
+void ibx_handle_drop(struct handle *h);
 void ibx_handle_set_client(struct handle *h, uint64_t client);
 void ibx_handle_set_graph(struct handle *h, uint64_t graph);
 /* A new one. `listed`: it may be there already. `weight`: what a node counts as, in its graph. Not
@@ -74,5 +86,7 @@ void ibx_handle_grow_graph(const struct copies *x, uint64_t graph, uint64_t n, u
 
 /* Whether it is another client's from now on. */
 bool ibx_handle_passes_on(struct handle *h);
+/* Whether that client has opened it, and not closed it as often. */
+bool ibx_handle_is_open(const struct handle *h, uint64_t client);
 
 #endif

@@ -39,11 +39,27 @@ static bool open_for(struct handle *h, uint64_t client)
     return true;
 }
 
+bool ibx_handle_is_open(const struct handle *h, uint64_t client)
+{
+    unsigned i = 0;
+    while (i < h->opener_count && h->openers[i].client != client)
+        i++;
+    return i < h->opener_count;
+}
+
+static bool is_there(const struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool is = ibx_handle_of_tenant(x, kind, value);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
 bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t client = ibx_clients_number(x);
     pthread_mutex_lock(&ibx_handles_lock);
-    struct handle *h = ibx_handle_find(x, kind, value);
+    struct handle *h = ibx_handle_of_tenant(x, kind, value);
     const bool own = h && h->client == client && !h->heir_of && !h->theirs;
     const bool done = h && (!client || own || open_for(h, client));
     pthread_mutex_unlock(&ibx_handles_lock);
@@ -53,7 +69,7 @@ bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t valu
 bool ibx_handles_open_theirs(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
                              bool *again)
 {
-    *again = ibx_handles_has(x, kind, value);
+    *again = is_there(x, kind, value);
     if (*again)
         return ibx_handles_open(x, kind, value);
     if (!ibx_handles_add(x, kind, value))
@@ -109,7 +125,7 @@ bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t val
     const uint64_t client = ibx_clients_number(x);
     uint64_t nobody = 0;
     pthread_mutex_lock(&ibx_handles_lock);
-    struct handle *h = client ? ibx_handle_find(x, kind, value) : NULL;
+    struct handle *h = client ? ibx_handle_of_tenant(x, kind, value) : NULL;
     const bool last = h && close_for(h, client) && h->client == client &&
                       (h->heir_of || h->theirs) && !ibx_handle_passes_on(h);
     const bool theirs = last && h->theirs;

@@ -2,7 +2,8 @@
 /*
  * Handles that requests of our own have returned. CUDA takes that of an array or a pool for an
  * address in this process, so one that was made up, or is of another kind, would end it. A tenant
- * names its own only, as what it is. Memory is here for whose it is; streams and
+ * names its own only, as what it is, and a program those that it has made or opened, as far as it
+ * is known which process it is. Memory is here for whose it is (handle_memory.c); streams and
  * events are for named_streams.c, too.
  *
  * A request holds what it names until it is over, and what that belongs to: another session of the
@@ -10,7 +11,8 @@
  * keep two threads apart that are in one, natively the program does, and here a client that did not
  * would damage the back end of all. One that changes what was made of a graph has that alone.
  *
- * What graphs count as: handle_sizes.c; what other clients have opened: handle_openers.c.
+ * What graphs count as: handle_sizes.c; what other clients have opened: handle_openers.c; memory:
+ * handle_memory.c.
  */
 #include "frontend-glue/device_copies/handle_lists.h"
 
@@ -33,19 +35,41 @@ static struct handle *of_kind[KINDS], *of_client[CLIENT_BUCKETS], *of_graph[GRAP
 static uint64_t numbers;
 static atomic_uint gone; /* streams and events */
 
+/* Those that touch are equal: so a search finds one. */
 static int compare(const void *a, const void *b)
 {
     const struct handle *left = a, *right = b;
     const int kinds = (left->kind > right->kind) - (left->kind < right->kind);
-    return kinds ? kinds : (left->value > right->value) - (left->value < right->value);
+    return kinds ? kinds : (left->value > right->last) - (left->last < right->value);
+}
+
+struct handle *ibx_handle_touched(enum ibx_handle_kind kind, uint64_t value, uint64_t last)
+{
+    const struct handle wanted = {.kind = kind, .value = value, .last = last};
+    struct handle *const *found = tfind(&wanted, &tree, compare);
+    return found ? *found : NULL;
+}
+
+struct handle *ibx_handle_of_tenant(const struct copies *x, enum ibx_handle_kind kind,
+                                    uint64_t value)
+{
+    struct handle *h = ibx_handle_touched(kind, value, value);
+    const bool is = h && h->value == value && (!h->tenant || h->tenant == x->isolation.tenant);
+    return is ? h : NULL;
+}
+
+/* A device's own pool is all clients'. */
+static bool may_name(const struct copies *x, const struct handle *h)
+{
+    const uint64_t client = ibx_clients_number_of(x);
+    return h->client == client || h->kind == IBX_HANDLE_POOL || ibx_handle_is_open(h, client) ||
+           !ibx_clients_apart(x, h->client);
 }
 
 struct handle *ibx_handle_find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    const struct handle wanted = {.kind = kind, .value = value};
-    struct handle *const *found = tfind(&wanted, &tree, compare);
-    const struct ibx_tenant *tenant = found ? (*found)->tenant : NULL;
-    return found && (!tenant || tenant == x->isolation.tenant) ? *found : NULL;
+    struct handle *h = ibx_handle_of_tenant(x, kind, value);
+    return h && may_name(x, h) ? h : NULL;
 }
 
 /* ----------------------------------------------------------------------------- lists; locked */
@@ -108,8 +132,7 @@ static void free_handle(struct handle *h)
     free(h);
 }
 
-/* Locked. */
-static void drop(struct handle *h)
+void ibx_handle_drop(struct handle *h)
 {
     link_out(h, OF_KIND);
     link_out(h, OF_CLIENT);
@@ -204,26 +227,49 @@ static void renew(struct handle *h, const struct handle *made)
     ibx_handle_set_graph(h, made->of);
 }
 
-/* `listed`: it may be there already. `weight`: what a node counts as, in its graph. */
-bool ibx_handle_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
-                    uint64_t weight, bool listed)
+struct handle *ibx_handle_new(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     void *context = NULL;
     struct handle *made = malloc(sizeof(*made));
     if (!made)
-        return false;
+        return NULL;
     if (ibx_copies_have_cuda(x) && x->cuda->ctx_get_current(&context))
         context = NULL;
     *made = (struct handle){.kind = kind,
                             .value = value,
-                            .of = of,
+                            .last = value,
                             .client = ibx_clients_number(x),
                             .context = context,
                             .gpu = kind == IBX_HANDLE_EXEC ? ibx_room_gpu(x) : 0,
                             .depth = 1,
-                            .weight = weight,
+                            .weight = 1,
                             .nodes = 1,
                             .tenant = kind == IBX_HANDLE_POOL ? NULL : x->isolation.tenant};
+    return made;
+}
+
+bool ibx_handle_enter(struct handle *made)
+{
+    struct handle *const *at = tsearch(made, &tree, compare);
+    if (!at || *at != made) {
+        free(made);
+        return false;
+    }
+    made->number = ++numbers;
+    link_all(made);
+    ibx_handle_count_as(made, made->tenant);
+    return true;
+}
+
+/* `listed`: it may be there already. `weight`: what a node counts as, in its graph. */
+bool ibx_handle_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
+                    uint64_t weight, bool listed)
+{
+    struct handle *made = ibx_handle_new(x, kind, value);
+    if (!made)
+        return false;
+    made->of = of;
+    made->weight = weight;
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *const *at = tsearch(made, &tree, compare);
     const bool is_new = at && *at == made;
@@ -309,7 +355,7 @@ static void forget_nodes(uint64_t graph)
     for (struct handle *h = *list, *next; h; h = next) {
         next = h->in[OF_GRAPH].next;
         if (h->of == graph && (h->kind == IBX_HANDLE_NODE || h->kind == IBX_HANDLE_CONDITION))
-            drop(h);
+            ibx_handle_drop(h);
         else if (h->of == graph && h->kind == IBX_HANDLE_EXEC)
             ibx_handle_set_graph(h, 0);
     }
@@ -317,7 +363,7 @@ static void forget_nodes(uint64_t graph)
         const uint64_t body = h->of == graph && h->kind == IBX_HANDLE_GRAPH ? h->value : 0;
         if (body) {
             ibx_owners_remove(body, ibx_owners_number(body));
-            drop(h);
+            ibx_handle_drop(h);
             forget_nodes(body);
         }
         h = body ? *list : h->in[OF_GRAPH].next;
@@ -332,7 +378,7 @@ static void forget_levels(uint64_t mipmap)
         if (h->of != mipmap || h->kind != IBX_HANDLE_ARRAY)
             continue;
         ibx_owners_remove(h->value, ibx_owners_number(h->value));
-        drop(h);
+        ibx_handle_drop(h);
     }
 }
 
@@ -389,7 +435,7 @@ void ibx_handles_forget(const void *context)
         for (struct handle *h = of_kind[kind], *next; h; h = next) {
             next = h->in[OF_KIND].next;
             if (!context || !h->context || h->context == context)
-                drop(h);
+                ibx_handle_drop(h);
         }
     }
     pthread_mutex_unlock(&ibx_handles_lock);
@@ -455,7 +501,7 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     if (known && kind == IBX_HANDLE_MIPMAP)
         forget_levels(value);
     if (known)
-        drop(found);
+        ibx_handle_drop(found);
     pthread_mutex_unlock(&ibx_handles_lock);
     return known;
 }
@@ -471,10 +517,23 @@ static bool goes_alone(const struct handle *h, uint64_t client)
  * in another list then. */
 static bool is_taken(struct handle *h, uint64_t client, bool graphs, const void *context)
 {
-    return goes_alone(h, client) && !h->holders &&
+    return goes_alone(h, client) && !h->holders && !h->ending &&
            (graphs ? h->kind == IBX_HANDLE_GRAPH || h->kind == IBX_HANDLE_EXEC
                    : !h->context || h->context == context) &&
            !ibx_handle_passes_on(h);
+}
+
+/* Locked. Memory is known until it was given back: before that nobody gives it back once more. */
+static struct ibx_taken take_it(struct handle *h)
+{
+    const struct ibx_taken taken = {h->kind, h->value, h->context, h->was_open, h->number};
+    if (h->kind != IBX_HANDLE_MEMORY) {
+        ibx_handle_drop(h);
+        return taken;
+    }
+    h->ending = true;
+    ibx_handle_set_client(h, IBX_CLIENT_NONE);
+    return taken;
 }
 
 /* Locked. Those of a kind, `taken` NULL: how many there are. */
@@ -487,10 +546,8 @@ static size_t take_kind(uint64_t client, unsigned kind, bool graphs, const void 
         if (h->kind != kind || !is_taken(h, client, graphs, context))
             continue;
         if (taken)
-            taken[count] = (struct ibx_taken){h->kind, h->value, h->context, h->was_open};
+            taken[count] = take_it(h);
         count++;
-        if (taken)
-            drop(h);
     }
     return count;
 }
@@ -528,7 +585,7 @@ bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *h = *list_of_client(client, kind);
-    while (h && !(h->kind == kind && goes_alone(h, client) && !h->holders))
+    while (h && !(h->kind == kind && goes_alone(h, client) && !h->holders && !h->ending))
         h = h->in[OF_CLIENT].next;
     if (h)
         *context = h->context;
@@ -558,8 +615,7 @@ size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const v
         next = h->in[OF_CLIENT].next;
         if (h->kind != kind || h->context != context || !is_taken(h, client, false, context))
             continue;
-        taken[count++] = (struct ibx_taken){h->kind, h->value, h->context, h->was_open};
-        drop(h);
+        taken[count++] = take_it(h);
     }
     forget_parts_of_all(taken, count);
     pthread_mutex_unlock(&ibx_handles_lock);

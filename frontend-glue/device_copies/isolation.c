@@ -92,16 +92,19 @@ void ibx_isolation_end(struct copies *x)
     if (i->refused > 1)
         ibx_log(IBX_LOG_WARN, "%s of tenant \"%s\" named memory of others in %lu requests",
                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), i->refused);
+    ibx_memory_free_end(i->given, i->given_number, true);
+    ibx_memory_make_end(x);
     i->counted = false;
-    i->held = i->refused = 0;
+    i->held = i->refused = i->given = i->given_number = 0;
     i->reserved = 0; /* not given back: an allocation without a reply may have been made */
 }
 
 bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n)
 {
     struct isolation *i = &x->isolation;
-    return !i->on || !ibx_tenants_several() ||
-           !ibx_owners_other_cached(i->tenant, &i->owned, address, n);
+    return (!i->on || !ibx_tenants_several() ||
+            !ibx_owners_other_cached(i->tenant, &i->owned, address, n)) &&
+           !ibx_memory_other(x, address, n);
 }
 
 /* --------------------------------------------------------------------------- requests */
@@ -130,6 +133,42 @@ static void tell(struct copies *x, const struct ibx_tenant *owner)
                 "(rdma.tenants : isolated)",
                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), ibx_tenant_name(owner),
                 x->requests.name);
+}
+
+static void tell_of_program(struct copies *x, uint64_t owner)
+{
+    struct isolation *i = &x->isolation;
+    struct ibx_client_name own = {"a client"}, other = {"another client"};
+    if (i->refused++)
+        return;
+    ibx_clients_name(ibx_clients_number(x), &own);
+    ibx_clients_name(owner, &other);
+    ibx_log(IBX_LOG_WARN, "%s names memory of %s in %s: refused", own.text, other.text,
+            x->requests.name);
+}
+
+/* Whether any of it is another program's. */
+static bool is_of_program(struct copies *x, const struct ibx_named *named, unsigned count)
+{
+    uint64_t owner = 0;
+    for (unsigned k = 0; k < count && !owner; k++)
+        owner = named[k].address ? ibx_memory_other(x, named[k].address, named[k].n) : 0;
+    if (owner)
+        tell_of_program(x, owner);
+    return owner;
+}
+
+/* The handler is about to give memory back. False: it must not. */
+static bool may_give_back(struct copies *x, uint64_t address)
+{
+    struct isolation *i = &x->isolation;
+    if (!address || x->options.mode == IBX_GPU_OFF || x->handler.made != MADE_ENDS ||
+        x->handler.made_kind != IBX_HANDLE_MEMORY)
+        return true;
+    if (!ibx_memory_free_begin(x, address, &i->given_number))
+        return false;
+    i->given = address;
+    return true;
 }
 
 /* What the request allocates counts before it is there; what is too much CUDA itself refuses. */
@@ -246,6 +285,12 @@ static int inspect(struct copies *x, uint8_t *body, size_t n)
         i->on && ibx_tenants_several() ? owner_of_any(x, named, count) : NULL;
     if (other) {
         tell(x, other);
+        for (unsigned k = 0; k < count; k++)
+            ibx_naming_spoil(&named[k], body, n);
+        return 0;
+    }
+    if (is_of_program(x, named, count) ||
+        (count && role == IBX_NAMING_FREES && !may_give_back(x, named[0].address))) {
         for (unsigned k = 0; k < count; k++)
             ibx_naming_spoil(&named[k], body, n);
         return 0;
@@ -385,7 +430,8 @@ void ibx_isolation_replied(struct copies *x)
         ibx_owners_remove(i->freed, i->freed_number);
     if (i->gone && done)
         ibx_ipc_gone(i->gone);
+    ibx_memory_free_end(i->given, i->given_number, done);
     i->allocates = false;
     i->reserved = 0;
-    i->freed = i->freed_number = i->gone = 0;
+    i->freed = i->freed_number = i->gone = i->given = i->given_number = 0;
 }

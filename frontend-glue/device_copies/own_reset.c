@@ -81,12 +81,26 @@ bool ibx_made_room(const struct copies *x)
 void ibx_made_run(struct copies *x)
 {
     struct ibx_reader r = ibx_reader_of(x->requests.first, sizeof(x->requests.first));
-    if (x->handler.made != MADE_ENDS || x->requests.length < sizeof(x->requests.first))
+    if (x->handler.made == MADE_MAKES && x->handler.made_kind == IBX_HANDLE_MEMORY)
+        ibx_memory_make_begin(x);
+    if (x->handler.made != MADE_ENDS || x->requests.length < sizeof(x->requests.first) ||
+        x->isolation.given)
         return;
     const uint64_t value = ibx_get_u64(&r);
     if (x->handler.made_kind == IBX_HANDLE_STREAM)
         ibx_left_work_of_stream(x, value);
     ibx_handles_remove(x, x->handler.made_kind, value);
+}
+
+static bool note_made(struct copies *x, uint64_t made)
+{
+    uint64_t base = made;
+    size_t n = 0;
+    if (x->handler.made_kind != IBX_HANDLE_MEMORY)
+        return ibx_handles_add(x, x->handler.made_kind, made);
+    if (!ibx_copies_have_cuda(x) || x->cuda->mem_get_address_range(&base, &n, made) || base != made)
+        n = 0;
+    return ibx_memory_add(x, made, n);
 }
 
 void ibx_made_answered(struct copies *x)
@@ -95,7 +109,8 @@ void ibx_made_answered(struct copies *x)
     uint64_t made = 0;
     if (x->handler.made == MADE_MAKES && !r->exit_code && r->last_size <= sizeof(r->last))
         made = ibx_naming_allocated(r->last, r->last_size);
-    const bool seen = made && ibx_handles_add(x, x->handler.made_kind, made);
+    const bool seen = made && note_made(x, made);
+    ibx_memory_make_end(x);
     if (x->handler.made == MADE_MAKES && !r->exit_code && !seen &&
         x->handler.made_kind != IBX_HANDLE_MEMORY)
         ibx_named_unseen();
@@ -130,6 +145,7 @@ static void give_back(struct copies *x, const struct ibx_taken *taken, const cha
         ibx_frees_exec(x, pointer_to(taken->value));
     ibx_extra_undo(function, taken->value);
     ibx_extra_disown(taken->value, number);
+    ibx_memory_free_end(taken->value, taken->number, true);
 }
 
 bool ibx_own_free_async(uint64_t memory, void *stream)
@@ -176,10 +192,12 @@ static size_t give_back_beside(struct copies *x, struct ibx_taken *taken, size_t
             kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY;
         const uint64_t number = ibx_owners_number(taken[i].value);
         if (stream && kind == IBX_HANDLE_MEMORY && !taken[i].was_open &&
-            ibx_own_free_async(taken[i].value, stream))
+            ibx_own_free_async(taken[i].value, stream)) {
             ibx_extra_disown(taken[i].value, number);
-        else if (!waits || !ibx_client_ends_leave(&taken[i]))
+            ibx_memory_free_end(taken[i].value, taken[i].number, true);
+        } else if (!waits || !ibx_client_ends_leave(&taken[i])) {
             taken[left++] = taken[i];
+        }
     }
     if (stream)
         ibx_own_stream_end(x->cuda, stream);

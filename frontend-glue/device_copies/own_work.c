@@ -216,7 +216,6 @@ static bool free_beside(struct copies *x, uint64_t memory, const void *context)
         return false;
     const uint64_t number = ibx_owners_number(memory);
     void *stream = ibx_own_stream_begin();
-    ibx_handles_remove(x, IBX_HANDLE_MEMORY, memory);
     const bool freed = stream && ibx_own_free_async(memory, stream);
     if (stream)
         ibx_own_stream_end(x->cuda, stream);

@@ -282,6 +282,7 @@ bool host_function_for_ever();
 bool processes();
 bool programs();
 bool processes_and_pools();
+bool processes_apart();
 
 // application_async.cpp
 

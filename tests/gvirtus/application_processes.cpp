@@ -307,3 +307,67 @@ bool processes_and_pools()
 {
     return both(child_of_pool, parent_of_pool);
 }
+
+namespace
+{
+
+struct Theirs {
+    void *memory, *stream, *event, *graph;
+};
+
+// It gives back twice what the other process has been given meanwhile, and names other things of
+// that one's, as a program with a stale pointer does.
+bool child_with_stale_pointers(const Meeting &meeting)
+{
+    Theirs theirs;
+    char go;
+    std::vector<char> bytes(shared_bytes, 's');
+    REQUIRE(meeting.hear(false, &go) && cudaGetLastError() == 0);
+    char *own = device_memory(shared_bytes), *stale = device_memory(shared_bytes);
+    REQUIRE(own && stale && cudaFree(stale) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(meeting.tell(false, stale) && meeting.hear(false, &theirs) && theirs.memory == stale);
+    REQUIRE(fails(cudaFree(stale), 1));
+    REQUIRE(fails(run("cudaFreeAsync", theirs.memory, static_cast<void *>(nullptr)), 1));
+    REQUIRE(cudaMemcpy(stale, bytes.data(), shared_bytes, H2D) == 1);
+    REQUIRE(cudaMemcpy(bytes.data(), stale + 1, 9, D2H) == 1);
+    REQUIRE(cudaMemcpy(own, stale, shared_bytes, D2D) == 1);
+    REQUIRE(cudaMemset(stale, 's', shared_bytes) == 1);
+    cudaGetLastError();
+    REQUIRE(fails(cudaStreamSynchronize(theirs.stream), 400));
+    REQUIRE(fails(cudaEventQuery(theirs.event), 400));
+    REQUIRE(run("cudaEventDestroy", theirs.event) == 400);
+    REQUIRE(run("cudaStreamDestroy", theirs.stream) != 0);
+    REQUIRE(run("cudaGraphDestroy", theirs.graph) != 0);
+    cudaGetLastError();
+    REQUIRE(cudaMemset(own, 's', shared_bytes) == 0 && cudaFree(own) == 0);
+    return HOLDS(meeting.tell(false, 'd'));
+}
+
+bool parent_beside_that(const Meeting &meeting)
+{
+    Theirs mine = {};
+    void *stale = nullptr, *exec = nullptr;
+    char go;
+    const std::vector<char> bytes(shared_bytes, 'b');
+    REQUIRE(cudaGetLastError() == 0 && meeting.tell(true, 'g') && meeting.hear(true, &stale));
+    mine.memory = device_memory(shared_bytes);
+    REQUIRE(mine.memory && mine.memory == stale);
+    REQUIRE(cudaMemcpy(mine.memory, bytes.data(), shared_bytes, H2D) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&mine.stream, 1) == 0 && cudaEventCreate(&mine.event) == 0);
+    REQUIRE(run("cudaGraphCreate", &mine.graph, 0u) == 0);
+    REQUIRE(meeting.tell(true, mine) && meeting.hear(true, &go));
+    REQUIRE(device_has(static_cast<char *>(mine.memory), bytes.data(), shared_bytes));
+    REQUIRE(cudaEventRecord(mine.event, mine.stream) == 0 &&
+            cudaStreamSynchronize(mine.stream) == 0);
+    REQUIRE(run("cudaGraphInstantiate", &exec, mine.graph, 0ull) == 0);
+    REQUIRE(run("cudaGraphExecDestroy", exec) == 0 && run("cudaGraphDestroy", mine.graph) == 0);
+    REQUIRE(run("cudaEventDestroy", mine.event) == 0);
+    return HOLDS(run("cudaStreamDestroy", mine.stream) == 0 && cudaFree(mine.memory) == 0);
+}
+
+} // namespace
+
+bool processes_apart()
+{
+    return both(child_with_stale_pointers, parent_beside_that);
+}

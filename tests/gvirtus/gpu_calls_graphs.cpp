@@ -381,7 +381,10 @@ int launches_and_ends(const Gpu &gpu, const std::function<bool(Remote &)> &more)
 bool capture_beside_the_leaving()
 {
     Gpu gpu("rdma.resume_seconds : 1\n");
-    Remote &remote = gpu.remote;
+    Client other(gpu, of_another_program); // whose streams are not refused
+    Remote &remote = other.remote;
+    remote.get_last_error();
+    remote.set_device(0);
     const std::uint64_t stream = remote.stream_create(1);
     const Body of_stream = Body().u64(stream), begin = Body().u64(stream).i32(2);
     int begun[2], over[2];

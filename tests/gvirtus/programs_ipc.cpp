@@ -290,7 +290,8 @@ bool left_open()
     Program a(back), b(back);
     const std::uint64_t memory = a.malloc(), event = a.event();
     REQUIRE(memory && event && b.malloc() && a.fill(memory, 1) == 0);
-    REQUIRE(b.remote.free(b.child.malloc()) == 0); // by which a session learns the form of replies
+    REQUIRE(b.child.remote.free(b.child.malloc()) ==
+            0); // by which a session learns the form of replies
     const ibx_double_stats before = b.remote.stats();
     const Handle of_memory = a.handle(IBX_EXTRA_IPC_MEMORY, memory);
     REQUIRE(b.child.open_memory(of_memory) == 0 && b.child.open_memory(of_memory) == 0);

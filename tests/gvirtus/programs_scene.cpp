@@ -119,14 +119,12 @@ long carry_out(Order order, Remote *remote, std::uint16_t port, const std::strin
         return copies_short(remote);
     case CONNECTS:
         return connects_at_once(port, options, at_once);
-    case FORKS: {
-        const std::uint64_t memory = remote->malloc(100000);
+    case FORKS: // and uses none of its parent's memory, as natively
         return result_of(spawn([&]() -> int {
                    auto over = connected(port, options);
                    Remote own(over.get());
-                   return !copies(&own, memory, &own);
+                   return !copies(&own, own.malloc(100000), &own);
                })) == 0;
-    }
     }
     return -1;
 }

@@ -528,7 +528,7 @@ int execute(const std::string &name, Frame &f, int *current)
         return runtime().disable_peer(f.get<std::int32_t>());
     if (name == "cudaDeviceReset")
         return app->primary_reset(*current);
-    if (name == "cudaFree")
+    if (name == "cudaFree" || name == "cuMemFree")
         return app->mem_free(f.get<std::uint64_t>());
     if (name == "cudaMalloc") {
         std::uint64_t device = 0;

@@ -424,6 +424,7 @@ void check_what_it_does_not()
     check("memory and events of another process", [] { return run("processes", true); });
     check("memory and events of another program", between_programs);
     check("pools of another process", [] { return run("processes-and-pools", true); });
+    check("what another process has made", [] { return run("processes-apart", true); });
     check("configurations of launches", [] { return run("configurations", true); });
     check("memory that is set in streams", [] { return run("sets-in-streams", true); });
     check("short copies, run by GVirtuS's handlers", [] { return run("short-copies", false); });

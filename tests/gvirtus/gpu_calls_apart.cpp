@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Programs that share a process of the back end: none gives back, writes to or reads what another
+// one has made, though all have one context and its addresses. This process is one of them.
+#include "tests/gvirtus/gpu_calls_clients.h"
+
+#include <cerrno>
+
+namespace
+{
+
+constexpr int bad_value = 1; // cudaErrorInvalidValue
+
+const Body array_of_words =
+    number(IBX_EXTRA_MALLOC_ARRAY).i32(32).i32(0).i32(0).i32(0).i32(0).u64(16).u64(4).u64(0).i32(0);
+
+// Another program does that, in a process of its own.
+pid_t begin_another(const Gpu &gpu, const std::function<bool(Remote &)> &body,
+                    const std::string &options = "")
+{
+    return spawn([&gpu, body, options] {
+        Client own(gpu, options.c_str());
+        own.remote.get_last_error();
+        own.remote.set_device(0);
+        return body(own.remote) ? 0 : 1;
+    });
+}
+
+bool another(const Gpu &gpu, const std::function<bool(Remote &)> &body,
+             const std::string &options = "")
+{
+    return result_of(begin_another(gpu, body, options)) == 0;
+}
+
+// Between two processes, each way.
+struct Pipes {
+    int there[2] = {-1, -1}, back[2] = {-1, -1};
+    Pipes()
+    {
+        if (pipe(there) || pipe(back))
+            std::abort();
+    }
+    ~Pipes()
+    {
+        for (int fd : {there[0], there[1], back[0], back[1]})
+            close(fd);
+    }
+    static bool put(const int fds[2], std::uint64_t value)
+    {
+        return write(fds[1], &value, sizeof(value)) == sizeof(value);
+    }
+    static std::uint64_t get(const int fds[2])
+    {
+        std::uint64_t value = 0;
+        return read(fds[0], &value, sizeof(value)) == sizeof(value) ? value : 0;
+    }
+};
+
+bool has(Remote &remote, std::uint64_t memory, const std::vector<char> &bytes)
+{
+    std::vector<char> got(bytes.size());
+    return remote.from_device(got.data(), memory, got.size()) == 0 && got == bytes;
+}
+
+using GivesBack = std::function<int(Remote &, std::uint64_t)>;
+
+int frees(Remote &own, std::uint64_t memory)
+{
+    return own.free(memory);
+}
+
+int frees_in_stream(Remote &own, std::uint64_t memory)
+{
+    return own.call("ibxRuntime", number(IBX_EXTRA_FREE_ASYNC).u64(memory).u64(0));
+}
+
+// By a handler of GVirtuS's.
+int frees_by_driver(Remote &own, std::uint64_t memory)
+{
+    return own.call("cuMemFree", Body().u64(memory));
+}
+
+// A program gives memory back twice, and in between another one gets it.
+bool given_back_twice(const std::string &options, const GivesBack &give, bool by_runtime = false)
+{
+    Gpu gpu(options);
+    Pipes pipes;
+    const pid_t pid = begin_another(gpu, [&](Remote &own) {
+        const std::uint64_t memory = own.malloc(some);
+        REQUIRE(memory && own.free(memory) == 0 && Pipes::put(pipes.there, memory));
+        REQUIRE(Pipes::get(pipes.back));
+        REQUIRE(give(own, memory) == bad_value);
+        const std::vector<char> bytes = random_bytes(some, 21);
+        REQUIRE(own.to_device(memory, bytes.data(), some) == bad_value);
+        REQUIRE(!by_runtime || (own.get_last_error() == bad_value && own.get_last_error() == 0));
+        const std::uint64_t next = own.malloc(some);
+        return HOLDS(next && next != memory && own.free(next) == 0);
+    });
+    const std::uint64_t before = Pipes::get(pipes.there), memory = gpu.remote.malloc(some);
+    const std::vector<char> bytes = random_bytes(some, 20);
+    REQUIRE(before && memory == before && gpu.remote.to_device(memory, bytes.data(), some) == 0);
+    REQUIRE(Pipes::put(pipes.back, 1) && result_of(pid) == 0);
+    REQUIRE(has(gpu.remote, memory, bytes));
+    return HOLDS(gpu.remote.free(memory) == 0 && gpu.remote.free(memory) == bad_value);
+}
+
+// Each call that copies or sets memory.
+bool copies_refused(Remote &own, std::uint64_t theirs, std::uint64_t mine)
+{
+    const std::uint64_t stream = own.stream_create(1);
+    for (const std::uint64_t in : {std::uint64_t{0}, stream}) {
+        for (const std::size_t n : {1u, 100u, 4000u}) {
+            std::vector<char> bytes = random_bytes(n, 22);
+            const std::uint64_t at = theirs + some - n;
+            REQUIRE(own.to_device(at, bytes.data(), n) == bad_value);
+            REQUIRE(own.from_device(bytes.data(), at, n) == bad_value);
+            REQUIRE(own.on_device(mine, at, n) == bad_value);
+            REQUIRE(own.on_device(at, mine, n) == bad_value);
+            REQUIRE(own.to_device_async(at, bytes.data(), n, in) == bad_value);
+            REQUIRE(own.from_device_async(bytes.data(), at, n, in) == bad_value);
+            REQUIRE(own.on_device_async(mine, at, n, in) == bad_value);
+            REQUIRE(own.on_device_async(at, mine, n, in) == bad_value);
+            REQUIRE(own.call("cudaMemset", Body().u64(at).i32(3).u64(n)) == bad_value);
+            REQUIRE(own.call("ibxRuntime",
+                             number(IBX_EXTRA_MEMSET).u64(at).i32(3).u64(n).u64(in)) == bad_value);
+            REQUIRE(
+                own.call("ibxRuntime",
+                         number(IBX_EXTRA_MEMSET_2D).u64(at).u64(n).i32(3).u64(n).u64(1).u64(in)) ==
+                bad_value);
+        }
+    }
+    REQUIRE(own.call("ibxRuntime", number(IBX_EXTRA_IPC_MEMORY).u64(theirs)) == bad_value);
+    return true;
+}
+
+bool memory_of_another_program(const std::string &options)
+{
+    Gpu gpu(options);
+    const std::vector<char> bytes = random_bytes(some, 23);
+    const std::uint64_t first = gpu.remote.malloc(some),
+                        pooled = gpu.remote.address(
+                            "ibxRuntime", number(IBX_EXTRA_MALLOC_ASYNC).u64(some).u64(0)),
+                        pitched =
+                            gpu.remote.address("cudaMallocPitch", Body().u64(0).u64(some).u64(1));
+    for (const std::uint64_t memory : {first, pooled, pitched}) {
+        REQUIRE(memory && gpu.remote.to_device(memory, bytes.data(), some) == 0);
+        REQUIRE(another(gpu, [&](Remote &own) {
+            const std::uint64_t mine = own.malloc(some);
+            REQUIRE(mine && copies_refused(own, memory, mine));
+            for (const GivesBack &give : {frees, frees_in_stream, frees_by_driver})
+                REQUIRE(give(own, memory) == bad_value);
+            REQUIRE(own.on_device(mine, mine + some / 2, 8) == 0);
+            return HOLDS(own.free(mine) == 0);
+        }));
+        REQUIRE(has(gpu.remote, memory, bytes) && gpu.remote.free(memory) == 0);
+    }
+    return true;
+}
+
+struct Things {
+    std::uint64_t stream, event, array, graph, exec;
+    explicit Things(Gpu &gpu)
+        : stream(gpu.remote.stream_create(1)), event(gpu.event()),
+          array(gpu.remote.address("ibxRuntime", array_of_words)),
+          graph(gpu.remote.address("ibxRuntime", number(IBX_EXTRA_GRAPH_CREATE).i32(0))),
+          exec(gpu.remote.address("ibxRuntime",
+                                  number(IBX_EXTRA_GRAPH_INSTANTIATE).u64(graph).u64(0)))
+    {
+    }
+    bool there() const { return stream && event && array && graph && exec; }
+    // All that gives them back. A handler of GVirtuS's may give nothing back, without an error.
+    bool refused(Remote &own) const
+    {
+        const auto ours = [&](int what, std::uint64_t of) {
+            return own.call("ibxRuntime", number(static_cast<unsigned>(what)).u64(of));
+        };
+        REQUIRE(own.call("cudaStreamDestroy", Body().u64(stream)) != 0);
+        REQUIRE(own.call("cudaEventDestroy", Body().u64(event)) != 0);
+        own.call("cudaFreeArray", Body().u64(array));
+        REQUIRE(own.call("cudaGraphDestroy", Body().u64(graph)) != 0);
+        REQUIRE(ours(IBX_EXTRA_FREE_ARRAY, array) == bad_value);
+        REQUIRE(ours(IBX_EXTRA_GRAPH_DESTROY, graph) == bad_value);
+        REQUIRE(ours(IBX_EXTRA_EXEC_DESTROY, exec) == bad_value);
+        // And what uses them.
+        REQUIRE(own.stream_query(stream) == 400 && own.stream_synchronize(stream) == 400);
+        REQUIRE(own.call("cudaEventRecord", Body().u64(event).u64(0)) == 400);
+        return HOLDS(own.call("cudaGraphLaunch", Body().u64(exec).u64(0)) != 0);
+    }
+    bool good(Gpu &gpu) const
+    {
+        const auto ours = [&](int what, std::uint64_t of) {
+            return gpu.remote.call("ibxRuntime", number(static_cast<unsigned>(what)).u64(of));
+        };
+        REQUIRE(gpu.remote.call("cudaEventRecord", Body().u64(event).u64(stream)) == 0);
+        REQUIRE(gpu.remote.stream_synchronize(stream) == 0);
+        REQUIRE(gpu.remote.call("cudaGraphLaunch", Body().u64(exec).u64(stream)) == 0);
+        REQUIRE(gpu.remote.stream_synchronize(stream) == 0);
+        REQUIRE(ours(IBX_EXTRA_EXEC_DESTROY, exec) == 0 && ours(IBX_EXTRA_FREE_ARRAY, array) == 0);
+        REQUIRE(ours(IBX_EXTRA_GRAPH_DESTROY, graph) == 0);
+        REQUIRE(gpu.remote.call("cudaEventDestroy", Body().u64(event)) == 0);
+        return HOLDS(gpu.remote.call("cudaStreamDestroy", Body().u64(stream)) == 0);
+    }
+};
+
+bool handles_of_another_program()
+{
+    Gpu gpu;
+    const Things things(gpu);
+    REQUIRE(things.there());
+    REQUIRE(another(gpu, [&](Remote &own) { return things.refused(own); }));
+    return HOLDS(things.good(gpu));
+}
+
+// What is not known to be another program's is not refused: that of a client which does not say
+// which process it is, or of a library, which nobody has seen made; and of this one's threads.
+bool what_is_not_known()
+{
+    Gpu gpu;
+    Client thread(gpu);
+    const std::vector<char> bytes = random_bytes(some, 24);
+    const std::uint64_t memory = gpu.remote.malloc(some), second = gpu.remote.malloc(some),
+                        third = gpu.remote.malloc(some),
+                        hidden = gpu.remote.address("testMalloc", Body().u64(some));
+    REQUIRE(memory && second && third && hidden && thread.remote.get_last_error() == 0);
+    REQUIRE(another(
+        gpu,
+        [&](Remote &own) {
+            REQUIRE(own.to_device(memory, bytes.data(), some) == 0);
+            return HOLDS(own.free(second) == 0);
+        },
+        of_another_program));
+    REQUIRE(another(gpu, [&](Remote &own) {
+        REQUIRE(own.to_device(hidden, bytes.data(), some) == 0 && has(own, hidden, bytes));
+        return HOLDS(own.free(hidden) == 0);
+    }));
+    REQUIRE(has(thread.remote, memory, bytes) && thread.remote.free(memory) == 0);
+    REQUIRE(frees_in_stream(thread.remote, third) == 0);
+    return HOLDS(gpu.remote.free(memory) == bad_value);
+}
+
+// A program may use what it has opened, until it closes that. It does not give it back.
+bool memory_that_is_open()
+{
+    Gpu gpu;
+    const std::vector<char> bytes = random_bytes(some, 25), others = random_bytes(some, 26);
+    const std::uint64_t memory = gpu.remote.malloc(some);
+    REQUIRE(memory && gpu.remote.to_device(memory, bytes.data(), some) == 0);
+    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_EXTRA_IPC_MEMORY).u64(memory)) == 0);
+    const std::vector<char> handle = gpu.remote.out;
+    REQUIRE(another(gpu, [&](Remote &own) {
+        Body open = number(IBX_EXTRA_IPC_OPEN_MEMORY), close_it = number(IBX_EXTRA_IPC_CLOSE);
+        open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
+        close_it.bytes.push_back(0);
+        REQUIRE(own.malloc(some) && own.from_device(&open.bytes[0], memory, 1) == bad_value);
+        open = number(IBX_EXTRA_IPC_OPEN_MEMORY);
+        open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
+        REQUIRE(own.address("ibxRuntime", open) == memory && has(own, memory, bytes));
+        REQUIRE(own.to_device(memory, others.data(), some) == 0);
+        REQUIRE(own.call("cudaMemset", Body().u64(memory).i32(3).u64(some)) == 0);
+        REQUIRE(own.to_device(memory, others.data(), some) == 0);
+        REQUIRE(own.free(memory) == bad_value && has(own, memory, others));
+        REQUIRE(own.call("ibxRuntime", close_it.u64(memory)) == 0);
+        return HOLDS(own.to_device(memory, bytes.data(), some) == bad_value);
+    }));
+    return HOLDS(has(gpu.remote, memory, others) && gpu.remote.free(memory) == 0);
+}
+
+} // namespace
+
+void check_calls_apart()
+{
+    check("memory that a program gives back twice",
+          [] { return given_back_twice("", frees, true); });
+    check("... in a stream", [] { return given_back_twice("", frees_in_stream); });
+    check("... by the driver's call", [] { return given_back_twice("", frees_by_driver); });
+    check("... that is counted",
+          [] { return given_back_twice("rdma.device_memory : 64M\n", frees); });
+    check("memory of another program", [] { return memory_of_another_program(""); });
+    check("handles of another program", handles_of_another_program);
+    check("what is not known to be another program's", what_is_not_known);
+    check("memory of another program's that is open", memory_that_is_open);
+}
