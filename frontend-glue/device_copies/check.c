@@ -57,7 +57,7 @@ static bool allocated(struct copies *x, uint64_t address, uint64_t n, bool any)
         return n && ibx_host_maps_hold(x, address, n);
     return type == IBX_CUDA_MEMORY_DEVICE && !managed && (any || ordinal == x->chosen_for) &&
            (!n || (address - base < size && n <= size - (address - base) &&
-                   ibx_isolation_allows(x, address, n)));
+                   ibx_isolation_allows_now(x, address, n)));
 }
 
 static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)

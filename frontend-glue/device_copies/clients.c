@@ -469,9 +469,8 @@ bool ibx_clients_apart(const struct copies *x, uint64_t number)
         return false;
     pthread_mutex_lock(&lock);
     const struct ibx_client *c = find_number(number);
-    const bool apart =
-        c && c->process &&
-        (c->process != own->process || c->process_namespace != own->process_namespace);
+    const bool apart = !c || (c->process && (c->process != own->process ||
+                                             c->process_namespace != own->process_namespace));
     pthread_mutex_unlock(&lock);
     return apart;
 }

@@ -144,6 +144,9 @@ bool ibx_memory_add(struct copies *x, uint64_t address, uint64_t n);
 /* The client, another program, whose memory some of n bytes is; 0: the session's client may use
  * them, or whose they are is not known. */
 uint64_t ibx_memory_other(struct copies *x, uint64_t address, uint64_t n);
+/* The same for a call that is made now: IBX_CLIENT_NONE, too, if there is no memory at all, which
+ * CUDA refuses, but where another program may get some before it does. */
+uint64_t ibx_memory_not_there(struct copies *x, uint64_t address, uint64_t n);
 /* Around a call that gives memory back. False: CUDA must not get that address: it is another
  * program's memory, or somebody is giving it back. *number: for the latter; 0: nothing is noted. */
 bool ibx_memory_free_begin(struct copies *x, uint64_t address, uint64_t *number);
@@ -185,8 +188,8 @@ void ibx_clients_give_end(void);
 uint64_t ibx_clients_number(struct copies *x);
 /* Likewise, once that was called; 0: it was not. */
 uint64_t ibx_clients_number_of(const struct copies *x);
-/* Whether that client is another program than the session's, as far as both have said which process
- * they are. */
+/* Whether a client that has said which process it is, and may be no more, is another program than
+ * the session's, as far as that has said so, too. */
 bool ibx_clients_apart(const struct copies *x, uint64_t number);
 /* Whether this process has ever had more than one. */
 bool ibx_clients_were_several(void);

@@ -350,6 +350,12 @@ static int capture_function(struct extra *e)
     return rc;
 }
 
+/* What a graph has may not be there yet. */
+static bool is_gone(const struct extra *e, const void *address)
+{
+    return !ibx_copies_captures() && ibx_memory_not_there(e->x, (uintptr_t)address, 1);
+}
+
 static int set_memory(struct extra *e)
 {
     int (*set)(void *address, int value, size_t n, void *stream) = NULL;
@@ -357,7 +363,7 @@ static int set_memory(struct extra *e)
     const int value = (int)ibx_get_u32(&e->in);
     const size_t n = ibx_get_u64(&e->in);
     void *stream = stream_in(e);
-    if (!whole(e) || !mine(e, address, n))
+    if (!whole(e) || is_gone(e, address) || !mine(e, address, n))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);
     return set(address, value, n, stream);
@@ -373,7 +379,8 @@ static int set_rows(struct extra *e)
     const int value = (int)ibx_get_u32(&e->in);
     const size_t width = ibx_get_u64(&e->in), rows = ibx_get_u64(&e->in);
     void *stream = stream_in(e);
-    if (!whole(e) || (rows && (!span_of(pitch, width, rows, &n) || !mine(e, address, n))))
+    if (!whole(e) ||
+        (rows && (!span_of(pitch, width, rows, &n) || is_gone(e, address) || !mine(e, address, n))))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);
     return set(address, pitch, value, width, rows, stream);

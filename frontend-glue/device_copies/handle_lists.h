@@ -45,10 +45,11 @@ struct handle {
     const struct copies *user; /* of a graph, the one that holds it; of an exec, that changes it */
     struct opener *openers;    /* other clients that have opened it */
     unsigned opener_count;
-    bool theirs;   /* another process's, which each who uses it has opened */
-    bool was_open; /* to one of them, whose work may use it though that has closed it */
-    bool gone;     /* it is nowhere; its last holder frees it */
-    bool ending;   /* memory: somebody is giving it back */
+    bool theirs;     /* another process's, which each who uses it has opened */
+    bool was_open;   /* to one of them, whose work may use it though that has closed it */
+    bool gone;       /* it is nowhere; its last holder frees it */
+    bool of_process; /* it is known which process has made it */
+    bool ending;     /* memory: somebody is giving it back */
 };
 
 /* handles.c. The functions of this header are for those who have the lock. */
@@ -59,6 +60,8 @@ extern pthread_mutex_t ibx_handles_lock;
 struct handle *ibx_handle_find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 struct handle *ibx_handle_of_tenant(const struct copies *x, enum ibx_handle_kind kind,
                                     uint64_t value);
+/* Whether it is another program's, as far as that is known, which may be open to the client. */
+bool ibx_handle_is_apart(const struct copies *x, const struct handle *h);
 /* Any of those that [value, last] touches, whoever's it is. */
 struct handle *ibx_handle_touched(enum ibx_handle_kind kind, uint64_t value, uint64_t last);
 /* A new one of the session's, which is nowhere yet; NULL: no memory. Not locked. */

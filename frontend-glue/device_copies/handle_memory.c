@@ -12,14 +12,16 @@
  */
 #include "frontend-glue/device_copies/handle_lists.h"
 
+#include "common/clock.h"
 #include "common/thread.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define CROSSED_MAX 64u /* allocations in a row that one range may touch */
-#define NOT_THERE   1   /* CUDA_ERROR_INVALID_VALUE: of an address of no allocation */
+#define CROSSED_MAX 64u    /* allocations in a row that one range may touch */
+#define MAKING_MS   10000u /* that calls which make memory are waited for */
+#define NOT_FOUND   500    /* CUDA_ERROR_NOT_FOUND, or CUDA_INVALID_VALUE: of no allocation */
 
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned making;          /* calls that make memory; these and the next with the lock */
@@ -31,8 +33,7 @@ static uint64_t last_of(uint64_t begin, uint64_t n)
     return n && n - 1 <= UINT64_MAX - begin ? begin + n - 1 : n ? UINT64_MAX : begin;
 }
 
-/* ------------------------------------------------------------------------------------ it is made
- */
+/* ------------------------------------------------------------------------------ it is made */
 
 void ibx_memory_make_begin(struct copies *x)
 {
@@ -77,8 +78,29 @@ bool ibx_memory_add(struct copies *x, uint64_t address, uint64_t n)
     return entered;
 }
 
-/* ------------------------------------------------------------------------------------- it is used
- */
+/* Locked, and not while it waits: what calls that are under way make is known then, and no other
+ * begins until end_look(). */
+static void begin_look(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MAKING_MS);
+    const struct timespec until = ibx_timespec_of(deadline);
+    looking++;
+    while (making && ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&changed, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
+}
+
+static void end_look(void)
+{
+    if (!--looking)
+        pthread_cond_broadcast(&changed);
+}
+
+static bool is_no_address(int rc)
+{
+    return rc == CUDA_INVALID_VALUE || rc == NOT_FOUND;
+}
+
+/* ------------------------------------------------------------------------------ it is used */
 
 /* Locked. What is in the client's way in [first, last], with the rest of what it touches to the
  * left and to the right. `steps` go down. */
@@ -90,7 +112,7 @@ static const struct handle *other_in(const struct copies *x, uint64_t first, uin
     if (!h || !*steps)
         return NULL;
     --*steps;
-    if (h->client != client && !ibx_handle_is_open(h, client) && ibx_clients_apart(x, h->client))
+    if (ibx_handle_is_apart(x, h) && !ibx_handle_is_open(h, client))
         return h;
     if (h->value > first)
         other = other_in(x, first, h->value - 1, steps);
@@ -99,33 +121,76 @@ static const struct handle *other_in(const struct copies *x, uint64_t first, uin
     return other;
 }
 
-uint64_t ibx_memory_other(struct copies *x, uint64_t address, uint64_t n)
+/* Locked. Who is in the client's way, and what is the client's for the next question. */
+static uint64_t other_than(struct copies *x, uint64_t first, uint64_t last)
 {
-    const uint64_t last = last_of(address, n), client = ibx_clients_number(x);
-    struct ibx_owners_cache *cache = &x->isolation.own_memory;
     unsigned steps = CROSSED_MAX;
-    if (!client || !ibx_clients_were_several() ||
-        (cache->changes == atomic_load(&changes) && address >= cache->begin && last <= cache->end))
-        return 0;
-    pthread_mutex_lock(&ibx_handles_lock);
-    const struct handle *other = other_in(x, address, last, &steps);
-    const struct handle *h = other ? NULL : ibx_handle_touched(IBX_HANDLE_MEMORY, address, address);
-    const uint64_t whose = other ? other->client : 0;
-    if (h && h->client == client)
-        *cache = (struct ibx_owners_cache){h->value, h->last, atomic_load(&changes)};
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return whose;
+    const struct handle *other = other_in(x, first, last, &steps);
+    const struct handle *h = other ? NULL : ibx_handle_touched(IBX_HANDLE_MEMORY, first, first);
+    if (h && h->client == ibx_clients_number_of(x))
+        x->isolation.own_memory =
+            (struct ibx_owners_cache){h->value, h->last, atomic_load(&changes)};
+    return other ? other->client : 0;
 }
 
-/* ------------------------------------------------------------------------------ it is given back
- */
+/* Whether nobody needs to be asked. */
+static bool is_own(struct copies *x, uint64_t first, uint64_t last)
+{
+    const struct ibx_owners_cache *own = &x->isolation.own_memory;
+    return !ibx_clients_number(x) || !ibx_clients_were_several() ||
+           (own->changes == atomic_load(&changes) && first >= own->begin && last <= own->end);
+}
+
+uint64_t ibx_memory_other(struct copies *x, uint64_t address, uint64_t n)
+{
+    const uint64_t last = last_of(address, n);
+    if (is_own(x, address, last))
+        return 0;
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool looks = making && !ibx_handle_touched(IBX_HANDLE_MEMORY, address, last);
+    if (looks)
+        begin_look();
+    const uint64_t other = other_than(x, address, last);
+    if (looks)
+        end_look();
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return other;
+}
+
+/* Memory that nobody was seen to make. Also the client's own page-locked one. */
+static bool is_none(struct copies *x, uint64_t address)
+{
+    unsigned type = 0;
+    void *values[] = {&type};
+    const int rc = ibx_copies_have_cuda(x)
+                       ? x->cuda->pointer_get_attributes(1, &(int){IBX_CUDA_POINTER_MEMORY_TYPE},
+                                                         values, address)
+                       : -1;
+    return rc ? is_no_address(rc) : !type;
+}
+
+uint64_t ibx_memory_not_there(struct copies *x, uint64_t address, uint64_t n)
+{
+    const uint64_t last = last_of(address, n);
+    if (is_own(x, address, last))
+        return 0;
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool known = ibx_handle_touched(IBX_HANDLE_MEMORY, address, last);
+    const uint64_t other = known ? other_than(x, address, last) : 0;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    if (known)
+        return other;
+    return is_none(x, address) ? IBX_CLIENT_NONE : ibx_memory_other(x, address, n);
+}
+
+/* ------------------------------------------------------------------------ it is given back */
 
 /* Locked. To whom it is open, it is to be closed by. */
 static bool begin(const struct copies *x, struct handle *h, uint64_t address, uint64_t *number)
 {
     if (h->value != address) /* CUDA refuses it */
         return true;
-    if (h->ending || (h->client != ibx_clients_number_of(x) && ibx_clients_apart(x, h->client)))
+    if (h->ending || ibx_handle_is_apart(x, h))
         return false;
     h->ending = true;
     *number = h->number;
@@ -138,20 +203,20 @@ static bool is_there(struct copies *x, uint64_t address)
     uint64_t base = address;
     size_t n;
     const int rc = x->cuda->mem_get_address_range(&base, &n, address);
-    return rc ? rc != NOT_THERE : base == address;
+    return rc ? !is_no_address(rc) : base == address;
 }
 
 /* Locked. It is nobody's until it is gone. */
 static void note_unseen(struct handle *made, uint64_t *number)
 {
     made->client = IBX_CLIENT_NONE;
+    made->of_process = false;
     made->ending = true;
     if (enter(made))
         *number = made->number;
 }
 
-/* Of memory whose maker is not known. What a call that is under way makes is known when that is
- * over, and none begins meanwhile. */
+/* Of memory whose maker is not known. */
 static bool begin_unseen(struct copies *x, uint64_t address, uint64_t *number)
 {
     ibx_copies_begin_context(x);
@@ -160,9 +225,7 @@ static bool begin_unseen(struct copies *x, uint64_t address, uint64_t *number)
     if (!made)
         return true;
     pthread_mutex_lock(&ibx_handles_lock);
-    looking++;
-    while (making)
-        ibx_thread_wait(&changed, &ibx_handles_lock);
+    begin_look();
     pthread_mutex_unlock(&ibx_handles_lock);
     const bool there = is_there(x, address);
     pthread_mutex_lock(&ibx_handles_lock);
@@ -172,8 +235,7 @@ static bool begin_unseen(struct copies *x, uint64_t address, uint64_t *number)
         note_unseen(made, number);
     else
         free(made);
-    if (!--looking)
-        pthread_cond_broadcast(&changed);
+    end_look();
     pthread_mutex_unlock(&ibx_handles_lock);
     return may;
 }

@@ -58,12 +58,17 @@ struct handle *ibx_handle_of_tenant(const struct copies *x, enum ibx_handle_kind
     return is ? h : NULL;
 }
 
+bool ibx_handle_is_apart(const struct copies *x, const struct handle *h)
+{
+    return h->of_process && h->client != ibx_clients_number_of(x) &&
+           ibx_clients_apart(x, h->client);
+}
+
 /* A device's own pool is all clients'. */
 static bool may_name(const struct copies *x, const struct handle *h)
 {
-    const uint64_t client = ibx_clients_number_of(x);
-    return h->client == client || h->kind == IBX_HANDLE_POOL || ibx_handle_is_open(h, client) ||
-           !ibx_clients_apart(x, h->client);
+    return h->kind == IBX_HANDLE_POOL || !ibx_handle_is_apart(x, h) ||
+           ibx_handle_is_open(h, ibx_clients_number_of(x));
 }
 
 struct handle *ibx_handle_find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value)
@@ -220,6 +225,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->depth = made->depth;
     ibx_handle_count_as(h, made->tenant);
     h->context = made->context;
+    h->of_process = made->of_process;
     h->opener_count = 0;
     h->heir_of = 0;
     h->theirs = false;
@@ -239,6 +245,7 @@ struct handle *ibx_handle_new(struct copies *x, enum ibx_handle_kind kind, uint6
                             .value = value,
                             .last = value,
                             .client = ibx_clients_number(x),
+                            .of_process = ibx_clients_is_process(x),
                             .context = context,
                             .gpu = kind == IBX_HANDLE_EXEC ? ibx_room_gpu(x) : 0,
                             .depth = 1,

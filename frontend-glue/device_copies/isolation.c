@@ -99,12 +99,21 @@ void ibx_isolation_end(struct copies *x)
     i->reserved = 0; /* not given back: an allocation without a reply may have been made */
 }
 
-bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n)
+static bool is_of_tenant(struct copies *x, uint64_t address, uint64_t n)
 {
     struct isolation *i = &x->isolation;
-    return (!i->on || !ibx_tenants_several() ||
-            !ibx_owners_other_cached(i->tenant, &i->owned, address, n)) &&
-           !ibx_memory_other(x, address, n);
+    return !i->on || !ibx_tenants_several() ||
+           !ibx_owners_other_cached(i->tenant, &i->owned, address, n);
+}
+
+bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n)
+{
+    return is_of_tenant(x, address, n) && !ibx_memory_other(x, address, n);
+}
+
+bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n)
+{
+    return is_of_tenant(x, address, n) && !ibx_memory_not_there(x, address, n);
 }
 
 /* --------------------------------------------------------------------------- requests */
@@ -147,13 +156,15 @@ static void tell_of_program(struct copies *x, uint64_t owner)
             x->requests.name);
 }
 
-/* Whether any of it is another program's. */
+/* Whether any of it is another program's, or no memory at all. */
 static bool is_of_program(struct copies *x, const struct ibx_named *named, unsigned count)
 {
     uint64_t owner = 0;
-    for (unsigned k = 0; k < count && !owner; k++)
-        owner = named[k].address ? ibx_memory_other(x, named[k].address, named[k].n) : 0;
-    if (owner)
+    for (unsigned k = 0; k < count && !owner; k++) {
+        if (named[k].address && !named[k].array && !named[k].handle)
+            owner = ibx_memory_not_there(x, named[k].address, named[k].n);
+    }
+    if (owner && owner != IBX_CLIENT_NONE)
         tell_of_program(x, owner);
     return owner;
 }

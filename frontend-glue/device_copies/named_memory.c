@@ -28,6 +28,7 @@ struct place {
     int skip, skipped;     /* of 2D: bytes before each row, rows before the first */
     int reply, reply_rows; /* bytes that the handler makes for the reply; times that many */
     int type, type_wanted; /* the address counts if this i32 has that value */
+    bool handle;           /* it is that of something, which is no memory */
     bool array;            /* it is the handle of one */
 };
 
@@ -43,6 +44,10 @@ struct naming {
 #define AT(x)                                                                                      \
     {                                                                                              \
         .at = (x)                                                                                  \
+    }
+#define HANDLE(x)                                                                                  \
+    {                                                                                              \
+        .at = (x), .handle = true                                                                  \
     }
 #define ARRAY(x)                                                                                   \
     {                                                                                              \
@@ -65,6 +70,8 @@ struct naming {
 /* CUDA frees NULL without an error, and crashes on an array that is none. */
 #define FREE(calls, instead) \
     {.name = (calls), .role = IBX_NAMING_FREES, .bad = (instead), .places = {AT(F(0))}}
+#define FREE_HANDLE(calls) \
+    {.name = (calls), .role = IBX_NAMING_FREES, .places = {HANDLE(F(0))}}
 
 static const struct naming namings[] = {
     COPY("cudaMemcpy", H2D, E(4), RANGE(F(0), E(12))),
@@ -110,18 +117,18 @@ static const struct naming namings[] = {
           .skipped = F(16), .type = F(24), .type_wanted = 2},
          {.at = F(96), .n = F(120), .pitch = F(112), .rows = F(128), .skip = F(64),
           .skipped = F(72), .type = F(80), .type_wanted = 2},
-         {.at = F(48), .type = F(24), .type_wanted = 3},
-         {.at = F(104), .type = F(80), .type_wanted = 3}),
+         {.at = F(48), .type = F(24), .type_wanted = 3, .handle = true},
+         {.at = F(104), .type = F(80), .type_wanted = 3, .handle = true}),
     FREE("cudaFree", 1), FREE("cudaFreeAsync", 1), FREE("cuMemFree", 1),
     {.name = "cudaFreeArray", .role = IBX_NAMING_FREES, .places = {ARRAY(F(0))}},
-    FREE("cuArrayDestroy", 0),
+    FREE_HANDLE("cuArrayDestroy"),
     /* Handles of graphs, too. */
-    COPY("cudaGraphInstantiate", ANY, 0, AT(F(0))),
-    COPY("cudaGraphLaunch", ANY, 0, AT(F(0))),
-    COPY("cudaGraphGetNodes", ANY, 0, AT(F(0))),
-    FREE("cudaGraphDestroy", 0), FREE("cudaGraphExecDestroy", 0),
+    COPY("cudaGraphInstantiate", ANY, 0, HANDLE(F(0))),
+    COPY("cudaGraphLaunch", ANY, 0, HANDLE(F(0))),
+    COPY("cudaGraphGetNodes", ANY, 0, HANDLE(F(0))),
+    FREE_HANDLE("cudaGraphDestroy"), FREE_HANDLE("cudaGraphExecDestroy"),
     /* No memory, but other processes may have a handle of it. */
-    FREE("cudaEventDestroy", 0),
+    FREE_HANDLE("cudaEventDestroy"),
 };
 /* clang-format on */
 #define NAMINGS (sizeof(namings) / sizeof(namings[0]))
@@ -224,6 +231,7 @@ static void take(const struct body *body, const struct place *place, struct ibx_
         .address = value(body, place->at, 0),
         .n = bytes ? bytes : 1,
         .reply = product(value(body, place->reply, 0), value(body, place->reply_rows, 1)),
+        .handle = place->handle,
         .array = place->array};
     if (place->rows && rows > 1)
         named->n = sum(product(rows - 1, value(body, place->pitch, 0)), bytes);

@@ -17,6 +17,7 @@ struct ibx_named {
     uint64_t address, n; /* device memory, or the handle of an array or a graph, of 1 byte then */
     uint64_t bad;        /* another address */
     uint64_t reply;      /* bytes that the handler makes for the reply */
+    bool handle;         /* it is that of something else, or an array of the driver's */
     bool array;          /* CUDA's runtime takes it for the address of an array of its own */
 };
 

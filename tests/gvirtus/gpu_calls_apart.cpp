@@ -4,7 +4,7 @@
 // one has made, though all have one context and its addresses. This process is one of them.
 #include "tests/gvirtus/gpu_calls_clients.h"
 
-#include <cerrno>
+#include <poll.h>
 
 namespace
 {
@@ -147,7 +147,7 @@ bool memory_of_another_program(const std::string &options)
         REQUIRE(another(gpu, [&](Remote &own) {
             const std::uint64_t mine = own.malloc(some);
             REQUIRE(mine && copies_refused(own, memory, mine));
-            for (const GivesBack &give : {frees, frees_in_stream, frees_by_driver})
+            for (const auto give : {frees, frees_in_stream, frees_by_driver})
                 REQUIRE(give(own, memory) == bad_value);
             REQUIRE(own.on_device(mine, mine + some / 2, 8) == 0);
             return HOLDS(own.free(mine) == 0);
@@ -265,6 +265,132 @@ bool memory_that_is_open()
     return HOLDS(has(gpu.remote, memory, others) && gpu.remote.free(memory) == 0);
 }
 
+// A program has ended, and the back end is about to give its memory back, which it clears before.
+bool memory_that_is_cleared()
+{
+    Gpu gpu(resume);
+    Pipes pipes;
+    const Left before(gpu);
+    gpu.remote.hold(true);
+    REQUIRE(result_of(leaves(gpu, false, End::killed, [&](Remote &own) {
+                own.get_last_error();
+                own.set_device(0);
+                return Pipes::put(pipes.there, own.malloc(some));
+            })) == 128 + SIGKILL);
+    const std::uint64_t memory = Pipes::get(pipes.there);
+    REQUIRE(memory && becomes_true([&] { return gpu.remote.stats().queued > 0; }));
+    const bool well = another(gpu, [&](Remote &own) {
+        for (const auto give : {frees, frees_in_stream, frees_by_driver})
+            REQUIRE(give(own, memory) == bad_value);
+        return true;
+    });
+    gpu.remote.hold(false);
+    return HOLDS(well && is_as_before(gpu, before));
+}
+
+// A thread that allocates, fills, reads and gives back, each time in another way.
+bool works_all_the_time(Remote &own, unsigned char tag, unsigned times, bool pools)
+{
+    std::vector<char> got;
+    own.get_last_error();
+    own.set_device(0);
+    for (unsigned i = 0; i < times; i++) {
+        const std::size_t n = i % 3 ? 5000 : 300;
+        const bool pooled = pools && i % 4 == 3;
+        const std::uint64_t memory =
+            pooled ? own.address("ibxRuntime", number(IBX_EXTRA_MALLOC_ASYNC).u64(n).u64(0))
+                   : own.malloc(n);
+        const std::vector<char> expected(n, static_cast<char>(tag + i % 16));
+        REQUIRE(memory != 0);
+        got.assign(n, 0);
+        REQUIRE(own.call("cudaMemset",
+                         Body().u64(memory).i32(tag + static_cast<int>(i % 16)).u64(n)) == 0);
+        REQUIRE(own.from_device(got.data(), memory, n) == 0 && got == expected);
+        if (i % 5 == 0)
+            REQUIRE(own.to_device(memory, expected.data(), n) == 0);
+        REQUIRE(own.from_device(got.data(), memory, n) == 0 && got == expected);
+        REQUIRE((i % 2 ? frees : i % 8 ? frees_in_stream : frees_by_driver)(own, memory) == 0);
+    }
+    return HOLDS(own.get_last_error() == 0);
+}
+
+// A program of several threads.
+bool threads_work(const Gpu &gpu, unsigned char tag, unsigned times, bool pools)
+{
+    std::vector<std::thread> threads;
+    std::atomic<unsigned> good{0};
+    for (unsigned i = 0; i < 4; i++) {
+        threads.emplace_back([&, i] {
+            Client own(gpu);
+            good += works_all_the_time(own.remote, static_cast<unsigned char>(tag + 16 * i), times,
+                                       pools);
+        });
+    }
+    for (std::thread &thread : threads)
+        thread.join();
+    return HOLDS(good == 4);
+}
+
+bool is_refused(int code)
+{
+    if (code != bad_value)
+        std::fprintf(stderr, "error %d\n", code);
+    return code == bad_value;
+}
+
+// One that gives everything back twice, until somebody writes to it.
+bool frees_twice_all_the_time(Remote &own, int until)
+{
+    std::vector<char> bytes(300, 'd');
+    pollfd end = {until, POLLIN, 0};
+    for (unsigned i = 0; poll(&end, 1, 0) == 0; i++) {
+        const std::size_t n = i % 3 ? 5000 : 300;
+        const std::uint64_t memory = own.malloc(n);
+        REQUIRE(memory && own.free(memory) == 0);
+        for (const auto give : {frees, frees_in_stream, frees_by_driver})
+            REQUIRE(is_refused(give(own, memory)));
+        REQUIRE(is_refused(own.to_device(memory, bytes.data(), bytes.size())));
+        REQUIRE(is_refused(own.call("cudaMemset", Body().u64(memory).i32('d').u64(n))));
+    }
+    return true;
+}
+
+// Programs that are killed leave memory, which the back end gives back.
+bool leave_all_the_time(const Gpu &gpu, unsigned times)
+{
+    for (unsigned i = 0; i < times; i++)
+        REQUIRE(result_of(leaves(gpu, false, End::killed, [](Remote &own) {
+                    own.get_last_error();
+                    own.set_device(0);
+                    for (unsigned k = 0; k < 20; k++)
+                        REQUIRE(own.malloc(k % 3 ? 5000 : 300));
+                    return true;
+                })) == 128 + SIGKILL);
+    return true;
+}
+
+// What one has at an address is its own, and nobody else's call has an effect there, whatever
+// others do at the same moment.
+bool all_at_once(const std::string &options, bool pools)
+{
+    constexpr unsigned times = 250;
+    Gpu gpu(std::string(resume) + options);
+    Pipes pipes;
+    const Left before(gpu);
+    const auto program = [&](unsigned char tag) {
+        return spawn([&gpu, tag, pools] { return threads_work(gpu, tag, times, pools) ? 0 : 1; });
+    };
+    const pid_t bad = begin_another(
+        gpu, [&](Remote &own) { return frees_twice_all_the_time(own, pipes.there[0]); });
+    const pid_t first = program(0), second = program(64);
+    bool well = leave_all_the_time(gpu, 8);
+    well = result_of(first) == 0 && well;
+    well = result_of(second) == 0 && well;
+    REQUIRE(Pipes::put(pipes.there, 1));
+    well = result_of(bad) == 0 && well;
+    return HOLDS(well) && HOLDS(is_as_before(gpu, before));
+}
+
 } // namespace
 
 void check_calls_apart()
@@ -279,4 +405,8 @@ void check_calls_apart()
     check("handles of another program", handles_of_another_program);
     check("what is not known to be another program's", what_is_not_known);
     check("memory of another program's that is open", memory_that_is_open);
+    check("memory of another program that has ended", memory_that_is_cleared);
+    check("programs that make memory and give it back at the same time",
+          [] { return all_at_once("", true); });
+    check("... which is counted", [] { return all_at_once("rdma.device_memory : 640M\n", false); });
 }
