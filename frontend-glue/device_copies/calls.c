@@ -132,7 +132,12 @@ void ibx_copies_forget_error(void)
 static int allocate_noted(struct copies *x, void **address, uint64_t n)
 {
     ibx_memory_make_begin(x);
-    const int rc = runtime.malloc(address, n);
+    int rc = runtime.malloc(address, n);
+    if (!rc && *address && !ibx_clear_new(x, (uintptr_t)*address, n)) {
+        runtime.free(*address);
+        *address = NULL;
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
     if (!rc && *address)
         ibx_memory_add(x, (uintptr_t)*address, n);
     ibx_memory_make_end(x);

@@ -152,6 +152,17 @@ uint64_t ibx_memory_not_there(struct copies *x, uint64_t address, uint64_t n);
 bool ibx_memory_free_begin(struct copies *x, uint64_t address, uint64_t *number);
 void ibx_memory_free_end(uint64_t address, uint64_t number, bool freed);
 
+/* cleared_memory.c */
+
+/* n bytes that the client is about to get, whoever has had them before, are zeros then; the latter:
+ * for what comes behind it in the stream, which nobody captures. False: CUDA fails. */
+bool ibx_clear_new(struct copies *x, uint64_t address, uint64_t n);
+bool ibx_clear_new_in(struct copies *x, uint64_t address, uint64_t n, void *stream);
+/* The log says once that it cannot be. */
+void ibx_clear_tell(const struct copies *x);
+/* The context is gone; NULL: it is not known which. */
+void ibx_cleared_forget(const void *context);
+
 /* clients.c */
 
 /* The session begins, and ends. The former stays while a client resets the context of all, for a

@@ -39,6 +39,7 @@
  *   printed.c        what kernels print
  *   handles.c        what they have returned
  *   handle_memory.c  ... memory: which program has it, and who gives it back
+ *   cleared_memory.c ... which has nothing of another program's in it
  *   named_streams.c  which of these, and which streams, a request may name
  *   clients.c        which sessions are one client's
  *   client_ends.c, left_work.c  what clients leave behind

@@ -18,33 +18,42 @@ static bool captures(const struct copies *x, void *stream)
            !x->cuda->stream_is_capturing(stream, &capturing) && capturing;
 }
 
-/* Whose it is, is noted as of cudaMalloc. */
-static int note_maker(struct extra *e, int rc, void *made, size_t n, void *stream)
+/* Whose it is, is noted as of cudaMalloc. False: it cannot be. */
+static bool note_tenant(struct copies *x, void *made, size_t n, bool captured)
 {
-    struct copies *x = e->x;
     void *context = NULL;
-    if (!rc && n && x->isolation.on &&
-        (x->cuda->ctx_get_current(&context) ||
-         !ibx_owners_add(x->isolation.tenant, (uintptr_t)made, n, context, 0))) {
-        int (*give_back)(void *address, void *in_stream) = NULL;
-        void *function = ibx_copies_runtime("cudaFreeAsync");
-        memcpy(&give_back, &function, sizeof(give_back));
-        if (give_back)
-            give_back(made, stream);
-        rc = CUDA_MEMORY_ALLOCATION;
-    }
-    if (!rc && made && x->isolation.on && captures(x, stream))
+    if (!x->isolation.on)
+        return true;
+    if (x->cuda->ctx_get_current(&context) ||
+        !ibx_owners_add(x->isolation.tenant, (uintptr_t)made, n, context, 0))
+        return false;
+    if (captured)
         ibx_owners_keep((uintptr_t)made);
-    if (!rc && made)
-        ibx_memory_add(x, (uintptr_t)made, n);
-    ibx_put_u64(&e->out, rc ? 0 : (uintptr_t)made);
-    return rc;
+    return true;
+}
+
+/* What a graph allocates is not cleared. */
+static int note_made(struct extra *e, void *made, size_t n, void *stream)
+{
+    int (*give_back)(void *address, void *in_stream) = NULL;
+    const bool captured = captures(e->x, stream);
+    if (note_tenant(e->x, made, n, captured) &&
+        (captured || ibx_clear_new_in(e->x, (uintptr_t)made, n, stream))) {
+        ibx_memory_add(e->x, (uintptr_t)made, n);
+        return 0;
+    }
+    *(void **)&give_back = ibx_copies_runtime("cudaFreeAsync");
+    if (give_back)
+        give_back(made, stream);
+    return CUDA_MEMORY_ALLOCATION;
 }
 
 static int note_owner(struct extra *e, int rc, void *made, size_t n, void *stream)
 {
-    rc = note_maker(e, rc, made, n, stream);
+    if (!rc && made && n)
+        rc = note_made(e, made, n, stream);
     ibx_memory_make_end(e->x);
+    ibx_put_u64(&e->out, rc ? 0 : (uintptr_t)made);
     return rc;
 }
 

@@ -112,7 +112,7 @@ static const struct handle *other_in(const struct copies *x, uint64_t first, uin
     if (!h || !*steps)
         return NULL;
     --*steps;
-    if (ibx_handle_is_apart(x, h) && !ibx_handle_is_open(h, client))
+    if (!ibx_handle_is_open(h, client) && ibx_handle_is_apart(x, h))
         return h;
     if (h->value > first)
         other = other_in(x, first, h->value - 1, steps);
@@ -157,7 +157,7 @@ uint64_t ibx_memory_other(struct copies *x, uint64_t address, uint64_t n)
     return other;
 }
 
-/* Memory that nobody was seen to make. Also the client's own page-locked one. */
+/* Whether CUDA knows of no memory there, of the device or page-locked. */
 static bool is_none(struct copies *x, uint64_t address)
 {
     unsigned type = 0;

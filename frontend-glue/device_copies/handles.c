@@ -67,8 +67,8 @@ bool ibx_handle_is_apart(const struct copies *x, const struct handle *h)
 /* A device's own pool is all clients'. */
 static bool may_name(const struct copies *x, const struct handle *h)
 {
-    return h->kind == IBX_HANDLE_POOL || !ibx_handle_is_apart(x, h) ||
-           ibx_handle_is_open(h, ibx_clients_number_of(x));
+    return h->kind == IBX_HANDLE_POOL || ibx_handle_is_open(h, ibx_clients_number_of(x)) ||
+           !ibx_handle_is_apart(x, h);
 }
 
 struct handle *ibx_handle_find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value)

@@ -101,6 +101,7 @@ void ibx_copies_lost_context(struct copies *x, int exit_code)
     ibx_frees_forget(x->handler.taken_context);
     ibx_slots_forget(x->handler.taken_context);
     ibx_left_work_forget(x->handler.taken_context);
+    ibx_cleared_forget(x->handler.taken_context);
     ibx_client_ends_forget(x->handler.taken_context);
     pthread_mutex_unlock(&gone.mutex);
 }

@@ -265,6 +265,47 @@ bool memory_that_is_open()
     return HOLDS(has(gpu.remote, memory, others) && gpu.remote.free(memory) == 0);
 }
 
+// What one program has had another one does not find, whichever call it comes by; nor does clearing
+// it come behind what the other one writes there, while the GPU is slow.
+bool memory_that_comes_back(const std::string &options)
+{
+    Gpu gpu(options);
+    const std::vector<char> bytes = random_bytes(some, 27), others = random_bytes(some, 28);
+    const std::vector<char> zeros(some, 0);
+    std::vector<char> got(some);
+    const bool counted = !options.empty();
+    const auto make = [counted](Remote &own, unsigned how) {
+        return how == 0 || (how == 1 && counted) ? own.malloc(some)
+               : how == 1
+                   ? own.address("ibxRuntime", number(IBX_EXTRA_MALLOC_ASYNC).u64(some).u64(0))
+                   : own.address("cudaMallocPitch", Body().u64(0).u64(some).u64(1));
+    };
+    for (unsigned how = 0; how < 3; how++) {
+        const std::uint64_t memory = make(gpu.remote, how);
+        REQUIRE(memory && gpu.remote.to_device(memory, bytes.data(), some) == 0);
+        REQUIRE((how == 1 ? frees_in_stream : frees)(gpu.remote, memory) == 0);
+        REQUIRE(another(gpu, [&](Remote &own) {
+            own.slow(20000);
+            const std::uint64_t mine = make(own, how);
+            const bool same = mine == memory && own.from_device(got.data(), mine, some) == 0;
+            REQUIRE(same && got == zeros && own.to_device(mine, others.data(), some) == 0);
+            const bool good = own.device_synchronize() == 0 && has(own, mine, others);
+            own.slow(0);
+            return HOLDS(good && own.free(mine) == 0);
+        }));
+    }
+    return true;
+}
+
+// In a process that has had one program alone nothing is cleared.
+bool costs_nothing_alone()
+{
+    Gpu gpu;
+    const int alone = gpu.made("cudaMalloc", Body().u64(some));
+    REQUIRE(alone == 1 && another(gpu, [](Remote &own) { return own.malloc(some) != 0; }));
+    return HOLDS(gpu.made("cudaMalloc", Body().u64(some)) > alone);
+}
+
 // A program has ended, and the back end is about to give its memory back, which it clears before.
 bool memory_that_is_cleared()
 {
@@ -405,6 +446,10 @@ void check_calls_apart()
     check("handles of another program", handles_of_another_program);
     check("what is not known to be another program's", what_is_not_known);
     check("memory of another program's that is open", memory_that_is_open);
+    check("memory that another program has had", [] { return memory_that_comes_back(""); });
+    check("... that has a limit",
+          [] { return memory_that_comes_back("rdma.device_memory : 64M\n"); });
+    check("what that costs one that is alone", costs_nothing_alone);
     check("memory of another program that has ended", memory_that_is_cleared);
     check("programs that make memory and give it back at the same time",
           [] { return all_at_once("", true); });

@@ -116,7 +116,7 @@ EXPORT void ibx_double_get_stats(struct ibx_double_stats *out)
         out->allocations += a->address && a->device >= 0;
     for (struct stream *s = streams; s; s = s->next) {
         const unsigned long queued = s->submitted - s->done;
-        out->streams += s->number >= FIXED && s->used;
+        out->streams += s->number >= FIXED && s->used && !s->urgent; /* one of the plugin's */
         out->queued = queued > out->queued ? queued : out->queued;
     }
     leave(0);

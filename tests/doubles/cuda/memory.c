@@ -80,6 +80,44 @@ struct allocation *memory_map(int fd, size_t n, int device)
     return a;
 }
 
+/* ---------------------------------------------------- what was there before stays, as on a GPU */
+
+#define LEFTOVERS   8u
+#define LEFTOVER_OF ((size_t)64 << 10) /* so much of an allocation */
+
+static struct leftover {
+    uint8_t *bytes;
+    size_t mapped;
+} leftovers[LEFTOVERS];
+static unsigned leftover_next;
+
+static size_t kept_of(size_t mapped)
+{
+    return mapped < LEFTOVER_OF ? mapped : LEFTOVER_OF;
+}
+
+static void keep_leftover(const struct allocation *a)
+{
+    struct leftover *l = &leftovers[leftover_next++ % LEFTOVERS];
+    free(l->bytes);
+    l->mapped = a->mapped;
+    l->bytes = malloc(kept_of(a->mapped));
+    if (l->bytes)
+        memcpy(l->bytes, a->bytes, kept_of(a->mapped));
+}
+
+static void put_leftover(const struct allocation *a)
+{
+    for (struct leftover *l = leftovers; l < leftovers + LEFTOVERS; l++) {
+        if (!l->bytes || l->mapped != a->mapped)
+            continue;
+        memcpy(a->bytes, l->bytes, kept_of(a->mapped));
+        free(l->bytes);
+        l->bytes = NULL;
+        return;
+    }
+}
+
 EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
 {
     int code = enter_unsafe("cuMemAlloc");
@@ -90,8 +128,10 @@ EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
     const struct allocation *a = sized ? memory_map(fd, n, current->device) : NULL;
     if (!a && fd >= 0)
         close(fd);
-    if (a)
+    if (a) {
+        put_leftover(a);
         *device = (uintptr_t)a->address;
+    }
     return leave(a ? SUCCESS : n ? OUT_OF_MEMORY : INVALID_VALUE);
 }
 
@@ -122,6 +162,8 @@ EXPORT int cuKernelGetFunction(void **function, void *kernel)
 
 void memory_unmap(struct allocation *a)
 {
+    if (a->device >= 0 && !a->opened)
+        keep_leftover(a);
     munmap(a->bytes, a->mapped);
     munmap(a->address, a->mapped + PAGE);
     close(a->fd);

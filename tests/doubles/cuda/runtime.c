@@ -131,6 +131,13 @@ EXPORT int cudaStreamCreateWithFlags(void **stream, unsigned flags)
     return with("cuStreamCreate", stream, (void *)(uintptr_t)flags);
 }
 
+EXPORT int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority)
+{
+    int (*create)(void **made, unsigned of_flags, int of_priority) = NULL;
+    *(void **)&create = driver_function("cuStreamCreateWithPriority");
+    return returns(create(stream, flags, priority));
+}
+
 EXPORT int cudaStreamDestroy(void *stream)
 {
     return with("cuStreamDestroy_v2", stream, NULL);

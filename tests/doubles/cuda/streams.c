@@ -73,7 +73,8 @@ EXPORT void ibx_double_capture(void *stream)
 static bool runnable(const struct stream *stream, const struct job *job)
 {
     const bool works = job->height || job->function;
-    if ((held && works) || stream->held || (job->height && in_functions > CONNECTIONS))
+    if ((held && works && !stream->urgent) || stream->held ||
+        (job->height && in_functions > CONNECTIONS))
         return false;
     for (struct stream *s = streams; s; s = s->next) {
         if (s->number < job->count && (int)(s->done - job->needs[s->number]) < 0)
@@ -136,6 +137,7 @@ static bool stream_start(struct stream *stream, bool blocking)
 {
     stream->used = true;
     stream->blocking = blocking;
+    stream->urgent = false;
     const bool fixed = stream->number < FIXED;
     stream->device = fixed ? stream->number % 2 ? -1 : (int)stream->number / 2 : current->device;
     stream->context = fixed ? NULL : current;
@@ -247,6 +249,15 @@ EXPORT int cuStreamCreate(void **handle, unsigned flags)
         return leave(OUT_OF_MEMORY);
     *handle = stream;
     return leave(SUCCESS);
+}
+
+/* As what runs on a GPU makes room for a stream of a higher priority. */
+EXPORT int cuStreamCreateWithPriority(void **handle, unsigned flags, int priority)
+{
+    const int rc = cuStreamCreate(handle, flags);
+    if (!rc)
+        ((struct stream *)*handle)->urgent = priority < 0;
+    return rc;
 }
 
 /* What was submitted is run. */

@@ -34,8 +34,9 @@ struct stream {
     unsigned number;
     bool used, blocking, working, gone; /* working: its worker is there; gone: by a reset */
     bool held;                          /* its work does not run */
-    struct context *context;            /* NULL: the current one */
-    int device;                         /* -1: of whichever (the per-thread stream) */
+    bool urgent;             /* of a priority by which it goes ahead of all that is held */
+    struct context *context; /* NULL: the current one */
+    int device;              /* -1: of whichever (the per-thread stream) */
     pthread_t worker;
     unsigned submitted, done;
     struct job *first, **last;
