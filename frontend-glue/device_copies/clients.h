@@ -26,7 +26,10 @@ enum ibx_handle_kind {
     IBX_HANDLE_EXEC,
     IBX_HANDLE_CONDITION, /* of nodes of a graph */
     IBX_HANDLE_MEMORY,
-    IBX_HANDLE_OPENED, /* memory of another process of the back end, mapped into this one */
+    /* Of another process of the back end: memory, mapped into this one; a pool; memory of one. */
+    IBX_HANDLE_OPENED,
+    IBX_HANDLE_OPENED_POOL,
+    IBX_HANDLE_OPENED_POINTER,
     IBX_HANDLE_STREAM,
     IBX_HANDLE_EVENT
 };
@@ -91,6 +94,8 @@ void ibx_handles_gone(struct copies *x, uint64_t value);
 /* Whether it was there; it is no more. Waits for other requests that hold it; false also if that
  * takes too long. */
 bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* Memory of another process's pool that the client has opened goes by cudaFree. */
+void ibx_handles_freed(struct copies *x, uint64_t memory);
 /* All of the client's in the thread's context that are given back one by one, in no order; they are
  * no more. How many; *taken is to be freed. */
 struct ibx_taken {
@@ -121,6 +126,9 @@ bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t val
  * somebody has, and it is open once in all. One thread at a time. False: no memory. */
 bool ibx_handles_open_theirs(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
                              bool *again);
+/* Whether the session's client has it open; whether anybody has it at all. */
+bool ibx_handles_opened_by(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+bool ibx_handles_there(enum ibx_handle_kind kind, uint64_t value);
 /* Somebody whom nobody here knows may use it, as another client that has opened it. */
 void ibx_handles_expose(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* Whether it is the client's own, which nobody else has ever opened: the context in which it is;

@@ -42,6 +42,7 @@ void ibx_reply_note_sync(struct ibx_reply_watch *watch);
 #define CUDA_INVALID_VALUE     1
 #define CUDA_MEMORY_ALLOCATION 2
 #define CUDA_INVALID_SYMBOL    13
+#define CUDA_OPERATING_SYSTEM  304
 #define CUDA_INVALID_HANDLE    400
 #define CUDA_NOT_SUPPORTED     801
 /* Writes what precedes `out`; returns its length. The shape is PLAIN or TIMED. */

@@ -35,6 +35,7 @@
  *   extra_copies.c, graph_slots.c, slot_copies.c  likewise: copies between host and device in them
  *   extra_ipc.c      likewise: memory and events of other processes
  *   shared_handles.c, opened_handles.c  ... which programs that have a process each share
+ *   passed_descriptors.c  ... of which CUDA has them share some by a descriptor
  *   extra_pools.c, extra_variables.c, extra_queries.c  likewise: pools, variables, questions
  *   printed.c        what kernels print
  *   handles.c        what they have returned

@@ -107,15 +107,19 @@ bool ibx_extra_is_pool(const struct extra *e, const void *pool);
 /* Whether there is no `what`, whose bytes nobody counts: rdma.device_memory asks for that. */
 bool ibx_extra_limited(const struct extra *e, const char *what);
 
+#define IBX_POSIX_FILE 1 /* cudaMemHandleTypePosixFileDescriptor */
+
 /* opened_handles.c */
 
 /* Open what another program's process has shared, and answer as the request does. The code of
- * CUDA's call, CUDA_INVALID_HANDLE if there is none, or CUDA_NOT_SUPPORTED if CUDA cannot. */
+ * CUDA's call, or CUDA_INVALID_HANDLE if there is none. */
 int ibx_opened_memory(struct extra *e, const uint8_t *handle);
 int ibx_opened_event(struct extra *e, const uint8_t *handle);
-/* Likewise of what cannot be opened so, or is none: what the request is to return. */
-int ibx_opened_refused(const struct extra *e, enum ibx_shared_kind kind, const uint8_t *handle);
+int ibx_opened_pool(struct extra *e, const uint8_t *handle);
+int ibx_opened_pointer(struct extra *e, const void *pool, const uint8_t *handle);
 /* The session's client closes that, or what another client here has. */
 void ibx_opened_close(struct extra *e, enum ibx_handle_kind kind, uint64_t value);
+/* A pool, or memory of one, that nobody has open any more, unless somebody has opened it since. */
+void ibx_opened_give_back(enum ibx_handle_kind kind, uint64_t value);
 
 #endif

@@ -8,11 +8,15 @@
  * too. What its maker leaves as it ends is there until those have closed it that have opened it.
  *
  * Where each program has a process of its own, the number leads those of other programs to CUDA's
- * handle (shared_handles.c), as natively: what they open by it is memory or an event of theirs.
- * Pools, and what is in them, CUDA shares in other ways: that is refused there.
+ * handle (shared_handles.c), as natively: what they open by it is memory, an event or a pool of
+ * theirs. Of a pool CUDA's handle is a descriptor, which they fetch (passed_descriptors.c).
  */
 #include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/passed_descriptors.h"
 
+#include "common/log.h"
+
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -34,7 +38,9 @@ struct shared {
     const struct ibx_tenant *tenant;
     const struct copies *maker; /* NULL: its session has ended */
     bool known;                 /* what it is has a handle (handles.c) */
-    int place;                  /* where other processes find it; -1: nowhere */
+    bool pooled;                /* memory of a pool */
+    struct ibx_cuda_handle cuda;
+    int place; /* where other processes find it; -1: nowhere */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -63,6 +69,13 @@ static void add(struct shared *s)
     atomic_fetch_add(&count, 1);
 }
 
+/* Nobody shares it any more. */
+static void withdraw(const struct shared *s)
+{
+    if (s->kind == IBX_SHARED_POOL && ibx_shared_handles_any())
+        ibx_passed_withdraw(&s->cuda);
+}
+
 static void drop(struct shared *gone)
 {
     *gone->at = gone->next;
@@ -72,6 +85,7 @@ static void drop(struct shared *gone)
     if (gone->next_there)
         gone->next_there->there = gone->there;
     ibx_shared_handles_withdraw(gone->place);
+    withdraw(gone);
     free(gone);
     atomic_fetch_sub(&count, 1);
 }
@@ -123,20 +137,19 @@ static bool make_room(const struct ibx_tenant *tenant)
     return left;
 }
 
-/* `cuda`: NULL: it has none. False: there is no room. */
-static bool publish(struct shared *s, const struct ibx_cuda_handle *cuda)
+/* False: there is no room. */
+static bool publish(struct shared *s)
 {
-    struct ibx_shared_handle handle = {.kind = s->kind, .opens = cuda != NULL, .n = s->n};
+    struct ibx_shared_handle handle = {
+        .kind = s->pooled ? IBX_SHARED_POINTER : s->kind, .cuda = s->cuda, .n = s->n};
     if (!ibx_shared_handles_any())
         return true;
     memcpy(handle.number, s->number, sizeof(handle.number));
-    if (cuda)
-        handle.cuda = *cuda;
     s->place = ibx_shared_handles_publish(ibx_tenant_name(s->tenant), &handle);
     return s->place >= 0;
 }
 
-static struct shared *enter(const struct shared *made, const struct ibx_cuda_handle *cuda)
+static struct shared *enter(const struct shared *made)
 {
     drop_value(made->kind, made->value); /* one whose end nobody has seen */
     struct shared *s = make_room(made->tenant) ? malloc(sizeof(*s)) : NULL;
@@ -144,8 +157,7 @@ static struct shared *enter(const struct shared *made, const struct ibx_cuda_han
         return NULL;
     *s = *made;
     s->place = -1;
-    if (getrandom(s->number, sizeof(s->number), 0) != (ssize_t)sizeof(s->number) ||
-        !publish(s, cuda)) {
+    if (getrandom(s->number, sizeof(s->number), 0) != (ssize_t)sizeof(s->number) || !publish(s)) {
         free(s);
         return NULL;
     }
@@ -219,8 +231,7 @@ static enum ibx_handle_kind handle_kind(enum ibx_shared_kind kind)
                                       : IBX_HANDLE_MADE_POOL;
 }
 
-/* `cuda`: NULL: CUDA lets no other process open it so. */
-static int share(struct extra *e, struct shared *wish, const struct ibx_cuda_handle *cuda)
+static int share(struct extra *e, struct shared *wish)
 {
     void *context = NULL;
     uint8_t handle[IBX_EXTRA_HANDLE] = {0};
@@ -231,14 +242,14 @@ static int share(struct extra *e, struct shared *wish, const struct ibx_cuda_han
         wish->context = context;
     pthread_mutex_lock(&lock);
     struct shared *s = find_value(wish);
-    if (!s)
-        s = enter(wish, cuda);
+    if (s || !(s = enter(wish)))
+        withdraw(wish);
     if (s) {
         s->maker = wish->maker;
         memcpy(handle, s->number, NUMBER);
     }
     pthread_mutex_unlock(&lock);
-    if (s && cuda && ibx_shared_handles_any())
+    if (s && ibx_shared_handles_any())
         ibx_handles_expose(e->x, handle_kind(wish->kind), wish->value);
     ibx_put_bytes(&e->out, handle, sizeof(handle));
     return s ? 0 : CUDA_MEMORY_ALLOCATION;
@@ -247,29 +258,30 @@ static int share(struct extra *e, struct shared *wish, const struct ibx_cuda_han
 static int share_memory(struct extra *e)
 {
     int (*get)(struct ibx_cuda_handle * handle, void *memory) = NULL;
-    struct ibx_cuda_handle cuda;
     struct shared wish = {0};
     const uint64_t address = ibx_get_u64(&e->in);
     if (!whole(e) || !measure(e, address, &wish))
         return CUDA_INVALID_VALUE;
-    if (!ibx_shared_handles_any() || pool_of(e, wish.value))
-        return share(e, &wish, NULL);
+    if (!ibx_shared_handles_any())
+        return share(e, &wish);
     FUNCTION(e, get);
-    const int rc = get(&cuda, pointer_to(wish.value));
-    return rc ? rc : share(e, &wish, &cuda);
+    wish.pooled = pool_of(e, wish.value);
+    if (wish.pooled)
+        *(void **)&get = ibx_copies_runtime("cudaMemPoolExportPointer");
+    const int rc = get ? get(&wish.cuda, pointer_to(wish.value)) : CUDA_NOT_SUPPORTED;
+    return rc ? rc : share(e, &wish);
 }
 
 /* Whether it is one that can be shared CUDA knows. */
 static int share_event(struct extra *e)
 {
     int (*get)(struct ibx_cuda_handle * handle, void *event) = NULL;
-    struct ibx_cuda_handle cuda;
     struct shared wish = {.kind = IBX_SHARED_EVENT, .value = (uintptr_t)event_in(e)};
     if (!whole(e) || !wish.value)
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
-    const int rc = get(&cuda, pointer_to(wish.value));
-    return rc ? rc : share(e, &wish, &cuda);
+    const int rc = get(&wish.cuda, pointer_to(wish.value));
+    return rc ? rc : share(e, &wish);
 }
 
 static const uint8_t *handle_in(struct extra *e)
@@ -317,12 +329,29 @@ static int open_found(struct extra *e, const uint8_t *handle, const void *pool)
     return 0;
 }
 
+static int offer(struct extra *e, struct shared *wish)
+{
+    int (*get)(int *fd, void *pool, int type, unsigned flags) = NULL;
+    int fd = -1;
+    FUNCTION(e, get);
+    int rc = get(&fd, pointer_to(wish->value), IBX_POSIX_FILE, 0);
+    if (rc)
+        return rc;
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    rc = ibx_passed_offer(fd, &wish->cuda);
+    if (rc)
+        ibx_log(IBX_LOG_ERROR, "%s shares a pool of memory, which is refused: %s",
+                ibx_session_path(e->x->s)->peer, strerror(-rc));
+    return rc ? CUDA_OPERATING_SYSTEM : 0;
+}
+
 static int share_pool(struct extra *e)
 {
     struct shared wish = {.kind = IBX_SHARED_POOL, .value = ibx_get_u64(&e->in)};
     if (!whole(e) || !ibx_handles_know(e->x, IBX_HANDLE_MADE_POOL, wish.value))
         return CUDA_INVALID_VALUE;
-    return share(e, &wish, NULL);
+    const int rc = ibx_shared_handles_any() ? offer(e, &wish) : 0;
+    return rc ? rc : share(e, &wish);
 }
 
 /* ------------------------------------------------------------------------ opened and closed */
@@ -340,10 +369,11 @@ static int open_pointer(struct extra *e)
 {
     const void *pool = pointer(&e->in);
     const uint8_t *handle = handle_in(e);
-    if (!handle || !pool || !ibx_extra_is_pool(e, pool))
+    if (!handle || !pool)
         return CUDA_INVALID_VALUE;
-    const int rc = open_found(e, handle, pool);
-    return rc == CUDA_INVALID_HANDLE ? ibx_opened_refused(e, IBX_SHARED_MEMORY, handle) : rc;
+    if (ibx_handles_has(e->x, IBX_HANDLE_OPENED_POOL, (uintptr_t)pool))
+        return ibx_opened_pointer(e, pool, handle);
+    return ibx_extra_is_pool(e, pool) ? open_found(e, handle, pool) : CUDA_INVALID_VALUE;
 }
 
 static int open_pool(struct extra *e)
@@ -352,7 +382,7 @@ static int open_pool(struct extra *e)
     const uint8_t *handle = handle_in(e);
     int rc = handle ? open_shared(e, IBX_SHARED_POOL, handle, &found) : CUDA_INVALID_VALUE;
     if (rc == CUDA_INVALID_HANDLE)
-        rc = ibx_opened_refused(e, IBX_SHARED_POOL, handle);
+        return ibx_opened_pool(e, handle);
     ibx_put_u64(&e->out, found.value);
     return rc;
 }
@@ -378,6 +408,10 @@ static int close_shared(struct extra *e)
     enum ibx_handle_kind what = handle_kind((enum ibx_shared_kind)kind);
     if (kind == IBX_SHARED_MEMORY && ibx_handles_has(e->x, IBX_HANDLE_OPENED, value))
         what = IBX_HANDLE_OPENED;
+    else if (kind == IBX_SHARED_MEMORY && ibx_handles_has(e->x, IBX_HANDLE_OPENED_POINTER, value))
+        what = IBX_HANDLE_OPENED_POINTER;
+    else if (kind == IBX_SHARED_POOL && ibx_handles_has(e->x, IBX_HANDLE_OPENED_POOL, value))
+        what = IBX_HANDLE_OPENED_POOL;
     ibx_opened_close(e, what, value);
     return 0;
 }
@@ -387,8 +421,8 @@ const struct extra_call ibx_ipc_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_IPC_OPEN_MEMORY] = {"cudaIpcOpenMemHandle", open_memory},
     [IBX_EXTRA_IPC_EVENT] = {"cudaIpcGetEventHandle", share_event},
     [IBX_EXTRA_IPC_OPEN_EVENT] = {"cudaIpcOpenEventHandle", open_event},
-    [IBX_EXTRA_IPC_POOL] = {"cudaMemPoolCreate", share_pool},
-    [IBX_EXTRA_IPC_OPEN_POOL] = {"cudaMemPoolCreate", open_pool},
-    [IBX_EXTRA_IPC_OPEN_POINTER] = {"cudaMallocFromPoolAsync", open_pointer},
+    [IBX_EXTRA_IPC_POOL] = {"cudaMemPoolExportToShareableHandle", share_pool},
+    [IBX_EXTRA_IPC_OPEN_POOL] = {"cudaMemPoolImportFromShareableHandle", open_pool},
+    [IBX_EXTRA_IPC_OPEN_POINTER] = {"cudaMemPoolImportPointer", open_pointer},
     [IBX_EXTRA_IPC_CLOSE] = {"cudaIpcGetMemHandle", close_shared},
 };

@@ -110,6 +110,7 @@ static int free_async(struct extra *e)
     FUNCTION(e, give_back);
     ibx_gpu_registrations_drop(&e->x->registrations, (uintptr_t)address);
     ibx_ipc_gone((uintptr_t)address);
+    ibx_handles_freed(e->x, (uintptr_t)address);
     const int rc = give_back(address, stream);
     ibx_memory_free_end((uintptr_t)address, maker, !rc);
     if (!rc && number)
@@ -172,8 +173,7 @@ static int trim_pool(struct extra *e)
 
 /* ---------------------------------------------------------------------- pools of a tenant's */
 
-/* cudaMemPoolProps: page-locked memory of a device, which other processes reach without a handle of
- * the operating system's. */
+/* cudaMemPoolProps: page-locked memory of a device. */
 struct pool_properties {
     int allocation, handles;
     int at_device, device;
@@ -191,7 +191,8 @@ static int create_pool(struct extra *e)
         .allocation = 1, .at_device = 1, .device = (int)ibx_get_u32(&e->in)};
     p.most = ibx_get_u64(&e->in);
     p.usage = ibx_get_u16(&e->in);
-    if (!whole(e))
+    p.handles = e->in.position < e->in.length ? ibx_get_u8(&e->in) : 0;
+    if (!whole(e) || p.handles & ~IBX_POSIX_FILE)
         return CUDA_INVALID_VALUE;
     if (ibx_extra_limited(e, "pools of memory"))
         return CUDA_NOT_SUPPORTED;
@@ -224,13 +225,20 @@ struct access {
     int at_device, device, flags;
 };
 
+/* Also another process's, of which CUDA allows nothing else. */
+static bool is_any_pool(const struct extra *e, const void *pool)
+{
+    return ibx_extra_is_pool(e, pool) ||
+           ibx_handles_know(e->x, IBX_HANDLE_OPENED_POOL, (uintptr_t)pool);
+}
+
 static int set_access(struct extra *e)
 {
     int (*set)(void *pool, const struct access *list, size_t count) = NULL;
     void *pool = pointer(&e->in);
     struct access access = {.at_device = 1, .device = (int)ibx_get_u32(&e->in)};
     access.flags = (int)ibx_get_u32(&e->in);
-    if (!whole(e) || !ibx_extra_is_pool(e, pool))
+    if (!whole(e) || !is_any_pool(e, pool))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);
     return set(pool, &access, 1);
@@ -242,7 +250,7 @@ static int get_access(struct extra *e)
     int flags = 0;
     void *pool = pointer(&e->in);
     struct access location = {.at_device = 1, .device = (int)ibx_get_u32(&e->in)};
-    if (!whole(e) || !ibx_extra_is_pool(e, pool))
+    if (!whole(e) || !is_any_pool(e, pool))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
     const int rc = get(&flags, pool, &location);

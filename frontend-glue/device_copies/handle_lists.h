@@ -55,6 +55,8 @@ struct handle {
 /* handles.c. The functions of this header are for those who have the lock. */
 
 extern pthread_mutex_t ibx_handles_lock;
+/* Whosever it is. */
+struct handle *ibx_handle_of_any(enum ibx_handle_kind kind, uint64_t value);
 /* One that the session's client may name; NULL: there is none of that value. And one of the
  * tenant's, whichever client has made it. */
 struct handle *ibx_handle_find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value);

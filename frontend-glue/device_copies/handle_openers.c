@@ -85,6 +85,27 @@ bool ibx_handles_open_theirs(struct copies *x, enum ibx_handle_kind kind, uint64
     return false;
 }
 
+bool ibx_handles_opened_by(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t client = ibx_clients_number(x);
+    unsigned i = 0;
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *h = ibx_handle_find(x, kind, value);
+    while (h && i < h->opener_count && h->openers[i].client != client)
+        i++;
+    const bool by = h && i < h->opener_count;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return by;
+}
+
+bool ibx_handles_there(enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool there = ibx_handle_of_any(kind, value);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return there;
+}
+
 void ibx_handles_expose(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);

@@ -21,6 +21,7 @@ static enum ibx_hold hold_of(enum ibx_handle_kind kind)
     case IBX_HANDLE_SURFACE:
         return IBX_HOLD_TEXTURES;
     case IBX_HANDLE_MADE_POOL:
+    case IBX_HANDLE_OPENED_POOL:
         return IBX_HOLD_POOLS;
     default:
         return IBX_HOLDS;

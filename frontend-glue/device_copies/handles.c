@@ -50,12 +50,17 @@ struct handle *ibx_handle_touched(enum ibx_handle_kind kind, uint64_t value, uin
     return found ? *found : NULL;
 }
 
+struct handle *ibx_handle_of_any(enum ibx_handle_kind kind, uint64_t value)
+{
+    struct handle *h = ibx_handle_touched(kind, value, value);
+    return h && h->value == value ? h : NULL;
+}
+
 struct handle *ibx_handle_of_tenant(const struct copies *x, enum ibx_handle_kind kind,
                                     uint64_t value)
 {
-    struct handle *h = ibx_handle_touched(kind, value, value);
-    const bool is = h && h->value == value && (!h->tenant || h->tenant == x->isolation.tenant);
-    return is ? h : NULL;
+    struct handle *h = ibx_handle_of_any(kind, value);
+    return h && (!h->tenant || h->tenant == x->isolation.tenant) ? h : NULL;
 }
 
 bool ibx_handle_is_apart(const struct copies *x, const struct handle *h)
@@ -511,6 +516,11 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
         ibx_handle_drop(found);
     pthread_mutex_unlock(&ibx_handles_lock);
     return known;
+}
+
+void ibx_handles_freed(struct copies *x, uint64_t memory)
+{
+    ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, memory);
 }
 
 /* What goes with another one, or is nobody's, is not given back by itself. */

@@ -1,63 +1,45 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * What clients open of other programs' processes (shared_handles.c), by CUDA: memory that it maps
- * into this process, once for all clients that open it, and events, which are new ones each time.
+ * into this process, once for all clients that open it, likewise pools and what is in them, and
+ * events, which are new ones each time.
  */
 #include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/passed_descriptors.h"
 
 #include "common/log.h"
 
+#include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
+#include <unistd.h>
 
 #define LAZY_PEER_ACCESS 1 /* cudaIpcMemLazyEnablePeerAccess */
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
-static void tell_pooled(const struct extra *e)
-{
-    static atomic_flag told = ATOMIC_FLAG_INIT;
-    if (!atomic_flag_test_and_set(&told))
-        ibx_log(IBX_LOG_WARN,
-                "%s opens a pool of another program, or memory of one: refused, programs that have "
-                "a process each share memory of cudaMalloc; take that, or rdma.processes : one",
-                ibx_session_path(e->x->s)->peer);
-}
-
 static int find(const struct extra *e, enum ibx_shared_kind kind, const uint8_t *handle,
                 struct ibx_shared_handle *theirs)
 {
-    if (!ibx_shared_handles_any() || !ibx_shared_is_number(handle) ||
-        !ibx_shared_handles_find(ibx_tenant_name(e->x->isolation.tenant), kind, handle, theirs))
-        return CUDA_INVALID_HANDLE;
-    if (!theirs->opens)
-        tell_pooled(e);
-    return theirs->opens ? 0 : CUDA_NOT_SUPPORTED;
+    return ibx_shared_handles_any() && ibx_shared_is_number(handle) &&
+                   ibx_shared_handles_find(ibx_tenant_name(e->x->isolation.tenant), kind, handle,
+                                           theirs)
+               ? 0
+               : CUDA_INVALID_HANDLE;
 }
 
-int ibx_opened_refused(const struct extra *e, enum ibx_shared_kind kind, const uint8_t *handle)
-{
-    struct ibx_shared_handle theirs;
-    const int rc = find(e, kind, handle, &theirs);
-    return rc ? rc : CUDA_INVALID_VALUE;
-}
-
-/* CUDA counts what is opened once more, and gives it back when it was closed as often. */
-static int note_memory(struct extra *e, void *memory, uint64_t n)
+/* Whoever opens it first has it noted as the tenant's. */
+static bool note_memory(struct copies *x, enum ibx_handle_kind kind, void *memory, uint64_t n,
+                        bool *again)
 {
     void *context = NULL;
-    bool again;
-    struct copies *x = e->x;
-    bool noted = ibx_handles_open_theirs(x, IBX_HANDLE_OPENED, (uintptr_t)memory, &again);
-    if (noted && !again && x->isolation.on &&
-        (x->cuda->ctx_get_current(&context) ||
-         !ibx_owners_add(x->isolation.tenant, (uintptr_t)memory, n, context, 0))) {
-        ibx_handles_remove(x, IBX_HANDLE_OPENED, (uintptr_t)memory);
-        noted = false;
-    }
-    if (!noted || again)
-        ibx_extra_undo("cudaIpcCloseMemHandle", (uintptr_t)memory);
-    return noted ? 0 : CUDA_MEMORY_ALLOCATION;
+    const bool noted = ibx_handles_open_theirs(x, kind, (uintptr_t)memory, again);
+    if (!noted || *again || !x->isolation.on)
+        return noted;
+    if (!x->cuda->ctx_get_current(&context) &&
+        ibx_owners_add(x->isolation.tenant, (uintptr_t)memory, n, context, 0))
+        return true;
+    ibx_handles_remove(x, kind, (uintptr_t)memory);
+    return false;
 }
 
 /* How long it is another process has said. */
@@ -74,6 +56,7 @@ int ibx_opened_memory(struct extra *e, const uint8_t *handle)
     int (*open_it)(void **memory, struct ibx_cuda_handle cuda, unsigned flags) = NULL;
     struct ibx_shared_handle theirs;
     void *memory = NULL;
+    bool again;
     int rc = find(e, IBX_SHARED_MEMORY, handle, &theirs);
     if (!rc && !ready(e))
         rc = CUDA_INVALID_HANDLE;
@@ -84,8 +67,11 @@ int ibx_opened_memory(struct extra *e, const uint8_t *handle)
     rc = open_it(&memory, theirs.cuda, LAZY_PEER_ACCESS);
     if (!rc)
         limit_to_allocation(e, (uintptr_t)memory, &theirs.n);
-    rc = rc ? rc : note_memory(e, memory, theirs.n);
+    const bool noted = !rc && note_memory(e->x, IBX_HANDLE_OPENED, memory, theirs.n, &again);
+    if (!rc && (!noted || again)) /* CUDA counts it, and it is closed once */
+        ibx_extra_undo("cudaIpcCloseMemHandle", (uintptr_t)memory);
     pthread_mutex_unlock(&opening);
+    rc = rc || noted ? rc : CUDA_MEMORY_ALLOCATION;
     ibx_put_u64(&e->out, rc ? 0 : (uintptr_t)memory);
     ibx_put_u64(&e->out, rc ? 0 : theirs.n);
     return rc;
@@ -116,11 +102,149 @@ int ibx_opened_event(struct extra *e, const uint8_t *handle)
     return rc;
 }
 
+/* ------------------------------------------------------------------------ pools of another */
+
+/*
+ * In one process CUDA has a pool of another one, and what is in it, once, and does not count who
+ * opens it (H200, driver 580): a second handle is the first one, and is gone when either is closed.
+ * A pool in which memory is open stays: it holds all of that pool's memory, also when the process
+ * has ended that made it. So memory that is open counts as an opening of its pool.
+ */
+
+/* Locked by `opening`. */
+static void give_pooled(enum ibx_handle_kind kind, uint64_t value)
+{
+    if (!ibx_handles_there(kind, value))
+        ibx_extra_undo(kind == IBX_HANDLE_OPENED_POOL ? "cudaMemPoolDestroy" : "cudaFree", value);
+}
+
+void ibx_opened_give_back(enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&opening);
+    give_pooled(kind, value);
+    pthread_mutex_unlock(&opening);
+}
+
+static int fetch(const struct extra *e, const struct ibx_cuda_handle *where, int *fd)
+{
+    *fd = ibx_passed_fetch(where);
+    if (*fd >= 0 || *fd == -ENOENT)
+        return *fd < 0 ? CUDA_INVALID_HANDLE : 0;
+    ibx_log(IBX_LOG_ERROR,
+            "%s opens a pool of memory of another program, which is refused: its descriptor does "
+            "not come from the process of the back end that has it: %s",
+            ibx_session_path(e->x->s)->peer, strerror(-*fd));
+    return CUDA_OPERATING_SYSTEM;
+}
+
+static int open_pool(struct extra *e, int fd, uint64_t *opened)
+{
+    int (*import)(void **pool, void *descriptor, int type, unsigned flags) = NULL;
+    void *pool = NULL;
+    bool again;
+    FUNCTION(e, import);
+    pthread_mutex_lock(&opening);
+    int rc = import(&pool, pointer_to((uint64_t)fd), IBX_POSIX_FILE, 0);
+    if (!rc && !ibx_handles_open_theirs(e->x, IBX_HANDLE_OPENED_POOL, (uintptr_t)pool, &again)) {
+        give_pooled(IBX_HANDLE_OPENED_POOL, (uintptr_t)pool);
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
+    pthread_mutex_unlock(&opening);
+    *opened = rc ? 0 : (uintptr_t)pool;
+    return rc;
+}
+
+int ibx_opened_pool(struct extra *e, const uint8_t *handle)
+{
+    struct ibx_shared_handle theirs;
+    uint64_t pool = 0;
+    int fd = -1, rc = find(e, IBX_SHARED_POOL, handle, &theirs);
+    if (!rc && !ready(e))
+        rc = CUDA_INVALID_HANDLE;
+    rc = rc ? rc : fetch(e, &theirs.cuda, &fd);
+    if (!rc && !ibx_room_take(e->x, IBX_HOLD_POOLS, 1))
+        rc = CUDA_MEMORY_ALLOCATION;
+    if (!rc) {
+        rc = open_pool(e, fd, &pool);
+        ibx_room_give(e->x, IBX_HOLD_POOLS, 1);
+    }
+    if (fd >= 0)
+        close(fd);
+    ibx_put_u64(&e->out, pool);
+    return rc;
+}
+
+/* Locked by `opening`. */
+static int note_pooled(struct copies *x, uint64_t pool, void *memory, uint64_t n)
+{
+    bool again;
+    if (note_memory(x, IBX_HANDLE_OPENED_POINTER, memory, n, &again) &&
+        ibx_handles_open(x, IBX_HANDLE_OPENED_POOL, pool))
+        return 0;
+    if (ibx_handles_close(x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)memory))
+        ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)memory);
+    give_pooled(IBX_HANDLE_OPENED_POINTER, (uintptr_t)memory);
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+int ibx_opened_pointer(struct extra *e, const void *pool, const uint8_t *handle)
+{
+    int (*import)(void **memory, const void *from, const struct ibx_cuda_handle *cuda) = NULL;
+    struct ibx_shared_handle theirs;
+    void *memory = NULL;
+    int rc = find(e, IBX_SHARED_POINTER, handle, &theirs);
+    if (!rc && !ready(e))
+        rc = CUDA_INVALID_HANDLE;
+    if (rc)
+        return rc;
+    FUNCTION(e, import);
+    pthread_mutex_lock(&opening);
+    const bool there = ibx_handles_has(e->x, IBX_HANDLE_OPENED_POOL, (uintptr_t)pool);
+    rc = there ? import(&memory, pool, &theirs.cuda) : CUDA_INVALID_VALUE;
+    if (!rc)
+        limit_to_allocation(e, (uintptr_t)memory, &theirs.n);
+    rc = rc ? rc : note_pooled(e->x, (uintptr_t)pool, memory, theirs.n);
+    pthread_mutex_unlock(&opening);
+    ibx_put_u64(&e->out, rc ? 0 : (uintptr_t)memory);
+    ibx_put_u64(&e->out, rc ? 0 : theirs.n);
+    return rc;
+}
+
+/* Locked by `opening`. The client's last one closes it. */
+static void close_pooled(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t owned = ibx_extra_owned(x, value);
+    if (!ibx_handles_close(x, kind, value) || !ibx_handles_remove(x, kind, value))
+        return;
+    ibx_gpu_registrations_drop(&x->registrations, value);
+    give_pooled(kind, value);
+    ibx_extra_disown(value, owned);
+}
+
+static void close_pointer(struct copies *x, uint64_t memory)
+{
+    void *pool = NULL, *values[] = {&pool};
+    const int name = IBX_CUDA_POINTER_MEMPOOL;
+    const bool opened = ibx_handles_opened_by(x, IBX_HANDLE_OPENED_POINTER, memory);
+    if (!opened || x->cuda->pointer_get_attributes(1, &name, values, memory))
+        return;
+    close_pooled(x, IBX_HANDLE_OPENED_POINTER, memory);
+    close_pooled(x, IBX_HANDLE_OPENED_POOL, (uintptr_t)pool);
+}
+
+/* --------------------------------------------------------------------------------- closed */
+
 void ibx_opened_close(struct extra *e, enum ibx_handle_kind kind, uint64_t value)
 {
     struct copies *x = e->x;
+    bool last = false;
     pthread_mutex_lock(&opening);
-    const bool last = ibx_handles_close(x, kind, value) && ibx_handles_remove(x, kind, value);
+    if (kind == IBX_HANDLE_OPENED_POINTER)
+        close_pointer(x, value);
+    else if (kind == IBX_HANDLE_OPENED_POOL)
+        close_pooled(x, kind, value);
+    else
+        last = ibx_handles_close(x, kind, value) && ibx_handles_remove(x, kind, value);
     pthread_mutex_unlock(&opening);
     if (!last)
         return;

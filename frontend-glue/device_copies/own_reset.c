@@ -135,6 +135,8 @@ static const struct {
     {IBX_HANDLE_EVENT, "cudaEventDestroy"},
     {IBX_HANDLE_STREAM, "cudaStreamDestroy"},
     {IBX_HANDLE_OPENED, "cudaIpcCloseMemHandle"},
+    {IBX_HANDLE_OPENED_POINTER, "cudaFree"},
+    {IBX_HANDLE_OPENED_POOL, "cudaMemPoolDestroy"},
     {IBX_HANDLE_MEMORY, "cudaFree"},
     {IBX_HANDLE_MADE_POOL, "cudaMemPoolDestroy"},
 };
@@ -145,7 +147,10 @@ static void give_back(struct copies *x, const struct ibx_taken *taken, const cha
     ibx_ipc_gone(taken->value);
     if (taken->kind == IBX_HANDLE_EXEC)
         ibx_frees_exec(x, pointer_to(taken->value));
-    ibx_extra_undo(function, taken->value);
+    if (taken->kind == IBX_HANDLE_OPENED_POINTER || taken->kind == IBX_HANDLE_OPENED_POOL)
+        ibx_opened_give_back(taken->kind, taken->value);
+    else
+        ibx_extra_undo(function, taken->value);
     ibx_extra_disown(taken->value, number);
     ibx_memory_free_end(taken->value, taken->number, true);
 }

@@ -80,9 +80,7 @@ bool ibx_shared_handles_find(const char *tenant, enum ibx_shared_kind kind, cons
     unsigned at = 0, maker;
     while ((maker = next(tenant, &at, number, &p)) && (maker == own || p.handle.kind != kind))
         ;
-    if (maker) {
+    if (maker)
         *found = p.handle;
-        found->opens = found->opens != 0;
-    }
     return maker;
 }

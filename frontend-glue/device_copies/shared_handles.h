@@ -15,9 +15,15 @@
 #define IBX_SHARED_HANDLE 64u /* bytes of a handle, ours and CUDA's */
 #define IBX_SHARED_NUMBER 16u /* ... of which the first ones are random; the others are zero */
 
-enum ibx_shared_kind { IBX_SHARED_MEMORY, IBX_SHARED_EVENT, IBX_SHARED_POOL }; /* as IPC_CLOSE */
+enum ibx_shared_kind {
+    IBX_SHARED_MEMORY, /* these as in IPC_CLOSE */
+    IBX_SHARED_EVENT,
+    IBX_SHARED_POOL,
+    IBX_SHARED_POINTER, /* memory of a pool */
+};
 
-/* CUDA's handle for other processes. */
+/* CUDA's handle for other processes; or of a pool, where its descriptor is to be had
+ * (passed_descriptors.h). */
 struct ibx_cuda_handle {
     uint8_t bytes[IBX_SHARED_HANDLE];
 };
@@ -25,7 +31,6 @@ struct ibx_cuda_handle {
 struct ibx_shared_handle {
     uint8_t number[IBX_SHARED_NUMBER];
     enum ibx_shared_kind kind;
-    uint8_t opens; /* 1: CUDA has a handle of it; or 0 */
     struct ibx_cuda_handle cuda;
     uint64_t n; /* bytes of memory */
 };

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Pools of memory, in requests of our own. Which pool is a device's is a setting of this process
- * alone, and kept here: all clients of a back end are one process to CUDA. A pool that another
- * process is given is what that one names by the same handle (ipc.c); the file descriptor that CUDA
- * has for it is one of a file with such a handle.
+ * alone, and kept here: all clients of a process of the back end are one process to CUDA. A pool
+ * that another process is given is what that one names by the same handle (ipc.c); the file
+ * descriptor that CUDA has for it is one of a file with such a handle.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -211,6 +211,8 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
     ibx_put_u32(&e.body, (uint32_t)properties->location.id);
     ibx_put_u64(&e.body, properties->most);
     ibx_put_u16(&e.body, properties->usage);
+    if (properties->handles)
+        ibx_put_u8(&e.body, (uint8_t)properties->handles);
     const int rc = ibx_frontend_extra_ask(&e, &made);
     if (!rc)
         *pool = (void *)(uintptr_t)made;

@@ -278,13 +278,14 @@ bool parent_of_pool(const Meeting &meeting)
         void *rest[9] = {};
     } wish;
     SharedPool shared = {};
-    void *pool = nullptr, *memory = nullptr, *other = nullptr, *stream = nullptr;
+    void *pool = nullptr, *second = nullptr, *memory = nullptr, *other = nullptr, *stream = nullptr;
     char go;
     shared.parent = getpid();
     REQUIRE(cudaGetLastError() == 0 && cudaStreamCreate(&stream) == 0);
     REQUIRE(run("cudaMemPoolCreate", &pool, static_cast<const void *>(&wish)) == 0);
+    REQUIRE(run("cudaMemPoolCreate", &second, static_cast<const void *>(&wish)) == 0);
     REQUIRE(run("cudaMallocFromPoolAsync", &memory, shared_bytes, pool, stream) == 0);
-    REQUIRE(run("cudaMallocAsync", &other, shared_bytes, stream) == 0);
+    REQUIRE(run("cudaMallocFromPoolAsync", &other, shared_bytes, second, stream) == 0);
     REQUIRE(cudaMemsetAsync(memory, 'p', shared_bytes, stream) == 0 &&
             cudaStreamSynchronize(stream) == 0);
     REQUIRE(run("cudaMemPoolExportToShareableHandle", static_cast<void *>(&shared.file), pool, 1,
@@ -297,6 +298,7 @@ bool parent_of_pool(const Meeting &meeting)
     REQUIRE(device_has(static_cast<char *>(memory), std::string(shared_bytes, 'c').c_str(),
                        shared_bytes));
     REQUIRE(run("cudaFreeAsync", memory, stream) == 0 && run("cudaFreeAsync", other, stream) == 0);
+    REQUIRE(run("cudaMemPoolDestroy", second) == 0);
     REQUIRE(run("cudaMemPoolDestroy", pool) == 0 && meeting.tell(true, 'd'));
     return true;
 }

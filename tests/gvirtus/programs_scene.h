@@ -108,8 +108,9 @@ struct Program {
     }
 };
 
-// Those of programs_ipc.cpp and programs_tenants.cpp.
+// Those of programs_ipc.cpp, programs_pools.cpp and programs_tenants.cpp.
 void check_programs_ipc();
+void check_programs_pools();
 void check_programs_tenants();
 
 #endif

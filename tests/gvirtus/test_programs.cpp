@@ -448,6 +448,7 @@ int main(int argc, char **argv)
     check("a spare process and limits", spare_and_limits);
     check("the process that listens ends", with_its_listener);
     check_programs_ipc();
+    check_programs_pools();
     check_programs_tenants();
     return scene_close();
 }

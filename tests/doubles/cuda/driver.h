@@ -34,6 +34,7 @@ struct ibx_double_stats {
     unsigned long events;           /* alive */
     unsigned long allocations;      /* of device memory, alive */
     unsigned long streams;          /* alive that were made */
+    unsigned long pools;            /* alive that were made, or opened of another process */
     unsigned long flushes;          /* of what a fabric has written */
     unsigned long sync_memops;      /* allocations that were made synchronous */
     unsigned long exports;          /* dma-bufs handed out */

@@ -117,7 +117,8 @@ struct ipc_handle {
     unsigned kind;
     int process, fd, device;
     uint64_t file, n; /* its inode; bytes */
-    uint8_t unused[64 - 32];
+    uint64_t pool;    /* memory of one: the inode of that one's file */
+    uint8_t unused[64 - 40];
 };
 struct ipc_handle ipc_handle_of(unsigned kind, int fd, size_t n, int device);
 /* A descriptor; -1: it is none of that kind, or is gone. */

@@ -8,7 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define KIND 0xd /* of handles */
+#define KIND        0xd /* of handles */
+#define POOL_MEMORY 0xb
 
 struct ipc_handle ipc_handle_of(unsigned kind, int fd, size_t n, int device)
 {
@@ -44,11 +45,12 @@ EXPORT int cuIpcGetMemHandle(struct ipc_handle *handle, uint64_t device)
     return leave(SUCCESS);
 }
 
-static struct allocation *find_opened(uint64_t file)
+static struct allocation *find_opened(uint64_t file, const void *pool)
 {
     struct stat its = {0};
     for (struct allocation *a = allocations; a; a = a->next) {
-        if (a->address && a->opened && !fstat(a->fd, &its) && its.st_ino == file)
+        if (a->address && (pool ? a->pool == pool : a->opened) && !fstat(a->fd, &its) &&
+            its.st_ino == file)
             return a;
     }
     return NULL;
@@ -60,7 +62,7 @@ EXPORT int cuIpcOpenMemHandle_v2(uint64_t *device, struct ipc_handle handle, uns
     if (code)
         return code;
     const bool own = handle.kind == KIND && handle.process == getpid();
-    struct allocation *a = own || handle.kind != KIND ? NULL : find_opened(handle.file);
+    struct allocation *a = own || handle.kind != KIND ? NULL : find_opened(handle.file, NULL);
     const int fd = a || flags != 1 ? -1 : ipc_handle_open(&handle, KIND);
     if (!own && fd >= 0)
         a = memory_map(fd, handle.n, handle.device);
@@ -86,4 +88,51 @@ EXPORT int cuIpcCloseMemHandle(uint64_t device)
     else
         memory_unmap(a);
     return leave(SUCCESS);
+}
+
+/* Memory of a pool whose file has that inode. */
+EXPORT int ibx_double_export_pointer(struct ipc_handle *handle, uint64_t device, uint64_t pool)
+{
+    pthread_mutex_lock(&mutex);
+    const struct allocation *a = find((void *)(uintptr_t)device, 1);
+    if (!a)
+        return leave(INVALID_VALUE);
+    *handle = ipc_handle_of(POOL_MEMORY, a->fd, a->size, a->device);
+    handle->pool = pool;
+    return leave(SUCCESS);
+}
+
+/* Into the pool that was opened. As on an H200 (driver 580), what is there already is at the same
+ * address, and is not counted: one free takes it away. */
+EXPORT int ibx_double_import_pointer(uint64_t *device, const struct ipc_handle *handle, void *pool)
+{
+    pthread_mutex_lock(&mutex);
+    struct allocation *a = find_opened(handle->file, pool);
+    const int fd = a ? -1 : ipc_handle_open(handle, POOL_MEMORY);
+    if (fd >= 0)
+        a = memory_map(fd, handle->n, handle->device);
+    if (fd >= 0 && !a)
+        close(fd);
+    if (!a)
+        return leave(INVALID_VALUE);
+    a->pool = pool;
+    *device = (uintptr_t)a->address;
+    return leave(SUCCESS);
+}
+
+EXPORT bool ibx_double_pool_has_memory(const void *pool)
+{
+    bool any = false;
+    pthread_mutex_lock(&mutex);
+    for (const struct allocation *a = allocations; a; a = a->next)
+        any = any || (a->address && a->pool == pool);
+    leave(SUCCESS);
+    return any;
+}
+
+EXPORT void ibx_double_count_pool(int more)
+{
+    pthread_mutex_lock(&mutex);
+    stats.pools += (unsigned long)more;
+    leave(SUCCESS);
 }

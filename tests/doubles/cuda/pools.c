@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A double of CUDA's runtime: pools of memory. A pool that this file has not made, or that is no
- * more, ends the process, as CUDA's would. */
+ * more, ends the process, as CUDA's would. What an opened one allows is what an H200 does (driver
+ * 580). */
 #include "tests/doubles/cuda/runtime.h"
 
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#define POOLS 8
+#define POOLS      64
+#define POSIX_FILE 1   /* cudaMemHandleTypePosixFileDescriptor */
+#define SEALS      0xc /* of a pool's file: F_SEAL_GROW | F_SEAL_WRITE */
 
 struct location {
     int type, id;
@@ -31,14 +37,43 @@ static struct pool {
     bool made;
     int flags; /* of access by device 1 */
     uint64_t values[8];
+    bool opened;   /* it is another process's */
+    int fd;        /* of one that is made for others: a file of its own; otherwise 0 */
+    uint64_t file; /* its inode, or that of the opened one */
 } pools[POOLS] = {{.made = true}};
+
+static bool is_pool(const void *handle)
+{
+    const struct pool *pool = handle;
+    return pool >= pools && pool < pools + POOLS && pool->made;
+}
 
 static struct pool *pool_of(void *handle)
 {
-    struct pool *pool = handle;
-    if (pool < pools || pool >= pools + POOLS || !pool->made)
+    if (!is_pool(handle))
         abort();
-    return pool;
+    return handle;
+}
+
+static void count_pool(int more)
+{
+    void (*count)(int n) = NULL;
+    *(void **)&count = driver_function("ibx_double_count_pool");
+    count(more);
+}
+
+static struct pool *free_pool(void)
+{
+    unsigned i = 1;
+    while (i < POOLS && pools[i].made)
+        i++;
+    return i < POOLS ? &pools[i] : NULL;
+}
+
+static uint64_t inode_of(int fd)
+{
+    struct stat file = {0};
+    return fstat(fd, &file) ? 0 : file.st_ino;
 }
 
 static int set_pool(void *address, void *pool)
@@ -74,6 +109,8 @@ EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
 EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *stream)
 {
     struct pool *pool = pool_of(from);
+    if (pool->opened)
+        return returns(1);
     pool->values[6] = n == 7878; /* one that stays here, unless the pool goes */
     for (unsigned i = 0; i < 200 && pool->values[6] && pool->made; i++)
         usleep(1000);
@@ -109,33 +146,104 @@ EXPORT int cudaDeviceGetMemPool(void **found, int device)
 
 EXPORT int cudaMemPoolSetAttribute(void *of, int attribute, void *value)
 {
+    if (pool_of(of)->opened)
+        return returns(1);
     memcpy(&pool_of(of)->values[attribute & 7], value, attribute <= 3 ? 4 : 8);
     return returns(0);
 }
 
 EXPORT int cudaMemPoolGetAttribute(void *of, int attribute, void *value)
 {
+    if (pool_of(of)->opened)
+        return returns(1);
     memcpy(value, &pool_of(of)->values[attribute & 7], attribute <= 3 ? 4 : 8);
     return returns(0);
 }
 
-/* Of page-locked memory of device 0, for this process alone. Attribute 7 is what it was to hold. */
+/* Of page-locked memory of device 0. Attribute 7 is what it was to hold. */
 EXPORT int cudaMemPoolCreate(void **pool, const struct properties *p)
 {
-    unsigned i = 1;
-    while (i < POOLS && pools[i].made)
-        i++;
-    if (i == POOLS || p->allocation != 1 || p->handles || p->location.type != 1 || p->location.id)
+    struct pool *made = free_pool();
+    if (!made || p->allocation != 1 || (p->handles && p->handles != POSIX_FILE) ||
+        p->location.type != 1 || p->location.id)
         return returns(1);
-    pools[i] = (struct pool){.made = true, .values = {[7] = p->most}};
-    *pool = &pools[i];
+    *made = (struct pool){.made = true, .values = {[7] = p->most}};
+    if (p->handles) {
+        made->fd = memfd_create("pool", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        fcntl(made->fd, F_ADD_SEALS, SEALS);
+        made->file = inode_of(made->fd);
+    }
+    count_pool(1);
+    *pool = made;
     return returns(0);
 }
 
-EXPORT int cudaMemPoolDestroy(void *pool)
+/* Of what is in an opened one CUDA has it stay. */
+EXPORT int cudaMemPoolDestroy(void *handle)
 {
-    pool_of(pool)->made = false;
+    bool (*has_memory)(const void *of) = NULL;
+    struct pool *pool = pool_of(handle);
+    *(void **)&has_memory = driver_function("ibx_double_pool_has_memory");
+    if (pool->opened && has_memory(pool))
+        return returns(1);
+    if (pool->fd)
+        close(pool->fd);
+    pool->made = false;
+    count_pool(-1);
     return returns(0);
+}
+
+EXPORT int cudaMemPoolExportToShareableHandle(void *descriptor, void *of, int type, unsigned flags)
+{
+    const struct pool *pool = pool_of(of);
+    const int fd =
+        pool->fd && type == POSIX_FILE && !flags ? fcntl(pool->fd, F_DUPFD_CLOEXEC, 3) : -1;
+    if (fd >= 0)
+        memcpy(descriptor, &fd, sizeof(fd));
+    return returns(fd >= 0 ? 0 : 1);
+}
+
+/* The same one however often. */
+EXPORT int cudaMemPoolImportFromShareableHandle(void **pool, void *descriptor, int type,
+                                                unsigned flags)
+{
+    const int fd = (int)(intptr_t)descriptor;
+    const uint64_t file = fcntl(fd, F_GET_SEALS) == SEALS ? inode_of(fd) : 0;
+    struct pool *found = NULL;
+    for (unsigned i = 1; i < POOLS && file && !found; i++)
+        found = pools[i].made && pools[i].opened && pools[i].file == file ? &pools[i] : NULL;
+    if (found || !file || type != POSIX_FILE || flags || !(found = free_pool())) {
+        *pool = found;
+        return returns(found ? 0 : 1);
+    }
+    *found = (struct pool){.made = true, .opened = true, .file = file};
+    count_pool(1);
+    *pool = found;
+    return returns(0);
+}
+
+EXPORT int cudaMemPoolExportPointer(void *handle, void *memory)
+{
+    int (*attribute)(unsigned count, const int *names, void **values, uint64_t of) = NULL;
+    int (*export)(void *out, uint64_t address, uint64_t file) = NULL;
+    void *pool = NULL, *values[] = {&pool};
+    *(void **)&attribute = driver_function("cuPointerGetAttributes");
+    *(void **)&export = driver_function("ibx_double_export_pointer");
+    attribute(1, (int[]){17}, values, (uintptr_t)memory);
+    const struct pool *its = is_pool(pool) ? pool : NULL;
+    if (!its || !its->fd)
+        return returns(1);
+    return returns(export(handle, (uintptr_t)memory, its->file));
+}
+
+EXPORT int cudaMemPoolImportPointer(void **memory, void *of, const void *handle)
+{
+    int (*import)(void **address, const void *from, void *into) = NULL;
+    struct pool *pool = pool_of(of);
+    uint64_t file = 0;
+    memcpy(&file, (const char *)handle + 32, sizeof(file));
+    *(void **)&import = driver_function("ibx_double_import_pointer");
+    return returns(pool->opened && file == pool->file ? import(memory, handle, pool) : 1);
 }
 
 EXPORT int cudaMemPoolSetAccess(void *pool, const struct access *list, size_t count)
