@@ -560,6 +560,9 @@ void ibx_wake(struct ibx_conn *conn);
  * with the reason. */
 int ibx_provider_probe(const char *name, const struct ibx_options *options, char *description,
                        size_t size, struct ibx_error *err);
+/* For who is about to listen there: whether this host could use any provider that the URI or the
+ * options name, so that not each client finds out. With rdma:// tcp is always one. */
+int ibx_listen_check(const char *uri, const struct ibx_options *options, struct ibx_error *err);
 /* What computes AES-128-GCM here. *remedy: how it would be faster; NULL when it would not. */
 const char *ibx_cipher_description(const char **remedy);
 /* Names in the order in which rdma:// prefers them, NULL after the last. */

@@ -86,7 +86,9 @@ int ibx_accept_thread_open(const char *uri, const struct ibx_options *options,
     accepts->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = accepts->stop_fd < 0
                  ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
-                 : ibx_listen(uri, options, &accepts->listener, err);
+                 : ibx_listen_check(uri, options, err);
+    if (!rc)
+        rc = ibx_listen(uri, options, &accepts->listener, err);
     if (!rc && (rc = -pthread_create(&accepts->thread, NULL, accept_main, accepts)))
         ibx_error_set(err, rc, "no thread for the listener: %s", strerror(-rc));
     if (rc)

@@ -118,6 +118,11 @@ def bad_values_exit_1_with_one_sentence(scene):
     says(fails(scene, "serve --multicast --multicast-interface eth77 --cache tcp://a:1 F"),
          'no interface "eth77"')
     says(fails(scene, "serve --listen tcp://127.0.0.1:0", scene.path("F")), "there is no folder")
+    with open(scene.path("memory"), "wb") as file:
+        file.truncate(1 << 20)
+    os.chmod(scene.path("memory"), 0o600)
+    says(fails(scene, "serve --listen verbs://127.0.0.1:0?device=no_such", scene.path("memory")),
+         "nobody could be served at verbs://127.0.0.1:0")
     os.mkdir(scene.path("D"), 0o700)
     says(fails(scene, "serve --no-verify --listen tcp://127.0.0.1:0", scene.path("D")),
          "--no-verify is for a memory file")

@@ -99,7 +99,9 @@ void ibx_bw_server_init(const struct bw_args *of)
 int ibx_bw_server_open(const char *uri, const char **real, struct ibx_error *err)
 {
     struct ibx_session *session;
-    int rc = ibx_bw_session_listen(uri, &args->options, &session, err);
+    int rc = ibx_listen_check(uri, &args->options, err);
+    if (!rc)
+        rc = ibx_bw_session_listen(uri, &args->options, &session, err);
     if (rc)
         return rc;
     *real = ibx_session_uri(session);

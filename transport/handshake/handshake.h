@@ -5,6 +5,7 @@
  * connections to core/ (transport/core/conn.h), which knows nothing of it.
  *
  *   listen.c          listening
+ *   listen_check.c    ... where somebody could be served
  *   pool.c            connection requests, until they have proven themselves
  *   pool_places.c     who of them has a place, and whose turn it is
  *   connect.c         how a client reaches a listener's socket

@@ -399,6 +399,23 @@ static void test_remedies_are_those_of_connecting(void **state)
     }
 }
 
+/* One that could serve nobody does not begin. */
+static void test_no_provider(void **state)
+{
+    static const char nowhere[] = "rdma://127.0.0.1:0?provider=verbs,ofi&device=no_such_device";
+    struct ibx_options options;
+    struct ibx_error err = {0};
+    (void)state;
+    ibx_options_init(&options);
+    assert_true(ibx_listen_check(nowhere, &options, &err) < 0);
+    assert_non_null(strstr(err.message, "nobody could be served at rdma://127.0.0.1:0?"));
+    assert_true(ibx_listen_check("verbs://127.0.0.1:0?device=no_such_device", &options, &err) < 0);
+    assert_int_equal(ibx_listen_check("verbs://127.0.0.1", &options, &err), -EINVAL);
+    strcpy(options.device, "no_such_device"); /* tcp needs none */
+    assert_int_equal(ibx_listen_check("rdma://127.0.0.1:0", &options, &err), 0);
+    assert_int_equal(ibx_listen_check("tcp://127.0.0.1:0", &options, &err), 0);
+}
+
 int main(void)
 {
     patience = patience_ms(20000);
@@ -412,6 +429,7 @@ int main(void)
         cmocka_unit_test(test_a_name_that_is_loopback),
         cmocka_unit_test(test_sentences_say_what_to_do),
         cmocka_unit_test(test_remedies_are_those_of_connecting),
+        cmocka_unit_test(test_no_provider),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
