@@ -332,6 +332,8 @@ static int on_new(struct destination *d, const struct ibx_connection_request *re
     if (d->ram.minor) {
         ibx_preflight_memory_limit_minor(&d->ram.guest, &blockers);
         ibx_migration_check_locked(request->conn, links, d->ram.guest.bytes, &blockers);
+    } else {
+        ibx_preflight_memory_limit_own(&d->ram.guest, links, &blockers);
     }
     if (d->ram.minor && verifies(d, hello))
         ibx_preflight_minor(d->qemu.qmp, &d->ram.guest, &blockers,

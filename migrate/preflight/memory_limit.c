@@ -17,6 +17,13 @@
 
 #define ROOT "/sys/fs/cgroup"
 
+/* Bytes that a receiver takes itself, as measured, but for the pages that are on their way to it:
+ * these by connection, 8 chunks of which each has its most on a fast one. */
+#define WORKS          (8ull << 20)
+#define IN_FLIGHT      (4ull << 20)
+#define IN_FLIGHT_MOST (8ull << 20)
+#define NOTED          9 /* of a page */
+
 /* Names of the files in a group, of both versions. */
 struct files {
     const char *limit, *usage, *swap_limit, *swap_usage, *cache[2];
@@ -392,6 +399,19 @@ void ibx_preflight_memory_limit_minor(const struct ibx_guest_ram *ram,
     judge_own(&need, "the pages count that it READs into place (--minor)",
               "raise its limit (MemoryMax= of systemd, that of the container) or leave out --minor",
               blockers);
+}
+
+void ibx_preflight_memory_limit_own(const struct ibx_guest_ram *ram, unsigned links,
+                                    struct ibx_blockers *blockers)
+{
+    struct need need = {.whose = "this migration", .all = "this migration"};
+    uint64_t notes = 0;
+    for (size_t i = 0; i < ram->count; i++)
+        notes += ram->blocks[i].size / ram->blocks[i].page_size * NOTED;
+    need.now = notes + WORKS + links * IN_FLIGHT;
+    need.most = notes + WORKS + links * IN_FLIGHT_MOST;
+    judge_own(&need, "what it fetches and notes counts",
+              "raise its limit (MemoryMax= of systemd, that of the container)", blockers);
 }
 
 /* ------------------------------------------------------------ the file system of its files */

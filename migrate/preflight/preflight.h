@@ -148,6 +148,9 @@ void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_bloc
 /* The same of this process in minor mode. */
 void ibx_preflight_memory_limit_minor(const struct ibx_guest_ram *ram,
                                       struct ibx_blockers *blockers);
+/* ... and otherwise, with so many page connections: what it takes itself. */
+void ibx_preflight_memory_limit_own(const struct ibx_guest_ram *ram, unsigned links,
+                                    struct ibx_blockers *blockers);
 uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_t swap,
                                    char name[PATH_MAX]);
 /* The same until the kernel slows QEMU down (memory.high), which is noted. */

@@ -245,15 +245,15 @@ static int leave_group(void)
     return system(command);
 }
 
-/* Less than the VM has still to get there: a MiB. */
-static bool tighten_memory(void)
+/* To what is used, and so many more. */
+static bool tighten_memory(unsigned mib)
 {
     char command[2 * PATH_MAX];
     snprintf(command, sizeof(command),
              "exec 2>/dev/null; cd %s && for of in max:current limit_in_bytes:usage_in_bytes; do "
              "[ -e memory.${of%%:*} ] && used=$(cat memory.${of#*:}) && "
-             "echo $((used + 1048576)) > memory.${of%%:*} && exit; done; exit 1",
-             group);
+             "echo $((used + %u * 1048576)) > memory.${of%%:*} && exit; done; exit 1",
+             group, mib);
     return !system(command);
 }
 
@@ -323,6 +323,23 @@ static void test_no_memory_for_minor(void)
     rmdir(folder);
 }
 
+/* The kernel would end the tool when the VM has come, which would wait. */
+static void test_no_memory_for_the_receiver(void)
+{
+    mover_begin();
+    vm_start_pair(&(struct vm_options){0}, &(struct vm_options){.incoming = true});
+    if (!limit_memory(1000)) /* a sanitizer takes more than the tool */
+        skip();
+    pair_receive(NULL);
+    assert_int_equal(leave_group(), 0);
+    assert_true(tighten_memory(12));
+    pair_send(NULL);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the control group of this ib-migrate, ");
+    mover_must_print(&sender, "to which what it fetches and notes counts, has ");
+    pair_stays();
+}
+
 /* Its limit falls while pages come: the kernel ends the destination's QEMU, and both sides say what
  * that was. */
 static void test_no_memory_any_more(void)
@@ -335,7 +352,7 @@ static void test_no_memory_any_more(void)
     assert_int_equal(leave_group(), 0);
     pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
     mover_await(&receiver, "filling", 0);
-    if (!tighten_memory())
+    if (!tighten_memory(1 /* less than the VM has still to get there */))
         skip();
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     mover_ends(&receiver, 3);
@@ -531,6 +548,7 @@ int main(void)
                                            VM_TEST(test_memory_exchanged),
                                            VM_TEST(test_a_machine_plugged_together_since),
                                            VM_TEST(test_no_memory_for_minor),
+                                           VM_TEST(test_no_memory_for_the_receiver),
                                            VM_TEST(test_no_memory_any_more),
                                            VM_TEST(test_no_memory_of_the_host),
                                            VM_TEST(test_no_room_beside_the_notes),
