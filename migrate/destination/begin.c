@@ -157,6 +157,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     *last = d->status;
     ibx_domain_release(d->transport.domain);
     ibx_control_socket_close(d->socket);
+    ibx_destination_close_waiting(d);
     ibx_destination_ram_fini(&d->ram); /* after the page connections, which READ into it */
     ibx_destination_stream_fini(&d->stream);
     ibx_destination_warm_fini(&d->warm);

@@ -32,8 +32,10 @@ static int step_joining(struct destination *d, struct ibx_error *err)
     rc = ibx_destination_claim(d, err);
     if (!rc)
         rc = ibx_destination_open_record(d, err);
+    ibx_migration_stop_at("destination", "named");
     if (!rc)
         rc = ibx_destination_record(d, IBX_JOURNAL_NOT_YET, err);
+    ibx_destination_close_waiting(d);
     if (!rc)
         rc = ibx_destination_qemu_set(&d->qemu, d->options->folder, &d->status.record, err);
     if (!rc && d->ram.borrow)

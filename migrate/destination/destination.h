@@ -271,7 +271,9 @@ struct destination {
     struct migration_reporter reporter;
     struct migration_signals signals;
     struct ibx_control_socket *socket;
-    int claim_fds[2]; /* -1: none */
+    struct ibx_control_socket
+        *waiting_socket; /* the one before, until there is a record; or NULL */
+    int claim_fds[2];    /* -1: none */
     int lock_fd;
     unsigned interrupts;       /* signals, and a request to cancel */
     struct ibx_error unpaused; /* BROKEN: code not 0: the VM could not be paused */
@@ -440,6 +442,8 @@ void ibx_destination_expect_recorded(struct destination *d);
  * which is locked. */
 int ibx_destination_open_waiting(struct destination *d, struct ibx_error *err);
 int ibx_destination_open_record(struct destination *d, struct ibx_error *err);
+/* The one before, when the record is written: whoever asks finds the one or the other. */
+void ibx_destination_close_waiting(struct destination *d);
 
 /* ---------------------------------------------------------------- destination.c, recover.c */
 

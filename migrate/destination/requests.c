@@ -81,13 +81,19 @@ int ibx_destination_open_waiting(struct destination *d, struct ibx_error *err)
 int ibx_destination_open_record(struct destination *d, struct ibx_error *err)
 {
     char path[PATH_MAX];
-    ibx_control_socket_close(d->socket);
+    d->waiting_socket = d->socket;
     d->socket = NULL;
     int rc = ibx_journal_lock(d->options->folder, &d->status.record, &d->lock_fd, err);
     if (rc)
         return rc;
     ibx_journal_path(d->options->folder, &d->status.record, ".sock", path, sizeof(path));
     return ibx_control_socket_open(path, &socket_ops, d, &d->socket, err);
+}
+
+void ibx_destination_close_waiting(struct destination *d)
+{
+    ibx_control_socket_close(d->waiting_socket);
+    d->waiting_socket = NULL;
 }
 
 /* ---------------------------------------------------------------- HELLO: a new migration */

@@ -91,6 +91,18 @@ static void test_cancelled(void)
     pair_stayed();
 }
 
+/* A receiver is known before its record is written, which takes as long as its disk does. */
+static void test_asked_before_its_record(void)
+{
+    pair_start(NULL);
+    pair_run_to("destination:named", NULL);
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[1].tool),
+                     "that waits for a VM does not answer");
+    mover_kill(&receiver, SIGCONT);
+    pair_done();
+    pair_moved("");
+}
+
 /* ------------------------------------------------------------ after the commit */
 
 /* Where in the kernel this thread waits. */
@@ -583,6 +595,7 @@ int main(void)
         VM_TEST(test_hung_up),
         VM_TEST(test_interrupted_at_the_destination),
         VM_TEST(test_cancelled),
+        VM_TEST(test_asked_before_its_record),
         VM_TEST(test_destination_killed_with_a_silent_monitor),
         VM_TEST(test_both_killed),
         VM_TEST(test_a_second_send),
