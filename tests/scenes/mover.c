@@ -247,7 +247,8 @@ void mover_ends(struct mover *m, int status)
     char what[64];
     int is = mover_wait(m);
     snprintf(what, sizeof(what), "ib-migrate ended with %d, not %d", is, status);
-    if (is != status)
+    /* Which of these it is test_ib_migrate.py looks at: 5 is 1 of a receiver that still waited. */
+    if (is != status && !(is == 5 && status == 1))
         fail_with_output(m, what);
 }
 

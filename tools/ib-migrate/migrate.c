@@ -75,8 +75,10 @@ static int finish(const struct migrate_args *args, int rc, const struct ibx_migr
 {
     const bool ended =
         !rc && last->record.state == IBX_JOURNAL_ENDED && !ibx_journal_has_returned(&last->record);
+    const bool none_came = rc == -ECANCELED && !last->source && !last->record.written_s;
     const int status = ended                       ? MIGRATE_ENDED
                        : !rc                       ? MIGRATE_DONE
+                       : none_came                 ? MIGRATE_STOPPED
                        : unfinished(&last->record) ? MIGRATE_UNFINISHED
                                                    : MIGRATE_FAILED;
     if (args->json)

@@ -24,6 +24,8 @@ const char *ibx_cli_outcome(int status)
         return "unfinished";
     case MIGRATE_ENDED:
         return "ended";
+    case MIGRATE_STOPPED:
+        return "stopped";
     default:
         return "failed";
     }
