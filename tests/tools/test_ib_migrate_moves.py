@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import termios
+import threading
 
 from guest_vm import ask_qmp
 from harness import LIMIT, children, equal, free_port, process_state, run_all, until
@@ -58,6 +59,74 @@ def a_vm_is_migrated_and_both_sides_report(scene):
           {("source", None, None), ("destination", None, None)})
     for line in ("recover", "rollback --yes"):
         says(fails(scene, line, *source.qmp), "no unfinished migration")
+
+
+class Crowd:
+    """Sockets without the key at a listener: silent ones, and ones that send a byte now and then."""
+
+    def __init__(self, uri, silent, slow):
+        self.address = ("127.0.0.1", int(uri.rpartition(":")[2]))
+        self.sockets, self.over = [], threading.Event()
+        self.came = 0
+        self.threads = [threading.Thread(target=self.stay, args=(count, trickles))
+                        for count, trickles in ((silent, False), (slow, True))]
+        for thread in self.threads:
+            thread.start()
+
+    def stay(self, count, trickles):
+        """Whoever is sent away comes again."""
+        mine = [None] * count
+        while not self.over.wait(0.05):
+            for i, one in enumerate(mine):
+                try:
+                    if one is None:
+                        one = mine[i] = socket.socket()
+                        one.settimeout(0.2)
+                        one.connect(self.address)
+                        one.setblocking(False)
+                        self.came += 1
+                    if trickles:
+                        one.send(b"I")
+                    if not one.recv(100):
+                        raise OSError
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    mine[i] = one.close()
+        for one in mine:
+            if one:
+                one.close()
+
+    def end(self):
+        self.over.set()
+        for thread in self.threads:
+            thread.join(LIMIT)
+
+
+@case
+def a_crowd_without_the_key_keeps_no_vm_away(scene):
+    """It costs the receiver no descriptor beyond its places, and none once it has gone."""
+    small = "mib=16"
+    source, destination = Vm(scene, append=small), Vm(scene, append=small, incoming=True)
+    key = key_file(scene, "key", "a1" * 32)
+    waiting, uri = receiver(scene, destination, "--key", key)
+    descriptors = f"/proc/{waiting.pid}/fd"
+    before = len(os.listdir(descriptors))
+    for _ in range(2):
+        crowd = Crowd(uri, 300, 50)
+        until(lambda: crowd.came >= 600, "those that were sent away come again")
+        assert len(os.listdir(descriptors)) < before + 200, os.listdir(descriptors)
+        for line in ("check --key", "check --key"):
+            succeeds(scene, line, key, *source.qmp, uri)
+        crowd.end()
+        until(lambda: len(os.listdir(descriptors)) <= before, "their descriptors are closed")
+    crowd = Crowd(uri, 300, 50)
+    until(lambda: crowd.came >= 350, "they are there")
+    sender = start(scene, "send --json --key", key, *source.qmp, uri)
+    equal([finish(process)[0] for process in (sender, waiting)], [0, 0])
+    crowd.end()
+    destination.runs_on()
+    expect(source, destination, append=small)
 
 
 @case
