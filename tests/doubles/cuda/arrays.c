@@ -166,7 +166,7 @@ EXPORT int cudaMemcpy2DToArray(void *handle, size_t x, size_t y, const void *fro
                                size_t width, size_t height, int kind)
 {
     int rc = 0;
-    for (size_t i = 0; i < height && !rc; i++)
+    for (size_t i = 0; width && i < height && !rc; i++)
         rc = cudaMemcpyToArray(handle, x, y + i, behind(from, i * pitch), width, kind);
     return rc;
 }
@@ -175,7 +175,7 @@ EXPORT int cudaMemcpy2DFromArray(void *to, size_t pitch, void *handle, size_t x,
                                  size_t width, size_t height, int kind)
 {
     int rc = 0;
-    for (size_t i = 0; i < height && !rc; i++)
+    for (size_t i = 0; width && i < height && !rc; i++)
         rc = cudaMemcpyFromArray(behind(to, i * pitch), handle, x, y + i, width, kind);
     return rc;
 }
@@ -214,7 +214,7 @@ EXPORT int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
                      in_array(p->to_array, &p->to_at, &p->extent)
                  ? 0
                  : INVALID_VALUE;
-    for (size_t z = 0; z < p->extent.depth && !rc; z++)
+    for (size_t z = 0; n && p->extent.height && z < p->extent.depth && !rc; z++)
         for (size_t y = 0; y < p->extent.height && !rc; y++)
             rc = copy(row_at(p->to_array, &p->to, &p->to_at, y, z),
                       row_at(p->from_array, &p->from, &p->from_at, y, z), n);

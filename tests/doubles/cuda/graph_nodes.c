@@ -41,9 +41,12 @@ EXPORT int cudaGraphAddEmptyNode(void **node, void *graph, void *const *behind, 
 EXPORT int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, size_t count,
                                       void *child)
 {
+    struct double_graph *copy = graph_copy(child); /* first: it may be of the same one */
     struct graph_node *made = graph_add(graph, NODE_GRAPH, behind, count);
     if (made)
-        made->of.child = graph_copy(child);
+        made->of.child = copy;
+    else
+        graph_discard(copy);
     return added(node, made);
 }
 
@@ -163,6 +166,8 @@ EXPORT int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
 EXPORT int cudaGraphDestroyNode(void *node)
 {
     struct graph_node *gone = node_of(node);
+    if (gone->type == NODE_GRAPH)
+        graph_discard(gone->of.child);
     gone->type = NODE_NONE;
     gone->count = 0;
     return returns(0);

@@ -41,7 +41,7 @@ static int copy_row(const struct ibx_cuda_memcpy3d *p, char *to, const char *fro
 int graph_run_copy(const struct ibx_cuda_memcpy3d *p, void *stream)
 {
     int rc = p->kind >= 1 && p->kind <= 3 && !p->from_array && !p->to_array ? 0 : INVALID_VALUE;
-    for (size_t z = 0; z < p->extent.depth && !rc; z++)
+    for (size_t z = 0; p->extent.width && p->extent.height && z < p->extent.depth && !rc; z++)
         for (size_t y = 0; y < p->extent.height && !rc; y++)
             rc = copy_row(p, at(&p->to, &p->to_at, y, z), at(&p->from, &p->from_at, y, z), stream);
     return rc;
@@ -56,7 +56,7 @@ int graph_run_set(const struct ibx_cuda_memset *set, void *stream)
     int rc = bytes ? 0 : INVALID_VALUE;
     for (size_t i = 0; i < row && bytes; i += set->element)
         memcpy(bytes + i, &set->value, set->element);
-    for (size_t y = 0; y < set->height && !rc; y++)
+    for (size_t y = 0; row && y < set->height && !rc; y++) /* of nothing there may be very many */
         rc = copy((uintptr_t)set->at + y * set->pitch, bytes, row, stream);
     free(bytes);
     return rc;
