@@ -129,19 +129,25 @@ void ibx_copies_forget_error(void)
         get_error();
 }
 
+static void free_again(struct copies *x, void *address)
+{
+    uint64_t number;
+    if (ibx_memory_free_begin(x, (uintptr_t)address, &number))
+        ibx_memory_free_end((uintptr_t)address, number, !runtime.free(address));
+}
+
 static int allocate_noted(struct copies *x, void **address, uint64_t n)
 {
     ibx_memory_make_begin(x);
-    int rc = runtime.malloc(address, n);
-    if (!rc && *address && !ibx_clear_new(x, (uintptr_t)*address, n)) {
-        runtime.free(*address);
-        *address = NULL;
-        rc = CUDA_MEMORY_ALLOCATION;
-    }
+    const int rc = runtime.malloc(address, n);
     if (!rc && *address)
         ibx_memory_add(x, (uintptr_t)*address, n);
     ibx_memory_make_end(x);
-    return rc;
+    if (rc || !*address || ibx_clear_new(x, (uintptr_t)*address, n))
+        return rc;
+    free_again(x, *address);
+    *address = NULL;
+    return CUDA_MEMORY_ALLOCATION;
 }
 
 static int allocate(struct copies *x, struct arguments *a)
@@ -181,6 +187,7 @@ static int free_held(struct copies *x, void *address)
     ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
     if (!address)
         return is_noted(x) ? PASSES : runtime.free(address);
+    ibx_isolation_allows(x, (uintptr_t)address, 1); /* says so if not */
     if (!ibx_memory_free_begin(x, (uintptr_t)address, &number))
         return is_noted(x) ? PASSES : runtime.free(NOWHERE);
     const int rc = free_noted(x, address);

@@ -99,7 +99,22 @@ void ibx_isolation_end(struct copies *x)
     i->reserved = 0; /* not given back: an allocation without a reply may have been made */
 }
 
-static bool is_of_tenant(struct copies *x, uint64_t address, uint64_t n)
+/* Nothing but a client's mistake, mostly. */
+static void tell_of_program(struct copies *x, uint64_t owner)
+{
+    struct isolation *i = &x->isolation;
+    struct ibx_client_name own = {"a client"}, other = {"another client"};
+    if (owner == IBX_CLIENT_NONE || i->refused++)
+        return;
+    ibx_clients_name(ibx_clients_number(x), &own);
+    ibx_clients_name(owner, &other);
+    ibx_log(IBX_LOG_WARN,
+            "%s names memory of %s, as with a pointer to what it has freed: refused, natively that "
+            "is an error, too",
+            own.text, other.text);
+}
+
+static bool tenant_may_use(struct copies *x, uint64_t address, uint64_t n)
 {
     struct isolation *i = &x->isolation;
     return !i->on || !ibx_tenants_several() ||
@@ -108,12 +123,18 @@ static bool is_of_tenant(struct copies *x, uint64_t address, uint64_t n)
 
 bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n)
 {
-    return is_of_tenant(x, address, n) && !ibx_memory_other(x, address, n);
+    const uint64_t other = ibx_memory_other(x, address, n);
+    if (other)
+        tell_of_program(x, other);
+    return !other && tenant_may_use(x, address, n);
 }
 
 bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n)
 {
-    return is_of_tenant(x, address, n) && !ibx_memory_not_there(x, address, n);
+    const uint64_t other = ibx_memory_not_there(x, address, n);
+    if (other)
+        tell_of_program(x, other);
+    return !other && tenant_may_use(x, address, n);
 }
 
 /* --------------------------------------------------------------------------- requests */
@@ -144,18 +165,6 @@ static void tell(struct copies *x, const struct ibx_tenant *owner)
                 x->requests.name);
 }
 
-static void tell_of_program(struct copies *x, uint64_t owner)
-{
-    struct isolation *i = &x->isolation;
-    struct ibx_client_name own = {"a client"}, other = {"another client"};
-    if (i->refused++)
-        return;
-    ibx_clients_name(ibx_clients_number(x), &own);
-    ibx_clients_name(owner, &other);
-    ibx_log(IBX_LOG_WARN, "%s names memory of %s in %s: refused", own.text, other.text,
-            x->requests.name);
-}
-
 /* Whether any of it is another program's, or no memory at all. */
 static bool is_of_program(struct copies *x, const struct ibx_named *named, unsigned count)
 {
@@ -164,7 +173,7 @@ static bool is_of_program(struct copies *x, const struct ibx_named *named, unsig
         if (named[k].address && !named[k].array && !named[k].handle)
             owner = ibx_memory_not_there(x, named[k].address, named[k].n);
     }
-    if (owner && owner != IBX_CLIENT_NONE)
+    if (owner)
         tell_of_program(x, owner);
     return owner;
 }

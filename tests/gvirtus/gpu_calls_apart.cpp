@@ -83,7 +83,8 @@ int frees_by_driver(Remote &own, std::uint64_t memory)
 // A program gives memory back twice, and in between another one gets it.
 bool given_back_twice(const std::string &options, const GivesBack &give, bool by_runtime = false)
 {
-    Gpu gpu(options);
+    Said said;
+    Gpu gpu(options + "rdma.log : warn\n");
     Pipes pipes;
     const pid_t pid = begin_another(gpu, [&](Remote &own) {
         const std::uint64_t memory = own.malloc(some);
@@ -101,6 +102,9 @@ bool given_back_twice(const std::string &options, const GivesBack &give, bool by
     REQUIRE(before && memory == before && gpu.remote.to_device(memory, bytes.data(), some) == 0);
     REQUIRE(Pipes::put(pipes.back, 1) && result_of(pid) == 0);
     REQUIRE(has(gpu.remote, memory, bytes));
+    const std::string who = "process " + std::to_string(pid),
+                      whose = "process " + std::to_string(getpid());
+    REQUIRE(said.has(who + " names memory of " + whose));
     return HOLDS(gpu.remote.free(memory) == 0 && gpu.remote.free(memory) == bad_value);
 }
 
