@@ -21,11 +21,13 @@
 
 #define CROSSED_MAX 64u    /* allocations in a row that one range may touch */
 #define MAKING_MS   10000u /* that calls which make memory are waited for */
+#define ENDING_MS   1000u  /* ... and what another program's is that is given back */
 #define NOT_FOUND   500    /* CUDA_ERROR_NOT_FOUND, or CUDA_INVALID_VALUE: of no allocation */
 
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned making;          /* calls that make memory; these and the next with the lock */
 static unsigned looking;         /* clients that look for memory which nobody was seen to make */
+static unsigned waiting;         /* clients that wait for the end of some */
 static _Atomic uint64_t changes; /* of who has which memory */
 
 static uint64_t last_of(uint64_t begin, uint64_t n)
@@ -121,11 +123,27 @@ static const struct handle *other_in(const struct copies *x, uint64_t first, uin
     return other;
 }
 
+/* Locked, and not while it waits. What is being given back may be nobody's any more, and what is
+ * there now may be what nobody was seen to make. */
+static const struct handle *other_at_last(const struct copies *x, uint64_t first, uint64_t last)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
+    const struct timespec until = ibx_timespec_of(deadline);
+    for (;;) {
+        unsigned steps = CROSSED_MAX;
+        const struct handle *other = other_in(x, first, last, &steps);
+        if (!other || !other->ending || ibx_now_ns() >= deadline)
+            return other;
+        waiting++;
+        pthread_cond_clockwait(&changed, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
+        waiting--;
+    }
+}
+
 /* Locked. Who is in the client's way, and what is the client's for the next question. */
 static uint64_t other_than(struct copies *x, uint64_t first, uint64_t last)
 {
-    unsigned steps = CROSSED_MAX;
-    const struct handle *other = other_in(x, first, last, &steps);
+    const struct handle *other = other_at_last(x, first, last);
     const struct handle *h = other ? NULL : ibx_handle_touched(IBX_HANDLE_MEMORY, first, first);
     if (h && h->client == ibx_clients_number_of(x))
         x->isolation.own_memory =
@@ -175,8 +193,8 @@ uint64_t ibx_memory_not_there(struct copies *x, uint64_t address, uint64_t n)
     if (is_own(x, address, last))
         return 0;
     pthread_mutex_lock(&ibx_handles_lock);
+    const uint64_t other = other_than(x, address, last);
     const bool known = ibx_handle_touched(IBX_HANDLE_MEMORY, address, last);
-    const uint64_t other = known ? other_than(x, address, last) : 0;
     pthread_mutex_unlock(&ibx_handles_lock);
     if (known)
         return other;
@@ -258,6 +276,8 @@ void ibx_memory_free_end(uint64_t address, uint64_t number, bool freed)
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *h = ibx_handle_touched(IBX_HANDLE_MEMORY, address, address);
     const bool same = h && h->number == number; /* otherwise the address is another one's already */
+    if (waiting)
+        pthread_cond_broadcast(&changed);
     if (same && (freed || h->client == IBX_CLIENT_NONE)) {
         ibx_handle_drop(h);
         atomic_fetch_add(&changes, 1);
