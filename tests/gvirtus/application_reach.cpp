@@ -206,7 +206,8 @@ bool kernels_and_page_locked()
     return HOLDS(cudaFree(device) == 0 && cudaGetLastError() == 0);
 }
 
-// A client whose only session has ended is another one with the next.
+// A client whose only session has ended is another one with the next, perhaps in another process of
+// the back end, which loads CUDA's runtime with the first call.
 bool page_locked_of_threads()
 {
     char *from = nullptr, *to = nullptr;
@@ -215,7 +216,7 @@ bool page_locked_of_threads()
         std::thread([&] {
             from = from ? from : page_locked(bytes_each);
             to = to ? to : page_locked(bytes_each);
-            each = from && to && is_copied(to, from, bytes_each, nullptr, 8);
+            each = !cudaGetLastError() && from && to && is_copied(to, from, bytes_each, nullptr, 8);
         }).join();
     return good[0] && good[1] && good[2];
 }

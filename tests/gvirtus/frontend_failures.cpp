@@ -42,7 +42,7 @@ bool sets_after_a_loss()
 // The line says what the program waits for, and the program goes on when that is over.
 bool mapped_for_ever()
 {
-    GpuBackEnd back;
+    GpuBackEnd back(true, one_process); // another client has its GPU stand still
     Application app(&back, application, "mapped-for-ever");
     auto over = connected(back.port);
     Remote other(over.get());

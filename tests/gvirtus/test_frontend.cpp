@@ -244,10 +244,11 @@ bool pinned()
     return true;
 }
 
-// Asynchronous copies beside everything else; the GPU stands still when the application says so.
+// Asynchronous copies beside everything else; the GPU stands still when the application says so, by
+// another client of the same process.
 bool background(const char *test, bool taken)
 {
-    GpuBackEnd back(taken);
+    GpuBackEnd back(taken, one_process);
     auto over = make_communicator(create, "tcp/ip", "oldtcp", host, back.port);
     over->Connect();
     Remote remote(over.get());
@@ -475,7 +476,6 @@ int main(int argc, char **argv)
     scene_open(argv[1], argv[6]);
     if (!std::getenv("IBX_TEST_PROCESSES"))
         processes = one_process; // which is there before the application is
-
     check_what_the_provider_changes();
     if (argc < 8 || std::strcmp(argv[7], "short") != 0)
         check_what_it_does_not();
