@@ -346,8 +346,6 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
     processes.required = config->processes_given;
     processes.share = static_cast<unsigned>(share ? share : IBX_TENANT_SHARE);
     processes.spares = static_cast<unsigned>(config->spare_processes);
-    if (!config->spares_given)
-        processes.spares = config->processes == IBX_PROCESSES_PROGRAM;
     processes.idle_seconds = static_cast<unsigned>(config->idle_seconds);
     ibx_session_set_processes(session, &processes);
     ibx_session_keep(session, static_cast<unsigned>(config->resume_seconds));

@@ -24,6 +24,7 @@
 #define RESUME_MAX   86400u /* seconds */
 #define IDLE_MAX     86400u /* seconds */
 #define SPARES_MAX   64u
+#define NOT_GIVEN    UINT64_MAX
 #define HOLD_MIN     ((size_t)1 << 20)
 #define HOLD_MAX     ((size_t)1 << 50)
 
@@ -190,7 +191,6 @@ static int set_limit(const char *key, const char *value, size_t least, size_t mo
 static int set_spares(struct ibx_glue_config *config, const char *key, const char *value,
                       struct ibx_error *err)
 {
-    config->spares_given = true;
     return set_limit(key, value, 0, SPARES_MAX, &config->spare_processes, err);
 }
 
@@ -519,7 +519,8 @@ static int load(struct ibx_glue_config *config, const char *own_file, const char
     *config =
         (struct ibx_glue_config){.pipeline = IBX_PIPELINE_ALL,
                                  .resume_seconds = IBX_GLUE_RESUME_SECONDS,
-                                 .processes = IBX_PROCESSES_TENANT,
+                                 .processes = IBX_PROCESSES_PROGRAM,
+                                 .spare_processes = NOT_GIVEN,
                                  .idle_seconds = IBX_GLUE_IDLE_SECONDS,
                                  .gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&config->options);
@@ -528,6 +529,8 @@ static int load(struct ibx_glue_config *config, const char *own_file, const char
     if (rc)
         return rc;
     rc = config->file[0] ? read_file(config, !communicator, err) : take_tuning(config, NULL, err);
+    if (config->spare_processes == NOT_GIVEN)
+        config->spare_processes = config->processes == IBX_PROCESSES_PROGRAM;
     return rc || !communicator ? rc : set_uri(config, communicator, err);
 }
 

@@ -47,10 +47,9 @@ struct ibx_glue_config {
     size_t memory;                    /* rdma.memory, 0: not given */
     enum ibx_pipeline_mode pipeline;  /* rdma.pipeline [all] */
     uint64_t resume_seconds;          /* rdma.resume_seconds [IBX_GLUE_RESUME_SECONDS] */
-    enum ibx_processes_for processes; /* rdma.processes [tenant] */
+    enum ibx_processes_for processes; /* rdma.processes [program] */
     bool processes_given;
-    uint64_t spare_processes; /* rdma.spare_processes [1 with rdma.processes : program, else 0] */
-    bool spares_given;
+    uint64_t spare_processes;   /* rdma.spare_processes [1 with rdma.processes : program, else 0] */
     uint64_t idle_seconds;      /* rdma.idle_seconds [IBX_GLUE_IDLE_SECONDS] */
     struct ibx_gpu_options gpu; /* [off, IBX_GLUE_GPU_MEMORY, 0] */
     char file[PATH_MAX];        /* the properties file, "" when there is none */

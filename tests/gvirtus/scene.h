@@ -18,7 +18,7 @@ inline std::string common;
 // rdma.processes, where a test does not say it. IBX_TEST_PROCESSES in the environment is another
 // one.
 constexpr const char *one_process = "rdma.processes : one\n";
-inline std::string processes = "rdma.processes : tenant\n";
+inline std::string processes = "rdma.processes : program\n";
 
 // Loads the plugin and makes `folder`.
 void scene_open(const char *plugin, const char *the_provider, const char *the_host = nullptr);

@@ -474,8 +474,6 @@ int main(int argc, char **argv)
     if (const char *toy = std::getenv("IBX_TEST_LIBRARY"))
         local_library = toy;
     scene_open(argv[1], argv[6]);
-    if (!std::getenv("IBX_TEST_PROCESSES"))
-        processes = one_process; // which is there before the application is
     check_what_the_provider_changes();
     if (argc < 8 || std::strcmp(argv[7], "short") != 0)
         check_what_it_does_not();

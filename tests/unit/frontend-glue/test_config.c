@@ -364,17 +364,23 @@ static void test_pipeline(void **state)
     load_text("rdma.slots : 8\n");
     assert_int_equal(config.pipeline, IBX_PIPELINE_ALL);
     assert_int_equal(config.resume_seconds, 30);
-    assert_int_equal(config.processes, IBX_PROCESSES_TENANT);
-    assert_false(config.processes_given || config.spares_given);
+    assert_int_equal(config.processes, IBX_PROCESSES_PROGRAM);
+    assert_false(config.processes_given);
+    assert_int_equal(config.spare_processes, 1);
     assert_int_equal(config.idle_seconds, 60);
     load_text("rdma.processes : program\nrdma.spare_processes : 0\n");
     assert_int_equal(config.processes, IBX_PROCESSES_PROGRAM);
-    assert_true(config.processes_given && config.spares_given);
+    assert_true(config.processes_given);
+    assert_int_equal(config.spare_processes, 0);
     load_text("rdma.processes : one\nrdma.idle_seconds : 0\n");
     assert_int_equal(config.processes, IBX_PROCESSES_ONE);
+    assert_int_equal(config.spare_processes, 0);
     assert_int_equal(config.idle_seconds, 0);
     load_text("rdma.processes : tenant\n");
     assert_int_equal(config.processes, IBX_PROCESSES_TENANT);
+    assert_int_equal(config.spare_processes, 0);
+    load_text("rdma.spare_processes : 3\nrdma.processes : tenant\n");
+    assert_int_equal(config.spare_processes, 3);
     expect_refused("a : b\nrdma.processes : two\n", "line 2 (rdma.processes)",
                    "tenant, program or one");
     expect_refused("a : b\nrdma.idle_seconds : 86401\n", "line 2 (rdma.idle_seconds)", "86400");
