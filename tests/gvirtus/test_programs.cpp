@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fcntl.h>
 #include <fstream>
 #include <memory>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -80,6 +82,33 @@ bool ends_with_it()
         REQUIRE(becomes_true([&] { return back.descriptors() <= descriptors; }));
     }
     return true;
+}
+
+// A program of another host, of whose processes the back end knows no more than what they say: here
+// one of another pid namespace. It ends in the time that its session waits for it.
+bool of_another_host()
+{
+    const Listening back(resume);
+    int had[2];
+    REQUIRE(!pipe2(had, O_CLOEXEC));
+    const pid_t program = spawn([&]() -> int {
+        if (unshare(CLONE_NEWPID) && unshare(CLONE_NEWUSER | CLONE_NEWPID))
+            return write(had[1], "n", 1) != 1; // this host does not allow it
+        return result_of(spawn([&]() -> int {
+            auto over = connected(back.port, resume);
+            Remote remote(over.get());
+            const bool good = works(&remote) == 1 && remote.malloc(some);
+            return write(had[1], good ? "g" : "b", 1) != 1 || pause();
+        }));
+    });
+    char what = 0;
+    REQUIRE(read(had[0], &what, 1) == 1 && what != 'b');
+    REQUIRE(what == 'n' || back.has(1));
+    kill(program, SIGKILL); // the other one dies with it
+    result_of(program);
+    close(had[0]);
+    close(had[1]);
+    return HOLDS(back.has(0));
 }
 
 // Many come and go at once, also those that end before they are served.
@@ -427,6 +456,7 @@ int main(int argc, char **argv)
     check("a context that one program has broken", broken_by_one);
     check("a program whose process crashes", crashed);
     check("a process ends with its program", ends_with_it);
+    check("... of another host that is killed", of_another_host);
     check("many programs at once", many_at_once);
     check("a session goes on in its program's process", [] { return goes_on(""); });
     if (provider != "verbs") // which does not encrypt
