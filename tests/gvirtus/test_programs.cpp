@@ -81,7 +81,10 @@ bool ends_with_it()
         descriptors = descriptors ? descriptors : back.descriptors();
         REQUIRE(becomes_true([&] { return back.descriptors() <= descriptors; }));
     }
-    return true;
+    Program unknown(back, "rdma.resume_seconds : 0\n");
+    REQUIRE(unknown.ask(ALLOCATES) == 1 && back.children().size() == 1);
+    unknown.end();
+    return HOLDS(back.has(0));
 }
 
 // A program of another host, of whose processes the back end knows no more than what they say: here
