@@ -25,7 +25,7 @@ enum ibx_shared_kind {
 /* CUDA's handle for other processes; or of a pool, where its descriptor is to be had
  * (passed_descriptors.h). */
 struct ibx_cuda_handle {
-    uint8_t bytes[IBX_SHARED_HANDLE];
+    _Alignas(8) uint8_t bytes[IBX_SHARED_HANDLE];
 };
 
 struct ibx_shared_handle {
