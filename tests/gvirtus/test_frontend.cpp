@@ -16,9 +16,9 @@ namespace
 {
 
 // One of the application's own tests.
-bool run(const char *test, bool taken)
+bool run(const char *test, bool taken, const char *properties = "")
 {
-    GpuBackEnd back(taken);
+    GpuBackEnd back(taken, properties);
     Application app(&back, application, test, taken ? "taken" : nullptr);
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "ibx:") == 0);
@@ -425,7 +425,11 @@ void check_what_it_does_not()
     check("memory and events of another process", [] { return run("processes", true); });
     check("memory and events of another program", between_programs);
     check("pools of another process", [] { return run("processes-and-pools", true); });
-    check("what another process has made", [] { return run("processes-apart", true); });
+    // ... whose programs share a process.
+    check("... that shares a process of the back end",
+          [] { return run("processes", true, one_process); });
+    check("pools of one that does", [] { return run("processes-and-pools", true, one_process); });
+    check("what one that does has made", [] { return run("processes-apart", true, one_process); });
     check("configurations of launches", [] { return run("configurations", true); });
     check("memory that is set in streams", [] { return run("sets-in-streams", true); });
     check("short copies, run by GVirtuS's handlers", [] { return run("short-copies", false); });
