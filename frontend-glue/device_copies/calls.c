@@ -141,7 +141,7 @@ static int allocate_noted(struct copies *x, void **address, uint64_t n)
     ibx_memory_make_begin(x);
     const int rc = runtime.malloc(address, n);
     if (!rc && *address)
-        ibx_memory_add(x, (uintptr_t)*address, n);
+        ibx_memory_add(x, (uintptr_t)*address, n, false);
     ibx_memory_make_end(x);
     if (rc || !*address || ibx_clear_new(x, (uintptr_t)*address, n))
         return rc;

@@ -147,8 +147,10 @@ void ibx_handles_release(struct handle **held, size_t count);
 /* Around a call that makes memory, and what notes it; the latter also when nothing has begun. */
 void ibx_memory_make_begin(struct copies *x);
 void ibx_memory_make_end(struct copies *x);
-/* n bytes (0: it is not known how many) are the session's client's. False: no memory. */
-bool ibx_memory_add(struct copies *x, uint64_t address, uint64_t n);
+/* n bytes (0: it is not known how many) are the session's client's. False: no memory. `of_graph`: a
+ * graph has them, with which they come back each time that it is launched: they stay the client's
+ * when they are given back. */
+bool ibx_memory_add(struct copies *x, uint64_t address, uint64_t n, bool of_graph);
 /* The client, another program, whose memory some of n bytes is; 0: the session's client may use
  * them, or whose they are is not known. */
 uint64_t ibx_memory_other(struct copies *x, uint64_t address, uint64_t n);

@@ -252,7 +252,7 @@ static int add_allocation(struct extra *e)
     int rc = make_node(e, &p, &a, &node);
     /* Noted as all memory: of before there may be a handle, of another client's, by that address.
      */
-    if (!rc && (!note_owner(e, &a) || !ibx_memory_add(e->x, (uintptr_t)a.address, a.n)))
+    if (!rc && (!note_owner(e, &a) || !ibx_memory_add(e->x, (uintptr_t)a.address, a.n, true)))
         rc = ibx_extra_no_memory("cudaGraphDestroyNode", node);
     rc = ibx_extra_answer_node(e, rc, &p, node);
     ibx_put_u64(&e->out, (uintptr_t)a.address);

@@ -39,7 +39,7 @@ static int note_made(struct extra *e, void *made, size_t n, void *stream)
     const bool captured = captures(e->x, stream);
     if (note_tenant(e->x, made, n, captured) &&
         (captured || ibx_clear_new_in(e->x, (uintptr_t)made, n, stream))) {
-        ibx_memory_add(e->x, (uintptr_t)made, n);
+        ibx_memory_add(e->x, (uintptr_t)made, n, captured);
         return 0;
     }
     *(void **)&give_back = ibx_copies_runtime("cudaFreeAsync");

@@ -50,6 +50,7 @@ struct handle {
     bool gone;       /* it is nowhere; its last holder frees it */
     bool of_process; /* it is known which process has made it */
     bool ending;     /* memory: somebody is giving it back */
+    bool of_graph;   /* memory: it comes back with each launch */
 };
 
 /* handles.c. The functions of this header are for those who have the lock. */

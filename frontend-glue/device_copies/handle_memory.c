@@ -7,8 +7,9 @@
  *
  * So memory is known from before its maker learns of it until CUDA has it back, and while somebody
  * gives it back nobody else does. What another program has made is refused, unless it is open to
- * the client. Memory that nobody was seen to make (a library's, a graph's) is not: but before that
- * is given back, calls that make some and are under way end, whose it could be.
+ * the client. Memory that nobody was seen to make (a library's) is not: but before that is given
+ * back, calls that make some and are under way end, whose it could be. A graph's comes back with
+ * its next launch, at the same address: so it stays its maker's.
  */
 #include "frontend-glue/device_copies/handle_lists.h"
 
@@ -68,12 +69,13 @@ static bool enter(struct handle *made)
     return ibx_handle_enter(made);
 }
 
-bool ibx_memory_add(struct copies *x, uint64_t address, uint64_t n)
+bool ibx_memory_add(struct copies *x, uint64_t address, uint64_t n, bool of_graph)
 {
     struct handle *made = ibx_handle_new(x, IBX_HANDLE_MEMORY, address);
     if (!made)
         return false;
     made->last = last_of(address, n);
+    made->of_graph = of_graph;
     pthread_mutex_lock(&ibx_handles_lock);
     const bool entered = enter(made);
     pthread_mutex_unlock(&ibx_handles_lock);
@@ -278,7 +280,7 @@ void ibx_memory_free_end(uint64_t address, uint64_t number, bool freed)
     const bool same = h && h->number == number; /* otherwise the address is another one's already */
     if (waiting)
         pthread_cond_broadcast(&changed);
-    if (same && (freed || h->client == IBX_CLIENT_NONE)) {
+    if (same && ((freed && !h->of_graph) || h->client == IBX_CLIENT_NONE)) {
         ibx_handle_drop(h);
         atomic_fetch_add(&changes, 1);
     } else if (same) {

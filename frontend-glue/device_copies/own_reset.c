@@ -100,7 +100,7 @@ static bool note_made(struct copies *x, uint64_t made)
         return ibx_handles_add(x, x->handler.made_kind, made);
     if (!ibx_copies_have_cuda(x) || x->cuda->mem_get_address_range(&base, &n, made) || base != made)
         n = 0;
-    const bool added = ibx_memory_add(x, made, n);
+    const bool added = ibx_memory_add(x, made, n, false);
     ibx_memory_make_end(x);
     if (!ibx_clear_new(x, made, n))
         ibx_clear_tell(x);

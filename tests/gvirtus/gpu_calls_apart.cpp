@@ -269,6 +269,42 @@ bool memory_that_is_open()
     return HOLDS(has(gpu.remote, memory, others) && gpu.remote.free(memory) == 0);
 }
 
+// Memory of a graph is given back, and comes back with the next launch: no other program has a part
+// in it, whatever it has been given back by.
+bool graph_memory_of_another()
+{
+    Gpu gpu;
+    Body node = number(IBX_EXTRA_NODE_ALLOC)
+                    .u64(gpu.remote.address("ibxRuntime", number(IBX_EXTRA_GRAPH_CREATE).i32(0)));
+    const std::uint64_t stream = gpu.remote.stream_create(1);
+    std::uint64_t memory = 0;
+    node.put(static_cast<std::uint16_t>(0));
+    REQUIRE(gpu.remote.call("ibxRuntime", node.i32(0).u64(some)) == 0);
+    std::memcpy(&memory, gpu.remote.out.data() + 8, 8);
+    REQUIRE(gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(2)) == 0);
+    const std::uint64_t captured =
+        gpu.remote.address("ibxRuntime", number(IBX_EXTRA_MALLOC_ASYNC).u64(some).u64(stream));
+    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_EXTRA_FREE_ASYNC).u64(captured).u64(stream)) ==
+            0);
+    REQUIRE(gpu.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(gpu.remote.address("testMalloc", Body().u64(some)) == captured); // as by a launch
+    for (const auto give : {frees, frees_in_stream, frees_by_driver}) {
+        REQUIRE(give(gpu.remote, memory) == 0);
+        REQUIRE(gpu.remote.address("testMalloc", Body().u64(some)) == memory);
+        const std::vector<char> bytes = random_bytes(some, 29);
+        for (const std::uint64_t at : {memory, captured}) {
+            REQUIRE(gpu.remote.to_device(at, bytes.data(), some) == 0);
+            REQUIRE(another(gpu, [&](Remote &own) {
+                const std::uint64_t mine = own.malloc(some);
+                REQUIRE(mine && copies_refused(own, at, mine) && own.free(mine) == 0);
+                return HOLDS(own.free(at) == bad_value);
+            }));
+            REQUIRE(has(gpu.remote, at, bytes));
+        }
+    }
+    return true;
+}
+
 // What one program has had another one does not find, whichever call it comes by; nor does clearing
 // it come behind what the other one writes there, while the GPU is slow.
 bool memory_that_comes_back(const std::string &options)
@@ -450,6 +486,7 @@ void check_calls_apart()
     check("handles of another program", handles_of_another_program);
     check("what is not known to be another program's", what_is_not_known);
     check("memory of another program's that is open", memory_that_is_open);
+    check("memory of another program's graph", graph_memory_of_another);
     check("memory that another program has had", [] { return memory_that_comes_back(""); });
     check("... that has a limit",
           [] { return memory_that_comes_back("rdma.device_memory : 64M\n"); });
