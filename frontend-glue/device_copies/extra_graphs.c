@@ -363,7 +363,7 @@ static int set_memory(struct extra *e)
     const int value = (int)ibx_get_u32(&e->in);
     const size_t n = ibx_get_u64(&e->in);
     void *stream = stream_in(e);
-    if (!whole(e) || is_gone(e, address) || !mine(e, address, n))
+    if (!whole(e) || (n && (is_gone(e, address) || !mine(e, address, n))))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);
     return set(address, value, n, stream);
@@ -380,7 +380,8 @@ static int set_rows(struct extra *e)
     const size_t width = ibx_get_u64(&e->in), rows = ibx_get_u64(&e->in);
     void *stream = stream_in(e);
     if (!whole(e) ||
-        (rows && (!span_of(pitch, width, rows, &n) || is_gone(e, address) || !mine(e, address, n))))
+        (rows && width &&
+         (!span_of(pitch, width, rows, &n) || is_gone(e, address) || !mine(e, address, n))))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);
     return set(address, pitch, value, width, rows, stream);

@@ -346,6 +346,20 @@ bool costs_nothing_alone()
     return HOLDS(gpu.made("cudaMalloc", Body().u64(some)) > alone);
 }
 
+// Of no bytes, as where a program's memory ends, CUDA sets none.
+bool nothing_is_set()
+{
+    Gpu gpu;
+    return HOLDS(another(gpu, [&](Remote &own) {
+        const std::uint64_t end = own.malloc(4096) + 4096;
+        for (const Body &body :
+             {number(IBX_EXTRA_MEMSET).u64(end).i32(3).u64(0).u64(0),
+              number(IBX_EXTRA_MEMSET_2D).u64(end).u64(512).i32(3).u64(0).u64(4).u64(0)})
+            REQUIRE(own.call("ibxRuntime", body) == 0);
+        return HOLDS(own.call("cudaMemset", Body().u64(end).i32(3).u64(0)) == 0);
+    }));
+}
+
 // A program has ended, and the back end is about to give its memory back, which it clears before.
 bool memory_that_is_cleared()
 {
@@ -491,6 +505,7 @@ void check_calls_apart()
     check("... that has a limit",
           [] { return memory_that_comes_back("rdma.device_memory : 64M\n"); });
     check("what that costs one that is alone", costs_nothing_alone);
+    check("no memory at all, that is set", nothing_is_set);
     check("memory of another program that has ended", memory_that_is_cleared);
     check("programs that make memory and give it back at the same time",
           [] { return all_at_once("", true); });
