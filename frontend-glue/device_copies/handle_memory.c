@@ -107,17 +107,17 @@ static bool is_no_address(int rc)
 /* ------------------------------------------------------------------------------ it is used */
 
 /* Locked. What is in the client's way in [first, last], with the rest of what it touches to the
- * left and to the right. `steps` go down. */
+ * left and to the right. `steps` go down; without any left all is in its way. */
 static const struct handle *other_in(const struct copies *x, uint64_t first, uint64_t last,
                                      unsigned *steps)
 {
     const struct handle *other = NULL, *h = ibx_handle_touched(IBX_HANDLE_MEMORY, first, last);
     const uint64_t client = ibx_clients_number_of(x);
-    if (!h || !*steps)
+    if (!h)
         return NULL;
-    --*steps;
-    if (!ibx_handle_is_open(h, client) && ibx_handle_is_apart(x, h))
+    if (!*steps || (!ibx_handle_is_open(h, client) && ibx_handle_is_apart(x, h)))
         return h;
+    --*steps;
     if (h->value > first)
         other = other_in(x, first, h->value - 1, steps);
     if (!other && h->last < last)

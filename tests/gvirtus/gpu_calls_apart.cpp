@@ -161,6 +161,27 @@ bool memory_of_another_program(const std::string &options)
     return true;
 }
 
+// ... which is behind very much of the program's own, all of which one call names.
+bool memory_behind_much()
+{
+    Gpu gpu;
+    Pipes pipes;
+    const pid_t pid = begin_another(gpu, [&](Remote &own) {
+        Body set = number(IBX_EXTRA_NODE_MEMSET)
+                       .u64(own.address("ibxRuntime", number(IBX_EXTRA_GRAPH_CREATE).i32(0)));
+        const std::uint64_t first = own.malloc(64);
+        for (unsigned i = 0; i < 100; i++)
+            REQUIRE(own.malloc(64) > first);
+        REQUIRE(Pipes::put(pipes.there, first));
+        const std::uint64_t theirs = Pipes::get(pipes.back), n = theirs + 64 - first;
+        set.put(static_cast<std::uint16_t>(0));
+        set.u64(first).u64(0).i32(1).i32(1).u64(n).u64(1);
+        return HOLDS(theirs > first && own.call("ibxRuntime", set) == bad_value);
+    });
+    REQUIRE(Pipes::get(pipes.there) && Pipes::put(pipes.back, gpu.remote.malloc(64)));
+    return HOLDS(result_of(pid) == 0);
+}
+
 struct Things {
     std::uint64_t stream, event, array, graph, exec;
     explicit Things(Gpu &gpu)
@@ -497,6 +518,7 @@ void check_calls_apart()
     check("... that is counted",
           [] { return given_back_twice("rdma.device_memory : 64M\n", frees); });
     check("memory of another program", [] { return memory_of_another_program(""); });
+    check("... behind very much of its own", memory_behind_much);
     check("handles of another program", handles_of_another_program);
     check("what is not known to be another program's", what_is_not_known);
     check("memory of another program's that is open", memory_that_is_open);
