@@ -113,6 +113,7 @@ void ibx_shared_table_write(struct ibx_shared_table *table, int place, const voi
     struct place *p = place_at(table, (unsigned)place);
     const uint64_t state = atomic_load_explicit(&p->state, memory_order_relaxed);
     const uint64_t which = ~state & WHICH;
+    atomic_thread_fence(memory_order_release); /* who sees any word below sees the last `state` */
     for (size_t i = 0; i < table->words; i++) {
         uint64_t word = 0;
         const size_t at = i * WORD, left = table->n - at;
@@ -127,7 +128,8 @@ void ibx_shared_table_write(struct ibx_shared_table *table, int place, const voi
 static void clear(struct ibx_shared_table *table, struct place *p)
 {
     const uint64_t state = atomic_load_explicit(&p->state, memory_order_relaxed);
-    atomic_store(&p->state, next_state(state) | (state & WHICH));
+    atomic_store_explicit(&p->state, next_state(state) | (state & WHICH), memory_order_relaxed);
+    atomic_thread_fence(memory_order_release); /* as above */
     for (size_t i = 0; i < 2 * table->words; i++)
         atomic_store_explicit(&p->words[i], 0, memory_order_relaxed);
     atomic_store_explicit(&p->owner, 0, memory_order_release);
