@@ -28,6 +28,8 @@
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned making;          /* calls that make memory; these and the next with the lock */
 static unsigned looking;         /* clients that look for memory which nobody was seen to make */
+static unsigned held;            /* calls that wait for their end, and are the next */
+static uint64_t looks;           /* times that nobody looked any more */
 static unsigned waiting;         /* clients that wait for the end of some */
 static _Atomic uint64_t changes; /* of who has which memory */
 
@@ -41,9 +43,13 @@ static uint64_t last_of(uint64_t begin, uint64_t n)
 void ibx_memory_make_begin(struct copies *x)
 {
     pthread_mutex_lock(&ibx_handles_lock);
-    while (looking)
+    const uint64_t now = looks;
+    if (looking)
+        held++; /* end_look() counts it */
+    else
+        making++;
+    while (looking && looks == now)
         ibx_thread_wait(&changed, &ibx_handles_lock);
-    making++;
     x->makes_memory = true;
     pthread_mutex_unlock(&ibx_handles_lock);
 }
@@ -83,11 +89,14 @@ bool ibx_memory_add(struct copies *x, uint64_t address, uint64_t n, bool of_grap
 }
 
 /* Locked, and not while it waits: what calls that are under way make is known then, and no other
- * begins until end_look(). */
+ * begins until end_look(). Clients that look again and again, one beside the other, let those that
+ * wait begin in between. */
 static void begin_look(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MAKING_MS);
     const struct timespec until = ibx_timespec_of(deadline);
+    while (looking && held && ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&changed, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
     looking++;
     while (making && ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
@@ -95,8 +104,12 @@ static void begin_look(void)
 
 static void end_look(void)
 {
-    if (!--looking)
-        pthread_cond_broadcast(&changed);
+    if (--looking)
+        return;
+    looks++;
+    making += held;
+    held = 0;
+    pthread_cond_broadcast(&changed);
 }
 
 static bool is_no_address(int rc)
@@ -167,11 +180,11 @@ uint64_t ibx_memory_other(struct copies *x, uint64_t address, uint64_t n)
     if (is_own(x, address, last))
         return 0;
     pthread_mutex_lock(&ibx_handles_lock);
-    const bool looks = making && !ibx_handle_touched(IBX_HANDLE_MEMORY, address, last);
-    if (looks)
+    const bool unsure = making && !ibx_handle_touched(IBX_HANDLE_MEMORY, address, last);
+    if (unsure)
         begin_look();
     const uint64_t other = other_than(x, address, last);
-    if (looks)
+    if (unsure)
         end_look();
     pthread_mutex_unlock(&ibx_handles_lock);
     return other;

@@ -471,6 +471,42 @@ bool frees_twice_all_the_time(Remote &own, int until)
     return true;
 }
 
+// Threads of one program give back what is no memory, again and again, and CUDA takes a moment to
+// find that out. Others get some meanwhile: before all of these calls are over, that is.
+bool memory_beside_wrong_calls()
+{
+    constexpr unsigned threads = 32, calls = 3000;
+    setenv("IBX_DOUBLE_LOOKS", "1000", 1);
+    Gpu gpu;
+    unsetenv("IBX_DOUBLE_LOOKS");
+    Pipes pipes;
+    const pid_t bad = spawn([&] {
+        std::vector<std::thread> all;
+        std::atomic<unsigned> told{0};
+        for (unsigned i = 0; i < threads; i++)
+            all.emplace_back([&, i] {
+                Client own(gpu);
+                pollfd end = {pipes.there[0], POLLIN, 0};
+                own.remote.get_last_error();
+                for (unsigned k = 0; k < calls && poll(&end, 1, 0) == 0; k++) {
+                    own.remote.free(16 + i);
+                    if (k == 10)
+                        Pipes::put(pipes.back, 1);
+                }
+                told += poll(&end, 1, 0) > 0;
+            });
+        for (std::thread &thread : all)
+            thread.join();
+        return told == threads ? 0 : 1;
+    });
+    for (unsigned i = 0; i < threads; i++)
+        REQUIRE(Pipes::get(pipes.back));
+    for (unsigned i = 0; i < 100; i++)
+        REQUIRE(gpu.remote.free(gpu.remote.malloc(some)) == 0);
+    REQUIRE(Pipes::put(pipes.there, 1));
+    return HOLDS(result_of(bad) == 0);
+}
+
 // Programs that are killed leave memory, which the back end gives back.
 bool leave_all_the_time(const Gpu &gpu, unsigned times)
 {
@@ -529,6 +565,7 @@ void check_calls_apart()
     check("what that costs one that is alone", costs_nothing_alone);
     check("no memory at all, that is set", nothing_is_set);
     check("memory of another program that has ended", memory_that_is_cleared);
+    check("memory beside very many wrong calls", memory_beside_wrong_calls);
     check("programs that make memory and give it back at the same time",
           [] { return all_at_once("", true); });
     check("... which is counted", [] { return all_at_once("rdma.device_memory : 640M\n", false); });
