@@ -173,7 +173,7 @@ static int free_noted(struct copies *x, void *address)
         return 0;
     if (is_noted(x))
         return PASSES;
-    ibx_handles_freed(x, (uintptr_t)address);
+    ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
     ibx_ipc_gone((uintptr_t)address); /* after the call another thread may share that address */
     ibx_frees_begin(x, (uintptr_t)address);
     const int rc = runtime.free(address);

@@ -94,8 +94,6 @@ void ibx_handles_gone(struct copies *x, uint64_t value);
 /* Whether it was there; it is no more. Waits for other requests that hold it; false also if that
  * takes too long. */
 bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
-/* Memory of another process's pool that the client has opened goes by cudaFree. */
-void ibx_handles_freed(struct copies *x, uint64_t memory);
 /* All of the client's in the thread's context that are given back one by one, in no order; they are
  * no more. How many; *taken is to be freed. */
 struct ibx_taken {

@@ -110,7 +110,7 @@ static int free_async(struct extra *e)
     FUNCTION(e, give_back);
     ibx_gpu_registrations_drop(&e->x->registrations, (uintptr_t)address);
     ibx_ipc_gone((uintptr_t)address);
-    ibx_handles_freed(e->x, (uintptr_t)address);
+    ibx_handles_remove(e->x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
     const int rc = give_back(address, stream);
     ibx_memory_free_end((uintptr_t)address, maker, !rc);
     if (!rc && number)

@@ -518,11 +518,6 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     return known;
 }
 
-void ibx_handles_freed(struct copies *x, uint64_t memory)
-{
-    ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, memory);
-}
-
 /* What goes with another one, or is nobody's, is not given back by itself. */
 static bool goes_alone(const struct handle *h, uint64_t client)
 {

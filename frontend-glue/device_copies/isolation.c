@@ -188,7 +188,7 @@ static bool may_give_back(struct copies *x, uint64_t address)
     if (!ibx_memory_free_begin(x, address, &i->given_number))
         return false;
     i->given = address;
-    ibx_handles_freed(x, address);
+    ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, address);
     return true;
 }
 

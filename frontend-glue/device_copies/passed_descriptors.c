@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/device_copies/passed_descriptors.h"
 
+#include "common/descriptor.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -52,40 +54,28 @@ static struct ucred peer_of(int socket)
     return peer;
 }
 
-union room_for_one {
-    struct cmsghdr header;
-    char bytes[CMSG_SPACE(sizeof(int))];
-};
-
 static void send_descriptor(int socket, int fd)
 {
     char byte = 0;
     struct iovec data = {&byte, sizeof(byte)};
-    union room_for_one room = {.header = {.cmsg_len = CMSG_LEN(sizeof(fd)),
-                                          .cmsg_level = SOL_SOCKET,
-                                          .cmsg_type = SCM_RIGHTS}};
-    const struct msghdr message = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof(room)};
-    memcpy(CMSG_DATA(&room.header), &fd, sizeof(fd));
+    union ibx_descriptor_room room;
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
+    ibx_descriptor_add(&message, &room, fd);
     sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
 static int receive_descriptor(int socket)
 {
     char byte;
-    int fd;
     struct iovec data = {&byte, sizeof(byte)};
-    union room_for_one room;
+    union ibx_descriptor_room room;
     struct msghdr message = {
         .msg_iov = &data, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof(room)};
     const ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
     if (n <= 0) /* the other end is closed where there is no such offer */
         return n && errno != ECONNRESET ? -errno : -ENOENT;
-    const struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-    if (!c || c->cmsg_type != SCM_RIGHTS || c->cmsg_len != CMSG_LEN(sizeof(fd)))
-        return -EMFILE; /* this process may not have another one */
-    memcpy(&fd, CMSG_DATA(c), sizeof(fd));
-    return fd;
+    const int fd = ibx_descriptor_take(&message);
+    return fd < 0 ? -EMFILE : fd; /* this process may not have another one */
 }
 
 /* ------------------------------------------------------------------------------- who offers */

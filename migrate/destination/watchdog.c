@@ -8,13 +8,14 @@
  */
 #include "migrate/destination/destination.h"
 
+#include "common/descriptor.h"
+
 #include <errno.h>
 #include <linux/userfaultfd.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,21 +26,7 @@ struct armed {
 };
 #define COMMITTED 'C' /* or over */
 
-union control {
-    struct cmsghdr head;
-    char bytes[CMSG_SPACE(sizeof(int))];
-};
-
 /* ---------------------------------------------------------------- the child */
-
-static int uffd_of(struct msghdr *message)
-{
-    int fd = -1;
-    struct cmsghdr *head = CMSG_FIRSTHDR(message);
-    if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(fd)))
-        memcpy(&fd, CMSG_DATA(head), sizeof(fd));
-    return fd;
-}
 
 static void watch(int tool)
 {
@@ -47,12 +34,12 @@ static void watch(int tool)
     int uffd = -1;
     for (;;) {
         struct armed now;
-        union control control;
+        union ibx_descriptor_room room;
         struct iovec part = {.iov_base = &now, .iov_len = sizeof(now)};
         struct msghdr message = {.msg_iov = &part,
                                  .msg_iovlen = 1,
-                                 .msg_control = &control,
-                                 .msg_controllen = sizeof(control)};
+                                 .msg_control = &room,
+                                 .msg_controllen = sizeof(room)};
         ssize_t n = recvmsg(tool, &message, 0);
         if (n < 0 && errno == EINTR)
             continue;
@@ -61,7 +48,7 @@ static void watch(int tool)
         if (n <= 0)
             break;
         armed = now;
-        uffd = uffd_of(&message);
+        uffd = ibx_descriptor_take(&message);
     }
     for (unsigned i = 0; uffd >= 0 && i < armed.count; i++)
         ioctl(uffd, UFFDIO_UNREGISTER, &armed.ranges[i]);
@@ -100,20 +87,15 @@ int ibx_destination_watchdog_arm(struct destination_watchdog *watchdog,
                                  const struct destination_ram *ram, struct ibx_error *err)
 {
     struct armed armed = {.count = (unsigned)ram->guest.count};
-    union control control = {.bytes = {0}};
+    union ibx_descriptor_room room;
     struct iovec part = {.iov_base = &armed, .iov_len = sizeof(armed)};
-    struct msghdr message = {.msg_iov = &part,
-                             .msg_iovlen = 1,
-                             .msg_control = &control,
-                             .msg_controllen = sizeof(control)};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (!watchdog->pid)
         return 0;
     for (unsigned i = 0; i < armed.count; i++)
         armed.ranges[i] = (struct uffdio_range){.start = ram->guest.blocks[i].address,
                                                 .len = ram->guest.blocks[i].size};
-    control.head = (struct cmsghdr){
-        .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
-    memcpy(CMSG_DATA(&control.head), &ram->uffd.fd, sizeof(int));
+    ibx_descriptor_add(&message, &room, ram->uffd.fd);
     return sendmsg(watchdog->fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof(armed)
                ? 0
                : ibx_error_set(err, -EPIPE, "the watchdog process has died");

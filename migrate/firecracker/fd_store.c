@@ -6,6 +6,7 @@
  */
 #include "migrate/firecracker/internal.h"
 
+#include "common/descriptor.h"
 #include "common/log.h"
 
 #include <errno.h>
@@ -34,10 +35,7 @@ static void notify(const char *text, int fd)
 {
     const char *path = secure_getenv("NOTIFY_SOCKET");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
+    union ibx_descriptor_room room;
     struct iovec part = {(char *)(uintptr_t)text, strlen(text)};
     if (!path || (*path != '/' && *path != '@') || strlen(path) >= sizeof(address.sun_path))
         return;
@@ -49,14 +47,7 @@ static void notify(const char *text, int fd)
                              .msg_iovlen = 1};
     if (*path == '@')
         address.sun_path[0] = '\0';
-    if (fd >= 0) {
-        message.msg_control = control.bytes;
-        message.msg_controllen = sizeof(control.bytes);
-        struct cmsghdr *head = CMSG_FIRSTHDR(&message);
-        *head = (struct cmsghdr){
-            .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
-        memcpy(CMSG_DATA(head), &fd, sizeof(fd));
-    }
+    ibx_descriptor_add(&message, &room, fd);
     int s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (s < 0 || sendmsg(s, &message, MSG_NOSIGNAL) < 0)
         ibx_log(IBX_LOG_WARN, "systemd (NOTIFY_SOCKET %s) was not told \"%.*s\": %s", path,

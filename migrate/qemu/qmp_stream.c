@@ -6,6 +6,7 @@
 #include "migrate/qemu/qmp_internal.h"
 
 #include "common/clock.h"
+#include "common/descriptor.h"
 #include "common/thread.h"
 
 #include <errno.h>
@@ -15,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #define QMP_LINE_MAX (8u * 1024 * 1024) /* bytes of one answer or event */
 #define EVENT_MAX    65536u             /* of one that is kept with its data */
@@ -319,19 +319,9 @@ int ibx_qmp_write(struct ibx_qmp *qmp, const char *text, size_t length, int fd,
     size_t sent = 0;
     while (sent < length) {
         struct iovec io = {(void *)(uintptr_t)(text + sent), length - sent};
-        union {
-            struct cmsghdr header;
-            char space[CMSG_SPACE(sizeof(int))];
-        } control = {.space = {0}};
+        union ibx_descriptor_room room;
         struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1};
-        if (fd >= 0 && !sent) {
-            m.msg_control = &control;
-            m.msg_controllen = sizeof(control);
-            control.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)),
-                                              .cmsg_level = SOL_SOCKET,
-                                              .cmsg_type = SCM_RIGHTS};
-            memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
-        }
+        ibx_descriptor_add(&m, &room, sent ? -1 : fd);
         ssize_t n = sendmsg(qmp->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n >= 0) {
             sent += (size_t)n;

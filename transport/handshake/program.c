@@ -9,6 +9,8 @@
  */
 #include "transport/handshake/handshake.h"
 
+#include "common/descriptor.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,39 +89,18 @@ static void fill(struct handed *handed, const struct ibx_conn *conn)
     memcpy(handed->session_key, conn->session_key, sizeof(handed->session_key));
 }
 
-union control {
-    struct cmsghdr header;
-    char bytes[CMSG_SPACE(sizeof(int))];
-};
-
 int ibx_conn_hand_over(struct ibx_conn *conn, int socket)
 {
     struct handed handed __attribute__((cleanup(wipe)));
-    union control control = {0};
+    union ibx_descriptor_room room;
     fill(&handed, conn);
     struct iovec iov = {&handed, sizeof(handed)};
-    struct msghdr message = {.msg_iov = &iov,
-                             .msg_iovlen = 1,
-                             .msg_control = &control,
-                             .msg_controllen = sizeof(control)};
-    control.header = (struct cmsghdr){
-        .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-    memcpy(CMSG_DATA(&control.header), &conn->handshake_socket, sizeof(int));
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+    ibx_descriptor_add(&message, &room, conn->handshake_socket);
     const ssize_t n = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     const int rc = n < 0 ? -errno : 0;
     ibx_close(conn);
     return rc;
-}
-
-/* -1: none came. */
-static int descriptor_of(struct msghdr *message)
-{
-    const struct cmsghdr *c = CMSG_FIRSTHDR(message);
-    int fd = -1;
-    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
-        c->cmsg_len == CMSG_LEN(sizeof(int)))
-        memcpy(&fd, CMSG_DATA(c), sizeof(fd));
-    return fd;
 }
 
 /* The connection in the state in which the other process has left it. */
@@ -153,19 +134,17 @@ int ibx_handshake_take(int socket, const struct ibx_options *options, uint64_t *
                        struct ibx_conn **conn, struct ibx_error *err)
 {
     struct handed handed __attribute__((cleanup(wipe)));
-    union control control = {0};
+    union ibx_descriptor_room room;
     struct iovec iov = {&handed, sizeof(handed)};
-    struct msghdr message = {.msg_iov = &iov,
-                             .msg_iovlen = 1,
-                             .msg_control = &control,
-                             .msg_controllen = sizeof(control)};
+    struct msghdr message = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof(room)};
     const ssize_t n = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n == 0 || (n < 0 && errno == ECONNRESET)) /* the latter with something unread */
         return -ENOTCONN;
     if (n < 0)
         return errno == EINTR ? -EAGAIN : -errno;
     ++*taken;
-    const int fd = descriptor_of(&message);
+    const int fd = ibx_descriptor_take(&message);
     if (fd < 0) /* this process has no place for another one */
         return -EMFILE;
     struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_SERVER, options, NULL, err);

@@ -18,6 +18,7 @@
  */
 #include "transport/shm/shm.h"
 
+#include "common/descriptor.h"
 #include "common/log.h"
 #include "transport/core/crypto.h"
 
@@ -39,45 +40,15 @@
 
 int ibx_shm_packet_send(int socket, const void *data, size_t length, int fd)
 {
-    union {
-        struct cmsghdr header;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
+    union ibx_descriptor_room room;
     struct iovec iov = {(void *)(uintptr_t)data, length};
     struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (fd >= 0) {
-        message.msg_control = control.bytes;
-        message.msg_controllen = sizeof(control.bytes);
-        control.header.cmsg_level = SOL_SOCKET;
-        control.header.cmsg_type = SCM_RIGHTS;
-        control.header.cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
-    }
+    ibx_descriptor_add(&message, &room, fd);
     ssize_t n;
     do
         n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (n < 0 && errno == EINTR);
     return n < 0 ? -errno : 0;
-}
-
-/* Keeps one descriptor and closes the rest. */
-static int take_descriptor(struct msghdr *message)
-{
-    int kept = -1;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-            continue;
-        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < count; i++) {
-            int fd;
-            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
-            if (kept < 0)
-                kept = fd;
-            else
-                close(fd);
-        }
-    }
-    return kept;
 }
 
 static ssize_t receive(int socket, struct msghdr *message, int flags)
@@ -101,7 +72,7 @@ ssize_t ibx_shm_packet_receive(int socket, void *data, size_t size, int *fd)
                              .msg_control = control.bytes,
                              .msg_controllen = sizeof(control.bytes)};
     ssize_t n = receive(socket, &message, 0);
-    *fd = n < 0 ? -1 : take_descriptor(&message);
+    *fd = n < 0 ? -1 : ibx_descriptor_take(&message);
     if (n >= 0 && *fd < 0 && message.msg_flags & MSG_CTRUNC)
         *fd = -EMFILE;
     return n;

@@ -2,6 +2,7 @@
 /* A table that processes share: one of them that is stopped anywhere in it holds nobody up and
  * leaves whole values, and one that has written nonsense there misleads nobody out of it. */
 #include "common/shared_table.h"
+#include "tests/unit/forked_memory.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -168,27 +169,6 @@ static void test_stopped_anywhere(void **state)
 
 /* ------------------------------------------------------------------------------------ nonsense */
 
-void *__real_ibx_forked_map(size_t n);
-void *__wrap_ibx_forked_map(size_t n);
-static uint8_t *mapped;
-static size_t mapped_bytes;
-void *__wrap_ibx_forked_map(size_t n)
-{
-    mapped = __real_ibx_forked_map(n);
-    mapped_bytes = n;
-    return mapped;
-}
-
-/* Long runs of one byte too, which make a place look free, or written. */
-static void fill_at_random(uint64_t *seed)
-{
-    for (size_t i = 0; i + 8 <= mapped_bytes; i += 8) {
-        *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        const uint64_t word = *seed >> 62 ? *seed : *seed >> 60 & 1 ? UINT64_MAX : 0;
-        memcpy(mapped + i, &word, 8);
-    }
-}
-
 static void test_nonsense(void **state)
 {
     struct value v;
@@ -199,7 +179,7 @@ static void test_nonsense(void **state)
     alarm(300);
     for (unsigned round = 0; round < 1000; round++) {
         unsigned place = 0, n = 0;
-        fill_at_random(&seed);
+        shared_fill_at_random(&seed);
         find(table, 1, &v);
         while (ibx_shared_table_next(table, &place, NULL, 0, &v))
             n++;

@@ -3,20 +3,13 @@
  * stopped, or has gone wrong and has written to the memory that all of them share. */
 #include "frontend-glue/device_copies/shared_handles.h"
 #include "frontend-glue/session/records.h"
+#include "tests/unit/forked_memory.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
 #include <unistd.h>
 #include <cmocka.h>
-
-void *__real_ibx_forked_map(size_t n);
-void *__wrap_ibx_forked_map(size_t n);
-static uint8_t *mapped;
-void *__wrap_ibx_forked_map(size_t n)
-{
-    return mapped = __real_ibx_forked_map(n);
-}
 
 static struct ibx_record record_of(uint8_t id)
 {
@@ -95,7 +88,7 @@ static void test_handles(void **state)
     ibx_shared_handles_are_of(2);
     assert_true(ibx_shared_handles_find("carol", IBX_SHARED_MEMORY, made.number, &found));
     assert_int_equal(found.n, UINT64_MAX);
-    memset(mapped, 0xff, 4 << 20); /* each place is taken, and its tenant's name has no end */
+    memset(shared_bytes, 0xff, shared_size); /* each place is taken, its name has no end */
     assert_false(ibx_shared_handles_find("carol", IBX_SHARED_MEMORY, made.number, &found));
     assert_true(ibx_shared_handles_publish("carol", &made) < 16384);
     ibx_shared_handles_withdraw(-1);

@@ -4,6 +4,7 @@
 #include "frontend-glue/device_copies/tenants.h"
 
 #include "common/wire.h"
+#include "tests/unit/forked_memory.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -543,26 +544,6 @@ static int outlives_one_that_goes_wrong(void)
     return ibx_quota_take(quota, 500) ? 0 : 3;
 }
 
-/* All that the processes share, as the tests see it made. */
-void *__real_ibx_forked_map(size_t n);
-void *__wrap_ibx_forked_map(size_t n);
-static uint8_t *mapped;
-static size_t mapped_bytes;
-void *__wrap_ibx_forked_map(size_t n)
-{
-    mapped = __real_ibx_forked_map(n);
-    mapped_bytes = n;
-    return mapped;
-}
-
-static void fill_at_random(uint64_t seed)
-{
-    for (size_t i = 0; i + 8 <= mapped_bytes; i += 8) {
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        memcpy(mapped + i, &seed, 8);
-    }
-}
-
 /* Whatever is there, the process that listens and those of others go on: they follow no address
  * and wait for nobody. Their limits may be gone. */
 static int goes_on_with_anything(void)
@@ -570,21 +551,22 @@ static int goes_on_with_anything(void)
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
     if (!ibx_tenants_share(4))
         return 1;
-    for (uint64_t seed = 1; seed < 20; seed++) {
+    uint64_t seed = 1;
+    for (unsigned i = 0; i < 20; i++) {
         ibx_tenants_serves(1, "carol");
         ibx_tenants_serves(2, "dave");
         ibx_tenants_are_of(1);
         struct ibx_tenant *carol = ibx_tenant_get("carol", &limits, 8);
         if (!carol)
             return 2;
-        fill_at_random(seed);
+        shared_fill_at_random(&seed);
         struct ibx_quota *quota = ibx_tenant_quota(carol, IBX_HOLD_DEVICE);
         if (ibx_quota_take(quota, 1))
             ibx_quota_give(quota, 1);
         ibx_quota_note(quota, 5);
         ibx_tenants_ended(1);
         ibx_tenants_ended(2);
-        if (ibx_tenant_get(seed % 2 ? "erin" : "frank", &limits, 8)) /* nobody has written it */
+        if (ibx_tenant_get(i % 2 ? "erin" : "frank", &limits, 8)) /* nobody has written it */
             return 3;
     }
     return 0;

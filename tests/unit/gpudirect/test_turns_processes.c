@@ -4,6 +4,7 @@
 #include "gpudirect/turns.h"
 
 #include "common/forked.h"
+#include "tests/unit/forked_memory.h"
 
 #include <sched.h>
 #include <setjmp.h>
@@ -52,18 +53,6 @@ static unsigned players;
 static int ordered = -1;
 static bool runs; /* it is told nothing any more */
 static uint64_t tick_ns;
-
-static uint8_t *turns; /* what they have in common */
-static size_t turns_size;
-
-void *__real_ibx_forked_map(size_t n);
-void *__wrap_ibx_forked_map(size_t n);
-void *__wrap_ibx_forked_map(size_t n)
-{
-    turns = __real_ibx_forked_map(n);
-    turns_size = n;
-    return turns;
-}
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time)
@@ -395,7 +384,7 @@ static void scribble(size_t n, int one_in)
     for (size_t at = 0; at + 8 <= n; at += 8) {
         const uint64_t value = nonsense();
         if (rand() % one_in == 0)
-            memcpy(turns + at, &value, 8);
+            memcpy(shared_bytes + at, &value, 8);
     }
 }
 
@@ -423,7 +412,7 @@ static void test_nonsense(void **state)
     }
     assert_healed();
     for (int byte = 0; byte < 256; byte += 255) {
-        memset(turns, byte, turns_size);
+        memset(shared_bytes, byte, shared_size);
         assert_healed();
     }
 }

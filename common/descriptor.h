@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A file descriptor that goes with a message over a unix socket (SCM_RIGHTS). */
+#ifndef IBX_COMMON_DESCRIPTOR_H
+#define IBX_COMMON_DESCRIPTOR_H
+
+#include <sys/socket.h>
+
+/* For sendmsg() of one. For recvmsg(), as msg_control: the kernel may put a second one there. */
+union ibx_descriptor_room {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+/* `fd` goes with the message, of which `room` is a part from then on; negative: none does. */
+void ibx_descriptor_add(struct msghdr *message, union ibx_descriptor_room *room, int fd);
+/* Of a message that was received: what came with it, the caller's from now on; others than the
+ * first are closed. -1: none came, or this process may not have another one. */
+int ibx_descriptor_take(struct msghdr *message);
+
+#endif

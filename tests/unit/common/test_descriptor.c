@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Descriptors that go with messages: one is kept of those that come, and nothing stays open. */
+#include "common/descriptor.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static unsigned open_now(void)
+{
+    unsigned n = 0;
+    for (int fd = 0; fd < 64; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+static void send_one(int socket, int fd)
+{
+    char byte = 'x';
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    union ibx_descriptor_room room;
+    ibx_descriptor_add(&message, &room, fd);
+    assert_int_equal(sendmsg(socket, &message, 0), 1);
+}
+
+/* As one that has gone wrong does. */
+static void send_several(int socket, const int *fds, size_t count)
+{
+    char byte = 'x';
+    struct iovec part = {&byte, 1};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(4 * sizeof(int))];
+    } several = {.bytes = {0}};
+    const struct msghdr message = {.msg_iov = &part,
+                                   .msg_iovlen = 1,
+                                   .msg_control = &several,
+                                   .msg_controllen = CMSG_SPACE(count * sizeof(int))};
+    several.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(count * sizeof(int)),
+                                      .cmsg_level = SOL_SOCKET,
+                                      .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(&several.header), fds, count * sizeof(int));
+    assert_int_equal(sendmsg(socket, &message, 0), 1);
+}
+
+static int receive_one(int socket)
+{
+    char byte;
+    struct iovec part = {&byte, 1};
+    union ibx_descriptor_room room;
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof(room)};
+    assert_int_equal(recvmsg(socket, &message, MSG_CMSG_CLOEXEC), 1);
+    return ibx_descriptor_take(&message);
+}
+
+static void test_one(void **state)
+{
+    int ends[2], pipes[2];
+    char byte = 0;
+    (void)state;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    assert_int_equal(pipe(pipes), 0);
+    const unsigned before = open_now();
+    send_one(ends[0], pipes[1]);
+    const int fd = receive_one(ends[1]);
+    assert_true(fd >= 0 && fd != pipes[1]);
+    assert_int_equal(write(fd, "y", 1), 1);
+    assert_int_equal(read(pipes[0], &byte, 1), 1);
+    assert_int_equal(byte, 'y');
+    close(fd);
+    send_one(ends[0], -1);
+    assert_int_equal(receive_one(ends[1]), -1);
+    for (size_t count = 2; count < 5; count++) {
+        send_several(ends[0], (int[]){pipes[1], pipes[0], 0, 1}, count);
+        const int first = receive_one(ends[1]);
+        assert_true(first >= 0);
+        assert_int_equal(open_now(), before + 1);
+        close(first);
+    }
+    assert_int_equal(open_now(), before);
+    for (int i = 0; i < 2; i++) {
+        close(ends[i]);
+        close(pipes[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
