@@ -108,7 +108,10 @@ bool ibx_clear_new_in(struct copies *x, uint64_t address, uint64_t n, void *stre
         return true;
     *(void **)&set = ibx_copies_runtime("cudaMemsetAsync");
     ibx_captures_spare(x, (uintptr_t)stream);
-    return set && !set(pointer_to(address), 0, n, stream);
+    if (set && !set(pointer_to(address), 0, n, stream))
+        return true;
+    ibx_copies_forget_error(); /* it may be of a device that the stream's has no access to */
+    return false;
 }
 
 void ibx_clear_tell(const struct copies *x)
