@@ -83,6 +83,8 @@ bool ibx_answer_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t
     case IBX_CALL_REPEATS:
         return ibx_successes_hold(&p->others, ibx_request_key(p, body, n)) ||
                handles_are_good(p, body, n);
+    case IBX_CALL_LIBRARY:
+        return ibx_library_may_be_early(p, body, n);
     case IBX_CALL_REGISTERS:
         return ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_FREES:
@@ -201,7 +203,10 @@ void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     bool sure, answered = ibx_answer_here(p, body, n);
     if (!answered && ibx_answer_may_be_early(p, body, n, &sure)) {
         const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
-        ibx_answer_success(p);
+        if (p->call->kind == IBX_CALL_LIBRARY)
+            ibx_library_answer(p, body, n);
+        else
+            ibx_answer_success(p);
         answered = ibx_backlog_add(p, &scope, sure);
     }
     p->unseen = false;

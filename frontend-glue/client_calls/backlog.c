@@ -53,6 +53,7 @@ static void replied(void *context, int exit_code)
     if (atomic_load(&p->ended))
         return;
     const bool unseen = ibx_unseen_replied(p, p->replied + 1, exit_code);
+    exit_code = ibx_library_replied(p, p->replied + 1, exit_code);
     if (exit_code && !unseen && p->replied >= p->mute) { /* registrations tell nobody of errors */
         ibx_log(IBX_LOG_INFO,
                 "a CUDA call that was answered with 0 has failed with %d: the next "
@@ -248,12 +249,14 @@ static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope)
 }
 
 /* Locked. One more is about to be answered; its number. */
-static uint64_t note_answered(struct ibx_pipeline *p, const struct ibx_scope *scope)
+static uint64_t note_answered(struct ibx_pipeline *p, const struct ibx_scope *scope, bool library)
 {
     note_scope(p, scope);
     ibx_session_owe(p->session, replied, p);
     ibx_process_count(1);
-    return atomic_fetch_add(&p->answered, 1) + 1;
+    const uint64_t number = atomic_fetch_add(&p->answered, 1) + 1;
+    ibx_library_note(p, number, library);
+    return number;
 }
 
 /* Locked. What is to be sent leaves soon. */
@@ -294,7 +297,7 @@ bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *h
         note_kind(p, true, false);
         p->backlog_end += length;
         p->backlog_requests++;
-        p->chatty = note_answered(p, &of_copies);
+        p->chatty = note_answered(p, &of_copies, false);
         leave_behind(p);
         good = !atomic_load(&p->ended);
     }
@@ -313,7 +316,7 @@ bool ibx_backlog_copy_begin(struct ibx_pipeline *p)
         pthread_mutex_unlock(&p->lock);
         return false;
     }
-    p->chatty = note_answered(p, &of_copies);
+    p->chatty = note_answered(p, &of_copies, false);
     return true;
 }
 
@@ -361,7 +364,7 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
         p->backlog_requests++;
         if (p->call->kind == IBX_CALL_FREES)
             atomic_store(&p->memory, true);
-        const uint64_t request = note_answered(p, scope);
+        const uint64_t request = note_answered(p, scope, p->call->kind == IBX_CALL_LIBRARY);
         if (!ibx_call_is_quick(p->call, body, n))
             p->chatty = request;
         if (!sure)

@@ -95,9 +95,11 @@ struct ibx_pipeline {
     /* Likewise: what is known. */
     bool foreign; /* the front end reads replies in another way: nothing is answered */
     struct ibx_successes launches, others; /* others: of handles */
+    struct ibx_successes libraries;        /* calls of cuBLAS and the like */
     struct ibx_successes forms;            /* calls that were answered without output */
     unsigned launches_from;                /* of ibx_process_resets() */
     unsigned others_from;                  /* of ibx_process_handles() */
+    unsigned libraries_from;               /* of ibx_process_set_ups() */
     struct ibx_known_replies replies;
     struct ibx_configurations configurations;
     struct ibx_idle streams_idle, events_idle;
@@ -126,16 +128,17 @@ struct ibx_pipeline {
     size_t backlog_begin, backlog_end, backlog_room;
     size_t backlog_cut; /* the first so many bytes end a request whose others have left */
     unsigned backlog_requests;
-    bool copies_alone;          /* since it was empty */
-    bool records_alone;         /* likewise, of events */
-    unsigned messages;          /* sent since nothing was outstanding at the back end */
-    uint64_t mute;              /* the number of the last registration */
-    bool refused;               /* the last message was: for want of credit, or of a peer */
-    struct ibx_message kept;    /* what was refused, if it took looking for; n 0: nothing */
-    size_t kept_room;           /* ... and how much fits into a message */
-    uint64_t looked_at;         /* ns: when the connection was polled last */
-    _Atomic bool unsent;        /* there is a backlog, or the back end's replies have to be taken */
-    _Atomic uint32_t patience;  /* ns: for so long nobody has to look after that */
+    bool copies_alone;         /* since it was empty */
+    bool records_alone;        /* likewise, of events */
+    unsigned messages;         /* sent since nothing was outstanding at the back end */
+    uint64_t mute;             /* the number of the last registration */
+    bool refused;              /* the last message was: for want of credit, or of a peer */
+    struct ibx_message kept;   /* what was refused, if it took looking for; n 0: nothing */
+    size_t kept_room;          /* ... and how much fits into a message */
+    uint64_t looked_at;        /* ns: when the connection was polled last */
+    _Atomic bool unsent;       /* there is a backlog, or the back end's replies have to be taken */
+    _Atomic uint32_t patience; /* ns: for so long nobody has to look after that */
+    uint64_t library_calls[AHEAD_MOST / 64]; /* a bit each, by their numbers */
     uint64_t chatty;            /* the number of the last one whose reply waits for no other */
     _Atomic uint64_t answered;  /* requests, ever */
     _Atomic uint64_t replied;   /* of these */
@@ -263,6 +266,17 @@ bool ibx_unseen_replied(struct ibx_pipeline *pipeline, uint64_t number, int exit
 /* Learns from those that were replied. */
 void ibx_unseen_learn(struct ibx_pipeline *pipeline);
 
+/* library_calls.c */
+
+/* The request in hand, an IBX_CALL_LIBRARY, has succeeded with so much output. */
+void ibx_library_learn(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n, uint64_t out);
+/* It succeeds again; and what is read next is that reply. */
+bool ibx_library_may_be_early(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+void ibx_library_answer(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* Locked. Request `number` was answered so, or otherwise; and what its reply means to CUDA. */
+void ibx_library_note(struct ibx_pipeline *pipeline, uint64_t number, bool is);
+int ibx_library_replied(struct ibx_pipeline *pipeline, uint64_t number, int exit_code);
+
 /* idle_handles.c */
 
 /* A query, or a wait, about this stream or event has succeeded before, and nobody has added work
@@ -303,12 +317,14 @@ int ibx_waiting_told(struct ibx_pipeline *pipeline, int exit_code, bool waits);
 
 /* process.c */
 
-/* How often requests have made successes of old worthless: all, or those with streams and events.
- */
+/* How often requests have made successes of old worthless: all, those with streams and events, or
+ * those of libraries. */
 unsigned ibx_process_resets(void);
 void ibx_process_reset(void);
 unsigned ibx_process_handles(void);
 void ibx_process_handle(void);
+unsigned ibx_process_set_ups(void);
+void ibx_process_set_up(void);
 /* Graphs, or nodes, that were destroyed; one more. */
 unsigned ibx_process_graphs(void);
 void ibx_process_graph(void);

@@ -49,6 +49,7 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     p->current = -1;
     p->launches_from = ibx_process_resets();
     p->others_from = ibx_process_handles();
+    p->libraries_from = ibx_process_set_ups();
     p->losses = ibx_process_told_losses();
     p->streams = STREAMS_NONE;
     p->call = ibx_call_find("", 0);
@@ -87,6 +88,7 @@ bool ibx_pipeline_destroy(struct ibx_pipeline *p)
     }
     ibx_successes_fini(&p->launches);
     ibx_successes_fini(&p->others);
+    ibx_successes_fini(&p->libraries);
     ibx_successes_fini(&p->forms);
     ibx_replies_clear(&p->replies);
     free(p->backlog);

@@ -7,6 +7,7 @@
  *   pipeline.c   one connection: what GVirtuS calls on it
  *   direct.c     calls, and questions, of an application that GVirtuS's front end does not see
  *   answers.c    which requests are answered without the back end, or before it
+ *   library_calls.c  calls of cuBLAS and the like
  *   idle_handles.c  streams and events at rest: what is asked about them is known
  *   allocations.c  memory that cudaMalloc has returned: cudaFree of it succeeds
  *   backlog.c    requests that were answered: they leave, their replies come
@@ -24,6 +25,7 @@
  *     what it returns natively. With "all", cudaMemsetAsync, cudaMemset and copies within the
  *     device or, of few bytes, to it, too: their errors appear later.
  *   - launches by <<<>>>, of which nobody sees what they return: the first one, too;
+ *   - calls of cuBLAS, cuDNN, cuFFT and cuRAND that add work, with the same arguments as before;
  *   - what a kernel's node of a graph is to be launched with, where it has taken the same function,
  *     grid and block before, and neither a graph nor a node was destroyed since;
  *   - the configuration of a launch, which never leaves this process;

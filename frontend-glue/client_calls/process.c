@@ -35,7 +35,7 @@ static struct {
     uint64_t ids;
     sem_t wake;
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
-static _Atomic unsigned number, resets, handles, graphs, captures, losses, told_losses;
+static _Atomic unsigned number, resets, handles, set_ups, graphs, captures, losses, told_losses;
 static _Atomic int untold;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint64_t left_behind, settled;
@@ -69,6 +69,16 @@ unsigned ibx_process_handles(void)
 void ibx_process_handle(void)
 {
     atomic_fetch_add(&handles, 1);
+}
+
+unsigned ibx_process_set_ups(void)
+{
+    return atomic_load_explicit(&set_ups, memory_order_acquire);
+}
+
+void ibx_process_set_up(void)
+{
+    atomic_fetch_add(&set_ups, 1);
 }
 
 unsigned ibx_process_graphs(void)

@@ -197,6 +197,7 @@ void ibx_pipeline_forget(struct ibx_pipeline *p)
 {
     ibx_successes_clear(&p->launches);
     ibx_successes_clear(&p->others);
+    ibx_successes_clear(&p->libraries);
     ibx_replies_clear(&p->replies);
     memset(p->device, 0xff, sizeof(p->device));
     p->device_known = false;
@@ -206,12 +207,16 @@ void ibx_pipeline_forget(struct ibx_pipeline *p)
 void ibx_pipeline_forget_old(struct ibx_pipeline *p)
 {
     const unsigned resets = ibx_process_resets(), handles = ibx_process_handles();
+    const unsigned set_ups = ibx_process_set_ups();
     if (p->launches_from != resets)
         ibx_pipeline_forget(p);
     if (p->others_from != handles)
         ibx_successes_clear(&p->others);
+    if (p->others_from != handles || p->libraries_from != set_ups)
+        ibx_successes_clear(&p->libraries);
     p->launches_from = resets;
     p->others_from = handles;
+    p->libraries_from = set_ups;
 }
 
 size_t ibx_reply_key(const struct ibx_pipeline *p, uint8_t key[sizeof(p->staged)])

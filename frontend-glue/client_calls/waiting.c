@@ -27,6 +27,8 @@ static void outdates(const struct ibx_pipeline *p)
         ibx_process_graph();
     if (kind == IBX_CALL_RESETS)
         ibx_process_reset();
+    if (kind == IBX_CALL_SETS_UP)
+        ibx_process_set_up();
     if (kind == IBX_CALL_DESTROYS || kind == IBX_CALL_BEGIN_CAPTURE || kind == IBX_CALL_END_CAPTURE)
         ibx_process_handle();
 }
@@ -72,7 +74,8 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     if (p->call->kind == IBX_CALL_RESETS && !memcmp(p->staged, "cuC", 3)) /* a context */
         ibx_process_select();
     if (p->call->kind == IBX_CALL_OTHER || p->call->kind == IBX_CALL_SHARES ||
-        p->call->kind == IBX_CALL_RESETS || p->call->kind == IBX_CALL_EXTRA)
+        p->call->kind == IBX_CALL_RESETS || p->call->kind == IBX_CALL_EXTRA ||
+        p->call->kind == IBX_CALL_LIBRARY || p->call->kind == IBX_CALL_SETS_UP)
         p->clean = false; /* its handler may call CUDA more than once */
     ibx_process_order(p, &scope);
 }
@@ -243,6 +246,8 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
     }
     if (call->kind == IBX_CALL_POP)
         ibx_configurations_popped(&p->configurations, p->reply + IBX_REPLY_HEAD, (size_t)out);
+    if (call->kind == IBX_CALL_LIBRARY && !ibx_process_captures())
+        ibx_library_learn(p, body, n, out);
     if (call->length && call->length != n)
         return;
     if (call->kind == IBX_CALL_ALLOCATES && out == 8) {

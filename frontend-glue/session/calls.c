@@ -84,6 +84,54 @@ static const char *const resetting[] = {
     "cudaInitDevice",
 };
 
+/* Functions of libraries that add work to their handle's stream, and return nothing but whether
+ * they did. Of cuBLAS's what follows the types: cublasSgemm_v2, cublasCherk_v2. */
+static const char *const of_blas[] = {
+    "axpy", "copy", "dgmm", "gbmv", "geam", "gemm", "gemv", "ger",  "hbmv", "hemm",
+    "hemv", "her",  "hpmv", "hpr",  "sbmv", "scal", "spmv", "spr",  "swap", "symm",
+    "symv", "syr",  "tbmv", "tbsv", "tpmv", "tpsv", "trmm", "trmv", "trsm", "trsv",
+};
+static const char *const of_libraries[] = {
+    "cublasGemm",       "cublasSetStream", "cudnnActivation", "cudnnAddTensor",  "cudnnBatchNorm",
+    "cudnnConvolution", "cudnnOpTensor",   "cudnnPooling",    "cudnnSetStream",  "cudnnSoftmax",
+    "cufftExec",        "cufftSetStream",  "curandGenerate",  "curandSetStream",
+};
+static const char *const setting_up[] = {
+    "cublasCreate", "cublasDestroy", "cublasLt", "cublasSet", "cudnnBackend",
+    "cudnnCreate",  "cudnnDestroy",  "cudnnSet", "cufft",     "curand",
+};
+
+static bool begins(const char *text, const char *const *with, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (!strncmp(text, with[i], strlen(with[i])))
+            return true;
+    }
+    return false;
+}
+
+#define BEGINS(text, with) begins(text, with, sizeof(with) / sizeof((with)[0]))
+
+/* Also of two types: cublasCsscal, cublasZdscal. */
+static bool is_of_blas(const char *name)
+{
+    static const char blas[] = "cublas";
+    const char *types = name + sizeof(blas) - 1;
+    if (strncmp(name, blas, sizeof(blas) - 1) || !*types || !strchr("SDCZH", *types))
+        return false;
+    return BEGINS(types + 1, of_blas) ||
+           ((types[1] == 's' || types[1] == 'd') && BEGINS(types + 2, of_blas));
+}
+
+static const struct ibx_call *find_of_library(const char *name)
+{
+    static const struct ibx_call adds = {"", IBX_CALL_LIBRARY, ALL, 0, true, false};
+    static const struct ibx_call sets = {"", IBX_CALL_SETS_UP, ALL, 0, true, false};
+    if (is_of_blas(name) || BEGINS(name, of_libraries) || !strcmp(name, "cublasLtMatmul"))
+        return &adds;
+    return BEGINS(name, setting_up) ? &sets : NULL;
+}
+
 static int by_name(const void *name, const void *call)
 {
     return strcmp(name, ((const struct ibx_call *)call)->name);
@@ -102,10 +150,11 @@ const struct ibx_call *ibx_call_find(const void *name, size_t n)
         bsearch(text, calls, sizeof(calls) / sizeof(calls[0]), sizeof(calls[0]), by_name);
     if (found)
         return found;
-    for (size_t i = 0; i < sizeof(resetting) / sizeof(resetting[0]); i++) {
-        if (!strncmp(text, resetting[i], strlen(resetting[i])))
-            return &resets;
-    }
+    if (BEGINS(text, resetting))
+        return &resets;
+    found = find_of_library(text);
+    if (found)
+        return found;
     static const struct ibx_call shares = {"", IBX_CALL_SHARES, ALL, 0, true, false};
     if ((strstr(text, "Ipc") && strstr(text, "Event")) || strstr(text, "ExternalSemaphore"))
         return &shares;
@@ -123,6 +172,7 @@ unsigned ibx_call_extra(const struct ibx_call *call, const uint8_t *body, size_t
 bool ibx_call_is_quick(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     return call->kind == IBX_CALL_LAUNCH || call->kind == IBX_CALL_REPEATS ||
+           call->kind == IBX_CALL_LIBRARY ||
            (call->kind == IBX_CALL_ENQUEUES && call->stream_at != ALL) ||
            call->kind == IBX_CALL_REGISTERS ||
            ibx_call_extra(call, body, n) == IBX_EXTRA_SET_KERNEL;

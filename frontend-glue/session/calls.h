@@ -35,7 +35,11 @@ enum ibx_call_kind {
     IBX_CALL_SET_DEVICE, /* likewise */
     IBX_CALL_BEGIN_CAPTURE, /* from here on enqueued work is recorded, or refused */
     IBX_CALL_END_CAPTURE,
-    IBX_CALL_EXTRA, /* a request of our own (extra.h): waits, and may do anything */
+    IBX_CALL_LIBRARY, /* of cuBLAS and the like: enqueues, or selects a stream; the same request
+                         succeeds again, until IBX_CALL_SETS_UP or IBX_CALL_DESTROYS */
+    IBX_CALL_SETS_UP, /* waits, and may do anything: it makes, changes or ends what such calls use
+                       */
+    IBX_CALL_EXTRA,   /* a request of our own (extra.h): waits, and may do anything */
 };
 
 /* Where a request holds its stream: an offset in its body, or one of these. */
@@ -44,7 +48,7 @@ enum ibx_call_kind {
 #define IBX_CALL_ALL_STREAMS (-3) /* it comes after all work, or may */
 
 struct ibx_call {
-    const char *name; /* "" for what is not in the table */
+    const char *name; /* "" for what is not in the table, as all of libraries */
     enum ibx_call_kind kind;
     int stream_at;
     unsigned length; /* of the body, 0: it varies */

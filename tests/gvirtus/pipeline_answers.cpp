@@ -118,6 +118,47 @@ bool graphs_do_not_wait()
     return HOLDS(app.last_error() == 1);
 }
 
+// What a library's calls make of the stream.
+std::uint64_t with(std::uint64_t work, std::uint64_t value)
+{
+    return work * 6364136223846793005u + value + 1;
+}
+
+// With arguments that have succeeded, while nothing was set up anew; a result is waited for.
+bool calls_of_libraries_do_not_wait()
+{
+    const Body handle = Body().u64(1), gemm = Body().u64(1).u64(7),
+               fft = Body().u64(1).u64(9).i32(1);
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app) && app.call("cublasCreate_v2", handle) == 0);
+    REQUIRE(app.call("cublasSetStream_v2", Body().u64(1).u64(STREAM)) == 0);
+    std::uint64_t expected = app.work();
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(app.call("cublasSgemm_v2", gemm) == 0 && app.call("cufftExecC2C", fft) == 0);
+        REQUIRE(app.out == Body().u64(9).bytes);
+        expected = with(with(expected, 7), 9);
+        REQUIRE(app.work() == expected);
+        scene.world->held = true;
+        for (unsigned n = 0; n < 100; n++) {
+            REQUIRE(app.call("cublasSgemm_v2", gemm) == 0 && app.out.empty());
+            REQUIRE(app.call("cufftExecC2C", fft) == 0 && app.out == Body().u64(9).bytes);
+            expected = with(with(expected, 7), 9);
+        }
+        scene.world->held = false;
+        REQUIRE(app.call("cublasDdot_v2", gemm) == 0);
+        expected = with(expected, 7);
+        REQUIRE(app.out == Body().u64(expected).bytes && app.work() == expected);
+        REQUIRE(app.call("cublasDestroy_v2", handle) == 0);
+        REQUIRE(app.call("cublasSgemm_v2", gemm) == LIBRARY_NOT_INITIALIZED);
+        REQUIRE(app.call("cublasCreate_v2", handle) == 0);
+        REQUIRE(app.call("cublasSetStream_v2", Body().u64(1).u64(STREAM)) == 0);
+    }
+    REQUIRE(app.call("cublasSgemm_v2", gemm) == 0 &&
+            app.call("cudaStreamDestroy", Body().u64(STREAM)) == 0);
+    return HOLDS(app.last_error() == 0 && app.synchronize() == 0);
+}
+
 // Nobody calls anything more.
 bool what_is_left_behind_is_sent()
 {
@@ -454,6 +495,7 @@ void check_answers()
     check("long launches do not wait", long_launches_do_not_wait);
     check("the sender naps", the_sender_naps);
     check("graphs do not wait", graphs_do_not_wait);
+    check("calls of libraries do not wait", calls_of_libraries_do_not_wait);
     check("what is left behind is sent", what_is_left_behind_is_sent);
     check("more than fits", more_than_fits);
     check("what waits in which mode", modes);

@@ -73,6 +73,25 @@ bool errors_later()
     return true;
 }
 
+// Of a library's call that was answered: its number is none of CUDA's.
+bool errors_of_libraries()
+{
+    const Body gemm = Body().u64(0).u64(7);
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app) && app.call("cublasCreate_v2", Body().u64(0)) == 0);
+    for (int i = 0; i < 2; i++) {
+        scene.world->library_fails = LIBRARY_FAILED; // it waits, since it has not succeeded yet
+        REQUIRE(app.call("cublasSgemm_v2", gemm) == LIBRARY_FAILED && app.last_error() == 0);
+        REQUIRE(app.call("cublasSgemm_v2", gemm) == 0 && app.synchronize() == 0);
+        scene.world->library_fails = LIBRARY_FAILED;
+        REQUIRE(app.call("cublasSgemm_v2", gemm) == 0);
+        REQUIRE(app.synchronize() == 719 && app.synchronize() == 0);
+        REQUIRE(app.last_error() == 719 && app.last_error() == 0);
+    }
+    return true;
+}
+
 // A back end that is killed with launches outstanding.
 bool killed(bool held)
 {
@@ -206,6 +225,7 @@ void check_errors()
 {
     check("errors that a call returns", errors_at_once);
     check("errors that appear later", errors_later);
+    check("errors of libraries' calls", errors_of_libraries);
     check("a back end that is killed", [] { return apart([] { return killed(false); }); });
     check("a back end that is killed while it is busy",
           [] { return apart([] { return killed(true); }); });

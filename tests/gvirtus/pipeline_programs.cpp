@@ -100,6 +100,31 @@ Call random_graph_call(Random *random)
     }
 }
 
+// Mostly with the same few arguments: then it is answered early.
+Call random_library_call(Random *random)
+{
+    const std::uint64_t handle = random->below(20) / 15 + random->below(30) / 29;
+    const std::uint64_t value = random->below(2);
+    switch (random->below(24)) {
+    case 0:
+        return {"cublasCreate_v2", Body().u64(handle)};
+    case 1:
+        return {random->below(3) ? "cublasCreate_v2" : "cublasDestroy_v2", Body().u64(handle)};
+    case 2:
+        return {
+            "cublasSetStream_v2",
+            Body().u64(handle).u64(random->below(9) ? STREAM + random->below(WORLD_STREAMS) : 0)};
+    case 3:
+        return {"cublasDdot_v2", Body().u64(handle).u64(value)};
+    case 4:
+    case 5:
+    case 6:
+        return {"cufftExecC2C", Body().u64(handle).u64(value).i32(1)};
+    default:
+        return {"cublasSgemm_v2", Body().u64(handle).u64(value)};
+    }
+}
+
 // One that a program would make; `certain`: none whose own error may come later.
 Call random_call(Random *random, const World *world)
 {
@@ -109,7 +134,13 @@ Call random_call(Random *random, const World *world)
         return random_graph_call(random);
     const std::uint64_t value = random->next() >> 8, event = random->below(WORLD_EVENTS);
     const std::uint64_t stream = random->below(6) ? STREAM + random->below(WORLD_STREAMS) : 0;
-    switch (random->below(35)) {
+    switch (random->below(40)) {
+    case 35:
+    case 36:
+    case 37:
+    case 38:
+    case 39:
+        return random_library_call(random);
     case 33:
     case 34:
         return random_copy(random);

@@ -35,6 +35,31 @@ bool threads_in_order()
     return true;
 }
 
+// Likewise with calls of libraries, whose stream their handle alone knows.
+bool libraries_in_order()
+{
+    const Body gemm = Body().u64(0).u64(7);
+    Scene scene;
+    App first = scene.app(), second = scene.app();
+    REQUIRE(warm(&first) && warm(&second));
+    REQUIRE(first.call("cublasSgemm_v2", gemm) == 0 && second.call("cublasSgemm_v2", gemm) == 0);
+    std::uint64_t expected = first.work();
+    scene.world->slow_us = 200;
+    for (unsigned i = 0; i < 60; i++) {
+        App &app = i % 2 ? first : second, &other = i % 2 ? second : first;
+        for (unsigned j = 0; j < 5; j++) {
+            REQUIRE(app.call("cublasSgemm_v2", gemm) == 0);
+            expected = expected * 6364136223846793005u + 7 + 1;
+        }
+        REQUIRE(other.launch(i) == 0);
+        expected = expected * 6364136223846793005u + i + 1;
+        if (i % 7 == 0)
+            REQUIRE(other.work() == expected);
+    }
+    REQUIRE(first.work() == expected);
+    return true;
+}
+
 // One that has calls of its own outstanding, to which replies come while it looks for those of
 // others.
 bool a_quick_thread_behind_a_slow_one()
@@ -246,6 +271,7 @@ bool an_endless_thread()
 void check_threads()
 {
     check("threads that hand over to each other", threads_in_order);
+    check("threads in order with libraries", libraries_in_order);
     check("a quick thread behind a slow one", a_quick_thread_behind_a_slow_one);
     check("threads whose streams an event orders", threads_and_events);
     check("threads that have nothing to do with each other", threads_apart);

@@ -436,8 +436,44 @@ int extra(World *world, int request, const std::vector<char> &in)
     return request == IBX_EXTRA_IPC_EVENT || request == IBX_EXTRA_IPC_OPEN_EVENT ? 0 : -1;
 }
 
+bool is_of_library(const std::string &name)
+{
+    return name.compare(0, 6, "cublas") == 0 || name.compare(0, 5, "cufft") == 0;
+}
+
+// Work is a value that is added to the handle's stream; where that cannot be, the library says so
+// in a number of its own, and CUDA knows nothing of it. cuFFT's handler returns an address, too.
+int library(World *world, WorldThread *thread, const std::string &name, const std::vector<char> &in,
+            Body *out)
+{
+    const std::uint64_t handle = number(in, 0);
+    if (handle >= WORLD_LIBRARIES)
+        return LIBRARY_INVALID_VALUE;
+    WorldLibrary *of = &thread->libraries[handle];
+    if (name == "cublasCreate_v2")
+        return *of = {true, 0}, 0;
+    if (!of->made)
+        return LIBRARY_NOT_INITIALIZED;
+    if (name == "cublasDestroy_v2")
+        return of->made = false, 0;
+    if (name == "cublasSetStream_v2")
+        return of->stream = number(in, 8), 0;
+    if (const int status = world->library_fails.exchange(0))
+        return status;
+    const std::uint64_t value = number(in, 8);
+    if (world->fatal || enqueue(world, of->stream, value))
+        return LIBRARY_FAILED;
+    if (name == "cufftExecC2C")
+        out->u64(value);
+    if (name == "cublasDdot_v2") // what there is behind all work so far
+        out->u64(world->work[of->stream ? of->stream - 100 : 0]);
+    return 0;
+}
+
 bool enqueues(const std::string &name, const std::vector<char> &in)
 {
+    if (is_of_library(name))
+        return true;
     if (name == "cudaMemcpy")
         return in.size() >= 4 && get<std::int32_t>(in, in.size() - 4) == H2D;
     return name == "cudaLaunchKernel" || name == "cudaEventRecord" ||
@@ -554,9 +590,11 @@ int world_run(World *world, WorldThread *thread, const std::string &name,
     if (name == "cudaLaunchKernel" && world->refuses) // which is no last error
         return world->refuses;
     pthread_mutex_lock(&world->lock);
-    const int rc = execute(world, thread, name, in, out);
+    const bool of_library = is_of_library(name);
+    const int rc =
+        of_library ? library(world, thread, name, in, out) : execute(world, thread, name, in, out);
     pthread_mutex_unlock(&world->lock);
-    if (rc)
+    if (rc && !of_library)
         thread->last_error = rc;
     return rc;
 }

@@ -78,6 +78,7 @@ struct World {
     std::atomic<unsigned> slow_us;       // each call takes so long
     std::atomic<unsigned> fails_in;      // launches, 0: none fails
     std::atomic<int> fails_with;         // and how
+    std::atomic<int> library_fails;      // what the next work of a library returns; or 0
     std::atomic<int> refuses;            // what a handler returns for a launch, without CUDA; or 0
     std::atomic<std::uint64_t> requests; // ever
     std::atomic<std::uint64_t> launches; // that were run
@@ -90,10 +91,19 @@ void world_clear(World *world);
 bool world_captures(const World *world);
 void world_destroy(World *world);
 
+// A handle of cuBLAS's.
+struct WorldLibrary {
+    bool made = false;
+    std::uint64_t stream = 0;
+};
+constexpr unsigned WORLD_LIBRARIES = 2;
+constexpr int LIBRARY_NOT_INITIALIZED = 1, LIBRARY_INVALID_VALUE = 7, LIBRARY_FAILED = 13;
+
 // What a connection has of its own.
 struct WorldThread {
     int last_error = 0;
     std::int32_t device = 0;
+    WorldLibrary libraries[WORLD_LIBRARIES] = {{true, 100}};
     std::vector<std::vector<char>> configurations;
 };
 
