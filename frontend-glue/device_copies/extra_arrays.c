@@ -276,7 +276,9 @@ static bool is_resource(const struct extra *e, const struct ibx_cuda_resource *r
         !span_of(resource->of.memory.sizes[2], resource->of.memory.sizes[2],
                  resource->of.memory.sizes[1], &n))
         return false;
-    return mine(e, resource->of.memory.at, n);
+    /* A program may name more than there is: CUDA looks at the beginning alone. */
+    const uint64_t at = (uintptr_t)resource->of.memory.at;
+    return ibx_isolation_allows(e->x, at, n) && !ibx_copies_is_own(e->x, at, 1);
 }
 
 static int create_texture(struct extra *e)

@@ -635,6 +635,7 @@ int main(int argc, char **argv)
         {"array-to-array", array_to_array},
         {"textures", textures},
         {"descriptions", descriptions},
+        {"textures-beyond", textures_beyond},
         {"capture-modes", capture_modes},
         {"pools", pools},
         {"stream-of-thread", stream_of_thread},

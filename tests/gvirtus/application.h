@@ -138,6 +138,7 @@ bool planes_of_memory();
 bool array_to_array();
 bool textures();
 bool descriptions();
+bool textures_beyond();
 bool capture_modes();
 bool pools();
 bool meanwhile();

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -357,6 +359,41 @@ bool descriptions()
     REQUIRE(preloaded<int()>("cudaDeviceReset")() == 0);
     REQUIRE(fails(resource_of(&told, other), 1) && fails(of_surface(&told, surface), 1));
     return HOLDS(info(&channel, &extent, &flags, array) != 0 && cudaGetLastError() != 0);
+}
+
+// Where the back end has a library in its memory.
+std::uint64_t library_of_back_end()
+{
+    std::ifstream maps("/proc/" + std::string(std::getenv("STUB_BACK_END")) + "/maps");
+    for (std::string line; std::getline(maps, line);)
+        if (line.find("libc.so") != std::string::npos)
+            return std::stoull(line, nullptr, 16);
+    return 0;
+}
+
+// CUDA takes one of memory that is shorter: it looks at the beginning alone, wherever the end is.
+bool textures_beyond()
+{
+    REQUIRE(runtime_is_there());
+    using Make = int(unsigned long long *, const Resource *, const Texture *, const View *);
+    auto *create = preloaded<Make>("cudaCreateTextureObject");
+    const Texture how = texture_of_words();
+    void *memory = nullptr;
+    REQUIRE(cudaMalloc(&memory, 4096) == 0);
+    const std::uint64_t library = library_of_back_end();
+    const auto at = reinterpret_cast<std::uintptr_t>(memory);
+    Resource of = {};
+    of.kind = IBX_RESOURCE_LINEAR;
+    of.of.memory.channel = floats;
+    REQUIRE(library > at);
+    for (std::size_t n : {std::size_t{4096}, std::size_t{4096 + 64}, library - at + 64}) {
+        unsigned long long texture = 0;
+        of.of.memory.at = memory;
+        of.of.memory.sizes[0] = n;
+        REQUIRE(create(&texture, &of, &how, nullptr) == 0 && texture);
+        REQUIRE(preloaded<int(unsigned long long)>("cudaDestroyTextureObject")(texture) == 0);
+    }
+    return HOLDS(cudaFree(memory) == 0 && cudaGetLastError() == 0);
 }
 
 // A thread's mode is the program's own, but for that which would let clients end each other's

@@ -357,6 +357,7 @@ void check_what_it_does_not()
                              "array-to-array",
                              "textures",
                              "descriptions",
+                             "textures-beyond",
                              "capture-modes",
                              "pools",
                              "meanwhile",

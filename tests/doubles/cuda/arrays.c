@@ -238,7 +238,7 @@ EXPORT int cudaCreateTextureObject(unsigned long long *texture,
         array_of(resource->of.array);
     else if (resource->kind == IBX_RESOURCE_MIPMAP)
         mipmap_of(resource->of.array);
-    else if (resource->of.memory.sizes[0] != 64 || resource->of.memory.channel.kind != 2)
+    else if (resource->of.memory.sizes[0] % 64 || resource->of.memory.channel.kind != 2)
         return returns(INVALID_VALUE);
     *texture = 1000u + (unsigned)resource->kind + (view ? 100u : 0u);
     return returns(0);
