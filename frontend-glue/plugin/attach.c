@@ -19,22 +19,13 @@ _Atomic(const struct ibx_frontend_watch *) ibx_attached_watcher; /* NULL: the pr
 static pthread_key_t thread_end;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static bool keyed;
-static atomic_uint epoch; /* sessions of this process that ended */
 
-static void drop(struct ibx_attachment *attachment)
+void ibx_attachment_drop(struct ibx_attachment *attachment)
 {
     if (atomic_fetch_sub(&attachment->users, 1) != 1)
         return;
     pthread_mutex_destroy(&attachment->closing);
     free(attachment);
-}
-
-/* At the back end a client without a session is none, and has nothing. It may be the last one that
- * the back end knows: a session it knows from its first reply on. */
-static void count_end(struct ibx_attachment *attachment)
-{
-    if (atomic_exchange(&attachment->lasts, false))
-        atomic_fetch_add(&epoch, 1);
 }
 
 /* False: the back end has not run yet what this thread has launched. */
@@ -45,10 +36,11 @@ static bool close_session(struct ibx_attachment *attachment)
         return true;
     if (!ibx_pipeline_finish(attachment->pipeline, END_SLICE_MS))
         return false;
-    count_end(attachment);
-    ibx_pipeline_lock(attachment->pipeline);
-    ibx_session_close(session);
-    ibx_pipeline_unlock(attachment->pipeline);
+    if (!ibx_last_session_stays(attachment)) {
+        ibx_pipeline_lock(attachment->pipeline);
+        ibx_session_close(session);
+        ibx_pipeline_unlock(attachment->pipeline);
+    }
     atomic_store(&attachment->ended, true);
     return true;
 }
@@ -66,7 +58,7 @@ static void end_thread(void *argument)
         if (!closed)
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    drop(attachment);
+    ibx_attachment_drop(attachment);
 }
 
 /* The connection stays the parent's. The child's thread has another id, so GVirtuS connects anew.
@@ -74,17 +66,24 @@ static void end_thread(void *argument)
 static void end_parent(void)
 {
     if (ibx_attached)
-        drop(ibx_attached);
+        ibx_attachment_drop(ibx_attached);
     ibx_attached = NULL;
     ibx_host_copies_forget();
     pthread_setspecific(thread_end, NULL);
-    atomic_fetch_add(&epoch, 1);
+    ibx_last_session_forked();
 }
 
-/* GVirtuS's front end closes all sessions behind this: it was there before its communicator. */
+/* GVirtuS's front end closes all other sessions behind this: it was there before its communicator.
+ */
+static void process_ends(void)
+{
+    ibx_session_process_ends();
+    ibx_last_session_close();
+}
+
 static void begin(void)
 {
-    atexit(ibx_session_process_ends);
+    atexit(process_ends);
     keyed = !pthread_key_create(&thread_end, end_thread) && !pthread_atfork(NULL, NULL, end_parent);
 }
 
@@ -108,11 +107,6 @@ bool ibx_attached_live(const struct ibx_session *session)
     const bool live = ibx_session_live(session);
     ibx_pipeline_unlock(ibx_attached->pipeline);
     return live;
-}
-
-unsigned ibx_attached_epoch(void)
-{
-    return atomic_load(&epoch);
 }
 
 /* ------------------------------------------------------------------ GVirtuS's requests */
@@ -232,6 +226,11 @@ void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes
     attachment->selects = false;
 }
 
+void ibx_attach_begins(void)
+{
+    ibx_last_session_close();
+}
+
 struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline,
                                   ibx_attach_launch *launch)
 {
@@ -248,7 +247,6 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
                                           .pipeline = pipeline,
                                           .users = 2,
                                           .process = getpid(),
-                                          .lasts = true,
                                           .closing = PTHREAD_MUTEX_INITIALIZER,
                                           .preloaded = attach != NULL,
                                           .begins = begins,
@@ -256,9 +254,10 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
                                           .device = -1};
     ibx_request_watch_init(&attachment->watch);
     if (ibx_attached)
-        drop(ibx_attached);
+        ibx_attachment_drop(ibx_attached);
     ibx_attached = attachment;
     pthread_setspecific(thread_end, attachment);
+    ibx_last_session_begins(attachment);
     ibx_attached_path(session);
     if (attach)
         attach(&ibx_attached_calls);
@@ -270,17 +269,25 @@ bool ibx_attachment_ended(const struct ibx_attachment *attachment)
     return attachment && atomic_load(&attachment->ended);
 }
 
-void ibx_detach(struct ibx_attachment *attachment)
+bool ibx_detach(struct ibx_attachment *attachment, bool may_stay)
 {
     if (!attachment)
-        return;
-    bool ours = attachment->process == getpid(); /* a child has none of its parent's threads */
-    if (ours)
-        count_end(attachment);
-    if (ours)
+        return false;
+    const bool ours =
+        attachment->process == getpid(); /* a child has none of its parent's threads */
+    bool stays = false;
+    if (ours) {
         pthread_mutex_lock(&attachment->closing);
+        stays = may_stay && ibx_pipeline_finish(attachment->pipeline, IBX_PIPELINE_END_MS) &&
+                ibx_last_session_stays(attachment);
+        if (stays)
+            attachment->owned = atomic_load(&attachment->session);
+        else
+            ibx_last_session_ends(attachment);
+    }
     atomic_store(&attachment->session, NULL);
     if (ours)
         pthread_mutex_unlock(&attachment->closing);
-    drop(attachment);
+    ibx_attachment_drop(attachment);
+    return stays;
 }

@@ -4,7 +4,7 @@
  *
  * GVirtuS makes one connection in each thread that calls CUDA, and uses it from that thread alone.
  * So a thread's own copies can use it between two requests of GVirtuS. GVirtuS never closes it: it
- * is closed here, when its thread ends.
+ * is closed here, when its thread ends, or stays open if it is the last one (last_session.c).
  */
 #ifndef IBX_FRONTEND_GLUE_PLUGIN_ATTACH_H
 #define IBX_FRONTEND_GLUE_PLUGIN_ATTACH_H
@@ -22,6 +22,8 @@ typedef bool ibx_attach_launch(const struct ibx_frontend_launch *launch, int *rc
  * thread's copies, and the connection outlives the thread. */
 struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline,
                                   ibx_attach_launch *launch);
+/* Client, before it connects, so that this process has no more connections than threads. */
+void ibx_attach_begins(void);
 /* What GVirtuS writes, before the session gets it: waits for background copies that the request has
  * to come after. Accepts NULL. */
 void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *bytes, size_t n);
@@ -30,8 +32,8 @@ void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes
 /* Whether the thread has ended, which has closed the session. A later write comes from a thread
  * with the same number, which needs a session of its own. Accepts NULL. */
 bool ibx_attachment_ended(const struct ibx_attachment *attachment);
-/* Before the session or its pipeline is destroyed, from any thread that may destroy it. Accepts
- * NULL. */
-void ibx_detach(struct ibx_attachment *attachment);
+/* Before the session or its pipeline is destroyed, from any thread that may destroy it. True, only
+ * if it may stay: both belong to the attachment from now on. Accepts NULL. */
+bool ibx_detach(struct ibx_attachment *attachment, bool may_stay);
 
 #endif

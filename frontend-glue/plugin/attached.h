@@ -15,11 +15,12 @@ struct ibx_attachment {
     struct ibx_pipeline *pipeline;         /* of the session; NULL: it has none */
     _Atomic unsigned users;
     pid_t process;
-    atomic_bool lasts;       /* the end of its session was not counted yet */
-    pthread_mutex_t closing; /* held while the session is closed at the end of the thread */
-    atomic_bool ended;
-    bool preloaded;                 /* the session carries the thread's own copies too */
-    void (*begins)(void);           /* before its first request; NULL: it has begun */
+    bool counted;              /* last_session.c: its session counts as open */
+    struct ibx_session *owned; /* ... which its communicator has left to it, with the pipeline */
+    pthread_mutex_t closing;   /* held while the session is closed, but for GVirtuS's own Close() */
+    atomic_bool ended;         /* the thread has */
+    bool preloaded;            /* the session carries the thread's own copies too */
+    void (*begins)(void);      /* before its first request; NULL: it has begun */
     struct ibx_request_watch watch; /* the thread's */
     int stream_at;                  /* of the current request: see stream_at() */
     bool selects;                   /* the current request is cudaSetDevice, not answered yet */
@@ -36,8 +37,23 @@ struct ibx_session *ibx_attached_session(void);
  * connection, or find that it has ended. */
 bool ibx_attached_over_shm(const struct ibx_session *session);
 bool ibx_attached_live(const struct ibx_session *session);
+void ibx_attachment_drop(struct ibx_attachment *attachment);
+
+/* last_session.c */
+
 /* How many sessions of this process have ended. */
 unsigned ibx_attached_epoch(void);
+/* A session is the calling thread's from now on. */
+void ibx_last_session_begins(struct ibx_attachment *attachment);
+/* `closing` is locked. Its thread has ended, or its communicator goes, and nothing is under way.
+ * False: its session is to be closed. */
+bool ibx_last_session_stays(struct ibx_attachment *attachment);
+/* Its session is about to be closed, in any case. */
+void ibx_last_session_ends(struct ibx_attachment *attachment);
+/* Closes what has stayed, if anything has. */
+void ibx_last_session_close(void);
+/* In the child. */
+void ibx_last_session_forked(void);
 
 /* attached_copies.c: the table's `copy`. */
 int ibx_attached_copy(const struct ibx_frontend_copy *wish, int *exit_code);

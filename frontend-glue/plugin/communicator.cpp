@@ -132,8 +132,7 @@ class RdmaCommunicator final : public Communicator
     RdmaCommunicator &operator=(const RdmaCommunicator &) = delete;
     ~RdmaCommunicator() override
     {
-        ibx_detach(attachment);
-        if (ibx_pipeline_destroy(pipeline))
+        if (!ibx_detach(attachment, true) && ibx_pipeline_destroy(pipeline))
             ibx_session_destroy(session);
         ibx_last_requests_destroy(last);
     }
@@ -166,6 +165,7 @@ class RdmaCommunicator final : public Communicator
     {
         NoCancel hold;
         ibx_error err{};
+        ibx_attach_begins();
         if (ibx_session_connect(session, &err))
             fail(err);
         pipeline = ibx_pipeline_create(session, mode);
@@ -237,7 +237,8 @@ class RdmaCommunicator final : public Communicator
     {
         ibx_error err{};
         ibx_session *fresh = nullptr;
-        ibx_detach(attachment);
+        ibx_attach_begins();
+        ibx_detach(attachment, false);
         attachment = nullptr;
         int rc = ibx_session_create_like(session, &fresh, &err);
         if (!rc) {

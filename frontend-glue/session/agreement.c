@@ -194,6 +194,12 @@ void ibx_session_process_ends(void)
     atomic_store(&process_ends, true);
 }
 
+bool ibx_session_shows_process(const struct ibx_session *s)
+{
+    return ibx_session_live(s) && ibx_link_survives(s) && s->link.peer_fd < 0 &&
+           !atomic_load(&process_ends);
+}
+
 void ibx_link_say_bye(struct ibx_session *s)
 {
     uint8_t bytes[] = {MESSAGE_BYE, atomic_load(&process_ends)};

@@ -129,6 +129,8 @@ void ibx_session_close(struct ibx_session *session);
 /* Client: sessions that are closed from now on end with their process, and say so: what that has at
  * the back end is nobody's then. */
 void ibx_session_process_ends(void);
+/* Client: whether its back end knows by its sessions alone that this process is there. */
+bool ibx_session_shows_process(const struct ibx_session *session);
 
 /* After establishment, otherwise NULL. */
 const struct ibx_path *ibx_session_path(const struct ibx_session *session);

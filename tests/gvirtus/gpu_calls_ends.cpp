@@ -465,6 +465,7 @@ void check_calls_ends()
     check("... that end", [] { return left_behind(End::closes, false); });
     check("... that are killed on another host", [] { return left_behind(End::killed, true); });
     check("... that exit on another host", [] { return left_behind(End::exits, true); });
+    check("... that end on another host", [] { return left_behind(End::closes, true); });
     check("... beside others that wait for all work", left_beside_waits);
     check("a client that has no connection for a while", [] { return come_again(false); });
     check("... on another host", [] { return come_again(true); });

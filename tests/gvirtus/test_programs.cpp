@@ -88,8 +88,8 @@ bool ends_with_it()
 }
 
 // A program of another host, of whose processes the back end knows no more than what they say: here
-// one of another pid namespace. It ends in the time that its session waits for it.
-bool of_another_host()
+// one of another pid namespace. `then`: what it does once it has memory there, before it is killed.
+bool of_another_host(const std::function<void(std::shared_ptr<Communicator> &)> &then)
 {
     const Listening back(resume);
     int had[2];
@@ -101,6 +101,7 @@ bool of_another_host()
             auto over = connected(back.port, resume);
             Remote remote(over.get());
             const bool good = works(&remote) == 1 && remote.malloc(some);
+            then(over);
             return write(had[1], good ? "g" : "b", 1) != 1 || pause();
         }));
     });
@@ -459,7 +460,9 @@ int main(int argc, char **argv)
     check("a context that one program has broken", broken_by_one);
     check("a program whose process crashes", crashed);
     check("a process ends with its program", ends_with_it);
-    check("... of another host that is killed", of_another_host);
+    check("... of another host that is killed", [] { return of_another_host([](auto &) {}); });
+    check("... without a thread that calls CUDA",
+          [] { return of_another_host([](auto &over) { over.reset(); }); });
     check("many programs at once", many_at_once);
     check("a session goes on in its program's process", [] { return goes_on(""); });
     if (provider != "verbs") // which does not encrypt

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The last session of a process. What the process has at the back end is its until it has ended,
+ * and a back end that cannot watch the process, since it is on another host, knows of it by its
+ * sessions alone. So the last one stays open when its thread ends: until another thread connects,
+ * or until the process ends, which says so if it can, and otherwise takes its connection along.
+ *
+ * Locks: an attachment's `closing`, then the one here.
+ */
+#include "frontend-glue/plugin/attached.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static unsigned open_sessions;      /* of this process, with `last` */
+static struct ibx_attachment *last; /* whose thread has ended; NULL: there is none */
+static atomic_uint epoch;           /* sessions of this process that ended */
+
+unsigned ibx_attached_epoch(void)
+{
+    return atomic_load(&epoch);
+}
+
+/* Locked. At the back end a client without a session is none, and has nothing. It may be the last
+ * one that the back end knows: a session it knows from its first reply on. */
+static void count_end(struct ibx_attachment *attachment)
+{
+    if (!attachment->counted)
+        return;
+    attachment->counted = false;
+    open_sessions--;
+    atomic_fetch_add(&epoch, 1);
+}
+
+void ibx_last_session_begins(struct ibx_attachment *attachment)
+{
+    pthread_mutex_lock(&lock);
+    attachment->counted = true;
+    open_sessions++;
+    pthread_mutex_unlock(&lock);
+    ibx_last_session_close();
+}
+
+bool ibx_last_session_stays(struct ibx_attachment *attachment)
+{
+    struct ibx_session *session = atomic_load(&attachment->session);
+    ibx_pipeline_lock(attachment->pipeline);
+    const bool shows = session && ibx_session_shows_process(session);
+    ibx_pipeline_unlock(attachment->pipeline);
+    pthread_mutex_lock(&lock);
+    const bool stays = shows && attachment->counted && open_sessions == 1;
+    if (!stays)
+        count_end(attachment);
+    if (stays && !last) /* otherwise it is this one */
+        atomic_fetch_add(&attachment->users, 1);
+    if (stays)
+        last = attachment;
+    pthread_mutex_unlock(&lock);
+    return stays;
+}
+
+void ibx_last_session_ends(struct ibx_attachment *attachment)
+{
+    pthread_mutex_lock(&lock);
+    count_end(attachment);
+    const bool was = last == attachment;
+    if (was)
+        last = NULL;
+    pthread_mutex_unlock(&lock);
+    if (was)
+        ibx_attachment_drop(attachment);
+}
+
+void ibx_last_session_close(void)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_attachment *attachment = last;
+    last = NULL;
+    if (attachment)
+        count_end(attachment);
+    pthread_mutex_unlock(&lock);
+    if (!attachment)
+        return;
+    pthread_mutex_lock(&attachment->closing);
+    struct ibx_session *session = attachment->owned;
+    session = session ? session : atomic_load(&attachment->session);
+    if (session) {
+        ibx_pipeline_lock(attachment->pipeline);
+        ibx_session_close(session);
+        ibx_pipeline_unlock(attachment->pipeline);
+    }
+    if (attachment->owned && ibx_pipeline_destroy(attachment->pipeline))
+        ibx_session_destroy(session);
+    pthread_mutex_unlock(&attachment->closing);
+    ibx_attachment_drop(attachment);
+}
+
+void ibx_last_session_forked(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    last = NULL;
+    open_sessions = 0;
+    atomic_fetch_add(&epoch, 1);
+}
