@@ -4,9 +4,11 @@
  * limit (RLIMIT_NOFILE) may be far below what rdma.sessions allows. One tenant's connections must
  * not take those of all others, which nobody could make then. So the clients of one name have as
  * many connections as they like until rdma.tenant_share of all descriptors are in use; from then on
- * only those who have less than an even share of the connections get another one.
+ * only those who have less than an even share of the connections get another one. A process that is
+ * one program's or tenant's has nobody's connections but theirs.
  */
 #include "frontend-glue/device_copies/tenants.h"
+#include "frontend-glue/session/client_processes.h"
 
 #include <dirent.h>
 #include <sys/resource.h>
@@ -30,7 +32,7 @@ bool ibx_descriptors_left(struct ibx_tenant *tenant, const struct ibx_tenant_lim
     struct rlimit limit;
     uint64_t own, all, setups;
     const uint64_t percent = limits->share ? limits->share : IBX_TENANT_SHARE;
-    if (!*ibx_tenant_name(tenant) || getrlimit(RLIMIT_NOFILE, &limit) ||
+    if (!*ibx_tenant_name(tenant) || ibx_client_process() || getrlimit(RLIMIT_NOFILE, &limit) ||
         limit.rlim_cur == RLIM_INFINITY)
         return true;
     const uint64_t most = limit.rlim_cur / 100 * percent + limit.rlim_cur % 100 * percent / 100;
