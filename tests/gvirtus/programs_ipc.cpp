@@ -205,6 +205,7 @@ bool events_of_another()
 
 bool no_more_than_4096()
 {
+    const Descriptors enough(8192); // the double has one for each
     const Listening back(resume);
     Program a(back, resume), b(back, resume);
     const std::uint64_t memory = b.malloc();

@@ -7,14 +7,32 @@
 #include "tests/gvirtus/checks.h"
 #include "tests/gvirtus/gpu_calls_clients.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <filesystem>
-#include <sys/socket.h>
 #include <iterator>
+#include <sys/resource.h>
+#include <sys/socket.h>
 
 constexpr int lost = 999;    // what each call of a session returns that is gone
 constexpr int broken = 719;  // ... and of a context that is broken
 constexpr long at_once = 64; // connections of one program
 constexpr long piece = 256 << 10, long_bytes = 16 * piece;
+
+// What is started meanwhile may have so many descriptors.
+struct Descriptors {
+    rlimit before{};
+    explicit Descriptors(rlim_t most)
+    {
+        getrlimit(RLIMIT_NOFILE, &before);
+        const rlimit now = {most, std::max(most, before.rlim_max)};
+        if (setrlimit(RLIMIT_NOFILE, &now))
+            std::perror("setrlimit");
+    }
+    ~Descriptors() { setrlimit(RLIMIT_NOFILE, &before); }
+    Descriptors(const Descriptors &) = delete;
+    Descriptors &operator=(const Descriptors &) = delete;
+};
 
 struct Listening : BackEnd {
     std::size_t spares;

@@ -170,25 +170,11 @@ bool impostor()
                  })));
 }
 
-// As many descriptors as is usual, for what is started meanwhile.
-struct UsualDescriptors {
-    rlimit before{};
-    UsualDescriptors()
-    {
-        getrlimit(RLIMIT_NOFILE, &before);
-        const rlimit usual = {std::min<rlim_t>(1024, before.rlim_max), before.rlim_max};
-        setrlimit(RLIMIT_NOFILE, &usual);
-    }
-    ~UsualDescriptors() { setrlimit(RLIMIT_NOFILE, &before); }
-    UsualDescriptors(const UsualDescriptors &) = delete;
-    UsualDescriptors &operator=(const UsualDescriptors &) = delete;
-};
-
 // A program that gets no process is told so, unless another one of its key's name has ended. Those
 // that have one have all descriptors there.
 bool crowd()
 {
-    const UsualDescriptors usual;
+    const Descriptors usual(1024);
     const std::string file = keys_of_two();
     const std::string alice = file + "rdma.name : alice\n";
     const Listening back(file + "rdma.tenant_share : 1\n"); // of 1024
