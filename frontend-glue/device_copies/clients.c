@@ -44,6 +44,7 @@ struct ibx_client {
     bool calls;              /* ibx_clients_calls() */
     unsigned thread_streams; /* sessions that use the stream which CUDA has for their thread */
     bool hides_work;         /* ibx_clients_hide_work() */
+    bool ends;               /* its process has said so: other sessions' ends are still to come */
     uint32_t process;        /* 0: not known */
     uint64_t process_namespace;
     const struct ibx_tenant *tenant;
@@ -216,6 +217,8 @@ void ibx_clients_leave(struct copies *x)
         x->client->thread_streams--;
     thread_streams -= x->thread_stream;
     x->thread_stream = false;
+    if (x->client && ibx_session_process_ended(x->s))
+        x->client->ends = true;
     struct ibx_client *away = x->client && !--x->client->sessions ? x->client : NULL;
     if (away)
         away->went = ++departures;
@@ -247,7 +250,7 @@ void ibx_clients_leave(struct copies *x)
         /* Who has come meanwhile, and may have made more, leaves later. */
         const struct ibx_client *c = find_number(number);
         if (c && c->came == came)
-            settle(number, ibx_session_took_leave(x->s), has);
+            settle(number, ibx_session_took_leave(x->s) && !c->ends, has);
     }
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);

@@ -118,8 +118,9 @@ uint32_t ibx_session_process(const struct ibx_session *session, uint64_t *proces
 /* Likewise, while the session is live: a descriptor for the caller that is readable once that
  * process has ended; -1: this host does not know it. */
 int ibx_session_process_watch(const struct ibx_session *session);
-/* Of one that has ended: whether the peer has said so, and not that its process ends. */
+/* Of one that has ended: whether the peer has said so, and not that its process ends; or this. */
 bool ibx_session_took_leave(const struct ibx_session *session);
+bool ibx_session_process_ended(const struct ibx_session *session);
 /* Server: ibx_session_abandon() was called. */
 bool ibx_session_abandoned(const struct ibx_session *session);
 bool ibx_session_broken(const struct ibx_session *session);

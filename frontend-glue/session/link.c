@@ -429,6 +429,11 @@ bool ibx_session_took_leave(const struct ibx_session *s)
     return s->link.bye && !s->link.peer_ends;
 }
 
+bool ibx_session_process_ended(const struct ibx_session *s)
+{
+    return s->link.bye && s->link.peer_ends;
+}
+
 bool ibx_session_broken(const struct ibx_session *s)
 {
     return ibx_session_live(s) && s->ended && ibx_link_survives(s);

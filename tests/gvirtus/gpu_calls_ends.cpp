@@ -82,6 +82,31 @@ bool left_behind(End how, bool elsewhere)
                  gpu.remote.stats().lost_events == 0);
 }
 
+// Threads that end just before their process: the back end may see the process end first.
+bool threads_end_first()
+{
+    OverTcp tcp(true);
+    Gpu gpu(resume);
+    const Left before(gpu);
+    for (unsigned i = 0; i < 20; i++) {
+        const int result = result_of(spawn_at(true, [&gpu]() -> int {
+            std::vector<std::unique_ptr<Client>> clients;
+            for (unsigned j = 0; j < 8; j++) {
+                clients.push_back(std::make_unique<Client>(gpu));
+                if (!(clients[j]->remote.get_last_error(), clients[j]->remote.malloc(some)))
+                    return 1;
+            }
+            until_exit.push_back(std::move(clients[0]->over));
+            clients.clear();
+            std::exit(0);
+        }));
+        if (result == NO_NAMESPACE)
+            return true;
+        REQUIRE(result == 0 && is_as_before(gpu, before));
+    }
+    return true;
+}
+
 // Others, who are killed in the end, look at all streams again and again, and hold them meanwhile.
 bool left_beside_waits()
 {
@@ -466,6 +491,7 @@ void check_calls_ends()
     check("... that are killed on another host", [] { return left_behind(End::killed, true); });
     check("... that exit on another host", [] { return left_behind(End::exits, true); });
     check("... that end on another host", [] { return left_behind(End::closes, true); });
+    check("... whose threads end just before, on another host", threads_end_first);
     check("... beside others that wait for all work", left_beside_waits);
     check("a client that has no connection for a while", [] { return come_again(false); });
     check("... on another host", [] { return come_again(true); });
