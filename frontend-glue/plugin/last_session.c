@@ -93,10 +93,14 @@ void ibx_last_session_close(void)
     ibx_attachment_drop(attachment);
 }
 
+/* `last` is the parent's, whose connection stays: to close it here gives back memory. */
 void ibx_last_session_forked(void)
 {
     pthread_mutex_init(&lock, NULL);
-    last = NULL;
+    if (last)
+        pthread_mutex_init(&last->closing, NULL);
+    if (last)
+        last->counted = false;
     open_sessions = 0;
     atomic_fetch_add(&epoch, 1);
 }
