@@ -9,8 +9,9 @@
  *
  * A client without a session may come again: each of its threads' sessions ends with the thread. So
  * what it has made is there until its process has ended, which this host sees, or the client says
- * with its last session; or until it has lost that one, from another host (client_ends.c). Of a
- * tenant so many can be away; then the one that has been so for the longest time counts as ended.
+ * with one of its sessions; or until it has lost the last one, from another host, which it keeps
+ * open for that (plugin/last_session.c, client_ends.c). Of a tenant so many can be away; then the
+ * one that has been so for the longest time counts as ended.
  */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/device_copies/printed.h"
