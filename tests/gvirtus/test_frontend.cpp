@@ -89,6 +89,18 @@ bool resets_beside_another()
     return HOLDS(other.stream_synchronize(stream) == 0 && other.free(memory) == 0);
 }
 
+// Another one in the same process of the back end: whose work it is that an access waits for.
+bool managed_beside_another()
+{
+    GpuBackEnd back(true, one_process);
+    auto over = connected(back.port);
+    Remote other(over.get());
+    other.get_last_error();
+    Application app(&back, application, "managed", "taken");
+    REQUIRE(app.good());
+    return HOLDS(lines_with(app.said(), "ibx:") == 0);
+}
+
 // Where the back end may not pin enough memory.
 bool copies_in_graphs_by_calls()
 {
@@ -443,6 +455,7 @@ void check_what_it_does_not()
     check("and on one that there is not", [] { return run("no-device", true); });
     check("access to other devices' memory", peers);
     check("pools of several devices", [] { return run("pools-of-devices", true); });
+    check("managed memory beside another program", managed_beside_another);
     check("managed memory on several devices", [] { return run("managed-on-devices", true); });
     check("an application that frees its memory as it ends", [] { return run("exits", true); });
     check("errors are those of the handlers", [] { return run("errors", true); });

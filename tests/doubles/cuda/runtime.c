@@ -318,6 +318,15 @@ const void *function_of_kernel(void *kernel)
     return is_wide(kernel) ? kernel : looked_up;
 }
 
+#define LOADED 1021u
+
+/* The first look-up of a kernel loads it: where what was loaded last of such a number is. */
+static _Atomic(const void *) *loaded_at(const void *function)
+{
+    static _Atomic(const void *) loaded[LOADED];
+    return &loaded[(uintptr_t)function % LOADED];
+}
+
 EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
 {
     int (*load)(void **function, void *kernel) = NULL;
@@ -325,8 +334,9 @@ EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
         return returns(98);
     if (!is_wide(function))
         looked_up = function;
-    if (!load_fits_captures())
+    if (*loaded_at(function) != function && !load_fits_captures())
         return returns(900);
+    *loaded_at(function) = function;
     *(void **)&load = driver_function("cuKernelGetFunction");
     return returns(
         load(kernel, is_wide(function) ? (void *)(uintptr_t)function : (void *)IBX_DOUBLE_KERNEL));
