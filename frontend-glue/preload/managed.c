@@ -12,7 +12,6 @@
 #include "common/log.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,21 +48,13 @@ static void unmap(struct managed *m)
         munmap(m->other, m->n);
 }
 
-/* Whether Linux gives no memory that it might not have (vm.overcommit_memory is 2). */
-static bool is_strict(void)
+/* Where Linux is strict (vm.overcommit_memory is 2) it minds no MAP_NORESERVE: all of it counts at
+ * once, or is refused. A memory file would count by the pages that are touched there, and one too
+ * many would be a SIGBUS. Elsewhere there may be more of it than the host has memory. */
+static void *map_at(uintptr_t wanted, size_t n)
 {
-    char mode = '0';
-    const int fd = open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
-    const bool known = fd >= 0 && read(fd, &mode, 1) == 1;
-    if (fd >= 0)
-        close(fd);
-    return known && mode == '2';
-}
-
-static void *map_at(uintptr_t wanted, size_t n, int fd)
-{
-    const int flags = MAP_SHARED | MAP_FIXED_NOREPLACE | (fd < 0 ? MAP_ANONYMOUS : 0);
-    void *there = mmap((void *)wanted, n, PROT_READ, flags, fd, 0);
+    const int flags = MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    void *there = mmap((void *)wanted, n, PROT_READ, flags, -1, 0);
     if (there == MAP_FAILED || there == (void *)wanted)
         return there;
     munmap(there, n); /* a kernel before 4.17 */
@@ -72,10 +63,8 @@ static void *map_at(uintptr_t wanted, size_t n, int fd)
 }
 
 /* Another mapping of these pages, to write to. */
-static void *map_again(void *there, size_t n, int fd)
+static void *map_again(void *there, size_t n)
 {
-    if (fd >= 0)
-        return mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     void *other = mremap(there, 0, n, MREMAP_MAYMOVE);
     if (other == MAP_FAILED || !mprotect(other, n, PROT_READ | PROT_WRITE))
         return other;
@@ -85,13 +74,14 @@ static void *map_again(void *there, size_t n, int fd)
     return MAP_FAILED;
 }
 
-/* fd: a file of m->n bytes; -1: memory that has none. */
-static int map_both(struct managed *m, int fd)
+int ibx_managed_map(struct managed *m)
 {
-    void *there = map_at(m->begin, m->n, fd);
+    if (m->begin < LOWEST)
+        return -EINVAL;
+    void *there = map_at(m->begin, m->n);
     if (there == MAP_FAILED)
         return -errno;
-    void *other = map_again(there, m->n, fd);
+    void *other = map_again(there, m->n);
     if (other == MAP_FAILED) {
         const int why = errno;
         munmap(there, m->n);
@@ -101,22 +91,6 @@ static int map_both(struct managed *m, int fd)
     madvise(other, m->n, MADV_DONTFORK);
     m->other = other;
     return 0;
-}
-
-/* Linux counts a memory file by the pages that are touched: where it is strict, one page too many
- * would be a SIGBUS. All of shared memory without a file it counts at once, or refuses. */
-int ibx_managed_map(struct managed *m)
-{
-    if (m->begin < LOWEST)
-        return -EINVAL;
-    if (is_strict())
-        return map_both(m, -1);
-    const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    const int rc = ftruncate(fd, (off_t)m->n) ? -errno : map_both(m, fd);
-    close(fd);
-    return rc;
 }
 
 /* Of the device, m->n bytes from the beginning of a page on. */
