@@ -142,9 +142,10 @@ void ibx_managed_end(unsigned ms);
 /* Around the calls of the calling thread that are this library's own. */
 void ibx_managed_own_begin(void);
 void ibx_managed_own_end(void);
-/* Around the wait for a fetch, of a thread that may be about to have the device work. */
-void ibx_managed_wait_begin(void);
-void ibx_managed_wait_end(void);
+/* Around the wait for a fetch, of a thread that may be about to have the device work: whether it
+ * is, which the end is told. */
+bool ibx_managed_wait_begin(void);
+void ibx_managed_wait_end(bool works);
 
 /* What the plugin tells of this process's calls. */
 extern const struct ibx_frontend_watch ibx_managed_watch;

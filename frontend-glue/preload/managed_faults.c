@@ -176,9 +176,9 @@ static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
                 (void *)at);
         return PAGES_FAILED;
     }
-    ibx_managed_wait_begin();
+    const bool works = ibx_managed_wait_begin();
     have_served(&fault);
-    ibx_managed_wait_end();
+    ibx_managed_wait_end(works);
     if (fault.answer == PAGES_FAILED)
         is_over(); /* perhaps for that */
     return fault.answer;

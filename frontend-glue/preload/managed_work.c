@@ -23,6 +23,7 @@ static atomic_bool fresh;   /* some block may be */
 static _Atomic uint64_t work_begun, work_over;
 static bool ended; /* locked: with the process nothing is fetched any more */
 static _Thread_local unsigned inside;
+static _Thread_local bool counted; /* among those that are working */
 static _Thread_local unsigned own;
 static _Thread_local bool captured; /* what the thread has the device do becomes a graph's */
 static _Thread_local bool waited;   /* for a fetch, while the device was about to work */
@@ -31,6 +32,7 @@ static _Thread_local bool recorded; /* what it has begun is a graph's */
 static void in_child(void)
 {
     atomic_store(&working, 0);
+    counted = false;
     atomic_store(&fresh, false);
     atomic_store(&work_over, atomic_load(&work_begun));
 }
@@ -111,22 +113,38 @@ int ibx_managed_join(const struct managed_variable *variable)
     }
 }
 
-/* In between a handler of the program's would take its thread for one that is counted. */
+/* Handlers of the program's are held: one that touches managed memory waits until nobody else is
+ * working, and would wait for its own thread if that was counted and did not say so. Whether it
+ * was. */
+static bool count(bool now)
+{
+    const bool was = counted;
+    counted = now;
+    if (now && !was)
+        atomic_fetch_add(&working, 1);
+    else if (was && !now)
+        atomic_fetch_sub(&working, 1);
+    return was;
+}
+
 static int give_before_work(void)
 {
     struct held_handlers before;
     ibx_managed_hold_handlers(&before);
     atomic_fetch_sub(&working, 1);
-    const int rc = have_given(true);
+    const int rc = have_given(true); /* this thread is counted again by whoever does it */
     ibx_managed_let_handlers(&before);
     return rc;
 }
 
 static int work_begins(void)
 {
+    struct held_handlers before;
     if (own || inside++)
         return CUDA_SUCCESS;
-    atomic_fetch_add(&working, 1);
+    ibx_managed_hold_handlers(&before);
+    count(true);
+    ibx_managed_let_handlers(&before);
     recorded = captured;
     if (!captured)
         atomic_fetch_add(&work_begun, 1);
@@ -138,28 +156,38 @@ static int work_begins(void)
  * written meanwhile. Another one may have waited for the device before the work was there. */
 static void work_has_begun(void)
 {
+    struct held_handlers before;
     if (own || !inside || --inside)
         return;
+    ibx_managed_hold_handlers(&before);
     const bool again = waited;
     waited = false;
     if (again || !recorded)
         atomic_fetch_add(&work_begun, 1);
-    atomic_fetch_sub(&working, 1);
+    count(false);
+    ibx_managed_let_handlers(&before);
     if (again)
         ibx_managed_have_given(false);
 }
 
-void ibx_managed_wait_begin(void)
+bool ibx_managed_wait_begin(void)
 {
-    if (inside)
-        atomic_fetch_sub(&working, 1);
+    struct held_handlers before;
+    ibx_managed_hold_handlers(&before);
+    const bool works = count(false);
+    ibx_managed_let_handlers(&before);
+    return works;
 }
 
-void ibx_managed_wait_end(void)
+void ibx_managed_wait_end(bool works)
 {
-    waited = inside;
-    if (inside)
-        atomic_fetch_add(&working, 1);
+    struct held_handlers before;
+    if (!works)
+        return;
+    ibx_managed_hold_handlers(&before);
+    count(true);
+    waited = true;
+    ibx_managed_let_handlers(&before);
 }
 
 /* ------------------------------------------------------------------- accesses of the host */

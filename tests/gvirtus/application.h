@@ -111,8 +111,8 @@ bool registrations();
 bool stale_registration();
 
 // application_in_place.cpp: called when managed memory has been withdrawn from the host, in the
-// thread that gives it to the device.
-extern void (*at_withdrawal)();
+// thread that gives it to the device; and when it is back, in the one that has fetched it.
+extern void (*at_withdrawal)(), (*at_fetch)();
 
 // application_calls.cpp
 

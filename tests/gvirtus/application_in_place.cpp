@@ -23,7 +23,7 @@
 #include <vector>
 
 static void (*at_each_step)(); // the steps in which memory becomes managed where it is
-void (*at_withdrawal)();
+void (*at_withdrawal)(), (*at_fetch)();
 static int steps_left = -1; // until one has no memory for another mapping; below 0: all have
 static bool leaves_hole;    // the last step has unmapped what was there, as Linux may have it
 
@@ -43,6 +43,8 @@ extern "C" int mprotect(void *address, std::size_t n, int access) noexcept
     const long rc = syscall(SYS_mprotect, address, n, access);
     if (at_each_step && access == PROT_READ)
         at_each_step();
+    if (at_fetch && access == PROT_READ)
+        at_fetch();
     if (at_withdrawal && access == PROT_NONE)
         at_withdrawal();
     return static_cast<int>(rc);

@@ -9,13 +9,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <thread>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 namespace
@@ -138,6 +139,37 @@ bool signals_while_given()
     REQUIRE(sigaction(SIGUSR2, &before[1], nullptr) == 0);
     REQUIRE(cudaFree(handled) == 0);
     return HOLDS(cudaFree(m) == 0 && cudaFree(device) == 0);
+}
+
+char *volatile handled_within;
+pthread_t launching;
+
+// One that waits for managed memory, in a thread that is about to have the device work, is
+// interrupted by another one that does.
+bool signals_while_fetched()
+{
+    char *m = managed_memory(each_page);
+    handled = managed_memory(each_page), handled_within = managed_memory(each_page);
+    launching = pthread_self();
+    REQUIRE(m && handled && handled_within);
+    REQUIRE(signal(SIGUSR1, [](int) { handled[1] = handled[0]; }) != SIG_ERR);
+    REQUIRE(signal(SIGUSR2, [](int) { handled_within[1] = handled_within[0]; }) != SIG_ERR);
+    for (int i = 1; i < 5; i++) {
+        handled[0] = handled_within[0] = static_cast<char>(i);
+        REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0);
+        m[0] = static_cast<char>(i);
+        at_withdrawal = [] { raise(SIGUSR1); };
+        at_fetch = [] {
+            at_fetch = nullptr;
+            pthread_kill(launching, SIGUSR2);
+        };
+        REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0);
+        at_withdrawal = nullptr;
+        REQUIRE(!at_fetch && m[1] == i && handled[1] == i && handled_within[1] == i);
+    }
+    REQUIRE(signal(SIGUSR1, SIG_DFL) != SIG_ERR && signal(SIGUSR2, SIG_DFL) != SIG_ERR);
+    REQUIRE(cudaFree(handled) == 0 && cudaFree(handled_within) == 0);
+    return HOLDS(cudaFree(m) == 0);
 }
 
 // In strict ISO C signal(3) is this one.
@@ -350,7 +382,8 @@ bool masks_by_other_names()
 bool managed_signals()
 {
     REQUIRE(sent_signals() && blocked_signals());
-    REQUIRE(signals_while_given() && signals_of_system_v());
+    REQUIRE(signals_while_given() && signals_while_fetched());
+    REQUIRE(signals_of_system_v());
     REQUIRE(handlers_by_other_names() && handlers_of_faults());
     REQUIRE(waits_with_masks() && masks_by_other_names());
     return HOLDS(faults_of_others());
