@@ -33,7 +33,8 @@ static void *tree;
 #define GRAPH_BUCKETS  8192u
 static struct handle *of_kind[KINDS], *of_client[CLIENT_BUCKETS], *of_graph[GRAPH_BUCKETS];
 static uint64_t numbers;
-static atomic_uint gone; /* streams and events */
+static atomic_uint there[KINDS]; /* so many: of what there is none nobody waits for the lock */
+static atomic_uint gone;         /* streams and events */
 
 /* Those that touch are equal: so a search finds one. */
 static int compare(const void *a, const void *b)
@@ -130,6 +131,7 @@ void ibx_handle_set_graph(struct handle *h, uint64_t graph)
 /* One that is not in the lists yet. */
 static void link_all(struct handle *h)
 {
+    atomic_fetch_add(&there[h->kind], 1);
     link_in(h, OF_KIND, &of_kind[h->kind]);
     link_in(h, OF_CLIENT, list_of_client(h->client, h->kind));
     if (h->of)
@@ -144,6 +146,7 @@ static void free_handle(struct handle *h)
 
 void ibx_handle_drop(struct handle *h)
 {
+    atomic_fetch_sub(&there[h->kind], 1);
     link_out(h, OF_KIND);
     link_out(h, OF_CLIENT);
     if (h->of)
@@ -497,6 +500,8 @@ static void let_go_of(struct copies *x, struct handle *h)
 
 bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
+    if (!atomic_load(&there[kind]))
+        return false;
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     pthread_mutex_lock(&ibx_handles_lock);
