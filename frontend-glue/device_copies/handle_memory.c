@@ -20,10 +20,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define CROSSED_MAX 64u    /* allocations in a row that one range may touch */
-#define MAKING_MS   10000u /* that calls which make memory are waited for */
-#define ENDING_MS   1000u  /* ... and what another program's is that is given back */
-#define NOT_FOUND   500    /* CUDA_ERROR_NOT_FOUND, or CUDA_INVALID_VALUE: of no allocation */
+#define MAKING_MS 10000u /* that calls which make memory are waited for */
+#define ENDING_MS 1000u  /* ... and what another program's is that is given back */
+#define NOT_FOUND 500    /* CUDA_ERROR_NOT_FOUND, or CUDA_INVALID_VALUE: of no allocation */
 
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned making;          /* calls that make memory; these and the next with the lock */
@@ -32,11 +31,6 @@ static unsigned held;            /* calls that wait for their end, and are the n
 static uint64_t looks;           /* times that nobody looked any more */
 static unsigned waiting;         /* clients that wait for the end of some */
 static _Atomic uint64_t changes; /* of who has which memory */
-
-static uint64_t last_of(uint64_t begin, uint64_t n)
-{
-    return n && n - 1 <= UINT64_MAX - begin ? begin + n - 1 : n ? UINT64_MAX : begin;
-}
 
 /* ------------------------------------------------------------------------------ it is made */
 
@@ -80,7 +74,7 @@ bool ibx_memory_add(struct copies *x, uint64_t address, uint64_t n, bool of_grap
     struct handle *made = ibx_handle_new(x, IBX_HANDLE_MEMORY, address);
     if (!made)
         return false;
-    made->last = last_of(address, n);
+    made->last = ibx_range_last(address, n);
     made->of_graph = of_graph;
     pthread_mutex_lock(&ibx_handles_lock);
     const bool entered = enter(made);
@@ -145,7 +139,7 @@ static const struct handle *other_at_last(const struct copies *x, uint64_t first
     const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     for (;;) {
-        unsigned steps = CROSSED_MAX;
+        unsigned steps = IBX_RANGE_CROSSED_MAX;
         const struct handle *other = other_in(x, first, last, &steps);
         if (!other || !other->ending || ibx_now_ns() >= deadline)
             return other;
@@ -176,7 +170,7 @@ static bool is_own(struct copies *x, uint64_t first, uint64_t last)
 
 uint64_t ibx_memory_other(struct copies *x, uint64_t address, uint64_t n)
 {
-    const uint64_t last = last_of(address, n);
+    const uint64_t last = ibx_range_last(address, n);
     if (is_own(x, address, last))
         return 0;
     pthread_mutex_lock(&ibx_handles_lock);
@@ -204,7 +198,7 @@ static bool is_none(struct copies *x, uint64_t address)
 
 uint64_t ibx_memory_not_there(struct copies *x, uint64_t address, uint64_t n)
 {
-    const uint64_t last = last_of(address, n);
+    const uint64_t last = ibx_range_last(address, n);
     if (is_own(x, address, last))
         return 0;
     pthread_mutex_lock(&ibx_handles_lock);

@@ -6,8 +6,6 @@
 #include <search.h>
 #include <stdlib.h>
 
-#define CROSSED_MAX 64u /* allocations in a row that one range may touch */
-
 struct allocation {
     uint64_t begin, last; /* its first and its last byte */
     uint64_t number;
@@ -29,11 +27,6 @@ static int compare(const void *a, const void *b)
 {
     const struct allocation *left = a, *right = b;
     return left->last < right->begin ? -1 : left->begin > right->last ? 1 : 0;
-}
-
-static uint64_t last_of(uint64_t begin, uint64_t n)
-{
-    return n && n - 1 <= UINT64_MAX - begin ? begin + n - 1 : n ? UINT64_MAX : begin;
 }
 
 /* One of those that [begin, last] touches. */
@@ -81,7 +74,7 @@ bool ibx_owners_add(struct ibx_tenant *tenant, uint64_t base, uint64_t size, con
 {
     struct ibx_quota *quota = ibx_tenant_quota(tenant, IBX_HOLD_ALLOCATIONS);
     struct allocation made = {.begin = base,
-                              .last = last_of(base, size),
+                              .last = ibx_range_last(base, size),
                               .tenant = tenant,
                               .context = context,
                               .charge = charge};
@@ -164,8 +157,8 @@ const struct ibx_tenant *ibx_owners_other_cached(const struct ibx_tenant *tenant
                                                  struct ibx_owners_cache *cache, uint64_t at,
                                                  uint64_t n)
 {
-    const uint64_t last = last_of(at, n);
-    unsigned steps = CROSSED_MAX;
+    const uint64_t last = ibx_range_last(at, n);
+    unsigned steps = IBX_RANGE_CROSSED_MAX;
     if (cache->changes == atomic_load(&changes) && at >= cache->begin && last <= cache->end)
         return NULL;
     pthread_rwlock_rdlock(&lock);

@@ -90,6 +90,14 @@ unsigned ibx_tenant_connections(const struct ibx_tenant *tenant, uint64_t *own, 
 /* descriptors.c: whether the tenant may have another connection, which is not counted yet. */
 bool ibx_descriptors_left(struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits);
 
+#define IBX_RANGE_CROSSED_MAX 64u /* allocations in a row that one range may touch */
+
+/* The last byte of n from an address on: of none the first, and none is behind all addresses. */
+static inline uint64_t ibx_range_last(uint64_t begin, uint64_t n)
+{
+    return n && n - 1 <= UINT64_MAX - begin ? begin + n - 1 : n ? UINT64_MAX : begin;
+}
+
 /* The tenant has allocated [base, base + size) in the context, and has taken `charge` of
  * IBX_HOLD_DEVICE for it, which is given back when it goes. Whatever was there is gone. False: it
  * has too many allocations already, and nobody owns this one, whose charge stays. */
