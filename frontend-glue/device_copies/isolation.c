@@ -154,7 +154,7 @@ static int note_length(struct copies *x, uint64_t length)
     return 0;
 }
 
-static void tell(struct copies *x, const struct ibx_tenant *owner)
+static void tell_of_tenant(struct copies *x, const struct ibx_tenant *owner)
 {
     struct isolation *i = &x->isolation;
     if (!i->refused++)
@@ -163,6 +163,20 @@ static void tell(struct copies *x, const struct ibx_tenant *owner)
                 "(rdma.tenants : isolated)",
                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), ibx_tenant_name(owner),
                 x->requests.name);
+}
+
+/* Whether any of it is another tenant's. */
+static bool is_of_tenant(struct copies *x, const struct ibx_named *named, unsigned count)
+{
+    const struct isolation *i = &x->isolation;
+    const struct ibx_tenant *owner = NULL;
+    for (unsigned k = 0; k < count && !owner && i->on && ibx_tenants_several(); k++) {
+        if (named[k].address)
+            owner = ibx_owners_other(i->tenant, named[k].address, named[k].n);
+    }
+    if (owner)
+        tell_of_tenant(x, owner);
+    return owner;
 }
 
 /* Whether any of it is another program's, or no memory at all. */
@@ -232,17 +246,6 @@ static bool refuse_ownerless(struct copies *x, uint8_t *body, size_t n)
     return true;
 }
 
-static const struct ibx_tenant *owner_of_any(const struct copies *x, const struct ibx_named *named,
-                                             unsigned count)
-{
-    const struct ibx_tenant *other = NULL;
-    for (unsigned k = 0; k < count && !other; k++)
-        other = named[k].address
-                    ? ibx_owners_other(x->isolation.tenant, named[k].address, named[k].n)
-                    : NULL;
-    return other;
-}
-
 /* Whether it is an asynchronous copy from or to the host, in a stream that is being captured. The
  * handler would put an address of its heap into the graph, and free it. */
 static bool captures_heap(struct copies *x, const uint8_t *body, size_t n)
@@ -258,8 +261,7 @@ static bool captures_heap(struct copies *x, const uint8_t *body, size_t n)
            !x->cuda->stream_is_capturing((void *)(uintptr_t)stream, &capturing) && capturing;
 }
 
-static void refuse_capture(struct copies *x, const struct ibx_named *named, unsigned count,
-                           uint8_t *body, size_t n)
+static void tell_of_capture(const struct copies *x)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
@@ -267,8 +269,20 @@ static void refuse_capture(struct copies *x, const struct ibx_named *named, unsi
                 "%s captures a copy between host and device, of which GVirtuS would make one with "
                 "memory of this back end that it frees: refused; preload libibx-frontend.so",
                 ibx_session_path(x->s)->peer);
-    for (unsigned k = 0; k < count; k++)
-        ibx_naming_spoil(&named[k], body, n);
+}
+
+/* Whether the handler must not have what is named, which is said. It gives back the first one, or
+ * nothing. */
+static bool refuses(struct copies *x, const struct ibx_named *named, unsigned count, bool frees,
+                    const uint8_t *body, size_t n)
+{
+    if (is_of_tenant(x, named, count) || is_of_program(x, named, count) ||
+        (frees && !may_give_back(x, named[0].address)))
+        return true;
+    const bool captures = captures_heap(x, body, n);
+    if (captures)
+        tell_of_capture(x);
+    return captures;
 }
 
 static void spoil_arrays(struct copies *x, const struct ibx_named *named, unsigned count,
@@ -298,35 +312,21 @@ static int inspect(struct copies *x, uint8_t *body, size_t n)
                                     (unsigned long long)named[k].reply);
     }
     spoil_arrays(x, named, count, body, n);
-    if (count && role == IBX_NAMING_FREES && ibx_handles_is_level(x, named[0].address)) {
-        ibx_naming_spoil(&named[0], body, n); /* it goes with its mipmapped array */
-        return 0;
-    }
-    const struct ibx_tenant *other =
-        i->on && ibx_tenants_several() ? owner_of_any(x, named, count) : NULL;
-    if (other) {
-        tell(x, other);
+    const bool frees = count && role == IBX_NAMING_FREES;
+    /* A level goes with its mipmapped array. */
+    if ((frees && ibx_handles_is_level(x, named[0].address)) ||
+        refuses(x, named, count, frees, body, n)) {
         for (unsigned k = 0; k < count; k++)
             ibx_naming_spoil(&named[k], body, n);
-        return 0;
-    }
-    if (is_of_program(x, named, count) ||
-        (count && role == IBX_NAMING_FREES && !may_give_back(x, named[0].address))) {
-        for (unsigned k = 0; k < count; k++)
-            ibx_naming_spoil(&named[k], body, n);
-        return 0;
-    }
-    if (captures_heap(x, body, n)) {
-        refuse_capture(x, named, count, body, n);
         return 0;
     }
     const bool notes = i->on || i->limited;
     i->allocates = notes && ibx_naming_allocates(x->requests.name);
     if (i->allocates && !refuse_ownerless(x, body, n) && i->limited)
         reserve(x, body, n);
-    i->freed = notes && count && role == IBX_NAMING_FREES ? named[0].address : 0;
+    i->gone = frees ? named[0].address : 0;
+    i->freed = notes ? i->gone : 0;
     i->freed_number = i->freed ? ibx_owners_number(i->freed) : 0;
-    i->gone = count && role == IBX_NAMING_FREES ? named[0].address : 0;
     if (i->gone)
         ibx_handles_gone(x, i->gone);
     return 0;
