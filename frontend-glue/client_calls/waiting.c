@@ -231,38 +231,27 @@ static void learn_handle(struct ibx_pipeline *p, size_t out)
         ibx_successes_add(&p->others, ibx_stream_key(p, made));
 }
 
-/* A request has succeeded whose body is still staged; its reply is in `reply`. */
-static void learn_success(struct ibx_pipeline *p, uint64_t out)
+static void learn_reply(struct ibx_pipeline *p, size_t out)
+{
+    uint8_t key[sizeof(p->staged)];
+    ibx_replies_add(&p->replies, key, ibx_reply_key(p, key), p->reply, IBX_REPLY_HEAD + out);
+    if (p->call->kind == IBX_CALL_GET_DEVICE)
+        learn_device(p, p->reply + IBX_REPLY_HEAD, out);
+}
+
+static void learn_allocation(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD, 8);
+    struct ibx_reader size = ibx_reader_of(body, n);
+    const uint64_t made = ibx_get_u64(&r);
+    if (made) /* no bytes are at NULL */
+        ibx_allocations_add(made, ibx_get_u64(&size));
+}
+
+/* It has returned nothing but that it has succeeded. */
+static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     const struct ibx_call *call = p->call;
-    size_t n;
-    const uint8_t *body = ibx_request_body(p, &n);
-    if (call->kind == IBX_CALL_GET_DEVICE || call->kind == IBX_CALL_CONSTANT) {
-        uint8_t key[sizeof(p->staged)];
-        ibx_replies_add(&p->replies, key, ibx_reply_key(p, key), p->reply,
-                        IBX_REPLY_HEAD + (size_t)out);
-        if (call->kind == IBX_CALL_GET_DEVICE)
-            learn_device(p, p->reply + IBX_REPLY_HEAD, (size_t)out);
-    }
-    if (call->kind == IBX_CALL_POP)
-        ibx_configurations_popped(&p->configurations, p->reply + IBX_REPLY_HEAD, (size_t)out);
-    if (call->kind == IBX_CALL_LIBRARY && !ibx_process_captures())
-        ibx_library_learn(p, body, n, out);
-    if (call->length && call->length != n)
-        return;
-    if (call->kind == IBX_CALL_ALLOCATES && out == 8) {
-        struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD, 8);
-        const uint64_t made = ibx_get_u64(&r);
-        struct ibx_reader size = ibx_reader_of(body, n);
-        if (made) /* no bytes are at NULL */
-            ibx_allocations_add(made, ibx_get_u64(&size));
-    }
-    if (call->kind == IBX_CALL_ASKS)
-        learn_handle(p, (size_t)out);
-    if (out <= FORM_OUT_MAX)
-        ibx_successes_add(&p->forms, ibx_call_key(call, (size_t)out));
-    if (out)
-        return;
     p->plain_known = true;
     if (ibx_extra_is(call->name))
         ibx_successes_add(&p->forms, ibx_form_key(call, body, n));
@@ -286,6 +275,30 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
     }
 }
 
+/* A request has succeeded whose body is still staged; its reply is in `reply`. */
+static void learn_success(struct ibx_pipeline *p, size_t out)
+{
+    const struct ibx_call *call = p->call;
+    size_t n;
+    const uint8_t *body = ibx_request_body(p, &n);
+    if (call->kind == IBX_CALL_GET_DEVICE || call->kind == IBX_CALL_CONSTANT)
+        learn_reply(p, out);
+    if (call->kind == IBX_CALL_POP)
+        ibx_configurations_popped(&p->configurations, p->reply + IBX_REPLY_HEAD, out);
+    if (call->kind == IBX_CALL_LIBRARY && !ibx_process_captures())
+        ibx_library_learn(p, body, n, out);
+    if (call->length && call->length != n)
+        return;
+    if (call->kind == IBX_CALL_ALLOCATES && out == 8)
+        learn_allocation(p, body, n);
+    if (call->kind == IBX_CALL_ASKS)
+        learn_handle(p, out);
+    if (out <= FORM_OUT_MAX)
+        ibx_successes_add(&p->forms, ibx_call_key(call, out));
+    if (!out)
+        learn_plain(p, body, n);
+}
+
 /* A reply is complete. */
 static void reply_ends(struct ibx_pipeline *p, uint64_t out)
 {
@@ -296,7 +309,7 @@ static void reply_ends(struct ibx_pipeline *p, uint64_t out)
     if (p->foreign || ibx_request_word(p->reply) || IBX_REPLY_HEAD + out > IBX_REPLY_MAX ||
         ibx_call_request(p->staged, p->staged_length, &whole) != p->staged_length)
         return;
-    learn_success(p, out);
+    learn_success(p, (size_t)out);
 }
 
 /* Its request has been run. What others have learned meanwhile may be from before. */
