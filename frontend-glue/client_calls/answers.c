@@ -69,7 +69,8 @@ static bool waiting_copy_is_plain(const struct ibx_pipeline *p, const uint8_t *b
            ibx_answer_copy_may_be_early(p, frame.dst, frame.payload);
 }
 
-bool ibx_answer_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, bool *sure)
+/* Whether it may be run later. *sure: it cannot fail by itself. */
+static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, bool *sure)
 {
     const struct ibx_call *call = p->call;
     const bool all = p->mode == IBX_PIPELINE_ALL;
@@ -163,7 +164,8 @@ static bool answer_push(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     return true;
 }
 
-bool ibx_answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
+/* Answers the request in hand without the back end, if that is possible. */
+static bool answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     ibx_answer_success(p);
     ibx_pipeline_forget_old(p);
@@ -200,8 +202,8 @@ void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
         ibx_get_u16(&r);
         ibx_allocations_remove(ibx_get_u64(&r));
     }
-    bool sure, answered = ibx_answer_here(p, body, n);
-    if (!answered && ibx_answer_may_be_early(p, body, n, &sure)) {
+    bool sure, answered = answer_here(p, body, n);
+    if (!answered && may_be_early(p, body, n, &sure)) {
         const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
         if (p->call->kind == IBX_CALL_LIBRARY)
             ibx_library_answer(p, body, n);

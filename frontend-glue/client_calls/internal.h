@@ -217,14 +217,9 @@ void ibx_pipeline_forget_old(struct ibx_pipeline *pipeline);
 
 /* answers.c */
 
-/* Answers the request in hand without the back end, if that is possible. */
-bool ibx_answer_here(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
-/* Whether it may be run later. *sure: it cannot fail by itself. */
-bool ibx_answer_may_be_early(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n,
-                             bool *sure);
-/* Whether a synchronous copy of n bytes to the device may. It succeeds, as far as anybody knows,
- * and a native one would wait for nothing but itself; nobody but who comes after it in this process
- * can tell when it is made. */
+/* Whether a synchronous copy of n bytes to the device may be made later. It succeeds, as far as
+ * anybody knows, and a native one would wait for nothing but itself; nobody but who comes after it
+ * in this process can tell when it is made. */
 bool ibx_answer_copy_may_be_early(const struct ibx_pipeline *pipeline, uint64_t device, uint64_t n);
 /* The request in hand is complete, and `call` is known: it is answered here, or sent. */
 void ibx_answer_or_send(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);

@@ -11,7 +11,8 @@
 
 #define AROUND 256u /* bytes of a frame and its message, at most */
 
-int ibx_client_take(struct ibx_session *s, void *to, size_t n)
+/* As ibx_session_read(), but an end of the stream is -ENOTCONN. */
+static int take(struct ibx_session *s, void *to, size_t n)
 {
     ssize_t rc = n ? ibx_session_read(s, to, n) : 0;
     return rc == (ssize_t)n ? 0 : rc < 0 ? (int)rc : -ENOTCONN;
@@ -27,7 +28,7 @@ int ibx_client_drain(struct ibx_session *s, uint64_t n)
     int rc = 0;
     while (n && !rc) {
         size_t some = n < CLIENT_SCRATCH ? (size_t)n : CLIENT_SCRATCH;
-        rc = ibx_client_take(s, scratch, some);
+        rc = take(s, scratch, some);
         n -= some;
     }
     free(scratch);
@@ -154,7 +155,7 @@ int ibx_client_send_whole(struct ibx_session *s, const struct ibx_frontend_copy 
 int ibx_client_take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
 {
     uint8_t head[20];
-    int rc = ibx_client_take(s, head, sizeof(head));
+    int rc = take(s, head, sizeof(head));
     struct ibx_reader r = ibx_reader_of(head, sizeof(head));
     if (rc)
         return rc;
@@ -175,7 +176,7 @@ static int take_rows(struct ibx_session *s, const struct client_rows *rows, size
     for (size_t i = 0; i < rows->count && !rc; i += each ? each : 1) {
         size_t some = rows->count - i < each ? rows->count - i : each;
         uint8_t *to = rows->first + i * rows->pitch;
-        rc = ibx_client_take(s, each ? scratch : to, each ? some * width : width);
+        rc = take(s, each ? scratch : to, each ? some * width : width);
         for (size_t j = 0; j < some && !rc; j++)
             memcpy(to + j * rows->pitch, scratch + j * width, width);
     }
@@ -194,14 +195,14 @@ int ibx_client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy 
     if (*exit_code || copy->to_device)
         return ibx_client_drain(s, out);
     if (out >= 8) {
-        rc = ibx_client_take(s, bytes, sizeof(bytes));
+        rc = take(s, bytes, sizeof(bytes));
         struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
         count = rc ? 0 : ibx_get_u64(&r);
         out -= 8;
     }
     size_t payload = client_payload(copy);
     if (!rc && count == payload && out == payload)
-        return to ? take_rows(s, to, copy->n) : ibx_client_take(s, copy->host, payload);
+        return to ? take_rows(s, to, copy->n) : take(s, copy->host, payload);
     *exit_code = IBX_CUDA_ERROR_UNKNOWN;
     return rc ? rc : ibx_client_drain(s, out);
 }

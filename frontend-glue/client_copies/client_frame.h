@@ -23,8 +23,6 @@ static inline size_t client_payload(const struct ibx_frontend_copy *copy)
 
 /* All of these: 0, or the session has ended, as ibx_session_fail(). */
 
-/* As ibx_session_read(), but an end of the stream is -ENOTCONN. */
-int ibx_client_take(struct ibx_session *s, void *to, size_t n);
 /* Every reply begins with exit code, seconds and `out`, the length of the rest. */
 int ibx_client_take_head(struct ibx_session *s, int *exit_code, uint64_t *out);
 /* Reads and discards n bytes. */

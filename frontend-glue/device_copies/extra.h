@@ -79,6 +79,11 @@ static inline bool mine(const struct extra *e, const void *memory, size_t n)
            !ibx_copies_is_own(e->x, (uintptr_t)memory, n);
 }
 
+static inline bool is_node(const struct extra *e, const void *node)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_NODE, (uintptr_t)node);
+}
+
 /* Whether the driver may be asked about memory: that may be the first that the thread does. */
 static inline bool ready(const struct extra *e)
 {

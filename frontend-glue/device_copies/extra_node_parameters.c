@@ -18,11 +18,6 @@
 #define PROGRAMMATIC_EVENT      7 /* cudaLaunchAttributeID, whose values begin with an event */
 #define LAUNCH_COMPLETION_EVENT 12
 
-static bool is_node(const struct extra *e, const void *node)
-{
-    return ibx_handles_know(e->x, IBX_HANDLE_NODE, (uintptr_t)node);
-}
-
 /* -1: it is not known. */
 static int type_of(void *node)
 {

@@ -6,11 +6,6 @@
 
 #define CONDITIONAL_NODE 13 /* enum cudaGraphNodeType */
 
-static bool is_node(const struct extra *e, const void *node)
-{
-    return ibx_handles_know(e->x, IBX_HANDLE_NODE, (uintptr_t)node);
-}
-
 bool ibx_extra_get_place(struct extra *e, struct place *p)
 {
     p->inner = p->weight = 0;

@@ -24,6 +24,14 @@ void ibx_frontend_extra_begin(struct extra *e, enum ibx_extra number, const char
     ibx_put_u16(&e->body, (uint16_t)number);
 }
 
+void ibx_frontend_node_begin(struct extra *e, enum ibx_extra number, const char *call,
+                             const void *exec, const void *node)
+{
+    ibx_frontend_extra_begin(e, number, call);
+    ibx_put_u64(&e->body, (uintptr_t)exec);
+    ibx_put_u64(&e->body, (uintptr_t)node);
+}
+
 bool ibx_frontend_extra_room(struct extra *e, size_t n)
 {
     if (n <= e->body.capacity - e->body.length)

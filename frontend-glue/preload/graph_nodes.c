@@ -25,15 +25,6 @@ static int end(const struct extra *e, void **node)
     return rc;
 }
 
-/* Of parameters that change: those of a node, in what can be launched or (NULL) in the graph. */
-static void begin_set(struct extra *e, enum ibx_extra number, const char *call, const void *exec,
-                      const void *node)
-{
-    ibx_frontend_extra_begin(e, number, call);
-    ibx_put_u64(&e->body, (uintptr_t)exec);
-    ibx_put_u64(&e->body, (uintptr_t)node);
-}
-
 /* -------------------------------------------------------------------------------- kernels */
 
 static int put_kernel(struct extra *e, const struct kernel_node *kernel)
@@ -66,7 +57,7 @@ int cudaGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t
 static int set_kernel(const char *call, void *exec, void *node, const struct kernel_node *kernel)
 {
     struct extra e;
-    begin_set(&e, IBX_EXTRA_SET_KERNEL, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_KERNEL, call, exec, node);
     int rc = put_kernel(&e, kernel);
     if (!rc)
         rc = ibx_frontend_extra(&e, NULL, 0);
@@ -165,7 +156,7 @@ static int set_slot_copy(const char *call, void *exec, void *node,
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc;
-    begin_set(&e, IBX_EXTRA_SET_COPY, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_COPY, call, exec, node);
     const uint64_t number = ibx_frontend_slot_copy(&e.body, copy);
     if (!number || !ibx_frontend_slot_made(&e, bytes, sizeof(bytes), &rc))
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
@@ -183,7 +174,7 @@ static int set_copy(const char *call, void *exec, void *node, const struct ibx_c
     struct ibx_cuda_memcpy3d p = *copy;
     if (ibx_frontend_copy_of_host(&p))
         return set_slot_copy(call, exec, node, &p);
-    begin_set(&e, IBX_EXTRA_SET_MEMCPY, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_MEMCPY, call, exec, node);
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
     return ibx_frontend_extra(&e, NULL, 0);
 }
@@ -239,7 +230,7 @@ static int set_memset(const char *call, void *exec, void *node, const struct ibx
     struct extra e;
     if (!set)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    begin_set(&e, IBX_EXTRA_SET_MEMSET, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_MEMSET, call, exec, node);
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
     return ibx_frontend_extra(&e, NULL, 0);
 }

@@ -36,15 +36,6 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-/* A call of that node, in what can be launched or (NULL) in the graph. */
-static void begin_set(struct extra *e, enum ibx_extra number, const char *call, const void *exec,
-                      const void *node)
-{
-    ibx_frontend_extra_begin(e, number, call);
-    ibx_put_u64(&e->body, (uintptr_t)exec);
-    ibx_put_u64(&e->body, (uintptr_t)node);
-}
-
 /* A question about that node which a handle or a number answers. */
 static int ask(enum ibx_extra number, const char *call, const void *node, uint64_t *answer)
 {
@@ -221,7 +212,8 @@ int cudaGraphKernelNodeSetAttribute(void *node, int attribute, const void *value
 int cudaGraphKernelNodeCopyAttributes(void *to, void *from)
 {
     struct extra e;
-    begin_set(&e, IBX_EXTRA_COPY_ATTRIBUTES, "cudaGraphKernelNodeCopyAttributes", to, from);
+    ibx_frontend_node_begin(&e, IBX_EXTRA_COPY_ATTRIBUTES, "cudaGraphKernelNodeCopyAttributes", to,
+                            from);
     return ibx_frontend_extra(&e, NULL, 0);
 }
 
@@ -251,7 +243,7 @@ int cudaGraphEventWaitNodeGetEvent(void *node, void **event)
 static int set_event(const char *call, void *exec, void *node, const void *event)
 {
     struct extra e;
-    begin_set(&e, IBX_EXTRA_SET_EVENT, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_EVENT, call, exec, node);
     ibx_put_u64(&e.body, (uintptr_t)event);
     return ibx_frontend_extra(&e, NULL, 0);
 }
@@ -315,7 +307,7 @@ static int set_host(const char *call, void *exec, void *node, const struct host_
     const uint64_t number = ibx_frontend_host_repeated(host->function, host->argument, &queue);
     if (!number)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    begin_set(&e, IBX_EXTRA_SET_HOST, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_HOST, call, exec, node);
     ibx_put_u64(&e.body, queue);
     ibx_put_u64(&e.body, number);
     rc = ibx_frontend_extra(&e, NULL, 0);
@@ -344,7 +336,8 @@ int cudaGraphChildGraphNodeGetGraph(void *node, void **graph)
 int cudaGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child)
 {
     struct extra e;
-    begin_set(&e, IBX_EXTRA_SET_CHILD, "cudaGraphExecChildGraphNodeSetParams", exec, node);
+    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_CHILD, "cudaGraphExecChildGraphNodeSetParams", exec,
+                            node);
     ibx_put_u64(&e.body, (uintptr_t)child);
     return ibx_frontend_extra(&e, NULL, 0);
 }

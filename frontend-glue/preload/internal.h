@@ -73,6 +73,9 @@ struct extra {
     uint8_t bytes[EXTRA_MAX];
 };
 void ibx_frontend_extra_begin(struct extra *extra, enum ibx_extra number, const char *call);
+/* Of that node, in what can be launched or (NULL) in the graph. */
+void ibx_frontend_node_begin(struct extra *extra, enum ibx_extra number, const char *call,
+                             const void *exec, const void *node);
 /* Room for n bytes more; false: there is no memory. Behind that, in the end, _free(). */
 bool ibx_frontend_extra_room(struct extra *extra, size_t n);
 void ibx_frontend_extra_free(struct extra *extra);

@@ -28,7 +28,8 @@ enum ibx_frame_call ibx_frame_name(const uint8_t *bytes, size_t n, size_t *lengt
     return IBX_FRAME_OTHER;
 }
 
-size_t ibx_frame_tail(enum ibx_frame_call call)
+/* Bytes that follow the addresses and the payload, 0 for OTHER. */
+static size_t tail_of(enum ibx_frame_call call)
 {
     return calls[call].tail;
 }
@@ -36,13 +37,13 @@ size_t ibx_frame_tail(enum ibx_frame_call call)
 size_t ibx_frame_plain_bytes(enum ibx_frame_call call)
 {
     bool plain = call == IBX_FRAME_MEMCPY || call == IBX_FRAME_MEMCPY_ASYNC;
-    return plain ? IBX_FRAME_PAYLOAD_AT + ibx_frame_tail(call) : 0;
+    return plain ? IBX_FRAME_PAYLOAD_AT + tail_of(call) : 0;
 }
 
 /* Reads the tail; false when this code does not know its kind. */
 static bool parse_tail(const uint8_t *tail, struct ibx_frame *frame)
 {
-    struct ibx_reader r = ibx_reader_of(tail, ibx_frame_tail(frame->call));
+    struct ibx_reader r = ibx_reader_of(tail, tail_of(frame->call));
     if (frame->call == IBX_FRAME_MEMCPY_2D) {
         frame->dpitch = ibx_get_u64(&r);
         frame->spitch = ibx_get_u64(&r);
@@ -104,7 +105,7 @@ static bool parse_symbol(struct ibx_reader *r, struct ibx_frame *frame)
 /* The addresses before the tail; false when the body's length is not what its kind asks for. */
 static bool parse_head(const struct ibx_frame_body *body, struct ibx_frame *frame)
 {
-    uint64_t before = body->length - ibx_frame_tail(frame->call);
+    uint64_t before = body->length - tail_of(frame->call);
     struct ibx_reader r =
         ibx_reader_of(body->first, before < IBX_FRAME_WINDOW ? before : IBX_FRAME_WINDOW);
     if (frame->call == IBX_FRAME_TO_SYMBOL)
@@ -148,7 +149,7 @@ static bool sizes_agree(struct ibx_frame *frame)
 bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body,
                      struct ibx_frame *frame)
 {
-    size_t tail = ibx_frame_tail(call);
+    size_t tail = tail_of(call);
     if (!tail || body->length < tail)
         return false;
     size_t window = body->length < IBX_FRAME_WINDOW ? (size_t)body->length : IBX_FRAME_WINDOW;

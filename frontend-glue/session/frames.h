@@ -56,8 +56,6 @@ struct ibx_frame {
 
 #define IBX_FRAME_PAYLOAD_AT 16u /* where the payload of H2D begins, but for TO_SYMBOL */
 #define IBX_FRAME_TAIL_MAX   36u /* what follows it */
-/* Bytes that follow the addresses and the payload, 0 for OTHER. */
-size_t ibx_frame_tail(enum ibx_frame_call call);
 /* Of calls of one row that have it there: bytes of a body that are not its payload. Otherwise 0. */
 size_t ibx_frame_plain_bytes(enum ibx_frame_call call);
 
