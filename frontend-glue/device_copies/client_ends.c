@@ -21,10 +21,11 @@
  *
  * A reset of the context takes what is left.
  */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/copies.h"
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "frontend-glue/device_copies/shared_handles.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -117,14 +118,12 @@ static void clear(const struct copies *x, const struct ibx_taken *taken, size_t 
  * the first ones of the list then. */
 static size_t free_beside(const struct copies *x, struct ibx_taken *taken, size_t count)
 {
-    uint64_t numbers[SLICE_MOST];
     struct ibx_taken freed[SLICE_MOST];
     size_t left = 0, done = 0;
     void *stream = ibx_own_stream_begin();
     if (!stream)
         return count;
     for (size_t i = 0; i < count; i++) {
-        numbers[done] = ibx_owners_number(taken[i].value);
         freed[done] = taken[i];
         if (!taken[i].was_open && ibx_own_free_async(taken[i].value, stream))
             done++;
@@ -132,10 +131,8 @@ static size_t free_beside(const struct copies *x, struct ibx_taken *taken, size_
             taken[left++] = taken[i];
     }
     ibx_own_stream_end(x->cuda, stream);
-    for (size_t i = 0; i < done; i++) {
-        ibx_extra_disown(freed[i].value, numbers[i]);
-        ibx_memory_free_end(freed[i].value, freed[i].number, true);
-    }
+    for (size_t i = 0; i < done; i++)
+        ibx_taken_gone(&freed[i]);
     return left;
 }
 

@@ -102,7 +102,10 @@ struct ibx_taken {
     const void *context; /* in which it is; NULL: not known */
     bool was_open;       /* to another client, too */
     uint64_t number;     /* of memory, for ibx_memory_free_end() */
+    uint64_t owned;      /* as the tenant's, for ibx_owners_remove(); 0: it is not noted */
 };
+/* CUDA has it back. */
+void ibx_taken_gone(const struct ibx_taken *taken);
 size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken);
 /* Likewise the graphs of a client, of all contexts, and what was made of them to be launched. */
 size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken);

@@ -40,12 +40,6 @@ uint64_t ibx_extra_owned(const struct copies *x, uint64_t handle)
     return x->isolation.on ? ibx_owners_number(handle) : 0;
 }
 
-void ibx_extra_disown(uint64_t handle, uint64_t number)
-{
-    if (number)
-        ibx_owners_remove(handle, number);
-}
-
 /* ---------------------------------------------------------------- functions, streams */
 
 static int set_stream_attribute(struct extra *e)

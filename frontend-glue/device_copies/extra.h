@@ -92,11 +92,10 @@ static inline bool ready(const struct extra *e)
 }
 
 /* GVirtuS's handlers take handles as well: other tenants' are refused there as their memory is.
- * False: it cannot be noted whose it is. Before it is given back, and behind that: as the owner's
- * number then, 0 where nobody noted it. */
+ * False: it cannot be noted whose it is. Before it is given back: for ibx_owners_remove() behind
+ * that. */
 bool ibx_extra_own(struct copies *x, uint64_t handle);
 uint64_t ibx_extra_owned(const struct copies *x, uint64_t handle);
-void ibx_extra_disown(uint64_t handle, uint64_t number);
 /* A graph, or what was made of one, is the tenant's from now on; false: no memory. */
 bool ibx_extra_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle);
 /* Calls the runtime's function of that name with what was made and cannot be noted. */

@@ -33,7 +33,7 @@ static int give_back_as(struct extra *e, enum ibx_handle_kind kind)
     ibx_frees_begin(e->x, 0);
     const int rc = give_back(array);
     ibx_frees_end();
-    ibx_extra_disown((uintptr_t)array, number);
+    ibx_owners_remove((uintptr_t)array, number);
     return rc;
 }
 

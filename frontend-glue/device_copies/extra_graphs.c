@@ -75,7 +75,7 @@ static int destroy(struct extra *e)
     ibx_handles_forget_nodes((uintptr_t)graph);
     FUNCTION(e, give_back);
     const int rc = give_back(graph);
-    ibx_extra_disown((uintptr_t)graph, number);
+    ibx_owners_remove((uintptr_t)graph, number);
     return rc;
 }
 
@@ -288,7 +288,7 @@ static int destroy_exec(struct extra *e)
     FUNCTION(e, give_back);
     ibx_frees_exec(e->x, exec);
     const int rc = give_back(exec);
-    ibx_extra_disown((uintptr_t)exec, number);
+    ibx_owners_remove((uintptr_t)exec, number);
     return rc;
 }
 

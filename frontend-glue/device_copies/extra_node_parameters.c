@@ -242,7 +242,7 @@ void ibx_extra_forget_child(struct extra *e, void *node)
     const uint64_t number = ibx_extra_owned(e->x, (uintptr_t)child);
     if (ibx_handles_remove(e->x, IBX_HANDLE_GRAPH, (uintptr_t)child)) {
         ibx_handles_forget_nodes((uintptr_t)child);
-        ibx_extra_disown((uintptr_t)child, number);
+        ibx_owners_remove((uintptr_t)child, number);
     }
 }
 

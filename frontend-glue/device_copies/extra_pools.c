@@ -113,7 +113,7 @@ static int free_async(struct extra *e)
     ibx_handles_remove(e->x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
     const int rc = give_back(address, stream);
     ibx_memory_free_end((uintptr_t)address, maker, !rc);
-    if (!rc && number)
+    if (!rc)
         ibx_owners_remove((uintptr_t)address, number);
     return rc;
 }

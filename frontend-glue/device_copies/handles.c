@@ -543,7 +543,8 @@ static bool is_taken(struct handle *h, uint64_t client, bool graphs, const void 
 /* Locked. Memory is known until it was given back: before that nobody gives it back once more. */
 static struct ibx_taken take_it(struct handle *h)
 {
-    const struct ibx_taken taken = {h->kind, h->value, h->context, h->was_open, h->number};
+    const struct ibx_taken taken = {h->kind,     h->value,  h->context,
+                                    h->was_open, h->number, ibx_owners_number(h->value)};
     if (h->kind != IBX_HANDLE_MEMORY) {
         ibx_handle_drop(h);
         return taken;
@@ -551,6 +552,12 @@ static struct ibx_taken take_it(struct handle *h)
     h->ending = true;
     ibx_handle_set_client(h, IBX_CLIENT_NONE);
     return taken;
+}
+
+void ibx_taken_gone(const struct ibx_taken *taken)
+{
+    ibx_owners_remove(taken->value, taken->owned);
+    ibx_memory_free_end(taken->value, taken->number, true);
 }
 
 /* Locked. Those of a kind, `taken` NULL: how many there are. */

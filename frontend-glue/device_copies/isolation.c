@@ -447,7 +447,7 @@ void ibx_isolation_replied(struct copies *x)
         note_allocation(x, made);
     else if (i->reserved && (!done || plain)) /* it failed, or made nothing: no rows of a pitch */
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_DEVICE), i->reserved);
-    if (i->freed_number && done)
+    if (done)
         ibx_owners_remove(i->freed, i->freed_number);
     if (i->gone && done)
         ibx_ipc_gone(i->gone);

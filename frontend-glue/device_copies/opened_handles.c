@@ -218,7 +218,7 @@ static void close_pooled(struct copies *x, enum ibx_handle_kind kind, uint64_t v
         return;
     ibx_gpu_registrations_drop(&x->registrations, value);
     give_pooled(kind, value);
-    ibx_extra_disown(value, owned);
+    ibx_owners_remove(value, owned);
 }
 
 static void close_pointer(struct copies *x, uint64_t memory)
@@ -253,5 +253,5 @@ void ibx_opened_close(struct extra *e, enum ibx_handle_kind kind, uint64_t value
     ibx_frees_begin(x, value);
     ibx_extra_undo(kind == IBX_HANDLE_EVENT ? "cudaEventDestroy" : "cudaIpcCloseMemHandle", value);
     ibx_frees_end();
-    ibx_extra_disown(value, owned);
+    ibx_owners_remove(value, owned);
 }

@@ -145,7 +145,6 @@ static const struct {
 
 static void give_back(struct copies *x, const struct ibx_taken *taken, const char *function)
 {
-    const uint64_t number = ibx_owners_number(taken->value);
     ibx_ipc_gone(taken->value);
     if (taken->kind == IBX_HANDLE_EXEC)
         ibx_frees_exec(x, pointer_to(taken->value));
@@ -153,8 +152,7 @@ static void give_back(struct copies *x, const struct ibx_taken *taken, const cha
         ibx_opened_give_back(taken->kind, taken->value);
     else
         ibx_extra_undo(function, taken->value);
-    ibx_extra_disown(taken->value, number);
-    ibx_memory_free_end(taken->value, taken->number, true);
+    ibx_taken_gone(taken);
 }
 
 bool ibx_own_free_async(uint64_t memory, void *stream)
@@ -199,11 +197,9 @@ static size_t give_back_beside(struct copies *x, struct ibx_taken *taken, size_t
         const enum ibx_handle_kind kind = taken[i].kind;
         const bool waits =
             kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY;
-        const uint64_t number = ibx_owners_number(taken[i].value);
         if (stream && kind == IBX_HANDLE_MEMORY && !taken[i].was_open &&
             ibx_own_free_async(taken[i].value, stream)) {
-            ibx_extra_disown(taken[i].value, number);
-            ibx_memory_free_end(taken[i].value, taken[i].number, true);
+            ibx_taken_gone(&taken[i]);
         } else if (!waits || !ibx_client_ends_leave(&taken[i])) {
             taken[left++] = taken[i];
         }

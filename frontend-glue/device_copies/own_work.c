@@ -253,7 +253,7 @@ enum ibx_work ibx_own_work_settle(struct copies *x, unsigned ms, uint64_t *whose
 /* What uses it may be unknown: CUDA waits for that, too, as it gives it back. */
 bool ibx_own_work_leave(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    struct ibx_taken taken = {.kind = kind, .value = value};
+    struct ibx_taken taken = {.kind = kind, .value = value, .owned = ibx_owners_number(value)};
     uint64_t whose;
     if (!ibx_clients_several(x) || !ibx_handles_is_own(x, kind, value, &taken.context))
         return false;

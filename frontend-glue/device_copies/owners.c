@@ -101,6 +101,8 @@ uint64_t ibx_owners_number(uint64_t base)
 
 void ibx_owners_remove(uint64_t base, uint64_t number)
 {
+    if (!number)
+        return;
     pthread_rwlock_wrlock(&lock);
     struct allocation *a = touched(base, base);
     if (a && a->number == number && !a->kept)

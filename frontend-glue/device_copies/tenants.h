@@ -105,7 +105,7 @@ bool ibx_owners_add(struct ibx_tenant *tenant, uint64_t base, uint64_t size, con
                     uint64_t charge);
 /* A number of the allocation that begins there, which no other ever has; 0: there is none. */
 uint64_t ibx_owners_number(uint64_t base);
-/* It was freed, unless its place has been taken since. */
+/* It was freed, unless its place has been taken since; 0: none was. */
 void ibx_owners_remove(uint64_t base, uint64_t number);
 /* The allocation that begins there is a graph's, and comes back with each launch: it is removed no
  * more, but as what its place has been taken from, or with its context. */
