@@ -287,9 +287,9 @@ static bool push_all(void)
     return left;
 }
 
-static void rest(uint64_t ns)
+static void rest(void)
 {
-    nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
 }
 
 /* What an application has launched before it ends is launched. */
@@ -301,7 +301,7 @@ static void at_exit(void)
         left = push_all();
         pthread_mutex_unlock(&process.lock);
         if (left)
-            rest(TICK_NS);
+            rest();
     }
 }
 
@@ -433,7 +433,7 @@ void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_sco
         for (unsigned left = approach(targets, count); left; left = approach(targets, left)) {
             pthread_mutex_unlock(&process.lock);
             if (ibx_now_ns() > spin_until)
-                rest(TICK_NS);
+                rest();
             else
                 ibx_cpu_relax();
             pthread_mutex_lock(&process.lock);
@@ -484,7 +484,7 @@ static uint32_t least_patience(void)
 static void nap(uint32_t ns)
 {
     if (ns <= TICK_NS) {
-        rest(TICK_NS);
+        rest();
         return;
     }
     const struct timespec until = ibx_timespec_of(ibx_now_ns() + ns);

@@ -49,15 +49,12 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-/* A call whose arguments are handles. */
-static bool ask_about(enum ibx_extra number, const char *call, const void *first,
-                      const void *second, int *rc)
+/* False: the back end does not know the call. */
+static bool destroy(enum ibx_extra number, const char *call, const void *handle, int *rc)
 {
     struct extra e;
     ibx_frontend_extra_begin(&e, number, call);
-    ibx_put_u64(&e.body, (uintptr_t)first);
-    if (second)
-        ibx_put_u64(&e.body, (uintptr_t)second);
+    ibx_put_u64(&e.body, (uintptr_t)handle);
     return ibx_frontend_extra_known(&e, NULL, 0, rc);
 }
 
@@ -289,7 +286,7 @@ int cudaGraphDestroy(void *graph)
     int rc;
     ibx_frontend_graph_gone(graph);
     struct holding *taken = ibx_frontend_objects_take(graph);
-    if (!ask_about(IBX_EXTRA_GRAPH_DESTROY, "cudaGraphDestroy", graph, NULL, &rc))
+    if (!destroy(IBX_EXTRA_GRAPH_DESTROY, "cudaGraphDestroy", graph, &rc))
         rc = CALL_NEXT(cudaGraphDestroy, graph);
     if (taken)
         ibx_frontend_objects_gone(taken, !rc);
@@ -326,7 +323,7 @@ int cudaGraphExecDestroy(void *exec)
     forget(exec);
     pthread_mutex_unlock(&lock);
     struct holding *taken = ibx_frontend_objects_take(exec);
-    if (!ask_about(IBX_EXTRA_EXEC_DESTROY, "cudaGraphExecDestroy", exec, NULL, &rc))
+    if (!destroy(IBX_EXTRA_EXEC_DESTROY, "cudaGraphExecDestroy", exec, &rc))
         rc = CALL_NEXT(cudaGraphExecDestroy, exec);
     if (taken)
         ibx_frontend_objects_gone(taken, !rc);

@@ -219,7 +219,7 @@ static int send_gathered(struct ibx_session *s)
 }
 
 /* Room for `n` more bytes in the gathered message; what is there may leave first. */
-static int make_room(struct ibx_session *s, size_t n)
+int ibx_session_reserve(struct ibx_session *s, size_t n)
 {
     if (s->out_length && s->out_length + n > s->message_max) {
         int rc = send_gathered(s);
@@ -233,11 +233,6 @@ static int make_room(struct ibx_session *s, size_t n)
     return 0;
 }
 
-int ibx_session_reserve(struct ibx_session *s, size_t n)
-{
-    return make_room(s, n);
-}
-
 static void patch_inline(struct ibx_session *s, size_t length)
 {
     struct ibx_writer w = ibx_writer_of(s->out + s->out_inline, 4);
@@ -247,7 +242,7 @@ static void patch_inline(struct ibx_session *s, size_t length)
 int ibx_session_gather(struct ibx_session *s, const uint8_t *from, size_t n)
 {
     while (n) {
-        int rc = make_room(s, SEGMENT_HEAD_INLINE + 1);
+        int rc = ibx_session_reserve(s, SEGMENT_HEAD_INLINE + 1);
         if (rc)
             return rc;
         if (!s->out_inline) {
@@ -268,7 +263,7 @@ int ibx_session_gather(struct ibx_session *s, const uint8_t *from, size_t n)
 
 int ibx_session_gather_whole(struct ibx_session *s, const uint8_t *from, size_t n)
 {
-    const int rc = make_room(s, (s->out_inline ? 0 : SEGMENT_HEAD_INLINE) + n);
+    const int rc = ibx_session_reserve(s, (s->out_inline ? 0 : SEGMENT_HEAD_INLINE) + n);
     return rc ? rc : ibx_session_gather(s, from, n);
 }
 
@@ -277,7 +272,7 @@ int ibx_session_gather_whole(struct ibx_session *s, const uint8_t *from, size_t 
 static int send_along(struct ibx_session *s, const uint8_t *from, size_t n)
 {
     while (n) {
-        int rc = make_room(s, SEGMENT_HEAD_INLINE + 1);
+        int rc = ibx_session_reserve(s, SEGMENT_HEAD_INLINE + 1);
         if (rc)
             return rc;
         /* A request that is one piece there need not be gathered. */
@@ -305,7 +300,7 @@ int ibx_session_gather_around(struct ibx_session *s, const void *payload, size_t
                               const void *tail, size_t tail_length)
 {
     const size_t all = n + tail_length;
-    int rc = make_room(s, SEGMENT_HEAD_INLINE + 1);
+    int rc = ibx_session_reserve(s, SEGMENT_HEAD_INLINE + 1);
     if (rc)
         return rc;
     size_t begun = s->out_inline ? s->out_length - s->out_inline - 4 : 0;
@@ -328,7 +323,7 @@ int ibx_session_gather_around(struct ibx_session *s, const void *payload, size_t
 
 int ibx_session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n)
 {
-    int rc = make_room(s, n);
+    int rc = ibx_session_reserve(s, n);
     if (rc)
         return rc;
     s->out_inline = 0;
