@@ -3,7 +3,6 @@
 
 #include "common/clock.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/mman.h>

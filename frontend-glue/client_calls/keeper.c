@@ -7,9 +7,7 @@
 #include "frontend-glue/client_calls/internal.h"
 
 #include "common/log.h"
-#include "common/thread.h"
 
-#include <semaphore.h>
 #include <signal.h>
 #include <string.h>
 #include <time.h>

@@ -12,7 +12,6 @@
  */
 #include "frontend-glue/client_copies/client_frame.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

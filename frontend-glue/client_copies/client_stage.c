@@ -14,7 +14,6 @@
 #include "common/log.h"
 #include "common/stream_copy.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

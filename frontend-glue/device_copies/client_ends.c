@@ -30,7 +30,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -150,13 +149,13 @@ static bool keep_rest(struct ended *of, const struct ibx_taken *taken, size_t co
     return true;
 }
 
-/* Those of a context, at most so many, or those that are first. */
-static size_t take_rest(struct ended *of, const void *context, struct ibx_taken *taken, size_t most)
+/* The first ones of a context. */
+static size_t take_rest(struct ended *of, const void *context, struct ibx_taken taken[SLICE])
 {
     size_t left = 0, count = 0;
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < of->rest_count; i++) {
-        if (count < most && of->rest[i].context == context)
+        if (count < SLICE && of->rest[i].context == context)
             taken[count++] = of->rest[i];
         else
             of->rest[left++] = of->rest[i];
@@ -170,7 +169,7 @@ static size_t take_rest(struct ended *of, const void *context, struct ibx_taken 
 static void drop_rest(struct ended *of, const void *context)
 {
     struct ibx_taken taken[SLICE];
-    while (take_rest(of, context, taken, SLICE)) {
+    while (take_rest(of, context, taken)) {
     }
 }
 
@@ -307,7 +306,7 @@ static bool give_some_of_rest(struct giving *g)
     const int mode = ibx_cuda_capture_relax(g->x->cuda);
     g->work = ibx_work_wait(g->x, of->client, context, of->told ? MOMENT_MS : WORK_MS, &g->whose);
     if (g->work == IBX_WORK_OVER && ibx_clients_give_begin()) {
-        n = take_rest(of, context, taken, SLICE); /* a reset takes it along */
+        n = take_rest(of, context, taken); /* a reset takes it along */
         give_plainly(g->x, taken, n, true);
         ibx_clients_give_end();
     }

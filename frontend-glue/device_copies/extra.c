@@ -7,7 +7,6 @@
 #include "common/log.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
 
 void ibx_extra_undo(const char *name, uint64_t made)
 {

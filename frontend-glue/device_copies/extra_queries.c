@@ -5,8 +5,6 @@
  */
 #include "frontend-glue/device_copies/extra.h"
 
-#include "gpudirect/gpudirect.h"
-
 #define ATTRIBUTES_MAX 16u
 
 /* cudaLaunchAttribute, cudaLaunchConfig_t */

@@ -7,8 +7,6 @@
  */
 #include "frontend-glue/device_copies/extra.h"
 
-#include "gpudirect/gpudirect.h"
-
 static int symbol_address(struct extra *e)
 {
     int (*find)(void **address, const void *symbol) = NULL;

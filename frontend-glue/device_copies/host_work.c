@@ -21,9 +21,7 @@
 #include "common/state_machine.h"
 #include "common/thread.h"
 #include "frontend-glue/device_copies/graph_slots.h"
-#include "frontend-glue/session/extra.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <search.h>
 #include <stdatomic.h>

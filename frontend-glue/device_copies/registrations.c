@@ -13,7 +13,6 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/thread.h"
-#include "frontend-glue/session/calls.h"
 
 #include <pthread.h>
 

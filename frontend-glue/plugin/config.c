@@ -7,7 +7,6 @@
 #include "common/properties.h"
 #include "gpudirect/gpudirect.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

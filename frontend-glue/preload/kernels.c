@@ -16,7 +16,6 @@
 
 #include "common/log.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

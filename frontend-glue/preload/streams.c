@@ -8,8 +8,6 @@
  */
 #include "frontend-glue/preload/internal.h"
 
-#include <string.h>
-
 #define BODY_MAX 32
 
 /* A body of up to four numbers of 8 bytes. */

@@ -3,7 +3,6 @@
 
 #include "common/shared_table.h"
 
-#include <string.h>
 #include <unistd.h>
 
 #define RECORDS 16384u /* 28 MiB, of which only what is used is there */

@@ -3,10 +3,8 @@
 #include "frontend-glue/session/session_internal.h"
 
 #include "common/clock.h"
-#include "common/log.h"
 
 #include <errno.h>
-#include <string.h>
 
 #define REPORT_BYTES (16u << 10)
 
