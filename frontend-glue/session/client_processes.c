@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -61,7 +62,6 @@ struct processes {
     const struct ibx_session_hooks *hooks;
     void *context; /* the hooks' */
     const struct ibx_processes *wanted;
-    unsigned most_of_a_name;
     struct process *all[PROCESSES];
     bool placed[PROCESSES];
     unsigned count;
@@ -161,28 +161,42 @@ static void become(struct processes *processes, const struct process *p, int soc
         processes->hooks->make_ready(processes->context);
 }
 
-/* Those without a name have all there are; spare ones have none. */
-static bool too_many(const struct processes *processes, const char *name)
+/* Each has two descriptors here, and leaves some to clients that have not proven themselves. */
+static unsigned most_of_all(void)
 {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / 8 >= PROCESSES / 3)
+        return PROCESSES;
+    return 3 * (unsigned)(limit.rlim_cur / 8);
+}
+
+/* Who has neither a name nor a user is everybody, and has all there are. Spare ones are nobody's. */
+static bool too_many(const struct processes *processes, const struct ibx_process_client *like)
+{
+    const unsigned all = most_of_all(), most = all * processes->wanted->share / 100;
     unsigned n = 0;
-    for (unsigned i = 0; i < processes->count; i++)
-        n += !strcmp(processes->all[i]->of.first.name, name);
-    return (processes->count == PROCESSES && !find_spare(processes)) ||
-           (*name && n >= processes->most_of_a_name);
+    for (unsigned i = 0; i < processes->count; i++) {
+        const struct process *p = processes->all[i];
+        n += *like->name ? !strcmp(p->of.first.name, like->name)
+                         : ibx_process_same_tenant(&p->of.first, like);
+    }
+    return (processes->count >= all && !find_spare(processes)) ||
+           ((*like->name || like->has_user) && n >= (most ? most : 1));
 }
 
 static const char crowded[] =
-    "no process is left for another client: those of this key's name have as many as "
-    "rdma.tenant_share of the back end allows, or all 1024 are taken: end one of them";
+    "no process is left for another client: those of this key's name (without keys: this user) "
+    "have as many as rdma.tenant_share of the back end allows, or all 1024, fewer where it may "
+    "open few files, are taken: end one of them";
 
 /* Before it is told that the server has proven itself: behind that no frame says why. */
 static const char *refuses(void *context, const struct ibx_conn *conn, const char *name)
 {
     const struct processes *processes = context;
-    if (!processes->listener || ibx_conn_claimed(conn) || !too_many(processes, name))
+    if (!processes->listener || ibx_conn_claimed(conn))
         return NULL;
     const struct ibx_process_client like = ibx_process_client_of(conn, name);
-    return find(processes, &like) ? NULL : crowded;
+    return !too_many(processes, &like) || find(processes, &like) ? NULL : crowded;
 }
 
 static unsigned place_of(struct processes *processes)
@@ -264,7 +278,7 @@ static bool begin_spares(struct processes *processes)
     unsigned n = 0;
     for (unsigned i = 0; i < processes->count; i++)
         n += processes->all[i]->state.now == PROCESS_SPARE;
-    for (; n < processes->wanted->spares && processes->count < PROCESSES; n++) {
+    for (; n < processes->wanted->spares && processes->count < most_of_all(); n++) {
         if (begin(processes, PROCESS_SPARE))
             continue;
         if (ibx_client_process())
@@ -299,7 +313,7 @@ static bool route(struct processes *processes, struct ibx_conn *conn)
         ibx_close(conn);
         return true;
     }
-    if (!p && too_many(processes, like.name)) {
+    if (!p && too_many(processes, &like)) {
         turn_away(conn, crowded); /* another one has come meanwhile */
         return true;
     }
@@ -439,8 +453,7 @@ int ibx_client_processes_serve(struct ibx_session *listening)
                                     .records = ibx_waiting_records(listening->link.waiting),
                                     .hooks = listening->hooks,
                                     .context = listening->context,
-                                    .wanted = wanted,
-                                    .most_of_a_name = PROCESSES * wanted->share / 100};
+                                    .wanted = wanted};
     if (processes->hooks->processes && !processes->hooks->processes(PROCESSES))
         return -ENOMEM;
     if (!begin_spares(processes))

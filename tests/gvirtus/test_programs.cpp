@@ -202,6 +202,43 @@ bool crowd()
     return HOLDS(Program(back, alice).ask(WORKS) == 1);
 }
 
+// The process that listens has few descriptors: one name's programs do not take all of them.
+bool crowd_without_descriptors()
+{
+    const std::string file = keys_of_two();
+    const Listening back(file);
+    const rlimit few = {100, 4096};
+    REQUIRE(prlimit(back.pid, RLIMIT_NOFILE, &few, nullptr) == 0);
+    std::vector<std::unique_ptr<Program>> all;
+    do
+        all.push_back(std::make_unique<Program>(back, file + "rdma.name : alice\n"));
+    while (all.back()->ask(WORKS) == 1 && all.size() < 60);
+    REQUIRE(all.size() > 10);
+    const Program bob(back, file + "rdma.name : bob\n");
+    return HOLDS(bob.ask(WORKS) == 1);
+}
+
+// Without keys, one user's programs do not take all processes.
+bool crowd_of_a_user()
+{
+    const Listening back("rdma.tenant_share : 1\n"); // of 1024
+    std::vector<std::unique_ptr<Program>> all;
+    do
+        all.push_back(std::make_unique<Program>(back));
+    while (all.back()->ask(WORKS) == 1 && all.size() < 15);
+    REQUIRE(all.size() == 11);
+    configure("");
+    return HOLDS(geteuid() != 0 || 0 == result_of(spawn([&]() -> int {
+                                       const auto other = make_communicator(
+                                           create, "tcp/ip", "oldtcp", host, back.port);
+                                       if (setresuid(12345, 12345, 12345))
+                                           return 2;
+                                       other->Connect();
+                                       Remote remote(other.get());
+                                       return works(&remote) != 1;
+                                   })));
+}
+
 // How often these bytes are in what the process can write to.
 long has_in_memory(pid_t process, const std::vector<unsigned char> &bytes)
 {
@@ -471,6 +508,8 @@ int main(int argc, char **argv)
         check("... with TLS", goes_on_encrypted);
     check("a program with another one's number", impostor);
     check("more programs than there may be", crowd);
+    check("... than descriptors", crowd_without_descriptors);
+    check("more programs of a user than there may be", crowd_of_a_user);
     check("a process without keys", has_no_keys);
     check("limits are of all programs", limits_are_shared);
     check("turns are of all programs", takes_turns);
