@@ -262,6 +262,8 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_processes(config, value, err);
     if (!strcmp(key, "spare_processes"))
         return set_spares(config, key, value, err);
+    if (!strcmp(key, "most_processes"))
+        return set_limit(key, value, 1, IBX_PROCESSES_MOST, &config->most_processes, err);
     if (!strcmp(key, "idle_seconds"))
         return set_limit(key, value, 0, IDLE_MAX, &config->idle_seconds, err);
     if (!strcmp(key, "gpu_memory"))
@@ -519,6 +521,7 @@ static int load(struct ibx_glue_config *config, const char *own_file, const char
         (struct ibx_glue_config){.pipeline = IBX_PIPELINE_ALL,
                                  .resume_seconds = IBX_GLUE_RESUME_SECONDS,
                                  .processes = IBX_PROCESSES_PROGRAM,
+                                 .most_processes = IBX_PROCESSES_MOST,
                                  .spare_processes = NOT_GIVEN,
                                  .idle_seconds = IBX_GLUE_IDLE_SECONDS,
                                  .gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};

@@ -49,6 +49,7 @@ struct ibx_glue_config {
     uint64_t resume_seconds;          /* rdma.resume_seconds [IBX_GLUE_RESUME_SECONDS] */
     enum ibx_processes_for processes; /* rdma.processes [program] */
     bool processes_given;
+    uint64_t most_processes;    /* rdma.most_processes [IBX_PROCESSES_MOST] */
     uint64_t spare_processes;   /* rdma.spare_processes [1 with rdma.processes : program, else 0] */
     uint64_t idle_seconds;      /* rdma.idle_seconds [IBX_GLUE_IDLE_SECONDS] */
     struct ibx_gpu_options gpu; /* [off, IBX_GLUE_GPU_MEMORY, 0] */

@@ -9,8 +9,8 @@
 #define IBX_GLUE_PREFIX "rdma" /* of our keys, with a dot */
 /* Those that are no options of a connection. */
 #define IBX_GLUE_KEYS                                                                              \
-    "memory, pipeline, resume_seconds, processes, spare_processes, idle_seconds, gpu, "            \
-    "gpu_memory, gpu_threads, "                                                                    \
+    "memory, pipeline, resume_seconds, processes, most_processes, spare_processes, idle_seconds, " \
+    "gpu, gpu_memory, gpu_threads, "                                                               \
     "tenants, sessions, pins, requests, device_memory, tenant_share, share, tuning, log"
 
 /* -EINVAL with what to write: the key of this entry is almost one of ours, or almost

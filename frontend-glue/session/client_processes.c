@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PROCESSES    1024u     /* each costs some 100 MB here, and a context on the GPU */
+#define PROCESSES    IBX_PROCESSES_MOST
 #define HANDED_BYTES (1 << 20) /* of connections that a process has not taken yet: 1.3 KB each */
 #define HEARD_MOST   64u       /* of one process at a time: others wait for this one */
 #define LOOK_MS      1000      /* where nothing shows that one has ended */
@@ -162,18 +162,19 @@ static void become(struct processes *processes, const struct process *p, int soc
 }
 
 /* Each has two descriptors here, and leaves some to clients that have not proven themselves. */
-static unsigned most_of_all(void)
+static unsigned most_of_all(const struct processes *processes)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / 8 >= PROCESSES / 3)
-        return PROCESSES;
+    const unsigned most = processes->wanted->most;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / 8 >= most / 3 + 1)
+        return most;
     return 3 * (unsigned)(limit.rlim_cur / 8);
 }
 
-/* Who has neither a name nor a user is everybody, and has all there are. Spare ones are nobody's. */
+/* Who has neither a name nor a user is everybody, and has all. Spare ones are nobody's. */
 static bool too_many(const struct processes *processes, const struct ibx_process_client *like)
 {
-    const unsigned all = most_of_all(), most = all * processes->wanted->share / 100;
+    const unsigned all = most_of_all(processes), most = all * processes->wanted->share / 100;
     unsigned n = 0;
     for (unsigned i = 0; i < processes->count; i++) {
         const struct process *p = processes->all[i];
@@ -186,8 +187,8 @@ static bool too_many(const struct processes *processes, const struct ibx_process
 
 static const char crowded[] =
     "no process is left for another client: those of this key's name (without keys: this user) "
-    "have as many as rdma.tenant_share of the back end allows, or all 1024, fewer where it may "
-    "open few files, are taken: end one of them";
+    "have as many as rdma.tenant_share of the back end allows, or all are taken "
+    "(rdma.most_processes, fewer where it may open few files): end one of them";
 
 /* Before it is told that the server has proven itself: behind that no frame says why. */
 static const char *refuses(void *context, const struct ibx_conn *conn, const char *name)
@@ -278,7 +279,7 @@ static bool begin_spares(struct processes *processes)
     unsigned n = 0;
     for (unsigned i = 0; i < processes->count; i++)
         n += processes->all[i]->state.now == PROCESS_SPARE;
-    for (; n < processes->wanted->spares && processes->count < most_of_all(); n++) {
+    for (; n < processes->wanted->spares && processes->count < most_of_all(processes); n++) {
         if (begin(processes, PROCESS_SPARE))
             continue;
         if (ibx_client_process())

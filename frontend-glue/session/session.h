@@ -68,10 +68,12 @@ enum ibx_processes_for {
     IBX_PROCESSES_TENANT,  /* those whose keys have one name, and on one host those of one user */
     IBX_PROCESSES_PROGRAM, /* a process and those that it forks */
 };
+#define IBX_PROCESSES_MOST 1024u /* each costs some 100 MB here, and a context on the GPU */
 struct ibx_processes {
     enum ibx_processes_for each;
     bool required;         /* a server that cannot fork ends; otherwise one process serves all */
     unsigned share;        /* percent of them that clients of one key's name may have */
+    unsigned most;         /* of them, 1 to IBX_PROCESSES_MOST */
     unsigned spares;       /* that wait for clients */
     unsigned idle_seconds; /* for which one of a tenant stays behind its last client */
 };

@@ -140,6 +140,7 @@ const struct gvirtus_key ibx_gvirtus_own_keys[] = {
     {"processes", "program", "program",
      "of the back end: one for each program, for each tenant, or for all (program, tenant or one)"},
     {"idle_seconds", "60", "60", "how long a tenant's process stays behind its last program"},
+    {"most_processes", "1024", "1024", "processes of the back end that there may be"},
     {"spare_processes", "", "1", "processes that wait for a program or tenant with a context made"},
     {"gpu", "auto", "auto", "whether the back end's plugin runs copies itself (auto, on or off)"},
     {"gpu_memory", "64M", "64M", "bytes of pinned memory for that, in the whole back end"},

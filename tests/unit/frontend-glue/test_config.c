@@ -269,10 +269,11 @@ static void test_options(void **state)
 static void test_bad_keys(void **state)
 {
     (void)state;
-    expect_refused("a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
-                   "timeout_ms, memory, pipeline, resume_seconds, processes, "
-                   "spare_processes, idle_seconds, gpu, gpu_memory, gpu_threads, tenants, "
-                   "sessions, pins, requests, device_memory, tenant_share, share, tuning, log");
+    expect_refused(
+        "a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
+        "timeout_ms, memory, pipeline, resume_seconds, processes, "
+        "most_processes, spare_processes, idle_seconds, gpu, gpu_memory, gpu_threads, tenants, "
+        "sessions, pins, requests, device_memory, tenant_share, share, tuning, log");
     expect_refused("rdma.resume_seconds : 86401\n", "\"86401\"", "0 to 86400");
     expect_refused("rdma.processes : two\n", "\"two\"", "tenant, program or one");
     expect_refused("rdma.resume_seconds : -1\n", "\"-1\"", "0 to 86400");
@@ -366,6 +367,7 @@ static void test_pipeline(void **state)
     assert_int_equal(config.resume_seconds, 30);
     assert_int_equal(config.processes, IBX_PROCESSES_PROGRAM);
     assert_false(config.processes_given);
+    assert_int_equal(config.most_processes, 1024);
     assert_int_equal(config.spare_processes, 1);
     assert_int_equal(config.idle_seconds, 60);
     load_text("rdma.processes : program\nrdma.spare_processes : 0\n");
@@ -384,6 +386,10 @@ static void test_pipeline(void **state)
     expect_refused("a : b\nrdma.processes : two\n", "line 2 (rdma.processes)",
                    "tenant, program or one");
     expect_refused("a : b\nrdma.idle_seconds : 86401\n", "line 2 (rdma.idle_seconds)", "86400");
+    load_text("rdma.most_processes : 20\n");
+    assert_int_equal(config.most_processes, 20);
+    expect_refused("a : b\nrdma.most_processes : 0\n", "line 2 (rdma.most_processes)", "1024");
+    expect_refused("a : b\nrdma.most_processes : 1025\n", "line 2 (rdma.most_processes)", "1024");
     expect_refused("a : b\nrdma.spare_processes : 65\n", "line 2 (rdma.spare_processes)", "64");
     load_text("rdma.resume_seconds : 0\n");
     assert_int_equal(config.resume_seconds, 0);
