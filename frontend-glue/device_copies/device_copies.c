@@ -395,9 +395,9 @@ static bool processes(unsigned most)
     return ibx_tenants_share(most) && ibx_turns_share(most) && ibx_shared_handles_create();
 }
 
-static void process_serves(unsigned process, const char *name)
+static void process_serves(unsigned process, const char *name, const unsigned *user)
 {
-    ibx_tenants_serves(process, name);
+    ibx_tenants_serves(process, name, user);
 }
 
 static void process_begins(unsigned process)

@@ -23,10 +23,12 @@
 #define TEXTURES_MAX    (1u << 19) /* ... one of the 1,040,384 that a context has */
 #define POOLS_MAX       512u       /* ... one of some 830 on an H100, and 140 KB here */
 
-#define NAMES 2048u /* that all processes share: more than a key file has room for */
+#define NAMES 2048u /* that all processes share: more than a key file has room for, */
+#define USERS 1024u /* and these of users: all further ones are as one */
 
 struct ibx_tenant {
     char name[IBX_NAME_MAX + 1];
+    bool is_all;                             /* the clients without a name, of whatever user */
     const void *everywhere;                  /* it is the same for all processes */
     struct ibx_quota holds[IBX_HOLDS];       /* in this process */
     struct ibx_quota in_all[IBX_HOLDS];      /* processes, where there are several */
@@ -52,14 +54,17 @@ static struct shared {
         char name[IBX_NAME_MAX + 1];
         _Atomic uint64_t holds[IBX_HOLDS];
     } names[NAMES];
-    _Atomic uint64_t rows[][IBX_HOLDS];
+    struct row {
+        atomic_uint name; /* of its tenant, from 1 on; written by the process that listens */
+        _Atomic uint64_t holds[IBX_HOLDS];
+    } rows[];
 } * shared; /* NULL: there is one process */
 static unsigned row;
 
 /* Of the process that listens: what it has written there. */
 static struct {
     struct named **of; /* each process's; NULL: it has no clients yet */
-    unsigned names;
+    unsigned names, users;
     char (*written)[IBX_NAME_MAX + 1];
 } known;
 
@@ -93,11 +98,10 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         atomic_store(&totals[i].most, most[i]);
 }
 
-/* The one tenant of clients without names has all there is. */
-static void set_holds(struct ibx_quota *holds, const char *name,
-                      const struct ibx_tenant_limits *limits)
+/* Where all clients are one tenant, that has all there is. */
+static void set_holds(struct ibx_quota *holds, bool is_all, const struct ibx_tenant_limits *limits)
 {
-    const uint64_t percent = !name[0] ? 100 : limits->share ? limits->share : IBX_TENANT_SHARE;
+    const uint64_t percent = is_all ? 100 : limits->share ? limits->share : IBX_TENANT_SHARE;
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
         const uint64_t all = atomic_load(&totals[i].most);
         const uint64_t part = all / 100 * percent + all % 100 * percent / 100;
@@ -115,8 +119,8 @@ static void set_holds(struct ibx_quota *holds, const char *name,
 
 static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits)
 {
-    set_holds(tenant->holds, tenant->name, limits);
-    set_holds(tenant->in_all, tenant->name, limits);
+    set_holds(tenant->holds, tenant->is_all, limits);
+    set_holds(tenant->in_all, tenant->is_all, limits);
     for (unsigned i = 0; i < IBX_TENANT_GPUS; i++)
         atomic_store(&tenant->execs[i].most, EXECS_MAX);
 }
@@ -136,12 +140,18 @@ bool ibx_tenants_share(unsigned processes)
     return false;
 }
 
-/* What is written is not read again. NULL: there are too many. */
-static struct named *name_of(const char *name)
+static unsigned find_written(const char *name)
 {
     unsigned i = 0;
     while (i < known.names && strcmp(known.written[i], name) != 0)
         i++;
+    return i;
+}
+
+/* What is written is not read again. NULL: there are too many. */
+static struct named *name_of(const char *name)
+{
+    const unsigned i = find_written(name);
     if (i == NAMES)
         return NULL;
     if (i == known.names) {
@@ -153,10 +163,23 @@ static struct named *name_of(const char *name)
     return &shared->names[i];
 }
 
-void ibx_tenants_serves(unsigned process, const char *name)
+/* No key has such a name. */
+static struct named *name_of_user(unsigned user)
 {
-    if (shared)
-        known.of[process] = name_of(name);
+    char name[IBX_NAME_MAX + 1];
+    snprintf(name, sizeof(name), "user %u", user);
+    if (find_written(name) == known.names && known.users++ >= USERS)
+        return name_of("");
+    return name_of(name);
+}
+
+void ibx_tenants_serves(unsigned process, const char *name, const unsigned *user)
+{
+    if (!shared)
+        return;
+    struct named *its = !*name && user ? name_of_user(*user) : name_of(name);
+    known.of[process] = its;
+    atomic_store(&shared->rows[process].name, its ? (unsigned)(its - shared->names) + 1 : 0);
 }
 
 void ibx_tenants_are_of(unsigned process)
@@ -171,7 +194,7 @@ void ibx_tenants_ended(unsigned process)
     if (!shared)
         return;
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
-        const uint64_t used = atomic_exchange(&shared->rows[process][i], 0);
+        const uint64_t used = atomic_exchange(&shared->rows[process].holds[i], 0);
         if (!known.of[process])
             continue;
         ibx_quota_give_to(&shared->totals[i], used);
@@ -180,10 +203,14 @@ void ibx_tenants_ended(unsigned process)
     known.of[process] = NULL;
 }
 
-/* NULL: the process that listens has not written it. */
+/* NULL: the process that listens has not written it. A client without a name is of the user whose
+ * process this is, also when it comes from another host by now. */
 static struct named *find_name(const char *name)
 {
+    const unsigned own = atomic_load(&shared->rows[row].name);
     unsigned i = 0;
+    if (!*name && own && own <= NAMES)
+        return &shared->names[own - 1];
     while (i < NAMES && atomic_load(&shared->names[i].taken) &&
            strncmp(shared->names[i].name, name, sizeof(shared->names[i].name)) != 0)
         i++;
@@ -197,13 +224,14 @@ static bool count_with_others(struct ibx_tenant *tenant)
     if (!all)
         return false;
     tenant->everywhere = all;
+    tenant->is_all = !all->name[0];
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
         if (i == IBX_HOLD_CHUNKS)
             continue;
         totals[i].shared = &shared->totals[i];
         tenant->in_all[i].shared = &all->holds[i];
         tenant->in_all[i].of = &totals[i];
-        tenant->holds[i].shared = &shared->rows[row][i];
+        tenant->holds[i].shared = &shared->rows[row].holds[i];
         tenant->holds[i].of = &tenant->in_all[i];
     }
     return true;
@@ -270,6 +298,7 @@ static struct ibx_tenant *begin(const char *name)
         return NULL;
     strncpy(tenant->name, name, IBX_NAME_MAX);
     tenant->everywhere = tenant;
+    tenant->is_all = !name[0];
     for (unsigned i = 0; i < IBX_HOLDS; i++)
         tenant->holds[i].of = &totals[i];
     if (shared && !count_with_others(tenant)) {

@@ -2,7 +2,7 @@
 /*
  * The tenants of this process, which are the names of its clients' keys, the device memory that
  * each has allocated, and what each makes the back end hold. Clients without a name are one tenant,
- * and nothing is isolated among them.
+ * and nothing is isolated among them; of several processes each is one user's, which counts as one.
  *
  * Memory belongs to the tenant of the session that allocated it, until it is freed or its context
  * goes; it outlives the session, as in GVirtuS. Memory that nobody was seen to allocate belongs to
@@ -39,11 +39,11 @@ enum ibx_hold {
 };
 
 /* The process that listens, before it forks: at most so many others at a time share the limits.
- * False: no memory. There: that one is about to serve clients of a tenant of that name. In such a
- * process: which of them it is. In the one that listens: that one has ended, and holds nothing any
- * more. */
+ * False: no memory. There: that one is about to serve clients of a tenant of that name, or without
+ * one of that user (NULL: not known). In such a process: which of them it is. In the one that
+ * listens: that one has ended, and holds nothing any more. */
 bool ibx_tenants_share(unsigned processes);
-void ibx_tenants_serves(unsigned process, const char *name);
+void ibx_tenants_serves(unsigned process, const char *name, const unsigned *user);
 void ibx_tenants_are_of(unsigned process);
 void ibx_tenants_ended(unsigned process);
 

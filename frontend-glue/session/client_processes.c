@@ -261,7 +261,7 @@ static struct process *begin_for(struct processes *processes, const struct ibx_p
         return NULL;
     p->of.first = *like;
     if (processes->hooks->process_serves)
-        processes->hooks->process_serves(p->place, like->name);
+        processes->hooks->process_serves(p->place, like->name, like->has_user ? &like->user : NULL);
     return p;
 }
 

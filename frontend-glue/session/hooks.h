@@ -51,10 +51,11 @@ struct ibx_session_hooks {
     void (*hold_back)(void);
     /* Server with several processes for its clients, at most so many at a time. In the one that
      * listens, before there is any: false: no memory; and before such a process gets its first
-     * client: the name of the key, which all of its clients have. In such a process, which it is;
-     * and again in the one that listens, once that has ended. */
+     * client: the name of the key, which all of its clients have, and their user (NULL: not
+     * known). In such a process, which it is; and again in the one that listens, once that has
+     * ended. */
     bool (*processes)(unsigned most);
-    void (*process_serves)(unsigned process, const char *name);
+    void (*process_serves)(unsigned process, const char *name, const unsigned *user);
     void (*process_begins)(unsigned process);
     void (*process_ended)(unsigned process);
     /* Server, in such a process before there is a client: begins what takes long. */

@@ -218,6 +218,21 @@ bool crowd_without_descriptors()
     return HOLDS(bob.ask(WORKS) == 1);
 }
 
+// Without a key. Only root can try.
+bool other_user_works(const BackEnd &back)
+{
+    configure("");
+    return geteuid() != 0 || result_of(spawn([&]() -> int {
+                                 const auto over =
+                                     make_communicator(create, "tcp/ip", "oldtcp", host, back.port);
+                                 if (setresuid(12345, 12345, 12345))
+                                     return 2;
+                                 over->Connect();
+                                 Remote remote(over.get());
+                                 return works(&remote) != 1;
+                             })) == 0;
+}
+
 // Without keys, one user's programs do not take all processes.
 bool crowd_of_a_user()
 {
@@ -227,16 +242,19 @@ bool crowd_of_a_user()
         all.push_back(std::make_unique<Program>(back));
     while (all.back()->ask(WORKS) == 1 && all.size() < 10);
     REQUIRE(all.size() == 7); // the last of which got none
-    configure("");
-    return HOLDS(geteuid() != 0 || 0 == result_of(spawn([&]() -> int {
-                                       const auto other = make_communicator(
-                                           create, "tcp/ip", "oldtcp", host, back.port);
-                                       if (setresuid(12345, 12345, 12345))
-                                           return 2;
-                                       other->Connect();
-                                       Remote remote(other.get());
-                                       return works(&remote) != 1;
-                                   })));
+    return HOLDS(other_user_works(back));
+}
+
+// ... and of the limits they have a tenant's share.
+bool limits_of_a_user()
+{
+    const Listening back("rdma.sessions : 4\n");
+    std::vector<std::unique_ptr<Program>> all;
+    do
+        all.push_back(std::make_unique<Program>(back));
+    while (all.back()->ask(WORKS) == 1 && all.size() < 10);
+    REQUIRE(all.size() == 4); // the last of which got none
+    return HOLDS(other_user_works(back));
 }
 
 // How often these bytes are in what the process can write to.
@@ -282,7 +300,7 @@ bool has_no_keys()
 // What one has, others of its name have not; and it goes back with the process, however that ends.
 bool limits_are_shared()
 {
-    const Listening back("rdma.device_memory : 1M\nrdma.sessions : 4\n");
+    const Listening back("rdma.device_memory : 1M\nrdma.sessions : 4\nrdma.tenant_share : 100\n");
     Program a(back);
     REQUIRE(a.ask(FILLS) == 1);
     const Program b(back);
@@ -510,6 +528,7 @@ int main(int argc, char **argv)
     check("more programs than there may be", crowd);
     check("... than descriptors", crowd_without_descriptors);
     check("more programs of a user than there may be", crowd_of_a_user);
+    check("... and other limits", limits_of_a_user);
     check("a process without keys", has_no_keys);
     check("limits are of all programs", limits_are_shared);
     check("turns are of all programs", takes_turns);

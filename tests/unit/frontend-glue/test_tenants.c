@@ -478,8 +478,8 @@ static int goes_on_beside_half_a_take(void)
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
     if (!ibx_tenants_share(4))
         return 1;
-    ibx_tenants_serves(1, "carol");
-    ibx_tenants_serves(2, "carol");
+    ibx_tenants_serves(1, "carol", NULL);
+    ibx_tenants_serves(2, "carol", NULL);
     const pid_t other = fork();
     if (!other)
         half_take(&limits);
@@ -506,6 +506,49 @@ static void expect_good(int (*body)(void))
     assert_int_equal(status, 0);
 }
 
+/* Without a name, users are tenants; beyond very many of them the others are one. */
+static int keeps_users_apart(void)
+{
+    const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
+    if (!ibx_tenants_share(4))
+        return 1;
+    for (unsigned user = 0; user < 3000; user++)
+        ibx_tenants_serves(user < 1500 ? 1 : 3, "", &user);
+    const unsigned first = 0, second = 1;
+    ibx_tenants_serves(1, "", &first);
+    ibx_tenants_serves(2, "", &second);
+    const pid_t other = fork();
+    if (!other) {
+        ibx_tenants_are_of(1);
+        struct ibx_tenant *one = ibx_tenant_get("", &limits, 8);
+        _exit(!one || !ibx_quota_take(ibx_tenant_quota(one, IBX_HOLD_DEVICE), 500) ||
+              ibx_quota_take(ibx_tenant_quota(one, IBX_HOLD_DEVICE), 1));
+    }
+    int status = -1;
+    if (waitpid(other, &status, 0) != other || status)
+        return 2;
+    ibx_tenants_are_of(2);
+    struct ibx_tenant *two = ibx_tenant_get("", &limits, 8);
+    if (!two || !ibx_quota_take(ibx_tenant_quota(two, IBX_HOLD_DEVICE), 500))
+        return 3;
+    const pid_t last = fork();
+    if (!last) {
+        ibx_tenants_are_of(3);
+        _exit(!ibx_tenant_get("erin", &limits, 8) ? 0 : 1); /* nobody has written it */
+    }
+    if (waitpid(last, &status, 0) != last || status)
+        return 4;
+    ibx_tenants_serves(3, "erin", &second); /* there is room for names */
+    ibx_tenants_are_of(3);
+    return ibx_tenant_get("erin", &limits, 8) ? 0 : 5;
+}
+
+static void test_users(void **state)
+{
+    (void)state;
+    expect_good(keeps_users_apart);
+}
+
 static void test_killed_in_a_take(void **state)
 {
     (void)state;
@@ -530,8 +573,8 @@ static int outlives_one_that_goes_wrong(void)
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
     if (!ibx_tenants_share(4))
         return 1;
-    ibx_tenants_serves(1, "carol");
-    ibx_tenants_serves(2, "carol");
+    ibx_tenants_serves(1, "carol", NULL);
+    ibx_tenants_serves(2, "carol", NULL);
     const pid_t other = fork();
     if (!other)
         goes_wrong(&limits);
@@ -553,8 +596,8 @@ static int goes_on_with_anything(void)
         return 1;
     uint64_t seed = 1;
     for (unsigned i = 0; i < 20; i++) {
-        ibx_tenants_serves(1, "carol");
-        ibx_tenants_serves(2, "dave");
+        ibx_tenants_serves(1, "carol", NULL);
+        ibx_tenants_serves(2, "dave", NULL);
         ibx_tenants_are_of(1);
         struct ibx_tenant *carol = ibx_tenant_get("carol", &limits, 8);
         if (!carol)
@@ -587,6 +630,7 @@ static void test_gone_wrong(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_users), /* before this process has a tenant without a name */
         cmocka_unit_test_setup(test_ranges, set_up),
         cmocka_unit_test_setup(test_replaced, set_up),
         cmocka_unit_test_setup(test_of_graphs, set_up),
