@@ -205,15 +205,18 @@ void ibx_passed_withdraw(const struct ibx_cuda_handle *where)
 
 /* ------------------------------------------------------------------------------ who fetches */
 
-/* Another process may have that name by now. */
+/* Another process may have that name by now, and its number, too: of any user. */
 static int connect_to(int socket, const struct where *where)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
+    if (where->length > NAME) /* who has gone wrong has written it */
+        return -ENOENT;
     memcpy(at.sun_path, where->name, NAME);
     const socklen_t length = (socklen_t)offsetof(struct sockaddr_un, sun_path) + where->length;
-    if (where->length > NAME || connect(socket, (struct sockaddr *)&at, length))
+    if (connect(socket, (struct sockaddr *)&at, length))
         return errno == ECONNREFUSED ? -ENOENT : -errno;
-    return peer_of(socket).pid == where->process ? 0 : -ENOENT;
+    const struct ucred peer = peer_of(socket);
+    return peer.pid == where->process && peer.uid == geteuid() ? 0 : -ENOENT;
 }
 
 int ibx_passed_fetch(const struct ibx_cuda_handle *where)
