@@ -145,7 +145,7 @@ static bool publish(struct shared *s)
     if (!ibx_shared_handles_any())
         return true;
     memcpy(handle.number, s->number, sizeof(handle.number));
-    s->place = ibx_shared_handles_publish(ibx_tenant_name(s->tenant), &handle);
+    s->place = ibx_shared_handles_publish(ibx_tenant_name_in_all(s->tenant), &handle);
     return s->place >= 0;
 }
 

@@ -21,8 +21,8 @@ static int find(const struct extra *e, enum ibx_shared_kind kind, const uint8_t 
                 struct ibx_shared_handle *theirs)
 {
     return ibx_shared_handles_any() && ibx_shared_is_number(handle) &&
-                   ibx_shared_handles_find(ibx_tenant_name(e->x->isolation.tenant), kind, handle,
-                                           theirs)
+                   ibx_shared_handles_find(ibx_tenant_name_in_all(e->x->isolation.tenant), kind,
+                                           handle, theirs)
                ? 0
                : CUDA_INVALID_HANDLE;
 }

@@ -28,6 +28,7 @@
 
 struct ibx_tenant {
     char name[IBX_NAME_MAX + 1];
+    char in_all_name[IBX_NAME_MAX + 1];      /* in all processes: without a name that of its user */
     bool is_all;                             /* the clients without a name, of whatever user */
     const void *everywhere;                  /* it is the same for all processes */
     struct ibx_quota holds[IBX_HOLDS];       /* in this process */
@@ -224,7 +225,8 @@ static bool count_with_others(struct ibx_tenant *tenant)
     if (!all)
         return false;
     tenant->everywhere = all;
-    tenant->is_all = !all->name[0];
+    snprintf(tenant->in_all_name, sizeof(tenant->in_all_name), "%.*s", IBX_NAME_MAX, all->name);
+    tenant->is_all = !tenant->in_all_name[0];
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
         if (i == IBX_HOLD_CHUNKS)
             continue;
@@ -333,6 +335,11 @@ struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limi
 const char *ibx_tenant_name(const struct ibx_tenant *tenant)
 {
     return tenant->name;
+}
+
+const char *ibx_tenant_name_in_all(const struct ibx_tenant *tenant)
+{
+    return tenant->in_all_name;
 }
 
 const void *ibx_tenant_everywhere(const struct ibx_tenant *tenant)

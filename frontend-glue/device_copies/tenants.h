@@ -71,6 +71,9 @@ unsigned ibx_share_of(const struct ibx_tenant_limits *limits, const char *name);
 struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limits *limits,
                                   unsigned chunks);
 const char *ibx_tenant_name(const struct ibx_tenant *tenant);
+/* Where several processes share the limits: by which all of these know it. Users without a name
+ * have one there, that no key has. */
+const char *ibx_tenant_name_in_all(const struct ibx_tenant *tenant);
 /* The same for it in all processes of the back end; not to be looked at. */
 const void *ibx_tenant_everywhere(const struct ibx_tenant *tenant);
 struct ibx_quota *ibx_tenant_quota(struct ibx_tenant *tenant, enum ibx_hold what);

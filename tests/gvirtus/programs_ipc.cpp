@@ -116,6 +116,23 @@ bool of_one_tenant()
     return HOLDS(again.open_memory(of_memory, &opened) == 0 && again.reads(opened) == 1);
 }
 
+// Natively, too, CUDA opens nothing of another user.
+bool of_one_user()
+{
+    const Listening back;
+    Program a(back), again(back);
+    const std::uint64_t memory = a.malloc();
+    REQUIRE(memory && a.fill(memory, 1) == 0 && again.malloc());
+    const Handle handle = a.handle(IBX_EXTRA_IPC_MEMORY, memory);
+    REQUIRE(!handle.empty() && as_another_user(back, [&](Remote *its) {
+        Body body = number(IBX_EXTRA_IPC_OPEN_MEMORY);
+        append(&body.bytes, handle.data(), handle.size());
+        return works(its) == 1 && its->call("ibxRuntime", body) == no_handle;
+    }));
+    std::uint64_t opened = 0;
+    return HOLDS(again.open_memory(handle, &opened) == 0 && again.reads(opened) == 1);
+}
+
 bool hostile_numbers()
 {
     const Listening back;
@@ -236,6 +253,7 @@ void check_programs_ipc()
     check("... and events, that a process leaves open", left_open);
     check("... and what it has shared", left_shared);
     check("... are one tenant's", of_one_tenant);
+    check("... and without keys one user's", of_one_user);
     check("handles that are none", hostile_numbers);
     check("what a program has shared that ends", [] { return maker_ends(false); });
     check("... and whose process crashes", [] { return maker_ends(true); });

@@ -85,6 +85,20 @@ std::string keys_of_two()
     return "rdma.key_file : " + keys + "\n";
 }
 
+bool as_another_user(const BackEnd &back, const std::function<bool(Remote *)> &body)
+{
+    configure("");
+    return geteuid() != 0 || result_of(spawn([&]() -> int {
+                                 const auto over =
+                                     make_communicator(create, "tcp/ip", "oldtcp", host, back.port);
+                                 if (setresuid(12345, 12345, 12345))
+                                     return 2;
+                                 over->Connect();
+                                 Remote remote(over.get());
+                                 return !body(&remote);
+                             })) == 0;
+}
+
 long works(Remote *remote)
 {
     const std::uint64_t memory = (remote->get_last_error(), remote->malloc(100000));

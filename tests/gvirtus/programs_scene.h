@@ -77,6 +77,9 @@ std::string keys_of_two();
 long works(Remote *remote);
 long carry_out(Order order, Remote *remote, std::uint16_t port, const std::string &options);
 
+// Without a key. Only root can try it: otherwise it is true.
+bool as_another_user(const BackEnd &back, const std::function<bool(Remote *)> &body);
+
 // A client's process that was not forked from one that has connected.
 struct Program {
     pid_t pid = -1;

@@ -218,21 +218,6 @@ bool crowd_without_descriptors()
     return HOLDS(bob.ask(WORKS) == 1);
 }
 
-// Without a key. Only root can try.
-bool other_user_works(const BackEnd &back)
-{
-    configure("");
-    return geteuid() != 0 || result_of(spawn([&]() -> int {
-                                 const auto over =
-                                     make_communicator(create, "tcp/ip", "oldtcp", host, back.port);
-                                 if (setresuid(12345, 12345, 12345))
-                                     return 2;
-                                 over->Connect();
-                                 Remote remote(over.get());
-                                 return works(&remote) != 1;
-                             })) == 0;
-}
-
 // Without keys, one user's programs do not take all processes.
 bool crowd_of_a_user()
 {
@@ -242,7 +227,7 @@ bool crowd_of_a_user()
         all.push_back(std::make_unique<Program>(back));
     while (all.back()->ask(WORKS) == 1 && all.size() < 10);
     REQUIRE(all.size() == 7); // the last of which got none
-    return HOLDS(other_user_works(back));
+    return HOLDS(as_another_user(back, [](Remote *its) { return works(its) == 1; }));
 }
 
 // ... and of the limits they have a tenant's share.
@@ -254,7 +239,7 @@ bool limits_of_a_user()
         all.push_back(std::make_unique<Program>(back));
     while (all.back()->ask(WORKS) == 1 && all.size() < 10);
     REQUIRE(all.size() == 4); // the last of which got none
-    return HOLDS(other_user_works(back));
+    return HOLDS(as_another_user(back, [](Remote *its) { return works(its) == 1; }));
 }
 
 // How often these bytes are in what the process can write to.
