@@ -9,11 +9,13 @@
 #include "frontend-glue/session/supervisor.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -52,6 +54,7 @@ struct process {
     uint64_t began_ns;
     struct ibx_process_clients of;    /* zeros: of a spare process */
     uint64_t given;                   /* connections that it will take, or has taken */
+    int charge;                       /* bytes of the socket's room that each takes; 0: not known */
     unsigned place;                   /* of those that the hooks know */
     const struct pollfd *asks, *ends; /* NULL: nothing shows it */
 };
@@ -171,16 +174,20 @@ static unsigned most_of_all(const struct processes *processes)
     return 3 * (unsigned)(limit.rlim_cur / 8);
 }
 
-/* Who has neither a name nor a user is everybody, and has all. Spare ones are nobody's. */
+/* Whether the process counts where the client asks for a share. Spare ones are nobody's. */
+static bool shares(const struct process *p, const struct ibx_process_client *like)
+{
+    return *like->name ? !strcmp(p->of.first.name, like->name)
+                       : ibx_process_same_tenant(&p->of.first, like);
+}
+
+/* Who has neither a name nor a user is everybody, and has all. */
 static bool too_many(const struct processes *processes, const struct ibx_process_client *like)
 {
     const unsigned all = most_of_all(processes), most = all * processes->wanted->share / 100;
     unsigned n = 0;
-    for (unsigned i = 0; i < processes->count; i++) {
-        const struct process *p = processes->all[i];
-        n += *like->name ? !strcmp(p->of.first.name, like->name)
-                         : ibx_process_same_tenant(&p->of.first, like);
-    }
+    for (unsigned i = 0; i < processes->count; i++)
+        n += shares(processes->all[i], like);
     return (processes->count >= all && !find_spare(processes)) ||
            ((*like->name || like->has_user) && n >= (most ? most : 1));
 }
@@ -304,6 +311,47 @@ static void turn_away(struct ibx_conn *conn, const char *why)
     ibx_close(conn);
 }
 
+/* Connections that have been handed over, and which the process has not taken. */
+static unsigned waiting(const struct process *p)
+{
+    int bytes = 0;
+    if (p->socket < 0 || ioctl(p->socket, SIOCOUTQ, &bytes) || bytes <= 0)
+        return 0;
+    return p->charge ? (unsigned)(bytes / p->charge) : 1;
+}
+
+/* A process that is stopped takes none. The system lets a user who is not root have no more
+ * descriptors on their way than each of his processes may open: there have to be some for others.
+ */
+static bool too_many_wait(const struct processes *processes, const struct ibx_process_client *like)
+{
+    struct rlimit limit;
+    rlim_t n = 0;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur == RLIM_INFINITY)
+        return false;
+    for (unsigned i = 0; i < processes->count; i++) {
+        if (shares(processes->all[i], like))
+            n += waiting(processes->all[i]);
+    }
+    return n && n >= limit.rlim_cur / 100 * processes->wanted->share +
+                         limit.rlim_cur % 100 * processes->wanted->share / 100;
+}
+
+static const char too_slow[] =
+    "as many connections of this key's name (without keys: of this user) have come to no process "
+    "yet as rdma.tenant_share of the limit on open files (ulimit -n) allows";
+
+static int hand_over(struct process *p, struct ibx_conn *conn)
+{
+    const bool first = !waiting(p);
+    const int rc = ibx_conn_hand_over(conn, p->socket);
+    int bytes = 0;
+    p->given += !rc;
+    if (!rc && first && !ioctl(p->socket, SIOCOUTQ, &bytes) && bytes > 0)
+        p->charge = bytes;
+    return rc;
+}
+
 /* False: this is the child. */
 static bool route(struct processes *processes, struct ibx_conn *conn)
 {
@@ -316,6 +364,10 @@ static bool route(struct processes *processes, struct ibx_conn *conn)
     }
     if (!p && too_many(processes, &like)) {
         turn_away(conn, crowded); /* another one has come meanwhile */
+        return true;
+    }
+    if (p && waiting(p) && too_many_wait(processes, &like)) {
+        turn_away(conn, too_slow);
         return true;
     }
     const bool begins = !p;
@@ -331,8 +383,7 @@ static bool route(struct processes *processes, struct ibx_conn *conn)
         turn_away(conn, why);
         return true;
     }
-    const int rc = ibx_conn_hand_over(conn, p->socket);
-    p->given += !rc;
+    const int rc = hand_over(p, conn);
     if (!rc && processes->wanted->each == IBX_PROCESSES_TENANT)
         ibx_process_clients_note(&p->of, &like);
     if (rc)

@@ -13,6 +13,7 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 namespace
 {
@@ -240,6 +241,37 @@ bool limits_of_a_user()
     while (all.back()->ask(WORKS) == 1 && all.size() < 10);
     REQUIRE(all.size() == 4); // the last of which got none
     return HOLDS(as_another_user(back, [](Remote *its) { return works(its) == 1; }));
+}
+
+// The system lets a user who is not root have no more descriptors on their way between processes
+// than one of these may open: some are left to others where one takes none.
+bool many_on_their_way()
+{
+    constexpr uid_t user = 12345;
+    const std::string file = keys_of_two(), its = folder + "/keys-of-another-user";
+    if (geteuid())
+        return true;
+    std::filesystem::copy_file(folder + "/keys", its);
+    REQUIRE(!chown(its.c_str(), user, user) && !chmod(folder.c_str(), 0711));
+    const Said said;
+    const BackEnd back(
+        "rdma.processes : program\nrdma.spare_processes : 0\nrdma.key_file : " + its + "\n",
+        [](auto listening) {
+            const rlimit few = {60, 60};
+            if (setrlimit(RLIMIT_NOFILE, &few) || setresuid(user, user, user) ||
+                prctl(PR_SET_PDEATHSIG, SIGKILL))
+                std::_Exit(3);
+            cuda_back_end_child(listening, true);
+        });
+    const Program alice(back, file + "rdma.name : alice\n");
+    REQUIRE(alice.ask(WORKS) == 1);
+    const pid_t stopped = back.children().front();
+    REQUIRE(kill(stopped, SIGSTOP) == 0 && alice.begin(CONNECTS));
+    REQUIRE(becomes_true([&] { return said.has("is turned away: "); }));
+    const Program bob(back, file + "rdma.name : bob\n");
+    const bool good = bob.ask(WORKS) == 1;
+    REQUIRE(kill(stopped, SIGCONT) == 0 && alice.answer() < at_once && alice.ask(WORKS) == 1);
+    return HOLDS(good && said.has("have come to no process yet as rdma.tenant_share of "));
 }
 
 // How often these bytes are in what the process can write to.
@@ -514,6 +546,7 @@ int main(int argc, char **argv)
     check("... than descriptors", crowd_without_descriptors);
     check("more programs of a user than there may be", crowd_of_a_user);
     check("... and other limits", limits_of_a_user);
+    check("many connections on their way", many_on_their_way);
     check("a process without keys", has_no_keys);
     check("limits are of all programs", limits_are_shared);
     check("turns are of all programs", takes_turns);
