@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/descriptor.h"
 
+#include "common/fork_lock.h"
+
+#include <errno.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
+
+static struct ibx_fork_lock raising = IBX_FORK_LOCK;
 
 void ibx_descriptor_add(struct msghdr *message, union ibx_descriptor_room *room, int fd)
 {
@@ -14,6 +20,36 @@ void ibx_descriptor_add(struct msghdr *message, union ibx_descriptor_room *room,
     memcpy(CMSG_DATA(&room->header), &fd, sizeof(fd));
     message->msg_control = room;
     message->msg_controllen = sizeof(*room);
+}
+
+/* With the lock: who finds the limit raised would leave it so. */
+static ssize_t send_raised(int socket, const struct msghdr *message, int flags)
+{
+    struct rlimit before;
+    if (getrlimit(RLIMIT_NOFILE, &before) || before.rlim_cur >= before.rlim_max) {
+        errno = ETOOMANYREFS;
+        return -1;
+    }
+    const struct rlimit most = {before.rlim_max, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &most);
+    const ssize_t n = sendmsg(socket, message, flags);
+    const int code = errno;
+    setrlimit(RLIMIT_NOFILE, &before);
+    errno = code;
+    return n;
+}
+
+ssize_t ibx_descriptor_send(int socket, const struct msghdr *message, int flags)
+{
+    ssize_t n = sendmsg(socket, message, flags);
+    if (n >= 0 || errno != ETOOMANYREFS)
+        return n;
+    ibx_fork_lock_take(&raising);
+    n = send_raised(socket, message, flags);
+    const int code = errno;
+    ibx_fork_lock_release(&raising);
+    errno = code;
+    return n;
 }
 
 int ibx_descriptor_take(struct msghdr *message)

@@ -13,6 +13,15 @@ union ibx_descriptor_room {
 
 /* `fd` goes with the message, of which `room` is a part from then on; negative: none does. */
 void ibx_descriptor_add(struct msghdr *message, union ibx_descriptor_room *room, int fd);
+/* As sendmsg(2). Linux lets a user who is not root have no more descriptors on their way, in all of
+ * his processes' sockets, than the sender may open files. Whoever does not read what is sent keeps
+ * them there, also when the sender has closed its end. So the sender's soft limit is raised to its
+ * hard one for as long as it needs more: then others of the user, who do not, cannot use up what
+ * is left. ETOOMANYREFS: that is not enough, either. */
+ssize_t ibx_descriptor_send(int socket, const struct msghdr *message, int flags);
+#define IBX_DESCRIPTOR_TOO_MANY                                                                    \
+    "too many descriptors are on their way in sockets of this user: raise the hard limit on open " \
+    "files (ulimit -Hn)"
 /* Of a message that was received: what came with it, the caller's from now on; others than the
  * first are closed. -1: none came, or this process may not have another one. */
 int ibx_descriptor_take(struct msghdr *message);

@@ -2,6 +2,7 @@
 #include "frontend-glue/session/client_processes.h"
 
 #include "common/clock.h"
+#include "common/descriptor.h"
 #include "common/log.h"
 #include "frontend-glue/session/process_owners.h"
 #include "frontend-glue/session/records.h"
@@ -390,7 +391,8 @@ static bool route(struct processes *processes, struct ibx_conn *conn)
         ibx_log(IBX_LOG_ERROR,
                 "%s is turned away: process %d, which is its, takes no "
                 "connection: %s",
-                like.peer, (int)p->process, strerror(-rc));
+                like.peer, (int)p->process,
+                rc == -ETOOMANYREFS ? IBX_DESCRIPTOR_TOO_MANY : strerror(-rc));
     if (!p->given) /* nobody else is on the way */
         let_go(p);
     return !begins || begin_spares(processes);

@@ -96,9 +96,10 @@ int ibx_destination_watchdog_arm(struct destination_watchdog *watchdog,
         armed.ranges[i] = (struct uffdio_range){.start = ram->guest.blocks[i].address,
                                                 .len = ram->guest.blocks[i].size};
     ibx_descriptor_add(&message, &room, ram->uffd.fd);
-    return sendmsg(watchdog->fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof(armed)
-               ? 0
-               : ibx_error_set(err, -EPIPE, "the watchdog process has died");
+    if (ibx_descriptor_send(watchdog->fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof(armed))
+        return 0;
+    return errno == ETOOMANYREFS ? ibx_error_set(err, -errno, IBX_DESCRIPTOR_TOO_MANY)
+                                 : ibx_error_set(err, -EPIPE, "the watchdog process has died");
 }
 
 void ibx_destination_watchdog_commit(struct destination_watchdog *watchdog)

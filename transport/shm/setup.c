@@ -46,7 +46,7 @@ int ibx_shm_packet_send(int socket, const void *data, size_t length, int fd)
     ibx_descriptor_add(&message, &room, fd);
     ssize_t n;
     do
-        n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        n = ibx_descriptor_send(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (n < 0 && errno == EINTR);
     return n < 0 ? -errno : 0;
 }
@@ -311,7 +311,8 @@ static int welcome(struct shm *shm, struct ibx_error *err)
     if (fd >= 0)
         close(fd);
     return rc ? ibx_error_set(err, rc, "cannot share %zu bytes of memory: %s",
-                              2 * shm->geometry.half, strerror(-rc))
+                              2 * shm->geometry.half,
+                              rc == -ETOOMANYREFS ? IBX_DESCRIPTOR_TOO_MANY : strerror(-rc))
               : 0;
 }
 

@@ -2,12 +2,15 @@
 /* Descriptors that go with messages: one is kept of those that come, and nothing stays open. */
 #include "common/descriptor.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -92,8 +95,57 @@ static void test_one(void **state)
     }
 }
 
+#define USER 23456 /* of nobody else's tests */
+#define SOFT 20u
+#define HARD 60u
+
+static ssize_t send_by(int socket, int fd)
+{
+    char byte = 'x';
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    union ibx_descriptor_room room;
+    ibx_descriptor_add(&message, &room, fd);
+    return ibx_descriptor_send(socket, &message, MSG_DONTWAIT);
+}
+
+/* Nobody reads. 0: as many go as the hard limit has, and the soft one is what it was. */
+static int fill(void)
+{
+    const struct rlimit few = {SOFT, HARD};
+    struct rlimit now;
+    int ends[2];
+    unsigned sent = 0;
+    if (setrlimit(RLIMIT_NOFILE, &few) || setresuid(USER, USER, USER) ||
+        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
+        return 1;
+    while (sent < 2 * HARD && send_by(ends[0], STDIN_FILENO) == 1)
+        sent++;
+    if (errno != ETOOMANYREFS || sent < HARD || sent > HARD + 1)
+        return 2;
+    if (getrlimit(RLIMIT_NOFILE, &now) || now.rlim_cur != SOFT || now.rlim_max != HARD)
+        return 3;
+    if (setrlimit(RLIMIT_NOFILE, &(struct rlimit){SOFT, SOFT}) || receive_one(ends[1]) < 0)
+        return 4;
+    return send_by(ends[0], STDIN_FILENO) == -1 && errno == ETOOMANYREFS ? 0 : 5;
+}
+
+static void test_many_on_their_way(void **state)
+{
+    (void)state;
+    int status = -1;
+    if (geteuid())
+        skip();
+    const pid_t child = fork();
+    if (!child)
+        _exit(fill());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one),
+                                       cmocka_unit_test(test_many_on_their_way)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
