@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -176,12 +177,34 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
     }
 }
 
+static void *nothing(void *argument)
+{
+    return argument;
+}
+
+/* GVirtuS gives the session a thread, without which the whole process ends: where all of the user's
+ * processes, or of the control group's, have as many as they may, whoever has them. */
+static int look_for_thread(const struct ibx_conn *conn, struct ibx_error *err)
+{
+    pthread_t thread;
+    const int rc = -pthread_create(&thread, NULL, nothing, NULL);
+    if (rc)
+        return ibx_error_set(err, rc,
+                             "%s is turned away: there is no thread for it: %s; raise the limits "
+                             "on processes (ulimit -u) and on tasks (TasksMax, pids.max)",
+                             ibx_conn_path(conn)->peer, strerror(-rc));
+    pthread_join(thread, NULL);
+    return 0;
+}
+
 /* Makes a session of a connection, or closes it. */
 static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
                    struct ibx_session **session, struct ibx_error *err)
 {
     struct ibx_session *s;
-    int rc = ibx_session_create(listening->uri, &listening->options, &s, err);
+    int rc = look_for_thread(conn, err);
+    if (!rc)
+        rc = ibx_session_create(listening->uri, &listening->options, &s, err);
     if (rc) {
         ibx_close(conn);
         return rc;

@@ -14,6 +14,8 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <system_error>
+#include <thread>
 
 namespace
 {
@@ -243,35 +245,61 @@ bool limits_of_a_user()
     return HOLDS(as_another_user(back, [](Remote *its) { return works(its) == 1; }));
 }
 
+// Of nobody else's, since the system counts what all processes of a user have.
+uid_t unused_user()
+{
+    return 100000 + static_cast<uid_t>(getpid());
+}
+
+// A back end of another user, whose keys are alice's and bob's. Only root can begin one.
+struct OfAnotherUser : BackEnd {
+    static std::string options(uid_t user)
+    {
+        keys_of_two();
+        const std::string its = folder + "/keys-of-" + std::to_string(user);
+        std::filesystem::copy_file(folder + "/keys", its,
+                                   std::filesystem::copy_options::overwrite_existing);
+        if (chown(its.c_str(), user, user) || chmod(folder.c_str(), 0711))
+            std::abort();
+        return "rdma.log : warn\nrdma.processes : program\nrdma.spare_processes : 0\n"
+               "rdma.key_file : " +
+               its + "\n";
+    }
+    OfAnotherUser(uid_t user, __rlimit_resource_t what, rlim_t most)
+        : BackEnd(options(user), [=](auto listening) {
+              if (!become(user, what, most))
+                  std::_Exit(3);
+              cuda_back_end_child(listening, true);
+          })
+    {
+    }
+    static bool become(uid_t user, __rlimit_resource_t what, rlim_t most)
+    {
+        const rlimit few = {most, most};
+        return !setrlimit(what, &few) && !setresuid(user, user, user) &&
+               !prctl(PR_SET_PDEATHSIG, SIGKILL);
+    }
+};
+
 // The system lets a user who is not root have no more descriptors on their way between processes
 // than one of these may open: some are left to others where one takes none.
 bool many_on_their_way()
 {
-    constexpr uid_t user = 12345;
-    const std::string file = keys_of_two(), its = folder + "/keys-of-another-user";
     if (geteuid())
         return true;
-    std::filesystem::copy_file(folder + "/keys", its);
-    REQUIRE(!chown(its.c_str(), user, user) && !chmod(folder.c_str(), 0711));
     const Said said;
-    const BackEnd back(
-        "rdma.processes : program\nrdma.spare_processes : 0\nrdma.key_file : " + its + "\n",
-        [](auto listening) {
-            const rlimit few = {60, 60};
-            if (setrlimit(RLIMIT_NOFILE, &few) || setresuid(user, user, user) ||
-                prctl(PR_SET_PDEATHSIG, SIGKILL))
-                std::_Exit(3);
-            cuda_back_end_child(listening, true);
-        });
+    const std::string file = keys_of_two();
+    const OfAnotherUser back(unused_user(), RLIMIT_NOFILE, 60);
     const Program alice(back, file + "rdma.name : alice\n");
     REQUIRE(alice.ask(WORKS) == 1);
     const pid_t stopped = back.children().front();
     REQUIRE(kill(stopped, SIGSTOP) == 0 && alice.begin(CONNECTS));
-    REQUIRE(becomes_true([&] { return said.has("is turned away: "); }));
+    REQUIRE(becomes_true(
+        [&] { return said.has("have come to no process yet as rdma.tenant_share of "); }));
     const Program bob(back, file + "rdma.name : bob\n");
     const bool good = bob.ask(WORKS) == 1;
     REQUIRE(kill(stopped, SIGCONT) == 0 && alice.answer() < at_once && alice.ask(WORKS) == 1);
-    return HOLDS(good && said.has("have come to no process yet as rdma.tenant_share of "));
+    return HOLDS(good);
 }
 
 // How often these bytes are in what the process can write to.
@@ -403,6 +431,39 @@ bool out_of_descriptors()
     REQUIRE(a.ask(FORKS) == 1 && a.ask(WORKS) == 1);
     a.end();
     return HOLDS(back.has(0));
+}
+
+// A connection for which there is no thread is lost; what its program has is not.
+bool out_of_threads()
+{
+    const uid_t user = unused_user();
+    constexpr rlim_t most = 50;
+    if (geteuid())
+        return true;
+    const Said said;
+    const std::string file = keys_of_two();
+    const OfAnotherUser back(user, RLIMIT_NPROC, most);
+    const Program bob(back, file + "rdma.name : bob\n");
+    REQUIRE(bob.ask(WORKS) == 1 && bob.ask(ALLOCATES) == 1);
+    int full[2];
+    REQUIRE(!pipe2(full, O_CLOEXEC));
+    const pid_t others = spawn([&]() -> int {
+        if (!OfAnotherUser::become(user, RLIMIT_NPROC, most))
+            return 1;
+        try {
+            for (;;)
+                std::thread([] { pause(); }).detach();
+        } catch (const std::system_error &) {
+            return write(full[1], "f", 1) != 1 || pause();
+        }
+    });
+    char byte;
+    close(full[1]);
+    REQUIRE(read(full[0], &byte, 1) == 1 && bob.ask(CONNECTS) < at_once);
+    REQUIRE(bob.ask(ALLOCATIONS) >= 1 && said.has("there is no thread for it"));
+    REQUIRE(kill(others, SIGKILL) == 0 && result_of(others) == 128 + SIGKILL);
+    close(full[0]);
+    return HOLDS(bob.ask(WORKS) == 1);
 }
 
 // Processes end at any time: before they have taken a connection, in a handshake, with sessions.
@@ -553,6 +614,7 @@ int main(int argc, char **argv)
     check("a process that does not take its connections", a_process_that_waits);
     check("a process stopped at any time", stopped_at_any_time);
     check("a process without descriptors", out_of_descriptors);
+    check("a process without threads", out_of_threads);
     check("processes that are killed at any time", [] { return killed_at_any_time(0); });
     check("... and spare ones", [] { return killed_at_any_time(2); });
     check("a spare process becomes a program's", spare_is_taken);

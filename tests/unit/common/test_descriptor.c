@@ -95,7 +95,6 @@ static void test_one(void **state)
     }
 }
 
-#define USER 23456 /* of nobody else's tests */
 #define SOFT 20u
 #define HARD 60u
 
@@ -112,11 +111,12 @@ static ssize_t send_by(int socket, int fd)
 /* Nobody reads. 0: as many go as the hard limit has, and the soft one is what it was. */
 static int fill(void)
 {
+    const uid_t user = 200000 + (uid_t)getpid(); /* of nobody else's */
     const struct rlimit few = {SOFT, HARD};
     struct rlimit now;
     int ends[2];
     unsigned sent = 0;
-    if (setrlimit(RLIMIT_NOFILE, &few) || setresuid(USER, USER, USER) ||
+    if (setrlimit(RLIMIT_NOFILE, &few) || setresuid(user, user, user) ||
         socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
         return 1;
     while (sent < 2 * HARD && send_by(ends[0], STDIN_FILENO) == 1)
