@@ -210,7 +210,7 @@ bool crowd_without_descriptors()
 {
     const std::string file = keys_of_two();
     const Listening back(file);
-    const rlimit few = {100, 4096};
+    const rlimit few = {64, 4096};
     REQUIRE(prlimit(back.pid, RLIMIT_NOFILE, &few, nullptr) == 0);
     std::vector<std::unique_ptr<Program>> all;
     do
