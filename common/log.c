@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/error.h"
+#include "common/forked.h"
 
 #include <fcntl.h>
 #include <stdarg.h>
@@ -18,9 +19,13 @@ static _Atomic int current_level = -1;
 static _Atomic bool over_bar;
 static bool of_library;
 #define AT_ONCE 10u               /* times what comes in a second */
-static _Atomic uint64_t pause_ns; /* between warnings; 0: as many as there are */
-static _Atomic uint64_t due;      /* when the next one would be, if none came early */
-static _Atomic unsigned long left_out;
+static _Atomic uint64_t pause_ns; /* between lines; 0: as many as there are */
+/* Of errors and of warnings. */
+static struct bound {
+    _Atomic uint64_t due; /* when the next line would be, if none came early */
+    _Atomic uint64_t left_out;
+} own[IBX_LOG_WARN + 1];
+static struct bound *bounds = own; /* or in memory that several processes share */
 static dev_t device; /* of standard error when the library was loaded; zeros: there was none */
 static ino_t inode;
 
@@ -87,17 +92,26 @@ void ibx_log_bound(unsigned a_second)
     atomic_store(&pause_ns, 1000 * IBX_NS_PER_MS / a_second);
 }
 
-/* Whether there is room for one more. */
-static bool take_room(void)
+void ibx_log_bound_together(void)
+{
+    struct bound *all = ibx_forked_map(sizeof(own));
+    if (all)
+        bounds = all;
+}
+
+/* Whether there is room for one more. A process that has gone wrong may have written a time that
+ * never comes. */
+static bool take_room(struct bound *bound)
 {
     const uint64_t pause = atomic_load(&pause_ns), now = ibx_now_ns(),
                    early = AT_ONCE * 1000 * IBX_NS_PER_MS;
-    uint64_t next = atomic_load(&due), then;
+    uint64_t next = atomic_load(&bound->due), then;
     do {
-        if (next > now + early)
+        const bool nonsense = next > now + early + IBX_NS_PER_MS * 1000 + pause;
+        if (next > now + early && !nonsense)
             return false;
-        then = (next > now ? next : now) + pause;
-    } while (!atomic_compare_exchange_weak(&due, &next, then));
+        then = (next > now && !nonsense ? next : now) + pause;
+    } while (!atomic_compare_exchange_weak(&bound->due, &next, then));
     return true;
 }
 
@@ -120,32 +134,35 @@ static void write_line(enum ibx_log_level level, const char *format, va_list arg
     (void)ignored;
 }
 
-__attribute__((format(printf, 1, 2))) static void warn(const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void say(enum ibx_log_level level, const char *format,
+                                                      ...)
 {
     va_list args;
     va_start(args, format);
-    write_line(IBX_LOG_WARN, format, args);
+    write_line(level, format, args);
     va_end(args);
 }
 
-/* Whether a warning is one of too many. */
-static bool is_left_out(void)
+/* Whether a line is one of too many. */
+static bool is_left_out(enum ibx_log_level level)
 {
-    if (!atomic_load(&pause_ns))
+    if (level > IBX_LOG_WARN || !atomic_load(&pause_ns))
         return false;
-    if (!take_room()) {
-        atomic_fetch_add(&left_out, 1);
+    struct bound *bound = &bounds[level];
+    if (!take_room(bound)) {
+        atomic_fetch_add(&bound->left_out, 1);
         return true;
     }
-    const unsigned long before = atomic_exchange(&left_out, 0);
+    const uint64_t before = atomic_exchange(&bound->left_out, 0);
     if (before)
-        warn("%lu line%s left out: there were too many", before, before == 1 ? " was" : "s were");
+        say(level, "%llu line%s left out: there were too many", (unsigned long long)before,
+            before == 1 ? " was" : "s were");
     return false;
 }
 
 void ibx_log(enum ibx_log_level level, const char *format, ...)
 {
-    if (!ibx_log_enabled(level) || !is_for_messages() || (level == IBX_LOG_WARN && is_left_out()))
+    if (!ibx_log_enabled(level) || !is_for_messages() || is_left_out(level))
         return;
     va_list args;
     va_start(args, format);

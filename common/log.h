@@ -22,9 +22,11 @@ bool ibx_log_enabled(enum ibx_log_level level);
  * pipe, a file opened for appending, or the same as standard output. */
 void ibx_log_of_library(void);
 
-/* From now on so many warnings a second, and ten times as many at once: clients must not fill the
- * log of a server. What was left out the next line says. */
+/* From now on so many warnings a second, and so many errors, and ten times as many at once: clients
+ * must not fill the log of a server. What was left out the next line of that kind says. */
 void ibx_log_bound(unsigned a_second);
+/* Before it forks: this process and its children have so many together. */
+void ibx_log_bound_together(void);
 
 /* Overrides the environment, for tools with --verbose and for tests. */
 void ibx_log_set_level(enum ibx_log_level level);

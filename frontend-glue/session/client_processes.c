@@ -510,6 +510,7 @@ int ibx_client_processes_serve(struct ibx_session *listening)
                                     .wanted = wanted};
     if (processes->hooks->processes && !processes->hooks->processes(PROCESSES))
         return -ENOMEM;
+    ibx_log_bound_together();
     if (!begin_spares(processes))
         return 0;
     for (;;) {

@@ -151,12 +151,49 @@ static void test_not_too_many(void **state)
     assert_non_null(strstr(text, "were left out"));
 }
 
+/* Nor do they by errors, such as that of a process that each of them ends. */
+static void test_not_too_many_errors(void **state)
+{
+    static char text[1u << 20];
+    const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), from = put(FILE_OF_ITS_OWN);
+    (void)state;
+    for (unsigned i = 0; i < 5000; i++)
+        ibx_log(IBX_LOG_ERROR, "of a client");
+    const size_t lines = lines_of(from, text, sizeof(text));
+    dup2(before, STDERR_FILENO);
+    close(before);
+    close(from);
+    assert_true(lines >= 50 && lines < 1000);
+}
+
+/* ... nor by coming to one process after the other. */
+static void test_not_too_many_of_all(void **state)
+{
+    static char text[1u << 20];
+    const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), from = put(FILE_OF_ITS_OWN);
+    (void)state;
+    ibx_log_bound_together();
+    for (unsigned i = 0; i < 40; i++) {
+        const pid_t child = fork();
+        for (unsigned n = 0; !child && n < 200; n++)
+            ibx_log(IBX_LOG_WARN, "a client");
+        if (!child)
+            _exit(0);
+        assert_int_equal(waitpid(child, NULL, 0), child);
+    }
+    const size_t lines = lines_of(from, text, sizeof(text));
+    dup2(before, STDERR_FILENO);
+    close(before);
+    close(from);
+    assert_true(lines >= 50 && lines < 2000);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_where_lines_go),
-        cmocka_unit_test(test_a_line_is_one),
-        cmocka_unit_test(test_not_too_many),
+        cmocka_unit_test(test_where_lines_go),      cmocka_unit_test(test_a_line_is_one),
+        cmocka_unit_test(test_not_too_many),        cmocka_unit_test(test_not_too_many_errors),
+        cmocka_unit_test(test_not_too_many_of_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
