@@ -67,6 +67,33 @@ def every_wrong_usage_is_an_object(scene):
 
 
 @case
+def a_signal_before_anything_was_begun_is_an_object(scene):
+    """While the monitor says nothing yet: it has other clients, or its QEMU is stopped."""
+    monitor = socket.socket(socket.AF_UNIX)
+    monitor.bind(scene.path("monitor"))
+    monitor.listen()
+    qmp = f"--qmp {scene.path('monitor')}"
+    for number, status, line, words in (
+            (signal.SIGTERM, 1, f"send {qmp} tcp://127.0.0.1:1", "the VM stays here"),
+            (signal.SIGINT, 1, f"borrow --yes {qmp} tcp://127.0.0.1:1", "the VM stays here"),
+            (signal.SIGHUP, 1, f"run {qmp} --to nowhere", "the VM stays here"),
+            (signal.SIGTERM, 5, f"receive {qmp} --listen tcp://127.0.0.1:0", "no VM had come")):
+        process = scene.start(*line.split(), "--json")
+        client = monitor.accept()[0]
+        process.send_signal(number)
+        out, err = process.communicate(timeout=LIMIT)
+        client.close()
+        (last,) = objects(out)
+        (kind, last), = last.items()
+        # A receiver that may take signals already has a summary.
+        assert kind == "result" or line.startswith("receive"), (line, kind)
+        equal([line, process.returncode, last["exit_status"], last["outcome"]],
+              [line, status, status, "stopped" if status == 5 else "failed"])
+        assert words in last["error"] and err.endswith(f"ib-migrate: {last['error']}\n"), err
+    monitor.close()
+
+
+@case
 def every_failure_is_an_object(scene):
     missing, file = scene.path("missing"), scene.path("file")
     with open(file, "w", encoding="ascii"):

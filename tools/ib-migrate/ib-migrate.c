@@ -513,6 +513,19 @@ static void check_line(const struct migrate_args *args, unsigned command)
                            args->uri);
 }
 
+/* Until the migration itself takes signals. */
+static void begin_signals(unsigned command)
+{
+    if (command == RECEIVE)
+        ibx_cli_result_on_signal(MIGRATE_STOPPED, "cancelled: no VM had come");
+    else if (command == RECOVER)
+        ibx_cli_result_on_signal(MIGRATE_UNFINISHED, "interrupted before anything was done: "
+                                                     "ib-migrate recover continues");
+    else if ((SENDING | BIT(RUN)) & BIT(command))
+        ibx_cli_result_on_signal(MIGRATE_FAILED,
+                                 "cancelled before anything was begun: the VM stays here");
+}
+
 int main(int argc, char **argv)
 {
     static int (*const run[])(const struct migrate_args *) = {
@@ -545,6 +558,7 @@ int main(int argc, char **argv)
     ibx_tool_parse(&tool, cut_command(argc, argv, &args), argv, &args, &command, &args.uri);
     ibx_cli_result_command(commands[command].name, BIT(command) & TOLD_BY_RESULT);
     check_line(&args, command);
+    begin_signals(command);
     check_connecting(&args, command, connecting_option(argc, argv));
     resolve_key_file(&args.options);
     if (command == FIRECRACKER) /* has no records */

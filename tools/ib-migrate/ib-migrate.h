@@ -181,6 +181,13 @@ void ibx_cli_result_failed(const char *sentence);
 _Noreturn void ibx_cli_result_leave(int status);
 /* A result or a summary has been printed. */
 void ibx_cli_result_told(void);
+/* SIGINT, SIGTERM and SIGHUP, but for those that are ignored, end the process with this status and
+ * sentence, and with a result, until the migration takes them itself. */
+void ibx_cli_result_on_signal(int status, const char *sentence);
+/* What else such a signal does, in its handler; NULL: nothing. */
+void ibx_cli_result_on_leaving(void (*leave)(void));
+/* They end the process as ever, because a migration is over. */
+void ibx_cli_result_off_signals(void);
 /* "done", "failed", "wrong-usage", "unfinished", "ended": of an exit status. */
 const char *ibx_cli_outcome(int status);
 

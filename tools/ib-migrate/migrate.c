@@ -76,6 +76,7 @@ static int finish(const struct migrate_args *args, int rc, const struct ibx_migr
     const bool ended =
         !rc && last->record.state == IBX_JOURNAL_ENDED && !ibx_journal_has_returned(&last->record);
     const bool none_came = rc == -ECANCELED && !last->source && !last->record.written_s;
+    ibx_cli_result_off_signals();
     const int status = ended                       ? MIGRATE_ENDED
                        : !rc                       ? MIGRATE_DONE
                        : none_came                 ? MIGRATE_STOPPED

@@ -3,6 +3,7 @@
  * have a summary; this is for all other commands, and for what ends before a migration begins. */
 #include "tools/ib-migrate/ib-migrate.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -36,6 +37,7 @@ static void on_end(int status, void *context)
     (void)context;
     if (!result.json || result.told || (!status && !result.always))
         return;
+    result.told = true;
     if (status && !*result.sentence)
         snprintf(result.sentence, sizeof(result.sentence), "%s: standard error has the reason",
                  status == MIGRATE_USAGE ? "the command line is wrong" : "it failed");
@@ -43,6 +45,64 @@ static void on_end(int status, void *context)
                                  "outcome", ibx_cli_outcome(status), "exit_status", status, "error",
                                  status ? ibx_json_text(result.sentence) : json_null()));
 }
+
+/* ------------------------------------------------------------ signals */
+
+/* What a signal prints, made ahead: a handler must not. */
+static struct {
+    char message[IBX_ERROR_MAX], json[2 * IBX_ERROR_MAX];
+    void (*leave)(void);
+    int status;
+} early;
+
+static void on_signal(int number)
+{
+    (void)number;
+    if (early.leave)
+        early.leave();
+    ssize_t n = write(STDERR_FILENO, early.message, strlen(early.message));
+    if (result.json && !result.told)
+        n = write(STDOUT_FILENO, early.json, strlen(early.json));
+    (void)n; /* nobody reads it */
+    _exit(early.status);
+}
+
+/* Whoever started this with a signal ignored, as nohup(1) does, wants that. */
+static void handle(void (*how)(int))
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        struct sigaction now;
+        if (!sigaction(numbers[i], NULL, &now) && now.sa_handler != SIG_IGN)
+            signal(numbers[i], how);
+    }
+}
+
+void ibx_cli_result_on_signal(int status, const char *sentence)
+{
+    json_t *line =
+        json_pack("{s:{s:s, s:s, s:i, s:s}}", "result", "command", result.command, "outcome",
+                  ibx_cli_outcome(status), "exit_status", status, "error", sentence);
+    char *text = json_dumps(line, JSON_COMPACT);
+    snprintf(early.json, sizeof(early.json), "%s\n", text ? text : "");
+    snprintf(early.message, sizeof(early.message), "ib-migrate: %s\n", sentence);
+    early.status = status;
+    free(text);
+    json_decref(line);
+    handle(on_signal);
+}
+
+void ibx_cli_result_on_leaving(void (*leave)(void))
+{
+    early.leave = leave;
+}
+
+void ibx_cli_result_off_signals(void)
+{
+    handle(SIG_DFL);
+}
+
+/* ------------------------------------------------------------ exits */
 
 void ibx_cli_result_leave(int status)
 {

@@ -56,20 +56,6 @@ static void forget_key_of_this(void)
         unlink(key_of_this);
 }
 
-/* Until the migration has begun, which handles signals itself. The far end sees its input end. */
-static void on_signal(int number)
-{
-    forget_key_of_this();
-    signal(number, SIG_DFL);
-    raise(number);
-}
-
-static void handle_signals(void (*how)(int))
-{
-    signal(SIGINT, how);
-    signal(SIGTERM, how);
-}
-
 /* ------------------------------------------------------------ the plan */
 
 static int make_secrets(struct run *run, struct ibx_error *err)
@@ -89,7 +75,8 @@ static int make_secrets(struct run *run, struct ibx_error *err)
         return ibx_error_set(err, -ENAMETOOLONG, "%s is too long a name for a key file",
                              run->key_path);
     memcpy(key_of_this, run->key_path, sizeof(key_of_this));
-    handle_signals(on_signal);
+    /* A signal ends this until the migration takes signals. The far end sees its input end. */
+    ibx_cli_result_on_leaving(forget_key_of_this);
     ibx_cli_prune_keys(run->args.folder);
     return ibx_run_key_make(run->key_path, run->key, err);
 }
@@ -312,7 +299,7 @@ static void become_ssh(const struct run *run, int in, int out)
     words[n++] = (char *)(uintptr_t)run->args.to;
     words[n++] = far_command(run);
     words[n] = NULL;
-    handle_signals(SIG_DFL);
+    ibx_cli_result_off_signals();
     signal(SIGINT, SIG_IGN);
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_DFL);
@@ -563,7 +550,6 @@ static int send_vm(struct run *run)
     block_signals(SIG_BLOCK);
     run->reading = !pthread_create(&run->reader, NULL, read_far_end, run);
     const int status = ibx_cli_send(&run->args);
-    handle_signals(SIG_DFL);
     if (status != MIGRATE_DONE) /* then the far end's last word decides */
         forget_key(run, status);
     block_signals(SIG_UNBLOCK);
