@@ -75,10 +75,30 @@ static char *resolve(const char *path, unsigned links)
     return whole;
 }
 
+/* What QEMU's -qmp takes is most often not a path. */
+static int refuse_chardev(const char *text, struct ibx_error *err)
+{
+    if (!strncmp(text, "unix:", 5) && text[5] && access(text, F_OK))
+        return ibx_error_set(err, -EINVAL,
+                             "\"%.128s\" is how QEMU's command line has it: give the path alone, "
+                             "\"%.*s\"",
+                             text, (int)strcspn(text + 5, ","), text + 5);
+    if (strstr(text, "://") || !strncmp(text, "tcp:", 4))
+        return ibx_error_set(err, -EINVAL,
+                             "\"%.128s\" is no unix socket, by which QEMU's process is found, too: "
+                             "start QEMU with -qmp unix:/run/NAME.qmp,server=on,wait=off, and give "
+                             "that path, on QEMU's host",
+                             text);
+    return 0;
+}
+
 /* Absolute: the record names the same monitor in whatever folder `recover` is called. */
 static int take_qmp(void *context, const char *text, struct ibx_error *err)
 {
     struct migrate_args *args = context;
+    const int rc = refuse_chardev(text, err);
+    if (rc)
+        return rc;
     if (!ibx_qmp_reachable(text))
         return ibx_error_set(err, -EINVAL, "\"%.128s\" is not a path with a name of 1 to %u bytes",
                              text, IBX_QMP_NAME_MAX);
