@@ -219,23 +219,9 @@ static bool ignores_shared(void)
     return on;
 }
 
-/* Killed by the kernel as it writes RAM into the snapshot: QEMU has written its state by then, and
- * would leave the VM stopped. */
-static void test_killed_while_it_copies(void)
+/* QEMU has written its state by then, and would leave the VM stopped. */
+static void goes_on(void)
 {
-    const struct rlimit small = {1 << 20, RLIM_INFINITY}, no_core = {0, 0};
-    struct rlimit before;
-    struct mover tool;
-    mover_begin();
-    vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
-    vm_wait_beats(&vms[0], 2);
-    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
-    getrlimit(RLIMIT_FSIZE, &before);
-    setrlimit(RLIMIT_FSIZE, &small);
-    setrlimit(RLIMIT_CORE, &no_core);
-    mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
-    setrlimit(RLIMIT_FSIZE, &before);
-    mover_ends(&tool, 128 + SIGXFSZ);
     const uint64_t until = vm_soon();
     while (!vm_runs(&vms[0]) || ignores_shared()) {
         if (ibx_now_ns() >= until)
@@ -244,6 +230,38 @@ static void test_killed_while_it_copies(void)
     }
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 2);
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "mib=16");
+}
+
+static void test_killed_while_it_copies(void)
+{
+    struct mover tool;
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    mover_stop_next("freeze:saved");
+    mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
+    mover_await_stop(&tool);
+    mover_kill(&tool, SIGKILL);
+    goes_on();
+}
+
+static void test_files_may_not_be_so_large(void)
+{
+    const struct rlimit small = {1 << 20, RLIM_INFINITY};
+    struct rlimit before;
+    struct mover tool;
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    getrlimit(RLIMIT_FSIZE, &before);
+    setrlimit(RLIMIT_FSIZE, &small);
+    mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
+    setrlimit(RLIMIT_FSIZE, &before);
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "cannot have 67108864 bytes: File too large");
+    goes_on();
 }
 
 /* ------------------------------------------------------------ beside another client */
@@ -354,6 +372,7 @@ int main(void)
         VM_TEST(test_no_room),
         VM_TEST(test_a_device_at_the_stop),
         VM_TEST(test_killed_while_it_copies),
+        VM_TEST(test_files_may_not_be_so_large),
         VM_TEST(test_paused_before_its_stop),
         VM_TEST(test_beside_a_migration),
         VM_TEST(test_behind_a_migration),
