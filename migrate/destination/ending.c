@@ -420,9 +420,10 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
         d->interrupts = 0;
         return 0;
     }
+    const bool told = d->state.now < DESTINATION_WAITING || destination_linked(&d->link);
     if (!destination_ours(d))
         return give_up(d,
-                       ibx_error_set(err, -ECANCELED, "cancelled: %s",
+                       ibx_error_set(err, told ? -ECANCELED : -EINTR, "cancelled: %s",
                                      d->state.now == DESTINATION_LISTENING
                                          ? "no VM had come"
                                          : "the VM stays at the source"),

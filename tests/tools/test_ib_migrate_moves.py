@@ -61,6 +61,35 @@ def a_vm_is_migrated_and_both_sides_report(scene):
         says(fails(scene, line, *source.qmp), "no unfinished migration")
 
 
+@case
+def a_receiver_that_is_told_to_end_before_the_commit_has_not_failed(scene):
+    """So systemd(1), which stops it, has no failed unit, and begins no recover."""
+    source = Vm(scene, append="mib=8")
+    for state in ("ready", "waiting"):
+        destination = Vm(scene, append="mib=8", incoming=True)
+        before = dict(os.environ)
+        os.environ["IBX_MOVE_STOP_AT"] = f"destination:{state}"
+        try:
+            waiting, uri = receiver(scene, destination)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        sender = start(scene, "send --json", *source.qmp, uri)
+        until(lambda: process_state(waiting.pid) == "T", "the receiver to stop itself")
+        waiting.send_signal(signal.SIGINT)
+        waiting.send_signal(signal.SIGCONT)
+        code, summary, err = finish(waiting)
+        equal((state, code, summary["outcome"], summary["record"]["state"]),
+              (state, 5, "stopped", "given-up"))
+        assert "the VM stays at the source" in summary["error"], summary
+        assert "start it anew before the next ib-migrate receive" in err, err
+        code, summary, err = finish(sender)
+        equal((state, code, summary["record"]["state"]), (state, 1, "kept"))
+        source.runs_on()
+        says(fails(scene, "recover", *destination.qmp), "no unfinished migration")
+    expect(source, append="mib=8")
+
+
 class Crowd:
     """Sockets without the key at a listener: silent ones, and ones that send a byte now and then."""
 

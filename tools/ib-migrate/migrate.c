@@ -29,8 +29,15 @@ static void print_failure(const struct ibx_migrate_status *last, const struct ib
         return;
     if (!last->source && last->record.state != IBX_JOURNAL_COMPLETE &&
         last->record.state != IBX_JOURNAL_SHUT_DOWN &&
-        ibx_journal_qemu_gone(&last->record)) /* the message has it; the VM runs nowhere */
+        ibx_journal_qemu_gone(&last->record)) { /* the message has where the VM is */
+        snprintf(state, sizeof(state),
+                 "the QEMU here (process %d) has ended with this migration: start it anew before "
+                 "the next ib-migrate receive",
+                 (int)last->record.pid);
+        if (last->record.state == IBX_JOURNAL_GIVEN_UP)
+            ibx_cli_message(state);
         return;
+    }
     ibx_cli_vm_state(&last->record, state, sizeof(state));
     ibx_cli_message(state);
 }
@@ -69,19 +76,25 @@ void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *
     ibx_cli_result_told();
 }
 
-/* A closed standard output does not change the exit status. */
-static int finish(const struct migrate_args *args, int rc, const struct ibx_migrate_status *last,
-                  const struct ibx_error *err)
+/* What a receiver that was told to end leaves behind: nothing, and no work for recover. */
+static bool was_stopped(int rc, const struct ibx_migrate_status *last)
+{
+    return rc == -ECANCELED && !last->source &&
+           (!last->record.written_s || last->record.state == IBX_JOURNAL_GIVEN_UP);
+}
+
+/* A closed standard output does not change the exit status. `again`: of recover. */
+static int finish(const struct migrate_args *args, int rc, bool again,
+                  const struct ibx_migrate_status *last, const struct ibx_error *err)
 {
     const bool ended =
         !rc && last->record.state == IBX_JOURNAL_ENDED && !ibx_journal_has_returned(&last->record);
-    const bool none_came = rc == -ECANCELED && !last->source && !last->record.written_s;
     ibx_cli_result_off_signals();
-    const int status = ended                       ? MIGRATE_ENDED
-                       : !rc                       ? MIGRATE_DONE
-                       : none_came                 ? MIGRATE_STOPPED
-                       : unfinished(&last->record) ? MIGRATE_UNFINISHED
-                                                   : MIGRATE_FAILED;
+    const int status = ended                             ? MIGRATE_ENDED
+                       : !rc                             ? MIGRATE_DONE
+                       : !again && was_stopped(rc, last) ? MIGRATE_STOPPED
+                       : unfinished(&last->record)       ? MIGRATE_UNFINISHED
+                                                         : MIGRATE_FAILED;
     if (args->json)
         ibx_cli_print_summary(rc, status, last, err);
     if (rc)
@@ -170,7 +183,7 @@ static int migrate(const struct migrate_args *args, bool source, const struct ib
         last.record = *record;
     if (!source || last.record.state != IBX_JOURNAL_DONE)
         ibx_cli_forget_key(args->folder, &last.record);
-    return finish(args, rc, &last, &err);
+    return finish(args, rc, record != NULL, &last, &err);
 }
 
 int ibx_cli_receive(const struct migrate_args *args)
@@ -354,7 +367,7 @@ int ibx_cli_recover(const struct migrate_args *given)
                           "this is the destination of the migration: it takes --listen, not a URI");
     if (rc) {
         const struct ibx_migrate_status none = {.phase = IBX_PHASE_FAILED, .source = source};
-        return finish(&args, rc, &none, &err);
+        return finish(&args, rc, true, &none, &err);
     }
     ibx_cli_use_record(&args.options, &record);
     return migrate(&args, record.source, &record, NULL);
