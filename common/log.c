@@ -29,6 +29,7 @@ static struct bound *bounds = own; /* or in memory that several processes share 
 static dev_t device; /* of standard error when the library was loaded; zeros: there was none */
 static ino_t inode;
 
+/* -1: it names none. */
 static int level_from_environment(void)
 {
     const char *name = secure_getenv("IBX_LOG");
@@ -36,17 +37,27 @@ static int level_from_environment(void)
         if (!strcmp(name, level_names[i]))
             return i;
     }
-    return IBX_LOG_WARN;
+    return -1;
+}
+
+/* The first time. */
+static int find_level(void)
+{
+    const char *name = secure_getenv("IBX_LOG");
+    const int named = level_from_environment();
+    int none = -1;
+    const bool first =
+        atomic_compare_exchange_strong(&current_level, &none, named < 0 ? IBX_LOG_WARN : named);
+    if (first && named < 0 && name && *name)
+        ibx_log(IBX_LOG_WARN, "IBX_LOG=%.32s is none of error, warn, info and debug: it is warn",
+                name);
+    return atomic_load(&current_level);
 }
 
 bool ibx_log_enabled(enum ibx_log_level level)
 {
     int now = atomic_load_explicit(&current_level, memory_order_relaxed);
-    if (now < 0) {
-        now = level_from_environment();
-        atomic_store_explicit(&current_level, now, memory_order_relaxed);
-    }
-    return (int)level <= now;
+    return (int)level <= (now < 0 ? find_level() : now);
 }
 
 void ibx_log_set_level(enum ibx_log_level level)

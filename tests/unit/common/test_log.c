@@ -112,6 +112,44 @@ static void test_a_line_is_one(void **state)
     assert_string_equal(text, "ibx: error: a?ibx: warning: b?[2J asks\n");
 }
 
+/* What a process with this IBX_LOG writes by a line for details; it has read the variable never
+ * before. */
+static void detail(const char *name, char *text, size_t room)
+{
+    int ends[2];
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    const pid_t child = fork();
+    if (!child) {
+        dup2(ends[1], STDERR_FILENO);
+        setenv("IBX_LOG", name, 1);
+        ibx_log(IBX_LOG_INFO, "a detail");
+        ibx_log(IBX_LOG_INFO, "a detail");
+        _exit(0);
+    }
+    close(ends[1]);
+    waitpid(child, NULL, 0);
+    const ssize_t n = read(ends[0], text, room - 1);
+    text[n > 0 ? n : 0] = 0;
+    close(ends[0]);
+}
+
+/* First: the level is read once. */
+static void test_levels(void **state)
+{
+    char text[200];
+    (void)state;
+    detail("info", text, sizeof(text));
+    assert_string_equal(text, "ibx: info: a detail\nibx: info: a detail\n");
+    detail("warn", text, sizeof(text));
+    assert_string_equal(text, "");
+    detail("", text, sizeof(text));
+    assert_string_equal(text, "");
+    detail("INFO", text, sizeof(text));
+    assert_string_equal(text,
+                        "ibx: warn: IBX_LOG=INFO is none of error, warn, info and debug: it is "
+                        "warn\n");
+}
+
 static size_t lines_of(int file, char *text, size_t room)
 {
     size_t lines = 0;
@@ -191,8 +229,11 @@ static void test_not_too_many_of_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_where_lines_go),      cmocka_unit_test(test_a_line_is_one),
-        cmocka_unit_test(test_not_too_many),        cmocka_unit_test(test_not_too_many_errors),
+        cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_where_lines_go),
+        cmocka_unit_test(test_a_line_is_one),
+        cmocka_unit_test(test_not_too_many),
+        cmocka_unit_test(test_not_too_many_errors),
         cmocka_unit_test(test_not_too_many_of_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
