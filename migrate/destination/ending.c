@@ -163,6 +163,18 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
     return code;
 }
 
+/* No VM was here yet. Who ends a QEMU that waits has ended the receiver, too. */
+static int ended_before(struct destination *d, int code, struct ibx_error *err)
+{
+    const char *reason = d->qemu.end;
+    const bool waited = d->state.now == DESTINATION_LISTENING;
+    if (!*reason)
+        return code;
+    return ibx_error_set(err, waited && !strncmp(reason, "host-", 5) ? -ECANCELED : code,
+                         "the QEMU here, which waited for the VM, was ended (%s): %s", reason,
+                         waited ? "no VM had come" : "the VM stays at the source");
+}
+
 int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
 {
     struct destination_qemu *qemu = &d->qemu;
@@ -179,7 +191,7 @@ int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
     if (!rc)
         return 0;
     if (!destination_ours(d))
-        return give_up(d, rc, err);
+        return give_up(d, ended_before(d, rc, err), err);
     if (qemu->managed && qemu->state.now == QEMU_LOADING && rc == -ECONNRESET)
         await_end(d);
     const bool lost = qemu->state.now == QEMU_FAILED || !ibx_journal_qemu_lives(&d->status.record);

@@ -67,13 +67,11 @@ def a_receiver_that_is_told_to_end_before_the_commit_has_not_failed(scene):
     source = Vm(scene, append="mib=8")
     for state in ("ready", "waiting"):
         destination = Vm(scene, append="mib=8", incoming=True)
-        before = dict(os.environ)
         os.environ["IBX_MOVE_STOP_AT"] = f"destination:{state}"
         try:
             waiting, uri = receiver(scene, destination)
         finally:
-            os.environ.clear()
-            os.environ.update(before)
+            del os.environ["IBX_MOVE_STOP_AT"]
         sender = start(scene, "send --json", *source.qmp, uri)
         until(lambda: process_state(waiting.pid) == "T", "the receiver to stop itself")
         waiting.send_signal(signal.SIGINT)
@@ -87,6 +85,34 @@ def a_receiver_that_is_told_to_end_before_the_commit_has_not_failed(scene):
         equal((state, code, summary["record"]["state"]), (state, 1, "kept"))
         source.runs_on()
         says(fails(scene, "recover", *destination.qmp), "no unfinished migration")
+    expect(source, append="mib=8")
+
+
+@case
+def a_receiver_whose_qemu_is_ended_says_so(scene):
+    """While it waits: on purpose, and nothing has failed; while a VM is on its way: that stays."""
+    source, destination = Vm(scene, append="mib=8"), Vm(scene, append="mib=8", incoming=True)
+    waiting, _ = receiver(scene, destination)
+    destination.process.terminate()
+    code, summary, _ = finish(waiting)
+    equal((code, summary["outcome"]), (5, "stopped"))
+    says("ib-migrate: " + summary["error"], "the QEMU here", "(host-signal)", "no VM had come")
+    destination = Vm(scene, append="mib=8", incoming=True)
+    os.environ["IBX_MOVE_STOP_AT"] = "destination:ready"
+    try:
+        waiting, uri = receiver(scene, destination)
+    finally:
+        del os.environ["IBX_MOVE_STOP_AT"]
+    sender = start(scene, "send --json", *source.qmp, uri)
+    until(lambda: process_state(waiting.pid) == "T", "the receiver to stop itself")
+    destination.process.terminate()
+    destination.process.wait(LIMIT)
+    waiting.send_signal(signal.SIGCONT)
+    for process in waiting, sender:
+        code, summary, _ = finish(process)
+        equal(code, 1)
+        assert "was ended (host-signal): the VM stays at the source" in summary["error"], summary
+    source.runs_on()
     expect(source, append="mib=8")
 
 
