@@ -78,6 +78,8 @@ int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *er
 {
     if (to == SOURCE_STOPPED)
         s->still_ns = ibx_now_ns();
+    if (to == SOURCE_STOPPED || to == SOURCE_COMMITTED)
+        s->still_told = false;
     int rc = ibx_migration_enter(&s->state, "source", to, err);
     if (!rc && to >= SOURCE_STARTING && to <= SOURCE_COMMITTED)
         s->busy_until_ns = ibx_migration_busy_until();
@@ -561,27 +563,46 @@ static int step_serving(struct source *s, struct ibx_error *err)
     return rc ? (rc == -EAGAIN ? 0 : rc) : ibx_source_confirm(s, err);
 }
 
+/* Somebody notices that the VM stands still. Once. */
+static void tell_stall(struct source *s, uint64_t limit_ms)
+{
+    const unsigned told_s = (unsigned)((ibx_now_ns() - s->still_ns) / (1000 * IBX_NS_PER_MS));
+    const struct ibx_migrate_observer *observer = &s->options->observer;
+    if (s->still_told)
+        return;
+    s->still_told = true;
+    if (s->state.now != SOURCE_COMMITTED) {
+        ibx_migration_notify(observer,
+                             "the VM has been stopped for %u s, and the destination has not taken "
+                             "its state: look at its ib-migrate and QEMU; the VM runs on here if "
+                             "that takes %u s, or if this is interrupted",
+                             told_s, (unsigned)(limit_ms / 1000));
+        return;
+    }
+    snprintf(s->status.message, sizeof(s->status.message),
+             "the VM has been handed over, but for %u s the destination has not reported that it "
+             "runs there: look at its ib-migrate and QEMU",
+             told_s);
+    ibx_migration_notify(observer, "%s", s->status.message);
+}
+
 /* While the VM is stopped and could continue here, a slow destination is an error. After the commit
  * the source can only notify. */
 static int check_stall(struct source *s, struct ibx_error *err)
 {
     const uint64_t limit_ms = ibx_migration_stall_ms(&s->transport);
-    if (s->state.now < SOURCE_STOPPED || s->state.now > SOURCE_COMMITTED || !s->still_ns ||
-        ibx_now_ns() - s->still_ns < limit_ms * IBX_NS_PER_MS)
+    const uint64_t tell_ms = s->transport.timeout_ms > 2000 ? s->transport.timeout_ms / 2 : 1000;
+    const uint64_t still_ms = (ibx_now_ns() - s->still_ns) / IBX_NS_PER_MS;
+    if (s->state.now < SOURCE_STOPPED || s->state.now > SOURCE_COMMITTED)
         return 0;
-    if (s->state.now != SOURCE_COMMITTED)
-        return ibx_error_set(err, -ETIMEDOUT,
-                             "the VM has been stopped for %" PRIu64
-                             " s and the destination has not "
-                             "taken its state",
-                             limit_ms / 1000);
-    s->still_ns = 0;
-    snprintf(s->status.message, sizeof(s->status.message),
-             "the VM has been handed over, but for %" PRIu64 " s the destination has not reported "
-             "that it runs there: look at its ib-migrate and QEMU",
-             limit_ms / 1000);
-    ibx_migration_notify(&s->options->observer, "%s", s->status.message);
-    return 0;
+    if (still_ms >= tell_ms && !s->options->stand_still && source_linked(&s->link))
+        tell_stall(s, limit_ms);
+    if (still_ms < limit_ms || s->state.now == SOURCE_COMMITTED)
+        return 0;
+    return ibx_error_set(err, -ETIMEDOUT,
+                         "the VM has been stopped for %" PRIu64 " s and the destination has not "
+                         "taken its state",
+                         limit_ms / 1000);
 }
 
 static int step(struct source *s, struct ibx_error *err)

@@ -173,7 +173,8 @@ struct source {
     uint64_t unheard_ns;      /* SERVING: when to say again that it does not */
     uint64_t unheard_look_ns; /* when that was looked at last */
     uint64_t decide_by_ns;    /* LOST: until when libvirt's decision is awaited */
-    uint64_t still_ns;        /* since when the VM is stopped; 0: an overdue RUNNING was notified */
+    uint64_t still_ns;        /* since when the VM is stopped */
+    bool still_told;          /* that this takes long */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t confirm_by_ns;        /* until when CONFIRMED is awaited */
     uint64_t home_look_ns;         /* borrowed: when to look again whether it has returned */

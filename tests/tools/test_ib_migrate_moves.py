@@ -116,6 +116,27 @@ def a_receiver_whose_qemu_is_ended_says_so(scene):
     expect(source, append="mib=8")
 
 
+@case
+def a_vm_that_stands_still_for_long_is_told_of(scene):
+    """The destination's tool is there, and its QEMU does not answer."""
+    source, destination = Vm(scene, append="mib=8"), Vm(scene, append="mib=8", incoming=True)
+    timeout = "--set", "timeout_ms=8000"
+    waiting, uri = receiver(scene, destination, *timeout)
+    os.environ["IBX_MOVE_STOP_AT"] = "source:sending"
+    try:
+        sender = start(scene, "send --json", *source.qmp, uri, *timeout)
+    finally:
+        del os.environ["IBX_MOVE_STOP_AT"]
+    until(lambda: process_state(sender.pid) == "T", "the sender to stop itself")
+    destination.process.send_signal(signal.SIGSTOP)
+    sender.send_signal(signal.SIGCONT)
+    wait_for_message(sender, "s, and the destination has not taken its state: look at its")
+    destination.process.send_signal(signal.SIGCONT)
+    equal([finish(process)[0] for process in (sender, waiting)], [0, 0])
+    destination.runs_on()
+    expect(source, destination, append="mib=8")
+
+
 class Crowd:
     """Sockets without the key at a listener: silent ones, and ones that send a byte now and then."""
 
