@@ -53,6 +53,8 @@ def a_vm_is_migrated_and_both_sides_report(scene):
     expect(source, destination, append=small)
     out = succeeds(scene, "status")
     equal((out.count("guest-of-a-test"), out.count("with all of its pages")), (4, 2))
+    when = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}"
+    equal(len(re.findall(rf"  done  /\S+  {when}$", out, re.M)), 2)
     lines = objects(succeeds(scene, "status --json"))
     equal([sorted(line) for line in lines], [["record", "sentence", "status", "trouble"]] * 2)
     equal({(line["record"]["role"], line["status"], line["trouble"]) for line in lines},

@@ -202,6 +202,8 @@ void ibx_cli_print_json(json_t *json);
 /* `status`, or MIGRATE_FAILED with a message when standard output could not be written. */
 int ibx_cli_flush(int status);
 
+/* Seconds since 1970 as local time: "2026-11-26 07:15:22 +0000". */
+void ibx_cli_time(uint64_t seconds, char *out, size_t size);
 /* "64.0 MiB", "1.23 ms": bytes and nanoseconds for a person. */
 void ibx_cli_bytes(uint64_t bytes, char *out, size_t size);
 void ibx_cli_duration(uint64_t ns, char *out, size_t size);

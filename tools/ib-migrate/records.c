@@ -246,7 +246,7 @@ static void print_receiver(const struct migrate_args *args, const struct receive
 static void print_record(const struct migrate_args *args, const struct found *found,
                          const struct ibx_record *record)
 {
-    char state[IBX_ERROR_MAX], vm[PATH_MAX], bar[LINE + 1];
+    char state[IBX_ERROR_MAX], vm[PATH_MAX], bar[LINE + 1], when[64];
     struct ibx_migrate_status status = {.record = *record};
     struct ibx_error err = {0};
     json_t *live = ibx_journal_over(record) ? NULL : ibx_cli_ask_status(args, record, &err);
@@ -262,8 +262,9 @@ static void print_record(const struct migrate_args *args, const struct found *fo
         json_decref(live);
         return;
     }
-    printf("%s  %s  %s  %s\n  %s\n", vm, record->source ? "source" : "destination",
-           ibx_journal_state_name(record->state), record->qmp, state);
+    ibx_cli_time(record->written_s, when, sizeof(when));
+    printf("%s  %s  %s  %s  %s\n  %s\n", vm, record->source ? "source" : "destination",
+           ibx_journal_state_name(record->state), record->qmp, when, state);
     if (live && !ibx_migrate_status_take(live, &status, &err)) {
         ibx_cli_bar(&status, LINE, bar, sizeof(bar));
         printf("  %s\n", bar);

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 /* The destination's answer. */
@@ -97,11 +96,8 @@ static bool never_ran(const struct ibx_record *record, const struct reply *reply
 
 static void print_loss(const struct ibx_record *record, const struct reply *reply)
 {
-    char when[64] = "an unknown time";
-    time_t written = (time_t)record->written_s;
-    struct tm local;
-    if (localtime_r(&written, &local))
-        strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S %z", &local);
+    char when[64];
+    ibx_cli_time(record->written_s, when, sizeof(when));
     fprintf(stderr,
             "Rolling back restarts the VM here from its stop; the migration was last recorded at "
             "%s.\n",

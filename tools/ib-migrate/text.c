@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
+#include <time.h>
 
 #define BAR_COLUMNS 20
 #define NS_PER_S    1000000000ull
@@ -42,6 +43,14 @@ int ibx_cli_flush(int status)
 }
 
 /* ------------------------------------------------------------ figures */
+
+void ibx_cli_time(uint64_t seconds, char *out, size_t size)
+{
+    const time_t then = (time_t)seconds;
+    struct tm local;
+    if (!localtime_r(&then, &local) || !strftime(out, size, "%Y-%m-%d %H:%M:%S %z", &local))
+        snprintf(out, size, "an unknown time");
+}
 
 void ibx_cli_bytes(uint64_t bytes, char *out, size_t size)
 {
