@@ -122,6 +122,9 @@ static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits
 {
     set_holds(tenant->holds, tenant->is_all, limits);
     set_holds(tenant->in_all, tenant->is_all, limits);
+    if (shared) /* nobody else is in this process, whose own they are */
+        atomic_store(&tenant->holds[IBX_HOLD_CHUNKS].most,
+                     atomic_load(&totals[IBX_HOLD_CHUNKS].most));
     for (unsigned i = 0; i < IBX_TENANT_GPUS; i++)
         atomic_store(&tenant->execs[i].most, EXECS_MAX);
 }

@@ -531,6 +531,8 @@ static int keeps_users_apart(void)
     struct ibx_tenant *two = ibx_tenant_get("", &limits, 8);
     if (!two || !ibx_quota_take(ibx_tenant_quota(two, IBX_HOLD_DEVICE), 500))
         return 3;
+    if (ibx_tenant_quota(two, IBX_HOLD_CHUNKS)->most != 8) /* the process's own */
+        return 6;
     const pid_t last = fork();
     if (!last) {
         ibx_tenants_are_of(3);
