@@ -39,7 +39,7 @@ enum ibx_handle_kind {
 struct handle;
 #define IBX_HANDLES_HELD 128u /* that one request names at most, with what they belong to */
 
-/* handles.c, handle_sizes.c, handle_openers.c */
+/* handles.c, handle_ends.c, handle_sizes.c, handle_openers.c */
 
 /* A handle of the session's tenant and client, a device's own pool of all. False: no memory. */
 bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value);

@@ -39,6 +39,7 @@
  *   extra_pools.c, extra_variables.c, extra_queries.c  likewise: pools, variables, questions
  *   printed.c        what kernels print
  *   handles.c        what they have returned
+ *   handle_ends.c    ... of which, what a client leaves
  *   handle_memory.c  ... memory: which program has it, and who gives it back
  *   cleared_memory.c ... which has nothing of another program's in it
  *   named_streams.c  which of these, and which streams, a request may name

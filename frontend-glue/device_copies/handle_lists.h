@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by the files about handles: handles.c, handle_sizes.c, handle_openers.c. */
+/* Shared by the files about handles: handles.c, handle_ends.c, handle_sizes.c, handle_openers.c,
+ * handle_memory.c. */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_HANDLE_LISTS_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_HANDLE_LISTS_H
 
 #include "frontend-glue/device_copies/copies.h"
 
 #include <pthread.h>
+
+#define KINDS (IBX_HANDLE_EVENT + 1u)
 
 struct opener {
     uint64_t client;
@@ -73,6 +76,10 @@ struct handle *ibx_handle_new(struct copies *x, enum ibx_handle_kind kind, uint6
 bool ibx_handle_enter(struct handle *made);
 void ibx_handle_drop(struct handle *h);
 void ibx_handle_set_client(struct handle *h, uint64_t client);
+/* The list of a client's of that kind, in which others' may be, too. */
+struct handle **ibx_handle_list_of_client(uint64_t client, unsigned kind);
+/* What goes with a graph or a mipmapped array that is no more. */
+void ibx_handle_forget_parts(enum ibx_handle_kind kind, uint64_t value);
 void ibx_handle_set_graph(struct handle *h, uint64_t graph);
 /* A new one. `listed`: it may be there already. `weight`: what a node counts as, in its graph. Not
  * locked. */

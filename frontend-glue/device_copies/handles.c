@@ -12,7 +12,7 @@
  * would damage the back end of all. One that changes what was made of a graph has that alone.
  *
  * What graphs count as: handle_sizes.c; what other clients have opened: handle_openers.c; memory:
- * handle_memory.c.
+ * handle_memory.c; what a client leaves: handle_ends.c.
  */
 #include "frontend-glue/device_copies/handle_lists.h"
 
@@ -28,7 +28,6 @@
 pthread_mutex_t ibx_handles_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
 static void *tree;
-#define KINDS          (IBX_HANDLE_EVENT + 1u)
 #define CLIENT_BUCKETS 8192u
 #define GRAPH_BUCKETS  8192u
 static struct handle *of_kind[KINDS], *of_client[CLIENT_BUCKETS], *of_graph[GRAPH_BUCKETS];
@@ -101,8 +100,7 @@ static void link_out(struct handle *h, enum handle_list list)
         h->in[list].next->in[list].at = h->in[list].at;
 }
 
-/* Perhaps among those of others. */
-static struct handle **list_of_client(uint64_t client, unsigned kind)
+struct handle **ibx_handle_list_of_client(uint64_t client, unsigned kind)
 {
     return &of_client[(client * KINDS + kind) % CLIENT_BUCKETS];
 }
@@ -116,7 +114,7 @@ void ibx_handle_set_client(struct handle *h, uint64_t client)
 {
     link_out(h, OF_CLIENT);
     h->client = client;
-    link_in(h, OF_CLIENT, list_of_client(client, h->kind));
+    link_in(h, OF_CLIENT, ibx_handle_list_of_client(client, h->kind));
 }
 
 void ibx_handle_set_graph(struct handle *h, uint64_t graph)
@@ -133,7 +131,7 @@ static void link_all(struct handle *h)
 {
     atomic_fetch_add(&there[h->kind], 1);
     link_in(h, OF_KIND, &of_kind[h->kind]);
-    link_in(h, OF_CLIENT, list_of_client(h->client, h->kind));
+    link_in(h, OF_CLIENT, ibx_handle_list_of_client(h->client, h->kind));
     if (h->of)
         link_in(h, OF_GRAPH, list_of_graph(h->of));
 }
@@ -397,14 +395,12 @@ static void forget_levels(uint64_t mipmap)
     }
 }
 
-static void forget_parts_of_all(const struct ibx_taken *taken, size_t count)
+void ibx_handle_forget_parts(enum ibx_handle_kind kind, uint64_t value)
 {
-    for (size_t i = 0; i < count; i++) {
-        if (taken[i].kind == IBX_HANDLE_GRAPH)
-            forget_nodes(taken[i].value);
-        else if (taken[i].kind == IBX_HANDLE_MIPMAP)
-            forget_levels(taken[i].value);
-    }
+    if (kind == IBX_HANDLE_GRAPH)
+        forget_nodes(value);
+    else if (kind == IBX_HANDLE_MIPMAP)
+        forget_levels(value);
 }
 
 void ibx_handles_forget_nodes(uint64_t graph)
@@ -523,129 +519,6 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     return known;
 }
 
-/* What goes with another one, or is nobody's, is not given back by itself. */
-static bool goes_alone(const struct handle *h, uint64_t client)
-{
-    return client && h->client == client && h->kind != IBX_HANDLE_POOL &&
-           !(h->of && h->kind != IBX_HANDLE_EXEC);
-}
-
-/* `graphs`: these and what was made of them to be launched, of all contexts. What it passes on is
- * in another list then. */
-static bool is_taken(struct handle *h, uint64_t client, bool graphs, const void *context)
-{
-    return goes_alone(h, client) && !h->holders && !h->ending &&
-           (graphs ? h->kind == IBX_HANDLE_GRAPH || h->kind == IBX_HANDLE_EXEC
-                   : !h->context || h->context == context) &&
-           !ibx_handle_passes_on(h);
-}
-
-/* Locked. Memory is known until it was given back: before that nobody gives it back once more. */
-static struct ibx_taken take_it(struct handle *h)
-{
-    const struct ibx_taken taken = {h->kind,     h->value,  h->context,
-                                    h->was_open, h->number, ibx_owners_number(h->value)};
-    if (h->kind != IBX_HANDLE_MEMORY) {
-        ibx_handle_drop(h);
-        return taken;
-    }
-    h->ending = true;
-    ibx_handle_set_client(h, IBX_CLIENT_NONE);
-    return taken;
-}
-
-void ibx_taken_gone(const struct ibx_taken *taken)
-{
-    ibx_owners_remove(taken->value, taken->owned);
-    ibx_memory_free_end(taken->value, taken->number, true);
-}
-
-/* Locked. Those of a kind, `taken` NULL: how many there are. */
-static size_t take_kind(uint64_t client, unsigned kind, bool graphs, const void *context,
-                        struct ibx_taken *taken, size_t most)
-{
-    size_t count = 0;
-    for (struct handle *h = *list_of_client(client, kind), *next; h && count < most; h = next) {
-        next = h->in[OF_CLIENT].next;
-        if (h->kind != kind || !is_taken(h, client, graphs, context))
-            continue;
-        if (taken)
-            taken[count] = take_it(h);
-        count++;
-    }
-    return count;
-}
-
-static size_t take(uint64_t client, bool graphs, const void *context, struct ibx_taken **taken)
-{
-    size_t count = 0, i = 0;
-    pthread_mutex_lock(&ibx_handles_lock);
-    for (unsigned kind = 0; kind < KINDS; kind++)
-        count += take_kind(client, kind, graphs, context, NULL, SIZE_MAX);
-    *taken = calloc(count + 1, sizeof(**taken));
-    for (unsigned kind = 0; *taken && kind < KINDS; kind++)
-        i += take_kind(client, kind, graphs, context, *taken + i, count - i);
-    forget_parts_of_all(*taken, i);
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return i;
-}
-
-size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken)
-{
-    const uint64_t client = ibx_clients_number(x);
-    void *context = NULL;
-    *taken = NULL;
-    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context))
-        return 0;
-    return take(client, false, context, taken);
-}
-
-size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken)
-{
-    return take(client, true, NULL, taken);
-}
-
-bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **context)
-{
-    pthread_mutex_lock(&ibx_handles_lock);
-    const struct handle *h = *list_of_client(client, kind);
-    while (h && !(h->kind == kind && goes_alone(h, client) && !h->holders && !h->ending))
-        h = h->in[OF_CLIENT].next;
-    if (h)
-        *context = h->context;
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return h;
-}
-
-bool ibx_handles_any(uint64_t client)
-{
-    const struct handle *h = NULL;
-    pthread_mutex_lock(&ibx_handles_lock);
-    for (unsigned kind = 0; kind < KINDS && !h; kind++) {
-        h = *list_of_client(client, kind);
-        while (h && !goes_alone(h, client))
-            h = h->in[OF_CLIENT].next;
-    }
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return h;
-}
-
-size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const void *context,
-                             struct ibx_taken *taken, size_t most)
-{
-    size_t count = 0;
-    pthread_mutex_lock(&ibx_handles_lock);
-    for (struct handle *h = *list_of_client(client, kind), *next; h && count < most; h = next) {
-        next = h->in[OF_CLIENT].next;
-        if (h->kind != kind || h->context != context || !is_taken(h, client, false, context))
-            continue;
-        taken[count++] = take_it(h);
-    }
-    forget_parts_of_all(taken, count);
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return count;
-}
-
 bool ibx_handles_is_own(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
                         const void **context)
 {
@@ -663,7 +536,7 @@ struct handle **ibx_handles_hold_streams(uint64_t client, const void *context, s
 {
     const enum handle_list list = client ? OF_CLIENT : OF_KIND;
     struct handle *const *head =
-        client ? list_of_client(client, IBX_HANDLE_STREAM) : &of_kind[IBX_HANDLE_STREAM];
+        client ? ibx_handle_list_of_client(client, IBX_HANDLE_STREAM) : &of_kind[IBX_HANDLE_STREAM];
     size_t i = 0;
     pthread_mutex_lock(&ibx_handles_lock);
     for (const struct handle *h = *head; h; h = h->in[list].next)
