@@ -370,6 +370,8 @@ bool Program::step(unsigned index, const Call &made)
         connections.cut();
     hand(static_cast<int>(index));
     int native = world_run(model, &natives[index], made.name, made.body.bytes, &out);
+    if (answer != native && answer != UNSEEN)
+        std::fprintf(stderr, "%s returns %d, natively %d\n", made.name, answer, native);
     REQUIRE(answer == native || answer == UNSEEN);
     REQUIRE(native || apps[index]->out == out.bytes);
     return true;
