@@ -185,6 +185,8 @@ static bool answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     case IBX_CALL_GET_DEVICE:
     case IBX_CALL_CONSTANT:
         return answer_known(p);
+    case IBX_CALL_SELECTS:
+        return ibx_library_has_selected(p, body, n);
     case IBX_CALL_QUERIES:
         return ibx_idle_answers(p, body, n);
     default:

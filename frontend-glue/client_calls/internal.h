@@ -268,6 +268,18 @@ void ibx_library_learn(struct ibx_pipeline *pipeline, const uint8_t *body, size_
 /* It succeeds again; and what is read next is that reply. */
 bool ibx_library_may_be_early(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 void ibx_library_answer(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* Another request, an IBX_CALL_SELECTS: it has succeeded without output; it changes nothing. */
+void ibx_library_selected(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+bool ibx_library_has_selected(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* The stream that its handle has, if that is known. */
+bool ibx_library_stream(const struct ibx_call *call, const uint8_t *body, size_t n,
+                        uint64_t *stream);
+/* The request in hand, an IBX_CALL_SETS_UP, may end a handle; all handles are no more. */
+void ibx_library_sets_up(const uint8_t *body, size_t n);
+void ibx_library_clear(void);
+/* Around a fork. */
+void ibx_library_lock(void);
+void ibx_library_unlock(void);
 /* Locked. Request `number` was answered so, or otherwise; and what its reply means to CUDA. */
 void ibx_library_note(struct ibx_pipeline *pipeline, uint64_t number, bool is);
 int ibx_library_replied(struct ibx_pipeline *pipeline, uint64_t number, int exit_code);

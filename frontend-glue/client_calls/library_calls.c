@@ -4,6 +4,9 @@
  * succeeds again with the very same arguments, as long as no call has set up anything of such a
  * library anew, and is answered then. Some handlers return an address that was among the arguments
  * besides, always the same one: so is that. What such a call returns is a number of the library's.
+ *
+ * Which stream a handle has is known when this process has selected one for it: then a call comes
+ * after other threads' work in that stream alone, as a launch does.
  */
 #include "frontend-glue/client_calls/internal.h"
 
@@ -18,6 +21,120 @@
 #define WITH_ADDRESS 1u /* + its place */
 
 #define CUDA_LAUNCH_FAILURE 719
+
+#define HANDLES 64u
+
+/* Those whose stream is known; the last one of those that share a place. */
+static struct {
+    pthread_mutex_t lock;
+    struct {
+        uint64_t key, stream; /* 0: none */
+    } of[HANDLES];
+} handles = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Of a handle of 8 bytes or a plan of 4, with which the body begins; 0: it is shorter, or NULL. */
+static uint64_t handle_in(const uint8_t *body, size_t n, bool plan)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const uint64_t handle = plan ? (uint64_t)1 << 63 | ibx_get_u32(&r) : ibx_get_u64(&r);
+    return r.failed ? 0 : handle;
+}
+
+static unsigned place_of(uint64_t key)
+{
+    return (unsigned)(ibx_request_hash(7, &key, sizeof(key)) % HANDLES);
+}
+
+static bool stream_of(uint64_t key, uint64_t *stream)
+{
+    pthread_mutex_lock(&handles.lock);
+    const unsigned i = place_of(key);
+    const bool known = key && handles.of[i].key == key;
+    if (known)
+        *stream = handles.of[i].stream;
+    pthread_mutex_unlock(&handles.lock);
+    return known;
+}
+
+bool ibx_library_stream(const struct ibx_call *call, const uint8_t *body, size_t n,
+                        uint64_t *stream)
+{
+    const bool plan = call->stream_at == IBX_CALL_OF_PLAN;
+    return (plan || call->stream_at == IBX_CALL_OF_HANDLE) &&
+           stream_of(handle_in(body, n, plan), stream);
+}
+
+static void note_stream(uint64_t key, uint64_t stream)
+{
+    pthread_mutex_lock(&handles.lock);
+    const unsigned i = place_of(key);
+    handles.of[i].key = key;
+    handles.of[i].stream = stream;
+    pthread_mutex_unlock(&handles.lock);
+}
+
+static void forget_stream(uint64_t key)
+{
+    pthread_mutex_lock(&handles.lock);
+    const unsigned i = place_of(key);
+    if (handles.of[i].key == key)
+        handles.of[i].key = 0;
+    pthread_mutex_unlock(&handles.lock);
+}
+
+/* Of the request in hand, which selects a stream; 0: it is another one, or too short. */
+static uint64_t selected(const struct ibx_pipeline *p, const uint8_t *body, size_t n,
+                         uint64_t *stream)
+{
+    const uint64_t key = handle_in(body, n, !memcmp(p->staged, "cufft", 5));
+    if (n < 8)
+        return 0;
+    struct ibx_reader r = ibx_reader_of(body + n - 8, 8);
+    *stream = ibx_get_u64(&r);
+    return key;
+}
+
+void ibx_library_selected(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    uint64_t stream;
+    const uint64_t key = selected(p, body, n, &stream);
+    if (key)
+        note_stream(key, stream);
+}
+
+bool ibx_library_has_selected(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    uint64_t stream, known;
+    const uint64_t key = selected(p, body, n, &stream);
+    return key && stream_of(key, &known) && known == stream;
+}
+
+/* It may end the handle, whose number another one may be given then; or what it does may be undone
+ * by selecting the same stream again, as a workspace of cuBLAS's. */
+void ibx_library_sets_up(const uint8_t *body, size_t n)
+{
+    if (!body)
+        return;
+    forget_stream(handle_in(body, n, false));
+    forget_stream(handle_in(body, n, true));
+}
+
+void ibx_library_clear(void)
+{
+    pthread_mutex_lock(&handles.lock);
+    memset(handles.of, 0, sizeof(handles.of));
+    pthread_mutex_unlock(&handles.lock);
+}
+
+void ibx_library_lock(void)
+{
+    pthread_mutex_lock(&handles.lock);
+}
+
+void ibx_library_unlock(void)
+{
+    pthread_mutex_unlock(&handles.lock);
+}
 
 /* That it was answered so; which function it is stands in front of the body. */
 static uint64_t key_of(const struct ibx_pipeline *p, unsigned answer)
@@ -35,6 +152,8 @@ static const uint8_t *place_in(const uint8_t *body, size_t n, unsigned place)
 
 void ibx_library_learn(struct ibx_pipeline *p, const uint8_t *body, size_t n, uint64_t out)
 {
+    if (ibx_process_captures()) /* then a success says little */
+        return;
     if (!out)
         ibx_successes_add(&p->libraries, key_of(p, NO_OUTPUT));
     for (unsigned i = 0; out == ADDRESS && i < PLACES; i++) {

@@ -243,10 +243,12 @@ static void before_fork(void)
 {
     pthread_mutex_lock(&process.lock);
     ibx_allocations_lock();
+    ibx_library_lock();
 }
 
 static void after_fork(void)
 {
+    ibx_library_unlock();
     ibx_allocations_unlock();
     pthread_mutex_unlock(&process.lock);
 }
@@ -257,6 +259,8 @@ static void in_child(void)
     pthread_mutex_init(&process.lock, NULL);
     sem_init(&process.wake, 0, 0);
     process.first = NULL;
+    ibx_library_unlock();
+    ibx_library_clear();
     ibx_allocations_unlock();
     ibx_allocations_clear();
     atomic_fetch_add(&number, 1);

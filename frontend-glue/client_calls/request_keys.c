@@ -89,7 +89,9 @@ bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_
 struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     uint64_t stream = 0;
-    bool one = ibx_call_stream(call, body, n, &stream) && stream > STREAM_LEGACY;
+    bool one =
+        (ibx_call_stream(call, body, n, &stream) || ibx_library_stream(call, body, n, &stream)) &&
+        stream > STREAM_LEGACY;
     bool none = call->stream_at == IBX_CALL_NO_STREAM;
     bool memory = call->kind == IBX_CALL_ALLOCATES;
     return (struct ibx_scope){.any = !none || call->event || memory,

@@ -25,8 +25,10 @@ static void outdates(const struct ibx_pipeline *p)
     const enum ibx_call_kind kind = p->call->kind;
     if (p->ends_nodes)
         ibx_process_graph();
-    if (kind == IBX_CALL_RESETS)
+    if (kind == IBX_CALL_RESETS) {
         ibx_process_reset();
+        ibx_library_clear();
+    }
     if (kind == IBX_CALL_SETS_UP)
         ibx_process_set_up();
     if (kind == IBX_CALL_DESTROYS || kind == IBX_CALL_BEGIN_CAPTURE || kind == IBX_CALL_END_CAPTURE)
@@ -62,6 +64,8 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || shares(p->call, body, n))
         ibx_process_capture(true); /* what is shared is so for good */
     p->ends_nodes = ends_nodes(p->call, body, n);
+    if (p->call->kind == IBX_CALL_SETS_UP)
+        ibx_library_sets_up(body, n);
     outdates(p);
     if (p->call->kind == IBX_CALL_PUSH && n == IBX_CONFIGURATION_BYTES)
         ibx_configurations_push(&p->configurations, body, true);
@@ -75,7 +79,8 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
         ibx_process_select();
     if (p->call->kind == IBX_CALL_OTHER || p->call->kind == IBX_CALL_SHARES ||
         p->call->kind == IBX_CALL_RESETS || p->call->kind == IBX_CALL_EXTRA ||
-        p->call->kind == IBX_CALL_LIBRARY || p->call->kind == IBX_CALL_SETS_UP)
+        p->call->kind == IBX_CALL_LIBRARY || p->call->kind == IBX_CALL_SELECTS ||
+        p->call->kind == IBX_CALL_SETS_UP)
         p->clean = false; /* its handler may call CUDA more than once */
     ibx_process_order(p, &scope);
 }
@@ -253,6 +258,8 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     const struct ibx_call *call = p->call;
     p->plain_known = true;
+    if (call->kind == IBX_CALL_SELECTS)
+        ibx_library_selected(p, body, n);
     if (ibx_extra_is(call->name))
         ibx_successes_add(&p->forms, ibx_form_key(call, body, n));
     const bool captures = ibx_process_captures(); /* then a success says little */
@@ -285,7 +292,7 @@ static void learn_success(struct ibx_pipeline *p, size_t out)
         learn_reply(p, out);
     if (call->kind == IBX_CALL_POP)
         ibx_configurations_popped(&p->configurations, p->reply + IBX_REPLY_HEAD, out);
-    if (call->kind == IBX_CALL_LIBRARY && !ibx_process_captures())
+    if (call->kind == IBX_CALL_LIBRARY)
         ibx_library_learn(p, body, n, out);
     if (call->length && call->length != n)
         return;

@@ -92,9 +92,14 @@ static const char *const of_blas[] = {
     "symv", "syr",  "tbmv", "tbsv", "tpmv", "tpsv", "trmm", "trmv", "trsm", "trsv",
 };
 static const char *const of_libraries[] = {
-    "cublasGemm",       "cublasSetStream", "cudnnActivation", "cudnnAddTensor",  "cudnnBatchNorm",
-    "cudnnConvolution", "cudnnOpTensor",   "cudnnPooling",    "cudnnSetStream",  "cudnnSoftmax",
-    "cufftExec",        "cufftSetStream",  "curandGenerate",  "curandSetStream",
+    "cublasGemm",    "cudnnActivation", "cudnnAddTensor", "cudnnBatchNorm", "cudnnConvolution",
+    "cudnnOpTensor", "cudnnPooling",    "cudnnSoftmax",   "cufftExec",      "curandGenerate",
+};
+static const char *const selecting[] = {
+    "cublasSetStream",
+    "cudnnSetStream",
+    "cufftSetStream",
+    "curandSetStream",
 };
 static const char *const setting_up[] = {
     "cublasCreate", "cublasDestroy", "cublasLt", "cublasSet", "cudnnBackend",
@@ -125,10 +130,14 @@ static bool is_of_blas(const char *name)
 
 static const struct ibx_call *find_of_library(const char *name)
 {
-    static const struct ibx_call adds = {"", IBX_CALL_LIBRARY, ALL, 0, true, false};
+    static const struct ibx_call adds = {"", IBX_CALL_LIBRARY, IBX_CALL_OF_HANDLE, 0, false, false};
+    static const struct ibx_call runs = {"", IBX_CALL_LIBRARY, IBX_CALL_OF_PLAN, 0, false, false};
+    static const struct ibx_call selects = {"", IBX_CALL_SELECTS, ALL, 0, true, false};
     static const struct ibx_call sets = {"", IBX_CALL_SETS_UP, ALL, 0, true, false};
     if (is_of_blas(name) || BEGINS(name, of_libraries) || !strcmp(name, "cublasLtMatmul"))
-        return &adds;
+        return strncmp(name, "cufft", 5) ? &adds : &runs;
+    if (BEGINS(name, selecting))
+        return &selects;
     return BEGINS(name, setting_up) ? &sets : NULL;
 }
 
@@ -180,7 +189,7 @@ bool ibx_call_is_quick(const struct ibx_call *call, const uint8_t *body, size_t 
 
 bool ibx_call_stream(const struct ibx_call *call, const uint8_t *body, size_t n, uint64_t *stream)
 {
-    if (call->stream_at == ALL || call->stream_at == NONE || n < 8)
+    if ((call->stream_at < 0 && call->stream_at != LAST) || n < 8)
         return false;
     size_t at = call->stream_at == LAST ? n - 8 : (size_t)call->stream_at;
     if (at > n - 8)

@@ -35,8 +35,9 @@ enum ibx_call_kind {
     IBX_CALL_SET_DEVICE, /* likewise */
     IBX_CALL_BEGIN_CAPTURE, /* from here on enqueued work is recorded, or refused */
     IBX_CALL_END_CAPTURE,
-    IBX_CALL_LIBRARY, /* of cuBLAS and the like: enqueues, or selects a stream; the same request
-                         succeeds again, until IBX_CALL_SETS_UP or IBX_CALL_DESTROYS */
+    IBX_CALL_LIBRARY, /* of cuBLAS and the like: enqueues; the same request succeeds again, until
+                         IBX_CALL_SETS_UP or IBX_CALL_DESTROYS */
+    IBX_CALL_SELECTS, /* the stream in which such calls with a handle enqueue */
     IBX_CALL_SETS_UP, /* waits, and may do anything: it makes, changes or ends what such calls use
                        */
     IBX_CALL_EXTRA,   /* a request of our own (extra.h): waits, and may do anything */
@@ -46,6 +47,8 @@ enum ibx_call_kind {
 #define IBX_CALL_NO_STREAM   (-1) /* the order of the device's work makes no difference to it */
 #define IBX_CALL_LAST_STREAM (-2) /* the body's last bytes */
 #define IBX_CALL_ALL_STREAMS (-3) /* it comes after all work, or may */
+#define IBX_CALL_OF_HANDLE   (-4) /* that of a library's handle, the body's first 8 bytes */
+#define IBX_CALL_OF_PLAN     (-5) /* that of cuFFT's plan, the first 4 */
 
 struct ibx_call {
     const char *name; /* "" for what is not in the table, as all of libraries */

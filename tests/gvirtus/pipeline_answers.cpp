@@ -139,6 +139,14 @@ bool calls_of_libraries_do_not_wait()
         REQUIRE(app.out == Body().u64(9).bytes);
         expected = with(with(expected, 7), 9);
         REQUIRE(app.work() == expected);
+        const std::uint64_t requests = scene.world->requests; // it has that stream
+        REQUIRE(app.call("cublasSetStream_v2", Body().u64(1).u64(STREAM)) == 0);
+        REQUIRE(scene.world->requests == requests);
+        REQUIRE(app.call("cublasSetMathMode", Body().u64(1).i32(1)) == 0);
+        REQUIRE(app.call("cublasSetStream_v2", Body().u64(1).u64(STREAM)) == 0);
+        REQUIRE(scene.world->requests == requests + 2);
+        REQUIRE(app.call("cublasSgemm_v2", gemm) == 0 && app.call("cufftExecC2C", fft) == 0);
+        expected = with(with(expected, 7), 9);
         scene.world->held = true;
         for (unsigned n = 0; n < 100; n++) {
             REQUIRE(app.call("cublasSgemm_v2", gemm) == 0 && app.out.empty());

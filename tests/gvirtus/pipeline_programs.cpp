@@ -103,7 +103,7 @@ Call random_graph_call(Random *random)
 // Mostly with the same few arguments: then it is answered early.
 Call random_library_call(Random *random)
 {
-    const std::uint64_t handle = random->below(20) / 15 + random->below(30) / 29;
+    const std::uint64_t handle = 1 + random->below(20) / 15 + random->below(30) / 29;
     const std::uint64_t value = random->below(2);
     switch (random->below(24)) {
     case 0:

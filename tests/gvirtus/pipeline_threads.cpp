@@ -38,10 +38,11 @@ bool threads_in_order()
 // Likewise with calls of libraries, whose stream their handle alone knows.
 bool libraries_in_order()
 {
-    const Body gemm = Body().u64(0).u64(7);
+    const Body gemm = Body().u64(1).u64(7);
     Scene scene;
     App first = scene.app(), second = scene.app();
     REQUIRE(warm(&first) && warm(&second));
+    REQUIRE(first.call("cublasSetStream_v2", Body().u64(1).u64(STREAM)) == 0);
     REQUIRE(first.call("cublasSgemm_v2", gemm) == 0 && second.call("cublasSgemm_v2", gemm) == 0);
     std::uint64_t expected = first.work();
     scene.world->slow_us = 200;
@@ -58,6 +59,38 @@ bool libraries_in_order()
     }
     REQUIRE(first.work() == expected);
     return true;
+}
+
+// Each with a handle of its own, whose stream is another one.
+bool libraries_apart()
+{
+    const Body gemms[] = {Body().u64(1).u64(7), Body().u64(2).u64(7)};
+    Scene scene;
+    App first = scene.app(), second = scene.app();
+    REQUIRE(warm(&first) && warm(&second));
+    REQUIRE(second.call("cublasCreate_v2", Body().u64(2)) == 0);
+    REQUIRE(first.call("cublasSetStream_v2", Body().u64(1).u64(STREAM)) == 0);
+    REQUIRE(second.call("cublasSetStream_v2", Body().u64(2).u64(STREAM + 1)) == 0);
+    REQUIRE(first.call("cublasSgemm_v2", gemms[0]) == 0);
+    REQUIRE(second.call("cublasSgemm_v2", gemms[1]) == 0);
+    const std::uint64_t requests = scene.world->requests;
+    scene.world->held = true;
+    for (unsigned i = 0; i < 10; i++) { // the test's limit ends it if one waits
+        REQUIRE(first.call("cublasSgemm_v2", gemms[0]) == 0);
+        REQUIRE(second.call("cublasSgemm_v2", gemms[1]) == 0);
+        REQUIRE(first.call("cublasSetStream_v2", Body().u64(1).u64(STREAM)) == 0);
+    }
+    scene.world->held = false;
+    REQUIRE(first.synchronize() == 0 && scene.world->requests == requests + 21);
+    // Another stream is selected behind what others have added with that handle.
+    scene.world->slow_us = 500;
+    std::uint64_t work = second.work(STREAM + 1), other = second.work(STREAM + 2);
+    for (unsigned i = 0; i < 20; i++) {
+        REQUIRE(second.call("cublasSgemm_v2", gemms[1]) == 0);
+        REQUIRE(first.call("cublasSetStream_v2", Body().u64(2).u64(STREAM + 1 + (i + 1) % 2)) == 0);
+        (i % 2 ? other : work) = (i % 2 ? other : work) * 6364136223846793005u + 7 + 1;
+    }
+    return HOLDS(second.work(STREAM + 1) == work && second.work(STREAM + 2) == other);
 }
 
 // One that has calls of its own outstanding, to which replies come while it looks for those of
@@ -272,6 +305,7 @@ void check_threads()
 {
     check("threads that hand over to each other", threads_in_order);
     check("threads in order with libraries", libraries_in_order);
+    check("threads apart with libraries", libraries_apart);
     check("a quick thread behind a slow one", a_quick_thread_behind_a_slow_one);
     check("threads whose streams an event orders", threads_and_events);
     check("threads that have nothing to do with each other", threads_apart);

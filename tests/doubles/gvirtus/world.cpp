@@ -23,6 +23,7 @@ World *world_create()
     pthread_mutexattr_init(&shared);
     pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
     pthread_mutex_init(&world->lock, &shared);
+    world_clear(world);
     return world;
 }
 
@@ -37,6 +38,8 @@ void world_clear(World *world)
     std::memset(world->events, 0, sizeof(world->events));
     std::memset(world->allocated, 0, sizeof(world->allocated));
     std::memset(world->destroyed, 0, sizeof(world->destroyed));
+    std::memset(world->libraries, 0, sizeof(world->libraries));
+    world->libraries[0] = {true, 100};
     for (WorldCapture &capture : world->captures)
         capture = {};
     std::memset(world->captured, 0, sizeof(world->captured));
@@ -443,13 +446,12 @@ bool is_of_library(const std::string &name)
 
 // Work is a value that is added to the handle's stream; where that cannot be, the library says so
 // in a number of its own, and CUDA knows nothing of it. cuFFT's handler returns an address, too.
-int library(World *world, WorldThread *thread, const std::string &name, const std::vector<char> &in,
-            Body *out)
+int library(World *world, const std::string &name, const std::vector<char> &in, Body *out)
 {
     const std::uint64_t handle = number(in, 0);
-    if (handle >= WORLD_LIBRARIES)
+    if (!handle || handle > WORLD_LIBRARIES)
         return LIBRARY_INVALID_VALUE;
-    WorldLibrary *of = &thread->libraries[handle];
+    WorldLibrary *of = &world->libraries[handle - 1];
     if (name == "cublasCreate_v2")
         return *of = {true, 0}, 0;
     if (!of->made)
@@ -458,6 +460,8 @@ int library(World *world, WorldThread *thread, const std::string &name, const st
         return of->made = false, 0;
     if (name == "cublasSetStream_v2")
         return of->stream = number(in, 8), 0;
+    if (name == "cublasSetMathMode")
+        return 0;
     if (const int status = world->library_fails.exchange(0))
         return status;
     const std::uint64_t value = number(in, 8);
@@ -592,7 +596,7 @@ int world_run(World *world, WorldThread *thread, const std::string &name,
     pthread_mutex_lock(&world->lock);
     const bool of_library = is_of_library(name);
     const int rc =
-        of_library ? library(world, thread, name, in, out) : execute(world, thread, name, in, out);
+        of_library ? library(world, name, in, out) : execute(world, thread, name, in, out);
     pthread_mutex_unlock(&world->lock);
     if (rc && !of_library)
         thread->last_error = rc;

@@ -58,8 +58,17 @@ struct WorldCapturedEvent {
     unsigned stream, after; // of the stream's captured calls
 };
 
+// A handle of cuBLAS's: they are 1 to WORLD_LIBRARIES; the first is there from the beginning.
+struct WorldLibrary {
+    bool made;
+    std::uint64_t stream;
+};
+constexpr unsigned WORLD_LIBRARIES = 3;
+constexpr int LIBRARY_NOT_INITIALIZED = 1, LIBRARY_INVALID_VALUE = 7, LIBRARY_FAILED = 13;
+
 struct World {
     pthread_mutex_t lock;
+    WorldLibrary libraries[WORLD_LIBRARIES];
     std::uint64_t work[WORLD_STREAMS]; // of stream 100 + i
     std::uint64_t events[WORLD_EVENTS];
     std::uint64_t fatal; // what every call returns from now on, as after a broken kernel
@@ -91,19 +100,10 @@ void world_clear(World *world);
 bool world_captures(const World *world);
 void world_destroy(World *world);
 
-// A handle of cuBLAS's.
-struct WorldLibrary {
-    bool made = false;
-    std::uint64_t stream = 0;
-};
-constexpr unsigned WORLD_LIBRARIES = 2;
-constexpr int LIBRARY_NOT_INITIALIZED = 1, LIBRARY_INVALID_VALUE = 7, LIBRARY_FAILED = 13;
-
 // What a connection has of its own.
 struct WorldThread {
     int last_error = 0;
     std::int32_t device = 0;
-    WorldLibrary libraries[WORLD_LIBRARIES] = {{true, 100}};
     std::vector<std::vector<char>> configurations;
 };
 
