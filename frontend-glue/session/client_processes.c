@@ -66,6 +66,7 @@ struct processes {
     const struct ibx_session_hooks *hooks;
     void *context; /* the hooks' */
     const struct ibx_processes *wanted;
+    struct rlimit files; /* that others may open */
     struct process *all[PROCESSES];
     bool placed[PROCESSES];
     unsigned count;
@@ -158,6 +159,7 @@ static void become(struct processes *processes, const struct process *p, int soc
         processes->hooks->process_begins(p->place);
     while (processes->count)
         drop(processes, processes->count - 1);
+    setrlimit(RLIMIT_NOFILE, &processes->files);
     ibx_listener_take_from(processes->listener, socket);
     const bool stays = processes->wanted->each == IBX_PROCESSES_TENANT;
     ibx_client_process_begin(socket, event, stays ? processes->wanted->idle_seconds * 1000 : 0);
@@ -326,16 +328,16 @@ static unsigned waiting(const struct process *p)
  */
 static bool too_many_wait(const struct processes *processes, const struct ibx_process_client *like)
 {
-    struct rlimit limit;
+    const rlim_t most = processes->files.rlim_cur;
     rlim_t n = 0;
-    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur == RLIM_INFINITY)
+    if (most == RLIM_INFINITY)
         return false;
     for (unsigned i = 0; i < processes->count; i++) {
         if (shares(processes->all[i], like))
             n += waiting(processes->all[i]);
     }
-    return n && n >= limit.rlim_cur / 100 * processes->wanted->share +
-                         limit.rlim_cur % 100 * processes->wanted->share / 100;
+    return n &&
+           n >= most / 100 * processes->wanted->share + most % 100 * processes->wanted->share / 100;
 }
 
 static const char too_slow[] =
@@ -495,6 +497,16 @@ static int wait_for_any(struct processes *processes, struct pollfd *waits)
     return poll(waits, n, timeout_ms);
 }
 
+/* This one needs two descriptors for each other process, which are at their soft limit. */
+static void raise_limit(struct processes *processes)
+{
+    struct rlimit *files = &processes->files;
+    if (getrlimit(RLIMIT_NOFILE, files))
+        *files = (struct rlimit){RLIM_INFINITY, RLIM_INFINITY};
+    const struct rlimit raised = {files->rlim_max, files->rlim_max};
+    setrlimit(RLIMIT_NOFILE, &raised);
+}
+
 static struct processes served;
 const struct ibx_admission ibx_client_processes_admission = {refuses, &served};
 
@@ -511,6 +523,7 @@ int ibx_client_processes_serve(struct ibx_session *listening)
     if (processes->hooks->processes && !processes->hooks->processes(PROCESSES))
         return -ENOMEM;
     ibx_log_bound_together();
+    raise_limit(processes);
     if (!begin_spares(processes))
         return 0;
     for (;;) {

@@ -245,6 +245,27 @@ bool limits_of_a_user()
     return HOLDS(as_another_user(back, [](Remote *its) { return works(its) == 1; }));
 }
 
+// Its hard limit is what counts for it; its processes have the soft one.
+bool soft_limit_of_descriptors()
+{
+    const std::string file = keys_of_two();
+    const BackEnd back("rdma.processes : program\nrdma.spare_processes : 0\n" + file,
+                       [](auto listening) {
+                           const rlimit few = {64, 1024};
+                           if (setrlimit(RLIMIT_NOFILE, &few))
+                               std::_Exit(3);
+                           cuda_back_end_child(listening, true);
+                       });
+    std::vector<std::unique_ptr<Program>> all;
+    for (unsigned i = 0; i < 25; i++) {
+        all.push_back(std::make_unique<Program>(back, file + "rdma.name : alice\n"));
+        REQUIRE(all.back()->ask(WORKS) == 1);
+    }
+    rlimit its{};
+    REQUIRE(prlimit(back.children().back(), RLIMIT_NOFILE, nullptr, &its) == 0);
+    return HOLDS(its.rlim_cur == 64 && its.rlim_max == 1024);
+}
+
 // Of nobody else's, since the system counts what all processes of a user have.
 uid_t unused_user()
 {
@@ -605,6 +626,7 @@ int main(int argc, char **argv)
     check("a program with another one's number", impostor);
     check("more programs than there may be", crowd);
     check("... than descriptors", crowd_without_descriptors);
+    check("... than the soft limit of descriptors", soft_limit_of_descriptors);
     check("more programs of a user than there may be", crowd_of_a_user);
     check("... and other limits", limits_of_a_user);
     check("many connections on their way", many_on_their_way);
