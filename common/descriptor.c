@@ -23,14 +23,15 @@ void ibx_descriptor_add(struct msghdr *message, union ibx_descriptor_room *room,
 }
 
 /* With the lock: who finds the limit raised would leave it so. */
-static ssize_t send_raised(int socket, const struct msghdr *message, int flags)
+static ssize_t send_raised(int socket, const struct msghdr *message, int flags, bool half)
 {
     struct rlimit before;
     if (getrlimit(RLIMIT_NOFILE, &before) || before.rlim_cur >= before.rlim_max) {
         errno = ETOOMANYREFS;
         return -1;
     }
-    const struct rlimit most = {before.rlim_max, before.rlim_max};
+    const rlim_t more = before.rlim_max - before.rlim_cur;
+    const struct rlimit most = {before.rlim_cur + (half ? more / 2 : more), before.rlim_max};
     setrlimit(RLIMIT_NOFILE, &most);
     const ssize_t n = sendmsg(socket, message, flags);
     const int code = errno;
@@ -39,13 +40,13 @@ static ssize_t send_raised(int socket, const struct msghdr *message, int flags)
     return n;
 }
 
-ssize_t ibx_descriptor_send(int socket, const struct msghdr *message, int flags)
+ssize_t ibx_descriptor_send(int socket, const struct msghdr *message, int flags, bool to_stranger)
 {
     ssize_t n = sendmsg(socket, message, flags);
     if (n >= 0 || errno != ETOOMANYREFS)
         return n;
     ibx_fork_lock_take(&raising);
-    n = send_raised(socket, message, flags);
+    n = send_raised(socket, message, flags, to_stranger);
     const int code = errno;
     ibx_fork_lock_release(&raising);
     errno = code;

@@ -3,6 +3,7 @@
 #ifndef IBX_COMMON_DESCRIPTOR_H
 #define IBX_COMMON_DESCRIPTOR_H
 
+#include <stdbool.h>
 #include <sys/socket.h>
 
 /* For sendmsg() of one. For recvmsg(), as msg_control: the kernel may put a second one there. */
@@ -16,9 +17,10 @@ void ibx_descriptor_add(struct msghdr *message, union ibx_descriptor_room *room,
 /* As sendmsg(2). Linux lets a user who is not root have no more descriptors on their way, in all of
  * his processes' sockets, than the sender may open files. Whoever does not read what is sent keeps
  * them there, also when the sender has closed its end. So the sender's soft limit is raised to its
- * hard one for as long as it needs more: then others of the user, who do not, cannot use up what
- * is left. ETOOMANYREFS: that is not enough, either. */
-ssize_t ibx_descriptor_send(int socket, const struct msghdr *message, int flags);
+ * hard one for as long as it needs more; `to_stranger`, to a program that may not read it, half way
+ * only: strangers do not use up what is left to others. ETOOMANYREFS: that is not enough, either.
+ */
+ssize_t ibx_descriptor_send(int socket, const struct msghdr *message, int flags, bool to_stranger);
 #define IBX_DESCRIPTOR_TOO_MANY                                                                    \
     "too many descriptors are on their way in sockets of this user: raise the hard limit on open " \
     "files (ulimit -Hn)"

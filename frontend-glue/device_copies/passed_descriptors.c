@@ -61,7 +61,7 @@ static void send_descriptor(int socket, int fd)
     union ibx_descriptor_room room;
     struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
     ibx_descriptor_add(&message, &room, fd);
-    ibx_descriptor_send(socket, &message, MSG_NOSIGNAL);
+    ibx_descriptor_send(socket, &message, MSG_NOSIGNAL, false);
 }
 
 static int receive_descriptor(int socket)

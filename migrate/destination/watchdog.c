@@ -96,7 +96,7 @@ int ibx_destination_watchdog_arm(struct destination_watchdog *watchdog,
         armed.ranges[i] = (struct uffdio_range){.start = ram->guest.blocks[i].address,
                                                 .len = ram->guest.blocks[i].size};
     ibx_descriptor_add(&message, &room, ram->uffd.fd);
-    if (ibx_descriptor_send(watchdog->fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof(armed))
+    if (ibx_descriptor_send(watchdog->fd, &message, MSG_NOSIGNAL, false) == (ssize_t)sizeof(armed))
         return 0;
     return errno == ETOOMANYREFS ? ibx_error_set(err, -errno, IBX_DESCRIPTOR_TOO_MANY)
                                  : ibx_error_set(err, -EPIPE, "the watchdog process has died");

@@ -49,7 +49,7 @@ static void notify(const char *text, int fd)
         address.sun_path[0] = '\0';
     ibx_descriptor_add(&message, &room, fd);
     int s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (s < 0 || ibx_descriptor_send(s, &message, MSG_NOSIGNAL) < 0)
+    if (s < 0 || ibx_descriptor_send(s, &message, MSG_NOSIGNAL, false) < 0)
         ibx_log(IBX_LOG_WARN, "systemd (NOTIFY_SOCKET %s) was not told \"%.*s\": %s", path,
                 (int)strcspn(text, "\n"), text, strerror(errno));
     if (s >= 0)

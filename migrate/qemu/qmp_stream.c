@@ -322,7 +322,7 @@ int ibx_qmp_write(struct ibx_qmp *qmp, const char *text, size_t length, int fd,
         union ibx_descriptor_room room;
         struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1};
         ibx_descriptor_add(&m, &room, sent ? -1 : fd);
-        ssize_t n = ibx_descriptor_send(qmp->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t n = ibx_descriptor_send(qmp->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL, false);
         if (n >= 0) {
             sent += (size_t)n;
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {

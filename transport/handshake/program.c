@@ -97,7 +97,7 @@ int ibx_conn_hand_over(struct ibx_conn *conn, int socket)
     struct iovec iov = {&handed, sizeof(handed)};
     struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
     ibx_descriptor_add(&message, &room, conn->handshake_socket);
-    const ssize_t n = ibx_descriptor_send(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t n = ibx_descriptor_send(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL, false);
     const int rc = n < 0 ? -errno : 0;
     ibx_close(conn);
     return rc;

@@ -46,7 +46,7 @@ int ibx_shm_packet_send(int socket, const void *data, size_t length, int fd)
     ibx_descriptor_add(&message, &room, fd);
     ssize_t n;
     do
-        n = ibx_descriptor_send(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        n = ibx_descriptor_send(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT, true);
     while (n < 0 && errno == EINTR);
     return n < 0 ? -errno : 0;
 }
