@@ -20,6 +20,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -32,7 +33,7 @@
  *   NO_CONTEXT -> MAKES_IT            in a thread
  *   MAKES_IT -> HELD                  nobody has come yet
  *   MAKES_IT | HELD -> TAKEN          the first client has come
- *   HELD -> BROKE                     the process ends
+ *   MAKES_IT | HELD -> BROKE          the process ends
  */
 enum ready { NO_CONTEXT, MAKES_IT, HELD, TAKEN, BROKE };
 
@@ -46,6 +47,22 @@ static bool move(unsigned from, unsigned to)
     return atomic_compare_exchange_strong(&ready, &from, to);
 }
 
+static void end(const char *why)
+{
+    ibx_log(IBX_LOG_WARN, "process %d, which waits for clients, ends: %s", (int)getpid(), why);
+    _exit(EXIT_FAILURE);
+}
+
+/* A driver that has once found no GPU finds none in this process any more, as where this service
+ * begins before it: the next client's process asks anew. */
+static void no_driver(const struct ibx_cuda *cuda, int rc)
+{
+    char why[160];
+    snprintf(why, sizeof(why), "there is no GPU yet (cuInit: %s)", ibx_cuda_error_name(cuda, rc));
+    if (move(MAKES_IT, BROKE))
+        end(why);
+}
+
 /* NULL: there is none, and the program's first call makes it, or says why not. */
 static void *make(const struct ibx_cuda *cuda)
 {
@@ -56,6 +73,8 @@ static void *make(const struct ibx_cuda *cuda)
     if (!init || !cuda->device_primary_ctx_retain || !cuda->device_primary_ctx_release)
         return NULL;
     int rc = init(0);
+    if (rc)
+        no_driver(cuda, rc);
     if (!rc)
         rc = cuda->device_get_attribute(&mode, COMPUTE_MODE, FIRST);
     if (!rc && mode != SHARED) {
@@ -105,11 +124,10 @@ static void *run(void *nothing)
     while (atomic_load(&ready) == HELD) {
         const int rc = look_at(cuda, context);
         if (rc && move(HELD, BROKE)) {
-            ibx_log(IBX_LOG_WARN,
-                    "process %d, which waits for clients, ends: its context on GPU 0 is broken "
-                    "(%s)",
-                    (int)getpid(), ibx_cuda_error_name(cuda, rc));
-            _exit(EXIT_FAILURE);
+            char why[160];
+            snprintf(why, sizeof(why), "its context on GPU 0 is broken (%s)",
+                     ibx_cuda_error_name(cuda, rc));
+            end(why);
         }
         poll(NULL, 0, LOOK_MS);
     }

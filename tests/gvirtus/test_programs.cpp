@@ -561,6 +561,22 @@ bool spare_is_killed()
     return HOLDS(a.ask(WORKS) == 1 && back.has(1));
 }
 
+// The service begins before the driver, which in a process that has found no GPU finds none later.
+bool spare_without_a_gpu()
+{
+    const Said said;
+    const std::string gpu = "/tmp/test_programs-gpu-" + std::to_string(getpid());
+    setenv("IBX_DOUBLE_ABSENT", gpu.c_str(), 1);
+    const Listening back("rdma.log : warn\n", 1);
+    unsetenv("IBX_DOUBLE_ABSENT");
+    REQUIRE(becomes_true([&] { return said.has("waits for clients, ends: there is no GPU yet"); }));
+    REQUIRE(becomes_true([&] { return back.children().empty(); }));
+    REQUIRE(std::ofstream(gpu).good());
+    const bool works = Program(back).ask(WORKS) == 1;
+    unlink(gpu.c_str());
+    return HOLDS(works);
+}
+
 // Programs that come at once get those there are, and processes of their own beyond.
 bool more_than_spare()
 {
@@ -644,6 +660,7 @@ int main(int argc, char **argv)
     check("a spare process becomes a program's", spare_is_taken);
     check("a spare process has a context", spare_has_a_context);
     check("a spare process is killed", spare_is_killed);
+    check("a spare process without a GPU", spare_without_a_gpu);
     check("more programs than spare processes", more_than_spare);
     check("a spare process and limits", spare_and_limits);
     check("the process that listens ends", with_its_listener);

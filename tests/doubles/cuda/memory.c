@@ -367,13 +367,19 @@ EXPORT int cuMemHostGetFlags(unsigned *flags, void *address)
 
 /* --------------------------------------------------------------------- contexts */
 
-/* For other programs: IBX_DOUBLE_ATTRIBUTES, "NUMBER=VALUE ...", as ibx_double_attribute(), and
- * IBX_DOUBLE_SLOW, two numbers, as slow_each(). */
+/* For other programs: IBX_DOUBLE_ATTRIBUTES, "NUMBER=VALUE ...", as ibx_double_attribute(),
+ * IBX_DOUBLE_SLOW, two numbers, as slow_each(), and IBX_DOUBLE_ABSENT, a file without which there
+ * is no GPU, for all of the process's life. */
 EXPORT int cuInit(unsigned flags)
 {
-    const char *text = getenv("IBX_DOUBLE_SLOW");
+    const char *text = getenv("IBX_DOUBLE_ABSENT");
     int attribute, value, used;
     unsigned sync_us, async_us;
+    if (text && access(text, F_OK))
+        sticky_error = NO_DEVICE;
+    if (sticky_error == NO_DEVICE)
+        return NO_DEVICE;
+    text = getenv("IBX_DOUBLE_SLOW");
     if (text && sscanf(text, "%u %u", &sync_us, &async_us) == 2)
         slow_each(sync_us, async_us);
     text = getenv("IBX_DOUBLE_ATTRIBUTES");
