@@ -46,9 +46,6 @@ inline bool is_as_before(Gpu &gpu, const Left &before)
     return becomes_true([&] { return Left(gpu) == before; });
 }
 
-// As GVirtuS's front end, which closes what is there when the process ends.
-inline std::vector<std::shared_ptr<Communicator>> until_exit;
-
 // How a client's process ends. That which closes its connections says no more.
 enum class End { killed, exits, closes };
 

@@ -96,9 +96,9 @@ bool threads_end_first()
                 if (!(clients[j]->remote.get_last_error(), clients[j]->remote.malloc(some)))
                     return 1;
             }
-            until_exit.push_back(std::move(clients[0]->over));
+            std::shared_ptr<Communicator> last = std::move(clients[0]->over);
             clients.clear();
-            std::exit(0);
+            exit_with(std::move(last), 0);
         }));
         if (result == NO_NAMESPACE)
             return true;

@@ -100,8 +100,7 @@ struct Program {
                 if (write(ends[1], &answer, sizeof(answer)) != sizeof(answer))
                     return 1;
             }
-            until_exit.push_back(std::move(over));
-            std::exit(0);
+            exit_with(std::move(over), 0);
         });
         close(ends[1]);
         orders = ends[0];

@@ -8,7 +8,9 @@
 #include "tests/gvirtus/checks.h"
 
 #include <functional>
+#include <memory>
 #include <sys/types.h>
+#include <vector>
 
 inline Create create;
 inline std::string provider = "auto", host = "127.0.0.1", folder;
@@ -35,6 +37,11 @@ std::shared_ptr<Communicator> connected(std::uint16_t port, const std::string &m
 // Runs `body` in a process of its own that dies with this one; its exit status is the result.
 pid_t spawn(const std::function<int()> &body);
 int result_of(pid_t pid);
+
+// As GVirtuS's front end, which closes what is there when the process ends: a back end on another
+// host waits for one that ends otherwise.
+inline std::vector<std::shared_ptr<Communicator>> until_exit;
+[[noreturn]] void exit_with(std::shared_ptr<Communicator> over, int status);
 
 // A port that is free until somebody who sets SO_REUSEADDR listens there, as back ends do: this
 // process keeps a socket bound to it, so that the kernel gives it to nobody else.

@@ -155,7 +155,7 @@ std::uint64_t heap_of(const BackEnd &back)
         auto over = connected(back.port);
         FrontEnd front(over.get());
         bytes = front.heap_in_use();
-        return write(answer[1], &bytes, sizeof(bytes)) != sizeof(bytes);
+        exit_with(std::move(over), write(answer[1], &bytes, sizeof(bytes)) != sizeof(bytes));
     }));
     close(answer[1]);
     if (read(answer[0], &bytes, sizeof(bytes)) != sizeof(bytes))
@@ -172,7 +172,7 @@ bool nothing_stays_of_clients()
         return result_of(spawn([&]() -> int {
                    auto over = connected(back.port);
                    FrontEnd front(over.get());
-                   return !round_trip(&front, 0, 100, 1);
+                   exit_with(std::move(over), !round_trip(&front, 0, 100, 1));
                })) == 0;
     };
     for (unsigned i = 0; i < 4; i++)
