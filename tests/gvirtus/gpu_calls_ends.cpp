@@ -192,7 +192,8 @@ bool come_again(bool elsewhere)
     return HOLDS(is_as_before(gpu, before));
 }
 
-// Processes that this back end cannot see end, and that do not say so either.
+// Processes that this back end cannot see end, and that do not say so either, as those of earlier
+// versions do not.
 int come_and_go(const Gpu &gpu, unsigned times)
 {
     std::vector<pid_t> there;
@@ -203,6 +204,7 @@ int come_and_go(const Gpu &gpu, unsigned times)
                 client.remote.get_last_error();
                 if (client.remote.call("cudaEventCreate", Body()))
                     return 1;
+                client.over->Close();
             }
             std::_Exit(0);
         }));
