@@ -107,6 +107,51 @@ bool threads_end_first()
     return true;
 }
 
+// A process whose thread has ended, and which is killed beside a child that it has forked.
+int child_outlives(const Gpu &gpu, int killed)
+{
+    int has[2];
+    char byte = 0;
+    if (pipe(has))
+        return 1;
+    const pid_t parent = spawn([&]() -> int {
+        if (Client own(gpu); !(own.remote.get_last_error(), own.remote.malloc(some)))
+            return 1;
+        if (fork())
+            return pause();
+        Client own(gpu);
+        const bool good = (own.remote.get_last_error(), own.remote.malloc(some));
+        return (good && write(has[1], &byte, 1) != 1) || pause();
+    });
+    if (read(has[0], &byte, 1) != 1)
+        return 1;
+    kill(parent, SIGKILL);
+    result_of(parent);
+    return write(killed, &byte, 1) != 1 || pause();
+}
+
+bool parent_is_killed()
+{
+    OverTcp tcp(true);
+    Gpu gpu(resume);
+    const Left before(gpu);
+    int killed[2];
+    char byte = 0;
+    REQUIRE(!pipe(killed));
+    const pid_t pid = spawn_at(true, [&] { return child_outlives(gpu, killed[1]); });
+    close(killed[1]);
+    if (read(killed[0], &byte, 1) != 1)
+        return result_of(pid) == NO_NAMESPACE;
+    close(killed[0]);
+    const auto left = [&](unsigned n) {
+        return becomes_true([&] { return Left(gpu).allocations == before.allocations + n; });
+    };
+    REQUIRE(left(1));
+    kill(pid, SIGKILL); // the others die with it
+    result_of(pid);
+    return HOLDS(left(0));
+}
+
 // Others, who are killed in the end, look at all streams again and again, and hold them meanwhile.
 bool left_beside_waits()
 {
@@ -494,6 +539,7 @@ void check_calls_ends()
     check("... that exit on another host", [] { return left_behind(End::exits, true); });
     check("... that end on another host", [] { return left_behind(End::closes, true); });
     check("... whose threads end just before, on another host", threads_end_first);
+    check("... beside a child, on another host", parent_is_killed);
     check("... beside others that wait for all work", left_beside_waits);
     check("a client that has no connection for a while", [] { return come_again(false); });
     check("... on another host", [] { return come_again(true); });
