@@ -336,7 +336,7 @@ int has_graphs(const Gpu &gpu, int device, unsigned count, std::uint64_t n)
 // device gets some, at the latest when one that got none has ended.
 bool room_of_another_device()
 {
-    Gpu gpu("rdma.pins : 256M\nrdma.resume_seconds : 1\n");
+    Gpu gpu("rdma.pins : 256M\nrdma.tenant_share : 100\nrdma.resume_seconds : 1\n");
     const time_t limit = time(nullptr) + patience_ms(30000) / 1000;
     REQUIRE(result_of(spawn([&] { return has_graphs(gpu, 0, 4, 64u << 20); })) == 0);
     REQUIRE(result_of(spawn([&] { return has_graphs(gpu, 1, 1, 4096); })) == NO_ROOM);
@@ -351,7 +351,7 @@ bool room_of_another_device()
 bool room_of_the_gone(bool killed)
 {
     constexpr std::uint64_t n = 1500000;
-    Gpu gpu("rdma.pins : 2M\nrdma.resume_seconds : 1\n");
+    Gpu gpu("rdma.pins : 2M\nrdma.tenant_share : 100\nrdma.resume_seconds : 1\n");
     const time_t limit = time(nullptr) + patience_ms(30000) / 1000;
     for (unsigned i = 0; i < 4; i++) {
         int rc = NO_ROOM;
@@ -480,7 +480,7 @@ bool another_device_is_reset()
 // It is not known which context that was: a graph may have either's.
 bool some_device_is_reset()
 {
-    OnBoth both(500000, "rdma.pins : 1M\n");
+    OnBoth both(500000, "rdma.pins : 1M\nrdma.tenant_share : 100\n");
     REQUIRE(both.made());
     both.gpu.remote.inject("cuDevicePrimaryCtxRetain", 1, 2, false);
     REQUIRE(both.near.remote.reset() == 0);

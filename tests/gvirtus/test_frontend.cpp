@@ -104,7 +104,7 @@ bool managed_beside_another()
 // Where the back end may not pin enough memory.
 bool copies_in_graphs_by_calls()
 {
-    GpuBackEnd back(true, "rdma.pins : 1M\n");
+    GpuBackEnd back(true, "rdma.pins : 1M\nrdma.tenant_share : 100\n");
     Application app(&back, application, "copies-in-graphs-by-calls");
     return app.good();
 }
@@ -162,7 +162,7 @@ bool managed_in_function()
 // One of the graphs' copies fails, which the library's thread says.
 bool frees_beside_graphs()
 {
-    GpuBackEnd back(true, "rdma.pins : 1M\n");
+    GpuBackEnd back(true, "rdma.pins : 1M\nrdma.tenant_share : 100\n");
     Application app(&back, application, "frees-beside-graphs");
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "a copy between host and device in a graph has failed") == 1);
