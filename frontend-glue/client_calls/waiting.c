@@ -77,10 +77,8 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     }
     if (p->call->kind == IBX_CALL_RESETS && !memcmp(p->staged, "cuC", 3)) /* a context */
         ibx_process_select();
-    if (p->call->kind == IBX_CALL_OTHER || p->call->kind == IBX_CALL_SHARES ||
-        p->call->kind == IBX_CALL_RESETS || p->call->kind == IBX_CALL_EXTRA ||
-        p->call->kind == IBX_CALL_LIBRARY || p->call->kind == IBX_CALL_SELECTS ||
-        p->call->kind == IBX_CALL_SETS_UP)
+    if (ibx_call_is_open(p->call->kind) || p->call->kind == IBX_CALL_SHARES ||
+        p->call->kind == IBX_CALL_RESETS || p->call->kind == IBX_CALL_EXTRA)
         p->clean = false; /* its handler may call CUDA more than once */
     ibx_process_order(p, &scope);
 }

@@ -416,7 +416,7 @@ void ibx_copies_call_read(struct copies *x, const char *name)
     const enum ibx_call_kind kind = ibx_call_find(name, strlen(name) + 1)->kind;
     x->handler.captures = ibx_captures_use(name, kind);
     ibx_made_read(x, name);
-    if (kind == IBX_CALL_OTHER && may_hide_work(name))
+    if (ibx_call_is_open(kind) && may_hide_work(name))
         ibx_clients_hide_work(x);
     x->handler.allocates = !strcmp(name, "cudaMalloc");
     x->handler.selects = !strcmp(name, "cudaSetDevice");

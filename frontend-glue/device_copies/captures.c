@@ -426,7 +426,7 @@ static bool may_add_work(const char *name)
 
 enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind)
 {
-    const bool may_add = (kind == IBX_CALL_OTHER && may_add_work(name)) ||
+    const bool may_add = (ibx_call_is_open(kind) && may_add_work(name)) ||
                          kind == IBX_CALL_SHARES || kind == IBX_CALL_WAITS ||
                          kind == IBX_CALL_ENQUEUES;
     if (!strncmp(name, "cudaStreamBeginCapture", 22))

@@ -154,10 +154,9 @@ static bool is_work(struct copies *x, const struct ibx_call *call, const uint8_t
     case IBX_CALL_ENQUEUES:
     case IBX_CALL_COPIES:
         return ibx_call_stream(call, body, n, &stream) && is_captured(x, stream, id);
-    case IBX_CALL_OTHER:
-        return x->handler.captures == CAPTURES_SPARED && ibx_captures_own(x, id);
     default:
-        return false;
+        return ibx_call_is_open(call->kind) && x->handler.captures == CAPTURES_SPARED &&
+               ibx_captures_own(x, id);
     }
 }
 

@@ -59,6 +59,14 @@ struct ibx_call {
     bool blind;      /* its reply depends on the body's length, not on its bytes */
 };
 
+/* Whether a handler may do anything with the device: of a name that is not known, or of a library's
+ * function, however well the client knows that one. */
+static inline bool ibx_call_is_open(enum ibx_call_kind kind)
+{
+    return kind == IBX_CALL_OTHER || kind == IBX_CALL_LIBRARY || kind == IBX_CALL_SELECTS ||
+           kind == IBX_CALL_SETS_UP;
+}
+
 /* The call whose name, with its NUL, are the n bytes; never NULL. */
 const struct ibx_call *ibx_call_find(const void *name, size_t n);
 

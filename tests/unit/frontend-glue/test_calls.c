@@ -41,7 +41,27 @@ static void names_are_found(void **state)
         {"cudaIpcOpenMemHandle", IBX_CALL_OTHER},
         {"cudaImportExternalSemaphore", IBX_CALL_SHARES},
         {"cudaMallocManaged", IBX_CALL_OTHER},
-        {"cublasSgemm", IBX_CALL_OTHER},
+        {"cublasSgemm", IBX_CALL_LIBRARY},
+        {"cublasSgemm_v2", IBX_CALL_LIBRARY},
+        {"cublasCsscal_v2", IBX_CALL_LIBRARY}, /* of two types */
+        {"cublasGemmEx", IBX_CALL_LIBRARY},
+        {"cublasLtMatmul", IBX_CALL_LIBRARY},
+        {"cublasLtMatmulDescCreate", IBX_CALL_SETS_UP},
+        {"cublasSdot_v2", IBX_CALL_OTHER}, /* these return something */
+        {"cublasScnrm2_v2", IBX_CALL_OTHER},
+        {"cublasIsamax_v2", IBX_CALL_OTHER},
+        {"cublasXtSgemm", IBX_CALL_OTHER}, /* of the host's memory */
+        {"cublas", IBX_CALL_OTHER},
+        {"cublasS", IBX_CALL_OTHER},
+        {"cublasSetStream_v2", IBX_CALL_SELECTS},
+        {"cublasSetMathMode", IBX_CALL_SETS_UP},
+        {"cublasDestroy_v2", IBX_CALL_SETS_UP},
+        {"cufftExecC2C", IBX_CALL_LIBRARY},
+        {"cufftPlan1d", IBX_CALL_SETS_UP},
+        {"cudnnConvolutionForward", IBX_CALL_LIBRARY},
+        {"cudnnSetTensor4dDescriptor", IBX_CALL_SETS_UP},
+        {"curandGenerateUniform", IBX_CALL_LIBRARY},
+        {"cusolverDnSgetrf", IBX_CALL_OTHER},
         {"cudaLaunchKernel_", IBX_CALL_OTHER},
         {"cudaLaunchKerne", IBX_CALL_OTHER},
         {"", IBX_CALL_OTHER},
@@ -57,7 +77,7 @@ static void names_are_found(void **state)
 static void what_is_unknown_comes_after_everything(void **state)
 {
     (void)state;
-    static const char *const names[] = {"cublasSgemm", "cudaDeviceReset", "cudaBeginCapture"};
+    static const char *const names[] = {"cusolverDnSgetrf", "cudaDeviceReset", "cudaBeginCapture"};
     for (size_t i = 0; i < 3; i++) {
         assert_int_equal(find(names[i])->stream_at, IBX_CALL_ALL_STREAMS);
         assert_true(find(names[i])->event);
