@@ -376,6 +376,12 @@ static void tell_resumed(struct ibx_session *s, const struct ibx_path *before, u
     ibx_waiting_note(s, path, (unsigned)ms);
 }
 
+/* As a process ends while some of its threads are not in any call, without a word of theirs. */
+static bool is_between_calls(const struct ibx_session *s)
+{
+    return !s->in_frame && !s->payloads && !s->ops_pending;
+}
+
 int ibx_link_resume(struct ibx_session *s)
 {
     struct session_link *link = &s->link;
@@ -392,6 +398,8 @@ int ibx_link_resume(struct ibx_session *s)
     int rc = s->server ? wait_for_client(s, &err) : connect_again(s, &err);
     if (rc) {
         ibx_state_move(&link->state, LINK_LOST);
+        if (s->server && rc == -ECONNRESET && is_between_calls(s))
+            return ibx_session_leave(s, err.message);
         return ibx_session_fail(s, rc, "connection with %s: %s; the session cannot go on: %s",
                                 s->path.peer, why, err.message);
     }

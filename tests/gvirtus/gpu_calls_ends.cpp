@@ -268,6 +268,22 @@ unsigned most_away()
     return static_cast<unsigned>(std::min<rlim_t>(1024, descriptors.rlim_cur / 8));
 }
 
+// Nothing is lost with it: a line tells of it, and is no warning.
+bool ends_between_calls()
+{
+    Said said;
+    Gpu gpu("rdma.log : info\n");
+    const pid_t child = spawn([&gpu]() -> int {
+        std::vector<std::unique_ptr<Client>> clients;
+        clients.push_back(std::make_unique<Client>(gpu));
+        clients[0]->remote.get_last_error();
+        end(End::killed, std::move(clients));
+    });
+    result_of(child);
+    REQUIRE(becomes_true([&] { return said.has("process has ended"); }));
+    return HOLDS(!said.has("ibx: warn"));
+}
+
 // What they leave stays, but not of all that have ever been there.
 bool many_are_away()
 {
@@ -544,6 +560,7 @@ void check_calls_ends()
     check("a client that has no connection for a while", [] { return come_again(false); });
     check("... on another host", [] { return come_again(true); });
     check("clients that come and go on another host", many_are_away);
+    check("a process that is killed between calls, of which a line tells", ends_between_calls);
     check("a client that is killed beside its endless work", [] { return endless_work(1); });
     check("... in a blocking stream", [] { return endless_work(0); });
     check("... in the stream of a thread", endless_work_of_thread);
