@@ -271,11 +271,13 @@ void ibx_library_answer(struct ibx_pipeline *pipeline, const uint8_t *body, size
 /* Another request, an IBX_CALL_SELECTS: it has succeeded without output; it changes nothing. */
 void ibx_library_selected(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 bool ibx_library_has_selected(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
-/* The stream that its handle has, if that is known. */
+/* The stream that its handle has, or that it names, if that is known. */
 bool ibx_library_stream(const struct ibx_call *call, const uint8_t *body, size_t n,
                         uint64_t *stream);
-/* The request in hand, an IBX_CALL_SETS_UP, may end a handle; all handles are no more. */
+/* The request in hand, an IBX_CALL_SETS_UP or IBX_CALL_SELECTS that is about to be sent, may end a
+ * handle or give it another stream; one that destroys a stream; all handles are no more. */
 void ibx_library_sets_up(const uint8_t *body, size_t n);
+void ibx_library_stream_ends(const uint8_t *body, size_t n);
 void ibx_library_clear(void);
 /* Around a fork. */
 void ibx_library_lock(void);

@@ -5,8 +5,8 @@
  * library anew, and is answered then. Some handlers return an address that was among the arguments
  * besides, always the same one: so is that. What such a call returns is a number of the library's.
  *
- * Which stream a handle has is known when this process has selected one for it: then a call comes
- * after other threads' work in that stream alone, as a launch does.
+ * Which stream a handle has is known when this process has selected one for it, or the call names
+ * it: then it comes after other threads' work in that stream alone, as a launch does.
  */
 #include "frontend-glue/client_calls/internal.h"
 
@@ -56,9 +56,21 @@ static bool stream_of(uint64_t key, uint64_t *stream)
     return known;
 }
 
+/* The body's last bytes. */
+static bool last_stream(const uint8_t *body, size_t n, uint64_t *stream)
+{
+    if (n < 8)
+        return false;
+    struct ibx_reader r = ibx_reader_of(body + n - 8, 8);
+    *stream = ibx_get_u64(&r);
+    return true;
+}
+
 bool ibx_library_stream(const struct ibx_call *call, const uint8_t *body, size_t n,
                         uint64_t *stream)
 {
+    if (call->stream_at == IBX_CALL_OF_LIBRARY)
+        return last_stream(body, n, stream);
     const bool plan = call->stream_at == IBX_CALL_OF_PLAN;
     return (plan || call->stream_at == IBX_CALL_OF_HANDLE) &&
            stream_of(handle_in(body, n, plan), stream);
@@ -87,11 +99,7 @@ static uint64_t selected(const struct ibx_pipeline *p, const uint8_t *body, size
                          uint64_t *stream)
 {
     const uint64_t key = handle_in(body, n, !memcmp(p->staged, "cufft", 5));
-    if (n < 8)
-        return 0;
-    struct ibx_reader r = ibx_reader_of(body + n - 8, 8);
-    *stream = ibx_get_u64(&r);
-    return key;
+    return last_stream(body, n, stream) ? key : 0;
 }
 
 void ibx_library_selected(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
@@ -110,13 +118,27 @@ bool ibx_library_has_selected(const struct ibx_pipeline *p, const uint8_t *body,
 }
 
 /* It may end the handle, whose number another one may be given then; or what it does may be undone
- * by selecting the same stream again, as a workspace of cuBLAS's. */
+ * by selecting the same stream again, as a workspace of cuBLAS's. And which stream a handle has
+ * whose selection fails, only the library knows. */
 void ibx_library_sets_up(const uint8_t *body, size_t n)
 {
     if (!body)
         return;
     forget_stream(handle_in(body, n, false));
     forget_stream(handle_in(body, n, true));
+}
+
+/* Another stream may be given its number, and a library be told of that one. */
+void ibx_library_stream_ends(const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const uint64_t stream = ibx_get_u64(&r);
+    pthread_mutex_lock(&handles.lock);
+    for (unsigned i = 0; i < HANDLES; i++) {
+        if (handles.of[i].stream == stream)
+            handles.of[i].key = 0;
+    }
+    pthread_mutex_unlock(&handles.lock);
 }
 
 void ibx_library_clear(void)

@@ -64,8 +64,10 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || shares(p->call, body, n))
         ibx_process_capture(true); /* what is shared is so for good */
     p->ends_nodes = ends_nodes(p->call, body, n);
-    if (p->call->kind == IBX_CALL_SETS_UP)
+    if (p->call->kind == IBX_CALL_SETS_UP || p->call->kind == IBX_CALL_SELECTS)
         ibx_library_sets_up(body, n);
+    if (p->call->kind == IBX_CALL_DESTROYS && p->call->stream_at == 0)
+        ibx_library_stream_ends(body, n);
     outdates(p);
     if (p->call->kind == IBX_CALL_PUSH && n == IBX_CONFIGURATION_BYTES)
         ibx_configurations_push(&p->configurations, body, true);

@@ -132,9 +132,14 @@ static const struct ibx_call *find_of_library(const char *name)
 {
     static const struct ibx_call adds = {"", IBX_CALL_LIBRARY, IBX_CALL_OF_HANDLE, 0, false, false};
     static const struct ibx_call runs = {"", IBX_CALL_LIBRARY, IBX_CALL_OF_PLAN, 0, false, false};
+    static const struct ibx_call names = {"",   IBX_CALL_LIBRARY, IBX_CALL_OF_LIBRARY, 0, false,
+                                          false};
     static const struct ibx_call selects = {"", IBX_CALL_SELECTS, ALL, 0, true, false};
     static const struct ibx_call sets = {"", IBX_CALL_SETS_UP, ALL, 0, true, false};
-    if (is_of_blas(name) || BEGINS(name, of_libraries) || !strcmp(name, "cublasLtMatmul"))
+    /* Its handle may be one of cuBLAS's, which has another stream. */
+    if (!strcmp(name, "cublasLtMatmul"))
+        return &names;
+    if (is_of_blas(name) || BEGINS(name, of_libraries))
         return strncmp(name, "cufft", 5) ? &adds : &runs;
     if (BEGINS(name, selecting))
         return &selects;

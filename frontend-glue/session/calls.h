@@ -49,6 +49,7 @@ enum ibx_call_kind {
 #define IBX_CALL_ALL_STREAMS (-3) /* it comes after all work, or may */
 #define IBX_CALL_OF_HANDLE   (-4) /* that of a library's handle, the body's first 8 bytes */
 #define IBX_CALL_OF_PLAN     (-5) /* that of cuFFT's plan, the first 4 */
+#define IBX_CALL_OF_LIBRARY  (-6) /* the body's last bytes, of a library's call that names one */
 
 struct ibx_call {
     const char *name; /* "" for what is not in the table, as all of libraries */

@@ -167,6 +167,28 @@ bool calls_of_libraries_do_not_wait()
     return HOLDS(app.last_error() == 0 && app.synchronize() == 0);
 }
 
+// Of one that was destroyed, another one may have the number; and of what has failed nobody knows.
+bool streams_of_libraries_are_known_no_more()
+{
+    const Body selects = Body().u64(1).u64(STREAM);
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app) && app.call("cublasSetStream_v2", selects) == 0);
+    std::uint64_t requests = scene.world->requests;
+    REQUIRE(app.call("cublasSetStream_v2", selects) == 0 && scene.world->requests == requests);
+    REQUIRE(app.call("cudaStreamDestroy", Body().u64(STREAM)) == 0);
+    REQUIRE(app.call("cublasSetStream_v2", selects) == 0);
+    REQUIRE(scene.world->requests == requests + 2);
+    REQUIRE(app.call("cublasDestroy_v2", Body().u64(1)) == 0);
+    REQUIRE(app.call("cublasCreate_v2", Body().u64(1)) == 0);
+    REQUIRE(app.call("cublasSetStream_v2", selects) == 0);
+    scene.world->library_fails = LIBRARY_FAILED;
+    REQUIRE(app.call("cublasSetStream_v2", Body().u64(1).u64(STREAM + 1)) == LIBRARY_FAILED);
+    requests = scene.world->requests;
+    REQUIRE(app.call("cublasSetStream_v2", selects) == 0);
+    return HOLDS(scene.world->requests == requests + 1);
+}
+
 // Nobody calls anything more.
 bool what_is_left_behind_is_sent()
 {
@@ -504,6 +526,7 @@ void check_answers()
     check("the sender naps", the_sender_naps);
     check("graphs do not wait", graphs_do_not_wait);
     check("calls of libraries do not wait", calls_of_libraries_do_not_wait);
+    check("streams of libraries that are known no more", streams_of_libraries_are_known_no_more);
     check("what is left behind is sent", what_is_left_behind_is_sent);
     check("more than fits", more_than_fits);
     check("what waits in which mode", modes);

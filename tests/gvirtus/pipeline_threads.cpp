@@ -93,6 +93,30 @@ bool libraries_apart()
     return HOLDS(second.work(STREAM + 1) == work && second.work(STREAM + 2) == other);
 }
 
+// cublasLtMatmul names its stream, and takes a handle of cuBLAS's for one of its own.
+bool a_library_that_names_the_stream()
+{
+    const Body own = Body().u64(2).u64(7), named = Body().u64(1).u64(8).u64(STREAM + 1);
+    Scene scene;
+    App first = scene.app(), second = scene.app();
+    REQUIRE(warm(&first) && warm(&second));
+    REQUIRE(second.call("cublasCreate_v2", Body().u64(2)) == 0);
+    REQUIRE(first.call("cublasSetStream_v2", Body().u64(1).u64(STREAM)) == 0);
+    REQUIRE(second.call("cublasSetStream_v2", Body().u64(2).u64(STREAM + 1)) == 0);
+    REQUIRE(second.call("cublasSgemm_v2", own) == 0 && first.call("cublasLtMatmul", named) == 0);
+    std::uint64_t expected = first.work(STREAM + 1);
+    scene.world->slow_us = 200;
+    for (unsigned i = 0; i < 20; i++) {
+        for (unsigned j = 0; j < 5; j++) {
+            REQUIRE(second.call("cublasSgemm_v2", own) == 0);
+            expected = expected * 6364136223846793005u + 7 + 1;
+        }
+        REQUIRE(first.call("cublasLtMatmul", named) == 0);
+        expected = expected * 6364136223846793005u + 8 + 1;
+    }
+    return HOLDS(first.work(STREAM + 1) == expected);
+}
+
 // One that has calls of its own outstanding, to which replies come while it looks for those of
 // others.
 bool a_quick_thread_behind_a_slow_one()
@@ -306,6 +330,7 @@ void check_threads()
     check("threads that hand over to each other", threads_in_order);
     check("threads in order with libraries", libraries_in_order);
     check("threads apart with libraries", libraries_apart);
+    check("a library that names the stream", a_library_that_names_the_stream);
     check("a quick thread behind a slow one", a_quick_thread_behind_a_slow_one);
     check("threads whose streams an event orders", threads_and_events);
     check("threads that have nothing to do with each other", threads_apart);

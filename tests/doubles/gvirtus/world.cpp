@@ -458,14 +458,15 @@ int library(World *world, const std::string &name, const std::vector<char> &in, 
         return LIBRARY_NOT_INITIALIZED;
     if (name == "cublasDestroy_v2")
         return of->made = false, 0;
+    if (const int status = world->library_fails.exchange(0))
+        return status;
     if (name == "cublasSetStream_v2")
         return of->stream = number(in, 8), 0;
     if (name == "cublasSetMathMode")
         return 0;
-    if (const int status = world->library_fails.exchange(0))
-        return status;
     const std::uint64_t value = number(in, 8);
-    if (world->fatal || enqueue(world, of->stream, value))
+    const bool names = name == "cublasLtMatmul" && in.size() >= 24; // its stream, behind the rest
+    if (world->fatal || enqueue(world, names ? number(in, in.size() - 8) : of->stream, value))
         return LIBRARY_FAILED;
     if (name == "cufftExecC2C")
         out->u64(value);
