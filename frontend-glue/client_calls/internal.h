@@ -275,8 +275,11 @@ bool ibx_library_has_selected(const struct ibx_pipeline *pipeline, const uint8_t
 bool ibx_library_stream(const struct ibx_call *call, const uint8_t *body, size_t n,
                         uint64_t *stream);
 /* The request in hand, an IBX_CALL_SETS_UP or IBX_CALL_SELECTS that is about to be sent, may end a
- * handle or give it another stream; one that destroys a stream; all handles are no more. */
+ * handle or give it another stream. */
 void ibx_library_sets_up(const uint8_t *body, size_t n);
+/* The former has succeeded, and returned so much: at its end the handle, if it has made one. */
+void ibx_library_made(const uint8_t *out, size_t n);
+/* A request destroys a stream; all handles are no more. */
 void ibx_library_stream_ends(const uint8_t *body, size_t n);
 void ibx_library_clear(void);
 /* Around a fork. */

@@ -128,6 +128,16 @@ void ibx_library_sets_up(const uint8_t *body, size_t n)
     forget_stream(handle_in(body, n, true));
 }
 
+/* It was made just now, whatever else had its number: with a back end that is no more handles go
+ * that nobody has ended, and the processes of another one have the same addresses. */
+void ibx_library_made(const uint8_t *out, size_t n)
+{
+    if (n >= 8)
+        forget_stream(handle_in(out + n - 8, 8, false));
+    if (n >= 4)
+        forget_stream(handle_in(out + n - 4, 4, true));
+}
+
 /* Another stream may be given its number, and a library be told of that one. */
 void ibx_library_stream_ends(const uint8_t *body, size_t n)
 {

@@ -294,6 +294,8 @@ static void learn_success(struct ibx_pipeline *p, size_t out)
         ibx_configurations_popped(&p->configurations, p->reply + IBX_REPLY_HEAD, out);
     if (call->kind == IBX_CALL_LIBRARY)
         ibx_library_learn(p, body, n, out);
+    if (call->kind == IBX_CALL_SETS_UP)
+        ibx_library_made(p->reply + IBX_REPLY_HEAD, out);
     if (call->length && call->length != n)
         return;
     if (call->kind == IBX_CALL_ALLOCATES && out == 8)

@@ -186,7 +186,11 @@ bool streams_of_libraries_are_known_no_more()
     REQUIRE(app.call("cublasSetStream_v2", Body().u64(1).u64(STREAM + 1)) == LIBRARY_FAILED);
     requests = scene.world->requests;
     REQUIRE(app.call("cublasSetStream_v2", selects) == 0);
-    return HOLDS(scene.world->requests == requests + 1);
+    REQUIRE(scene.world->requests == requests + 1);
+    // A handle has the number of one that has gone with its back end.
+    REQUIRE(app.call("cublasCreate_v2", Body()) == 0 && app.out == Body().u64(1).bytes);
+    REQUIRE(app.call("cublasSetStream_v2", selects) == 0);
+    return HOLDS(scene.world->requests == requests + 3);
 }
 
 // Nobody calls anything more.

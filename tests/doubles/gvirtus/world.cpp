@@ -448,7 +448,10 @@ bool is_of_library(const std::string &name)
 // in a number of its own, and CUDA knows nothing of it. cuFFT's handler returns an address, too.
 int library(World *world, const std::string &name, const std::vector<char> &in, Body *out)
 {
-    const std::uint64_t handle = number(in, 0);
+    const bool first = name == "cublasCreate_v2" && in.empty();
+    const std::uint64_t handle = first ? 1 : number(in, 0);
+    if (first)
+        out->u64(handle);
     if (!handle || handle > WORLD_LIBRARIES)
         return LIBRARY_INVALID_VALUE;
     WorldLibrary *of = &world->libraries[handle - 1];
