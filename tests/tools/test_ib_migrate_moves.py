@@ -91,6 +91,35 @@ def a_receiver_that_is_told_to_end_before_the_commit_has_not_failed(scene):
 
 
 @case
+def a_signal_behind_a_migration_says_nothing_of_it(scene):
+    """It ends a tool whose output nobody reads; the VM is not here, as before the migration."""
+    source, destination = Vm(scene, append="mib=8"), Vm(scene, append="mib=8", incoming=True)
+    waiting, uri = receiver(scene, destination)
+    unread, full = os.pipe()
+    os.set_blocking(full, False)
+    try:
+        while os.write(full, bytes(4096)):
+            pass
+    except BlockingIOError:
+        os.set_blocking(full, True)
+    sender = start(scene, "send --json", *source.qmp, uri, stdout=full)
+    os.close(full)
+    equal(finish(waiting)[0], 0)
+
+    def ended():
+        sender.send_signal(signal.SIGTERM)  # the migration itself takes some
+        return sender.poll() is not None
+    until(lambda: '"done"' in succeeds(scene, "status --json", *source.qmp), "the sender's record")
+    until(ended, "the sender to end")
+    err = sender.stderr.read()
+    os.close(unread)
+    equal(sender.returncode, -signal.SIGTERM)
+    assert "the VM stays here" not in err, err
+    destination.runs_on()
+    expect(source, destination, append="mib=8")
+
+
+@case
 def a_receiver_whose_qemu_is_ended_says_so(scene):
     """While it waits: on purpose, and nothing has failed; while a VM is on its way: that stays."""
     source, destination = Vm(scene, append="mib=8"), Vm(scene, append="mib=8", incoming=True)

@@ -147,6 +147,9 @@ static struct entry *queue_entry(struct migrate_progress *p,
 static void on_status(void *context, const struct ibx_migrate_status *status)
 {
     struct migrate_progress *p = context;
+    if (status->phase >=
+        IBX_PHASE_DONE) /* it takes none any more, and what was said of them is old */
+        ibx_cli_result_off_signals();
     pthread_mutex_lock(&p->lock);
     struct entry *entry = queue_entry(p, status);
     entry->line = false;
