@@ -214,7 +214,7 @@ void ibx_pipeline_forget_old(struct ibx_pipeline *p)
         ibx_pipeline_forget(p);
     if (p->others_from != handles)
         ibx_successes_clear(&p->others);
-    if (p->others_from != handles || p->libraries_from != set_ups)
+    if (p->libraries_from != set_ups)
         ibx_successes_clear(&p->libraries);
     p->launches_from = resets;
     p->others_from = handles;

@@ -18,6 +18,11 @@ static bool ends_nodes(const struct ibx_call *call, const uint8_t *body, size_t 
            number == IBX_EXTRA_EXEC_DESTROY;
 }
 
+static bool is_end_of_stream(const struct ibx_call *call)
+{
+    return call->kind == IBX_CALL_DESTROYS && call->stream_at == 0;
+}
+
 /* What others have learned may be true no more: of a request before and after it is run. What an
  * event is good for is another thing in a capture. */
 static void outdates(const struct ibx_pipeline *p)
@@ -29,7 +34,7 @@ static void outdates(const struct ibx_pipeline *p)
         ibx_process_reset();
         ibx_library_clear();
     }
-    if (kind == IBX_CALL_SETS_UP)
+    if (kind == IBX_CALL_SETS_UP || is_end_of_stream(p->call))
         ibx_process_set_up();
     if (kind == IBX_CALL_DESTROYS || kind == IBX_CALL_BEGIN_CAPTURE || kind == IBX_CALL_END_CAPTURE)
         ibx_process_handle();
@@ -66,7 +71,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     p->ends_nodes = ends_nodes(p->call, body, n);
     if (p->call->kind == IBX_CALL_SETS_UP || p->call->kind == IBX_CALL_SELECTS)
         ibx_library_sets_up(body, n);
-    if (p->call->kind == IBX_CALL_DESTROYS && p->call->stream_at == 0)
+    if (is_end_of_stream(p->call))
         ibx_library_stream_ends(body, n);
     outdates(p);
     if (p->call->kind == IBX_CALL_PUSH && n == IBX_CONFIGURATION_BYTES)
@@ -170,7 +175,7 @@ static void note_captures(const struct ibx_pipeline *p, int exit_code)
     const enum ibx_call_kind kind = p->call->kind;
     size_t n;
     const bool ends = kind == IBX_CALL_END_CAPTURE, begins = kind == IBX_CALL_BEGIN_CAPTURE;
-    const bool destroys = kind == IBX_CALL_DESTROYS && p->call->stream_at == 0;
+    const bool destroys = is_end_of_stream(p->call);
     if (!exit_code && is_reset(p) && !ibx_process_devices())
         ibx_process_captured_reset();
     if (!ends && !begins && !destroys)

@@ -36,7 +36,7 @@ enum ibx_call_kind {
     IBX_CALL_BEGIN_CAPTURE, /* from here on enqueued work is recorded, or refused */
     IBX_CALL_END_CAPTURE,
     IBX_CALL_LIBRARY, /* of cuBLAS and the like: enqueues; the same request succeeds again, until
-                         IBX_CALL_SETS_UP or IBX_CALL_DESTROYS */
+                         IBX_CALL_SETS_UP, or a stream ends */
     IBX_CALL_SELECTS, /* the stream in which such calls with a handle enqueue */
     IBX_CALL_SETS_UP, /* waits, and may do anything: it makes, changes or ends what such calls use
                        */
