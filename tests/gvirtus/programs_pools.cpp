@@ -291,7 +291,7 @@ bool without_descriptors()
     Program a(back);
     const Shared shared(a);
     Program b(back);
-    REQUIRE(shared.is() && b.malloc());
+    REQUIRE(shared.is() && b.malloc() && b.child.malloc()); // both have connected
     const pid_t of_b = back.children().back();
     const Has before(b);
     rlimit limit{};
