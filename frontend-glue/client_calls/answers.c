@@ -69,11 +69,13 @@ static bool waiting_copy_is_plain(const struct ibx_pipeline *p, const uint8_t *b
            ibx_answer_copy_may_be_early(p, frame.dst, frame.payload);
 }
 
-/* Whether it may be run later. *sure: it cannot fail by itself. */
+/* Whether it may be run later; what is read next is its reply then. *sure: it cannot fail by
+ * itself. */
 static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, bool *sure)
 {
     const struct ibx_call *call = p->call;
     const bool all = p->mode == IBX_PIPELINE_ALL;
+    ibx_answer_success(p);
     *sure = true;
     if (ibx_process_captures() || (call->length && call->length != n))
         return false;
@@ -85,7 +87,7 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
         return ibx_successes_hold(&p->others, ibx_request_key(p, body, n)) ||
                handles_are_good(p, body, n);
     case IBX_CALL_LIBRARY:
-        return ibx_library_may_be_early(p, body, n);
+        return ibx_library_answer(p, body, n);
     case IBX_CALL_REGISTERS:
         return ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_FREES:
@@ -207,10 +209,6 @@ void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     bool sure, answered = answer_here(p, body, n);
     if (!answered && may_be_early(p, body, n, &sure)) {
         const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
-        if (p->call->kind == IBX_CALL_LIBRARY)
-            ibx_library_answer(p, body, n);
-        else
-            ibx_answer_success(p);
         answered = ibx_backlog_add(p, &scope, sure);
     }
     p->unseen = false;

@@ -265,9 +265,8 @@ void ibx_unseen_learn(struct ibx_pipeline *pipeline);
 
 /* The request in hand, an IBX_CALL_LIBRARY, has succeeded with so much output. */
 void ibx_library_learn(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n, uint64_t out);
-/* It succeeds again; and what is read next is that reply. */
-bool ibx_library_may_be_early(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
-void ibx_library_answer(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* Whether it succeeds again; then what is read next is that reply. */
+bool ibx_library_answer(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 /* Another request, an IBX_CALL_SELECTS: it has succeeded without output; it changes nothing. */
 void ibx_library_selected(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 bool ibx_library_has_selected(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);

@@ -168,11 +168,17 @@ void ibx_library_unlock(void)
     pthread_mutex_unlock(&handles.lock);
 }
 
-/* That it was answered so; which function it is stands in front of the body. */
-static uint64_t key_of(const struct ibx_pipeline *p, unsigned answer)
+/* Of the request in hand: which function it is stands in front of its body. */
+static uint64_t hash_of(const struct ibx_pipeline *p)
 {
-    return ibx_request_hash(6 ^ (uint64_t)answer << 8 ^ (uint64_t)ibx_request_word(p->device) << 16,
-                            p->staged, p->staged_length);
+    return ibx_request_hash(6 ^ (uint64_t)ibx_request_word(p->device) << 8, p->staged,
+                            p->staged_length);
+}
+
+/* That such a request was answered so. */
+static uint64_t key_of(uint64_t request, unsigned answer)
+{
+    return ibx_request_hash(answer, &request, sizeof(request));
 }
 
 /* NULL: the body is not that long. */
@@ -187,41 +193,41 @@ void ibx_library_learn(struct ibx_pipeline *p, const uint8_t *body, size_t n, ui
     if (ibx_process_captures()) /* then a success says little */
         return;
     if (!out)
-        ibx_successes_add(&p->libraries, key_of(p, NO_OUTPUT));
+        ibx_successes_add(&p->libraries, key_of(hash_of(p), NO_OUTPUT));
     for (unsigned i = 0; out == ADDRESS && i < PLACES; i++) {
         const uint8_t *at = place_in(body, n, i);
         if (at && !memcmp(at, p->reply + IBX_REPLY_HEAD, ADDRESS)) {
-            ibx_successes_add(&p->libraries, key_of(p, WITH_ADDRESS + i));
+            ibx_successes_add(&p->libraries, key_of(hash_of(p), WITH_ADDRESS + i));
             return;
         }
     }
 }
 
-static const uint8_t *known_address(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+static void answer_address(struct ibx_pipeline *p, const uint8_t *address)
 {
-    for (unsigned i = 0; i < PLACES && place_in(body, n, i); i++) {
-        if (ibx_successes_hold(&p->libraries, key_of(p, WITH_ADDRESS + i)))
-            return place_in(body, n, i);
-    }
-    return NULL;
-}
-
-bool ibx_library_may_be_early(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
-{
-    return ibx_successes_hold(&p->libraries, key_of(p, NO_OUTPUT)) || known_address(p, body, n);
-}
-
-void ibx_library_answer(struct ibx_pipeline *p, const uint8_t *body, size_t n)
-{
-    const uint8_t *address = known_address(p, body, n);
     struct ibx_writer w = ibx_writer_of(p->reply, IBX_REPLY_HEAD + ADDRESS);
     ibx_put_u32(&w, 0);
     ibx_put_u64(&w, 0);
-    ibx_put_u64(&w, address ? ADDRESS : 0);
-    if (address)
-        ibx_put_bytes(&w, address, ADDRESS);
+    ibx_put_u64(&w, ADDRESS);
+    ibx_put_bytes(&w, address, ADDRESS);
     p->answer = p->reply;
     p->answer_left = w.length;
+}
+
+bool ibx_library_answer(struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    const uint64_t request = hash_of(p);
+    if (ibx_successes_hold(&p->libraries, key_of(request, NO_OUTPUT))) {
+        ibx_answer_success(p);
+        return true;
+    }
+    for (unsigned i = 0; i < PLACES && place_in(body, n, i); i++) {
+        if (ibx_successes_hold(&p->libraries, key_of(request, WITH_ADDRESS + i))) {
+            answer_address(p, place_in(body, n, i));
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Which of those without a reply they are; of requests that are AHEAD_MOST apart one has it. */

@@ -130,12 +130,15 @@ static bool is_of_blas(const char *name)
 
 static const struct ibx_call *find_of_library(const char *name)
 {
+    static const char *const libraries[] = {"cublas", "cudnn", "cufft", "curand"};
     static const struct ibx_call adds = {"", IBX_CALL_LIBRARY, IBX_CALL_OF_HANDLE, 0, false, false};
     static const struct ibx_call runs = {"", IBX_CALL_LIBRARY, IBX_CALL_OF_PLAN, 0, false, false};
     static const struct ibx_call names = {"",   IBX_CALL_LIBRARY, IBX_CALL_OF_LIBRARY, 0, false,
                                           false};
     static const struct ibx_call selects = {"", IBX_CALL_SELECTS, ALL, 0, true, false};
     static const struct ibx_call sets = {"", IBX_CALL_SETS_UP, ALL, 0, true, false};
+    if (!BEGINS(name, libraries))
+        return NULL;
     /* Its handle may be one of cuBLAS's, which has another stream. */
     if (!strcmp(name, "cublasLtMatmul"))
         return &names;
