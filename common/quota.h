@@ -18,6 +18,12 @@ struct ibx_quota {
                                * any of them may have written there what it likes */
 };
 
+/* So many percent, 0 to 100, of any number: rounded down. */
+static inline uint64_t ibx_quota_share(uint64_t all, uint64_t percent)
+{
+    return all / 100 * percent + all % 100 * percent / 100;
+}
+
 /* False: n more would be too many, here or in a quota that this one is `of`; nothing was taken. */
 bool ibx_quota_take(struct ibx_quota *quota, uint64_t n);
 /* Takes n more of what is there already, also where that is too many. */

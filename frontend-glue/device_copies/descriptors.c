@@ -35,7 +35,7 @@ bool ibx_descriptors_left(struct ibx_tenant *tenant, const struct ibx_tenant_lim
     if (!*ibx_tenant_name(tenant) || ibx_client_process() || getrlimit(RLIMIT_NOFILE, &limit) ||
         limit.rlim_cur == RLIM_INFINITY)
         return true;
-    const uint64_t most = limit.rlim_cur / 100 * percent + limit.rlim_cur % 100 * percent / 100;
+    const uint64_t most = ibx_quota_share(limit.rlim_cur, percent);
     const unsigned others = ibx_tenant_connections(tenant, &own, &all, &setups);
     if (all * EACH_MOST + OTHERS <= most || own < all / (others + 2))
         return true;

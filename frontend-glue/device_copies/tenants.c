@@ -105,7 +105,7 @@ static void set_holds(struct ibx_quota *holds, bool is_all, const struct ibx_ten
     const uint64_t percent = is_all ? 100 : limits->share ? limits->share : IBX_TENANT_SHARE;
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
         const uint64_t all = atomic_load(&totals[i].most);
-        const uint64_t part = all / 100 * percent + all % 100 * percent / 100;
+        const uint64_t part = ibx_quota_share(all, percent);
         atomic_store(&holds[i].most, part ? part : 1);
     }
     atomic_store(&holds[IBX_HOLD_ALLOCATIONS].most, ALLOCATIONS_MAX);

@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "common/descriptor.h"
 #include "common/log.h"
+#include "common/quota.h"
 #include "frontend-glue/session/process_owners.h"
 #include "frontend-glue/session/records.h"
 #include "frontend-glue/session/session_internal.h"
@@ -187,7 +188,8 @@ static bool shares(const struct process *p, const struct ibx_process_client *lik
 /* Who has neither a name nor a user is everybody, and has all. */
 static bool too_many(const struct processes *processes, const struct ibx_process_client *like)
 {
-    const unsigned all = most_of_all(processes), most = all * processes->wanted->share / 100;
+    const unsigned all = most_of_all(processes);
+    const uint64_t most = ibx_quota_share(all, processes->wanted->share);
     unsigned n = 0;
     for (unsigned i = 0; i < processes->count; i++)
         n += shares(processes->all[i], like);
@@ -336,8 +338,7 @@ static bool too_many_wait(const struct processes *processes, const struct ibx_pr
         if (shares(processes->all[i], like))
             n += waiting(processes->all[i]);
     }
-    return n &&
-           n >= most / 100 * processes->wanted->share + most % 100 * processes->wanted->share / 100;
+    return n && n >= ibx_quota_share(most, processes->wanted->share);
 }
 
 static const char too_slow[] =

@@ -89,7 +89,15 @@ bool errors_of_libraries()
         REQUIRE(app.synchronize() == 719 && app.synchronize() == 0);
         REQUIRE(app.last_error() == 719 && app.last_error() == 0);
     }
-    return true;
+    // So many requests later its number is another call's, whose error is CUDA's.
+    constexpr unsigned ahead = 16384;
+    REQUIRE(app.call("cublasSgemm_v2", gemm) == 0 && app.launch(1) == 0 && app.synchronize() == 0);
+    REQUIRE(app.call("cublasSgemm_v2", gemm) == 0);
+    scene.world->fails_with = 701;
+    scene.world->fails_in = ahead;
+    for (unsigned i = 0; i < ahead; i++)
+        REQUIRE(app.launch(i) == 0);
+    return HOLDS(app.synchronize() == 701);
 }
 
 // A back end that is killed with launches outstanding.

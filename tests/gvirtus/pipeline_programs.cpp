@@ -125,7 +125,7 @@ Call random_library_call(Random *random)
     }
 }
 
-// One that a program would make; `certain`: none whose own error may come later.
+// One that a program would make.
 Call random_call(Random *random, const World *world)
 {
     if (world_captures(world) && random->below(30))

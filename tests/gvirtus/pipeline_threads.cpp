@@ -61,16 +61,22 @@ bool libraries_in_order()
     return true;
 }
 
+// The first one's is the handle 1, in STREAM; 2 is made, in the next stream.
+bool have_handles(App *first, App *second)
+{
+    REQUIRE(warm(first) && warm(second));
+    REQUIRE(second->call("cublasCreate_v2", Body().u64(2)) == 0);
+    REQUIRE(first->call("cublasSetStream_v2", Body().u64(1).u64(STREAM)) == 0);
+    return HOLDS(second->call("cublasSetStream_v2", Body().u64(2).u64(STREAM + 1)) == 0);
+}
+
 // Each with a handle of its own, whose stream is another one.
 bool libraries_apart()
 {
     const Body gemms[] = {Body().u64(1).u64(7), Body().u64(2).u64(7)};
     Scene scene;
     App first = scene.app(), second = scene.app();
-    REQUIRE(warm(&first) && warm(&second));
-    REQUIRE(second.call("cublasCreate_v2", Body().u64(2)) == 0);
-    REQUIRE(first.call("cublasSetStream_v2", Body().u64(1).u64(STREAM)) == 0);
-    REQUIRE(second.call("cublasSetStream_v2", Body().u64(2).u64(STREAM + 1)) == 0);
+    REQUIRE(have_handles(&first, &second));
     REQUIRE(first.call("cublasSgemm_v2", gemms[0]) == 0);
     REQUIRE(second.call("cublasSgemm_v2", gemms[1]) == 0);
     const std::uint64_t requests = scene.world->requests;
@@ -99,10 +105,7 @@ bool a_library_that_names_the_stream()
     const Body own = Body().u64(2).u64(7), named = Body().u64(1).u64(8).u64(STREAM + 1);
     Scene scene;
     App first = scene.app(), second = scene.app();
-    REQUIRE(warm(&first) && warm(&second));
-    REQUIRE(second.call("cublasCreate_v2", Body().u64(2)) == 0);
-    REQUIRE(first.call("cublasSetStream_v2", Body().u64(1).u64(STREAM)) == 0);
-    REQUIRE(second.call("cublasSetStream_v2", Body().u64(2).u64(STREAM + 1)) == 0);
+    REQUIRE(have_handles(&first, &second));
     REQUIRE(second.call("cublasSgemm_v2", own) == 0 && first.call("cublasLtMatmul", named) == 0);
     std::uint64_t expected = first.work(STREAM + 1);
     scene.world->slow_us = 200;

@@ -221,27 +221,16 @@ bool crowd_without_descriptors()
     return HOLDS(bob.ask(WORKS) == 1);
 }
 
-// Without keys, one user's programs do not take all processes.
-bool crowd_of_a_user()
+// Without keys one user's programs do not take all there is of what the option limits: he has
+// `most`.
+bool crowd_of_a_user(const char *option, std::size_t most)
 {
-    const Listening back("rdma.most_processes : 8\n");
+    const Listening back(option);
     std::vector<std::unique_ptr<Program>> all;
     do
         all.push_back(std::make_unique<Program>(back));
     while (all.back()->ask(WORKS) == 1 && all.size() < 10);
-    REQUIRE(all.size() == 7); // the last of which got none
-    return HOLDS(as_another_user(back, [](Remote *its) { return works(its) == 1; }));
-}
-
-// ... and of the limits they have a tenant's share.
-bool limits_of_a_user()
-{
-    const Listening back("rdma.sessions : 4\n");
-    std::vector<std::unique_ptr<Program>> all;
-    do
-        all.push_back(std::make_unique<Program>(back));
-    while (all.back()->ask(WORKS) == 1 && all.size() < 10);
-    REQUIRE(all.size() == 4); // the last of which got none
+    REQUIRE(all.size() == most + 1); // the last of which got none
     return HOLDS(as_another_user(back, [](Remote *its) { return works(its) == 1; }));
 }
 
@@ -644,8 +633,9 @@ int main(int argc, char **argv)
     if (provider != "verbs") { // whose clients are on another host, and need more descriptors
         check("... than descriptors", crowd_without_descriptors);
         check("... than the soft limit of descriptors", soft_limit_of_descriptors);
-        check("more programs of a user than there may be", crowd_of_a_user);
-        check("... and other limits", limits_of_a_user);
+        check("more programs of a user than there may be",
+              [] { return crowd_of_a_user("rdma.most_processes : 8\n", 6); });
+        check("... and other limits", [] { return crowd_of_a_user("rdma.sessions : 4\n", 3); });
         check("many connections on their way", many_on_their_way);
         check("a process without threads", out_of_threads);
     }
