@@ -4,8 +4,12 @@ migrations of them that are under way."""
 import glob
 import json
 import os
+import pty
+import re
 import signal
+import subprocess
 import tempfile
+import termios
 
 from guest_vm import NEEDED, GuestVm, ask_qmp, in_file, judge, printed
 from harness import LIMIT, Skip, equal, free_port, test, until
@@ -113,6 +117,11 @@ def same_memory(source, destination):
         assert one.read() == other.read()
 
 
+def stops_at(state):
+    """The environment of a tool that stops itself there, as by SIGSTOP."""
+    return dict(os.environ, IBX_MOVE_STOP_AT=state)
+
+
 def start(scene, line, *more, **options):
     process = scene.start(*line.split(), *more, **options)
     process.lines = []
@@ -188,3 +197,39 @@ def slow_migration(scene):
 
 def let_go(scene, destination):
     equal(succeeds(scene, "set --max-bandwidth 0", *destination.qmp), "")
+
+
+class Terminal:
+    """The tool on a terminal of this many columns."""
+
+    def __init__(self, scene, line, *more, columns=80):
+        self.master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, columns))
+        self.seen = ""
+        self.process = subprocess.Popen([scene.program, *line.split(), *more], stdin=slave,
+                                        stdout=slave, stderr=slave, start_new_session=True)
+        scene.started.append(self.process)
+        os.close(slave)
+
+    def read(self):
+        try:
+            more = os.read(self.master, 4096)
+        except OSError:
+            more = b""
+        self.seen += more.decode()
+        return more
+
+    def wait_for(self, pattern):
+        while not re.search(pattern, self.seen):
+            assert self.read(), f"no {pattern!r} in {self.seen!r}"
+
+    def write(self, text):
+        os.write(self.master, text.encode())
+
+    def finish(self):
+        """Exit status and what stays to be read, a line each."""
+        while self.read():
+            pass
+        os.close(self.master)
+        lines = self.seen.split("\r\n")
+        return self.process.wait(LIMIT), [line.rsplit("\r\033[K", 1)[-1] for line in lines]

@@ -4,22 +4,18 @@
 GUEST_ELF and GUEST_EXPECT in the environment, and as root."""
 import fcntl
 import glob
-import json
 import os
-import pty
 import re
 import signal
 import socket
-import subprocess
 import sys
-import termios
 import threading
 
 from guest_vm import ask_qmp
-from harness import LIMIT, children, equal, free_port, process_state, run_all, until
-from migrate_scene import (Vm, case, expect, fails, finish, halted, interrupt_twice, key_file,
-                           let_go, objects, receiver, same_memory, says, slow_migration, start,
-                           succeeds, wait_for_message, wait_for_phase, wait_for_status)
+from harness import LIMIT, equal, free_port, process_state, run_all, until
+from migrate_scene import (Terminal, Vm, case, expect, fails, finish, halted, key_file, let_go,
+                           objects, receiver, same_memory, says, slow_migration, start, stops_at,
+                           succeeds, wait_for_message)
 
 
 @case
@@ -69,11 +65,7 @@ def a_receiver_that_is_told_to_end_before_the_commit_has_not_failed(scene):
     source = Vm(scene, append="mib=8")
     for state in ("ready", "waiting"):
         destination = Vm(scene, append="mib=8", incoming=True)
-        os.environ["IBX_MOVE_STOP_AT"] = f"destination:{state}"
-        try:
-            waiting, uri = receiver(scene, destination)
-        finally:
-            del os.environ["IBX_MOVE_STOP_AT"]
+        waiting, uri = receiver(scene, destination, env=stops_at(f"destination:{state}"))
         sender = start(scene, "send --json", *source.qmp, uri)
         until(lambda: process_state(waiting.pid) == "T", "the receiver to stop itself")
         waiting.send_signal(signal.SIGINT)
@@ -129,11 +121,7 @@ def a_receiver_whose_qemu_is_ended_says_so(scene):
     equal((code, summary["outcome"]), (5, "stopped"))
     says("ib-migrate: " + summary["error"], "the QEMU here", "(host-signal)", "no VM had come")
     destination = Vm(scene, append="mib=8", incoming=True)
-    os.environ["IBX_MOVE_STOP_AT"] = "destination:ready"
-    try:
-        waiting, uri = receiver(scene, destination)
-    finally:
-        del os.environ["IBX_MOVE_STOP_AT"]
+    waiting, uri = receiver(scene, destination, env=stops_at("destination:ready"))
     sender = start(scene, "send --json", *source.qmp, uri)
     until(lambda: process_state(waiting.pid) == "T", "the receiver to stop itself")
     destination.process.terminate()
@@ -153,11 +141,7 @@ def a_vm_that_stands_still_for_long_is_told_of(scene):
     source, destination = Vm(scene, append="mib=8"), Vm(scene, append="mib=8", incoming=True)
     timeout = "--set", "timeout_ms=8000"
     waiting, uri = receiver(scene, destination, *timeout)
-    os.environ["IBX_MOVE_STOP_AT"] = "source:sending"
-    try:
-        sender = start(scene, "send --json", *source.qmp, uri, *timeout)
-    finally:
-        del os.environ["IBX_MOVE_STOP_AT"]
+    sender = start(scene, "send --json", *source.qmp, uri, *timeout, env=stops_at("source:sending"))
     until(lambda: process_state(sender.pid) == "T", "the sender to stop itself")
     destination.process.send_signal(signal.SIGSTOP)
     sender.send_signal(signal.SIGCONT)
@@ -347,90 +331,6 @@ def a_vm_whose_pages_are_missing_goes_nowhere_else(scene):
     same_memory(source, third)
 
 
-def left_behind(scene, *extra):
-    """A VM whose tool and watchdog are killed at once, right after its migration was started."""
-    source, destination = Vm(scene, *extra), Vm(scene, *extra, incoming=True)
-    _, uri = receiver(scene, destination)
-    sender = start(scene, "send --json", *source.qmp, uri,
-                   env=dict(os.environ, IBX_MOVE_STOP_AT="source:starting"))
-    until(lambda: process_state(sender.pid) == "T", "it to stop itself")
-    for pid in (*children(sender.pid), sender.pid):
-        os.kill(pid, signal.SIGKILL)
-    sender.wait(LIMIT)
-    await_migration(source, "failed")
-    return source, uri
-
-
-def await_migration(vm, status):
-    until(lambda: ask_qmp(vm.own, "query-migrate")[0].get("status") == status, f"it to be {status}")
-
-
-def migrates(vm, uri):
-    """Not while QEMU still cleans up behind a migration that has failed."""
-    try:
-        ask_qmp(vm.own, ("migrate", {"uri": uri}))
-    except AssertionError as error:
-        assert "duplicate yank instance" in str(error), error
-        return False
-    return True
-
-
-@case
-def a_vm_that_was_started_again_is_told_of_its_earlier_record(scene):
-    """... whose QEMU has ended: nobody is told to leave that as it is."""
-    uuid = ("-uuid", "7f3c4b52-5a0e-4c0b-9d11-1b7c6c2f0a01")
-    source, uri = left_behind(scene, *uuid)
-    source.process.kill()
-    source.process.wait(LIMIT)
-    os.unlink(source.ram)
-    again = Vm(scene, *uuid)
-    err = fails(scene, "send", *again.qmp, uri)
-    said = f"(process {source.process.pid}) has ended: do what \"ib-migrate status --qmp {source.socket}"
-    assert said in err, err
-    out = succeeds(scene, "status", *source.qmp)
-    assert "start it from its disk" in out, out
-    succeeds(scene, "prune --unfinished", *source.qmp)
-    succeeds(scene, "check", *again.qmp)
-    assert "earlier" not in fails(scene, "send", *again.qmp, "tcp://127.0.0.1:1")
-
-
-@case
-def an_unfinished_migration_is_known_by_every_monitor(scene):
-    """A migration that is made before it was ended would be cancelled by its rollback."""
-    source, uri = left_behind(scene)
-    says(fails(scene, "send", "--qmp", source.own, uri), "an earlier migration of this VM is not")
-    equal(scene.run("rollback", "--yes", *source.qmp)[0], 0)
-    source.runs_on()
-    expect(source)
-
-
-@case
-def rollback_leaves_a_migration_of_another_program_alone(scene):
-    """Which has begun it since: its VM may run at the other end."""
-    source, _ = left_behind(scene)
-    off = [{"capability": name, "state": False} for name in ("x-ignore-shared", "return-path")]
-    path = scene.path("away")
-    with socket.socket(socket.AF_UNIX) as away:  # which reads nothing
-        away.bind(path)
-        away.listen()
-        ask_qmp(source.own, ("migrate-set-capabilities", {"capabilities": off}),
-                ("migrate", {"uri": f"unix:{path}"}))
-        await_migration(source, "active")
-        err = fails(scene, "rollback", "--yes", *source.qmp)
-        assert "another program" in err and "(active)" in err, err
-        equal(ask_qmp(source.own, "query-migrate")[0]["status"], "active")
-    await_migration(source, "failed")
-    until(lambda: migrates(source, "exec:cat >/dev/null"), "the failed one to be cleaned up")
-    await_migration(source, "completed")
-    err = fails(scene, "rollback", "--yes", *source.qmp)
-    assert "another program" in err and "cont" in err, err
-    equal(ask_qmp(source.own, "query-status")[0]["status"], "postmigrate")
-    ask_qmp(source.own, "cont")
-    equal(scene.run("rollback", "--yes", *source.qmp)[0], 0)
-    source.runs_on()
-    expect(source)
-
-
 @case
 def a_receiver_leaves_a_vm_alone_that_came_by_another_one(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
@@ -454,7 +354,7 @@ def two_receivers(scene):
     by_other = ("--qmp", destination.own)
 
     def first(state):
-        process, uri = receiver(scene, destination, env=dict(os.environ, IBX_MOVE_STOP_AT=state))
+        process, uri = receiver(scene, destination, env=stops_at(state))
         taken = Vm(scene)
         sender = start(scene, "send --json", *taken.qmp, uri)
         until(lambda: process_state(process.pid) == "T", "it to stop itself")
@@ -541,84 +441,6 @@ def a_paused_vm_that_came_without_ib_migrate_is_not_emptied(scene):
 
 
 @case
-def killed_tools_are_recovered_from(scene):
-    source, destination, sender, waiting = slow_migration(scene)
-    waiting.kill()
-    waiting.communicate()
-    assert "no ib-migrate works on it" in succeeds(scene, "status", *destination.qmp)
-    # A line of status is as long as its sentence.
-    wait_for_status(sender, lambda status: "no server answers" in status["sentence"])
-    out = succeeds(scene, "status", *source.qmp)
-    end = 'start "ib-migrate recover" there, or correct the URI; connecting again\n'
-    assert end in out, out
-    again = start(scene, "recover --json --max-bandwidth 100K", *destination.qmp)
-    wait_for_phase("filling", again)
-    wait_for_status(sender, lambda status: status["phase"] == "filling" and status["reconnects"])
-    sender.kill()
-    _, err = sender.communicate()
-    # The loss of a page connection or of the link, whichever is noticed first; said once.
-    lost = re.findall(r"(\S.* (?:has ended|is lost): .*); connecting again", err)
-    assert lost and not any(line.startswith("ib-migrate: broken") for line in lost), err
-    err = fails(scene, "rollback --yes", *source.qmp)
-    assert "the VM is there" in err and "not rolled back" in err, err
-    says(fails(scene, "recover --listen tcp://127.0.0.1:0", *source.qmp), "source")
-    sender = start(scene, "recover --json", *source.qmp)
-    wait_for_phase("filling", sender)
-    let_go(scene, destination)
-    for process in (sender, again):
-        code, summary, _ = finish(process)
-        equal((code, summary["complete"], summary["record"]["state"]), (0, True, "done"))
-    same_memory(source, destination)
-
-
-@case
-def two_signals_leave_an_unfinished_migration_with_status_3(scene):
-    source, destination, sender, waiting = slow_migration(scene)
-    for process in (sender, waiting):
-        interrupt_twice(process)
-    processes = [start(scene, "recover --quiet", *vm.qmp) for vm in (destination, source)]
-    for process in processes:
-        equal((*process.communicate(timeout=LIMIT), process.returncode), ("", "", 0))
-    same_memory(source, destination)
-
-
-class Terminal:
-    """The tool on a terminal of this many columns."""
-
-    def __init__(self, scene, line, *more, columns=80):
-        self.master, slave = pty.openpty()
-        termios.tcsetwinsize(slave, (24, columns))
-        self.seen = ""
-        self.process = subprocess.Popen([scene.program, *line.split(), *more], stdin=slave,
-                                        stdout=slave, stderr=slave, start_new_session=True)
-        scene.started.append(self.process)
-        os.close(slave)
-
-    def read(self):
-        try:
-            more = os.read(self.master, 4096)
-        except OSError:
-            more = b""
-        self.seen += more.decode()
-        return more
-
-    def wait_for(self, pattern):
-        while not re.search(pattern, self.seen):
-            assert self.read(), f"no {pattern!r} in {self.seen!r}"
-
-    def write(self, text):
-        os.write(self.master, text.encode())
-
-    def finish(self):
-        """Exit status and what stays to be read, a line each."""
-        while self.read():
-            pass
-        os.close(self.master)
-        lines = self.seen.split("\r\n")
-        return self.process.wait(LIMIT), [line.rsplit("\r\033[K", 1)[-1] for line in lines]
-
-
-@case
 def a_terminal_shows_one_line_that_fits(scene):
     source, destination = halted(scene), Vm(scene, incoming=True)
     waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
@@ -634,106 +456,6 @@ def a_terminal_shows_one_line_that_fits(scene):
     assert any(line.startswith("  downtime ") for line in lines), lines
     equal(finish(waiting)[0], 0)
     same_memory(source, destination)
-
-
-@case
-def rollback_says_what_is_known_and_asks(scene):
-    source, destination, sender, waiting = slow_migration(scene)
-    waiting.kill()  # before it could tell the source
-    waiting.communicate()
-    destination.end()
-    out = succeeds(scene, "status", *destination.qmp)
-    ended = r"does not run here: its QEMU \(process \d+\) has ended; "
-    assert re.search(ended + '"ib-migrate rollback" at .*prune --unfinished', out), out
-    # Where libvirt drives, it has ended the QEMU at the source, too.
-    (path,) = glob.glob(scene.path("state/*.destination.json"))
-    with open(path, encoding="ascii") as file:
-        record = json.load(file)
-    with open(path, "w", encoding="ascii") as file:
-        json.dump(dict(record, libvirt=True), file)
-    out = succeeds(scene, "status", *destination.qmp)
-    assert re.search(ended + "if virsh list .* from its disk", out) and "rollback" not in out, out
-    line = json.loads(succeeds(scene, "status --json", *destination.qmp))
-    assert "does not run here" in line["sentence"], line
-    wait_for_phase("broken", sender)
-    says(fails(scene, "rollback --yes", *source.qmp), f"process {sender.pid} ", "two SIGTERM")
-    interrupt_twice(sender)
-    err = fails(scene, "rollback", *source.qmp)
-    for words in ("does not answer", "Everything that the VM did", "runs twice", "needs --yes"):
-        assert words in err, err
-    for answer in ("no", "", "YES", "guest-of-a-test"):
-        asked = Terminal(scene, "rollback", *source.qmp)
-        asked.wait_for(r"Type the VM's name \(guest-of-a-test\) or yes to roll back: ")
-        equal(source.running(), False)
-        asked.write(answer + "\n")
-        code, lines = asked.finish()
-        if answer != "guest-of-a-test":
-            equal((answer, code, "ib-migrate: nothing was done" in lines), (answer, 1, True))
-    equal((code, "guest-of-a-test: rolled back, it runs here again" in lines), (0, True))
-    equal(source.running(), True)
-    assert "rolled-back" in succeeds(scene, "status", *source.qmp)
-    says(fails(scene, "rollback --yes", *source.qmp), "no unfinished migration")
-
-
-@case
-def a_vm_that_may_not_have_run_there_is_not_said_to_have_ended(scene):
-    source, destination = Vm(scene, append="mib=4"), Vm(scene, append="mib=4", incoming=True)
-    waiting, uri = receiver(scene, destination,
-                            env=dict(os.environ, IBX_MOVE_STOP_AT="destination:ready"))
-    sender = start(scene, "send --json", *source.qmp, uri)
-    until(lambda: process_state(waiting.pid) == "T", "the receiver to stop")
-    waiting.kill()
-    waiting.communicate()
-    destination.end()
-    equal(finish(sender)[0], 1)
-    source.runs_on()
-    there = "unless it runs at the source, as ib-migrate status there says"
-    code, _, err = scene.run("recover", *destination.qmp)
-    assert code == 3 and there in err and "the VM with it" not in err, err
-    out = succeeds(scene, "status", *destination.qmp)
-    assert "does not run here: its QEMU (process " in out and there in out, out
-
-
-@case
-def a_paused_vm_that_is_taken_back_is_not_said_to_run(scene):
-    source, destination = Vm(scene, append="beats=40"), Vm(scene, incoming=True)
-    until(lambda: source.beats() == 40, "the guest to halt")
-    ask_qmp(source.own, "stop")
-    waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
-    sender = start(scene, "send --json", *source.qmp, uri)
-    wait_for_phase("filling", sender, waiting)
-    waiting.send_signal(signal.SIGINT)
-    wait_for_message(waiting, "the VM is here and needs pages that are still at the source; ")
-    for process in (waiting, destination.process):
-        process.kill()
-    wait_for_phase("broken", sender)
-    interrupt_twice(sender)
-    code, out, err = scene.run("rollback", "--yes", *source.qmp)
-    equal((code, source.running()), (0, False))
-    equal(out, "guest-of-a-test: rolled back, it is here again, paused as it was\n")
-    out = succeeds(scene, "status", *source.qmp)
-    assert "is here, paused as it was" in out and "runs" not in out, out
-    source.end()
-    out = succeeds(scene, "status", *source.qmp)
-    assert "was rolled back; its QEMU (process " in out and "ran here" not in out, out
-
-
-@case
-def a_guest_that_has_panicked_is_not_said_to_run(scene):
-    """Also where the migration is over a moment later."""
-    panics, words = ("-device", "pvpanic", "-action", "panic=pause"), "mib=16 button=2"
-    source, destination = (Vm(scene, *panics, append=words, incoming=there)
-                           for there in (False, True))
-    until(lambda: source.beats() > 20, "heartbeats")
-    waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
-    sender = start(scene, "send --json", *source.qmp, uri)
-    wait_for_phase("filling", sender, waiting)
-    ask_qmp(destination.own, "system_powerdown")
-    until(lambda: not destination.running(), "the panic")
-    let_go(scene, destination)
-    for process in (sender, waiting):
-        code, summary, _ = finish(process)
-        equal((code, summary["vm_status"]), (0, "guest-panicked"))
 
 
 @case

@@ -19,7 +19,7 @@ from run_scene import (case, fails, far_qemus, far_vm, in_cores, leftovers, list
                        start_vm)
 
 import migrate_scene as tool
-from migrate_scene import objects
+from migrate_scene import objects, stops_at
 
 # Whatever a shell could take for its own.
 HOSTILE = "a b'c\"d$(touch PWNED)`touch PWNED`;touch PWNED\n&|<>*?,,=x\\"
@@ -432,12 +432,8 @@ def a_clock_that_is_set_back_cuts_no_far_end_off(scene):
 def a_killed_run_leaves_nothing_behind(scene):
     vm, before = start_vm(scene), leftovers(scene)
     for number in (signal.SIGINT, signal.SIGKILL):
-        os.environ["IBX_MOVE_STOP_AT"] = "source:asking"
-        try:
-            process = scene.start(*run_line(scene))
-            until(lambda: process_state(process.pid) == "T", "it to stop itself")
-        finally:
-            del os.environ["IBX_MOVE_STOP_AT"]
+        process = scene.start(*run_line(scene), env=stops_at("source:asking"))
+        until(lambda: process_state(process.pid) == "T", "it to stop itself")
         equal(len(far_qemus(scene)), 1)
         process.send_signal(number)
         process.send_signal(signal.SIGCONT)
