@@ -10,10 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PAUSE_LOOK_MS    2    /* between two looks whether libvirt has set what it sets */
-#define MONITOR_MS       200  /* for the monitor of a QEMU that lives: the loop has other work */
-#define MONITOR_RETRY_MS 1000 /* between two tries */
-
+#define PAUSE_LOOK_MS 2 /* between two looks whether libvirt has set what it sets */
 #define STATE_LOOK_MS 2 /* between two looks how much of its state QEMU has written */
 #define STATE_MOST_MS 2 /* that a page map waits for the state, where it is not as urgent */
 
@@ -197,8 +194,7 @@ static int tell_map(struct source *s, struct ibx_error *err)
     return rc ? rc : ibx_source_link_expose(&s->link, err);
 }
 
-/* The VM is written no more; QEMU writes the device state meanwhile. */
-static int on_quiet(struct source *s, struct ibx_error *err)
+int ibx_source_on_quiet(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_move(s, SOURCE_STOPPED, err);
     if (!rc && source_returns(s))
@@ -206,197 +202,6 @@ static int on_quiet(struct source *s, struct ibx_error *err)
     if (!rc)
         rc = ibx_source_find_map(s, err);
     return rc || map_waits(s) ? rc : tell_map(s, err);
-}
-
-static int migration_failed(struct source *s, struct ibx_error *err)
-{
-    char status[32], error[256] = "";
-    ibx_vm_migration(s->vm.qmp, status, sizeof(status), error, sizeof(error),
-                     ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL);
-    return ibx_error_set(err, -EIO, "QEMU's migration failed: %s",
-                         error[0] ? error : "it gave no reason: see its log");
-}
-
-/* The VM gave memory back, or took it, since the first of it was registered. QEMU may tell of that
- * up to a second late, when the VM stands still. */
-static int check_balloon(const struct source *s, json_t *event, struct ibx_error *err)
-{
-    if (s->state.now < SOURCE_EXPOSING || s->state.now > SOURCE_SENDING || !s->link.pages ||
-        !ibx_page_server_keeps(s->link.pages) || !ibx_vm_event_is(event, "BALLOON_CHANGE", NULL))
-        return 0;
-    return ibx_error_set(err, -EBUSY,
-                         "the VM's balloon has another size since its memory was registered, "
-                         "which keeps the pages that were there: migrate again when its size "
-                         "does not change");
-}
-
-/* A VM that another client pauses, or continues, before QEMU's migration stops it is left like that
- * when the migration fails. */
-static int note_paused(struct source *s, struct ibx_error *err)
-{
-    const bool runs = !s->vm.paused;
-    if (source_managed(&s->vm) || s->vm.undo.was_running == runs)
-        return 0;
-    s->vm.undo.was_running = s->status.record.was_running = runs;
-    return ibx_watchdog_runs(&s->vm.watchdog, runs, err);
-}
-
-/* The device state does not tell that it was, so that it would run at the destination and be off.
- * Nor does QEMU remember it where it continues the VM, whose migration has failed. */
-static int shut_down(struct source *s, struct ibx_error *err)
-{
-    const int rc = note_paused(s, err);
-    s->shut_down = !rc;
-    return rc ? rc
-              : ibx_error_set(err, -EBUSY,
-                              "the VM has been shut down here while it was being migrated");
-}
-
-/* When another client continues the VM, the device state that was sent no longer fits its RAM. A
- * reset, by a client or by the guest, writes to guest RAM too and would be lost. */
-static int on_event(struct source *s, json_t *event, struct ibx_error *err)
-{
-    const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
-    const char *what = "another client has continued the VM";
-    const char *job = ibx_preflight_block_job(event);
-    if (ibx_vm_event_is(event, "RESUME", NULL) && ibx_source_libvirt_resumed(s))
-        return 0;
-    if (s->state.now == SOURCE_LOST)
-        return 0;
-    if (source_committed(s))
-        return ibx_source_on_intruder(s, event, err);
-    int rc = check_balloon(s, event, err);
-    if (rc)
-        return rc;
-    ibx_source_warm_on_event(s, event);
-    if ((s->state.now >= SOURCE_STARTING || s->warm.state.now >= WARM_EMPTYING) && job)
-        return ibx_error_set(err, -EBUSY,
-                             "the block job %.64s began here at the last moment: wait for its end, "
-                             "or end it (job-cancel)",
-                             job);
-    const enum source_vm_event means =
-        ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event);
-    if (means == VM_SHUT_DOWN && s->state.now >= SOURCE_STARTING)
-        return shut_down(s, err);
-    rc = ibx_source_vm_ask(&s->vm, err); /* first: QEMU answers when it has written its state */
-    if (!rc)
-        rc = note_paused(s, err);
-    if (rc)
-        return rc;
-    switch (means) {
-    case VM_QUIET:
-        return s->state.now == SOURCE_STARTING ? on_quiet(s, err) : 0;
-    case VM_FAILED:
-        return migration_failed(s, err);
-    case VM_RESET:
-        what = "the VM has been reset";
-        break;
-    case VM_CONTINUED:
-        break;
-    default:
-        return 0;
-    }
-    return sent ? ibx_error_set(err, -EBUSY, "%s here while it was being migrated", what) : 0;
-}
-
-/* After the commit QEMU is not needed any more: its RAM is mapped and its file open here. */
-static void lose_qemu(struct source *s, const char *why)
-{
-    const bool ended = s->status.record.state == IBX_JOURNAL_ENDED;
-    /* First: who hears that it has ended may start it again at once. */
-    if (s->state.now != SOURCE_CONFIRMING && s->state.now != SOURCE_LOST)
-        ibx_source_vm_keep_files(&s->vm, &s->status.record, &s->options->observer);
-    if (s->state.now == SOURCE_CONFIRMING)
-        ibx_migration_notify(
-            &s->options->observer,
-            "the source's QEMU has ended (%s), and nothing is to be done: the VM %s at %s%s, and "
-            "only the confirmation of that is still on its way",
-            why, ended ? "was shut down by its guest" : "is", s->status.record.peer,
-            ended ? "" : " with all of its pages");
-    else if (!source_managed(&s->vm)) /* libvirt ends it: its part is done */
-        ibx_migration_notify(
-            &s->options->observer,
-            "the source's QEMU has ended (%s); its pages are held here until the migration is "
-            "complete: leave this ib-migrate running",
-            why);
-    ibx_source_vm_lose(&s->vm);
-}
-
-/* Its pages are served all the same. What it reports meanwhile is lost with the monitor. */
-static void lose_monitor(struct source *s, const char *why)
-{
-    const bool again = s->vm.retry_ns;
-    if (ibx_source_qemu_has_ended(s)) {
-        lose_qemu(s, why);
-        return;
-    }
-    ibx_source_vm_lose(&s->vm);
-    s->vm.retry_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
-    if (!again)
-        ibx_migration_notify(&s->options->observer,
-                             "the source's QEMU (process %d) is there, but its monitor is lost "
-                             "(%s): its pages are served, and the monitor is tried again",
-                             (int)s->status.record.pid, why);
-}
-
-static int try_monitor(struct source *s, struct ibx_error *err)
-{
-    struct ibx_error why = {0};
-    if (ibx_now_ns() < s->vm.retry_ns)
-        return 0;
-    if (ibx_journal_qemu_gone(&s->status.record)) {
-        lose_qemu(s, "its monitor was lost before");
-        return 0;
-    }
-    int rc = ibx_source_vm_reach(&s->vm, s->options->qmp, MONITOR_MS, &why);
-    if (!rc)
-        rc = ibx_vm_status(s->vm.qmp, s->vm.ram.status, sizeof(s->vm.ram.status),
-                           ibx_deadline_in_ms(MONITOR_MS), &why);
-    const int past = rc ? 0 : ibx_source_guard_again(s, err);
-    if (past && (past == -EBADMSG || source_over(s))) /* whatever becomes of the monitor now */
-        return past;
-    if (rc || past) {
-        ibx_source_vm_lose(&s->vm);
-        s->vm.retry_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
-        return 0;
-    }
-    if (s->vm.qmp)
-        ibx_migration_notify(&s->options->observer,
-                             "the source's QEMU (process %d): its monitor is there again",
-                             (int)s->status.record.pid);
-    return 0;
-}
-
-/* QEMU's migration is under way, and its end is not known yet. */
-static int check_saved(struct source *s, struct ibx_error *err)
-{
-    enum source_vm_event what;
-    if (s->state.now < SOURCE_STARTING || s->state.now > SOURCE_SENDING)
-        return 0;
-    int rc = ibx_source_vm_check_saved(&s->vm, &what, err);
-    return rc || what != VM_QUIET ? rc : on_quiet(s, err);
-}
-
-static int check_qemu(struct source *s, struct ibx_error *err)
-{
-    json_t *event;
-    if (!s->vm.qmp)
-        return s->vm.retry_ns ? try_monitor(s, err) : 0;
-    int rc = ibx_qmp_pump(s->vm.qmp, err);
-    while (!rc && (event = ibx_qmp_event_next(s->vm.qmp))) {
-        rc = on_event(s, event, err);
-        json_decref(event);
-    }
-    if (!rc)
-        ibx_source_guard_answered(s);
-    if (!rc)
-        rc = check_saved(s, err);
-    if (!rc || !source_committed(s))
-        return rc;
-    if (rc == -EBADMSG)
-        return rc;
-    lose_monitor(s, err->message);
-    return 0;
 }
 
 /* ---------------------------------------------------------------- steps */
@@ -675,7 +480,7 @@ static int turn(struct source *s, struct ibx_error *err)
     struct message_context incoming = {s, err};
     int rc = ibx_source_check_interrupts(s, err);
     if (!rc)
-        rc = check_qemu(s, err);
+        rc = ibx_source_check_qemu(s, err);
     if (!rc)
         rc = ibx_source_libvirt_check(s, err);
     if (!rc)

@@ -4,7 +4,8 @@
  * called from outside.
  *
  *   begin.c     that call: what is checked and opened, and in the end closed
- *   source.c    the states, events of QEMU and the loop
+ *   source.c    the states and the loop
+ *   events.c    events of QEMU, and its monitor
  *   messages.c  messages of the destination on the control connection
  *   libvirt.c   where libvirt drives QEMU's migration
  *   commit.c    the point of no return: dismisses the watchdog, sends COMMIT
@@ -21,10 +22,10 @@
  *   verify.c    digests of the pages that have come there
  *   remove.c    files of guest RAM, once the migration is complete
  *
- * Calls go downwards: begin.c, source.c, messages.c, libvirt.c, then commit.c to lost.c, then the
- * parts. Two functions are exceptions, ibx_source_on_message() and ibx_source_move(): those have no
- * other way to read a message or to move. vm.h (with files.c), stream.h, link.h, warm.h (with
- * warm_parts.c) and return.h are headers of parts.
+ * Calls go downwards: begin.c, source.c, events.c, messages.c, libvirt.c, then commit.c to lost.c,
+ * then the parts. Three functions are exceptions, ibx_source_on_message(), ibx_source_move() and
+ * ibx_source_on_quiet(): those have no other way to read a message, to move, or to go on. vm.h
+ * (with files.c), stream.h, link.h, warm.h (with warm_parts.c) and return.h are headers of parts.
  */
 #ifndef IBX_MIGRATE_SOURCE_SOURCE_H
 #define IBX_MIGRATE_SOURCE_SOURCE_H
@@ -200,6 +201,8 @@ int ibx_source_find_map(struct source *s, struct ibx_error *err);
 int ibx_source_set_settings(struct source *s, struct ibx_error *err);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err);
+/* STARTING: the VM is written no more; QEMU writes the device state meanwhile. */
+int ibx_source_on_quiet(struct source *s, struct ibx_error *err);
 enum ibx_migrate_phase ibx_source_phase(const struct source *s);
 /* Figures of the parts, for the status. */
 void ibx_source_update(struct source *s);
@@ -215,6 +218,12 @@ static inline bool source_over(const struct source *s)
 {
     return s->state.now >= SOURCE_DONE;
 }
+
+/* ---------------------------------------------------------------- events.c */
+
+/* Takes what QEMU has told, and tries a monitor again that was lost after the commit. From then on
+ * -EBADMSG alone is an error: the migration is broken. */
+int ibx_source_check_qemu(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- messages.c */
 
