@@ -23,6 +23,7 @@
 #define LOOK_MS       5         /* between two checks of a migration that ends */
 #define CLOSING_MS    1000      /* for QEMU to end a migration whose stream it has closed */
 #define LIBVIRT_MS    10000     /* for a migration that libvirt has begun to fail */
+#define CLEANING_MS   5000      /* for QEMU to end the thread of a migration that is over */
 
 static void copy_text(char *to, size_t size, json_t *from)
 {
@@ -69,10 +70,59 @@ int ibx_vm_stream(int *ours, int *theirs, struct ibx_error *err)
     return 0;
 }
 
+/* Whether QEMU has something of a migration that could be yanked. One before 6.0 does not tell. */
+static int check_yank(struct ibx_qmp *qmp, bool *any, uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *instances, *instance;
+    size_t i;
+    *any = false;
+    int rc = ibx_qmp_execute(qmp, "query-yank", NULL, &instances, deadline_ns, err);
+    if (rc)
+        return rc == -EOPNOTSUPP ? 0 : rc;
+    json_array_foreach(instances, i, instance)
+    {
+        const char *type = json_string_value(json_object_get(instance, "type"));
+        *any |= type && !strcmp(type, "migration");
+    }
+    json_decref(instances);
+    return 0;
+}
+
+/* QEMU calls a migration ended before it has ended its thread, and does not refuse the next one
+ * meanwhile: 7.2 ends by SIGSEGV then. What it has registered for `yank` goes last. */
+static int await_thread(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    const uint64_t enough = ibx_deadline_in_ms(CLEANING_MS);
+    char status[32], why[256];
+    for (;;) {
+        bool any;
+        int rc = check_yank(qmp, &any, deadline_ns, err);
+        if (rc || !any)
+            return rc;
+        rc = ibx_vm_migration(qmp, status, sizeof(status), why, sizeof(why), deadline_ns, err);
+        if (rc)
+            return rc;
+        if (!ibx_vm_migration_ended(status))
+            return ibx_error_set(
+                err, -EREMOTEIO,
+                "QEMU is at a migration of this VM already (%s): wait for its end, "
+                "and see where the VM runs then",
+                status);
+        if (ibx_now_ns() >= enough)
+            return ibx_error_set(err, -EREMOTEIO,
+                                 "QEMU calls its last migration \"%s\" and has not ended its "
+                                 "thread for %u s (query-yank): see its log",
+                                 status, CLEANING_MS / 1000);
+        usleep(LOOK_MS * 1000);
+    }
+}
+
 int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadline_ns,
                    struct ibx_error *err)
 {
-    int rc = ibx_qmp_getfd(qmp, STREAM_NAME, theirs, deadline_ns, err);
+    int rc = incoming ? 0 : await_thread(qmp, deadline_ns, err);
+    if (!rc)
+        rc = ibx_qmp_getfd(qmp, STREAM_NAME, theirs, deadline_ns, err);
     if (rc)
         return rc;
     rc = ibx_qmp_execute(qmp, incoming ? "migrate-incoming" : "migrate",

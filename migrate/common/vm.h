@@ -28,8 +28,9 @@ int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error
 bool ibx_vm_migration_ended(const char *status);
 /* Makes a stream for QEMU's device state: this tool's end (non-blocking) and QEMU's. */
 int ibx_vm_stream(int *ours, int *theirs, struct ibx_error *err);
-/* Starts QEMU's migration into a stream or, `incoming`, out of one; `theirs`, its end, is copied
- * and stays the caller's; a QEMU that answers that it refuses keeps no copy. */
+/* Starts QEMU's migration into a stream, when QEMU has ended the thread of the last one, or,
+ * `incoming`, out of one; `theirs`, its end, is copied and stays the caller's; a QEMU that answers
+ * that it refuses keeps no copy. -EREMOTEIO: it has refused, or is at another migration. */
 int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadline_ns,
                    struct ibx_error *err);
 /* Says so, where QEMU has refused (-EREMOTEIO) the settings for a migration, or its begin. Returns

@@ -63,7 +63,7 @@ static void no_descriptor_is_left(void)
     int ours, theirs;
     vm_ok(ibx_vm_stream(&ours, &theirs, &vm_error));
     vm_refused(ibx_vm_migrate(vms[0].qmp, false, theirs, vm_soon(), &vm_error), -EREMOTEIO,
-               "refused migrate");
+               "at a migration of this VM already (pre-switchover)");
     vm_refused(ibx_qmp_execute(vms[0].qmp, "closefd", json_pack("{s:s}", "fdname", "ibx-state"),
                                NULL, vm_soon(), &vm_error),
                -EREMOTEIO, "not found");
