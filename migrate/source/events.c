@@ -5,17 +5,36 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <string.h>
 
 #define MONITOR_MS       200  /* for the monitor of a QEMU that lives: the loop has other work */
 #define MONITOR_RETRY_MS 1000 /* between two tries */
 
-static int migration_failed(struct source *s, struct ibx_error *err)
+/* QEMU continues the VM then, as when its migration fails. */
+static bool is_cancelled(struct source *s, char error[static 256])
 {
-    char status[32], error[256] = "";
-    ibx_vm_migration(s->vm.qmp, status, sizeof(status), error, sizeof(error),
+    char status[32] = "";
+    error[0] = '\0';
+    ibx_vm_migration(s->vm.qmp, status, sizeof(status), error, 256,
                      ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL);
+    return !strcmp(status, "cancelled") || !strcmp(status, "cancelling");
+}
+
+static int cancelled(const struct source *s, struct ibx_error *err)
+{
+    return ibx_error_set(err, -EBUSY, "%s has cancelled QEMU's migration (migrate_cancel)",
+                         source_managed(&s->vm) ? "libvirt" : "another client");
+}
+
+int ibx_source_qemu_failed(struct source *s, struct ibx_error *err)
+{
+    char error[256];
+    if (is_cancelled(s, error))
+        return cancelled(s, err);
     return ibx_error_set(err, -EIO, "QEMU's migration failed: %s",
-                         error[0] ? error : "it gave no reason: see its log");
+                         error[0] ? error
+                                  : "it gave no reason, as it gives none when it cannot write to a "
+                                    "disk of the VM: see its log, and that the disks have room");
 }
 
 /* The VM gave memory back, or took it, since the first of it was registered. QEMU may tell of that
@@ -59,6 +78,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
 {
     const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
     const char *what = "another client has continued the VM";
+    char error[256];
     const char *job = ibx_preflight_block_job(event);
     if (ibx_vm_event_is(event, "RESUME", NULL) && ibx_source_libvirt_resumed(s))
         return 0;
@@ -88,11 +108,13 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     case VM_QUIET:
         return s->state.now == SOURCE_STARTING ? ibx_source_on_quiet(s, err) : 0;
     case VM_FAILED:
-        return migration_failed(s, err);
+        return ibx_source_qemu_failed(s, err);
     case VM_RESET:
         what = "the VM has been reset";
         break;
     case VM_CONTINUED:
+        if (sent && is_cancelled(s, error))
+            return cancelled(s, err);
         break;
     default:
         return 0;

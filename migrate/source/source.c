@@ -174,7 +174,9 @@ static int carry(struct source *s, struct ibx_error *err)
     ibx_source_stream_look(&s->stream);
     if (state_waits(s))
         return 0;
-    return ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);
+    int rc =
+        ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);
+    return rc == -EPIPE && s->vm.qmp ? ibx_source_qemu_failed(s, err) : rc;
 }
 
 /* Home has what loading mostly looks at, and is a while at the rest of a page map: its QEMU loads

@@ -224,6 +224,8 @@ static inline bool source_over(const struct source *s)
 /* Takes what QEMU has told, and tries a monitor again that was lost after the commit. From then on
  * -EBADMSG alone is an error: the migration is broken. */
 int ibx_source_check_qemu(struct source *s, struct ibx_error *err);
+/* Why QEMU's migration has ended before it was complete, as far as QEMU tells. */
+int ibx_source_qemu_failed(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- messages.c */
 

@@ -197,9 +197,7 @@ int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *co
             return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s",
                                  strerror(errno));
         if (n == 0)
-            return ibx_error_set(err, -EIO,
-                                 "QEMU has ended its migration before it was complete: see its "
-                                 "log");
+            return ibx_error_set(err, -EPIPE, "QEMU has ended its migration early: see its log");
         if (stream->managed && !stream->bytes && !stream->held_length &&
             memcmp(bytes, MAGIC, n < 4 ? (size_t)n : 4))
             return ibx_error_set(err, -EPERM,

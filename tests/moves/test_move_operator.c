@@ -209,6 +209,29 @@ static void test_sigterm_at_the_source(void)
     pair_filled();
 }
 
+/* ------------------------------------------------------------ before the commit */
+
+/* QEMU continues the VM, and gives no reason. */
+static void test_cancelled_at_the_source(void)
+{
+    static const struct attempt attempts[] = {
+        {"migrate_cancel", NULL, NULL, NULL, NULL},
+        {"yank", "{'instances':[{'type':'migration'}]}", NULL, NULL, NULL}};
+    static const char *const said[] = {"another client has cancelled QEMU's migration",
+                                       "QEMU's migration failed: "};
+    for (size_t i = 0; i < 2; i++) {
+        pair_start(NULL);
+        pair_run_to("source:sending", NULL);
+        give(&vms[0], &attempts[i]);
+        mover_kill(&sender, SIGCONT);
+        mover_ends(&sender, 1);
+        mover_must_print(&sender, said[i]);
+        mover_ends(&receiver, 1);
+        pair_runs_at_the_source();
+        mover_end_all(NULL);
+    }
+}
+
 /* ------------------------------------------------------------ paused before its stop */
 
 /* Before QEMU is asked for its migration, at the earliest and at the last moment. */
@@ -286,11 +309,16 @@ static void test_paused_and_continued(void)
 
 int main(void)
 {
-    static const struct vm_test tests[] = {
-        VM_TEST(test_at_the_destination),         VM_TEST(test_reset_at_the_destination),
-        VM_TEST(test_migrate_at_the_destination), VM_TEST(test_at_the_source),
-        VM_TEST(test_quit_at_the_source),         VM_TEST(test_sigterm_at_the_source),
-        VM_TEST(test_paused_before_its_stop),     VM_TEST(test_paused_when_it_fails),
-        VM_TEST(test_paused_and_continued),       {0}};
+    static const struct vm_test tests[] = {VM_TEST(test_at_the_destination),
+                                           VM_TEST(test_reset_at_the_destination),
+                                           VM_TEST(test_migrate_at_the_destination),
+                                           VM_TEST(test_at_the_source),
+                                           VM_TEST(test_quit_at_the_source),
+                                           VM_TEST(test_sigterm_at_the_source),
+                                           VM_TEST(test_cancelled_at_the_source),
+                                           VM_TEST(test_paused_before_its_stop),
+                                           VM_TEST(test_paused_when_it_fails),
+                                           VM_TEST(test_paused_and_continued),
+                                           {0}};
     return vm_tests(tests, mover_end_all);
 }
