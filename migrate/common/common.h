@@ -8,6 +8,7 @@
  *   greeting.c  connections to the destination: their options, HELLO and ANSWER
  *   records.c   the journal's records of this VM
  *   vm.c        QEMU's state by its monitor (vm.h)
+ *   standing.c  a VM that a disk of its has stopped (vm.h)
  *   hold.c      QEMU's migration, held open at the source (hold.h)
  *   guard.c     what stops others that write to the VM's memory there (guard.h)
  *   watchdog.c  gives the VM back when the tool dies (watchdog.h)

@@ -18,6 +18,11 @@ struct ibx_vm_undo {
                             migration is that one; 0: it is */
 };
 
+/* What has stopped a VM whose status is IBX_VM_IO_ERROR, and what is to be done. Without a monitor
+ * (NULL), or of a VM that has moved since, it is not known which disk that is. */
+#define IBX_VM_IO_ERROR "io-error"
+void ibx_vm_say_disk(struct ibx_qmp *qmp, char *text, size_t size, uint64_t deadline_ns);
+
 /* "running", "paused", "postmigrate", ... into `status`. */
 int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
                   struct ibx_error *err);
@@ -46,7 +51,8 @@ int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, bool holds, const char *f
  * and clears the record's, which is not written. */
 int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_record *record,
                   uint64_t deadline_ns, struct ibx_error *err);
-/* Ends the migration, continues the VM if it ran before, and puts the settings back. May be
+/* Ends the migration, continues the VM if it ran before, and puts the settings back. A VM that has
+ * been continued may stop again at once, when a disk of its is full (IBX_VM_IO_ERROR). May be
  * repeated. Only when it is certain that the destination does not run the VM. -EBUSY: with
  * `stream`, QEMU is at another program's migration, or has completed one. */
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,

@@ -139,11 +139,16 @@ static int kept(struct watchdog *w, struct ibx_record *was, struct ibx_error *er
 static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t deadline)
 {
     char status[32], where[96] = "goes on here"; /* libvirt sees to that where it drives */
+    char why[IBX_ERROR_MAX] = "";
     if (!w->vm.libvirt && !ibx_vm_status(qmp, status, sizeof(status), deadline, NULL) &&
-        strcmp(status, "running") != 0)
+        strcmp(status, "running") != 0) {
         snprintf(where, sizeof(where), "does not run here, and is left so (QEMU says %s)", status);
-    ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the %s: VM %s %s",
-            w->folder ? "commit" : "snapshot was whole", w->record.name, where);
+        if (!strcmp(status, IBX_VM_IO_ERROR))
+            ibx_vm_say_disk(qmp, why, sizeof(why), deadline);
+    }
+    ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the %s: VM %s %s%s%s",
+            w->folder ? "commit" : "snapshot was whole", w->record.name, where, *why ? ": " : "",
+            why);
 }
 
 /* A destination that has everything waits for the commit, without limit. The record is over, and

@@ -220,6 +220,19 @@ static int learn(struct destination_qemu *qemu, struct ibx_error *err)
     return 0;
 }
 
+/* A VM that somebody has paused stands still as he wants. */
+static void tell_of_disk(struct destination_qemu *qemu)
+{
+    char why[IBX_ERROR_MAX];
+    const bool news = strcmp(qemu->status, qemu->told) != 0;
+    memcpy(qemu->told, qemu->status, sizeof(qemu->told));
+    if (!news || strcmp(qemu->status, IBX_VM_IO_ERROR) != 0)
+        return;
+    ibx_vm_say_disk(qemu->qmp, why, sizeof(why), ibx_deadline_in_ms(MONITOR_MS));
+    ibx_migration_notify(qemu->observer, "the VM stands still here (\"%s\"): %s", qemu->status,
+                         why);
+}
+
 int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, struct ibx_error *err)
 {
     int rc = 0;
@@ -238,6 +251,8 @@ int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, st
                 ? "QEMU has loaded the VM and cannot run it: see its log; does another process use "
                   "the VM's disks?"
                 : "QEMU could not load the device state: see its log");
+    if (!rc)
+        tell_of_disk(qemu);
     return rc;
 }
 

@@ -30,6 +30,7 @@ struct destination_qemu {
     const struct ibx_record *record; /* names the process */
     const struct ibx_migrate_observer *observer;
     char status[IBX_MIGRATE_STATUS]; /* of query-status, lately; "": not known */
+    char told[IBX_MIGRATE_STATUS];   /* the one that was last looked at, to tell of it */
     char end[IBX_MIGRATE_STATUS];    /* QEMU's reason for its end, of SHUTDOWN; "": none yet */
     bool completed;                  /* it says that it has loaded all there is */
     bool stale;                      /* an event says that the status is another one now */

@@ -7,6 +7,7 @@
 #include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -198,6 +199,13 @@ static int take_back(const char *folder, struct ibx_record *back, struct ibx_err
                        : ibx_vm_stay(qmp, &vm, deadline, err);
     if (!rc)
         rc = record_back(folder, back, err);
+    if (!rc && !back->libvirt) /* which the record does not tell */
+        ibx_vm_status(qmp, back->vm_status, sizeof(back->vm_status), deadline, NULL);
+    if (!rc && !strcmp(back->vm_status, IBX_VM_IO_ERROR)) {
+        char why[IBX_ERROR_MAX];
+        ibx_vm_say_disk(qmp, why, sizeof(why), deadline);
+        ibx_log(IBX_LOG_WARN, "the VM stands still here (\"%s\"): %s", back->vm_status, why);
+    }
     json_decref(vm.before);
     ibx_qmp_close(qmp);
     return rc;

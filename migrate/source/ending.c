@@ -109,6 +109,21 @@ static void say_status(struct source *s, int code, struct ibx_error *err)
                       first.message, (int)s->status.record.pid, status);
 }
 
+/* One that was continued here, and has been stopped again by a request that failed: perhaps the one
+ * for which its migration did. */
+static void tell_of_disk(struct source *s)
+{
+    char status[32] = "", why[IBX_ERROR_MAX];
+    const uint64_t deadline = ibx_deadline_in_ms(STATUS_MS);
+    if (!s->vm.qmp || source_managed(&s->vm) ||
+        ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline, NULL) ||
+        strcmp(status, IBX_VM_IO_ERROR) != 0)
+        return;
+    ibx_vm_say_disk(s->vm.qmp, why, sizeof(why), deadline);
+    ibx_migration_notify(&s->options->observer, "the VM stands still here (\"%s\"): %s", status,
+                         why);
+}
+
 /* A VM that stays does so where no record takes it, too. MOVED: where libvirt drives, it has taken
  * back what the destination said it had. */
 static void record_stay(struct source *s)
@@ -191,6 +206,8 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
         say_what_changed(s, err);
     else if (s->shut_down && !shut_down)
         say_status(s, code, err);
+    else if (!shut_down)
+        tell_of_disk(s);
     return code;
 }
 

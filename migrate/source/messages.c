@@ -16,12 +16,26 @@ static int unexpected(const struct source *s, const struct ibx_migrate_any *mess
                          ibx_state_name(s->state.table, s->state.now));
 }
 
+/* What the VM does there. */
+static void note_status(struct source *s, const char *status)
+{
+    struct ibx_record *record = &s->status.record;
+    char why[IBX_ERROR_MAX];
+    const bool news = strcmp(record->vm_status, status) != 0;
+    snprintf(record->vm_status, sizeof(record->vm_status), "%s", status);
+    if (!news || strcmp(status, IBX_VM_IO_ERROR) != 0)
+        return;
+    ibx_vm_say_disk(NULL, why, sizeof(why), 0);
+    ibx_migration_notify(&s->options->observer, "the VM stands still there (\"%s\"): %s", status,
+                         why);
+}
+
 static void on_progress(struct source *s, const struct ibx_migrate_progress *progress)
 {
     if (s->state.now == SOURCE_CONFIRMING) /* a QEMU there is slow to let go: CONFIRMED waits */
         ibx_source_await_longer(s);
     if (progress->status[0])
-        memcpy(s->status.record.vm_status, progress->status, sizeof(progress->status));
+        note_status(s, progress->status);
     s->vm.ran_there |= !strcmp(progress->status, "running");
     s->status.present = progress->present;
     s->status.bytes = progress->bytes;
@@ -36,7 +50,7 @@ static int on_running(struct source *s, const char *status, struct ibx_error *er
 {
     s->status.message[0] = 0; /* that this was overdue */
     s->vm.ran_there |= strcmp(status, "paused") != 0;
-    snprintf(s->status.record.vm_status, sizeof(s->status.record.vm_status), "%s", status);
+    note_status(s, status);
     if (s->state.now != SOURCE_COMMITTED)
         return 0;
     if (s->vm.ran && s->vm.stop_ns && !strcmp(status, "running")) {

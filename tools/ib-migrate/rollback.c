@@ -194,6 +194,8 @@ int ibx_cli_rollback(const struct migrate_args *args)
     ibx_cli_forget_key(args->folder, &record);
     if (!args->json)
         printf("%s: rolled back, it %s\n", vm,
-               record.was_running ? "runs here again" : "is here again, paused as it was");
+               !record.was_running                     ? "is here again, paused as it was"
+               : !strcmp(record.vm_status, "io-error") ? "is here again, and stands still"
+                                                       : "runs here again");
     return ibx_cli_flush(MIGRATE_DONE);
 }

@@ -5,6 +5,7 @@
 #define IDE_CLASS  0x0101u
 #define COMMAND_ON 5u /* I/O and bus mastering */
 #define READ_DMA   0xc8u
+#define WRITE_DMA  0xcau
 #define LBA_MODE   0xe0u
 #define TO_MEMORY  0x08u
 #define STARTED    0x01u
@@ -26,6 +27,7 @@ static uint16_t port; /* 0: there is none */
 static uintptr_t base;
 static uint32_t parts[DISK_BUFFERS]; /* that the buffers hold, and 1; 0: none */
 static uint32_t started, ended, looked;
+static int writes;
 
 static uint32_t config(uint32_t function, uint32_t offset)
 {
@@ -38,9 +40,10 @@ static uint16_t at(uint32_t reg)
     return (uint16_t)(port + reg);
 }
 
-void disk_init(uintptr_t from)
+void disk_init(uintptr_t from, int to_write)
 {
     base = from;
+    writes = to_write;
     for (uint32_t function = 0; function < 32 * 8 && !port; function++) {
         if (config(function, 8) >> 16 != IDE_CLASS || !(config(function, 0x20) & 1))
             continue;
@@ -50,33 +53,38 @@ void disk_init(uintptr_t from)
     }
 }
 
-static uintptr_t buffer_of(uint32_t read)
+static uintptr_t buffer_of(uint32_t transfer)
 {
-    return base + (uintptr_t)(read % DISK_BUFFERS) * DISK_BYTES;
+    return base + (uintptr_t)(transfer % DISK_BUFFERS) * DISK_BYTES;
 }
 
-static uint32_t part_of(uint32_t read)
+static void fill(uint32_t buffer, uint32_t part)
 {
-    return (read * 37u) % DISK_PARTS;
+    volatile uint32_t *words = (volatile uint32_t *)buffer_of(buffer);
+    for (uint32_t i = 0; i < DISK_BYTES / 4; i++)
+        words[i] = disk_word(part * (DISK_BYTES / 4) + i);
 }
 
 static void start(void)
 {
-    const uint32_t sector = part_of(started) * (DISK_BYTES / DISK_SECTOR);
+    const uint8_t direction = writes ? 0 : TO_MEMORY;
+    const uint32_t sector = disk_part(started) * (DISK_BYTES / DISK_SECTOR);
     table.address = (uint32_t)buffer_of(started);
     table.bytes = (uint16_t)DISK_BYTES;
     table.last = 0x8000;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     parts[started % DISK_BUFFERS] = 0;
+    if (writes)
+        fill(started % DISK_BUFFERS, disk_part(started));
     outl(at(TABLE), (uint32_t)(uintptr_t)&table);
-    outb(at(CONTROL), TO_MEMORY);
+    outb(at(CONTROL), direction);
     outb(at(STATUS), ENDS);
     outb(DRIVE, (uint8_t)(LBA_MODE | sector >> 24));
     outb(SECTORS, (uint8_t)(DISK_BYTES / DISK_SECTOR));
     for (uint16_t i = 0; i < 3; i++)
         outb((uint16_t)(LBA + i), (uint8_t)(sector >> 8 * i));
-    outb(COMMAND, READ_DMA);
-    outb(at(CONTROL), TO_MEMORY | STARTED);
+    outb(COMMAND, writes ? WRITE_DMA : READ_DMA);
+    outb(at(CONTROL), (uint8_t)(direction | STARTED));
     started++;
 }
 
@@ -99,17 +107,17 @@ static int is_right(uint32_t buffer)
     return 1;
 }
 
-uint32_t disk_turn(uint32_t *reads, int *changed)
+uint32_t disk_turn(uint32_t *transfers, int *changed)
 {
-    *reads = ended;
+    *transfers = ended;
     *changed = 0;
     if (!port)
         return 0;
     if (started == ended) {
         start();
     } else if (has_ended()) {
-        parts[ended % DISK_BUFFERS] = part_of(ended) + 1;
-        *reads = ++ended;
+        parts[ended % DISK_BUFFERS] = disk_part(ended) + 1;
+        *transfers = ++ended;
         *changed = 1;
     }
     const uint32_t buffer = looked++ % DISK_BUFFERS;

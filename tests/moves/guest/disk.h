@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A driver for the first IDE disk of a PC (bus mastering, by polling). It reads one part of the
- * disk after the other into buffers of its own, one at a time and without waiting for it, and looks
- * at one of the others a call. Nothing happens on a machine without such a disk.
+ * disk after the other into buffers of its own, or writes it, one at a time and without waiting for
+ * it, and looks at one of the others a call. Nothing happens on a machine without such a disk.
  */
 #ifndef IBX_TESTS_GUEST_DISK_H
 #define IBX_TESTS_GUEST_DISK_H
@@ -11,7 +11,7 @@
 
 #define DISK_SECTOR  512u
 #define DISK_BUFFERS 8u
-#define DISK_BYTES   (32u << 10) /* of a buffer, and of each read */
+#define DISK_BYTES   (32u << 10) /* of a buffer, and of each transfer */
 #define DISK_PARTS   512u        /* of the disk, of so many bytes each */
 
 /* The 32-bit word at such an index of the disk. */
@@ -20,10 +20,16 @@ static inline uint32_t disk_word(uint32_t index)
     return (index * 2654435761u) ^ 0x9e3779b9u;
 }
 
+/* The part of the disk that the transfer of this number, from 0 on, is of. */
+static inline uint32_t disk_part(uint32_t transfer)
+{
+    return (transfer * 37u) % DISK_PARTS;
+}
+
 /* The buffers are at this address, below 4 GiB. */
-void disk_init(uintptr_t at);
-/* 0, or the part of the disk that a buffer should hold and does not, and 1. `reads`: that have
+void disk_init(uintptr_t at, int to_write);
+/* 0, or the part of the disk that a buffer should hold and does not, and 1. `transfers`: that have
  * ended; `changed`: since the last call. */
-uint32_t disk_turn(uint32_t *reads, int *changed);
+uint32_t disk_turn(uint32_t *transfers, int *changed);
 
 #endif

@@ -11,10 +11,10 @@
  * after every beat, which costs its host nothing), balloon=PAGES (behind the working set:
  * balloon.h; prints "balloon PAGES" when it has another size, "balloon wrong PAGE" when memory is
  * not right), poison=1 (the balloon is told that pages are cleared as they are freed), disk=1
- * (disk.h; prints "disk READS" after each read, "disk wrong PART"), host=1 (fw_cfg.h; prints "host
- * NAME" when the name is another one than at the last beat), net=1 (network.h: sends a frame a
- * beat; prints "link N" when its carrier has come or gone, and "mac MAC" when it has set the one
- * that fw_cfg names, opt/ibx/mac).
+ * (disk.h: reads; 2: writes; prints "disk COUNT" after each, "disk wrong PART"), host=1 (fw_cfg.h;
+ * prints "host NAME" when the name is another one than at the last beat), net=1 (network.h: sends a
+ * frame a beat; prints "link N" when its carrier has come or gone, and "mac MAC" when it has set
+ * the one that fw_cfg names, opt/ibx/mac).
  */
 #include "balloon.h"
 #include "churn.h"
@@ -415,7 +415,7 @@ void guest_main(const struct multiboot *boot)
         balloon_init(CHURN_BASE + ((uintptr_t)guest.mib << 20), guest.balloon,
                      guest.poison ? BALLOON_POISON : 0);
     if (guest.disk)
-        disk_init(CHURN_BASE + ((uintptr_t)guest.mib << 20));
+        disk_init(CHURN_BASE + ((uintptr_t)guest.mib << 20), guest.disk == 2);
     if (guest.net)
         network_init();
     if (guest.cpus == 2)

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A VM is continued where its migration has failed, and stops again, against a scripted peer. */
+#include "migrate/common/vm.h"
+#include "tests/scenes/qmp_peer.h"
+
+#include <errno.h>
+
+#define STATUS(status, id) "{\"return\": {\"status\": \"" status "\"}, \"id\": " #id "}\r\n"
+#define DISK(status, id)                                                                           \
+    "{\"return\": [{\"device\": \"cd\"}, {\"device\": \"\", \"qdev\": \"/machine/virtio\", "       \
+    "\"io-status\": \"" status "\", \"inserted\": {\"file\": \"/srv/web\"}}], \"id\": " #id        \
+    "}\r\n"
+
+static int stay(const char *after)
+{
+    static struct step steps[8]; /* for the peer's thread */
+    const struct step script[] = {GREETED,
+                                  {"query-migrate", STATUS("failed", 2), 0},
+                                  {"query-status", STATUS("postmigrate", 3), 0},
+                                  {"cont", READY(4), 0},
+                                  {"query-status", after, 0},
+                                  {"migrate-set-capabilities", READY(6), 0},
+                                  {0}};
+    memcpy(steps, script, sizeof(script));
+    struct ibx_vm_undo vm = {.was_running = true, .touched = true};
+    attached(steps);
+    return ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(GENEROUS), &error);
+}
+
+static void test_runs(NO_STATE)
+{
+    assert_int_equal(stay(STATUS("running", 5)), 0);
+    done();
+}
+
+/* It ran, and a request failed: its migration is over all the same, and the settings go back. */
+static void test_is_stopped_by_its_disk(NO_STATE)
+{
+    assert_int_equal(stay(STATUS("io-error", 5)), 0);
+    done();
+}
+
+static void test_does_not_run(NO_STATE)
+{
+    const int rc = stay(STATUS("postmigrate", 5));
+    says(rc, -EIO, "is \"postmigrate\" after cont");
+    ibx_qmp_close(qmp); /* the script has a step more */
+    pthread_join(peer.thread, NULL);
+    close(peer.fd);
+}
+
+static void said(const char *answer, const char *words)
+{
+    char text[IBX_ERROR_MAX];
+    attached(SCRIPT({"query-block", answer, 0}));
+    ibx_vm_say_disk(qmp, text, sizeof(text), ibx_deadline_in_ms(GENEROUS));
+    if (!strstr(text, words))
+        fail_msg("\"%s\" does not say \"%s\"", text, words);
+    done();
+}
+
+static void test_names_the_disk(NO_STATE)
+{
+    said(DISK("nospace", 2), "no room for what its disk /machine/virtio (/srv/web) is to hold");
+    said(DISK("failed", 2), "a request of its disk /machine/virtio (/srv/web) has failed");
+    said(DISK("ok", 2), "a request of one of its disks has failed");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_is_stopped_by_its_disk),
+        cmocka_unit_test(test_does_not_run),
+        cmocka_unit_test(test_names_the_disk),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
