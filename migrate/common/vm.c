@@ -43,6 +43,11 @@ int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadl
     return 0;
 }
 
+bool ibx_vm_lives(const char *status)
+{
+    return !strcmp(status, "running") || !strcmp(status, "suspended");
+}
+
 int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error, size_t error_size,
                      uint64_t deadline_ns, struct ibx_error *err)
 {

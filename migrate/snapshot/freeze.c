@@ -89,7 +89,7 @@ static int check(struct freezing *f, enum ibx_freeze_after after, struct ibx_err
     if (!rc && f->ram.count > IBX_SNAPSHOT_RAM_MAX)
         ibx_blockers_add(blockers, "the VM has %zu memory backends, a snapshot %u at most",
                          f->ram.count, IBX_SNAPSHOT_RAM_MAX);
-    if (!rc && after == IBX_FREEZE_RESUME && !strcmp(f->ram.status, "running"))
+    if (!rc && after == IBX_FREEZE_RESUME && ibx_vm_lives(f->ram.status))
         rc = check_disks(f, blockers, err);
     if (!rc)
         rc = check_zeros(f, blockers, err);
@@ -416,7 +416,7 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
         rc = check(f, after, err);
     if (rc)
         return rc;
-    f->undo.was_running = f->runs = !strcmp(f->ram.status, "running");
+    f->undo.was_running = f->runs = ibx_vm_lives(f->ram.status);
     rc = describe(f, err);
     if (!rc)
         rc = ibx_settings_plan(f->qmp, &f->settings, deadline, err);

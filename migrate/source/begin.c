@@ -122,8 +122,8 @@ static int check(struct source *s, struct ibx_error *err)
     ibx_migration_describe(record, ram, s->options->qmp, s->options->uri, &s->transport);
     ibx_journal_note_ram(record, ram);
     record->libvirt = source_managed(&s->vm);
-    record->was_running = !strcmp(ram->status, "running");
-    if (source_managed(&s->vm) && !record->was_running)
+    record->was_running = ibx_vm_lives(ram->status);
+    if (source_managed(&s->vm) && strcmp(ram->status, "running") != 0)
         return ibx_error_set(
             err, -EPERM,
             "the VM is \"%s\": a VM that does not run gains nothing from post-copy, "

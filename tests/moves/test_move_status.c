@@ -125,6 +125,25 @@ static void test_killed_before_it_was_continued(void)
     pair_moved("");
 }
 
+/* QEMU 7.2 wakes a VM that sleeps as it stops it; later ones let it sleep on. It is not left
+ * stopped when its migration fails: nothing would wake it any more. */
+static void test_asleep_when_it_fails(void)
+{
+    pair_start(&(struct vm_options){.append = "button=3"});
+    vm_do(&vms[0], "set-action", json_pack("{s:s}", "reboot", "reset")); /* no place to wake at */
+    vm_do(&vms[0], "system_powerdown", NULL);
+    json_decref(vm_event(&vms[0], "SUSPEND", NULL));
+    pair_run_to("destination:waiting", NULL); /* so QEMU has written its state */
+    mover_kill(&sender, SIGKILL);
+    mover_await_watchdog(&sender, "was killed before the commit");
+    mover_kill(&receiver, SIGKILL);
+    json_t *now = vm_run(&vms[0], "query-status", NULL);
+    const char *status = json_string_value(json_object_get(now, "status"));
+    if (strcmp(status, "running") != 0 && strcmp(status, "suspended") != 0)
+        fail_msg("the VM is %s", status);
+    json_decref(now);
+}
+
 /* A pause while pages are missing is the operator's. */
 static void test_paused_while_filling(void)
 {
@@ -299,6 +318,7 @@ int main(void)
                                            VM_TEST(test_shut_down_and_ended),
                                            VM_TEST(test_shut_down_unheard),
                                            VM_TEST(test_shut_down_and_kept),
+                                           VM_TEST(test_asleep_when_it_fails),
                                            VM_TEST(test_ended_by_others),
                                            VM_TEST(test_panicked),
                                            {0}};

@@ -7,14 +7,14 @@
  *
  * Command line: mib=N cpus=N beat=PAGES scattered=1 (churn.h), idle=TICKS (time-stamp ticks without
  * touching memory after every beat), beats=N (then halt), button=1 (the ACPI power button shuts the
- * machine down) or 2 (it is a panic, for a pvpanic device), doze=NANOSECONDS (a halted processor
- * after every beat, which costs its host nothing), balloon=PAGES (behind the working set:
- * balloon.h; prints "balloon PAGES" when it has another size, "balloon wrong PAGE" when memory is
- * not right), poison=1 (the balloon is told that pages are cleared as they are freed), disk=1
- * (disk.h: reads; 2: writes; prints "disk COUNT" after each, "disk wrong PART"), host=1 (fw_cfg.h;
- * prints "host NAME" when the name is another one than at the last beat), net=1 (network.h: sends a
- * frame a beat; prints "link N" when its carrier has come or gone, and "mac MAC" when it has set
- * the one that fw_cfg names, opt/ibx/mac).
+ * machine down), 2 (it is a panic, for a pvpanic device) or 3 (the machine sleeps, S3),
+ * doze=NANOSECONDS (a halted processor after every beat, which costs its host nothing),
+ * balloon=PAGES (behind the working set: balloon.h; prints "balloon PAGES" when it has another
+ * size, "balloon wrong PAGE" when memory is not right), poison=1 (the balloon is told that pages
+ * are cleared as they are freed), disk=1 (disk.h: reads; 2: writes; prints "disk COUNT" after each,
+ * "disk wrong PART"), host=1 (fw_cfg.h; prints "host NAME" when the name is another one than at the
+ * last beat), net=1 (network.h: sends a frame a beat; prints "link N" when its carrier has come or
+ * gone, and "mac MAC" when it has set the one that fw_cfg names, opt/ibx/mac).
  */
 #include "balloon.h"
 #include "churn.h"
@@ -45,6 +45,7 @@
 #define PM1_CONTROL 0x604
 #define PM1_BUTTON  0x100u
 #define PM1_OFF     0x2000u /* sleep, S5 */
+#define PM1_SLEEP   0x2400u /* sleep, S3 */
 #define PVPANIC     0x505
 #define PIC_MASK_1  0x21
 #define PIC_MASK_2  0xa1
@@ -265,6 +266,8 @@ static void look_at_button(void)
     outw(PM1_STATUS, PM1_BUTTON);
     if (guest.button == 1)
         outw(PM1_CONTROL, PM1_OFF);
+    else if (guest.button == 3)
+        outw(PM1_CONTROL, PM1_SLEEP);
     else
         outb(PVPANIC, 1);
 }
