@@ -26,8 +26,8 @@ void ibx_vm_say_disk(struct ibx_qmp *qmp, char *text, size_t size, uint64_t dead
 /* "running", "paused", "postmigrate", ... into `status`. */
 int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
                   struct ibx_error *err);
-/* Whether a VM of this status is stopped by nobody: one whose guest sleeps (S3) is woken by QEMU as
- * it migrates, or goes on to sleep (from 9.0 on), and is then to be continued as one that runs. */
+/* Whether a VM of this status is stopped by nobody. One whose guest sleeps (S3) is woken by QEMU as
+ * it stops it, before 9.0; later ones are not migrated (ibx_qmp_sleeps_on()). */
 bool ibx_vm_lives(const char *status);
 /* The status of QEMU's own migration ("none", "active", "completed", ...) and its error text. */
 int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error, size_t error_size,

@@ -225,6 +225,19 @@ static bool is_over(const char *status)
 #define MIGRATED "if it migrated before, ib-migrate status tells whether this QEMU is still needed"
 #define BOOTS    "boot it anew (system_reset and cont, or where QEMU has -no-reboot a new QEMU)"
 
+/* From 9.0 on QEMU lets a VM sleep on where it goes, and ends by an assertion when one is continued
+ * here that it had stopped in its sleep ("invalid runstate transition: 'postmigrate' ->
+ * 'suspended'"). Before, it wakes the VM as it stops it. */
+static void check_sleep(struct ibx_qmp_version is, const struct ibx_guest_ram *ram,
+                        struct ibx_blockers *blockers)
+{
+    if (!strcmp(ram->status, "suspended") && ibx_qmp_sleeps_on(is))
+        ibx_blockers_add(blockers,
+                         "the VM's guest sleeps (S3), and this QEMU (%u.%u) could not continue it "
+                         "here if its migration failed: wake it (system_wakeup in QEMU's monitor)",
+                         is.major, is.minor);
+}
+
 static void check_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_role role,
                             struct ibx_blockers *blockers)
 {
@@ -269,6 +282,8 @@ static int check_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
     if (rc)
         return rc;
     check_run_state(ram, role, blockers);
+    if (role == IBX_MIGRATE_SOURCE)
+        check_sleep(ibx_qmp_version(qmp), ram, blockers);
     const bool waits = !strcmp(ram->status, "inmigrate");
     if (waits && role == IBX_MIGRATE_DESTINATION)
         ibx_preflight_listening(ram, info, blockers);

@@ -70,6 +70,8 @@ pid_t ibx_qmp_pid(const struct ibx_qmp *qmp);
 struct ibx_qmp_version ibx_qmp_version(const struct ibx_qmp *qmp);
 /* True from `major`.`minor` on. */
 bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor);
+/* Whether this QEMU does not wake a VM that sleeps (S3) when it stops it: it cannot continue it. */
+bool ibx_qmp_sleeps_on(struct ibx_qmp_version is);
 
 /* Runs a command and waits for its answer. `arguments` (an object or NULL) is consumed, also on
  * failure. `result`, when not NULL, gets a reference to what QEMU returned.

@@ -350,6 +350,11 @@ bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor)
     return is.major > major || (is.major == major && is.minor >= minor);
 }
 
+bool ibx_qmp_sleeps_on(struct ibx_qmp_version is)
+{
+    return ibx_qmp_at_least(is, 9, 0);
+}
+
 int ibx_qmp_block_nodes(struct ibx_qmp *qmp, json_t **nodes, uint64_t deadline_ns,
                         struct ibx_error *err)
 {

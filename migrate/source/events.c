@@ -72,6 +72,18 @@ static int shut_down(struct source *s, struct ibx_error *err)
                               "the VM has been shut down here while it was being migrated");
 }
 
+/* One that cannot be continued any more, if it has been stopped by now, is not: QEMU would end. */
+static int fell_asleep(struct source *s, struct ibx_error *err)
+{
+    s->vm.paused |= s->state.now >= SOURCE_STARTING;
+    const int rc = note_paused(s, err);
+    return rc ? rc
+              : ibx_error_set(err, -EBUSY,
+                              "the VM's guest has gone to sleep (S3) while it was being migrated, "
+                              "and this QEMU could not continue it here: wake it (system_wakeup in "
+                              "QEMU's monitor) and migrate it then");
+}
+
 /* When another client continues the VM, the device state that was sent no longer fits its RAM. A
  * reset, by a client or by the guest, writes to guest RAM too and would be lost. */
 static int on_event(struct source *s, json_t *event, struct ibx_error *err)
@@ -89,6 +101,8 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     int rc = check_balloon(s, event, err);
     if (rc)
         return rc;
+    if (ibx_vm_event_is(event, "SUSPEND", NULL) && ibx_qmp_sleeps_on(ibx_qmp_version(s->vm.qmp)))
+        return fell_asleep(s, err);
     ibx_source_warm_on_event(s, event);
     if ((s->state.now >= SOURCE_STARTING || s->warm.state.now >= WARM_EMPTYING) && job)
         return ibx_error_set(err, -EBUSY,

@@ -194,7 +194,7 @@ static void test_full_before(void)
     goes_on(&vms[1], written(&vms[0]));
 }
 
-/* QEMU gives no reason for a migration that fails since it cannot write its images back. */
+/* QEMU 7.2 gives no reason for a migration that fails since it cannot write its images back. */
 static void test_not_written_back(void)
 {
     start("driver=raw,file.driver=blkdebug,file.image.driver=file,file.image.filename=%s,"
@@ -202,7 +202,8 @@ static void test_not_written_back(void)
     pair_run(NULL);
     mover_ends(&sender, 1);
     mover_ends(&receiver, 1);
-    mover_must_print(&sender, "it gives none when it cannot write to a disk of the VM");
+    if (!mover_printed(&sender, "No space left on device"))
+        mover_must_print(&sender, "it gives none when it cannot write to a disk of the VM");
     has_no_settings_left(&vms[0]);
 }
 
