@@ -10,14 +10,15 @@
 #define MONITOR_MS       200  /* for the monitor of a QEMU that lives: the loop has other work */
 #define MONITOR_RETRY_MS 1000 /* between two tries */
 
-/* QEMU continues the VM then, as when its migration fails. */
-static bool is_cancelled(struct source *s, char error[static 256])
+/* QEMU continues the VM then, as when its migration fails. `error`: QEMU's. */
+static int check_cancelled(struct source *s, bool *is, char error[static 256],
+                           struct ibx_error *err)
 {
     char status[32] = "";
-    error[0] = '\0';
-    ibx_vm_migration(s->vm.qmp, status, sizeof(status), error, 256,
-                     ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL);
-    return !strcmp(status, "cancelled") || !strcmp(status, "cancelling");
+    int rc = ibx_vm_migration(s->vm.qmp, status, sizeof(status), error, 256,
+                              ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    *is = !strcmp(status, "cancelled") || !strcmp(status, "cancelling");
+    return rc;
 }
 
 static int cancelled(const struct source *s, struct ibx_error *err)
@@ -29,8 +30,10 @@ static int cancelled(const struct source *s, struct ibx_error *err)
 int ibx_source_qemu_failed(struct source *s, struct ibx_error *err)
 {
     char error[256];
-    if (is_cancelled(s, error))
-        return cancelled(s, err);
+    bool is;
+    int rc = check_cancelled(s, &is, error, err);
+    if (rc || is) /* or QEMU has ended */
+        return rc ? rc : cancelled(s, err);
     return ibx_error_set(err, -EIO, "QEMU's migration failed: %s",
                          error[0] ? error
                                   : "it gave no reason, as it gives none when it cannot write to a "
@@ -91,6 +94,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
     const char *what = "another client has continued the VM";
     char error[256];
+    bool is;
     const char *job = ibx_preflight_block_job(event);
     if (ibx_vm_event_is(event, "RESUME", NULL) && ibx_source_libvirt_resumed(s))
         return 0;
@@ -127,7 +131,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
         what = "the VM has been reset";
         break;
     case VM_CONTINUED:
-        if (sent && is_cancelled(s, error))
+        if (sent && !check_cancelled(s, &is, error, NULL) && is)
             return cancelled(s, err);
         break;
     default:
