@@ -6,6 +6,7 @@
 #include "common/forked.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -18,7 +19,9 @@ static const char *const level_names[] = {"error", "warn", "info", "debug"};
 static _Atomic int current_level = -1;
 static _Atomic bool over_bar;
 static bool of_library;
-#define AT_ONCE 10u               /* times what comes in a second */
+#define AT_ONCE  10u              /* times what comes in a second */
+#define TAKEN_MS 100              /* for whoever reads the lines, once */
+static _Atomic uint64_t untaken;  /* lines for which there was no room */
 static _Atomic uint64_t pause_ns; /* between lines; 0: as many as there are */
 /* Of errors and of warnings. */
 static struct bound {
@@ -126,6 +129,15 @@ static bool take_room(struct bound *bound)
     return true;
 }
 
+/* A reader that takes nothing, as a stopped terminal or a log's daemon that hangs, must not stop
+ * whoever writes: a VM may stand still meanwhile, or all clients of a server. It is waited for
+ * once, until it has taken something again. */
+static bool is_taken(void)
+{
+    struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+    return poll(&out, 1, atomic_load(&untaken) ? 0 : TAKEN_MS) != 0;
+}
+
 static void write_line(enum ibx_log_level level, const char *format, va_list args)
 {
     char line[1024];
@@ -140,6 +152,10 @@ static void write_line(enum ibx_log_level level, const char *format, va_list arg
     if (len > sizeof(line) - 2)
         len = sizeof(line) - 2;
     line[len++] = '\n';
+    if (!is_taken()) {
+        atomic_fetch_add(&untaken, 1);
+        return;
+    }
     /* A log line that cannot be written has nowhere to be reported. */
     ssize_t ignored = write(STDERR_FILENO, line, len);
     (void)ignored;
@@ -154,6 +170,13 @@ __attribute__((format(printf, 2, 3))) static void say(enum ibx_log_level level, 
     va_end(args);
 }
 
+static void say_left_out(enum ibx_log_level level, uint64_t lines, const char *why)
+{
+    if (lines)
+        say(level, "%llu line%s left out: %s", (unsigned long long)lines,
+            lines == 1 ? " was" : "s were", why);
+}
+
 /* Whether a line is one of too many. */
 static bool is_left_out(enum ibx_log_level level)
 {
@@ -164,10 +187,7 @@ static bool is_left_out(enum ibx_log_level level)
         atomic_fetch_add(&bound->left_out, 1);
         return true;
     }
-    const uint64_t before = atomic_exchange(&bound->left_out, 0);
-    if (before)
-        say(level, "%llu line%s left out: there were too many", (unsigned long long)before,
-            before == 1 ? " was" : "s were");
+    say_left_out(level, atomic_exchange(&bound->left_out, 0), "there were too many");
     return false;
 }
 
@@ -175,6 +195,8 @@ void ibx_log(enum ibx_log_level level, const char *format, ...)
 {
     if (!ibx_log_enabled(level) || !is_for_messages() || is_left_out(level))
         return;
+    if (atomic_load(&untaken) && is_taken())
+        say_left_out(IBX_LOG_WARN, atomic_exchange(&untaken, 0), "nobody took them");
     va_list args;
     va_start(args, format);
     write_line(level, format, args);

@@ -2,7 +2,8 @@
 /*
  * Log lines on standard error: "ibx: LEVEL: text". The level is read once from
  * IBX_LOG (error, warn, info, debug; default warn). Safe from any thread; one
- * line is one write(2).
+ * line is one write(2). It does not wait for a reader that takes nothing: what
+ * was left out for that the next line says that is taken.
  */
 #ifndef IBX_COMMON_LOG_H
 #define IBX_COMMON_LOG_H

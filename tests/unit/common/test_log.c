@@ -226,6 +226,31 @@ static void test_not_too_many_of_all(void **state)
     assert_true(lines >= 50 && lines < 2000);
 }
 
+/* Nobody waits for a reader that takes nothing, and it is told when it does again. */
+static void test_a_reader_that_takes_nothing(void **state)
+{
+    static char text[1u << 20], full[1u << 20];
+    const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), from = put(A_PIPE);
+    (void)state;
+    while (write(STDERR_FILENO, full, 1) == 1)
+        ;
+    fcntl(STDERR_FILENO, F_SETFL, 0); /* whoever writes to it now waits */
+    alarm(60);
+    for (unsigned i = 0; i < 2; i++)
+        ibx_log(IBX_LOG_ERROR, "nobody sees this");
+    while (read(from, text, sizeof(text)) > 0)
+        ;
+    ibx_log(IBX_LOG_ERROR, "somebody does");
+    const ssize_t n = read(from, text, sizeof(text) - 1);
+    alarm(0);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    close(from);
+    text[n < 0 ? 0 : n] = '\0';
+    assert_string_equal(text, "ibx: warn: 2 lines were left out: nobody took them\n"
+                              "ibx: error: somebody does\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -235,6 +260,7 @@ int main(void)
         cmocka_unit_test(test_not_too_many),
         cmocka_unit_test(test_not_too_many_errors),
         cmocka_unit_test(test_not_too_many_of_all),
+        cmocka_unit_test(test_a_reader_that_takes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
