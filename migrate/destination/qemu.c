@@ -468,7 +468,7 @@ int ibx_destination_qemu_settle(struct destination_qemu *qemu, struct ibx_record
         return -EAGAIN;
     int rc =
         ibx_vm_settle(qemu->qmp, &qemu->settings, record, ibx_deadline_in_ms(MONITOR_MS), &why);
-    if (rc && !qemu->settle_ns)
+    if (rc && !qemu->settle_ns && !ibx_qmp_ends(qemu->qmp))
         ibx_migration_notify(qemu->observer,
                              "QEMU's migration settings are not put back yet (%s): trying again; "
                              "until then a snapshot of the VM would have no RAM",

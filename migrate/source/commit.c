@@ -58,10 +58,10 @@ int ibx_source_check_images(const struct source *s, struct ibx_error *err)
         return 0;
     return ibx_error_set(
         err, -EPERM,
-        "this QEMU (process %d) does not hand %.300s over, as it does not with the "
-        "images of a quorum of raw ones: while it has that locked, the VM could "
-        "not run at the destination; use images of another format (qcow2), or "
-        "locking=off at both ends",
+        "this QEMU (process %d) does not hand %.300s over: while it has that locked, the VM could "
+        "not run at the destination; if another client of QEMU uses it by now (an export, a job), "
+        "end that; QEMU keeps the images of a quorum of raw ones in any case: use images of "
+        "another format (qcow2), or locking=off at both ends",
         (int)s->vm.ram.pid, path);
 }
 
