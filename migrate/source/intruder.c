@@ -53,6 +53,8 @@ void ibx_source_guard_init(struct source *s)
 static void cannot_guard(struct source *s, const struct ibx_error *why)
 {
     ibx_state_move(&s->guarding, GUARDING_IMPOSSIBLE);
+    if (ibx_qmp_ends(s->vm.qmp)) /* nor does it need that any more */
+        return;
     ibx_migration_notify(&s->options->observer,
                          "the VM's memory here cannot be protected against writes (%s): QEMU "
                          "refuses to continue the VM, but a reset here would end the migration as "

@@ -128,6 +128,7 @@ static void test_at_the_destination(void)
         {"migrate-set-capabilities",
          "{'capabilities':[{'capability':'background-snapshot','state':true}]}", "not compatible",
          NULL, NULL},
+        {"yank", "{'instances':[{'type':'migration'}]}", "not found", NULL, NULL},
         {"dump-guest-memory", "{'paging':false,'protocol':'file:%/dump'}", NULL, NULL, NULL},
         {0}};
     filling();
