@@ -352,10 +352,25 @@ static bool is_compared(const json_t *item)
            !ibx_property_is_of_host(ibx_member(item, "name"), NULL);
 }
 
+/* The text of a property, for free(); NULL: it is not compared. */
+static char *asked_property(const struct describing *d, const char *path, const char *name)
+{
+    json_t *value;
+    if (ibx_qmp_execute(d->qmp, "qom-get", property(path, name), &value, d->deadline_ns, NULL))
+        return NULL;
+    char *text = json_is_string(value) ? strdup(json_string_value(value))
+                                       : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    json_decref(value);
+    if (!text || !ibx_property_is_of_host(name, text))
+        return text;
+    free(text);
+    return NULL;
+}
+
 int ibx_describe_properties(struct describing *d, const char *path, json_t *properties)
 {
-    json_t *list, *item, *value;
-    size_t index;
+    size_t index, bytes = 0;
+    json_t *list, *item;
     int rc = ibx_qmp_execute(d->qmp, "qom-list", json_pack("{s:s}", "path", path), &list,
                              d->deadline_ns, d->err);
     if (rc)
@@ -369,18 +384,23 @@ int ibx_describe_properties(struct describing *d, const char *path, json_t *prop
     json_array_foreach(list, index, item)
     {
         const char *name = ibx_member(item, "name");
-        if (!is_compared(item) ||
-            ibx_qmp_execute(d->qmp, "qom-get", property(path, name), &value, d->deadline_ns, NULL))
+        char *text = is_compared(item) ? asked_property(d, path, name) : NULL;
+        if (!text)
             continue;
-        char *text = json_is_string(value) ? strdup(json_string_value(value))
-                                           : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-        if (text && !ibx_property_is_of_host(name, text))
+        bytes += strlen(name) + strlen(text);
+        if (bytes <= IBX_MIGRATE_DESCRIPTION_MAX)
             json_object_set_new(properties, name, ibx_json_text(text));
         free(text);
-        json_decref(value);
+        if (bytes > IBX_MIGRATE_DESCRIPTION_MAX)
+            break;
     }
     json_decref(list);
-    return 0;
+    return bytes <= IBX_MIGRATE_DESCRIPTION_MAX
+               ? 0
+               : ibx_error_set(d->err, -EMSGSIZE,
+                               "the properties of %.128s are longer than a description may be: %u "
+                               "bytes",
+                               path, IBX_MIGRATE_DESCRIPTION_MAX);
 }
 
 /* DIMMs are compared as memory and vCPUs as such; all types on a bus are in the tree, which has

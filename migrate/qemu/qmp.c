@@ -39,8 +39,10 @@ static json_t **kept_in(struct ibx_qmp *qmp, const char *command, const json_t *
 
 void ibx_qmp_remember(struct ibx_qmp *qmp, bool on)
 {
+    qmp->remembered -= ibx_qmp_weight(qmp->answers);
     json_decref(qmp->answers);
     qmp->answers = on ? json_object() : NULL;
+    qmp->remembered += ibx_qmp_weight(qmp->answers);
     qmp->since_ns = ibx_now_ns();
 }
 
@@ -198,10 +200,8 @@ int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments,
             forget(qmp, i);
         }
     }
-    if (!rc && kept && !*kept)
-        *kept = json_object();
     if (!rc && kept)
-        json_object_set(*kept, text, value);
+        ibx_qmp_keep_answer(qmp, kept, text, value);
     if (!rc && result)
         *result = value;
     free(text);

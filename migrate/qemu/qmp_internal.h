@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A QMP client, between its files: qmp.c asks, and knows which answer is whose; qmp_stream.c knows
- * the bytes of the connection, and when it has ended.
+ * the bytes of the connection, and when it has ended; qmp_kept.c knows how much of all that is
+ * kept.
  */
 #ifndef IBX_MIGRATE_QEMU_QMP_INTERNAL_H
 #define IBX_MIGRATE_QEMU_QMP_INTERNAL_H
@@ -17,6 +18,7 @@ struct ahead {
     uint64_t id;
     char *text;     /* of the question */
     json_t *answer; /* the message; NULL: it has not come */
+    size_t weight;  /* of that */
 };
 
 struct ibx_qmp {
@@ -34,8 +36,10 @@ struct ibx_qmp {
     struct ahead ahead[IBX_QMP_AHEAD_MAX];
     unsigned aheads;
     json_t *events;    /* array, oldest first */
+    size_t needed;     /* so many events at its begin are none that may be left out */
     json_t *answers;   /* that are remembered: what was returned, by the command; NULL: none is */
     json_t *fixed;     /* the same of what does not change; NULL: none yet */
+    size_t remembered; /* the weight of both */
     uint64_t since_ns; /* the oldest of `answers` */
     char *line;        /* bytes received and not yet parsed */
     size_t length, capacity, scanned;
@@ -64,6 +68,18 @@ int ibx_qmp_write(struct ibx_qmp *qmp, const char *text, size_t length, int fd,
 int ibx_qmp_await_ending(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Whether nothing will answer any more. */
 bool ibx_qmp_leaves_unanswered(struct ibx_qmp *qmp);
+
+/* About how many bytes of memory a value takes: up to a hundred times what its text has. */
+size_t ibx_qmp_weight(const json_t *value);
+/* Whether a message may be parsed; if not the connection is broken. */
+bool ibx_qmp_may_parse(struct ibx_qmp *qmp, const char *text, size_t length);
+/* Of an event what a migration may need, for ibx_qmp_event_next(). */
+void ibx_qmp_keep_event(struct ibx_qmp *qmp, json_t *event);
+/* An answer, until its question is asked; where all of them are too many the connection is broken.
+ */
+void ibx_qmp_keep_ahead(struct ibx_qmp *qmp, struct ahead *ahead, json_t *answer);
+/* In `*kept`, one of the two in which answers are remembered, unless all of them are too many. */
+void ibx_qmp_keep_answer(struct ibx_qmp *qmp, json_t **kept, const char *question, json_t *value);
 
 /* Processes that this kernel has ended for want of memory so far, those of control groups too. It
  * counts one before it ends it. */

@@ -18,7 +18,6 @@
 #include <string.h>
 
 #define QMP_LINE_MAX (8u * 1024 * 1024) /* bytes of one answer or event */
-#define EVENT_MAX    65536u             /* of one that is kept with its data */
 #define READ_CHUNK   16384u
 #define BYTES_A_PUMP (4u * 1024 * 1024) /* a flood must not keep the caller busy without end */
 #define ENDING_MOST  30                 /* times ENDING_MS, until it is asked again: it stays */
@@ -71,28 +70,6 @@ int ibx_qmp_failure(const struct ibx_qmp *qmp, struct ibx_error *err)
 
 /* ------------------------------------------------------------ receiving */
 
-/* Whether a migration depends on it: a guest may make its QEMU report others as fast as it likes.
- */
-static bool matters(const json_t *event)
-{
-    static const char *const names[] = {"STOP",           "RESUME",           "RESET",
-                                        "SHUTDOWN",       "MIGRATION",        "MIGRATION_PASS",
-                                        "BALLOON_CHANGE", "JOB_STATUS_CHANGE"};
-    const char *name = json_string_value(json_object_get(event, "event"));
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (!strcmp(name, names[i]))
-            return true;
-    return false;
-}
-
-static void forget_event(struct ibx_qmp *qmp)
-{
-    size_t i = 0;
-    while (i < json_array_size(qmp->events) && matters(json_array_get(qmp->events, i)))
-        i++;
-    json_array_remove(qmp->events, i < json_array_size(qmp->events) ? i : 0);
-}
-
 /* One that stays (-no-shutdown) says STOP, but not of a VM that stands still already. It ends all
  * the same when its host wants that. */
 static bool stays_for(const struct ibx_qmp *qmp, const char *reason)
@@ -118,17 +95,6 @@ static void note_ending(struct ibx_qmp *qmp, const json_t *event)
         return;
     qmp->ends_ns = ibx_now_ns();
     snprintf(qmp->ends, sizeof(qmp->ends), "%s", reason ? reason : "no reason given");
-}
-
-static void keep_event(struct ibx_qmp *qmp, json_t *message, size_t length)
-{
-    note_ending(qmp, message);
-    if (length > EVENT_MAX)
-        json_object_del(message, "data");
-    if (json_array_size(qmp->events) >= IBX_QMP_EVENTS_MAX)
-        forget_event(qmp);
-    if (json_array_append(qmp->events, message))
-        ibx_qmp_break(qmp, -ENOMEM, "out of memory while keeping an event of QEMU");
 }
 
 static void keep_greeting(struct ibx_qmp *qmp, json_t *hello)
@@ -179,7 +145,7 @@ static void keep_answer(struct ibx_qmp *qmp, json_t *message)
         qmp->reply = json_incref(message);
     for (unsigned i = 0; i < qmp->aheads; i++)
         if (qmp->ahead[i].id == qmp->answered)
-            qmp->ahead[i].answer = json_incref(message);
+            ibx_qmp_keep_ahead(qmp, &qmp->ahead[i], message);
     if (qmp->answered == qmp->asked)
         qmp->answer = json_incref(message);
 }
@@ -189,6 +155,8 @@ static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
     if (length && text[length - 1] == '\r')
         length--;
     if (!length)
+        return;
+    if (!ibx_qmp_may_parse(qmp, text, length))
         return;
     json_error_t why;
     json_t *message = json_loadb(text, length, JSON_REJECT_DUPLICATES, &why);
@@ -201,7 +169,8 @@ static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
             "a message on the QMP socket is not a JSON object: is it the monitor of a QEMU "
             "started with -qmp, and has ib-migrate memory for it?");
     } else if (json_is_string(json_object_get(message, "event"))) {
-        keep_event(qmp, message, length);
+        note_ending(qmp, message);
+        ibx_qmp_keep_event(qmp, message);
     } else if (json_object_get(message, "return") || json_object_get(message, "error")) {
         keep_answer(qmp, message);
     } else if (!qmp->negotiated) {
@@ -341,20 +310,6 @@ int ibx_qmp_write(struct ibx_qmp *qmp, const char *text, size_t length, int fd,
         }
     }
     return 0;
-}
-
-/* ------------------------------------------------------------ events */
-
-bool ibx_qmp_has_events(const struct ibx_qmp *qmp)
-{
-    return json_array_size(qmp->events) > 0;
-}
-
-json_t *ibx_qmp_event_next(struct ibx_qmp *qmp)
-{
-    json_t *event = json_incref(json_array_get(qmp->events, 0));
-    json_array_remove(qmp->events, 0);
-    return event;
 }
 
 /* ------------------------------------------------------------ a QEMU that ends */
