@@ -16,6 +16,9 @@
 #define VM_DESCRIPTION 6
 #define HEAD           6 /* bytes before the JSON */
 
+#define JSON_MAX     (64u << 20) /* bytes, far more than any VM has */
+#define BYTES_A_TURN (4u << 20)  /* a QEMU that writes on and on does not keep the caller */
+
 #define GROWS_MS  6             /* without more of it: QEMU cannot write */
 #define WAITS_MAX (256u * 1024) /* bytes of it that wait for the page map */
 
@@ -75,6 +78,14 @@ int ibx_source_stream_adopt(struct source_stream *stream, int fd, struct ibx_err
  */
 static const uint8_t shortest_end[HEAD + 2] = {0, VM_DESCRIPTION, 0, 0, 0, 2, '{', '}'};
 
+/* Whether all that has come since the head of an end may be its JSON. */
+static bool may_be_json(const uint8_t *end, size_t length)
+{
+    const uint32_t json =
+        (uint32_t)end[2] << 24 | (uint32_t)end[3] << 16 | (uint32_t)end[4] << 8 | end[5];
+    return json <= JSON_MAX && length <= HEAD + (size_t)json;
+}
+
 /* Where the end may begin in these bytes, as far as they have come; `length`: nowhere. */
 size_t ibx_state_may_end(const uint8_t *bytes, size_t length)
 {
@@ -84,7 +95,7 @@ size_t ibx_state_may_end(const uint8_t *bytes, size_t length)
     const size_t to = (size_t)(last - bytes);
     for (size_t i = to > HEAD ? to - HEAD : 0; i <= to; i++)
         if (!bytes[i] && (i + 1 >= length || bytes[i + 1] == VM_DESCRIPTION) &&
-            (i + HEAD >= length || bytes[i + HEAD] == '{'))
+            (i + HEAD >= length || (bytes[i + HEAD] == '{' && may_be_json(bytes + i, length - i))))
             return i;
     return length;
 }
@@ -187,7 +198,8 @@ int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *co
 {
     uint8_t bytes[IBX_MIGRATE_MESSAGE];
     const size_t room = stream->state.now == STREAM_OPEN ? ibx_channel_room(control) : 0;
-    while (stream->state.now == STREAM_OPEN && ibx_channel_idle(control)) {
+    size_t taken = 0;
+    while (stream->state.now == STREAM_OPEN && ibx_channel_idle(control) && taken < BYTES_A_TURN) {
         ssize_t n = read(stream->fd, bytes, room < sizeof(bytes) ? room : sizeof(bytes));
         if (n < 0 && errno == EINTR)
             continue;
@@ -204,6 +216,7 @@ int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *co
                                  "QEMU does not send its state in plain: if virsh migrate was "
                                  "given --tls, leave it out, this link has TLS of its own "
                                  "(--key-file)");
+        taken += (size_t)n;
         int rc = hold_back(stream, bytes, (size_t)n, err);
         if (!rc)
             rc =

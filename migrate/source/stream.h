@@ -54,8 +54,8 @@ int ibx_source_stream_let_go(struct source_stream *stream, struct ibx_error *err
 void ibx_source_stream_look(struct source_stream *stream);
 /* Whether that may wait for the page map, by the last look. */
 bool ibx_source_stream_waits(const struct source_stream *stream, bool stopped);
-/* Sends what QEMU has written, unless messages already wait for credit. READ when that ends as a
- * whole state does and `saved`: QEMU is about to have written all of it, or has. */
+/* Sends what QEMU has written, for a turn, unless messages already wait for credit. READ when that
+ * ends as a whole state does and `saved`: QEMU is about to have written all of it, or has. */
 int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *control, bool saved,
                             struct ibx_error *err);
 /* Where the end may begin in bytes of a state that have come so far, and where it does if these are
