@@ -85,7 +85,8 @@ struct ibx_tenant_limits {
     uint64_t pins;     /* bytes of all tenants [the host's memory] */
     uint64_t requests; /* bytes of all tenants [half of the host's memory] */
     uint64_t device;   /* bytes of the GPUs, of all tenants [no limit] */
-    uint64_t share;    /* percent of each that one tenant with a name may hold [75] */
+    uint64_t share;    /* percent of each that one tenant may hold [75; the process's own user, who
+                        * has no name, and root: 100] */
     /* Weights in the turns on a GPU (gpudirect/turns.h): WEIGHT and NAME=WEIGHT, separated by
      * commas; WEIGHT is that of all who are not named ["": 100]. */
     char weights[IBX_WEIGHTS_MAX];

@@ -2,6 +2,7 @@
 #include "frontend-glue/device_copies/tenants.h"
 
 #include "common/forked.h"
+#include "common/own_user.h"
 #include "gpudirect/turns.h"
 #include "transport/transport.h"
 
@@ -30,6 +31,7 @@ struct ibx_tenant {
     char name[IBX_NAME_MAX + 1];
     char in_all_name[IBX_NAME_MAX + 1];      /* in all processes: without a name that of its user */
     bool is_all;                             /* the clients without a name, of whatever user */
+    bool is_own;                             /* ... of the back end's own user, or root */
     const void *everywhere;                  /* it is the same for all processes */
     struct ibx_quota holds[IBX_HOLDS];       /* in this process */
     struct ibx_quota in_all[IBX_HOLDS];      /* processes, where there are several */
@@ -56,7 +58,8 @@ static struct shared {
         _Atomic uint64_t holds[IBX_HOLDS];
     } names[NAMES];
     struct row {
-        atomic_uint name; /* of its tenant, from 1 on; written by the process that listens */
+        atomic_uint name; /* of its tenant, from 1 on; written by the process that listens, */
+        atomic_bool own;  /* as this is: that is the back end's own user, or root */
         _Atomic uint64_t holds[IBX_HOLDS];
     } rows[];
 } * shared; /* NULL: there is one process */
@@ -99,10 +102,17 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         atomic_store(&totals[i].most, most[i]);
 }
 
-/* Where all clients are one tenant, that has all there is. */
-static void set_holds(struct ibx_quota *holds, bool is_all, const struct ibx_tenant_limits *limits)
+/* Where all clients are one tenant, that has all there is; and so has who sets the limits, unless
+ * he has set his share. */
+static uint64_t percent_of(const struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits)
 {
-    const uint64_t percent = is_all ? 100 : limits->share ? limits->share : IBX_TENANT_SHARE;
+    if (tenant->is_all)
+        return 100;
+    return limits->share ? limits->share : tenant->is_own ? 100 : IBX_TENANT_SHARE;
+}
+
+static void set_holds(struct ibx_quota *holds, uint64_t percent)
+{
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
         const uint64_t all = atomic_load(&totals[i].most);
         const uint64_t part = ibx_quota_share(all, percent);
@@ -120,8 +130,8 @@ static void set_holds(struct ibx_quota *holds, bool is_all, const struct ibx_ten
 
 static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits)
 {
-    set_holds(tenant->holds, tenant->is_all, limits);
-    set_holds(tenant->in_all, tenant->is_all, limits);
+    set_holds(tenant->holds, percent_of(tenant, limits));
+    set_holds(tenant->in_all, percent_of(tenant, limits));
     if (shared) /* nobody else is in this process, whose own they are */
         atomic_store(&tenant->holds[IBX_HOLD_CHUNKS].most,
                      atomic_load(&totals[IBX_HOLD_CHUNKS].most));
@@ -183,6 +193,7 @@ void ibx_tenants_serves(unsigned process, const char *name, const unsigned *user
         return;
     struct named *its = !*name && user ? name_of_user(*user) : name_of(name);
     known.of[process] = its;
+    atomic_store(&shared->rows[process].own, !*name && user && ibx_is_own_user(*user));
     atomic_store(&shared->rows[process].name, its ? (unsigned)(its - shared->names) + 1 : 0);
 }
 
@@ -230,6 +241,7 @@ static bool count_with_others(struct ibx_tenant *tenant)
     tenant->everywhere = all;
     snprintf(tenant->in_all_name, sizeof(tenant->in_all_name), "%.*s", IBX_NAME_MAX, all->name);
     tenant->is_all = !tenant->in_all_name[0];
+    tenant->is_own = !tenant->name[0] && atomic_load(&shared->rows[row].own);
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
         if (i == IBX_HOLD_CHUNKS)
             continue;

@@ -346,6 +346,7 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
     processes.each = config->processes;
     processes.required = config->processes_given;
     processes.share = static_cast<unsigned>(share ? share : IBX_TENANT_SHARE);
+    processes.own_share = static_cast<unsigned>(share ? share : 100);
     processes.most = static_cast<unsigned>(config->most_processes);
     processes.spares = static_cast<unsigned>(config->spare_processes);
     processes.idle_seconds = static_cast<unsigned>(config->idle_seconds);

@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "common/descriptor.h"
 #include "common/log.h"
+#include "common/own_user.h"
 #include "common/quota.h"
 #include "frontend-glue/session/process_owners.h"
 #include "frontend-glue/session/records.h"
@@ -185,11 +186,17 @@ static bool shares(const struct process *p, const struct ibx_process_client *lik
                        : ibx_process_same_tenant(&p->of.first, like);
 }
 
+static unsigned share_of(const struct processes *processes, const struct ibx_process_client *like)
+{
+    const bool own = !*like->name && like->has_user && ibx_is_own_user(like->user);
+    return own ? processes->wanted->own_share : processes->wanted->share;
+}
+
 /* Who has neither a name nor a user is everybody, and has all. */
 static bool too_many(const struct processes *processes, const struct ibx_process_client *like)
 {
     const unsigned all = most_of_all(processes);
-    const uint64_t most = ibx_quota_share(all, processes->wanted->share);
+    const uint64_t most = ibx_quota_share(all, share_of(processes, like));
     unsigned n = 0;
     for (unsigned i = 0; i < processes->count; i++)
         n += shares(processes->all[i], like);

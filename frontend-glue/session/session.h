@@ -72,7 +72,8 @@ enum ibx_processes_for {
 struct ibx_processes {
     enum ibx_processes_for each;
     bool required;         /* a server that cannot fork ends; otherwise one process serves all */
-    unsigned share;        /* percent of them that clients of one key's name may have */
+    unsigned share;        /* percent of them that clients of one key's name, or user, may have */
+    unsigned own_share;    /* ... where they have no key and are this process's own user's */
     unsigned most;         /* of them, 1 to IBX_PROCESSES_MOST */
     unsigned spares;       /* that wait for clients */
     unsigned idle_seconds; /* for which one of a tenant stays behind its last client */

@@ -128,7 +128,8 @@ struct Program {
     }
 };
 
-// Those of programs_ipc.cpp, programs_pools.cpp and programs_tenants.cpp.
+// Those of programs_crowds.cpp, programs_ipc.cpp, programs_pools.cpp and programs_tenants.cpp.
+void check_programs_crowds();
 void check_programs_ipc();
 void check_programs_pools();
 void check_programs_tenants();

@@ -173,88 +173,6 @@ bool impostor()
                  })));
 }
 
-// A program that gets no process is told so, unless another one of its key's name has ended. Those
-// that have one have all descriptors there.
-bool crowd()
-{
-    const Descriptors usual(1024);
-    const std::string file = keys_of_two();
-    const std::string alice = file + "rdma.name : alice\n";
-    const Listening back(file + "rdma.tenant_share : 1\n"); // of 1024
-    std::vector<std::unique_ptr<Program>> all;
-    for (int i = 0; i < 10; i++) {
-        all.push_back(std::make_unique<Program>(back, alice));
-        REQUIRE(all.back()->ask(WORKS) == 1);
-    }
-    const auto told = [&](const std::string &more) {
-        return 0 == result_of(spawn([&]() -> int {
-                   try {
-                       connected(back.port, alice + more);
-                   } catch (const std::exception &e) {
-                       return !std::strstr(e.what(), "as many as rdma.tenant_share");
-                   }
-                   return 1;
-               }));
-    };
-    REQUIRE(told("") && (provider == "verbs" || told("rdma.encryption : required\n")));
-    REQUIRE(all.back()->ask(FORKS) == 1); // which is the same program
-    const Program bob(back, file + "rdma.name : bob\n");
-    REQUIRE(bob.ask(WORKS) == 1 && back.children().size() == 11);
-    all.front()->end();
-    REQUIRE(back.has(10));
-    return HOLDS(Program(back, alice).ask(WORKS) == 1);
-}
-
-// The process that listens has few descriptors: one name's programs do not take all of them.
-bool crowd_without_descriptors()
-{
-    const std::string file = keys_of_two();
-    const Listening back(file);
-    const rlimit few = {64, 4096};
-    REQUIRE(prlimit(back.pid, RLIMIT_NOFILE, &few, nullptr) == 0);
-    std::vector<std::unique_ptr<Program>> all;
-    do
-        all.push_back(std::make_unique<Program>(back, file + "rdma.name : alice\n"));
-    while (all.back()->ask(WORKS) == 1 && all.size() < 60);
-    REQUIRE(all.size() > 10);
-    const Program bob(back, file + "rdma.name : bob\n");
-    return HOLDS(bob.ask(WORKS) == 1);
-}
-
-// Without keys one user's programs do not take all there is of what the option limits: he has
-// `most`.
-bool crowd_of_a_user(const char *option, std::size_t most)
-{
-    const Listening back(option);
-    std::vector<std::unique_ptr<Program>> all;
-    do
-        all.push_back(std::make_unique<Program>(back));
-    while (all.back()->ask(WORKS) == 1 && all.size() < 10);
-    REQUIRE(all.size() == most + 1); // the last of which got none
-    return HOLDS(as_another_user(back, [](Remote *its) { return works(its) == 1; }));
-}
-
-// Its hard limit is what counts for it; its processes have the soft one.
-bool soft_limit_of_descriptors()
-{
-    const std::string file = keys_of_two();
-    const BackEnd back("rdma.processes : program\nrdma.spare_processes : 0\n" + file,
-                       [](auto listening) {
-                           const rlimit few = {64, 1024};
-                           if (setrlimit(RLIMIT_NOFILE, &few))
-                               std::_Exit(3);
-                           cuda_back_end_child(listening, true);
-                       });
-    std::vector<std::unique_ptr<Program>> all;
-    for (unsigned i = 0; i < 25; i++) {
-        all.push_back(std::make_unique<Program>(back, file + "rdma.name : alice\n"));
-        REQUIRE(all.back()->ask(WORKS) == 1);
-    }
-    rlimit its{};
-    REQUIRE(prlimit(back.children().back(), RLIMIT_NOFILE, nullptr, &its) == 0);
-    return HOLDS(its.rlim_cur == 64 && its.rlim_max == 1024);
-}
-
 // Of nobody else's, since the system counts what all processes of a user have.
 uid_t unused_user()
 {
@@ -629,13 +547,8 @@ int main(int argc, char **argv)
     if (provider != "verbs") // which does not encrypt
         check("... with TLS", goes_on_encrypted);
     check("a program with another one's number", impostor);
-    check("more programs than there may be", crowd);
-    if (provider != "verbs") { // whose clients are on another host, and need more descriptors
-        check("... than descriptors", crowd_without_descriptors);
-        check("... than the soft limit of descriptors", soft_limit_of_descriptors);
-        check("more programs of a user than there may be",
-              [] { return crowd_of_a_user("rdma.most_processes : 8\n", 6); });
-        check("... and other limits", [] { return crowd_of_a_user("rdma.sessions : 4\n", 3); });
+    check_programs_crowds();
+    if (provider != "verbs") { // whose clients are on another host
         check("many connections on their way", many_on_their_way);
         check("a process without threads", out_of_threads);
     }

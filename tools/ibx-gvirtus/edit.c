@@ -156,7 +156,9 @@ const struct gvirtus_key ibx_gvirtus_own_keys[] = {
      "bytes of GVirtuS's buffers for requests; without this line, half of the host's memory"},
     {"device_memory", "", "64G",
      "bytes of the GPUs that clients may allocate; without this line, no limit"},
-    {"tenant_share", "75", "75", "percent of each that the clients of one name may hold"},
+    {"tenant_share", "75", "75",
+     "percent of each that the clients of one name may hold, or of one user without a key; without "
+     "this line the back end's own user may hold all"},
     {"share", "100", "100", "weights in turns on the GPU: of all, and NAME=WEIGHT"},
     {"tuning", "", "none",
      "which path copies take, as measured by ib-bw tune; without this line, ibx-tuning.properties"},

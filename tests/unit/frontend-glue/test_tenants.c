@@ -545,10 +545,48 @@ static int keeps_users_apart(void)
     return ibx_tenant_get("erin", &limits, 8) ? 0 : 5;
 }
 
+static int has(unsigned process, const struct ibx_tenant_limits *limits, uint64_t most)
+{
+    int status = -1;
+    const pid_t child = fork();
+    if (!child) {
+        ibx_tenants_are_of(process);
+        struct ibx_tenant *tenant = ibx_tenant_get("", limits, 8);
+        struct ibx_quota *quota = tenant ? ibx_tenant_quota(tenant, IBX_HOLD_DEVICE) : NULL;
+        _exit(!quota || !ibx_quota_take(quota, most) || ibx_quota_take(quota, 1));
+    }
+    const bool good = waitpid(child, &status, 0) == child && !status;
+    ibx_tenants_ended(process);
+    return !good;
+}
+
+/* The back end's own user, and root, could end it or set the share: it keeps nothing from them
+ * unless it is set. From others it does. */
+static int keeps_nothing_from_its_own_user(void)
+{
+    struct ibx_tenant_limits limits = {.device = 1000};
+    const unsigned own = geteuid(), root = 0, other = 12345;
+    if (!ibx_tenants_share(4))
+        return 1;
+    ibx_tenants_serves(1, "", &own);
+    if (has(1, &limits, 1000))
+        return 2;
+    ibx_tenants_serves(1, "", &root);
+    if (has(1, &limits, 1000))
+        return 3;
+    ibx_tenants_serves(1, "", &other);
+    if (has(1, &limits, 750))
+        return 4;
+    limits.share = 60;
+    ibx_tenants_serves(1, "", &own);
+    return has(1, &limits, 600) ? 5 : 0;
+}
+
 static void test_users(void **state)
 {
     (void)state;
     expect_good(keeps_users_apart);
+    expect_good(keeps_nothing_from_its_own_user);
 }
 
 static void test_killed_in_a_take(void **state)
