@@ -39,25 +39,25 @@ bool ibx_shared_handles_any(void)
     return table;
 }
 
-/* The maker of the next one of the tenant whose number that is (NULL: any); 0: there is none. */
-static unsigned next(const char *tenant, unsigned *place, const uint8_t *number,
-                     struct published *found)
+static bool is_of(const struct published *p, const char *tenant)
 {
-    const size_t n = number ? IBX_SHARED_NUMBER : 0;
-    unsigned maker;
-    while ((maker = ibx_shared_table_next(table, place, number, n, found)) &&
-           strncmp(found->tenant, tenant, sizeof(found->tenant)) != 0)
-        ;
-    return maker;
+    return !strncmp(p->tenant, tenant, sizeof(p->tenant));
+}
+
+/* Whoever has as many places as are left gets no more: another tenant always finds some. */
+static bool may_publish(const char *tenant)
+{
+    struct published p;
+    unsigned of_tenant = 0, all = 0, at = 0;
+    for (; ibx_shared_table_next(table, &at, NULL, 0, &p); all++)
+        of_tenant += is_of(&p, tenant);
+    return of_tenant < OF_TENANT && of_tenant < PLACES - all;
 }
 
 int ibx_shared_handles_publish(const char *tenant, const struct ibx_shared_handle *handle)
 {
     struct published p;
-    unsigned of_tenant = 0, at = 0;
-    while (next(tenant, &at, NULL, &p))
-        of_tenant++;
-    const int place = of_tenant < OF_TENANT ? ibx_shared_table_take(table, own) : -1;
+    const int place = may_publish(tenant) ? ibx_shared_table_take(table, own) : -1;
     if (place < 0)
         return -1;
     p = (struct published){.handle = *handle};
@@ -78,7 +78,8 @@ bool ibx_shared_handles_find(const char *tenant, enum ibx_shared_kind kind, cons
 {
     struct published p;
     unsigned at = 0, maker;
-    while ((maker = next(tenant, &at, number, &p)) && (maker == own || p.handle.kind != kind))
+    while ((maker = ibx_shared_table_next(table, &at, number, IBX_SHARED_NUMBER, &p)) &&
+           (!is_of(&p, tenant) || maker == own || p.handle.kind != kind))
         ;
     if (maker)
         *found = p.handle;

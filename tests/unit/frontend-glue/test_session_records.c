@@ -94,10 +94,36 @@ static void test_handles(void **state)
     ibx_shared_handles_withdraw(-1);
 }
 
+/* How many more the tenant can publish. */
+static unsigned published(const char *tenant)
+{
+    struct ibx_shared_handle made = {.number = {1}, .kind = IBX_SHARED_EVENT};
+    unsigned n = 0;
+    while (ibx_shared_handles_publish(tenant, &made) >= 0)
+        n++;
+    return n;
+}
+
+/* Tenants that take all they can leave room for others, whoever comes when. */
+static void test_greedy_tenants(void **state)
+{
+    (void)state;
+    assert_true(ibx_shared_handles_create());
+    ibx_shared_handles_are_of(1);
+    assert_int_equal(published("a"), 4096);
+    assert_int_equal(published("b"), 4096);
+    published("c");
+    published("d");
+    assert_true(published("e") >= 512);
+    assert_true(published("f") >= 256);
+    ibx_shared_handles_ended(1);
+    assert_int_equal(published("f"), 4096);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_records),
-                                       cmocka_unit_test(test_records_gone_wrong),
-                                       cmocka_unit_test(test_handles)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_records), cmocka_unit_test(test_records_gone_wrong),
+        cmocka_unit_test(test_handles), cmocka_unit_test(test_greedy_tenants)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
