@@ -13,9 +13,9 @@ import sys
 
 from guest_vm import ask_qmp
 from harness import LIMIT, children, equal, process_state, run_all, until
-from migrate_scene import (Terminal, Vm, case, expect, fails, finish, interrupt_twice, let_go,
-                           receiver, same_memory, says, slow_migration, start, stops_at, succeeds,
-                           wait_for_message, wait_for_phase, wait_for_status)
+from migrate_scene import (Terminal, Vm, case, expect, fails, finish, interrupt_twice, key_file,
+                           let_go, receiver, same_memory, says, slow_migration, start, stops_at,
+                           succeeds, wait_for_message, wait_for_phase, wait_for_status)
 
 
 def left_behind(scene, *extra):
@@ -199,6 +199,24 @@ def a_vm_that_may_not_have_run_there_is_not_said_to_have_ended(scene):
     assert code == 3 and there in err and "the VM with it" not in err, err
     out = succeeds(scene, "status", *destination.qmp)
     assert "does not run here: its QEMU (process " in out and there in out, out
+
+
+@case
+def memory_that_is_cut_short_is_said_to_be(scene):
+    """By a QEMU that its guest has taken over, whose file it is."""
+    key = ("--key-file", key_file(scene, "keys", "5c" * 32), "--encryption", "required")
+    source, destination = Vm(scene, append="mib=32"), Vm(scene, append="mib=32", incoming=True)
+    until(lambda: source.beats() > 3, "heartbeats")
+    _, uri = receiver(scene, destination, *key)
+    sender = start(scene, "send --json", *source.qmp, uri, *key, env=stops_at("source:serving"))
+    until(lambda: process_state(sender.pid) == "T", "it to stop itself")
+    os.truncate(source.ram, 4096)
+    sender.send_signal(signal.SIGCONT)
+    _, err = sender.communicate(timeout=LIMIT)
+    equal(sender.returncode, -signal.SIGBUS)
+    assert "was cut short, or this host's memory is broken: this tool ends" in err, err
+    code, _, err = scene.run("recover", *source.qmp, *key)
+    assert code and "is shorter than the RAM" in err, (code, err)
 
 
 @case

@@ -572,6 +572,7 @@ int main(int argc, char **argv)
     unsigned command;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* EFBIG comes, and says of which file */
+    ibx_cli_result_on_bus_error();
     ibx_cli_keep_memory_out_of_cores();
     ibx_options_init(&args.options);
     ibx_cli_result_begin(argc, argv);

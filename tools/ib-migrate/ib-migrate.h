@@ -188,6 +188,8 @@ void ibx_cli_result_on_signal(int status, const char *sentence);
 void ibx_cli_result_on_leaving(void (*leave)(void));
 /* They end the process as ever, because a migration is over. */
 void ibx_cli_result_off_signals(void);
+/* SIGBUS ends it as ever, behind a sentence. */
+void ibx_cli_result_on_bus_error(void);
 /* "done", "failed", "wrong-usage", "unfinished", "ended": of an exit status. */
 const char *ibx_cli_outcome(int status);
 

@@ -92,6 +92,26 @@ void ibx_cli_result_on_signal(int status, const char *sentence)
     handle(on_signal);
 }
 
+/* A QEMU whose memory this is can cut its file short. Nothing can go on without it: the instruction
+ * is tried again, and ends this process, as any other end does that it has not chosen. */
+static void on_bus_error(int number)
+{
+    static const char why[] =
+        "ib-migrate: a file that is mapped here, of guest RAM or of a snapshot, was cut short, or "
+        "this host's memory is broken: this tool ends; \"ib-migrate status\" tells what it "
+        "leaves\n";
+    (void)number;
+    if (write(STDERR_FILENO, why, sizeof(why) - 1) < 0)
+        return;
+}
+
+void ibx_cli_result_on_bus_error(void)
+{
+    struct sigaction action = {.sa_handler = on_bus_error, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGBUS, &action, NULL);
+}
+
 void ibx_cli_result_on_leaving(void (*leave)(void))
 {
     early.leave = leave;
