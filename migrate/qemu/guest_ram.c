@@ -402,7 +402,7 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram 
     int rc;
     ask_first(&s);
     if ((rc = read_machine(&s, &found)) || (rc = read_backends(&s, &found)) ||
-        (rc = find_blocks(&s, writable, &found))) {
+        (rc = find_blocks(&s, writable, &found)) || (rc = ibx_qmp_lives(qmp, err))) {
         ibx_qmp_ahead_end(qmp, before);
         ibx_guest_ram_fini(&found);
         return rc;

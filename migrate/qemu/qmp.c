@@ -4,6 +4,7 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -14,7 +15,10 @@
 #define CAPABILITIES  "qmp_capabilities"
 #define CHANGES       "suppress-vmdesc" /* a property of the machine that is set */
 #define REMEMBERED_MS 1000              /* an answer, at most */
-#define FIRST_ID_MAX  (1ull << 52)      /* QEMU, or the library, may take numbers for real ones */
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+#define FIRST_ID_MAX (1ull << 52) /* QEMU, or the library, may take numbers for real ones */
 
 /* ------------------------------------------------------------ questions asked again */
 
@@ -233,6 +237,36 @@ int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadli
     return execute(qmp, "getfd", json_pack("{s:s}", "fdname", name), fd, NULL, deadline_ns, err);
 }
 
+/* ------------------------------------------------------------ the process */
+
+static int ended(const struct ibx_qmp *qmp, struct ibx_error *err)
+{
+    return ibx_error_set(err, -ECONNRESET,
+                         "the process (%d) that listened at this QMP socket has ended, and another "
+                         "one answers there: give the socket of a QEMU that listens itself",
+                         (int)qmp->pid);
+}
+
+/* Who has listened at the socket is told by number, and a process that goes on with that socket may
+ * wait until the number is another QEMU's. */
+static int find_process(struct ibx_qmp *qmp, struct ibx_error *err)
+{
+    struct ucred who;
+    socklen_t size = sizeof(who), fd_size = sizeof(qmp->pid_fd);
+    if (!getsockopt(qmp->fd, SOL_SOCKET, SO_PEERCRED, &who, &size))
+        qmp->pid = who.pid;
+    if (!getsockopt(qmp->fd, SOL_SOCKET, SO_PEERPIDFD, &qmp->pid_fd, &fd_size))
+        return ibx_qmp_lives(qmp, err);
+    qmp->pid_fd = -1;
+    return errno == EINVAL || errno == ESRCH ? ended(qmp, err) : 0;
+}
+
+int ibx_qmp_lives(const struct ibx_qmp *qmp, struct ibx_error *err)
+{
+    struct pollfd end = {.fd = qmp->pid_fd, .events = POLLIN};
+    return qmp->pid_fd >= 0 && poll(&end, 1, 0) > 0 ? ended(qmp, err) : 0;
+}
+
 /* ------------------------------------------------------------ beginning and end */
 
 /* With "oob" QEMU parses up to eight commands while it runs one, in the order in which they came;
@@ -301,11 +335,9 @@ int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ib
     new->kills = ibx_qmp_oom_kills();
     new->asked = new->answered = first_id();
     new->events = json_array();
-    struct ucred who;
-    socklen_t size = sizeof(who);
-    if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size))
-        new->pid = who.pid;
-    int rc = new->events ? negotiate(new, deadline_ns, err)
+    int rc = find_process(new, err);
+    if (!rc)
+        rc = new->events ? negotiate(new, deadline_ns, err)
                          : ibx_error_set(err, -ENOMEM, "out of memory");
     if (rc) {
         ibx_qmp_close(new);
@@ -326,6 +358,8 @@ void ibx_qmp_close(struct ibx_qmp *qmp)
     json_decref(qmp->answers);
     json_decref(qmp->fixed);
     close(qmp->fd);
+    if (qmp->pid_fd >= 0)
+        close(qmp->pid_fd);
     free(qmp->line);
     free(qmp);
 }

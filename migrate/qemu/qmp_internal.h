@@ -24,6 +24,7 @@ struct ahead {
 struct ibx_qmp {
     int fd;
     pid_t pid;
+    int pid_fd; /* of that process; -1: this kernel does not tell (before Linux 6.5) */
     struct ibx_qmp_version version;
     unsigned greetings; /* that have come: see negotiate() */
     bool negotiated;

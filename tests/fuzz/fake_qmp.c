@@ -16,6 +16,7 @@ uint64_t __wrap_ibx_qmp_ahead_begin(const struct ibx_qmp *qmp);
 unsigned __wrap_ibx_qmp_ahead_end(struct ibx_qmp *qmp, uint64_t since);
 struct ibx_qmp_version __wrap_ibx_qmp_version(const struct ibx_qmp *qmp);
 pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp);
+int __wrap_ibx_qmp_lives(const struct ibx_qmp *qmp, struct ibx_error *err);
 
 static json_t *answer_to(const char *command, const json_t *arguments)
 {
@@ -75,4 +76,11 @@ pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp)
 {
     (void)qmp;
     return NOBODY;
+}
+
+int __wrap_ibx_qmp_lives(const struct ibx_qmp *qmp, struct ibx_error *err)
+{
+    (void)qmp;
+    (void)err;
+    return 0;
 }

@@ -392,6 +392,67 @@ static void test_deep_folder(NO_STATE)
 }
 
 /* A listener whose backlog is full must not hold the caller. */
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+static bool knows_who_listened(void)
+{
+    int pair[2], fd = -1;
+    socklen_t size = sizeof(fd);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    const bool knows = !getsockopt(pair[0], SOL_SOCKET, SO_PEERPIDFD, &fd, &size);
+    close(pair[0]);
+    close(pair[1]);
+    if (knows)
+        close(fd);
+    return knows;
+}
+
+/* One that has listened at `path` and is gone, while a child of it has the socket. The child. */
+static pid_t leave_a_listener(const char *path)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    int told[2], status = -1;
+    pid_t child = -1;
+    memcpy(at.sun_path, path, strlen(path));
+    assert_int_equal(pipe2(told, O_CLOEXEC), 0);
+    const pid_t first = fork();
+    if (!first) {
+        const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (bind(fd, (const struct sockaddr *)&at, sizeof(at)) || listen(fd, 4))
+            _exit(1);
+        child = fork();
+        for (; !child; pause())
+            ;
+        _exit(write(told[1], &child, sizeof(child)) != sizeof(child));
+    }
+    assert_int_equal(read(told[0], &child, sizeof(child)), sizeof(child));
+    assert_int_equal(waitpid(first, &status, 0), first);
+    assert_int_equal(status, 0);
+    close(told[0]);
+    close(told[1]);
+    return child;
+}
+
+/* Its number may be another QEMU's by now: nobody's memory is looked for there. */
+static void test_who_listened_has_ended(NO_STATE)
+{
+    char folder[] = "/tmp/ibx-qmp-XXXXXX", path[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/qmp", folder);
+    const pid_t child = leave_a_listener(path);
+    memset(&error, 0, sizeof(error));
+    const int rc = ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error);
+    kill(child, SIGKILL);
+    unlink(path);
+    rmdir(folder);
+    if (knows_who_listened())
+        says(rc, -ECONNRESET, "that listened at this QMP socket has ended");
+    else
+        print_message("not looked at: this kernel does not tell who has ended\n");
+}
+
 static void test_full_backlog(NO_STATE)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -436,6 +497,7 @@ int main(void)
         cmocka_unit_test(test_bad_paths),
         cmocka_unit_test(test_no_socket),
         cmocka_unit_test(test_deep_folder),
+        cmocka_unit_test(test_who_listened_has_ended),
         cmocka_unit_test(test_full_backlog),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
