@@ -10,6 +10,7 @@
 #define DEPTH_MAX  64  /* nodes behind nodes */
 #define LAYERS_MAX 256 /* of one disk */
 #define ROLE_MAX   256
+#define JSON_MAX   65536 /* bytes of an image's name that is JSON */
 
 struct graph {
     struct describing *d;
@@ -116,9 +117,23 @@ static bool drop_passwords(json_t *options, bool *failed)
     return found;
 }
 
+static bool is_json(const char *file)
+{
+    return !strncmp(file, "json:", 5);
+}
+
+/* Those of a name that is "json:{...}"; NULL: it is none, or too long to be read: a hostile QEMU
+ * could have it take a hundred times the memory of its text. */
+static json_t *options_of(const char *file)
+{
+    return is_json(file) && strlen(file) <= JSON_MAX ? json_loads(file + 5, 0, NULL) : NULL;
+}
+
 json_t *ibx_disk_name(const char *file)
 {
-    json_t *options = !strncmp(file, "json:", 5) ? json_loads(file + 5, 0, NULL) : NULL;
+    if (is_json(file) && strlen(file) > JSON_MAX)
+        return json_string("json: a name that is too long to be told");
+    json_t *options = options_of(file);
     bool failed = false;
     const bool told = drop_passwords(options, &failed);
     char *text = NULL, *rest = told && !failed ? json_dumps(options, 0) : NULL;
@@ -138,9 +153,8 @@ json_t *ibx_disk_name(const char *file)
 /* A path, or "json:{...}" with one in "filename", where options cannot be told by a name alone. */
 static void identify(const struct graph *graph, const char *file, json_t *layer)
 {
-    const bool is_json = !strncmp(file, "json:", 5);
-    json_t *options = is_json ? json_loads(file + 5, 0, NULL) : NULL;
-    const char *path = is_json ? ibx_member(options, "filename") : file;
+    json_t *options = options_of(file);
+    const char *path = is_json(file) ? ibx_member(options, "filename") : file;
     const char *driver = ibx_member(layer, "driver");
     if (*path == '/' || (*path && (!strcmp(driver, "file") || !strncmp(driver, "host_", 5))))
         ibx_disk_identify(graph->d->ram->pid, path, graph->fdsets, graph->whole, layer);

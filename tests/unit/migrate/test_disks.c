@@ -90,6 +90,20 @@ static void a_disk_is_named_without_its_password(NO_STATE)
         named(others[i], others[i]);
 }
 
+/* A value takes a hundred times the memory of its text: such a name is not read. */
+static void a_name_without_an_end(NO_STATE)
+{
+    static const char begin[] = "json:{\"password\": \"secret\", \"a\": [";
+    const size_t length = 1 << 20;
+    char *name = malloc(length);
+    assert_non_null(name);
+    memset(name, ' ', length);
+    memcpy(name, begin, strlen(begin));
+    strcpy(name + length - 4, "1]}");
+    named(name, "json: a name that is too long to be told");
+    free(name);
+}
+
 /* What goes to the other host, and into the messages of both. */
 static void a_description_has_no_password(NO_STATE)
 {
@@ -146,6 +160,7 @@ int main(void)
         cmocka_unit_test(a_mount_has_its_source_and_path),
         cmocka_unit_test(a_file_is_found_as_a_process_has_it),
         cmocka_unit_test(a_disk_is_named_without_its_password),
+        cmocka_unit_test(a_name_without_an_end),
         cmocka_unit_test(a_description_has_no_password),
         cmocka_unit_test(a_password_that_comes_is_dropped),
     };
