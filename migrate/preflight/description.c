@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LIST_MAX 8192u /* vCPUs, devices, disks: more than a VM can have */
-
 /* All that is asked anyway, so that QEMU answers at once; in the order in which it is needed. */
 void ibx_describe_ask(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
@@ -101,7 +99,7 @@ static bool has_long_list(json_t *description)
     json_t *value;
     json_object_foreach(description, name, value)
     {
-        if (json_array_size(value) > LIST_MAX)
+        if (json_array_size(value) > IBX_DESCRIBED_MAX)
             return true;
     }
     return false;

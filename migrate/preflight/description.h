@@ -8,6 +8,8 @@
 #include "migrate/preflight/preflight.h"
 
 /* Whom to ask, and where the answers go. */
+#define IBX_DESCRIBED_MAX 8192u /* vCPUs, devices, disks: more than a VM can have */
+
 struct describing {
     struct ibx_qmp *qmp;
     const struct ibx_guest_ram *ram;
@@ -21,7 +23,7 @@ struct describing {
 /* The devices of QEMU's "info qtree": an array of
  *   {"type", "at": PLACE, "plugged": bool, "drive": NAME, "properties": {NAME: VALUE}}
  * plugged: on a bus where devices are plugged in (PCI, USB, SCSI, ...); others are of the board.
- * NULL: no memory. */
+ * NULL: no memory, or more than IBX_DESCRIBED_MAX devices. */
 json_t *ibx_devices_of_qtree(const char *qtree);
 /* Whether a property of a device or of the machine is the host's own business. */
 bool ibx_property_is_of_host(const char *name, const char *value);

@@ -224,7 +224,8 @@ static void begin_device(struct tree *tree, int depth, const char *type)
     level->properties = json_object();
     level->device = json_pack("{s:s, s:b, s:o}", "type", plain_type(level->type), "plugged",
                               pluggable(level->bus), "properties", level->properties);
-    tree->failed |= !level->device || json_array_append_new(tree->list, level->device);
+    tree->failed |= !level->device || json_array_append_new(tree->list, level->device) ||
+                    json_array_size(tree->list) > IBX_DESCRIBED_MAX;
 }
 
 /* A value is "text", a number before the same in other words, or a word. */
@@ -455,7 +456,10 @@ int ibx_describe_devices(struct describing *d)
     json_t *list = ibx_devices_of_qtree(lines ? lines : "");
     json_decref(text);
     if (!list)
-        return ibx_error_set(d->err, -ENOMEM, "no memory for a description of the VM");
+        return ibx_error_set(d->err, -EMSGSIZE,
+                             "the VM has more than %u devices, which no VM has, or there is no "
+                             "memory for a description of them",
+                             IBX_DESCRIBED_MAX);
     const size_t known = json_array_size(list);
     rc = add_busless(d, PERIPHERAL, list, known);
     if (!rc)

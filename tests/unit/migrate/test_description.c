@@ -184,6 +184,20 @@ static void a_deep_tree_of_long_names_does_no_harm(NO_STATE)
     json_decref(all);
 }
 
+/* Of 9 bytes, each of which takes a hundred times that here. */
+static void a_tree_of_too_many_devices_is_none(NO_STATE)
+{
+    static const char one[] = "  dev: e\n";
+    static char text[(IBX_DESCRIBED_MAX + 1) * (sizeof(one) - 1) + 1];
+    for (size_t i = 0; i <= IBX_DESCRIBED_MAX; i++)
+        memcpy(text + i * (sizeof(one) - 1), one, sizeof(one) - 1);
+    assert_null(ibx_devices_of_qtree(text));
+    text[IBX_DESCRIBED_MAX * (sizeof(one) - 1)] = '\0';
+    json_t *all = ibx_devices_of_qtree(text);
+    assert_int_equal(json_array_size(all), IBX_DESCRIBED_MAX);
+    json_decref(all);
+}
+
 static void ram_blocks_have_two_sizes(NO_STATE)
 {
     json_t *ram = ibx_ram_of_ramblock("              Block Name    PSize              Offset       "
@@ -631,6 +645,7 @@ int main(void)
         cmocka_unit_test(devices_have_their_properties),
         cmocka_unit_test(odd_trees_do_no_harm),
         cmocka_unit_test(a_deep_tree_of_long_names_does_no_harm),
+        cmocka_unit_test(a_tree_of_too_many_devices_is_none),
         cmocka_unit_test(ram_blocks_have_two_sizes),
         cmocka_unit_test(what_a_guest_has_taken_of_virtio_mem_does_not_matter),
         cmocka_unit_test(exchanged_backends_are_seen),
