@@ -97,15 +97,32 @@ static int malloc_from_pool(struct extra *e)
     return note_owner(e, rc, made, n, stream);
 }
 
+/* Of a capture: it becomes part of a graph, and CUDA refuses memory that is no graph's. Either way
+ * the memory stays what it is. */
+static int free_captured(struct extra *e, void *address, void *stream)
+{
+    int (*give_back)(void *address, void *stream) = NULL;
+    uint64_t maker;
+    if (!ibx_memory_free_begin(e->x, (uintptr_t)address, &maker))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, give_back);
+    const int rc = give_back(address, stream);
+    ibx_memory_free_end((uintptr_t)address, maker, false);
+    return rc;
+}
+
 static int free_async(struct extra *e)
 {
     int (*give_back)(void *address, void *stream) = NULL;
     void *address = pointer(&e->in), *stream = stream_in(e);
     uint64_t maker;
-    if (!whole(e) || !mine(e, address, 1) ||
-        !ibx_memory_free_begin(e->x, (uintptr_t)address, &maker))
+    if (!whole(e) || !mine(e, address, 1))
         return CUDA_INVALID_VALUE;
-    const bool noted = e->x->isolation.on && ibx_copies_have_cuda(e->x) && !captures(e->x, stream);
+    if (ibx_copies_have_cuda(e->x) && captures(e->x, stream))
+        return free_captured(e, address, stream);
+    if (!ibx_memory_free_begin(e->x, (uintptr_t)address, &maker))
+        return CUDA_INVALID_VALUE;
+    const bool noted = e->x->isolation.on && ibx_copies_have_cuda(e->x);
     const uint64_t number = noted ? ibx_owners_number((uintptr_t)address) : 0;
     FUNCTION(e, give_back);
     ibx_gpu_registrations_drop(&e->x->registrations, (uintptr_t)address);

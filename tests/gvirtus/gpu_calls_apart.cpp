@@ -326,6 +326,31 @@ bool graph_memory_of_another()
     return true;
 }
 
+// A capture does not give back what is no graph's: CUDA refuses that, and the memory stays its
+// program's, which may share it.
+bool memory_freed_in_a_capture()
+{
+    Gpu gpu;
+    const std::vector<char> bytes = random_bytes(some, 31);
+    const std::uint64_t memory = gpu.remote.malloc(some), stream = gpu.remote.stream_create(1);
+    REQUIRE(memory && stream && gpu.remote.to_device(memory, bytes.data(), some) == 0);
+    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_EXTRA_IPC_MEMORY).u64(memory)) == 0);
+    const std::vector<char> handle = gpu.remote.out;
+    REQUIRE(gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(2)) == 0);
+    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_EXTRA_FREE_ASYNC).u64(memory).u64(stream)) ==
+            bad_value);
+    REQUIRE(gpu.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(another(gpu, [&](Remote &own) {
+        const std::uint64_t mine = own.malloc(some);
+        REQUIRE(mine && copies_refused(own, memory, mine) && own.free(memory) == bad_value);
+        Body open = number(IBX_EXTRA_IPC_OPEN_MEMORY);
+        open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
+        return HOLDS(own.address("ibxRuntime", open) == memory && has(own, memory, bytes));
+    }));
+    REQUIRE(has(gpu.remote, memory, bytes));
+    return HOLDS(gpu.remote.free(memory) == 0 && gpu.remote.free(memory) == bad_value);
+}
+
 // What one program has had another one does not find, whichever call it comes by; nor does clearing
 // it come behind what the other one writes there, while the GPU is slow.
 bool memory_that_comes_back(const std::string &options)
@@ -559,6 +584,7 @@ void check_calls_apart()
     check("what is not known to be another program's", what_is_not_known);
     check("memory of another program's that is open", memory_that_is_open);
     check("memory of another program's graph", graph_memory_of_another);
+    check("memory that is freed in a capture", memory_freed_in_a_capture);
     check("memory that another program has had", [] { return memory_that_comes_back(""); });
     check("... that has a limit",
           [] { return memory_that_comes_back("rdma.device_memory : 64M\n"); });

@@ -80,7 +80,7 @@ EXPORT int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behin
 {
     if (a->words[0] != 1 || a->words[2] != 1 || a->words[3] || a->access_count)
         return returns(INVALID_VALUE);
-    int rc = pooled_malloc(&a->address, a->n);
+    int rc = graph_malloc(&a->address, a->n);
     struct graph_node *made = rc ? NULL : graph_add(graph, NODE_ALLOC, behind, count);
     if (made) {
         made->of.memory = a->address;

@@ -145,6 +145,15 @@ EXPORT int ibx_double_pooled(uint64_t device, void *pool)
     return leave(SUCCESS);
 }
 
+EXPORT bool ibx_double_is_pooled(uint64_t device, const void *pool)
+{
+    pthread_mutex_lock(&mutex);
+    const struct allocation *a = find((void *)(uintptr_t)device, 1);
+    const bool is = a && a->pool == pool;
+    leave(SUCCESS);
+    return is;
+}
+
 /* As the driver, which loads a kernel when it is asked for first on a device: that waits for
  * all of its work, and keeps others out, if IBX_DOUBLE_ALONE is set. */
 EXPORT int cuKernelGetFunction(void **function, void *kernel)

@@ -89,9 +89,19 @@ static int allocate(void **address, size_t n, void *pool)
     return rc ? rc : set_pool(*address, pool);
 }
 
-int pooled_malloc(void **address, size_t n)
+static uint8_t graphs; /* whose memory that is, as if they were a pool */
+
+int graph_malloc(void **address, size_t n)
 {
-    return allocate(address, n, &pools[0]);
+    return allocate(address, n, &graphs);
+}
+
+static bool is_captured(void *stream)
+{
+    int (*asks)(void *of, int *status) = NULL;
+    int status = 0;
+    *(void **)&asks = driver_function("cuStreamIsCapturing");
+    return stream && !asks(stream, &status) && status;
 }
 
 /* Of the stream's device, whichever is current. */
@@ -101,7 +111,7 @@ EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
     if (device_of_stream(stream, &device))
         return returns(400);
     enter_device(device);
-    const int rc = pooled_malloc(address, n);
+    const int rc = is_captured(stream) ? graph_malloc(address, n) : allocate(address, n, &pools[0]);
     leave_device();
     return rc;
 }
@@ -119,14 +129,17 @@ EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *s
     return allocate(address, n, pool_of(from));
 }
 
+/* A capture takes memory of graphs alone, and goes on when it is asked for another's. */
 EXPORT int cudaFreeAsync(void *address, void *stream)
 {
-    int (*wait)(void *of) = NULL, (*is_captured)(void *of, int *status) = NULL;
+    int (*wait)(void *of) = NULL;
+    bool (*is_pooled)(uint64_t device, const void *in) = NULL;
     static uint8_t no_pool; /* whose memory cudaFree does not wait for */
-    int status = 0;
     *(void **)&wait = driver_function("cuStreamSynchronize");
-    *(void **)&is_captured = driver_function("cuStreamIsCapturing");
-    const bool captured = stream && !is_captured(stream, &status) && status;
+    *(void **)&is_pooled = driver_function("ibx_double_is_pooled");
+    const bool captured = is_captured(stream);
+    if (captured && !is_pooled((uintptr_t)address, &graphs))
+        return returns(1);
     const int rc = captured ? 0 : wait(stream ? stream : (void *)1);
     if (rc || set_pool(address, &no_pool))
         return returns(rc ? rc : 1);

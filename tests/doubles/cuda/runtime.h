@@ -30,7 +30,7 @@ int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
 int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
 
 /* arrays.c: cudaMalloc of memory for which cudaFree does not wait. */
-int pooled_malloc(void **address, size_t n);
+int graph_malloc(void **address, size_t n);
 
 /* graphs.c: whether the stream is captured, and the function with it. */
 bool captures_function(void *stream, void (*function)(void *argument), void *argument);
