@@ -340,13 +340,13 @@ static bool hints()
 // A kernel that does not end, as one does that waits for the host to write such memory.
 bool mapped_for_ever()
 {
-    void *memory = nullptr;
-    REQUIRE(cudaHostAlloc(&memory, page, 2) == 0);
+    void *memory = over_shm ? managed_memory(page) : nullptr; // there kernels see each write
+    REQUIRE(over_shm ? memory != nullptr : cudaHostAlloc(&memory, page, 2) == 0);
     char *byte = static_cast<char *>(memory), go = 0;
     REQUIRE(write(STDOUT_FILENO, "r", 1) == 1 && read(STDIN_FILENO, &go, 1) == 1); // it is held
     REQUIRE(stub_launch(byte, byte + 100, 8, nullptr) == 0);
     *byte = 'h';
-    return HOLDS(cudaFreeHost(memory) == 0);
+    return HOLDS((over_shm ? cudaFree(memory) : cudaFreeHost(memory)) == 0);
 }
 
 bool pointers()

@@ -528,8 +528,14 @@ int execute(const std::string &name, Frame &f, int *current)
         return runtime().disable_peer(f.get<std::int32_t>());
     if (name == "cudaDeviceReset")
         return app->primary_reset(*current);
-    if (name == "cudaFree" || name == "cuMemFree")
+    if (name == "cuMemFree")
         return app->mem_free(f.get<std::uint64_t>());
+    if (name == "cudaFree") {
+        const int rc = app->mem_free(f.get<std::uint64_t>());
+        if (rc && runtime().fail)
+            runtime().fail(rc);
+        return rc;
+    }
     if (name == "cudaMalloc") {
         std::uint64_t device = 0;
         int rc = app->mem_alloc(&device, f.get<std::uint64_t>());
@@ -584,6 +590,7 @@ int execute(const std::string &name, Frame &f, int *current)
 
 void cuda_back_end_child(std::shared_ptr<Communicator> listening, bool timed)
 {
+    runtime(); // as part of a plugin, before there are clients
     serve_clients(
         listening,
         []() -> Handler {
