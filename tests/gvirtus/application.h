@@ -38,12 +38,6 @@ inline int host_unregister(void *address)
     return preloaded<int(void *)>("cudaHostUnregister")(address);
 }
 
-// The back end loads CUDA's runtime with the first call that needs it.
-inline bool runtime_is_there()
-{
-    return cudaGetLastError() == 0;
-}
-
 // What has failed, cudaGetLastError returns once.
 inline bool fails(int rc, int code)
 {

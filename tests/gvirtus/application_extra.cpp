@@ -62,7 +62,6 @@ Texture texture_of_words()
 
 bool arrays()
 {
-    REQUIRE(runtime_is_there());
     void *array = nullptr;
     std::vector<char> there(400 * 30), back(400 * 30);
     random_fill(there.data(), there.size(), 3);
@@ -112,7 +111,6 @@ bool arrays()
 // Levels of a mipmapped array are arrays, which go with it.
 bool mipmaps()
 {
-    REQUIRE(runtime_is_there());
     using Make = int(void **, const Channel *, Extent, unsigned, unsigned);
     using CreateTexture =
         int(unsigned long long *, const Resource *, const Texture *, const View *);
@@ -201,7 +199,7 @@ bool planes_beyond_rows()
 
 bool planes_of_arrays()
 {
-    REQUIRE(runtime_is_there() && planes_beyond_rows());
+    REQUIRE(planes_beyond_rows());
     void *array = nullptr;
     constexpr std::size_t row = 40, height = 5, depth = 3;
     std::vector<char> there(64 * 8 * depth), back(64 * 8 * depth, 'x');
@@ -234,7 +232,6 @@ bool planes_of_arrays()
 // Memory of planes, what consists of other calls.
 bool planes_of_memory()
 {
-    REQUIRE(runtime_is_there());
     using Pitched = ibx_cuda_pitched;
     using Set = int(Pitched, int, Extent, void *);
     constexpr std::size_t width = 100, height = 5, depth = 3;
@@ -276,7 +273,6 @@ bool planes_of_memory()
 
 bool array_to_array()
 {
-    REQUIRE(runtime_is_there());
     using Copy = int(void *, std::size_t, std::size_t, const void *, std::size_t, std::size_t,
                      std::size_t, std::size_t, int);
     auto *copy = preloaded<Copy>("cudaMemcpy2DArrayToArray");
@@ -300,7 +296,6 @@ bool array_to_array()
 // What is known of arrays, textures and surfaces.
 bool descriptions()
 {
-    REQUIRE(runtime_is_there());
     using Make = int(unsigned long long *, const Resource *, const Texture *, const View *);
     using Info = int(Channel *, Extent *, unsigned *, void *);
     using OfResource = int(Resource *, unsigned long long);
@@ -374,7 +369,6 @@ std::uint64_t library_of_back_end()
 // CUDA takes one of memory that is shorter: it looks at the beginning alone, wherever the end is.
 bool textures_beyond()
 {
-    REQUIRE(runtime_is_there());
     using Make = int(unsigned long long *, const Resource *, const Texture *, const View *);
     auto *create = preloaded<Make>("cudaCreateTextureObject");
     const Texture how = texture_of_words();
@@ -414,7 +408,6 @@ bool capture_modes()
 
 bool textures()
 {
-    REQUIRE(runtime_is_there());
     using Make = int(unsigned long long *, const Resource *, const Texture *, const View *);
     auto *create = preloaded<Make>("cudaCreateTextureObject");
     auto *destroy = preloaded<int(unsigned long long)>("cudaDestroyTextureObject");
@@ -536,7 +529,6 @@ bool made_pools(void *stream, void *own)
 
 bool pools()
 {
-    REQUIRE(runtime_is_there());
     using Allocate = int(void **, std::size_t, void *);
     using FromPool = int(void **, std::size_t, void *, void *);
     using Attribute = int(void *, int, void *);
@@ -568,7 +560,6 @@ bool pools()
 // While another thread always has copies in the background.
 bool meanwhile()
 {
-    REQUIRE(runtime_is_there());
     std::atomic<bool> ends{false}, good{false}, begun{false};
     std::thread copies([&] {
         std::vector<char> memory(1 << 20);
@@ -597,7 +588,6 @@ bool meanwhile()
 // In a thread whose first call it is, too.
 bool cooperative()
 {
-    REQUIRE(runtime_is_there());
     using Launch = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
     auto *launch = preloaded<Launch>("cudaLaunchCooperativeKernel");
     std::size_t n = 100000;
@@ -646,7 +636,6 @@ bool cooperative()
 // One of NVIDIA's libraries is loaded when the program is under way.
 bool local_library()
 {
-    REQUIRE(runtime_is_there());
     REQUIRE(cudaFree(device_memory()) == 0 && !std::getenv("CUDA_VISIBLE_DEVICES"));
     REQUIRE(dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL));
     REQUIRE(cudaFree(device_memory()) == 0);
@@ -660,7 +649,6 @@ bool local_library()
 bool local_driver()
 {
     void *stream = nullptr;
-    REQUIRE(runtime_is_there());
     REQUIRE(dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL));
     REQUIRE(cudaStreamCreate(&stream) == 0 && !std::getenv("CUDA_VISIBLE_DEVICES"));
     return HOLDS(cudaStreamDestroy(stream) == 0 && cudaFree(device_memory()) == 0);

@@ -43,7 +43,6 @@ struct Attribute {
 // programs that capture a graph do, they are asked for, changed and set again.
 bool kernels_of_graphs()
 {
-    REQUIRE(runtime_is_there());
     constexpr std::size_t n = 5000;
     char *device = device_memory(3 * n), *second = device + n;
     std::size_t bytes = n;
@@ -90,7 +89,6 @@ bool kernels_of_graphs()
 // for. An error that comes later is told by the next call that waits for the device.
 bool kernels_that_are_set_again()
 {
-    REQUIRE(runtime_is_there());
     constexpr std::size_t n = 5000;
     char *device = device_memory(3 * n), *second = device + n;
     std::size_t bytes = n;
@@ -131,7 +129,6 @@ bool kernels_that_are_set_again()
 // Attributes of kernels are CUDA's, and are copied.
 bool attributes_of_nodes()
 {
-    REQUIRE(runtime_is_there());
     char *device = device_memory(64);
     std::size_t bytes = 32;
     void *to = device, *from = device + 32, *arguments[] = {&to, &from, &bytes};
@@ -160,7 +157,6 @@ bool attributes_of_nodes()
 // Events and functions of nodes, in the graph and in what was made of it before.
 bool events_and_functions_of_nodes()
 {
-    REQUIRE(runtime_is_there());
     void *stream = nullptr, *first = nullptr, *second = nullptr, *event = nullptr;
     void *recorded = nullptr, *wait_node = nullptr;
     std::atomic<int> calls{0}, others{0}, thirds{0};
@@ -220,7 +216,6 @@ bool events_and_functions_of_nodes()
 // A graph in a graph is the node's own: what is added to it is in the node. It goes with that.
 bool graphs_of_nodes()
 {
-    REQUIRE(runtime_is_there());
     char *device = device_memory(4096);
     std::vector<char> back(4096), expected(4096, 2);
     void *stream = nullptr, *node = nullptr, *child = nullptr, *again = nullptr, *inner = nullptr;
@@ -274,7 +269,6 @@ bool graphs_of_nodes()
 // Memory of nodes; nodes of all kinds by one call.
 bool parameters_of_all_kinds()
 {
-    REQUIRE(runtime_is_there());
     void *node = nullptr, *freed = nullptr, *address = nullptr, *stream = nullptr;
     using Order = void *const *;
     Graph graph;
@@ -336,7 +330,6 @@ bool objects_of_graphs()
         while (!open)
             std::this_thread::yield();
     };
-    REQUIRE(runtime_is_there());
     void *object = nullptr, *other = nullptr, *clone = nullptr, *stream = nullptr, *exec = nullptr;
     int one = 1, ten = 10;
     const auto make = [&](void **made, int *what, unsigned count) {
@@ -406,7 +399,6 @@ bool objects_of_graphs()
 // A drawing of a graph: its nodes, those of the graph in it, and what comes behind what.
 bool drawings_of_graphs()
 {
-    REQUIRE(runtime_is_there());
     char *device = device_memory(64), path[] = "/tmp/ibx-drawing-XXXXXX", text[4096] = {0};
     std::size_t bytes = 32;
     void *to = device, *from = device + 32, *arguments[] = {&to, &from, &bytes}, *node = nullptr;

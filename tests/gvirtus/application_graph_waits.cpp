@@ -42,7 +42,6 @@ void *waits_and_copies(Graph *graph, std::atomic<int> *flag, std::vector<char> *
 // Over a connection that breaks, for good: a graph whose functions were not called is an error.
 bool graphs_lost()
 {
-    REQUIRE(runtime_is_there());
     void *stream = nullptr, *other = nullptr;
     std::atomic<int> flag{0};
     std::vector<char> memory(10000, 'a'), back(10000, 'x');
@@ -100,7 +99,6 @@ class Release
 // pools and of graphs, it waits for nothing.
 bool frees_beside_graphs()
 {
-    REQUIRE(runtime_is_there());
     std::atomic<int> flag{0};
     constexpr std::size_t n = 3u << 20; // the back end has no slot for it
     std::vector<char> there(10000, 'a'), back(10000, 'x'), never(n);
@@ -145,7 +143,6 @@ static unsigned long unpinned_ever()
 // that, which waits for all work of the device.
 bool unpinned_beside_graphs()
 {
-    REQUIRE(runtime_is_there());
     std::atomic<int> flag{0}, ready{0}, go{0};
     std::vector<char> there(10000, 'a'), back(10000, 'x');
     char *device = device_memory(10000);
@@ -179,7 +176,6 @@ bool unpinned_beside_graphs()
 // client.
 bool loads_beside_graphs()
 {
-    REQUIRE(runtime_is_there());
     std::atomic<int> flag{0};
     std::vector<char> there(10000, 'a'), back(10000, 'x');
     char *near = device_memory(10000);

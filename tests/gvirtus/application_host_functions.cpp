@@ -101,7 +101,6 @@ void call_cuda(void *argument)
 
 bool calls_in_host_functions()
 {
-    REQUIRE(runtime_is_there());
     char host[100] = {};
     Calls calls = {nullptr, nullptr, device_memory(100), host, {}, 0};
     REQUIRE(cudaEventCreate(&calls.event) == 0 && cudaEventRecord(calls.event, nullptr) == 0);
@@ -117,7 +116,6 @@ bool calls_in_host_functions()
 
 bool host_functions()
 {
-    REQUIRE(runtime_is_there());
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
     auto *add_callback = preloaded<AddCallback>("cudaStreamAddCallback");
     void *stream = nullptr, *other = nullptr, *pinned = nullptr, *slow = nullptr, *apart = nullptr;
@@ -259,7 +257,6 @@ bool host_functions()
 // waits for it in its call, as natively. The test's alarm ends it otherwise.
 bool host_functions_as_gates()
 {
-    REQUIRE(runtime_is_there());
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
     auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
     void *stream = nullptr, *pinned = nullptr;
@@ -302,7 +299,6 @@ bool host_functions_as_gates()
 // What such copies have taken goes with the context, and not what the next one takes to that place.
 bool gates_after_reset()
 {
-    REQUIRE(runtime_is_there());
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
     char *first = nullptr;
     for (char letter : {'a', 'b', 'c'}) {
@@ -326,7 +322,6 @@ bool gates_after_reset()
 // A context with an error calls none; behind its reset nobody waits for them.
 bool host_functions_after_reset()
 {
-    REQUIRE(runtime_is_there());
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
     std::vector<char> there(10000, 'a'), back(10000);
     void *stream = nullptr;
@@ -362,7 +357,6 @@ bool host_functions_after_reset()
 // Over a connection that breaks, for good: what was not called is an error of the wait behind it.
 bool host_functions_lost()
 {
-    REQUIRE(runtime_is_there());
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
     void *stream = nullptr, *other = nullptr, *event = nullptr, *earlier = nullptr;
     std::atomic<int> flags[2] = {{0}, {0}}, flag{0};
@@ -388,7 +382,6 @@ bool host_functions_lost()
 bool host_functions_at_exit()
 {
     static std::atomic<int> flags[2];
-    REQUIRE(runtime_is_there());
     void *stream = nullptr;
     REQUIRE(cudaStreamCreate(&stream) == 0);
     for (int i = 0; i < 10; i++)
@@ -413,7 +406,6 @@ void never_return(void *flag)
 // One of them does not return: the process ends all the same.
 bool host_function_for_ever()
 {
-    REQUIRE(runtime_is_there());
     std::atomic<int> flag{0};
     void *stream = nullptr;
     REQUIRE(cudaStreamCreate(&stream) == 0);

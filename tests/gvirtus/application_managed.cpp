@@ -246,7 +246,6 @@ bool mapped()
 {
     constexpr std::size_t n = 300 * K;
     void *a = nullptr, *b = nullptr, *there = nullptr, *pinned = nullptr;
-    REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
     REQUIRE(cudaHostAlloc(&a, n, 2) == 0 && cudaHostAlloc(&b, n, 7) == 0);
     REQUIRE(cudaHostAlloc(&pinned, n, 4) == 0);
     char *from = static_cast<char *>(a), *to = static_cast<char *>(b);
@@ -353,7 +352,6 @@ bool pointers()
 {
     char *device = device_memory(100), *m = managed_memory(page), local = 0;
     void *pinned = nullptr, *made = nullptr;
-    REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
     REQUIRE(cudaMallocHost(&pinned, 100) == 0 && host_register(&local, 1) == 0);
     REQUIRE(is(device, DEVICE, device, nullptr) && is(device + 99, DEVICE, device + 99, nullptr));
     REQUIRE(is(m, MANAGED, m, m) && is(m + 5, MANAGED, m + 5, m + 5));
@@ -438,7 +436,6 @@ void look(void *memory)
 // It does not come back.
 bool managed_in_function()
 {
-    REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
     char *m = managed_memory(page);
     void *stream = nullptr;
     REQUIRE(m && cudaStreamCreate(&stream) == 0 && stub_launch(m, m + 1, 1, stream) == 0);
