@@ -200,6 +200,8 @@ void ibx_backlog_finish(struct ibx_pipeline *p)
     if (ibx_session_live(p->session))
         ibx_session_sync(p->session);
     if (ibx_session_live(p->session))
+        ibx_session_await_owed(p->session);
+    if (ibx_session_live(p->session))
         ibx_session_take_owed(p->session, true);
     if (!ibx_session_live(p->session))
         ibx_backlog_drop(p);

@@ -3,6 +3,7 @@
 #include "frontend-glue/client_calls/internal.h"
 
 #include "common/clock.h"
+#include "common/handlers.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,15 @@ static bool is_eager(const struct ibx_session *session)
     return path && (!strcmp(path->provider, "shm") || !strcmp(path->provider, "verbs"));
 }
 
+/* Locked. Of the owner's thread. */
+static void pause_wait(void *context)
+{
+    struct ibx_pipeline *p = context;
+    pthread_mutex_unlock(&p->lock);
+    ibx_handlers_run();
+    pthread_mutex_lock(&p->lock);
+}
+
 struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_pipeline_mode mode)
 {
     struct ibx_pipeline *p = calloc(1, sizeof(*p));
@@ -54,6 +64,7 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     p->streams = STREAMS_NONE;
     p->call = ibx_call_find("", 0);
     pthread_mutex_init(&p->lock, NULL);
+    ibx_session_set_pause(session, pause_wait, p);
     ibx_configurations_init(&p->configurations);
     ibx_process_add(p);
     if (ibx_session_kept(session))
@@ -200,6 +211,8 @@ bool ibx_pipeline_read(struct ibx_pipeline *p, void *buffer, size_t n)
         return true;
     }
     pthread_mutex_lock(&p->lock);
+    if (!p->reads)
+        ibx_session_await_reply(p->session);
     const bool good = ibx_session_read(p->session, buffer, n) == (ssize_t)n;
     if (!ibx_session_live(p->session))
         ibx_backlog_drop(p);

@@ -7,6 +7,7 @@
 #include "frontend-glue/client_calls/internal.h"
 
 #include "common/clock.h"
+#include "common/handlers.h"
 #include "common/log.h"
 #include "common/thread.h"
 
@@ -436,6 +437,7 @@ void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_sco
         below = count ? targets[count - 1].id : 0;
         for (unsigned left = approach(targets, count); left; left = approach(targets, left)) {
             pthread_mutex_unlock(&process.lock);
+            ibx_handlers_run();
             if (ibx_now_ns() > spin_until)
                 rest();
             else

@@ -2,6 +2,7 @@
 /* Requests that wait for the back end, and what is learned from their replies. */
 #include "frontend-glue/client_calls/internal.h"
 
+#include "common/handlers.h"
 #include "frontend-glue/session/extra.h"
 
 #include <string.h>
@@ -113,6 +114,13 @@ void ibx_waiting_begin_long(struct ibx_pipeline *p)
     p->unseen = false;
     p->foreign = p->foreign || !nul;
     ibx_waiting_begin(p, NULL, 0);
+    if (!ibx_handlers_held())
+        return;
+    /* GVirtuS writes the rest. A handler meanwhile may wait for what was gathered. */
+    pthread_mutex_lock(&p->lock);
+    if (ibx_session_live(p->session))
+        ibx_session_send_ahead(p->session);
+    pthread_mutex_unlock(&p->lock);
 }
 
 /* Of this thread's own calls, or of another one's that cannot be told any more. */

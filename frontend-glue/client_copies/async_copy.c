@@ -2,6 +2,7 @@
 #include "frontend-glue/client_copies/client_copies.h"
 
 #include "common/clock.h"
+#include "common/handlers.h"
 #include "common/log.h"
 #include "common/state_machine.h"
 #include "common/thread.h"
@@ -192,6 +193,20 @@ static void look_after(struct helper *helper)
         ibx_state_move(&helper->state, HELPER_LOST);
 }
 
+/* Locked. Of a thread of the program's: until something has changed, perhaps. */
+static void wait_for_change(void)
+{
+    if (!ibx_handlers_held()) {
+        ibx_thread_wait(&async.changed, &async.lock);
+        return;
+    }
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(IBX_HANDLERS_MS));
+    pthread_cond_clockwait(&async.changed, &async.lock, CLOCK_MONOTONIC, &until);
+    pthread_mutex_unlock(&async.lock);
+    ibx_handlers_run();
+    pthread_mutex_lock(&async.lock);
+}
+
 /* Locked, and not while it waits: until there is a job. */
 static void wait_for_job(struct helper *helper)
 {
@@ -263,7 +278,7 @@ static bool helper_begin(struct helper *helper, const struct ibx_session *sessio
     if (!good)
         ibx_state_move(&helper->state, HELPER_NONE);
     while (helper->state.now == HELPER_STARTING)
-        ibx_thread_wait(&async.changed, &async.lock);
+        wait_for_change();
     return helper->state.now == HELPER_READY;
 }
 
@@ -316,7 +331,7 @@ bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_fr
     struct helper *helper = NULL;
     do { /* during the wait the stream's copies may go to another helper or end */
         if (helper)
-            ibx_thread_wait(&async.changed, &async.lock);
+            wait_for_change();
         helper = pick(session, copy->stream, job->device);
     } while (helper && helper->count >= JOBS);
     if (helper) {
@@ -360,13 +375,15 @@ void ibx_async_copy_wait(uint64_t stream)
 {
     if (!ibx_async_copy_any())
         return;
+    const bool held = ibx_handlers_hold();
     const int cancel = ibx_thread_hold_cancel();
     pthread_mutex_lock(&async.lock);
     const uint64_t end = async.jobs; /* later copies are not waited for */
     while (helper_of_stream(stream, end))
-        ibx_thread_wait(&async.changed, &async.lock);
+        wait_for_change();
     pthread_mutex_unlock(&async.lock);
     ibx_thread_release_cancel(cancel);
+    ibx_handlers_let(held);
 }
 
 /* Locked. */
@@ -386,12 +403,14 @@ void ibx_async_copy_wait_memory(const void *address, size_t n)
 {
     if (!ibx_async_copy_any())
         return;
+    const bool held = ibx_handlers_hold();
     const int cancel = ibx_thread_hold_cancel();
     pthread_mutex_lock(&async.lock);
     while (is_touched(address, n))
-        ibx_thread_wait(&async.changed, &async.lock);
+        wait_for_change();
     pthread_mutex_unlock(&async.lock);
     ibx_thread_release_cancel(cancel);
+    ibx_handlers_let(held);
 }
 
 int ibx_async_copy_failure(uint64_t stream)

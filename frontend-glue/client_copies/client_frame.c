@@ -155,6 +155,7 @@ int ibx_client_send_whole(struct ibx_session *s, const struct ibx_frontend_copy 
 int ibx_client_take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
 {
     uint8_t head[20];
+    ibx_session_await_reply(s);
     int rc = take(s, head, sizeof(head));
     struct ibx_reader r = ibx_reader_of(head, sizeof(head));
     if (rc)

@@ -2,6 +2,7 @@
 /* The table that the preload gets (attach_table.h): what it asks of the thread's session. */
 #include "frontend-glue/plugin/attached.h"
 
+#include "common/handlers.h"
 #include "common/log.h"
 #include "common/thread.h"
 #include "common/wire.h"
@@ -29,7 +30,7 @@ static uint64_t last_word(const struct ibx_frontend_request *request)
 }
 
 /* With copies in the background GVirtuS makes the call: on its way they are waited for. */
-static int make_call(const struct ibx_frontend_request *request, int *exit_code)
+static int make_call_inside(const struct ibx_frontend_request *request, int *exit_code)
 {
     const struct ibx_pipeline_request call = {request->name, request->body,  request->n,
                                               request->out,  request->out_n, request->unseen};
@@ -53,6 +54,14 @@ static int make_call(const struct ibx_frontend_request *request, int *exit_code)
     if (works)
         watch->over();
     ibx_thread_release_cancel(cancel);
+    return rc;
+}
+
+static int make_call(const struct ibx_frontend_request *request, int *exit_code)
+{
+    const bool held = ibx_handlers_hold();
+    const int rc = make_call_inside(request, exit_code);
+    ibx_handlers_let(held);
     return rc;
 }
 
@@ -97,9 +106,11 @@ static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 {
     if (!ibx_attached_session() || ibx_async_copy_any())
         return false;
+    const bool held = ibx_handlers_hold();
     const int cancel = ibx_thread_hold_cancel(); /* of a backlog that leaves meanwhile */
     const bool known = knows_now(fact, handle, answer);
     ibx_thread_release_cancel(cancel);
+    ibx_handlers_let(held);
     return known;
 }
 
@@ -108,11 +119,13 @@ static void prepare(void *address, size_t n)
     struct ibx_session *session = ibx_attached_session();
     if (!session)
         return;
+    const bool held = ibx_handlers_hold();
     const int cancel = ibx_thread_hold_cancel();
     ibx_pipeline_enter(ibx_attached->pipeline, 0, false);
     ibx_session_prepare(session, address, n);
     ibx_pipeline_leave(ibx_attached->pipeline, 0, false);
     ibx_thread_release_cancel(cancel);
+    ibx_handlers_let(held);
 }
 
 /* Over shm memory that the back end maps, and pins meanwhile: page-locked memory takes its time
@@ -154,7 +167,7 @@ static int stand_in(void *address, size_t n, bool on, int *exit_code)
 }
 
 /* Kernels write there unseen: later copies from such memory go in the order of their streams. */
-static int reach(void *address, size_t n, bool on, int *exit_code)
+static int reach_inside(void *address, size_t n, bool on, int *exit_code)
 {
     struct ibx_session *session = ibx_attached_session();
     uint8_t body[32];
@@ -181,6 +194,14 @@ static int reach(void *address, size_t n, bool on, int *exit_code)
     return ask_for_map(&w, exit_code);
 }
 
+static int reach(void *address, size_t n, bool on, int *exit_code)
+{
+    const bool held = ibx_handlers_hold();
+    const int rc = reach_inside(address, n, on, exit_code);
+    ibx_handlers_let(held);
+    return rc;
+}
+
 static void drain(const void *address, size_t n)
 {
     ibx_host_copies_drain(address, n);
@@ -190,6 +211,7 @@ static void drain(const void *address, size_t n)
 static void watch(const struct ibx_frontend_watch *calls)
 {
     atomic_store(&ibx_attached_watcher, calls);
+    ibx_handlers_use(calls->handlers);
 }
 
 static void leave(void)

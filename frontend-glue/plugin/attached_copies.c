@@ -5,6 +5,7 @@
  */
 #include "frontend-glue/plugin/attached.h"
 
+#include "common/handlers.h"
 #include "common/thread.h"
 #include "common/wire.h"
 #include "frontend-glue/client_copies/client_copies.h"
@@ -184,8 +185,10 @@ static int run_watched(const struct ibx_frontend_copy *wish, int *exit_code)
 int ibx_attached_copy(const struct ibx_frontend_copy *wish, int *exit_code)
 {
     struct ibx_host_copy copy;
+    const bool held = ibx_handlers_hold();
     ibx_host_copy_begins(&copy, wish);
     const int rc = run_watched(wish, exit_code);
     ibx_host_copy_ends(&copy);
+    ibx_handlers_let(held);
     return rc;
 }

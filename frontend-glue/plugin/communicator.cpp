@@ -21,6 +21,7 @@
 #include "frontend-glue/plugin/uncaught.h"
 
 extern "C" {
+#include "common/handlers.h"
 #include "common/log.h"
 #include "common/thread.h"
 #include "frontend-glue/client_calls/pipeline.h"
@@ -101,16 +102,22 @@ class Failure : public std::string, public std::exception
     const char *what() const noexcept override { return c_str(); }
 };
 
-// A thread that is cancelled inside a CUDA call ends behind it.
-class NoCancel
+// A thread that is cancelled inside a CUDA call ends behind it, and handlers of the program's
+// signals run there, or while it waits.
+class Inside
 {
   public:
-    NoCancel() : before(ibx_thread_hold_cancel()) {}
-    ~NoCancel() { ibx_thread_release_cancel(before); }
-    NoCancel(const NoCancel &) = delete;
-    NoCancel &operator=(const NoCancel &) = delete;
+    Inside() : held(ibx_handlers_hold()), before(ibx_thread_hold_cancel()) {}
+    ~Inside()
+    {
+        ibx_thread_release_cancel(before);
+        ibx_handlers_let(held);
+    }
+    Inside(const Inside &) = delete;
+    Inside &operator=(const Inside &) = delete;
 
   private:
+    bool held;
     int before;
 };
 
@@ -163,7 +170,7 @@ class RdmaCommunicator final : public Communicator
 
     void Connect() override
     {
-        NoCancel hold;
+        Inside hold;
         ibx_error err{};
         ibx_attach_begins();
         if (ibx_session_connect(session, &err))
@@ -174,7 +181,7 @@ class RdmaCommunicator final : public Communicator
 
     std::size_t Read(char *buffer, std::size_t size) override
     {
-        NoCancel hold;
+        Inside hold;
         if (!size || !session)
             return size ? read_last(buffer, size) : 0;
         if (server)
@@ -194,7 +201,7 @@ class RdmaCommunicator final : public Communicator
     // A failure shows in the next Read.
     std::size_t Write(const char *buffer, std::size_t size) override
     {
-        NoCancel hold;
+        Inside hold;
         if (ibx_attachment_ended(attachment))
             begin_anew();
         ibx_attachment_on_write(attachment, buffer, size);
@@ -207,7 +214,7 @@ class RdmaCommunicator final : public Communicator
 
     void Sync() override
     {
-        NoCancel hold;
+        Inside hold;
         if (pipeline)
             ibx_pipeline_sync(pipeline);
         else if (session)
@@ -217,7 +224,7 @@ class RdmaCommunicator final : public Communicator
 
     void Close() override
     {
-        NoCancel hold;
+        Inside hold;
         ibx_pipeline_finish(pipeline, IBX_PIPELINE_END_MS);
         ibx_pipeline_lock(pipeline);
         if (session)

@@ -57,11 +57,13 @@
 #define IBX_FRONTEND_GLUE_PRELOAD_ATTACH_TABLE_H
 
 #include <stdbool.h>
+#include "common/handlers.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 19u
+#define IBX_FRONTEND_VERSION 20u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -128,12 +130,16 @@ enum ibx_frontend_fact {
  *
  * withheld(), before all that: whether the kernel may not be given the host's bytes of a copy,
  * since another thread may take access to them away. Then GVirtuS's front end, which touches them
- * itself, has to make the copy. */
+ * itself, has to make the copy.
+ *
+ * handlers: those of the program's signals wait while a thread is inside of the plugin
+ * (common/handlers.h). */
 struct ibx_frontend_watch {
     int (*request)(const char *name, const void *body, size_t n, bool *begun);
     int (*copy)(const struct ibx_frontend_copy *copy, bool *begun);
     void (*over)(void);
     bool (*withheld)(const struct ibx_frontend_copy *copy);
+    const struct ibx_handlers_calls *handlers;
 };
 
 struct ibx_frontend_calls {

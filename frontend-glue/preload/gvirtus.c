@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/preload/dlsym.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/managed.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -149,12 +149,16 @@ void ibx_frontend_prepare(void *front_end)
     void (*next)(void *) = NULL;
     pthread_mutex_t *theirs = atomic_load(&their_lock);
     *(void **)&next = ibx_frontend_next(&found, PREPARE);
+    /* One that touches managed memory would wait for a thread that needs the lock, too. */
+    const bool held = theirs && ibx_managed_any() && ibx_managed_handlers.hold();
     if (theirs)
         pthread_mutex_lock(theirs);
     if (next)
         next(front_end);
     if (theirs)
         pthread_mutex_unlock(theirs);
+    if (held)
+        ibx_managed_handlers.let();
 }
 
 bool ibx_frontend_first_begins(void)

@@ -158,6 +158,8 @@ struct held_handlers {
 };
 void ibx_managed_hold_handlers(struct held_handlers *held);
 void ibx_managed_let_handlers(const struct held_handlers *held);
+/* The same for threads that are inside of the plugin. */
+extern const struct ibx_handlers_calls ibx_managed_handlers;
 
 /* managed_signals.c: from here on the library has SIGSEGV, for good. False: it has not. */
 bool ibx_managed_catch(void (*handler)(int number, siginfo_t *info, void *context));

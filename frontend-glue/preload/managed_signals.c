@@ -49,7 +49,7 @@ static void note_handlers(void)
     }
 }
 
-void ibx_managed_hold_handlers(struct held_handlers *held)
+static void hold_all(struct held_handlers *held)
 {
     uint64_t left = atomic_load_explicit(&handled, memory_order_relaxed);
     sigset_t these;
@@ -62,11 +62,44 @@ void ibx_managed_hold_handlers(struct held_handlers *held)
     ibx_managed_real_mask(SIG_BLOCK, &these, &held->before);
 }
 
-void ibx_managed_let_handlers(const struct held_handlers *held)
+static void let_all(const struct held_handlers *held)
 {
     if (held->any)
         ibx_managed_real_mask(SIG_SETMASK, &held->before, NULL);
 }
+
+static _Thread_local unsigned reasons; /* of this library's that the thread has to hold them */
+
+void ibx_managed_hold_handlers(struct held_handlers *held)
+{
+    hold_all(held);
+    reasons++;
+}
+
+void ibx_managed_let_handlers(const struct held_handlers *held)
+{
+    reasons--;
+    let_all(held);
+}
+
+/* While the thread is inside of the plugin, but for pauses, which are none where the plugin makes a
+ * copy for this library. */
+static _Thread_local struct held_handlers inside;
+
+static bool hold_inside(void)
+{
+    if (!reasons)
+        hold_all(&inside);
+    return reasons || inside.any;
+}
+
+static void let_inside(void)
+{
+    if (!reasons)
+        let_all(&inside);
+}
+
+const struct ibx_handlers_calls ibx_managed_handlers = {hold_inside, let_inside};
 
 /* Before main(), as in managed_io.c. */
 __attribute__((constructor)) static void find_names(void)

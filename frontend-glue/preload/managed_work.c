@@ -348,8 +348,11 @@ static bool withheld(const struct ibx_frontend_copy *copy)
     return ibx_managed_joins(at, n) || ibx_managed_within(&at, at + n, &last);
 }
 
-const struct ibx_frontend_watch ibx_managed_watch = {request_begins, copy_begins, work_has_begun,
-                                                     withheld};
+const struct ibx_frontend_watch ibx_managed_watch = {.request = request_begins,
+                                                     .copy = copy_begins,
+                                                     .over = work_has_begun,
+                                                     .withheld = withheld,
+                                                     .handlers = &ibx_managed_handlers};
 
 bool ibx_frontend_managed_captured(void *stream)
 {

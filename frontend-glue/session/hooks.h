@@ -239,6 +239,14 @@ int ibx_session_settle(struct ibx_session *session);
 bool ibx_session_take_placed(struct ibx_session *session);
 /* Whether bytes of a reply that is to be read are there; as ibx_session_fail(). */
 int ibx_session_poll_reply(struct ibx_session *session);
+/* Client: between two pieces of a wait (common/handlers.h) others may use the session. */
+void ibx_session_set_pause(struct ibx_session *session, void (*pause)(void *context),
+                           void *context);
+/* Until they are there, or never come, where a wait has to be one in pieces; otherwise the caller's
+ * next read waits. */
+void ibx_session_await_reply(struct ibx_session *session);
+/* The same for those to all requests that were answered before they were run. */
+void ibx_session_await_owed(struct ibx_session *session);
 
 /* Requests that GVirtuS has an answer to before the server has run them: short ones whose reply is
  * an exit code, seconds and no output. Their replies are consumed before any other is read, and

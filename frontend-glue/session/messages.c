@@ -2,6 +2,8 @@
 /* The messages of a session: sent with credit, received into one of two queues. */
 #include "frontend-glue/session/session_internal.h"
 
+#include "common/handlers.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,6 +123,35 @@ int ibx_session_poll_reply(struct ibx_session *s)
     if (rc >= 0)
         rc = ibx_session_take_owed(s, false);
     return rc < 0 ? rc : !s->owed.count && ibx_session_has_bytes(s);
+}
+
+void ibx_session_set_pause(struct ibx_session *s, void (*pause)(void *context), void *context)
+{
+    s->pause = pause;
+    s->pause_context = context;
+}
+
+static bool waits_in_pieces(const struct ibx_session *s)
+{
+    return s->pause && ibx_handlers_held() && ibx_session_live(s);
+}
+
+static void wait_for_a_piece(struct ibx_session *s)
+{
+    ibx_wait(s->conn, IBX_HANDLERS_MS);
+    s->pause(s->pause_context);
+}
+
+void ibx_session_await_reply(struct ibx_session *s)
+{
+    while (waits_in_pieces(s) && !ibx_session_poll_reply(s))
+        wait_for_a_piece(s);
+}
+
+void ibx_session_await_owed(struct ibx_session *s)
+{
+    while (waits_in_pieces(s) && s->owed.count && !ibx_session_poll_reply(s))
+        wait_for_a_piece(s);
 }
 
 /* A child of a client's that has ended may hold its connection open. So a server wakes up, once a

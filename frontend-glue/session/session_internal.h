@@ -285,6 +285,8 @@ struct ibx_session {
     bool abandoned;
     int end_status;
     struct owed owed;
+    void (*pause)(void *context); /* client: NULL, or between pieces of a wait */
+    void *pause_context;
     bool in_frame;            /* bytes have been read since the last sync */
     bool answering;           /* client: the connection is dead and its calls are answered here */
     struct ibx_event current; /* the message being read, type MESSAGE when there is one */

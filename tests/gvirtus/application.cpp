@@ -648,6 +648,7 @@ int main(int argc, char **argv)
         {"managed", managed},
         {"mapped", mapped},
         {"mapped-for-ever", mapped_for_ever},
+        {"signals-in-calls", signals_in_calls},
         {"pointers", pointers},
         {"managed-in-function", managed_in_function},
         {"managed-at-exit", managed_at_exit},

@@ -211,6 +211,7 @@ bool managed_beside_captures();
 bool managed_system_calls();
 // application_managed_signals.cpp
 bool managed_signals();
+bool signals_in_calls();
 
 // application_queries.cpp
 

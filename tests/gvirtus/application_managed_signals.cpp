@@ -3,6 +3,7 @@
 // Managed memory, and the program's own signals.
 #include "tests/gvirtus/application.h"
 
+#include <atomic>
 #include <cerrno>
 #include <csetjmp>
 #include <csignal>
@@ -139,6 +140,12 @@ bool signals_while_given()
     REQUIRE(sigaction(SIGUSR2, &before[1], nullptr) == 0);
     REQUIRE(cudaFree(handled) == 0);
     return HOLDS(cudaFree(m) == 0 && cudaFree(device) == 0);
+}
+
+void touches_in_call(int)
+{
+    interrupted = interrupted + 1;
+    ++handled[2];
 }
 
 char *volatile handled_within;
@@ -387,4 +394,83 @@ bool managed_signals()
     REQUIRE(handlers_by_other_names() && handlers_of_faults());
     REQUIRE(waits_with_masks() && masks_by_other_names());
     return HOLDS(faults_of_others());
+}
+
+namespace
+{
+
+// Sends the signal to a thread again and again, the next one when a handler has run.
+class Sender
+{
+    std::atomic<bool> over{false};
+    std::thread thread;
+
+  public:
+    Sender(pthread_t to, int number)
+        : thread([=, this] {
+              while (!over) {
+                  const sig_atomic_t before = interrupted;
+                  pthread_kill(to, number);
+                  while (!over && interrupted == before)
+                      std::this_thread::yield();
+              }
+          })
+    {
+    }
+    ~Sender()
+    {
+        over = true;
+        thread.join();
+    }
+};
+
+void only_counts(int)
+{
+    interrupted = interrupted + 1;
+}
+
+// They run while their thread waits for the device, and not only behind that.
+bool signals_in_waits(char *m, char *device)
+{
+    char byte = 0;
+    interrupted = 0;
+    REQUIRE(signal(SIGUSR2, only_counts) != SIG_ERR && cudaDeviceSynchronize() == 0);
+    stub_remote()->slow(100000);
+    for (int way = 0; way < 2; way++) {
+        REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0);
+        const Sender sender(pthread_self(), SIGUSR2);
+        const sig_atomic_t before = interrupted;
+        REQUIRE((way ? cudaMemcpy(&byte, device, 1, D2H) : cudaDeviceSynchronize()) == 0);
+        REQUIRE(interrupted > before + 5);
+    }
+    stub_remote()->slow(0);
+    return HOLDS(signal(SIGUSR2, SIG_DFL) == only_counts);
+}
+
+} // namespace
+
+// Handlers touch managed memory wherever their thread is in calls: beside calls that were answered
+// and that the back end has not run, while it waits for these, for a copy and for the device.
+bool signals_in_calls()
+{
+    constexpr unsigned rounds = 60;
+    char *m = managed_memory(each_page), *device = device_memory(each_page), bytes[64] = {};
+    handled = managed_memory(each_page);
+    interrupted = 0;
+    REQUIRE(m && device && handled && signals_in_waits(m, device));
+    REQUIRE(signal(SIGUSR1, touches_in_call) != SIG_ERR);
+    for (unsigned i = 1; i <= rounds; i++) {
+        const Sender sender(pthread_self(), SIGUSR1);
+        m[0] = static_cast<char>(i);
+        REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0 && cudaDeviceSynchronize() == 0);
+        stub_remote()->slow(2000);
+        for (unsigned j = 0; j < 3; j++) // at rest these are answered before they are made
+            REQUIRE(cudaMemcpy(device, bytes, sizeof(bytes), H2D) == 0);
+        REQUIRE(stub_launch(m + 2, m, 1, nullptr) == 0);
+        REQUIRE((i % 2 ? cudaDeviceSynchronize() : cudaMemcpy(bytes, device, 8, D2H)) == 0);
+        stub_remote()->slow(0);
+        REQUIRE(cudaDeviceSynchronize() == 0 && m[1] == m[0] && m[2] == m[0]);
+    }
+    REQUIRE(interrupted > 0 && signal(SIGUSR1, SIG_DFL) != SIG_ERR);
+    return HOLDS(cudaFree(m) == 0 && cudaFree(handled) == 0 && cudaFree(device) == 0);
 }

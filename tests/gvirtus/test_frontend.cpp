@@ -303,6 +303,7 @@ void check_what_the_provider_changes()
     check("captures of planes", [] { return run("captures-of-planes", true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });
+    check("... and signals in the middle of calls", [] { return run("signals-in-calls", true); });
     for (bool taken : {true, false})
         check("kernels that use page-locked memory",
               [=] { return reach("kernels-and-page-locked", taken); });

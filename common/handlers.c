@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "common/handlers.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+static _Atomic(const struct ibx_handlers_calls *) in_use;
+static _Thread_local unsigned depth;
+
+void ibx_handlers_use(const struct ibx_handlers_calls *calls)
+{
+    atomic_store(&in_use, calls);
+}
+
+bool ibx_handlers_hold(void)
+{
+    const struct ibx_handlers_calls *calls = atomic_load_explicit(&in_use, memory_order_acquire);
+    if (!calls || (!depth && !calls->hold()))
+        return false;
+    depth++;
+    return true;
+}
+
+void ibx_handlers_let(bool held)
+{
+    if (held && !--depth)
+        atomic_load(&in_use)->let();
+}
+
+bool ibx_handlers_held(void)
+{
+    return depth;
+}
+
+void ibx_handlers_run(void)
+{
+    const struct ibx_handlers_calls *calls = atomic_load(&in_use);
+    if (!depth)
+        return;
+    calls->let();
+    calls->hold();
+}
