@@ -7,6 +7,7 @@
 
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -175,9 +176,14 @@ Call random_call(Random *random, const World *world)
         return {"cudaMemcpy", Body().u64(1).host(&value, 8).u64(8).i32(H2D)};
     case 6:
         return {"cudaMemcpyAsync", Body().u64(1).host(&value, 8).u64(8).i32(H2D).u64(stream)};
-    case 7:
+    case 7: // what is ordered with its stream: others' work may be there or not
         return {"cudaMemcpyAsync",
-                Body().host("", 1).u64(random->below(WORLD_STREAMS)).u64(8).i32(D2H).u64(stream)};
+                Body()
+                    .host("", 1)
+                    .u64(stream ? stream - STREAM : random->below(WORLD_NON_BLOCKING))
+                    .u64(8)
+                    .i32(D2H)
+                    .u64(stream)};
     case 8:
         return random_set(random, value, stream);
     case 9:
@@ -401,6 +407,13 @@ bool Program::run(unsigned calls)
     return true;
 }
 
+// Other programs than usual: IBX_TEST_SEED in the environment.
+std::uint64_t seed_of_all()
+{
+    const char *seed = std::getenv("IBX_TEST_SEED");
+    return seed ? std::strtoull(seed, nullptr, 10) : 0;
+}
+
 bool random_programs(unsigned count, unsigned threads, bool breaks)
 {
     Scene scene("rdma.gpu : off\n"); // the world runs requests of ours
@@ -410,11 +423,12 @@ bool random_programs(unsigned count, unsigned threads, bool breaks)
         // Each in a process of its own: others may have left captures or selected a device, and
         // then nothing returns early.
         const pid_t pid = spawn([&] {
-            Program program(&scene, threads, i * 31 + threads, breaks);
+            Program program(&scene, threads, seed_of_all() * 1000003 + i * 31 + threads, breaks);
             return program.run(60 + i % 90) ? 0 : 1;
         });
         if (result_of(pid)) {
-            std::fprintf(stderr, "program %u of %u threads\n", i, threads);
+            std::fprintf(stderr, "program %u of %u threads, IBX_TEST_SEED=%llu\n", i, threads,
+                         static_cast<unsigned long long>(seed_of_all()));
             return false;
         }
     }
