@@ -154,7 +154,7 @@ static int by_name(const void *name, const void *call)
     return strcmp(name, ((const struct ibx_call *)call)->name);
 }
 
-const struct ibx_call *ibx_call_find(const void *name, size_t n)
+static const struct ibx_call *look_up(const void *name, size_t n)
 {
     static const struct ibx_call other = {"", IBX_CALL_OTHER, ALL, 0, true, false};
     static const struct ibx_call resets = {"", IBX_CALL_RESETS, ALL, 0, true, false};
@@ -178,6 +178,31 @@ const struct ibx_call *ibx_call_find(const void *name, size_t n)
     /* Captures have names that this code does not know; what they mean for others, it does. */
     static const struct ibx_call capture = {"", IBX_CALL_BEGIN_CAPTURE, ALL, 0, true, false};
     return strstr(text, "BeginCapture") ? &capture : &other;
+}
+
+/* A thread makes few calls again and again, each of which is looked for several times, and one of a
+ * library is compared with all of the names above. */
+#define FOUND      16u /* a power of two */
+#define FOUND_NAME 40u
+
+static _Thread_local struct {
+    const struct ibx_call *call; /* NULL: none */
+    size_t n;
+    char name[FOUND_NAME];
+} found_last[FOUND];
+
+const struct ibx_call *ibx_call_find(const void *name, size_t n)
+{
+    const uint8_t *bytes = name;
+    if (n < 2 || n > FOUND_NAME)
+        return look_up(name, n);
+    const unsigned i = (unsigned)(n + 7u * bytes[n / 2] + bytes[n - 2]) & (FOUND - 1);
+    if (found_last[i].call && found_last[i].n == n && !memcmp(found_last[i].name, name, n))
+        return found_last[i].call;
+    found_last[i].call = look_up(name, n);
+    found_last[i].n = n;
+    memcpy(found_last[i].name, name, n);
+    return found_last[i].call;
 }
 
 unsigned ibx_call_extra(const struct ibx_call *call, const uint8_t *body, size_t n)
