@@ -35,12 +35,14 @@ static void all_replied(struct ibx_pipeline *p)
 void ibx_backlog_drop(struct ibx_pipeline *p)
 {
     const uint64_t lost = p->answered - p->replied;
-    atomic_store(&p->ended, true);
+    const bool at_once = !atomic_exchange(&p->ended, true);
     p->backlog_begin = p->backlog_end = p->backlog_cut = 0;
     p->backlog_requests = 0;
     p->kept.n = 0;
     if (lost)
         ibx_process_lose(lost); /* before those who wait for it go on */
+    if (at_once && ibx_session_server_gone(p->session) && (p->plain_known || p->answered))
+        ibx_process_lose_all(p->session, lost);
     atomic_store(&p->replied, p->answered);
     ibx_process_count(-(int)lost);
     all_replied(p);

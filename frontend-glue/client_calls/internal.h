@@ -368,6 +368,9 @@ void ibx_process_remove(struct ibx_pipeline *pipeline);
 /* So many requests were answered that nobody runs any more: their connection has ended. Each
  * thread's next call that waits is to return that. */
 void ibx_process_lose(uint64_t requests);
+/* The server's process is gone, with all that this one has there: likewise, once for all threads,
+ * unless they were `told` of requests. */
+void ibx_process_lose_all(const struct ibx_session *session, bool told);
 /* How often that was so. */
 unsigned ibx_process_losses(void);
 /* How many of these some thread was told of: those that begin later are not. */
@@ -388,6 +391,8 @@ struct ibx_pipeline *ibx_process_lock_below(uint64_t *below);
 
 /* keeper.c: once a process */
 void ibx_keeper_begin(void);
+/* What it does twice a second. */
+void ibx_keeper_look(void);
 
 /* A pipeline's `unsent` is true: somebody sends it as soon as its `patience` wants. False: nobody
  * can. */

@@ -27,16 +27,21 @@ static void look_after(struct ibx_pipeline *p)
         ibx_backlog_push(p, true);
 }
 
+void ibx_keeper_look(void)
+{
+    uint64_t below = UINT64_MAX;
+    for (struct ibx_pipeline *p; (p = ibx_process_lock_below(&below));) {
+        look_after(p);
+        pthread_mutex_unlock(&p->lock);
+    }
+}
+
 static void *keep(void *argument)
 {
     (void)argument;
     for (;;) {
-        uint64_t below = UINT64_MAX;
         nanosleep(&(struct timespec){.tv_nsec = PERIOD_NS}, NULL);
-        for (struct ibx_pipeline *p; (p = ibx_process_lock_below(&below));) {
-            look_after(p);
-            pthread_mutex_unlock(&p->lock);
-        }
+        ibx_keeper_look();
     }
     return NULL;
 }

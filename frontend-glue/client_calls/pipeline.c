@@ -67,8 +67,10 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     ibx_session_set_pause(session, pause_wait, p);
     ibx_configurations_init(&p->configurations);
     ibx_process_add(p);
-    if (ibx_session_kept(session))
+    if (ibx_session_kept(session)) {
         ibx_keeper_begin();
+        ibx_keeper_look(); /* this may be another server's process than that of earlier threads */
+    }
     return p;
 }
 
@@ -198,6 +200,14 @@ void ibx_pipeline_sync(struct ibx_pipeline *p)
     pthread_mutex_unlock(&p->lock);
 }
 
+/* Locked. The session has ended, which this call tells. */
+static void drop_and_tell(struct ibx_pipeline *p)
+{
+    ibx_backlog_drop(p);
+    if (ibx_session_server_gone(p->session))
+        ibx_process_tell_losses(ibx_process_losses());
+}
+
 bool ibx_pipeline_read(struct ibx_pipeline *p, void *buffer, size_t n)
 {
     if (ibx_pipeline_is_inherited(p))
@@ -215,7 +225,7 @@ bool ibx_pipeline_read(struct ibx_pipeline *p, void *buffer, size_t n)
         ibx_session_await_reply(p->session);
     const bool good = ibx_session_read(p->session, buffer, n) == (ssize_t)n;
     if (!ibx_session_live(p->session))
-        ibx_backlog_drop(p);
+        drop_and_tell(p);
     pthread_mutex_unlock(&p->lock);
     if (p->mode == IBX_PIPELINE_OFF)
         return good;
@@ -267,7 +277,7 @@ int ibx_pipeline_leave(struct ibx_pipeline *p, int exit_code, bool waits)
     if (ibx_session_live(p->session)) /* other threads may wait for what was gathered */
         ibx_session_send_ahead(p->session);
     if (!ibx_session_live(p->session))
-        ibx_backlog_drop(p);
+        drop_and_tell(p);
     pthread_mutex_unlock(&p->lock);
     ibx_process_work(p->stays);
     return ibx_waiting_told(p, exit_code, waits);

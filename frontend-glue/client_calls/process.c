@@ -202,6 +202,23 @@ void ibx_process_lose(uint64_t requests)
     atomic_fetch_add(&losses, 1);
 }
 
+void ibx_process_lose_all(const struct ibx_session *session, bool told)
+{
+    static _Atomic uint64_t last; /* each thread has a session with it */
+    uint64_t its_namespace = 0;
+    const uint64_t server = ibx_session_process(session, &its_namespace);
+    const uint64_t gone = server ^ its_namespace << 32 ^ its_namespace;
+    ibx_process_reset();
+    ibx_library_clear();
+    if (atomic_exchange(&last, gone) == gone || told)
+        return;
+    ibx_log(IBX_LOG_ERROR,
+            "the back end's process is gone, and with it all that this program has there: the next "
+            "call that waits returns %d, in each thread",
+            IBX_CUDA_ERROR_UNKNOWN);
+    atomic_fetch_add(&losses, 1);
+}
+
 unsigned ibx_process_losses(void)
 {
     return atomic_load(&losses);

@@ -116,6 +116,8 @@ bool ibx_session_kept(const struct ibx_session *session);
 /* The number of the peer's process as it says, and of the pid namespace where that is one; 0: it
  * has not said. */
 uint32_t ibx_session_process(const struct ibx_session *session, uint64_t *process_namespace);
+/* Client: whether it has ended with that, or another one is there, which has no such session. */
+bool ibx_session_server_gone(const struct ibx_session *session);
 /* Likewise, while the session is live: a descriptor for the caller that is readable once that
  * process has ended; -1: this host does not know it. */
 int ibx_session_process_watch(const struct ibx_session *session);

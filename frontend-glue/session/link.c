@@ -397,6 +397,7 @@ int ibx_link_resume(struct ibx_session *s)
         s->hooks->broken(s->context);
     int rc = s->server ? wait_for_client(s, &err) : connect_again(s, &err);
     if (rc) {
+        link->server_gone = !s->server && (rc == -ECONNRESET || rc == -ESTALE);
         ibx_state_move(&link->state, LINK_LOST);
         if (s->server && rc == -ECONNRESET && is_between_calls(s))
             return ibx_session_leave(s, err.message);
@@ -425,6 +426,11 @@ uint32_t ibx_session_process(const struct ibx_session *s, uint64_t *process_name
 {
     *process_namespace = s->link.process_namespace;
     return s->link.process;
+}
+
+bool ibx_session_server_gone(const struct ibx_session *s)
+{
+    return s->link.server_gone;
 }
 
 int ibx_session_process_watch(const struct ibx_session *s)

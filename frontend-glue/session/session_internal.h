@@ -152,6 +152,7 @@ struct session_link {
     uint8_t id[IBX_CLAIM_ID_BYTES];
     uint8_t *secret;  /* IBX_SECRET_BYTES */
     uint64_t epoch;   /* of the connection: counts them, also those that broke at once */
+    bool server_gone; /* client: the session is lost with the server's process */
     bool bye;         /* the peer's session has ended ... */
     bool peer_ends;   /* ... with its process */
     bool tells_end;   /* client: the server wants to know that of this one */

@@ -3,6 +3,7 @@
 // What becomes of errors, and of a back end that is killed.
 #include "tests/gvirtus/pipeline_scene.h"
 
+#include <csignal>
 #include <cstring>
 #include <thread>
 
@@ -210,6 +211,26 @@ bool one_connection_breaks()
     return true;
 }
 
+// With the back end's process all goes that threads have there, also those that make no call any
+// more: who begins later, with another process, is told of that, as long as nobody was. What others
+// have given it is not there, and what is there may have the same addresses.
+bool process_is_lost(bool told)
+{
+    Scene scene("rdma.processes : program\nrdma.spare_processes : 0\n");
+    App app = scene.app(), another = scene.app();
+    REQUIRE(warm(&app) && warm(&another) && app.malloc() && app.synchronize() == 0);
+    const std::vector<pid_t> children = scene.back.children();
+    REQUIRE(children.size() == 1 && kill(children.front(), SIGKILL) == 0);
+    REQUIRE(becomes([&] { return scene.back.children().empty(); }));
+    REQUIRE(!told || app.synchronize() == 999);
+    App later = scene.app();
+    REQUIRE(told || later.synchronize() == 999);
+    REQUIRE(later.synchronize() == 0 && later.work() != ~0ull);
+    REQUIRE(app.synchronize() == 999 && another.synchronize() == 999);
+    App last = scene.app();
+    return HOLDS(last.synchronize() == 0 && later.synchronize() == 0);
+}
+
 // The session goes on over another connection while its thread is in no call: sooner than the back
 // end has given it up.
 bool mends_between_calls(const char *mode)
@@ -238,6 +259,10 @@ void check_errors()
     check("a back end that is killed while it is busy",
           [] { return apart([] { return killed(true); }); });
     check("the same, seen by a call that waits", [] { return apart(killed_before_a_wait); });
+    check("a process of the back end that is killed between calls",
+          [] { return apart([] { return process_is_lost(false); }); });
+    check("... of which a thread was told",
+          [] { return apart([] { return process_is_lost(true); }); });
     check("errors of a thread that has ended", errors_of_a_thread_that_ends);
     if (provider == "ofi") // which has sockets that are no connections: it wakes itself by them
         return;

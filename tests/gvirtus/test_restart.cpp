@@ -87,6 +87,7 @@ bool broken_again()
             REQUIRE(descriptors(before) <= first && break_context(&breaks.remote));
         }
         next_after(gpu, before);
+        REQUIRE(gpu.remote.device_synchronize() == lost); // or the next thread would be told
     }
     Client next(gpu, of_another_program);
     return HOLDS(works(&next.remote));
