@@ -8,6 +8,7 @@
 
 #include "common/clock.h"
 #include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/math_calls.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -331,6 +332,16 @@ static int run_extra(struct copies *x, const struct ibx_request *q, struct argum
     return code;
 }
 
+/* What a library adds may come into a graph. */
+static int run_math(struct copies *x, const struct ibx_request *q, struct arguments *a)
+{
+    struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
+    const int status = ibx_copies_math(x, q, &out);
+    a->out_n = status ? 0 : out.length;
+    x->handler.captures = q->called->kind == IBX_CALL_LIBRARY ? CAPTURES_SPARED : CAPTURES_UNUSED;
+    return status;
+}
+
 static bool names_event(struct copies *x, const struct ibx_request *q, int at)
 {
     struct ibx_reader r = ibx_reader_of(q->body + at, 8);
@@ -357,6 +368,8 @@ static int run(struct copies *x, const struct ibx_request *q, struct arguments *
         return ibx_own_reset(x, &reset) ? reset : PASSES;
     if (ibx_extra_is(q->called->name))
         return run_extra(x, q, a);
+    if (ibx_math_is(q->called->name))
+        return run_math(x, q, a);
     if (q->called->kind == IBX_CALL_LAUNCH)
         return launch(x, q);
     const bool peers = q->called->kind == IBX_CALL_OTHER;
@@ -376,9 +389,11 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q)
     const int code = run(x, q, &a);
     if (code == PASSES)
         return IBX_REQUEST_PASS;
-    if (!ibx_graph_captures(x, q->called, q->body, (size_t)q->length))
+    const bool room = ibx_graph_captures(x, q->called, q->body, (size_t)q->length);
+    x->handler.captures = CAPTURES_UNUSED;
+    if (!room)
         return ibx_captures_full(x);
-    if (code)
+    if (code && !ibx_math_is(q->called->name))
         ibx_copies_note_error(x, code);
     ibx_session_consume(x->s, q);
     const double seconds = (double)(ibx_now_ns() - began) / 1e9;

@@ -83,13 +83,14 @@ struct giving {
 static bool waits(enum ibx_handle_kind kind)
 {
     return kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY ||
-           kind == IBX_HANDLE_MADE_POOL || kind == IBX_HANDLE_OPENED;
+           kind == IBX_HANDLE_MADE_POOL || kind == IBX_HANDLE_OPENED || kind >= IBX_HANDLE_MATH;
 }
 
 /* Whether it can be given back beside work of others. */
 static bool goes_beside(enum ibx_handle_kind kind)
 {
     return kind != IBX_HANDLE_ARRAY && kind != IBX_HANDLE_MIPMAP && kind != IBX_HANDLE_OPENED &&
+           kind < IBX_HANDLE_MATH &&
            (kind != IBX_HANDLE_MEMORY || ibx_copies_runtime("cudaFreeAsync"));
 }
 

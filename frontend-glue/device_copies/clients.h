@@ -31,7 +31,8 @@ enum ibx_handle_kind {
     IBX_HANDLE_OPENED_POOL,
     IBX_HANDLE_OPENED_POINTER,
     IBX_HANDLE_STREAM,
-    IBX_HANDLE_EVENT
+    IBX_HANDLE_EVENT,
+    IBX_HANDLE_MATH /* of a library: + enum ibx_math_type */
 };
 
 #define IBX_CLIENT_NONE UINT64_MAX /* the number of no client */

@@ -469,6 +469,13 @@ void ibx_copies_launch_forget(void);
 /* A request of our own: its exit code, and what it answers beside that. */
 int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_writer *out);
 
+/* math_calls.c */
+
+/* One for a function of cuBLAS and the like: the library's status, or IBX_MATH_ABSENT. */
+int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_writer *out);
+/* Has the library end what is of that type (enum ibx_math_type). */
+void ibx_math_end(unsigned type, uint64_t handle);
+
 /* extra_ipc.c: what a client has shared with other processes */
 
 /* This memory was given back, or this event destroyed. */

@@ -5,10 +5,11 @@
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_HANDLE_LISTS_H
 
 #include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/session/math_calls.h"
 
 #include <pthread.h>
 
-#define KINDS (IBX_HANDLE_EVENT + 1u)
+#define KINDS (IBX_HANDLE_MATH + (unsigned)IBX_MATH_TYPES)
 
 struct opener {
     uint64_t client;

@@ -10,6 +10,7 @@
 #include "frontend-glue/device_copies/extra.h"
 #include "frontend-glue/device_copies/graph_slots.h"
 #include "frontend-glue/device_copies/named_memory.h"
+#include "frontend-glue/session/math_calls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +49,7 @@ static const struct {
     {"cudaEventCreate", IBX_HANDLE_EVENT, MADE_MAKES},
     {"cudaEventCreateWithFlags", IBX_HANDLE_EVENT, MADE_MAKES},
     {"cuEventCreate", IBX_HANDLE_EVENT, MADE_MAKES},
+    {"curandCreateGeneratorHost", IBX_HANDLE_MATH + IBX_MATH_RNG, MADE_MAKES},
     {"cudaEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
     {"cuEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
 };
@@ -145,6 +147,10 @@ static const struct {
 
 static void give_back(struct copies *x, const struct ibx_taken *taken, const char *function)
 {
+    if (taken->kind >= IBX_HANDLE_MATH) {
+        ibx_math_end(taken->kind - IBX_HANDLE_MATH, taken->value);
+        return;
+    }
     ibx_ipc_gone(taken->value);
     if (taken->kind == IBX_HANDLE_EXEC)
         ibx_frees_exec(x, pointer_to(taken->value));
@@ -171,17 +177,22 @@ bool ibx_own_free_async(uint64_t memory, void *stream)
 
 bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind)
 {
-    if (i < sizeof(ends) / sizeof(ends[0]))
-        *kind = ends[i].kind;
-    return i < sizeof(ends) / sizeof(ends[0]);
+    const unsigned count = sizeof(ends) / sizeof(ends[0]);
+    if (i < IBX_MATH_TYPES)
+        *kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + i);
+    else if (i < IBX_MATH_TYPES + count)
+        *kind = ends[i - IBX_MATH_TYPES].kind;
+    return i < IBX_MATH_TYPES + count;
 }
 
 void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t count)
 {
-    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+    enum ibx_handle_kind kind;
+    for (unsigned i = 0; ibx_own_kind(i, &kind); i++) {
         for (size_t k = 0; k < count; k++) {
-            if (taken[k].kind == ends[i].kind)
-                give_back(x, &taken[k], ends[i].give_back);
+            if (taken[k].kind == kind)
+                give_back(x, &taken[k],
+                          i < IBX_MATH_TYPES ? NULL : ends[i - IBX_MATH_TYPES].give_back);
         }
     }
 }

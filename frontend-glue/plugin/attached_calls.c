@@ -10,6 +10,7 @@
 #include "frontend-glue/plugin/host_memory.h"
 #include "frontend-glue/session/extra.h"
 #include "frontend-glue/session/hooks.h"
+#include "frontend-glue/session/math_calls.h"
 
 #include <errno.h>
 #include <string.h>
@@ -36,7 +37,7 @@ static int make_call_inside(const struct ibx_frontend_request *request, int *exi
                                               request->out,  request->out_n, request->unseen};
     if (!ibx_attached_session())
         return -ENOTCONN;
-    if (!strcmp(request->name, IBX_EXTRA_NAME)) /* GVirtuS has no such call */
+    if (!strcmp(request->name, IBX_EXTRA_NAME) || ibx_math_is(request->name)) /* all ours */
         ibx_async_copy_wait(0);
     else if (!strcmp(request->name, IBX_EXTRA_QUEUE))
         ibx_async_copy_wait(last_word(request));

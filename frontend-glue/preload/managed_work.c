@@ -7,6 +7,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "frontend-glue/session/math_calls.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -325,7 +326,7 @@ static bool works(const char *name)
 static int request_begins(const char *name, const void *body, size_t n, bool *begun)
 {
     ibx_managed_in_gvirtus(!body);
-    *begun = starts(name, "ibx") ? extra_works(body, n) : works(name);
+    *begun = starts(name, "ibx") && !ibx_math_is(name) ? extra_works(body, n) : works(name);
     const int rc = *begun ? work_begins() : CUDA_SUCCESS;
     ibx_managed_in_gvirtus(false);
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS; /* nobody sees what <<<>>> returns */

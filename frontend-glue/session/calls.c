@@ -3,6 +3,7 @@
 
 #include "common/wire.h"
 #include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/math_calls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -72,6 +73,10 @@ static const struct ibx_call calls[] = {
     {"cudaThreadExit", IBX_CALL_RESETS, ALL, 0, true, false},
     {IBX_EXTRA_QUEUE, IBX_CALL_ENQUEUES, LAST, 0, false, false},
     {IBX_EXTRA_WORK, IBX_CALL_EXTRA, NONE, 0, false, false},
+    {IBX_MATH_ADDS, IBX_CALL_LIBRARY, IBX_CALL_OF_HANDLE, 0, false, false},
+    {IBX_MATH_SELECTS, IBX_CALL_SELECTS, ALL, 0, true, false},
+    {IBX_MATH_SETS_UP, IBX_CALL_SETS_UP, ALL, 0, true, false},
+    {IBX_MATH_WAITS, IBX_CALL_OTHER, ALL, 0, true, false},
     {IBX_EXTRA_NAME, IBX_CALL_EXTRA, ALL, 0, true, false},
 };
 

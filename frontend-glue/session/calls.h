@@ -52,7 +52,7 @@ enum ibx_call_kind {
 #define IBX_CALL_OF_LIBRARY  (-6) /* the body's last bytes, of a library's call that names one */
 
 struct ibx_call {
-    const char *name; /* "" for what is not in the table, as all of libraries */
+    const char *name; /* "" for what is not in the table, as all that libraries have of GVirtuS */
     enum ibx_call_kind kind;
     int stream_at;
     unsigned length; /* of the body, 0: it varies */

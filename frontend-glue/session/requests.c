@@ -11,6 +11,7 @@
 #include "frontend-glue/session/session_internal.h"
 
 #include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/math_calls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -80,7 +81,8 @@ static int gather_own(struct ibx_session *s)
     const size_t name = nul ? (size_t)(nul - bytes) + 1 : 0;
     const struct ibx_call *call = ibx_call_find(bytes, name);
     const bool resets = call->kind == IBX_CALL_RESETS && call->name[0];
-    if (!name || left - name < 8 || !(resets || ibx_extra_is(call->name)))
+    if (!name || left - name < 8 ||
+        !(resets || ibx_extra_is(call->name) || ibx_math_is(call->name)))
         return 0;
     struct ibx_reader r = ibx_reader_of(bytes + name, 8);
     const uint64_t length = ibx_get_u64(&r);

@@ -126,6 +126,9 @@ bool memory_that_may_not_be_touched();
 // Calls that the libcudart does not have.
 bool arrays();
 bool libraries();
+bool math_libraries();
+bool no_math_libraries();
+bool leaves_math_libraries();
 bool mipmaps();
 bool planes_of_arrays();
 bool planes_of_memory();

@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <stdexcept>
 #include <unistd.h>
 
@@ -159,6 +160,29 @@ struct Runtime {
     int (*disable_peer)(int peer) = nullptr;
 };
 
+// As GVirtuS's plugins of cuBLAS and others bring these.
+void load_libraries()
+{
+    const char *paths = std::getenv("IBX_TEST_MATH");
+    std::istringstream all(paths ? paths : "");
+    for (std::string path; std::getline(all, path, ':');)
+        dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
+}
+
+// Handles of theirs that have not been ended.
+std::uint64_t library_handles()
+{
+    std::uint64_t count = 0;
+    std::istringstream all(std::getenv("IBX_TEST_MATH"));
+    for (std::string path; std::getline(all, path, ':');) {
+        void *library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+        auto *handles = reinterpret_cast<unsigned (*)()>(dlsym(library, "ibx_double_handles"));
+        count += handles();
+        dlclose(library);
+    }
+    return count;
+}
+
 // Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.
 const Runtime &runtime()
 {
@@ -166,6 +190,7 @@ const Runtime &runtime()
         Runtime made;
         const char *path = std::getenv("IBX_TEST_CUDART");
         void *handle = path ? dlopen(path, RTLD_LAZY) : nullptr;
+        load_libraries();
         if (handle) {
             *reinterpret_cast<void **>(&made.register_var) =
                 dlsym(handle, "ibx_double_register_var");
@@ -277,6 +302,10 @@ int double_calls(const std::string &name, Frame &f)
     }
     if (name == "cudaTestRuntimeCalls") {
         std::uint64_t count = runtime().calls ? runtime().calls() : ~0ull;
+        return f.answer(&count, 8);
+    }
+    if (name == "cudaTestLibraryHandles") {
+        const std::uint64_t count = library_handles();
         return f.answer(&count, 8);
     }
     if (name == "cudaTestHandled") {

@@ -81,6 +81,8 @@ class Remote : public FrontEnd
     }
     // Copies that the handlers have run, of all connections.
     std::uint64_t handled() { return value("cudaTestHandled", Body(), ~0ull); }
+    // Of doubles of cuBLAS and others, that have not been ended.
+    std::uint64_t library_handles() { return value("cudaTestLibraryHandles", Body(), ~0ull); }
     // Calls of the runtime, of all connections: the handlers make none but cudaGetLastError.
     std::uint64_t runtime_calls() { return value("cudaTestRuntimeCalls", Body(), ~0ull); }
     // As __cudaRegisterVar: where the variable is from now on. The runtime knows it by `name`, as

@@ -239,6 +239,32 @@ bool without_extra()
     return true;
 }
 
+// Its plugins of cuBLAS and others are not there.
+bool without_math()
+{
+    const std::string libraries = std::getenv("IBX_TEST_MATH");
+    unsetenv("IBX_TEST_MATH");
+    GpuBackEnd back;
+    setenv("IBX_TEST_MATH", libraries.c_str(), 1);
+    Application app(&back, application, "no-math-libraries");
+    REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 1);
+    return HOLDS(lines_with(app.said(), "cublasCreate_v2 returns 15") == 1);
+}
+
+// What a program leaves of these is given back, where its process of the back end goes on.
+bool leaves_math()
+{
+    GpuBackEnd back(true, one_process);
+    auto over = connected(back.port);
+    Remote other(over.get());
+    other.get_last_error();
+    Application app(&back, application, "leaves-math-libraries");
+    REQUIRE(app.good());
+    while (other.library_handles()) // the test's limit ends it
+        usleep(1000);
+    return true;
+}
+
 // Over shm the back end sees page-locked memory where it is.
 bool pinned()
 {
@@ -364,6 +390,7 @@ void check_what_it_does_not()
     check("... by what is looked for once", looks_once);
     for (const char *test : {"arrays",
                              "libraries",
+                             "math-libraries",
                              "mipmaps",
                              "planes",
                              "planes-of-memory",
@@ -420,6 +447,8 @@ void check_what_it_does_not()
             return library_loaded_later("libcuda.so.1", "local-driver", "the driver of this host");
         });
     check("a back end without these calls", without_extra);
+    check("math-libraries that are not there", without_math);
+    check("math-libraries that a program leaves", leaves_math);
     check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });
     check("managed memory, touched in a function of a stream", managed_in_function);
     check("managed memory as the process ends", [] { return run("managed-at-exit", true); });

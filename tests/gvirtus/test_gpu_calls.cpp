@@ -514,6 +514,7 @@ int main(int argc, char **argv)
     check("... that stays", reset_that_stays);
     check("conditions that are none", conditions_that_are_none);
     check("what one uses and another gives back", used_and_given_back);
+    check_calls_math();
     check_calls_apart();
     check_calls_beside();
     check_calls_captures();

@@ -62,6 +62,10 @@ static void names_are_found(void **state)
         {"cudnnSetTensor4dDescriptor", IBX_CALL_SETS_UP},
         {"curandGenerateUniform", IBX_CALL_LIBRARY},
         {"cusolverDnSgetrf", IBX_CALL_OTHER},
+        {"ibxMathAdds", IBX_CALL_LIBRARY}, /* our own */
+        {"ibxMathSelects", IBX_CALL_SELECTS},
+        {"ibxMathSetsUp", IBX_CALL_SETS_UP},
+        {"ibxMathWaits", IBX_CALL_OTHER},
         {"cudaLaunchKernel_", IBX_CALL_OTHER},
         {"cudaLaunchKerne", IBX_CALL_OTHER},
         {"", IBX_CALL_OTHER},

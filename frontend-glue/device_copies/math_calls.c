@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Functions of cuBLAS, cuRAND and cuFFT (session/math_calls.h), by the library that GVirtuS's
+ * plugin of it has loaded: without that plugin there is none of them.
+ *
+ * A library takes a handle for an address of this process, and a scalar for one where the handle's
+ * pointer mode says that it is in memory of the host. So a handle is one that was made here, of the
+ * type that the function wants, by the client or another one of its program; and what the request
+ * says of the pointer mode has to be what the library says. Addresses of the device may be the
+ * tenant's own only: how far the library goes from there its kernels decide, as the program's do.
+ */
+#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/session/math_calls.h"
+
+#include "common/log.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------------------- libraries */
+
+struct search {
+    const char *begins;
+    char path[PATH_MAX];
+};
+
+static int note_library(struct dl_phdr_info *info, size_t size, void *argument)
+{
+    struct search *s = argument;
+    const char *slash = strrchr(info->dlpi_name, '/');
+    (void)size;
+    if (strncmp(slash ? slash + 1 : info->dlpi_name, s->begins, strlen(s->begins)) != 0)
+        return 0;
+    return snprintf(s->path, sizeof(s->path), "%s", info->dlpi_name) < (int)sizeof(s->path);
+}
+
+/* NULL: it is not loaded. Once found it stays. */
+static void *library_of(unsigned number)
+{
+    static _Atomic(void *) known[IBX_MATH_LIBRARIES];
+    _Atomic(void *) *handle = &known[number >> 12];
+    struct search s = {.begins = ibx_math_statuses_of(number)->file};
+    if (!atomic_load(handle) && dl_iterate_phdr(note_library, &s))
+        atomic_store(handle, dlopen(s.path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE));
+    return atomic_load(handle);
+}
+
+static void *function_of(const struct ibx_math_function *f)
+{
+    void *library = library_of(f->number);
+    return library ? dlsym(library, f->name) : NULL;
+}
+
+/* ------------------------------------------------------------------------------- a request */
+
+struct call {
+    struct copies *x;
+    const struct ibx_math_function *f;
+    const struct ibx_math_statuses *statuses;
+    struct ibx_reader in;
+    uint64_t handle;                   /* that the request is of; 0: of none */
+    bool on_device;                    /* scalars and results */
+    int refused;                       /* the status to return; 0: none */
+    bool unwanted[IBX_MATH_ARGUMENTS]; /* outputs for which the client has no place */
+    union ibx_math_value values[IBX_MATH_ARGUMENTS];
+    size_t used; /* of memory */
+    _Alignas(16) uint8_t memory[IBX_MATH_BODY + IBX_MATH_OUT + 16 * IBX_MATH_ARGUMENTS];
+};
+
+static enum ibx_handle_kind kind_of(unsigned type)
+{
+    return (enum ibx_handle_kind)(IBX_HANDLE_MATH + type);
+}
+
+/* NULL: there are not so many bytes. */
+static void *memory_of(struct call *c, size_t n)
+{
+    const size_t at = (c->used + 15) & ~(size_t)15;
+    if (at > sizeof(c->memory) || n > sizeof(c->memory) - at)
+        return NULL;
+    c->used = at + n;
+    return c->memory + at;
+}
+
+static void refuse(struct call *c, int status)
+{
+    if (!c->refused)
+        c->refused = status;
+}
+
+static void *device_memory(struct call *c)
+{
+    const uint64_t at = ibx_get_u64(&c->in);
+    if (at && (!ibx_isolation_allows(c->x, at, 1) || ibx_copies_is_own(c->x, at, 1)))
+        refuse(c, c->statuses->invalid_value);
+    return (void *)(uintptr_t)at;
+}
+
+static void *stream(struct call *c)
+{
+    const uint64_t stream = ibx_get_u64(&c->in);
+    if (!ibx_named_stream(c->x, stream))
+        refuse(c, c->statuses->invalid_value);
+    return (void *)(uintptr_t)stream;
+}
+
+/* Room of n bytes; NULL, and refused: there are not so many. */
+static void *room(struct call *c, size_t n)
+{
+    void *at = n ? memory_of(c, n) : NULL;
+    if (at)
+        memset(at, 0, n);
+    else
+        refuse(c, c->statuses->invalid_value);
+    return at;
+}
+
+/* ... with the bytes that the request has. Whether the client has none: most of these functions
+ * look into them nevertheless. */
+static void *host_bytes(struct call *c, size_t n, bool may_be_null)
+{
+    if (!ibx_get_u8(&c->in)) {
+        if (!may_be_null)
+            refuse(c, c->statuses->invalid_value);
+        return NULL;
+    }
+    void *at = room(c, n);
+    const uint8_t *bytes = ibx_get_bytes(&c->in, n);
+    if (at && bytes)
+        memcpy(at, bytes, n);
+    return at;
+}
+
+/* ... for what the function writes. Where the client has no place for it nobody reads it. */
+static void *host_room(struct call *c, unsigned i, size_t n)
+{
+    c->unwanted[i] = !ibx_get_u8(&c->in);
+    return room(c, n);
+}
+
+/* Those that others' sizes depend on first. */
+static void get_plain(struct call *c, unsigned i)
+{
+    union ibx_math_value *v = &c->values[i];
+    switch (c->f->arguments[i].kind) {
+    case IBX_MATH_INT:
+        v->i = (int)ibx_get_u32(&c->in);
+        break;
+    case IBX_MATH_LONG:
+        v->l = ibx_get_u64(&c->in);
+        break;
+    case IBX_MATH_FLOAT:
+        v->i = (int)ibx_get_u32(&c->in); /* its bits */
+        break;
+    case IBX_MATH_DOUBLE:
+        v->l = ibx_get_u64(&c->in);
+        break;
+    case IBX_MATH_DEVICE:
+        v->p = device_memory(c);
+        break;
+    case IBX_MATH_STREAM:
+        v->p = stream(c);
+        break;
+    case IBX_MATH_HANDLE:
+        v->p = (void *)(uintptr_t)c->handle;
+        break;
+    case IBX_MATH_PLAN:
+        v->i = (int)(uint32_t)c->handle;
+        break;
+    default:
+        break;
+    }
+}
+
+static void get_sized(struct call *c, unsigned i)
+{
+    const struct ibx_math_argument *a = &c->f->arguments[i];
+    const size_t n = ibx_math_bytes(a, c->values);
+    union ibx_math_value *v = &c->values[i];
+    switch (a->kind) {
+    case IBX_MATH_SCALAR:
+    case IBX_MATH_CHANGED:
+        v->p = c->on_device ? device_memory(c) : host_bytes(c, n, false);
+        break;
+    case IBX_MATH_RESULT:
+        v->p = c->on_device ? device_memory(c) : host_room(c, i, n);
+        break;
+    case IBX_MATH_ARRAY:
+    case IBX_MATH_ARRAY_OR_NULL:
+        v->p = host_bytes(c, n, a->kind == IBX_MATH_ARRAY_OR_NULL);
+        break;
+    case IBX_MATH_OUTPUT:
+        v->p = host_room(c, i, n);
+        break;
+    case IBX_MATH_MAKES:
+    case IBX_MATH_MAKES_PLAN:
+        v->p = host_room(c, i, 8);
+        if (c->unwanted[i])
+            refuse(c, c->statuses->invalid_value);
+        break;
+    default:
+        break;
+    }
+}
+
+/* Whether its handle is one. */
+static bool names_handle(struct call *c)
+{
+    const struct ibx_math_argument *a = c->f->arguments;
+    unsigned i = 0;
+    while (i < c->f->count && a[i].kind != IBX_MATH_HANDLE && a[i].kind != IBX_MATH_PLAN)
+        i++;
+    return i == c->f->count || ibx_handles_know(c->x, kind_of(a[i].n), c->handle);
+}
+
+/* Whether its scalars are where the library will look for them. */
+static bool names_mode(struct call *c)
+{
+    int (*get)(void *handle, int *mode) = NULL;
+    int mode = 0;
+    if (!ibx_math_has_scalars(c->f))
+        return true;
+    void *library = library_of(c->f->number);
+    if (library && c->statuses->pointer_mode)
+        *(void **)&get = dlsym(library, c->statuses->pointer_mode);
+    return get && !get((void *)(uintptr_t)c->handle, &mode) && mode == c->on_device;
+}
+
+/* 0; the status that refuses it. */
+static int decode(struct call *c)
+{
+    if (!names_handle(c))
+        return c->statuses->not_initialized;
+    for (unsigned i = 0; i < c->f->count; i++)
+        get_plain(c, i);
+    for (unsigned i = 0; i < c->f->count; i++)
+        get_sized(c, i);
+    if (c->in.failed || c->in.position != c->in.length || !names_mode(c))
+        refuse(c, c->statuses->invalid_value);
+    return c->refused;
+}
+
+/* ------------------------------------------------------------------------------- what it makes */
+
+void ibx_math_end(unsigned type, uint64_t handle)
+{
+    const struct ibx_math_function *f = ibx_math_find(ibx_math_end_of((enum ibx_math_type)type));
+    void *function = function_of(f);
+    union ibx_math_value value;
+    if (f->arguments[0].kind == IBX_MATH_PLAN)
+        value.i = (int)(uint32_t)handle;
+    else
+        value.p = (void *)(uintptr_t)handle;
+    if (function)
+        f->call(function, &value);
+}
+
+static uint64_t made_at(const struct ibx_math_argument *a, const void *at)
+{
+    uint64_t made;
+    memcpy(&made, at, sizeof(made));
+    return a->kind == IBX_MATH_MAKES ? made : (uint32_t)made;
+}
+
+/* False: there is no memory to note it. */
+static bool note(struct call *c, const struct ibx_math_argument *a, uint64_t made)
+{
+    if (ibx_handles_add(c->x, kind_of(a->n), made))
+        return true;
+    ibx_math_end(a->n, made);
+    return false;
+}
+
+static int answer(struct call *c, struct ibx_writer *out)
+{
+    for (unsigned i = 0; i < c->f->count; i++) {
+        const struct ibx_math_argument *a = &c->f->arguments[i];
+        const void *at = c->values[i].p;
+        const bool makes = a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
+        const bool result = a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
+        const bool output = a->kind == IBX_MATH_OUTPUT || (result && !c->on_device);
+        if (makes && !note(c, a, made_at(a, at)))
+            return c->statuses->not_supported;
+        if (makes)
+            ibx_put_u64(out, made_at(a, at));
+        else if (output && (a->kind == IBX_MATH_CHANGED || !c->unwanted[i]))
+            ibx_put_bytes(out, at, ibx_math_bytes(a, c->values));
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------- the call */
+
+static int run(struct call *c, void *function)
+{
+    const bool ends = c->f->use == IBX_MATH_USE_ENDS;
+    if (ends && !ibx_handles_remove(c->x, kind_of(c->f->arguments[0].n), c->handle))
+        return c->statuses->not_initialized;
+    if (ends) /* it waits for the device */
+        ibx_captures_wait_begin(c->x);
+    else if (c->f->use != IBX_MATH_USE_ASKS)
+        ibx_captures_spare(c->x, 0);
+    if (c->f->use != IBX_MATH_USE_ASKS)
+        ibx_clients_hide_work(c->x);
+    const int status = c->f->call(function, c->values);
+    if (ends)
+        ibx_captures_wait_end();
+    return status;
+}
+
+int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_writer *out)
+{
+    struct call c; /* its memory is not cleared: that would take longer than all else */
+    c.x = x;
+    c.in = ibx_reader_of(q->body, (size_t)q->length);
+    c.refused = 0;
+    c.used = 0;
+    c.handle = ibx_get_u64(&c.in);
+    const unsigned number = ibx_get_u16(&c.in);
+    c.on_device = ibx_get_u8(&c.in);
+    c.f = ibx_math_find(number);
+    c.statuses = ibx_math_statuses_of(number);
+    void *function = !c.in.failed && c.f ? function_of(c.f) : NULL;
+    if (!function || !ibx_copies_begin_context(x))
+        return IBX_MATH_ABSENT;
+    int status = decode(&c);
+    if (!status)
+        status = run(&c, function);
+    if (!status)
+        status = answer(&c, out);
+    ibx_handles_let_go(x);
+    return status;
+}

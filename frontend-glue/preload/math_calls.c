@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Functions of cuBLAS, cuRAND and cuFFT (session/math_calls.h). What only adds work may return
+ * before it is run, as a launch does, and with a result in memory of the host it waits for that.
+ * Where the back end has none of these requests, or no such library, GVirtuS's functions get the
+ * calls; and always with a handle that one of them has made.
+ */
+#include "frontend-glue/preload/math_calls.h"
+
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+#define UNKNOWN (-1) /* what a back end of GVirtuS answers to a name that it does not know */
+
+struct call {
+    const struct ibx_math_function *f;
+    const struct ibx_math_statuses *statuses;
+    const union ibx_math_value *values;
+    enum ibx_math_type type; /* of its handle, if it has one */
+    uint64_t handle;         /* 0: it has none */
+    bool on_device;          /* scalars and results */
+    size_t out;              /* bytes of the reply beside the exit code */
+};
+
+/* ------------------------------------------------------------------------ GVirtuS's function */
+
+static bool makes(const struct ibx_math_argument *a)
+{
+    return a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
+}
+
+static uint64_t made_at(const struct ibx_math_argument *a, const void *at)
+{
+    uint64_t made = 0;
+    memcpy(&made, at, a->kind == IBX_MATH_MAKES ? 8 : 4);
+    return made;
+}
+
+/* What it has made is its own. */
+static void note_foreign(const struct call *c)
+{
+    for (unsigned i = 0; i < c->f->count; i++) {
+        const struct ibx_math_argument *a = &c->f->arguments[i];
+        if (makes(a) && c->values[i].p)
+            ibx_math_handle_set((enum ibx_math_type)a->n, made_at(a, c->values[i].p),
+                                IBX_MATH_FOREIGN);
+    }
+    if (c->f->use == IBX_MATH_USE_ENDS)
+        ibx_math_handle_set(c->type, c->handle, IBX_MATH_USUAL);
+}
+
+static void tell(const struct call *c)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s returns %d: the back end has no %s (GVirtuS loads it as a plugin), or its "
+                "communicator is older than libibx-frontend.so, or has rdma.gpu : off",
+                c->f->name, c->statuses->not_supported, c->statuses->file);
+}
+
+static int pass(const struct call *c)
+{
+    static _Atomic(void *) found[IBX_MATH_FUNCTIONS];
+    void *next = ibx_frontend_next(&found[c->f - ibx_math_each(0)], c->f->name);
+    const bool may = ibx_frontend_first_begins();
+    const int status = may && next ? c->f->call(next, c->values) : c->statuses->not_supported;
+    ibx_frontend_first_is_over();
+    if (may && !next)
+        tell(c);
+    if (!status)
+        note_foreign(c);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------- the request */
+
+/* False: they are in page-locked memory that the library's kernels would not reach. */
+static bool reach(const struct call *c)
+{
+    uint64_t addresses[IBX_MATH_ARGUMENTS];
+    size_t n = 0;
+    for (unsigned i = 0; i < c->f->count; i++) {
+        const unsigned kind = c->f->arguments[i].kind;
+        const bool scalar =
+            kind == IBX_MATH_SCALAR || kind == IBX_MATH_RESULT || kind == IBX_MATH_CHANGED;
+        if (kind == IBX_MATH_DEVICE || (scalar && c->on_device))
+            addresses[n++] = (uintptr_t)c->values[i].p;
+    }
+    return !ibx_frontend_arguments_reach(addresses, n * sizeof(addresses[0]));
+}
+
+static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
+                      const union ibx_math_value *v)
+{
+    switch (a->kind) {
+    case IBX_MATH_INT:
+    case IBX_MATH_FLOAT: /* its bits */
+        ibx_put_u32(w, (uint32_t)v->i);
+        break;
+    case IBX_MATH_LONG:
+    case IBX_MATH_DOUBLE:
+        ibx_put_u64(w, v->l);
+        break;
+    case IBX_MATH_DEVICE:
+    case IBX_MATH_STREAM:
+        ibx_put_u64(w, (uintptr_t)v->p);
+        break;
+    default:
+        break;
+    }
+}
+
+/* Bytes of the host, or that there are none. */
+static void put_host(struct ibx_writer *w, const void *at, size_t n)
+{
+    ibx_put_u8(w, at != NULL);
+    if (at)
+        ibx_put_bytes(w, at, n);
+    w->failed = w->failed || (at && !n);
+}
+
+static void put_place(struct call *c, struct ibx_writer *w, const void *at, size_t n)
+{
+    ibx_put_u8(w, at != NULL);
+    c->out += at ? n : 0;
+    w->failed = w->failed || (at && !n);
+}
+
+static void put_sized(struct call *c, struct ibx_writer *w, unsigned i)
+{
+    const struct ibx_math_argument *a = &c->f->arguments[i];
+    const void *at = c->values[i].p;
+    const size_t n = ibx_math_bytes(a, c->values);
+    switch (a->kind) {
+    case IBX_MATH_SCALAR:
+    case IBX_MATH_CHANGED:
+    case IBX_MATH_RESULT:
+        if (c->on_device)
+            ibx_put_u64(w, (uintptr_t)at);
+        else if (a->kind == IBX_MATH_RESULT)
+            put_place(c, w, at, n);
+        else
+            put_host(w, at, n);
+        if (!c->on_device && a->kind == IBX_MATH_CHANGED)
+            c->out += at ? n : 0;
+        break;
+    case IBX_MATH_ARRAY:
+    case IBX_MATH_ARRAY_OR_NULL:
+        put_host(w, at, n);
+        break;
+    case IBX_MATH_OUTPUT:
+        put_place(c, w, at, n);
+        break;
+    case IBX_MATH_MAKES:
+    case IBX_MATH_MAKES_PLAN:
+        put_place(c, w, at, 8);
+        break;
+    default:
+        break;
+    }
+}
+
+/* False: it does not fit into one message, or says what nobody knows. */
+static bool encode(struct call *c, struct ibx_writer *w)
+{
+    ibx_put_u64(w, c->handle);
+    ibx_put_u16(w, c->f->number);
+    ibx_put_u8(w, c->on_device);
+    for (unsigned i = 0; i < c->f->count; i++)
+        put_plain(w, &c->f->arguments[i], &c->values[i]);
+    for (unsigned i = 0; i < c->f->count; i++)
+        put_sized(c, w, i);
+    return !w->failed && w->length <= IBX_MATH_BODY && c->out <= IBX_MATH_OUT;
+}
+
+static const char *name_of(const struct call *c)
+{
+    switch ((enum ibx_math_use)c->f->use) {
+    case IBX_MATH_USE_ADDS:
+        return c->out ? IBX_MATH_WAITS : IBX_MATH_ADDS;
+    case IBX_MATH_USE_SELECTS:
+        return IBX_MATH_SELECTS;
+    case IBX_MATH_USE_SETS_UP:
+    case IBX_MATH_USE_ENDS:
+        return IBX_MATH_SETS_UP;
+    case IBX_MATH_USE_ASKS:
+        break;
+    }
+    return IBX_MATH_WAITS;
+}
+
+/* ------------------------------------------------------------------------------- its answer */
+
+static void take_results(const struct call *c, const uint8_t *out)
+{
+    struct ibx_reader r = ibx_reader_of(out, c->out);
+    for (unsigned i = 0; i < c->f->count; i++) {
+        const struct ibx_math_argument *a = &c->f->arguments[i];
+        const bool result = a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
+        void *at = c->values[i].p;
+        if (!at || !(makes(a) || (result && !c->on_device) || a->kind == IBX_MATH_OUTPUT))
+            continue;
+        if (makes(a)) {
+            const uint64_t made = ibx_get_u64(&r);
+            const int plan = (int)(uint32_t)made;
+            ibx_math_handle_set((enum ibx_math_type)a->n, made, IBX_MATH_USUAL);
+            if (a->kind == IBX_MATH_MAKES)
+                memcpy(at, &made, sizeof(made));
+            else
+                memcpy(at, &plan, sizeof(plan));
+            continue;
+        }
+        const size_t n = ibx_math_bytes(a, c->values);
+        const uint8_t *bytes = ibx_get_bytes(&r, n);
+        if (bytes)
+            memcpy(at, bytes, n);
+    }
+}
+
+/* What it means to later calls. */
+static void note(const struct call *c)
+{
+    if (c->f->number == IBX_MATH_cublasSetPointerMode_v2)
+        ibx_math_handle_set(c->type, c->handle,
+                            c->values[1].i ? IBX_MATH_ON_DEVICE : IBX_MATH_USUAL);
+    if (c->f->use == IBX_MATH_USE_ENDS)
+        ibx_math_handle_set(c->type, c->handle, IBX_MATH_USUAL);
+}
+
+static int request(struct call *c)
+{
+    struct extra e;
+    uint8_t out[IBX_MATH_OUT];
+    int code;
+    e.call = c->f->name;
+    e.body = ibx_writer_of(e.bytes, sizeof(e.bytes));
+    e.more = NULL;
+    if (!reach(c) || !encode(c, &e.body))
+        return c->statuses->invalid_value;
+    e.name = name_of(c);
+    if (!ibx_frontend_extra_try(&e, out, c->out, &code) || code == UNKNOWN ||
+        code == IBX_MATH_ABSENT)
+        return pass(c);
+    if (!code)
+        take_results(c, out);
+    if (!code)
+        note(c);
+    return code;
+}
+
+static void find_handle(struct call *c)
+{
+    for (unsigned i = 0; i < c->f->count; i++) {
+        const struct ibx_math_argument *a = &c->f->arguments[i];
+        if (a->kind != IBX_MATH_HANDLE && a->kind != IBX_MATH_PLAN)
+            continue;
+        c->type = (enum ibx_math_type)a->n;
+        c->handle =
+            a->kind == IBX_MATH_HANDLE ? (uintptr_t)c->values[i].p : (uint32_t)c->values[i].i;
+        return;
+    }
+}
+
+int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
+{
+    struct call c = {
+        .f = ibx_math_find(number), .statuses = ibx_math_statuses_of(number), .values = values};
+    find_handle(&c);
+    const enum ibx_math_handle is = ibx_math_handle_is(c.type, c.handle);
+    c.on_device = is == IBX_MATH_ON_DEVICE;
+    const bool theirs =
+        is == IBX_MATH_FOREIGN || (is == IBX_MATH_ON_HOST && c.f->use == IBX_MATH_USE_ADDS);
+    return theirs ? pass(&c) : request(&c);
+}
+
+/* ------------------------------------------------------------------------------- functions */
+
+#define MATH(name, use, ...)                                                                       \
+    int name(IBX_EACH(IBX_PARAMETER, __VA_ARGS__))                                                 \
+    {                                                                                              \
+        const union ibx_math_value values[] = {IBX_EACH(IBX_INITIALISER, __VA_ARGS__)};            \
+        return ibx_frontend_math(IBX_MATH_##name, values);                                         \
+    }
+#include "frontend-glue/session/math_blas.def"
+#include "frontend-glue/session/math_fft.def"
+#include "frontend-glue/session/math_rng.def"

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Functions of cuBLAS and cuRAND that are no request of their own. */
+#include "frontend-glue/preload/math_calls.h"
+
+#include "frontend-glue/preload/internal.h"
+
+#define BLAS_INVALID_VALUE 7
+#define BLAS_MAPPING_ERROR 11
+#define TO_DEVICE          1
+#define FROM_DEVICE        2
+#define RNG_INIT_FAILED    203
+
+/* GVirtuS's functions fill the host's memory with what such a generator makes at the back end. What
+ * else is done with it is as of others. */
+int curandCreateGeneratorHost(void **generator, int type)
+{
+    int (*next)(void **generator, int type) = NEXT(curandCreateGeneratorHost);
+    const bool may = ibx_frontend_first_begins();
+    const int status = may && next ? next(generator, type) : RNG_INIT_FAILED;
+    ibx_frontend_first_is_over();
+    if (!status && generator)
+        ibx_math_handle_set(IBX_MATH_RNG, (uintptr_t)*generator, IBX_MATH_ON_HOST);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------- copies */
+
+struct rows {
+    const void *from;
+    void *to;
+    int element; /* bytes */
+    int width, height;
+    int from_pitch, to_pitch; /* elements */
+};
+
+/* `stream` NULL: it waits. */
+static int copy(const struct rows *r, int kind, void *const *stream)
+{
+    const size_t element = (size_t)r->element, width = (size_t)r->width * element;
+    const size_t from = (size_t)r->from_pitch * element, to = (size_t)r->to_pitch * element;
+    if (r->width < 0 || r->height < 0 || r->element <= 0 || r->from_pitch <= 0 || r->to_pitch <= 0)
+        return BLAS_INVALID_VALUE;
+    if (!r->width || !r->height)
+        return CUDA_SUCCESS;
+    const bool plain = from == width && to == width;
+    const size_t n = width * (size_t)r->height;
+    int rc;
+    if (plain)
+        rc = stream ? cudaMemcpyAsync(r->to, r->from, n, kind, *stream)
+                    : cudaMemcpy(r->to, r->from, n, kind);
+    else
+        rc = stream ? cudaMemcpy2DAsync(r->to, to, r->from, from, width, (size_t)r->height, kind,
+                                        *stream)
+                    : cudaMemcpy2D(r->to, to, r->from, from, width, (size_t)r->height, kind);
+    return rc ? BLAS_MAPPING_ERROR : CUDA_SUCCESS;
+}
+
+int cublasSetVector(int n, int element, const void *from, int from_step, void *to, int to_step)
+{
+    const struct rows rows = {from, to, element, 1, n, from_step, to_step};
+    return copy(&rows, TO_DEVICE, NULL);
+}
+
+int cublasGetVector(int n, int element, const void *from, int from_step, void *to, int to_step)
+{
+    const struct rows rows = {from, to, element, 1, n, from_step, to_step};
+    return copy(&rows, FROM_DEVICE, NULL);
+}
+
+int cublasSetMatrix(int rows, int columns, int element, const void *from, int from_rows, void *to,
+                    int to_rows)
+{
+    const struct rows all = {from, to, element, rows, columns, from_rows, to_rows};
+    return copy(&all, TO_DEVICE, NULL);
+}
+
+int cublasGetMatrix(int rows, int columns, int element, const void *from, int from_rows, void *to,
+                    int to_rows)
+{
+    const struct rows all = {from, to, element, rows, columns, from_rows, to_rows};
+    return copy(&all, FROM_DEVICE, NULL);
+}
+
+int cublasSetVectorAsync(int n, int element, const void *from, int from_step, void *to, int to_step,
+                         void *stream)
+{
+    const struct rows rows = {from, to, element, 1, n, from_step, to_step};
+    return copy(&rows, TO_DEVICE, &stream);
+}
+
+int cublasGetVectorAsync(int n, int element, const void *from, int from_step, void *to, int to_step,
+                         void *stream)
+{
+    const struct rows rows = {from, to, element, 1, n, from_step, to_step};
+    return copy(&rows, FROM_DEVICE, &stream);
+}
+
+int cublasSetMatrixAsync(int rows, int columns, int element, const void *from, int from_rows,
+                         void *to, int to_rows, void *stream)
+{
+    const struct rows all = {from, to, element, rows, columns, from_rows, to_rows};
+    return copy(&all, TO_DEVICE, &stream);
+}
+
+int cublasGetMatrixAsync(int rows, int columns, int element, const void *from, int from_rows,
+                         void *to, int to_rows, void *stream)
+{
+    const struct rows all = {from, to, element, rows, columns, from_rows, to_rows};
+    return copy(&all, FROM_DEVICE, &stream);
+}
+
+/* ------------------------------------------------------------------------------- statuses */
+
+struct meaning {
+    const char *name, *text;
+};
+
+static const struct meaning *meaning_of(int status)
+{
+    static const struct meaning unknown = {"unrecognized status", "unrecognized status"};
+    static const struct meaning meanings[] = {
+        [0] = {"CUBLAS_STATUS_SUCCESS", "success"},
+        [1] = {"CUBLAS_STATUS_NOT_INITIALIZED", "the library was not initialized"},
+        [3] = {"CUBLAS_STATUS_ALLOC_FAILED", "the resource allocation failed"},
+        [7] = {"CUBLAS_STATUS_INVALID_VALUE",
+               "an unsupported value or parameter was passed to the function"},
+        [8] = {"CUBLAS_STATUS_ARCH_MISMATCH",
+               "the function requires an architectural feature absent from the device"},
+        [11] = {"CUBLAS_STATUS_MAPPING_ERROR", "an access to GPU memory space failed"},
+        [13] = {"CUBLAS_STATUS_EXECUTION_FAILED", "the function failed to launch on the GPU"},
+        [14] = {"CUBLAS_STATUS_INTERNAL_ERROR", "an internal operation failed"},
+        [15] = {"CUBLAS_STATUS_NOT_SUPPORTED", "the requested functionality is not supported"},
+        [16] = {"CUBLAS_STATUS_LICENSE_ERROR", "the license check failed"},
+    };
+    const size_t count = sizeof(meanings) / sizeof(meanings[0]);
+    return status >= 0 && (size_t)status < count && meanings[status].name ? &meanings[status]
+                                                                          : &unknown;
+}
+
+const char *cublasGetStatusName(int status)
+{
+    return meaning_of(status)->name;
+}
+
+const char *cublasGetStatusString(int status)
+{
+    return meaning_of(status)->text;
+}

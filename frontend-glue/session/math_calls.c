@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/session/math_calls.h"
+
+#include "frontend-glue/session/math_arguments.h"
+
+/* ------------------------------------------------------------------------------- the lists */
+
+#define ABOUT(k, a)                                                                                \
+    {                                                                                              \
+        ABOUT_##a                                                                                  \
+    }
+#define ABOUT_I        IBX_MATH_INT, 0, 0, 0
+#define ABOUT_L        IBX_MATH_LONG, 0, 0, 0
+#define ABOUT_F        IBX_MATH_FLOAT, 0, 0, 0
+#define ABOUT_D        IBX_MATH_DOUBLE, 0, 0, 0
+#define ABOUT_P        IBX_MATH_DEVICE, 0, 0, 0
+#define ABOUT_Z        IBX_MATH_STREAM, 0, 0, 0
+#define ABOUT_H(t)     IBX_MATH_HANDLE, 0, IBX_MATH_##t, 0
+#define ABOUT_N(t)     IBX_MATH_PLAN, 0, IBX_MATH_##t, 0
+#define ABOUT_M(t)     IBX_MATH_MAKES, 0, IBX_MATH_##t, 0
+#define ABOUT_MN(t)    IBX_MATH_MAKES_PLAN, 0, IBX_MATH_##t, 0
+#define ABOUT_S(n)     IBX_MATH_SCALAR, IBX_MATH_BYTES, n, 0
+#define ABOUT_ST(k)    IBX_MATH_SCALAR, IBX_MATH_OF_TYPE, k, 0
+#define ABOUT_SP(k)    IBX_MATH_SCALAR, IBX_MATH_FIVE_OF_TYPE, k, 0
+#define ABOUT_SC(k, c) IBX_MATH_SCALAR, IBX_MATH_OF_COMPUTE, k, c
+#define ABOUT_R(n)     IBX_MATH_RESULT, IBX_MATH_BYTES, n, 0
+#define ABOUT_RT(k)    IBX_MATH_RESULT, IBX_MATH_OF_TYPE, k, 0
+#define ABOUT_RP(k)    IBX_MATH_RESULT, IBX_MATH_FIVE_OF_TYPE, k, 0
+#define ABOUT_X(n)     IBX_MATH_CHANGED, IBX_MATH_BYTES, n, 0
+#define ABOUT_XT(k)    IBX_MATH_CHANGED, IBX_MATH_OF_TYPE, k, 0
+#define ABOUT_O(n)     IBX_MATH_OUTPUT, IBX_MATH_BYTES, n, 0
+#define ABOUT_A(k, n)  IBX_MATH_ARRAY, IBX_MATH_BYTES, n, k
+#define ABOUT_AN(k, n) IBX_MATH_ARRAY_OR_NULL, IBX_MATH_BYTES, n, k
+#define ABOUT_AC(k, c) IBX_MATH_ARRAY, IBX_MATH_OF_COMPUTE, c, k
+
+#define VALUE(k, a)         VALUE_OF(k, IBX_MEMBER_##a)
+#define VALUE_OF(k, member) VALUE_AT(k, member)
+#define VALUE_AT(k, member) end[-(k)].member
+
+/* The library's types are pointers, integers and enumerations of the same sizes. */
+#define MATH(name, use, ...)                                                                       \
+    static const struct ibx_math_argument name##_arguments[] = {IBX_EACH(ABOUT, __VA_ARGS__)};     \
+    static int name##_call(void *function, const union ibx_math_value *values)                     \
+    {                                                                                              \
+        const union ibx_math_value *const end = values + IBX_COUNT(__VA_ARGS__);                   \
+        int (*call)(IBX_EACH(IBX_TYPE, __VA_ARGS__)) = NULL;                                       \
+        memcpy(&call, &function, sizeof(call));                                                    \
+        return call(IBX_EACH(VALUE, __VA_ARGS__));                                                 \
+    }
+#include "frontend-glue/session/math_blas.def"
+#include "frontend-glue/session/math_fft.def"
+#include "frontend-glue/session/math_rng.def"
+#undef MATH
+
+#define MATH(name, use, ...)                                                                       \
+    {#name,      IBX_MATH_##name, IBX_MATH_USE_##use, IBX_COUNT(__VA_ARGS__), name##_arguments,    \
+     name##_call},
+static const struct ibx_math_function functions[] = {
+#include "frontend-glue/session/math_blas.def"
+#define OF_CUBLAS (IBX_MATH_BEHIND_CUBLAS - IBX_MATH_BEFORE_CUBLAS - 1)
+#include "frontend-glue/session/math_rng.def"
+#define OF_CURAND (IBX_MATH_BEHIND_CURAND - IBX_MATH_BEFORE_CURAND - 1)
+#include "frontend-glue/session/math_fft.def"
+};
+#undef MATH
+
+static const unsigned begins[IBX_MATH_LIBRARIES + 1] = {
+    [IBX_MATH_CURAND] = OF_CUBLAS,
+    [IBX_MATH_CUFFT] = OF_CUBLAS + OF_CURAND,
+    [IBX_MATH_LIBRARIES] = sizeof(functions) / sizeof(functions[0]),
+};
+
+static const struct ibx_math_statuses libraries[IBX_MATH_LIBRARIES] = {
+    [IBX_MATH_CUBLAS] = {"libcublas.so", 1, 7, 15, "cublasGetPointerMode_v2", IBX_MATH_BLAS},
+    [IBX_MATH_CURAND] = {"libcurand.so", 101, 104, 203, NULL, IBX_MATH_RNG},
+    [IBX_MATH_CUFFT] = {"libcufft.so", 1, 4, 16, NULL, IBX_MATH_FFT},
+};
+
+const struct ibx_math_function *ibx_math_each(size_t i)
+{
+    return i < sizeof(functions) / sizeof(functions[0]) ? &functions[i] : NULL;
+}
+
+const struct ibx_math_function *ibx_math_find(unsigned number)
+{
+    const unsigned library = number >> 12, place = number & 0xfff;
+    if (library < IBX_MATH_CUBLAS || library >= IBX_MATH_LIBRARIES || !place ||
+        place > begins[library + 1] - begins[library])
+        return NULL;
+    return &functions[begins[library] + place - 1];
+}
+
+const struct ibx_math_statuses *ibx_math_statuses_of(unsigned number)
+{
+    return ibx_math_find(number) ? &libraries[number >> 12] : NULL;
+}
+
+unsigned ibx_math_end_of(enum ibx_math_type type)
+{
+    static const uint16_t ends[IBX_MATH_TYPES] = {
+        [IBX_MATH_DISTRIBUTION] = IBX_MATH_curandDestroyDistribution,
+        [IBX_MATH_FFT] = IBX_MATH_cufftDestroy,
+        [IBX_MATH_RNG] = IBX_MATH_curandDestroyGenerator,
+        [IBX_MATH_BLAS] = IBX_MATH_cublasDestroy_v2,
+    };
+    return ends[type];
+}
+
+/* ------------------------------------------------------------------------------- arguments */
+
+bool ibx_math_has_scalars(const struct ibx_math_function *f)
+{
+    for (unsigned i = 0; i < f->count; i++) {
+        const unsigned kind = f->arguments[i].kind;
+        if (kind == IBX_MATH_SCALAR || kind == IBX_MATH_RESULT || kind == IBX_MATH_CHANGED)
+            return true;
+    }
+    return false;
+}
+
+/* cudaDataType: bytes of a value; 0: it has no whole ones, or is not known. */
+static size_t bytes_of_type(int type)
+{
+    static const uint8_t bytes[] = {4, 8, 2, 1, 8, 16, 4, 2, 1, 2, 4,  8, 4,  8, 2,
+                                    4, 0, 0, 0, 0, 2,  4, 2, 4, 8, 16, 8, 16, 1, 1};
+    return type >= 0 && (size_t)type < sizeof(bytes) ? bytes[type] : 0;
+}
+
+static bool is_complex(int type)
+{
+    return (type >= 4 && type <= 7) || (type > 7 && type < 28 && type % 2);
+}
+
+/* Of alpha and beta, by cublasComputeType_t and the type of what they scale. */
+static size_t bytes_of_compute(int compute, int type)
+{
+    const size_t parts = is_complex(type) ? 2 : 1;
+    switch (compute) {
+    case 64: /* 16F */
+    case 65:
+        return 2 * parts;
+    case 68: /* 32F */
+    case 69:
+    case 74:
+    case 75:
+    case 77:
+    case 78:
+    case 72: /* 32I */
+    case 73:
+        return 4 * parts;
+    case 70: /* 64F */
+    case 71:
+    case 79:
+        return 8 * parts;
+    default:
+        return 0;
+    }
+}
+
+/* Of one. */
+static size_t bytes_of_one(const struct ibx_math_argument *a, const union ibx_math_value *values)
+{
+    const bool array = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL;
+    switch ((enum ibx_math_size)a->size) {
+    case IBX_MATH_BYTES:
+        return a->n;
+    case IBX_MATH_OF_TYPE:
+        return bytes_of_type(values[a->n].i);
+    case IBX_MATH_FIVE_OF_TYPE:
+        return 5 * bytes_of_type(values[a->n].i);
+    case IBX_MATH_OF_COMPUTE:
+        return bytes_of_compute(values[a->n].i, array ? 0 : values[a->of].i);
+    }
+    return 0;
+}
+
+size_t ibx_math_bytes(const struct ibx_math_argument *a, const union ibx_math_value *values)
+{
+    size_t count = 1;
+    if (a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL)
+        count = values[a->of].i > 0 && values[a->of].i <= (int)IBX_MATH_BODY
+                    ? (size_t)values[a->of].i
+                    : 0;
+    return count * bytes_of_one(a, values);
+}

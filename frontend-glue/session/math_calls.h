@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Requests of our own for functions of cuBLAS, cuRAND and cuFFT. GVirtuS has plugins of these
+ * libraries, in which many functions are missing, or return something else: so all that are listed
+ * in math_*.def are called here. The preload makes the requests (preload/math_calls.c), the back
+ * end's plugin runs them (device_copies/math_calls.c) by the library that GVirtuS's plugin has
+ * loaded there.
+ *
+ * A line of these lists is MATH(name, use, arguments...). Both sides take from it what they need:
+ * the exported function, what of its arguments is in the request, and the call. All of them return
+ * a status of the library. docs/protocol.md has the table of bodies.
+ */
+#ifndef IBX_FRONTEND_GLUE_SESSION_MATH_CALLS_H
+#define IBX_FRONTEND_GLUE_SESSION_MATH_CALLS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Names of the requests: client_calls/ knows by them what a request means to others. */
+#define IBX_MATH_ADDS    "ibxMathAdds"    /* work to the handle's stream; no output */
+#define IBX_MATH_SELECTS "ibxMathSelects" /* the handle's stream, the body's last 8 bytes */
+#define IBX_MATH_SETS_UP "ibxMathSetsUp"  /* what others use; also what makes or ends it */
+#define IBX_MATH_WAITS   "ibxMathWaits"   /* for its output */
+
+/* What the replies' exit codes have beside the library's own, which are not negative. */
+#define IBX_MATH_ABSENT (-2) /* the back end has no such library, or that no such function */
+
+static inline bool ibx_math_is(const char *name)
+{
+    return !strcmp(name, IBX_MATH_ADDS) || !strcmp(name, IBX_MATH_SELECTS) ||
+           !strcmp(name, IBX_MATH_SETS_UP) || !strcmp(name, IBX_MATH_WAITS);
+}
+
+/* What functions do: which of the names their requests have, and what the back end minds. */
+enum ibx_math_use {
+    IBX_MATH_USE_ADDS, /* adds work; with output for the host it waits for that */
+    IBX_MATH_USE_SELECTS,
+    IBX_MATH_USE_SETS_UP,
+    IBX_MATH_USE_ENDS, /* what its first argument names */
+    IBX_MATH_USE_ASKS  /* adds no work */
+};
+
+/* What has a handle: first what is ended first. */
+enum ibx_math_type {
+    IBX_MATH_DISTRIBUTION, /* curandDiscreteDistribution_t */
+    IBX_MATH_FFT,          /* cufftHandle, a plan */
+    IBX_MATH_RNG,          /* curandGenerator_t */
+    IBX_MATH_BLAS,         /* cublasHandle_t */
+    IBX_MATH_TYPES
+};
+
+enum ibx_math_library {
+    IBX_MATH_CUBLAS = 1,
+    IBX_MATH_CURAND,
+    IBX_MATH_CUFFT,
+    IBX_MATH_LIBRARIES /* one more than the last */
+};
+
+/* Arguments, as the lists name them. Numbers in brackets are bytes, or places of arguments.
+ *   I, L, F, D      4 bytes; 8 bytes; float; double
+ *   P, Z            an address on the device, which may be NULL; a stream
+ *   H(t), N(t)      a handle of that type, as a pointer or an int: the request is of that
+ *   M(t), MN(t)     where one that is made is written, likewise
+ *   S(n)            a scalar of n bytes, in memory of the host or, by the handle's pointer mode, of
+ *                   the device; R(n): a result there, X(n): both
+ *   ST(k), ...      of the cudaDataType that argument k names; SP(k), RP(k): five of these
+ *   SC(k, c)        of the type in which cublasComputeType_t k scales what is of cudaDataType c
+ *   O(n)            where n bytes for the host are written; NULL: nowhere
+ *   A(k, n)         so many of n bytes as argument k says, in memory of the host; AN(k, n): or NULL
+ *   AC(k, c)        likewise, each of the real type in which cublasComputeType_t c scales */
+enum ibx_math_kind {
+    IBX_MATH_INT,
+    IBX_MATH_LONG,
+    IBX_MATH_FLOAT,
+    IBX_MATH_DOUBLE,
+    IBX_MATH_DEVICE,
+    IBX_MATH_STREAM,
+    IBX_MATH_HANDLE,
+    IBX_MATH_PLAN,
+    IBX_MATH_MAKES,
+    IBX_MATH_MAKES_PLAN,
+    IBX_MATH_SCALAR,
+    IBX_MATH_RESULT,
+    IBX_MATH_CHANGED,
+    IBX_MATH_OUTPUT,
+    IBX_MATH_ARRAY,
+    IBX_MATH_ARRAY_OR_NULL
+};
+
+/* How many bytes: `n` of them, or as argument `n` says. */
+enum ibx_math_size { IBX_MATH_BYTES, IBX_MATH_OF_TYPE, IBX_MATH_FIVE_OF_TYPE, IBX_MATH_OF_COMPUTE };
+
+struct ibx_math_argument {
+    uint8_t kind; /* enum ibx_math_kind */
+    uint8_t size; /* enum ibx_math_size */
+    uint8_t n;    /* or what argument; of handles enum ibx_math_type */
+    uint8_t of;   /* of arrays the argument that counts; the second one of SC */
+};
+
+union ibx_math_value {
+    int i;
+    uint64_t l;
+    float f;
+    double d;
+    void *p;
+};
+
+#define IBX_MATH_ARGUMENTS 24u   /* of a function, at most */
+#define IBX_MATH_BODY      1900u /* bytes of a body, at most */
+#define IBX_MATH_OUT       256u  /* bytes of a reply beside the exit code, at most */
+
+struct ibx_math_function {
+    const char *name;
+    uint16_t number; /* on the wire */
+    uint8_t use;     /* enum ibx_math_use */
+    uint8_t count;
+    const struct ibx_math_argument *arguments;
+    int (*call)(void *function, const union ibx_math_value *values);
+};
+
+/* On the wire, u16: the library's number, 4 bits, and the place in its list. */
+enum ibx_math_number {
+#define MATH(name, ...) IBX_MATH_##name,
+    IBX_MATH_BEFORE_CUBLAS = IBX_MATH_CUBLAS << 12,
+#include "frontend-glue/session/math_blas.def"
+    IBX_MATH_BEHIND_CUBLAS,
+    IBX_MATH_BEFORE_CURAND = IBX_MATH_CURAND << 12,
+#include "frontend-glue/session/math_rng.def"
+    IBX_MATH_BEHIND_CURAND,
+    IBX_MATH_BEFORE_CUFFT = IBX_MATH_CUFFT << 12,
+#include "frontend-glue/session/math_fft.def"
+    IBX_MATH_BEHIND_CUFFT
+#undef MATH
+};
+
+#define IBX_MATH_FUNCTIONS                                                                         \
+    (IBX_MATH_BEHIND_CUBLAS - IBX_MATH_BEFORE_CUBLAS - 1 + IBX_MATH_BEHIND_CURAND -                \
+     IBX_MATH_BEFORE_CURAND - 1 + IBX_MATH_BEHIND_CUFFT - IBX_MATH_BEFORE_CUFFT - 1)
+
+struct ibx_math_statuses {
+    const char *file; /* the library's name begins so */
+    int not_initialized, invalid_value, not_supported;
+    const char *pointer_mode; /* the function that asks for it; NULL: handles have none */
+    enum ibx_math_type handle;
+};
+
+/* NULL: there is none. */
+const struct ibx_math_function *ibx_math_find(unsigned number);
+const struct ibx_math_statuses *ibx_math_statuses_of(unsigned number);
+/* The i-th function of all; NULL: there are not so many. */
+const struct ibx_math_function *ibx_math_each(size_t i);
+/* Which one ends what is of that type. */
+unsigned ibx_math_end_of(enum ibx_math_type type);
+
+/* Whether scalars and results are where the pointer mode says. */
+bool ibx_math_has_scalars(const struct ibx_math_function *f);
+/* The bytes of a scalar, a result or an array, by the values of the other arguments; 0: of none, or
+ * that is not known. */
+size_t ibx_math_bytes(const struct ibx_math_argument *a, const union ibx_math_value *values);
+
+#endif

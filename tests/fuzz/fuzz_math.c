@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Requests for functions of cuBLAS and others (session/math_calls.h) by a client that sends
+ * anything: what the back end makes of them reaches these libraries, whose doubles look into each
+ * handle, and into memory of the host where the pointer mode says so.
+ *
+ * Input, request after request: the function, two bytes; its handle, one; the pointer mode, one;
+ * how many bytes of the body are cut off, one; then a byte for each choice of its arguments.
+ */
+#include "common/log.h"
+#include "frontend-glue/session/hooks.h"
+#include "frontend-glue/session/math_calls.h"
+#include "tests/fuzz/require.h"
+#include "tests/scenes/own_requests.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#define REQUESTS 32u
+#define ALONG    5u /* handles to choose from */
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* There is no connection. */
+const struct ibx_path *__wrap_ibx_session_path(const struct ibx_session *s);
+const struct ibx_path *__wrap_ibx_session_path(const struct ibx_session *s)
+{
+    static const struct ibx_path path = {.peer = "alice"};
+    (void)s;
+    return &path;
+}
+
+static struct ibx_reader input;
+static uint64_t handles[ALONG];
+
+static uint8_t choice(void)
+{
+    return ibx_reader_left(&input) ? ibx_get_u8(&input) : 1;
+}
+
+static uint64_t address(void)
+{
+    const uint64_t made_up[] = {0, 0x1234, alice.memory, alice.memory + 64, bob.memory};
+    return made_up[choice() % 5];
+}
+
+static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
+                      union ibx_math_value *v)
+{
+    switch (a->kind) {
+    case IBX_MATH_INT:
+    case IBX_MATH_FLOAT:
+        v->i = (int8_t)choice();
+        ibx_put_u32(w, (uint32_t)v->i);
+        break;
+    case IBX_MATH_LONG:
+    case IBX_MATH_DOUBLE:
+        ibx_put_u64(w, choice());
+        break;
+    case IBX_MATH_STREAM:
+    case IBX_MATH_DEVICE:
+        ibx_put_u64(w, address());
+        break;
+    default:
+        break;
+    }
+}
+
+static void put_sized(struct ibx_writer *w, const struct ibx_math_argument *a, bool on_device,
+                      const union ibx_math_value *values)
+{
+    const bool scalar =
+        a->kind == IBX_MATH_SCALAR || a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
+    const bool bytes = a->kind == IBX_MATH_SCALAR || a->kind == IBX_MATH_CHANGED ||
+                       a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL;
+    if (a->kind < IBX_MATH_MAKES)
+        return;
+    if (scalar && on_device) {
+        ibx_put_u64(w, address());
+        return;
+    }
+    const bool there = choice() % 8;
+    ibx_put_u8(w, there);
+    const size_t n = bytes && there ? ibx_math_bytes(a, values) : 0;
+    for (size_t i = 0; i < n; i++)
+        ibx_put_u8(w, choice());
+}
+
+static int send(uint8_t *bytes, size_t n, uint64_t *made)
+{
+    uint8_t answer[IBX_MATH_OUT];
+    struct ibx_writer out = ibx_writer_of(answer, sizeof(answer));
+    const struct ibx_request q = {.length = n, .body = bytes};
+    const int status = ibx_copies_math(&alice.x, &q, &out);
+    struct ibx_reader r = ibx_reader_of(answer, out.length);
+    require(!out.failed);
+    *made = ibx_get_u64(&r);
+    return status;
+}
+
+static bool makes(const struct ibx_math_function *f)
+{
+    bool any = false;
+    for (unsigned i = 0; i < f->count; i++)
+        any = any || f->arguments[i].kind == IBX_MATH_MAKES ||
+              f->arguments[i].kind == IBX_MATH_MAKES_PLAN;
+    return any;
+}
+
+static void request_anything(void)
+{
+    uint8_t bytes[IBX_MATH_BODY + 64];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    union ibx_math_value values[IBX_MATH_ARGUMENTS] = {{0}};
+    const unsigned which = (unsigned)choice() << 8 | choice();
+    const struct ibx_math_function *f = ibx_math_each(which % IBX_MATH_FUNCTIONS);
+    const uint8_t handle = choice(), on_device = choice() % 2, cut = choice();
+    uint64_t made = 0;
+    ibx_put_u64(&w, handle % 8 < ALONG ? handles[handle % 8] : handle);
+    ibx_put_u16(&w, f->number);
+    ibx_put_u8(&w, on_device);
+    for (unsigned i = 0; i < f->count; i++)
+        put_plain(&w, &f->arguments[i], &values[i]);
+    for (unsigned i = 0; i < f->count; i++)
+        put_sized(&w, &f->arguments[i], on_device, values);
+    if (w.failed)
+        return;
+    if (!send(bytes, w.length - cut % 4 * (cut % 16 == 3), &made) && makes(f) && made)
+        handles[handle % ALONG] = made;
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc, (void)argv;
+    ibx_log_set_level(IBX_LOG_ERROR);
+    setenv("IBX_LIBCUDA", LIBCUDA_DOUBLE, 1);
+    setenv("IBX_TEST_CUDART", LIBCUDART_DOUBLE, 1);
+    require(!own_set_up(NULL));
+    ibx_clients_join(&alice.x);
+    ibx_clients_join(&bob.x);
+    require(dlopen(LIBCUBLAS_DOUBLE, RTLD_LAZY) && dlopen(LIBCURAND_DOUBLE, RTLD_LAZY) &&
+            dlopen(LIBCUFFT_DOUBLE, RTLD_LAZY));
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct ibx_taken *taken = NULL;
+    input = ibx_reader_of(data, size);
+    for (unsigned i = 0; i < REQUESTS && ibx_reader_left(&input); i++)
+        request_anything();
+    const size_t count = ibx_handles_take(&alice.x, &taken); /* as if she had ended */
+    for (size_t i = 0; i < count; i++) {
+        if (taken[i].kind >= IBX_HANDLE_MATH)
+            ibx_math_end(taken[i].kind - IBX_HANDLE_MATH, taken[i].value);
+    }
+    free(taken);
+    memset(handles, 0, sizeof(handles));
+    return 0;
+}

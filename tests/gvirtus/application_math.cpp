@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Functions of cuBLAS, cuRAND and cuFFT, which the preload calls in requests of its own.
+#include "tests/gvirtus/application.h"
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+namespace
+{
+
+constexpr int NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15; // of cuBLAS
+constexpr int BYTES_MOST = 64;
+
+template <typename... T> int math(const char *name, T... arguments)
+{
+    auto *function = preloaded<int(T...)>(name);
+    return function ? function(arguments...) : -1;
+}
+
+template <typename T> T *device_copy(const std::vector<T> &values)
+{
+    char *at = device_memory(values.size() * sizeof(T) + BYTES_MOST);
+    const std::size_t n = values.size() * sizeof(T);
+    return at && !cudaMemcpy(at, values.data(), n, H2D) ? reinterpret_cast<T *>(at) : nullptr;
+}
+
+template <typename T> std::vector<T> host_copy(const T *at, std::size_t count)
+{
+    std::vector<T> values(count);
+    if (cudaMemcpy(values.data(), at, count * sizeof(T), D2H))
+        values.clear();
+    return values;
+}
+
+void *blas()
+{
+    void *made = nullptr;
+    return math("cublasCreate_v2", &made) ? nullptr : made;
+}
+
+int amax(void *handle, int n, const float *x, int *result)
+{
+    return math("cublasIsamax_v2", handle, n, x, 1, result);
+}
+
+int axpy(void *handle, int n, const float *alpha, const float *x, float *y)
+{
+    return math("cublasSaxpy_v2", handle, n, alpha, x, 1, y, 1);
+}
+
+// Scalars and results in memory of the host, and of the device.
+bool scalars(void *handle)
+{
+    float *x = device_copy<float>({1, -7, 3}), *y = device_copy<float>({10, 20, 30});
+    int where = 0, mode = -1;
+    float alpha = 2;
+    REQUIRE(x && y && amax(handle, 3, x, &where) == 0 && where == 2);
+    for (float i = 1; i < 4; i++) { // answered early from the second on
+        REQUIRE(axpy(handle, 3, &alpha, x, y) == 0);
+        REQUIRE((host_copy(y, 3) == std::vector<float>{10 + 2 * i, 20 - 14 * i, 30 + 6 * i}));
+    }
+    int *found = device_copy<int>({0});
+    float *scale = device_copy<float>({-6});
+    REQUIRE(math("cublasSetPointerMode_v2", handle, 1) == 0);
+    REQUIRE(math("cublasGetPointerMode_v2", handle, &mode) == 0 && mode == 1);
+    REQUIRE(axpy(handle, 3, scale, x, y) == 0 && amax(handle, 3, x, found) == 0);
+    REQUIRE((host_copy(y, 3) == std::vector<float>{10, 20, 30}) && host_copy(found, 1)[0] == 2);
+    REQUIRE(math("cublasSetPointerMode_v2", handle, 0) == 0);
+    REQUIRE(axpy(handle, 3, &alpha, x, y) == 0 && host_copy(y, 1)[0] == 12);
+    float a = 3, b = 4, c = 0, s = 0;
+    REQUIRE(math("cublasSrotg_v2", handle, &a, &b, &c, &s) == 0);
+    REQUIRE(a == 5 && std::fabs(c - 0.6f) < 1e-6f && std::fabs(s - 0.8f) < 1e-6f);
+    // A scalar is as long as its type says.
+    std::array<char, 16> bytes;
+    random_fill(bytes.data(), bytes.size(), 5);
+    char *out = device_copy(std::vector<char>(16, 'x'));
+    for (const int compute : {64, 68, 70}) {
+        const std::size_t n = compute == 64 ? 2 : compute == 68 ? 4 : 8;
+        REQUIRE(math("cublasGemmEx", handle, 0, 0, 1, 1, 1, bytes.data(), x, 0, 1, x, 0, 1,
+                     bytes.data(), out, 0, 1, compute, -1) == 0);
+        REQUIRE(device_has(out, bytes.data(), n));
+    }
+    REQUIRE(math("cublasGemmEx", handle, 0, 0, 1, 1, 1, bytes.data(), x, 0, 1, x, 0, 1,
+                 bytes.data(), out, 0, 1, 999, -1) == INVALID_VALUE);
+    return HOLDS(cudaFree(x) == 0 && cudaFree(y) == 0);
+}
+
+bool batches(void *handle)
+{
+    double *a = device_copy<double>({1, 2, 3}), *b = device_copy<double>({5, 0, 6, 0, 7});
+    double *c = device_copy<double>({1, 1, 1}), alpha = 2, beta = 1;
+    REQUIRE(math("cublasDgemmStridedBatched", handle, 0, 0, 1, 1, 1, &alpha, a, 1, 1LL, b, 1, 2LL,
+                 &beta, c, 1, 1LL, 3) == 0);
+    REQUIRE((host_copy(c, 3) == std::vector<double>{11, 25, 43}));
+    int info = 9;
+    REQUIRE(math("cublasSgetrsBatched", handle, 0, 3, 1, a, 1, a, c, 1, &info, 1) == 0);
+    return HOLDS(info == 0);
+}
+
+// Work of a handle comes behind its stream's, and before what follows there.
+bool order(void *handle)
+{
+    constexpr int n = 4;
+    void *stream = nullptr, *back = nullptr;
+    float *x = device_copy<float>(std::vector<float>(n, 1)), alpha = 1;
+    float *y = device_copy<float>(std::vector<float>(n, 0));
+    const std::vector<float> zeros(n, 0);
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(math("cublasSetStream_v2", handle, stream) == 0);
+    REQUIRE(math("cublasGetStream_v2", handle, &back) == 0 && back == stream);
+    stub_remote()->slow(2000);
+    for (unsigned i = 0; i < 20; i++) {
+        REQUIRE(cudaMemsetAsync(y, 0, n * sizeof(float), stream) == 0);
+        for (unsigned k = 0; k < 3; k++)
+            REQUIRE(axpy(handle, n, &alpha, x, y) == 0);
+        std::vector<float> got(n);
+        REQUIRE(cudaMemcpyAsync(got.data(), y, n * sizeof(float), D2H, stream) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0 && got == std::vector<float>(n, 3));
+    }
+    stub_remote()->slow(0);
+    REQUIRE(math("cublasSetStream_v2", handle, (void *)nullptr) == 0);
+    return HOLDS(cudaStreamDestroy(stream) == 0 && cudaFree(x) == 0 && cudaFree(y) == 0);
+}
+
+// What is no handle never gets to the library, which would look into it.
+bool refused(void *handle)
+{
+    int where = 0;
+    float *x = device_copy<float>({1}), alpha = 1;
+    void *generator = nullptr, *gone = blas(), *junk = reinterpret_cast<void *>(0x1234);
+    void *legacy = reinterpret_cast<void *>(1);
+    REQUIRE(math("curandCreateGenerator", &generator, 100) == 0 && gone);
+    REQUIRE(math("cublasDestroy_v2", gone) == 0);
+    for (void *none : {junk, generator, gone, (void *)nullptr}) {
+        REQUIRE(amax(none, 1, x, &where) == NOT_INITIALIZED);
+        REQUIRE(axpy(none, 1, &alpha, x, x) == NOT_INITIALIZED);
+        REQUIRE(math("cublasDestroy_v2", none) == NOT_INITIALIZED);
+    }
+    REQUIRE(math("curandSetStream", handle, legacy) == 101);
+    REQUIRE(math("curandSetStream", generator, junk) == 104);
+    REQUIRE(math("cublasSetStream_v2", handle, junk) == INVALID_VALUE);
+    REQUIRE(amax(handle, 1, reinterpret_cast<float *>(junk), &where) != 0);
+    for (const int plan : {-1, 0, 5, 63, 1 << 30})
+        REQUIRE(math("cufftExecC2C", plan, x, x, 1) == 1);
+    REQUIRE(math("curandDestroyGenerator", generator) == 0);
+    return HOLDS(cudaGetLastError() == 0 && amax(handle, 1, x, &where) == 0 && where == 1);
+}
+
+bool generators()
+{
+    void *generator = nullptr, *stream = nullptr;
+    float *to = device_copy<float>({0, 0, 0});
+    unsigned *counts = device_copy<unsigned>({0, 0});
+    REQUIRE(math("curandCreateGenerator", &generator, 77) == 103);
+    REQUIRE(math("curandCreateGenerator", &generator, 100) == 0 && generator);
+    REQUIRE(cudaStreamCreate(&stream) == 0 && math("curandSetStream", generator, stream) == 0);
+    REQUIRE(math("curandSetPseudoRandomGeneratorSeed", generator, 5ull) == 0);
+    REQUIRE(math("curandSetGeneratorOrdering", generator, 2) == 0);
+    for (float i = 0; i < 3; i++) {
+        REQUIRE(math("curandGenerateNormal", generator, to, std::size_t{3}, 100.f, 2.f) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0);
+        REQUIRE((host_copy(to, 3) == std::vector<float>{114 + 6 * i, 116 + 6 * i, 118 + 6 * i}));
+    }
+    REQUIRE(math("curandGeneratePoisson", generator, counts, std::size_t{2}, 1000.) == 0);
+    REQUIRE((host_copy(counts, 2) == std::vector<unsigned>{1016, 1017}));
+    return HOLDS(math("curandDestroyGenerator", generator) == 0);
+}
+
+bool plans()
+{
+    int plan = -1, other = -1, n[2] = {8, 9};
+    std::size_t work = 0;
+    int *x = device_copy<int>({5}), *y = device_copy<int>({0});
+    REQUIRE(math("cufftPlanMany", &plan, 2, n, n, 1, 72, n, 1, 72, 0x29, 3) == 0 && plan > 0);
+    REQUIRE(math("cufftExecC2C", plan, x, y, -1) == 0 && host_copy(y, 1)[0] == 5 + 810 - 1);
+    REQUIRE(math("cufftCreate", &other) == 0 && other != plan);
+    REQUIRE(math("cufftMakePlanMany", other, 1, n, (int *)nullptr, 1, 0, (int *)nullptr, 1, 0, 0x29,
+                 3, &work) == 0);
+    REQUIRE(work == 800 && math("cufftExecC2C", other, x, y, 1) == 0);
+    REQUIRE(host_copy(y, 1)[0] == 5 + 800 + 1);
+    // More dimensions than there are: as the library says.
+    int many[10] = {1};
+    REQUIRE(math("cufftPlanMany", &plan, 10, many, many, 1, 1, many, 1, 1, 0x29, 1) == 4);
+    REQUIRE(math("cufftPlanMany", &plan, -1, many, many, 1, 1, many, 1, 1, 0x29, 1) == 4);
+    REQUIRE(math("cufftDestroy", other) == 0 && math("cufftExecC2C", other, x, y, 1) == 1);
+    return true;
+}
+
+bool vectors()
+{
+    const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+    std::vector<float> got(6, 0);
+    float *at = device_copy(std::vector<float>(12, 9));
+    REQUIRE(math("cublasSetVector", 3, 4, values.data(), 2, at, 3) == 0);
+    const auto there = host_copy(at, 7);
+    REQUIRE((there == std::vector<float>{1, 9, 9, 3, 9, 9, 5}));
+    REQUIRE(math("cublasGetVector", 3, 4, at, 3, got.data(), 1) == 0);
+    REQUIRE((got == std::vector<float>{1, 3, 5, 0, 0, 0}));
+    REQUIRE(math("cublasSetMatrix", 2, 2, 4, values.data(), 3, at, 2) == 0);
+    REQUIRE((host_copy(at, 4) == std::vector<float>{1, 2, 4, 5}));
+    REQUIRE(math("cublasGetMatrix", 2, 2, 4, at, 2, got.data(), 3) == 0);
+    REQUIRE((got == std::vector<float>{1, 2, 5, 4, 5, 0}));
+    return HOLDS(math("cublasSetVector", 3, 0, values.data(), 1, at, 1) == INVALID_VALUE);
+}
+
+} // namespace
+
+bool math_libraries()
+{
+    void *handle = blas();
+    REQUIRE(handle && scalars(handle) && batches(handle) && order(handle) && refused(handle));
+    REQUIRE(generators() && plans() && vectors());
+    bool other = false; // a thread whose first call is one of these
+    std::thread([&] {
+        void *made = blas();
+        float *x = device_copy<float>({1, 4}), alpha = 1;
+        other = made && axpy(made, 2, &alpha, x, x) == 0 && host_copy(x, 2)[1] == 8 &&
+                math("cublasDestroy_v2", made) == 0;
+    }).join();
+    REQUIRE(other);
+    auto *text = preloaded<const char *(int)>("cublasGetStatusString");
+    REQUIRE(!std::strcmp(text(7), "an unsupported value or parameter was passed to the function"));
+    REQUIRE(!std::strcmp(text(2), text(-1)) && math("cublasDestroy_v2", handle) == 0);
+    return HOLDS(cudaGetLastError() == 0);
+}
+
+// A back end without them.
+bool no_math_libraries()
+{
+    void *handle = nullptr;
+    int plan = -1;
+    REQUIRE(math("cublasCreate_v2", &handle) == NOT_SUPPORTED && !handle);
+    return HOLDS(math("cufftCreate", &plan) == 16 && plan == -1 && cudaGetLastError() == 0);
+}
+
+// What a program leaves, a process of the back end that others use gives back.
+bool leaves_math_libraries()
+{
+    void *generator = nullptr;
+    int plan = 0;
+    REQUIRE(blas() && math("cufftCreate", &plan) == 0);
+    return HOLDS(math("curandCreateGenerator", &generator, 100) == 0);
+}

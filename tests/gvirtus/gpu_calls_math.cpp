@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Requests for functions of cuBLAS and others by a client that says what is not so. Their doubles
+// look into each handle, and into scalars where the pointer mode says that these are the host's: a
+// made-up address that got there would end the back end.
+#include "tests/gvirtus/gpu_calls_clients.h"
+
+#include "frontend-glue/session/math_calls.h"
+
+namespace
+{
+
+constexpr int NOT_INITIALIZED = 1, INVALID_VALUE = 7; // of cuBLAS
+
+// The beginning of a body. `mode`: what it says of the pointer mode.
+Body function(unsigned number, std::uint64_t handle, unsigned mode = 0)
+{
+    Body body;
+    body.u64(handle);
+    body.bytes.push_back(static_cast<char>(number));
+    body.bytes.push_back(static_cast<char>(number >> 8));
+    body.bytes.push_back(static_cast<char>(mode));
+    return body;
+}
+
+Body byte(Body body, unsigned value)
+{
+    body.bytes.push_back(static_cast<char>(value));
+    return body;
+}
+
+std::uint64_t blas(Remote &remote)
+{
+    return remote.address(IBX_MATH_SETS_UP, byte(function(IBX_MATH_cublasCreate_v2, 0), 1));
+}
+
+// cublasSaxpy of one number; `alpha` is of the host, or an address.
+Body axpy(std::uint64_t handle, std::uint64_t x, unsigned mode = 0, std::uint64_t alpha = 0)
+{
+    Body body = function(IBX_MATH_cublasSaxpy_v2, handle, mode);
+    body.i32(1).u64(x).i32(1).u64(x).i32(1);
+    if (mode)
+        return body.u64(alpha);
+    body = byte(body, 1);
+    return body.i32(0x40000000); // 2.0
+}
+
+float at(Remote &remote, std::uint64_t device)
+{
+    float value = 0;
+    return remote.peek(device, &value, sizeof(value)) ? value : -1;
+}
+
+bool malformed()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const float one = 1;
+    const std::uint64_t x = remote.malloc(64), handle = blas(remote);
+    REQUIRE(x && handle && remote.to_device(x, &one, sizeof(one)) == 0);
+    REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x)) == 0 && at(remote, x) == 3);
+    // Each of its bytes that is missing, and one too many.
+    const Body whole = axpy(handle, x);
+    for (std::size_t n = 0; n < whole.bytes.size() + 2; n++) {
+        Body body = whole;
+        body.bytes.resize(n);
+        if (n != whole.bytes.size())
+            REQUIRE(remote.call(IBX_MATH_ADDS, body) != 0);
+    }
+    REQUIRE(at(remote, x) == 3);
+    // Handles that are none, and memory that is none of the device's.
+    for (const std::uint64_t none : {std::uint64_t{0}, handle + 8, x, std::uint64_t{0x1234}})
+        REQUIRE(remote.call(IBX_MATH_ADDS, axpy(none, x)) == NOT_INITIALIZED);
+    // Where scalars are the library knows.
+    REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x, 1, 0x1234)) == INVALID_VALUE);
+    REQUIRE(remote.call(IBX_MATH_SETS_UP,
+                        function(IBX_MATH_cublasSetPointerMode_v2, handle).i32(1)) == 0);
+    REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x)) == INVALID_VALUE && at(remote, x) == 3);
+    REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x, 1, x)) == 0 && at(remote, x) == 12);
+    // Numbers of nothing, and of what this library has not.
+    for (const unsigned number : {0u, 0x1000u, 0x1fffu, 0x4001u, 0xffffu})
+        REQUIRE(remote.call(IBX_MATH_ADDS, function(number, handle)) == IBX_MATH_ABSENT);
+    REQUIRE(remote.call(IBX_MATH_WAITS, function(IBX_MATH_cublasSnrm2_v2, handle)) ==
+            IBX_MATH_ABSENT);
+    for (unsigned number = 0x1000; number < 0x3040; number++) {
+        Body body = function(number, number % 3 ? handle : number, number % 2);
+        const std::vector<char> more = random_bytes(number % 97, number);
+        body.bytes.insert(body.bytes.end(), more.begin(), more.end());
+        if (number != IBX_MATH_cublasDestroy_v2)
+            remote.call(IBX_MATH_WAITS, body);
+    }
+    REQUIRE(remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cublasDestroy_v2, handle)) == 0);
+    REQUIRE(remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cublasDestroy_v2, handle)) ==
+            NOT_INITIALIZED);
+    return HOLDS(remote.free(x) == 0);
+}
+
+} // namespace
+
+void check_calls_math()
+{
+    check("requests for libraries that are malformed", malformed);
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The lists of functions of cuBLAS and others: what both ends take from them. */
+#include "frontend-glue/session/math_calls.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* Numbers stay as they are: they are on the wire. */
+static void numbers(void **state)
+{
+    (void)state;
+    static const struct {
+        unsigned number;
+        const char *name;
+    } golden[] = {
+        {0x1001, "cublasCreate_v2"},       {0x101d, "cublasSnrm2_v2"},
+        {0x10e8, "cublasGemmBatchedEx"},   {0x110e, "cublasSgetriBatched"},
+        {0x2001, "curandCreateGenerator"}, {0x2005, "curandSetStream"},
+        {0x2018, "curandGenerateSeeds"},   {0x3001, "cufftPlan1d"},
+        {0x3004, "cufftPlanMany"},         {0x3017, "cufftExecC2C"},
+    };
+    for (size_t i = 0; i < sizeof(golden) / sizeof(golden[0]); i++) {
+        const struct ibx_math_function *f = ibx_math_find(golden[i].number);
+        if (!f || strcmp(f->name, golden[i].name) != 0)
+            fail_msg("%#x is %s", golden[i].number, f ? f->name : "none");
+    }
+}
+
+static void numbers_of_none(void **state)
+{
+    (void)state;
+    static const unsigned none[] = {0,      1,      0xfff,  0x1000, 0x1fff, 0x2000,
+                                    0x2fff, 0x3000, 0x3fff, 0x4001, 0xf001, 0xffff};
+    for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
+        assert_null(ibx_math_find(none[i]));
+    size_t count = 0;
+    for (unsigned number = 0; number <= 0xffff; number++) {
+        const struct ibx_math_function *f = ibx_math_find(number);
+        assert_true(!f || (f->number == number && ibx_math_statuses_of(number)));
+        count += f != NULL;
+    }
+    assert_int_equal(count, IBX_MATH_FUNCTIONS);
+    assert_null(ibx_math_each(count));
+}
+
+/* What an argument is sized by are integers among the function's own. */
+static bool refers_well(const struct ibx_math_function *f, const struct ibx_math_argument *a)
+{
+    const bool sized = a->size != IBX_MATH_BYTES;
+    const bool second = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL ||
+                        a->size == IBX_MATH_OF_COMPUTE;
+    if (a->kind < IBX_MATH_SCALAR)
+        return true;
+    return (!sized || (a->n < f->count && f->arguments[a->n].kind == IBX_MATH_INT)) &&
+           (!second || (a->of < f->count && f->arguments[a->of].kind == IBX_MATH_INT));
+}
+
+static void lists_are_whole(void **state)
+{
+    (void)state;
+    for (size_t i = 0; ibx_math_each(i); i++) {
+        const struct ibx_math_function *f = ibx_math_each(i);
+        unsigned handles = 0, makes = 0;
+        bool good = f->count && f->count <= IBX_MATH_ARGUMENTS;
+        for (unsigned k = 0; k < f->count; k++) {
+            const struct ibx_math_argument *a = &f->arguments[k];
+            handles += a->kind == IBX_MATH_HANDLE || a->kind == IBX_MATH_PLAN;
+            makes += a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
+            good = good && refers_well(f, a);
+        }
+        good = good && handles <= 1 && makes <= 1 && !(handles && makes);
+        /* A stream is the last: its request has it there. */
+        if (f->use == IBX_MATH_USE_SELECTS)
+            good = good && f->count == 2 && f->arguments[1].kind == IBX_MATH_STREAM;
+        if (f->use == IBX_MATH_USE_ADDS || f->use == IBX_MATH_USE_ENDS)
+            good = good && handles == 1;
+        if (!good)
+            fail_msg("%s", f->name);
+    }
+    for (unsigned type = 0; type < IBX_MATH_TYPES; type++) {
+        const struct ibx_math_function *f =
+            ibx_math_find(ibx_math_end_of((enum ibx_math_type)type));
+        assert_true(f && f->use == IBX_MATH_USE_ENDS && f->arguments[0].n == type);
+    }
+}
+
+static size_t bytes(unsigned number, unsigned argument, unsigned sized_by, int value,
+                    unsigned other, int of)
+{
+    union ibx_math_value values[IBX_MATH_ARGUMENTS] = {{0}};
+    values[sized_by].i = value;
+    values[other].i = of;
+    return ibx_math_bytes(&ibx_math_find(number)->arguments[argument], values);
+}
+
+static void sizes(void **state)
+{
+    (void)state;
+    const unsigned gemm = IBX_MATH_cublasGemmEx, scal = IBX_MATH_cublasScalEx;
+    const unsigned many = IBX_MATH_cufftPlanMany;
+    assert_int_equal(bytes(IBX_MATH_cublasZdotu_v2, 6, 0, 0, 0, 0), 16);
+    assert_int_equal(bytes(gemm, 6, 17, 68, 15, 0), 4);   /* COMPUTE_32F of R_32F */
+    assert_int_equal(bytes(gemm, 6, 17, 68, 15, 2), 4);   /* ... of R_16F */
+    assert_int_equal(bytes(gemm, 6, 17, 77, 15, 4), 8);   /* COMPUTE_32F_FAST_TF32 of C_32F */
+    assert_int_equal(bytes(gemm, 6, 17, 64, 15, 2), 2);   /* COMPUTE_16F */
+    assert_int_equal(bytes(gemm, 13, 17, 70, 15, 5), 16); /* COMPUTE_64F of C_64F */
+    assert_int_equal(bytes(gemm, 6, 17, 72, 15, 10), 4);  /* COMPUTE_32I of R_32I */
+    assert_int_equal(bytes(gemm, 6, 17, 1, 15, 0), 0);
+    assert_int_equal(bytes(scal, 2, 3, 1, 0, 0), 8);  /* R_64F */
+    assert_int_equal(bytes(scal, 2, 3, 14, 0, 0), 2); /* R_16BF */
+    assert_int_equal(bytes(scal, 2, 3, -1, 0, 0), 0);
+    assert_int_equal(bytes(scal, 2, 3, 1 << 30, 0, 0), 0);
+    assert_int_equal(bytes(IBX_MATH_cublasRotmEx, 8, 9, 1, 0, 0), 40);
+    assert_int_equal(bytes(many, 2, 1, 3, 0, 0), 12);
+    assert_int_equal(bytes(many, 2, 1, -3, 0, 0), 0);
+    assert_int_equal(bytes(many, 2, 1, 1 << 30, 0, 0), 0);
+    assert_int_equal(bytes(IBX_MATH_cublasGemmGroupedBatchedEx, 6, 17, 5, 19, 70), 40);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(numbers),
+        cmocka_unit_test(numbers_of_none),
+        cmocka_unit_test(lists_are_whole),
+        cmocka_unit_test(sizes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
