@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of cuBLAS, cuRAND and cuFFT (session/math_calls.h), by the library that GVirtuS's
- * plugin of it has loaded: without that plugin there is none of them.
+ * Functions of cuBLAS, cuRAND, cuFFT, cuSPARSE and cuSOLVER (session/math_calls.h), by the library
+ * that GVirtuS's plugin of it has loaded: without that plugin there is none of them.
  *
  * A library takes a handle for an address of this process, and a scalar for one where the handle's
  * pointer mode says that it is in memory of the host. So a handle is one that was made here, of the
@@ -19,7 +19,10 @@
 #include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define WORKSPACE_MOST ((uint64_t)1 << 30) /* bytes of the host */
 
 /* ------------------------------------------------------------------------------- libraries */
 
@@ -67,9 +70,15 @@ struct call {
     int refused;                       /* the status to return; 0: none */
     bool unwanted[IBX_MATH_ARGUMENTS]; /* outputs for which the client has no place */
     union ibx_math_value values[IBX_MATH_ARGUMENTS];
-    size_t used; /* of memory */
+    void *workspace; /* of its own; NULL: it has none */
+    size_t used;     /* of memory */
     _Alignas(16) uint8_t memory[IBX_MATH_BODY + IBX_MATH_OUT + 16 * IBX_MATH_ARGUMENTS];
 };
+
+static void *pointer_of(uint64_t handle)
+{
+    return (void *)(uintptr_t)handle;
+}
 
 static enum ibx_handle_kind kind_of(unsigned type)
 {
@@ -98,6 +107,14 @@ static void *device_memory(struct call *c)
     if (at && (!ibx_isolation_allows(c->x, at, 1) || ibx_copies_is_own(c->x, at, 1)))
         refuse(c, c->statuses->invalid_value);
     return (void *)(uintptr_t)at;
+}
+
+static void *other_handle(struct call *c, unsigned type)
+{
+    const uint64_t handle = ibx_get_u64(&c->in);
+    if (!ibx_handles_know(c->x, kind_of(type), handle))
+        refuse(c, c->statuses->invalid_value);
+    return (void *)(uintptr_t)handle;
 }
 
 static void *stream(struct call *c)
@@ -142,6 +159,32 @@ static void *host_room(struct call *c, unsigned i, size_t n)
     return room(c, n);
 }
 
+/* Of the host, in which the function works while its call may have returned. */
+static void *workspace(struct call *c, uint64_t n)
+{
+    if (!n)
+        return NULL;
+    c->workspace = n <= WORKSPACE_MOST ? malloc(n) : NULL;
+    if (!c->workspace)
+        refuse(c, c->statuses->invalid_value);
+    return c->workspace;
+}
+
+/* Whether its stream rests is asked of the library: only then nobody uses it any more. */
+static void end_workspace(struct call *c)
+{
+    int (*stream_of)(void *handle, void **of) = NULL;
+    int (*wait)(void *of) = NULL;
+    void *library = library_of(c->f->number), *of = NULL;
+    if (!c->workspace)
+        return;
+    if (library)
+        *(void **)&stream_of = dlsym(library, "cusolverDnGetStream");
+    *(void **)&wait = ibx_copies_runtime("cudaStreamSynchronize");
+    if (c->refused || (stream_of && wait && !stream_of(pointer_of(c->handle), &of) && !wait(of)))
+        free(c->workspace);
+}
+
 /* Those that others' sizes depend on first. */
 static void get_plain(struct call *c, unsigned i)
 {
@@ -165,8 +208,11 @@ static void get_plain(struct call *c, unsigned i)
     case IBX_MATH_STREAM:
         v->p = stream(c);
         break;
+    case IBX_MATH_OTHER:
+        v->p = other_handle(c, c->f->arguments[i].n);
+        break;
     case IBX_MATH_HANDLE:
-        v->p = (void *)(uintptr_t)c->handle;
+        v->p = pointer_of(c->handle);
         break;
     case IBX_MATH_PLAN:
         v->i = (int)(uint32_t)c->handle;
@@ -188,6 +234,12 @@ static void get_sized(struct call *c, unsigned i)
         break;
     case IBX_MATH_RESULT:
         v->p = c->on_device ? device_memory(c) : host_room(c, i, n);
+        break;
+    case IBX_MATH_HOST_CHANGED:
+        v->p = host_bytes(c, n, true);
+        break;
+    case IBX_MATH_WORKSPACE:
+        v->p = workspace(c, c->values[a->of].l);
         break;
     case IBX_MATH_ARRAY:
     case IBX_MATH_ARRAY_OR_NULL:
@@ -227,7 +279,7 @@ static bool names_mode(struct call *c)
     void *library = library_of(c->f->number);
     if (library && c->statuses->pointer_mode)
         *(void **)&get = dlsym(library, c->statuses->pointer_mode);
-    return get && !get((void *)(uintptr_t)c->handle, &mode) && mode == c->on_device;
+    return get && !get(pointer_of(c->handle), &mode) && mode == c->on_device;
 }
 
 /* 0; the status that refuses it. */
@@ -282,12 +334,14 @@ static int answer(struct call *c, struct ibx_writer *out)
         const void *at = c->values[i].p;
         const bool makes = a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
         const bool result = a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
-        const bool output = a->kind == IBX_MATH_OUTPUT || (result && !c->on_device);
+        const bool changed = a->kind == IBX_MATH_CHANGED || a->kind == IBX_MATH_HOST_CHANGED;
+        const bool output = a->kind == IBX_MATH_OUTPUT || a->kind == IBX_MATH_HOST_CHANGED ||
+                            (result && !c->on_device);
         if (makes && !note(c, a, made_at(a, at)))
             return c->statuses->not_supported;
         if (makes)
             ibx_put_u64(out, made_at(a, at));
-        else if (output && (a->kind == IBX_MATH_CHANGED || !c->unwanted[i]))
+        else if (output && at && (changed || !c->unwanted[i]))
             ibx_put_bytes(out, at, ibx_math_bytes(a, c->values));
     }
     return 0;
@@ -318,6 +372,7 @@ int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_wr
     c.x = x;
     c.in = ibx_reader_of(q->body, (size_t)q->length);
     c.refused = 0;
+    c.workspace = NULL;
     c.used = 0;
     c.handle = ibx_get_u64(&c.in);
     const unsigned number = ibx_get_u16(&c.in);
@@ -332,6 +387,7 @@ int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_wr
         status = run(&c, function);
     if (!status)
         status = answer(&c, out);
+    end_workspace(&c);
     ibx_handles_let_go(x);
     return status;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of cuBLAS, cuRAND and cuFFT (session/math_calls.h). What only adds work may return
- * before it is run, as a launch does, and with a result in memory of the host it waits for that.
- * Where the back end has none of these requests, or no such library, GVirtuS's functions get the
- * calls; and always with a handle that one of them has made.
+ * Functions of cuBLAS, cuRAND, cuFFT, cuSPARSE and cuSOLVER (session/math_calls.h). What only adds
+ * work may return before it is run, as a launch does, and with a result in memory of the host it
+ * waits for that. Where the back end has none of these requests, or no such library, GVirtuS's
+ * functions get the calls; and always with a handle that one of them has made.
  */
 #include "frontend-glue/preload/math_calls.h"
 
@@ -105,6 +105,7 @@ static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
         break;
     case IBX_MATH_DEVICE:
     case IBX_MATH_STREAM:
+    case IBX_MATH_OTHER:
         ibx_put_u64(w, (uintptr_t)v->p);
         break;
     default:
@@ -145,6 +146,10 @@ static void put_sized(struct call *c, struct ibx_writer *w, unsigned i)
             put_host(w, at, n);
         if (!c->on_device && a->kind == IBX_MATH_CHANGED)
             c->out += at ? n : 0;
+        break;
+    case IBX_MATH_HOST_CHANGED:
+        put_host(w, at, n);
+        c->out += at ? n : 0;
         break;
     case IBX_MATH_ARRAY:
     case IBX_MATH_ARRAY_OR_NULL:
@@ -200,7 +205,8 @@ static void take_results(const struct call *c, const uint8_t *out)
         const struct ibx_math_argument *a = &c->f->arguments[i];
         const bool result = a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
         void *at = c->values[i].p;
-        if (!at || !(makes(a) || (result && !c->on_device) || a->kind == IBX_MATH_OUTPUT))
+        const bool output = a->kind == IBX_MATH_OUTPUT || a->kind == IBX_MATH_HOST_CHANGED;
+        if (!at || !(makes(a) || (result && !c->on_device) || output))
             continue;
         if (makes(a)) {
             const uint64_t made = ibx_get_u64(&r);
@@ -222,7 +228,8 @@ static void take_results(const struct call *c, const uint8_t *out)
 /* What it means to later calls. */
 static void note(const struct call *c)
 {
-    if (c->f->number == IBX_MATH_cublasSetPointerMode_v2)
+    if (c->f->number == IBX_MATH_cublasSetPointerMode_v2 ||
+        c->f->number == IBX_MATH_cusparseSetPointerMode)
         ibx_math_handle_set(c->type, c->handle,
                             c->values[1].i ? IBX_MATH_ON_DEVICE : IBX_MATH_USUAL);
     if (c->f->use == IBX_MATH_USE_ENDS)
@@ -286,3 +293,5 @@ int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
 #include "frontend-glue/session/math_blas.def"
 #include "frontend-glue/session/math_fft.def"
 #include "frontend-glue/session/math_rng.def"
+#include "frontend-glue/session/math_solver.def"
+#include "frontend-glue/session/math_sparse.def"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Functions of cuBLAS, cuRAND and cuFFT, in requests of our own. */
+/* Functions of cuBLAS, cuRAND, cuFFT, cuSPARSE and cuSOLVER, in requests of our own. */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MATH_CALLS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MATH_CALLS_H
 
@@ -36,6 +36,8 @@ bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math
 #include "frontend-glue/session/math_blas.def"
 #include "frontend-glue/session/math_fft.def"
 #include "frontend-glue/session/math_rng.def"
+#include "frontend-glue/session/math_solver.def"
+#include "frontend-glue/session/math_sparse.def"
 #undef MATH
 /* math_composed.c */
 int curandCreateGeneratorHost(void **generator, int type);
@@ -55,6 +57,8 @@ int cublasGetMatrixAsync(int rows, int columns, int element, const void *from, i
                          void *to, int to_rows, void *stream);
 const char *cublasGetStatusName(int status);
 const char *cublasGetStatusString(int status);
+const char *cusparseGetErrorName(int status);
+const char *cusparseGetErrorString(int status);
 #pragma GCC visibility pop
 
 #endif

@@ -115,34 +115,63 @@ struct meaning {
     const char *name, *text;
 };
 
-static const struct meaning *meaning_of(int status)
+static const struct meaning of_blas[] = {
+    [0] = {"CUBLAS_STATUS_SUCCESS", "success"},
+    [1] = {"CUBLAS_STATUS_NOT_INITIALIZED", "the library was not initialized"},
+    [3] = {"CUBLAS_STATUS_ALLOC_FAILED", "the resource allocation failed"},
+    [7] = {"CUBLAS_STATUS_INVALID_VALUE",
+           "an unsupported value or parameter was passed to the function"},
+    [8] = {"CUBLAS_STATUS_ARCH_MISMATCH",
+           "the function requires an architectural feature absent from the device"},
+    [11] = {"CUBLAS_STATUS_MAPPING_ERROR", "an access to GPU memory space failed"},
+    [13] = {"CUBLAS_STATUS_EXECUTION_FAILED", "the function failed to launch on the GPU"},
+    [14] = {"CUBLAS_STATUS_INTERNAL_ERROR", "an internal operation failed"},
+    [15] = {"CUBLAS_STATUS_NOT_SUPPORTED", "the requested functionality is not supported"},
+    [16] = {"CUBLAS_STATUS_LICENSE_ERROR", "the license check failed"},
+};
+static const struct meaning of_sparse[] = {
+    {"CUSPARSE_STATUS_SUCCESS", "success"},
+    {"CUSPARSE_STATUS_NOT_INITIALIZED", "initialization error"},
+    {"CUSPARSE_STATUS_ALLOC_FAILED", "out of memory"},
+    {"CUSPARSE_STATUS_INVALID_VALUE", "invalid value"},
+    {"CUSPARSE_STATUS_ARCH_MISMATCH", "architecture mismatch"},
+    {"CUSPARSE_STATUS_MAPPING_ERROR", "texture memory mapping error"},
+    {"CUSPARSE_STATUS_EXECUTION_FAILED", "kernel launch failure"},
+    {"CUSPARSE_STATUS_INTERNAL_ERROR", "internal error"},
+    {"CUSPARSE_STATUS_MATRIX_TYPE_NOT_SUPPORTED", "matrix type not supported"},
+    {"CUSPARSE_STATUS_ZERO_PIVOT", "zero pivot"},
+    {"CUSPARSE_STATUS_NOT_SUPPORTED", "operation not supported"},
+    {"CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", "insufficient resources"},
+};
+
+static const struct meaning *meaning_of(int status, const struct meaning *meanings, size_t count)
 {
-    static const struct meaning unknown = {"unrecognized status", "unrecognized status"};
-    static const struct meaning meanings[] = {
-        [0] = {"CUBLAS_STATUS_SUCCESS", "success"},
-        [1] = {"CUBLAS_STATUS_NOT_INITIALIZED", "the library was not initialized"},
-        [3] = {"CUBLAS_STATUS_ALLOC_FAILED", "the resource allocation failed"},
-        [7] = {"CUBLAS_STATUS_INVALID_VALUE",
-               "an unsupported value or parameter was passed to the function"},
-        [8] = {"CUBLAS_STATUS_ARCH_MISMATCH",
-               "the function requires an architectural feature absent from the device"},
-        [11] = {"CUBLAS_STATUS_MAPPING_ERROR", "an access to GPU memory space failed"},
-        [13] = {"CUBLAS_STATUS_EXECUTION_FAILED", "the function failed to launch on the GPU"},
-        [14] = {"CUBLAS_STATUS_INTERNAL_ERROR", "an internal operation failed"},
-        [15] = {"CUBLAS_STATUS_NOT_SUPPORTED", "the requested functionality is not supported"},
-        [16] = {"CUBLAS_STATUS_LICENSE_ERROR", "the license check failed"},
-    };
-    const size_t count = sizeof(meanings) / sizeof(meanings[0]);
     return status >= 0 && (size_t)status < count && meanings[status].name ? &meanings[status]
-                                                                          : &unknown;
+                                                                          : NULL;
 }
+
+#define MEANING(status, all) meaning_of(status, all, sizeof(all) / sizeof((all)[0]))
 
 const char *cublasGetStatusName(int status)
 {
-    return meaning_of(status)->name;
+    const struct meaning *m = MEANING(status, of_blas);
+    return m ? m->name : "unrecognized status";
 }
 
 const char *cublasGetStatusString(int status)
 {
-    return meaning_of(status)->text;
+    const struct meaning *m = MEANING(status, of_blas);
+    return m ? m->text : "unrecognized status";
+}
+
+const char *cusparseGetErrorName(int status)
+{
+    const struct meaning *m = MEANING(status, of_sparse);
+    return m ? m->name : "unrecognized error code";
+}
+
+const char *cusparseGetErrorString(int status)
+{
+    const struct meaning *m = MEANING(status, of_sparse);
+    return m ? m->text : "unrecognized error code";
 }

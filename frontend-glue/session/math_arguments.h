@@ -63,6 +63,10 @@
 #define IBX_TYPE_XT(k)    void *
 #define IBX_TYPE_O(n)     void *
 #define IBX_TYPE_AN(k, n) void *
+#define IBX_TYPE_AL(k, n) void *
+#define IBX_TYPE_K(t)     void *
+#define IBX_TYPE_C(n)     void *
+#define IBX_TYPE_W(k)     void *
 #define IBX_TYPE_AC(k, c) void *
 #define IBX_TYPE_A(k, n)  void *
 
@@ -87,6 +91,10 @@
 #define IBX_MEMBER_XT(k)    p
 #define IBX_MEMBER_O(n)     p
 #define IBX_MEMBER_AN(k, n) p
+#define IBX_MEMBER_AL(k, n) p
+#define IBX_MEMBER_K(t)     p
+#define IBX_MEMBER_C(n)     p
+#define IBX_MEMBER_W(k)     p
 #define IBX_MEMBER_AC(k, c) p
 #define IBX_MEMBER_A(k, n)  p
 

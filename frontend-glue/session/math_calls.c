@@ -31,6 +31,10 @@
 #define ABOUT_O(n)     IBX_MATH_OUTPUT, IBX_MATH_BYTES, n, 0
 #define ABOUT_A(k, n)  IBX_MATH_ARRAY, IBX_MATH_BYTES, n, k
 #define ABOUT_AN(k, n) IBX_MATH_ARRAY_OR_NULL, IBX_MATH_BYTES, n, k
+#define ABOUT_AL(k, n) IBX_MATH_ARRAY, IBX_MATH_BYTES_OF_LONG, n, k
+#define ABOUT_K(t)     IBX_MATH_OTHER, 0, IBX_MATH_##t, 0
+#define ABOUT_C(n)     IBX_MATH_HOST_CHANGED, IBX_MATH_BYTES, n, 0
+#define ABOUT_W(k)     IBX_MATH_WORKSPACE, 0, 0, k
 #define ABOUT_AC(k, c) IBX_MATH_ARRAY, IBX_MATH_OF_COMPUTE, c, k
 
 #define VALUE(k, a)         VALUE_OF(k, IBX_MEMBER_##a)
@@ -50,6 +54,8 @@
 #include "frontend-glue/session/math_blas.def"
 #include "frontend-glue/session/math_fft.def"
 #include "frontend-glue/session/math_rng.def"
+#include "frontend-glue/session/math_solver.def"
+#include "frontend-glue/session/math_sparse.def"
 #undef MATH
 
 #define MATH(name, use, ...)                                                                       \
@@ -57,23 +63,30 @@
      name##_call},
 static const struct ibx_math_function functions[] = {
 #include "frontend-glue/session/math_blas.def"
-#define OF_CUBLAS (IBX_MATH_BEHIND_CUBLAS - IBX_MATH_BEFORE_CUBLAS - 1)
 #include "frontend-glue/session/math_rng.def"
-#define OF_CURAND (IBX_MATH_BEHIND_CURAND - IBX_MATH_BEFORE_CURAND - 1)
 #include "frontend-glue/session/math_fft.def"
+#include "frontend-glue/session/math_sparse.def"
+#include "frontend-glue/session/math_solver.def"
 };
 #undef MATH
 
+/* Where a library's begin, and what is behind the last one's. */
+#define BEFORE_FFT    (IBX_MATH_OF(CUBLAS) + IBX_MATH_OF(CURAND))
+#define BEFORE_SPARSE (BEFORE_FFT + IBX_MATH_OF(CUFFT))
 static const unsigned begins[IBX_MATH_LIBRARIES + 1] = {
-    [IBX_MATH_CURAND] = OF_CUBLAS,
-    [IBX_MATH_CUFFT] = OF_CUBLAS + OF_CURAND,
-    [IBX_MATH_LIBRARIES] = sizeof(functions) / sizeof(functions[0]),
+    [IBX_MATH_CURAND] = IBX_MATH_OF(CUBLAS),
+    [IBX_MATH_CUFFT] = BEFORE_FFT,
+    [IBX_MATH_CUSPARSE] = BEFORE_SPARSE,
+    [IBX_MATH_CUSOLVER] = BEFORE_SPARSE + IBX_MATH_OF(CUSPARSE),
+    [IBX_MATH_LIBRARIES] = IBX_MATH_FUNCTIONS,
 };
 
 static const struct ibx_math_statuses libraries[IBX_MATH_LIBRARIES] = {
     [IBX_MATH_CUBLAS] = {"libcublas.so", 1, 7, 15, "cublasGetPointerMode_v2", IBX_MATH_BLAS},
     [IBX_MATH_CURAND] = {"libcurand.so", 101, 104, 203, NULL, IBX_MATH_RNG},
     [IBX_MATH_CUFFT] = {"libcufft.so", 1, 4, 16, NULL, IBX_MATH_FFT},
+    [IBX_MATH_CUSPARSE] = {"libcusparse.so", 1, 3, 10, "cusparseGetPointerMode", IBX_MATH_SPARSE},
+    [IBX_MATH_CUSOLVER] = {"libcusolver.so", 1, 3, 9, NULL, IBX_MATH_SOLVER},
 };
 
 const struct ibx_math_function *ibx_math_each(size_t i)
@@ -98,6 +111,21 @@ const struct ibx_math_statuses *ibx_math_statuses_of(unsigned number)
 unsigned ibx_math_end_of(enum ibx_math_type type)
 {
     static const uint16_t ends[IBX_MATH_TYPES] = {
+        [IBX_MATH_SPGEMM] = IBX_MATH_cusparseSpGEMM_destroyDescr,
+        [IBX_MATH_SPSM] = IBX_MATH_cusparseSpSM_destroyDescr,
+        [IBX_MATH_SPSV] = IBX_MATH_cusparseSpSV_destroyDescr,
+        [IBX_MATH_SPMAT] = IBX_MATH_cusparseDestroySpMat,
+        [IBX_MATH_DNMAT] = IBX_MATH_cusparseDestroyDnMat,
+        [IBX_MATH_SPVEC] = IBX_MATH_cusparseDestroySpVec,
+        [IBX_MATH_DNVEC] = IBX_MATH_cusparseDestroyDnVec,
+        [IBX_MATH_CSRIC02] = IBX_MATH_cusparseDestroyCsric02Info,
+        [IBX_MATH_CSRILU02] = IBX_MATH_cusparseDestroyCsrilu02Info,
+        [IBX_MATH_MATRIX] = IBX_MATH_cusparseDestroyMatDescr,
+        [IBX_MATH_SYEVJ] = IBX_MATH_cusolverDnDestroySyevjInfo,
+        [IBX_MATH_GESVDJ] = IBX_MATH_cusolverDnDestroyGesvdjInfo,
+        [IBX_MATH_PARAMS] = IBX_MATH_cusolverDnDestroyParams,
+        [IBX_MATH_SPARSE] = IBX_MATH_cusparseDestroy,
+        [IBX_MATH_SOLVER] = IBX_MATH_cusolverDnDestroy,
         [IBX_MATH_DISTRIBUTION] = IBX_MATH_curandDestroyDistribution,
         [IBX_MATH_FFT] = IBX_MATH_cufftDestroy,
         [IBX_MATH_RNG] = IBX_MATH_curandDestroyGenerator,
@@ -163,6 +191,7 @@ static size_t bytes_of_one(const struct ibx_math_argument *a, const union ibx_ma
     const bool array = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL;
     switch ((enum ibx_math_size)a->size) {
     case IBX_MATH_BYTES:
+    case IBX_MATH_BYTES_OF_LONG:
         return a->n;
     case IBX_MATH_OF_TYPE:
         return bytes_of_type(values[a->n].i);
@@ -174,12 +203,17 @@ static size_t bytes_of_one(const struct ibx_math_argument *a, const union ibx_ma
     return 0;
 }
 
+/* 0 also of more than a body has. */
+static size_t count_of(const struct ibx_math_argument *a, const union ibx_math_value *values)
+{
+    if (a->kind != IBX_MATH_ARRAY && a->kind != IBX_MATH_ARRAY_OR_NULL)
+        return 1;
+    const bool is_long = a->size == IBX_MATH_BYTES_OF_LONG;
+    const int64_t count = is_long ? (int64_t)values[a->of].l : values[a->of].i;
+    return count > 0 && count <= IBX_MATH_BODY ? (size_t)count : 0;
+}
+
 size_t ibx_math_bytes(const struct ibx_math_argument *a, const union ibx_math_value *values)
 {
-    size_t count = 1;
-    if (a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL)
-        count = values[a->of].i > 0 && values[a->of].i <= (int)IBX_MATH_BODY
-                    ? (size_t)values[a->of].i
-                    : 0;
-    return count * bytes_of_one(a, values);
+    return count_of(a, values) * bytes_of_one(a, values);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of our own for functions of cuBLAS, cuRAND and cuFFT. GVirtuS has plugins of these
- * libraries, in which many functions are missing, or return something else: so all that are listed
- * in math_*.def are called here. The preload makes the requests (preload/math_calls.c), the back
- * end's plugin runs them (device_copies/math_calls.c) by the library that GVirtuS's plugin has
- * loaded there.
+ * Requests of our own for functions of cuBLAS, cuRAND, cuFFT, cuSPARSE and cuSOLVER. GVirtuS has
+ * plugins of these libraries, in which many functions are missing, or return something else: so all
+ * that are listed in math_*.def are called here. The preload makes the requests
+ * (preload/math_calls.c), the back end's plugin runs them (device_copies/math_calls.c) by the
+ * library that GVirtuS's plugin has loaded there.
  *
  * A line of these lists is MATH(name, use, arguments...). Both sides take from it what they need:
  * the exported function, what of its arguments is in the request, and the call. All of them return
@@ -44,9 +44,24 @@ enum ibx_math_use {
 
 /* What has a handle: first what is ended first. */
 enum ibx_math_type {
+    IBX_MATH_SPGEMM, /* cusparseSpGEMMDescr_t, and so on */
+    IBX_MATH_SPSM,
+    IBX_MATH_SPSV,
+    IBX_MATH_SPMAT,
+    IBX_MATH_DNMAT,
+    IBX_MATH_SPVEC,
+    IBX_MATH_DNVEC,
+    IBX_MATH_CSRIC02, /* csric02Info_t, and so on */
+    IBX_MATH_CSRILU02,
+    IBX_MATH_MATRIX,       /* cusparseMatDescr_t */
+    IBX_MATH_SYEVJ,        /* syevjInfo_t */
+    IBX_MATH_GESVDJ,       /* gesvdjInfo_t */
+    IBX_MATH_PARAMS,       /* cusolverDnParams_t */
     IBX_MATH_DISTRIBUTION, /* curandDiscreteDistribution_t */
     IBX_MATH_FFT,          /* cufftHandle, a plan */
     IBX_MATH_RNG,          /* curandGenerator_t */
+    IBX_MATH_SPARSE,       /* cusparseHandle_t */
+    IBX_MATH_SOLVER,       /* cusolverDnHandle_t */
     IBX_MATH_BLAS,         /* cublasHandle_t */
     IBX_MATH_TYPES
 };
@@ -55,6 +70,8 @@ enum ibx_math_library {
     IBX_MATH_CUBLAS = 1,
     IBX_MATH_CURAND,
     IBX_MATH_CUFFT,
+    IBX_MATH_CUSPARSE,
+    IBX_MATH_CUSOLVER,
     IBX_MATH_LIBRARIES /* one more than the last */
 };
 
@@ -62,13 +79,17 @@ enum ibx_math_library {
  *   I, L, F, D      4 bytes; 8 bytes; float; double
  *   P, Z            an address on the device, which may be NULL; a stream
  *   H(t), N(t)      a handle of that type, as a pointer or an int: the request is of that
+ *   K(t)            another handle
  *   M(t), MN(t)     where one that is made is written, likewise
  *   S(n)            a scalar of n bytes, in memory of the host or, by the handle's pointer mode, of
  *                   the device; R(n): a result there, X(n): both
  *   ST(k), ...      of the cudaDataType that argument k names; SP(k), RP(k): five of these
  *   SC(k, c)        of the type in which cublasComputeType_t k scales what is of cudaDataType c
+ *   C(n)            n bytes of the host that it changes; or NULL
+ *   W(k)            memory of the host in which it works, as much as argument k says
  *   O(n)            where n bytes for the host are written; NULL: nowhere
  *   A(k, n)         so many of n bytes as argument k says, in memory of the host; AN(k, n): or NULL
+ *   AL(k, n)        likewise, where argument k has 8 bytes
  *   AC(k, c)        likewise, each of the real type in which cublasComputeType_t c scales */
 enum ibx_math_kind {
     IBX_MATH_INT,
@@ -79,18 +100,27 @@ enum ibx_math_kind {
     IBX_MATH_STREAM,
     IBX_MATH_HANDLE,
     IBX_MATH_PLAN,
+    IBX_MATH_OTHER,
+    IBX_MATH_WORKSPACE,
     IBX_MATH_MAKES,
     IBX_MATH_MAKES_PLAN,
     IBX_MATH_SCALAR,
     IBX_MATH_RESULT,
     IBX_MATH_CHANGED,
+    IBX_MATH_HOST_CHANGED,
     IBX_MATH_OUTPUT,
     IBX_MATH_ARRAY,
     IBX_MATH_ARRAY_OR_NULL
 };
 
 /* How many bytes: `n` of them, or as argument `n` says. */
-enum ibx_math_size { IBX_MATH_BYTES, IBX_MATH_OF_TYPE, IBX_MATH_FIVE_OF_TYPE, IBX_MATH_OF_COMPUTE };
+enum ibx_math_size {
+    IBX_MATH_BYTES,
+    IBX_MATH_BYTES_OF_LONG,
+    IBX_MATH_OF_TYPE,
+    IBX_MATH_FIVE_OF_TYPE,
+    IBX_MATH_OF_COMPUTE
+};
 
 struct ibx_math_argument {
     uint8_t kind; /* enum ibx_math_kind */
@@ -131,13 +161,20 @@ enum ibx_math_number {
     IBX_MATH_BEHIND_CURAND,
     IBX_MATH_BEFORE_CUFFT = IBX_MATH_CUFFT << 12,
 #include "frontend-glue/session/math_fft.def"
-    IBX_MATH_BEHIND_CUFFT
+    IBX_MATH_BEHIND_CUFFT,
+    IBX_MATH_BEFORE_CUSPARSE = IBX_MATH_CUSPARSE << 12,
+#include "frontend-glue/session/math_sparse.def"
+    IBX_MATH_BEHIND_CUSPARSE,
+    IBX_MATH_BEFORE_CUSOLVER = IBX_MATH_CUSOLVER << 12,
+#include "frontend-glue/session/math_solver.def"
+    IBX_MATH_BEHIND_CUSOLVER
 #undef MATH
 };
 
+#define IBX_MATH_OF(LIBRARY) (IBX_MATH_BEHIND_##LIBRARY - IBX_MATH_BEFORE_##LIBRARY - 1)
 #define IBX_MATH_FUNCTIONS                                                                         \
-    (IBX_MATH_BEHIND_CUBLAS - IBX_MATH_BEFORE_CUBLAS - 1 + IBX_MATH_BEHIND_CURAND -                \
-     IBX_MATH_BEFORE_CURAND - 1 + IBX_MATH_BEHIND_CUFFT - IBX_MATH_BEFORE_CUFFT - 1)
+    (IBX_MATH_OF(CUBLAS) + IBX_MATH_OF(CURAND) + IBX_MATH_OF(CUFFT) + IBX_MATH_OF(CUSPARSE) +      \
+     IBX_MATH_OF(CUSOLVER))
 
 struct ibx_math_statuses {
     const char *file; /* the library's name begins so */

@@ -58,6 +58,9 @@ static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
     case IBX_MATH_DOUBLE:
         ibx_put_u64(w, choice());
         break;
+    case IBX_MATH_OTHER:
+        ibx_put_u64(w, handles[choice() % ALONG]);
+        break;
     case IBX_MATH_STREAM:
     case IBX_MATH_DEVICE:
         ibx_put_u64(w, address());
@@ -73,7 +76,8 @@ static void put_sized(struct ibx_writer *w, const struct ibx_math_argument *a, b
     const bool scalar =
         a->kind == IBX_MATH_SCALAR || a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
     const bool bytes = a->kind == IBX_MATH_SCALAR || a->kind == IBX_MATH_CHANGED ||
-                       a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL;
+                       a->kind == IBX_MATH_HOST_CHANGED || a->kind == IBX_MATH_ARRAY ||
+                       a->kind == IBX_MATH_ARRAY_OR_NULL;
     if (a->kind < IBX_MATH_MAKES)
         return;
     if (scalar && on_device) {
@@ -140,7 +144,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     ibx_clients_join(&alice.x);
     ibx_clients_join(&bob.x);
     require(dlopen(LIBCUBLAS_DOUBLE, RTLD_LAZY) && dlopen(LIBCURAND_DOUBLE, RTLD_LAZY) &&
-            dlopen(LIBCUFFT_DOUBLE, RTLD_LAZY));
+            dlopen(LIBCUFFT_DOUBLE, RTLD_LAZY) && dlopen(LIBCUSPARSE_DOUBLE, RTLD_LAZY) &&
+            dlopen(LIBCUSOLVER_DOUBLE, RTLD_LAZY));
     return 0;
 }
 

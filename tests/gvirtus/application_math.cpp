@@ -208,13 +208,61 @@ bool vectors()
     return HOLDS(math("cublasSetVector", 3, 0, values.data(), 1, at, 1) == INVALID_VALUE);
 }
 
+// What others are made of, and the library itself reads.
+bool descriptors(void *other)
+{
+    void *handle = nullptr, *x = nullptr, *y = nullptr, *junk = reinterpret_cast<void *>(0x1234);
+    float *one = device_copy<float>({3, 4}), *two = device_copy<float>({5}), result = 0;
+    std::int64_t size = 0;
+    void *values = nullptr;
+    int type = 9;
+    const auto times = [&](void *of, void *with, float *to) {
+        return math("cusparseSpVV", of, 0, with, y, to, 0, (void *)nullptr);
+    };
+    REQUIRE(math("cusparseCreate", &handle) == 0 && handle);
+    REQUIRE(math("cusparseCreateSpVec", &x, std::int64_t{2}, std::int64_t{2}, one, one, 2, 0, 0) ==
+            0);
+    REQUIRE(math("cusparseCreateDnVec", &y, std::int64_t{1}, two, 0) == 0 && x && y);
+    REQUIRE(math("cusparseDnVecGet", y, &size, &values, &type) == 0);
+    REQUIRE(size == 1 && values == two && type == 0);
+    REQUIRE(times(handle, x, &result) == 0 && result == 15);
+    // Another type's, another library's, and what is none.
+    for (void *none : {y, handle, other, junk, (void *)nullptr})
+        REQUIRE(times(handle, none, &result) == 3);
+    REQUIRE(times(x, x, &result) == 1 && times(other, x, &result) == 1);
+    REQUIRE(math("cusparseSetPointerMode", handle, 1) == 0 && times(handle, x, one) == 0);
+    REQUIRE(host_copy(one, 1)[0] == 15 && math("cusparseDestroySpVec", x) == 0);
+    REQUIRE(times(handle, x, one) == 3 && math("cusparseDestroyDnVec", y) == 0);
+    return HOLDS(math("cusparseDestroy", handle) == 0);
+}
+
+// Memory of the host in which a function works is the back end's.
+bool solvers()
+{
+    void *handle = nullptr, *parameters = nullptr;
+    int *info = device_copy<int>({0}), size = 0;
+    double *a = device_copy<double>({1});
+    const auto factor = [&](std::size_t bytes) {
+        return math("cusolverDnXgetrf", handle, parameters, std::int64_t{6}, std::int64_t{7}, 1, a,
+                    std::int64_t{6}, (void *)nullptr, 1, a, std::size_t{8}, (void *)nullptr, bytes,
+                    info);
+    };
+    REQUIRE(math("cusolverDnCreate", &handle) == 0 &&
+            math("cusolverDnCreateParams", &parameters) == 0);
+    REQUIRE(math("cusolverDnDgetrf_bufferSize", handle, 6, 7, a, 6, &size) == 0 && size == 42);
+    REQUIRE(factor(1 << 20) == 0 && host_copy(info, 1)[0] == 42 && factor(0) == 0);
+    REQUIRE(factor(std::size_t{1} << 40) == 3);
+    REQUIRE(math("cusolverDnDestroyParams", parameters) == 0 && factor(8) == 3);
+    return HOLDS(math("cusolverDnDestroy", handle) == 0);
+}
+
 } // namespace
 
 bool math_libraries()
 {
     void *handle = blas();
     REQUIRE(handle && scalars(handle) && batches(handle) && order(handle) && refused(handle));
-    REQUIRE(generators() && plans() && vectors());
+    REQUIRE(generators() && plans() && vectors() && descriptors(handle) && solvers());
     bool other = false; // a thread whose first call is one of these
     std::thread([&] {
         void *made = blas();

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Doubles of cuBLAS, cuRAND and cuFFT, as far as tests call them: libcublas.so, libcurand.so and
- * libcufft.so are all of this. Handles are addresses, as theirs; what is none is not noticed before
- * it is looked into. Work is done at once, behind what is in the handle's stream, in memory of the
- * driver's double.
+ * Doubles of cuBLAS, cuRAND, cuFFT, cuSPARSE and cuSOLVER, as far as tests call them: libcublas.so,
+ * libcurand.so and so on are all of this. Handles are addresses, as theirs; what is none is not
+ * noticed before it is looked into. Work is done at once, behind what is in the handle's stream, in
+ * memory of the driver's double.
  */
 #include "tests/doubles/cuda/runtime.h"
 
@@ -343,4 +343,131 @@ EXPORT int cufftExecC2C(int plan, const void *from, void *to, int direction)
         return 6;
     word += p->n[0] * 100 + (p->strided ? 10 : 0) + direction;
     return put(to, &word, sizeof(word)) ? 0 : 6;
+}
+
+/* ------------------------------------------------------------------------------- cuSPARSE */
+
+struct vector {
+    int64_t size;
+    float *values;
+};
+
+EXPORT int cusparseCreate(struct handle **made)
+{
+    return make(made);
+}
+
+EXPORT int cusparseDestroy(struct handle *h)
+{
+    return end(h);
+}
+
+EXPORT int cusparseSetPointerMode(struct handle *h, int mode)
+{
+    h->on_device = mode;
+    return 0;
+}
+
+EXPORT int cusparseGetPointerMode(const struct handle *h, int *mode)
+{
+    *mode = h->on_device;
+    return 0;
+}
+
+EXPORT int cusparseCreateDnVec(struct vector **made, int64_t size, void *values, int type)
+{
+    *made = type ? NULL : malloc(sizeof(**made));
+    if (!*made)
+        return 2;
+    **made = (struct vector){size, values};
+    handles++;
+    return 0;
+}
+
+EXPORT int cusparseDestroyDnVec(struct vector *vector)
+{
+    free(vector);
+    handles--;
+    return 0;
+}
+
+EXPORT int cusparseDnVecGet(const struct vector *vector, int64_t *size, void **values, int *type)
+{
+    *size = vector->size;
+    *values = vector->values;
+    *type = 0;
+    return 0;
+}
+
+/* There are no sparse ones here: both are dense, and the result is of the first numbers. */
+EXPORT int cusparseSpVV(const struct handle *h, int operation, const struct vector *x,
+                        const struct vector *y, void *result, int type, void *buffer)
+{
+    float a, b;
+    (void)operation, (void)type, (void)buffer;
+    if (wait_for(h) || !get(&a, x->values, sizeof(a)) || !get(&b, y->values, sizeof(b)))
+        return 6;
+    a *= b;
+    return put_result(h, result, &a, sizeof(a)) ? 0 : 6;
+}
+
+EXPORT int cusparseCreateSpVec(struct vector **made, int64_t size, int64_t count, void *indices,
+                               void *values, int of, int base, int type)
+{
+    (void)count, (void)indices, (void)of, (void)base;
+    return cusparseCreateDnVec(made, size, values, type);
+}
+
+EXPORT int cusparseDestroySpVec(struct vector *vector)
+{
+    return cusparseDestroyDnVec(vector);
+}
+
+/* ------------------------------------------------------------------------------- cuSOLVER */
+
+EXPORT int cusolverDnCreate(struct handle **made)
+{
+    return make(made);
+}
+
+EXPORT int cusolverDnDestroy(struct handle *h)
+{
+    return end(h);
+}
+
+EXPORT int cusolverDnGetStream(const struct handle *h, void **stream)
+{
+    *stream = h->stream;
+    return 0;
+}
+
+EXPORT int cusolverDnCreateParams(struct handle **made)
+{
+    return make(made);
+}
+
+EXPORT int cusolverDnDestroyParams(struct handle *h)
+{
+    return end(h);
+}
+
+EXPORT int cusolverDnDgetrf_bufferSize(const struct handle *h, int m, int n, double *a, int lda,
+                                       int *size)
+{
+    (void)h, (void)a, (void)lda;
+    *size = m * n;
+    return 0;
+}
+
+/* It fills what it works in, and says how it went. */
+EXPORT int cusolverDnXgetrf(const struct handle *h, const struct handle *params, int64_t m,
+                            int64_t n, int a_type, void *a, int64_t lda, int64_t *pivots,
+                            int compute, void *on_device, size_t device_bytes, void *on_host,
+                            size_t host_bytes, int *info)
+{
+    const int said = (int)(m * n) + params->seed;
+    (void)a_type, (void)a, (void)lda, (void)pivots, (void)compute, (void)on_device;
+    (void)device_bytes;
+    memset(on_host, 'w', host_bytes);
+    return !wait_for(h) && put(info, &said, sizeof(said)) ? 0 : 6;
 }

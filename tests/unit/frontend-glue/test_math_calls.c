@@ -21,6 +21,7 @@ static void numbers(void **state)
         {0x2001, "curandCreateGenerator"}, {0x2005, "curandSetStream"},
         {0x2018, "curandGenerateSeeds"},   {0x3001, "cufftPlan1d"},
         {0x3004, "cufftPlanMany"},         {0x3017, "cufftExecC2C"},
+        {0x4001, "cusparseCreate"},        {0x5003, "cusolverDnCreate"},
     };
     for (size_t i = 0; i < sizeof(golden) / sizeof(golden[0]); i++) {
         const struct ibx_math_function *f = ibx_math_find(golden[i].number);
@@ -33,7 +34,7 @@ static void numbers_of_none(void **state)
 {
     (void)state;
     static const unsigned none[] = {0,      1,      0xfff,  0x1000, 0x1fff, 0x2000,
-                                    0x2fff, 0x3000, 0x3fff, 0x4001, 0xf001, 0xffff};
+                                    0x2fff, 0x3000, 0x3fff, 0x6001, 0xf001, 0xffff};
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
         assert_null(ibx_math_find(none[i]));
     size_t count = 0;
@@ -49,13 +50,15 @@ static void numbers_of_none(void **state)
 /* What an argument is sized by are integers among the function's own. */
 static bool refers_well(const struct ibx_math_function *f, const struct ibx_math_argument *a)
 {
-    const bool sized = a->size != IBX_MATH_BYTES;
-    const bool second = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL ||
-                        a->size == IBX_MATH_OF_COMPUTE;
-    if (a->kind < IBX_MATH_SCALAR)
+    const bool typed = a->size != IBX_MATH_BYTES && a->size != IBX_MATH_BYTES_OF_LONG;
+    const bool array = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL;
+    const bool by_long = a->size == IBX_MATH_BYTES_OF_LONG || a->kind == IBX_MATH_WORKSPACE;
+    const bool second = array || a->size == IBX_MATH_OF_COMPUTE || by_long;
+    if (a->kind < IBX_MATH_SCALAR && a->kind != IBX_MATH_WORKSPACE)
         return true;
-    return (!sized || (a->n < f->count && f->arguments[a->n].kind == IBX_MATH_INT)) &&
-           (!second || (a->of < f->count && f->arguments[a->of].kind == IBX_MATH_INT));
+    return (!typed || (a->n < f->count && f->arguments[a->n].kind == IBX_MATH_INT)) &&
+           (!second || (a->of < f->count &&
+                        f->arguments[a->of].kind == (by_long ? IBX_MATH_LONG : IBX_MATH_INT)));
 }
 
 static void lists_are_whole(void **state)
