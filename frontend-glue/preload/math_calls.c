@@ -236,6 +236,18 @@ static void note(const struct call *c)
         ibx_math_handle_set(c->type, c->handle, IBX_MATH_USUAL);
 }
 
+/* False: the back end has not taken it. As the first request of a session it takes none, for it
+ * does not know yet what GVirtuS's replies look like: then GVirtuS makes a call before that. */
+static bool ask(const struct extra *e, uint8_t *out, size_t n, int *code)
+{
+    bool made = ibx_frontend_extra_try(e, out, n, code);
+    if (made && *code == UNKNOWN) {
+        ibx_frontend_connect();
+        made = ibx_frontend_extra_try(e, out, n, code);
+    }
+    return made && *code != UNKNOWN && *code != IBX_MATH_ABSENT;
+}
+
 static int request(struct call *c)
 {
     struct extra e;
@@ -247,8 +259,7 @@ static int request(struct call *c)
     if (!reach(c) || !encode(c, &e.body))
         return c->statuses->invalid_value;
     e.name = name_of(c);
-    if (!ibx_frontend_extra_try(&e, out, c->out, &code) || code == UNKNOWN ||
-        code == IBX_MATH_ABSENT)
+    if (!ask(&e, out, c->out, &code))
         return pass(c);
     if (!code)
         take_results(c, out);

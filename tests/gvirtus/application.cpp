@@ -631,6 +631,7 @@ int main(int argc, char **argv)
         {"arrays", arrays},
         {"libraries", libraries},
         {"math-libraries", math_libraries},
+        {"math-library-first", math_library_first},
         {"no-math-libraries", no_math_libraries},
         {"leaves-math-libraries", leaves_math_libraries},
         {"mipmaps", mipmaps},

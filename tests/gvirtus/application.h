@@ -127,6 +127,7 @@ bool memory_that_may_not_be_touched();
 bool arrays();
 bool libraries();
 bool math_libraries();
+bool math_library_first();
 bool no_math_libraries();
 bool leaves_math_libraries();
 bool mipmaps();

@@ -277,6 +277,20 @@ bool math_libraries()
     return HOLDS(cudaGetLastError() == 0);
 }
 
+// It is the program's first call.
+bool math_library_first()
+{
+    void *handle = blas();
+    const float alpha = 2;
+    float *x = device_copy<float>({1, -7, 3});
+    int where = 0;
+    REQUIRE(handle && x && amax(handle, 3, x, &where) == 0 && where == 2);
+    REQUIRE(math("cublasSetPointerMode_v2", handle, 1) == 0);
+    const float *scale = device_copy<float>({2});
+    REQUIRE(axpy(handle, 3, scale, x, x) == 0 && host_copy(x, 1)[0] == 3 * alpha / 2);
+    return HOLDS(math("cublasDestroy_v2", handle) == 0);
+}
+
 // A back end without them.
 bool no_math_libraries()
 {

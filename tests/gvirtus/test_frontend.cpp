@@ -391,6 +391,7 @@ void check_what_it_does_not()
     for (const char *test : {"arrays",
                              "libraries",
                              "math-libraries",
+                             "math-library-first",
                              "mipmaps",
                              "planes",
                              "planes-of-memory",
