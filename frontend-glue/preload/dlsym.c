@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A program that opens libcudart itself, as packages of Python do, takes CUDA's calls from it by
- * dlsym(3), which does not look for them in what is preloaded. It gets them here all the same: the
- * functions of this library, where that has one of the name, and GVirtuS's otherwise.
+ * A program that opens libcudart itself, as packages of Python do, or libcublas and the like, takes
+ * CUDA's calls from it by dlsym(3), which does not look for them in what is preloaded. It gets them
+ * here all the same: the functions of this library, where that has one of the name, and GVirtuS's
+ * otherwise.
  *
  * dlsym(3) knows its caller by where it returns to, on which RTLD_NEXT depends. So this one ends by
  * a jump to the C library's, for which its file is compiled apart, optimized, and without
@@ -56,24 +57,35 @@ __attribute__((constructor)) static void begin(void)
         itself = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
 }
 
-static bool is_runtime(const char *path)
+static bool begins(const char *text, const char *with)
 {
-    const char *slash = path ? strrchr(path, '/') : NULL;
-    return path && !strncmp(slash ? slash + 1 : path, "libcudart.so", 12);
+    return !strncmp(text, with, strlen(with));
 }
 
-/* This library's function of that name, where the program has asked a libcudart for one, whether
+/* Whether this library has functions of that one. */
+static bool is_known(const char *path)
+{
+    static const char *const names[] = {"libcudart.so", "libcublas.so",   "libcurand.so",
+                                        "libcufft.so",  "libcusparse.so", "libcusolver.so"};
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    bool known = false;
+    for (size_t i = 0; path && i < sizeof(names) / sizeof(names[0]); i++)
+        known = known || begins(slash ? slash + 1 : path, names[i]);
+    return known;
+}
+
+/* This library's function of that name, where the program has asked such a library for one, whether
  * that has it or not. */
 APART static void *ours(look_up *next, void *handle, const char *name)
 {
     struct link_map *library = NULL;
     Dl_info info;
-    if (strncmp(name, "cuda", 4) != 0 && strncmp(name, "__cuda", 6) != 0)
+    if (!begins(name, "cu") && !begins(name, "__cuda"))
         return NULL;
     void *function = next(itself, name), *theirs = function ? next(handle, name) : NULL;
-    const bool is_there = theirs ? dladdr(theirs, &info) && is_runtime(info.dli_fname)
+    const bool is_there = theirs ? dladdr(theirs, &info) && is_known(info.dli_fname)
                                  : function && !dlinfo(handle, RTLD_DI_LINKMAP, &library) &&
-                                       is_runtime(library->l_name);
+                                       is_known(library->l_name);
     dlerror(); /* of what was not found here */
     return is_there ? function : NULL;
 }

@@ -637,8 +637,12 @@ bool cooperative()
 bool local_library()
 {
     REQUIRE(cudaFree(device_memory()) == 0 && !std::getenv("CUDA_VISIBLE_DEVICES"));
-    REQUIRE(dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL));
-    REQUIRE(cudaFree(device_memory()) == 0);
+    void *library = dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+    REQUIRE(library && cudaFree(device_memory()) == 0);
+    // Its functions are the preload's, also when they are looked for there.
+    void *function = dlsym(library, "curandSetStream");
+    REQUIRE(function && function == dlsym(RTLD_DEFAULT, "curandSetStream"));
+    REQUIRE(!dlsym(library, "curandNothing"));
     const char *hidden = std::getenv("CUDA_VISIBLE_DEVICES");
     REQUIRE(hidden && !*hidden);
     return HOLDS(cudaFree(device_memory()) == 0);
