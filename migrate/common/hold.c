@@ -20,7 +20,7 @@
 /* Of QEMU's return path, big-endian: u16 type 1 (SHUT), u16 length 4, u32 0 (no error). */
 static const uint8_t shut[] = {0, 1, 0, 4, 0, 0, 0, 0};
 
-static const char return_path[] = "return-path"; /* the capability */
+static const char return_path[] = IBX_HOLD_CAPABILITY;
 static const char suppress[] = "suppress-vmdesc";
 
 uint64_t ibx_hold_name(int fd)

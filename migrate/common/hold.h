@@ -23,6 +23,7 @@ int ibx_hold_allow(struct ibx_qmp *qmp, bool on, uint64_t deadline_ns, struct ib
 int ibx_hold_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
                   struct ibx_error *err);
 /* Whether it is among these. */
+#define IBX_HOLD_CAPABILITY "return-path"
 bool ibx_hold_planned(const json_t *before);
 /* Has QEMU describe its state at the end of the stream, which old machine types do not: by that the
  * end is known, since there is no end of file. */

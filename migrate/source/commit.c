@@ -4,6 +4,7 @@
  * continues here only when the destination reports that it never ran there; after any other failure
  * the source connects again. The journal has been MAY_RUN since before the VM stopped.
  */
+#include "migrate/common/hold.h"
 #include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 
@@ -63,6 +64,41 @@ int ibx_source_check_images(const struct source *s, struct ibx_error *err)
         "end that; QEMU keeps the images of a quorum of raw ones in any case: use images of "
         "another format (qcow2), or locking=off at both ends",
         (int)s->vm.ram.pid, path);
+}
+
+/* The first one that is another by now; NULL: none. The hold needs what a plan would switch off. */
+static const char *changed_setting(const struct ibx_settings *now)
+{
+    static const char *const parts[] = {"capabilities", "parameters"};
+    const char *name;
+    json_t *value;
+    if (!ibx_hold_planned(now->change))
+        return IBX_HOLD_CAPABILITY;
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        json_object_foreach(json_object_get(now->change, parts[i]), name, value)
+        {
+            if (strcmp(name, IBX_HOLD_CAPABILITY) != 0)
+                return name;
+        }
+    return NULL;
+}
+
+int ibx_source_check_settings(struct source *s, struct ibx_error *err)
+{
+    struct ibx_settings now;
+    int rc = source_managed(&s->vm)
+                 ? -ENODATA
+                 : ibx_settings_plan(s->vm.qmp, &now, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc)
+        return rc == -ENODATA ? 0 : rc;
+    const char *name = changed_setting(&now);
+    if (name)
+        rc = ibx_error_set(err, -EBUSY,
+                           "another client of QEMU has changed its migration settings (%s) since "
+                           "this migration has set them: migrate again when nobody does that",
+                           name);
+    ibx_settings_fini(&now);
+    return rc;
 }
 
 void ibx_source_compared_ask(struct source *s, bool stopped)

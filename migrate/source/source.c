@@ -241,6 +241,9 @@ static int start(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     ibx_migration_stop_at("source", "compared");
+    rc = ibx_source_check_settings(s, err);
+    if (rc)
+        return rc;
     rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err) : touch(s, err);
     if (!rc && !source_managed(&s->vm))
         rc = ibx_source_stream_open(&s->stream, s->vm.qmp, err);

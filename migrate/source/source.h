@@ -251,6 +251,9 @@ int ibx_source_check_memory(struct ibx_error *err);
  * it has, so that the VM can run at the destination. */
 void ibx_source_find_images(struct source *s);
 int ibx_source_check_images(const struct source *s, struct ibx_error *err);
+/* Right before QEMU is told to migrate: whether its settings are still what they were set to. A VM
+ * would stand still without its events, or its state be one that nobody can load. -EBUSY. */
+int ibx_source_check_settings(struct source *s, struct ibx_error *err);
 /* Asks QEMU for both, and does not wait; while the VM runs, for what cannot change any more. */
 void ibx_source_compared_ask(struct source *s, bool stopped);
 /* LOADED has come: COMMITTED, and COMMIT is sent. */

@@ -275,6 +275,28 @@ static void test_set_late(void)
     as_before();
 }
 
+/* Another client sets them again at the last moment: without its events QEMU would stop the VM, and
+ * nobody would know. */
+static void test_changed_at_the_last_moment(void)
+{
+    static const char *const names[] = {"events", "x-ignore-shared", "return-path", "xbzrle"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        pair_start(NULL);
+        pair_run_to("source:compared", NULL);
+        vm_do(&vms[0], "migrate-set-capabilities",
+              json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", names[i], "state",
+                        !has(&vms[0], names[i])));
+        mover_kill(&sender, SIGCONT);
+        mover_ends(&sender, 1);
+        mover_must_print(&sender, "has changed its migration settings (");
+        mover_must_print(&sender, names[i]);
+        mover_ends(&receiver, 1);
+        assert_false(has(&vms[0], "x-ignore-shared"));
+        pair_stays();
+        mover_end_all(NULL);
+    }
+}
+
 /* Before QEMU is told to migrate. */
 static void until_they_are_set(void)
 {
@@ -467,6 +489,7 @@ int main(void)
                                            VM_TEST(test_snapshots_while_filling),
                                            VM_TEST(test_receiver_killed),
                                            VM_TEST(test_set_late),
+                                           VM_TEST(test_changed_at_the_last_moment),
                                            VM_TEST(test_sender_killed_early),
                                            VM_TEST(test_sender_and_watchdog_killed),
                                            VM_TEST(test_sender_killed_after_the_commit),
