@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Handlers of signals that wait while their thread is inside of a library. */
+#include "common/handlers.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+static bool any; /* the program has handlers */
+static int held, calls;
+
+static bool hold(void)
+{
+    calls++;
+    held += any;
+    return any;
+}
+
+static void let(void)
+{
+    held--;
+}
+
+static const struct ibx_handlers_calls all = {hold, let};
+
+static void test_nobody_wants_that(void **state)
+{
+    (void)state;
+    const bool inside = ibx_handlers_hold();
+    assert_false(inside);
+    assert_false(ibx_handlers_held());
+    ibx_handlers_run();
+    ibx_handlers_let(inside);
+    assert_int_equal(calls, 0);
+}
+
+/* They nest, and run in between without a trace. */
+static void test_held(void **state)
+{
+    (void)state;
+    ibx_handlers_use(&all);
+    any = true;
+    const bool outer = ibx_handlers_hold(), inner = ibx_handlers_hold();
+    assert_true(outer && inner && ibx_handlers_held());
+    assert_int_equal(held, 1);
+    calls = 0;
+    ibx_handlers_run();
+    assert_int_equal(calls, 1);
+    assert_int_equal(held, 1);
+    ibx_handlers_let(inner);
+    assert_int_equal(held, 1);
+    assert_true(ibx_handlers_held());
+    ibx_handlers_let(outer);
+    assert_int_equal(held, 0);
+    assert_false(ibx_handlers_held());
+}
+
+/* Those that come while a thread is inside are not waited with. */
+static void test_without_handlers(void **state)
+{
+    (void)state;
+    ibx_handlers_use(&all);
+    any = false;
+    const bool outer = ibx_handlers_hold();
+    assert_false(outer);
+    any = true;
+    const bool inner = ibx_handlers_hold();
+    assert_true(inner);
+    ibx_handlers_let(inner);
+    ibx_handlers_let(outer);
+    assert_int_equal(held, 0);
+    assert_false(ibx_handlers_held());
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nobody_wants_that),
+        cmocka_unit_test(test_held),
+        cmocka_unit_test(test_without_handlers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
