@@ -44,7 +44,7 @@ struct ibx_client {
     int process_fd;          /* readable once its process has ended; -1: this host does not know */
     bool calls;              /* ibx_clients_calls() */
     unsigned thread_streams; /* sessions that use the stream which CUDA has for their thread */
-    bool hides_work;         /* ibx_clients_hide_work() */
+    atomic_bool hides_work;  /* ibx_clients_hide_work(); for good */
     bool ends;               /* its process has said so: other sessions' ends are still to come */
     uint32_t process;        /* 0: not known */
     uint64_t process_namespace;
@@ -338,9 +338,10 @@ bool ibx_clients_use_thread_streams(const struct copies *x)
 void ibx_clients_hide_work(struct copies *x)
 {
     ibx_clients_number(x);
-    pthread_mutex_lock(&lock);
-    if (x->client)
-        x->client->hides_work = true;
+    if (!x->client || atomic_load_explicit(&x->client->hides_work, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&lock); /* of all clients: not with each call of a library's */
+    atomic_store(&x->client->hides_work, true);
     pthread_mutex_unlock(&lock);
 }
 
@@ -358,7 +359,7 @@ bool ibx_clients_find_work(const struct copies *x)
 {
     pthread_mutex_lock(&lock);
     const struct ibx_client *c = x->client;
-    const bool find = c && c->process && !comes_from_elsewhere(c) && !c->hides_work &&
+    const bool find = c && c->process && !comes_from_elsewhere(c) && !atomic_load(&c->hides_work) &&
                       c->thread_streams == x->thread_stream;
     pthread_mutex_unlock(&lock);
     return find;
