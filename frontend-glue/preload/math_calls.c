@@ -301,6 +301,8 @@ int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
         const union ibx_math_value values[] = {IBX_EACH(IBX_INITIALISER, __VA_ARGS__)};            \
         return ibx_frontend_math(IBX_MATH_##name, values);                                         \
     }
+#undef MATH_BY_HAND
+#define MATH_BY_HAND(...)
 #include "frontend-glue/session/math_blas.def"
 #include "frontend-glue/session/math_fft.def"
 #include "frontend-glue/session/math_rng.def"

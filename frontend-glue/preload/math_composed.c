@@ -4,11 +4,12 @@
 
 #include "frontend-glue/preload/internal.h"
 
-#define BLAS_INVALID_VALUE 7
-#define BLAS_MAPPING_ERROR 11
-#define TO_DEVICE          1
-#define FROM_DEVICE        2
-#define RNG_INIT_FAILED    203
+#define BLAS_INVALID_VALUE   7
+#define BLAS_MAPPING_ERROR   11
+#define TO_DEVICE            1
+#define FROM_DEVICE          2
+#define RNG_INIT_FAILED      203
+#define SPARSE_INVALID_VALUE 3
 
 /* GVirtuS's functions fill the host's memory with what such a generator makes at the back end. What
  * else is done with it is as of others. */
@@ -107,6 +108,46 @@ int cublasGetMatrixAsync(int rows, int columns, int element, const void *from, i
 {
     const struct rows all = {from, to, element, rows, columns, from_rows, to_rows};
     return copy(&all, FROM_DEVICE, &stream);
+}
+
+/* ------------------------------------------------------------------------------- sparse vectors */
+
+/* Their scalars are of the type that a dense vector's values have: the back end is asked for that.
+ * The request has as many bytes as the longest type. */
+static int with_scalars(unsigned number, union ibx_math_value *values, unsigned first,
+                        unsigned second)
+{
+    static const uint8_t bytes_of[] = {
+        [0] = 4, [1] = 8, [2] = 2, [4] = 8, [5] = 16, [6] = 4, [14] = 2, [15] = 4};
+    uint8_t scalars[2][16] = {{0}};
+    uint64_t size = 0, at = 0;
+    int type = -1;
+    const union ibx_math_value vector[] = {
+        {.p = values[4].p}, {.p = &size}, {.p = &at}, {.p = &type}};
+    const uint64_t handle = (uintptr_t)values[0].p;
+    if (ibx_math_handle_is(IBX_MATH_SPARSE, handle) == IBX_MATH_ON_DEVICE)
+        return ibx_frontend_math(number, values);
+    const int status = ibx_frontend_math(IBX_MATH_cusparseConstDnVecGet, vector);
+    const bool known = type >= 0 && (size_t)type < sizeof(bytes_of) && bytes_of[type];
+    if (status || !known || !values[first].p || !values[second].p)
+        return SPARSE_INVALID_VALUE; /* also of a vector that is none */
+    memcpy(scalars[0], values[first].p, bytes_of[type]);
+    memcpy(scalars[1], values[second].p, bytes_of[type]);
+    values[first].p = scalars[0];
+    values[second].p = scalars[1];
+    return ibx_frontend_math(number, values);
+}
+
+int cusparseAxpby(void *handle, void *alpha, void *x, void *beta, void *y)
+{
+    union ibx_math_value values[] = {{.p = handle}, {.p = alpha}, {.p = x}, {.p = beta}, {.p = y}};
+    return with_scalars(IBX_MATH_cusparseAxpby, values, 1, 3);
+}
+
+int cusparseRot(void *handle, void *cosine, void *sine, void *x, void *y)
+{
+    union ibx_math_value values[] = {{.p = handle}, {.p = cosine}, {.p = sine}, {.p = x}, {.p = y}};
+    return with_scalars(IBX_MATH_cusparseRot, values, 1, 2);
 }
 
 /* ------------------------------------------------------------------------------- statuses */

@@ -122,6 +122,10 @@ enum ibx_math_size {
     IBX_MATH_OF_COMPUTE
 };
 
+/* MATH_BY_HAND(...): the preload exports a function of its own, which brings what this one takes.
+ */
+#define MATH_BY_HAND MATH
+
 struct ibx_math_argument {
     uint8_t kind; /* enum ibx_math_kind */
     uint8_t size; /* enum ibx_math_size */

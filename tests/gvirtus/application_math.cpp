@@ -87,6 +87,9 @@ bool scalars(void *handle)
     }
     REQUIRE(math("cublasGemmEx", handle, 0, 0, 1, 1, 1, bytes.data(), x, 0, 1, x, 0, 1,
                  bytes.data(), out, 0, 1, 999, -1) == INVALID_VALUE);
+    REQUIRE(math("cublasHgemm", handle, 0, 0, 1, 1, 1, &bytes[4], x, 1, x, 1, &bytes[4], out, 1) ==
+            0);
+    REQUIRE(device_has(out, &bytes[4], 2));
     return HOLDS(cudaFree(x) == 0 && cudaFree(y) == 0);
 }
 
@@ -226,12 +229,18 @@ bool descriptors(void *other)
     REQUIRE(math("cusparseDnVecGet", y, &size, &values, &type) == 0);
     REQUIRE(size == 1 && values == two && type == 0);
     REQUIRE(times(handle, x, &result) == 0 && result == 15);
+    float by = 2, with = 10;
+    REQUIRE(math("cusparseAxpby", handle, &by, x, &with, y) == 0 && host_copy(two, 1)[0] == 56);
+    by = 0, with = 1;
+    REQUIRE(math("cusparseAxpby", handle, &by, x, &with, y) == 0 && host_copy(two, 1)[0] == 56);
+    REQUIRE(math("cusparseAxpby", handle, &by, x, &with, x) == 3);
+    REQUIRE(times(handle, x, &result) == 0 && result == 3 * 56);
     // Another type's, another library's, and what is none.
     for (void *none : {y, handle, other, junk, (void *)nullptr})
         REQUIRE(times(handle, none, &result) == 3);
     REQUIRE(times(x, x, &result) == 1 && times(other, x, &result) == 1);
     REQUIRE(math("cusparseSetPointerMode", handle, 1) == 0 && times(handle, x, one) == 0);
-    REQUIRE(host_copy(one, 1)[0] == 15 && math("cusparseDestroySpVec", x) == 0);
+    REQUIRE(host_copy(one, 1)[0] == 3 * 56 && math("cusparseDestroySpVec", x) == 0);
     REQUIRE(times(handle, x, one) == 3 && math("cusparseDestroyDnVec", y) == 0);
     return HOLDS(math("cusparseDestroy", handle) == 0);
 }

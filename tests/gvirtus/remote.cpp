@@ -623,7 +623,7 @@ void cuda_back_end_child(std::shared_ptr<Communicator> listening, bool timed)
     serve_clients(
         listening,
         []() -> Handler {
-            if (std::getenv("IBX_TEST_MATH")) // GVirtuS loads all of its plugins then
+            if (std::getenv("IBX_TEST_PLUGINS")) // GVirtuS loads all of its plugins then
                 runtime();
             return [device = -1](const std::string &name, const std::vector<char> &in,
                                  Body *out) mutable {

@@ -251,6 +251,16 @@ bool without_math()
     return HOLDS(lines_with(app.said(), "cublasCreate_v2 returns 15") == 1);
 }
 
+// A back end that has them before its client's first call.
+bool math_first()
+{
+    setenv("IBX_TEST_PLUGINS", "1", 1);
+    GpuBackEnd back;
+    unsetenv("IBX_TEST_PLUGINS");
+    Application app(&back, application, "math-library-first");
+    return HOLDS(app.good() && lines_with(app.said(), "ibx:") == 0);
+}
+
 // What a program leaves of these is given back, where its process of the back end goes on.
 bool leaves_math()
 {
@@ -391,7 +401,6 @@ void check_what_it_does_not()
     for (const char *test : {"arrays",
                              "libraries",
                              "math-libraries",
-                             "math-library-first",
                              "mipmaps",
                              "planes",
                              "planes-of-memory",
@@ -448,6 +457,7 @@ void check_what_it_does_not()
             return library_loaded_later("libcuda.so.1", "local-driver", "the driver of this host");
         });
     check("a back end without these calls", without_extra);
+    check("math-library that is called first", math_first);
     check("math-libraries that are not there", without_math);
     check("math-libraries that a program leaves", leaves_math);
     check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });

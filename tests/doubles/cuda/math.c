@@ -200,6 +200,15 @@ EXPORT int cublasDgemmStridedBatched(const struct handle *h, int transa, int tra
     return 0;
 }
 
+EXPORT int cublasHgemm(const struct handle *h, int transa, int transb, int m, int n, int k,
+                       const void *alpha, const void *a, int lda, const void *b, int ldb,
+                       const void *beta, void *c, int ldc)
+{
+    (void)transa, (void)transb, (void)m, (void)n, (void)k, (void)a, (void)lda, (void)b, (void)ldb;
+    (void)beta, (void)ldc;
+    return !wait_for(h) && put(c, alpha, 2) ? 0 : BLAS_EXECUTION_FAILED;
+}
+
 /* C becomes the bytes of alpha, 16 of them: what the client has sent of it. */
 EXPORT int cublasGemmEx(const struct handle *h, int transa, int transb, int m, int n, int k,
                         const void *alpha, const void *a, int a_type, int lda, const void *b,
@@ -409,6 +418,24 @@ EXPORT int cusparseSpVV(const struct handle *h, int operation, const struct vect
         return 6;
     a *= b;
     return put_result(h, result, &a, sizeof(a)) ? 0 : 6;
+}
+
+EXPORT int cusparseConstDnVecGet(const struct vector *vector, int64_t *size, void **values,
+                                 int *type)
+{
+    return cusparseDnVecGet(vector, size, values, type);
+}
+
+/* Of the first numbers, too. */
+EXPORT int cusparseAxpby(const struct handle *h, const void *alpha, const struct vector *x,
+                         const void *beta, const struct vector *y)
+{
+    float a, b, by, with;
+    if (wait_for(h) || !get(&a, x->values, sizeof(a)) || !get(&b, y->values, sizeof(b)) ||
+        !get_scalar(h, &by, alpha, sizeof(by)) || !get_scalar(h, &with, beta, sizeof(with)))
+        return 6;
+    b = by * a + with * b;
+    return put(y->values, &b, sizeof(b)) ? 0 : 6;
 }
 
 EXPORT int cusparseCreateSpVec(struct vector **made, int64_t size, int64_t count, void *indices,
