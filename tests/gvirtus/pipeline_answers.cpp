@@ -4,6 +4,8 @@
 #include "frontend-glue/session/extra.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
+#include "frontend-glue/session/math_calls.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -165,6 +167,34 @@ bool calls_of_libraries_do_not_wait()
     }
     REQUIRE(app.call("cublasSgemm_v2", gemm) == 0 &&
             app.call("cudaStreamDestroy", Body().u64(STREAM)) == 0);
+    return HOLDS(app.last_error() == 0 && app.synchronize() == 0);
+}
+
+// The same of requests of our own.
+bool own_calls_of_libraries_do_not_wait()
+{
+    const Body work = Body().u64(1).u64(7), selects = Body().u64(1).u64(STREAM);
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app) && app.call(IBX_MATH_SELECTS, selects) == 0);
+    std::uint64_t expected = with(app.work(), 7);
+    REQUIRE(app.call(IBX_MATH_ADDS, work) == 0 && app.work() == expected);
+    std::uint64_t requests = scene.world->requests;
+    REQUIRE(app.call(IBX_MATH_SELECTS, selects) == 0 && scene.world->requests == requests);
+    scene.world->held = true; // nothing is answered meanwhile
+    for (unsigned n = 0; n < 100; n++) {
+        REQUIRE(app.call(IBX_MATH_ADDS, work) == 0 && app.out.empty());
+        expected = with(expected, 7);
+    }
+    scene.world->held = false;
+    expected = with(expected, 7);
+    REQUIRE(app.call(IBX_MATH_WAITS, work) == 0 && app.out == Body().u64(expected).bytes);
+    // What is set up anew, they may fail with.
+    REQUIRE(app.call(IBX_MATH_SETS_UP, Body().u64(1).i32(1)) == 0);
+    scene.world->library_fails = LIBRARY_FAILED;
+    REQUIRE(app.call(IBX_MATH_ADDS, work) == LIBRARY_FAILED && app.work() == expected);
+    requests = scene.world->requests;
+    REQUIRE(app.call(IBX_MATH_SELECTS, selects) == 0 && scene.world->requests == requests + 1);
     return HOLDS(app.last_error() == 0 && app.synchronize() == 0);
 }
 
@@ -531,6 +561,7 @@ void check_answers()
     check("the sender naps", the_sender_naps);
     check("graphs do not wait", graphs_do_not_wait);
     check("calls of libraries do not wait", calls_of_libraries_do_not_wait);
+    check("... in requests of our own", own_calls_of_libraries_do_not_wait);
     check("streams of libraries that are known no more", streams_of_libraries_are_known_no_more);
     check("what is left behind is sent", what_is_left_behind_is_sent);
     check("more than fits", more_than_fits);
