@@ -84,7 +84,6 @@ ABSENT(cudaWaitExternalSemaphoresAsync_ptsz)
 
 /* Libraries of kernels, functions of the driver. */
 ABSENT(cudaGetExportTable)
-ABSENT(cudaGetFuncBySymbol)
 ABSENT(cudaLibraryGetManaged)
 ABSENT(cudaLibraryGetUnifiedFunction)
 

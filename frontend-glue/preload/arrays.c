@@ -108,6 +108,7 @@ int cudaMallocArray(void **array, const struct ibx_cuda_channel *channel, size_t
 
 int cudaFreeArray(void *array)
 {
+    ibx_frontend_owned_gone(OWNED_ARRAY, array);
     struct extra e;
     if (!array)
         return CUDA_SUCCESS;

@@ -43,6 +43,7 @@
  *   pools.c        likewise: pools of memory
  *   ipc.c          likewise: memory and events of other processes
  *   peers.c        access of devices to each other's memory
+ *   owned.c        what contexts of the driver's API have (driver_api/)
  *   arrays.c, mipmaps.c, textures.c  likewise: arrays, textures and surfaces
  *   device_things.c  what of these a reset of the device takes
  *   managed.h      lists the files of cudaMallocManaged

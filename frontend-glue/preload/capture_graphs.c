@@ -227,6 +227,7 @@ int cudaStreamEndCapture(void *stream, void **graph)
 /* By it ends a capture of that stream. First: behind it another one may have its handle. */
 int cudaStreamDestroy(void *stream)
 {
+    ibx_frontend_owned_gone(OWNED_STREAM, stream);
     struct capture *c = ibx_frontend_capturing() ? find(stream, true) : NULL;
     unsigned flags;
     const bool known = ibx_frontend_stream_gone(stream, &flags);

@@ -5,8 +5,6 @@
 #include "frontend-glue/preload/internal.h"
 #include "frontend-glue/preload/managed.h"
 
-#include "common/log.h"
-
 #include <stdio.h>
 
 /* cudaDeviceAttr */
@@ -330,36 +328,4 @@ int cudaGraphExecMemcpyNodeSetParamsFromSymbol(void *exec, void *node, void *to,
     void *from = NULL;
     const int rc = place_in(symbol, n, offset, &from);
     return rc ? rc : set_copy(exec, node, to, from, n, kind);
-}
-
-/* ---------------------------------------------------------------------------- the driver */
-
-#define NOT_FOUND 1 /* cudaDriverEntryPointSymbolNotFound */
-
-/* The driver is the back end's. GVirtuS's front end (G5) would send an address of this process,
- * which its back end reads. */
-int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
-                            int *status)
-{
-    static atomic_flag told = ATOMIC_FLAG_INIT;
-    (void)flags;
-    if (!symbol || !function)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!atomic_flag_test_and_set(&told))
-        ibx_log(
-            IBX_LOG_WARN,
-            "cudaGetDriverEntryPoint finds no %.64s, and no other function of the driver, which "
-            "is the back end's",
-            symbol);
-    *function = NULL;
-    if (status)
-        *status = NOT_FOUND;
-    return CUDA_SUCCESS;
-}
-
-int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
-                                     unsigned long long flags, int *status)
-{
-    (void)version;
-    return cudaGetDriverEntryPoint(symbol, function, flags, status);
 }

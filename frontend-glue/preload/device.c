@@ -74,6 +74,16 @@ bool ibx_frontend_given_out(const void *address)
     return known;
 }
 
+bool ibx_frontend_allocation(const void *address, struct range *range)
+{
+    ibx_frontend_ranges_lock();
+    const struct range *found = ibx_frontend_ranges_holding(&ranges, address, 1);
+    if (found)
+        *range = *found;
+    ibx_frontend_ranges_unlock();
+    return found;
+}
+
 bool ibx_frontend_only_device(const void *address)
 {
     return ibx_frontend_given_out(address) && !is_mapped(address);
@@ -154,7 +164,13 @@ static void note_device(int device)
 
 void ibx_frontend_device_used(void)
 {
+    ibx_frontend_runtime_used();
     note_device(current);
+}
+
+bool ibx_frontend_device_in_use(int device)
+{
+    return device >= 0 && device < 64 && atomic_load(&in_use) >> device & 1;
 }
 
 int ibx_frontend_current_device(void)
@@ -339,6 +355,7 @@ int ibx_frontend_freed(int rc)
 /* It waits for the device, but where the memory is a pool's or a graph's, or none. */
 int cudaFree(void *address)
 {
+    ibx_frontend_owned_gone(OWNED_MEMORY, address);
     int code;
     if (ibx_frontend_forbidden(&code))
         return code;

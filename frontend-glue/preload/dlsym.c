@@ -3,7 +3,8 @@
  * A program that opens libcudart itself, as packages of Python do, or libcublas and the like, takes
  * CUDA's calls from it by dlsym(3), which does not look for them in what is preloaded. It gets them
  * here all the same: the functions of this library, where that has one of the name, and GVirtuS's
- * otherwise.
+ * otherwise. Likewise the driver's from libcuda.so.1, whoever's that is; of the driver there are no
+ * others.
  *
  * dlsym(3) knows its caller by where it returns to, on which RTLD_NEXT depends. So this one ends by
  * a jump to the C library's, for which its file is compiled apart, optimized, and without
@@ -62,15 +63,20 @@ static bool begins(const char *text, const char *with)
     return !strncmp(text, with, strlen(with));
 }
 
+static bool is_named(const char *path, const char *begin)
+{
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    return path && begins(slash ? slash + 1 : path, begin);
+}
+
 /* Whether this library has functions of that one. */
 static bool is_known(const char *path)
 {
     static const char *const names[] = {"libcudart.so", "libcublas.so",   "libcurand.so",
                                         "libcufft.so",  "libcusparse.so", "libcusolver.so"};
-    const char *slash = path ? strrchr(path, '/') : NULL;
     bool known = false;
-    for (size_t i = 0; path && i < sizeof(names) / sizeof(names[0]); i++)
-        known = known || begins(slash ? slash + 1 : path, names[i]);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        known = known || is_named(path, names[i]);
     return known;
 }
 
@@ -90,6 +96,25 @@ APART static void *ours(look_up *next, void *handle, const char *name)
     return is_there ? function : NULL;
 }
 
+static bool is_of_driver(const char *name)
+{
+    return name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
+}
+
+/* This library's function of the driver, or NULL: it has none. False: the program has not asked the
+ * driver for one. A library of the plugin's looks for GPUs of this host there. */
+APART static bool ours_of_driver(look_up *next, void *handle, const char *name, const void *caller,
+                                 void **function)
+{
+    struct link_map *library = NULL;
+    Dl_info info;
+    if (dlinfo(handle, RTLD_DI_LINKMAP, &library) || !is_named(library->l_name, "libcuda.so") ||
+        (dladdr(caller, &info) && is_named(info.dli_fname, "libfabric.so")))
+        return false;
+    *function = next(itself, name);
+    return true;
+}
+
 void *ibx_frontend_dlsym(void *handle, const char *name)
 {
     look_up *next = next_one();
@@ -99,9 +124,11 @@ void *ibx_frontend_dlsym(void *handle, const char *name)
 __attribute__((visibility("default"))) void *dlsym(void *restrict handle, const char *restrict name)
 {
     look_up *next = next_one();
-    void *function = next && itself && handle != RTLD_DEFAULT && handle != RTLD_NEXT
-                         ? ours(next, handle, name)
-                         : NULL;
+    const bool asks = next && itself && handle != RTLD_DEFAULT && handle != RTLD_NEXT;
+    void *function = asks ? ours(next, handle, name) : NULL;
+    if (asks && is_of_driver(name) &&
+        ours_of_driver(next, handle, name, __builtin_return_address(0), &function))
+        return function;
     if (function || !next)
         return function;
     JUMP return next(handle, name);

@@ -161,8 +161,14 @@ void ibx_frontend_prepare(void *front_end)
         ibx_managed_handlers.let();
 }
 
+bool ibx_frontend_connects(void)
+{
+    return connects;
+}
+
 bool ibx_frontend_first_begins(void)
 {
+    ibx_frontend_runtime_used();
     if (has_called)
         return true;
     count(); /* first: see ibx_frontend_close() */
@@ -314,6 +320,7 @@ void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
 
 bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *rc)
 {
+    ibx_frontend_runtime_used();
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     const struct ibx_frontend_request request = {
         .name = name, .body = body->data, .n = body->length};
@@ -385,4 +392,62 @@ int cudaPeekAtLastError(void)
     const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
     const int now = last ? errors_so_far() : 0;
     return newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaPeekAtLastError), now);
+}
+
+/* ------------------------------------------------------------------- the driver's API */
+
+static _Thread_local unsigned driven;   /* calls that are made for it, one within another */
+static _Thread_local bool runtime_used; /* since it was asked for */
+static atomic_bool runtime_ever;
+
+void ibx_frontend_runtime_used(void)
+{
+    if (driven || runtime_used)
+        return;
+    runtime_used = true;
+    atomic_store_explicit(&runtime_ever, true, memory_order_relaxed);
+}
+
+bool ibx_frontend_runtime_ever(void)
+{
+    return atomic_load(&runtime_ever);
+}
+
+/* The number of the thread's errors at which it has none to tell. To ask whether it has one sends
+ * what waits to be sent, so that is asked once for each number. */
+static _Thread_local int clean_at;
+
+static bool has_none(void)
+{
+    const int now = errors_so_far();
+    if (last || !ibx_frontend_plugin())
+        return false;
+    if (now != clean_at && ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL))
+        clean_at = now;
+    return now == clean_at;
+}
+
+bool ibx_frontend_drives(struct ibx_frontend_errors *before)
+{
+    const bool used = runtime_used;
+    driven++;
+    runtime_used = false;
+    before->last = last;
+    before->none = has_none();
+    return used;
+}
+
+/* What the back end has to tell that the thread did not know of before, the program's own calls may
+ * have left: it stays. */
+void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed)
+{
+    if (failed && before->none && errors_so_far() != clean_at) {
+        CALL_NEXT(cudaGetLastError);
+        clean_at = errors_so_far();
+    }
+    if (last != before->last || (last && failed)) {
+        last = before->last;
+        told = errors_so_far();
+    }
+    driven--;
 }

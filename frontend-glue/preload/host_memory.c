@@ -320,6 +320,7 @@ static void free_range(const struct range *range)
 
 int cudaFreeHost(void *address)
 {
+    ibx_frontend_owned_gone(OWNED_HOST, address);
     struct range range;
     int rc;
     if (!address)
@@ -411,6 +412,7 @@ int cudaHostRegister(void *address, size_t n, unsigned flags)
 
 int cudaHostUnregister(void *address)
 {
+    ibx_frontend_owned_gone(OWNED_REGISTERED, address);
     struct range range;
     if (take_out(address, false, &range))
         return CUDA_SUCCESS;

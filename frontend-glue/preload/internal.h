@@ -35,6 +35,21 @@ int ibx_frontend_fail(int rc);
  * the error of a background copy, which appears then. */
 int ibx_frontend_waited(int rc, uint64_t stream);
 
+/* Around calls that are made for one of the driver's API: what fails meanwhile is not told by
+ * cudaGetLastError(), but for errors that stay. The first one: whether the thread has made calls of
+ * the runtime's own since it was last asked. */
+struct ibx_frontend_errors {
+    int last;
+    bool none; /* to be told before */
+};
+bool ibx_frontend_drives(struct ibx_frontend_errors *before);
+void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed);
+/* The calling thread makes a call of the runtime's. */
+void ibx_frontend_runtime_used(void);
+bool ibx_frontend_runtime_ever(void);
+/* Whether GVirtuS's front end is connecting in the calling thread. */
+bool ibx_frontend_connects(void);
+
 /* GVirtuS's function of the same name and type, or NULL. */
 #define NEXT(function)                                                                             \
     __extension__({                                                                                \
@@ -201,6 +216,11 @@ bool ibx_frontend_variables_unload(void **handle);
 void ibx_frontend_variables_own(void **handle);
 /* A device was reset. */
 void ibx_frontend_variables_reset(void);
+
+/* --------------------------------------------------------------------- libraries.c */
+
+/* The library that has this kernel; NULL: it is the program's own, or none. */
+void *ibx_frontend_library_of(const void *kernel);
 
 /* --------------------------------------------------------------- loaded_libraries.c */
 
@@ -484,6 +504,9 @@ void ibx_frontend_before_free(void);
 int ibx_frontend_freed(int rc);
 /* The calling thread uses the device that it has selected. */
 void ibx_frontend_device_used(void);
+bool ibx_frontend_device_in_use(int device);
+/* The allocation around that address; false: none is known. */
+bool ibx_frontend_allocation(const void *address, struct range *range);
 /* Whether there was no other one so far. */
 bool ibx_frontend_one_device(void);
 /* Waits for all work on every device that this process has used. An error: perhaps not for all. */
@@ -505,6 +528,32 @@ void ibx_frontend_peers_hold(int device);
 
 /* The device was reset. */
 void ibx_frontend_pools_reset(int device);
+
+/* ------------------------------------------------------------------------- owned.c */
+
+/* Of the driver's API: what a context has. */
+enum owned_kind {
+    OWNED_MEMORY,
+    OWNED_HOST,
+    OWNED_REGISTERED,
+    OWNED_STREAM,
+    OWNED_EVENT,
+    OWNED_LIBRARY,
+    OWNED_ARRAY,
+    OWNED_MIPMAP,
+    OWNED_TEXTURE,
+    OWNED_SURFACE
+};
+/* It was made on the current device. */
+void ibx_frontend_owned(enum owned_kind kind, const void *handle, const void *owner);
+/* NULL: no context of the driver's has it. */
+const void *ibx_frontend_owner(enum owned_kind kind, const void *handle);
+/* It is about to be ended. Quick where there is none. */
+void ibx_frontend_owned_gone(enum owned_kind kind, const void *handle);
+/* One that the owner has; NULL: none. It is taken out. */
+void *ibx_frontend_owned_take(enum owned_kind kind, const void *owner);
+/* The device was reset. */
+void ibx_frontend_owned_reset(int device);
 
 /* ------------------------------------------------------------------------- arrays.c */
 

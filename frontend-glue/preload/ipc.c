@@ -208,6 +208,7 @@ int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
 /* Another process's is its to destroy. */
 int cudaEventDestroy(void *event)
 {
+    ibx_frontend_owned_gone(OWNED_EVENT, event);
     bool last;
     forget(SHARED_EVENT, event, &last);
     if (!forget(OPENED_EVENT, event, &last))
@@ -267,6 +268,7 @@ int cudaDeviceReset(void)
         ibx_frontend_peers_reset(ibx_frontend_current_device());
         ibx_frontend_pools_reset(ibx_frontend_current_device());
         ibx_frontend_things_reset(ibx_frontend_current_device());
+        ibx_frontend_owned_reset(ibx_frontend_current_device());
         ibx_frontend_host_memory_reset(ibx_frontend_current_device());
     }
     if (!rc && ibx_frontend_one_device()) {

@@ -238,6 +238,7 @@ static struct library **place_of(const void *library)
 
 int cudaLibraryUnload(void *library)
 {
+    ibx_frontend_owned_gone(OWNED_LIBRARY, library);
     ibx_frontend_own_modules(); /* who registers them again reads what is freed here */
     pthread_mutex_lock(&lock);
     struct library **at = place_of(library), *l = *at;
@@ -273,6 +274,20 @@ int cudaLibraryGetKernel(void **kernel, void *library, const char *name)
     if (found)
         *kernel = found;
     return rc;
+}
+
+void *ibx_frontend_library_of(const void *kernel)
+{
+    const struct part *p = NULL;
+    pthread_mutex_lock(&lock);
+    struct library *l = libraries;
+    while (l && !p) {
+        for (p = l->parts; p && !(p == kernel && !p->n);)
+            p = p->next;
+        l = p ? l : l->next;
+    }
+    pthread_mutex_unlock(&lock);
+    return l;
 }
 
 int cudaLibraryGetKernelCount(unsigned *count, void *library)

@@ -5,14 +5,13 @@
  * say nothing. GVirtuS has front ends of its own for some of them. Where one of NVIDIA's is loaded
  * instead, this host's GPUs are hidden from it, so that its calls fail. One that is loaded later is
  * found by the next cudaMalloc, or by the cudaMemcpy that brings its results.
- *
- * A program that loads the driver itself, as CCCL's streams do, is told so: where there is one it
- * may end in it, by SIGSEGV.
  */
+#include "frontend-glue/preload/dlsym.h"
 #include "frontend-glue/preload/internal.h"
 
 #include "common/log.h"
 
+#include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
 #include <stdio.h>
@@ -47,12 +46,18 @@ static bool look(const char *path, ElfW(Dyn) * dynamic, void *argument)
     return false;
 }
 
-/* Of this host: it does not look at the variable any more. */
+/* Of this host: it does not look at the variable any more. libcuda.so.1 may be this library's. */
 static bool driver_is_loaded(void)
 {
     static const char *const driver[] = {"libcuda.so.1", NULL};
     struct search s = {.names = driver};
-    return ibx_frontend_each_library(look, &s);
+    void *library =
+        ibx_frontend_each_library(look, &s) ? dlopen(s.path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    const bool ours = library && ibx_frontend_dlsym(library, "ibx_driver_of_remote_gpu");
+    if (library)
+        dlclose(library);
+    dlerror();
+    return s.path[0] && !ours;
 }
 
 static int count_loaded(struct dl_phdr_info *library, size_t size, void *count)
@@ -90,41 +95,17 @@ void ibx_frontend_look_for_libraries(void)
     }
 }
 
-/* In whichever folder GVirtuS's libcudart is not. libfabric loads it as well. */
-static void tell_driver(struct search *driver)
-{
-    static atomic_flag told = ATOMIC_FLAG_INIT;
-    static const char *const fabric[] = {"libfabric.so", NULL};
-    struct search s = {.names = fabric};
-    if (!ibx_frontend_each_library(look, driver) || ibx_frontend_each_library(look, &s) ||
-        atomic_flag_test_and_set(&told))
-        return;
-    ibx_log(IBX_LOG_WARN,
-            "%s is loaded, the driver of this host, which does not know the remote GPU, nor what "
-            "CUDA's runtime makes there (memory, streams, events, kernels): a program that gives "
-            "these to the driver, as CCCL's cuda::stream and launches do, fails or ends by "
-            "SIGSEGV; have it call the runtime alone",
-            driver->path);
-}
-
 void ibx_frontend_hide_local_gpus(void)
 {
     static const char *const runtime[] = {"libcudart.so", NULL};
     static const char *const libraries[] = {
         "libcurand.so",   "libcufft.so", "libcublas.so", "libcusparse.so",
         "libcusolver.so", "libcudnn.so", "libnpp",       NULL};
-    static const char *const drivers[] = {"libcuda.so", NULL};
     struct search front_end = {.names = runtime}, local = {.names = libraries};
-    struct search driver = {.names = drivers};
     if (!ibx_frontend_each_library(look, &front_end))
         return;
     snprintf(local.but, sizeof(local.but), "%.*s", (int)folder_of(front_end.path), front_end.path);
-    snprintf(driver.but, sizeof(driver.but), "%s", local.but);
-    if (!ibx_frontend_each_library(look, &local)) {
-        tell_driver(&driver);
-        return;
-    }
-    if (secure_getenv(HIDES) || setenv(HIDES, "", 1))
+    if (!ibx_frontend_each_library(look, &local) || secure_getenv(HIDES) || setenv(HIDES, "", 1))
         return;
     if (driver_is_loaded()) {
         ibx_log(IBX_LOG_ERROR,

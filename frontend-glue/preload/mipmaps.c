@@ -69,6 +69,7 @@ int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *chann
 /* First forgotten: behind the call another thread may be given the same handles. */
 int cudaFreeMipmappedArray(void *mipmap)
 {
+    ibx_frontend_owned_gone(OWNED_MIPMAP, mipmap);
     struct extra e;
     if (!mipmap)
         return CUDA_SUCCESS;

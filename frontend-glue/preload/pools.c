@@ -96,6 +96,7 @@ int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 
 int cudaFreeAsync(void *address, void *stream)
 {
+    ibx_frontend_owned_gone(OWNED_MEMORY, address);
     struct extra e;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ASYNC, "cudaFreeAsync");
     if (ibx_frontend_opened(OPENED_MEMORY, address))

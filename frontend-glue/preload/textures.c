@@ -119,11 +119,13 @@ static int destroy(enum ibx_extra number, const char *call, enum thing_kind kind
 
 int cudaDestroyTextureObject(unsigned long long texture)
 {
+    ibx_frontend_owned_gone(OWNED_TEXTURE, (void *)(uintptr_t)texture);
     return destroy(IBX_EXTRA_DESTROY_TEXTURE, "cudaDestroyTextureObject", THING_TEXTURE, texture);
 }
 
 int cudaDestroySurfaceObject(unsigned long long surface)
 {
+    ibx_frontend_owned_gone(OWNED_SURFACE, (void *)(uintptr_t)surface);
     return destroy(IBX_EXTRA_DESTROY_SURFACE, "cudaDestroySurfaceObject", THING_SURFACE, surface);
 }
 

@@ -146,6 +146,24 @@ bool local_driver();
 // The same with a back end that does not know them.
 bool not_supported();
 
+// application_libraries.cpp: an image that the double's back end takes.
+std::vector<char> library_cubin();
+
+// application_driver.cpp
+bool driver_begins();
+bool driver_contexts();
+bool driver_context_of_threads();
+bool driver_and_runtime();
+bool driver_memory();
+bool driver_modules();
+bool driver_streams();
+bool driver_entry_points();
+// application_driver_things.cpp
+bool driver_planes();
+bool driver_arrays();
+bool driver_graphs();
+bool driver_pools();
+
 // application_printed.cpp
 bool printed();
 

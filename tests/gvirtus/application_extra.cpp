@@ -653,7 +653,9 @@ bool local_library()
 bool local_driver()
 {
     void *stream = nullptr;
-    REQUIRE(dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL));
+    void *driver = dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+    REQUIRE(driver && dlsym(driver, "cuInit") && !dlsym(driver, "cuNothing"));
+    REQUIRE(dlsym(driver, "cuInit") == dlsym(RTLD_DEFAULT, "cuInit"));
     REQUIRE(cudaStreamCreate(&stream) == 0 && !std::getenv("CUDA_VISIBLE_DEVICES"));
     return HOLDS(cudaStreamDestroy(stream) == 0 && cudaFree(device_memory()) == 0);
 }

@@ -12,13 +12,8 @@
 #include <vector>
 #include <unistd.h>
 
-namespace
-{
-
-constexpr std::size_t library_bytes = 5000;
-
 // Of the kernel that the double has, of another one, of a function, and of a variable.
-std::vector<char> cubin()
+std::vector<char> library_cubin()
 {
     const char names[] = "\0.text\0.nv.global\0.names";
     const char texts[] = "\0" STUB_LIBRARY_KERNEL "\0other\0function\0v1.16.8";
@@ -72,6 +67,11 @@ std::vector<char> cubin()
     return image;
 }
 
+namespace
+{
+
+constexpr std::size_t library_bytes = 5000;
+
 // Compressed by Zstandard, as nvcc does it by default; here of one block as it is.
 std::string zstandard(const std::string &bytes)
 {
@@ -90,8 +90,8 @@ template <typename Value> void append(std::string &to, Value value)
 // A fat binary of one cubin.
 std::string fat_binary(const std::vector<char> &cubin, bool compressed)
 {
-    const std::string plain(cubin.data(), cubin.size());
-    std::string packed = compressed ? zstandard(plain) : plain, fat;
+    const std::string image(cubin.data(), cubin.size());
+    std::string packed = compressed ? zstandard(image) : image, fat;
     const std::size_t packed_size = packed.size();
     packed.resize((packed_size + 7) & ~std::size_t{7});
     append<std::uint64_t>(fat, 0x0010'0001'ba55'ed50);
@@ -103,7 +103,7 @@ std::string fat_binary(const std::vector<char> &cubin, bool compressed)
     append<std::uint64_t>(fat, 0);
     append<std::uint64_t>(fat, compressed ? 0x8011 : 0x11);
     append<std::uint64_t>(fat, 0);
-    append<std::uint64_t>(fat, compressed ? plain.size() : 0);
+    append<std::uint64_t>(fat, compressed ? image.size() : 0);
     return fat + packed;
 }
 
@@ -208,7 +208,7 @@ bool has_variable(void *library)
 
 bool libraries()
 {
-    const std::vector<char> image = cubin();
+    const std::vector<char> image = library_cubin();
     void *library = nullptr, *again = nullptr, *kernel = nullptr, *kernels[5] = {};
     unsigned count = 0;
     REQUIRE(load(&library, image.data()) == 0 && library);

@@ -311,15 +311,17 @@ bool absent()
     }
     REQUIRE(preloaded<Import>("cudaImportExternalSemaphore")(nullptr, nullptr) == 801);
     REQUIRE(preloaded<int()>("cudaThreadSynchronize")() == 0);
-    // There is none of the driver's functions, which is no error.
+    // The driver's functions are the preload's; that there is none of a name is no error.
     using Find = int(const char *, void **, unsigned long long, int *);
     using FindOf = int(const char *, void **, unsigned, unsigned long long, int *);
     void *function = &function;
-    int status = 0;
+    int status = 9;
     REQUIRE(preloaded<Find>("cudaGetDriverEntryPoint")("cuMemAlloc", &function, 0, &status) == 0);
+    REQUIRE(function == dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") && status == 0);
+    REQUIRE(preloaded<Find>("cudaGetDriverEntryPoint")("cuMemCreate", &function, 0, &status) == 0);
     REQUIRE(!function && status == 1);
     function = &function;
-    REQUIRE(preloaded<FindOf>("cudaGetDriverEntryPointByVersion")("cuMemFree", &function, 12000, 0,
+    REQUIRE(preloaded<FindOf>("cudaGetDriverEntryPointByVersion")("cuMemMap", &function, 12000, 0,
                                                                   nullptr) == 0);
     return HOLDS(!function);
 }

@@ -183,8 +183,45 @@ bool library_loaded_later(const char *file, const char *test, const char *line)
     setenv("TEST_LOCAL_LIBRARY", name.c_str(), 1);
     Application app(&back, application, test);
     REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), line) == 1);
-    return HOLDS(lines_with(app.said(), "ibx:") == 1);
+    REQUIRE(!line || lines_with(app.said(), line) == 1);
+    return HOLDS(lines_with(app.said(), "ibx:") == (line != nullptr));
+}
+
+// With the preload, and by libcuda.so.1 alone.
+bool driver_alone()
+{
+    const char *library = std::getenv("IBX_TEST_DRIVER"),
+               *program = std::getenv("IBX_TEST_DRIVER_PROGRAM");
+    REQUIRE(library && program);
+    const std::string before = preload;
+    for (const std::string &with : {before, std::string()}) {
+        GpuBackEnd back;
+        preload = with;
+        Application app(&back, program, library);
+        preload = before;
+        REQUIRE(app.good());
+        REQUIRE(lines_with(app.said(), "ibx:") == 0);
+    }
+    return true;
+}
+
+// CUDA_ERROR_NO_DEVICE, and a line.
+bool driver_without_gvirtus()
+{
+    const char *library = std::getenv("IBX_TEST_DRIVER"),
+               *program = std::getenv("IBX_TEST_DRIVER_PROGRAM");
+    const std::string before = cudart;
+    REQUIRE(library && program);
+    const char *libraries = std::getenv("LD_LIBRARY_PATH");
+    const std::string all = libraries ? libraries : "";
+    unsetenv("LD_LIBRARY_PATH");
+    cudart = "/nowhere/libcudart.so";
+    Application app(nullptr, program, library);
+    cudart = before;
+    setenv("LD_LIBRARY_PATH", all.c_str(), 1);
+    REQUIRE(result_of(app.pid) == 100);
+    return HOLDS(lines_with(app.said(), "no libcudart.so of GVirtuS's is found") == 1 &&
+                 lines_with(app.said(), "ibx:") == 1);
 }
 
 // Without the plugin.

@@ -114,6 +114,8 @@ bool ends_in_the_middle();
 bool killed(const char *test, unsigned rounds, unsigned pause);
 bool library_loaded_later(const char *file, const char *test, const char *line);
 bool static_runtime();
+bool driver_alone();
+bool driver_without_gvirtus();
 bool stock(const char *test, const char *warning);
 bool loaded_locally(const char *test, unsigned ends);
 

@@ -145,9 +145,19 @@ bool absent()
     Application app(&back, application, "absent");
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "ibx:") == 3);
-    REQUIRE(lines_with(app.said(), "cudaGetDriverEntryPoint finds no cuMemAlloc") == 1);
+    REQUIRE(lines_with(app.said(), "cudaGetDriverEntryPoint finds no cuMemCreate") == 1);
     return HOLDS(lines_with(app.said(), "cudaImportExternalMemory returns cudaErrorNotSupported") ==
                  1);
+}
+
+bool driver_entry_points()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "driver-entry-points");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "cuGetExportTable returns CUDA_ERROR_NOT_FOUND") == 1);
+    REQUIRE(lines_with(app.said(), "cuMemCreate returns CUDA_ERROR_NOT_SUPPORTED") == 1);
+    return HOLDS(lines_with(app.said(), "ibx:") == 2);
 }
 
 bool managed_in_function()
@@ -452,10 +462,16 @@ void check_what_it_does_not()
         return library_loaded_later("libcurand.so.99", "local-library",
                                     "libcurand.so.99 is not GVirtuS's");
     });
-    if (provider != "ofi") // libfabric loads it, too, and nothing is said
-        check("a driver of this host that is loaded later", [] {
-            return library_loaded_later("libcuda.so.1", "local-driver", "the driver of this host");
-        });
+    check("a driver of this host that is loaded later",
+          [] { return library_loaded_later("libcuda.so.1", "local-driver", nullptr); });
+    check("a program that knows the driver alone", driver_alone);
+    check("... and no GVirtuS", driver_without_gvirtus);
+    for (const char *test :
+         {"driver-begins", "driver-contexts", "driver-context-of-threads", "driver-and-runtime",
+          "driver-memory", "driver-modules", "driver-streams", "driver-planes", "driver-arrays",
+          "driver-graphs", "driver-pools"})
+        check(test, [=] { return run(test, true); });
+    check("the driver's calls by their names", driver_entry_points);
     check("a back end without these calls", without_extra);
     check("math-library that is called first", math_first);
     check("math-libraries that are not there", without_math);

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Calls of the driver that are not there for a remote GPU, so that a program begins that names
+ * them. They return CUDA_ERROR_NOT_SUPPORTED, and a line names each; cuGetProcAddress() finds none.
+ */
+#include "frontend-glue/driver_api/driver.h"
+
+#include "common/log.h"
+
+#include <string.h>
+
+/* All of them, each as X(call). */
+/* clang-format off */
+/* Memory that is mapped apart from its addresses. */
+#define ABSENT_0(X) \
+    X(cuMemAddressFree) X(cuMemAddressReserve) X(cuMemCreate) X(cuMemExportToShareableHandle) \
+    X(cuMemGetAccess) X(cuMemGetAllocationGranularity) X(cuMemGetAllocationPropertiesFromHandle) \
+    X(cuMemImportFromShareableHandle) X(cuMemMap) X(cuMemMapArrayAsync) \
+    X(cuMemMapArrayAsync_ptsz) X(cuMemRelease) X(cuMemRetainAllocationHandle) X(cuMemSetAccess) \
+    X(cuMemUnmap) X(cuMulticastAddDevice) X(cuMulticastBindAddr) X(cuMulticastBindMem) \
+    X(cuMulticastCreate) X(cuMulticastGetGranularity) X(cuMulticastUnbind) \
+    X(cuMemGetHandleForAddressRange)
+/* Memory and semaphores of others; graphics. */
+#define ABSENT_1(X) \
+    X(cuDestroyExternalMemory) X(cuDestroyExternalSemaphore) X(cuExternalMemoryGetMappedBuffer) \
+    X(cuExternalMemoryGetMappedMipmappedArray) X(cuGraphicsMapResources) \
+    X(cuGraphicsMapResources_ptsz) X(cuGraphicsResourceGetMappedMipmappedArray) \
+    X(cuGraphicsResourceGetMappedPointer) X(cuGraphicsResourceGetMappedPointer_v2) \
+    X(cuGraphicsResourceSetMapFlags) X(cuGraphicsResourceSetMapFlags_v2) \
+    X(cuGraphicsSubResourceGetMappedArray) X(cuGraphicsUnmapResources) \
+    X(cuGraphicsUnmapResources_ptsz) \
+    X(cuGraphicsUnregisterResource) X(cuImportExternalMemory) X(cuImportExternalSemaphore) \
+    X(cuSignalExternalSemaphoresAsync) X(cuSignalExternalSemaphoresAsync_ptsz) \
+    X(cuWaitExternalSemaphoresAsync) X(cuWaitExternalSemaphoresAsync_ptsz) \
+    X(cuDeviceGetNvSciSyncAttributes) X(cuGraphAddExternalSemaphoresSignalNode) \
+    X(cuGraphAddExternalSemaphoresWaitNode) X(cuGraphExecExternalSemaphoresSignalNodeSetParams) \
+    X(cuGraphExecExternalSemaphoresWaitNodeSetParams) \
+    X(cuGraphExternalSemaphoresSignalNodeGetParams) \
+    X(cuGraphExternalSemaphoresSignalNodeSetParams) \
+    X(cuGraphExternalSemaphoresWaitNodeGetParams) X(cuGraphExternalSemaphoresWaitNodeSetParams)
+/* Words in memory that streams wait for. */
+#define ABSENT_2(X) \
+    X(cuStreamBatchMemOp) X(cuStreamBatchMemOp_ptsz) X(cuStreamBatchMemOp_v2) \
+    X(cuStreamBatchMemOp_v2_ptsz) X(cuStreamWaitValue32) X(cuStreamWaitValue32_ptsz) \
+    X(cuStreamWaitValue32_v2) X(cuStreamWaitValue32_v2_ptsz) X(cuStreamWaitValue64) \
+    X(cuStreamWaitValue64_ptsz) X(cuStreamWaitValue64_v2) X(cuStreamWaitValue64_v2_ptsz) \
+    X(cuStreamWriteValue32) X(cuStreamWriteValue32_ptsz) X(cuStreamWriteValue32_v2) \
+    X(cuStreamWriteValue32_v2_ptsz) X(cuStreamWriteValue64) X(cuStreamWriteValue64_ptsz) \
+    X(cuStreamWriteValue64_v2) X(cuStreamWriteValue64_v2_ptsz) X(cuGraphAddBatchMemOpNode) \
+    X(cuGraphBatchMemOpNodeGetParams) X(cuGraphBatchMemOpNodeSetParams) \
+    X(cuGraphExecBatchMemOpNodeSetParams)
+/* Contexts of a part of a device, and work of a whole context. */
+#define ABSENT_3(X) \
+    X(cuCtxFromGreenCtx) X(cuCtxGetDevResource) X(cuCtxGetExecAffinity) X(cuCtxRecordEvent) \
+    X(cuCtxWaitEvent) X(cuDevResourceGenerateDesc) X(cuDevSmResourceSplitByCount) \
+    X(cuDeviceGetDevResource) X(cuGreenCtxCreate) X(cuGreenCtxDestroy) \
+    X(cuGreenCtxGetDevResource) X(cuGreenCtxGetId) X(cuGreenCtxRecordEvent) \
+    X(cuGreenCtxStreamCreate) X(cuGreenCtxWaitEvent) X(cuStreamGetGreenCtx)
+/* Texture and surface references, and launches before CUDA 4. */
+#define ABSENT_4(X) \
+    X(cuFuncSetBlockShape) X(cuFuncSetSharedSize) X(cuLaunch) X(cuLaunchGrid) \
+    X(cuLaunchGridAsync) X(cuModuleGetSurfRef) X(cuModuleGetTexRef) X(cuParamSetSize) \
+    X(cuParamSetTexRef) X(cuParamSetf) X(cuParamSeti) X(cuParamSetv) X(cuSurfRefGetArray) \
+    X(cuSurfRefSetArray) X(cuTexRefCreate) X(cuTexRefDestroy) X(cuTexRefGetAddress) X(cuTexRefGetAddressMode) \
+    X(cuTexRefGetAddress_v2) X(cuTexRefGetArray) X(cuTexRefGetBorderColor) \
+    X(cuTexRefGetFilterMode) X(cuTexRefGetFlags) X(cuTexRefGetFormat) \
+    X(cuTexRefGetMaxAnisotropy) X(cuTexRefGetMipmapFilterMode) X(cuTexRefGetMipmapLevelBias) \
+    X(cuTexRefGetMipmapLevelClamp) X(cuTexRefGetMipmappedArray) X(cuTexRefSetAddress) \
+    X(cuTexRefSetAddress2D) X(cuTexRefSetAddress2D_v2) X(cuTexRefSetAddress2D_v3) \
+    X(cuTexRefSetAddressMode) X(cuTexRefSetAddress_v2) X(cuTexRefSetArray) \
+    X(cuTexRefSetBorderColor) X(cuTexRefSetFilterMode) X(cuTexRefSetFlags) X(cuTexRefSetFormat) \
+    X(cuTexRefSetMaxAnisotropy) X(cuTexRefSetMipmapFilterMode) X(cuTexRefSetMipmapLevelBias) \
+    X(cuTexRefSetMipmapLevelClamp) X(cuTexRefSetMipmappedArray) \
+    X(cuLaunchCooperativeKernelMultiDevice)
+/* Arrays, tensors, several planes at once. */
+#define ABSENT_5(X) \
+    X(cuArrayGetMemoryRequirements) X(cuArrayGetPlane) X(cuArrayGetSparseProperties) \
+    X(cuMipmappedArrayGetMemoryRequirements) X(cuMipmappedArrayGetSparseProperties) \
+    X(cuMemcpy3DBatchAsync) X(cuMemcpy3DBatchAsync_ptsz) X(cuMemcpy3DBatchAsync_v2) \
+    X(cuMemcpy3DBatchAsync_v2_ptsz) X(cuMemBatchDecompressAsync) \
+    X(cuMemBatchDecompressAsync_ptsz) X(cuMemDiscardAndPrefetchBatchAsync) \
+    X(cuMemDiscardAndPrefetchBatchAsync_ptsz) X(cuMemDiscardBatchAsync) \
+    X(cuMemDiscardBatchAsync_ptsz) X(cuMemPrefetchBatchAsync) X(cuMemPrefetchBatchAsync_ptsz) \
+    X(cuTensorMapEncodeIm2col) X(cuTensorMapEncodeIm2colWide) X(cuTensorMapEncodeTiled) \
+    X(cuTensorMapReplaceAddress)
+/* What is left of the driver. */
+#define ABSENT_6(X) \
+    X(cuCheckpointProcessCheckpoint) X(cuCheckpointProcessGetRestoreThreadId) \
+    X(cuCheckpointProcessGetState) X(cuCheckpointProcessLock) X(cuCheckpointProcessRestore) \
+    X(cuCheckpointProcessUnlock) X(cuCoredumpGetAttribute) X(cuCoredumpGetAttributeGlobal) \
+    X(cuCoredumpSetAttribute) X(cuCoredumpSetAttributeGlobal) \
+    X(cuDeviceGetHostAtomicCapabilities) X(cuDeviceGetP2PAtomicCapabilities) \
+    X(cuDeviceRegisterAsyncNotification) X(cuDeviceUnregisterAsyncNotification) \
+    X(cuFlushGPUDirectRDMAWrites) X(cuLibraryGetManaged) X(cuLibraryGetUnifiedFunction) \
+    X(cuLogsCurrent) X(cuLogsDumpToFile) X(cuLogsDumpToMemory) X(cuLogsRegisterCallback) \
+    X(cuLogsUnregisterCallback) X(cuProfilerInitialize)
+#define ABSENT(X) \
+    ABSENT_0(X) ABSENT_1(X) ABSENT_2(X) ABSENT_3(X) ABSENT_4(X) ABSENT_5(X) ABSENT_6(X)
+/* clang-format on */
+
+void ibx_driver_tell(atomic_flag *told, const char *call, const char *why)
+{
+    if (!atomic_flag_test_and_set(told))
+        ibx_log(IBX_LOG_WARN, "%s returns CUDA_ERROR_NOT_SUPPORTED: %s", call, why);
+}
+
+static int absent(const char *call, atomic_flag *told)
+{
+    ibx_driver_tell(told, call, "it is not there for a remote GPU; ibx-gvirtus(1) lists what is");
+    return CUDA_NOT_SUPPORTED;
+}
+
+#define CALL(call)                                                                                 \
+    EXPORTED int call(void)                                                                        \
+    {                                                                                              \
+        static atomic_flag told = ATOMIC_FLAG_INIT;                                                \
+        return absent(#call, &told);                                                               \
+    }
+ABSENT(CALL)
+
+bool ibx_driver_is_absent(const char *name)
+{
+#define NAME(call) #call,
+    static const char *const names[] = {ABSENT(NAME)};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (!strcmp(names[i], name))
+            return true;
+    return false;
+}

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Arrays: a CUarray is a cudaArray_t. The driver has a format where the runtime has bits. */
+#include "frontend-glue/driver_api/driver.h"
+
+/* CUarray_format of eight bits, each two numbers; cudaChannelFormatKind */
+static const struct {
+    unsigned format;
+    int bits, kind;
+} formats[] = {{0x01, 8, 1},  {0x02, 16, 1}, {0x03, 32, 1}, {0x08, 8, 0},
+               {0x09, 16, 0}, {0x0a, 32, 0}, {0x10, 16, 2}, {0x20, 32, 2}};
+
+#define FORMATS (sizeof(formats) / sizeof(formats[0]))
+
+bool ibx_driver_channel(struct ibx_cuda_channel *channel, unsigned format, unsigned channels)
+{
+    size_t i = 0;
+    while (i < FORMATS && formats[i].format != format)
+        i++;
+    if (i == FORMATS || (channels != 1 && channels != 2 && channels != 4))
+        return false;
+    const int bits = formats[i].bits;
+    *channel = (struct ibx_cuda_channel){bits, channels > 1 ? bits : 0, channels > 2 ? bits : 0,
+                                         channels > 2 ? bits : 0, formats[i].kind};
+    return true;
+}
+
+bool ibx_driver_format(const struct ibx_cuda_channel *channel, unsigned *format, unsigned *channels)
+{
+    for (size_t i = 0; i < FORMATS; i++)
+        if (formats[i].bits == channel->x && formats[i].kind == channel->kind) {
+            *format = formats[i].format;
+            *channels = channel->w ? 4 : channel->y ? 2 : 1;
+            return true;
+        }
+    return false;
+}
+
+size_t ibx_driver_element(const void *array, int *rc)
+{
+    struct ibx_cuda_channel c;
+    *rc = array ? cudaGetChannelDesc(&c, array) : CUDA_INVALID_VALUE;
+    const size_t n = *rc ? 0 : (size_t)(c.x + c.y + c.z + c.w) / 8;
+    if (!*rc && !n)
+        *rc = CUDA_INVALID_VALUE;
+    return n;
+}
+
+/* ------------------------------------------------------------------------------- calls */
+
+/* CUDA_ARRAY_DESCRIPTOR */
+struct planar {
+    size_t width, height;
+    unsigned format, channels;
+};
+
+static int create(void **array, const struct ibx_driver_array *d)
+{
+    struct ibx_cuda_channel channel;
+    if (!array || !d || !d->width || !ibx_driver_channel(&channel, d->format, d->channels))
+        return CUDA_INVALID_VALUE;
+    const struct ibx_cuda_extent extent = {d->width, d->height, d->depth};
+    const int rc = cudaMalloc3DArray(array, &channel, extent, d->flags);
+    if (!rc)
+        ibx_frontend_owned(OWNED_ARRAY, *array, ibx_driver_current());
+    return rc;
+}
+
+static int create_planar(void **array, const struct planar *p)
+{
+    if (!p)
+        return CUDA_INVALID_VALUE;
+    const struct ibx_driver_array d = {p->width, p->height, 0, p->format, p->channels, 0};
+    return create(array, &d);
+}
+
+static int describe(struct ibx_driver_array *d, void *array)
+{
+    struct ibx_cuda_channel channel;
+    struct ibx_cuda_extent extent;
+    struct ibx_driver_array is = {0};
+    const int rc = d ? cudaArrayGetInfo(&channel, &extent, &is.flags, array) : CUDA_INVALID_VALUE;
+    if (rc || !ibx_driver_format(&channel, &is.format, &is.channels))
+        return rc ? rc : CUDA_NOT_SUPPORTED;
+    is.width = extent.width;
+    is.height = extent.height;
+    is.depth = extent.depth;
+    *d = is;
+    return CUDA_SUCCESS;
+}
+
+static int describe_planar(struct planar *p, void *array)
+{
+    struct ibx_driver_array d;
+    const int rc = p ? describe(&d, array) : CUDA_INVALID_VALUE;
+    if (!rc)
+        *p = (struct planar){d.width, d.height, d.format, d.channels};
+    return rc;
+}
+
+EXPORTED int cuArrayCreate_v2(void **array, const struct planar *description)
+{
+    return IN_CONTEXT(create_planar(array, description));
+}
+
+EXPORTED int cuArray3DCreate_v2(void **array, const struct ibx_driver_array *description)
+{
+    return IN_CONTEXT(create(array, description));
+}
+
+EXPORTED int cuArrayGetDescriptor_v2(struct planar *description, void *array)
+{
+    return IN_CONTEXT(describe_planar(description, array));
+}
+
+EXPORTED int cuArray3DGetDescriptor_v2(struct ibx_driver_array *description, void *array)
+{
+    return IN_CONTEXT(describe(description, array));
+}
+
+EXPORTED int cuArrayDestroy(void *array)
+{
+    return IN_CONTEXT(array ? cudaFreeArray(array) : CUDA_INVALID_HANDLE);
+}
+
+static int create_levels(void **mipmap, const struct ibx_driver_array *d, unsigned levels)
+{
+    struct ibx_cuda_channel channel;
+    if (!mipmap || !d || !ibx_driver_channel(&channel, d->format, d->channels))
+        return CUDA_INVALID_VALUE;
+    const struct ibx_cuda_extent extent = {d->width, d->height, d->depth};
+    const int rc = cudaMallocMipmappedArray(mipmap, &channel, extent, levels, d->flags);
+    if (!rc)
+        ibx_frontend_owned(OWNED_MIPMAP, *mipmap, ibx_driver_current());
+    return rc;
+}
+
+EXPORTED int cuMipmappedArrayCreate(void **mipmap, const struct ibx_driver_array *description,
+                                    unsigned levels)
+{
+    return IN_CONTEXT(create_levels(mipmap, description, levels));
+}
+
+EXPORTED int cuMipmappedArrayGetLevel(void **array, void *mipmap, unsigned level)
+{
+    return IN_CONTEXT(cudaGetMipmappedArrayLevel(array, mipmap, level));
+}
+
+EXPORTED int cuMipmappedArrayDestroy(void *mipmap)
+{
+    return IN_CONTEXT(mipmap ? cudaFreeMipmappedArray(mipmap) : CUDA_INVALID_HANDLE);
+}
+
+SAME_AS(cuArrayCreate, cuArrayCreate_v2)
+SAME_AS(cuArray3DCreate, cuArray3DCreate_v2)
+SAME_AS(cuArrayGetDescriptor, cuArrayGetDescriptor_v2)
+SAME_AS(cuArray3DGetDescriptor, cuArray3DGetDescriptor_v2)

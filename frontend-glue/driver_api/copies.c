@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Copies of one row. Each has up to four names: one that waits, one in a stream, and both of
+ * programs with a default stream for each thread.
+ */
+#include "frontend-glue/driver_api/driver.h"
+
+static void *at(uint64_t address)
+{
+    return (void *)(uintptr_t)address;
+}
+
+/* In the calling thread's stream, and waited for. */
+static int in_own(int rc)
+{
+    return rc ? rc : cudaStreamSynchronize(CU_DEFAULT_STREAM_PER_THREAD);
+}
+
+static void *own(void *stream)
+{
+    return stream ? stream : CU_DEFAULT_STREAM_PER_THREAD;
+}
+
+/* `name`##Async has the suffix behind that. */
+#define COPY(name, suffix, to_type, from_type, to_at, from_at, kind)                               \
+    EXPORTED int name##suffix(to_type to, from_type from, size_t n)                                \
+    {                                                                                              \
+        return IN_CONTEXT(cudaMemcpy(to_at, from_at, n, kind));                                    \
+    }                                                                                              \
+    EXPORTED int name##suffix##_ptds(to_type to, from_type from, size_t n)                         \
+    {                                                                                              \
+        return IN_CONTEXT(                                                                         \
+            in_own(cudaMemcpyAsync(to_at, from_at, n, kind, CU_DEFAULT_STREAM_PER_THREAD)));       \
+    }                                                                                              \
+    EXPORTED int name##Async##suffix(to_type to, from_type from, size_t n, void *stream)           \
+    {                                                                                              \
+        return IN_CONTEXT(cudaMemcpyAsync(to_at, from_at, n, kind, stream));                       \
+    }                                                                                              \
+    EXPORTED int name##Async##suffix##_ptsz(to_type to, from_type from, size_t n, void *stream)    \
+    {                                                                                              \
+        return IN_CONTEXT(cudaMemcpyAsync(to_at, from_at, n, kind, own(stream)));                  \
+    }
+
+COPY(cuMemcpy, , uint64_t, uint64_t, at(to), at(from), CUDA_MEMCPY_DEFAULT)
+COPY(cuMemcpyHtoD, _v2, uint64_t, const void *, at(to), from, CUDA_MEMCPY_TO_DEVICE)
+COPY(cuMemcpyDtoH, _v2, void *, uint64_t, to, at(from), CUDA_MEMCPY_FROM_DEVICE)
+COPY(cuMemcpyDtoD, _v2, uint64_t, uint64_t, at(to), at(from), CUDA_MEMCPY_ON_DEVICE)
+
+SAME_AS(cuMemcpyHtoD, cuMemcpyHtoD_v2)
+SAME_AS(cuMemcpyDtoH, cuMemcpyDtoH_v2)
+SAME_AS(cuMemcpyDtoD, cuMemcpyDtoD_v2)
+SAME_AS(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2)
+SAME_AS(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2)
+SAME_AS(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)
+
+/* ------------------------------------------------------------------------ between contexts */
+
+/* Devices have addresses of their own. */
+static int of_peers(void *to, const void *to_context, const void *from, const void *from_context,
+                    size_t n, void *stream, bool waits)
+{
+    if (!ibx_driver_is_context(to_context) || !ibx_driver_is_context(from_context))
+        return CUDA_INVALID_CONTEXT;
+    if (!waits)
+        return cudaMemcpyAsync(to, from, n, CUDA_MEMCPY_ON_DEVICE, stream);
+    return cudaMemcpyPeer(to, ibx_driver_device(to_context), from, ibx_driver_device(from_context),
+                          n);
+}
+
+EXPORTED int cuMemcpyPeer(uint64_t to, void *to_context, uint64_t from, void *from_context,
+                          size_t n)
+{
+    return IN_CONTEXT(of_peers(at(to), to_context, at(from), from_context, n, NULL, true));
+}
+
+EXPORTED int cuMemcpyPeerAsync(uint64_t to, void *to_context, uint64_t from, void *from_context,
+                               size_t n, void *stream)
+{
+    return IN_CONTEXT(of_peers(at(to), to_context, at(from), from_context, n, stream, false));
+}
+
+EXPORTED int cuMemcpyPeer_ptds(uint64_t to, void *to_context, uint64_t from, void *from_context,
+                               size_t n)
+{
+    return IN_CONTEXT(in_own(of_peers(at(to), to_context, at(from), from_context, n,
+                                      CU_DEFAULT_STREAM_PER_THREAD, false)));
+}
+
+EXPORTED int cuMemcpyPeerAsync_ptsz(uint64_t to, void *to_context, uint64_t from,
+                                    void *from_context, size_t n, void *stream)
+{
+    return IN_CONTEXT(of_peers(at(to), to_context, at(from), from_context, n, own(stream), false));
+}
+
+/* --------------------------------------------------------------------- several at once */
+
+EXPORTED int cuMemcpyBatchAsync_v2(const uint64_t *to, const uint64_t *from, const size_t *n,
+                                   size_t count, const struct copy_attributes *attributes,
+                                   const size_t *first, size_t attribute_count, void *stream)
+{
+    const int version = ibx_frontend_cuda_version();
+    const bool counts = version && version < 13;
+    return IN_CONTEXT(cudaMemcpyBatchAsync(
+        (void *const *)(const void *)to, (const void *const *)(const void *)from, n, count,
+        attributes, first, attribute_count, counts ? NULL : stream, counts ? stream : NULL));
+}
+
+/* CUDA 12's tells which one fails. */
+EXPORTED int cuMemcpyBatchAsync(const uint64_t *to, const uint64_t *from, const size_t *n,
+                                size_t count, const struct copy_attributes *attributes,
+                                const size_t *first, size_t attribute_count, size_t *failed,
+                                void *stream)
+{
+    if (failed)
+        *failed = SIZE_MAX;
+    return cuMemcpyBatchAsync_v2(to, from, n, count, attributes, first, attribute_count, stream);
+}
+
+EXPORTED int cuMemcpyBatchAsync_ptsz(const uint64_t *to, const uint64_t *from, const size_t *n,
+                                     size_t count, const struct copy_attributes *attributes,
+                                     const size_t *first, size_t attribute_count, size_t *failed,
+                                     void *stream)
+{
+    return cuMemcpyBatchAsync(to, from, n, count, attributes, first, attribute_count, failed,
+                              own(stream));
+}
+
+EXPORTED int cuMemcpyBatchAsync_v2_ptsz(const uint64_t *to, const uint64_t *from, const size_t *n,
+                                        size_t count, const struct copy_attributes *attributes,
+                                        const size_t *first, size_t attribute_count, void *stream)
+{
+    return cuMemcpyBatchAsync_v2(to, from, n, count, attributes, first, attribute_count,
+                                 own(stream));
+}
+
+/* -------------------------------------------------------------------------------- arrays */
+
+/* Bytes of an array's first row, or of one alone. */
+EXPORTED int cuMemcpyHtoA_v2(void *array, size_t x, const void *from, size_t n)
+{
+    return IN_CONTEXT(cudaMemcpyToArray(array, x, 0, from, n, CUDA_MEMCPY_TO_DEVICE));
+}
+
+EXPORTED int cuMemcpyHtoAAsync_v2(void *array, size_t x, const void *from, size_t n, void *stream)
+{
+    return IN_CONTEXT(cudaMemcpyToArrayAsync(array, x, 0, from, n, CUDA_MEMCPY_TO_DEVICE, stream));
+}
+
+EXPORTED int cuMemcpyAtoH_v2(void *to, void *array, size_t x, size_t n)
+{
+    return IN_CONTEXT(cudaMemcpyFromArray(to, array, x, 0, n, CUDA_MEMCPY_FROM_DEVICE));
+}
+
+EXPORTED int cuMemcpyAtoHAsync_v2(void *to, void *array, size_t x, size_t n, void *stream)
+{
+    return IN_CONTEXT(
+        cudaMemcpyFromArrayAsync(to, array, x, 0, n, CUDA_MEMCPY_FROM_DEVICE, stream));
+}
+
+EXPORTED int cuMemcpyDtoA_v2(void *array, size_t x, uint64_t from, size_t n)
+{
+    return IN_CONTEXT(cudaMemcpyToArray(array, x, 0, at(from), n, CUDA_MEMCPY_ON_DEVICE));
+}
+
+EXPORTED int cuMemcpyAtoD_v2(uint64_t to, void *array, size_t x, size_t n)
+{
+    return IN_CONTEXT(cudaMemcpyFromArray(at(to), array, x, 0, n, CUDA_MEMCPY_ON_DEVICE));
+}
+
+EXPORTED int cuMemcpyAtoA_v2(void *to, size_t to_x, void *from, size_t from_x, size_t n)
+{
+    return IN_CONTEXT(
+        cudaMemcpy2DArrayToArray(to, to_x, 0, from, from_x, 0, n, 1, CUDA_MEMCPY_ON_DEVICE));
+}
+
+SAME_AS(cuMemcpyHtoA, cuMemcpyHtoA_v2)
+SAME_AS(cuMemcpyHtoAAsync, cuMemcpyHtoAAsync_v2)
+SAME_AS(cuMemcpyAtoH, cuMemcpyAtoH_v2)
+SAME_AS(cuMemcpyAtoHAsync, cuMemcpyAtoHAsync_v2)
+SAME_AS(cuMemcpyDtoA, cuMemcpyDtoA_v2)
+SAME_AS(cuMemcpyAtoD, cuMemcpyAtoD_v2)
+SAME_AS(cuMemcpyAtoA, cuMemcpyAtoA_v2)

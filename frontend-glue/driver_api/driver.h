@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * driver_api/: CUDA's driver API (cuInit, cuModuleLoadData, cuLaunchKernel ...), made of the calls
+ * of the runtime that preload/ has. A program that calls the driver uses the remote GPU by it, and
+ * may call the runtime as well: streams, events, memory, arrays and graphs are the same handles in
+ * both, a CUmodule or CUlibrary is a cudaLibrary_t, and a CUfunction or CUkernel is what
+ * cudaLaunchKernel() takes.
+ *
+ *   init.c          cuInit, versions, the libcudart of GVirtuS that the program need not have
+ * loaded errors.c        CUresult, its names, and the runtime's last error, which stays as it was
+ *   contexts.c      contexts, and the stack of a thread's
+ *   devices.c       devices and their attributes
+ *   memory.c, pointers.c  memory, and questions about it
+ *   copies.c, planes.c, sets.c  copies of rows, of planes, and memory that is set
+ *   modules.c, links.c  modules and libraries of kernels
+ *   functions.c, launches.c  kernels
+ *   streams.c, arrays.c, textures.c, graphs.c, pools.c  the other things of a context
+ *   per_thread.c    names of calls in programs with a default stream for each thread
+ *   entry_points.c  cuGetProcAddress
+ *   absent.c        what is not there
+ *   libcuda.c       libcuda.so.1, which has nothing of its own
+ */
+#ifndef IBX_FRONTEND_GLUE_DRIVER_API_DRIVER_H
+#define IBX_FRONTEND_GLUE_DRIVER_API_DRIVER_H
+
+#include "frontend-glue/preload/internal.h"
+
+/* CUDA's header has the prototypes of what is exported. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+#define EXPORTED __attribute__((visibility("default")))
+/* Another name of a call. */
+#define SAME_AS(other, call) EXPORTED extern __typeof__(call) other __attribute__((alias(#call)));
+
+/* CUresult, beside the numbers that it shares with cudaError_t. */
+#define CUDA_NOT_INITIALIZED      3
+#define CUDA_NO_DEVICE            100
+#define CUDA_CONTEXT_IS_DESTROYED 709
+
+#define CU_DEFAULT_STREAM_PER_THREAD ((void *)2)
+
+/* GVirtuS's, and those of preload/outputs.c. */
+int cudaDeviceSetLimit(int limit, size_t value);
+int cudaDeviceSetCacheConfig(int config);
+int cudaDriverGetVersion(int *version);
+int cudaRuntimeGetVersion(int *version);
+int cudaEventElapsedTime(float *ms, void *from, void *to);
+int cudaFuncGetAttributes(void *attributes, const void *function);
+int cudaFuncSetCacheConfig(const void *function, int config);
+int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function,
+                                                           int threads, size_t shared,
+                                                           unsigned flags);
+int cudaMemGetInfo(size_t *left, size_t *all);
+int cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+
+/* ------------------------------------------------------------------------------- calls */
+
+/* Around each call of the driver's. begin(): CUDA_SUCCESS, or what the call returns, which is
+ * nothing but that. With `in_context` the thread has a current context, whose device is selected.
+ * end() gives rc, an error of the runtime's or 0, as a CUresult; it leaves cudaGetLastError() as it
+ * was. */
+struct ibx_driver_call {
+    struct ibx_frontend_errors errors;
+};
+int ibx_driver_begin(struct ibx_driver_call *call, bool in_context);
+int ibx_driver_end(const struct ibx_driver_call *call, int begun, int rc);
+
+#define MADE(in_context, expression)                                                               \
+    __extension__({                                                                                \
+        struct ibx_driver_call driver_call;                                                        \
+        const int begun = ibx_driver_begin(&driver_call, in_context);                              \
+        ibx_driver_end(&driver_call, begun, begun ? begun : (expression));                         \
+    })
+/* What the call returns: the runtime's answer in the thread's context, and without one. */
+#define IN_CONTEXT(expression) MADE(true, expression)
+#define ANYWHERE(expression)   MADE(false, expression)
+
+/* A CUresult for what the runtime returns, or this library. */
+int ibx_driver_result(int rc);
+
+/* --------------------------------------------------------------------------- init.c */
+
+/* Whether cuInit() has been called in this process, or the runtime. */
+bool ibx_driver_initialized(void);
+void ibx_driver_set_initialized(void);
+
+/* ----------------------------------------------------------------------- contexts.c */
+
+struct ibx_driver_context;
+/* The current one, NULL: there is none. */
+struct ibx_driver_context *ibx_driver_current(void);
+int ibx_driver_device(const struct ibx_driver_context *context);
+/* Before a call: the runtime may have selected another device. An error: there is no context. */
+int ibx_driver_adopt(void);
+/* ... and without a context, when it has been used: that of its device is current. */
+void ibx_driver_runtime_used(void);
+bool ibx_driver_is_context(const void *context);
+/* Of that device; NULL: there is none. */
+void *ibx_driver_primary(int device);
+
+/* ------------------------------------------------------------------------- devices.c */
+
+/* Whether there is that device: CUDA_SUCCESS, or an error. */
+int ibx_driver_check_device(int device);
+int ibx_driver_attribute(int *value, int attribute, int device);
+
+/* ------------------------------------------------------------------------- textures.c */
+
+int ibx_driver_end_texture(void *handle);
+int ibx_driver_end_surface(void *handle);
+
+/* ------------------------------------------------------------------------- arrays.c */
+
+/* CUDA_ARRAY3D_DESCRIPTOR has what the other one has, in another order. */
+struct ibx_driver_array {
+    size_t width, height, depth;
+    unsigned format, channels, flags;
+};
+/* CUarray_format and cudaChannelFormatDesc. False: that is none. */
+bool ibx_driver_channel(struct ibx_cuda_channel *channel, unsigned format, unsigned channels);
+bool ibx_driver_format(const struct ibx_cuda_channel *channel, unsigned *format,
+                       unsigned *channels);
+/* Bytes of an element of an array; 0: *rc says why not. */
+size_t ibx_driver_element(const void *array, int *rc);
+
+/* ------------------------------------------------------------------------- planes.c */
+
+/* CUmemorytype */
+enum { IN_HOST = 1, IN_DEVICE, IN_ARRAY, UNIFIED };
+struct ibx_driver_side {
+    size_t x, y, z; /* x in bytes */
+    int type;
+    const void *host;
+    uint64_t device;
+    void *array;
+    size_t pitch, height;
+};
+struct ibx_driver_planes {
+    struct ibx_driver_side from, to;
+    size_t width, rows, planes; /* width in bytes */
+};
+/* CUDA_MEMCPY3D */
+struct ibx_driver_memcpy3d {
+    size_t from_x, from_y, from_z, from_level;
+    int from_type;
+    const void *from_host;
+    uint64_t from_device;
+    void *from_array, *reserved_from;
+    size_t from_pitch, from_height;
+    size_t to_x, to_y, to_z, to_level;
+    int to_type;
+    void *to_host;
+    uint64_t to_device;
+    void *to_array, *reserved_to;
+    size_t to_pitch, to_height;
+    size_t width, rows, planes;
+};
+/* As the runtime takes it. An error: it cannot be made so. */
+int ibx_driver_memcpy3d(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_memcpy3d *planes);
+/* The other way round. */
+void ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_cuda_memcpy3d *copy);
+
+/* ------------------------------------------------------------------------- graphs.c */
+
+/* Before CUDA 13 the runtime's calls have no array of edges' data, and what is behind that comes in
+ * its place. */
+bool ibx_driver_has_edges(void);
+int ibx_driver_update_capture(void *stream, void *const *nodes, const void *edges, size_t count,
+                              unsigned flags);
+
+/* ----------------------------------------------------------------------- launches.c */
+
+/* CUlaunchConfig */
+struct ibx_driver_launch {
+    struct dim3 grid, block;
+    unsigned shared;
+    void *stream;
+    const struct launch_attribute *attributes;
+    unsigned count;
+};
+/* As the runtime takes it; false: it is none. */
+bool ibx_driver_config(struct launch_config *config, const struct ibx_driver_launch *launch);
+
+/* ------------------------------------------------------------------------ absent.c */
+
+/* Whether it is one of those that are exported, and return CUDA_ERROR_NOT_SUPPORTED. */
+bool ibx_driver_is_absent(const char *name);
+/* What the library says once that it does not do. */
+void ibx_driver_tell(atomic_flag *told, const char *call, const char *why);
+
+#endif

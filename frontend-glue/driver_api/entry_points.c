@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * How a program gets the driver's functions by their names. A name stands for several functions,
+ * one from each version of CUDA that has changed its parameters: who asks says for which version
+ * it was compiled.
+ */
+#include "frontend-glue/driver_api/driver.h"
+#include "frontend-glue/preload/dlsym.h"
+
+#include "common/log.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#define NAME_MAX_BYTES 128u
+#define NEWEST         13000 /* the version of CUDA whose functions are here */
+
+/* CUdriverProcAddress_flags, and what was found */
+#define FLAG_PER_THREAD 2u /* 1: it is the legacy one */
+enum { FOUND, NOT_FOUND, TOO_OLD };
+
+/* What a name is from that version on, sorted. */
+static const struct {
+    const char *name;
+    int since;
+    const char *suffix;
+} versions[] = {
+    {"cuArray3DCreate", 3020, "_v2"},
+    {"cuArray3DGetDescriptor", 3020, "_v2"},
+    {"cuArrayCreate", 3020, "_v2"},
+    {"cuArrayGetDescriptor", 3020, "_v2"},
+    {"cuCtxCreate", 3020, "_v2"},
+    {"cuCtxCreate", 11040, "_v3"},
+    {"cuCtxCreate", 12050, "_v4"},
+    {"cuCtxDestroy", 4000, "_v2"},
+    {"cuCtxGetDevice", 13000, "_v2"},
+    {"cuCtxPopCurrent", 4000, "_v2"},
+    {"cuCtxPushCurrent", 4000, "_v2"},
+    {"cuCtxSynchronize", 13000, "_v2"},
+    {"cuDeviceGetUuid", 11040, "_v2"},
+    {"cuDevicePrimaryCtxRelease", 11000, "_v2"},
+    {"cuDevicePrimaryCtxReset", 11000, "_v2"},
+    {"cuDevicePrimaryCtxSetFlags", 11000, "_v2"},
+    {"cuDeviceTotalMem", 3020, "_v2"},
+    {"cuEventDestroy", 4000, "_v2"},
+    {"cuEventElapsedTime", 12080, "_v2"},
+    {"cuGetProcAddress", 12000, "_v2"},
+    {"cuGraphAddDependencies", 12030, "_v2"},
+    {"cuGraphAddKernelNode", 12000, "_v2"},
+    {"cuGraphAddNode", 12030, "_v2"},
+    {"cuGraphExecKernelNodeSetParams", 12000, "_v2"},
+    {"cuGraphExecUpdate", 12000, "_v2"},
+    {"cuGraphGetEdges", 12030, "_v2"},
+    {"cuGraphInstantiate", 11000, "_v2"},
+    {"cuGraphInstantiate", 12000, "WithFlags"},
+    {"cuGraphKernelNodeGetParams", 12000, "_v2"},
+    {"cuGraphKernelNodeSetParams", 12000, "_v2"},
+    {"cuGraphNodeGetDependencies", 12030, "_v2"},
+    {"cuGraphNodeGetDependentNodes", 12030, "_v2"},
+    {"cuGraphRemoveDependencies", 12030, "_v2"},
+    {"cuIpcOpenMemHandle", 11000, "_v2"},
+    {"cuLinkAddData", 6050, "_v2"},
+    {"cuLinkAddFile", 6050, "_v2"},
+    {"cuLinkCreate", 6050, "_v2"},
+    {"cuMemAdvise", 12020, "_v2"},
+    {"cuMemAlloc", 3020, "_v2"},
+    {"cuMemAllocHost", 3020, "_v2"},
+    {"cuMemAllocPitch", 3020, "_v2"},
+    {"cuMemFree", 3020, "_v2"},
+    {"cuMemGetAddressRange", 3020, "_v2"},
+    {"cuMemGetInfo", 3020, "_v2"},
+    {"cuMemHostGetDevicePointer", 3020, "_v2"},
+    {"cuMemHostRegister", 6050, "_v2"},
+    {"cuMemPrefetchAsync", 12020, "_v2"},
+    {"cuMemcpy2D", 3020, "_v2"},
+    {"cuMemcpy2DAsync", 3020, "_v2"},
+    {"cuMemcpy2DUnaligned", 3020, "_v2"},
+    {"cuMemcpy3D", 3020, "_v2"},
+    {"cuMemcpy3DAsync", 3020, "_v2"},
+    {"cuMemcpyAtoA", 3020, "_v2"},
+    {"cuMemcpyAtoD", 3020, "_v2"},
+    {"cuMemcpyAtoH", 3020, "_v2"},
+    {"cuMemcpyAtoHAsync", 3020, "_v2"},
+    {"cuMemcpyBatchAsync", 13000, "_v2"},
+    {"cuMemcpyDtoA", 3020, "_v2"},
+    {"cuMemcpyDtoD", 3020, "_v2"},
+    {"cuMemcpyDtoDAsync", 3020, "_v2"},
+    {"cuMemcpyDtoH", 3020, "_v2"},
+    {"cuMemcpyDtoHAsync", 3020, "_v2"},
+    {"cuMemcpyHtoA", 3020, "_v2"},
+    {"cuMemcpyHtoAAsync", 3020, "_v2"},
+    {"cuMemcpyHtoD", 3020, "_v2"},
+    {"cuMemcpyHtoDAsync", 3020, "_v2"},
+    {"cuMemsetD16", 3020, "_v2"},
+    {"cuMemsetD2D16", 3020, "_v2"},
+    {"cuMemsetD2D32", 3020, "_v2"},
+    {"cuMemsetD2D8", 3020, "_v2"},
+    {"cuMemsetD32", 3020, "_v2"},
+    {"cuMemsetD8", 3020, "_v2"},
+    {"cuModuleGetGlobal", 3020, "_v2"},
+    {"cuStreamBeginCapture", 10010, "_v2"},
+    {"cuStreamDestroy", 4000, "_v2"},
+    {"cuStreamGetCaptureInfo", 11030, "_v2"},
+    {"cuStreamGetCaptureInfo", 12030, "_v3"},
+    {"cuStreamGetCtx", 12050, "_v2"},
+    {"cuStreamUpdateCaptureDependencies", 12030, "_v2"},
+};
+
+/* This library; NULL: it cannot be found. */
+static void *itself(void)
+{
+    static _Atomic(void *) known;
+    void *library = atomic_load(&known);
+    Dl_info info;
+    if (!library && dladdr((void *)&versions, &info) && info.dli_fname) {
+        library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+        atomic_store(&known, library);
+    }
+    return library;
+}
+
+static void *look_up(const char *name, const char *suffix, const char *stream)
+{
+    char all[NAME_MAX_BYTES];
+    void *library = itself();
+    if (!library || snprintf(all, sizeof(all), "%s%s%s", name, suffix, stream) >= (int)sizeof(all))
+        return NULL;
+    void *function = ibx_frontend_dlsym(library, all);
+    dlerror();
+    return function;
+}
+
+static const char *suffix_of(const char *name, int version)
+{
+    const char *suffix = "";
+    for (size_t i = 0; i < sizeof(versions) / sizeof(versions[0]); i++)
+        if (!strcmp(versions[i].name, name) && versions[i].since <= version)
+            suffix = versions[i].suffix;
+    return suffix;
+}
+
+/* NULL: there is none, or it is one that is not there for a remote GPU. */
+static void *find(const char *name, int version, bool per_thread)
+{
+    void *function = NULL;
+    if (strncmp(name, "cu", 2) != 0 || !(name[2] >= 'A' && name[2] <= 'Z') ||
+        ibx_driver_is_absent(name))
+        return NULL;
+    const char *suffix = suffix_of(name, version);
+    if (per_thread && !(function = look_up(name, suffix, "_ptsz")))
+        function = look_up(name, suffix, "_ptds");
+    return function ? function : look_up(name, suffix, "");
+}
+
+static int get(const char *name, void **function, int version, unsigned long long flags,
+               int *status, bool per_thread)
+{
+    if (!name || !function || flags > FLAG_PER_THREAD)
+        return CUDA_INVALID_VALUE;
+    const bool own = flags ? flags == FLAG_PER_THREAD : per_thread;
+    *function = find(name, version, own);
+    if (status)
+        *status = *function ? FOUND : NOT_FOUND;
+    return *function || status ? CUDA_SUCCESS : CUDA_SYMBOL_NOT_FOUND;
+}
+
+/* Without a word on what was found in CUDA 11. */
+EXPORTED int cuGetProcAddress(const char *name, void **function, int version,
+                              unsigned long long flags)
+{
+    return get(name, function, version, flags, NULL, false);
+}
+
+EXPORTED int cuGetProcAddress_ptsz(const char *name, void **function, int version,
+                                   unsigned long long flags)
+{
+    return get(name, function, version, flags, NULL, true);
+}
+
+EXPORTED int cuGetProcAddress_v2(const char *name, void **function, int version,
+                                 unsigned long long flags, int *status)
+{
+    return get(name, function, version, flags, status, false);
+}
+
+EXPORTED int cuGetProcAddress_v2_ptsz(const char *name, void **function, int version,
+                                      unsigned long long flags, int *status)
+{
+    return get(name, function, version, flags, status, true);
+}
+
+/* What NVIDIA's own libraries and tools have in the driver beside what its header has. */
+EXPORTED int cuGetExportTable(const void **table, const void *id)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    (void)id;
+    if (table)
+        *table = NULL;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "cuGetExportTable returns CUDA_ERROR_NOT_FOUND: a runtime of NVIDIA's that is in "
+                "the program, as nvcc puts it there by default, or in a library of NVIDIA's, wants "
+                "the driver of this host, and fails over a remote GPU; link the program with "
+                "nvcc -cudart shared");
+    return table ? CUDA_SYMBOL_NOT_FOUND : CUDA_INVALID_VALUE;
+}
+
+/* ------------------------------------------------------------------------- the runtime's */
+
+/* For which version libcudart was made; that of the back end's, which GVirtuS has no other than. */
+static int version_of_runtime(void)
+{
+    static atomic_int known;
+    int version = atomic_load(&known);
+    if (version)
+        return version;
+    if (cudaRuntimeGetVersion(&version)) { /* whose name says it, too */
+        const int major = ibx_frontend_cuda_version();
+        version = major ? major * 1000 : NEWEST;
+    }
+    atomic_store(&known, version);
+    return version;
+}
+
+int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
+                                     unsigned long long flags, int *status)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!symbol || !function)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = get(symbol, function, (int)version, flags, status, false);
+    if (!*function && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "cudaGetDriverEntryPoint finds no %.64s: it is not there for a remote GPU; "
+                "ibx-gvirtus(1) lists what is",
+                symbol);
+    return rc == CUDA_SYMBOL_NOT_FOUND ? CUDA_SUCCESS : rc ? ibx_frontend_fail(rc) : rc;
+}
+
+int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
+                            int *status)
+{
+    return cudaGetDriverEntryPointByVersion(symbol, function, (unsigned)version_of_runtime(), flags,
+                                            status);
+}

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What is known of kernels, and how many of them a multiprocessor takes. */
+#include "frontend-glue/driver_api/driver.h"
+
+#define ATTRIBUTES_MAX 512u /* bytes of cudaFuncAttributes, at most */
+
+/* cudaFuncAttributes, as far as CUDA has it everywhere. */
+struct attributes {
+    size_t shared, constant, local;
+    int threads, registers, ptx, binary, cache_all, dynamic_shared, carveout;
+    int cluster_must_be_set, cluster[3], scheduling, non_portable;
+};
+
+/* The runtime's: a kernel of the program's as the driver takes it. */
+EXPORTED int cudaGetFuncBySymbol(const void **function, const void *symbol)
+{
+    if (!function)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = ibx_frontend_no_kernel(symbol);
+    if (!rc)
+        *function = symbol;
+    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
+}
+
+/* CUfunction_attribute */
+static int attribute_of(int *value, int attribute, const void *function)
+{
+    union {
+        struct attributes is;
+        uint8_t bytes[ATTRIBUTES_MAX];
+    } a = {0};
+    const int rc = value ? cudaFuncGetAttributes(&a, function) : CUDA_INVALID_VALUE;
+    if (rc)
+        return rc;
+    const int values[] = {a.is.threads,    (int)a.is.shared,         (int)a.is.constant,
+                          (int)a.is.local, a.is.registers,           a.is.ptx,
+                          a.is.binary,     a.is.cache_all,           a.is.dynamic_shared,
+                          a.is.carveout,   a.is.cluster_must_be_set, a.is.cluster[0],
+                          a.is.cluster[1], a.is.cluster[2],          a.is.non_portable,
+                          a.is.scheduling};
+    if (attribute < 0 || (size_t)attribute >= sizeof(values) / sizeof(values[0]))
+        return CUDA_INVALID_VALUE;
+    *value = values[attribute];
+    return CUDA_SUCCESS;
+}
+
+EXPORTED int cuFuncGetAttribute(int *value, int attribute, const void *function)
+{
+    return IN_CONTEXT(attribute_of(value, attribute, function));
+}
+
+EXPORTED int cuFuncSetAttribute(const void *function, int attribute, int value)
+{
+    return IN_CONTEXT(cudaFuncSetAttribute(function, attribute, value));
+}
+
+EXPORTED int cuFuncSetCacheConfig(const void *function, int config)
+{
+    return IN_CONTEXT(cudaFuncSetCacheConfig(function, config));
+}
+
+EXPORTED int cuFuncSetSharedMemConfig(const void *function, int config)
+{
+    return IN_CONTEXT(cudaFuncSetSharedMemConfig(function, config));
+}
+
+EXPORTED int cuFuncGetParamInfo(const void *function, size_t index, size_t *offset, size_t *n)
+{
+    return IN_CONTEXT(cudaFuncGetParamInfo(function, index, offset, n));
+}
+
+/* Of a device that need not be the current one. */
+static int attribute_on(int *value, int attribute, const void *kernel, int device)
+{
+    const int before = ibx_frontend_current_device();
+    int rc = ibx_driver_check_device(device);
+    if (!rc && device != before)
+        rc = cudaSetDevice(device);
+    if (!rc)
+        rc = attribute_of(value, attribute, kernel);
+    if (before != ibx_frontend_current_device())
+        cudaSetDevice(before);
+    return rc;
+}
+
+EXPORTED int cuKernelGetAttribute(int *value, int attribute, const void *kernel, int device)
+{
+    return ANYWHERE(attribute_on(value, attribute, kernel, device));
+}
+
+EXPORTED int cuKernelSetAttribute(int attribute, int value, void *kernel, int device)
+{
+    return ANYWHERE(cudaKernelSetAttributeForDevice(kernel, attribute, value, device));
+}
+
+EXPORTED int cuKernelSetCacheConfig(const void *kernel, int config, int device)
+{
+    (void)device;
+    return ANYWHERE(cudaFuncSetCacheConfig(kernel, config));
+}
+
+EXPORTED int cuKernelGetParamInfo(const void *kernel, size_t index, size_t *offset, size_t *n)
+{
+    return ANYWHERE(cudaFuncGetParamInfo(kernel, index, offset, n));
+}
+
+/* ----------------------------------------------------------------------------- occupancy */
+
+EXPORTED int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function,
+                                                                  int threads, size_t shared,
+                                                                  unsigned flags)
+{
+    return IN_CONTEXT(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        blocks, function, threads, shared, flags));
+}
+
+EXPORTED int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function,
+                                                         int threads, size_t shared)
+{
+    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared,
+                                                                0);
+}
+
+EXPORTED int cuOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *function, int blocks,
+                                                     int threads)
+{
+    return IN_CONTEXT(cudaOccupancyAvailableDynamicSMemPerBlock(n, function, blocks, threads));
+}
+
+#define WARP_SIZE         10 /* CUdevice_attribute */
+#define MULTIPROCESSORS   16
+#define THREADS_OF_ONE    39
+#define THREADS_PER_BLOCK 0 /* CUfunction_attribute */
+
+/* The size of which one multiprocessor has most threads at once, the largest of these; and how many
+ * blocks of it fill the device. */
+static int best_block(int *grid, int *block, const void *function, size_t (*shared_of)(int threads),
+                      size_t shared, int limit, unsigned flags)
+{
+    const int device = ibx_frontend_current_device();
+    int most = 0, warp = 0, count = 0, room = 0, best = 0;
+    int rc = grid && block ? attribute_of(&most, THREADS_PER_BLOCK, function) : CUDA_INVALID_VALUE;
+    if (rc || (rc = ibx_driver_attribute(&warp, WARP_SIZE, device)) ||
+        (rc = ibx_driver_attribute(&count, MULTIPROCESSORS, device)) ||
+        (rc = ibx_driver_attribute(&room, THREADS_OF_ONE, device)))
+        return rc;
+    if (limit > 0 && limit < most)
+        most = limit;
+    if (warp <= 0)
+        return CUDA_UNKNOWN;
+    const int top = (most + warp - 1) / warp * warp;
+    for (int size = top; size > 0 && best < room; size -= warp) {
+        const int threads = size < most ? size : most;
+        int blocks = 0;
+        rc = cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+            &blocks, function, threads, shared_of ? shared_of(threads) : shared, flags);
+        if (rc)
+            return rc;
+        if (blocks * threads > best) {
+            best = blocks * threads;
+            *block = threads;
+            *grid = blocks * count;
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+EXPORTED int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, const void *function,
+                                                       size_t (*shared_of)(int threads),
+                                                       size_t shared, int limit, unsigned flags)
+{
+    return IN_CONTEXT(best_block(grid, block, function, shared_of, shared, limit, flags));
+}
+
+EXPORTED int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, const void *function,
+                                              size_t (*shared_of)(int threads), size_t shared,
+                                              int limit)
+{
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared,
+                                                     limit, 0);
+}
+
+EXPORTED int cuOccupancyMaxActiveClusters(int *count, const void *function,
+                                          const struct ibx_driver_launch *launch)
+{
+    struct launch_config config;
+    return IN_CONTEXT(ibx_driver_config(&config, launch)
+                          ? cudaOccupancyMaxActiveClusters(count, function, &config)
+                          : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuOccupancyMaxPotentialClusterSize(int *size, const void *function,
+                                                const struct ibx_driver_launch *launch)
+{
+    struct launch_config config;
+    return IN_CONTEXT(ibx_driver_config(&config, launch)
+                          ? cudaOccupancyMaxPotentialClusterSize(size, function, &config)
+                          : CUDA_INVALID_VALUE);
+}

@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Graphs. Nodes and executable graphs are the runtime's, and so are the parameters of most kinds of
+ * nodes: the driver's have a context behind them, which is that of the call. Copies are described
+ * otherwise.
+ */
+#include "frontend-glue/driver_api/driver.h"
+
+/* CUDA_KERNEL_NODE_PARAMS, from CUDA 12 on with what is behind the first. */
+struct kernel_parameters {
+    struct kernel_node is;
+    const void *kernel;
+    void *context;
+};
+
+/* The call of that name and these parameters. */
+#define AS(call, runtime, parameters, ...)                                                         \
+    EXPORTED int call parameters                                                                   \
+    {                                                                                              \
+        return IN_CONTEXT(runtime(__VA_ARGS__));                                                   \
+    }
+
+/* ------------------------------------------------------------------------------- graphs */
+
+AS(cuGraphCreate, cudaGraphCreate, (void **graph, unsigned flags), graph, flags)
+AS(cuGraphDestroy, cudaGraphDestroy, (void *graph), graph)
+AS(cuGraphClone, cudaGraphClone, (void **clone, void *graph), clone, graph)
+AS(cuGraphInstantiateWithFlags, cudaGraphInstantiateWithFlags,
+   (void **exec, void *graph, unsigned long long flags), exec, graph, flags)
+AS(cuGraphInstantiateWithParams, cudaGraphInstantiateWithParams,
+   (void **exec, void *graph, struct instantiate_parameters *p), exec, graph, p)
+AS(cuGraphExecDestroy, cudaGraphExecDestroy, (void *exec), exec)
+AS(cuGraphExecGetFlags, cudaGraphExecGetFlags, (void *exec, unsigned long long *flags), exec, flags)
+AS(cuGraphExecUpdate_v2, cudaGraphExecUpdate,
+   (void *exec, void *graph, struct graph_update *result), exec, graph, result)
+AS(cuGraphUpload, cudaGraphUpload, (void *exec, void *stream), exec, stream)
+AS(cuGraphLaunch, cudaGraphLaunch, (void *exec, void *stream), exec, stream)
+AS(cuGraphGetNodes, cudaGraphGetNodes, (void *graph, void **nodes, size_t *count), graph, nodes,
+   count)
+AS(cuGraphGetRootNodes, cudaGraphGetRootNodes, (void *graph, void **nodes, size_t *count), graph,
+   nodes, count)
+AS(cuGraphDebugDotPrint, cudaGraphDebugDotPrint, (void *graph, const char *path, unsigned flags),
+   graph, path, flags)
+
+/* CUDA 11's: with two places for what is wrong. */
+EXPORTED int cuGraphExecUpdate(void *exec, void *graph, void **node, int *result)
+{
+    struct graph_update update = {0};
+    const int rc = IN_CONTEXT(cudaGraphExecUpdate(exec, graph, &update));
+    if (node)
+        *node = update.node;
+    if (result)
+        *result = update.result;
+    return rc;
+}
+
+EXPORTED int cuGraphInstantiate_v2(void **exec, void *graph, void **node, char *text, size_t n)
+{
+    const int rc = IN_CONTEXT(cudaGraphInstantiateWithFlags(exec, graph, 0));
+    if (node)
+        *node = NULL;
+    if (text && n)
+        *text = 0;
+    return rc;
+}
+
+/* ------------------------------------------------------------------------ edges' data */
+
+bool ibx_driver_has_edges(void)
+{
+    const int version = ibx_frontend_cuda_version();
+    return !version || version >= 13;
+}
+
+/* What such a call gets for these arguments. */
+static const void *data_or(const void *edges, size_t count)
+{
+    return ibx_driver_has_edges() ? edges : (const void *)count;
+}
+
+static void *place_or(void *edges, size_t *count)
+{
+    return ibx_driver_has_edges() ? edges : count;
+}
+
+static bool lost(const void *edges)
+{
+    return edges && !ibx_driver_has_edges();
+}
+
+int ibx_driver_update_capture(void *stream, void *const *nodes, const void *edges, size_t count,
+                              unsigned flags)
+{
+    if (ibx_driver_has_edges())
+        return cudaStreamUpdateCaptureDependencies(stream, nodes, edges, count, flags);
+    return edges
+               ? CUDA_NOT_SUPPORTED
+               : cudaStreamUpdateCaptureDependencies(stream, nodes, (const void *)count, flags, 0);
+}
+
+AS(cuGraphGetEdges_v2, cudaGraphGetEdges,
+   (void *graph, void **from, void **to, void *edges, size_t *count), graph, from, to,
+   place_or(edges, count), count)
+AS(cuGraphGetEdges, cudaGraphGetEdges, (void *graph, void **from, void **to, size_t *count), graph,
+   from, to, place_or(NULL, count), count)
+AS(cuGraphNodeGetDependencies_v2, cudaGraphNodeGetDependencies,
+   (void *node, void **nodes, void *edges, size_t *count), node, nodes, place_or(edges, count),
+   count)
+AS(cuGraphNodeGetDependencies, cudaGraphNodeGetDependencies,
+   (void *node, void **nodes, size_t *count), node, nodes, place_or(NULL, count), count)
+AS(cuGraphNodeGetDependentNodes_v2, cudaGraphNodeGetDependentNodes,
+   (void *node, void **nodes, void *edges, size_t *count), node, nodes, place_or(edges, count),
+   count)
+AS(cuGraphNodeGetDependentNodes, cudaGraphNodeGetDependentNodes,
+   (void *node, void **nodes, size_t *count), node, nodes, place_or(NULL, count), count)
+
+EXPORTED int cuGraphAddDependencies_v2(void *graph, void *const *from, void *const *to,
+                                       const void *edges, size_t count)
+{
+    return IN_CONTEXT(
+        lost(edges) ? CUDA_NOT_SUPPORTED
+                    : cudaGraphAddDependencies(graph, from, to, data_or(edges, count), count));
+}
+
+EXPORTED int cuGraphAddDependencies(void *graph, void *const *from, void *const *to, size_t count)
+{
+    return cuGraphAddDependencies_v2(graph, from, to, NULL, count);
+}
+
+EXPORTED int cuGraphRemoveDependencies_v2(void *graph, void *const *from, void *const *to,
+                                          const void *edges, size_t count)
+{
+    return IN_CONTEXT(
+        lost(edges) ? CUDA_NOT_SUPPORTED
+                    : cudaGraphRemoveDependencies(graph, from, to, data_or(edges, count), count));
+}
+
+EXPORTED int cuGraphRemoveDependencies(void *graph, void *const *from, void *const *to,
+                                       size_t count)
+{
+    return cuGraphRemoveDependencies_v2(graph, from, to, NULL, count);
+}
+
+/* -------------------------------------------------------------------------------- nodes */
+
+AS(cuGraphNodeGetType, cudaGraphNodeGetType, (void *node, int *type), node, type)
+AS(cuGraphNodeFindInClone, cudaGraphNodeFindInClone, (void **node, void *original, void *clone),
+   node, original, clone)
+AS(cuGraphDestroyNode, cudaGraphDestroyNode, (void *node), node)
+AS(cuGraphNodeSetEnabled, cudaGraphNodeSetEnabled, (void *exec, void *node, unsigned on), exec,
+   node, on)
+AS(cuGraphNodeGetEnabled, cudaGraphNodeGetEnabled, (void *exec, void *node, unsigned *on), exec,
+   node, on)
+AS(cuGraphAddEmptyNode, cudaGraphAddEmptyNode,
+   (void **node, void *graph, void *const *behind, size_t count), node, graph, behind, count)
+AS(cuGraphAddChildGraphNode, cudaGraphAddChildGraphNode,
+   (void **node, void *graph, void *const *behind, size_t count, void *child), node, graph, behind,
+   count, child)
+AS(cuGraphChildGraphNodeGetGraph, cudaGraphChildGraphNodeGetGraph, (void *node, void **graph), node,
+   graph)
+AS(cuGraphExecChildGraphNodeSetParams, cudaGraphExecChildGraphNodeSetParams,
+   (void *exec, void *node, void *child), exec, node, child)
+AS(cuGraphAddHostNode, cudaGraphAddHostNode,
+   (void **node, void *graph, void *const *behind, size_t count, const struct host_node *host),
+   node, graph, behind, count, host)
+AS(cuGraphHostNodeGetParams, cudaGraphHostNodeGetParams, (void *node, struct host_node *host), node,
+   host)
+AS(cuGraphHostNodeSetParams, cudaGraphHostNodeSetParams, (void *node, const struct host_node *host),
+   node, host)
+AS(cuGraphExecHostNodeSetParams, cudaGraphExecHostNodeSetParams,
+   (void *exec, void *node, const struct host_node *host), exec, node, host)
+AS(cuGraphAddEventRecordNode, cudaGraphAddEventRecordNode,
+   (void **node, void *graph, void *const *behind, size_t count, void *event), node, graph, behind,
+   count, event)
+AS(cuGraphAddEventWaitNode, cudaGraphAddEventWaitNode,
+   (void **node, void *graph, void *const *behind, size_t count, void *event), node, graph, behind,
+   count, event)
+AS(cuGraphEventRecordNodeGetEvent, cudaGraphEventRecordNodeGetEvent, (void *node, void **event),
+   node, event)
+AS(cuGraphEventRecordNodeSetEvent, cudaGraphEventRecordNodeSetEvent, (void *node, void *event),
+   node, event)
+AS(cuGraphEventWaitNodeGetEvent, cudaGraphEventWaitNodeGetEvent, (void *node, void **event), node,
+   event)
+AS(cuGraphEventWaitNodeSetEvent, cudaGraphEventWaitNodeSetEvent, (void *node, void *event), node,
+   event)
+AS(cuGraphExecEventRecordNodeSetEvent, cudaGraphExecEventRecordNodeSetEvent,
+   (void *exec, void *node, void *event), exec, node, event)
+AS(cuGraphExecEventWaitNodeSetEvent, cudaGraphExecEventWaitNodeSetEvent,
+   (void *exec, void *node, void *event), exec, node, event)
+AS(cuGraphAddMemAllocNode, cudaGraphAddMemAllocNode,
+   (void **node, void *graph, void *const *behind, size_t count,
+    struct allocation_node *allocation),
+   node, graph, behind, count, allocation)
+AS(cuGraphMemAllocNodeGetParams, cudaGraphMemAllocNodeGetParams,
+   (void *node, struct allocation_node *allocation), node, allocation)
+AS(cuGraphAddMemFreeNode, cudaGraphAddMemFreeNode,
+   (void **node, void *graph, void *const *behind, size_t count, uint64_t address), node, graph,
+   behind, count, (void *)(uintptr_t)address)
+AS(cuGraphMemFreeNodeGetParams, cudaGraphMemFreeNodeGetParams, (void *node, uint64_t *address),
+   node, address)
+AS(cuGraphConditionalHandleCreate, cudaGraphConditionalHandleCreate,
+   (unsigned long long *handle, void *graph, void *context, unsigned value, unsigned flags), handle,
+   graph, ((void)context, value), flags)
+AS(cuDeviceGraphMemTrim, cudaDeviceGraphMemTrim, (int device), device)
+AS(cuDeviceGetGraphMemAttribute, cudaDeviceGetGraphMemAttribute,
+   (int device, int attribute, void *value), device, attribute, value)
+AS(cuDeviceSetGraphMemAttribute, cudaDeviceSetGraphMemAttribute,
+   (int device, int attribute, void *value), device, attribute, value)
+
+/* ------------------------------------------------------------------------------- kernels */
+
+/* A kernel of a library may be named instead of a function. NULL: that is none. */
+static const struct kernel_node *kernel_of(struct kernel_node *node,
+                                           const struct kernel_parameters *p)
+{
+    if (!p)
+        return NULL;
+    *node = p->is;
+    node->function = node->function ? node->function : p->kernel;
+    return node;
+}
+
+static int get_kernel(void *node, struct kernel_parameters *p)
+{
+    const int rc = p ? cudaGraphKernelNodeGetParams(node, &p->is) : CUDA_INVALID_VALUE;
+    if (!rc) {
+        p->kernel = NULL;
+        p->context = ibx_driver_current();
+    }
+    return rc;
+}
+
+EXPORTED int cuGraphAddKernelNode_v2(void **node, void *graph, void *const *behind, size_t count,
+                                     const struct kernel_parameters *p)
+{
+    struct kernel_node k;
+    return IN_CONTEXT(cudaGraphAddKernelNode(node, graph, behind, count, kernel_of(&k, p)));
+}
+
+EXPORTED int cuGraphKernelNodeGetParams_v2(void *node, struct kernel_parameters *p)
+{
+    return IN_CONTEXT(get_kernel(node, p));
+}
+
+EXPORTED int cuGraphKernelNodeSetParams_v2(void *node, const struct kernel_parameters *p)
+{
+    struct kernel_node k;
+    return IN_CONTEXT(cudaGraphKernelNodeSetParams(node, kernel_of(&k, p)));
+}
+
+EXPORTED int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node,
+                                               const struct kernel_parameters *p)
+{
+    struct kernel_node k;
+    return IN_CONTEXT(cudaGraphExecKernelNodeSetParams(exec, node, kernel_of(&k, p)));
+}
+
+/* CUDA 11's. */
+AS(cuGraphAddKernelNode, cudaGraphAddKernelNode,
+   (void **node, void *graph, void *const *behind, size_t count, const struct kernel_node *kernel),
+   node, graph, behind, count, kernel)
+AS(cuGraphKernelNodeGetParams, cudaGraphKernelNodeGetParams,
+   (void *node, struct kernel_node *kernel), node, kernel)
+AS(cuGraphKernelNodeSetParams, cudaGraphKernelNodeSetParams,
+   (void *node, const struct kernel_node *kernel), node, kernel)
+AS(cuGraphExecKernelNodeSetParams, cudaGraphExecKernelNodeSetParams,
+   (void *exec, void *node, const struct kernel_node *kernel), exec, node, kernel)
+AS(cuGraphKernelNodeCopyAttributes, cudaGraphKernelNodeCopyAttributes, (void *to, void *from), to,
+   from)
+AS(cuGraphKernelNodeGetAttribute, cudaGraphKernelNodeGetAttribute,
+   (void *node, int attribute, void *value), node, attribute, value)
+AS(cuGraphKernelNodeSetAttribute, cudaGraphKernelNodeSetAttribute,
+   (void *node, int attribute, const void *value), node, attribute, value)
+
+/* ------------------------------------------------------------------------ copies, and sets */
+
+static int add_copy(void **node, void *graph, void *const *behind, size_t count,
+                    const struct ibx_driver_memcpy3d *planes)
+{
+    struct ibx_cuda_memcpy3d c;
+    const int rc = ibx_driver_memcpy3d(&c, planes);
+    return rc ? rc : cudaGraphAddMemcpyNode(node, graph, behind, count, &c);
+}
+
+static int set_copy(void *exec, void *node, const struct ibx_driver_memcpy3d *planes)
+{
+    struct ibx_cuda_memcpy3d c;
+    const int rc = ibx_driver_memcpy3d(&c, planes);
+    if (rc)
+        return rc;
+    return exec ? cudaGraphExecMemcpyNodeSetParams(exec, node, &c)
+                : cudaGraphMemcpyNodeSetParams(node, &c);
+}
+
+static int get_copy(void *node, struct ibx_driver_memcpy3d *planes)
+{
+    struct ibx_cuda_memcpy3d c;
+    const int rc = planes ? cudaGraphMemcpyNodeGetParams(node, &c) : CUDA_INVALID_VALUE;
+    if (!rc)
+        ibx_driver_planes_of(planes, &c);
+    return rc;
+}
+
+EXPORTED int cuGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
+                                  const struct ibx_driver_memcpy3d *planes, void *context)
+{
+    (void)context;
+    return IN_CONTEXT(add_copy(node, graph, behind, count, planes));
+}
+
+EXPORTED int cuGraphMemcpyNodeGetParams(void *node, struct ibx_driver_memcpy3d *planes)
+{
+    return IN_CONTEXT(get_copy(node, planes));
+}
+
+EXPORTED int cuGraphMemcpyNodeSetParams(void *node, const struct ibx_driver_memcpy3d *planes)
+{
+    return IN_CONTEXT(set_copy(NULL, node, planes));
+}
+
+EXPORTED int cuGraphExecMemcpyNodeSetParams(void *exec, void *node,
+                                            const struct ibx_driver_memcpy3d *planes, void *context)
+{
+    (void)context;
+    return IN_CONTEXT(exec ? set_copy(exec, node, planes) : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t count,
+                                  const struct ibx_cuda_memset *set, void *context)
+{
+    (void)context;
+    return IN_CONTEXT(cudaGraphAddMemsetNode(node, graph, behind, count, set));
+}
+
+AS(cuGraphMemsetNodeGetParams, cudaGraphMemsetNodeGetParams,
+   (void *node, struct ibx_cuda_memset *set), node, set)
+AS(cuGraphMemsetNodeSetParams, cudaGraphMemsetNodeSetParams,
+   (void *node, const struct ibx_cuda_memset *set), node, set)
+
+EXPORTED int cuGraphExecMemsetNodeSetParams(void *exec, void *node,
+                                            const struct ibx_cuda_memset *set, void *context)
+{
+    (void)context;
+    return IN_CONTEXT(cudaGraphExecMemsetNodeSetParams(exec, node, set));
+}
+
+/* ---------------------------------------------------------------------- nodes of any kind */
+
+/* CUgraphNodeParams, where it is not what the runtime has. */
+struct any_copy {
+    int type, reserved[3];
+    int flags, more;
+    void *context;
+    struct ibx_driver_memcpy3d planes;
+};
+
+/* CUDA_CONDITIONAL_NODE_PARAMS has the context last, and the graphs before it. The kernel may be
+ * one of a library. */
+static int as_runtime(struct node_parameters *to, const struct node_parameters *from)
+{
+    *to = *from;
+    if (from->type == IBX_FRONTEND_NODE_MEMCPY) {
+        struct any_copy any;
+        memcpy(&any, from, sizeof(any));
+        memset(&to->of, 0, sizeof(to->of));
+        return ibx_driver_memcpy3d(&to->of.copy.parameters, &any.planes);
+    }
+    if (from->type == IBX_FRONTEND_NODE_KERNEL) {
+        struct kernel_parameters k;
+        memcpy(&k, &from->of, sizeof(k));
+        kernel_of(&to->of.kernel, &k);
+    }
+    return CUDA_SUCCESS;
+}
+
+static int add_node(void **node, void *graph, void *const *behind, const void *edges, size_t count,
+                    struct node_parameters *p)
+{
+    struct node_parameters is;
+    int rc = p ? as_runtime(&is, p) : CUDA_INVALID_VALUE;
+    if (!rc && lost(edges))
+        rc = CUDA_NOT_SUPPORTED;
+    if (!rc)
+        rc = ibx_driver_has_edges()
+                 ? cudaGraphAddNode(node, graph, behind, edges, count, &is)
+                 : cudaGraphAddNode(node, graph, behind, (const void *)count, (size_t)&is, NULL);
+    if (!rc && (p->type == IBX_FRONTEND_NODE_ALLOCATION ||
+                p->type == IBX_FRONTEND_NODE_CONDITIONAL)) /* it has answers */
+        *p = is;
+    return rc;
+}
+
+static int set_node(void *exec, void *node, const struct node_parameters *p)
+{
+    struct node_parameters is;
+    const int rc = p ? as_runtime(&is, p) : CUDA_INVALID_VALUE;
+    if (rc)
+        return rc;
+    return exec ? cudaGraphExecNodeSetParams(exec, node, &is) : cudaGraphNodeSetParams(node, &is);
+}
+
+EXPORTED int cuGraphAddNode_v2(void **node, void *graph, void *const *behind, const void *edges,
+                               size_t count, struct node_parameters *p)
+{
+    return IN_CONTEXT(add_node(node, graph, behind, edges, count, p));
+}
+
+EXPORTED int cuGraphAddNode(void **node, void *graph, void *const *behind, size_t count,
+                            struct node_parameters *p)
+{
+    return IN_CONTEXT(add_node(node, graph, behind, NULL, count, p));
+}
+
+EXPORTED int cuGraphNodeSetParams(void *node, const struct node_parameters *p)
+{
+    return IN_CONTEXT(set_node(NULL, node, p));
+}
+
+EXPORTED int cuGraphExecNodeSetParams(void *exec, void *node, const struct node_parameters *p)
+{
+    return IN_CONTEXT(exec ? set_node(exec, node, p) : CUDA_INVALID_VALUE);
+}
+
+/* ------------------------------------------------------------------- objects of the program's */
+
+AS(cuUserObjectCreate, cudaUserObjectCreate,
+   (void **object, void *what, void (*destroy)(void *what), unsigned references, unsigned flags),
+   object, what, destroy, references, flags)
+AS(cuUserObjectRetain, cudaUserObjectRetain, (void *object, unsigned count), object, count)
+AS(cuUserObjectRelease, cudaUserObjectRelease, (void *object, unsigned count), object, count)
+AS(cuGraphRetainUserObject, cudaGraphRetainUserObject,
+   (void *graph, void *object, unsigned count, unsigned flags), graph, object, count, flags)
+AS(cuGraphReleaseUserObject, cudaGraphReleaseUserObject,
+   (void *graph, void *object, unsigned count), graph, object, count)
+
+/* cuda.h's cuGraphInstantiate is cuGraphInstantiateWithFlags; before CUDA 12 it was the older one.
+ */
+SAME_AS(cuGraphInstantiate, cuGraphInstantiate_v2)

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The beginning of the driver. A program that calls the driver alone has not loaded GVirtuS's
+ * libcudart, by which this library reaches the back end: cuInit() does.
+ */
+#include "frontend-glue/driver_api/driver.h"
+#include "frontend-glue/preload/dlsym.h"
+
+#include "common/log.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NEWEST  19 /* versions of CUDA whose libcudart is looked for */
+#define OLDEST  8
+#define FOLDERS "/lib/frontend/"
+
+static atomic_bool initialized;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool prepared;
+
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    atomic_store(&initialized, false);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+bool ibx_driver_initialized(void)
+{
+    return atomic_load_explicit(&initialized, memory_order_relaxed);
+}
+
+void ibx_driver_set_initialized(void)
+{
+    if (!ibx_driver_initialized())
+        atomic_store(&initialized, true);
+}
+
+/* ------------------------------------------------------------------------ GVirtuS's libcudart */
+
+static bool is_runtime(const char *path, ElfW(Dyn) * dynamic, void *found)
+{
+    const char *slash = strrchr(path, '/');
+    (void)dynamic;
+    return !strncmp(slash ? slash + 1 : path, "libcudart.so", 12) &&
+           snprintf(found, PATH_MAX, "%s", path) < PATH_MAX;
+}
+
+/* NVIDIA's would call this driver, and that one it. */
+static bool is_nvidias(void *library)
+{
+    static const char *const marks[] = {"_ZN7gvirtus8frontend8Frontend7PrepareEv",
+                                        "_ZN8Frontend7PrepareEv"}; /* G1 */
+    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
+        if (ibx_frontend_dlsym(library, marks[i]))
+            return false;
+    return ibx_frontend_dlsym(library, "cudaGetExportTable");
+}
+
+static void *open_one(const char *path)
+{
+    void *library = dlopen(path, RTLD_LAZY | RTLD_GLOBAL);
+    if (library && is_nvidias(library)) {
+        dlclose(library);
+        library = NULL;
+    }
+    dlerror();
+    return library;
+}
+
+/* Where the loader looks, then where GVirtuS installs it. */
+static void *open_runtime(void)
+{
+    char path[PATH_MAX];
+    const char *home = secure_getenv("GVIRTUS_HOME");
+    void *library = NULL;
+    for (int in_home = 0; in_home < 2 && !library; in_home++) {
+        const char *folder = !in_home ? "" : home;
+        for (int i = NEWEST; i >= OLDEST && folder && !library; i--)
+            if (snprintf(path, sizeof(path), "%s%slibcudart.so.%d", folder, in_home ? FOLDERS : "",
+                         i) < PATH_MAX)
+                library = open_one(path);
+        if (!library && folder &&
+            snprintf(path, sizeof(path), "%s%slibcudart.so", folder, in_home ? FOLDERS : "") <
+                PATH_MAX)
+            library = open_one(path);
+    }
+    return library;
+}
+
+/* The plugin looks for this library in the global scope, where it is not if a program has opened
+ * libcuda.so.1. */
+static void make_global(void)
+{
+    Dl_info info;
+    if (dladdr((void *)&initialized, &info) && info.dli_fname)
+        dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_GLOBAL);
+    dlerror();
+}
+
+static int load_runtime(void)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    char path[PATH_MAX] = "";
+    make_global();
+    if (ibx_frontend_each_library(is_runtime, path)) {
+        void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+        const bool theirs = library && is_nvidias(library);
+        if (library)
+            dlclose(library);
+        if (!theirs)
+            return CUDA_SUCCESS;
+        if (!atomic_flag_test_and_set(&told))
+            ibx_log(IBX_LOG_ERROR,
+                    "cuInit returns CUDA_ERROR_STUB_LIBRARY: %s is NVIDIA's and has taken this "
+                    "library for the driver; a program over GVirtuS needs GVirtuS's libcudart "
+                    "first in LD_LIBRARY_PATH, and any other (a back end of GVirtuS's, too) needs "
+                    "this library's libcuda.so.1 out of it",
+                    path);
+        return 34; /* CUDA_ERROR_STUB_LIBRARY */
+    }
+    if (open_runtime())
+        return CUDA_SUCCESS;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_ERROR,
+                "cuInit returns CUDA_ERROR_NO_DEVICE: no libcudart.so of GVirtuS's is found, by "
+                "which the driver's calls reach the back end; put its folder into "
+                "LD_LIBRARY_PATH, or set GVIRTUS_HOME");
+    return CUDA_NO_DEVICE;
+}
+
+/* --------------------------------------------------------------------------------- calls */
+
+static int prepare(void)
+{
+    int count = 0, rc = CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    if (!prepared) {
+        rc = load_runtime();
+        if (!rc)
+            rc = cudaGetDeviceCount(&count);
+        if (!rc && count <= 0)
+            rc = CUDA_NO_DEVICE;
+        prepared = !rc;
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+static int begin_once(void)
+{
+    struct ibx_frontend_errors errors;
+    ibx_frontend_drives(&errors);
+    const int rc = prepare();
+    ibx_frontend_drove(&errors, rc);
+    return ibx_driver_result(rc);
+}
+
+/* A library of the plugin's looks for GPUs of this host while GVirtuS's front end connects. */
+static bool is_of_plugin(const void *caller)
+{
+    Dl_info info;
+    const char *slash =
+        dladdr(caller, &info) && info.dli_fname ? strrchr(info.dli_fname, '/') : NULL;
+    return ibx_frontend_connects() || (slash && !strncmp(slash + 1, "libfabric.so", 12));
+}
+
+EXPORTED int cuInit(unsigned flags)
+{
+    if (flags)
+        return CUDA_INVALID_VALUE;
+    if (!ibx_driver_initialized() && is_of_plugin(__builtin_return_address(0)))
+        return CUDA_NO_DEVICE;
+    const int rc = ibx_driver_initialized() ? CUDA_SUCCESS : begin_once();
+    if (!rc)
+        ibx_driver_set_initialized();
+    return rc;
+}
+
+/* Programs ask before cuInit(), too. */
+EXPORTED int cuDriverGetVersion(int *version)
+{
+    static atomic_int known;
+    struct ibx_frontend_errors errors;
+    int is = atomic_load(&known), rc = CUDA_SUCCESS;
+    if (!version)
+        return CUDA_INVALID_VALUE;
+    if (!is && !(rc = begin_once())) {
+        ibx_frontend_drives(&errors);
+        rc = cudaDriverGetVersion(&is);
+        ibx_frontend_drove(&errors, rc);
+        if (!rc)
+            atomic_store(&known, is);
+    }
+    if (!rc)
+        *version = is;
+    return ibx_driver_result(rc);
+}

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Launches. They are the runtime's, and cost what these do. Arguments come one by one, or as they
+ * lie in the kernel's (`extra`); where that is, the runtime's launch knows.
+ */
+#include "frontend-glue/driver_api/driver.h"
+
+#include <stdlib.h>
+
+/* CU_LAUNCH_PARAM_* */
+#define EXTRA_END    ((void *)0)
+#define EXTRA_BUFFER ((void *)1)
+#define EXTRA_SIZE   ((void *)2)
+
+#define FEW 64u /* arguments, as a rule */
+
+bool ibx_driver_config(struct launch_config *config, const struct ibx_driver_launch *launch)
+{
+    if (!launch || (launch->count && !launch->attributes))
+        return false;
+    *config = (struct launch_config){launch->grid,   launch->block,      launch->shared,
+                                     launch->stream, launch->attributes, launch->count};
+    return true;
+}
+
+/* What lies one behind the other; false: it is no such list. */
+static bool read_extra(void **extra, uint8_t **bytes, size_t *n)
+{
+    size_t *size = NULL;
+    *bytes = NULL;
+    for (; *extra != EXTRA_END; extra += 2) {
+        if (*extra == EXTRA_BUFFER)
+            *bytes = extra[1];
+        else if (*extra == EXTRA_SIZE)
+            size = extra[1];
+        else
+            return false;
+    }
+    *n = size ? *size : 0;
+    return size && (*bytes || !*n);
+}
+
+static int launch_packed(const struct launch_config *config, const void *function, uint8_t *bytes,
+                         size_t n)
+{
+    void *few[FEW], **arguments = few;
+    size_t count = FEW;
+    if (!ibx_frontend_kernel_arguments(function, bytes, n, arguments, &count))
+        return CUDA_INVALID_VALUE;
+    if (count > FEW) {
+        arguments = calloc(count, sizeof(*arguments));
+        if (!arguments || !ibx_frontend_kernel_arguments(function, bytes, n, arguments, &count)) {
+            free(arguments);
+            return CUDA_MEMORY_ALLOCATION;
+        }
+    }
+    const int rc = cudaLaunchKernelExC(config, function, arguments);
+    if (arguments != few)
+        free(arguments);
+    return rc;
+}
+
+static int launch(const struct launch_config *config, const void *function, void **arguments,
+                  void **extra)
+{
+    uint8_t *bytes;
+    size_t n;
+    if (!function)
+        return CUDA_INVALID_HANDLE;
+    if (!extra)
+        return cudaLaunchKernelExC(config, function, arguments);
+    if (arguments || !read_extra(extra, &bytes, &n))
+        return CUDA_INVALID_VALUE;
+    return launch_packed(config, function, bytes, n);
+}
+
+EXPORTED int cuLaunchKernel(const void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                            unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                            void *stream, void **arguments, void **extra)
+{
+    const struct launch_config config = {
+        {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, NULL, 0};
+    return IN_CONTEXT(launch(&config, function, arguments, extra));
+}
+
+EXPORTED int cuLaunchKernelEx(const struct ibx_driver_launch *launched, const void *function,
+                              void **arguments, void **extra)
+{
+    struct launch_config config;
+    return IN_CONTEXT(ibx_driver_config(&config, launched)
+                          ? launch(&config, function, arguments, extra)
+                          : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuLaunchCooperativeKernel(const void *function, unsigned grid_x, unsigned grid_y,
+                                       unsigned grid_z, unsigned block_x, unsigned block_y,
+                                       unsigned block_z, unsigned shared, void *stream,
+                                       void **arguments)
+{
+    const struct dim3 grid = {grid_x, grid_y, grid_z}, block = {block_x, block_y, block_z};
+    return IN_CONTEXT(
+        function ? cudaLaunchCooperativeKernel(function, grid, block, arguments, shared, stream)
+                 : CUDA_INVALID_HANDLE);
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The driver's linker. PTX is compiled at the back end, by the driver there, as it is loaded: one
+ * image is taken as it is. Several are not linked here.
+ */
+#include "frontend-glue/driver_api/driver.h"
+#include "frontend-glue/preload/images.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MARK 0x4b4e494cu
+
+struct link {
+    unsigned mark, images;
+    void *image;
+    size_t n;
+};
+
+static struct link *link_of(void *state)
+{
+    struct link *l = state;
+    return l && l->mark == MARK ? l : NULL;
+}
+
+EXPORTED int cuLinkCreate_v2(unsigned count, const int *options, void **values, void **state)
+{
+    (void)count, (void)options, (void)values;
+    struct link *l = state ? calloc(1, sizeof(*l)) : NULL;
+    if (!l)
+        return IN_CONTEXT(state ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE);
+    l->mark = MARK;
+    const int rc = IN_CONTEXT(CUDA_SUCCESS);
+    if (rc)
+        free(l);
+    else
+        *state = l;
+    return rc;
+}
+
+/* With a NUL behind it, which PTX needs. */
+static int add(struct link *l, const void *image, size_t n)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!l || !image || !n)
+        return l ? CUDA_INVALID_VALUE : CUDA_INVALID_HANDLE;
+    if (l->images) {
+        ibx_driver_tell(&told, "cuLinkAddData",
+                        "several images are not linked for a remote GPU; nvrtc and nvJitLink "
+                        "link them into one");
+        return CUDA_NOT_SUPPORTED;
+    }
+    char *copy = malloc(n + 1);
+    size_t length = 0;
+    if (!copy)
+        return CUDA_MEMORY_ALLOCATION;
+    memcpy(copy, image, n);
+    copy[n] = 0;
+    const void *code = copy;
+    if (ibx_image_measure(&code, n + 1, &length) == IBX_IMAGE_NONE) {
+        free(copy);
+        return CUDA_INVALID_IMAGE;
+    }
+    l->image = copy;
+    l->n = n;
+    l->images++;
+    return CUDA_SUCCESS;
+}
+
+EXPORTED int cuLinkAddData_v2(void *state, int type, const void *data, size_t n, const char *name,
+                              unsigned count, const int *options, void **values)
+{
+    (void)type, (void)name, (void)count, (void)options, (void)values;
+    return IN_CONTEXT(add(link_of(state), data, n));
+}
+
+static int add_file(struct link *l, const char *path)
+{
+    FILE *file = path ? fopen(path, "rbe") : NULL;
+    char *bytes = NULL;
+    size_t n = 0;
+    long end;
+    if (!file)
+        return path ? CUDA_FILE_NOT_FOUND : CUDA_INVALID_VALUE;
+    if (!fseek(file, 0, SEEK_END) && (end = ftell(file)) > 0) {
+        rewind(file);
+        bytes = malloc((size_t)end);
+        n = bytes ? fread(bytes, 1, (size_t)end, file) : 0;
+    }
+    fclose(file);
+    const int rc = add(l, bytes, n);
+    free(bytes);
+    return rc;
+}
+
+EXPORTED int cuLinkAddFile_v2(void *state, int type, const char *path, unsigned count,
+                              const int *options, void **values)
+{
+    (void)type, (void)count, (void)options, (void)values;
+    return IN_CONTEXT(add_file(link_of(state), path));
+}
+
+static int complete(const struct link *l, void **image, size_t *n)
+{
+    if (!l || !image || !l->images)
+        return l ? CUDA_INVALID_VALUE : CUDA_INVALID_HANDLE;
+    *image = l->image;
+    if (n)
+        *n = l->n;
+    return CUDA_SUCCESS;
+}
+
+EXPORTED int cuLinkComplete(void *state, void **image, size_t *n)
+{
+    return IN_CONTEXT(complete(link_of(state), image, n));
+}
+
+EXPORTED int cuLinkDestroy(void *state)
+{
+    struct link *l = link_of(state);
+    const int rc = IN_CONTEXT(l ? CUDA_SUCCESS : CUDA_INVALID_HANDLE);
+    if (l) {
+        l->mark = 0;
+        free(l->image);
+        free(l);
+    }
+    return rc;
+}
+
+SAME_AS(cuLinkCreate, cuLinkCreate_v2)
+SAME_AS(cuLinkAddData, cuLinkAddData_v2)
+SAME_AS(cuLinkAddFile, cuLinkAddFile_v2)

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Memory of the device and of the host. */
+#include "frontend-glue/driver_api/driver.h"
+
+static void *at(uint64_t address)
+{
+    return (void *)(uintptr_t)address;
+}
+
+/* What a call has made, if it has, is the current context's. */
+static int made(int rc, enum owned_kind kind, const void *handle)
+{
+    if (!rc)
+        ibx_frontend_owned(kind, handle, ibx_driver_current());
+    return rc;
+}
+
+/* ----------------------------------------------------------------------------- the device's */
+
+static int allocate(uint64_t *address, size_t n)
+{
+    void *memory = NULL;
+    if (!address || !n)
+        return CUDA_INVALID_VALUE;
+    const int rc = cudaMalloc(&memory, n);
+    if (!rc)
+        *address = (uintptr_t)memory;
+    return made(rc, OWNED_MEMORY, memory);
+}
+
+EXPORTED int cuMemAlloc_v2(uint64_t *address, size_t n)
+{
+    return IN_CONTEXT(allocate(address, n));
+}
+
+static int allocate_rows(uint64_t *address, size_t *pitch, size_t width, size_t height,
+                         unsigned element)
+{
+    void *memory = NULL;
+    if (!address || !pitch || !width || !height || (element != 4 && element != 8 && element != 16))
+        return CUDA_INVALID_VALUE;
+    const int rc = cudaMallocPitch(&memory, pitch, width, height);
+    if (!rc)
+        *address = (uintptr_t)memory;
+    return made(rc, OWNED_MEMORY, memory);
+}
+
+EXPORTED int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_t height,
+                                unsigned element)
+{
+    return IN_CONTEXT(allocate_rows(address, pitch, width, height, element));
+}
+
+EXPORTED int cuMemFree_v2(uint64_t address)
+{
+    return IN_CONTEXT(cudaFree(at(address)));
+}
+
+static int allocate_managed(uint64_t *address, size_t n, unsigned flags)
+{
+    void *memory = NULL;
+    if (!address || !n)
+        return CUDA_INVALID_VALUE;
+    const int rc = cudaMallocManaged(&memory, n, flags);
+    if (!rc)
+        *address = (uintptr_t)memory;
+    return made(rc, OWNED_MEMORY, memory);
+}
+
+EXPORTED int cuMemAllocManaged(uint64_t *address, size_t n, unsigned flags)
+{
+    return IN_CONTEXT(allocate_managed(address, n, flags));
+}
+
+EXPORTED int cuMemGetInfo_v2(size_t *left, size_t *all)
+{
+    return IN_CONTEXT(cudaMemGetInfo(left, all));
+}
+
+/* ------------------------------------------------------------------------------- the host's */
+
+static int allocate_host(void **address, size_t n, unsigned flags)
+{
+    if (!address || !n)
+        return CUDA_INVALID_VALUE;
+    const int rc = cudaHostAlloc(address, n, flags);
+    return rc ? rc : made(rc, OWNED_HOST, *address);
+}
+
+EXPORTED int cuMemHostAlloc(void **address, size_t n, unsigned flags)
+{
+    return IN_CONTEXT(allocate_host(address, n, flags));
+}
+
+EXPORTED int cuMemAllocHost_v2(void **address, size_t n)
+{
+    return IN_CONTEXT(allocate_host(address, n, 0));
+}
+
+EXPORTED int cuMemFreeHost(void *address)
+{
+    return IN_CONTEXT(address ? cudaFreeHost(address) : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
+{
+    return IN_CONTEXT(made(cudaHostRegister(address, n, flags), OWNED_REGISTERED, address));
+}
+
+EXPORTED int cuMemHostUnregister(void *address)
+{
+    return IN_CONTEXT(cudaHostUnregister(address));
+}
+
+static int device_pointer(uint64_t *address, void *memory, unsigned flags)
+{
+    void *there = NULL;
+    const int rc = address ? cudaHostGetDevicePointer(&there, memory, flags) : CUDA_INVALID_VALUE;
+    if (!rc)
+        *address = (uintptr_t)there;
+    return rc;
+}
+
+EXPORTED int cuMemHostGetDevicePointer_v2(uint64_t *address, void *memory, unsigned flags)
+{
+    return IN_CONTEXT(device_pointer(address, memory, flags));
+}
+
+EXPORTED int cuMemHostGetFlags(unsigned *flags, void *memory)
+{
+    return IN_CONTEXT(cudaHostGetFlags(flags, memory));
+}
+
+/* ---------------------------------------------------------------------------------- managed */
+
+/* CUDA 13's has a place; before, that is a device, -1 the host. */
+#define PLACE_DEVICE 1
+#define PLACE_HOST   2
+
+static uint64_t place_of(struct memory_location location)
+{
+    uint64_t where;
+    memcpy(&where, &location, sizeof(where));
+    return where;
+}
+
+/* As the libcudart has it: of CUDA 13 a place, before that a number. */
+static uint64_t where(struct memory_location location)
+{
+    const int version = ibx_frontend_cuda_version();
+    return !version || version >= 13       ? place_of(location)
+           : location.type == PLACE_DEVICE ? (uint64_t)location.id
+                                           : (uint64_t)(uint32_t)-1;
+}
+
+static struct memory_location place(int device)
+{
+    return device >= 0 ? (struct memory_location){PLACE_DEVICE, device}
+                       : (struct memory_location){PLACE_HOST, 0};
+}
+
+static int prefetch(uint64_t address, size_t n, struct memory_location location, unsigned flags,
+                    void *stream)
+{
+    const int version = ibx_frontend_cuda_version();
+    const bool has_flags = !version || version >= 13;
+    return cudaMemPrefetchAsync(at(address), n, where(location),
+                                has_flags ? flags : (uintptr_t)stream);
+}
+
+EXPORTED int cuMemPrefetchAsync_v2(uint64_t address, size_t n, struct memory_location location,
+                                   unsigned flags, void *stream)
+{
+    return IN_CONTEXT(prefetch(address, n, location, flags, stream));
+}
+
+EXPORTED int cuMemPrefetchAsync(uint64_t address, size_t n, int device, void *stream)
+{
+    return IN_CONTEXT(prefetch(address, n, place(device), 0, stream));
+}
+
+EXPORTED int cuMemAdvise_v2(uint64_t address, size_t n, int advice, struct memory_location location)
+{
+    return IN_CONTEXT(cudaMemAdvise(at(address), n, advice, where(location)));
+}
+
+EXPORTED int cuMemAdvise(uint64_t address, size_t n, int advice, int device)
+{
+    return IN_CONTEXT(cudaMemAdvise(at(address), n, advice, where(place(device))));
+}
+
+EXPORTED int cuMemRangeGetAttribute(void *data, size_t size, int attribute, uint64_t address,
+                                    size_t n)
+{
+    return IN_CONTEXT(cudaMemRangeGetAttribute(data, size, attribute, at(address), n));
+}
+
+EXPORTED int cuMemRangeGetAttributes(void **data, size_t *sizes, const int *attributes,
+                                     size_t count, uint64_t address, size_t n)
+{
+    return IN_CONTEXT(cudaMemRangeGetAttributes(data, sizes, attributes, count, at(address), n));
+}
+
+EXPORTED int cuStreamAttachMemAsync(void *stream, uint64_t address, size_t n, unsigned flags)
+{
+    return IN_CONTEXT(cudaStreamAttachMemAsync(stream, at(address), n, flags));
+}
+
+/* ------------------------------------------------------------------- of other processes */
+
+static int open_memory(uint64_t *address, struct ipc_handle handle, unsigned flags)
+{
+    void *memory = NULL;
+    const int rc = address ? cudaIpcOpenMemHandle(&memory, handle, flags) : CUDA_INVALID_VALUE;
+    if (!rc)
+        *address = (uintptr_t)memory;
+    return rc;
+}
+
+EXPORTED int cuIpcGetMemHandle(struct ipc_handle *handle, uint64_t address)
+{
+    return IN_CONTEXT(cudaIpcGetMemHandle(handle, at(address)));
+}
+
+EXPORTED int cuIpcOpenMemHandle_v2(uint64_t *address, struct ipc_handle handle, unsigned flags)
+{
+    return IN_CONTEXT(open_memory(address, handle, flags));
+}
+
+EXPORTED int cuIpcCloseMemHandle(uint64_t address)
+{
+    return IN_CONTEXT(cudaIpcCloseMemHandle(at(address)));
+}
+
+EXPORTED int cuIpcGetEventHandle(struct ipc_handle *handle, void *event)
+{
+    return IN_CONTEXT(cudaIpcGetEventHandle(handle, event));
+}
+
+EXPORTED int cuIpcOpenEventHandle(void **event, struct ipc_handle handle)
+{
+    return IN_CONTEXT(cudaIpcOpenEventHandle(event, handle));
+}
+
+SAME_AS(cuMemAlloc, cuMemAlloc_v2)
+SAME_AS(cuMemAllocPitch, cuMemAllocPitch_v2)
+SAME_AS(cuMemFree, cuMemFree_v2)
+SAME_AS(cuMemGetInfo, cuMemGetInfo_v2)
+SAME_AS(cuMemAllocHost, cuMemAllocHost_v2)
+SAME_AS(cuMemHostRegister, cuMemHostRegister_v2)
+SAME_AS(cuMemHostGetDevicePointer, cuMemHostGetDevicePointer_v2)
+SAME_AS(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2)

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Modules and libraries of kernels: both are what cudaLibraryLoadData() makes. A module goes with
+ * its context. Options of the compiler are taken, and do nothing: what they are to tell is empty.
+ */
+#include "frontend-glue/driver_api/driver.h"
+
+/* CUjit_option */
+#define JIT_WALL_TIME      2
+#define JIT_INFO_BUFFER    3 /* then its bytes, the buffer for errors, and its bytes */
+#define LOADS_AT_ONCE      1 /* CU_MODULE_EAGER_LOADING */
+#define FUNCTION_IS_LOADED 1 /* CU_FUNCTION_LOADING_STATE_LOADED */
+#define ATTRIBUTES_MAX     512u
+
+/* A place for a number that the value itself is. */
+static void answer(const int *options, void **values, unsigned count)
+{
+    char *buffers[2] = {NULL};
+    size_t room[2] = {0};
+    const float none = 0;
+    for (unsigned i = 0; i < count && options && values; i++) {
+        const unsigned kind = (unsigned)(options[i] - JIT_INFO_BUFFER);
+        if (options[i] == JIT_WALL_TIME)
+            memcpy(&values[i], &none, sizeof(none));
+        else if (kind < 4 && kind % 2 == 0)
+            buffers[kind / 2] = values[i];
+        else if (kind < 4) {
+            room[kind / 2] = (uint32_t)(uintptr_t)values[i];
+            values[i] = NULL;
+        }
+    }
+    for (int i = 0; i < 2; i++)
+        if (buffers[i] && room[i])
+            buffers[i][0] = 0;
+}
+
+/* The back end compiles an image when it is used first; the driver does as it loads it, and says
+ * what is wrong. */
+static int try_one(void *library)
+{
+    _Alignas(16) uint8_t attributes[ATTRIBUTES_MAX];
+    void *kernel = NULL;
+    unsigned count = 0;
+    int rc = cudaLibraryGetKernelCount(&count, library);
+    if (!rc && count)
+        rc = cudaLibraryEnumerateKernels(&kernel, 1, library);
+    if (rc || !count)
+        return rc;
+    rc = cudaFuncGetAttributes(attributes, kernel);
+    return rc == CUDA_NOT_SUPPORTED ? CUDA_SUCCESS : rc; /* nobody can tell */
+}
+
+/* An error of the runtime's when there is no such image for the device. */
+static int loaded(int rc, void **library, bool module)
+{
+    void *made = *library;
+    if (rc)
+        return rc;
+    rc = try_one(made);
+    if (rc) {
+        *library = NULL;
+        cudaLibraryUnload(made);
+        return rc == CUDA_INVALID_FUNCTION || rc == CUDA_INVALID_HANDLE ? 209 : rc;
+    }
+    if (module)
+        ibx_frontend_owned(OWNED_LIBRARY, made, ibx_driver_current());
+    return CUDA_SUCCESS;
+}
+
+static int load_data(void **library, const void *code, bool module)
+{
+    if (!library || !code)
+        return CUDA_INVALID_VALUE;
+    return loaded(cudaLibraryLoadData(library, code, NULL, NULL, 0, NULL, NULL, 0), library,
+                  module);
+}
+
+static int load_file(void **library, const char *path, bool module)
+{
+    if (!library || !path)
+        return CUDA_INVALID_VALUE;
+    return loaded(cudaLibraryLoadFromFile(library, path, NULL, NULL, 0, NULL, NULL, 0), library,
+                  module);
+}
+
+/* ------------------------------------------------------------------------------- modules */
+
+EXPORTED int cuModuleLoadData(void **module, const void *code)
+{
+    return IN_CONTEXT(load_data(module, code, true));
+}
+
+EXPORTED int cuModuleLoadDataEx(void **module, const void *code, unsigned count, const int *options,
+                                void **values)
+{
+    const int rc = IN_CONTEXT(load_data(module, code, true));
+    answer(options, values, count);
+    return rc;
+}
+
+EXPORTED int cuModuleLoadFatBinary(void **module, const void *code)
+{
+    return IN_CONTEXT(load_data(module, code, true));
+}
+
+EXPORTED int cuModuleLoad(void **module, const char *path)
+{
+    return IN_CONTEXT(load_file(module, path, true));
+}
+
+EXPORTED int cuModuleUnload(void *module)
+{
+    return IN_CONTEXT(cudaLibraryUnload(module));
+}
+
+EXPORTED int cuModuleGetLoadingMode(int *mode)
+{
+    return ANYWHERE(mode ? (*mode = LOADS_AT_ONCE, CUDA_SUCCESS) : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuModuleGetFunction(void **function, void *module, const char *name)
+{
+    return IN_CONTEXT(cudaLibraryGetKernel(function, module, name));
+}
+
+EXPORTED int cuModuleGetFunctionCount(unsigned *count, void *module)
+{
+    return IN_CONTEXT(cudaLibraryGetKernelCount(count, module));
+}
+
+EXPORTED int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module)
+{
+    return IN_CONTEXT(cudaLibraryEnumerateKernels(functions, count, module));
+}
+
+static int variable(uint64_t *address, size_t *n, void *library, const char *name)
+{
+    void *at = NULL;
+    if (!name)
+        return CUDA_INVALID_VALUE;
+    const int rc = cudaLibraryGetGlobal(&at, n, library, name);
+    if (address) /* the driver clears them */
+        *address = (uintptr_t)at;
+    if (rc && n)
+        *n = 0;
+    return rc;
+}
+
+EXPORTED int cuModuleGetGlobal_v2(uint64_t *address, size_t *n, void *module, const char *name)
+{
+    return IN_CONTEXT(variable(address, n, module, name));
+}
+
+/* ------------------------------------------------------------------------------- libraries */
+
+EXPORTED int cuLibraryLoadData(void **library, const void *code, const int *options, void **values,
+                               unsigned count, const int *library_options,
+                               void *const *library_values, unsigned library_count)
+{
+    (void)library_options, (void)library_values, (void)library_count;
+    const int rc = ANYWHERE(load_data(library, code, false));
+    answer(options, values, count);
+    return rc;
+}
+
+EXPORTED int cuLibraryLoadFromFile(void **library, const char *path, const int *options,
+                                   void **values, unsigned count, const int *library_options,
+                                   void *const *library_values, unsigned library_count)
+{
+    (void)library_options, (void)library_values, (void)library_count;
+    const int rc = ANYWHERE(load_file(library, path, false));
+    answer(options, values, count);
+    return rc;
+}
+
+EXPORTED int cuLibraryUnload(void *library)
+{
+    return ANYWHERE(cudaLibraryUnload(library));
+}
+
+EXPORTED int cuLibraryGetKernel(void **kernel, void *library, const char *name)
+{
+    return ANYWHERE(cudaLibraryGetKernel(kernel, library, name));
+}
+
+EXPORTED int cuLibraryGetKernelCount(unsigned *count, void *library)
+{
+    return ANYWHERE(cudaLibraryGetKernelCount(count, library));
+}
+
+EXPORTED int cuLibraryEnumerateKernels(void **kernels, unsigned count, void *library)
+{
+    return ANYWHERE(cudaLibraryEnumerateKernels(kernels, count, library));
+}
+
+EXPORTED int cuLibraryGetModule(void **module, void *library)
+{
+    unsigned count;
+    const int rc =
+        module ? IN_CONTEXT(cudaLibraryGetKernelCount(&count, library)) : CUDA_INVALID_VALUE;
+    if (!rc)
+        *module = library;
+    return rc;
+}
+
+EXPORTED int cuLibraryGetGlobal(uint64_t *address, size_t *n, void *library, const char *name)
+{
+    return IN_CONTEXT(variable(address, n, library, name));
+}
+
+/* ------------------------------------------------------------------------------- kernels */
+
+EXPORTED int cuKernelGetFunction(void **function, void *kernel)
+{
+    return IN_CONTEXT(function && kernel ? (*function = kernel, CUDA_SUCCESS) : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuKernelGetName(const char **name, const void *kernel)
+{
+    return ANYWHERE(cudaFuncGetName(name, kernel));
+}
+
+static int library_of(void **library, const void *kernel)
+{
+    void *found = library ? ibx_frontend_library_of(kernel) : NULL;
+    if (!found)
+        return library ? CUDA_INVALID_HANDLE : CUDA_INVALID_VALUE;
+    *library = found;
+    return CUDA_SUCCESS;
+}
+
+EXPORTED int cuKernelGetLibrary(void **library, const void *kernel)
+{
+    return ANYWHERE(library_of(library, kernel));
+}
+
+EXPORTED int cuFuncGetModule(void **module, const void *function)
+{
+    return IN_CONTEXT(library_of(module, function));
+}
+
+EXPORTED int cuFuncGetName(const char **name, const void *function)
+{
+    return ANYWHERE(cudaFuncGetName(name, function));
+}
+
+EXPORTED int cuFuncIsLoaded(int *state, const void *function)
+{
+    return ANYWHERE(state && function ? (*state = FUNCTION_IS_LOADED, CUDA_SUCCESS)
+                                      : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuFuncLoad(const void *function)
+{
+    return ANYWHERE(function ? CUDA_SUCCESS : CUDA_INVALID_VALUE);
+}
+
+SAME_AS(cuModuleGetGlobal, cuModuleGetGlobal_v2)

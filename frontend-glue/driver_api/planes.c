@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Copies of rows and planes. The driver counts columns in bytes; the runtime in elements of an
+ * array, where one takes part.
+ */
+#include "frontend-glue/driver_api/driver.h"
+
+/* CUDA_MEMCPY2D */
+struct memcpy2d {
+    size_t from_x, from_y;
+    int from_type;
+    const void *from_host;
+    uint64_t from_device;
+    void *from_array;
+    size_t from_pitch;
+    size_t to_x, to_y;
+    int to_type;
+    void *to_host;
+    uint64_t to_device;
+    void *to_array;
+    size_t to_pitch, width, rows;
+};
+
+/* CUDA_MEMCPY3D_PEER */
+struct memcpy3d_peer {
+    size_t from_x, from_y, from_z, from_level;
+    int from_type;
+    const void *from_host;
+    uint64_t from_device;
+    void *from_array, *from_context;
+    size_t from_pitch, from_height;
+    size_t to_x, to_y, to_z, to_level;
+    int to_type;
+    void *to_host;
+    uint64_t to_device;
+    void *to_array, *to_context;
+    size_t to_pitch, to_height;
+    size_t width, rows, planes;
+};
+
+_Static_assert(sizeof(struct ibx_driver_memcpy3d) == sizeof(struct memcpy3d_peer),
+               "they differ in what they call reserved");
+
+/* Its first byte. */
+static int memory_of(const struct ibx_driver_side *side, const struct ibx_driver_planes *all,
+                     struct ibx_cuda_pitched *memory)
+{
+    size_t skipped, plane;
+    const uintptr_t begin = side->type == IN_HOST ? (uintptr_t)side->host : (uintptr_t)side->device;
+    const size_t pitch = side->pitch ? side->pitch : all->width + side->x;
+    const size_t height = side->height ? side->height : all->rows + side->y;
+    if (!begin || pitch < all->width + side->x || __builtin_mul_overflow(pitch, height, &plane) ||
+        __builtin_mul_overflow(plane, side->z, &skipped) ||
+        __builtin_add_overflow(skipped, side->y * pitch + side->x, &skipped))
+        return CUDA_INVALID_VALUE;
+    *memory = (struct ibx_cuda_pitched){(void *)(begin + skipped), pitch, pitch, height};
+    return CUDA_SUCCESS;
+}
+
+static int array_of(const struct ibx_driver_side *side, size_t element, void **array,
+                    struct ibx_cuda_extent *place)
+{
+    if (!side->array || side->x % element)
+        return CUDA_INVALID_VALUE;
+    *array = side->array;
+    *place = (struct ibx_cuda_extent){side->x / element, side->y, side->z};
+    return CUDA_SUCCESS;
+}
+
+static bool is_side(const struct ibx_driver_side *side)
+{
+    return side->type >= IN_HOST && side->type <= UNIFIED;
+}
+
+static int kind_of(const struct ibx_driver_planes *p)
+{
+    const bool from_host = p->from.type == IN_HOST, to_host = p->to.type == IN_HOST;
+    if (p->from.type == UNIFIED || p->to.type == UNIFIED)
+        return CUDA_MEMCPY_DEFAULT;
+    return from_host ? (to_host ? CUDA_MEMCPY_ON_HOST : CUDA_MEMCPY_TO_DEVICE)
+                     : (to_host ? CUDA_MEMCPY_FROM_DEVICE : CUDA_MEMCPY_ON_DEVICE);
+}
+
+static int as_runtime(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_planes *p)
+{
+    const bool arrays = p->from.type == IN_ARRAY || p->to.type == IN_ARRAY;
+    int rc = is_side(&p->from) && is_side(&p->to) ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
+    size_t element = 1;
+    if (!rc && arrays)
+        element = ibx_driver_element(p->from.type == IN_ARRAY ? p->from.array : p->to.array, &rc);
+    if (rc || p->width % element)
+        return rc ? rc : CUDA_INVALID_VALUE;
+    *copy = (struct ibx_cuda_memcpy3d){.extent = {p->width / element, p->rows, p->planes},
+                                       .kind = kind_of(p)};
+    rc = p->from.type == IN_ARRAY ? array_of(&p->from, element, &copy->from_array, &copy->from_at)
+                                  : memory_of(&p->from, p, &copy->from);
+    if (rc)
+        return rc;
+    return p->to.type == IN_ARRAY ? array_of(&p->to, element, &copy->to_array, &copy->to_at)
+                                  : memory_of(&p->to, p, &copy->to);
+}
+
+static bool is_memory(const struct ibx_driver_planes *p)
+{
+    return p->from.type != IN_ARRAY && p->to.type != IN_ARRAY;
+}
+
+/* Rows of memory go as those of cudaMemcpy2D, which move as they are. */
+static int move(const struct ibx_driver_planes *p, void *stream, bool waits)
+{
+    struct ibx_cuda_memcpy3d c;
+    if (!p->width || !p->rows || !p->planes)
+        return CUDA_SUCCESS;
+    const int rc = as_runtime(&c, p);
+    if (rc)
+        return rc;
+    if (p->planes > 1 || !is_memory(p))
+        return waits ? cudaMemcpy3D(&c) : cudaMemcpy3DAsync(&c, stream);
+    if (p->rows == 1)
+        return waits ? cudaMemcpy(c.to.at, c.from.at, p->width, c.kind)
+                     : cudaMemcpyAsync(c.to.at, c.from.at, p->width, c.kind, stream);
+    return waits ? cudaMemcpy2D(c.to.at, c.to.pitch, c.from.at, c.from.pitch, p->width, p->rows,
+                                c.kind)
+                 : cudaMemcpy2DAsync(c.to.at, c.to.pitch, c.from.at, c.from.pitch, p->width,
+                                     p->rows, c.kind, stream);
+}
+
+/* ------------------------------------------------------------------------------- rows */
+
+static int move_rows(const struct memcpy2d *r, void *stream, bool waits)
+{
+    if (!r)
+        return CUDA_INVALID_VALUE;
+    const struct ibx_driver_planes p = {.from = {r->from_x, r->from_y, 0, r->from_type,
+                                                 r->from_host, r->from_device, r->from_array,
+                                                 r->from_pitch, 0},
+                                        .to = {r->to_x, r->to_y, 0, r->to_type, r->to_host,
+                                               r->to_device, r->to_array, r->to_pitch, 0},
+                                        .width = r->width,
+                                        .rows = r->rows,
+                                        .planes = 1};
+    return move(&p, stream, waits);
+}
+
+static int in_own(int rc)
+{
+    return rc ? rc : cudaStreamSynchronize(CU_DEFAULT_STREAM_PER_THREAD);
+}
+
+static void *own(void *stream)
+{
+    return stream ? stream : CU_DEFAULT_STREAM_PER_THREAD;
+}
+
+EXPORTED int cuMemcpy2D_v2(const struct memcpy2d *rows)
+{
+    return IN_CONTEXT(move_rows(rows, NULL, true));
+}
+
+EXPORTED int cuMemcpy2D_v2_ptds(const struct memcpy2d *rows)
+{
+    return IN_CONTEXT(in_own(move_rows(rows, CU_DEFAULT_STREAM_PER_THREAD, false)));
+}
+
+EXPORTED int cuMemcpy2DAsync_v2(const struct memcpy2d *rows, void *stream)
+{
+    return IN_CONTEXT(move_rows(rows, stream, false));
+}
+
+EXPORTED int cuMemcpy2DAsync_v2_ptsz(const struct memcpy2d *rows, void *stream)
+{
+    return IN_CONTEXT(move_rows(rows, own(stream), false));
+}
+
+SAME_AS(cuMemcpy2D, cuMemcpy2D_v2)
+SAME_AS(cuMemcpy2DAsync, cuMemcpy2DAsync_v2)
+SAME_AS(cuMemcpy2DUnaligned, cuMemcpy2D_v2)
+SAME_AS(cuMemcpy2DUnaligned_v2, cuMemcpy2D_v2)
+SAME_AS(cuMemcpy2DUnaligned_v2_ptds, cuMemcpy2D_v2_ptds)
+
+/* ------------------------------------------------------------------------------- planes */
+
+static int planes_of(struct ibx_driver_planes *p, const struct ibx_driver_memcpy3d *m)
+{
+    if (!m || m->from_level || m->to_level)
+        return m ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE;
+    *p = (struct ibx_driver_planes){.from = {m->from_x, m->from_y, m->from_z, m->from_type,
+                                             m->from_host, m->from_device, m->from_array,
+                                             m->from_pitch, m->from_height},
+                                    .to = {m->to_x, m->to_y, m->to_z, m->to_type, m->to_host,
+                                           m->to_device, m->to_array, m->to_pitch, m->to_height},
+                                    .width = m->width,
+                                    .rows = m->rows,
+                                    .planes = m->planes};
+    return CUDA_SUCCESS;
+}
+
+int ibx_driver_memcpy3d(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_memcpy3d *planes)
+{
+    struct ibx_driver_planes p;
+    const int rc = planes_of(&p, planes);
+    return rc ? rc : as_runtime(copy, &p);
+}
+
+/* Of a copy in a graph, whose kind says what is the host's. */
+void ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_cuda_memcpy3d *c)
+{
+    int rc = CUDA_SUCCESS;
+    const void *array = c->from_array ? c->from_array : c->to_array;
+    const size_t element = array ? ibx_driver_element(array, &rc) : 1;
+    const bool from_host = c->kind == CUDA_MEMCPY_TO_DEVICE || c->kind == CUDA_MEMCPY_ON_HOST;
+    const bool to_host = c->kind == CUDA_MEMCPY_FROM_DEVICE || c->kind == CUDA_MEMCPY_ON_HOST;
+    *planes =
+        (struct ibx_driver_memcpy3d){.from_x = c->from_at.width * (c->from_array ? element : 1),
+                                     .from_y = c->from_at.height,
+                                     .from_z = c->from_at.depth,
+                                     .from_type = c->from_array ? IN_ARRAY
+                                                  : from_host   ? IN_HOST
+                                                                : IN_DEVICE,
+                                     .from_host = from_host ? c->from.at : NULL,
+                                     .from_device = from_host ? 0 : (uintptr_t)c->from.at,
+                                     .from_array = c->from_array,
+                                     .from_pitch = c->from.pitch,
+                                     .from_height = c->from.y,
+                                     .to_x = c->to_at.width * (c->to_array ? element : 1),
+                                     .to_y = c->to_at.height,
+                                     .to_z = c->to_at.depth,
+                                     .to_type = c->to_array ? IN_ARRAY
+                                                : to_host   ? IN_HOST
+                                                            : IN_DEVICE,
+                                     .to_host = to_host ? c->to.at : NULL,
+                                     .to_device = to_host ? 0 : (uintptr_t)c->to.at,
+                                     .to_array = c->to_array,
+                                     .to_pitch = c->to.pitch,
+                                     .to_height = c->to.y,
+                                     .width = c->extent.width * (array ? element : 1),
+                                     .rows = c->extent.height,
+                                     .planes = c->extent.depth};
+}
+
+static int move_planes(const struct ibx_driver_memcpy3d *planes, void *stream, bool waits)
+{
+    struct ibx_driver_planes p;
+    const int rc = planes_of(&p, planes);
+    return rc ? rc : move(&p, stream, waits);
+}
+
+EXPORTED int cuMemcpy3D_v2(const struct ibx_driver_memcpy3d *planes)
+{
+    return IN_CONTEXT(move_planes(planes, NULL, true));
+}
+
+EXPORTED int cuMemcpy3D_v2_ptds(const struct ibx_driver_memcpy3d *planes)
+{
+    return IN_CONTEXT(in_own(move_planes(planes, CU_DEFAULT_STREAM_PER_THREAD, false)));
+}
+
+EXPORTED int cuMemcpy3DAsync_v2(const struct ibx_driver_memcpy3d *planes, void *stream)
+{
+    return IN_CONTEXT(move_planes(planes, stream, false));
+}
+
+EXPORTED int cuMemcpy3DAsync_v2_ptsz(const struct ibx_driver_memcpy3d *planes, void *stream)
+{
+    return IN_CONTEXT(move_planes(planes, own(stream), false));
+}
+
+/* Of contexts of any device: each has addresses of its own. */
+SAME_AS(cuMemcpy3D, cuMemcpy3D_v2)
+SAME_AS(cuMemcpy3DAsync, cuMemcpy3DAsync_v2)
+SAME_AS(cuMemcpy3DPeer, cuMemcpy3D_v2)
+SAME_AS(cuMemcpy3DPeer_ptds, cuMemcpy3D_v2_ptds)
+SAME_AS(cuMemcpy3DPeerAsync, cuMemcpy3DAsync_v2)
+SAME_AS(cuMemcpy3DPeerAsync_ptsz, cuMemcpy3DAsync_v2_ptsz)

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What an address is. */
+#include "frontend-glue/driver_api/driver.h"
+
+/* CUpointer_attribute */
+enum {
+    POINTER_CONTEXT = 1,
+    POINTER_MEMORY_TYPE,
+    POINTER_ON_DEVICE,
+    POINTER_ON_HOST,
+    POINTER_SYNC_OPERATIONS = 6,
+    POINTER_BUFFER,
+    POINTER_IS_MANAGED,
+    POINTER_DEVICE,
+    POINTER_IS_FOR_IPC,
+    POINTER_RANGE,
+    POINTER_RANGE_SIZE,
+    POINTER_MAPPED,
+    POINTER_HANDLES,
+    POINTER_IS_FOR_RDMA,
+    POINTER_ACCESS,
+    POINTER_POOL,
+    POINTER_MAPPING_SIZE,
+    POINTER_MAPPING_BASE,
+    POINTER_MAPPING_ID,
+    POINTER_IS_DECOMPRESSIBLE
+};
+/* enum cudaMemoryType */
+enum { UNREGISTERED, HOST, DEVICE, MANAGED };
+
+#define READ_WRITE 3 /* CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE */
+
+static int range_of(uint64_t address, uint64_t *begin, size_t *n)
+{
+    struct range range;
+    const void *at = (const void *)(uintptr_t)address;
+    if (!ibx_frontend_allocation(at, &range) && !ibx_frontend_host_range(at, &range))
+        return CUDA_INVALID_VALUE;
+    if (begin)
+        *begin = range.begin;
+    if (n)
+        *n = range.n;
+    return CUDA_SUCCESS;
+}
+
+/* Without the driver's number CUDA_ERROR_NOT_FOUND natively. */
+EXPORTED int cuMemGetAddressRange_v2(uint64_t *begin, size_t *n, uint64_t address)
+{
+    const int rc = IN_CONTEXT(range_of(address, begin, n));
+    return rc == CUDA_INVALID_VALUE ? CUDA_SYMBOL_NOT_FOUND : rc;
+}
+
+/* The context that has the memory; of the device, if no call of the driver's has made it. */
+static void *context_of(const void *address, int device)
+{
+    struct range range;
+    const void *begin =
+        ibx_frontend_allocation(address, &range) || ibx_frontend_host_range(address, &range)
+            ? (const void *)range.begin
+            : address;
+    const void *owner = ibx_frontend_owner(OWNED_MEMORY, begin);
+    owner = owner ? owner : ibx_frontend_owner(OWNED_HOST, begin);
+    return owner ? (void *)(uintptr_t)owner : ibx_driver_primary(device);
+}
+
+/* False: CUDA has no such attribute of that. */
+static bool number_of(uint64_t *number, size_t *size, int attribute,
+                      const struct pointer_attributes *a, const void *address)
+{
+    const bool managed = a->type == MANAGED;
+    const int type = a->type == HOST ? 1 : 2; /* CU_MEMORYTYPE_HOST, _DEVICE */
+    size_t n = 0;
+    *size = sizeof(void *);
+    switch (attribute) {
+    case POINTER_CONTEXT:
+        *number = (uintptr_t)context_of(address, a->device);
+        return true;
+    case POINTER_MEMORY_TYPE:
+        *size = sizeof(int);
+        *number = (uint64_t)(unsigned)type;
+        return true;
+    case POINTER_ON_DEVICE:
+        *number = (uintptr_t)a->on_device;
+        return a->on_device;
+    case POINTER_ON_HOST:
+        *number = (uintptr_t)a->on_host;
+        return a->on_host;
+    case POINTER_BUFFER:
+        range_of((uintptr_t)address, number, NULL);
+        return true;
+    case POINTER_IS_MANAGED:
+    case POINTER_MAPPED:
+    case POINTER_SYNC_OPERATIONS:
+    case POINTER_IS_FOR_IPC:
+    case POINTER_IS_FOR_RDMA:
+        *size = attribute == POINTER_SYNC_OPERATIONS ? sizeof(int) : 1;
+        *number = attribute == POINTER_MAPPED       ? 1
+                  : attribute == POINTER_IS_MANAGED ? managed
+                  : attribute == POINTER_IS_FOR_IPC ? a->type == DEVICE
+                                                    : 0;
+        return true;
+    case POINTER_DEVICE:
+    case POINTER_ACCESS:
+        *size = sizeof(int);
+        *number = attribute == POINTER_DEVICE ? (uint64_t)(unsigned)a->device : READ_WRITE;
+        return true;
+    case POINTER_RANGE:
+        return !range_of((uintptr_t)address, number, NULL);
+    case POINTER_RANGE_SIZE:
+        if (range_of((uintptr_t)address, NULL, &n))
+            return false;
+        *number = n;
+        return true;
+    case POINTER_HANDLES:
+    case POINTER_POOL:
+        *number = 0;
+        return true;
+    case POINTER_IS_DECOMPRESSIBLE:
+        *size = 1;
+        *number = 0;
+        return true;
+    default:
+        return false;
+    }
+}
+
+static void put(void *to, uint64_t number, size_t size)
+{
+    const uint32_t low = (uint32_t)number;
+    const uint8_t byte = (uint8_t)number;
+    memcpy(to, size == 1 ? &byte : size == 4 ? (const void *)&low : &number, size);
+}
+
+static int one(void *data, int attribute, const void *address)
+{
+    struct pointer_attributes a = {0};
+    uint64_t number = 0;
+    size_t size = 0;
+    if (!data)
+        return CUDA_INVALID_VALUE;
+    const int rc = cudaPointerGetAttributes(&a, address);
+    if (rc || a.type == UNREGISTERED || !number_of(&number, &size, attribute, &a, address))
+        return rc ? rc : CUDA_INVALID_VALUE;
+    put(data, number, size);
+    return CUDA_SUCCESS;
+}
+
+EXPORTED int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
+{
+    return IN_CONTEXT(one(data, attribute, (const void *)(uintptr_t)address));
+}
+
+/* What there is not of an address is 0; of one that is not CUDA's all of it is. */
+static int several(unsigned count, const int *attributes, void **data, const void *address)
+{
+    struct pointer_attributes a = {0};
+    if (!count || !attributes || !data)
+        return CUDA_INVALID_VALUE;
+    const int rc = cudaPointerGetAttributes(&a, address);
+    for (unsigned i = 0; i < count && !rc; i++) {
+        uint64_t number = 0;
+        size_t size = 0;
+        const bool has = number_of(&number, &size, attributes[i], &a, address);
+        const bool device = attributes[i] == POINTER_DEVICE;
+        if (data[i])
+            put(data[i],
+                has && a.type != UNREGISTERED ? number
+                : device                      ? UINT64_MAX - 1
+                                              : 0,
+                size);
+    }
+    return rc;
+}
+
+EXPORTED int cuPointerGetAttributes(unsigned count, const int *attributes, void **data,
+                                    uint64_t address)
+{
+    return IN_CONTEXT(several(count, attributes, data, (const void *)(uintptr_t)address));
+}
+
+/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, which copies here always are as far as a program can tell. */
+EXPORTED int cuPointerSetAttribute(const void *value, int attribute, uint64_t address)
+{
+    (void)address;
+    return IN_CONTEXT(value && attribute == POINTER_SYNC_OPERATIONS ? CUDA_SUCCESS
+                                                                    : CUDA_INVALID_VALUE);
+}
+
+SAME_AS(cuMemGetAddressRange, cuMemGetAddressRange_v2)

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Streams, events, and functions of the host. */
+#include "frontend-glue/driver_api/driver.h"
+
+#include <stdlib.h>
+
+static int made(int rc, enum owned_kind kind, void *const *handle)
+{
+    if (!rc)
+        ibx_frontend_owned(kind, *handle, ibx_driver_current());
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------- streams */
+
+EXPORTED int cuStreamCreate(void **stream, unsigned flags)
+{
+    return IN_CONTEXT(stream ? made(cudaStreamCreateWithFlags(stream, flags), OWNED_STREAM, stream)
+                             : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority)
+{
+    return IN_CONTEXT(
+        stream ? made(cudaStreamCreateWithPriority(stream, flags, priority), OWNED_STREAM, stream)
+               : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuStreamDestroy_v2(void *stream)
+{
+    return IN_CONTEXT((uintptr_t)stream > 2 ? cudaStreamDestroy(stream) : CUDA_INVALID_HANDLE);
+}
+
+EXPORTED int cuStreamQuery(void *stream)
+{
+    return IN_CONTEXT(cudaStreamQuery(stream));
+}
+
+EXPORTED int cuStreamSynchronize(void *stream)
+{
+    return IN_CONTEXT(cudaStreamSynchronize(stream));
+}
+
+EXPORTED int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    return IN_CONTEXT(cudaStreamWaitEvent(stream, event, flags));
+}
+
+EXPORTED int cuStreamGetFlags(void *stream, unsigned *flags)
+{
+    return IN_CONTEXT(cudaStreamGetFlags(stream, flags));
+}
+
+EXPORTED int cuStreamGetPriority(void *stream, int *priority)
+{
+    return IN_CONTEXT(cudaStreamGetPriority(stream, priority));
+}
+
+EXPORTED int cuStreamGetId(void *stream, unsigned long long *id)
+{
+    return IN_CONTEXT(cudaStreamGetId(stream, id));
+}
+
+EXPORTED int cuStreamGetDevice(void *stream, int *device)
+{
+    return IN_CONTEXT(cudaStreamGetDevice(stream, device));
+}
+
+static int context_of(void **context, const void *stream)
+{
+    const void *owner = ibx_frontend_owner(OWNED_STREAM, stream);
+    if (!context)
+        return CUDA_INVALID_VALUE;
+    *context = owner ? (void *)(uintptr_t)owner : ibx_driver_current();
+    return CUDA_SUCCESS;
+}
+
+EXPORTED int cuStreamGetCtx(const void *stream, void **context)
+{
+    return IN_CONTEXT(context_of(context, stream));
+}
+
+/* There are no contexts of a part of a device. */
+EXPORTED int cuStreamGetCtx_v2(const void *stream, void **context, void **green)
+{
+    const int rc = IN_CONTEXT(context_of(context, stream));
+    if (!rc && green)
+        *green = NULL;
+    return rc;
+}
+
+EXPORTED int cuStreamCopyAttributes(void *to, void *from)
+{
+    return IN_CONTEXT(cudaStreamCopyAttributes(to, from));
+}
+
+EXPORTED int cuStreamGetAttribute(void *stream, int attribute, void *value)
+{
+    return IN_CONTEXT(cudaStreamGetAttribute(stream, attribute, value));
+}
+
+EXPORTED int cuStreamSetAttribute(void *stream, int attribute, const void *value)
+{
+    return IN_CONTEXT(cudaStreamSetAttribute(stream, attribute, value));
+}
+
+/* ---------------------------------------------------------------------- functions of the host */
+
+EXPORTED int cuLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument)
+{
+    return IN_CONTEXT(cudaLaunchHostFunc(stream, function, argument));
+}
+
+struct callback {
+    void (*function)(void *stream, int result, void *argument);
+    void *argument;
+};
+
+static void call_back(void *stream, int status, void *argument)
+{
+    const struct callback callback = *(struct callback *)argument;
+    free(argument);
+    callback.function(stream, ibx_driver_result(status), callback.argument);
+}
+
+static int add_callback(void *stream, void (*function)(void *stream, int result, void *argument),
+                        void *argument, unsigned flags)
+{
+    struct callback *callback = function ? malloc(sizeof(*callback)) : NULL;
+    if (!callback)
+        return function ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE;
+    *callback = (struct callback){function, argument};
+    const int rc = cudaStreamAddCallback(stream, call_back, callback, flags);
+    if (rc)
+        free(callback);
+    return rc;
+}
+
+EXPORTED int cuStreamAddCallback(void *stream,
+                                 void (*function)(void *stream, int result, void *argument),
+                                 void *argument, unsigned flags)
+{
+    return IN_CONTEXT(add_callback(stream, function, argument, flags));
+}
+
+/* ------------------------------------------------------------------------------- captures */
+
+EXPORTED int cuStreamBeginCapture_v2(void *stream, int mode)
+{
+    return IN_CONTEXT(cudaStreamBeginCapture(stream, mode));
+}
+
+EXPORTED int cuStreamBeginCapture(void *stream)
+{
+    return IN_CONTEXT(cudaStreamBeginCapture(stream, CUDA_CAPTURE_GLOBAL));
+}
+
+EXPORTED int cuStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind,
+                                         const void *edges, size_t count, int mode)
+{
+    return IN_CONTEXT(cudaStreamBeginCaptureToGraph(stream, graph, behind, edges, count, mode));
+}
+
+EXPORTED int cuStreamEndCapture(void *stream, void **graph)
+{
+    return IN_CONTEXT(cudaStreamEndCapture(stream, graph));
+}
+
+EXPORTED int cuStreamIsCapturing(void *stream, int *status)
+{
+    return IN_CONTEXT(cudaStreamIsCapturing(stream, status));
+}
+
+EXPORTED int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    return ANYWHERE(cudaThreadExchangeStreamCaptureMode(mode));
+}
+
+EXPORTED int cuStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id)
+{
+    return IN_CONTEXT(cudaStreamGetCaptureInfo_v2(stream, status, id, NULL, NULL, NULL));
+}
+
+EXPORTED int cuStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id,
+                                       void **graph, void *const **behind, size_t *count)
+{
+    return IN_CONTEXT(cudaStreamGetCaptureInfo_v2(stream, status, id, graph, behind, count));
+}
+
+EXPORTED int cuStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id,
+                                       void **graph, void *const **behind, const void **edges,
+                                       size_t *count)
+{
+    return IN_CONTEXT(cudaStreamGetCaptureInfo_v3(stream, status, id, graph, behind, edges, count));
+}
+
+EXPORTED int cuStreamUpdateCaptureDependencies_v2(void *stream, void *const *nodes,
+                                                  const void *edges, size_t count, unsigned flags)
+{
+    return IN_CONTEXT(ibx_driver_update_capture(stream, nodes, edges, count, flags));
+}
+
+EXPORTED int cuStreamUpdateCaptureDependencies(void *stream, void *const *nodes, size_t count,
+                                               unsigned flags)
+{
+    return cuStreamUpdateCaptureDependencies_v2(stream, nodes, NULL, count, flags);
+}
+
+/* ------------------------------------------------------------------------------- events */
+
+EXPORTED int cuEventCreate(void **event, unsigned flags)
+{
+    return IN_CONTEXT(event ? made(cudaEventCreateWithFlags(event, flags), OWNED_EVENT, event)
+                            : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuEventDestroy_v2(void *event)
+{
+    return IN_CONTEXT(cudaEventDestroy(event));
+}
+
+EXPORTED int cuEventRecord(void *event, void *stream)
+{
+    return IN_CONTEXT(cudaEventRecord(event, stream));
+}
+
+EXPORTED int cuEventRecordWithFlags(void *event, void *stream, unsigned flags)
+{
+    return IN_CONTEXT(cudaEventRecordWithFlags(event, stream, flags));
+}
+
+EXPORTED int cuEventQuery(void *event)
+{
+    return IN_CONTEXT(cudaEventQuery(event));
+}
+
+EXPORTED int cuEventSynchronize(void *event)
+{
+    return IN_CONTEXT(cudaEventSynchronize(event));
+}
+
+EXPORTED int cuEventElapsedTime(float *ms, void *from, void *to)
+{
+    return IN_CONTEXT(cudaEventElapsedTime(ms, from, to));
+}
+
+/* ------------------------------------------------------------------------------ profiler */
+
+EXPORTED int cuProfilerStart(void)
+{
+    return IN_CONTEXT(cudaProfilerStart());
+}
+
+EXPORTED int cuProfilerStop(void)
+{
+    return IN_CONTEXT(cudaProfilerStop());
+}
+
+SAME_AS(cuStreamDestroy, cuStreamDestroy_v2)
+SAME_AS(cuEventDestroy, cuEventDestroy_v2)
+SAME_AS(cuEventElapsedTime_v2, cuEventElapsedTime)

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What was made in a context of the driver's API, and goes with it. Whoever ends one of these,
+ * by the runtime or by the driver, takes it out first: behind that another one may have its
+ * handle.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#define CHAINS 1024u
+
+struct owned {
+    struct owned *next;
+    const void *owner, *handle;
+    enum owned_kind kind;
+    int device;
+};
+
+static struct owned *chains[CHAINS];
+static atomic_uint count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+
+static struct owned **place_of(enum owned_kind kind, const void *handle)
+{
+    const uintptr_t at = (uintptr_t)handle;
+    struct owned **place = &chains[(at >> 8 ^ at >> 4 ^ at >> 20) % CHAINS];
+    while (*place && ((*place)->handle != handle || (*place)->kind != kind))
+        place = &(*place)->next;
+    return place;
+}
+
+/* Locked. */
+static void take(struct owned **place)
+{
+    struct owned *found = *place;
+    *place = found->next;
+    atomic_fetch_sub(&count, 1);
+    free(found);
+}
+
+/* What there is is the parent's. */
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    for (size_t i = 0; i < CHAINS; i++)
+        while (chains[i])
+            take(&chains[i]);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+void ibx_frontend_owned(enum owned_kind kind, const void *handle, const void *owner)
+{
+    struct owned *made = malloc(sizeof(*made));
+    if (!made) {
+        ibx_log(IBX_LOG_WARN, "no memory: something will not go with the context it was made in");
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    struct owned **place = place_of(kind, handle);
+    if (*place)
+        take(place);
+    *made = (struct owned){*place, owner, handle, kind, ibx_frontend_current_device()};
+    *place = made;
+    atomic_fetch_add(&count, 1);
+    pthread_mutex_unlock(&lock);
+}
+
+const void *ibx_frontend_owner(enum owned_kind kind, const void *handle)
+{
+    pthread_mutex_lock(&lock);
+    const struct owned *found = *place_of(kind, handle);
+    const void *owner = found ? found->owner : NULL;
+    pthread_mutex_unlock(&lock);
+    return owner;
+}
+
+void ibx_frontend_owned_gone(enum owned_kind kind, const void *handle)
+{
+    if (!atomic_load_explicit(&count, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&lock);
+    struct owned **place = place_of(kind, handle);
+    if (*place)
+        take(place);
+    pthread_mutex_unlock(&lock);
+}
+
+void *ibx_frontend_owned_take(enum owned_kind kind, const void *owner)
+{
+    void *handle = NULL;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < CHAINS && !handle && atomic_load(&count); i++) {
+        struct owned **place = &chains[i];
+        while (*place && ((*place)->owner != owner || (*place)->kind != kind))
+            place = &(*place)->next;
+        if (*place) {
+            handle = (void *)(uintptr_t)(*place)->handle;
+            take(place);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return handle;
+}
+
+/* Libraries of kernels are loaded anew when they are used again. */
+void ibx_frontend_owned_reset(int device)
+{
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < CHAINS; i++)
+        for (struct owned **place = &chains[i]; *place;) {
+            if ((*place)->device == device && (*place)->kind != OWNED_LIBRARY)
+                take(place);
+            else
+                place = &(*place)->next;
+        }
+    pthread_mutex_unlock(&lock);
+}
