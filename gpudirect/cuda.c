@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define LIBRARY "libcuda.so.1"
+#define LIBRARY       "libcuda.so.1"
+#define OF_REMOTE_GPU "ibx_driver_of_remote_gpu" /* frontend-glue/driver_api/libcuda.c */
 
 static struct ibx_cuda table;
 static pthread_once_t loaded = PTHREAD_ONCE_INIT;
@@ -72,6 +73,13 @@ static void load(void)
                  "the CUDA driver cannot be loaded (install NVIDIA's driver, or set IBX_LIBCUDA "
                  "to its library): %.140s",
                  why ? why : library);
+        return;
+    }
+    if (dlsym(handle, OF_REMOTE_GPU)) {
+        snprintf(reason, sizeof(reason),
+                 "%.100s is the driver of programs over a remote GPU, and none of this host: take "
+                 "its folder out of LD_LIBRARY_PATH here",
+                 library);
         return;
     }
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {

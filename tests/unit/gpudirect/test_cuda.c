@@ -34,6 +34,15 @@ static void test_missing(void **state)
     assert_true(refuses("libc.so.6", "libc.so.6", "cuCtxGetCurrent"));
 }
 
+/* The one for programs over a remote GPU: its calls would come back to the back end. */
+static void test_of_remote_gpu(void **state)
+{
+    (void)state;
+    const char *ours = getenv("IBX_TEST_DRIVER");
+    assert_non_null(ours);
+    assert_true(refuses(ours, ours, "LD_LIBRARY_PATH"));
+}
+
 static void test_there(void **state)
 {
     (void)state;
@@ -85,9 +94,8 @@ static void test_aside_without(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_there),
-        cmocka_unit_test(test_aside),
+        cmocka_unit_test(test_missing),       cmocka_unit_test(test_of_remote_gpu),
+        cmocka_unit_test(test_there),         cmocka_unit_test(test_aside),
         cmocka_unit_test(test_aside_without),
     };
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
