@@ -476,6 +476,12 @@ def show_says_what_to_preload(scene):
     line = f"preload       LD_PRELOAD={os.path.realpath(home.path('libibx-frontend.so'))} program\n"
     equal(home.run("show", "--library", plugin), 0)
     home.says(line, "the back end supports its copies\n")
+    os.mkdir(home.path("ibx/driver"))
+    home.write("ibx/driver/libcuda.so.1", "")
+    folder = os.path.realpath(home.path("ibx/driver"))
+    equal(home.run("show", "--library", plugin), 0)
+    home.says(line, f"LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH besides, where a program of the "
+              "driver API finds no libcuda.so.1\n")
     home.write("ibx/plugin.so", "of another build")
     equal(home.run("show", "--library", plugin), 0)
     home.says(line, "it may not fit the plugin in the home")

@@ -217,6 +217,19 @@ static bool find_preload(const char *plugin, char path[PATH_MAX])
     return realpath(near, path) || realpath(above, path);
 }
 
+/* The folder of the driver's library, likewise. */
+static bool find_driver(const char *plugin, char path[PATH_MAX])
+{
+    const char *slash = strrchr(plugin, '/');
+    char library[PATH_MAX];
+    ibx_gvirtus_path(library, "%.*sdriver/libcuda.so.1", slash ? (int)(slash + 1 - plugin) : 0,
+                     plugin);
+    char *end = realpath(library, path) ? strrchr(path, '/') : NULL;
+    if (end)
+        *end = 0;
+    return end;
+}
+
 static bool same_files(const char *one, const char *other)
 {
     size_t length_one = 0, length_other = 0;
@@ -234,7 +247,7 @@ static bool same_files(const char *one, const char *other)
 static void show_preload(const struct gvirtus_args *args, const char *home, const char *slot,
                          bool answered)
 {
-    char plugin[PATH_MAX], preload[PATH_MAX], installed[PATH_MAX];
+    char plugin[PATH_MAX], preload[PATH_MAX], installed[PATH_MAX], driver[PATH_MAX];
     ibx_gvirtus_plugin_find(args, plugin);
     ibx_gvirtus_library_path(home, slot, installed);
     if (!find_preload(plugin, preload)) {
@@ -245,6 +258,11 @@ static void show_preload(const struct gvirtus_args *args, const char *home, cons
         return;
     }
     row("preload", "LD_PRELOAD=%s program", preload);
+    if (find_driver(plugin, driver))
+        row("",
+            "LD_LIBRARY_PATH=%s:$LD_LIBRARY_PATH besides, where a program of the driver API finds "
+            "no libcuda.so.1",
+            driver);
     if (!same_files(plugin, installed))
         row("",
             "it may not fit the plugin in the home, which is of another build than %s: "
