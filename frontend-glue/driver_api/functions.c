@@ -22,22 +22,54 @@ EXPORTED int cudaGetFuncBySymbol(const void **function, const void *symbol)
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }
 
-/* CUfunction_attribute */
-static int attribute_of(int *value, int attribute, const void *function)
+#define LASTING 8 /* the attributes from 0 on that do not change */
+#define KNOWN   8u
+
+/* Of the kernels that the thread has asked about last. */
+static _Thread_local struct known {
+    const void *function;
+    unsigned since; /* of the process's modules */
+    int device;
+    struct attributes is;
+} known[KNOWN];
+
+static struct known *place_of(const void *function)
+{
+    return &known[((uintptr_t)function >> 4 ^ (uintptr_t)function >> 8) % KNOWN];
+}
+
+static int ask(struct attributes *a, const void *function)
 {
     union {
         struct attributes is;
         uint8_t bytes[ATTRIBUTES_MAX];
-    } a = {0};
-    const int rc = value ? cudaFuncGetAttributes(&a, function) : CUDA_INVALID_VALUE;
+    } all = {0};
+    const unsigned since = ibx_frontend_modules_gone();
+    const int rc = cudaFuncGetAttributes(&all, function);
     if (rc)
         return rc;
-    const int values[] = {a.is.threads,    (int)a.is.shared,         (int)a.is.constant,
-                          (int)a.is.local, a.is.registers,           a.is.ptx,
-                          a.is.binary,     a.is.cache_all,           a.is.dynamic_shared,
-                          a.is.carveout,   a.is.cluster_must_be_set, a.is.cluster[0],
-                          a.is.cluster[1], a.is.cluster[2],          a.is.non_portable,
-                          a.is.scheduling};
+    *a = all.is;
+    *place_of(function) = (struct known){function, since, ibx_frontend_current_device(), all.is};
+    return CUDA_SUCCESS;
+}
+
+/* CUfunction_attribute */
+static int attribute_of(int *value, int attribute, const void *function)
+{
+    const struct known *k = place_of(function);
+    const bool lasts = function && attribute >= 0 && attribute < LASTING &&
+                       k->function == function && k->since == ibx_frontend_modules_gone() &&
+                       k->device == ibx_frontend_current_device();
+    struct attributes a = k->is;
+    const int rc = !value ? CUDA_INVALID_VALUE : lasts ? CUDA_SUCCESS : ask(&a, function);
+    if (rc)
+        return rc;
+    const int values[] = {a.threads,    (int)a.shared,         (int)a.constant,
+                          (int)a.local, a.registers,           a.ptx,
+                          a.binary,     a.cache_all,           a.dynamic_shared,
+                          a.carveout,   a.cluster_must_be_set, a.cluster[0],
+                          a.cluster[1], a.cluster[2],          a.non_portable,
+                          a.scheduling};
     if (attribute < 0 || (size_t)attribute >= sizeof(values) / sizeof(values[0]))
         return CUDA_INVALID_VALUE;
     *value = values[attribute];

@@ -153,6 +153,8 @@ const char *ibx_frontend_name_of_kernel(const void *function);
 /* What CUDA returns for one of a program's with kernels that never was. Of what is no function of
  * it GVirtuS decides; in its front end (G5) an unknown one ends the program. */
 int ibx_frontend_no_kernel(const void *function);
+/* Another number than before: modules have gone, and other kernels may have their addresses. */
+unsigned ibx_frontend_modules_gone(void);
 /* What the first launches need; 0.1 ms, which the first one would take otherwise. */
 void ibx_frontend_kernels_prepare(void);
 

@@ -55,6 +55,11 @@ static struct kernel *all; /* for who looks for leaks; under the lock */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint modules; /* that have gone, with their functions */
 
+unsigned ibx_frontend_modules_gone(void)
+{
+    return atomic_load(&modules);
+}
+
 static struct ranges registered; /* of one byte each; what has gone stays */
 
 static atomic_bool unknown; /* GVirtuS does not know the arguments of all kernels */
