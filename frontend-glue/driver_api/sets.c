@@ -77,6 +77,8 @@ static int set(struct set s, void *stream, bool waits)
         return CUDA_INVALID_VALUE;
     if (!n || !s.rows)
         return CUDA_SUCCESS;
+    if (ibx_frontend_goes_beyond(s.at, s.rows > 1 ? all - s.pitch + n : n))
+        return CUDA_INVALID_VALUE;
     if (is_of_bytes(&s)) {
         const int byte = (int)(s.value & 0xff);
         if (s.rows > 1)

@@ -167,6 +167,7 @@ EXPORTED int cuTexObjectGetResourceDesc(struct resource *resource, unsigned long
 
 static int ask_texture(struct texture *how, unsigned long long texture)
 {
+    struct ibx_cuda_resource resource = {0};
     struct ibx_cuda_texture t = {0};
     const int *w = t.words,
               rc = how ? cudaGetTextureObjectTextureDesc(&t, texture) : CUDA_INVALID_VALUE;
@@ -180,9 +181,11 @@ static int ask_texture(struct texture *how, unsigned long long texture)
                             .greatest_level = w[WORD_GREATEST_LEVEL]};
     memcpy(how->address, w + WORD_ADDRESS, sizeof(how->address));
     memcpy(how->border, w + WORD_BORDER, sizeof(how->border));
-    how->flags = (w[WORD_READ] == READ_ELEMENTS ? AS_INTEGERS : 0) |
-                 (w[WORD_NORMALIZED] ? NORMALIZED : 0) | (w[WORD_SRGB] ? SRGB : 0) |
-                 (w[WORD_NO_TRILINEAR] ? NO_TRILINEAR : 0) |
+    const bool as_integers = w[WORD_READ] == READ_ELEMENTS &&
+                             !cudaGetTextureObjectResourceDesc(&resource, texture) &&
+                             reads_of(&resource, 0) == READ_NORMALIZED;
+    how->flags = (as_integers ? AS_INTEGERS : 0) | (w[WORD_NORMALIZED] ? NORMALIZED : 0) |
+                 (w[WORD_SRGB] ? SRGB : 0) | (w[WORD_NO_TRILINEAR] ? NO_TRILINEAR : 0) |
                  (w[WORD_SEAMLESS] ? SEAMLESS_CUBEMAP : 0);
     return CUDA_SUCCESS;
 }

@@ -315,7 +315,10 @@ bool driver_memory()
     REQUIRE(is_set<unsigned short>("cuMemsetD16_v2", "cuMemsetD16Async", other, 0x7777));
     REQUIRE(is_set<unsigned>("cuMemsetD32_v2", "cuMemsetD32Async", other, 0x12345678));
     REQUIRE(is_set<unsigned>("cuMemsetD32_v2", "cuMemsetD32Async", other, 0));
-    // DriverRows.
+    auto *set = DRIVER(cuMemsetD8_v2, Address, unsigned char, std::size_t);
+    REQUIRE(set(one + 1, 'e', bytes_there - 1) == 0 && refuses(set(one + 1, 'e', bytes_there), 1));
+    REQUIRE(to_device(one, bytes.data(), bytes_there) == 0);
+    // Rows.
     DriverRows rows = {};
     rows.from_type = 1, rows.from_host = bytes.data(), rows.from_pitch = 50;
     rows.from_x = 3, rows.from_y = 2;
