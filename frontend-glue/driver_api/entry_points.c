@@ -190,6 +190,19 @@ EXPORTED int cuGetProcAddress_v2_ptsz(const char *name, void **function, int ver
     return get(name, function, version, flags, status, true);
 }
 
+/* Compilers, which do without. */
+static bool is_compiler(const void *caller)
+{
+    static const char *const names[] = {"libnvrtc", "libnvJitLink", "libnvptxcompiler"};
+    Dl_info info;
+    const char *slash =
+        dladdr(caller, &info) && info.dli_fname ? strrchr(info.dli_fname, '/') : NULL;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (slash && !strncmp(slash + 1, names[i], strlen(names[i])))
+            return true;
+    return false;
+}
+
 /* What NVIDIA's own libraries and tools have in the driver beside what its header has. */
 EXPORTED int cuGetExportTable(const void **table, const void *id)
 {
@@ -197,7 +210,7 @@ EXPORTED int cuGetExportTable(const void **table, const void *id)
     (void)id;
     if (table)
         *table = NULL;
-    if (!atomic_flag_test_and_set(&told))
+    if (!is_compiler(__builtin_return_address(0)) && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
                 "cuGetExportTable returns CUDA_ERROR_NOT_FOUND: a runtime of NVIDIA's that is in "
                 "the program, as nvcc puts it there by default, or in a library of NVIDIA's, wants "

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A program into which nvcc has linked CUDA's runtime, as it does by default, calls no libcudart:
- * neither GVirtuS nor this library sees any of its calls. It finds the GPUs of this host, or fails
- * with cudaErrorInsufficientDriver, so it is told why before it begins.
+ * neither GVirtuS nor this library sees any of its calls. Of the driver's it finds this library's,
+ * which has not what it wants (cuGetExportTable), and fails: so it is told why before it begins.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -72,8 +72,8 @@ __attribute__((constructor)) static void begin(void)
     if (alone)
         ibx_log(IBX_LOG_WARN,
                 "%.*s has kernels, and is not linked with libcudart.so: the runtime that nvcc puts "
-                "into a program by default uses GPUs of this host, not the remote one; link it "
-                "with nvcc -cudart shared",
+                "into a program by default does not reach the remote GPU, and its calls fail; link "
+                "it with nvcc -cudart shared",
                 (int)(n > 0 ? n : 0), path);
     if (file >= 0)
         close(file);
