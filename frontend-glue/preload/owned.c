@@ -24,7 +24,6 @@ static struct owned *chains[CHAINS];
 static atomic_uint count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-
 static struct owned **place_of(enum owned_kind kind, const void *handle)
 {
     const uintptr_t at = (uintptr_t)handle;
