@@ -43,7 +43,7 @@ static int range_of(uint64_t address, uint64_t *begin, size_t *n)
     return CUDA_SUCCESS;
 }
 
-/* Without the driver's number CUDA_ERROR_NOT_FOUND natively. */
+/* Of an address that is none of CUDA's the driver says CUDA_ERROR_NOT_FOUND. */
 EXPORTED int cuMemGetAddressRange_v2(uint64_t *begin, size_t *n, uint64_t address)
 {
     const int rc = IN_CONTEXT(range_of(address, begin, n));
