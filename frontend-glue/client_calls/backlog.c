@@ -182,12 +182,14 @@ void ibx_backlog_gather(struct ibx_pipeline *p)
     if (ibx_pipeline_idle(p))
         return;
     if (ibx_session_live(p->session)) {
-        if (p->backlog_end > p->backlog_begin)
-            ibx_session_gather_ahead(p->session, p->backlog + p->backlog_begin,
-                                     p->backlog_end - p->backlog_begin);
-        const struct ibx_message all = {.n = p->backlog_end - p->backlog_begin,
-                                        .requests = p->backlog_requests};
-        take_from_backlog(p, &all);
+        while (p->backlog_end > p->backlog_begin && ibx_session_live(p->session)) {
+            struct ibx_message message = next_message(p);
+            if (!message.n)
+                message = (struct ibx_message){.n = p->backlog_end - p->backlog_begin,
+                                               .requests = p->backlog_requests};
+            ibx_session_gather_ahead(p->session, p->backlog + p->backlog_begin, message.n);
+            take_from_backlog(p, &message);
+        }
         p->messages++;
         atomic_store(&p->unsent, false);
     }

@@ -50,7 +50,9 @@ int ibx_client_call(struct ibx_session *s, const char *name, const void *body, s
     if (!ibx_session_idle(s))
         return -ENOTCONN;
     ibx_put_u64(&w, n);
-    int rc = ibx_session_gather(s, (const uint8_t *)name, strlen(name) + 1);
+    int rc = ibx_session_reserve(s, 2 * sizeof(length) + strlen(name) + 1 + n);
+    if (!rc)
+        rc = ibx_session_gather(s, (const uint8_t *)name, strlen(name) + 1);
     if (!rc)
         rc = ibx_session_gather(s, length, w.length);
     if (!rc)

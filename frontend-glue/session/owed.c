@@ -113,7 +113,7 @@ bool ibx_session_look_closely(struct ibx_session *s)
 
 int ibx_session_gather_ahead(struct ibx_session *s, const uint8_t *bytes, size_t n)
 {
-    int rc = ibx_session_gather(s, bytes, n);
+    int rc = ibx_session_gather_whole(s, bytes, n);
     s->out_ahead = true;
     return rc;
 }

@@ -19,6 +19,9 @@
 #define GATHER_MAX (1u << 20)  /* longer bodies are READ, unless the client cannot register them */
 #define OWN_MAX    (64u << 10) /* bytes of a request of our own; no client has longer ones */
 
+#define OWN_BEGINS   "ibx" /* its name, */
+#define OWN_NAME_MAX 32u   /* of so many bytes at most */
+
 /* The tail of a body, in the segment behind its payload. */
 static bool peek_tail(struct ibx_request *q)
 {
@@ -53,17 +56,23 @@ static bool peek_remote(struct ibx_session *s, struct ibx_request *q)
 }
 
 /* Copies the next n bytes of the stream into the session's memory, as the beginning of the stream.
- */
+ * What is there of them may have been gathered before. */
 static int gather(struct ibx_session *s, size_t n)
 {
+    const size_t here = (size_t)s->segment.left;
     if (s->gathered_size < n) {
-        uint8_t *more = realloc(s->gathered, n);
+        uint8_t *more = malloc(n);
         if (!more)
             return 0; /* nothing was read */
+        memcpy(more, s->segment.inline_at, here);
+        free(s->gathered);
         s->gathered = more;
         s->gathered_size = n;
+    } else {
+        memmove(s->gathered, s->segment.inline_at, here);
     }
-    int rc = ibx_session_read_all(s, s->gathered, n);
+    s->segment.left = 0;
+    int rc = ibx_session_read_all(s, s->gathered + here, n - here);
     if (rc)
         return rc;
     s->behind = s->segment;
@@ -71,22 +80,32 @@ static int gather(struct ibx_session *s, size_t n)
     return 1;
 }
 
-/* A request of our own in which a message ends: GVirtuS does not know it. Messages are longer than
- * these requests, but where a session goes on over another fabric. 1: now all of it is here; 0: it
- * is none; as ibx_session_fail(). */
+/* Bytes of a name that there is no end of yet. */
+static bool may_be_own(const uint8_t *bytes, size_t n)
+{
+    return n < OWN_NAME_MAX && !memcmp(bytes, OWN_BEGINS, n < 3 ? n : 3);
+}
+
+/* A request of our own in which a message ends, also in its name: GVirtuS does not know it. Clients
+ * send them whole, but where a session goes on over another fabric. 1: now there is more of it; 0:
+ * it is none; as ibx_session_fail(). */
 static int gather_own(struct ibx_session *s)
 {
     const size_t left = (size_t)s->segment.left;
     const uint8_t *bytes = s->segment.inline_at, *nul = memchr(bytes, 0, left);
     const size_t name = nul ? (size_t)(nul - bytes) + 1 : 0;
+    if (!name)
+        return may_be_own(bytes, left) ? gather(s, left + 1) : 0;
     const struct ibx_call *call = ibx_call_find(bytes, name);
+    const bool own = ibx_extra_is(call->name) || ibx_math_is(call->name);
     const bool resets = call->kind == IBX_CALL_RESETS && call->name[0];
-    if (!name || left - name < 8 ||
-        !(resets || ibx_extra_is(call->name) || ibx_math_is(call->name)))
+    if (!own && !resets)
         return 0;
+    if (left - name < 8)
+        return own ? gather(s, name + 8) : 0; /* a reset has to come whole */
     struct ibx_reader r = ibx_reader_of(bytes + name, 8);
     const uint64_t length = ibx_get_u64(&r);
-    if (length > OWN_MAX || length <= left - name - 8 || s->behind.kind)
+    if (length > OWN_MAX || length <= left - name - 8)
         return 0;
     return gather(s, name + 8 + (size_t)length);
 }
@@ -95,12 +114,11 @@ static int gather_own(struct ibx_session *s)
 static int find_call(struct ibx_session *s, struct ibx_request *q)
 {
     const struct ibx_call *call;
-    size_t whole = ibx_call_request(s->segment.inline_at, (size_t)s->segment.left, &call);
-    if (!whole) {
+    size_t whole;
+    while (!(whole = ibx_call_request(s->segment.inline_at, (size_t)s->segment.left, &call))) {
         const int rc = gather_own(s);
         if (rc <= 0)
             return rc;
-        whole = ibx_call_request(s->segment.inline_at, (size_t)s->segment.left, &call);
     }
     if (!call->name[0])
         return 0;

@@ -632,6 +632,7 @@ int main(int argc, char **argv)
         {"libraries", libraries},
         {"math-libraries", math_libraries},
         {"math-library-first", math_library_first},
+        {"math-threads", math_threads},
         {"no-math-libraries", no_math_libraries},
         {"leaves-math-libraries", leaves_math_libraries},
         {"mipmaps", mipmaps},

@@ -128,6 +128,7 @@ bool arrays();
 bool libraries();
 bool math_libraries();
 bool math_library_first();
+bool math_threads();
 bool no_math_libraries();
 bool leaves_math_libraries();
 bool mipmaps();

@@ -3,6 +3,7 @@
 // Functions of cuBLAS, cuRAND and cuFFT, which the preload calls in requests of its own.
 #include "tests/gvirtus/application.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -307,6 +308,27 @@ bool no_math_libraries()
     int plan = -1;
     REQUIRE(math("cublasCreate_v2", &handle) == NOT_SUPPORTED && !handle);
     return HOLDS(math("cufftCreate", &plan) == 16 && plan == -1 && cudaGetLastError() == 0);
+}
+
+// Many calls that are answered early, of threads with a stream and a handle each.
+bool math_threads()
+{
+    constexpr int THREADS = 4, CALLS = 3000;
+    std::array<bool, THREADS> good{};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < THREADS; i++)
+        threads.emplace_back([&good, i] {
+            void *stream = nullptr, *handle = nullptr;
+            float *x = device_copy<float>({1, 1}), *y = device_copy<float>({0, 0}), alpha = 1;
+            bool all = !cudaStreamCreate(&stream) && (handle = blas()) && x && y;
+            for (int call = 0; call < CALLS && all; call++)
+                all = math("cublasSetStream_v2", handle, stream) == 0 &&
+                      axpy(handle, 2, &alpha, x, y) == 0;
+            good[i] = all && cudaStreamSynchronize(stream) == 0 && host_copy(y, 2)[1] == CALLS;
+        });
+    for (std::thread &thread : threads)
+        thread.join();
+    return HOLDS(std::all_of(good.begin(), good.end(), [](bool is) { return is; }));
 }
 
 // What a program leaves, a process of the back end that others use gives back.

@@ -7,6 +7,8 @@
 
 #include "frontend-glue/session/math_calls.h"
 
+#include <algorithm>
+
 namespace
 {
 
@@ -95,9 +97,35 @@ bool malformed()
     return HOLDS(remote.free(x) == 0);
 }
 
+// Messages may end anywhere in a request.
+bool in_pieces()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t x = remote.malloc(64), handle = blas(remote), zero = 0;
+    REQUIRE(x && handle && remote.to_device(x, &zero, sizeof(zero)) == 0);
+    const Body body = axpy(handle, x);
+    const std::uint64_t length = body.bytes.size();
+    std::vector<char> whole(IBX_MATH_ADDS, IBX_MATH_ADDS + sizeof(IBX_MATH_ADDS));
+    whole.insert(whole.end(), reinterpret_cast<const char *>(&length),
+                 reinterpret_cast<const char *>(&length + 1));
+    whole.insert(whole.end(), body.bytes.begin(), body.bytes.end());
+    for (std::size_t n = 1; n < whole.size(); n++) {
+        char reply[20];
+        gpu.over->Write(whole.data(), n);
+        gpu.over->Sync();
+        gpu.over->Write(whole.data() + n, whole.size() - n);
+        gpu.over->Sync();
+        REQUIRE(gpu.over->Read(reply, sizeof(reply)) == sizeof(reply));
+        REQUIRE(std::all_of(reply, reply + 4, [](char byte) { return byte == 0; }));
+    }
+    return HOLDS(remote.free(x) == 0);
+}
+
 } // namespace
 
 void check_calls_math()
 {
+    check("requests for libraries in pieces", in_pieces);
     check("requests for libraries that are malformed", malformed);
 }
