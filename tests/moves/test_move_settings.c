@@ -269,7 +269,7 @@ static void test_set_late(void)
 {
     start();
     pair_run_to("source:exposing", NULL);
-    as_before();
+    await_settings(&vms[0], before[0]); /* the destination sets its own, soon or now */
     mover_kill(&sender, SIGCONT);
     pair_done();
     as_before();
