@@ -67,8 +67,8 @@ int ibx_qmp_fd(const struct ibx_qmp *qmp);
 /* The process at the other end, by SO_PEERCRED: who created the listening socket. 0 when the kernel
  * does not know it (another PID namespace). */
 pid_t ibx_qmp_pid(const struct ibx_qmp *qmp);
-/* -ECONNRESET: it has ended, and the number may be another process's by now, where somebody else serves
- * its socket. 0, too, where the kernel does not tell (before Linux 6.5). */
+/* -ECONNRESET: it has ended, and the number may be another process's by now, where somebody else
+ * serves its socket. 0, too, where the kernel does not tell (before Linux 6.5). */
 int ibx_qmp_lives(const struct ibx_qmp *qmp, struct ibx_error *err);
 struct ibx_qmp_version ibx_qmp_version(const struct ibx_qmp *qmp);
 /* True from `major`.`minor` on. */
