@@ -462,12 +462,14 @@ static bool next_is(const char *name, bool data)
  * for. */
 static void test_keeps_what_migrations_need(NO_STATE)
 {
-    attached(SCRIPT(
-        {"flood", "{\"event\": \"RTC_CHANGE\"}\n", 3}, {NULL, "{\"event\": \"STOP\"}\n", 0},
-        {NULL, "{\"event\": \"ACPI_DEVICE_OST\"}\n", 3 * IBX_QMP_EVENTS_MAX}, {NULL, READY(2), 0},
-        {"more", "{\"event\": \"RESUME\", \"data\": {}}\n", IBX_QMP_EVENTS_MAX + 9},
-        {NULL, READY(3), 0}));
+    attached(SCRIPT({"flood", "{\"event\": \"RTC_CHANGE\"}\n", 3},
+                    {NULL, "{\"event\": \"SUSPEND\"}\n", 0}, {NULL, "{\"event\": \"STOP\"}\n", 0},
+                    {NULL, "{\"event\": \"ACPI_DEVICE_OST\"}\n", 3 * IBX_QMP_EVENTS_MAX},
+                    {NULL, READY(2), 0},
+                    {"more", "{\"event\": \"RESUME\", \"data\": {}}\n", IBX_QMP_EVENTS_MAX + 9},
+                    {NULL, READY(3), 0}));
     assert_int_equal(run("flood", NULL, GENEROUS), 0);
+    assert_true(next_is("SUSPEND", false));
     assert_true(next_is("STOP", false));
     assert_int_equal(run("more", NULL, GENEROUS), 0);
     for (unsigned i = 0; i < IBX_QMP_EVENTS_MAX; i++)
