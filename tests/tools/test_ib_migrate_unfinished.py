@@ -220,6 +220,20 @@ def memory_that_is_cut_short_is_said_to_be(scene):
 
 
 @case
+def a_signal_that_says_that_memory_is_broken_ends_it_too(scene):
+    """One that comes of no instruction, as where the kernel tells of broken memory early."""
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    _, uri = receiver(scene, destination)
+    sender = start(scene, "send --json", *source.qmp, uri, env=stops_at("source:serving"))
+    until(lambda: process_state(sender.pid) == "T", "it to stop itself")
+    sender.send_signal(signal.SIGBUS)
+    sender.send_signal(signal.SIGCONT)
+    _, err = sender.communicate(timeout=LIMIT)
+    equal(sender.returncode, -signal.SIGBUS)
+    assert "this tool ends" in err, err
+
+
+@case
 def a_paused_vm_that_is_taken_back_is_not_said_to_run(scene):
     source, destination = Vm(scene, append="beats=40"), Vm(scene, incoming=True)
     until(lambda: source.beats() == 40, "the guest to halt")

@@ -92,17 +92,18 @@ void ibx_cli_result_on_signal(int status, const char *sentence)
     handle(on_signal);
 }
 
-/* A QEMU whose memory this is can cut its file short. Nothing can go on without it: the instruction
- * is tried again, and ends this process, as any other end does that it has not chosen. */
+/* A QEMU whose memory this is can cut its file short. Nothing can go on without it: the signal
+ * comes again behind this, and ends the process, also where no instruction is tried again that
+ * would, as when the kernel tells of broken memory before that is used. */
 static void on_bus_error(int number)
 {
     static const char why[] =
         "ib-migrate: a file that is mapped here, of guest RAM or of a snapshot, was cut short, or "
         "this host's memory is broken: this tool ends; \"ib-migrate status\" tells what it "
         "leaves\n";
-    (void)number;
-    if (write(STDERR_FILENO, why, sizeof(why) - 1) < 0)
-        return;
+    const ssize_t ignored = write(STDERR_FILENO, why, sizeof(why) - 1);
+    (void)ignored;
+    raise(number);
 }
 
 void ibx_cli_result_on_bus_error(void)
