@@ -239,8 +239,12 @@ int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadli
 
 /* ------------------------------------------------------------ the process */
 
+/* Its sockets are closed before it has ended, unless another process has them, too. */
 static int ended(const struct ibx_qmp *qmp, struct ibx_error *err)
 {
+    struct pollfd end = {.fd = qmp->fd};
+    if (poll(&end, 1, 0) > 0)
+        return ibx_error_set(err, -ECONNRESET, "QEMU (process %d) has ended", (int)qmp->pid);
     return ibx_error_set(err, -ECONNRESET,
                          "the process (%d) that listened at this QMP socket has ended, and another "
                          "one answers there: give the socket of a QEMU that listens itself",

@@ -453,6 +453,35 @@ static void test_who_listened_has_ended(NO_STATE)
         print_message("not looked at: this kernel does not tell who has ended\n");
 }
 
+/* Nobody answers for one that has just ended, and nobody is said to. */
+static void test_who_listened_has_just_ended(NO_STATE)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    int told[2];
+    snprintf(at.sun_path, sizeof(at.sun_path), "/tmp/ibx-test-qmp.%d", getpid());
+    assert_int_equal(pipe2(told, O_CLOEXEC), 0);
+    const pid_t child = fork();
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (!child) {
+        if (bind(fd, (const struct sockaddr *)&at, sizeof(at)) || listen(fd, 4))
+            _exit(1);
+        for (ssize_t n = write(told[1], "", 1); n == 1; pause())
+            ;
+        _exit(1);
+    }
+    char byte;
+    assert_int_equal(read(told[0], &byte, 1), 1);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&at, sizeof(at)), 0);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    unlink(at.sun_path);
+    close(told[0]);
+    close(told[1]);
+    memset(&error, 0, sizeof(error));
+    says(ibx_qmp_attach(fd, ibx_deadline_in_ms(SHORT), &qmp, &error), -ECONNRESET, "has ended");
+    assert_null(strstr(error.message, "answers"));
+}
+
 static void test_full_backlog(NO_STATE)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -498,6 +527,7 @@ int main(void)
         cmocka_unit_test(test_no_socket),
         cmocka_unit_test(test_deep_folder),
         cmocka_unit_test(test_who_listened_has_ended),
+        cmocka_unit_test(test_who_listened_has_just_ended),
         cmocka_unit_test(test_full_backlog),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
