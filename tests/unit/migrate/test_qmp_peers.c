@@ -423,8 +423,8 @@ static pid_t leave_a_listener(const char *path)
         if (bind(fd, (const struct sockaddr *)&at, sizeof(at)) || listen(fd, 4))
             _exit(1);
         child = fork();
-        for (; !child; pause())
-            ;
+        while (!child)
+            pause();
         _exit(write(told[1], &child, sizeof(child)) != sizeof(child));
     }
     assert_int_equal(read(told[0], &child, sizeof(child)), sizeof(child));
