@@ -103,6 +103,9 @@ bool batches(void *handle)
     REQUIRE((host_copy(c, 3) == std::vector<double>{11, 25, 43}));
     int info = 9;
     REQUIRE(math("cublasSgetrsBatched", handle, 0, 3, 1, a, 1, a, c, 1, &info, 1) == 0);
+    REQUIRE(info == 0);
+    info = 9;
+    REQUIRE(math("cublasSgeqrfBatched", handle, 3, 3, a, 3, c, &info, 1) == 0);
     return HOLDS(info == 0);
 }
 

@@ -230,6 +230,14 @@ EXPORT int cublasSgetrsBatched(const struct handle *h, int trans, int n, int col
     return wait_for(h) ? BLAS_EXECUTION_FAILED : n < 0 ? BLAS_INVALID_VALUE : 0;
 }
 
+EXPORT int cublasSgeqrfBatched(const struct handle *h, int m, int n, float *const *a, int lda,
+                               float *const *factors, int *info, int count)
+{
+    (void)n, (void)a, (void)lda, (void)factors, (void)count;
+    *info = m < 0 ? -1 : 0;
+    return wait_for(h) ? BLAS_EXECUTION_FAILED : m < 0 ? BLAS_INVALID_VALUE : 0;
+}
+
 /* ------------------------------------------------------------------------------- cuRAND */
 
 EXPORT int curandCreateGenerator(struct handle **made, int type)
