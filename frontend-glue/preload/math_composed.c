@@ -112,13 +112,14 @@ int cublasGetMatrixAsync(int rows, int columns, int element, const void *from, i
 
 /* ------------------------------------------------------------------------------- sparse vectors */
 
-/* Their scalars are of the type that a dense vector's values have: the back end is asked for that.
- * The request has as many bytes as the longest type. */
+/* Their scalars are of the type in which the library computes. That follows from the type of a
+ * dense vector's values, which the back end is asked for: it is the same, or single precision of
+ * half. The request has as many bytes as the longest type. */
 static int with_scalars(unsigned number, union ibx_math_value *values, unsigned first,
                         unsigned second)
 {
     static const uint8_t bytes_of[] = {
-        [0] = 4, [1] = 8, [2] = 2, [4] = 8, [5] = 16, [6] = 4, [14] = 2, [15] = 4};
+        [0] = 4, [1] = 8, [2] = 4, [4] = 8, [5] = 16, [6] = 8, [14] = 4, [15] = 8};
     uint8_t scalars[2][16] = {{0}};
     uint64_t size = 0, at = 0;
     int type = -1;

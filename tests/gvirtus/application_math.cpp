@@ -238,6 +238,15 @@ bool descriptors(void *other)
     by = 0, with = 1;
     REQUIRE(math("cusparseAxpby", handle, &by, x, &with, y) == 0 && host_copy(two, 1)[0] == 56);
     REQUIRE(math("cusparseAxpby", handle, &by, x, &with, x) == 3);
+    for (const int half : {2, 14}) { // scalars of half precision's vectors are floats
+        void *of_halves = nullptr;
+        by = 1.5, with = 2;
+        float *to = device_copy<float>({10});
+        REQUIRE(math("cusparseCreateDnVec", &of_halves, std::int64_t{1}, to, half) == 0);
+        REQUIRE(math("cusparseAxpby", handle, &by, x, &with, of_halves) == 0);
+        REQUIRE(host_copy(to, 1)[0] == 1.5F * host_copy(one, 1)[0] + 20);
+        REQUIRE(math("cusparseDestroyDnVec", of_halves) == 0);
+    }
     REQUIRE(times(handle, x, &result) == 0 && result == 3 * 56);
     // Another type's, another library's, and what is none.
     for (void *none : {y, handle, other, junk, (void *)nullptr})

@@ -364,9 +364,11 @@ EXPORT int cufftExecC2C(int plan, const void *from, void *to, int direction)
 
 /* ------------------------------------------------------------------------------- cuSPARSE */
 
+/* The values are floats, whatever the type says: scalars of half precision's are. */
 struct vector {
     int64_t size;
     float *values;
+    int type;
 };
 
 EXPORT int cusparseCreate(struct handle **made)
@@ -393,10 +395,10 @@ EXPORT int cusparseGetPointerMode(const struct handle *h, int *mode)
 
 EXPORT int cusparseCreateDnVec(struct vector **made, int64_t size, void *values, int type)
 {
-    *made = type ? NULL : malloc(sizeof(**made));
+    *made = type && type != 2 && type != 14 ? NULL : malloc(sizeof(**made));
     if (!*made)
         return 2;
-    **made = (struct vector){size, values};
+    **made = (struct vector){size, values, type};
     handles++;
     return 0;
 }
@@ -412,7 +414,7 @@ EXPORT int cusparseDnVecGet(const struct vector *vector, int64_t *size, void **v
 {
     *size = vector->size;
     *values = vector->values;
-    *type = 0;
+    *type = vector->type;
     return 0;
 }
 
