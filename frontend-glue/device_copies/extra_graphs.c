@@ -265,7 +265,8 @@ static int update(struct extra *e)
     int (*version)(int *found) = NULL;
     int found = 0;
     void *exec = pointer(&e->in), *graph = pointer(&e->in);
-    if (!whole(e) || !ibx_handles_change(e->x, (uintptr_t)exec) || !is_graph(e, graph))
+    if (!whole(e) || !ibx_handles_change(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec) ||
+        !is_graph(e, graph))
         return CUDA_INVALID_VALUE;
     *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
     if (!version || version(&found) || found < 12000)

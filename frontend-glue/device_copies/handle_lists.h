@@ -46,7 +46,7 @@ struct handle {
     struct ibx_tenant *tenant; /* NULL: every tenant's */
     struct ibx_quota *counted; /* where it counts as the tenant's; NULL: nowhere */
     unsigned holders;          /* requests */
-    const struct copies *user; /* of a graph, the one that holds it; of an exec, that changes it */
+    const struct copies *user; /* of a graph, the one that holds it; else that changes it */
     struct opener *openers;    /* other clients that have opened it */
     unsigned opener_count;
     bool theirs;     /* another process's, which each who uses it has opened */

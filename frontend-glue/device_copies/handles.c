@@ -9,7 +9,8 @@
  * A request holds what it names until it is over, and what that belongs to: another session of the
  * tenant's that gives it back meanwhile waits. So does one that names the same graph: CUDA does not
  * keep two threads apart that are in one, natively the program does, and here a client that did not
- * would damage the back end of all. One that changes what was made of a graph has that alone.
+ * would damage the back end of all. One that changes what was made of a graph, or the pointer mode
+ * of a library's handle, has that alone.
  *
  * What graphs count as: handle_sizes.c; what other clients have opened: handle_openers.c; memory:
  * handle_memory.c; what a client leaves: handle_ends.c.
@@ -324,14 +325,14 @@ bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph)
     return ibx_handle_add(x, IBX_HANDLE_NODE, node, graph, 1, true);
 }
 
-/* Locked, and not while it waits, for other requests with what is launched: on an H100 one that
- * changes it beside a launch breaks the context (error 719). */
-static bool hold_alone(struct copies *x, uint64_t exec)
+/* Locked, and not while it waits, for other requests with it, such as what is launched: on an H100
+ * one that changes it beside a launch breaks the context (error 719). */
+static bool hold_alone(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     for (;;) {
-        struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
+        struct handle *found = ibx_handle_find(x, kind, value);
         const bool has = found && (!found->holders || found->user == x);
         if (has && hold(x, found))
             found->user = x;
@@ -341,10 +342,10 @@ static bool hold_alone(struct copies *x, uint64_t exec)
     }
 }
 
-bool ibx_handles_change(struct copies *x, uint64_t exec)
+bool ibx_handles_change(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
-    const bool known = hold_alone(x, exec);
+    const bool known = hold_alone(x, kind, value);
     pthread_mutex_unlock(&ibx_handles_lock);
     return known;
 }
@@ -352,7 +353,7 @@ bool ibx_handles_change(struct copies *x, uint64_t exec)
 bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)
 {
     pthread_mutex_lock(&ibx_handles_lock);
-    const bool known = hold_alone(x, exec);
+    const bool known = hold_alone(x, IBX_HANDLE_EXEC, exec);
     struct handle *found = known ? find_free(x, IBX_HANDLE_NODE, node) : NULL;
     const struct handle *made = found ? ibx_handle_find(x, IBX_HANDLE_EXEC, exec) : NULL;
     const bool has = made && made->user == x && made->of && made->of == found->of &&

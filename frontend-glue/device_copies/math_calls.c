@@ -259,6 +259,15 @@ static void get_sized(struct call *c, unsigned i)
     }
 }
 
+/* Whether another request with the same handle must not be under way. The library looks for scalars
+ * where the pointer mode says, which was asked of it before: were it changed in between, the back
+ * end would read an address of the device as its own, and end. */
+static bool needs_it_alone(const struct call *c)
+{
+    return c->f->number == IBX_MATH_cublasSetPointerMode_v2 ||
+           c->f->number == IBX_MATH_cusparseSetPointerMode;
+}
+
 /* Whether its handle is one. */
 static bool names_handle(struct call *c)
 {
@@ -266,7 +275,10 @@ static bool names_handle(struct call *c)
     unsigned i = 0;
     while (i < c->f->count && a[i].kind != IBX_MATH_HANDLE && a[i].kind != IBX_MATH_PLAN)
         i++;
-    return i == c->f->count || ibx_handles_know(c->x, kind_of(a[i].n), c->handle);
+    if (i == c->f->count)
+        return true;
+    return needs_it_alone(c) ? ibx_handles_change(c->x, kind_of(a[i].n), c->handle)
+                             : ibx_handles_know(c->x, kind_of(a[i].n), c->handle);
 }
 
 /* Whether its scalars are where the library will look for them. */

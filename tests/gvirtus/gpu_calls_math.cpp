@@ -36,11 +36,12 @@ std::uint64_t blas(Remote &remote)
     return remote.address(IBX_MATH_SETS_UP, byte(function(IBX_MATH_cublasCreate_v2, 0), 1));
 }
 
-// cublasSaxpy of one number; `alpha` is of the host, or an address.
-Body axpy(std::uint64_t handle, std::uint64_t x, unsigned mode = 0, std::uint64_t alpha = 0)
+// cublasSaxpy of n numbers; `alpha` is of the host, or an address.
+Body axpy(std::uint64_t handle, std::uint64_t x, unsigned mode = 0, std::uint64_t alpha = 0,
+          int n = 1)
 {
     Body body = function(IBX_MATH_cublasSaxpy_v2, handle, mode);
-    body.i32(1).u64(x).i32(1).u64(x).i32(1);
+    body.i32(n).u64(x).i32(1).u64(x).i32(1);
     if (mode)
         return body.u64(alpha);
     body = byte(body, 1);
@@ -122,10 +123,40 @@ bool in_pieces()
     return HOLDS(remote.free(x) == 0);
 }
 
+// The pointer mode stays what it was found to be, though another client changes it.
+bool modes()
+{
+    constexpr int calls = 200, n = 500;
+    Gpu gpu;
+    Client other(gpu);
+    Remote &remote = gpu.remote;
+    const std::vector<float> ones(n, 1);
+    const std::uint64_t x = remote.malloc(n * sizeof(float)), handle = blas(remote);
+    other.remote.get_last_error();
+    REQUIRE(x && handle && remote.to_device(x, ones.data(), n * sizeof(float)) == 0);
+    std::atomic<bool> over{false}, changed{true};
+    std::thread changes([&] {
+        for (int mode = 1; !over || !mode; mode = !mode)
+            changed =
+                changed && other.remote.call(
+                               IBX_MATH_SETS_UP,
+                               function(IBX_MATH_cublasSetPointerMode_v2, handle).i32(mode)) == 0;
+    });
+    bool good = true;
+    for (int i = 0; i < calls; i++) {
+        const int status = remote.call(IBX_MATH_ADDS, axpy(handle, x, i % 2, x, n));
+        good = good && (!status || status == INVALID_VALUE);
+    }
+    over = true;
+    changes.join();
+    return HOLDS(good && changed);
+}
+
 } // namespace
 
 void check_calls_math()
 {
+    check("requests for libraries while the pointer mode changes", modes);
     check("requests for libraries in pieces", in_pieces);
     check("requests for libraries that are malformed", malformed);
 }

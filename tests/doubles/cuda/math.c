@@ -16,10 +16,11 @@
 
 #define BLAS_INVALID_VALUE    7
 #define BLAS_EXECUTION_FAILED 13
+#define BLAS_INTERNAL_ERROR   14 /* another thread has changed the pointer mode meanwhile */
 
 struct handle {
     void *stream;
-    int on_device; /* the pointer mode */
+    atomic_int on_device; /* the pointer mode */
     int seed;
 };
 
@@ -151,6 +152,7 @@ EXPORT int cublasIsamax_v2(const struct handle *h, int n, const float *x, int st
 EXPORT int cublasSaxpy_v2(const struct handle *h, int n, const float *alpha, const float *x,
                           int x_step, float *y, int y_step)
 {
+    const int mode = h->on_device;
     float by, from, to;
     if (wait_for(h) || !get_scalar(h, &by, alpha, sizeof(by)))
         return BLAS_EXECUTION_FAILED;
@@ -162,7 +164,7 @@ EXPORT int cublasSaxpy_v2(const struct handle *h, int n, const float *alpha, con
         if (!put(at, &to, sizeof(to)))
             return BLAS_EXECUTION_FAILED;
     }
-    return 0;
+    return h->on_device == mode ? 0 : BLAS_INTERNAL_ERROR;
 }
 
 EXPORT int cublasSrotg_v2(const struct handle *h, float *a, float *b, float *c, float *s)

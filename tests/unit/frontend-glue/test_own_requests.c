@@ -389,7 +389,7 @@ static void *name_exec(void *argument)
 {
     struct other_session *other = argument;
     atomic_store(&other->thread, gettid());
-    const bool known = other->changes ? ibx_handles_change(&other->x, other->exec)
+    const bool known = other->changes ? ibx_handles_change(&other->x, IBX_HANDLE_EXEC, other->exec)
                                       : ibx_handles_know(&other->x, IBX_HANDLE_EXEC, other->exec);
     atomic_store(&other->early, !known || !atomic_load(&other->let_go));
     atomic_store(&other->done, true);
