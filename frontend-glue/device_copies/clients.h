@@ -88,6 +88,10 @@ bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node);
 /* A request is about to change it, as one that asks for a node of it is, too: when no other request
  * has it. False: there is none, or that takes too long. */
 bool ibx_handles_change(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* A library's handle has that stream; which one it has. */
+void ibx_handles_select(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                        uint64_t stream);
+uint64_t ibx_handles_selected(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* The context is gone, and what was in it; NULL: it is not known which. */
 void ibx_handles_forget(const void *context);
 /* GVirtuS's handler is about to give back what has that handle, if it is the tenant's. */

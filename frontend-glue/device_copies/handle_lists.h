@@ -41,6 +41,7 @@ struct handle {
     unsigned level, depth;     /* of a graph: graphs around it, graphs within each other in it */
     uint64_t weight;           /* so many it counts as */
     uint64_t nodes;            /* of a graph: with those in it, each as so many; and 1 */
+    uint64_t stream;           /* of a library's: that was selected for it */
     const void *context;       /* in which it is; NULL: not known */
     int gpu;                   /* of what can be launched: where it was made */
     struct ibx_tenant *tenant; /* NULL: every tenant's */

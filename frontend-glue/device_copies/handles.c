@@ -232,6 +232,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->depth = made->depth;
     ibx_handle_count_as(h, made->tenant);
     h->context = made->context;
+    h->stream = 0;
     h->of_process = made->of_process;
     h->opener_count = 0;
     h->heir_of = 0;
@@ -348,6 +349,25 @@ bool ibx_handles_change(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     const bool known = hold_alone(x, kind, value);
     pthread_mutex_unlock(&ibx_handles_lock);
     return known;
+}
+
+void ibx_handles_select(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                        uint64_t stream)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = ibx_handle_find(x, kind, value);
+    if (found)
+        found->stream = stream;
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+uint64_t ibx_handles_selected(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, kind, value);
+    const uint64_t stream = found ? found->stream : 0;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return stream;
 }
 
 bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)

@@ -70,8 +70,9 @@ struct call {
     int refused;                       /* the status to return; 0: none */
     bool unwanted[IBX_MATH_ARGUMENTS]; /* outputs for which the client has no place */
     union ibx_math_value values[IBX_MATH_ARGUMENTS];
-    void *workspace; /* of its own; NULL: it has none */
-    size_t used;     /* of memory */
+    enum ibx_handle_kind kind; /* of it */
+    void *workspace;           /* of its own; NULL: it has none */
+    size_t used;               /* of memory */
     _Alignas(16) uint8_t memory[IBX_MATH_BODY + IBX_MATH_OUT + 16 * IBX_MATH_ARGUMENTS];
 };
 
@@ -261,10 +262,10 @@ static void get_sized(struct call *c, unsigned i)
 
 /* Whether another request with the same handle must not be under way. The library looks for scalars
  * where the pointer mode says, which was asked of it before: were it changed in between, the back
- * end would read an address of the device as its own, and end. */
+ * end would read an address of the device as its own, and end. And its stream was looked for. */
 static bool needs_it_alone(const struct call *c)
 {
-    return c->f->number == IBX_MATH_cublasSetPointerMode_v2 ||
+    return c->f->use == IBX_MATH_USE_SELECTS || c->f->number == IBX_MATH_cublasSetPointerMode_v2 ||
            c->f->number == IBX_MATH_cusparseSetPointerMode;
 }
 
@@ -277,8 +278,9 @@ static bool names_handle(struct call *c)
         i++;
     if (i == c->f->count)
         return true;
-    return needs_it_alone(c) ? ibx_handles_change(c->x, kind_of(a[i].n), c->handle)
-                             : ibx_handles_know(c->x, kind_of(a[i].n), c->handle);
+    c->kind = kind_of(a[i].n);
+    return needs_it_alone(c) ? ibx_handles_change(c->x, c->kind, c->handle)
+                             : ibx_handles_know(c->x, c->kind, c->handle);
 }
 
 /* Whether its scalars are where the library will look for them. */
@@ -359,11 +361,54 @@ static int answer(struct call *c, struct ibx_writer *out)
     return 0;
 }
 
+/* ------------------------------------------------------------------------------- its stream */
+
+/* Of that handle's type. */
+static const struct ibx_math_function *selector_of(enum ibx_handle_kind kind)
+{
+    switch (kind - IBX_HANDLE_MATH) {
+    case IBX_MATH_BLAS:
+        return ibx_math_find(IBX_MATH_cublasSetStream_v2);
+    case IBX_MATH_RNG:
+        return ibx_math_find(IBX_MATH_curandSetStream);
+    case IBX_MATH_FFT:
+        return ibx_math_find(IBX_MATH_cufftSetStream);
+    case IBX_MATH_SPARSE:
+        return ibx_math_find(IBX_MATH_cusparseSetStream);
+    default:
+        return ibx_math_find(IBX_MATH_cusolverDnSetStream);
+    }
+}
+
+/* A library takes the stream that a handle has for an address, too, also when that was destroyed:
+ * it would end the back end. Then the handle gets the legacy one, and the call is refused if it is
+ * to add work. What is there stays until the call is over. */
+static bool has_stream(struct call *c)
+{
+    const uint64_t stream =
+        c->kind >= IBX_HANDLE_MATH ? ibx_handles_selected(c->x, c->kind, c->handle) : 0;
+    if (!stream || ibx_handles_know(c->x, IBX_HANDLE_STREAM, stream) ||
+        ibx_named_stream(c->x, stream))
+        return true;
+    const struct ibx_math_function *f = selector_of(c->kind);
+    const bool plan = f->arguments[0].kind == IBX_MATH_PLAN;
+    union ibx_math_value values[2] = {{.p = pointer_of(c->handle)}, {.p = NULL}};
+    if (plan)
+        values[0].i = (int)(uint32_t)c->handle;
+    void *function = function_of(f);
+    if (!function || f->call(function, values))
+        return false;
+    ibx_handles_select(c->x, c->kind, c->handle, 0);
+    return c->f->use != IBX_MATH_USE_ADDS;
+}
+
 /* ------------------------------------------------------------------------------- the call */
 
 static int run(struct call *c, void *function)
 {
-    const bool ends = c->f->use == IBX_MATH_USE_ENDS;
+    const bool ends = c->f->use == IBX_MATH_USE_ENDS, selects = c->f->use == IBX_MATH_USE_SELECTS;
+    if (!ends && !selects && !has_stream(c))
+        return c->statuses->invalid_value;
     if (ends && !ibx_handles_remove(c->x, kind_of(c->f->arguments[0].n), c->handle))
         return c->statuses->not_initialized;
     if (ends) /* it waits for the device */
@@ -375,6 +420,8 @@ static int run(struct call *c, void *function)
     const int status = c->f->call(function, c->values);
     if (ends)
         ibx_captures_wait_end();
+    if (selects && !status)
+        ibx_handles_select(c->x, c->kind, c->handle, (uintptr_t)c->values[1].p);
     return status;
 }
 
@@ -384,6 +431,7 @@ int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_wr
     c.x = x;
     c.in = ibx_reader_of(q->body, (size_t)q->length);
     c.refused = 0;
+    c.kind = IBX_HANDLE_STREAM; /* of none of a library's */
     c.workspace = NULL;
     c.used = 0;
     c.handle = ibx_get_u64(&c.in);

@@ -123,6 +123,34 @@ bool in_pieces()
     return HOLDS(remote.free(x) == 0);
 }
 
+// A library looks into its handle's stream: one that is gone it must not get.
+bool streams()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const float one = 1;
+    const std::uint64_t x = remote.malloc(64), handle = blas(remote),
+                        first = remote.stream_create(), second = remote.stream_create();
+    const auto select = [&](std::uint64_t stream) {
+        return remote.call(IBX_MATH_SELECTS,
+                           function(IBX_MATH_cublasSetStream_v2, handle).u64(stream));
+    };
+    const auto destroy = [&](std::uint64_t stream) {
+        return remote.call("cudaStreamDestroy", Body().u64(stream));
+    };
+    REQUIRE(x && handle && first && second && !remote.to_device(x, &one, sizeof(one)));
+    REQUIRE(select(first) == 0 && remote.call(IBX_MATH_ADDS, axpy(handle, x)) == 0);
+    REQUIRE(at(remote, x) == 3 && destroy(first) == 0);
+    REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x)) == INVALID_VALUE && at(remote, x) == 3);
+    REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x)) == 0 &&
+            at(remote, x) == 9); // the legacy one
+    REQUIRE(select(first) != 0 && select(second) == 0);
+    REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x)) == 0 && at(remote, x) == 27);
+    REQUIRE(destroy(second) == 0 && select(0) == 0); // as programs do
+    REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x)) == 0 && at(remote, x) == 81);
+    return HOLDS(!remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cublasDestroy_v2, handle)));
+}
+
 // The pointer mode stays what it was found to be, though another client changes it.
 bool modes()
 {
@@ -157,6 +185,7 @@ bool modes()
 void check_calls_math()
 {
     check("requests for libraries while the pointer mode changes", modes);
+    check("requests for libraries whose stream is gone", streams);
     check("requests for libraries in pieces", in_pieces);
     check("requests for libraries that are malformed", malformed);
 }
