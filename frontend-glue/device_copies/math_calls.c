@@ -160,11 +160,18 @@ static void *host_room(struct call *c, unsigned i, size_t n)
     return room(c, n);
 }
 
-/* Of the host, in which the function works while its call may have returned. */
+/* Of the host, in which the function works while its call may have returned. Work that is captured
+ * would need it as long as there is a graph: nobody could tell when to free it. */
 static void *workspace(struct call *c, uint64_t n)
 {
+    const uint64_t stream = ibx_handles_selected(c->x, c->kind, c->handle);
+    uint64_t id;
     if (!n)
         return NULL;
+    if (stream && ibx_named_stream(c->x, stream) && ibx_captures_active(c->x, stream, &id)) {
+        refuse(c, c->statuses->not_supported);
+        return NULL;
+    }
     c->workspace = n <= WORKSPACE_MOST ? malloc(n) : NULL;
     if (!c->workspace)
         refuse(c, c->statuses->invalid_value);

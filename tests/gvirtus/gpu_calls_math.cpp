@@ -151,6 +151,36 @@ bool streams()
     return HOLDS(!remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cublasDestroy_v2, handle)));
 }
 
+// A graph would use memory of the host that the back end has for the call alone: it could not be
+// given back, nor asked for when.
+bool workspaces()
+{
+    constexpr int not_supported = 9;
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const auto make = [&](unsigned number) {
+        return remote.address(IBX_MATH_SETS_UP, byte(function(number, 0), 1));
+    };
+    const std::uint64_t x = remote.malloc(64), stream = remote.stream_create(),
+                        solver = make(IBX_MATH_cusolverDnCreate),
+                        parameters = make(IBX_MATH_cusolverDnCreateParams);
+    const auto factor = [&](std::uint64_t host_bytes) {
+        Body body = function(IBX_MATH_cusolverDnXgetrf, solver);
+        body.u64(parameters).u64(1).u64(1).i32(1).u64(x).u64(1).u64(0).i32(1).u64(0).u64(0);
+        return remote.call(IBX_MATH_ADDS, body.u64(host_bytes).u64(x));
+    };
+    REQUIRE(x && stream && solver && parameters && factor(64) == 0);
+    REQUIRE(remote.call(IBX_MATH_SELECTS,
+                        function(IBX_MATH_cusolverDnSetStream, solver).u64(stream)) == 0);
+    REQUIRE(factor(64) == 0);
+    REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(2)) == 0);
+    REQUIRE(factor(64) == not_supported);
+    REQUIRE(remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(factor(64) == 0);
+    REQUIRE(!remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cusolverDnDestroyParams, parameters)));
+    return HOLDS(!remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cusolverDnDestroy, solver)));
+}
+
 // The pointer mode stays what it was found to be, though another client changes it.
 bool modes()
 {
@@ -186,6 +216,7 @@ void check_calls_math()
 {
     check("requests for libraries while the pointer mode changes", modes);
     check("requests for libraries whose stream is gone", streams);
+    check("requests for libraries that work in memory of the host", workspaces);
     check("requests for libraries in pieces", in_pieces);
     check("requests for libraries that are malformed", malformed);
 }

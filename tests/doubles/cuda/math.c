@@ -474,6 +474,12 @@ EXPORT int cusolverDnDestroy(struct handle *h)
     return end(h);
 }
 
+EXPORT int cusolverDnSetStream(struct handle *h, void *stream)
+{
+    h->stream = stream;
+    return 0;
+}
+
 EXPORT int cusolverDnGetStream(const struct handle *h, void **stream)
 {
     *stream = h->stream;
