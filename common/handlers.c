@@ -35,8 +35,11 @@ bool ibx_handlers_held(void)
 void ibx_handlers_run(void)
 {
     const struct ibx_handlers_calls *calls = atomic_load(&in_use);
-    if (!depth)
+    const unsigned inside = depth;
+    if (!inside)
         return;
+    depth = 0; /* what a handler calls is a call of its own, also if it does not come back */
     calls->let();
     calls->hold();
+    depth = inside;
 }

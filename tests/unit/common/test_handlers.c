@@ -58,6 +58,75 @@ static void test_held(void **state)
     assert_false(ibx_handlers_held());
 }
 
+static bool called; /* a handler of the program's, as soon as one may run */
+
+static void let_and_call(void)
+{
+    let();
+    if (called)
+        return;
+    called = true;
+    const bool inside = ibx_handlers_hold(); /* its call */
+    assert_true(inside && ibx_handlers_held());
+    assert_int_equal(held, 1);
+    ibx_handlers_run();
+    assert_int_equal(held, 1);
+    ibx_handlers_let(inside);
+    assert_int_equal(held, 0);
+    assert_false(ibx_handlers_held());
+}
+
+static const struct ibx_handlers_calls calling = {hold, let_and_call};
+
+/* A handler that runs in between makes calls as any does: others do not run within these. */
+static void test_calls_of_handlers(void **state)
+{
+    (void)state;
+    ibx_handlers_use(&calling);
+    any = true;
+    const bool outer = ibx_handlers_hold(), inner = ibx_handlers_hold();
+    ibx_handlers_run();
+    assert_true(called && ibx_handlers_held());
+    assert_int_equal(held, 1);
+    ibx_handlers_let(inner);
+    assert_int_equal(held, 1);
+    ibx_handlers_let(outer);
+    assert_int_equal(held, 0);
+    assert_false(ibx_handlers_held());
+}
+
+/* One that leaves by longjmp(3) leaves the call as well. */
+static jmp_buf out;
+
+static void let_and_leave(void)
+{
+    let();
+    if (called)
+        return;
+    called = true;
+    longjmp(out, 1);
+}
+
+static const struct ibx_handlers_calls leaving = {hold, let_and_leave};
+
+static void test_handlers_that_leave(void **state)
+{
+    (void)state;
+    ibx_handlers_use(&leaving);
+    any = true;
+    called = false;
+    if (!setjmp(out)) {
+        ibx_handlers_hold();
+        ibx_handlers_run();
+    }
+    assert_false(ibx_handlers_held());
+    const bool again = ibx_handlers_hold();
+    assert_true(again);
+    assert_int_equal(held, 1);
+    ibx_handlers_let(again);
+    assert_int_equal(held, 0);
+}
+
 /* Those that come while a thread is inside are not waited with. */
 static void test_without_handlers(void **state)
 {
@@ -78,8 +147,8 @@ static void test_without_handlers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nobody_wants_that),
-        cmocka_unit_test(test_held),
+        cmocka_unit_test(test_nobody_wants_that), cmocka_unit_test(test_held),
+        cmocka_unit_test(test_calls_of_handlers), cmocka_unit_test(test_handlers_that_leave),
         cmocka_unit_test(test_without_handlers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
