@@ -407,7 +407,7 @@ class Sender
 
   public:
     Sender(pthread_t to, int number)
-        : thread([=, this] {
+        : thread([this, to, number] {
               while (!over) {
                   const sig_atomic_t before = interrupted;
                   pthread_kill(to, number);

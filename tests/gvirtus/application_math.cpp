@@ -325,10 +325,11 @@ bool no_math_libraries()
 // Many calls that are answered early, of threads with a stream and a handle each.
 bool math_threads()
 {
-    constexpr int THREADS = 4, CALLS = 3000;
+    constexpr int CALLS = 3000;
+    constexpr std::size_t THREADS = 4;
     std::array<bool, THREADS> good{};
     std::vector<std::thread> threads;
-    for (int i = 0; i < THREADS; i++)
+    for (std::size_t i = 0; i < THREADS; i++)
         threads.emplace_back([&good, i] {
             void *stream = nullptr, *handle = nullptr;
             float *x = device_copy<float>({1, 1}), *y = device_copy<float>({0, 0}), alpha = 1;

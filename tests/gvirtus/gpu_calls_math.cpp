@@ -107,7 +107,8 @@ bool in_pieces()
     REQUIRE(x && handle && remote.to_device(x, &zero, sizeof(zero)) == 0);
     const Body body = axpy(handle, x);
     const std::uint64_t length = body.bytes.size();
-    std::vector<char> whole(IBX_MATH_ADDS, IBX_MATH_ADDS + sizeof(IBX_MATH_ADDS));
+    const char name[] = IBX_MATH_ADDS;
+    std::vector<char> whole(name, name + sizeof(name));
     whole.insert(whole.end(), reinterpret_cast<const char *>(&length),
                  reinterpret_cast<const char *>(&length + 1));
     whole.insert(whole.end(), body.bytes.begin(), body.bytes.end());
@@ -201,7 +202,7 @@ bool modes()
                                function(IBX_MATH_cublasSetPointerMode_v2, handle).i32(mode)) == 0;
     });
     bool good = true;
-    for (int i = 0; i < calls; i++) {
+    for (unsigned i = 0; i < calls; i++) {
         const int status = remote.call(IBX_MATH_ADDS, axpy(handle, x, i % 2, x, n));
         good = good && (!status || status == INVALID_VALUE);
     }

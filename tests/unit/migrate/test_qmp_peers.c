@@ -465,8 +465,9 @@ static void test_who_listened_has_just_ended(NO_STATE)
     if (!child) {
         if (bind(fd, (const struct sockaddr *)&at, sizeof(at)) || listen(fd, 4))
             _exit(1);
-        for (ssize_t n = write(told[1], "", 1); n == 1; pause())
-            ;
+        const ssize_t n = write(told[1], "", 1);
+        while (n == 1)
+            pause();
         _exit(1);
     }
     char byte;
