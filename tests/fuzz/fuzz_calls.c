@@ -52,6 +52,7 @@ bool __wrap_ibx_process_send_soon(uint32_t patience)
 }
 
 void ibx_keeper_begin(void) {}
+void ibx_keeper_look(void) {}
 
 /* None whose effects stay for the process, for the next input's sake. */
 static const struct {
