@@ -34,6 +34,15 @@ int ibx_managed_have_given(bool works)
 {
     return ibx_managed_give(works);
 }
+static bool hold_none(void)
+{
+    return false;
+}
+
+static void let_none(void) {}
+
+const struct ibx_handlers_calls ibx_managed_handlers = {hold_none, let_none};
+
 void ibx_managed_hold_handlers(struct held_handlers *held)
 {
     held->any = false;
