@@ -14,21 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SETTINGS_MS  2000u /* for QEMU to take settings back that a killed tool has left */
-#define ASKS         3     /* times that a destination is asked, */
-#define ASK_AGAIN_MS 300   /* ... and between two of them */
+#define SETTINGS_MS 2000u /* for QEMU to take settings back that a killed tool has left */
 
 int ibx_migrate_query(const struct ibx_record *record, const struct ibx_options *transport,
                       struct ibx_migrate_answer *answer, struct ibx_error *err)
 {
     const struct ibx_options options = ibx_migration_options(transport, record->uri);
-    int rc = ibx_migration_ask(record, IBX_PURPOSE_QUERY, &options, answer, err);
-    /* An ib-migrate of another version says nothing again; one that was about to end is gone. */
-    for (unsigned i = 1; rc == -EPROTOTYPE && i < ASKS; i++) {
-        poll(NULL, 0, ASK_AGAIN_MS);
-        rc = ibx_migration_ask(record, IBX_PURPOSE_QUERY, &options, answer, err);
-    }
-    return rc;
+    return ibx_migration_ask(record, IBX_PURPOSE_QUERY, &options, answer, err);
 }
 
 int ibx_migrate_confirm(const struct ibx_record *record, const struct ibx_options *transport,
