@@ -237,7 +237,7 @@ static void meddle(const char *command, const char *event, const char *sentence)
 
 static void test_continued_by_somebody_else(void)
 {
-    meddle("migrate_cancel", "RESUME", "QEMU has ended its migration");
+    meddle("migrate_cancel", "RESUME", "has cancelled QEMU's migration");
     pair_runs_at_the_source();
 }
 
