@@ -60,8 +60,8 @@ static void test_too_many_values(NO_STATE)
     char *text = text_of(ANSWER_MIB, "{\"return\": [", "{},", "1], \"id\": 2}\n");
     attached(SCRIPT({"query-it", text, 0}));
     says(run("query-it", NULL, GENEROUS), -EMSGSIZE, "has more than");
-    free(text);
     done();
+    free(text);
 }
 
 /* What only looks like values, in a text, is none. */
@@ -73,8 +73,8 @@ static void test_a_long_text(NO_STATE)
     assert_int_equal(run("info", &result, GENEROUS), 0);
     assert_true(json_string_length(result) > ANSWER_MIB / 2);
     json_decref(result);
-    free(text);
     done();
+    free(text);
 }
 
 static struct step steps[QUESTIONS + 4];
@@ -116,8 +116,8 @@ static void test_answers_to_questions_ahead(NO_STATE)
     says(ibx_qmp_execute(qmp, "qom-list", json_pack("{s:i}", "path", (int)QUESTIONS - 1), &result,
                          ibx_deadline_in_ms(GENEROUS), &error),
          -EMSGSIZE, "more than");
-    free(answers);
     done();
+    free(answers);
 }
 
 /* What is remembered is asked anew where that would be too much. */
@@ -148,8 +148,8 @@ static void test_answers_that_are_remembered(NO_STATE)
     const size_t more = held() - before;
     if (more > QUESTIONS * ANSWER_MIB / 4 * 3)
         fail_msg("%zu MiB are kept", more / MIB);
-    free(rest);
     done();
+    free(rest);
 }
 
 /* What a description is made of: no longer than one may be. */
@@ -169,8 +169,8 @@ static void test_properties(NO_STATE)
          "the properties of /machine are longer");
     assert_int_equal(json_object_size(properties), 2);
     json_decref(properties);
-    free(value);
     done();
+    free(value);
 }
 
 int main(void)
