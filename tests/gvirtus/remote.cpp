@@ -619,7 +619,8 @@ int execute(const std::string &name, Frame &f, int *current)
 
 void cuda_back_end_child(std::shared_ptr<Communicator> listening, bool timed)
 {
-    runtime(); // as part of a plugin, before there are clients
+    if (!std::getenv("IBX_TEST_RUNTIME_LATE"))
+        runtime(); // as part of a plugin, before there are clients
     serve_clients(
         listening,
         []() -> Handler {
