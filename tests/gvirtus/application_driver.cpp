@@ -473,6 +473,7 @@ bool driver_streams()
     REQUIRE(DRIVER(cuEventQuery, void *)(event) == 0);
     REQUIRE(DRIVER(cuStreamQuery, void *)(stream) == 0);
     static std::atomic<int> called, status;
+    static int ten = 10;
     REQUIRE(DRIVER(cuLaunchHostFunc, void *, void (*)(void *), void *)(
                 stream, [](void *) { called++; }, nullptr) == 0);
     REQUIRE(DRIVER(cuStreamAddCallback, void *, void (*)(void *, int, void *), void *, unsigned)(
@@ -481,7 +482,7 @@ bool driver_streams()
                     status = rc;
                     called += *static_cast<int *>(add);
                 },
-                std::make_unique<int>(10).release(), 0) == 0);
+                &ten, 0) == 0);
     REQUIRE(DRIVER(cuStreamSynchronize, void *)(stream) == 0 && called == 11 && status == 0);
     REQUIRE(DRIVER(cuMemAllocAsync, Address *, std::size_t, void *)(&memory, 4000, stream) == 0);
     // Captured: elements that no byte alone makes are a node.

@@ -82,7 +82,8 @@ int FrontEnd::take_out(int rc, void *to, std::size_t n)
     if (out.size() != n + 8)
         return -2;
     std::memcpy(&said, out.data(), 8);
-    std::memcpy(to, out.data() + 8, n);
+    if (n)
+        std::memcpy(to, out.data() + 8, n);
     return said == n ? 0 : -3;
 }
 
