@@ -52,10 +52,17 @@ static void *library_of(unsigned number)
     return atomic_load(handle);
 }
 
+/* NULL: the library is not loaded, or has none of that name. Looked for once: that takes a lock of
+ * all threads. */
 static void *function_of(const struct ibx_math_function *f)
 {
-    void *library = library_of(f->number);
-    return library ? dlsym(library, f->name) : NULL;
+    static _Atomic(void *) known[IBX_MATH_FUNCTIONS];
+    _Atomic(void *) *place = &known[f - ibx_math_each(0)];
+    void *function = atomic_load_explicit(place, memory_order_acquire);
+    void *library = function ? NULL : library_of(f->number);
+    if (library && (function = dlsym(library, f->name)))
+        atomic_store_explicit(place, function, memory_order_release);
+    return function;
 }
 
 /* ------------------------------------------------------------------------------- a request */
@@ -183,11 +190,10 @@ static void end_workspace(struct call *c)
 {
     int (*stream_of)(void *handle, void **of) = NULL;
     int (*wait)(void *of) = NULL;
-    void *library = library_of(c->f->number), *of = NULL;
+    void *of = NULL;
     if (!c->workspace)
         return;
-    if (library)
-        *(void **)&stream_of = dlsym(library, "cusolverDnGetStream");
+    *(void **)&stream_of = function_of(ibx_math_find(IBX_MATH_cusolverDnGetStream));
     *(void **)&wait = ibx_copies_runtime("cudaStreamSynchronize");
     if (c->refused || (stream_of && wait && !stream_of(pointer_of(c->handle), &of) && !wait(of)))
         free(c->workspace);
@@ -297,9 +303,8 @@ static bool names_mode(struct call *c)
     int mode = 0;
     if (!ibx_math_has_scalars(c->f))
         return true;
-    void *library = library_of(c->f->number);
-    if (library && c->statuses->pointer_mode)
-        *(void **)&get = dlsym(library, c->statuses->pointer_mode);
+    if (c->statuses->pointer_mode)
+        *(void **)&get = function_of(ibx_math_find(c->statuses->pointer_mode));
     return get && !get(pointer_of(c->handle), &mode) && mode == c->on_device;
 }
 
