@@ -21,26 +21,6 @@ struct memcpy2d {
     size_t to_pitch, width, rows;
 };
 
-/* CUDA_MEMCPY3D_PEER */
-struct memcpy3d_peer {
-    size_t from_x, from_y, from_z, from_level;
-    int from_type;
-    const void *from_host;
-    uint64_t from_device;
-    void *from_array, *from_context;
-    size_t from_pitch, from_height;
-    size_t to_x, to_y, to_z, to_level;
-    int to_type;
-    void *to_host;
-    uint64_t to_device;
-    void *to_array, *to_context;
-    size_t to_pitch, to_height;
-    size_t width, rows, planes;
-};
-
-_Static_assert(sizeof(struct ibx_driver_memcpy3d) == sizeof(struct memcpy3d_peer),
-               "they differ in what they call reserved");
-
 /* Its first byte. */
 static int memory_of(const struct ibx_driver_side *side, const struct ibx_driver_planes *all,
                      struct ibx_cuda_pitched *memory)
@@ -265,7 +245,8 @@ EXPORTED int cuMemcpy3DAsync_v2_ptsz(const struct ibx_driver_memcpy3d *planes, v
     return IN_CONTEXT(move_planes(planes, own(stream), false));
 }
 
-/* Of contexts of any device: each has addresses of its own. */
+/* Of contexts of any device: each has addresses of its own. CUDA_MEMCPY3D_PEER has the contexts
+ * where CUDA_MEMCPY3D has what is reserved. */
 SAME_AS(cuMemcpy3D, cuMemcpy3D_v2)
 SAME_AS(cuMemcpy3DAsync, cuMemcpy3DAsync_v2)
 SAME_AS(cuMemcpy3DPeer, cuMemcpy3D_v2)
