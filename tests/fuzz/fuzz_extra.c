@@ -91,15 +91,6 @@ int __wrap_pthread_cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mu
     return ETIMEDOUT;
 }
 
-/* There is no connection. */
-const struct ibx_path *__wrap_ibx_session_path(const struct ibx_session *s);
-const struct ibx_path *__wrap_ibx_session_path(const struct ibx_session *s)
-{
-    static const struct ibx_path path = {.peer = "alice"};
-    (void)s;
-    return &path;
-}
-
 /* ----------------------------------------------------------------------------- the input */
 
 static struct ibx_reader input;

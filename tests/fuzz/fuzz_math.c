@@ -22,15 +22,6 @@
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* There is no connection. */
-const struct ibx_path *__wrap_ibx_session_path(const struct ibx_session *s);
-const struct ibx_path *__wrap_ibx_session_path(const struct ibx_session *s)
-{
-    static const struct ibx_path path = {.peer = "alice"};
-    (void)s;
-    return &path;
-}
-
 static struct ibx_reader input;
 static uint64_t handles[ALONG];
 
