@@ -9,10 +9,10 @@
 #include <errno.h>
 #include <string.h>
 
-#define VALUES_MAX     262144u /* of a message: the nodes of a thousand images have fewer */
-#define EVENT_MAX      65536u  /* bytes, of one that is kept with all that it says */
-#define NAME_MAX_BYTES 64u     /* of an event that is kept without */
-#define AHEAD_MAX      ((size_t)64 << 20)
+#define VALUES_MAX     393216u            /* of a message: as many as 8 MiB of block nodes have */
+#define EVENT_MAX      65536u             /* bytes, of one that is kept with all that it says */
+#define NAME_MAX_BYTES 64u                /* of an event that is kept without */
+#define AHEAD_MAX      ((size_t)96 << 20) /* such nodes, and the disks that they are of */
 #define REMEMBERED_MAX ((size_t)32 << 20)
 
 /* Of the library, on a system of 64 bits. */
@@ -66,7 +66,7 @@ bool ibx_qmp_may_parse(struct ibx_qmp *qmp, const char *text, size_t length)
 {
     if (length <= VALUES_MAX || count_values(text, length) <= VALUES_MAX)
         return true;
-    ibx_qmp_break(qmp, -EMSGSIZE, "a message on the QMP socket has more than 262144 values");
+    ibx_qmp_break(qmp, -EMSGSIZE, "a message on the QMP socket has more than 393216 values");
     return false;
 }
 
@@ -141,7 +141,7 @@ void ibx_qmp_keep_ahead(struct ibx_qmp *qmp, struct ahead *ahead, json_t *answer
         ahead->answer = json_incref(answer);
     else
         ibx_qmp_break(qmp, -EMSGSIZE,
-                      "QEMU's answers to what is about to be asked are more than 64 MiB");
+                      "QEMU's answers to what is about to be asked are more than 96 MiB");
 }
 
 void ibx_qmp_keep_answer(struct ibx_qmp *qmp, json_t **kept, const char *question, json_t *value)
