@@ -42,7 +42,7 @@ void ibx_backlog_drop(struct ibx_pipeline *p)
     if (lost)
         ibx_process_lose(lost); /* before those who wait for it go on */
     if (at_once && ibx_session_server_gone(p->session) && (p->plain_known || p->answered))
-        ibx_process_lose_all(p->session, lost);
+        ibx_process_lose_all(p, lost);
     atomic_store(&p->replied, p->answered);
     ibx_process_count(-(int)lost);
     all_replied(p);

@@ -113,12 +113,13 @@ struct ibx_pipeline {
     bool ends_nodes;   /* it destroys a graph, or one of its nodes */
     uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
     bool device_known;
-    int32_t current; /* device, -1: not known */
-    uint64_t rests;  /* the epoch as of which the device has no work, 0: not known */
-    bool freed;      /* the request in hand: it gives back what cudaMalloc has returned */
-    unsigned losses; /* of ibx_process_losses(), that this thread was told of */
-    bool clean;      /* the back end has no error to tell of this thread */
-    int last_error;  /* that it may not know of */
+    int32_t current;      /* device, -1: not known */
+    uint64_t rests;       /* the epoch as of which the device has no work, 0: not known */
+    bool freed;           /* the request in hand: it gives back what cudaMalloc has returned */
+    unsigned losses;      /* of ibx_process_losses(), that this thread was told of */
+    unsigned server_ends; /* ibx_process_ends() as this began */
+    bool clean;           /* the back end has no error to tell of this thread */
+    int last_error;       /* that it may not know of */
 
     unsigned errors; /* that calls of this thread's have returned so far */
 
@@ -370,7 +371,9 @@ void ibx_process_remove(struct ibx_pipeline *pipeline);
 void ibx_process_lose(uint64_t requests);
 /* The server's process is gone, with all that this one has there: likewise, once for all threads,
  * unless they were `told` of requests. */
-void ibx_process_lose_all(const struct ibx_session *session, bool told);
+void ibx_process_lose_all(const struct ibx_pipeline *pipeline, bool told);
+/* Of how many processes of the server's the end was noticed. */
+unsigned ibx_process_ends(void);
 /* How often that was so. */
 unsigned ibx_process_losses(void);
 /* How many of these some thread was told of: those that begin later are not. */

@@ -71,6 +71,7 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
         ibx_keeper_begin();
         ibx_keeper_look(); /* this may be another server's process than that of earlier threads */
     }
+    p->server_ends = ibx_process_ends();
     return p;
 }
 

@@ -202,15 +202,44 @@ void ibx_process_lose(uint64_t requests)
     atomic_fetch_add(&losses, 1);
 }
 
-void ibx_process_lose_all(const struct ibx_session *session, bool told)
+/* The last of the server's processes whose end was noticed, and how many ends there were: each
+ * thread has a session with it, and the next one may have the same number, as in a container. */
+static struct {
+    pthread_mutex_t lock;
+    uint64_t server, its_namespace;
+    unsigned ends;
+} gone = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+unsigned ibx_process_ends(void)
 {
-    static _Atomic uint64_t last; /* each thread has a session with it */
+    pthread_mutex_lock(&gone.lock);
+    const unsigned ends = gone.ends;
+    pthread_mutex_unlock(&gone.lock);
+    return ends;
+}
+
+/* Whether no session of that process's has noticed its end before. */
+static bool is_news(const struct ibx_pipeline *p)
+{
     uint64_t its_namespace = 0;
-    const uint64_t server = ibx_session_process(session, &its_namespace);
-    const uint64_t gone = server ^ its_namespace << 32 ^ its_namespace;
+    const uint64_t server = ibx_session_process(p->session, &its_namespace);
+    pthread_mutex_lock(&gone.lock);
+    const bool known =
+        server == gone.server && its_namespace == gone.its_namespace && p->server_ends < gone.ends;
+    if (!known) {
+        gone.server = server;
+        gone.its_namespace = its_namespace;
+        gone.ends++;
+    }
+    pthread_mutex_unlock(&gone.lock);
+    return !known;
+}
+
+void ibx_process_lose_all(const struct ibx_pipeline *p, bool told)
+{
     ibx_process_reset();
     ibx_library_clear();
-    if (atomic_exchange(&last, gone) == gone || told)
+    if (!is_news(p) || told)
         return;
     ibx_log(IBX_LOG_ERROR,
             "the back end's process is gone, and with it all that this program has there: the next "

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The end of the server's process, which each thread of a client notices by its own session. */
+#include "frontend-glue/client_calls/internal.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+static uint32_t process; /* that the server says it is */
+static uint64_t its_namespace;
+
+uint32_t __wrap_ibx_session_process(const struct ibx_session *s, uint64_t *process_namespace);
+uint32_t __wrap_ibx_session_process(const struct ibx_session *s, uint64_t *process_namespace)
+{
+    (void)s;
+    *process_namespace = its_namespace;
+    return process;
+}
+
+static struct ibx_pipeline begun(void)
+{
+    return (struct ibx_pipeline){.server_ends = ibx_process_ends()};
+}
+
+/* Whether the program is told. */
+static bool ends(const struct ibx_pipeline *p)
+{
+    const unsigned before = ibx_process_losses();
+    ibx_process_lose_all(p, false);
+    return ibx_process_losses() != before;
+}
+
+static void test_each_process_once(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 3; i++) { /* a container that is restarted has the same numbers */
+        process = 7;
+        its_namespace = 4026531836;
+        const struct ibx_pipeline one = begun(), other = begun();
+        assert_true(ends(&one));
+        assert_false(ends(&other) || ends(&one));
+    }
+    process = 8;
+    const struct ibx_pipeline another = begun();
+    assert_true(ends(&another));
+}
+
+static void test_one_that_has_not_said_who_it_is(void **state)
+{
+    (void)state;
+    process = 0;
+    its_namespace = 0;
+    const struct ibx_pipeline one = begun();
+    assert_true(ends(&one));
+    assert_false(ends(&one));
+}
+
+/* What a thread was told of by itself is not news to the others. */
+static void test_told_before(void **state)
+{
+    (void)state;
+    process = 9;
+    const struct ibx_pipeline one = begun(), other = begun();
+    const unsigned before = ibx_process_losses();
+    ibx_process_lose_all(&one, true);
+    ibx_process_lose_all(&other, false);
+    assert_int_equal(ibx_process_losses(), before);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_that_has_not_said_who_it_is), /* before another one ends */
+        cmocka_unit_test(test_each_process_once),
+        cmocka_unit_test(test_told_before),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
