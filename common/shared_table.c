@@ -103,6 +103,14 @@ int ibx_shared_table_take(struct ibx_shared_table *table, uint32_t owner)
     return -1;
 }
 
+unsigned ibx_shared_table_taken(const struct ibx_shared_table *table)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < used(table); i++)
+        n += atomic_load_explicit(&place_at(table, i)->owner, memory_order_relaxed) != 0;
+    return n;
+}
+
 static uint64_t next_state(uint64_t state)
 {
     return (state & ~(COUNTED - 1)) + COUNTED;
@@ -152,10 +160,13 @@ void ibx_shared_table_forget(struct ibx_shared_table *table, uint32_t owner)
 static void copy(const struct ibx_shared_table *table, const _Atomic uint64_t *words, size_t n,
                  void *to)
 {
-    for (size_t i = 0; i < table->words && i * WORD < n; i++) {
-        const size_t at = i * WORD, left = n - at;
+    uint8_t *at = to;
+    for (size_t i = 0; i < table->words && i * WORD < n; i++, at += WORD) {
         const uint64_t word = atomic_load_explicit(&words[i], memory_order_relaxed);
-        memcpy((uint8_t *)to + at, &word, left < WORD ? left : WORD);
+        if (n - i * WORD >= WORD)
+            memcpy(at, &word, WORD);
+        else
+            memcpy(at, &word, n - i * WORD);
     }
 }
 

@@ -392,7 +392,8 @@ static int admit(void *context, const struct ibx_path *path, struct ibx_error *e
 
 static bool processes(unsigned most)
 {
-    return ibx_tenants_share(most) && ibx_turns_share(most) && ibx_shared_handles_create();
+    return ibx_tenants_share(most) && ibx_turns_share(most) &&
+           ibx_shared_handles_create(IBX_SHARED_PLACES);
 }
 
 static void process_serves(unsigned process, const char *name, const unsigned *user)

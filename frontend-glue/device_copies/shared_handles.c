@@ -5,21 +5,21 @@
 #include "transport/transport.h"
 
 #include <stdio.h>
-
-#define PLACES    16384u /* 7 MiB, of which only what is used is there */
-#define OF_TENANT 4096u
+#include <string.h>
 
 struct published {
-    struct ibx_shared_handle handle; /* its number is first: it is found by that */
+    uint64_t hash; /* of the tenant's name: most places are passed by without a look at the rest */
+    struct ibx_shared_handle handle;
     char tenant[IBX_NAME_MAX + 1];
 };
 
 static struct ibx_shared_table *table; /* NULL: there is one process */
-static unsigned own;
+static unsigned own, most;
 
-bool ibx_shared_handles_create(void)
+bool ibx_shared_handles_create(unsigned places)
 {
-    table = ibx_shared_table_create(PLACES, sizeof(struct published), false);
+    most = places;
+    table = ibx_shared_table_create(places, sizeof(struct published), false);
     return table;
 }
 
@@ -39,19 +39,34 @@ bool ibx_shared_handles_any(void)
     return table;
 }
 
-static bool is_of(const struct published *p, const char *tenant)
+static uint64_t hash_of(const char *name)
 {
-    return !strncmp(p->tenant, tenant, sizeof(p->tenant));
+    uint64_t hash = 0xcbf29ce484222325;
+    for (; *name; name++)
+        hash = (hash ^ (uint8_t)*name) * 0x100000001b3;
+    return hash;
+}
+
+/* The next of the tenant's from `*at` on. The process that made it; 0: there is none. */
+static unsigned next_of(const char *tenant, unsigned *at, struct published *p)
+{
+    const uint64_t hash = hash_of(tenant);
+    unsigned maker;
+    do
+        maker = ibx_shared_table_next(table, at, &hash, sizeof(hash), p);
+    while (maker && strncmp(p->tenant, tenant, sizeof(p->tenant)));
+    return maker;
 }
 
 /* Whoever has as many places as are left gets no more: another tenant always finds some. */
 static bool may_publish(const char *tenant)
 {
+    const unsigned all = ibx_shared_table_taken(table);
     struct published p;
-    unsigned of_tenant = 0, all = 0, at = 0;
-    for (; ibx_shared_table_next(table, &at, NULL, 0, &p); all++)
-        of_tenant += is_of(&p, tenant);
-    return of_tenant < OF_TENANT && of_tenant < PLACES - all;
+    unsigned of_tenant = 0, at = 0;
+    while (next_of(tenant, &at, &p))
+        of_tenant++;
+    return all < most && of_tenant < most / 4 && of_tenant < most - all;
 }
 
 int ibx_shared_handles_publish(const char *tenant, const struct ibx_shared_handle *handle)
@@ -60,7 +75,7 @@ int ibx_shared_handles_publish(const char *tenant, const struct ibx_shared_handl
     const int place = may_publish(tenant) ? ibx_shared_table_take(table, own) : -1;
     if (place < 0)
         return -1;
-    p = (struct published){.handle = *handle};
+    p = (struct published){.hash = hash_of(tenant), .handle = *handle};
     snprintf(p.tenant, sizeof(p.tenant), "%s", tenant);
     ibx_shared_table_write(table, place, &p);
     return place;
@@ -78,8 +93,9 @@ bool ibx_shared_handles_find(const char *tenant, enum ibx_shared_kind kind, cons
 {
     struct published p;
     unsigned at = 0, maker;
-    while ((maker = ibx_shared_table_next(table, &at, number, IBX_SHARED_NUMBER, &p)) &&
-           (!is_of(&p, tenant) || maker == own || p.handle.kind != kind))
+    while ((maker = next_of(tenant, &at, &p)) &&
+           (memcmp(p.handle.number, number, IBX_SHARED_NUMBER) || maker == own ||
+            p.handle.kind != kind))
         ;
     if (maker)
         *found = p.handle;

@@ -41,9 +41,12 @@ static inline bool ibx_shared_is_number(const uint8_t *handle)
     return !memcmp(handle + IBX_SHARED_NUMBER, zeros, sizeof(zeros));
 }
 
-/* The process that listens, before it forks. False: no memory. In such a process: which of them it
- * is. In the one that listens: that one has ended. */
-bool ibx_shared_handles_create(void);
+#define IBX_SHARED_PLACES 16384u /* 7 MiB, of which only what is used is there */
+
+/* The process that listens, before it forks: at most `places` handles, a quarter of them one
+ * tenant's. False: no memory. In such a process: which of them it is. In the one that listens:
+ * that one has ended. */
+bool ibx_shared_handles_create(unsigned places);
 void ibx_shared_handles_are_of(unsigned process);
 void ibx_shared_handles_ended(unsigned process);
 

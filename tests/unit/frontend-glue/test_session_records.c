@@ -11,6 +11,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#define PLACES 1024u /* for handles */
+
 static struct ibx_record record_of(uint8_t id)
 {
     struct ibx_record r = {.has_user = 1, .user = id, .name = "carol"};
@@ -66,11 +68,37 @@ static void test_records_gone_wrong(void **state)
     ibx_records_destroy(records);
 }
 
+/* How many more the tenant can publish. */
+static unsigned published(const char *tenant)
+{
+    struct ibx_shared_handle made = {.number = {1}, .kind = IBX_SHARED_EVENT};
+    unsigned n = 0;
+    while (ibx_shared_handles_publish(tenant, &made) >= 0)
+        n++;
+    return n;
+}
+
+/* Tenants that take all they can leave room for others, whoever comes when. */
+static void test_greedy_tenants(void **state)
+{
+    (void)state;
+    assert_true(ibx_shared_handles_create(PLACES));
+    ibx_shared_handles_are_of(1);
+    assert_int_equal(published("a"), PLACES / 4);
+    assert_int_equal(published("b"), PLACES / 4);
+    published("c");
+    published("d");
+    assert_true(published("e") >= PLACES / 32);
+    assert_true(published("f") >= PLACES / 64);
+    ibx_shared_handles_ended(1);
+    assert_int_equal(published("f"), PLACES / 4);
+    ibx_shared_handles_ended(1);
+}
+
 static void test_handles(void **state)
 {
     (void)state;
     struct ibx_shared_handle made = {.number = {1}, .kind = IBX_SHARED_EVENT}, found;
-    assert_true(ibx_shared_handles_create());
     ibx_shared_handles_are_of(1);
     const int place = ibx_shared_handles_publish("carol", &made);
     assert_true(place >= 0);
@@ -90,40 +118,14 @@ static void test_handles(void **state)
     assert_int_equal(found.n, UINT64_MAX);
     memset(shared_bytes, 0xff, shared_size); /* each place is taken, its name has no end */
     assert_false(ibx_shared_handles_find("carol", IBX_SHARED_MEMORY, made.number, &found));
-    assert_true(ibx_shared_handles_publish("carol", &made) < 16384);
+    assert_true(ibx_shared_handles_publish("carol", &made) < (int)PLACES);
     ibx_shared_handles_withdraw(-1);
-}
-
-/* How many more the tenant can publish. */
-static unsigned published(const char *tenant)
-{
-    struct ibx_shared_handle made = {.number = {1}, .kind = IBX_SHARED_EVENT};
-    unsigned n = 0;
-    while (ibx_shared_handles_publish(tenant, &made) >= 0)
-        n++;
-    return n;
-}
-
-/* Tenants that take all they can leave room for others, whoever comes when. */
-static void test_greedy_tenants(void **state)
-{
-    (void)state;
-    assert_true(ibx_shared_handles_create());
-    ibx_shared_handles_are_of(1);
-    assert_int_equal(published("a"), 4096);
-    assert_int_equal(published("b"), 4096);
-    published("c");
-    published("d");
-    assert_true(published("e") >= 512);
-    assert_true(published("f") >= 256);
-    ibx_shared_handles_ended(1);
-    assert_int_equal(published("f"), 4096);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_records), cmocka_unit_test(test_records_gone_wrong),
-        cmocka_unit_test(test_handles), cmocka_unit_test(test_greedy_tenants)};
+        cmocka_unit_test(test_greedy_tenants), cmocka_unit_test(test_handles)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
