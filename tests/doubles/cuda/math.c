@@ -21,7 +21,7 @@
 struct handle {
     void *stream;
     atomic_int on_device; /* the pointer mode */
-    int seed;
+    unsigned seed;
 };
 
 static void *driver(const char *name)
@@ -35,6 +35,12 @@ static int wait_for(const struct handle *h)
     int (*wait)(void *stream) = NULL;
     *(void **)&wait = driver("cuStreamSynchronize");
     return wait(h->stream);
+}
+
+/* The i-th, `step` values of `size` bytes apart. A client may have made up all of these. */
+static void *nth(const void *first, size_t i, long long step, size_t size)
+{
+    return (void *)((uintptr_t)first + i * (uint64_t)step * size);
 }
 
 /* False: it is none of the device's. */
@@ -141,7 +147,7 @@ EXPORT int cublasIsamax_v2(const struct handle *h, int n, const float *x, int st
     float most = -1;
     for (int i = 0; i < n; i++) {
         float value;
-        if (wait_for(h) || !get(&value, x + (size_t)i * (size_t)step, sizeof(value)))
+        if (wait_for(h) || !get(&value, nth(x, (size_t)i, step, sizeof(value)), sizeof(value)))
             return BLAS_EXECUTION_FAILED;
         best = fabsf(value) > most ? i + 1 : best;
         most = fmaxf(most, fabsf(value));
@@ -157,8 +163,9 @@ EXPORT int cublasSaxpy_v2(const struct handle *h, int n, const float *alpha, con
     if (wait_for(h) || !get_scalar(h, &by, alpha, sizeof(by)))
         return BLAS_EXECUTION_FAILED;
     for (int i = 0; i < n; i++) {
-        float *at = y + (size_t)i * (size_t)y_step;
-        if (!get(&from, x + (size_t)i * (size_t)x_step, sizeof(from)) || !get(&to, at, sizeof(to)))
+        float *at = nth(y, (size_t)i, y_step, sizeof(*y));
+        if (!get(&from, nth(x, (size_t)i, x_step, sizeof(*x)), sizeof(from)) ||
+            !get(&to, at, sizeof(to)))
             return BLAS_EXECUTION_FAILED;
         to += by * from;
         if (!put(at, &to, sizeof(to)))
@@ -193,11 +200,12 @@ EXPORT int cublasDgemmStridedBatched(const struct handle *h, int transa, int tra
         !get_scalar(h, &old, beta, sizeof(old)))
         return BLAS_INVALID_VALUE;
     for (int i = 0; i < count; i++) {
-        if (!get(&x, a + i * a_stride, sizeof(x)) || !get(&y, b + i * b_stride, sizeof(y)) ||
-            !get(&z, c + i * c_stride, sizeof(z)))
+        double *at = nth(c, (size_t)i, c_stride, sizeof(*c));
+        if (!get(&x, nth(a, (size_t)i, a_stride, sizeof(*a)), sizeof(x)) ||
+            !get(&y, nth(b, (size_t)i, b_stride, sizeof(*b)), sizeof(y)) || !get(&z, at, sizeof(z)))
             return BLAS_EXECUTION_FAILED;
         z = scale * x * y + old * z;
-        put(c + i * c_stride, &z, sizeof(z));
+        put(at, &z, sizeof(z));
     }
     return 0;
 }
@@ -260,13 +268,13 @@ EXPORT int curandSetStream(struct handle *h, void *stream)
 
 EXPORT int curandSetGeneratorOrdering(struct handle *h, int order)
 {
-    h->seed += order;
+    h->seed += (unsigned)order;
     return 0;
 }
 
 EXPORT int curandSetPseudoRandomGeneratorSeed(struct handle *h, unsigned long long seed)
 {
-    h->seed = (int)seed;
+    h->seed = (unsigned)seed;
     return 0;
 }
 
@@ -274,7 +282,7 @@ EXPORT int curandGenerateNormal(struct handle *h, float *to, size_t n, float mea
 {
     for (size_t i = 0; i < n; i++) {
         const float value = mean + deviation * (float)h->seed++;
-        if (wait_for(h) || !put(to + i, &value, sizeof(value)))
+        if (wait_for(h) || !put(nth(to, i, 1, sizeof(value)), &value, sizeof(value)))
             return 201;
     }
     return 0;
@@ -283,8 +291,8 @@ EXPORT int curandGenerateNormal(struct handle *h, float *to, size_t n, float mea
 EXPORT int curandGeneratePoisson(struct handle *h, unsigned *to, size_t n, double lambda)
 {
     for (size_t i = 0; i < n; i++) {
-        const unsigned value = (unsigned)lambda + (unsigned)h->seed++;
-        if (wait_for(h) || !put(to + i, &value, sizeof(value)))
+        const unsigned value = (unsigned)lambda + h->seed++;
+        if (wait_for(h) || !put(nth(to, i, 1, sizeof(value)), &value, sizeof(value)))
             return 201;
     }
     return 0;
@@ -357,10 +365,10 @@ EXPORT int cufftExecC2C(int plan, const void *from, void *to, int direction)
 {
     const struct plan *p = &plans[plan];
     const struct handle h = {.stream = p->stream};
-    int word;
+    unsigned word;
     if (wait_for(&h) || !get(&word, from, sizeof(word)))
         return 6;
-    word += p->n[0] * 100 + (p->strided ? 10 : 0) + direction;
+    word += (unsigned)p->n[0] * 100 + (p->strided ? 10 : 0) + (unsigned)direction;
     return put(to, &word, sizeof(word)) ? 0 : 6;
 }
 
@@ -500,7 +508,7 @@ EXPORT int cusolverDnDgetrf_bufferSize(const struct handle *h, int m, int n, dou
                                        int *size)
 {
     (void)h, (void)a, (void)lda;
-    *size = m * n;
+    *size = (int)((unsigned)m * (unsigned)n);
     return 0;
 }
 
@@ -510,7 +518,7 @@ EXPORT int cusolverDnXgetrf(const struct handle *h, const struct handle *params,
                             int compute, void *on_device, size_t device_bytes, void *on_host,
                             size_t host_bytes, int *info)
 {
-    const int said = (int)(m * n) + params->seed;
+    const unsigned said = (unsigned)m * (unsigned)n + params->seed;
     (void)a_type, (void)a, (void)lda, (void)pivots, (void)compute, (void)on_device;
     (void)device_bytes;
     if (host_bytes)
