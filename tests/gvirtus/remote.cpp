@@ -619,8 +619,7 @@ int execute(const std::string &name, Frame &f, int *current)
 
 void cuda_back_end_child(std::shared_ptr<Communicator> listening, bool timed)
 {
-    if (!std::getenv("IBX_TEST_RUNTIME_LATE"))
-        runtime(); // as part of a plugin, before there are clients
+    runtime(); // as part of a plugin, before there are clients
     serve_clients(
         listening,
         []() -> Handler {

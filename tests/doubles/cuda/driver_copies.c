@@ -93,8 +93,8 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool syn
     return sync ? sticky() : SUCCESS;
 }
 
-int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_type, uint64_t from,
-               size_t n, void *stream, bool sync)
+static struct ibx_cuda_memcpy2d one_row(unsigned to_type, uint64_t to, unsigned from_type,
+                                        uint64_t from, size_t n)
 {
     struct ibx_cuda_memcpy2d c = {.width = n, .height = 1, .src_pitch = n, .dst_pitch = n};
     c.src_type = from_type;
@@ -103,6 +103,13 @@ int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_ty
     c.dst_type = to_type;
     c.dst_device = to;
     c.dst_host = (void *)(uintptr_t)to;
+    return c;
+}
+
+int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_type, uint64_t from,
+               size_t n, void *stream, bool sync)
+{
+    const struct ibx_cuda_memcpy2d c = one_row(to_type, to, from_type, from, n);
     int code = enter(name);
     if (code)
         return code;
@@ -127,6 +134,21 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, void *s
 {
     return copy_plain("cuMemcpyHtoDAsync", IBX_CUDA_MEMORY_DEVICE, to, IBX_CUDA_MEMORY_HOST,
                       (uintptr_t)from, n, stream, false);
+}
+
+/* What the runtime's double fills memory with: no copy from unpinned memory of ours. */
+EXPORT int ibx_double_fill(uint64_t to, const void *bytes, size_t n, void *stream)
+{
+    const struct ibx_cuda_memcpy2d c =
+        one_row(IBX_CUDA_MEMORY_DEVICE, to, IBX_CUDA_MEMORY_HOST, (uintptr_t)bytes, n);
+    int code = enter("cuMemcpyHtoDAsync");
+    if (code)
+        return code;
+    const unsigned long unpinned = stats.unpinned_async;
+    note_beside_functions();
+    code = n ? copy_submit(&c, stream, false) : SUCCESS; /* and does not wait */
+    stats.unpinned_async = unpinned;
+    return leave(code);
 }
 
 EXPORT int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, void *stream)

@@ -49,15 +49,15 @@ int graph_run_copy(const struct ibx_cuda_memcpy3d *p, void *stream)
 
 int graph_run_set(const struct ibx_cuda_memset *set, void *stream)
 {
-    int (*copy)(uint64_t to, const void *from, size_t n, void *stream) = NULL;
-    *(void **)&copy = driver_function("cuMemcpyHtoDAsync_v2");
+    int (*fill)(uint64_t to, const void *from, size_t n, void *stream) = NULL;
+    *(void **)&fill = driver_function("ibx_double_fill");
     const size_t row = set->width * set->element;
     char *bytes = set->width < 1u << 30 ? malloc(row + 4) : NULL;
     int rc = bytes ? 0 : INVALID_VALUE;
     for (size_t i = 0; i < row && bytes; i += set->element)
         memcpy(bytes + i, &set->value, set->element);
     for (size_t y = 0; row && y < set->height && !rc; y++) /* of nothing there may be very many */
-        rc = copy((uintptr_t)set->at + y * set->pitch, bytes, row, stream);
+        rc = fill((uintptr_t)set->at + y * set->pitch, bytes, row, stream);
     free(bytes);
     return rc;
 }
