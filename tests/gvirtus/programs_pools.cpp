@@ -255,6 +255,7 @@ bool its_descriptors()
 {
     const Listening back;
     Program a(back);
+    REQUIRE(a.child.malloc()); // it has connected, too
     { // the socket, by which the first one is passed
         const Shared first(a);
         REQUIRE(first.is() &&
@@ -267,7 +268,7 @@ bool its_descriptors()
     const Shared shared(a);
     REQUIRE(shared.is() && shared.of_pool == a.handle(IBX_EXTRA_IPC_POOL, shared.pool));
     Program b(back);
-    REQUIRE(b.malloc());
+    REQUIRE(b.malloc() && b.child.malloc());
     const pid_t of_b = back.children().back();
     const auto open_and_close = [&] {
         const Opened opened(b, shared);
