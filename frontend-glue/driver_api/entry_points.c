@@ -212,9 +212,9 @@ EXPORTED int cuGetExportTable(const void **table, const void *id)
         *table = NULL;
     if (!is_compiler(__builtin_return_address(0)) && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "cuGetExportTable returns CUDA_ERROR_NOT_FOUND: a runtime of NVIDIA's that is in "
-                "the program, as nvcc puts it there by default, or in a library of NVIDIA's, wants "
-                "the driver of this host, and fails over a remote GPU; link the program with "
+                "cuGetExportTable returns CUDA_ERROR_NOT_FOUND: a runtime of NVIDIA's that is in a "
+                "library, or in a program that is stripped, as nvcc puts it there by default, "
+                "wants the driver of this host, and fails over a remote GPU; link it with "
                 "nvcc -cudart shared");
     return table ? CUDA_SYMBOL_NOT_FOUND : CUDA_INVALID_VALUE;
 }

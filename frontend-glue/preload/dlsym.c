@@ -51,7 +51,8 @@ APART static look_up *next_one(void)
     return of_libc = next;
 }
 
-__attribute__((constructor)) static void begin(void)
+/* Ahead of this library's other ones. */
+__attribute__((constructor(101))) static void begin(void)
 {
     Dl_info info;
     if (dladdr((void *)&of_libc, &info) && info.dli_fname)

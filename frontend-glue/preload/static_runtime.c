@@ -1,81 +1,210 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A program into which nvcc has linked CUDA's runtime, as it does by default, calls no libcudart:
- * neither GVirtuS nor this library sees any of its calls. Of the driver's it finds this library's,
- * which has not what it wants (cuGetExportTable), and fails: so it is told why before it begins.
+ * neither GVirtuS nor this library would see any of its calls, and that runtime wants a driver's
+ * private tables. So before the program's constructors run, each of that runtime's functions
+ * becomes a jump to this library's, or to GVirtuS's. They are found by their names in the program's
+ * symbol table; a program that is stripped, or for whose version of CUDA there is no libcudart, is
+ * told so.
+ *
+ * Libraries with such a runtime are left alone: their constructors, which register their kernels,
+ * run before those of a library that is preloaded.
  */
+#include "frontend-glue/preload/dlsym.h"
+#include "frontend-glue/preload/elf_functions.h"
 #include "frontend-glue/preload/internal.h"
 
 #include "common/log.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
-#define KERNELS      ".nv_fatbin" /* the section where nvcc puts a program's */
-#define SECTIONS_MAX 4096u
-#define NAMES_MAX    (1u << 20)
-#define PROGRAM      "/proc/self/exe"
+#define PROGRAM "/proc/self/exe"
+#define INSIDE  "libcudart_static_" /* how names begin of what that runtime has for itself */
 
-static void *read_part(int file, size_t at, size_t n)
+/* A jump to any address, which comes behind it. */
+#ifdef __x86_64__
+static const uint8_t jump[] = {0xff, 0x25, 0, 0, 0, 0}; /* jmp *0(%rip) */
+#elif defined(__aarch64__)
+static const uint8_t jump[] = {0x50, 0, 0, 0x58, 0, 0x02, 0x1f, 0xd6}; /* ldr x16, .+8; br x16 */
+#else
+static const uint8_t jump[1]; /* no file is read: elf_functions.c */
+#endif
+#define JUMP (sizeof(jump) + sizeof(void *))
+
+struct program {
+    char path[PATH_MAX];
+    struct ibx_elf elf;
+    uintptr_t by; /* its addresses differ by so much from those in the file */
+    const ElfW(Phdr) * segments;
+    unsigned count;
+};
+
+static bool begins(const char *text, const char *with)
 {
-    void *bytes = malloc(n + 1);
-    if (bytes && pread(file, bytes, n, (off_t)at) != (ssize_t)n) {
-        free(bytes);
-        return NULL;
-    }
-    if (bytes)
-        ((char *)bytes)[n] = 0;
-    return bytes;
+    return !strncmp(text, with, strlen(with));
 }
 
-static bool has_kernels(int file)
+static int look_at_program(struct dl_phdr_info *loaded, size_t size, void *argument)
 {
-    ElfW(Ehdr) head;
-    if (pread(file, &head, sizeof(head), 0) != sizeof(head) ||
-        memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 || head.e_shentsize != sizeof(ElfW(Shdr)) ||
-        head.e_shnum > SECTIONS_MAX || head.e_shstrndx >= head.e_shnum)
-        return false;
-    ElfW(Shdr) *sections = read_part(file, head.e_shoff, head.e_shnum * sizeof(*sections));
-    const ElfW(Shdr) *names = sections ? &sections[head.e_shstrndx] : NULL;
-    char *text = names && names->sh_size <= NAMES_MAX
-                     ? read_part(file, names->sh_offset, names->sh_size)
-                     : NULL;
-    bool found = false;
-    for (size_t i = 0; text && i < head.e_shnum && !found; i++)
-        found =
-            sections[i].sh_name < names->sh_size && !strcmp(text + sections[i].sh_name, KERNELS);
-    free(text);
-    free(sections);
-    return found;
+    struct program *program = argument;
+    (void)size;
+    program->by = loaded->dlpi_addr;
+    program->segments = loaded->dlpi_phdr;
+    program->count = loaded->dlpi_phnum;
+    return 1; /* it is the first one */
+}
+
+/* What is mapped begins as the file: that is no loader that was told to load another program. */
+static bool is_mapped(const struct program *program)
+{
+    for (unsigned i = 0; i < program->count; i++) {
+        const ElfW(Phdr) *p = &program->segments[i];
+        if (p->p_type == PT_LOAD && !p->p_offset && p->p_filesz >= sizeof(program->elf.head))
+            return !memcmp((const void *)(program->by + p->p_vaddr), &program->elf.head,
+                           sizeof(program->elf.head));
+    }
+    return false;
+}
+
+static bool read_program(struct program *program)
+{
+    const int file = open(PROGRAM, O_RDONLY | O_CLOEXEC);
+    const ssize_t n = readlink(PROGRAM, program->path, sizeof(program->path) - 1);
+    program->path[n > 0 ? n : 0] = 0;
+    dl_iterate_phdr(look_at_program, program);
+    const bool good = file >= 0 && ibx_elf_read(file, &program->elf) && is_mapped(program);
+    if (file >= 0)
+        close(file);
+    return good;
+}
+
+/* The libcudart for which the runtime in the program stands, by what came and went with versions;
+ * NULL: there is none in it. `*inside`: where one of its functions is. */
+static const char *libcudart_of(const struct program *program, uintptr_t *inside)
+{
+    bool of_12 = false, of_13 = false;
+    *inside = 0;
+    for (size_t i = 0; i < program->elf.count; i++) {
+        const char *name = ibx_elf_function(&program->elf, i);
+        if (name && begins(name, INSIDE))
+            *inside = program->elf.symbols[i].st_value;
+        of_12 = of_12 || (name && !strcmp(name, "cudaGetDeviceProperties_v2"));
+        of_13 = of_13 || (name && !strcmp(name, "cudaMemcpyBatchAsync"));
+    }
+    return !*inside ? NULL
+           : of_12  ? "libcudart.so.12"
+           : of_13  ? "libcudart.so.13"
+                    : "libcudart.so.11.0";
+}
+
+static const ElfW(Phdr) * code_with(const struct program *program, uintptr_t address)
+{
+    for (unsigned i = 0; i < program->count; i++) {
+        const ElfW(Phdr) *p = &program->segments[i];
+        if (p->p_type == PT_LOAD && address - p->p_vaddr < p->p_filesz)
+            return p;
+    }
+    return NULL;
+}
+
+static bool protect(const struct program *program, const ElfW(Phdr) * code, ElfW(Word) flags)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = program->by + code->p_vaddr,
+                    first = at & ~(page - 1);
+    const int protection = (flags & PF_R ? PROT_READ : 0) | (flags & PF_W ? PROT_WRITE : 0) |
+                           (flags & PF_X ? PROT_EXEC : 0);
+    return !mprotect((void *)first, at + code->p_filesz - first, protection);
+}
+
+/* Each of the runtime's functions that has room for a jump, and that there is elsewhere. */
+static void redirect(const struct program *program, const ElfW(Phdr) * code, void *libcudart)
+{
+    char *begin = (char *)(program->by + code->p_vaddr);
+    for (size_t i = 0; i < program->elf.count; i++) {
+        const char *name = ibx_elf_function(&program->elf, i);
+        const ElfW(Sym) *s = &program->elf.symbols[i];
+        const uintptr_t offset = s->st_value - code->p_vaddr;
+        if (!name || (!begins(name, "cuda") && !begins(name, "__cuda")) || s->st_size < JUMP ||
+            offset >= code->p_filesz || code->p_filesz - offset < JUMP)
+            continue;
+        void *function = dlsym(libcudart, name); /* this library's, where it has one */
+        if (function) {
+            memcpy(begin + offset, jump, sizeof(jump));
+            memcpy(begin + offset + sizeof(jump), &function, sizeof(function));
+        }
+    }
+    __builtin___clear_cache(begin, begin + code->p_filesz);
+    dlerror();
+}
+
+/* GVirtuS's libcudart of that name, which gvirtus.c finds as one that a program has opened; NULL:
+ * there is none, which is said. */
+static void *load(const char *path, const char *version)
+{
+    void *library = dlopen(version, RTLD_LAZY);
+    const bool is_nvidias = library && ibx_frontend_dlsym(library, "cudaGetExportTable");
+    if (library && !is_nvidias)
+        return library;
+    ibx_log(IBX_LOG_WARN,
+            "%s has CUDA's runtime in itself, whose calls cannot reach the remote GPU: %s%s; "
+            "LD_LIBRARY_PATH has to name the folder of GVirtuS's front end for that version of "
+            "CUDA",
+            path, library ? version : dlerror(), library ? " is found, but NVIDIA's" : "");
+    if (library)
+        dlclose(library);
+    return NULL;
+}
+
+static void take_over(const struct program *program, const char *version, uintptr_t inside)
+{
+    const ElfW(Phdr) *code = code_with(program, inside);
+    void *libcudart = code ? load(program->path, version) : NULL;
+    if (!libcudart)
+        return;
+    if (!protect(program, code, PF_R | PF_W)) {
+        ibx_log(IBX_LOG_WARN,
+                "%s has CUDA's runtime in itself, and its code may not be changed to reach the "
+                "remote GPU: %s; allow that, or link it with nvcc -cudart shared",
+                program->path, strerror(errno));
+        return;
+    }
+    redirect(program, code, libcudart);
+    if (!protect(program, code, code->p_flags)) {
+        ibx_log(IBX_LOG_ERROR, "%s: its code cannot be made executable again: %s", program->path,
+                strerror(errno));
+        _exit(127);
+    }
 }
 
 static bool is_runtime(const char *path, ElfW(Dyn) * dynamic, void *argument)
 {
     const char *slash = strrchr(path, '/');
     (void)dynamic, (void)argument;
-    return !strncmp(slash ? slash + 1 : path, "libcudart.so", strlen("libcudart.so"));
+    return begins(slash ? slash + 1 : path, "libcudart.so");
 }
 
 /* errno is the program's, which may not have begun to look at it. */
 __attribute__((constructor)) static void begin(void)
 {
     const int before = errno;
-    char path[PATH_MAX];
-    const int file =
-        ibx_frontend_each_library(is_runtime, NULL) ? -1 : open(PROGRAM, O_RDONLY | O_CLOEXEC);
-    const bool alone = file >= 0 && has_kernels(file);
-    const ssize_t n = alone ? readlink(PROGRAM, path, sizeof(path)) : 0;
-    if (alone)
+    struct program program = {.count = 0};
+    uintptr_t inside;
+    const bool has_kernels = read_program(&program) && program.elf.has_kernels;
+    const char *version = has_kernels ? libcudart_of(&program, &inside) : NULL;
+    if (version)
+        take_over(&program, version, inside);
+    else if (has_kernels && !ibx_frontend_each_library(is_runtime, NULL))
         ibx_log(IBX_LOG_WARN,
-                "%.*s has kernels, and is not linked with libcudart.so: the runtime that nvcc puts "
-                "into a program by default does not reach the remote GPU, and its calls fail; link "
-                "it with nvcc -cudart shared",
-                (int)(n > 0 ? n : 0), path);
-    if (file >= 0)
-        close(file);
+                "%s has kernels, is not linked with libcudart.so, and has no symbols: the runtime "
+                "that nvcc puts into a program by default does not reach the remote GPU then, and "
+                "its calls fail; do not strip it, or link it with nvcc -cudart shared",
+                program.path);
+    ibx_elf_free(&program.elf);
     errno = before;
 }

@@ -6,6 +6,7 @@
 #include "tests/gvirtus/frontend_scene.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -229,14 +230,56 @@ bool driver_without_gvirtus()
 // Without the plugin.
 // A program with CUDA's runtime in itself is told that it does not reach the remote GPU; another
 // one that calls no CUDA is told nothing.
+// GVirtuS's libcudart, by the name that it has for that version of CUDA.
+struct Installed {
+    const std::string in = folder + "/front end";
+    Installed()
+    {
+        std::filesystem::create_directory(in);
+        std::filesystem::create_symlink(std::filesystem::absolute(cudart), in + "/libcudart.so.13");
+        const char *libraries = std::getenv("LD_LIBRARY_PATH");
+        before = libraries ? libraries : "";
+        setenv("LD_LIBRARY_PATH", (in + ":" + before).c_str(), 1);
+    }
+    ~Installed()
+    {
+        setenv("LD_LIBRARY_PATH", before.c_str(), 1);
+        std::filesystem::remove_all(in);
+    }
+
+  private:
+    std::string before;
+};
+
+// A program with CUDA's runtime in itself calls GVirtuS's and ours.
 bool static_runtime()
+{
+    const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM");
+    REQUIRE(program);
+    GpuBackEnd back;
+    const Installed installed;
+    Application app(&back, program, "reaches");
+    return HOLDS(app.good() && lines_with(app.said(), "ibx:") == 0);
+}
+
+// One where that cannot be says why, and goes on as without us.
+bool static_runtime_refused()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM"),
                *without = std::getenv("IBX_TEST_OTHER_PROGRAM");
     REQUIRE(program && without);
+    const std::string stripped = std::string(program) + "-stripped",
+                      of_12 = std::string(program) + "-of-12";
     Application alone(nullptr, program, "");
-    REQUIRE(alone.good() && lines_with(alone.said(), "nvcc -cudart shared") == 1);
+    REQUIRE(alone.good() && lines_with(alone.said(), "LD_LIBRARY_PATH has to name") == 1);
     REQUIRE(lines_with(alone.said(), program) == 1 && lines_with(alone.said(), "ibx:") == 1);
+    const Installed installed;
+    Application other_version(nullptr, of_12, "");
+    REQUIRE(other_version.good() && lines_with(other_version.said(), "libcudart.so.12") == 1);
+    Application nameless(nullptr, stripped, "");
+    REQUIRE(nameless.good() && lines_with(nameless.said(), "do not strip it") == 1);
+    REQUIRE(lines_with(nameless.said(), stripped) == 1);
+    REQUIRE(lines_with(nameless.said(), "ibx:") == 1);
     Application other(nullptr, without, "");
     return HOLDS(other.good() && other.said().empty());
 }

@@ -255,8 +255,9 @@ bool its_descriptors()
 {
     const Listening back;
     Program a(back);
-    REQUIRE(a.child.malloc()); // it has connected, too
-    { // the socket, by which the first one is passed
+    REQUIRE(a.child.malloc());
+    // Both have connected. Then the socket, by which the first one is passed.
+    {
         const Shared first(a);
         REQUIRE(first.is() &&
                 a.remote.call("ibxRuntime",

@@ -529,7 +529,8 @@ void check_what_it_does_not()
           [] { return loaded_locally("forked", 3); });
     check("loaded locally, and a thread in calls at the end",
           [] { return loaded_locally("threads", 1); });
-    check("a program that is not linked with libcudart", static_runtime);
+    check("a program with CUDA's runtime in itself", static_runtime);
+    check("... that cannot be reached", static_runtime_refused);
     check("a communicator of GVirtuS's own",
           [] { return stock("stock", "finds no rdma communicator"); });
     check("a plugin of another build",
