@@ -22,6 +22,7 @@
 struct arguments {
     struct ibx_reader in;
     uint8_t out[IBX_EXTRA_OUT_MAX];
+    const uint8_t *long_out; /* instead of it; NULL: no */
     size_t out_n;
 };
 
@@ -337,6 +338,7 @@ static int run_math(struct copies *x, const struct ibx_request *q, struct argume
 {
     struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
     const int status = ibx_copies_math(x, q, &out);
+    a->long_out = out.data != a->out ? out.data : NULL;
     a->out_n = status ? 0 : out.length;
     x->handler.captures = q->called->kind == IBX_CALL_LIBRARY ? CAPTURES_SPARED : CAPTURES_UNUSED;
     return status;
@@ -400,7 +402,7 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q)
     ssize_t rc = ibx_session_write(x->s, head,
                                    ibx_reply_head(x->replies.shape, code, seconds, a.out_n, head));
     if (rc >= 0 && a.out_n)
-        rc = ibx_session_write(x->s, a.out, a.out_n);
+        rc = ibx_session_write(x->s, a.long_out ? a.long_out : a.out, a.out_n);
     if (rc >= 0)
         rc = ibx_session_sync(x->s);
     return rc < 0 ? (int)rc : IBX_REQUEST_DONE;

@@ -376,6 +376,7 @@ static void destroy(void *context)
     ibx_staging_destroy(x->staging);
     ibx_isolation_end(x);
     free(x->regions);
+    free(x->long_reply);
     free(x);
 }
 

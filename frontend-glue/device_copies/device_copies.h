@@ -24,7 +24,8 @@
  *   late.c           parts of long copies from the device that are answered late
  *   captures.c       captures of streams, kept from waits for the device
  *   launch.c         kernels, by the driver
- *   math_calls.c     functions of cuBLAS, cuRAND and cuFFT
+ *   math_calls.c     functions of cuBLAS and others; math_libraries.c: where these are
+ *   math_descriptors.c  descriptors of cuBLASLt
  *   host_maps.c      page-locked memory of clients, for kernels
  *   request_shapes.c what handlers do with a request before CUDA checks it
  *   registrations.c  keeps handlers apart that register kernels

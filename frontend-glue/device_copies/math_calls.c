@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of cuBLAS, cuRAND, cuFFT, cuSPARSE and cuSOLVER (session/math_calls.h), by the library
- * that GVirtuS's plugin of it has loaded: without that plugin there is none of them.
+ * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER (session/math_calls.h), by
+ * the library that GVirtuS's plugin of it has loaded: without that plugin there is none of them.
  *
  * A library takes a handle for an address of this process, and a scalar for one where the handle's
  * pointer mode says that it is in memory of the host. So a handle is one that was made here, of the
@@ -10,60 +10,13 @@
  * tenant's own only: how far the library goes from there its kernels decide, as the program's do.
  */
 #include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/math_descriptors.h"
 #include "frontend-glue/session/math_calls.h"
 
-#include "common/log.h"
-
-#include <dlfcn.h>
-#include <link.h>
-#include <limits.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define WORKSPACE_MOST ((uint64_t)1 << 30) /* bytes of the host */
-
-/* ------------------------------------------------------------------------------- libraries */
-
-struct search {
-    const char *begins;
-    char path[PATH_MAX];
-};
-
-static int note_library(struct dl_phdr_info *info, size_t size, void *argument)
-{
-    struct search *s = argument;
-    const char *slash = strrchr(info->dlpi_name, '/');
-    (void)size;
-    if (strncmp(slash ? slash + 1 : info->dlpi_name, s->begins, strlen(s->begins)) != 0)
-        return 0;
-    return snprintf(s->path, sizeof(s->path), "%s", info->dlpi_name) < (int)sizeof(s->path);
-}
-
-/* NULL: it is not loaded. Once found it stays. */
-static void *library_of(unsigned number)
-{
-    static _Atomic(void *) known[IBX_MATH_LIBRARIES];
-    _Atomic(void *) *handle = &known[number >> 12];
-    struct search s = {.begins = ibx_math_statuses_of(number)->file};
-    if (!atomic_load(handle) && dl_iterate_phdr(note_library, &s))
-        atomic_store(handle, dlopen(s.path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE));
-    return atomic_load(handle);
-}
-
-/* NULL: the library is not loaded, or has none of that name. Looked for once: that takes a lock of
- * all threads. */
-static void *function_of(const struct ibx_math_function *f)
-{
-    static _Atomic(void *) known[IBX_MATH_FUNCTIONS];
-    _Atomic(void *) *place = &known[f - ibx_math_each(0)];
-    void *function = atomic_load_explicit(place, memory_order_acquire);
-    void *library = function ? NULL : library_of(f->number);
-    if (library && (function = dlsym(library, f->name)))
-        atomic_store_explicit(place, function, memory_order_release);
-    return function;
-}
 
 /* ------------------------------------------------------------------------------- a request */
 
@@ -74,13 +27,15 @@ struct call {
     struct ibx_reader in;
     uint64_t handle;                   /* that the request is of; 0: of none */
     bool on_device;                    /* scalars and results */
+    bool is_long;                      /* the reply */
     int refused;                       /* the status to return; 0: none */
     bool unwanted[IBX_MATH_ARGUMENTS]; /* outputs for which the client has no place */
     union ibx_math_value values[IBX_MATH_ARGUMENTS];
     enum ibx_handle_kind kind; /* of it */
     void *workspace;           /* of its own; NULL: it has none */
-    size_t used;               /* of memory */
-    _Alignas(16) uint8_t memory[IBX_MATH_BODY + IBX_MATH_OUT + 16 * IBX_MATH_ARGUMENTS];
+    struct ibx_descriptor descriptors[IBX_MATH_ARGUMENTS];
+    size_t used, used_long; /* of memory, and of the session's for long replies */
+    _Alignas(16) uint8_t memory[IBX_MATH_ROOM];
 };
 
 static void *pointer_of(uint64_t handle)
@@ -133,6 +88,25 @@ static void *stream(struct call *c)
     return (void *)(uintptr_t)stream;
 }
 
+/* The session's: first the reply, behind it what the reply will have. */
+static bool has_long_reply(struct call *c)
+{
+    if (!c->x->long_reply)
+        c->x->long_reply = malloc(2 * IBX_MATH_OUT_MOST);
+    return c->x->long_reply;
+}
+
+static void *long_memory_of(struct call *c, size_t n)
+{
+    const size_t at = (c->used_long + 15) & ~(size_t)15;
+    if (!has_long_reply(c))
+        return NULL;
+    if (at > IBX_MATH_OUT_MOST || n > IBX_MATH_OUT_MOST - at)
+        return NULL;
+    c->used_long = at + n;
+    return c->x->long_reply + IBX_MATH_OUT_MOST + at;
+}
+
 /* Room of n bytes; NULL, and refused: there are not so many. */
 static void *room(struct call *c, size_t n)
 {
@@ -160,11 +134,65 @@ static void *host_bytes(struct call *c, size_t n, bool may_be_null)
     return at;
 }
 
+/* Whether the function is told that there is no place for anything, and looks at none. */
+static bool has_no_bytes(const struct call *c, const struct ibx_math_argument *a)
+{
+    return (a->size == IBX_MATH_BYTES_OF_INT && c->values[a->of].i <= 0) ||
+           (a->size == IBX_MATH_BYTES_OF_LONG && !c->values[a->of].l);
+}
+
 /* ... for what the function writes. Where the client has no place for it nobody reads it. */
 static void *host_room(struct call *c, unsigned i, size_t n)
 {
     c->unwanted[i] = !ibx_get_u8(&c->in);
-    return room(c, n);
+    if (c->unwanted[i] && has_no_bytes(c, &c->f->arguments[i]))
+        return NULL;
+    if (n <= IBX_MATH_OUT)
+        return room(c, n);
+    void *at = long_memory_of(c, n);
+    if (at)
+        memset(at, 0, n);
+    else
+        refuse(c, c->statuses->invalid_value);
+    return at;
+}
+
+static void *descriptor(struct call *c, unsigned i)
+{
+    struct ibx_descriptor *d = &c->descriptors[i];
+    d->type = (enum ibx_descriptor_type)c->f->arguments[i].n;
+    d->n = ibx_get_u8(&c->in);
+    d->bytes = ibx_get_bytes(&c->in, d->n);
+    if (!d->n || !d->bytes)
+        return NULL;
+    void *made = room(c, ibx_descriptor_room(d->type));
+    if (made) {
+        const int status = ibx_descriptor_make(c->x, d, c->f->use == IBX_MATH_USE_ADDS, made);
+        if (status)
+            refuse(c, status);
+    }
+    return made;
+}
+
+/* Where its descriptor says; without one there is none. */
+static void *scalar_of_descriptor(struct call *c, const struct ibx_math_argument *a)
+{
+    const struct ibx_descriptor *d = &c->descriptors[a->of];
+    size_t size = 0;
+    enum ibx_scalar_place place = IBX_SCALAR_UNKNOWN;
+    if (d->n && d->bytes && ibx_descriptor_good(d->type, d->bytes, d->n))
+        place = ibx_descriptor_scalar(d->type, d->bytes, d->n, a->kind == IBX_MATH_BETA, &size);
+    switch (place) {
+    case IBX_SCALAR_HOST:
+        return host_bytes(c, size, false);
+    case IBX_SCALAR_DEVICE:
+        return device_memory(c);
+    case IBX_SCALAR_NONE:
+        return NULL;
+    default:
+        refuse(c, c->statuses->invalid_value);
+        return NULL;
+    }
 }
 
 /* Of the host, in which the function works while its call may have returned. Work that is captured
@@ -193,7 +221,7 @@ static void end_workspace(struct call *c)
     void *of = NULL;
     if (!c->workspace)
         return;
-    *(void **)&stream_of = function_of(ibx_math_find(IBX_MATH_cusolverDnGetStream));
+    *(void **)&stream_of = ibx_math_function_of(ibx_math_find(IBX_MATH_cusolverDnGetStream));
     *(void **)&wait = ibx_copies_runtime("cudaStreamSynchronize");
     if (c->refused || (stream_of && wait && !stream_of(pointer_of(c->handle), &of) && !wait(of)))
         free(c->workspace);
@@ -262,6 +290,19 @@ static void get_sized(struct call *c, unsigned i)
     case IBX_MATH_OUTPUT:
         v->p = host_room(c, i, n);
         break;
+    case IBX_MATH_HOST_OR_NULL:
+        v->p = host_bytes(c, n, true);
+        break;
+    case IBX_MATH_DESCRIPTOR:
+        v->p = descriptor(c, i);
+        break;
+    case IBX_MATH_ALPHA:
+    case IBX_MATH_BETA:
+        v->p = scalar_of_descriptor(c, a);
+        break;
+    case IBX_MATH_LAST_STREAM:
+        v->p = stream(c);
+        break;
     case IBX_MATH_MAKES:
     case IBX_MATH_MAKES_PLAN:
         v->p = host_room(c, i, 8);
@@ -292,6 +333,9 @@ static bool names_handle(struct call *c)
     if (i == c->f->count)
         return true;
     c->kind = kind_of(a[i].n);
+    if (a[i].n == IBX_MATH_LT && c->f->use != IBX_MATH_USE_ENDS &&
+        !ibx_handles_know(c->x, c->kind, c->handle))
+        c->kind = kind_of(IBX_MATH_BLAS);
     return needs_it_alone(c) ? ibx_handles_change(c->x, c->kind, c->handle)
                              : ibx_handles_know(c->x, c->kind, c->handle);
 }
@@ -304,7 +348,7 @@ static bool names_mode(struct call *c)
     if (!ibx_math_has_scalars(c->f))
         return true;
     if (c->statuses->pointer_mode)
-        *(void **)&get = function_of(ibx_math_find(c->statuses->pointer_mode));
+        *(void **)&get = ibx_math_function_of(ibx_math_find(c->statuses->pointer_mode));
     return get && !get(pointer_of(c->handle), &mode) && mode == c->on_device;
 }
 
@@ -327,7 +371,7 @@ static int decode(struct call *c)
 void ibx_math_end(unsigned type, uint64_t handle)
 {
     const struct ibx_math_function *f = ibx_math_find(ibx_math_end_of((enum ibx_math_type)type));
-    void *function = function_of(f);
+    void *function = ibx_math_function_of(f);
     union ibx_math_value value;
     if (f->arguments[0].kind == IBX_MATH_PLAN)
         value.i = (int)(uint32_t)handle;
@@ -353,22 +397,48 @@ static bool note(struct call *c, const struct ibx_math_argument *a, uint64_t mad
     return false;
 }
 
+static bool is_made(const struct ibx_math_argument *a)
+{
+    return a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
+}
+
+/* Bytes that the reply has of an argument. */
+static size_t bytes_of_reply(const struct call *c, unsigned i)
+{
+    const struct ibx_math_argument *a = &c->f->arguments[i];
+    const bool changed = a->kind == IBX_MATH_CHANGED || a->kind == IBX_MATH_HOST_CHANGED;
+    const bool result = a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
+    const bool output =
+        a->kind == IBX_MATH_OUTPUT || a->kind == IBX_MATH_HOST_CHANGED || (result && !c->on_device);
+    if (is_made(a))
+        return 8;
+    return output && c->values[i].p && (changed || !c->unwanted[i]) ? ibx_math_bytes(a, c->values)
+                                                                    : 0;
+}
+
+/* Whether there is room for it: before anything is made, or done. */
+static bool reply_fits(struct call *c)
+{
+    size_t n = 0;
+    for (unsigned i = 0; i < c->f->count; i++)
+        n += bytes_of_reply(c, i);
+    c->is_long = n > IBX_MATH_OUT;
+    return !c->is_long || (n <= IBX_MATH_OUT_MOST && has_long_reply(c));
+}
+
 static int answer(struct call *c, struct ibx_writer *out)
 {
+    if (c->is_long)
+        *out = ibx_writer_of(c->x->long_reply, IBX_MATH_OUT_MOST);
     for (unsigned i = 0; i < c->f->count; i++) {
         const struct ibx_math_argument *a = &c->f->arguments[i];
         const void *at = c->values[i].p;
-        const bool makes = a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
-        const bool result = a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
-        const bool changed = a->kind == IBX_MATH_CHANGED || a->kind == IBX_MATH_HOST_CHANGED;
-        const bool output = a->kind == IBX_MATH_OUTPUT || a->kind == IBX_MATH_HOST_CHANGED ||
-                            (result && !c->on_device);
-        if (makes && !note(c, a, made_at(a, at)))
+        if (is_made(a) && !note(c, a, made_at(a, at)))
             return c->statuses->not_supported;
-        if (makes)
+        if (is_made(a))
             ibx_put_u64(out, made_at(a, at));
-        else if (output && at && (changed || !c->unwanted[i]))
-            ibx_put_bytes(out, at, ibx_math_bytes(a, c->values));
+        else
+            ibx_put_bytes(out, at, bytes_of_reply(c, i));
     }
     return 0;
 }
@@ -407,7 +477,7 @@ static bool has_stream(struct call *c)
     union ibx_math_value values[2] = {{.p = pointer_of(c->handle)}, {.p = NULL}};
     if (plan)
         values[0].i = (int)(uint32_t)c->handle;
-    void *function = function_of(f);
+    void *function = ibx_math_function_of(f);
     if (!function || f->call(function, values))
         return false;
     ibx_handles_select(c->x, c->kind, c->handle, 0);
@@ -419,7 +489,7 @@ static bool has_stream(struct call *c)
 static int run(struct call *c, void *function)
 {
     const bool ends = c->f->use == IBX_MATH_USE_ENDS, selects = c->f->use == IBX_MATH_USE_SELECTS;
-    if (!ends && !selects && !has_stream(c))
+    if (!ends && !selects && !ibx_math_names_stream(c->f) && !has_stream(c))
         return c->statuses->invalid_value;
     if (ends && !ibx_handles_remove(c->x, kind_of(c->f->arguments[0].n), c->handle))
         return c->statuses->not_initialized;
@@ -445,16 +515,18 @@ int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_wr
     c.refused = 0;
     c.kind = IBX_HANDLE_STREAM; /* of none of a library's */
     c.workspace = NULL;
-    c.used = 0;
+    c.used = c.used_long = 0;
     c.handle = ibx_get_u64(&c.in);
     const unsigned number = ibx_get_u16(&c.in);
     c.on_device = ibx_get_u8(&c.in);
     c.f = ibx_math_find(number);
     c.statuses = ibx_math_statuses_of(number);
-    void *function = !c.in.failed && c.f ? function_of(c.f) : NULL;
+    void *function = !c.in.failed && c.f ? ibx_math_function_of(c.f) : NULL;
     if (!function || !ibx_copies_begin_context(x))
         return IBX_MATH_ABSENT;
     int status = decode(&c);
+    if (!status && !reply_fits(&c))
+        status = c.statuses->invalid_value;
     if (!status)
         status = run(&c, function);
     if (!status)

@@ -24,8 +24,9 @@
  *   extra.c        calls that GVirtuS lacks, in requests of our own
  *   queries.c      likewise: questions about streams, devices and kernels
  *   composed.c     calls that consist of others
- *   math_calls.c, math_handles.c  functions of cuBLAS, cuRAND and cuFFT, in requests of our own
+ *   math_calls.c, math_handles.c  functions of cuBLAS and others, in requests of our own
  *   math_composed.c  those that are none of these
+ *   math_lt.c, math_descriptors.c  likewise: cuBLASLt, and its descriptors
  *   outputs.c      answers that have no place, questions about what is no kernel
  *   absent.c       calls that are not there for a remote GPU
  *   dlsym.c        programs that look for calls in libcudart by dlsym(3)

@@ -73,8 +73,9 @@ static bool is_named(const char *path, const char *begin)
 /* Whether this library has functions of that one. */
 static bool is_known(const char *path)
 {
-    static const char *const names[] = {"libcudart.so", "libcublas.so",   "libcurand.so",
-                                        "libcufft.so",  "libcusparse.so", "libcusolver.so"};
+    static const char *const names[] = {"libcudart.so",  "libcublas.so", "libcublasLt.so",
+                                        "libcurand.so",  "libcufft.so",  "libcusparse.so",
+                                        "libcusolver.so"};
     bool known = false;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         known = known || is_named(path, names[i]);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of cuBLAS, cuRAND, cuFFT, cuSPARSE and cuSOLVER (session/math_calls.h). What only adds
+ * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER (session/math_calls.h). What
+ * only adds
  * work may return before it is run, as a launch does, and with a result in memory of the host it
  * waits for that. Where the back end has none of these requests, or no such library, GVirtuS's
  * functions get the calls; and always with a handle that one of them has made.
@@ -11,7 +12,10 @@
 
 #include "common/log.h"
 
-#define UNKNOWN (-1) /* what a back end of GVirtuS answers to a name that it does not know */
+#include <stdlib.h>
+
+#define ALLOC_FAILED 3
+#define UNKNOWN      (-1) /* what a back end of GVirtuS answers to a name that it does not know */
 
 struct call {
     const struct ibx_math_function *f;
@@ -76,17 +80,50 @@ static int pass(const struct call *c)
 
 /* ------------------------------------------------------------------------------- the request */
 
+/* Of the scalar that is the i-th argument. */
+static enum ibx_scalar_place place_of(const struct call *c, unsigned i, size_t *size)
+{
+    const struct ibx_math_argument *a = &c->f->arguments[i];
+    const enum ibx_descriptor_type type = (enum ibx_descriptor_type)c->f->arguments[a->of].n;
+    size_t n;
+    const uint8_t *bytes = ibx_descriptor_bytes(type, c->values[a->of].p, &n);
+    return bytes ? ibx_descriptor_scalar(type, bytes, n, a->kind == IBX_MATH_BETA, size)
+                 : IBX_SCALAR_UNKNOWN;
+}
+
+#define ADDRESSES (IBX_MATH_ARGUMENTS + IBX_DESCRIPTOR_MAX / 9)
+
+static size_t addresses_in(const struct ibx_math_argument *a, const void *descriptor,
+                           uint64_t *addresses)
+{
+    const struct ibx_attribute *attribute;
+    uint64_t value;
+    size_t n, count = 0;
+    const uint8_t *bytes = ibx_descriptor_bytes((enum ibx_descriptor_type)a->n, descriptor, &n);
+    for (size_t i = 0; bytes && ibx_descriptor_each((enum ibx_descriptor_type)a->n, bytes, n, i,
+                                                    &attribute, &value);
+         i++) {
+        if (attribute->use == IBX_ATTRIBUTE_DEVICE)
+            addresses[count++] = value;
+    }
+    return count;
+}
+
 /* False: they are in page-locked memory that the library's kernels would not reach. */
 static bool reach(const struct call *c)
 {
-    uint64_t addresses[IBX_MATH_ARGUMENTS];
-    size_t n = 0;
+    uint64_t addresses[ADDRESSES];
+    size_t n = 0, size;
     for (unsigned i = 0; i < c->f->count; i++) {
         const unsigned kind = c->f->arguments[i].kind;
         const bool scalar =
             kind == IBX_MATH_SCALAR || kind == IBX_MATH_RESULT || kind == IBX_MATH_CHANGED;
-        if (kind == IBX_MATH_DEVICE || (scalar && c->on_device))
+        const bool either = kind == IBX_MATH_ALPHA || kind == IBX_MATH_BETA;
+        if (kind == IBX_MATH_DEVICE || (scalar && c->on_device) ||
+            (either && place_of(c, i, &size) == IBX_SCALAR_DEVICE))
             addresses[n++] = (uintptr_t)c->values[i].p;
+        else if (kind == IBX_MATH_DESCRIPTOR && c->f->use == IBX_MATH_USE_ADDS)
+            n += addresses_in(&c->f->arguments[i], c->values[i].p, addresses + n);
     }
     return !ibx_frontend_arguments_reach(addresses, n * sizeof(addresses[0]));
 }
@@ -129,6 +166,34 @@ static void put_place(struct call *c, struct ibx_writer *w, const void *at, size
     w->failed = w->failed || (at && !n);
 }
 
+static void put_descriptor(struct ibx_writer *w, const struct ibx_math_argument *a,
+                           const void *descriptor)
+{
+    size_t n = 0;
+    const uint8_t *bytes = ibx_descriptor_bytes((enum ibx_descriptor_type)a->n, descriptor, &n);
+    ibx_put_u8(w, bytes ? (uint8_t)n : 0);
+    if (bytes)
+        ibx_put_bytes(w, bytes, n);
+    w->failed = w->failed || (descriptor && !bytes);
+}
+
+static void put_scalar(struct call *c, struct ibx_writer *w, unsigned i)
+{
+    size_t size;
+    switch (place_of(c, i, &size)) {
+    case IBX_SCALAR_HOST:
+        put_host(w, c->values[i].p, size);
+        break;
+    case IBX_SCALAR_DEVICE:
+        ibx_put_u64(w, (uintptr_t)c->values[i].p);
+        break;
+    case IBX_SCALAR_NONE:
+        break;
+    default:
+        w->failed = true;
+    }
+}
+
 static void put_sized(struct call *c, struct ibx_writer *w, unsigned i)
 {
     const struct ibx_math_argument *a = &c->f->arguments[i];
@@ -156,7 +221,20 @@ static void put_sized(struct call *c, struct ibx_writer *w, unsigned i)
         put_host(w, at, n);
         break;
     case IBX_MATH_OUTPUT:
-        put_place(c, w, at, n);
+        put_place(c, w, n || a->size == IBX_MATH_BYTES ? at : NULL, n);
+        break;
+    case IBX_MATH_HOST_OR_NULL:
+        put_host(w, at, n);
+        break;
+    case IBX_MATH_DESCRIPTOR:
+        put_descriptor(w, a, at);
+        break;
+    case IBX_MATH_ALPHA:
+    case IBX_MATH_BETA:
+        put_scalar(c, w, i);
+        break;
+    case IBX_MATH_LAST_STREAM:
+        ibx_put_u64(w, (uintptr_t)at);
         break;
     case IBX_MATH_MAKES:
     case IBX_MATH_MAKES_PLAN:
@@ -177,14 +255,16 @@ static bool encode(struct call *c, struct ibx_writer *w)
         put_plain(w, &c->f->arguments[i], &c->values[i]);
     for (unsigned i = 0; i < c->f->count; i++)
         put_sized(c, w, i);
-    return !w->failed && w->length <= IBX_MATH_BODY && c->out <= IBX_MATH_OUT;
+    return !w->failed && w->length <= IBX_MATH_BODY && c->out <= IBX_MATH_OUT_MOST;
 }
 
 static const char *name_of(const struct call *c)
 {
     switch ((enum ibx_math_use)c->f->use) {
     case IBX_MATH_USE_ADDS:
-        return c->out ? IBX_MATH_WAITS : IBX_MATH_ADDS;
+        return c->out                        ? IBX_MATH_WAITS
+               : ibx_math_names_stream(c->f) ? IBX_MATH_ADDS_IN
+                                             : IBX_MATH_ADDS;
     case IBX_MATH_USE_SELECTS:
         return IBX_MATH_SELECTS;
     case IBX_MATH_USE_SETS_UP:
@@ -251,21 +331,23 @@ static bool ask(const struct extra *e, uint8_t *out, size_t n, int *code)
 static int request(struct call *c)
 {
     struct extra e;
-    uint8_t out[IBX_MATH_OUT];
+    uint8_t usual[IBX_MATH_OUT], *more = NULL, *out = usual;
     int code;
     e.call = c->f->name;
     e.body = ibx_writer_of(e.bytes, sizeof(e.bytes));
     e.more = NULL;
     if (!reach(c) || !encode(c, &e.body))
         return c->statuses->invalid_value;
+    if (c->out > sizeof(usual) && !(out = more = malloc(c->out)))
+        return ALLOC_FAILED;
     e.name = name_of(c);
-    if (!ask(&e, out, c->out, &code))
-        return pass(c);
-    if (!code)
+    const bool asked = ask(&e, out, c->out, &code);
+    if (asked && !code) {
         take_results(c, out);
-    if (!code)
         note(c);
-    return code;
+    }
+    free(more);
+    return asked ? code : pass(c);
 }
 
 static void find_handle(struct call *c)
@@ -288,8 +370,9 @@ int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
     find_handle(&c);
     const enum ibx_math_handle is = ibx_math_handle_is(c.type, c.handle);
     c.on_device = is == IBX_MATH_ON_DEVICE;
-    const bool theirs =
-        is == IBX_MATH_FOREIGN || (is == IBX_MATH_ON_HOST && c.f->use == IBX_MATH_USE_ADDS);
+    const bool theirs = is == IBX_MATH_FOREIGN ||
+                        (is == IBX_MATH_ON_HOST && c.f->use == IBX_MATH_USE_ADDS) ||
+                        (ibx_math_is_lt(number) && !ibx_frontend_lt_is_ours());
     return theirs ? pass(&c) : request(&c);
 }
 
@@ -305,6 +388,7 @@ int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
 #define MATH_BY_HAND(...)
 #include "frontend-glue/session/math_blas.def"
 #include "frontend-glue/session/math_fft.def"
+#include "frontend-glue/session/math_lt.def"
 #include "frontend-glue/session/math_rng.def"
 #include "frontend-glue/session/math_solver.def"
 #include "frontend-glue/session/math_sparse.def"

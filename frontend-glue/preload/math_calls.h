@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Functions of cuBLAS, cuRAND, cuFFT, cuSPARSE and cuSOLVER, in requests of our own. */
+/* Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER, in requests of our own. */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MATH_CALLS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MATH_CALLS_H
 
 #include "frontend-glue/session/math_arguments.h"
 #include "frontend-glue/session/math_calls.h"
+#include "frontend-glue/session/math_descriptors.h"
+
+#include <stdio.h>
 
 #define IBX_PARAMETER(k, a) IBX_TYPE_##a argument##k
 #define IBX_INITIALISER(k, a)                                                                      \
@@ -30,15 +33,63 @@ enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle
 /* False: no memory. */
 bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math_handle is);
 
+/* math_lt.c */
+
+/* Whether descriptors of cuBLASLt are this library's: the back end has made a handle of it by our
+ * requests, or would have. The same for the whole process, as long as it has a back end. */
+bool ibx_frontend_lt_is_ours(void);
+
+/* math_descriptors.c */
+
+/* What is in a descriptor; NULL: it is none of that type. */
+const uint8_t *ibx_descriptor_bytes(enum ibx_descriptor_type type, const void *descriptor,
+                                    size_t *n);
+
 /* What this library exports. */
 #pragma GCC visibility push(default)
 #define MATH(name, use, ...) int name(IBX_EACH(IBX_PARAMETER, __VA_ARGS__));
 #include "frontend-glue/session/math_blas.def"
 #include "frontend-glue/session/math_fft.def"
+#include "frontend-glue/session/math_lt.def"
 #include "frontend-glue/session/math_rng.def"
 #include "frontend-glue/session/math_solver.def"
 #include "frontend-glue/session/math_sparse.def"
 #undef MATH
+/* math_descriptors.c */
+#define DESCRIPTOR(stem)                                                                           \
+    int stem##Destroy(void *descriptor);                                                           \
+    int stem##SetAttribute(void *descriptor, int number, const void *value, size_t n);             \
+    int stem##GetAttribute(const void *descriptor, int number, void *value, size_t n,              \
+                           size_t *written);
+DESCRIPTOR(cublasLtMatrixLayout)
+DESCRIPTOR(cublasLtMatmulDesc)
+DESCRIPTOR(cublasLtMatrixTransformDesc)
+DESCRIPTOR(cublasLtMatmulPreference)
+#undef DESCRIPTOR
+int cublasLtMatrixLayoutCreate(void **made, int type, uint64_t rows, uint64_t columns,
+                               int64_t pitch);
+int cublasLtMatrixLayoutInit_internal(void *at, size_t n, int type, uint64_t rows, uint64_t columns,
+                                      int64_t pitch);
+int cublasLtMatmulDescCreate(void **made, int compute, int scale);
+int cublasLtMatmulDescInit_internal(void *at, size_t n, int compute, int scale);
+int cublasLtMatrixTransformDescCreate(void **made, int scale);
+int cublasLtMatrixTransformDescInit_internal(void *at, size_t n, int scale);
+int cublasLtMatmulPreferenceCreate(void **made);
+int cublasLtMatmulPreferenceInit_internal(void *at, size_t n);
+/* math_lt.c */
+const char *cublasLtGetStatusName(int status);
+const char *cublasLtGetStatusString(int status);
+size_t cublasLtGetVersion(void);
+size_t cublasLtGetCudartVersion(void);
+int cublasLtHeuristicsCacheSetCapacity(size_t capacity);
+unsigned cublasLtDisableCpuInstructionsSetMask(unsigned mask);
+int cublasLtLoggerSetCallback(void (*callback)(int level, const char *function,
+                                               const char *message));
+int cublasLtLoggerSetFile(FILE *file);
+int cublasLtLoggerOpenFile(const char *path);
+int cublasLtLoggerSetLevel(int level);
+int cublasLtLoggerSetMask(int mask);
+int cublasLtLoggerForceDisable(void);
 /* math_composed.c */
 int curandCreateGeneratorHost(void **generator, int type);
 int cublasSetVector(int n, int element, const void *from, int from_step, void *to, int to_step);

@@ -74,6 +74,7 @@ static const struct ibx_call calls[] = {
     {IBX_EXTRA_QUEUE, IBX_CALL_ENQUEUES, LAST, 0, false, false},
     {IBX_EXTRA_WORK, IBX_CALL_EXTRA, NONE, 0, false, false},
     {IBX_MATH_ADDS, IBX_CALL_LIBRARY, IBX_CALL_OF_HANDLE, 0, false, false},
+    {IBX_MATH_ADDS_IN, IBX_CALL_LIBRARY, IBX_CALL_OF_LIBRARY, 0, false, false},
     {IBX_MATH_SELECTS, IBX_CALL_SELECTS, ALL, 0, true, false},
     {IBX_MATH_SETS_UP, IBX_CALL_SETS_UP, ALL, 0, true, false},
     {IBX_MATH_WAITS, IBX_CALL_OTHER, ALL, 0, true, false},

@@ -69,6 +69,13 @@
 #define IBX_TYPE_W(k)     void *
 #define IBX_TYPE_AC(k, c) void *
 #define IBX_TYPE_A(k, n)  void *
+#define IBX_TYPE_BN(n)    void *
+#define IBX_TYPE_OA(k, n) void *
+#define IBX_TYPE_OL(k)    void *
+#define IBX_TYPE_T(t)     void *
+#define IBX_TYPE_SA(k)    void *
+#define IBX_TYPE_SB(k)    void *
+#define IBX_TYPE_V        void *
 
 #define IBX_MEMBER_I        i
 #define IBX_MEMBER_L        l
@@ -97,5 +104,12 @@
 #define IBX_MEMBER_W(k)     p
 #define IBX_MEMBER_AC(k, c) p
 #define IBX_MEMBER_A(k, n)  p
+#define IBX_MEMBER_BN(n)    p
+#define IBX_MEMBER_OA(k, n) p
+#define IBX_MEMBER_OL(k)    p
+#define IBX_MEMBER_T(t)     p
+#define IBX_MEMBER_SA(k)    p
+#define IBX_MEMBER_SB(k)    p
+#define IBX_MEMBER_V        p
 
 #endif

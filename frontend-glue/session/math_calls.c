@@ -2,6 +2,7 @@
 #include "frontend-glue/session/math_calls.h"
 
 #include "frontend-glue/session/math_arguments.h"
+#include "frontend-glue/session/math_descriptors.h"
 
 /* ------------------------------------------------------------------------------- the lists */
 
@@ -29,12 +30,19 @@
 #define ABOUT_X(n)     IBX_MATH_CHANGED, IBX_MATH_BYTES, n, 0
 #define ABOUT_XT(k)    IBX_MATH_CHANGED, IBX_MATH_OF_TYPE, k, 0
 #define ABOUT_O(n)     IBX_MATH_OUTPUT, IBX_MATH_BYTES, n, 0
-#define ABOUT_A(k, n)  IBX_MATH_ARRAY, IBX_MATH_BYTES, n, k
-#define ABOUT_AN(k, n) IBX_MATH_ARRAY_OR_NULL, IBX_MATH_BYTES, n, k
+#define ABOUT_A(k, n)  IBX_MATH_ARRAY, IBX_MATH_BYTES_OF_INT, n, k
+#define ABOUT_AN(k, n) IBX_MATH_ARRAY_OR_NULL, IBX_MATH_BYTES_OF_INT, n, k
 #define ABOUT_AL(k, n) IBX_MATH_ARRAY, IBX_MATH_BYTES_OF_LONG, n, k
 #define ABOUT_K(t)     IBX_MATH_OTHER, 0, IBX_MATH_##t, 0
 #define ABOUT_C(n)     IBX_MATH_HOST_CHANGED, IBX_MATH_BYTES, n, 0
 #define ABOUT_W(k)     IBX_MATH_WORKSPACE, 0, 0, k
+#define ABOUT_BN(n)    IBX_MATH_HOST_OR_NULL, IBX_MATH_BYTES, n, 0
+#define ABOUT_OA(k, n) IBX_MATH_OUTPUT, IBX_MATH_BYTES_OF_INT, n, k
+#define ABOUT_OL(k)    IBX_MATH_OUTPUT, IBX_MATH_BYTES_OF_LONG, 1, k
+#define ABOUT_T(t)     IBX_MATH_DESCRIPTOR, 0, IBX_DESCRIPTOR_##t, 0
+#define ABOUT_SA(k)    IBX_MATH_ALPHA, 0, 0, k
+#define ABOUT_SB(k)    IBX_MATH_BETA, 0, 0, k
+#define ABOUT_V        IBX_MATH_LAST_STREAM, 0, 0, 0
 #define ABOUT_AC(k, c) IBX_MATH_ARRAY, IBX_MATH_OF_COMPUTE, c, k
 
 #define VALUE(k, a)         VALUE_OF(k, IBX_MEMBER_##a)
@@ -53,6 +61,7 @@
     }
 #include "frontend-glue/session/math_blas.def"
 #include "frontend-glue/session/math_fft.def"
+#include "frontend-glue/session/math_lt.def"
 #include "frontend-glue/session/math_rng.def"
 #include "frontend-glue/session/math_solver.def"
 #include "frontend-glue/session/math_sparse.def"
@@ -67,6 +76,7 @@ static const struct ibx_math_function functions[] = {
 #include "frontend-glue/session/math_fft.def"
 #include "frontend-glue/session/math_sparse.def"
 #include "frontend-glue/session/math_solver.def"
+#include "frontend-glue/session/math_lt.def"
 };
 #undef MATH
 
@@ -78,6 +88,7 @@ static const unsigned begins[IBX_MATH_LIBRARIES + 1] = {
     [IBX_MATH_CUFFT] = BEFORE_FFT,
     [IBX_MATH_CUSPARSE] = BEFORE_SPARSE,
     [IBX_MATH_CUSOLVER] = BEFORE_SPARSE + IBX_MATH_OF(CUSPARSE),
+    [IBX_MATH_CUBLASLT] = IBX_MATH_FUNCTIONS - IBX_MATH_OF(CUBLASLT),
     [IBX_MATH_LIBRARIES] = IBX_MATH_FUNCTIONS,
 };
 
@@ -88,6 +99,7 @@ static const struct ibx_math_statuses libraries[IBX_MATH_LIBRARIES] = {
     [IBX_MATH_CUSPARSE] = {"libcusparse.so", 1, 3, 10, IBX_MATH_cusparseGetPointerMode,
                            IBX_MATH_SPARSE},
     [IBX_MATH_CUSOLVER] = {"libcusolver.so", 1, 3, 9, 0, IBX_MATH_SOLVER},
+    [IBX_MATH_CUBLASLT] = {"libcublasLt.so", 1, 7, 15, 0, IBX_MATH_LT},
 };
 
 const struct ibx_math_function *ibx_math_each(size_t i)
@@ -130,6 +142,7 @@ unsigned ibx_math_end_of(enum ibx_math_type type)
         [IBX_MATH_DISTRIBUTION] = IBX_MATH_curandDestroyDistribution,
         [IBX_MATH_FFT] = IBX_MATH_cufftDestroy,
         [IBX_MATH_RNG] = IBX_MATH_curandDestroyGenerator,
+        [IBX_MATH_LT] = IBX_MATH_cublasLtDestroy,
         [IBX_MATH_BLAS] = IBX_MATH_cublasDestroy_v2,
     };
     return ends[type];
@@ -147,8 +160,12 @@ bool ibx_math_has_scalars(const struct ibx_math_function *f)
     return false;
 }
 
-/* cudaDataType: bytes of a value; 0: it has no whole ones, or is not known. */
-static size_t bytes_of_type(int type)
+bool ibx_math_names_stream(const struct ibx_math_function *f)
+{
+    return f->arguments[f->count - 1].kind == IBX_MATH_LAST_STREAM;
+}
+
+size_t ibx_math_bytes_of_type(int type)
 {
     static const uint8_t bytes[] = {4, 8, 2, 1, 8, 16, 4, 2, 1, 2, 4,  8, 4,  8, 2,
                                     4, 0, 0, 0, 0, 2,  4, 2, 4, 8, 16, 8, 16, 1, 1};
@@ -192,26 +209,29 @@ static size_t bytes_of_one(const struct ibx_math_argument *a, const union ibx_ma
     const bool array = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL;
     switch ((enum ibx_math_size)a->size) {
     case IBX_MATH_BYTES:
+    case IBX_MATH_BYTES_OF_INT:
     case IBX_MATH_BYTES_OF_LONG:
         return a->n;
     case IBX_MATH_OF_TYPE:
-        return bytes_of_type(values[a->n].i);
+        return ibx_math_bytes_of_type(values[a->n].i);
     case IBX_MATH_FIVE_OF_TYPE:
-        return 5 * bytes_of_type(values[a->n].i);
+        return 5 * ibx_math_bytes_of_type(values[a->n].i);
     case IBX_MATH_OF_COMPUTE:
         return bytes_of_compute(values[a->n].i, array ? 0 : values[a->of].i);
     }
     return 0;
 }
 
-/* 0 also of more than a body has. */
+/* 0 also of more than a body has, or a reply. */
 static size_t count_of(const struct ibx_math_argument *a, const union ibx_math_value *values)
 {
-    if (a->kind != IBX_MATH_ARRAY && a->kind != IBX_MATH_ARRAY_OR_NULL)
-        return 1;
+    const bool array = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL;
     const bool is_long = a->size == IBX_MATH_BYTES_OF_LONG;
+    const int64_t most = a->kind == IBX_MATH_OUTPUT ? IBX_MATH_OUT_MOST : IBX_MATH_BODY;
+    if (!array && !is_long && a->size != IBX_MATH_BYTES_OF_INT)
+        return 1;
     const int64_t count = is_long ? (int64_t)values[a->of].l : values[a->of].i;
-    return count > 0 && count <= IBX_MATH_BODY ? (size_t)count : 0;
+    return count > 0 && count <= most ? (size_t)count : 0;
 }
 
 size_t ibx_math_bytes(const struct ibx_math_argument *a, const union ibx_math_value *values)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of our own for functions of cuBLAS, cuRAND, cuFFT, cuSPARSE and cuSOLVER. GVirtuS has
- * plugins of these libraries, in which many functions are missing, or return something else: so all
- * that are listed in math_*.def are called here. The preload makes the requests
+ * Requests of our own for functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER.
+ * GVirtuS has plugins of these libraries, in which many functions are missing, or return something
+ * else: so all that are listed in math_*.def are called here. The preload makes the requests
  * (preload/math_calls.c), the back end's plugin runs them (device_copies/math_calls.c) by the
  * library that GVirtuS's plugin has loaded there.
  *
@@ -20,6 +20,7 @@
 
 /* Names of the requests: client_calls/ knows by them what a request means to others. */
 #define IBX_MATH_ADDS    "ibxMathAdds"    /* work to the handle's stream; no output */
+#define IBX_MATH_ADDS_IN "ibxMathAddsIn"  /* likewise, to the stream in the body's last 8 bytes */
 #define IBX_MATH_SELECTS "ibxMathSelects" /* the handle's stream, the body's last 8 bytes */
 #define IBX_MATH_SETS_UP "ibxMathSetsUp"  /* what others use; also what makes or ends it */
 #define IBX_MATH_WAITS   "ibxMathWaits"   /* for its output */
@@ -29,8 +30,9 @@
 
 static inline bool ibx_math_is(const char *name)
 {
-    return !strcmp(name, IBX_MATH_ADDS) || !strcmp(name, IBX_MATH_SELECTS) ||
-           !strcmp(name, IBX_MATH_SETS_UP) || !strcmp(name, IBX_MATH_WAITS);
+    return !strcmp(name, IBX_MATH_ADDS) || !strcmp(name, IBX_MATH_ADDS_IN) ||
+           !strcmp(name, IBX_MATH_SELECTS) || !strcmp(name, IBX_MATH_SETS_UP) ||
+           !strcmp(name, IBX_MATH_WAITS);
 }
 
 /* What functions do: which of the names their requests have, and what the back end minds. */
@@ -62,6 +64,7 @@ enum ibx_math_type {
     IBX_MATH_RNG,          /* curandGenerator_t */
     IBX_MATH_SPARSE,       /* cusparseHandle_t */
     IBX_MATH_SOLVER,       /* cusolverDnHandle_t */
+    IBX_MATH_LT,           /* cublasLtHandle_t; one of cuBLAS's does as well */
     IBX_MATH_BLAS,         /* cublasHandle_t */
     IBX_MATH_TYPES
 };
@@ -72,6 +75,7 @@ enum ibx_math_library {
     IBX_MATH_CUFFT,
     IBX_MATH_CUSPARSE,
     IBX_MATH_CUSOLVER,
+    IBX_MATH_CUBLASLT,
     IBX_MATH_LIBRARIES /* one more than the last */
 };
 
@@ -90,7 +94,13 @@ enum ibx_math_library {
  *   O(n)            where n bytes for the host are written; NULL: nowhere
  *   A(k, n)         so many of n bytes as argument k says, in memory of the host; AN(k, n): or NULL
  *   AL(k, n)        likewise, where argument k has 8 bytes
- *   AC(k, c)        likewise, each of the real type in which cublasComputeType_t c scales */
+ *   AC(k, c)        likewise, each of the real type in which cublasComputeType_t c scales
+ *   BN(n)           n bytes of the host, or NULL
+ *   OA(k, n)        as O, for so many of n bytes as argument k says; OL(k): for so many bytes as
+ *                   argument k, of 8 bytes, says
+ *   T(t)            a descriptor of that type (math_descriptors.h), or NULL
+ *   SA(k), SB(k)    alpha and beta, of the type and in the memory that the descriptor k says
+ *   V               a stream, in the body's last 8 bytes */
 enum ibx_math_kind {
     IBX_MATH_INT,
     IBX_MATH_LONG,
@@ -110,13 +120,19 @@ enum ibx_math_kind {
     IBX_MATH_HOST_CHANGED,
     IBX_MATH_OUTPUT,
     IBX_MATH_ARRAY,
-    IBX_MATH_ARRAY_OR_NULL
+    IBX_MATH_ARRAY_OR_NULL,
+    IBX_MATH_HOST_OR_NULL,
+    IBX_MATH_DESCRIPTOR,
+    IBX_MATH_ALPHA,
+    IBX_MATH_BETA,
+    IBX_MATH_LAST_STREAM
 };
 
 /* How many bytes: `n` of them, or as argument `n` says. */
 enum ibx_math_size {
     IBX_MATH_BYTES,
-    IBX_MATH_BYTES_OF_LONG,
+    IBX_MATH_BYTES_OF_INT,  /* of each one, as argument `of` says how many there are */
+    IBX_MATH_BYTES_OF_LONG, /* likewise, that has 8 bytes */
     IBX_MATH_OF_TYPE,
     IBX_MATH_FIVE_OF_TYPE,
     IBX_MATH_OF_COMPUTE
@@ -129,8 +145,8 @@ enum ibx_math_size {
 struct ibx_math_argument {
     uint8_t kind; /* enum ibx_math_kind */
     uint8_t size; /* enum ibx_math_size */
-    uint8_t n;    /* or what argument; of handles enum ibx_math_type */
-    uint8_t of;   /* of arrays the argument that counts; the second one of SC */
+    uint8_t n;    /* or what argument; of handles enum ibx_math_type, of descriptors theirs */
+    uint8_t of;   /* of arrays the argument that counts; the second one of SC; the descriptor */
 };
 
 union ibx_math_value {
@@ -141,9 +157,11 @@ union ibx_math_value {
     void *p;
 };
 
-#define IBX_MATH_ARGUMENTS 24u   /* of a function, at most */
-#define IBX_MATH_BODY      1900u /* bytes of a body, at most */
-#define IBX_MATH_OUT       256u  /* bytes of a reply beside the exit code, at most */
+#define IBX_MATH_ARGUMENTS 24u    /* of a function, at most */
+#define IBX_MATH_BODY      1900u  /* bytes of a body, at most */
+#define IBX_MATH_ROOM      4096u  /* bytes of the host's memory in a call, beside long outputs */
+#define IBX_MATH_OUT       256u   /* bytes of a usual reply beside the exit code */
+#define IBX_MATH_OUT_MOST  12800u /* of one, at most */
 
 struct ibx_math_function {
     const char *name;
@@ -171,14 +189,17 @@ enum ibx_math_number {
     IBX_MATH_BEHIND_CUSPARSE,
     IBX_MATH_BEFORE_CUSOLVER = IBX_MATH_CUSOLVER << 12,
 #include "frontend-glue/session/math_solver.def"
-    IBX_MATH_BEHIND_CUSOLVER
+    IBX_MATH_BEHIND_CUSOLVER,
+    IBX_MATH_BEFORE_CUBLASLT = IBX_MATH_CUBLASLT << 12,
+#include "frontend-glue/session/math_lt.def"
+    IBX_MATH_BEHIND_CUBLASLT
 #undef MATH
 };
 
 #define IBX_MATH_OF(LIBRARY) (IBX_MATH_BEHIND_##LIBRARY - IBX_MATH_BEFORE_##LIBRARY - 1)
 #define IBX_MATH_FUNCTIONS                                                                         \
     (IBX_MATH_OF(CUBLAS) + IBX_MATH_OF(CURAND) + IBX_MATH_OF(CUFFT) + IBX_MATH_OF(CUSPARSE) +      \
-     IBX_MATH_OF(CUSOLVER))
+     IBX_MATH_OF(CUSOLVER) + IBX_MATH_OF(CUBLASLT))
 
 struct ibx_math_statuses {
     const char *file; /* the library's name begins so */
@@ -192,6 +213,13 @@ const struct ibx_math_function *ibx_math_find(unsigned number);
 const struct ibx_math_statuses *ibx_math_statuses_of(unsigned number);
 /* The i-th function of all; NULL: there are not so many. */
 const struct ibx_math_function *ibx_math_each(size_t i);
+/* Whether it is of cuBLASLt. */
+static inline bool ibx_math_is_lt(unsigned number)
+{
+    return number >> 12 == IBX_MATH_CUBLASLT;
+}
+/* Whether it names the stream to which it adds work. */
+bool ibx_math_names_stream(const struct ibx_math_function *f);
 /* Which one ends what is of that type. */
 unsigned ibx_math_end_of(enum ibx_math_type type);
 
@@ -200,5 +228,7 @@ bool ibx_math_has_scalars(const struct ibx_math_function *f);
 /* The bytes of a scalar, a result or an array, by the values of the other arguments; 0: of none, or
  * that is not known. */
 size_t ibx_math_bytes(const struct ibx_math_argument *a, const union ibx_math_value *values);
+/* cudaDataType: bytes of a value; 0: it has no whole ones, or is not known. */
+size_t ibx_math_bytes_of_type(int type);
 
 #endif

@@ -10,6 +10,7 @@
 #include "common/log.h"
 #include "frontend-glue/session/hooks.h"
 #include "frontend-glue/session/math_calls.h"
+#include "frontend-glue/session/math_descriptors.h"
 #include "tests/fuzz/require.h"
 #include "tests/scenes/own_requests.h"
 
@@ -47,7 +48,8 @@ static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
         break;
     case IBX_MATH_LONG:
     case IBX_MATH_DOUBLE:
-        ibx_put_u64(w, choice());
+        v->l = choice();
+        ibx_put_u64(w, v->l);
         break;
     case IBX_MATH_OTHER:
         ibx_put_u64(w, handles[choice() % ALONG]);
@@ -61,6 +63,60 @@ static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
     }
 }
 
+/* A descriptor of few attributes, most of them good ones, that the type has. */
+static void put_descriptor(struct ibx_writer *w, enum ibx_descriptor_type type)
+{
+    uint8_t bytes[IBX_DESCRIPTOR_MAX];
+    size_t n = 0;
+    for (unsigned number = 0; number < 64; number++) {
+        const struct ibx_attribute *a = ibx_attribute_find(type, number);
+        const bool needed = a && a->use == IBX_ATTRIBUTE_MADE_OF;
+        if (!a || !(needed || choice() % 8 == 2))
+            continue;
+        const uint64_t value = a->size == 8 ? address() : choice() % 4;
+        ibx_descriptor_set(bytes, sizeof(bytes), &n, a, number > 1 && needed ? 2 : value);
+    }
+    const uint8_t spoilt = choice();
+    if (n && spoilt % 8 == 5)
+        bytes[choice() % n] ^= (uint8_t)(1u << spoilt / 32);
+    n -= spoilt % 16 == 7 && n;
+    ibx_put_u8(w, spoilt % 16 == 9 ? 0 : (uint8_t)n);
+    if (spoilt % 16 != 9)
+        ibx_put_bytes(w, bytes, n);
+}
+
+/* Where it is, its descriptor says; here it may be said otherwise. */
+static void put_scalar(struct ibx_writer *w)
+{
+    const uint8_t kind = choice() % 4;
+    if (kind == 1) {
+        ibx_put_u64(w, address());
+    } else if (kind) {
+        ibx_put_u8(w, 1);
+        ibx_put_u64(w, choice());
+        w->length -= kind == 2 ? 4 : 0;
+    }
+}
+
+/* False: it is another kind. */
+static bool put_of_lt(struct ibx_writer *w, const struct ibx_math_argument *a)
+{
+    switch (a->kind) {
+    case IBX_MATH_DESCRIPTOR:
+        put_descriptor(w, (enum ibx_descriptor_type)a->n);
+        return true;
+    case IBX_MATH_ALPHA:
+    case IBX_MATH_BETA:
+        put_scalar(w);
+        return true;
+    case IBX_MATH_LAST_STREAM:
+        ibx_put_u64(w, address());
+        return true;
+    default:
+        return false;
+    }
+}
+
 static void put_sized(struct ibx_writer *w, const struct ibx_math_argument *a, bool on_device,
                       const union ibx_math_value *values)
 {
@@ -68,8 +124,8 @@ static void put_sized(struct ibx_writer *w, const struct ibx_math_argument *a, b
         a->kind == IBX_MATH_SCALAR || a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
     const bool bytes = a->kind == IBX_MATH_SCALAR || a->kind == IBX_MATH_CHANGED ||
                        a->kind == IBX_MATH_HOST_CHANGED || a->kind == IBX_MATH_ARRAY ||
-                       a->kind == IBX_MATH_ARRAY_OR_NULL;
-    if (a->kind < IBX_MATH_MAKES)
+                       a->kind == IBX_MATH_ARRAY_OR_NULL || a->kind == IBX_MATH_HOST_OR_NULL;
+    if (a->kind < IBX_MATH_MAKES || put_of_lt(w, a))
         return;
     if (scalar && on_device) {
         ibx_put_u64(w, address());
@@ -88,7 +144,7 @@ static int send(uint8_t *bytes, size_t n, uint64_t *made)
     struct ibx_writer out = ibx_writer_of(answer, sizeof(answer));
     const struct ibx_request q = {.length = n, .body = bytes};
     const int status = ibx_copies_math(&alice.x, &q, &out);
-    struct ibx_reader r = ibx_reader_of(answer, out.length);
+    struct ibx_reader r = ibx_reader_of(out.data, out.length);
     require(!out.failed);
     *made = ibx_get_u64(&r);
     return status;
@@ -135,8 +191,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     ibx_clients_join(&alice.x);
     ibx_clients_join(&bob.x);
     require(dlopen(LIBCUBLAS_DOUBLE, RTLD_LAZY) && dlopen(LIBCURAND_DOUBLE, RTLD_LAZY) &&
-            dlopen(LIBCUFFT_DOUBLE, RTLD_LAZY) && dlopen(LIBCUSPARSE_DOUBLE, RTLD_LAZY) &&
-            dlopen(LIBCUSOLVER_DOUBLE, RTLD_LAZY));
+            dlopen(LIBCUBLASLT_DOUBLE, RTLD_LAZY) && dlopen(LIBCUFFT_DOUBLE, RTLD_LAZY) &&
+            dlopen(LIBCUSPARSE_DOUBLE, RTLD_LAZY) && dlopen(LIBCUSOLVER_DOUBLE, RTLD_LAZY));
     return 0;
 }
 

@@ -631,6 +631,7 @@ int main(int argc, char **argv)
         {"arrays", arrays},
         {"libraries", libraries},
         {"math-libraries", math_libraries},
+        {"lt-library", lt_library},
         {"math-library-first", math_library_first},
         {"math-threads", math_threads},
         {"no-math-libraries", no_math_libraries},

@@ -127,6 +127,7 @@ bool memory_that_may_not_be_touched();
 bool arrays();
 bool libraries();
 bool math_libraries();
+bool lt_library();
 bool math_library_first();
 bool math_threads();
 bool no_math_libraries();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Functions of cuBLAS, cuRAND and cuFFT, which the preload calls in requests of its own.
-#include "tests/gvirtus/application.h"
+#include "tests/gvirtus/application_math.h"
 
 #include <algorithm>
 #include <array>
@@ -15,28 +15,6 @@ namespace
 {
 
 constexpr int NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15; // of cuBLAS
-constexpr int BYTES_MOST = 64;
-
-template <typename... T> int math(const char *name, T... arguments)
-{
-    auto *function = preloaded<int(T...)>(name);
-    return function ? function(arguments...) : -1;
-}
-
-template <typename T> T *device_copy(const std::vector<T> &values)
-{
-    char *at = device_memory(values.size() * sizeof(T) + BYTES_MOST);
-    const std::size_t n = values.size() * sizeof(T);
-    return at && !cudaMemcpy(at, values.data(), n, H2D) ? reinterpret_cast<T *>(at) : nullptr;
-}
-
-template <typename T> std::vector<T> host_copy(const T *at, std::size_t count)
-{
-    std::vector<T> values(count);
-    if (cudaMemcpy(values.data(), at, count * sizeof(T), D2H))
-        values.clear();
-    return values;
-}
 
 void *blas()
 {

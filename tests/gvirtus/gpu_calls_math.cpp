@@ -81,7 +81,7 @@ bool malformed()
     REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x)) == INVALID_VALUE && at(remote, x) == 3);
     REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x, 1, x)) == 0 && at(remote, x) == 12);
     // Numbers of nothing, and of what this library has not.
-    for (const unsigned number : {0u, 0x1000u, 0x1fffu, 0x6001u, 0xffffu})
+    for (const unsigned number : {0u, 0x1000u, 0x1fffu, 0x7001u, 0xffffu})
         REQUIRE(remote.call(IBX_MATH_ADDS, function(number, handle)) == IBX_MATH_ABSENT);
     REQUIRE(remote.call(IBX_MATH_WAITS, function(IBX_MATH_cublasSnrm2_v2, handle)) ==
             IBX_MATH_ABSENT);
@@ -211,10 +211,116 @@ bool modes()
     return HOLDS(good && changed);
 }
 
+// Attributes as a descriptor has them.
+Body attribute(Body body, unsigned number, unsigned bytes, std::uint64_t value)
+{
+    const unsigned logarithm = bytes == 8 ? 3 : bytes == 4 ? 2 : 0;
+    body = byte(std::move(body), number << 2 | logarithm);
+    for (unsigned i = 0; i < bytes; i++)
+        body = byte(std::move(body), static_cast<unsigned>(value >> 8 * i & 0xff));
+    return body;
+}
+
+Body described(Body body, const Body &descriptor)
+{
+    body = byte(std::move(body), static_cast<unsigned>(descriptor.bytes.size()));
+    body.bytes.insert(body.bytes.end(), descriptor.bytes.begin(), descriptor.bytes.end());
+    return body;
+}
+
+const Body &square() // a layout of one float
+{
+    static const Body layout =
+        attribute(attribute(attribute(attribute(Body(), 0, 4, 0), 2, 8, 1), 3, 8, 1), 4, 8, 1);
+    return layout;
+}
+
+// cublasLtMatmul of matrices of one number, of that in memory of the device.
+Body product(std::uint64_t handle, std::uint64_t at, const Body &by, const Body &of,
+             std::uint64_t stream, std::size_t scalar = 4)
+{
+    Body body = function(IBX_MATH_cublasLtMatmul, handle);
+    body.u64(at).u64(at).u64(at).u64(at).u64(0).u64(0); // A, B, C, D, workspace and its size
+    body = described(body, by);
+    const auto put = [&](std::uint32_t bits) {
+        body = byte(body, 1);
+        for (std::size_t i = 0; i < scalar; i++)
+            body = byte(body, i < 4 ? bits >> 8 * i & 0xff : 0);
+    };
+    put(0x40000000); // 2.0
+    body = described(described(body, of), of);
+    put(0);
+    return byte(described(described(body, of), of), 0).u64(stream);
+}
+
+// What is in a descriptor a client says with each request: addresses in it are looked at.
+bool descriptors()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const float three = 3;
+    const Body made_of = attribute(attribute(Body(), 0, 4, 68), 1, 4, 0);
+    const std::uint64_t x = remote.malloc(some),
+                        handle = remote.address(IBX_MATH_SETS_UP,
+                                                byte(function(IBX_MATH_cublasLtCreate, 0), 1)),
+                        mine = blas(remote);
+    const auto multiply = [&](std::uint64_t of, const Body &by, const Body &layout = square(),
+                              std::uint64_t stream = 0, std::size_t scalar = 4) {
+        return remote.call(IBX_MATH_ADDS_IN, product(of, x, by, layout, stream, scalar));
+    };
+    REQUIRE(x && handle && mine && !remote.to_device(x, &three, sizeof(three)));
+    REQUIRE(multiply(handle, made_of) == 0 && at(remote, x) == 18 && multiply(mine, made_of) == 0);
+    REQUIRE(!remote.to_device(x, &three, sizeof(three)));
+    for (const std::uint64_t none : {std::uint64_t{0}, handle + 8, x, std::uint64_t{0x1234}})
+        REQUIRE(multiply(none, made_of) == NOT_INITIALIZED);
+    REQUIRE(multiply(handle, made_of, square(), 0x1234) == INVALID_VALUE);
+    // Each of its bytes that is missing, and one too many.
+    const Body whole = product(handle, x, made_of, square(), 0);
+    for (std::size_t n = 0; n < whole.bytes.size() + 2; n++) {
+        Body body = whole;
+        body.bytes.resize(n);
+        if (n != whole.bytes.size())
+            REQUIRE(remote.call(IBX_MATH_ADDS_IN, body) != 0);
+    }
+    // Addresses of the host; what the library does not know; what it is not made of.
+    REQUIRE(multiply(handle, attribute(made_of, 38, 8, 0x1234)) == INVALID_VALUE);
+    REQUIRE(multiply(handle, attribute(made_of, 38, 8, 0)) == 0);
+    REQUIRE(!remote.to_device(x, &three, sizeof(three)));
+    for (const unsigned number : {8u, 17u, 38u, 9u, 63u})
+        REQUIRE(multiply(handle, attribute(made_of, number, 4, 1)) == INVALID_VALUE);
+    REQUIRE(multiply(handle, attribute(made_of, 63, 8, 0)) == INVALID_VALUE);
+    REQUIRE(multiply(handle, attribute(made_of, 2, 4, 9)) == INVALID_VALUE);
+    REQUIRE(multiply(handle, attribute(made_of, 0, 4, 68)) == INVALID_VALUE); // twice
+    REQUIRE(multiply(handle, Body()) == INVALID_VALUE && multiply(handle, square()) != 0);
+    REQUIRE(multiply(handle, made_of, made_of) != 0 && multiply(handle, made_of, Body()) != 0);
+    // Scalars that are longer than their type says, or somewhere else.
+    REQUIRE(multiply(handle, made_of, square(), 0, 8) == INVALID_VALUE);
+    REQUIRE(multiply(handle, attribute(made_of, 2, 4, 1)) == INVALID_VALUE);
+    REQUIRE(at(remote, x) == 3 && multiply(handle, attribute(made_of, 8, 8, x)) == 0);
+    // Another program's memory.
+    REQUIRE(result_of(spawn([&] {
+                Client client(gpu);
+                Remote &own = client.remote;
+                own.get_last_error();
+                const std::uint64_t y = own.malloc(some), lt = blas(own);
+                const auto multiply_with = [&](std::uint64_t memory, std::uint64_t bias) {
+                    return own.call(
+                        IBX_MATH_ADDS_IN,
+                        product(lt, memory, attribute(made_of, 8, 8, bias), square(), 0));
+                };
+                const bool good = y && lt && multiply_with(y, y) == 0 &&
+                                  multiply_with(y, x) == INVALID_VALUE &&
+                                  multiply_with(x, y) == INVALID_VALUE;
+                return good ? 0 : 1;
+            })) == 0);
+    return HOLDS(!remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cublasLtDestroy, handle)));
+}
+
 } // namespace
 
 void check_calls_math()
 {
+    check("requests for libraries with descriptors", descriptors);
     check("requests for libraries while the pointer mode changes", modes);
     check("requests for libraries whose stream is gone", streams);
     check("requests for libraries that work in memory of the host", workspaces);

@@ -187,6 +187,15 @@ bool own_calls_of_libraries_do_not_wait()
         expected = with(expected, 7);
     }
     scene.world->held = false;
+    // One that names its stream.
+    const Body there = Body().u64(1).u64(5).u64(STREAM);
+    REQUIRE(app.call(IBX_MATH_ADDS_IN, there) == 0);
+    scene.world->held = true;
+    for (unsigned n = 0; n < 100; n++)
+        REQUIRE(app.call(IBX_MATH_ADDS_IN, there) == 0 && app.out.empty());
+    scene.world->held = false;
+    for (unsigned n = 0; n < 101; n++)
+        expected = with(expected, 5);
     expected = with(expected, 7);
     REQUIRE(app.call(IBX_MATH_WAITS, work) == 0 && app.out == Body().u64(expected).bytes);
     // What is set up anew, they may fail with.

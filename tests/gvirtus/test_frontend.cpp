@@ -411,6 +411,7 @@ void check_what_it_does_not()
     for (const char *test : {"arrays",
                              "libraries",
                              "math-libraries",
+                             "lt-library",
                              "math-threads",
                              "mipmaps",
                              "planes",

@@ -5,109 +5,32 @@
  * noticed before it is looked into. Work is done at once, behind what is in the handle's stream, in
  * memory of the driver's double.
  */
-#include "tests/doubles/cuda/runtime.h"
+#include "tests/doubles/cuda/math_handles.h"
 
-#include <dlfcn.h>
 #include <math.h>
-#include <stdatomic.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define BLAS_INVALID_VALUE    7
 #define BLAS_EXECUTION_FAILED 13
 #define BLAS_INTERNAL_ERROR   14 /* another thread has changed the pointer mode meanwhile */
 
-struct handle {
-    void *stream;
-    atomic_int on_device; /* the pointer mode */
-    unsigned seed;
-};
-
-static void *driver(const char *name)
-{
-    void *library = dlopen(getenv("IBX_LIBCUDA"), RTLD_LAZY | RTLD_NOLOAD);
-    return library ? dlsym(library, name) : NULL;
-}
-
-static int wait_for(const struct handle *h)
-{
-    int (*wait)(void *stream) = NULL;
-    *(void **)&wait = driver("cuStreamSynchronize");
-    return wait(h->stream);
-}
-
-/* The i-th, `step` values of `size` bytes apart. A client may have made up all of these. */
-static void *nth(const void *first, size_t i, long long step, size_t size)
-{
-    return (void *)((uintptr_t)first + i * (uint64_t)step * size);
-}
-
-/* False: it is none of the device's. */
-static int get(void *to, const void *from, size_t n)
-{
-    int (*copy)(void *host, const void *device, size_t count) = NULL;
-    *(void **)&copy = driver("cuMemcpyDtoH_v2");
-    return !copy(to, from, n);
-}
-
-static int put(void *to, const void *from, size_t n)
-{
-    int (*copy)(void *device, const void *host, size_t count) = NULL;
-    *(void **)&copy = driver("cuMemcpyHtoD_v2");
-    return !copy(to, from, n);
-}
-
-/* By the pointer mode. */
-static int get_scalar(const struct handle *h, void *to, const void *from, size_t n)
-{
-    if (h->on_device)
-        return get(to, from, n);
-    memcpy(to, from, n);
-    return 1;
-}
-
-static int put_result(const struct handle *h, void *to, const void *from, size_t n)
-{
-    if (h->on_device)
-        return put(to, from, n);
-    memcpy(to, from, n);
-    return 1;
-}
-
 /* ------------------------------------------------------------------------------- cuBLAS */
 
-static atomic_uint handles;
+atomic_uint math_handles;
 
 /* Made and not ended, of this library. */
 EXPORT unsigned ibx_double_handles(void)
 {
-    return handles;
-}
-
-static int make(struct handle **made)
-{
-    *made = calloc(1, sizeof(**made));
-    handles += *made != NULL;
-    return *made ? 0 : 3;
-}
-
-static int end(struct handle *h)
-{
-    wait_for(h);
-    free(h);
-    handles--;
-    return 0;
+    return math_handles;
 }
 
 EXPORT int cublasCreate_v2(struct handle **made)
 {
-    return make(made);
+    return math_make(made);
 }
 
 EXPORT int cublasDestroy_v2(struct handle *h)
 {
-    return end(h);
+    return math_end(h);
 }
 
 EXPORT int cublasSetStream_v2(struct handle *h, void *stream)
@@ -138,7 +61,7 @@ EXPORT int cublasSetWorkspace_v2(struct handle *h, void *memory, size_t n)
 {
     char byte = 0;
     (void)h;
-    return !n || get(&byte, memory, 1) ? 0 : BLAS_INVALID_VALUE;
+    return !n || math_get(&byte, memory, 1) ? 0 : BLAS_INVALID_VALUE;
 }
 
 EXPORT int cublasIsamax_v2(const struct handle *h, int n, const float *x, int step, int *result)
@@ -147,12 +70,13 @@ EXPORT int cublasIsamax_v2(const struct handle *h, int n, const float *x, int st
     float most = -1;
     for (int i = 0; i < n; i++) {
         float value;
-        if (wait_for(h) || !get(&value, nth(x, (size_t)i, step, sizeof(value)), sizeof(value)))
+        if (math_wait(h) ||
+            !math_get(&value, math_nth(x, (size_t)i, step, sizeof(value)), sizeof(value)))
             return BLAS_EXECUTION_FAILED;
         best = fabsf(value) > most ? i + 1 : best;
         most = fmaxf(most, fabsf(value));
     }
-    return put_result(h, result, &best, sizeof(best)) ? 0 : BLAS_EXECUTION_FAILED;
+    return math_result(h, result, &best, sizeof(best)) ? 0 : BLAS_EXECUTION_FAILED;
 }
 
 EXPORT int cublasSaxpy_v2(const struct handle *h, int n, const float *alpha, const float *x,
@@ -160,15 +84,15 @@ EXPORT int cublasSaxpy_v2(const struct handle *h, int n, const float *alpha, con
 {
     const int mode = h->on_device;
     float by, from, to;
-    if (wait_for(h) || !get_scalar(h, &by, alpha, sizeof(by)))
+    if (math_wait(h) || !math_scalar(h, &by, alpha, sizeof(by)))
         return BLAS_EXECUTION_FAILED;
     for (int i = 0; i < n; i++) {
-        float *at = nth(y, (size_t)i, y_step, sizeof(*y));
-        if (!get(&from, nth(x, (size_t)i, x_step, sizeof(*x)), sizeof(from)) ||
-            !get(&to, at, sizeof(to)))
+        float *at = math_nth(y, (size_t)i, y_step, sizeof(*y));
+        if (!math_get(&from, math_nth(x, (size_t)i, x_step, sizeof(*x)), sizeof(from)) ||
+            !math_get(&to, at, sizeof(to)))
             return BLAS_EXECUTION_FAILED;
         to += by * from;
-        if (!put(at, &to, sizeof(to)))
+        if (!math_put(at, &to, sizeof(to)))
             return BLAS_EXECUTION_FAILED;
     }
     return h->on_device == mode ? 0 : BLAS_INTERNAL_ERROR;
@@ -177,12 +101,12 @@ EXPORT int cublasSaxpy_v2(const struct handle *h, int n, const float *alpha, con
 EXPORT int cublasSrotg_v2(const struct handle *h, float *a, float *b, float *c, float *s)
 {
     float x, y;
-    if (wait_for(h) || !get_scalar(h, &x, a, sizeof(x)) || !get_scalar(h, &y, b, sizeof(y)))
+    if (math_wait(h) || !math_scalar(h, &x, a, sizeof(x)) || !math_scalar(h, &y, b, sizeof(y)))
         return BLAS_EXECUTION_FAILED;
     const float r = sqrtf(x * x + y * y), cosine = x / r, sine = y / r, z = 1 / cosine;
-    return put_result(h, a, &r, sizeof(r)) && put_result(h, b, &z, sizeof(z)) &&
-                   put_result(h, c, &cosine, sizeof(cosine)) &&
-                   put_result(h, s, &sine, sizeof(sine))
+    return math_result(h, a, &r, sizeof(r)) && math_result(h, b, &z, sizeof(z)) &&
+                   math_result(h, c, &cosine, sizeof(cosine)) &&
+                   math_result(h, s, &sine, sizeof(sine))
                ? 0
                : BLAS_EXECUTION_FAILED;
 }
@@ -195,17 +119,18 @@ EXPORT int cublasDgemmStridedBatched(const struct handle *h, int transa, int tra
                                      long long c_stride, int count)
 {
     double scale, old, x, y, z;
-    if (wait_for(h) || transa || transb || m != 1 || n != 1 || k != 1 || lda != 1 || ldb != 1 ||
-        ldc != 1 || !get_scalar(h, &scale, alpha, sizeof(scale)) ||
-        !get_scalar(h, &old, beta, sizeof(old)))
+    if (math_wait(h) || transa || transb || m != 1 || n != 1 || k != 1 || lda != 1 || ldb != 1 ||
+        ldc != 1 || !math_scalar(h, &scale, alpha, sizeof(scale)) ||
+        !math_scalar(h, &old, beta, sizeof(old)))
         return BLAS_INVALID_VALUE;
     for (int i = 0; i < count; i++) {
-        double *at = nth(c, (size_t)i, c_stride, sizeof(*c));
-        if (!get(&x, nth(a, (size_t)i, a_stride, sizeof(*a)), sizeof(x)) ||
-            !get(&y, nth(b, (size_t)i, b_stride, sizeof(*b)), sizeof(y)) || !get(&z, at, sizeof(z)))
+        double *at = math_nth(c, (size_t)i, c_stride, sizeof(*c));
+        if (!math_get(&x, math_nth(a, (size_t)i, a_stride, sizeof(*a)), sizeof(x)) ||
+            !math_get(&y, math_nth(b, (size_t)i, b_stride, sizeof(*b)), sizeof(y)) ||
+            !math_get(&z, at, sizeof(z)))
             return BLAS_EXECUTION_FAILED;
         z = scale * x * y + old * z;
-        put(at, &z, sizeof(z));
+        math_put(at, &z, sizeof(z));
     }
     return 0;
 }
@@ -216,7 +141,7 @@ EXPORT int cublasHgemm(const struct handle *h, int transa, int transb, int m, in
 {
     (void)transa, (void)transb, (void)m, (void)n, (void)k, (void)a, (void)lda, (void)b, (void)ldb;
     (void)beta, (void)ldc;
-    return !wait_for(h) && put(c, alpha, 2) ? 0 : BLAS_EXECUTION_FAILED;
+    return !math_wait(h) && math_put(c, alpha, 2) ? 0 : BLAS_EXECUTION_FAILED;
 }
 
 /* C becomes the bytes of alpha, 16 of them: what the client has sent of it. */
@@ -228,7 +153,7 @@ EXPORT int cublasGemmEx(const struct handle *h, int transa, int transb, int m, i
     (void)transa, (void)transb, (void)m, (void)n, (void)k, (void)a, (void)a_type, (void)lda;
     (void)b, (void)b_type, (void)ldb, (void)beta, (void)c_type, (void)ldc, (void)algorithm;
     const size_t bytes = compute == 64 ? 2 : compute == 70 ? 8 : 4;
-    return !wait_for(h) && put(c, alpha, bytes) ? 0 : BLAS_EXECUTION_FAILED;
+    return !math_wait(h) && math_put(c, alpha, bytes) ? 0 : BLAS_EXECUTION_FAILED;
 }
 
 EXPORT int cublasSgetrsBatched(const struct handle *h, int trans, int n, int columns,
@@ -237,7 +162,7 @@ EXPORT int cublasSgetrsBatched(const struct handle *h, int trans, int n, int col
 {
     (void)trans, (void)columns, (void)a, (void)lda, (void)pivots, (void)b, (void)ldb, (void)count;
     *info = n < 0 ? -2 : 0;
-    return wait_for(h) ? BLAS_EXECUTION_FAILED : n < 0 ? BLAS_INVALID_VALUE : 0;
+    return math_wait(h) ? BLAS_EXECUTION_FAILED : n < 0 ? BLAS_INVALID_VALUE : 0;
 }
 
 EXPORT int cublasSgeqrfBatched(const struct handle *h, int m, int n, float *const *a, int lda,
@@ -245,19 +170,19 @@ EXPORT int cublasSgeqrfBatched(const struct handle *h, int m, int n, float *cons
 {
     (void)n, (void)a, (void)lda, (void)factors, (void)count;
     *info = m < 0 ? -1 : 0;
-    return wait_for(h) ? BLAS_EXECUTION_FAILED : m < 0 ? BLAS_INVALID_VALUE : 0;
+    return math_wait(h) ? BLAS_EXECUTION_FAILED : m < 0 ? BLAS_INVALID_VALUE : 0;
 }
 
 /* ------------------------------------------------------------------------------- cuRAND */
 
 EXPORT int curandCreateGenerator(struct handle **made, int type)
 {
-    return type == 100 ? make(made) : 103;
+    return type == 100 ? math_make(made) : 103;
 }
 
 EXPORT int curandDestroyGenerator(struct handle *h)
 {
-    return end(h);
+    return math_end(h);
 }
 
 EXPORT int curandSetStream(struct handle *h, void *stream)
@@ -282,7 +207,7 @@ EXPORT int curandGenerateNormal(struct handle *h, float *to, size_t n, float mea
 {
     for (size_t i = 0; i < n; i++) {
         const float value = mean + deviation * (float)h->seed++;
-        if (wait_for(h) || !put(nth(to, i, 1, sizeof(value)), &value, sizeof(value)))
+        if (math_wait(h) || !math_put(math_nth(to, i, 1, sizeof(value)), &value, sizeof(value)))
             return 201;
     }
     return 0;
@@ -292,7 +217,7 @@ EXPORT int curandGeneratePoisson(struct handle *h, unsigned *to, size_t n, doubl
 {
     for (size_t i = 0; i < n; i++) {
         const unsigned value = (unsigned)lambda + h->seed++;
-        if (wait_for(h) || !put(nth(to, i, 1, sizeof(value)), &value, sizeof(value)))
+        if (math_wait(h) || !math_put(math_nth(to, i, 1, sizeof(value)), &value, sizeof(value)))
             return 201;
     }
     return 0;
@@ -315,7 +240,7 @@ EXPORT int cufftCreate(int *plan)
     if (i == PLANS)
         return 2;
     plans[i] = (struct plan){.used = 1};
-    handles++;
+    math_handles++;
     *plan = i;
     return 0;
 }
@@ -323,7 +248,7 @@ EXPORT int cufftCreate(int *plan)
 EXPORT int cufftDestroy(int plan)
 {
     plans[plan].used = 0;
-    handles--;
+    math_handles--;
     return 0;
 }
 
@@ -366,10 +291,10 @@ EXPORT int cufftExecC2C(int plan, const void *from, void *to, int direction)
     const struct plan *p = &plans[plan];
     const struct handle h = {.stream = p->stream};
     unsigned word;
-    if (wait_for(&h) || !get(&word, from, sizeof(word)))
+    if (math_wait(&h) || !math_get(&word, from, sizeof(word)))
         return 6;
     word += (unsigned)p->n[0] * 100 + (p->strided ? 10 : 0) + (unsigned)direction;
-    return put(to, &word, sizeof(word)) ? 0 : 6;
+    return math_put(to, &word, sizeof(word)) ? 0 : 6;
 }
 
 /* ------------------------------------------------------------------------------- cuSPARSE */
@@ -383,12 +308,12 @@ struct vector {
 
 EXPORT int cusparseCreate(struct handle **made)
 {
-    return make(made);
+    return math_make(made);
 }
 
 EXPORT int cusparseDestroy(struct handle *h)
 {
-    return end(h);
+    return math_end(h);
 }
 
 EXPORT int cusparseSetPointerMode(struct handle *h, int mode)
@@ -409,14 +334,14 @@ EXPORT int cusparseCreateDnVec(struct vector **made, int64_t size, void *values,
     if (!*made)
         return 2;
     **made = (struct vector){size, values, type};
-    handles++;
+    math_handles++;
     return 0;
 }
 
 EXPORT int cusparseDestroyDnVec(struct vector *vector)
 {
     free(vector);
-    handles--;
+    math_handles--;
     return 0;
 }
 
@@ -434,10 +359,10 @@ EXPORT int cusparseSpVV(const struct handle *h, int operation, const struct vect
 {
     float a, b;
     (void)operation, (void)type, (void)buffer;
-    if (wait_for(h) || !get(&a, x->values, sizeof(a)) || !get(&b, y->values, sizeof(b)))
+    if (math_wait(h) || !math_get(&a, x->values, sizeof(a)) || !math_get(&b, y->values, sizeof(b)))
         return 6;
     a *= b;
-    return put_result(h, result, &a, sizeof(a)) ? 0 : 6;
+    return math_result(h, result, &a, sizeof(a)) ? 0 : 6;
 }
 
 EXPORT int cusparseConstDnVecGet(const struct vector *vector, int64_t *size, void **values,
@@ -451,11 +376,12 @@ EXPORT int cusparseAxpby(const struct handle *h, const void *alpha, const struct
                          const void *beta, const struct vector *y)
 {
     float a, b, by, with;
-    if (wait_for(h) || !get(&a, x->values, sizeof(a)) || !get(&b, y->values, sizeof(b)) ||
-        !get_scalar(h, &by, alpha, sizeof(by)) || !get_scalar(h, &with, beta, sizeof(with)))
+    if (math_wait(h) || !math_get(&a, x->values, sizeof(a)) ||
+        !math_get(&b, y->values, sizeof(b)) || !math_scalar(h, &by, alpha, sizeof(by)) ||
+        !math_scalar(h, &with, beta, sizeof(with)))
         return 6;
     b = by * a + with * b;
-    return put(y->values, &b, sizeof(b)) ? 0 : 6;
+    return math_put(y->values, &b, sizeof(b)) ? 0 : 6;
 }
 
 EXPORT int cusparseCreateSpVec(struct vector **made, int64_t size, int64_t count, void *indices,
@@ -474,12 +400,12 @@ EXPORT int cusparseDestroySpVec(struct vector *vector)
 
 EXPORT int cusolverDnCreate(struct handle **made)
 {
-    return make(made);
+    return math_make(made);
 }
 
 EXPORT int cusolverDnDestroy(struct handle *h)
 {
-    return end(h);
+    return math_end(h);
 }
 
 EXPORT int cusolverDnSetStream(struct handle *h, void *stream)
@@ -496,12 +422,12 @@ EXPORT int cusolverDnGetStream(const struct handle *h, void **stream)
 
 EXPORT int cusolverDnCreateParams(struct handle **made)
 {
-    return make(made);
+    return math_make(made);
 }
 
 EXPORT int cusolverDnDestroyParams(struct handle *h)
 {
-    return end(h);
+    return math_end(h);
 }
 
 EXPORT int cusolverDnDgetrf_bufferSize(const struct handle *h, int m, int n, double *a, int lda,
@@ -523,5 +449,5 @@ EXPORT int cusolverDnXgetrf(const struct handle *h, const struct handle *params,
     (void)device_bytes;
     if (host_bytes)
         memset(on_host, 'w', host_bytes);
-    return !wait_for(h) && put(info, &said, sizeof(said)) ? 0 : 6;
+    return !math_wait(h) && math_put(info, &said, sizeof(said)) ? 0 : 6;
 }

@@ -446,9 +446,8 @@ int extra(World *world, int request, const std::vector<char> &in)
 std::string name_of(const std::string &name)
 {
     static const std::map<std::string, std::string> names = {
-        {IBX_MATH_ADDS, "cublasSgemm_v2"},
-        {IBX_MATH_SELECTS, "cublasSetStream_v2"},
-        {IBX_MATH_SETS_UP, "cublasSetMathMode"},
+        {IBX_MATH_ADDS, "cublasSgemm_v2"},        {IBX_MATH_ADDS_IN, "cublasLtMatmul"},
+        {IBX_MATH_SELECTS, "cublasSetStream_v2"}, {IBX_MATH_SETS_UP, "cublasSetMathMode"},
         {IBX_MATH_WAITS, "cublasDdot_v2"},
     };
     const auto found = names.find(name);

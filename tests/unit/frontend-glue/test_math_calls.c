@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The lists of functions of cuBLAS and others: what both ends take from them. */
 #include "frontend-glue/session/math_calls.h"
+#include "frontend-glue/session/math_descriptors.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,6 +23,7 @@ static void numbers(void **state)
         {0x2018, "curandGenerateSeeds"},   {0x3001, "cufftPlan1d"},
         {0x3004, "cufftPlanMany"},         {0x3017, "cufftExecC2C"},
         {0x4001, "cusparseCreate"},        {0x5003, "cusolverDnCreate"},
+        {0x6001, "cublasLtCreate"},        {0x6005, "cublasLtMatmul"},
     };
     for (size_t i = 0; i < sizeof(golden) / sizeof(golden[0]); i++) {
         const struct ibx_math_function *f = ibx_math_find(golden[i].number);
@@ -33,8 +35,8 @@ static void numbers(void **state)
 static void numbers_of_none(void **state)
 {
     (void)state;
-    static const unsigned none[] = {0,      1,      0xfff,  0x1000, 0x1fff, 0x2000,
-                                    0x2fff, 0x3000, 0x3fff, 0x6001, 0xf001, 0xffff};
+    static const unsigned none[] = {0,      1,      0xfff,  0x1000, 0x1fff, 0x2000, 0x2fff,
+                                    0x3000, 0x3fff, 0x6fff, 0x7001, 0xf001, 0xffff};
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
         assert_null(ibx_math_find(none[i]));
     size_t count = 0;
@@ -50,12 +52,16 @@ static void numbers_of_none(void **state)
 /* What an argument is sized by are integers among the function's own. */
 static bool refers_well(const struct ibx_math_function *f, const struct ibx_math_argument *a)
 {
-    const bool typed = a->size != IBX_MATH_BYTES && a->size != IBX_MATH_BYTES_OF_LONG;
-    const bool array = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL;
+    const bool typed = a->size > IBX_MATH_BYTES_OF_LONG;
+    const bool array = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL ||
+                       a->size == IBX_MATH_BYTES_OF_INT;
+    const bool by_descriptor = a->kind == IBX_MATH_ALPHA || a->kind == IBX_MATH_BETA;
     const bool by_long = a->size == IBX_MATH_BYTES_OF_LONG || a->kind == IBX_MATH_WORKSPACE;
     const bool second = array || a->size == IBX_MATH_OF_COMPUTE || by_long;
     if (a->kind < IBX_MATH_SCALAR && a->kind != IBX_MATH_WORKSPACE)
         return true;
+    if (by_descriptor) /* which comes first */
+        return a->of < a - f->arguments && f->arguments[a->of].kind == IBX_MATH_DESCRIPTOR;
     return (!typed || (a->n < f->count && f->arguments[a->n].kind == IBX_MATH_INT)) &&
            (!second || (a->of < f->count &&
                         f->arguments[a->of].kind == (by_long ? IBX_MATH_LONG : IBX_MATH_INT)));
@@ -73,6 +79,7 @@ static void lists_are_whole(void **state)
             handles += a->kind == IBX_MATH_HANDLE || a->kind == IBX_MATH_PLAN;
             makes += a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
             good = good && refers_well(f, a);
+            good = good && (a->kind != IBX_MATH_LAST_STREAM || k == f->count - 1u);
         }
         good = good && handles <= 1 && makes <= 1 && !(handles && makes);
         /* A stream is the last: its request has it there. */
@@ -123,6 +130,95 @@ static void sizes(void **state)
     assert_int_equal(bytes(IBX_MATH_cublasGemmGroupedBatchedEx, 6, 17, 5, 19, 70), 40);
 }
 
+static uint8_t made[IBX_DESCRIPTOR_MAX];
+static size_t made_n;
+
+static void set_in(enum ibx_descriptor_type type, unsigned number, uint64_t value)
+{
+    assert_true(
+        ibx_descriptor_set(made, sizeof(made), &made_n, ibx_attribute_find(type, number), value));
+}
+
+static void descriptors(void **state)
+{
+    (void)state;
+    const enum ibx_descriptor_type type = IBX_DESCRIPTOR_MATMUL;
+    static const uint8_t golden[] = {0x02, 68, 0,  0, 0,    0x06, 0, 0, 0, 0,    0x0a, 4,   0,
+                                     0,    0,  35, 8, 0x7f, 0x11, 0, 0, 0, 0x66, 0x55, 100, 1};
+    made_n = 0;
+    set_in(type, IBX_MATMUL_COMPUTE_TYPE, 68);
+    assert_false(ibx_descriptor_good(type, made, made_n)); /* half of what it is made of */
+    set_in(type, IBX_MATMUL_SCALE_TYPE, 0);
+    assert_true(ibx_descriptor_good(type, made, made_n));
+    set_in(type, IBX_MATMUL_POINTER_MODE, 1);
+    set_in(type, 8, 0x5566000000117f08);
+    set_in(type, 25, 1);
+    set_in(type, IBX_MATMUL_POINTER_MODE, 4); /* in its place */
+    assert_int_equal(made_n, sizeof(golden));
+    assert_memory_equal(made, golden, sizeof(golden));
+    assert_true(ibx_descriptor_good(type, made, made_n));
+    assert_true(ibx_descriptor_value(type, made, made_n, 8) == 0x5566000000117f08);
+    assert_int_equal(ibx_descriptor_value(type, made, made_n, 25), 1);
+    assert_int_equal(ibx_descriptor_value(type, made, made_n, 7), 1); /* as usual */
+    for (size_t n = 0; n < made_n; n++) /* one that ends within an attribute, or too early */
+        assert_true(!ibx_descriptor_good(type, made, n) || n == 10 || n == 15 || n == 24);
+    size_t room = made_n;
+    assert_false(ibx_descriptor_set(made, made_n + 4, &room, ibx_attribute_find(type, 3), 1));
+    assert_int_equal(room, made_n);
+}
+
+static void descriptors_that_are_bad(void **state)
+{
+    (void)state;
+    static const uint8_t layout[] = {0x02, 0, 0, 0, 0, 11, 1, 0,  0, 0, 0, 0, 0, 0, 15, 1,
+                                     0,    0, 0, 0, 0, 0,  0, 19, 1, 0, 0, 0, 0, 0, 0,  0};
+    uint8_t bytes[64];
+    assert_true(ibx_descriptor_good(IBX_DESCRIPTOR_LAYOUT, layout, sizeof(layout)));
+    assert_false(ibx_descriptor_good(IBX_DESCRIPTOR_MATMUL, layout, sizeof(layout)));
+    memcpy(bytes, layout, sizeof(layout));
+    memcpy(bytes + sizeof(layout), layout, 5); /* twice the same */
+    assert_false(ibx_descriptor_good(IBX_DESCRIPTOR_LAYOUT, bytes, sizeof(layout) + 5));
+    bytes[sizeof(layout)] = 63 << 2 | 2; /* none of that number, none of that size */
+    assert_false(ibx_descriptor_good(IBX_DESCRIPTOR_LAYOUT, bytes, sizeof(layout) + 5));
+    bytes[sizeof(layout)] = 1 << 2 | 1;
+    assert_false(ibx_descriptor_good(IBX_DESCRIPTOR_LAYOUT, bytes, sizeof(layout) + 3));
+    bytes[sizeof(layout)] = 1 << 2 | 2;
+    assert_true(ibx_descriptor_good(IBX_DESCRIPTOR_LAYOUT, bytes, sizeof(layout) + 5));
+    made_n = 0; /* an address of the host */
+    set_in(IBX_DESCRIPTOR_MATMUL, IBX_MATMUL_COMPUTE_TYPE, 68);
+    set_in(IBX_DESCRIPTOR_MATMUL, IBX_MATMUL_SCALE_TYPE, 0);
+    set_in(IBX_DESCRIPTOR_MATMUL, IBX_MATMUL_EMULATION, 0);
+    assert_true(ibx_descriptor_good(IBX_DESCRIPTOR_MATMUL, made, made_n));
+    set_in(IBX_DESCRIPTOR_MATMUL, IBX_MATMUL_EMULATION, 0x1234);
+    assert_false(ibx_descriptor_good(IBX_DESCRIPTOR_MATMUL, made, made_n));
+}
+
+static void scalars_of_descriptors(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t mode;
+        enum ibx_scalar_place alpha, beta;
+    } places[] = {
+        {0, IBX_SCALAR_HOST, IBX_SCALAR_HOST},     {1, IBX_SCALAR_DEVICE, IBX_SCALAR_DEVICE},
+        {2, IBX_SCALAR_DEVICE, IBX_SCALAR_DEVICE}, {3, IBX_SCALAR_DEVICE, IBX_SCALAR_NONE},
+        {4, IBX_SCALAR_DEVICE, IBX_SCALAR_HOST},   {5, IBX_SCALAR_UNKNOWN, IBX_SCALAR_UNKNOWN},
+    };
+    const enum ibx_descriptor_type type = IBX_DESCRIPTOR_MATMUL;
+    size_t size;
+    made_n = 0;
+    set_in(type, IBX_MATMUL_SCALE_TYPE, 1);
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        set_in(type, IBX_MATMUL_POINTER_MODE, places[i].mode);
+        assert_int_equal(ibx_descriptor_scalar(type, made, made_n, false, &size), places[i].alpha);
+        assert_int_equal(ibx_descriptor_scalar(type, made, made_n, true, &size), places[i].beta);
+        assert_int_equal(size, 8);
+    }
+    set_in(type, IBX_MATMUL_POINTER_MODE, 0);
+    set_in(type, IBX_MATMUL_SCALE_TYPE, 1000);
+    assert_int_equal(ibx_descriptor_scalar(type, made, made_n, false, &size), IBX_SCALAR_UNKNOWN);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -130,6 +226,9 @@ int main(void)
         cmocka_unit_test(numbers_of_none),
         cmocka_unit_test(lists_are_whole),
         cmocka_unit_test(sizes),
+        cmocka_unit_test(descriptors),
+        cmocka_unit_test(descriptors_that_are_bad),
+        cmocka_unit_test(scalars_of_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What doubles of CUDA's libraries share: handles, and memory of the driver's double. */
+#ifndef IBX_TESTS_DOUBLES_CUDA_MATH_HANDLES_H
+#define IBX_TESTS_DOUBLES_CUDA_MATH_HANDLES_H
+
+#include "tests/doubles/cuda/runtime.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern __attribute__((visibility("hidden")))
+atomic_uint math_handles; /* made and not ended, of this library */
+
+struct handle {
+    void *stream;
+    atomic_int on_device; /* the pointer mode */
+    unsigned seed;
+};
+
+static inline void *math_driver(const char *name)
+{
+    void *library = dlopen(getenv("IBX_LIBCUDA"), RTLD_LAZY | RTLD_NOLOAD);
+    return library ? dlsym(library, name) : NULL;
+}
+
+static inline int math_wait(const struct handle *h)
+{
+    int (*wait)(void *stream) = NULL;
+    *(void **)&wait = math_driver("cuStreamSynchronize");
+    return wait(h->stream);
+}
+
+/* The i-th, `step` values of `size` bytes apart. A client may have made up all of these. */
+static inline void *math_nth(const void *first, size_t i, long long step, size_t size)
+{
+    return (void *)((uintptr_t)first + i * (uint64_t)step * size);
+}
+
+/* False: it is none of the device's. */
+static inline int math_get(void *to, const void *from, size_t n)
+{
+    int (*copy)(void *host, const void *device, size_t count) = NULL;
+    *(void **)&copy = math_driver("cuMemcpyDtoH_v2");
+    return !copy(to, from, n);
+}
+
+static inline int math_put(void *to, const void *from, size_t n)
+{
+    int (*copy)(void *device, const void *host, size_t count) = NULL;
+    *(void **)&copy = math_driver("cuMemcpyHtoD_v2");
+    return !copy(to, from, n);
+}
+
+/* By the pointer mode. */
+static inline int math_scalar(const struct handle *h, void *to, const void *from, size_t n)
+{
+    if (h->on_device)
+        return math_get(to, from, n);
+    memcpy(to, from, n);
+    return 1;
+}
+
+static inline int math_result(const struct handle *h, void *to, const void *from, size_t n)
+{
+    if (h->on_device)
+        return math_put(to, from, n);
+    memcpy(to, from, n);
+    return 1;
+}
+
+static inline int math_make(struct handle **made)
+{
+    *made = calloc(1, sizeof(**made));
+    math_handles += *made != NULL;
+    return *made ? 0 : 3;
+}
+
+static inline int math_end(struct handle *h)
+{
+    math_wait(h);
+    free(h);
+    math_handles--;
+    return 0;
+}
+
+#endif
