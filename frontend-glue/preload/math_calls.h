@@ -92,20 +92,23 @@ int cublasLtLoggerSetMask(int mask);
 int cublasLtLoggerForceDisable(void);
 /* math_composed.c */
 int curandCreateGeneratorHost(void **generator, int type);
-int cublasSetVector(int n, int element, const void *from, int from_step, void *to, int to_step);
-int cublasGetVector(int n, int element, const void *from, int from_step, void *to, int to_step);
-int cublasSetMatrix(int rows, int columns, int element, const void *from, int from_rows, void *to,
-                    int to_rows);
-int cublasGetMatrix(int rows, int columns, int element, const void *from, int from_rows, void *to,
-                    int to_rows);
-int cublasSetVectorAsync(int n, int element, const void *from, int from_step, void *to, int to_step,
-                         void *stream);
-int cublasGetVectorAsync(int n, int element, const void *from, int from_step, void *to, int to_step,
-                         void *stream);
-int cublasSetMatrixAsync(int rows, int columns, int element, const void *from, int from_rows,
-                         void *to, int to_rows, void *stream);
-int cublasGetMatrixAsync(int rows, int columns, int element, const void *from, int from_rows,
-                         void *to, int to_rows, void *stream);
+#define COPIES(direction, suffix, integer)                                                         \
+    int cublas##direction##Vector##suffix(integer n, integer element, const void *from,            \
+                                          integer from_step, void *to, integer to_step);           \
+    int cublas##direction##Matrix##suffix(integer rows, integer columns, integer element,          \
+                                          const void *from, integer from_rows, void *to,           \
+                                          integer to_rows);                                        \
+    int cublas##direction##VectorAsync##suffix(integer n, integer element, const void *from,       \
+                                               integer from_step, void *to, integer to_step,       \
+                                               void *stream);                                      \
+    int cublas##direction##MatrixAsync##suffix(integer rows, integer columns, integer element,     \
+                                               const void *from, integer from_rows, void *to,      \
+                                               integer to_rows, void *stream);
+COPIES(Set, , int)
+COPIES(Set, _64, int64_t)
+COPIES(Get, , int)
+COPIES(Get, _64, int64_t)
+#undef COPIES
 const char *cublasGetStatusName(int status);
 const char *cublasGetStatusString(int status);
 const char *cusparseGetErrorName(int status);

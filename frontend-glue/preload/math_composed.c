@@ -29,23 +29,25 @@ int curandCreateGeneratorHost(void **generator, int type)
 struct rows {
     const void *from;
     void *to;
-    int element; /* bytes */
-    int width, height;
-    int from_pitch, to_pitch; /* elements */
+    int64_t element; /* bytes */
+    int64_t width, height;
+    int64_t from_pitch, to_pitch; /* elements */
 };
 
 /* `stream` NULL: it waits. */
 static int copy(const struct rows *r, int kind, void *const *stream)
 {
-    const size_t element = (size_t)r->element, width = (size_t)r->width * element;
-    const size_t from = (size_t)r->from_pitch * element, to = (size_t)r->to_pitch * element;
-    if (r->width < 0 || r->height < 0 || r->element <= 0 || r->from_pitch <= 0 || r->to_pitch <= 0)
+    size_t width, from, to, n;
+    int rc;
+    if (r->width < 0 || r->height < 0 || r->element <= 0 || r->from_pitch <= 0 ||
+        r->to_pitch <= 0 || __builtin_mul_overflow(r->width, r->element, &width) ||
+        __builtin_mul_overflow(r->from_pitch, r->element, &from) ||
+        __builtin_mul_overflow(r->to_pitch, r->element, &to) ||
+        __builtin_mul_overflow(width, r->height, &n))
         return BLAS_INVALID_VALUE;
     if (!r->width || !r->height)
         return CUDA_SUCCESS;
     const bool plain = from == width && to == width;
-    const size_t n = width * (size_t)r->height;
-    int rc;
     if (plain)
         rc = stream ? cudaMemcpyAsync(r->to, r->from, n, kind, *stream)
                     : cudaMemcpy(r->to, r->from, n, kind);
@@ -56,59 +58,46 @@ static int copy(const struct rows *r, int kind, void *const *stream)
     return rc ? BLAS_MAPPING_ERROR : CUDA_SUCCESS;
 }
 
-int cublasSetVector(int n, int element, const void *from, int from_step, void *to, int to_step)
-{
-    const struct rows rows = {from, to, element, 1, n, from_step, to_step};
-    return copy(&rows, TO_DEVICE, NULL);
-}
-
-int cublasGetVector(int n, int element, const void *from, int from_step, void *to, int to_step)
-{
-    const struct rows rows = {from, to, element, 1, n, from_step, to_step};
-    return copy(&rows, FROM_DEVICE, NULL);
-}
-
-int cublasSetMatrix(int rows, int columns, int element, const void *from, int from_rows, void *to,
-                    int to_rows)
-{
-    const struct rows all = {from, to, element, rows, columns, from_rows, to_rows};
-    return copy(&all, TO_DEVICE, NULL);
-}
-
-int cublasGetMatrix(int rows, int columns, int element, const void *from, int from_rows, void *to,
-                    int to_rows)
-{
-    const struct rows all = {from, to, element, rows, columns, from_rows, to_rows};
-    return copy(&all, FROM_DEVICE, NULL);
-}
-
-int cublasSetVectorAsync(int n, int element, const void *from, int from_step, void *to, int to_step,
-                         void *stream)
-{
-    const struct rows rows = {from, to, element, 1, n, from_step, to_step};
-    return copy(&rows, TO_DEVICE, &stream);
-}
-
-int cublasGetVectorAsync(int n, int element, const void *from, int from_step, void *to, int to_step,
-                         void *stream)
-{
-    const struct rows rows = {from, to, element, 1, n, from_step, to_step};
-    return copy(&rows, FROM_DEVICE, &stream);
-}
-
-int cublasSetMatrixAsync(int rows, int columns, int element, const void *from, int from_rows,
-                         void *to, int to_rows, void *stream)
-{
-    const struct rows all = {from, to, element, rows, columns, from_rows, to_rows};
-    return copy(&all, TO_DEVICE, &stream);
-}
-
-int cublasGetMatrixAsync(int rows, int columns, int element, const void *from, int from_rows,
-                         void *to, int to_rows, void *stream)
-{
-    const struct rows all = {from, to, element, rows, columns, from_rows, to_rows};
-    return copy(&all, FROM_DEVICE, &stream);
-}
+/* Each function is there with integers of 32 bits, and of 64. */
+#define VECTOR(name, integer, kind)                                                                \
+    int name(integer n, integer element, const void *from, integer from_step, void *to,            \
+             integer to_step)                                                                      \
+    {                                                                                              \
+        const struct rows rows = {from, to, element, 1, n, from_step, to_step};                    \
+        return copy(&rows, kind, NULL);                                                            \
+    }
+#define VECTOR_ASYNC(name, integer, kind)                                                          \
+    int name(integer n, integer element, const void *from, integer from_step, void *to,            \
+             integer to_step, void *stream)                                                        \
+    {                                                                                              \
+        const struct rows rows = {from, to, element, 1, n, from_step, to_step};                    \
+        return copy(&rows, kind, &stream);                                                         \
+    }
+#define MATRIX(name, integer, kind)                                                                \
+    int name(integer rows, integer columns, integer element, const void *from, integer from_rows,  \
+             void *to, integer to_rows)                                                            \
+    {                                                                                              \
+        const struct rows all = {from, to, element, rows, columns, from_rows, to_rows};            \
+        return copy(&all, kind, NULL);                                                             \
+    }
+#define MATRIX_ASYNC(name, integer, kind)                                                          \
+    int name(integer rows, integer columns, integer element, const void *from, integer from_rows,  \
+             void *to, integer to_rows, void *stream)                                              \
+    {                                                                                              \
+        const struct rows all = {from, to, element, rows, columns, from_rows, to_rows};            \
+        return copy(&all, kind, &stream);                                                          \
+    }
+#define COPIES(direction, kind)                                                                    \
+    VECTOR(cublas##direction##Vector, int, kind)                                                   \
+    VECTOR(cublas##direction##Vector_64, int64_t, kind)                                            \
+    VECTOR_ASYNC(cublas##direction##VectorAsync, int, kind)                                        \
+    VECTOR_ASYNC(cublas##direction##VectorAsync_64, int64_t, kind)                                 \
+    MATRIX(cublas##direction##Matrix, int, kind)                                                   \
+    MATRIX(cublas##direction##Matrix_64, int64_t, kind)                                            \
+    MATRIX_ASYNC(cublas##direction##MatrixAsync, int, kind)                                        \
+    MATRIX_ASYNC(cublas##direction##MatrixAsync_64, int64_t, kind)
+COPIES(Set, TO_DEVICE)
+COPIES(Get, FROM_DEVICE)
 
 /* ------------------------------------------------------------------------------- sparse vectors */
 

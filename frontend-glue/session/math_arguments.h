@@ -41,75 +41,77 @@
 #define IBX_EACH(M, ...) IBX_EACH_OF(IBX_COUNT(__VA_ARGS__))(M, __VA_ARGS__)
 
 /* The type of an argument, and the member of union ibx_math_value that it is. */
-#define IBX_TYPE(k, a)    IBX_TYPE_##a
-#define IBX_TYPE_I        int
-#define IBX_TYPE_L        uint64_t
-#define IBX_TYPE_F        float
-#define IBX_TYPE_D        double
-#define IBX_TYPE_P        void *
-#define IBX_TYPE_Z        void *
-#define IBX_TYPE_H(t)     void *
-#define IBX_TYPE_N(t)     int
-#define IBX_TYPE_M(t)     void *
-#define IBX_TYPE_MN(t)    void *
-#define IBX_TYPE_S(n)     void *
-#define IBX_TYPE_ST(k)    void *
-#define IBX_TYPE_SP(k)    void *
-#define IBX_TYPE_SC(k, c) void *
-#define IBX_TYPE_R(n)     void *
-#define IBX_TYPE_RT(k)    void *
-#define IBX_TYPE_RP(k)    void *
-#define IBX_TYPE_X(n)     void *
-#define IBX_TYPE_XT(k)    void *
-#define IBX_TYPE_O(n)     void *
-#define IBX_TYPE_AN(k, n) void *
-#define IBX_TYPE_AL(k, n) void *
-#define IBX_TYPE_K(t)     void *
-#define IBX_TYPE_C(n)     void *
-#define IBX_TYPE_W(k)     void *
-#define IBX_TYPE_AC(k, c) void *
-#define IBX_TYPE_A(k, n)  void *
-#define IBX_TYPE_BN(n)    void *
-#define IBX_TYPE_OA(k, n) void *
-#define IBX_TYPE_OL(k)    void *
-#define IBX_TYPE_T(t)     void *
-#define IBX_TYPE_SA(k)    void *
-#define IBX_TYPE_SB(k)    void *
-#define IBX_TYPE_V        void *
+#define IBX_TYPE(k, a)     IBX_TYPE_##a
+#define IBX_TYPE_I         int
+#define IBX_TYPE_L         uint64_t
+#define IBX_TYPE_F         float
+#define IBX_TYPE_D         double
+#define IBX_TYPE_P         void *
+#define IBX_TYPE_Z         void *
+#define IBX_TYPE_H(t)      void *
+#define IBX_TYPE_N(t)      int
+#define IBX_TYPE_M(t)      void *
+#define IBX_TYPE_MN(t)     void *
+#define IBX_TYPE_S(n)      void *
+#define IBX_TYPE_ST(k)     void *
+#define IBX_TYPE_SP(k)     void *
+#define IBX_TYPE_SC(k, c)  void *
+#define IBX_TYPE_R(n)      void *
+#define IBX_TYPE_RT(k)     void *
+#define IBX_TYPE_RP(k)     void *
+#define IBX_TYPE_X(n)      void *
+#define IBX_TYPE_XT(k)     void *
+#define IBX_TYPE_O(n)      void *
+#define IBX_TYPE_AN(k, n)  void *
+#define IBX_TYPE_AL(k, n)  void *
+#define IBX_TYPE_K(t)      void *
+#define IBX_TYPE_C(n)      void *
+#define IBX_TYPE_W(k)      void *
+#define IBX_TYPE_AC(k, c)  void *
+#define IBX_TYPE_ACL(k, c) void *
+#define IBX_TYPE_A(k, n)   void *
+#define IBX_TYPE_BN(n)     void *
+#define IBX_TYPE_OA(k, n)  void *
+#define IBX_TYPE_OL(k)     void *
+#define IBX_TYPE_T(t)      void *
+#define IBX_TYPE_SA(k)     void *
+#define IBX_TYPE_SB(k)     void *
+#define IBX_TYPE_V         void *
 
-#define IBX_MEMBER_I        i
-#define IBX_MEMBER_L        l
-#define IBX_MEMBER_F        f
-#define IBX_MEMBER_D        d
-#define IBX_MEMBER_P        p
-#define IBX_MEMBER_Z        p
-#define IBX_MEMBER_H(t)     p
-#define IBX_MEMBER_N(t)     i
-#define IBX_MEMBER_M(t)     p
-#define IBX_MEMBER_MN(t)    p
-#define IBX_MEMBER_S(n)     p
-#define IBX_MEMBER_ST(k)    p
-#define IBX_MEMBER_SP(k)    p
-#define IBX_MEMBER_SC(k, c) p
-#define IBX_MEMBER_R(n)     p
-#define IBX_MEMBER_RT(k)    p
-#define IBX_MEMBER_RP(k)    p
-#define IBX_MEMBER_X(n)     p
-#define IBX_MEMBER_XT(k)    p
-#define IBX_MEMBER_O(n)     p
-#define IBX_MEMBER_AN(k, n) p
-#define IBX_MEMBER_AL(k, n) p
-#define IBX_MEMBER_K(t)     p
-#define IBX_MEMBER_C(n)     p
-#define IBX_MEMBER_W(k)     p
-#define IBX_MEMBER_AC(k, c) p
-#define IBX_MEMBER_A(k, n)  p
-#define IBX_MEMBER_BN(n)    p
-#define IBX_MEMBER_OA(k, n) p
-#define IBX_MEMBER_OL(k)    p
-#define IBX_MEMBER_T(t)     p
-#define IBX_MEMBER_SA(k)    p
-#define IBX_MEMBER_SB(k)    p
-#define IBX_MEMBER_V        p
+#define IBX_MEMBER_I         i
+#define IBX_MEMBER_L         l
+#define IBX_MEMBER_F         f
+#define IBX_MEMBER_D         d
+#define IBX_MEMBER_P         p
+#define IBX_MEMBER_Z         p
+#define IBX_MEMBER_H(t)      p
+#define IBX_MEMBER_N(t)      i
+#define IBX_MEMBER_M(t)      p
+#define IBX_MEMBER_MN(t)     p
+#define IBX_MEMBER_S(n)      p
+#define IBX_MEMBER_ST(k)     p
+#define IBX_MEMBER_SP(k)     p
+#define IBX_MEMBER_SC(k, c)  p
+#define IBX_MEMBER_R(n)      p
+#define IBX_MEMBER_RT(k)     p
+#define IBX_MEMBER_RP(k)     p
+#define IBX_MEMBER_X(n)      p
+#define IBX_MEMBER_XT(k)     p
+#define IBX_MEMBER_O(n)      p
+#define IBX_MEMBER_AN(k, n)  p
+#define IBX_MEMBER_AL(k, n)  p
+#define IBX_MEMBER_K(t)      p
+#define IBX_MEMBER_C(n)      p
+#define IBX_MEMBER_W(k)      p
+#define IBX_MEMBER_AC(k, c)  p
+#define IBX_MEMBER_ACL(k, c) p
+#define IBX_MEMBER_A(k, n)   p
+#define IBX_MEMBER_BN(n)     p
+#define IBX_MEMBER_OA(k, n)  p
+#define IBX_MEMBER_OL(k)     p
+#define IBX_MEMBER_T(t)      p
+#define IBX_MEMBER_SA(k)     p
+#define IBX_MEMBER_SB(k)     p
+#define IBX_MEMBER_V         p
 
 #endif

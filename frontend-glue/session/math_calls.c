@@ -10,40 +10,41 @@
     {                                                                                              \
         ABOUT_##a                                                                                  \
     }
-#define ABOUT_I        IBX_MATH_INT, 0, 0, 0
-#define ABOUT_L        IBX_MATH_LONG, 0, 0, 0
-#define ABOUT_F        IBX_MATH_FLOAT, 0, 0, 0
-#define ABOUT_D        IBX_MATH_DOUBLE, 0, 0, 0
-#define ABOUT_P        IBX_MATH_DEVICE, 0, 0, 0
-#define ABOUT_Z        IBX_MATH_STREAM, 0, 0, 0
-#define ABOUT_H(t)     IBX_MATH_HANDLE, 0, IBX_MATH_##t, 0
-#define ABOUT_N(t)     IBX_MATH_PLAN, 0, IBX_MATH_##t, 0
-#define ABOUT_M(t)     IBX_MATH_MAKES, 0, IBX_MATH_##t, 0
-#define ABOUT_MN(t)    IBX_MATH_MAKES_PLAN, 0, IBX_MATH_##t, 0
-#define ABOUT_S(n)     IBX_MATH_SCALAR, IBX_MATH_BYTES, n, 0
-#define ABOUT_ST(k)    IBX_MATH_SCALAR, IBX_MATH_OF_TYPE, k, 0
-#define ABOUT_SP(k)    IBX_MATH_SCALAR, IBX_MATH_FIVE_OF_TYPE, k, 0
-#define ABOUT_SC(k, c) IBX_MATH_SCALAR, IBX_MATH_OF_COMPUTE, k, c
-#define ABOUT_R(n)     IBX_MATH_RESULT, IBX_MATH_BYTES, n, 0
-#define ABOUT_RT(k)    IBX_MATH_RESULT, IBX_MATH_OF_TYPE, k, 0
-#define ABOUT_RP(k)    IBX_MATH_RESULT, IBX_MATH_FIVE_OF_TYPE, k, 0
-#define ABOUT_X(n)     IBX_MATH_CHANGED, IBX_MATH_BYTES, n, 0
-#define ABOUT_XT(k)    IBX_MATH_CHANGED, IBX_MATH_OF_TYPE, k, 0
-#define ABOUT_O(n)     IBX_MATH_OUTPUT, IBX_MATH_BYTES, n, 0
-#define ABOUT_A(k, n)  IBX_MATH_ARRAY, IBX_MATH_BYTES_OF_INT, n, k
-#define ABOUT_AN(k, n) IBX_MATH_ARRAY_OR_NULL, IBX_MATH_BYTES_OF_INT, n, k
-#define ABOUT_AL(k, n) IBX_MATH_ARRAY, IBX_MATH_BYTES_OF_LONG, n, k
-#define ABOUT_K(t)     IBX_MATH_OTHER, 0, IBX_MATH_##t, 0
-#define ABOUT_C(n)     IBX_MATH_HOST_CHANGED, IBX_MATH_BYTES, n, 0
-#define ABOUT_W(k)     IBX_MATH_WORKSPACE, 0, 0, k
-#define ABOUT_BN(n)    IBX_MATH_HOST_OR_NULL, IBX_MATH_BYTES, n, 0
-#define ABOUT_OA(k, n) IBX_MATH_OUTPUT, IBX_MATH_BYTES_OF_INT, n, k
-#define ABOUT_OL(k)    IBX_MATH_OUTPUT, IBX_MATH_BYTES_OF_LONG, 1, k
-#define ABOUT_T(t)     IBX_MATH_DESCRIPTOR, 0, IBX_DESCRIPTOR_##t, 0
-#define ABOUT_SA(k)    IBX_MATH_ALPHA, 0, 0, k
-#define ABOUT_SB(k)    IBX_MATH_BETA, 0, 0, k
-#define ABOUT_V        IBX_MATH_LAST_STREAM, 0, 0, 0
-#define ABOUT_AC(k, c) IBX_MATH_ARRAY, IBX_MATH_OF_COMPUTE, c, k
+#define ABOUT_I         IBX_MATH_INT, 0, 0, 0
+#define ABOUT_L         IBX_MATH_LONG, 0, 0, 0
+#define ABOUT_F         IBX_MATH_FLOAT, 0, 0, 0
+#define ABOUT_D         IBX_MATH_DOUBLE, 0, 0, 0
+#define ABOUT_P         IBX_MATH_DEVICE, 0, 0, 0
+#define ABOUT_Z         IBX_MATH_STREAM, 0, 0, 0
+#define ABOUT_H(t)      IBX_MATH_HANDLE, 0, IBX_MATH_##t, 0
+#define ABOUT_N(t)      IBX_MATH_PLAN, 0, IBX_MATH_##t, 0
+#define ABOUT_M(t)      IBX_MATH_MAKES, 0, IBX_MATH_##t, 0
+#define ABOUT_MN(t)     IBX_MATH_MAKES_PLAN, 0, IBX_MATH_##t, 0
+#define ABOUT_S(n)      IBX_MATH_SCALAR, IBX_MATH_BYTES, n, 0
+#define ABOUT_ST(k)     IBX_MATH_SCALAR, IBX_MATH_OF_TYPE, k, 0
+#define ABOUT_SP(k)     IBX_MATH_SCALAR, IBX_MATH_FIVE_OF_TYPE, k, 0
+#define ABOUT_SC(k, c)  IBX_MATH_SCALAR, IBX_MATH_OF_COMPUTE, k, c
+#define ABOUT_R(n)      IBX_MATH_RESULT, IBX_MATH_BYTES, n, 0
+#define ABOUT_RT(k)     IBX_MATH_RESULT, IBX_MATH_OF_TYPE, k, 0
+#define ABOUT_RP(k)     IBX_MATH_RESULT, IBX_MATH_FIVE_OF_TYPE, k, 0
+#define ABOUT_X(n)      IBX_MATH_CHANGED, IBX_MATH_BYTES, n, 0
+#define ABOUT_XT(k)     IBX_MATH_CHANGED, IBX_MATH_OF_TYPE, k, 0
+#define ABOUT_O(n)      IBX_MATH_OUTPUT, IBX_MATH_BYTES, n, 0
+#define ABOUT_A(k, n)   IBX_MATH_ARRAY, IBX_MATH_BYTES_OF_INT, n, k
+#define ABOUT_AN(k, n)  IBX_MATH_ARRAY_OR_NULL, IBX_MATH_BYTES_OF_INT, n, k
+#define ABOUT_AL(k, n)  IBX_MATH_ARRAY, IBX_MATH_BYTES_OF_LONG, n, k
+#define ABOUT_K(t)      IBX_MATH_OTHER, 0, IBX_MATH_##t, 0
+#define ABOUT_C(n)      IBX_MATH_HOST_CHANGED, IBX_MATH_BYTES, n, 0
+#define ABOUT_W(k)      IBX_MATH_WORKSPACE, 0, 0, k
+#define ABOUT_BN(n)     IBX_MATH_HOST_OR_NULL, IBX_MATH_BYTES, n, 0
+#define ABOUT_OA(k, n)  IBX_MATH_OUTPUT, IBX_MATH_BYTES_OF_INT, n, k
+#define ABOUT_OL(k)     IBX_MATH_OUTPUT, IBX_MATH_BYTES_OF_LONG, 1, k
+#define ABOUT_T(t)      IBX_MATH_DESCRIPTOR, 0, IBX_DESCRIPTOR_##t, 0
+#define ABOUT_SA(k)     IBX_MATH_ALPHA, 0, 0, k
+#define ABOUT_SB(k)     IBX_MATH_BETA, 0, 0, k
+#define ABOUT_V         IBX_MATH_LAST_STREAM, 0, 0, 0
+#define ABOUT_AC(k, c)  IBX_MATH_ARRAY, IBX_MATH_OF_COMPUTE, c, k
+#define ABOUT_ACL(k, c) IBX_MATH_ARRAY, IBX_MATH_OF_COMPUTE_LONG, c, k
 
 #define VALUE(k, a)         VALUE_OF(k, IBX_MEMBER_##a)
 #define VALUE_OF(k, member) VALUE_AT(k, member)
@@ -217,6 +218,7 @@ static size_t bytes_of_one(const struct ibx_math_argument *a, const union ibx_ma
     case IBX_MATH_FIVE_OF_TYPE:
         return 5 * ibx_math_bytes_of_type(values[a->n].i);
     case IBX_MATH_OF_COMPUTE:
+    case IBX_MATH_OF_COMPUTE_LONG:
         return bytes_of_compute(values[a->n].i, array ? 0 : values[a->of].i);
     }
     return 0;
@@ -226,7 +228,7 @@ static size_t bytes_of_one(const struct ibx_math_argument *a, const union ibx_ma
 static size_t count_of(const struct ibx_math_argument *a, const union ibx_math_value *values)
 {
     const bool array = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL;
-    const bool is_long = a->size == IBX_MATH_BYTES_OF_LONG;
+    const bool is_long = a->size == IBX_MATH_BYTES_OF_LONG || a->size == IBX_MATH_OF_COMPUTE_LONG;
     const int64_t most = a->kind == IBX_MATH_OUTPUT ? IBX_MATH_OUT_MOST : IBX_MATH_BODY;
     if (!array && !is_long && a->size != IBX_MATH_BYTES_OF_INT)
         return 1;

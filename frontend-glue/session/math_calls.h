@@ -95,6 +95,7 @@ enum ibx_math_library {
  *   A(k, n)         so many of n bytes as argument k says, in memory of the host; AN(k, n): or NULL
  *   AL(k, n)        likewise, where argument k has 8 bytes
  *   AC(k, c)        likewise, each of the real type in which cublasComputeType_t c scales
+ *   ACL(k, c)       likewise, where argument k has 8 bytes
  *   BN(n)           n bytes of the host, or NULL
  *   OA(k, n)        as O, for so many of n bytes as argument k says; OL(k): for so many bytes as
  *                   argument k, of 8 bytes, says
@@ -135,7 +136,8 @@ enum ibx_math_size {
     IBX_MATH_BYTES_OF_LONG, /* likewise, that has 8 bytes */
     IBX_MATH_OF_TYPE,
     IBX_MATH_FIVE_OF_TYPE,
-    IBX_MATH_OF_COMPUTE
+    IBX_MATH_OF_COMPUTE,
+    IBX_MATH_OF_COMPUTE_LONG /* ... of an array that is counted by 8 bytes */
 };
 
 /* MATH_BY_HAND(...): the preload exports a function of its own, which brings what this one takes.

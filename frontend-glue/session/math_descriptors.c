@@ -177,11 +177,11 @@ bool ibx_descriptor_set(uint8_t *bytes, size_t room, size_t *n,
                         const struct ibx_attribute *attribute, uint64_t value)
 {
     const size_t at = find(bytes, *n, attribute->number), size = attribute->size;
-    const unsigned logarithm = size == 8 ? 3 : size == 4 ? 2 : 0;
+    const unsigned logarithm = size == 8 ? 3u : size == 4 ? 2u : 0u;
     if (at == *n && 1 + size > room - *n)
         return false;
     struct ibx_writer w = ibx_writer_of(bytes + at, 1 + size);
-    ibx_put_u8(&w, (uint8_t)(attribute->number << 2 | logarithm));
+    ibx_put_u8(&w, (uint8_t)((unsigned)attribute->number << 2 | logarithm));
     if (size == 1)
         ibx_put_u8(&w, (uint8_t)value);
     else if (size == 4)

@@ -87,6 +87,36 @@ bool batches(void *handle)
     return HOLDS(info == 0);
 }
 
+// The names with integers of 64 bits.
+bool of_64_bits(void *handle)
+{
+    float *x = device_copy<float>({1, -7, 3}), *y = device_copy<float>({10, 20, 30});
+    std::int64_t where = -1;
+    const std::int64_t n = 3, one = 1, much = (std::int64_t{1} << 32) + 1;
+    const float alpha = 2;
+    const auto axpy_64 = [&](std::int64_t count) {
+        return math("cublasSaxpy_v2_64", handle, count, &alpha, x, one, y, one);
+    };
+    REQUIRE(math("cublasIsamax_v2_64", handle, n, x, one, &where) == 0 && where == 2);
+    REQUIRE(axpy_64(n) == 0 && axpy_64(much) == INVALID_VALUE);
+    REQUIRE((host_copy(y, 3) == std::vector<float>{12, 6, 36}));
+    const std::array<int, 2> transa{0, 1}, transb{0, 2};
+    const std::array<std::int64_t, 2> rows{0, much}, columns{0, 4}, inner{0, 5}, lda{0, 6},
+        ldb{0, 7}, ldc{0, 8}, sizes{0, 9};
+    const std::array<float, 2> first{0, .5F}, second{0, .25F};
+    double *all = device_copy(std::vector<double>(11, 0));
+    REQUIRE(math("cublasSgemmGroupedBatched_64", handle, transa.data(), transb.data(), rows.data(),
+                 columns.data(), inner.data(), first.data(), all, lda.data(), all, ldb.data(),
+                 second.data(), all, ldc.data(), std::int64_t{2}, sizes.data()) == 0);
+    REQUIRE((host_copy(all, 11) ==
+             std::vector<double>{static_cast<double>(much), 4, 5, 6, 7, 8, .5, .25, 9, 1, 2}));
+    const std::vector<float> values = {1, 2, 3};
+    REQUIRE(math("cublasSetVector_64", n, std::int64_t{4}, values.data(), one, x, one) == 0);
+    REQUIRE(math("cublasSetVector_64", much << 20, much, values.data(), one, x, one) ==
+            INVALID_VALUE);
+    return HOLDS(host_copy(x, 3) == values && cudaFree(x) == 0 && cudaFree(y) == 0);
+}
+
 // Work of a handle comes behind its stream's, and before what follows there.
 bool order(void *handle)
 {
@@ -262,6 +292,7 @@ bool math_libraries()
 {
     void *handle = blas();
     REQUIRE(handle && scalars(handle) && batches(handle) && order(handle) && refused(handle));
+    REQUIRE(of_64_bits(handle));
     REQUIRE(generators() && plans() && vectors() && descriptors(handle) && solvers());
     bool other = false; // a thread whose first call is one of these
     std::thread([&] {

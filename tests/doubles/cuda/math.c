@@ -98,6 +98,47 @@ EXPORT int cublasSaxpy_v2(const struct handle *h, int n, const float *alpha, con
     return h->on_device == mode ? 0 : BLAS_INTERNAL_ERROR;
 }
 
+EXPORT int cublasIsamax_v2_64(const struct handle *h, int64_t n, const float *x, int64_t step,
+                              int64_t *result)
+{
+    int64_t best = n > 0;
+    float value, most = -1;
+    for (int64_t i = 0; i < n; i++) {
+        if (math_wait(h) ||
+            !math_get(&value, math_nth(x, (size_t)i, step, sizeof(value)), sizeof(value)))
+            return BLAS_EXECUTION_FAILED;
+        best = fabsf(value) > most ? i + 1 : best;
+        most = fmaxf(most, fabsf(value));
+    }
+    return math_result(h, result, &best, sizeof(best)) ? 0 : BLAS_EXECUTION_FAILED;
+}
+
+/* Integers that do not fit into 32 bits are none of a program's here. */
+EXPORT int cublasSaxpy_v2_64(const struct handle *h, int64_t n, const float *alpha, const float *x,
+                             int64_t x_step, float *y, int64_t y_step)
+{
+    return n != (int)n || x_step != (int)x_step || y_step != (int)y_step
+               ? BLAS_INVALID_VALUE
+               : cublasSaxpy_v2(h, (int)n, alpha, x, (int)x_step, y, (int)y_step);
+}
+
+/* C becomes the numbers of one group, as far as they are 64 bits long, and its alpha. */
+EXPORT int cublasSgemmGroupedBatched_64(const struct handle *h, const int *transa,
+                                        const int *transb, const int64_t *m, const int64_t *n,
+                                        const int64_t *k, const float *alpha, const void *a,
+                                        const int64_t *lda, const void *b, const int64_t *ldb,
+                                        const float *beta, void *c, const int64_t *ldc,
+                                        int64_t groups, const int64_t *sizes)
+{
+    const int64_t at = groups - 1;
+    const double numbers[] = {(double)m[at],   (double)n[at],     (double)k[at],
+                              (double)lda[at], (double)ldb[at],   (double)ldc[at],
+                              alpha[at],       (double)beta[at],  (double)sizes[at],
+                              transa[at],      (double)transb[at]};
+    (void)a, (void)b;
+    return !math_wait(h) && math_put(c, numbers, sizeof(numbers)) ? 0 : BLAS_EXECUTION_FAILED;
+}
+
 EXPORT int cublasSrotg_v2(const struct handle *h, float *a, float *b, float *c, float *s)
 {
     float x, y;

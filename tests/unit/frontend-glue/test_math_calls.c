@@ -24,6 +24,7 @@ static void numbers(void **state)
         {0x3004, "cufftPlanMany"},         {0x3017, "cufftExecC2C"},
         {0x4001, "cusparseCreate"},        {0x5003, "cusolverDnCreate"},
         {0x6001, "cublasLtCreate"},        {0x6005, "cublasLtMatmul"},
+        {0x1124, "cublasNrm2Ex_64"},       {0x1203, "cublasTSSgemvStridedBatched_64"},
     };
     for (size_t i = 0; i < sizeof(golden) / sizeof(golden[0]); i++) {
         const struct ibx_math_function *f = ibx_math_find(golden[i].number);
@@ -56,7 +57,8 @@ static bool refers_well(const struct ibx_math_function *f, const struct ibx_math
     const bool array = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL ||
                        a->size == IBX_MATH_BYTES_OF_INT;
     const bool by_descriptor = a->kind == IBX_MATH_ALPHA || a->kind == IBX_MATH_BETA;
-    const bool by_long = a->size == IBX_MATH_BYTES_OF_LONG || a->kind == IBX_MATH_WORKSPACE;
+    const bool by_long = a->size == IBX_MATH_BYTES_OF_LONG || a->size == IBX_MATH_OF_COMPUTE_LONG ||
+                         a->kind == IBX_MATH_WORKSPACE;
     const bool second = array || a->size == IBX_MATH_OF_COMPUTE || by_long;
     if (a->kind < IBX_MATH_SCALAR && a->kind != IBX_MATH_WORKSPACE)
         return true;
@@ -128,6 +130,19 @@ static void sizes(void **state)
     assert_int_equal(bytes(many, 2, 1, -3, 0, 0), 0);
     assert_int_equal(bytes(many, 2, 1, 1 << 30, 0, 0), 0);
     assert_int_equal(bytes(IBX_MATH_cublasGemmGroupedBatchedEx, 6, 17, 5, 19, 70), 40);
+    const unsigned grouped = IBX_MATH_cublasGemmGroupedBatchedEx_64;
+    assert_int_equal(bytes(grouped, 6, 17, 5, 19, 70), 40);
+    assert_int_equal(bytes(grouped, 3, 17, 5, 19, 70), 40); /* of 64-bit integers */
+    assert_int_equal(bytes(grouped, 1, 17, 5, 19, 70), 20); /* of enums */
+    assert_int_equal(bytes(IBX_MATH_cublasIsamax_v2_64, 4, 0, 0, 0, 0), 8);
+    /* More than a body has, though not by its lower half. */
+    union ibx_math_value values[IBX_MATH_ARGUMENTS] = {{0}};
+    values[17].l = ((uint64_t)1 << 32) + 1;
+    values[19].i = 70;
+    for (unsigned i = 1; i < 17; i++) {
+        const struct ibx_math_argument *a = &ibx_math_find(grouped)->arguments[i];
+        assert_true(a->kind != IBX_MATH_ARRAY || !ibx_math_bytes(a, values));
+    }
 }
 
 static uint8_t made[IBX_DESCRIPTOR_MAX];
