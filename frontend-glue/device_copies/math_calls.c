@@ -457,6 +457,8 @@ static const struct ibx_math_function *selector_of(enum ibx_handle_kind kind)
         return ibx_math_find(IBX_MATH_cufftSetStream);
     case IBX_MATH_SPARSE:
         return ibx_math_find(IBX_MATH_cusparseSetStream);
+    case IBX_MATH_SPSOLVER:
+        return ibx_math_find(IBX_MATH_cusolverSpSetStream);
     default:
         return ibx_math_find(IBX_MATH_cusolverDnSetStream);
     }

@@ -71,6 +71,7 @@
 #define IBX_TYPE_ACL(k, c) void *
 #define IBX_TYPE_A(k, n)   void *
 #define IBX_TYPE_BN(n)     void *
+#define IBX_TYPE_BT(k)     void *
 #define IBX_TYPE_OA(k, n)  void *
 #define IBX_TYPE_OL(k)     void *
 #define IBX_TYPE_T(t)      void *
@@ -107,6 +108,7 @@
 #define IBX_MEMBER_ACL(k, c) p
 #define IBX_MEMBER_A(k, n)   p
 #define IBX_MEMBER_BN(n)     p
+#define IBX_MEMBER_BT(k)     p
 #define IBX_MEMBER_OA(k, n)  p
 #define IBX_MEMBER_OL(k)     p
 #define IBX_MEMBER_T(t)      p

@@ -37,6 +37,7 @@
 #define ABOUT_C(n)      IBX_MATH_HOST_CHANGED, IBX_MATH_BYTES, n, 0
 #define ABOUT_W(k)      IBX_MATH_WORKSPACE, 0, 0, k
 #define ABOUT_BN(n)     IBX_MATH_HOST_OR_NULL, IBX_MATH_BYTES, n, 0
+#define ABOUT_BT(k)     IBX_MATH_HOST_OR_NULL, IBX_MATH_OF_TYPE, k, 0
 #define ABOUT_OA(k, n)  IBX_MATH_OUTPUT, IBX_MATH_BYTES_OF_INT, n, k
 #define ABOUT_OL(k)     IBX_MATH_OUTPUT, IBX_MATH_BYTES_OF_LONG, 1, k
 #define ABOUT_T(t)      IBX_MATH_DESCRIPTOR, 0, IBX_DESCRIPTOR_##t, 0
@@ -138,6 +139,12 @@ unsigned ibx_math_end_of(enum ibx_math_type type)
         [IBX_MATH_SYEVJ] = IBX_MATH_cusolverDnDestroySyevjInfo,
         [IBX_MATH_GESVDJ] = IBX_MATH_cusolverDnDestroyGesvdjInfo,
         [IBX_MATH_PARAMS] = IBX_MATH_cusolverDnDestroyParams,
+        [IBX_MATH_IRSINFOS] = IBX_MATH_cusolverDnIRSInfosDestroy,
+        [IBX_MATH_IRSPARAMS] = IBX_MATH_cusolverDnIRSParamsDestroy,
+        [IBX_MATH_CSRQR] = IBX_MATH_cusolverSpDestroyCsrqrInfo,
+        [IBX_MATH_CSRCHOL] = IBX_MATH_cusolverSpDestroyCsrcholInfo,
+        [IBX_MATH_REFACTOR] = IBX_MATH_cusolverRfDestroy,
+        [IBX_MATH_SPSOLVER] = IBX_MATH_cusolverSpDestroy,
         [IBX_MATH_SPARSE] = IBX_MATH_cusparseDestroy,
         [IBX_MATH_SOLVER] = IBX_MATH_cusolverDnDestroy,
         [IBX_MATH_DISTRIBUTION] = IBX_MATH_curandDestroyDistribution,

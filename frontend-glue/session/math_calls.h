@@ -59,6 +59,12 @@ enum ibx_math_type {
     IBX_MATH_SYEVJ,        /* syevjInfo_t */
     IBX_MATH_GESVDJ,       /* gesvdjInfo_t */
     IBX_MATH_PARAMS,       /* cusolverDnParams_t */
+    IBX_MATH_IRSINFOS,     /* cusolverDnIRSInfos_t */
+    IBX_MATH_IRSPARAMS,    /* cusolverDnIRSParams_t */
+    IBX_MATH_CSRQR,        /* csrqrInfo_t */
+    IBX_MATH_CSRCHOL,      /* csrcholInfo_t */
+    IBX_MATH_REFACTOR,     /* cusolverRfHandle_t */
+    IBX_MATH_SPSOLVER,     /* cusolverSpHandle_t */
     IBX_MATH_DISTRIBUTION, /* curandDiscreteDistribution_t */
     IBX_MATH_FFT,          /* cufftHandle, a plan */
     IBX_MATH_RNG,          /* curandGenerator_t */
@@ -96,7 +102,7 @@ enum ibx_math_library {
  *   AL(k, n)        likewise, where argument k has 8 bytes
  *   AC(k, c)        likewise, each of the real type in which cublasComputeType_t c scales
  *   ACL(k, c)       likewise, where argument k has 8 bytes
- *   BN(n)           n bytes of the host, or NULL
+ *   BN(n)           n bytes of the host, or NULL; BT(k): of the cudaDataType that argument k names
  *   OA(k, n)        as O, for so many of n bytes as argument k says; OL(k): for so many bytes as
  *                   argument k, of 8 bytes, says
  *   T(t)            a descriptor of that type (math_descriptors.h), or NULL

@@ -286,6 +286,80 @@ bool solvers()
     return HOLDS(math("cusolverDnDestroy", handle) == 0);
 }
 
+// Their matrices are of cuSPARSE's.
+bool sparse_solvers()
+{
+    void *handle = nullptr, *matrix = nullptr, *info = nullptr, *none = nullptr, *again = nullptr;
+    double *values = device_copy<double>({2, 4, 0.01}), *b = device_copy<double>({8, 8, 8});
+    double *x = device_copy<double>({0, 0, 0});
+    int *places = device_copy<int>({0, 1, 2, 3}), singular = 9, algorithms[2] = {0, 0};
+    const auto solve = [&](void *with, void *of, double tolerance) {
+        return math("cusolverSpDcsrlsvqr", with, 3, 3, of, values, places, places, b, tolerance, 0,
+                    x, &singular);
+    };
+    REQUIRE(math("cusolverSpCreate", &handle) == 0 && handle);
+    REQUIRE(math("cusparseCreateMatDescr", &matrix) == 0);
+    REQUIRE(math("cusparseSetMatType", matrix, 2) == 0 && math("cusparseGetMatType", matrix) == 2);
+    REQUIRE(solve(handle, matrix, 0.001) == 0 && singular == -1);
+    REQUIRE((host_copy(x, 3) == std::vector<double>{4, 2, 800}));
+    REQUIRE(solve(handle, matrix, 0.1) == 0 && singular == 2 && host_copy(x, 3)[2] == 0);
+    REQUIRE(math("cusolverSpSetStream", handle, reinterpret_cast<void *>(0x1234)) == 3);
+    REQUIRE(math("cusolverSpCreateCsrqrInfo", &info) == 0);
+    for (void *wrong : {info, handle, none})
+        REQUIRE(solve(handle, wrong, 0.1) == 3);
+    REQUIRE(solve(matrix, matrix, 0.1) == 1 && math("cusolverSpDestroyCsrqrInfo", info) == 0);
+    REQUIRE(math("cusparseDestroyMatDescr", matrix) == 0 && solve(handle, matrix, 0.1) == 3);
+    REQUIRE(math("cusolverSpDestroy", handle) == 0 && solve(handle, matrix, 0.1) == 1);
+    // A handle that is the last argument.
+    const auto reset = [&](void *of) {
+        return math("cusolverRfResetValues", 7, 3, places, places, values, places, places, of);
+    };
+    REQUIRE(math("cusolverRfCreate", &again) == 0 && reset(again) == 0 && reset(none) == 1);
+    REQUIRE(math("cusolverRfGetAlgs", again, &algorithms[0], &algorithms[1]) == 0);
+    REQUIRE(algorithms[0] == 732 && algorithms[1] == 5 && math("cusolverRfDestroy", again) == 0);
+    return HOLDS(reset(again) == 1);
+}
+
+// Numbers of the host that may be absent; as many outputs as there are matrices.
+bool dense_solvers()
+{
+    void *handle = nullptr, *parameters = nullptr;
+    double low = 3, high = 45, *const none = nullptr;
+    std::int64_t found = 0;
+    std::size_t on_device = 0, on_host = 9;
+    float *a = device_copy<float>({1});
+    int *info = device_copy<int>({7});
+    const auto size = [&](int range, const double *from, const double *to) {
+        return math("cusolverDnXsyevdx_bufferSize", handle, parameters, 1, range, 0,
+                    std::int64_t{5}, 1, a, std::int64_t{5}, from, to, std::int64_t{2},
+                    std::int64_t{9}, &found, 1, a, 1, &on_device, &on_host);
+    };
+    REQUIRE(math("cusolverDnCreate", &handle) == 0 &&
+            math("cusolverDnCreateParams", &parameters) == 0);
+    REQUIRE(size(1001, &low, &high) == 0 && found == 42 && on_device == 7 && on_host == 8);
+    REQUIRE(size(1000, none, none) == 0 && found == 0 && on_host == 0);
+    REQUIRE(size(1001, none, &high) == 3);
+    std::vector<double> residuals(101, -1);
+    REQUIRE(math("cusolverDnSgesvdaStridedBatched", handle, 0, 1, 1, 1, a, 1, 1LL, a, 1LL, a, 1,
+                 1LL, a, 1, 1LL, a, 1, info, residuals.data(), 100) == 0);
+    REQUIRE(residuals[99] == 49.5 && residuals[100] == -1 && host_copy(info, 1)[0] == 0);
+    return HOLDS(math("cusolverDnDestroyParams", parameters) == 0 &&
+                 math("cusolverDnDestroy", handle) == 0);
+}
+
+bool attributes()
+{
+    void *matrix = nullptr;
+    float *values = device_copy<float>({1});
+    int fill = 1, back = 0;
+    REQUIRE(math("cusparseCreateCsr", &matrix, std::int64_t{1}, std::int64_t{1}, std::int64_t{1},
+                 values, values, values, 2, 2, 0, 0) == 0);
+    REQUIRE(math("cusparseSpMatSetAttribute", matrix, 0, &fill, sizeof(fill)) == 0);
+    REQUIRE(math("cusparseSpMatGetAttribute", matrix, 0, &back, sizeof(back)) == 0 && back == 1);
+    REQUIRE(math("cusparseSpMatGetAttribute", matrix, 1, &back, sizeof(back)) == 3);
+    return HOLDS(math("cusparseDestroySpMat", matrix) == 0);
+}
+
 } // namespace
 
 bool math_libraries()
@@ -294,6 +368,7 @@ bool math_libraries()
     REQUIRE(handle && scalars(handle) && batches(handle) && order(handle) && refused(handle));
     REQUIRE(of_64_bits(handle));
     REQUIRE(generators() && plans() && vectors() && descriptors(handle) && solvers());
+    REQUIRE(sparse_solvers() && dense_solvers() && attributes());
     bool other = false; // a thread whose first call is one of these
     std::thread([&] {
         void *made = blas();
