@@ -26,6 +26,7 @@
  *   composed.c     calls that consist of others
  *   math_calls.c, math_handles.c  functions of cuBLAS and others, in requests of our own
  *   math_composed.c  those that are none of these
+ *   math_settings.c  what is set in handles of cuBLAS
  *   math_lt.c, math_descriptors.c  likewise: cuBLASLt, and its descriptors
  *   outputs.c      answers that have no place, questions about what is no kernel
  *   absent.c       calls that are not there for a remote GPU

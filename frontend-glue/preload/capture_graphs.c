@@ -231,6 +231,7 @@ int cudaStreamDestroy(void *stream)
     struct capture *c = ibx_frontend_capturing() ? find(stream, true) : NULL;
     unsigned flags;
     const bool known = ibx_frontend_stream_gone(stream, &flags);
+    ibx_math_settings_stream_ends((uintptr_t)stream);
     const int rc = CALL_NEXT(cudaStreamDestroy, stream);
     if (known && rc && rc != CUDA_INVALID_HANDLE)
         ibx_frontend_stream_stays(stream, flags);

@@ -107,6 +107,11 @@ bool ibx_frontend_extra_try(const struct extra *extra, void *out, size_t n, int 
 /* Makes a connection of the calling thread, which only a call of GVirtuS's can. */
 void ibx_frontend_connect(void);
 
+/* ------------------------------------------------------------------------- math_settings.c */
+
+/* Before that is destroyed: another one may have its number. */
+void ibx_math_settings_stream_ends(uint64_t stream);
+
 /* ------------------------------------------------------------------------ launch.c */
 
 typedef int (*ibx_frontend_launcher)(void *kernel, struct dim3 grid, struct dim3 block,

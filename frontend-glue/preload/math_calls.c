@@ -292,6 +292,8 @@ static void take_results(const struct call *c, const uint8_t *out)
             const uint64_t made = ibx_get_u64(&r);
             const int plan = (int)(uint32_t)made;
             ibx_math_handle_set((enum ibx_math_type)a->n, made, IBX_MATH_USUAL);
+            if (a->n == IBX_MATH_BLAS)
+                ibx_math_settings_end(made);
             if (a->kind == IBX_MATH_MAKES)
                 memcpy(at, &made, sizeof(made));
             else
@@ -363,17 +365,40 @@ static void find_handle(struct call *c)
     }
 }
 
-int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
+static struct call call_of(unsigned number, const union ibx_math_value *values)
 {
     struct call c = {
         .f = ibx_math_find(number), .statuses = ibx_math_statuses_of(number), .values = values};
     find_handle(&c);
+    return c;
+}
+
+int ibx_frontend_math_now(unsigned number, const union ibx_math_value *values)
+{
+    struct call c = call_of(number, values);
+    return request(&c);
+}
+
+int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
+{
+    struct call c = call_of(number, values);
     const enum ibx_math_handle is = ibx_math_handle_is(c.type, c.handle);
     c.on_device = is == IBX_MATH_ON_DEVICE;
     const bool theirs = is == IBX_MATH_FOREIGN ||
                         (is == IBX_MATH_ON_HOST && c.f->use == IBX_MATH_USE_ADDS) ||
                         (ibx_math_is_lt(number) && !ibx_frontend_lt_is_ours());
-    return theirs ? pass(&c) : request(&c);
+    const bool blas = c.type == IBX_MATH_BLAS && c.handle && !theirs;
+    int status = 0;
+    if (blas && ibx_math_settings_set(c.handle, number, values, &status)) {
+        if (!status)
+            note(&c);
+        return status;
+    }
+    if (blas && c.f->use == IBX_MATH_USE_ENDS)
+        ibx_math_settings_end(c.handle);
+    else if (blas)
+        status = ibx_math_settings_use(c.handle);
+    return status ? status : theirs ? pass(&c) : request(&c);
 }
 
 /* ------------------------------------------------------------------------------- functions */

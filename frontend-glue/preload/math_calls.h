@@ -19,6 +19,8 @@
 
 /* Makes the call: the library's status. */
 int ibx_frontend_math(unsigned number, const union ibx_math_value *values);
+/* Likewise, by a request, whatever is set in its handle. */
+int ibx_frontend_math_now(unsigned number, const union ibx_math_value *values);
 
 /* math_handles.c: what handles there are that are not as most are. */
 
@@ -32,6 +34,17 @@ enum ibx_math_handle {
 enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle);
 /* False: no memory. */
 bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math_handle is);
+
+/* math_settings.c: what is set in handles of cuBLAS, which may not be in force yet */
+
+/* False: it is nothing that is set, or not known for that handle: the call is made. */
+bool ibx_math_settings_set(uint64_t handle, unsigned number, const union ibx_math_value *values,
+                           int *status);
+/* Before the handle is used otherwise: what is set in it comes into force. The status of what does
+ * not. */
+int ibx_math_settings_use(uint64_t handle);
+/* It is no more, or new. */
+void ibx_math_settings_end(uint64_t handle);
 
 /* math_lt.c */
 

@@ -413,6 +413,11 @@ bool ibx_frontend_stream_gone(const void *stream, unsigned *flags)
     (void)stream, (void)flags;
     return false;
 }
+
+void ibx_math_settings_stream_ends(uint64_t stream)
+{
+    (void)stream;
+}
 int ibx_frontend_before_host(const void *memory, size_t n)
 {
     (void)memory, (void)n;

@@ -632,6 +632,7 @@ int main(int argc, char **argv)
         {"libraries", libraries},
         {"math-libraries", math_libraries},
         {"lt-library", lt_library},
+        {"math-settings", math_settings},
         {"math-library-first", math_library_first},
         {"math-threads", math_threads},
         {"no-math-libraries", no_math_libraries},

@@ -128,6 +128,7 @@ bool arrays();
 bool libraries();
 bool math_libraries();
 bool lt_library();
+bool math_settings();
 bool math_library_first();
 bool math_threads();
 bool no_math_libraries();

@@ -10,10 +10,11 @@
 #include <thread>
 #include <vector>
 
+namespace lt
+{
 namespace
 {
 
-constexpr int NOT_INITIALIZED = 1, ALLOC_FAILED = 3, INVALID_VALUE = 7, NOT_SUPPORTED = 15;
 constexpr int FLOATS = 0, DOUBLES = 1, COMPUTE_FLOATS = 68;
 constexpr int POINTER_MODE = 2, TRANSPOSES_A = 3, EPILOGUE = 7, BIAS = 8, A_SCALE = 17, FAST = 25,
               BIAS_TYPE = 26, EMULATION = 38;
@@ -309,9 +310,7 @@ bool versions()
                  math("cublasLtLoggerSetLevel", 6) == INVALID_VALUE);
 }
 
-} // namespace
-
-bool lt_library()
+bool all()
 {
     Squares s;
     void *other = nullptr;
@@ -333,4 +332,12 @@ bool lt_library()
     REQUIRE(math("cublasLtMatmulDescDestroy", by) == 0);
     REQUIRE(math("cublasLtMatrixLayoutDestroy", s.of) == 0);
     return HOLDS(cudaGetLastError() == 0);
+}
+
+} // namespace
+} // namespace lt
+
+bool lt_library()
+{
+    return lt::all();
 }

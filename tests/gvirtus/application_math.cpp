@@ -14,8 +14,6 @@
 namespace
 {
 
-constexpr int NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15; // of cuBLAS
-
 void *blas()
 {
     void *made = nullptr;
@@ -304,6 +302,10 @@ bool sparse_solvers()
     REQUIRE((host_copy(x, 3) == std::vector<double>{4, 2, 800}));
     REQUIRE(solve(handle, matrix, 0.1) == 0 && singular == 2 && host_copy(x, 3)[2] == 0);
     REQUIRE(math("cusolverSpSetStream", handle, reinterpret_cast<void *>(0x1234)) == 3);
+    void *stream = nullptr; // that is no more
+    REQUIRE(cudaStreamCreate(&stream) == 0 && math("cusolverSpSetStream", handle, stream) == 0);
+    REQUIRE(solve(handle, matrix, 0.1) == 0 && cudaStreamDestroy(stream) == 0);
+    REQUIRE(solve(handle, matrix, 0.1) == 3 && solve(handle, matrix, 0.1) == 0);
     REQUIRE(math("cusolverSpCreateCsrqrInfo", &info) == 0);
     for (void *wrong : {info, handle, none})
         REQUIRE(solve(handle, wrong, 0.1) == 3);

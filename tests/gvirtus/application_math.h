@@ -8,6 +8,8 @@
 #include <vector>
 
 constexpr std::size_t BYTES_MOST = 64;
+// Of cuBLAS and cuBLASLt.
+constexpr int NOT_INITIALIZED = 1, ALLOC_FAILED = 3, INVALID_VALUE = 7, NOT_SUPPORTED = 15;
 
 template <typename... T> int math(const char *name, T... arguments)
 {

@@ -412,6 +412,7 @@ void check_what_it_does_not()
                              "libraries",
                              "math-libraries",
                              "lt-library",
+                             "math-settings",
                              "math-threads",
                              "mipmaps",
                              "planes",

@@ -33,9 +33,21 @@ EXPORT int cublasDestroy_v2(struct handle *h)
     return math_end(h);
 }
 
+static atomic_int settings; /* that were made so far, of handles */
+
+/* Whichever it is: so many. */
+EXPORT int cublasGetProperty(int which, int *value)
+{
+    (void)which;
+    *value = settings;
+    return 0;
+}
+
 EXPORT int cublasSetStream_v2(struct handle *h, void *stream)
 {
+    settings++;
     h->stream = stream;
+    h->workspace = NULL;
     return 0;
 }
 
@@ -60,8 +72,39 @@ EXPORT int cublasGetPointerMode_v2(const struct handle *h, int *mode)
 EXPORT int cublasSetWorkspace_v2(struct handle *h, void *memory, size_t n)
 {
     char byte = 0;
-    (void)h;
+    settings++;
+    h->workspace = memory;
     return !n || math_get(&byte, memory, 1) ? 0 : BLAS_INVALID_VALUE;
+}
+
+EXPORT int cublasSetMathMode(struct handle *h, int mode)
+{
+    settings++;
+    if (mode < 0 || mode > 3)
+        return BLAS_INVALID_VALUE;
+    h->math_mode = mode;
+    return 0;
+}
+
+EXPORT int cublasGetMathMode(const struct handle *h, int *mode)
+{
+    *mode = h->math_mode;
+    return 0;
+}
+
+EXPORT int cublasSetSmCountTarget(struct handle *h, int target)
+{
+    h->processors = target;
+    return target < 0 ? BLAS_INVALID_VALUE : 0;
+}
+
+/* Y becomes what is set in the handle: it has a workspace, its mode, its number of processors. */
+EXPORT int cublasScopy_v2(const struct handle *h, int n, const float *x, int x_step, float *y,
+                          int y_step)
+{
+    const float is[] = {h->workspace != NULL, (float)h->math_mode, (float)h->processors};
+    (void)n, (void)x, (void)x_step, (void)y_step;
+    return !math_wait(h) && math_put(y, is, sizeof(is)) ? 0 : BLAS_EXECUTION_FAILED;
 }
 
 EXPORT int cublasIsamax_v2(const struct handle *h, int n, const float *x, int step, int *result)
@@ -451,6 +494,8 @@ EXPORT int cusolverDnDestroy(struct handle *h)
 
 EXPORT int cusolverDnSetStream(struct handle *h, void *stream)
 {
+    if (h->sparse)
+        abort();
     h->stream = stream;
     return 0;
 }

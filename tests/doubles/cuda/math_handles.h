@@ -18,6 +18,10 @@ struct handle {
     void *stream;
     atomic_int on_device; /* the pointer mode */
     unsigned seed;
+    /* Of cuBLAS's. */
+    void *workspace;
+    int math_mode, processors;
+    int sparse; /* one of cusolverSp's */
 };
 
 static inline void *math_driver(const char *name)

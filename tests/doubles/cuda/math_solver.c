@@ -8,7 +8,10 @@
 
 EXPORT int cusolverSpCreate(struct handle **made)
 {
-    return math_make(made);
+    const int status = math_make(made);
+    if (!status)
+        (*made)->sparse = 1;
+    return status;
 }
 
 EXPORT int cusolverSpDestroy(struct handle *h)
