@@ -28,6 +28,8 @@
  *   math_composed.c  those that are none of these
  *   math_settings.c  what is set in handles of cuBLAS
  *   math_lt.c, math_descriptors.c  likewise: cuBLASLt, and its descriptors
+ *   math_answers.c  what it has answered and would again
+ *   libcublaslt.c  a library of that name
  *   outputs.c      answers that have no place, questions about what is no kernel
  *   absent.c       calls that are not there for a remote GPU
  *   dlsym.c        programs that look for calls in libcudart by dlsym(3)

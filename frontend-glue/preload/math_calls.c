@@ -316,6 +316,8 @@ static void note(const struct call *c)
                             c->values[1].i ? IBX_MATH_ON_DEVICE : IBX_MATH_USUAL);
     if (c->f->use == IBX_MATH_USE_ENDS)
         ibx_math_handle_set(c->type, c->handle, IBX_MATH_USUAL);
+    if (c->f->use == IBX_MATH_USE_ENDS && (c->type == IBX_MATH_LT || c->type == IBX_MATH_BLAS))
+        ibx_math_answers_forget();
 }
 
 /* False: the back end has not taken it. As the first request of a session it takes none, for it
@@ -343,11 +345,16 @@ static int request(struct call *c)
     if (c->out > sizeof(usual) && !(out = more = malloc(c->out)))
         return ALLOC_FAILED;
     e.name = name_of(c);
-    const bool asked = ask(&e, out, c->out, &code);
+    const bool same = ibx_math_answers_are_same(c->f);
+    const bool known = same && ibx_math_answer_known(e.bytes, e.body.length, out, c->out);
+    code = 0;
+    const bool asked = known || ask(&e, out, c->out, &code);
     if (asked && !code) {
         take_results(c, out);
         note(c);
     }
+    if (asked && !code && same && !known)
+        ibx_math_answer_keep(e.bytes, e.body.length, out, c->out);
     free(more);
     return asked ? code : pass(c);
 }

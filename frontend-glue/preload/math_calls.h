@@ -46,6 +46,14 @@ int ibx_math_settings_use(uint64_t handle);
 /* It is no more, or new. */
 void ibx_math_settings_end(uint64_t handle);
 
+/* math_answers.c: answers of cuBLASLt that stay the same */
+
+bool ibx_math_answers_are_same(const struct ibx_math_function *f);
+bool ibx_math_answer_known(const uint8_t *body, size_t n, uint8_t *out, size_t out_n);
+void ibx_math_answer_keep(const uint8_t *body, size_t n, const uint8_t *out, size_t out_n);
+/* A handle is no more, whose number another one may be given, of another device. */
+void ibx_math_answers_forget(void);
+
 /* math_lt.c */
 
 /* Whether descriptors of cuBLASLt are this library's: the back end has made a handle of it by our

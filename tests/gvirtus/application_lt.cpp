@@ -6,7 +6,10 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -228,6 +231,19 @@ bool algorithms(Squares &s)
     };
     REQUIRE(math("cublasLtMatmulPreferenceCreate", &preference) == 0 && preference);
     REQUIRE(search(1) == 0 && count == 1 && found[0].workspace == 0);
+    // It is made once; other ones it says nothing of, nor those of a handle that is no more.
+    const int first = found[0].reserved[0];
+    void *other = nullptr;
+    count = 0;
+    found[0] = Found{};
+    REQUIRE(search(1) == 0 && count == 1 && found[0].reserved[0] == first);
+    REQUIRE(set(by, TRANSPOSES_A, 1) == 0 && search(1) == 0 && found[0].reserved[0] == first + 1);
+    REQUIRE(set(by, TRANSPOSES_A, 0) == 0 && search(1) == 0 && search(1) == 0);
+    REQUIRE(found[0].reserved[0] == first + 2); // what is usual was set
+    REQUIRE(math("cublasLtCreate", &other) == 0 && math("cublasLtDestroy", other) == 0);
+    REQUIRE(search(1) == 0 && found[0].reserved[0] == first + 3);
+    for (std::uint64_t i = 0; i < 400; i++) // more than are known
+        REQUIRE(prefer(1, i) == 0 && search(1) == 0 && found[0].workspace == i);
     REQUIRE(prefer(1, workspace) == 0 && search(3) == 0 && count == 3);
     REQUIRE(found[2].workspace == workspace && found[2].waves == 1.5F && !found[3].algorithm[0]);
     REQUIRE(search(150) == 0 && count == COUNT_MOST && found[100].workspace == workspace);
@@ -310,6 +326,21 @@ bool versions()
                  math("cublasLtLoggerSetLevel", 6) == INVALID_VALUE);
 }
 
+// The libraries of that name: what is looked for there is the preload's.
+bool libraries()
+{
+    std::istringstream paths(std::getenv("IBX_TEST_LT"));
+    unsigned count = 0;
+    for (std::string path; std::getline(paths, path, ':'); count++) {
+        void *library = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
+        REQUIRE(library && dlsym(library, "cublasLtMatmul") ==
+                               reinterpret_cast<void *>(preloaded<int()>("cublasLtMatmul")));
+        const std::string version = path.substr(path.rfind('/') + 1); // as of NVIDIA's
+        REQUIRE(dlvsym(library, "ibx_lt_of_remote_gpu", version.c_str()));
+    }
+    return HOLDS(count == 2);
+}
+
 bool all()
 {
     Squares s;
@@ -317,7 +348,7 @@ bool all()
     REQUIRE(s.a && s.b && s.c && s.d && math("cublasLtCreate", &s.handle) == 0 && s.handle);
     REQUIRE(descriptors() && products(s) && order(s) && order_between_threads(s) && algorithms(s) &&
             transformations(s));
-    REQUIRE(versions());
+    REQUIRE(versions() && libraries());
     // A handle of cuBLAS's is one of this library's, too; another one is not.
     void *const own = s.handle;
     void *by = product();
