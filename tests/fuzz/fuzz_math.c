@@ -4,8 +4,9 @@
  * anything: what the back end makes of them reaches these libraries, whose doubles look into each
  * handle, and into memory of the host where the pointer mode says so.
  *
- * Input, request after request: the function, two bytes; its handle, one; the pointer mode, one;
- * how many bytes of the body are cut off, one; then a byte for each choice of its arguments.
+ * Input, request after request: the function's number, two bytes; its handle, one; the pointer
+ * mode, one; how many bytes of the body are cut off, one; then a byte for each choice of its
+ * arguments.
  */
 #include "common/log.h"
 #include "frontend-glue/session/hooks.h"
@@ -165,7 +166,9 @@ static void request_anything(void)
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     union ibx_math_value values[IBX_MATH_ARGUMENTS] = {{0}};
     const unsigned which = (unsigned)choice() << 8 | choice();
-    const struct ibx_math_function *f = ibx_math_each(which % IBX_MATH_FUNCTIONS);
+    const struct ibx_math_function *f = ibx_math_find(which);
+    if (!f)
+        f = ibx_math_each(which % IBX_MATH_FUNCTIONS);
     const uint8_t handle = choice(), on_device = choice() % 2, cut = choice();
     uint64_t made = 0;
     ibx_put_u64(&w, handle % 8 < ALONG ? handles[handle % 8] : handle);
