@@ -34,9 +34,8 @@ int ibx_file_check(int fd, enum ibx_file_kind kind, const char *name, struct ibx
     return 0;
 }
 
-static int cannot_open(const char *what, const char *path, struct ibx_error *err)
+static int cannot_open(const char *what, const char *path, int code, struct ibx_error *err)
 {
-    int code = errno;
     return ibx_error_set(err, -code, "cannot open %s%s: %s", what, path, strerror(code));
 }
 
@@ -44,12 +43,11 @@ int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *e
 {
     const char *what = kind == IBX_FILE_KEY ? "key file " : "";
     char again[40]; /* by the thread: the first one may have ended */
-    int rc = ibx_path_check(what, path, err);
+    int found, rc = ibx_path_find(what, path, &found, err);
     if (rc)
         return rc;
-    int found = open(path, O_PATH | O_CLOEXEC);
     if (found < 0)
-        return cannot_open(what, path, err);
+        return cannot_open(what, path, -found, err);
     int fd = ibx_file_check(found, kind, path, err);
     if (!fd) { /* the same file, whatever the path leads to by now */
         snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
@@ -58,7 +56,7 @@ int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *e
             fd = ibx_error_set(err, -ENOSYS, "cannot open %s%s, for which /proc has to be mounted",
                                what, path);
         else if (fd < 0)
-            fd = cannot_open(what, path, err);
+            fd = cannot_open(what, path, errno, err);
     }
     close(found);
     return fd;

@@ -5,11 +5,14 @@
 #include "common/path_walk.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define BY_OTHERS    (S_IWGRP | S_IWOTH)
@@ -19,6 +22,8 @@
 struct check {
     const char *what, *path; /* for messages */
     struct ibx_path_walk walk;
+    int ended;   /* -errno: the way did so early */
+    bool opened; /* the last name is of a descriptor of a process: /proc/self/fd/3 */
 };
 
 bool ibx_path_is_from_outside(uid_t owner)
@@ -71,6 +76,12 @@ static int check_folder(const struct check *check, struct ibx_error *err)
     return rc;
 }
 
+static bool is_in_proc(const struct ibx_path_walk *walk)
+{
+    struct statfs st;
+    return !fstatfs(walk->folder, &st) && st.f_type == PROC_SUPER_MAGIC;
+}
+
 /* To what has that name in the folder. A way that ends early is none. */
 static int step(struct check *check, const char *name, struct ibx_error *err)
 {
@@ -81,20 +92,49 @@ static int step(struct check *check, const char *name, struct ibx_error *err)
         rc = check_owner(check, &st, err);
     if (next >= 0 && rc)
         close(next);
-    if (next < 0 || rc || ibx_path_walk_take(&check->walk, next, &st))
+    if (next >= 0 && S_ISLNK(st.st_mode) && !check->walk.rest[0])
+        check->opened = is_in_proc(&check->walk);
+    check->ended = rc || next < 0 ? next : ibx_path_walk_take(&check->walk, next, &st);
+    if (rc || check->ended)
         ibx_path_walk_end(&check->walk);
+    return rc;
+}
+
+static int walk(struct check *check, struct ibx_error *err)
+{
+    char name[NAME_MAX + 1];
+    int rc = 0, more = 1;
+    check->ended = ibx_path_walk_begin(&check->walk, check->path);
+    while (!rc && !check->ended && more > 0) {
+        more = ibx_path_walk_next(&check->walk, name);
+        if (more > 0)
+            rc = step(check, name, err);
+        else
+            check->ended = more;
+    }
     return rc;
 }
 
 int ibx_path_check(const char *what, const char *path, struct ibx_error *err)
 {
-    struct check check = {.what = what, .path = path};
-    char name[NAME_MAX + 1];
-    int rc = 0;
-    if (ibx_path_walk_begin(&check.walk, path))
-        return 0;
-    while (!rc && check.walk.folder >= 0 && ibx_path_walk_next(&check.walk, name) > 0)
-        rc = step(&check, name, err);
+    struct check check = {.what = what, .path = path, .walk = {.folder = -1}};
+    const int rc = walk(&check, err);
+    ibx_path_walk_end(&check.walk);
+    return rc;
+}
+
+int ibx_path_find(const char *what, const char *path, int *found, struct ibx_error *err)
+{
+    struct check check = {.what = what, .path = path, .walk = {.folder = -1}};
+    const int rc = walk(&check, err);
+    if (!rc && check.ended && check.opened) {
+        *found = open(path, O_PATH | O_CLOEXEC);
+        *found = *found < 0 ? -errno : *found;
+    } else if (!rc) {
+        *found = check.ended ? check.ended : check.walk.folder;
+        if (!check.ended)
+            check.walk.folder = -1;
+    }
     ibx_path_walk_end(&check.walk);
     return rc;
 }

@@ -17,6 +17,9 @@
  * no sticky bit, it logs a warning, once in a process: containers get such folders. `what` is for
  * messages: "key file ", "folder ", or "". */
 int ibx_path_check(const char *what, const char *path, struct ibx_error *err);
+/* The same, and a descriptor by O_PATH of what was found there, whatever somebody puts in the place
+ * of a folder or link meanwhile; *found is -errno where the way ends early. */
+int ibx_path_find(const char *what, const char *path, int *found, struct ibx_error *err);
 /* Whether what has this owner is, as a rule, the root's of an outer user namespace: this process is
  * in one that does not have all users, and the owner is none of them. */
 bool ibx_path_is_from_outside(uid_t owner);

@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -197,6 +198,60 @@ static void test_files_are_opened_by_ones_own_ways(void **state)
     close(fd);
 }
 
+int __real_open64(const char *path, int flags, ...);
+int __wrap_open64(const char *path, int flags, ...);
+
+static bool late; /* somebody makes like-tmp/late as late as he can */
+
+/* That a file is opened by its path shows that the way was looked at. */
+int __wrap_open64(const char *path, int flags, ...)
+{
+    va_list rest;
+    va_start(rest, flags);
+    const mode_t mode = flags & O_CREAT ? va_arg(rest, mode_t) : 0;
+    va_end(rest);
+    if (late && strstr(path, "like-tmp/late/")) {
+        late = false;
+        make("like-tmp/late", 0755, OTHER);
+        link_to("../../own/file", "like-tmp/late/file", OTHER);
+    }
+    return __real_open64(path, flags, mode);
+}
+
+/* A way that was none when it was looked at is none. */
+static void test_what_comes_late_is_not_opened(void **state)
+{
+    struct ibx_error err = {0};
+    (void)state;
+    if (geteuid())
+        skip();
+    late = true;
+    assert_int_equal(ibx_file_open(at("like-tmp/late/file"), IBX_FILE_KEY, &err), -ENOENT);
+    late = false;
+}
+
+/* As a shell hands a file over. */
+static void test_files_that_are_open(void **state)
+{
+    struct ibx_error err = {0};
+    char name[40], gone[40];
+    (void)state;
+    if (geteuid())
+        skip();
+    const int fd = open(at("own/file"), O_RDONLY | O_CLOEXEC);
+    snprintf(name, sizeof(name), "/dev/fd/%d", fd);
+    const int file = ibx_file_open(name, IBX_FILE_KEY, &err);
+    write_file("own/gone");
+    const int removed = open(at("own/gone"), O_RDONLY | O_CLOEXEC);
+    assert_int_equal(unlink(at("own/gone")), 0);
+    snprintf(gone, sizeof(gone), "/proc/self/fd/%d", removed);
+    const int again = ibx_file_open(gone, IBX_FILE_KEY, &err);
+    assert_true(fd >= 0 && file >= 0 && removed >= 0 && again >= 0);
+    const int all[] = {fd, file, removed, again};
+    for (unsigned i = 0; i < 4; i++)
+        close(all[i]);
+}
+
 /* A POSIX access control list shows in the mode: the group's bits are what it grants at most. */
 static void test_what_a_list_grants(void **state)
 {
@@ -269,6 +324,8 @@ int main(void)
         cmocka_unit_test(test_ways_of_others),
         cmocka_unit_test(test_ways_of_a_user),
         cmocka_unit_test(test_files_are_opened_by_ones_own_ways),
+        cmocka_unit_test(test_what_comes_late_is_not_opened),
+        cmocka_unit_test(test_files_that_are_open),
         cmocka_unit_test(test_what_a_list_grants),
         cmocka_unit_test(test_folders_that_all_can_write),
     };
