@@ -16,6 +16,17 @@ static struct known *list; /* locked */
 static size_t room;        /* of it; locked */
 static atomic_size_t count;
 
+/* Another thread may be changing the list, which the child goes on with. */
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
 static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
@@ -23,7 +34,7 @@ static void in_child(void)
 
 __attribute__((constructor)) static void begin(void)
 {
-    pthread_atfork(NULL, NULL, in_child);
+    pthread_atfork(before_fork, in_parent, in_child);
 }
 
 /* Locked. Its place, or that of the next one. */

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A process that forks while another thread of it notes a handle. */
+#include "frontend-glue/preload/math_calls.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define FIRST 16u /* that there is room for before the list grows */
+
+void *__wrap_realloc(void *from, size_t n);
+
+static atomic_int moving, went_on;
+
+/* Where memory moves, others find what was there gone before anybody knows the new place. The
+ * thread stays there until another one has forked, or waits for it. */
+void *__wrap_realloc(void *from, size_t n)
+{
+    void *to = malloc(n);
+    if (!from || !to)
+        return to;
+    memcpy(to, from, n / 2);
+    memset(from, 0xff, n / 2);
+    free(from);
+    atomic_store(&moving, 1);
+    for (int ms = 0; ms < 200 && !atomic_load(&went_on); ms++)
+        usleep(1000);
+    return to;
+}
+
+static void *note_one_more(void *unused)
+{
+    (void)unused;
+    ibx_math_handle_set(IBX_MATH_BLAS, 100 + FIRST, IBX_MATH_ON_DEVICE);
+    return NULL;
+}
+
+static void the_child_has_all(void **state)
+{
+    pthread_t thread;
+    int status = 0;
+    (void)state;
+    for (uint64_t i = 0; i < FIRST; i++)
+        assert_true(ibx_math_handle_set(IBX_MATH_BLAS, 100 + i, IBX_MATH_ON_DEVICE));
+    assert_int_equal(pthread_create(&thread, NULL, note_one_more, NULL), 0);
+    while (!atomic_load(&moving))
+        usleep(100);
+    const pid_t child = fork();
+    if (!child) {
+        bool all = true;
+        for (uint64_t i = 0; i < FIRST; i++)
+            all = all && ibx_math_handle_is(IBX_MATH_BLAS, 100 + i) == IBX_MATH_ON_DEVICE;
+        all = all && ibx_math_handle_set(IBX_MATH_FFT, 7, IBX_MATH_FOREIGN);
+        _exit(all ? 0 : 1);
+    }
+    atomic_store(&went_on, 1);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(ibx_math_handle_is(IBX_MATH_BLAS, 100 + FIRST), IBX_MATH_ON_DEVICE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_child_has_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
