@@ -27,6 +27,9 @@ static void tell(const struct copies *x, enum ibx_hold hold)
         [IBX_HOLD_EXECS] = "nodes of graphs that can be launched on a GPU",
         [IBX_HOLD_TEXTURES] = "textures and surfaces",
         [IBX_HOLD_POOLS] = "pools of memory",
+        [IBX_HOLD_LIBRARIES] = "handles of libraries",
+        [IBX_HOLD_PLANS] = "plans of libraries",
+        [IBX_HOLD_DESCRIPTORS] = "descriptors of libraries",
     };
     if (!x->isolation.tenant || !ibx_tenant_tell_once(x->isolation.tenant, hold))
         return;

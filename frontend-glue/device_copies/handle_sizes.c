@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What graphs, their nodes and what was made of them count as: each node as what is in it, and with
- * the graphs that it is in, so that a tenant's are limited (graph_limits.c).
+ * What handles count as, so that a tenant's are limited (graph_limits.c): a node of a graph as what
+ * is in it, and with the graphs that it is in.
  */
 #include "frontend-glue/device_copies/handle_lists.h"
+#include "frontend-glue/device_copies/math_limits.h"
 
 /* IBX_HOLDS: it does not count. */
 static enum ibx_hold hold_of(enum ibx_handle_kind kind)
@@ -24,7 +25,7 @@ static enum ibx_hold hold_of(enum ibx_handle_kind kind)
     case IBX_HANDLE_OPENED_POOL:
         return IBX_HOLD_POOLS;
     default:
-        return IBX_HOLDS;
+        return kind < IBX_HANDLE_MATH ? IBX_HOLDS : ibx_math_hold(kind - IBX_HANDLE_MATH);
     }
 }
 

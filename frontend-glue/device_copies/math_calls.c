@@ -11,6 +11,7 @@
  */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/device_copies/math_descriptors.h"
+#include "frontend-glue/device_copies/math_limits.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <stdlib.h>
@@ -434,7 +435,7 @@ static int answer(struct call *c, struct ibx_writer *out)
         const struct ibx_math_argument *a = &c->f->arguments[i];
         const void *at = c->values[i].p;
         if (is_made(a) && !note(c, a, made_at(a, at)))
-            return c->statuses->not_supported;
+            return ibx_math_no_memory(c->f->number);
         if (is_made(a))
             ibx_put_u64(out, made_at(a, at));
         else
@@ -526,13 +527,17 @@ int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_wr
     void *function = !c.in.failed && c.f ? ibx_math_function_of(c.f) : NULL;
     if (!function || !ibx_copies_begin_context(x))
         return IBX_MATH_ABSENT;
-    int status = decode(&c);
+    const enum ibx_hold hold = ibx_math_makes(c.f);
+    const bool room = hold == IBX_HOLDS || ibx_room_take(x, hold, 1);
+    int status = room ? decode(&c) : ibx_math_no_memory(number);
     if (!status && !reply_fits(&c))
         status = c.statuses->invalid_value;
     if (!status)
         status = run(&c, function);
     if (!status)
         status = answer(&c, out);
+    if (room && hold != IBX_HOLDS) /* it counts as a handle */
+        ibx_room_give(x, hold, 1);
     end_workspace(&c);
     ibx_handles_let_go(x);
     return status;

@@ -9,6 +9,7 @@
  */
 #include "frontend-glue/device_copies/extra.h"
 #include "frontend-glue/device_copies/graph_slots.h"
+#include "frontend-glue/device_copies/math_limits.h"
 #include "frontend-glue/device_copies/named_memory.h"
 #include "frontend-glue/session/math_calls.h"
 
@@ -70,12 +71,14 @@ void ibx_made_read(struct copies *x, const char *name)
 bool ibx_made_room(const struct copies *x)
 {
     const bool graph = x->handler.makes_graph && x->handler.captures != CAPTURES_ENDED;
-    const bool stream = x->handler.made == MADE_MAKES && x->handler.made_kind == IBX_HANDLE_STREAM;
-    const bool event = x->handler.made == MADE_MAKES && x->handler.made_kind == IBX_HANDLE_EVENT;
-    const enum ibx_hold hold = graph    ? IBX_HOLD_GRAPHS
-                               : stream ? IBX_HOLD_STREAMS
-                               : event  ? IBX_HOLD_EVENTS
-                                        : IBX_HOLDS;
+    const bool makes = x->handler.made == MADE_MAKES;
+    const enum ibx_handle_kind kind = x->handler.made_kind;
+    const enum ibx_hold hold = graph                       ? IBX_HOLD_GRAPHS
+                               : !makes                    ? IBX_HOLDS
+                               : kind == IBX_HANDLE_STREAM ? IBX_HOLD_STREAMS
+                               : kind == IBX_HANDLE_EVENT  ? IBX_HOLD_EVENTS
+                               : kind >= IBX_HANDLE_MATH   ? ibx_math_hold(kind - IBX_HANDLE_MATH)
+                                                           : IBX_HOLDS;
     return hold == IBX_HOLDS || ibx_quota_left(ibx_tenant_quota(x->isolation.tenant, hold));
 }
 

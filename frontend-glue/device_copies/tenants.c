@@ -23,6 +23,9 @@
 #define EXECS_PART      4u         /* of this host's memory, for those of all GPUs */
 #define TEXTURES_MAX    (1u << 19) /* ... one of the 1,040,384 that a context has */
 #define POOLS_MAX       512u       /* ... one of some 830 on an H100, and 140 KB here */
+#define LIBRARIES_MAX   (1u << 12) /* ... memory of a GPU, too */
+#define PLANS_MAX       (1u << 14) /* ... likewise; PyTorch keeps 4,096 for each GPU */
+#define DESCRIPTORS_MAX (1u << 18) /* ... about 250 bytes here, and the library's */
 
 #define NAMES 2048u /* that all processes share: more than a key file has room for, */
 #define USERS 1024u /* and these of users: all further ones are as one */
@@ -96,6 +99,9 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         [IBX_HOLD_EXECS] = UINT64_MAX,
         [IBX_HOLD_TEXTURES] = UINT64_MAX,
         [IBX_HOLD_POOLS] = UINT64_MAX,
+        [IBX_HOLD_LIBRARIES] = UINT64_MAX,
+        [IBX_HOLD_PLANS] = UINT64_MAX,
+        [IBX_HOLD_DESCRIPTORS] = UINT64_MAX,
         [IBX_HOLD_MODULES] = limits->requests ? limits->requests : memory / 2,
     };
     for (unsigned i = 0; i < IBX_HOLDS; i++)
@@ -126,6 +132,9 @@ static void set_holds(struct ibx_quota *holds, uint64_t percent)
     atomic_store(&holds[IBX_HOLD_EXECS].most, execs > EXECS_MAX ? execs : EXECS_MAX);
     atomic_store(&holds[IBX_HOLD_TEXTURES].most, TEXTURES_MAX);
     atomic_store(&holds[IBX_HOLD_POOLS].most, POOLS_MAX);
+    atomic_store(&holds[IBX_HOLD_LIBRARIES].most, LIBRARIES_MAX);
+    atomic_store(&holds[IBX_HOLD_PLANS].most, PLANS_MAX);
+    atomic_store(&holds[IBX_HOLD_DESCRIPTORS].most, DESCRIPTORS_MAX);
 }
 
 static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits)

@@ -30,11 +30,14 @@ enum ibx_hold {
     IBX_HOLD_ALLOCATIONS, /* entries of the table of owners, which are a tenant's own */
     IBX_HOLD_STREAMS,     /* those that are in handles.c */
     IBX_HOLD_EVENTS,
-    IBX_HOLD_GRAPHS,   /* and their nodes, those of graphs in them too */
-    IBX_HOLD_EXECS,    /* what was made of graphs to be launched, likewise, of all GPUs */
-    IBX_HOLD_TEXTURES, /* and surfaces */
-    IBX_HOLD_POOLS,    /* of memory, that were made */
-    IBX_HOLD_MODULES,  /* bytes of what clients have registered: client_functions.c */
+    IBX_HOLD_GRAPHS,      /* and their nodes, those of graphs in them too */
+    IBX_HOLD_EXECS,       /* what was made of graphs to be launched, likewise, of all GPUs */
+    IBX_HOLD_TEXTURES,    /* and surfaces */
+    IBX_HOLD_POOLS,       /* of memory, that were made */
+    IBX_HOLD_LIBRARIES,   /* handles of libraries: math_limits.c says which, */
+    IBX_HOLD_PLANS,       /* ... plans of theirs, and what an analysis fills, */
+    IBX_HOLD_DESCRIPTORS, /* ... and others */
+    IBX_HOLD_MODULES,     /* bytes of what clients have registered: client_functions.c */
     IBX_HOLDS
 };
 

@@ -316,6 +316,42 @@ bool descriptors()
     return HOLDS(!remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cublasLtDestroy, handle)));
 }
 
+// Who makes handles again and again does not fill the memory of all.
+bool limits()
+{
+    constexpr unsigned most = 4096;
+    constexpr int no_memory = 3, no_memory_of_rng = 102;
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    std::vector<std::uint64_t> made(most);
+    const auto generator = [](Remote &by) {
+        return by.call(IBX_MATH_SETS_UP,
+                       byte(function(IBX_MATH_curandCreateGenerator, 0).i32(100), 1));
+    };
+    const auto end = [](Remote &by, std::uint64_t handle) {
+        return by.call(IBX_MATH_SETS_UP, function(IBX_MATH_cublasDestroy_v2, handle));
+    };
+    const Body another = byte(function(IBX_MATH_cublasCreate_v2, 0), 1);
+    remote.get_last_error();
+    for (std::uint64_t &handle : made)
+        REQUIRE((handle = blas(remote)) != 0);
+    REQUIRE(remote.call(IBX_MATH_SETS_UP, another) == no_memory);
+    REQUIRE(remote.library_handles() == most);
+    {
+        Client other(gpu); // whichever session asks
+        other.remote.get_last_error();
+        REQUIRE(other.remote.call(IBX_MATH_SETS_UP, another) == no_memory);
+        REQUIRE(generator(other.remote) == no_memory_of_rng);
+        // A handler's would come to nothing that could be counted.
+        REQUIRE(other.remote.call("curandCreateGeneratorHost", Body().i32(100)) == 999);
+    }
+    REQUIRE(end(remote, made[0]) == 0 && generator(remote) == 0);
+    REQUIRE(remote.call(IBX_MATH_SETS_UP, another) == no_memory);
+    for (unsigned i = 1; i < most; i++)
+        REQUIRE(end(remote, made[i]) == 0);
+    return HOLDS(remote.library_handles() == 1);
+}
+
 } // namespace
 
 void check_calls_math()
@@ -325,5 +361,6 @@ void check_calls_math()
     check("requests for libraries whose stream is gone", streams);
     check("requests for libraries that work in memory of the host", workspaces);
     check("requests for libraries in pieces", in_pieces);
+    check("handles of libraries have a limit", limits);
     check("requests for libraries that are malformed", malformed);
 }

@@ -183,6 +183,21 @@ std::uint64_t library_handles()
     return count;
 }
 
+// As GVirtuS's handler makes it: what it makes, it makes in memory of the back end.
+int host_generator(void **made, int type)
+{
+    int (*make)(void **made, int type) = nullptr;
+    std::istringstream all(std::getenv("IBX_TEST_MATH"));
+    for (std::string path; std::getline(all, path, ':');) {
+        if (path.find("libcurand") == path.npos)
+            continue;
+        void *library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+        *reinterpret_cast<void **>(&make) = dlsym(library, "curandCreateGeneratorHost");
+        dlclose(library);
+    }
+    return make ? make(made, type) : 203;
+}
+
 // Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.
 const Runtime &runtime()
 {
@@ -410,6 +425,12 @@ int execute(const std::string &name, Frame &f, int *current)
         return double_calls(name, f);
     if (is_echoed(name))
         return f.answer(f.in.data(), f.in.size());
+    if (name == "curandCreateGeneratorHost") {
+        void *made = nullptr;
+        const int rc = host_generator(&made, 100);
+        f.out.u64(reinterpret_cast<std::uintptr_t>(made));
+        return rc;
+    }
     if (name == "cudaSetDevice") {
         auto device = f.get<std::int32_t>();
         if (device != 0 && device != 1)

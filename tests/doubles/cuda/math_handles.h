@@ -18,6 +18,8 @@ struct handle {
     void *stream;
     atomic_int on_device; /* the pointer mode */
     unsigned seed;
+    int on_host; /* a generator that fills memory of the host */
+    atomic_int users;
     /* Of cuBLAS's. */
     void *workspace;
     int math_mode, processors;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The lists of functions of cuBLAS and others: what both ends take from them. */
+#include "frontend-glue/device_copies/math_limits.h"
 #include "frontend-glue/session/math_calls.h"
 #include "frontend-glue/session/math_descriptors.h"
 
@@ -234,6 +235,25 @@ static void scalars_of_descriptors(void **state)
     assert_int_equal(ibx_descriptor_scalar(type, made, made_n, false, &size), IBX_SCALAR_UNKNOWN);
 }
 
+/* Each kind of handle counts, and what has most memory least often. */
+static void handles_count(void **state)
+{
+    (void)state;
+    for (unsigned type = 0; type < IBX_MATH_TYPES; type++) {
+        const enum ibx_hold hold = ibx_math_hold(type);
+        assert_true(hold == IBX_HOLD_LIBRARIES || hold == IBX_HOLD_PLANS ||
+                    hold == IBX_HOLD_DESCRIPTORS);
+    }
+    assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cublasCreate_v2)), IBX_HOLD_LIBRARIES);
+    assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cufftPlan1d)), IBX_HOLD_PLANS);
+    assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cusparseCreateCsr)),
+                     IBX_HOLD_DESCRIPTORS);
+    assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cublasSaxpy_v2)), IBX_HOLDS);
+    assert_int_equal(ibx_math_no_memory(IBX_MATH_cublasCreate_v2), 3);
+    assert_int_equal(ibx_math_no_memory(IBX_MATH_curandCreateGenerator), 102);
+    assert_int_equal(ibx_math_no_memory(IBX_MATH_cusparseCreateCsr), 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -244,6 +264,7 @@ int main(void)
         cmocka_unit_test(descriptors),
         cmocka_unit_test(descriptors_that_are_bad),
         cmocka_unit_test(scalars_of_descriptors),
+        cmocka_unit_test(handles_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
