@@ -92,6 +92,10 @@ bool ibx_handles_change(struct copies *x, enum ibx_handle_kind kind, uint64_t va
 void ibx_handles_select(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
                         uint64_t stream);
 uint64_t ibx_handles_selected(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* A library's handle that a handler of GVirtuS's has made: as ibx_handles_add(); whether it is one.
+ */
+bool ibx_handles_add_of_handler(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+bool ibx_handles_is_of_handler(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* The context is gone, and what was in it; NULL: it is not known which. */
 void ibx_handles_forget(const void *context);
 /* GVirtuS's handler is about to give back what has that handle, if it is the tenant's. */

@@ -56,6 +56,7 @@ struct handle {
     bool of_process; /* it is known which process has made it */
     bool ending;     /* memory: somebody is giving it back */
     bool of_graph;   /* memory: it comes back with each launch */
+    bool of_handler; /* a library's: a handler of GVirtuS's has made it */
 };
 
 /* handles.c. The functions of this header are for those who have the lock. */

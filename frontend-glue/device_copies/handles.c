@@ -9,8 +9,8 @@
  * A request holds what it names until it is over, and what that belongs to: another session of the
  * tenant's that gives it back meanwhile waits. So does one that names the same graph: CUDA does not
  * keep two threads apart that are in one, natively the program does, and here a client that did not
- * would damage the back end of all. One that changes what was made of a graph, or the pointer mode
- * of a library's handle, has that alone.
+ * would damage the back end of all. One that changes what was made of a graph, or what a library's
+ * handle is of, has that alone.
  *
  * What graphs count as: handle_sizes.c; what other clients have opened: handle_openers.c; memory:
  * handle_memory.c; what a client leaves: handle_ends.c.
@@ -237,6 +237,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->opener_count = 0;
     h->heir_of = 0;
     h->theirs = false;
+    h->of_handler = made->of_handler;
     ibx_handle_set_client(h, made->client);
     ibx_handle_set_graph(h, made->of);
 }
@@ -276,15 +277,9 @@ bool ibx_handle_enter(struct handle *made)
     return true;
 }
 
-/* `listed`: it may be there already. `weight`: what a node counts as, in its graph. */
-bool ibx_handle_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
-                    uint64_t weight, bool listed)
+/* Takes it. `listed`: it may be there already. */
+static bool add(struct handle *made, bool listed)
 {
-    struct handle *made = ibx_handle_new(x, kind, value);
-    if (!made)
-        return false;
-    made->of = of;
-    made->weight = weight;
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *const *at = tsearch(made, &tree, compare);
     const bool is_new = at && *at == made;
@@ -300,6 +295,27 @@ bool ibx_handle_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
     if (!is_new)
         free(made);
     return at;
+}
+
+/* `weight`: what a node counts as, in its graph. */
+bool ibx_handle_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
+                    uint64_t weight, bool listed)
+{
+    struct handle *made = ibx_handle_new(x, kind, value);
+    if (!made)
+        return false;
+    made->of = of;
+    made->weight = weight;
+    return add(made, listed);
+}
+
+bool ibx_handles_add_of_handler(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    struct handle *made = ibx_handle_new(x, kind, value);
+    if (!made)
+        return false;
+    made->of_handler = true;
+    return add(made, false);
 }
 
 bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
@@ -359,6 +375,15 @@ void ibx_handles_select(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     if (found)
         found->stream = stream;
     pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+bool ibx_handles_is_of_handler(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, kind, value);
+    const bool is = found && found->of_handler;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
 }
 
 uint64_t ibx_handles_selected(struct copies *x, enum ibx_handle_kind kind, uint64_t value)

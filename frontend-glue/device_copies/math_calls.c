@@ -8,6 +8,8 @@
  * type that the function wants, by the client or another one of its program; and what the request
  * says of the pointer mode has to be what the library says. Addresses of the device may be the
  * tenant's own only: how far the library goes from there its kernels decide, as the program's do.
+ * A generator that fills memory of the host, which a handler of GVirtuS's has made, gets none. What
+ * handles count as, and which bear no two requests at once: math_limits.c.
  */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/device_copies/math_descriptors.h"
@@ -76,7 +78,8 @@ static void *device_memory(struct call *c)
 static void *other_handle(struct call *c, unsigned type)
 {
     const uint64_t handle = ibx_get_u64(&c->in);
-    if (!ibx_handles_know(c->x, kind_of(type), handle))
+    if (ibx_math_is_filled(type) ? !ibx_handles_change(c->x, kind_of(type), handle)
+                                 : !ibx_handles_know(c->x, kind_of(type), handle))
         refuse(c, c->statuses->invalid_value);
     return (void *)(uintptr_t)handle;
 }
@@ -196,13 +199,26 @@ static void *scalar_of_descriptor(struct call *c, const struct ibx_math_argument
     }
 }
 
+/* Whether the function writes no more than n bytes there: what the client says is not what the
+ * library looks at. */
+static bool is_enough(const struct call *c, uint64_t n)
+{
+    union ibx_math_value values[IBX_MATH_ARGUMENTS];
+    size_t sizes[2] = {0, 0};
+    const struct ibx_math_function *asks = ibx_math_size_call(c->f, c->values, sizes, values);
+    void *function = asks ? ibx_math_function_of(asks) : NULL;
+    return function && !asks->call(function, values) && sizes[1] <= n;
+}
+
 /* Of the host, in which the function works while its call may have returned. Work that is captured
  * would need it as long as there is a graph: nobody could tell when to free it. */
 static void *workspace(struct call *c, uint64_t n)
 {
     const uint64_t stream = ibx_handles_selected(c->x, c->kind, c->handle);
     uint64_t id;
-    if (!n)
+    if (!c->refused && !is_enough(c, n))
+        refuse(c, c->statuses->invalid_value);
+    if (!n || c->refused)
         return NULL;
     if (stream && ibx_named_stream(c->x, stream) && ibx_captures_active(c->x, stream, &id)) {
         refuse(c, c->statuses->not_supported);
@@ -315,16 +331,8 @@ static void get_sized(struct call *c, unsigned i)
     }
 }
 
-/* Whether another request with the same handle must not be under way. The library looks for scalars
- * where the pointer mode says, which was asked of it before: were it changed in between, the back
- * end would read an address of the device as its own, and end. And its stream was looked for. */
-static bool needs_it_alone(const struct call *c)
-{
-    return c->f->use == IBX_MATH_USE_SELECTS || c->f->number == IBX_MATH_cublasSetPointerMode_v2 ||
-           c->f->number == IBX_MATH_cusparseSetPointerMode;
-}
-
-/* Whether its handle is one. */
+/* Whether its handle is one. Were the pointer mode changed after it was asked for, the back end
+ * would read an address of the device as its own, and end. */
 static bool names_handle(struct call *c)
 {
     const struct ibx_math_argument *a = c->f->arguments;
@@ -337,8 +345,8 @@ static bool names_handle(struct call *c)
     if (a[i].n == IBX_MATH_LT && c->f->use != IBX_MATH_USE_ENDS &&
         !ibx_handles_know(c->x, c->kind, c->handle))
         c->kind = kind_of(IBX_MATH_BLAS);
-    return needs_it_alone(c) ? ibx_handles_change(c->x, c->kind, c->handle)
-                             : ibx_handles_know(c->x, c->kind, c->handle);
+    return ibx_math_needs_alone(c->f, a[i].n) ? ibx_handles_change(c->x, c->kind, c->handle)
+                                              : ibx_handles_know(c->x, c->kind, c->handle);
 }
 
 /* Whether its scalars are where the library will look for them. */
@@ -358,6 +366,8 @@ static int decode(struct call *c)
 {
     if (!names_handle(c))
         return c->statuses->not_initialized;
+    if (c->f->use == IBX_MATH_USE_ADDS && ibx_handles_is_of_handler(c->x, c->kind, c->handle))
+        return c->statuses->invalid_value;
     for (unsigned i = 0; i < c->f->count; i++)
         get_plain(c, i);
     for (unsigned i = 0; i < c->f->count; i++)

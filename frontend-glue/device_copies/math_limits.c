@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * What clients make libraries (math_calls.c) hold: handles, which cost memory of the host, and some
- * of them memory of a GPU, too.
+ * of them memory of a GPU, too; and memory of the host in which a function works.
  */
 #include "frontend-glue/device_copies/math_limits.h"
+
+#include <stdio.h>
+#include <string.h>
 
 enum ibx_hold ibx_math_hold(unsigned type)
 {
@@ -54,4 +57,88 @@ int ibx_math_no_memory(unsigned number)
     default: /* cuBLAS's */
         return 3;
     }
+}
+
+bool ibx_math_needs_alone(const struct ibx_math_function *f, unsigned type)
+{
+    switch ((enum ibx_math_type)type) {
+    case IBX_MATH_BLAS:
+    case IBX_MATH_LT:
+    case IBX_MATH_SPARSE:
+    case IBX_MATH_SOLVER:
+    case IBX_MATH_SPSOLVER:
+        return f->use == IBX_MATH_USE_SELECTS || f->number == IBX_MATH_cublasSetPointerMode_v2 ||
+               f->number == IBX_MATH_cusparseSetPointerMode;
+    case IBX_MATH_RNG: /* what it makes changes it */
+    case IBX_MATH_REFACTOR:
+        return f->use != IBX_MATH_USE_ASKS && f->use != IBX_MATH_USE_ENDS;
+    default:
+        return f->use == IBX_MATH_USE_SELECTS || f->use == IBX_MATH_USE_SETS_UP;
+    }
+}
+
+bool ibx_math_is_filled(unsigned type)
+{
+    switch ((enum ibx_math_type)type) {
+    case IBX_MATH_SPGEMM:
+    case IBX_MATH_SPSM:
+    case IBX_MATH_SPSV:
+    case IBX_MATH_CSRIC02:
+    case IBX_MATH_CSRILU02:
+    case IBX_MATH_CSRQR:
+    case IBX_MATH_CSRCHOL:
+    case IBX_MATH_REFACTOR:
+    case IBX_MATH_IRSINFOS:
+    case IBX_MATH_SYEVJ:
+    case IBX_MATH_GESVDJ:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* ------------------------------------------------------------------------------- workspaces */
+
+/* The library's own, by their names. */
+static const struct ibx_math_function *size_function_of(const struct ibx_math_function *f)
+{
+    char name[64];
+    const struct ibx_math_function *asks = NULL;
+    if (snprintf(name, sizeof(name), "%s_bufferSize", f->name) >= (int)sizeof(name))
+        return NULL;
+    for (size_t i = 0; (asks = ibx_math_each(i)) && strcmp(asks->name, name) != 0;)
+        i++;
+    return asks;
+}
+
+static unsigned next_of(const struct ibx_math_function *f, unsigned from, unsigned kind)
+{
+    while (from < f->count && f->arguments[from].kind != kind)
+        from++;
+    return from;
+}
+
+/* What it asks about are arguments of the function's, in the same order: those before the memory in
+ * which that works, but for some (pivots), and those behind the size of that. */
+const struct ibx_math_function *ibx_math_size_call(const struct ibx_math_function *f,
+                                                   const union ibx_math_value *values,
+                                                   size_t sizes[2], union ibx_math_value *out)
+{
+    const struct ibx_math_function *asks = size_function_of(f);
+    const unsigned workspace = next_of(f, 0, IBX_MATH_WORKSPACE);
+    unsigned from = 0, outputs = 0;
+    for (unsigned i = 0; asks && i < asks->count; i++) {
+        const unsigned kind = asks->arguments[i].kind;
+        const bool own = next_of(f, from, kind) < workspace;
+        if (kind == IBX_MATH_OUTPUT && !own && outputs < 2) {
+            out[i].p = &sizes[outputs++];
+            from = workspace + 2;
+            continue;
+        }
+        from = next_of(f, from, kind);
+        if (from >= f->count)
+            return NULL;
+        out[i] = values[from++];
+    }
+    return outputs == 2 ? asks : NULL;
 }

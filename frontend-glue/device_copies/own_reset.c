@@ -101,6 +101,8 @@ static bool note_made(struct copies *x, uint64_t made)
 {
     uint64_t base = made;
     size_t n = 0;
+    if (x->handler.made_kind >= IBX_HANDLE_MATH)
+        return ibx_handles_add_of_handler(x, x->handler.made_kind, made);
     if (x->handler.made_kind != IBX_HANDLE_MEMORY)
         return ibx_handles_add(x, x->handler.made_kind, made);
     if (!ibx_copies_have_cuda(x) || x->cuda->mem_get_address_range(&base, &n, made) || base != made)

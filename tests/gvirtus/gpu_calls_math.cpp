@@ -165,12 +165,14 @@ bool workspaces()
     const std::uint64_t x = remote.malloc(64), stream = remote.stream_create(),
                         solver = make(IBX_MATH_cusolverDnCreate),
                         parameters = make(IBX_MATH_cusolverDnCreateParams);
-    const auto factor = [&](std::uint64_t host_bytes) {
+    const auto factor = [&](std::uint64_t host_bytes, std::uint64_t rows = 1) {
         Body body = function(IBX_MATH_cusolverDnXgetrf, solver);
-        body.u64(parameters).u64(1).u64(1).i32(1).u64(x).u64(1).u64(0).i32(1).u64(0).u64(0);
+        body.u64(parameters).u64(rows).u64(1).i32(1).u64(x).u64(1).u64(0).i32(1).u64(0).u64(0);
         return remote.call(IBX_MATH_ADDS, body.u64(host_bytes).u64(x));
     };
     REQUIRE(x && stream && solver && parameters && factor(64) == 0);
+    // The library writes as much as it needs, whatever it is told that there is.
+    REQUIRE(factor(80, 10) == 0 && factor(79, 10) == 3 && factor(0, 10) == 3 && factor(0) == 0);
     REQUIRE(remote.call(IBX_MATH_SELECTS,
                         function(IBX_MATH_cusolverDnSetStream, solver).u64(stream)) == 0);
     REQUIRE(factor(64) == 0);
@@ -352,6 +354,62 @@ bool limits()
     return HOLDS(remote.library_handles() == 1);
 }
 
+// A generator of GVirtuS's handler writes to addresses of the back end's process.
+bool host_generators()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    remote.get_last_error();
+    const std::uint64_t x = remote.malloc(64),
+                        made = remote.address("curandCreateGeneratorHost", Body().i32(100));
+    REQUIRE(x && made);
+    const auto normal = [&](std::uint64_t to) {
+        Body body = function(IBX_MATH_curandGenerateNormal, made);
+        return remote.call(IBX_MATH_ADDS, body.u64(to).u64(1).i32(0).i32(0));
+    };
+    const auto seeded = [&] {
+        Body body = function(IBX_MATH_curandSetPseudoRandomGeneratorSeed, made);
+        return remote.call(IBX_MATH_SETS_UP, body.u64(7));
+    };
+    REQUIRE(seeded() == 0 && normal(x) == 104 && normal(0) == 104);
+    REQUIRE(remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_curandDestroyGenerator, made)) == 0);
+    return HOLDS(remote.library_handles() == 0);
+}
+
+// Libraries change what is in plans and generators without a lock.
+bool in_one()
+{
+    constexpr int calls = 200;
+    Gpu gpu;
+    Client other(gpu);
+    Remote &remote = gpu.remote;
+    other.remote.get_last_error();
+    const std::uint64_t x = remote.malloc(64),
+                        generator = remote.address(
+                            IBX_MATH_SETS_UP,
+                            byte(function(IBX_MATH_curandCreateGenerator, 0).i32(100), 1)),
+                        plan = remote.address(IBX_MATH_SETS_UP,
+                                              byte(function(IBX_MATH_cufftCreate, 0), 1));
+    REQUIRE(x && generator && plan);
+    const auto both = [&](Remote &by) {
+        Body makes = function(IBX_MATH_cufftMakePlanMany, plan);
+        makes.i32(1).i32(1).i32(1).i32(1).i32(1).i32(0x29).i32(1);
+        makes = byte(byte(byte(byte(makes, 1).i32(8), 0), 0), 1);
+        Body normal = function(IBX_MATH_curandGenerateNormal, generator);
+        return by.call(IBX_MATH_SETS_UP, makes) == 0 &&
+               by.call(IBX_MATH_ADDS, normal.u64(x).u64(1).i32(0).i32(0)) == 0;
+    };
+    bool good = true, others = true;
+    std::thread thread([&] {
+        for (int i = 0; i < calls; i++)
+            others = others && both(other.remote);
+    });
+    for (int i = 0; i < calls; i++)
+        good = good && both(remote);
+    thread.join();
+    return HOLDS(good && others);
+}
+
 } // namespace
 
 void check_calls_math()
@@ -362,5 +420,7 @@ void check_calls_math()
     check("requests for libraries that work in memory of the host", workspaces);
     check("requests for libraries in pieces", in_pieces);
     check("handles of libraries have a limit", limits);
+    check("... those of a handler of GVirtuS's fill no memory of the back end", host_generators);
+    check("... plans and generators have one user at a time", in_one);
     check("requests for libraries that are malformed", malformed);
 }

@@ -235,6 +235,45 @@ static void scalars_of_descriptors(void **state)
     assert_int_equal(ibx_descriptor_scalar(type, made, made_n, false, &size), IBX_SCALAR_UNKNOWN);
 }
 
+/* Whoever works in memory of the host is asked how much that is, by its own arguments. */
+static void workspaces(void **state)
+{
+    (void)state;
+    unsigned found = 0;
+    for (size_t i = 0; ibx_math_each(i); i++) {
+        const struct ibx_math_function *f = ibx_math_each(i);
+        union ibx_math_value values[IBX_MATH_ARGUMENTS], asked[IBX_MATH_ARGUMENTS];
+        size_t sizes[2];
+        bool works = false;
+        for (unsigned k = 0; k < f->count; k++) {
+            values[k].l = k;
+            works = works || f->arguments[k].kind == IBX_MATH_WORKSPACE;
+        }
+        if (!works)
+            continue;
+        const struct ibx_math_function *asks = ibx_math_size_call(f, values, sizes, asked);
+        if (!asks)
+            fail_msg("%s", f->name);
+        for (unsigned k = 0; k < asks->count; k++) {
+            const bool size = asked[k].p == &sizes[0] || asked[k].p == &sizes[1];
+            assert_true(size ? asks->arguments[k].kind == IBX_MATH_OUTPUT
+                             : f->arguments[asked[k].l].kind == asks->arguments[k].kind);
+        }
+        found++;
+    }
+    assert_true(found > 5);
+    const union ibx_math_value values[IBX_MATH_ARGUMENTS] = {
+        {.l = 0},  {.l = 1},  {.l = 2},  {.l = 3},  {.l = 4},  {.l = 5},
+        {.l = 6},  {.l = 7},  {.l = 8},  {.l = 9},  {.l = 10}, {.l = 11},
+        {.l = 12}, {.l = 13}, {.l = 14}, {.l = 15}, {.l = 16}};
+    union ibx_math_value asked[IBX_MATH_ARGUMENTS];
+    size_t sizes[2];
+    ibx_math_size_call(ibx_math_find(IBX_MATH_cusolverDnXgetrf), values, sizes, asked);
+    assert_int_equal(asked[7].l, 8); /* behind the pivots */
+    ibx_math_size_call(ibx_math_find(IBX_MATH_cusolverDnXsyevBatched), values, sizes, asked);
+    assert_int_equal(asked[13].l, 16); /* how many matrices */
+}
+
 /* Each kind of handle counts, and what has most memory least often. */
 static void handles_count(void **state)
 {
@@ -264,6 +303,7 @@ int main(void)
         cmocka_unit_test(descriptors),
         cmocka_unit_test(descriptors_that_are_bad),
         cmocka_unit_test(scalars_of_descriptors),
+        cmocka_unit_test(workspaces),
         cmocka_unit_test(handles_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
