@@ -48,7 +48,7 @@ static int set_stream_attribute(struct extra *e)
     void *stream = stream_in(e);
     const int attribute = (int)ibx_get_u32(&e->in);
     const uint8_t *bytes = ibx_get_bytes(&e->in, sizeof(value));
-    if (!whole(e))
+    if (!whole(e) || is_event_attribute((uint32_t)attribute)) /* no stream has those */
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);
     memcpy(value, bytes, sizeof(value));
@@ -112,9 +112,7 @@ static int get_limit(struct extra *e)
 
 /* ---------------------------------------------------------------------------------- a launch */
 
-#define STREAM_AT               40 /* in the body of a launch */
-#define PROGRAMMATIC_EVENT      7  /* cudaLaunchAttributeID, whose values begin with an event */
-#define LAUNCH_COMPLETION_EVENT 12
+#define STREAM_AT 40 /* in the body of a launch */
 
 /* Whether CUDA may get what a launch names. */
 static bool names_good(struct extra *e, struct ibx_reader body, struct ibx_reader attributes)
@@ -122,17 +120,13 @@ static bool names_good(struct extra *e, struct ibx_reader body, struct ibx_reade
     struct extra in_stream = {.x = e->x, .in = body};
     ibx_get_bytes(&in_stream.in, STREAM_AT);
     stream_in(&in_stream);
-    bool good = !in_stream.no_handle;
+    e->no_handle = in_stream.no_handle;
     e->no_room = in_stream.no_room;
-    while (ibx_reader_left(&attributes) && good) {
+    while (ibx_reader_left(&attributes) && !e->no_handle) {
         const uint32_t id = ibx_get_u32(&attributes);
-        const uint8_t *bytes = ibx_get_bytes(&attributes, IBX_EXTRA_ATTRIBUTE);
-        struct ibx_reader value = ibx_reader_of(bytes, IBX_EXTRA_ATTRIBUTE);
-        if (id == PROGRAMMATIC_EVENT || id == LAUNCH_COMPLETION_EVENT)
-            good = ibx_named_event(e->x, ibx_get_u64(&value));
+        attribute_in(e, id, ibx_get_bytes(&attributes, IBX_EXTRA_ATTRIBUTE));
     }
-    e->no_handle = !good;
-    return good && !e->no_room;
+    return !e->no_handle && !e->no_room;
 }
 
 static int launch(struct extra *e)

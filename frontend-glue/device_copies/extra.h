@@ -65,6 +65,23 @@ static inline bool whole(const struct extra *e)
     return !e->in.failed && !e->no_handle && !e->no_room && e->in.position == e->in.length;
 }
 
+/* cudaLaunchAttributeID: whether its value begins with an event. */
+static inline bool is_event_attribute(uint32_t attribute)
+{
+    enum { PROGRAMMATIC_EVENT = 7, LAUNCH_COMPLETION_EVENT = 12 };
+    return attribute == PROGRAMMATIC_EVENT || attribute == LAUNCH_COMPLETION_EVENT;
+}
+
+/* Notes whether CUDA may get what the value of such an attribute names, of IBX_EXTRA_ATTRIBUTE
+ * bytes.
+ */
+static inline void attribute_in(struct extra *e, uint32_t attribute, const uint8_t *value)
+{
+    struct ibx_reader r = ibx_reader_of(value, value ? IBX_EXTRA_ATTRIBUTE : 0);
+    if (is_event_attribute(attribute))
+        e->no_handle = !ibx_named_event(e->x, ibx_get_u64(&r)) || e->no_handle;
+}
+
 /* Bytes from the first to the last of rows; false: of none, or of more than there are addresses. */
 static inline bool span_of(size_t pitch, size_t width, size_t rows, size_t *n)
 {

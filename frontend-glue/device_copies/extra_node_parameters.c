@@ -15,9 +15,6 @@
 #define ALLOC_NODE  10
 #define FREE_NODE   11
 
-#define PROGRAMMATIC_EVENT      7 /* cudaLaunchAttributeID, whose values begin with an event */
-#define LAUNCH_COMPLETION_EVENT 12
-
 /* -1: it is not known. */
 static int type_of(void *node)
 {
@@ -92,9 +89,8 @@ static int set_attribute(struct extra *e)
     void *node = pointer(&e->in);
     const int attribute = (int)ibx_get_u32(&e->in);
     const uint8_t *bytes = ibx_get_bytes(&e->in, sizeof(value));
-    if (!whole(e) || !is_node(e, node) || attribute == PROGRAMMATIC_EVENT ||
-        attribute == LAUNCH_COMPLETION_EVENT) /* no graph has those */
-        return CUDA_INVALID_VALUE;
+    if (!whole(e) || !is_node(e, node) || is_event_attribute((uint32_t)attribute))
+        return CUDA_INVALID_VALUE; /* no graph has those */
     FUNCTION(e, set);
     memcpy(value, bytes, sizeof(value));
     return set(node, attribute, value);

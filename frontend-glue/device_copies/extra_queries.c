@@ -164,6 +164,7 @@ static int clusters(struct extra *e)
     while (ibx_reader_left(&e->in) && c.count < ATTRIBUTES_MAX) {
         attributes[c.count].id = (int)ibx_get_u32(&e->in);
         const uint8_t *value = ibx_get_bytes(&e->in, IBX_EXTRA_ATTRIBUTE);
+        attribute_in(e, (uint32_t)attributes[c.count].id, value);
         if (value)
             memcpy(attributes[c.count++].value, value, IBX_EXTRA_ATTRIBUTE);
     }

@@ -214,6 +214,22 @@ bool kernels_of_nobody()
         REQUIRE(remote.call("ibxRuntime", parameter) == code);
         REQUIRE(remote.call("ibxRuntime", clusters) == code);
     }
+    // Nor events that are none, in attributes of what would be launched, or of a stream.
+    for (const bool made_up : {false, true}) {
+        const std::uint64_t event = made_up ? 0x1234 : remote.event_create();
+        for (const std::uint32_t attribute : {7u, 12u}) {
+            Body clusters, set, value;
+            value.put(attribute).u64(event);
+            value.bytes.resize(4 + IBX_EXTRA_ATTRIBUTE);
+            clusters.put<std::uint16_t>(IBX_EXTRA_CLUSTERS).u64(function);
+            clusters.u64(1).u64(1).u64(1).u64(0).u64(0);
+            set.put<std::uint16_t>(IBX_EXTRA_STREAM_SET_ATTRIBUTE).u64(stream);
+            for (Body *body : {&clusters, &set})
+                body->bytes.insert(body->bytes.end(), value.bytes.begin(), value.bytes.end());
+            REQUIRE(remote.call("ibxRuntime", clusters) == (made_up ? 400 : 0));
+            REQUIRE(remote.call("ibxRuntime", set) == 1);
+        }
+    }
     // Another process with the same addresses has not registered it, and takes it away from nobody.
     REQUIRE(result_of(spawn([&]() -> int {
                 Client child(gpu);

@@ -268,7 +268,11 @@ static uint8_t attribute_value[64];
 
 EXPORT int cudaStreamSetAttribute(void *stream, int attribute, const void *value)
 {
+    char *event = NULL;
     (void)stream;
+    memcpy(&event, value, sizeof(event));
+    if (attribute == 7 || attribute == 12) /* whose values begin with one, which is looked into */
+        *(volatile char *)event += 0;
     memcpy(attribute_value, value, sizeof(attribute_value));
     return returns(attribute == 1 ? 0 : INVALID_VALUE);
 }

@@ -77,12 +77,12 @@ struct config {
 
 static int clusters(int *number, const void *kernel, const struct config *c, int times)
 {
-    int sum = (int)c->shared;
+    unsigned sum = (unsigned)c->shared;
     for (unsigned i = 0; i < 6; i++)
-        sum = sum * 3 + (int)c->size[i];
+        sum = sum * 3 + c->size[i];
     for (unsigned i = 0; i < c->count; i++)
-        sum += c->attributes[i].id * 1000 + c->attributes[i].value[0] * 100000;
-    *number = sum * times;
+        sum += (unsigned)c->attributes[i].id * 1000 + (unsigned)c->attributes[i].value[0] * 100000;
+    *number = (int)(sum * (unsigned)times);
     return returns(is_kernel(kernel) ? 0 : INVALID_FUNCTION);
 }
 
