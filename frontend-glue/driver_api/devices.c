@@ -4,6 +4,8 @@
  */
 #include "frontend-glue/driver_api/driver.h"
 
+#include "common/fork_lock.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -156,13 +158,13 @@ static int properties_of(struct properties *properties, int device)
         return rc;
     all.properties.name[sizeof(all.properties.name) - 1] = 0;
     *properties = all.properties;
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&lock);
+    static struct ibx_fork_lock lock = IBX_FORK_LOCK;
+    ibx_fork_lock_take(&lock);
     if (d && !atomic_load(&d->has_properties)) {
         d->properties = all.properties;
         atomic_store(&d->has_properties, true);
     }
-    pthread_mutex_unlock(&lock);
+    ibx_fork_lock_release(&lock);
     return CUDA_SUCCESS;
 }
 

@@ -61,6 +61,17 @@ static unsigned behind_count, behind_resets;
 static size_t behind_bytes;
 static pthread_mutex_t behind_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* Another thread may be changing the tree, which the child goes on with. */
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
 static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
@@ -75,7 +86,7 @@ static void in_child(void)
 
 __attribute__((constructor)) static void begin(void)
 {
-    pthread_atfork(NULL, NULL, in_child);
+    pthread_atfork(before_fork, in_parent, in_child);
 }
 
 void ibx_frontend_graph_reset(void)
@@ -341,11 +352,11 @@ static struct graph_copy *find_or_make(const struct ibx_cuda_memcpy3d *p, int de
         found = tsearch(made, &copies, compare);
     }
     struct graph_copy *copy = found ? *found : NULL;
+    pthread_mutex_unlock(&lock); /* who forks waits for it, and for no bytes of a copy */
     pthread_mutex_lock(&taken_lock);
     if (copy)
         copy->gone = false;
     pthread_mutex_unlock(&taken_lock);
-    pthread_mutex_unlock(&lock);
     if (!copy)
         free(made);
     return copy;

@@ -14,6 +14,7 @@
 #include "frontend-glue/preload/images.h"
 #include "frontend-glue/preload/internal.h"
 
+#include "common/fork_lock.h"
 #include "common/log.h"
 
 #include <pthread.h>
@@ -52,7 +53,7 @@ struct kernel {
 
 static _Atomic(struct kernel *) kernels[KERNELS];
 static struct kernel *all; /* for who looks for leaks; under the lock */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ibx_fork_lock lock = IBX_FORK_LOCK;
 static atomic_uint modules; /* that have gone, with their functions */
 
 unsigned ibx_frontend_modules_gone(void)
@@ -136,7 +137,7 @@ static const struct kernel *find(const void *function)
 static void add(struct kernel *k)
 {
     ibx_frontend_look_for_libraries(); /* of which each kernel's first launch may be the last */
-    pthread_mutex_lock(&lock);
+    ibx_fork_lock_take(&lock);
     unsigned i = 0;
     const struct kernel *there = NULL;
     while (i < TRIES && (there = atomic_load(&kernels[place_of(k->function, i) % KERNELS])) &&
@@ -150,7 +151,7 @@ static void add(struct kernel *k)
     } else {
         free(k);
     }
-    pthread_mutex_unlock(&lock);
+    ibx_fork_lock_release(&lock);
 }
 
 /* ------------------------------------------------------------------------- what is learned */

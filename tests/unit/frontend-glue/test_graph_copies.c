@@ -3,10 +3,15 @@
  * when the bytes were given back gets none of what is in that memory now. */
 #include "frontend-glue/preload/internal.h"
 
+#include <pthread.h>
+#include <search.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #define BYTES 64u
@@ -218,11 +223,66 @@ static void memory_of_the_program(void **state)
     assert_true(copies_byte(7));
 }
 
+void *__real_tsearch(const void *key, void **root, int (*compare)(const void *, const void *));
+void *__wrap_tsearch(const void *key, void **root, int (*compare)(const void *, const void *));
+
+static atomic_bool stays, changes, went_on;
+
+/* In the middle of it the tree is none. The thread stays there until another one has forked, or
+ * waits for it. */
+void *__wrap_tsearch(const void *key, void **root, int (*compare)(const void *, const void *))
+{
+    void *const before = *root;
+    if (atomic_exchange(&stays, false)) {
+        *root = NULL;
+        atomic_store(&changes, true);
+        for (int ms = 0; ms < 200 && !atomic_load(&went_on); ms++)
+            usleep(1000);
+        *root = before;
+    }
+    return __real_tsearch(key, root, compare);
+}
+
+static void *copy_another(void *unused)
+{
+    static uint8_t more[BYTES];
+    const struct ibx_cuda_memcpy3d copy = copy_to_device(more, 0x6000);
+    int rc;
+    ibx_frontend_graph_copy_behind(&copy, false, NULL, &rc);
+    return unused;
+}
+
+/* A process that forks while another thread of it makes a copy. */
+static void a_child_has_them(void **state)
+{
+    const struct ibx_cuda_memcpy3d copy = copy_to_device(memory, 0x5000);
+    pthread_t thread;
+    int rc = -1, status = -1;
+    (void)state;
+    assert_true(ibx_frontend_graph_copy_behind(&copy, false, NULL, &rc));
+    void *const argument = named.argument;
+    atomic_store(&stays, true);
+    assert_int_equal(pthread_create(&thread, NULL, copy_another, NULL), 0);
+    while (!atomic_load(&changes))
+        usleep(100);
+    const pid_t child = fork();
+    if (!child) {
+        alarm(60);
+        const bool known = ibx_frontend_graph_copy_behind(&copy, false, NULL, &rc);
+        _exit(known && named.argument == argument ? 0 : 1);
+    }
+    atomic_store(&went_on, true);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_that_were_given_back),
         cmocka_unit_test(memory_of_the_program),
+        cmocka_unit_test(a_child_has_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
