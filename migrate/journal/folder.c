@@ -70,10 +70,10 @@ static int make_all(const char *folder)
 }
 
 /* A user who can write here decides where VMs run. */
-static int check_folder(const char *folder, struct ibx_error *err)
+int ibx_journal_folder_check(int fd, const char *folder, struct ibx_error *err)
 {
     struct stat st;
-    if (stat(folder, &st))
+    if (fstat(fd, &st))
         return ibx_error_set(err, -errno, "folder %s for records of migrations: %s", folder,
                              strerror(errno));
     if (!S_ISDIR(st.st_mode))
@@ -86,6 +86,21 @@ static int check_folder(const char *folder, struct ibx_error *err)
             "it must belong to user %u and be writable by no one else (chmod 700)",
             folder, (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777), (unsigned)geteuid());
     return 0;
+}
+
+/* Where the way leads when it is looked at: nobody else can change that then. */
+static int check_way(const char *folder, bool missing, struct ibx_error *err)
+{
+    int fd = -ENOENT;
+    int rc = ibx_path_find("folder ", folder, &fd, err);
+    if (!rc && fd >= 0)
+        rc = ibx_journal_folder_check(fd, folder, err);
+    else if (!rc && !missing)
+        rc = ibx_error_set(err, fd, "folder %s for records of migrations: %s", folder,
+                           strerror(-fd));
+    if (fd >= 0)
+        close(fd);
+    return rc;
 }
 
 int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
@@ -115,8 +130,7 @@ int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
             "folder %s for records of migrations cannot be made: %s; choose another "
             "with --state-dir",
             chosen, strerror(-rc));
-    rc = ibx_path_check("folder ", chosen, err);
-    rc = rc || missing ? rc : check_folder(chosen, err);
+    rc = check_way(chosen, missing, err);
     if (!rc)
         snprintf(folder, size, "%s", chosen);
     return rc;

@@ -65,15 +65,19 @@ static int open_folder(const char *folder, struct ibx_error *err)
 {
     char hint[REMEDY_BYTES];
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const int code = fd < 0 ? -errno : 0;
-    return fd >= 0 ? fd
-                   : ibx_error_set(err, code,
-                                   "folder %s for records of migrations cannot be opened: %s%s",
-                                   folder, strerror(-code),
-                                   remedy(code,
-                                          "; do this as the user who started the migration or as "
-                                          "root, or choose another folder with --state-dir",
-                                          hint));
+    const int code = fd < 0 ? -errno : ibx_journal_folder_check(fd, folder, err);
+    if (!code)
+        return fd;
+    if (fd >= 0) { /* there was none when ibx_journal_folder() looked */
+        close(fd);
+        return code;
+    }
+    return ibx_error_set(err, code, "folder %s for records of migrations cannot be opened: %s%s",
+                         folder, strerror(-code),
+                         remedy(code,
+                                "; do this as the user who started the migration or as "
+                                "root, or choose another folder with --state-dir",
+                                hint));
 }
 
 static int damaged(const char *folder, const char *name, struct ibx_error *err, const char *why)

@@ -13,6 +13,9 @@
 #define REMEDY_BYTES      128u         /* of a sentence's end */
 #define BASE_LOCK         ".base"
 
+/* folder.c: -EPERM: others can write to it; -ENOTDIR. */
+int ibx_journal_folder_check(int fd, const char *folder, struct ibx_error *err);
+
 /* NULL: it is no state of this side. */
 const struct ibx_state *ibx_journal_state_of(bool source, unsigned state);
 /* Whether a record may go from `previous` (0: there is none) to `state` on its side. */

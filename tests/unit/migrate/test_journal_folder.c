@@ -284,6 +284,26 @@ static void folders_in_those_of_others_are_refused(NO_STATE)
     assert_int_equal(rmdir(theirs), 0);
 }
 
+/* Where there was none somebody else makes one, with records in it. */
+static void folders_that_others_make_late_are_refused(NO_STATE)
+{
+    char path[PATH_MAX + 16], chosen[PATH_MAX];
+    struct ibx_record *list = NULL;
+    size_t count = 0;
+    if (geteuid())
+        skip();
+    snprintf(path, sizeof(path), "%s/late", folder);
+    assert_int_equal(ibx_journal_folder(path, false, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(mkdir(path, 0755), 0);
+    assert_int_equal(chown(path, 12345, (gid_t)-1), 0);
+    assert_int_equal(ibx_journal_list(chosen, &list, &count, &error), -EPERM);
+    error_has("belongs to user 12345");
+    assert_int_equal(chown(path, 0, (gid_t)-1), 0);
+    assert_int_equal(chmod(path, 0757), 0);
+    assert_int_equal(ibx_journal_list(chosen, &list, &count, &error), -EPERM);
+    assert_int_equal(rmdir(path), 0);
+}
+
 /* ------------------------------------------------------------ lock, processes */
 
 static pthread_barrier_t watched;
@@ -614,6 +634,7 @@ int main(void)
         TEST(users_have_theirs_at_home),
         TEST(unfit_folders_are_refused),
         TEST(folders_in_those_of_others_are_refused),
+        TEST(folders_that_others_make_late_are_refused),
         TEST(locks_name_their_holder),
         TEST(locks_name_who_has_just_come),
         TEST(no_descriptor_for_a_lock),
