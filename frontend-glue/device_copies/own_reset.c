@@ -55,6 +55,18 @@ static const struct {
     {"cuEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
 };
 
+/* What was made by a request of our own may be ended by a handler all the same. */
+static void find_library_end(struct copies *x, const char *name)
+{
+    for (unsigned type = 0; type < IBX_MATH_TYPES; type++) {
+        const unsigned end = ibx_math_end_of((enum ibx_math_type)type);
+        if (strncmp(ibx_math_find(end)->name, name, sizeof(x->requests.name) - 1) != 0)
+            continue;
+        x->handler.made = MADE_ENDS;
+        x->handler.made_kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + type);
+    }
+}
+
 void ibx_made_read(struct copies *x, const char *name)
 {
     x->handler.made = MADE_UNUSED;
@@ -66,6 +78,7 @@ void ibx_made_read(struct copies *x, const char *name)
         x->handler.made_kind = makers[i].kind;
         return;
     }
+    find_library_end(x, name);
 }
 
 bool ibx_made_room(const struct copies *x)
@@ -88,10 +101,12 @@ void ibx_made_run(struct copies *x)
     struct ibx_reader r = ibx_reader_of(x->requests.first, sizeof(x->requests.first));
     if (x->handler.made == MADE_MAKES && x->handler.made_kind == IBX_HANDLE_MEMORY)
         ibx_memory_make_begin(x);
-    if (x->handler.made != MADE_ENDS || x->requests.length < sizeof(x->requests.first) ||
+    const bool plan = x->handler.made_kind == IBX_HANDLE_MATH + IBX_MATH_FFT; /* an int */
+    if (x->handler.made != MADE_ENDS ||
+        x->requests.length < (plan ? sizeof(uint32_t) : sizeof(x->requests.first)) ||
         x->isolation.given)
         return;
-    const uint64_t value = ibx_get_u64(&r);
+    const uint64_t value = plan ? ibx_get_u32(&r) : ibx_get_u64(&r);
     if (x->handler.made_kind == IBX_HANDLE_STREAM)
         ibx_left_work_of_stream(x, value);
     ibx_handles_remove(x, x->handler.made_kind, value);

@@ -376,6 +376,24 @@ bool host_generators()
     return HOLDS(remote.library_handles() == 0);
 }
 
+// What a handler has ended is none any more.
+bool ended_by_handlers()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    remote.get_last_error();
+    const std::uint64_t x = remote.malloc(64), handle = blas(remote),
+                        plan = remote.address(IBX_MATH_SETS_UP,
+                                              byte(function(IBX_MATH_cufftCreate, 0), 1));
+    REQUIRE(x && handle && plan && remote.library_handles() == 2);
+    REQUIRE(remote.call("cublasDestroy_v2", Body().u64(handle)) == 0);
+    REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x)) == NOT_INITIALIZED);
+    REQUIRE(remote.call("cufftDestroy", Body().i32(static_cast<std::int32_t>(plan))) == 0);
+    REQUIRE(remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cufftDestroy, plan)) ==
+            NOT_INITIALIZED);
+    return HOLDS(remote.library_handles() == 0);
+}
+
 // Libraries change what is in plans and generators without a lock.
 bool in_one()
 {
@@ -421,6 +439,7 @@ void check_calls_math()
     check("requests for libraries in pieces", in_pieces);
     check("handles of libraries have a limit", limits);
     check("... those of a handler of GVirtuS's fill no memory of the back end", host_generators);
+    check("... what a handler has ended is none of them", ended_by_handlers);
     check("... plans and generators have one user at a time", in_one);
     check("requests for libraries that are malformed", malformed);
 }

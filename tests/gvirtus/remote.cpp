@@ -183,19 +183,41 @@ std::uint64_t library_handles()
     return count;
 }
 
+// Of that library, or null.
+void *function_of(const char *name, const char *function)
+{
+    void *found = nullptr;
+    std::istringstream all(std::getenv("IBX_TEST_MATH"));
+    for (std::string path; std::getline(all, path, ':');) {
+        if (path.find(name) == path.npos)
+            continue;
+        void *library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+        found = dlsym(library, function);
+        dlclose(library);
+    }
+    return found;
+}
+
 // As GVirtuS's handler makes it: what it makes, it makes in memory of the back end.
 int host_generator(void **made, int type)
 {
     int (*make)(void **made, int type) = nullptr;
-    std::istringstream all(std::getenv("IBX_TEST_MATH"));
-    for (std::string path; std::getline(all, path, ':');) {
-        if (path.find("libcurand") == path.npos)
-            continue;
-        void *library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-        *reinterpret_cast<void **>(&make) = dlsym(library, "curandCreateGeneratorHost");
-        dlclose(library);
-    }
+    *reinterpret_cast<void **>(&make) = function_of("libcurand.so", "curandCreateGeneratorHost");
     return make ? make(made, type) : 203;
+}
+
+int end_blas(void *handle)
+{
+    int (*end)(void *handle) = nullptr;
+    *reinterpret_cast<void **>(&end) = function_of("libcublas.so", "cublasDestroy_v2");
+    return end(handle);
+}
+
+int end_plan(int plan)
+{
+    int (*end)(int plan) = nullptr;
+    *reinterpret_cast<void **>(&end) = function_of("libcufft.so", "cufftDestroy");
+    return end(plan);
 }
 
 // Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.
@@ -425,6 +447,10 @@ int execute(const std::string &name, Frame &f, int *current)
         return double_calls(name, f);
     if (is_echoed(name))
         return f.answer(f.in.data(), f.in.size());
+    if (name == "cublasDestroy_v2")
+        return end_blas(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    if (name == "cufftDestroy")
+        return end_plan(f.get<std::int32_t>());
     if (name == "curandCreateGeneratorHost") {
         void *made = nullptr;
         const int rc = host_generator(&made, 100);
