@@ -36,6 +36,7 @@ static const struct {
     {"cudaFreeArray", IBX_HANDLE_ARRAY, MADE_ENDS},
     {"cuArrayDestroy", IBX_HANDLE_ARRAY, MADE_ENDS},
     {"cudaDeviceGetDefaultMemPool", IBX_HANDLE_POOL, MADE_MAKES},
+    {"cudaMemPoolDestroy", IBX_HANDLE_MADE_POOL, MADE_ENDS},
     {"cuMemAlloc", IBX_HANDLE_MEMORY, MADE_MAKES},
     {"cuMemAllocPitch", IBX_HANDLE_MEMORY, MADE_MAKES},
     {"cudaFree", IBX_HANDLE_MEMORY, MADE_ENDS},

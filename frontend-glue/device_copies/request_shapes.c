@@ -163,9 +163,15 @@ void ibx_shapes_mend(const char *name, uint8_t *body, size_t n)
 
 void ibx_shapes_bar(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n)
 {
-    static const char name[] = "cudaMemPoolSetAttribute"; /* it takes the value for its address */
-    const size_t last = sizeof(name) - 2, got = watch->got;
-    if (watch->stage == IBX_REQUEST_NAME && got <= last && n > last - got &&
-        !memcmp(watch->name, name, got) && !memcmp(bytes, name + got, last - got + 1))
-        bytes[last - got] = '?';
+    static const char *const names[] = {
+        "cudaMemPoolSetAttribute", /* it takes the value for its address */
+        "cudaMemPoolCreate"        /* nobody learns which pool it has made */
+    };
+    const size_t got = watch->got;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const size_t last = strlen(names[i]) - 1;
+        if (watch->stage == IBX_REQUEST_NAME && got <= last && n > last - got &&
+            !memcmp(watch->name, names[i], got) && !memcmp(bytes, names[i] + got, last - got + 1))
+            bytes[last - got] = '?';
+    }
 }

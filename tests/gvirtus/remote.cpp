@@ -156,6 +156,7 @@ struct Runtime {
     void (*stream_destroyed)(void *stream) = nullptr;
     int (*graph_launch)(void *exec, void *stream) = nullptr;
     int (*graph_destroy)(void *graph) = nullptr;
+    int (*pool_destroy)(void *pool) = nullptr;
     int (*enable_peer)(int peer, unsigned flags) = nullptr;
     int (*disable_peer)(int peer) = nullptr;
 };
@@ -243,6 +244,7 @@ const Runtime &runtime()
             *reinterpret_cast<void **>(&made.stream_destroyed) =
                 dlsym(handle, "ibx_double_stream_destroyed");
             *reinterpret_cast<void **>(&made.graph_destroy) = dlsym(handle, "cudaGraphDestroy");
+            *reinterpret_cast<void **>(&made.pool_destroy) = dlsym(handle, "cudaMemPoolDestroy");
             *reinterpret_cast<void **>(&made.graph_launch) = dlsym(handle, "cudaGraphLaunch");
             *reinterpret_cast<void **>(&made.enable_peer) =
                 dlsym(handle, "cudaDeviceEnablePeerAccess");
@@ -494,6 +496,10 @@ int execute(const std::string &name, Frame &f, int *current)
         else if (runtime().stream_destroyed)
             runtime().stream_destroyed(stream);
         return app->stream_destroy(stream);
+    }
+    if (name == "cudaMemPoolDestroy") {
+        auto *pool = reinterpret_cast<void *>(f.get<std::uint64_t>());
+        return pool ? runtime().pool_destroy(pool) : 1;
     }
     if (name == "cudaGraphDestroy") {
         auto *graph = reinterpret_cast<void *>(f.get<std::uint64_t>());

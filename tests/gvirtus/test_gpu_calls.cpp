@@ -427,6 +427,20 @@ bool used_and_given_back()
     return HOLDS(gpu.remote.call("ibxRuntime", get) == 1 && other.remote.free(made) == 0);
 }
 
+// ... nor what a handler of GVirtuS's has given back.
+bool given_back_by_a_handler()
+{
+    Gpu gpu;
+    Body create = number(IBX_EXTRA_POOL_CREATE);
+    create.i32(0).u64(0).bytes.insert(create.bytes.end(), 2, 0);
+    const std::uint64_t pool = gpu.remote.address("ibxRuntime", create);
+    const Body get = number(IBX_EXTRA_POOL_GET).u64(pool).i32(6);
+    REQUIRE(pool && gpu.remote.call("ibxRuntime", get) == 0);
+    REQUIRE(gpu.remote.call("cudaMemPoolDestroy", Body().u64(pool)) == 0);
+    REQUIRE(gpu.remote.call("ibxRuntime", get) == 1);
+    return HOLDS(gpu.remote.call("cudaMemPoolDestroy", Body().u64(pool)) == 1);
+}
+
 // Many at once: replies leave together, and in order.
 bool many()
 {
@@ -514,6 +528,7 @@ int main(int argc, char **argv)
     check("... that stays", reset_that_stays);
     check("conditions that are none", conditions_that_are_none);
     check("what one uses and another gives back", used_and_given_back);
+    check("... or by a handler of GVirtuS's", given_back_by_a_handler);
     check_calls_math();
     check_calls_apart();
     check_calls_beside();

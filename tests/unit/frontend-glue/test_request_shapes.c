@@ -197,20 +197,22 @@ static void cut(void **state)
 
 static void barred(void **state)
 {
-    static const char name[] = "cudaMemPoolSetAttribute", other[] = "cudaMemPoolGetAttribute";
+    static const char *const names[] = {"cudaMemPoolSetAttribute", "cudaMemPoolCreate",
+                                        "cudaMemPoolGetAttribute", "cudaMemPoolDestroy"};
     (void)state;
-    for (size_t step = 1; step <= sizeof(name); step++) {
-        for (unsigned i = 0; i < 2; i++) {
+    for (size_t step = 1; step < 26; step++) {
+        for (unsigned i = 0; i < 4; i++) {
             struct ibx_request_watch watch;
-            uint8_t bytes[sizeof(name)];
-            memcpy(bytes, i ? other : name, sizeof(name));
+            uint8_t bytes[32];
+            const size_t size = strlen(names[i]) + 1;
+            memcpy(bytes, names[i], size);
             ibx_request_watch_init(&watch);
-            for (size_t at = 0; at < sizeof(name); at += step) {
-                const size_t n = sizeof(name) - at < step ? sizeof(name) - at : step;
+            for (size_t at = 0; at < size; at += step) {
+                const size_t n = size - at < step ? size - at : step;
                 ibx_shapes_bar(&watch, bytes + at, n);
                 ibx_request_note_read(&watch, bytes + at, n);
             }
-            assert_int_equal(memcmp(bytes, i ? other : name, sizeof(name)) != 0, !i);
+            assert_int_equal(memcmp(bytes, names[i], size) != 0, i < 2);
         }
     }
 }
