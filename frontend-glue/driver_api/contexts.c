@@ -41,6 +41,10 @@ static void in_child(void)
     depth = 0;
     for (struct ibx_driver_context *c = created; c; c = c->next)
         c->state = CONTEXT_DESTROYED;
+    for (int i = 0; i < DEVICES; i++) {
+        primary[i].retained = 0;
+        primary[i].flags = 0;
+    }
 }
 
 __attribute__((constructor)) static void begin(void)

@@ -17,8 +17,9 @@
 #define NEWEST         13000 /* the version of CUDA whose functions are here */
 
 /* CUdriverProcAddress_flags, and what was found */
-#define FLAG_PER_THREAD 2u /* 1: it is the legacy one */
-enum { FOUND, NOT_FOUND, TOO_OLD };
+#define FLAG_LEGACY     1u
+#define FLAG_PER_THREAD 2u
+enum { FOUND, NOT_FOUND };
 
 /* What a name is from that version on, sorted. */
 static const struct {
@@ -107,6 +108,8 @@ static const struct {
     {"cuStreamUpdateCaptureDependencies", 12030, "_v2"},
 };
 
+int cuDriverGetVersion(int *version);
+
 /* This library; NULL: it cannot be found. */
 static void *itself(void)
 {
@@ -153,16 +156,25 @@ static void *find(const char *name, int version, bool per_thread)
     return function ? function : look_up(name, suffix, "");
 }
 
+/* Than the back end's driver, as far as that is known. */
+static bool is_newer(int version)
+{
+    int is = 0;
+    return ibx_driver_initialized() && !cuDriverGetVersion(&is) && version > is && version > NEWEST;
+}
+
+/* That there is no such function is no error. */
 static int get(const char *name, void **function, int version, unsigned long long flags,
                int *status, bool per_thread)
 {
-    if (!name || !function || flags > FLAG_PER_THREAD)
+    if (!name || !function || flags & ~(unsigned long long)(FLAG_LEGACY | FLAG_PER_THREAD) ||
+        is_newer(version))
         return CUDA_INVALID_VALUE;
-    const bool own = flags ? flags == FLAG_PER_THREAD : per_thread;
+    const bool own = flags ? flags & FLAG_PER_THREAD : per_thread;
     *function = find(name, version, own);
     if (status)
         *status = *function ? FOUND : NOT_FOUND;
-    return *function || status ? CUDA_SUCCESS : CUDA_SYMBOL_NOT_FOUND;
+    return CUDA_SUCCESS;
 }
 
 /* Without a word on what was found in CUDA 11. */
@@ -243,12 +255,12 @@ int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsign
     if (!symbol || !function)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     const int rc = get(symbol, function, (int)version, flags, status, false);
-    if (!*function && !atomic_flag_test_and_set(&told))
+    if (!rc && !*function && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
                 "cudaGetDriverEntryPoint finds no %.64s: it is not there for a remote GPU; "
                 "ibx-gvirtus(1) lists what is",
                 symbol);
-    return rc == CUDA_SYMBOL_NOT_FOUND ? CUDA_SUCCESS : rc ? ibx_frontend_fail(rc) : rc;
+    return rc ? ibx_frontend_fail(rc) : rc;
 }
 
 int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,

@@ -23,10 +23,11 @@ bool ibx_driver_config(struct launch_config *config, const struct ibx_driver_lau
     return true;
 }
 
-/* What lies one behind the other; false: it is no such list. */
+/* What lies one behind the other; of a list without a size that is nothing. False: it is no such
+ * list. */
 static bool read_extra(void **extra, uint8_t **bytes, size_t *n)
 {
-    size_t *size = NULL;
+    const size_t *size = NULL;
     *bytes = NULL;
     for (; *extra != EXTRA_END; extra += 2) {
         if (*extra == EXTRA_BUFFER)
@@ -37,7 +38,7 @@ static bool read_extra(void **extra, uint8_t **bytes, size_t *n)
             return false;
     }
     *n = size ? *size : 0;
-    return size && (*bytes || !*n);
+    return *bytes || !*n;
 }
 
 static int launch_packed(const struct launch_config *config, const void *function, uint8_t *bytes,
@@ -67,7 +68,7 @@ static int launch(const struct launch_config *config, const void *function, void
     size_t n;
     if (!function)
         return CUDA_INVALID_HANDLE;
-    if (!extra)
+    if (!extra || *extra == EXTRA_END) /* which programs pass beside arguments */
         return cudaLaunchKernelExC(config, function, arguments);
     if (arguments || !read_extra(extra, &bytes, &n))
         return CUDA_INVALID_VALUE;

@@ -81,8 +81,12 @@ EXPORTED int cuMemGetInfo_v2(size_t *left, size_t *all)
 
 static int allocate_host(void **address, size_t n, unsigned flags)
 {
-    if (!address || !n)
+    if (!address)
         return CUDA_INVALID_VALUE;
+    if (!n) { /* unlike memory of the device's */
+        *address = NULL;
+        return CUDA_SUCCESS;
+    }
     const int rc = cudaHostAlloc(address, n, flags);
     return rc ? rc : made(rc, OWNED_HOST, *address);
 }
@@ -99,7 +103,7 @@ EXPORTED int cuMemAllocHost_v2(void **address, size_t n)
 
 EXPORTED int cuMemFreeHost(void *address)
 {
-    return IN_CONTEXT(address ? cudaFreeHost(address) : CUDA_INVALID_VALUE);
+    return IN_CONTEXT(address ? cudaFreeHost(address) : CUDA_SUCCESS);
 }
 
 EXPORTED int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)

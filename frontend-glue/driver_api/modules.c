@@ -136,7 +136,7 @@ EXPORTED int cuModuleEnumerateFunctions(void **functions, unsigned count, void *
 static int variable(uint64_t *address, size_t *n, void *library, const char *name)
 {
     void *at = NULL;
-    if (!name)
+    if (!name || (!address && !n))
         return CUDA_INVALID_VALUE;
     const int rc = cudaLibraryGetGlobal(&at, n, library, name);
     if (address) /* the driver clears them */

@@ -30,11 +30,15 @@ enum { UNREGISTERED, HOST, DEVICE, MANAGED };
 
 #define READ_WRITE 3 /* CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE */
 
+static bool find(const void *address, struct range *range)
+{
+    return ibx_frontend_allocation(address, range) || ibx_frontend_host_range(address, range);
+}
+
 static int range_of(uint64_t address, uint64_t *begin, size_t *n)
 {
     struct range range;
-    const void *at = (const void *)(uintptr_t)address;
-    if (!ibx_frontend_allocation(at, &range) && !ibx_frontend_host_range(at, &range))
+    if (!find((const void *)(uintptr_t)address, &range))
         return CUDA_INVALID_VALUE;
     if (begin)
         *begin = range.begin;
@@ -54,16 +58,22 @@ EXPORTED int cuMemGetAddressRange_v2(uint64_t *begin, size_t *n, uint64_t addres
 static void *context_of(const void *address, int device)
 {
     struct range range;
-    const void *begin =
-        ibx_frontend_allocation(address, &range) || ibx_frontend_host_range(address, &range)
-            ? (const void *)range.begin
-            : address;
+    const void *begin = find(address, &range) ? (const void *)range.begin : address;
     const void *owner = ibx_frontend_owner(OWNED_MEMORY, begin);
     owner = owner ? owner : ibx_frontend_owner(OWNED_HOST, begin);
     return owner ? (void *)(uintptr_t)owner : ibx_driver_primary(device);
 }
 
-/* False: CUDA has no such attribute of that. */
+/* Whoever keeps what was made of an allocation, such as a registration, knows by this that another
+ * one lies at its address. */
+static uint64_t buffer_of(const void *address)
+{
+    struct range range;
+    return find(address, &range) ? range.number : 0;
+}
+
+/* False: CUDA has no such attribute of that; *size is 0 if it has none of that number at all. What
+ * is true or false is an int of the driver's. */
 static bool number_of(uint64_t *number, size_t *size, int attribute,
                       const struct pointer_attributes *a, const void *address)
 {
@@ -86,14 +96,15 @@ static bool number_of(uint64_t *number, size_t *size, int attribute,
         *number = (uintptr_t)a->on_host;
         return a->on_host;
     case POINTER_BUFFER:
-        range_of((uintptr_t)address, number, NULL);
+        *number = buffer_of(address);
         return true;
     case POINTER_IS_MANAGED:
     case POINTER_MAPPED:
     case POINTER_SYNC_OPERATIONS:
     case POINTER_IS_FOR_IPC:
     case POINTER_IS_FOR_RDMA:
-        *size = attribute == POINTER_SYNC_OPERATIONS ? sizeof(int) : 1;
+    case POINTER_IS_DECOMPRESSIBLE:
+        *size = sizeof(int);
         *number = attribute == POINTER_MAPPED       ? 1
                   : attribute == POINTER_IS_MANAGED ? managed
                   : attribute == POINTER_IS_FOR_IPC ? a->type == DEVICE
@@ -115,11 +126,12 @@ static bool number_of(uint64_t *number, size_t *size, int attribute,
     case POINTER_POOL:
         *number = 0;
         return true;
-    case POINTER_IS_DECOMPRESSIBLE:
-        *size = 1;
-        *number = 0;
-        return true;
+    case POINTER_MAPPING_SIZE:
+    case POINTER_MAPPING_BASE:
+    case POINTER_MAPPING_ID:
+        return false;
     default:
+        *size = 0;
         return false;
     }
 }
@@ -127,8 +139,7 @@ static bool number_of(uint64_t *number, size_t *size, int attribute,
 static void put(void *to, uint64_t number, size_t size)
 {
     const uint32_t low = (uint32_t)number;
-    const uint8_t byte = (uint8_t)number;
-    memcpy(to, size == 1 ? &byte : size == 4 ? (const void *)&low : &number, size);
+    memcpy(to, size == sizeof(low) ? (const void *)&low : &number, size);
 }
 
 static int one(void *data, int attribute, const void *address)
@@ -156,13 +167,15 @@ static int several(unsigned count, const int *attributes, void **data, const voi
     struct pointer_attributes a = {0};
     if (!count || !attributes || !data)
         return CUDA_INVALID_VALUE;
-    const int rc = cudaPointerGetAttributes(&a, address);
+    int rc = cudaPointerGetAttributes(&a, address);
     for (unsigned i = 0; i < count && !rc; i++) {
         uint64_t number = 0;
         size_t size = 0;
         const bool has = number_of(&number, &size, attributes[i], &a, address);
         const bool device = attributes[i] == POINTER_DEVICE;
-        if (data[i])
+        if (!size)
+            rc = CUDA_INVALID_VALUE;
+        else if (data[i])
             put(data[i],
                 has && a.type != UNREGISTERED ? number
                 : device                      ? UINT64_MAX - 1

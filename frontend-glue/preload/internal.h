@@ -417,6 +417,7 @@ struct range {
     unsigned in_place; /* of the host's: managed memory (managed_in_place.c), since so many forks
                           and one; 0: it is not */
     const char *name;  /* of a kernel; NULL: not known */
+    uint64_t number;   /* that no other range of the process ever has */
 };
 
 /* Sorted by address; none overlaps another. The caller holds the lock. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t numbers; /* with the lock */
 
 void ibx_frontend_ranges_lock(void)
 {
@@ -77,6 +78,7 @@ int ibx_frontend_ranges_add(struct ranges *ranges, const struct range *range)
     }
     memmove(&ranges->items[at + 1], &ranges->items[at], (ranges->count - at) * sizeof(*range));
     ranges->items[at] = *range;
+    ranges->items[at].number = ++numbers;
     ranges->count++;
     return 0;
 }

@@ -167,6 +167,11 @@ bool driver_arrays();
 bool driver_graphs();
 bool driver_pools();
 
+// application_driver_answers.cpp
+bool driver_pointer_answers();
+bool driver_odd_answers();
+bool driver_launch_answers();
+
 // application_printed.cpp
 bool printed();
 

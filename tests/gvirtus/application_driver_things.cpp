@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // CUDA's driver API: planes, arrays, textures, graphs, pools, and what is of the runtime besides.
-#include "tests/gvirtus/application.h"
+#include "tests/gvirtus/application_driver.h"
 
 #include <cstdint>
 #include <cstring>
@@ -9,20 +9,6 @@
 
 namespace
 {
-
-using Address = std::uint64_t;
-
-// Calls by their names, whose arguments are as they are given.
-template <typename... Arguments> int cu(const char *name, Arguments... arguments)
-{
-    auto *call = preloaded<int(Arguments...)>(name);
-    return call ? call(arguments...) : -1;
-}
-
-bool begins(void **context)
-{
-    return HOLDS(cu("cuInit", 0u) == 0 && cu("cuCtxCreate_v2", context, 0u, 0) == 0);
-}
 
 // CUDA_MEMCPY3D
 struct DriverSide {
@@ -53,7 +39,7 @@ bool driver_planes()
     void *context = nullptr;
     Address memory = 0;
     constexpr std::size_t n = 10000;
-    REQUIRE(begins(&context) && cu("cuMemAlloc_v2", &memory, n) == 0);
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, n) == 0);
     const std::vector<char> bytes = random_bytes(n, 8);
     std::vector<char> back(n, 'x');
     DriverPlanes p;
@@ -79,7 +65,7 @@ bool driver_arrays()
 {
     void *context = nullptr, *array = nullptr, *other = nullptr;
     DriverArray wanted = {16, 8, FLOATS, 2}, is = {};
-    REQUIRE(begins(&context));
+    REQUIRE(driver_has_context(&context));
     REQUIRE(cu("cuArrayCreate_v2", &array, static_cast<const DriverArray *>(&wanted)) == 0 &&
             array);
     REQUIRE(cu("cuArrayGetDescriptor_v2", &is, array) == 0);
@@ -136,7 +122,7 @@ bool driver_graphs()
     Address memory = 0;
     constexpr std::size_t n = 4000;
     const std::vector<char> image = library_cubin();
-    REQUIRE(begins(&context) && cu("cuMemAlloc_v2", &memory, 3 * n) == 0);
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 3 * n) == 0);
     REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0);
     REQUIRE(cu("cuModuleGetFunction", &function, module,
                static_cast<const char *>(STUB_LIBRARY_KERNEL)) == 0);
@@ -184,7 +170,7 @@ bool driver_pools()
 {
     void *context = nullptr, *pool = nullptr, *stream = nullptr;
     Address memory = 0;
-    REQUIRE(begins(&context) && cu("cuDeviceGetDefaultMemPool", &pool, 0) == 0 && pool);
+    REQUIRE(driver_has_context(&context) && cu("cuDeviceGetDefaultMemPool", &pool, 0) == 0 && pool);
     REQUIRE(cu("cuStreamCreate", &stream, 1u) == 0);
     REQUIRE(cu("cuMemAllocFromPoolAsync", &memory, std::size_t{5000}, pool, stream) == 0);
     REQUIRE(cu("cuMemsetD8Async", memory, static_cast<unsigned char>('p'), std::size_t{5000},

@@ -240,6 +240,12 @@ extern "C" EXPORTED int cudaMemGetInfo(std::size_t *left, std::size_t *all)
     return 0;
 }
 
+extern "C" EXPORTED int cudaDriverGetVersion(int *version)
+{
+    *version = 13000;
+    return 0;
+}
+
 EXPORTED int cudaMemcpy2DAsync(void *, std::size_t, const void *, std::size_t, std::size_t,
                                std::size_t, int, void *)
 {

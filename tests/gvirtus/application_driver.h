@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Shared by the tests of CUDA's driver API.
+#ifndef TESTS_FRONTEND_APPLICATION_DRIVER_H
+#define TESTS_FRONTEND_APPLICATION_DRIVER_H
+
+#include "tests/gvirtus/application.h"
+
+using Address = std::uint64_t;
+
+// Calls by their names, whose arguments are as they are given.
+template <typename... Arguments> int cu(const char *name, Arguments... arguments)
+{
+    auto *call = preloaded<int(Arguments...)>(name);
+    return call ? call(arguments...) : -1;
+}
+
+inline bool driver_has_context(void **context)
+{
+    return HOLDS(cu("cuInit", 0u) == 0 && cu("cuCtxCreate_v2", context, 0u, 0) == 0);
+}
+
+#endif

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// CUDA's driver API: what its calls answer where documentation leaves it open, as NVIDIA's driver
+// (580) was seen to.
+#include "tests/gvirtus/application_driver.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace
+{
+
+int ask(void *answer, int attribute, Address address)
+{
+    return cu("cuPointerGetAttribute", answer, attribute, address);
+}
+
+} // namespace
+
+// What is true or false is an int; an allocation at the address of one that is gone is another one.
+bool driver_pointer_answers()
+{
+    void *context = nullptr;
+    Address memory = 0, again = 0;
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, std::size_t{5000}) == 0);
+    for (int attribute : {8, 10, 13, 15, 21}) {
+        std::uint32_t answer[2] = {0xaaaaaaaa, 0xaaaaaaaa};
+        REQUIRE(ask(answer, attribute, memory) == 0);
+        REQUIRE(answer[0] <= 1 && answer[1] == 0xaaaaaaaa);
+    }
+    std::uint64_t id = 0, other = 0;
+    REQUIRE(ask(&id, 7, memory) == 0 && ask(&other, 7, memory + 99) == 0 && id && id == other);
+    REQUIRE(cu("cuMemFree_v2", memory) == 0);
+    REQUIRE(cu("cuMemAlloc_v2", &again, std::size_t{5000}) == 0 && again == memory);
+    REQUIRE(ask(&other, 7, again) == 0 && other != id);
+    int type = 0;
+    const int kinds[] = {2, 99};
+    void *data[] = {&type, &type};
+    REQUIRE(cu("cuPointerGetAttributes", 2u, static_cast<const int *>(kinds),
+               static_cast<void **>(data), again) == 1);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
+// Nothing, where it is no error; names that are not there; what belongs to the parent alone.
+bool driver_odd_answers()
+{
+    void *context = nullptr, *host = &context, *found = &context;
+    const std::size_t none = 0;
+    REQUIRE(driver_has_context(&context));
+    REQUIRE(cu("cuMemHostAlloc", &host, none, 0u) == 0 && !host);
+    host = &context;
+    REQUIRE(cu("cuMemAllocHost_v2", &host, none) == 0 && !host);
+    REQUIRE(cu("cuMemFreeHost", static_cast<void *>(nullptr)) == 0);
+    int status = -1;
+    const auto get = [&](const char *name, int version, unsigned long long flags, int *told) {
+        return cu("cuGetProcAddress_v2", name, &found, version, flags, told);
+    };
+    REQUIRE(get("cuNoSuch", 12000, 0, nullptr) == 0 && !found);
+    REQUIRE(cu("cuGetProcAddress", "cuNoSuch", &found, 12000, 0ull) == 0 && !found);
+    REQUIRE(get("cuLaunchKernel", 12000, 3, &status) == 0 && status == 0 && found);
+    REQUIRE(get("cuLaunchKernel", 12000, 4, &status) == 1);
+    REQUIRE(get("cuLaunchKernel", 99999, 0, &status) == 1);
+    REQUIRE(cu("cuDevicePrimaryCtxRetain", &host, 0) == 0);
+    const pid_t child = fork();
+    if (!child)
+        _exit(cu("cuInit", 0u) == 0 && cu("cuDevicePrimaryCtxRelease_v2", 0) == 201 ? 0 : 1);
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+    REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0) == 0);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
+// Launches with a list that has nothing in it, beside arguments, too.
+bool driver_launch_answers()
+{
+    void *context = nullptr, *module = nullptr, *function = nullptr;
+    Address memory = 0;
+    std::size_t n = 1000;
+    const std::vector<char> image = library_cubin(), bytes = random_bytes(n, 6);
+    std::vector<char> back(n);
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 2 * n) == 0);
+    REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0);
+    REQUIRE(cu("cuModuleGetFunction", &function, module,
+               static_cast<const char *>(STUB_LIBRARY_KERNEL)) == 0);
+    REQUIRE(cu("cuModuleGetGlobal_v2", static_cast<Address *>(nullptr),
+               static_cast<std::size_t *>(nullptr), module, "v1.16.8") == 1);
+    Address to = memory + n, from = memory;
+    void *arguments[] = {&to, &from, &n}, *end[] = {nullptr};
+    const auto launch = [&](void **given, void **extra) {
+        return cu("cuLaunchKernel", static_cast<const void *>(function), 1u, 1u, 1u, 1u, 1u, 1u, 0u,
+                  static_cast<void *>(nullptr), given, extra);
+    };
+    REQUIRE(cu("cuMemcpyHtoD_v2", memory, static_cast<const void *>(bytes.data()), n) == 0);
+    REQUIRE(launch(arguments, end) == 0);
+    REQUIRE(cu("cuMemcpyDtoH_v2", static_cast<void *>(back.data()), memory + n, n) == 0);
+    REQUIRE(back == bytes);
+    void *no_size[] = {reinterpret_cast<void *>(1), &to, nullptr};
+    REQUIRE(launch(nullptr, no_size) == 1); // its arguments are missing
+    REQUIRE(launch(arguments, no_size) == 1);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
