@@ -388,6 +388,33 @@ static int set_rows(struct extra *e)
     return set(address, pitch, value, width, rows, stream);
 }
 
+/* The runtime has no such call. A row alone may have any pitch. */
+static int set_elements(struct extra *e)
+{
+    int (*set)(uint64_t at, unsigned value, size_t count, void *stream) = NULL;
+    int (*set_rows_of)(uint64_t at, size_t pitch, unsigned value, size_t width, size_t rows,
+                       void *stream) = NULL;
+    struct ibx_cuda_memset s = {0};
+    size_t row = 0, n = 0;
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMSET, &s);
+    void *stream = stream_in(e);
+    if (!whole(e) || (s.element != 2 && s.element != 4) ||
+        __builtin_mul_overflow(s.width, s.element, &row) || (s.height > 1 && s.pitch < row))
+        return CUDA_INVALID_VALUE;
+    if (!row || !s.height)
+        return 0;
+    if (!span_of(s.height > 1 ? s.pitch : row, row, s.height, &n) || is_gone(e, s.at) ||
+        !mine(e, s.at, n))
+        return CUDA_INVALID_VALUE;
+    const bool wide = s.element == 4, alone = s.height == 1;
+    *(void **)&set = ibx_cuda_symbol(wide ? "cuMemsetD32Async" : "cuMemsetD16Async");
+    *(void **)&set_rows_of = ibx_cuda_symbol(wide ? "cuMemsetD2D32Async" : "cuMemsetD2D16Async");
+    if (!ready(e) || !set || !set_rows_of)
+        return CUDA_NOT_SUPPORTED;
+    return alone ? set((uintptr_t)s.at, s.value, s.width, stream)
+                 : set_rows_of((uintptr_t)s.at, s.pitch, s.value, s.width, s.height, stream);
+}
+
 static int graph_memory(struct extra *e)
 {
     int (*get)(int device, int attribute, void *value) = NULL;
@@ -418,6 +445,7 @@ const struct extra_call ibx_graph_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_HOST_CAPTURE] = {"cudaLaunchHostFunc", capture_function},
     [IBX_EXTRA_MEMSET] = {"cudaMemsetAsync", set_memory},
     [IBX_EXTRA_MEMSET_2D] = {"cudaMemset2DAsync", set_rows},
+    [IBX_EXTRA_MEMSET_ELEMENTS] = {NULL, set_elements},
     [IBX_EXTRA_GRAPH_CREATE] = {"cudaGraphCreate", create},
     [IBX_EXTRA_GRAPH_DESTROY] = {"cudaGraphDestroy", destroy},
     [IBX_EXTRA_GRAPH_CLONE] = {"cudaGraphClone", clone_graph},

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Memory that is set. The runtime sets bytes alone. Elements of two or four bytes that are not all
- * the same are a short copy to the beginning, and copies of that within the device, each as long as
- * all before it.
+ * the same are a request to the back end's driver. To a back end that does not know it they are a
+ * short copy to the beginning, and copies of that within the device, each as long as all before it.
  */
 #include "frontend-glue/driver_api/driver.h"
 
@@ -26,11 +26,15 @@ static bool is_of_bytes(const struct set *s)
     return s->element == 1 || s->value == (s->element == 2 ? byte * 0x101u : byte * 0x1010101u);
 }
 
+static struct ibx_cuda_memset as_runtime(const struct set *s)
+{
+    return (struct ibx_cuda_memset){at(s->at), s->pitch, s->value, s->element, s->width, s->rows};
+}
+
 /* A node of the graph. */
 static int set_captured(const struct set *s, void *stream)
 {
-    const struct ibx_cuda_memset node = {at(s->at),  s->pitch, s->value,
-                                         s->element, s->width, s->rows};
+    const struct ibx_cuda_memset node = as_runtime(s);
     void *graph = NULL, *made = NULL, *const *behind = NULL;
     const void *edges = NULL;
     size_t count = 0;
@@ -87,7 +91,9 @@ static int set(struct set s, void *stream, bool waits)
     }
     if (stream && ibx_frontend_captures(stream))
         return set_captured(&s, stream);
-    return set_rows(&s, n, stream);
+    const struct ibx_cuda_memset whole = as_runtime(&s);
+    int rc;
+    return ibx_frontend_set_elements(&whole, stream, &rc) ? rc : set_rows(&s, n, stream);
 }
 
 /* Each with a stream and without, and of a default stream for each thread. */

@@ -16,6 +16,7 @@ void ibx_frontend_extra_begin(struct extra *e, enum ibx_extra number, const char
 {
     const bool alone = number == IBX_EXTRA_HOST_ASK || number == IBX_EXTRA_STREAM_WAIT;
     const bool enqueues = number == IBX_EXTRA_MEMSET || number == IBX_EXTRA_MEMSET_2D ||
+                          number == IBX_EXTRA_MEMSET_ELEMENTS ||
                           number == IBX_EXTRA_MEMCPY_3D_ASYNC;
     e->name = alone ? IBX_EXTRA_WORK : enqueues ? IBX_EXTRA_QUEUE : IBX_EXTRA_NAME;
     e->call = call;

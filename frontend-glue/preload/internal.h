@@ -250,6 +250,8 @@ void ibx_frontend_look_for_libraries(void);
 /* A copy within the device, in the order of the stream, or of the graph that the stream is captured
  * for. False: the back end does not know such a request. */
 bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc);
+/* Elements of 2 or 4 bytes in the order of a stream that is not captured. False likewise. */
+bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc);
 
 /* ---------------------------------------------------------------- visible_devices.c */
 

@@ -298,6 +298,7 @@ static bool extra_works(const void *body, size_t n)
     case IBX_EXTRA_MEMCPY_3D_ASYNC:
     case IBX_EXTRA_MEMSET:
     case IBX_EXTRA_MEMSET_2D:
+    case IBX_EXTRA_MEMSET_ELEMENTS:
         return true;
     default:
         return false;

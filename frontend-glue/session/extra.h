@@ -21,7 +21,8 @@
 #define IBX_EXTRA_WORK "ibxHostWork" /* after nothing of it: HOST_ASK, STREAM_WAIT */
 #define IBX_EXTRA_QUEUE                                                                            \
     "ibxEnqueue" /* after what is in its stream, the body's last 8 bytes; its                      \
-                    call may return before it is run: MEMSET, MEMSET_2D, MEMCPY_3D_ASYNC */
+                    call may return before it is run: MEMSET, MEMSET_2D, MEMSET_ELEMENTS,          \
+                    MEMCPY_3D_ASYNC */
 
 /* On the wire: u16. Numbers are never used again. */
 enum ibx_extra {
@@ -148,6 +149,7 @@ enum ibx_extra {
     IBX_EXTRA_SET_CHILD,        /* cudaGraphExecChildGraphNodeSetParams */
     IBX_EXTRA_GET_MEMORY,       /* cudaGraphMemAllocNodeGetParams, cudaGraphMemFreeNodeGetParams */
     IBX_EXTRA_SET_GRAPH_MEMORY, /* cudaDeviceSetGraphMemAttribute */
+    IBX_EXTRA_MEMSET_ELEMENTS,  /* cuMemsetD2D16Async, cuMemsetD2D32Async */
     IBX_EXTRAS                  /* one more than the last */
 };
 

@@ -712,6 +712,7 @@ int main(int argc, char **argv)
         {"driver-pointer-answers", driver_pointer_answers},
         {"driver-odd-answers", driver_odd_answers},
         {"driver-launch-answers", driver_launch_answers},
+        {"driver-sets-elements", driver_sets_elements},
         {"not-supported", not_supported},
         {"symbols", symbols},
         {"variables", variables},

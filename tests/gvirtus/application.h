@@ -171,6 +171,7 @@ bool driver_pools();
 bool driver_pointer_answers();
 bool driver_odd_answers();
 bool driver_launch_answers();
+bool driver_sets_elements();
 
 // application_printed.cpp
 bool printed();

@@ -101,3 +101,31 @@ bool driver_launch_answers()
     REQUIRE(launch(arguments, no_size) == 1);
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
+
+// Elements that no byte alone makes: one call of the back end's, in one row or several.
+bool driver_sets_elements()
+{
+    void *context = nullptr, *stream = nullptr;
+    Address memory = 0;
+    constexpr std::size_t n = 100000;
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, n) == 0);
+    REQUIRE(cu("cuStreamCreate", &stream, 1u) == 0);
+    std::vector<char> expected = random_bytes(n, 12), back(n);
+    REQUIRE(cu("cuMemcpyHtoD_v2", memory, static_cast<const void *>(expected.data()), n) == 0);
+    const unsigned long copies = stub_remote()->stats().copies_async;
+    REQUIRE(cu("cuMemsetD32Async", memory + 4, 0x01020304u, std::size_t{20000}, stream) == 0);
+    REQUIRE(cu("cuStreamSynchronize", stream) == 0);
+    REQUIRE(stub_remote()->stats().copies_async == copies + 1); // by which the double sets
+    REQUIRE(cu("cuMemsetD2D16Async", memory + 90000, std::size_t{100}, std::uint16_t{0x1234},
+               std::size_t{20}, std::size_t{7}, stream) == 0);
+    REQUIRE(cu("cuStreamSynchronize", stream) == 0);
+    for (std::size_t i = 4; i < 80004; i += 4)
+        std::memcpy(&expected[i], "\4\3\2\1", 4);
+    for (std::size_t y = 0; y < 7; y++)
+        for (std::size_t i = 0; i < 40; i += 2)
+            std::memcpy(&expected[90000 + y * 100 + i], "\x34\x12", 2);
+    REQUIRE(cu("cuMemcpyDtoH_v2", static_cast<void *>(back.data()), memory, n) == 0);
+    REQUIRE(back == expected);
+    REQUIRE(cu("cuMemsetD32Async", memory, 1u, n / 4 + 1, stream) == 1);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}

@@ -473,7 +473,7 @@ void check_what_it_does_not()
          {"driver-begins", "driver-contexts", "driver-context-of-threads", "driver-and-runtime",
           "driver-memory", "driver-modules", "driver-streams", "driver-planes", "driver-arrays",
           "driver-graphs", "driver-pools", "driver-pointer-answers", "driver-odd-answers",
-          "driver-launch-answers"})
+          "driver-launch-answers", "driver-sets-elements"})
         check(test, [=] { return run(test, true); });
     check("the driver's calls by their names", driver_entry_points);
     check("a back end without these calls", without_extra);

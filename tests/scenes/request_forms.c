@@ -111,6 +111,7 @@ static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_HOST_CAPTURE] = "wqo",
     [IBX_EXTRA_MEMSET] = "dizw",
     [IBX_EXTRA_MEMSET_2D] = "dzizzw",
+    [IBX_EXTRA_MEMSET_ELEMENTS] = "dziizzw",
     [IBX_EXTRA_GRAPH_CREATE] = "i",
     [IBX_EXTRA_GRAPH_DESTROY] = "g",
     [IBX_EXTRA_GRAPH_CLONE] = "g",

@@ -181,3 +181,41 @@ EXPORT int cuMemcpy2DAsync_v2(const struct ibx_cuda_memcpy2d *c, void *stream)
         return leave(INVALID_VALUE);
     return leave(copy_submit(c, stream, false));
 }
+
+/* ------------------------------------------------------------------------- sets */
+
+static int set_rows(uint64_t at, size_t pitch, unsigned value, unsigned element, size_t width,
+                    size_t rows, void *stream)
+{
+    const size_t row = width * element;
+    uint8_t *bytes = at % element ? NULL : malloc(row + 1);
+    int rc = bytes ? SUCCESS : INVALID_VALUE;
+    for (size_t i = 0; i < row && bytes; i += element)
+        memcpy(bytes + i, &value, element);
+    for (size_t y = 0; y < rows && !rc; y++)
+        rc = ibx_double_fill(at + y * pitch, bytes, row, stream);
+    free(bytes);
+    return rc;
+}
+
+EXPORT int cuMemsetD16Async(uint64_t at, unsigned short value, size_t count, void *stream)
+{
+    return set_rows(at, 0, value, 2, count, 1, stream);
+}
+
+EXPORT int cuMemsetD32Async(uint64_t at, unsigned value, size_t count, void *stream)
+{
+    return set_rows(at, 0, value, 4, count, 1, stream);
+}
+
+EXPORT int cuMemsetD2D16Async(uint64_t at, size_t pitch, unsigned short value, size_t width,
+                              size_t rows, void *stream)
+{
+    return set_rows(at, pitch, value, 2, width, rows, stream);
+}
+
+EXPORT int cuMemsetD2D32Async(uint64_t at, size_t pitch, unsigned value, size_t width, size_t rows,
+                              void *stream)
+{
+    return set_rows(at, pitch, value, 4, width, rows, stream);
+}
