@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Asks CUDA about a copy before it runs. None of these calls of CUDA's changes anything. */
 #include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/virtual_memory.h"
 
 #include "common/log.h"
 
@@ -57,7 +58,7 @@ static bool allocated(struct copies *x, uint64_t address, uint64_t n, bool any)
         return n && ibx_host_maps_hold(x, address, n);
     return type == IBX_CUDA_MEMORY_DEVICE && !managed && (any || ordinal == x->chosen_for) &&
            (!n || (address - base < size && n <= size - (address - base) &&
-                   ibx_isolation_allows_now(x, address, n)));
+                   ibx_isolation_allows_now(x, address, n) && !ibx_virtual_lacks(address, n)));
 }
 
 static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)

@@ -30,6 +30,7 @@ enum ibx_handle_kind {
     IBX_HANDLE_OPENED,
     IBX_HANDLE_OPENED_POOL,
     IBX_HANDLE_OPENED_POINTER,
+    IBX_HANDLE_MAPPABLE, /* memory that is mapped apart from its addresses: a number */
     IBX_HANDLE_STREAM,
     IBX_HANDLE_EVENT,
     IBX_HANDLE_MATH /* of a library: + enum ibx_math_type */

@@ -39,7 +39,8 @@
  *   extra_ipc.c      likewise: memory and events of other processes
  *   shared_handles.c, opened_handles.c  ... which programs that have a process each share
  *   passed_descriptors.c  ... of which CUDA has them share some by a descriptor
- *   extra_pools.c, extra_variables.c, extra_queries.c  likewise: pools, variables, questions
+ *   extra_pools.c, extra_variables.c, extra_queries.c, extra_virtual.c  likewise: pools,
+ *                    variables, questions, memory that is mapped
  *   printed.c        what kernels print
  *   handles.c        what they have returned
  *   handle_ends.c    ... of which, what a client leaves
@@ -59,6 +60,7 @@
  *   resets.c         contexts that clients reset or destroy
  *   ready_context.c  a context that is there before a client is
  *   replies.c        the shape of GVirtuS's replies
+ *   virtual_memory.c memory that is mapped apart from its addresses
  *   tenants.c        who the clients are, and what each makes the back end hold
  *   graph_limits.c, graph_room.c, descriptors.c  likewise: graphs, those that wait, descriptors
  *   owners.c         which tenant has allocated which device memory

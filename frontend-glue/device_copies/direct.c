@@ -5,6 +5,7 @@
  * first, and what was written is flushed, where the GPU wants that, before the reply tells of it.
  */
 #include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/virtual_memory.h"
 
 #include "common/log.h"
 
@@ -94,6 +95,8 @@ static bool direct_able(struct copies *x)
     if (!ibx_copies_direct_likely(x) || !ibx_copies_staging(x))
         return false;
     if (ibx_host_maps_hold(x, c->gpu.device, 1)) /* no memory of the GPU's */
+        return false;
+    if (ibx_virtual_holds(c->gpu.device)) /* another one's may be mapped there at any time */
         return false;
     c->mr = registration(x);
     c->direct = c->mr;

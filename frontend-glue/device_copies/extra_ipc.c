@@ -13,6 +13,7 @@
  */
 #include "frontend-glue/device_copies/extra.h"
 #include "frontend-glue/device_copies/passed_descriptors.h"
+#include "frontend-glue/device_copies/virtual_memory.h"
 
 #include "common/log.h"
 
@@ -209,7 +210,8 @@ static bool measure(const struct extra *e, uint64_t address, struct shared *s)
     unsigned type = 0, managed = 0;
     size_t n = 0;
     void *values[] = {&type, &managed, &s->buffer, &s->value, &n};
-    if (!address || !ready(e) || e->x->cuda->pointer_get_attributes(5, names, values, address) ||
+    if (!address || ibx_virtual_holds(address) || !ready(e) ||
+        e->x->cuda->pointer_get_attributes(5, names, values, address) ||
         type != IBX_CUDA_MEMORY_DEVICE || managed || !s->value || !n)
         return false;
     s->n = n;

@@ -11,6 +11,7 @@
 #include "frontend-glue/device_copies/graph_slots.h"
 #include "frontend-glue/device_copies/math_limits.h"
 #include "frontend-glue/device_copies/named_memory.h"
+#include "frontend-glue/device_copies/virtual_memory.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <stdlib.h>
@@ -163,6 +164,7 @@ static const struct {
     {IBX_HANDLE_OPENED_POINTER, "cudaFree"},
     {IBX_HANDLE_OPENED_POOL, "cudaMemPoolDestroy"},
     {IBX_HANDLE_MEMORY, "cudaFree"},
+    {IBX_HANDLE_MAPPABLE, NULL},
     {IBX_HANDLE_MADE_POOL, "cudaMemPoolDestroy"},
 };
 
@@ -172,12 +174,16 @@ static void give_back(struct copies *x, const struct ibx_taken *taken, const cha
         ibx_math_end(taken->kind - IBX_HANDLE_MATH, taken->value);
         return;
     }
+    if (taken->kind == IBX_HANDLE_MAPPABLE) {
+        ibx_virtual_end_memory(taken->value);
+        return;
+    }
     ibx_ipc_gone(taken->value);
     if (taken->kind == IBX_HANDLE_EXEC)
         ibx_frees_exec(x, pointer_to(taken->value));
     if (taken->kind == IBX_HANDLE_OPENED_POINTER || taken->kind == IBX_HANDLE_OPENED_POOL)
         ibx_opened_give_back(taken->kind, taken->value);
-    else
+    else if (taken->kind != IBX_HANDLE_MEMORY || !ibx_virtual_end_addresses(taken->value))
         ibx_extra_undo(function, taken->value);
     ibx_taken_gone(taken);
 }
@@ -189,6 +195,8 @@ bool ibx_own_free_async(uint64_t memory, void *stream)
     *(void **)&give = ibx_copies_runtime("cudaFreeAsync");
     *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
     ibx_ipc_gone(memory);
+    if (ibx_virtual_end_addresses(memory)) /* which waits for nothing either */
+        return true;
     if (give && !give(pointer_to(memory), stream))
         return true;
     if (forget)

@@ -14,6 +14,7 @@
  * client's call waits for all work that can be found, before CUDA does.
  */
 #include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/virtual_memory.h"
 
 #include "common/log.h"
 
@@ -229,7 +230,7 @@ bool ibx_own_work_free(struct copies *x, uint64_t memory)
     const void *context = NULL;
     void *popped = NULL;
     if (!ibx_clients_several(x) || !ibx_copies_have_cuda(x) ||
-        !ibx_copies_runtime("cudaFreeAsync") ||
+        !ibx_copies_runtime("cudaFreeAsync") || ibx_virtual_holds(memory) ||
         !ibx_handles_is_own(x, IBX_HANDLE_MEMORY, memory, &context) || !context ||
         x->cuda->ctx_push_current((void *)(uintptr_t)context))
         return false;

@@ -4,6 +4,7 @@
  * events that sessions have in a context go with it: no session may touch them any more.
  */
 #include "frontend-glue/device_copies/graph_slots.h"
+#include "frontend-glue/device_copies/virtual_memory.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -97,6 +98,7 @@ void ibx_copies_lost_context(struct copies *x, int exit_code)
     gone.count++;
     ibx_owners_forget(x->handler.taken_context);
     ibx_handles_forget(x->handler.taken_context);
+    ibx_virtual_forget(x->handler.taken_context);
     ibx_ipc_forget(x->handler.taken_context);
     ibx_frees_forget(x->handler.taken_context);
     ibx_slots_forget(x->handler.taken_context);

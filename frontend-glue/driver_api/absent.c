@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Calls of the driver that are not there for a remote GPU, so that a program begins that names
- * them. They return CUDA_ERROR_NOT_SUPPORTED, and a line names each; cuGetProcAddress() finds none.
+ * them. They return CUDA_ERROR_NOT_SUPPORTED, and a line names each. cuGetProcAddress() finds those
+ * of which a device's attributes say that they are not supported: programs that ask for these first
+ * look up all of a kind, and PyTorch ends if one of them is not found.
  */
 #include "frontend-glue/driver_api/driver.h"
 
@@ -11,13 +13,10 @@
 
 /* All of them, each as X(call). */
 /* clang-format off */
-/* Memory that is mapped apart from its addresses. */
+/* Memory that is mapped, for others. */
 #define ABSENT_0(X) \
-    X(cuMemAddressFree) X(cuMemAddressReserve) X(cuMemCreate) X(cuMemExportToShareableHandle) \
-    X(cuMemGetAccess) X(cuMemGetAllocationGranularity) X(cuMemGetAllocationPropertiesFromHandle) \
-    X(cuMemImportFromShareableHandle) X(cuMemMap) X(cuMemMapArrayAsync) \
-    X(cuMemMapArrayAsync_ptsz) X(cuMemRelease) X(cuMemRetainAllocationHandle) X(cuMemSetAccess) \
-    X(cuMemUnmap) X(cuMulticastAddDevice) X(cuMulticastBindAddr) X(cuMulticastBindMem) \
+    X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuMemMapArrayAsync) \
+    X(cuMemMapArrayAsync_ptsz) X(cuMulticastAddDevice) X(cuMulticastBindAddr) X(cuMulticastBindMem) \
     X(cuMulticastCreate) X(cuMulticastGetGranularity) X(cuMulticastUnbind) \
     X(cuMemGetHandleForAddressRange)
 /* Memory and semaphores of others; graphics. */
@@ -94,8 +93,9 @@
     X(cuFlushGPUDirectRDMAWrites) X(cuLibraryGetManaged) X(cuLibraryGetUnifiedFunction) \
     X(cuLogsCurrent) X(cuLogsDumpToFile) X(cuLogsDumpToMemory) X(cuLogsRegisterCallback) \
     X(cuLogsUnregisterCallback) X(cuProfilerInitialize)
-#define ABSENT(X) \
-    ABSENT_0(X) ABSENT_1(X) ABSENT_2(X) ABSENT_3(X) ABSENT_4(X) ABSENT_5(X) ABSENT_6(X)
+#define FOUND(X) ABSENT_0(X) ABSENT_2(X)
+#define NOT_FOUND(X) \
+    ABSENT_1(X) ABSENT_3(X) ABSENT_4(X) ABSENT_5(X) ABSENT_6(X)
 /* clang-format on */
 
 void ibx_driver_tell(atomic_flag *told, const char *call, const char *why)
@@ -116,12 +116,13 @@ static int absent(const char *call, atomic_flag *told)
         static atomic_flag told = ATOMIC_FLAG_INIT;                                                \
         return absent(#call, &told);                                                               \
     }
-ABSENT(CALL)
+FOUND(CALL)
+NOT_FOUND(CALL)
 
 bool ibx_driver_is_absent(const char *name)
 {
 #define NAME(call) #call,
-    static const char *const names[] = {ABSENT(NAME)};
+    static const char *const names[] = {NOT_FOUND(NAME)};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (!strcmp(names[i], name))
             return true;

@@ -12,6 +12,8 @@
 #define DEVICES    64
 #define ATTRIBUTES 160 /* more than CUDA has */
 
+#define MAPS_MEMORY 102 /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+
 /* cudaDeviceProp; what is behind these depends on the version. */
 #define PROPERTIES_MAX 4096u
 struct properties {
@@ -31,8 +33,7 @@ static const struct {
     {93, 0},  /* CAN_USE_64_BIT_STREAM_MEM_OPS_V1 */
     {94, 0},  /* CAN_USE_STREAM_WAIT_VALUE_NOR_V1 */
     {98, 0},  /* CAN_FLUSH_REMOTE_WRITES */
-    {102, 0}, /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
-    {103, 0}, /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, of that */
+    {103, 0}, /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, of memory that is mapped */
     {104, 0}, /* HANDLE_TYPE_WIN32_HANDLE_SUPPORTED */
     {105, 0}, /* HANDLE_TYPE_WIN32_KMT_HANDLE_SUPPORTED */
     {107, 0}, /* GENERIC_COMPRESSION_SUPPORTED, of that */
@@ -122,7 +123,11 @@ static int attribute_of(int *value, int attribute, int device)
         *value = (int)(uint32_t)(is >> 1);
         return CUDA_SUCCESS;
     }
-    const int rc = cudaDeviceGetAttribute(value, attribute, device);
+    int rc = CUDA_SUCCESS;
+    if (attribute == MAPS_MEMORY) /* the runtime has no such attribute */
+        *value = ibx_driver_maps_memory(device);
+    else
+        rc = cudaDeviceGetAttribute(value, attribute, device);
     if (!rc && kept)
         atomic_store(&d->attributes[attribute], (uint64_t)(uint32_t)*value << 1 | 1);
     return rc;

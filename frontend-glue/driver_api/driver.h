@@ -17,6 +17,7 @@
  *   streams.c, arrays.c, textures.c, graphs.c, pools.c  the other things of a context
  *   per_thread.c    names of calls in programs with a default stream for each thread
  *   entry_points.c  cuGetProcAddress
+ *   virtual_memory.c  memory that is mapped apart from its addresses
  *   absent.c        what is not there
  *   libcuda.c       libcuda.so.1, which has nothing of its own
  */
@@ -180,9 +181,23 @@ struct ibx_driver_launch {
 /* As the runtime takes it; false: it is none. */
 bool ibx_driver_config(struct launch_config *config, const struct ibx_driver_launch *launch);
 
+/* ---------------------------------------------------------------- virtual_memory.c */
+
+/* Whether the back end can map memory apart from its addresses. */
+bool ibx_driver_maps_memory(int device);
+/* What an address is: *is of one to which something is mapped. */
+enum ibx_driver_place { NOT_RESERVED, RESERVED, MAPPED };
+struct ibx_driver_mapping {
+    uint64_t begin, n;
+    uint64_t number, memory; /* of no other mapping, and of no other memory */
+    int device, access;
+};
+enum ibx_driver_place ibx_driver_mapping(uint64_t address, struct ibx_driver_mapping *is);
+
 /* ------------------------------------------------------------------------ absent.c */
 
-/* Whether it is one of those that are exported, and return CUDA_ERROR_NOT_SUPPORTED. */
+/* Whether it is one of those that are exported, return CUDA_ERROR_NOT_SUPPORTED, and are not found
+ * by their names. */
 bool ibx_driver_is_absent(const char *name);
 /* What the library says once that it does not do. */
 void ibx_driver_tell(atomic_flag *told, const char *call, const char *why);

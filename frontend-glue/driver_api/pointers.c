@@ -37,7 +37,7 @@ static bool find(const void *address, struct range *range)
 
 static int range_of(uint64_t address, uint64_t *begin, size_t *n)
 {
-    struct range range;
+    struct range range = {0};
     if (!find((const void *)(uintptr_t)address, &range))
         return CUDA_INVALID_VALUE;
     if (begin)
@@ -47,10 +47,24 @@ static int range_of(uint64_t address, uint64_t *begin, size_t *n)
     return CUDA_SUCCESS;
 }
 
+/* What is mapped there, not all that is reserved with it. */
+static int mapping_or_range(uint64_t address, uint64_t *begin, size_t *n)
+{
+    struct ibx_driver_mapping m;
+    const enum ibx_driver_place place = ibx_driver_mapping(address, &m);
+    if (place != MAPPED)
+        return place == RESERVED ? CUDA_INVALID_VALUE : range_of(address, begin, n);
+    if (begin)
+        *begin = m.begin;
+    if (n)
+        *n = m.n;
+    return CUDA_SUCCESS;
+}
+
 /* Of an address that is none of CUDA's the driver says CUDA_ERROR_NOT_FOUND. */
 EXPORTED int cuMemGetAddressRange_v2(uint64_t *begin, size_t *n, uint64_t address)
 {
-    const int rc = IN_CONTEXT(range_of(address, begin, n));
+    const int rc = IN_CONTEXT(mapping_or_range(address, begin, n));
     return rc == CUDA_INVALID_VALUE ? CUDA_SYMBOL_NOT_FOUND : rc;
 }
 
@@ -128,12 +142,70 @@ static bool number_of(uint64_t *number, size_t *size, int attribute,
         return true;
     case POINTER_MAPPING_SIZE:
     case POINTER_MAPPING_BASE:
-    case POINTER_MAPPING_ID:
+    case POINTER_MAPPING_ID: /* of memory that is mapped, below */
         return false;
     default:
         *size = 0;
         return false;
     }
+}
+
+/* Of memory that is mapped; what is not here is as of other memory. */
+static void number_of_mapping(uint64_t *number, int attribute, const struct ibx_driver_mapping *m,
+                              bool *has)
+{
+    *has = true;
+    switch (attribute) {
+    case POINTER_BUFFER:
+        *number = m->number << 1 | UINT64_C(1) << 63; /* of no allocation */
+        break;
+    case POINTER_CONTEXT: /* it is in none */
+    case POINTER_IS_FOR_IPC:
+        *number = 0;
+        break;
+    case POINTER_ACCESS:
+        *number = (uint64_t)(unsigned)m->access;
+        break;
+    case POINTER_MAPPING_SIZE:
+        *number = m->n;
+        break;
+    case POINTER_MAPPING_BASE:
+        *number = m->begin;
+        break;
+    case POINTER_MAPPING_ID:
+        *number = m->memory;
+        break;
+    default:
+        *has = false;
+    }
+}
+
+/* All that is known of an address. */
+struct known {
+    struct pointer_attributes is;
+    enum ibx_driver_place place;
+    struct ibx_driver_mapping mapping;
+    const void *address;
+};
+
+static int look_at(struct known *k, const void *address)
+{
+    *k = (struct known){.address = address};
+    k->place = ibx_driver_mapping((uintptr_t)address, &k->mapping);
+    if (k->place == NOT_RESERVED)
+        return cudaPointerGetAttributes(&k->is, address);
+    if (k->place == MAPPED)
+        k->is = (struct pointer_attributes){DEVICE, k->mapping.device, (void *)(uintptr_t)address,
+                                            NULL};
+    return CUDA_SUCCESS;
+}
+
+static bool tell(const struct known *k, uint64_t *number, size_t *size, int attribute)
+{
+    bool has = number_of(number, size, attribute, &k->is, k->address), of_mapping = false;
+    if (k->place == MAPPED)
+        number_of_mapping(number, attribute, &k->mapping, &of_mapping);
+    return has || of_mapping;
 }
 
 static void put(void *to, uint64_t number, size_t size)
@@ -144,13 +216,13 @@ static void put(void *to, uint64_t number, size_t size)
 
 static int one(void *data, int attribute, const void *address)
 {
-    struct pointer_attributes a = {0};
+    struct known k;
     uint64_t number = 0;
     size_t size = 0;
     if (!data)
         return CUDA_INVALID_VALUE;
-    const int rc = cudaPointerGetAttributes(&a, address);
-    if (rc || a.type == UNREGISTERED || !number_of(&number, &size, attribute, &a, address))
+    const int rc = look_at(&k, address);
+    if (rc || k.is.type == UNREGISTERED || !tell(&k, &number, &size, attribute))
         return rc ? rc : CUDA_INVALID_VALUE;
     put(data, number, size);
     return CUDA_SUCCESS;
@@ -164,22 +236,22 @@ EXPORTED int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
 /* What there is not of an address is 0; of one that is not CUDA's all of it is. */
 static int several(unsigned count, const int *attributes, void **data, const void *address)
 {
-    struct pointer_attributes a = {0};
+    struct known k;
     if (!count || !attributes || !data)
         return CUDA_INVALID_VALUE;
-    int rc = cudaPointerGetAttributes(&a, address);
+    int rc = look_at(&k, address);
     for (unsigned i = 0; i < count && !rc; i++) {
         uint64_t number = 0;
         size_t size = 0;
-        const bool has = number_of(&number, &size, attributes[i], &a, address);
+        const bool has = tell(&k, &number, &size, attributes[i]);
         const bool device = attributes[i] == POINTER_DEVICE;
         if (!size)
             rc = CUDA_INVALID_VALUE;
         else if (data[i])
             put(data[i],
-                has && a.type != UNREGISTERED ? number
-                : device                      ? UINT64_MAX - 1
-                                              : 0,
+                has && k.is.type != UNREGISTERED ? number
+                : device                         ? UINT64_MAX - 1
+                                                 : 0,
                 size);
     }
     return rc;

@@ -247,17 +247,23 @@ int ibx_frontend_devices_wait(void)
 
 /* An older range at that address was freed by a call that is not seen here. Without memory for the
  * range such a pointer counts as the host's where it is both. */
-static void note(void *address, size_t n, bool pooled, int device)
+static void note_range(const struct range *range)
 {
-    struct range range = {.begin = (uintptr_t)address, .n = n, .pooled = pooled, .device = device};
-    if (!n)
+    if (!range->n)
         return;
     ibx_frontend_ranges_lock();
-    size_t at = ibx_frontend_ranges_find(&ranges, range.begin);
-    while (at < ranges.count && ranges.items[at].begin < range.begin + n)
+    size_t at = ibx_frontend_ranges_find(&ranges, range->begin);
+    while (at < ranges.count && ranges.items[at].begin < range->begin + range->n)
         ibx_frontend_ranges_remove(&ranges, &ranges.items[at]);
-    ibx_frontend_ranges_add(&ranges, &range);
+    ibx_frontend_ranges_add(&ranges, range);
     ibx_frontend_ranges_unlock();
+}
+
+static void note(void *address, size_t n, bool pooled, int device)
+{
+    const struct range range = {
+        .begin = (uintptr_t)address, .n = n, .pooled = pooled, .device = device};
+    note_range(&range);
 }
 
 bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
@@ -278,6 +284,20 @@ void ibx_frontend_memory_of(void *address, size_t n, int device)
 {
     ibx_frontend_device_used();
     note(address, n, true, device);
+}
+
+void ibx_frontend_reserved_memory(void *address, size_t n)
+{
+    const struct range range = {
+        .begin = (uintptr_t)address, .n = n, .pooled = true, .reserved = true, .device = current};
+    ibx_frontend_device_used();
+    note_range(&range);
+}
+
+bool ibx_frontend_is_reserved(const void *address)
+{
+    struct range range;
+    return ibx_frontend_allocation(address, &range) && range.reserved;
 }
 
 void ibx_frontend_device_memory_gone(const void *address)
@@ -361,7 +381,7 @@ int cudaFree(void *address)
         return code;
     if (ibx_frontend_managed_free(address, &address, &code) && code)
         return code;
-    if (ibx_frontend_opened(OPENED_MEMORY, address))
+    if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (ibx_frontend_pointer_closed(address))
         return CUDA_SUCCESS;

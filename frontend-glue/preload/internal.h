@@ -413,6 +413,7 @@ struct range {
     bool allocated;    /* by host_memory.c; false: registered by the application */
     bool in_use;       /* there was an asynchronous copy */
     bool pooled;       /* of the device, but not cudaMalloc's: cudaFree waits for nothing */
+    bool reserved;     /* ... but addresses alone, to which memory is mapped */
     int device;        /* that was the thread's */
     unsigned flags;    /* of the host's: the application's */
     unsigned reach;    /* of the host's: since which epoch kernels reach it; 0: never yet */
@@ -508,6 +509,9 @@ int ibx_frontend_current_device(void);
 void ibx_frontend_device_memory(void *address, size_t n);
 void ibx_frontend_memory_of(void *address, size_t n, int device);
 void ibx_frontend_device_memory_gone(const void *address);
+/* Addresses of the device's, which no call frees that frees memory. */
+void ibx_frontend_reserved_memory(void *address, size_t n);
+bool ibx_frontend_is_reserved(const void *address);
 /* Around a call that waits for all work as it gives memory back: before it, in a way that lets this
  * process make the copies that graphs wait for; and what it returns, of such copies too. */
 void ibx_frontend_before_free(void);

@@ -99,7 +99,7 @@ int cudaFreeAsync(void *address, void *stream)
     ibx_frontend_owned_gone(OWNED_MEMORY, address);
     struct extra e;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ASYNC, "cudaFreeAsync");
-    if (ibx_frontend_opened(OPENED_MEMORY, address))
+    if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (ibx_frontend_pointer_closed(address))
         return CUDA_SUCCESS;

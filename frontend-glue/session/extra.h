@@ -150,7 +150,17 @@ enum ibx_extra {
     IBX_EXTRA_GET_MEMORY,       /* cudaGraphMemAllocNodeGetParams, cudaGraphMemFreeNodeGetParams */
     IBX_EXTRA_SET_GRAPH_MEMORY, /* cudaDeviceSetGraphMemAttribute */
     IBX_EXTRA_MEMSET_ELEMENTS,  /* cuMemsetD2D16Async, cuMemsetD2D32Async */
-    IBX_EXTRAS                  /* one more than the last */
+    IBX_EXTRA_VIRTUAL_GRANULARITY, /* cuMemGetAllocationGranularity; whether there is all of these
+                                    */
+    IBX_EXTRA_VIRTUAL_RESERVE,     /* cuMemAddressReserve */
+    IBX_EXTRA_VIRTUAL_FREE,        /* cuMemAddressFree */
+    IBX_EXTRA_VIRTUAL_CREATE,      /* cuMemCreate */
+    IBX_EXTRA_VIRTUAL_RELEASE,     /* cuMemRelease */
+    IBX_EXTRA_VIRTUAL_MAP,         /* cuMemMap */
+    IBX_EXTRA_VIRTUAL_UNMAP,       /* cuMemUnmap */
+    IBX_EXTRA_VIRTUAL_SET_ACCESS,  /* cuMemSetAccess, for one device */
+    IBX_EXTRA_VIRTUAL_GET_ACCESS,  /* cuMemGetAccess */
+    IBX_EXTRAS                     /* one more than the last */
 };
 
 #define IBX_EXTRA_LISTED        32u /* handles or numbers in one reply, behind how many there are */

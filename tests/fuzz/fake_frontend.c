@@ -440,6 +440,12 @@ void ibx_frontend_device_memory(void *address, size_t n)
 {
     (void)address, (void)n;
 }
+bool ibx_frontend_is_reserved(const void *address)
+{
+    (void)address;
+    return false;
+}
+
 void ibx_frontend_device_memory_gone(const void *address)
 {
     (void)address;

@@ -713,6 +713,8 @@ int main(int argc, char **argv)
         {"driver-odd-answers", driver_odd_answers},
         {"driver-launch-answers", driver_launch_answers},
         {"driver-sets-elements", driver_sets_elements},
+        {"driver-maps-memory", driver_maps_memory},
+        {"driver-maps-nothing", driver_maps_nothing},
         {"not-supported", not_supported},
         {"symbols", symbols},
         {"variables", variables},

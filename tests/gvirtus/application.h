@@ -173,6 +173,10 @@ bool driver_odd_answers();
 bool driver_launch_answers();
 bool driver_sets_elements();
 
+// application_driver_virtual.cpp
+bool driver_maps_memory();
+bool driver_maps_nothing();
+
 // application_printed.cpp
 bool printed();
 

@@ -104,6 +104,7 @@ inline Body number(unsigned n)
 
 // The tests of gpu_calls_FILE.cpp.
 void check_calls_apart();
+void check_calls_mapped();
 void check_calls_math();
 void check_calls_beside();
 void check_calls_captures();

@@ -531,6 +531,7 @@ int main(int argc, char **argv)
     check("... or by a handler of GVirtuS's", given_back_by_a_handler);
     check_calls_math();
     check_calls_apart();
+    check_calls_mapped();
     check_calls_beside();
     check_calls_captures();
     check_calls_ends();

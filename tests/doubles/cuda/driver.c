@@ -79,7 +79,7 @@ struct allocation *find(const void *address, size_t n)
     for (struct allocation *a = allocations; a; a = a->next) {
         uintptr_t from = (uintptr_t)a->address;
         if (from && at >= from && at - from < a->size && n <= a->size - (at - from))
-            return a;
+            return a->reserved && !virtual_is_there(a, at - from, n) ? NULL : a;
     }
     return NULL;
 }
@@ -113,7 +113,7 @@ EXPORT void ibx_double_get_stats(struct ibx_double_stats *out)
     pthread_mutex_lock(&mutex);
     *out = stats;
     for (const struct allocation *a = allocations; a; a = a->next)
-        out->allocations += a->address && a->device >= 0;
+        out->allocations += a->address && a->device >= 0 && !a->reserved;
     for (struct stream *s = streams; s; s = s->next) {
         const unsigned long queued = s->submitted - s->done;
         out->streams += s->number >= FIXED && s->used && !s->urgent; /* one of the plugin's */

@@ -48,6 +48,8 @@ struct ibx_double_stats {
                                        callers wait, which the double does not */
     unsigned long beside_functions; /* copies to or from the host, and streams that were made, while
                                        a stream waited for a function: not by a graph's own nodes */
+    unsigned long reservations;     /* of addresses, alive */
+    unsigned long mappable;         /* pieces of memory for these, alive */
     unsigned long primary_holds;    /* of the primary contexts, by cuDevicePrimaryCtxRetain() */
 };
 

@@ -45,6 +45,7 @@ struct allocation {
     int by;          /* host memory: the device whose context has registered it */
     bool stays;      /* behind a reset of the device */
     unsigned opened; /* so often: it is another process's; 0: it is not */
+    bool reserved;   /* addresses alone: what is mapped there is in virtual.c */
 };
 
 struct context {
@@ -110,6 +111,21 @@ int cuMemAlloc_v2(uint64_t *device, size_t n);
 /* Maps the file as memory of that device; NULL: out of memory. */
 struct allocation *memory_map(int fd, size_t n, int device);
 void memory_unmap(struct allocation *a);
+
+/* Addresses of the current device, at which nothing is; NULL: out of memory. */
+struct allocation *memory_reserve(size_t n);
+
+/* virtual.c */
+
+/* Whether all of n bytes are mapped, with access; what is mapped there, if anything is. */
+bool virtual_is_there(const struct allocation *a, size_t at, size_t n);
+struct virtual_mapping {
+    uint64_t begin;
+    size_t n;
+    unsigned long long id;
+    int device;
+};
+bool virtual_mapping(const struct allocation *a, size_t at, struct virtual_mapping *is);
 
 /* ipc.c */
 

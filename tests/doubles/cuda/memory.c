@@ -16,6 +16,7 @@
 
 /* CUdevice_attribute */
 #define PCI_BUS         33
+#define MAPS_MEMORY     102
 #define GPU_DIRECT_RDMA 116
 
 static struct context contexts[2] = {{0}, {1}};
@@ -77,6 +78,26 @@ struct allocation *memory_map(int fd, size_t n, int device)
                              .fd = fd,
                              .device = device,
                              .id = ++ids};
+    return a;
+}
+
+struct allocation *memory_reserve(size_t n)
+{
+    struct allocation *a = free_entry();
+    void *bytes = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *address = mmap(room_for(n + PAGE), n + PAGE, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!a || bytes == MAP_FAILED || address == MAP_FAILED)
+        return NULL;
+    *a = (struct allocation){.next = a->next,
+                             .address = address,
+                             .bytes = bytes,
+                             .size = n,
+                             .mapped = n,
+                             .fd = -1,
+                             .device = current->device,
+                             .stays = true,
+                             .reserved = true};
     return a;
 }
 
@@ -171,7 +192,7 @@ EXPORT int cuKernelGetFunction(void **function, void *kernel)
 
 void memory_unmap(struct allocation *a)
 {
-    if (a->device >= 0 && !a->opened)
+    if (a->device >= 0 && !a->opened && !a->reserved)
         keep_leftover(a);
     munmap(a->bytes, a->mapped);
     munmap(a->address, a->mapped + PAGE);
@@ -191,7 +212,7 @@ EXPORT int cuMemFree_v2(uint64_t device)
         wait_for_all();
         a = find((void *)(uintptr_t)device, 1);
     }
-    if (!a || a->device < 0 || a->opened || (uintptr_t)a->address != device)
+    if (!a || a->device < 0 || a->opened || a->reserved || (uintptr_t)a->address != device)
         return leave(INVALID_VALUE);
     memory_unmap(a);
     return leave(SUCCESS);
@@ -209,15 +230,19 @@ EXPORT int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t device
     const struct allocation *a = find((void *)(uintptr_t)device, 1);
     if (!a)
         return leave(INVALID_VALUE);
+    struct virtual_mapping m = {(uintptr_t)a->address, a->size, 0, 0};
+    if (a->reserved)
+        virtual_mapping(a, (uintptr_t)device - (uintptr_t)a->address, &m);
     if (base)
-        *base = (uintptr_t)a->address;
+        *base = m.begin;
     if (size)
-        *size = a->size;
+        *size = m.n;
     return leave(SUCCESS);
 }
 
 static int attributes[ATTRIBUTES] = {
     [PCI_BUS] = 3,
+    [MAPS_MEMORY] = 1,
     [GPU_DIRECT_RDMA] = 1,
     [IBX_CUDA_DEVICE_DMA_BUF] = 1,
     [IBX_CUDA_DEVICE_RDMA_ORDERING] = IBX_CUDA_ORDERING_OWNER,
@@ -292,6 +317,9 @@ EXPORT int cuPointerGetAttributes(unsigned count, const int *names, void **value
     if (code)
         return code;
     const struct allocation *a = find((void *)(uintptr_t)pointer, 1);
+    struct virtual_mapping m = {.id = a ? a->id : 0, .device = a ? a->device : -2};
+    if (a && a->reserved)
+        virtual_mapping(a, (uintptr_t)pointer - (uintptr_t)a->address, &m);
     for (unsigned i = 0; i < count; i++) {
         unsigned type = !a ? 0 : a->device < 0 ? IBX_CUDA_MEMORY_HOST : IBX_CUDA_MEMORY_DEVICE;
         if (names[i] == IBX_CUDA_POINTER_MEMORY_TYPE)
@@ -299,9 +327,9 @@ EXPORT int cuPointerGetAttributes(unsigned count, const int *names, void **value
         else if (names[i] == IBX_CUDA_POINTER_IS_MANAGED)
             memset(values[i], 0, sizeof(unsigned));
         else if (names[i] == IBX_CUDA_POINTER_BUFFER_ID)
-            memcpy(values[i], a ? &a->id : &(unsigned long long){0}, sizeof(a->id));
+            memcpy(values[i], &m.id, sizeof(m.id));
         else if (names[i] == IBX_CUDA_POINTER_ORDINAL)
-            memcpy(values[i], a ? &a->device : &(int){-2}, sizeof(int));
+            memcpy(values[i], &m.device, sizeof(int));
         else if (names[i] == IBX_CUDA_POINTER_RANGE_START)
             memcpy(values[i], &(uint64_t){a ? (uintptr_t)a->address : 0}, sizeof(uint64_t));
         else if (names[i] == IBX_CUDA_POINTER_RANGE_SIZE)

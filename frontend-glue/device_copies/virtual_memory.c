@@ -1,0 +1,583 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Memory that is mapped apart from its addresses (cuMemAddressReserve, cuMemCreate, cuMemMap), by
+ * the driver here. The requests are in extra_virtual.c.
+ *
+ * CUDA follows a handle of such memory as an address, also one that was made up, and maps memory
+ * beyond the addresses that were reserved, where others' are. So a client has numbers of memory,
+ * and names addresses that it has reserved itself and mappings as they are. What is reserved counts
+ * as memory of the client's from then on (handle_memory.c, owners.c), mapped or not: by that
+ * copies, sets and kernels' arguments of others are refused, and it is given back behind the
+ * client's work when that has ended. Memory counts as allocated (rdma.device_memory) from its
+ * making until it is neither named nor mapped. It is cleared as what cudaMalloc makes: at addresses
+ * of its own, before the client learns of it.
+ *
+ * All calls of the driver's about mappings are made under the lock: they do not wait for work.
+ */
+#include "frontend-glue/device_copies/virtual_memory.h"
+#include "frontend-glue/device_copies/copies.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define SUPPORTED     102 /* CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+#define PINNED        1   /* CU_MEM_ALLOCATION_TYPE_PINNED */
+#define OF_DEVICE     1   /* CU_MEM_LOCATION_TYPE_DEVICE */
+#define READ_WRITE    3u  /* CU_MEM_ACCESS_FLAGS_PROT_READWRITE */
+#define RESERVED_MOST (UINT64_C(8) << 40) /* bytes of addresses that a tenant has reserved */
+
+/* CUmemAllocationProp */
+struct properties {
+    int type, handles, at_device, device;
+    void *meta;
+    uint8_t compression, rdma;
+    uint16_t usage;
+    uint8_t reserved[4];
+};
+_Static_assert(sizeof(struct properties) == 32, "the layout of CUmemAllocationProp");
+
+/* CUmemLocation, and CUmemAccessDesc */
+struct access {
+    int at_device, device;
+    unsigned flags;
+};
+
+struct memory {
+    struct memory *next;
+    uint64_t number;           /* by which the client knows it */
+    unsigned long long handle; /* CUDA's */
+    size_t n;
+    struct ibx_tenant *tenant;
+    uint64_t charge; /* of IBX_HOLD_DEVICE */
+    const void *context;
+    unsigned mappings;
+    bool named; /* by the client; once it is not CUDA's handle is gone */
+};
+
+struct mapping {
+    struct mapping *next;
+    uint64_t at;
+    struct memory *of;
+};
+
+struct addresses {
+    struct addresses *next;
+    uint64_t begin, n;
+    struct ibx_tenant *tenant;
+    uint64_t client;
+    const void *context;
+    struct mapping *mappings;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all of these */
+static struct memory *memories;
+static struct addresses *reserved;
+static uint64_t numbers;
+static atomic_uint reservations; /* of what there is none nobody waits for the lock */
+
+/* The driver's, which may be older. */
+static struct driver {
+    int (*granularity)(size_t *n, const struct properties *properties, int option);
+    int (*reserve)(uint64_t *address, size_t n, size_t alignment, uint64_t wanted,
+                   unsigned long long flags);
+    int (*free)(uint64_t address, size_t n);
+    int (*create)(unsigned long long *handle, size_t n, const struct properties *properties,
+                  unsigned long long flags);
+    int (*release)(unsigned long long handle);
+    int (*map)(uint64_t address, size_t n, size_t offset, unsigned long long handle,
+               unsigned long long flags);
+    int (*unmap)(uint64_t address, size_t n);
+    int (*set_access)(uint64_t address, size_t n, const struct access *list, size_t count);
+    int (*get_access)(unsigned long long *flags, const struct access *location, uint64_t address);
+} driver;
+static bool driver_has_all;
+
+static void look_up(void)
+{
+    *(void **)&driver.granularity = ibx_cuda_symbol("cuMemGetAllocationGranularity");
+    *(void **)&driver.reserve = ibx_cuda_symbol("cuMemAddressReserve");
+    *(void **)&driver.free = ibx_cuda_symbol("cuMemAddressFree");
+    *(void **)&driver.create = ibx_cuda_symbol("cuMemCreate");
+    *(void **)&driver.release = ibx_cuda_symbol("cuMemRelease");
+    *(void **)&driver.map = ibx_cuda_symbol("cuMemMap");
+    *(void **)&driver.unmap = ibx_cuda_symbol("cuMemUnmap");
+    *(void **)&driver.set_access = ibx_cuda_symbol("cuMemSetAccess");
+    *(void **)&driver.get_access = ibx_cuda_symbol("cuMemGetAccess");
+    driver_has_all = driver.granularity && driver.reserve && driver.free && driver.create &&
+                     driver.release && driver.map && driver.unmap && driver.set_access &&
+                     driver.get_access;
+}
+
+bool ibx_virtual_is_known(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, look_up);
+    return driver_has_all;
+}
+
+/* Around what is locked, and calls of the driver's: none of them ends a capture. */
+static int enter(void)
+{
+    pthread_mutex_lock(&lock);
+    return ibx_cuda_capture_relax(ibx_cuda_load(NULL));
+}
+
+static void leave(int mode)
+{
+    ibx_cuda_capture_restore(ibx_cuda_load(NULL), mode);
+    pthread_mutex_unlock(&lock);
+}
+
+static struct properties of_device(int device)
+{
+    return (struct properties){.type = PINNED, .at_device = OF_DEVICE, .device = device};
+}
+
+int ibx_virtual_granularity(const struct copies *x, int device, int option, size_t *n)
+{
+    const struct properties properties = of_device(device);
+    int supported = 0;
+    const int rc = x->cuda->device_get_attribute(&supported, SUPPORTED, device);
+    return rc ? rc : supported ? driver.granularity(n, &properties, option) : CUDA_NOT_SUPPORTED;
+}
+
+/* ------------------------------------------------------------------------------- addresses */
+
+/* Locked. Those that hold all of n bytes, and are the client's; NULL: there are none. */
+static struct addresses *own(struct copies *x, uint64_t at, uint64_t n)
+{
+    struct addresses *a = reserved;
+    while (a && !(at >= a->begin && at - a->begin < a->n && n <= a->n - (at - a->begin)))
+        a = a->next;
+    return n && a && a->tenant == x->isolation.tenant && a->client == ibx_clients_number(x) ? a
+                                                                                            : NULL;
+}
+
+/* Locked. Whosever they are. */
+static const struct addresses *around(uint64_t at)
+{
+    const struct addresses *a = reserved;
+    while (a && !(at >= a->begin && at - a->begin < a->n))
+        a = a->next;
+    return a;
+}
+
+bool ibx_virtual_holds(uint64_t address)
+{
+    if (!atomic_load(&reservations))
+        return false;
+    pthread_mutex_lock(&lock);
+    const bool holds = around(address);
+    pthread_mutex_unlock(&lock);
+    return holds;
+}
+
+/* Locked. So many of n bytes are mapped. */
+static uint64_t mapped(const struct addresses *a, uint64_t at, uint64_t n)
+{
+    uint64_t all = 0;
+    for (const struct mapping *m = a->mappings; m; m = m->next) {
+        const uint64_t end = m->at + m->of->n;
+        const uint64_t from = m->at > at ? m->at : at, to = end < at + n ? end : at + n;
+        all += from < to ? to - from : 0;
+    }
+    return all;
+}
+
+bool ibx_virtual_lacks(uint64_t address, uint64_t n)
+{
+    if (!atomic_load(&reservations))
+        return false;
+    pthread_mutex_lock(&lock);
+    const struct addresses *a = around(address);
+    const bool lacks = a && (n > a->n - (address - a->begin) || mapped(a, address, n) != n);
+    pthread_mutex_unlock(&lock);
+    return lacks;
+}
+
+/* Locked. So many bytes that a tenant has reserved. */
+static uint64_t reserved_by(const struct ibx_tenant *tenant)
+{
+    uint64_t all = 0;
+    for (const struct addresses *a = reserved; a; a = a->next)
+        all += a->tenant == tenant ? a->n : 0;
+    return all;
+}
+
+static struct ibx_quota *entries_of(struct ibx_tenant *tenant)
+{
+    return ibx_tenant_quota(tenant, IBX_HOLD_ALLOCATIONS);
+}
+
+/* Locked. NULL: the tenant has too many, or there is no memory. */
+static struct addresses *reserve_some(struct copies *x, size_t n, size_t alignment, int *rc)
+{
+    struct ibx_tenant *tenant = x->isolation.tenant;
+    const uint64_t before = reserved_by(tenant);
+    struct addresses *a =
+        n <= RESERVED_MOST && before <= RESERVED_MOST - n && ibx_quota_take(entries_of(tenant), 1)
+            ? calloc(1, sizeof(*a))
+            : NULL;
+    void *context = NULL;
+    *rc = CUDA_MEMORY_ALLOCATION;
+    if (!a)
+        return NULL;
+    *rc = driver.reserve(&a->begin, n, alignment, 0, 0);
+    if (!*rc)
+        *rc = x->cuda->ctx_get_current(&context);
+    if (*rc) {
+        ibx_quota_give(entries_of(tenant), 1);
+        free(a);
+        return NULL;
+    }
+    a->n = n;
+    a->tenant = tenant;
+    a->client = ibx_clients_number(x);
+    a->context = context;
+    a->next = reserved;
+    reserved = a;
+    atomic_fetch_add(&reservations, 1);
+    return a;
+}
+
+/* Locked. They have no mappings, and are in the list no more. */
+static void give_back(struct addresses *a)
+{
+    driver.free(a->begin, a->n);
+    ibx_quota_give(entries_of(a->tenant), 1);
+    atomic_fetch_sub(&reservations, 1);
+    free(a);
+}
+
+/* Locked. */
+static void take_out(struct addresses *a)
+{
+    struct addresses **at = &reserved;
+    while (*at != a)
+        at = &(*at)->next;
+    *at = a->next;
+}
+
+int ibx_virtual_reserve(struct copies *x, size_t n, size_t alignment, uint64_t *begin,
+                        const void **context)
+{
+    int rc;
+    const int mode = enter();
+    const struct addresses *a = reserve_some(x, n, alignment, &rc);
+    if (a) {
+        *begin = a->begin;
+        *context = a->context;
+    }
+    leave(mode);
+    return rc;
+}
+
+bool ibx_virtual_is_empty(struct copies *x, uint64_t begin, uint64_t n)
+{
+    const int mode = enter();
+    const struct addresses *a = own(x, begin, n);
+    const bool is = a && a->begin == begin && a->n == n && !a->mappings;
+    leave(mode);
+    return is;
+}
+
+/* ---------------------------------------------------------------------------------- memory */
+
+/* Locked. It is neither named nor mapped any more. */
+static void give_back_memory(struct memory *m)
+{
+    struct memory **at = &memories;
+    if (m->named || m->mappings)
+        return;
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+    ibx_quota_give(ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE), m->charge);
+    ibx_quota_give(entries_of(m->tenant), 1);
+    free(m);
+}
+
+/* Locked. */
+static struct memory *find(uint64_t number)
+{
+    struct memory *m = memories;
+    while (m && m->number != number)
+        m = m->next;
+    return m;
+}
+
+/* Locked. */
+static void name_no_more(struct memory *m)
+{
+    if (!m->named)
+        return;
+    driver.release(m->handle);
+    m->named = false;
+    give_back_memory(m);
+}
+
+void ibx_virtual_end_memory(uint64_t number)
+{
+    const int mode = enter();
+    struct memory *m = find(number);
+    if (m)
+        name_no_more(m);
+    leave(mode);
+}
+
+/* At addresses that nobody knows, in the current context. */
+static int clear_here(struct copies *x, const struct memory *m, int device)
+{
+    const struct access access = {OF_DEVICE, device, READ_WRITE};
+    uint64_t at = 0;
+    int rc = driver.reserve(&at, m->n, 0, 0, 0);
+    if (rc)
+        return rc;
+    rc = driver.map(at, m->n, 0, m->handle, 0);
+    if (!rc) {
+        rc = driver.set_access(at, m->n, &access, 1);
+        if (!rc && !ibx_clear_new(x, at, m->n))
+            rc = CUDA_MEMORY_ALLOCATION;
+        driver.unmap(at, m->n);
+    }
+    driver.free(at, m->n);
+    return rc;
+}
+
+/* Other devices need not reach it. */
+static int clear(struct copies *x, const struct memory *m, int device)
+{
+    void *context = NULL, *popped = NULL;
+    int rc = x->cuda->device_primary_ctx_retain
+                 ? x->cuda->device_primary_ctx_retain(&context, device)
+                 : CUDA_NOT_SUPPORTED;
+    if (rc)
+        return rc;
+    rc = x->cuda->ctx_push_current(context);
+    if (!rc) {
+        rc = clear_here(x, m, device);
+        x->cuda->ctx_pop_current(&popped);
+    }
+    x->cuda->device_primary_ctx_release(device);
+    return rc;
+}
+
+/* Counts as what cudaMalloc makes. */
+static bool count(struct copies *x, struct memory *m)
+{
+    struct ibx_quota *bytes = ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE);
+    if (!ibx_quota_take(entries_of(m->tenant), 1))
+        return false;
+    m->charge = x->isolation.limited ? m->n : 0;
+    while (!ibx_quota_take(bytes, m->charge)) {
+        if (!ibx_client_ends_wait()) {
+            ibx_quota_give(entries_of(m->tenant), 1);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void count_no_more(const struct memory *m)
+{
+    ibx_quota_give(ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE), m->charge);
+    ibx_quota_give(entries_of(m->tenant), 1);
+}
+
+/* CUDA's, and cleared. */
+static int make(struct copies *x, struct memory *m, int device)
+{
+    const struct properties properties = of_device(device);
+    void *context = NULL;
+    int rc = x->cuda->ctx_get_current(&context);
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    if (!rc)
+        rc = driver.create(&m->handle, m->n, &properties, 0);
+    while (rc == CUDA_MEMORY_ALLOCATION && ibx_client_ends_wait())
+        rc = driver.create(&m->handle, m->n, &properties, 0);
+    m->context = context;
+    if (!rc && ibx_clients_were_several()) {
+        rc = clear(x, m, device);
+        if (rc)
+            driver.release(m->handle);
+    }
+    ibx_cuda_capture_restore(x->cuda, mode);
+    return rc;
+}
+
+int ibx_virtual_create(struct copies *x, size_t n, int device, uint64_t *number)
+{
+    struct memory made = {.n = n, .tenant = x->isolation.tenant};
+    struct memory *m = malloc(sizeof(*m));
+    if (!m || !count(x, &made)) {
+        free(m);
+        return CUDA_MEMORY_ALLOCATION;
+    }
+    const int rc = make(x, &made, device);
+    if (rc) {
+        count_no_more(&made);
+        free(m);
+        return rc;
+    }
+    const int mode = enter();
+    *number = made.number = ++numbers;
+    made.named = true;
+    made.next = memories;
+    *m = made;
+    memories = m;
+    leave(mode);
+    return 0;
+}
+
+/* -------------------------------------------------------------------------------- mappings */
+
+/* Locked. Whether anything is mapped in n bytes. */
+static bool touched(const struct addresses *a, uint64_t at, uint64_t n)
+{
+    const struct mapping *m = a->mappings;
+    while (m && !(m->at < at + n && at < m->at + m->of->n))
+        m = m->next;
+    return m;
+}
+
+/* Locked. Whether no mapping lies across an end of n bytes. */
+static bool ends_are_free(const struct addresses *a, uint64_t at, uint64_t n)
+{
+    const struct mapping *m = a->mappings;
+    while (m && (m->at >= at + n || at >= m->at + m->of->n ||
+                 (m->at >= at && m->at + m->of->n <= at + n)))
+        m = m->next;
+    return !m;
+}
+
+/* Locked. Whether they are whole mappings, without a gap. */
+static bool are_whole(const struct addresses *a, uint64_t at, uint64_t n)
+{
+    return ends_are_free(a, at, n) && mapped(a, at, n) == n;
+}
+
+/* Locked. All of one piece of memory: CUDA has no parts of it either. */
+static int map_there(struct addresses *a, uint64_t at, struct memory *of)
+{
+    if (touched(a, at, of->n))
+        return CUDA_INVALID_VALUE;
+    struct mapping *m = ibx_quota_take(entries_of(a->tenant), 1) ? malloc(sizeof(*m)) : NULL;
+    if (!m)
+        return CUDA_MEMORY_ALLOCATION;
+    const int rc = driver.map(at, of->n, 0, of->handle, 0);
+    if (rc) {
+        ibx_quota_give(entries_of(a->tenant), 1);
+        free(m);
+        return rc;
+    }
+    *m = (struct mapping){a->mappings, at, of};
+    a->mappings = m;
+    of->mappings++;
+    return 0;
+}
+
+int ibx_virtual_map(struct copies *x, uint64_t at, uint64_t n, uint64_t number)
+{
+    const int mode = enter();
+    struct memory *of = find(number);
+    struct addresses *a = own(x, at, n);
+    const int rc = !of || !a    ? CUDA_INVALID_VALUE
+                   : of->n != n ? CUDA_NOT_SUPPORTED
+                                : map_there(a, at, of);
+    leave(mode);
+    return rc;
+}
+
+/* Locked. Of n bytes that are whole mappings. */
+static void drop_mappings(struct addresses *a, uint64_t at, uint64_t n)
+{
+    for (struct mapping **place = &a->mappings; *place;) {
+        struct mapping *m = *place;
+        if (m->at < at || m->at - at >= n) {
+            place = &m->next;
+            continue;
+        }
+        *place = m->next;
+        m->of->mappings--;
+        give_back_memory(m->of);
+        ibx_quota_give(entries_of(a->tenant), 1);
+        free(m);
+    }
+}
+
+int ibx_virtual_unmap(struct copies *x, uint64_t at, uint64_t n)
+{
+    const int mode = enter();
+    struct addresses *a = own(x, at, n);
+    const int rc = a && ends_are_free(a, at, n) ? driver.unmap(at, n) : CUDA_INVALID_VALUE;
+    if (!rc)
+        drop_mappings(a, at, n);
+    leave(mode);
+    return rc;
+}
+
+int ibx_virtual_set_access(struct copies *x, uint64_t at, uint64_t n, int device, unsigned flags)
+{
+    const struct access access = {OF_DEVICE, device, flags};
+    const int mode = enter();
+    const struct addresses *a = own(x, at, n);
+    const int rc =
+        a && are_whole(a, at, n) ? driver.set_access(at, n, &access, 1) : CUDA_INVALID_VALUE;
+    leave(mode);
+    return rc;
+}
+
+int ibx_virtual_get_access(struct copies *x, uint64_t at, int device, unsigned long long *flags)
+{
+    const struct access location = {.at_device = OF_DEVICE, .device = device};
+    const int mode = enter();
+    const struct addresses *a = own(x, at, 1);
+    const int rc =
+        a && touched(a, at, 1) ? driver.get_access(flags, &location, at) : CUDA_INVALID_VALUE;
+    leave(mode);
+    return rc;
+}
+
+/* ---------------------------------------------------------------------------- it is given back */
+
+/* Locked. With what is mapped there. */
+static void end(struct addresses *a)
+{
+    for (const struct mapping *m = a->mappings; m; m = m->next)
+        driver.unmap(m->at, m->of->n);
+    drop_mappings(a, a->begin, a->n);
+    take_out(a);
+    give_back(a);
+}
+
+bool ibx_virtual_end_addresses(uint64_t begin)
+{
+    if (!atomic_load(&reservations))
+        return false;
+    const int mode = enter();
+    struct addresses *a = reserved;
+    while (a && a->begin != begin)
+        a = a->next;
+    if (a)
+        end(a);
+    leave(mode);
+    return a;
+}
+
+/* Its handles go with the context as well (handles.c). */
+void ibx_virtual_forget(const void *context)
+{
+    const int mode = enter();
+    for (struct memory *m = memories, *next; m; m = next) {
+        next = m->next;
+        if (!context || m->context == context)
+            name_no_more(m);
+    }
+    for (struct addresses *a = reserved, *next; a; a = next) {
+        next = a->next;
+        if (!context || a->context == context)
+            end(a);
+    }
+    leave(mode);
+}

@@ -1,0 +1,490 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Memory that is mapped apart from its addresses: requests of our own, which the back end's driver
+ * runs. Here is noted what is mapped where, and how often a handle is held: the back end knows each
+ * piece of memory until it is neither held nor mapped. It shares none with other processes.
+ */
+#include "frontend-glue/driver_api/driver.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#define PINNED     1 /* CU_MEM_ALLOCATION_TYPE_PINNED */
+#define OF_DEVICE  1 /* CU_MEM_LOCATION_TYPE_DEVICE */
+#define POSIX_FILE 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
+#define OPTIONS    2 /* CU_MEM_ALLOC_GRANULARITY_* */
+
+/* CUmemAllocationProp */
+struct properties {
+    int type, handles;
+    struct memory_location at;
+    void *meta;
+    uint8_t compression, rdma;
+    uint16_t usage;
+    uint8_t reserved[4];
+};
+
+/* CUmemAccessDesc */
+struct access {
+    struct memory_location at;
+    int flags;
+};
+
+struct memory {
+    struct memory *next;
+    uint64_t number; /* the back end's, and the program's handle */
+    size_t n;
+    int device;
+    unsigned held, mappings;
+};
+
+struct mapping {
+    struct mapping *next;
+    uint64_t at, number;
+    struct memory *of;
+    int access; /* CUmemAccess_flags, of the last device that was named */
+};
+
+struct addresses {
+    struct addresses *next;
+    uint64_t begin, n;
+    struct mapping *mappings;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct memory *memories;
+static struct addresses *reserved;
+static uint64_t numbers; /* of mappings */
+static atomic_uint reservations;
+
+/* What there is is the parent's. */
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    memories = NULL;
+    reserved = NULL;
+    atomic_store(&reservations, 0);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* ------------------------------------------------------------------------ what is where; locked */
+
+static struct addresses *holding(uint64_t at, uint64_t n)
+{
+    struct addresses *a = reserved;
+    while (a && !(at >= a->begin && at - a->begin < a->n && n <= a->n - (at - a->begin)))
+        a = a->next;
+    return a;
+}
+
+static struct mapping *mapped(const struct addresses *a, uint64_t at)
+{
+    struct mapping *m = a ? a->mappings : NULL;
+    while (m && !(at >= m->at && at - m->at < m->of->n))
+        m = m->next;
+    return m;
+}
+
+static struct memory *find(uint64_t number)
+{
+    struct memory *m = memories;
+    while (m && (m->number != number || !m->held))
+        m = m->next;
+    return m;
+}
+
+enum ibx_driver_place ibx_driver_mapping(uint64_t address, struct ibx_driver_mapping *is)
+{
+    if (!atomic_load(&reservations))
+        return NOT_RESERVED;
+    pthread_mutex_lock(&lock);
+    const struct addresses *a = holding(address, 1);
+    const struct mapping *m = mapped(a, address);
+    if (m)
+        *is = (struct ibx_driver_mapping){m->at,         m->of->n,      m->number,
+                                          m->of->number, m->of->device, m->access};
+    pthread_mutex_unlock(&lock);
+    return m ? MAPPED : a ? RESERVED : NOT_RESERVED;
+}
+
+/* ------------------------------------------------------------------------------- granularity */
+
+/* Programs want memory that they could export, and mostly do not: that fails then. */
+static int check(const struct properties *p)
+{
+    if (!p || p->type != PINNED)
+        return CUDA_INVALID_VALUE;
+    return p->at.type != OF_DEVICE || p->handles & ~POSIX_FILE || p->rdma
+               ? CUDA_NOT_SUPPORTED
+               : ibx_driver_check_device(p->at.id);
+}
+
+static void begin_granularity(struct extra *e, int device, int option)
+{
+    ibx_frontend_extra_begin(e, IBX_EXTRA_VIRTUAL_GRANULARITY, "cuMemGetAllocationGranularity");
+    ibx_put_u32(&e->body, (uint32_t)device);
+    ibx_put_u32(&e->body, (uint32_t)option);
+}
+
+bool ibx_driver_maps_memory(int device)
+{
+    struct extra e;
+    uint8_t bytes[8];
+    int code;
+    begin_granularity(&e, device, 0);
+    return ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code) && !code;
+}
+
+static int granularity(size_t *n, const struct properties *p, int option)
+{
+    struct extra e;
+    uint64_t answer = 0;
+    int rc = n && option >= 0 && option < OPTIONS ? check(p) : CUDA_INVALID_VALUE;
+    if (rc)
+        return rc;
+    begin_granularity(&e, p->at.id, option);
+    rc = ibx_frontend_extra_ask(&e, &answer);
+    if (!rc)
+        *n = answer;
+    return rc;
+}
+
+EXPORTED int cuMemGetAllocationGranularity(size_t *n, const struct properties *p, int option)
+{
+    return ANYWHERE(granularity(n, p, option));
+}
+
+/* ------------------------------------------------------------------------------- addresses */
+
+/* An address that the program wishes is one of its process's: the back end has others. */
+static int reserve(uint64_t *address, size_t n, size_t alignment, unsigned long long flags)
+{
+    struct extra e;
+    uint64_t begins = 0;
+    struct addresses *a = address && n && !flags ? calloc(1, sizeof(*a)) : NULL;
+    if (!a)
+        return address && n && !flags ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_RESERVE, "cuMemAddressReserve");
+    ibx_put_u64(&e.body, n);
+    ibx_put_u64(&e.body, alignment);
+    const int rc = ibx_frontend_extra_ask(&e, &begins);
+    if (rc) {
+        free(a);
+        return rc;
+    }
+    ibx_frontend_reserved_memory((void *)(uintptr_t)begins, n);
+    pthread_mutex_lock(&lock);
+    *a = (struct addresses){reserved, begins, n, NULL};
+    reserved = a;
+    atomic_fetch_add(&reservations, 1);
+    pthread_mutex_unlock(&lock);
+    *address = begins;
+    return CUDA_SUCCESS;
+}
+
+EXPORTED int cuMemAddressReserve(uint64_t *address, size_t n, size_t alignment, uint64_t wanted,
+                                 unsigned long long flags)
+{
+    (void)wanted;
+    return ANYWHERE(reserve(address, n, alignment, flags));
+}
+
+/* Noted as gone before another thread may get them. */
+static struct addresses *take_out(uint64_t begins, uint64_t n)
+{
+    pthread_mutex_lock(&lock);
+    struct addresses **at = &reserved;
+    while (*at && ((*at)->begin != begins || (*at)->n != n || (*at)->mappings))
+        at = &(*at)->next;
+    struct addresses *found = *at;
+    if (found)
+        *at = found->next;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static int free_addresses(uint64_t begins, uint64_t n)
+{
+    struct extra e;
+    struct addresses *a = take_out(begins, n);
+    if (!a)
+        return CUDA_INVALID_VALUE;
+    ibx_frontend_device_memory_gone((void *)(uintptr_t)begins);
+    atomic_fetch_sub(&reservations, 1);
+    free(a);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_FREE, "cuMemAddressFree");
+    ibx_put_u64(&e.body, begins);
+    ibx_put_u64(&e.body, n);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+EXPORTED int cuMemAddressFree(uint64_t address, size_t n)
+{
+    return ANYWHERE(free_addresses(address, n));
+}
+
+/* ------------------------------------------------------------------------------- memory */
+
+static int create(uint64_t *handle, size_t n, const struct properties *p, unsigned long long flags)
+{
+    struct extra e;
+    uint64_t number = 0;
+    int rc = handle && n && !flags ? check(p) : CUDA_INVALID_VALUE;
+    if (rc)
+        return rc;
+    struct memory *m = malloc(sizeof(*m));
+    if (!m)
+        return CUDA_MEMORY_ALLOCATION;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_CREATE, "cuMemCreate");
+    ibx_put_u64(&e.body, n);
+    ibx_put_u32(&e.body, (uint32_t)p->at.id);
+    rc = ibx_frontend_extra_ask(&e, &number);
+    if (rc) {
+        free(m);
+        return rc;
+    }
+    pthread_mutex_lock(&lock);
+    *m = (struct memory){memories, number, n, p->at.id, 1, 0};
+    memories = m;
+    pthread_mutex_unlock(&lock);
+    *handle = number;
+    return CUDA_SUCCESS;
+}
+
+EXPORTED int cuMemCreate(uint64_t *handle, size_t n, const struct properties *p,
+                         unsigned long long flags)
+{
+    return ANYWHERE(create(handle, n, p, flags));
+}
+
+/* Locked. Its number, if it is to be given back: it is neither held nor mapped any more. */
+static uint64_t take_unused(struct memory *m)
+{
+    struct memory **at = &memories;
+    const uint64_t number = m->number;
+    if (m->held || m->mappings)
+        return 0;
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+    free(m);
+    return number;
+}
+
+static int give_back(uint64_t number)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_RELEASE, "cuMemRelease");
+    ibx_put_u64(&e.body, number);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+static int release(uint64_t handle)
+{
+    uint64_t unused = 0;
+    pthread_mutex_lock(&lock);
+    struct memory *m = find(handle);
+    if (m) {
+        m->held--;
+        unused = take_unused(m);
+    }
+    pthread_mutex_unlock(&lock);
+    return !m ? CUDA_INVALID_VALUE : unused ? give_back(unused) : CUDA_SUCCESS;
+}
+
+EXPORTED int cuMemRelease(uint64_t handle)
+{
+    return ANYWHERE(release(handle));
+}
+
+static int retain(uint64_t *handle, uint64_t address)
+{
+    pthread_mutex_lock(&lock);
+    const struct mapping *m = mapped(holding(address, 1), address);
+    if (m && handle) {
+        m->of->held++;
+        *handle = m->of->number;
+    }
+    pthread_mutex_unlock(&lock);
+    return m && handle ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
+}
+
+EXPORTED int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
+{
+    return ANYWHERE(retain(handle, (uintptr_t)address));
+}
+
+static int describe(struct properties *p, uint64_t handle)
+{
+    pthread_mutex_lock(&lock);
+    const struct memory *m = find(handle);
+    if (m && p)
+        *p = (struct properties){.type = PINNED, .at = {OF_DEVICE, m->device}};
+    pthread_mutex_unlock(&lock);
+    return m && p ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
+}
+
+EXPORTED int cuMemGetAllocationPropertiesFromHandle(struct properties *p, uint64_t handle)
+{
+    return ANYWHERE(describe(p, handle));
+}
+
+/* ------------------------------------------------------------------------------- mappings */
+
+/* Held while the back end maps it. NULL: *rc says why not. */
+static struct memory *hold(uint64_t at, size_t n, uint64_t handle, int *rc)
+{
+    pthread_mutex_lock(&lock);
+    struct memory *m = find(handle);
+    *rc = !m || !holding(at, n) ? CUDA_INVALID_VALUE : m->n != n ? CUDA_NOT_SUPPORTED : 0;
+    if (!*rc)
+        m->mappings++;
+    pthread_mutex_unlock(&lock);
+    return *rc ? NULL : m;
+}
+
+static void note(struct mapping *made, struct memory *of, uint64_t at, int rc)
+{
+    uint64_t unused = 0;
+    pthread_mutex_lock(&lock);
+    struct addresses *a = rc ? NULL : holding(at, of->n);
+    if (a) {
+        *made = (struct mapping){a->mappings, at, ++numbers, of, 0};
+        a->mappings = made;
+    } else {
+        of->mappings--;
+        unused = take_unused(of);
+        free(made);
+    }
+    pthread_mutex_unlock(&lock);
+    if (unused)
+        give_back(unused);
+}
+
+static int map(uint64_t at, size_t n, size_t offset, uint64_t handle, unsigned long long flags)
+{
+    struct extra e;
+    int rc;
+    if (offset || flags)
+        return offset ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE;
+    struct mapping *made = malloc(sizeof(*made));
+    struct memory *of = made ? hold(at, n, handle, &rc) : NULL;
+    if (!of) {
+        free(made);
+        return made ? rc : CUDA_MEMORY_ALLOCATION;
+    }
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_MAP, "cuMemMap");
+    ibx_put_u64(&e.body, at);
+    ibx_put_u64(&e.body, n);
+    ibx_put_u64(&e.body, handle);
+    rc = ibx_frontend_extra(&e, NULL, 0);
+    note(made, of, at, rc);
+    return rc;
+}
+
+EXPORTED int cuMemMap(uint64_t address, size_t n, size_t offset, uint64_t handle,
+                      unsigned long long flags)
+{
+    return ANYWHERE(map(address, n, offset, handle, flags));
+}
+
+/* One that begins in n bytes, none of which are mapped any more; 0: there is none. *unused: memory
+ * that is to be given back, or 0. */
+static bool take_mapping(uint64_t at, size_t n, uint64_t *unused)
+{
+    pthread_mutex_lock(&lock);
+    struct addresses *a = holding(at, n);
+    struct mapping **place = a ? &a->mappings : NULL;
+    while (place && *place && ((*place)->at < at || (*place)->at - at >= n))
+        place = &(*place)->next;
+    struct mapping *m = place ? *place : NULL;
+    if (m) {
+        *place = m->next;
+        m->of->mappings--;
+        *unused = take_unused(m->of);
+        free(m);
+    }
+    pthread_mutex_unlock(&lock);
+    return m;
+}
+
+static int unmap(uint64_t at, size_t n)
+{
+    struct extra e;
+    uint64_t unused = 0;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_UNMAP, "cuMemUnmap");
+    ibx_put_u64(&e.body, at);
+    ibx_put_u64(&e.body, n);
+    int rc = ibx_frontend_extra(&e, NULL, 0);
+    while (!rc && take_mapping(at, n, &unused)) {
+        if (unused)
+            rc = give_back(unused);
+    }
+    return rc;
+}
+
+EXPORTED int cuMemUnmap(uint64_t address, size_t n)
+{
+    return ANYWHERE(unmap(address, n));
+}
+
+static void note_access(uint64_t at, size_t n, int flags)
+{
+    pthread_mutex_lock(&lock);
+    const struct addresses *a = holding(at, n);
+    for (struct mapping *m = a ? a->mappings : NULL; m; m = m->next)
+        if (m->at >= at && m->at - at < n)
+            m->access = flags;
+    pthread_mutex_unlock(&lock);
+}
+
+static int set_access(uint64_t at, size_t n, const struct access *list, size_t count)
+{
+    int rc = list && count ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
+    for (size_t i = 0; i < count && !rc; i++) {
+        struct extra e;
+        if (list[i].at.type != OF_DEVICE)
+            return CUDA_NOT_SUPPORTED;
+        ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_SET_ACCESS, "cuMemSetAccess");
+        ibx_put_u64(&e.body, at);
+        ibx_put_u64(&e.body, n);
+        ibx_put_u32(&e.body, (uint32_t)list[i].at.id);
+        ibx_put_u32(&e.body, (uint32_t)list[i].flags);
+        rc = ibx_frontend_extra(&e, NULL, 0);
+        if (!rc)
+            note_access(at, n, list[i].flags);
+    }
+    return rc;
+}
+
+EXPORTED int cuMemSetAccess(uint64_t address, size_t n, const struct access *list, size_t count)
+{
+    return ANYWHERE(set_access(address, n, list, count));
+}
+
+static int get_access(unsigned long long *flags, const struct memory_location *at, uint64_t address)
+{
+    struct extra e;
+    uint64_t answer = 0;
+    if (!flags || !at)
+        return CUDA_INVALID_VALUE;
+    if (at->type != OF_DEVICE)
+        return CUDA_NOT_SUPPORTED;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_GET_ACCESS, "cuMemGetAccess");
+    ibx_put_u64(&e.body, address);
+    ibx_put_u32(&e.body, (uint32_t)at->id);
+    const int rc = ibx_frontend_extra_ask(&e, &answer);
+    if (!rc)
+        *flags = answer;
+    return rc;
+}
+
+EXPORTED int cuMemGetAccess(unsigned long long *flags, const struct memory_location *at,
+                            uint64_t address)
+{
+    return ANYWHERE(get_access(flags, at, address));
+}
