@@ -166,6 +166,9 @@ bool driver_planes();
 bool driver_arrays();
 bool driver_graphs();
 bool driver_pools();
+bool driver_textures();
+bool driver_shares();
+bool driver_hints();
 
 // application_driver_answers.cpp
 bool driver_pointer_answers();

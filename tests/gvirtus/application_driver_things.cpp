@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
+#include <sys/wait.h>
+#include <unistd.h>
 
 namespace
 {
@@ -195,4 +197,200 @@ bool driver_pools()
                static_cast<void **>(arguments), none) == 0);
     REQUIRE(cu("cuCtxDestroy_v2", context) == 0 && device_has(mine + 1000, bytes.data(), 1000));
     return HOLDS(cudaFree(mine) == 0 && cudaGetLastError() == 0);
+}
+
+namespace
+{
+
+// CUDA_RESOURCE_DESC, CUDA_TEXTURE_DESC
+struct DriverResource {
+    int kind = 0;
+    union {
+        void *array;
+        struct {
+            Address at;
+            unsigned format, channels;
+            std::size_t sizes[3];
+        } memory;
+        int reserved[32];
+    } of = {};
+    unsigned flags = 0;
+};
+struct DriverTexture {
+    int address[3] = {1, 2, 3}, filter = 4;
+    unsigned flags = 0, anisotropy = 12;
+    int mipmap_filter = 13, bias = 14, least_level = 15, greatest_level = 16;
+    int border[4] = {7, 8, 9, 10}, reserved[12] = {};
+};
+enum { OF_ARRAY, OF_MIPMAP, OF_LINEAR, OF_ROWS };
+using Object = unsigned long long;
+
+int create_texture(Object *texture, const DriverResource &of, const DriverTexture &how)
+{
+    return cu("cuTexObjectCreate", texture, &of, &how, static_cast<const void *>(nullptr));
+}
+
+// What a texture was made with is told as it was; one more flag is not kept apart from it.
+bool tells(Object texture, const DriverResource &of, const DriverTexture &how)
+{
+    DriverResource told;
+    DriverTexture how_told;
+    REQUIRE(cu("cuTexObjectGetResourceDesc", &told, texture) == 0 && told.kind == of.kind);
+    REQUIRE(of.kind == OF_ARRAY ? told.of.array == of.of.array
+                                : !std::memcmp(&told.of.memory, &of.of.memory, 40));
+    REQUIRE(cu("cuTexObjectGetTextureDesc", &how_told, texture) == 0);
+    return HOLDS(!std::memcmp(&how_told, &how, sizeof(how)));
+}
+
+} // namespace
+
+bool driver_textures()
+{
+    void *context = nullptr, *array = nullptr, *bytes = nullptr;
+    Address memory = 0;
+    Object texture = 0, other = 0, surface = 0;
+    const DriverArray floats = {16, 8, FLOATS, 2}, of_bytes = {16, 8, 0x01, 4};
+    REQUIRE(driver_has_context(&context) && cu("cuArrayCreate_v2", &array, &floats) == 0);
+    REQUIRE(cu("cuArrayCreate_v2", &bytes, &of_bytes) == 0);
+    REQUIRE(cu("cuMemAlloc_v2", &memory, std::size_t{4096}) == 0);
+    DriverResource of;
+    DriverTexture how;
+    of.of.array = array;
+    how.flags = 0x02 | 0x10; // normalized, sRGB
+    REQUIRE(create_texture(&texture, of, how) == 0 && texture && tells(texture, of, how));
+    REQUIRE(cu("cuTexObjectGetResourceViewDesc", static_cast<void *>(&how), texture) == 1);
+    // Small integers are read as they are, or as numbers up to 1.
+    of.of.array = bytes;
+    for (const unsigned flags : {0u, 1u, 0x61u}) {
+        how.flags = flags;
+        REQUIRE(create_texture(&other, of, how) == 0 && tells(other, of, how));
+        REQUIRE(cu("cuTexObjectDestroy", other) == 0);
+    }
+    // Memory, in one row and in several.
+    of = DriverResource();
+    of.kind = OF_LINEAR;
+    of.of.memory = {memory, FLOATS, 4, {4096, 0, 0}};
+    REQUIRE(create_texture(&other, of, how) == 0 && cu("cuTexObjectDestroy", other) == 0);
+    of.kind = OF_ROWS;
+    of.of.memory = {memory, FLOATS, 1, {64, 4, 512}};
+    REQUIRE(create_texture(&other, of, how) == 0 && cu("cuTexObjectDestroy", other) == 0);
+    of.of.memory.format = 0x77;
+    REQUIRE(create_texture(&other, of, how) == 1);
+    of.of.memory = {memory + 4096, FLOATS, 4, {4096, 0, 0}};
+    of.kind = 9;
+    REQUIRE(create_texture(&other, of, how) == 1 && create_texture(nullptr, of, how) == 1);
+    // Surfaces; both go with the context, before the array does.
+    of = DriverResource();
+    of.of.array = array;
+    REQUIRE(cu("cuSurfObjectCreate", &surface, static_cast<const DriverResource *>(&of)) == 0);
+    DriverResource told;
+    REQUIRE(cu("cuSurfObjectGetResourceDesc", &told, surface) == 0 && told.of.array == array);
+    REQUIRE(cu("cuSurfObjectDestroy", surface) == 0);
+    REQUIRE(cu("cuSurfObjectGetResourceDesc", &told, surface) == 1);
+    REQUIRE(cu("cuCtxDestroy_v2", context) == 0 && driver_has_context(&context));
+    REQUIRE(cu("cuTexObjectGetResourceDesc", &told, texture) == 1);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
+namespace
+{
+
+struct DriverHandle {
+    unsigned char bytes[64];
+};
+
+// Another process's memory and event.
+bool opens(const DriverHandle &of_memory, const DriverHandle &of_event,
+           const std::vector<char> &bytes)
+{
+    void *context = nullptr, *event = nullptr;
+    Address at = 0;
+    std::vector<char> back(bytes.size());
+    const std::size_t n = bytes.size();
+    REQUIRE(driver_has_context(&context));
+    REQUIRE(cu("cuIpcOpenMemHandle_v2", &at, of_memory, 1u) == 0 && at);
+    REQUIRE(cu("cuMemcpyDtoH_v2", static_cast<void *>(back.data()), at, n) == 0 && back == bytes);
+    REQUIRE(cu("cuMemsetD8_v2", at, static_cast<unsigned char>('c'), std::size_t{10}) == 0);
+    REQUIRE(cu("cuMemFree_v2", at) == 1); // its maker's
+    REQUIRE(cu("cuIpcOpenEventHandle", &event, of_event) == 0 && event);
+    REQUIRE(cu("cuEventSynchronize", event) == 0 && cu("cuEventDestroy_v2", event) == 0);
+    REQUIRE(cu("cuCtxSynchronize") == 0 && cu("cuIpcCloseMemHandle", at) == 0);
+    REQUIRE(cu("cuIpcCloseMemHandle", at) == 1);
+    return HOLDS(cudaGetLastError() == 0);
+}
+
+} // namespace
+
+bool driver_shares()
+{
+    void *context = nullptr, *event = nullptr;
+    Address memory = 0;
+    DriverHandle of_memory = {}, of_event = {};
+    int status = -1;
+    constexpr std::size_t n = 5000;
+    const std::vector<char> bytes = random_bytes(n, 17);
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, n) == 0);
+    REQUIRE(cu("cuMemcpyHtoD_v2", memory, static_cast<const void *>(bytes.data()), n) == 0);
+    REQUIRE(cu("cuEventCreate", &event, 2u | 4u) == 0); // for other processes
+    REQUIRE(cu("cuEventRecord", event, static_cast<void *>(nullptr)) == 0);
+    REQUIRE(cu("cuIpcGetMemHandle", &of_memory, memory) == 0);
+    REQUIRE(cu("cuIpcGetEventHandle", &of_event, event) == 0);
+    REQUIRE(cu("cuIpcGetMemHandle", &of_memory, Address{4096}) == 1);
+    REQUIRE(cu("cuIpcGetMemHandle", &of_memory, memory) == 0);
+    const pid_t child = fork();
+    if (!child)
+        _exit(opens(of_memory, of_event, bytes) ? 0 : 1);
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+    std::vector<char> expected = bytes, back(n);
+    std::memset(expected.data(), 'c', 10);
+    REQUIRE(cu("cuMemcpyDtoH_v2", static_cast<void *>(back.data()), memory, n) == 0);
+    REQUIRE(back == expected && cu("cuMemFree_v2", memory) == 0);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
+// Hints about managed memory, of both versions of these calls.
+bool driver_hints()
+{
+    struct Place {
+        int type, id;
+    };
+    const Place device = {1, 0}, missing = {1, 7}, host = {2, 0};
+    void *context = nullptr, *stream = nullptr;
+    Address memory = 0;
+    constexpr std::size_t n = 16384;
+    int value = -9, other = -9;
+    REQUIRE(driver_has_context(&context) && cu("cuStreamCreate", &stream, 1u) == 0);
+    REQUIRE(cu("cuMemAllocManaged", &memory, n, 1u) == 0);
+    REQUIRE(cu("cuMemAllocManaged", &memory, std::size_t{0}, 1u) == 1);
+    const auto is = [&](int attribute) {
+        value = -9;
+        return cu("cuMemRangeGetAttribute", static_cast<void *>(&value), sizeof(value), attribute,
+                  memory, n) == 0
+                   ? value
+                   : -99;
+    };
+    REQUIRE(is(1) == 0 && cu("cuMemAdvise", memory, n, 1, 0) == 0 && is(1) == 1);
+    REQUIRE(cu("cuMemAdvise", memory, n, 2, -1) == 0 && is(1) == 0);
+    REQUIRE(cu("cuMemAdvise_v2", memory, n, 3, device) == 0 && is(2) == 0);
+    REQUIRE(cu("cuMemAdvise_v2", memory, n, 3, host) == 0 && is(2) == -1);
+    REQUIRE(cu("cuMemAdvise", memory, n, 3, 0) == 0 && is(2) == 0);
+    REQUIRE(cu("cuMemPrefetchAsync", memory, n, 0, stream) == 0 && is(4) == 0);
+    REQUIRE(cu("cuMemPrefetchAsync", memory, n, -1, stream) == 0 && is(4) == -1);
+    REQUIRE(cu("cuMemPrefetchAsync_v2", memory, n, device, 0u, stream) == 0 && is(4) == 0);
+    REQUIRE(cu("cuMemPrefetchAsync_v2", memory, n, host, 0u, stream) == 0 && is(4) == -1);
+    REQUIRE(cu("cuMemPrefetchAsync", memory, n, 7, stream) == 101);
+    REQUIRE(cu("cuMemPrefetchAsync_v2", memory, n, missing, 0u, stream) == 101);
+    REQUIRE(cu("cuMemAdvise", memory, n, 3, 7) == 1 && is(2) == 0);
+    REQUIRE(cu("cuMemAdvise", memory + n, n, 1, 0) == 1 &&
+            cu("cuMemAdvise", memory, n, 99, 0) == 1);
+    void *data[] = {&value, &other};
+    const std::size_t sizes[] = {4, 4};
+    const int attributes[] = {1, 2};
+    REQUIRE(cu("cuMemRangeGetAttributes", static_cast<void **>(data),
+               static_cast<const std::size_t *>(sizes), static_cast<const int *>(attributes),
+               std::size_t{2}, memory, n) == 0);
+    REQUIRE(value == 0 && other == 0);
+    REQUIRE(cu("cuStreamAttachMemAsync", stream, memory, std::size_t{0}, 4u) == 0);
+    REQUIRE(cu("cuStreamSynchronize", stream) == 0 && cu("cuMemFree_v2", memory) == 0);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }

@@ -223,15 +223,28 @@ EXPORT int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
 
 /* ------------------------------------------------------------------ textures, surfaces */
 
-/* What it was made of: words of the texture are 1 to 18, and a view's layers 7 and 9. */
+/* Words of the texture are 1 to 18; or those that are flags are all what the driver has for them.
+ */
+static bool is_texture(const struct ibx_cuda_texture *how)
+{
+    static const bool flags[18] = {[4] = true, [5] = true, [10] = true, [16] = true, [17] = true};
+    bool words = true, of_driver = true;
+    for (int i = 0; i < 18; i++) {
+        words = words && how->words[i] == i + 1;
+        of_driver = of_driver &&
+                    (flags[i] ? how->words[i] == 0 || how->words[i] == 1 : how->words[i] == i + 1);
+    }
+    return words || of_driver;
+}
+
+/* A view's layers are 7 and 9. */
 EXPORT int cudaCreateTextureObject(unsigned long long *texture,
                                    const struct ibx_cuda_resource *resource,
                                    const struct ibx_cuda_texture *how,
                                    const struct ibx_cuda_view *view)
 {
-    for (int i = 0; i < 18; i++)
-        if (how->words[i] != i + 1)
-            return returns(INVALID_VALUE);
+    if (!is_texture(how))
+        return returns(INVALID_VALUE);
     if (view && (view->levels_and_layers[2] != 7 || view->levels_and_layers[3] != 9))
         return returns(INVALID_VALUE);
     if (resource->kind == IBX_RESOURCE_ARRAY)
