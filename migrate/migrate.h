@@ -136,8 +136,9 @@ int ibx_migrate_send(const struct ibx_send_options *options, const struct ibx_re
 /* ---------------------------------------------------------------- operator/queries.c */
 
 /* Asks the destination of this (source's) record for its state. -EPROTOTYPE: an ib-migrate with the
- * key is there, but of another version, and cannot tell it. -EHOSTUNREACH and others when it does
- * not answer. */
+ * key is there, but of another version, and cannot tell it. -ENODATA: one was there, and has closed
+ * the connection without an answer: it is just ending, or of an earlier version. Either way the VM
+ * may run there. -EHOSTUNREACH and others when it does not answer. */
 int ibx_migrate_query(const struct ibx_record *record, const struct ibx_options *transport,
                       struct ibx_migrate_answer *answer, struct ibx_error *err);
 /* Tells the destination that this (source's) record is DONE. 0: the destination knows it now.

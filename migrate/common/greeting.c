@@ -196,11 +196,12 @@ int ibx_migration_connect(const char *uri, const struct ibx_options *options, ui
     return rc;
 }
 
-/* It has proven itself and closed: earlier versions do not send that they are of another one. */
+/* It has proven itself and closed: it is just ending, or of a version that does not send yet that
+ * it is of another one. */
 static int unanswered(struct ibx_error *err)
 {
     const struct ibx_error why = err ? *err : (struct ibx_error){0};
-    return ibx_error_set(err, -EPROTOTYPE,
+    return ibx_error_set(err, -ENODATA,
                          "%s, before it answered: what ib-migrate prints there says why (if it is "
                          "of an earlier release, install the same ibx on both hosts)",
                          why.message);

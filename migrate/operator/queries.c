@@ -120,9 +120,10 @@ static int ask_destination(const struct ibx_record *record, const struct ibx_opt
     struct ibx_migrate_answer answer;
     struct ibx_error why = {0};
     const int rc = ibx_migrate_query(record, transport, &answer, &why);
-    if (rc == -EPROTOTYPE)
-        return ibx_error_set(err, -EBUSY, "whether the VM runs at the destination is not known: %s",
-                             why.message);
+    if (rc == -EPROTOTYPE || rc == -ENODATA)
+        return ibx_error_set(
+            err, -EBUSY, "whether the VM runs at the destination is not known%s: %s",
+            rc == -ENODATA ? " (call rollback again in a second)" : "", why.message);
     if (rc)
         return 0;
     if (answer.state == IBX_ANSWER_RUNNING || answer.state == IBX_ANSWER_COMPLETE)

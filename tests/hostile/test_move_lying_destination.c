@@ -309,6 +309,8 @@ static void test_no_rollback_beside_another_version(void)
         mover_must_print(&rollback,
                          tells ? "the peer speaks version 7, this is 8" : "of an earlier release");
         mover_must_print(&rollback, "by an ib-migrate of that version");
+        /* ... as do those that are just ending */
+        assert_int_equal(mover_printed(&rollback, "call rollback again in a second"), !tells);
         assert_false(vm_runs(&vms[0]));
     }
     ibx_acceptor_close(acceptor);

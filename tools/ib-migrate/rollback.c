@@ -56,8 +56,11 @@ static int check_idle(const struct migrate_args *args, const struct ibx_record *
 static void print_reply(const struct reply *reply)
 {
     const struct ibx_migrate_answer *answer = &reply->answer;
-    if (reply->rc == -EPROTOTYPE) {
-        fprintf(stderr, "An ib-migrate is there, and cannot tell: %s.\n", reply->err.message);
+    if (reply->rc == -EPROTOTYPE || reply->rc == -ENODATA) {
+        fprintf(stderr, "An ib-migrate %s: %s.\n",
+                reply->rc == -ENODATA ? "was there, and ended the connection without an answer"
+                                      : "is there, and cannot tell",
+                reply->err.message);
         return;
     }
     if (reply->rc) {
@@ -153,6 +156,18 @@ static void say_that_it_waits(const struct ibx_record *record, const struct ibx_
     ibx_cli_message(text);
 }
 
+#define MAY_RUN "not rolled back, because the VM may run there: "
+#define BY_THAT_VERSION                                                                            \
+    "call rollback by an ib-migrate of that version, or first end the one there and the VM's QEMU"
+
+static const char of_another_version[] = MAY_RUN BY_THAT_VERSION;
+
+/* Asked once: one that is asked again and has ended meanwhile no longer forbids anything, and
+ * whether the VM runs there is as unknown as before. The operator learns what it was. */
+static const char without_an_answer[] =
+    MAY_RUN "the ib-migrate there may just be ending, so call rollback again in a second; one that "
+            "does the same then is of an earlier release: " BY_THAT_VERSION;
+
 int ibx_cli_rollback(const struct migrate_args *args)
 {
     static struct reply reply;
@@ -169,9 +184,9 @@ int ibx_cli_rollback(const struct migrate_args *args)
     reply.rc = ibx_migrate_query(&record, &options, &reply.answer, &reply.err);
     print_reply(&reply);
     if (reply.rc == -EPROTOTYPE)
-        return ibx_cli_fail("not rolled back, because the VM may run there: call rollback by an "
-                            "ib-migrate of that version, or first end the one there and the VM's "
-                            "QEMU");
+        return ibx_cli_fail(of_another_version);
+    if (reply.rc == -ENODATA)
+        return ibx_cli_fail(without_an_answer);
     if (!reply.rc &&
         (reply.answer.state == IBX_ANSWER_RUNNING || reply.answer.state == IBX_ANSWER_COMPLETE))
         return ibx_cli_fail(
