@@ -200,7 +200,8 @@ static int take_back(const char *folder, struct ibx_record *back, struct ibx_err
                        : ibx_vm_stay(qmp, &vm, deadline, err);
     if (!rc)
         rc = record_back(folder, back, err);
-    if (!rc && !back->libvirt) /* which the record does not tell */
+    back->vm_status[0] = '\0'; /* what the record tells is of the destination */
+    if (!rc)
         ibx_vm_status(qmp, back->vm_status, sizeof(back->vm_status), deadline, NULL);
     if (!rc && !strcmp(back->vm_status, IBX_VM_IO_ERROR)) {
         char why[IBX_ERROR_MAX];

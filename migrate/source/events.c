@@ -61,7 +61,11 @@ static int note_paused(struct source *s, struct ibx_error *err)
     if (source_managed(&s->vm) || s->vm.undo.was_running == runs)
         return 0;
     s->vm.undo.was_running = s->status.record.was_running = runs;
-    return ibx_watchdog_runs(&s->vm.watchdog, runs, err);
+    int rc = ibx_watchdog_runs(&s->vm.watchdog, runs, err);
+    /* Should the watchdog be killed as well, rollback has only the record. */
+    return rc ? rc
+              : ibx_migration_record(s->options->folder, &s->status.record, s->status.record.state,
+                                     err);
 }
 
 /* The device state does not tell that it was, so that it would run at the destination and be off.

@@ -284,7 +284,35 @@ static void test_rollback_of_a_paused_vm(void)
     given_up_alone(true);
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 1);
-    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    const struct mover *rollback = MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    mover_must_print(rollback, "as it was at its stop, paused");
+    mover_must_print(rollback, "rolled back, it is here again, paused as it was");
+    still_paused();
+    pair_stayed();
+}
+
+/* ... and when it was paused by somebody since its migration began, and its tool and the watchdog
+ * of that are killed: the record is all that is left. */
+static void test_rollback_of_a_vm_paused_meanwhile(void)
+{
+    char path[64];
+    int watchdog = 0;
+    pair_start(NULL);
+    pair_run_to("source:exposing", NULL);
+    mover_kill(&receiver, SIGSTOP); /* the source waits until it is ready */
+    vm_do(&vms[0], "stop", NULL);
+    mover_kill(&sender, SIGCONT);
+    mover_await_asleep(&sender); /* it has heard of the pause */
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)sender.pid, (int)sender.pid);
+    FILE *children = fopen(path, "re");
+    assert_non_null(children);
+    assert_int_equal(fscanf(children, "%d", &watchdog), 1);
+    fclose(children);
+    assert_int_equal(kill(watchdog, SIGKILL), 0);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    const struct mover *rollback = MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    mover_must_print(rollback, "rolled back, it is here again, paused as it was");
     still_paused();
     pair_stayed();
 }
@@ -602,6 +630,7 @@ int main(void)
         VM_TEST(test_killed_at_the_commit_with_all_pages),
         VM_TEST(test_destination_gives_up_while_the_source_is_away),
         VM_TEST(test_rollback_of_a_paused_vm),
+        VM_TEST(test_rollback_of_a_vm_paused_meanwhile),
         VM_TEST(test_no_rollback_of_a_running_vm),
         VM_TEST(test_a_refused_rollback),
         VM_TEST(test_stopped_for_a_while),

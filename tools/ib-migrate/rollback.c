@@ -101,9 +101,10 @@ static void print_loss(const struct ibx_record *record, const struct reply *repl
 {
     char when[64];
     ibx_cli_time(record->written_s, when, sizeof(when));
-    fprintf(stderr,
-            "Rolling back restarts the VM here from its stop; the migration was last recorded at "
-            "%s.\n",
+    fprintf(stderr, "Rolling back %s; the migration was last recorded at %s.\n",
+            record->was_running
+                ? "restarts the VM here from its stop"
+                : "leaves the VM here as it was at its stop, paused as before its migration",
             when);
     if (never_ran(record, reply)) {
         fputs("Nothing is lost: the VM has not run there.\n", stderr);
@@ -144,6 +145,25 @@ bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const 
         return true;
     ibx_cli_fail("nothing was done");
     return false;
+}
+
+/* By what QEMU says of it now: it may have been paused at its stop, or again since. */
+static void print_done(const char *vm, const struct ibx_record *record)
+{
+    const char *status = record->vm_status;
+    char text[256] = "is here again";
+    if (!strcmp(status, "running"))
+        snprintf(text, sizeof(text), "runs here again");
+    else if (!strcmp(status, "io-error"))
+        snprintf(text, sizeof(text), "is here again, and stands still");
+    else if (!record->was_running)
+        snprintf(text, sizeof(text), "is here again, paused as it was");
+    else if (*status)
+        snprintf(text, sizeof(text),
+                 "is here again, and does not run (QEMU says \"%.64s\"): cont in QEMU's monitor "
+                 "lets it run",
+                 status);
+    printf("%s: rolled back, it %s\n", vm, text);
 }
 
 static void say_that_it_waits(const struct ibx_record *record, const struct ibx_error *why)
@@ -208,9 +228,6 @@ int ibx_cli_rollback(const struct migrate_args *args)
         say_that_it_waits(&record, &err);
     ibx_cli_forget_key(args->folder, &record);
     if (!args->json)
-        printf("%s: rolled back, it %s\n", vm,
-               !record.was_running                     ? "is here again, paused as it was"
-               : !strcmp(record.vm_status, "io-error") ? "is here again, and stands still"
-                                                       : "runs here again");
+        print_done(vm, &record);
     return ibx_cli_flush(MIGRATE_DONE);
 }
