@@ -79,7 +79,7 @@ static bool matters(const json_t *event)
     static const char *const names[] = {
         "STOP",      "RESUME",         "RESET",          "SHUTDOWN",
         "MIGRATION", "MIGRATION_PASS", "BALLOON_CHANGE", "JOB_STATUS_CHANGE",
-        "SUSPEND"};
+        "SUSPEND",   "WAKEUP"};
     const char *name = json_string_value(json_object_get(event, "event"));
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (!strcmp(name, names[i]))

@@ -7,6 +7,7 @@
 #include "migrate/snapshot/snapshot.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 #include "migrate/common/common.h"
 #include "migrate/common/hold.h"
 #include "migrate/common/vm.h"
@@ -35,6 +36,7 @@ struct freezing {
     size_t state_bytes, state_room;
     uint64_t stop_ns;
     bool runs;        /* by the last event of QEMU */
+    bool sleeps;      /* its guest does (S3), and this QEMU cannot continue it then */
     bool made;        /* the folder */
     json_t *before;   /* the VM's devices and disks when it was described */
     int ours, theirs; /* of the stream; -1: closed */
@@ -154,6 +156,10 @@ static void note_events(struct freezing *f)
             f->stop_ns = ibx_vm_event_ns(event);
         } else if (ibx_vm_event_is(event, "RESUME", NULL)) {
             f->runs = true;
+        } else if (ibx_vm_event_is(event, "SUSPEND", NULL)) {
+            f->sleeps = ibx_qmp_sleeps_on(ibx_qmp_version(f->qmp));
+        } else if (ibx_vm_event_is(event, "WAKEUP", NULL)) {
+            f->sleeps = false;
         }
     }
 }
@@ -200,6 +206,34 @@ static int note_begun(struct freezing *f, struct ibx_error *err)
     return rc;
 }
 
+/* It may have gone to sleep since it was looked at. Events wait until QEMU has begun: what they
+ * tell of another program's migration is not to be undone. */
+static int check_awake(struct freezing *f, struct ibx_error *err)
+{
+    char status[IBX_MIGRATE_STATUS];
+    int rc =
+        ibx_vm_status(f->qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc || strcmp(status, "suspended") != 0 || !ibx_qmp_sleeps_on(ibx_qmp_version(f->qmp)))
+        return rc;
+    return ibx_error_set(err, -EBUSY,
+                         "the VM's guest has gone to sleep (S3) while it was being frozen, and "
+                         "this QEMU could not continue it then: wake it (system_wakeup in QEMU's "
+                         "monitor) and freeze it again");
+}
+
+/* ... or as QEMU was about to stop it: QEMU would end by an assertion if it continued it. What is
+ * in the snapshot can be. */
+static int note_sleep(struct freezing *f, struct ibx_error *err)
+{
+    if (!f->sleeps)
+        return 0;
+    ibx_log(IBX_LOG_WARN,
+            "the VM's guest went to sleep (S3) in the moment when it was stopped, and this QEMU "
+            "would end if it continued it: it is left stopped; end it (quit in its monitor) and "
+            "go on with a clone of the snapshot");
+    return ibx_watchdog_runs(&f->watchdog, false, err);
+}
+
 static int save_state(struct freezing *f, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -209,8 +243,12 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     if (rc)
         return rc;
     f->undo.before = json_incref(f->settings.before);
+    rc = check_awake(f, err);
+    if (rc)
+        return rc;
     f->undo.touched = true;
     rc = ibx_watchdog_touched(&f->watchdog, err);
+    ibx_migration_stop_at("freeze", "starting");
     if (!rc)
         rc = ibx_vm_migrate(f->qmp, false, f->theirs, deadline, err);
     if (rc == -EREMOTEIO) { /* what would be undone is another client's migration */
@@ -232,8 +270,10 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     ibx_hold_mark(f->qmp, f->ours, deadline);
     f->undo.marked = true;
     rc = ibx_watchdog_marked(&f->watchdog, err);
-    if (!rc)
+    if (!rc) {
         note_stop(f);
+        rc = note_sleep(f, err);
+    }
     if (!rc && !f->state_bytes)
         rc = ibx_error_set(err, -EIO, "QEMU wrote no state");
     return rc;
@@ -436,7 +476,7 @@ static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_fre
                  struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    f->undo.was_running = f->undo.was_running && after == IBX_FREEZE_RESUME;
+    f->undo.was_running = f->undo.was_running && after == IBX_FREEZE_RESUME && !f->sleeps;
     int rc = ibx_vm_stay(f->qmp, &f->undo, deadline, err);
     result->runs = !rc && f->undo.was_running;
     result->stopped_ns = ibx_now_ns() - f->stop_ns;
@@ -449,7 +489,7 @@ static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_fre
 static void undo(struct freezing *f, struct ibx_error *err)
 {
     struct ibx_error why = {0}, first = err ? *err : why;
-    f->undo.was_running = f->folder.manifest.ran;
+    f->undo.was_running = f->folder.manifest.ran && !f->sleeps;
     f->undo.touched = f->undo.touched || f->stop_ns;
     if ((f->undo.touched || f->undo.before) &&
         ibx_vm_stay(f->qmp, &f->undo, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why)) {
