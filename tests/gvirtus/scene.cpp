@@ -149,8 +149,8 @@ static void wait_until_open(std::uint16_t port)
 }
 
 BackEnd::BackEnd(const std::string &more,
-                 const std::function<void(std::shared_ptr<Communicator>)> &serve)
-    : port(free_port())
+                 const std::function<void(std::shared_ptr<Communicator>)> &serve, std::uint16_t at)
+    : port(at ? at : free_port())
 {
     configure(more + "rdma.log : error\n"); // no warning of what wait_until_open() connects
     auto listening = make_communicator(create, "tcp/ip", "oldtcp", host, port);

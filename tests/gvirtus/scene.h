@@ -54,7 +54,8 @@ struct BackEnd {
 
     explicit BackEnd(
         const std::string &more = "",
-        const std::function<void(std::shared_ptr<Communicator>)> &serve = back_end_child);
+        const std::function<void(std::shared_ptr<Communicator>)> &serve = back_end_child,
+        std::uint16_t at = 0); // a port; 0: any
     BackEnd(const BackEnd &) = delete;
     BackEnd &operator=(const BackEnd &) = delete;
     ~BackEnd() { end(); }

@@ -8,8 +8,11 @@
 
 #include <csignal>
 #include <cstdio>
+#include <fcntl.h>
 #include <filesystem>
 #include <iterator>
+#include <memory>
+#include <utility>
 
 namespace
 {
@@ -121,6 +124,74 @@ bool ended_on_purpose(bool supervisor)
     return HOLDS(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
 }
 
+// Clients of one that copy all the time.
+struct Copying {
+    std::vector<pid_t> all;
+    explicit Copying(std::uint16_t port, const std::string &options)
+    {
+        int begun[2];
+        if (pipe2(begun, O_CLOEXEC))
+            std::abort();
+        for (int i = 0; i < 4; i++)
+            all.push_back(spawn([&]() -> int {
+                auto over = connected(port, options);
+                Remote own(over.get());
+                const std::vector<char> bytes(1 << 20);
+                const std::uint64_t memory = (own.get_last_error(), own.malloc(bytes.size()));
+                int code = memory ? 0 : 1;
+                for (bool first = true; !code; first = false) {
+                    code = own.to_device(memory, bytes.data(), bytes.size());
+                    if (first && write(begun[1], "b", 1) != 1)
+                        return 1;
+                }
+                return code != lost || own.device_synchronize() != lost;
+            }));
+        close(begun[1]);
+        char byte;
+        for (const pid_t client : all)
+            if (read(begun[0], &byte, 1) != 1)
+                std::fprintf(stderr, "client %d does not copy\n", static_cast<int>(client));
+        close(begun[0]);
+    }
+    // All have been told.
+    bool lose() const
+    {
+        bool good = true;
+        for (const pid_t client : all)
+            good &= result_of(client) == 0;
+        return good;
+    }
+};
+
+// Whether a client that comes now gets on.
+bool serves(std::uint16_t port, const std::string &options)
+{
+    try {
+        auto over = connected(port, options);
+        Remote next(over.get());
+        return works(&next);
+    } catch (const std::exception &) {
+        return false;
+    }
+}
+
+// By whatever manages services: at once, on its port, while clients copy.
+bool started_again(int signal, const std::string &options)
+{
+    const auto serve = [](auto listening) { cuda_back_end_child(listening, true); };
+    const std::uint16_t port = free_port();
+    auto back = std::make_unique<BackEnd>(options, serve, port);
+    for (unsigned i = 0; i < 3; i++) {
+        const Copying clients(port, options);
+        REQUIRE(kill(back->pid, signal) == 0);
+        result_of(std::exchange(back->pid, -1));
+        back = std::make_unique<BackEnd>(options, serve, port);
+        // Its predecessor's child may still have listened a moment ago.
+        REQUIRE(becomes_true([&] { return serves(port, options); }) && clients.lose());
+    }
+    return true;
+}
+
 } // namespace
 
 int main(int argc, char **argv)
@@ -137,5 +208,13 @@ int main(int argc, char **argv)
     check("... that was killed for want of memory", [] { return ended_by(SIGKILL); });
     check("one that is told to end", [] { return ended_on_purpose(false); });
     check("... and its supervisor", [] { return ended_on_purpose(true); });
+    for (const char *each : {"one", "program"}) {
+        processes = std::string("rdma.processes : ") + each + "\n";
+        for (const int signal : {SIGTERM, SIGKILL})
+            check((std::string("one that is started again on its port: ") + each +
+                   (signal == SIGTERM ? ", SIGTERM" : ", SIGKILL"))
+                      .c_str(),
+                  [&] { return started_again(signal, ""); });
+    }
     return scene_close();
 }
