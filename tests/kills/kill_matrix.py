@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """kill_matrix.py [--moves N] [--seed S] [--jobs N] [--only NUMBER]... [--state NAME]
 
-Migrations in which somebody is killed: the tool or the QEMU of either side, by SIGKILL, SIGTERM or
-a SIGSTOP for a while, in each state of both state machines (source.h, destination.h). Then an
-operator does what ib-migrate(1) tells to do, by what the tools say and by who lives. In the end the
-guest is right on exactly one side and its migration can be made again, or the VM is lost for a
-reason that no tool can do anything about, and it was said so.
+Migrations in which somebody is killed: the tool or the QEMU of either side, by SIGKILL, SIGTERM,
+SIGBUS or a SIGSTOP for a while, in each state of both state machines (source.h, destination.h).
+Then an operator does what ib-migrate(1) tells to do, by what the tools say and by who lives. In the
+end the guest is right on exactly one side and its migration can be made again, or the VM is lost
+for a reason that no tool can do anything about, and it was said so.
 
 What is true is found in the guest's heartbeats and in both QEMUs, not in any record. A case is the
 same for the same seed and number. QEMU, GUEST_ELF, GUEST_EXPECT and IB_MIGRATE are in the
@@ -20,8 +20,13 @@ from manual import Operator
 from matrix import arguments, run_cases, told
 from scene import SLOW, Failed, Scene, TooSlow, change_a_page, pause, process_state
 
-SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP,
+           "bus": signal.SIGBUS}
 VICTIMS = ("source tool", "destination tool", "source QEMU", "destination QEMU")
+# A tool has a handler for SIGBUS, which the kernel sends it when a file that it has mapped is cut
+# short; to a QEMU that is as any other signal.
+STRIKES = [(victim, name) for victim in VICTIMS for name in SIGNALS
+           if name != "bus" or victim.endswith("tool")]
 PAUSES = (0.2, 1.5, 10, 45)  # seconds: below the time-out, above it, and above what is a stall
 TRIES = 6
 
@@ -132,14 +137,13 @@ class Case:
     """What is done to one migration: every combination once, then with a second one at random."""
 
     def __init__(self, seed, number, state=None):
-        matrix = [(s, v, k) for s in STATES for v in VICTIMS for k in SIGNALS
-                  if not state or s == state]
+        matrix = [(s, *strike) for s in STATES for strike in STRIKES if not state or s == state]
         random.Random(seed).shuffle(matrix)
         self.number, self.random = number, random.Random(f"{seed}/{number}")
         self.state, *first = matrix[number % len(matrix)]
         self.strikes = [tuple(first)]
         if number >= len(matrix):
-            self.strikes.append((self.random.choice(VICTIMS), self.random.choice(list(SIGNALS))))
+            self.strikes.append(self.random.choice(STRIKES))
         self.pauses = [self.random.choice(PAUSES) for _ in self.strikes]
         self.at_once = self.random.random() < 0.5  # both strikes, or one after the other
 
@@ -200,6 +204,8 @@ class Struck(Scene):
         elif process is self.a:
             self.before_death = {tool: len(tool.said()) for tool in self.tools}
         process.process.send_signal(SIGNALS[name])
+        if name == "bus":
+            process.ends_by += (signal.SIGBUS,)
         if name == "stop":
             self.go_on(but=process)
             pause(seconds)

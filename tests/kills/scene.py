@@ -97,6 +97,7 @@ class Tool:
     """An ib-migrate of one side. What it prints goes to files, which can be looked at when it has
     stopped or died; migrate_scene.py takes it from pipes, in its order."""
     count = 0
+    ends_by = (signal.SIGKILL, signal.SIGTERM)  # for whatever reason; no signal else but one sent
 
     def __init__(self, side, *arguments, stop_at=None):
         Tool.count += 1
