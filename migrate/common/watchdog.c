@@ -134,6 +134,12 @@ static int kept(struct watchdog *w, struct ibx_record *was, struct ibx_error *er
     return rc;
 }
 
+/* A VM need not have a name; its monitor does. */
+static const char *name_of(const struct ibx_record *record)
+{
+    return record->name[0] ? record->name : record->qmp;
+}
+
 /* One that does not run was paused before, or by another client meanwhile; or another tool migrated
  * it before this one had touched it. */
 static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t deadline)
@@ -147,8 +153,8 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
             ibx_vm_say_disk(qmp, why, sizeof(why), deadline);
     }
     ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the %s: VM %s %s%s%s",
-            w->folder ? "commit" : "snapshot was whole", w->record.name, where, *why ? ": " : "",
-            why);
+            w->folder ? "commit" : "snapshot was whole", name_of(&w->record), where,
+            *why ? ": " : "", why);
 }
 
 /* A destination that has everything waits for the commit, without limit. The record is over, and
@@ -163,7 +169,7 @@ static void tell_destination(struct watchdog *w, struct ibx_record *was)
     if (ibx_migration_disown(was, &w->transport,
                              "ib-migrate was killed there before the commit, and the VM stays",
                              &err))
-        ibx_log(IBX_LOG_INFO, "the destination of VM %s could not be told so: %s", was->name,
+        ibx_log(IBX_LOG_INFO, "the destination of VM %s could not be told so: %s", name_of(was),
                 err.message);
 }
 
@@ -185,7 +191,7 @@ static void continue_vm(struct watchdog *w)
     if (!rc && w->folder)
         rc = kept(w, &was, &err);
     if (rc)
-        ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s %s: %s", w->record.name,
+        ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s %s: %s", name_of(&w->record),
                 stays ? "goes on here, which could not be recorded (ib-migrate rollback does)"
                       : "could not be continued here",
                 err.message);

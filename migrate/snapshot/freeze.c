@@ -24,6 +24,8 @@
 
 #define STREAM_MS   60000 /* for QEMU to write its state */
 #define STREAM_PART 65536
+#define ENDING_MS   1000 /* for a QEMU that has closed its monitor to end */
+#define LOOK_MS     5
 
 struct freezing {
     struct ibx_qmp *qmp;
@@ -35,6 +37,7 @@ struct freezing {
     uint8_t *state;
     size_t state_bytes, state_room;
     uint64_t stop_ns;
+    uint64_t started; /* QEMU, as ibx_process_started() */
     bool runs;        /* by the last event of QEMU */
     bool sleeps;      /* its guest does (S3), and this QEMU cannot continue it then */
     bool made;        /* the folder */
@@ -137,7 +140,9 @@ static int read_stream(struct freezing *f, int fd, struct ibx_error *err)
             return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s",
                                  strerror(errno));
         if (n < 0 && ibx_now_ns() >= deadline)
-            return ibx_error_set(err, -ETIMEDOUT, "QEMU did not write its state within %u s",
+            return ibx_error_set(err, -ETIMEDOUT,
+                                 "QEMU did not write its state within %u s: see whether it is "
+                                 "stopped, or waits for a disk of the VM",
                                  STREAM_MS / 1000);
         if (n < 0)
             poll(&wait, 1, ibx_ms_until(deadline));
@@ -438,7 +443,7 @@ static int check_described(struct freezing *f, struct ibx_error *err)
 
 static int watch(struct freezing *f, const char *qmp, struct ibx_error *err)
 {
-    struct ibx_record record = {.pid = f->ram.pid, .pid_started = ibx_process_started(f->ram.pid)};
+    struct ibx_record record = {.pid = f->ram.pid, .pid_started = f->started};
     snprintf(record.name, sizeof(record.name), "%s", f->ram.name);
     if (snprintf(record.qmp, sizeof(record.qmp), "%s", qmp) >= (int)sizeof(record.qmp))
         return ibx_error_set(err, -ENAMETOOLONG, "%s: too long for the path of a monitor", qmp);
@@ -468,16 +473,37 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     if (rc)
         return rc;
     f->undo.stream = ibx_hold_name(f->theirs);
+    f->started = ibx_process_started(f->ram.pid);
     return watch(f, qmp, err);
 }
 
-/* The VM has been frozen. */
+/* Of one whose monitor has been closed, also by another client. */
+static bool qemu_has_ended(const struct freezing *f)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
+    bool lives;
+    while ((lives = f->started && ibx_process_started(f->ram.pid) == f->started) &&
+           ibx_now_ns() < deadline)
+        poll(NULL, 0, LOOK_MS);
+    return !lives;
+}
+
+/* The VM has been frozen. Where its QEMU has ended since, it is in the snapshot alone, and that is
+ * finished all the same. */
 static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_freeze_result *result,
                  struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     f->undo.was_running = f->undo.was_running && after == IBX_FREEZE_RESUME && !f->sleeps;
     int rc = ibx_vm_stay(f->qmp, &f->undo, deadline, err);
+    if (rc == -ECONNRESET && qemu_has_ended(f)) {
+        ibx_log(IBX_LOG_WARN,
+                "QEMU (process %d) has ended while the VM's memory was copied: the VM is only in "
+                "the snapshot now, go on with a clone of that",
+                (int)f->ram.pid);
+        f->undo.was_running = false;
+        rc = 0;
+    }
     result->runs = !rc && f->undo.was_running;
     result->stopped_ns = ibx_now_ns() - f->stop_ns;
     if (result->runs) /* one that stays stopped is given back if there will be no snapshot */
@@ -493,9 +519,20 @@ static void undo(struct freezing *f, struct ibx_error *err)
     f->undo.touched = f->undo.touched || f->stop_ns;
     if ((f->undo.touched || f->undo.before) &&
         ibx_vm_stay(f->qmp, &f->undo, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why)) {
-        ibx_error_set(err, first.code, "%.300s; and the VM could not be continued: %.300s",
-                      first.message, why.message);
-        ibx_watchdog_leave(&f->watchdog);
+        if (qemu_has_ended(f)) {
+            ibx_error_set(err, first.code,
+                          "%.300s; and QEMU (process %d) has ended, and the VM with it: start it "
+                          "from its disks, and see QEMU's log",
+                          first.message, (int)f->ram.pid);
+            ibx_watchdog_release(&f->watchdog);
+        } else {
+            ibx_error_set(err, first.code,
+                          "%.300s; and the VM could not be continued: %.300s; the process that "
+                          "is left behind tries again for a minute, otherwise cont in QEMU's "
+                          "monitor lets it run",
+                          first.message, why.message);
+            ibx_watchdog_leave(&f->watchdog);
+        }
     }
     if (f->made)
         ibx_snapshot_folder_remove(&f->folder);
@@ -526,6 +563,7 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
         rc = check_described(f, err);
     if (!rc)
         rc = fill_folder(f, err);
+    ibx_migration_stop_at("freeze", "copied");
     if (!rc)
         rc = go_on(f, after, &got, err);
     if (!rc)

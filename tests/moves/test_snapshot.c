@@ -246,6 +246,43 @@ static void test_killed_while_it_copies(void)
     goes_on();
 }
 
+/* The tool that freezes a VM has stopped itself at this state of that; then QEMU ends. */
+static void qemu_ends_at(struct mover *tool, const char *state)
+{
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    mover_stop_next(state);
+    mover_start(tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
+    mover_await_stop(tool);
+    vm_kill(&vms[0]);
+    mover_kill(tool, SIGCONT);
+}
+
+/* Nobody can continue the VM. It is not thrown away where the snapshot has all of it. */
+static void test_qemu_ends(void)
+{
+    struct mover tool;
+    struct stat st;
+    qemu_ends_at(&tool, "freeze:saved");
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "has ended, and the VM with it: start it from its disks");
+    assert_int_equal(stat(snapshot, &st), -1);
+    mover_end_all(NULL);
+
+    qemu_ends_at(&tool, "freeze:copied");
+    mover_ends(&tool, 0);
+    mover_must_print(&tool, "the VM is only in the snapshot now");
+    vm_start(&vms[1], &(struct vm_options){.append = "mib=16",
+                                           .ram = "memory-backend-ram,id=mem0,size=64M",
+                                           .incoming = true});
+    MOVER_RUN(0, "clone", snapshot, "--qmp", vms[1].tool);
+    vm_do(&vms[1], "cont", NULL);
+    vm_wait_beats(&vms[1], 2);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "mib=16");
+}
+
 static void test_files_may_not_be_so_large(void)
 {
     const struct rlimit small = {1 << 20, RLIM_INFINITY};
@@ -283,6 +320,7 @@ static void is_killed_and_leaves(struct mover *tool)
 {
     mover_kill(tool, SIGKILL);
     mover_await_watchdog(tool, "does not run here, and is left so (QEMU says ");
+    assert_false(mover_printed(tool, "VM  ")); /* one without a name has its monitor's */
     assert_false(vm_runs(&vms[0]));
     assert_false(mover_resumed(&vms[0]));
     mover_end_all(NULL);
@@ -424,6 +462,7 @@ int main(void)
         VM_TEST(test_no_room),
         VM_TEST(test_a_device_at_the_stop),
         VM_TEST(test_killed_while_it_copies),
+        VM_TEST(test_qemu_ends),
         VM_TEST(test_files_may_not_be_so_large),
         VM_TEST(test_paused_before_its_stop),
         VM_TEST(test_asleep_before_its_stop),
