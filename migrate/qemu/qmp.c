@@ -113,7 +113,10 @@ static int await(struct ibx_qmp *qmp, const char *command, json_t *const *answer
     /* An answer that came before the connection broke still counts. */
     if (!*answer)
         return qmp->failed.code ? ibx_qmp_failure(qmp, err)
-                                : ibx_error_set(err, rc, "QEMU did not answer %s in time", command);
+                                : ibx_error_set(err, rc,
+                                                "QEMU did not answer %s in time: see whether it is "
+                                                "stopped, or waits for a disk of the VM",
+                                                command);
     json_t *value = json_object_get(*answer, "return");
     if (!value)
         return command_error(command, json_object_get(*answer, "error"), err);

@@ -84,7 +84,8 @@ static int connect_to(const char *path, const struct sockaddr_un *to, uint64_t d
         if (code == EAGAIN)
             return ibx_error_set(err, -ETIMEDOUT,
                                  "the QMP socket %s takes no more clients: other tools hold it, "
-                                 "give this one a -qmp socket of its own",
+                                 "give this one a -qmp socket of its own; or QEMU itself is "
+                                 "stopped (SIGSTOP, a debugger): let it go on",
                                  path);
         return refused(path, code, err);
     }

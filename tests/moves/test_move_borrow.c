@@ -225,7 +225,7 @@ static void test_refused(void)
     bring(NULL);
     returned();
     mover_must_print(MOVER_RUN(1, "return", "--qmp", home.tool, "tcp://127.0.0.1:1"),
-                     "was borrowed");
+                     "was borrowed: \"ib-migrate status\" shows");
 }
 
 /* As the back end of a vhost-user device that is plugged in there, and out again. */

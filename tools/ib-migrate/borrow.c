@@ -83,9 +83,10 @@ int ibx_cli_return(const struct migrate_args *given)
     args = *given;
     int rc = ibx_journal_find(args.folder, args.qmp, is_borrowed, &came, &err);
     if (rc == -ENOENT)
-        rc =
-            ibx_error_set(&err, rc, "the records in %s have no VM that runs at %s and was borrowed",
-                          args.folder, args.qmp);
+        rc = ibx_error_set(&err, rc,
+                           "the records in %s have no VM that runs at %s and was borrowed: "
+                           "\"ib-migrate status\" shows where VMs are, and by which monitor",
+                           args.folder, args.qmp);
     if (!rc)
         rc = take_monitor(&args, &came, &err);
     return rc ? ibx_cli_fail(err.message) : ibx_cli_send_home(&args, &came);

@@ -40,7 +40,8 @@ static void test_flood_without_an_answer(NO_STATE)
 {
     attached(SCRIPT({"query-status", EVENT, 0}, {"query-status", NULL, 0}));
     flooded = true;
-    says(run("query-status", NULL, SHORT), -ETIMEDOUT, "did not answer query-status in time");
+    says(run("query-status", NULL, SHORT), -ETIMEDOUT,
+         "did not answer query-status in time: see whether it is stopped");
     says(run("query-status", NULL, SHORT), -ETIMEDOUT, "did not answer query-status in time");
     flooded = false;
     done();
@@ -498,7 +499,7 @@ static void test_full_backlog(NO_STATE)
     }
     memset(&error, 0, sizeof(error));
     says(ibx_qmp_connect(at.sun_path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT,
-         "a -qmp socket of its own");
+         "a -qmp socket of its own; or QEMU itself is stopped");
     while (n)
         close(filler[--n]);
     close(listener);
