@@ -5,14 +5,17 @@
 #include "common/error.h"
 #include "common/forked.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
@@ -138,6 +141,27 @@ static bool is_taken(void)
     return poll(&out, 1, atomic_load(&untaken) ? 0 : TAKEN_MS) != 0;
 }
 
+/* A reader that is gone, or a file that may grow no further, must not end whoever writes: neither
+ * signal comes, unless one had come before. A line that cannot be written has nowhere to be
+ * reported. */
+static void write_unharmed(const char *line, size_t n)
+{
+    static const struct timespec at_once = {0, 0};
+    const int signals[] = {SIGPIPE, SIGXFSZ};
+    sigset_t pending, held, before;
+    sigpending(&pending);
+    sigemptyset(&held);
+    for (unsigned i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+        if (!sigismember(&pending, signals[i]))
+            sigaddset(&held, signals[i]);
+    const int error = errno;
+    pthread_sigmask(SIG_BLOCK, &held, &before);
+    if (write(STDERR_FILENO, line, n) < 0 && (errno == EPIPE || errno == EFBIG))
+        sigtimedwait(&held, NULL, &at_once);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = error;
+}
+
 static void write_line(enum ibx_log_level level, const char *format, va_list args)
 {
     char line[1024];
@@ -156,9 +180,7 @@ static void write_line(enum ibx_log_level level, const char *format, va_list arg
         atomic_fetch_add(&untaken, 1);
         return;
     }
-    /* A log line that cannot be written has nowhere to be reported. */
-    ssize_t ignored = write(STDERR_FILENO, line, len);
-    (void)ignored;
+    write_unharmed(line, len);
 }
 
 __attribute__((format(printf, 2, 3))) static void say(enum ibx_log_level level, const char *format,

@@ -3,8 +3,10 @@
  * error. Each case is a process of its own. */
 #include "common/log.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -251,6 +254,49 @@ static void test_a_reader_that_takes_nothing(void **state)
                               "ibx: error: somebody does\n");
 }
 
+/* The process's end by a signal that it had before it wrote, or none. */
+static int ends_by(int signal_before, bool full)
+{
+    const pid_t child = fork();
+    if (!child) {
+        const struct rlimit little = {.rlim_cur = 3, .rlim_max = 3};
+        sigset_t all, pending;
+        close(put(full ? FILE_OF_ITS_OWN : A_PIPE));
+        if (full && setrlimit(RLIMIT_FSIZE, &little))
+            abort();
+        signal(SIGPIPE, SIG_DFL);
+        signal(SIGXFSZ, SIG_DFL);
+        sigfillset(&all);
+        if (signal_before) {
+            sigprocmask(SIG_BLOCK, &all, NULL);
+            raise(signal_before);
+        }
+        errno = ENOANO;
+        for (int i = 0; i < 3; i++)
+            ibx_log(IBX_LOG_ERROR, "a line");
+        if (errno != ENOANO || sigpending(&pending))
+            abort();
+        if (sigismember(&pending, SIGPIPE) != (signal_before == SIGPIPE) ||
+            sigismember(&pending, SIGXFSZ) != (signal_before == SIGXFSZ))
+            abort();
+        sigprocmask(SIG_UNBLOCK, &all, NULL);
+        _exit(0);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static void test_nobody_reads(void **state)
+{
+    (void)state;
+    for (int full = 0; full < 2; full++) {
+        assert_int_equal(ends_by(0, full), 0);
+        assert_int_equal(ends_by(SIGPIPE, full), SIGPIPE); /* the process's own stays */
+        assert_int_equal(ends_by(SIGXFSZ, full), SIGXFSZ);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -261,6 +307,7 @@ int main(void)
         cmocka_unit_test(test_not_too_many_errors),
         cmocka_unit_test(test_not_too_many_of_all),
         cmocka_unit_test(test_a_reader_that_takes_nothing),
+        cmocka_unit_test(test_nobody_reads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
