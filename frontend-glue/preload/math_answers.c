@@ -21,6 +21,17 @@ struct answer {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct answer *answers[ANSWERS]; /* locked */
 
+/* Another thread may be changing an answer, which the child goes on with. */
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
 static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
@@ -28,7 +39,7 @@ static void in_child(void)
 
 __attribute__((constructor)) static void begin(void)
 {
-    pthread_atfork(NULL, NULL, in_child);
+    pthread_atfork(before_fork, in_parent, in_child);
 }
 
 static struct answer **place_of(const uint8_t *body, size_t n)

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A process that forks while another thread of it keeps an answer. */
+#include "frontend-glue/preload/math_calls.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+void __real_free(void *memory);
+void __wrap_free(void *memory);
+
+static const uint8_t body[9] = "a search", answer[6] = "found";
+static atomic_int keeping, gone, went_on;
+
+/* The thread stays where an older answer is gone until another one has forked, or waits for it. */
+void __wrap_free(void *memory)
+{
+    __real_free(memory);
+    if (!memory || !atomic_exchange(&keeping, 0))
+        return;
+    atomic_store(&gone, 1);
+    for (int ms = 0; ms < 200 && !atomic_load(&went_on); ms++)
+        usleep(1000);
+}
+
+static void *keep_another(void *unused)
+{
+    (void)unused;
+    atomic_store(&keeping, 1);
+    ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer));
+    return NULL;
+}
+
+static void the_child_has_whole_answers(void **state)
+{
+    pthread_t thread;
+    uint8_t out[sizeof(answer)];
+    int status = 0;
+    (void)state;
+    ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer));
+    assert_int_equal(pthread_create(&thread, NULL, keep_another, NULL), 0);
+    while (!atomic_load(&gone))
+        usleep(100);
+    const pid_t child = fork();
+    if (!child) {
+        const bool known = ibx_math_answer_known(body, sizeof(body), out, sizeof(out));
+        const bool same = known && !memcmp(out, answer, sizeof(out));
+        ibx_math_answers_forget(); /* no answer goes twice */
+        _exit(same ? 0 : 1);
+    }
+    atomic_store(&went_on, 1);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    ibx_math_answers_forget();
+    assert_false(ibx_math_answer_known(body, sizeof(body), out, sizeof(out)));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_child_has_whole_answers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
