@@ -294,6 +294,8 @@ static void take_results(const struct call *c, const uint8_t *out)
             ibx_math_handle_set((enum ibx_math_type)a->n, made, IBX_MATH_USUAL);
             if (a->n == IBX_MATH_BLAS)
                 ibx_math_settings_end(made);
+            if (a->n == IBX_MATH_BLAS || a->n == IBX_MATH_LT)
+                ibx_math_answers_forget();
             if (a->kind == IBX_MATH_MAKES)
                 memcpy(at, &made, sizeof(made));
             else

@@ -51,7 +51,8 @@ void ibx_math_settings_end(uint64_t handle);
 bool ibx_math_answers_are_same(const struct ibx_math_function *f);
 bool ibx_math_answer_known(const uint8_t *body, size_t n, uint8_t *out, size_t out_n);
 void ibx_math_answer_keep(const uint8_t *body, size_t n, const uint8_t *out, size_t out_n);
-/* A handle is no more, whose number another one may be given, of another device. */
+/* A handle is no more, whose number another one may be given, of another device; or is new: one of
+ * its number may have gone with a reset, or been the parent process's. */
 void ibx_math_answers_forget(void);
 
 /* math_lt.c */

@@ -231,7 +231,8 @@ bool algorithms(Squares &s)
     };
     REQUIRE(math("cublasLtMatmulPreferenceCreate", &preference) == 0 && preference);
     REQUIRE(search(1) == 0 && count == 1 && found[0].workspace == 0);
-    // It is made once; other ones it says nothing of, nor those of a handle that is no more.
+    // It is made once; other ones it says nothing of, nor those of a handle that is no more: a new
+    // one may have its number, also when nobody has ended that.
     const int first = found[0].reserved[0];
     void *other = nullptr;
     count = 0;
@@ -240,8 +241,11 @@ bool algorithms(Squares &s)
     REQUIRE(set(by, TRANSPOSES_A, 1) == 0 && search(1) == 0 && found[0].reserved[0] == first + 1);
     REQUIRE(set(by, TRANSPOSES_A, 0) == 0 && search(1) == 0 && search(1) == 0);
     REQUIRE(found[0].reserved[0] == first + 2); // what is usual was set
-    REQUIRE(math("cublasLtCreate", &other) == 0 && math("cublasLtDestroy", other) == 0);
-    REQUIRE(search(1) == 0 && found[0].reserved[0] == first + 3);
+    REQUIRE(math("cublasLtCreate", &other) == 0 && search(1) == 0);
+    REQUIRE(found[0].reserved[0] == first + 3 && math("cublasLtDestroy", other) == 0);
+    REQUIRE(search(1) == 0 && found[0].reserved[0] == first + 4);
+    REQUIRE(math("cublasCreate_v2", &other) == 0 && search(1) == 0);
+    REQUIRE(found[0].reserved[0] == first + 5 && math("cublasDestroy_v2", other) == 0);
     for (std::uint64_t i = 0; i < 400; i++) // more than are known
         REQUIRE(prefer(1, i) == 0 && search(1) == 0 && found[0].workspace == i);
     REQUIRE(prefer(1, workspace) == 0 && search(3) == 0 && count == 3);
