@@ -2,7 +2,8 @@
 /*
  * Memory that is mapped apart from its addresses: requests of our own, which the back end's driver
  * runs. Here is noted what is mapped where, and how often a handle is held: the back end knows each
- * piece of memory until it is neither held nor mapped. It shares none with other processes.
+ * piece of memory until it is neither held nor mapped. It shares none with other processes. A reset
+ * of the device gives all back there, and is noticed here by the next call.
  */
 #include "frontend-glue/driver_api/driver.h"
 
@@ -56,6 +57,7 @@ static struct memory *memories;
 static struct addresses *reserved;
 static uint64_t numbers; /* of mappings */
 static atomic_uint reservations;
+static unsigned resets; /* that are noticed; locked */
 
 /* What there is is the parent's. */
 static void in_child(void)
@@ -72,6 +74,58 @@ __attribute__((constructor)) static void begin(void)
 }
 
 /* ------------------------------------------------------------------------ what is where; locked */
+
+/* Memory that is neither held nor mapped any more. */
+static bool take_out_unused(struct memory *m)
+{
+    struct memory **at = &memories;
+    if (m->held || m->mappings)
+        return false;
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+    free(m);
+    return true;
+}
+
+static void drop(struct addresses *a)
+{
+    for (struct mapping *m = a->mappings, *next; m; m = next) {
+        next = m->next;
+        m->of->mappings--;
+        take_out_unused(m->of);
+        free(m);
+    }
+    atomic_fetch_sub(&reservations, 1);
+    free(a);
+}
+
+/* What resets have taken: there may be other memory by now. */
+static void drop_gone(void)
+{
+    for (struct addresses **at = &reserved, *a; (a = *at);) {
+        if (ibx_frontend_is_reserved((const void *)(uintptr_t)a->begin)) {
+            at = &a->next;
+            continue;
+        }
+        *at = a->next;
+        drop(a);
+    }
+}
+
+static void enter(void)
+{
+    const unsigned now = ibx_frontend_reserved_resets();
+    pthread_mutex_lock(&lock);
+    if (now != resets)
+        drop_gone();
+    resets = now;
+}
+
+static void leave(void)
+{
+    pthread_mutex_unlock(&lock);
+}
 
 static struct addresses *holding(uint64_t at, uint64_t n)
 {
@@ -101,13 +155,13 @@ enum ibx_driver_place ibx_driver_mapping(uint64_t address, struct ibx_driver_map
 {
     if (!atomic_load(&reservations))
         return NOT_RESERVED;
-    pthread_mutex_lock(&lock);
+    enter();
     const struct addresses *a = holding(address, 1);
     const struct mapping *m = mapped(a, address);
     if (m)
         *is = (struct ibx_driver_mapping){m->at,         m->of->n,      m->number,
                                           m->of->number, m->of->device, m->access};
-    pthread_mutex_unlock(&lock);
+    leave();
     return m ? MAPPED : a ? RESERVED : NOT_RESERVED;
 }
 
@@ -168,6 +222,8 @@ static int reserve(uint64_t *address, size_t n, size_t alignment, unsigned long 
     struct addresses *a = address && n && !flags ? calloc(1, sizeof(*a)) : NULL;
     if (!a)
         return address && n && !flags ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE;
+    enter(); /* what a reset has taken goes before the same addresses are these */
+    leave();
     ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_RESERVE, "cuMemAddressReserve");
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, alignment);
@@ -177,11 +233,11 @@ static int reserve(uint64_t *address, size_t n, size_t alignment, unsigned long 
         return rc;
     }
     ibx_frontend_reserved_memory((void *)(uintptr_t)begins, n);
-    pthread_mutex_lock(&lock);
+    enter();
     *a = (struct addresses){reserved, begins, n, NULL};
     reserved = a;
     atomic_fetch_add(&reservations, 1);
-    pthread_mutex_unlock(&lock);
+    leave();
     *address = begins;
     return CUDA_SUCCESS;
 }
@@ -196,14 +252,14 @@ EXPORTED int cuMemAddressReserve(uint64_t *address, size_t n, size_t alignment, 
 /* Noted as gone before another thread may get them. */
 static struct addresses *take_out(uint64_t begins, uint64_t n)
 {
-    pthread_mutex_lock(&lock);
+    enter();
     struct addresses **at = &reserved;
     while (*at && ((*at)->begin != begins || (*at)->n != n || (*at)->mappings))
         at = &(*at)->next;
     struct addresses *found = *at;
     if (found)
         *at = found->next;
-    pthread_mutex_unlock(&lock);
+    leave();
     return found;
 }
 
@@ -247,10 +303,10 @@ static int create(uint64_t *handle, size_t n, const struct properties *p, unsign
         free(m);
         return rc;
     }
-    pthread_mutex_lock(&lock);
+    enter();
     *m = (struct memory){memories, number, n, p->at.id, 1, 0};
     memories = m;
-    pthread_mutex_unlock(&lock);
+    leave();
     *handle = number;
     return CUDA_SUCCESS;
 }
@@ -264,15 +320,8 @@ EXPORTED int cuMemCreate(uint64_t *handle, size_t n, const struct properties *p,
 /* Locked. Its number, if it is to be given back: it is neither held nor mapped any more. */
 static uint64_t take_unused(struct memory *m)
 {
-    struct memory **at = &memories;
     const uint64_t number = m->number;
-    if (m->held || m->mappings)
-        return 0;
-    while (*at != m)
-        at = &(*at)->next;
-    *at = m->next;
-    free(m);
-    return number;
+    return take_out_unused(m) ? number : 0;
 }
 
 static int give_back(uint64_t number)
@@ -286,13 +335,13 @@ static int give_back(uint64_t number)
 static int release(uint64_t handle)
 {
     uint64_t unused = 0;
-    pthread_mutex_lock(&lock);
+    enter();
     struct memory *m = find(handle);
     if (m) {
         m->held--;
         unused = take_unused(m);
     }
-    pthread_mutex_unlock(&lock);
+    leave();
     return !m ? CUDA_INVALID_VALUE : unused ? give_back(unused) : CUDA_SUCCESS;
 }
 
@@ -303,13 +352,13 @@ EXPORTED int cuMemRelease(uint64_t handle)
 
 static int retain(uint64_t *handle, uint64_t address)
 {
-    pthread_mutex_lock(&lock);
+    enter();
     const struct mapping *m = mapped(holding(address, 1), address);
     if (m && handle) {
         m->of->held++;
         *handle = m->of->number;
     }
-    pthread_mutex_unlock(&lock);
+    leave();
     return m && handle ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
 }
 
@@ -320,11 +369,11 @@ EXPORTED int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
 
 static int describe(struct properties *p, uint64_t handle)
 {
-    pthread_mutex_lock(&lock);
+    enter();
     const struct memory *m = find(handle);
     if (m && p)
         *p = (struct properties){.type = PINNED, .at = {OF_DEVICE, m->device}};
-    pthread_mutex_unlock(&lock);
+    leave();
     return m && p ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
 }
 
@@ -338,19 +387,19 @@ EXPORTED int cuMemGetAllocationPropertiesFromHandle(struct properties *p, uint64
 /* Held while the back end maps it. NULL: *rc says why not. */
 static struct memory *hold(uint64_t at, size_t n, uint64_t handle, int *rc)
 {
-    pthread_mutex_lock(&lock);
+    enter();
     struct memory *m = find(handle);
     *rc = !m || !holding(at, n) ? CUDA_INVALID_VALUE : m->n != n ? CUDA_NOT_SUPPORTED : 0;
     if (!*rc)
         m->mappings++;
-    pthread_mutex_unlock(&lock);
+    leave();
     return *rc ? NULL : m;
 }
 
 static void note(struct mapping *made, struct memory *of, uint64_t at, int rc)
 {
     uint64_t unused = 0;
-    pthread_mutex_lock(&lock);
+    enter();
     struct addresses *a = rc ? NULL : holding(at, of->n);
     if (a) {
         *made = (struct mapping){a->mappings, at, ++numbers, of, 0};
@@ -360,7 +409,7 @@ static void note(struct mapping *made, struct memory *of, uint64_t at, int rc)
         unused = take_unused(of);
         free(made);
     }
-    pthread_mutex_unlock(&lock);
+    leave();
     if (unused)
         give_back(unused);
 }
@@ -396,7 +445,7 @@ EXPORTED int cuMemMap(uint64_t address, size_t n, size_t offset, uint64_t handle
  * that is to be given back, or 0. */
 static bool take_mapping(uint64_t at, size_t n, uint64_t *unused)
 {
-    pthread_mutex_lock(&lock);
+    enter();
     struct addresses *a = holding(at, n);
     struct mapping **place = a ? &a->mappings : NULL;
     while (place && *place && ((*place)->at < at || (*place)->at - at >= n))
@@ -408,7 +457,7 @@ static bool take_mapping(uint64_t at, size_t n, uint64_t *unused)
         *unused = take_unused(m->of);
         free(m);
     }
-    pthread_mutex_unlock(&lock);
+    leave();
     return m;
 }
 
@@ -434,12 +483,12 @@ EXPORTED int cuMemUnmap(uint64_t address, size_t n)
 
 static void note_access(uint64_t at, size_t n, int flags)
 {
-    pthread_mutex_lock(&lock);
+    enter();
     const struct addresses *a = holding(at, n);
     for (struct mapping *m = a ? a->mappings : NULL; m; m = m->next)
         if (m->at >= at && m->at - at < n)
             m->access = flags;
-    pthread_mutex_unlock(&lock);
+    leave();
 }
 
 static int set_access(uint64_t at, size_t n, const struct access *list, size_t count)

@@ -300,6 +300,26 @@ bool ibx_frontend_is_reserved(const void *address)
     return ibx_frontend_allocation(address, &range) && range.reserved;
 }
 
+static atomic_uint reserved_resets;
+
+void ibx_frontend_reserved_reset(int device)
+{
+    ibx_frontend_ranges_lock();
+    for (size_t at = 0; at < ranges.count;) {
+        if (ranges.items[at].reserved && ranges.items[at].device == device)
+            ibx_frontend_ranges_remove(&ranges, &ranges.items[at]);
+        else
+            at++;
+    }
+    ibx_frontend_ranges_unlock();
+    atomic_fetch_add(&reserved_resets, 1);
+}
+
+unsigned ibx_frontend_reserved_resets(void)
+{
+    return atomic_load(&reserved_resets);
+}
+
 void ibx_frontend_device_memory_gone(const void *address)
 {
     ibx_frontend_ranges_lock();

@@ -445,6 +445,10 @@ bool ibx_frontend_is_reserved(const void *address)
     (void)address;
     return false;
 }
+void ibx_frontend_reserved_reset(int device)
+{
+    (void)device;
+}
 
 void ibx_frontend_device_memory_gone(const void *address)
 {

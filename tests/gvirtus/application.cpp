@@ -718,6 +718,7 @@ int main(int argc, char **argv)
         {"driver-sets-elements", driver_sets_elements},
         {"driver-maps-memory", driver_maps_memory},
         {"driver-maps-nothing", driver_maps_nothing},
+        {"driver-maps-until-reset", driver_maps_until_reset},
         {"not-supported", not_supported},
         {"symbols", symbols},
         {"variables", variables},

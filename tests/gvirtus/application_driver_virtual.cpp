@@ -138,6 +138,40 @@ bool driver_maps_memory()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
+// A reset takes it here, as other memory: nothing of it is known any more, and its addresses may be
+// those of other memory.
+bool driver_maps_until_reset()
+{
+    void *context = nullptr, *memory = nullptr;
+    std::size_t n = 0;
+    Address at = 0, one = 0, base = 0, none = 0;
+    int type = 0;
+    unsigned long long flags = 0;
+    const std::size_t each = 2u << 20;
+    const MappedLocation location;
+    REQUIRE(driver_has_context(&context));
+    REQUIRE(reserve(&at, 4 * each) == 0 && create(&one, each) == 0 && map(at, each, one) == 0);
+    REQUIRE(set_access(at, each) == 0 && cu("cuDevicePrimaryCtxReset_v2", 0) == 0);
+    REQUIRE(nothing_left());
+    for (const Address address : {at, at + each}) { // mapped, and not
+        REQUIRE(cu("cuMemGetAddressRange_v2", &base, &n, address) == 500);
+        REQUIRE(pointer(&type, 2, address) == 1);
+    }
+    REQUIRE(cu("cuMemGetAccess", &flags, &location, at) == 1);
+    REQUIRE(cu("cuMemRetainAllocationHandle", &none, reinterpret_cast<void *>(at)) == 1);
+    REQUIRE(release(one) == 1 && unmap(at, each) == 1 && free_addresses(at, 4 * each) == 1);
+    // What is made now is what it is, wherever it lies.
+    for (int i = 0; i < 8; i++) {
+        REQUIRE(cudaMalloc(&memory, each) == 0);
+        const Address is = reinterpret_cast<Address>(memory);
+        REQUIRE(cu("cuMemGetAddressRange_v2", &base, &n, is + 5) == 0 && base == is && n == each);
+        REQUIRE(pointer(&type, 2, is) == 0 && type == 2 && pointer(&none, 11, is) == 0);
+        REQUIRE(none == is);
+    }
+    REQUIRE(cu("cuDevicePrimaryCtxReset_v2", 0) == 0);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
 // What is wrong is an error, and changes nothing.
 bool driver_maps_nothing()
 {
