@@ -216,16 +216,16 @@ static struct addresses *reserve_some(struct copies *x, size_t n, size_t alignme
     struct ibx_tenant *tenant = x->isolation.tenant;
     const uint64_t before = reserved_by(tenant);
     struct addresses *a =
-        n <= RESERVED_MOST && before <= RESERVED_MOST - n && ibx_quota_take(entries_of(tenant), 1)
-            ? calloc(1, sizeof(*a))
-            : NULL;
+        n <= RESERVED_MOST && before <= RESERVED_MOST - n ? calloc(1, sizeof(*a)) : NULL;
     void *context = NULL;
     *rc = CUDA_MEMORY_ALLOCATION;
-    if (!a)
+    if (!a || !ibx_quota_take(entries_of(tenant), 1)) {
+        free(a);
         return NULL;
-    *rc = driver.reserve(&a->begin, n, alignment, 0, 0);
+    }
+    *rc = x->cuda->ctx_get_current(&context);
     if (!*rc)
-        *rc = x->cuda->ctx_get_current(&context);
+        *rc = driver.reserve(&a->begin, n, alignment, 0, 0);
     if (*rc) {
         ibx_quota_give(entries_of(tenant), 1);
         free(a);
@@ -462,9 +462,11 @@ static int map_there(struct addresses *a, uint64_t at, struct memory *of)
 {
     if (touched(a, at, of->n))
         return CUDA_INVALID_VALUE;
-    struct mapping *m = ibx_quota_take(entries_of(a->tenant), 1) ? malloc(sizeof(*m)) : NULL;
-    if (!m)
+    struct mapping *m = malloc(sizeof(*m));
+    if (!m || !ibx_quota_take(entries_of(a->tenant), 1)) {
+        free(m);
         return CUDA_MEMORY_ALLOCATION;
+    }
     const int rc = driver.map(at, of->n, 0, of->handle, 0);
     if (rc) {
         ibx_quota_give(entries_of(a->tenant), 1);
