@@ -484,9 +484,9 @@ int ibx_virtual_map(struct copies *x, uint64_t at, uint64_t n, uint64_t number)
     const int mode = enter();
     struct memory *of = find(number);
     struct addresses *a = own(x, at, n);
-    const int rc = !of || !a    ? CUDA_INVALID_VALUE
-                   : of->n != n ? CUDA_NOT_SUPPORTED
-                                : map_there(a, at, of);
+    const int rc = !of || !of->named || !a ? CUDA_INVALID_VALUE
+                   : of->n != n            ? CUDA_NOT_SUPPORTED
+                                           : map_there(a, at, of);
     leave(mode);
     return rc;
 }
