@@ -195,11 +195,11 @@ __attribute__((constructor)) static void begin(void)
     const int before = errno;
     struct program program = {.count = 0};
     uintptr_t inside;
-    const bool has_kernels = read_program(&program) && program.elf.has_kernels;
-    const char *version = has_kernels ? libcudart_of(&program, &inside) : NULL;
+    const bool is_read = read_program(&program);
+    const char *version = is_read ? libcudart_of(&program, &inside) : NULL;
     if (version)
         take_over(&program, version, inside);
-    else if (has_kernels && !ibx_frontend_each_library(is_runtime, NULL))
+    else if (is_read && program.elf.has_kernels && !ibx_frontend_each_library(is_runtime, NULL))
         ibx_log(IBX_LOG_WARN,
                 "%s has kernels, is not linked with libcudart.so, and has no symbols: the runtime "
                 "that nvcc puts into a program by default does not reach the remote GPU then, and "

@@ -251,15 +251,28 @@ struct Installed {
     std::string before;
 };
 
+static bool reaches(const std::string &program, const char *how)
+{
+    GpuBackEnd back;
+    const Installed installed;
+    Application app(&back, program, how);
+    return HOLDS(app.good() && lines_with(app.said(), "ibx:") == 0);
+}
+
 // A program with CUDA's runtime in itself calls GVirtuS's and ours.
 bool static_runtime()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM");
     REQUIRE(program);
-    GpuBackEnd back;
-    const Installed installed;
-    Application app(&back, program, "reaches");
-    return HOLDS(app.good() && lines_with(app.said(), "ibx:") == 0);
+    return HOLDS(reaches(program, "reaches"));
+}
+
+// So does one that only copies, or that calls libcublas: no kernels are in it.
+bool static_runtime_host_only()
+{
+    const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM");
+    REQUIRE(program);
+    return HOLDS(reaches(std::string(program) + "-host-only", "reaches"));
 }
 
 // One where that cannot be says why, and goes on as without us.

@@ -536,6 +536,7 @@ void check_what_it_does_not()
     check("loaded locally, and a thread in calls at the end",
           [] { return loaded_locally("threads", 1); });
     check("a program with CUDA's runtime in itself", static_runtime);
+    check("... in itself and without kernels", static_runtime_host_only);
     check("... that cannot be reached", static_runtime_refused);
     check("a communicator of GVirtuS's own",
           [] { return stock("stock", "finds no rdma communicator"); });

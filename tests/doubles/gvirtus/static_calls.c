@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What nvcc makes of a file with kernels: it calls CUDA's runtime, for the first time before
- * main(), as kernels are registered. */
+ * main(), as kernels are registered. HOST_ONLY: what a C compiler makes of one without. */
 #include <errno.h>
 #include <stddef.h>
 #include <string.h>
 
+#ifndef HOST_ONLY
 __attribute__((section(".nv_fatbin"), used)) static const char kernels[16] = "kernels";
+#endif
 
 int cudaGetDeviceCount(int *count);
 int cudaMalloc(void **device, size_t n);
