@@ -20,11 +20,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #define PROGRAM "/proc/self/exe"
+#define MEMORY  "/proc/self/mem"
 #define INSIDE  "libcudart_static_" /* how names begin of what that runtime has for itself */
 
 /* A jump to any address, which comes behind it. */
@@ -72,16 +74,28 @@ static bool is_mapped(const struct program *program)
     return false;
 }
 
-static bool read_program(struct program *program)
+static bool read_file(struct program *program, const char *path)
 {
-    const int file = open(PROGRAM, O_RDONLY | O_CLOEXEC);
-    const ssize_t n = readlink(PROGRAM, program->path, sizeof(program->path) - 1);
-    program->path[n > 0 ? n : 0] = 0;
-    dl_iterate_phdr(look_at_program, program);
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
     const bool good = file >= 0 && ibx_elf_read(file, &program->elf) && is_mapped(program);
     if (file >= 0)
         close(file);
+    if (!good)
+        ibx_elf_free(&program->elf);
     return good;
+}
+
+/* Where the loader was called by its name, /proc has that, and the program's is the other one. */
+static bool read_program(struct program *program)
+{
+    const char *name = program_invocation_name;
+    const ssize_t n = readlink(PROGRAM, program->path, sizeof(program->path) - 1);
+    program->path[n > 0 ? n : 0] = 0;
+    dl_iterate_phdr(look_at_program, program);
+    if (read_file(program, PROGRAM))
+        return true;
+    snprintf(program->path, sizeof(program->path), "%s", name);
+    return strchr(name, '/') && read_file(program, name);
 }
 
 /* The libcudart for which the runtime in the program stands, by what came and went with versions;
@@ -122,11 +136,24 @@ static bool protect(const struct program *program, const ElfW(Phdr) * code, ElfW
     return !mprotect((void *)first, at + code->p_filesz - first, protection);
 }
 
-/* Each of the runtime's functions that has room for a jump, and that there is elsewhere. */
-static void redirect(const struct program *program, const ElfW(Phdr) * code, void *libcudart)
+/* Through the file of this process's memory, which asks for no mprotect(2) that a program of
+ * systemd's or SELinux's may not call; -1: there is none, and the code is writable. */
+static bool write_code(int memory, char *to, const void *bytes, size_t n)
+{
+    if (memory >= 0)
+        return pwrite(memory, bytes, n, (off_t)(uintptr_t)to) == (ssize_t)n;
+    memcpy(to, bytes, n);
+    return true;
+}
+
+/* Each of the runtime's functions that has room for a jump, and that there is elsewhere. Meanwhile
+ * the program's code runs: its malloc(3), and what a library's thread calls. */
+static bool redirect(const struct program *program, const ElfW(Phdr) * code, void *libcudart,
+                     int memory)
 {
     char *begin = (char *)(program->by + code->p_vaddr);
-    for (size_t i = 0; i < program->elf.count; i++) {
+    bool good = true;
+    for (size_t i = 0; i < program->elf.count && good; i++) {
         const char *name = ibx_elf_function(&program->elf, i);
         const ElfW(Sym) *s = &program->elf.symbols[i];
         const uintptr_t offset = s->st_value - code->p_vaddr;
@@ -134,13 +161,13 @@ static void redirect(const struct program *program, const ElfW(Phdr) * code, voi
             offset >= code->p_filesz || code->p_filesz - offset < JUMP)
             continue;
         void *function = dlsym(libcudart, name); /* this library's, where it has one */
-        if (function) {
-            memcpy(begin + offset, jump, sizeof(jump));
-            memcpy(begin + offset + sizeof(jump), &function, sizeof(function));
-        }
+        uint8_t bytes[JUMP];
+        memcpy(bytes, jump, sizeof(jump));
+        memcpy(bytes + sizeof(jump), &function, sizeof(function));
+        good = !function || write_code(memory, begin + offset, bytes, sizeof(bytes));
     }
     __builtin___clear_cache(begin, begin + code->p_filesz);
-    dlerror();
+    return good;
 }
 
 /* GVirtuS's libcudart of that name, which gvirtus.c finds as one that a program has opened; NULL:
@@ -161,25 +188,40 @@ static void *load(const char *path, const char *version)
     return NULL;
 }
 
+/* The file of this process's memory, if it can be written where the code is. */
+static int open_memory(char *code)
+{
+    const int memory = open(MEMORY, O_RDWR | O_CLOEXEC);
+    if (memory < 0 || write_code(memory, code, code, 1))
+        return memory;
+    close(memory);
+    return -1;
+}
+
 static void take_over(const struct program *program, const char *version, uintptr_t inside)
 {
     const ElfW(Phdr) *code = code_with(program, inside);
     void *libcudart = code ? load(program->path, version) : NULL;
     if (!libcudart)
         return;
-    if (!protect(program, code, PF_R | PF_W)) {
+    const int memory = open_memory((char *)(program->by + inside));
+    if (memory < 0 && !protect(program, code, code->p_flags | PF_W)) {
         ibx_log(IBX_LOG_WARN,
                 "%s has CUDA's runtime in itself, and its code may not be changed to reach the "
                 "remote GPU: %s; allow that, or link it with nvcc -cudart shared",
                 program->path, strerror(errno));
         return;
     }
-    redirect(program, code, libcudart);
-    if (!protect(program, code, code->p_flags)) {
-        ibx_log(IBX_LOG_ERROR, "%s: its code cannot be made executable again: %s", program->path,
-                strerror(errno));
+    if (!redirect(program, code, libcudart, memory)) {
+        ibx_log(IBX_LOG_ERROR, "%s: its code is changed in part, and the rest cannot be: %s",
+                program->path, strerror(errno));
         _exit(127);
     }
+    dlerror(); /* of functions that are nowhere else */
+    if (memory >= 0)
+        close(memory);
+    else
+        protect(program, code, code->p_flags);
 }
 
 static bool is_runtime(const char *path, ElfW(Dyn) * dynamic, void *argument)

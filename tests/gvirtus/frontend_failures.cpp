@@ -275,6 +275,24 @@ bool static_runtime_host_only()
     return HOLDS(reaches(std::string(program) + "-host-only", "reaches"));
 }
 
+// ... and one whose malloc(3) everybody calls while its code is changed.
+bool static_runtime_allocator()
+{
+    const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM");
+    REQUIRE(program);
+    return HOLDS(reaches(std::string(program) + "-allocator", "reaches"));
+}
+
+// ... also where no memory becomes executable, as systemd's MemoryDenyWriteExecute= has it, and
+// where the loader is called by its name.
+bool static_runtime_odd_starts()
+{
+    const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM");
+    REQUIRE(program);
+    REQUIRE(reaches(program, "no new code"));
+    return HOLDS(reaches(program, "by its loader"));
+}
+
 // One where that cannot be says why, and goes on as without us.
 bool static_runtime_refused()
 {

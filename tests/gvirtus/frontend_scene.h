@@ -115,6 +115,8 @@ bool killed(const char *test, unsigned rounds, unsigned pause);
 bool library_loaded_later(const char *file, const char *test, const char *line);
 bool static_runtime();
 bool static_runtime_host_only();
+bool static_runtime_allocator();
+bool static_runtime_odd_starts();
 bool static_runtime_refused();
 bool driver_alone();
 bool driver_without_gvirtus();

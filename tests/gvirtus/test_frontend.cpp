@@ -537,6 +537,8 @@ void check_what_it_does_not()
           [] { return loaded_locally("threads", 1); });
     check("a program with CUDA's runtime in itself", static_runtime);
     check("... in itself and without kernels", static_runtime_host_only);
+    check("... in itself, and an allocator", static_runtime_allocator);
+    check("... in itself, under a loader or without new code", static_runtime_odd_starts);
     check("... that cannot be reached", static_runtime_refused);
     check("a communicator of GVirtuS's own",
           [] { return stock("stock", "finds no rdma communicator"); });

@@ -1,8 +1,49 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A program with CUDA's runtime in itself. "reaches": its calls do what they are to do, all the
- * same; otherwise it fails unless they do not. With NO_KERNELS it has nothing to do with CUDA. */
+ * same; "no new code", "by its loader": so does the program when it is run again where memory
+ * cannot become executable, and by a loader that is called by name. Otherwise it fails unless they
+ * do not. With NO_KERNELS it has nothing to do with CUDA. With ALLOCATOR it has one of its own,
+ * which the C library and others call. */
+#include <dlfcn.h>
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#ifndef PR_SET_MDWE /* Linux 6.3 */
+#define PR_SET_MDWE              65
+#define PR_MDWE_REFUSE_EXEC_GAIN 1UL
+#endif
+
+#ifdef ALLOCATOR /* of a sanitizer there would be two */
+#define SEEN __attribute__((visibility("default")))
+void *__libc_malloc(size_t n);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *block, size_t n);
+void __libc_free(void *block);
+
+SEEN void *malloc(size_t n)
+{
+    return __libc_malloc(n);
+}
+
+SEEN void *calloc(size_t n, size_t size)
+{
+    return __libc_calloc(n, size);
+}
+
+SEEN void *realloc(void *block, size_t n)
+{
+    return __libc_realloc(block, n);
+}
+
+SEEN void free(void *block)
+{
+    __libc_free(block);
+}
+#endif
 
 int static_calls(void); /* static_calls.c */
 #ifdef NO_KERNELS
@@ -14,6 +55,13 @@ int static_calls(void)
 
 int main(int count, char **arguments)
 {
-    const int reaches = count > 1 && !strcmp(arguments[1], "reaches");
+    const char *how = count > 1 ? arguments[1] : "";
+    const int reaches = !strcmp(how, "reaches");
+    Dl_info loader;
+    if (!strcmp(how, "no new code") &&
+        (!prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN, 0UL, 0UL, 0UL) || errno == EINVAL))
+        execl(arguments[0], arguments[0], "reaches", NULL);
+    if (!strcmp(how, "by its loader") && dladdr((void *)getauxval(AT_BASE), &loader))
+        execl(loader.dli_fname, loader.dli_fname, arguments[0], "reaches", NULL);
     return static_calls() != (reaches ? 0 : 35);
 }
