@@ -291,10 +291,12 @@ static void before_fork(void)
     pthread_mutex_lock(&process.lock);
     ibx_allocations_lock();
     ibx_library_lock();
+    pthread_mutex_lock(&gone.lock);
 }
 
 static void after_fork(void)
 {
+    pthread_mutex_unlock(&gone.lock);
     ibx_library_unlock();
     ibx_allocations_unlock();
     pthread_mutex_unlock(&process.lock);
@@ -306,6 +308,7 @@ static void in_child(void)
     pthread_mutex_init(&process.lock, NULL);
     sem_init(&process.wake, 0, 0);
     process.first = NULL;
+    pthread_mutex_unlock(&gone.lock);
     ibx_library_unlock();
     ibx_library_clear();
     ibx_allocations_unlock();

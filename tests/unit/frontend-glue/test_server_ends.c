@@ -2,11 +2,18 @@
 /* The end of the server's process, which each thread of a client notices by its own session. */
 #include "frontend-glue/client_calls/internal.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <cmocka.h>
+
+#define CHILDREN 200
+#define CHILD_S  10 /* in which a child that hangs is killed */
 
 static uint32_t process; /* that the server says it is */
 static uint64_t its_namespace;
@@ -69,12 +76,49 @@ static void test_told_before(void **state)
     assert_int_equal(ibx_process_losses(), before);
 }
 
+static atomic_bool enough;
+
+static void *look(void *argument)
+{
+    while (!atomic_load(&enough))
+        ibx_process_ends();
+    return argument;
+}
+
+/* A thread that is looking when another one forks is not there in the child. */
+static void test_children(void **state)
+{
+    struct ibx_pipeline any = {.process = 0};
+    pthread_t thread;
+    unsigned good = 0, bad = 0;
+    (void)state;
+    ibx_process_add(&any);
+    assert_int_equal(pthread_create(&thread, NULL, look, NULL), 0);
+    while (good < CHILDREN && !bad) {
+        int status = -1;
+        const pid_t child = fork();
+        if (!child) {
+            alarm(CHILD_S);
+            ibx_process_ends();
+            _exit(0);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        good += status == 0;
+        bad += status != 0;
+    }
+    atomic_store(&enough, true);
+    pthread_join(thread, NULL);
+    ibx_process_remove(&any);
+    assert_int_equal(bad, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_that_has_not_said_who_it_is), /* before another one ends */
         cmocka_unit_test(test_each_process_once),
         cmocka_unit_test(test_told_before),
+        cmocka_unit_test(test_children),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
