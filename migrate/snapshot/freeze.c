@@ -477,7 +477,7 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     return watch(f, qmp, err);
 }
 
-/* Of one whose monitor has been closed, also by another client. */
+/* Of one that has failed to answer, or whose monitor another client has closed. */
 static bool qemu_has_ended(const struct freezing *f)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
@@ -496,7 +496,7 @@ static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_fre
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     f->undo.was_running = f->undo.was_running && after == IBX_FREEZE_RESUME && !f->sleeps;
     int rc = ibx_vm_stay(f->qmp, &f->undo, deadline, err);
-    if (rc == -ECONNRESET && qemu_has_ended(f)) {
+    if (rc && qemu_has_ended(f)) { /* whatever failed first: /proc hides what a zombie had */
         ibx_log(IBX_LOG_WARN,
                 "QEMU (process %d) has ended while the VM's memory was copied: the VM is only in "
                 "the snapshot now, go on with a clone of that",

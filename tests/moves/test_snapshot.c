@@ -9,8 +9,11 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#define RAM (VM_RAM_MIB << 20)
+#define RAM    (VM_RAM_MIB << 20)
+#define NOBODY 65534
 
 static char snapshot[160];
 static struct mover server;
@@ -283,6 +286,42 @@ static void test_qemu_ends(void)
     mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "mib=16");
 }
 
+/* Both users at once, by which programs that are started are nobody. */
+static void become(uid_t user)
+{
+    assert_int_equal(setresuid(0, 0, 0), 0);
+    assert_int_equal(setresgid(user, user, 0), 0);
+    assert_int_equal(setresuid(user, user, 0), 0);
+}
+
+/* Nobody has waited for it: what a process that is dead has in /proc is root's. */
+static void test_qemu_is_a_zombie(void)
+{
+    struct mover tool;
+    siginfo_t ended;
+    if (geteuid())
+        skip();
+    mover_begin();
+    assert_int_equal(chown(mover_folder, NOBODY, NOBODY), 0);
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16", .nobody = true});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    mover_stop_next("freeze:copied");
+    become(NOBODY);
+    const bool may = !access(getenv("IB_MIGRATE"), X_OK);
+    if (may)
+        mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
+    become(0);
+    if (!may)
+        skip();
+    mover_await_stop(&tool);
+    kill(vms[0].pid, SIGKILL);
+    assert_int_equal(waitid(P_PID, (id_t)vms[0].pid, &ended, WEXITED | WNOWAIT), 0);
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 0);
+    mover_must_print(&tool, "the VM is only in the snapshot now");
+}
+
 static void test_files_may_not_be_so_large(void)
 {
     const struct rlimit small = {1 << 20, RLIM_INFINITY};
@@ -463,6 +502,7 @@ int main(void)
         VM_TEST(test_a_device_at_the_stop),
         VM_TEST(test_killed_while_it_copies),
         VM_TEST(test_qemu_ends),
+        VM_TEST(test_qemu_is_a_zombie),
         VM_TEST(test_files_may_not_be_so_large),
         VM_TEST(test_paused_before_its_stop),
         VM_TEST(test_asleep_before_its_stop),
