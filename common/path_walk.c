@@ -66,7 +66,10 @@ int ibx_path_walk_next(struct ibx_path_walk *walk, char name[NAME_MAX + 1])
 
 int ibx_path_walk_find(const struct ibx_path_walk *walk, const char *name, struct stat *st)
 {
-    const int found = openat(walk->folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    /* As a directory first: otherwise what an automounter has there would not be mounted. */
+    int found = openat(walk->folder, name, O_PATH | O_NOFOLLOW | O_DIRECTORY | O_CLOEXEC);
+    if (found < 0 && errno == ENOTDIR)
+        found = openat(walk->folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (found < 0 || !fstat(found, st))
         return found < 0 ? -errno : found;
     const int rc = -errno;

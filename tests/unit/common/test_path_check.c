@@ -6,6 +6,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/auto_fs.h>
+#include <poll.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -14,7 +17,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -316,6 +321,72 @@ static void test_folders_that_all_can_write(void **state)
     assert_int_equal(said_of(at("empty-dir/own"), text, sizeof(text)), 0);
 }
 
+/* ------------------------------------------------------------ folders that are mounted when used
+ */
+
+#define SKIPPED 77
+#define LOOK_S  20 /* for who looks for the key */
+
+/* Who looks is no process of the daemon's group, which alone sees what is below. */
+static pid_t look_for_key(int kept)
+{
+    const pid_t child = fork();
+    if (child)
+        return child;
+    setpgid(0, 0);
+    alarm(LOOK_S);
+    const int fd = ibx_file_open(at("auto/key"), IBX_FILE_KEY, NULL);
+    close(kept);
+    _exit(fd >= 0 ? 0 : 1);
+}
+
+/* Mounts what was asked for, as an automounter does. */
+static bool answer(int requests, int mounted)
+{
+    union autofs_v5_packet_union packet;
+    return read(requests, &packet, sizeof(packet)) > 0 &&
+           !mount("none", at("auto"), "tmpfs", 0, "mode=0700") && (write_file("auto/key"), true) &&
+           !ioctl(mounted, AUTOFS_IOC_READY, packet.v5_packet.wait_queue_token);
+}
+
+static int mount_when_used(void)
+{
+    int requests[2], ended[2], status = 0;
+    char options[128];
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        setpgid(0, 0) || pipe(requests) || pipe(ended))
+        return SKIPPED;
+    snprintf(options, sizeof(options), "fd=%d,pgrp=%d,minproto=5,maxproto=5,direct", requests[1],
+             (int)getpgrp());
+    if (mount("none", at("auto"), "autofs", 0, options))
+        return SKIPPED;
+    close(requests[1]);
+    const int mounted = open(at("auto"), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const pid_t child = look_for_key(ended[1]);
+    close(ended[1]);
+    struct pollfd both[] = {{.fd = requests[0], .events = POLLIN}, {.fd = ended[0]}};
+    while (!both[1].revents && poll(both, 2, -1) > 0)
+        if ((both[0].revents & POLLIN) && !answer(requests[0], mounted))
+            return 2;
+    return waitpid(child, &status, 0) == child && !status ? 0 : 1;
+}
+
+static void test_folders_that_are_mounted_when_used(void **state)
+{
+    int status;
+    (void)state;
+    if (geteuid())
+        skip();
+    make("auto", 0700, 0);
+    const pid_t child = fork();
+    if (!child)
+        _exit(mount_when_used());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED)
+        skip();
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
     umask(022);
@@ -328,6 +399,7 @@ int main(void)
         cmocka_unit_test(test_files_that_are_open),
         cmocka_unit_test(test_what_a_list_grants),
         cmocka_unit_test(test_folders_that_all_can_write),
+        cmocka_unit_test(test_folders_that_are_mounted_when_used),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
