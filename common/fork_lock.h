@@ -8,6 +8,27 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+/* Or a plain mutex of a file's: a fork waits for whoever has it, so that a child finds what it
+ * guards whole. It must be the only one of the thread's, or the first. Once in a file. */
+#define IBX_FORKS_WAIT_FOR(mutex)                                                                  \
+    static void before_fork(void)                                                                  \
+    {                                                                                              \
+        pthread_mutex_lock(&(mutex));                                                              \
+    }                                                                                              \
+    static void in_parent(void)                                                                    \
+    {                                                                                              \
+        pthread_mutex_unlock(&(mutex));                                                            \
+    }                                                                                              \
+    static void in_child(void)                                                                     \
+    {                                                                                              \
+        pthread_mutex_init(&(mutex), NULL);                                                        \
+    }                                                                                              \
+    __attribute__((constructor)) static void wait_at_forks(void)                                   \
+    {                                                                                              \
+        pthread_atfork(before_fork, in_parent, in_child);                                          \
+    }                                                                                              \
+    _Static_assert(1, "")
+
 struct ibx_fork_lock {
     pthread_mutex_t mutex;
     struct ibx_fork_lock *next; /* fork_lock.c's, as what follows */

@@ -8,31 +8,49 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Which requests must have such a handle alone. */
+enum alone {
+    WHO_SELECTS = 1, /* its stream, or its pointer mode: several threads may use one otherwise */
+    WHO_SETS_UP,     /* what is in it, or its stream */
+    WHO_WORKS        /* ... or makes anything of it, which changes it */
+};
+
+static const struct {
+    enum ibx_hold hold;
+    enum alone alone;
+    bool filled; /* also by functions whose own handle is another one */
+} types[IBX_MATH_TYPES] = {
+    [IBX_MATH_BLAS] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_LT] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_SPARSE] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_SOLVER] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_SPSOLVER] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_RNG] = {IBX_HOLD_LIBRARIES, WHO_WORKS, false},
+    [IBX_MATH_FFT] = {IBX_HOLD_PLANS, WHO_SETS_UP, false},
+    [IBX_MATH_DISTRIBUTION] = {IBX_HOLD_PLANS, WHO_SETS_UP, false},
+    [IBX_MATH_SPGEMM] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_SPSM] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_SPSV] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_CSRIC02] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_CSRILU02] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_CSRQR] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_CSRCHOL] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_REFACTOR] = {IBX_HOLD_PLANS, WHO_WORKS, true},
+    [IBX_MATH_IRSINFOS] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_SYEVJ] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, true},
+    [IBX_MATH_GESVDJ] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, true},
+    [IBX_MATH_SPMAT] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_DNMAT] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_SPVEC] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_DNVEC] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_MATRIX] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_PARAMS] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_IRSPARAMS] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+};
+
 enum ibx_hold ibx_math_hold(unsigned type)
 {
-    switch ((enum ibx_math_type)type) {
-    case IBX_MATH_BLAS:
-    case IBX_MATH_LT:
-    case IBX_MATH_SPARSE:
-    case IBX_MATH_SOLVER:
-    case IBX_MATH_SPSOLVER:
-    case IBX_MATH_RNG:
-        return IBX_HOLD_LIBRARIES;
-    case IBX_MATH_FFT:
-    case IBX_MATH_DISTRIBUTION:
-    case IBX_MATH_SPGEMM:
-    case IBX_MATH_SPSM:
-    case IBX_MATH_SPSV:
-    case IBX_MATH_CSRIC02:
-    case IBX_MATH_CSRILU02:
-    case IBX_MATH_CSRQR:
-    case IBX_MATH_CSRCHOL:
-    case IBX_MATH_REFACTOR:
-    case IBX_MATH_IRSINFOS:
-        return IBX_HOLD_PLANS;
-    default:
-        return IBX_HOLD_DESCRIPTORS;
-    }
+    return types[type].hold;
 }
 
 enum ibx_hold ibx_math_makes(const struct ibx_math_function *f)
@@ -61,40 +79,21 @@ int ibx_math_no_memory(unsigned number)
 
 bool ibx_math_needs_alone(const struct ibx_math_function *f, unsigned type)
 {
-    switch ((enum ibx_math_type)type) {
-    case IBX_MATH_BLAS:
-    case IBX_MATH_LT:
-    case IBX_MATH_SPARSE:
-    case IBX_MATH_SOLVER:
-    case IBX_MATH_SPSOLVER:
-        return f->use == IBX_MATH_USE_SELECTS || f->number == IBX_MATH_cublasSetPointerMode_v2 ||
+    const bool selects = f->use == IBX_MATH_USE_SELECTS;
+    switch (types[type].alone) {
+    case WHO_SELECTS:
+        return selects || f->number == IBX_MATH_cublasSetPointerMode_v2 ||
                f->number == IBX_MATH_cusparseSetPointerMode;
-    case IBX_MATH_RNG: /* what it makes changes it */
-    case IBX_MATH_REFACTOR:
-        return f->use != IBX_MATH_USE_ASKS && f->use != IBX_MATH_USE_ENDS;
+    case WHO_SETS_UP:
+        return selects || f->use == IBX_MATH_USE_SETS_UP;
     default:
-        return f->use == IBX_MATH_USE_SELECTS || f->use == IBX_MATH_USE_SETS_UP;
+        return f->use != IBX_MATH_USE_ASKS && f->use != IBX_MATH_USE_ENDS;
     }
 }
 
 bool ibx_math_is_filled(unsigned type)
 {
-    switch ((enum ibx_math_type)type) {
-    case IBX_MATH_SPGEMM:
-    case IBX_MATH_SPSM:
-    case IBX_MATH_SPSV:
-    case IBX_MATH_CSRIC02:
-    case IBX_MATH_CSRILU02:
-    case IBX_MATH_CSRQR:
-    case IBX_MATH_CSRCHOL:
-    case IBX_MATH_REFACTOR:
-    case IBX_MATH_IRSINFOS:
-    case IBX_MATH_SYEVJ:
-    case IBX_MATH_GESVDJ:
-        return true;
-    default:
-        return false;
-    }
+    return types[type].filled;
 }
 
 /* ------------------------------------------------------------------------------- workspaces */

@@ -57,9 +57,12 @@ static const struct {
     {"cuEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
 };
 
-/* What was made by a request of our own may be ended by a handler all the same. */
+/* What was made by a request of our own may be ended by a handler all the same. Nearly all requests
+ * are the runtime's, whose names begin otherwise than those of libraries. */
 static void find_library_end(struct copies *x, const char *name)
 {
+    if (!strncmp(name, "cuda", 4))
+        return;
     for (unsigned type = 0; type < IBX_MATH_TYPES; type++) {
         const unsigned end = ibx_math_end_of((enum ibx_math_type)type);
         if (strncmp(ibx_math_find(end)->name, name, sizeof(x->requests.name) - 1) != 0)

@@ -48,9 +48,8 @@ static uint64_t hash_of(const char *name)
 }
 
 /* The next of the tenant's from `*at` on. The process that made it; 0: there is none. */
-static unsigned next_of(const char *tenant, unsigned *at, struct published *p)
+static unsigned next_of(const char *tenant, uint64_t hash, unsigned *at, struct published *p)
 {
-    const uint64_t hash = hash_of(tenant);
     unsigned maker;
     do
         maker = ibx_shared_table_next(table, at, &hash, sizeof(hash), p);
@@ -59,12 +58,12 @@ static unsigned next_of(const char *tenant, unsigned *at, struct published *p)
 }
 
 /* Whoever has as many places as are left gets no more: another tenant always finds some. */
-static bool may_publish(const char *tenant)
+static bool may_publish(const char *tenant, uint64_t hash)
 {
     const unsigned all = ibx_shared_table_taken(table);
     struct published p;
     unsigned of_tenant = 0, at = 0;
-    while (next_of(tenant, &at, &p))
+    while (next_of(tenant, hash, &at, &p))
         of_tenant++;
     return all < most && of_tenant < most / 4 && of_tenant < most - all;
 }
@@ -72,10 +71,11 @@ static bool may_publish(const char *tenant)
 int ibx_shared_handles_publish(const char *tenant, const struct ibx_shared_handle *handle)
 {
     struct published p;
-    const int place = may_publish(tenant) ? ibx_shared_table_take(table, own) : -1;
+    const uint64_t hash = hash_of(tenant);
+    const int place = may_publish(tenant, hash) ? ibx_shared_table_take(table, own) : -1;
     if (place < 0)
         return -1;
-    p = (struct published){.hash = hash_of(tenant), .handle = *handle};
+    p = (struct published){.hash = hash, .handle = *handle};
     snprintf(p.tenant, sizeof(p.tenant), "%s", tenant);
     ibx_shared_table_write(table, place, &p);
     return place;
@@ -92,8 +92,9 @@ bool ibx_shared_handles_find(const char *tenant, enum ibx_shared_kind kind, cons
                              struct ibx_shared_handle *found)
 {
     struct published p;
+    const uint64_t hash = hash_of(tenant);
     unsigned at = 0, maker;
-    while ((maker = next_of(tenant, &at, &p)) &&
+    while ((maker = next_of(tenant, hash, &at, &p)) &&
            (memcmp(p.handle.number, number, IBX_SHARED_NUMBER) || maker == own ||
             p.handle.kind != kind))
         ;

@@ -6,6 +6,8 @@
  */
 #include "frontend-glue/preload/math_calls.h"
 
+#include "common/fork_lock.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,25 +24,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct answer *answers[ANSWERS]; /* locked */
 
 /* Another thread may be changing an answer, which the child goes on with. */
-static void before_fork(void)
-{
-    pthread_mutex_lock(&lock);
-}
-
-static void in_parent(void)
-{
-    pthread_mutex_unlock(&lock);
-}
-
-static void in_child(void)
-{
-    pthread_mutex_init(&lock, NULL);
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-    pthread_atfork(before_fork, in_parent, in_child);
-}
+IBX_FORKS_WAIT_FOR(lock);
 
 static struct answer **place_of(const uint8_t *body, size_t n)
 {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/preload/math_calls.h"
 
+#include "common/fork_lock.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -17,25 +19,7 @@ static size_t room;        /* of it; locked */
 static atomic_size_t count;
 
 /* Another thread may be changing the list, which the child goes on with. */
-static void before_fork(void)
-{
-    pthread_mutex_lock(&lock);
-}
-
-static void in_parent(void)
-{
-    pthread_mutex_unlock(&lock);
-}
-
-static void in_child(void)
-{
-    pthread_mutex_init(&lock, NULL);
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-    pthread_atfork(before_fork, in_parent, in_child);
-}
+IBX_FORKS_WAIT_FOR(lock);
 
 /* Locked. Its place, or that of the next one. */
 static size_t find(enum ibx_math_type type, uint64_t handle)

@@ -151,13 +151,14 @@ bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, 
     static atomic_bool unknown; /* to the back end */
     struct extra e;
     int code;
+    if (atomic_load_explicit(&unknown, memory_order_relaxed) || !ibx_frontend_plugin())
+        return false;
     ibx_frontend_stream_used(stream);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMSET_ELEMENTS, "cuMemsetD2D32Async");
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
     put_handle(&e.body, stream);
     ibx_frontend_device_used();
-    if (atomic_load_explicit(&unknown, memory_order_relaxed) || !ibx_frontend_plugin() ||
-        !ibx_frontend_extra_try(&e, NULL, 0, &code))
+    if (!ibx_frontend_extra_try(&e, NULL, 0, &code))
         return false;
     if (code < 0 || code == CUDA_NOT_SUPPORTED) {
         atomic_store(&unknown, true);

@@ -117,19 +117,33 @@ EXPORT int cublasScopy_v2(const struct handle *h, int n, const float *x, int x_s
     return !math_wait(h) && math_put(y, is, sizeof(is)) ? 0 : BLAS_EXECUTION_FAILED;
 }
 
-EXPORT int cublasIsamax_v2(const struct handle *h, int n, const float *x, int step, int *result)
+static int isamax(const struct handle *h, int64_t n, const float *x, int64_t step, int64_t *best)
 {
-    int best = n > 0;
-    float most = -1;
-    for (int i = 0; i < n; i++) {
-        float value;
+    float value, most = -1;
+    *best = n > 0;
+    for (int64_t i = 0; i < n; i++) {
         if (math_wait(h) ||
             !math_get(&value, math_nth(x, (size_t)i, step, sizeof(value)), sizeof(value)))
             return BLAS_EXECUTION_FAILED;
-        best = fabsf(value) > most ? i + 1 : best;
+        *best = fabsf(value) > most ? i + 1 : *best;
         most = fmaxf(most, fabsf(value));
     }
-    return math_result(h, result, &best, sizeof(best)) ? 0 : BLAS_EXECUTION_FAILED;
+    return 0;
+}
+
+EXPORT int cublasIsamax_v2(const struct handle *h, int n, const float *x, int step, int *result)
+{
+    int64_t best;
+    const int rc = isamax(h, n, x, step, &best), found = (int)best;
+    return rc || math_result(h, result, &found, sizeof(found)) ? rc : BLAS_EXECUTION_FAILED;
+}
+
+EXPORT int cublasIsamax_v2_64(const struct handle *h, int64_t n, const float *x, int64_t step,
+                              int64_t *result)
+{
+    int64_t best;
+    const int rc = isamax(h, n, x, step, &best);
+    return rc || math_result(h, result, &best, sizeof(best)) ? rc : BLAS_EXECUTION_FAILED;
 }
 
 EXPORT int cublasSaxpy_v2(const struct handle *h, int n, const float *alpha, const float *x,
@@ -149,21 +163,6 @@ EXPORT int cublasSaxpy_v2(const struct handle *h, int n, const float *alpha, con
             return BLAS_EXECUTION_FAILED;
     }
     return h->on_device == mode ? 0 : BLAS_INTERNAL_ERROR;
-}
-
-EXPORT int cublasIsamax_v2_64(const struct handle *h, int64_t n, const float *x, int64_t step,
-                              int64_t *result)
-{
-    int64_t best = n > 0;
-    float value, most = -1;
-    for (int64_t i = 0; i < n; i++) {
-        if (math_wait(h) ||
-            !math_get(&value, math_nth(x, (size_t)i, step, sizeof(value)), sizeof(value)))
-            return BLAS_EXECUTION_FAILED;
-        best = fabsf(value) > most ? i + 1 : best;
-        most = fmaxf(most, fabsf(value));
-    }
-    return math_result(h, result, &best, sizeof(best)) ? 0 : BLAS_EXECUTION_FAILED;
 }
 
 /* Integers that do not fit into 32 bits are none of a program's here. */
