@@ -9,11 +9,15 @@
 
 #include <cstdio>
 #include <functional>
+#include <unistd.h>
+
+// Where a check says that it does not hold, also while a test keeps what stderr gets for itself.
+inline int report_to = STDERR_FILENO;
 
 #define REQUIRE(condition)                                                                         \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                   \
+            dprintf(report_to, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                     \
             return false;                                                                          \
         }                                                                                          \
     } while (0)
@@ -25,7 +29,7 @@
 inline bool holds(bool good, const char *file, int line, const char *condition)
 {
     if (!good)
-        std::fprintf(stderr, "%s:%d: %s\n", file, line, condition);
+        dprintf(report_to, "%s:%d: %s\n", file, line, condition);
     return good;
 }
 

@@ -56,9 +56,11 @@ struct Said {
     {
         fcntl(log, F_SETFL, O_APPEND);
         dup2(log, STDERR_FILENO);
+        report_to = before;
     }
     ~Said()
     {
+        report_to = STDERR_FILENO;
         dup2(before, STDERR_FILENO);
         close(before);
         close(log);

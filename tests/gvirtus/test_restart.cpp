@@ -65,9 +65,13 @@ bool broken_by_one()
         Client other(gpu, of_another_program);
         REQUIRE(works(&other.remote) && break_context(&gpu.remote));
         REQUIRE(gpu.remote.malloc(100) == 0 && other.remote.malloc(100) == 0);
-        // While both are there: it waits for them, but not for ever.
-        Client next(gpu, of_another_program);
-        REQUIRE(works(&next.remote) && next_after(gpu, before) > 0);
+        // While both are there: it waits for them, but not for ever. Another program, in a process
+        // of its own: this one's threads are told what it has lost, whatever they ask.
+        const pid_t next = spawn([&gpu]() -> int {
+            Client comes(gpu);
+            return !works(&comes.remote);
+        });
+        REQUIRE(result_of(next) == 0 && next_after(gpu, before) > 0);
         REQUIRE(other.remote.device_synchronize() == lost);
         REQUIRE(gpu.remote.device_synchronize() == lost);
     }
