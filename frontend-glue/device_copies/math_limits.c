@@ -5,6 +5,7 @@
  */
 #include "frontend-glue/device_copies/math_limits.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -53,14 +54,48 @@ enum ibx_hold ibx_math_hold(unsigned type)
     return types[type].hold;
 }
 
-enum ibx_hold ibx_math_makes(const struct ibx_math_function *f)
+/* IBX_MATH_TYPES: it makes none. */
+static unsigned made_by(const struct ibx_math_function *f)
 {
     for (unsigned i = 0; i < f->count; i++) {
         const struct ibx_math_argument *a = &f->arguments[i];
         if (a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN)
-            return ibx_math_hold(a->n);
+            return a->n;
     }
-    return IBX_HOLDS;
+    return IBX_MATH_TYPES;
+}
+
+enum ibx_hold ibx_math_makes(const struct ibx_math_function *f)
+{
+    const unsigned type = made_by(f);
+    return type < IBX_MATH_TYPES ? ibx_math_hold(type) : IBX_HOLDS;
+}
+
+/* A library's handlers get many requests, and few functions make anything. */
+#define MAKERS 64u
+static const struct ibx_math_function *makers[MAKERS];
+static unsigned maker_count;
+static pthread_once_t makers_once = PTHREAD_ONCE_INIT;
+
+static void find_makers(void)
+{
+    const struct ibx_math_function *f;
+    for (size_t i = 0; (f = ibx_math_each(i)) && maker_count < MAKERS; i++) {
+        if (made_by(f) < IBX_MATH_TYPES)
+            makers[maker_count++] = f;
+    }
+}
+
+bool ibx_math_maker(const char *name, size_t most, unsigned *type)
+{
+    pthread_once(&makers_once, find_makers);
+    for (unsigned i = 0; i < maker_count; i++) {
+        if (strncmp(makers[i]->name, name, most) != 0)
+            continue;
+        *type = made_by(makers[i]);
+        return true;
+    }
+    return false;
 }
 
 int ibx_math_no_memory(unsigned number)

@@ -10,6 +10,9 @@
 enum ibx_hold ibx_math_hold(unsigned type);
 /* What such a function makes one of; IBX_HOLDS: it makes none. */
 enum ibx_hold ibx_math_makes(const struct ibx_math_function *f);
+/* Whether the function whose name begins so, in `most` bytes or all of it, makes a handle: its
+ * type. From any thread. */
+bool ibx_math_maker(const char *name, size_t most, unsigned *type);
 /* The status of the function's library when there is no memory. */
 int ibx_math_no_memory(unsigned number);
 

@@ -57,12 +57,18 @@ static const struct {
     {"cuEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
 };
 
-/* What was made by a request of our own may be ended by a handler all the same. Nearly all requests
- * are the runtime's, whose names begin otherwise than those of libraries. */
-static void find_library_end(struct copies *x, const char *name)
+/* Functions of libraries have handlers as well: what they make counts as what requests of our own
+ * make, and these may be ended by either. Nearly all requests are the runtime's, whose names begin
+ * otherwise than those of libraries. */
+static void find_library_use(struct copies *x, const char *name)
 {
+    unsigned made;
     if (!strncmp(name, "cuda", 4))
         return;
+    if (ibx_math_maker(name, sizeof(x->requests.name) - 1, &made)) {
+        x->handler.made = MADE_MAKES;
+        x->handler.made_kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + made);
+    }
     for (unsigned type = 0; type < IBX_MATH_TYPES; type++) {
         const unsigned end = ibx_math_end_of((enum ibx_math_type)type);
         if (strncmp(ibx_math_find(end)->name, name, sizeof(x->requests.name) - 1) != 0)
@@ -83,7 +89,7 @@ void ibx_made_read(struct copies *x, const char *name)
         x->handler.made_kind = makers[i].kind;
         return;
     }
-    find_library_end(x, name);
+    find_library_use(x, name);
 }
 
 bool ibx_made_room(const struct copies *x)
@@ -117,6 +123,25 @@ void ibx_made_run(struct copies *x)
     ibx_handles_remove(x, x->handler.made_kind, value);
 }
 
+/* A plan is an int: as it is, or as an array of one, which has its bytes before it. */
+static uint64_t made_plan(const uint8_t *payload, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(payload, n);
+    if (n == 12 && ibx_get_u64(&r) != 4)
+        return 0;
+    return n == 4 || n == 12 ? ibx_get_u32(&r) : 0;
+}
+
+static uint64_t made_by(const struct copies *x)
+{
+    const struct ibx_reply_watch *r = &x->replies;
+    if (x->handler.made != MADE_MAKES || r->exit_code || r->last_size > sizeof(r->last))
+        return 0;
+    return x->handler.made_kind == IBX_HANDLE_MATH + IBX_MATH_FFT
+               ? made_plan(r->last, r->last_size)
+               : ibx_naming_allocated(r->last, r->last_size);
+}
+
 static bool note_made(struct copies *x, uint64_t made)
 {
     uint64_t base = made;
@@ -136,14 +161,11 @@ static bool note_made(struct copies *x, uint64_t made)
 
 void ibx_made_answered(struct copies *x)
 {
-    const struct ibx_reply_watch *r = &x->replies;
-    uint64_t made = 0;
-    if (x->handler.made == MADE_MAKES && !r->exit_code && r->last_size <= sizeof(r->last))
-        made = ibx_naming_allocated(r->last, r->last_size);
+    const uint64_t made = made_by(x);
     const bool seen = made && note_made(x, made);
     ibx_memory_make_end(x);
-    if (x->handler.made == MADE_MAKES && !r->exit_code && !seen &&
-        x->handler.made_kind != IBX_HANDLE_MEMORY)
+    if (x->handler.made == MADE_MAKES && !x->replies.exit_code && !seen &&
+        x->handler.made_kind != IBX_HANDLE_MEMORY && x->handler.made_kind < IBX_HANDLE_MATH)
         ibx_named_unseen();
     x->handler.made = MADE_UNUSED;
 }

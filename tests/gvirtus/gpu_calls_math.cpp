@@ -354,6 +354,71 @@ bool limits()
     return HOLDS(remote.library_handles() == 1);
 }
 
+struct Maker {
+    const char *name; // of GVirtuS's handler
+    unsigned end;
+};
+constexpr Maker makers[] = {{"cublasCreate_v2", IBX_MATH_cublasDestroy_v2},
+                            {"curandCreateGenerator", IBX_MATH_curandDestroyGenerator},
+                            {"cusparseCreate", IBX_MATH_cusparseDestroy},
+                            {"cusolverDnCreate", IBX_MATH_cusolverDnDestroy}};
+
+// ... whoever makes them: what GVirtuS's own handlers have made counts as well.
+bool limits_of_handlers()
+{
+    constexpr unsigned most = 4096;
+    constexpr int no_memory = 3, lost = 999;
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    std::vector<std::uint64_t> made(most);
+    const Body another = byte(function(IBX_MATH_cublasCreate_v2, 0), 1);
+    const auto end = [&](unsigned i) {
+        return remote.call(IBX_MATH_SETS_UP, function(makers[i % 4].end, made[i]));
+    };
+    remote.get_last_error();
+    for (unsigned i = 0; i < most; i++)
+        REQUIRE((made[i] = remote.address(makers[i % 4].name, Body().i32(100))) != 0);
+    REQUIRE(remote.call(IBX_MATH_SETS_UP, another) == no_memory);
+    for (const Maker &maker : makers) {
+        Client other(gpu); // whichever session asks
+        other.remote.get_last_error();
+        REQUIRE(other.remote.call(maker.name, Body().i32(100)) == lost);
+    }
+    REQUIRE(remote.library_handles() == most);
+    REQUIRE(remote.call("cublasDestroy_v2", Body().u64(made[0])) == 0);
+    REQUIRE((made[0] = blas(remote)) != 0 && remote.call(IBX_MATH_SETS_UP, another) == no_memory);
+    for (unsigned i = 0; i < most; i++)
+        REQUIRE(end(i) == 0 && end(i) != 0);
+    return HOLDS(remote.library_handles() == 0);
+}
+
+// Work of theirs is a handler's, too: it keeps to no rule of the requests' own.
+bool made_by_handlers()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    remote.get_last_error();
+    const std::uint64_t x = remote.malloc(64), handle = remote.address("cublasCreate_v2", Body());
+    REQUIRE(x && handle && remote.call(IBX_MATH_ADDS, axpy(handle, x)) == INVALID_VALUE);
+    REQUIRE(remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cublasDestroy_v2, handle)) == 0);
+    // As an array of one plan.
+    REQUIRE(remote.call("cufftCreate", Body()) == 0 && remote.library_handles() == 1);
+    REQUIRE(remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cufftDestroy, 1)) == 0);
+    REQUIRE(remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cufftDestroy, 1)) == NOT_INITIALIZED);
+    // They go with their client.
+    REQUIRE(result_of(spawn([&] {
+                Client client(gpu);
+                client.remote.get_last_error();
+                for (const Maker &maker : makers)
+                    if (!client.remote.address(maker.name, Body().i32(100)))
+                        return 1;
+                const bool good = client.remote.call("cufftCreate", Body()) == 0 &&
+                                  client.remote.library_handles() == 5;
+                return good ? 0 : 1;
+            })) == 0);
+    return becomes_true([&] { return remote.library_handles() == 0; });
+}
+
 // A generator of GVirtuS's handler writes to addresses of the back end's process.
 bool host_generators()
 {
@@ -438,6 +503,8 @@ void check_calls_math()
     check("requests for libraries that work in memory of the host", workspaces);
     check("requests for libraries in pieces", in_pieces);
     check("handles of libraries have a limit", limits);
+    check("... also those that handlers of GVirtuS's make", limits_of_handlers);
+    check("... which are known as theirs, and go with their client", made_by_handlers);
     check("... those of a handler of GVirtuS's fill no memory of the back end", host_generators);
     check("... what a handler has ended is none of them", ended_by_handlers);
     check("... plans and generators have one user at a time", in_one);

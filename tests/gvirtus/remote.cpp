@@ -199,12 +199,27 @@ void *function_of(const char *name, const char *function)
     return found;
 }
 
-// As GVirtuS's handler makes it: what it makes, it makes in memory of the back end.
-int host_generator(void **made, int type)
+// As GVirtuS's handlers make it: a generator of the host's makes its numbers in memory of the back
+// end.
+int generator(const char *function, void **made)
 {
     int (*make)(void **made, int type) = nullptr;
-    *reinterpret_cast<void **>(&make) = function_of("libcurand.so", "curandCreateGeneratorHost");
-    return make ? make(made, type) : 203;
+    *reinterpret_cast<void **>(&make) = function_of("libcurand.so", function);
+    return make ? make(made, 100) : 203;
+}
+
+int library_handle(const char *library, const char *function, void **made)
+{
+    int (*make)(void **made) = nullptr;
+    *reinterpret_cast<void **>(&make) = function_of(library, function);
+    return make ? make(made) : 1;
+}
+
+int plan(int *made)
+{
+    int (*make)(int *made) = nullptr;
+    *reinterpret_cast<void **>(&make) = function_of("libcufft.so", "cufftCreate");
+    return make ? make(made) : 5;
 }
 
 int end_blas(void *handle)
@@ -439,6 +454,30 @@ bool is_echoed(const std::string &name)
     return false;
 }
 
+// Where a handler answers with what it has made; a plan as an array of one int, which it counts.
+bool makes_library_handle(const std::string &name, Frame &f, int *rc)
+{
+    int number = 0;
+    void *made = nullptr;
+    if (name == "cufftCreate") {
+        *rc = plan(&number);
+        f.out.u64(sizeof(number)).i32(number);
+        return true;
+    }
+    if (name == "curandCreateGenerator" || name == "curandCreateGeneratorHost")
+        *rc = generator(name.c_str(), &made);
+    else if (name == "cublasCreate_v2")
+        *rc = library_handle("libcublas.so", "cublasCreate_v2", &made);
+    else if (name == "cusparseCreate")
+        *rc = library_handle("libcusparse.so", "cusparseCreate", &made);
+    else if (name == "cusolverDnCreate")
+        *rc = library_handle("libcusolver.so", "cusolverDnCreate", &made);
+    else
+        return false;
+    f.out.u64(reinterpret_cast<std::uintptr_t>(made));
+    return true;
+}
+
 std::atomic<void *> by_driver{nullptr}; // the stream that the driver's double captures
 
 // As CUDA's runtime, makes a context current with the first call that needs one.
@@ -453,12 +492,8 @@ int execute(const std::string &name, Frame &f, int *current)
         return end_blas(reinterpret_cast<void *>(f.get<std::uint64_t>()));
     if (name == "cufftDestroy")
         return end_plan(f.get<std::int32_t>());
-    if (name == "curandCreateGeneratorHost") {
-        void *made = nullptr;
-        const int rc = host_generator(&made, 100);
-        f.out.u64(reinterpret_cast<std::uintptr_t>(made));
-        return rc;
-    }
+    if (int code = 0; makes_library_handle(name, f, &code))
+        return code;
     if (name == "cudaSetDevice") {
         auto device = f.get<std::int32_t>();
         if (device != 0 && device != 1)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The lists of functions of cuBLAS and others: what both ends take from them. */
 #include "frontend-glue/device_copies/math_limits.h"
+#include "frontend-glue/session/frames.h"
 #include "frontend-glue/session/math_calls.h"
 #include "frontend-glue/session/math_descriptors.h"
 
@@ -288,6 +289,17 @@ static void handles_count(void **state)
     assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cusparseCreateCsr)),
                      IBX_HOLD_DESCRIPTORS);
     assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cublasSaxpy_v2)), IBX_HOLDS);
+    /* Of each that makes any, by as much of its name as a server keeps of a request's. */
+    const size_t most = sizeof(((struct ibx_request_watch *)NULL)->name) - 1;
+    const struct ibx_math_function *f;
+    for (size_t i = 0; (f = ibx_math_each(i)); i++) {
+        char name[64];
+        unsigned type = IBX_MATH_TYPES;
+        snprintf(name, sizeof(name), "%.*s", (int)most, f->name);
+        const bool makes = ibx_math_makes(f) != IBX_HOLDS;
+        assert_int_equal(ibx_math_maker(name, most, &type), makes);
+        assert_int_equal(makes ? ibx_math_hold(type) : IBX_HOLDS, ibx_math_makes(f));
+    }
     assert_int_equal(ibx_math_no_memory(IBX_MATH_cublasCreate_v2), 3);
     assert_int_equal(ibx_math_no_memory(IBX_MATH_curandCreateGenerator), 102);
     assert_int_equal(ibx_math_no_memory(IBX_MATH_cusparseCreateCsr), 2);
