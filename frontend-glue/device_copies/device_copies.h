@@ -61,6 +61,7 @@
  *   ready_context.c  a context that is there before a client is
  *   replies.c        the shape of GVirtuS's replies
  *   virtual_memory.c memory that is mapped apart from its addresses
+ *   ranges.c         ranges of addresses, found by any of them
  *   tenants.c        who the clients are, and what each makes the back end hold
  *   graph_limits.c, graph_room.c, descriptors.c  likewise: graphs, those that wait, descriptors
  *   owners.c         which tenant has allocated which device memory

@@ -52,7 +52,8 @@ static int reserve(struct extra *e)
     return rc;
 }
 
-/* All that were reserved at once, where nothing is mapped. */
+/* All that were reserved at once, where nothing is mapped. Other threads of the client's may map
+ * something there, or have given them back, until the last moment. */
 static int free_addresses(struct extra *e)
 {
     const uint64_t begin = ibx_get_u64(&e->in), n = ibx_get_u64(&e->in);
@@ -63,7 +64,7 @@ static int free_addresses(struct extra *e)
     if (!ibx_virtual_is_empty(e->x, begin, n) || !ibx_memory_free_begin(e->x, begin, &maker))
         return CUDA_INVALID_VALUE;
     const uint64_t number = ibx_extra_owned(e->x, begin);
-    const bool freed = ibx_virtual_end_addresses(begin);
+    const bool freed = ibx_virtual_free(e->x, begin, n);
     ibx_memory_free_end(begin, maker, freed);
     if (freed)
         ibx_owners_remove(begin, number);

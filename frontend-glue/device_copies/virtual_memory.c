@@ -12,10 +12,13 @@
  * making until it is neither named nor mapped. It is cleared as what cudaMalloc makes: at addresses
  * of its own, before the client learns of it.
  *
- * All calls of the driver's about mappings are made under the lock: they do not wait for work.
+ * All calls of the driver's about mappings are made under the lock: they do not wait for work. Each
+ * copy of a client's asks here as long as anybody has reserved anything, and one who has much must
+ * not make it slow for others.
  */
 #include "frontend-glue/device_copies/virtual_memory.h"
 #include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/ranges.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -44,8 +47,8 @@ struct access {
 };
 
 struct memory {
-    struct memory *next;
-    uint64_t number;           /* by which the client knows it */
+    struct ibx_range number; /* one, by which the client knows it */
+    struct memory *next, **at;
     unsigned long long handle; /* CUDA's */
     size_t n;
     struct ibx_tenant *tenant;
@@ -56,23 +59,32 @@ struct memory {
 };
 
 struct mapping {
-    struct mapping *next;
-    uint64_t at;
+    struct ibx_range range;
     struct memory *of;
 };
 
 struct addresses {
-    struct addresses *next;
-    uint64_t begin, n;
+    struct ibx_range range;
+    struct addresses *next, **at;
+    uint64_t n;
     struct ibx_tenant *tenant;
     uint64_t client;
     const void *context;
-    struct mapping *mappings;
+    void *mappings, *cover; /* trees of the former, and of what all of them cover */
+};
+
+/* For ever, as tenants are. */
+struct reserver {
+    struct reserver *next;
+    const struct ibx_tenant *tenant;
+    uint64_t n; /* bytes of addresses */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all of these */
 static struct memory *memories;
 static struct addresses *reserved;
+static void *memory_tree, *reserved_tree; /* of the same */
+static struct reserver *reservers;
 static uint64_t numbers;
 static atomic_uint reservations; /* of what there is none nobody waits for the lock */
 
@@ -144,23 +156,20 @@ int ibx_virtual_granularity(const struct copies *x, int device, int option, size
 
 /* ------------------------------------------------------------------------------- addresses */
 
+/* Locked. Whosever they are. */
+static struct addresses *around(uint64_t at)
+{
+    return ibx_ranges_find(reserved_tree, at, at);
+}
+
 /* Locked. Those that hold all of n bytes, and are the client's; NULL: there are none. */
 static struct addresses *own(struct copies *x, uint64_t at, uint64_t n)
 {
-    struct addresses *a = reserved;
-    while (a && !(at >= a->begin && at - a->begin < a->n && n <= a->n - (at - a->begin)))
-        a = a->next;
-    return n && a && a->tenant == x->isolation.tenant && a->client == ibx_clients_number(x) ? a
-                                                                                            : NULL;
-}
-
-/* Locked. Whosever they are. */
-static const struct addresses *around(uint64_t at)
-{
-    const struct addresses *a = reserved;
-    while (a && !(at >= a->begin && at - a->begin < a->n))
-        a = a->next;
-    return a;
+    struct addresses *a = n ? around(at) : NULL;
+    return a && n <= a->n - (at - a->range.begin) && a->tenant == x->isolation.tenant &&
+                   a->client == ibx_clients_number(x)
+               ? a
+               : NULL;
 }
 
 bool ibx_virtual_holds(uint64_t address)
@@ -173,36 +182,27 @@ bool ibx_virtual_holds(uint64_t address)
     return holds;
 }
 
-/* Locked. So many of n bytes are mapped. */
-static uint64_t mapped(const struct addresses *a, uint64_t at, uint64_t n)
-{
-    uint64_t all = 0;
-    for (const struct mapping *m = a->mappings; m; m = m->next) {
-        const uint64_t end = m->at + m->of->n;
-        const uint64_t from = m->at > at ? m->at : at, to = end < at + n ? end : at + n;
-        all += from < to ? to - from : 0;
-    }
-    return all;
-}
-
 bool ibx_virtual_lacks(uint64_t address, uint64_t n)
 {
     if (!atomic_load(&reservations))
         return false;
     pthread_mutex_lock(&lock);
     const struct addresses *a = around(address);
-    const bool lacks = a && (n > a->n - (address - a->begin) || mapped(a, address, n) != n);
+    const bool lacks = a && n && !ibx_cover_has(a->cover, address, ibx_range_last(address, n));
     pthread_mutex_unlock(&lock);
     return lacks;
 }
 
-/* Locked. So many bytes that a tenant has reserved. */
-static uint64_t reserved_by(const struct ibx_tenant *tenant)
+/* Locked. NULL: no memory. */
+static struct reserver *reserver_of(const struct ibx_tenant *tenant)
 {
-    uint64_t all = 0;
-    for (const struct addresses *a = reserved; a; a = a->next)
-        all += a->tenant == tenant ? a->n : 0;
-    return all;
+    struct reserver *r = reservers;
+    while (r && r->tenant != tenant)
+        r = r->next;
+    if (r || !(r = malloc(sizeof(*r))))
+        return r;
+    *r = (struct reserver){.next = reservers, .tenant = tenant};
+    return reservers = r;
 }
 
 static struct ibx_quota *entries_of(struct ibx_tenant *tenant)
@@ -210,53 +210,71 @@ static struct ibx_quota *entries_of(struct ibx_tenant *tenant)
     return ibx_tenant_quota(tenant, IBX_HOLD_ALLOCATIONS);
 }
 
-/* Locked. NULL: the tenant has too many, or there is no memory. */
-static struct addresses *reserve_some(struct copies *x, size_t n, size_t alignment, int *rc)
+/* Locked. */
+static bool enter_addresses(struct addresses *a)
 {
-    struct ibx_tenant *tenant = x->isolation.tenant;
-    const uint64_t before = reserved_by(tenant);
-    struct addresses *a =
-        n <= RESERVED_MOST && before <= RESERVED_MOST - n ? calloc(1, sizeof(*a)) : NULL;
-    void *context = NULL;
-    *rc = CUDA_MEMORY_ALLOCATION;
-    if (!a || !ibx_quota_take(entries_of(tenant), 1)) {
-        free(a);
-        return NULL;
-    }
-    *rc = x->cuda->ctx_get_current(&context);
-    if (!*rc)
-        *rc = driver.reserve(&a->begin, n, alignment, 0, 0);
-    if (*rc) {
-        ibx_quota_give(entries_of(tenant), 1);
-        free(a);
-        return NULL;
-    }
-    a->n = n;
-    a->tenant = tenant;
-    a->client = ibx_clients_number(x);
-    a->context = context;
+    if (!ibx_ranges_add(&reserved_tree, &a->range))
+        return false;
+    a->at = &reserved;
     a->next = reserved;
+    if (a->next)
+        a->next->at = &a->next;
     reserved = a;
+    reserver_of(a->tenant)->n += a->n;
     atomic_fetch_add(&reservations, 1);
-    return a;
+    return true;
 }
 
-/* Locked. They have no mappings, and are in the list no more. */
+/* Locked. They have no mappings. */
 static void give_back(struct addresses *a)
 {
-    driver.free(a->begin, a->n);
+    ibx_ranges_remove(&reserved_tree, &a->range);
+    *a->at = a->next;
+    if (a->next)
+        a->next->at = a->at;
+    driver.free(a->range.begin, a->n);
+    reserver_of(a->tenant)->n -= a->n;
     ibx_quota_give(entries_of(a->tenant), 1);
     atomic_fetch_sub(&reservations, 1);
     free(a);
 }
 
-/* Locked. */
-static void take_out(struct addresses *a)
+/* Locked. CUDA's result. */
+static int reserve_there(struct copies *x, struct addresses *a, size_t alignment)
 {
-    struct addresses **at = &reserved;
-    while (*at != a)
-        at = &(*at)->next;
-    *at = a->next;
+    void *context = NULL;
+    int rc = x->cuda->ctx_get_current(&context);
+    if (!rc)
+        rc = driver.reserve(&a->range.begin, a->n, alignment, 0, 0);
+    if (rc)
+        return rc;
+    a->range.last = ibx_range_last(a->range.begin, a->n);
+    a->context = context;
+    if (enter_addresses(a))
+        return 0;
+    driver.free(a->range.begin, a->n);
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+/* Locked. NULL: the tenant has too many, or there is no memory. */
+static struct addresses *reserve_some(struct copies *x, size_t n, size_t alignment, int *rc)
+{
+    struct ibx_tenant *tenant = x->isolation.tenant;
+    const struct reserver *r = reserver_of(tenant);
+    struct addresses *a =
+        r && n <= RESERVED_MOST && r->n <= RESERVED_MOST - n ? malloc(sizeof(*a)) : NULL;
+    *rc = CUDA_MEMORY_ALLOCATION;
+    if (!a || !ibx_quota_take(entries_of(tenant), 1)) {
+        free(a);
+        return NULL;
+    }
+    *a = (struct addresses){.n = n, .tenant = tenant, .client = ibx_clients_number(x)};
+    *rc = reserve_there(x, a, alignment);
+    if (!*rc)
+        return a;
+    ibx_quota_give(entries_of(tenant), 1);
+    free(a);
+    return NULL;
 }
 
 int ibx_virtual_reserve(struct copies *x, size_t n, size_t alignment, uint64_t *begin,
@@ -266,18 +284,24 @@ int ibx_virtual_reserve(struct copies *x, size_t n, size_t alignment, uint64_t *
     const int mode = enter();
     const struct addresses *a = reserve_some(x, n, alignment, &rc);
     if (a) {
-        *begin = a->begin;
+        *begin = a->range.begin;
         *context = a->context;
     }
     leave(mode);
     return rc;
 }
 
+/* Locked. All of them, and nothing is mapped there. */
+static bool is_empty(const struct addresses *a, uint64_t begin, uint64_t n)
+{
+    return a->range.begin == begin && a->n == n && !a->mappings;
+}
+
 bool ibx_virtual_is_empty(struct copies *x, uint64_t begin, uint64_t n)
 {
     const int mode = enter();
     const struct addresses *a = own(x, begin, n);
-    const bool is = a && a->begin == begin && a->n == n && !a->mappings;
+    const bool is = a && is_empty(a, begin, n);
     leave(mode);
     return is;
 }
@@ -287,12 +311,12 @@ bool ibx_virtual_is_empty(struct copies *x, uint64_t begin, uint64_t n)
 /* Locked. It is neither named nor mapped any more. */
 static void give_back_memory(struct memory *m)
 {
-    struct memory **at = &memories;
     if (m->named || m->mappings)
         return;
-    while (*at != m)
-        at = &(*at)->next;
-    *at = m->next;
+    ibx_ranges_remove(&memory_tree, &m->number);
+    *m->at = m->next;
+    if (m->next)
+        m->next->at = m->at;
     ibx_quota_give(ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE), m->charge);
     ibx_quota_give(entries_of(m->tenant), 1);
     free(m);
@@ -301,10 +325,7 @@ static void give_back_memory(struct memory *m)
 /* Locked. */
 static struct memory *find(uint64_t number)
 {
-    struct memory *m = memories;
-    while (m && m->number != number)
-        m = m->next;
-    return m;
+    return ibx_ranges_find(memory_tree, number, number);
 }
 
 /* Locked. */
@@ -406,55 +427,79 @@ static int make(struct copies *x, struct memory *m, int device)
     return rc;
 }
 
+/* False: no memory. */
+static bool enter_memory(struct memory *m)
+{
+    const int mode = enter();
+    m->number.begin = m->number.last = ++numbers;
+    const bool entered = ibx_ranges_add(&memory_tree, &m->number);
+    if (entered) {
+        m->named = true;
+        m->at = &memories;
+        m->next = memories;
+        if (m->next)
+            m->next->at = &m->next;
+        memories = m;
+    } else {
+        driver.release(m->handle);
+    }
+    leave(mode);
+    return entered;
+}
+
 int ibx_virtual_create(struct copies *x, size_t n, int device, uint64_t *number)
 {
-    struct memory made = {.n = n, .tenant = x->isolation.tenant};
     struct memory *m = malloc(sizeof(*m));
-    if (!m || !count(x, &made)) {
+    if (m)
+        *m = (struct memory){.n = n, .tenant = x->isolation.tenant};
+    if (!m || !count(x, m)) {
         free(m);
         return CUDA_MEMORY_ALLOCATION;
     }
-    const int rc = make(x, &made, device);
+    int rc = make(x, m, device);
+    if (!rc && !enter_memory(m))
+        rc = CUDA_MEMORY_ALLOCATION;
     if (rc) {
-        count_no_more(&made);
+        count_no_more(m);
         free(m);
         return rc;
     }
-    const int mode = enter();
-    *number = made.number = ++numbers;
-    made.named = true;
-    made.next = memories;
-    *m = made;
-    memories = m;
-    leave(mode);
+    *number = m->number.begin;
     return 0;
 }
 
 /* -------------------------------------------------------------------------------- mappings */
 
-/* Locked. Whether anything is mapped in n bytes. */
-static bool touched(const struct addresses *a, uint64_t at, uint64_t n)
+/* Locked. What is mapped in any of n bytes. */
+static struct mapping *touched(const struct addresses *a, uint64_t at, uint64_t n)
 {
-    const struct mapping *m = a->mappings;
-    while (m && !(m->at < at + n && at < m->at + m->of->n))
-        m = m->next;
-    return m;
+    return ibx_ranges_find(a->mappings, at, at + n - 1);
 }
 
 /* Locked. Whether no mapping lies across an end of n bytes. */
 static bool ends_are_free(const struct addresses *a, uint64_t at, uint64_t n)
 {
-    const struct mapping *m = a->mappings;
-    while (m && (m->at >= at + n || at >= m->at + m->of->n ||
-                 (m->at >= at && m->at + m->of->n <= at + n)))
-        m = m->next;
-    return !m;
+    const struct mapping *first = touched(a, at, 1), *last = touched(a, at + n - 1, 1);
+    return (!first || first->range.begin == at) && (!last || last->range.last == at + n - 1);
 }
 
 /* Locked. Whether they are whole mappings, without a gap. */
 static bool are_whole(const struct addresses *a, uint64_t at, uint64_t n)
 {
-    return ends_are_free(a, at, n) && mapped(a, at, n) == n;
+    return ends_are_free(a, at, n) && ibx_cover_has(a->cover, at, at + n - 1);
+}
+
+/* Locked. False: no memory. */
+static bool enter_mapping(struct addresses *a, struct mapping *m)
+{
+    if (!ibx_ranges_add(&a->mappings, &m->range))
+        return false;
+    if (ibx_cover_add(&a->cover, m->range.begin, m->range.last)) {
+        m->of->mappings++;
+        return true;
+    }
+    ibx_ranges_remove(&a->mappings, &m->range);
+    return false;
 }
 
 /* Locked. All of one piece of memory: CUDA has no parts of it either. */
@@ -467,16 +512,17 @@ static int map_there(struct addresses *a, uint64_t at, struct memory *of)
         free(m);
         return CUDA_MEMORY_ALLOCATION;
     }
-    const int rc = driver.map(at, of->n, 0, of->handle, 0);
+    *m = (struct mapping){{at, at + of->n - 1}, of};
+    int rc = driver.map(at, of->n, 0, of->handle, 0);
+    if (!rc && !enter_mapping(a, m)) {
+        driver.unmap(at, of->n);
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
     if (rc) {
         ibx_quota_give(entries_of(a->tenant), 1);
         free(m);
-        return rc;
     }
-    *m = (struct mapping){a->mappings, at, of};
-    a->mappings = m;
-    of->mappings++;
-    return 0;
+    return rc;
 }
 
 int ibx_virtual_map(struct copies *x, uint64_t at, uint64_t n, uint64_t number)
@@ -491,21 +537,15 @@ int ibx_virtual_map(struct copies *x, uint64_t at, uint64_t n, uint64_t number)
     return rc;
 }
 
-/* Locked. Of n bytes that are whole mappings. */
-static void drop_mappings(struct addresses *a, uint64_t at, uint64_t n)
+/* Locked. */
+static void drop(struct addresses *a, struct mapping *m)
 {
-    for (struct mapping **place = &a->mappings; *place;) {
-        struct mapping *m = *place;
-        if (m->at < at || m->at - at >= n) {
-            place = &m->next;
-            continue;
-        }
-        *place = m->next;
-        m->of->mappings--;
-        give_back_memory(m->of);
-        ibx_quota_give(entries_of(a->tenant), 1);
-        free(m);
-    }
+    ibx_ranges_remove(&a->mappings, &m->range);
+    ibx_cover_remove(&a->cover, m->range.begin, m->range.last);
+    m->of->mappings--;
+    give_back_memory(m->of);
+    ibx_quota_give(entries_of(a->tenant), 1);
+    free(m);
 }
 
 int ibx_virtual_unmap(struct copies *x, uint64_t at, uint64_t n)
@@ -513,8 +553,8 @@ int ibx_virtual_unmap(struct copies *x, uint64_t at, uint64_t n)
     const int mode = enter();
     struct addresses *a = own(x, at, n);
     const int rc = a && ends_are_free(a, at, n) ? driver.unmap(at, n) : CUDA_INVALID_VALUE;
-    if (!rc)
-        drop_mappings(a, at, n);
+    for (struct mapping *m; !rc && (m = touched(a, at, n));)
+        drop(a, m);
     leave(mode);
     return rc;
 }
@@ -546,10 +586,10 @@ int ibx_virtual_get_access(struct copies *x, uint64_t at, int device, unsigned l
 /* Locked. With what is mapped there. */
 static void end(struct addresses *a)
 {
-    for (const struct mapping *m = a->mappings; m; m = m->next)
-        driver.unmap(m->at, m->of->n);
-    drop_mappings(a, a->begin, a->n);
-    take_out(a);
+    for (struct mapping *m; (m = touched(a, a->range.begin, a->n));) {
+        driver.unmap(m->range.begin, m->of->n);
+        drop(a, m);
+    }
     give_back(a);
 }
 
@@ -558,13 +598,23 @@ bool ibx_virtual_end_addresses(uint64_t begin)
     if (!atomic_load(&reservations))
         return false;
     const int mode = enter();
-    struct addresses *a = reserved;
-    while (a && a->begin != begin)
-        a = a->next;
-    if (a)
+    struct addresses *a = around(begin);
+    const bool is = a && a->range.begin == begin;
+    if (is)
         end(a);
     leave(mode);
-    return a;
+    return is;
+}
+
+bool ibx_virtual_free(struct copies *x, uint64_t begin, uint64_t n)
+{
+    const int mode = enter();
+    struct addresses *a = own(x, begin, n);
+    const bool is = a && is_empty(a, begin, n);
+    if (is)
+        give_back(a);
+    leave(mode);
+    return is;
 }
 
 /* Its handles go with the context as well (handles.c). */

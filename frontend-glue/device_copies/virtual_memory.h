@@ -21,6 +21,8 @@ int ibx_virtual_reserve(struct copies *x, size_t n, size_t alignment, uint64_t *
                         const void **context);
 /* Whether the client has reserved these at once, and nothing is mapped there. */
 bool ibx_virtual_is_empty(struct copies *x, uint64_t begin, uint64_t n);
+/* Gives these back, if that is so still. */
+bool ibx_virtual_free(struct copies *x, uint64_t begin, uint64_t n);
 /* Memory, and the number by which the client knows it: cleared, and counted as the tenant's. */
 int ibx_virtual_create(struct copies *x, size_t n, int device, uint64_t *number);
 /* All of that memory, which the client may name, at addresses of its own; whole mappings, between

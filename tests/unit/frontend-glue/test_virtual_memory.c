@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Memory that is mapped apart from its addresses: how much one client has costs others nothing, and
+ * what its threads do at once each other's results do not change. What clients may ask for:
+ * gvirtus/gpu_calls_mapped.cpp.
+ */
+#include "frontend-glue/device_copies/ranges.h"
+#include "frontend-glue/device_copies/virtual_memory.h"
+#include "tests/scenes/own_requests.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+
+#define PIECE ((uint64_t)2 << 20) /* bytes: the double's granularity */
+
+static uint64_t reserve(struct client *c, uint64_t n)
+{
+    uint64_t at = 0;
+    assert_int_equal(own_call(c, IBX_EXTRA_VIRTUAL_RESERVE, 2, (uint64_t[]){n, 0}, &at), 0);
+    assert_true(at);
+    return at;
+}
+
+static int free_addresses(struct client *c, uint64_t at, uint64_t n)
+{
+    return own_call(c, IBX_EXTRA_VIRTUAL_FREE, 2, (uint64_t[]){at, n}, NULL);
+}
+
+static uint64_t create(struct client *c)
+{
+    uint8_t bytes[32];
+    uint64_t piece = 0;
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_VIRTUAL_CREATE);
+    ibx_put_u64(&w, PIECE);
+    ibx_put_u32(&w, 0);
+    assert_int_equal(own_run(c, &w, &piece), 0);
+    return piece;
+}
+
+static int map(struct client *c, uint64_t at, uint64_t piece)
+{
+    return own_call(c, IBX_EXTRA_VIRTUAL_MAP, 3, (uint64_t[]){at, PIECE, piece}, NULL);
+}
+
+static int unmap(struct client *c, uint64_t at, uint64_t n)
+{
+    return own_call(c, IBX_EXTRA_VIRTUAL_UNMAP, 2, (uint64_t[]){at, n}, NULL);
+}
+
+/* What each copy asks, often. */
+static double seconds_to_ask(uint64_t address, uint64_t n, bool lacks)
+{
+    struct timespec begun, done;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begun);
+    for (unsigned i = 0; i < 2000; i++)
+        assert_true(ibx_virtual_lacks(address, n) == lacks);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &done);
+    return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
+}
+
+static void test_much_that_is_reserved(void **state)
+{
+    enum { FEW = 20, MANY = 10000 };
+    static uint64_t at[MANY];
+    double first = 0;
+    (void)state;
+    for (unsigned i = 0; i < MANY; i++) {
+        if (i == FEW)
+            first = seconds_to_ask(bob.memory, 64, false);
+        at[i] = reserve(&alice, PIECE);
+    }
+    const double last = seconds_to_ask(bob.memory, 64, false);
+    for (unsigned i = MANY; i--;)
+        assert_int_equal(free_addresses(&alice, at[i], PIECE), 0);
+    if (last > 20 * first + 0.002)
+        fail_msg("%f s for 2000 questions beside %u ranges, %f s beside %u", last, MANY, first,
+                 FEW);
+}
+
+/* ... of one who asks about all of it, again and again: nobody else is answered meanwhile. */
+static void test_much_that_is_mapped(void **state)
+{
+    enum { FEW = 20, MANY = 4000 };
+    const uint64_t n = (uint64_t)MANY * PIECE, at = reserve(&alice, n), piece = create(&alice);
+    double first = 0;
+    (void)state;
+    for (unsigned i = 0; i < MANY; i++) {
+        if (i == FEW)
+            first = seconds_to_ask(at, FEW * PIECE, false);
+        assert_int_equal(map(&alice, at + i * PIECE, piece), 0);
+    }
+    const double last = seconds_to_ask(at, n, false);
+    assert_int_equal(unmap(&alice, at + MANY / 2 * PIECE, PIECE), 0);
+    seconds_to_ask(at, n, true);
+    seconds_to_ask(at, MANY / 2 * PIECE, false);
+    assert_int_equal(unmap(&alice, at, n), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_VIRTUAL_RELEASE, piece, NULL), 0);
+    assert_int_equal(free_addresses(&alice, at, n), 0);
+    if (last > 20 * first + 0.002)
+        fail_msg("%f s for 2000 questions about %u pieces, %f s about %u", last, MANY, first, FEW);
+}
+
+/* ------------------------------------------------------------------------ two threads of a client
+ */
+
+struct freeing {
+    struct client own; /* another session of alice's */
+    _Atomic uint64_t at;
+    atomic_bool done;
+    unsigned freed;
+};
+
+static void *free_again(void *argument)
+{
+    struct freeing *f = argument;
+    while (!atomic_load(&f->done)) {
+        const uint64_t at = atomic_load(&f->at);
+        if (free_addresses(&f->own, at, PIECE))
+            continue;
+        f->freed++;
+        atomic_store(&f->at, reserve(&f->own, PIECE));
+    }
+    return NULL;
+}
+
+/* Addresses at which something is mapped are not given back, whenever that was mapped. */
+static void test_freed_while_it_is_mapped(void **state)
+{
+    struct freeing f = {.own = alice};
+    const uint64_t piece = create(&alice);
+    unsigned mapped = 0, lost = 0;
+    pthread_t thread;
+    (void)state;
+    atomic_store(&f.at, reserve(&alice, PIECE));
+    assert_int_equal(pthread_create(&thread, NULL, free_again, &f), 0);
+    for (unsigned i = 0; i < 1000000 && mapped < 100000 && !lost; i++) {
+        const uint64_t at = atomic_load(&f.at);
+        if (map(&alice, at, piece))
+            continue;
+        mapped++;
+        lost += unmap(&alice, at, PIECE) != 0;
+    }
+    atomic_store(&f.done, true);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(free_addresses(&alice, f.at, PIECE), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXTRA_VIRTUAL_RELEASE, piece, NULL), 0);
+    assert_true(mapped && f.freed);
+    assert_int_equal(lost, 0);
+}
+
+/* ------------------------------------------------------------------------------ what is covered */
+
+#define UNITS 300u
+
+static bool covers(const bool *is, unsigned begin, unsigned last)
+{
+    while (begin <= last && is[begin])
+        begin++;
+    return begin > last;
+}
+
+/* Units come and go in any order, also the first address and the last one. */
+static void test_covers(void **state)
+{
+    static const uint64_t bases[] = {0, 4096, UINT64_MAX - 10 * UNITS + 1};
+    (void)state;
+    for (unsigned b = 0; b < 3; b++) {
+        bool is[UNITS] = {false};
+        void *cover = NULL;
+        for (unsigned step = 0; step < 30000; step++) {
+            const unsigned i = (unsigned)(own_random() % UNITS),
+                           k = (unsigned)(own_random() % UNITS);
+            const uint64_t at = bases[b] + 10 * i;
+            const unsigned last = k < i ? i : k;
+            if (is[i])
+                ibx_cover_remove(&cover, at, at + 9);
+            else
+                assert_true(ibx_cover_add(&cover, at, at + 9));
+            is[i] = !is[i];
+            assert_true(ibx_cover_has(cover, at, bases[b] + 10 * last + 9) == covers(is, i, last));
+        }
+        for (unsigned i = 0; i < UNITS; i++) {
+            if (is[i])
+                ibx_cover_remove(&cover, bases[b] + 10 * i, bases[b] + 10 * i + 9);
+        }
+        assert_null(cover);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_much_that_is_reserved),
+        cmocka_unit_test(test_much_that_is_mapped),
+        cmocka_unit_test(test_freed_while_it_is_mapped),
+        cmocka_unit_test(test_covers),
+
+    };
+    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+}
