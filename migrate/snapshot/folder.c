@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "common/path_check.h"
 #include "migrate/snapshot/snapshot.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,33 +53,69 @@ static int set_path(struct ibx_snapshot_folder *folder, const char *path, struct
     return 0;
 }
 
-/* From here on its files are found by this descriptor: who can write to the folder above may put
- * another one, or a link, in its place. */
-static int open_itself(struct ibx_snapshot_folder *folder, struct ibx_error *err)
+/* Whoever owns a folder on the way has it lead to what others of this user's have. A descriptor by
+ * O_PATH of the folder above, and its name there; or an error, also of a way that ends early. */
+static int open_above(const char *path, char name[NAME_MAX + 1], struct ibx_error *err)
+{
+    char above[PATH_MAX];
+    const char *slash = strrchr(path, '/'), *last = slash ? slash + 1 : path;
+    int found, rc = ibx_path_check("folder ", path, err);
+    if (rc)
+        return rc;
+    if (strlen(last) > NAME_MAX)
+        return ibx_error_set(err, -ENAMETOOLONG, "the name %.64s... is too long", last);
+    snprintf(name, NAME_MAX + 1, "%s", *last ? last : ".");
+    if (slash)
+        snprintf(above, sizeof(above), "%.*s", slash > path ? (int)(slash - path) : 1, path);
+    else
+        snprintf(above, sizeof(above), ".");
+    rc = ibx_path_find("folder ", above, &found, err);
+    return rc          ? rc
+           : found < 0 ? ibx_error_set(err, found, "%s: %s", above, strerror(-found))
+                       : found;
+}
+
+static int cannot_open(const char *path, int above, const char *name, int code,
+                       struct ibx_error *err)
 {
     struct stat st;
-    const int fd = open(folder->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    const int code = errno;
-    if (fd < 0 && !lstat(folder->path, &st) && S_ISLNK(st.st_mode))
-        return ibx_error_set(err, -ENOTDIR, "%s is a link: name the folder itself", folder->path);
-    if (fd < 0 && code == ENOTDIR)
+    if (!fstatat(above, name, &st, AT_SYMLINK_NOFOLLOW) && S_ISLNK(st.st_mode))
+        return ibx_error_set(err, -ENOTDIR, "%s is a link: name the folder itself", path);
+    if (code == ENOTDIR)
         return ibx_error_set(err, -ENOTDIR, "%s is not a folder: give the folder of a snapshot",
-                             folder->path);
-    if (fd < 0 && code == ENOENT)
+                             path);
+    if (code == ENOENT)
         return ibx_error_set(err, -ENOENT,
                              "there is no folder %s: correct the path, or make it by ib-migrate "
                              "freeze or serve --cache",
-                             folder->path);
-    if (fd < 0)
-        return ibx_error_set(err, -code, "%s: %s", folder->path, strerror(code));
-    int rc = check_private(folder->path, fd, err);
-    if (rc) {
+                             path);
+    return ibx_error_set(err, -code, "%s: %s", path, strerror(code));
+}
+
+/* From here on its files are found by this descriptor: who can write to the folder above may put
+ * another one, or a link, in its place. `make`: it may not be there. */
+static int open_itself(struct ibx_snapshot_folder *folder, bool make, struct ibx_error *err)
+{
+    char name[NAME_MAX + 1];
+    const int above = open_above(folder->path, name, err);
+    if (above < 0)
+        return above;
+    int rc = 0, fd = -1;
+    if (make && mkdirat(above, name, 0700) && errno != EEXIST)
+        rc = ibx_error_set(err, -errno, "the folder %s cannot be made: %s", folder->path,
+                           strerror(errno));
+    if (!rc)
+        fd = openat(above, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (!rc && fd < 0)
+        rc = cannot_open(folder->path, above, name, errno, err);
+    close(above);
+    if (!rc)
+        rc = check_private(folder->path, fd, err);
+    if (rc && fd >= 0)
         close(fd);
-        return rc;
-    }
-    folder->at = fd;
-    folder->opened = true;
-    return 0;
+    folder->opened = !rc;
+    folder->at = rc ? -1 : fd;
+    return rc;
 }
 
 static bool is_empty(const struct ibx_snapshot_folder *folder)
@@ -106,10 +144,8 @@ int ibx_snapshot_folder_make(const char *path, struct ibx_snapshot_folder *folde
                              struct ibx_error *err)
 {
     int rc = set_path(folder, path, err);
-    if (!rc && mkdir(folder->path, 0700) && errno != EEXIST)
-        rc = ibx_error_set(err, -errno, "the folder %s cannot be made: %s", path, strerror(errno));
     if (!rc)
-        rc = open_itself(folder, err);
+        rc = open_itself(folder, true, err);
     if (!rc)
         rc = ibx_snapshot_folder_lock(folder, err);
     if (!rc && !is_empty(folder))
@@ -191,7 +227,7 @@ int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapsho
         return ibx_error_set(err, -ENOMEM, "no memory for a snapshot");
     int rc = set_path(folder, path, err);
     if (!rc)
-        rc = open_itself(folder, err);
+        rc = open_itself(folder, false, err);
     if (!rc)
         rc = read_manifest(folder, err);
     if (!rc)

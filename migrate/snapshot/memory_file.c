@@ -5,6 +5,7 @@
  * the file, so that a server that was started again serves the same snapshot, and a file that has
  * changed is another one.
  */
+#include "common/path_check.h"
 #include "migrate/snapshot/snapshot.h"
 
 #include <errno.h>
@@ -36,11 +37,19 @@ static int id_make(const struct stat *st, uint8_t id[IBX_SNAPSHOT_ID], struct ib
     return 0;
 }
 
+/* Whoever owns a folder or a link on the way could have another file of this user's served. */
 static int file_open(const char *path, struct stat *st, struct ibx_error *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, st)) {
-        const int code = errno;
+    char again[40]; /* by the thread: the first one may have ended */
+    int found, rc = ibx_path_find("", path, &found, err);
+    if (rc)
+        return rc;
+    snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
+    const int fd = found < 0 ? -1 : open(again, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const int code = found < 0 ? -found : fd < 0 || fstat(fd, st) ? errno : 0;
+    if (found >= 0)
+        close(found);
+    if (code) {
         if (fd >= 0)
             close(fd);
         return ibx_error_set(err, -code, "%s: %s", path, strerror(code));

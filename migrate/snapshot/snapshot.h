@@ -107,8 +107,8 @@ struct ibx_snapshot_folder {
 };
 
 /* Makes the folder, or takes an empty one, and locks it: `path`, `at` and `opened` are set.
- * -EEXIST: it has a snapshot; -EPERM: others can enter it; -EBUSY: another process fills it;
- * -ENOTDIR. */
+ * -EEXIST: it has a snapshot; -EPERM: others can enter it, or decide where the path leads; -EBUSY:
+ * another process fills it; -ENOTDIR. */
 int ibx_snapshot_folder_make(const char *path, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
 /* Until it is closed no other process gets this lock. -EBUSY. */

@@ -114,6 +114,50 @@ static void test_a_link_is_no_file(NO_STATE)
     assert_int_equal(ibx_snapshot_folder_open(path, false, &again, &error), -ELOOP);
 }
 
+static void in_theirs(const char *file)
+{
+    snprintf(name, sizeof(name), "%s/theirs/%s", top, file);
+}
+
+/* Whoever owns a folder on the way has it lead to another one of root's, whose VM's memory would be
+ * served, or where a folder would be made. */
+static void test_the_way_is_nobody_elses(NO_STATE)
+{
+    struct ibx_snapshot_folder folder = {.count = 0};
+    char theirs[80], memory[80];
+    if (geteuid())
+        skip();
+    assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
+    manifest_make(&folder);
+    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
+    ibx_snapshot_folder_close(&folder);
+    assert_int_equal(ibx_snapshot_folder_open(path, false, &folder, &error), 0);
+    ibx_snapshot_folder_close(&folder);
+    snprintf(memory, sizeof(memory), "%s/ram.0", path);
+    assert_int_equal(ibx_snapshot_memory_file(memory, false, &folder, &error), 0);
+    ibx_snapshot_folder_close(&folder);
+    snprintf(theirs, sizeof(theirs), "%s/theirs", top);
+    assert_int_equal(mkdir(theirs, 0755), 0);
+    in_theirs("way");
+    assert_int_equal(symlink(top, name), 0);
+    assert_int_equal(lchown(name, 1000, 1000), 0);
+    in_theirs("ram");
+    assert_int_equal(symlink(memory, name), 0);
+    assert_int_equal(chown(theirs, 1000, 1000), 0);
+    in_theirs("way/snapshot");
+    assert_int_equal(ibx_snapshot_folder_open(name, false, &folder, &error), -EPERM);
+    assert_non_null(strstr(error.message, "user 1000"));
+    assert_int_equal(ibx_snapshot_folder_make(name, &folder, &error), -EPERM);
+    in_theirs("way/snapshot/ram.0");
+    assert_int_equal(ibx_snapshot_memory_file(name, false, &folder, &error), -EPERM);
+    in_theirs("ram");
+    assert_int_equal(ibx_snapshot_memory_file(name, false, &folder, &error), -EPERM);
+    in_theirs("way/new");
+    assert_int_equal(ibx_snapshot_folder_make(name, &folder, &error), -EPERM);
+    assert_false(has(top, "new"));
+}
+
 /* Two begin at once: the second does nothing, and takes nothing away. */
 static void test_one_fills_it(NO_STATE)
 {
@@ -141,6 +185,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_what_is_put_in_its_place_gets_nothing, begin, end),
         cmocka_unit_test_setup_teardown(test_another_folder_in_its_place_stays, begin, end),
         cmocka_unit_test_setup_teardown(test_a_link_is_no_file, begin, end),
+        cmocka_unit_test_setup_teardown(test_the_way_is_nobody_elses, begin, end),
         cmocka_unit_test_setup_teardown(test_one_fills_it, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
