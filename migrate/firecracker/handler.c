@@ -132,7 +132,7 @@ static int image_open(struct handler *h, struct ibx_error *err)
 {
     const struct ibx_firecracker_config *c = h->config;
     int rc = is_remote(c) ? ibx_image_open_remote(c->from, c->options, WORKERS, &h->image, err)
-                          : ibx_image_open_file(c->from, &h->image, err);
+                          : ibx_image_open_file(c->from, c->peer, &h->image, err);
     rc = rc || !c->replay ? rc : ibx_working_set_load(c->replay, &h->replay, err);
     const uint64_t pages = rc ? 0 : (h->image->bytes + SMALL_PAGE - 1) / SMALL_PAGE;
     if (!rc && c->replay && h->replay.image_pages != pages)

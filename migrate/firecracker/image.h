@@ -30,7 +30,10 @@ struct ibx_image {
     struct ibx_snapshot_checker *checker;  /* of pages that arrive; NULL: they are not hashed */
 };
 
-int ibx_image_open_file(const char *path, struct ibx_image **image, struct ibx_error *err);
+/* `peer`: the user who gets the pages. -EPERM: another user than this process's decides which file
+ * that is, and it is not the peer's own. */
+int ibx_image_open_file(const char *path, uid_t peer, struct ibx_image **image,
+                        struct ibx_error *err);
 /* `uri` and the names in `options` are kept by the caller. One connection a reader. */
 int ibx_image_open_remote(const char *uri, const struct ibx_options *options, unsigned links,
                           struct ibx_image **image, struct ibx_error *err);

@@ -7,6 +7,8 @@
  */
 #include "migrate/firecracker/image.h"
 
+#include "common/path_check.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -176,7 +178,29 @@ static void file_close(struct ibx_image *is)
 static const struct ibx_image_ops image_ops = {
     .data = file_data, .readers = file_readers, .reason = file_reason, .close = file_close};
 
-int ibx_image_open_file(const char *path, struct ibx_image **out, struct ibx_error *err)
+/* That user gets its bytes. Where he, or another one, decides which file the path leads to it is to
+ * be one of his own: otherwise he would read any file of whole pages that this process may. */
+static int check_way(const char *path, const struct stat *st, uid_t peer, struct ibx_error *err)
+{
+    struct stat is;
+    int found;
+    if (peer == 0 || peer == geteuid() || st->st_uid == peer)
+        return 0;
+    const int rc = ibx_path_find("--from ", path, &found, err);
+    if (rc)
+        return rc;
+    const bool same =
+        found >= 0 && !fstat(found, &is) && is.st_dev == st->st_dev && is.st_ino == st->st_ino;
+    if (found >= 0)
+        close(found);
+    return same ? 0
+                : ibx_error_set(err, -EPERM,
+                                "--from %s leads to another file than a moment ago: leave it as "
+                                "it is while it is opened",
+                                path);
+}
+
+int ibx_image_open_file(const char *path, uid_t peer, struct ibx_image **out, struct ibx_error *err)
 {
     struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -188,6 +212,11 @@ int ibx_image_open_file(const char *path, struct ibx_image **out, struct ibx_err
                              "--from %s: %s; name the memory file of a snapshot, or the URI where "
                              "ib-migrate serve offers it",
                              path, strerror(code));
+    }
+    int rc = check_way(path, &st, peer, err);
+    if (rc) {
+        close(fd);
+        return rc;
     }
     struct file_image *image = calloc(1, sizeof(*image));
     if (!S_ISREG(st.st_mode) || !st.st_size || st.st_size % IBX_SNAPSHOT_PAGE || !image) {
@@ -205,7 +234,7 @@ int ibx_image_open_file(const char *path, struct ibx_image **out, struct ibx_err
         "%s was changed while it is served: its pages do not fit those that are there; leave a "
         "memory file as it is while microVMs run from it",
         path);
-    const int rc = identify(fd, image->is.identity);
+    rc = identify(fd, image->is.identity);
     if (rc) {
         file_close(&image->is);
         return ibx_error_set(err, rc, "--from %s: %s", path, strerror(-rc));

@@ -3,6 +3,7 @@
 """Whom and what ib-migrate firecracker refuses: messages, files, sockets, users, usage
 (firecracker_scene.py)."""
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -113,6 +114,34 @@ def a_stranger_costs_nothing(scene):
     vm.end()
     _, err = tool.communicate(timeout=LIMIT)
     assert tool.returncode == 0 and "user 65534" in err and "--peer-uid 65534" in err, err
+
+
+@test
+def the_user_of_the_microvm_reads_no_file_of_roots(scene):
+    if os.geteuid():
+        raise Skip("needs root: a folder of another user's")
+    memory = snapshot(scene)
+    os.chmod(scene.folder.name, 0o755)
+    folder, link, own = (scene.path(name) for name in ("theirs", "theirs/memory", "theirs/own"))
+    os.mkdir(folder)
+    os.symlink(memory, link)
+    shutil.copy(memory, own)
+    for name in (folder, own):
+        os.chown(name, 65534, 65534)
+
+    def start(path):
+        return scene.start("firecracker", "--json", "--peer-uid=65534", "--socket",
+                           scene.path("socket"), "--from", path)
+    tool = start(link)
+    said = tool.stdout.readline()
+    assert '"failed"' in said and "user 65534 owns" in said and link in said, said
+    tool.communicate(timeout=LIMIT)
+    equal(tool.returncode, 1)
+    for path in (own, memory):
+        tool = start(path)
+        event(tool, "listening")
+        tool.terminate()
+        tool.communicate(timeout=LIMIT)
 
 
 @test
