@@ -22,6 +22,8 @@
 #define STATE_PART   (1u << 20)
 #define AROUND       (16u << 10) /* fetched on demand: what nobody needs is not to come */
 
+#define BACKGROUND_MOST (4u << 20) /* bytes that are fetched ahead at a time, at most */
+
 static const struct ibx_state cache_states[] = {
     [CACHE_EMPTY] = {"empty", IBX_TO(CACHE_FILLING), IBX_STATE_INITIAL | IBX_STATE_FINAL},
     [CACHE_FILLING] = {"filling", IBX_TO(CACHE_LOST) | IBX_TO(CACHE_CHECKING), IBX_STATE_FINAL},
@@ -364,6 +366,7 @@ int ibx_snapshot_cache_fill(struct snapshot_cache *cache, bool background, uint6
     if (rc)
         return rc;
     cache->background = background;
+    cache->max_bandwidth = max_bandwidth;
     join(cache);
     return ibx_state_move(&cache->state, CACHE_FILLING);
 }
@@ -513,17 +516,27 @@ static int try_again(struct snapshot_cache *cache, void (*notify)(void *context,
     return ibx_state_move(&cache->state, CACHE_FILLING);
 }
 
-/* A server that is a cache itself sends nothing while its own is lost: another one may. */
+/* In which something is to come: what nobody waits for comes no faster than it may. */
+static uint64_t patience_ns(const struct snapshot_cache *cache, const struct ibx_fault_stats *stats)
+{
+    const uint64_t ns = cache->options->timeout_ms * IBX_NS_PER_MS;
+    return stats->waiting || !cache->max_bandwidth
+               ? ns
+               : ns + (uint64_t)BACKGROUND_MOST * 1000 / cache->max_bandwidth * IBX_NS_PER_MS;
+}
+
+/* A server that is a cache itself sends nothing while its own is lost, and one may have stopped:
+ * another one may have what is to come. A feed looks after itself. */
 static void look_for_progress(struct snapshot_cache *cache)
 {
     const uint64_t now = ibx_now_ns();
     struct ibx_fault_stats stats;
     ibx_fault_stats(cache->engine, &stats);
-    if (!stats.waiting || stats.present != cache->present || !cache->progress_ns)
+    const bool expects = stats.waiting || (cache->background && !cache->feed);
+    if (!expects || stats.present != cache->present || !cache->progress_ns)
         cache->progress_ns = now;
     cache->present = stats.present;
-    if (cache->uri_count < 2 ||
-        now - cache->progress_ns < cache->options->timeout_ms * IBX_NS_PER_MS)
+    if (cache->uri_count < 2 || now - cache->progress_ns < patience_ns(cache, &stats))
         return;
     pass_over(cache);
     ibx_fault_stop(cache->engine, -ETIMEDOUT, SNAPSHOT_SILENT);

@@ -61,7 +61,8 @@ struct snapshot_cache {
     uint64_t again_ns;   /* LOST: the next try */
     uint64_t filling_ns; /* the last one that brought a server; 0: it was the first */
     unsigned pause_ms, reconnects;
-    uint64_t present, progress_ns; /* pages when somebody waited last, and since when */
+    uint64_t max_bandwidth;        /* of what comes ahead; 0: no limit */
+    uint64_t present, progress_ns; /* pages when some were to come last, and since when */
     bool told_other;               /* LOST: that another snapshot is served where this one was */
     char source[300];              /* the URI that is read */
     const struct ibx_snapshot_multicast_options

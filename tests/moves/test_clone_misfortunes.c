@@ -157,6 +157,27 @@ static void test_a_cache_that_waits_later(void)
     mover_ends(&other, 0);
 }
 
+/* ... nor where no child waits for a page: what is to come ahead comes from another server. */
+static void test_a_cache_that_nobody_waits_for(void)
+{
+    struct mover other;
+    char second[170];
+    freeze();
+    snprintf(second, sizeof(second), "%s.2", cache);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&other, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", "tcp://127.0.0.1:0");
+    SERVE(&further, second, "--cache", filler.uri, "--cache", other.uri, "--max-bandwidth", "2M",
+          "--set", "timeout_ms=1000");
+    mover_kill(&filler, SIGSTOP);
+    mover_await_words(&further, "it sends no pages");
+    mover_await_words(&further, "\"whole\":true");
+    is_as_frozen(second);
+    mover_kill(&filler, SIGCONT);
+    mover_kill(&other, SIGTERM);
+    mover_ends(&other, 0);
+}
+
 /* All pages have come while a child is made, and who has filled the cache has ended: nobody is
  * needed. */
 static void test_whole_while_a_child_is_made(void)
@@ -657,6 +678,7 @@ int main(void)
         VM_TEST(test_another_snapshot_in_its_place),
         VM_TEST(test_a_cache_that_waits_itself),
         VM_TEST(test_a_cache_that_waits_later),
+        VM_TEST(test_a_cache_that_nobody_waits_for),
         VM_TEST(test_whole_while_a_child_is_made),
         VM_TEST(test_no_room_for_a_cache),
         VM_TEST(test_no_room_beside_pages_of_zeros),
