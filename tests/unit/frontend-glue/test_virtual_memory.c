@@ -66,7 +66,7 @@ static double seconds_to_ask(uint64_t address, uint64_t n, bool lacks)
 
 static void test_much_that_is_reserved(void **state)
 {
-    enum { FEW = 20, MANY = 10000 };
+    enum { FEW = 20, MANY = 4000 };
     static uint64_t at[MANY];
     double first = 0;
     (void)state;
@@ -86,7 +86,7 @@ static void test_much_that_is_reserved(void **state)
 /* ... of one who asks about all of it, again and again: nobody else is answered meanwhile. */
 static void test_much_that_is_mapped(void **state)
 {
-    enum { FEW = 20, MANY = 4000 };
+    enum { FEW = 20, MANY = 2000 };
     const uint64_t n = (uint64_t)MANY * PIECE, at = reserve(&alice, n), piece = create(&alice);
     double first = 0;
     (void)state;
@@ -154,6 +154,127 @@ static void test_freed_while_it_is_mapped(void **state)
     assert_int_equal(lost, 0);
 }
 
+enum { PLACES = 6, STEPS = 1500 };
+
+/* What all threads of a client name: some of it is no more, or somebody else's by now. */
+struct shared {
+    _Atomic uint64_t at[PLACES], pieces[PLACES];
+};
+
+struct crowd {
+    struct client own;
+    struct shared *shared;
+    uint32_t random;
+    uint64_t reserved[STEPS]; /* all that ever was */
+    unsigned count;
+};
+
+static unsigned next_random(struct crowd *c, unsigned n)
+{
+    c->random = c->random * 1664525 + 1013904223;
+    return (c->random >> 8) % n;
+}
+
+/* What another thread maps in what was replaced, at the last moment, stays until the end. */
+static void replace_some(struct crowd *c)
+{
+    const unsigned i = next_random(c, PLACES);
+    if (next_random(c, 2)) {
+        const uint64_t at = c->reserved[c->count++] = reserve(&c->own, 3 * PIECE);
+        const uint64_t before = atomic_exchange(&c->shared->at[i], at);
+        unmap(&c->own, before, 3 * PIECE);
+        free_addresses(&c->own, before, 3 * PIECE);
+    } else {
+        const uint64_t before = atomic_exchange(&c->shared->pieces[i], create(&c->own));
+        own_call_one(&c->own, IBX_EXTRA_VIRTUAL_RELEASE, before, NULL);
+    }
+}
+
+static void do_something(struct crowd *c, const struct shared *named)
+{
+    const uint64_t at = atomic_load(&named->at[next_random(c, PLACES)]) + next_random(c, 3) * PIECE;
+    const uint64_t n = (1 + next_random(c, 3)) * PIECE;
+    uint8_t bytes[64];
+    struct ibx_writer w;
+    switch (next_random(c, 8)) {
+    case 0:
+        replace_some(c);
+        break;
+    case 1:
+    case 2:
+        map(&c->own, at, atomic_load(&named->pieces[next_random(c, PLACES)]));
+        break;
+    case 3:
+        unmap(&c->own, at, n);
+        break;
+    case 4:
+        w = own_body(bytes, sizeof(bytes), IBX_EXTRA_VIRTUAL_SET_ACCESS);
+        ibx_put_u64(&w, at);
+        ibx_put_u64(&w, n);
+        ibx_put_u32(&w, 0);
+        ibx_put_u32(&w, 3);
+        own_run(&c->own, &w, NULL);
+        break;
+    case 5:
+        free_addresses(&c->own, at, 3 * PIECE);
+        break;
+    case 6:
+        own_call_one(&c->own, IBX_EXTRA_VIRTUAL_RELEASE,
+                     atomic_load(&named->pieces[next_random(c, PLACES)]), NULL);
+        break;
+    default:
+        ibx_virtual_lacks(at, n);
+        ibx_virtual_holds(at);
+    }
+}
+
+static struct shared of_alice, of_bob;
+
+static void *in_the_crowd(void *argument)
+{
+    struct crowd *c = argument;
+    for (unsigned i = 0; i < STEPS; i++)
+        do_something(c, next_random(c, 8) ? c->shared : &of_alice);
+    return NULL;
+}
+
+/* All that there is of a thread's goes. */
+static void end_all(struct crowd *c)
+{
+    for (unsigned i = 0; i < c->count; i++) {
+        unmap(&c->own, c->reserved[i], 3 * PIECE);
+        free_addresses(&c->own, c->reserved[i], 3 * PIECE);
+    }
+    for (unsigned i = 0; i < PLACES; i++)
+        own_call_one(&c->own, IBX_EXTRA_VIRTUAL_RELEASE, c->shared->pieces[i], NULL);
+}
+
+/* Nobody is harmed, and what each tenant may have it may have again. */
+static void test_all_at_once(void **state)
+{
+    static struct crowd crowd[4];
+    struct ibx_quota *quotas[] = {ibx_tenant_quota(alice.x.isolation.tenant, IBX_HOLD_ALLOCATIONS),
+                                  ibx_tenant_quota(bob.x.isolation.tenant, IBX_HOLD_ALLOCATIONS)};
+    const uint64_t before[] = {ibx_quota_left(quotas[0]), ibx_quota_left(quotas[1])};
+    const unsigned long there = cuda_stats().reservations, pieces = cuda_stats().mappable;
+    pthread_t threads[4];
+    (void)state;
+    for (unsigned i = 0; i < 4; i++) {
+        crowd[i].own = i / 2 ? bob : alice;
+        crowd[i].shared = i / 2 ? &of_bob : &of_alice;
+        crowd[i].random = i;
+        assert_int_equal(pthread_create(&threads[i], NULL, in_the_crowd, &crowd[i]), 0);
+    }
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    for (unsigned i = 0; i < 4; i++)
+        end_all(&crowd[i]);
+    assert_int_equal(cuda_stats().reservations, there);
+    assert_int_equal(cuda_stats().mappable, pieces);
+    assert_true(ibx_quota_left(quotas[0]) == before[0]);
+    assert_true(ibx_quota_left(quotas[1]) == before[1]);
+}
+
 /* ------------------------------------------------------------------------------ what is covered */
 
 #define UNITS 300u
@@ -199,6 +320,7 @@ int main(void)
         cmocka_unit_test(test_much_that_is_reserved),
         cmocka_unit_test(test_much_that_is_mapped),
         cmocka_unit_test(test_freed_while_it_is_mapped),
+        cmocka_unit_test(test_all_at_once),
         cmocka_unit_test(test_covers),
 
     };
