@@ -27,6 +27,7 @@
  *   math_calls.c, math_handles.c  functions of cuBLAS and others, in requests of our own
  *   math_composed.c  those that are none of these
  *   math_settings.c  what is set in handles of cuBLAS
+ *   math_vectors.c  of which type the values of dense vectors are
  *   math_lt.c, math_descriptors.c  likewise: cuBLASLt, and its descriptors
  *   math_answers.c  what it has answered and would again
  *   libcublaslt.c  a library of that name

@@ -294,6 +294,8 @@ static void take_results(const struct call *c, const uint8_t *out)
             ibx_math_handle_set((enum ibx_math_type)a->n, made, IBX_MATH_USUAL);
             if (a->n == IBX_MATH_BLAS)
                 ibx_math_settings_end(made);
+            if (a->n == IBX_MATH_DNVEC) /* handle, size, values, type */
+                ibx_math_vector_made(made, c->values[3].i);
             if (a->n == IBX_MATH_BLAS || a->n == IBX_MATH_LT)
                 ibx_math_answers_forget();
             if (a->kind == IBX_MATH_MAKES)
@@ -318,6 +320,8 @@ static void note(const struct call *c)
                             c->values[1].i ? IBX_MATH_ON_DEVICE : IBX_MATH_USUAL);
     if (c->f->use == IBX_MATH_USE_ENDS)
         ibx_math_handle_set(c->type, c->handle, IBX_MATH_USUAL);
+    if (c->f->use == IBX_MATH_USE_ENDS && c->type == IBX_MATH_DNVEC)
+        ibx_math_vector_ended(c->handle);
     if (c->f->use == IBX_MATH_USE_ENDS && (c->type == IBX_MATH_LT || c->type == IBX_MATH_BLAS))
         ibx_math_answers_forget();
 }

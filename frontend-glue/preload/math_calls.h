@@ -35,6 +35,14 @@ enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle
 /* False: no memory. */
 bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math_handle is);
 
+/* math_vectors.c: the cudaDataType of the values of dense vectors, as the program has said it: how
+ * long its scalars are is not for the back end to say. */
+
+void ibx_math_vector_made(uint64_t handle, int type);
+void ibx_math_vector_ended(uint64_t handle);
+/* -1: there is no such vector, or there was no memory. */
+int ibx_math_vector_type(uint64_t handle);
+
 /* math_settings.c: what is set in handles of cuBLAS, which may not be in force yet */
 
 /* False: it is nothing that is set, or not known for that handle: the call is made. */

@@ -102,24 +102,20 @@ COPIES(Get, FROM_DEVICE)
 /* ------------------------------------------------------------------------------- sparse vectors */
 
 /* Their scalars are of the type in which the library computes. That follows from the type of a
- * dense vector's values, which the back end is asked for: it is the same, or single precision of
- * half. The request has as many bytes as the longest type. */
+ * dense vector's values, as the program has made it: it is the same, or single precision of half.
+ * The request has as many bytes as the longest type. */
 static int with_scalars(unsigned number, union ibx_math_value *values, unsigned first,
                         unsigned second)
 {
     static const uint8_t bytes_of[] = {
         [0] = 4, [1] = 8, [2] = 4, [4] = 8, [5] = 16, [6] = 8, [14] = 4, [15] = 8};
     uint8_t scalars[2][16] = {{0}};
-    uint64_t size = 0, at = 0;
-    int type = -1;
-    const union ibx_math_value vector[] = {
-        {.p = values[4].p}, {.p = &size}, {.p = &at}, {.p = &type}};
     const uint64_t handle = (uintptr_t)values[0].p;
-    if (ibx_math_handle_is(IBX_MATH_SPARSE, handle) == IBX_MATH_ON_DEVICE)
+    if (ibx_math_handle_is(IBX_MATH_SPARSE, handle) != IBX_MATH_USUAL)
         return ibx_frontend_math(number, values);
-    const int status = ibx_frontend_math(IBX_MATH_cusparseConstDnVecGet, vector);
+    const int type = ibx_math_vector_type((uintptr_t)values[4].p);
     const bool known = type >= 0 && (size_t)type < sizeof(bytes_of) && bytes_of[type];
-    if (status || !known || !values[first].p || !values[second].p)
+    if (!known || !values[first].p || !values[second].p)
         return SPARSE_INVALID_VALUE; /* also of a vector that is none */
     memcpy(scalars[0], values[first].p, bytes_of[type]);
     memcpy(scalars[1], values[second].p, bytes_of[type]);
