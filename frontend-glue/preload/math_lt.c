@@ -6,11 +6,12 @@
 
 #include <stdatomic.h>
 
-#define SUCCESS       0
-#define INVALID_VALUE 7
-#define NOT_SUPPORTED 15
-#define RESULT        96  /* bytes of a cublasLtMatmulHeuristicResult_t */
-#define RESULTS_MOST  128 /* of a search: more do not fit into one reply */
+#define SUCCESS        0
+#define INVALID_VALUE  7
+#define INTERNAL_ERROR 14
+#define NOT_SUPPORTED  15
+#define RESULT         96  /* bytes of a cublasLtMatmulHeuristicResult_t */
+#define RESULTS_MOST   128 /* of a search: more do not fit into one reply */
 
 _Static_assert(RESULTS_MOST *RESULT + 4 <= IBX_MATH_OUT_MOST, "as one reply has");
 
@@ -35,6 +36,24 @@ bool ibx_frontend_lt_is_ours(void)
     return is == OURS;
 }
 
+/* A program goes through as many as are said to be there: not through more than it has room for. */
+static int bounded(int status, int wanted, int *count)
+{
+    if (status || !count || (*count >= 0 && *count <= wanted))
+        return status;
+    *count = 0;
+    return INTERNAL_ERROR;
+}
+
+int cublasLtMatmulAlgoGetIds(void *handle, int compute, int scale, int a, int b, int c, int d,
+                             int wanted, void *ids, void *count)
+{
+    const union ibx_math_value values[] = {
+        {.p = handle}, {.i = compute}, {.i = scale},  {.i = a},   {.i = b},
+        {.i = c},      {.i = d},       {.i = wanted}, {.p = ids}, {.p = count}};
+    return bounded(ibx_frontend_math(IBX_MATH_cublasLtMatmulAlgoGetIds, values), wanted, count);
+}
+
 /* A search for a certain algorithm takes that from where the results are written: there is none
  * here. */
 int cublasLtMatmulAlgoGetHeuristic(void *handle, void *product, void *a, void *b, void *c, void *d,
@@ -56,7 +75,8 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *product, void *a, void *b
         if (search)
             return NOT_SUPPORTED;
     }
-    return ibx_frontend_math(IBX_MATH_cublasLtMatmulAlgoGetHeuristic, values);
+    return bounded(ibx_frontend_math(IBX_MATH_cublasLtMatmulAlgoGetHeuristic, values), wanted,
+                   count);
 }
 
 /* ------------------------------------------------------------------------------- the library */

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A program that asks for so many algorithms of cuBLASLt, and a back end that says that it has
+ * more: the program would go through what is behind its own memory. */
+#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/math_calls.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define INTERNAL_ERROR 14 /* cublasStatus_t */
+#define NOT_SUPPORTED  15
+
+static int answers, status; /* of the back end */
+
+/* In place of math_calls.c. */
+int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
+{
+    if (number == IBX_MATH_cublasLtGetProperty)
+        *(int *)values[1].p = 13;
+    else if (values[9].p)
+        *(int *)values[9].p = answers;
+    return number == IBX_MATH_cublasLtGetProperty ? 0 : status;
+}
+
+static uint8_t results[4 * 96];
+static int ids[4];
+
+static int search(int wanted, int *count)
+{
+    return cublasLtMatmulAlgoGetHeuristic(results, results, results, results, results, results,
+                                          NULL, wanted, results, count);
+}
+
+static int list(int wanted, int *count)
+{
+    return cublasLtMatmulAlgoGetIds(results, 68, 0, 0, 0, 0, 0, wanted, ids, count);
+}
+
+static void no_more_than_were_asked_for(void **state)
+{
+    static const int lies[] = {5, 128, 0x7fffffff, -1, -0x7fffffff - 1};
+    int count;
+    (void)state;
+    for (int i = 0; i <= 4; i++) {
+        answers = i;
+        assert_true(search(4, &count) == 0 && count == i);
+        assert_true(list(4, &count) == 0 && count == i);
+    }
+    for (unsigned i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        answers = lies[i];
+        count = 9;
+        assert_true(search(4, &count) == INTERNAL_ERROR && count == 0);
+        count = 9;
+        assert_true(list(4, &count) == INTERNAL_ERROR && count == 0);
+    }
+    assert_int_equal(list(4, NULL), 0);
+    status = NOT_SUPPORTED;
+    assert_true(search(4, &count) == NOT_SUPPORTED && list(4, &count) == NOT_SUPPORTED);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(no_more_than_were_asked_for)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+/* What the rest of the file calls. */
+
+int cublasLtGetProperty(int which, void *value)
+{
+    (void)which, (void)value;
+    return 0;
+}
+
+int cublasLtMatmulPreferenceGetAttribute(const void *preference, int which, void *value, size_t n,
+                                         size_t *written)
+{
+    (void)preference, (void)which, (void)n, (void)written;
+    memset(value, 0, sizeof(uint32_t));
+    return 0;
+}
+
+const char *cublasGetStatusName(int of)
+{
+    (void)of;
+    return "";
+}
+
+const char *cublasGetStatusString(int of)
+{
+    (void)of;
+    return "";
+}
+
+void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
+{
+    (void)known, (void)symbol;
+    return NULL;
+}
+
+bool ibx_frontend_first_begins(void)
+{
+    return true;
+}
+
+void ibx_frontend_first_is_over(void) {}
