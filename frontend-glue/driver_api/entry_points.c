@@ -222,12 +222,16 @@ EXPORTED int cuGetExportTable(const void **table, const void *id)
     (void)id;
     if (table)
         *table = NULL;
-    if (!is_compiler(__builtin_return_address(0)) && !atomic_flag_test_and_set(&told))
+    Dl_info info;
+    const void *caller = __builtin_return_address(0);
+    const bool is_known = dladdr(caller, &info) && info.dli_fname;
+    if (!is_compiler(caller) && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "cuGetExportTable returns CUDA_ERROR_NOT_FOUND: a runtime of NVIDIA's that is in a "
-                "library, or in a program that is stripped, as nvcc puts it there by default, "
-                "wants the driver of this host, and fails over a remote GPU; link it with "
-                "nvcc -cudart shared");
+                "cuGetExportTable returns CUDA_ERROR_NOT_FOUND to %s: a runtime of NVIDIA's in it, "
+                "as nvcc puts it into a program or library by default, wants the driver of this "
+                "host, and fails over a remote GPU; do not strip it, or link it with nvcc -cudart "
+                "shared",
+                is_known ? info.dli_fname : "the program");
     return table ? CUDA_SYMBOL_NOT_FOUND : CUDA_INVALID_VALUE;
 }
 

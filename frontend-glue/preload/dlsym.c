@@ -52,10 +52,10 @@ APART static look_up *next_one(void)
 }
 
 /* Ahead of this library's other ones. */
-__attribute__((constructor(101))) static void begin(void)
+__attribute__((constructor(101))) void ibx_frontend_dlsym_begin(void)
 {
     Dl_info info;
-    if (dladdr((void *)&of_libc, &info) && info.dli_fname)
+    if (!itself && dladdr((void *)&of_libc, &info) && info.dli_fname)
         itself = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
 }
 

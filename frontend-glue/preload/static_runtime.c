@@ -2,251 +2,204 @@
 /*
  * A program into which nvcc has linked CUDA's runtime, as it does by default, calls no libcudart:
  * neither GVirtuS nor this library would see any of its calls, and that runtime wants a driver's
- * private tables. So before the program's constructors run, each of that runtime's functions
- * becomes a jump to this library's, or to GVirtuS's. They are found by their names in the program's
- * symbol table; a program that is stripped, or for whose version of CUDA there is no libcudart, is
- * told so.
+ * private tables. Likewise a library, which may be opened at any time. So before constructors run,
+ * each of that runtime's functions becomes a jump (runtime_inside.c; when: loader.c). They are
+ * found by their names in the symbol table of the file; one that is stripped, or for whose version
+ * of CUDA there is no libcudart, is told so.
  *
- * Libraries with such a runtime are left alone: their constructors, which register their kernels,
- * run before those of a library that is preloaded.
+ * The first call of a function of an object's finds where all of these lead to: this library's
+ * functions, or GVirtuS's. To load its libcudart takes the loader, which is not there earlier.
  */
 #include "frontend-glue/preload/dlsym.h"
-#include "frontend-glue/preload/elf_functions.h"
 #include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/loader.h"
 
 #include "common/log.h"
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
-
-#define PROGRAM "/proc/self/exe"
-#define MEMORY  "/proc/self/mem"
-#define INSIDE  "libcudart_static_" /* how names begin of what that runtime has for itself */
-
-/* A jump to any address, which comes behind it. */
-#ifdef __x86_64__
-static const uint8_t jump[] = {0xff, 0x25, 0, 0, 0, 0}; /* jmp *0(%rip) */
-#elif defined(__aarch64__)
-static const uint8_t jump[] = {0x50, 0, 0, 0x58, 0, 0x02, 0x1f, 0xd6}; /* ldr x16, .+8; br x16 */
-#else
-static const uint8_t jump[1]; /* no file is read: elf_functions.c */
-#endif
-#define JUMP (sizeof(jump) + sizeof(void *))
-
-struct program {
-    char path[PATH_MAX];
-    struct ibx_elf elf;
-    uintptr_t by; /* its addresses differ by so much from those in the file */
-    const ElfW(Phdr) * segments;
-    unsigned count;
-};
 
 static bool begins(const char *text, const char *with)
 {
     return !strncmp(text, with, strlen(with));
 }
 
-static int look_at_program(struct dl_phdr_info *loaded, size_t size, void *argument)
+static const char *name_of(const char *path)
 {
-    struct program *program = argument;
-    (void)size;
-    program->by = loaded->dlpi_addr;
-    program->segments = loaded->dlpi_phdr;
-    program->count = loaded->dlpi_phnum;
-    return 1; /* it is the first one */
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
 }
 
-/* What is mapped begins as the file: that is no loader that was told to load another program. */
-static bool is_mapped(const struct program *program)
+/* As a person calls it. */
+static const char *path_of(const struct ibx_inside *inside, char path[PATH_MAX])
 {
-    for (unsigned i = 0; i < program->count; i++) {
-        const ElfW(Phdr) *p = &program->segments[i];
-        if (p->p_type == PT_LOAD && !p->p_offset && p->p_filesz >= sizeof(program->elf.head))
-            return !memcmp((const void *)(program->by + p->p_vaddr), &program->elf.head,
-                           sizeof(program->elf.head));
-    }
-    return false;
+    const bool is_program = !strcmp(inside->path, IBX_INSIDE_PROGRAM);
+    const ssize_t n = is_program ? readlink(IBX_INSIDE_PROGRAM, path, PATH_MAX - 1) : -1;
+    if (n > 0)
+        path[n] = 0;
+    return n > 0 ? path : inside->path;
 }
 
-static bool read_file(struct program *program, const char *path)
-{
-    const int file = open(path, O_RDONLY | O_CLOEXEC);
-    const bool good = file >= 0 && ibx_elf_read(file, &program->elf) && is_mapped(program);
-    if (file >= 0)
-        close(file);
-    if (!good)
-        ibx_elf_free(&program->elf);
-    return good;
-}
+/* --------------------------------------------------------------------------- libcudart */
 
-/* Where the loader was called by its name, /proc has that, and the program's is the other one. */
-static bool read_program(struct program *program)
-{
-    const char *name = program_invocation_name;
-    const ssize_t n = readlink(PROGRAM, program->path, sizeof(program->path) - 1);
-    program->path[n > 0 ? n : 0] = 0;
-    dl_iterate_phdr(look_at_program, program);
-    if (read_file(program, PROGRAM))
-        return true;
-    snprintf(program->path, sizeof(program->path), "%s", name);
-    return strchr(name, '/') && read_file(program, name);
-}
+struct other {
+    char path[PATH_MAX];
+    const char *than;
+};
 
-/* The libcudart for which the runtime in the program stands, by what came and went with versions;
- * NULL: there is none in it. `*inside`: where one of its functions is. */
-static const char *libcudart_of(const struct program *program, uintptr_t *inside)
+static bool is_other(const char *path, ElfW(Dyn) * dynamic, void *argument)
 {
-    bool of_12 = false, of_13 = false;
-    *inside = 0;
-    for (size_t i = 0; i < program->elf.count; i++) {
-        const char *name = ibx_elf_function(&program->elf, i);
-        if (name && begins(name, INSIDE))
-            *inside = program->elf.symbols[i].st_value;
-        of_12 = of_12 || (name && !strcmp(name, "cudaGetDeviceProperties_v2"));
-        of_13 = of_13 || (name && !strcmp(name, "cudaMemcpyBatchAsync"));
-    }
-    return !*inside ? NULL
-           : of_12  ? "libcudart.so.12"
-           : of_13  ? "libcudart.so.13"
-                    : "libcudart.so.11.0";
-}
-
-static const ElfW(Phdr) * code_with(const struct program *program, uintptr_t address)
-{
-    for (unsigned i = 0; i < program->count; i++) {
-        const ElfW(Phdr) *p = &program->segments[i];
-        if (p->p_type == PT_LOAD && address - p->p_vaddr < p->p_filesz)
-            return p;
-    }
-    return NULL;
-}
-
-static bool protect(const struct program *program, const ElfW(Phdr) * code, ElfW(Word) flags)
-{
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = program->by + code->p_vaddr,
-                    first = at & ~(page - 1);
-    const int protection = (flags & PF_R ? PROT_READ : 0) | (flags & PF_W ? PROT_WRITE : 0) |
-                           (flags & PF_X ? PROT_EXEC : 0);
-    return !mprotect((void *)first, at + code->p_filesz - first, protection);
-}
-
-/* Through the file of this process's memory, which asks for no mprotect(2) that a program of
- * systemd's or SELinux's may not call; -1: there is none, and the code is writable. */
-static bool write_code(int memory, char *to, const void *bytes, size_t n)
-{
-    if (memory >= 0)
-        return pwrite(memory, bytes, n, (off_t)(uintptr_t)to) == (ssize_t)n;
-    memcpy(to, bytes, n);
+    struct other *other = argument;
+    (void)dynamic;
+    if (!begins(name_of(path), "libcudart.so") || !strcmp(name_of(path), other->than))
+        return false;
+    snprintf(other->path, sizeof(other->path), "%s", path);
     return true;
 }
 
-/* Each of the runtime's functions that has room for a jump, and that there is elsewhere. Meanwhile
- * the program's code runs: its malloc(3), and what a library's thread calls. */
-static bool redirect(const struct program *program, const ElfW(Phdr) * code, void *libcudart,
-                     int memory)
+static bool is_nvidias(void *libcudart)
 {
-    char *begin = (char *)(program->by + code->p_vaddr);
-    bool good = true;
-    for (size_t i = 0; i < program->elf.count && good; i++) {
-        const char *name = ibx_elf_function(&program->elf, i);
-        const ElfW(Sym) *s = &program->elf.symbols[i];
-        const uintptr_t offset = s->st_value - code->p_vaddr;
-        if (!name || (!begins(name, "cuda") && !begins(name, "__cuda")) || s->st_size < JUMP ||
-            offset >= code->p_filesz || code->p_filesz - offset < JUMP)
-            continue;
-        void *function = dlsym(libcudart, name); /* this library's, where it has one */
-        uint8_t bytes[JUMP];
-        memcpy(bytes, jump, sizeof(jump));
-        memcpy(bytes + sizeof(jump), &function, sizeof(function));
-        good = !function || write_code(memory, begin + offset, bytes, sizeof(bytes));
-    }
-    __builtin___clear_cache(begin, begin + code->p_filesz);
-    return good;
+    return ibx_frontend_dlsym(libcudart, "cudaGetExportTable");
 }
 
-/* GVirtuS's libcudart of that name, which gvirtus.c finds as one that a program has opened; NULL:
- * there is none, which is said. */
-static void *load(const char *path, const char *version)
+/* One of GVirtuS's for another version of CUDA that is in use, of which there may be one: its
+ * functions and this library's belong together. */
+static bool is_in_use(struct other *other)
 {
-    void *library = dlopen(version, RTLD_LAZY);
-    const bool is_nvidias = library && ibx_frontend_dlsym(library, "cudaGetExportTable");
-    if (library && !is_nvidias)
-        return library;
+    void *library = ibx_frontend_each_library(is_other, other)
+                        ? dlopen(other->path, RTLD_LAZY | RTLD_NOLOAD)
+                        : NULL;
+    const bool gvirtus = library && !is_nvidias(library);
+    if (library)
+        dlclose(library);
+    return gvirtus;
+}
+
+static void tell_unreached(const struct ibx_inside *inside, const char *why, const char *what)
+{
+    char path[PATH_MAX];
     ibx_log(IBX_LOG_WARN,
             "%s has CUDA's runtime in itself, whose calls cannot reach the remote GPU: %s%s; "
             "LD_LIBRARY_PATH has to name the folder of GVirtuS's front end for that version of "
             "CUDA",
-            path, library ? version : dlerror(), library ? " is found, but NVIDIA's" : "");
+            path_of(inside, path), why, what);
+}
+
+/* GVirtuS's libcudart of that version, which gvirtus.c finds as one that a program has opened;
+ * NULL: there is none, which is said. It stays. */
+static void *load(const struct ibx_inside *inside)
+{
+    struct other other = {.than = inside->version};
+    void *library = dlopen(inside->version, RTLD_LAZY | RTLD_NOLOAD);
+    if (!library && is_in_use(&other)) {
+        char path[PATH_MAX];
+        ibx_log(IBX_LOG_WARN,
+                "%s has CUDA's runtime in itself, of the version of %s, and the process uses %s: "
+                "its calls cannot reach the remote GPU; build all of the program's libraries with "
+                "one version of CUDA",
+                path_of(inside, path), inside->version, other.path);
+        return NULL;
+    }
+    if (!library)
+        library = dlopen(inside->version, RTLD_LAZY);
+    if (library && !is_nvidias(library))
+        return library;
+    tell_unreached(inside, library ? inside->version : dlerror(),
+                   library ? " is found, but NVIDIA's" : "");
     if (library)
         dlclose(library);
     return NULL;
 }
 
-/* The file of this process's memory, if it can be written where the code is. */
-static int open_memory(char *code)
-{
-    const int memory = open(MEMORY, O_RDWR | O_CLOEXEC);
-    if (memory < 0 || write_code(memory, code, code, 1))
-        return memory;
-    close(memory);
-    return -1;
-}
+/* ---------------------------------------------------------------------- the first call */
 
-static void take_over(const struct program *program, const char *version, uintptr_t inside)
+/* Threads that make it at once do the same. None of them waits for another: one has the loader's
+ * lock in a library's constructor, which another one needs to load libcudart. */
+static void bind(struct ibx_inside *inside)
 {
-    const ElfW(Phdr) *code = code_with(program, inside);
-    void *libcudart = code ? load(program->path, version) : NULL;
-    if (!libcudart)
-        return;
-    const int memory = open_memory((char *)(program->by + inside));
-    if (memory < 0 && !protect(program, code, code->p_flags | PF_W)) {
-        ibx_log(IBX_LOG_WARN,
-                "%s has CUDA's runtime in itself, and its code may not be changed to reach the "
-                "remote GPU: %s; allow that, or link it with nvcc -cudart shared",
-                program->path, strerror(errno));
-        return;
-    }
-    if (!redirect(program, code, libcudart, memory)) {
-        ibx_log(IBX_LOG_ERROR, "%s: its code is changed in part, and the rest cannot be: %s",
-                program->path, strerror(errno));
-        _exit(127);
+    void *libcudart = load(inside);
+    bool restores = false;
+    for (size_t i = 0; i < inside->count; i++) {
+        struct ibx_inside_function *f = &inside->functions[i];
+        void *target = libcudart ? dlsym(libcudart, f->name) : NULL; /* this library's, if it has */
+        atomic_store(&f->target, target ? target : f->code);
+        restores = restores || !target;
     }
     dlerror(); /* of functions that are nowhere else */
-    if (memory >= 0)
-        close(memory);
-    else
-        protect(program, code, code->p_flags);
+    if (restores && !ibx_inside_restore(inside)) {
+        ibx_log(IBX_LOG_ERROR, "%s: its code has been changed, and cannot be changed back",
+                inside->path);
+        _exit(127);
+    }
+    atomic_store(&inside->is_bound, true);
 }
+
+/* A library's constructor may call before this library's. errno is the program's, which may not
+ * have begun to look at it. */
+void *ibx_inside_bind(struct ibx_inside_function *function)
+{
+    const int before = errno;
+    ibx_frontend_dlsym_begin();
+    if (!atomic_load(&function->of->is_bound))
+        bind(function->of);
+    errno = before;
+    return atomic_load(&function->target);
+}
+
+/* ----------------------------------------------------------------- what is not reached */
 
 static bool is_runtime(const char *path, ElfW(Dyn) * dynamic, void *argument)
 {
-    const char *slash = strrchr(path, '/');
     (void)dynamic, (void)argument;
-    return begins(slash ? slash + 1 : path, "libcudart.so");
+    return begins(name_of(path), "libcudart.so");
 }
 
-/* errno is the program's, which may not have begun to look at it. */
+static void tell(const struct ibx_inside *inside)
+{
+    char buffer[PATH_MAX];
+    const char *path = path_of(inside, buffer);
+    const bool is_program = !inside->map->l_prev;
+    if (inside->state == IBX_INSIDE_NAMELESS &&
+        !(is_program && ibx_frontend_each_library(is_runtime, NULL)))
+        ibx_log(IBX_LOG_WARN,
+                "%s has kernels, is not linked with libcudart.so, and has no symbols: the runtime "
+                "that nvcc puts into a program or library by default does not reach the remote GPU "
+                "then, and its calls fail; do not strip it, or link it with nvcc -cudart shared",
+                path);
+    if (inside->state == IBX_INSIDE_RELOCATED)
+        ibx_log(IBX_LOG_WARN,
+                "%s has CUDA's runtime in itself, and code that is relocated (DT_TEXTREL), which "
+                "is not changed to reach the remote GPU; compile it with -fPIC, or link it with "
+                "nvcc -cudart shared",
+                path);
+    if (inside->state == IBX_INSIDE_REFUSED)
+        ibx_log(IBX_LOG_WARN,
+                "%s has CUDA's runtime in itself, and its code may not be changed to reach the "
+                "remote GPU: %s; allow that, or link it with nvcc -cudart shared",
+                path, strerror(inside->error));
+}
+
+/* errno is dlopen(3)'s. */
+void ibx_loader_tell(void)
+{
+    const int before = errno;
+    for (struct ibx_inside *inside; (inside = ibx_loader_untold());)
+        tell(inside);
+    errno = before;
+}
+
 __attribute__((constructor)) static void begin(void)
 {
     const int before = errno;
-    struct program program = {.count = 0};
-    uintptr_t inside;
-    const bool is_read = read_program(&program);
-    const char *version = is_read ? libcudart_of(&program, &inside) : NULL;
-    if (version)
-        take_over(&program, version, inside);
-    else if (is_read && program.elf.has_kernels && !ibx_frontend_each_library(is_runtime, NULL))
-        ibx_log(IBX_LOG_WARN,
-                "%s has kernels, is not linked with libcudart.so, and has no symbols: the runtime "
-                "that nvcc puts into a program by default does not reach the remote GPU then, and "
-                "its calls fail; do not strip it, or link it with nvcc -cudart shared",
-                program.path);
-    ibx_elf_free(&program.elf);
+    if (!ibx_loader_begin(program_invocation_name))
+        ibx_log(IBX_LOG_INFO,
+                "libraries with CUDA's runtime in themselves that are opened from now on do not "
+                "reach the remote GPU: the loader's _dl_debug_state() has a debugger's breakpoint, "
+                "or may not be changed");
+    ibx_loader_tell();
     errno = before;
 }

@@ -6,8 +6,9 @@
 #include "tests/gvirtus/frontend_scene.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <cstring>
+#include <filesystem>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -313,6 +314,85 @@ bool static_runtime_refused()
     REQUIRE(lines_with(nameless.said(), "ibx:") == 1);
     Application other(nullptr, without, "");
     return HOLDS(other.good() && other.said().empty());
+}
+
+// The double's library of that kind.
+static std::string static_library(const char *kind)
+{
+    const char *library = std::getenv("IBX_TEST_STATIC_LIBRARY");
+    std::string name = library ? library : "";
+    return name.empty() ? name : name.replace(name.rfind(".so"), 0, kind);
+}
+
+// A program's libraries with CUDA's runtime in themselves: their constructors call it before ours
+// run.
+bool static_libraries_linked()
+{
+    const char *programs = std::getenv("IBX_TEST_STATIC_LINKED");
+    REQUIRE(programs);
+    setenv("TEST_STATIC_LIBRARY", static_library("-2").c_str(), 1);
+    std::istringstream all(programs);
+    for (std::string program; std::getline(all, program, ':');)
+        REQUIRE(reaches(program, "linked"));
+    return true;
+}
+
+// Likewise those that it opens. "nested": one that opens another in its constructor.
+bool static_libraries_opened(const char *how)
+{
+    const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
+    const bool nested = !std::strcmp(how, "nested");
+    REQUIRE(program);
+    setenv("TEST_STATIC_LIBRARY", static_library("").c_str(), 1);
+    setenv("TEST_STATIC_LIBRARY_2", static_library(nested ? "-opens" : "-2").c_str(), 1);
+    return HOLDS(reaches(program, nested ? "once" : how));
+}
+
+// One of GVirtuS's libcudart is in use, for the version of the first.
+static bool of_two_versions(const char *program)
+{
+    GpuBackEnd back;
+    const Installed installed;
+    const std::string other = static_library("-of-12");
+    setenv("TEST_STATIC_LIBRARY", static_library("").c_str(), 1);
+    setenv("TEST_STATIC_LIBRARY_2", other.c_str(), 1);
+    Application app(&back, program, "versions");
+    REQUIRE(app.good() && lines_with(app.said(), other) == 1);
+    REQUIRE(lines_with(app.said(), "with one version of CUDA") == 1);
+    return HOLDS(lines_with(app.said(), "ibx:") == 1);
+}
+
+// One where that cannot be says why, by its name; one whose runtime is in none of its files is told
+// nothing, nor one of NVIDIA's.
+bool static_libraries_refused()
+{
+    const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
+    REQUIRE(program && of_two_versions(program));
+    const std::string nvidias = folder + "/libcudnn.so";
+    for (const char *kind : {"-stripped", ""}) {
+        std::filesystem::copy_file(static_library(kind), nvidias,
+                                   std::filesystem::copy_options::overwrite_existing);
+        setenv("TEST_STATIC_LIBRARY", nvidias.c_str(), 1);
+        Application foreign(nullptr, program, "told");
+        REQUIRE(foreign.good() && lines_with(foreign.said(), "ibx:") == 0);
+    }
+    const struct {
+        const char *kind, *says;
+    } all[] = {{"-stripped", "do not strip it"},
+               {"-relocated", "DT_TEXTREL"},
+               {"", "LD_LIBRARY_PATH has to name"},
+               {"-elsewhere", nullptr}};
+    for (const auto &each : all) {
+        const std::string library = static_library(each.kind);
+        setenv("TEST_STATIC_LIBRARY", library.c_str(), 1);
+        setenv("TEST_STATIC_LIBRARY_2", "", 1);
+        Application app(nullptr, program, "told");
+        REQUIRE(app.good());
+        REQUIRE(!each.says || lines_with(app.said(), each.says) == 1);
+        REQUIRE(lines_with(app.said(), library) == (each.says != nullptr));
+        REQUIRE(lines_with(app.said(), "ibx:") == (each.says != nullptr));
+    }
+    return true;
 }
 
 bool stock(const char *test, const char *warning)

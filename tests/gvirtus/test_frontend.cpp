@@ -540,6 +540,11 @@ void check_what_it_does_not()
     check("... in itself, and an allocator", static_runtime_allocator);
     check("... in itself, under a loader or without new code", static_runtime_odd_starts);
     check("... that cannot be reached", static_runtime_refused);
+    check("libraries with CUDA's runtime in themselves", static_libraries_linked);
+    for (const char *how : {"once", "again", "threads", "forked", "no new code", "nested"})
+        check((std::string("... that are opened: ") + how).c_str(),
+              [how] { return static_libraries_opened(how); });
+    check("... libraries that cannot be reached", static_libraries_refused);
     check("a communicator of GVirtuS's own",
           [] { return stock("stock", "finds no rdma communicator"); });
     check("a plugin of another build",

@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What nvcc makes of a file with kernels: it calls CUDA's runtime, for the first time before
- * main(), as kernels are registered. HOST_ONLY: what a C compiler makes of one without. */
+ * main(), as kernels are registered. HOST_ONLY: what a C compiler makes of one without. OPENS: it
+ * opens another library then, and calls that. LATE: it may be opened when errno is anything.
+ * RELOCATED: code with an address in it. ELSEWHERE: the runtime is in none of its files. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define SEEN __attribute__((visibility("default")))
 
 #ifndef HOST_ONLY
 __attribute__((section(".nv_fatbin"), used)) static const char kernels[16] = "kernels";
@@ -15,29 +21,89 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind);
 int cudaFree(void *device);
 int cudaNothing(void);
 int static_calls(void);
+void *static_memory(void);
+int static_takes(void *device);
+
+#ifdef RELOCATED
+__asm__(".text\n.balign 8\n.quad static_calls\n");
+#endif
+
+#define BYTES 100000
 
 static int devices, registered = -1;
 
+#ifdef ELSEWHERE
+void **__cudaRegisterFatBinary(void *module);
+#endif
+
 __attribute__((constructor)) static void begin(void)
 {
+#ifdef LATE
+    errno = 0;
+#endif
+#ifdef ELSEWHERE
+    if (devices)
+        __cudaRegisterFatBinary((void *)(size_t)kernels);
+#else
     registered = errno ? -1 : cudaGetDeviceCount(&devices);
+#endif
+#ifdef OPENS
+    int (*other)(void) = NULL;
+    void *library = dlopen(getenv("TEST_STATIC_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+    if (library)
+        *(void **)&other = dlsym(library, "static_calls");
+    if (!registered)
+        registered = other ? other() : -1;
+#endif
 }
 
-int static_calls(void)
+/* Whether it succeeds, and the device has so many such bytes; they are freed. */
+static int takes(char *back, char byte, void *device)
 {
-    static char there[100000], back[100000];
-    void *device;
-    int rc = registered;
-    memset(there, 's', sizeof(there));
-    if (!rc)
-        rc = cudaMalloc(&device, sizeof(there));
-    if (!rc)
-        rc = cudaMemcpy(device, there, sizeof(there), 1);
-    if (!rc)
-        rc = cudaMemcpy(back, device, sizeof(back), 2);
+    int rc = cudaMemcpy(back, device, BYTES, 2);
     if (!rc)
         rc = cudaFree(device);
-    if (!rc && (devices < 1 || memcmp(there, back, sizeof(back)) != 0 || cudaNothing() != 35))
+    for (size_t i = 0; i < BYTES && !rc; i++)
+        rc = back[i] == byte ? 0 : -1;
+    return rc;
+}
+
+static int gives(char *there, char byte, void **device)
+{
+    const int rc = cudaMalloc(device, BYTES);
+    memset(there, byte, BYTES);
+    return rc ? rc : cudaMemcpy(*device, there, BYTES, 1);
+}
+
+/* Memory of the device that another library's functions take. */
+SEEN void *static_memory(void)
+{
+    void *device = NULL;
+    char *bytes = malloc(BYTES);
+    const int rc = bytes ? gives(bytes, 'm', &device) : -1;
+    free(bytes);
+    return rc ? NULL : device;
+}
+
+SEEN int static_takes(void *device)
+{
+    char *bytes = malloc(BYTES);
+    const int rc = bytes ? takes(bytes, 'm', device) : -1;
+    free(bytes);
+    return rc;
+}
+
+SEEN int static_calls(void)
+{
+    char *bytes = malloc(BYTES);
+    void *device;
+    int rc = bytes ? registered : -1;
+    if (!rc)
+        rc = gives(bytes, 's', &device);
+    if (!rc)
+        rc = takes(bytes, 's', device);
+    free(bytes);
+    if (!rc && (devices < 1 || cudaNothing() != 35))
         rc = -1;
     return rc;
 }

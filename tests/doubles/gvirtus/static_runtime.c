@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What nvcc links into a program by default: CUDA's runtime, hidden from libraries, which fails
  * without a driver. CUDA_12: of that version. */
+#include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
 
@@ -17,10 +18,17 @@ HIDDEN int cudaNothing(void);
 
 int libcudart_static_0123456789abcdef0123456789abcdef01234567(const char *call)
 {
-    return printf("%s without a driver\n", call) < 0 ? -1 : 35;
+    const int is_there = dlsym(RTLD_NEXT, "cuNothing") != NULL; /* as it looks for the driver's */
+    return printf("%s without a driver\n", call) < 0 || is_there ? -1 : 35;
 }
 
-#define FAILS libcudart_static_0123456789abcdef0123456789abcdef01234567(__func__)
+/* In the real one none that matters is shorter. */
+#define LONG __asm__ volatile(".rept 32\n\tnop\n\t.endr")
+#define FAILS                                                                                      \
+    ({                                                                                             \
+        LONG;                                                                                      \
+        libcudart_static_0123456789abcdef0123456789abcdef01234567(__func__);                       \
+    })
 
 int cudaGetDeviceCount(int *count)
 {

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Libraries' constructors, which register their kernels, run before those of a library that is
+ * preloaded. But this library is relocated before them, and a resolver of a function (IFUNC) that
+ * it has is called then, when all that comes with the program has been mapped.
+ *
+ * What a program opens later the loader tells a debugger, before it calls constructors: it sets a
+ * state and calls an empty function, _dl_debug_state(), whose address is known (r_brk). That one
+ * becomes a jump to here, unless it is not known by its code: a debugger that has a breakpoint in
+ * it keeps it. Where libc has probes for debuggers they look there instead.
+ *
+ * With glibc up to 2.40 new objects are not relocated at that moment, from 2.41 on they are; code
+ * is changed, which no relocation does. (An auditor of the loader's, LD_AUDIT, would be told of all
+ * objects, and needs a variable of its own; a dlopen(3) of ours would be the caller whose RUNPATH
+ * counts.) What a program opens into a namespace of its own (dlmopen(3)) has another list, and is
+ * left alone.
+ */
+#include "frontend-glue/preload/loader.h"
+
+#include "frontend-glue/preload/early.h"
+
+static struct link_map *last; /* that has been looked at; NULL: nothing has */
+static int state = RT_CONSISTENT;
+static bool is_program_read, is_hooked, has_begun;
+/* Changed by whoever has the loader's lock, and while there is one thread. */
+static struct ibx_inside *all;
+
+static void look_at(struct link_map *map)
+{
+    const bool is_program = !map->l_prev;
+    const char *path = is_program ? IBX_INSIDE_PROGRAM : map->l_name;
+    struct ibx_inside *inside = ibx_inside_find(map, path, is_program ? &is_program_read : NULL);
+    if (inside) {
+        inside->next = all;
+        all = inside;
+    }
+}
+
+static bool is_listed(const struct link_map *map)
+{
+    for (const struct link_map *l = _r_debug.r_map; l; l = l->l_next)
+        if (l == map)
+            return true;
+    return false;
+}
+
+static void forget_gone(void)
+{
+    for (struct ibx_inside **at = &all; *at;) {
+        struct ibx_inside *inside = *at;
+        if (is_listed(inside->map)) {
+            at = &inside->next;
+            continue;
+        }
+        *at = inside->next;
+        ibx_inside_free(inside);
+    }
+}
+
+/* New ones come last. */
+static void look_at_new(void)
+{
+    struct link_map *l = last ? last->l_next : _r_debug.r_map;
+    for (; l; l = l->l_next) {
+        look_at(l);
+        last = l;
+    }
+}
+
+static void find_last(void)
+{
+    for (struct link_map *l = _r_debug.r_map; l; l = l->l_next)
+        last = l;
+}
+
+/* In place of _dl_debug_state(). `last` may be gone when something has been deleted. */
+static void changes(void)
+{
+    const int before = state;
+    state = (int)_r_debug.r_state;
+    if (state != RT_CONSISTENT)
+        return;
+    if (before == RT_DELETE) {
+        forget_gone();
+        find_last();
+    } else {
+        look_at_new();
+        if (has_begun)
+            ibx_loader_tell();
+    }
+}
+
+/* -------------------------------------------------------------------- _dl_debug_state() */
+
+#ifdef __x86_64__
+/* The length of an instruction that does nothing, as stands between functions; 0: it is another. */
+static size_t filler(const uint8_t *code)
+{
+    static const uint8_t of_mode[] = {3, 4, 7}; /* by its operand, which is not looked at */
+    size_t n = 0;
+    while (code[n] == 0x66 || code[n] == 0x2e)
+        n++;
+    if (code[n] == 0x90 || (code[n] == 0xcc && !n))
+        return n + 1;
+    if (code[n] != 0x0f || code[n + 1] != 0x1f || code[n + 2] >= 0xc0)
+        return 0;
+    return n + of_mode[code[n + 2] >> 6] + ((code[n + 2] & 7) == 4);
+}
+
+static size_t empty_function(const uint8_t *code)
+{
+    static const uint8_t branch[] = {0xf3, 0x0f, 0x1e, 0xfa}; /* endbr64 */
+    const size_t n = ibx_early_same(code, branch, sizeof(branch)) ? sizeof(branch) : 0;
+    return code[n] == 0xc3 ? n + 1 : 0;
+}
+#elif defined(__aarch64__)
+static uint32_t word(const uint8_t *code)
+{
+    uint32_t w;
+    ibx_early_copy(&w, code, sizeof(w));
+    return w;
+}
+
+static size_t filler(const uint8_t *code)
+{
+    return word(code) == 0xd503201f || !word(code) ? 4 : 0; /* nop */
+}
+
+static size_t empty_function(const uint8_t *code)
+{
+    const size_t n = word(code) == 0xd503245f ? 4 : 0; /* bti c */
+    return word(code + n) == 0xd65f03c0 ? n + 4 : 0;   /* ret */
+}
+#else
+static size_t filler(const uint8_t *code)
+{
+    (void)code;
+    return 0;
+}
+
+static size_t empty_function(const uint8_t *code)
+{
+    (void)code;
+    return 0;
+}
+#endif
+
+/* Its one instruction, and then nothing that anybody runs. */
+static bool has_room(const uint8_t *code)
+{
+    size_t n = empty_function(code);
+    bool good = n;
+    while (good && n < IBX_CODE_JUMP) {
+        good = filler(code + n);
+        n += good ? filler(code + n) : 0;
+    }
+    return good;
+}
+
+static void hook(void)
+{
+    uint8_t *function = (uint8_t *)_r_debug.r_brk, bytes[IBX_CODE_JUMP];
+    struct ibx_code code;
+    if (!function || !has_room(function) ||
+        ibx_code_open(&code, function, sizeof(bytes), PROT_READ | PROT_EXEC))
+        return;
+    ibx_code_jump(bytes, (const void *)(uintptr_t)changes);
+    is_hooked = ibx_code_write(&code, function, bytes, sizeof(bytes));
+    ibx_code_close(&code);
+}
+
+/* -------------------------------------------------------------------------- the start */
+
+static void begin(void)
+{
+    if (last || !_r_debug.r_map) /* a program may have a copy of it, which is not filled yet */
+        return;
+    state = (int)_r_debug.r_state;
+    look_at_new();
+    hook();
+}
+
+#if defined(__x86_64__) || defined(__aarch64__) /* of others no file is read */
+static void nothing(void) {}
+
+__attribute__((used)) static void (*resolve(void))(void)
+{
+    begin();
+    return nothing;
+}
+
+static void at_relocation(void) __attribute__((ifunc("resolve")));
+/* What has the loader call the resolver. */
+__attribute__((used)) static void (*const volatile relocated)(void) = at_relocation;
+#endif
+
+bool ibx_loader_begin(const char *name)
+{
+    begin();
+    struct link_map *program = _r_debug.r_map;
+    bool has_slash = false;
+    for (const char *c = name; *c; c++)
+        has_slash = has_slash || *c == '/';
+    if (program && !is_program_read && has_slash) {
+        struct ibx_inside *inside = ibx_inside_find(program, name, &is_program_read);
+        if (inside) {
+            inside->next = all;
+            all = inside;
+        }
+    }
+    has_begun = true;
+    return is_hooked;
+}
+
+struct ibx_inside *ibx_loader_untold(void)
+{
+    for (struct ibx_inside *inside = all; inside; inside = inside->next)
+        if (!atomic_flag_test_and_set(&inside->is_told))
+            return inside;
+    return NULL;
+}

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/preload/runtime_inside.h"
+
+#include "frontend-glue/preload/early.h"
+#include "frontend-glue/preload/elf_functions.h"
+
+#define INSIDE "libcudart_static_" /* how names begin of what that runtime has for itself */
+
+/* NVIDIA's own libraries, some of which have such a runtime and names: nobody links them anew, this
+ * library makes the calls of some of them itself, and kernels of hundreds of MB would be sent to
+ * the back end as one is loaded (NCCL's). */
+static bool is_of_nvidia(const char *path)
+{
+    static const char names[][16] = {
+        "libcublas",    "libcudart",   "libcudnn",    "libcufft",    "libcufile", "libcupti",
+        "libcurand",    "libcusolver", "libcusparse", "libcutensor", "libnccl",   "libnpp",
+        "libnvJitLink", "libnvblas",   "libnvjpeg",   "libnvrtc",    "libnvshmem"};
+    const char *name = path;
+    bool is = false;
+    for (const char *c = path; *c; c++)
+        name = *c == '/' ? c + 1 : name;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        is = is || ibx_early_begins(name, names[i]);
+    return is;
+}
+
+/* ------------------------------------------------------------ what is seen in its memory */
+
+struct imports {
+    bool looks_up;     /* functions, as such a runtime does the driver's */
+    bool registers;    /* kernels, at a runtime elsewhere */
+    bool is_relocated; /* its code, too */
+};
+
+/* Symbols that another object has come first, and are all there are in a program that has none for
+ * others: its table ends where one of the loader's other ones begins. */
+struct dynamic {
+    ElfW(Addr) symbols, names, next, hash;
+    size_t names_size;
+    bool is_relocated;
+};
+
+/* The loader has made addresses of most of them, which is another matter in each of its versions.
+ */
+static ElfW(Addr) address_in(const struct link_map *map, ElfW(Addr) value)
+{
+    return value < map->l_addr ? value + map->l_addr : value;
+}
+
+static void read_dynamic(const struct link_map *map, struct dynamic *d)
+{
+    d->symbols = d->names = d->hash = d->names_size = 0;
+    d->next = (ElfW(Addr)) - 1;
+    d->is_relocated = false;
+    for (const ElfW(Dyn) *e = map->l_ld; e->d_tag != DT_NULL; e++) {
+        const ElfW(Addr) at = address_in(map, e->d_un.d_ptr);
+        if (e->d_tag == DT_SYMTAB)
+            d->symbols = at;
+        if (e->d_tag == DT_STRTAB)
+            d->names = at;
+        if (e->d_tag == DT_GNU_HASH)
+            d->hash = at;
+        if (e->d_tag == DT_STRSZ)
+            d->names_size = e->d_un.d_val;
+        d->is_relocated = d->is_relocated || e->d_tag == DT_TEXTREL ||
+                          (e->d_tag == DT_FLAGS && e->d_un.d_val & DF_TEXTREL);
+    }
+    for (const ElfW(Dyn) *e = map->l_ld; e->d_tag != DT_NULL; e++) {
+        const ElfW(Addr) at = address_in(map, e->d_un.d_ptr);
+        const bool is_table = e->d_tag == DT_STRTAB || e->d_tag == DT_GNU_HASH ||
+                              e->d_tag == DT_HASH || e->d_tag == DT_VERSYM ||
+                              e->d_tag == DT_VERNEED || e->d_tag == DT_RELA ||
+                              e->d_tag == DT_JMPREL || e->d_tag == DT_INIT;
+        if (is_table && at > d->symbols && at < d->next)
+            d->next = at;
+    }
+}
+
+static size_t count_imports(const struct dynamic *d)
+{
+    const size_t most = (d->next - d->symbols) / sizeof(ElfW(Sym)),
+                 first =
+                     d->hash ? ((const uint32_t *)d->hash)[1] : 0; /* that others may look for */
+    return first > 1 && first < most ? first : most;
+}
+
+static void look_at_imports(const struct link_map *map, struct imports *imports)
+{
+    static const char look_up[] = "dlsym", registration[] = "__cudaRegisterFatBinary";
+    struct dynamic d;
+    read_dynamic(map, &d);
+    imports->looks_up = imports->registers = false;
+    imports->is_relocated = d.is_relocated;
+    if (!d.symbols || !d.names || d.next == (ElfW(Addr)) - 1)
+        return;
+    const char *names = (const char *)d.names;
+    const ElfW(Sym) *symbols = (const ElfW(Sym) *)d.symbols;
+    for (size_t i = 1, n = count_imports(&d); i < n; i++) {
+        const size_t at = symbols[i].st_name;
+        if (symbols[i].st_shndx != SHN_UNDEF || at >= d.names_size)
+            continue;
+        if (d.names_size - at >= sizeof(look_up) && ibx_early_equal(names + at, look_up))
+            imports->looks_up = true;
+        if (d.names_size - at >= sizeof(registration) && ibx_early_equal(names + at, registration))
+            imports->registers = true;
+    }
+}
+
+/* ------------------------------------------------------------------- what its file says */
+
+/* What is mapped begins as the file, and has its table for the loader there: that is no loader
+ * that was told to load another program. */
+static bool is_mapped(const struct link_map *map, const struct ibx_elf *elf)
+{
+    const ElfW(Phdr) *dynamic = ibx_elf_segment(elf, PT_DYNAMIC, IBX_ELF_ANY);
+    if (!dynamic || map->l_addr + dynamic->p_vaddr != (ElfW(Addr))map->l_ld)
+        return false;
+    const ElfW(Phdr) *all = elf->segments.bytes;
+    for (size_t i = 0; i < elf->head.e_phnum; i++)
+        if (all[i].p_type == PT_LOAD && !all[i].p_offset && all[i].p_filesz >= sizeof(elf->head))
+            return ibx_early_same((const void *)(map->l_addr + all[i].p_vaddr), &elf->head,
+                                  sizeof(elf->head));
+    return false;
+}
+
+/* The libcudart for which the runtime stands, by what came and went with versions; NULL: there is
+ * none. `*at`: where one of its functions is. */
+static const char *libcudart_of(const struct ibx_elf *elf, ElfW(Addr) * at)
+{
+    bool is_there = false, of_12 = false, of_13 = false;
+    for (size_t i = 0, n = ibx_elf_count(elf); i < n; i++) {
+        const char *name = ibx_elf_function(elf, i);
+        if (!name)
+            continue;
+        if (ibx_early_begins(name, INSIDE)) {
+            is_there = true;
+            *at = ibx_elf_symbol(elf, i)->st_value;
+        }
+        of_12 = of_12 || ibx_early_equal(name, "cudaGetDeviceProperties_v2");
+        of_13 = of_13 || ibx_early_equal(name, "cudaMemcpyBatchAsync");
+    }
+    return !is_there ? NULL
+           : of_12   ? "libcudart.so.12"
+           : of_13   ? "libcudart.so.13"
+                     : "libcudart.so.11.0";
+}
+
+/* The name of one that has room for a jump, and may be one of the runtime's; else NULL. What nvcc
+ * writes for libraries of -rdc=true is the program's. */
+static const char *runtimes(const struct ibx_elf *elf, size_t i, const ElfW(Phdr) * code)
+{
+    const char *name = ibx_elf_function(elf, i);
+    const ElfW(Sym) *s = ibx_elf_symbol(elf, i);
+    const ElfW(Addr) offset = s->st_value - code->p_vaddr;
+    if (!name || (!ibx_early_begins(name, "cuda") && !ibx_early_begins(name, "__cuda")) ||
+        ibx_early_begins(name, "__cudaRegisterLinkedBinary") || s->st_size < IBX_CODE_JUMP_BY ||
+        offset >= code->p_filesz || code->p_filesz - offset < IBX_CODE_JUMP_BY)
+        return NULL;
+    for (const char *c = name; *c; c++)
+        if (*c == '.') /* a part of one that a compiler has put elsewhere */
+            return NULL;
+    return name;
+}
+
+/* ------------------------------------------------------------------------------ jumps */
+
+bool ibx_inside_restore(struct ibx_inside *inside)
+{
+    struct ibx_code code;
+    bool good = true;
+    if (ibx_code_open(&code, inside->code, inside->code_bytes, inside->protection))
+        return false;
+    for (size_t i = 0; i < inside->count && good; i++) {
+        const struct ibx_inside_function *f = &inside->functions[i];
+        if (atomic_load(&f->target) == f->code)
+            good = ibx_code_write(&code, f->code, f->before, sizeof(f->before));
+    }
+    ibx_code_close(&code);
+    return good;
+}
+
+/* How many are written. */
+static size_t write_each(const struct ibx_inside *inside, const struct ibx_code *code)
+{
+    uint8_t bytes[IBX_CODE_JUMP_BY];
+    for (size_t i = 0; i < inside->count; i++) {
+        ibx_code_jump_by(bytes, &inside->functions[i]);
+        if (!ibx_code_write(code, inside->functions[i].code, bytes, sizeof(bytes)))
+            return i;
+    }
+    return inside->count;
+}
+
+/* All of them or none. */
+static void write_jumps(struct ibx_inside *inside)
+{
+    struct ibx_code code;
+    inside->error = -ibx_code_open(&code, inside->code, inside->code_bytes, inside->protection);
+    inside->state = inside->error ? IBX_INSIDE_REFUSED : IBX_INSIDE_JUMPS;
+    if (inside->error)
+        return;
+    size_t done = write_each(inside, &code);
+    if (done < inside->count) {
+        inside->error = EIO;
+        inside->state = IBX_INSIDE_REFUSED;
+        while (done--)
+            ibx_code_write(&code, inside->functions[done].code, inside->functions[done].before,
+                           IBX_CODE_JUMP_BY);
+    }
+    ibx_code_close(&code);
+}
+
+static struct ibx_inside *make(const struct link_map *map, const char *path, size_t count,
+                               size_t names)
+{
+    const size_t functions = count * sizeof(struct ibx_inside_function),
+                 path_size = ibx_early_length(path) + 1,
+                 all = sizeof(struct ibx_inside) + functions + names + path_size;
+    struct ibx_inside *inside = ibx_early_map(all);
+    if (!inside)
+        return NULL;
+    char *text = (char *)inside + sizeof(*inside) + functions + names;
+    ibx_early_copy(text, path, path_size);
+    inside->bytes = all;
+    inside->map = map;
+    inside->path = text;
+    return inside;
+}
+
+static void add_functions(struct ibx_inside *inside, const struct ibx_elf *elf,
+                          const ElfW(Phdr) * code, size_t count)
+{
+    char *text = (char *)&inside->functions[count];
+    for (size_t i = 0, n = ibx_elf_count(elf); i < n && inside->count < count; i++) {
+        const char *name = runtimes(elf, i, code);
+        if (!name)
+            continue;
+        struct ibx_inside_function *f = &inside->functions[inside->count++];
+        const size_t size = ibx_early_length(name) + 1;
+        ibx_early_copy(text, name, size);
+        f->name = text;
+        f->of = inside;
+        f->code = (void *)(inside->map->l_addr + ibx_elf_symbol(elf, i)->st_value);
+        ibx_early_copy(f->before, f->code, sizeof(f->before));
+        atomic_init(&f->target, (void *)(uintptr_t)ibx_inside_first);
+        text += size;
+    }
+}
+
+/* One of these two is NULL: why not. */
+static struct ibx_inside *redirect(const struct link_map *map, const char *path,
+                                   const struct ibx_elf *elf, const ElfW(Phdr) * code,
+                                   bool is_relocated)
+{
+    size_t count = 0, names = 0;
+    const bool good = !is_relocated && code && code->p_flags & PF_R;
+    for (size_t i = 0, n = good ? ibx_elf_count(elf) : 0; i < n; i++) {
+        const char *name = runtimes(elf, i, code);
+        count += name != NULL;
+        names += name ? ibx_early_length(name) + 1 : 0;
+    }
+    struct ibx_inside *inside = make(map, path, count, names);
+    if (inside && !good) {
+        inside->state = is_relocated ? IBX_INSIDE_RELOCATED : IBX_INSIDE_REFUSED;
+        inside->error = EACCES;
+    } else if (inside) {
+        inside->code = (char *)(map->l_addr + code->p_vaddr);
+        inside->code_bytes = code->p_filesz;
+        inside->protection = PROT_READ | (code->p_flags & PF_W ? PROT_WRITE : 0) |
+                             (code->p_flags & PF_X ? PROT_EXEC : 0);
+        add_functions(inside, elf, code, count);
+        write_jumps(inside);
+    }
+    return inside;
+}
+
+static struct ibx_inside *look(const struct link_map *map, const char *path, int file,
+                               struct ibx_elf *elf, const struct imports *imports)
+{
+    ElfW(Addr) at = 0;
+    const bool has_symbols = ibx_elf_read_symbols(file, elf);
+    const char *version = has_symbols ? libcudart_of(elf, &at) : NULL;
+    struct ibx_inside *inside = NULL;
+    if (version) {
+        inside = redirect(map, path, elf, ibx_elf_segment(elf, PT_LOAD, at), imports->is_relocated);
+        if (inside)
+            inside->version = version;
+    } else if (has_symbols && !ibx_elf_count(elf) && !imports->registers &&
+               ibx_elf_has_kernels(file, elf)) {
+        inside = make(map, path, 0, 0);
+        if (inside)
+            inside->state = IBX_INSIDE_NAMELESS;
+    }
+    return inside;
+}
+
+struct ibx_inside *ibx_inside_find(const struct link_map *map, const char *path, bool *is_file)
+{
+    struct imports imports;
+    struct ibx_elf elf;
+    struct ibx_inside *inside = NULL;
+    if (is_of_nvidia(path))
+        return NULL;
+    look_at_imports(map, &imports);
+    if (is_file)
+        *is_file = !imports.looks_up;
+    const int file = imports.looks_up ? ibx_early_open(path, O_RDONLY) : -1;
+    if (file < 0)
+        return NULL;
+    if (ibx_elf_read(file, &elf) && is_mapped(map, &elf)) {
+        inside = look(map, path, file, &elf, &imports);
+        if (is_file)
+            *is_file = true;
+    }
+    ibx_elf_free(&elf);
+    ibx_early_close(file);
+    return inside;
+}
+
+void ibx_inside_free(struct ibx_inside *inside)
+{
+    ibx_early_unmap(inside, inside->bytes);
+}
+
+/* ------------------------------------------------------------------------ the first call */
+
+/* What a caller has put into registers stays there, for the function that it is to reach. */
+#ifdef __x86_64__
+__asm__(".text\n"
+        ".balign 16\n"
+        ".globl ibx_inside_first\n"
+        ".hidden ibx_inside_first\n"
+        ".type ibx_inside_first, @function\n"
+        "ibx_inside_first:\n"
+        "	.cfi_startproc\n"
+        "	endbr64\n"
+        "	pushq %rbp\n"
+        "	.cfi_def_cfa_offset 16\n"
+        "	.cfi_offset %rbp, -16\n"
+        "	movq %rsp, %rbp\n"
+        "	.cfi_def_cfa_register %rbp\n"
+        "	pushq %rax\n"
+        "	pushq %rdi\n"
+        "	pushq %rsi\n"
+        "	pushq %rdx\n"
+        "	pushq %rcx\n"
+        "	pushq %r8\n"
+        "	pushq %r9\n"
+        "	pushq %r10\n"
+        "	subq $128, %rsp\n"
+        "	movups %xmm0, (%rsp)\n"
+        "	movups %xmm1, 16(%rsp)\n"
+        "	movups %xmm2, 32(%rsp)\n"
+        "	movups %xmm3, 48(%rsp)\n"
+        "	movups %xmm4, 64(%rsp)\n"
+        "	movups %xmm5, 80(%rsp)\n"
+        "	movups %xmm6, 96(%rsp)\n"
+        "	movups %xmm7, 112(%rsp)\n"
+        "	movq %r11, %rdi\n"
+        "	call ibx_inside_bind\n"
+        "	movq %rax, %r11\n"
+        "	movups (%rsp), %xmm0\n"
+        "	movups 16(%rsp), %xmm1\n"
+        "	movups 32(%rsp), %xmm2\n"
+        "	movups 48(%rsp), %xmm3\n"
+        "	movups 64(%rsp), %xmm4\n"
+        "	movups 80(%rsp), %xmm5\n"
+        "	movups 96(%rsp), %xmm6\n"
+        "	movups 112(%rsp), %xmm7\n"
+        "	addq $128, %rsp\n"
+        "	popq %r10\n"
+        "	popq %r9\n"
+        "	popq %r8\n"
+        "	popq %rcx\n"
+        "	popq %rdx\n"
+        "	popq %rsi\n"
+        "	popq %rdi\n"
+        "	popq %rax\n"
+        "	popq %rbp\n"
+        "	.cfi_def_cfa %rsp, 8\n"
+        "	jmp *%r11\n"
+        "	.cfi_endproc\n"
+        ".size ibx_inside_first, .-ibx_inside_first\n");
+#elif defined(__aarch64__)
+__asm__(".text\n"
+        ".balign 16\n"
+        ".globl ibx_inside_first\n"
+        ".hidden ibx_inside_first\n"
+        ".type ibx_inside_first, %function\n"
+        "ibx_inside_first:\n"
+        "	.cfi_startproc\n"
+        "	hint 34\n" /* bti c */
+        "	stp x29, x30, [sp, -224]!\n"
+        "	.cfi_def_cfa_offset 224\n"
+        "	.cfi_offset x29, -224\n"
+        "	.cfi_offset x30, -216\n"
+        "	mov x29, sp\n"
+        "	stp x0, x1, [sp, 16]\n"
+        "	stp x2, x3, [sp, 32]\n"
+        "	stp x4, x5, [sp, 48]\n"
+        "	stp x6, x7, [sp, 64]\n"
+        "	str x8, [sp, 80]\n"
+        "	stp q0, q1, [sp, 96]\n"
+        "	stp q2, q3, [sp, 128]\n"
+        "	stp q4, q5, [sp, 160]\n"
+        "	stp q6, q7, [sp, 192]\n"
+        "	mov x0, x16\n"
+        "	bl ibx_inside_bind\n"
+        "	mov x17, x0\n"
+        "	ldp x0, x1, [sp, 16]\n"
+        "	ldp x2, x3, [sp, 32]\n"
+        "	ldp x4, x5, [sp, 48]\n"
+        "	ldp x6, x7, [sp, 64]\n"
+        "	ldr x8, [sp, 80]\n"
+        "	ldp q0, q1, [sp, 96]\n"
+        "	ldp q2, q3, [sp, 128]\n"
+        "	ldp q4, q5, [sp, 160]\n"
+        "	ldp q6, q7, [sp, 192]\n"
+        "	ldp x29, x30, [sp], 224\n"
+        "	.cfi_def_cfa_offset 0\n"
+        "	br x17\n"
+        "	.cfi_endproc\n"
+        ".size ibx_inside_first, .-ibx_inside_first\n");
+#else
+void ibx_inside_first(void) {} /* no file is read */
+#endif

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A program whose libraries have CUDA's runtime in themselves. All reach the remote GPU: those that
+ * are loaded with it (LINKED), and those that it opens, FIRST and SECOND, as `how` says:
+ *   once        both, outside all others' scopes; what one has made is valid in the other
+ *   again       the first, which is closed and opened, where it was or elsewhere
+ *   threads     both, again and again by several threads at once
+ *   forked      the first, also by forked children, which open the second
+ *   no new code as once, where no memory becomes executable that has been written to
+ *   versions    both, of which the second is of another version of CUDA and fails as without us
+ *   told        the first, which need not work
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifndef PR_SET_MDWE /* Linux 6.3 */
+#define PR_SET_MDWE              65
+#define PR_MDWE_REFUSE_EXEC_GAIN 1UL
+#endif
+
+#define THREADS 4
+#define ROUNDS  20
+
+#ifdef LINKED
+int static_calls(void); /* static_calls.c */
+#else
+static int static_calls(void)
+{
+    return 0;
+}
+#endif
+
+typedef int calls_of(void);
+typedef void *memory_of(void);
+typedef int takes_of(void *device);
+
+static const char *first, *second;
+
+static int calls(void *library)
+{
+    calls_of *function = NULL;
+    if (library)
+        *(void **)&function = dlsym(library, "static_calls");
+    return function ? function() : -1;
+}
+
+static int once(void)
+{
+    void *one = dlopen(first, RTLD_NOW | RTLD_LOCAL), *other = dlopen(second, RTLD_LAZY);
+    memory_of *memory = NULL;
+    takes_of *takes = NULL;
+    if (!one || !other || calls(one) || calls(other))
+        return 1;
+    *(void **)&memory = dlsym(one, "static_memory");
+    *(void **)&takes = dlsym(other, "static_takes");
+    void *device = memory && takes ? memory() : NULL;
+    return !device || takes(device);
+}
+
+static int again(void)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        void *library = dlopen(first, RTLD_NOW | RTLD_LOCAL);
+        if (calls(library))
+            return 1;
+        dlclose(library);
+        if (dlopen(first, RTLD_NOW | RTLD_NOLOAD))
+            return 2;
+    }
+    return 0;
+}
+
+static void *opens(void *which)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        void *library = dlopen(which, RTLD_NOW | RTLD_LOCAL);
+        if (calls(library))
+            return which;
+        dlclose(library);
+    }
+    return NULL;
+}
+
+static int threads(void)
+{
+    pthread_t all[THREADS];
+    int failed = 0;
+    for (size_t i = 0; i < THREADS; i++)
+        if (pthread_create(&all[i], NULL, opens, (void *)(size_t)(i % 2 ? first : second)))
+            return 1;
+    for (size_t i = 0; i < THREADS; i++) {
+        void *result;
+        pthread_join(all[i], &result);
+        failed += result != NULL;
+    }
+    return failed;
+}
+
+static int forked(void)
+{
+    void *library = dlopen(first, RTLD_NOW | RTLD_LOCAL);
+    int failed = calls(library);
+    for (int i = 0; i < 3 && !failed; i++) {
+        int status = -1;
+        const pid_t child = fork();
+        if (!child)
+            _exit(calls(library) || calls(dlopen(second, RTLD_NOW | RTLD_LOCAL)));
+        failed = waitpid(child, &status, 0) != child || status;
+    }
+    return failed || calls(library);
+}
+
+static int no_new_code(void)
+{
+    if (prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN, 0UL, 0UL, 0UL) && errno != EINVAL)
+        return 1;
+    return once();
+}
+
+static int versions(void)
+{
+    void *one = dlopen(first, RTLD_NOW | RTLD_LOCAL), *other = dlopen(second, RTLD_NOW);
+    return calls(one) || calls(other) != 35 || calls(one);
+}
+
+static int told(void)
+{
+    return !dlopen(first, RTLD_LAZY | RTLD_LOCAL);
+}
+
+int main(int count, char **arguments)
+{
+    static const struct {
+        const char *name;
+        int (*run)(void);
+    } all[] = {{"once", once},
+               {"again", again},
+               {"threads", threads},
+               {"forked", forked},
+               {"no new code", no_new_code},
+               {"versions", versions},
+               {"told", told}};
+    const char *how = count > 1 ? arguments[1] : "";
+    first = getenv("TEST_STATIC_LIBRARY");
+    second = getenv("TEST_STATIC_LIBRARY_2");
+    if (static_calls())
+        return 1;
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        if (!strcmp(how, all[i].name))
+            return first && second ? all[i].run() : 1;
+    return strcmp(how, "linked") != 0;
+}
