@@ -126,5 +126,15 @@ def a_test_that_does_not_exist_fails(_):
     equal((ran, said.getvalue()), ([], "FAILED no_such_test: there is no test of this name\n"))
 
 
+@test
+def the_installer_of_packages_explains_itself(_):
+    packages = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/packages")
+    for option in ("--help", "-h"):
+        done = subprocess.run([packages, option], capture_output=True, text=True, check=False)
+        equal((done.returncode, done.stderr), (0, ""))
+        for word in ("packages GROUP", "build ", "test ", "libvirt "):
+            assert word in done.stdout, done.stdout
+
+
 if __name__ == "__main__":
     sys.exit(run_all(sys.argv[1], sys.argv[2:]))
