@@ -168,6 +168,18 @@ def rollback_says_what_is_known_and_asks(scene):
     err = fails(scene, "rollback", *source.qmp)
     for words in ("does not answer", "Everything that the VM did", "runs twice", "needs --yes"):
         assert words in err, err
+    assert "restarts the VM here from its stop;" in err, err
+    # ... and nobody but libvirt restarts it here.
+    (path,) = glob.glob(scene.path("state/*.source.json"))
+    with open(path, encoding="ascii") as file:
+        record = json.load(file)
+    with open(path, "w", encoding="ascii") as file:
+        json.dump(dict(record, libvirt=True), file)
+    err = fails(scene, "rollback", *source.qmp)
+    assert "virsh resume lets it go on from" in err and "restarts the VM" not in err, err
+    assert "continue it by virsh resume" in fails(scene, "rollback --yes", *source.qmp)
+    with open(path, "w", encoding="ascii") as file:
+        json.dump(record, file)
     for answer in ("no", "", "YES", "guest-of-a-test"):
         asked = Terminal(scene, "rollback", *source.qmp)
         asked.wait_for(r"Type the VM's name \(guest-of-a-test\) or yes to roll back: ")

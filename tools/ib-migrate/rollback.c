@@ -97,14 +97,21 @@ static bool never_ran(const struct ibx_record *record, const struct reply *reply
                            reply->answer.state == IBX_ANSWER_GIVEN_UP));
 }
 
+static const char *rolling(const struct ibx_record *record)
+{
+    if (record->libvirt)
+        return "ends this migration when libvirt has the VM run here (virsh resume lets it go on "
+               "from its stop)";
+    return record->was_running
+               ? "restarts the VM here from its stop"
+               : "leaves the VM here as it was at its stop, paused as before its migration";
+}
+
 static void print_loss(const struct ibx_record *record, const struct reply *reply)
 {
     char when[64];
     ibx_cli_time(record->written_s, when, sizeof(when));
-    fprintf(stderr, "Rolling back %s; the migration was last recorded at %s.\n",
-            record->was_running
-                ? "restarts the VM here from its stop"
-                : "leaves the VM here as it was at its stop, paused as before its migration",
+    fprintf(stderr, "Rolling back %s; the migration was last recorded at %s.\n", rolling(record),
             when);
     if (never_ran(record, reply)) {
         fputs("Nothing is lost: the VM has not run there.\n", stderr);
