@@ -144,7 +144,9 @@ def a_state_folder_that_cannot_be_used_is_one_sentence(scene):
 
 @case
 def without_records_there_is_nothing_to_do(scene):
-    none = f"no migration is recorded in {scene.path('state')}\n"
+    assert not os.path.exists(scene.path("state"))
+    none = (f"no migration is recorded in {scene.path('state')}: there is no such folder; see "
+            "--state-dir\n")
     for line, out in (("status", none), ("status --json", ""), ("prune", none)):
         equal(succeeds(scene, line), out)
     for line in ("cancel", "cancel --qmp Q", "set --max-bandwidth 1G", "recover --qmp Q",
@@ -156,6 +158,11 @@ def without_records_there_is_nothing_to_do(scene):
             assert folder in succeeds(scene, line, "--state-dir", folder) or "--prom" in line
         says(fails(scene, "recover --qmp Q", "--state-dir", folder), folder)
         assert not os.path.exists(folder)
+    # ... nor does who needs none, even where nobody could make one.
+    for line in ("freeze --qmp Q", "clone --qmp Q", "serve --listen tcp://127.0.0.1:0"):
+        for folder in (scene.path("other"), "/proc/1/none"):
+            err = fails(scene, line, scene.path("D"), "--state-dir", folder)
+            assert "records" not in err and not os.path.exists(folder), err
 
 
 @case

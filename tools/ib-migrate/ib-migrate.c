@@ -43,8 +43,10 @@ enum {
 /* They find records, and begin none: a user without a home may ask, too. */
 #define LOOKING                                                                                    \
     (BIT(CHECK) | BIT(STATUS) | BIT(CANCEL) | BIT(SET) | BIT(RECOVER) | BIT(ROLLBACK) | BIT(PRUNE))
-#define TOLD_BY_RESULT (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE) | BIT(FIRECRACKER))
-#define AT(member)     offsetof(struct migrate_args, member)
+/* Whoever may not make the folder of records can still do what needs none. */
+#define WITHOUT_RECORDS (BIT(FREEZE) | READING)
+#define TOLD_BY_RESULT  (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE) | BIT(FIRECRACKER))
+#define AT(member)      offsetof(struct migrate_args, member)
 
 /* ------------------------------------------------------------ values */
 
@@ -224,7 +226,8 @@ static const struct ibx_tool_option options[] = {
     {"qmp", "PATH", "The monitor of QEMU: a unix socket; not: serve, firecracker",
      ~(BIT(SERVE) | BIT(FIRECRACKER)), IBX_TOOL_OWN, .take = take_qmp},
     {"state-dir", "DIR",
-     "The directory of the records [$IBX_STATE_DIR, /var/lib/ibx, ~/.local/state/ibx]",
+     "The directory of the records [$IBX_STATE_DIR, /var/lib/ibx, ~/.local/state/ibx]; no effect: "
+     "freeze, serve, clone, firecracker",
      .type = IBX_TOOL_TEXT, .at = AT(state_dir)},
     {"json", NULL, "Print one JSON object a line on standard output", .at = AT(json)},
     {.help = "Options of receive, send, borrow, return, check, recover, rollback, serve, "
@@ -582,9 +585,8 @@ int main(int argc, char **argv)
     begin_signals(command);
     check_connecting(&args, command, connecting_option(argc, argv));
     resolve_key_file(&args.options);
-    if (command == FIRECRACKER) /* has no records */
-        return run[command](&args);
-    if (ibx_journal_folder(args.state_dir, !(BIT(command) & LOOKING), args.folder,
+    if (!(BIT(command) & WITHOUT_RECORDS) &&
+        ibx_journal_folder(args.state_dir, !(BIT(command) & LOOKING), args.folder,
                            sizeof(args.folder), &err))
         return ibx_cli_fail(err.message);
     return run[command](&args);

@@ -304,8 +304,9 @@ static int print_prometheus(const struct migrate_args *args, const struct found 
 
 static void print_none(const struct migrate_args *args)
 {
-    printf("no migration%s%s is recorded in %s\n", args->qmp[0] ? " of the QEMU at " : "",
-           args->qmp, args->folder);
+    printf("no migration%s%s is recorded in %s%s\n", args->qmp[0] ? " of the QEMU at " : "",
+           args->qmp, args->folder,
+           access(args->folder, F_OK) ? ": there is no such folder; see --state-dir" : "");
 }
 
 int ibx_cli_status(const struct migrate_args *args)
