@@ -56,8 +56,9 @@ unsigned ibx_migration_signals_take(struct migration_signals *signals, bool hang
 void ibx_migration_signals_close(struct migration_signals *signals);
 
 /* Moves `side` ("source", "destination") to a state, logs that and, for tests, stops the process
- * (SIGSTOP, once) when $IBX_MOVE_STOP_AT names it, "source:sending" for instance. -EINVAL: the
- * table does not allow it; nothing has changed. */
+ * (SIGSTOP, once) when $IBX_MOVE_STOP_AT names it, "source:sending" for instance; of several, with
+ * commas between, at each in its turn. -EINVAL: the table does not allow it; nothing has changed.
+ */
 int ibx_migration_enter(struct ibx_state_machine *state, const char *side, unsigned to,
                         struct ibx_error *err);
 /* The stop of the above, for a machine's first state. */

@@ -73,13 +73,14 @@ void ibx_migration_signals_close(struct migration_signals *signals)
 
 void ibx_migration_stop_at(const char *side, const char *state)
 {
-    static bool stopped;
+    static size_t used; /* of the variable */
     char name[64];
     const char *at = secure_getenv("IBX_MOVE_STOP_AT");
+    const size_t length = at && used < strlen(at) ? strcspn(at + used, ",") : 0;
     snprintf(name, sizeof(name), "%s:%s", side, state);
-    if (!at || stopped || strcmp(at, name))
+    if (!length || length != strlen(name) || strncmp(at + used, name, length) != 0)
         return;
-    stopped = true;
+    used += length + 1;
     raise(SIGSTOP);
 }
 

@@ -6,6 +6,7 @@
  *   G         the VM is to go on       P  it is to stay paused
  *   C         committed                U  QEMU has refused that
  *   R         released                 M  it has completed, and was marked (hold.h)
+ *   S         the guest sleeps (S3) in a QEMU that cannot continue it then       A  it is awake
  *
  * The end of that stream means that the tool has ended, for whatever reason.
  *
@@ -55,6 +56,7 @@ struct watchdog {
     struct ibx_record record;
     struct ibx_options transport; /* with a folder */
     struct ibx_vm_undo vm;
+    bool sleeps;        /* the guest, and this QEMU would end if it continued it */
     const char *folder; /* NULL: nothing is recorded */
     int lock_fd;        /* the record's lock; -1: none */
     struct ibx_state_machine state;
@@ -81,6 +83,7 @@ static void on_letter(struct watchdog *w, char letter)
     else if (!w->length) {
         w->vm.touched = letter == 'T' || (w->vm.touched && letter != 'U');
         w->vm.marked |= letter == 'M';
+        w->sleeps = letter == 'S' || (w->sleeps && letter != 'A');
         w->vm.was_running = letter == 'G' || (w->vm.was_running && letter != 'P');
         if (letter == 'C')
             ibx_state_move(&w->state, w->vm.libvirt ? SETTLING : DISMISSED);
@@ -149,7 +152,13 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
     if (!w->vm.libvirt && !ibx_vm_status(qmp, status, sizeof(status), deadline, NULL) &&
         strcmp(status, "running") != 0) {
         snprintf(where, sizeof(where), "does not run here, and is left so (QEMU says %s)", status);
-        if (!strcmp(status, IBX_VM_IO_ERROR))
+        if (w->sleeps)
+            snprintf(why, sizeof(why), "its guest sleeps (S3)%s",
+                     !strcmp(status, "suspended")
+                         ? ": system_wakeup in QEMU's monitor wakes it"
+                         : ", and this QEMU would end if it continued it: end it (quit in its "
+                           "monitor), and start the VM from its disks");
+        else if (!strcmp(status, IBX_VM_IO_ERROR))
             ibx_vm_say_disk(qmp, why, sizeof(why), deadline);
     }
     ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the %s: VM %s %s%s%s",
@@ -179,6 +188,7 @@ static void continue_vm(struct watchdog *w)
     struct ibx_error err = {0};
     struct ibx_qmp *qmp = NULL;
     struct ibx_record was = {.epoch = 0};
+    w->vm.was_running &= !w->sleeps;
     int rc = reach(w, &qmp, deadline, &err);
     if (!rc)
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
@@ -349,6 +359,11 @@ int ibx_watchdog_untouched(struct ibx_watchdog *watchdog, struct ibx_error *err)
 int ibx_watchdog_runs(struct ibx_watchdog *watchdog, bool runs, struct ibx_error *err)
 {
     return tell(watchdog, runs ? "G" : "P", 1, err);
+}
+
+int ibx_watchdog_sleeps(struct ibx_watchdog *watchdog, bool sleeps, struct ibx_error *err)
+{
+    return tell(watchdog, sleeps ? "S" : "A", 1, err);
 }
 
 int ibx_watchdog_marked(struct ibx_watchdog *watchdog, struct ibx_error *err)

@@ -34,6 +34,9 @@ int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err);
 int ibx_watchdog_untouched(struct ibx_watchdog *watchdog, struct ibx_error *err);
 /* Whether the VM is to run if it stays: another client has paused or continued it. */
 int ibx_watchdog_runs(struct ibx_watchdog *watchdog, bool runs, struct ibx_error *err);
+/* Whether the guest sleeps (S3), in a QEMU that cannot continue it then (ibx_qmp_sleeps_on()): it
+ * is left stopped, and the watchdog says so. */
+int ibx_watchdog_sleeps(struct ibx_watchdog *watchdog, bool sleeps, struct ibx_error *err);
 /* A snapshot's migration has completed and was marked (hold.h). */
 int ibx_watchdog_marked(struct ibx_watchdog *watchdog, struct ibx_error *err);
 /* COMMIT is about to be sent: from here on the watchdog does nothing, or where libvirt drives, only

@@ -124,34 +124,11 @@ static int keep(struct freezing *f, const uint8_t *bytes, size_t n, struct ibx_e
     return 0;
 }
 
-static int read_stream(struct freezing *f, int fd, struct ibx_error *err)
+/* What QEMU has told until now: the last migration that began is this tool's. That the guest sleeps
+ * the watchdog learns at once, since QEMU would end if it continued the VM. */
+static int note_events(struct freezing *f, struct ibx_error *err)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(STREAM_MS);
-    uint8_t bytes[STREAM_PART];
-    for (;;) {
-        const ssize_t n = read(fd, bytes, sizeof(bytes));
-        struct pollfd wait = {.fd = fd, .events = POLLIN};
-        if (!n)
-            return 0;
-        int rc = n > 0 ? keep(f, bytes, (size_t)n, err) : 0;
-        if (rc)
-            return rc;
-        if (n < 0 && errno != EAGAIN && errno != EINTR)
-            return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s",
-                                 strerror(errno));
-        if (n < 0 && ibx_now_ns() >= deadline)
-            return ibx_error_set(err, -ETIMEDOUT,
-                                 "QEMU did not write its state within %u s: see whether it is "
-                                 "stopped, or waits for a disk of the VM",
-                                 STREAM_MS / 1000);
-        if (n < 0)
-            poll(&wait, 1, ibx_ms_until(deadline));
-    }
-}
-
-/* What QEMU has told until now: the last migration that began is this tool's. */
-static void note_events(struct freezing *f)
-{
+    const bool slept = f->sleeps;
     for (json_t *event; (event = ibx_qmp_event_next(f->qmp)); json_decref(event)) {
         if (ibx_vm_event_is(event, "MIGRATION", "setup")) {
             f->folder.manifest.ran = f->runs;
@@ -167,16 +144,51 @@ static void note_events(struct freezing *f)
             f->sleeps = false;
         }
     }
+    return f->sleeps == slept ? 0 : ibx_watchdog_sleeps(&f->watchdog, f->sleeps, err);
+}
+
+static int hear(struct freezing *f, struct ibx_error *err)
+{
+    const int rc = ibx_qmp_pump(f->qmp, err);
+    return rc ? rc : note_events(f, err);
+}
+
+static int read_stream(struct freezing *f, int fd, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(STREAM_MS);
+    uint8_t bytes[STREAM_PART];
+    for (;;) {
+        const ssize_t n = read(fd, bytes, sizeof(bytes));
+        struct pollfd wait[] = {{.fd = fd, .events = POLLIN},
+                                {.fd = ibx_qmp_fd(f->qmp), .events = POLLIN}};
+        int rc = hear(f, err);
+        if (!n)
+            return rc;
+        if (!rc && n > 0)
+            rc = keep(f, bytes, (size_t)n, err);
+        if (rc)
+            return rc;
+        if (n < 0 && errno != EAGAIN && errno != EINTR)
+            return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s",
+                                 strerror(errno));
+        if (n < 0 && ibx_now_ns() >= deadline)
+            return ibx_error_set(err, -ETIMEDOUT,
+                                 "QEMU did not write its state within %u s: see whether it is "
+                                 "stopped, or waits for a disk of the VM",
+                                 STREAM_MS / 1000);
+        if (n < 0)
+            poll(wait, 2, ibx_ms_until(deadline));
+    }
 }
 
 /* When the VM stopped; now, if QEMU did not say (it was paused before). */
-static void note_stop(struct freezing *f)
+static int note_stop(struct freezing *f, struct ibx_error *err)
 {
     const uint64_t now = ibx_now_ns();
-    ibx_qmp_pump(f->qmp, NULL);
-    note_events(f);
+    const int rc = hear(f, err);
     if (!f->stop_ns)
         f->stop_ns = now;
+    return rc;
 }
 
 static int await_end(struct freezing *f, struct ibx_error *err)
@@ -185,6 +197,8 @@ static int await_end(struct freezing *f, struct ibx_error *err)
     char status[32], why[256];
     for (;;) {
         int rc = ibx_vm_migration(f->qmp, status, sizeof(status), why, sizeof(why), deadline, err);
+        if (!rc)
+            rc = note_events(f, err);
         if (rc)
             return rc;
         if (!strcmp(status, "completed"))
@@ -201,9 +215,10 @@ static int await_end(struct freezing *f, struct ibx_error *err)
 static int note_begun(struct freezing *f, struct ibx_error *err)
 {
     const bool ran = f->undo.was_running;
-    note_events(f);
+    int rc = note_events(f, err);
     f->undo.was_running = f->folder.manifest.ran;
-    int rc = ibx_watchdog_runs(&f->watchdog, f->undo.was_running, err);
+    if (!rc)
+        rc = ibx_watchdog_runs(&f->watchdog, f->undo.was_running, err);
     if (!rc && f->undo.was_running && !ran) /* its disks were not looked at */
         rc = ibx_error_set(err, -EBUSY,
                            "another client of QEMU has continued the VM, which was paused, while "
@@ -228,15 +243,14 @@ static int check_awake(struct freezing *f, struct ibx_error *err)
 
 /* ... or as QEMU was about to stop it: QEMU would end by an assertion if it continued it. What is
  * in the snapshot can be. */
-static int note_sleep(struct freezing *f, struct ibx_error *err)
+static void say_sleep(const struct freezing *f)
 {
-    if (!f->sleeps)
-        return 0;
-    ibx_log(IBX_LOG_WARN,
+    if (f->sleeps)
+        ibx_log(
+            IBX_LOG_WARN,
             "the VM's guest went to sleep (S3) in the moment when it was stopped, and this QEMU "
             "would end if it continued it: it is left stopped; end it (quit in its monitor) and "
             "go on with a clone of the snapshot");
-    return ibx_watchdog_runs(&f->watchdog, false, err);
 }
 
 static int save_state(struct freezing *f, struct ibx_error *err)
@@ -269,16 +283,17 @@ static int save_state(struct freezing *f, struct ibx_error *err)
         rc = read_stream(f, f->ours, err);
     if (!rc)
         rc = await_end(f, err);
+    ibx_migration_stop_at("freeze", "stopped");
     if (rc)
         return rc;
     /* From here on it takes long enough for another program to make the next one. */
     ibx_hold_mark(f->qmp, f->ours, deadline);
     f->undo.marked = true;
     rc = ibx_watchdog_marked(&f->watchdog, err);
-    if (!rc) {
-        note_stop(f);
-        rc = note_sleep(f, err);
-    }
+    if (!rc)
+        rc = note_stop(f, err);
+    if (!rc)
+        say_sleep(f);
     if (!rc && !f->state_bytes)
         rc = ibx_error_set(err, -EIO, "QEMU wrote no state");
     return rc;

@@ -433,6 +433,27 @@ static void test_asleep_before_its_stop(void)
     }
 }
 
+/* The tool is killed as soon as the VM has stopped: its watchdog does not let QEMU end. */
+static void test_asleep_and_killed(void)
+{
+    struct mover tool;
+    falls_asleep_at(&tool, "freeze:starting,freeze:stopped");
+    const bool sleeps_on = ibx_qmp_sleeps_on(ibx_qmp_version(vms[0].qmp));
+    mover_await_stop(&tool);
+    mover_kill(&tool, SIGKILL);
+    if (sleeps_on) {
+        mover_await_watchdog(&tool, "its guest sleeps (S3), and this QEMU would end if it "
+                                    "continued it: ");
+        assert_false(vm_runs(&vms[0]));
+        assert_false(ignores_shared());
+    } else {
+        const uint64_t until = vm_soon();
+        while (!vm_runs(&vms[0]) && ibx_now_ns() < until)
+            poll(NULL, 0, 5);
+        assert_true(vm_runs(&vms[0]));
+    }
+}
+
 /* Another migration is under way when this one is to begin: it goes on. */
 static void test_beside_a_migration(void)
 {
@@ -506,6 +527,7 @@ int main(void)
         VM_TEST(test_files_may_not_be_so_large),
         VM_TEST(test_paused_before_its_stop),
         VM_TEST(test_asleep_before_its_stop),
+        VM_TEST(test_asleep_and_killed),
         VM_TEST(test_beside_a_migration),
         VM_TEST(test_behind_a_migration),
         VM_TEST(test_continued_before_its_stop),
