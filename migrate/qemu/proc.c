@@ -67,6 +67,17 @@ static int find_line(pid_t pid, const char *name, bool (*is_it)(void *context, c
     return rc;
 }
 
+static bool is_core_dump(void *context, char *line)
+{
+    (void)context;
+    return !strncmp(line, "CoreDumping:\t1", 14);
+}
+
+bool ibx_proc_dumps_core(pid_t pid)
+{
+    return pid > 0 && find_line(pid, "status", is_core_dump, NULL) == 1;
+}
+
 struct mapping_search {
     ibx_proc_look_mapping *look;
     void *context;

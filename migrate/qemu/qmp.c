@@ -99,17 +99,23 @@ static int command_error(const char *command, json_t *error, struct ibx_error *e
     return ibx_error_set(err, -EREMOTEIO, "QEMU refused %s: %s", command, desc);
 }
 
+/* For a second at most: then it is looked whether anybody is there. */
+static int await_part(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    const uint64_t look = ibx_deadline_in_ms(ENDING_MS);
+    const int rc = ibx_qmp_await_bytes(qmp, deadline_ns < look ? deadline_ns : look);
+    if (rc == -ETIMEDOUT && look <= deadline_ns)
+        ibx_qmp_look_for_crash(qmp);
+    return rc == -ETIMEDOUT && ibx_now_ns() < deadline_ns ? 0 : rc;
+}
+
 /* Waits for `*answer`, in which the answer to `command` is kept. */
 static int await(struct ibx_qmp *qmp, const char *command, json_t *const *answer, json_t **result,
                  uint64_t deadline_ns, struct ibx_error *err)
 {
     int rc = *answer ? 0 : ibx_qmp_read(qmp);
-    while (!rc && !*answer && !qmp->failed.code && !ibx_qmp_leaves_unanswered(qmp)) {
-        const uint64_t look = ibx_deadline_in_ms(ENDING_MS);
-        rc = ibx_qmp_await_bytes(qmp, deadline_ns < look ? deadline_ns : look);
-        if (rc == -ETIMEDOUT && ibx_now_ns() < deadline_ns)
-            rc = 0;
-    }
+    while (!rc && !*answer && !qmp->failed.code && !ibx_qmp_leaves_unanswered(qmp))
+        rc = await_part(qmp, deadline_ns);
     /* An answer that came before the connection broke still counts. */
     if (!*answer)
         return qmp->failed.code ? ibx_qmp_failure(qmp, err)
@@ -297,7 +303,7 @@ static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error
 {
     int rc = ibx_qmp_read(qmp);
     while (!rc && !qmp->greetings && !qmp->failed.code)
-        rc = ibx_qmp_await_bytes(qmp, deadline_ns);
+        rc = await_part(qmp, deadline_ns);
     if (qmp->failed.code)
         return ibx_qmp_failure(qmp, err);
     if (!qmp->greetings)

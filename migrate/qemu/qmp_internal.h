@@ -67,6 +67,9 @@ int ibx_qmp_write(struct ibx_qmp *qmp, const char *text, size_t length, int fd,
 
 /* Nothing is sent to a QEMU that ends. 0: it does not. -ETIMEDOUT: it may. */
 int ibx_qmp_await_ending(struct ibx_qmp *qmp, uint64_t deadline_ns);
+/* Of a QEMU that has not answered for a while: one that has crashed, and whose core dump is being
+ * written, breaks the connection here, since it does so only when that is done. */
+void ibx_qmp_look_for_crash(struct ibx_qmp *qmp);
 /* Whether nothing will answer any more. */
 bool ibx_qmp_leaves_unanswered(struct ibx_qmp *qmp);
 

@@ -328,6 +328,17 @@ int ibx_qmp_await_ending(struct ibx_qmp *qmp, uint64_t deadline_ns)
     return 0;
 }
 
+void ibx_qmp_look_for_crash(struct ibx_qmp *qmp)
+{
+    char text[160];
+    if (!ibx_proc_dumps_core(qmp->pid))
+        return;
+    snprintf(text, sizeof(text),
+             "QEMU (process %d) has crashed, and its core dump is being written: see its log",
+             (int)qmp->pid);
+    ibx_qmp_break(qmp, -ECONNRESET, text);
+}
+
 bool ibx_qmp_leaves_unanswered(struct ibx_qmp *qmp)
 {
     if (!qmp->ends_ns || ibx_now_ns() < qmp->ends_ns + ENDING_MS * IBX_NS_PER_MS)

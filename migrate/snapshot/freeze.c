@@ -492,11 +492,14 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     return watch(f, qmp, err);
 }
 
-/* Of one that has failed to answer, or whose monitor another client has closed. */
+/* Of one that has failed to answer, or whose monitor another client has closed. One that has
+ * crashed has its number until its core dump is written. */
 static bool qemu_has_ended(const struct freezing *f)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
     bool lives;
+    if (ibx_proc_dumps_core(f->ram.pid))
+        return true;
     while ((lives = f->started && ibx_process_started(f->ram.pid) == f->started) &&
            ibx_now_ns() < deadline)
         poll(NULL, 0, LOOK_MS);

@@ -286,6 +286,47 @@ static void test_qemu_ends(void)
     mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "mib=16");
 }
 
+/* What the kernel tells of a process whose core dump is being written; false: nothing is mounted.
+ */
+static bool say_that_it_dumps_core(pid_t pid, char at[64])
+{
+    char line[512], copy[200];
+    snprintf(at, 64, "/proc/%d/status", (int)pid);
+    snprintf(copy, sizeof(copy), "%s/status", mover_folder);
+    FILE *from = fopen(at, "re"), *to = fopen(copy, "we");
+    assert_true(from && to);
+    while (fgets(line, sizeof(line), from))
+        fputs(strncmp(line, "CoreDumping:", 12) != 0 ? line : "CoreDumping:\t1\n", to);
+    fclose(from);
+    assert_int_equal(fclose(to), 0);
+    return !mount(copy, at, NULL, MS_BIND, NULL);
+}
+
+/* QEMU crashes when all has been copied, and its core dump takes longer than anybody waits: until
+ * then it has not ended, and answers nobody. Here it stands still instead. */
+static void test_qemu_dumps_core(void)
+{
+    struct mover tool;
+    char at[64];
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    mover_stop_next("freeze:copied");
+    mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
+    mover_await_stop(&tool);
+    if (!say_that_it_dumps_core(vms[0].pid, at))
+        skip();
+    kill(vms[0].pid, SIGSTOP);
+    mover_kill(&tool, SIGCONT);
+    const int status = mover_wait(&tool);
+    struct mover *check = MOVER_RUN(1, "check", "--qmp", vms[0].tool);
+    umount(at);
+    assert_int_equal(status, 0);
+    mover_must_print(&tool, "the VM is only in the snapshot now");
+    mover_must_print(check, "has crashed, and its core dump is being written");
+}
+
 /* Both users at once, by which programs that are started are nobody. */
 static void become(uid_t user)
 {
@@ -523,6 +564,7 @@ int main(void)
         VM_TEST(test_a_device_at_the_stop),
         VM_TEST(test_killed_while_it_copies),
         VM_TEST(test_qemu_ends),
+        VM_TEST(test_qemu_dumps_core),
         VM_TEST(test_qemu_is_a_zombie),
         VM_TEST(test_files_may_not_be_so_large),
         VM_TEST(test_paused_before_its_stop),
