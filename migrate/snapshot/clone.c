@@ -193,7 +193,9 @@ static int check(struct cloning *c, struct ibx_error *err)
     check_unlocked(c->ram.pid, blockers);
     ibx_preflight_permissions(&c->ram, blockers);
     if (!rc && blockers->count)
-        rc = ibx_migration_refused("this QEMU cannot become a child", blockers, err);
+        rc = ibx_migration_refused("this QEMU cannot become a child (\"here\" is the snapshot's "
+                                   "VM, and the destination is this QEMU)",
+                                   blockers, err);
     free(blockers);
     return rc;
 }

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define MANIFEST "manifest.json"
+#define AGAIN    "the snapshot is damaged: copy, freeze or fetch it again"
 
 /* ------------------------------------------------------------ the folder itself */
 
@@ -92,18 +93,23 @@ static int cannot_open(const char *path, int above, const char *name, int code,
     return ibx_error_set(err, -code, "%s: %s", path, strerror(code));
 }
 
+#define ELSEWHERE "choose another place, or make the folder above it"
+
 /* From here on its files are found by this descriptor: who can write to the folder above may put
  * another one, or a link, in its place. `make`: it may not be there. */
 static int open_itself(struct ibx_snapshot_folder *folder, bool make, struct ibx_error *err)
 {
     char name[NAME_MAX + 1];
     const int above = open_above(folder->path, name, err);
+    if (above == -ENOENT && make)
+        return ibx_error_set(err, above, "the folder %s cannot be made: %s; " ELSEWHERE,
+                             folder->path, strerror(-above));
     if (above < 0)
         return above;
     int rc = 0, fd = -1;
     if (make && mkdirat(above, name, 0700) && errno != EEXIST)
-        rc = ibx_error_set(err, -errno, "the folder %s cannot be made: %s", folder->path,
-                           strerror(errno));
+        rc = ibx_error_set(err, -errno, "the folder %s cannot be made: %s; " ELSEWHERE,
+                           folder->path, strerror(errno));
     if (!rc)
         fd = openat(above, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (!rc && fd < 0)
@@ -171,13 +177,19 @@ int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, b
         block_name(folder, i, name);
         folder->fds[i] = openat(folder->at, name, flags, 0600);
         if (folder->fds[i] < 0)
-            rc = ibx_error_set(err, -errno, "%s/%s: %s", folder->path, name, strerror(errno));
+            rc = ibx_error_set(err, -errno, "%s/%s cannot be %s: %s%s", folder->path, name,
+                               create ? "made" : "opened", strerror(errno),
+                               create            ? "; choose another place"
+                               : errno == ENOENT ? "; " AGAIN
+                                                 : "");
         if (!rc && create && ftruncate(folder->fds[i], (off_t)blocks[i].size))
-            rc = ibx_error_set(err, -errno, "%s/%s cannot have %llu bytes: %s", folder->path, name,
-                               (unsigned long long)blocks[i].size, strerror(errno));
+            rc = ibx_error_set(
+                err, -errno, "%s/%s cannot have %llu bytes: %s; choose another place", folder->path,
+                name, (unsigned long long)blocks[i].size, strerror(errno));
         if (!rc && (fstat(folder->fds[i], &st) || !S_ISREG(st.st_mode) ||
                     (uint64_t)st.st_size != blocks[i].size))
-            rc = ibx_error_set(err, -EINVAL, "%s/%s has not the %llu bytes that its manifest says",
+            rc = ibx_error_set(err, -EINVAL,
+                               "%s/%s has not the %llu bytes that its manifest says; " AGAIN,
                                folder->path, name, (unsigned long long)blocks[i].size);
         if (!rc || folder->fds[i] < 0)
             continue;
@@ -194,6 +206,7 @@ static int read_manifest(struct ibx_snapshot_folder *folder, struct ibx_error *e
 {
     const char *path = folder->path;
     const int fd = openat(folder->at, MANIFEST, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    struct ibx_error broken = {0};
     struct stat st;
     int rc;
     if (fd < 0)
@@ -203,17 +216,20 @@ static int read_manifest(struct ibx_snapshot_folder *folder, struct ibx_error *e
                              path, strerror(errno));
     if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > IBX_SNAPSHOT_TEXT_MAX) {
         close(fd);
-        return ibx_error_set(err, -EINVAL, "%s/" MANIFEST " is not a file of up to %u bytes", path,
+        return ibx_error_set(err, -EINVAL,
+                             "%s/" MANIFEST " is not a file of up to %u bytes; " AGAIN, path,
                              IBX_SNAPSHOT_TEXT_MAX);
     }
     char *text = malloc((size_t)st.st_size + 1);
     const ssize_t n = text ? read(fd, text, (size_t)st.st_size) : -1;
     if (!text || n != st.st_size)
-        rc = ibx_error_set(err, text ? -EIO : -ENOMEM, "%s/" MANIFEST " cannot be read", path);
+        rc = ibx_error_set(&broken, text ? -EIO : -ENOMEM, "%s/" MANIFEST " cannot be read", path);
     else
-        rc = ibx_snapshot_manifest_read(text, (size_t)n, &folder->manifest, err);
+        rc = ibx_snapshot_manifest_read(text, (size_t)n, &folder->manifest, &broken);
     if (rc == -EPROTO)
-        ibx_error_prefix(err, rc, "%s/" MANIFEST, path);
+        ibx_error_set(&broken, rc, "%s/" MANIFEST ": %s; " AGAIN, path, broken.message);
+    if (rc && err)
+        *err = broken;
     free(text);
     close(fd);
     return rc;

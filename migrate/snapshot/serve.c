@@ -194,6 +194,24 @@ static int begin_cache(struct serving *s, struct ibx_error *err)
     return rc ? rc : ibx_snapshot_children_open(&config, &s->children, err);
 }
 
+/* For writing, with which every kernel registers it; one that lies where nobody writes for reading,
+ * which is enough for a snapshot that has all pages. */
+static int open_snapshot(struct serving *s, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    int rc = ibx_snapshot_folder_open(s->options->folder, true, &s->folder, &why);
+    if (rc == -EROFS) {
+        rc = ibx_snapshot_folder_open(s->options->folder, false, &s->folder, &why);
+        s->folder.read_only = !rc;
+        if (!rc && !s->folder.manifest.complete && s->options->cache_count)
+            rc = ibx_error_set(&why, -EROFS,
+                               "%s has not all pages yet and lies in a file system for reading "
+                               "only: give another folder, which is filled",
+                               s->options->folder);
+    }
+    return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
+}
+
 /* A folder that is there, whole or not; else a cache makes it. */
 static int open_folder(struct serving *s, struct ibx_error *err)
 {
@@ -206,7 +224,7 @@ static int open_folder(struct serving *s, struct ibx_error *err)
                              s->options->folder);
     int rc =
         file ? ibx_snapshot_memory_file(s->options->folder, !s->options->no_verify, &s->folder, err)
-             : ibx_snapshot_folder_open(s->options->folder, true, &s->folder, err);
+             : open_snapshot(s, err);
     if (rc == -ENOENT && s->options->cache_count)
         rc = 0;
     s->cached = !rc && s->options->cache_count && !s->folder.manifest.complete;

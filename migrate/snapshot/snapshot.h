@@ -100,7 +100,7 @@ struct ibx_snapshot_folder {
     bool opened;
     struct ibx_snapshot_manifest manifest;
     unsigned count; /* blocks */
-    bool read_only; /* a memory file, which may be others' */
+    bool read_only; /* a memory file, which may be others', or one where nobody can write */
     int fds[IBX_GUEST_BLOCKS_MAX];
     uint64_t sizes[IBX_GUEST_BLOCKS_MAX];
     struct timespec times[IBX_GUEST_BLOCKS_MAX]; /* of their last change, when last noted */

@@ -157,7 +157,29 @@ static void test_refused(void)
     snprintf(path, sizeof(path), "%s/ram.0", snapshot);
     assert_int_equal(truncate(path, 4096), 0);
     mover_must_print(MOVER_RUN(1, "serve", snapshot, "--listen", "tcp://127.0.0.1:0"),
-                     "has not the 67108864 bytes");
+                     "has not the 67108864 bytes that its manifest says; the snapshot is damaged: "
+                     "copy, freeze or fetch it again");
+    assert_int_equal(unlink(path), 0);
+    mover_must_print(MOVER_RUN(1, "serve", snapshot, "--listen", "tcp://127.0.0.1:0"),
+                     "ram.0 cannot be opened: No such file or directory; the snapshot is damaged");
+}
+
+/* A snapshot on a file system that nobody can write to, as an image that was mounted so. */
+static void test_served_where_nobody_can_write(void)
+{
+    freeze("mib=16", "--resume");
+    if (mount(snapshot, snapshot, NULL, MS_BIND, NULL))
+        skip();
+    const int only_read = mount(NULL, snapshot, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL);
+    serve("tcp://127.0.0.1:0");
+    struct ibx_snapshot_reader *reader = reader_open(1);
+    char path[200];
+    snprintf(path, sizeof(path), "%s/ram.0", snapshot);
+    same_bytes(reader, 0, path, RAM);
+    ibx_snapshot_reader_close(reader);
+    end_server();
+    umount(snapshot);
+    assert_int_equal(only_read, 0);
 }
 
 /* The snapshot does not fit: the VM goes on, and nothing is left of it. */
@@ -560,6 +582,7 @@ int main(void)
         VM_TEST(test_resume),
         VM_TEST(test_quit),
         VM_TEST(test_refused),
+        VM_TEST(test_served_where_nobody_can_write),
         VM_TEST(test_no_room),
         VM_TEST(test_a_device_at_the_stop),
         VM_TEST(test_killed_while_it_copies),
