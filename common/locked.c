@@ -9,19 +9,32 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static bool is_held_to_limits(void)
+/* Of this process; a kernel without them has no such file. */
+static bool in_first_user_namespace(void)
+{
+    FILE *map = fopen("/proc/self/uid_map", "re");
+    uint64_t first = 0, to = 0, count = UINT32_MAX;
+    const bool read =
+        map && fscanf(map, "%" SCNu64 " %" SCNu64 " %" SCNu64, &first, &to, &count) == 3;
+    if (map)
+        fclose(map);
+    return !read || (!first && !to && count == UINT32_MAX);
+}
+
+bool ibx_capable(unsigned capability)
 {
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {{0}};
-    return syscall(SYS_capget, &head, data) ||
-           !(data[CAP_TO_INDEX(CAP_IPC_LOCK)].effective & CAP_TO_MASK(CAP_IPC_LOCK));
+    return !syscall(SYS_capget, &head, data) &&
+           data[CAP_TO_INDEX(capability)].effective & CAP_TO_MASK(capability) &&
+           in_first_user_namespace();
 }
 
 bool ibx_locked_limit(uint64_t *bytes)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_MEMLOCK, &limit) || limit.rlim_cur == RLIM_INFINITY ||
-        !is_held_to_limits())
+        ibx_capable(CAP_IPC_LOCK))
         return false;
     *bytes = limit.rlim_cur;
     return true;

@@ -4,6 +4,7 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -267,6 +268,82 @@ class Doctor(unittest.TestCase):
         """JSON holds the line all the same."""
         adapter(self.root, "mlx5\udcff", "4: ACTIVE", "Ethernet", ["fe80::1"])
         self.expect(self.check_of(self.report(self.root), "mlx5? port 1"), "ok", "1 GIDs")
+
+    def test_control_groups(self):
+        """The least limit of this process's group and of those above it, of both versions."""
+        self.expect(self.check_of(self.report(self.root), "control group"), "ok",
+                    value="no limit of memory")
+        write(self.root, "/proc/self/cgroup", "0::/machine.slice/vms.service\n")
+        groups = "/sys/fs/cgroup"
+        for group, limit in (("", "max"), ("/machine.slice", "max"),
+                             ("/machine.slice/vms.service", "max")):
+            write(self.root, f"{groups}{group}/memory.max", limit)
+        self.expect(self.check_of(self.report(self.root), "control group"), "ok")
+        write(self.root, groups + "/machine.slice/vms.service/memory.max", str(4 << 30))
+        self.expect(self.check_of(self.report(self.root), "control group"), "limited",
+                    "4096 MiB", "MemoryMax=", "--memory")
+        write(self.root, groups + "/machine.slice/memory.max", str(1 << 30))
+        self.expect(self.check_of(self.report(self.root), "control group"), "limited", "1024 MiB")
+        write(self.root, groups + "/memory.max", str(512 << 20))  # a container's
+        self.expect(self.check_of(self.report(self.root), "control group"), "limited", "512 MiB")
+        write(self.root, "/proc/self/cgroup", "9:cpu:/x\n4:memory:/box\n0::/none\n")
+        for name in ("", "/machine.slice", "/machine.slice/vms.service"):
+            os.unlink(f"{self.root}{groups}{name}/memory.max")
+        write(self.root, groups + "/memory/box/memory.limit_in_bytes", "9223372036854771712")
+        self.expect(self.check_of(self.report(self.root), "control group"), "ok")
+        write(self.root, groups + "/memory/box/memory.limit_in_bytes", str(256 << 20))
+        self.expect(self.check_of(self.report(self.root), "control group"), "limited", "256 MiB")
+
+    def as_another(self, before, *arguments):
+        """The report of one that has become such a user, or has lost something, by `before`."""
+        with open(DOCTOR, "rb") as program:  # in a folder that this user may not enter, perhaps
+            done = subprocess.run([*arguments, f"/proc/self/fd/{program.fileno()}", "--json"],
+                                  timeout=60, capture_output=True, check=True,
+                                  preexec_fn=before, pass_fds=(program.fileno(),))
+        return json.loads(done.stdout)
+
+    @unittest.skipIf(os.geteuid(), "needs root, to lose something")
+    @unittest.skipIf(not shutil.which("setpriv"), "needs setpriv")
+    def test_root_without_its_capabilities(self):
+        """As in a container: what counts is what it may do, and not its number."""
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        def small():
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, limit[1]))
+        report = self.as_another(small)
+        if "is not held to that" in self.check_of(report, "locked memory")["value"]:
+            self.expect(self.check_of(report, "locked memory"), "ok", "64 KiB", "CAP_IPC_LOCK")
+            self.expect(self.check_of(report, "ptrace"), "ok")
+        report = self.as_another(small, "setpriv", "--bounding-set=-ipc_lock,-sys_ptrace",
+                                 "--inh-caps=-all")
+        self.expect(self.check_of(report, "locked memory"), "limited", "memlock",
+                    value="64 KiB")
+        check = self.check_of(report, "ptrace")
+        self.assertNotEqual(check["status"], "ok", check)
+        self.assertIn("--cap-add SYS_PTRACE", check["remedy"])
+        try:
+            report = self.as_another(small, "unshare", "--user", "--map-root-user")
+        except subprocess.CalledProcessError:
+            return  # no user namespaces here
+        self.expect(self.check_of(report, "locked memory"), "limited", value="64 KiB")
+        self.assertNotEqual(self.check_of(report, "ptrace")["status"], "ok")
+
+    @unittest.skipIf(os.geteuid(), "needs root, to mount")
+    @unittest.skipIf(not shutil.which("unshare"), "needs unshare")
+    def test_shared_memory_of_a_container(self):
+        script = 'mount -t tmpfs -o "$0" ibx-test /dev/shm && exec "$@"'
+        for options, status, words in (("size=64m", "limited", ("64 MiB, of which", "--shm-size")),
+                                       ("size=2g", "ok", ("2048 MiB",))):
+            done = subprocess.run(["unshare", "-m", "sh", "-c", script, options, DOCTOR, "--json"],
+                                  capture_output=True, timeout=60, check=False)
+            if done.returncode:
+                self.skipTest("nothing can be mounted here")
+            self.expect(self.check_of(json.loads(done.stdout), "/dev/shm"), status, *words)
+        done = subprocess.run(["unshare", "-m", "sh", "-c", script, "size=2g,mode=0700",
+                               "setpriv", "--reuid=65534", "--clear-groups", DOCTOR, "--json"],
+                              capture_output=True, timeout=60, check=False)
+        if not done.returncode:  # else the program is in a folder that this user may not enter
+            self.expect(self.check_of(json.loads(done.stdout), "/dev/shm"), "missing",
+                        "Permission denied", "chmod 1777")
 
     def test_open_files(self):
         """Enough for the connections that a back end serves by default."""

@@ -2,9 +2,12 @@
 /* Memory limits, the kernel's services, libfabric. */
 #include "tools/ib-doctor/ib-doctor.h"
 
+#include "common/locked.h"
 #include "transport/transport.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <linux/capability.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -18,6 +21,9 @@
 #include <liburing.h>
 #endif
 
+#define SMALL_SHM (1ull << 30) /* a container's has 64 MiB by default */
+#define NO_LIMIT  (1ll << 60)  /* so large that it is none, as version 1 of control groups has it */
+
 /* ---------------------------------------------------------------------- memory */
 
 static void check_memlock(void)
@@ -26,14 +32,15 @@ static void check_memlock(void)
     getrlimit(RLIMIT_MEMLOCK, &limit);
     if (limit.rlim_cur == RLIM_INFINITY)
         ibx_doctor_add("memory", "locked memory", DOCTOR_OK, NULL, "unlimited");
-    else if (geteuid() == 0)
+    else if (ibx_capable(CAP_IPC_LOCK))
         ibx_doctor_add("memory", "locked memory", DOCTOR_OK, NULL,
-                       "%llu KiB, but root is not held to it",
+                       "%llu KiB, but with CAP_IPC_LOCK it is not held to that",
                        (unsigned long long)limit.rlim_cur >> 10);
     else
         ibx_doctor_add("memory", "locked memory", DOCTOR_LIMITED,
                        "registration with verbs pins memory: \"* - memlock unlimited\" in "
-                       "/etc/security/limits.conf, or LimitMEMLOCK=infinity in a unit",
+                       "/etc/security/limits.conf, LimitMEMLOCK=infinity in a unit, or --ulimit "
+                       "memlock=-1 of a container",
                        "%llu KiB", (unsigned long long)limit.rlim_cur >> 10);
 }
 
@@ -52,16 +59,74 @@ static void check_huge_pages(const char *label, const char *folder, const char *
                        "%lld, of which %lld free", total, spare);
 }
 
+/* The memory of VMs that migrate lies there, notes of their pages, and what clone URI fetches. */
 static void check_shm(void)
 {
     struct statvfs fs;
-    if (statvfs("/dev/shm", &fs))
+    if (statvfs("/dev/shm", &fs)) {
         ibx_doctor_add("memory", "/dev/shm", DOCTOR_MISSING, "mount a tmpfs there", "%s",
                        strerror(errno));
+        return;
+    }
+    const unsigned long long bytes = (unsigned long long)fs.f_blocks * fs.f_frsize;
+    if (access("/dev/shm", W_OK | X_OK))
+        ibx_doctor_add("memory", "/dev/shm", DOCTOR_MISSING,
+                       "ib-migrate notes there which pages of a VM have come: chmod 1777 /dev/shm",
+                       "%s", strerror(errno));
     else
-        ibx_doctor_add("memory", "/dev/shm", DOCTOR_OK, NULL, "%llu MiB, of which %llu MiB free",
-                       (unsigned long long)fs.f_blocks * fs.f_frsize >> 20,
+        ibx_doctor_add("memory", "/dev/shm", bytes < SMALL_SHM ? DOCTOR_LIMITED : DOCTOR_OK,
+                       "the memory of VMs lies there (mem-path), and snapshots that clone fetches: "
+                       "mount -o remount,size=75% /dev/shm, or --shm-size of a container",
+                       "%llu MiB, of which %llu MiB free", bytes >> 20,
                        (unsigned long long)fs.f_bavail * fs.f_frsize >> 20);
+}
+
+/* The smallest limit of this process's control group and of those above it; `group`: below
+ * `root`. */
+static void look_at_groups(const char *root, const char *group, const char *file, long long *least)
+{
+    char path[PATH_MAX], at[PATH_MAX];
+    snprintf(at, sizeof(at), "%s", group);
+    for (;;) {
+        char *slash = strrchr(at, '/');
+        snprintf(path, sizeof(path), "%s%s/%s", root, slash && slash[1] ? at : "", file);
+        const long long limit = ibx_doctor_read_number(path, -1);
+        if (limit >= 0 && (*least < 0 || limit < *least))
+            *least = limit;
+        if (!slash || !*at)
+            return;
+        *slash = '\0';
+    }
+}
+
+/* ib-migrate refuses a VM that would not fit, and the kernel ends who goes beyond it. */
+static void check_groups(void)
+{
+    char line[PATH_MAX];
+    long long least = -1;
+    FILE *groups = fopen(ibx_doctor_path("/proc/self/cgroup"), "re");
+    while (groups && fgets(line, sizeof(line), groups)) {
+        line[strcspn(line, "\n")] = '\0';
+        char *controllers = strchr(line, ':');
+        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!group)
+            continue;
+        *group++ = '\0';
+        if (!controllers[1])
+            look_at_groups("/sys/fs/cgroup", group, "memory.max", &least);
+        else if (!strcmp(controllers + 1, "memory"))
+            look_at_groups("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes", &least);
+    }
+    if (groups)
+        fclose(groups);
+    const bool limited = least >= 0 && least < NO_LIMIT;
+    if (limited)
+        ibx_doctor_add("memory", "control group", DOCTOR_LIMITED,
+                       "VMs that are started or received in it, and ib-migrate, have to fit: "
+                       "MemoryMax= of the unit or slice, or --memory of a container",
+                       "%lld MiB for this process and those beside it", least >> 20);
+    else
+        ibx_doctor_add("memory", "control group", DOCTOR_OK, NULL, "no limit of memory");
 }
 
 static void check_numa(void)
@@ -80,6 +145,7 @@ void ibx_doctor_check_memory(void)
     check_huge_pages("huge pages of 1 GiB", "hugepages-1048576kB",
                      "for large guests: hugepagesz=1G hugepages=N on the kernel's command line");
     check_shm();
+    check_groups();
     check_numa();
 }
 

@@ -2,6 +2,8 @@
 /* What ib-migrate needs: KVM, QEMU, userfaultfd, and what the kernel's userfaultfd can do. */
 #include "tools/ib-doctor/ib-doctor.h"
 
+#include "common/locked.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -9,8 +11,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/ptrace.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
+#include <linux/capability.h>
 #include <linux/userfaultfd.h>
 
 #define DEVICE "/dev/userfaultfd"
@@ -166,9 +171,55 @@ static void check_userfaultfd(void)
             close(all[i]);
 }
 
+/* A child that waits is traced, for which every process has the right: 0, or what forbids it to all
+ * of them, as a container's seccomp profile. */
+static int trace_child(void)
+{
+    int ends[2], code = 0;
+    if (pipe2(ends, O_CLOEXEC))
+        return errno;
+    const pid_t child = fork();
+    if (!child) {
+        char byte;
+        close(ends[1]);
+        _exit(read(ends[0], &byte, 1) < 0);
+    }
+    if (child < 0 || ptrace(PTRACE_SEIZE, child, NULL, NULL))
+        code = errno;
+    close(ends[0]);
+    close(ends[1]);
+    if (child > 0)
+        waitpid(child, NULL, __WALL);
+    return code;
+}
+
+/* By ptrace(2) ib-migrate has a QEMU make a userfaultfd; of /proc it needs the same. */
+static void check_ptrace(void)
+{
+    const int code = trace_child();
+    const long long scope = ibx_doctor_read_number("/proc/sys/kernel/yama/ptrace_scope", 0);
+    if (code || scope > 2)
+        ibx_doctor_add("vm", "ptrace", DOCTOR_MISSING,
+                       scope > 2 ? "ib-migrate has QEMU make a userfaultfd by ptrace: "
+                                   "kernel.yama.ptrace_scope below 3, which takes a restart"
+                                 : "ib-migrate has QEMU make a userfaultfd by ptrace: allow it in "
+                                   "the container's seccomp profile",
+                       "of no process: %s", scope > 2 ? "ptrace_scope is 3" : strerror(code));
+    else if (ibx_capable(CAP_SYS_PTRACE))
+        ibx_doctor_add("vm", "ptrace", DOCTOR_OK, NULL, "of the QEMU of any user");
+    else
+        ibx_doctor_add("vm", "ptrace", scope ? DOCTOR_MISSING : DOCTOR_LIMITED,
+                       "ib-migrate needs it of the QEMU, and libvirt's QEMUs are another user's: "
+                       "run it as root, in a container with --cap-add SYS_PTRACE",
+                       scope ? "of no QEMU: no CAP_SYS_PTRACE, and ptrace_scope is %lld"
+                             : "of QEMUs of this user alone: no CAP_SYS_PTRACE, ptrace_scope %lld",
+                       scope);
+}
+
 void ibx_doctor_check_vm(void)
 {
     check_kvm();
     check_qemu();
+    check_ptrace();
     check_userfaultfd();
 }
