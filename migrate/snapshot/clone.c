@@ -164,6 +164,15 @@ static int check_started(const struct cloning *c, struct ibx_error *err)
     return 0;
 }
 
+/* The words are those of a migration, whose source the snapshot stands for. */
+static bool compares(const struct ibx_blockers *blockers)
+{
+    for (size_t i = 0; i < blockers->count && i < IBX_BLOCKERS_MAX; i++)
+        if (strstr(blockers->reasons[i], "destination"))
+            return true;
+    return false;
+}
+
 static int check(struct cloning *c, struct ibx_error *err)
 {
     struct ibx_blockers *blockers = calloc(1, sizeof(*blockers));
@@ -193,8 +202,10 @@ static int check(struct cloning *c, struct ibx_error *err)
     check_unlocked(c->ram.pid, blockers);
     ibx_preflight_permissions(&c->ram, blockers);
     if (!rc && blockers->count)
-        rc = ibx_migration_refused("this QEMU cannot become a child (\"here\" is the snapshot's "
-                                   "VM, and the destination is this QEMU)",
+        rc = ibx_migration_refused(compares(blockers)
+                                       ? "this QEMU cannot become a child (\"here\" is the "
+                                         "snapshot's VM, and the destination is this QEMU)"
+                                       : "this QEMU cannot become a child",
                                    blockers, err);
     free(blockers);
     return rc;

@@ -131,7 +131,7 @@ static void test_refused(void)
     vm_start(&children[0],
              &(struct vm_options){.append = CALM, .ram = PRIVATE, .incoming = true, .two = true});
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
-                     "cannot become a child");
+                     "cannot become a child (\"here\" is the snapshot's VM");
     vm_end(&children[0]);
     child_start(&children[0], NULL);
     vm_do(&children[0], "migrate-incoming", json_pack("{s:s}", "uri", "tcp:127.0.0.1:0"));
