@@ -142,6 +142,7 @@ int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uin
     char path[PATH_MAX + 64];
     path_in(pid, block, path, sizeof(path));
     const bool seen = block->path[0] && !stat(path, &st);
+    const int hidden = block->path[0] && !seen && errno == EACCES ? -EACCES : 0;
     const struct guest_mapping *found = NULL;
     for (size_t i = 0; i < mappings->count; i++) {
         const struct guest_mapping *m = &mappings->items[i];
@@ -155,6 +156,9 @@ int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uin
                                  (int)pid, block->id);
         found = m;
     }
+    if (!found && hidden)
+        return ibx_error_set(err, hidden, "cannot look at %s: %s%s", path, strerror(-hidden),
+                             ibx_proc_remedy(hidden));
     if (!found)
         return ibx_error_set(err, -ENOENT,
                              "process %d does not map %s (%s %.200s): it is not the QEMU behind "

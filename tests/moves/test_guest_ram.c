@@ -2,6 +2,7 @@
 /* What is found of the RAM of real QEMUs, compared with what QEMU reports and what its memory
  * holds.
  */
+#include "common/locked.h"
 #include "migrate/qemu/qemu_internal.h"
 #include "tests/moves/guest/churn.h"
 #include "tests/scenes/vm.h"
@@ -9,12 +10,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/capability.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -242,6 +245,31 @@ static void test_not_the_one(void)
                "does not map mem0");
 }
 
+/* The capabilities that count when a process looks at another one. */
+static void keep_ptrace(bool keep)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+    assert_int_equal(syscall(SYS_capget, &head, data), 0);
+    data[CAP_TO_INDEX(CAP_SYS_PTRACE)].effective &= ~CAP_TO_MASK(CAP_SYS_PTRACE);
+    if (keep)
+        data[CAP_TO_INDEX(CAP_SYS_PTRACE)].effective |= CAP_TO_MASK(CAP_SYS_PTRACE);
+    assert_int_equal(syscall(SYS_capset, &head, data), 0);
+}
+
+/* As root of a container, of a QEMU that has more rights. */
+static void test_without_the_right_to_look(void)
+{
+    struct ibx_guest_ram ram;
+    if (!ibx_capable(CAP_SYS_PTRACE))
+        skip();
+    vm_start(&vm, &(struct vm_options){.extra = {"-S"}});
+    keep_ptrace(false);
+    const int rc = ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error);
+    keep_ptrace(true);
+    vm_refused(rc, -EACCES, "run this tool as root or with CAP_SYS_PTRACE");
+}
+
 /* What a child of nobody finds that has mapped `path`, closed it and let another file take the name
  * which /proc gives the mapping: without rights to map_files, only that name leads to a file. */
 static int reopen_replaced(const char *path)
@@ -439,13 +467,20 @@ static void test_in_the_middle_of_a_mapping(void)
 
 int main(void)
 {
-    static const struct vm_test tests[] = {
-        VM_TEST(test_file),          VM_TEST(test_long_name),
-        VM_TEST(test_numa_memfd),    VM_TEST(test_directory),
-        VM_TEST(test_offset),        VM_TEST(test_in_the_middle_of_a_mapping),
-        VM_TEST(test_private),       VM_TEST(test_shared_without_a_file),
-        VM_TEST(test_not_the_one),   VM_TEST(test_written),
-        VM_TEST(test_written_since), VM_TEST(test_written_huge),
-        VM_TEST(test_replaced),      {0}};
+    static const struct vm_test tests[] = {VM_TEST(test_file),
+                                           VM_TEST(test_long_name),
+                                           VM_TEST(test_numa_memfd),
+                                           VM_TEST(test_directory),
+                                           VM_TEST(test_offset),
+                                           VM_TEST(test_in_the_middle_of_a_mapping),
+                                           VM_TEST(test_private),
+                                           VM_TEST(test_shared_without_a_file),
+                                           VM_TEST(test_not_the_one),
+                                           VM_TEST(test_written),
+                                           VM_TEST(test_written_since),
+                                           VM_TEST(test_written_huge),
+                                           VM_TEST(test_replaced),
+                                           VM_TEST(test_without_the_right_to_look),
+                                           {0}};
     return vm_tests(tests, vm_end_all);
 }
