@@ -483,13 +483,16 @@ int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_
     if (!rc)
         rc = ibx_uri_options(&uri, &all, err);
     if (!rc)
-        rc = ibx_keys_load_as_client(all.key_file, &keys, err);
+        rc = all.claim ? ibx_keys_load_to_go_on(all.key_file, &keys, err)
+                       : ibx_keys_load_as_client(all.key_file, &keys, err);
     if (!rc)
         rc = ibx_keys_own(keys, &all, &key, err);
     if (!rc)
         rc = ibx_handshake_check_encryption(&all, keys, err);
     if (!rc)
         rc = connect_in_turn(&uri, &all, keys, out, err);
+    if (!rc)
+        ibx_keys_used(all.key_file, keys);
     ibx_keys_release(keys);
     return rc;
 }

@@ -238,6 +238,10 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
  * again, when its process has become another user and may read the file no more: then it has those
  * that it has read before, which stay until it ends. */
 int ibx_keys_load_as_client(const char *path, struct ibx_keys **keys, struct ibx_error *err);
+/* Those with which this process has connected last, whatever the file is by now: what it goes on
+ * with was begun with them, and the server has them as long as it has that. */
+int ibx_keys_load_to_go_on(const char *path, struct ibx_keys **keys, struct ibx_error *err);
+void ibx_keys_used(const char *path, struct ibx_keys *keys);
 /* The same from a text; `path` is for messages. */
 int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx_keys **keys,
                    struct ibx_error *err);

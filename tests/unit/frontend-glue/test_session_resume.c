@@ -601,6 +601,40 @@ static void impostors_with_keys(void **state)
     key_file[0] = 0;
 }
 
+/* The client's file of keys has another key by now, or is only half written: the server goes on
+ * with the one that it has read as it began, and so does the session. */
+static void keys_are_replaced(void **state)
+{
+    static const char *const texts[] = {"", "alice:ffeeddccbbaa99887766554433221100\n"};
+    static const char key[] = "alice:00112233445566778899aabbccddeeff\n";
+    static const struct talk t = {11, 6};
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        struct scene scene;
+        struct talk copy = t;
+        cuts_plan_nothing();
+        client_end.plan[0] = 5;
+        strcpy(key_file, "/tmp/ibx-replaced-XXXXXX");
+        const int fd = mkstemp(key_file);
+        assert_int_equal(write(fd, key, sizeof(key) - 1), sizeof(key) - 1);
+        scene_open(&scene, SECONDS, serve_talk, &copy);
+        assert_int_equal(ftruncate(fd, 0), 0);
+        assert_int_equal(pwrite(fd, texts[i], strlen(texts[i]), 0), strlen(texts[i]));
+        close(fd);
+        int rc = talk(scene.client, &t, false);
+        if (!rc)
+            rc = end_talk(scene.client, false);
+        if (rc)
+            fail_msg("%s", ibx_session_reason(scene.client));
+        assert_int_equal(ibx_session_resumed(scene.client), 1);
+        ibx_session_close(scene.client);
+        assert_int_equal(scene_join(&scene), 0);
+        scene_close(&scene);
+        unlink(key_file);
+        key_file[0] = 0;
+    }
+}
+
 /* Numbers that cannot be: of messages that were never sent. */
 static void lies(void **state)
 {
@@ -718,6 +752,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(duplicates),
         cmocka_unit_test(impostors),
         cmocka_unit_test(impostors_with_keys),
+        cmocka_unit_test(keys_are_replaced),
         cmocka_unit_test(lies),
         cmocka_unit_test(not_kept),
         cmocka_unit_test(time_is_up),
