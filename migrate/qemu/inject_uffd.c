@@ -47,9 +47,10 @@ static int open_device(struct ibx_error *err)
         return fd;
     return ibx_error_set(err, -errno,
                          "QEMU may not make a userfaultfd itself, and " DEVICE " cannot be opened "
-                         "for it: %s; run this tool as root on Linux 6.1 or later, give its user "
-                         "access to " DEVICE ", or set sysctl vm.unprivileged_userfaultfd=1 "
-                         "and start QEMU without -sandbox",
+                         "for it: %s; run this tool as root on Linux 6.1 or later (in a container "
+                         "started with --device " DEVICE "), give its user access to " DEVICE
+                         ", or set sysctl vm.unprivileged_userfaultfd=1 and start QEMU without "
+                         "-sandbox",
                          strerror(errno));
 }
 

@@ -112,10 +112,15 @@ static void add_userfaultfd(bool kernel, bool programs, int code)
                        "for page faults of programs and of the kernel");
         return;
     }
+    /* The kernel itself forbids it to nobody who has this right. */
+    const bool by_profile = !programs && code == EPERM && ibx_capable(CAP_SYS_PTRACE);
     ibx_doctor_add("vm", "userfaultfd", programs ? DOCTOR_LIMITED : DOCTOR_MISSING,
-                   "ib-migrate serves page faults of the kernel, too (KVM, reads of a disk): run "
-                   "it as root, give its user access to " DEVICE ", or sysctl "
-                   "vm.unprivileged_userfaultfd=1",
+                   by_profile ? "it is root's, so a seccomp profile forbids it, as a container's "
+                                "does: allow userfaultfd(2) there, or start the container with "
+                                "--device " DEVICE
+                              : "ib-migrate serves page faults of the kernel, too (KVM, reads of a "
+                                "disk): run it as root, give its user access to " DEVICE
+                                ", or sysctl vm.unprivileged_userfaultfd=1",
                    "%s (vm.unprivileged_userfaultfd is %lld)",
                    programs ? "for page faults of programs only" : strerror(code),
                    ibx_doctor_read_number("/proc/sys/vm/unprivileged_userfaultfd", -1));
