@@ -138,6 +138,13 @@ static bool is_empty(const struct ibx_snapshot_folder *folder)
     return entries == 2;
 }
 
+/* What a tool leaves that is killed before all is there; the manifest comes last. */
+static bool is_unfinished(const struct ibx_snapshot_folder *folder)
+{
+    return !faccessat(folder->at, "ram.0", F_OK, AT_SYMLINK_NOFOLLOW) &&
+           faccessat(folder->at, MANIFEST, F_OK, AT_SYMLINK_NOFOLLOW) && errno == ENOENT;
+}
+
 int ibx_snapshot_folder_lock(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
 {
     return flock(folder->at, LOCK_EX | LOCK_NB)
@@ -154,7 +161,12 @@ int ibx_snapshot_folder_make(const char *path, struct ibx_snapshot_folder *folde
         rc = open_itself(folder, true, err);
     if (!rc)
         rc = ibx_snapshot_folder_lock(folder, err);
-    if (!rc && !is_empty(folder))
+    if (!rc && is_unfinished(folder))
+        rc = ibx_error_set(err, -EEXIST,
+                           "the folder %s has the files of a snapshot that was not finished: "
+                           "remove it, or give another one",
+                           path);
+    else if (!rc && !is_empty(folder))
         rc = ibx_error_set(err, -EEXIST, "the folder %s is not empty: give another one", path);
     return rc;
 }

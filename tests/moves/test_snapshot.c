@@ -257,18 +257,32 @@ static void goes_on(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "mib=16");
 }
 
-static void test_killed_while_it_copies(void)
+static void is_killed_at(const char *state)
 {
     struct mover tool;
     mover_begin();
     vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
     vm_wait_beats(&vms[0], 2);
     snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
-    mover_stop_next("freeze:saved");
+    mover_stop_next(state);
     mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
     mover_await_stop(&tool);
     mover_kill(&tool, SIGKILL);
     goes_on();
+}
+
+/* The next try meets what the killed one has left, and says what that is. */
+static void test_killed_while_it_copies(void)
+{
+    is_killed_at("freeze:saved");
+    MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool, "--resume"); /* an empty folder */
+    mover_end_all(NULL);
+
+    is_killed_at("freeze:copied");
+    mover_must_print(MOVER_RUN(1, "freeze", snapshot, "--qmp", vms[0].tool),
+                     "has the files of a snapshot that was not finished: remove it, or give "
+                     "another one");
+    assert_true(vm_runs(&vms[0]));
 }
 
 /* The tool that freezes a VM has stopped itself at this state of that; then QEMU ends. */
