@@ -387,6 +387,8 @@ int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, bool holds, const char *f
         rc = ibx_migration_record(folder, record, record->state, err);
     }
     free(text);
+    if (!rc && !managed && record->source && ibx_settings_left_on(settings))
+        ibx_migration_notify(observer, "%s", IBX_SETTINGS_LEFT_ON);
     if (rc)
         ibx_settings_fini(settings);
     else if (settings->unknown[0])

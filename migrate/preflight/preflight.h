@@ -229,6 +229,14 @@ int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t dea
 /* What puts x-ignore-shared back to off, for migrate-set-capabilities; NULL: it was on, or memory
  * is out. */
 json_t *ibx_settings_save_ram(const json_t *before);
+/* Whether this QEMU left shared RAM out of what it saves before anything was changed, as a tool
+ * that was killed together with its watchdog leaves it. That stays so, and the operator is told. */
+bool ibx_settings_left_on(const struct ibx_settings *settings);
+#define IBX_SETTINGS_LEFT_ON                                                                       \
+    "x-ignore-shared was on in QEMU already, as a tool leaves it that is killed together with "    \
+    "its "                                                                                         \
+    "watchdog, and stays so: savevm, and libvirt's managedsave, would leave out the VM's RAM; "    \
+    "unless another program needs it, switch it off by migrate-set-capabilities in QEMU's monitor"
 void ibx_settings_fini(struct ibx_settings *settings);
 
 /* ------------------------------------------------------------ descriptions */

@@ -192,6 +192,11 @@ void ibx_settings_fini(struct ibx_settings *settings)
     *settings = (struct ibx_settings){.change = NULL};
 }
 
+bool ibx_settings_left_on(const struct ibx_settings *settings)
+{
+    return !json_object_get(part(settings->change, "capabilities"), "x-ignore-shared");
+}
+
 json_t *ibx_settings_save_ram(const json_t *before)
 {
     static const char name[] = "x-ignore-shared";

@@ -480,6 +480,8 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     rc = describe(f, err);
     if (!rc)
         rc = ibx_settings_plan(f->qmp, &f->settings, deadline, err);
+    if (!rc && ibx_settings_left_on(&f->settings))
+        ibx_log(IBX_LOG_WARN, "%s", IBX_SETTINGS_LEFT_ON);
     if (!rc)
         rc = ibx_snapshot_folder_make(path, &f->folder, err);
     f->made = !rc;

@@ -285,6 +285,29 @@ static void test_killed_while_it_copies(void)
     assert_true(vm_runs(&vms[0]));
 }
 
+/* Where a tool has died together with its watchdog, nobody has put back what would have savevm
+ * leave out the VM's RAM, and the next tool can only put back what it finds. */
+static void test_ram_is_left_out_already(void)
+{
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    vm_do(
+        &vms[0], "migrate-set-capabilities",
+        json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "x-ignore-shared", "state", 1));
+    struct mover *tool = MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool, "--resume");
+    mover_must_print(tool, "x-ignore-shared was on in QEMU already");
+    assert_true(ignores_shared());
+    vm_do(
+        &vms[0], "migrate-set-capabilities",
+        json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "x-ignore-shared", "state", 0));
+    snprintf(snapshot, sizeof(snapshot), "%s/another", mover_folder);
+    tool = MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool, "--resume");
+    assert_false(mover_printed(tool, "x-ignore-shared"));
+    assert_false(ignores_shared());
+}
+
 /* The tool that freezes a VM has stopped itself at this state of that; then QEMU ends. */
 static void qemu_ends_at(struct mover *tool, const char *state)
 {
@@ -600,6 +623,7 @@ int main(void)
         VM_TEST(test_no_room),
         VM_TEST(test_a_device_at_the_stop),
         VM_TEST(test_killed_while_it_copies),
+        VM_TEST(test_ram_is_left_out_already),
         VM_TEST(test_qemu_ends),
         VM_TEST(test_qemu_dumps_core),
         VM_TEST(test_qemu_is_a_zombie),
