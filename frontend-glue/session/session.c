@@ -17,6 +17,7 @@
 
 #define LINES_A_SECOND 10u   /* warnings of a server */
 #define ABANDON_MS     5000u /* for copies under way when a session ends; ibx_close() is final */
+#define LACK_MS        100   /* until a server tries again what it lacked something for */
 
 static const struct ibx_state session_states[] = {
     [SESSION_NEW] = {"new", IBX_TO(SESSION_LISTENING) | IBX_TO(SESSION_LIVE) | IBX_TO(SESSION_DEAD),
@@ -141,7 +142,14 @@ static int look(const struct ibx_session *listening)
                                    ibx_listener_taken(listening->listener));
 }
 
-/* A lack of descriptors must not end the server: it is logged, and accepting is tried again. */
+/* One that passes: of memory, or of descriptors, of which poll(2) takes no more than the limit on
+ * open files, which an operator may have lowered (prlimit(1)). */
+static bool is_lack(int code)
+{
+    return code == EINVAL || code == ENOMEM;
+}
+
+/* A lack must not end the server: it is logged, and accepting is tried again. */
 static int accept_connection(struct ibx_session *listening, int cancel, struct ibx_conn **conn,
                              struct ibx_error *err)
 {
@@ -155,9 +163,14 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
             again_ms = look(listening);
         if (n > 0 && wait[0].revents && listening->hooks->hold_back)
             listening->hooks->hold_back();
-        if (n < 0 && failed != EINTR)
+        if (n < 0 && is_lack(failed)) {
+            ibx_log(IBX_LOG_ERROR, "waiting at %s: %s%s", listening->uri, strerror(failed),
+                    failed == EINVAL ? IBX_ERROR_MORE_FILES : "");
+            poll(NULL, 0, LACK_MS);
+        } else if (n < 0 && failed != EINTR) {
             return ibx_error_set(err, -failed, "waiting at %s: %s", listening->uri,
                                  strerror(failed));
+        }
         struct ibx_error why = {0};
         int rc = ibx_accept(listening->listener, conn, &why);
         if (rc == -ENOTCONN) /* that process has ended, or lets this one go */
@@ -172,7 +185,7 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
         }
         if (rc != -EAGAIN) {
             ibx_log(IBX_LOG_ERROR, "%s", why.message);
-            poll(NULL, 0, 100);
+            poll(NULL, 0, LACK_MS);
         }
     }
 }

@@ -347,9 +347,11 @@ bool stopped_at_any_time()
     return HOLDS(a.ask(WORKS) == 1);
 }
 
-// A connection that its process has no descriptor for is lost; the process still knows its end.
+// A connection that its process has no descriptor for is lost; the process still knows its end. It
+// waits for the next one meanwhile, though poll(2) takes no descriptor, either.
 bool out_of_descriptors()
 {
+    const Said said;
     const Listening back;
     Program a(back);
     REQUIRE(a.ask(WORKS) == 1);
@@ -359,6 +361,7 @@ bool out_of_descriptors()
     const rlimit none = {0, before.rlim_max};
     REQUIRE(prlimit(child, RLIMIT_NOFILE, &none, nullptr) == 0);
     REQUIRE(a.ask(FORKS) == 0);
+    REQUIRE(becomes_true([&] { return said.has("waiting at "); }));
     REQUIRE(prlimit(child, RLIMIT_NOFILE, &before, nullptr) == 0);
     REQUIRE(a.ask(FORKS) == 1 && a.ask(WORKS) == 1);
     a.end();
