@@ -46,6 +46,8 @@ static int check_private(const char *path, int fd, struct ibx_error *err)
 static int set_path(struct ibx_snapshot_folder *folder, const char *path, struct ibx_error *err)
 {
     const size_t length = strlen(path);
+    if (!length) /* the working directory, as a variable that is not set would have it */
+        return ibx_error_set(err, -ENOENT, "the path of a snapshot is empty: name the folder");
     if (length >= sizeof(folder->path))
         return ibx_error_set(err, -ENAMETOOLONG, "the path %.128s... is too long", path);
     memcpy(folder->path, path, length + 1);
@@ -76,6 +78,14 @@ static int open_above(const char *path, char name[NAME_MAX + 1], struct ibx_erro
                        : found;
 }
 
+static int no_such_folder(const char *path, struct ibx_error *err)
+{
+    return ibx_error_set(err, -ENOENT,
+                         "there is no folder %s: correct the path, or make it by ib-migrate "
+                         "freeze or serve --cache",
+                         path);
+}
+
 static int cannot_open(const char *path, int above, const char *name, int code,
                        struct ibx_error *err)
 {
@@ -86,10 +96,7 @@ static int cannot_open(const char *path, int above, const char *name, int code,
         return ibx_error_set(err, -ENOTDIR, "%s is not a folder: give the folder of a snapshot",
                              path);
     if (code == ENOENT)
-        return ibx_error_set(err, -ENOENT,
-                             "there is no folder %s: correct the path, or make it by ib-migrate "
-                             "freeze or serve --cache",
-                             path);
+        return no_such_folder(path, err);
     return ibx_error_set(err, -code, "%s: %s", path, strerror(code));
 }
 
@@ -104,6 +111,8 @@ static int open_itself(struct ibx_snapshot_folder *folder, bool make, struct ibx
     if (above == -ENOENT && make)
         return ibx_error_set(err, above, "the folder %s cannot be made: %s; " ELSEWHERE,
                              folder->path, strerror(-above));
+    if (above == -ENOENT)
+        return no_such_folder(folder->path, err);
     if (above < 0)
         return above;
     int rc = 0, fd = -1;

@@ -63,6 +63,28 @@ static void test_a_link_is_no_folder(NO_STATE)
     assert_int_equal(ibx_snapshot_folder_open(path, false, &folder, &error), -ENOTDIR);
 }
 
+/* An empty path, of a variable that is not set, is not this process's working directory; and where
+ * the folder above is missing, too, it is said what to do. */
+static void test_there_is_no_such_folder(NO_STATE)
+{
+    struct ibx_snapshot_folder folder = {.count = 0};
+    char here[4096];
+    assert_non_null(getcwd(here, sizeof(here)));
+    assert_int_equal(chdir(other), 0);
+    const int opened = ibx_snapshot_folder_open("", false, &folder, &error);
+    struct ibx_error why = error;
+    const int made = ibx_snapshot_folder_make("", &folder, &error);
+    ibx_snapshot_folder_close(&folder);
+    assert_int_equal(chdir(here), 0);
+    assert_int_equal(opened, -ENOENT);
+    assert_non_null(strstr(why.message, "name the folder"));
+    assert_int_equal(made, -ENOENT);
+    assert_non_null(strstr(error.message, "name the folder"));
+    snprintf(name, sizeof(name), "%s/none/snapshot", top);
+    assert_int_equal(ibx_snapshot_folder_open(name, false, &folder, &error), -ENOENT);
+    assert_non_null(strstr(error.message, "correct the path"));
+}
+
 /* Whoever can write to the folder above puts a link there, between two steps. */
 static void test_what_is_put_in_its_place_gets_nothing(NO_STATE)
 {
@@ -182,6 +204,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_link_is_no_folder, begin, end),
+        cmocka_unit_test_setup_teardown(test_there_is_no_such_folder, begin, end),
         cmocka_unit_test_setup_teardown(test_what_is_put_in_its_place_gets_nothing, begin, end),
         cmocka_unit_test_setup_teardown(test_another_folder_in_its_place_stays, begin, end),
         cmocka_unit_test_setup_teardown(test_a_link_is_no_file, begin, end),
