@@ -46,6 +46,7 @@ extern "C" {
 struct ibx_conn;
 struct ibx_domain;
 struct ibx_claim;
+struct ibx_keys;
 struct ibx_claim_check;
 struct ibx_admission;
 struct ibx_listener;
@@ -111,6 +112,8 @@ struct ibx_options {
         *long_messages;        /* of tcp; for the life of the connection; NULL: none [NULL] */
     struct ibx_domain *domain; /* of connections that share registrations; NULL: none [NULL] */
     struct ibx_claim *claim;   /* client: what the connection goes on with; likewise [NULL] */
+    struct ibx_keys **keys; /* client: where a connection leaves the keys that it was made with, and
+                               one with a claim finds them; likewise [NULL] */
     bool (*ends)(void); /* client: whether this process is to end. ibx_connect() asks it ten times a
                            second (but for a name that is resolved, and a unix socket whose queue is
                            full), and gives up then: -EINTR; likewise [NULL] */
@@ -295,6 +298,10 @@ struct ibx_claim {
     unsigned connect_ms;   /* for the socket's connection alone; 0: timeout_ms */
     bool reached; /* set by ibx_connect(): the server has proven itself, and took the claim */
 };
+
+/* Client: keys that ibx_connect() has left for who goes on (options.keys), whatever the key file is
+ * by then: what goes on was begun with them. Accepts NULL. */
+void ibx_keys_release(struct ibx_keys *keys);
 
 /* For who waits until the server can be reached: a descriptor that is readable when an address, a
  * route or a link of this host has changed. -errno: the kernel does not tell. */

@@ -52,6 +52,8 @@ void ibx_link_fini(struct ibx_session *s)
     ibx_names_clear(s);
     ibx_secret_free(link->secret);
     link->secret = NULL;
+    ibx_keys_release(link->keys);
+    link->keys = NULL;
     if (link->peer_fd >= 0)
         close(link->peer_fd);
     if (link->offer_fd >= 0)

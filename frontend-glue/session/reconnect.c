@@ -112,6 +112,7 @@ static int connect_to(struct ibx_session *s, const struct ibx_uri *uri, unsigned
     char text[sizeof(uri->host) + 64];
     memcpy(claim.id, s->link.id, sizeof(claim.id));
     options.claim = &claim;
+    options.keys = &s->link.keys;
     ibx_uri_print(uri, text, sizeof(text));
     int rc = ibx_connect(text, &options, fresh, err);
     *reached = claim.reached;

@@ -264,7 +264,9 @@ int ibx_session_connect(struct ibx_session *s, struct ibx_error *err)
 {
     if (s->state.now != SESSION_NEW)
         return ibx_error_set(err, -EINVAL, "the session at %s is in use already", s->uri);
-    int rc = ibx_connect(s->uri, &s->options, &s->conn, err);
+    struct ibx_options options = s->options;
+    options.keys = &s->link.keys;
+    int rc = ibx_connect(s->uri, &options, &s->conn, err);
     if (rc)
         return rc;
     rc = come_alive(s);

@@ -150,13 +150,14 @@ struct session_link {
     unsigned seconds;               /* for which a broken session is kept; 0: it is not */
     unsigned agreed;                /* the server's */
     uint8_t id[IBX_CLAIM_ID_BYTES];
-    uint8_t *secret;  /* IBX_SECRET_BYTES */
-    uint64_t epoch;   /* of the connection: counts them, also those that broke at once */
-    bool server_gone; /* client: the session is lost with the server's process */
-    bool bye;         /* the peer's session has ended ... */
-    bool peer_ends;   /* ... with its process */
-    bool tells_end;   /* client: the server wants to know that of this one */
-    uint32_t process; /* the peer's, as it says, and which it is valid for; 0: not known */
+    uint8_t *secret;       /* IBX_SECRET_BYTES */
+    struct ibx_keys *keys; /* client: with which the session goes on */
+    uint64_t epoch;        /* of the connection: counts them, also those that broke at once */
+    bool server_gone;      /* client: the session is lost with the server's process */
+    bool bye;              /* the peer's session has ended ... */
+    bool peer_ends;        /* ... with its process */
+    bool tells_end;        /* client: the server wants to know that of this one */
+    uint32_t process;      /* the peer's, as it says, and which it is valid for; 0: not known */
     uint64_t process_namespace;
     int peer_fd;                    /* a pidfd of its process on this host, or -1 */
     const struct ibx_conn *watched; /* the connection whose waits end with that process */

@@ -371,6 +371,7 @@ static int run(struct ibx_handshake *h, struct ibx_error *err)
         log_path(conn);
     conn->setup = NULL;
     conn->options.claim = NULL;
+    conn->options.keys = NULL;
     conn->options.ends = NULL;
     conn->options.claim_check = NULL;
     conn->options.admission = NULL;
@@ -472,6 +473,15 @@ int ibx_options_check_key(const struct ibx_options *options, const char *text, b
     return rc;
 }
 
+static int load_keys(const struct ibx_options *options, struct ibx_keys **keys,
+                     struct ibx_error *err)
+{
+    if (!options->claim || !options->keys || !*options->keys)
+        return ibx_keys_load_as_client(options->key_file, keys, err);
+    *keys = ibx_keys_hold(*options->keys);
+    return 0;
+}
+
 int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_conn **out,
                 struct ibx_error *err)
 {
@@ -483,16 +493,17 @@ int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_
     if (!rc)
         rc = ibx_uri_options(&uri, &all, err);
     if (!rc)
-        rc = all.claim ? ibx_keys_load_to_go_on(all.key_file, &keys, err)
-                       : ibx_keys_load_as_client(all.key_file, &keys, err);
+        rc = load_keys(&all, &keys, err);
     if (!rc)
         rc = ibx_keys_own(keys, &all, &key, err);
     if (!rc)
         rc = ibx_handshake_check_encryption(&all, keys, err);
     if (!rc)
         rc = connect_in_turn(&uri, &all, keys, out, err);
-    if (!rc)
-        ibx_keys_used(all.key_file, keys);
+    if (!rc && all.keys) {
+        ibx_keys_release(*all.keys);
+        *all.keys = ibx_keys_hold(keys);
+    }
     ibx_keys_release(keys);
     return rc;
 }

@@ -232,16 +232,11 @@ int ibx_handshake_peer_user(int fd, uid_t *uid);
 /* key_file.c: the keys of a regular file that only its owner, the caller or root, may read, in
  * memory that is locked, in no core dump, and wiped after its last holder. "" gives NULL, no keys;
  * all of these calls take it. */
-struct ibx_keys;
 int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *err);
 /* Likewise. A client's threads connect one by one, and a session's connection may have to be made
  * again, when its process has become another user and may read the file no more: then it has those
  * that it has read before, which stay until it ends. */
 int ibx_keys_load_as_client(const char *path, struct ibx_keys **keys, struct ibx_error *err);
-/* Those with which this process has connected last, whatever the file is by now: what it goes on
- * with was begun with them, and the server has them as long as it has that. */
-int ibx_keys_load_to_go_on(const char *path, struct ibx_keys **keys, struct ibx_error *err);
-void ibx_keys_used(const char *path, struct ibx_keys *keys);
 /* The same from a text; `path` is for messages. */
 int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx_keys **keys,
                    struct ibx_error *err);
@@ -255,7 +250,6 @@ int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options
                            struct ibx_error *err);
 bool ibx_key_name_valid(const char *name, size_t length);
 struct ibx_keys *ibx_keys_hold(struct ibx_keys *keys);
-void ibx_keys_release(struct ibx_keys *keys);
 
 /* connect.c: a connected stream socket to where the URI leads. -EADDRNOTAVAIL: the host cannot be
  * resolved; -ETIMEDOUT; -EINTR as of ibx_handshake_poll(); other errors of connect(2). */

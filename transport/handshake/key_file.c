@@ -215,78 +215,55 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
 
 /* --------------------------------------------------------------------- of another user */
 
-/* Keys that outlive their file. */
-struct kept {
+/* Those that this process has read last as a client. */
+static struct {
     pthread_mutex_t lock;
     char path[sizeof(((struct ibx_options *)0)->key_file)];
     uid_t uid; /* that has read them */
     struct ibx_keys *keys;
-};
-/* Those that this process has read last as a client; those of its last connection. */
-static struct kept last_read = {.lock = PTHREAD_MUTEX_INITIALIZER},
-                   last_used = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static void keep(struct kept *kept, const char *path, struct ibx_keys *keys)
+static void keep(const char *path, struct ibx_keys *keys)
 {
-    if (pthread_mutex_trylock(&kept->lock)) /* another thread keeps the same */
+    if (pthread_mutex_trylock(&kept.lock)) /* another thread keeps the same */
         return;
-    struct ibx_keys *before = kept->keys;
-    kept->keys = ibx_keys_hold(keys);
-    kept->uid = geteuid();
-    strncpy(kept->path, path, sizeof(kept->path) - 1);
-    ibx_keys_release(before);
-    pthread_mutex_unlock(&kept->lock);
+    ibx_keys_release(kept.keys);
+    kept.keys = ibx_keys_hold(keys);
+    kept.uid = geteuid();
+    strncpy(kept.path, path, sizeof(kept.path) - 1);
+    pthread_mutex_unlock(&kept.lock);
 }
 
-/* `of_another`: only if this process was another user then. */
-static struct ibx_keys *find_kept(struct kept *kept, const char *path, bool of_another)
+/* Of one that may not read them now. */
+static struct ibx_keys *find_kept(const char *path)
 {
-    if (pthread_mutex_trylock(&kept->lock)) /* in a forked child nobody may ever unlock it */
+    if (pthread_mutex_trylock(&kept.lock)) /* in a forked child nobody may ever unlock it */
         return NULL;
-    const bool found =
-        kept->keys && (!of_another || kept->uid != geteuid()) && !strcmp(path, kept->path);
-    struct ibx_keys *keys = found ? ibx_keys_hold(kept->keys) : NULL;
-    pthread_mutex_unlock(&kept->lock);
+    const bool found = kept.keys && kept.uid != geteuid() && !strcmp(path, kept.path);
+    struct ibx_keys *keys = found ? ibx_keys_hold(kept.keys) : NULL;
+    pthread_mutex_unlock(&kept.lock);
     return keys;
-}
-
-static void wipe(struct kept *kept)
-{
-    if (pthread_mutex_trylock(&kept->lock))
-        return;
-    ibx_keys_release(kept->keys);
-    kept->keys = NULL;
-    pthread_mutex_unlock(&kept->lock);
 }
 
 __attribute__((destructor)) static void wipe_kept(void)
 {
-    wipe(&last_read);
-    wipe(&last_used);
+    if (pthread_mutex_trylock(&kept.lock))
+        return;
+    ibx_keys_release(kept.keys);
+    kept.keys = NULL;
+    pthread_mutex_unlock(&kept.lock);
 }
 
 int ibx_keys_load_as_client(const char *path, struct ibx_keys **keys, struct ibx_error *err)
 {
     const int rc = ibx_keys_load(path, keys, err);
     if (rc) {
-        *keys = find_kept(&last_read, path, true);
+        *keys = find_kept(path);
         return *keys ? 0 : rc;
     }
     if (*keys)
-        keep(&last_read, path, *keys);
+        keep(path, *keys);
     return 0;
-}
-
-int ibx_keys_load_to_go_on(const char *path, struct ibx_keys **keys, struct ibx_error *err)
-{
-    *keys = find_kept(&last_used, path, false);
-    return *keys ? 0 : ibx_keys_load_as_client(path, keys, err);
-}
-
-void ibx_keys_used(const char *path, struct ibx_keys *keys)
-{
-    if (keys)
-        keep(&last_used, path, keys);
 }
 
 /* ------------------------------------------------------------------------- what it has */

@@ -635,6 +635,52 @@ static void keys_are_replaced(void **state)
     }
 }
 
+static void key_file_write(const char *text)
+{
+    FILE *file = fopen(key_file, "we");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* ... also where another thread has begun with the new key since, here at another server. */
+static void keys_are_replaced_and_used(void **state)
+{
+    static const struct talk t = {11, 6};
+    struct talk copy = t;
+    struct scene scene;
+    struct hand other = {.scene = {.serve = echo}};
+    (void)state;
+    cuts_plan_nothing();
+    client_end.plan[0] = 5;
+    strcpy(key_file, "/tmp/ibx-replaced-XXXXXX");
+    close(mkstemp(key_file));
+    key_file_write("alice:00112233445566778899aabbccddeeff\n");
+    scene_open(&scene, SECONDS, serve_talk, &copy);
+    key_file_write("alice:ffeeddccbbaa99887766554433221100\n");
+    scene_listen(&other.scene, SECONDS);
+    pthread_create(&other.scene.accepting, NULL, accept_thread, &other.scene);
+    set_options(&other.options);
+    assert_int_equal(__real_ibx_connect(ibx_session_uri(other.scene.listening), &other.options,
+                                        &other.conn, NULL),
+                     0);
+    send_message(other.conn, ASKS("A"), 10);
+    expect_message(other.conn, SAYS("B"), 14);
+    send_message(other.conn, "\14", 1);
+    hand_close(&other);
+    int rc = talk(scene.client, &t, false);
+    if (!rc)
+        rc = end_talk(scene.client, false);
+    if (rc)
+        fail_msg("%s", ibx_session_reason(scene.client));
+    assert_int_equal(ibx_session_resumed(scene.client), 1);
+    ibx_session_close(scene.client);
+    assert_int_equal(scene_join(&scene), 0);
+    scene_close(&scene);
+    unlink(key_file);
+    key_file[0] = 0;
+}
+
 /* Numbers that cannot be: of messages that were never sent. */
 static void lies(void **state)
 {
@@ -753,6 +799,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(impostors),
         cmocka_unit_test(impostors_with_keys),
         cmocka_unit_test(keys_are_replaced),
+        cmocka_unit_test(keys_are_replaced_and_used),
         cmocka_unit_test(lies),
         cmocka_unit_test(not_kept),
         cmocka_unit_test(time_is_up),
