@@ -21,13 +21,17 @@ static bool in_first_user_namespace(void)
     return !read || (!first && !to && count == UINT32_MAX);
 }
 
-bool ibx_capable(unsigned capability)
+bool ibx_capable_in_namespace(unsigned capability)
 {
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {{0}};
     return !syscall(SYS_capget, &head, data) &&
-           data[CAP_TO_INDEX(capability)].effective & CAP_TO_MASK(capability) &&
-           in_first_user_namespace();
+           data[CAP_TO_INDEX(capability)].effective & CAP_TO_MASK(capability);
+}
+
+bool ibx_capable(unsigned capability)
+{
+    return ibx_capable_in_namespace(capability) && in_first_user_namespace();
 }
 
 bool ibx_locked_limit(uint64_t *bytes)

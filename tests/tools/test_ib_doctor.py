@@ -327,6 +327,36 @@ class Doctor(unittest.TestCase):
         self.expect(self.check_of(report, "locked memory"), "limited", value="64 KiB")
         self.assertNotEqual(self.check_of(report, "ptrace")["status"], "ok")
 
+    def ptrace_under(self, scope, *before, **more):
+        """Of who is started so, where Yama has this scope."""
+        write(self.root, "/proc/sys/kernel/yama/ptrace_scope", str(scope))
+        done = subprocess.run([*before, DOCTOR, "--json"], capture_output=True, timeout=60,
+                              env=dict(os.environ, IBX_DOCTOR_ROOT=self.root, **more), check=True)
+        return self.check_of(json.loads(done.stdout), "ptrace")
+
+    @unittest.skipIf(not os.geteuid() and not shutil.which("setpriv"), "needs setpriv")
+    def test_what_yama_allows(self):
+        """From 2 on it takes the right even for a child: no seccomp profile forbids that."""
+        less = () if os.geteuid() else ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all")
+        self.expect(self.ptrace_under(0, *less), "limited", "of QEMUs of this user alone")
+        self.expect(self.ptrace_under(1, *less), "missing", "of no QEMU", "scope is 1", "as root")
+        nobody = {"LD_PRELOAD": FAKE_PTRACE_SCOPE, "ASAN_OPTIONS": "verify_asan_link_order=0"}
+        self.expect(self.ptrace_under(1, *less, **nobody), "missing", "seccomp")
+        check = self.ptrace_under(2, *less, **nobody)
+        self.expect(check, "missing", "of no QEMU", "scope is 2", "as root", "SYS_PTRACE")
+        self.assertNotIn("seccomp", check["remedy"])
+        self.expect(self.ptrace_under(3, *less, **nobody), "missing", "takes a restart")
+
+    @unittest.skipIf(not shutil.which("unshare"), "needs unshare")
+    def test_root_of_a_user_namespace(self):
+        """Yama asks for the right in the namespace of the QEMU, which may be the same one."""
+        for scope in range(3):
+            try:
+                check = self.ptrace_under(scope, "unshare", "--user", "--map-root-user")
+            except subprocess.CalledProcessError:
+                self.skipTest("no user namespaces here")
+            self.expect(check, "limited", "of QEMUs in this user namespace alone")
+
     @unittest.skipIf(os.geteuid(), "needs root, to mount")
     @unittest.skipIf(not shutil.which("unshare"), "needs unshare")
     def test_shared_memory_of_a_container(self):

@@ -198,26 +198,34 @@ static int trace_child(void)
     return code;
 }
 
-/* By ptrace(2) ib-migrate has a QEMU make a userfaultfd; of /proc it needs the same. */
+#define WHAT_FOR "ib-migrate has QEMU make a userfaultfd by ptrace: "
+
+/* By ptrace(2) ib-migrate has a QEMU make a userfaultfd; of /proc it needs the same. Where Yama's
+ * scope is 2 even a child is traced only by who has the right. */
 static void check_ptrace(void)
 {
     const int code = trace_child();
     const long long scope = ibx_doctor_read_number("/proc/sys/kernel/yama/ptrace_scope", 0);
-    if (code || scope > 2)
+    const bool may = ibx_capable_in_namespace(CAP_SYS_PTRACE);
+    if (scope > 2)
         ibx_doctor_add("vm", "ptrace", DOCTOR_MISSING,
-                       scope > 2 ? "ib-migrate has QEMU make a userfaultfd by ptrace: "
-                                   "kernel.yama.ptrace_scope below 3, which takes a restart"
-                                 : "ib-migrate has QEMU make a userfaultfd by ptrace: allow it in "
-                                   "the container's seccomp profile",
-                       "of no process: %s", scope > 2 ? "ptrace_scope is 3" : strerror(code));
+                       WHAT_FOR "kernel.yama.ptrace_scope below 3, which takes a restart",
+                       "of no process: ptrace_scope is 3");
+    else if (code && (may || scope < 2))
+        ibx_doctor_add("vm", "ptrace", DOCTOR_MISSING,
+                       WHAT_FOR "allow it in the container's seccomp profile", "of no process: %s",
+                       strerror(code));
     else if (ibx_capable(CAP_SYS_PTRACE))
         ibx_doctor_add("vm", "ptrace", DOCTOR_OK, NULL, "of the QEMU of any user");
     else
-        ibx_doctor_add("vm", "ptrace", scope ? DOCTOR_MISSING : DOCTOR_LIMITED,
-                       "ib-migrate needs it of the QEMU, and libvirt's QEMUs are another user's: "
-                       "run it as root, in a container with --cap-add SYS_PTRACE",
-                       scope ? "of no QEMU: no CAP_SYS_PTRACE, and ptrace_scope is %lld"
-                             : "of QEMUs of this user alone: no CAP_SYS_PTRACE, ptrace_scope %lld",
+        ibx_doctor_add("vm", "ptrace", scope && !may ? DOCTOR_MISSING : DOCTOR_LIMITED,
+                       may ? WHAT_FOR "for one outside of this namespace run it there, as root"
+                           : "ib-migrate needs it of the QEMU, and libvirt's QEMUs are another "
+                             "user's: run it as root, in a container with --cap-add SYS_PTRACE",
+                       may ? "of QEMUs in this user namespace alone, ptrace_scope %lld"
+                       : scope
+                           ? "of no QEMU: no CAP_SYS_PTRACE, and ptrace_scope is %lld"
+                           : "of QEMUs of this user alone: no CAP_SYS_PTRACE, ptrace_scope %lld",
                        scope);
 }
 
