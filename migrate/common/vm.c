@@ -31,6 +31,14 @@ static void copy_text(char *to, size_t size, json_t *from)
     snprintf(to, size, "%s", text ? text : "");
 }
 
+const char *ibx_vm_asleep(const char *status)
+{
+    return !strcmp(status, "suspended")
+               ? "its guest sleeps (S3): system_wakeup in QEMU's monitor wakes it"
+               : "its guest sleeps (S3), and this QEMU would end if it continued it: end it (quit "
+                 "in its monitor), and start the VM from its disks";
+}
+
 int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
                   struct ibx_error *err)
 {

@@ -18,6 +18,9 @@ struct ibx_vm_undo {
                             migration is that one; 0: it is */
 };
 
+/* Of a VM with this status whose guest sleeps (S3), in a QEMU that cannot continue it then
+ * (ibx_qmp_sleeps_on()): that, and what to do. */
+const char *ibx_vm_asleep(const char *status);
 /* What has stopped a VM whose status is IBX_VM_IO_ERROR, and what is to be done. Without a monitor
  * (NULL), or of a VM that has moved since, it is not known which disk that is. */
 #define IBX_VM_IO_ERROR "io-error"

@@ -153,11 +153,7 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
         strcmp(status, "running") != 0) {
         snprintf(where, sizeof(where), "does not run here, and is left so (QEMU says %s)", status);
         if (w->sleeps)
-            snprintf(why, sizeof(why), "its guest sleeps (S3)%s",
-                     !strcmp(status, "suspended")
-                         ? ": system_wakeup in QEMU's monitor wakes it"
-                         : ", and this QEMU would end if it continued it: end it (quit in its "
-                           "monitor), and start the VM from its disks");
+            snprintf(why, sizeof(why), "%s", ibx_vm_asleep(status));
         else if (!strcmp(status, IBX_VM_IO_ERROR))
             ibx_vm_say_disk(qmp, why, sizeof(why), deadline);
     }

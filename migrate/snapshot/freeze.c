@@ -241,18 +241,6 @@ static int check_awake(struct freezing *f, struct ibx_error *err)
                          "monitor) and freeze it again");
 }
 
-/* ... or as QEMU was about to stop it: QEMU would end by an assertion if it continued it. What is
- * in the snapshot can be. */
-static void say_sleep(const struct freezing *f)
-{
-    if (f->sleeps)
-        ibx_log(
-            IBX_LOG_WARN,
-            "the VM's guest went to sleep (S3) in the moment when it was stopped, and this QEMU "
-            "would end if it continued it: it is left stopped; end it (quit in its monitor) and "
-            "go on with a clone of the snapshot");
-}
-
 static int save_state(struct freezing *f, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -292,8 +280,6 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     rc = ibx_watchdog_marked(&f->watchdog, err);
     if (!rc)
         rc = note_stop(f, err);
-    if (!rc)
-        say_sleep(f);
     if (!rc && !f->state_bytes)
         rc = ibx_error_set(err, -EIO, "QEMU wrote no state");
     return rc;
@@ -521,7 +507,7 @@ static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_fre
                 "QEMU (process %d) has ended while the VM's memory was copied: the VM is only in "
                 "the snapshot now, go on with a clone of that",
                 (int)f->ram.pid);
-        f->undo.was_running = false;
+        f->undo.was_running = f->sleeps = false;
         rc = 0;
     }
     result->runs = !rc && f->undo.was_running;
@@ -529,6 +515,29 @@ static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_fre
     if (result->runs) /* one that stays stopped is given back if there will be no snapshot */
         ibx_watchdog_release(&f->watchdog);
     return rc;
+}
+
+/* There is a snapshot of a VM whose guest has gone to sleep as QEMU was about to stop it: QEMU
+ * would end by an assertion if it continued it. What is in the snapshot can be. */
+static void say_sleep(const struct freezing *f)
+{
+    if (f->sleeps)
+        ibx_log(
+            IBX_LOG_WARN,
+            "the VM's guest went to sleep (S3) in the moment when it was stopped, and this QEMU "
+            "would end if it continued it: it is left stopped; end it (quit in its monitor) and "
+            "go on with a clone of the snapshot");
+}
+
+/* There is none, and it is not continued, either. */
+static void add_sleep(struct freezing *f, struct ibx_error *err)
+{
+    char status[IBX_MIGRATE_STATUS];
+    const struct ibx_error none = {0}, first = err ? *err : none;
+    if (f->sleeps &&
+        !ibx_vm_status(f->qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL))
+        ibx_error_set(err, first.code, "%.300s; and the VM is left as it is: %s", first.message,
+                      ibx_vm_asleep(status));
 }
 
 /* After a failure: as it was; what this tool cannot do its watchdog tries. */
@@ -553,6 +562,8 @@ static void undo(struct freezing *f, struct ibx_error *err)
                           first.message, why.message);
             ibx_watchdog_leave(&f->watchdog);
         }
+    } else {
+        add_sleep(f, err);
     }
     if (f->made)
         ibx_snapshot_folder_remove(&f->folder);
@@ -593,7 +604,9 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
     if (!rc)
         ibx_hold_unmark(f->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS));
     ibx_watchdog_release(&f->watchdog);
-    if (!rc && after == IBX_FREEZE_QUIT)
+    if (!rc && after != IBX_FREEZE_QUIT)
+        say_sleep(f);
+    else if (!rc)
         rc = ibx_vm_quit(f->qmp, err);
     if (!rc) {
         *result = got;

@@ -482,20 +482,30 @@ static void test_paused_before_its_stop(void)
     mover_end_all(NULL);
 }
 
-/* A freeze of a VM whose guest goes to sleep (S3) at this state of it. */
-static void falls_asleep_at(struct mover *tool, const char *state)
+static void begin_one_that_can_sleep(void)
 {
     mover_begin();
     vm_start(&vms[0], &(struct vm_options){.append = "button=3"});
     vm_wait_beats(&vms[0], 2);
     vm_do(&vms[0], "set-action", json_pack("{s:s}", "reboot", "reset")); /* no place to wake at */
     snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+}
+
+/* It is frozen, and its guest goes to sleep (S3) at this state of that. */
+static void freeze_asleep_at(struct mover *tool, const char *state)
+{
     mover_stop_next(state);
     mover_start(tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, "--resume", NULL});
     mover_await_stop(tool);
     vm_do(&vms[0], "system_powerdown", NULL);
     json_decref(vm_event(&vms[0], "SUSPEND", NULL));
     mover_kill(tool, SIGCONT);
+}
+
+static void falls_asleep_at(struct mover *tool, const char *state)
+{
+    begin_one_that_can_sleep();
+    freeze_asleep_at(tool, state);
 }
 
 /* QEMU 7.2 wakes it as it stops it; later ones, which would end by an assertion when they continue
@@ -552,6 +562,36 @@ static void test_asleep_and_killed(void)
             poll(NULL, 0, 5);
         assert_true(vm_runs(&vms[0]));
     }
+}
+
+/* There is no room for the snapshot: nobody is told to go on with a clone of that, and how the VM
+ * is left is said. */
+static void test_asleep_and_no_room(void)
+{
+    struct mover tool;
+    struct stat st;
+    begin_one_that_can_sleep();
+    const bool sleeps_on = ibx_qmp_sleeps_on(ibx_qmp_version(vms[0].qmp));
+    char place[160];
+    snprintf(place, sizeof(place), "%s/small", mover_folder);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", place);
+    assert_int_equal(mkdir(place, 0700), 0);
+    if (mount("ibx-test", place, "tmpfs", 0, "size=64k"))
+        skip();
+    freeze_asleep_at(&tool, "freeze:starting");
+    const int status = mover_wait(&tool);
+    const int gone = stat(snapshot, &st);
+    umount(place);
+    assert_int_equal(status, 1);
+    assert_int_equal(gone, -1);
+    assert_int_equal(kill(vms[0].pid, 0), 0);
+    assert_int_equal(vm_runs(&vms[0]), !sleeps_on);
+    assert_false(mover_printed(&tool, "with a clone of the snapshot"));
+    assert_int_equal(mover_printed(&tool, "its guest sleeps (S3), and this QEMU would end if it "
+                                          "continued it: end it (quit in its monitor), and start "
+                                          "the VM from its disks"),
+                     sleeps_on);
+    assert_false(ignores_shared());
 }
 
 /* Another migration is under way when this one is to begin: it goes on. */
@@ -631,6 +671,7 @@ int main(void)
         VM_TEST(test_paused_before_its_stop),
         VM_TEST(test_asleep_before_its_stop),
         VM_TEST(test_asleep_and_killed),
+        VM_TEST(test_asleep_and_no_room),
         VM_TEST(test_beside_a_migration),
         VM_TEST(test_behind_a_migration),
         VM_TEST(test_continued_before_its_stop),
