@@ -362,7 +362,8 @@ class Doctor(unittest.TestCase):
     def test_shared_memory_of_a_container(self):
         script = 'mount -t tmpfs -o "$0" ibx-test /dev/shm && exec "$@"'
         for options, status, words in (("size=64m", "limited", ("64 MiB, of which", "--shm-size")),
-                                       ("size=2g", "ok", ("2048 MiB",))):
+                                       ("size=2g", "ok", ("2048 MiB",)),
+                                       ("size=0", "ok", ("no limit",))):
             done = subprocess.run(["unshare", "-m", "sh", "-c", script, options, DOCTOR, "--json"],
                                   capture_output=True, timeout=60, check=False)
             if done.returncode:

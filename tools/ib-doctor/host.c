@@ -73,6 +73,8 @@ static void check_shm(void)
         ibx_doctor_add("memory", "/dev/shm", DOCTOR_MISSING,
                        "ib-migrate notes there which pages of a VM have come: chmod 1777 /dev/shm",
                        "%s", strerror(errno));
+    else if (!bytes) /* a tmpfs of size=0, as --shm-size 0 of a container */
+        ibx_doctor_add("memory", "/dev/shm", DOCTOR_OK, NULL, "no limit of its own");
     else
         ibx_doctor_add("memory", "/dev/shm", bytes < SMALL_SHM ? DOCTOR_LIMITED : DOCTOR_OK,
                        "the memory of VMs lies there (mem-path), and snapshots that clone fetches: "
