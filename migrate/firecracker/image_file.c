@@ -200,32 +200,54 @@ static int check_way(const char *path, const struct stat *st, uid_t peer, struct
                                 path);
 }
 
+static int no_pages(const char *path, const struct stat *st, struct ibx_error *err)
+{
+    return ibx_error_set(err, -EINVAL,
+                         "--from %s is no file of whole pages (%lld bytes): name the memory "
+                         "file of a snapshot, mem_file_path of its creation",
+                         path, (long long)st->st_size);
+}
+
+static int cannot_open(const char *path, int code, struct ibx_error *err)
+{
+    return ibx_error_set(err, -code,
+                         "--from %s: %s; name the memory file of a snapshot, or the URI where "
+                         "ib-migrate serve offers it",
+                         path, strerror(code));
+}
+
+/* What is no file is not opened: a device may do something then. A descriptor. */
+static int open_looked_at(const char *path, uid_t peer, struct stat *st, struct ibx_error *err)
+{
+    char again[40]; /* by the thread: the first one may have ended */
+    const int found = open(path, O_PATH | O_CLOEXEC);
+    if (found < 0 || fstat(found, st)) {
+        const int code = errno;
+        if (found >= 0)
+            close(found);
+        return cannot_open(path, code, err);
+    }
+    int rc = check_way(path, st, peer, err);
+    if (!rc && (!S_ISREG(st->st_mode) || !st->st_size || st->st_size % IBX_SNAPSHOT_PAGE))
+        rc = no_pages(path, st, err);
+    snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
+    const int fd = rc ? -1 : open(again, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (!rc && fd < 0)
+        rc = cannot_open(path, errno, err);
+    close(found);
+    return rc ? rc : fd;
+}
+
 int ibx_image_open_file(const char *path, uid_t peer, struct ibx_image **out, struct ibx_error *err)
 {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &st)) {
-        int code = errno;
-        if (fd >= 0)
-            close(fd);
-        return ibx_error_set(err, -code,
-                             "--from %s: %s; name the memory file of a snapshot, or the URI where "
-                             "ib-migrate serve offers it",
-                             path, strerror(code));
-    }
-    int rc = check_way(path, &st, peer, err);
-    if (rc) {
-        close(fd);
-        return rc;
-    }
+    const int fd = open_looked_at(path, peer, &st, err);
+    if (fd < 0)
+        return fd;
     struct file_image *image = calloc(1, sizeof(*image));
-    if (!S_ISREG(st.st_mode) || !st.st_size || st.st_size % IBX_SNAPSHOT_PAGE || !image) {
+    if (!image) {
         close(fd);
-        free(image);
-        return ibx_error_set(err, -EINVAL,
-                             "--from %s is no file of whole pages (%lld bytes): name the memory "
-                             "file of a snapshot, mem_file_path of its creation",
-                             path, (long long)st.st_size);
+        return ibx_error_set(err, -ENOMEM, "no memory for an image");
     }
     image->is = (struct ibx_image){.ops = &image_ops, .bytes = (uint64_t)st.st_size};
     image->fd = fd;
@@ -234,7 +256,7 @@ int ibx_image_open_file(const char *path, uid_t peer, struct ibx_image **out, st
         "%s was changed while it is served: its pages do not fit those that are there; leave a "
         "memory file as it is while microVMs run from it",
         path);
-    rc = identify(fd, image->is.identity);
+    const int rc = identify(fd, image->is.identity);
     if (rc) {
         file_close(&image->is);
         return ibx_error_set(err, rc, "--from %s: %s", path, strerror(-rc));

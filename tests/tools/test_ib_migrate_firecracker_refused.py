@@ -145,6 +145,32 @@ def the_user_of_the_microvm_reads_no_file_of_roots(scene):
 
 
 @test
+def what_is_no_file_is_not_opened(scene):
+    """What opening it alone would do, a watchdog's device does: it resets the host later."""
+    fifo = scene.path("fifo")
+    os.mkfifo(fifo)
+    writer = os.fork()
+    if not writer:
+        os.open(fifo, os.O_WRONLY)
+        os._exit(0)
+
+    def waits():
+        with open(f"/proc/{writer}/stat", encoding="ascii") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] == "S"
+    until(waits, "the writer")
+    for more in ((), ("--peer-uid=65534",)) if not os.geteuid() else ((),):
+        status, out, err = scene.run("firecracker", "--socket", scene.path("socket"), "--from",
+                                     fifo, *more)
+        equal((status, out), (1, ""))
+        assert "is no file of whole pages" in err, err
+    ended = os.waitpid(writer, os.WNOHANG)[0]
+    if not ended:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+    assert not ended, "somebody has opened it"
+
+
+@test
 def wrong_usage_is_named(scene):
     for line, words in (("", "--socket and --from are needed"),
                         ("--socket=/x --from=y --record=a --replay=b", "--record with --replay"),
