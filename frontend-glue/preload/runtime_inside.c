@@ -164,18 +164,35 @@ static const char *runtimes(const struct ibx_elf *elf, size_t i, const ElfW(Phdr
 
 /* ------------------------------------------------------------------------------ jumps */
 
+static bool has_target(const struct ibx_inside_function *f)
+{
+    return atomic_load(&f->target) != (void *)(uintptr_t)ibx_inside_first;
+}
+
+/* Whoever calls such a function meanwhile comes to ibx_inside_first(), and not to a jump to itself
+ * that is being changed. */
 bool ibx_inside_restore(struct ibx_inside *inside)
 {
     struct ibx_code code;
     bool good = true;
+    size_t first = 0;
+    while (first < inside->count && has_target(&inside->functions[first]))
+        first++;
+    if (first == inside->count)
+        return true;
     if (ibx_code_open(&code, inside->code, inside->code_bytes, inside->protection))
         return false;
-    for (size_t i = 0; i < inside->count && good; i++) {
+    for (size_t i = first; i < inside->count && good; i++) {
         const struct ibx_inside_function *f = &inside->functions[i];
-        if (atomic_load(&f->target) == f->code)
+        if (!has_target(f))
             good = ibx_code_write(&code, f->code, f->before, sizeof(f->before));
     }
     ibx_code_close(&code);
+    for (size_t i = first; i < inside->count && good; i++) {
+        struct ibx_inside_function *f = &inside->functions[i];
+        if (!has_target(f))
+            atomic_store(&f->target, f->code);
+    }
     return good;
 }
 
@@ -324,7 +341,8 @@ void ibx_inside_free(struct ibx_inside *inside)
 
 /* ------------------------------------------------------------------------ the first call */
 
-/* What a caller has put into registers stays there, for the function that it is to reach. */
+/* What a caller has put into registers stays there, for the function that it is to reach. A
+ * compiler that knows a function of the program's own need not have aligned the stack for it. */
 #ifdef __x86_64__
 __asm__(".text\n"
         ".balign 16\n"
@@ -348,6 +366,7 @@ __asm__(".text\n"
         "	pushq %r9\n"
         "	pushq %r10\n"
         "	subq $128, %rsp\n"
+        "	andq $-16, %rsp\n"
         "	movups %xmm0, (%rsp)\n"
         "	movups %xmm1, 16(%rsp)\n"
         "	movups %xmm2, 32(%rsp)\n"
@@ -367,7 +386,7 @@ __asm__(".text\n"
         "	movups 80(%rsp), %xmm5\n"
         "	movups 96(%rsp), %xmm6\n"
         "	movups 112(%rsp), %xmm7\n"
-        "	addq $128, %rsp\n"
+        "	leaq -64(%rbp), %rsp\n"
         "	popq %r10\n"
         "	popq %r9\n"
         "	popq %r8\n"

@@ -54,8 +54,8 @@ struct ibx_inside {
  * file that may be its. *is_file, if that is not NULL: that it is. */
 struct ibx_inside *ibx_inside_find(const struct link_map *map, const char *path, bool *is_file);
 void ibx_inside_free(struct ibx_inside *inside);
-/* Functions whose target they are themselves are as they were. False: its code may no more be
- * changed. */
+/* Functions that have no target yet become what they were, and their own target. One thread at a
+ * time. False: its code may no more be changed. */
 bool ibx_inside_restore(struct ibx_inside *inside);
 
 /* Not to be called from C: where a function of a runtime jumps to for the first time. */

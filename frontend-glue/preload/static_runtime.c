@@ -14,11 +14,13 @@
 #include "frontend-glue/preload/internal.h"
 #include "frontend-glue/preload/loader.h"
 
+#include "common/fork_lock.h"
 #include "common/log.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -117,25 +119,39 @@ static void *load(const struct ibx_inside *inside)
 
 /* ---------------------------------------------------------------------- the first call */
 
-/* Threads that make it at once do the same. None of them waits for another: one has the loader's
- * lock in a library's constructor, which another one needs to load libcudart. */
-static void bind(struct ibx_inside *inside)
+/* Whoever changes code back: who does that twice changes what others run already. It waits for
+ * nobody then. */
+static pthread_mutex_t restoring = PTHREAD_MUTEX_INITIALIZER;
+
+IBX_FORKS_WAIT_FOR(restoring);
+
+/* What is nowhere else is the runtime's own, or the program's, by a name that begins likewise. */
+static void restore(struct ibx_inside *inside)
 {
-    void *libcudart = load(inside);
-    bool restores = false;
-    for (size_t i = 0; i < inside->count; i++) {
-        struct ibx_inside_function *f = &inside->functions[i];
-        void *target = libcudart ? dlsym(libcudart, f->name) : NULL; /* this library's, if it has */
-        atomic_store(&f->target, target ? target : f->code);
-        restores = restores || !target;
-    }
-    dlerror(); /* of functions that are nowhere else */
-    if (restores && !ibx_inside_restore(inside)) {
+    pthread_mutex_lock(&restoring);
+    if (!atomic_load(&inside->is_bound) && !ibx_inside_restore(inside)) {
         ibx_log(IBX_LOG_ERROR, "%s: its code has been changed, and cannot be changed back",
                 inside->path);
         _exit(127);
     }
     atomic_store(&inside->is_bound, true);
+    pthread_mutex_unlock(&restoring);
+}
+
+/* Threads that make it at once do the same. None of them waits for one that looks for functions,
+ * which may have the loader's lock in a library's constructor: another one needs that to load
+ * libcudart. */
+static void bind(struct ibx_inside *inside)
+{
+    void *libcudart = load(inside);
+    for (size_t i = 0; i < inside->count && libcudart; i++) {
+        struct ibx_inside_function *f = &inside->functions[i];
+        void *target = dlsym(libcudart, f->name); /* this library's, if it has */
+        if (target)
+            atomic_store(&f->target, target);
+    }
+    dlerror(); /* of functions that are nowhere else */
+    restore(inside);
 }
 
 /* A library's constructor may call before this library's. errno is the program's, which may not

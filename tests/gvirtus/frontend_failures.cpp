@@ -341,9 +341,9 @@ bool static_libraries_linked()
 bool static_libraries_opened(const char *how)
 {
     const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
-    const bool nested = !std::strcmp(how, "nested");
+    const bool nested = !std::strcmp(how, "nested"), own = !std::strcmp(how, "first calls");
     REQUIRE(program);
-    setenv("TEST_STATIC_LIBRARY", static_library("").c_str(), 1);
+    setenv("TEST_STATIC_LIBRARY", static_library(own ? "-own" : "").c_str(), 1);
     setenv("TEST_STATIC_LIBRARY_2", static_library(nested ? "-opens" : "-2").c_str(), 1);
     return HOLDS(reaches(program, nested ? "once" : how));
 }

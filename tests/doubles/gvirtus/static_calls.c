@@ -2,7 +2,8 @@
 /* What nvcc makes of a file with kernels: it calls CUDA's runtime, for the first time before
  * main(), as kernels are registered. HOST_ONLY: what a C compiler makes of one without. OPENS: it
  * opens another library then, and calls that. LATE: it may be opened when errno is anything.
- * RELOCATED: code with an address in it. ELSEWHERE: the runtime is in none of its files. */
+ * RELOCATED: code with an address in it. ELSEWHERE: the runtime is in none of its files. OWN: many
+ * functions of its own, whose names begin as the runtime's, and no kernels: none is called then. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stddef.h>
@@ -44,7 +45,7 @@ __attribute__((constructor)) static void begin(void)
 #ifdef ELSEWHERE
     if (devices)
         __cudaRegisterFatBinary((void *)(size_t)kernels);
-#else
+#elif !defined(OWN)
     registered = errno ? -1 : cudaGetDeviceCount(&devices);
 #endif
 #ifdef OPENS
@@ -92,6 +93,59 @@ SEEN int static_takes(void *device)
     free(bytes);
     return rc;
 }
+
+#ifdef OWN
+/* Part of it is not all of it. */
+#define ADD(n)                                                                                     \
+    value += n;                                                                                    \
+    __asm__ volatile("" : "+r"(value))
+#define ONE(n)                                                                                     \
+    int cudaOwn##n(int);                                                                           \
+    __attribute__((visibility("hidden"), noinline)) int cudaOwn##n(int value)                      \
+    {                                                                                              \
+        ADD(1);                                                                                    \
+        ADD(3);                                                                                    \
+        ADD(5);                                                                                    \
+        ADD(7);                                                                                    \
+        ADD(11);                                                                                   \
+        ADD(-27);                                                                                  \
+        return value + n;                                                                          \
+    }
+#define TEN(n)                                                                                     \
+    ONE(n##0)                                                                                      \
+    ONE(n##1) ONE(n##2) ONE(n##3) ONE(n##4) ONE(n##5) ONE(n##6) ONE(n##7) ONE(n##8) ONE(n##9)
+TEN(1)
+TEN(2)
+TEN(3)
+TEN(4)
+TEN(5)
+TEN(6)
+TEN(7)
+TEN(8)
+TEN(9)
+TEN(10)
+TEN(11)
+TEN(12)
+TEN(13)
+TEN(14)
+TEN(15)
+TEN(16)
+TEN(17)
+TEN(18)
+TEN(19)
+TEN(20)
+TEN(21)
+TEN(22)
+TEN(23)
+TEN(24)
+TEN(25)
+
+int static_own(void);
+SEEN int static_own(void)
+{
+    return cudaOwn10(1) + cudaOwn99(2) + cudaOwn150(3) + cudaOwn200(4) + cudaOwn259(5);
+}
+#endif
 
 SEEN int static_calls(void)
 {

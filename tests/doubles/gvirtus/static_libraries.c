@@ -7,11 +7,13 @@
  *   forked      the first, also by forked children, which open the second
  *   no new code as once, where no memory becomes executable that has been written to
  *   versions    both, of which the second is of another version of CUDA and fails as without us
+ *   first calls the first, again and again, whose own functions several threads call at once
  *   told        the first, which need not work
  */
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +28,7 @@
 
 #define THREADS 4
 #define ROUNDS  20
+#define OWN     (10 + 99 + 150 + 200 + 259 + 15) /* static_own() */
 
 #ifdef LINKED
 int static_calls(void); /* static_calls.c */
@@ -129,6 +132,44 @@ static int versions(void)
     return calls(one) || calls(other) != 35 || calls(one);
 }
 
+static int (*own)(void);
+static atomic_size_t begun;
+
+/* It calls functions of the library's own, whose names begin as the runtime's, while another thread
+ * finds out that nobody else has them: one thread after the other is that far. */
+static void *calls_own(void *result)
+{
+    const size_t turn = atomic_fetch_add(&begun, 1) % (4 * THREADS);
+    for (volatile size_t i = 0; i < turn * 20000;)
+        i++;
+    for (int i = 0; i < ROUNDS; i++)
+        if (own() != OWN)
+            return result;
+    return NULL;
+}
+
+static int first_calls(void)
+{
+    int failed = 0;
+    for (int i = 0; i < 3 * ROUNDS && !failed; i++) {
+        pthread_t all[3 * THREADS];
+        void *library = dlopen(first, RTLD_NOW | RTLD_LOCAL);
+        *(void **)&own = library ? dlsym(library, "static_own") : NULL;
+        if (!own)
+            return 1;
+        for (size_t k = 0; k < 3 * THREADS; k++)
+            if (pthread_create(&all[k], NULL, calls_own, &library))
+                return 1;
+        for (size_t k = 0; k < 3 * THREADS; k++) {
+            void *result;
+            pthread_join(all[k], &result);
+            failed += result != NULL;
+        }
+        dlclose(library);
+    }
+    return failed;
+}
+
 static int told(void)
 {
     return !dlopen(first, RTLD_LAZY | RTLD_LOCAL);
@@ -145,6 +186,7 @@ int main(int count, char **arguments)
                {"forked", forked},
                {"no new code", no_new_code},
                {"versions", versions},
+               {"first calls", first_calls},
                {"told", told}};
     const char *how = count > 1 ? arguments[1] : "";
     first = getenv("TEST_STATIC_LIBRARY");
