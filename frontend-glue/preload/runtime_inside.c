@@ -40,11 +40,17 @@ struct dynamic {
     bool is_relocated;
 };
 
-/* The loader has made addresses of most of them, which is another matter in each of its versions.
- */
+static ElfW(Addr) distance(ElfW(Addr) a, ElfW(Addr) b)
+{
+    return a < b ? b - a : a - b;
+}
+
+/* The loader has made addresses of most of them, which is another matter in each of its versions;
+ * of none in the vDSO. What is in the object is near its table. */
 static ElfW(Addr) address_in(const struct link_map *map, ElfW(Addr) value)
 {
-    return value < map->l_addr ? value + map->l_addr : value;
+    const ElfW(Addr) table = (ElfW(Addr))map->l_ld, moved = value + map->l_addr;
+    return distance(moved, table) < distance(value, table) ? moved : value;
 }
 
 static void read_dynamic(const struct link_map *map, struct dynamic *d)

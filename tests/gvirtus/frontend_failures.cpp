@@ -337,15 +337,17 @@ bool static_libraries_linked()
     return true;
 }
 
-// Likewise those that it opens. "nested": one that opens another in its constructor.
+// Likewise those that it opens. "nested": one that opens another in its constructor. "far": one
+// that is linked for an address at which nothing can be, as the vDSO of some kernels is.
 bool static_libraries_opened(const char *how)
 {
     const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
     const bool nested = !std::strcmp(how, "nested"), own = !std::strcmp(how, "first calls");
+    const bool far = !std::strcmp(how, "far");
     REQUIRE(program);
-    setenv("TEST_STATIC_LIBRARY", static_library(own ? "-own" : "").c_str(), 1);
+    setenv("TEST_STATIC_LIBRARY", static_library(own ? "-own" : far ? "-far" : "").c_str(), 1);
     setenv("TEST_STATIC_LIBRARY_2", static_library(nested ? "-opens" : "-2").c_str(), 1);
-    return HOLDS(reaches(program, nested ? "once" : how));
+    return HOLDS(reaches(program, nested || far ? "once" : how));
 }
 
 // One of GVirtuS's libcudart is in use, for the version of the first.

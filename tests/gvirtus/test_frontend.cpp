@@ -542,7 +542,7 @@ void check_what_it_does_not()
     check("... that cannot be reached", static_runtime_refused);
     check("libraries with CUDA's runtime in themselves", static_libraries_linked);
     for (const char *how :
-         {"once", "again", "threads", "forked", "no new code", "nested", "first calls"})
+         {"once", "again", "threads", "forked", "no new code", "nested", "first calls", "far"})
         check((std::string("... that are opened: ") + how).c_str(),
               [how] { return static_libraries_opened(how); });
     check("... libraries that cannot be reached", static_libraries_refused);
