@@ -168,6 +168,109 @@ static const char *runtimes(const struct ibx_elf *elf, size_t i, const ElfW(Phdr
     return name;
 }
 
+/* ------------------------------------------------------------- which are the program's own */
+
+/* A program may name its own functions so as well. To jump out of these is no harm as long as they
+ * are not called; but who changes code back beside a thread that is in it, and changes registers
+ * that a compiler knows to be left alone, may do some. All other functions of the runtime have
+ * names of its own, and it is in one piece: so those are the program's that lie between two of the
+ * program's functions, with none of the runtime's beside them. */
+struct candidate {
+    ElfW(Addr) at;
+    size_t symbol;
+};
+
+/* The functions before a candidate and behind the one that comes before it. */
+struct gap {
+    ElfW(Addr) lowest, highest;
+    bool has_any, lowest_is_inside, highest_is_inside;
+};
+
+struct ibx_inside_candidates {
+    size_t bytes, count;
+    struct gap *gaps; /* one more than candidates */
+    struct candidate all[];
+};
+
+static size_t count_up_to(const struct ibx_inside_candidates *c, ElfW(Addr) at)
+{
+    size_t low = 0, high = c->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (c->all[middle].at <= at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void note_other(struct ibx_inside_candidates *c, const char *name, ElfW(Addr) at)
+{
+    struct gap *gap = &c->gaps[count_up_to(c, at)];
+    const bool is_inside = ibx_early_begins(name, INSIDE);
+    if (!gap->has_any || at < gap->lowest || (at == gap->lowest && is_inside)) {
+        gap->lowest = at;
+        gap->lowest_is_inside = is_inside;
+    }
+    if (!gap->has_any || at > gap->highest || (at == gap->highest && is_inside)) {
+        gap->highest = at;
+        gap->highest_is_inside = is_inside;
+    }
+    gap->has_any = true;
+}
+
+/* Sorted, which takes little: hundreds. */
+static void add_candidate(struct ibx_inside_candidates *c, ElfW(Addr) at, size_t symbol)
+{
+    size_t i = c->count++;
+    for (; i && c->all[i - 1].at > at; i--)
+        c->all[i] = c->all[i - 1];
+    c->all[i] = (struct candidate){at, symbol};
+}
+
+/* Leaves those that are the runtime's. */
+static void drop_programs(struct ibx_inside_candidates *c)
+{
+    size_t kept = 0;
+    for (size_t begin = 0, end; begin < c->count; begin = end) {
+        end = begin + 1;
+        while (end < c->count && !c->gaps[end].has_any)
+            end++;
+        const bool is_runtimes = c->gaps[begin].highest_is_inside || c->gaps[end].lowest_is_inside;
+        for (size_t i = begin; i < end && is_runtimes; i++)
+            c->all[kept++] = c->all[i];
+    }
+    c->count = kept;
+}
+
+/* NULL: there is no memory. */
+static struct ibx_inside_candidates *find_functions(const struct ibx_elf *elf,
+                                                    const ElfW(Phdr) * code)
+{
+    size_t most = 0;
+    const size_t n = ibx_elf_count(elf);
+    for (size_t i = 0; i < n; i++)
+        most += runtimes(elf, i, code) != NULL;
+    const size_t gaps_at = sizeof(struct ibx_inside_candidates) + most * sizeof(struct candidate),
+                 bytes = gaps_at + (most + 1) * sizeof(struct gap);
+    struct ibx_inside_candidates *c = ibx_early_map(bytes);
+    if (!c)
+        return NULL;
+    c->bytes = bytes;
+    c->gaps = (struct gap *)(void *)((char *)c + gaps_at);
+    for (size_t i = 0; i < n; i++)
+        if (runtimes(elf, i, code))
+            add_candidate(c, ibx_elf_symbol(elf, i)->st_value, i);
+    for (size_t i = 0; i < n; i++) {
+        const char *name = ibx_elf_function(elf, i);
+        if (name && !ibx_early_begins(name, "cuda") && !ibx_early_begins(name, "__cuda"))
+            note_other(c, name, ibx_elf_symbol(elf, i)->st_value);
+    }
+    drop_programs(c);
+    return c;
+}
+
 /* ------------------------------------------------------------------------------ jumps */
 
 static bool has_target(const struct ibx_inside_function *f)
@@ -251,19 +354,17 @@ static struct ibx_inside *make(const struct link_map *map, const char *path, siz
 }
 
 static void add_functions(struct ibx_inside *inside, const struct ibx_elf *elf,
-                          const ElfW(Phdr) * code, size_t count)
+                          const struct ibx_inside_candidates *found)
 {
-    char *text = (char *)&inside->functions[count];
-    for (size_t i = 0, n = ibx_elf_count(elf); i < n && inside->count < count; i++) {
-        const char *name = runtimes(elf, i, code);
-        if (!name)
-            continue;
+    char *text = (char *)&inside->functions[found->count];
+    for (size_t i = 0; i < found->count; i++) {
+        const char *name = ibx_elf_function(elf, found->all[i].symbol);
         struct ibx_inside_function *f = &inside->functions[inside->count++];
         const size_t size = ibx_early_length(name) + 1;
         ibx_early_copy(text, name, size);
         f->name = text;
         f->of = inside;
-        f->code = (void *)(inside->map->l_addr + ibx_elf_symbol(elf, i)->st_value);
+        f->code = (void *)(inside->map->l_addr + found->all[i].at);
         ibx_early_copy(f->before, f->code, sizeof(f->before));
         atomic_init(&f->target, (void *)(uintptr_t)ibx_inside_first);
         text += size;
@@ -275,14 +376,13 @@ static struct ibx_inside *redirect(const struct link_map *map, const char *path,
                                    const struct ibx_elf *elf, const ElfW(Phdr) * code,
                                    bool is_relocated)
 {
-    size_t count = 0, names = 0;
+    size_t names = 0;
     const bool good = !is_relocated && code && code->p_flags & PF_R;
-    for (size_t i = 0, n = good ? ibx_elf_count(elf) : 0; i < n; i++) {
-        const char *name = runtimes(elf, i, code);
-        count += name != NULL;
-        names += name ? ibx_early_length(name) + 1 : 0;
-    }
-    struct ibx_inside *inside = make(map, path, count, names);
+    struct ibx_inside_candidates *found = good ? find_functions(elf, code) : NULL;
+    for (size_t i = 0; found && i < found->count; i++)
+        names += ibx_early_length(ibx_elf_function(elf, found->all[i].symbol)) + 1;
+    struct ibx_inside *inside =
+        good && !found ? NULL : make(map, path, found ? found->count : 0, names);
     if (inside && !good) {
         inside->state = is_relocated ? IBX_INSIDE_RELOCATED : IBX_INSIDE_REFUSED;
         inside->error = EACCES;
@@ -291,9 +391,10 @@ static struct ibx_inside *redirect(const struct link_map *map, const char *path,
         inside->code_bytes = code->p_filesz;
         inside->protection = PROT_READ | (code->p_flags & PF_W ? PROT_WRITE : 0) |
                              (code->p_flags & PF_X ? PROT_EXEC : 0);
-        add_functions(inside, elf, code, count);
+        add_functions(inside, elf, found);
         write_jumps(inside);
     }
+    ibx_early_unmap(found, found ? found->bytes : 0);
     return inside;
 }
 
@@ -344,108 +445,3 @@ void ibx_inside_free(struct ibx_inside *inside)
 {
     ibx_early_unmap(inside, inside->bytes);
 }
-
-/* ------------------------------------------------------------------------ the first call */
-
-/* What a caller has put into registers stays there, for the function that it is to reach. A
- * compiler that knows a function of the program's own need not have aligned the stack for it. */
-#ifdef __x86_64__
-__asm__(".text\n"
-        ".balign 16\n"
-        ".globl ibx_inside_first\n"
-        ".hidden ibx_inside_first\n"
-        ".type ibx_inside_first, @function\n"
-        "ibx_inside_first:\n"
-        "	.cfi_startproc\n"
-        "	endbr64\n"
-        "	pushq %rbp\n"
-        "	.cfi_def_cfa_offset 16\n"
-        "	.cfi_offset %rbp, -16\n"
-        "	movq %rsp, %rbp\n"
-        "	.cfi_def_cfa_register %rbp\n"
-        "	pushq %rax\n"
-        "	pushq %rdi\n"
-        "	pushq %rsi\n"
-        "	pushq %rdx\n"
-        "	pushq %rcx\n"
-        "	pushq %r8\n"
-        "	pushq %r9\n"
-        "	pushq %r10\n"
-        "	subq $128, %rsp\n"
-        "	andq $-16, %rsp\n"
-        "	movups %xmm0, (%rsp)\n"
-        "	movups %xmm1, 16(%rsp)\n"
-        "	movups %xmm2, 32(%rsp)\n"
-        "	movups %xmm3, 48(%rsp)\n"
-        "	movups %xmm4, 64(%rsp)\n"
-        "	movups %xmm5, 80(%rsp)\n"
-        "	movups %xmm6, 96(%rsp)\n"
-        "	movups %xmm7, 112(%rsp)\n"
-        "	movq %r11, %rdi\n"
-        "	call ibx_inside_bind\n"
-        "	movq %rax, %r11\n"
-        "	movups (%rsp), %xmm0\n"
-        "	movups 16(%rsp), %xmm1\n"
-        "	movups 32(%rsp), %xmm2\n"
-        "	movups 48(%rsp), %xmm3\n"
-        "	movups 64(%rsp), %xmm4\n"
-        "	movups 80(%rsp), %xmm5\n"
-        "	movups 96(%rsp), %xmm6\n"
-        "	movups 112(%rsp), %xmm7\n"
-        "	leaq -64(%rbp), %rsp\n"
-        "	popq %r10\n"
-        "	popq %r9\n"
-        "	popq %r8\n"
-        "	popq %rcx\n"
-        "	popq %rdx\n"
-        "	popq %rsi\n"
-        "	popq %rdi\n"
-        "	popq %rax\n"
-        "	popq %rbp\n"
-        "	.cfi_def_cfa %rsp, 8\n"
-        "	jmp *%r11\n"
-        "	.cfi_endproc\n"
-        ".size ibx_inside_first, .-ibx_inside_first\n");
-#elif defined(__aarch64__)
-__asm__(".text\n"
-        ".balign 16\n"
-        ".globl ibx_inside_first\n"
-        ".hidden ibx_inside_first\n"
-        ".type ibx_inside_first, %function\n"
-        "ibx_inside_first:\n"
-        "	.cfi_startproc\n"
-        "	hint 34\n" /* bti c */
-        "	stp x29, x30, [sp, -224]!\n"
-        "	.cfi_def_cfa_offset 224\n"
-        "	.cfi_offset x29, -224\n"
-        "	.cfi_offset x30, -216\n"
-        "	mov x29, sp\n"
-        "	stp x0, x1, [sp, 16]\n"
-        "	stp x2, x3, [sp, 32]\n"
-        "	stp x4, x5, [sp, 48]\n"
-        "	stp x6, x7, [sp, 64]\n"
-        "	str x8, [sp, 80]\n"
-        "	stp q0, q1, [sp, 96]\n"
-        "	stp q2, q3, [sp, 128]\n"
-        "	stp q4, q5, [sp, 160]\n"
-        "	stp q6, q7, [sp, 192]\n"
-        "	mov x0, x16\n"
-        "	bl ibx_inside_bind\n"
-        "	mov x17, x0\n"
-        "	ldp x0, x1, [sp, 16]\n"
-        "	ldp x2, x3, [sp, 32]\n"
-        "	ldp x4, x5, [sp, 48]\n"
-        "	ldp x6, x7, [sp, 64]\n"
-        "	ldr x8, [sp, 80]\n"
-        "	ldp q0, q1, [sp, 96]\n"
-        "	ldp q2, q3, [sp, 128]\n"
-        "	ldp q4, q5, [sp, 160]\n"
-        "	ldp q6, q7, [sp, 192]\n"
-        "	ldp x29, x30, [sp], 224\n"
-        "	.cfi_def_cfa_offset 0\n"
-        "	br x17\n"
-        "	.cfi_endproc\n"
-        ".size ibx_inside_first, .-ibx_inside_first\n");
-#else
-void ibx_inside_first(void) {} /* no file is read */
-#endif

@@ -140,9 +140,24 @@ TEN(23)
 TEN(24)
 TEN(25)
 
+#ifdef __x86_64__ /* a compiler that sees what a function does may count on the rest */
+__asm__(".text\n.globl cudaOwnLeaf\n.hidden cudaOwnLeaf\n.type cudaOwnLeaf, @function\n"
+        "cudaOwnLeaf:\n.rept 32\n\tnop\n.endr\n\tret\n.size cudaOwnLeaf, .-cudaOwnLeaf\n");
+#endif
+
 int static_own(void);
 SEEN int static_own(void)
 {
+#ifdef __x86_64__
+    long kept;
+    __asm__ volatile("subq $128, %%rsp\n\tmovl $77, %%r11d\n\tcall cudaOwnLeaf\n\t"
+                     "addq $128, %%rsp\n\tmovq %%r11, %0"
+                     : "=r"(kept)
+                     :
+                     : "r11", "cc", "memory");
+    if (kept != 77)
+        return -1;
+#endif
     return cudaOwn10(1) + cudaOwn99(2) + cudaOwn150(3) + cudaOwn200(4) + cudaOwn259(5);
 }
 #endif
