@@ -8,11 +8,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Whether a capability (CAP_...) of this process counts: not one that it has in a user namespace of
- * its own alone, where it is root of a container. */
-bool ibx_capable(unsigned capability);
-/* Whether it has it in its own user namespace, where it counts for the processes there. */
-bool ibx_capable_in_namespace(unsigned capability);
 /* Bytes that this process may pin. False: there is no limit, or CAP_IPC_LOCK exempts it. */
 bool ibx_locked_limit(uint64_t *bytes);
 /* Bytes that it has pinned for devices now, as the kernel counts them. */

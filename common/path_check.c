@@ -3,6 +3,7 @@
 
 #include "common/log.h"
 #include "common/path_walk.h"
+#include "common/rights.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +18,6 @@
 
 #define BY_OTHERS    (S_IWGRP | S_IWOTH)
 #define OVERFLOW_UID 65534
-#define ALL_USERS    UINT32_MAX
 
 struct check {
     const char *what, *path; /* for messages */
@@ -28,14 +28,7 @@ struct check {
 
 bool ibx_path_is_from_outside(uid_t owner)
 {
-    unsigned first, outside, count = ALL_USERS;
-    FILE *map = owner == OVERFLOW_UID ? fopen("/proc/self/uid_map", "re") : NULL;
-    if (!map)
-        return false;
-    if (fscanf(map, "%u %u %u", &first, &outside, &count) != 3)
-        count = ALL_USERS;
-    fclose(map);
-    return count != ALL_USERS;
+    return owner == OVERFLOW_UID && !ibx_in_first_user_namespace();
 }
 
 /* Of a folder on the way, or a link in it. */

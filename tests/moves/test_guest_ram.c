@@ -2,7 +2,7 @@
 /* What is found of the RAM of real QEMUs, compared with what QEMU reports and what its memory
  * holds.
  */
-#include "common/locked.h"
+#include "common/rights.h"
 #include "migrate/qemu/qemu_internal.h"
 #include "tests/moves/guest/churn.h"
 #include "tests/scenes/vm.h"

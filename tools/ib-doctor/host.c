@@ -2,7 +2,7 @@
 /* Memory limits, the kernel's services, libfabric. */
 #include "tools/ib-doctor/ib-doctor.h"
 
-#include "common/locked.h"
+#include "common/rights.h"
 #include "transport/transport.h"
 
 #include <errno.h>

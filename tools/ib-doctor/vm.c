@@ -2,7 +2,7 @@
 /* What ib-migrate needs: KVM, QEMU, userfaultfd, and what the kernel's userfaultfd can do. */
 #include "tools/ib-doctor/ib-doctor.h"
 
-#include "common/locked.h"
+#include "common/rights.h"
 
 #include <errno.h>
 #include <fcntl.h>
