@@ -5,6 +5,8 @@
  * that the kernel ends the tool, and the VM waits. */
 #include "migrate/preflight/preflight.h"
 
+#include "common/control_groups.h"
+
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -27,7 +29,7 @@
 /* Names of the files in a group, of both versions. */
 struct files {
     const char *limit, *usage, *swap_limit, *swap_usage, *cache[2];
-    bool second; /* `swap_limit` is of swap alone, not of both; a container's root has limits */
+    bool second; /* `swap_limit` is of swap alone, not of both */
 };
 
 static const struct files first_version = {"memory.limit_in_bytes",
@@ -112,61 +114,38 @@ static uint64_t room_in(const char *group, const struct files *files, uint64_t s
     return both < room ? both : room;
 }
 
-/* Of the group and of all above it. The root of all has no limit, but in a namespace the root is a
- * container's group; of the first version it need not be above this one, and is left out. */
-static void look_at(const char *root, const char *path, const struct files *files, uint64_t swap,
-                    uint64_t *room, char name[PATH_MAX])
-{
-    char group[2 * PATH_MAX - 64];
-    const size_t above = (size_t)snprintf(group, PATH_MAX, "%s", root);
-    if (above >= PATH_MAX || strstr(path, "/..")) /* of another namespace */
-        return;
-    snprintf(group + above, sizeof(group) - above, "%s", path[1] ? path : "");
-    for (char *cut = group + strlen(group); cut; cut = strrchr(group + above, '/')) {
-        *cut = '\0';
-        const bool looks = group[above] || files->second;
-        const uint64_t here = looks ? room_in(group, files, swap) : UINT64_MAX;
-        if (here < *room) {
-            *room = here;
-            snprintf(name, PATH_MAX, "%s", group);
-        }
-    }
-}
+struct search {
+    const struct files *first, *second; /* NULL: of this version none is looked at */
+    uint64_t swap, room;
+    char *name;
+};
 
-/* `first` may be NULL. */
-static uint64_t room_by(const char *root, const char *groups, uint64_t swap,
-                        const struct files *first, const struct files *second, char name[PATH_MAX])
+static void look_at(void *context, const struct ibx_control_group *group)
 {
-    char line[PATH_MAX], place[PATH_MAX];
-    uint64_t room = UINT64_MAX;
-    for (size_t n; *groups; groups += n + (groups[n] == '\n')) {
-        n = strcspn(groups, "\n");
-        snprintf(line, sizeof(line), "%.*s", (int)n, groups);
-        const char *path = strchr(line, '/');
-        if (!path || n >= sizeof(line))
-            continue;
-        if (!strncmp(line, "0::", 3)) {
-            look_at(root, path, second, swap, &room, name);
-            snprintf(place, sizeof(place), "%.1000s/unified", root);
-            look_at(place, path, second, swap, &room, name);
-        } else if (first && strstr(line, ":memory:")) {
-            snprintf(place, sizeof(place), "%.1000s/memory", root);
-            look_at(place, path, first, swap, &room, name);
-        }
-    }
-    return room;
+    struct search *search = context;
+    const struct files *files = group->second ? search->second : search->first;
+    const bool looks = files && (group->second || !group->root);
+    const uint64_t here = looks ? room_in(group->folder, files, search->swap) : UINT64_MAX;
+    if (here >= search->room)
+        return;
+    search->room = here;
+    snprintf(search->name, PATH_MAX, "%s", group->folder);
 }
 
 uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_t swap,
                                    char name[PATH_MAX])
 {
-    return room_by(root, groups, swap, &first_version, &second_version, name);
+    struct search search = {&first_version, &second_version, swap, UINT64_MAX, name};
+    ibx_control_groups_of_memory(root, groups, look_at, &search);
+    return search.room;
 }
 
 uint64_t ibx_preflight_memory_high(const char *root, const char *groups, uint64_t swap,
                                    char name[PATH_MAX])
 {
-    return room_by(root, groups, swap, NULL, &slowing, name);
+    struct search search = {NULL, &slowing, swap, UINT64_MAX, name};
+    ibx_control_groups_of_memory(root, groups, look_at, &search);
+    return search.room;
 }
 
 /* The number behind this word at the beginning of a line and `columns` others; 0: there is none. */

@@ -293,6 +293,8 @@ class Doctor(unittest.TestCase):
         self.expect(self.check_of(self.report(self.root), "control group"), "ok")
         write(self.root, groups + "/memory/box/memory.limit_in_bytes", str(256 << 20))
         self.expect(self.check_of(self.report(self.root), "control group"), "limited", "256 MiB")
+        write(self.root, groups + "/memory/memory.limit_in_bytes", str(128 << 20))  # a container's
+        self.expect(self.check_of(self.report(self.root), "control group"), "limited", "128 MiB")
 
     def as_another(self, before, *arguments):
         """The report of one that has become such a user, or has lost something, by `before`."""

@@ -2,6 +2,7 @@
 /* Memory limits, the kernel's services, libfabric. */
 #include "tools/ib-doctor/ib-doctor.h"
 
+#include "common/control_groups.h"
 #include "common/rights.h"
 #include "transport/transport.h"
 
@@ -83,44 +84,27 @@ static void check_shm(void)
                        (unsigned long long)fs.f_bavail * fs.f_frsize >> 20);
 }
 
-/* The smallest limit of this process's control group and of those above it; `group`: below
- * `root`. */
-static void look_at_groups(const char *root, const char *group, const char *file, long long *least)
+static void look_at_group(void *context, const struct ibx_control_group *group)
 {
-    char path[PATH_MAX], at[PATH_MAX];
-    snprintf(at, sizeof(at), "%s", group);
-    for (;;) {
-        char *slash = strrchr(at, '/');
-        snprintf(path, sizeof(path), "%s%s/%s", root, slash && slash[1] ? at : "", file);
-        const long long limit = ibx_doctor_read_number(path, -1);
-        if (limit >= 0 && (*least < 0 || limit < *least))
-            *least = limit;
-        if (!slash || !*at)
-            return;
-        *slash = '\0';
-    }
+    long long *least = context;
+    char path[2 * PATH_MAX];
+    snprintf(path, sizeof(path), "%s/%s", group->folder,
+             group->second ? "memory.max" : "memory.limit_in_bytes");
+    const long long limit = ibx_doctor_read_number(path, -1);
+    if (limit >= 0 && (*least < 0 || limit < *least))
+        *least = limit;
 }
 
 /* ib-migrate refuses a VM that would not fit, and the kernel ends who goes beyond it. */
 static void check_groups(void)
 {
-    char line[PATH_MAX];
+    char groups[2 * PATH_MAX];
     long long least = -1;
-    FILE *groups = fopen(ibx_doctor_path("/proc/self/cgroup"), "re");
-    while (groups && fgets(line, sizeof(line), groups)) {
-        line[strcspn(line, "\n")] = '\0';
-        char *controllers = strchr(line, ':');
-        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!group)
-            continue;
-        *group++ = '\0';
-        if (!controllers[1])
-            look_at_groups("/sys/fs/cgroup", group, "memory.max", &least);
-        else if (!strcmp(controllers + 1, "memory"))
-            look_at_groups("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes", &least);
-    }
-    if (groups)
-        fclose(groups);
+    FILE *file = fopen(ibx_doctor_path("/proc/self/cgroup"), "re");
+    groups[file ? fread(groups, 1, sizeof(groups) - 1, file) : 0] = '\0';
+    if (file)
+        fclose(file);
+    ibx_control_groups_of_memory("/sys/fs/cgroup", groups, look_at_group, &least);
     const bool limited = least >= 0 && least < NO_LIMIT;
     if (limited)
         ibx_doctor_add("memory", "control group", DOCTOR_LIMITED,
