@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/gvirtus/remote.h"
+#include "tests/gvirtus/remote_libraries.h"
 #include "tests/scenes/cuda_application.h"
 
 #include <atomic>
@@ -9,7 +10,6 @@
 #include <dlfcn.h>
 #include <map>
 #include <mutex>
-#include <sstream>
 #include <stdexcept>
 #include <unistd.h>
 
@@ -160,81 +160,6 @@ struct Runtime {
     int (*enable_peer)(int peer, unsigned flags) = nullptr;
     int (*disable_peer)(int peer) = nullptr;
 };
-
-// As GVirtuS's plugins of cuBLAS and others bring these.
-void load_libraries()
-{
-    const char *paths = std::getenv("IBX_TEST_MATH");
-    std::istringstream all(paths ? paths : "");
-    for (std::string path; std::getline(all, path, ':');)
-        dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
-}
-
-// Handles of theirs that have not been ended.
-std::uint64_t library_handles()
-{
-    std::uint64_t count = 0;
-    std::istringstream all(std::getenv("IBX_TEST_MATH"));
-    for (std::string path; std::getline(all, path, ':');) {
-        void *library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-        auto *handles = reinterpret_cast<unsigned (*)()>(dlsym(library, "ibx_double_handles"));
-        count += handles();
-        dlclose(library);
-    }
-    return count;
-}
-
-// Of that library, or null.
-void *function_of(const char *name, const char *function)
-{
-    void *found = nullptr;
-    std::istringstream all(std::getenv("IBX_TEST_MATH"));
-    for (std::string path; std::getline(all, path, ':');) {
-        if (path.find(name) == path.npos)
-            continue;
-        void *library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-        found = dlsym(library, function);
-        dlclose(library);
-    }
-    return found;
-}
-
-// As GVirtuS's handlers make it: a generator of the host's makes its numbers in memory of the back
-// end.
-int generator(const char *function, void **made)
-{
-    int (*make)(void **made, int type) = nullptr;
-    *reinterpret_cast<void **>(&make) = function_of("libcurand.so", function);
-    return make ? make(made, 100) : 203;
-}
-
-int library_handle(const char *library, const char *function, void **made)
-{
-    int (*make)(void **made) = nullptr;
-    *reinterpret_cast<void **>(&make) = function_of(library, function);
-    return make ? make(made) : 1;
-}
-
-int plan(int *made)
-{
-    int (*make)(int *made) = nullptr;
-    *reinterpret_cast<void **>(&make) = function_of("libcufft.so", "cufftCreate");
-    return make ? make(made) : 5;
-}
-
-int end_blas(void *handle)
-{
-    int (*end)(void *handle) = nullptr;
-    *reinterpret_cast<void **>(&end) = function_of("libcublas.so", "cublasDestroy_v2");
-    return end(handle);
-}
-
-int end_plan(int plan)
-{
-    int (*end)(int plan) = nullptr;
-    *reinterpret_cast<void **>(&end) = function_of("libcufft.so", "cufftDestroy");
-    return end(plan);
-}
 
 // Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.
 const Runtime &runtime()
@@ -454,28 +379,14 @@ bool is_echoed(const std::string &name)
     return false;
 }
 
-// Where a handler answers with what it has made; a plan as an array of one int, which it counts.
-bool makes_library_handle(const std::string &name, Frame &f, int *rc)
+// A plan is an array of one int, which is counted.
+int answer_made(Frame &f, const std::string &name, std::uint64_t made, int code)
 {
-    int number = 0;
-    void *made = nullptr;
-    if (name == "cufftCreate") {
-        *rc = plan(&number);
-        f.out.u64(sizeof(number)).i32(number);
-        return true;
-    }
-    if (name == "curandCreateGenerator" || name == "curandCreateGeneratorHost")
-        *rc = generator(name.c_str(), &made);
-    else if (name == "cublasCreate_v2")
-        *rc = library_handle("libcublas.so", "cublasCreate_v2", &made);
-    else if (name == "cusparseCreate")
-        *rc = library_handle("libcusparse.so", "cusparseCreate", &made);
-    else if (name == "cusolverDnCreate")
-        *rc = library_handle("libcusolver.so", "cusolverDnCreate", &made);
+    if (name == "cufftCreate")
+        f.out.u64(sizeof(std::int32_t)).i32(static_cast<std::int32_t>(made));
     else
-        return false;
-    f.out.u64(reinterpret_cast<std::uintptr_t>(made));
-    return true;
+        f.out.u64(made);
+    return code;
 }
 
 std::atomic<void *> by_driver{nullptr}; // the stream that the driver's double captures
@@ -488,12 +399,14 @@ int execute(const std::string &name, Frame &f, int *current)
         return double_calls(name, f);
     if (is_echoed(name))
         return f.answer(f.in.data(), f.in.size());
+    int code = 0;
+    std::uint64_t made = 0;
+    if (library_makes(name, &made, &code))
+        return answer_made(f, name, made, code);
     if (name == "cublasDestroy_v2")
-        return end_blas(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+        return library_ends_blas(f.get<std::uint64_t>());
     if (name == "cufftDestroy")
-        return end_plan(f.get<std::int32_t>());
-    if (int code = 0; makes_library_handle(name, f, &code))
-        return code;
+        return library_ends_plan(f.get<std::int32_t>());
     if (name == "cudaSetDevice") {
         auto device = f.get<std::int32_t>();
         if (device != 0 && device != 1)

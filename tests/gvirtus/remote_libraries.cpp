@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+#include "tests/gvirtus/remote_libraries.h"
+
+#include <cstdlib>
+#include <dlfcn.h>
+#include <sstream>
+
+namespace
+{
+
+// Of that library, or null.
+void *function_of(const char *name, const char *function)
+{
+    void *found = nullptr;
+    std::istringstream all(std::getenv("IBX_TEST_MATH"));
+    for (std::string path; std::getline(all, path, ':');) {
+        if (path.find(name) == path.npos)
+            continue;
+        void *library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+        found = dlsym(library, function);
+        dlclose(library);
+    }
+    return found;
+}
+
+struct Maker {
+    const char *function, *library;
+    int absent; // its status where there is no such library
+};
+constexpr Maker makers[] = {{"cublasCreate_v2", "libcublas.so", 1},
+                            {"cufftCreate", "libcufft.so", 5},
+                            {"curandCreateGenerator", "libcurand.so", 203},
+                            {"curandCreateGeneratorHost", "libcurand.so", 203},
+                            {"cusolverDnCreate", "libcusolver.so", 1},
+                            {"cusparseCreate", "libcusparse.so", 1}};
+
+// Whoever takes no type does not look at it; a plan has half of the bytes.
+int make(const Maker &maker, std::uint64_t *made)
+{
+    int (*call)(std::uint64_t * made, int type) = nullptr;
+    *reinterpret_cast<void **>(&call) = function_of(maker.library, maker.function);
+    return call ? call(made, 100) : maker.absent;
+}
+
+} // namespace
+
+void load_libraries()
+{
+    const char *paths = std::getenv("IBX_TEST_MATH");
+    std::istringstream all(paths ? paths : "");
+    for (std::string path; std::getline(all, path, ':');)
+        dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
+}
+
+std::uint64_t library_handles()
+{
+    std::uint64_t count = 0;
+    std::istringstream all(std::getenv("IBX_TEST_MATH"));
+    for (std::string path; std::getline(all, path, ':');) {
+        void *library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+        auto *handles = reinterpret_cast<unsigned (*)()>(dlsym(library, "ibx_double_handles"));
+        count += handles();
+        dlclose(library);
+    }
+    return count;
+}
+
+bool library_makes(const std::string &name, std::uint64_t *made, int *code)
+{
+    for (const Maker &maker : makers) {
+        if (name != maker.function)
+            continue;
+        *made = 0;
+        *code = make(maker, made);
+        return true;
+    }
+    return false;
+}
+
+int library_ends_blas(std::uint64_t handle)
+{
+    int (*end)(std::uint64_t handle) = nullptr;
+    *reinterpret_cast<void **>(&end) = function_of("libcublas.so", "cublasDestroy_v2");
+    return end(handle);
+}
+
+int library_ends_plan(std::int32_t plan)
+{
+    int (*end)(std::int32_t plan) = nullptr;
+    *reinterpret_cast<void **>(&end) = function_of("libcufft.so", "cufftDestroy");
+    return end(plan);
+}
