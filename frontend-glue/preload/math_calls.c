@@ -50,8 +50,6 @@ static void note_foreign(const struct call *c)
             ibx_math_handle_set((enum ibx_math_type)a->n, made_at(a, c->values[i].p),
                                 IBX_MATH_FOREIGN);
     }
-    if (c->f->use == IBX_MATH_USE_ENDS)
-        ibx_math_handle_set(c->type, c->handle, IBX_MATH_USUAL);
 }
 
 static void tell(const struct call *c)
@@ -318,10 +316,6 @@ static void note(const struct call *c)
         c->f->number == IBX_MATH_cusparseSetPointerMode)
         ibx_math_handle_set(c->type, c->handle,
                             c->values[1].i ? IBX_MATH_ON_DEVICE : IBX_MATH_USUAL);
-    if (c->f->use == IBX_MATH_USE_ENDS)
-        ibx_math_handle_set(c->type, c->handle, IBX_MATH_USUAL);
-    if (c->f->use == IBX_MATH_USE_ENDS && c->type == IBX_MATH_DNVEC)
-        ibx_math_vector_ended(c->handle);
     if (c->f->use == IBX_MATH_USE_ENDS && (c->type == IBX_MATH_LT || c->type == IBX_MATH_BLAS))
         ibx_math_answers_forget();
 }
@@ -392,6 +386,27 @@ int ibx_frontend_math_now(unsigned number, const union ibx_math_value *values)
     return request(&c);
 }
 
+static int make(struct call *c, bool theirs)
+{
+    return theirs ? pass(c) : request(c);
+}
+
+/* What is known of a handle goes before it ends: another thread's may have its number from then
+ * on. */
+static int end(struct call *c, bool theirs, enum ibx_math_handle is)
+{
+    const int vector = c->type == IBX_MATH_DNVEC ? ibx_math_vector_type(c->handle) : -1;
+    ibx_math_handle_set(c->type, c->handle, IBX_MATH_USUAL);
+    if (vector >= 0)
+        ibx_math_vector_ended(c->handle);
+    const int status = make(c, theirs);
+    if (status && is != IBX_MATH_USUAL)
+        ibx_math_handle_set(c->type, c->handle, is);
+    if (status && vector >= 0)
+        ibx_math_vector_made(c->handle, vector);
+    return status;
+}
+
 int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
 {
     struct call c = call_of(number, values);
@@ -411,7 +426,9 @@ int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
         ibx_math_settings_end(c.handle);
     else if (blas)
         status = ibx_math_settings_use(c.handle);
-    return status ? status : theirs ? pass(&c) : request(&c);
+    if (status)
+        return status;
+    return c.f->use == IBX_MATH_USE_ENDS ? end(&c, theirs, is) : make(&c, theirs);
 }
 
 /* ------------------------------------------------------------------------------- functions */

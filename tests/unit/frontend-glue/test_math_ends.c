@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What a program's process knows of a handle goes with it, and nothing goes that another thread has
+ * made since: the back end gives it the same number as soon as the first one has ended.
+ */
+#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/math_calls.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#define SPARSE  0x7000u
+#define VECTOR  0x8000u
+#define SINGLE  0 /* cudaDataType */
+#define DOUBLE  1
+#define REFUSED 7 /* cusparseStatus_t */
+
+/* What the back end answers, and what it gives another thread before its answer is read. */
+static int answer;
+static bool comes_again;
+
+bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *code)
+{
+    (void)e, (void)out, (void)n;
+    *code = answer;
+    if (comes_again) {
+        ibx_math_vector_made(VECTOR, DOUBLE);
+        ibx_math_handle_set(IBX_MATH_SPARSE, SPARSE, IBX_MATH_ON_DEVICE);
+    }
+    return true;
+}
+
+static int end_vector(void)
+{
+    const union ibx_math_value values[] = {{.p = (void *)(uintptr_t)VECTOR}};
+    return ibx_frontend_math(IBX_MATH_cusparseDestroyDnVec, values);
+}
+
+static int end_handle(void)
+{
+    const union ibx_math_value values[] = {{.p = (void *)(uintptr_t)SPARSE}};
+    return ibx_frontend_math(IBX_MATH_cusparseDestroy, values);
+}
+
+static void begin(bool again, int status)
+{
+    ibx_math_vector_made(VECTOR, SINGLE);
+    assert_true(ibx_math_handle_set(IBX_MATH_SPARSE, SPARSE, IBX_MATH_ON_DEVICE));
+    comes_again = again;
+    answer = status;
+}
+
+static void nothing_is_known_behind_it(void **state)
+{
+    (void)state;
+    begin(false, 0);
+    assert_int_equal(end_vector(), 0);
+    assert_int_equal(end_handle(), 0);
+    assert_int_equal(ibx_math_vector_type(VECTOR), -1);
+    assert_int_equal(ibx_math_handle_is(IBX_MATH_SPARSE, SPARSE), IBX_MATH_USUAL);
+}
+
+static void another_one_has_its_number(void **state)
+{
+    (void)state;
+    begin(true, 0);
+    assert_int_equal(end_vector(), 0);
+    assert_int_equal(ibx_math_vector_type(VECTOR), DOUBLE);
+    assert_int_equal(end_handle(), 0);
+    assert_int_equal(ibx_math_handle_is(IBX_MATH_SPARSE, SPARSE), IBX_MATH_ON_DEVICE);
+}
+
+static void it_did_not_end(void **state)
+{
+    (void)state;
+    begin(false, REFUSED);
+    assert_int_equal(end_vector(), REFUSED);
+    assert_int_equal(end_handle(), REFUSED);
+    assert_int_equal(ibx_math_vector_type(VECTOR), SINGLE);
+    assert_int_equal(ibx_math_handle_is(IBX_MATH_SPARSE, SPARSE), IBX_MATH_ON_DEVICE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(nothing_is_known_behind_it),
+                                       cmocka_unit_test(another_one_has_its_number),
+                                       cmocka_unit_test(it_did_not_end)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+/* What math_calls.c calls besides. */
+
+int ibx_frontend_arguments_reach(const void *arguments, size_t n)
+{
+    (void)arguments, (void)n;
+    return 0;
+}
+
+void ibx_frontend_connect(void) {}
+
+bool ibx_frontend_first_begins(void)
+{
+    return false;
+}
+
+void ibx_frontend_first_is_over(void) {}
+
+bool ibx_frontend_lt_is_ours(void)
+{
+    return true;
+}
+
+void *ibx_frontend_next(_Atomic(void *) *found, const char *name)
+{
+    (void)found, (void)name;
+    return NULL;
+}
