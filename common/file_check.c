@@ -39,24 +39,30 @@ static int cannot_open(const char *what, const char *path, int code, struct ibx_
     return ibx_error_set(err, -code, "cannot open %s%s: %s", what, path, strerror(code));
 }
 
+int ibx_file_reopen(int found)
+{
+    char again[40]; /* by the thread: the first one may have ended */
+    snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
+    const int fd = open(again, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    return fd >= 0 ? fd : errno == ENOENT ? -ENOSYS : -errno;
+}
+
 int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *err)
 {
     const char *what = kind == IBX_FILE_KEY ? "key file " : "";
-    char again[40]; /* by the thread: the first one may have ended */
     int found, rc = ibx_path_find(what, path, &found, err);
     if (rc)
         return rc;
     if (found < 0)
         return cannot_open(what, path, -found, err);
     int fd = ibx_file_check(found, kind, path, err);
-    if (!fd) { /* the same file, whatever the path leads to by now */
-        snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
-        fd = open(again, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-        if (fd < 0 && errno == ENOENT)
-            fd = ibx_error_set(err, -ENOSYS, "cannot open %s%s, for which /proc has to be mounted",
-                               what, path);
+    if (!fd) {
+        fd = ibx_file_reopen(found);
+        if (fd == -ENOSYS)
+            ibx_error_set(err, fd, "cannot open %s%s, for which /proc has to be mounted", what,
+                          path);
         else if (fd < 0)
-            fd = cannot_open(what, path, errno, err);
+            cannot_open(what, path, -fd, err);
     }
     close(found);
     return fd;

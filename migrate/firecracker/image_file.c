@@ -7,6 +7,7 @@
  */
 #include "migrate/firecracker/image.h"
 
+#include "common/file_check.h"
 #include "common/path_check.h"
 
 #include <errno.h>
@@ -219,7 +220,6 @@ static int cannot_open(const char *path, int code, struct ibx_error *err)
 /* What is no file is not opened: a device may do something then. A descriptor. */
 static int open_looked_at(const char *path, uid_t peer, struct stat *st, struct ibx_error *err)
 {
-    char again[40]; /* by the thread: the first one may have ended */
     const int found = open(path, O_PATH | O_CLOEXEC);
     if (found < 0 || fstat(found, st)) {
         const int code = errno;
@@ -230,12 +230,9 @@ static int open_looked_at(const char *path, uid_t peer, struct stat *st, struct 
     int rc = check_way(path, st, peer, err);
     if (!rc && (!S_ISREG(st->st_mode) || !st->st_size || st->st_size % IBX_SNAPSHOT_PAGE))
         rc = no_pages(path, st, err);
-    snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
-    const int fd = rc ? -1 : open(again, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (!rc && fd < 0)
-        rc = cannot_open(path, errno, err);
+    const int fd = rc ? rc : ibx_file_reopen(found);
     close(found);
-    return rc ? rc : fd;
+    return !rc && fd < 0 ? cannot_open(path, -fd, err) : fd;
 }
 
 int ibx_image_open_file(const char *path, uid_t peer, struct ibx_image **out, struct ibx_error *err)

@@ -5,11 +5,11 @@
  * the file, so that a server that was started again serves the same snapshot, and a file that has
  * changed is another one.
  */
+#include "common/file_check.h"
 #include "common/path_check.h"
 #include "migrate/snapshot/snapshot.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,31 +37,32 @@ static int id_make(const struct stat *st, uint8_t id[IBX_SNAPSHOT_ID], struct ib
     return 0;
 }
 
-/* Whoever owns a folder or a link on the way could have another file of this user's served. */
-static int file_open(const char *path, struct stat *st, struct ibx_error *err)
+static int check_pages(const char *path, const struct stat *st, struct ibx_error *err)
 {
-    char again[40]; /* by the thread: the first one may have ended */
-    int found, rc = ibx_path_find("", path, &found, err);
-    if (rc)
-        return rc;
-    snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
-    const int fd = found < 0 ? -1 : open(again, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    const int code = found < 0 ? -found : fd < 0 || fstat(fd, st) ? errno : 0;
-    if (found >= 0)
-        close(found);
-    if (code) {
-        if (fd >= 0)
-            close(fd);
-        return ibx_error_set(err, -code, "%s: %s", path, strerror(code));
-    }
     if (S_ISREG(st->st_mode) && st->st_size > 0 && st->st_size % IBX_SNAPSHOT_PAGE == 0 &&
         (uint64_t)st->st_size <= IBX_SNAPSHOT_BYTES_MAX)
-        return fd;
-    close(fd);
+        return 0;
     return ibx_error_set(err, -EINVAL,
                          "%s is neither the folder of a snapshot nor the memory file of one, with "
                          "whole pages of %u bytes",
                          path, IBX_SNAPSHOT_PAGE);
+}
+
+/* Whoever owns a folder or a link on the way could have another file of this user's served. What is
+ * no file is not opened: a device may do something then. */
+static int file_open(const char *path, struct stat *st, struct ibx_error *err)
+{
+    int found, rc = ibx_path_find("", path, &found, err);
+    if (rc)
+        return rc;
+    int fd = found < 0 ? found : fstat(found, st) ? -errno : 0;
+    if (!fd)
+        rc = check_pages(path, st, err);
+    if (!fd && !rc)
+        fd = ibx_file_reopen(found);
+    if (found >= 0)
+        close(found);
+    return rc ? rc : fd < 0 ? ibx_error_set(err, fd, "%s: %s", path, strerror(-fd)) : fd;
 }
 
 /* All that the VM knows is in the file, and what it is must not depend on others. */
