@@ -234,9 +234,9 @@ json_t *ibx_settings_save_ram(const json_t *before);
 bool ibx_settings_left_on(const struct ibx_settings *settings);
 #define IBX_SETTINGS_LEFT_ON                                                                       \
     "x-ignore-shared was on in QEMU already, as a tool leaves it that is killed together with "    \
-    "its "                                                                                         \
-    "watchdog, and stays so: savevm, and libvirt's managedsave, would leave out the VM's RAM; "    \
-    "unless another program needs it, switch it off by migrate-set-capabilities in QEMU's monitor"
+    "its watchdog, and stays so: savevm, and libvirt's managedsave, would leave out the VM's "     \
+    "RAM; unless another program needs it, switch it off by migrate-set-capabilities in QEMU's "   \
+    "monitor"
 void ibx_settings_fini(struct ibx_settings *settings);
 
 /* ------------------------------------------------------------ descriptions */

@@ -368,11 +368,11 @@ int ibx_guest_ram_adoptable(const struct ibx_guest_ram *ram, const struct ibx_gu
 
 /* ------------------------------------------------------------ /proc */
 
-/* Whether this descriptor, the link at `path`, is it. False with errno EACCES or EPERM: it may not
- * be looked at. */
 /* Whether the process has crashed, and the kernel still writes its core dump: it has not ended, and
  * has its sockets open, until that is done. False also where the kernel does not tell. */
 bool ibx_proc_dumps_core(pid_t pid);
+/* Whether this descriptor, the link at `path`, is it. False with errno EACCES or EPERM: it may not
+ * be looked at. */
 typedef bool ibx_proc_look(void *context, int number, const char *path);
 /* The number of the first descriptor of `pid` that is it. -ENOENT: there is none; -EACCES, -EPERM:
  * none among those that may be looked at, or /proc does not show the process; -ESRCH: there is no
