@@ -134,16 +134,23 @@ static void test_a_cache_that_waits_itself(void)
     assert_int_equal(access(second, F_OK), -1);
 }
 
+/* Where a second cache can have its pages: from a cache that listens at `listen` and has none yet,
+ * or from another server; and the place of the second cache. */
+static void serve_two_ways(struct mover *other, const char *listen, char second[170])
+{
+    freeze();
+    snprintf(second, 170, "%s.2", cache);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(other, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", listen);
+}
+
 /* Likewise when it has begun: it turns to another server, and its child goes on. */
 static void test_a_cache_that_waits_later(void)
 {
     struct mover other;
     char second[170];
-    freeze();
-    snprintf(second, sizeof(second), "%s.2", cache);
-    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
-    SERVE(&other, snapshot, "--listen", "tcp://127.0.0.1:0");
-    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", "shm://127.0.0.1:0");
+    serve_two_ways(&other, "shm://127.0.0.1:0", second);
     SERVE(&further, second, "--cache", filler.uri, "--cache", other.uri, "--on-demand", "--set",
           "timeout_ms=1000");
     child_start(&children[0], (const char *[]){"-S", NULL});
@@ -162,11 +169,7 @@ static void test_a_cache_that_nobody_waits_for(void)
 {
     struct mover other;
     char second[170];
-    freeze();
-    snprintf(second, sizeof(second), "%s.2", cache);
-    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
-    SERVE(&other, snapshot, "--listen", "tcp://127.0.0.1:0");
-    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", "tcp://127.0.0.1:0");
+    serve_two_ways(&other, "tcp://127.0.0.1:0", second);
     SERVE(&further, second, "--cache", filler.uri, "--cache", other.uri, "--max-bandwidth", "2M",
           "--set", "timeout_ms=1000");
     mover_kill(&filler, SIGSTOP);

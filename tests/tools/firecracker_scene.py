@@ -80,12 +80,18 @@ def event(tool, kind):
             return told
 
 
-def serving(scene, memory, *args, form="both", double=()):
-    """A microVM, and the tool that serves it."""
-    vm = MicroVM(scene, memory, *double)
+def listening(scene, memory, *args):
+    """The tool, which waits for a microVM of this memory file, or URI."""
     tool = scene.start("firecracker", "--json", "--socket", scene.path("socket"), "--from", memory,
                        *args)
     event(tool, "listening")
+    return tool
+
+
+def serving(scene, memory, *args, form="both", double=()):
+    """A microVM, and the tool that serves it."""
+    vm = MicroVM(scene, memory, *double)
+    tool = listening(scene, memory, *args)
     vm.do(f"send {form}")
     return vm, tool, event(tool, "serving")
 
@@ -123,9 +129,7 @@ def offered(scene, memory, uri=None, *args):
 def served_by(scene, uri, memory, *args):
     """As serving(), by that server."""
     vm = MicroVM(scene, memory)
-    tool = scene.start("firecracker", "--json", "--socket", scene.path("socket"), "--from", uri,
-                       *args, *MORE)
-    event(tool, "listening")
+    tool = listening(scene, uri, *args, *MORE)
     vm.do("send both")
     event(tool, "serving")
     return vm, tool

@@ -169,6 +169,15 @@ def receiver(scene, vm, *args, before=(), **options):
     return process, found["record"]["uri"]
 
 
+def rewrite_record(scene, side, **changes):
+    """That of the one source or destination here, as if a migration of this kind had left it."""
+    (path,) = glob.glob(scene.path(f"state/*.{side}.json"))
+    with open(path, encoding="ascii") as file:
+        record = json.load(file)
+    with open(path, "w", encoding="ascii") as file:
+        json.dump(dict(record, **changes), file)
+
+
 def interrupt_twice(process):
     """After the commit, where the first signal only warns. What remains to be done is said."""
     process.send_signal(signal.SIGINT)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_migrate_exits.py IB-MIGRATE: what programs read of the tool: --json on every exit, and
 the figures for Prometheus, by a strict parser of their format."""
-import glob
 import json
 import os
 import re
@@ -150,14 +149,10 @@ def a_vm_that_ended_with_its_qemu_is_not_said_to_be_here(scene):
             _, err = sender.communicate(timeout=LIMIT)
     equal(sender.returncode, 1)
     assert "ended with it: start it from its disk" in err and "stayed" not in err, err
-    (path,) = glob.glob(scene.path("state/*.source.json"))
     for state, words in (("here", "ended with it: start it from its disk"),
                          ("kept", "ended with it: start it from its disk"),
                          ("broken", "nothing can restart it from its stop")):
-        with open(path, encoding="ascii") as file:
-            record = json.load(file)
-        with open(path, "w", encoding="ascii") as file:
-            json.dump(dict(record, state=state), file)
+        tool.rewrite_record(scene, "source", state=state)
         (answer,) = objects(tool.succeeds(scene, "status --json"))
         equal(answer["record"]["state"], state)
         assert words in answer["sentence"], answer

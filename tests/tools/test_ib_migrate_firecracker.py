@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 
-from firecracker_scene import (PAGE, PAGES, MicroVM, ended, event, handler_of, main, resident,
-                               serving, snapshot)
+from firecracker_scene import (PAGE, PAGES, MicroVM, ended, event, handler_of, listening, main,
+                               resident, serving, snapshot)
 from harness import LIMIT, TEST_LIMIT, Skip, children, equal, test, until
 
 STORM_MS = 800
@@ -233,9 +233,7 @@ def a_storm_of_removals_with_killed_handlers(scene):
 def replaying(scene, memory, record):
     """As serving(), and the microVM's memory before any page came."""
     vm = MicroVM(scene, memory)
-    tool = scene.start("firecracker", "--json", "--socket", scene.path("socket"), "--from", memory,
-                       "--replay", record)
-    event(tool, "listening")
+    tool = listening(scene, memory, "--replay", record)
     before = resident(vm)
     vm.do("send both")
     return vm, tool, before

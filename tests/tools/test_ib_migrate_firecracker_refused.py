@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 
-from firecracker_scene import MicroVM, event, main, snapshot
+from firecracker_scene import MicroVM, listening, main, snapshot
 from harness import LIMIT, Skip, equal, test, until
 
 
@@ -76,8 +76,7 @@ def wrong_files_are_refused_before_firecracker_waits(scene):
 @test
 def the_socket_is_for_one_user_in_a_safe_folder(scene):
     memory = snapshot(scene, 64)
-    tool = scene.start("firecracker", "--json", "--socket", scene.path("socket"), "--from", memory)
-    event(tool, "listening")
+    tool = listening(scene, memory)
     equal(os.stat(scene.path("socket")).st_mode & 0o777, 0o600)
     status, _, err = scene.run("firecracker", "--socket", scene.path("socket"), "--from", memory)
     assert status == 1 and "another process listens there" in err, err
@@ -99,8 +98,7 @@ def a_stranger_costs_nothing(scene):
     memory = snapshot(scene)
     os.chmod(scene.folder.name, 0o755)
     vm = MicroVM(scene, memory)
-    tool = scene.start("firecracker", "--json", "--socket", scene.path("socket"), "--from", memory)
-    event(tool, "listening")
+    tool = listening(scene, memory)
     os.chmod(scene.path("socket"), 0o666)
     stranger = os.fork()
     if not stranger:
@@ -128,18 +126,12 @@ def the_user_of_the_microvm_reads_no_file_of_roots(scene):
     shutil.copy(memory, own)
     for name in (folder, own):
         os.chown(name, 65534, 65534)
-
-    def start(path):
-        return scene.start("firecracker", "--json", "--peer-uid=65534", "--socket",
-                           scene.path("socket"), "--from", path)
-    tool = start(link)
-    said = tool.stdout.readline()
+    status, said, _ = scene.run("firecracker", "--json", "--peer-uid=65534", "--socket",
+                                scene.path("socket"), "--from", link)
+    equal(status, 1)
     assert '"failed"' in said and "user 65534 owns" in said and link in said, said
-    tool.communicate(timeout=LIMIT)
-    equal(tool.returncode, 1)
     for path in (own, memory):
-        tool = start(path)
-        event(tool, "listening")
+        tool = listening(scene, path, "--peer-uid=65534")
         tool.terminate()
         tool.communicate(timeout=LIMIT)
 

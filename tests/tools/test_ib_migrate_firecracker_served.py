@@ -11,7 +11,7 @@ import sys
 import time
 
 from firecracker_scene import (PAGE, PAGES, URIS, MicroVM, copied, ended, event, handler_of,
-                               main, offered, served_by, snapshot)
+                               listening, main, offered, served_by, snapshot)
 from harness import LIMIT, Skip, equal, test
 
 
@@ -271,9 +271,7 @@ def what_fails_at_once_is_not_tried_without_a_pause(scene):
     memory = snapshot(scene)
     _, uri = offered(scene, memory)
     vm = MicroVM(scene, memory)
-    tool = scene.start("firecracker", "--json", "--socket", scene.path("socket"), "--from", uri,
-                       "--background")
-    event(tool, "listening")
+    tool = listening(scene, uri, "--background")
     # There is no such memory, so that no page can be placed.
     began = time.monotonic()
     vm.do('raw [{"base_host_virt_addr": 4096, "size": 4096, "offset": 0}]')

@@ -3,7 +3,6 @@
 """test_ib_migrate_unfinished.py IB-MIGRATE: migrations that have not come to their end, and what
 recover, rollback and status make of them, with QEMU, GUEST_ELF and GUEST_EXPECT in the environment,
 and as root."""
-import glob
 import json
 import os
 import re
@@ -14,8 +13,9 @@ import sys
 from guest_vm import ask_qmp
 from harness import LIMIT, children, equal, process_state, run_all, until
 from migrate_scene import (Terminal, Vm, case, expect, fails, finish, interrupt_twice, key_file,
-                           let_go, receiver, same_memory, says, slow_migration, start, stops_at,
-                           succeeds, wait_for_message, wait_for_phase, wait_for_status)
+                           let_go, receiver, rewrite_record, same_memory, says, slow_migration,
+                           start, stops_at, succeeds, wait_for_message, wait_for_phase,
+                           wait_for_status)
 
 
 def left_behind(scene, *extra):
@@ -153,11 +153,7 @@ def rollback_says_what_is_known_and_asks(scene):
     ended = r"does not run here: its QEMU \(process \d+\) has ended; "
     assert re.search(ended + '"ib-migrate rollback" at .*prune --unfinished', out), out
     # Where libvirt drives, it has ended the QEMU at the source, too.
-    (path,) = glob.glob(scene.path("state/*.destination.json"))
-    with open(path, encoding="ascii") as file:
-        record = json.load(file)
-    with open(path, "w", encoding="ascii") as file:
-        json.dump(dict(record, libvirt=True), file)
+    rewrite_record(scene, "destination", libvirt=True)
     out = succeeds(scene, "status", *destination.qmp)
     assert re.search(ended + "if virsh list .* from its disk", out) and "rollback" not in out, out
     line = json.loads(succeeds(scene, "status --json", *destination.qmp))
@@ -170,16 +166,11 @@ def rollback_says_what_is_known_and_asks(scene):
         assert words in err, err
     assert "restarts the VM here from its stop;" in err, err
     # ... and nobody but libvirt restarts it here.
-    (path,) = glob.glob(scene.path("state/*.source.json"))
-    with open(path, encoding="ascii") as file:
-        record = json.load(file)
-    with open(path, "w", encoding="ascii") as file:
-        json.dump(dict(record, libvirt=True), file)
+    rewrite_record(scene, "source", libvirt=True)
     err = fails(scene, "rollback", *source.qmp)
     assert "virsh resume lets it go on from" in err and "restarts the VM" not in err, err
     assert "continue it by virsh resume" in fails(scene, "rollback --yes", *source.qmp)
-    with open(path, "w", encoding="ascii") as file:
-        json.dump(record, file)
+    rewrite_record(scene, "source", libvirt=False)
     for answer in ("no", "", "YES", "guest-of-a-test"):
         asked = Terminal(scene, "rollback", *source.qmp)
         asked.wait_for(r"Type the VM's name \(guest-of-a-test\) or yes to roll back: ")
