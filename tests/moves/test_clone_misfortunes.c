@@ -181,6 +181,22 @@ static void test_a_cache_that_nobody_waits_for(void)
     mover_ends(&other, 0);
 }
 
+/* What may come no faster than this is waited for, though it is more at a time than comes within
+ * the timeout. */
+static void test_a_cache_that_is_in_no_hurry(void)
+{
+    struct mover other;
+    char second[170];
+    serve_two_ways(&other, "tcp://127.0.0.1:0", second);
+    SERVE(&further, second, "--cache", server.uri, "--cache", other.uri, "--max-bandwidth", "64K",
+          "--set", "timeout_ms=1000");
+    await_figure(&further, "bytes", 256 << 10);
+    assert_false(mover_printed(&further, "it sends no pages"));
+    assert_int_equal(figure(&further, "reconnects"), 0);
+    mover_kill(&other, SIGTERM);
+    mover_ends(&other, 0);
+}
+
 /* All pages have come while a child is made, and who has filled the cache has ended: nobody is
  * needed. */
 static void test_whole_while_a_child_is_made(void)
@@ -682,6 +698,7 @@ int main(void)
         VM_TEST(test_a_cache_that_waits_itself),
         VM_TEST(test_a_cache_that_waits_later),
         VM_TEST(test_a_cache_that_nobody_waits_for),
+        VM_TEST(test_a_cache_that_is_in_no_hurry),
         VM_TEST(test_whole_while_a_child_is_made),
         VM_TEST(test_no_room_for_a_cache),
         VM_TEST(test_no_room_beside_pages_of_zeros),
