@@ -26,6 +26,7 @@
 #define LIBRARIES_MAX   (1u << 12) /* ... memory of a GPU, too */
 #define PLANS_MAX       (1u << 14) /* ... likewise; PyTorch keeps 4,096 for each GPU */
 #define DESCRIPTORS_MAX (1u << 18) /* ... about 250 bytes here, and the library's */
+#define ADDRESSES_MAX   (UINT64_C(8) << 40)
 
 #define NAMES 2048u /* that all processes share: more than a key file has room for, */
 #define USERS 1024u /* and these of users: all further ones are as one */
@@ -102,6 +103,7 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         [IBX_HOLD_LIBRARIES] = UINT64_MAX,
         [IBX_HOLD_PLANS] = UINT64_MAX,
         [IBX_HOLD_DESCRIPTORS] = UINT64_MAX,
+        [IBX_HOLD_ADDRESSES] = UINT64_MAX,
         [IBX_HOLD_MODULES] = limits->requests ? limits->requests : memory / 2,
     };
     for (unsigned i = 0; i < IBX_HOLDS; i++)
@@ -135,6 +137,7 @@ static void set_holds(struct ibx_quota *holds, uint64_t percent)
     atomic_store(&holds[IBX_HOLD_LIBRARIES].most, LIBRARIES_MAX);
     atomic_store(&holds[IBX_HOLD_PLANS].most, PLANS_MAX);
     atomic_store(&holds[IBX_HOLD_DESCRIPTORS].most, DESCRIPTORS_MAX);
+    atomic_store(&holds[IBX_HOLD_ADDRESSES].most, ADDRESSES_MAX);
 }
 
 static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits)
@@ -241,7 +244,8 @@ static struct named *find_name(const char *name)
     return i < NAMES && atomic_load(&shared->names[i].taken) ? &shared->names[i] : NULL;
 }
 
-/* Memory that is pinned for copies is each process's own. False: there are too many tenants. */
+/* Memory that is pinned for copies, and addresses, are each process's own. False: there are too
+ * many tenants. */
 static bool count_with_others(struct ibx_tenant *tenant)
 {
     struct named *all = find_name(tenant->name);
@@ -252,7 +256,7 @@ static bool count_with_others(struct ibx_tenant *tenant)
     tenant->is_all = !tenant->in_all_name[0];
     tenant->is_own = !tenant->name[0] && atomic_load(&shared->rows[row].own);
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
-        if (i == IBX_HOLD_CHUNKS)
+        if (i == IBX_HOLD_CHUNKS || i == IBX_HOLD_ADDRESSES)
             continue;
         totals[i].shared = &shared->totals[i];
         tenant->in_all[i].shared = &all->holds[i];

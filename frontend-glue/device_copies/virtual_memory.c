@@ -24,11 +24,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define SUPPORTED     102 /* CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
-#define PINNED        1   /* CU_MEM_ALLOCATION_TYPE_PINNED */
-#define OF_DEVICE     1   /* CU_MEM_LOCATION_TYPE_DEVICE */
-#define READ_WRITE    3u  /* CU_MEM_ACCESS_FLAGS_PROT_READWRITE */
-#define RESERVED_MOST (UINT64_C(8) << 40) /* bytes of addresses that a tenant has reserved */
+#define SUPPORTED  102 /* CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+#define PINNED     1   /* CU_MEM_ALLOCATION_TYPE_PINNED */
+#define OF_DEVICE  1   /* CU_MEM_LOCATION_TYPE_DEVICE */
+#define READ_WRITE 3u  /* CU_MEM_ACCESS_FLAGS_PROT_READWRITE */
 
 /* CUmemAllocationProp */
 struct properties {
@@ -73,18 +72,10 @@ struct addresses {
     void *mappings, *cover; /* trees of the former, and of what all of them cover */
 };
 
-/* For ever, as tenants are. */
-struct reserver {
-    struct reserver *next;
-    const struct ibx_tenant *tenant;
-    uint64_t n; /* bytes of addresses */
-};
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all of these */
 static struct memory *memories;
 static struct addresses *reserved;
 static void *memory_tree, *reserved_tree; /* of the same */
-static struct reserver *reservers;
 static uint64_t numbers;
 static atomic_uint reservations; /* of what there is none nobody waits for the lock */
 
@@ -193,21 +184,26 @@ bool ibx_virtual_lacks(uint64_t address, uint64_t n)
     return lacks;
 }
 
-/* Locked. NULL: no memory. */
-static struct reserver *reserver_of(const struct ibx_tenant *tenant)
-{
-    struct reserver *r = reservers;
-    while (r && r->tenant != tenant)
-        r = r->next;
-    if (r || !(r = malloc(sizeof(*r))))
-        return r;
-    *r = (struct reserver){.next = reservers, .tenant = tenant};
-    return reservers = r;
-}
-
 static struct ibx_quota *entries_of(struct ibx_tenant *tenant)
 {
     return ibx_tenant_quota(tenant, IBX_HOLD_ALLOCATIONS);
+}
+
+static bool count_addresses(const struct addresses *a)
+{
+    struct ibx_quota *bytes = ibx_tenant_quota(a->tenant, IBX_HOLD_ADDRESSES);
+    if (!ibx_quota_take(bytes, a->n))
+        return false;
+    if (ibx_quota_take(entries_of(a->tenant), 1))
+        return true;
+    ibx_quota_give(bytes, a->n);
+    return false;
+}
+
+static void count_addresses_no_more(const struct addresses *a)
+{
+    ibx_quota_give(ibx_tenant_quota(a->tenant, IBX_HOLD_ADDRESSES), a->n);
+    ibx_quota_give(entries_of(a->tenant), 1);
 }
 
 /* Locked. */
@@ -220,7 +216,6 @@ static bool enter_addresses(struct addresses *a)
     if (a->next)
         a->next->at = &a->next;
     reserved = a;
-    reserver_of(a->tenant)->n += a->n;
     atomic_fetch_add(&reservations, 1);
     return true;
 }
@@ -233,8 +228,7 @@ static void give_back(struct addresses *a)
     if (a->next)
         a->next->at = a->at;
     driver.free(a->range.begin, a->n);
-    reserver_of(a->tenant)->n -= a->n;
-    ibx_quota_give(entries_of(a->tenant), 1);
+    count_addresses_no_more(a);
     atomic_fetch_sub(&reservations, 1);
     free(a);
 }
@@ -259,20 +253,17 @@ static int reserve_there(struct copies *x, struct addresses *a, size_t alignment
 /* Locked. NULL: the tenant has too many, or there is no memory. */
 static struct addresses *reserve_some(struct copies *x, size_t n, size_t alignment, int *rc)
 {
-    struct ibx_tenant *tenant = x->isolation.tenant;
-    const struct reserver *r = reserver_of(tenant);
-    struct addresses *a =
-        r && n <= RESERVED_MOST && r->n <= RESERVED_MOST - n ? malloc(sizeof(*a)) : NULL;
+    struct addresses *a = malloc(sizeof(*a));
     *rc = CUDA_MEMORY_ALLOCATION;
-    if (!a || !ibx_quota_take(entries_of(tenant), 1)) {
-        free(a);
+    if (!a)
         return NULL;
+    *a = (struct addresses){.n = n, .tenant = x->isolation.tenant, .client = ibx_clients_number(x)};
+    if (count_addresses(a)) {
+        *rc = reserve_there(x, a, alignment);
+        if (!*rc)
+            return a;
+        count_addresses_no_more(a);
     }
-    *a = (struct addresses){.n = n, .tenant = tenant, .client = ibx_clients_number(x)};
-    *rc = reserve_there(x, a, alignment);
-    if (!*rc)
-        return a;
-    ibx_quota_give(entries_of(tenant), 1);
     free(a);
     return NULL;
 }

@@ -5,6 +5,7 @@
  * gvirtus/gpu_calls_mapped.cpp.
  */
 #include "frontend-glue/device_copies/ranges.h"
+#include "frontend-glue/device_copies/tenants.h"
 #include "frontend-glue/device_copies/virtual_memory.h"
 #include "tests/scenes/own_requests.h"
 
@@ -104,6 +105,24 @@ static void test_much_that_is_mapped(void **state)
     assert_int_equal(free_addresses(&alice, at, n), 0);
     if (last > 20 * first + 0.002)
         fail_msg("%f s for 2000 questions about %u pieces, %f s about %u", last, MANY, first, FEW);
+}
+
+/* One client's addresses have an end, and are not another one's. */
+static void test_too_many_addresses(void **state)
+{
+    struct ibx_quota *quota = ibx_tenant_quota(alice.x.isolation.tenant, IBX_HOLD_ADDRESSES);
+    const uint64_t left = ibx_quota_left(quota), at = reserve(&alice, PIECE);
+    uint64_t more;
+    (void)state;
+    assert_true(left == (uint64_t)8 << 40 && ibx_quota_left(quota) == left - PIECE);
+    ibx_quota_note(quota, left - PIECE);
+    assert_int_equal(own_call(&alice, IBX_EXTRA_VIRTUAL_RESERVE, 2, (uint64_t[]){PIECE, 0}, &more),
+                     2);
+    assert_int_equal(free_addresses(&bob, reserve(&bob, PIECE), PIECE), 0);
+    assert_int_equal(free_addresses(&alice, at, PIECE), 0);
+    assert_int_equal(free_addresses(&alice, reserve(&alice, PIECE), PIECE), 0);
+    ibx_quota_give(quota, left - PIECE);
+    assert_true(ibx_quota_left(quota) == left);
 }
 
 /* ------------------------------------------------------------------------ two threads of a client
@@ -319,6 +338,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_much_that_is_reserved),
         cmocka_unit_test(test_much_that_is_mapped),
+        cmocka_unit_test(test_too_many_addresses),
         cmocka_unit_test(test_freed_while_it_is_mapped),
         cmocka_unit_test(test_all_at_once),
         cmocka_unit_test(test_covers),
