@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Who comes to go on with a session, by messages that a test makes itself: what the server takes
+ * from him, whom it refuses, for how long it waits, and which keys a client has then.
+ *
+ *   test_session_claims PROVIDER [HOST]    shm, tcp, ...; the server's address (127.0.0.1)
+ */
+#include "tests/scenes/patience.h"
+#include "tests/scenes/resume_scene.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define IBX_NS_PER_S (1000 * IBX_NS_PER_MS)
+
+/* ---------------------------------------------------------------- messages by hand */
+
+/* A client's end of a session without one. */
+struct hand {
+    struct scene scene;
+    struct ibx_conn *conn;
+    uint8_t id[IBX_SECRET_BYTES], secret[IBX_SECRET_BYTES];
+    struct ibx_options options;
+};
+
+static int claim(struct hand *hand, struct ibx_claim *how, struct ibx_conn **conn)
+{
+    struct ibx_options options = hand->options;
+    options.claim = how;
+    return __real_ibx_connect(ibx_session_uri(hand->scene.listening), &options, conn, NULL);
+}
+
+static struct ibx_claim claim_of(const struct hand *hand)
+{
+    struct ibx_claim how = {.secret = hand->secret};
+    memcpy(how.id, hand->id, sizeof(how.id));
+    return how;
+}
+
+static int echo(struct ibx_session *s, void *argument)
+{
+    uint8_t bytes[4];
+    (void)argument;
+    while (ibx_session_read(s, bytes, 4) == 4) {
+        bytes[3]++;
+        if (ibx_session_write(s, bytes, 4) != 4 || ibx_session_sync(s))
+            return -1;
+    }
+    return 0;
+}
+
+static void expect_message(struct ibx_conn *conn, const void *bytes, size_t n)
+{
+    uint8_t got[64] = {0};
+    assert_int_equal(receive_message(conn, got, sizeof(got)), n);
+    assert_memory_equal(got, bytes, n);
+}
+
+/* To a server of its own. */
+static void hand_connect(struct hand *hand, unsigned seconds)
+{
+    struct ibx_error err = {0};
+    *hand = (struct hand){.scene = {.serve = echo}};
+    scene_listen(&hand->scene, seconds);
+    scene_options(&hand->options);
+    if (__real_ibx_connect(ibx_session_uri(hand->scene.listening), &hand->options, &hand->conn,
+                           &err))
+        fail_msg("%s", err.message);
+}
+
+static void hand_open(struct hand *hand, unsigned seconds, uint8_t kept_seconds)
+{
+    uint8_t keep[13] = {7, 1, 0, 0, 0, 0xff, 0xff}, kept[64];
+    cuts_plan_nothing();
+    hand_connect(hand, seconds);
+    send_message(hand->conn, keep, sizeof(keep));
+    assert_int_equal(receive_message(hand->conn, kept, sizeof(kept)), 18);
+    assert_memory_equal(kept, ((uint8_t[]){8, kept_seconds, 0, 0, 0}), 5);
+    assert_int_equal(kept[5] | kept[6] << 8 | kept[7] << 16, getpid());
+    assert_int_equal(kept[17], 1);
+    ibx_conn_secret(hand->conn, "session id", hand->id);
+    ibx_conn_secret(hand->conn, "session resumption", hand->secret);
+}
+
+static void hand_close(struct hand *hand)
+{
+    ibx_close(hand->conn);
+    assert_int_equal(scene_join(&hand->scene), 0);
+    scene_close(&hand->scene);
+}
+
+#define ASKS(letter) "\1\1\4\0\0\0abc" letter
+#define SAYS(letter) "\1\0\0\0\0\1\4\0\0\0abc" letter
+
+static void golden_bytes(void **state)
+{
+    static const uint8_t resume[29] = {9,
+                                       1,
+                                       0,
+                                       0,
+                                       0,
+                                       0,
+                                       0,
+                                       0,
+                                       0,
+                                       /* names */ 0,
+                                       0,
+                                       0,
+                                       0,
+                                       /* taken */ 1};
+    static const uint8_t resumed[21] = {11, 0, 0, 0, 0, /* taken */ 2};
+    struct hand hand;
+    (void)state;
+    hand_open(&hand, SECONDS, SECONDS);
+    send_message(hand.conn, ASKS("A"), 10);
+    expect_message(hand.conn, SAYS("B"), 14);
+    send_message(hand.conn, ASKS("K"), 10); /* the answer is not taken */
+    while (ibx_wait(hand.conn, 10000) != 1)
+        ;
+    ibx_close(hand.conn);
+    struct ibx_claim how = claim_of(&hand);
+    assert_int_equal(claim(&hand, &how, &hand.conn), 0);
+    assert_true(how.reached);
+    send_message(hand.conn, resume, sizeof(resume));
+    expect_message(hand.conn, resumed, sizeof(resumed));
+    expect_message(hand.conn, SAYS("L"), 14);
+    send_message(hand.conn, "\14", 1); /* BYE */
+    hand_close(&hand);
+}
+
+/* Who comes again is served, whether that was noticed or not; who comes once more replaces it. */
+static void duplicates(void **state)
+{
+    static const uint8_t resume[29] = {9, 7};
+    struct hand hand;
+    struct ibx_conn *conns[3];
+    (void)state;
+    hand_open(&hand, SECONDS, SECONDS);
+    struct ibx_claim how = claim_of(&hand);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(claim(&hand, &how, &conns[i]), 0);
+    send_message(conns[2], resume, sizeof(resume));
+    uint8_t got[64];
+    assert_int_equal(receive_message(conns[2], got, sizeof(got)), 21);
+    send_message(conns[2], ASKS("A"), 10);
+    expect_message(conns[2], SAYS("B"), 14);
+    expect_closed(conns[0]);
+    expect_closed(conns[1]);
+    expect_closed(hand.conn);
+    send_message(conns[2], "\14", 1);
+    ibx_close(conns[0]);
+    ibx_close(conns[1]);
+    ibx_close(conns[2]);
+    hand_close(&hand);
+}
+
+static void impostors(void **state)
+{
+    struct hand hand;
+    struct ibx_conn *none;
+    (void)state;
+    hand_open(&hand, SECONDS, SECONDS);
+    struct ibx_claim wrong = claim_of(&hand);
+    wrong.id[5] ^= 1;
+    assert_int_equal(claim(&hand, &wrong, &none), -ESTALE);
+    wrong = claim_of(&hand);
+    uint8_t secret[IBX_SECRET_BYTES];
+    memcpy(secret, hand.secret, sizeof(secret));
+    secret[31] ^= 0x80;
+    wrong.secret = secret;
+    assert_int_equal(claim(&hand, &wrong, &none), -ESTALE);
+    assert_false(wrong.reached);
+    send_message(hand.conn, ASKS("A"), 10); /* and the session is where it was */
+    expect_message(hand.conn, SAYS("B"), 14);
+    send_message(hand.conn, "\14", 1);
+    hand_close(&hand);
+}
+
+/* Numbers that cannot be: of messages that were never sent. */
+static void lies(void **state)
+{
+    static const uint8_t wrong[][29] = {
+        {9, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1},                         /* taken */
+        {9, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, /* of control */
+        {9, 0},                                                             /* an old epoch */
+        {9, 1, 0, 1},                                                       /* too high a one */
+        {10, 1},                                                            /* no RESUME */
+    };
+    static const uint8_t right[29] = {9, 5};
+    (void)state;
+    for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        struct hand hand;
+        hand_open(&hand, SECONDS, SECONDS);
+        ibx_close(hand.conn);
+        struct ibx_claim how = claim_of(&hand);
+        assert_int_equal(claim(&hand, &how, &hand.conn), 0);
+        send_message(hand.conn, wrong[i], sizeof(wrong[i]));
+        expect_closed(hand.conn);
+        ibx_close(hand.conn); /* and the session is there for who says the truth */
+        assert_int_equal(claim(&hand, &how, &hand.conn), 0);
+        send_message(hand.conn, right, sizeof(right));
+        uint8_t got[64];
+        assert_int_equal(receive_message(hand.conn, got, sizeof(got)), 21);
+        send_message(hand.conn, "\14", 1);
+        hand_close(&hand);
+    }
+}
+
+/* ------------------------------------------------------------------------------- keys */
+
+#define ALICE     "alice:00112233445566778899aabbccddeeff\n"
+#define ALICE_NEW "alice:ffeeddccbbaa99887766554433221100\n"
+
+static void key_file_write(const char *text)
+{
+    FILE *file = fopen(scene_key_file, "we");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void key_file_make(const char *text)
+{
+    strcpy(scene_key_file, "/tmp/ibx-claims-XXXXXX");
+    const int fd = mkstemp(scene_key_file);
+    assert_true(fd >= 0);
+    close(fd);
+    key_file_write(text);
+}
+
+static void key_file_remove(void)
+{
+    unlink(scene_key_file);
+    scene_key_file[0] = 0;
+}
+
+/* They have seen all that the client has: and have its key, but are another user of this host, or
+ * a good key of their own. Where it is not known that both are on this host, the key counts. */
+static void impostors_with_keys(void **state)
+{
+    struct hand hand;
+    struct ibx_conn *conn;
+    int status = 0;
+    (void)state;
+    key_file_make(ALICE "bob:112233445566778899aabbccddeeff00\n");
+    hand_open(&hand, SECONDS, SECONDS);
+    struct ibx_claim how = claim_of(&hand);
+    const bool users_are_known = !ibx_conn_path(hand.conn)->remote;
+    const pid_t child = geteuid() || !users_are_known ? -1 : fork();
+    if (!child)
+        _exit(setresuid(12345, 12345, 12345) || claim(&hand, &how, &conn) != -ESTALE);
+    assert_true(child < 0 || (waitpid(child, &status, 0) == child && !status));
+    assert_int_equal(ibx_options_set(&hand.options, "name", "bob", NULL), 0);
+    assert_int_equal(claim(&hand, &how, &conn), -ESTALE);
+    assert_int_equal(ibx_options_set(&hand.options, "name", "alice", NULL), 0);
+    send_message(hand.conn, ASKS("A"), 10); /* the session is where it was */
+    expect_message(hand.conn, SAYS("B"), 14);
+    ibx_close(hand.conn);
+    assert_int_equal(claim(&hand, &how, &hand.conn), 0);
+    send_message(hand.conn, (uint8_t[29]){9, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, 29);
+    uint8_t got[64];
+    assert_int_equal(receive_message(hand.conn, got, sizeof(got)), 21);
+    send_message(hand.conn, "\14", 1);
+    hand_close(&hand);
+    key_file_remove();
+}
+
+/* The client's file of keys has another key by now, or is only half written: the server goes on
+ * with the one that it has read as it began, and so does the session. */
+static void keys_are_replaced(void **state)
+{
+    static const char *const texts[] = {"", ALICE_NEW};
+    struct talk t = {11, 6};
+    struct scene scene;
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        cuts_plan_nothing();
+        client_end.plan[0] = 5;
+        key_file_make(ALICE);
+        scene_open(&scene, SECONDS, talk_serve, &t);
+        key_file_write(texts[i]);
+        assert_int_equal(scene_talk(&scene, &t, NULL), 1);
+        key_file_remove();
+    }
+}
+
+/* ... also where another thread has begun with the new key since, here at another server. */
+static void keys_are_replaced_and_used(void **state)
+{
+    struct talk t = {11, 6};
+    struct scene scene;
+    struct hand other;
+    (void)state;
+    cuts_plan_nothing();
+    client_end.plan[0] = 5;
+    key_file_make(ALICE);
+    scene_open(&scene, SECONDS, talk_serve, &t);
+    key_file_write(ALICE_NEW);
+    hand_connect(&other, SECONDS);
+    send_message(other.conn, ASKS("A"), 10);
+    expect_message(other.conn, SAYS("B"), 14);
+    send_message(other.conn, "\14", 1);
+    hand_close(&other);
+    assert_int_equal(scene_talk(&scene, &t, NULL), 1);
+    key_file_remove();
+}
+/* ------------------------------------------------------------------------------- ends */
+
+static void not_kept(void **state)
+{
+    struct hand hand;
+    (void)state;
+    hand_open(&hand, 0, 0);
+    struct ibx_claim how = claim_of(&hand);
+    struct ibx_conn *none;
+    assert_int_equal(claim(&hand, &how, &none), -ESTALE);
+    uint64_t before = ibx_now_ns();
+    hand_close(&hand);
+    assert_in_range(ibx_now_ns() - before, 0, patience_ms(20000) * IBX_NS_PER_MS);
+}
+
+static void time_is_up(void **state)
+{
+    struct hand hand;
+    (void)state;
+    hand_open(&hand, 1, 1);
+    uint64_t before = ibx_now_ns();
+    ibx_close(hand.conn);
+    hand.conn = NULL;
+    scene_join(&hand.scene);
+    assert_in_range(ibx_now_ns() - before, IBX_NS_PER_S * 9 / 10,
+                    patience_ms(20000) * IBX_NS_PER_MS);
+    assert_non_null(strstr(ibx_session_reason(hand.scene.server), "come back for 1 seconds"));
+    scene_close(&hand.scene);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(golden_bytes),
+        cmocka_unit_test(duplicates),
+        cmocka_unit_test(impostors),
+        cmocka_unit_test(lies),
+        cmocka_unit_test(impostors_with_keys),
+        cmocka_unit_test(keys_are_replaced),
+        cmocka_unit_test(keys_are_replaced_and_used),
+        cmocka_unit_test(not_kept),
+        cmocka_unit_test(time_is_up),
+    };
+    if (argc < 2)
+        return EXIT_FAILURE;
+    scene_provider = argv[1];
+    if (argc > 2)
+        scene_host = argv[2];
+    /* libfabric's emulation takes two seconds for a connection on a busy host. */
+    alarm((strcmp(scene_provider, "ofi") ? 250 : 550) * patience_times());
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
