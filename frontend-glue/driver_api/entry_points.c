@@ -115,9 +115,9 @@ static void *itself(void)
 {
     static _Atomic(void *) known;
     void *library = atomic_load(&known);
-    Dl_info info;
-    if (!library && dladdr((void *)&versions, &info) && info.dli_fname) {
-        library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    const char *file = library ? NULL : ibx_frontend_file_of(&versions);
+    if (file) {
+        library = dlopen(file, RTLD_LAZY | RTLD_NOLOAD);
         atomic_store(&known, library);
     }
     return library;
@@ -203,14 +203,11 @@ EXPORTED int cuGetProcAddress_v2_ptsz(const char *name, void **function, int ver
 }
 
 /* Compilers, which do without. */
-static bool is_compiler(const void *caller)
+static bool is_compiler(const char *file)
 {
     static const char *const names[] = {"libnvrtc", "libnvJitLink", "libnvptxcompiler"};
-    Dl_info info;
-    const char *slash =
-        dladdr(caller, &info) && info.dli_fname ? strrchr(info.dli_fname, '/') : NULL;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (slash && !strncmp(slash + 1, names[i], strlen(names[i])))
+        if (ibx_frontend_is_named(file, names[i]))
             return true;
     return false;
 }
@@ -222,16 +219,14 @@ EXPORTED int cuGetExportTable(const void **table, const void *id)
     (void)id;
     if (table)
         *table = NULL;
-    Dl_info info;
-    const void *caller = __builtin_return_address(0);
-    const bool is_known = dladdr(caller, &info) && info.dli_fname;
-    if (!is_compiler(caller) && !atomic_flag_test_and_set(&told))
+    const char *file = ibx_frontend_file_of(__builtin_return_address(0));
+    if (!(file && is_compiler(file)) && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
                 "cuGetExportTable returns CUDA_ERROR_NOT_FOUND to %s: a runtime of NVIDIA's in it, "
                 "as nvcc puts it into a program or library by default, wants the driver of this "
                 "host, and fails over a remote GPU; do not strip it, or link it with nvcc -cudart "
                 "shared",
-                is_known ? info.dli_fname : "the program");
+                file ? file : "the program");
     return table ? CUDA_SYMBOL_NOT_FOUND : CUDA_INVALID_VALUE;
 }
 

@@ -13,7 +13,6 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define NEWEST  19 /* versions of CUDA whose libcudart is looked for */
 #define OLDEST  8
@@ -48,29 +47,11 @@ void ibx_driver_set_initialized(void)
 
 /* ------------------------------------------------------------------------ GVirtuS's libcudart */
 
-static bool is_runtime(const char *path, ElfW(Dyn) * dynamic, void *found)
-{
-    const char *slash = strrchr(path, '/');
-    (void)dynamic;
-    return !strncmp(slash ? slash + 1 : path, "libcudart.so", 12) &&
-           snprintf(found, PATH_MAX, "%s", path) < PATH_MAX;
-}
-
 /* NVIDIA's would call this driver, and that one it. */
-static bool is_nvidias(void *library)
-{
-    static const char *const marks[] = {"_ZN7gvirtus8frontend8Frontend7PrepareEv",
-                                        "_ZN8Frontend7PrepareEv"}; /* G1 */
-    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
-        if (ibx_frontend_dlsym(library, marks[i]))
-            return false;
-    return ibx_frontend_dlsym(library, "cudaGetExportTable");
-}
-
 static void *open_one(const char *path)
 {
     void *library = dlopen(path, RTLD_LAZY | RTLD_GLOBAL);
-    if (library && is_nvidias(library)) {
+    if (library && ibx_frontend_is_nvidias(library)) {
         dlclose(library);
         library = NULL;
     }
@@ -102,9 +83,9 @@ static void *open_runtime(void)
  * libcuda.so.1. */
 static void make_global(void)
 {
-    Dl_info info;
-    if (dladdr((void *)&initialized, &info) && info.dli_fname)
-        dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_GLOBAL);
+    const char *file = ibx_frontend_file_of(&initialized);
+    if (file)
+        dlopen(file, RTLD_LAZY | RTLD_NOLOAD | RTLD_GLOBAL);
     dlerror();
 }
 
@@ -113,9 +94,9 @@ static int load_runtime(void)
     static atomic_flag told = ATOMIC_FLAG_INIT;
     char path[PATH_MAX] = "";
     make_global();
-    if (ibx_frontend_each_library(is_runtime, path)) {
+    if (ibx_frontend_libcudart(path)) {
         void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-        const bool theirs = library && is_nvidias(library);
+        const bool theirs = library && ibx_frontend_is_nvidias(library);
         if (library)
             dlclose(library);
         if (!theirs)
@@ -169,10 +150,8 @@ static int begin_once(void)
 /* A library of the plugin's looks for GPUs of this host while GVirtuS's front end connects. */
 static bool is_of_plugin(const void *caller)
 {
-    Dl_info info;
-    const char *slash =
-        dladdr(caller, &info) && info.dli_fname ? strrchr(info.dli_fname, '/') : NULL;
-    return ibx_frontend_connects() || (slash && !strncmp(slash + 1, "libfabric.so", 12));
+    const char *file = ibx_frontend_file_of(caller);
+    return ibx_frontend_connects() || (file && ibx_frontend_is_named(file, "libfabric.so"));
 }
 
 EXPORTED int cuInit(unsigned flags)

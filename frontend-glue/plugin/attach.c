@@ -231,13 +231,34 @@ void ibx_attach_begins(void)
     ibx_last_session_close();
 }
 
+/* A function of the preload library's; NULL: that is not there. */
+static void *preloaded(_Atomic(void *) *known, const char *name)
+{
+    void *function = atomic_load(known);
+    if (!function) {
+        function = dlsym(RTLD_DEFAULT, name);
+        atomic_store(known, function);
+    }
+    return function;
+}
+
+static _Atomic(void *) known_attach, known_begins;
+
+/* A thread that connects does not wait for the loader's lock: who has that may be in a library's
+ * constructor, and wait for what this one has locked meanwhile. */
+__attribute__((constructor)) static void look_for_preload(void)
+{
+    preloaded(&known_attach, IBX_FRONTEND_ATTACH);
+    preloaded(&known_begins, IBX_FRONTEND_BEGINS);
+}
+
 struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline,
                                   ibx_attach_launch *launch)
 {
     void (*attach)(const struct ibx_frontend_calls *calls) = NULL;
     void (*begins)(void) = NULL;
-    *(void **)&attach = dlsym(RTLD_DEFAULT, IBX_FRONTEND_ATTACH);
-    *(void **)&begins = dlsym(RTLD_DEFAULT, IBX_FRONTEND_BEGINS);
+    *(void **)&attach = preloaded(&known_attach, IBX_FRONTEND_ATTACH);
+    *(void **)&begins = preloaded(&known_begins, IBX_FRONTEND_BEGINS);
     pthread_once(&begun, begin);
     ibx_attached_launch_by(launch);
     struct ibx_attachment *attachment = keyed ? malloc(sizeof(*attachment)) : NULL;

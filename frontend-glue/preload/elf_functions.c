@@ -89,7 +89,8 @@ bool ibx_elf_read(int file, struct ibx_elf *elf)
     const ElfW(Ehdr) *head = &elf->head;
     elf->segments = elf->sections = elf->symbols = elf->names = (struct ibx_elf_part){.n = 0};
     elf->has_room = !atomic_flag_test_and_set(&is_in_use);
-    taken = elf->has_room ? 0 : taken;
+    if (elf->has_room)
+        taken = 0;
     return ibx_early_read(file, &elf->head, sizeof(elf->head), 0) &&
            ibx_early_same(head->e_ident, ELFMAG, SELFMAG) &&
            head->e_ident[EI_CLASS] == (sizeof(void *) == 8 ? ELFCLASS64 : ELFCLASS32) &&

@@ -262,17 +262,31 @@ int ibx_frontend_passed(int rc)
 static bool find_library(const char *path, ElfW(Dyn) * dynamic, void *found)
 {
     (void)dynamic;
-    const char *slash = strrchr(path, '/');
-    if (strncmp(slash ? slash + 1 : path, "libcudart.so", 12) != 0)
-        return false;
-    return snprintf(found, PATH_MAX, "%s", path) < PATH_MAX;
+    return ibx_frontend_is_named(path, "libcudart.so") &&
+           snprintf(found, PATH_MAX, "%s", path) < PATH_MAX;
+}
+
+bool ibx_frontend_libcudart(char path[PATH_MAX])
+{
+    return ibx_frontend_each_library(find_library, path);
+}
+
+/* GVirtuS's may have this function as well. */
+bool ibx_frontend_is_nvidias(void *libcudart)
+{
+    static const char *const marks[] = {"_ZN7gvirtus8frontend8Frontend7PrepareEv",
+                                        "_ZN8Frontend7PrepareEv"}; /* G1 */
+    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
+        if (ibx_frontend_dlsym(libcudart, marks[i]))
+            return false;
+    return ibx_frontend_dlsym(libcudart, "cudaGetExportTable");
 }
 
 static void *find_in_library(const char *symbol)
 {
     char path[PATH_MAX] = "";
     void *handle = NULL, *found = NULL;
-    if (ibx_frontend_each_library(find_library, path))
+    if (ibx_frontend_libcudart(path))
         handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
     if (handle) {
         found = ibx_frontend_dlsym(handle, symbol);
@@ -284,8 +298,7 @@ static void *find_in_library(const char *symbol)
 int ibx_frontend_cuda_version(void)
 {
     char path[PATH_MAX] = "";
-    const char *number =
-        ibx_frontend_each_library(find_library, path) ? strstr(path, "libcudart.so.") : NULL;
+    const char *number = ibx_frontend_libcudart(path) ? strstr(path, "libcudart.so.") : NULL;
     return number ? atoi(number + strlen("libcudart.so.")) : 0;
 }
 

@@ -6,6 +6,7 @@
 #include "common/wire.h"
 #include "frontend-glue/preload/exported.h"
 
+#include <limits.h>
 #include <link.h>
 #include <stdatomic.h>
 
@@ -27,6 +28,11 @@ bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answe
 int ibx_frontend_passed(int rc);
 /* GVirtuS's function of that name, which is kept in *found; NULL: it has none. */
 void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol);
+/* The path of a libcudart that is loaded, whether it is in this library's scopes or not. False:
+ * there is none. */
+bool ibx_frontend_libcudart(char path[PATH_MAX]);
+/* Whether a libcudart that is open is NVIDIA's, and not GVirtuS's. */
+bool ibx_frontend_is_nvidias(void *libcudart);
 /* The major version of libcudart, 0: its name does not say. */
 int ibx_frontend_cuda_version(void);
 /* Returns `rc`, an error that is detected here, and has cudaGetLastError() return it as well. */
@@ -237,6 +243,10 @@ bool ibx_frontend_forked(void);
 typedef bool ibx_frontend_look_library(const char *path, ElfW(Dyn) * dynamic, void *argument);
 /* Of each one until `look` is true; whether it was. In a forked child, too. */
 bool ibx_frontend_each_library(ibx_frontend_look_library *look, void *argument);
+/* Whether the name of the file of this path begins so. */
+bool ibx_frontend_is_named(const char *path, const char *begin);
+/* The file that has this code; NULL: it is not known. */
+const char *ibx_frontend_file_of(const void *code);
 
 /* ---------------------------------------------------------------- local_libraries.c */
 

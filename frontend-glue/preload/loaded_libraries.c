@@ -4,7 +4,9 @@
 
 #include "common/log.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
+#include <string.h>
 
 static bool forked;
 
@@ -49,4 +51,16 @@ bool ibx_frontend_each_library(ibx_frontend_look_library *look, void *argument)
     for (const struct link_map *l = forked ? _r_debug.r_map : NULL; l && !found; l = l->l_next)
         found = look(l->l_name, l->l_ld, argument);
     return found;
+}
+
+bool ibx_frontend_is_named(const char *path, const char *begin)
+{
+    const char *slash = strrchr(path, '/');
+    return !strncmp(slash ? slash + 1 : path, begin, strlen(begin));
+}
+
+const char *ibx_frontend_file_of(const void *code)
+{
+    Dl_info info;
+    return dladdr(code, &info) ? info.dli_fname : NULL;
 }

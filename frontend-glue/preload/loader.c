@@ -25,11 +25,10 @@ static bool is_program_read, is_hooked, has_begun;
 /* Changed by whoever has the loader's lock, and while there is one thread. */
 static struct ibx_inside *all;
 
-static void look_at(struct link_map *map)
+/* `path`: of its file. */
+static void look_at(const struct link_map *map, const char *path)
 {
-    const bool is_program = !map->l_prev;
-    const char *path = is_program ? IBX_INSIDE_PROGRAM : map->l_name;
-    struct ibx_inside *inside = ibx_inside_find(map, path, is_program ? &is_program_read : NULL);
+    struct ibx_inside *inside = ibx_inside_find(map, path, map->l_prev ? NULL : &is_program_read);
     if (inside) {
         inside->next = all;
         all = inside;
@@ -62,7 +61,7 @@ static void look_at_new(void)
 {
     struct link_map *l = last ? last->l_next : _r_debug.r_map;
     for (; l; l = l->l_next) {
-        look_at(l);
+        look_at(l, l->l_prev ? l->l_name : IBX_INSIDE_PROGRAM);
         last = l;
     }
 }
@@ -197,17 +196,12 @@ __attribute__((used)) static void (*const volatile relocated)(void) = at_relocat
 bool ibx_loader_begin(const char *name)
 {
     begin();
-    struct link_map *program = _r_debug.r_map;
+    const struct link_map *program = _r_debug.r_map;
     bool has_slash = false;
     for (const char *c = name; *c; c++)
         has_slash = has_slash || *c == '/';
-    if (program && !is_program_read && has_slash) {
-        struct ibx_inside *inside = ibx_inside_find(program, name, &is_program_read);
-        if (inside) {
-            inside->next = all;
-            all = inside;
-        }
-    }
+    if (program && !is_program_read && has_slash)
+        look_at(program, name);
     has_begun = true;
     return is_hooked;
 }

@@ -52,15 +52,9 @@ static void in_child(void)
     ends = false;
 }
 
-static bool is_named(const char *library, const char *begins)
-{
-    const char *slash = strrchr(library, '/');
-    return !strncmp(slash ? slash + 1 : library, begins, strlen(begins));
-}
-
 static bool add_destructors(const char *library, ElfW(Dyn) * entry, void *name)
 {
-    if (!entry || !is_named(library, name))
+    if (!entry || !ibx_frontend_is_named(library, name))
         return false;
     while (entry->d_tag != DT_NULL && entry->d_tag != DT_FINI_ARRAYSZ)
         entry++;
@@ -128,7 +122,7 @@ struct owner {
 static const char *const *name_of(const char *library)
 {
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (is_named(library, names[i]))
+        if (ibx_frontend_is_named(library, names[i]))
             return &names[i];
     }
     return NULL;

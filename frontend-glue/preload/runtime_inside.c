@@ -186,13 +186,13 @@ struct gap {
     bool has_any, lowest_is_inside, highest_is_inside;
 };
 
-struct ibx_inside_candidates {
+struct candidates {
     size_t bytes, count;
     struct gap *gaps; /* one more than candidates */
     struct candidate all[];
 };
 
-static size_t count_up_to(const struct ibx_inside_candidates *c, ElfW(Addr) at)
+static size_t count_up_to(const struct candidates *c, ElfW(Addr) at)
 {
     size_t low = 0, high = c->count;
     while (low < high) {
@@ -205,7 +205,7 @@ static size_t count_up_to(const struct ibx_inside_candidates *c, ElfW(Addr) at)
     return low;
 }
 
-static void note_other(struct ibx_inside_candidates *c, const char *name, ElfW(Addr) at)
+static void note_other(struct candidates *c, const char *name, ElfW(Addr) at)
 {
     struct gap *gap = &c->gaps[count_up_to(c, at)];
     const bool is_inside = ibx_early_begins(name, INSIDE);
@@ -221,7 +221,7 @@ static void note_other(struct ibx_inside_candidates *c, const char *name, ElfW(A
 }
 
 /* Sorted, which takes little: hundreds. */
-static void add_candidate(struct ibx_inside_candidates *c, ElfW(Addr) at, size_t symbol)
+static void add_candidate(struct candidates *c, ElfW(Addr) at, size_t symbol)
 {
     size_t i = c->count++;
     for (; i && c->all[i - 1].at > at; i--)
@@ -230,7 +230,7 @@ static void add_candidate(struct ibx_inside_candidates *c, ElfW(Addr) at, size_t
 }
 
 /* Leaves those that are the runtime's. */
-static void drop_programs(struct ibx_inside_candidates *c)
+static void drop_programs(struct candidates *c)
 {
     size_t kept = 0;
     for (size_t begin = 0, end; begin < c->count; begin = end) {
@@ -245,16 +245,15 @@ static void drop_programs(struct ibx_inside_candidates *c)
 }
 
 /* NULL: there is no memory. */
-static struct ibx_inside_candidates *find_functions(const struct ibx_elf *elf,
-                                                    const ElfW(Phdr) * code)
+static struct candidates *find_functions(const struct ibx_elf *elf, const ElfW(Phdr) * code)
 {
     size_t most = 0;
     const size_t n = ibx_elf_count(elf);
     for (size_t i = 0; i < n; i++)
         most += runtimes(elf, i, code) != NULL;
-    const size_t gaps_at = sizeof(struct ibx_inside_candidates) + most * sizeof(struct candidate),
+    const size_t gaps_at = sizeof(struct candidates) + most * sizeof(struct candidate),
                  bytes = gaps_at + (most + 1) * sizeof(struct gap);
-    struct ibx_inside_candidates *c = ibx_early_map(bytes);
+    struct candidates *c = ibx_early_map(bytes);
     if (!c)
         return NULL;
     c->bytes = bytes;
@@ -354,7 +353,7 @@ static struct ibx_inside *make(const struct link_map *map, const char *path, siz
 }
 
 static void add_functions(struct ibx_inside *inside, const struct ibx_elf *elf,
-                          const struct ibx_inside_candidates *found)
+                          const struct candidates *found)
 {
     char *text = (char *)&inside->functions[found->count];
     for (size_t i = 0; i < found->count; i++) {
@@ -371,14 +370,14 @@ static void add_functions(struct ibx_inside *inside, const struct ibx_elf *elf,
     }
 }
 
-/* One of these two is NULL: why not. */
+/* The object's functions become jumps, or its state says why not. NULL: there is no memory. */
 static struct ibx_inside *redirect(const struct link_map *map, const char *path,
                                    const struct ibx_elf *elf, const ElfW(Phdr) * code,
                                    bool is_relocated)
 {
     size_t names = 0;
     const bool good = !is_relocated && code && code->p_flags & PF_R;
-    struct ibx_inside_candidates *found = good ? find_functions(elf, code) : NULL;
+    struct candidates *found = good ? find_functions(elf, code) : NULL;
     for (size_t i = 0; found && i < found->count; i++)
         names += ibx_early_length(ibx_elf_function(elf, found->all[i].symbol)) + 1;
     struct ibx_inside *inside =

@@ -25,17 +25,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static bool begins(const char *text, const char *with)
-{
-    return !strncmp(text, with, strlen(with));
-}
-
-static const char *name_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 /* As a person calls it. */
 static const char *path_of(const struct ibx_inside *inside, char path[PATH_MAX])
 {
@@ -57,15 +46,10 @@ static bool is_other(const char *path, ElfW(Dyn) * dynamic, void *argument)
 {
     struct other *other = argument;
     (void)dynamic;
-    if (!begins(name_of(path), "libcudart.so") || !strcmp(name_of(path), other->than))
+    if (!ibx_frontend_is_named(path, "libcudart.so") || ibx_frontend_is_named(path, other->than))
         return false;
     snprintf(other->path, sizeof(other->path), "%s", path);
     return true;
-}
-
-static bool is_nvidias(void *libcudart)
-{
-    return ibx_frontend_dlsym(libcudart, "cudaGetExportTable");
 }
 
 /* One of GVirtuS's for another version of CUDA that is in use, of which there may be one: its
@@ -75,7 +59,7 @@ static bool is_in_use(struct other *other)
     void *library = ibx_frontend_each_library(is_other, other)
                         ? dlopen(other->path, RTLD_LAZY | RTLD_NOLOAD)
                         : NULL;
-    const bool gvirtus = library && !is_nvidias(library);
+    const bool gvirtus = library && !ibx_frontend_is_nvidias(library);
     if (library)
         dlclose(library);
     return gvirtus;
@@ -108,7 +92,7 @@ static void *load(const struct ibx_inside *inside)
     }
     if (!library)
         library = dlopen(inside->version, RTLD_LAZY);
-    if (library && !is_nvidias(library))
+    if (library && !ibx_frontend_is_nvidias(library))
         return library;
     tell_unreached(inside, library ? inside->version : dlerror(),
                    library ? " is found, but NVIDIA's" : "");
@@ -168,19 +152,12 @@ void *ibx_inside_bind(struct ibx_inside_function *function)
 
 /* ----------------------------------------------------------------- what is not reached */
 
-static bool is_runtime(const char *path, ElfW(Dyn) * dynamic, void *argument)
-{
-    (void)dynamic, (void)argument;
-    return begins(name_of(path), "libcudart.so");
-}
-
 static void tell(const struct ibx_inside *inside)
 {
-    char buffer[PATH_MAX];
+    char buffer[PATH_MAX], libcudart[PATH_MAX];
     const char *path = path_of(inside, buffer);
     const bool is_program = !inside->map->l_prev;
-    if (inside->state == IBX_INSIDE_NAMELESS &&
-        !(is_program && ibx_frontend_each_library(is_runtime, NULL)))
+    if (inside->state == IBX_INSIDE_NAMELESS && !(is_program && ibx_frontend_libcudart(libcudart)))
         ibx_log(IBX_LOG_WARN,
                 "%s has kernels, is not linked with libcudart.so, and has no symbols: the runtime "
                 "that nvcc puts into a program or library by default does not reach the remote GPU "

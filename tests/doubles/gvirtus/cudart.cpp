@@ -64,15 +64,17 @@ struct Connection {
 // As GVirtuS does it: by the thread's id, made by the first call and never given back.
 std::map<pid_t, Connection> *front_ends;
 
-// GVirtuS sets its log up for each; a child that is forked meanwhile has that lock for ever.
+// GVirtuS sets its log up for each; a child that is forked meanwhile has that lock for ever. The
+// plugin is loaded without it: the loader's lock may belong to a library's constructor that
+// connects.
 std::mutex log_lock;
 
-Connection connected()
+Connection connected(Create create)
 {
-    const char *plugin = std::getenv("STUB_PLUGIN"), *port = std::getenv("STUB_PORT");
+    const char *port = std::getenv("STUB_PORT");
     Connection made;
     try {
-        made.over = make_communicator(load_plugin(plugin), "tcp/ip", "oldtcp", "127.0.0.1",
+        made.over = make_communicator(create, "tcp/ip", "oldtcp", "127.0.0.1",
                                       static_cast<std::uint16_t>(std::atoi(port)));
         made.over->Connect();
     } catch (const std::string &why) {
@@ -99,9 +101,10 @@ Remote *connection()
          most < now && !connecting_most.compare_exchange_weak(most, now);)
         ;
     Connection made;
+    const Create create = load_plugin(std::getenv("STUB_PLUGIN"));
     {
         std::lock_guard<std::mutex> lock(log_lock);
-        made = connected();
+        made = connected(create);
     }
     connecting--;
     std::lock_guard<std::mutex> lock(gFrontendMutex);
