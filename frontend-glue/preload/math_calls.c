@@ -434,7 +434,7 @@ int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
 /* ------------------------------------------------------------------------------- functions */
 
 #define MATH(name, use, ...)                                                                       \
-    int name(IBX_EACH(IBX_PARAMETER, __VA_ARGS__))                                                 \
+    IBX_UNSANITIZED int name(IBX_EACH(IBX_PARAMETER, __VA_ARGS__))                                 \
     {                                                                                              \
         const union ibx_math_value values[] = {IBX_EACH(IBX_INITIALISER, __VA_ARGS__)};            \
         return ibx_frontend_math(IBX_MATH_##name, values);                                         \

@@ -54,7 +54,7 @@
 /* The library's types are pointers, integers and enumerations of the same sizes. */
 #define MATH(name, use, ...)                                                                       \
     static const struct ibx_math_argument name##_arguments[] = {IBX_EACH(ABOUT, __VA_ARGS__)};     \
-    static int name##_call(void *function, const union ibx_math_value *values)                     \
+    IBX_UNSANITIZED static int name##_call(void *function, const union ibx_math_value *values)     \
     {                                                                                              \
         const union ibx_math_value *const end = values + IBX_COUNT(__VA_ARGS__);                   \
         int (*call)(IBX_EACH(IBX_TYPE, __VA_ARGS__)) = NULL;                                       \
