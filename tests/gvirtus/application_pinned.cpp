@@ -12,8 +12,8 @@
 #include <thread>
 #include <unistd.h>
 
-// Of the back end's pool of chunks: 64 MiB in pieces of 4.
-static constexpr unsigned long pool_pins = 16;
+// Of the back end's pool of chunks: 8 MiB (scene.cpp) in pieces of 4.
+static constexpr unsigned long pool_pins = 2;
 
 bool pinned()
 {

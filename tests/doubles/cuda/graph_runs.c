@@ -54,8 +54,11 @@ int graph_run_set(const struct ibx_cuda_memset *set, void *stream)
     const size_t row = set->width * set->element;
     char *bytes = set->width < 1u << 30 ? malloc(row + 4) : NULL;
     int rc = bytes ? 0 : INVALID_VALUE;
-    for (size_t i = 0; i < row && bytes; i += set->element)
-        memcpy(bytes + i, &set->value, set->element);
+    if (bytes && set->element == 1)
+        memset(bytes, (int)set->value, row);
+    else
+        for (size_t i = 0; i < row && bytes; i += set->element)
+            memcpy(bytes + i, &set->value, set->element);
     for (size_t y = 0; row && y < set->height && !rc; y++) /* of nothing there may be very many */
         rc = fill((uintptr_t)set->at + y * set->pitch, bytes, row, stream);
     free(bytes);
