@@ -170,11 +170,12 @@ static const char *runtimes(const struct ibx_elf *elf, size_t i, const ElfW(Phdr
 
 /* ------------------------------------------------------------- which are the program's own */
 
-/* A program may name its own functions so as well. To jump out of these is no harm as long as they
- * are not called; but who changes code back beside a thread that is in it, and changes registers
- * that a compiler knows to be left alone, may do some. All other functions of the runtime have
- * names of its own, and it is in one piece: so those are the program's that lie between two of the
- * program's functions, with none of the runtime's beside them. */
+/* A program may name its own functions so as well, and they are to do what they do. All functions
+ * of the runtime that programs do not call have names of its own, and it is in one piece which
+ * begins and ends with some of these. So what lies between two of them is the runtime's, whatever
+ * its name (a later version may have more than is known here), and between two of the program's it
+ * is the program's. At an edge, where a linker, or another version, has put the pieces in another
+ * order, it is the runtime's if this library has such a function. */
 struct candidate {
     ElfW(Addr) at;
     size_t symbol;
@@ -229,17 +230,55 @@ static void add_candidate(struct candidates *c, ElfW(Addr) at, size_t symbol)
     c->all[i] = (struct candidate){at, symbol};
 }
 
-/* Leaves those that are the runtime's. */
-static void drop_programs(struct candidates *c)
+static const struct link_map *find_ourselves(void)
 {
+    const struct link_map *l = _r_debug.r_map;
+    while (l && l->l_ld != _DYNAMIC)
+        l = l->l_next;
+    return l;
+}
+
+/* Whether this library has a function of that name for others. */
+static bool has_function(const struct link_map *us, const char *name)
+{
+    struct dynamic d;
+    uint32_t wanted = 5381;
+    if (!us)
+        return false;
+    read_dynamic(us, &d);
+    if (!d.hash || !d.symbols || !d.names)
+        return false;
+    for (const char *c = name; *c; c++)
+        wanted = wanted * 33 + (uint8_t)*c;
+    const uint32_t *head = (const uint32_t *)d.hash; /* buckets, first symbol, words of a filter */
+    const uint32_t *buckets = head + 4 + head[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t)),
+                   *chain = buckets + head[0];
+    const ElfW(Sym) *symbols = (const ElfW(Sym) *)d.symbols;
+    for (size_t i = buckets[wanted % head[0]]; i >= head[1]; i++) {
+        const uint32_t hash = chain[i - head[1]];
+        if ((hash | 1) == (wanted | 1) &&
+            ibx_early_equal((const char *)d.names + symbols[i].st_name, name))
+            return true;
+        if (hash & 1) /* the last one */
+            return false;
+    }
+    return false;
+}
+
+/* Leaves those that are the runtime's. */
+static void drop_programs(struct candidates *c, const struct ibx_elf *elf)
+{
+    const struct link_map *us = find_ourselves();
     size_t kept = 0;
     for (size_t begin = 0, end; begin < c->count; begin = end) {
         end = begin + 1;
         while (end < c->count && !c->gaps[end].has_any)
             end++;
-        const bool is_runtimes = c->gaps[begin].highest_is_inside || c->gaps[end].lowest_is_inside;
-        for (size_t i = begin; i < end && is_runtimes; i++)
-            c->all[kept++] = c->all[i];
+        const int sides =
+            (c->gaps[begin].highest_is_inside ? 1 : 0) + (c->gaps[end].lowest_is_inside ? 1 : 0);
+        for (size_t i = begin; i < end; i++)
+            if (sides == 2 || (sides && has_function(us, ibx_elf_function(elf, c->all[i].symbol))))
+                c->all[kept++] = c->all[i];
     }
     c->count = kept;
 }
@@ -266,43 +305,11 @@ static struct candidates *find_functions(const struct ibx_elf *elf, const ElfW(P
         if (name && !ibx_early_begins(name, "cuda") && !ibx_early_begins(name, "__cuda"))
             note_other(c, name, ibx_elf_symbol(elf, i)->st_value);
     }
-    drop_programs(c);
+    drop_programs(c, elf);
     return c;
 }
 
 /* ------------------------------------------------------------------------------ jumps */
-
-static bool has_target(const struct ibx_inside_function *f)
-{
-    return atomic_load(&f->target) != (void *)(uintptr_t)ibx_inside_first;
-}
-
-/* Whoever calls such a function meanwhile comes to ibx_inside_first(), and not to a jump to itself
- * that is being changed. */
-bool ibx_inside_restore(struct ibx_inside *inside)
-{
-    struct ibx_code code;
-    bool good = true;
-    size_t first = 0;
-    while (first < inside->count && has_target(&inside->functions[first]))
-        first++;
-    if (first == inside->count)
-        return true;
-    if (ibx_code_open(&code, inside->code, inside->code_bytes, inside->protection))
-        return false;
-    for (size_t i = first; i < inside->count && good; i++) {
-        const struct ibx_inside_function *f = &inside->functions[i];
-        if (!has_target(f))
-            good = ibx_code_write(&code, f->code, f->before, sizeof(f->before));
-    }
-    ibx_code_close(&code);
-    for (size_t i = first; i < inside->count && good; i++) {
-        struct ibx_inside_function *f = &inside->functions[i];
-        if (!has_target(f))
-            atomic_store(&f->target, f->code);
-    }
-    return good;
-}
 
 /* How many are written. */
 static size_t write_each(const struct ibx_inside *inside, const struct ibx_code *code)

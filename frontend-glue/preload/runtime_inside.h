@@ -14,13 +14,14 @@
 
 struct ibx_inside;
 
-/* A function of the runtime. It jumps to `target`, the first member, which is ibx_inside_first()
- * until ibx_inside_bind() has found another one. */
+/* A function of the runtime, and where it jumps to: ibx_inside_first() until ibx_inside_bind() has
+ * found another one. The jump stays, since code cannot be changed beside threads that run it. */
 struct ibx_inside_function {
-    _Atomic(void *) target;
+    _Atomic(void *) target; /* the first member */
     struct ibx_inside *of;
     void *code;       /* where it is */
     const char *name; /* in the same memory as this */
+    atomic_flag is_told;
     uint8_t before[IBX_CODE_JUMP_BY];
 };
 
@@ -40,7 +41,7 @@ struct ibx_inside {
     const char *path;    /* of its file; IBX_INSIDE_PROGRAM */
     const char *version; /* the libcudart for which it stands */
     atomic_bool is_bound;
-    atomic_flag is_told;
+    atomic_flag is_told, is_unreached_told;
     char *code; /* all of the segment that has its functions */
     size_t code_bytes;
     int protection; /* PROT_ of that */
@@ -54,13 +55,14 @@ struct ibx_inside {
  * file that may be its. *is_file, if that is not NULL: that it is. */
 struct ibx_inside *ibx_inside_find(const struct link_map *map, const char *path, bool *is_file);
 void ibx_inside_free(struct ibx_inside *inside);
-/* Functions that have no target yet become what they were, and their own target. One thread at a
- * time. False: its code may no more be changed. */
-bool ibx_inside_restore(struct ibx_inside *inside);
 
-/* Not to be called from C: where a function of a runtime jumps to for the first time. */
+/* Not to be called from C: where a function of a runtime jumps to for the first time, and where one
+ * does that is nowhere else. */
 void ibx_inside_first(void);
-/* Called by that: where it goes on. */
-void *ibx_inside_bind(struct ibx_inside_function *function);
+void ibx_inside_absent(void);
+/* Called by the first: all functions of that object have a target then. */
+void ibx_inside_bind(struct ibx_inside_function *function);
+/* Called by the other: what the function returns. */
+uintptr_t ibx_inside_tell_absent(struct ibx_inside_function *function);
 
 #endif

@@ -13,14 +13,13 @@
 #include "frontend-glue/preload/dlsym.h"
 #include "frontend-glue/preload/internal.h"
 #include "frontend-glue/preload/loader.h"
+#include "frontend-glue/preload/runtime_answers.h"
 
-#include "common/fork_lock.h"
 #include "common/log.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -65,29 +64,36 @@ static bool is_in_use(struct other *other)
     return gvirtus;
 }
 
-static void tell_unreached(const struct ibx_inside *inside, const char *why, const char *what)
+static void tell_unreached(struct ibx_inside *inside, const char *why, const char *what)
 {
     char path[PATH_MAX];
-    ibx_log(IBX_LOG_WARN,
-            "%s has CUDA's runtime in itself, whose calls cannot reach the remote GPU: %s%s; "
-            "LD_LIBRARY_PATH has to name the folder of GVirtuS's front end for that version of "
-            "CUDA",
-            path_of(inside, path), why, what);
+    if (!atomic_flag_test_and_set(&inside->is_unreached_told))
+        ibx_log(IBX_LOG_WARN,
+                "%s has CUDA's runtime in itself, whose calls cannot reach the remote GPU, and "
+                "fail: %s%s; LD_LIBRARY_PATH has to name the folder of GVirtuS's front end for "
+                "that version of CUDA",
+                path_of(inside, path), why, what);
+}
+
+static void tell_other(struct ibx_inside *inside, const struct other *other)
+{
+    char path[PATH_MAX];
+    if (!atomic_flag_test_and_set(&inside->is_unreached_told))
+        ibx_log(IBX_LOG_WARN,
+                "%s has CUDA's runtime in itself, of the version of %s, and the process uses %s: "
+                "its calls cannot reach the remote GPU, and fail; build all of the program's "
+                "libraries with one version of CUDA",
+                path_of(inside, path), inside->version, other->path);
 }
 
 /* GVirtuS's libcudart of that version, which gvirtus.c finds as one that a program has opened;
  * NULL: there is none, which is said. It stays. */
-static void *load(const struct ibx_inside *inside)
+static void *load(struct ibx_inside *inside)
 {
     struct other other = {.than = inside->version};
     void *library = dlopen(inside->version, RTLD_LAZY | RTLD_NOLOAD);
     if (!library && is_in_use(&other)) {
-        char path[PATH_MAX];
-        ibx_log(IBX_LOG_WARN,
-                "%s has CUDA's runtime in itself, of the version of %s, and the process uses %s: "
-                "its calls cannot reach the remote GPU; build all of the program's libraries with "
-                "one version of CUDA",
-                path_of(inside, path), inside->version, other.path);
+        tell_other(inside, &other);
         return NULL;
     }
     if (!library)
@@ -103,51 +109,38 @@ static void *load(const struct ibx_inside *inside)
 
 /* ---------------------------------------------------------------------- the first call */
 
-/* Whoever changes code back: who does that twice changes what others run already. It waits for
- * nobody then. */
-static pthread_mutex_t restoring = PTHREAD_MUTEX_INITIALIZER;
-
-IBX_FORKS_WAIT_FOR(restoring);
-
-/* What is nowhere else is the runtime's own, or the program's, by a name that begins likewise. */
-static void restore(struct ibx_inside *inside)
+/* Whoever is first decides where one leads to. */
+static void lead(struct ibx_inside_function *f, void *target)
 {
-    pthread_mutex_lock(&restoring);
-    if (!atomic_load(&inside->is_bound) && !ibx_inside_restore(inside)) {
-        ibx_log(IBX_LOG_ERROR, "%s: its code has been changed, and cannot be changed back",
-                inside->path);
-        _exit(127);
-    }
-    atomic_store(&inside->is_bound, true);
-    pthread_mutex_unlock(&restoring);
+    void *expected = (void *)(uintptr_t)ibx_inside_first;
+    atomic_compare_exchange_strong(&f->target, &expected, target);
 }
 
-/* Threads that make it at once do the same. None of them waits for one that looks for functions,
- * which may have the loader's lock in a library's constructor: another one needs that to load
- * libcudart. */
+/* Threads that make it at once do the same. None of them waits for another, which may have the
+ * loader's lock in a library's constructor: another one needs that to load libcudart. */
 static void bind(struct ibx_inside *inside)
 {
     void *libcudart = load(inside);
-    for (size_t i = 0; i < inside->count && libcudart; i++) {
+    for (size_t i = 0; i < inside->count; i++) {
         struct ibx_inside_function *f = &inside->functions[i];
-        void *target = dlsym(libcudart, f->name); /* this library's, if it has */
-        if (target)
-            atomic_store(&f->target, target);
+        void *target = libcudart ? dlsym(libcudart, f->name) : NULL; /* this library's, if it has */
+        if (!target)
+            target = libcudart ? ibx_inside_lacked(f->name) : ibx_inside_unreached(f->name);
+        lead(f, target);
     }
     dlerror(); /* of functions that are nowhere else */
-    restore(inside);
+    atomic_store(&inside->is_bound, true);
 }
 
 /* A library's constructor may call before this library's. errno is the program's, which may not
  * have begun to look at it. */
-void *ibx_inside_bind(struct ibx_inside_function *function)
+void ibx_inside_bind(struct ibx_inside_function *function)
 {
     const int before = errno;
     ibx_frontend_dlsym_begin();
     if (!atomic_load(&function->of->is_bound))
         bind(function->of);
     errno = before;
-    return atomic_load(&function->target);
 }
 
 /* ----------------------------------------------------------------- what is not reached */

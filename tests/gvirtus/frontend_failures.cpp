@@ -350,6 +350,26 @@ bool static_libraries_opened(const char *how)
     return HOLDS(reaches(program, nested || far ? "once" : how));
 }
 
+// A call that neither GVirtuS nor we have returns an error, and a line names it.
+bool static_libraries_lacking()
+{
+    const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
+    GpuBackEnd back;
+    const Installed installed;
+    REQUIRE(program);
+    setenv("TEST_STATIC_LIBRARY", static_library("-2").c_str(), 1);
+    setenv("TEST_STATIC_LIBRARY_2", "", 1);
+    const char *wanted = std::getenv("TEST_STATIC_ROUNDS");
+    const std::string rounds = wanted ? wanted : "60";
+    setenv("TEST_STATIC_ROUNDS", "1", 1);
+    Application one(&back, program, "lacked");
+    setenv("TEST_STATIC_ROUNDS", rounds.c_str(), 1);
+    REQUIRE(one.good() && lines_with(one.said(), "ibx:") == 1);
+    REQUIRE(lines_with(one.said(), "cudaNothing returns cudaErrorNotSupported") == 1);
+    Application many(&back, program, "lacked");
+    return HOLDS(many.good());
+}
+
 // One of GVirtuS's libcudart is in use, for the version of the first.
 static bool of_two_versions(const char *program)
 {

@@ -120,6 +120,7 @@ bool static_runtime_odd_starts();
 bool static_runtime_refused();
 bool static_libraries_linked();
 bool static_libraries_opened(const char *how);
+bool static_libraries_lacking();
 bool static_libraries_refused();
 bool driver_alone();
 bool driver_without_gvirtus();

@@ -5,8 +5,8 @@ or that a sanitizer, or the program's allocator, has in its place."""
 import subprocess
 import sys
 
-# The loader's list, and what is no function, or the compiler's own.
-ALLOWED = {"_r_debug", "_GLOBAL_OFFSET_TABLE_", "__clear_cache"}
+# The loader's list, this library's place in it, and what is no function, or the compiler's own.
+ALLOWED = {"_r_debug", "_DYNAMIC", "_GLOBAL_OFFSET_TABLE_", "__clear_cache"}
 
 
 def main():

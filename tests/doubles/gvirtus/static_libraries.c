@@ -8,6 +8,7 @@
  *   no new code as once, where no memory becomes executable that has been written to
  *   versions    both, of which the second is of another version of CUDA and fails as without us
  *   first calls the first, again and again, whose own functions several threads call at once
+ *   lacked      likewise a function of its runtime's that is nowhere else
  *   told        the first, which need not work
  */
 #include <dlfcn.h>
@@ -28,7 +29,7 @@
 
 #define THREADS 4
 #define ROUNDS  20
-#define OWN     (10 + 99 + 150 + 200 + 259 + 15) /* static_own() */
+#define OWN     (10 + 99 + 150 + 200 + 259 + 15 + 6 + 8) /* static_own() */
 
 #ifdef LINKED
 int static_calls(void); /* static_calls.c */
@@ -132,33 +133,37 @@ static int versions(void)
     return calls(one) || calls(other) != 35 || calls(one);
 }
 
-static int (*own)(void);
+static calls_of *called;
+static int answer; /* its */
 static atomic_size_t begun;
 
-/* It calls functions of the library's own, whose names begin as the runtime's, while another thread
- * finds out that nobody else has them: one thread after the other is that far. */
-static void *calls_own(void *result)
+/* It calls a function of the library's, while another thread finds out where those lead to: one
+ * thread after the other is that far. */
+static void *calls_first(void *result)
 {
     const size_t turn = atomic_fetch_add(&begun, 1) % (4 * THREADS);
     for (volatile size_t i = 0; i < turn * 20000;)
         i++;
     for (int i = 0; i < ROUNDS; i++)
-        if (own() != OWN)
+        if (called() != answer)
             return result;
     return NULL;
 }
 
-static int first_calls(void)
+static int by_threads(const char *function, int returns)
 {
+    const char *wanted = getenv("TEST_STATIC_ROUNDS"); /* more, by hand */
+    const int rounds = wanted ? atoi(wanted) : 3 * ROUNDS;
     int failed = 0;
-    for (int i = 0; i < 3 * ROUNDS && !failed; i++) {
+    answer = returns;
+    for (int i = 0; i < rounds && !failed; i++) {
         pthread_t all[3 * THREADS];
         void *library = dlopen(first, RTLD_NOW | RTLD_LOCAL);
-        *(void **)&own = library ? dlsym(library, "static_own") : NULL;
-        if (!own)
+        *(void **)&called = library ? dlsym(library, function) : NULL;
+        if (!called)
             return 1;
         for (size_t k = 0; k < 3 * THREADS; k++)
-            if (pthread_create(&all[k], NULL, calls_own, &library))
+            if (pthread_create(&all[k], NULL, calls_first, &library))
                 return 1;
         for (size_t k = 0; k < 3 * THREADS; k++) {
             void *result;
@@ -168,6 +173,17 @@ static int first_calls(void)
         dlclose(library);
     }
     return failed;
+}
+
+/* Its names begin as the runtime's. */
+static int first_calls(void)
+{
+    return by_threads("static_own", OWN);
+}
+
+static int lacked(void)
+{
+    return by_threads("static_lacks", 801);
 }
 
 static int told(void)
@@ -187,6 +203,7 @@ int main(int count, char **arguments)
                {"no new code", no_new_code},
                {"versions", versions},
                {"first calls", first_calls},
+               {"lacked", lacked},
                {"told", told}};
     const char *how = count > 1 ? arguments[1] : "";
     first = getenv("TEST_STATIC_LIBRARY");

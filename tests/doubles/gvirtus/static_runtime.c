@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What nvcc links into a program by default: CUDA's runtime, hidden from libraries, which fails
- * without a driver. CUDA_12: of that version. */
+ * without a driver. It begins and ends with functions of its own, as the real one does. CUDA_12: of
+ * that version. OWN: a function of the program's lies beside it. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
 
+#ifdef __clang__
 #define HIDDEN __attribute__((visibility("hidden"), noinline))
+#else
+#define HIDDEN __attribute__((visibility("hidden"), noinline, no_reorder))
+#endif
 
 HIDDEN int libcudart_static_0123456789abcdef0123456789abcdef01234567(const char *call);
 HIDDEN int cudaGetDeviceCount(int *count);
@@ -15,6 +20,19 @@ HIDDEN int cudaFree(void *device);
 HIDDEN int cudaMemcpyBatchAsync(void);
 HIDDEN int cudaGetDeviceProperties_v2(void);
 HIDDEN int cudaNothing(void);
+HIDDEN int libcudart_static_76543210fedcba9876543210fedcba9876543210(void);
+HIDDEN int cudaBeside(int value);
+
+/* In the real one none that matters is shorter. */
+#define LONG __asm__ volatile(".rept 32\n\tnop\n\t.endr")
+
+#ifdef OWN
+int cudaBeside(int value)
+{
+    LONG;
+    return value + 8;
+}
+#endif
 
 int libcudart_static_0123456789abcdef0123456789abcdef01234567(const char *call)
 {
@@ -22,8 +40,6 @@ int libcudart_static_0123456789abcdef0123456789abcdef01234567(const char *call)
     return printf("%s without a driver\n", call) < 0 || is_there ? -1 : 35;
 }
 
-/* In the real one none that matters is shorter. */
-#define LONG __asm__ volatile(".rept 32\n\tnop\n\t.endr")
 #define FAILS                                                                                      \
     ({                                                                                             \
         LONG;                                                                                      \
@@ -64,4 +80,10 @@ int cudaMemcpyBatchAsync(void)
 int cudaNothing(void)
 {
     return FAILS;
+}
+
+int libcudart_static_76543210fedcba9876543210fedcba9876543210(void)
+{
+    LONG;
+    return 0;
 }
