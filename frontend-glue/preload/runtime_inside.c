@@ -8,19 +8,82 @@
 
 /* NVIDIA's own libraries, some of which have such a runtime and names: nobody links them anew, this
  * library makes the calls of some of them itself, and kernels of hundreds of MB would be sent to
- * the back end as one is loaded (NCCL's). */
+ * the back end as one is loaded (NCCL's). By whole names: others may begin so as well. */
+static const char *const of_nvidia[] = {"libcublas",
+                                        "libcublasLt",
+                                        "libcudart",
+                                        "libcudnn",
+                                        "libcudnn_adv",
+                                        "libcudnn_cnn",
+                                        "libcudnn_engines_precompiled",
+                                        "libcudnn_ext",
+                                        "libcudnn_graph",
+                                        "libcudnn_engines_runtime_compiled",
+                                        "libcudnn_ops",
+                                        "libcudnn_heuristic",
+                                        "libcudnn_engines_tensor_ir",
+                                        "libcudnn_adv_infer",
+                                        "libcudnn_cnn_infer",
+                                        "libcudnn_ops_infer",
+                                        "libcudnn_adv_train",
+                                        "libcudnn_cnn_train",
+                                        "libcudnn_ops_train",
+                                        "libcufft",
+                                        "libcufftMp",
+                                        "libcufftw",
+                                        "libcufile",
+                                        "libcufile_rdma",
+                                        "libcupti",
+                                        "libcurand",
+                                        "libcusolver",
+                                        "libcusolverMg",
+                                        "libcusolverMp",
+                                        "libcusparse",
+                                        "libcusparseLt",
+                                        "libcutensor",
+                                        "libcutensorMg",
+                                        "libcutensorMp",
+                                        "libcublasMp",
+                                        "libnccl",
+                                        "libnppc",
+                                        "libnppial",
+                                        "libnppicc",
+                                        "libnppidei",
+                                        "libnppif",
+                                        "libnppig",
+                                        "libnppim",
+                                        "libnppist",
+                                        "libnppisu",
+                                        "libnppitc",
+                                        "libnpps",
+                                        "libnvJitLink",
+                                        "libnvblas",
+                                        "libnvjpeg",
+                                        "libnvjpeg2k",
+                                        "libnvrtc",
+                                        "libnvrtc-builtins",
+                                        "libnvshmem",
+                                        "libnvshmem_host"};
+
+/* What follows the name of a library: ".so", or what a package of Python's puts before that, which
+ * is a part of the file's digest. */
+static bool ends_name(const char *end)
+{
+    size_t n = *end == '-' ? 1 : 0;
+    while (n && n < 9 && ((end[n] >= '0' && end[n] <= '9') || (end[n] >= 'a' && end[n] <= 'f')))
+        n++;
+    return (!n || n == 9) && (ibx_early_begins(end + n, ".so") || ibx_early_begins(end, ".alt.so"));
+}
+
 static bool is_of_nvidia(const char *path)
 {
-    static const char names[][16] = {
-        "libcublas",    "libcudart",   "libcudnn",    "libcufft",    "libcufile", "libcupti",
-        "libcurand",    "libcusolver", "libcusparse", "libcutensor", "libnccl",   "libnpp",
-        "libnvJitLink", "libnvblas",   "libnvjpeg",   "libnvrtc",    "libnvshmem"};
     const char *name = path;
     bool is = false;
     for (const char *c = path; *c; c++)
         name = *c == '/' ? c + 1 : name;
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        is = is || ibx_early_begins(name, names[i]);
+    for (size_t i = 0; i < sizeof(of_nvidia) / sizeof(of_nvidia[0]); i++)
+        is = is || (ibx_early_begins(name, of_nvidia[i]) &&
+                    ends_name(name + ibx_early_length(of_nvidia[i])));
     return is;
 }
 

@@ -384,20 +384,30 @@ static bool of_two_versions(const char *program)
     return HOLDS(lines_with(app.said(), "ibx:") == 1);
 }
 
+// A library of NVIDIA's, by its whole name, is told nothing.
+static bool by_name(const char *program, const char *name, unsigned lines)
+{
+    const std::string file = folder + "/" + name;
+    for (const char *kind : {"-stripped", ""}) {
+        std::filesystem::copy_file(static_library(kind), file,
+                                   std::filesystem::copy_options::overwrite_existing);
+        setenv("TEST_STATIC_LIBRARY", file.c_str(), 1);
+        Application app(nullptr, program, "told");
+        REQUIRE(app.good() && lines_with(app.said(), "ibx:") == lines);
+    }
+    return true;
+}
+
 // One where that cannot be says why, by its name; one whose runtime is in none of its files is told
-// nothing, nor one of NVIDIA's.
+// nothing.
 bool static_libraries_refused()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
     REQUIRE(program && of_two_versions(program));
-    const std::string nvidias = folder + "/libcudnn.so";
-    for (const char *kind : {"-stripped", ""}) {
-        std::filesystem::copy_file(static_library(kind), nvidias,
-                                   std::filesystem::copy_options::overwrite_existing);
-        setenv("TEST_STATIC_LIBRARY", nvidias.c_str(), 1);
-        Application foreign(nullptr, program, "told");
-        REQUIRE(foreign.good() && lines_with(foreign.said(), "ibx:") == 0);
-    }
+    for (const char *name : {"libcudnn.so", "libcudart-0123abcd.so.13", "libnvrtc.alt.so.13"})
+        REQUIRE(by_name(program, name, 0));
+    for (const char *name : {"libcudnn_mine.so", "libnccl-net.so", "libcublas-mathematics.so"})
+        REQUIRE(by_name(program, name, 1));
     const struct {
         const char *kind, *says;
     } all[] = {{"-stripped", "do not strip it"},
