@@ -19,7 +19,10 @@
 
 #include "frontend-glue/preload/early.h"
 
-static struct link_map *last; /* that has been looked at; NULL: nothing has */
+#define VECTOR "/proc/self/auxv" /* what the kernel has told the program */
+
+static const struct r_debug *debug; /* the loader's; NULL: not known yet */
+static struct link_map *last;       /* that has been looked at; NULL: nothing has */
 static int state = RT_CONSISTENT;
 static bool is_program_read, is_hooked, has_begun;
 /* Changed by whoever has the loader's lock, and while there is one thread. */
@@ -37,7 +40,7 @@ static void look_at(const struct link_map *map, const char *path)
 
 static bool is_listed(const struct link_map *map)
 {
-    for (const struct link_map *l = _r_debug.r_map; l; l = l->l_next)
+    for (const struct link_map *l = debug->r_map; l; l = l->l_next)
         if (l == map)
             return true;
     return false;
@@ -59,7 +62,7 @@ static void forget_gone(void)
 /* New ones come last. */
 static void look_at_new(void)
 {
-    struct link_map *l = last ? last->l_next : _r_debug.r_map;
+    struct link_map *l = last ? last->l_next : debug->r_map;
     for (; l; l = l->l_next) {
         look_at(l, l->l_prev ? l->l_name : IBX_INSIDE_PROGRAM);
         last = l;
@@ -68,7 +71,7 @@ static void look_at_new(void)
 
 static void find_last(void)
 {
-    for (struct link_map *l = _r_debug.r_map; l; l = l->l_next)
+    for (struct link_map *l = debug->r_map; l; l = l->l_next)
         last = l;
 }
 
@@ -76,7 +79,7 @@ static void find_last(void)
 static void changes(void)
 {
     const int before = state;
-    state = (int)_r_debug.r_state;
+    state = (int)debug->r_state;
     if (state != RT_CONSISTENT)
         return;
     if (before == RT_DELETE) {
@@ -158,7 +161,7 @@ static bool has_room(const uint8_t *code)
 
 static void hook(void)
 {
-    uint8_t *function = (uint8_t *)_r_debug.r_brk, bytes[IBX_CODE_JUMP];
+    uint8_t *function = (uint8_t *)debug->r_brk, bytes[IBX_CODE_JUMP];
     struct ibx_code code;
     if (!function || !has_room(function) ||
         ibx_code_open(&code, function, sizeof(bytes), PROT_READ | PROT_EXEC))
@@ -170,11 +173,52 @@ static void hook(void)
 
 /* -------------------------------------------------------------------------- the start */
 
+/* A table of the program's for the loader, by the program's own head; NULL: it was called by a
+ * loader's name. */
+static const ElfW(Dyn) * table_of_program(void)
+{
+    const ElfW(Phdr) *segments = NULL, *head = NULL, *table = NULL;
+    ElfW(auxv_t) entry;
+    size_t count = 0;
+    const int file = ibx_early_open(VECTOR, O_RDONLY);
+    for (uint64_t at = 0;
+         file >= 0 && ibx_early_read(file, &entry, sizeof(entry), at) && entry.a_type != AT_NULL;
+         at += sizeof(entry)) {
+        if (entry.a_type == AT_PHDR)
+            segments = (const ElfW(Phdr) *)entry.a_un.a_val;
+        if (entry.a_type == AT_PHNUM)
+            count = entry.a_un.a_val;
+    }
+    if (file >= 0)
+        ibx_early_close(file);
+    for (size_t i = 0; segments && i < count; i++) {
+        if (segments[i].p_type == PT_PHDR)
+            head = &segments[i];
+        if (segments[i].p_type == PT_DYNAMIC)
+            table = &segments[i];
+    }
+    return table && head
+               ? (const ElfW(Dyn) *)((ElfW(Addr))segments - head->p_vaddr + table->p_vaddr)
+               : NULL;
+}
+
+/* A program that names _r_debug may have a copy of it, which is not filled before the program is
+ * relocated, nor changed later. It is told where the loader's is. */
+static const struct r_debug *find_debug(void)
+{
+    const ElfW(Dyn) *d = _r_debug.r_map ? _r_debug.r_map->l_ld : table_of_program();
+    for (; d && d->d_tag != DT_NULL; d++)
+        if (d->d_tag == DT_DEBUG && d->d_un.d_ptr)
+            return (const struct r_debug *)d->d_un.d_ptr;
+    return &_r_debug;
+}
+
 static void begin(void)
 {
-    if (last || !_r_debug.r_map) /* a program may have a copy of it, which is not filled yet */
+    debug = find_debug();
+    if (last || !debug->r_map)
         return;
-    state = (int)_r_debug.r_state;
+    state = (int)debug->r_state;
     look_at_new();
     hook();
 }
@@ -196,7 +240,7 @@ __attribute__((used)) static void (*const volatile relocated)(void) = at_relocat
 bool ibx_loader_begin(const char *name)
 {
     begin();
-    const struct link_map *program = _r_debug.r_map;
+    const struct link_map *program = debug->r_map;
     bool has_slash = false;
     for (const char *c = name; *c; c++)
         has_slash = has_slash || *c == '/';

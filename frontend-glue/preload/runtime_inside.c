@@ -293,9 +293,12 @@ static void add_candidate(struct candidates *c, ElfW(Addr) at, size_t symbol)
     c->all[i] = (struct candidate){at, symbol};
 }
 
-static const struct link_map *find_ourselves(void)
+/* `map`: any. */
+static const struct link_map *find_ourselves(const struct link_map *map)
 {
-    const struct link_map *l = _r_debug.r_map;
+    const struct link_map *l = map;
+    while (l->l_prev)
+        l = l->l_prev;
     while (l && l->l_ld != _DYNAMIC)
         l = l->l_next;
     return l;
@@ -329,9 +332,10 @@ static bool has_function(const struct link_map *us, const char *name)
 }
 
 /* Leaves those that are the runtime's. */
-static void drop_programs(struct candidates *c, const struct ibx_elf *elf)
+static void drop_programs(struct candidates *c, const struct ibx_elf *elf,
+                          const struct link_map *map)
 {
-    const struct link_map *us = find_ourselves();
+    const struct link_map *us = find_ourselves(map);
     size_t kept = 0;
     for (size_t begin = 0, end; begin < c->count; begin = end) {
         end = begin + 1;
@@ -347,7 +351,8 @@ static void drop_programs(struct candidates *c, const struct ibx_elf *elf)
 }
 
 /* NULL: there is no memory. */
-static struct candidates *find_functions(const struct ibx_elf *elf, const ElfW(Phdr) * code)
+static struct candidates *find_functions(const struct ibx_elf *elf, const ElfW(Phdr) * code,
+                                         const struct link_map *map)
 {
     size_t most = 0;
     const size_t n = ibx_elf_count(elf);
@@ -368,7 +373,7 @@ static struct candidates *find_functions(const struct ibx_elf *elf, const ElfW(P
         if (name && !ibx_early_begins(name, "cuda") && !ibx_early_begins(name, "__cuda"))
             note_other(c, name, ibx_elf_symbol(elf, i)->st_value);
     }
-    drop_programs(c, elf);
+    drop_programs(c, elf, map);
     return c;
 }
 
@@ -447,7 +452,7 @@ static struct ibx_inside *redirect(const struct link_map *map, const char *path,
 {
     size_t names = 0;
     const bool good = !is_relocated && code && code->p_flags & PF_R;
-    struct candidates *found = good ? find_functions(elf, code) : NULL;
+    struct candidates *found = good ? find_functions(elf, code, map) : NULL;
     for (size_t i = 0; found && i < found->count; i++)
         names += ibx_early_length(ibx_elf_function(elf, found->all[i].symbol)) + 1;
     struct ibx_inside *inside =

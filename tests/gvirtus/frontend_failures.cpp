@@ -338,16 +338,18 @@ bool static_libraries_linked()
 }
 
 // Likewise those that it opens. "nested": one that opens another in its constructor. "far": one
-// that is linked for an address at which nothing can be, as the vDSO of some kernels is.
+// that is linked for an address at which nothing can be, as the vDSO of some kernels is. "copy":
+// the program has a copy of the loader's list.
 bool static_libraries_opened(const char *how)
 {
     const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
     const bool nested = !std::strcmp(how, "nested"), own = !std::strcmp(how, "first calls");
-    const bool far = !std::strcmp(how, "far");
+    const bool far = !std::strcmp(how, "far"), copy = !std::strcmp(how, "copy");
     REQUIRE(program);
     setenv("TEST_STATIC_LIBRARY", static_library(own ? "-own" : far ? "-far" : "").c_str(), 1);
     setenv("TEST_STATIC_LIBRARY_2", static_library(nested ? "-opens" : "-2").c_str(), 1);
-    return HOLDS(reaches(program, nested || far ? "once" : how));
+    return HOLDS(
+        reaches(program + std::string(copy ? "-copy" : ""), nested || far || copy ? "once" : how));
 }
 
 // A call that neither GVirtuS nor we have returns an error, and a line names it.
