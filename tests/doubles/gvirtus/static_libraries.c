@@ -5,6 +5,8 @@
  *   again       the first, which is closed and opened, where it was or elsewhere
  *   threads     both, again and again by several threads at once
  *   forked      the first, also by forked children, which open the second
+ *   forks       the second, by forked children, of which others begin another program, while the
+ *               first is opened and closed
  *   no new code as once, where no memory becomes executable that has been written to
  *   versions    both, of which the second is of another version of CUDA and fails as without us
  *   first calls the first, again and again, whose own functions several threads call at once
@@ -17,6 +19,7 @@
 #include <link.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,6 +125,56 @@ static int forked(void)
     return failed || calls(library);
 }
 
+static atomic_bool is_over;
+
+static void *opens_meanwhile(void *which)
+{
+    while (!atomic_load(&is_over)) {
+        void *library = dlopen(which, RTLD_NOW | RTLD_LOCAL);
+        if (calls(library))
+            return which;
+        dlclose(library);
+    }
+    return NULL;
+}
+
+/* Whether the loader's list is. */
+static bool is_consistent(void)
+{
+    const struct r_debug *debug = NULL;
+    for (const ElfW(Dyn) *d = _DYNAMIC; d->d_tag != DT_NULL; d++)
+        if (d->d_tag == DT_DEBUG)
+            debug = (const struct r_debug *)d->d_un.d_ptr;
+    return debug && debug->r_state == RT_CONSISTENT;
+}
+
+/* A child that hangs ends by a signal. One that is forked in the middle of another thread's
+ * dlopen(3) cannot open a library, as GVirtuS does to connect: the C library ends it. */
+static int forks(void)
+{
+    const char *wanted = getenv("TEST_STATIC_ROUNDS"); /* more, by hand */
+    const int rounds = wanted ? atoi(wanted) : ROUNDS;
+    void *library = dlopen(second, RTLD_NOW | RTLD_LOCAL), *result = NULL;
+    pthread_t thread;
+    int failed = calls(library);
+    if (failed || pthread_create(&thread, NULL, opens_meanwhile, (void *)(size_t)first))
+        return 1;
+    for (int i = 0; i < rounds && !failed; i++) {
+        int status = -1;
+        const pid_t child = fork();
+        if (!child) {
+            alarm(20);
+            if (i % 2)
+                execl("/proc/self/exe", "static-opener", "linked", NULL);
+            _exit(is_consistent() && calls(library));
+        }
+        failed = waitpid(child, &status, 0) != child || status;
+    }
+    atomic_store(&is_over, true);
+    pthread_join(thread, &result);
+    return failed || result;
+}
+
 static int no_new_code(void)
 {
     if (prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN, 0UL, 0UL, 0UL) && errno != EINVAL)
@@ -198,15 +251,11 @@ int main(int count, char **arguments)
     static const struct {
         const char *name;
         int (*run)(void);
-    } all[] = {{"once", once},
-               {"again", again},
-               {"threads", threads},
-               {"forked", forked},
-               {"no new code", no_new_code},
-               {"versions", versions},
-               {"first calls", first_calls},
-               {"lacked", lacked},
-               {"told", told}};
+    } all[] = {{"once", once},         {"again", again},
+               {"threads", threads},   {"forked", forked},
+               {"forks", forks},       {"no new code", no_new_code},
+               {"versions", versions}, {"first calls", first_calls},
+               {"lacked", lacked},     {"told", told}};
     const char *how = count > 1 ? arguments[1] : "";
 #ifdef COPY
     if (!_r_debug.r_version)
