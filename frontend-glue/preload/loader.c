@@ -12,8 +12,8 @@
  * With glibc up to 2.40 new objects are not relocated at that moment, from 2.41 on they are; code
  * is changed, which no relocation does. (An auditor of the loader's, LD_AUDIT, would be told of all
  * objects, and needs a variable of its own; a dlopen(3) of ours would be the caller whose RUNPATH
- * counts.) What a program opens into a namespace of its own (dlmopen(3)) has another list, and is
- * left alone.
+ * counts.) What a program opens into a namespace of its own (dlmopen(3)) has another list, which is
+ * known from glibc 2.35 on; it is left alone, and told so.
  */
 #include "frontend-glue/preload/loader.h"
 
@@ -28,14 +28,18 @@ static bool is_program_read, is_hooked, has_begun;
 /* Changed by whoever has the loader's lock, and while there is one thread. */
 static struct ibx_inside *all;
 
+static void add(struct ibx_inside *inside)
+{
+    if (!inside)
+        return;
+    inside->next = all;
+    all = inside;
+}
+
 /* `path`: of its file. */
 static void look_at(const struct link_map *map, const char *path)
 {
-    struct ibx_inside *inside = ibx_inside_find(map, path, map->l_prev ? NULL : &is_program_read);
-    if (inside) {
-        inside->next = all;
-        all = inside;
-    }
+    add(ibx_inside_find(map, path, map->l_prev ? NULL : &is_program_read));
 }
 
 static bool is_listed(const struct link_map *map)
@@ -75,6 +79,47 @@ static void find_last(void)
         last = l;
 }
 
+/* -------------------------------------------------------------------- other namespaces */
+
+#define NAMESPACES 16 /* the loader's limit */
+
+/* As glibc has it from version 2 of the structure on. */
+struct more_debug {
+    struct r_debug first;
+    const struct more_debug *next;
+};
+
+static const struct link_map *last_elsewhere[NAMESPACES]; /* likewise */
+
+/* When one is gone, what is left has been looked at before. */
+static void look_into(const struct r_debug *other, const struct link_map **seen)
+{
+    bool is_new = !*seen, is_there = is_new;
+    for (const struct link_map *l = other->r_map; l; l = l->l_next)
+        is_there = is_there || l == *seen;
+    for (const struct link_map *l = other->r_map, *before = *seen; l; l = l->l_next) {
+        if (is_new && is_there)
+            add(ibx_inside_find_elsewhere(l, l->l_name));
+        is_new = is_new || l == before;
+        *seen = l;
+    }
+    if (!other->r_map)
+        *seen = NULL;
+}
+
+static void look_elsewhere(void)
+{
+    const struct more_debug *more = (const struct more_debug *)(const void *)debug;
+    if (debug->r_version < 2)
+        return;
+    more = more->next;
+    for (size_t i = 0; more && i < NAMESPACES; i++, more = more->next)
+        if (more->first.r_state == RT_CONSISTENT)
+            look_into(&more->first, &last_elsewhere[i]);
+}
+
+/* -------------------------------------------------------------------- what has changed */
+
 /* In place of _dl_debug_state(). `last` may be gone when something has been deleted. */
 static void changes(void)
 {
@@ -87,6 +132,7 @@ static void changes(void)
         find_last();
     } else {
         look_at_new();
+        look_elsewhere();
         if (has_begun)
             ibx_loader_tell();
     }

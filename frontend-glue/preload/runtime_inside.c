@@ -472,27 +472,38 @@ static struct ibx_inside *redirect(const struct link_map *map, const char *path,
     return inside;
 }
 
+static struct ibx_inside *leave(const struct link_map *map, const char *path,
+                                enum ibx_inside_state state)
+{
+    struct ibx_inside *inside = make(map, path, 0, 0);
+    if (inside)
+        inside->state = state;
+    return inside;
+}
+
 static struct ibx_inside *look(const struct link_map *map, const char *path, int file,
-                               struct ibx_elf *elf, const struct imports *imports)
+                               struct ibx_elf *elf, const struct imports *imports,
+                               bool is_elsewhere)
 {
     ElfW(Addr) at = 0;
     const bool has_symbols = ibx_elf_read_symbols(file, elf);
     const char *version = has_symbols ? libcudart_of(elf, &at) : NULL;
     struct ibx_inside *inside = NULL;
+    if (version && is_elsewhere)
+        return leave(map, path, IBX_INSIDE_ELSEWHERE);
     if (version) {
         inside = redirect(map, path, elf, ibx_elf_segment(elf, PT_LOAD, at), imports->is_relocated);
         if (inside)
             inside->version = version;
     } else if (has_symbols && !ibx_elf_count(elf) && !imports->registers &&
                ibx_elf_has_kernels(file, elf)) {
-        inside = make(map, path, 0, 0);
-        if (inside)
-            inside->state = IBX_INSIDE_NAMELESS;
+        inside = leave(map, path, is_elsewhere ? IBX_INSIDE_ELSEWHERE : IBX_INSIDE_NAMELESS);
     }
     return inside;
 }
 
-struct ibx_inside *ibx_inside_find(const struct link_map *map, const char *path, bool *is_file)
+static struct ibx_inside *find(const struct link_map *map, const char *path, bool *is_file,
+                               bool is_elsewhere)
 {
     struct imports imports;
     struct ibx_elf elf;
@@ -506,13 +517,23 @@ struct ibx_inside *ibx_inside_find(const struct link_map *map, const char *path,
     if (file < 0)
         return NULL;
     if (ibx_elf_read(file, &elf) && is_mapped(map, &elf)) {
-        inside = look(map, path, file, &elf, &imports);
+        inside = look(map, path, file, &elf, &imports, is_elsewhere);
         if (is_file)
             *is_file = true;
     }
     ibx_elf_free(&elf);
     ibx_early_close(file);
     return inside;
+}
+
+struct ibx_inside *ibx_inside_find(const struct link_map *map, const char *path, bool *is_file)
+{
+    return find(map, path, is_file, false);
+}
+
+struct ibx_inside *ibx_inside_find_elsewhere(const struct link_map *map, const char *path)
+{
+    return find(map, path, NULL, true);
 }
 
 void ibx_inside_free(struct ibx_inside *inside)

@@ -30,6 +30,7 @@ enum ibx_inside_state {
     IBX_INSIDE_NAMELESS,  /* there may be one: it has kernels, and no symbols */
     IBX_INSIDE_RELOCATED, /* code that the loader changes */
     IBX_INSIDE_REFUSED,   /* code that may not be changed: `error` */
+    IBX_INSIDE_ELSEWHERE, /* it is in another namespace of the loader's (dlmopen(3)) */
 };
 
 struct ibx_inside {
@@ -54,6 +55,8 @@ struct ibx_inside {
 /* NULL: there is none in it, or it is NVIDIA's; likewise where there is no memory. `path`: of a
  * file that may be its. *is_file, if that is not NULL: that it is. */
 struct ibx_inside *ibx_inside_find(const struct link_map *map, const char *path, bool *is_file);
+/* Of an object in another namespace, which is left alone: NULL or IBX_INSIDE_ELSEWHERE. */
+struct ibx_inside *ibx_inside_find_elsewhere(const struct link_map *map, const char *path);
 void ibx_inside_free(struct ibx_inside *inside);
 
 /* Not to be called from C: where a function of a runtime jumps to for the first time, and where one

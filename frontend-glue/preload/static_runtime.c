@@ -162,6 +162,13 @@ static void tell(const struct ibx_inside *inside)
                 "is not changed to reach the remote GPU; compile it with -fPIC, or link it with "
                 "nvcc -cudart shared",
                 path);
+    if (inside->state == IBX_INSIDE_ELSEWHERE)
+        ibx_log(
+            IBX_LOG_WARN,
+            "%s is opened into a namespace of its own (dlmopen), from where the calls of CUDA's "
+            "runtime that it has in itself do not reach the remote GPU, and fail; open it by "
+            "dlopen",
+            path);
     if (inside->state == IBX_INSIDE_REFUSED)
         ibx_log(IBX_LOG_WARN,
                 "%s has CUDA's runtime in itself, and its code may not be changed to reach the "

@@ -4,6 +4,7 @@
 // they should be.
 #include "frontend-glue/session/extra.h"
 #include "tests/gvirtus/frontend_scene.h"
+#include "tests/scenes/island.h"
 
 #include <algorithm>
 #include <cstring>
@@ -370,6 +371,25 @@ bool static_libraries_lacking()
     REQUIRE(lines_with(one.said(), "cudaNothing returns cudaErrorNotSupported") == 1);
     Application many(&back, program, "lacked");
     return HOLDS(many.good());
+}
+
+// One that is opened into another namespace of the loader's is told so, by a loader that lists it
+// (glibc 2.35). A sanitizer would be there twice.
+bool static_libraries_elsewhere()
+{
+    const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
+    REQUIRE(program);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) &&                             \
+    (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 35)
+    const std::string first = static_library(""), second = static_library("-2");
+    setenv("TEST_STATIC_LIBRARY", first.c_str(), 1);
+    setenv("TEST_STATIC_LIBRARY_2", second.c_str(), 1);
+    Application app(nullptr, program, "namespace");
+    REQUIRE(app.good() && lines_with(app.said(), "into a namespace of its own") == 2);
+    REQUIRE(lines_with(app.said(), first) == 1 && lines_with(app.said(), second) == 1);
+    REQUIRE(lines_with(app.said(), "ibx:") == 2);
+#endif
+    return true;
 }
 
 // One of GVirtuS's libcudart is in use, for the version of the first.

@@ -121,6 +121,7 @@ bool static_runtime_refused();
 bool static_libraries_linked();
 bool static_libraries_opened(const char *how);
 bool static_libraries_lacking();
+bool static_libraries_elsewhere();
 bool static_libraries_refused();
 bool driver_alone();
 bool driver_without_gvirtus();

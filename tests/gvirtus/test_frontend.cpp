@@ -546,6 +546,7 @@ void check_what_it_does_not()
         check((std::string("... that are opened: ") + how).c_str(),
               [how] { return static_libraries_opened(how); });
     check("... a call that is nowhere else", static_libraries_lacking);
+    check("... in a namespace of their own", static_libraries_elsewhere);
     check("... libraries that cannot be reached", static_libraries_refused);
     check("a communicator of GVirtuS's own",
           [] { return stock("stock", "finds no rdma communicator"); });

@@ -11,6 +11,7 @@
  *   versions    both, of which the second is of another version of CUDA and fails as without us
  *   first calls the first, again and again, whose own functions several threads call at once
  *   lacked      likewise a function of its runtime's that is nowhere else
+ *   namespace   the first, by itself: it fails as without us
  *   told        the first, which need not work
  * COPY: it names the loader's list, of which the linker makes a copy for it then.
  */
@@ -241,6 +242,16 @@ static int lacked(void)
     return by_threads("static_lacks", 801);
 }
 
+/* Another one then, in the same namespace. */
+static int namespace(void)
+{
+    Lmid_t name = LM_ID_NEWLM;
+    void *library = dlmopen(name, first, RTLD_NOW | RTLD_LOCAL);
+    if (calls(library) != 35 || dlinfo(library, RTLD_DI_LMID, &name))
+        return 1;
+    return calls(dlmopen(name, second, RTLD_NOW | RTLD_LOCAL)) != 35;
+}
+
 static int told(void)
 {
     return !dlopen(first, RTLD_LAZY | RTLD_LOCAL);
@@ -255,7 +266,8 @@ int main(int count, char **arguments)
                {"threads", threads},   {"forked", forked},
                {"forks", forks},       {"no new code", no_new_code},
                {"versions", versions}, {"first calls", first_calls},
-               {"lacked", lacked},     {"told", told}};
+               {"lacked", lacked},     {"namespace", namespace},
+               {"told", told}};
     const char *how = count > 1 ? arguments[1] : "";
 #ifdef COPY
     if (!_r_debug.r_version)
