@@ -349,6 +349,7 @@ bool static_libraries_opened(const char *how)
     REQUIRE(program);
     setenv("TEST_STATIC_LIBRARY", static_library(own ? "-own" : far ? "-far" : "").c_str(), 1);
     setenv("TEST_STATIC_LIBRARY_2", static_library(nested ? "-opens" : "-2").c_str(), 1);
+    setenv("LD_BIND_NOW", !std::strcmp(how, "flags") ? "1" : "", 1); // empty: not set
     return HOLDS(
         reaches(program + std::string(copy ? "-copy" : ""), nested || far || copy ? "once" : how));
 }

@@ -541,8 +541,8 @@ void check_what_it_does_not()
     check("... in itself, under a loader or without new code", static_runtime_odd_starts);
     check("... that cannot be reached", static_runtime_refused);
     check("libraries with CUDA's runtime in themselves", static_libraries_linked);
-    for (const char *how : {"once", "again", "threads", "forked", "forks", "no new code", "nested",
-                            "first calls", "far", "copy"})
+    for (const char *how : {"once", "again", "flags", "threads", "forked", "forks", "no new code",
+                            "nested", "first calls", "far", "copy"})
         check((std::string("... that are opened: ") + how).c_str(),
               [how] { return static_libraries_opened(how); });
     check("... a call that is nowhere else", static_libraries_lacking);

@@ -3,6 +3,7 @@
  * are loaded with it (LINKED), and those that it opens, FIRST and SECOND, as `how` says:
  *   once        both, outside all others' scopes; what one has made is valid in the other
  *   again       the first, which is closed and opened, where it was or elsewhere
+ *   flags       one after the other, also where the last one was, as dlopen(3) may be told to
  *   threads     both, again and again by several threads at once
  *   forked      the first, also by forked children, which open the second
  *   forks       the second, by forked children, of which others begin another program, while the
@@ -15,6 +16,8 @@
  *   told        the first, which need not work
  * COPY: it names the loader's list, of which the linker makes a copy for it then.
  */
+#include "tests/scenes/island.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <link.h>
@@ -83,6 +86,26 @@ static int again(void)
         if (dlopen(first, RTLD_NOW | RTLD_NOLOAD))
             return 2;
     }
+    return 0;
+}
+
+static int flags(void)
+{
+    static const int all[] = {
+        RTLD_LAZY | RTLD_GLOBAL,
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+        RTLD_NOW | RTLD_DEEPBIND,
+#endif
+        RTLD_LAZY,
+        RTLD_NOW | RTLD_NODELETE,
+        RTLD_NOW | RTLD_GLOBAL
+    };
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        for (int k = 0; k < 4; k++) {
+            void *library = dlopen(k % 2 ? first : second, all[i]);
+            if (calls(library) || dlclose(library))
+                return 1;
+        }
     return 0;
 }
 
@@ -262,11 +285,17 @@ int main(int count, char **arguments)
     static const struct {
         const char *name;
         int (*run)(void);
-    } all[] = {{"once", once},         {"again", again},
-               {"threads", threads},   {"forked", forked},
-               {"forks", forks},       {"no new code", no_new_code},
-               {"versions", versions}, {"first calls", first_calls},
-               {"lacked", lacked},     {"namespace", namespace},
+    } all[] = {{"once", once},
+               {"flags", flags},
+               {"again", again},
+               {"threads", threads},
+               {"forked", forked},
+               {"forks", forks},
+               {"no new code", no_new_code},
+               {"versions", versions},
+               {"first calls", first_calls},
+               {"lacked", lacked},
+               {"namespace", namespace},
                {"told", told}};
     const char *how = count > 1 ? arguments[1] : "";
 #ifdef COPY
