@@ -302,11 +302,11 @@ bool ibx_frontend_is_reserved(const void *address)
 
 static atomic_uint reserved_resets;
 
-void ibx_frontend_reserved_reset(int device)
+void ibx_frontend_device_memory_reset(int device)
 {
     ibx_frontend_ranges_lock();
     for (size_t at = 0; at < ranges.count;) {
-        if (ranges.items[at].reserved && ranges.items[at].device == device)
+        if (ranges.items[at].device == device)
             ibx_frontend_ranges_remove(&ranges, &ranges.items[at]);
         else
             at++;

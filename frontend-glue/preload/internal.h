@@ -522,8 +522,9 @@ void ibx_frontend_device_memory_gone(const void *address);
 /* Addresses of the device's, which no call frees that frees memory. */
 void ibx_frontend_reserved_memory(void *address, size_t n);
 bool ibx_frontend_is_reserved(const void *address);
-/* The device was reset: none are that were reserved while it was current. So often so far. */
-void ibx_frontend_reserved_reset(int device);
+/* The device was reset: it has no memory, nor are addresses reserved that were while it was
+ * current. So often so far. */
+void ibx_frontend_device_memory_reset(int device);
 unsigned ibx_frontend_reserved_resets(void);
 /* Around a call that waits for all work as it gives memory back: before it, in a way that lets this
  * process make the copies that graphs wait for; and what it returns, of such copies too. */

@@ -269,7 +269,7 @@ int cudaDeviceReset(void)
         ibx_frontend_pools_reset(ibx_frontend_current_device());
         ibx_frontend_things_reset(ibx_frontend_current_device());
         ibx_frontend_owned_reset(ibx_frontend_current_device());
-        ibx_frontend_reserved_reset(ibx_frontend_current_device());
+        ibx_frontend_device_memory_reset(ibx_frontend_current_device());
         ibx_frontend_host_memory_reset(ibx_frontend_current_device());
     }
     if (!rc && ibx_frontend_one_device()) {

@@ -445,7 +445,7 @@ bool ibx_frontend_is_reserved(const void *address)
     (void)address;
     return false;
 }
-void ibx_frontend_reserved_reset(int device)
+void ibx_frontend_device_memory_reset(int device)
 {
     (void)device;
 }

@@ -601,6 +601,7 @@ int main(int argc, char **argv)
         {"devices", devices},
         {"no-device", no_device},
         {"peers", peers},
+        {"memory-after-reset", memory_after_reset},
         {"managed-on-devices", managed_on_devices},
         {"pools-of-devices", pools_of_devices},
         {"calls", calls},

@@ -296,6 +296,7 @@ bool left_beside_child();
 
 // Access of one device to another's memory; managed memory and pools there.
 bool peers();
+bool memory_after_reset();
 bool managed_on_devices();
 bool pools_of_devices();
 

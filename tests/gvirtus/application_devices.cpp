@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <functional>
+#include <sys/mman.h>
 #include <thread>
 #include <vector>
 
@@ -47,6 +48,29 @@ bool peers()
     REQUIRE(cudaDeviceDisablePeerAccess(1) == 705 && cudaGetLastError() == 705);
     REQUIRE(cudaDeviceEnablePeerAccess(1, 0) == 0 && cudaDeviceReset() == 0);
     return HOLDS(cudaDeviceEnablePeerAccess(1, 0) == 0);
+}
+
+// Memory of this process's, where some of a device is or was.
+static char *both(char *device)
+{
+    void *at = mmap(device, 4096, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    return at == device ? device : nullptr;
+}
+
+// What a device had before cudaDeviceReset is no longer in the way of the host's memory; what
+// others have is.
+bool memory_after_reset()
+{
+    char *other = device_memory(4096), *device = nullptr;
+    const std::vector<char> bytes(4096, 'b');
+    REQUIRE(other && cudaSetDevice(1) == 0 && (device = device_memory(4096)));
+    REQUIRE(cudaDeviceReset() == 0 && both(device) && both(other));
+    REQUIRE(cudaMemcpy(device, bytes.data(), 4096, DEFAULT) == 0);
+    REQUIRE(!std::memcmp(device, bytes.data(), 4096));
+    REQUIRE(cudaSetDevice(0) == 0 && cudaMemcpy(other, bytes.data(), 4096, DEFAULT) == 0);
+    REQUIRE(other[0] == 0 && munmap(other, 4096) == 0 && cudaFree(other) == 0);
+    return HOLDS(munmap(device, 4096) == 0);
 }
 
 // Memory of pools is the stream's device's, whichever is selected.

@@ -518,6 +518,7 @@ void check_what_it_does_not()
     check("asynchronous copies on several devices", [] { return run("devices", true); });
     check("and on one that there is not", [] { return run("no-device", true); });
     check("access to other devices' memory", peers);
+    check("memory of a device that is reset", [] { return run("memory-after-reset", true); });
     check("pools of several devices", [] { return run("pools-of-devices", true); });
     check("managed memory beside another program", managed_beside_another);
     check("managed memory on several devices", [] { return run("managed-on-devices", true); });
