@@ -7,6 +7,7 @@
  */
 #include "frontend-glue/preload/internal.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -27,6 +28,18 @@ static atomic_bool any_set;              /* ever */
 static void *pool_set_for(int device)
 {
     return device >= 0 && device < DEVICES ? atomic_load(&set_for[device]) : NULL;
+}
+
+/* A child has none of the parent's. */
+static void in_child(void)
+{
+    for (int i = 0; i < DEVICES; i++)
+        atomic_store(&set_for[i], NULL);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
 }
 
 /* Its pools have gone, and its default one is set again. */

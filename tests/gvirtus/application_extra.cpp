@@ -12,6 +12,8 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <vector>
 
 namespace
@@ -517,9 +519,15 @@ bool made_pools(void *stream, void *own)
     REQUIRE(fails(get(pool, 7, &found), 1)); // the device has its own again
     REQUIRE(preloaded<Current>("cudaDeviceGetMemPool")(&current, 0) == 0 && current == own);
     REQUIRE(allocate(&memory, 100, stream) == 0 && give_back(memory, stream) == 0);
-    // A reset takes the pool away, and the device has its own again.
+    // A forked child has none of the parent's. A reset takes the pool away, and the device has its
+    // own again.
     wish.allocation = 1;
-    REQUIRE(create(&pool, &wish) == 0 && select(0, pool) == 0 && cudaDeviceReset() == 0);
+    REQUIRE(create(&pool, &wish) == 0 && select(0, pool) == 0);
+    int status = -1;
+    const pid_t child = fork();
+    if (!child)
+        _exit(allocate(&memory, 100, nullptr) || give_back(memory, nullptr));
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0 && cudaDeviceReset() == 0);
     REQUIRE(preloaded<Current>("cudaDeviceGetMemPool")(&current, 0) == 0 && current != pool);
     REQUIRE(allocate(&memory, 100, nullptr) == 0);
     return HOLDS(give_back(memory, nullptr) == 0);
