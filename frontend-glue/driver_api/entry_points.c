@@ -202,10 +202,11 @@ EXPORTED int cuGetProcAddress_v2_ptsz(const char *name, void **function, int ver
     return get(name, function, version, flags, status, true);
 }
 
-/* Compilers, which do without. */
-static bool is_compiler(const char *file)
+/* Compilers, which do without, and a libcudart of NVIDIA's, of which cuInit() tells. */
+static bool is_known(const char *file)
 {
-    static const char *const names[] = {"libnvrtc", "libnvJitLink", "libnvptxcompiler"};
+    static const char *const names[] = {"libnvrtc", "libnvJitLink", "libnvptxcompiler",
+                                        "libcudart.so"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (ibx_frontend_is_named(file, names[i]))
             return true;
@@ -220,7 +221,7 @@ EXPORTED int cuGetExportTable(const void **table, const void *id)
     if (table)
         *table = NULL;
     const char *file = ibx_frontend_file_of(__builtin_return_address(0));
-    if (!(file && is_compiler(file)) && !atomic_flag_test_and_set(&told))
+    if (!(file && is_known(file)) && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
                 "cuGetExportTable returns CUDA_ERROR_NOT_FOUND to %s: a runtime of NVIDIA's in it, "
                 "as nvcc puts it into a program or library by default, wants the driver of this "

@@ -105,7 +105,8 @@ static int load_runtime(void)
             ibx_log(IBX_LOG_ERROR,
                     "cuInit returns CUDA_ERROR_STUB_LIBRARY: %s is NVIDIA's and has taken this "
                     "library for the driver; a program over GVirtuS needs GVirtuS's libcudart "
-                    "first in LD_LIBRARY_PATH, and any other (a back end of GVirtuS's, too) needs "
+                    "first in LD_LIBRARY_PATH, and LD_AUDIT=libibx-search.so where it looks "
+                    "elsewhere before, and any other (a back end of GVirtuS's, too) needs "
                     "this library's libcuda.so.1 out of it",
                     path);
         return 34; /* CUDA_ERROR_STUB_LIBRARY */

@@ -19,6 +19,7 @@
  *   compressed_images.c  what nvcc has compressed
  *   static_runtime.c, runtime_inside.c  programs and libraries with a runtime of their own
  *   runtime_answers.c  what functions of these return that lead nowhere
+ *   search.c        libibx-search.so: where the loader finds libraries
  *   loader.c, elf_functions.c, code.c, first_call.c, early.h  how that is found and changed, in
  *                  the loader; where its functions lead to at first
  *   child_modules.c modules of forked children

@@ -308,6 +308,32 @@ static void *find(const char *symbol)
     return found ? found : find_in_library(symbol);
 }
 
+void ibx_frontend_tell_of_nvidias(const char *path)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s is NVIDIA's, by which no call reaches the remote GPU: the program finds it "
+                "where it looks before LD_LIBRARY_PATH (DT_RPATH, a whole path), or that does not "
+                "name GVirtuS's lib/frontend; set that, and LD_AUDIT=libibx-search.so besides "
+                "LD_PRELOAD",
+                path);
+}
+
+/* Once that is known: `function` is its cudaMalloc. */
+static void look_whose(void *function)
+{
+    Dl_info info;
+    void *library = NULL;
+    if (dladdr(function, &info) && info.dli_fname &&
+        ibx_frontend_is_named(info.dli_fname, "libcudart.so"))
+        library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (library && ibx_frontend_is_nvidias(library))
+        ibx_frontend_tell_of_nvidias(info.dli_fname);
+    if (library)
+        dlclose(library);
+}
+
 /* Most calls here are of functions that GVirtuS lacks, and to find that out takes longer than what
  * they then do: it looks through all libraries. Once there is a libcudart it stays so. */
 void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
@@ -317,8 +343,9 @@ void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
     void *found = atomic_load_explicit(known, memory_order_acquire);
     if (!found) {
         /* First: another thread may load it meanwhile. */
-        if (!atomic_load(&loaded) && find("cudaMalloc"))
-            atomic_store(&loaded, true);
+        void *malloc_there = atomic_load(&loaded) ? NULL : find("cudaMalloc");
+        if (malloc_there && !atomic_exchange(&loaded, true))
+            look_whose(malloc_there);
         const bool lasts = atomic_load(&loaded);
         found = find(symbol);
         if (!found && lasts)

@@ -317,6 +317,30 @@ bool static_runtime_refused()
     return HOLDS(other.good() && other.said().empty());
 }
 
+// A program that finds a libcudart of NVIDIA's by itself, whatever LD_LIBRARY_PATH says, gets
+// GVirtuS's where the loader is told to look there first.
+bool libraries_found_elsewhere()
+{
+    const char *program = std::getenv("IBX_TEST_LOCAL_PROGRAM"),
+               *local = std::getenv("IBX_TEST_LOCAL_CUDART"),
+               *search = std::getenv("IBX_TEST_SEARCH"),
+               *other = std::getenv("IBX_TEST_OTHER_PROGRAM");
+    REQUIRE(program && local && search && other);
+    GpuBackEnd back;
+    const Installed installed;
+    Application without(&back, program, local);
+    REQUIRE(result_of(without.pid) == 35);
+    REQUIRE(lines_with(without.said(), "LD_AUDIT") == 1 &&
+            lines_with(without.said(), "libcudart.so.13 is NVIDIA's") == 1);
+    REQUIRE(lines_with(without.said(), "ibx:") == 1);
+    setenv("LD_AUDIT", search, 1);
+    Application with(&back, program, local);
+    Application nowhere(nullptr, other, "");
+    unsetenv("LD_AUDIT");
+    REQUIRE(with.good() && lines_with(with.said(), "ibx:") == 0);
+    return HOLDS(nowhere.good() && nowhere.said().empty());
+}
+
 // The double's library of that kind.
 static std::string static_library(const char *kind)
 {

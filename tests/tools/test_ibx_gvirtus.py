@@ -482,6 +482,11 @@ def show_says_what_to_preload(scene):
     equal(home.run("show", "--library", plugin), 0)
     home.says(line, f"LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH besides, where a program of the "
               "driver API finds no libcuda.so.1\n")
+    home.write("libibx-search.so", "")
+    search = os.path.realpath(home.path("libibx-search.so"))
+    equal(home.run("show", "--library", plugin), 0)
+    home.says(line, f"LD_AUDIT={search} besides, where a program brings libraries of NVIDIA's and "
+              "finds these first, as PyTorch, CuPy and JAX do\n")
     home.write("ibx/plugin.so", "of another build")
     equal(home.run("show", "--library", plugin), 0)
     home.says(line, "it may not fit the plugin in the home")

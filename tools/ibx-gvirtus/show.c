@@ -205,15 +205,15 @@ static int show_connection(const struct ibx_glue_config *config, struct ibx_erro
     return 0;
 }
 
-/* The library to preload lies beside the plugin in a build tree, and one folder up where both are
- * installed. */
-static bool find_preload(const char *plugin, char path[PATH_MAX])
+/* A library for applications lies beside the plugin in a build tree, and one folder up where both
+ * are installed. */
+static bool find_library(const char *name, const char *plugin, char path[PATH_MAX])
 {
     const char *slash = strrchr(plugin, '/');
     int folder = slash ? (int)(slash + 1 - plugin) : 0;
     char near[PATH_MAX], above[PATH_MAX];
-    ibx_gvirtus_path(near, "%.*slibibx-frontend.so", folder, plugin);
-    ibx_gvirtus_path(above, "%.*s../libibx-frontend.so", folder, plugin);
+    ibx_gvirtus_path(near, "%.*s%s", folder, plugin, name);
+    ibx_gvirtus_path(above, "%.*s../%s", folder, plugin, name);
     return realpath(near, path) || realpath(above, path);
 }
 
@@ -247,10 +247,11 @@ static bool same_files(const char *one, const char *other)
 static void show_preload(const struct gvirtus_args *args, const char *home, const char *slot,
                          bool answered)
 {
-    char plugin[PATH_MAX], preload[PATH_MAX], installed[PATH_MAX], driver[PATH_MAX];
+    char plugin[PATH_MAX], preload[PATH_MAX], installed[PATH_MAX], driver[PATH_MAX],
+        search[PATH_MAX];
     ibx_gvirtus_plugin_find(args, plugin);
     ibx_gvirtus_library_path(home, slot, installed);
-    if (!find_preload(plugin, preload)) {
+    if (!find_library("libibx-frontend.so", plugin, preload)) {
         row("preload",
             "there is no libibx-frontend.so with %s: copies pass through GVirtuS's "
             "buffers; install ibx, or name the plugin that it came with by --library",
@@ -263,6 +264,11 @@ static void show_preload(const struct gvirtus_args *args, const char *home, cons
             "LD_LIBRARY_PATH=%s:$LD_LIBRARY_PATH besides, where a program of the driver API finds "
             "no libcuda.so.1",
             driver);
+    if (find_library("libibx-search.so", plugin, search))
+        row("",
+            "LD_AUDIT=%s besides, where a program brings libraries of NVIDIA's and finds these "
+            "first, as PyTorch, CuPy and JAX do",
+            search);
     if (!same_files(plugin, installed))
         row("",
             "it may not fit the plugin in the home, which is of another build than %s: "
