@@ -29,6 +29,7 @@
  *   queries.c      likewise: questions about streams, devices and kernels
  *   composed.c     calls that consist of others
  *   math_calls.c, math_handles.c  functions of cuBLAS and others, in requests of our own
+ *   math_absent.c   those that there are not
  *   math_composed.c  those that are none of these
  *   math_settings.c  what is set in handles of cuBLAS
  *   math_vectors.c  of which type the values of dense vectors are

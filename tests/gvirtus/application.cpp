@@ -637,6 +637,7 @@ int main(int argc, char **argv)
         {"math-library-first", math_library_first},
         {"math-threads", math_threads},
         {"no-math-libraries", no_math_libraries},
+        {"absent-from-math", absent_from_math},
         {"leaves-math-libraries", leaves_math_libraries},
         {"mipmaps", mipmaps},
         {"planes", planes_of_arrays},

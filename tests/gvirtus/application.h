@@ -132,6 +132,7 @@ bool math_settings();
 bool math_library_first();
 bool math_threads();
 bool no_math_libraries();
+bool absent_from_math();
 bool leaves_math_libraries();
 bool mipmaps();
 bool planes_of_arrays();

@@ -408,6 +408,21 @@ bool no_math_libraries()
     return HOLDS(math("cufftCreate", &plan) == 16 && plan == -1 && cudaGetLastError() == 0);
 }
 
+// A module of Python is loaded with all functions that it names, or not at all.
+bool absent_from_math()
+{
+    float a = 0;
+    for (int round = 0; round < 2; round++) {
+        REQUIRE(math("cusparseSnnz_compress", nullptr, 1, nullptr, &a, nullptr, nullptr, nullptr,
+                     0.5f) == 10);
+        REQUIRE(math("cusparseCreateBsrilu02Info", nullptr) == 10);
+        REQUIRE(math("cusolverSpCcsreigvsi", nullptr, 1, 1) == 9);
+        REQUIRE(math("cufftXtSetWorkArea", 1, nullptr) == 16);
+        REQUIRE(math("cufftXtExecDescriptorZ2Z", 1, nullptr, nullptr, 1) == 16);
+    }
+    return HOLDS(cudaGetLastError() == 0);
+}
+
 // Many calls that are answered early, of threads with a stream and a handle each.
 bool math_threads()
 {

@@ -261,6 +261,15 @@ bool without_math()
     return HOLDS(lines_with(app.said(), "cublasCreate_v2 returns 15") == 1);
 }
 
+// Functions of these that there are not, said once for each.
+bool without_some_math()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "absent-from-math");
+    REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 5);
+    return HOLDS(lines_with(app.said(), "cusolverSpCcsreigvsi returns 9: it is not there") == 1);
+}
+
 // A back end that has them before its client's first call.
 bool math_first()
 {
@@ -482,6 +491,7 @@ void check_what_it_does_not()
     check("a back end without these calls", without_extra);
     check("math-library that is called first", math_first);
     check("math-libraries that are not there", without_math);
+    check("math-libraries without some functions", without_some_math);
     check("math-libraries that a program leaves", leaves_math);
     check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });
     check("managed memory, touched in a function of a stream", managed_in_function);

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Functions of NVIDIA's libraries on top of CUDA that are not there for a remote GPU. Modules of
+ * Python are loaded with all their functions at once (RTLD_NOW), and CuPy's name some of each
+ * library: without them none of cuFFT, cuSOLVER or cuSPARSE could be imported. They return the
+ * library's own "not supported", and a line names the call. A front end of GVirtuS's that has one
+ * gets it: what registers and stack may have of arguments is passed on.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+/* The libraries' headers have their prototypes. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+
+#define BLAS   15  /* CUBLAS_STATUS_NOT_SUPPORTED */
+#define FFT    16  /* CUFFT_NOT_SUPPORTED */
+#define RNG    203 /* CURAND_STATUS_INITIALIZATION_FAILED: it has no better one */
+#define SOLVER 9   /* CUSOLVER_STATUS_NOT_SUPPORTED */
+#define SPARSE 10  /* CUSPARSE_STATUS_NOT_SUPPORTED */
+
+static int absent(const char *call, int status, atomic_flag *told)
+{
+    if (!atomic_flag_test_and_set(told))
+        ibx_log(IBX_LOG_WARN,
+                "%s returns %d: it is not there for a remote GPU; ibx-gvirtus(1) lists what is",
+                call, status);
+    return status;
+}
+
+/* Numbers and addresses, and up to four values of floating point: they are in registers of their
+ * own, so it does not matter where they stand among the others. */
+#define WORDS                                                                                      \
+    uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f, uintptr_t g,     \
+        uintptr_t h, uintptr_t i, uintptr_t j, uintptr_t k, uintptr_t l, uintptr_t m, uintptr_t n, \
+        uintptr_t o, uintptr_t p, uintptr_t q, uintptr_t r, uintptr_t s, uintptr_t t
+#define PARAMETERS (double v, double w, double x, double y, WORDS)
+
+#define ABSENT(call)                                                                               \
+    __attribute__((visibility("default"))) int call PARAMETERS                                     \
+    {                                                                                              \
+        static atomic_flag told = ATOMIC_FLAG_INIT;                                                \
+        static _Atomic(void *) found;                                                              \
+        int(*const next) PARAMETERS = (int(*) PARAMETERS)ibx_frontend_next(&found, #call);         \
+        return next ? next(v, w, x, y, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t) \
+                    : absent(#call, STATUS, &told);                                                \
+    }
+
+/* cuBLAS and cuBLASLt. */
+#undef STATUS
+#define STATUS BLAS
+ABSENT(cublasGetLoggerCallback)
+ABSENT(cublasLoggerConfigure)
+ABSENT(cublasLtEmulationDescCreate)
+ABSENT(cublasLtEmulationDescDestroy)
+ABSENT(cublasLtEmulationDescGetAttribute)
+ABSENT(cublasLtEmulationDescInit_internal)
+ABSENT(cublasLtEmulationDescSetAttribute)
+ABSENT(cublasSetLoggerCallback)
+ABSENT(cublasUint8gemmBias)
+ABSENT(cublasXerbla)
+
+/* cuFFT: several GPUs, callbacks. */
+#undef STATUS
+#define STATUS FFT
+ABSENT(cufftXtClearCallback)
+ABSENT(cufftXtExecDescriptor)
+ABSENT(cufftXtExecDescriptorC2R)
+ABSENT(cufftXtExecDescriptorD2Z)
+ABSENT(cufftXtExecDescriptorR2C)
+ABSENT(cufftXtExecDescriptorZ2D)
+ABSENT(cufftXtExecDescriptorZ2Z)
+ABSENT(cufftXtQueryPlan)
+ABSENT(cufftXtSetCallbackSharedSize)
+ABSENT(cufftXtSetJITCallback)
+ABSENT(cufftXtSetWorkArea)
+
+/* cuRAND: tables that kernels begin with. */
+#undef STATUS
+#define STATUS RNG
+ABSENT(curandGetDirectionVectors32)
+ABSENT(curandGetDirectionVectors64)
+ABSENT(curandGetScrambleConstants32)
+ABSENT(curandGetScrambleConstants64)
+
+/* cuSOLVER: what its library makes on the host, complex numbers by value, distributed. */
+#undef STATUS
+#define STATUS SOLVER
+ABSENT(cusolverDnIRSInfosGetResidualHistory)
+ABSENT(cusolverDnXgesvdr)
+ABSENT(cusolverRfBatchSetupHost)
+ABSENT(cusolverRfBatchZeroPivot)
+ABSENT(cusolverRfExtractBundledFactorsHost)
+ABSENT(cusolverRfExtractSplitFactorsHost)
+ABSENT(cusolverRfSetupHost)
+ABSENT(cusolverSpCcsreigsHost)
+ABSENT(cusolverSpCcsreigvsi)
+ABSENT(cusolverSpCcsreigvsiHost)
+ABSENT(cusolverSpCcsrlsqvqrHost)
+ABSENT(cusolverSpCcsrlsvcholHost)
+ABSENT(cusolverSpCcsrlsvluHost)
+ABSENT(cusolverSpCcsrlsvqrHost)
+ABSENT(cusolverSpCcsrzfdHost)
+ABSENT(cusolverSpDcsreigsHost)
+ABSENT(cusolverSpDcsreigvsiHost)
+ABSENT(cusolverSpDcsrlsqvqrHost)
+ABSENT(cusolverSpDcsrlsvcholHost)
+ABSENT(cusolverSpDcsrlsvluHost)
+ABSENT(cusolverSpDcsrlsvqrHost)
+ABSENT(cusolverSpDcsrzfdHost)
+ABSENT(cusolverSpScsreigsHost)
+ABSENT(cusolverSpScsreigvsiHost)
+ABSENT(cusolverSpScsrlsqvqrHost)
+ABSENT(cusolverSpScsrlsvcholHost)
+ABSENT(cusolverSpScsrlsvluHost)
+ABSENT(cusolverSpScsrlsvqrHost)
+ABSENT(cusolverSpScsrzfdHost)
+ABSENT(cusolverSpXcsrissymHost)
+ABSENT(cusolverSpXcsrmetisndHost)
+ABSENT(cusolverSpXcsrpermHost)
+ABSENT(cusolverSpXcsrperm_bufferSizeHost)
+ABSENT(cusolverSpXcsrsymamdHost)
+ABSENT(cusolverSpXcsrsymmdqHost)
+ABSENT(cusolverSpXcsrsymrcmHost)
+ABSENT(cusolverSpZcsreigsHost)
+ABSENT(cusolverSpZcsreigvsi)
+ABSENT(cusolverSpZcsreigvsiHost)
+ABSENT(cusolverSpZcsrlsqvqrHost)
+ABSENT(cusolverSpZcsrlsvcholHost)
+ABSENT(cusolverSpZcsrlsvluHost)
+ABSENT(cusolverSpZcsrlsvqrHost)
+ABSENT(cusolverSpZcsrzfdHost)
+
+/* cuSPARSE: blocks, compression, colours, which its header calls deprecated. */
+#undef STATUS
+#define STATUS SPARSE
+ABSENT(cusparseCbsr2csr)
+ABSENT(cusparseCbsric02)
+ABSENT(cusparseCbsric02_analysis)
+ABSENT(cusparseCbsric02_bufferSize)
+ABSENT(cusparseCbsrilu02)
+ABSENT(cusparseCbsrilu02_analysis)
+ABSENT(cusparseCbsrilu02_bufferSize)
+ABSENT(cusparseCbsrilu02_numericBoost)
+ABSENT(cusparseCbsrxmv)
+ABSENT(cusparseCcsr2bsr)
+ABSENT(cusparseCcsr2csr_compress)
+ABSENT(cusparseCcsr2csru)
+ABSENT(cusparseCcsr2gebsr)
+ABSENT(cusparseCcsr2gebsr_bufferSize)
+ABSENT(cusparseCcsrcolor)
+ABSENT(cusparseCcsrilu02_numericBoost)
+ABSENT(cusparseCcsru2csr)
+ABSENT(cusparseCcsru2csr_bufferSizeExt)
+ABSENT(cusparseCgebsr2csr)
+ABSENT(cusparseCgebsr2gebsc)
+ABSENT(cusparseCgebsr2gebsc_bufferSize)
+ABSENT(cusparseCgebsr2gebsr)
+ABSENT(cusparseCgebsr2gebsr_bufferSize)
+ABSENT(cusparseCgemvi)
+ABSENT(cusparseCgemvi_bufferSize)
+ABSENT(cusparseCnnz)
+ABSENT(cusparseCnnz_compress)
+ABSENT(cusparseCreateBsric02Info)
+ABSENT(cusparseCreateBsrilu02Info)
+ABSENT(cusparseCreateColorInfo)
+ABSENT(cusparseCreateCsru2csrInfo)
+ABSENT(cusparseCreatePruneInfo)
+ABSENT(cusparseDbsr2csr)
+ABSENT(cusparseDbsric02)
+ABSENT(cusparseDbsric02_analysis)
+ABSENT(cusparseDbsric02_bufferSize)
+ABSENT(cusparseDbsrilu02)
+ABSENT(cusparseDbsrilu02_analysis)
+ABSENT(cusparseDbsrilu02_bufferSize)
+ABSENT(cusparseDbsrilu02_numericBoost)
+ABSENT(cusparseDbsrxmv)
+ABSENT(cusparseDcsr2bsr)
+ABSENT(cusparseDcsr2csru)
+ABSENT(cusparseDcsr2gebsr)
+ABSENT(cusparseDcsr2gebsr_bufferSize)
+ABSENT(cusparseDcsrcolor)
+ABSENT(cusparseDcsrilu02_numericBoost)
+ABSENT(cusparseDcsru2csr)
+ABSENT(cusparseDcsru2csr_bufferSizeExt)
+ABSENT(cusparseDestroyBsric02Info)
+ABSENT(cusparseDestroyBsrilu02Info)
+ABSENT(cusparseDestroyColorInfo)
+ABSENT(cusparseDestroyCsru2csrInfo)
+ABSENT(cusparseDestroyPruneInfo)
+ABSENT(cusparseDgebsr2csr)
+ABSENT(cusparseDgebsr2gebsc)
+ABSENT(cusparseDgebsr2gebsc_bufferSize)
+ABSENT(cusparseDgebsr2gebsr)
+ABSENT(cusparseDgebsr2gebsr_bufferSize)
+ABSENT(cusparseDgemvi)
+ABSENT(cusparseDgemvi_bufferSize)
+ABSENT(cusparseDnnz)
+ABSENT(cusparseDnnz_compress)
+ABSENT(cusparseDpruneCsr2csr)
+ABSENT(cusparseDpruneCsr2csrByPercentage)
+ABSENT(cusparseDpruneCsr2csrByPercentage_bufferSizeExt)
+ABSENT(cusparseDpruneCsr2csrNnz)
+ABSENT(cusparseDpruneCsr2csrNnzByPercentage)
+ABSENT(cusparseDpruneCsr2csr_bufferSizeExt)
+ABSENT(cusparseDpruneDense2csr)
+ABSENT(cusparseDpruneDense2csrByPercentage)
+ABSENT(cusparseDpruneDense2csrByPercentage_bufferSizeExt)
+ABSENT(cusparseDpruneDense2csrNnz)
+ABSENT(cusparseDpruneDense2csrNnzByPercentage)
+ABSENT(cusparseDpruneDense2csr_bufferSizeExt)
+ABSENT(cusparseLoggerForceDisable)
+ABSENT(cusparseLoggerOpenFile)
+ABSENT(cusparseLoggerSetCallback)
+ABSENT(cusparseLoggerSetFile)
+ABSENT(cusparseLoggerSetLevel)
+ABSENT(cusparseLoggerSetMask)
+ABSENT(cusparseSbsr2csr)
+ABSENT(cusparseSbsric02)
+ABSENT(cusparseSbsric02_analysis)
+ABSENT(cusparseSbsric02_bufferSize)
+ABSENT(cusparseSbsrilu02)
+ABSENT(cusparseSbsrilu02_analysis)
+ABSENT(cusparseSbsrilu02_bufferSize)
+ABSENT(cusparseSbsrilu02_numericBoost)
+ABSENT(cusparseSbsrxmv)
+ABSENT(cusparseScsr2bsr)
+ABSENT(cusparseScsr2csru)
+ABSENT(cusparseScsr2gebsr)
+ABSENT(cusparseScsr2gebsr_bufferSize)
+ABSENT(cusparseScsrcolor)
+ABSENT(cusparseScsrilu02_numericBoost)
+ABSENT(cusparseScsru2csr)
+ABSENT(cusparseScsru2csr_bufferSizeExt)
+ABSENT(cusparseSgebsr2csr)
+ABSENT(cusparseSgebsr2gebsc)
+ABSENT(cusparseSgebsr2gebsc_bufferSize)
+ABSENT(cusparseSgebsr2gebsr)
+ABSENT(cusparseSgebsr2gebsr_bufferSize)
+ABSENT(cusparseSgemvi)
+ABSENT(cusparseSgemvi_bufferSize)
+ABSENT(cusparseSnnz)
+ABSENT(cusparseSnnz_compress)
+ABSENT(cusparseSpMMOp)
+ABSENT(cusparseSpMMOp_createPlan)
+ABSENT(cusparseSpMMOp_destroyPlan)
+ABSENT(cusparseSpruneCsr2csr)
+ABSENT(cusparseSpruneCsr2csrByPercentage)
+ABSENT(cusparseSpruneCsr2csrByPercentage_bufferSizeExt)
+ABSENT(cusparseSpruneCsr2csrNnz)
+ABSENT(cusparseSpruneCsr2csrNnzByPercentage)
+ABSENT(cusparseSpruneCsr2csr_bufferSizeExt)
+ABSENT(cusparseSpruneDense2csr)
+ABSENT(cusparseSpruneDense2csrByPercentage)
+ABSENT(cusparseSpruneDense2csrByPercentage_bufferSizeExt)
+ABSENT(cusparseSpruneDense2csrNnz)
+ABSENT(cusparseSpruneDense2csrNnzByPercentage)
+ABSENT(cusparseSpruneDense2csr_bufferSizeExt)
+ABSENT(cusparseXbsric02_zeroPivot)
+ABSENT(cusparseXbsrilu02_zeroPivot)
+ABSENT(cusparseXcsr2bsrNnz)
+ABSENT(cusparseXcsr2gebsrNnz)
+ABSENT(cusparseXgebsr2gebsrNnz)
+ABSENT(cusparseZbsr2csr)
+ABSENT(cusparseZbsric02)
+ABSENT(cusparseZbsric02_analysis)
+ABSENT(cusparseZbsric02_bufferSize)
+ABSENT(cusparseZbsrilu02)
+ABSENT(cusparseZbsrilu02_analysis)
+ABSENT(cusparseZbsrilu02_bufferSize)
+ABSENT(cusparseZbsrilu02_numericBoost)
+ABSENT(cusparseZbsrxmv)
+ABSENT(cusparseZcsr2bsr)
+ABSENT(cusparseZcsr2csr_compress)
+ABSENT(cusparseZcsr2csru)
+ABSENT(cusparseZcsr2gebsr)
+ABSENT(cusparseZcsr2gebsr_bufferSize)
+ABSENT(cusparseZcsrcolor)
+ABSENT(cusparseZcsrilu02_numericBoost)
+ABSENT(cusparseZcsru2csr)
+ABSENT(cusparseZcsru2csr_bufferSizeExt)
+ABSENT(cusparseZgebsr2csr)
+ABSENT(cusparseZgebsr2gebsc)
+ABSENT(cusparseZgebsr2gebsc_bufferSize)
+ABSENT(cusparseZgebsr2gebsr)
+ABSENT(cusparseZgebsr2gebsr_bufferSize)
+ABSENT(cusparseZgemvi)
+ABSENT(cusparseZgemvi_bufferSize)
+ABSENT(cusparseZnnz)
+ABSENT(cusparseZnnz_compress)
