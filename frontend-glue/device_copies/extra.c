@@ -259,7 +259,8 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
     const struct extra_call *const tables[] = {
         extras,           ibx_array_extras,    ibx_graph_extras,          ibx_node_extras,
         ibx_copy_extras,  ibx_ipc_extras,      ibx_variable_extras,       ibx_pool_extras,
-        ibx_query_extras, ibx_host_map_extras, ibx_node_parameter_extras, ibx_virtual_extras};
+        ibx_query_extras, ibx_host_map_extras, ibx_node_parameter_extras, ibx_virtual_extras,
+        ibx_tensor_extras};
     const struct extra_call *call = NULL;
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]) && !(call && call->run); i++)
         call = &tables[i][number];

@@ -30,7 +30,7 @@ extern const struct extra_call ibx_array_extras[IBX_EXTRAS], ibx_graph_extras[IB
     ibx_node_extras[IBX_EXTRAS], ibx_ipc_extras[IBX_EXTRAS], ibx_variable_extras[IBX_EXTRAS],
     ibx_pool_extras[IBX_EXTRAS], ibx_query_extras[IBX_EXTRAS], ibx_copy_extras[IBX_EXTRAS],
     ibx_host_map_extras[IBX_EXTRAS], ibx_node_parameter_extras[IBX_EXTRAS],
-    ibx_virtual_extras[IBX_EXTRAS];
+    ibx_virtual_extras[IBX_EXTRAS], ibx_tensor_extras[IBX_EXTRAS];
 
 /* Sets a pointer to a function of the runtime's. */
 #define FUNCTION(e, pointer) memcpy(&(pointer), &(e)->function, sizeof(pointer))

@@ -71,7 +71,7 @@
     X(cuTexRefSetMaxAnisotropy) X(cuTexRefSetMipmapFilterMode) X(cuTexRefSetMipmapLevelBias) \
     X(cuTexRefSetMipmapLevelClamp) X(cuTexRefSetMipmappedArray) \
     X(cuLaunchCooperativeKernelMultiDevice)
-/* Arrays, tensors, several planes at once. */
+/* Arrays, several planes at once. */
 #define ABSENT_5(X) \
     X(cuArrayGetMemoryRequirements) X(cuArrayGetPlane) X(cuArrayGetSparseProperties) \
     X(cuMipmappedArrayGetMemoryRequirements) X(cuMipmappedArrayGetSparseProperties) \
@@ -79,9 +79,7 @@
     X(cuMemcpy3DBatchAsync_v2_ptsz) X(cuMemBatchDecompressAsync) \
     X(cuMemBatchDecompressAsync_ptsz) X(cuMemDiscardAndPrefetchBatchAsync) \
     X(cuMemDiscardAndPrefetchBatchAsync_ptsz) X(cuMemDiscardBatchAsync) \
-    X(cuMemDiscardBatchAsync_ptsz) X(cuMemPrefetchBatchAsync) X(cuMemPrefetchBatchAsync_ptsz) \
-    X(cuTensorMapEncodeIm2col) X(cuTensorMapEncodeIm2colWide) X(cuTensorMapEncodeTiled) \
-    X(cuTensorMapReplaceAddress)
+    X(cuMemDiscardBatchAsync_ptsz) X(cuMemPrefetchBatchAsync) X(cuMemPrefetchBatchAsync_ptsz)
 /* What is left of the driver. */
 #define ABSENT_6(X) \
     X(cuCheckpointProcessCheckpoint) X(cuCheckpointProcessGetRestoreThreadId) \

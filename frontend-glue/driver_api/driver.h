@@ -18,6 +18,7 @@
  *   per_thread.c    names of calls in programs with a default stream for each thread
  *   entry_points.c  cuGetProcAddress
  *   virtual_memory.c  memory that is mapped apart from its addresses
+ *   tensor_maps.c  maps of tensors
  *   absent.c        what is not there
  *   libcuda.c       libcuda.so.1, which has nothing of its own
  */

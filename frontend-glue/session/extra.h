@@ -160,8 +160,20 @@ enum ibx_extra {
     IBX_EXTRA_VIRTUAL_UNMAP,       /* cuMemUnmap */
     IBX_EXTRA_VIRTUAL_SET_ACCESS,  /* cuMemSetAccess, for one device */
     IBX_EXTRA_VIRTUAL_GET_ACCESS,  /* cuMemGetAccess */
+    IBX_EXTRA_TENSOR_MAP,          /* cuTensorMapEncode*: enum ibx_extra_tensor_map */
+    IBX_EXTRA_TENSOR_ADDRESS,      /* cuTensorMapReplaceAddress */
     IBX_EXTRAS                     /* one more than the last */
 };
+
+/* Which map of a tensor a request is about. */
+enum ibx_extra_tensor_map {
+    IBX_EXTRA_TENSOR_TILED,
+    IBX_EXTRA_TENSOR_IM2COL,
+    IBX_EXTRA_TENSOR_IM2COL_WIDE
+};
+
+#define IBX_EXTRA_TENSOR_RANK      5u   /* dimensions, at most */
+#define IBX_EXTRA_TENSOR_MAP_BYTES 128u /* of a CUtensorMap */
 
 #define IBX_EXTRA_LISTED        32u /* handles or numbers in one reply, behind how many there are */
 #define IBX_EXTRA_BEHIND        64u /* nodes that a new one comes behind */

@@ -719,6 +719,7 @@ int main(int argc, char **argv)
         {"driver-launch-answers", driver_launch_answers},
         {"driver-sets-elements", driver_sets_elements},
         {"driver-maps-memory", driver_maps_memory},
+        {"driver-maps-tensors", driver_maps_tensors},
         {"driver-maps-nothing", driver_maps_nothing},
         {"driver-maps-until-reset", driver_maps_until_reset},
         {"not-supported", not_supported},

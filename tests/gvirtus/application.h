@@ -179,6 +179,7 @@ bool driver_sets_elements();
 
 // application_driver_virtual.cpp
 bool driver_maps_memory();
+bool driver_maps_tensors();
 bool driver_maps_nothing();
 bool driver_maps_until_reset();
 

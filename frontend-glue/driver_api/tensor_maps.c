@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Maps of tensors, by which kernels copy blocks of memory (TMA). A map is 128 bytes in the
+ * program's memory, which it gives to kernels as an argument; what is in them NVIDIA's driver alone
+ * knows. So the back end's makes them, of what the call says; they name addresses there, as kernels
+ * do.
+ */
+#include "frontend-glue/driver_api/driver.h"
+
+#define ALIGNED ((uintptr_t)64) /* of a CUtensorMap */
+
+struct map {
+    enum ibx_extra_tensor_map kind;
+    int type;
+    unsigned rank;
+    const void *at;
+    const uint64_t *sizes, *pitches;    /* rank of them, and rank - 1 */
+    const void *first, *second;         /* corners, of 4 bytes each */
+    unsigned first_count, second_count; /* of them */
+    unsigned channels, pixels;
+    const uint32_t *steps; /* rank of them */
+    int interleave, mode, swizzle, promotion, fill;
+};
+
+static void put_long(struct ibx_writer *w, const uint64_t *from, unsigned n, unsigned slots)
+{
+    for (unsigned i = 0; i < slots; i++)
+        ibx_put_u64(w, i < n ? from[i] : 0);
+}
+
+/* The arrays are of int or of unsigned. */
+static void put_short(struct ibx_writer *w, const void *from, unsigned n)
+{
+    for (unsigned i = 0; i < IBX_EXTRA_TENSOR_RANK; i++) {
+        uint32_t value = 0;
+        if (i < n)
+            memcpy(&value, (const uint8_t *)from + i * sizeof(value), sizeof(value));
+        ibx_put_u32(w, value);
+    }
+}
+
+static int ask(const struct extra *e, void *map)
+{
+    uint8_t bytes[IBX_EXTRA_TENSOR_MAP_BYTES];
+    const int rc = ibx_frontend_extra(e, bytes, sizeof(bytes));
+    if (!rc)
+        memcpy(map, bytes, sizeof(bytes));
+    return rc;
+}
+
+static bool is_map(const void *map)
+{
+    return map && !((uintptr_t)map & (ALIGNED - 1));
+}
+
+static int encode(void *map, const struct map *m, const char *call)
+{
+    const bool is_wide = m->kind == IBX_EXTRA_TENSOR_IM2COL_WIDE;
+    const unsigned least = m->kind == IBX_EXTRA_TENSOR_TILED ? 1 : 3;
+    struct extra e;
+    if (!is_map(map) || m->rank < least || m->rank > IBX_EXTRA_TENSOR_RANK || !m->sizes ||
+        (m->rank > 1 && !m->pitches) || !m->first || (!m->second && m->second_count) || !m->steps)
+        return CUDA_INVALID_VALUE;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_TENSOR_MAP, call);
+    ibx_put_u32(&e.body, (uint32_t)m->kind);
+    ibx_put_u32(&e.body, (uint32_t)m->type);
+    ibx_put_u32(&e.body, m->rank);
+    ibx_put_u64(&e.body, (uintptr_t)m->at);
+    put_long(&e.body, m->sizes, m->rank, IBX_EXTRA_TENSOR_RANK);
+    put_long(&e.body, m->pitches, m->rank - 1, IBX_EXTRA_TENSOR_RANK - 1);
+    put_short(&e.body, m->first, m->first_count);
+    put_short(&e.body, m->second, m->second_count);
+    ibx_put_u32(&e.body, m->channels);
+    ibx_put_u32(&e.body, m->pixels);
+    put_short(&e.body, m->steps, m->rank);
+    ibx_put_u32(&e.body, (uint32_t)m->interleave);
+    ibx_put_u32(&e.body, is_wide ? (uint32_t)m->mode : 0);
+    ibx_put_u32(&e.body, (uint32_t)m->swizzle);
+    ibx_put_u32(&e.body, (uint32_t)m->promotion);
+    ibx_put_u32(&e.body, (uint32_t)m->fill);
+    return ask(&e, map);
+}
+
+EXPORTED int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at,
+                                    const uint64_t *sizes, const uint64_t *pitches,
+                                    const uint32_t *box, const uint32_t *steps, int interleave,
+                                    int swizzle, int promotion, int fill)
+{
+    const struct map m = {.kind = IBX_EXTRA_TENSOR_TILED,
+                          .type = type,
+                          .rank = rank,
+                          .at = at,
+                          .sizes = sizes,
+                          .pitches = pitches,
+                          .first = box,
+                          .first_count = rank,
+                          .steps = steps,
+                          .interleave = interleave,
+                          .swizzle = swizzle,
+                          .promotion = promotion,
+                          .fill = fill};
+    return ANYWHERE(encode(map, &m, "cuTensorMapEncodeTiled"));
+}
+
+/* The corners are of the dimensions between the innermost and the outermost. */
+EXPORTED int cuTensorMapEncodeIm2col(void *map, int type, unsigned rank, void *at,
+                                     const uint64_t *sizes, const uint64_t *pitches,
+                                     const int *lower, const int *upper, unsigned channels,
+                                     unsigned pixels, const uint32_t *steps, int interleave,
+                                     int swizzle, int promotion, int fill)
+{
+    const unsigned corners = rank > 2 ? rank - 2 : 0;
+    const struct map m = {.kind = IBX_EXTRA_TENSOR_IM2COL,
+                          .type = type,
+                          .rank = rank,
+                          .at = at,
+                          .sizes = sizes,
+                          .pitches = pitches,
+                          .first = lower,
+                          .second = upper,
+                          .first_count = corners,
+                          .second_count = corners,
+                          .channels = channels,
+                          .pixels = pixels,
+                          .steps = steps,
+                          .interleave = interleave,
+                          .swizzle = swizzle,
+                          .promotion = promotion,
+                          .fill = fill};
+    return ANYWHERE(encode(map, &m, "cuTensorMapEncodeIm2col"));
+}
+
+EXPORTED int cuTensorMapEncodeIm2colWide(void *map, int type, unsigned rank, void *at,
+                                         const uint64_t *sizes, const uint64_t *pitches, int lower,
+                                         int upper, unsigned channels, unsigned pixels,
+                                         const uint32_t *steps, int interleave, int mode,
+                                         int swizzle, int promotion, int fill)
+{
+    const struct map m = {.kind = IBX_EXTRA_TENSOR_IM2COL_WIDE,
+                          .type = type,
+                          .rank = rank,
+                          .at = at,
+                          .sizes = sizes,
+                          .pitches = pitches,
+                          .first = &lower,
+                          .second = &upper,
+                          .first_count = 1,
+                          .second_count = 1,
+                          .channels = channels,
+                          .pixels = pixels,
+                          .steps = steps,
+                          .interleave = interleave,
+                          .mode = mode,
+                          .swizzle = swizzle,
+                          .promotion = promotion,
+                          .fill = fill};
+    return ANYWHERE(encode(map, &m, "cuTensorMapEncodeIm2colWide"));
+}
+
+static int replace(void *map, const void *at)
+{
+    struct extra e;
+    if (!is_map(map))
+        return CUDA_INVALID_VALUE;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_TENSOR_ADDRESS, "cuTensorMapReplaceAddress");
+    ibx_put_u64(&e.body, (uintptr_t)at);
+    ibx_put_bytes(&e.body, map, IBX_EXTRA_TENSOR_MAP_BYTES);
+    return ask(&e, map);
+}
+
+EXPORTED int cuTensorMapReplaceAddress(void *map, void *at)
+{
+    return ANYWHERE(replace(map, at));
+}
