@@ -95,6 +95,14 @@ void ibx_frontend_look_for_libraries(void)
     }
 }
 
+/* Of those the loader may be told to look for GVirtuS's first (search.c). */
+#define AUDIT " (and set LD_AUDIT=libibx-search.so where the program finds this one before it)"
+
+static bool is_searched(const char *path)
+{
+    return !ibx_frontend_is_named(path, "libcudnn") && !ibx_frontend_is_named(path, "libnpp");
+}
+
 void ibx_frontend_hide_local_gpus(void)
 {
     static const char *const runtime[] = {"libcudart.so", NULL};
@@ -118,6 +126,6 @@ void ibx_frontend_hide_local_gpus(void)
     ibx_log(IBX_LOG_WARN,
             "%s is not GVirtuS's and cannot reach the remote GPU: " HIDES
             " is empty now, so that it uses none of this host with the other's addresses; "
-            "install GVirtuS's front end of it, or set " HIDES,
-            local.path);
+            "install GVirtuS's front end of it%s, or set " HIDES,
+            local.path, is_searched(local.path) ? AUDIT : "");
 }
