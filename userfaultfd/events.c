@@ -56,6 +56,17 @@ void ibx_fault_waiters_end(struct ibx_fault *e, uint64_t page, uint64_t pages)
     pthread_mutex_unlock(&e->lock);
 }
 
+uint64_t ibx_fault_waits_since(struct ibx_fault *e)
+{
+    uint64_t since = 0;
+    pthread_mutex_lock(&e->lock);
+    const size_t n = atomic_load_explicit(&e->waiting, memory_order_relaxed);
+    for (size_t i = 0; i < n; i++)
+        since = !since || e->waiters[i].since_ns < since ? e->waiters[i].since_ns : since;
+    pthread_mutex_unlock(&e->lock);
+    return since;
+}
+
 static void fault_came(struct ibx_fault *e, uint64_t address, uint64_t now)
 {
     struct fault_range *r = ibx_fault_range_of_address(e, address);

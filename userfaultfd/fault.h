@@ -302,6 +302,9 @@ struct ibx_fault_stats {
 };
 /* A snapshot, not atomic as a whole. */
 void ibx_fault_stats(const struct ibx_fault *engine, struct ibx_fault_stats *stats);
+/* When the fault was read that has waited longest of those not answered yet (ibx_now_ns()); 0: none
+ * waits. */
+uint64_t ibx_fault_waits_since(struct ibx_fault *engine);
 
 /* ------------------------------------------------------------ descriptors */
 

@@ -23,6 +23,9 @@
 #define AROUND       (16u << 10) /* fetched on demand: what nobody needs is not to come */
 
 #define BACKGROUND_MOST (4u << 20) /* bytes that are fetched ahead at a time, at most */
+/* How often timeout_ms somebody waits for a page while others come: on a slow link some may be on
+ * their way before it. */
+#define AWAITED_TIMES 3u
 
 static const struct ibx_state cache_states[] = {
     [CACHE_EMPTY] = {"empty", IBX_TO(CACHE_FILLING), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -525,8 +528,18 @@ static uint64_t patience_ns(const struct snapshot_cache *cache, const struct ibx
                : ns + (uint64_t)BACKGROUND_MOST * 1000 / cache->max_bandwidth * IBX_NS_PER_MS;
 }
 
-/* A server that is a cache itself sends nothing while its own is lost, and one may have stopped:
- * another one may have what is to come. A feed looks after itself. */
+/* Whether somebody has waited for a page for too long, since this server was asked: what else comes
+ * from it is no reason to wait for ever. */
+static bool is_overdue(const struct snapshot_cache *cache, uint64_t now)
+{
+    const uint64_t fault = ibx_fault_waits_since(cache->engine);
+    const uint64_t since = fault > cache->filling_ns ? fault : cache->filling_ns;
+    return fault && now > since &&
+           now - since >= AWAITED_TIMES * cache->options->timeout_ms * IBX_NS_PER_MS;
+}
+
+/* A server that is a cache itself sends nothing while its own is lost, and one may have stopped, or
+ * leave out a page: another one may have what is to come. A feed looks after itself. */
 static void look_for_progress(struct snapshot_cache *cache)
 {
     const uint64_t now = ibx_now_ns();
@@ -536,10 +549,12 @@ static void look_for_progress(struct snapshot_cache *cache)
     if (!expects || stats.present != cache->present || !cache->progress_ns)
         cache->progress_ns = now;
     cache->present = stats.present;
-    if (cache->uri_count < 2 || now - cache->progress_ns < patience_ns(cache, &stats))
+    const bool silent = now - cache->progress_ns >= patience_ns(cache, &stats);
+    if (cache->uri_count < 2 || (!silent && !(stats.waiting && is_overdue(cache, now))))
         return;
     pass_over(cache);
-    ibx_fault_stop(cache->engine, -ETIMEDOUT, SNAPSHOT_SILENT);
+    ibx_fault_stop(cache->engine, -ETIMEDOUT,
+                   silent ? SNAPSHOT_SILENT : "it does not send a page that is waited for");
 }
 
 int ibx_snapshot_cache_step(struct snapshot_cache *cache,

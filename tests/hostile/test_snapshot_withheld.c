@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A snapshot's server that sends every page but one, and goes on with the others for as long as
+ * anybody wants some. The test process is both servers of a cache: this one, and one that sends
+ * all. Whoever waits for the page gets it from the other one.
+ */
+#include "tests/scenes/patience.h"
+#include "tests/scenes/snapshot_peer.h"
+
+#include "common/clock.h"
+#include "migrate/snapshot/cache.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGES    4096u
+#define WITHHELD 2048u /* the page */
+#define AROUND   4u    /* pages come together in a cache that is filled on demand */
+#define TOUCH_MS 40
+#define TOUCHES                                                                                    \
+    300u /* for some 40 times as long as the cache waits for a server that sends nothing */
+#define LIMIT_MS 300u /* timeout_ms of the cache: within it pages come, but for one */
+
+static const char large[] =
+    "{\"format\":\"ibx snapshot\",\"version\":3,\"id\":\"00112233445566778899aabbccddeeff\","
+    "\"complete\":true,\"ran\":false,\"qemu\":[7,2,17],\"machine\":\"q35\",\"uuid\":\"u\","
+    "\"name\":\"web\",\"page_size\":4096,\"ram\":[{\"id\":\"a\",\"size\":16777216}],"
+    "\"state_bytes\":100,\"hashes\":false,\"digest\":"
+    "\"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\",\"description\":{}}";
+
+/* ------------------------------------------------------------ the servers */
+
+struct server {
+    struct ibx_listener *listener;
+    pthread_t thread;
+    bool withholds;
+};
+
+static atomic_bool over;
+
+static void send_all(struct ibx_conn *conn, const struct ibx_snapshot_any *m)
+{
+    ibx_snapshot_send(conn, m, ibx_deadline_in_ms(patience), NULL);
+}
+
+/* All pages of both blocks hold data; they are asked for. */
+static void describe(struct ibx_conn *conn)
+{
+    struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_MANIFEST, .length = sizeof(large) - 1};
+    struct ibx_snapshot_manifest text;
+    struct ibx_page_map all;
+    uint64_t from = 0;
+    uint8_t bytes[1024];
+    size_t n;
+    m.bytes.bytes = (const uint8_t *)large;
+    m.bytes.length = sizeof(large) - 1;
+    send_all(conn, &m);
+    ibx_snapshot_manifest_read(large, sizeof(large) - 1, &text, NULL);
+    ibx_snapshot_map_init(&text, &all, NULL);
+    ibx_page_map_set(&all, 0, all.pages);
+    while ((n = ibx_page_map_encode(&all, &from, bytes, sizeof(bytes)))) {
+        m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_MAP};
+        m.bytes.bytes = bytes;
+        m.bytes.length = n;
+        send_all(conn, &m);
+    }
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_LIST, .asked = true};
+    memcpy(m.id, text.id, sizeof(m.id));
+    send_all(conn, &m);
+    ibx_page_map_fini(&all);
+    ibx_snapshot_manifest_fini(&text);
+}
+
+/* Each page has its number in its first bytes. */
+static void answer(const struct server *server, struct ibx_conn *conn,
+                   const struct ibx_snapshot_any *ask)
+{
+    static _Thread_local uint8_t page[IBX_SNAPSHOT_PAGE];
+    const uint64_t end = ask->at + ask->length, withheld = WITHHELD * (uint64_t)IBX_SNAPSHOT_PAGE;
+    if (server->withholds && ask->at <= withheld && end > withheld)
+        return;
+    for (uint64_t at = ask->at; at < end; at += IBX_SNAPSHOT_PAGE) {
+        const uint64_t number = at / IBX_SNAPSHOT_PAGE;
+        struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_PAGES, .number = ask->number};
+        memcpy(page, &number, sizeof(number));
+        for (unsigned part = 0; part < 2; part++) {
+            m.offset = (uint32_t)(at - ask->at) + part * IBX_SNAPSHOT_PAGE / 2;
+            m.bytes.bytes = page + part * IBX_SNAPSHOT_PAGE / 2;
+            m.bytes.length = IBX_SNAPSHOT_PAGE / 2;
+            send_all(conn, &m);
+        }
+    }
+}
+
+static void serve_one(const struct server *server, struct ibx_conn *conn)
+{
+    struct ibx_event event;
+    struct ibx_snapshot_any ask;
+    bool closed = false;
+    while (!closed && !over) {
+        const int n = ibx_poll(conn, &event, 1);
+        closed = n < 0 || (n && event.type == IBX_EVENT_CLOSED);
+        if (n == 1 && event.type == IBX_EVENT_MESSAGE) {
+            const bool good = !ibx_snapshot_decode(event.data, event.length, &ask, NULL);
+            ibx_message_release(conn, &event);
+            if (good && ask.type == IBX_SNAPSHOT_OPEN)
+                describe(conn);
+            else if (good && ask.type == IBX_SNAPSHOT_ASK)
+                answer(server, conn, &ask);
+        }
+        if (!n)
+            ibx_wait(conn, 20);
+    }
+}
+
+static void *serve(void *argument)
+{
+    const struct server *server = argument;
+    while (!over) {
+        struct ibx_conn *conn;
+        if (ibx_accept_wait(server->listener, 20, &conn, NULL))
+            continue;
+        if (!ibx_establish(conn, NULL))
+            serve_one(server, conn);
+        ibx_close(conn);
+    }
+    return NULL;
+}
+
+static void begin(struct server *server, bool withholds)
+{
+    const struct ibx_options o = options();
+    server->withholds = withholds;
+    assert_int_equal(ibx_listen("tcp://127.0.0.1:0", &o, &server->listener, NULL), 0);
+    assert_int_equal(pthread_create(&server->thread, NULL, serve, server), 0);
+}
+
+static void end(struct server *server)
+{
+    pthread_join(server->thread, NULL);
+    ibx_listener_close(server->listener);
+}
+
+/* ------------------------------------------------------------ the cache */
+
+static struct snapshot_cache cache;
+static atomic_bool withheld_came;
+static uint64_t withheld_number;
+
+static uint64_t touch(unsigned page)
+{
+    const volatile uint64_t *at =
+        (const uint64_t *)((uint8_t *)cache.memory[0] + (size_t)page * IBX_SNAPSHOT_PAGE);
+    return *at;
+}
+
+static void *wait_for_it(void *argument)
+{
+    (void)argument;
+    withheld_number = touch(WITHHELD);
+    withheld_came = true;
+    return NULL;
+}
+
+static atomic_uint came, wrong; /* of other pages */
+
+/* In no order that the cache would fetch ahead. */
+static void *want_others(void *argument)
+{
+    unsigned windows[PAGES / AROUND], count = 0;
+    uint32_t number = 1;
+    (void)argument;
+    for (unsigned i = 0; i < PAGES / AROUND; i++) { /* each is put somewhere among those before */
+        number = number * 1664525u + 1013904223u;
+        const unsigned at = (number >> 16) % (count + 1);
+        windows[count++] = windows[at];
+        windows[at] = i;
+    }
+    for (unsigned i = 0; came < TOUCHES && !withheld_came; i++) {
+        const unsigned page = windows[i] * AROUND;
+        if (windows[i] == WITHHELD / AROUND)
+            continue;
+        wrong += touch(page) != page;
+        came++;
+        poll(NULL, 0, TOUCH_MS);
+    }
+    return NULL;
+}
+
+static char said[4096];
+
+static void note(void *context, const char *line)
+{
+    const size_t n = strlen(said);
+    (void)context;
+    snprintf(said + n, sizeof(said) - n, "%s\n", line);
+}
+
+static void test_one_page_of_all(void **state)
+{
+    static char path[] = "/dev/shm/ibx-snapshot-withheld";
+    static const struct ibx_snapshot_multicast_options none;
+    struct server liar, honest;
+    struct ibx_snapshot_folder folder = {0};
+    struct ibx_options o = options();
+    pthread_t waits, wants;
+    (void)state;
+    o.timeout_ms = LIMIT_MS;
+    begin(&liar, true);
+    begin(&honest, false);
+    const char *const uris[] = {ibx_listener_uri(liar.listener), ibx_listener_uri(honest.listener)};
+    ibx_snapshot_cache_init(&cache);
+    cache.folder = &folder;
+    cache.options = &o;
+    cache.uris = uris;
+    cache.uri_count = 2;
+    cache.links = 1;
+    cache.multicast = &none;
+    if (ibx_snapshot_cache_begin(&cache, path, &error) ||
+        ibx_snapshot_cache_fill(&cache, false, 0, &error))
+        fail_msg("%s", error.message);
+    assert_int_equal(pthread_create(&waits, NULL, wait_for_it, NULL), 0);
+    assert_int_equal(pthread_create(&wants, NULL, want_others, NULL), 0);
+    while (!withheld_came && came < TOUCHES) {
+        struct pollfd fd = {ibx_snapshot_cache_fd(&cache), POLLIN, 0};
+        poll(&fd, 1, 20);
+        if (ibx_snapshot_cache_step(&cache, note, NULL, &error))
+            fail_msg("%s", error.message);
+    }
+    if (!withheld_came)
+        fail_msg("the page did not come, though %u others did: \"%s\"", came, said);
+    pthread_join(waits, NULL);
+    pthread_join(wants, NULL);
+    assert_int_equal(withheld_number, WITHHELD);
+    assert_int_equal(wrong, 0);
+    assert_true(came > LIMIT_MS / TOUCH_MS); /* without a pause */
+    assert_non_null(strstr(said, "it does not send a page that is waited for"));
+    over = true;
+    end(&liar);
+    end(&honest);
+    ibx_snapshot_folder_remove(&folder);
+}
+
+int main(void)
+{
+    patience = patience_ms(20000);
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_page_of_all)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
