@@ -75,8 +75,36 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *product, void *a, void *b
         if (search)
             return NOT_SUPPORTED;
     }
-    return bounded(ibx_frontend_math(IBX_MATH_cublasLtMatmulAlgoGetHeuristic, values), wanted,
+    return bounded(ibx_frontend_math(IBX_MATH_cublasLtMatmulAlgoGetHeuristic, values), values[7].i,
                    count);
+}
+
+/* Likewise of the bytes of an attribute; without room for any it is how many there are. */
+static int get_attribute(unsigned number, const union ibx_math_value *values)
+{
+    const int status = ibx_frontend_math(number, values);
+    const uint64_t room = values[3].l;
+    uint64_t *written = values[4].p;
+    if (status || !written || !room || *written <= room)
+        return status;
+    *written = 0;
+    return INTERNAL_ERROR;
+}
+
+int cublasLtMatmulAlgoCapGetAttribute(void *algorithm, int which, void *value, uint64_t room,
+                                      void *written)
+{
+    const union ibx_math_value values[] = {
+        {.p = algorithm}, {.i = which}, {.p = value}, {.l = room}, {.p = written}};
+    return get_attribute(IBX_MATH_cublasLtMatmulAlgoCapGetAttribute, values);
+}
+
+int cublasLtMatmulAlgoConfigGetAttribute(void *algorithm, int which, void *value, uint64_t room,
+                                         void *written)
+{
+    const union ibx_math_value values[] = {
+        {.p = algorithm}, {.i = which}, {.p = value}, {.l = room}, {.p = written}};
+    return get_attribute(IBX_MATH_cublasLtMatmulAlgoConfigGetAttribute, values);
 }
 
 /* ------------------------------------------------------------------------------- the library */

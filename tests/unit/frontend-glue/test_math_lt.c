@@ -13,12 +13,16 @@
 #define NOT_SUPPORTED  15
 
 static int answers, status; /* of the back end */
+static uint64_t bytes_written;
 
 /* In place of math_calls.c. */
 int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
 {
     if (number == IBX_MATH_cublasLtGetProperty)
         *(int *)values[1].p = 13;
+    else if (number == IBX_MATH_cublasLtMatmulAlgoCapGetAttribute ||
+             number == IBX_MATH_cublasLtMatmulAlgoConfigGetAttribute)
+        memcpy(values[4].p, &bytes_written, values[4].p ? sizeof(bytes_written) : 0);
     else if (values[9].p)
         *(int *)values[9].p = answers;
     return number == IBX_MATH_cublasLtGetProperty ? 0 : status;
@@ -60,9 +64,47 @@ static void no_more_than_were_asked_for(void **state)
     assert_true(search(4, &count) == NOT_SUPPORTED && list(4, &count) == NOT_SUPPORTED);
 }
 
+/* Of more than fit into one reply the others do not come. */
+static void no_more_than_can_come(void **state)
+{
+    int count = 9;
+    (void)state;
+    status = 0;
+    answers = 129;
+    assert_true(search(1000, &count) == INTERNAL_ERROR && count == 0);
+    answers = 128;
+    assert_true(search(1000, &count) == 0 && count == 128);
+}
+
+/* Of an attribute: bytes that were written. Who has no room asks how many there are. */
+static void no_more_bytes_than_there_is_room_for(void **state)
+{
+    typedef int get(void *algorithm, int which, void *value, uint64_t n, void *count);
+    static get *const calls[] = {cublasLtMatmulAlgoCapGetAttribute,
+                                 cublasLtMatmulAlgoConfigGetAttribute};
+    static const uint64_t lies[] = {17, 4096, UINT64_MAX};
+    uint8_t value[16];
+    size_t count;
+    (void)state;
+    status = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        for (unsigned k = 0; k < sizeof(lies) / sizeof(lies[0]); k++) {
+            bytes_written = lies[k];
+            count = 9;
+            assert_true(calls[i](results, 0, value, 16, &count) == INTERNAL_ERROR && count == 0);
+            assert_true(calls[i](results, 0, NULL, 0, &count) == 0 && count == lies[k]);
+        }
+        bytes_written = 16;
+        assert_true(calls[i](results, 0, value, 16, &count) == 0 && count == 16);
+        assert_int_equal(calls[i](results, 0, value, 16, NULL), 0);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(no_more_than_were_asked_for)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(no_more_than_were_asked_for),
+                                       cmocka_unit_test(no_more_than_can_come),
+                                       cmocka_unit_test(no_more_bytes_than_there_is_room_for)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
