@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Functions of an application's that its back end names, which answers anything: a function is
+ * called as often as it was enqueued at most, of graphs in all as often as graphs that were
+ * launched call one, and none that the program has not named. No function is waited for once the
+ * back end is gone.
+ *
+ * fake_frontend.c takes the place of the plugin and of GVirtuS's front end. The thread that calls
+ * functions runs when the program waits for it, and between steps while one is outstanding. Input,
+ * in this order:
+ *
+ * - u8 n, and n steps of two bytes: what is done, and an argument of it: see run_step();
+ * - what fake_frontend.h says.
+ */
+#include "frontend-glue/preload/internal.h"
+#include "tests/fuzz/fake_frontend.h"
+
+#include "common/thread.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+const char *__asan_default_options(void);
+
+#define FUNCTIONS 4u
+
+/* A process that forks leaves behind what it knows of its functions. */
+const char *__asan_default_options(void)
+{
+    return "detect_leaks=0";
+}
+
+/* ------------------------------------------------------------ the thread */
+
+static void *(*thread)(void *argument);
+static void (*forgets)(void); /* in a child */
+static bool inside;
+static jmp_buf before;
+
+int __real_pthread_create(pthread_t *id, const pthread_attr_t *how, void *(*start)(void *argument),
+                          void *argument);
+int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *how, void *(*start)(void *argument),
+                          void *argument);
+int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *how, void *(*start)(void *argument),
+                          void *argument)
+{
+    if (argument) /* one of libFuzzer's */
+        return __real_pthread_create(id, how, start, argument);
+    *id = pthread_self();
+    thread = start;
+    return 0;
+}
+
+/* The last one is that of the functions: others are said before main(). */
+int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
+int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void))
+{
+    (void)prepare, (void)parent;
+    forgets = child;
+    return 0;
+}
+
+/* Until it would sleep, or ends. */
+static void run_thread(void)
+{
+    if (!thread || inside)
+        return;
+    inside = true;
+    if (!setjmp(before))
+        thread(NULL);
+    inside = false;
+}
+
+bool __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
+bool __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
+{
+    (void)condition;
+    pthread_mutex_unlock(mutex);
+    if (inside)
+        longjmp(before, 1);
+    run_thread();
+    pthread_mutex_lock(mutex);
+    return true;
+}
+
+int __wrap_pthread_cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+                                  clockid_t clock, const struct timespec *until);
+int __wrap_pthread_cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+                                  clockid_t clock, const struct timespec *until)
+{
+    (void)clock, (void)until;
+    return !__wrap_ibx_thread_wait(condition, mutex);
+}
+
+bool __wrap_ibx_thread_may_spin(void);
+bool __wrap_ibx_thread_may_spin(void)
+{
+    return false;
+}
+
+/* ------------------------------------------------------------ what others would have */
+
+static bool takes_bytes;
+
+bool ibx_frontend_graph_takes_bytes(void)
+{
+    return takes_bytes;
+}
+
+bool ibx_frontend_graph_copied(void (*function)(void *), void *argument, uint8_t *bytes, size_t n)
+{
+    static volatile uint8_t sum;
+    (void)function, (void)argument;
+    for (size_t i = 0; i < n; i++)
+        sum = (uint8_t)(sum + bytes[i]);
+    return false;
+}
+
+void ibx_frontend_graph_behind_trim(void) {}
+
+bool ibx_frontend_captures(void *stream)
+{
+    (void)stream;
+    return false;
+}
+
+int ibx_frontend_capture_function(void *stream, void (*function)(void *argument), void *argument)
+{
+    (void)stream, (void)function, (void)argument;
+    return CUDA_NOT_SUPPORTED;
+}
+
+/* ------------------------------------------------------------ the program */
+
+static unsigned enqueued[2][FUNCTIONS], called[2][FUNCTIONS]; /* of streams */
+static unsigned launched, called_of_graphs;
+static bool known[FUNCTIONS]; /* to graphs */
+static char marks[3][FUNCTIONS];
+static uint64_t numbers[FUNCTIONS]; /* of those of graphs */
+
+static unsigned which_of(const char *marked, unsigned kind)
+{
+    const uintptr_t at = (uintptr_t)marked, first = (uintptr_t)marks[kind];
+    require(at >= first && at < first + FUNCTIONS);
+    return (unsigned)(at - first);
+}
+
+static void function(void *argument)
+{
+    const unsigned i = which_of(argument, 0);
+    require(called[0][i]++ < enqueued[0][i]);
+}
+
+static void callback(void *stream, int status, void *argument)
+{
+    const unsigned i = which_of(argument, 1);
+    (void)status;
+    require((uintptr_t)stream < 4);
+    require(called[1][i]++ < enqueued[1][i]);
+}
+
+static void function_of_graph(void *argument)
+{
+    require(known[which_of(argument, 2)]);
+    require(called_of_graphs++ < launched);
+}
+
+static int launch(void *exec, void *stream)
+{
+    int rc;
+    (void)exec, (void)stream;
+    const struct ibx_frontend_request r = {.name = "launch"};
+    return ibx_frontend_plugin()->call(&r, &rc) ? CUDA_UNKNOWN : rc;
+}
+
+/* What fails has not been enqueued; its function may have been called all the same. */
+static void enqueue(unsigned kind, unsigned argument)
+{
+    const unsigned i = argument % FUNCTIONS;
+    void *stream = (void *)(uintptr_t)(argument >> 2 & 3);
+    enqueued[kind][i]++;
+    if (kind)
+        cudaStreamAddCallback(stream, callback, &marks[1][i], 0);
+    else
+        cudaLaunchHostFunc(stream, function, &marks[0][i]);
+}
+
+static void make_of_graph(unsigned argument)
+{
+    const unsigned i = argument % FUNCTIONS;
+    struct host_node node;
+    uint64_t queue;
+    numbers[i] = ibx_frontend_host_repeated(function_of_graph, &marks[2][i], &queue);
+    known[i] = known[i] || numbers[i];
+    if (numbers[i])
+        require(ibx_frontend_host_function_of(numbers[i], &node) && node.argument == &marks[2][i]);
+}
+
+static void launch_graph(unsigned argument)
+{
+    uint64_t called_by_it[FUNCTIONS];
+    unsigned n = 0;
+    for (unsigned i = 0; i < FUNCTIONS; i++)
+        if (argument >> i & 1 && numbers[i])
+            called_by_it[n++] = numbers[i];
+    launched += n;
+    ibx_frontend_host_launch(called_by_it, n, (void *)(uintptr_t)(argument >> 4 & 3), launch, NULL);
+}
+
+static void ask(unsigned what, unsigned argument)
+{
+    void *stream = (void *)(uintptr_t)(argument & 3), *event = (void *)(uintptr_t)(argument >> 2);
+    switch (what & 7) {
+    case 0:
+        ibx_frontend_host_lost(ibx_frontend_host_enqueued(), argument & 4, stream);
+        break;
+    case 1:
+        ibx_frontend_host_waits(stream);
+        break;
+    case 2:
+        ibx_frontend_host_in_stream(stream, 1000);
+        break;
+    case 3:
+        ibx_frontend_host_gone();
+        break;
+    case 4:
+        ibx_frontend_host_event(event, stream);
+        break;
+    case 5:
+        ibx_frontend_host_event_lost(event);
+        break;
+    case 6:
+        ibx_frontend_host_reset();
+        break;
+    default:
+        takes_bytes = argument & 1;
+    }
+}
+
+static void run_step(uint8_t what, uint8_t argument)
+{
+    switch (what & 3) {
+    case 0:
+        enqueue(what >> 2 & 1, argument);
+        break;
+    case 1:
+        make_of_graph(argument);
+        break;
+    case 2:
+        launch_graph(argument);
+        break;
+    default:
+        ask(what >> 2, argument);
+    }
+    if (ibx_frontend_host_functions() && what & 128)
+        run_thread();
+}
+
+/* No answers are left: the thread ends, and nobody waits. */
+static void end(void)
+{
+    fake_frontend_begin(ibx_reader_of(NULL, 0));
+    run_thread();
+    for (uintptr_t stream = 0; stream < 4; stream++)
+        ibx_frontend_host_lost(ibx_frontend_host_enqueued(), false, (void *)stream);
+    ibx_frontend_host_reset();
+    require(!ibx_frontend_host_gone());
+    if (forgets)
+        forgets();
+    require(!ibx_frontend_host_functions());
+    thread = NULL;
+    memset(enqueued, 0, sizeof(enqueued));
+    memset(called, 0, sizeof(called));
+    memset(numbers, 0, sizeof(numbers));
+    memset(known, 0, sizeof(known));
+    launched = called_of_graphs = 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct ibx_reader input = ibx_reader_of(data, size);
+    const uint8_t count = ibx_get_u8(&input) % 32;
+    const uint8_t *steps = ibx_get_bytes(&input, 2 * (size_t)count);
+    if (!steps)
+        return 0;
+    fake_frontend_begin(ibx_reader_of(data + input.position, size - input.position));
+    for (unsigned i = 0; i < count; i++)
+        run_step(steps[2 * i], steps[2 * i + 1]);
+    end();
+    return 0;
+}
