@@ -35,13 +35,10 @@ bool ibx_driver_format(const struct ibx_cuda_channel *channel, unsigned *format,
     return false;
 }
 
-size_t ibx_driver_element(const void *array, int *rc)
+size_t ibx_driver_element(const void *array, bool *known, int *rc)
 {
-    struct ibx_cuda_channel c;
-    *rc = array ? cudaGetChannelDesc(&c, array) : CUDA_INVALID_VALUE;
-    const size_t n = *rc ? 0 : (size_t)(c.x + c.y + c.z + c.w) / 8;
-    if (!*rc && !n)
-        *rc = CUDA_INVALID_VALUE;
+    const size_t n = array ? ibx_frontend_array_element(array, known) : 0;
+    *rc = n ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     return n;
 }
 

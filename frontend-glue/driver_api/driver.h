@@ -121,8 +121,9 @@ struct ibx_driver_array {
 bool ibx_driver_channel(struct ibx_cuda_channel *channel, unsigned format, unsigned channels);
 bool ibx_driver_format(const struct ibx_cuda_channel *channel, unsigned *format,
                        unsigned *channels);
-/* Bytes of an element of an array; 0: *rc says why not. */
-size_t ibx_driver_element(const void *array, int *rc);
+/* Bytes of an element of an array; 0: *rc says why not. *known: it is not for the back end to say.
+ */
+size_t ibx_driver_element(const void *array, bool *known, int *rc);
 
 /* ------------------------------------------------------------------------- planes.c */
 

@@ -61,13 +61,28 @@ static int kind_of(const struct ibx_driver_planes *p)
                      : (to_host ? CUDA_MEMCPY_FROM_DEVICE : CUDA_MEMCPY_ON_DEVICE);
 }
 
+/* The runtime counts a row in elements, whose size the back end may say otherwise when it is asked
+ * again. No row is longer than its pitch: so what is the program's has no gaps behind rows. */
+static int without_gaps(struct ibx_cuda_pitched *memory, const struct ibx_driver_side *side,
+                        const struct ibx_driver_planes *p)
+{
+    if ((side->type != IN_HOST && side->type != UNIFIED) || memory->pitch == p->width)
+        return CUDA_SUCCESS;
+    if (p->rows > 1 || p->planes > 1)
+        return CUDA_NOT_SUPPORTED;
+    memory->pitch = memory->x = p->width;
+    return CUDA_SUCCESS;
+}
+
 static int as_runtime(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_planes *p)
 {
     const bool arrays = p->from.type == IN_ARRAY || p->to.type == IN_ARRAY;
     int rc = is_side(&p->from) && is_side(&p->to) ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     size_t element = 1;
+    bool known = true;
     if (!rc && arrays)
-        element = ibx_driver_element(p->from.type == IN_ARRAY ? p->from.array : p->to.array, &rc);
+        element =
+            ibx_driver_element(p->from.type == IN_ARRAY ? p->from.array : p->to.array, &known, &rc);
     if (rc || p->width % element)
         return rc ? rc : CUDA_INVALID_VALUE;
     *copy = (struct ibx_cuda_memcpy3d){.extent = {p->width / element, p->rows, p->planes},
@@ -76,8 +91,11 @@ static int as_runtime(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_pl
                                   : memory_of(&p->from, p, &copy->from);
     if (rc)
         return rc;
-    return p->to.type == IN_ARRAY ? array_of(&p->to, element, &copy->to_array, &copy->to_at)
-                                  : memory_of(&p->to, p, &copy->to);
+    rc = p->to.type == IN_ARRAY ? array_of(&p->to, element, &copy->to_array, &copy->to_at)
+                                : memory_of(&p->to, p, &copy->to);
+    if (!rc && !known)
+        rc = without_gaps(&copy->from, &p->from, p);
+    return !rc && !known ? without_gaps(&copy->to, &p->to, p) : rc;
 }
 
 static bool is_memory(const struct ibx_driver_planes *p)
@@ -186,8 +204,9 @@ int ibx_driver_memcpy3d(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_
 void ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_cuda_memcpy3d *c)
 {
     int rc = CUDA_SUCCESS;
+    bool known;
     const void *array = c->from_array ? c->from_array : c->to_array;
-    const size_t element = array ? ibx_driver_element(array, &rc) : 1;
+    const size_t element = array ? ibx_driver_element(array, &known, &rc) : 1;
     const bool from_host = c->kind == CUDA_MEMCPY_TO_DEVICE || c->kind == CUDA_MEMCPY_ON_HOST;
     const bool to_host = c->kind == CUDA_MEMCPY_FROM_DEVICE || c->kind == CUDA_MEMCPY_ON_HOST;
     *planes =

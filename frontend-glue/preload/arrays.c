@@ -63,8 +63,7 @@ static bool shape_of(const void *array, struct ibx_frontend_array *shape)
     return found;
 }
 
-/* *known: this process has made the array, and need not believe the back end. */
-static size_t element_in(const void *array, bool *known)
+size_t ibx_frontend_array_element(const void *array, bool *known)
 {
     struct ibx_frontend_array shape;
     *known = shape_of(array, &shape);
@@ -318,8 +317,10 @@ static size_t row_of(const struct ibx_cuda_memcpy3d *p, bool *known)
     const void *array = p->to_array ? p->to_array : p->from_array;
     size_t n;
     *known = !array;
-    return __builtin_mul_overflow(p->extent.width, array ? element_in(array, known) : 1, &n) ? 0
-                                                                                             : n;
+    return __builtin_mul_overflow(p->extent.width,
+                                  array ? ibx_frontend_array_element(array, known) : 1, &n)
+               ? 0
+               : n;
 }
 
 static char *row_at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
@@ -459,10 +460,10 @@ int cudaMemcpy2DArrayToArray(void *to, size_t to_x, size_t to_y, const void *fro
                              size_t from_y, size_t width, size_t height, int kind)
 {
     bool known;
-    const size_t n = element_in(from, &known);
+    const size_t n = ibx_frontend_array_element(from, &known);
     if (kind != CUDA_MEMCPY_ON_DEVICE && kind != CUDA_MEMCPY_DEFAULT)
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (!n || n != element_in(to, &known) || to_x % n || from_x % n || width % n)
+    if (!n || n != ibx_frontend_array_element(to, &known) || to_x % n || from_x % n || width % n)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     const struct ibx_cuda_memcpy3d p = {.from_array = (void *)(uintptr_t)from,
                                         .from_at = {from_x / n, from_y, 0},

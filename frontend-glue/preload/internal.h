@@ -597,6 +597,9 @@ struct ibx_frontend_array {
 /* One that there is from now on, until it goes, or the device is reset. */
 void ibx_frontend_array_made(const struct ibx_frontend_array *array);
 void ibx_frontend_array_gone(const void *array);
+/* Bytes of an element; 0: nobody says. *known: this process has made the array, and need not
+ * believe the back end, which may say another size each time that it is asked. */
+size_t ibx_frontend_array_element(const void *array, bool *known);
 
 /* ------------------------------------------------------------------------- managed.c */
 

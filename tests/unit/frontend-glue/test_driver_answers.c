@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The driver's copies name the bytes of a row. What a back end answers about an array's elements
+ * decides nothing about how far the program's memory is written, or read. */
+#include "frontend-glue/driver_api/driver.h"
+#include "tests/fuzz/fake_frontend.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define WIDTH 16u /* bytes of a row that is copied */
+#define PITCH 512u
+#define ROWS  2u
+
+/* CUDA_MEMCPY2D */
+struct memcpy2d {
+    size_t from_x, from_y;
+    int from_type;
+    const void *from_host;
+    uint64_t from_device;
+    void *from_array;
+    size_t from_pitch;
+    size_t to_x, to_y;
+    int to_type;
+    void *to_host;
+    uint64_t to_device;
+    void *to_array;
+    size_t to_pitch, width, rows;
+};
+int cuMemcpy2D_v2(const struct memcpy2d *rows);
+
+static uint8_t answers[512], memory[PITCH * (ROWS + 1)];
+
+/* Of a request, that succeeds. */
+static void add(struct ibx_writer *w, const void *bytes, size_t n)
+{
+    ibx_put_u8(w, 0);
+    ibx_put_u16(w, (uint16_t)n);
+    ibx_put_bytes(w, bytes, n);
+}
+
+/* An element of so many bytes; it is a success of any other request, too. */
+static void add_channel(struct ibx_writer *w, int bytes)
+{
+    const int32_t words[5] = {8 * bytes, 0, 0, 0, 0};
+    add(w, words, sizeof(words));
+}
+
+/* Rows from an array to memory with a pitch; what it returns. */
+static int copy(const struct ibx_writer *w, void *array, size_t rows)
+{
+    const struct memcpy2d p = {.from_type = IN_ARRAY,
+                               .from_array = array,
+                               .to_type = IN_HOST,
+                               .to_host = memory,
+                               .to_pitch = PITCH,
+                               .width = WIDTH,
+                               .rows = rows};
+    memset(memory, 0xee, sizeof(memory));
+    fake_frontend_begin(ibx_reader_of(answers, w->length));
+    return cuMemcpy2D_v2(&p);
+}
+
+/* Nothing but the rows. */
+static void expect_rows(size_t rows, bool written)
+{
+    for (size_t i = 0; i < sizeof(memory); i++)
+        if (i % PITCH >= WIDTH || i / PITCH >= rows)
+            assert_int_equal(memory[i], 0xee);
+        else if (written)
+            assert_int_equal(memory[i], 1);
+}
+
+/* Of four bytes each. The back end says that they have one, and later nothing else. */
+static void arrays_of_this_process(void **state)
+{
+    (void)state;
+    const struct ibx_cuda_channel channel = {8, 8, 8, 8, 1};
+    const struct ibx_cuda_extent extent = {16, ROWS, 0};
+    void *array = NULL;
+    struct ibx_writer w = ibx_writer_of(answers, sizeof(answers));
+    const uint64_t address = 0x10000;
+    add(&w, &address, sizeof(address));
+    fake_frontend_begin(ibx_reader_of(answers, w.length));
+    assert_int_equal(cudaMalloc3DArray(&array, &channel, extent, 0), 0);
+    for (size_t rows = 1; rows <= ROWS; rows++) {
+        w = ibx_writer_of(answers, sizeof(answers));
+        for (unsigned i = 0; i < 6; i++)
+            add_channel(&w, 1);
+        assert_int_equal(copy(&w, array, rows), 0);
+        expect_rows(rows, true);
+    }
+    fake_frontend_begin(ibx_reader_of(NULL, 0));
+    cudaFreeArray(array);
+}
+
+/* The back end says something else each time that it is asked. */
+static void arrays_of_nobody(void **state)
+{
+    (void)state;
+    for (size_t rows = 1; rows <= ROWS; rows++) {
+        struct ibx_writer w = ibx_writer_of(answers, sizeof(answers));
+        add_channel(&w, 1);
+        for (unsigned i = 0; i < 6; i++)
+            add_channel(&w, 4);
+        assert_int_not_equal(copy(&w, (void *)0x5000, rows), 0);
+        expect_rows(rows, false);
+    }
+}
+
+/* An honest one. */
+static void an_array_that_is_as_it_is_said(void **state)
+{
+    (void)state;
+    struct ibx_writer w = ibx_writer_of(answers, sizeof(answers));
+    for (unsigned i = 0; i < 6; i++)
+        add_channel(&w, 4);
+    assert_int_equal(copy(&w, (void *)0x5000, 1), 0);
+    expect_rows(1, true);
+}
+
+/* More bits than a number has. */
+static void elements_without_end(void **state)
+{
+    (void)state;
+    const int32_t words[5] = {INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX, 0};
+    struct ibx_writer w = ibx_writer_of(answers, sizeof(answers));
+    for (unsigned i = 0; i < 6; i++)
+        add(&w, words, sizeof(words));
+    assert_int_not_equal(copy(&w, (void *)0x5000, 1), 0);
+    expect_rows(0, false);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(arrays_of_this_process), cmocka_unit_test(arrays_of_nobody),
+        cmocka_unit_test(an_array_that_is_as_it_is_said), cmocka_unit_test(elements_without_end)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+/* What other files have. */
+
+int ibx_driver_begin(struct ibx_driver_call *call, bool in_context)
+{
+    (void)call, (void)in_context;
+    return 0;
+}
+
+int ibx_driver_end(const struct ibx_driver_call *call, int begun, int rc)
+{
+    (void)call, (void)begun;
+    return rc;
+}
+
+struct ibx_driver_context *ibx_driver_current(void)
+{
+    return NULL;
+}
+
+int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
+{
+    (void)stream;
+    return cudaMemcpy(to, from, n, kind);
+}
+
+int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                      size_t height, int kind, void *stream)
+{
+    (void)stream;
+    return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
+}
