@@ -163,6 +163,10 @@ EXPORTED int cuOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *func
 #define MULTIPROCESSORS   16
 #define THREADS_OF_ONE    39
 #define THREADS_PER_BLOCK 0 /* CUfunction_attribute */
+/* More than any device has, of what is multiplied here: these are the back end's to say. */
+#define THREADS_MOST (1 << 14)
+#define BLOCKS_MOST  (1 << 14)
+#define WARPS_MOST   1024 /* that are tried, a request each */
 
 /* The size of which one multiprocessor has most threads at once, the largest of these; and how many
  * blocks of it fill the device. */
@@ -178,7 +182,8 @@ static int best_block(int *grid, int *block, const void *function, size_t (*shar
         return rc;
     if (limit > 0 && limit < most)
         most = limit;
-    if (warp <= 0)
+    if (warp <= 0 || warp > THREADS_MOST || most < 0 || most > THREADS_MOST ||
+        most / warp > WARPS_MOST || count < 0 || count > BLOCKS_MOST)
         return CUDA_UNKNOWN;
     const int top = (most + warp - 1) / warp * warp;
     for (int size = top; size > 0 && best < room; size -= warp) {
@@ -186,6 +191,8 @@ static int best_block(int *grid, int *block, const void *function, size_t (*shar
         int blocks = 0;
         rc = cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
             &blocks, function, threads, shared_of ? shared_of(threads) : shared, flags);
+        if (!rc && (blocks < 0 || blocks > BLOCKS_MOST))
+            rc = CUDA_UNKNOWN;
         if (rc)
             return rc;
         if (blocks * threads > best) {

@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Calls of the driver's API (driver_api/) of an application whose back end answers anything: what a
+ * call writes is what its caller has named, in memory that has no byte to spare, and each comes to
+ * its end.
+ *
+ * fake_frontend.c takes the place of the plugin and of GVirtuS's front end. Input, in this order:
+ *
+ * - u8 n, and n steps of two bytes: which call, and its arguments: see run_step();
+ * - what fake_frontend.h says.
+ */
+#include "frontend-glue/driver_api/driver.h"
+
+#include "tests/fuzz/fake_frontend.h"
+
+#include <stdlib.h>
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define HANDLES    4u
+#define FAR_DEVICE 100
+#define CALLS      4096u /* of the back end in one call */
+
+static uint64_t handles[HANDLES];
+static void *named[16];
+static unsigned named_count, calls;
+
+/* ------------------------------------------------------------ what others would have */
+
+/* An answer that is as long as this. */
+static int answer(void *to, size_t n)
+{
+    int rc = CUDA_UNKNOWN;
+    const struct ibx_frontend_request request = {.name = "call", .out = to, .out_n = n};
+    require(++calls < CALLS);
+    return ibx_frontend_plugin()->call(&request, &rc) ? CUDA_UNKNOWN : rc;
+}
+
+/* One of those of which nothing is kept for later inputs. */
+int ibx_frontend_current_device(void)
+{
+    return FAR_DEVICE;
+}
+int ibx_driver_begin(struct ibx_driver_call *call, bool in_context)
+{
+    (void)call, (void)in_context;
+    return CUDA_SUCCESS;
+}
+int ibx_driver_end(const struct ibx_driver_call *call, int begun, int rc)
+{
+    (void)call, (void)begun;
+    return rc;
+}
+struct ibx_driver_context *ibx_driver_current(void)
+{
+    return NULL;
+}
+void *ibx_driver_primary(int device)
+{
+    (void)device;
+    return NULL;
+}
+bool ibx_driver_config(struct launch_config *config, const struct ibx_driver_launch *launch)
+{
+    memset(config, 0, sizeof(*config));
+    return launch != NULL;
+}
+int ibx_frontend_no_kernel(const void *function)
+{
+    return function ? CUDA_SUCCESS : CUDA_INVALID_HANDLE;
+}
+unsigned ibx_frontend_modules_gone(void)
+{
+    static unsigned gone; /* nothing is known from the input before */
+    return named_count ? gone : ++gone;
+}
+void *ibx_frontend_library_of(const void *kernel)
+{
+    (void)kernel;
+    return NULL;
+}
+void ibx_frontend_reserved_memory(void *address, size_t n)
+{
+    (void)address, (void)n;
+}
+unsigned ibx_frontend_reserved_resets(void)
+{
+    return 0;
+}
+bool ibx_frontend_allocation(const void *address, struct range *range)
+{
+    (void)address, (void)range;
+    return false;
+}
+bool ibx_frontend_host_range(const void *address, struct range *range)
+{
+    (void)address, (void)range;
+    return false;
+}
+int cudaFuncGetAttributes(void *attributes, const void *function)
+{
+    (void)function;
+    return answer(attributes, 144); /* CUDA 12's */
+}
+int cudaFuncSetAttribute(const void *function, int attribute, int value)
+{
+    (void)function, (void)attribute, (void)value;
+    return answer(NULL, 0);
+}
+int cudaFuncSetCacheConfig(const void *function, int config)
+{
+    (void)function, (void)config;
+    return answer(NULL, 0);
+}
+int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function,
+                                                           int threads, size_t shared,
+                                                           unsigned flags)
+{
+    (void)function, (void)threads, (void)shared, (void)flags;
+    return answer(blocks, sizeof(*blocks));
+}
+int cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    (void)device, (void)peer;
+    return answer(can, sizeof(*can));
+}
+int cudaDeviceGetAttribute(int *value, int attribute, int device)
+{
+    (void)attribute, (void)device;
+    return answer(value, sizeof(*value));
+}
+int cudaGetDeviceProperties(void *properties, int device)
+{
+    (void)device;
+    return answer(properties, 1032);
+}
+int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address)
+{
+    (void)address;
+    return answer(attributes, sizeof(*attributes));
+}
+int cudaGraphInstantiateWithParams(void **exec, void *graph, struct instantiate_parameters *p)
+{
+    (void)graph, (void)p;
+    return answer(exec, sizeof(*exec));
+}
+int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
+{
+    (void)stream;
+    return cudaMemcpy(to, from, n, kind);
+}
+int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                      size_t height, int kind, void *stream)
+{
+    (void)stream;
+    return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
+}
+int cudaLibraryLoadData(void **library, const void *code, const int *options, void *const *values,
+                        unsigned count, const int *library_options, void *const *library_values,
+                        unsigned library_count)
+{
+    (void)code, (void)options, (void)values, (void)count;
+    (void)library_options, (void)library_values, (void)library_count;
+    return answer(library, sizeof(*library));
+}
+int cudaLibraryLoadFromFile(void **library, const char *path, const int *options,
+                            void *const *values, unsigned count, const int *library_options,
+                            void *const *library_values, unsigned library_count)
+{
+    (void)path;
+    return cudaLibraryLoadData(library, NULL, options, values, count, library_options,
+                               library_values, library_count);
+}
+int cudaLibraryUnload(void *library)
+{
+    (void)library;
+    return answer(NULL, 0);
+}
+int cudaLibraryGetKernel(void **kernel, void *library, const char *name)
+{
+    (void)library, (void)name;
+    return answer(kernel, sizeof(*kernel));
+}
+int cudaLibraryGetKernelCount(unsigned *count, void *library)
+{
+    (void)library;
+    return answer(count, sizeof(*count));
+}
+int cudaLibraryEnumerateKernels(void **kernels, unsigned count, void *library)
+{
+    (void)library;
+    return answer(kernels, count * sizeof(*kernels));
+}
+int cudaLibraryGetGlobal(void **address, size_t *n, void *library, const char *name)
+{
+    (void)library, (void)name, (void)n;
+    return answer(address, sizeof(*address));
+}
+
+/* ------------------------------------------------------------ the program */
+
+/* What it takes of cuda.h. */
+struct rows {
+    size_t from_x, from_y;
+    int from_type;
+    const void *from_host;
+    uint64_t from_device;
+    void *from_array;
+    size_t from_pitch, to_x, to_y;
+    int to_type;
+    void *to_host;
+    uint64_t to_device;
+    void *to_array;
+    size_t to_pitch, width, rows;
+};
+struct memory_properties {
+    int type, handles;
+    struct memory_location at;
+    void *meta;
+    uint8_t flags[8];
+};
+int cuFuncGetAttribute(int *value, int attribute, const void *function);
+int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, const void *function,
+                                     size_t (*shared_of)(int threads), size_t shared, int limit);
+int cuDeviceGetCount(int *count);
+int cuDeviceGetAttribute(int *value, int attribute, int device);
+int cuDeviceGetName(char *name, int n, int device);
+int cuDeviceGetUuid_v2(uint8_t uuid[16], int device);
+int cuDeviceTotalMem_v2(size_t *n, int device);
+int cuDeviceGetProperties(int *properties, int device);
+int cuMemcpy2D_v2(const struct rows *rows);
+int cuMemcpy3D_v2(const struct ibx_driver_memcpy3d *planes);
+int cuGraphMemcpyNodeGetParams(void *node, struct ibx_driver_memcpy3d *planes);
+int cuArray3DCreate_v2(void **array, const struct ibx_driver_array *description);
+int cuArray3DGetDescriptor_v2(struct ibx_driver_array *description, void *array);
+int cuArrayDestroy(void *array);
+int cuMipmappedArrayGetLevel(void **array, void *mipmap, unsigned level);
+int cuTexObjectGetResourceDesc(void *resource, unsigned long long texture);
+int cuTexObjectGetTextureDesc(void *how, unsigned long long texture);
+int cuModuleLoadData(void **module, const void *code);
+int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module);
+int cuModuleGetGlobal_v2(uint64_t *address, size_t *n, void *module, const char *name);
+int cuPointerGetAttribute(void *data, int attribute, uint64_t address);
+int cuMemGetAddressRange_v2(uint64_t *begin, size_t *n, uint64_t address);
+int cuMemAddressReserve(uint64_t *address, size_t n, size_t alignment, uint64_t wanted,
+                        unsigned long long flags);
+int cuMemAddressFree(uint64_t address, size_t n);
+int cuMemCreate(uint64_t *handle, size_t n, const struct memory_properties *p,
+                unsigned long long flags);
+int cuMemRelease(uint64_t handle);
+int cuMemMap(uint64_t address, size_t n, size_t offset, uint64_t handle, unsigned long long flags);
+int cuMemUnmap(uint64_t address, size_t n);
+int cuMemGetAccess(unsigned long long *flags, const struct memory_location *at, uint64_t address);
+int cuMemRetainAllocationHandle(uint64_t *handle, void *address);
+int cuMemGetAllocationGranularity(size_t *n, const struct memory_properties *p, int option);
+
+/* Memory for n bytes, until the step is over. */
+static void *out(size_t n)
+{
+    require(named_count < 16);
+    void *memory = calloc(1, n);
+    require(memory || !n);
+    return named[named_count++] = memory;
+}
+
+static uint64_t handle(unsigned argument)
+{
+    return handles[argument % HANDLES];
+}
+
+static int keep(int rc, const uint64_t *made, unsigned argument)
+{
+    if (!rc)
+        handles[argument % HANDLES] = *made;
+    return rc;
+}
+
+static int ask_kernel(unsigned which, unsigned argument)
+{
+    static char kernels[4];
+    const void *kernel = &kernels[argument & 3];
+    if (which & 1)
+        return cuFuncGetAttribute(out(sizeof(int)), (int)(argument >> 2) % 20, kernel);
+    return cuOccupancyMaxPotentialBlockSize(out(sizeof(int)), out(sizeof(int)), kernel, NULL, 0,
+                                            argument & 4 ? (int)argument : 0);
+}
+
+static int ask_device(unsigned which, unsigned argument)
+{
+    const int device = argument & 8 ? FAR_DEVICE : (int)(argument & 7);
+    switch (which & 7) {
+    case 0:
+        return cuDeviceGetName(out(argument >> 4), (int)(argument >> 4), device);
+    case 1:
+        return cuDeviceGetUuid_v2(out(16), device);
+    case 2:
+        return cuDeviceTotalMem_v2(out(sizeof(size_t)), device);
+    case 3:
+        return cuDeviceGetProperties(out(14 * sizeof(int)), device);
+    default:
+        return cuDeviceGetAttribute(out(sizeof(int)), (int)argument, device);
+    }
+}
+
+/* To the last byte of the last row, and no further. */
+static int copy_rows(unsigned which, unsigned argument)
+{
+    const size_t pitch = argument & 128 ? 512 : 16, rows = 1 + (argument >> 4 & 3);
+    const bool from = which & 1;
+    uint8_t *memory = out((rows - 1) * pitch + 16);
+    struct rows p = {.from_type = from ? IN_ARRAY : IN_HOST,
+                     .from_host = memory,
+                     .from_array = (void *)(uintptr_t)handle(argument),
+                     .to_type = from ? IN_HOST : IN_ARRAY,
+                     .to_host = memory,
+                     .to_array = (void *)(uintptr_t)handle(argument),
+                     .from_pitch = pitch,
+                     .to_pitch = pitch,
+                     .width = 16,
+                     .rows = rows};
+    const struct ibx_driver_memcpy3d planes = {.from_type = p.from_type,
+                                               .from_host = memory,
+                                               .from_array = p.from_array,
+                                               .from_pitch = pitch,
+                                               .from_height = 1,
+                                               .to_type = p.to_type,
+                                               .to_host = memory,
+                                               .to_array = p.to_array,
+                                               .to_pitch = pitch,
+                                               .to_height = 1,
+                                               .width = 16,
+                                               .rows = 1,
+                                               .planes = rows};
+    return which & 2 ? cuMemcpy3D_v2(&planes) : cuMemcpy2D_v2(&p);
+}
+
+static int call_array(unsigned which, unsigned argument)
+{
+    static const unsigned formats[] = {0x01, 0x0a, 0x20, 0x10};
+    const struct ibx_driver_array d = {
+        16, 4, argument >> 6, formats[argument >> 2 & 3], 1u << (argument >> 4 & 3), 0};
+    void *array = (void *)(uintptr_t)handle(argument);
+    uint64_t *made = out(sizeof(*made));
+    switch (which & 7) {
+    case 0:
+        return keep(cuArray3DCreate_v2((void **)made, &d), made, argument);
+    case 1:
+        return cuArray3DGetDescriptor_v2(out(sizeof(d)), array);
+    case 2:
+        return keep(cuMipmappedArrayGetLevel((void **)made, array, argument >> 2), made, argument);
+    case 3:
+        return cuTexObjectGetResourceDesc(out(144), handle(argument));
+    case 4:
+        return cuTexObjectGetTextureDesc(out(104), handle(argument));
+    case 5:
+        return cuGraphMemcpyNodeGetParams(array, out(sizeof(struct ibx_driver_memcpy3d)));
+    case 6:
+        return cuArrayDestroy(array);
+    default:
+        return copy_rows(which >> 3, argument);
+    }
+}
+
+static int call_module(unsigned which, unsigned argument)
+{
+    uint64_t *made = out(sizeof(*made));
+    void *module = (void *)(uintptr_t)handle(argument);
+    switch (which & 3) {
+    case 0:
+        return keep(cuModuleLoadData((void **)made, "code"), made, argument);
+    case 1:
+        return cuModuleEnumerateFunctions(out((argument >> 2) * sizeof(void *)), argument >> 2,
+                                          module);
+    case 2:
+        return cuModuleGetGlobal_v2(made, out(sizeof(size_t)), module, "variable");
+    default:
+        return cuPointerGetAttribute(made, (int)(argument >> 2) % 22, handle(argument));
+    }
+}
+
+static int call_mapped(unsigned which, unsigned argument)
+{
+    const struct memory_properties p = {.type = 1, .at = {1, 0}};
+    const struct memory_location at = {1, 0};
+    const size_t n = (size_t)1 << (argument >> 4);
+    uint64_t *made = out(sizeof(*made));
+    switch (which % 10) {
+    case 0:
+        return keep(cuMemAddressReserve(made, n, 0, 0, 0), made, argument);
+    case 1:
+        return keep(cuMemCreate(made, n, &p, 0), made, argument);
+    case 2:
+        return cuMemMap(handle(argument), n, 0, handle(argument >> 2), 0);
+    case 3:
+        return cuMemUnmap(handle(argument), n);
+    case 4:
+        return cuMemRelease(handle(argument));
+    case 5:
+        return cuMemAddressFree(handle(argument), n);
+    case 6:
+        return cuMemGetAccess((unsigned long long *)made, &at, handle(argument));
+    case 7:
+        return cuMemRetainAllocationHandle(made, (void *)(uintptr_t)handle(argument));
+    case 8:
+        return cuMemGetAddressRange_v2(made, out(sizeof(size_t)), handle(argument));
+    default:
+        return cuMemGetAllocationGranularity(out(sizeof(size_t)), &p, (int)argument & 1);
+    }
+}
+
+static void run_step(uint8_t what, uint8_t argument)
+{
+    static int (*const kinds[])(unsigned which, unsigned argument) = {
+        ask_kernel, ask_device, copy_rows, call_array, call_module, call_mapped};
+    calls = 0;
+    kinds[what % 6](what / 6, argument); /* an error may be any number */
+    while (named_count)
+        free(named[--named_count]);
+}
+
+/* How many devices there are is asked once. */
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    static const uint8_t devices[] = {0, 4, 0, FAR_DEVICE + 1, 0, 0, 0};
+    int count = 0;
+    (void)argc, (void)argv;
+    fake_frontend_begin(ibx_reader_of(devices, sizeof(devices)));
+    require(!cuDeviceGetCount(&count) && count > FAR_DEVICE);
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct ibx_reader input = ibx_reader_of(data, size);
+    const uint8_t count = ibx_get_u8(&input) % 32;
+    const uint8_t *steps = ibx_get_bytes(&input, 2 * (size_t)count);
+    if (!steps)
+        return 0;
+    fake_frontend_begin(ibx_reader_of(data + input.position, size - input.position));
+    for (unsigned i = 0; i < HANDLES; i++)
+        handles[i] = 0x10000 * (i + 1);
+    for (unsigned i = 0; i < count; i++)
+        run_step(steps[2 * i], steps[2 * i + 1]);
+    /* As a program would that goes on: nothing of this input is left. */
+    fake_frontend_begin(ibx_reader_of(NULL, 0));
+    require(!cudaDeviceReset());
+    ibx_frontend_modules_gone();
+    return 0;
+}
