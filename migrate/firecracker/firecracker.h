@@ -70,7 +70,10 @@ void ibx_working_set_fini(struct ibx_working_set *set);
 /* Adds a run, or makes the last one longer. -ENOMEM, -E2BIG. */
 int ibx_working_set_add(struct ibx_working_set *set, uint64_t page, uint64_t pages);
 int ibx_working_set_load(const char *path, struct ibx_working_set *set, struct ibx_error *err);
-/* Replaces the file as a whole. */
+/* Whether each folder and link on the way to a file that is to be saved is this user's or root's:
+ * -EPERM. A way that ends early is none. */
+int ibx_working_set_check_way(const char *path, struct ibx_error *err);
+/* Replaces the file as a whole, in a folder with such a way to it. */
 int ibx_working_set_save(const char *path, const struct ibx_working_set *set,
                          struct ibx_error *err);
 

@@ -397,6 +397,8 @@ static int check_record(const char *path, struct ibx_error *err)
     int rc = path ? ibx_file_may_replace(path, err) : 0;
     if (rc)
         return ibx_error_prefix(err, rc, "--record");
+    if (path && (rc = ibx_working_set_check_way(path, err)))
+        return rc;
     return path && access(folder, W_OK | X_OK)
                ? ibx_error_set(err, -errno, "--record %s: its folder: %s; make it, or name another",
                                path, strerror(errno))

@@ -2,6 +2,7 @@
 /* The file of a working set: docs/protocol.md, "The working set". */
 #include "migrate/firecracker/firecracker.h"
 
+#include "common/path_check.h"
 #include "common/wire.h"
 
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -195,25 +197,82 @@ static int write_whole(int fd, const uint8_t *bytes, size_t length)
     return fsync(fd) ? -errno : 0;
 }
 
-int ibx_working_set_save(const char *path, const struct ibx_working_set *set, struct ibx_error *err)
+int ibx_working_set_check_way(const char *path, struct ibx_error *err)
 {
-    char fresh[PATH_MAX];
-    size_t length = 0;
-    uint8_t *bytes = ibx_working_set_encode(set, &length);
-    int rc = bytes ? 0 : -ENOMEM, fd = -1;
-    if (snprintf(fresh, sizeof(fresh), "%s.XXXXXX", path) >= (int)sizeof(fresh))
-        rc = -ENAMETOOLONG;
-    if (!rc && (fd = mkostemp(fresh, O_CLOEXEC)) < 0)
-        rc = -errno;
-    if (!rc)
-        rc = write_whole(fd, bytes, length);
-    if (!rc && rename(fresh, path))
+    return ibx_path_check("--record ", path, err);
+}
+
+/* By O_PATH, whatever somebody puts in its place from then on: the folder in which the file is to
+ * be, and its name there. A folder of another user's, who would have other files of this one's
+ * replaced, is refused. */
+static int open_folder(const char *path, const char **name, struct ibx_error *err)
+{
+    char folder[PATH_MAX];
+    struct stat st;
+    const char *slash = strrchr(path, '/');
+    int found, rc = ibx_working_set_check_way(path, err);
+    if (rc)
+        return rc;
+    *name = slash ? slash + 1 : path;
+    if (snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path + 1) : 1,
+                 slash ? path : ".") >= (int)sizeof(folder))
+        return ibx_error_set(err, -ENAMETOOLONG, "--record %.64s...: the path is too long", path);
+    rc = ibx_path_find("--record ", folder, &found, err);
+    if (rc)
+        return rc;
+    if (found < 0 || fstat(found, &st)) {
+        rc = found < 0 ? found : -errno;
+        ibx_error_set(err, rc, "--record %s cannot be written: %s", path, strerror(-rc));
+    } else if (st.st_uid != geteuid() && st.st_uid && !ibx_path_is_from_outside(st.st_uid)) {
+        rc = ibx_error_set(err, -EPERM, "--record %s: its folder was exchanged for user %u's", path,
+                           (unsigned)st.st_uid);
+    }
+    if (rc && found >= 0)
+        close(found);
+    return rc ? rc : found;
+}
+
+/* A descriptor of a file in the folder that nobody else has. */
+static int open_fresh(int folder, const char *name, char fresh[NAME_MAX + 1])
+{
+    for (unsigned tries = 0; tries < 100; tries++) {
+        uint32_t number;
+        if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+            return -EIO;
+        if (snprintf(fresh, NAME_MAX + 1, "%s.%08" PRIx32, name, number) > NAME_MAX)
+            return -ENAMETOOLONG;
+        const int fd = openat(folder, fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (fd >= 0 || errno != EEXIST)
+            return fd >= 0 ? fd : -errno;
+    }
+    return -EEXIST;
+}
+
+static int replace(int folder, const char *name, const uint8_t *bytes, size_t length)
+{
+    char fresh[NAME_MAX + 1];
+    const int fd = open_fresh(folder, name, fresh);
+    int rc = fd < 0 ? fd : write_whole(fd, bytes, length);
+    if (!rc && renameat(folder, fresh, folder, name))
         rc = -errno;
     if (rc && fd >= 0)
-        unlink(fresh);
+        unlinkat(folder, fresh, 0);
     if (fd >= 0)
         close(fd);
+    return rc;
+}
+
+int ibx_working_set_save(const char *path, const struct ibx_working_set *set, struct ibx_error *err)
+{
+    const char *name;
+    size_t length = 0;
+    const int folder = open_folder(path, &name, err);
+    if (folder < 0)
+        return folder;
+    uint8_t *bytes = ibx_working_set_encode(set, &length);
+    const int rc = bytes ? replace(folder, name, bytes, length) : -ENOMEM;
     free(bytes);
+    close(folder);
     return rc ? ibx_error_set(err, rc, "--record %s cannot be written: %s", path, strerror(-rc))
               : 0;
 }

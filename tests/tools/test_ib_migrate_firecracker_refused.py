@@ -137,6 +137,21 @@ def the_user_of_the_microvm_reads_no_file_of_roots(scene):
 
 
 @test
+def the_user_of_the_microvm_has_no_file_of_roots_replaced(scene):
+    """By a folder of his on the way to what is recorded: it is refused before the run."""
+    if os.geteuid():
+        raise Skip("needs root: a folder of another user's")
+    memory = snapshot(scene)
+    os.chmod(scene.folder.name, 0o755)
+    os.mkdir(scene.path("theirs"))
+    os.chown(scene.path("theirs"), 65534, 65534)
+    status, _, err = scene.run("firecracker", "--peer-uid=65534", "--socket", scene.path("socket"),
+                               "--from", memory, "--record", scene.path("theirs/pages"))
+    equal(status, 1)
+    assert "--record" in err and "user 65534 owns" in err and err.count("\n") == 1, err
+
+
+@test
 def what_is_no_file_is_not_opened(scene):
     """What opening it alone would do, a watchdog's device does: it resets the host later."""
     fifo = scene.path("fifo")

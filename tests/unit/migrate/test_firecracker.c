@@ -186,6 +186,34 @@ static void test_pages_beyond_the_memory_are_refused(NO_STATE)
     }
 }
 
+/* Root writes what a run has touched, and the user of the microVM has a folder on the way there: by
+ * it he would choose the folder in which a file is made, or replaced. */
+static void test_a_way_that_is_another_users(NO_STATE)
+{
+    char top[] = "/tmp/ibx-test-working-set-XXXXXX", own[64], theirs[64], way[80], file[96];
+    struct ibx_working_set set = {.image_pages = 256};
+    struct stat st;
+    if (geteuid())
+        return; /* there is no other user */
+    assert_non_null(mkdtemp(top));
+    snprintf(own, sizeof(own), "%s/own", top);
+    snprintf(theirs, sizeof(theirs), "%s/theirs", top);
+    snprintf(way, sizeof(way), "%s/way", theirs);
+    assert_int_equal(mkdir(own, 0700) | mkdir(theirs, 0755), 0);
+    assert_int_equal(symlink("../own", way) | chown(theirs, 65534, 65534), 0);
+    snprintf(file, sizeof(file), "%s/pages", way);
+    assert_int_equal(ibx_working_set_save(file, &set, &err), -EPERM);
+    text_has(err.message, "user 65534 owns");
+    snprintf(file, sizeof(file), "%s/pages", theirs);
+    assert_int_equal(ibx_working_set_save(file, &set, &err), -EPERM);
+    text_has(err.message, "user 65534 owns");
+    snprintf(file, sizeof(file), "%s/pages", own);
+    assert_int_not_equal(stat(file, &st), 0); /* it is as it was */
+    assert_int_equal(ibx_working_set_save(file, &set, &err), 0);
+    assert_int_equal(stat(file, &st) | unlink(file), 0);
+    assert_int_equal(unlink(way) | rmdir(theirs) | rmdir(own) | rmdir(top), 0);
+}
+
 /* Every byte counts, and every length but one. */
 static void test_a_damaged_working_set_is_refused(NO_STATE)
 {
@@ -351,6 +379,7 @@ int main(void)
         cmocka_unit_test(test_one_server_at_a_socket_that_is_left),
         cmocka_unit_test(test_a_server_ends_where_another_begins),
         cmocka_unit_test(test_a_name_that_somebody_has),
+        cmocka_unit_test(test_a_way_that_is_another_users),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
