@@ -29,6 +29,8 @@ struct filler {
     struct ibx_host_cache *cache;
     int told; /* the pipe to the process that waits */
     int lock;
+    int top;                            /* this user's folder of caches; -1: not found yet */
+    char name[2 * IBX_SNAPSHOT_ID + 1]; /* of this cache there */
 };
 
 /* ------------------------------------------------------------ the folders */
@@ -119,16 +121,29 @@ static void tell(struct filler *filler, char what, const char *text)
     filler->lock = -1;
 }
 
+/* In the folder that was found, whatever somebody has put in its place who can write to the one
+ * above it. */
+static int open_log(const struct filler *filler)
+{
+    const int folder =
+        openat(filler->top, filler->name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    const int log =
+        folder < 0
+            ? -1
+            : openat(folder, "log", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (folder >= 0)
+        close(folder);
+    return log;
+}
+
 /* From the first call on children find it. What is said from then on is in its folder. */
 static void on_status(void *context, const struct ibx_serve_status *status)
 {
     struct filler *filler = context;
-    char path[PATH_MAX + 8];
     (void)status;
     if (filler->told < 0)
         return;
-    snprintf(path, sizeof(path), "%s/log", filler->cache->folder);
-    const int log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    const int log = open_log(filler);
     if (log >= 0) {
         dup2(log, STDERR_FILENO);
         close(log);
@@ -146,9 +161,9 @@ static void on_notify(void *context, const char *line)
 static int find(struct filler *filler, struct ibx_error *err)
 {
     struct ibx_host_cache *cache = filler->cache;
-    char name[2 * IBX_SNAPSHOT_ID + 1];
+    char *name = filler->name;
     struct ibx_snapshot_reader *reader = NULL;
-    int rc = -EINVAL, top = -1;
+    int rc = -EINVAL;
     for (unsigned i = 0; rc && i < filler->options.cache_count; i++)
         rc = ibx_snapshot_reader_open(filler->options.caches[i], &filler->options.transport, 1,
                                       &reader, err);
@@ -158,19 +173,17 @@ static int find(struct filler *filler, struct ibx_error *err)
     for (unsigned i = 0; i < IBX_SNAPSHOT_ID; i++)
         snprintf(name + 2 * i, 3, "%02x", m->id[i]);
     snprintf(cache->folder, sizeof(cache->folder), "%s/%s", cache->top, name);
-    rc = top = open_top(cache->top, err);
+    rc = filler->top = open_top(cache->top, err);
     if (rc >= 0)
-        rc = filler->lock = lock_of(top, name, err);
+        rc = filler->lock = lock_of(filler->top, name, err);
     if (rc >= 0)
         rc = usable(cache, m, err);
-    if (!rc && faccessat(top, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0) {
-        char manifest[sizeof(name) + 16];
+    if (!rc && faccessat(filler->top, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0) {
+        char manifest[sizeof(filler->name) + 16];
         snprintf(manifest, sizeof(manifest), "%s/manifest.json", name);
-        if (faccessat(top, manifest, F_OK, AT_SYMLINK_NOFOLLOW))
-            clear(top, name);
+        if (faccessat(filler->top, manifest, F_OK, AT_SYMLINK_NOFOLLOW))
+            clear(filler->top, name);
     }
-    if (top >= 0)
-        close(top);
     ibx_snapshot_reader_close(reader);
     return rc;
 }
@@ -227,7 +240,8 @@ int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_
         return ibx_error_set(err, -errno, "no pipe: %s", strerror(errno));
     const pid_t pid = fork();
     if (!pid) {
-        struct filler filler = {.options = *options, .cache = cache, .told = pipes[1], .lock = -1};
+        struct filler filler = {
+            .options = *options, .cache = cache, .told = pipes[1], .lock = -1, .top = -1};
         const int null = open("/dev/null", O_RDWR);
         for (int fd = 0; fd < 3; fd++)
             dup2(null, fd);

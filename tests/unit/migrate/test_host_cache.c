@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The process that fills this host's cache writes what it says into the folder that it has found,
+ * though somebody puts another one in its place: in a container /dev/shm may have no sticky bit.
+ * The test is its server, and what fills it; /dev/shm is the test's own.
+ */
+#include "migrate/snapshot/snapshot.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define ID "00000000000000000000000000000000"
+
+static char top[64], moved[80];
+
+/* ------------------------------------------------------------ in place of others */
+
+int __wrap_ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options,
+                                    unsigned links, struct ibx_snapshot_reader **out,
+                                    struct ibx_error *err);
+int __wrap_ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options,
+                                    unsigned links, struct ibx_snapshot_reader **out,
+                                    struct ibx_error *err)
+{
+    (void)uri, (void)options, (void)links, (void)out, (void)err;
+    return 0;
+}
+
+const struct ibx_snapshot_manifest *
+__wrap_ibx_snapshot_reader_manifest(const struct ibx_snapshot_reader *reader);
+const struct ibx_snapshot_manifest *
+__wrap_ibx_snapshot_reader_manifest(const struct ibx_snapshot_reader *reader)
+{
+    static const struct ibx_snapshot_manifest none;
+    (void)reader;
+    return &none;
+}
+
+void __wrap_ibx_snapshot_reader_close(struct ibx_snapshot_reader *reader);
+void __wrap_ibx_snapshot_reader_close(struct ibx_snapshot_reader *reader)
+{
+    (void)reader;
+}
+
+/* The cache is made, and somebody has the user's folder of caches in another place then. */
+int __wrap_ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error *err);
+int __wrap_ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error *err)
+{
+    const struct ibx_serve_status status = {.whole = false};
+    if (mkdir(options->folder, 0700) || rename(top, moved) || mkdir(top, 0755) ||
+        mkdir(options->folder, 0755))
+        return ibx_error_set(err, -errno, "%s: %s", options->folder, strerror(errno));
+    options->status(options->context, &status);
+    return 0;
+}
+
+/* ------------------------------------------------------------ the case */
+
+static bool is_there(const char *folder)
+{
+    char path[160];
+    snprintf(path, sizeof(path), "%s/" ID "/log", folder);
+    return !access(path, F_OK);
+}
+
+static void test_a_folder_that_is_exchanged(NO_STATE)
+{
+    const struct ibx_serve_options options = {.caches = {"tcp://127.0.0.1:1"}, .cache_count = 1};
+    struct ibx_host_cache cache;
+    struct ibx_error err = {0};
+    if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("none", "/dev/shm", "tmpfs", 0, "mode=0777"))
+        skip();
+    snprintf(top, sizeof(top), "/dev/shm/ibx-snapshots-%u", (unsigned)geteuid());
+    snprintf(moved, sizeof(moved), "%s.moved", top);
+    if (ibx_snapshot_host_cache(&options, &cache, &err))
+        fail_msg("%s", err.message);
+    assert_string_equal(cache.folder + strlen(top), "/" ID);
+    assert_false(is_there(top));
+    assert_true(is_there(moved));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_folder_that_is_exchanged)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
