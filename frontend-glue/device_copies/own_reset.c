@@ -36,6 +36,8 @@ static const struct {
     {"cuArray3DCreate", IBX_HANDLE_ARRAY, MADE_MAKES},
     {"cudaFreeArray", IBX_HANDLE_ARRAY, MADE_ENDS},
     {"cuArrayDestroy", IBX_HANDLE_ARRAY, MADE_ENDS},
+    {"cudaCreateTextureObject", IBX_HANDLE_TEXTURE, MADE_MAKES},
+    {"cudaDestroyTextureObject", IBX_HANDLE_TEXTURE, MADE_ENDS},
     {"cudaDeviceGetDefaultMemPool", IBX_HANDLE_POOL, MADE_MAKES},
     {"cudaMemPoolDestroy", IBX_HANDLE_MADE_POOL, MADE_ENDS},
     {"cuMemAlloc", IBX_HANDLE_MEMORY, MADE_MAKES},
@@ -97,12 +99,13 @@ bool ibx_made_room(const struct copies *x)
     const bool graph = x->handler.makes_graph && x->handler.captures != CAPTURES_ENDED;
     const bool makes = x->handler.made == MADE_MAKES;
     const enum ibx_handle_kind kind = x->handler.made_kind;
-    const enum ibx_hold hold = graph                       ? IBX_HOLD_GRAPHS
-                               : !makes                    ? IBX_HOLDS
-                               : kind == IBX_HANDLE_STREAM ? IBX_HOLD_STREAMS
-                               : kind == IBX_HANDLE_EVENT  ? IBX_HOLD_EVENTS
-                               : kind >= IBX_HANDLE_MATH   ? ibx_math_hold(kind - IBX_HANDLE_MATH)
-                                                           : IBX_HOLDS;
+    const enum ibx_hold hold = graph                        ? IBX_HOLD_GRAPHS
+                               : !makes                     ? IBX_HOLDS
+                               : kind == IBX_HANDLE_STREAM  ? IBX_HOLD_STREAMS
+                               : kind == IBX_HANDLE_EVENT   ? IBX_HOLD_EVENTS
+                               : kind == IBX_HANDLE_TEXTURE ? IBX_HOLD_TEXTURES
+                               : kind >= IBX_HANDLE_MATH    ? ibx_math_hold(kind - IBX_HANDLE_MATH)
+                                                            : IBX_HOLDS;
     return hold == IBX_HOLDS || ibx_quota_left(ibx_tenant_quota(x->isolation.tenant, hold));
 }
 
@@ -164,8 +167,10 @@ void ibx_made_answered(struct copies *x)
     const uint64_t made = made_by(x);
     const bool seen = made && note_made(x, made);
     ibx_memory_make_end(x);
+    /* Of what handlers name; they name no textures. */
     if (x->handler.made == MADE_MAKES && !x->replies.exit_code && !seen &&
-        x->handler.made_kind != IBX_HANDLE_MEMORY && x->handler.made_kind < IBX_HANDLE_MATH)
+        x->handler.made_kind != IBX_HANDLE_MEMORY && x->handler.made_kind != IBX_HANDLE_TEXTURE &&
+        x->handler.made_kind < IBX_HANDLE_MATH)
         ibx_named_unseen();
     x->handler.made = MADE_UNUSED;
 }

@@ -406,6 +406,42 @@ static void test_textures_have_a_limit(void **state)
     atomic_store(&quota_of(&alice, IBX_HOLD_TEXTURES)->most, most);
 }
 
+/* GVirtuS's handler has made it, and answers so many bytes of where it is. */
+static void texture_by_handler(struct copies *x, uint64_t texture, size_t n)
+{
+    struct ibx_writer w = ibx_writer_of(x->replies.last, sizeof(x->replies.last));
+    ibx_put_u64(&w, texture);
+    x->replies.last_size = n;
+    x->replies.exit_code = 0;
+    ibx_made_answered(x);
+}
+
+static bool may_make_texture(struct copies *x)
+{
+    strcpy(x->requests.name, "cudaCreateTextureObject");
+    ibx_made_read(x, x->requests.name);
+    return ibx_made_room(x);
+}
+
+/* They count as those of our own requests, which may give them back. */
+static void test_textures_of_handlers(void **state)
+{
+    (void)state;
+    struct copies *x = &alice.x;
+    const uint64_t made = 0x7e000001, before = used_by(&alice, IBX_HOLD_TEXTURES);
+    const uint64_t most = allow_more(&alice, IBX_HOLD_TEXTURES, 1);
+    assert_true(may_make_texture(x));
+    texture_by_handler(x, made, 8);
+    assert_true(used_by(&alice, IBX_HOLD_TEXTURES) == before + 1);
+    assert_true(ibx_handles_has(x, IBX_HANDLE_TEXTURE, made));
+    assert_false(may_make_texture(x));
+    ibx_handles_remove(x, IBX_HANDLE_TEXTURE, made);
+    assert_true(used_by(&alice, IBX_HOLD_TEXTURES) == before && may_make_texture(x));
+    texture_by_handler(x, made, 3); /* nobody knows where: nothing that requests name */
+    assert_false(ibx_named_any_unseen());
+    atomic_store(&quota_of(&alice, IBX_HOLD_TEXTURES)->most, most);
+}
+
 /* CUDA has room for so few that one client could take all of them. */
 static void test_pools_have_a_limit(void **state)
 {
@@ -565,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_captures_that_are_lost),
         cmocka_unit_test(test_executables_of_each_gpu),
         cmocka_unit_test(test_textures_have_a_limit),
+        cmocka_unit_test(test_textures_of_handlers),
         cmocka_unit_test(test_pools_have_a_limit),
         cmocka_unit_test(test_limits_are_told),
         cmocka_unit_test(test_executables_of_handlers),
