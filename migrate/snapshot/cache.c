@@ -281,6 +281,7 @@ static void join(struct snapshot_cache *cache)
                                                 .worker = cache->links};
     const bool can = cache->multicast->on && cache->background && cache->hashes &&
                      !ibx_snapshot_feed_open(&config, &cache->feed, NULL);
+    cache->feeds = can;
     ibx_fault_set_background(cache->engine, cache->background && !can);
 }
 
@@ -290,7 +291,19 @@ static void leave_group(struct snapshot_cache *cache)
         return;
     ibx_snapshot_feed_close(cache->feed, &cache->fed);
     cache->feed = NULL;
+    cache->feeds = false;
     ibx_fault_set_background(cache->engine, cache->background);
+}
+
+/* It may go on for ever with what nobody wants: the background does not hold back any more. What
+ * yet comes by it is taken. */
+static void do_not_wait_for_group(struct snapshot_cache *cache,
+                                  void (*notify)(void *context, const char *line), void *context)
+{
+    cache->feeds = false;
+    cache->progress_ns = 0;
+    ibx_fault_set_background(cache->engine, true);
+    notify(context, "no page has come by multicast for a while: they are READ as well");
 }
 
 static void look_after_feed(struct snapshot_cache *cache,
@@ -539,17 +552,22 @@ static bool is_overdue(const struct snapshot_cache *cache, uint64_t now)
 }
 
 /* A server that is a cache itself sends nothing while its own is lost, and one may have stopped, or
- * leave out a page: another one may have what is to come. A feed looks after itself. */
-static void look_for_progress(struct snapshot_cache *cache)
+ * leave out a page: another one may have what is to come. */
+static void look_for_progress(struct snapshot_cache *cache,
+                              void (*notify)(void *context, const char *line), void *context)
 {
     const uint64_t now = ibx_now_ns();
     struct ibx_fault_stats stats;
     ibx_fault_stats(cache->engine, &stats);
-    const bool expects = stats.waiting || (cache->background && !cache->feed);
+    const bool expects = stats.waiting || cache->background;
     if (!expects || stats.present != cache->present || !cache->progress_ns)
         cache->progress_ns = now;
     cache->present = stats.present;
     const bool silent = now - cache->progress_ns >= patience_ns(cache, &stats);
+    if (silent && cache->feeds && !stats.waiting) {
+        do_not_wait_for_group(cache, notify, context);
+        return;
+    }
     if (cache->uri_count < 2 || (!silent && !(stats.waiting && is_overdue(cache, now))))
         return;
     pass_over(cache);
@@ -577,7 +595,7 @@ int ibx_snapshot_cache_step(struct snapshot_cache *cache,
         return check(cache, err);
     }
     if (state == IBX_FAULT_SERVING)
-        look_for_progress(cache);
+        look_for_progress(cache, notify, context);
     return state == IBX_FAULT_STOPPED ? lost(cache, notify, context, err) : 0;
 }
 

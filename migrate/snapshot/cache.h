@@ -68,6 +68,7 @@ struct snapshot_cache {
     const struct ibx_snapshot_multicast_options
         *multicast;                          /* whether it joins its server's group */
     struct snapshot_feed *feed;              /* while it does */
+    bool feeds;                              /* and the background holds back for it */
     struct ibx_multicast_receiver_stats fed; /* of those before */
     bool background;                         /* all pages are wanted */
     pthread_mutex_t engine_lock;             /* others than the owner look at the engine */

@@ -3,6 +3,8 @@
  * A snapshot's server that sends every page but one, and goes on with the others for as long as
  * anybody wants some. The test process is both servers of a cache: this one, and one that sends
  * all. Whoever waits for the page gets it from the other one.
+ *
+ * Likewise one that would send all of them by multicast, and has its group send what nobody wants.
  */
 #include "tests/scenes/patience.h"
 #include "tests/scenes/snapshot_peer.h"
@@ -74,44 +76,70 @@ static void describe(struct ibx_conn *conn)
     ibx_snapshot_manifest_fini(&text);
 }
 
-/* Each page has its number in its first bytes. */
-static void answer(const struct server *server, struct ibx_conn *conn,
-                   const struct ibx_snapshot_any *ask)
+/* What was asked for, and how much of it was sent. */
+struct asks {
+    struct ibx_snapshot_any all[IBX_SNAPSHOT_ASKS];
+    unsigned first, count;
+    uint32_t sent;
+};
+
+static bool is_withheld(const struct server *server, const struct ibx_snapshot_any *ask)
 {
-    static _Thread_local uint8_t page[IBX_SNAPSHOT_PAGE];
-    const uint64_t end = ask->at + ask->length, withheld = WITHHELD * (uint64_t)IBX_SNAPSHOT_PAGE;
-    if (server->withholds && ask->at <= withheld && end > withheld)
-        return;
-    for (uint64_t at = ask->at; at < end; at += IBX_SNAPSHOT_PAGE) {
-        const uint64_t number = at / IBX_SNAPSHOT_PAGE;
-        struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_PAGES, .number = ask->number};
-        memcpy(page, &number, sizeof(number));
-        for (unsigned part = 0; part < 2; part++) {
-            m.offset = (uint32_t)(at - ask->at) + part * IBX_SNAPSHOT_PAGE / 2;
-            m.bytes.bytes = page + part * IBX_SNAPSHOT_PAGE / 2;
-            m.bytes.length = IBX_SNAPSHOT_PAGE / 2;
-            send_all(conn, &m);
-        }
+    const uint64_t withheld = WITHHELD * (uint64_t)IBX_SNAPSHOT_PAGE;
+    return server->withholds && ask->at <= withheld && ask->at + ask->length > withheld;
+}
+
+/* The next part, of half a page; each page has its number in its first bytes. False: there is no
+ * credit, or nothing to send. */
+static bool send_part(struct ibx_conn *conn, struct asks *asks)
+{
+    const uint32_t part = IBX_SNAPSHOT_PAGE / 2;
+    uint8_t bytes[IBX_SNAPSHOT_PAGE / 2] = {0}, message[IBX_SNAPSHOT_PAGE];
+    const struct ibx_snapshot_any *ask = &asks->all[asks->first];
+    if (!asks->count)
+        return false;
+    struct ibx_snapshot_any m = {
+        .type = IBX_SNAPSHOT_PAGES, .number = ask->number, .offset = asks->sent};
+    const uint64_t number = (ask->at + asks->sent) / IBX_SNAPSHOT_PAGE;
+    if (asks->sent % IBX_SNAPSHOT_PAGE == 0)
+        memcpy(bytes, &number, sizeof(number));
+    m.bytes.bytes = bytes;
+    m.bytes.length = part;
+    const struct iovec iov = {message, (size_t)ibx_snapshot_encode(&m, message, sizeof(message))};
+    if (ibx_send(conn, &iov, 1, 0, 0))
+        return false;
+    asks->sent += part;
+    if (asks->sent == ask->length) {
+        asks->first = (asks->first + 1) % IBX_SNAPSHOT_ASKS;
+        asks->count--;
+        asks->sent = 0;
     }
+    return true;
+}
+
+static void take_message(const struct server *server, struct ibx_conn *conn,
+                         const struct ibx_event *event, struct asks *asks)
+{
+    struct ibx_snapshot_any ask;
+    const bool good = !ibx_snapshot_decode(event->data, event->length, &ask, NULL);
+    ibx_message_release(conn, event);
+    if (good && ask.type == IBX_SNAPSHOT_OPEN)
+        describe(conn);
+    else if (good && ask.type == IBX_SNAPSHOT_ASK && !is_withheld(server, &ask))
+        asks->all[(asks->first + asks->count++) % IBX_SNAPSHOT_ASKS] = ask;
 }
 
 static void serve_one(const struct server *server, struct ibx_conn *conn)
 {
     struct ibx_event event;
-    struct ibx_snapshot_any ask;
+    struct asks asks = {.count = 0};
     bool closed = false;
     while (!closed && !over) {
         const int n = ibx_poll(conn, &event, 1);
         closed = n < 0 || (n && event.type == IBX_EVENT_CLOSED);
-        if (n == 1 && event.type == IBX_EVENT_MESSAGE) {
-            const bool good = !ibx_snapshot_decode(event.data, event.length, &ask, NULL);
-            ibx_message_release(conn, &event);
-            if (good && ask.type == IBX_SNAPSHOT_OPEN)
-                describe(conn);
-            else if (good && ask.type == IBX_SNAPSHOT_ASK)
-                answer(server, conn, &ask);
-        }
-        if (!n)
+        if (n == 1 && event.type == IBX_EVENT_MESSAGE)
+            take_message(server, conn, &event, &asks);
+        if (!closed && !send_part(conn, &asks) && !n)
             ibx_wait(conn, 20);
     }
 }
@@ -199,22 +227,28 @@ static void note(void *context, const char *line)
     snprintf(said + n, sizeof(said) - n, "%s\n", line);
 }
 
-static void test_one_page_of_all(void **state)
+static struct server liar, honest;
+static struct ibx_snapshot_folder folder;
+static struct ibx_options limited;
+static const char *uris[2];
+
+/* A cache of both servers. */
+static void fill(bool withholds, unsigned timeout_ms)
 {
     static char path[] = "/dev/shm/ibx-snapshot-withheld";
     static const struct ibx_snapshot_multicast_options none;
-    struct server liar, honest;
-    struct ibx_snapshot_folder folder = {0};
-    struct ibx_options o = options();
-    pthread_t waits, wants;
-    (void)state;
-    o.timeout_ms = LIMIT_MS;
-    begin(&liar, true);
+    over = false;
+    said[0] = 0;
+    limited = options();
+    limited.timeout_ms = timeout_ms;
+    begin(&liar, withholds);
     begin(&honest, false);
-    const char *const uris[] = {ibx_listener_uri(liar.listener), ibx_listener_uri(honest.listener)};
+    uris[0] = ibx_listener_uri(liar.listener);
+    uris[1] = ibx_listener_uri(honest.listener);
+    memset(&folder, 0, sizeof(folder));
     ibx_snapshot_cache_init(&cache);
     cache.folder = &folder;
-    cache.options = &o;
+    cache.options = &limited;
     cache.uris = uris;
     cache.uri_count = 2;
     cache.links = 1;
@@ -222,14 +256,33 @@ static void test_one_page_of_all(void **state)
     if (ibx_snapshot_cache_begin(&cache, path, &error) ||
         ibx_snapshot_cache_fill(&cache, false, 0, &error))
         fail_msg("%s", error.message);
+}
+
+static void step(void)
+{
+    struct pollfd fd = {ibx_snapshot_cache_fd(&cache), POLLIN, 0};
+    poll(&fd, 1, 20);
+    if (ibx_snapshot_cache_step(&cache, note, NULL, &error))
+        fail_msg("%s", error.message);
+}
+
+static void end_all(void)
+{
+    over = true;
+    end(&liar);
+    end(&honest);
+    ibx_snapshot_folder_remove(&folder);
+}
+
+static void test_one_page_of_all(void **state)
+{
+    pthread_t waits, wants;
+    (void)state;
+    fill(true, LIMIT_MS);
     assert_int_equal(pthread_create(&waits, NULL, wait_for_it, NULL), 0);
     assert_int_equal(pthread_create(&wants, NULL, want_others, NULL), 0);
-    while (!withheld_came && came < TOUCHES) {
-        struct pollfd fd = {ibx_snapshot_cache_fd(&cache), POLLIN, 0};
-        poll(&fd, 1, 20);
-        if (ibx_snapshot_cache_step(&cache, note, NULL, &error))
-            fail_msg("%s", error.message);
-    }
+    while (!withheld_came && came < TOUCHES)
+        step();
     if (!withheld_came)
         fail_msg("the page did not come, though %u others did: \"%s\"", came, said);
     pthread_join(waits, NULL);
@@ -238,15 +291,58 @@ static void test_one_page_of_all(void **state)
     assert_int_equal(wrong, 0);
     assert_true(came > LIMIT_MS / TOUCH_MS); /* without a pause */
     assert_non_null(strstr(said, "it does not send a page that is waited for"));
-    over = true;
-    end(&liar);
-    end(&honest);
-    ibx_snapshot_folder_remove(&folder);
+    end_all();
+}
+
+/* ------------------------------------------------------------ by multicast */
+
+static char group[1]; /* that gives no page, and does not end */
+
+bool __wrap_ibx_snapshot_feed_over(struct snapshot_feed *feed);
+bool __wrap_ibx_snapshot_feed_over(struct snapshot_feed *feed)
+{
+    assert_ptr_equal(feed, group);
+    return false;
+}
+
+bool __wrap_ibx_snapshot_feed_says(struct snapshot_feed *feed, char line[IBX_ERROR_MAX]);
+bool __wrap_ibx_snapshot_feed_says(struct snapshot_feed *feed, char line[IBX_ERROR_MAX])
+{
+    (void)feed, (void)line;
+    return false;
+}
+
+void __wrap_ibx_snapshot_feed_close(struct snapshot_feed *feed,
+                                    struct ibx_multicast_receiver_stats *sum);
+void __wrap_ibx_snapshot_feed_close(struct snapshot_feed *feed,
+                                    struct ibx_multicast_receiver_stats *sum)
+{
+    (void)feed, (void)sum;
+}
+
+/* Nobody waits for a page, and the background holds back for the group. */
+static void test_a_group_without_pages(void **state)
+{
+    const uint64_t until = ibx_deadline_in_ms(patience);
+    (void)state;
+    fill(false, 5 * LIMIT_MS); /* all of them are to come in one go */
+    cache.background = true;
+    cache.feed = (struct snapshot_feed *)(void *)group;
+    cache.feeds = true;
+    while (ibx_fault_state(cache.engine) != IBX_FAULT_COMPLETE) {
+        step();
+        if (ibx_now_ns() >= until)
+            fail_msg("pages do not come, neither by multicast nor otherwise: \"%s\"", said);
+    }
+    assert_non_null(strstr(said, "no page has come by multicast"));
+    assert_int_equal(touch(WITHHELD), WITHHELD);
+    end_all();
 }
 
 int main(void)
 {
     patience = patience_ms(20000);
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_page_of_all)};
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_page_of_all),
+                                              cmocka_unit_test(test_a_group_without_pages)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
