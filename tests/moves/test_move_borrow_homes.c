@@ -339,6 +339,28 @@ static void test_returned_twice(void)
     is_home();
 }
 
+/* While it returns to one QEMU at home, somebody has it return to another one, with the same
+ * memory.
+ */
+static void test_two_returns_at_once(void)
+{
+    static struct mover second;
+    borrowed_small();
+    const struct mover *first = bring_to("source:sending");
+    struct vm_options like_home = borrow_options;
+    like_home.incoming = true;
+    vm_start(&next, &like_home);
+    mover_receive(&keeper, &next, TCP, (const char *[]){"--home", NULL});
+    mover_start(&second, (const char *[]){"return", keeper.uri, "--qmp", vms[1].tool, NULL});
+    mover_ends(&second, 1);
+    mover_must_print(&second, "QEMU serves one client at a time");
+    mover_kill(&keeper, SIGINT);
+    mover_ends(&keeper, 1);
+    vm_end(&next);
+    kill(first->pid, SIGCONT);
+    returned();
+}
+
 int main(void)
 {
     pair_beats = 8;
@@ -355,6 +377,7 @@ int main(void)
         VM_TEST(test_home_where_the_note_has_a_squatter),
         VM_TEST(test_pages_that_others_have_looked_at),
         VM_TEST(test_returned_twice),
+        VM_TEST(test_two_returns_at_once),
         VM_TEST(test_holes_of_a_home_that_locks_memory),
         {0}};
     return vm_tests(tests, mover_end_all);
