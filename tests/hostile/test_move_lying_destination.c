@@ -210,6 +210,7 @@ static const struct fib fibs[] = {
     {"READY twice", got_state, IBX_MIGRATE_READY, NULL, "sent READY while", NULL},
     {"ENDED early", got_state, IBX_MIGRATE_ENDED, NULL, "sent ENDED while", NULL},
     {"COMPLETE early", got_state, 0, fib_complete_early, "sent COMPLETE while", NULL},
+    {"CONFIRMED early", got_state, IBX_MIGRATE_CONFIRMED, NULL, "sent CONFIRMED while", NULL},
     {"closes with the state", got_state, 0, NULL, "", NULL},
     {"ABORT with the state", got_state, 0, send_abort, "no longer", NULL},
     {"ABORT after the commit", got_commit, 0, send_abort, "no longer", NULL},
