@@ -298,7 +298,7 @@ static void note_risks(const struct comparison *c)
     }
 }
 
-/* One that is missing there is missing with its device. */
+/* One that is missing there is missing with its device, or is what drive_at() finds. */
 static const json_t *find_at(const json_t *disks, const json_t *disk)
 {
     size_t index;
@@ -312,21 +312,39 @@ static const json_t *find_at(const json_t *disks, const json_t *disk)
     return NULL;
 }
 
+/* A drive that was started empty, as libvirt starts one (-device ide-cd without drive=), has no
+ * back end by which its device could be found: there is the device, which has no medium. */
+static const json_t *drive_at(const json_t *description, const json_t *disk)
+{
+    const bool may_be_empty = is_set(disk, "removable") && json_object_get(disk, "layers");
+    return may_be_empty ? find_at(json_object_get(description, "devices"), disk) : NULL;
+}
+
 void ibx_compare_disks(const json_t *source, const json_t *destination, bool differ_on_purpose,
                        struct ibx_blockers *blockers)
 {
-    const json_t *there = json_object_get(destination, "disks");
+    const json_t *here = json_object_get(source, "disks"),
+                 *there = json_object_get(destination, "disks");
     struct comparison c = {.one_host = equal(source, destination, "host"),
                            .on_purpose = differ_on_purpose,
                            .blockers = blockers};
     size_t index;
     json_t *disk;
-    json_array_foreach(json_object_get(source, "disks"), index, disk)
+    json_array_foreach(here, index, disk)
     {
         c.here = disk;
         c.there = find_at(there, disk);
+        if (!c.there)
+            c.there = drive_at(destination, disk);
         if (c.there)
             compare_disk(&c);
         note_risks(&c);
+    }
+    json_array_foreach(there, index, disk)
+    {
+        c.here = find_at(here, disk) ? NULL : drive_at(source, disk);
+        c.there = disk;
+        if (c.here)
+            compare_disk(&c);
     }
 }

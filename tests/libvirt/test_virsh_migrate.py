@@ -9,6 +9,11 @@ import sys
 from hosts import LIMIT, Domain, test
 from virsh_scene import MIGRATE, PORT, Move, Tool, caught, here, main, nothing_left, stayed
 
+CD_ROM = """<disk type='file' device='cdrom'>
+      <driver name='qemu' type='raw'/><source file='{path}' startupPolicy='optional'/>
+      <target dev='sda' bus='sata'/><readonly/>
+    </disk>"""
+
 # ------------------------------------------------------------------------- the hosts themselves
 
 
@@ -133,6 +138,29 @@ def what_virsh_was_told_beside_it_is_refused(hosts, domain):
         here(domain, hosts.a, hosts.b)
         move.receiver.end()
     domain.expect(hosts.a)
+
+
+@test
+def a_cd_rom_that_the_destination_lacks_is_named(hosts, domain):
+    """libvirt leaves it out there (startupPolicy), and the guest would find an empty drive."""
+    iso = f"/var/lib/libvirt/images/{domain.name}.iso"
+    hosts.a.ok("sh", "-c", f"echo medium >{iso}; truncate -s 1M {iso}; chmod 644 {iso}")
+    with open(domain.xml, encoding="utf-8") as file:
+        text = file.read()
+    with open(domain.xml, "w", encoding="utf-8") as file:
+        file.write(text.replace("<memballoon", CD_ROM.format(path=iso) + "<memballoon"))
+    domain.start(hosts.a)
+    move = Move(hosts, domain)
+    assert move.migrate().code == 1
+    assert move.sender.end() == 1
+    error = move.sender.summary()["error"]
+    assert f"is {iso}" in error and "an empty drive at the destination" in error, error
+    move.receiver.end()
+    here(domain, hosts.a, hosts.b)
+    hosts.a.virsh_ok("change-media", domain.name, "sda", "--eject")
+    Move(hosts, domain).whole()
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
 
 
 @test

@@ -538,6 +538,16 @@ static void a_disk_has_the_same_size_and_medium(NO_STATE)
     nothing(EMPTY, EMPTY);
     only(EMPTY, ON("a", FILE_AT("'id':'5'")), "is an empty drive here and /x at the destination");
     only(ON("a", FILE_AT("'id':'5'")), EMPTY, "is /x here and an empty drive at the destination");
+    /* One that was started empty: nothing names its device. */
+#define DRIVE    "'devices':[{'type':'vb','at':'05.0','plugged':false,'properties':{}}]"
+#define NAMELESS "{'host':'a'," DRIVE ",'disks':[{'at':'sata0','type':'','removable':true}]}"
+#define IN_DRIVE                                                                                   \
+    "{'host':'a'," DRIVE                                                                           \
+    ",'disks':[{'at':'05.0','type':'vb','removable':true,'bytes':100," ISO("'id':'5'") "}]}"
+    nothing(NAMELESS, NAMELESS);
+    nothing(IN_DRIVE, IN_DRIVE);
+    only(NAMELESS, IN_DRIVE, "is an empty drive here and /x at the destination");
+    only(IN_DRIVE, NAMELESS, "is /x here and an empty drive at the destination");
     only(ON("a", "'read-only':false,'layers':[]"), ON("a", "'read-only':true,'layers':[]"),
          "is writable here and read-only at");
     nothing("{'disks':[{'at':'1','type':'vb'}]}",
