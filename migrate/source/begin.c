@@ -245,8 +245,11 @@ static int ask_managed(struct source *s, struct ibx_error *err)
         rc = ibx_source_check_interrupts(s, &trouble);
         if (!rc)
             rc = ibx_qmp_pump(s->vm.qmp, &trouble);
-        for (json_t *event; (event = ibx_qmp_event_next(s->vm.qmp));)
-            json_decref(event); /* of a VM that runs */
+        for (json_t *event; (event = ibx_qmp_event_next(s->vm.qmp));) {
+            if (ibx_vm_event_is(event, "STOP", NULL) || ibx_vm_event_is(event, "RESUME", NULL))
+                ibx_source_vm_on_event(&s->vm, false, event);
+            json_decref(event); /* others are of a VM that runs */
+        }
         if (!rc)
             rc = check_wait(s, &wait, &trouble);
         if (rc)

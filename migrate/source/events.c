@@ -124,6 +124,8 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     rc = ibx_source_vm_ask(&s->vm, err); /* first: QEMU answers when it has written its state */
     if (!rc)
         rc = note_paused(s, err);
+    if (!rc && ibx_vm_event_is(event, "MIGRATION", "pre-switchover"))
+        rc = ibx_source_libvirt_runs(s, err); /* it had stopped before that */
     if (rc)
         return rc;
     switch (means) {

@@ -45,6 +45,18 @@ int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+int ibx_source_libvirt_runs(const struct source *s, struct ibx_error *err)
+{
+    if (!source_managed(&s->vm) || !s->vm.paused)
+        return 0;
+    return ibx_error_set(
+        err, -EBUSY,
+        "the VM has been stopped here (virsh suspend, another client of QEMU, or "
+        "a disk of it) since this send began: a VM that does not run gains nothing from "
+        "post-copy, let virsh migrate move it without --migrateuri, or virsh "
+        "resume and begin again");
+}
+
 int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err)
 {
     int fd, rc = ibx_gate_take(&s->gate, s->vm.ram.pid, &fd, err);

@@ -242,6 +242,8 @@ static int start(struct source *s, struct ibx_error *err)
         return rc;
     ibx_migration_stop_at("source", "compared");
     rc = ibx_source_check_settings(s, err);
+    if (!rc)
+        rc = ibx_source_libvirt_runs(s, err);
     if (rc)
         return rc;
     rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err) : touch(s, err);

@@ -5,6 +5,7 @@ refused or given up (virsh_scene.py)."""
 import os
 import signal
 import sys
+import time
 
 from hosts import LIMIT, Domain, test
 from virsh_scene import MIGRATE, PORT, Move, Tool, caught, here, main, nothing_left, stayed
@@ -158,6 +159,30 @@ def a_cd_rom_that_the_destination_lacks_is_named(hosts, domain):
     move.receiver.end()
     here(domain, hosts.a, hosts.b)
     hosts.a.virsh_ok("change-media", domain.name, "sda", "--eject")
+    Move(hosts, domain).whole()
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
+def a_vm_that_is_suspended_meanwhile_stays(hosts, domain):
+    """After send has begun and before libvirt has: it would not stop any more, and nobody waits
+    for that. The next move works."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain)
+    hosts.a.virsh_ok("suspend", domain.name)
+    since = time.monotonic()
+    move.begin()
+    assert move.sender.end() == 1, move.sender.text
+    assert "virsh suspend" in move.sender.summary()["error"], move.sender.text
+    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    assert time.monotonic() - since < 20, "until the receiver gave up"
+    move.receiver.end()
+    assert hosts.a.state(domain.name) == "paused"
+    assert hosts.b.state(domain.name) == "none"
+    hosts.a.virsh_ok("resume", domain.name)
+    here(domain, hosts.a, hosts.b)
+    nothing_left(hosts.a, domain)
     Move(hosts, domain).whole()
     here(domain, hosts.b, hosts.a)
     domain.expect(hosts.a, hosts.b)
