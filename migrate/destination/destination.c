@@ -14,19 +14,35 @@
 #define LOAD_LOOK_MS      1   /* from then on */
 #define FILL_PART         8   /* of a round trip: LOADED is ahead of requests by that */
 #define CONNECT_LOOK_MS   2   /* whether libvirt has told QEMU to listen */
+#define LISTENS_LOOK_MS   500 /* ... and whether that is elsewhere */
 #define COMPLETE_RETRY_NS (1000 * IBX_NS_PER_MS)
 #define ANSWER_MS         60000 /* for a source that was away to ask */
 
 /* ---------------------------------------------------------------- steps */
+
+/* -EAGAIN: libvirt has not told QEMU yet where to listen. */
+static int connect_stream(struct destination *d, struct ibx_error *err)
+{
+    const char *path = d->options->libvirt;
+    const uint64_t now = ibx_now_ns(), last = d->listens_ns;
+    int rc = d->qemu.managed
+                 ? ibx_destination_stream_connect(&d->stream, path, d->ram.guest.pid, err)
+                 : 0;
+    if (rc != -EAGAIN || now < last)
+        return rc;
+    d->listens_ns = now + LISTENS_LOOK_MS * IBX_NS_PER_MS;
+    rc = last ? ibx_preflight_listens_at(d->qemu.qmp, path, ibx_deadline_in_ms(MIGRATION_QMP_MS),
+                                         err)
+              : 0;
+    return rc ? rc : -EAGAIN;
+}
 
 static int step_joining(struct destination *d, struct ibx_error *err)
 {
     struct ibx_qmp *qmp = d->qemu.qmp;
     if (d->link.joined < d->link.count)
         return 0;
-    int rc = d->qemu.managed ? ibx_destination_stream_connect(&d->stream, d->options->libvirt,
-                                                              d->ram.guest.pid, err)
-                             : 0;
+    int rc = connect_stream(d, err);
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
     rc = ibx_destination_claim(d, err);

@@ -293,8 +293,9 @@ struct destination {
     uint64_t stall_count;                   /* of these and regions, before the commit */
     uint64_t stall_since_ns, stall_look_ns; /* since when it is the same; the last check */
     uint64_t busy_until_ns;                 /* of ibx_migration_busy_until() */
-    unsigned load_looks;                    /* at whether QEMU has read the device state */
-    uint64_t fill_ns; /* WAITING over a long wire: when the background begins; 0: not so */
+    uint64_t listens_ns; /* when to look next at where libvirt has QEMU listen; 0: not yet */
+    unsigned load_looks; /* at whether QEMU has read the device state */
+    uint64_t fill_ns;    /* WAITING over a long wire: when the background begins; 0: not so */
     uint64_t lost_ns, progress_ns, complete_ns;
     bool zeros_unknown;    /* pages come again that the guest has given back: it may take them for
                             * zeros, and QEMU has not told yet */

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A QEMU that takes a migration of its own: it takes one, and loads nothing else while it waits. */
+#include "migrate/preflight/description.h"
 #include "migrate/preflight/preflight.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define DEFER "start it with -incoming defer"
 #define TAKEN                                                                                      \
@@ -34,6 +37,24 @@ static bool check_sockets(const json_t *addresses, struct ibx_blockers *blockers
     else
         ibx_blockers_add(blockers, TAKEN DEFER, type ? type : "?", "port", at);
     return true;
+}
+
+int ibx_preflight_listens_at(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
+                             struct ibx_error *err)
+{
+    json_t *migration = NULL;
+    int rc = ibx_qmp_execute(qmp, "query-migrate", NULL, &migration, deadline_ns, err);
+    const json_t *address = json_array_get(json_object_get(migration, "socket-address"), 0);
+    const char *socket = ibx_member(address, "path"), *port = ibx_member(address, "port");
+    /* By now it may be there; and a path may have two names. */
+    if (!rc && address && strcmp(socket, path) != 0 && access(path, F_OK))
+        rc = ibx_error_set(err, -EINVAL,
+                           "libvirt has this QEMU listen for the VM at %s %.108s, and --libvirt is "
+                           "%.108s: give virsh migrate --migrateuri unix://%.108s, and this path "
+                           "to both ib-migrates",
+                           *socket ? "the socket" : "port", *socket ? socket : port, path, path);
+    json_decref(migration);
+    return rc;
 }
 
 /* The value of -incoming on QEMU's command line, "" without. */

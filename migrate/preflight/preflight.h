@@ -70,6 +70,9 @@ void ibx_preflight_host(const struct ibx_guest_ram *ram, enum ibx_migrate_role r
  * answers to query-migrate. */
 void ibx_preflight_listening(const struct ibx_guest_ram *ram, const json_t *migration,
                              struct ibx_blockers *blockers);
+/* -EINVAL: libvirt has this QEMU listen for a migration, and not at the socket `path`. */
+int ibx_preflight_listens_at(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
+                             struct ibx_error *err);
 /* Asks what the next call for this QEMU needs to know, while it remembers that. */
 void ibx_preflight_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* What the two sides must have in common: machine type, memory backends, sizes, page sizes, UUID.

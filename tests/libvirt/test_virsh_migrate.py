@@ -142,6 +142,41 @@ def what_virsh_was_told_beside_it_is_refused(hosts, domain):
 
 
 @test
+def a_qemu_that_listens_elsewhere_is_named(hosts, domain):
+    """receive was given another path than send and virsh: nobody waits for what does not come."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain, only="none")
+    own, move.socket = move.socket, f"/run/ibx/{domain.name}-other.sock"
+    other = move.socket
+    move.receive()
+    move.socket = own
+    move.send()
+    since = time.monotonic()
+    assert move.migrate().code == 1
+    assert (move.receiver.end(), move.sender.end()) == (1, 1), move.receiver.text
+    assert time.monotonic() - since < 20, "as long as nothing comes"
+    error = move.receiver.summary()["error"]
+    assert f"the socket {own}" in error and f"--migrateuri unix://{other}" in error, error
+    assert error in move.sender.summary()["error"], move.sender.text
+    here(domain, hosts.a, hosts.b)
+    nothing_left(hosts.a, domain)
+
+
+@test
+def a_vm_that_libvirt_migrates_past_the_tools_is_whole(hosts, domain):
+    """virsh was given no unix://, while QEMU had ib-migrate's settings: libvirt's own migration
+    fails, or moves all of the memory, as it comes before or after the end of the tools."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain)
+    ran = hosts.a.virsh(*MIGRATE, domain.name, hosts.b.uri, limit=LIMIT)
+    assert (move.receiver.end(), move.sender.end()) == (1, 1), move.receiver.text
+    moved = ran.code == 0
+    here(domain, hosts.b if moved else hosts.a, hosts.a if moved else hosts.b)
+    nothing_left(hosts.a, domain)
+    domain.expect(*hosts.all[:2 if moved else 1])
+
+
+@test
 def a_cd_rom_that_the_destination_lacks_is_named(hosts, domain):
     """libvirt leaves it out there (startupPolicy), and the guest would find an empty drive."""
     iso = f"/var/lib/libvirt/images/{domain.name}.iso"
