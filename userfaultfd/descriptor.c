@@ -15,6 +15,8 @@
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 
+#define SYSCTL "/proc/sys/vm/unprivileged_userfaultfd"
+
 #ifdef UFFD_FEATURE_EXACT_ADDRESS
 #define EXACT_ADDRESS UFFD_FEATURE_EXACT_ADDRESS
 #else
@@ -26,6 +28,14 @@ static const char *const feature_names[] = {
     "MISSING_HUGETLBFS",  "MISSING_SHMEM",   "EVENT_UNMAP", "SIGBUS",
     "THREAD_ID",          "MINOR_HUGETLBFS", "MINOR_SHMEM", "EXACT_ADDRESS",
     "WP_HUGETLBFS_SHMEM", "WP_UNPOPULATED",  "POISON",      "WP_ASYNC"};
+
+bool ibx_fault_uffd_absent(void)
+{
+    const int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK), code = errno;
+    if (fd >= 0)
+        close(fd);
+    return fd < 0 && code == ENOSYS && access(SYSCTL, F_OK);
+}
 
 /* By the system call, or where that is not permitted, by the device (Linux 6.1), for which the
  * permissions of its file count. */
@@ -42,6 +52,14 @@ static int raw_open(struct ibx_error *err)
         if (fd >= 0)
             return fd;
     }
+    if (code == ENOSYS && ibx_fault_uffd_absent())
+        return ibx_error_set(err, -code, "userfaultfd: %s; " IBX_FAULT_UFFD_ABSENT, strerror(code));
+    if (code == ENOSYS)
+        return ibx_error_set(err, -code,
+                             "userfaultfd: %s, by a seccomp profile, since this kernel has it; "
+                             "allow userfaultfd(2) there, or start the container with --device "
+                             "/dev/userfaultfd",
+                             strerror(code));
     return ibx_error_set(err, -code,
                          "userfaultfd: %s; run as root, or give this user read and write access to "
                          "/dev/userfaultfd, or set vm.unprivileged_userfaultfd to 1",

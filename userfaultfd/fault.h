@@ -323,6 +323,11 @@ uint64_t ibx_fault_waits_since(struct ibx_fault *engine);
 /* For ranges with `protect`: UFFD_FEATURE_WP_ASYNC, Linux 6.7. */
 #define IBX_FAULT_DIRTY (1ull << 15)
 
+/* Whether this kernel is built without userfaultfd(2). A seccomp profile that answers as such a
+ * kernel does (ENOSYS) leaves the kernel's sysctl there. */
+bool ibx_fault_uffd_absent(void);
+/* What helps then. */
+#define IBX_FAULT_UFFD_ABSENT "it takes a kernel that is built with CONFIG_USERFAULTFD"
 /* A new, enabled descriptor for this process's own memory; `features` as below. */
 int ibx_fault_uffd_open(uint64_t features, int *uffd, struct ibx_error *err);
 /* UFFDIO_API on a new descriptor, with UFFD_FEATURE_... bits of <linux/userfaultfd.h>, of which the

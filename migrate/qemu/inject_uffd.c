@@ -59,6 +59,10 @@ int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
 #if !defined(__x86_64__)
     return ibx_inject_syscall(pid, 0, NULL, NULL, 0, err); /* sets the reason */
 #endif
+    if (ibx_fault_uffd_absent())
+        return ibx_error_set(
+            err, -ENOSYS, "no userfaultfd can be made in QEMU (process %d): " IBX_FAULT_UFFD_ABSENT,
+            (int)pid);
     unsigned long long capabilities, filter;
     int rc = ibx_process_status(pid, "CapEff:", 16, &capabilities, err);
     if (!rc)

@@ -6,12 +6,19 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -291,10 +298,10 @@ static void test_ended(void)
     assert_true(says("has ended"));
 }
 
-/* As somebody who may neither trace QEMU nor open the device. */
-static void test_missing_permissions(void)
+/* What a child that has become another finds of its parent, or, with `own`, of the QEMU. False: it
+ * could not become that. */
+static bool found_by(bool (*become)(void), bool own)
 {
-    vm_start(&vm, &(struct vm_options){.incoming = true});
     struct ibx_guest_ram ram;
     vm_ok(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error));
     int pair[2];
@@ -302,8 +309,9 @@ static void test_missing_permissions(void)
     pid_t child = fork();
     if (!child) {
         memset(&blockers, 0, sizeof(blockers));
-        ram.pid = getppid();
-        if (setgid(65534) || setuid(65534))
+        if (!own)
+            ram.pid = getppid();
+        if (!become())
             _exit(1);
         ibx_preflight_permissions(&ram, &blockers);
         (void)!write(pair[1], &blockers, sizeof(blockers));
@@ -314,10 +322,55 @@ static void test_missing_permissions(void)
     for (ssize_t n; (n = read(pair[0], to, sizeof(blockers))) > 0;)
         to += n;
     close(pair[0]);
-    assert_true(to == (char *)(&blockers + 1));
+    ibx_guest_ram_fini(&ram);
+    return to == (char *)(&blockers + 1);
+}
+
+static bool nobody(void)
+{
+    return !setgid(65534) && !setuid(65534);
+}
+
+/* As somebody who may neither trace QEMU nor open the device. */
+static void test_missing_permissions(void)
+{
+    vm_start(&vm, &(struct vm_options){.incoming = true});
+    assert_true(found_by(nobody, false));
     only("or set sysctl kernel.yama.ptrace_scope=0 and run it as QEMU's user (where that is 3, "
          "nobody may");
-    ibx_guest_ram_fini(&ram);
+}
+
+/* A seccomp profile of the tool's that answers as a kernel without userfaultfd(2) does. */
+static bool of_a_profile(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const struct sock_fprog program = {4, code};
+    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
+           !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+/* Such a kernel has no sysctl of it either. */
+static bool of_a_kernel_without(void)
+{
+    return !unshare(CLONE_NEWNS) && !mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) &&
+           !mount("none", "/proc/sys/vm", "tmpfs", 0, NULL) && of_a_profile();
+}
+
+/* No right helps then; and what the tool may not do is not what QEMU may not. */
+static void test_a_kernel_without_userfaultfd(void)
+{
+    vm_start(&vm, &(struct vm_options){.incoming = true});
+    if (!found_by(of_a_profile, true))
+        skip();
+    only(NULL);
+    if (!found_by(of_a_kernel_without, true))
+        skip();
+    assert_false(says("root"));
+    only("no userfaultfd can be made in QEMU (process ");
 }
 
 /* ------------------------------------------------------------ with made-up answers */
@@ -594,6 +647,7 @@ int main(void)
                                            VM_TEST(test_shut_down),
                                            VM_TEST(test_ended),
                                            VM_TEST(test_missing_permissions),
+                                           VM_TEST(test_a_kernel_without_userfaultfd),
                                            VM_TEST(test_devices),
                                            VM_TEST(test_devices_where_nothing_helps),
                                            VM_TEST(test_ram),

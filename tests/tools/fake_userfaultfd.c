@@ -2,7 +2,9 @@
 /*
  * Preloaded: a kernel whose userfaultfd has the features IBX_DOUBLE_UFFD_FEATURES (hexadecimal),
  * and who may make one: IBX_DOUBLE_UFFD_MAKERS has the words "call" (userfaultfd(2)), "user" (that
- * with UFFD_USER_MODE_ONLY) and "device" (/dev/userfaultfd).
+ * with UFFD_USER_MODE_ONLY) and "device" (/dev/userfaultfd). Others get EPERM, or the number in
+ * IBX_DOUBLE_UFFD_CODE. With IBX_DOUBLE_UFFD_NO_DEVICE there is no such device, and with
+ * IBX_DOUBLE_UFFD_NO_SYSCTL no vm.unprivileged_userfaultfd.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -26,6 +28,22 @@ static int descriptor(const char *maker, int code)
     return -1;
 }
 
+static int call_code(void)
+{
+    const char *code = getenv("IBX_DOUBLE_UFFD_CODE");
+    return code ? atoi(code) : EPERM;
+}
+
+EXPORTED int access(const char *path, int mode)
+{
+    if (getenv("IBX_DOUBLE_UFFD_NO_SYSCTL") &&
+        !strcmp(path, "/proc/sys/vm/unprivileged_userfaultfd")) {
+        errno = ENOENT;
+        return -1;
+    }
+    return (int)syscall(SYS_faccessat, AT_FDCWD, path, mode, 0);
+}
+
 EXPORTED long syscall(long number, ...)
 {
     static long (*next)(long, ...);
@@ -36,7 +54,7 @@ EXPORTED long syscall(long number, ...)
         a[i] = va_arg(args, long);
     va_end(args);
     if (number == SYS_userfaultfd)
-        return descriptor(a[0] & UFFD_USER_MODE_ONLY ? "user" : "call", EPERM);
+        return descriptor(a[0] & UFFD_USER_MODE_ONLY ? "user" : "call", call_code());
     if (!next)
         *(void **)&next = dlsym(RTLD_NEXT, "syscall");
     return next(number, a[0], a[1], a[2], a[3], a[4], a[5]);

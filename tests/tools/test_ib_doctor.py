@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """ib-doctor's page and JSON, here and on a made-up host with two adapters."""
+import errno
 import json
 import os
 import resource
@@ -441,6 +442,18 @@ class Doctor(unittest.TestCase):
             self.expect(found["userfaultfd"], "missing", "not permitted", "seccomp", "--device")
             self.assertNotIn("as root", found["userfaultfd"]["remedy"])
         self.assertNotIn("--minor", found)  # not known
+
+    def test_a_kernel_without_userfaultfd(self):
+        """No right helps there; and a seccomp profile may answer as such a kernel does."""
+        absent = {"IBX_DOUBLE_UFFD_CODE": str(errno.ENOSYS), "IBX_DOUBLE_UFFD_NO_DEVICE": "1"}
+        found = self.uffd("", IBX_DOUBLE_UFFD_NO_SYSCTL="1", **absent)
+        self.expect(found["userfaultfd"], "missing", "not in this kernel", "CONFIG_USERFAULTFD")
+        for word in ("root", "sysctl", "seccomp", "--device"):
+            self.assertNotIn(word, found["userfaultfd"]["remedy"])
+        self.assertNotIn("/dev/userfaultfd", found)  # nor does its device
+        found = self.uffd("", **absent)
+        self.expect(found["userfaultfd"], "missing", "not implemented", "seccomp", "--device")
+        self.assertNotIn("root", found["userfaultfd"]["remedy"])
 
     def test_what_the_kernel_can_do_for_migrations(self):
         for features, warm, minor, words in (

@@ -3,6 +3,7 @@
 #include "tools/ib-doctor/ib-doctor.h"
 
 #include "common/rights.h"
+#include "userfaultfd/fault.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -104,6 +105,13 @@ static int open_by_device(void)
     return fd;
 }
 
+#define BY_PROFILE                                                                                 \
+    ", so a seccomp profile forbids it, as a container's does: allow userfaultfd(2) there, or "    \
+    "start the container with --device " DEVICE
+#define NO_RIGHT                                                                                   \
+    "ib-migrate serves page faults of the kernel, too (KVM, reads of a disk): run it as root, "    \
+    "give its user access to " DEVICE ", or sysctl vm.unprivileged_userfaultfd=1"
+
 /* The kernel runs into missing pages as well: KVM for a vCPU, or read(2) into guest memory. */
 static void add_userfaultfd(bool kernel, bool programs, int code)
 {
@@ -112,15 +120,14 @@ static void add_userfaultfd(bool kernel, bool programs, int code)
                        "for page faults of programs and of the kernel");
         return;
     }
-    /* The kernel itself forbids it to nobody who has this right. */
-    const bool by_profile = !programs && code == EPERM && ibx_capable(CAP_SYS_PTRACE);
+    /* The kernel itself forbids it to nobody who has this right, and says that there is no such
+     * call to nobody. */
+    const bool by_profile =
+        !programs && (code == ENOSYS || (code == EPERM && ibx_capable(CAP_SYS_PTRACE)));
     ibx_doctor_add("vm", "userfaultfd", programs ? DOCTOR_LIMITED : DOCTOR_MISSING,
-                   by_profile ? "it is root's, so a seccomp profile forbids it, as a container's "
-                                "does: allow userfaultfd(2) there, or start the container with "
-                                "--device " DEVICE
-                              : "ib-migrate serves page faults of the kernel, too (KVM, reads of a "
-                                "disk): run it as root, give its user access to " DEVICE
-                                ", or sysctl vm.unprivileged_userfaultfd=1",
+                   !by_profile      ? NO_RIGHT
+                   : code == ENOSYS ? "this kernel has it" BY_PROFILE
+                                    : "it is root's" BY_PROFILE,
                    "%s (vm.unprivileged_userfaultfd is %lld)",
                    programs ? "for page faults of programs only" : strerror(code),
                    ibx_doctor_read_number("/proc/sys/vm/unprivileged_userfaultfd", -1));
@@ -163,6 +170,12 @@ static void check_features(uint64_t features)
 
 static void check_userfaultfd(void)
 {
+    if (ibx_fault_uffd_absent()) {
+        ibx_doctor_add("vm", "userfaultfd", DOCTOR_MISSING,
+                       "no VM can be received, cloned or restored here: " IBX_FAULT_UFFD_ABSENT,
+                       "not in this kernel");
+        return;
+    }
     const int fd = open_userfaultfd(0), code = errno;
     const int by_device = open_by_device(), device_code = errno;
     const int users = fd < 0 ? open_userfaultfd(USER_MODE_ONLY) : -1;
