@@ -297,6 +297,16 @@ class Doctor(unittest.TestCase):
         write(self.root, groups + "/memory/memory.limit_in_bytes", str(128 << 20))  # a container's
         self.expect(self.check_of(self.report(self.root), "control group"), "limited", "128 MiB")
 
+    def test_a_control_group_that_may_have_all_memory(self):
+        """A limit that is not less than what the host has limits nothing."""
+        limit = "/sys/fs/cgroup/memory.max"
+        write(self.root, "/proc/self/cgroup", "0::/\n")
+        write(self.root, "/proc/meminfo", "MemTotal:        1048576 kB\nMemFree: 5 kB")
+        for mib, status in ((1023, "limited"), (1024, "ok"), (40960, "ok")):
+            write(self.root, limit, str(mib << 20))
+            self.expect(self.check_of(self.report(self.root), "control group"), status,
+                        f"{mib} MiB")
+
     def as_another(self, before, *arguments):
         """The report of one that has become such a user, or has lost something, by `before`."""
         with open(DOCTOR, "rb") as program:  # in a folder that this user may not enter, perhaps

@@ -95,6 +95,18 @@ static void look_at_group(void *context, const struct ibx_control_group *group)
         *least = limit;
 }
 
+/* Bytes; 0: not known. */
+static long long host_memory(void)
+{
+    long long kib = 0;
+    FILE *file = fopen(ibx_doctor_path("/proc/meminfo"), "re");
+    if (file && fscanf(file, "MemTotal: %lld", &kib) != 1)
+        kib = 0;
+    if (file)
+        fclose(file);
+    return kib << 10;
+}
+
 /* ib-migrate refuses a VM that would not fit, and the kernel ends who goes beyond it. */
 static void check_groups(void)
 {
@@ -106,7 +118,11 @@ static void check_groups(void)
         fclose(file);
     ibx_control_groups_of_memory("/sys/fs/cgroup", groups, look_at_group, &least);
     const bool limited = least >= 0 && least < NO_LIMIT;
-    if (limited)
+    const long long memory = host_memory();
+    if (limited && memory && least >= memory)
+        ibx_doctor_add("memory", "control group", DOCTOR_OK, NULL,
+                       "%lld MiB, which is not less than this host has", least >> 20);
+    else if (limited)
         ibx_doctor_add("memory", "control group", DOCTOR_LIMITED,
                        "VMs that are started or received in it, and ib-migrate, have to fit: "
                        "MemoryMax= of the unit or slice, or --memory of a container",
