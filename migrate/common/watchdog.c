@@ -152,7 +152,7 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
     if (!w->vm.libvirt && !ibx_vm_status(qmp, status, sizeof(status), deadline, NULL) &&
         strcmp(status, "running") != 0) {
         snprintf(where, sizeof(where), "does not run here, and is left so (QEMU says %s)", status);
-        if (w->sleeps)
+        if (w->sleeps || !strcmp(status, "suspended"))
             snprintf(why, sizeof(why), "%s", ibx_vm_asleep(status));
         else if (!strcmp(status, IBX_VM_IO_ERROR))
             ibx_vm_say_disk(qmp, why, sizeof(why), deadline);

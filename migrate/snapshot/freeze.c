@@ -265,6 +265,7 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     }
     close(f->theirs);
     f->theirs = -1;
+    ibx_migration_stop_at("freeze", "begun");
     if (!rc)
         rc = note_begun(f, err);
     if (!rc)

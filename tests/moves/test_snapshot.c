@@ -564,6 +564,21 @@ static void test_asleep_and_killed(void)
     }
 }
 
+/* ... or before that, when it has not read that the guest sleeps: QEMU's migration is cancelled, so
+ * that the guest sleeps on as if nothing had been. */
+static void test_asleep_and_killed_unread(void)
+{
+    struct mover tool;
+    falls_asleep_at(&tool, "freeze:starting,freeze:begun");
+    mover_await_stop(&tool);
+    mover_kill(&tool, SIGKILL);
+    mover_await_watchdog(&tool, "is left so (QEMU says suspended): its guest sleeps (S3): "
+                                "system_wakeup in QEMU's monitor wakes it");
+    vm_do(&vms[0], "system_wakeup", NULL);
+    assert_true(vm_runs(&vms[0]));
+    assert_false(ignores_shared());
+}
+
 /* There is no room for the snapshot: nobody is told to go on with a clone of that, and how the VM
  * is left is said. */
 static void test_asleep_and_no_room(void)
@@ -671,6 +686,7 @@ int main(void)
         VM_TEST(test_paused_before_its_stop),
         VM_TEST(test_asleep_before_its_stop),
         VM_TEST(test_asleep_and_killed),
+        VM_TEST(test_asleep_and_killed_unread),
         VM_TEST(test_asleep_and_no_room),
         VM_TEST(test_beside_a_migration),
         VM_TEST(test_behind_a_migration),
