@@ -141,20 +141,29 @@ static void test_qemu_cannot_be_let_go_of(void)
 
 /* No record, no end: a tool that died then would leave what nobody could tell from a VM that needs
  * its pages. A folder in the place of the new record stands for a disk that takes none. */
-static void test_record_cannot_be_written(void)
+static void record_cannot_be_written(const char *state, const char *first)
 {
     char place[PATH_MAX];
-    stopped_at("destination:filling", NULL);
+    stopped_at(state, NULL);
     mover_record_path(place);
     strcpy(strrchr(place, '.'), ".new");
     assert_int_equal(mkdir(place, 0700), 0);
     mover_kill(&receiver, SIGCONT);
     mover_await_words(&receiver, "the record cannot be written");
+    mover_must_print(&receiver, first);
     assert_true(has_userfaultfd());
     assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats); /* the VM does not wait for it */
     assert_int_equal(rmdir(place), 0);
     ended();
+}
+
+static void test_record_cannot_be_written(void)
+{
+    record_cannot_be_written("destination:resuming",
+                             "; the VM runs here and gets its pages all the "
+                             "same, but the migration does not end before");
+    record_cannot_be_written("destination:filling", "trying again");
 }
 
 /* A state folder that somebody has emptied has the records again as soon as they are written: else
