@@ -15,6 +15,8 @@
 #define LAST_MS       1000  /* for the destination to say that its QEMU has ended */
 #define TELL_MS       10000 /* for the destination to take it that the VM is here again */
 #define TELL_AGAIN_MS 250
+#define ENDS_MS       3000 /* for libvirt to end QEMU here, when the VM has all of its pages there */
+#define ENDS_LOOK_MS  20
 
 /* ---------------------------------------------------------------- before the stop */
 
@@ -144,4 +146,28 @@ int ibx_source_libvirt_check(struct source *s, struct ibx_error *err)
     if (committed && !ran && s->state.now == SOURCE_KEPT && s->peer.now != PEER_ABORTED)
         tell_destination(s, err);
     return rc;
+}
+
+/* ---------------------------------------------------------------- the end */
+
+void ibx_source_libvirt_tell_left(struct source *s)
+{
+    const struct ibx_record *record = &s->status.record;
+    const uint64_t deadline = ibx_deadline_in_ms(ENDS_MS);
+    if (!source_managed(&s->vm))
+        return;
+    while (ibx_journal_qemu_lives(record)) {
+        if (ibx_now_ns() < deadline) {
+            poll(NULL, 0, ENDS_LOOK_MS);
+            continue;
+        }
+        ibx_migration_notify(&s->options->observer,
+                             "libvirt has not ended the VM's QEMU here (process %d), although the "
+                             "VM runs at %s: do not continue it here (virsh resume), since two "
+                             "running copies would destroy its disks; virsh destroy %s on this "
+                             "host ends what is left here",
+                             (int)record->pid, record->peer,
+                             record->name[0] ? record->name : record->uuid);
+        return;
+    }
 }

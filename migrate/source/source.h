@@ -283,6 +283,9 @@ int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err);
 int ibx_source_libvirt_runs(const struct source *s, struct ibx_error *err);
 /* Whether it has started QEMU's migration; then the stream is OPEN. */
 int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err);
+/* The migration is done: says so where libvirt has left the VM's QEMU here, for somebody to
+ * continue it. Waits some seconds for its end. */
+void ibx_source_libvirt_tell_left(struct source *s);
 /* The VM goes on here. true: libvirt has decided so, as it may. */
 bool ibx_source_libvirt_resumed(struct source *s);
 /* It has ended QEMU here: tells the destination that the VM is to stay there, once a link. */

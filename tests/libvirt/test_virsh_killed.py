@@ -159,6 +159,9 @@ def the_source_s_libvirtd_is_killed_after_the_commit(hosts, domain):
     assert move.receiver.end() == 0, move.receiver.text
     assert move.sender.end() == 0, move.sender.text
     assert hosts.a.state(domain.name) == "paused"
+    # virsh says that it "probably" is so, as where the VM has stayed.
+    assert "do not continue it here (virsh resume)" in move.sender.text, move.sender.text
+    assert f"virsh destroy {domain.name} on this host" in move.sender.text, move.sender.text
     hosts.a.virsh_ok("destroy", domain.name)
     here(domain, hosts.b, hosts.a)
     domain.expect(hosts.a, hosts.b)
