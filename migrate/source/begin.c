@@ -378,6 +378,8 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
         ibx_source_settle_at_last(s);
     if (!rc && s->status.record.state == IBX_JOURNAL_DONE)
         ibx_source_libvirt_tell_left(s);
+    if (s->state.now == SOURCE_KEPT)
+        ibx_source_libvirt_tell_paused(s);
     if (!rc && !returned) /* else they are the VM's, which runs here */
         ibx_source_remove_files(s);
     if (rc)

@@ -15,7 +15,7 @@
 #define LAST_MS       1000  /* for the destination to say that its QEMU has ended */
 #define TELL_MS       10000 /* for the destination to take it that the VM is here again */
 #define TELL_AGAIN_MS 250
-#define ENDS_MS       3000 /* for libvirt to end QEMU here, when the VM has all of its pages there */
+#define ENDS_MS       3000 /* for libvirt to end QEMU here, or to continue the VM in it, at the end */
 #define ENDS_LOOK_MS  20
 
 /* ---------------------------------------------------------------- before the stop */
@@ -170,4 +170,23 @@ void ibx_source_libvirt_tell_left(struct source *s)
                              record->name[0] ? record->name : record->uuid);
         return;
     }
+}
+
+void ibx_source_libvirt_tell_paused(struct source *s)
+{
+    const struct ibx_record *record = &s->status.record;
+    const char *name = record->name[0] ? record->name : record->uuid;
+    const uint64_t deadline = ibx_deadline_in_ms(ENDS_MS);
+    char status[IBX_MIGRATE_STATUS] = "";
+    if (!source_managed(&s->vm) || !s->vm.qmp)
+        return;
+    while (!ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline, NULL) &&
+           !ibx_vm_lives(status) && ibx_now_ns() < deadline)
+        poll(NULL, 0, ENDS_LOOK_MS);
+    if (status[0] && !ibx_vm_lives(status) && ibx_journal_qemu_lives(record))
+        ibx_migration_notify(&s->options->observer,
+                             "libvirt has not continued VM %s, which stayed here (QEMU says %s): "
+                             "see that libvirtd runs, and virsh resume %s unless it is to be "
+                             "paused",
+                             name, status, name);
 }

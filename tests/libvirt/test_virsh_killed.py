@@ -131,6 +131,22 @@ def the_destination_s_qemu_is_killed(hosts, domain):
 
 
 @test
+def a_libvirtd_that_stands_still_leaves_the_vm_paused(hosts, domain):
+    """The migration has failed, and nobody continues the VM, which is said."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "destination:mapped")
+    until(lambda: hosts.a.state(domain.name) == "paused", "the stop")
+    hosts.a.hold_libvirtd()
+    os.kill(hosts.b.qemu(domain.name), signal.SIGKILL)
+    tool.kill(signal.SIGCONT)
+    assert move.sender.end() == 1, move.sender.text
+    assert f"virsh resume {domain.name}" in move.sender.text, move.sender.text
+    hosts.a.release_libvirtd()
+    stayed(hosts, domain, move)
+    domain.expect(hosts.a)
+
+
+@test
 def a_libvirtd_is_killed_before_the_commit(hosts, domain):
     """And started again: the VM runs at the source, and nowhere else."""
     domain.start(hosts.a)
