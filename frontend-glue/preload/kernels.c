@@ -10,6 +10,10 @@
  * does not read (EIATTR 0x45 of .nv.info). Of one that a program has as PTX alone G5 knows nothing,
  * and throws. Where the arguments lie the back end is asked then, as CUDA there knows it, and the
  * launch goes in a request of our own. What it says is compared with the program's code.
+ *
+ * G5 knows arguments by the kernel's name, and of several kernels of one name, as packages of
+ * Python compile them while they run, the first one's. Where the program's code has others the back
+ * end is asked likewise.
  */
 #include "frontend-glue/preload/images.h"
 #include "frontend-glue/preload/internal.h"
@@ -44,6 +48,7 @@ struct kernel {
     bool strange;    /* to GVirtuS's front end, which cannot launch it */
     bool asked;      /* the rest is, since the back end has said it: for requests of our own */
     bool ours;       /* ... which are all its launches, since GVirtuS's front end knows less */
+    bool refused;    /* GVirtuS's front end would launch it with another one's arguments */
     size_t bytes;    /* of all arguments */
     size_t count;
     struct argument {
@@ -98,6 +103,17 @@ const char *ibx_frontend_name_of_kernel(const void *function)
     const char *name = known ? known->name : NULL;
     ibx_frontend_ranges_unlock();
     return name;
+}
+
+bool ibx_frontend_name_is_shared(const void *function)
+{
+    size_t same = 0;
+    ibx_frontend_ranges_lock();
+    const struct range *known = ibx_frontend_ranges_at(&registered, function);
+    for (size_t i = 0; known && known->name && i < registered.count; i++)
+        same += registered.items[i].name && !strcmp(registered.items[i].name, known->name);
+    ibx_frontend_ranges_unlock();
+    return same > 1;
 }
 
 int ibx_frontend_no_kernel(const void *function)
@@ -272,6 +288,33 @@ static bool has_all(const struct kernel *k)
     return has;
 }
 
+/* Whether GVirtuS's front end knows another kernel's arguments as this one's, of the same name. */
+static bool is_another(const struct kernel *k)
+{
+    size_t count = 0, i = 0;
+    struct ibx_image_parameter *own = ibx_frontend_module_parameters(k->function, &count);
+    while (own && i < k->count && i < count && k->arguments[i].at == own[i].at &&
+           k->arguments[i].bytes == own[i].n)
+        i++;
+    const bool another = own ? i < k->count || i < count : ibx_frontend_name_is_shared(k->function);
+    free(own);
+    return another;
+}
+
+static void refuse(struct kernel *k)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    const char *name = ibx_frontend_name_of_kernel(k->function);
+    k->refused = true;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_ERROR,
+                "launches of %s return cudaErrorNotSupported: the program has several kernels of "
+                "this name, GVirtuS knows the arguments of the first one, and the back end does "
+                "not say those of this one: its communicator is older than libibx-frontend.so, "
+                "has rdma.gpu : off, or its CUDA is older than 12.4",
+                name ? name : "a kernel");
+}
+
 /* In vain: it is to be asked again, if that is worth it. */
 static enum answer ask(struct kernel **k)
 {
@@ -305,7 +348,7 @@ static struct kernel *look_at(const void *function, const struct launch_config *
     k->function = function;
     k->since = atomic_load(&modules);
     const uint8_t *body = ibx_frontend_launch_body(config, function, marked, &n, &rc);
-    const bool thrown = !body && rc == CUDA_UNKNOWN;
+    bool thrown = !body && rc == CUDA_UNKNOWN;
     if (!body && !thrown && rc != CUDA_NOT_SUPPORTED) { /* no kernel */
         free(k);
         return NULL;
@@ -315,9 +358,16 @@ static struct kernel *look_at(const void *function, const struct launch_config *
         memcpy(k->name, body, sizeof(k->name));
     else
         ibx_put_u64(&w, (uintptr_t)function); /* as GVirtuS's front end does */
-    if (k->known ? k->count : body || !ibx_frontend_plugin())
+    const bool another = k->known && k->count && is_another(k);
+    if (k->known ? k->count && !another : body || !ibx_frontend_plugin())
         return k;
+    k->known = k->known && !another;
+    thrown = thrown || another;
     const enum answer answer = ask(&k);
+    if (another && answer != ASKED_SOME) {
+        refuse(k);
+        return k;
+    }
     if (answer == ASKED_IN_VAIN && (k->known || thrown)) {
         free(k);
         return NULL;
@@ -446,6 +496,8 @@ int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
     if (rc || e->body.failed)
         return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
     const struct kernel *k = learned(function, config);
+    if (k && k->refused)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     return k && k->asked ? put_asked(e, k, config, arguments)
                          : put_written(e, config, function, arguments);
 }
@@ -501,6 +553,8 @@ static int launch_now(const void *function, const struct launch_config *config, 
     const bool first = plugin && !k;
     if (first)
         k = learned(function, config);
+    if (k && k->refused)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     if (k && k->ours)
         return ibx_frontend_launch_ours(config, function, arguments);
     /* GVirtuS makes the first one, if it can, unless its arguments are looked at. */

@@ -240,6 +240,10 @@ bool libraries()
                        "(.param .u64 a, .param .u64 b, .param .align 8 .b8 c[8])\n{\n ret;\n}";
     REQUIRE(load(&library, ptx) == 0 && count_of(&count, library) == 0 && count == 1);
     REQUIRE(runs(library) && unload(library) == 0);
+    // Another kernel of that name was there before, with other arguments.
+    stub_takes_for_another(true);
+    REQUIRE(load(&library, ptx) == 0 && runs(library) && unload(library) == 0);
+    stub_takes_for_another(false);
     // Compressed, loaded and registered.
     const std::string packed = fat_binary(image, true);
     REQUIRE(load(&library, packed.data()) == 0 && runs(library) && has_variable(library));

@@ -63,6 +63,9 @@ extern char stub_kernel;
 // ... and this is what a module that is loaded calls it.
 #define STUB_LIBRARY_KERNEL "library_kernel"
 #define STUB_STRANGE_KERNEL "strange_kernel"
+// ... which it takes, as G5, for one of that name that it has seen before, and that had the first
+// two arguments alone ...
+void stub_takes_for_another(bool takes);
 struct StubDim3 {
     unsigned x, y, z;
 };
