@@ -339,8 +339,8 @@ static bool names_handle(struct call *c)
     unsigned i = 0;
     while (i < c->f->count && a[i].kind != IBX_MATH_HANDLE && a[i].kind != IBX_MATH_PLAN)
         i++;
-    if (i == c->f->count)
-        return true;
+    if (i == c->f->count || (!c->handle && c->f->number == IBX_MATH_cublasGetVersion_v2))
+        return true; /* JAX asks before it has one, as cuBLAS allows */
     c->kind = kind_of(a[i].n);
     if (a[i].n == IBX_MATH_LT && c->f->use != IBX_MATH_USE_ENDS &&
         !ibx_handles_know(c->x, c->kind, c->handle))

@@ -45,6 +45,10 @@ bool scalars(void *handle)
     float *scale = device_copy<float>({-6});
     REQUIRE(math("cublasSetPointerMode_v2", handle, 1) == 0);
     REQUIRE(math("cublasGetPointerMode_v2", handle, &mode) == 0 && mode == 1);
+    int version = 0;
+    REQUIRE(math("cublasGetVersion_v2", static_cast<void *>(nullptr), &version) == 0);
+    REQUIRE(version == 130000);
+    REQUIRE(math("cublasGetVersion_v2", reinterpret_cast<void *>(0x1230), &version) == 1);
     REQUIRE(axpy(handle, 3, scale, x, y) == 0 && amax(handle, 3, x, found) == 0);
     REQUIRE((host_copy(y, 3) == std::vector<float>{10, 20, 30}) && host_copy(found, 1)[0] == 2);
     REQUIRE(math("cublasSetPointerMode_v2", handle, 0) == 0);
