@@ -304,6 +304,63 @@ static bool was_continued(const char *status)
     return true;
 }
 
+static bool was_stopped(struct ibx_qmp *qmp)
+{
+    bool was = false;
+    for (json_t *event; (event = ibx_qmp_event_next(qmp)); json_decref(event))
+        was |= ibx_vm_event_is(event, "STOP", NULL);
+    return was;
+}
+
+/* QEMU before 10.0 inactivates the disks of a VM although its migration was cancelled a moment
+ * before the stop, and continues the VM so: the next migration ends QEMU by an assertion, and a
+ * write of the guest may. cont activates them, and changes nothing else in a VM that runs. One that
+ * another client pauses meanwhile stays paused. To be called when the migration has ended. */
+static int activate_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    char status[32];
+    if (ibx_qmp_at_least(ibx_qmp_version(qmp), 10, 0))
+        return 0;
+    was_stopped(qmp); /* by the migration */
+    int rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err);
+    if (rc || strcmp(status, "running") != 0)
+        return rc;
+    rc = ibx_qmp_execute(qmp, "cont", NULL, NULL, deadline_ns, err);
+    if (!rc && was_stopped(qmp))
+        rc = ibx_qmp_execute(qmp, "stop", NULL, NULL, deadline_ns, err);
+    return rc;
+}
+
+/* Not before: QEMU stops the VM, inactivates the disks and continues it while it cancels. It has
+ * taken settings by now, so that little of that can be left. */
+static int await_end(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    const uint64_t enough = ibx_deadline_in_ms(CLOSING_MS);
+    char status[32], why[256];
+    for (;;) {
+        int rc = ibx_vm_migration(qmp, status, sizeof(status), why, sizeof(why), deadline_ns, err);
+        if (rc || ibx_vm_migration_ended(status))
+            return rc;
+        if (ibx_now_ns() >= enough || ibx_now_ns() >= deadline_ns)
+            return ibx_error_set(err, -ETIMEDOUT, "QEMU's migration is still \"%s\"", status);
+        usleep(LOOK_MS * 1000);
+    }
+}
+
+void ibx_vm_libvirt_disks(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    struct ibx_error why = {0};
+    if (ibx_qmp_at_least(ibx_qmp_version(qmp), 10, 0))
+        return;
+    int rc = await_end(qmp, deadline_ns, &why);
+    rc = rc ? rc : activate_disks(qmp, deadline_ns, &why);
+    if (rc)
+        ibx_log(IBX_LOG_WARN,
+                "QEMU may have left the disks of the VM inactive, with which its next migration "
+                "would end it (%s): if the VM runs here, " IBX_VM_DISKS_BACK,
+                why.message);
+}
+
 static int run_again(struct ibx_qmp *qmp, bool known, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32];
@@ -321,8 +378,10 @@ static int run_again(struct ibx_qmp *qmp, bool known, uint64_t deadline_ns, stru
         rc = under_way(status, err);
     if (!rc && (others || !known) && !strcmp(status, "postmigrate"))
         rc = check_left(qmp, deadline_ns, err);
-    if (!rc && strcmp(status, "running"))
-        rc = ibx_qmp_execute(qmp, "cont", NULL, NULL, deadline_ns, err);
+    if (!rc)
+        rc = strcmp(status, "running") != 0
+                 ? ibx_qmp_execute(qmp, "cont", NULL, NULL, deadline_ns, err)
+                 : activate_disks(qmp, deadline_ns, err);
     if (!rc)
         rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err);
     if (!rc && !was_continued(status))
@@ -368,6 +427,8 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
         rc = restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, err);
     if (rc)
         return rc;
+    if (vm->libvirt)
+        ibx_vm_libvirt_disks(qmp, deadline_ns);
     json_decref(vm->before);
     vm->before = NULL;
     vm->touched = false;

@@ -58,11 +58,16 @@ int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, bool holds, const char *f
 int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_record *record,
                   uint64_t deadline_ns, struct ibx_error *err);
 /* Ends the migration, continues the VM if it ran before, and puts the settings back. A VM that has
- * been continued may stop again at once, when a disk of its is full (IBX_VM_IO_ERROR). May be
+ * been continued may stop again at once, when a disk of its is full (IBX_VM_IO_ERROR). One that
+ * runs already has its disks activated, where libvirt drives (ibx_vm_libvirt_disks()), too. May be
  * repeated. Only when it is certain that the destination does not run the VM. -EBUSY: with
  * `stream`, QEMU is at another program's migration, or has completed one. */
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err);
+/* Where libvirt drives QEMU, before 10.0, and its migration has failed: waits for the end of that,
+ * and has QEMU activate the disks of a VM that runs (cont). Says what to do where it cannot. */
+#define IBX_VM_DISKS_BACK "virsh suspend and then virsh resume activate them"
+void ibx_vm_libvirt_disks(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Tells QEMU to quit. */
 int ibx_vm_quit(struct ibx_qmp *qmp, struct ibx_error *err);
 

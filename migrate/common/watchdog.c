@@ -197,10 +197,13 @@ static void continue_vm(struct watchdog *w)
     if (!rc && w->folder)
         rc = kept(w, &was, &err);
     if (rc)
-        ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s %s: %s", name_of(&w->record),
+        ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s %s: %s%s", name_of(&w->record),
                 stays ? "goes on here, which could not be recorded (ib-migrate rollback does)"
                       : "could not be continued here",
-                err.message);
+                err.message,
+                !stays && w->vm.libvirt ? "; if libvirt has continued it, its disks may be "
+                                          "inactive: " IBX_VM_DISKS_BACK
+                                        : "");
     else
         say_stays(w, qmp, deadline);
     ibx_qmp_close(qmp);

@@ -76,7 +76,10 @@ static int leave_to_libvirt(struct ibx_qmp *qmp, const json_t *before, uint64_t 
                              "that it does not run at the destination (virsh list there), continue "
                              "it by virsh resume, then call rollback again",
                              status);
-    return ibx_settings_restore(qmp, before, deadline_ns, err);
+    rc = ibx_settings_restore(qmp, before, deadline_ns, err);
+    if (!rc)
+        ibx_vm_libvirt_disks(qmp, deadline_ns);
+    return rc;
 }
 
 /* The memory of a VM that is borrowed is what it was at its stop, and stays so. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A VM is continued where its migration has failed, and stops again, against a scripted peer. */
+/* A VM is continued where its migration has failed, has its disks activated, and stops again,
+ * against a scripted peer. */
 #include "migrate/common/vm.h"
 #include "tests/scenes/qmp_peer.h"
 
@@ -49,6 +50,72 @@ static void test_does_not_run(NO_STATE)
     close(peer.fd);
 }
 
+#define STOP_EVENT "{\"event\": \"STOP\", \"timestamp\": {\"seconds\": 1, \"microseconds\": 0}}\r\n"
+#define NEWER                                                                                      \
+    "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 0, \"minor\": 0, \"major\": 10}, "             \
+    "\"package\": \"\"}, \"capabilities\": [\"oob\"]}}\r\n"
+
+/* libvirt has cancelled the migration and continued the VM. */
+static void stays_with_libvirt(const struct step *steps)
+{
+    struct ibx_vm_undo vm = {.libvirt = "/run/ibx/web.sock"};
+    attached(steps);
+    assert_int_equal(ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(GENEROUS), &error), 0);
+    done();
+}
+
+/* QEMU before 10.0 may have left its disks inactive. cont is given when the cancel has ended, since
+ * QEMU inactivates them before that. */
+static void test_has_its_disks_activated(NO_STATE)
+{
+    stays_with_libvirt(SCRIPT({"query-migrate", STATUS("cancelling", 2), 0},
+                              {"query-migrate", STOP_EVENT STATUS("cancelled", 3), 0},
+                              {"query-status", STATUS("running", 4), 0}, {"cont", READY(5), 0}));
+}
+
+/* Whoever continues it activates them. */
+static void test_is_left_paused(NO_STATE)
+{
+    stays_with_libvirt(SCRIPT({"query-migrate", STATUS("cancelled", 2), 0},
+                              {"query-status", STATUS("paused", 3), 0}));
+}
+
+/* By another client, between the two commands. */
+static void test_is_paused_meanwhile(NO_STATE)
+{
+    stays_with_libvirt(SCRIPT({"query-migrate", STATUS("cancelled", 2), 0},
+                              {"query-status", STATUS("running", 3), 0},
+                              {"cont", STOP_EVENT READY(4), 0}, {"stop", READY(5), 0}));
+}
+
+static void test_has_a_qemu_that_activates_them(NO_STATE)
+{
+    static const struct step steps[] = {{NULL, NEWER, 0}, {"qmp_capabilities", READY(1), 0}, {0}};
+    stays_with_libvirt(steps);
+}
+
+/* The VM stays all the same, and what to do is logged. */
+static void test_has_a_qemu_that_refuses(NO_STATE)
+{
+    stays_with_libvirt(SCRIPT(
+        {"query-migrate", STATUS("cancelled", 2), 0}, {"query-status", STATUS("running", 3), 0},
+        {"cont", "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no\"}, \"id\": 4}\r\n",
+         0}));
+}
+
+/* Without libvirt: the migration was cancelled before the stop, and QEMU runs the VM by itself. */
+static void test_has_its_disks_activated_without_libvirt(NO_STATE)
+{
+    struct ibx_vm_undo vm = {.was_running = true, .touched = true};
+    attached(SCRIPT(
+        {"query-migrate", STATUS("active", 2), 0}, {"migrate_cancel", READY(3), 0},
+        {"query-migrate", STATUS("cancelled", 4), 0}, {"query-status", STATUS("running", 5), 0},
+        {"query-status", STATUS("running", 6), 0}, {"cont", READY(7), 0},
+        {"query-status", STATUS("running", 8), 0}, {"migrate-set-capabilities", READY(9), 0}));
+    assert_int_equal(ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(GENEROUS), &error), 0);
+    done();
+}
+
 static void said(const char *answer, const char *words)
 {
     char text[IBX_ERROR_MAX];
@@ -72,6 +139,12 @@ int main(void)
         cmocka_unit_test(test_runs),
         cmocka_unit_test(test_is_stopped_by_its_disk),
         cmocka_unit_test(test_does_not_run),
+        cmocka_unit_test(test_has_its_disks_activated),
+        cmocka_unit_test(test_is_left_paused),
+        cmocka_unit_test(test_is_paused_meanwhile),
+        cmocka_unit_test(test_has_a_qemu_that_activates_them),
+        cmocka_unit_test(test_has_a_qemu_that_refuses),
+        cmocka_unit_test(test_has_its_disks_activated_without_libvirt),
         cmocka_unit_test(test_names_the_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
