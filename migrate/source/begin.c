@@ -376,7 +376,8 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
         quit_qemu(s);
     else
         ibx_source_settle_at_last(s);
-    if (!rc && s->status.record.state == IBX_JOURNAL_DONE)
+    const enum ibx_journal_state at = s->status.record.state;
+    if (!rc && (at == IBX_JOURNAL_DONE || at == IBX_JOURNAL_ENDED))
         ibx_source_libvirt_tell_left(s);
     if (s->state.now == SOURCE_KEPT)
         ibx_source_libvirt_tell_paused(s);

@@ -153,6 +153,7 @@ int ibx_source_libvirt_check(struct source *s, struct ibx_error *err)
 void ibx_source_libvirt_tell_left(struct source *s)
 {
     const struct ibx_record *record = &s->status.record;
+    const bool ended = record->state == IBX_JOURNAL_ENDED;
     const uint64_t deadline = ibx_deadline_in_ms(ENDS_MS);
     if (!source_managed(&s->vm))
         return;
@@ -163,10 +164,12 @@ void ibx_source_libvirt_tell_left(struct source *s)
         }
         ibx_migration_notify(&s->options->observer,
                              "libvirt has not ended the VM's QEMU here (process %d), although the "
-                             "VM runs at %s: do not continue it here (virsh resume), since two "
-                             "running copies would destroy its disks; virsh destroy %s on this "
-                             "host ends what is left here",
-                             (int)record->pid, record->peer,
+                             "VM %s %s: do not continue it here (virsh resume), since %s; virsh "
+                             "destroy %s on this host ends what is left here",
+                             (int)record->pid, ended ? "was shut down by its guest at" : "runs at",
+                             record->peer,
+                             ended ? "its disks are not what they were when it stopped here"
+                                   : "two running copies would destroy its disks",
                              record->name[0] ? record->name : record->uuid);
         return;
     }

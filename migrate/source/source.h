@@ -283,8 +283,8 @@ int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err);
 int ibx_source_libvirt_runs(const struct source *s, struct ibx_error *err);
 /* Whether it has started QEMU's migration; then the stream is OPEN. */
 int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err);
-/* The migration is done: says so where libvirt has left the VM's QEMU here, for somebody to
- * continue it. Waits some seconds for its end. */
+/* The VM has moved, or was shut down there: says so where libvirt has left its QEMU here, for
+ * somebody to continue it. Waits some seconds for its end. */
 void ibx_source_libvirt_tell_left(struct source *s);
 /* It has failed, and the VM is here: says so where libvirt has not continued it within seconds. */
 void ibx_source_libvirt_tell_paused(struct source *s);

@@ -184,6 +184,30 @@ def the_source_s_libvirtd_is_killed_after_the_commit(hosts, domain):
 
 
 @test
+def a_vm_that_was_shut_down_elsewhere_is_not_continued(hosts, domain):
+    """By its guest, while its pages came; the source's libvirtd has left it paused."""
+    with open(domain.xml, encoding="utf-8") as file:
+        text = file.read()
+    with open(domain.xml, "w", encoding="utf-8") as file:
+        file.write(text.replace("</kernel>", "</kernel><cmdline>button=1</cmdline>"))
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "destination:resuming", receive=("--max-bandwidth", "64K"))
+    hosts.a.end_libvirtd(signal.SIGKILL)
+    hosts.a.start_libvirtd()
+    tool.kill(signal.SIGCONT)
+    move.virsh.wait(LIMIT)
+    until(lambda: hosts.b.state(domain.name) == "running", "running on b")
+    hosts.b.virsh_ok("shutdown", domain.name, "--mode", "acpi")
+    assert move.receiver.end() == 4, move.receiver.text
+    assert move.sender.end() == 4, move.sender.text
+    assert hosts.a.state(domain.name) == "paused"
+    assert "the VM was shut down by its guest at b" in move.sender.text, move.sender.text
+    assert "do not continue it here (virsh resume)" in move.sender.text, move.sender.text
+    hosts.a.virsh_ok("destroy", domain.name)
+    nothing_left(hosts.a, domain)
+
+
+@test
 def the_destination_s_libvirtd_is_killed_after_the_commit(hosts, domain):
     """The VM is loaded there and does not run: the source's libvirtd continues it."""
     domain.start(hosts.a)
