@@ -181,7 +181,8 @@ void ibx_source_libvirt_tell_paused(struct source *s)
     const char *name = record->name[0] ? record->name : record->uuid;
     const uint64_t deadline = ibx_deadline_in_ms(ENDS_MS);
     char status[IBX_MIGRATE_STATUS] = "";
-    if (!source_managed(&s->vm) || !s->vm.qmp)
+    /* What was paused before the migration could stop it is not for libvirt to continue. */
+    if (!source_managed(&s->vm) || !s->vm.qmp || s->vm.paused)
         return;
     while (!ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline, NULL) &&
            !ibx_vm_lives(status) && ibx_now_ns() < deadline)

@@ -286,7 +286,8 @@ int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err);
 /* The VM has moved, or was shut down there: says so where libvirt has left its QEMU here, for
  * somebody to continue it. Waits some seconds for its end. */
 void ibx_source_libvirt_tell_left(struct source *s);
-/* It has failed, and the VM is here: says so where libvirt has not continued it within seconds. */
+/* The migration has failed, and the VM is here: says so where libvirt has not continued it within
+ * seconds, unless it was paused before. */
 void ibx_source_libvirt_tell_paused(struct source *s);
 /* The VM goes on here. true: libvirt has decided so, as it may. */
 bool ibx_source_libvirt_resumed(struct source *s);

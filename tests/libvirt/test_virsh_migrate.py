@@ -210,6 +210,7 @@ def a_vm_that_is_suspended_meanwhile_stays(hosts, domain):
     move.begin()
     assert move.sender.end() == 1, move.sender.text
     assert "virsh suspend" in move.sender.summary()["error"], move.sender.text
+    assert "libvirt has not continued" not in move.sender.text, move.sender.text
     assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
     assert time.monotonic() - since < 20, "until the receiver gave up"
     move.receiver.end()
