@@ -168,7 +168,7 @@ static void record_running(struct destination *d)
     if (!d->undecided && !d->qemu.cont_ns &&
         ibx_destination_record(d, IBX_JOURNAL_RUNNING, &unwritten))
         ibx_migration_notify(&d->options->observer,
-                             "%s; the VM runs here and gets its pages all the same, but the "
+                             "%s; the VM is here and gets its pages all the same, but the "
                              "migration does not end before its record can be written",
                              unwritten.message);
 }

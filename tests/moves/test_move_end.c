@@ -141,10 +141,10 @@ static void test_qemu_cannot_be_let_go_of(void)
 
 /* No record, no end: a tool that died then would leave what nobody could tell from a VM that needs
  * its pages. A folder in the place of the new record stands for a disk that takes none. */
-static void record_cannot_be_written(const char *state, const char *first)
+static void record_cannot_be_written(const char *state, const char *option, const char *first)
 {
     char place[PATH_MAX];
-    stopped_at(state, NULL);
+    stopped_at(state, option);
     mover_record_path(place);
     strcpy(strrchr(place, '.'), ".new");
     assert_int_equal(mkdir(place, 0700), 0);
@@ -153,6 +153,8 @@ static void record_cannot_be_written(const char *state, const char *first)
     mover_must_print(&receiver, first);
     assert_true(has_userfaultfd());
     assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
+    if (option)
+        vm_do(&vms[1], "cont", NULL);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats); /* the VM does not wait for it */
     assert_int_equal(rmdir(place), 0);
     ended();
@@ -160,10 +162,11 @@ static void record_cannot_be_written(const char *state, const char *first)
 
 static void test_record_cannot_be_written(void)
 {
-    record_cannot_be_written("destination:resuming",
-                             "; the VM runs here and gets its pages all the "
-                             "same, but the migration does not end before");
-    record_cannot_be_written("destination:filling", "trying again");
+    static const char all_the_same[] = "; the VM is here and gets its pages all the same, but the "
+                                       "migration does not end before";
+    record_cannot_be_written("destination:resuming", NULL, all_the_same);
+    record_cannot_be_written("destination:resuming", "--paused", all_the_same); /* does not run */
+    record_cannot_be_written("destination:filling", NULL, "trying again");
 }
 
 /* A state folder that somebody has emptied has the records again as soon as they are written: else
