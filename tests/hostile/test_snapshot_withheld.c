@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define PAGES    4096u
 #define WITHHELD 2048u /* the page */
@@ -168,8 +169,11 @@ static void begin(struct server *server, bool withholds)
 
 static void end(struct server *server)
 {
+    if (!server->listener)
+        return;
     pthread_join(server->thread, NULL);
     ibx_listener_close(server->listener);
+    server->listener = NULL;
 }
 
 /* ------------------------------------------------------------ the cache */
@@ -235,8 +239,9 @@ static const char *uris[2];
 /* A cache of both servers. */
 static void fill(bool withholds, unsigned timeout_ms)
 {
-    static char path[] = "/dev/shm/ibx-snapshot-withheld";
+    static char path[64];
     static const struct ibx_snapshot_multicast_options none;
+    snprintf(path, sizeof(path), "/dev/shm/ibx-snapshot-withheld-%d", (int)getpid());
     over = false;
     said[0] = 0;
     limited = options();
@@ -266,12 +271,15 @@ static void step(void)
         fail_msg("%s", error.message);
 }
 
-static void end_all(void)
+/* Also of a test that has failed: the next one, and the next run, begin anew. */
+static int end_all(void **state)
 {
+    (void)state;
     over = true;
     end(&liar);
     end(&honest);
     ibx_snapshot_folder_remove(&folder);
+    return 0;
 }
 
 static void test_one_page_of_all(void **state)
@@ -291,7 +299,6 @@ static void test_one_page_of_all(void **state)
     assert_int_equal(wrong, 0);
     assert_true(came > LIMIT_MS / TOUCH_MS); /* without a pause */
     assert_non_null(strstr(said, "it does not send a page that is waited for"));
-    end_all();
 }
 
 /* ------------------------------------------------------------ by multicast */
@@ -336,13 +343,13 @@ static void test_a_group_without_pages(void **state)
     }
     assert_non_null(strstr(said, "no page has come by multicast"));
     assert_int_equal(touch(WITHHELD), WITHHELD);
-    end_all();
 }
 
 int main(void)
 {
     patience = patience_ms(20000);
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_page_of_all),
-                                              cmocka_unit_test(test_a_group_without_pages)};
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_one_page_of_all, end_all),
+        cmocka_unit_test_teardown(test_a_group_without_pages, end_all)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
