@@ -168,6 +168,13 @@ static int ended_before(struct destination *d, int code, struct ibx_error *err)
 {
     const char *reason = d->qemu.end;
     const bool waited = d->state.now == DESTINATION_LISTENING;
+    const bool loaded = d->qemu.state.now == QEMU_FAILED || code == -ECONNRESET;
+    if (!*reason && d->qemu.managed && loaded && d->stream.state.now == STREAM_CLOSED)
+        return ibx_error_set(err, code,
+                             "the QEMU here has ended, or could not load what came, and nothing "
+                             "has come by this ib-migrate: give virsh migrate --migrateuri "
+                             "unix://%.108s, or see QEMU's log",
+                             d->options->libvirt);
     if (!*reason)
         return code;
     return ibx_error_set(err, waited && !strncmp(reason, "host-", 5) ? -ECANCELED : code,
