@@ -47,10 +47,25 @@ int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+/* QEMU has stopped the VM for a migration, and nobody has come through the gate. */
+static bool goes_past_the_gate(const struct source *s)
+{
+    char status[IBX_MIGRATE_STATUS];
+    return s->stream.state.now == STREAM_CLOSED &&
+           !ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS),
+                          NULL) &&
+           (!strcmp(status, "finish-migrate") || !strcmp(status, "postmigrate"));
+}
+
 int ibx_source_libvirt_runs(const struct source *s, struct ibx_error *err)
 {
     if (!source_managed(&s->vm) || !s->vm.paused)
         return 0;
+    if (goes_past_the_gate(s))
+        return ibx_error_set(err, -EBUSY,
+                             "libvirt has begun a migration of the VM that is not this "
+                             "ib-migrate's: give virsh migrate --migrateuri unix://%.108s",
+                             s->options->libvirt);
     return ibx_error_set(
         err, -EBUSY,
         "the VM has been stopped here (virsh suspend, another client of QEMU, or "

@@ -279,7 +279,8 @@ void ibx_source_libvirt_link_files(struct source *s);
 /* Before the gate opens. 0: libvirt has set what it sets, all at once, and is about to connect;
  * -EAGAIN: not yet. */
 int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err);
-/* -EBUSY: the VM was paused before QEMU's migration could stop it, which then says nothing. */
+/* -EBUSY: the VM was paused before QEMU's migration could stop it, which then says nothing; or that
+ * was another migration. */
 int ibx_source_libvirt_runs(const struct source *s, struct ibx_error *err);
 /* Whether it has started QEMU's migration; then the stream is OPEN. */
 int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err);
