@@ -11,6 +11,7 @@
 #include "frontend-glue/preload/early.h"
 
 #include <limits.h>
+#include <link.h>
 
 #define SEEN       __attribute__((visibility("default")))
 #define VARIABLES  ((size_t)4 << 20) /* more than an argument list may have */
@@ -44,8 +45,8 @@ static bool is_of_cuda(const char *name)
 
 /* --------------------------------------------------------------------------- the variables */
 
-static char *variables; /* as the process began; ends with two zeros */
-static bool is_read;
+static const char *variables; /* as the process began */
+static size_t variables_size;
 
 static size_t read_up_to(int file, char *to, size_t n)
 {
@@ -62,19 +63,22 @@ static size_t read_up_to(int file, char *to, size_t n)
     return done;
 }
 
-/* The loader, which holds its lock, goes by what they were then, too. */
+/* As the process begins: the loader goes by what they are then, too, and programs that give
+ * themselves another title write that over them. */
 static void read_variables(void)
 {
-    is_read = true;
     const int file = ibx_early_open("/proc/self/environ", O_RDONLY);
     for (size_t n = FIRST_READ; file >= 0 && n <= VARIABLES && !variables; n *= 2) {
         char *text = ibx_early_map(n);
         if (!text)
             break;
-        if (read_up_to(file, text, n - 2) < n - 2)
+        const size_t size = read_up_to(file, text, n - 1); /* a zero is behind them */
+        if (size < n - 1) {
             variables = text;
-        else
+            variables_size = size;
+        } else {
             ibx_early_unmap(text, n);
+        }
     }
     if (file >= 0)
         ibx_early_close(file);
@@ -83,15 +87,30 @@ static void read_variables(void)
 /* NULL: it is not set. `name` ends with a '='. */
 static const char *variable(const char *name)
 {
-    for (const char *v = variables; v && *v; v += ibx_early_length(v) + 1)
-        if (ibx_early_begins(v, name))
-            return v + ibx_early_length(name);
+    for (size_t at = 0; at < variables_size; at += ibx_early_length(variables + at) + 1)
+        if (ibx_early_begins(variables + at, name))
+            return variables + at + ibx_early_length(name);
     return NULL;
 }
 
 /* ------------------------------------------------------------------------------ the folders */
 
 static char found[PATH_MAX]; /* the loader copies it, under its lock */
+
+extern const ElfW(Ehdr) __ehdr_start __attribute__((visibility("hidden"))); /* the linker's */
+
+/* One that the loader passes over where it searches by itself (32 bits) it would not pass over
+ * here, and the program could not begin. */
+static bool is_loadable(const char *path)
+{
+    ElfW(Ehdr) head;
+    const int file = ibx_early_open(path, O_RDONLY);
+    const bool is_read = file >= 0 && ibx_early_read(file, &head, sizeof(head), 0);
+    if (file >= 0)
+        ibx_early_close(file);
+    return is_read && ibx_early_same(head.e_ident, __ehdr_start.e_ident, EI_VERSION + 1) &&
+           head.e_machine == __ehdr_start.e_machine;
+}
 
 /* Whether the folder, whose name has n bytes, has it: then it is in `found`. */
 static bool is_in(const char *folder, size_t n, const char *below, const char *name)
@@ -103,7 +122,7 @@ static bool is_in(const char *folder, size_t n, const char *below, const char *n
     ibx_early_copy(found + n, below, more);
     found[n + more] = '/';
     ibx_early_copy(found + n + more + 1, name, length + 1);
-    return !ibx_early_call(SYS_faccessat, AT_FDCWD, (long)found, 4 /* R_OK */, 0, 0, 0);
+    return is_loadable(found);
 }
 
 static bool find(const char *name)
@@ -128,6 +147,7 @@ SEEN char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag);
 /* No version has changed these two. */
 unsigned la_version(unsigned version)
 {
+    read_variables();
     return version;
 }
 
@@ -138,7 +158,5 @@ char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag)
     const char *last = name_in(name);
     if (!is_of_cuda(last))
         return (char *)(uintptr_t)name;
-    if (!is_read)
-        read_variables();
     return find(last) ? found : (char *)(uintptr_t)name;
 }

@@ -317,17 +317,37 @@ bool static_runtime_refused()
     return HOLDS(other.good() && other.said().empty());
 }
 
+// A folder before that of GVirtuS's, of libraries for another processor or of 32 bits.
+struct Others {
+    const std::string in = folder + "/others", before = std::getenv("LD_LIBRARY_PATH");
+    explicit Others(const char *library)
+    {
+        std::filesystem::create_directory(in);
+        const std::string file = in + "/libcudart.so.13";
+        std::filesystem::copy_file(library, file);
+        std::fstream(file).seekp(4).put(1); // ELFCLASS32
+        setenv("LD_LIBRARY_PATH", (in + ":" + before).c_str(), 1);
+    }
+    ~Others()
+    {
+        setenv("LD_LIBRARY_PATH", before.c_str(), 1);
+        std::filesystem::remove_all(in);
+    }
+};
+
 // A program that finds a libcudart of NVIDIA's by itself, whatever LD_LIBRARY_PATH says, gets
 // GVirtuS's where the loader is told to look there first.
 bool libraries_found_elsewhere()
 {
     const char *program = std::getenv("IBX_TEST_LOCAL_PROGRAM"),
                *local = std::getenv("IBX_TEST_LOCAL_CUDART"),
+               *opener = std::getenv("IBX_TEST_LOCAL_OPENER"),
                *search = std::getenv("IBX_TEST_SEARCH"),
                *other = std::getenv("IBX_TEST_OTHER_PROGRAM");
-    REQUIRE(program && local && search && other);
+    REQUIRE(program && local && opener && search && other);
     GpuBackEnd back;
     const Installed installed;
+    const Others narrow(local);
     Application without(&back, program, local);
     REQUIRE(result_of(without.pid) == 35);
     REQUIRE(lines_with(without.said(), "LD_AUDIT") == 1 &&
@@ -335,9 +355,12 @@ bool libraries_found_elsewhere()
     REQUIRE(lines_with(without.said(), "ibx:") == 1);
     setenv("LD_AUDIT", search, 1);
     Application with(&back, program, local);
+    REQUIRE(with.good() && lines_with(with.said(), "ibx:") == 0);
+    // One that has written over its variables by then.
+    Application titled(&back, opener, local);
+    REQUIRE(titled.good() && lines_with(titled.said(), "ibx:") == 0);
     Application nowhere(nullptr, other, "");
     unsetenv("LD_AUDIT");
-    REQUIRE(with.good() && lines_with(with.said(), "ibx:") == 0);
     return HOLDS(nowhere.good() && nowhere.said().empty());
 }
 
