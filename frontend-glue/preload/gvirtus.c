@@ -258,17 +258,27 @@ int ibx_frontend_passed(int rc)
 
 /* ----------------------------------------------------------------- GVirtuS's functions */
 
-/* Finds a loaded libcudart that dlopen(3) has put outside this library's scopes. */
-static bool find_library(const char *path, ElfW(Dyn) * dynamic, void *found)
+struct loaded {
+    const char *name; /* how its file's begins */
+    char path[PATH_MAX];
+};
+
+/* Finds one that dlopen(3) has put outside this library's scopes. */
+static bool find_loaded(const char *path, ElfW(Dyn) * dynamic, void *argument)
 {
+    struct loaded *library = argument;
     (void)dynamic;
-    return ibx_frontend_is_named(path, "libcudart.so") &&
-           snprintf(found, PATH_MAX, "%s", path) < PATH_MAX;
+    return ibx_frontend_is_named(path, library->name) &&
+           snprintf(library->path, sizeof(library->path), "%s", path) < PATH_MAX;
 }
 
 bool ibx_frontend_libcudart(char path[PATH_MAX])
 {
-    return ibx_frontend_each_library(find_library, path);
+    struct loaded library = {.name = "libcudart.so"};
+    if (!ibx_frontend_each_library(find_loaded, &library))
+        return false;
+    memcpy(path, library.path, sizeof(library.path));
+    return true;
 }
 
 /* GVirtuS's may have this function as well. */
@@ -282,17 +292,37 @@ bool ibx_frontend_is_nvidias(void *libcudart)
     return ibx_frontend_dlsym(libcudart, "cudaGetExportTable");
 }
 
+/* Whose functions begin so: the longer beginning comes first. */
+static const char *library_of(const char *symbol)
+{
+    static const char *const all[][2] = {
+        {"cublasLt", "libcublasLt.so"}, {"cublas", "libcublas.so"},
+        {"cufft", "libcufft.so"},       {"curand", "libcurand.so"},
+        {"cusolver", "libcusolver.so"}, {"cusparse", "libcusparse.so"}};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        if (!strncmp(symbol, all[i][0], strlen(all[i][0])))
+            return all[i][1];
+    return "libcudart.so";
+}
+
+/* A library may itself be linked with this one. */
+static bool is_ours(const void *function)
+{
+    Dl_info its, ours;
+    return dladdr(function, &its) && dladdr(&plugin, &ours) && its.dli_fbase == ours.dli_fbase;
+}
+
 static void *find_in_library(const char *symbol)
 {
-    char path[PATH_MAX] = "";
+    struct loaded library = {.name = library_of(symbol)};
     void *handle = NULL, *found = NULL;
-    if (ibx_frontend_libcudart(path))
-        handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+    if (ibx_frontend_each_library(find_loaded, &library))
+        handle = dlopen(library.path, RTLD_LAZY | RTLD_NOLOAD);
     if (handle) {
         found = ibx_frontend_dlsym(handle, symbol);
         dlclose(handle);
     }
-    return found;
+    return found && !is_ours(found) ? found : NULL;
 }
 
 int ibx_frontend_cuda_version(void)

@@ -364,6 +364,17 @@ bool libraries_found_elsewhere()
     return HOLDS(nowhere.good() && nowhere.said().empty());
 }
 
+// What a library has that the program has opened for itself alone, it gets, also where others are
+// told that it is not there.
+bool libraries_of_its_own()
+{
+    const char *opener = std::getenv("IBX_TEST_LOCAL_OPENER"),
+               *sparse = std::getenv("IBX_TEST_LOCAL_SPARSE");
+    REQUIRE(opener && sparse);
+    Application app(nullptr, opener, sparse, "cusparseSnnz");
+    return HOLDS(app.good() && lines_with(app.said(), "cusparseSnnz") == 0);
+}
+
 // The double's library of that kind.
 static std::string static_library(const char *kind)
 {

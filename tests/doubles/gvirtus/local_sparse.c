@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A libcusparse.so.12 that has a function of which this project says that it is not there. */
+
+__attribute__((visibility("default"))) int cusparseSnnz(int *count);
+
+int cusparseSnnz(int *count)
+{
+    *count = 1;
+    return 0;
+}
