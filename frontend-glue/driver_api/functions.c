@@ -169,12 +169,12 @@ EXPORTED int cuOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *func
 #define WARPS_MOST   1024 /* that are tried, a request each */
 
 /* The size of which one multiprocessor has most threads at once, the largest of these; and how many
- * blocks of it fill the device. */
+ * blocks of it fill the device. Both are 0 where none fits. */
 static int best_block(int *grid, int *block, const void *function, size_t (*shared_of)(int threads),
                       size_t shared, int limit, unsigned flags)
 {
     const int device = ibx_frontend_current_device();
-    int most = 0, warp = 0, count = 0, room = 0, best = 0;
+    int most = 0, warp = 0, count = 0, room = 0, best = 0, best_blocks = 0, best_threads = 0;
     int rc = grid && block ? attribute_of(&most, THREADS_PER_BLOCK, function) : CUDA_INVALID_VALUE;
     if (rc || (rc = ibx_driver_attribute(&warp, WARP_SIZE, device)) ||
         (rc = ibx_driver_attribute(&count, MULTIPROCESSORS, device)) ||
@@ -197,10 +197,12 @@ static int best_block(int *grid, int *block, const void *function, size_t (*shar
             return rc;
         if (blocks * threads > best) {
             best = blocks * threads;
-            *block = threads;
-            *grid = blocks * count;
+            best_blocks = blocks;
+            best_threads = threads;
         }
     }
+    *grid = best_blocks * count;
+    *block = best_threads;
     return CUDA_SUCCESS;
 }
 
