@@ -350,6 +350,13 @@ void ibx_frontend_tell_of_nvidias(const char *path)
                 path);
 }
 
+/* Those of the C library are asked for by constructors, too, some before libcudart's have run,
+ * which opening it once more would run. */
+static bool is_of_cuda(const char *symbol)
+{
+    return !strncmp(symbol, "cu", 2) || !strncmp(symbol, "__cuda", 6);
+}
+
 /* Once that is known: `function` is its cudaMalloc. */
 static void look_whose(void *function)
 {
@@ -369,13 +376,14 @@ static void look_whose(void *function)
 void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
 {
     static char absent;
-    static atomic_bool loaded;
+    static atomic_bool loaded, looked;
     void *found = atomic_load_explicit(known, memory_order_acquire);
     if (!found) {
         /* First: another thread may load it meanwhile. */
-        void *malloc_there = atomic_load(&loaded) ? NULL : find("cudaMalloc");
-        if (malloc_there && !atomic_exchange(&loaded, true))
-            look_whose(malloc_there);
+        if (!atomic_load(&loaded) && find("cudaMalloc"))
+            atomic_store(&loaded, true);
+        if (atomic_load(&loaded) && is_of_cuda(symbol) && !atomic_exchange(&looked, true))
+            look_whose(find("cudaMalloc"));
         const bool lasts = atomic_load(&loaded);
         found = find(symbol);
         if (!found && lasts)
