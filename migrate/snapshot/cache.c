@@ -416,13 +416,23 @@ static int check(struct snapshot_cache *cache, struct ibx_error *err)
               : ibx_state_move(&cache->state, CACHE_CHECKING);
 }
 
+/* Once. */
+static void join_checker(struct snapshot_cache *cache)
+{
+    if (cache->checked_fd < 0)
+        return;
+    pthread_join(cache->checker, NULL);
+    close(cache->checked_fd);
+    cache->checked_fd = -1;
+}
+
 static int whole(struct snapshot_cache *cache, struct ibx_error *err)
 {
     const uint8_t *frozen = cache->folder->manifest.digest;
     eventfd_t count;
     if (eventfd_read(cache->checked_fd, &count))
         return 0; /* not yet */
-    pthread_join(cache->checker, NULL);
+    join_checker(cache);
     int rc = cache->check_error.code;
     if (rc)
         ibx_error_set(err, rc, "%s", cache->check_error.message);
@@ -616,6 +626,8 @@ void ibx_snapshot_cache_end(struct snapshot_cache *cache)
 {
     if (cache->feed)
         leave_group(cache);
+    if (cache->state.now == CACHE_CHECKING)
+        join_checker(cache); /* it reads what goes here */
     ibx_fault_destroy(cache->engine);
     ibx_snapshot_checker_destroy(cache->hashes);
     ibx_snapshot_reader_close(cache->reader);

@@ -276,9 +276,11 @@ static int end_all(void **state)
 {
     (void)state;
     over = true;
+    ibx_snapshot_cache_end(&cache);
     end(&liar);
     end(&honest);
     ibx_snapshot_folder_remove(&folder);
+    ibx_snapshot_manifest_fini(&folder.manifest);
     return 0;
 }
 
