@@ -160,12 +160,21 @@ static void record_cannot_be_written(const char *state, const char *option, cons
     ended();
 }
 
+static const char all_the_same[] = "; the VM is here and gets its pages all the same, but the "
+                                   "migration does not end before";
+
 static void test_record_cannot_be_written(void)
 {
-    static const char all_the_same[] = "; the VM is here and gets its pages all the same, but the "
-                                       "migration does not end before";
     record_cannot_be_written("destination:resuming", NULL, all_the_same);
-    record_cannot_be_written("destination:resuming", "--paused", all_the_same); /* does not run */
+}
+
+static void test_record_of_a_paused_vm_cannot_be_written(void)
+{
+    record_cannot_be_written("destination:resuming", "--paused", all_the_same);
+}
+
+static void test_record_cannot_be_written_later(void)
+{
     record_cannot_be_written("destination:filling", NULL, "trying again");
 }
 
@@ -478,6 +487,8 @@ int main(void)
                                            VM_TEST(test_both_killed),
                                            VM_TEST(test_qemu_cannot_be_let_go_of),
                                            VM_TEST(test_record_cannot_be_written),
+                                           VM_TEST(test_record_of_a_paused_vm_cannot_be_written),
+                                           VM_TEST(test_record_cannot_be_written_later),
                                            VM_TEST(test_records_removed_before_the_commit),
                                            VM_TEST(test_records_removed_while_filling),
                                            VM_TEST(test_watchdog_cannot_write),

@@ -21,9 +21,10 @@ int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
     if (number == IBX_MATH_cublasLtGetProperty)
         *(int *)values[1].p = 13;
     else if (number == IBX_MATH_cublasLtMatmulAlgoCapGetAttribute ||
-             number == IBX_MATH_cublasLtMatmulAlgoConfigGetAttribute)
-        memcpy(values[4].p, &bytes_written, values[4].p ? sizeof(bytes_written) : 0);
-    else if (values[9].p)
+             number == IBX_MATH_cublasLtMatmulAlgoConfigGetAttribute) {
+        if (values[4].p)
+            memcpy(values[4].p, &bytes_written, sizeof(bytes_written));
+    } else if (values[9].p)
         *(int *)values[9].p = answers;
     return number == IBX_MATH_cublasLtGetProperty ? 0 : status;
 }
