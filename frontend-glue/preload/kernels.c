@@ -37,19 +37,24 @@
 #define POINTERS   4096u  /* arguments of a kernel, at most */
 #define BEHIND_END 32768u /* bytes that are read of an argument, at most */
 
-/* Of one kernel; it stays what it is, also when it is good no more. What is not known of it GVirtuS
- * launches. */
+/* Who makes a kernel's launches. */
+enum way {
+    BY_GVIRTUS,   /* its front end: where the arguments lie is not known here */
+    LIKE_GVIRTUS, /* its front end the first one; all others are written here as it writes them */
+    IN_ITS_PLACE, /* likewise, all of them: its front end cannot */
+    BY_REQUEST,   /* in requests of our own: they are long, and its front end knows no arguments */
+    REFUSED       /* nobody: its front end would do it with another kernel's arguments */
+};
+
+/* Of one kernel; it stays what it is, also when it is good no more. */
 struct kernel {
     const void *function;
     unsigned since; /* of the process's modules */
     struct kernel *older;
     uint8_t name[8]; /* by which requests name it */
-    bool known;      /* the rest is, of launches like GVirtuS's */
-    bool strange;    /* to GVirtuS's front end, which cannot launch it */
-    bool asked;      /* the rest is, since the back end has said it: for requests of our own */
-    bool ours;       /* ... which are all its launches, since GVirtuS's front end knows less */
-    bool refused;    /* GVirtuS's front end would launch it with another one's arguments */
-    size_t bytes;    /* of all arguments */
+    enum way way;
+    bool asked;   /* the rest is as the back end has said, for requests of our own */
+    size_t bytes; /* of all arguments */
     size_t count;
     struct argument {
         uint16_t at, bytes;
@@ -301,11 +306,10 @@ static bool is_another(const struct kernel *k)
     return another;
 }
 
-static void refuse(struct kernel *k)
+static void tell_refused(const struct kernel *k)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     const char *name = ibx_frontend_name_of_kernel(k->function);
-    k->refused = true;
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_ERROR,
                 "launches of %s return cudaErrorNotSupported: the program has several kernels of "
@@ -333,11 +337,32 @@ static enum answer ask(struct kernel **k)
     return answer;
 }
 
+/* What GVirtuS's front end makes of a kernel's launch. */
+enum written {
+    WRITTEN,         /* a launch of it */
+    WRITTEN_ANOTHER, /* of another kernel of its name */
+    WRITTEN_STRANGE, /* something else, or it is too long: then there is no body */
+    WRITTEN_NOT      /* it cannot */
+};
+
+/* Once the back end has been asked. */
+static enum way way_of(const struct kernel *k, enum written written, enum answer answer)
+{
+    if (written == WRITTEN)
+        return k->asked ? BY_REQUEST : LIKE_GVIRTUS;
+    if (written == WRITTEN_STRANGE)
+        return BY_GVIRTUS;
+    if (answer == ASKED_SOME)
+        return k->bytes > PACKED_MAX ? BY_REQUEST : IN_ITS_PLACE;
+    return written == WRITTEN_ANOTHER ? REFUSED : BY_GVIRTUS;
+}
+
 /* NULL: it is none, or nothing can be learned of it now. */
 static struct kernel *look_at(const void *function, const struct launch_config *config)
 {
     struct kernel *k = calloc(1, sizeof(*k) + MARKS * sizeof(k->arguments[0]));
     struct ibx_writer w = ibx_writer_of(k ? k->name : NULL, k ? sizeof(k->name) : 0);
+    enum written written = WRITTEN_STRANGE;
     size_t n = 0;
     int rc = 0;
     ibx_frontend_kernels_prepare();
@@ -348,35 +373,39 @@ static struct kernel *look_at(const void *function, const struct launch_config *
     k->function = function;
     k->since = atomic_load(&modules);
     const uint8_t *body = ibx_frontend_launch_body(config, function, marked, &n, &rc);
-    bool thrown = !body && rc == CUDA_UNKNOWN;
-    if (!body && !thrown && rc != CUDA_NOT_SUPPORTED) { /* no kernel */
+    if (!body && rc != CUDA_UNKNOWN && rc != CUDA_NOT_SUPPORTED) { /* no kernel */
         free(k);
         return NULL;
     }
-    k->known = body && head_is(body, n, config) && read_marks(k, body + HEAD, n - HEAD);
-    if (k->known)
+    if (!body && rc == CUDA_UNKNOWN)
+        written = WRITTEN_NOT;
+    else if (body && head_is(body, n, config) && read_marks(k, body + HEAD, n - HEAD))
+        written = k->count && is_another(k) ? WRITTEN_ANOTHER : WRITTEN;
+    const bool is_launch = written == WRITTEN || written == WRITTEN_ANOTHER;
+    if (is_launch)
         memcpy(k->name, body, sizeof(k->name));
     else
         ibx_put_u64(&w, (uintptr_t)function); /* as GVirtuS's front end does */
-    const bool another = k->known && k->count && is_another(k);
-    if (k->known ? k->count && !another : body || !ibx_frontend_plugin())
+    k->way = written == WRITTEN ? LIKE_GVIRTUS : BY_GVIRTUS;
+    if (is_launch ? written == WRITTEN && k->count : body || !ibx_frontend_plugin())
         return k;
-    k->known = k->known && !another;
-    thrown = thrown || another;
     const enum answer answer = ask(&k);
-    if (another && answer != ASKED_SOME) {
-        refuse(k);
-        return k;
-    }
-    if (answer == ASKED_IN_VAIN && (k->known || thrown)) {
+    if (answer == ASKED_IN_VAIN && (written == WRITTEN || written == WRITTEN_NOT)) {
         free(k);
         return NULL;
     }
-    k->strange = thrown && answer == ASKED_SOME;
-    k->asked = k->asked || k->strange; /* it may have none */
-    k->ours = k->asked && (k->known || (k->strange && k->bytes > PACKED_MAX));
-    k->known = k->known || (k->strange && !k->ours);
+    if (answer == ASKED_SOME && (written == WRITTEN_ANOTHER || written == WRITTEN_NOT))
+        k->asked = true; /* it may have none */
+    k->way = way_of(k, written, answer);
+    if (k->way == REFUSED)
+        tell_refused(k);
     return k;
+}
+
+/* Whether it is known where they lie. */
+static bool has_arguments(const struct kernel *k)
+{
+    return k->asked || k->way == LIKE_GVIRTUS || k->way == IN_ITS_PLACE;
 }
 
 static const struct kernel *learned(const void *function, const struct launch_config *config)
@@ -407,7 +436,7 @@ bool ibx_frontend_kernel_arguments(const void *function, uint8_t *bytes, size_t 
 {
     const struct launch_config one = {.grid = {1, 1, 1}, .block = {1, 1, 1}};
     const struct kernel *k = learned(function, &one);
-    if (!k || !(k->known || k->asked) || k->bytes > n)
+    if (!k || !has_arguments(k) || k->bytes > n)
         return false;
     for (size_t i = 0; arguments && i < k->count && i < *count; i++)
         arguments[i] = bytes + k->arguments[i].at;
@@ -419,7 +448,7 @@ bool ibx_frontend_kernel_name(const void *function, uint8_t name[8])
 {
     const struct launch_config one = {.grid = {1, 1, 1}, .block = {1, 1, 1}};
     const struct kernel *k = learned(function, &one);
-    if (!k || !(k->known || k->asked))
+    if (!k || !has_arguments(k))
         return false;
     memcpy(name, k->name, sizeof(k->name));
     return true;
@@ -496,7 +525,7 @@ int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
     if (rc || e->body.failed)
         return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
     const struct kernel *k = learned(function, config);
-    if (k && k->refused)
+    if (k && k->way == REFUSED)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     return k && k->asked ? put_asked(e, k, config, arguments)
                          : put_written(e, config, function, arguments);
@@ -553,16 +582,15 @@ static int launch_now(const void *function, const struct launch_config *config, 
     const bool first = plugin && !k;
     if (first)
         k = learned(function, config);
-    if (k && k->refused)
+    const enum way way = k ? k->way : BY_GVIRTUS;
+    if (way == REFUSED)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    if (k && k->ours)
-        return ibx_frontend_launch_ours(config, function, arguments);
     /* GVirtuS makes the first one, if it can, unless its arguments are looked at. */
-    const bool can = k && k->known && (arguments || !k->count);
-    if (can && (!first || k->strange || ibx_frontend_host_any()) &&
-        launched(k, config, arguments, unseen, &rc))
+    const bool here =
+        way == IN_ITS_PLACE || (way == LIKE_GVIRTUS && (!first || ibx_frontend_host_any()));
+    if (here && (arguments || !k->count) && launched(k, config, arguments, unseen, &rc))
         return rc;
-    if (k && k->strange)
+    if (way == BY_REQUEST || way == IN_ITS_PLACE)
         return ibx_frontend_launch_ours(config, function, arguments);
     if (plugin)
         plugin->unseen(unseen);
