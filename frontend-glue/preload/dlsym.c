@@ -12,6 +12,8 @@
  */
 #include "frontend-glue/preload/dlsym.h"
 
+#include "frontend-glue/preload/remote_libraries.h"
+
 #include <dlfcn.h>
 #include <link.h>
 #include <stdbool.h>
@@ -73,9 +75,7 @@ static bool is_named(const char *path, const char *begin)
 /* Whether this library has functions of that one. */
 static bool is_known(const char *path)
 {
-    static const char *const names[] = {"libcudart.so",  "libcublas.so", "libcublasLt.so",
-                                        "libcurand.so",  "libcufft.so",  "libcusparse.so",
-                                        "libcusolver.so"};
+    static const char *const names[] = {IBX_REMOTE_LIBRARIES};
     bool known = false;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         known = known || is_named(path, names[i]);

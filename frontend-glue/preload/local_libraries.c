@@ -8,6 +8,7 @@
  */
 #include "frontend-glue/preload/dlsym.h"
 #include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/remote_libraries.h"
 
 #include "common/log.h"
 
@@ -100,7 +101,11 @@ void ibx_frontend_look_for_libraries(void)
 
 static bool is_searched(const char *path)
 {
-    return !ibx_frontend_is_named(path, "libcudnn") && !ibx_frontend_is_named(path, "libnpp");
+    static const char *const names[] = {IBX_REMOTE_LIBRARIES};
+    bool searched = false;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        searched = searched || ibx_frontend_is_named(path, names[i]);
+    return searched;
 }
 
 void ibx_frontend_hide_local_gpus(void)

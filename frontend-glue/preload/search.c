@@ -9,6 +9,7 @@
  * (early.h).
  */
 #include "frontend-glue/preload/early.h"
+#include "frontend-glue/preload/remote_libraries.h"
 
 #include <limits.h>
 #include <link.h>
@@ -18,11 +19,7 @@
 #define FIRST_READ ((size_t)64 << 10)
 #define FOLDER     "/lib/frontend"
 
-/* Those of which GVirtuS or this project has one. libcudnn and libnvrtc are not among them: what
- * GVirtuS has of these serves few programs, and no compiler needs a GPU. */
-static const char libraries[][16] = {"libcuda.so",     "libcudart.so",  "libcublas.so",
-                                     "libcublasLt.so", "libcufft.so",   "libcurand.so",
-                                     "libcusolver.so", "libcusparse.so"};
+static const char libraries[][16] = {"libcuda.so", IBX_REMOTE_LIBRARIES};
 
 static const char *name_in(const char *path)
 {
