@@ -373,7 +373,7 @@ static int hash_all(struct freezing *f, const struct ibx_page_map *map, struct i
     int rc = ibx_snapshot_table_init(m, &table, err);
     if (rc)
         return rc;
-    rc = ibx_snapshot_table_fill(&f->folder, map, &table, err);
+    rc = ibx_snapshot_table_fill(&f->folder, map, &table, NULL, err);
     if (!rc)
         rc = ibx_snapshot_table_digest(m, &table, m->digest, err);
     if (!rc)

@@ -113,6 +113,7 @@ struct filling {
     struct ibx_snapshot_table *table;
     struct ibx_snapshot_hasher hasher;
     uint8_t *piece;
+    bool (*ends)(void);
     struct ibx_error *err;
 };
 
@@ -143,6 +144,8 @@ static int fill_run(void *context, uint64_t first, uint64_t count, bool data)
     for (uint64_t most; !rc && count; first += most, count -= most) {
         most = PIECE / IBX_SNAPSHOT_PAGE;
         most = most < count ? most : count;
+        if (f->ends && f->ends())
+            return ibx_error_set(f->err, -EINTR, "%s was read in part", f->folder->path);
         rc = fill_piece(f, block, first, most);
     }
     return rc;
@@ -150,9 +153,9 @@ static int fill_run(void *context, uint64_t first, uint64_t count, bool data)
 
 int ibx_snapshot_table_fill(const struct ibx_snapshot_folder *folder,
                             const struct ibx_page_map *map, struct ibx_snapshot_table *table,
-                            struct ibx_error *err)
+                            bool (*ends)(void), struct ibx_error *err)
 {
-    struct filling f = {folder, map, table, {NULL, NULL, {0}}, malloc(PIECE), err};
+    struct filling f = {folder, map, table, {NULL, NULL, {0}}, malloc(PIECE), ends, err};
     if (!f.piece || !ibx_snapshot_hasher_init(&f.hasher, folder->manifest.id)) {
         free(f.piece);
         return ibx_error_set(err, -ENOMEM, "no memory for the hashes of pages");
@@ -325,7 +328,7 @@ int ibx_snapshot_digest(const struct ibx_snapshot_folder *folder, const struct i
     int rc = ibx_snapshot_table_init(&folder->manifest, &table, err);
     if (rc)
         return rc;
-    rc = ibx_snapshot_table_fill(folder, map, &table, err);
+    rc = ibx_snapshot_table_fill(folder, map, &table, NULL, err);
     if (!rc)
         rc = ibx_snapshot_table_digest(&folder->manifest, &table, digest, err);
     ibx_snapshot_table_fini(&table);

@@ -7,6 +7,7 @@
  */
 #include "common/file_check.h"
 #include "common/path_check.h"
+#include "migrate/common/common.h"
 #include "migrate/snapshot/snapshot.h"
 
 #include <errno.h>
@@ -117,7 +118,7 @@ static int hash_all(struct ibx_snapshot_folder *folder, struct ibx_error *err)
         return rc;
     rc = ibx_snapshot_table_init(m, &table, err);
     if (!rc)
-        rc = ibx_snapshot_table_fill(folder, &map, &table, err);
+        rc = ibx_snapshot_table_fill(folder, &map, &table, ibx_migration_signals_pending, err);
     if (!rc)
         rc = ibx_snapshot_table_digest(m, &table, m->digest, err);
     if (!rc)

@@ -123,7 +123,8 @@ bool ibx_snapshot_folder_is_whole_now(const struct ibx_snapshot_folder *folder);
 int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
 /* The same of a memory file alone: one block and no device state. Only to be served. With `hashed`
- * all of it is read. -EPERM: others can read or change it. */
+ * all of it is read. -EPERM: others can read or change it; -EINTR: a signal waits that ends this
+ * process (ibx_migration_signals_pending()). */
 int ibx_snapshot_memory_file(const char *path, bool hashed, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
 /* `times`; done when its files are opened. */
@@ -179,10 +180,11 @@ uint64_t ibx_snapshot_piece_next(const struct ibx_snapshot_manifest *manifest,
 int ibx_snapshot_table_init(const struct ibx_snapshot_manifest *manifest,
                             struct ibx_snapshot_table *table, struct ibx_error *err);
 void ibx_snapshot_table_fini(struct ibx_snapshot_table *table);
-/* From the pages in a folder's files that the map has. */
+/* From the pages in a folder's files that the map has. `ends` (NULL: never) is asked before each
+ * MiB whether this process is to end: -EINTR. */
 int ibx_snapshot_table_fill(const struct ibx_snapshot_folder *folder,
                             const struct ibx_page_map *map, struct ibx_snapshot_table *table,
-                            struct ibx_error *err);
+                            bool (*ends)(void), struct ibx_error *err);
 int ibx_snapshot_table_digest(const struct ibx_snapshot_manifest *manifest,
                               const struct ibx_snapshot_table *table,
                               uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The folder of a snapshot, in one that others can write to, or that two processes want. */
+/* The folder of a snapshot, in one that others can write to, or that two processes want; a memory
+ * file. */
+#include "migrate/common/common.h"
 #include "migrate/snapshot/snapshot.h"
 #include "tests/scenes/unit.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -180,6 +184,25 @@ static void test_the_way_is_nobody_elses(NO_STATE)
     assert_false(has(top, "new"));
 }
 
+/* Who reads a whole file blocks signals, and ends when there is one. */
+static void test_a_memory_file_is_read_until_a_signal(NO_STATE)
+{
+    struct ibx_snapshot_folder folder = {.count = 0};
+    struct migration_signals signals;
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_int_equal(pwrite(fd, "x", 1, 0), 1);
+    assert_int_equal(ftruncate(fd, 8 * IBX_SNAPSHOT_PAGE), 0);
+    close(fd);
+    assert_int_equal(ibx_migration_signals_open(&signals, &error), 0);
+    assert_int_equal(ibx_snapshot_memory_file(path, true, &folder, &error), 0);
+    ibx_snapshot_folder_close(&folder);
+    assert_int_equal(kill(getpid(), SIGTERM), 0);
+    const int rc = ibx_snapshot_memory_file(path, true, &folder, &error);
+    assert_int_equal(ibx_migration_signals_take(&signals, true), 1); /* it is there still */
+    ibx_migration_signals_close(&signals);
+    assert_int_equal(rc, -EINTR);
+}
+
 /* Two begin at once: the second does nothing, and takes nothing away. */
 static void test_one_fills_it(NO_STATE)
 {
@@ -209,6 +232,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_another_folder_in_its_place_stays, begin, end),
         cmocka_unit_test_setup_teardown(test_a_link_is_no_file, begin, end),
         cmocka_unit_test_setup_teardown(test_the_way_is_nobody_elses, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_memory_file_is_read_until_a_signal, begin, end),
         cmocka_unit_test_setup_teardown(test_one_fills_it, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

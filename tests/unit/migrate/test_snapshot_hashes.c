@@ -57,7 +57,7 @@ static int make_folder(unsigned (*files_of)[2])
     for (; (*files_of)[1]; files_of++)
         ibx_page_map_set(&files, (*files_of)[0], (*files_of)[1]);
     assert_int_equal(ibx_snapshot_table_init(m, &table, &error), 0);
-    assert_int_equal(ibx_snapshot_table_fill(&folder, &files, &table, &error), 0);
+    assert_int_equal(ibx_snapshot_table_fill(&folder, &files, &table, NULL, &error), 0);
     assert_int_equal(ibx_snapshot_table_digest(m, &table, m->digest, &error), 0);
     assert_int_equal(ibx_snapshot_table_read(m, &table, &files, &map, &list, &error), 0);
     ibx_page_map_fini(&files);
@@ -126,11 +126,11 @@ static void test_a_hash_is_of_one_place_in_one_snapshot(NO_STATE)
     memcpy(ram + 5 * PAGE, ram + 1 * PAGE, PAGE);
     assert_int_equal(pwrite(folder.fds[0], ram, sizeof(ram), 0), sizeof(ram));
     assert_int_equal(ibx_snapshot_table_init(&folder.manifest, &other, &error), 0);
-    assert_int_equal(ibx_snapshot_table_fill(&folder, &map, &other, &error), 0);
+    assert_int_equal(ibx_snapshot_table_fill(&folder, &map, &other, NULL, &error), 0);
     assert_memory_equal(other.hashes + 16, table.hashes + 16, 16);
     assert_memory_not_equal(other.hashes + 16, other.hashes + 5 * 16, 16);
     folder.manifest.id[0] ^= 1;
-    assert_int_equal(ibx_snapshot_table_fill(&folder, &map, &other, &error), 0);
+    assert_int_equal(ibx_snapshot_table_fill(&folder, &map, &other, NULL, &error), 0);
     assert_memory_not_equal(other.hashes + 16, table.hashes + 16, 16);
     ibx_snapshot_table_fini(&other);
 }
