@@ -98,7 +98,9 @@ int ibx_snapshot_cache_step(struct snapshot_cache *cache,
 /* Pages of guest RAM that are there, while it has an engine. */
 uint64_t ibx_snapshot_cache_present(const struct snapshot_cache *cache,
                                     const struct ibx_fault_stats *engine);
-/* Only in WHOLE, or when it never was FILLING. */
+/* When nobody touches the mapping any more, and the files are not used again: who waits for a page
+ * would see zeros. In CHECKING it waits for the digest; a process that is to end at once ends
+ * without this. */
 void ibx_snapshot_cache_end(struct snapshot_cache *cache);
 
 /* ------------------------------------------------------------ multicast_cache.c */

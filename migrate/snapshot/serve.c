@@ -423,7 +423,11 @@ static void leave(struct serving *s, int rc, const struct ibx_error *err)
 {
     if (rc < 0)
         notify(s, err->message);
-    notify(s, "the cache has not all pages: its children wait until it is served again");
+    notify(s,
+           s->cache.state.now == CACHE_CHECKING
+               ? "the cache has all pages, which are not known to be those that were frozen: its "
+                 "children wait until it is served again"
+               : "the cache has not all pages: its children wait until it is served again");
     fflush(NULL);
     _exit(rc < 0);
 }

@@ -5,6 +5,9 @@
  * all. Whoever waits for the page gets it from the other one.
  *
  * Likewise one that would send all of them by multicast, and has its group send what nobody wants.
+ *
+ * And who fills a cache is told to end while it computes the digest of what has come, of which
+ * there may be many GiB.
  */
 #include "tests/scenes/patience.h"
 #include "tests/scenes/snapshot_peer.h"
@@ -14,9 +17,13 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define PAGES    4096u
@@ -236,12 +243,12 @@ static struct ibx_snapshot_folder folder;
 static struct ibx_options limited;
 static const char *uris[2];
 
+static char path[64];
+
 /* A cache of both servers. */
 static void fill(bool withholds, unsigned timeout_ms)
 {
-    static char path[64];
     static const struct ibx_snapshot_multicast_options none;
-    snprintf(path, sizeof(path), "/dev/shm/ibx-snapshot-withheld-%d", (int)getpid());
     over = false;
     said[0] = 0;
     limited = options();
@@ -347,10 +354,121 @@ static void test_a_group_without_pages(void **state)
     assert_int_equal(touch(WITHHELD), WITHHELD);
 }
 
+/* ------------------------------------------------------------ told to end */
+
+#define BEGUN "a digest that takes long"
+
+static pid_t filler;
+static int from_filler = -1; /* what it says, and BEGUN */
+static bool takes_long;      /* its digest */
+
+static void say(void *context, const char *line)
+{
+    char whole[IBX_ERROR_MAX + 1]; /* one write(2): the other thread may end this process */
+    const int n = snprintf(whole, sizeof(whole), "%s\n", line);
+    (void)context;
+    assert_int_equal(write(from_filler, whole, (size_t)n), n);
+}
+
+int __real_ibx_snapshot_digest(const struct ibx_snapshot_folder *of,
+                               const struct ibx_page_map *pages,
+                               uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
+int __wrap_ibx_snapshot_digest(const struct ibx_snapshot_folder *of,
+                               const struct ibx_page_map *pages,
+                               uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
+int __wrap_ibx_snapshot_digest(const struct ibx_snapshot_folder *of,
+                               const struct ibx_page_map *pages,
+                               uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err)
+{
+    if (takes_long)
+        say(NULL, BEGUN);
+    while (takes_long)
+        pause();
+    return __real_ibx_snapshot_digest(of, pages, digest, err);
+}
+
+/* Who fills the cache from the server whose URI comes. */
+static void fill_from(int uri, int says)
+{
+    static char source[300];
+    struct ibx_serve_options o = {
+        .folder = path, .caches = {source}, .cache_count = 1, .links = 1, .notify = say};
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    from_filler = says;
+    takes_long = true;
+    o.transport = options();
+    if (read(uri, source, sizeof(source) - 1) > 0 && ibx_snapshot_serve(&o, &error))
+        say(NULL, error.message);
+    _exit(2);
+}
+
+/* Until it has said that, or has ended. */
+static void hear(const char *words)
+{
+    const uint64_t until = ibx_deadline_in_ms(patience);
+    struct pollfd fd = {from_filler, POLLIN, 0};
+    size_t n = strlen(said);
+    while (!words || !strstr(said, words)) {
+        if (poll(&fd, 1, 20) > 0) {
+            const ssize_t got = read(from_filler, said + n, sizeof(said) - 1 - n);
+            if (got <= 0)
+                return;
+            n += (size_t)got;
+            said[n] = '\0';
+        } else if (ibx_now_ns() >= until) {
+            fail_msg("it neither ends nor says \"%s\", but \"%s\"", words ? words : "", said);
+        }
+    }
+}
+
+static int end_filler(void **state)
+{
+    char command[80];
+    (void)state;
+    over = true;
+    end(&honest);
+    close(from_filler);
+    if (filler > 0) {
+        kill(filler, SIGKILL);
+        waitpid(filler, NULL, 0);
+    }
+    snprintf(command, sizeof(command), "rm -rf %s", path);
+    return system(command);
+}
+
+/* It ends at once, and does not say that pages have not come. */
+static void test_told_to_end_while_it_checks(void **state)
+{
+    int uri[2], says[2], status = -1;
+    (void)state;
+    said[0] = '\0';
+    assert_int_equal(pipe(uri) | pipe(says), 0);
+    filler = fork(); /* while this process has no other threads */
+    if (!filler)
+        fill_from(uri[0], says[1]);
+    close(uri[0]);
+    close(says[1]);
+    from_filler = says[0];
+    over = false;
+    begin(&honest, false);
+    dprintf(uri[1], "%s", ibx_listener_uri(honest.listener));
+    close(uri[1]);
+    hear(BEGUN);
+    text_has(said, BEGUN);
+    assert_int_equal(kill(filler, SIGTERM), 0);
+    hear(NULL);
+    assert_int_equal(waitpid(filler, &status, 0), filler);
+    filler = 0;
+    assert_int_equal(status, 0);
+    text_has(said, "the cache has all pages, ");
+}
+
 int main(void)
 {
     patience = patience_ms(20000);
+    snprintf(path, sizeof(path), "/dev/shm/ibx-snapshot-withheld-%d", (int)getpid());
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_told_to_end_while_it_checks, end_filler),
         cmocka_unit_test_teardown(test_one_page_of_all, end_all),
         cmocka_unit_test_teardown(test_a_group_without_pages, end_all)};
     return cmocka_run_group_tests(tests, NULL, NULL);
