@@ -106,7 +106,7 @@ void mover_await_figure(struct mover *mover, const char *name, json_int_t least)
 void mover_record_path(char path[PATH_MAX]);
 void mover_arrived_path(char path[PATH_MAX]);
 
-/* ------------------------------------------------------------ two of each */
+/* ------------------------------------------------------------ two of each: mover_pair.c */
 
 /* What most tests have: a source, a destination and their tools. A test sets for how many
  * heartbeats a VM is watched, and the timeout that both tools have by --set, if not PAIR_TIMEOUT.
