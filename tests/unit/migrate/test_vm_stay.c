@@ -4,7 +4,11 @@
 #include "migrate/common/vm.h"
 #include "tests/scenes/qmp_peer.h"
 
+#include "common/log.h"
+
 #include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define STATUS(status, id) "{\"return\": {\"status\": \"" status "\"}, \"id\": " #id "}\r\n"
 #define DISK(status, id)                                                                           \
@@ -97,10 +101,25 @@ static void test_has_a_qemu_that_activates_them(NO_STATE)
 /* The VM stays all the same, and what to do is logged. */
 static void test_has_a_qemu_that_refuses(NO_STATE)
 {
-    stays_with_libvirt(SCRIPT(
+    struct ibx_vm_undo vm = {.libvirt = "/run/ibx/web.sock"};
+    char logged[IBX_ERROR_MAX] = "";
+    attached(SCRIPT(
         {"query-migrate", STATUS("cancelled", 2), 0}, {"query-status", STATUS("running", 3), 0},
         {"cont", "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no\"}, \"id\": 4}\r\n",
          0}));
+    const int before = dup(STDERR_FILENO), log = memfd_create("log", MFD_CLOEXEC);
+    assert_true(before >= 0 && log >= 0);
+    ibx_log_set_level(IBX_LOG_WARN);
+    dup2(log, STDERR_FILENO);
+    const int rc = ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(GENEROUS), &error);
+    dup2(before, STDERR_FILENO);
+    const ssize_t n = pread(log, logged, sizeof(logged) - 1, 0);
+    close(before);
+    close(log);
+    assert_int_equal(rc, 0);
+    assert_true(n > 0);
+    text_has(logged, IBX_VM_DISKS_BACK);
+    done();
 }
 
 /* Without libvirt: the migration was cancelled before the stop, and QEMU runs the VM by itself. */
