@@ -8,10 +8,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* A kernel without namespaces has no such file. */
 bool ibx_in_first_user_namespace(void)
 {
-    FILE *map =
-        fopen("/proc/self/uid_map", "re"); /* a kernel without namespaces has no such file */
+    FILE *map = fopen("/proc/self/uid_map", "re");
     uint64_t first = 0, to = 0, count = UINT32_MAX;
     const bool read =
         map && fscanf(map, "%" SCNu64 " %" SCNu64 " %" SCNu64, &first, &to, &count) == 3;

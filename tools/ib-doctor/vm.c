@@ -230,15 +230,16 @@ static void check_ptrace(void)
                        strerror(code));
     else if (ibx_capable(CAP_SYS_PTRACE))
         ibx_doctor_add("vm", "ptrace", DOCTOR_OK, NULL, "of the QEMU of any user");
+    else if (may)
+        ibx_doctor_add("vm", "ptrace", DOCTOR_LIMITED,
+                       WHAT_FOR "for one outside of this namespace run it there, as root",
+                       "of QEMUs in this user namespace alone, ptrace_scope %lld", scope);
     else
-        ibx_doctor_add("vm", "ptrace", scope && !may ? DOCTOR_MISSING : DOCTOR_LIMITED,
-                       may ? WHAT_FOR "for one outside of this namespace run it there, as root"
-                           : "ib-migrate needs it of the QEMU, and libvirt's QEMUs are another "
-                             "user's: run it as root, in a container with --cap-add SYS_PTRACE",
-                       may ? "of QEMUs in this user namespace alone, ptrace_scope %lld"
-                       : scope
-                           ? "of no QEMU: no CAP_SYS_PTRACE, and ptrace_scope is %lld"
-                           : "of QEMUs of this user alone: no CAP_SYS_PTRACE, ptrace_scope %lld",
+        ibx_doctor_add("vm", "ptrace", scope ? DOCTOR_MISSING : DOCTOR_LIMITED,
+                       "ib-migrate needs it of the QEMU, and libvirt's QEMUs are another user's: "
+                       "run it as root, in a container with --cap-add SYS_PTRACE",
+                       scope ? "of no QEMU: no CAP_SYS_PTRACE, and ptrace_scope is %lld"
+                             : "of QEMUs of this user alone: no CAP_SYS_PTRACE, ptrace_scope %lld",
                        scope);
 }
 
