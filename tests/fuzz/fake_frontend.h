@@ -11,5 +11,8 @@
 #include "tests/fuzz/require.h"
 
 void fake_frontend_begin(struct ibx_reader answers);
+/* An input that begins with what a program does: u8 n, and n % 32 steps of so many bytes. The rest
+ * is the answers from here on. NULL: it has fewer. */
+const uint8_t *fake_frontend_steps(const uint8_t *data, size_t size, size_t bytes, unsigned *count);
 
 #endif

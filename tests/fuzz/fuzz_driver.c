@@ -145,17 +145,6 @@ int cudaGraphInstantiateWithParams(void **exec, void *graph, struct instantiate_
     (void)graph, (void)p;
     return answer(exec, sizeof(*exec));
 }
-int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
-{
-    (void)stream;
-    return cudaMemcpy(to, from, n, kind);
-}
-int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                      size_t height, int kind, void *stream)
-{
-    (void)stream;
-    return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
-}
 int cudaLibraryLoadData(void **library, const void *code, const int *options, void *const *values,
                         unsigned count, const int *library_options, void *const *library_values,
                         unsigned library_count)
@@ -432,12 +421,10 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct ibx_reader input = ibx_reader_of(data, size);
-    const uint8_t count = ibx_get_u8(&input) % 32;
-    const uint8_t *steps = ibx_get_bytes(&input, 2 * (size_t)count);
+    unsigned count;
+    const uint8_t *steps = fake_frontend_steps(data, size, 2, &count);
     if (!steps)
         return 0;
-    fake_frontend_begin(ibx_reader_of(data + input.position, size - input.position));
     for (unsigned i = 0; i < HANDLES; i++)
         handles[i] = 0x10000 * (i + 1);
     for (unsigned i = 0; i < count; i++)

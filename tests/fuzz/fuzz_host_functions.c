@@ -281,12 +281,10 @@ static void end(void)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct ibx_reader input = ibx_reader_of(data, size);
-    const uint8_t count = ibx_get_u8(&input) % 32;
-    const uint8_t *steps = ibx_get_bytes(&input, 2 * (size_t)count);
+    unsigned count;
+    const uint8_t *steps = fake_frontend_steps(data, size, 2, &count);
     if (!steps)
         return 0;
-    fake_frontend_begin(ibx_reader_of(data + input.position, size - input.position));
     for (unsigned i = 0; i < count; i++)
         run_step(steps[2 * i], steps[2 * i + 1]);
     end();

@@ -25,30 +25,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define HANDLES 4u
 #define MADE    256u /* by one input, at most */
 
-/* ------------------------------------------------------------ what others would have */
-
-int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
-{
-    (void)to, (void)from, (void)n, (void)kind, (void)stream;
-    return CUDA_SUCCESS;
-}
-
-int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                      size_t height, int kind, void *stream)
-{
-    (void)to, (void)to_pitch, (void)from, (void)from_pitch, (void)width, (void)height;
-    (void)kind, (void)stream;
-    return CUDA_SUCCESS;
-}
-
-int ibx_frontend_arguments_reach(const void *arguments, size_t n)
-{
-    static volatile uint8_t sum;
-    for (size_t i = 0; i < n; i++)
-        sum = (uint8_t)(sum + ((const uint8_t *)arguments)[i]);
-    return CUDA_SUCCESS;
-}
-
 /* ------------------------------------------------------------ the program */
 
 /* What the library exports, in the order of ibx_math_each(). */
@@ -241,14 +217,12 @@ static void forget(void)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct ibx_reader input = ibx_reader_of(data, size);
-    const uint8_t count = ibx_get_u8(&input) % 32;
-    const uint8_t *steps = ibx_get_bytes(&input, STEP * (size_t)count);
+    unsigned count;
+    const uint8_t *steps = fake_frontend_steps(data, size, STEP, &count);
     if (!steps)
         return 0;
     for (unsigned i = 0; i < HANDLES; i++)
         handles[i] = 0x1000 * i;
-    fake_frontend_begin(ibx_reader_of(data + input.position, size - input.position));
     for (unsigned i = 0; i < count; i++)
         run_step(steps + STEP * i);
     forget();

@@ -298,12 +298,10 @@ static void run_step(uint8_t what, uint8_t argument)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct ibx_reader input = ibx_reader_of(data, size);
-    const uint8_t count = ibx_get_u8(&input) % 32;
-    const uint8_t *steps = ibx_get_bytes(&input, 2 * (size_t)count);
+    unsigned count;
+    const uint8_t *steps = fake_frontend_steps(data, size, 2, &count);
     if (!steps)
         return 0;
-    fake_frontend_begin(ibx_reader_of(data + input.position, size - input.position));
     for (unsigned i = 0; i < HANDLES; i++)
         handles[i] = (void *)(uintptr_t)(0x1000 * (i + 1));
     for (unsigned i = 0; i < count; i++)

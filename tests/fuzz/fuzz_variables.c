@@ -56,13 +56,6 @@ bool ibx_managed_joins(uintptr_t at, size_t n)
     (void)at, (void)n;
     return false;
 }
-int ibx_frontend_arguments_reach(const void *arguments, size_t n)
-{
-    static volatile uint8_t sum;
-    for (size_t i = 0; i < n; i++)
-        sum = (uint8_t)(sum + ((const uint8_t *)arguments)[i]);
-    return CUDA_SUCCESS;
-}
 bool ibx_frontend_host_any(void)
 {
     return true;
@@ -148,16 +141,6 @@ bool ibx_image_lacks_cubin(const struct ibx_image_wrapper *wrapper)
 {
     (void)wrapper;
     return false;
-}
-bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc)
-{
-    (void)copy, (void)stream, (void)rc;
-    return false;
-}
-int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
-{
-    (void)stream;
-    return cudaMemcpy(to, from, n, kind);
 }
 int cudaFree(void *address)
 {
@@ -538,14 +521,12 @@ static void prepare(void)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct ibx_reader input = ibx_reader_of(data, size);
-    const uint8_t count = ibx_get_u8(&input) % 32;
-    const uint8_t *steps = ibx_get_bytes(&input, 2 * (size_t)count);
+    unsigned count;
+    const uint8_t *steps = fake_frontend_steps(data, size, 2, &count);
     if (!steps)
         return 0;
     if (!host[0])
         prepare();
-    fake_frontend_begin(ibx_reader_of(data + input.position, size - input.position));
     load();
     for (unsigned i = 0; i < count; i++)
         run_step(steps[2 * i], steps[2 * i + 1]);

@@ -158,16 +158,3 @@ struct ibx_driver_context *ibx_driver_current(void)
 {
     return NULL;
 }
-
-int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
-{
-    (void)stream;
-    return cudaMemcpy(to, from, n, kind);
-}
-
-int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                      size_t height, int kind, void *stream)
-{
-    (void)stream;
-    return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
-}
