@@ -25,7 +25,8 @@ static void put_byte(struct map *m, unsigned value)
     put(m, &byte, 1);
 }
 
-static bool begins(struct map *m, void *map, unsigned kind, int type, unsigned rank, void *at)
+static bool begins(struct map *m, void *map, unsigned kind, int type, unsigned rank, void *at,
+                   const uint64_t *sizes, const uint64_t *pitches)
 {
     const uint64_t address = (uintptr_t)at;
     *m = (struct map){map, 0};
@@ -37,7 +38,18 @@ static bool begins(struct map *m, void *map, unsigned kind, int type, unsigned r
     put_byte(m, kind);
     put_byte(m, (unsigned)type);
     put_byte(m, rank);
+    put(m, sizes, 8ul * rank);
+    put(m, pitches, 8ul * (rank - 1));
     return true;
+}
+
+static int ends(struct map *m, int interleave, int swizzle, int promotion, int fill)
+{
+    put_byte(m, (unsigned)interleave);
+    put_byte(m, (unsigned)swizzle);
+    put_byte(m, (unsigned)promotion);
+    put_byte(m, (unsigned)fill);
+    return leave(SUCCESS);
 }
 
 EXPORT int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at,
@@ -49,19 +61,13 @@ EXPORT int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at,
     const int code = enter("cuTensorMapEncodeTiled");
     if (code)
         return code;
-    if (!begins(&m, map, 0, type, rank, at))
+    if (!begins(&m, map, 0, type, rank, at, sizes, pitches))
         return leave(INVALID_VALUE);
-    put(&m, sizes, 8ul * rank);
-    put(&m, pitches, 8ul * (rank - 1));
     for (unsigned i = 0; i < rank; i++) {
         put_byte(&m, box[i]);
         put_byte(&m, steps[i]);
     }
-    put_byte(&m, (unsigned)interleave);
-    put_byte(&m, (unsigned)swizzle);
-    put_byte(&m, (unsigned)promotion);
-    put_byte(&m, (unsigned)fill);
-    return leave(SUCCESS);
+    return ends(&m, interleave, swizzle, promotion, fill);
 }
 
 EXPORT int cuTensorMapEncodeIm2col(void *map, int type, unsigned rank, void *at,
@@ -74,21 +80,15 @@ EXPORT int cuTensorMapEncodeIm2col(void *map, int type, unsigned rank, void *at,
     const int code = enter("cuTensorMapEncodeIm2col");
     if (code)
         return code;
-    if (!begins(&m, map, 1, type, rank, at))
+    if (!begins(&m, map, 1, type, rank, at, sizes, pitches))
         return leave(INVALID_VALUE);
-    put(&m, sizes, 8ul * rank);
-    put(&m, pitches, 8ul * (rank - 1));
     put(&m, lower, 4ul * (rank - 2));
     put(&m, upper, 4ul * (rank - 2));
     put_byte(&m, channels);
     put_byte(&m, pixels);
     for (unsigned i = 0; i < rank; i++)
         put_byte(&m, steps[i]);
-    put_byte(&m, (unsigned)interleave);
-    put_byte(&m, (unsigned)swizzle);
-    put_byte(&m, (unsigned)promotion);
-    put_byte(&m, (unsigned)fill);
-    return leave(SUCCESS);
+    return ends(&m, interleave, swizzle, promotion, fill);
 }
 
 /* A driver before CUDA 12.8 has no cuTensorMapEncodeIm2colWide. */
