@@ -6,7 +6,6 @@
 #include "tests/gvirtus/application.h"
 #include "tests/scenes/patience.h"
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -19,7 +18,6 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
 
@@ -61,24 +59,6 @@ bool device_has(const char *device, const char *bytes, std::size_t n)
            !std::memcmp(got.data(), bytes, n);
 }
 
-static int copy(void *to, const void *from, std::size_t n, int kind, void *stream)
-{
-    return stream ? cudaMemcpyAsync(to, from, n, kind, stream) : cudaMemcpy(to, from, n, kind);
-}
-
-bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *stream)
-{
-    std::vector<char> got(n + 2, 'x');
-    random_fill(memory, n, seed);
-    REQUIRE(copy(device, memory, n, H2D, stream) == 0);
-    REQUIRE(!stream || cudaStreamSynchronize(stream) == 0); // of page-locked memory it is under way
-    REQUIRE(device_has(device, memory, n));
-    REQUIRE(copy(got.data() + 1, device, n, D2H, stream) == 0);
-    REQUIRE(!std::memcmp(got.data() + 1, memory, n));
-    REQUIRE(got.front() == 'x' && got.back() == 'x');
-    return true;
-}
-
 long peak()
 {
     long found = -1;
@@ -92,189 +72,6 @@ long peak()
 
 namespace
 {
-
-const std::size_t sizes[] = {1,      4,      8,       100,     2047,    2048,    4097,
-                             16300,  16384,  16385,   65507,   65536,   100001,  131072,
-                             262145, 524289, 1048576, 1048577, 4194304, 17000003};
-
-bool all_sizes(char *device, char *memory, void *stream, unsigned &seed)
-{
-    for (std::size_t n : sizes) {
-        for (void *on : {static_cast<void *>(nullptr), stream}) {
-            if (!round_trip(device + n % 977, memory + n % 61, n, seed++, on)) {
-                std::fprintf(stderr, "with %zu bytes\n", n);
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-// Of so much pageable memory that over shm the later ones go in parts (client_stage.c).
-bool sizes_and_offsets()
-{
-    char *device = device_memory();
-    void *stream = nullptr;
-    REQUIRE(device && cudaStreamCreate(&stream) == 0);
-    std::vector<char> memory(device_bytes_each);
-    std::uint64_t before = stub_copies(), handled = stub_remote()->handled();
-    unsigned seed = 0;
-    for (unsigned i = 0; i < 5; i++)
-        REQUIRE(all_sizes(device, memory.data(), stream, seed));
-    REQUIRE(stub_copies() == before); // none went through GVirtuS's front end
-    REQUIRE(taken ? stub_remote()->handled() == handled
-                  : stub_remote()->handled() >= handled + 2 * seed);
-    REQUIRE(stub_remote()->stats().unpinned_async == 0);
-    // Copies of other kinds are GVirtuS's.
-    REQUIRE(cudaMemcpy(device, device + 1000, 1000, D2D) == 0);
-    REQUIRE(cudaMemcpyAsync(device, device + 1000, 1000, D2D, stream) == 0);
-    REQUIRE(stub_copies() == before + 2);
-    REQUIRE(cudaFree(device) == 0);
-    return true;
-}
-
-// Nothing but the pointers says what is the device's.
-bool default_kind()
-{
-    char *device = device_memory(), *other = device_memory();
-    void *stream = nullptr;
-    REQUIRE(device && other && cudaStreamCreate(&stream) == 0);
-    std::vector<char> memory(3000000), got(memory.size());
-    for (void *on : {static_cast<void *>(nullptr), stream}) {
-        for (std::size_t n : {std::size_t{5}, std::size_t{70000}, memory.size()}) {
-            std::size_t at = n % 1000; // also from within an allocation
-            random_fill(memory.data(), n, static_cast<unsigned>(n));
-            REQUIRE(copy(device + at, memory.data(), n, DEFAULT, on) == 0);
-            REQUIRE(device_has(device + at, memory.data(), n));
-            REQUIRE(copy(got.data(), device + at, n, DEFAULT, on) == 0);
-            REQUIRE(!std::memcmp(got.data(), memory.data(), n));
-        }
-    }
-    REQUIRE(stub_copies() == 0);
-    // Within the device it is GVirtuS's, which is told what it is.
-    REQUIRE(cudaMemcpy(other + 9, device + 8, memory.size() - 8, DEFAULT) == 0);
-    REQUIRE(cudaDeviceSynchronize() == 0 && device_has(other + 9, memory.data() + 8, 1000));
-    std::memset(got.data(), 0, got.size());
-    REQUIRE(cudaMemcpy(got.data(), memory.data(), got.size(), DEFAULT) == 0);
-    REQUIRE(got == memory && stub_copies() == 1);
-    // Addresses that this process has merely reserved.
-    void *reserved = mmap(device, 4096, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-    REQUIRE(reserved == device);
-    REQUIRE(cudaMemcpy(device + 9, memory.data(), 3000, DEFAULT) == 0);
-    REQUIRE(device_has(device + 9, memory.data(), 3000) && stub_copies() == 1);
-    REQUIRE(munmap(reserved, 4096) == 0);
-    // Memory of both: as without the preload the beginnings of allocations tell.
-    void *both = mmap(device, 4096, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    REQUIRE(both == device);
-    REQUIRE(cudaMemcpy(device, memory.data(), 4000, DEFAULT) == 0);
-    REQUIRE(device_has(device, memory.data(), 4000) && stub_copies() == 1);
-    REQUIRE(device[0] == 0 && device[3999] == 0);
-    // Behind them the other side does, since few copies are within the host, and registrations.
-    REQUIRE(cudaMemcpy(device + 8, memory.data() + 99, 8, DEFAULT) == 0 && stub_copies() == 1);
-    REQUIRE(device[8] == 0 && device_has(device + 8, memory.data() + 99, 8));
-    REQUIRE(cudaMemcpy(device + 8, other + 9, 8, DEFAULT) == 0 && stub_copies() == 1);
-    REQUIRE(!std::memcmp(device + 8, memory.data() + 8, 8));
-    REQUIRE(host_register(device, 4096) == 0);
-    REQUIRE(cudaMemcpy(device + 8, memory.data(), 8, DEFAULT) == 0 && stub_copies() == 1);
-    REQUIRE(!std::memcmp(device + 8, memory.data(), 8) && host_unregister(device) == 0);
-    std::memset(device, 0, 4000);
-    // What the device gave back is no longer in the way.
-    REQUIRE(cudaFree(device) == 0);
-    REQUIRE(cudaMemcpy(other, device, 4096, DEFAULT) == 0 && stub_copies() == 1);
-    REQUIRE(cudaMemcpy(device, other, 4096, DEFAULT) == 0 && stub_copies() == 1);
-    REQUIRE(device[0] == 0 && device[4095] == 0);
-    REQUIRE(cudaFree(other) == 0);
-    return HOLDS(munmap(both, 4096) == 0);
-}
-
-struct Rows {
-    std::size_t width, height, host_pitch, device_pitch;
-};
-
-// The last row ends where nothing is mapped; what lies between the rows stays as it was.
-bool rows_round_trip(char *device, const Rows &r, bool async, void *stream)
-{
-    std::size_t bytes = (r.height - 1) * r.host_pitch + r.width,
-                room = (bytes + 4095) / 4096 * 4096;
-    auto *map = static_cast<char *>(
-        mmap(nullptr, room + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    REQUIRE(map != MAP_FAILED && mprotect(map + room, 4096, PROT_NONE) == 0);
-    char *host = map + room - bytes;
-    random_fill(host, bytes, static_cast<unsigned>(bytes));
-    std::vector<char> sent(host, host + bytes);
-    auto move = [&](void *to, std::size_t to_pitch, const void *from, std::size_t from_pitch,
-                    int kind) {
-        return async ? cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, r.width, r.height, kind,
-                                         stream)
-                     : cudaMemcpy2D(to, to_pitch, from, from_pitch, r.width, r.height, kind);
-    };
-    REQUIRE(move(device, r.device_pitch, host, r.host_pitch, bytes % 2 ? H2D : DEFAULT) == 0);
-    REQUIRE(!std::memcmp(host, sent.data(), bytes));
-    for (std::size_t i = 0; i < r.height; i += r.height / 3 + 1)
-        REQUIRE(device_has(device + i * r.device_pitch, &sent[i * r.host_pitch], r.width));
-    for (std::size_t i = 0; i < r.height; i++)
-        std::memset(host + i * r.host_pitch, 'x', r.width);
-    REQUIRE(move(host, r.host_pitch, device, r.device_pitch, bytes % 2 ? D2H : DEFAULT) == 0);
-    REQUIRE(!std::memcmp(host, sent.data(), bytes));
-    return HOLDS(munmap(map, room + 4096) == 0);
-}
-
-bool rows()
-{
-    const Rows all[] = {{1, 1, 1, 1},
-                        {1, 500, 4096, 512},
-                        {3, 7, 3, 3},
-                        {100, 40, 100, 512},
-                        {100, 3000, 100, 512},
-                        {100, 3000, 101, 100},
-                        {100, 3000, 150, 104},
-                        {100, 3000, 250, 100},
-                        {1000, 2000, 1777, 1024},
-                        {1000, 2000, 5000, 1024},
-                        {70000, 2, 70001, 70144},
-                        {70000, 50, 200000, 70144},
-                        {300000, 30, 300000, 300032},
-                        {300000, 30, 300008, 300032},
-                        {1300000, 3, 3000000, 1300000},
-                        {4096, 1, 5000, 9000},
-                        {2000, 2000, 2000, 2000}};
-    void *device = nullptr, *stream = nullptr;
-    std::size_t pitch = 0;
-    REQUIRE(cudaStreamCreate(&stream) == 0);
-    REQUIRE(cudaMallocPitch(&device, &pitch, 300000, 60) == 0 && pitch >= 300000);
-    for (Rows r : all) {
-        if (!taken) // each row is a call
-            r.height = std::min<std::size_t>(r.height, 300);
-        std::uint64_t handled = stub_remote()->handled();
-        for (int way = 0; way < 3; way++) {
-            if (rows_round_trip(static_cast<char *>(device), r, way > 0,
-                                way > 1 ? stream : nullptr))
-                continue;
-            std::fprintf(stderr, "%zu x %zu by %zu and %zu, way %d\n", r.width, r.height,
-                         r.host_pitch, r.device_pitch, way);
-            return false;
-        }
-        REQUIRE(!taken || r.width > 1u << 20 || stub_remote()->handled() == handled);
-    }
-    REQUIRE(stub_copies() == 0);
-    REQUIRE(stub_remote()->stats().unpinned_async == 0);
-    // Within the device, in the stream's order; what CUDA refuses; too much of it.
-    std::vector<char> memory(100 * 100);
-    random_fill(memory.data(), memory.size(), 5);
-    auto *at = static_cast<char *>(device);
-    stub_remote()->slow(10000);
-    REQUIRE(cudaMemcpyAsync(at, memory.data(), memory.size(), H2D, stream) == 0);
-    REQUIRE(cudaMemcpy2DAsync(at + 20000, 128, at, 100, 100, 100, DEFAULT, stream) == 0);
-    stub_remote()->slow(0);
-    REQUIRE(cudaStreamSynchronize(stream) == 0);
-    REQUIRE(device_has(at + 20000 + 99 * 128, &memory[9900], 100));
-    REQUIRE(stub_copies() == !taken);
-    REQUIRE(cudaMemcpy2D(at, 1u << 30, memory.data(), 100, 100, 100, H2D) == 1);
-    REQUIRE(cudaMemcpy2D(memory.data(), 100, at, 1u << 30, 100, 100, D2H) == 1);
-    return HOLDS(cudaFree(device) == 0);
-}
 
 bool threads()
 {
@@ -365,96 +162,6 @@ bool threads_end()
     REQUIRE(!std::memcmp(page_locked, memory.data(), memory.size()));
     REQUIRE(device_has(device, memory.data(), memory.size()));
     return HOLDS(cudaFreeHost(page_locked) == 0);
-}
-
-// Nothing in this process ever holds a second copy of the bytes.
-bool no_copy()
-{
-    constexpr std::size_t n = 64u << 20;
-    char *device = device_memory(n);
-    std::vector<char> memory(n, 7);
-    REQUIRE(device && cudaMemcpy(device, memory.data(), 1u << 20, H2D) == 0);
-    REQUIRE(cudaMemcpy(memory.data(), device, 1u << 20, D2H) == 0);
-    long before = peak();
-    REQUIRE(before > 0);
-    REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 0);
-    REQUIRE(cudaMemcpy(memory.data(), device, n, D2H) == 0);
-    REQUIRE(peak() - before < 8 << 10);
-    return true;
-}
-
-// Memory that was copied from and to is unmapped, and other memory comes to lie at its address.
-bool remapped()
-{
-    constexpr std::size_t n = 3u << 20;
-    char *device = device_memory();
-    void *address = nullptr;
-    for (unsigned round = 0; round < 8; round++) {
-        void *memory =
-            mmap(address, n, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | (address ? MAP_FIXED_NOREPLACE : 0), -1, 0);
-        REQUIRE(memory != MAP_FAILED);
-        address = memory;
-        char *bytes = static_cast<char *>(memory);
-        REQUIRE(round_trip(device, bytes, n - round, round));
-        std::memset(bytes, 'z', n);
-        REQUIRE(cudaMemcpy(bytes, device, n - 100, D2H) == 0);
-        std::vector<char> expected(n - 100);
-        random_fill(expected.data(), n - 100, round);
-        REQUIRE(!std::memcmp(bytes, expected.data(), n - 100));
-        REQUIRE(munmap(memory, n) == 0);
-    }
-    return true;
-}
-
-bool errors()
-{
-    char *device = device_memory();
-    std::vector<char> first(6000000);
-    // GVirtuS's handlers copy until the pool is pinned, which another thread does.
-    for (unsigned long before = 0, tries = 0; stub_remote()->stats().copies_async == before;) {
-        before = stub_remote()->stats().copies_async;
-        REQUIRE(tries++ < 1000 && cudaMemcpy(device, first.data(), first.size(), H2D) == 0);
-    }
-    for (std::size_t n : {std::size_t{64}, std::size_t{100000}, std::size_t{6000000}}) {
-        std::vector<char> memory(n, 'm');
-        // Too much for the device's memory: the handler's own exit code, and nothing is written.
-        char *late = device + device_bytes_each - n + 1;
-        REQUIRE(cudaMemcpy(late, memory.data(), n, H2D) == 1);
-        REQUIRE(cudaMemcpy(memory.data(), late, n, D2H) == 1);
-        REQUIRE(memory == std::vector<char>(n, 'm'));
-        const char *function = n > 16384 ? "dma" : "cuMemcpyHtoD";
-        stub_remote()->inject(function, n > 100000 ? 3 : 1, 46, true);
-        REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 46);
-        REQUIRE(cudaMemcpy(memory.data(), device, n, D2H) == 46);
-        stub_remote()->inject("", 0, 0, false);
-        REQUIRE(round_trip(device, memory.data(), n, 3));
-    }
-    return true;
-}
-
-// More bytes than there are addresses, or no memory: nothing is asked of the back end.
-bool refused()
-{
-    char *device = device_memory();
-    std::vector<char> memory(100000, 'm');
-    for (std::size_t n : {SIZE_MAX, SIZE_MAX - 30, SIZE_MAX / 2 + 1}) {
-        REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 1);
-        REQUIRE(cudaMemcpy(memory.data(), device, n, D2H) == 1);
-        REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, nullptr) == 1);
-        REQUIRE(cudaGetLastError() == 1 && cudaGetLastError() == 0);
-    }
-    for (std::size_t n : {std::size_t{100}, memory.size()}) {
-        REQUIRE(cudaMemcpy(device, nullptr, n, H2D) == 1);
-        REQUIRE(cudaMemcpy(nullptr, device, n, D2H) == 1);
-        REQUIRE(cudaMemcpyAsync(device, nullptr, n, H2D, nullptr) == 1);
-        REQUIRE(cudaMemcpyAsync(nullptr, device, n, D2H, nullptr) == 1);
-        REQUIRE(cudaMemcpy2D(device, n, nullptr, n, n / 2, 2, H2D) == 1);
-        REQUIRE(cudaMemcpy2D(nullptr, n, device, n, n / 2, 2, D2H) == 1);
-        REQUIRE(cudaGetLastError() == 1 && cudaGetLastError() == 0);
-    }
-    REQUIRE(stub_copies() == 0);
-    return HOLDS(round_trip(device, memory.data(), memory.size(), 1));
 }
 
 // Variables of the device, which GVirtuS copies in one direction only.

@@ -69,6 +69,15 @@ bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *
 // Peak memory of this process, KiB.
 long peak();
 
+// application_copies.cpp
+bool sizes_and_offsets();
+bool default_kind();
+bool rows();
+bool no_copy();
+bool remapped();
+bool errors();
+bool refused();
+
 // application_ends.cpp
 bool forked_exit();
 bool closes_at_exit();
