@@ -338,6 +338,7 @@ int main(int argc, char **argv)
         {"nodes-of-many-bytes", nodes_of_many_bytes},
         {"arrays", arrays},
         {"libraries", libraries},
+        {"taken-for-another", taken_for_another},
         {"math-libraries", math_libraries},
         {"lt-library", lt_library},
         {"math-settings", math_settings},

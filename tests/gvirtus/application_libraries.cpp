@@ -72,6 +72,10 @@ namespace
 
 constexpr std::size_t library_bytes = 5000;
 
+const char ptx[] = "// .entry none(\n.version 9.0\n.target sm_90a\n.address_size 64\n/* .entry "
+                   "two */ .visible .entry " STUB_LIBRARY_KERNEL
+                   "(.param .u64 a, .param .u64 b, .param .align 8 .b8 c[8])\n{\n ret;\n}";
+
 // Compressed by Zstandard, as nvcc does it by default; here of one block as it is.
 std::string zstandard(const std::string &bytes)
 {
@@ -235,9 +239,6 @@ bool libraries()
         REQUIRE(fails(cudaLaunchKernel(kernel, {1, 1, 1}, {1, 1, 1}, kernels, 0, nullptr), 98));
     REQUIRE(unload(library) == 0);
     // PTX; files.
-    const char ptx[] = "// .entry none(\n.version 9.0\n.target sm_90a\n.address_size 64\n/* .entry "
-                       "two */ .visible .entry " STUB_LIBRARY_KERNEL
-                       "(.param .u64 a, .param .u64 b, .param .align 8 .b8 c[8])\n{\n ret;\n}";
     REQUIRE(load(&library, ptx) == 0 && count_of(&count, library) == 0 && count == 1);
     REQUIRE(runs(library) && unload(library) == 0);
     // Another kernel of that name was there before, with other arguments.
@@ -261,4 +262,36 @@ bool libraries()
     REQUIRE(fails(load(&library, "junk junk"), 200) && fails(load(&library, image.data(), 1), 801));
     REQUIRE(fails(load(nullptr, image.data()), 1) && fails(load(&library, nullptr), 1));
     return HOLDS(cudaGetLastError() == 0);
+}
+
+// By a back end that does not say which arguments kernels have: of one that GVirtuS would launch
+// with another one's no launch takes place, nor where nobody knows whether it would.
+bool taken_for_another()
+{
+    using Launch = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
+    char *device = device_memory(2 * library_bytes);
+    const std::vector<char> image = library_cubin();
+    void *library = nullptr, *other = nullptr, *kernel = nullptr;
+    void *to = device + library_bytes, *from = device;
+    std::size_t n = library_bytes;
+    void *arguments[] = {&to, &from, &n};
+    const std::vector<char> bytes(n, 'a'), before(n, 'b');
+    REQUIRE(cudaMemcpy(device, bytes.data(), n, H2D) == 0);
+    REQUIRE(cudaMemcpy(to, before.data(), n, H2D) == 0);
+    stub_takes_for_another(true);
+    REQUIRE(load(&library, ptx) == 0 && kernel_of(&kernel, library, STUB_LIBRARY_KERNEL) == 0);
+    for (unsigned i = 0; i < 3; i++)
+        REQUIRE(fails(cudaLaunchKernel(kernel, {1, 1, 1}, {1, 1, 1}, arguments, 0, nullptr), 801));
+    REQUIRE(fails(preloaded<Launch>("cudaLaunchCooperativeKernel")(kernel, {1, 1, 1}, {1, 1, 1},
+                                                                   arguments, 0, nullptr),
+                  801));
+    REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device + n, before.data(), n));
+    stub_takes_for_another(false);
+    REQUIRE(unload(library) == 0 && load(&library, image.data()) == 0 && runs(library));
+    REQUIRE(load(&other, image.data()) == 0);
+    REQUIRE(kernel_of(&kernel, other, STUB_LIBRARY_KERNEL) == 0);
+    REQUIRE(fails(cudaLaunchKernel(kernel, {1, 1, 1}, {1, 1, 1}, arguments, 0, nullptr), 801));
+    REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device + n, before.data(), n));
+    REQUIRE(runs(library) && unload(library) == 0 && runs(other) && unload(other) == 0);
+    return HOLDS(cudaFree(device) == 0);
 }

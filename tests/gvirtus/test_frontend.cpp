@@ -249,6 +249,16 @@ bool without_extra()
     return true;
 }
 
+// Said once.
+bool taken_for_another()
+{
+    GpuBackEnd back(false);
+    Application app(&back, application, "taken-for-another");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "launches of library_kernel return cudaErrorNotSupported") == 1);
+    return HOLDS(lines_with(app.said(), "ibx:") == 1);
+}
+
 // Its plugins of cuBLAS and others are not there.
 bool without_math()
 {
@@ -490,6 +500,7 @@ void check_what_it_does_not()
         check(test, [=] { return run(test, true); });
     check("the driver's calls by their names", driver_entry_points);
     check("a back end without these calls", without_extra);
+    check("... and a kernel that GVirtuS takes for another", taken_for_another);
     check("math-library that is called first", math_first);
     check("math-libraries that are not there", without_math);
     check("math-libraries without some functions", without_some_math);
