@@ -4,16 +4,26 @@
 #include <cstdlib>
 #include <dlfcn.h>
 #include <sstream>
+#include <vector>
 
 namespace
 {
+
+std::vector<std::string> paths()
+{
+    const char *all = std::getenv("IBX_TEST_MATH");
+    std::istringstream text(all ? all : "");
+    std::vector<std::string> found;
+    for (std::string path; std::getline(text, path, ':');)
+        found.push_back(path);
+    return found;
+}
 
 // Of that library, or null.
 void *function_of(const char *name, const char *function)
 {
     void *found = nullptr;
-    std::istringstream all(std::getenv("IBX_TEST_MATH"));
-    for (std::string path; std::getline(all, path, ':');) {
+    for (const std::string &path : paths()) {
         if (path.find(name) == path.npos)
             continue;
         void *library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
@@ -46,17 +56,14 @@ int make(const Maker &maker, std::uint64_t *made)
 
 void load_libraries()
 {
-    const char *paths = std::getenv("IBX_TEST_MATH");
-    std::istringstream all(paths ? paths : "");
-    for (std::string path; std::getline(all, path, ':');)
+    for (const std::string &path : paths())
         dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
 }
 
 std::uint64_t library_handles()
 {
     std::uint64_t count = 0;
-    std::istringstream all(std::getenv("IBX_TEST_MATH"));
-    for (std::string path; std::getline(all, path, ':');) {
+    for (const std::string &path : paths()) {
         void *library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
         auto *handles = reinterpret_cast<unsigned (*)()>(dlsym(library, "ibx_double_handles"));
         count += handles();
