@@ -149,6 +149,13 @@ static int forked(void)
     return failed || calls(library);
 }
 
+/* More, by hand; fewer, where one is enough. */
+static int rounds_or(int usual)
+{
+    const char *wanted = getenv("TEST_STATIC_ROUNDS");
+    return wanted && *wanted ? atoi(wanted) : usual;
+}
+
 static atomic_bool is_over;
 
 static void *opens_meanwhile(void *which)
@@ -176,8 +183,7 @@ static bool is_consistent(void)
  * dlopen(3) cannot open a library, as GVirtuS does to connect: the C library ends it. */
 static int forks(void)
 {
-    const char *wanted = getenv("TEST_STATIC_ROUNDS"); /* more, by hand */
-    const int rounds = wanted ? atoi(wanted) : ROUNDS;
+    const int rounds = rounds_or(ROUNDS);
     void *library = dlopen(second, RTLD_NOW | RTLD_LOCAL), *result = NULL;
     pthread_t thread;
     int failed = calls(library);
@@ -231,8 +237,7 @@ static void *calls_first(void *result)
 
 static int by_threads(const char *function, int returns)
 {
-    const char *wanted = getenv("TEST_STATIC_ROUNDS"); /* more, by hand */
-    const int rounds = wanted ? atoi(wanted) : 3 * ROUNDS;
+    const int rounds = rounds_or(3 * ROUNDS);
     int failed = 0;
     answer = returns;
     for (int i = 0; i < rounds && !failed; i++) {
