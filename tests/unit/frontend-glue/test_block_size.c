@@ -67,11 +67,26 @@ static void more_than_a_device_has(void **state)
     }
 }
 
+/* Either number may be, and both together may not: too many threads, or sizes to try. */
+static void more_by_two_numbers(void **state)
+{
+    const int both[][2] = {{1 << 24, 1 << 14}, {1 << 14, 1}};
+    int grid, block;
+    (void)state;
+    for (unsigned i = 0; i < sizeof(both) / sizeof(both[0]); i++) {
+        begin();
+        threads_of_block = both[i][0];
+        warp = both[i][1];
+        assert_int_not_equal(propose(&grid, &block), 0);
+        assert_true(grid == -7 && block == -7);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_largest_that_fills_most),
-                                       cmocka_unit_test(none_that_fits),
-                                       cmocka_unit_test(more_than_a_device_has)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_largest_that_fills_most), cmocka_unit_test(none_that_fits),
+        cmocka_unit_test(more_than_a_device_has), cmocka_unit_test(more_by_two_numbers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 

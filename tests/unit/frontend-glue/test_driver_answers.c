@@ -109,7 +109,7 @@ static void arrays_of_nobody(void **state)
     }
 }
 
-/* An honest one. */
+/* An honest one. Rows with gaps between them it may still not have. */
 static void an_array_that_is_as_it_is_said(void **state)
 {
     (void)state;
@@ -118,6 +118,8 @@ static void an_array_that_is_as_it_is_said(void **state)
         add_channel(&w, 4);
     assert_int_equal(copy(&w, (void *)0x5000, 1), 0);
     expect_rows(1, true);
+    assert_int_equal(copy(&w, (void *)0x5000, ROWS), CUDA_NOT_SUPPORTED);
+    expect_rows(0, false);
 }
 
 /* More bits than a number has. */
