@@ -141,6 +141,21 @@ struct ibx_driver_planes {
     struct ibx_driver_side from, to;
     size_t width, rows, planes; /* width in bytes */
 };
+/* CUDA_MEMCPY2D */
+struct ibx_driver_memcpy2d {
+    size_t from_x, from_y;
+    int from_type;
+    const void *from_host;
+    uint64_t from_device;
+    void *from_array;
+    size_t from_pitch;
+    size_t to_x, to_y;
+    int to_type;
+    void *to_host;
+    uint64_t to_device;
+    void *to_array;
+    size_t to_pitch, width, rows;
+};
 /* CUDA_MEMCPY3D */
 struct ibx_driver_memcpy3d {
     size_t from_x, from_y, from_z, from_level;

@@ -5,22 +5,6 @@
  */
 #include "frontend-glue/driver_api/driver.h"
 
-/* CUDA_MEMCPY2D */
-struct memcpy2d {
-    size_t from_x, from_y;
-    int from_type;
-    const void *from_host;
-    uint64_t from_device;
-    void *from_array;
-    size_t from_pitch;
-    size_t to_x, to_y;
-    int to_type;
-    void *to_host;
-    uint64_t to_device;
-    void *to_array;
-    size_t to_pitch, width, rows;
-};
-
 /* Its first byte. */
 static int memory_of(const struct ibx_driver_side *side, const struct ibx_driver_planes *all,
                      struct ibx_cuda_pitched *memory)
@@ -125,7 +109,7 @@ static int move(const struct ibx_driver_planes *p, void *stream, bool waits)
 
 /* ------------------------------------------------------------------------------- rows */
 
-static int move_rows(const struct memcpy2d *r, void *stream, bool waits)
+static int move_rows(const struct ibx_driver_memcpy2d *r, void *stream, bool waits)
 {
     if (!r)
         return CUDA_INVALID_VALUE;
@@ -150,22 +134,22 @@ static void *own(void *stream)
     return stream ? stream : CU_DEFAULT_STREAM_PER_THREAD;
 }
 
-EXPORTED int cuMemcpy2D_v2(const struct memcpy2d *rows)
+EXPORTED int cuMemcpy2D_v2(const struct ibx_driver_memcpy2d *rows)
 {
     return IN_CONTEXT(move_rows(rows, NULL, true));
 }
 
-EXPORTED int cuMemcpy2D_v2_ptds(const struct memcpy2d *rows)
+EXPORTED int cuMemcpy2D_v2_ptds(const struct ibx_driver_memcpy2d *rows)
 {
     return IN_CONTEXT(in_own(move_rows(rows, CU_DEFAULT_STREAM_PER_THREAD, false)));
 }
 
-EXPORTED int cuMemcpy2DAsync_v2(const struct memcpy2d *rows, void *stream)
+EXPORTED int cuMemcpy2DAsync_v2(const struct ibx_driver_memcpy2d *rows, void *stream)
 {
     return IN_CONTEXT(move_rows(rows, stream, false));
 }
 
-EXPORTED int cuMemcpy2DAsync_v2_ptsz(const struct memcpy2d *rows, void *stream)
+EXPORTED int cuMemcpy2DAsync_v2_ptsz(const struct ibx_driver_memcpy2d *rows, void *stream)
 {
     return IN_CONTEXT(move_rows(rows, own(stream), false));
 }

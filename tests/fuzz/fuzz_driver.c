@@ -189,20 +189,6 @@ int cudaLibraryGetGlobal(void **address, size_t *n, void *library, const char *n
 
 /* ------------------------------------------------------------ the program */
 
-/* What it takes of cuda.h. */
-struct rows {
-    size_t from_x, from_y;
-    int from_type;
-    const void *from_host;
-    uint64_t from_device;
-    void *from_array;
-    size_t from_pitch, to_x, to_y;
-    int to_type;
-    void *to_host;
-    uint64_t to_device;
-    void *to_array;
-    size_t to_pitch, width, rows;
-};
 struct memory_properties {
     int type, handles;
     struct memory_location at;
@@ -218,7 +204,7 @@ int cuDeviceGetName(char *name, int n, int device);
 int cuDeviceGetUuid_v2(uint8_t uuid[16], int device);
 int cuDeviceTotalMem_v2(size_t *n, int device);
 int cuDeviceGetProperties(int *properties, int device);
-int cuMemcpy2D_v2(const struct rows *rows);
+int cuMemcpy2D_v2(const struct ibx_driver_memcpy2d *rows);
 int cuMemcpy3D_v2(const struct ibx_driver_memcpy3d *planes);
 int cuGraphMemcpyNodeGetParams(void *node, struct ibx_driver_memcpy3d *planes);
 int cuArray3DCreate_v2(void **array, const struct ibx_driver_array *description);
@@ -298,16 +284,16 @@ static int copy_rows(unsigned which, unsigned argument)
     const size_t pitch = argument & 128 ? 512 : 16, rows = 1 + (argument >> 4 & 3);
     const bool from = which & 1;
     uint8_t *memory = out((rows - 1) * pitch + 16);
-    struct rows p = {.from_type = from ? IN_ARRAY : IN_HOST,
-                     .from_host = memory,
-                     .from_array = (void *)(uintptr_t)handle(argument),
-                     .to_type = from ? IN_HOST : IN_ARRAY,
-                     .to_host = memory,
-                     .to_array = (void *)(uintptr_t)handle(argument),
-                     .from_pitch = pitch,
-                     .to_pitch = pitch,
-                     .width = 16,
-                     .rows = rows};
+    struct ibx_driver_memcpy2d p = {.from_type = from ? IN_ARRAY : IN_HOST,
+                                    .from_host = memory,
+                                    .from_array = (void *)(uintptr_t)handle(argument),
+                                    .to_type = from ? IN_HOST : IN_ARRAY,
+                                    .to_host = memory,
+                                    .to_array = (void *)(uintptr_t)handle(argument),
+                                    .from_pitch = pitch,
+                                    .to_pitch = pitch,
+                                    .width = 16,
+                                    .rows = rows};
     const struct ibx_driver_memcpy3d planes = {.from_type = p.from_type,
                                                .from_host = memory,
                                                .from_array = p.from_array,

@@ -13,22 +13,7 @@
 #define PITCH 512u
 #define ROWS  2u
 
-/* CUDA_MEMCPY2D */
-struct memcpy2d {
-    size_t from_x, from_y;
-    int from_type;
-    const void *from_host;
-    uint64_t from_device;
-    void *from_array;
-    size_t from_pitch;
-    size_t to_x, to_y;
-    int to_type;
-    void *to_host;
-    uint64_t to_device;
-    void *to_array;
-    size_t to_pitch, width, rows;
-};
-int cuMemcpy2D_v2(const struct memcpy2d *rows);
+int cuMemcpy2D_v2(const struct ibx_driver_memcpy2d *rows);
 
 static uint8_t answers[512], memory[PITCH * (ROWS + 1)];
 
@@ -50,13 +35,13 @@ static void add_channel(struct ibx_writer *w, int bytes)
 /* Rows from an array to memory with a pitch; what it returns. */
 static int copy(const struct ibx_writer *w, void *array, size_t rows)
 {
-    const struct memcpy2d p = {.from_type = IN_ARRAY,
-                               .from_array = array,
-                               .to_type = IN_HOST,
-                               .to_host = memory,
-                               .to_pitch = PITCH,
-                               .width = WIDTH,
-                               .rows = rows};
+    const struct ibx_driver_memcpy2d p = {.from_type = IN_ARRAY,
+                                          .from_array = array,
+                                          .to_type = IN_HOST,
+                                          .to_host = memory,
+                                          .to_pitch = PITCH,
+                                          .width = WIDTH,
+                                          .rows = rows};
     memset(memory, 0xee, sizeof(memory));
     fake_frontend_begin(ibx_reader_of(answers, w->length));
     return cuMemcpy2D_v2(&p);
