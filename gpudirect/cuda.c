@@ -77,8 +77,8 @@ static void load(void)
     }
     if (dlsym(handle, OF_REMOTE_GPU)) {
         snprintf(reason, sizeof(reason),
-                 "%.100s is the driver of programs over a remote GPU, and none of this host: take "
-                 "its folder out of LD_LIBRARY_PATH here",
+                 "%.100s is the libcuda.so.1 of programs that use a remote GPU, not this host's "
+                 "driver: take its folder out of LD_LIBRARY_PATH here",
                  library);
         return;
     }

@@ -171,12 +171,13 @@ void ibx_path_warn(const struct ibx_conn *conn)
                  conn->encrypt ? " cannot encrypt" : "");
     else if (before == ENCRYPTED && !off)
         snprintf(text, sizeof(text),
-                 "payloads to %s go in plain, and the last time they were encrypted: set "
-                 "encryption : off to accept this, or required to refuse it",
+                 "payloads to %s are not encrypted, and the last time they were: set encryption : "
+                 "off to accept this, or required to refuse it",
                  path->peer);
     else if (before == IN_SHARED_MEMORY && ibx_path_allowed(&conn->options, "shm"))
         snprintf(text, sizeof(text),
-                 "payloads to %s go by %s in plain, and the last time they were in shared memory",
+                 "payloads to %s go by %s and are not encrypted, and the last time they were in "
+                 "shared memory",
                  path->peer, path->provider);
     if (text[0])
         warn_once(text);

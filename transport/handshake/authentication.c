@@ -290,9 +290,9 @@ static const char *check_proven(struct ibx_handshake *h, uint8_t flags, char tex
     }
     bool same_host = flags & SAME_HOST && h->peer.sees_local;
     if (!(flags & ENCRYPT) && encrypt(h, same_host))
-        return "the client does without the encryption that was agreed";
+        return "the client does not encrypt, although encryption was agreed";
     if (flags & ENCRYPT && !encrypt(h, false))
-        return "the client encrypts, which was not agreed";
+        return "the client encrypts, although that was not agreed";
     return NULL;
 }
 
@@ -397,8 +397,8 @@ static bool server_has_closed(int fd)
 static int closed_too_early(const char *peer, struct ibx_error *err)
 {
     return ibx_error_set(err, -EBUSY,
-                         "the server at %s closed the connection before anybody knew which "
-                         "user it belongs to: it may be busy, try again",
+                         "the server at %s closed the connection before it was known which user it "
+                         "belongs to: it may be busy, try again",
                          peer);
 }
 
@@ -417,44 +417,42 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
     if (h->key || h->conn->options.insecure)
         return 0;
     if (passed_on)
-        return ibx_error_set(
-            err, -EACCES,
-            "the process that listens at %s passes on to another one, and there is "
-            "no key to know that by: set rdma.key_file (--key-file) on both ends, or rdma.insecure "
-            ": yes (--set insecure=yes)",
-            peer);
+        return ibx_error_set(err, -EACCES,
+                             "the process that listens at %s forwards to another one, which cannot "
+                             "be authenticated without a key: set rdma.key_file (--key-file) on "
+                             "both ends, or rdma.insecure : yes (--set insecure=yes)",
+                             peer);
     if (!same_host && h->conn->same_host && server_has_closed(h->conn->handshake_socket))
         return closed_too_early(peer, err); /* nor with which address */
     const int unknown = ibx_handshake_host_unknown();
     if (!same_host && unknown)
         return ibx_error_set(
             err, -EACCES,
-            "nobody knows whether %s is on this host, because /proc/sys/kernel/"
-            "random/boot_id cannot be read here: %s; %sset rdma.key_file (--key-file) "
-            "on both ends",
+            "it is not known whether %s is on this host, because /proc/sys/kernel/random/boot_id "
+            "cannot be read here: %s; %sset rdma.key_file (--key-file) on both ends",
             peer, strerror(-unknown), more_files(unknown));
     if (!same_host)
         return ibx_error_set(
             err, -EACCES,
-            "%s is on another host, and there is no key to know it by: set "
-            "rdma.key_file (--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
+            "%s is on another host and cannot be authenticated without a key: set rdma.key_file "
+            "(--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
             peer);
     const int unowned = ibx_handshake_peer_user(h->conn->handshake_socket, &uid);
     if (unowned) {
         if (server_has_closed(h->conn->handshake_socket))
             return closed_too_early(peer, err);
-        return ibx_error_set(err, -EACCES,
-                             "nobody knows which user the server at %s belongs to: %sset "
-                             "rdma.key_file (--key-file) on "
-                             "both ends, or rdma.insecure : yes (--set insecure=yes)",
-                             peer, more_files(unowned));
+        return ibx_error_set(
+            err, -EACCES,
+            "it is not known which user the server at %s belongs to: %sset rdma.key_file "
+            "(--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
+            peer, more_files(unowned));
     }
     if (ibx_path_is_from_outside(uid)) /* as this process may be, by the same number */
         return ibx_error_set(
             err, -EACCES,
-            "nobody knows which user the server at %s belongs to: all whom this "
-            "user namespace does not have are %u in it; set rdma.key_file (--key-file) "
-            "on both ends, or rdma.insecure : yes (--set insecure=yes)",
+            "it is not known which user the server at %s belongs to: every user that this user "
+            "namespace does not map is %u in it; set rdma.key_file (--key-file) on both ends, or "
+            "rdma.insecure : yes (--set insecure=yes)",
             peer, (unsigned)uid);
     if (uid != own && uid != 0)
         return ibx_error_set(

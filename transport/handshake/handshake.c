@@ -348,7 +348,7 @@ static void log_path(const struct ibx_conn *conn)
         ibx_log(IBX_LOG_INFO, "%s goes by %s, payloads %s", path->peer, path->provider,
                 path->encrypted                  ? "in TLS"
                 : !strcmp(path->provider, "shm") ? "within this host"
-                                                 : "in plain");
+                                                 : "unencrypted");
 }
 
 /* Establishes the connection or leaves it closed; ends the handshake in both cases. */

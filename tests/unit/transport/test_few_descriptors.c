@@ -48,7 +48,7 @@ static enum outcome outcome_of(int rc, const char *who, unsigned more, const str
     static const char *const whose[] = {[CLIENT] = "of the client", [SERVER] = "of the server"};
     if (!rc)
         return CONNECTED;
-    if (!strstr(err->message, strerror(EMFILE)) && !strstr(err->message, "nobody knows"))
+    if (!strstr(err->message, strerror(EMFILE)) && !strstr(err->message, "it is not known"))
         return REFUSED;
     if (strstr(err->message, "ulimit -n") &&
         (rc != -ENOTSUP || strstr(err->message, whose[limited])))

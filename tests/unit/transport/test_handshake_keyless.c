@@ -37,7 +37,8 @@ static void without_a_key_nobody_in_between(void **state)
     raw_end_mark(&raw, other, payload + n);
     close(other);
     raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
-    expect_failure(&s, -EACCES, "passes on to another one, and there is no key to know that by");
+    expect_failure(&s, -EACCES,
+                   "forwards to another one, which cannot be authenticated without a key");
     assert_true(raw_receives_end(&raw));
     raw_close(&raw);
     close_scene(&s);
@@ -51,10 +52,11 @@ static void without_a_key_no_other_host(void **state)
     open_scene(&s, false, 10000);
     struct raw raw = take_client(&s);
     challenge_from_another_host(&raw);
-    expect_failure(&s, -EACCES,
-                   "is on another host, and there is no key to know it by: set rdma.key_file "
-                   "(--key-file) on both "
-                   "ends, or rdma.insecure : yes (--set insecure=yes)");
+    expect_failure(
+        &s, -EACCES,
+        "is on another host and cannot be authenticated without a key: set rdma.key_file "
+        "(--key-file) on both "
+        "ends, or rdma.insecure : yes (--set insecure=yes)");
     assert_true(raw_receives_end(&raw));
     raw_close(&raw);
     close_scene(&s);
@@ -130,7 +132,7 @@ static int client_as_nobody(struct scene *s)
         return CANNOT;
     client(s);
     return !(s->rc == -EACCES && geteuid() == 65534 &&
-             strstr(s->err.message, "nobody knows which user the server at"));
+             strstr(s->err.message, "it is not known which user the server at"));
 }
 
 static void without_a_key_no_user_from_outside(void **state)

@@ -224,8 +224,8 @@ static void encryption_that_was_agreed(void **state)
     (void)state;
     enum { OFF, AUTO, REQUIRED };
     static const uint8_t none = 0, here = RAW_SAME_HOST, both = RAW_SAME_HOST | RAW_ENCRYPT;
-    static const char without[] = "without the encryption that was agreed";
-    static const char not_agreed[] = "encrypts, which was not agreed";
+    static const char without[] = "does not encrypt, although encryption was agreed";
+    static const char not_agreed[] = "encrypts, although that was not agreed";
     static const char conflict[] = "one end has rdma.encryption : required and the other one off";
     struct handshake_scene s;
     handshake_open(&s, true, 10000);
@@ -267,7 +267,7 @@ static void same_host_by_address(void **state)
     raw_take_opening(&raw, &frame);
     raw_derive(&raw, client, server);
     raw_send_proof(&raw, client);
-    handshake_expect_failure(&s, -EACCES, "without the encryption that was agreed");
+    handshake_expect_failure(&s, -EACCES, "does not encrypt, although encryption was agreed");
     raw_close(&raw);
     handshake_close(&s);
 }

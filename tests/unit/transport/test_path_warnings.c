@@ -117,8 +117,9 @@ static void test_less_than_the_last_time(void **state)
     assert_int_equal(memory_pair_open(&pair, &options, NULL), 0);
     assert_string_equal(ibx_conn_path(pair.client)->provider, "shm");
     assert_string_equal(connect_again(&pair, &options, 0), "");
-    assert_non_null(strstr(connect_again(&pair, &options, -ENOMEM),
-                           "by tcp in plain, and the last time they were in shared memory"));
+    assert_non_null(
+        strstr(connect_again(&pair, &options, -ENOMEM),
+               "by tcp and are not encrypted, and the last time they were in shared memory"));
     assert_string_equal(ibx_conn_path(pair.client)->provider, "tcp");
     /* Once: that was the last time. */
     assert_string_equal(connect_again(&pair, &options, -ENOMEM), "");
@@ -136,7 +137,7 @@ static void test_less_than_the_last_time(void **state)
     options.encryption = IBX_ENCRYPTION_AUTO;
     assert_int_equal(ibx_listen(uri, &options, &pair.listener, NULL), 0);
     assert_non_null(strstr(connect_again(&pair, &options, 0),
-                           "in plain, and the last time they were encrypted"));
+                           "are not encrypted, and the last time they were: "));
     memory_pair_close(&pair);
 }
 
@@ -220,7 +221,7 @@ static void test_a_server_says_what_is_encrypted(void **state)
     assert_non_null(strstr(log, " goes by tcp, payloads in TLS\n"));
     log = log_of_server(IBX_ENCRYPTION_AUTO, "tcp");
     assert_non_null(strstr(log, ", handshake without TLS\n"));
-    assert_non_null(strstr(log, " goes by tcp, payloads in plain\n"));
+    assert_non_null(strstr(log, " goes by tcp, payloads unencrypted\n"));
     log = log_of_server(IBX_ENCRYPTION_AUTO, "shm");
     assert_non_null(strstr(log, " goes by shm, payloads within this host\n"));
 }
