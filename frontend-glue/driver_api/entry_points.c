@@ -223,10 +223,9 @@ EXPORTED int cuGetExportTable(const void **table, const void *id)
     const char *file = ibx_frontend_file_of(__builtin_return_address(0));
     if (!(file && is_known(file)) && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "cuGetExportTable returns CUDA_ERROR_NOT_FOUND to %s: a runtime of NVIDIA's in it, "
-                "as nvcc puts it into a program or library by default, wants the driver of this "
-                "host, and fails over a remote GPU; do not strip it, or link it with nvcc -cudart "
-                "shared",
+                "cuGetExportTable returns CUDA_ERROR_NOT_FOUND to %s: a CUDA runtime that nvcc has "
+                "linked into it statically, as it does by default, needs the driver of this host, "
+                "and fails over a remote GPU; do not strip it, or link it with nvcc -cudart shared",
                 file ? file : "the program");
     return table ? CUDA_SYMBOL_NOT_FOUND : CUDA_INVALID_VALUE;
 }

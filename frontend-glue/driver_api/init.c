@@ -114,10 +114,9 @@ static int load_runtime(void)
     if (open_runtime())
         return CUDA_SUCCESS;
     if (!atomic_flag_test_and_set(&told))
-        ibx_log(IBX_LOG_ERROR,
-                "cuInit returns CUDA_ERROR_NO_DEVICE: no libcudart.so of GVirtuS's is found, by "
-                "which the driver's calls reach the back end; put its folder into "
-                "LD_LIBRARY_PATH, or set GVIRTUS_HOME");
+        ibx_log(IBX_LOG_ERROR, "cuInit returns CUDA_ERROR_NO_DEVICE: no libcudart.so of GVirtuS's "
+                               "is found, through which the driver's calls reach the back end; put "
+                               "its folder into LD_LIBRARY_PATH, or set GVIRTUS_HOME");
     return CUDA_NO_DEVICE;
 }
 

@@ -69,9 +69,9 @@ static void tell_unreached(struct ibx_inside *inside, const char *why, const cha
     char path[PATH_MAX];
     if (!atomic_flag_test_and_set(&inside->is_unreached_told))
         ibx_log(IBX_LOG_WARN,
-                "%s has CUDA's runtime in itself, whose calls cannot reach the remote GPU, and "
-                "fail: %s%s; LD_LIBRARY_PATH has to name the folder of GVirtuS's front end for "
-                "that version of CUDA",
+                "%s contains a statically linked CUDA runtime, whose calls cannot reach the remote "
+                "GPU, and fail: %s%s; LD_LIBRARY_PATH has to name the folder of GVirtuS's front "
+                "end for that version of CUDA",
                 path_of(inside, path), why, what);
 }
 
@@ -80,9 +80,9 @@ static void tell_other(struct ibx_inside *inside, const struct other *other)
     char path[PATH_MAX];
     if (!atomic_flag_test_and_set(&inside->is_unreached_told))
         ibx_log(IBX_LOG_WARN,
-                "%s has CUDA's runtime in itself, of the version of %s, and the process uses %s: "
-                "its calls cannot reach the remote GPU, and fail; build all of the program's "
-                "libraries with one version of CUDA",
+                "%s contains a statically linked CUDA runtime, of the version of %s, and the "
+                "process uses %s: its calls cannot reach the remote GPU, and fail; build all of "
+                "the program's libraries with one version of CUDA",
                 path_of(inside, path), inside->version, other->path);
 }
 
@@ -158,21 +158,20 @@ static void tell(const struct ibx_inside *inside)
                 path);
     if (inside->state == IBX_INSIDE_RELOCATED)
         ibx_log(IBX_LOG_WARN,
-                "%s has CUDA's runtime in itself, and code that is relocated (DT_TEXTREL), which "
-                "is not changed to reach the remote GPU; compile it with -fPIC, or link it with "
-                "nvcc -cudart shared",
+                "%s contains a statically linked CUDA runtime, and code that is relocated "
+                "(DT_TEXTREL), which is not changed to reach the remote GPU; compile it with "
+                "-fPIC, or link it with nvcc -cudart shared",
                 path);
     if (inside->state == IBX_INSIDE_ELSEWHERE)
-        ibx_log(
-            IBX_LOG_WARN,
-            "%s is opened into a namespace of its own (dlmopen), from where the calls of CUDA's "
-            "runtime that it has in itself do not reach the remote GPU, and fail; open it by "
-            "dlopen",
-            path);
+        ibx_log(IBX_LOG_WARN,
+                "%s is opened into a namespace of its own (dlmopen), from where the calls of the "
+                "CUDA runtime that is linked statically into it do not reach the remote GPU, and "
+                "fail; open it by dlopen",
+                path);
     if (inside->state == IBX_INSIDE_REFUSED)
         ibx_log(IBX_LOG_WARN,
-                "%s has CUDA's runtime in itself, and its code may not be changed to reach the "
-                "remote GPU: %s; allow that, or link it with nvcc -cudart shared",
+                "%s contains a statically linked CUDA runtime, and its code may not be changed to "
+                "reach the remote GPU: %s; allow that, or link it with nvcc -cudart shared",
                 path, strerror(inside->error));
 }
 
@@ -190,9 +189,9 @@ __attribute__((constructor)) static void begin(void)
     const int before = errno;
     if (!ibx_loader_begin(program_invocation_name))
         ibx_log(IBX_LOG_INFO,
-                "libraries with CUDA's runtime in themselves that are opened from now on do not "
-                "reach the remote GPU: the loader's _dl_debug_state() has a debugger's breakpoint, "
-                "or may not be changed");
+                "libraries that contain a statically linked CUDA runtime and are opened from now "
+                "on do not reach the remote GPU: the loader's _dl_debug_state() has a debugger's "
+                "breakpoint, or may not be changed");
     ibx_loader_tell();
     errno = before;
 }
