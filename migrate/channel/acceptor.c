@@ -115,7 +115,7 @@ static int take_description(struct ibx_conn *conn, uint64_t deadline_ns, unsigne
         const struct ibx_bytes *part = &message.is.description;
         if (message.type != IBX_MIGRATE_DESCRIPTION || part->length > length - got)
             rc = ibx_error_set(err, -EPROTO,
-                               "%s where %zu bytes of its VM's description are awaited",
+                               "%s where %zu bytes of the description of its VM are expected",
                                ibx_migrate_message_name(message.type), length - got);
         else
             memcpy(hello->description + got, part->bytes, part->length);
@@ -228,7 +228,7 @@ static void begin(void *context, struct ibx_conn *conn)
         ibx_peer_of(conn, &place->peer);
         pthread_mutex_lock(&acceptor->lock);
         if (!take_place(acceptor, place)) {
-            why = "too many of its connections, or of all, are being set up: try again";
+            why = "too many connections are being set up, from there or in all: try again";
         } else {
             begun = !pthread_create(&thread, NULL, request_main, place);
             acceptor->threads += begun; /* before it can end: it takes the lock for that */

@@ -106,8 +106,8 @@ void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
     if (path->remote && !path->encrypted && options->encryption == IBX_ENCRYPTION_OFF)
         ibx_migration_notify(
             observer,
-            "guest RAM travels in plain between this host and %s, because of "
-            "--encryption off: --encryption auto, with a key, encrypts it over tcp",
+            "guest RAM is not encrypted between this host and %s, because of --encryption off: "
+            "--encryption auto, with a key, encrypts it over tcp",
             path->peer);
 }
 
@@ -223,7 +223,7 @@ static int silent(const struct ibx_conn *conn, unsigned timeout_ms, struct ibx_e
     const bool cuts = path->remote && !strcmp(path->provider, "tcp");
     return ibx_error_set(err, -ETIMEDOUT,
                          "the destination did not answer within %u ms: see whether its ib-migrate "
-                         "or its QEMU stands still%s, or give it more time (--set timeout_ms=)",
+                         "or its QEMU is stopped%s, or give it more time (--set timeout_ms=)",
                          timeout_ms,
                          cuts ? ", or whether the network loses long packets (with "
                                 "net.ipv4.tcp_mtu_probing at 1 on both hosts it does no harm)"

@@ -145,15 +145,15 @@ int ibx_guard_check(struct ibx_guard *guard, struct ibx_error *err)
     ibx_state_move(&guard->state, GUARD_CAUGHT);
     for (unsigned i = 0; i < guard->count; i++)
         if (address - guard->ranges[i].start < guard->ranges[i].length)
-            return ibx_error_set(err, -EBUSY,
-                                 "QEMU (process %d) tried to write to the VM's memory here (%s at "
-                                 "0x%" PRIx64 "), and is held in that",
-                                 (int)guard->uffd.pid, guard->ranges[i].id,
-                                 address - guard->ranges[i].start);
-    return ibx_error_set(err, -EBUSY,
-                         "QEMU (process %d) tried to write to the VM's memory here, and is held in "
-                         "that",
-                         (int)guard->uffd.pid);
+            return ibx_error_set(
+                err, -EBUSY,
+                "QEMU (process %d) tried to write to the VM's memory here (%s at 0x%" PRIx64
+                "), and is blocked in that write",
+                (int)guard->uffd.pid, guard->ranges[i].id, address - guard->ranges[i].start);
+    return ibx_error_set(
+        err, -EBUSY,
+        "QEMU (process %d) tried to write to the VM's memory here, and is blocked in that write",
+        (int)guard->uffd.pid);
 }
 
 /* ---------------------------------------------------------------- the end */

@@ -114,9 +114,8 @@ int ibx_hold_find(pid_t pid, uint64_t name, bool *has, struct ibx_error *err)
     *has = found >= 0;
     if (found >= 0 || found == -ENOENT)
         return 0;
-    return ibx_error_set(err, found,
-                         "the descriptors of QEMU (process %d) are not to be seen: %s%s", (int)pid,
-                         strerror(-found), ibx_proc_remedy(found));
+    return ibx_error_set(err, found, "the descriptors of QEMU (process %d) cannot be seen: %s%s",
+                         (int)pid, strerror(-found), ibx_proc_remedy(found));
 }
 
 int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)

@@ -50,7 +50,7 @@ static int open_folder(const char *path, int *folder, struct sockaddr_un *addres
     snprintf(above, sizeof(above), "%.*s", (int)(name - path), path);
     int fd = open(above, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
-        return ibx_error_set(err, -errno, "no socket can be at %s: %s: %s", path, above,
+        return ibx_error_set(err, -errno, "no socket can be created at %s: %s: %s", path, above,
                              strerror(errno));
     const int length =
         snprintf(address->sun_path, sizeof(address->sun_path), "/proc/self/fd/%d/%s", fd, name);

@@ -158,12 +158,12 @@ int ibx_migration_check_key(const struct ibx_record *record, const struct ibx_co
     const char *name = ibx_conn_path(conn)->name, *ours = record->source_key;
     if (!record->source_key_known || !strcmp(name, ours))
         return 0;
-    return ibx_error_set(err, -EPERM,
-                         "the source of this migration has proven itself by %s%s%s, and this one "
-                         "does by %s%s%s: recover with the key that it began with (--key-file, and "
-                         "--set name=NAME)",
-                         *ours ? "the key \"" : "no named key", ours, *ours ? "\"" : "",
-                         *name ? "\"" : "no named key", name, *name ? "\"" : "");
+    return ibx_error_set(
+        err, -EPERM,
+        "the source of this migration authenticated with %s%s%s, and this one does with %s%s%s: "
+        "recover with the key that it began with (--key-file, and --set name=NAME)",
+        *ours ? "the key \"" : "no named key", ours, *ours ? "\"" : "",
+        *name ? "\"" : "no named key", name, *name ? "\"" : "");
 }
 
 int ibx_migration_record(const char *folder, struct ibx_record *record,

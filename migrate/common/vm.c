@@ -116,11 +116,10 @@ static int await_thread(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_er
         if (rc)
             return rc;
         if (!ibx_vm_migration_ended(status))
-            return ibx_error_set(
-                err, -EREMOTEIO,
-                "QEMU is at a migration of this VM already (%s): wait for its end, "
-                "and see where the VM runs then",
-                status);
+            return ibx_error_set(err, -EREMOTEIO,
+                                 "QEMU is migrating this VM already (%s): wait until that has "
+                                 "ended, then see where the VM runs",
+                                 status);
         if (ibx_now_ns() >= enough)
             return ibx_error_set(err, -EREMOTEIO,
                                  "QEMU calls its last migration \"%s\" and has not ended its "
@@ -152,8 +151,8 @@ int ibx_vm_not_begun(int rc, struct ibx_error *err)
 {
     return rc != -EREMOTEIO ? rc
                             : ibx_error_prefix(err, rc,
-                                               "QEMU did not begin this migration; should another "
-                                               "one of its VM be under way, that goes on");
+                                               "QEMU did not begin this migration; if another "
+                                               "migration of its VM is under way, it continues");
 }
 
 bool ibx_vm_migration_ended(const char *status)
@@ -167,10 +166,11 @@ bool ibx_vm_migration_ended(const char *status)
 
 static int under_way(const char *status, struct ibx_error *err)
 {
-    return ibx_error_set(err, -EBUSY,
-                         "QEMU is at a migration of this VM that another program has begun since "
-                         "(%s): end that one, or wait for its end, and see where the VM runs then",
-                         status);
+    return ibx_error_set(
+        err, -EBUSY,
+        "QEMU is running a migration of this VM that another program has begun since (%s): end "
+        "that one, or wait for its end, and see where the VM runs then",
+        status);
 }
 
 /* Whether another program has had the VM run, or has begun a migration, since this was asked last.
@@ -356,8 +356,8 @@ void ibx_vm_libvirt_disks(struct ibx_qmp *qmp, uint64_t deadline_ns)
     rc = rc ? rc : activate_disks(qmp, deadline_ns, &why);
     if (rc)
         ibx_log(IBX_LOG_WARN,
-                "QEMU may have left the disks of the VM inactive, with which its next migration "
-                "would end it (%s): if the VM runs here, " IBX_VM_DISKS_BACK,
+                "QEMU may have left the disks of the VM inactive, and its next migration would "
+                "then end QEMU (%s): if the VM runs here, " IBX_VM_DISKS_BACK,
                 why.message);
 }
 

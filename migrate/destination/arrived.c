@@ -64,10 +64,10 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_r
     return rc != -ESTALE
                ? rc
                : ibx_error_set(err, rc,
-                               "%s, where the tool before this one noted which pages have come, "
-                               "is gone or is not its: which of the VM's pages are whole cannot "
-                               "be known; end this QEMU, and ib-migrate rollback at "
-                               "the source continues the VM from where it was stopped%s",
+                               "%s, where the previous ib-migrate recorded which pages have come, "
+                               "is gone or not its own, so that nobody can tell which pages of the "
+                               "VM are complete: end this QEMU, and ib-migrate rollback at the "
+                               "source continues the VM from where it was stopped%s",
                                path, ibx_journal_restarts_if(record));
 }
 
@@ -160,9 +160,9 @@ int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_reco
            : rc != -ESTALE
                ? rc
                : ibx_error_set(err, rc,
-                               "%s, where the tool before this one noted the digests of "
-                               "pages, is gone or is not its: recover with --no-verify "
-                               "at both ends to go on without comparing them",
+                               "%s, where the previous ib-migrate recorded the digests of pages, "
+                               "is gone or not its own: recover with --no-verify at both ends to "
+                               "continue without comparing them",
                                path);
 }
 

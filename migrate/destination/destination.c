@@ -276,10 +276,10 @@ static void tell_undecided(struct destination *d)
         !ibx_destination_ram_whole(&d->ram))
         return;
     d->told_undecided = true;
-    ibx_migration_notify(&d->options->observer,
-                         "all pages are here, and whether the VM is to run, only the source knows: "
-                         "without it, \"cont\" in QEMU's monitor continues the VM and completes "
-                         "this");
+    ibx_migration_notify(
+        &d->options->observer,
+        "all pages are here, but only the source knows whether the VM is to run: without it, "
+        "\"cont\" in QEMU's monitor continues the VM and completes this");
 }
 
 static int step_filling(struct destination *d, struct ibx_error *err)

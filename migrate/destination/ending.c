@@ -149,8 +149,8 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
     else if (d->qemu.managed)
         ibx_error_prefix(
             err, code,
-            "the VM ran here and %s; libvirt has ended its QEMU at the source, so that "
-            "nothing continues the VM from its stop: start it from its disk",
+            "the VM ran here and %s; libvirt has ended its QEMU at the source, so that nothing "
+            "continues the VM from where it stopped: start it from its disk",
             end);
     else
         ibx_error_prefix(err, code,
@@ -517,8 +517,8 @@ int ibx_destination_complete(struct destination *d, struct ibx_error *err)
         return 0;
     if (d->zeros_unknown) {
         ibx_error_set(err, -EAGAIN, "its monitor does not answer");
-        retry_later(
-            d, "whether the guest takes pages that came again for zeros, QEMU does not tell", err);
+        retry_later(d, "QEMU does not tell whether the guest takes pages that came again for zeros",
+                    err);
         return 0;
     }
     ibx_destination_digests_settle(d); /* or, without a monitor, as they are */

@@ -229,8 +229,7 @@ static void tell_of_disk(struct destination_qemu *qemu)
     if (!news || strcmp(qemu->status, IBX_VM_IO_ERROR) != 0)
         return;
     ibx_vm_say_disk(qemu->qmp, why, sizeof(why), ibx_deadline_in_ms(MONITOR_MS));
-    ibx_migration_notify(qemu->observer, "the VM stands still here (\"%s\"): %s", qemu->status,
-                         why);
+    ibx_migration_notify(qemu->observer, "the VM is stopped here (\"%s\"): %s", qemu->status, why);
 }
 
 int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, struct ibx_error *err)
@@ -319,11 +318,10 @@ void ibx_destination_qemu_run(struct destination_qemu *qemu, bool to_run)
                              "monitor does that",
                              why.message);
     else if (rc)
-        ibx_migration_notify(qemu->observer,
-                             "the VM is here and stands still, since it could not be continued "
-                             "(%s): trying again%s",
-                             why.message,
-                             rc == -EREMOTEIO ? "; does another process use its disks?" : "");
+        ibx_migration_notify(
+            qemu->observer,
+            "the VM is here and stopped, since it could not be continued (%s): trying again%s",
+            why.message, rc == -EREMOTEIO ? "; does another process use its disks?" : "");
 }
 
 bool ibx_destination_qemu_stands(struct destination_qemu *qemu)

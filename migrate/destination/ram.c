@@ -259,10 +259,10 @@ int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_re
     uint64_t address = ram->guest.blocks[0].address;
     const int minor = rc ? 0 : ibx_proc_find_flags(record->pid, is_minor, &address);
     if (minor < 0)
-        rc = ibx_error_set(err, minor,
-                           "how the memory of QEMU (process %d) waits for its pages is not to be "
-                           "seen in /proc: %s%s",
-                           (int)record->pid, strerror(-minor), ibx_proc_remedy(minor));
+        rc = ibx_error_set(
+            err, minor,
+            "/proc does not show how the memory of QEMU (process %d) waits for its pages: %s%s",
+            (int)record->pid, strerror(-minor), ibx_proc_remedy(minor));
     ram->minor = minor > 0;
     for (unsigned i = 0; !rc && ram->minor && i < ram->guest.count; i++)
         rc = map_alias(ram, i, err);

@@ -96,10 +96,10 @@ static const char *const source_texts[] = {
     [IBX_JOURNAL_DONE] = "%s @ at %s with all of its pages: this QEMU is not needed any more "
                          "and must not be continued",
     [IBX_JOURNAL_KEPT] = "%s stayed here: its migration to %s ended before it could run there",
-    [IBX_JOURNAL_BROKEN] = "%s ran at %s with memory that is not what it was here, and is paused "
-                           "there when its ib-migrate knows that, which \"ib-migrate recover\" "
-                           "here tells it: end its QEMU there, then \"ib-migrate rollback\" here "
-                           "restarts it from its stop",
+    [IBX_JOURNAL_BROKEN] =
+        "%s ran at %s with memory that is not what it was here, and is paused there when its "
+        "ib-migrate knows that, which \"ib-migrate recover\" here tells it: end its QEMU there, "
+        "then \"ib-migrate rollback\" here restarts it from where it stopped",
     [IBX_JOURNAL_ROLLED_BACK] = "%s was taken back from %s and runs here from where it had "
                                 "stopped: it must not run there",
     [IBX_JOURNAL_ENDED] = "%s was shut down by its guest at %s, before all of its pages were "
@@ -118,9 +118,9 @@ static const char *const destination_texts[] = {
                              "keeps them, too: run \"ib-migrate recover\" here, or there if its "
                              "state is done",
     [IBX_JOURNAL_DONE] = "%s @ here with all of its pages: the QEMU at %s is not needed any more",
-    [IBX_JOURNAL_BROKEN] = "%s ran here with memory that is not what it was at %s, and was paused "
-                           "if QEMU answered: end this QEMU; \"ib-migrate rollback\" at the source "
-                           "restarts it from its stop",
+    [IBX_JOURNAL_BROKEN] =
+        "%s ran here with memory that is not what it was at %s, and was paused if QEMU answered: "
+        "end this QEMU; \"ib-migrate rollback\" at the source restarts it from where it stopped",
     [IBX_JOURNAL_GIVEN_UP] = "%s does not run here: its migration from %s was given up",
     [IBX_JOURNAL_SHUT_DOWN] = "%s was shut down by its guest here, and %s, which still keeps its "
                               "pages, does not know it: run \"ib-migrate recover\" here",
@@ -187,9 +187,8 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
     if (record->source && record->state == IBX_JOURNAL_ROLLED_BACK && !record->was_running)
         form = "%s was taken back from %s and is here, paused as it was: it must not run there";
     if (ibx_journal_lost_there(record))
-        form =
-            "%s ran at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it from "
-            "its stop";
+        form = "%s ran at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it "
+               "from where it stopped";
     if (ibx_journal_only_at_home(record) &&
         (ibx_journal_lost_there(record) || record->state == IBX_JOURNAL_BROKEN))
         form = "%s had returned to %s, and is lost there; what it had not fetched here before is "
@@ -197,7 +196,7 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
                "its disk";
     else if (ibx_journal_lost_there(record) && record->borrow)
         form = "%s was borrowed by %s, and its QEMU there has ended: \"ib-migrate rollback\" "
-               "restarts it from its stop, unless a return of it had begun";
+               "restarts it from where it stopped, unless a return of it had begun";
     if (record->borrow && (record->state == IBX_JOURNAL_RUNNING ||
                            (record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))))
         form = borrowed_text(record);

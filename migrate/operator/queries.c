@@ -91,8 +91,8 @@ static int lock_base(const char *folder, const struct ibx_record *record, int *l
         return rc;
     return ibx_error_set(err, -EBUSY,
                          "a return of this VM has begun, so that its memory here is not what it "
-                         "was at its stop: it cannot be restarted from there; if it is lost, start "
-                         "it anew from its disk, then ib-migrate prune --unfinished");
+                         "was when it stopped: it cannot be restarted from there; if it is lost, "
+                         "start it anew from its disk, then ib-migrate prune --unfinished");
 }
 
 /* A VM that is taken back from its return may have run at home meanwhile, and changed the memory of
@@ -209,7 +209,7 @@ static int take_back(const char *folder, struct ibx_record *back, struct ibx_err
     if (!rc && !strcmp(back->vm_status, IBX_VM_IO_ERROR)) {
         char why[IBX_ERROR_MAX];
         ibx_vm_say_disk(qmp, why, sizeof(why), deadline);
-        ibx_log(IBX_LOG_WARN, "the VM stands still here (\"%s\"): %s", back->vm_status, why);
+        ibx_log(IBX_LOG_WARN, "the VM is stopped here (\"%s\"): %s", back->vm_status, why);
     }
     json_decref(vm.before);
     ibx_qmp_close(qmp);
@@ -395,7 +395,7 @@ int ibx_migrate_let_go(const struct ibx_record *record, struct ibx_error *err)
         ibx_guard_leave(&guard);
         return ibx_error_set(err, -EBUSY,
                              "QEMU (process %d) tried to write to the VM's memory here, and is "
-                             "held in that: end it (kill -9 %d)",
+                             "blocked in that write: end it (kill -9 %d)",
                              (int)record->pid, (int)record->pid);
     }
     ibx_guard_release(&guard);

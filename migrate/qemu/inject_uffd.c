@@ -238,10 +238,10 @@ int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error
                              "this tool",
                              (int)pid);
     if (taken.remote < 0)
-        return ibx_error_set(err, taken.remote,
-                             "whether QEMU (process %d) has a userfaultfd is not to be seen in "
-                             "/proc: %s%s",
-                             (int)pid, strerror(-taken.remote), ibx_proc_remedy(taken.remote));
+        return ibx_error_set(
+            err, taken.remote,
+            "/proc does not show whether QEMU (process %d) has a userfaultfd: %s%s", (int)pid,
+            strerror(-taken.remote), ibx_proc_remedy(taken.remote));
     int rc = ibx_fault_uffd_take(pid, taken.remote, &taken.fd, err);
     if (!rc)
         *uffd = taken;
@@ -264,10 +264,10 @@ int ibx_uffd_awaits_pages(pid_t pid, struct ibx_error *err)
         rc = ibx_proc_find_flags(pid, awaits_pages, NULL);
     if (rc >= 0)
         return rc;
-    return ibx_error_set(err, rc,
-                         "whether pages of this VM have yet to come to QEMU (process %d) is not to "
-                         "be seen in /proc: %s%s",
-                         (int)pid, strerror(-rc), ibx_proc_remedy(rc));
+    return ibx_error_set(
+        err, rc,
+        "/proc does not show whether pages of this VM have yet to come to QEMU (process %d): %s%s",
+        (int)pid, strerror(-rc), ibx_proc_remedy(rc));
 }
 
 int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err)

@@ -131,7 +131,7 @@ static int check_index(struct ibx_snapshot_reader *reader, struct ibx_error *err
         return 0;
     int rc = begin_index(reader, err);
     if (!rc && reader->index_next != reader->index.pieces)
-        rc = ibx_error_set(err, -EPROTO, "it sent its index not to the end");
+        rc = ibx_error_set(err, -EPROTO, "it did not send its whole index");
     if (rc)
         return rc;
     rc = ibx_snapshot_index_digest(&reader->manifest, &reader->map, &reader->index, digest, err);
@@ -146,7 +146,7 @@ static int take_list(struct opening *o, const struct ibx_snapshot_any *m, struct
 {
     struct ibx_snapshot_reader *reader = o->reader;
     if (!reader->has_manifest || reader->map.next != reader->map.pages)
-        return ibx_error_set(err, -EPROTO, "it sent its manifest and page map not to their end");
+        return ibx_error_set(err, -EPROTO, "it did not send its whole manifest and page map");
     if (memcmp(m->id, reader->manifest.id, sizeof(m->id)))
         return ibx_error_set(err, -ESTALE, "it serves another snapshot now: begin anew");
     const int rc = reader->links ? 0 : check_index(reader, err);

@@ -83,7 +83,7 @@ static void tell_of_disk(const struct source *s)
         return;
     ibx_vm_say_disk(s->vm.qmp, why, sizeof(why), ibx_deadline_in_ms(MIGRATION_QMP_MS));
     ibx_migration_notify(&s->options->observer,
-                         "the VM stands still here (\"%s\"), and does so at the destination: %s",
+                         "the VM is stopped here (\"%s\"), and will be at the destination: %s",
                          s->vm.ram.status, why);
 }
 

@@ -120,8 +120,7 @@ static void tell_of_disk(struct source *s)
         strcmp(status, IBX_VM_IO_ERROR) != 0)
         return;
     ibx_vm_say_disk(s->vm.qmp, why, sizeof(why), deadline);
-    ibx_migration_notify(&s->options->observer, "the VM stands still here (\"%s\"): %s", status,
-                         why);
+    ibx_migration_notify(&s->options->observer, "the VM is stopped here (\"%s\"): %s", status, why);
 }
 
 /* A VM that stays does so where no record takes it, too. MOVED: where libvirt drives, it has taken

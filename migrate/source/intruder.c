@@ -194,9 +194,10 @@ static int find_ram(struct source *s, struct ibx_error *err)
 static int go_on_held(struct source *s, struct ibx_error *err)
 {
     const bool open = s->vm.ram.count && s->vm.ram.blocks[0].fd >= 0;
-    ibx_error_set(&s->disturbed, -EBUSY,
-                  "QEMU (process %d) tried to write to the VM's memory here, and is held in that",
-                  (int)s->status.record.pid);
+    ibx_error_set(
+        &s->disturbed, -EBUSY,
+        "QEMU (process %d) tried to write to the VM's memory here, and is blocked in that write",
+        (int)s->status.record.pid);
     ibx_migration_notify(&s->options->observer, "%s", s->disturbed.message);
     ibx_source_vm_lose(&s->vm);
     int rc = open ? 0 : find_ram(s, err);
@@ -261,7 +262,7 @@ static int was_reset(struct ibx_qmp *qmp, bool *is, struct ibx_error *err)
     return known ? 0
                  : ibx_error_set(err, -EOPNOTSUPP,
                                  "whether somebody has reset the VM in this QEMU (process %d) "
-                                 "since it was migrated is not to be seen, since it has no x86",
+                                 "since it was migrated cannot be determined, since it is no x86",
                                  (int)ibx_qmp_pid(qmp));
 }
 
@@ -335,8 +336,8 @@ static int check_whose(struct source *s, struct ibx_error *err)
     if (strcmp(s->vm.ram.status, "finish-migrate") != 0)
         return check_ended(s, err);
     ibx_error_set(&s->disturbed, -EBUSY,
-                  "QEMU (process %d) is at a migration of another program, so that the VM has run "
-                  "here since this one",
+                  "QEMU (process %d) is running a migration of another program, so that the VM has "
+                  "run here since this one",
                   (int)s->vm.ram.pid);
     return changed(s, "", err);
 }
@@ -352,7 +353,7 @@ static int check_reset(struct source *s, struct ibx_error *err)
         return ibx_error_set(err, -EOPNOTSUPP,
                              "the VM in QEMU (process %d) is where an x86 begins: it did not run "
                              "when it was migrated, and whether it had not begun yet, or somebody "
-                             "has reset it since, is not to be seen",
+                             "has reset it since, cannot be determined",
                              (int)s->vm.ram.pid);
     ibx_error_set(&s->disturbed, -EBUSY,
                   "another client has reset the VM in QEMU (process %d) here while no ib-migrate "
@@ -384,7 +385,8 @@ int ibx_source_guard_check_past(struct source *s, struct ibx_error *err)
         "%s: its pages are not served; ib-migrate rollback here %s, once it does not run "
         "at the destination",
         why.message,
-        s->status.record.was_running ? "restarts the VM from its stop" : "restores it as it stood");
+        s->status.record.was_running ? "restarts the VM from where it stopped"
+                                     : "restores it as it stood");
 }
 
 /* Of a question that was asked over the last connection no answer comes any more. */
@@ -476,12 +478,12 @@ void ibx_source_blame_export(struct source *s)
         ibx_preflight_block_users(s->vm.qmp, &users, ibx_deadline_in_ms(USERS_MS), NULL) ||
         !users.count)
         return;
-    ibx_migration_notify(&s->options->observer,
-                         "the VM stands still at %s, since somebody has begun here to use a disk "
-                         "that this QEMU (process %d) had handed over, and has taken back for "
-                         "that: end this QEMU (quit), whose pages are held here, and leave this "
-                         "ib-migrate running",
-                         s->status.record.peer, (int)s->vm.ram.pid);
+    ibx_migration_notify(
+        &s->options->observer,
+        "the VM is stopped at %s, since somebody has begun here to use a disk that this QEMU "
+        "(process %d) had handed over, and has taken back for that: end this QEMU (quit), whose "
+        "pages are held here, and leave this ib-migrate running",
+        s->status.record.peer, (int)s->vm.ram.pid);
 }
 
 /* ---------------------------------------------------------------- the end */

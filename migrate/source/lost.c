@@ -37,11 +37,11 @@ int ibx_source_lose_vm(struct source *s, const char *why, struct ibx_error *err)
 static int lost_here_too(struct source *s, struct ibx_error *err)
 {
     ibx_source_remove_files(s);
-    return ibx_error_set(err, -ECONNABORTED,
-                         "the VM ran at %s, where its QEMU has ended, and so has its QEMU here "
-                         "(process %d): nothing can restart it from its stop, start it from its "
-                         "disk (%s reports: %s)",
-                         peer_of(s), (int)s->status.record.pid, peer_of(s), s->status.message);
+    return ibx_error_set(
+        err, -ECONNABORTED,
+        "the VM ran at %s, where its QEMU has ended, and so has its QEMU here (process %d): "
+        "nothing can restart it from where it stopped, start it from its disk (%s reports: %s)",
+        peer_of(s), (int)s->status.record.pid, peer_of(s), s->status.message);
 }
 
 /* What is left of a VM whose QEMU here lives. */
@@ -52,9 +52,9 @@ static const char *what_is_left(const struct source *s)
         return "it had returned, and what it had not fetched here before is only in its memory "
                "there, which is newer by now: nothing can restart it here, start it from its disk";
     return record->borrow && ibx_journal_base_touched(s->options->folder, record)
-               ? "a return of it had begun, so that its memory here is not what it was at its "
-                 "stop: unless it runs in another QEMU here (ib-migrate status), start it from its "
-                 "disk"
+               ? "a return of it had begun, so that its memory here is not what it was when it "
+                 "stopped: unless it runs in another QEMU here (ib-migrate status), start it from "
+                 "its disk"
                : NULL;
 }
 
@@ -64,12 +64,12 @@ static const char *remedy(const struct source *s)
     if (what_is_left(s))
         return what_is_left(s);
     if (ibx_journal_qemu_gone(&s->status.record))
-        return "nothing can restart the VM from its stop, because its QEMU here has ended, too: "
-               "start it from its disk";
+        return "nothing can restart the VM from where it stopped, because its QEMU here has ended, "
+               "too: start it from its disk";
     return source_managed(&s->vm)
-               ? "virsh resume here continues the VM from its stop, and ib-migrate rollback ends "
-                 "what is left of the migration"
-               : "ib-migrate rollback here restarts the VM from its stop";
+               ? "virsh resume here continues the VM from where it stopped, and ib-migrate "
+                 "rollback ends what is left of the migration"
+               : "ib-migrate rollback here restarts the VM from where it stopped";
 }
 
 int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
@@ -88,15 +88,15 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
         ibx_journal_unlink_files(record);
     if (ibx_journal_qemu_gone(record))
         return lost_here_too(s, err);
-    return ibx_error_set(
-        err, -ECONNABORTED, "the VM ran at %s, where its QEMU has ended: %s (%s reports: %s)",
-        peer_of(s),
-        what_is_left(s) ? what_is_left(s)
-        : managed ? "virsh resume here continues it from its stop, then ib-migrate rollback ends "
-                    "what is left of the migration"
-                  : "the QEMU here still has the VM as it was at its stop, and ib-migrate rollback "
-                    "restarts it from there",
-        peer_of(s), s->status.message);
+    return ibx_error_set(err, -ECONNABORTED,
+                         "the VM ran at %s, where its QEMU has ended: %s (%s reports: %s)",
+                         peer_of(s),
+                         what_is_left(s) ? what_is_left(s)
+                         : managed ? "virsh resume here continues it from where it stopped, then "
+                                     "ib-migrate rollback ends what is left of the migration"
+                                   : "the QEMU here still has the VM as it was when it stopped, "
+                                     "and ib-migrate rollback restarts it from there",
+                         peer_of(s), s->status.message);
 }
 
 /* The tool before this one has set the files of guest RAM aside, and ended before it removed them.
@@ -157,9 +157,10 @@ static int leave_unheard(struct source *s, uint64_t limit_ms, struct ibx_error *
             limit_ms / 1000, s->status.record.uri, remedy(s));
     return ibx_error_set(
         err, -ETIMEDOUT,
-        "for %" PRIu64 " s %s has not said whether the VM runs there, and here it stands still: "
-        "when that host answers again, call ib-migrate recover here, and there, too, if its "
-        "ib-migrate has ended; if it is lost for good, make sure that it is off, and then %s%s",
+        "for %" PRIu64
+        " s %s has not said whether the VM runs there, and here it is stopped: when that host "
+        "answers again, call ib-migrate recover here, and there, too, if its ib-migrate has ended; "
+        "if it is lost for good, make sure that it is off, and then %s%s",
         limit_ms / 1000, peer_of(s), remedy(s), last_try(s, why, sizeof(why)));
 }
 

@@ -26,7 +26,7 @@ static void note_status(struct source *s, const char *status)
     if (!news || strcmp(status, IBX_VM_IO_ERROR) != 0)
         return;
     ibx_vm_say_disk(NULL, why, sizeof(why), 0);
-    ibx_migration_notify(&s->options->observer, "the VM stands still there (\"%s\"): %s", status,
+    ibx_migration_notify(&s->options->observer, "the VM is stopped there (\"%s\"): %s", status,
                          why);
 }
 

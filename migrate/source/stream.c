@@ -212,10 +212,10 @@ int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *co
             return ibx_error_set(err, -EPIPE, "QEMU has ended its migration early: see its log");
         if (stream->managed && !stream->bytes && !stream->held_length &&
             memcmp(bytes, MAGIC, n < 4 ? (size_t)n : 4))
-            return ibx_error_set(err, -EPERM,
-                                 "QEMU does not send its state in plain: if virsh migrate was "
-                                 "given --tls, leave it out, this link has TLS of its own "
-                                 "(--key-file)");
+            return ibx_error_set(
+                err, -EPERM,
+                "QEMU does not send its state unencrypted: if virsh migrate was given --tls, leave "
+                "it out; this link has its own TLS (--key-file)");
         taken += (size_t)n;
         int rc = hold_back(stream, bytes, (size_t)n, err);
         if (!rc)

@@ -410,7 +410,7 @@ static void lie_by_another_key(void)
         assert_true(line_receives(&other, IBX_MIGRATE_ANSWER));
         assert_int_equal(other.last.is.answer->count, 1);
         assert_non_null(strstr(other.last.is.answer->reasons[0],
-                               "has proven itself by the key \"alice\", and this one does by "
+                               "authenticated with the key \"alice\", and this one does with "
                                "\"mallory\""));
         refused_by(&other, IBX_ANSWER_WAITING);
     }

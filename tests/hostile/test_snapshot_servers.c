@@ -113,10 +113,10 @@ static void test_servers(void **state)
     refused((const struct step[]){{"\xff", 1}, end}, 1, -EPROTO, "is none of a snapshot's");
     refused((const struct step[]){{"\x40\x69\x62\x78\x73\x09\x00\x00", 8}, end}, 1,
             -EPROTONOSUPPORT, "speaks version 9 of the snapshot protocol");
-    refused((const struct step[]){l, end}, 1, -EPROTO, "not to their end");
+    refused((const struct step[]){l, end}, 1, -EPROTO, "did not send its whole manifest");
     refused((const struct step[]){p, end}, 1, -EPROTO, "out of turn");
     refused((const struct step[]){m, m, end}, 1, -EPROTO, "out of turn");
-    refused((const struct step[]){m, l, end}, 1, -EPROTO, "not to their end");
+    refused((const struct step[]){m, l, end}, 1, -EPROTO, "did not send its whole manifest");
     refused((const struct step[]){m, p, p, end}, 1, -EPROTO, "");
     refused((const struct step[]){{later, manifest_length}, end}, 1, -EPROTO, "");
     refused((const struct step[]){m, p, {other, list_length}, end}, 1, -ESTALE, "another snapshot");
@@ -397,7 +397,7 @@ static void test_an_index_that_lies(void **state)
     refused((const struct step[]){h, p, i, more, end}, 1, -EPROTO, "longer than its map");
     refused((const struct step[]){h, p, long_one, end}, 1, -EPROTO, "out of turn");
     refused((const struct step[]){h, p, half, end}, 1, -EPROTO, "out of turn");
-    refused((const struct step[]){h, p, l, end}, 1, -EPROTO, "its index not to the end");
+    refused((const struct step[]){h, p, l, end}, 1, -EPROTO, "did not send its whole index");
     refused((const struct step[]){h, p, i, l, end}, 1, -EBADMSG, "not those that were frozen");
 }
 

@@ -247,7 +247,7 @@ def a_vm_that_is_destroyed_where_it_runs_is_lost(hosts, domain):
 def is_lost_at_the_source(hosts, domain, move):
     """The source's tool ends by itself, says what is left, and leaves nothing."""
     assert move.sender.end() == 3, move.sender.text
-    assert "nothing can restart it from its stop" in move.sender.summary()["error"]
+    assert "nothing can restart it from where it stopped" in move.sender.summary()["error"]
     said = hosts.a.ok(os.environ["IB_MIGRATE"], "status", "--qmp", domain.monitor)
     assert "start it from its disk" in said, said
     for host in hosts.all:

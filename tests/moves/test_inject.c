@@ -229,7 +229,8 @@ static int seen_by_another_user(int (*look)(pid_t pid), bool hidden)
 /* Whether it is refused for want of a right, in a sentence with the remedy. */
 static bool denied(int rc, const struct ibx_error *why)
 {
-    return rc == -EACCES && strstr(why->message, "is not to be seen in /proc: Permission denied") &&
+    return rc == -EACCES && strstr(why->message, "/proc does not show whether") &&
+           strstr(why->message, "Permission denied") &&
            strstr(why->message, "; run this tool as root or with CAP_SYS_PTRACE");
 }
 

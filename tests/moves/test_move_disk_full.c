@@ -172,9 +172,9 @@ static void test_full_behind_the_stop(void)
     mover_await_stop(&sender);
     fill();
     mover_kill(&sender, SIGCONT);
-    mover_await_words(&receiver, "the VM stands still here (\"io-error\")");
+    mover_await_words(&receiver, "the VM is stopped here (\"io-error\")");
     mover_must_print(&receiver, "there is no room for what its disk data (");
-    mover_await_words(&sender, "the VM stands still there (\"io-error\")");
+    mover_await_words(&sender, "the VM is stopped there (\"io-error\")");
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     pair_done();
     goes_on(&vms[1], written(&vms[0]));
@@ -188,7 +188,7 @@ static void test_full_before(void)
     await_status(&vms[0], "io-error");
     pair_run(NULL);
     pair_done();
-    mover_must_print(&sender, "the VM stands still here (\"io-error\"), and does so at the");
+    mover_must_print(&sender, "the VM is stopped here (\"io-error\"), and will be at the");
     mover_must_print(&sender, "there is no room for what its disk data (");
     await_status(&vms[1], "io-error");
     goes_on(&vms[1], written(&vms[0]));

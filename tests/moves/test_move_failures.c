@@ -285,7 +285,7 @@ static void test_rollback_of_a_paused_vm(void)
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 1);
     const struct mover *rollback = MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
-    mover_must_print(rollback, "as it was at its stop, paused");
+    mover_must_print(rollback, "as it was when it stopped, paused");
     mover_must_print(rollback, "rolled back, it is here again, paused as it was");
     still_paused();
     pair_stayed();
@@ -400,7 +400,7 @@ static void test_destination_qemu_stands_still(void)
     kill(vms[1].pid, SIGSTOP);
     pair_send(NULL);
     mover_ends(&sender, 1);
-    mover_must_print(&sender, "see whether its ib-migrate or its QEMU stands still");
+    mover_must_print(&sender, "see whether its ib-migrate or its QEMU is stopped");
     kill(vms[1].pid, SIGCONT);
     pair_stays();
     pair_timeout = PAIR_TIMEOUT;
@@ -455,7 +455,7 @@ static void test_nobody_is_there(void)
     mover_kill(&sender, SIGKILL);
     struct mover *left = MOVER_RUN(3, "recover", "--qmp", vms[0].tool, "--set", "timeout_ms=100");
     mover_must_print(left, "for 6 s nobody has listened at");
-    mover_must_print(left, "ib-migrate rollback here restarts the VM from its stop");
+    mover_must_print(left, "ib-migrate rollback here restarts the VM from where it stopped");
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
     pair_runs_at_the_source();
 }

@@ -221,11 +221,11 @@ static void test_a_write_is_held_and_the_tool_killed(void)
 {
     filling_under_guard();
     write_by_a_device();
-    mover_await_words(&sender, "is held in that");
+    mover_await_words(&sender, "is blocked in that write");
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "broken", 0);
     pair_recover(&sender);
-    disturbed("is held in that");
+    disturbed("is blocked in that write");
 }
 
 /* ... also when there was no tool to see it, and the next one has looked a moment before. */
@@ -240,7 +240,7 @@ static void test_a_write_without_a_tool(void)
     write_by_a_device();
     await_held();
     mover_kill(&sender, SIGCONT);
-    disturbed("is held in that");
+    disturbed("is blocked in that write");
 }
 
 /* The destination is lost: who was held goes on, and the VM with it. */
@@ -250,7 +250,7 @@ static void test_rolled_back_under_guard(void)
         filling_under_guard();
         if (written) {
             write_by_a_device();
-            mover_await_words(&sender, "is held in that");
+            mover_await_words(&sender, "is blocked in that write");
         }
         mover_kill(&sender, SIGKILL);
         mover_kill(&receiver, SIGKILL);
@@ -295,7 +295,7 @@ static void test_continued_in_spite_of_all(void)
         if (!looks)
             await_held();
         mover_kill(&sender, SIGCONT);
-        noticed(looks ? "the pages are what they were" : "is held in that");
+        noticed(looks ? "the pages are what they were" : "is blocked in that write");
         /* Up to there it may have written the rest of a line, as it does at the destination. */
         assert_in_range(vm_beats(&vms[0]), beats, beats + 1);
         assert_int_equal(truncate(vms[0].serial, before.st_size), 0);

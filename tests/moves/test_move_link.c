@@ -106,8 +106,8 @@ static void test_cut_while_filling(void)
     wire("up");
     mover_await(&receiver, "filling", 0);
     pair_filled();
-    mover_must_print(&sender, "guest RAM travels in plain between this host and 10.77.31.2:");
-    mover_must_print(&receiver, "guest RAM travels in plain between this host and 10.77.31.1:");
+    mover_must_print(&sender, "guest RAM is not encrypted between this host and 10.77.31.2:");
+    mover_must_print(&receiver, "guest RAM is not encrypted between this host and 10.77.31.1:");
 }
 
 /* Twice, with the tool on one side killed while the wire is down; that migrations are made without
@@ -160,8 +160,9 @@ static void test_gone_at_the_commit(void)
     vm_kill(&vms[1]);
     struct mover *left = MOVER_RUN(3, "recover", "--qmp", vms[0].tool, "--set", SHORT);
     mover_must_print(left, UNTIL_ON);
-    mover_must_print(left, "has not said whether the VM runs there, and here it stands still");
-    mover_must_print(left, "and then ib-migrate rollback here restarts the VM from its stop");
+    mover_must_print(left, "has not said whether the VM runs there, and here it is stopped");
+    mover_must_print(left,
+                     "and then ib-migrate rollback here restarts the VM from where it stopped");
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", "--set", SHORT);
     pair_runs_at_the_source();
 }

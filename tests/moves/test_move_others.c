@@ -63,7 +63,7 @@ static void no_descriptor_is_left(void)
     int ours, theirs;
     vm_ok(ibx_vm_stream(&ours, &theirs, &vm_error));
     vm_refused(ibx_vm_migrate(vms[0].qmp, false, theirs, vm_soon(), &vm_error), -EREMOTEIO,
-               "at a migration of this VM already (pre-switchover)");
+               "is migrating this VM already (pre-switchover)");
     vm_refused(ibx_qmp_execute(vms[0].qmp, "closefd", json_pack("{s:s}", "fdname", "ibx-state"),
                                NULL, vm_soon(), &vm_error),
                -EREMOTEIO, "not found");
@@ -513,7 +513,7 @@ static void test_an_export_before_the_commit(void)
 
 static void stands_still(void)
 {
-    mover_await_words(&receiver, "stands still, since it could not be continued");
+    mover_await_words(&receiver, "is here and stopped, since it could not be continued");
     mover_await_words(&sender, "since somebody has begun here to use a disk");
     mover_await(&receiver, "filling", 100);
     assert_false(vm_runs(&vms[1]));
@@ -572,7 +572,7 @@ static void test_an_export_and_a_killed_receiver(void)
     for (unsigned i = 0; i < 2; i++) {
         mover_kill(&receiver, SIGKILL);
         pair_recover(&receiver);
-        mover_await_words(&receiver, "stands still, since it could not be continued");
+        mover_await_words(&receiver, "is here and stopped, since it could not be continued");
     }
     it_goes_on();
 }

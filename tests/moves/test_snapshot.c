@@ -622,7 +622,7 @@ static void test_beside_a_migration(void)
     json_decref(vm_event(&vms[0], "MIGRATION", "pre-switchover"));
     mover_kill(&tool, SIGCONT);
     mover_ends(&tool, 1);
-    mover_must_print(&tool, "QEMU did not begin this migration; should another one of its VM be");
+    mover_must_print(&tool, "QEMU did not begin this migration; if another migration of its VM");
     assert_false(mover_resumed(&vms[0]));
     vm_do(&vms[0], "migrate-continue", json_pack("{s:s}", "state", "pre-switchover"));
     json_decref(vm_event(&vms[0], "MIGRATION", "completed"));

@@ -151,7 +151,7 @@ def a_vm_that_ended_with_its_qemu_is_not_said_to_be_here(scene):
     assert "ended with it: start it from its disk" in err and "stayed" not in err, err
     for state, words in (("here", "ended with it: start it from its disk"),
                          ("kept", "ended with it: start it from its disk"),
-                         ("broken", "nothing can restart it from its stop")):
+                         ("broken", "nothing can restart it from where it stopped")):
         tool.rewrite_record(scene, "source", state=state)
         (answer,) = objects(tool.succeeds(scene, "status --json"))
         equal(answer["record"]["state"], state)

@@ -164,7 +164,7 @@ def rollback_says_what_is_known_and_asks(scene):
     err = fails(scene, "rollback", *source.qmp)
     for words in ("does not answer", "Everything that the VM did", "runs twice", "needs --yes"):
         assert words in err, err
-    assert "restarts the VM here from its stop;" in err, err
+    assert "restarts the VM here from where it stopped;" in err, err
     # ... and nobody but libvirt restarts it here.
     rewrite_record(scene, "source", libvirt=True)
     err = fails(scene, "rollback", *source.qmp)

@@ -66,11 +66,10 @@ int ibx_cli_borrow(const struct migrate_args *given)
     static struct migrate_args args;
     args = *given;
     args.borrow = true;
-    fputs(
-        "While it is away, the VM needs this host and that one: its memory stays here.\n"
-        "If that host is lost, what the VM did there is lost, and ib-migrate rollback restarts it "
-        "here\nfrom its stop, until its return begins.\n",
-        stderr);
+    fputs("While it is away, the VM needs this host and that one: its memory stays here.\nIf that "
+          "host is lost, what the VM did there is lost, and ib-migrate rollback restarts it "
+          "here\nfrom where it stopped, until its return begins.\n",
+          stderr);
     return ibx_cli_agreed(&args, "borrow", args.qmp, "borrow it") ? send_back(&args)
                                                                   : MIGRATE_FAILED;
 }

@@ -101,10 +101,10 @@ static const char *rolling(const struct ibx_record *record)
 {
     if (record->libvirt)
         return "ends this migration when libvirt has the VM run here (virsh resume lets it go on "
-               "from its stop)";
+               "from where it stopped)";
     return record->was_running
-               ? "restarts the VM here from its stop"
-               : "leaves the VM here as it was at its stop, paused as before its migration";
+               ? "restarts the VM here from where it stopped"
+               : "leaves the VM here as it was when it stopped, paused as before its migration";
 }
 
 static void print_loss(const struct ibx_record *record, const struct reply *reply)
@@ -162,7 +162,7 @@ static void print_done(const char *vm, const struct ibx_record *record)
     if (!strcmp(status, "running"))
         snprintf(text, sizeof(text), "runs here again");
     else if (!strcmp(status, "io-error"))
-        snprintf(text, sizeof(text), "is here again, and stands still");
+        snprintf(text, sizeof(text), "is here again, and is stopped");
     else if (!record->was_running)
         snprintf(text, sizeof(text), "is here again, paused as it was");
     else if (*status)

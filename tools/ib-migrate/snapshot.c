@@ -44,7 +44,7 @@ static void print_frozen(const struct migrate_args *args, const struct ibx_freez
     ibx_cli_bytes(result->ram_bytes, ram, sizeof(ram));
     ibx_cli_duration(result->stopped_ns, stopped, sizeof(stopped));
     printf("%s: frozen, %s of %s hold data; the VM %s %s\n", args->uri, data, ram,
-           result->runs ? "runs on after" : "stands still; the copy took", stopped);
+           result->runs ? "runs on after" : "stays stopped; the copy took", stopped);
 }
 
 int ibx_cli_freeze(const struct migrate_args *args)

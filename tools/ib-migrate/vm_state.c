@@ -13,7 +13,7 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
     if (ibx_journal_lost_there(record)) {
         snprintf(sentence, size,
                  "%s ran at %s, and its QEMU there has ended, and so has that here (process %d): "
-                 "nothing can restart it from its stop, start it from its disk",
+                 "nothing can restart it from where it stopped, start it from its disk",
                  vm, record->peer, (int)record->pid);
         return;
     }
@@ -51,9 +51,10 @@ static bool describe_ended(const struct ibx_record *record, char *sentence, size
             record->libvirt || record->state == IBX_JOURNAL_RUNNING
                 ? ""
                 : "unless it runs at the source, as ib-migrate status there says, ",
-            record->libvirt ? "if virsh list does not have it at the source, start it from "
-                              "its disk"
-                            : "\"ib-migrate rollback\" at the source restarts it from its stop",
+            record->libvirt
+                ? "if virsh list does not have it at the source, start it from "
+                  "its disk"
+                : "\"ib-migrate rollback\" at the source restarts it from where it stopped",
             record->libvirt ? "" : ibx_journal_restarts_if(record));
     else if (!record->source && record->state == IBX_JOURNAL_DONE)
         snprintf(sentence, size,
@@ -65,17 +66,16 @@ static bool describe_ended(const struct ibx_record *record, char *sentence, size
                  record->peer[0] ? record->peer : "the other side", pid);
     else if (record->state == IBX_JOURNAL_ROLLED_BACK)
         snprintf(sentence, size, "%s was rolled back%s; its QEMU (process %d) has ended since", vm,
-                 record->was_running ? " and ran here from its stop" : "", pid);
+                 record->was_running ? " and ran here from where it stopped" : "", pid);
     else if (record->source &&
              (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_MOVED))
         describe_memory(record, vm, sentence, size);
     else if (record->source && record->state == IBX_JOURNAL_BROKEN)
-        snprintf(
-            sentence, size,
-            "%s ran at %s with memory that is not what it was here, and its QEMU here (process "
-            "%d) has ended, so that nothing can restart it from its stop: end its QEMU there, "
-            "and start it from its disk",
-            vm, record->peer[0] ? record->peer : "the other side", pid);
+        snprintf(sentence, size,
+                 "%s ran at %s with memory that is not what it was here, and its QEMU here "
+                 "(process %d) has ended, so that nothing can restart it from where it stopped: "
+                 "end its QEMU there, and start it from its disk",
+                 vm, record->peer[0] ? record->peer : "the other side", pid);
     else if (record->source &&
              (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_KEPT))
         snprintf(sentence, size,

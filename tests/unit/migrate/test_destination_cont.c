@@ -12,7 +12,7 @@ static unsigned told; /* sentences of which all that matters is that they came *
 static void notified(void *context, const char *sentence)
 {
     (void)context;
-    told += strstr(sentence, "stands still") != NULL;
+    told += strstr(sentence, "is here and stopped") != NULL;
 }
 
 static struct destination_qemu paused;

@@ -210,7 +210,7 @@ static void test_what_could_not_be_asked(NO_STATE)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
     const int rc = ibx_source_guard_again(s, &error);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-    says(rc, -EMFILE, "are not to be seen");
+    says(rc, -EMFILE, "cannot be seen");
     assert_int_equal(s->state.now, SOURCE_SERVING);
     assert_int_equal(run("query-status", NULL, GENEROUS), 0);
     done();

@@ -47,7 +47,7 @@ static void test_another_is_under_way(NO_STATE)
 {
     const int rc =
         begin(SCRIPT({"query-yank", THREAD(2), 0}, {"query-migrate", STATUS("device", 3), 0}));
-    says(rc, -EREMOTEIO, "at a migration of this VM already (device)");
+    says(rc, -EREMOTEIO, "is migrating this VM already (device)");
     done();
 }
 
