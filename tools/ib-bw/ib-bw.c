@@ -94,11 +94,11 @@ static const struct ibx_tool_command commands[] = {
     [BW_SERVE] = {"serve", "URI",
                   "Answers the calls of `run' until it is stopped; rdma://0.0.0.0:18515 listens at "
                   "all addresses"},
-    [BW_RUN] = {"run", "URI", "Measures against such a server"},
+    [BW_RUN] = {"run", "URI", "Measures against the `ib-bw serve' at URI"},
     [BW_SELF] = {"self", NULL, "Starts both ends on this host and compares all paths"},
     [BW_TUNE] = {"tune", NULL,
-                 "Measures on this host's GPU which way the back end's copies should take, and "
-                 "stores it"},
+                 "Measures on this host's GPU which path the back end's copies should take, and "
+                 "stores the result"},
     {0},
 };
 
@@ -113,23 +113,23 @@ static const struct ibx_tool_option options[] = {
     {.help = "run, self and tune:"},
     {"sizes", "LIST", "Payload sizes [" DEFAULT_SIZES "; tune has others]", MEASURE | TUNE,
      IBX_TOOL_OWN, .take = take_sizes},
-    {"time", "SECONDS", "Time for a cell of the table [0.3, tune 0.1]", MEASURE | TUNE,
+    {"time", "SECONDS", "Seconds for each cell of the table [0.3, tune 0.1]", MEASURE | TUNE,
      IBX_TOOL_SECONDS, AT(seconds), .max = 3600},
-    {"count", "N", "Calls for a cell, instead of a time", MEASURE | TUNE, IBX_TOOL_UNSIGNED,
+    {"count", "N", "Calls for each cell, instead of a time", MEASURE | TUNE, IBX_TOOL_UNSIGNED,
      AT(count), 1, BW_CALLS_MAX},
-    {"rounds", "N", "Rounds, in each of which all paths take turns [5]", MEASURE | TUNE,
-     IBX_TOOL_UNSIGNED, AT(rounds), 1, 1000},
+    {"rounds", "N", "Rounds; in each, all paths take turns [5]", MEASURE | TUNE, IBX_TOOL_UNSIGNED,
+     AT(rounds), 1, 1000},
     {.help = "run and self:"},
-    {"long", NULL, "One line for a path, with the 99th percentile", MEASURE, IBX_TOOL_FLAG,
+    {"long", NULL, "One line for each path, with the 99th percentile", MEASURE, IBX_TOOL_FLAG,
      AT(line_a_path)},
-    {"json", "FILE", "Results as JSON; \"-\": on standard output, instead of the table", MEASURE,
-     IBX_TOOL_OWN, AT(json), .take = take_json},
-    {"plot", "FILE", "Results as FILE.svg or FILE.png, drawn by gnuplot", MEASURE, IBX_TOOL_OWN,
+    {"json", "FILE", "Write the results as JSON; \"-\": to standard output, instead of the table",
+     MEASURE, IBX_TOOL_OWN, AT(json), .take = take_json},
+    {"plot", "FILE", "Draw the results by gnuplot, as FILE.svg or FILE.png", MEASURE, IBX_TOOL_OWN,
      AT(plot), .take = take_plot},
     {.help = "run and serve:"},
     {"stock", "[HOST:]PORT",
-     "serve: also answer GVirtuS's own TCP there, which knows no keys [127.0.0.1]; run: compare "
-     "with it",
+     "serve: also answer GVirtuS's own TCP there, which has no authentication [127.0.0.1]; run: "
+     "compare with it",
      SERVE | RUN, IBX_TOOL_TEXT, AT(stock)},
     {.help = "self:"},
     {"paths", "LIST", "Paths to measure, of shm, verbs, ofi, tcp, stock [all]", SELF, IBX_TOOL_OWN,
@@ -139,8 +139,8 @@ static const struct ibx_tool_option options[] = {
     {"output", "FILE", "Where to store the result [where a back end looks: rdma.tuning]", TUNE,
      IBX_TOOL_TEXT, AT(output)},
     {"over", "URI",
-     "Also measure the adapter's own way into the GPU, through this fabric and back: "
-     "verbs://ADDRESS:0 with an address of this host's adapter",
+     "Also measure GPUDirect RDMA, from this host's adapter to itself: verbs://ADDRESS:0 with an "
+     "address of this host's adapter",
      TUNE, IBX_TOOL_TEXT, AT(over)},
     {.help = "serve:"},
     {"max-bytes", "SIZE", "The longest payload taken [1G]", SERVE, IBX_TOOL_SIZE, AT(max_bytes), 1,
@@ -152,8 +152,8 @@ static const struct ibx_tool_option options[] = {
 
 static const struct ibx_tool tool = {
     .name = "ib-bw",
-    .help = "Measures cudaMemcpy as GVirtuS calls its communicator: ours over each path, beside "
-            "GVirtuS's own TCP communicator (stock).",
+    .help = "Measures cudaMemcpy as GVirtuS calls its communicator, and compares the rdma "
+            "communicator over each path with GVirtuS's own TCP communicator (stock).",
     .commands = commands,
     .options = options,
     .lists_transport = true,

@@ -129,7 +129,7 @@ static int open_listeners(const char **real, struct ibx_error *err)
     if (args->stock) {
         rc = ibx_bw_server_open_stock(args->stock, &port, err);
         if (!rc)
-            printf("serving stock, which knows no keys, at port %u\n", port);
+            printf("serving stock, which has no authentication, at port %u\n", port);
     }
     return rc;
 }

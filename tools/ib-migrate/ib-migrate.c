@@ -190,15 +190,15 @@ static const struct ibx_tool_command commands[] = {
          "-incoming defer"},
     [SEND] = {"send", "URI", "Migrate the VM at --qmp to the receiver at URI"},
     [CHECK] = {"check", "[URI]",
-               "Report why the VM cannot be migrated, or --destination cannot receive; changes "
-               "nothing"},
+               "Report why the VM cannot be migrated, or with --destination why this QEMU cannot "
+               "receive one; changes nothing"},
     [STATUS] = {"status", NULL, "List the migrations recorded here, and the progress of each"},
     [CANCEL] = {"cancel", NULL,
                 "End a migration before its commit; the VM keeps running at the source"},
     [SET] = {"set", NULL, "Change the bandwidth limit of a running migration, at the destination"},
     [RECOVER] = {"recover", "[URI]", "Continue a migration whose ib-migrate has died"},
     [ROLLBACK] = {"rollback", NULL,
-                  "Restart the VM at the source from its stop, when the destination is lost"},
+                  "Restart the VM at the source from where it stopped, if the destination is lost"},
     [PRUNE] = {"prune", NULL, "Delete the records of migrations that are over"},
     [RUN] = {"run", NULL,
              "Start the VM's QEMU at --to over ssh, with the same devices, and migrate the VM"},
@@ -229,7 +229,7 @@ static const struct ibx_tool_option options[] = {
      "The directory of the records [$IBX_STATE_DIR, /var/lib/ibx, ~/.local/state/ibx]; no effect: "
      "freeze, serve, clone, firecracker",
      .type = IBX_TOOL_TEXT, .at = AT(state_dir)},
-    {"json", NULL, "Print one JSON object a line on standard output", .at = AT(json)},
+    {"json", NULL, "Print JSON on standard output, one object on each line", .at = AT(json)},
     {.help = "Options of receive, send, borrow, return, check, recover, rollback, serve, "
              "clone URI, firecracker and (but --key-file) run:"},
     IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING | READING),
@@ -241,16 +241,16 @@ static const struct ibx_tool_option options[] = {
     {"quiet", NULL, "Print only errors and what --json prints; also: serve, firecracker",
      MIGRATING | BIT(RUN) | BIT(SERVE) | BIT(FIRECRACKER), .at = AT(quiet)},
     {"no-verify", NULL,
-     "Do not compare what has come with the memory of the source; at both ends, or it has no "
-     "effect; not: borrow; serve FILE: at once, without hashes of its pages",
+     "Do not compare the pages that have come with the memory of the source; takes effect only if "
+     "both ends have it; not: borrow; serve FILE: at once, without hashes of its pages",
      (MIGRATING & ~BIT(BORROW)) | BIT(RUN) | BIT(SERVE), .at = AT(no_verify)},
     {.help = "Options of receive and send:"},
     {"libvirt", "PATH",
-     "libvirt migrates the VM, by virsh migrate --migrateuri unix://PATH; the tools carry it",
+     "libvirt migrates the VM, by virsh migrate --migrateuri unix://PATH, through these tools",
      BIT(RECEIVE) | BIT(SEND) | BIT(CHECK), IBX_TOOL_TEXT, .at = AT(libvirt)},
     {"stand-still", NULL,
-     "The VM runs at the destination only when all of its pages are there, as vhost-user devices "
-     "need it; at both ends",
+     "Continue the VM at the destination only when all of its pages are there, as vhost-user "
+     "devices require; at both ends",
      BIT(RECEIVE) | BIT(SEND), .at = AT(stand_still)},
     {.help = "Options of receive and recover:"},
     {"listen", "URI",
@@ -258,23 +258,23 @@ static const struct ibx_tool_option options[] = {
      "[rdma://0.0.0.0:0, to IPv6 alone rdma://[::]:0]; serve, for readers",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN) | BIT(SERVE), IBX_TOOL_TEXT, .at = AT(listen)},
     {"max-bandwidth", "SIZE",
-     "Limit in bytes a second (500M, 2G) for pages that the VM does not wait for [no limit]; also: "
-     "set, run, serve --cache, clone URI, firecracker",
+     "Limit in bytes per second (500M, 2G) for pages that the VM does not wait for [no limit]; "
+     "also: set, run, serve --cache, clone URI, firecracker",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(SET) | BIT(RUN) | READING, IBX_TOOL_OWN,
      .take = take_bandwidth},
     {"allow", "NAMES",
-     "Sources that may come, by the names of their keys, with commas [all]; serve: readers",
+     "Sources to accept: the names of their keys, separated by commas [all]; serve: readers",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(SERVE), IBX_TOOL_TRANSPORT, .at = AT(options)},
     {"home", NULL, "receive: for a VM that was borrowed from here and returns", BIT(RECEIVE),
      .at = AT(home)},
     {"minor", NULL, "READ pages into place instead of copying them; also: run",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN), .at = AT(minor)},
     {"paused", NULL,
-     "Leave the VM paused where QEMU was started with -S, though it ran at the source",
+     "Leave the VM paused if QEMU was started with -S, even if it ran at the source",
      BIT(RECEIVE) | BIT(RECOVER), .at = AT(paused)},
     {.help = "Options of send and recover:"},
     {"links", "N",
-     "Page connections, 1 to 16 [3, 5 or 7 when both hosts have 8 or 16 processors]; also: borrow, "
+     "Page connections, 1 to 16 [3; with 8 processors on both hosts 5, with 16 7]; also: borrow, "
      "return, check, run, serve --cache, clone URI",
      SENDING | BIT(RECOVER) | BIT(CHECK) | BIT(RUN) | BIT(SERVE) | BIT(CLONE), IBX_TOOL_UNSIGNED,
      AT(links), 1, IBX_MIGRATE_LINKS_MAX, NULL},
@@ -292,32 +292,34 @@ static const struct ibx_tool_option options[] = {
     {"warm", NULL,
      "Fetch pages while the VM still runs, and again those that it writes; the rest after the stop",
      BIT(SEND) | BIT(RUN), .at = AT(warm)},
-    {"warm-rounds", "N", "--warm with at most so many passes through its memory [8]",
-     BIT(SEND) | BIT(RUN), IBX_TOOL_UNSIGNED, AT(warm_rounds), 1, 1000, NULL},
-    {"warm-seconds", "SECONDS", "--warm for about so long at most [60]", BIT(SEND) | BIT(RUN),
+    {"warm-rounds", "N", "--warm with at most N passes over its memory [8]", BIT(SEND) | BIT(RUN),
+     IBX_TOOL_UNSIGNED, AT(warm_rounds), 1, 1000, NULL},
+    {"warm-seconds", "SECONDS", "--warm for at most about this long [60]", BIT(SEND) | BIT(RUN),
      IBX_TOOL_UNSIGNED, AT(warm_seconds), 1, GIVE_UP_MAX, NULL},
     {.help = "Options of run:"},
-    {"to", "HOST", "Where the VM is to run: what ssh calls that host, also USER@HOST", BIT(RUN),
+    {"to", "HOST", "The host where the VM is to run, as ssh knows it; also USER@HOST", BIT(RUN),
      IBX_TOOL_TEXT, .at = AT(to)},
-    {"address", "HOST", "The address to which its memory connects [HOST of --to]", BIT(RUN),
+    {"address", "HOST", "The address to which this migration connects [HOST of --to]", BIT(RUN),
      IBX_TOOL_TEXT, .at = AT(address)},
-    {"map", "/OLD=/NEW", "A path that has another name there; may be repeated", BIT(RUN),
-     IBX_TOOL_OWN, .take = take_map},
-    {"ssh", "COMMAND", "Words before HOST and a command, between blanks [ssh]", BIT(RUN),
-     IBX_TOOL_TEXT, .at = AT(ssh)},
+    {"map", "/OLD=/NEW", "A path that is different there; may be repeated", BIT(RUN), IBX_TOOL_OWN,
+     .take = take_map},
+    {"ssh", "COMMAND", "The command that runs another one on HOST, with its arguments [ssh]",
+     BIT(RUN), IBX_TOOL_TEXT, .at = AT(ssh)},
     {"far-program", "PATH", "ib-migrate there [ib-migrate]", BIT(RUN), IBX_TOOL_TEXT,
      .at = AT(far_program)},
     {"far-state-dir", "DIR", "--state-dir there", BIT(RUN), IBX_TOOL_TEXT, .at = AT(far_state_dir)},
-    {"memory-dir", "DIR", "Where guest memory gets a folder there [/dev/shm, or of huge pages]",
-     BIT(RUN), IBX_TOOL_TEXT, .at = AT(memory_dir)},
-    {"run-dir", "DIR", "Where its monitor gets a folder there [/run, $XDG_RUNTIME_DIR or /tmp]",
+    {"memory-dir", "DIR",
+     "The directory there in which guest memory gets a folder [/dev/shm, or hugetlbfs]", BIT(RUN),
+     IBX_TOOL_TEXT, .at = AT(memory_dir)},
+    {"run-dir", "DIR",
+     "The directory there in which its monitor gets a folder [/run, $XDG_RUNTIME_DIR or /tmp]",
      BIT(RUN), IBX_TOOL_TEXT, .at = AT(run_dir)},
     {"qemu-arg", "TEXT", "One more argument for the QEMU there; may be repeated", BIT(RUN),
      IBX_TOOL_OWN, .take = take_qemu_arg},
-    {"keep", NULL, "Leave the QEMU here, stopped, and its memory [both end]", BIT(RUN),
+    {"keep", NULL, "Keep the QEMU here, stopped, and its memory [both are removed]", BIT(RUN),
      .at = AT(keep)},
     {.help = "Options of freeze:"},
-    {"resume", NULL, "Let the VM run on when its memory has been copied [it stays stopped]",
+    {"resume", NULL, "Continue the VM when its memory has been copied [it stays stopped]",
      BIT(FREEZE), .at = AT(resume)},
     {.help = "Options of clone:"},
     {"name", "NAME", "-name of the QEMU whose command line follows --", BIT(CLONE), IBX_TOOL_TEXT,
@@ -331,7 +333,7 @@ static const struct ibx_tool_option options[] = {
     {.help = "Options of serve and clone URI:"},
     {"cache", "URI",
      "serve: FOLDER is filled from the server there; clone: another server of the same snapshot, "
-     "should URI be lost; may be repeated: tried in this order",
+     "for when URI is lost; may be repeated, they are tried in this order",
      BIT(SERVE) | BIT(CLONE), IBX_TOOL_OWN, .take = take_cache},
     {"on-demand", NULL, "Fetch only pages that somebody needs [all, in the background]",
      BIT(SERVE) | BIT(CLONE), .at = AT(on_demand)},
@@ -346,50 +348,53 @@ static const struct ibx_tool_option options[] = {
      "serve --multicast: the group [a random one of 239.192.0.0/14 or ff15::/16, port 18602]; by "
      "verbs it has no port",
      BIT(SERVE), IBX_TOOL_TEXT, .at = AT(group)},
-    {"multicast-rate", "SIZE", "serve --multicast: bytes a second, with all heads [32M]",
+    {"multicast-rate", "SIZE", "serve --multicast: bytes per second, headers included [32M]",
      BIT(SERVE), IBX_TOOL_SIZE, AT(multicast_rate), IBX_MULTICAST_RATE_MIN, 100ul << 30, NULL},
-    {"multicast-hops", "N", "serve --multicast: routers that may pass it on, and one more [1]",
+    {"multicast-hops", "N",
+     "serve --multicast: time to live, one more than the routers that may forward it [1]",
      BIT(SERVE), IBX_TOOL_UNSIGNED, AT(hops), 1, 255, NULL},
     {.help = "Options of firecracker:"},
-    {"socket", "PATH", "The backend_path of Firecracker's snapshot load: a unix socket to be made",
+    {"socket", "PATH", "The backend_path of Firecracker's snapshot load: the unix socket to create",
      BIT(FIRECRACKER), IBX_TOOL_TEXT, .at = AT(socket)},
-    {"from", "FILE|URI", "The snapshot's memory, a file here or what ib-migrate serve offers there",
+    {"from", "FILE|URI", "The memory of the snapshot: a file, or the URI of ib-migrate serve",
      BIT(FIRECRACKER), IBX_TOOL_TEXT, .at = AT(from)},
-    {"peer-uid", "UID", "The user that Firecracker runs as [who runs this]", BIT(FIRECRACKER),
-     IBX_TOOL_OWN, .take = take_peer},
-    {"record", "FILE", "Write down which pages are touched, in their order", BIT(FIRECRACKER),
-     IBX_TOOL_TEXT, .at = AT(record)},
-    {"record-seconds", "SECONDS", "--record for so long [until Firecracker ends]", BIT(FIRECRACKER),
-     IBX_TOOL_UNSIGNED, AT(record_s), 1, GIVE_UP_MAX, NULL},
-    {"replay", "FILE", "Fetch these pages, which --record has written, ahead of the faults",
+    {"peer-uid", "UID", "The user that Firecracker runs as [the user that runs this]",
+     BIT(FIRECRACKER), IBX_TOOL_OWN, .take = take_peer},
+    {"record", "FILE", "Record which pages are touched, in order", BIT(FIRECRACKER), IBX_TOOL_TEXT,
+     .at = AT(record)},
+    {"record-seconds", "SECONDS", "--record for this long [until Firecracker ends]",
+     BIT(FIRECRACKER), IBX_TOOL_UNSIGNED, AT(record_s), 1, GIVE_UP_MAX, NULL},
+    {"replay", "FILE",
+     "Fetch the pages that --record has recorded in this file ahead of the faults",
      BIT(FIRECRACKER), IBX_TOOL_TEXT, .at = AT(replay)},
     {"background", NULL, "Fetch all other pages as well", BIT(FIRECRACKER), .at = AT(background)},
     {.help = "Options of some commands:"},
     {"disks-differ-on-purpose", NULL,
-     "send, borrow, return, check, run: take a destination with other disks, such as copies of "
-     "one's own",
+     "send, borrow, return, check, run: accept a destination with other disks, such as copies",
      SENDING | BIT(CHECK) | BIT(RUN), .at = AT(disks_differ)},
     {"fill", NULL, "borrow: fetch all pages, in the background, not only those that it needs",
      BIT(BORROW), .at = AT(fill)},
     {"keep-warm", NULL,
-     "return: keep the VM's memory here, so that it can be borrowed again for what changes",
+     "return: keep the VM's memory here, so that only what changes crosses when it is borrowed "
+     "again",
      BIT(RETURN), .at = AT(keep_warm)},
-    {"destination", NULL, "check: this QEMU is to receive", BIT(CHECK), .at = AT(destination)},
+    {"destination", NULL, "check: whether this QEMU can receive a VM", BIT(CHECK),
+     .at = AT(destination)},
     {"unfinished", NULL,
      "prune: also delete records of this monitor whose QEMU has ended, or that are complete but "
      "not confirmed",
      BIT(PRUNE), .at = AT(unfinished)},
     {"yes", NULL, "rollback, borrow: do not ask", BIT(ROLLBACK) | BIT(BORROW), .at = AT(yes)},
-    {"prometheus", NULL, "status: print figures for Prometheus", BIT(STATUS), .at = AT(prometheus)},
-    {"output", "FILE", "status --prometheus: replace this file, at once and as a whole",
-     BIT(STATUS), IBX_TOOL_TEXT, .at = AT(output)},
+    {"prometheus", NULL, "status: print metrics for Prometheus", BIT(STATUS), .at = AT(prometheus)},
+    {"output", "FILE", "status --prometheus: replace this file atomically", BIT(STATUS),
+     IBX_TOOL_TEXT, .at = AT(output)},
     {0},
 };
 
 static const struct ibx_tool tool = {
     .name = "ib-migrate",
     .help = "Migrates a running QEMU VM to another host: the VM stops for milliseconds and then "
-            "runs there, while RDMA READs fetch its memory, page by page as it is needed.",
+            "runs there, while RDMA READs fetch its memory, page by page, when it needs them.",
     .commands = commands,
     .options = options,
     .lists_transport = true,
@@ -487,7 +492,7 @@ static void check_line(const struct migrate_args *args, unsigned command)
     if (args->name && !args->command)
         ibx_tool_bad_usage(&tool, "--name needs -- and QEMU's command line");
     if (args->parent_mac && args->mac_wait_s)
-        ibx_tool_bad_usage(&tool, "--mac-wait with --parent-mac, with which nothing waits");
+        ibx_tool_bad_usage(&tool, "--mac-wait has no effect with --parent-mac: give one of them");
     if (args->resume && args->quit)
         ibx_tool_bad_usage(&tool, "--resume with --quit: the VM runs on, or its QEMU ends");
     if (command == SET && !args->bandwidth_given)
@@ -500,8 +505,10 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--socket and --from are needed: where Firecracker connects, and "
                                   "the memory of its snapshot");
     if (args->record && (args->replay || args->background))
-        ibx_tool_bad_usage(&tool, "--record with --%s: pages that come unasked are not seen",
-                           args->replay ? "replay" : "background");
+        ibx_tool_bad_usage(
+            &tool,
+            "--record with --%s: pages that are fetched before they are touched cannot be recorded",
+            args->replay ? "replay" : "background");
     if (args->record_s && !args->record)
         ibx_tool_bad_usage(&tool, "--record-seconds needs --record: the file");
     if (args->output && !args->prometheus)

@@ -213,18 +213,19 @@ int main(int argc, char **argv)
                      "Put the rdma communicator into a GVirtuS home and select it, for front ends "
                      "and back end alike; keep a backup of each file that changes"},
         [REMOVE] = {"remove", NULL, "Put back what was there, byte for byte"},
-        [SHOW] = {"show", NULL, "What is selected, and by which path the back end is reached"},
+        [SHOW] = {"show", NULL,
+                  "Print what is selected, and by which path the back end is reached"},
         {0},
     };
     static const struct ibx_tool_option options[] = {
         {.help = "Options:"},
         {"home", "DIR", "The GVirtuS home [GVIRTUS_HOME]", TEXT(home)},
         {"slot", "SLOT",
-         "The protocol as which GVirtuS loads the plugin: oldtcp (free in every GVirtuS) or ib "
-         "(in place of GVirtuS's own RDMA communicator) [oldtcp]",
+         "The protocol under whose name GVirtuS loads the plugin: oldtcp (free in every GVirtuS) "
+         "or ib (in place of GVirtuS's own RDMA communicator) [oldtcp]",
          ONLY(INSTALL), TEXT(slot)},
-        {"uri", "URI", "Where the back end is: rdma://host:port [as it is configured]",
-         ONLY(INSTALL), TEXT(uri)},
+        {"uri", "URI", "Where the back end is: rdma://host:port [as configured]", ONLY(INSTALL),
+         TEXT(uri)},
         {"library", "FILE",
          "The plugin to install; for show: the one that the preload library came with [the one of "
          "this program's installation]",
