@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by staging.c, which copies through chunks, and straight.c, which does without. */
+/* Shared by staging.c, which copies through chunks, and unstaged.c, which does without. */
 #ifndef IBX_GPUDIRECT_STAGING_INTERNAL_H
 #define IBX_GPUDIRECT_STAGING_INTERNAL_H
 
@@ -88,7 +88,7 @@ int ibx_staging_record(struct ibx_staging *staging, void *event, void *stream);
 int ibx_staging_dma(struct ibx_staging *staging, void *host, uint64_t at, size_t length,
                     bool to_device, void *event, bool *begun);
 
-/* straight.c. Whether the end of the copy in hand may be seen by a word (word.h); the events are
+/* unstaged.c. Whether the end of the copy in hand may be seen by a word (word.h); the events are
  * ready. And the first `length` bytes of it from the device into pinned memory, so; waits for them.
  * 0 or a CUresult. */
 bool ibx_staging_has_word(struct ibx_staging *staging);

@@ -17,7 +17,7 @@
  *   descriptor.c  userfaultfd descriptors  stride.c      stride prefetch
  *   slot.c        requests                 flight.c      how much is in flight over a wire
  *   takeover.c    what outlives a killed engine   give.c     pages that come another way
- *   ahead.c       strides through huge pages
+ *   huge_strides.c  strides through huge pages
  *
  * Beside it, for others: dirty.c tells which pages are written, protect.c stops who writes.
  *
@@ -285,7 +285,7 @@ bool ibx_fault_fetch_strides(struct fault_worker *w);
 bool ibx_fault_fetch_around(struct fault_worker *w);
 bool ibx_fault_fetch_background(struct fault_worker *w);
 
-/* ahead.c */
+/* huge_strides.c */
 /* Of a fault in a range of huge pages: which small page it is, in no other range. */
 uint64_t ibx_fault_place_number(const struct fault_range *r, uint64_t address);
 /* Whether a fault in a huge page is part of a stride, of which the prefetch is queued. Under the

@@ -5,8 +5,8 @@
  * the background continues at that window instead; its requests are small while faults occur, so
  * that the next fault does not wait behind a long one.
  *
- * What is known to be needed (the plan) comes next, then huge pages of a stride (ahead.c), then
- * over a wire the pages of a loop (stride.h), one by one in requests of many. The background
+ * What is known to be needed (the plan) comes next, then huge pages of a stride (huge_strides.c),
+ * then over a wire the pages of a loop (stride.h), one by one in requests of many. The background
  * fetches all other pages. Its requests double, first in number, then in size, with each that
  * arrives without a fault in between; after a fault they are few and small again.
  *

@@ -3,17 +3,17 @@
  * What the two sides of a migration share. source/, destination/ and operator/ call it; it calls
  * none of them.
  *
- *   process.c   the tool's process: signals, when it may spin, how a side enters a state
- *   report.c    what a side tells its tool: the status, notices, a peer from which nothing comes
- *   greeting.c  connections to the destination: their options, HELLO and ANSWER
- *   records.c   the journal's records of this VM
- *   vm.c        QEMU's state by its monitor (vm.h)
- *   standing.c  a VM that a disk of its has stopped (vm.h)
- *   hold.c      QEMU's migration, held open at the source (hold.h)
- *   guard.c     what stops others that write to the VM's memory there (guard.h)
- *   watchdog.c  gives the VM back when the tool dies (watchdog.h)
- *   libvirt.c   the socket by which libvirt drives a migration (libvirt.h)
- *   note.c      what one tool leaves for the next in /dev/shm (note.h)
+ *   process.c     the tool's process: signals, when it may spin, how a side enters a state
+ *   report.c      what a side tells its tool: the status, notices, a peer from which nothing comes
+ *   greeting.c    connections to the destination: their options, HELLO and ANSWER
+ *   records.c     the journal's records of this VM
+ *   vm.c          QEMU's state by its monitor (vm.h)
+ *   stopped_vm.c  a VM that one of its disks has stopped (vm.h)
+ *   hold.c        QEMU's migration, held open at the source (hold.h)
+ *   guard.c       what stops others that write to the VM's memory there (guard.h)
+ *   watchdog.c    gives the VM back when the tool dies (watchdog.h)
+ *   libvirt.c     the socket by which libvirt drives a migration (libvirt.h)
+ *   note.c        what one tool leaves for the next in /dev/shm (note.h)
  */
 #ifndef IBX_MIGRATE_COMMON_COMMON_H
 #define IBX_MIGRATE_COMMON_COMMON_H

@@ -8,7 +8,7 @@
  *   bypassing.c      devices and back ends that reach guest RAM past QEMU
  *   block_users.c    block jobs, exports and locks: who else uses the disks
  *   replay.c         recorded and replayed VMs
- *   since.c          whether a VM has the devices and images that the destination has compared
+ *   recheck.c        whether a VM has the devices and images that the destination has compared
  *   description.c    the VM as both sides must have it: devices.c, machine.c, disks.c,
  *                    disk_identity.c, virtio.c; and the comparison: compare.c, compare_disks.c
  *   settings.c       QEMU's migration capabilities and parameters: what a migration needs
@@ -110,10 +110,10 @@ struct ibx_images {
 };
 void ibx_preflight_find_images(pid_t pid, bool devices, struct ibx_images *images);
 bool ibx_preflight_keeps_image(pid_t pid, const struct ibx_images *images, char path[PATH_MAX]);
-/* since.c: which devices have been plugged into a VM, and with `disks` by which images each disk is
- * made, an object; and what of these is another one now. Two to five commands of 0.1 ms each; the
- * first function sends them, and does not wait for the answers. `compared`: the last answer, which
- * tells whether all of them are needed again, or NULL. */
+/* recheck.c: which devices have been plugged into a VM, and with `disks` by which images each disk
+ * is made, an object; and what of these is another one now. Two to five commands of 0.1 ms each;
+ * the first function sends them, and does not wait for the answers. `compared`: the last answer,
+ * which tells whether all of them are needed again, or NULL. */
 void ibx_preflight_compared_ask(struct ibx_qmp *qmp, bool disks, const json_t *compared,
                                 uint64_t deadline_ns);
 int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, uint64_t deadline_ns,
