@@ -535,7 +535,7 @@ int ibx_handshake_prove_client(struct ibx_handshake *h, uint64_t deadline, struc
         return rc;
     rc = derive(h, flags, &proofs, err);
     if (rc)
-        return ibx_error_prefix(err, rc, "setting up with %s failed", h->conn->path.peer);
+        return ibx_error_prefix(err, rc, "the handshake with %s failed", h->conn->path.peer);
     ibx_handshake_frame_begin(&frame, FRAME_PROOF);
     ibx_put_u8(&frame.out, flags);
     ibx_put_bytes(&frame.out, proofs.client, IBX_HASH_BYTES);

@@ -255,7 +255,7 @@ int ibx_handshake_broken(struct ibx_handshake *h, int rc, struct ibx_error *err)
                                                : strerror(-rc);
     bool unknown = h->conn->role == IBX_ROLE_CLIENT && !receives_macs(h) &&
                    rc != -EPROTONOSUPPORT && rc != -EINTR;
-    return ibx_error_set(err, rc, "setting up with %s failed: %s%s", h->conn->path.peer, why,
+    return ibx_error_set(err, rc, "the handshake with %s failed: %s%s", h->conn->path.peer, why,
                          unknown ? "; see that an ibx server listens there" : "");
 }
 

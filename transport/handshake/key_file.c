@@ -87,7 +87,7 @@ static const char *take_digits(struct span digits, struct ibx_key *key)
     while (good < digits.length && digit_value(digits.at[good]) >= 0)
         good++;
     if (good < digits.length)
-        return "holds something else than hex digits";
+        return "contains something other than hex digits";
     if (digits.length < FEWEST_DIGITS)
         return "has fewer than 32 hex digits, so that the key can be guessed";
     if (digits.length > MOST_DIGITS || digits.length % 2)
@@ -284,10 +284,10 @@ int ibx_keys_own(const struct ibx_keys *keys, const struct ibx_options *options,
     if (*key || (!keys && !options->name[0]))
         return 0;
     if (!keys)
-        return ibx_error_set(err, -EINVAL,
-                             "name: \"%s\" is to be a key in rdma.key_file (--key-file), which is "
-                             "not set",
-                             options->name);
+        return ibx_error_set(
+            err, -EINVAL,
+            "name: \"%s\" must be a key in rdma.key_file (--key-file), which is not set",
+            options->name);
     return ibx_error_set(err, -EINVAL,
                          "name: key file %s has no key \"%s\": give it a line %s:KEY, at both ends",
                          options->key_file, options->name, options->name);
@@ -302,14 +302,14 @@ int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options
         /* A key without a name would be admitted by it. */
         if (!*name)
             return ibx_error_set(err, -EINVAL,
-                                 "allow: \"%s\" has an empty name: write names by commas, none "
-                                 "before the first or after the last",
+                                 "allow: \"%s\" has an empty name: separate names by commas, "
+                                 "without one before the first or after the last",
                                  options->allow);
         if (!keys)
-            return ibx_error_set(err, -EINVAL,
-                                 "allow: \"%s\" is to be a key in rdma.key_file (--key-file), "
-                                 "which is not set",
-                                 name);
+            return ibx_error_set(
+                err, -EINVAL,
+                "allow: \"%s\" must be a key in rdma.key_file (--key-file), which is not set",
+                name);
         if (!ibx_keys_find(keys, name))
             return ibx_error_set(err, -EINVAL,
                                  "allow: key file %s has no key \"%s\"; give it a line %s:key",

@@ -107,8 +107,8 @@ static void warn_of_loopback(const struct ibx_uri *uri, const struct sockaddr_st
     char address[INET_ADDRSTRLEN];
     inet_ntop(AF_INET, &four->sin_addr, address, sizeof(address));
     ibx_log(IBX_LOG_WARN,
-            "\"%s\" is %s here, so no other host can come to port %u: listen at an address of this "
-            "host, or at 0.0.0.0",
+            "\"%s\" is %s here, so no other host can connect to port %u: listen at an address of "
+            "this host, or at 0.0.0.0",
             uri->host, address, uri->port);
 }
 

@@ -213,7 +213,7 @@ static bool give_way(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_e
     if (!s)
         return false;
     ibx_handshake_turn_refuse(s->handshake, &s->turn, -EBUSY,
-                              "too many clients wait to prove themselves: try again", &why);
+                              "too many clients are authenticating: try again", &why);
     turned_away(pool, &why);
     if (err)
         *err = why;

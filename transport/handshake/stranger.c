@@ -47,8 +47,8 @@ int ibx_handshake_unanswered(struct ibx_handshake *h, struct frame *frame, int r
         end_the_request(h->conn, frame);
     const char *name = name_of(frame->bytes, frame->at);
     return name ? ibx_error_set(err, rc,
-                                "setting up with %s failed: %s listens there, no ibx server; "
-                                "correct the URI",
+                                "the handshake with %s failed: %s listens there, not an ibx "
+                                "server; correct the URI",
                                 h->conn->path.peer, name)
                 : ibx_handshake_broken(h, rc, err);
 }

@@ -243,11 +243,10 @@ static int accept_offer(const struct ofi_endpoint *e, struct ibx_error *err)
                              "the server offers libfabric's shm, but is another host; choose "
                              "another one there by ofi_provider");
     if (peer->version != fi_version())
-        return ibx_error_set(err, -EOPNOTSUPP,
-                             "libfabric's shm wants one version of libfabric on both ends, not "
-                             "%u.%u and %s",
-                             FI_MAJOR(peer->version), FI_MINOR(peer->version),
-                             ibx_ofi_version_text());
+        return ibx_error_set(
+            err, -EOPNOTSUPP,
+            "libfabric's shm needs the same version of libfabric on both ends, not %u.%u and %s",
+            FI_MAJOR(peer->version), FI_MINOR(peer->version), ibx_ofi_version_text());
     return 0;
 }
 

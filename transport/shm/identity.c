@@ -182,7 +182,7 @@ int ibx_shm_hello_error(int socket, int rc, struct ibx_error *err)
                              who.pid, who.uid);
     if (rc == -EOPNOTSUPP)
         return ibx_error_set(err, rc,
-                             "nobody knows who is at the other end of the shm socket: load the "
+                             "it is not known who is at the other end of the shm socket: load the "
                              "module unix_diag, allow netlink sockets, or use one PID namespace");
     if (rc == -ETIMEDOUT || rc == -ECONNRESET)
         return ibx_error_set(err, rc == -ETIMEDOUT ? rc : -EACCES,

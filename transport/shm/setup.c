@@ -359,7 +359,7 @@ static int no_word(const struct shm *shm, int rc, struct ibx_error *err)
 {
     if (rc == -EPROTO || rc == -ECONNRESET || rc == -EPIPE || rc == -ETIMEDOUT)
         return ibx_shm_hello_error(shm->control, rc == -ETIMEDOUT ? rc : -ECONNRESET, err);
-    return ibx_error_set(err, rc, "no word at the server's shm socket: %s", strerror(-rc));
+    return ibx_error_set(err, rc, "no answer at the server's shm socket: %s", strerror(-rc));
 }
 
 /* Connects, if join did not, and finds out who answers. */

@@ -181,7 +181,7 @@ static void from_a_server_that_has_closed(bool resets)
     struct scene s;
     struct raw_frame frame;
     for (open_scene(&s, false, 10000); !comes_again(&s, resets); open_scene(&s, false, 10000)) {
-        expect_failure(&s, -ECONNRESET, "setting up with");
+        expect_failure(&s, -ECONNRESET, "the handshake with");
         close_scene(&s);
     }
     struct raw raw = raw_accept(s.listening);

@@ -153,7 +153,7 @@ static void named_keys(void **state)
     assert_int_equal(ibx_keys_check_allowed(keys, &options, &err), -EINVAL);
     assert_non_null(strstr(err.message, "has no key \"carol\""));
     assert_int_equal(ibx_keys_check_allowed(NULL, &options, &err), -EINVAL);
-    assert_string_equal(err.message, "allow: \"alice\" is to be a key in rdma.key_file "
+    assert_string_equal(err.message, "allow: \"alice\" must be a key in rdma.key_file "
                                      "(--key-file), which is not set");
     static const char *const empty[] = {",", ",alice", "alice,", "alice,,bob@site"};
     for (unsigned i = 0; i < sizeof(empty) / sizeof(empty[0]); i++) {
@@ -207,14 +207,14 @@ static void what_is_no_key(void **state)
     } bad[] = {
         {"", "holds no key"},
         {"\n# nothing here\n", "holds no key"},
-        {"hunter2", "something else than hex"},
-        {"a long sentence that somebody made up by himself", "something else than hex"},
+        {"hunter2", "something other than hex"},
+        {"a long sentence that somebody made up by himself", "something other than hex"},
         {"000102030405060708090a0b0c0d0e", "fewer than 32 hex digits"},
         {"alice:00", "fewer than 32 hex digits"},
         {"alice:", "fewer than 32 hex digits"},
         {DIGITS "0", "odd number"},
-        {DIGITS " " DIGITS, "something else than hex"},
-        {"0x" DIGITS, "something else than hex"},
+        {DIGITS " " DIGITS, "something other than hex"},
+        {"0x" DIGITS, "something other than hex"},
         {":" DIGITS, "line 1 of key file"},
         {"al ice:" DIGITS, "a name that is not"},
         {"\xc3\xa9:" DIGITS, "a name that is not"},

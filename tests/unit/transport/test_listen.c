@@ -311,7 +311,7 @@ static void test_a_name_that_is_loopback(void **state)
     (void)state;
     char logged[512];
     listen_and_log("rdma://127.1:0", logged, sizeof(logged));
-    assert_non_null(strstr(logged, "\"127.1\" is 127.0.0.1 here, so no other host can come"));
+    assert_non_null(strstr(logged, "\"127.1\" is 127.0.0.1 here, so no other host can connect"));
     listen_and_log("rdma://127.0.0.1:0", logged, sizeof(logged));
     assert_string_equal(logged, "");
     listen_and_log("rdma://localhost:0", logged, sizeof(logged));
