@@ -171,6 +171,30 @@ const struct gvirtus_key ibx_gvirtus_own_keys[] = {
     {NULL, NULL, NULL, NULL},
 };
 
+#define COMMENT_COLUMNS 98
+
+/* A comment in lines that fit on a screen. */
+static void print_comment(FILE *out, const char *text)
+{
+    int column = fprintf(out, "#");
+    while (*text) {
+        const int length = (int)strcspn(text, " ");
+        if (column > 1 && column + 1 + length > COMMENT_COLUMNS)
+            column = fprintf(out, "\n#  ") - 1;
+        column += fprintf(out, " %.*s", length, text);
+        text += length + (text[length] == ' ');
+    }
+    fprintf(out, "\n");
+}
+
+static void print_key(FILE *out, const char *name, const char *meaning, const char *example)
+{
+    char text[1024];
+    snprintf(text, sizeof(text), "rdma.%s: %s", name, meaning);
+    print_comment(out, text);
+    fprintf(out, "#rdma.%s : %s\n", name, example);
+}
+
 /* Every rdma.* key as a comment with its default, from both tables. */
 static void print_keys(FILE *out)
 {
@@ -180,8 +204,7 @@ static void print_keys(FILE *out)
         "# Keys of the rdma communicator, at their defaults, or with an example where there is\n"
         "# none; see gvirtus.properties(5).\n");
     for (const struct gvirtus_key *key = ibx_gvirtus_own_keys; key->name; key++)
-        fprintf(out, "# rdma.%s: %s\n#rdma.%s : %s\n", key->name, key->meaning, key->name,
-                key->example);
+        print_key(out, key->name, key->meaning, key->example);
     char *text = NULL;
     size_t size = 0;
     FILE *described = open_memstream(&text, &size);
@@ -194,10 +217,11 @@ static void print_keys(FILE *out)
         /* "key: meaning (accepted) [default]" */
         char *colon = strchr(line, ':');
         char *bracket = strrchr(line, '[');
-        if (!colon || !bracket || bracket < colon + 2)
+        if (!colon || !bracket || bracket < colon + 3)
             continue;
-        fprintf(out, "# rdma.%.*s\n#rdma.%.*s : %.*s\n", (int)(bracket - 1 - line), line,
-                (int)(colon - line), line, (int)strcspn(bracket + 1, "]"), bracket + 1);
+        *colon = bracket[-1] = '\0';
+        bracket[strcspn(bracket, "]")] = '\0';
+        print_key(out, line, colon + 2, bracket + 1);
     }
     free(text);
 }
