@@ -139,8 +139,8 @@ static const struct ibx_tool_option options[] = {
     {"output", "FILE", "Where to store the result [where a back end looks: rdma.tuning]", TUNE,
      IBX_TOOL_TEXT, AT(output)},
     {"over", "URI",
-     "Also measure GPUDirect RDMA, from this host's adapter to itself: verbs://ADDRESS:0 with an "
-     "address of this host's adapter",
+     "Also measure copies over this fabric, with and without GPUDirect RDMA, from this host's "
+     "adapter to itself: verbs://ADDRESS:0 with an address of this host's adapter",
      TUNE, IBX_TOOL_TEXT, AT(over)},
     {.help = "serve:"},
     {"max-bytes", "SIZE", "The longest payload taken [1G]", SERVE, IBX_TOOL_SIZE, AT(max_bytes), 1,
