@@ -125,6 +125,8 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
     struct source *s = h->source;
     s->messages++;
     s->heard_ns = ibx_now_ns();
+    if (s->peer.now == PEER_ABORTED && message->type != IBX_MIGRATE_ABORT)
+        return unexpected(s, message, h->err); /* whoever has given up says nothing more */
     switch (message->type) {
     case IBX_MIGRATE_READY:
         if (s->state.now != SOURCE_EXPOSING || s->peer.now != PEER_QUIET)
@@ -156,8 +158,9 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
     case IBX_MIGRATE_COMPLETE:
         if (s->state.now == SOURCE_CONFIRMING) /* sent again before CONFIRM had come */
             return 0;
-        return s->state.now == SOURCE_SERVING ? on_complete(s, &message->is.totals, h->err)
-                                              : unexpected(s, message, h->err);
+        return s->state.now == SOURCE_SERVING && s->peer.now != PEER_ENDED
+                   ? on_complete(s, &message->is.totals, h->err)
+                   : unexpected(s, message, h->err);
     case IBX_MIGRATE_ENDED:
         if (s->state.now == SOURCE_CONFIRMING)
             return 0;

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Every message in every state of a destination: it is taken in the few where it belongs, and
+ * anywhere else it is a named error that changes nothing. */
+#include "migrate/destination/destination.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define EPOCH 3u
+
+static struct destination destination;
+static const struct ibx_receive_options options = {.folder = "/nonexistent"};
+
+#define IN(state) (1u << (state))
+#define ANY       (~0u)
+#define OURS                                                                                       \
+    (IN(DESTINATION_RESUMING) | IN(DESTINATION_FILLING) | IN(DESTINATION_COMPLETE) |               \
+     IN(DESTINATION_SHUT_DOWN))
+
+/* What a destination is at. */
+struct at {
+    unsigned state, link, stream, warm, peer;
+    bool managed, kept;
+};
+
+/* What there is together: states of the link, of the device state, and of pages before the stop. */
+static const struct {
+    unsigned states, links, streams, warms; /* bits */
+} reached[] = {
+    {IN(DESTINATION_JOINING), IN(LINK_OPEN), IN(STREAM_CLOSED), IN(WARM_OFF) | IN(WARM_WISHED)},
+    {IN(DESTINATION_READY), IN(LINK_OPEN), IN(STREAM_TAKING),
+     IN(WARM_OFF) | IN(WARM_IDLE) | IN(WARM_NAMED) | IN(WARM_FETCHING) | IN(WARM_PREPARED) |
+         IN(WARM_SETTLED)},
+    {IN(DESTINATION_READY), IN(LINK_MAPPED), IN(STREAM_TAKING) | IN(STREAM_WHOLE),
+     IN(WARM_OFF) | IN(WARM_APPLIED)},
+    {IN(DESTINATION_MAPPED), IN(LINK_SERVING), IN(STREAM_TAKING) | IN(STREAM_WHOLE),
+     IN(WARM_OFF) | IN(WARM_APPLIED)},
+    {IN(DESTINATION_WAITING), IN(LINK_OPEN) | IN(LINK_MAPPED) | IN(LINK_SERVING), IN(STREAM_WHOLE),
+     IN(WARM_OFF) | IN(WARM_APPLIED)},
+    {IN(DESTINATION_RESUMING) | IN(DESTINATION_FILLING),
+     IN(LINK_OPEN) | IN(LINK_MAPPED) | IN(LINK_SERVING), IN(STREAM_ENDING) | IN(STREAM_FED),
+     IN(WARM_OFF) | IN(WARM_APPLIED)},
+    {IN(DESTINATION_COMPLETE) | IN(DESTINATION_SHUT_DOWN),
+     IN(LINK_OPEN) | IN(LINK_MAPPED) | IN(LINK_SERVING), IN(STREAM_FED),
+     IN(WARM_OFF) | IN(WARM_APPLIED)},
+};
+
+/* Where a message belongs; what is not here belongs nowhere. */
+static const struct belongs {
+    enum ibx_migrate_message type;
+    unsigned states, links, streams, warms; /* bits */
+    bool managed, kept;                     /* only so */
+} belong[] = {
+    {IBX_MIGRATE_ROUND, IN(DESTINATION_READY), IN(LINK_OPEN), ANY,
+     IN(WARM_IDLE) | IN(WARM_PREPARED), false, false},
+    {IBX_MIGRATE_ROUND_END, IN(DESTINATION_READY), IN(LINK_OPEN), ANY,
+     IN(WARM_IDLE) | IN(WARM_PREPARED), false, false},
+    {IBX_MIGRATE_MAP,
+     IN(DESTINATION_READY) | IN(DESTINATION_WAITING) | IN(DESTINATION_RESUMING) |
+         IN(DESTINATION_FILLING),
+     IN(LINK_OPEN), ANY, ANY, false, false},
+    {IBX_MIGRATE_MAP_END,
+     IN(DESTINATION_READY) | IN(DESTINATION_WAITING) | IN(DESTINATION_RESUMING) |
+         IN(DESTINATION_FILLING),
+     IN(LINK_OPEN), ANY, IN(WARM_OFF) | IN(WARM_SETTLED) | IN(WARM_APPLIED), false, false},
+    {IBX_MIGRATE_PAGES, IN(DESTINATION_READY) | IN(DESTINATION_MAPPED),
+     IN(LINK_MAPPED) | IN(LINK_SERVING), IN(STREAM_TAKING), ANY, false, false},
+    {IBX_MIGRATE_PAGES, IN(DESTINATION_READY), IN(LINK_OPEN), IN(STREAM_TAKING), ANY, false, true},
+    {IBX_MIGRATE_STATE, IN(DESTINATION_READY) | IN(DESTINATION_MAPPED), ANY, IN(STREAM_TAKING), ANY,
+     false, false},
+    {IBX_MIGRATE_STATE_END, IN(DESTINATION_READY) | IN(DESTINATION_MAPPED),
+     IN(LINK_MAPPED) | IN(LINK_SERVING), IN(STREAM_TAKING), ANY, false, false},
+    {IBX_MIGRATE_COMMIT, IN(DESTINATION_WAITING), ANY, ANY, ANY, false, false},
+    {IBX_MIGRATE_DECIDED, OURS, ANY, ANY, ANY, true, false},
+    {IBX_MIGRATE_CONFIRM, IN(DESTINATION_COMPLETE) | IN(DESTINATION_SHUT_DOWN), ANY, ANY, ANY,
+     false, false},
+    {IBX_MIGRATE_BROKEN, IN(DESTINATION_WAITING) | OURS, ANY, ANY, ANY, false, false},
+    {IBX_MIGRATE_ABORT, ANY, ANY, ANY, ANY, false, false},
+};
+
+static bool belongs(const struct at *at, enum ibx_migrate_message type)
+{
+    for (size_t i = 0; i < sizeof(belong) / sizeof(belong[0]); i++) {
+        const struct belongs *b = &belong[i];
+        if (b->type == type && b->states & IN(at->state) && b->links & IN(at->link) &&
+            b->streams & IN(at->stream) && b->warms & IN(at->warm) &&
+            (!b->managed || at->managed) && (!b->kept || at->kept))
+            return true;
+    }
+    return false;
+}
+
+static void begin(const struct at *at)
+{
+    destination = (struct destination){.options = &options, .lock_fd = -1, .complete_ns = 1};
+    ibx_destination_ram_init(&destination.ram, false, 0);
+    ibx_destination_link_init(&destination.link);
+    ibx_destination_stream_init(&destination.stream, STREAM_CLOSED);
+    ibx_destination_warm_init(&destination.warm);
+    ibx_destination_qemu_init(&destination.qemu, "/nonexistent", &destination.status.record,
+                              &options.observer);
+    assert_int_equal(ibx_destination_begin(&destination, DESTINATION_LISTENING), 0);
+    destination.status.record.epoch = EPOCH;
+    destination.state.now = at->state;
+    destination.link.state.now = at->link;
+    destination.stream.state.now = at->stream;
+    destination.warm.state.now = at->warm;
+    destination.peer.now = at->peer;
+    destination.qemu.managed = at->managed;
+    destination.ram.kept = at->kept;
+}
+
+/* One that is well-formed, of a VM without memory. */
+static struct ibx_migrate_any message_of(enum ibx_migrate_message type, uint64_t epoch)
+{
+    static const uint8_t one[1];
+    struct ibx_migrate_any message = {.type = type};
+    if (type == IBX_MIGRATE_STATE)
+        message.is.state = (struct ibx_bytes){one, sizeof(one)};
+    else if (type == IBX_MIGRATE_PAGES)
+        message.is.pages.bytes.bytes = one; /* none of them */
+    else if (type == IBX_MIGRATE_MAP_END)
+        ibx_page_map_hash(&destination.ram.map, message.is.map_end.hash);
+    else if (type == IBX_MIGRATE_ABORT || type == IBX_MIGRATE_BROKEN)
+        snprintf(message.is.reason, sizeof(message.is.reason), "no");
+    else if (type == IBX_MIGRATE_COMMIT)
+        message.is.commit.epoch = epoch;
+    else if (type == IBX_MIGRATE_CONFIRM || type == IBX_MIGRATE_DECIDED)
+        message.is.epoch = epoch;
+    else if (type == IBX_MIGRATE_ROUND_END) /* not the next one */
+        message.is.round = (struct ibx_migrate_round){.number = 7, .kind = IBX_ROUND_STALE};
+    return message;
+}
+
+static int on(enum ibx_migrate_message type, uint64_t epoch, struct ibx_error *err)
+{
+    const struct ibx_migrate_any message = message_of(type, epoch);
+    struct message_context context = {&destination, err};
+    return ibx_destination_on_message(&context, &message);
+}
+
+static bool of_an_epoch(enum ibx_migrate_message type)
+{
+    return type == IBX_MIGRATE_COMMIT || type == IBX_MIGRATE_CONFIRM || type == IBX_MIGRATE_DECIDED;
+}
+
+static void one_message(const struct at *at, enum ibx_migrate_message type, uint64_t epoch)
+{
+    static const struct ibx_migrate_block block = {"ram", 64 * 4096, 4096, 0};
+    struct ibx_error err = {0};
+    begin(at);
+    if (type == IBX_MIGRATE_ROUND || type == IBX_MIGRATE_ROUND_END)
+        assert_int_equal(ibx_page_map_init(&destination.warm.part, &block, 1, NULL), 0);
+    const struct ibx_record before = destination.status.record;
+    const int rc = on(type, epoch, &err);
+    const bool refused = rc == -EPROTO && strstr(err.message, "while the destination was");
+    if (refused != !(belongs(at, type) && epoch == EPOCH))
+        fail_msg("%s in state %u, link %u, stream %u, warm %u, peer %u: %d (%s)",
+                 ibx_migrate_message_name(type), at->state, at->link, at->stream, at->warm,
+                 at->peer, rc, err.message);
+    if (refused) {
+        assert_int_equal(destination.state.now, at->state);
+        assert_int_equal(destination.link.state.now, at->link);
+        assert_int_equal(destination.stream.state.now, at->stream);
+        assert_int_equal(destination.warm.state.now, at->warm);
+        assert_int_equal(destination.peer.now, at->peer);
+        assert_memory_equal(&destination.status.record, &before, sizeof(before));
+    }
+    ibx_destination_stream_fini(&destination.stream);
+    ibx_destination_early_fini(&destination.early);
+    ibx_destination_warm_fini(&destination.warm);
+}
+
+static void each_message(const struct at *at)
+{
+    for (enum ibx_migrate_message type = IBX_MIGRATE_HELLO; type <= IBX_MIGRATE_PAGES; type++) {
+        if (type == IBX_MIGRATE_MAP_END && at->warm == WARM_SETTLED)
+            continue; /* it drops pages of guest RAM */
+        one_message(at, type, EPOCH);
+        if (of_an_epoch(type)) {
+            one_message(at, type, EPOCH - 1);
+            one_message(at, type, EPOCH + 1);
+        }
+    }
+}
+
+static void each_reached(unsigned row, unsigned agreed)
+{
+    for (unsigned i = 0; i < 1u << 16; i++) {
+        const struct at at = {.state = i & 15,
+                              .link = i >> 4 & 7,
+                              .stream = i >> 7 & 7,
+                              .warm = i >> 10 & 15,
+                              .peer = i >> 14,
+                              .managed = agreed & 1,
+                              .kept = agreed & 2};
+        if (at.peer <= PEER_CONFIRMED && reached[row].states & IN(at.state) &&
+            reached[row].links & IN(at.link) && reached[row].streams & IN(at.stream) &&
+            reached[row].warms & IN(at.warm))
+            each_message(&at);
+    }
+}
+
+static void test_each_message_in_each_state(NO_STATE)
+{
+    for (unsigned row = 0; row < sizeof(reached) / sizeof(reached[0]); row++)
+        for (unsigned agreed = 0; agreed < 4; agreed++)
+            each_reached(row, agreed);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_message_in_each_state)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

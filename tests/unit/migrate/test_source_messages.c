@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Every message in every state of a source: it is taken in the few where it belongs, and anywhere
+ * else it is a named error that changes nothing. */
+#include "migrate/source/source.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <string.h>
+
+static struct source source;
+static const struct ibx_send_options options = {.folder = "/nonexistent"};
+
+#define IN(state)    (1u << (state))
+#define BEFORE_READY (IN(SOURCE_ASKING) | IN(SOURCE_EXPOSING))
+#define BEFORE_STATE                                                                               \
+    (IN(SOURCE_EXPOSING) | IN(SOURCE_WARMING) | IN(SOURCE_STARTING) | IN(SOURCE_STOPPED) |         \
+     IN(SOURCE_SENDING))
+#define AFTER_COMMIT                                                                               \
+    (IN(SOURCE_COMMITTED) | IN(SOURCE_SERVING) | IN(SOURCE_LOST) | IN(SOURCE_CONFIRMING))
+
+/* In which states of the source the destination can have said that last. */
+static const unsigned reached[] = {
+    [PEER_QUIET] = BEFORE_READY,
+    [PEER_READY] = BEFORE_STATE,
+    [PEER_LOADED] =
+        IN(SOURCE_SENDING) | IN(SOURCE_COMMITTED) | IN(SOURCE_SERVING) | IN(SOURCE_LOST),
+    [PEER_COMPLETE] = IN(SOURCE_SERVING) | IN(SOURCE_LOST) | IN(SOURCE_CONFIRMING),
+    [PEER_ENDED] = IN(SOURCE_SERVING) | IN(SOURCE_LOST) | IN(SOURCE_CONFIRMING),
+    [PEER_CONFIRMED] = IN(SOURCE_CONFIRMING),
+    [PEER_ABORTED] = BEFORE_READY | BEFORE_STATE | IN(SOURCE_COMMITTED),
+};
+#define PEERS (sizeof(reached) / sizeof(reached[0]))
+
+/* What a migration has agreed on. */
+#define VERIFIES 1u
+#define RETURNS  2u
+
+/* Where a message belongs; what is not here belongs nowhere. */
+static const struct belongs {
+    enum ibx_migrate_message type;
+    unsigned states, peers; /* bits */
+    unsigned needs;         /* one of these, or nothing */
+} belong[] = {
+    {IBX_MIGRATE_READY, IN(SOURCE_EXPOSING), IN(PEER_QUIET), 0},
+    {IBX_MIGRATE_HAVE, IN(SOURCE_EXPOSING), IN(PEER_QUIET), RETURNS},
+    {IBX_MIGRATE_HAVE_END, IN(SOURCE_EXPOSING), IN(PEER_QUIET), RETURNS},
+    {IBX_MIGRATE_ROUND_DONE, IN(SOURCE_WARMING), ~0u, 0},
+    {IBX_MIGRATE_PROGRESS, IN(SOURCE_WARMING) | AFTER_COMMIT, ~0u, 0},
+    {IBX_MIGRATE_LOADED, IN(SOURCE_SENDING), IN(PEER_READY), 0},
+    {IBX_MIGRATE_RUNNING, AFTER_COMMIT, ~0u, 0},
+    {IBX_MIGRATE_DIGEST, AFTER_COMMIT, ~0u, VERIFIES},
+    {IBX_MIGRATE_DIGEST, IN(SOURCE_CONFIRMING), ~0u, 0},
+    {IBX_MIGRATE_BROKEN, IN(SOURCE_COMMITTED) | IN(SOURCE_SERVING), ~0u, VERIFIES | RETURNS},
+    {IBX_MIGRATE_COMPLETE, IN(SOURCE_SERVING), IN(PEER_LOADED) | IN(PEER_COMPLETE), 0},
+    {IBX_MIGRATE_COMPLETE, IN(SOURCE_CONFIRMING), ~0u, 0},
+    {IBX_MIGRATE_ENDED, IN(SOURCE_COMMITTED) | IN(SOURCE_SERVING), IN(PEER_LOADED) | IN(PEER_ENDED),
+     0},
+    {IBX_MIGRATE_ENDED, IN(SOURCE_CONFIRMING), ~0u, 0},
+    {IBX_MIGRATE_CONFIRMED, IN(SOURCE_CONFIRMING), ~0u, 0},
+    {IBX_MIGRATE_ABORT, ~0u, ~0u, 0},
+};
+
+static bool belongs(unsigned state, unsigned peer, enum ibx_migrate_message type, unsigned agreed)
+{
+    if (peer == PEER_ABORTED)
+        return type == IBX_MIGRATE_ABORT; /* it has given up */
+    for (size_t i = 0; i < sizeof(belong) / sizeof(belong[0]); i++)
+        if (belong[i].type == type && belong[i].states & IN(state) && belong[i].peers & IN(peer) &&
+            (!belong[i].needs || belong[i].needs & agreed))
+            return true;
+    return false;
+}
+
+static void begin(unsigned state, unsigned peer, unsigned agreed)
+{
+    source = (struct source){.options = &options, .lock_fd = -1};
+    ibx_source_vm_init(&source.vm);
+    ibx_source_stream_init(&source.stream);
+    ibx_source_guard_init(&source);
+    ibx_source_warm_init(&source.warm);
+    ibx_gate_init(&source.gate, NULL);
+    ibx_source_link_init(&source.link, &source.status.record, &source.transport, &source.vm, 0,
+                         true);
+    assert_int_equal(ibx_source_begin(&source, SOURCE_ASKING), 0);
+    source.state.now = state;
+    source.peer.now = peer;
+    source.stream.state.now = STREAM_HELD;
+    source.status.record.verify = agreed & VERIFIES;
+    source.status.record.base[0] = agreed & RETURNS;
+    assert_int_equal(source_returns(&source), !!(agreed & RETURNS));
+}
+
+/* One that is well-formed, of a VM without memory. */
+static struct ibx_migrate_any message_of(enum ibx_migrate_message type)
+{
+    struct ibx_migrate_any message = {.type = type};
+    if (type == IBX_MIGRATE_COMPLETE)
+        ibx_page_map_hash(&source.vm.map, message.is.totals.hash);
+    else if (type == IBX_MIGRATE_ABORT || type == IBX_MIGRATE_BROKEN)
+        snprintf(message.is.reason, sizeof(message.is.reason), "no");
+    else if (type == IBX_MIGRATE_RUNNING || type == IBX_MIGRATE_ENDED)
+        snprintf(message.is.status, sizeof(message.is.status), "running");
+    return message;
+}
+
+static int on(enum ibx_migrate_message type, struct ibx_error *err)
+{
+    const struct ibx_migrate_any message = message_of(type);
+    struct message_context context = {&source, err};
+    return ibx_source_on_message(&context, &message);
+}
+
+static void each_message(unsigned state, unsigned peer, unsigned agreed)
+{
+    for (enum ibx_migrate_message type = IBX_MIGRATE_HELLO; type <= IBX_MIGRATE_PAGES; type++) {
+        struct ibx_error err = {0};
+        if (type == IBX_MIGRATE_READY && belongs(state, peer, type, agreed))
+            continue; /* it needs a connection */
+        begin(state, peer, agreed);
+        const struct ibx_record before = source.status.record;
+        const int rc = on(type, &err);
+        const bool refused = rc == -EPROTO && strstr(err.message, "while the source was");
+        if (refused != !belongs(state, peer, type, agreed))
+            fail_msg("%s in state %u, peer %u, agreed %u: %d (%s)", ibx_migrate_message_name(type),
+                     state, peer, agreed, rc, err.message);
+        if (!refused)
+            continue;
+        assert_int_equal(source.state.now, state);
+        assert_int_equal(source.peer.now, peer);
+        assert_memory_equal(&source.status.record, &before, sizeof(before));
+    }
+}
+
+static void test_each_message_in_each_state(NO_STATE)
+{
+    for (unsigned peer = 0; peer < PEERS; peer++)
+        for (unsigned in = SOURCE_ASKING; in <= SOURCE_CONFIRMING; in++)
+            for (unsigned agreed = 0; agreed <= (VERIFIES | RETURNS); agreed++)
+                if (reached[peer] & IN(in))
+                    each_message(in, peer, agreed);
+}
+
+/* One statement of the end is as good as another, and the second is none. */
+static void test_complete_after_the_end(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin(SOURCE_COMMITTED, PEER_LOADED, 0);
+    assert_int_equal(on(IBX_MIGRATE_ENDED, &err), 0);
+    assert_int_equal(source.state.now, SOURCE_SERVING);
+    assert_int_equal(on(IBX_MIGRATE_COMPLETE, &err), -EPROTO);
+    assert_int_equal(source.peer.now, PEER_ENDED);
+    assert_int_equal(on(IBX_MIGRATE_ENDED, &err), 0);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_message_in_each_state),
+                                              cmocka_unit_test(test_complete_after_the_end)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
