@@ -2,6 +2,7 @@
 /* The file of a working set: docs/protocol.md, "The working set". */
 #include "migrate/firecracker/firecracker.h"
 
+#include "common/file_check.h"
 #include "common/path_check.h"
 #include "common/wire.h"
 
@@ -158,29 +159,43 @@ static int read_whole(int fd, uint8_t *bytes, size_t length)
     return 0;
 }
 
-int ibx_working_set_load(const char *path, struct ibx_working_set *set, struct ibx_error *err)
+/* What is no file is not opened: a device may do something then. A descriptor. */
+static int open_file(const char *path, size_t *size, struct ibx_error *err)
 {
     const off_t most = HEADER_BYTES + (off_t)IBX_WORKING_SET_RUNS_MAX * RUN_BYTES + HASH_BYTES;
     struct stat st;
-    int rc, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &st)) {
-        rc =
-            ibx_error_set(err, -errno, "--replay %s: %s%s", path, strerror(errno),
-                          errno == ENOENT ? "; an earlier run writes that file with --record" : "");
-    } else if (!S_ISREG(st.st_mode) || st.st_size > most) {
-        rc = ibx_error_set(err, -EINVAL, "--replay %s is no file of up to %lld bytes", path,
-                           (long long)most);
-    } else {
-        uint8_t *bytes = malloc((size_t)st.st_size + 1);
-        rc = bytes ? read_whole(fd, bytes, (size_t)st.st_size) : -ENOMEM;
-        if (rc)
-            ibx_error_set(err, rc, "--replay %s: %s", path, strerror(-rc));
-        else if ((rc = ibx_working_set_decode(bytes, (size_t)st.st_size, set, err)))
-            ibx_error_prefix(err, rc, "--replay %s", path);
-        free(bytes);
-    }
-    if (fd >= 0)
-        close(fd);
+    const int found = open(path, O_PATH | O_CLOEXEC);
+    int fd = found < 0 || fstat(found, &st) ? -errno : 0;
+    const bool fits = !fd && S_ISREG(st.st_mode) && st.st_size <= most;
+    if (fits)
+        fd = ibx_file_reopen(found);
+    if (found >= 0)
+        close(found);
+    if (fd < 0)
+        return ibx_error_set(err, fd, "--replay %s: %s%s", path, strerror(-fd),
+                             fd == -ENOENT ? "; an earlier run writes that file with --record"
+                                           : "");
+    if (!fits)
+        return ibx_error_set(err, -EINVAL, "--replay %s is no file of up to %lld bytes", path,
+                             (long long)most);
+    *size = (size_t)st.st_size;
+    return fd;
+}
+
+int ibx_working_set_load(const char *path, struct ibx_working_set *set, struct ibx_error *err)
+{
+    size_t size;
+    const int fd = open_file(path, &size, err);
+    if (fd < 0)
+        return fd;
+    uint8_t *bytes = malloc(size + 1);
+    int rc = bytes ? read_whole(fd, bytes, size) : -ENOMEM;
+    if (rc)
+        ibx_error_set(err, rc, "--replay %s: %s", path, strerror(-rc));
+    else if ((rc = ibx_working_set_decode(bytes, size, set, err)))
+        ibx_error_prefix(err, rc, "--replay %s", path);
+    free(bytes);
+    close(fd);
     return rc;
 }
 

@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/inotify.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -251,6 +252,25 @@ static void test_a_file_is_replaced_as_a_whole(NO_STATE)
     unlink(path);
 }
 
+/* To open a device may do something: arm a watchdog, rewind a tape. */
+static void test_what_is_no_file_is_not_opened(NO_STATE)
+{
+    struct ibx_working_set set = {0};
+    struct inotify_event event;
+    char folder[] = "/tmp/ibx-replay-XXXXXX", path[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/set", folder);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    const int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    assert_true(watch >= 0 && inotify_add_watch(watch, path, IN_OPEN) >= 0);
+    assert_int_equal(ibx_working_set_load(path, &set, &err), -EINVAL);
+    assert_int_equal(read(watch, &event, sizeof(event)), -1);
+    assert_int_equal(errno, EAGAIN);
+    close(watch);
+    unlink(path);
+    rmdir(folder);
+}
+
 /* ---------------------------------------------------------------- the socket */
 
 #define SERVERS 3
@@ -376,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_pages_beyond_the_memory_are_refused),
         cmocka_unit_test(test_a_damaged_working_set_is_refused),
         cmocka_unit_test(test_a_file_is_replaced_as_a_whole),
+        cmocka_unit_test(test_what_is_no_file_is_not_opened),
         cmocka_unit_test(test_one_server_at_a_socket_that_is_left),
         cmocka_unit_test(test_a_server_ends_where_another_begins),
         cmocka_unit_test(test_a_name_that_somebody_has),
