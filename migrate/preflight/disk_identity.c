@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -168,12 +169,41 @@ static bool add_range(EVP_MD_CTX *digest, int fd, uint64_t from, uint64_t bytes)
     return true;
 }
 
-static void put_digest(const struct found *found, uint64_t bytes, bool whole, json_t *layer)
+static bool is_as_found(const void *context, const struct stat *st)
+{
+    const struct found *found = context;
+    return same_file(st, &found->st) && st->st_mode == found->st.st_mode;
+}
+
+/* Of a descriptor of QEMU's by which that may read itself: by O_PATH a process can have any file in
+ * its table. A user who may take no descriptor from it has no rights that it lacks, but for root.
+ */
+static int open_for_reading(pid_t pid, const struct found *found)
+{
+    char own[32];
+    const int process = (int)syscall(SYS_pidfd_open, pid, 0);
+    const int taken = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, found->number, 0);
+    const bool refused = taken < 0 && errno == EPERM && geteuid();
+    const int flags = taken < 0 ? -1 : fcntl(taken, F_GETFL);
+    const bool readable = flags >= 0 && !(flags & O_PATH) && (flags & O_ACCMODE) != O_WRONLY;
+    snprintf(own, sizeof(own), "/proc/thread-self/fd/%d", taken);
+    const int fd = readable || refused
+                       ? ibx_proc_open(refused ? found->path : own, O_RDONLY, is_as_found, found)
+                       : -EACCES;
+    if (taken >= 0)
+        close(taken);
+    if (process >= 0)
+        close(process);
+    return fd;
+}
+
+static void put_digest(pid_t pid, const struct found *found, uint64_t bytes, bool whole,
+                       json_t *layer)
 {
     unsigned char result[EVP_MAX_MD_SIZE];
     char text[2 * 16 + 1];
     unsigned length = 0;
-    const int fd = open(found->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const int fd = open_for_reading(pid, found);
     EVP_MD_CTX *digest = fd >= 0 ? EVP_MD_CTX_new() : NULL;
     bool good = digest && EVP_DigestInit_ex(digest, EVP_sha256(), NULL);
     if (good && !whole)
@@ -396,5 +426,5 @@ void ibx_disk_identify(pid_t pid, const char *file, const json_t *fdsets, bool w
     json_object_set_new(layer, "bytes", json_integer((json_int_t)bytes));
     /* Only of what QEMU itself has opened: a QEMU that lies about names learns nothing. */
     if (found.open)
-        put_digest(&found, bytes, whole, layer);
+        put_digest(pid, &found, bytes, whole, layer);
 }

@@ -194,8 +194,9 @@ int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
 
 /* ------------------------------------------------------------ opening */
 
-static bool is_file(const struct stat *st, const struct ibx_guest_block *block)
+static bool is_file(const void *context, const struct stat *st)
 {
+    const struct ibx_guest_block *block = context;
     return st->st_dev == block->dev && st->st_ino == block->ino;
 }
 
@@ -207,20 +208,19 @@ struct opening {
 static bool open_that(void *context, int number, const char *path)
 {
     struct opening *opening = context;
-    struct stat st;
     (void)number;
-    if (!stat(path, &st) && is_file(&st, opening->block))
-        opening->fd = open(path, opening->flags);
+    opening->fd = ibx_proc_open(path, opening->flags, is_file, opening->block);
+    if (opening->fd < 0)
+        errno = -opening->fd; /* as ibx_proc_look says */
     return opening->fd >= 0;
 }
 
 /* By one of QEMU's descriptors: map_files needs more rights. */
 static int open_descriptor(pid_t pid, int flags, const struct ibx_guest_block *block)
 {
-    struct opening opening = {block, flags, -1};
+    struct opening opening = {block, flags, -ENOENT};
     const int rc = ibx_proc_find_descriptor(pid, open_that, &opening);
-    errno = rc < 0 ? -rc : 0;
-    return opening.fd;
+    return rc < 0 ? rc : opening.fd;
 }
 
 int ibx_guest_file_page_size(int fd, uint64_t *bytes)
@@ -237,25 +237,26 @@ int ibx_guest_block_open(pid_t pid, const struct guest_mapping *where, bool writ
 {
     char path[PATH_MAX + 64];
     struct stat st;
-    const int flags = (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY;
+    const int flags = writable ? O_RDWR : O_RDONLY;
     snprintf(path, sizeof(path), "/proc/%d/map_files/%" PRIx64 "-%" PRIx64, (int)pid, where->start,
              where->part_end);
-    int fd = open(path, flags);
+    int fd = ibx_proc_open(path, flags, is_file, block);
     if (fd < 0)
         fd = open_descriptor(pid, flags, block);
     if (fd < 0 && block->named) {
         path_in(pid, block, path, sizeof(path));
-        fd = open(path, flags);
+        fd = ibx_proc_open(path, flags, is_file, block);
     }
-    if (fd < 0)
-        return ibx_error_set(err, -errno,
+    if (fd < 0 && fd != -ESTALE)
+        return ibx_error_set(err, fd,
                              "cannot open the file of guest RAM %s (%.200s): %s; run "
                              "this tool as root",
-                             block->id, where->path, strerror(errno));
-    /* A path may lead to another file by now. */
-    if (ibx_guest_file_page_size(fd, &block->page_size) || fstat(fd, &st) || !is_file(&st, block) ||
+                             block->id, where->path, strerror(-fd));
+    /* The path leads to another file by now, or this one became shorter. */
+    if (fd < 0 || ibx_guest_file_page_size(fd, &block->page_size) || fstat(fd, &st) ||
         (uint64_t)st.st_size < block->offset + block->size) {
-        close(fd);
+        if (fd >= 0)
+            close(fd);
         return ibx_error_set(err, -ESTALE,
                              "the file of guest RAM %s (%.200s) was replaced, or is shorter than "
                              "the RAM",

@@ -3,12 +3,15 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <unistd.h>
 
 int ibx_proc_error(pid_t pid, int code)
 {
@@ -45,6 +48,23 @@ int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context)
     }
     closedir(dir);
     return found < 0 && hidden ? hidden : found;
+}
+
+int ibx_proc_open(const char *path, int flags,
+                  bool (*fits)(const void *context, const struct stat *st), const void *context)
+{
+    char again[40]; /* by the thread: the first one may have ended */
+    struct stat st;
+    const int found = open(path, O_PATH | O_CLOEXEC);
+    int fd = found < 0 || fstat(found, &st) ? -errno : fits(context, &st) ? 0 : -ESTALE;
+    if (!fd) {
+        snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
+        fd = open(again, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+        fd = fd < 0 ? -errno : fd;
+    }
+    if (found >= 0)
+        close(found);
+    return fd;
 }
 
 /* Looks at the lines of a file of `pid` until one is it. They are of any length: a program chooses

@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 /* ------------------------------------------------------------ QMP */
@@ -378,6 +379,11 @@ typedef bool ibx_proc_look(void *context, int number, const char *path);
  * none among those that may be looked at, or /proc does not show the process; -ESRCH: there is no
  * such process. */
 int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context);
+/* Opens that file to which `path` leads at one moment, if `fits` says that it is the right one:
+ * whatever a process puts in its place is not opened, which alone may do something (arm a
+ * watchdog). A descriptor; -ESTALE: it does not fit; or an error of open(2). */
+int ibx_proc_open(const char *path, int flags,
+                  bool (*fits)(const void *context, const struct stat *st), const void *context);
 /* One line of /proc/PID/maps. */
 struct ibx_proc_mapping {
     uint64_t start, end;

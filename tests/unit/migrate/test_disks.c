@@ -3,9 +3,11 @@
 #include "migrate/preflight/description.h"
 #include "tests/scenes/qmp_peer.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static void a_mount_has_its_source_and_path(NO_STATE)
@@ -50,6 +52,43 @@ static void a_file_is_found_as_a_process_has_it(NO_STATE)
     json_decref(layer);
     json_decref(again);
     json_decref(other);
+}
+
+/* Not where a container forbids it: nothing is taken from a QEMU there either. */
+static bool can_take(void)
+{
+    const int process = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    const int taken = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, process, 0);
+    const bool can = taken >= 0;
+    if (process >= 0)
+        close(process);
+    if (can)
+        close(taken);
+    return can;
+}
+
+/* A process can have any file in its table, by O_PATH: it has not opened that, and may not be
+ * allowed to. Who is root must not read it for it. */
+static void what_a_process_cannot_read_has_no_digest(NO_STATE)
+{
+    static const int flags[] = {O_RDONLY, O_RDWR, O_WRONLY, O_PATH};
+    char path[] = "/tmp/ibx-disk-XXXXXX";
+    if (!can_take())
+        skip();
+    const int made = mkstemp(path);
+    assert_int_equal(write(made, "secret", 6), 6);
+    close(made);
+    for (unsigned i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+        json_t *layer = json_object();
+        const int fd = open(path, flags[i] | O_CLOEXEC);
+        assert_true(fd >= 0);
+        ibx_disk_identify(getpid(), path, NULL, true, layer);
+        assert_string_equal(ibx_member(layer, "reach"), "local");
+        assert_int_equal(json_object_get(layer, "digest") != NULL, i < 2);
+        json_decref(layer);
+        close(fd);
+    }
+    unlink(path);
 }
 
 /* ------------------------------------------------------------ passwords of storage */
@@ -159,6 +198,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_mount_has_its_source_and_path),
         cmocka_unit_test(a_file_is_found_as_a_process_has_it),
+        cmocka_unit_test(what_a_process_cannot_read_has_no_digest),
         cmocka_unit_test(a_disk_is_named_without_its_password),
         cmocka_unit_test(a_name_without_an_end),
         cmocka_unit_test(a_description_has_no_password),
