@@ -3,6 +3,7 @@
 """test_ib_migrate_unfinished.py IB-MIGRATE: migrations that have not come to their end, and what
 recover, rollback and status make of them, with QEMU, GUEST_ELF and GUEST_EXPECT in the environment,
 and as root."""
+import glob
 import json
 import os
 import re
@@ -130,6 +131,50 @@ def killed_tools_are_recovered_from(scene):
         code, summary, _ = finish(process)
         equal((code, summary["complete"], summary["record"]["state"]), (0, True, "done"))
     same_memory(source, destination)
+
+
+def records(scene):
+    """What a backup of them has."""
+    found = {}
+    for path in glob.glob(scene.path("state/*.json")):
+        with open(path, encoding="ascii") as file:
+            found[path] = file.read()
+    return found
+
+
+def restore(scene, backup):
+    for path in records(scene):
+        os.unlink(path)
+    for path, text in backup.items():
+        with open(path, "w", encoding="ascii", opener=lambda *how: os.open(*how, 0o600)) as file:
+            file.write(text)
+
+
+@case
+def records_out_of_a_backup_let_no_vm_run_twice(scene):
+    """The commit is undone in them, and nobody answers there any more."""
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, destination, "--max-bandwidth", "300K")
+    sender = start(scene, "send --json", *source.qmp, uri, env=stops_at("source:exposing"))
+    until(lambda: process_state(sender.pid) == "T", "the sender to stop itself")
+    backups = [records(scene)]
+    sender.send_signal(signal.SIGCONT)
+    wait_for_phase("filling", sender, waiting)
+    backups.append(records(scene))
+    let_go(scene, destination)
+    for process in (sender, waiting):
+        equal(finish(process)[0], 0)
+    for backup, state in zip(backups, ("here", "moved")):
+        assert state in [json.loads(text)["state"] for text in backup.values()], backup
+    for backup in backups:
+        restore(scene, backup)
+        assert "has completed a migration" in fails(scene, "rollback --yes", *source.qmp)
+        assert scene.run("recover --give-up 1", *source.qmp)[0] != 0
+        restore(scene, backup)
+        assert scene.run("recover --listen tcp://127.0.0.1:0", *destination.qmp)[0] != 0
+        equal((source.running(), destination.running()), (False, True))
+    destination.runs_on()
+    expect(source, destination)
 
 
 @case
