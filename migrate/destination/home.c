@@ -48,6 +48,19 @@ static int check_return(const struct ibx_record *before, struct ibx_error *err)
                          (int)before->pid, before->qmp);
 }
 
+/* ... of all others that are, or were, to take it. */
+static int check_returns(const struct ibx_record *all, size_t count,
+                         const uint8_t base[IBX_MIGRATE_ID_BYTES], const struct ibx_record *own,
+                         struct ibx_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; !rc && i < count; i++)
+        if (!all[i].source && !memcmp(all[i].base, base, IBX_MIGRATE_ID_BYTES) &&
+            !(own && !memcmp(all[i].id, own->id, sizeof(own->id))))
+            rc = check_return(&all[i], err);
+    return rc;
+}
+
 /* The record of the migration by which the VM left. */
 static int find_record(const struct destination *d, const struct ibx_migrate_hello *hello,
                        struct ibx_record *record, struct ibx_error *err)
@@ -67,9 +80,23 @@ static int find_record(const struct destination *d, const struct ibx_migrate_hel
                            d->options->folder);
     else
         *record = all[i];
-    for (i = 0; !rc && i < count; i++)
-        if (!all[i].source && !memcmp(all[i].base, hello->base, sizeof(hello->base)))
-            rc = check_return(&all[i], err);
+    if (!rc)
+        rc = check_returns(all, count, hello->base, NULL, err);
+    free(all);
+    return rc;
+}
+
+/* Once this tool has locked the memory: the VM may have returned since it was accepted here, to a
+ * QEMU whose tool has ended, and run there. */
+static int check_alone(const struct destination *d, struct ibx_error *err)
+{
+    const struct ibx_record *own = &d->status.record;
+    struct ibx_record *all;
+    size_t count;
+    int rc = ibx_journal_list(d->options->folder, &all, &count, err);
+    if (rc)
+        return rc;
+    rc = check_returns(all, count, own->base, own, err);
     free(all);
     return rc;
 }
@@ -149,6 +176,8 @@ int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err)
     int rc = touch(d, err);
     if (!rc)
         rc = ibx_destination_claim_also(d, d->home.ram.blocks[0].fd, err);
+    if (!rc)
+        rc = check_alone(d, err);
     ram->kept = !rc; /* else this QEMU has none of it */
     return rc ? rc
               : ibx_guest_ram_adopt(&ram->guest, &d->home.ram, d->qemu.qmp,

@@ -295,48 +295,89 @@ static void test_home_where_the_note_has_a_squatter(void)
 
 static struct vm next;
 static struct mover keeper;
+static uint8_t away[IBX_MIGRATE_ID_BYTES]; /* the number by which it was borrowed */
 
-/* A borrower that keeps to itself that the VM has returned lets it return once more. */
-static void test_returned_twice(void)
+static void say(struct line *line, const struct ibx_migrate_any *message)
 {
     struct ibx_options options;
     struct ibx_conn *conn;
-    struct line line = {0};
-    struct ibx_guest_ram ram;
-    static struct ibx_migrate_hello hello;
-    const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = &hello};
-    borrowed_small();
-    hello = (struct ibx_migrate_hello){
-        .purpose = IBX_PURPOSE_MOVE, .id = {1}, .epoch = 1, .links_least = 1, .links = 1};
-    borrowed_as(hello.base);
-    mover_kill(&sender, SIGSTOP);
-    home_and_bring();
-    brought();
-
-    struct vm_options like_home = borrow_options;
-    like_home.incoming = true;
-    vm_start(&next, &like_home);
-    mover_receive(&keeper, &next, TCP, (const char *[]){"--home", NULL});
-    vm_ok(ibx_guest_ram_find(home.qmp, true, &ram, vm_soon(), &vm_error));
-    ibx_migrate_hello_describe(&hello, &ram);
-    hello.warm = true;
-    ibx_guest_ram_fini(&ram);
     ibx_options_init(&options);
     options.message = IBX_MIGRATE_MESSAGE;
     snprintf(options.purpose, sizeof(options.purpose), IBX_MIGRATE_PURPOSE);
     vm_ok(ibx_connect(keeper.uri, &options, &conn, &vm_error));
-    ibx_channel_init(&line.control, conn);
-    line_send(&line, &message);
-    assert_true(line_receives(&line, IBX_MIGRATE_ANSWER));
+    ibx_channel_init(&line->control, conn);
+    line_send(line, message);
+}
+
+/* Another QEMU at home, to which a borrower that lies says that the VM, which is there, returns:
+ * its answer. */
+static void asks_for_another_return(struct line *line, const struct vm *there)
+{
+    struct ibx_guest_ram ram;
+    static struct ibx_migrate_hello hello;
+    const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = &hello};
+    struct vm_options like_home = borrow_options;
+    hello = (struct ibx_migrate_hello){
+        .purpose = IBX_PURPOSE_MOVE, .id = {1}, .epoch = 1, .links_least = 1, .links = 1};
+    memcpy(hello.base, away, sizeof(away));
+    like_home.incoming = true;
+    vm_start(&next, &like_home);
+    mover_receive(&keeper, &next, TCP, (const char *[]){"--home", NULL});
+    vm_ok(ibx_guest_ram_find(there->qmp, true, &ram, vm_soon(), &vm_error));
+    ibx_migrate_hello_describe(&hello, &ram);
+    hello.warm = true;
+    ibx_guest_ram_fini(&ram);
+    say(line, &message);
+    assert_true(line_receives(line, IBX_MIGRATE_ANSWER));
+}
+
+/* The VM is at home, and stays right there. */
+static void is_home_alone(void)
+{
+    vm_end(&next);
+    mover_kill(&sender, SIGCONT);
+    pair_done();
+    is_home();
+}
+
+/* A borrower that keeps to itself that the VM has returned lets it return once more. */
+static void test_returned_twice(void)
+{
+    struct line line = {0};
+    borrowed_small();
+    borrowed_as(away);
+    mover_kill(&sender, SIGSTOP);
+    home_and_bring();
+    brought();
+    asks_for_another_return(&line, &home);
     assert_false(line.answer.accepted);
     assert_non_null(strstr(line.answer.reasons[0], "the VM has returned already"));
     line_close(&line);
     mover_kill(&keeper, SIGINT);
     mover_ends(&keeper, 1);
-    vm_end(&next);
-    mover_kill(&sender, SIGCONT);
-    pair_done();
-    is_home();
+    is_home_alone();
+}
+
+/* ... or has begun with that before the VM returned, and goes on with it now. */
+static void test_returned_beside_a_return_that_waits(void)
+{
+    struct line line = {0}, page = {0};
+    struct ibx_migrate_any join = {.type = IBX_MIGRATE_JOIN, .is.join = {.id = {1}, .epoch = 1}};
+    borrowed_small();
+    borrowed_as(away);
+    mover_kill(&sender, SIGSTOP);
+    asks_for_another_return(&line, &vms[1]);
+    assert_true(line.answer.accepted);
+    home_and_bring();
+    brought();
+    say(&page, &join);
+    line_closes(&line);
+    assert_false(line.received & 1u << IBX_MIGRATE_READY);
+    mover_ends(&keeper, 1);
+    mover_must_print(&keeper, "the VM has returned already");
+    line_close(&page);
+    line_close(&line);
+    is_home_alone();
 }
 
 /* While it returns to one QEMU at home, somebody has it return to another one, with the same
@@ -377,6 +418,7 @@ int main(void)
         VM_TEST(test_home_where_the_note_has_a_squatter),
         VM_TEST(test_pages_that_others_have_looked_at),
         VM_TEST(test_returned_twice),
+        VM_TEST(test_returned_beside_a_return_that_waits),
         VM_TEST(test_two_returns_at_once),
         VM_TEST(test_holes_of_a_home_that_locks_memory),
         {0}};
