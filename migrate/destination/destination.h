@@ -153,7 +153,7 @@ int ibx_destination_home_send(struct destination *d, struct ibx_error *err);
 /* The VM is about to run here: from now on nobody serves its memory to where it was. An error: it
  * must not run here, since that cannot be noted. */
 int ibx_destination_home_comes(struct destination *d, struct ibx_error *err);
-/* It never ran here: they may again. */
+/* It never ran here: they may again, unless this side has not had its memory. */
 void ibx_destination_home_never_came(const struct destination *d);
 /* The VM runs here: its files get the names that QEMU knows, which the record gets, too. */
 void ibx_destination_home_rename(struct destination *d);

@@ -225,8 +225,10 @@ int ibx_destination_home_comes(struct destination *d, struct ibx_error *err)
 
 void ibx_destination_home_never_came(const struct destination *d)
 {
-    if (ibx_journal_returns(&d->status.record))
-        ibx_journal_forget_home(d->options->folder, d->status.record.base);
+    const struct ibx_record *record = &d->status.record;
+    /* Before that state this side has not had the memory, and another one may: the note is its. */
+    if (ibx_journal_returns(record) && record->state == IBX_JOURNAL_MAY_RUN)
+        ibx_journal_forget_home(d->options->folder, record->base);
 }
 
 void ibx_destination_home_rename(struct destination *d)

@@ -362,12 +362,14 @@ static void test_returned_twice(void)
 static void test_returned_beside_a_return_that_waits(void)
 {
     struct line line = {0}, page = {0};
+    char note[128];
     struct ibx_migrate_any join = {.type = IBX_MIGRATE_JOIN, .is.join = {.id = {1}, .epoch = 1}};
     borrowed_small();
     borrowed_as(away);
     mover_kill(&sender, SIGSTOP);
     asks_for_another_return(&line, &vms[1]);
     assert_true(line.answer.accepted);
+    ibx_journal_home_path(away, note, sizeof(note));
     home_and_bring();
     brought();
     say(&page, &join);
@@ -375,6 +377,7 @@ static void test_returned_beside_a_return_that_waits(void)
     assert_false(line.received & 1u << IBX_MIGRATE_READY);
     mover_ends(&keeper, 1);
     mover_must_print(&keeper, "the VM has returned already");
+    assert_int_equal(access(note, F_OK), 0); /* that it runs here is noted as before */
     line_close(&page);
     line_close(&line);
     is_home_alone();
