@@ -124,6 +124,43 @@ int ibx_journal_open_base(const struct ibx_record *record, struct ibx_guest_ram 
                : open_base_files(record, ram, err);
 }
 
+/* Whether the user of QEMU's memory could replace what has this name by itself: a QEMU that its
+ * guest has taken over may tell the name of any file. Its folder, opened, and its name there. */
+static int open_replaced(const char *path, uid_t owner, const char **name, struct ibx_error *err)
+{
+    struct stat st;
+    int at = lstat(path, &st) ? -errno : 0;
+    if (!at && (!S_ISREG(st.st_mode) || st.st_uid != owner || st.st_nlink != 1))
+        at = -EPERM;
+    if (!at)
+        at = ibx_guest_file_folder(path, st.st_dev, st.st_ino, name);
+    return at < 0 ? ibx_error_set(err, at,
+                                  "%s, which QEMU calls the file of its memory, is no file that "
+                                  "user %u alone has: %s",
+                                  path, (unsigned)owner, strerror(-at))
+                  : at;
+}
+
+/* By the folders that were looked at, whatever their paths lead to by now. */
+static int replace_file(const char *path, const struct ibx_journal_block *block,
+                        const char *instead, struct ibx_error *err)
+{
+    const char *from, *to;
+    int there = -1, here = ibx_guest_file_folder(path, block->dev, block->ino, &from);
+    int rc = here < 0 ? ibx_error_set(err, here, "%s: %s", path, strerror(-here)) : 0;
+    if (!rc)
+        there = open_replaced(instead, block->file.owner, &to, err);
+    rc = there < 0 && !rc ? there : rc;
+    if (!rc && renameat(here, from, there, to))
+        rc = ibx_error_set(err, -errno, "%s cannot be renamed to %s: %s", path, instead,
+                           strerror(errno));
+    if (here >= 0)
+        close(here);
+    if (there >= 0)
+        close(there);
+    return rc;
+}
+
 int ibx_journal_rename_base(const struct ibx_record *record, char (*instead)[IBX_GUEST_FILE_PATH],
                             struct ibx_error *err)
 {
@@ -138,9 +175,8 @@ int ibx_journal_rename_base(const struct ibx_record *record, char (*instead)[IBX
             (!stat(instead[i], &st) && st.st_dev == at->dev && st.st_ino == at->ino))
             continue;
         rc = ibx_guest_file_find(&ram.blocks[i], &at->file, suffix, path, err);
-        if (!rc && rename(path, instead[i]))
-            rc = ibx_error_set(err, -errno, "%s cannot be renamed to %s: %s", path, instead[i],
-                               strerror(errno));
+        if (!rc)
+            rc = replace_file(path, at, instead[i], err);
     }
     ibx_guest_ram_fini(&ram);
     return rc;

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The memory of a VM that has returned gets the name that QEMU tells: of a file that QEMU's user
+ * could replace by itself, and of nothing else. */
+#include "migrate/journal/journal.h"
+#include "migrate/qemu/qemu_internal.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define QEMU  4711u
+#define BYTES 4096
+
+static char folder[32], base[64], names[IBX_GUEST_BLOCKS_MAX][IBX_GUEST_FILE_PATH];
+static struct ibx_record record;
+
+static void make(const char *path, unsigned owner)
+{
+    const int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, BYTES), 0);
+    assert_int_equal(fchown(fd, owner, 0), 0);
+    close(fd);
+}
+
+static ino_t inode(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) ? 0 : st.st_ino;
+}
+
+/* The folder is root's, with a file that QEMU's user could not replace. */
+static int begin(void **state)
+{
+    struct stat st;
+    (void)state;
+    if (geteuid())
+        return 0;
+    snprintf(folder, sizeof(folder), "/tmp/ibx-base-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    snprintf(base, sizeof(base), "%s/base", folder);
+    make(base, QEMU);
+    assert_int_equal(stat(base, &st), 0);
+    record = (struct ibx_record){.source = true, .block_count = 1, .id = {1}};
+    struct ibx_journal_block *block = &record.blocks[0];
+    *block = (struct ibx_journal_block){
+        .size = BYTES, .page_size = BYTES, .dev = st.st_dev, .ino = st.st_ino};
+    strcpy(block->id, "mem0");
+    block->file.file = ibx_guest_file_hash(st.st_dev, st.st_ino);
+    block->file.owner = st.st_uid;
+    block->file.mode = st.st_mode;
+    strcpy(block->file.path, base);
+    return 0;
+}
+
+static int end(void **state)
+{
+    char command[64];
+    (void)state;
+    snprintf(command, sizeof(command), "rm -rf %s", folder);
+    return folder[0] ? system(command) : 0;
+}
+
+static int rename_to(const char *name)
+{
+    struct ibx_error err = {0};
+    snprintf(names[0], sizeof(names[0]), "%s/%s", folder, name);
+    const int rc = ibx_journal_rename_base(&record, names, &err);
+    assert_int_equal(rc, err.code);
+    return rc;
+}
+
+static void needs_root(void)
+{
+    if (geteuid())
+        skip();
+}
+
+static void test_a_file_of_its_own(NO_STATE)
+{
+    needs_root();
+    const ino_t is = inode(base);
+    snprintf(names[0], sizeof(names[0]), "%s/own", folder);
+    make(names[0], QEMU);
+    assert_int_equal(rename_to("own"), 0);
+    assert_int_equal(inode(names[0]), is);
+    assert_int_equal(inode(base), 0);
+    assert_int_equal(rename_to("own"), 0); /* it has that name already */
+}
+
+static void test_files_of_others(NO_STATE)
+{
+    char path[64], link[64];
+    needs_root();
+    const ino_t is = inode(base);
+    snprintf(path, sizeof(path), "%s/root", folder);
+    make(path, 0);
+    const ino_t before = inode(path);
+    assert_int_equal(rename_to("root"), -EPERM);
+    assert_int_equal(inode(path), before);
+    assert_true(rename_to("nothing") < 0); /* in a folder where it could make none */
+    snprintf(link, sizeof(link), "%s/link", folder);
+    assert_int_equal(symlink(path, link), 0);
+    assert_int_equal(rename_to("link"), -EPERM);
+    snprintf(link, sizeof(link), "%s/folder", folder);
+    assert_int_equal(mkdir(link, 0700), 0);
+    assert_int_equal(rename_to("folder"), -EPERM);
+    assert_int_equal(inode(base), is);
+}
+
+/* One with a second name may be another's by that. */
+static void test_a_file_with_two_names(NO_STATE)
+{
+    char path[64], second[64];
+    needs_root();
+    snprintf(path, sizeof(path), "%s/own", folder);
+    snprintf(second, sizeof(second), "%s/second", folder);
+    make(path, QEMU);
+    assert_int_equal(link(path, second), 0);
+    assert_int_equal(rename_to("own"), -EPERM);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_file_of_its_own, begin, end),
+        cmocka_unit_test_setup_teardown(test_files_of_others, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_file_with_two_names, begin, end)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
