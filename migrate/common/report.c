@@ -5,10 +5,13 @@
 #include "common/clock.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 
 #define RATE_NS       (1000 * IBX_NS_PER_MS) /* over which rates are measured */
 #define SILENT_MIN_MS 1000
+#define NOTICE_NS     (100 * IBX_NS_PER_MS) /* each takes this long, of which many may be saved up */
+#define SAVED_NS      (100 * NOTICE_NS)
 
 /* A new tool at the destination counts from 0 again. */
 static uint64_t per_second(uint64_t now, uint64_t before, double seconds)
@@ -40,16 +43,42 @@ void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrat
         reporter->observer->status(reporter->observer->context, status);
 }
 
+/* Whether there is room for one more: a peer must not fill the log of this host. */
+static bool take_room(void)
+{
+    static _Atomic uint64_t due;
+    const uint64_t now = ibx_now_ns();
+    uint64_t next = atomic_load(&due), then;
+    do {
+        if (next > now + SAVED_NS)
+            return false;
+        then = (next > now ? next : now) + NOTICE_NS;
+    } while (!atomic_compare_exchange_weak(&due, &next, then));
+    return true;
+}
+
 void ibx_migration_notify(const struct ibx_migrate_observer *observer, const char *format, ...)
 {
+    static _Atomic uint64_t left_out;
     char line[IBX_ERROR_MAX + 128];
     va_list arguments;
+    if (!observer->notify)
+        return;
+    if (!take_room()) {
+        atomic_fetch_add(&left_out, 1);
+        return;
+    }
+    const uint64_t before = atomic_exchange(&left_out, 0);
+    if (before) {
+        snprintf(line, sizeof(line), "lines were left out, because there were too many: %llu",
+                 (unsigned long long)before);
+        observer->notify(observer->context, line);
+    }
     va_start(arguments, format);
     vsnprintf(line, sizeof(line), format, arguments);
     va_end(arguments);
     ibx_text_sanitize(line);
-    if (observer->notify)
-        observer->notify(observer->context, line);
+    observer->notify(observer->context, line);
 }
 
 static unsigned seconds(uint64_t ns)

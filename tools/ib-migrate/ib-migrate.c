@@ -5,14 +5,17 @@
 #include "tools/ib-migrate/run.h"
 #include "tools/options.h"
 
+#include "common/log.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define GIVE_UP_MAX 604800u /* a week, seconds */
-#define LINKS_MAX   40u     /* symbolic links one after the other, as many as the kernel follows */
+#define GIVE_UP_MAX       604800u /* a week, seconds */
+#define WARNINGS_A_SECOND 10u     /* of readers and peers: as a back end's */
+#define LINKS_MAX         40u /* symbolic links one after the other, as many as the kernel follows */
 
 enum {
     RECEIVE,
@@ -584,6 +587,7 @@ int main(int argc, char **argv)
     signal(SIGXFSZ, SIG_IGN); /* EFBIG comes, and says of which file */
     ibx_cli_result_on_bus_error();
     ibx_cli_keep_memory_out_of_cores();
+    ibx_log_bound(WARNINGS_A_SECOND);
     ibx_options_init(&args.options);
     ibx_cli_result_begin(argc, argv);
     ibx_tool_parse(&tool, cut_command(argc, argv, &args), argv, &args, &command, &args.uri);

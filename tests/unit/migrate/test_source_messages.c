@@ -152,9 +152,38 @@ static void test_complete_after_the_end(NO_STATE)
     assert_int_equal(on(IBX_MIGRATE_ENDED, &err), 0);
 }
 
+static unsigned lines;
+
+static void count_line(void *context, const char *line)
+{
+    (void)context;
+    lines++;
+    assert_true(lines > 1 || !strstr(line, "left out"));
+}
+
+/* A destination does not fill the log of this host. */
+static void test_a_destination_that_changes_its_mind(NO_STATE)
+{
+    static const struct ibx_send_options watched = {.folder = "/nonexistent",
+                                                    .observer.notify = count_line};
+    struct ibx_error err = {0};
+    struct message_context context = {&source, &err};
+    begin(SOURCE_SERVING, PEER_LOADED, 0);
+    source.options = &watched;
+    for (unsigned i = 0; i < 20000; i++) {
+        struct ibx_migrate_any message = {.type = IBX_MIGRATE_PROGRESS};
+        snprintf(message.is.progress.status, sizeof(message.is.progress.status), "%s",
+                 i % 2 ? "running" : IBX_VM_IO_ERROR);
+        assert_int_equal(ibx_source_on_message(&context, &message), 0);
+    }
+    assert_in_range(lines, 1, 1000);
+}
+
 int main(void)
 {
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_message_in_each_state),
-                                              cmocka_unit_test(test_complete_after_the_end)};
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_message_in_each_state),
+        cmocka_unit_test(test_complete_after_the_end),
+        cmocka_unit_test(test_a_destination_that_changes_its_mind)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
