@@ -225,8 +225,8 @@ struct ibx_journal_prune {
 };
 
 /* Deletes records that are not needed any more: finished ones on which no tool works. The record
- * of a source in DONE or ENDED stays while its QEMU lives, because that QEMU must not be continued.
- */
+ * of a source in DONE or ENDED stays while its QEMU lives, because that QEMU must not be continued,
+ * and that of a return while the migration by which the VM was borrowed is not over. */
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err);
 /* By age and number as above; before a new migration of the QEMU at `qmp`. */

@@ -14,10 +14,36 @@ bool ibx_journal_qemu_gone(const struct ibx_record *record)
            ibx_process_started(record->pid) != record->pid_started;
 }
 
+static bool is_away(const struct ibx_record *record)
+{
+    return record->source && record->borrow && !ibx_journal_over(record);
+}
+
+/* Whether a VM has returned by it, of which the record of its borrowing says that it is away: that
+ * one's borrower could have it return once more, into the memory of a VM that runs. */
+static bool keeps_from_returning(const char *folder, const struct ibx_record *record)
+{
+    struct ibx_record *all;
+    size_t count;
+    bool keeps = false;
+    if (record->source || !ibx_journal_returns(record) || record->state == IBX_JOURNAL_NOT_YET ||
+        record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_GIVEN_UP)
+        return false;
+    if (ibx_journal_list(folder, &all, &count, NULL))
+        return true;
+    for (size_t i = 0; i < count; i++)
+        keeps |= is_away(&all[i]) && !memcmp(all[i].id, record->base, sizeof(record->base));
+    free(all);
+    return keeps;
+}
+
 /* Why it stays; NULL: it may go. */
-static const char *needed(const struct ibx_record *record, bool unfinished)
+static const char *needed(const char *folder, const struct ibx_record *record, bool unfinished)
 {
     char path[PATH_MAX];
+    if (keeps_from_returning(folder, record))
+        return "the VM has returned by it, and the migration by which it was borrowed is not over: "
+               "end that first (ib-migrate recover, or prune --unfinished)";
     const bool gone = ibx_journal_qemu_gone(record);
     if (!ibx_journal_over(record) && !unfinished)
         return "it is not over";
@@ -83,7 +109,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
     if (ibx_journal_lock(folder, record, &lock_fd, err))
         return err->message;
     int rc = ibx_journal_reload(folder, record, err);
-    const char *why = rc ? NULL : needed(record, which->unfinished);
+    const char *why = rc ? NULL : needed(folder, record, which->unfinished);
     if (!rc && !why && too_young(which, record, newer))
         why = "it has just been written";
     if (rc == -ENOENT) { /* another process was faster, and the lock's file is new */
@@ -117,7 +143,7 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
         if ((which->qmp && strcmp(which->qmp, records[i].qmp)) ||
             too_young(which, &records[i], &newer))
             continue;
-        const char *why = needed(&records[i], which->unfinished);
+        const char *why = needed(folder, &records[i], which->unfinished);
         if (!why)
             why = remove_one(folder, which, &records[i], &newer, &silent);
         if (which->each)

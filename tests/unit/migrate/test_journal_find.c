@@ -225,6 +225,31 @@ static void pruning_leaves_others_alone(NO_STATE)
     assert_int_equal(ibx_journal_remove(folder, &b, &error), 0);
 }
 
+/* Else its borrower could have the VM return once more, into the memory in which it runs. */
+static void a_return_is_known_until_the_borrowing_is_over(NO_STATE)
+{
+    static const enum ibx_journal_state states[] = {IBX_JOURNAL_DONE, IBX_JOURNAL_ENDED,
+                                                    IBX_JOURNAL_COMPLETE, IBX_JOURNAL_BROKEN};
+    for (uint8_t i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        struct ibx_record away = sample(true, 1), back = sample(false, 2);
+        away.borrow = IBX_BORROW_LAZY;
+        bring_to(&away, IBX_JOURNAL_MOVED);
+        memcpy(back.base, away.id, sizeof(away.id));
+        strcpy(back.qmp, "/run/back");
+        bring_to(&back, states[i]);
+        struct seen seen = prune((struct ibx_journal_prune){.qmp = back.qmp, .unfinished = true});
+        assert_int_equal(seen.gone, 0);
+        assert_non_null(strstr(seen.why, "by which it was borrowed is not over"));
+        ibx_journal_prune_old(folder, back.qmp);
+        assert_int_equal(ibx_journal_reload(folder, &back, &error), 0);
+        away.state = IBX_JOURNAL_ENDED;
+        assert_int_equal(write_record(&away), 0);
+        seen = prune((struct ibx_journal_prune){.qmp = back.qmp, .unfinished = true});
+        assert_int_equal(seen.gone, 1);
+        assert_int_equal(ibx_journal_remove(folder, &away, &error), 0);
+    }
+}
+
 /* A host without a battery for its clock begins in 1970: no record is old then. */
 static void a_clock_that_has_just_begun_prunes_nothing(NO_STATE)
 {
@@ -364,6 +389,7 @@ int main(void)
         TEST(those_without_a_number_come_last),
         TEST(the_newest_that_fits_is_found),
         TEST(what_is_over_can_be_pruned),
+        TEST(a_return_is_known_until_the_borrowing_is_over),
         TEST(failed_ones_do_not_pile_up),
         TEST(notes_of_what_is_over_go),
         TEST(what_counts_is_read_under_the_lock),
