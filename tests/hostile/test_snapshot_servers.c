@@ -286,10 +286,11 @@ static void *take_and_end(void *argument)
 /* Who fills a cache is told to end while it waits for this server. */
 static void told_to_end(void *(*server)(void *), void *argument, const char *uri)
 {
-    static char folder[] = "/dev/shm/ibx-snapshot-told";
+    char folder[64]; /* two of these tests may run at once */
     struct ibx_options o = options();
     pthread_t thread;
     sigset_t term, before;
+    snprintf(folder, sizeof(folder), "/dev/shm/ibx-snapshot-told-%d", (int)getpid());
     sigemptyset(&term);
     sigaddset(&term, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &term, &before); /* of the server's thread, too */
