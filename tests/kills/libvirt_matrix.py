@@ -145,8 +145,9 @@ class Struck(Remedies):
         tool = self.tools[side]
         if tool.process.poll() is None:
             pid = tool.pid()
-            self.pass_on(pid, number)
-            os.kill(tool.process.pid, signal.SIGCONT)  # nsenter stops with it
+            if pid:
+                self.pass_on(pid, number)
+            tool.process.send_signal(signal.SIGCONT)  # nsenter stops with it
 
     def strike_qemu(self, side, number):
         """Unless libvirt has ended it already."""

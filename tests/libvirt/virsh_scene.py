@@ -34,8 +34,9 @@ class Tool:
             return file.read()
 
     def pid(self):
-        """Of the tool itself, as the test sees it: the child of nsenter."""
-        return children(self.process.pid)[0]
+        """Of the tool itself, as the test sees it: the child of nsenter. None: it has ended, or
+        not begun."""
+        return next(iter(children(self.process.pid)), None)
 
     def says(self, words):
         """Waits until it has printed that."""
@@ -50,13 +51,21 @@ class Tool:
         """Waits until it has stopped itself (IBX_MOVE_STOP_AT)."""
         def state():
             assert self.process.poll() is None, self.text
-            return process_state(self.pid()) == "T"
+            pid = self.pid()
+            return pid and process_state(pid) == "T"
         until(state, "a tool that stops itself")
 
     def kill(self, number=signal.SIGKILL):
-        """Ends it; or only a signal. nsenter stops itself when what it has started is stopped."""
-        os.kill(self.pid(), number)
-        os.kill(self.process.pid, signal.SIGCONT)
+        """Ends it; or only a signal. nsenter stops itself when what it has started is stopped. One
+        that has ended meanwhile needs neither."""
+        until(lambda: self.pid() or self.process.poll() is not None, "a tool that has begun")
+        pid = self.pid()
+        if pid:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+        self.process.send_signal(signal.SIGCONT)
         if number == signal.SIGKILL:
             self.process.wait(LIMIT)
 
