@@ -132,12 +132,12 @@ void ibx_gate_sweep(const char *path)
 /* The user of QEMU may connect, and nobody else; libvirt does the same where it changes owners. Who
  * may write to the folder may have put something else there meanwhile: only a socket is given away.
  */
-static void give_to(struct ibx_gate *gate, pid_t qemu)
+static void give_to(struct ibx_gate *gate, const char *name, pid_t qemu)
 {
     char process[32];
     struct stat process_st, st;
     snprintf(process, sizeof(process), "/proc/%d", (int)qemu);
-    int fd = openat(gate->folder, name_of(gate->path), O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int fd = openat(gate->folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return; /* QEMU's connect will fail, with its reason */
     if (!stat(process, &process_st) && !fstat(fd, &st) && S_ISSOCK(st.st_mode) &&
@@ -151,6 +151,15 @@ static void give_to(struct ibx_gate *gate, pid_t qemu)
     close(fd);
 }
 
+/* Where the socket is until it may be seen. */
+static int early_address(const struct ibx_gate *gate, struct sockaddr_un *address)
+{
+    const int length = snprintf(address->sun_path, sizeof(address->sun_path),
+                                "/proc/self/fd/%d/.ibx-%d", gate->folder, (int)getpid());
+    address->sun_family = AF_UNIX;
+    return length < (int)sizeof(address->sun_path) ? 0 : -ENAMETOOLONG;
+}
+
 /* The socket's own mode becomes that of its name: umask(2) is the whole process's. */
 static int listen_at(struct ibx_gate *gate, const struct sockaddr_un *address)
 {
@@ -160,6 +169,37 @@ static int listen_at(struct ibx_gate *gate, const struct sockaddr_un *address)
         listen(gate->listener, 0))
         return -errno;
     return connect_to(address, &gate->place);
+}
+
+/* A file system that cannot refuse to replace another one has nothing there by make_way(). */
+static int name_it(const struct ibx_gate *gate, const char *early)
+{
+    const char *name = name_of(gate->path);
+    if (!renameat2(gate->folder, early, gate->folder, name, RENAME_NOREPLACE) ||
+        (errno == EINVAL && faccessat(gate->folder, name, F_OK, AT_SYMLINK_NOFOLLOW) &&
+         !renameat(gate->folder, early, gate->folder, name)))
+        return 0;
+    return errno == EINVAL ? -EEXIST : -errno;
+}
+
+/* Whoever sees the socket can connect, and waits: it gets its name when it listens and its queue is
+ * full. */
+static int appear(struct ibx_gate *gate, pid_t qemu)
+{
+    struct sockaddr_un early;
+    int rc = early_address(gate, &early);
+    const char *name = name_of(early.sun_path);
+    if (rc)
+        return rc;
+    unlinkat(gate->folder, name, 0); /* of a process that was killed here, and had this number */
+    rc = listen_at(gate, &early);
+    if (!rc)
+        give_to(gate, name, qemu);
+    if (!rc)
+        rc = name_it(gate, name);
+    if (rc)
+        unlinkat(gate->folder, name, 0);
+    return rc;
 }
 
 int ibx_gate_shut(struct ibx_gate *gate, pid_t qemu, struct ibx_error *err)
@@ -174,12 +214,15 @@ int ibx_gate_shut(struct ibx_gate *gate, pid_t qemu, struct ibx_error *err)
         ibx_gate_close(gate);
         return rc;
     }
-    rc = listen_at(gate, &address);
-    if (!rc)
-        give_to(gate, qemu);
+    rc = appear(gate, qemu);
     if (!rc)
         return 0;
     ibx_gate_close(gate);
+    if (rc == -EEXIST)
+        return ibx_error_set(err, rc,
+                             "%s is there, and is no socket of an ib-migrate: remove it, "
+                             "or use another path",
+                             gate->path);
     return ibx_error_set(err, rc, "no socket at %s for QEMU: %s", gate->path, strerror(-rc));
 }
 

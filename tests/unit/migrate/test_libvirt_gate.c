@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The socket at which libvirt's connection waits until the destination is ready. */
+#include "migrate/common/libvirt.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define TIMES 300 /* with the name there before the socket listens, some of them are refused */
+
+static char folder[] = "/tmp/ibx-gate-XXXXXX", path[64];
+
+static int try_to_connect(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int rc = connect(fd, (struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
+    close(fd);
+    return rc;
+}
+
+/* Connects as soon as there is something to connect to. */
+static void *libvirt(void *result)
+{
+    int rc;
+    while ((rc = try_to_connect()) == -ENOENT)
+        ;
+    atomic_store((atomic_int *)result, rc);
+    return NULL;
+}
+
+static void test_who_sees_it_waits(NO_STATE)
+{
+    for (unsigned i = 0; i < TIMES; i++) {
+        struct ibx_gate gate;
+        struct ibx_error err = {0};
+        atomic_int first;
+        pthread_t thread;
+        ibx_gate_init(&gate, path);
+        assert_int_equal(pthread_create(&thread, NULL, libvirt, &first), 0);
+        assert_int_equal(ibx_gate_shut(&gate, getpid(), &err), 0);
+        pthread_join(thread, NULL);
+        assert_int_equal(atomic_load(&first), -EAGAIN); /* a blocking one would wait */
+        assert_int_equal(ibx_gate_let(&gate, &err), 0);
+        assert_int_equal(try_to_connect(), 0);
+        ibx_gate_close(&gate);
+        assert_int_equal(try_to_connect(), -ENOENT);
+    }
+}
+
+static void refused(int code, const char *words)
+{
+    struct ibx_gate gate;
+    struct ibx_error err = {0};
+    ibx_gate_init(&gate, path);
+    assert_int_equal(ibx_gate_shut(&gate, getpid(), &err), code);
+    assert_non_null(strstr(err.message, words));
+    ibx_gate_close(&gate);
+}
+
+static void test_what_is_there_stays(NO_STATE)
+{
+    struct ibx_gate other;
+    struct stat st;
+    close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    refused(-EEXIST, "remove it, or use another path");
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(unlink(path), 0);
+    ibx_gate_init(&other, path);
+    assert_int_equal(ibx_gate_shut(&other, getpid(), NULL), 0);
+    refused(-EADDRINUSE, "another process listens");
+    assert_int_equal(try_to_connect(), -EAGAIN);
+    ibx_gate_close(&other);
+    assert_int_equal(rmdir(folder), 0); /* and nothing else is left */
+    assert_int_equal(mkdir(folder, 0700), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_who_sees_it_waits),
+                                       cmocka_unit_test(test_what_is_there_stays)};
+    if (!mkdtemp(folder))
+        return 1;
+    snprintf(path, sizeof(path), "%s/web.sock", folder);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    rmdir(folder);
+    return failed;
+}
