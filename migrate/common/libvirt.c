@@ -397,7 +397,8 @@ int ibx_libvirt_skip_pause(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx
         deadline_ns, err);
 }
 
-int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+/* -EPERM: virsh was given an option by which QEMU's stream is not one that these tools know. */
+static int check_options(json_t *list, struct ibx_error *err)
 {
     static const struct {
         const char *name, *option;
@@ -405,18 +406,46 @@ int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct
                  {"postcopy-ram", "--postcopy"},
                  {"block", "--copy-storage-all"},
                  {"x-colo", "COLO"}};
+    bool known;
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        if (is_on(list, wrong[i].name, &known))
+            return ibx_error_set(err, -EPERM,
+                                 "virsh migrate was given %s (QEMU's %s): leave it out",
+                                 wrong[i].option, wrong[i].name);
+    return 0;
+}
+
+int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
     json_t *list;
     bool known;
     int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
     if (rc)
         return rc;
-    for (size_t i = 0; !rc && i < sizeof(wrong) / sizeof(wrong[0]); i++)
-        if (is_on(list, wrong[i].name, &known))
-            rc = ibx_error_set(err, -EPERM, "virsh migrate was given %s (QEMU's %s): leave it out",
-                               wrong[i].option, wrong[i].name);
+    rc = check_options(list, err);
     if (!rc && !is_on(list, "x-ignore-shared", &known))
         rc =
             ibx_error_set(err, -EPERM, "somebody has reset x-ignore-shared in QEMU: migrate again");
     json_decref(list);
     return rc;
+}
+
+int ibx_libvirt_migrates_already(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
+                                 struct ibx_error *err)
+{
+    json_t *list;
+    int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
+    if (rc)
+        return rc;
+    rc = check_options(list, err);
+    json_decref(list);
+    return rc ? rc : ibx_libvirt_past(path, err);
+}
+
+int ibx_libvirt_past(const char *path, struct ibx_error *err)
+{
+    return ibx_error_set(err, -EBUSY,
+                         "libvirt has begun a migration of the VM that is not this ib-migrate's: "
+                         "give virsh migrate --migrateuri unix://%.108s",
+                         path);
 }

@@ -73,5 +73,11 @@ int ibx_libvirt_skip_pause(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx
  * state, and then it answers nobody until that is read. -EPERM: the stream would not be one that
  * these tools know. */
 int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
+/* -EBUSY: the VM's QEMU migrates, and not by this tool's socket. */
+int ibx_libvirt_past(const char *path, struct ibx_error *err);
+/* Why QEMU took no settings, which it does not while it migrates: -EPERM: virsh's option, as above,
+ * with which QEMU itself connects, and does so before it has them; or as ibx_libvirt_past(). */
+int ibx_libvirt_migrates_already(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
+                                 struct ibx_error *err);
 
 #endif

@@ -427,7 +427,7 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
         rc = restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, err);
     if (rc)
         return rc;
-    if (vm->libvirt)
+    if (vm->libvirt && vm->before) /* else it was no migration of this tool's */
         ibx_vm_libvirt_disks(qmp, deadline_ns);
     json_decref(vm->before);
     vm->before = NULL;

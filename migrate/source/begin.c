@@ -283,7 +283,8 @@ int ibx_source_set_settings(struct source *s, struct ibx_error *err)
     rc = ibx_watchdog_settings(&s->vm.watchdog, settings.before, err);
     if (!rc)
         rc = ibx_settings_set(s->vm.qmp, &settings, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (rc == -EREMOTEIO && are_unchanged(s, &settings)) {
+    if (rc == -EREMOTEIO &&
+        (ibx_source_libvirt_is_early(s, &rc, err) || are_unchanged(s, &settings))) {
         json_decref(s->vm.undo.before);
         s->vm.undo.before = NULL;
     }

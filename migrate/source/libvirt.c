@@ -47,6 +47,21 @@ int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+bool ibx_source_libvirt_is_early(const struct source *s, int *rc, struct ibx_error *err)
+{
+    char status[IBX_MIGRATE_STATUS], why[IBX_MIGRATE_STATUS];
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    struct ibx_error named = {0};
+    if (!source_managed(&s->vm) ||
+        ibx_vm_migration(s->vm.qmp, status, sizeof(status), why, sizeof(why), deadline, NULL) ||
+        ibx_vm_migration_ended(status))
+        return false;
+    const int code = ibx_libvirt_migrates_already(s->vm.qmp, s->options->libvirt, deadline, &named);
+    if (code == -EPERM || code == -EBUSY)
+        *rc = ibx_error_set(err, code, "%s", named.message);
+    return true;
+}
+
 /* QEMU has stopped the VM for a migration, and nobody has come through the gate. */
 static bool goes_past_the_gate(const struct source *s)
 {
@@ -62,10 +77,7 @@ int ibx_source_libvirt_runs(const struct source *s, struct ibx_error *err)
     if (!source_managed(&s->vm) || !s->vm.paused)
         return 0;
     if (goes_past_the_gate(s))
-        return ibx_error_set(err, -EBUSY,
-                             "libvirt has begun a migration of the VM that is not this "
-                             "ib-migrate's: give virsh migrate --migrateuri unix://%.108s",
-                             s->options->libvirt);
+        return ibx_libvirt_past(s->options->libvirt, err);
     return ibx_error_set(
         err, -EBUSY,
         "the VM has been stopped here (virsh suspend, another client of QEMU, or "
@@ -77,9 +89,15 @@ int ibx_source_libvirt_runs(const struct source *s, struct ibx_error *err)
 int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err)
 {
     int fd, rc = ibx_gate_take(&s->gate, s->vm.ram.pid, &fd, err);
-    if (rc)
-        return rc == -EAGAIN ? 0 : rc;
-    return ibx_source_stream_adopt(&s->stream, fd, err);
+    if (!rc)
+        return ibx_source_stream_adopt(&s->stream, fd, err);
+    if (rc != -EAGAIN)
+        return rc;
+    /* libvirt connects before it has QEMU begin: who has not come by now comes no more. */
+    return source_managed(&s->vm) && s->state.now == SOURCE_STARTING &&
+                   s->vm.state.now == VM_STOPPED && goes_past_the_gate(s)
+               ? ibx_libvirt_past(s->options->libvirt, err)
+               : 0;
 }
 
 /* ---------------------------------------------------------------- what it decides */
@@ -196,8 +214,9 @@ void ibx_source_libvirt_tell_paused(struct source *s)
     const char *name = record->name[0] ? record->name : record->uuid;
     const uint64_t deadline = ibx_deadline_in_ms(ENDS_MS);
     char status[IBX_MIGRATE_STATUS] = "";
-    /* What was paused before the migration could stop it is not for libvirt to continue. */
-    if (!source_managed(&s->vm) || !s->vm.qmp || s->vm.paused)
+    /* What was paused before this migration could stop it, or has gone by another one, is not for
+     * libvirt to continue. */
+    if (!source_managed(&s->vm) || !s->vm.qmp || s->vm.paused || !s->stream.managed)
         return;
     while (!ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline, NULL) &&
            !ibx_vm_lives(status) && ibx_now_ns() < deadline)

@@ -279,6 +279,9 @@ void ibx_source_libvirt_link_files(struct source *s);
 /* Before the gate opens. 0: libvirt has set what it sets, all at once, and is about to connect;
  * -EAGAIN: not yet. */
 int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err);
+/* QEMU has refused its settings. True: it took none of them, because it is at a migration, and
+ * `*rc` and `err` tell why it is. */
+bool ibx_source_libvirt_is_early(const struct source *s, int *rc, struct ibx_error *err);
 /* -EBUSY: the VM was paused before QEMU's migration could stop it, which then says nothing; or that
  * was another migration. */
 int ibx_source_libvirt_runs(const struct source *s, struct ibx_error *err);
