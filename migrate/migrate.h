@@ -27,7 +27,7 @@ enum ibx_migrate_phase {
     IBX_PHASE_FILLING,   /* it runs at the destination, pages follow */
     IBX_PHASE_BROKEN,    /* after the commit: the connection is lost and is being made again */
     IBX_PHASE_DONE,      /* complete and confirmed */
-    IBX_PHASE_ENDED,     /* the guest has shut the VM down at the destination */
+    IBX_PHASE_ENDED,     /* shut down by its guest at the destination; of a borrowing: returned */
     IBX_PHASE_FAILED,    /* see `message` */
 };
 

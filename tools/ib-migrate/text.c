@@ -156,7 +156,7 @@ static void put_figures(const struct ibx_migrate_status *s, char pieces[PIECES][
     if (s->faults_per_second || seconds_gone(s))
         snprintf(pieces[FAULTS], sizeof(pieces[FAULTS]), "%" PRIu64 " faults/s",
                  s->faults_per_second);
-    if (s->faults) {
+    if (s->faults && s->fault_p99_ns) { /* the source is told later how long they took */
         ibx_cli_duration(s->fault_p50_ns, a, sizeof(a));
         ibx_cli_duration(s->fault_p99_ns, b, sizeof(b));
         snprintf(pieces[LATENCY], sizeof(pieces[LATENCY]), "p50 %s p99 %s", a, b);
@@ -256,7 +256,10 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
             snprintf(out, size, "broken: the other side has not connected yet");
         break;
     case IBX_PHASE_ENDED:
-        snprintf(out, size, "ended: the guest has shut the VM down at the destination");
+        snprintf(out, size, "ended: the %s",
+                 ibx_journal_has_returned(&s->record)
+                     ? "VM was borrowed and has returned"
+                     : "guest has shut the VM down at the destination");
         break;
     case IBX_PHASE_DONE:
         snprintf(out, size, "done: complete and confirmed");

@@ -111,6 +111,25 @@ static void test_wide_bar(NO_STATE)
        "p50 45.6 us p99 1.23 ms  1:15 left");
 }
 
+/* The source is told that pages were faulted for before it is told how long that took. */
+static void test_bar_before_latencies(NO_STATE)
+{
+    struct ibx_migrate_status status = filling();
+    status.fault_p50_ns = status.fault_p99_ns = 0;
+    is(bar(&status, 200),
+       "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  34 faults/s  1:15 left");
+}
+
+/* Nobody has shut down a VM that has gone home. */
+static void test_ended(NO_STATE)
+{
+    struct ibx_migrate_status status = {.phase = IBX_PHASE_ENDED};
+    is(phase_line(&status), "ended: the guest has shut the VM down at the destination");
+    status.record.borrow = IBX_BORROW_LAZY;
+    snprintf(status.record.vm_status, sizeof(status.record.vm_status), IBX_JOURNAL_RETURNED);
+    is(phase_line(&status), "ended: the VM was borrowed and has returned");
+}
+
 /* When nothing comes, that is shown in place of the rate. */
 static void test_silent_bar(NO_STATE)
 {
@@ -300,6 +319,8 @@ int main(void)
         cmocka_unit_test(test_duration),
         cmocka_unit_test(test_vm),
         cmocka_unit_test(test_wide_bar),
+        cmocka_unit_test(test_bar_before_latencies),
+        cmocka_unit_test(test_ended),
         cmocka_unit_test(test_silent_bar),
         cmocka_unit_test(test_narrow_bars),
         cmocka_unit_test(test_pages_that_are_there),
