@@ -289,7 +289,10 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
     if (!strcmp(key, "key_file") || !strcmp(key, "shm_dir"))
         return set_path(config, key, value, err);
     int rc = ibx_options_set(&config->options, key, value, err);
-    if (rc == -ENOENT && err) {
+    char meant[32];
+    if (rc == -ENOENT && ibx_glue_key_nearly(key, meant))
+        ibx_error_set(err, rc, "there is no option \"%.64s\": write " PREFIX "%s", key, meant);
+    else if (rc == -ENOENT && err) {
         size_t n = strlen(err->message);
         snprintf(err->message + n, sizeof(err->message) - n, ", " IBX_GLUE_KEYS);
     }

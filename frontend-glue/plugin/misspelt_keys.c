@@ -13,6 +13,8 @@
 #define PREFIX_CHARS (sizeof(IBX_GLUE_PREFIX) - 1)
 /* A shorter word is almost too many others. */
 #define LONG_WORD 5
+/* A shorter one without the prefix may be a key of somebody else's. */
+#define OWN_WORD 8
 
 /* ctype(3) of the C locale: the process may run in another one. */
 static char lower(char c)
@@ -85,6 +87,11 @@ static bool find_key(const char *word, size_t length, char key[32])
     return false;
 }
 
+bool ibx_glue_key_nearly(const char *word, char key[32])
+{
+    return find_key(word, strlen(word), key);
+}
+
 static int write_instead(const char *key, struct ibx_error *err)
 {
     char ours[32];
@@ -133,6 +140,16 @@ static int check_alone(const char *word, const char *value, struct ibx_error *er
     return write_instead(known ? key : "", err);
 }
 
+/* "encryption : required": nobody would read it, and all would go on without. */
+static int check_without_prefix(const char *word, size_t length, struct ibx_error *err)
+{
+    char key[32];
+    for (unsigned i = 0; one_key(i, key); i++)
+        if (is_same(word, length, key) && length >= OWN_WORD)
+            return write_instead(key, err);
+    return 0;
+}
+
 /* No key of GVirtuS is like those that are refused here. */
 int ibx_glue_key_check(const char *key, const char *value, struct ibx_error *err)
 {
@@ -141,6 +158,9 @@ int ibx_glue_key_check(const char *key, const char *value, struct ibx_error *err
         return rc;
     const char *word = skip(key); /* behind a quote, or a byte order mark */
     const size_t length = strspn(word, LETTERS);
+    rc = check_without_prefix(word, name_length(word), err);
+    if (rc)
+        return rc;
     if (!word[length])
         rc = check_alone(word, value, err);
     else if (is_nearly(word, length, IBX_GLUE_PREFIX))

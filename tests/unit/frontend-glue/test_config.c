@@ -270,7 +270,7 @@ static void test_bad_keys(void **state)
 {
     (void)state;
     expect_refused(
-        "a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
+        "a : b\nrdma.colour : 1M\n", "line 2 (rdma.colour)",
         "timeout_ms, memory, pipeline, resume_seconds, processes, "
         "most_processes, spare_processes, idle_seconds, gpu, gpu_memory, gpu_threads, tenants, "
         "sessions, pins, requests, device_memory, tenant_share, share, tuning, log");
@@ -314,9 +314,8 @@ static void test_keys_that_are_almost_ours(void **state)
         snprintf(text, sizeof(text), "plugins : cudart\n\n%s : required\n", bad[i]);
         snprintf(line, sizeof(line), "line 3 (%s)", bad[i]);
         expect_refused(text, line,
-                       strstr(bad[i], "..")         ? "there are"
-                       : strstr(bad[i], "key_file") ? "write rdma.key_file"
-                                                    : "write rdma.encryption");
+                       strstr(bad[i], "key_file") ? "write rdma.key_file"
+                                                  : "write rdma.encryption");
     }
     static const char *const entries[] = {
         "rdma\tencryption : required",    "rdma=encryption : required",
@@ -332,6 +331,36 @@ static void test_keys_that_are_almost_ours(void **state)
     load_text("communicator : rdma://h:1\nplugins : cudart\nport : 1\nserver_address : h\n"
               "ip_address : h\ndma : 1\nrmda : 1\nrdmaish : 1\nrd.a : 1\nrxya.gpu : 1\n"
               "mdra.a : 1\narmed.a : 1\nrandom.a : 1\n");
+}
+
+/* Without the prefix GVirtuS would ignore them, too, and all would go on without encryption. */
+static void test_keys_without_the_prefix(void **state)
+{
+    (void)state;
+    expect_refused("plugins : cudart\nencryption : required\n", "line 2 (encryption)",
+                   "write rdma.encryption");
+    expect_refused("Key_File : /etc/ibx.key\n", "line 1 (Key_File)", "write rdma.key_file");
+    expect_refused("\"device_memory\" : 1G\n", "line 1 (", "write rdma.device_memory");
+    load_text("name : a\nlog : b\ndevice : c\nmemory : 1\nencrypted : 1\nkey_files : d\n");
+}
+
+/* Of a key that is almost one the list of all would be long. */
+static void test_misspelt_behind_the_prefix(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {{"rdma.key_fil", "rdma.key_file"},
+                                           {"rdma.encyrption", "rdma.encryption"},
+                                           {"rdma.gpu_memmory", "rdma.gpu_memory"},
+                                           {"rdma.device_memroy", "rdma.device_memory"},
+                                           {"rdma.Encryption", "rdma.encryption"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[96], wanted[96];
+        snprintf(text, sizeof(text), "%s : 1\n", cases[i][0]);
+        snprintf(wanted, sizeof(wanted), "\": write %s", cases[i][1]);
+        expect_refused(text, "line 1 (rdma.", wanted);
+        assert_null(strstr(error.message, "there are"));
+    }
+    expect_refused("rdma.colour : 1\n", "line 1 (rdma.colour)", "there are");
 }
 
 /* Every key that gvirtus.properties(5) has, without the dot. */
@@ -597,6 +626,8 @@ int main(void)
         TEST(test_options),
         TEST(test_bad_keys),
         TEST(test_keys_that_are_almost_ours),
+        TEST(test_keys_without_the_prefix),
+        TEST(test_misspelt_behind_the_prefix),
         TEST(test_keys_without_a_dot),
         TEST(test_pipeline),
         TEST(test_memory),
