@@ -254,6 +254,26 @@ def what_is_recorded_is_replayed(scene):
 
 
 @test
+def of_faults_that_were_not_there_no_time_is_told(scene):
+    """All pages come ahead of them."""
+    memory, record = snapshot(scene, holes=False), scene.path("record")
+    vm, tool, _ = serving(scene, memory, "--record", record)
+    vm.do("check")
+    ended(vm, tool)
+    vm = MicroVM(scene, memory)
+    tool = scene.start("firecracker", "--socket", scene.path("socket"), "--from", memory,
+                       "--replay", record)
+    assert tool.stdout.readline().startswith("Waiting at ")
+    before = resident(vm)
+    vm.do("send both")
+    until(lambda: resident(vm) >= before + PAGES * PAGE, "all pages")
+    vm.end()
+    out, err = tool.communicate(timeout=LIMIT)
+    equal((tool.returncode, err), (0, ""))
+    assert out.endswith(f" 0 pages by faults and {PAGES} ahead of them\n"), out
+
+
+@test
 def a_record_survives_killed_handlers_and_is_written_in_time(scene):
     memory, record = snapshot(scene), scene.path("record")
     vm, tool, _ = serving(scene, memory, "--record", record, "--record-seconds", "1")

@@ -57,17 +57,19 @@ static void print_json(const struct ibx_firecracker_event *e)
 
 static void print_end(const struct ibx_firecracker_event *e)
 {
-    char bytes[32], p50[32], p99[32];
+    char bytes[32], p50[32], p99[32], took[96] = "";
     const struct ibx_fault_stats *s = &e->stats;
     ibx_cli_bytes(s->bytes, bytes, sizeof(bytes));
     ibx_cli_duration(s->latency_p50, p50, sizeof(p50));
     ibx_cli_duration(s->latency_p99, p99, sizeof(p99));
+    if (s->latency_p99) /* there were some */
+        snprintf(took, sizeof(took), ", a fault took %s (99 %%: %s)", p50, p99);
     printf("Firecracker (process %d) has ended: %s fetched, %llu pages by faults and %llu ahead of "
-           "them, a fault took %s (99 %%: %s)\n",
+           "them%s\n",
            (int)e->pid, bytes, (unsigned long long)s->by_cause[IBX_FAULT_BY_FAULT],
            (unsigned long long)(s->by_cause[IBX_FAULT_BY_PREFETCH] +
                                 s->by_cause[IBX_FAULT_BY_BACKGROUND]),
-           p50, p99);
+           took);
 }
 
 static void print_text(const struct migrate_args *args, const struct ibx_firecracker_event *e)
