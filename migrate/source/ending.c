@@ -13,6 +13,8 @@
 #define LAST_MESSAGE_MS  1500  /* for a destination's last message, which has the reason */
 #define LAST_ABORT_MS    500   /* ... after RUNNING, while the VM may wait for a new link */
 #define CONFIRM_MS       30000 /* for CONFIRMED */
+#define SOON_MS          5000  /* a link that lasts no longer was not wanted there */
+#define CLOSED_OFTEN     2     /* of such links one after the other: that is no chance */
 #define HOME_LOOK_MS     500   /* between two looks whether a borrowed VM is here again */
 #define HOME_MS          5000  /* for the borrower to say so */
 #define CONFIRM_RETRY_MS 500   /* between two tries */
@@ -255,6 +257,22 @@ void ibx_source_take_last_abort(struct source *s, unsigned ms, struct ibx_error 
         *err = last;
 }
 
+/* The network is there, and the destination does not want the link: its user is told why, as of a
+ * host that has no room for pages. */
+static void say_closed(struct source *s, int code, struct ibx_error *err)
+{
+    const struct ibx_error first = *err;
+    const bool soon = s->back_ns && s->lost_ns - s->back_ns < SOON_MS * IBX_NS_PER_MS;
+    s->closed = soon && code == -ECONNRESET ? s->closed + 1 : 0;
+    if (s->closed >= CLOSED_OFTEN)
+        ibx_error_set(
+            err, code,
+            "%.300s, as after each of the last %u connections: %s answers and closes them "
+            "itself, perhaps because it has no room for pages, and the ib-migrate there "
+            "says why",
+            first.message, s->closed, s->status.record.peer);
+}
+
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
 {
     code = take_last_messages(s, code, err);
@@ -267,6 +285,7 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
         return ibx_source_keep(s, code, err);
     if (source_linked(&s->link) || !s->lost_ns) {
         s->lost_ns = ibx_now_ns();
+        say_closed(s, code, err);
         ibx_migration_notify(&s->options->observer, "%s; connecting again", err->message);
     }
     memcpy(s->status.message, err->message, sizeof(s->status.message));
@@ -388,7 +407,7 @@ static int reconnect(struct source *s, struct ibx_error *err)
         return ibx_source_keep(s, rc, err);
     if (rc)
         return check_patience(s, err);
-    s->heard_ns = ibx_now_ns();
+    s->heard_ns = s->back_ns = ibx_now_ns();
     s->status.reconnects++;
     ibx_migration_notify(&s->options->observer, "connected again to %s", s->status.record.peer);
     s->status.message[0] = 0;

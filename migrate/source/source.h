@@ -165,17 +165,19 @@ struct source {
     bool uncompared;               /* NEEDLESS: the rest cannot be compared any more */
     uint64_t messages;             /* from the destination */
     struct migration_silence silence;
-    uint64_t busy_until_ns;   /* of ibx_migration_busy_until() */
-    uint64_t lost_ns;         /* when the link was */
-    uint64_t nobody_ns;       /* since when nobody listens at the destination; 0: not so */
-    bool shut_down;           /* the VM, here, while it was being migrated */
-    bool untold;              /* pages are wrong there, and the link to say so is lost */
-    uint64_t heard_ns;        /* when it said something of this migration last, or COMMIT went */
-    uint64_t unheard_ns;      /* SERVING: when to say again that it does not */
-    uint64_t unheard_look_ns; /* when that was looked at last */
-    uint64_t decide_by_ns;    /* LOST: until when libvirt's decision is awaited */
-    uint64_t still_ns;        /* since when the VM is stopped */
-    bool still_told;          /* that this takes long */
+    uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
+    uint64_t lost_ns;       /* when the link was */
+    uint64_t back_ns;       /* ... and when it was made again, or 0 */
+    unsigned closed;        /* links, up to now, that were closed there as soon as they were made */
+    uint64_t nobody_ns;     /* since when nobody listens at the destination; 0: not so */
+    bool shut_down;         /* the VM, here, while it was being migrated */
+    bool untold;            /* pages are wrong there, and the link to say so is lost */
+    uint64_t heard_ns;      /* when it said something of this migration last, or COMMIT went */
+    uint64_t unheard_ns;    /* SERVING: when to say again that it does not */
+    uint64_t unheard_look_ns;      /* when that was looked at last */
+    uint64_t decide_by_ns;         /* LOST: until when libvirt's decision is awaited */
+    uint64_t still_ns;             /* since when the VM is stopped */
+    bool still_told;               /* that this takes long */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t confirm_by_ns;        /* until when CONFIRMED is awaited */
     uint64_t home_look_ns;         /* borrowed: when to look again whether it has returned */

@@ -365,6 +365,7 @@ static void full_file_system(const char *mode)
     mover_await_words(&receiver, "make room");
     mover_must_print(&receiver, "the tmpfs (/dev/shm) that it lies in");
     mover_await_words(&receiver, "the VM waits for pages until this host has room for them");
+    mover_await_words(&sender, "perhaps because it has no room for pages");
     assert_false(mover_printed(&receiver, "Bad address"));
     unlink(filler);
     pair_done();
