@@ -157,9 +157,11 @@ int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx
     }
     ibx_keys_release(keys);
     if (!lines)
-        return ibx_error_set(err, -EINVAL,
-                             "key file %s holds no key: make one by \"openssl rand -hex 32 > %s\"",
-                             path, path);
+        return ibx_error_set(
+            err, -EINVAL,
+            "key file %s holds no key: copy the other end's into it, or make one by "
+            "\"openssl rand -hex 32 > %s\"",
+            path, path);
     /* Not by > FILE, which would end the other lines. */
     return ibx_error_set(err, -EINVAL,
                          "line %u of key file %s %s; correct it: a line is KEY, or name:KEY, with "

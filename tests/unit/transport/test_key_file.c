@@ -195,7 +195,8 @@ static void refuse(const char *text, const char *expected)
     /* No remedy that would overwrite the keys of others. */
     expect_refusal(path, -EINVAL,
                    strcmp(expected, "holds no key") ? "; correct it: a line is KEY, or name:KEY"
-                                                    : "by \"openssl rand -hex 32 > ");
+                                                    : "copy the other end's into it, or make one "
+                                                      "by \"openssl rand -hex 32 > ");
 }
 
 /* Words, short keys and lines that say less than they should: the line, and the remedy. */
