@@ -184,7 +184,7 @@ static int open_file(const char *path, size_t *size, struct ibx_error *err)
 
 int ibx_working_set_load(const char *path, struct ibx_working_set *set, struct ibx_error *err)
 {
-    size_t size;
+    size_t size = 0;
     const int fd = open_file(path, &size, err);
     if (fd < 0)
         return fd;
