@@ -25,7 +25,9 @@ struct place {
 };
 
 struct shared {
-    _Atomic unsigned used; /* nothing was taken behind these, unless somebody has gone wrong */
+    _Atomic unsigned used;  /* nothing was taken behind these, unless somebody has gone wrong */
+    _Atomic unsigned first; /* most likely none before this one is free */
+    _Atomic uint64_t takes; /* ... and no place has been taken more often */
     uint64_t places[];
 };
 
@@ -87,9 +89,10 @@ static void use(struct ibx_shared_table *table, unsigned i)
     }
 }
 
-int ibx_shared_table_take(struct ibx_shared_table *table, uint32_t owner)
+/* One from `from` on, before `to`; -1: none is free. */
+static int take_between(struct ibx_shared_table *table, unsigned from, unsigned to, uint32_t owner)
 {
-    for (unsigned i = 0; i < table->count; i++) {
+    for (unsigned i = from; i < to; i++) {
         uint32_t nobody = 0;
         struct place *p = place_at(table, i);
         if (atomic_load_explicit(&p->owner, memory_order_relaxed) ||
@@ -101,6 +104,24 @@ int ibx_shared_table_take(struct ibx_shared_table *table, uint32_t owner)
         return (int)i;
     }
     return -1;
+}
+
+int ibx_shared_table_take(struct ibx_shared_table *table, uint32_t owner)
+{
+    unsigned first = atomic_load(&table->shared->first);
+    const unsigned from = first < table->count ? first : 0;
+    atomic_fetch_add(&table->shared->takes, 1); /* before it can be counted among what is taken */
+    int place = take_between(table, from, table->count, owner);
+    if (place < 0)
+        place = take_between(table, 0, from, owner);
+    if (place >= 0) /* not if one has become free meanwhile that comes before it */
+        atomic_compare_exchange_strong(&table->shared->first, &first, (unsigned)place + 1);
+    return place;
+}
+
+uint64_t ibx_shared_table_takes(const struct ibx_shared_table *table)
+{
+    return atomic_load(&table->shared->takes);
 }
 
 unsigned ibx_shared_table_taken(const struct ibx_shared_table *table)
@@ -132,28 +153,33 @@ void ibx_shared_table_write(struct ibx_shared_table *table, int place, const voi
     use(table, (unsigned)place);
 }
 
-/* Nobody reads it from the first instruction on, and nobody takes it before the last one. */
-static void clear(struct ibx_shared_table *table, struct place *p)
+/* Nobody reads it from the first instruction on, and nobody takes it before the last but one. */
+static void clear(struct ibx_shared_table *table, unsigned i)
 {
+    struct place *p = place_at(table, i);
     const uint64_t state = atomic_load_explicit(&p->state, memory_order_relaxed);
     atomic_store_explicit(&p->state, next_state(state) | (state & WHICH), memory_order_relaxed);
     atomic_thread_fence(memory_order_release); /* as above */
-    for (size_t i = 0; i < 2 * table->words; i++)
-        atomic_store_explicit(&p->words[i], 0, memory_order_relaxed);
+    for (size_t w = 0; w < 2 * table->words; w++)
+        atomic_store_explicit(&p->words[w], 0, memory_order_relaxed);
     atomic_store_explicit(&p->owner, 0, memory_order_release);
+    unsigned first = atomic_load(&table->shared->first);
+    for (unsigned t = 0; t < TRIES && i < first; t++) {
+        if (atomic_compare_exchange_strong(&table->shared->first, &first, i))
+            break;
+    }
 }
 
 void ibx_shared_table_give(struct ibx_shared_table *table, int place)
 {
-    clear(table, place_at(table, (unsigned)place));
+    clear(table, (unsigned)place);
 }
 
 void ibx_shared_table_forget(struct ibx_shared_table *table, uint32_t owner)
 {
     for (unsigned i = 0; i < used(table); i++) {
-        struct place *p = place_at(table, i);
-        if (atomic_load(&p->owner) == owner)
-            clear(table, p);
+        if (atomic_load(&place_at(table, i)->owner) == owner)
+            clear(table, i);
     }
 }
 

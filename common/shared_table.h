@@ -28,8 +28,11 @@ void ibx_shared_table_destroy(struct ibx_shared_table *table);
 /* A place for the process that calls itself `owner` (not 0), which nobody can read before it is
  * written. -1: none is free. */
 int ibx_shared_table_take(struct ibx_shared_table *table, uint32_t owner);
-/* How many have an owner. */
+/* How many have an owner: it looks at all of them. */
 unsigned ibx_shared_table_taken(const struct ibx_shared_table *table);
+/* How often one was taken, or tried to be, by any process: so many more at most have an owner now
+ * than had one when it was less. */
+uint64_t ibx_shared_table_takes(const struct ibx_shared_table *table);
 /* Others find the former value, or this one. */
 void ibx_shared_table_write(struct ibx_shared_table *table, int place, const void *value);
 /* What is there is overwritten. */

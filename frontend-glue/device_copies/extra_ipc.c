@@ -126,6 +126,8 @@ static bool make_room(const struct ibx_tenant *tenant)
 {
     unsigned of_tenant = 0;
     struct shared *left = NULL;
+    if (atomic_load(&count) < SHARED_MAX) /* all tenants' */
+        return true;
     for (struct shared *s = all; s; s = s->next) {
         of_tenant += s->tenant == tenant;
         if (s->tenant == tenant && !s->maker)

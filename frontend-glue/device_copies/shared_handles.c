@@ -4,6 +4,7 @@
 #include "common/shared_table.h"
 #include "transport/transport.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,9 +17,19 @@ struct published {
 static struct ibx_shared_table *table; /* NULL: there is one process */
 static unsigned own, most;
 
+/* What was there when all places were last looked at. */
+static struct counted {
+    char tenant[IBX_NAME_MAX + 1];
+    uint64_t takes;
+    unsigned all, of_tenant;
+} counted;
+static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
+
 bool ibx_shared_handles_create(unsigned places)
 {
     most = places;
+    counted = (struct counted){0};
+    ibx_shared_table_destroy(table);
     table = ibx_shared_table_create(places, sizeof(struct published), false);
     return table;
 }
@@ -57,15 +68,38 @@ static unsigned next_of(const char *tenant, uint64_t hash, unsigned *at, struct 
     return maker;
 }
 
-/* Whoever has as many places as are left gets no more: another tenant always finds some. */
+static void count(const char *tenant, uint64_t hash)
+{
+    struct published p;
+    unsigned at = 0;
+    counted = (struct counted){.takes = ibx_shared_table_takes(table)}; /* first: see below */
+    snprintf(counted.tenant, sizeof(counted.tenant), "%s", tenant);
+    counted.all = ibx_shared_table_taken(table);
+    while (next_of(tenant, hash, &at, &p))
+        counted.of_tenant++;
+}
+
+/* Whoever has as many places as are left gets no more: another tenant always finds some. It has,
+ * and there are, at most `more` more than were counted. */
+static bool is_room(uint64_t more)
+{
+    const unsigned n = more < most ? (unsigned)more : most;
+    const unsigned all = counted.all + n, of_tenant = counted.of_tenant + n;
+    return all < most && of_tenant < most / 4 && of_tenant < most - all;
+}
+
+/* All places are looked at only when so many were taken since that there may be no room. */
 static bool may_publish(const char *tenant, uint64_t hash)
 {
-    const unsigned all = ibx_shared_table_taken(table);
-    struct published p;
-    unsigned of_tenant = 0, at = 0;
-    while (next_of(tenant, hash, &at, &p))
-        of_tenant++;
-    return all < most && of_tenant < most / 4 && of_tenant < most - all;
+    pthread_mutex_lock(&counting);
+    bool is =
+        !strcmp(counted.tenant, tenant) && is_room(ibx_shared_table_takes(table) - counted.takes);
+    if (!is) {
+        count(tenant, hash);
+        is = is_room(0);
+    }
+    pthread_mutex_unlock(&counting);
+    return is;
 }
 
 int ibx_shared_handles_publish(const char *tenant, const struct ibx_shared_handle *handle)

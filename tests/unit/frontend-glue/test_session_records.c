@@ -8,6 +8,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -95,6 +96,28 @@ static void test_greedy_tenants(void **state)
     ibx_shared_handles_ended(1);
 }
 
+/* What is there already costs the next one nothing: it is not even looked at. */
+static void test_many(void **state)
+{
+    (void)state;
+    int places[PLACES / 8];
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    struct ibx_shared_handle made = {.number = {1}, .kind = IBX_SHARED_EVENT};
+    assert_true(ibx_shared_handles_create(PLACES));
+    ibx_shared_handles_are_of(1);
+    for (unsigned i = 0; i < PLACES / 8; i++)
+        places[i] = ibx_shared_handles_publish("a", &made);
+    const size_t there = shared_size / PLACES * (PLACES / 8) / page * page;
+    assert_true(there >= 4 * page);
+    assert_int_equal(mprotect(shared_bytes + page, there - 2 * page, PROT_NONE), 0);
+    for (unsigned i = 0; i < PLACES / 16; i++)
+        assert_true(ibx_shared_handles_publish("a", &made) > places[i]);
+    ibx_shared_handles_withdraw(places[0]);
+    assert_int_equal(ibx_shared_handles_publish("a", &made), places[0]);
+    assert_int_equal(mprotect(shared_bytes, there, PROT_READ | PROT_WRITE), 0);
+    ibx_shared_handles_ended(1);
+}
+
 static void test_handles(void **state)
 {
     (void)state;
@@ -124,8 +147,9 @@ static void test_handles(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_records), cmocka_unit_test(test_records_gone_wrong),
-        cmocka_unit_test(test_greedy_tenants), cmocka_unit_test(test_handles)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_records),
+                                       cmocka_unit_test(test_records_gone_wrong),
+                                       cmocka_unit_test(test_greedy_tenants),
+                                       cmocka_unit_test(test_many), cmocka_unit_test(test_handles)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
