@@ -73,6 +73,24 @@ bool ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock)
     return !pthread_cond_clockwait(condition, lock, CLOCK_MONOTONIC, &until);
 }
 
+/* -1, as poll(2) that has failed: whoever calls it in a loop takes no processor for that. */
+static int failed(int error, uint64_t left_ns)
+{
+    const uint64_t ns = left_ns < IBX_NS_PER_MS ? left_ns : IBX_NS_PER_MS;
+    if (error != EINTR)
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){.tv_nsec = (long)ns}, NULL);
+    errno = error;
+    return -1;
+}
+
+int ibx_thread_await(struct pollfd *fds, unsigned count, int timeout_ms)
+{
+    const int ready = poll(fds, count, timeout_ms);
+    return ready < 0
+               ? failed(errno, timeout_ms < 0 ? UINT64_MAX : (uint64_t)timeout_ms * IBX_NS_PER_MS)
+               : ready;
+}
+
 int ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns, uint64_t busy_until_ns)
 {
     uint64_t now = ibx_now_ns();
@@ -86,5 +104,6 @@ int ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns, uint64
     const uint64_t left = now < end ? end - now : 0, second = 1000 * IBX_NS_PER_MS;
     const struct timespec most = {.tv_sec = (time_t)(left / second),
                                   .tv_nsec = (long)(left % second)};
-    return ppoll(fds, count, &most, NULL);
+    const int ready = ppoll(fds, count, &most, NULL);
+    return ready < 0 ? failed(errno, left) : ready;
 }

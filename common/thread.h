@@ -26,6 +26,11 @@ bool ibx_thread_may_spin(void);
 /* poll(2) for at most `wait_ns`, without sleeping until `busy_until_ns` (CLOCK_MONOTONIC): a
  * wake-up takes tens of microseconds. */
 int ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns, uint64_t busy_until_ns);
+/* poll(2). */
+int ibx_thread_await(struct pollfd *fds, unsigned count, int timeout_ms);
+/* Both return -1 with errno where poll(2) fails, and have slept for a millisecond then, or for as
+ * long as they may: for many callers it is only a wait, and they look by themselves. A program that
+ * has set RLIMIT_NOFILE to less than `count` has it fail always (EINVAL). */
 
 /* pthread_cancel(3) of the calling thread waits from hold to release, since it would end the thread
  * in the middle of poll(2) or write(2), with locks that nobody unlocks any more. `before` is what

@@ -17,6 +17,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 #include "transport/core/crypto.h"
 
 #include <errno.h>
@@ -359,7 +360,7 @@ static int wait_for_client(struct ibx_session *s, struct ibx_error *err)
         if (ibx_now_ns() > deadline)
             return ibx_error_set(err, -ETIMEDOUT, "it did not come back for %u seconds",
                                  s->link.seconds);
-        poll(wait, BEHIND_MAX_FDS, ibx_ms_until(deadline));
+        ibx_thread_await(wait, BEHIND_MAX_FDS, ibx_ms_until(deadline));
     }
 }
 

@@ -2,6 +2,7 @@
 #include "transport/core/regcache_watch.h"
 
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -94,8 +95,10 @@ static void *reader_run(void *argument)
     const struct reader *reader = argument;
     struct pollfd wait[2] = {{.fd = reader->fd, .events = POLLIN},
                              {.fd = reader->stop_fd, .events = POLLIN}};
-    while (!wait[1].revents) {
-        poll(wait, 2, -1);
+    uint64_t stopped;
+    while (read(reader->stop_fd, &stopped, sizeof(stopped)) < 0) {
+        ibx_thread_await(wait, 2,
+                         -1); /* where it fails, too, events are read, and the end is seen */
         ibx_watch_lock();
         read_events(reader->fd);
         ibx_watch_unlock();
@@ -175,7 +178,7 @@ static int reader_start(struct reader *reader)
     int rc = reader->fd = userfaultfd_open();
     if (rc < 0)
         return rc;
-    reader->stop_fd = eventfd(0, EFD_CLOEXEC);
+    reader->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     watch.pagemap_fd = open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC);
     /* The application's signal handlers must not run in the reader, because they might free memory.
      * It inherits the mask of the lock's holder, which has blocked all signals. */

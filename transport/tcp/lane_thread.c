@@ -176,7 +176,7 @@ static void doze(struct tcp_thread *t, unsigned calls)
     pthread_mutex_unlock(&t->step);
     atomic_store(&t->sleeps, true);
     if (atomic_load(&t->calls) == calls)
-        poll(fds, 2, -1);
+        ibx_thread_await(fds, 2, -1);
     atomic_store(&t->sleeps, false);
     if (fds[0].revents)
         count = (uint64_t)read(t->wake_fd, &count, sizeof(count));

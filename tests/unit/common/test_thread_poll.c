@@ -3,6 +3,7 @@
  * takes a microsecond. */
 #include "common/thread.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,6 +18,7 @@
 static uint64_t now_ns;
 static unsigned looks, sleeps, ready_at; /* at which look something is there; 0: never */
 static uint64_t slept_ns;
+static int failure; /* of poll(2) and ppoll(2) */
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
@@ -34,6 +36,10 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout_ms)
 {
     (void)fds;
     assert_int_equal(count, 3);
+    if (failure) {
+        errno = failure;
+        return -1;
+    }
     assert_int_equal(timeout_ms, 0);
     return ++looks == ready_at;
 }
@@ -43,9 +49,27 @@ int __wrap_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *most, 
     (void)fds;
     assert_int_equal(count, 3);
     assert_null(mask);
+    if (failure) {
+        errno = failure;
+        return -1;
+    }
     sleeps++;
     slept_ns = (uint64_t)most->tv_sec * 1000000000 + (uint64_t)most->tv_nsec;
     return 2;
+}
+
+int __wrap_clock_nanosleep(clockid_t clock, int flags, const struct timespec *t,
+                           struct timespec *left);
+int __wrap_clock_nanosleep(clockid_t clock, int flags, const struct timespec *t,
+                           struct timespec *left)
+{
+    (void)left;
+    assert_int_equal(clock, CLOCK_MONOTONIC);
+    assert_int_equal(flags, 0);
+    assert_int_equal(t->tv_sec, 0);
+    sleeps++;
+    slept_ns = (uint64_t)t->tv_nsec;
+    return 0;
 }
 
 static unsigned processors;
@@ -119,6 +143,32 @@ static void test_ends_in_time(void **state)
     assert_int_equal(slept_ns, 0);
 }
 
+/* A program may have set RLIMIT_NOFILE to less than it has open. */
+static void test_sleeps_where_poll_fails(void **state)
+{
+    (void)state;
+    struct pollfd fds[3];
+    failure = EINVAL;
+    assert_int_equal(wait_for(2500000000, 0, 0), -1);
+    assert_int_equal(errno, EINVAL);
+    assert_int_equal(sleeps, 1);
+    assert_int_equal(slept_ns, 1000000);
+    assert_int_equal(wait_for(1000, 0, 0), -1);
+    assert_int_equal(slept_ns, 1000);
+    slept_ns = 0;
+    assert_int_equal(ibx_thread_await(fds, 3, -1), -1);
+    assert_int_equal(errno, EINVAL);
+    assert_int_equal(slept_ns, 1000000);
+    assert_int_equal(ibx_thread_await(fds, 3, 0), -1);
+    assert_int_equal(slept_ns, 0);
+    failure = EINTR;
+    sleeps = 0;
+    assert_int_equal(ibx_thread_await(fds, 3, -1), -1);
+    assert_int_equal(errno, EINTR);
+    assert_int_equal(sleeps, 0);
+    failure = 0;
+}
+
 /* Where threads sleep at once there is nobody to give way to, and the work takes longer. */
 static void test_gives_way_where_threads_poll(void **state)
 {
@@ -140,6 +190,7 @@ int main(void)
         cmocka_unit_test(test_looks_until_something_is_there),
         cmocka_unit_test(test_sleeps_for_what_is_left),
         cmocka_unit_test(test_ends_in_time),
+        cmocka_unit_test(test_sleeps_where_poll_fails),
         cmocka_unit_test(test_gives_way_where_threads_poll),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -376,6 +376,26 @@ static void test_without_descriptors_for_a_while(void **state)
     munmap(memory, 2 * PAGE);
 }
 
+/* poll(2) refuses more descriptors than a process may open: deaths are seen, and the end comes. */
+static void test_fewer_descriptors_than_are_waited_for(void **state)
+{
+    (void)state;
+    struct rlimit usual, few;
+    char *memory = map(2);
+    get_and_put(cache, memory, 2 * PAGE);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+    few = usual;
+    few.rlim_cur = 1;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    madvise(memory, PAGE, MADV_DONTNEED);
+    touch(memory, PAGE);
+    ASSERT_MISS(r, get_and_put(cache, memory, 2 * PAGE));
+    ibx_regcache_destroy(cache);
+    cache = NULL;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+    munmap(memory, 2 * PAGE);
+}
+
 /* What is no longer cached is no longer watched either, unless it is by another cache. */
 static void test_evicted_is_unwatched(void **state)
 {
@@ -486,6 +506,7 @@ int main(void)
         TEST(test_eviction_by_entries),
         TEST(test_eviction_by_bytes),
         TEST(test_without_descriptors_for_a_while),
+        TEST(test_fewer_descriptors_than_are_waited_for),
         TEST(test_evicted_is_unwatched),
         TEST(test_shared_memory),
         TEST(test_file_memory),
