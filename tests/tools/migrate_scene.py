@@ -78,6 +78,9 @@ def key_file(scene, name, secret):
 # ------------------------------------------------------------------------- real VMs
 
 
+CALM = "doze=5000000"  # half of the time: many of them only stand there while tests look at tools
+
+
 class Vm(GuestVm):
     """One that ends with its scene, and its memory with it."""
 
@@ -88,7 +91,7 @@ class Vm(GuestVm):
                                          delete=False) as file:
             self.ram = file.name
         super().__init__(scene.path(os.path.join(place, f"vm{len(scene.vms)}")),
-                         ram or in_file(self.ram), *extra, append=append, incoming=incoming,
+                         ram or in_file(self.ram), *extra, append=f"{CALM} {append}", incoming=incoming,
                          start_new_session=True)
         self.qmp = ("--qmp", self.socket)
         scene.vms.append(self)
