@@ -19,31 +19,14 @@
 #include "frontend-glue/device_copies/virtual_memory.h"
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/device_copies/ranges.h"
+#include "frontend-glue/session/mapped_memory.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #define SUPPORTED  102 /* CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
-#define PINNED     1   /* CU_MEM_ALLOCATION_TYPE_PINNED */
-#define OF_DEVICE  1   /* CU_MEM_LOCATION_TYPE_DEVICE */
 #define READ_WRITE 3u  /* CU_MEM_ACCESS_FLAGS_PROT_READWRITE */
-
-/* CUmemAllocationProp */
-struct properties {
-    int type, handles, at_device, device;
-    void *meta;
-    uint8_t compression, rdma;
-    uint16_t usage;
-    uint8_t reserved[4];
-};
-_Static_assert(sizeof(struct properties) == 32, "the layout of CUmemAllocationProp");
-
-/* CUmemLocation, and CUmemAccessDesc */
-struct access {
-    int at_device, device;
-    unsigned flags;
-};
 
 struct memory {
     struct ibx_range number; /* one, by which the client knows it */
@@ -81,18 +64,20 @@ static atomic_uint reservations; /* of what there is none nobody waits for the l
 
 /* The driver's, which may be older. */
 static struct driver {
-    int (*granularity)(size_t *n, const struct properties *properties, int option);
+    int (*granularity)(size_t *n, const struct ibx_mapped_properties *properties, int option);
     int (*reserve)(uint64_t *address, size_t n, size_t alignment, uint64_t wanted,
                    unsigned long long flags);
     int (*free)(uint64_t address, size_t n);
-    int (*create)(unsigned long long *handle, size_t n, const struct properties *properties,
-                  unsigned long long flags);
+    int (*create)(unsigned long long *handle, size_t n,
+                  const struct ibx_mapped_properties *properties, unsigned long long flags);
     int (*release)(unsigned long long handle);
     int (*map)(uint64_t address, size_t n, size_t offset, unsigned long long handle,
                unsigned long long flags);
     int (*unmap)(uint64_t address, size_t n);
-    int (*set_access)(uint64_t address, size_t n, const struct access *list, size_t count);
-    int (*get_access)(unsigned long long *flags, const struct access *location, uint64_t address);
+    int (*set_access)(uint64_t address, size_t n, const struct ibx_mapped_access *list,
+                      size_t count);
+    int (*get_access)(unsigned long long *flags, const struct ibx_mapped_location *location,
+                      uint64_t address);
 } driver;
 static bool driver_has_all;
 
@@ -132,14 +117,15 @@ static void leave(int mode)
     pthread_mutex_unlock(&lock);
 }
 
-static struct properties of_device(int device)
+static struct ibx_mapped_properties of_device(int device)
 {
-    return (struct properties){.type = PINNED, .at_device = OF_DEVICE, .device = device};
+    return (struct ibx_mapped_properties){.type = IBX_MAPPED_PINNED,
+                                          .at = {IBX_MAPPED_OF_DEVICE, device}};
 }
 
 int ibx_virtual_granularity(const struct copies *x, int device, int option, size_t *n)
 {
-    const struct properties properties = of_device(device);
+    const struct ibx_mapped_properties properties = of_device(device);
     int supported = 0;
     const int rc = x->cuda->device_get_attribute(&supported, SUPPORTED, device);
     return rc ? rc : supported ? driver.granularity(n, &properties, option) : CUDA_NOT_SUPPORTED;
@@ -341,7 +327,7 @@ void ibx_virtual_end_memory(uint64_t number)
 /* At addresses that nobody knows, in the current context. */
 static int clear_here(struct copies *x, const struct memory *m, int device)
 {
-    const struct access access = {OF_DEVICE, device, READ_WRITE};
+    const struct ibx_mapped_access access = {{IBX_MAPPED_OF_DEVICE, device}, READ_WRITE};
     uint64_t at = 0;
     int rc = driver.reserve(&at, m->n, 0, 0, 0);
     if (rc)
@@ -400,7 +386,7 @@ static void count_no_more(const struct memory *m)
 /* CUDA's, and cleared. */
 static int make(struct copies *x, struct memory *m, int device)
 {
-    const struct properties properties = of_device(device);
+    const struct ibx_mapped_properties properties = of_device(device);
     void *context = NULL;
     int rc = x->cuda->ctx_get_current(&context);
     const int mode = ibx_cuda_capture_relax(x->cuda);
@@ -552,7 +538,7 @@ int ibx_virtual_unmap(struct copies *x, uint64_t at, uint64_t n)
 
 int ibx_virtual_set_access(struct copies *x, uint64_t at, uint64_t n, int device, unsigned flags)
 {
-    const struct access access = {OF_DEVICE, device, flags};
+    const struct ibx_mapped_access access = {{IBX_MAPPED_OF_DEVICE, device}, flags};
     const int mode = enter();
     const struct addresses *a = own(x, at, n);
     const int rc =
@@ -563,7 +549,7 @@ int ibx_virtual_set_access(struct copies *x, uint64_t at, uint64_t n, int device
 
 int ibx_virtual_get_access(struct copies *x, uint64_t at, int device, unsigned long long *flags)
 {
-    const struct access location = {.at_device = OF_DEVICE, .device = device};
+    const struct ibx_mapped_location location = {IBX_MAPPED_OF_DEVICE, device};
     const int mode = enter();
     const struct addresses *a = own(x, at, 1);
     const int rc =

@@ -6,30 +6,13 @@
  * of the device gives all back there, and is noticed here by the next call.
  */
 #include "frontend-glue/driver_api/driver.h"
+#include "frontend-glue/session/mapped_memory.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 
-#define PINNED     1 /* CU_MEM_ALLOCATION_TYPE_PINNED */
-#define OF_DEVICE  1 /* CU_MEM_LOCATION_TYPE_DEVICE */
 #define POSIX_FILE 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
 #define OPTIONS    2 /* CU_MEM_ALLOC_GRANULARITY_* */
-
-/* CUmemAllocationProp */
-struct properties {
-    int type, handles;
-    struct memory_location at;
-    void *meta;
-    uint8_t compression, rdma;
-    uint16_t usage;
-    uint8_t reserved[4];
-};
-
-/* CUmemAccessDesc */
-struct access {
-    struct memory_location at;
-    int flags;
-};
 
 struct memory {
     struct memory *next;
@@ -168,11 +151,11 @@ enum ibx_driver_place ibx_driver_mapping(uint64_t address, struct ibx_driver_map
 /* ------------------------------------------------------------------------------- granularity */
 
 /* Programs want memory that they could export, and mostly do not: that fails then. */
-static int check(const struct properties *p)
+static int check(const struct ibx_mapped_properties *p)
 {
-    if (!p || p->type != PINNED)
+    if (!p || p->type != IBX_MAPPED_PINNED)
         return CUDA_INVALID_VALUE;
-    return p->at.type != OF_DEVICE || p->handles & ~POSIX_FILE || p->rdma
+    return p->at.type != IBX_MAPPED_OF_DEVICE || p->handles & ~POSIX_FILE || p->rdma
                ? CUDA_NOT_SUPPORTED
                : ibx_driver_check_device(p->at.id);
 }
@@ -193,7 +176,7 @@ bool ibx_driver_maps_memory(int device)
     return ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code) && !code;
 }
 
-static int granularity(size_t *n, const struct properties *p, int option)
+static int granularity(size_t *n, const struct ibx_mapped_properties *p, int option)
 {
     struct extra e;
     uint64_t answer = 0;
@@ -207,7 +190,8 @@ static int granularity(size_t *n, const struct properties *p, int option)
     return rc;
 }
 
-EXPORTED int cuMemGetAllocationGranularity(size_t *n, const struct properties *p, int option)
+EXPORTED int cuMemGetAllocationGranularity(size_t *n, const struct ibx_mapped_properties *p,
+                                           int option)
 {
     return ANYWHERE(granularity(n, p, option));
 }
@@ -285,7 +269,8 @@ EXPORTED int cuMemAddressFree(uint64_t address, size_t n)
 
 /* ------------------------------------------------------------------------------- memory */
 
-static int create(uint64_t *handle, size_t n, const struct properties *p, unsigned long long flags)
+static int create(uint64_t *handle, size_t n, const struct ibx_mapped_properties *p,
+                  unsigned long long flags)
 {
     struct extra e;
     uint64_t number = 0;
@@ -311,7 +296,7 @@ static int create(uint64_t *handle, size_t n, const struct properties *p, unsign
     return CUDA_SUCCESS;
 }
 
-EXPORTED int cuMemCreate(uint64_t *handle, size_t n, const struct properties *p,
+EXPORTED int cuMemCreate(uint64_t *handle, size_t n, const struct ibx_mapped_properties *p,
                          unsigned long long flags)
 {
     return ANYWHERE(create(handle, n, p, flags));
@@ -367,17 +352,19 @@ EXPORTED int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
     return ANYWHERE(retain(handle, (uintptr_t)address));
 }
 
-static int describe(struct properties *p, uint64_t handle)
+static int describe(struct ibx_mapped_properties *p, uint64_t handle)
 {
     enter();
     const struct memory *m = find(handle);
     if (m && p)
-        *p = (struct properties){.type = PINNED, .at = {OF_DEVICE, m->device}};
+        *p = (struct ibx_mapped_properties){.type = IBX_MAPPED_PINNED,
+                                            .at = {IBX_MAPPED_OF_DEVICE, m->device}};
     leave();
     return m && p ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
 }
 
-EXPORTED int cuMemGetAllocationPropertiesFromHandle(struct properties *p, uint64_t handle)
+EXPORTED int cuMemGetAllocationPropertiesFromHandle(struct ibx_mapped_properties *p,
+                                                    uint64_t handle)
 {
     return ANYWHERE(describe(p, handle));
 }
@@ -491,26 +478,27 @@ static void note_access(uint64_t at, size_t n, int flags)
     leave();
 }
 
-static int set_access(uint64_t at, size_t n, const struct access *list, size_t count)
+static int set_access(uint64_t at, size_t n, const struct ibx_mapped_access *list, size_t count)
 {
     int rc = list && count ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     for (size_t i = 0; i < count && !rc; i++) {
         struct extra e;
-        if (list[i].at.type != OF_DEVICE)
+        if (list[i].at.type != IBX_MAPPED_OF_DEVICE)
             return CUDA_NOT_SUPPORTED;
         ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_SET_ACCESS, "cuMemSetAccess");
         ibx_put_u64(&e.body, at);
         ibx_put_u64(&e.body, n);
         ibx_put_u32(&e.body, (uint32_t)list[i].at.id);
-        ibx_put_u32(&e.body, (uint32_t)list[i].flags);
+        ibx_put_u32(&e.body, list[i].flags);
         rc = ibx_frontend_extra(&e, NULL, 0);
         if (!rc)
-            note_access(at, n, list[i].flags);
+            note_access(at, n, (int)list[i].flags);
     }
     return rc;
 }
 
-EXPORTED int cuMemSetAccess(uint64_t address, size_t n, const struct access *list, size_t count)
+EXPORTED int cuMemSetAccess(uint64_t address, size_t n, const struct ibx_mapped_access *list,
+                            size_t count)
 {
     return ANYWHERE(set_access(address, n, list, count));
 }
@@ -521,7 +509,7 @@ static int get_access(unsigned long long *flags, const struct memory_location *a
     uint64_t answer = 0;
     if (!flags || !at)
         return CUDA_INVALID_VALUE;
-    if (at->type != OF_DEVICE)
+    if (at->type != IBX_MAPPED_OF_DEVICE)
         return CUDA_NOT_SUPPORTED;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_GET_ACCESS, "cuMemGetAccess");
     ibx_put_u64(&e.body, address);
