@@ -85,10 +85,10 @@ static int failed(int error, uint64_t left_ns)
 
 int ibx_thread_await(struct pollfd *fds, unsigned count, int timeout_ms)
 {
+    const uint64_t wait_ns =
+        timeout_ms < 0 ? UINT64_MAX : (uint64_t)timeout_ms * (uint64_t)IBX_NS_PER_MS;
     const int ready = poll(fds, count, timeout_ms);
-    return ready < 0
-               ? failed(errno, timeout_ms < 0 ? UINT64_MAX : (uint64_t)timeout_ms * IBX_NS_PER_MS)
-               : ready;
+    return ready < 0 ? failed(errno, wait_ns) : ready;
 }
 
 int ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns, uint64_t busy_until_ns)

@@ -62,7 +62,7 @@ static void test_does_not_run(NO_STATE)
 /* libvirt has cancelled the migration and continued the VM. */
 static void stays_with_libvirt(const struct step *steps)
 {
-    struct ibx_vm_undo vm = {.libvirt = "/run/ibx/web.sock"};
+    struct ibx_vm_undo vm = {.libvirt = "/run/ibx/web.sock", .before = json_object()};
     attached(steps);
     assert_int_equal(ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(GENEROUS), &error), 0);
     done();
@@ -98,10 +98,20 @@ static void test_has_a_qemu_that_activates_them(NO_STATE)
     stays_with_libvirt(steps);
 }
 
+/* A migration that began before the tool had set anything was not the tool's. */
+static void test_has_another_migration_than_the_tools(NO_STATE)
+{
+    struct ibx_vm_undo vm = {.libvirt = "/run/ibx/web.sock"};
+    static const struct step steps[] = {GREETED, {0}};
+    attached(steps);
+    assert_int_equal(ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(GENEROUS), &error), 0);
+    done();
+}
+
 /* The VM stays all the same, and what to do is logged. */
 static void test_has_a_qemu_that_refuses(NO_STATE)
 {
-    struct ibx_vm_undo vm = {.libvirt = "/run/ibx/web.sock"};
+    struct ibx_vm_undo vm = {.libvirt = "/run/ibx/web.sock", .before = json_object()};
     char logged[IBX_ERROR_MAX] = "";
     attached(SCRIPT(
         {"query-migrate", STATUS("cancelled", 2), 0}, {"query-status", STATUS("running", 3), 0},
@@ -162,6 +172,7 @@ int main(void)
         cmocka_unit_test(test_is_left_paused),
         cmocka_unit_test(test_is_paused_meanwhile),
         cmocka_unit_test(test_has_a_qemu_that_activates_them),
+        cmocka_unit_test(test_has_another_migration_than_the_tools),
         cmocka_unit_test(test_has_a_qemu_that_refuses),
         cmocka_unit_test(test_has_its_disks_activated_without_libvirt),
         cmocka_unit_test(test_names_the_disk),
