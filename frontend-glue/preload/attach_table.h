@@ -16,6 +16,7 @@
  *   kernels.c      launches without GVirtuS's front end
  *   kernel_reach.c, small_memory.c  page-locked memory that kernels use
  *   libraries.c, images.c  libraries of kernels that a program loads; what is in such an image
+ *   lone_variables.c  variables of such libraries as have no kernel
  *   compressed_images.c  what nvcc has compressed
  *   static_runtime.c, runtime_inside.c  programs and libraries with a runtime of their own
  *   runtime_answers.c  what functions of these return that lead nowhere

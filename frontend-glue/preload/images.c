@@ -526,6 +526,56 @@ bool ibx_image_look(const uint8_t *fat, size_t n, ibx_image_found *found, void *
     return true;
 }
 
+/* Whether the driver writes addresses into that section as it loads the cubin. */
+static bool is_relocated(const struct cubin *c, unsigned section)
+{
+    for (unsigned i = 0; i < c->count; i++)
+        if ((c->sections[i].sh_type == SHT_REL || c->sections[i].sh_type == SHT_RELA) &&
+            c->sections[i].sh_info == section && c->sections[i].sh_size)
+            return true;
+    return false;
+}
+
+static bool begins_in_cubin(const uint8_t *image, size_t n, const char *name, size_t bytes,
+                            const uint8_t **begin)
+{
+    struct cubin c;
+    if (!open_cubin(image, n, &c))
+        return false;
+    for (unsigned i = 0; i < c.count; i++) {
+        const Elf64_Shdr *s = &c.sections[i], *in;
+        if (s->sh_type != SHT_SYMTAB || s->sh_link >= c.count || s->sh_offset % 8)
+            continue;
+        const Elf64_Sym *symbols = (const void *)(image + s->sh_offset);
+        for (size_t k = 0; k < s->sh_size / sizeof(*symbols); k++) {
+            const char *is = text_at(image, &c.sections[s->sh_link], symbols[k].st_name);
+            if (!is || strcmp(is, name) != 0 || ELF64_ST_TYPE(symbols[k].st_info) != STT_OBJECT ||
+                !symbols[k].st_shndx || symbols[k].st_shndx >= c.count)
+                continue;
+            in = &c.sections[symbols[k].st_shndx];
+            const bool zeros = in->sh_type == SHT_NOBITS;
+            *begin = zeros ? NULL : image + in->sh_offset + symbols[k].st_value;
+            return symbols[k].st_size == bytes && !is_relocated(&c, symbols[k].st_shndx) &&
+                   (zeros || holds(in->sh_size, symbols[k].st_value, bytes));
+        }
+    }
+    return false;
+}
+
+bool ibx_image_begins(const uint8_t *fat, size_t n, const char *name, size_t bytes,
+                      const uint8_t **begin)
+{
+    struct ibx_image_entry e;
+    const uint8_t *image = fat;
+    for (size_t at = IBX_IMAGE_FAT_HEAD; image && at < n;) {
+        image = ibx_image_next(fat, n, &at, &e);
+        if (image && !e.uncompressed_n && e.kind == KIND_CUBIN &&
+            begins_in_cubin(image, e.n, name, bytes, begin))
+            return true;
+    }
+    return false;
+}
+
 struct ibx_image_parameter *ibx_image_parameters(const uint8_t *fat, size_t n, const char *kernel,
                                                  size_t *count)
 {

@@ -63,6 +63,11 @@ typedef void ibx_image_found(const char *name, size_t length, size_t n, bool con
 bool ibx_image_look(const uint8_t *fat, size_t n, ibx_image_found *found, void *argument,
                     bool *compressed);
 
+/* Where the bytes are with which a variable of so many bytes begins; NULL: they are zeros. False:
+ * no cubin has it, or the driver writes addresses into it. */
+bool ibx_image_begins(const uint8_t *fat, size_t n, const char *name, size_t bytes,
+                      const uint8_t **begin);
+
 #define IBX_IMAGE_PARAMETERS 32768u /* of a kernel, at most */
 struct ibx_image_parameter {
     uint32_t at, n; /* bytes among those of all */

@@ -239,6 +239,16 @@ void ibx_frontend_variables_reset(void);
 /* The library that has this kernel; NULL: it is the program's own, or none. */
 void *ibx_frontend_library_of(const void *kernel);
 
+/* ------------------------------------------------------------------- lone_variables.c */
+
+/* The memory of a variable of n bytes on the current device: that of one in a library without
+ * kernels, whose images are those of a fat binary of `size` bytes. *all: its memory on each device.
+ */
+struct lone_variable;
+int ibx_frontend_lone_variable(struct lone_variable **all, const uint8_t *fat, size_t size,
+                               const char *name, size_t n, void **address);
+void ibx_frontend_lone_variables_end(struct lone_variable *all);
+
 /* --------------------------------------------------------------- loaded_libraries.c */
 
 /* Whether this process is a child that has been forked since this library was loaded. */

@@ -19,6 +19,7 @@
 /* A kernel, or a variable of n bytes. CUDA knows it by its own address. */
 struct part {
     struct part *next;
+    struct lone_variable *lone; /* its memory, if its library has no kernel */
     size_t n;
     bool constant;
     char name[];
@@ -52,6 +53,7 @@ static void discard(struct library *l)
 {
     for (struct part *p; l && (p = l->parts);) {
         l->parts = p->next;
+        ibx_frontend_lone_variables_end(p->lone);
         free(p);
     }
     free(l);
@@ -324,8 +326,11 @@ int cudaLibraryGetGlobal(void **address, size_t *n, void *library, const char *n
     if (!name || (!address && !n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct part *found = find(library, name, false, &rc);
+    const struct library *l = library; /* that is one, then */
     if (found)
-        rc = cudaGetSymbolAddress(&at, found);
+        rc = l->kernels ? cudaGetSymbolAddress(&at, found)
+                        : ibx_frontend_lone_variable(&found->lone, l->fat, l->n, found->name,
+                                                     found->n, &at);
     if (!rc && address)
         *address = at;
     if (!rc && n)

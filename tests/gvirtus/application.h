@@ -187,6 +187,9 @@ bool driver_odd_answers();
 bool driver_launch_answers();
 bool driver_sets_elements();
 
+// application_driver_modules.cpp
+bool driver_lone_variables();
+
 // application_driver_virtual.cpp
 bool driver_maps_memory();
 bool driver_maps_tensors();

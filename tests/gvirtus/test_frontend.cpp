@@ -489,14 +489,14 @@ void check_what_it_does_not()
     check("a program that knows the driver alone", driver_alone);
     check("... and no GVirtuS", driver_without_gvirtus);
     for (const char *test :
-         {"driver-begins",          "driver-contexts",       "driver-context-of-threads",
-          "driver-and-runtime",     "driver-memory",         "driver-modules",
-          "driver-streams",         "driver-planes",         "driver-arrays",
-          "driver-graphs",          "driver-pools",          "driver-textures",
-          "driver-shares",          "driver-hints",          "driver-pointer-answers",
-          "driver-odd-answers",     "driver-launch-answers", "driver-sets-elements",
-          "driver-maps-memory",     "driver-maps-tensors",   "driver-maps-nothing",
-          "driver-maps-until-reset"})
+         {"driver-begins",           "driver-contexts",       "driver-context-of-threads",
+          "driver-and-runtime",      "driver-memory",         "driver-modules",
+          "driver-streams",          "driver-planes",         "driver-arrays",
+          "driver-graphs",           "driver-pools",          "driver-textures",
+          "driver-shares",           "driver-hints",          "driver-pointer-answers",
+          "driver-odd-answers",      "driver-launch-answers", "driver-sets-elements",
+          "driver-maps-memory",      "driver-maps-tensors",   "driver-maps-nothing",
+          "driver-maps-until-reset", "driver-lone-variables"})
         check(test, [=] { return run(test, true); });
     check("the driver's calls by their names", driver_entry_points);
     check("a back end without these calls", without_extra);

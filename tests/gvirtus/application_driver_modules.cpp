@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Modules of variables alone, calls of threads that have no context, arguments of kernels that lie
+// one behind the other.
+#include "tests/gvirtus/application_driver.h"
+
+#include <elf.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace
+{
+
+const std::string text = "what it begins with";
+enum class Addresses { none, some }; // that the driver would write into it
+
+// A cubin with variables alone: "zeros" of 300 bytes, "begun" of those of `text`.
+std::vector<char> variables_cubin(Addresses addresses)
+{
+    const char names[] = "\0.nv.global\0.nv.global.init\0.names\0.rela";
+    const char texts[] = "\0zeros\0begun";
+    Elf64_Ehdr head = {};
+    Elf64_Shdr sections[7] = {};
+    Elf64_Sym symbols[3] = {};
+    std::memcpy(head.e_ident, ELFMAG, SELFMAG);
+    head.e_ident[EI_CLASS] = ELFCLASS64;
+    head.e_ident[EI_ABIVERSION] = 8;
+    head.e_flags = 90 << 8;
+    head.e_shoff = sizeof(head);
+    head.e_shentsize = sizeof(Elf64_Shdr);
+    head.e_shnum = 7;
+    head.e_shstrndx = 4;
+    std::size_t at = sizeof(head) + sizeof(sections);
+    const auto section = [&](unsigned i, unsigned name, unsigned type, std::size_t bytes) {
+        sections[i].sh_name = name;
+        sections[i].sh_type = type;
+        sections[i].sh_offset = at;
+        sections[i].sh_size = bytes;
+        at += type == SHT_NOBITS ? 0 : bytes;
+    };
+    section(3, 0, SHT_SYMTAB, sizeof(symbols));
+    section(1, 1, SHT_NOBITS, 512);
+    section(2, 12, SHT_PROGBITS, 10 + text.size());
+    section(4, 28, SHT_STRTAB, sizeof(names));
+    section(5, 28, SHT_STRTAB, sizeof(texts));
+    section(6, 35, SHT_RELA, addresses == Addresses::some ? 24 : 0);
+    sections[3].sh_link = 5;
+    sections[6].sh_info = 2;
+    symbols[1].st_name = 1, symbols[1].st_shndx = 1, symbols[1].st_size = 300;
+    symbols[2].st_name = 7, symbols[2].st_shndx = 2, symbols[2].st_size = text.size();
+    symbols[2].st_value = 10;
+    symbols[1].st_info = symbols[2].st_info = ELF64_ST_INFO(STB_GLOBAL, STT_OBJECT);
+    std::vector<char> image;
+    const auto add = [&](const void *bytes, std::size_t count) {
+        const char *from = static_cast<const char *>(bytes);
+        image.insert(image.end(), from, from + count);
+    };
+    add(&head, sizeof(head));
+    add(sections, sizeof(sections));
+    add(symbols, sizeof(symbols));
+    add(std::string(10, 'x').data(), 10);
+    add(text.data(), text.size());
+    add(names, sizeof(names));
+    add(texts, sizeof(texts));
+    add(std::string(24, '\0').data(), 24);
+    return image;
+}
+
+bool bytes_at(Address address, const std::string &bytes)
+{
+    std::string back(bytes.size(), '?');
+    REQUIRE(cu("cuMemcpyDtoH_v2", static_cast<void *>(back.data()), address, back.size()) == 0);
+    return HOLDS(back == bytes);
+}
+
+bool can_free(Address address)
+{
+    return cu("cuMemFree_v2", address) == 0;
+}
+
+} // namespace
+
+// Each module has its own; of another device they are others; they go with their module.
+bool driver_lone_variables()
+{
+    void *context = nullptr, *other = nullptr, *module = nullptr, *again = nullptr;
+    Address zeros = 0, begun = 0, there = 0;
+    std::size_t n = 0;
+    const std::vector<char> image = variables_cubin(Addresses::none),
+                            with_addresses = variables_cubin(Addresses::some);
+    const auto global = [](Address *at, std::size_t *size, void *of, const char *name) {
+        return cu("cuModuleGetGlobal_v2", at, size, of, name);
+    };
+    REQUIRE(driver_has_context(&context));
+    REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0);
+    REQUIRE(global(&zeros, &n, module, "zeros") == 0 && zeros && n == 300);
+    REQUIRE(bytes_at(zeros, std::string(300, '\0')));
+    REQUIRE(global(&begun, &n, module, "begun") == 0 && n == text.size());
+    REQUIRE(bytes_at(begun, text) && global(&there, &n, module, "other") == 500);
+    // What the program writes there stays, and is no other module's.
+    REQUIRE(cu("cuMemcpyHtoD_v2", begun, static_cast<const void *>("its"), std::size_t{3}) == 0);
+    REQUIRE(global(&there, nullptr, module, "begun") == 0 && there == begun);
+    REQUIRE(bytes_at(begun, "its" + text.substr(3)));
+    REQUIRE(cu("cuModuleLoadData", &again, static_cast<const void *>(image.data())) == 0);
+    REQUIRE(global(&there, &n, again, "begun") == 0 && there != begun && bytes_at(there, text));
+    REQUIRE(cu("cuCtxCreate_v2", &other, 0u, 1) == 0);
+    Address on_other = 0;
+    REQUIRE(global(&on_other, &n, module, "begun") == 0 && on_other != begun);
+    REQUIRE(bytes_at(on_other, text) && cu("cuCtxDestroy_v2", other) == 0);
+    REQUIRE(cu("cuModuleUnload", again) == 0 && !can_free(there));
+    REQUIRE(cu("cuModuleLoadData", &again, static_cast<const void *>(with_addresses.data())) == 0);
+    REQUIRE(global(&there, &n, again, "zeros") == 0 && global(&there, &n, again, "begun") == 500);
+    REQUIRE(cu("cuCtxDestroy_v2", context) == 0);
+    REQUIRE(driver_has_context(&context) && !can_free(zeros) && !can_free(begun));
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
