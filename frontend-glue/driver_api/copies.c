@@ -34,7 +34,7 @@ static void *own(void *stream)
     }                                                                                              \
     EXPORTED int name##Async##suffix(to_type to, from_type from, size_t n, void *stream)           \
     {                                                                                              \
-        return IN_CONTEXT(cudaMemcpyAsync(to_at, from_at, n, kind, stream));                       \
+        return IN_CONTEXT_OF(stream, cudaMemcpyAsync(to_at, from_at, n, kind, stream));            \
     }                                                                                              \
     EXPORTED int name##Async##suffix##_ptsz(to_type to, from_type from, size_t n, void *stream)    \
     {                                                                                              \
@@ -76,7 +76,8 @@ EXPORTED int cuMemcpyPeer(uint64_t to, void *to_context, uint64_t from, void *fr
 EXPORTED int cuMemcpyPeerAsync(uint64_t to, void *to_context, uint64_t from, void *from_context,
                                size_t n, void *stream)
 {
-    return IN_CONTEXT(of_peers(at(to), to_context, at(from), from_context, n, stream, false));
+    return IN_CONTEXT_OF(stream,
+                         of_peers(at(to), to_context, at(from), from_context, n, stream, false));
 }
 
 EXPORTED int cuMemcpyPeer_ptds(uint64_t to, void *to_context, uint64_t from, void *from_context,
@@ -100,9 +101,11 @@ EXPORTED int cuMemcpyBatchAsync_v2(const uint64_t *to, const uint64_t *from, con
 {
     const int version = ibx_frontend_cuda_version();
     const bool counts = version && version < 13;
-    return IN_CONTEXT(cudaMemcpyBatchAsync(
-        (void *const *)(const void *)to, (const void *const *)(const void *)from, n, count,
-        attributes, first, attribute_count, counts ? NULL : stream, counts ? stream : NULL));
+    return IN_CONTEXT_OF(stream,
+                         cudaMemcpyBatchAsync((void *const *)(const void *)to,
+                                              (const void *const *)(const void *)from, n, count,
+                                              attributes, first, attribute_count,
+                                              counts ? NULL : stream, counts ? stream : NULL));
 }
 
 /* CUDA 12's tells which one fails. */
@@ -143,7 +146,8 @@ EXPORTED int cuMemcpyHtoA_v2(void *array, size_t x, const void *from, size_t n)
 
 EXPORTED int cuMemcpyHtoAAsync_v2(void *array, size_t x, const void *from, size_t n, void *stream)
 {
-    return IN_CONTEXT(cudaMemcpyToArrayAsync(array, x, 0, from, n, CUDA_MEMCPY_TO_DEVICE, stream));
+    return IN_CONTEXT_OF(
+        stream, cudaMemcpyToArrayAsync(array, x, 0, from, n, CUDA_MEMCPY_TO_DEVICE, stream));
 }
 
 EXPORTED int cuMemcpyAtoH_v2(void *to, void *array, size_t x, size_t n)
@@ -153,8 +157,8 @@ EXPORTED int cuMemcpyAtoH_v2(void *to, void *array, size_t x, size_t n)
 
 EXPORTED int cuMemcpyAtoHAsync_v2(void *to, void *array, size_t x, size_t n, void *stream)
 {
-    return IN_CONTEXT(
-        cudaMemcpyFromArrayAsync(to, array, x, 0, n, CUDA_MEMCPY_FROM_DEVICE, stream));
+    return IN_CONTEXT_OF(
+        stream, cudaMemcpyFromArrayAsync(to, array, x, 0, n, CUDA_MEMCPY_FROM_DEVICE, stream));
 }
 
 EXPORTED int cuMemcpyDtoA_v2(void *array, size_t x, uint64_t from, size_t n)

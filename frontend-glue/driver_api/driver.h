@@ -75,6 +75,9 @@ int ibx_driver_end(const struct ibx_driver_call *call, int begun, int rc);
 /* What the call returns: the runtime's answer in the thread's context, and without one. */
 #define IN_CONTEXT(expression) MADE(true, expression)
 #define ANYWHERE(expression)   MADE(false, expression)
+/* In the context of the stream or event that it names, as the driver does: a thread without one of
+ * its own needs none then (JAX's call functions of the host so). Default streams have none. */
+#define IN_CONTEXT_OF(handle, expression) MADE((uintptr_t)(handle) <= 2, expression)
 
 /* A CUresult for what the runtime returns, or this library. */
 int ibx_driver_result(int rc);

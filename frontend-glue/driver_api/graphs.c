@@ -33,8 +33,17 @@ AS(cuGraphExecDestroy, cudaGraphExecDestroy, (void *exec), exec)
 AS(cuGraphExecGetFlags, cudaGraphExecGetFlags, (void *exec, unsigned long long *flags), exec, flags)
 AS(cuGraphExecUpdate_v2, cudaGraphExecUpdate,
    (void *exec, void *graph, struct graph_update *result), exec, graph, result)
-AS(cuGraphUpload, cudaGraphUpload, (void *exec, void *stream), exec, stream)
-AS(cuGraphLaunch, cudaGraphLaunch, (void *exec, void *stream), exec, stream)
+
+EXPORTED int cuGraphUpload(void *exec, void *stream)
+{
+    return IN_CONTEXT_OF(stream, cudaGraphUpload(exec, stream));
+}
+
+EXPORTED int cuGraphLaunch(void *exec, void *stream)
+{
+    return IN_CONTEXT_OF(stream, cudaGraphLaunch(exec, stream));
+}
+
 AS(cuGraphGetNodes, cudaGraphGetNodes, (void *graph, void **nodes, size_t *count), graph, nodes,
    count)
 AS(cuGraphGetRootNodes, cudaGraphGetRootNodes, (void *graph, void **nodes, size_t *count), graph,

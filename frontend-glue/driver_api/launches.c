@@ -81,16 +81,17 @@ EXPORTED int cuLaunchKernel(const void *function, unsigned grid_x, unsigned grid
 {
     const struct launch_config config = {
         {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, NULL, 0};
-    return IN_CONTEXT(launch(&config, function, arguments, extra));
+    return IN_CONTEXT_OF(stream, launch(&config, function, arguments, extra));
 }
 
 EXPORTED int cuLaunchKernelEx(const struct ibx_driver_launch *launched, const void *function,
                               void **arguments, void **extra)
 {
     struct launch_config config;
-    return IN_CONTEXT(ibx_driver_config(&config, launched)
-                          ? launch(&config, function, arguments, extra)
-                          : CUDA_INVALID_VALUE);
+    return IN_CONTEXT_OF(launched ? launched->stream : NULL,
+                         ibx_driver_config(&config, launched)
+                             ? launch(&config, function, arguments, extra)
+                             : CUDA_INVALID_VALUE);
 }
 
 EXPORTED int cuLaunchCooperativeKernel(const void *function, unsigned grid_x, unsigned grid_y,
@@ -99,7 +100,7 @@ EXPORTED int cuLaunchCooperativeKernel(const void *function, unsigned grid_x, un
                                        void **arguments)
 {
     const struct dim3 grid = {grid_x, grid_y, grid_z}, block = {block_x, block_y, block_z};
-    return IN_CONTEXT(
-        function ? cudaLaunchCooperativeKernel(function, grid, block, arguments, shared, stream)
-                 : CUDA_INVALID_HANDLE);
+    return IN_CONTEXT_OF(stream, function ? cudaLaunchCooperativeKernel(function, grid, block,
+                                                                        arguments, shared, stream)
+                                          : CUDA_INVALID_HANDLE);
 }

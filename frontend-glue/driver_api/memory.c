@@ -175,12 +175,12 @@ static int prefetch(uint64_t address, size_t n, struct memory_location location,
 EXPORTED int cuMemPrefetchAsync_v2(uint64_t address, size_t n, struct memory_location location,
                                    unsigned flags, void *stream)
 {
-    return IN_CONTEXT(prefetch(address, n, location, flags, stream));
+    return IN_CONTEXT_OF(stream, prefetch(address, n, location, flags, stream));
 }
 
 EXPORTED int cuMemPrefetchAsync(uint64_t address, size_t n, int device, void *stream)
 {
-    return IN_CONTEXT(prefetch(address, n, place(device), 0, stream));
+    return IN_CONTEXT_OF(stream, prefetch(address, n, place(device), 0, stream));
 }
 
 EXPORTED int cuMemAdvise_v2(uint64_t address, size_t n, int advice, struct memory_location location)

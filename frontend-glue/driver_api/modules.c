@@ -120,7 +120,7 @@ EXPORTED int cuModuleGetLoadingMode(int *mode)
 
 EXPORTED int cuModuleGetFunction(void **function, void *module, const char *name)
 {
-    return IN_CONTEXT(cudaLibraryGetKernel(function, module, name));
+    return ANYWHERE(cudaLibraryGetKernel(function, module, name));
 }
 
 EXPORTED int cuModuleGetFunctionCount(unsigned *count, void *module)

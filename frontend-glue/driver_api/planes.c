@@ -146,7 +146,7 @@ EXPORTED int cuMemcpy2D_v2_ptds(const struct ibx_driver_memcpy2d *rows)
 
 EXPORTED int cuMemcpy2DAsync_v2(const struct ibx_driver_memcpy2d *rows, void *stream)
 {
-    return IN_CONTEXT(move_rows(rows, stream, false));
+    return IN_CONTEXT_OF(stream, move_rows(rows, stream, false));
 }
 
 EXPORTED int cuMemcpy2DAsync_v2_ptsz(const struct ibx_driver_memcpy2d *rows, void *stream)
@@ -240,7 +240,7 @@ EXPORTED int cuMemcpy3D_v2_ptds(const struct ibx_driver_memcpy3d *planes)
 
 EXPORTED int cuMemcpy3DAsync_v2(const struct ibx_driver_memcpy3d *planes, void *stream)
 {
-    return IN_CONTEXT(move_planes(planes, stream, false));
+    return IN_CONTEXT_OF(stream, move_planes(planes, stream, false));
 }
 
 EXPORTED int cuMemcpy3DAsync_v2_ptsz(const struct ibx_driver_memcpy3d *planes, void *stream)

@@ -230,7 +230,7 @@ static int one(void *data, int attribute, const void *address)
 
 EXPORTED int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
 {
-    return IN_CONTEXT(one(data, attribute, (const void *)(uintptr_t)address));
+    return ANYWHERE(one(data, attribute, (const void *)(uintptr_t)address));
 }
 
 /* What there is not of an address is 0; of one that is not CUDA's all of it is. */
@@ -260,7 +260,7 @@ static int several(unsigned count, const int *attributes, void **data, const voi
 EXPORTED int cuPointerGetAttributes(unsigned count, const int *attributes, void **data,
                                     uint64_t address)
 {
-    return IN_CONTEXT(several(count, attributes, data, (const void *)(uintptr_t)address));
+    return ANYWHERE(several(count, attributes, data, (const void *)(uintptr_t)address));
 }
 
 /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, which copies here always are as far as a program can tell. */

@@ -24,17 +24,17 @@ static int allocate(uint64_t *address, size_t n, void *pool, void *stream)
 
 EXPORTED int cuMemAllocAsync(uint64_t *address, size_t n, void *stream)
 {
-    return IN_CONTEXT(allocate(address, n, NULL, stream));
+    return IN_CONTEXT_OF(stream, allocate(address, n, NULL, stream));
 }
 
 EXPORTED int cuMemAllocFromPoolAsync(uint64_t *address, size_t n, void *pool, void *stream)
 {
-    return IN_CONTEXT(pool ? allocate(address, n, pool, stream) : CUDA_INVALID_VALUE);
+    return IN_CONTEXT_OF(stream, pool ? allocate(address, n, pool, stream) : CUDA_INVALID_VALUE);
 }
 
 EXPORTED int cuMemFreeAsync(uint64_t address, void *stream)
 {
-    return IN_CONTEXT(cudaFreeAsync(at(address), stream));
+    return IN_CONTEXT_OF(stream, cudaFreeAsync(at(address), stream));
 }
 
 EXPORTED int cuMemPoolCreate(void **pool, const struct pool_properties *properties)

@@ -105,7 +105,8 @@ static int set(struct set s, void *stream, bool waits)
     EXPORTED int cuMemsetD##suffix##Async(uint64_t address, type value, size_t count,              \
                                           void *stream)                                            \
     {                                                                                              \
-        return IN_CONTEXT(set((struct set){address, 0, value, bytes, count, 1}, stream, false));   \
+        return IN_CONTEXT_OF(                                                                      \
+            stream, set((struct set){address, 0, value, bytes, count, 1}, stream, false));         \
     }                                                                                              \
     EXPORTED int cuMemsetD2D##suffix##_v2(uint64_t address, size_t pitch, type value,              \
                                           size_t width, size_t rows)                               \
@@ -116,8 +117,8 @@ static int set(struct set s, void *stream, bool waits)
     EXPORTED int cuMemsetD2D##suffix##Async(uint64_t address, size_t pitch, type value,            \
                                             size_t width, size_t rows, void *stream)               \
     {                                                                                              \
-        return IN_CONTEXT(                                                                         \
-            set((struct set){address, pitch, value, bytes, width, rows}, stream, false));          \
+        return IN_CONTEXT_OF(                                                                      \
+            stream, set((struct set){address, pitch, value, bytes, width, rows}, stream, false));  \
     }                                                                                              \
     SAME_AS(cuMemsetD##suffix, cuMemsetD##suffix##_v2)                                             \
     SAME_AS(cuMemsetD2D##suffix, cuMemsetD2D##suffix##_v2)                                         \

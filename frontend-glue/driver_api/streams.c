@@ -28,42 +28,43 @@ EXPORTED int cuStreamCreateWithPriority(void **stream, unsigned flags, int prior
 
 EXPORTED int cuStreamDestroy_v2(void *stream)
 {
-    return IN_CONTEXT((uintptr_t)stream > 2 ? cudaStreamDestroy(stream) : CUDA_INVALID_HANDLE);
+    return IN_CONTEXT_OF(stream,
+                         (uintptr_t)stream > 2 ? cudaStreamDestroy(stream) : CUDA_INVALID_HANDLE);
 }
 
 EXPORTED int cuStreamQuery(void *stream)
 {
-    return IN_CONTEXT(cudaStreamQuery(stream));
+    return IN_CONTEXT_OF(stream, cudaStreamQuery(stream));
 }
 
 EXPORTED int cuStreamSynchronize(void *stream)
 {
-    return IN_CONTEXT(cudaStreamSynchronize(stream));
+    return IN_CONTEXT_OF(stream, cudaStreamSynchronize(stream));
 }
 
 EXPORTED int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
 {
-    return IN_CONTEXT(cudaStreamWaitEvent(stream, event, flags));
+    return IN_CONTEXT_OF(stream, cudaStreamWaitEvent(stream, event, flags));
 }
 
 EXPORTED int cuStreamGetFlags(void *stream, unsigned *flags)
 {
-    return IN_CONTEXT(cudaStreamGetFlags(stream, flags));
+    return IN_CONTEXT_OF(stream, cudaStreamGetFlags(stream, flags));
 }
 
 EXPORTED int cuStreamGetPriority(void *stream, int *priority)
 {
-    return IN_CONTEXT(cudaStreamGetPriority(stream, priority));
+    return IN_CONTEXT_OF(stream, cudaStreamGetPriority(stream, priority));
 }
 
 EXPORTED int cuStreamGetId(void *stream, unsigned long long *id)
 {
-    return IN_CONTEXT(cudaStreamGetId(stream, id));
+    return IN_CONTEXT_OF(stream, cudaStreamGetId(stream, id));
 }
 
 EXPORTED int cuStreamGetDevice(void *stream, int *device)
 {
-    return IN_CONTEXT(cudaStreamGetDevice(stream, device));
+    return IN_CONTEXT_OF(stream, cudaStreamGetDevice(stream, device));
 }
 
 static int context_of(void **context, const void *stream)
@@ -71,19 +72,21 @@ static int context_of(void **context, const void *stream)
     const void *owner = ibx_frontend_owner(OWNED_STREAM, stream);
     if (!context)
         return CUDA_INVALID_VALUE;
-    *context = owner ? (void *)(uintptr_t)owner : ibx_driver_current();
+    *context = owner                  ? (void *)(uintptr_t)owner
+               : ibx_driver_current() ? ibx_driver_current()
+                                      : ibx_driver_primary(ibx_frontend_current_device());
     return CUDA_SUCCESS;
 }
 
 EXPORTED int cuStreamGetCtx(const void *stream, void **context)
 {
-    return IN_CONTEXT(context_of(context, stream));
+    return IN_CONTEXT_OF(stream, context_of(context, stream));
 }
 
 /* There are no contexts of a part of a device. */
 EXPORTED int cuStreamGetCtx_v2(const void *stream, void **context, void **green)
 {
-    const int rc = IN_CONTEXT(context_of(context, stream));
+    const int rc = IN_CONTEXT_OF(stream, context_of(context, stream));
     if (!rc && green)
         *green = NULL;
     return rc;
@@ -96,19 +99,19 @@ EXPORTED int cuStreamCopyAttributes(void *to, void *from)
 
 EXPORTED int cuStreamGetAttribute(void *stream, int attribute, void *value)
 {
-    return IN_CONTEXT(cudaStreamGetAttribute(stream, attribute, value));
+    return IN_CONTEXT_OF(stream, cudaStreamGetAttribute(stream, attribute, value));
 }
 
 EXPORTED int cuStreamSetAttribute(void *stream, int attribute, const void *value)
 {
-    return IN_CONTEXT(cudaStreamSetAttribute(stream, attribute, value));
+    return IN_CONTEXT_OF(stream, cudaStreamSetAttribute(stream, attribute, value));
 }
 
 /* ---------------------------------------------------------------------- functions of the host */
 
 EXPORTED int cuLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument)
 {
-    return IN_CONTEXT(cudaLaunchHostFunc(stream, function, argument));
+    return IN_CONTEXT_OF(stream, cudaLaunchHostFunc(stream, function, argument));
 }
 
 struct callback {
@@ -140,35 +143,36 @@ EXPORTED int cuStreamAddCallback(void *stream,
                                  void (*function)(void *stream, int result, void *argument),
                                  void *argument, unsigned flags)
 {
-    return IN_CONTEXT(add_callback(stream, function, argument, flags));
+    return IN_CONTEXT_OF(stream, add_callback(stream, function, argument, flags));
 }
 
 /* ------------------------------------------------------------------------------- captures */
 
 EXPORTED int cuStreamBeginCapture_v2(void *stream, int mode)
 {
-    return IN_CONTEXT(cudaStreamBeginCapture(stream, mode));
+    return IN_CONTEXT_OF(stream, cudaStreamBeginCapture(stream, mode));
 }
 
 EXPORTED int cuStreamBeginCapture(void *stream)
 {
-    return IN_CONTEXT(cudaStreamBeginCapture(stream, CUDA_CAPTURE_GLOBAL));
+    return IN_CONTEXT_OF(stream, cudaStreamBeginCapture(stream, CUDA_CAPTURE_GLOBAL));
 }
 
 EXPORTED int cuStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind,
                                          const void *edges, size_t count, int mode)
 {
-    return IN_CONTEXT(cudaStreamBeginCaptureToGraph(stream, graph, behind, edges, count, mode));
+    return IN_CONTEXT_OF(stream,
+                         cudaStreamBeginCaptureToGraph(stream, graph, behind, edges, count, mode));
 }
 
 EXPORTED int cuStreamEndCapture(void *stream, void **graph)
 {
-    return IN_CONTEXT(cudaStreamEndCapture(stream, graph));
+    return IN_CONTEXT_OF(stream, cudaStreamEndCapture(stream, graph));
 }
 
 EXPORTED int cuStreamIsCapturing(void *stream, int *status)
 {
-    return IN_CONTEXT(cudaStreamIsCapturing(stream, status));
+    return IN_CONTEXT_OF(stream, cudaStreamIsCapturing(stream, status));
 }
 
 EXPORTED int cuThreadExchangeStreamCaptureMode(int *mode)
@@ -178,26 +182,28 @@ EXPORTED int cuThreadExchangeStreamCaptureMode(int *mode)
 
 EXPORTED int cuStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id)
 {
-    return IN_CONTEXT(cudaStreamGetCaptureInfo_v2(stream, status, id, NULL, NULL, NULL));
+    return IN_CONTEXT_OF(stream, cudaStreamGetCaptureInfo_v2(stream, status, id, NULL, NULL, NULL));
 }
 
 EXPORTED int cuStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id,
                                        void **graph, void *const **behind, size_t *count)
 {
-    return IN_CONTEXT(cudaStreamGetCaptureInfo_v2(stream, status, id, graph, behind, count));
+    return IN_CONTEXT_OF(stream,
+                         cudaStreamGetCaptureInfo_v2(stream, status, id, graph, behind, count));
 }
 
 EXPORTED int cuStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id,
                                        void **graph, void *const **behind, const void **edges,
                                        size_t *count)
 {
-    return IN_CONTEXT(cudaStreamGetCaptureInfo_v3(stream, status, id, graph, behind, edges, count));
+    return IN_CONTEXT_OF(
+        stream, cudaStreamGetCaptureInfo_v3(stream, status, id, graph, behind, edges, count));
 }
 
 EXPORTED int cuStreamUpdateCaptureDependencies_v2(void *stream, void *const *nodes,
                                                   const void *edges, size_t count, unsigned flags)
 {
-    return IN_CONTEXT(ibx_driver_update_capture(stream, nodes, edges, count, flags));
+    return IN_CONTEXT_OF(stream, ibx_driver_update_capture(stream, nodes, edges, count, flags));
 }
 
 EXPORTED int cuStreamUpdateCaptureDependencies(void *stream, void *const *nodes, size_t count,
@@ -216,32 +222,32 @@ EXPORTED int cuEventCreate(void **event, unsigned flags)
 
 EXPORTED int cuEventDestroy_v2(void *event)
 {
-    return IN_CONTEXT(cudaEventDestroy(event));
+    return IN_CONTEXT_OF(event, cudaEventDestroy(event));
 }
 
 EXPORTED int cuEventRecord(void *event, void *stream)
 {
-    return IN_CONTEXT(cudaEventRecord(event, stream));
+    return IN_CONTEXT_OF(stream, cudaEventRecord(event, stream));
 }
 
 EXPORTED int cuEventRecordWithFlags(void *event, void *stream, unsigned flags)
 {
-    return IN_CONTEXT(cudaEventRecordWithFlags(event, stream, flags));
+    return IN_CONTEXT_OF(stream, cudaEventRecordWithFlags(event, stream, flags));
 }
 
 EXPORTED int cuEventQuery(void *event)
 {
-    return IN_CONTEXT(cudaEventQuery(event));
+    return IN_CONTEXT_OF(event, cudaEventQuery(event));
 }
 
 EXPORTED int cuEventSynchronize(void *event)
 {
-    return IN_CONTEXT(cudaEventSynchronize(event));
+    return IN_CONTEXT_OF(event, cudaEventSynchronize(event));
 }
 
 EXPORTED int cuEventElapsedTime(float *ms, void *from, void *to)
 {
-    return IN_CONTEXT(cudaEventElapsedTime(ms, from, to));
+    return IN_CONTEXT_OF(from, cudaEventElapsedTime(ms, from, to));
 }
 
 /* ------------------------------------------------------------------------------ profiler */

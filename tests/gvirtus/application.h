@@ -189,6 +189,7 @@ bool driver_sets_elements();
 
 // application_driver_modules.cpp
 bool driver_lone_variables();
+bool driver_without_context();
 
 // application_driver_virtual.cpp
 bool driver_maps_memory();

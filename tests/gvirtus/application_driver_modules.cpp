@@ -6,8 +6,10 @@
 
 #include <elf.h>
 
+#include <atomic>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace
@@ -80,6 +82,8 @@ bool can_free(Address address)
     return cu("cuMemFree_v2", address) == 0;
 }
 
+void *const legacy = nullptr;
+
 } // namespace
 
 // Each module has its own; of another device they are others; they go with their module.
@@ -114,5 +118,60 @@ bool driver_lone_variables()
     REQUIRE(global(&there, &n, again, "zeros") == 0 && global(&there, &n, again, "begun") == 500);
     REQUIRE(cu("cuCtxDestroy_v2", context) == 0);
     REQUIRE(driver_has_context(&context) && !can_free(zeros) && !can_free(begun));
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
+// What names a stream or an event is in its context. Without one there is none.
+bool driver_without_context()
+{
+    void *context = nullptr, *stream = nullptr, *event = nullptr, *module = nullptr;
+    void *function = nullptr, *own = nullptr;
+    Address memory = 0;
+    constexpr std::size_t n = 1000;
+    const std::vector<char> image = library_cubin(), bytes = random_bytes(n, 8);
+    std::vector<char> back(n);
+    std::atomic<int> called{0};
+    bool good = false;
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 2 * n) == 0);
+    REQUIRE(cu("cuStreamCreate", &stream, 1u) == 0 && cu("cuEventCreate", &event, 0u) == 0);
+    REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0);
+    const auto call = [](void *argument) { ++*static_cast<std::atomic<int> *>(argument); };
+    const auto works = [&] {
+        void *current = &own, *of = nullptr, **none = nullptr;
+        Address to = memory + n, from = memory, pooled = 0;
+        std::size_t length = n;
+        int type = 0;
+        void *arguments[] = {&to, &from, &length};
+        const auto launch = [&](void *in) {
+            return cu("cuLaunchKernel", static_cast<const void *>(function), 1u, 1u, 1u, 1u, 1u, 1u,
+                      0u, in, static_cast<void **>(arguments), none);
+        };
+        const auto copy = [&](void *in) {
+            return cu("cuMemcpyHtoDAsync_v2", memory, static_cast<const void *>(bytes.data()), n,
+                      in);
+        };
+        REQUIRE(cu("cuCtxGetCurrent", &current) == 0 && !current);
+        REQUIRE(cu("cuModuleGetFunction", &function, module,
+                   static_cast<const char *>(STUB_LIBRARY_KERNEL)) == 0);
+        REQUIRE(copy(legacy) == 201 && copy(stream) == 0 && launch(legacy) == 201 &&
+                launch(stream) == 0);
+        REQUIRE(cu("cuMemcpyDtoHAsync_v2", static_cast<void *>(back.data()), to, n, stream) == 0);
+        REQUIRE(cu("cuLaunchHostFunc", stream, +call, static_cast<void *>(&called)) == 0);
+        REQUIRE(cu("cuLaunchHostFunc", legacy, +call, static_cast<void *>(&called)) == 201);
+        REQUIRE(cu("cuEventRecord", event, stream) == 0 &&
+                cu("cuEventRecord", event, legacy) == 201);
+        REQUIRE(cu("cuStreamWaitEvent", stream, event, 0u) == 0);
+        REQUIRE(cu("cuEventSynchronize", event) == 0 && cu("cuEventQuery", event) == 0);
+        REQUIRE(cu("cuStreamSynchronize", stream) == 0 && cu("cuStreamQuery", stream) == 0);
+        REQUIRE(cu("cuStreamSynchronize", legacy) == 201 && called == 1 && back == bytes);
+        REQUIRE(cu("cuMemAllocAsync", &pooled, n, stream) == 0);
+        REQUIRE(cu("cuMemFreeAsync", pooled, stream) == 0);
+        REQUIRE(cu("cuPointerGetAttribute", static_cast<void *>(&type), 2, memory) == 0);
+        REQUIRE(type == 2 && cu("cuStreamGetCtx", static_cast<const void *>(stream), &of) == 0);
+        REQUIRE(of == context && cu("cuMemAlloc_v2", &pooled, n) == 201);
+        return HOLDS(cu("cuCtxGetCurrent", &current) == 0 && !current);
+    };
+    std::thread([&] { good = works(); }).join();
+    REQUIRE(good && cu("cuStreamDestroy_v2", stream) == 0 && cu("cuEventDestroy_v2", event) == 0);
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
