@@ -201,6 +201,18 @@ struct ibx_driver_launch {
 /* As the runtime takes it; false: it is none. */
 bool ibx_driver_config(struct launch_config *config, const struct ibx_driver_launch *launch);
 
+#define IBX_DRIVER_FEW 64u
+/* Arguments that came as they lie in the kernel's (`extra`), one by one. */
+struct ibx_driver_arguments {
+    void *few[IBX_DRIVER_FEW], **more;
+    void **all; /* either of these */
+};
+/* Whether they come so: programs pass an empty list beside arguments. */
+bool ibx_driver_is_packed(void *const *extra);
+/* An error: there is nothing to give back by ibx_driver_unpacked(). */
+int ibx_driver_unpack(struct ibx_driver_arguments *a, const void *function, void **extra);
+void ibx_driver_unpacked(struct ibx_driver_arguments *a);
+
 /* ---------------------------------------------------------------- virtual_memory.c */
 
 /* Whether the back end can map memory apart from its addresses. */

@@ -33,7 +33,6 @@ AS(cuGraphExecDestroy, cudaGraphExecDestroy, (void *exec), exec)
 AS(cuGraphExecGetFlags, cudaGraphExecGetFlags, (void *exec, unsigned long long *flags), exec, flags)
 AS(cuGraphExecUpdate_v2, cudaGraphExecUpdate,
    (void *exec, void *graph, struct graph_update *result), exec, graph, result)
-
 EXPORTED int cuGraphUpload(void *exec, void *stream)
 {
     return IN_CONTEXT_OF(stream, cudaGraphUpload(exec, stream));
@@ -218,15 +217,34 @@ AS(cuDeviceSetGraphMemAttribute, cudaDeviceSetGraphMemAttribute,
 
 /* ------------------------------------------------------------------------------- kernels */
 
-/* A kernel of a library may be named instead of a function. NULL: that is none. */
-static const struct kernel_node *kernel_of(struct kernel_node *node,
-                                           const struct kernel_parameters *p)
+/* A kernel as the runtime takes it. */
+struct kernel_taken {
+    struct kernel_node is;
+    struct ibx_driver_arguments unpacked;
+};
+
+/* One of a library may be named instead of a function. With `end_kernel()` behind it. */
+static int take_kernel(struct kernel_taken *k, const struct kernel_parameters *p)
 {
+    k->unpacked.more = NULL;
     if (!p)
-        return NULL;
-    *node = p->is;
-    node->function = node->function ? node->function : p->kernel;
-    return node;
+        return CUDA_INVALID_VALUE;
+    k->is = p->is;
+    k->is.function = k->is.function ? k->is.function : p->kernel;
+    if (!ibx_driver_is_packed(k->is.extra))
+        return CUDA_SUCCESS;
+    const int rc = k->is.arguments || !k->is.function
+                       ? CUDA_INVALID_VALUE
+                       : ibx_driver_unpack(&k->unpacked, k->is.function, k->is.extra);
+    k->is.arguments = k->unpacked.all;
+    k->is.extra = NULL;
+    return rc;
+}
+
+static int end_kernel(struct kernel_taken *k, int rc)
+{
+    ibx_driver_unpacked(&k->unpacked);
+    return rc;
 }
 
 static int get_kernel(void *node, struct kernel_parameters *p)
@@ -239,11 +257,30 @@ static int get_kernel(void *node, struct kernel_parameters *p)
     return rc;
 }
 
+static int add_kernel(void **node, void *graph, void *const *behind, size_t count,
+                      const struct kernel_parameters *p)
+{
+    struct kernel_taken k;
+    int rc = take_kernel(&k, p);
+    if (!rc)
+        rc = cudaGraphAddKernelNode(node, graph, behind, count, &k.is);
+    return end_kernel(&k, rc);
+}
+
+static int set_kernel(void *exec, void *node, const struct kernel_parameters *p)
+{
+    struct kernel_taken k;
+    int rc = take_kernel(&k, p);
+    if (!rc)
+        rc = exec ? cudaGraphExecKernelNodeSetParams(exec, node, &k.is)
+                  : cudaGraphKernelNodeSetParams(node, &k.is);
+    return end_kernel(&k, rc);
+}
+
 EXPORTED int cuGraphAddKernelNode_v2(void **node, void *graph, void *const *behind, size_t count,
                                      const struct kernel_parameters *p)
 {
-    struct kernel_node k;
-    return IN_CONTEXT(cudaGraphAddKernelNode(node, graph, behind, count, kernel_of(&k, p)));
+    return IN_CONTEXT(add_kernel(node, graph, behind, count, p));
 }
 
 EXPORTED int cuGraphKernelNodeGetParams_v2(void *node, struct kernel_parameters *p)
@@ -253,15 +290,13 @@ EXPORTED int cuGraphKernelNodeGetParams_v2(void *node, struct kernel_parameters 
 
 EXPORTED int cuGraphKernelNodeSetParams_v2(void *node, const struct kernel_parameters *p)
 {
-    struct kernel_node k;
-    return IN_CONTEXT(cudaGraphKernelNodeSetParams(node, kernel_of(&k, p)));
+    return IN_CONTEXT(set_kernel(NULL, node, p));
 }
 
 EXPORTED int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node,
                                                const struct kernel_parameters *p)
 {
-    struct kernel_node k;
-    return IN_CONTEXT(cudaGraphExecKernelNodeSetParams(exec, node, kernel_of(&k, p)));
+    return IN_CONTEXT(exec ? set_kernel(exec, node, p) : CUDA_INVALID_VALUE);
 }
 
 /* CUDA 11's. */
@@ -363,10 +398,12 @@ struct any_copy {
     struct ibx_driver_memcpy3d planes;
 };
 
-/* CUDA_CONDITIONAL_NODE_PARAMS has the context last, and the graphs before it. The kernel may be
- * one of a library. */
-static int as_runtime(struct node_parameters *to, const struct node_parameters *from)
+/* CUDA_CONDITIONAL_NODE_PARAMS has the context last, and the graphs before it. With `end_kernel()`
+ * behind it. */
+static int as_runtime(struct node_parameters *to, const struct node_parameters *from,
+                      struct kernel_taken *kernel)
 {
+    kernel->unpacked.more = NULL;
     *to = *from;
     if (from->type == IBX_FRONTEND_NODE_MEMCPY) {
         struct any_copy any;
@@ -377,7 +414,9 @@ static int as_runtime(struct node_parameters *to, const struct node_parameters *
     if (from->type == IBX_FRONTEND_NODE_KERNEL) {
         struct kernel_parameters k;
         memcpy(&k, &from->of, sizeof(k));
-        kernel_of(&to->of.kernel, &k);
+        const int rc = take_kernel(kernel, &k);
+        to->of.kernel = kernel->is;
+        return rc;
     }
     return CUDA_SUCCESS;
 }
@@ -386,7 +425,10 @@ static int add_node(void **node, void *graph, void *const *behind, const void *e
                     struct node_parameters *p)
 {
     struct node_parameters is;
-    int rc = p ? as_runtime(&is, p) : CUDA_INVALID_VALUE;
+    struct kernel_taken kernel;
+    if (!p)
+        return CUDA_INVALID_VALUE;
+    int rc = as_runtime(&is, p, &kernel);
     if (!rc && lost(edges))
         rc = CUDA_NOT_SUPPORTED;
     if (!rc)
@@ -396,16 +438,19 @@ static int add_node(void **node, void *graph, void *const *behind, const void *e
     if (!rc && (p->type == IBX_FRONTEND_NODE_ALLOCATION ||
                 p->type == IBX_FRONTEND_NODE_CONDITIONAL)) /* it has answers */
         *p = is;
-    return rc;
+    return end_kernel(&kernel, rc);
 }
 
 static int set_node(void *exec, void *node, const struct node_parameters *p)
 {
     struct node_parameters is;
-    const int rc = p ? as_runtime(&is, p) : CUDA_INVALID_VALUE;
-    if (rc)
-        return rc;
-    return exec ? cudaGraphExecNodeSetParams(exec, node, &is) : cudaGraphNodeSetParams(node, &is);
+    struct kernel_taken kernel;
+    if (!p)
+        return CUDA_INVALID_VALUE;
+    int rc = as_runtime(&is, p, &kernel);
+    if (!rc)
+        rc = exec ? cudaGraphExecNodeSetParams(exec, node, &is) : cudaGraphNodeSetParams(node, &is);
+    return end_kernel(&kernel, rc);
 }
 
 EXPORTED int cuGraphAddNode_v2(void **node, void *graph, void *const *behind, const void *edges,

@@ -12,8 +12,6 @@
 #define EXTRA_BUFFER ((void *)1)
 #define EXTRA_SIZE   ((void *)2)
 
-#define FEW 64u /* arguments, as a rule */
-
 bool ibx_driver_config(struct launch_config *config, const struct ibx_driver_launch *launch)
 {
     if (!launch || (launch->count && !launch->attributes))
@@ -41,38 +39,48 @@ static bool read_extra(void **extra, uint8_t **bytes, size_t *n)
     return *bytes || !*n;
 }
 
-static int launch_packed(const struct launch_config *config, const void *function, uint8_t *bytes,
-                         size_t n)
+int ibx_driver_unpack(struct ibx_driver_arguments *a, const void *function, void **extra)
 {
-    void *few[FEW], **arguments = few;
-    size_t count = FEW;
-    if (!ibx_frontend_kernel_arguments(function, bytes, n, arguments, &count))
+    size_t n, count = IBX_DRIVER_FEW;
+    uint8_t *bytes;
+    *a = (struct ibx_driver_arguments){.all = a->few};
+    if (!read_extra(extra, &bytes, &n) ||
+        !ibx_frontend_kernel_arguments(function, bytes, n, a->few, &count))
         return CUDA_INVALID_VALUE;
-    if (count > FEW) {
-        arguments = calloc(count, sizeof(*arguments));
-        if (!arguments || !ibx_frontend_kernel_arguments(function, bytes, n, arguments, &count)) {
-            free(arguments);
-            return CUDA_MEMORY_ALLOCATION;
-        }
-    }
-    const int rc = cudaLaunchKernelExC(config, function, arguments);
-    if (arguments != few)
-        free(arguments);
-    return rc;
+    if (count <= IBX_DRIVER_FEW)
+        return CUDA_SUCCESS;
+    a->all = a->more = calloc(count, sizeof(*a->more));
+    if (a->more && ibx_frontend_kernel_arguments(function, bytes, n, a->more, &count))
+        return CUDA_SUCCESS;
+    free(a->more);
+    a->more = NULL;
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+void ibx_driver_unpacked(struct ibx_driver_arguments *a)
+{
+    free(a->more);
+}
+
+bool ibx_driver_is_packed(void *const *extra)
+{
+    return extra && *extra != EXTRA_END;
 }
 
 static int launch(const struct launch_config *config, const void *function, void **arguments,
                   void **extra)
 {
-    uint8_t *bytes;
-    size_t n;
+    struct ibx_driver_arguments unpacked;
     if (!function)
         return CUDA_INVALID_HANDLE;
-    if (!extra || *extra == EXTRA_END) /* which programs pass beside arguments */
+    if (!ibx_driver_is_packed(extra))
         return cudaLaunchKernelExC(config, function, arguments);
-    if (arguments || !read_extra(extra, &bytes, &n))
-        return CUDA_INVALID_VALUE;
-    return launch_packed(config, function, bytes, n);
+    int rc = arguments ? CUDA_INVALID_VALUE : ibx_driver_unpack(&unpacked, function, extra);
+    if (rc)
+        return rc;
+    rc = cudaLaunchKernelExC(config, function, unpacked.all);
+    ibx_driver_unpacked(&unpacked);
+    return rc;
 }
 
 EXPORTED int cuLaunchKernel(const void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,

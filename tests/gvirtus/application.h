@@ -190,6 +190,7 @@ bool driver_sets_elements();
 // application_driver_modules.cpp
 bool driver_lone_variables();
 bool driver_without_context();
+bool driver_packed_nodes();
 
 // application_driver_virtual.cpp
 bool driver_maps_memory();

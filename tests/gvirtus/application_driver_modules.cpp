@@ -175,3 +175,75 @@ bool driver_without_context()
     REQUIRE(good && cu("cuStreamDestroy_v2", stream) == 0 && cu("cuEventDestroy_v2", event) == 0);
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
+
+namespace
+{
+
+// CUDA_KERNEL_NODE_PARAMS, alone and in CUgraphNodeParams.
+struct KernelNode {
+    const void *function;
+    unsigned grid[3], block[3], shared;
+    void **arguments, **extra;
+    const void *kernel;
+    void *context;
+};
+struct AnyNode {
+    int type, reserved[3];
+    union {
+        KernelNode kernel;
+        char bytes[232];
+    };
+    long long reserved_too;
+};
+
+} // namespace
+
+// In nodes of graphs as in launches.
+bool driver_packed_nodes()
+{
+    void *context = nullptr, *module = nullptr, *function = nullptr, *graph = nullptr;
+    void *nodes[2] = {}, *exec = nullptr;
+    Address memory = 0;
+    constexpr std::size_t n = 1000;
+    const std::vector<char> image = library_cubin(), bytes = random_bytes(n, 9);
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 4 * n) == 0);
+    REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0);
+    REQUIRE(cu("cuModuleGetFunction", &function, module,
+               static_cast<const char *>(STUB_LIBRARY_KERNEL)) == 0);
+    REQUIRE(cu("cuMemcpyHtoD_v2", memory, static_cast<const void *>(bytes.data()), n) == 0);
+    struct Packed {
+        Address to, from;
+        std::size_t n;
+    } packed = {memory + n, memory, n};
+    std::size_t size = sizeof(packed);
+    void *extra[] = {reinterpret_cast<void *>(1), &packed, reinterpret_cast<void *>(2), &size,
+                     nullptr};
+    KernelNode kernel = {function, {1, 1, 1}, {1, 1, 1}, 0, nullptr, extra, nullptr, context};
+    const auto add = [&](void **node, void *const *behind) {
+        return cu("cuGraphAddKernelNode_v2", node, graph, behind, std::size_t{behind ? 1u : 0u},
+                  static_cast<const KernelNode *>(&kernel));
+    };
+    REQUIRE(cu("cuGraphCreate", &graph, 0u) == 0 && add(&nodes[0], nullptr) == 0);
+    AnyNode any = {};
+    any.kernel = kernel;
+    packed = {memory + 2 * n, memory + n, n};
+    REQUIRE(cu("cuGraphAddNode_v2", &nodes[1], graph, static_cast<void *const *>(&nodes[0]),
+               static_cast<const void *>(nullptr), std::size_t{1}, &any) == 0);
+    REQUIRE(cu("cuGraphInstantiateWithFlags", &exec, graph, 0ull) == 0);
+    REQUIRE(cu("cuGraphLaunch", exec, legacy) == 0 && cu("cuCtxSynchronize") == 0);
+    const std::string whole(bytes.data(), n);
+    REQUIRE(bytes_at(memory + n, whole) && bytes_at(memory + 2 * n, whole));
+    packed = {memory + 3 * n, memory + n, n};
+    REQUIRE(cu("cuGraphExecKernelNodeSetParams_v2", exec, nodes[1],
+               static_cast<const KernelNode *>(&kernel)) == 0);
+    REQUIRE(cu("cuGraphLaunch", exec, legacy) == 0 && cu("cuCtxSynchronize") == 0);
+    REQUIRE(bytes_at(memory + 3 * n, whole));
+    // Fewer bytes than the kernel's arguments have; both kinds of arguments.
+    void *arguments[] = {&packed.to, &packed.from, &packed.n};
+    size = sizeof(packed) - 8;
+    REQUIRE(add(&nodes[1], nullptr) == 1);
+    size = sizeof(packed), kernel.arguments = arguments;
+    REQUIRE(add(&nodes[1], nullptr) == 1);
+    REQUIRE(cu("cuGraphExecDestroy", exec) == 0 && cu("cuGraphDestroy", graph) == 0);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}

@@ -496,7 +496,8 @@ void check_what_it_does_not()
           "driver-shares",           "driver-hints",          "driver-pointer-answers",
           "driver-odd-answers",      "driver-launch-answers", "driver-sets-elements",
           "driver-maps-memory",      "driver-maps-tensors",   "driver-maps-nothing",
-          "driver-maps-until-reset", "driver-lone-variables", "driver-without-context"})
+          "driver-maps-until-reset", "driver-lone-variables", "driver-without-context",
+          "driver-packed-nodes"})
         check(test, [=] { return run(test, true); });
     check("the driver's calls by their names", driver_entry_points);
     check("a back end without these calls", without_extra);
