@@ -271,7 +271,7 @@ bool descriptors(void *other)
 // Memory of the host in which a function works is the back end's.
 bool solvers()
 {
-    void *handle = nullptr, *parameters = nullptr;
+    void *handle = nullptr, *parameters = nullptr, *none = nullptr;
     int *info = device_copy<int>({0}), size = 0;
     double *a = device_copy<double>({1});
     const auto factor = [&](std::size_t bytes) {
@@ -284,6 +284,10 @@ bool solvers()
     REQUIRE(math("cusolverDnDgetrf_bufferSize", handle, 6, 7, a, 6, &size) == 0 && size == 42);
     REQUIRE(factor(1 << 20) == 0 && host_copy(info, 1)[0] == 42 && factor(0) == 0);
     REQUIRE(factor(std::size_t{1} << 40) == 3);
+    std::swap(parameters, none); // the library takes its own then
+    REQUIRE(cudaMemset(info, 0, sizeof(*info)) == 0 && factor(8) == 0);
+    REQUIRE(host_copy(info, 1)[0] == 42);
+    std::swap(parameters, none);
     REQUIRE(math("cusolverDnDestroyParams", parameters) == 0 && factor(8) == 3);
     return HOLDS(math("cusolverDnDestroy", handle) == 0);
 }

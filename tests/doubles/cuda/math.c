@@ -575,7 +575,7 @@ EXPORT int cusolverDnXgetrf(const struct handle *h, const struct handle *params,
                             int compute, void *on_device, size_t device_bytes, void *on_host,
                             size_t host_bytes, int *info)
 {
-    const unsigned said = (unsigned)m * (unsigned)n + params->seed;
+    const unsigned said = (unsigned)m * (unsigned)n + (params ? params->seed : 0);
     (void)a_type, (void)a, (void)lda, (void)pivots, (void)compute, (void)on_device;
     (void)device_bytes;
     (void)host_bytes; /* it is not looked at */
