@@ -79,7 +79,7 @@ int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *
     }
     if (!node || !p || (count && !behind))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (edges || count > IBX_EXTRA_BEHIND)
+    if (!ibx_frontend_edges_are_known(edges, count) || count > IBX_EXTRA_BEHIND)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     switch (p->type) {
     case IBX_FRONTEND_NODE_KERNEL:

@@ -535,6 +535,22 @@ int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
     return rc;
 }
 
+#define EDGE_BYTES 8u
+enum { EDGE_FROM_PORT, EDGE_TO_PORT, EDGE_TYPE, EDGE_RESERVED }; /* cudaGraphEdgeData */
+
+/* Programmatic ones let the later kernel begin before the earlier one has ended, if both ask for
+ * it: it may as well begin behind that. */
+bool ibx_frontend_edges_are_known(const void *edges, size_t count)
+{
+    static const uint8_t none[EDGE_BYTES - EDGE_RESERVED] = {0};
+    const uint8_t *edge = edges;
+    for (size_t i = 0; edge && i < count; i++, edge += EDGE_BYTES)
+        if (edge[EDGE_FROM_PORT] > 2 || edge[EDGE_TO_PORT] || edge[EDGE_TYPE] > 1 ||
+            memcmp(edge + EDGE_RESERVED, none, sizeof(none)) != 0)
+            return false;
+    return true;
+}
+
 /* Before CUDA 13 there is no array of edges' data, and the count comes in its place. */
 static int order(const char *call, void *graph, void *const *from, void *const *to,
                  const void *edges, size_t count, bool remove)
@@ -545,8 +561,9 @@ static int order(const char *call, void *graph, void *const *from, void *const *
         count = (size_t)edges;
         edges = NULL;
     }
-    if (edges || (count && (!from || !to)))
-        return ibx_frontend_fail(edges ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
+    const bool known = ibx_frontend_edges_are_known(edges, count);
+    if (!known || (count && (!from || !to)))
+        return ibx_frontend_fail(known ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
     for (size_t i = 0; i < count && !rc; i++) {
         struct extra e;
         ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_ORDER, call);

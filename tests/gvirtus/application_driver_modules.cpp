@@ -227,8 +227,17 @@ bool driver_packed_nodes()
     AnyNode any = {};
     any.kernel = kernel;
     packed = {memory + 2 * n, memory + n, n};
-    REQUIRE(cu("cuGraphAddNode_v2", &nodes[1], graph, static_cast<void *const *>(&nodes[0]),
-               static_cast<const void *>(nullptr), std::size_t{1}, &any) == 0);
+    // Edges as usual, one that may be overlapped, and of a kind that is not known.
+    unsigned char edge[8] = {0, 0, 9};
+    const auto add_behind = [&](void **node) {
+        return cu("cuGraphAddNode_v2", node, graph, static_cast<void *const *>(&nodes[0]),
+                  static_cast<const void *>(edge), std::size_t{1}, &any);
+    };
+    REQUIRE(add_behind(&nodes[1]) == 801);
+    edge[0] = 1, edge[2] = 1;
+    REQUIRE(add_behind(&nodes[1]) == 0 && cu("cuGraphDestroyNode", nodes[1]) == 0);
+    edge[0] = 0, edge[2] = 0;
+    REQUIRE(add_behind(&nodes[1]) == 0);
     REQUIRE(cu("cuGraphInstantiateWithFlags", &exec, graph, 0ull) == 0);
     REQUIRE(cu("cuGraphLaunch", exec, legacy) == 0 && cu("cuCtxSynchronize") == 0);
     const std::string whole(bytes.data(), n);
