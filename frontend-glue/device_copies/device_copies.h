@@ -26,6 +26,7 @@
  *   launch.c         kernels, by the driver
  *   math_calls.c     functions of cuBLAS and others; math_libraries.c: where these are
  *   math_descriptors.c  descriptors of cuBLASLt
+ *   math_dnn.c       graphs of cuDNN
  *   math_limits.c    what handles of libraries count as, and which of them one request has alone
  *   host_maps.c      page-locked memory of clients, for kernels
  *   request_shapes.c what handlers do with a request before CUDA checks it

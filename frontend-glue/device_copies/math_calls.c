@@ -13,6 +13,7 @@
  */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/device_copies/math_descriptors.h"
+#include "frontend-glue/device_copies/math_dnn.h"
 #include "frontend-glue/device_copies/math_limits.h"
 #include "frontend-glue/session/math_calls.h"
 
@@ -76,10 +77,10 @@ static void *device_memory(struct call *c)
 }
 
 /* The library takes its own parameters where there are none (PyTorch passes none). */
-static void *other_handle(struct call *c, unsigned type)
+static void *other_handle(struct call *c, unsigned type, bool may_be_null)
 {
     const uint64_t handle = ibx_get_u64(&c->in);
-    if (!handle && type == IBX_MATH_PARAMS)
+    if (!handle && (may_be_null || type == IBX_MATH_PARAMS))
         return NULL;
     if (ibx_math_is_filled(type) ? !ibx_handles_change(c->x, kind_of(type), handle)
                                  : !ibx_handles_know(c->x, kind_of(type), handle))
@@ -152,8 +153,8 @@ static bool has_no_bytes(const struct call *c, const struct ibx_math_argument *a
 static void *host_room(struct call *c, unsigned i, size_t n)
 {
     c->unwanted[i] = !ibx_get_u8(&c->in);
-    if (c->unwanted[i] && has_no_bytes(c, &c->f->arguments[i]))
-        return NULL;
+    if (c->unwanted[i] && (has_no_bytes(c, &c->f->arguments[i]) || ibx_math_is_dnn(c->f->number)))
+        return NULL; /* cuDNN says itself what it cannot do without */
     if (n <= IBX_MATH_OUT)
         return room(c, n);
     void *at = long_memory_of(c, n);
@@ -271,7 +272,7 @@ static void get_plain(struct call *c, unsigned i)
         v->p = stream(c);
         break;
     case IBX_MATH_OTHER:
-        v->p = other_handle(c, c->f->arguments[i].n);
+        v->p = other_handle(c, c->f->arguments[i].n, c->f->arguments[i].of);
         break;
     case IBX_MATH_HANDLE:
         v->p = pointer_of(c->handle);
@@ -311,6 +312,7 @@ static void get_sized(struct call *c, unsigned i)
         v->p = host_room(c, i, n);
         break;
     case IBX_MATH_HOST_OR_NULL:
+    case IBX_MATH_SCALING:
         v->p = host_bytes(c, n, true);
         break;
     case IBX_MATH_DESCRIPTOR:
@@ -377,6 +379,8 @@ static int decode(struct call *c)
         get_sized(c, i);
     if (c->in.failed || c->in.position != c->in.length || !names_mode(c))
         refuse(c, c->statuses->invalid_value);
+    if (!c->refused && ibx_math_is_dnn(c->f->number))
+        refuse(c, ibx_dnn_check(c->x, c->f, c->values));
     return c->refused;
 }
 
@@ -391,6 +395,8 @@ void ibx_math_end(unsigned type, uint64_t handle)
         value.i = (int)(uint32_t)handle;
     else
         value.p = (void *)(uintptr_t)handle;
+    if (type == IBX_MATH_GRAPH)
+        ibx_dnn_ended(handle);
     if (function)
         f->call(function, &value);
 }
@@ -471,6 +477,8 @@ static const struct ibx_math_function *selector_of(enum ibx_handle_kind kind)
         return ibx_math_find(IBX_MATH_cufftSetStream);
     case IBX_MATH_SPARSE:
         return ibx_math_find(IBX_MATH_cusparseSetStream);
+    case IBX_MATH_DNN:
+        return ibx_math_find(IBX_MATH_cudnnSetStream);
     case IBX_MATH_SPSOLVER:
         return ibx_math_find(IBX_MATH_cusolverSpSetStream);
     default:
@@ -515,7 +523,11 @@ static int run(struct call *c, void *function)
         ibx_captures_spare(c->x, 0);
     if (c->f->use != IBX_MATH_USE_ASKS)
         ibx_clients_hide_work(c->x);
-    const int status = c->f->call(function, c->values);
+    const int status = c->f->number == IBX_MATH_cudnnBackendExecute
+                           ? ibx_dnn_execute(c->x, function, c->values)
+                           : c->f->call(function, c->values);
+    if (!status && ibx_math_is_dnn(c->f->number))
+        ibx_dnn_done(c->f, c->values);
     if (ends)
         ibx_captures_wait_end();
     if (selects && !status)

@@ -21,6 +21,17 @@ static const struct {
     enum alone alone;
     bool filled; /* also by functions whose own handle is another one */
 } types[IBX_MATH_TYPES] = {
+    [IBX_MATH_DNN] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_GRAPH] = {IBX_HOLD_PLANS, WHO_SETS_UP, false},
+    [IBX_MATH_TENSOR] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_FILTER] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_CONVOLUTION] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_ACTIVATION] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_POOLING] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_SPATIAL] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_RNN] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_RNNDATA] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_DROPOUT] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
     [IBX_MATH_BLAS] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
     [IBX_MATH_LT] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
     [IBX_MATH_SPARSE] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
@@ -107,7 +118,9 @@ int ibx_math_no_memory(unsigned number)
     case IBX_MATH_CUSPARSE:
     case IBX_MATH_CUSOLVER:
         return 2;
-    default: /* cuBLAS's */
+    case IBX_MATH_CUDNN:
+        return 4003; /* of the host */
+    default:         /* cuBLAS's */
         return 3;
     }
 }

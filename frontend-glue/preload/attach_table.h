@@ -36,6 +36,7 @@
  *   math_vectors.c  of which type the values of dense vectors are
  *   math_lt.c, math_descriptors.c  likewise: cuBLASLt, and its descriptors
  *   math_answers.c  what it has answered and would again
+ *   math_dnn.c, math_dnn_absent.c  graphs of cuDNN; what of it there is not
  *   libcublaslt.c  a library of that name
  *   outputs.c      answers that have no place, questions about what is no kernel
  *   absent.c       calls that are not there for a remote GPU

@@ -75,7 +75,7 @@ static bool is_named(const char *path, const char *begin)
 /* Whether this library has functions of that one. */
 static bool is_known(const char *path)
 {
-    static const char *const names[] = {IBX_REMOTE_LIBRARIES};
+    static const char *const names[] = {IBX_REMOTE_LIBRARIES, "libcudnn"};
     bool known = false;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         known = known || is_named(path, names[i]);
@@ -84,11 +84,13 @@ static bool is_known(const char *path)
 
 /* This library's function of that name, where the program has asked such a library for one, whether
  * that has it or not. */
-APART static void *ours(look_up *next, void *handle, const char *name)
+/* cuDNN's libraries look for each other's functions so. */
+APART static void *ours(look_up *next, void *handle, const char *name, const void *caller)
 {
     struct link_map *library = NULL;
     Dl_info info;
-    if (!begins(name, "cu") && !begins(name, "__cuda"))
+    if ((!begins(name, "cu") && !begins(name, "__cuda")) ||
+        (begins(name, "cudnn") && dladdr(caller, &info) && is_named(info.dli_fname, "libcudnn")))
         return NULL;
     void *function = next(itself, name), *theirs = function ? next(handle, name) : NULL;
     const bool is_there = theirs ? dladdr(theirs, &info) && is_known(info.dli_fname)
@@ -127,7 +129,7 @@ __attribute__((visibility("default"))) void *dlsym(void *restrict handle, const 
 {
     look_up *next = next_one();
     const bool asks = next && itself && handle != RTLD_DEFAULT && handle != RTLD_NEXT;
-    void *function = asks ? ours(next, handle, name) : NULL;
+    void *function = asks ? ours(next, handle, name, __builtin_return_address(0)) : NULL;
     if (asks && is_of_driver(name) &&
         ours_of_driver(next, handle, name, __builtin_return_address(0), &function))
         return function;

@@ -298,7 +298,8 @@ static const char *library_of(const char *symbol)
     static const char *const all[][2] = {
         {"cublasLt", "libcublasLt.so"}, {"cublas", "libcublas.so"},
         {"cufft", "libcufft.so"},       {"curand", "libcurand.so"},
-        {"cusolver", "libcusolver.so"}, {"cusparse", "libcusparse.so"}};
+        {"cusolver", "libcusolver.so"}, {"cusparse", "libcusparse.so"},
+        {"cudnn", "libcudnn.so"}};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         if (!strncmp(symbol, all[i][0], strlen(all[i][0])))
             return all[i][1];

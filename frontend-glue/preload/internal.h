@@ -357,7 +357,8 @@ bool ibx_frontend_threads_capture(unsigned *rested);
 
 /* ---------------------------------------------------------------------------- graphs.c */
 
-/* Whether these dependencies, of which each has data (NULL: none has), are as good as usual ones. */
+/* Whether these dependencies, of which each has data (NULL: none has), are as good as usual ones.
+ */
 bool ibx_frontend_edges_are_known(const void *edges, size_t count);
 
 /* What is launched calls another function from now on, in that node; `before`: that which the node

@@ -128,6 +128,8 @@ void ibx_frontend_hide_local_gpus(void)
                 local.path);
         return;
     }
+    if (ibx_frontend_is_named(local.path, "libcudnn.so")) /* its calls are requests */
+        return;
     ibx_log(IBX_LOG_WARN,
             "%s is not GVirtuS's and cannot reach the remote GPU: " HIDES
             " is empty now, so that it uses none of this host with the other's addresses; "

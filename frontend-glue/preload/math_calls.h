@@ -79,6 +79,9 @@ const uint8_t *ibx_descriptor_bytes(enum ibx_descriptor_type type, const void *d
 #pragma GCC visibility push(default)
 #define MATH(name, use, ...) int name(IBX_EACH(IBX_PARAMETER, __VA_ARGS__));
 #include "frontend-glue/session/math_blas.def"
+#undef MATH_APART
+#define MATH_APART(...)
+#include "frontend-glue/session/math_dnn.def"
 #include "frontend-glue/session/math_fft.def"
 #include "frontend-glue/session/math_lt.def"
 #include "frontend-glue/session/math_rng.def"

@@ -30,12 +30,21 @@
 #define IBX_EACH_22(M, a, ...) M(22, a), IBX_EACH_21(M, __VA_ARGS__)
 #define IBX_EACH_23(M, a, ...) M(23, a), IBX_EACH_22(M, __VA_ARGS__)
 #define IBX_EACH_24(M, a, ...) M(24, a), IBX_EACH_23(M, __VA_ARGS__)
+#define IBX_EACH_25(M, a, ...) M(25, a), IBX_EACH_24(M, __VA_ARGS__)
+#define IBX_EACH_26(M, a, ...) M(26, a), IBX_EACH_25(M, __VA_ARGS__)
+#define IBX_EACH_27(M, a, ...) M(27, a), IBX_EACH_26(M, __VA_ARGS__)
+#define IBX_EACH_28(M, a, ...) M(28, a), IBX_EACH_27(M, __VA_ARGS__)
+#define IBX_EACH_29(M, a, ...) M(29, a), IBX_EACH_28(M, __VA_ARGS__)
+#define IBX_EACH_30(M, a, ...) M(30, a), IBX_EACH_29(M, __VA_ARGS__)
+#define IBX_EACH_31(M, a, ...) M(31, a), IBX_EACH_30(M, __VA_ARGS__)
+#define IBX_EACH_32(M, a, ...) M(32, a), IBX_EACH_31(M, __VA_ARGS__)
 #define IBX_COUNT_OF(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17,   \
-                     a18, a19, a20, a21, a22, a23, a24, n, ...)                                    \
+                     a18, a19, a20, a21, a22, a23, a24, a25, a26, a27, a28, a29, a30, a31, a32, n, \
+                     ...)                                                                          \
     n
 #define IBX_COUNT(...)                                                                             \
-    IBX_COUNT_OF(__VA_ARGS__, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, \
-                 6, 5, 4, 3, 2, 1, 0)
+    IBX_COUNT_OF(__VA_ARGS__, 32, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16,  \
+                 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
 #define IBX_JOIN(a, b)   a##b
 #define IBX_EACH_OF(n)   IBX_JOIN(IBX_EACH_, n)
 #define IBX_EACH(M, ...) IBX_EACH_OF(IBX_COUNT(__VA_ARGS__))(M, __VA_ARGS__)
@@ -82,6 +91,10 @@
 #define IBX_TYPE_SA(k)     void *
 #define IBX_TYPE_SB(k)     void *
 #define IBX_TYPE_V         void *
+#define IBX_TYPE_KN(t)     void *
+#define IBX_TYPE_SS        void *
+#define IBX_TYPE_AV(t, k)  void *
+#define IBX_TYPE_CV(t, k)  void *
 
 #define IBX_MEMBER_I         i
 #define IBX_MEMBER_L         l
@@ -119,5 +132,9 @@
 #define IBX_MEMBER_SA(k)     p
 #define IBX_MEMBER_SB(k)     p
 #define IBX_MEMBER_V         p
+#define IBX_MEMBER_KN(t)     p
+#define IBX_MEMBER_SS        p
+#define IBX_MEMBER_AV(t, k)  p
+#define IBX_MEMBER_CV(t, k)  p
 
 #endif

@@ -45,6 +45,10 @@
 #define ABOUT_SB(k)     IBX_MATH_BETA, 0, 0, k
 #define ABOUT_V         IBX_MATH_LAST_STREAM, 0, 0, 0
 #define ABOUT_AC(k, c)  IBX_MATH_ARRAY, IBX_MATH_OF_COMPUTE, c, k
+#define ABOUT_KN(t)     IBX_MATH_OTHER, 0, IBX_MATH_##t, 1
+#define ABOUT_SS        IBX_MATH_SCALING, IBX_MATH_BYTES, 8, 0
+#define ABOUT_AV(t, k)  IBX_MATH_ARRAY_OR_NULL, IBX_MATH_OF_ATTRIBUTE, t, k
+#define ABOUT_CV(t, k)  IBX_MATH_HOST_CHANGED, IBX_MATH_OF_ATTRIBUTE, t, k
 #define ABOUT_ACL(k, c) IBX_MATH_ARRAY, IBX_MATH_OF_COMPUTE_LONG, c, k
 
 #define VALUE(k, a)         VALUE_OF(k, IBX_MEMBER_##a)
@@ -62,6 +66,7 @@
         return call(IBX_EACH(VALUE, __VA_ARGS__));                                                 \
     }
 #include "frontend-glue/session/math_blas.def"
+#include "frontend-glue/session/math_dnn.def"
 #include "frontend-glue/session/math_fft.def"
 #include "frontend-glue/session/math_lt.def"
 #include "frontend-glue/session/math_rng.def"
@@ -79,6 +84,7 @@ static const struct ibx_math_function functions[] = {
 #include "frontend-glue/session/math_sparse.def"
 #include "frontend-glue/session/math_solver.def"
 #include "frontend-glue/session/math_lt.def"
+#include "frontend-glue/session/math_dnn.def"
 };
 #undef MATH
 
@@ -90,7 +96,8 @@ static const unsigned begins[IBX_MATH_LIBRARIES + 1] = {
     [IBX_MATH_CUFFT] = BEFORE_FFT,
     [IBX_MATH_CUSPARSE] = BEFORE_SPARSE,
     [IBX_MATH_CUSOLVER] = BEFORE_SPARSE + IBX_MATH_OF(CUSPARSE),
-    [IBX_MATH_CUBLASLT] = IBX_MATH_FUNCTIONS - IBX_MATH_OF(CUBLASLT),
+    [IBX_MATH_CUBLASLT] = IBX_MATH_FUNCTIONS - IBX_MATH_OF(CUDNN) - IBX_MATH_OF(CUBLASLT),
+    [IBX_MATH_CUDNN] = IBX_MATH_FUNCTIONS - IBX_MATH_OF(CUDNN),
     [IBX_MATH_LIBRARIES] = IBX_MATH_FUNCTIONS,
 };
 
@@ -102,6 +109,7 @@ static const struct ibx_math_statuses libraries[IBX_MATH_LIBRARIES] = {
                            IBX_MATH_SPARSE},
     [IBX_MATH_CUSOLVER] = {"libcusolver.so", 1, 3, 9, 0, IBX_MATH_SOLVER},
     [IBX_MATH_CUBLASLT] = {"libcublasLt.so", 1, 7, 15, 0, IBX_MATH_LT},
+    [IBX_MATH_CUDNN] = {"libcudnn.so", 1001, 2000, 3000, 0, IBX_MATH_DNN},
 };
 
 const struct ibx_math_function *ibx_math_each(size_t i)
@@ -126,6 +134,17 @@ const struct ibx_math_statuses *ibx_math_statuses_of(unsigned number)
 unsigned ibx_math_end_of(enum ibx_math_type type)
 {
     static const uint16_t ends[IBX_MATH_TYPES] = {
+        [IBX_MATH_GRAPH] = IBX_MATH_cudnnBackendDestroyDescriptor,
+        [IBX_MATH_TENSOR] = IBX_MATH_cudnnDestroyTensorDescriptor,
+        [IBX_MATH_FILTER] = IBX_MATH_cudnnDestroyFilterDescriptor,
+        [IBX_MATH_CONVOLUTION] = IBX_MATH_cudnnDestroyConvolutionDescriptor,
+        [IBX_MATH_ACTIVATION] = IBX_MATH_cudnnDestroyActivationDescriptor,
+        [IBX_MATH_POOLING] = IBX_MATH_cudnnDestroyPoolingDescriptor,
+        [IBX_MATH_SPATIAL] = IBX_MATH_cudnnDestroySpatialTransformerDescriptor,
+        [IBX_MATH_RNN] = IBX_MATH_cudnnDestroyRNNDescriptor,
+        [IBX_MATH_RNNDATA] = IBX_MATH_cudnnDestroyRNNDataDescriptor,
+        [IBX_MATH_DROPOUT] = IBX_MATH_cudnnDestroyDropoutDescriptor,
+        [IBX_MATH_DNN] = IBX_MATH_cudnnDestroy,
         [IBX_MATH_SPGEMM] = IBX_MATH_cusparseSpGEMM_destroyDescr,
         [IBX_MATH_SPSM] = IBX_MATH_cusparseSpSM_destroyDescr,
         [IBX_MATH_SPSV] = IBX_MATH_cusparseSpSV_destroyDescr,
@@ -180,6 +199,13 @@ size_t ibx_math_bytes_of_type(int type)
     return type >= 0 && (size_t)type < sizeof(bytes) ? bytes[type] : 0;
 }
 
+size_t ibx_math_bytes_of_attribute(int type)
+{
+    static const uint8_t bytes[] = {8, 4, 1, 8, 4, 8, 8, 4, 4, 4, 4,  4, 4, 4, 4, 8,
+                                    4, 4, 4, 4, 4, 4, 4, 4, 1, 4, 16, 4, 4, 4, 4};
+    return type >= 0 && (size_t)type < sizeof(bytes) ? bytes[type] : 0;
+}
+
 static bool is_complex(int type)
 {
     return (type >= 4 && type <= 7) || (type > 7 && type < 28 && type % 2);
@@ -224,6 +250,8 @@ static size_t bytes_of_one(const struct ibx_math_argument *a, const union ibx_ma
         return ibx_math_bytes_of_type(values[a->n].i);
     case IBX_MATH_FIVE_OF_TYPE:
         return 5 * ibx_math_bytes_of_type(values[a->n].i);
+    case IBX_MATH_OF_ATTRIBUTE:
+        return ibx_math_bytes_of_attribute(values[a->n].i);
     case IBX_MATH_OF_COMPUTE:
     case IBX_MATH_OF_COMPUTE_LONG:
         return bytes_of_compute(values[a->n].i, array ? 0 : values[a->of].i);
@@ -235,7 +263,8 @@ static size_t bytes_of_one(const struct ibx_math_argument *a, const union ibx_ma
 static size_t count_of(const struct ibx_math_argument *a, const union ibx_math_value *values)
 {
     const bool array = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL;
-    const bool is_long = a->size == IBX_MATH_BYTES_OF_LONG || a->size == IBX_MATH_OF_COMPUTE_LONG;
+    const bool is_long = a->size == IBX_MATH_BYTES_OF_LONG || a->size == IBX_MATH_OF_COMPUTE_LONG ||
+                         a->size == IBX_MATH_OF_ATTRIBUTE;
     const int64_t most = a->kind == IBX_MATH_OUTPUT ? IBX_MATH_OUT_MOST : IBX_MATH_BODY;
     if (!array && !is_long && a->size != IBX_MATH_BYTES_OF_INT)
         return 1;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of our own for functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER.
- * GVirtuS has plugins of these libraries, in which many functions are missing, or return something
- * else: so all that are listed in math_*.def are called here. The preload makes the requests
- * (preload/math_calls.c), the back end's plugin runs them (device_copies/math_calls.c) by the
- * library that GVirtuS's plugin has loaded there.
+ * Requests of our own for functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER and
+ * cuDNN. GVirtuS has plugins of these libraries, in which many functions are missing, or return
+ * something else: so all that are listed in math_*.def are called here. The preload makes the
+ * requests (preload/math_calls.c), the back end's plugin runs them (device_copies/math_calls.c) by
+ * the library that GVirtuS's plugin has loaded there.
  *
  * A line of these lists is MATH(name, use, arguments...). Both sides take from it what they need:
  * the exported function, what of its arguments is in the request, and the call. All of them return
@@ -46,6 +46,17 @@ enum ibx_math_use {
 
 /* What has a handle: first what is ended first. */
 enum ibx_math_type {
+    IBX_MATH_GRAPH, /* cudnnBackendDescriptor_t, and so on */
+    IBX_MATH_TENSOR,
+    IBX_MATH_FILTER,
+    IBX_MATH_CONVOLUTION,
+    IBX_MATH_ACTIVATION,
+    IBX_MATH_POOLING,
+    IBX_MATH_SPATIAL,
+    IBX_MATH_RNN,
+    IBX_MATH_RNNDATA,
+    IBX_MATH_DROPOUT,
+    IBX_MATH_DNN,    /* cudnnHandle_t */
     IBX_MATH_SPGEMM, /* cusparseSpGEMMDescr_t, and so on */
     IBX_MATH_SPSM,
     IBX_MATH_SPSV,
@@ -82,6 +93,7 @@ enum ibx_math_library {
     IBX_MATH_CUSPARSE,
     IBX_MATH_CUSOLVER,
     IBX_MATH_CUBLASLT,
+    IBX_MATH_CUDNN,
     IBX_MATH_LIBRARIES /* one more than the last */
 };
 
@@ -89,7 +101,7 @@ enum ibx_math_library {
  *   I, L, F, D      4 bytes; 8 bytes; float; double
  *   P, Z            an address on the device, which may be NULL; a stream
  *   H(t), N(t)      a handle of that type, as a pointer or an int: the request is of that
- *   K(t)            another handle
+ *   K(t)            another handle; KN(t): or NULL
  *   M(t), MN(t)     where one that is made is written, likewise
  *   S(n)            a scalar of n bytes, in memory of the host or, by the handle's pointer mode, of
  *                   the device; R(n): a result there, X(n): both
@@ -107,7 +119,11 @@ enum ibx_math_library {
  *                   argument k, of 8 bytes, says
  *   T(t)            a descriptor of that type (math_descriptors.h), or NULL
  *   SA(k), SB(k)    alpha and beta, of the type and in the memory that the descriptor k says
- *   V               a stream, in the body's last 8 bytes */
+ *   SS              a scalar of cuDNN's in memory of the host, or NULL: 8 bytes, of which a float
+ *                   has 4
+ *   AV(t, k)        so many elements as argument k says, of 8 bytes, of the type of cuDNN's
+ * attributes that argument t names, in memory of the host, or NULL; CV(t, k): that it changes V a
+ * stream, in the body's last 8 bytes */
 enum ibx_math_kind {
     IBX_MATH_INT,
     IBX_MATH_LONG,
@@ -132,7 +148,8 @@ enum ibx_math_kind {
     IBX_MATH_DESCRIPTOR,
     IBX_MATH_ALPHA,
     IBX_MATH_BETA,
-    IBX_MATH_LAST_STREAM
+    IBX_MATH_LAST_STREAM,
+    IBX_MATH_SCALING
 };
 
 /* How many bytes: `n` of them, or as argument `n` says. */
@@ -143,18 +160,22 @@ enum ibx_math_size {
     IBX_MATH_OF_TYPE,
     IBX_MATH_FIVE_OF_TYPE,
     IBX_MATH_OF_COMPUTE,
-    IBX_MATH_OF_COMPUTE_LONG /* ... of an array that is counted by 8 bytes */
+    IBX_MATH_OF_COMPUTE_LONG, /* ... of an array that is counted by 8 bytes */
+    IBX_MATH_OF_ATTRIBUTE     /* cudnnBackendAttributeType_t, likewise */
 };
 
 /* MATH_BY_HAND(...): the preload exports a function of its own, which brings what this one takes.
  */
 #define MATH_BY_HAND MATH
+/* ... which has other parameters. */
+#define MATH_APART MATH
 
 struct ibx_math_argument {
     uint8_t kind; /* enum ibx_math_kind */
     uint8_t size; /* enum ibx_math_size */
     uint8_t n;    /* or what argument; of handles enum ibx_math_type, of descriptors theirs */
-    uint8_t of;   /* of arrays the argument that counts; the second one of SC; the descriptor */
+    uint8_t of;   /* of arrays the argument that counts; the second one of SC; the descriptor; of
+                     other handles whether they may be NULL */
 };
 
 union ibx_math_value {
@@ -165,7 +186,7 @@ union ibx_math_value {
     void *p;
 };
 
-#define IBX_MATH_ARGUMENTS 24u    /* of a function, at most */
+#define IBX_MATH_ARGUMENTS 32u    /* of a function, at most */
 #define IBX_MATH_BODY      1900u  /* bytes of a body, at most */
 #define IBX_MATH_ROOM      4096u  /* bytes of the host's memory in a call, beside long outputs */
 #define IBX_MATH_OUT       256u   /* bytes of a usual reply beside the exit code */
@@ -200,14 +221,17 @@ enum ibx_math_number {
     IBX_MATH_BEHIND_CUSOLVER,
     IBX_MATH_BEFORE_CUBLASLT = IBX_MATH_CUBLASLT << 12,
 #include "frontend-glue/session/math_lt.def"
-    IBX_MATH_BEHIND_CUBLASLT
+    IBX_MATH_BEHIND_CUBLASLT,
+    IBX_MATH_BEFORE_CUDNN = IBX_MATH_CUDNN << 12,
+#include "frontend-glue/session/math_dnn.def"
+    IBX_MATH_BEHIND_CUDNN
 #undef MATH
 };
 
 #define IBX_MATH_OF(LIBRARY) (IBX_MATH_BEHIND_##LIBRARY - IBX_MATH_BEFORE_##LIBRARY - 1)
 #define IBX_MATH_FUNCTIONS                                                                         \
     (IBX_MATH_OF(CUBLAS) + IBX_MATH_OF(CURAND) + IBX_MATH_OF(CUFFT) + IBX_MATH_OF(CUSPARSE) +      \
-     IBX_MATH_OF(CUSOLVER) + IBX_MATH_OF(CUBLASLT))
+     IBX_MATH_OF(CUSOLVER) + IBX_MATH_OF(CUBLASLT) + IBX_MATH_OF(CUDNN))
 
 struct ibx_math_statuses {
     const char *file; /* the library's name begins so */
@@ -226,6 +250,11 @@ static inline bool ibx_math_is_lt(unsigned number)
 {
     return number >> 12 == IBX_MATH_CUBLASLT;
 }
+/* Whether it is of cuDNN. */
+static inline bool ibx_math_is_dnn(unsigned number)
+{
+    return number >> 12 == IBX_MATH_CUDNN;
+}
 /* Whether it names the stream to which it adds work. */
 bool ibx_math_names_stream(const struct ibx_math_function *f);
 /* Which one ends what is of that type. */
@@ -236,6 +265,8 @@ bool ibx_math_has_scalars(const struct ibx_math_function *f);
 /* The bytes of a scalar, a result or an array, by the values of the other arguments; 0: of none, or
  * that is not known. */
 size_t ibx_math_bytes(const struct ibx_math_argument *a, const union ibx_math_value *values);
+/* cudnnBackendAttributeType_t: bytes of an element; 0: it is not known here. */
+size_t ibx_math_bytes_of_attribute(int type);
 /* cudaDataType: bytes of a value; 0: it has no whole ones, or is not known. */
 size_t ibx_math_bytes_of_type(int type);
 

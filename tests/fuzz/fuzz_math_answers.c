@@ -38,6 +38,9 @@ static void *const exported[] = {
 #include "frontend-glue/session/math_sparse.def"
 #include "frontend-glue/session/math_solver.def"
 #include "frontend-glue/session/math_lt.def"
+#undef MATH_APART
+#define MATH_APART(...) NULL, /* its parameters are others */
+#include "frontend-glue/session/math_dnn.def"
 };
 #undef MATH
 _Static_assert(sizeof(exported) / sizeof(exported[0]) == IBX_MATH_FUNCTIONS, "all of them");
@@ -173,7 +176,7 @@ static void run_step(const uint8_t *step)
         put_plain(&f->arguments[i], &values[i], step[2 + i % CHOICES]);
     for (unsigned i = 0; i < f->count; i++)
         put_host(&f->arguments[i], i, values, step[2 + (i + i / CHOICES) % CHOICES]);
-    if (!f->call(exported[which], values)) {
+    if (exported[which] && !f->call(exported[which], values)) {
         keep(f, values, step[2]);
         require_room(f, values);
     }

@@ -340,6 +340,8 @@ int main(int argc, char **argv)
         {"libraries", libraries},
         {"taken-for-another", taken_for_another},
         {"math-libraries", math_libraries},
+        {"dnn-graphs", dnn_graphs},
+        {"dnn-tensors", dnn_tensors},
         {"lt-library", lt_library},
         {"math-settings", math_settings},
         {"math-library-first", math_library_first},

@@ -137,6 +137,9 @@ bool arrays();
 bool libraries();
 bool taken_for_another();
 bool math_libraries();
+// application_dnn.cpp
+bool dnn_graphs();
+bool dnn_tensors();
 bool lt_library();
 bool math_settings();
 bool math_library_first();

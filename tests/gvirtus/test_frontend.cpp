@@ -430,6 +430,8 @@ void check_what_it_does_not()
     for (const char *test : {"arrays",
                              "libraries",
                              "math-libraries",
+                             "dnn-graphs",
+                             "dnn-tensors",
                              "lt-library",
                              "math-settings",
                              "math-threads",

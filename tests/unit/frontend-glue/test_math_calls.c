@@ -39,7 +39,7 @@ static void numbers_of_none(void **state)
 {
     (void)state;
     static const unsigned none[] = {0,      1,      0xfff,  0x1000, 0x1fff, 0x2000, 0x2fff,
-                                    0x3000, 0x3fff, 0x6fff, 0x7001, 0xf001, 0xffff};
+                                    0x3000, 0x3fff, 0x6fff, 0x7fff, 0x8001, 0xf001, 0xffff};
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
         assert_null(ibx_math_find(none[i]));
     size_t count = 0;
@@ -60,7 +60,7 @@ static bool refers_well(const struct ibx_math_function *f, const struct ibx_math
                        a->size == IBX_MATH_BYTES_OF_INT;
     const bool by_descriptor = a->kind == IBX_MATH_ALPHA || a->kind == IBX_MATH_BETA;
     const bool by_long = a->size == IBX_MATH_BYTES_OF_LONG || a->size == IBX_MATH_OF_COMPUTE_LONG ||
-                         a->kind == IBX_MATH_WORKSPACE;
+                         a->size == IBX_MATH_OF_ATTRIBUTE || a->kind == IBX_MATH_WORKSPACE;
     const bool second = array || a->size == IBX_MATH_OF_COMPUTE || by_long;
     if (a->kind < IBX_MATH_SCALAR && a->kind != IBX_MATH_WORKSPACE)
         return true;

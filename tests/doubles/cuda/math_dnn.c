@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A double of cuDNN's handles, tensors and graphs, as far as tests call them. A plan takes tensor 1
+ * times tensor 3, which is passed by its value, into tensor 2: COUNT floats. */
+#include "tests/doubles/cuda/math_handles.h"
+
+#define BAD_PARAM     2000
+#define NOT_FINALIZED 2004
+#define COUNT         4
+#define MOST          8
+enum { PACK = 16 };
+enum { NUMBERS = 1000, ADDRESSES };
+enum { TYPE_INT64 = 3, TYPE_POINTER = 6, TYPE_DESCRIPTOR = 15 };
+
+struct descriptor {
+    int type, final;
+    int64_t children, numbers, addresses;
+    int64_t number[MOST];
+    void *address[MOST];
+};
+
+EXPORT int cudnnGetProperty(int type, int *value)
+{
+    *value = 9 - type;
+    return 0;
+}
+
+EXPORT int cudnnCreate(struct handle **made)
+{
+    return math_make(made);
+}
+
+EXPORT int cudnnDestroy(struct handle *h)
+{
+    return math_end(h);
+}
+
+EXPORT int cudnnSetStream(struct handle *h, void *stream)
+{
+    h->stream = stream;
+    return 0;
+}
+
+EXPORT int cudnnCreateTensorDescriptor(struct handle **made)
+{
+    return math_make(made);
+}
+
+EXPORT int cudnnDestroyTensorDescriptor(struct handle *h)
+{
+    return math_end(h);
+}
+
+EXPORT int cudnnSetTensorNdDescriptor(struct handle *h, int type, int n, const int *sizes,
+                                      const int *steps)
+{
+    h->seed = (unsigned)type;
+    for (int i = 0; i < n; i++)
+        h->seed = h->seed * 10 + (unsigned)sizes[i] + (unsigned)steps[i];
+    return 0;
+}
+
+EXPORT int cudnnGetTensorSizeInBytes(const struct handle *h, size_t *n)
+{
+    *n = h->seed;
+    return 0;
+}
+
+EXPORT int cudnnCreateRNNDescriptor(struct handle **made)
+{
+    return math_make(made);
+}
+
+EXPORT int cudnnDestroyRNNDescriptor(struct handle *h)
+{
+    return math_end(h);
+}
+
+/* Half of what it tells may be unwanted, both times. */
+EXPORT int cudnnGetRNNWeightParams(const struct handle *h, const struct handle *of, int layer,
+                                   size_t n, char *weights, int number, const struct handle *matrix,
+                                   void **matrix_at, const struct handle *bias, void **bias_at)
+{
+    (void)h, (void)of, (void)layer;
+    if (!matrix != !matrix_at || !bias != !bias_at)
+        return BAD_PARAM;
+    if (matrix_at)
+        *matrix_at = weights + number;
+    if (bias_at)
+        *bias_at = weights + n;
+    return 0;
+}
+
+/* alpha + beta, where a double of 0 may be a float. */
+EXPORT int cudnnAddTensor(const struct handle *h, const float *alpha, const struct handle *of,
+                          const void *from, const double *beta, const struct handle *to, float *at)
+{
+    const float sum = *alpha + (float)*beta;
+    (void)of, (void)from, (void)to;
+    return math_wait(h) || !math_put(at, &sum, sizeof(sum)) ? 5000 : 0;
+}
+
+EXPORT int cudnnBackendCreateDescriptor(int type, struct descriptor **made)
+{
+    *made = calloc(1, sizeof(**made));
+    (*made)->type = type;
+    math_handles++;
+    return 0;
+}
+
+EXPORT int cudnnBackendDestroyDescriptor(struct descriptor *d)
+{
+    free(d);
+    math_handles--;
+    return 0;
+}
+
+EXPORT int cudnnBackendSetAttribute(struct descriptor *d, int name, int type, int64_t n,
+                                    const void *array)
+{
+    if (n > MOST || d->final)
+        return BAD_PARAM;
+    if (type == TYPE_DESCRIPTOR)
+        d->children += n;
+    if (name == NUMBERS && type == TYPE_INT64)
+        memcpy(d->number, array, 8 * (size_t)(d->numbers = n));
+    if (name == ADDRESSES && type == TYPE_POINTER)
+        memcpy(d->address, array, 8 * (size_t)(d->addresses = n));
+    return 0;
+}
+
+/* The descriptors that it is given take over what is in this one. */
+EXPORT int cudnnBackendGetAttribute(const struct descriptor *d, int name, int type, int64_t n,
+                                    int64_t *written, void *array)
+{
+    struct descriptor **all = array;
+    (void)name;
+    if (written)
+        *written = d->children;
+    if (type == TYPE_INT64 && array && n == 1)
+        memcpy(array, &d->children, 8);
+    for (int64_t i = 0; type == TYPE_DESCRIPTOR && array && i < n; i++)
+        all[i]->children = d->children;
+    return 0;
+}
+
+EXPORT int cudnnBackendFinalize(struct descriptor *d)
+{
+    d->final = 1;
+    return 0;
+}
+
+static void *tensor(const struct descriptor *pack, int64_t number)
+{
+    for (int i = 0; i < pack->numbers && i < pack->addresses; i++)
+        if (pack->number[i] == number)
+            return pack->address[i];
+    return NULL;
+}
+
+EXPORT int cudnnBackendExecute(const struct handle *h, const struct descriptor *plan,
+                               const struct descriptor *pack)
+{
+    float values[COUNT], by;
+    const void *scale = tensor(pack, 3);
+    if (pack->type != PACK || !plan->final || !pack->final)
+        return NOT_FINALIZED;
+    if (math_wait(h) || !scale || !math_get(values, tensor(pack, 1), sizeof(values)))
+        return BAD_PARAM;
+    memcpy(&by, scale, sizeof(by));
+    for (int i = 0; i < COUNT; i++)
+        values[i] *= by;
+    return math_put(tensor(pack, 2), values, sizeof(values)) ? 0 : BAD_PARAM;
+}

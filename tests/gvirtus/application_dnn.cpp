@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// cuDNN, whose calls the preload makes requests of. The double multiplies one tensor by another one
+// that is passed by its value.
+#include "tests/gvirtus/application_math.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace
+{
+
+constexpr int BAD_PARAM = 2000, NOT_FINALIZED = 2004, UNSUPPORTED = 3000;
+constexpr int GRAPH = 15, PACK = 16, TENSOR = 17, PLAN = 5, CONFIGURATION = 3;
+constexpr int NUMBER = 906, BY_VALUE = 908, OPERATIONS = 800;
+constexpr int BOOLEAN = 2, INT64 = 3, POINTER = 6, DESCRIPTOR = 15, TEXT = 24;
+
+void *made(int type)
+{
+    void *descriptor = nullptr;
+    return math("cudnnBackendCreateDescriptor", type, &descriptor) ? nullptr : descriptor;
+}
+template <typename T> int set(void *descriptor, int name, int type, const std::vector<T> &values)
+{
+    return math("cudnnBackendSetAttribute", descriptor, name, type,
+                static_cast<std::int64_t>(values.size()), static_cast<const void *>(values.data()));
+}
+int finalize(void *descriptor)
+{
+    return math("cudnnBackendFinalize", descriptor);
+}
+int end(void *descriptor)
+{
+    return math("cudnnBackendDestroyDescriptor", descriptor);
+}
+
+void *tensor(std::int64_t number, bool by_value)
+{
+    void *made_one = made(TENSOR);
+    const std::vector<std::uint8_t> is{by_value};
+    return made_one && !set(made_one, NUMBER, INT64, std::vector<std::int64_t>{number}) &&
+                   !set(made_one, BY_VALUE, BOOLEAN, is) && !finalize(made_one)
+               ? made_one
+               : nullptr;
+}
+
+// Of a graph, by a configuration that the graph gives.
+void *plan_of(void *graph)
+{
+    void *configuration = made(CONFIGURATION), *plan = made(PLAN);
+    std::int64_t written = 0;
+    const bool good = !math("cudnnBackendGetAttribute", graph, 804, DESCRIPTOR, std::int64_t{1},
+                            &written, static_cast<void *>(&configuration)) &&
+                      written == 3 && !finalize(configuration) &&
+                      !set(plan, 401, DESCRIPTOR, std::vector<void *>{configuration}) &&
+                      !finalize(plan) && !end(configuration);
+    return good ? plan : nullptr;
+}
+
+} // namespace
+
+bool dnn_graphs()
+{
+    void *handle = nullptr;
+    REQUIRE(preloaded<std::size_t()>("cudnnGetVersion")() == 90807);
+    REQUIRE(math("cudnnCreate", &handle) == 0 && handle);
+    float *from = device_copy<float>({1, 2, 3, 4}), *to = device_copy<float>({0, 0, 0, 0});
+    float by = 2.5f;
+    std::vector<void *> tensors = {tensor(1, false), tensor(2, false), tensor(3, true)};
+    void *graph = made(GRAPH), *pack = made(PACK), *plan = nullptr;
+    REQUIRE(tensors[0] && tensors[1] && tensors[2] && pack);
+    REQUIRE(set(graph, OPERATIONS, DESCRIPTOR, tensors) == 0 && finalize(graph) == 0);
+    REQUIRE((plan = plan_of(graph)));
+    const auto execute = [&](void *with) {
+        return math("cudnnBackendExecute", handle, plan, with);
+    };
+    REQUIRE(set(pack, 1000, INT64, std::vector<std::int64_t>{3, 1, 2}) == 0);
+    REQUIRE(set(pack, 1001, POINTER, std::vector<void *>{&by, from, to}) == 0);
+    REQUIRE(set(pack, 1003, POINTER, std::vector<void *>{nullptr}) == 0);
+    REQUIRE(execute(pack) == NOT_FINALIZED && finalize(pack) == 0 && execute(pack) == 0);
+    REQUIRE((host_copy(to, 4) == std::vector<float>{2.5f, 5, 7.5f, 10}));
+    by = -1; // an execution takes what is there then
+    REQUIRE(execute(pack) == 0 && host_copy(to, 4)[3] == -4 && execute(graph) == BAD_PARAM);
+    // Nothing of another process's, or of another kind.
+    REQUIRE(set(graph, OPERATIONS, DESCRIPTOR, std::vector<void *>{handle}) == BAD_PARAM);
+    REQUIRE(set(graph, OPERATIONS, POINTER, std::vector<void *>{from}) == UNSUPPORTED);
+    REQUIRE(set(plan, 405, TEXT, std::vector<char>{'{'}) == UNSUPPORTED);
+    REQUIRE(set(pack, 1000, INT64, std::vector<std::int64_t>{1}) == BAD_PARAM);
+    REQUIRE(end(pack) == 0 && end(plan) == 0 && end(plan) != 0 && end(graph) == 0);
+    for (void *one : tensors)
+        REQUIRE(end(one) == 0);
+    return HOLDS(math("cudnnDestroy", handle) == 0 && cudaDeviceSynchronize() == 0);
+}
+
+bool dnn_tensors()
+{
+    void *handle = nullptr, *one = nullptr, *none = nullptr;
+    std::size_t size = 0;
+    const int sizes[] = {4, 3}, steps[] = {3, 1};
+    const float alpha = 2;
+    const double beta = 40;
+    float *at = device_copy<float>({0});
+    REQUIRE(math("cudnnCreate", &handle) == 0 && math("cudnnCreateTensorDescriptor", &one) == 0);
+    REQUIRE(math("cudnnSetTensorNdDescriptor", one, 1, 2, &sizes[0], &steps[0]) == 0);
+    REQUIRE(math("cudnnGetTensorSizeInBytes", one, &size) == 0 && size == 174);
+    REQUIRE(math("cudnnAddTensor", handle, &alpha, one, at, &beta, one, at) == 0);
+    REQUIRE(host_copy(at, 1)[0] == 42);
+    REQUIRE(math("cudnnGetTensorSizeInBytes", none, &size) == 1001);
+    void *rnn = nullptr, *found = nullptr, **nowhere = nullptr;
+    const auto weights = [&](void *matrix, void **to) {
+        return math("cudnnGetRNNWeightParams", handle, rnn, 0, std::size_t{100}, at, 4, matrix, to,
+                    none, nowhere);
+    };
+    REQUIRE(math("cudnnCreateRNNDescriptor", &rnn) == 0 && weights(one, &found) == 0);
+    REQUIRE(found == at + 1 && weights(none, &found) == BAD_PARAM);
+    REQUIRE(math("cudnnDestroyRNNDescriptor", rnn) == 0);
+    REQUIRE(math("cudnnDestroyTensorDescriptor", one) == 0);
+    REQUIRE(math("cudnnGetTensorSizeInBytes", one, &size) == 1001);
+    return HOLDS(math("cudnnDestroy", handle) == 0);
+}
