@@ -15,6 +15,24 @@
 
 #include <stdlib.h>
 
+/* Of launches.c: no node's arguments lie one behind the other. */
+bool ibx_driver_is_packed(void *const *extra)
+{
+    (void)extra;
+    return false;
+}
+
+int ibx_driver_unpack(struct ibx_driver_arguments *a, const void *function, void **extra)
+{
+    (void)a, (void)function, (void)extra;
+    return CUDA_NOT_SUPPORTED;
+}
+
+void ibx_driver_unpacked(struct ibx_driver_arguments *a)
+{
+    (void)a;
+}
+
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

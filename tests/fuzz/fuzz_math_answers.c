@@ -25,6 +25,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define HANDLES 4u
 #define MADE    256u /* by one input, at most */
 
+/* Of no address it is known that it is the device's: then it may be a value's. */
+bool ibx_frontend_allocation(const void *address, struct range *range)
+{
+    (void)address, (void)range;
+    return false;
+}
+
 /* ------------------------------------------------------------ the program */
 
 /* What the library exports, in the order of ibx_math_each(). */
