@@ -123,14 +123,6 @@ static bool is_noted(const struct copies *x)
     return x->isolation.on || x->isolation.limited;
 }
 
-void ibx_copies_forget_error(void)
-{
-    int (*get_error)(void) = NULL;
-    *(void **)&get_error = ibx_copies_runtime("cudaGetLastError");
-    if (get_error)
-        get_error();
-}
-
 static void free_again(struct copies *x, void *address)
 {
     uint64_t number;
@@ -235,8 +227,8 @@ static int disable_peer(struct copies *x, struct arguments *a)
     int can = 0;
     const int peer = (int)ibx_get_u32(&a->in);
     *(void **)&can_reach = ibx_copies_runtime("cudaDeviceCanAccessPeer");
-    const bool known = can_reach && peer >= 0 && peer != x->chosen_for;
-    return known && !can_reach(&can, x->chosen_for, peer) && can ? 0 : runtime.disable_peer(peer);
+    const bool known = can_reach && peer >= 0 && peer != x->device;
+    return known && !can_reach(&can, x->device, peer) && can ? 0 : runtime.disable_peer(peer);
 }
 
 static const struct handler {
@@ -458,7 +450,7 @@ static void note_handle(struct copies *x, enum ibx_handle_kind kind)
         if (kind == IBX_HANDLE_EXEC)
             ibx_handles_made_so(x, handle, x->handler.exec_size);
         else if (!ibx_graph_measure(x, handle) && ibx_handles_remove(x, kind, handle))
-            ibx_extra_undo("cudaGraphDestroy", handle);
+            ibx_copies_undo("cudaGraphDestroy", handle);
     }
 }
 

@@ -9,36 +9,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static bool load_cuda(struct copies *x)
-{
-    struct ibx_error err = {0};
-    x->cuda = ibx_cuda_load(&err);
-    if (x->cuda)
-        return true;
-    ibx_log(x->options.mode == IBX_GPU_ON ? IBX_LOG_WARN : IBX_LOG_INFO,
-            "GVirtuS runs all copies itself: %s", err.message);
-    x->options.mode = IBX_GPU_OFF;
-    return false;
-}
-
-bool ibx_copies_have_cuda(struct copies *x)
-{
-    return x->options.mode != IBX_GPU_OFF && (x->cuda || load_cuda(x));
-}
-
-bool ibx_copies_able(struct copies *x)
-{
-    void *context = NULL;
-    int device = -1;
-    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context ||
-        x->cuda->ctx_get_device(&device))
-        return false;
-    if (x->chosen_for != device)
-        ibx_copies_choose(x, device);
-    ibx_turn_go(&x->turn, (unsigned)device);
-    return x->requests.device < 0 || x->requests.device == device;
-}
-
 /* Whether it is device memory, of the current device unless `any`, and [address, address + n) is
  * within one allocation, and no other tenant's (n of 0: it need not be one); or it is page-locked
  * memory that kernels of the client use. One driver call: a few are a good part of a short copy. */

@@ -477,6 +477,7 @@ static void *run(void *unused)
     own = (struct copies){.options = {.mode = IBX_GPU_AUTO},
                           .requests = {.device = -1},
                           .selected = -1,
+                          .device = -1,
                           .chosen_for = -1};
     (void)unused;
     for (;;) {

@@ -35,6 +35,12 @@ struct ibx_reply_watch {
 void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n);
 /* The reply is complete. */
 void ibx_reply_note_sync(struct ibx_reply_watch *watch);
+/* That is the shape for all sessions; and the session's own one, or else that: replies are one
+ * GVirtuS's. */
+void ibx_reply_know(enum ibx_reply_shape shape);
+enum ibx_reply_shape ibx_reply_shape_known(const struct ibx_reply_watch *watch);
+/* Whether replies of handlers can be read. */
+bool ibx_reply_can_read(const struct ibx_reply_watch *watch);
 
 #define IBX_REPLY_HEAD_MAX 20u
 
@@ -252,6 +258,7 @@ struct copies {
     bool thread_stream;        /* it uses the stream that CUDA has for its thread */
 
     const struct ibx_cuda *cuda; /* NULL: not loaded yet */
+    int device;                  /* of the context, as ibx_copies_able() has found it */
     struct ibx_choice choice;    /* of the device `chosen_for` */
     int chosen_for;              /* -1: none yet */
     struct ibx_staging *staging; /* NULL: not made yet */
@@ -369,12 +376,6 @@ bool ibx_copies_direct_likely(struct copies *x);
 
 /* check.c */
 
-/* Whether CUDA is there. */
-bool ibx_copies_have_cuda(struct copies *x);
-
-/* Whether this thread can run copies now: CUDA is there, and the context that the runtime would use
- * is current. */
-bool ibx_copies_able(struct copies *x);
 /* Whether all that the frame names is what it should be: device memory of one allocation, of the
  * current device unless the copy is between two, no other tenant's, and a stream that is not being
  * captured. Fills in
@@ -391,8 +392,6 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q);
 /* GVirtuS has begun to read a request of that name; and has answered it. */
 void ibx_copies_call_read(struct copies *x, const char *name);
 void ibx_copies_call_answered(struct copies *x);
-/* Takes the thread's last error of the runtime away. */
-void ibx_copies_forget_error(void);
 
 /* captures.c */
 
@@ -427,8 +426,6 @@ void ibx_captures_end(struct copies *x);
 
 /* launch.c */
 
-/* As ibx_copies_able(), and makes the context that the thread's first call makes. */
-bool ibx_copies_begin_context(struct copies *x);
 /* 0; otherwise GVirtuS has to launch it. */
 int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n);
 /* A kernel of a graph, of the body of a launch: adds it behind others, or sets the parameters of
@@ -485,9 +482,6 @@ void ibx_ipc_gone(uint64_t value);
 void ibx_ipc_forget(const void *context);
 /* The session has ended. What it has shared stays, as its memory does in GVirtuS. */
 void ibx_ipc_end(const struct copies *x);
-
-/* device_copies.c: whether replies of handlers can be read. */
-bool ibx_copies_know_shape(const struct copies *x);
 
 /* named_streams.c */
 
@@ -633,6 +627,17 @@ void ibx_host_work_end(struct copies *x);
 /* A function of the runtime that GVirtuS's handlers call; NULL: it has none, or which runtime that
  * is cannot be told. */
 void *ibx_copies_runtime(const char *name);
+/* Takes the thread's last error of the runtime away. */
+void ibx_copies_forget_error(void);
+/* Calls the runtime's function of that name with what was made and cannot be noted. */
+void ibx_copies_undo(const char *name, uint64_t made);
+/* Whether CUDA is there. */
+bool ibx_copies_have_cuda(struct copies *x);
+/* Whether this thread can run calls and copies now: CUDA is there, and the context that the runtime
+ * would use is current. Notes its device. */
+bool ibx_copies_able(struct copies *x);
+/* The same, and makes the context that the thread's first call makes. */
+bool ibx_copies_begin_context(struct copies *x);
 
 /* symbol.c */
 

@@ -81,6 +81,13 @@ static int run_in_stream(struct copies *x, const struct ibx_request *q)
     return rc;
 }
 
+/* By what ibx_copies_able() has found. */
+static void choose(struct copies *x)
+{
+    if (x->device >= 0 && x->chosen_for != x->device)
+        ibx_copies_choose(x, x->device);
+}
+
 static int run_call(struct copies *x, const struct ibx_request *q)
 {
     int rc = ibx_session_answer_delayed(x->s);
@@ -88,6 +95,7 @@ static int run_call(struct copies *x, const struct ibx_request *q)
     if (!rc)
         rc = ibx_copies_call(x, q);
     x->answering = false;
+    choose(x);
     return rc;
 }
 
@@ -101,10 +109,6 @@ static int run_slot_copy(struct copies *x, const struct ibx_request *q)
     return rc;
 }
 
-/* Of the replies of all sessions, which are one GVirtuS's; before its own first one a session has
- * it for a reset of the device only. */
-static _Atomic enum ibx_reply_shape shape_of_all;
-
 /* Copies run in relaxed capture mode: they neither end another client's capture nor fail because of
  * it, nor because of this client's own in a stream that does not wait for the legacy one. A copy in
  * a captured stream is not run here. GVirtuS's handlers find the thread's mode as it was. */
@@ -114,13 +118,14 @@ static int run_request(void *context, const struct ibx_request *q)
     const bool resets = q->called && q->called->kind == IBX_CALL_RESETS;
     if (x->replies.shape == IBX_REPLY_UNKNOWN && !resets)
         return IBX_REQUEST_PASS;
-    if (x->replies.shape == IBX_REPLY_UNKNOWN)
-        x->replies.shape = atomic_load(&shape_of_all);
+    x->replies.shape = ibx_reply_shape_known(&x->replies);
     if (q->called)
         return run_call(x, q);
     if (ibx_slot_is_named(x, q))
         return run_slot_copy(x, q);
-    if (!ibx_copies_able(x))
+    const bool able = ibx_copies_able(x);
+    choose(x);
+    if (!able)
         return IBX_REQUEST_PASS;
     int mode = ibx_cuda_capture_relax(x->cuda);
     x->answering = true;
@@ -139,18 +144,10 @@ static int run_request(void *context, const struct ibx_request *q)
     return rc;
 }
 
-bool ibx_copies_know_shape(const struct copies *x)
-{
-    enum ibx_reply_shape shape = x->replies.shape;
-    if (shape == IBX_REPLY_UNKNOWN)
-        shape = atomic_load(&shape_of_all);
-    return shape == IBX_REPLY_PLAIN || shape == IBX_REPLY_TIMED;
-}
-
 static bool wants_request(void *context)
 {
     const struct copies *x = context;
-    return x->options.mode != IBX_GPU_OFF && ibx_copies_know_shape(x) &&
+    return x->options.mode != IBX_GPU_OFF && ibx_reply_can_read(&x->replies) &&
            ibx_request_begins(&x->requests);
 }
 
@@ -185,7 +182,7 @@ static void mind_own_captures(struct copies *x)
 /* Before GVirtuS looks for the handler of that name. */
 static void guard(struct copies *x, uint8_t *bytes, size_t n)
 {
-    ibx_own_reset_guard(x, ibx_copies_know_shape(x), bytes, n);
+    ibx_own_reset_guard(x, ibx_reply_can_read(&x->replies), bytes, n);
     ibx_own_unload_guard(x, bytes, n);
 }
 
@@ -267,8 +264,7 @@ static void note_sync(void *context)
     handled(x);
     ibx_clients_number(x); /* from its first reply on it counts as its client's */
     ibx_reply_note_sync(&x->replies);
-    if (x->replies.shape != IBX_REPLY_ODD && atomic_load(&shape_of_all) != x->replies.shape)
-        atomic_store(&shape_of_all, x->replies.shape);
+    ibx_reply_know(x->replies.shape);
     note_selection(x);
     if (x->replies.exit_code)
         ibx_copies_note_error(x, x->replies.exit_code);
@@ -480,6 +476,7 @@ int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options
     *x = (struct copies){.s = s,
                          .options = *options,
                          .choice = ibx_choice_default,
+                         .device = -1,
                          .chosen_for = -1,
                          .selected = -1,
                          .pins = {.bytes_max = PINS_MAX, .waits = unpins, .owner = x}};

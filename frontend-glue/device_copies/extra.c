@@ -8,15 +8,6 @@
 
 #include <stdatomic.h>
 
-void ibx_extra_undo(const char *name, uint64_t made)
-{
-    int (*give_back)(uint64_t) = NULL;
-    void *function = ibx_copies_runtime(name);
-    memcpy(&give_back, &function, sizeof(give_back));
-    if (give_back)
-        give_back(made);
-}
-
 bool ibx_extra_limited(const struct extra *e, const char *what)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;

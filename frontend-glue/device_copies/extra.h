@@ -116,8 +116,6 @@ bool ibx_extra_own(struct copies *x, uint64_t handle);
 uint64_t ibx_extra_owned(const struct copies *x, uint64_t handle);
 /* A graph, or what was made of one, is the tenant's from now on; false: no memory. */
 bool ibx_extra_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle);
-/* Calls the runtime's function of that name with what was made and cannot be noted. */
-void ibx_extra_undo(const char *name, uint64_t made);
 /* Whether a copy within the device is between arrays and memory of the tenant's. */
 bool ibx_extra_is_copy(const struct extra *e, const struct ibx_cuda_memcpy3d *copy);
 /* Whether rows of so many bytes are in memory of the tenant's. */

@@ -53,7 +53,7 @@ static int note_made(struct extra *e, enum ibx_handle_kind kind, uint64_t made, 
     if (ibx_handles_add(e->x, kind, made) && ibx_extra_own(e->x, made))
         return 0;
     ibx_handles_remove(e->x, kind, made);
-    ibx_extra_undo(undo, made);
+    ibx_copies_undo(undo, made);
     return CUDA_MEMORY_ALLOCATION;
 }
 
@@ -301,7 +301,7 @@ static int create_texture(struct extra *e)
         return CUDA_MEMORY_ALLOCATION;
     int rc = make(&texture, &resource, &how, viewed ? &view : NULL);
     if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_TEXTURE, texture)) {
-        ibx_extra_undo("cudaDestroyTextureObject", texture);
+        ibx_copies_undo("cudaDestroyTextureObject", texture);
         rc = CUDA_MEMORY_ALLOCATION;
     }
     ibx_room_give(e->x, IBX_HOLD_TEXTURES, 1);
@@ -322,7 +322,7 @@ static int create_surface(struct extra *e)
         return CUDA_MEMORY_ALLOCATION;
     int rc = make(&surface, &resource);
     if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_SURFACE, surface)) {
-        ibx_extra_undo("cudaDestroySurfaceObject", surface);
+        ibx_copies_undo("cudaDestroySurfaceObject", surface);
         rc = CUDA_MEMORY_ALLOCATION;
     }
     ibx_room_give(e->x, IBX_HOLD_TEXTURES, 1);

@@ -18,7 +18,7 @@ static inline bool is_exec(const struct extra *e, const void *exec)
 /* What was made, and cannot be noted, is given back by the runtime's function of that name. */
 static inline int ibx_extra_no_memory(const char *undo, const void *made)
 {
-    ibx_extra_undo(undo, (uintptr_t)made);
+    ibx_copies_undo(undo, (uintptr_t)made);
     return CUDA_MEMORY_ALLOCATION;
 }
 

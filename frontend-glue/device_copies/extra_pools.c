@@ -218,7 +218,7 @@ static int create_pool(struct extra *e)
     FUNCTION(e, make);
     int rc = make(&pool, &p);
     if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_MADE_POOL, (uintptr_t)pool)) {
-        ibx_extra_undo("cudaMemPoolDestroy", (uintptr_t)pool);
+        ibx_copies_undo("cudaMemPoolDestroy", (uintptr_t)pool);
         rc = CUDA_MEMORY_ALLOCATION;
     }
     ibx_room_give(e->x, IBX_HOLD_POOLS, 1);

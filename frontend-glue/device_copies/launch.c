@@ -284,15 +284,6 @@ int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
     return rc;
 }
 
-bool ibx_copies_begin_context(struct copies *x)
-{
-    int (*give_back)(void *nothing) = NULL;
-    if (ibx_copies_able(x))
-        return true;
-    *(void **)&give_back = ibx_copies_runtime("cudaFree");
-    return give_back && !give_back(NULL) && ibx_copies_able(x);
-}
-
 /* Whether GVirtuS's handler, which points to all that the kernel takes, would find none of it, or
  * too little, or does not know where it lies. */
 static bool brings_less(struct copies *x, uint64_t function, size_t bytes)

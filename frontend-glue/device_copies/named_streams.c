@@ -49,7 +49,7 @@ static bool is_remembered(struct copies *x, uint64_t *place, uint64_t value)
 
 static bool nobody_knows(const struct copies *x, const atomic_bool *none_seen)
 {
-    return atomic_load(none_seen) || !ibx_copies_know_shape(x) || !ibx_cuda_load(NULL);
+    return atomic_load(none_seen) || !ibx_reply_can_read(&x->replies) || !ibx_cuda_load(NULL);
 }
 
 static bool is_there(struct copies *x, enum ibx_handle_kind kind, uint64_t value)

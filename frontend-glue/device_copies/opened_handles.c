@@ -69,7 +69,7 @@ int ibx_opened_memory(struct extra *e, const uint8_t *handle)
         limit_to_allocation(e, (uintptr_t)memory, &theirs.n);
     const bool noted = !rc && note_memory(e->x, IBX_HANDLE_OPENED, memory, theirs.n, &again);
     if (!rc && (!noted || again)) /* CUDA counts it, and it is closed once */
-        ibx_extra_undo("cudaIpcCloseMemHandle", (uintptr_t)memory);
+        ibx_copies_undo("cudaIpcCloseMemHandle", (uintptr_t)memory);
     pthread_mutex_unlock(&opening);
     rc = rc || noted ? rc : CUDA_MEMORY_ALLOCATION;
     ibx_put_u64(&e->out, rc ? 0 : (uintptr_t)memory);
@@ -94,7 +94,7 @@ int ibx_opened_event(struct extra *e, const uint8_t *handle)
     FUNCTION(e, open_it);
     rc = open_it(&event, theirs.cuda);
     if (!rc && !ibx_handles_open_theirs(e->x, IBX_HANDLE_EVENT, (uintptr_t)event, &again)) {
-        ibx_extra_undo("cudaEventDestroy", (uintptr_t)event);
+        ibx_copies_undo("cudaEventDestroy", (uintptr_t)event);
         rc = CUDA_MEMORY_ALLOCATION;
     }
     ibx_room_give(e->x, IBX_HOLD_EVENTS, 1);
@@ -115,7 +115,7 @@ int ibx_opened_event(struct extra *e, const uint8_t *handle)
 static void give_pooled(enum ibx_handle_kind kind, uint64_t value)
 {
     if (!ibx_handles_there(kind, value))
-        ibx_extra_undo(kind == IBX_HANDLE_OPENED_POOL ? "cudaMemPoolDestroy" : "cudaFree", value);
+        ibx_copies_undo(kind == IBX_HANDLE_OPENED_POOL ? "cudaMemPoolDestroy" : "cudaFree", value);
 }
 
 void ibx_opened_give_back(enum ibx_handle_kind kind, uint64_t value)
@@ -251,7 +251,7 @@ void ibx_opened_close(struct extra *e, enum ibx_handle_kind kind, uint64_t value
     const uint64_t owned = ibx_extra_owned(x, value);
     ibx_gpu_registrations_drop(&x->registrations, value);
     ibx_frees_begin(x, value);
-    ibx_extra_undo(kind == IBX_HANDLE_EVENT ? "cudaEventDestroy" : "cudaIpcCloseMemHandle", value);
+    ibx_copies_undo(kind == IBX_HANDLE_EVENT ? "cudaEventDestroy" : "cudaIpcCloseMemHandle", value);
     ibx_frees_end();
     ibx_owners_remove(value, owned);
 }

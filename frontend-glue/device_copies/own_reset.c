@@ -214,7 +214,7 @@ static void give_back(struct copies *x, const struct ibx_taken *taken, const cha
     if (taken->kind == IBX_HANDLE_OPENED_POINTER || taken->kind == IBX_HANDLE_OPENED_POOL)
         ibx_opened_give_back(taken->kind, taken->value);
     else if (taken->kind != IBX_HANDLE_MEMORY || !ibx_virtual_end_addresses(taken->value))
-        ibx_extra_undo(function, taken->value);
+        ibx_copies_undo(function, taken->value);
     ibx_taken_gone(taken);
 }
 

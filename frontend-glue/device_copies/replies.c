@@ -2,6 +2,11 @@
 /* The shape of GVirtuS's replies, and heads of that shape. */
 #include "frontend-glue/device_copies/copies.h"
 
+#include <stdatomic.h>
+
+/* Of all sessions; before its own first reply a session has it for a reset of the device only. */
+static _Atomic enum ibx_reply_shape shape_of_all;
+
 void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n)
 {
     if (!n)
@@ -59,4 +64,21 @@ size_t ibx_reply_head(enum ibx_reply_shape shape, int32_t exit_code, double seco
     }
     ibx_put_u64(&w, out_length);
     return w.length;
+}
+
+void ibx_reply_know(enum ibx_reply_shape shape)
+{
+    if (shape != IBX_REPLY_ODD && atomic_load(&shape_of_all) != shape)
+        atomic_store(&shape_of_all, shape);
+}
+
+enum ibx_reply_shape ibx_reply_shape_known(const struct ibx_reply_watch *watch)
+{
+    return watch->shape == IBX_REPLY_UNKNOWN ? atomic_load(&shape_of_all) : watch->shape;
+}
+
+bool ibx_reply_can_read(const struct ibx_reply_watch *watch)
+{
+    const enum ibx_reply_shape shape = ibx_reply_shape_known(watch);
+    return shape == IBX_REPLY_PLAIN || shape == IBX_REPLY_TIMED;
 }

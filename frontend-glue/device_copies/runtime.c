@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* CUDA's runtime in this process: that of GVirtuS's handlers, if there is only one. */
+/* CUDA in this process: the driver, and the runtime of GVirtuS's handlers, if there is only one. It
+ * calls no other file of this folder. */
 #include "frontend-glue/device_copies/copies.h"
+
+#include "common/log.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -47,4 +50,61 @@ void *ibx_copies_runtime(const char *name)
 {
     void *handle = runtime();
     return handle ? dlsym(handle, name) : NULL;
+}
+
+void ibx_copies_forget_error(void)
+{
+    int (*get_error)(void) = NULL;
+    *(void **)&get_error = ibx_copies_runtime("cudaGetLastError");
+    if (get_error)
+        get_error();
+}
+
+void ibx_copies_undo(const char *name, uint64_t made)
+{
+    int (*give_back)(uint64_t) = NULL;
+    void *function = ibx_copies_runtime(name);
+    memcpy(&give_back, &function, sizeof(give_back));
+    if (give_back)
+        give_back(made);
+}
+
+/* ------------------------------------------------------------------ the driver, and contexts */
+
+static bool load_cuda(struct copies *x)
+{
+    struct ibx_error err = {0};
+    x->cuda = ibx_cuda_load(&err);
+    if (x->cuda)
+        return true;
+    ibx_log(x->options.mode == IBX_GPU_ON ? IBX_LOG_WARN : IBX_LOG_INFO,
+            "GVirtuS runs all copies itself: %s", err.message);
+    x->options.mode = IBX_GPU_OFF;
+    return false;
+}
+
+bool ibx_copies_have_cuda(struct copies *x)
+{
+    return x->options.mode != IBX_GPU_OFF && (x->cuda || load_cuda(x));
+}
+
+bool ibx_copies_able(struct copies *x)
+{
+    void *context = NULL;
+    int device = -1;
+    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context ||
+        x->cuda->ctx_get_device(&device))
+        return false;
+    x->device = device;
+    ibx_turn_go(&x->turn, (unsigned)device);
+    return x->requests.device < 0 || x->requests.device == device;
+}
+
+bool ibx_copies_begin_context(struct copies *x)
+{
+    int (*give_back)(void *nothing) = NULL;
+    if (ibx_copies_able(x))
+        return true;
+    *(void **)&give_back = ibx_copies_runtime("cudaFree");
+    return give_back && !give_back(NULL) && ibx_copies_able(x);
 }
