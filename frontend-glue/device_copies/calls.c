@@ -436,7 +436,7 @@ void ibx_copies_call_read(struct copies *x, const char *name)
     x->handler.unloads = strstr(name, "cudaUnregisterFatBinary") != NULL;
     x->handler.changes_kernels = kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS;
     if (x->handler.changes_kernels)
-        ibx_copies_launch_forget();
+        ibx_registrations_changed();
 }
 
 /* One that GVirtuS's handler has answered: requests of our own name it, too. */
@@ -446,20 +446,12 @@ static void note_handle(struct copies *x, enum ibx_handle_kind kind)
     const uint64_t handle = ibx_get_u64(&r);
     if (x->replies.last_size != 8)
         ibx_named_graph_unseen();
-    else if (handle && ibx_extra_note(x, kind, handle)) {
+    else if (handle && ibx_graph_note(x, kind, handle)) {
         if (kind == IBX_HANDLE_EXEC)
             ibx_handles_made_so(x, handle, x->handler.exec_size);
         else if (!ibx_graph_measure(x, handle) && ibx_handles_remove(x, kind, handle))
             ibx_copies_undo("cudaGraphDestroy", handle);
     }
-}
-
-int ibx_captures_full(struct copies *x)
-{
-    return ibx_session_fail(x->s, -EDQUOT,
-                            "%s of tenant \"%s\" captures more than all graphs of a tenant may "
-                            "have",
-                            ibx_session_path(x->s)->peer, ibx_tenant_name(x->isolation.tenant));
 }
 
 void ibx_copies_call_answered(struct copies *x)
@@ -474,7 +466,7 @@ void ibx_copies_call_answered(struct copies *x)
     ibx_room_end(&x->handler.exec_room);
     x->handler.captures = CAPTURES_UNUSED;
     if (x->handler.changes_kernels) /* others have looked them up while it ran */
-        ibx_copies_launch_forget();
+        ibx_registrations_changed();
     x->handler.allocates = x->handler.changes_kernels = x->handler.makes_graph =
         x->handler.makes_exec = false;
 }

@@ -529,3 +529,13 @@ void ibx_clients_reset_over(const struct copies *x)
     }
     pthread_mutex_unlock(&lock);
 }
+
+struct ibx_functions_user *ibx_copies_user(struct copies *x)
+{
+    x->launches.user.client = ibx_clients_number(x);
+    x->launches.user.parent = ibx_clients_parent(x);
+    x->launches.user.tenant = x->isolation.tenant;
+    x->launches.user.quota =
+        x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_MODULES) : NULL;
+    return &x->launches.user;
+}

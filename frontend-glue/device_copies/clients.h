@@ -12,6 +12,7 @@
 
 struct copies;
 struct ibx_cuda;
+struct ibx_functions_user;
 
 /* What has a handle: handles.c. */
 enum ibx_handle_kind {
@@ -220,6 +221,8 @@ void ibx_clients_give_end(void);
 uint64_t ibx_clients_number(struct copies *x);
 /* Likewise, once that was called; 0: it was not. */
 uint64_t ibx_clients_number_of(const struct copies *x);
+/* The session as one who uses functions. */
+struct ibx_functions_user *ibx_copies_user(struct copies *x);
 /* Whether a client that has said which process it is, and may be no more, is another program than
  * the session's, as far as that has said so, too. */
 bool ibx_clients_apart(const struct copies *x, uint64_t number);

@@ -55,6 +55,11 @@ bool ibx_reply_can_read(const struct ibx_reply_watch *watch);
 size_t ibx_reply_head(enum ibx_reply_shape shape, int32_t exit_code, double seconds,
                       uint64_t out_length, uint8_t head[IBX_REPLY_HEAD_MAX]);
 
+static inline void *pointer_to(uint64_t address)
+{
+    return (void *)(uintptr_t)address;
+}
+
 /* ------------------------------------------------------------------------------ copies */
 
 struct copies;
@@ -381,6 +386,8 @@ bool ibx_copies_direct_likely(struct copies *x);
  * captured. Fills in
  * where a symbol is. */
 bool ibx_copies_sound(struct copies *x, struct ibx_frame *frame);
+/* process_memory.c */
+
 /* Whether [address, address + n) begins or ends in memory of this process, or is no range: CUDA may
  * take what a client calls memory of the device for what it is here. Of the device's, managed and
  * the client's own page-locked memory, and where nothing can be read here, CUDA judges. */
@@ -457,10 +464,9 @@ int ibx_copies_parameters(struct copies *x, uint64_t function, size_t first,
  * the kernel has them: to be freed. */
 int ibx_copies_arguments(struct copies *x, uint64_t function, void *const *arguments,
                          void *const *extra, uint8_t **bytes, size_t *n);
-/* The session as one who uses functions. */
-struct ibx_functions_user *ibx_copies_user(struct copies *x);
-/* Kernels were registered, or are no more. */
-void ibx_copies_launch_forget(void);
+/* GVirtuS is about to launch what has come in pieces, or is long, and was not looked at: if its
+ * handler would read on from there it is a launch of no function then. */
+void ibx_copies_launch_spare(struct copies *x, uint8_t *body, size_t n);
 
 /* extra.c */
 
@@ -558,8 +564,20 @@ bool ibx_graph_launches(struct copies *x, uint64_t exec, uint64_t stream);
  * tenant's are. */
 void ibx_graph_capture_over(struct ibx_tenant *tenant, uint64_t id);
 void ibx_graph_captures_over(struct ibx_tenant *tenant);
-/* calls.c: it ends the session. */
+/* It ends the session. */
 int ibx_captures_full(struct copies *x);
+/* A graph, or what was made of one, is the tenant's from now on; false: no memory. */
+bool ibx_graph_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle);
+/* The nodes of a graph by a function like cudaGraphGetNodes; NULL: *rc says why not. To be freed.
+ */
+void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc);
+#define CHILD_NODE 4 /* enum cudaGraphNodeType */
+/* Before a node is made that is behind so many, with a graph of `inner` nodes in it, `depth` of
+ * them within each other: 0 when its room is reserved, *weight of IBX_HOLD_GRAPHS, until the next
+ * call.
+ */
+int ibx_graph_node_room(struct copies *x, const void *graph, size_t behind, uint64_t inner,
+                        unsigned depth, uint64_t *weight);
 #define IBX_GRAPHS_DEEP 128u /* one within the other */
 
 /* graph_room.c: before a launch of a graph with so many functions of clients, which stays until
@@ -573,6 +591,9 @@ enum registrations_use ibx_registrations_use(const char *name);
  * those that look up, for a bounded time. */
 void ibx_registrations_begin(struct copies *x);
 void ibx_registrations_end(struct copies *x);
+/* Kernels were registered, or are no more; how often. */
+void ibx_registrations_changed(void);
+unsigned ibx_registrations_changes(void);
 
 /* host_work.c: cudaError_t */
 /* Whether graphs of clients may call functions of theirs. */
@@ -688,6 +709,10 @@ void ibx_isolation_end(struct copies *x);
 bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n);
 /* The same for a call that is made now: ibx_memory_not_there(). */
 bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n);
+/* Handles that GVirtuS's handlers take: other tenants' are refused as their memory is. False: it
+ * cannot be noted whose it is. Before it is given back: for ibx_owners_remove() behind that. */
+bool ibx_isolation_own(struct copies *x, uint64_t handle);
+uint64_t ibx_isolation_owned(const struct copies *x, uint64_t handle);
 /* What GVirtuS is about to get, before and after x->requests notes it: as ibx_session_fail(). The
  * bytes may change. */
 int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n);

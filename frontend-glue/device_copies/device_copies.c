@@ -8,7 +8,6 @@
 #include "frontend-glue/device_copies/shared_handles.h"
 
 #include <errno.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -191,6 +190,8 @@ static int note_read(void *context, void *bytes, size_t n)
     struct copies *x = context;
     const unsigned resets = x->requests.resets;
     const enum ibx_request_stage stage = x->requests.stage;
+    if (stage == IBX_REQUEST_BODY && !x->requests.got && n == x->requests.length)
+        ibx_copies_launch_spare(x, bytes, n);
     int rc = ibx_isolation_before_read(x, bytes, n);
     if (rc)
         return rc;

@@ -56,7 +56,8 @@
  *   broken_context.c what the log says of CUDA errors that stay
  *   frees.c          memory that is given back beside graphs
  *   host_work.c      functions that the client calls when a stream gets there
- *   runtime.c        CUDA's runtime, as GVirtuS's handlers have it
+ *   runtime.c        CUDA in this process: driver, and runtime as GVirtuS's handlers have it
+ *   process_memory.c which addresses are this process's own memory
  *   symbol.c         where a symbol of the program is
  *   resets.c         contexts that clients reset or destroy
  *   ready_context.c  a context that is there before a client is

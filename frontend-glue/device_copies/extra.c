@@ -18,18 +18,6 @@ bool ibx_extra_limited(const struct extra *e, const char *what)
     return e->x->isolation.limited;
 }
 
-bool ibx_extra_own(struct copies *x, uint64_t handle)
-{
-    void *context = NULL;
-    return !x->isolation.on || (ibx_copies_have_cuda(x) && !x->cuda->ctx_get_current(&context) &&
-                                ibx_owners_add(x->isolation.tenant, handle, 1, context, 0));
-}
-
-uint64_t ibx_extra_owned(const struct copies *x, uint64_t handle)
-{
-    return x->isolation.on ? ibx_owners_number(handle) : 0;
-}
-
 /* ---------------------------------------------------------------- functions, streams */
 
 static int set_stream_attribute(struct extra *e)

@@ -35,11 +35,6 @@ extern const struct extra_call ibx_array_extras[IBX_EXTRAS], ibx_graph_extras[IB
 /* Sets a pointer to a function of the runtime's. */
 #define FUNCTION(e, pointer) memcpy(&(pointer), &(e)->function, sizeof(pointer))
 
-static inline void *pointer_to(uint64_t address)
-{
-    return (void *)(uintptr_t)address;
-}
-
 static inline void *pointer(struct ibx_reader *r)
 {
     return pointer_to(ibx_get_u64(r));
@@ -109,13 +104,6 @@ static inline bool ready(const struct extra *e)
     return ibx_copies_have_cuda(e->x);
 }
 
-/* GVirtuS's handlers take handles as well: other tenants' are refused there as their memory is.
- * False: it cannot be noted whose it is. Before it is given back: for ibx_owners_remove() behind
- * that. */
-bool ibx_extra_own(struct copies *x, uint64_t handle);
-uint64_t ibx_extra_owned(const struct copies *x, uint64_t handle);
-/* A graph, or what was made of one, is the tenant's from now on; false: no memory. */
-bool ibx_extra_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle);
 /* Whether a copy within the device is between arrays and memory of the tenant's. */
 bool ibx_extra_is_copy(const struct extra *e, const struct ibx_cuda_memcpy3d *copy);
 /* Whether rows of so many bytes are in memory of the tenant's. */

@@ -225,7 +225,7 @@ static bool get_pair(const struct extra *e, void *node, struct pair *pair)
     if (!type_of || !child_of || !list || type_of(node, &type) || type != CHILD_NODE ||
         child_of(node, &pair->graph))
         return false;
-    void **nodes = ibx_extra_nodes_of(list, pair->graph, &count, &rc);
+    void **nodes = ibx_graph_nodes_of(list, pair->graph, &count, &rc);
     const bool is = nodes && count == 2 && is_pair(e, nodes, pair);
     free(nodes);
     return is;

@@ -12,19 +12,9 @@
 
 /* ---------------------------------------------------------------------------------- graphs */
 
-bool ibx_extra_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle)
-{
-    if (!ibx_handles_add(x, kind, handle))
-        return false;
-    if (ibx_extra_own(x, handle))
-        return true;
-    ibx_handles_remove(x, kind, handle);
-    return false;
-}
-
 static int answer_graph(struct extra *e, int rc, void *graph)
 {
-    if (!rc && !ibx_extra_note(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph))
+    if (!rc && !ibx_graph_note(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph))
         rc = ibx_extra_no_memory("cudaGraphDestroy", graph);
     ibx_put_u64(&e->out, (uintptr_t)graph);
     return rc;
@@ -68,7 +58,7 @@ static int destroy(struct extra *e)
 {
     int (*give_back)(void *graph) = NULL;
     void *graph = pointer(&e->in);
-    const uint64_t number = ibx_extra_owned(e->x, (uintptr_t)graph);
+    const uint64_t number = ibx_isolation_owned(e->x, (uintptr_t)graph);
     if (!whole(e) || ibx_handles_is_within(e->x, (uintptr_t)graph) ||
         !ibx_handles_remove(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph))
         return CUDA_INVALID_VALUE;
@@ -77,21 +67,6 @@ static int destroy(struct extra *e)
     const int rc = give_back(graph);
     ibx_owners_remove((uintptr_t)graph, number);
     return rc;
-}
-
-void **ibx_extra_nodes_of(void *function, void *graph, size_t *count, int *rc)
-{
-    int (*get)(void *graph, void **nodes, size_t *count) = NULL;
-    memcpy(&get, &function, sizeof(get));
-    *rc = get(graph, NULL, count);
-    void **nodes = *rc ? NULL : calloc(*count + 1, sizeof(*nodes));
-    if (!*rc && !nodes)
-        *rc = CUDA_MEMORY_ALLOCATION;
-    if (nodes && *count && (*rc = get(graph, nodes, count))) {
-        free(nodes);
-        nodes = NULL;
-    }
-    return nodes;
 }
 
 /* Numbers of functions, as they are found. */
@@ -136,7 +111,7 @@ static int find_functions(struct functions *f, void *graph, unsigned depth)
     size_t count = 0;
     int rc = 0, type;
     void *child = NULL;
-    void **nodes = ibx_extra_nodes_of(f->get_nodes, graph, &count, &rc);
+    void **nodes = ibx_graph_nodes_of(f->get_nodes, graph, &count, &rc);
     for (size_t i = 0; nodes && i < count && !rc; i++) {
         rc = f->type_of(nodes[i], &type);
         if (!rc && type == HOST_NODE)
@@ -192,7 +167,7 @@ static int instantiate(struct extra *e)
         return CUDA_MEMORY_ALLOCATION;
     const unsigned functions = count_functions(e->x, graph);
     int rc = make(&exec, graph, flags);
-    if (!rc && !ibx_extra_note(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
+    if (!rc && !ibx_graph_note(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
         rc = ibx_extra_no_memory("cudaGraphExecDestroy", exec);
     if (!rc) {
         ibx_handles_made_so(e->x, (uintptr_t)exec, size);
@@ -221,7 +196,7 @@ static int list_nodes(struct extra *e)
         function = ibx_copies_runtime("cudaGraphGetRootNodes");
     if (!whole(e) || !is_graph(e, graph) || !function)
         return CUDA_INVALID_VALUE;
-    void **nodes = ibx_extra_nodes_of(function, graph, &count, &rc);
+    void **nodes = ibx_graph_nodes_of(function, graph, &count, &rc);
     if (!nodes)
         return rc;
     uint64_t values[IBX_EXTRA_LISTED] = {0};
@@ -283,7 +258,7 @@ static int destroy_exec(struct extra *e)
 {
     int (*give_back)(void *exec) = NULL;
     void *exec = pointer(&e->in);
-    const uint64_t number = ibx_extra_owned(e->x, (uintptr_t)exec);
+    const uint64_t number = ibx_isolation_owned(e->x, (uintptr_t)exec);
     if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);

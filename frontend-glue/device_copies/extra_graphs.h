@@ -25,7 +25,6 @@ static inline int ibx_extra_no_memory(const char *undo, const void *made)
 /* enum cudaGraphNodeType */
 #define MEMCPY_NODE 1
 #define HOST_NODE   3
-#define CHILD_NODE  4
 
 /* Where a new node is to be, and what it counts as. */
 struct place {
@@ -38,16 +37,14 @@ struct place {
 
 /* extra_nodes.c */
 bool ibx_extra_get_place(struct extra *e, struct place *p);
-/* Before it is made: 0 when its room is reserved, until the next call. graph_limits.c */
+/* Before it is made: 0 when its room is reserved, until the next call. */
 int ibx_extra_node_room(struct extra *e, struct place *p);
 /* The answer to a request for a node that was made, if rc is 0. */
 int ibx_extra_answer_node(struct extra *e, int rc, struct place *p, void *node);
 /* What can be launched, or NULL for the graph itself; and one of the nodes that it was made of. */
 bool ibx_extra_get_node(struct extra *e, void **exec, void **node);
 
-/* extra_graphs.c: the nodes of a graph by a function like cudaGraphGetNodes; NULL: *rc says why
- * not. To be freed. */
-void **ibx_extra_nodes_of(void *function, void *graph, size_t *count, int *rc);
+/* extra_graphs.c */
 
 /* How many functions of the client's that graph calls, copies with the host among them. */
 int ibx_extra_count_functions(struct copies *x, void *graph, size_t *count);

@@ -22,6 +22,11 @@ bool ibx_extra_get_place(struct extra *e, struct place *p)
     return true;
 }
 
+int ibx_extra_node_room(struct extra *e, struct place *p)
+{
+    return ibx_graph_node_room(e->x, p->graph, p->count, p->inner, p->depth, &p->weight);
+}
+
 int ibx_extra_answer_node(struct extra *e, int rc, struct place *p, void *node)
 {
     if (!rc &&
@@ -330,7 +335,7 @@ static int add_conditional(struct extra *e)
     rc = ibx_extra_answer_node(e, rc, &p, node);
     for (unsigned i = 0; i < IBX_EXTRA_LISTED; i++) {
         const uint64_t body = !rc && i < c.size && c.graphs ? (uintptr_t)c.graphs[i] : 0;
-        if (body && !ibx_extra_note(e->x, IBX_HANDLE_GRAPH, body)) /* it goes with its graph */
+        if (body && !ibx_graph_note(e->x, IBX_HANDLE_GRAPH, body)) /* it goes with its graph */
             rc = CUDA_MEMORY_ALLOCATION;
         if (body && !rc)
             ibx_handles_within(e->x, body, (uintptr_t)p.graph);

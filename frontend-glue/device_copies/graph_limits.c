@@ -8,7 +8,7 @@
  * captured is counted by requests, for each capture, until that is over: then the graph is there
  * and can be measured. One that is too much ends its session, and with it what that captures.
  */
-#include "frontend-glue/device_copies/extra_graphs.h"
+#include "frontend-glue/device_copies/copies.h"
 
 #include "common/log.h"
 
@@ -86,20 +86,35 @@ void ibx_room_end(struct ibx_room *room)
 
 /* ------------------------------------------------------------------------------------ nodes */
 
-int ibx_extra_node_room(struct extra *e, struct place *p)
+int ibx_graph_node_room(struct copies *x, const void *graph, size_t behind, uint64_t inner,
+                        unsigned depth, uint64_t *weight)
 {
-    const struct ibx_graph_size size =
-        ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)p->graph);
-    const uint64_t edges = p->count > 1 ? p->count - 1 : 0; /* the first comes with the node */
-    p->weight = 0;
-    if (size.level + 1 + p->depth > IBX_GRAPHS_DEEP) {
-        tell(e->x, IBX_HOLDS);
+    const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
+    const uint64_t edges = behind > 1 ? behind - 1 : 0; /* the first comes with the node */
+    *weight = 0;
+    if (size.level + 1 + depth > IBX_GRAPHS_DEEP) {
+        tell(x, IBX_HOLDS);
         return CUDA_NOT_SUPPORTED;
     }
-    if (!ibx_room_take(e->x, IBX_HOLD_GRAPHS, 1 + edges + p->inner))
+    if (!ibx_room_take(x, IBX_HOLD_GRAPHS, 1 + edges + inner))
         return CUDA_MEMORY_ALLOCATION;
-    p->weight = 1 + edges + p->inner;
+    *weight = 1 + edges + inner;
     return 0;
+}
+
+void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc)
+{
+    int (*get)(void *graph, void **nodes, size_t *count) = NULL;
+    memcpy(&get, &function, sizeof(get));
+    *rc = get(graph, NULL, count);
+    void **nodes = *rc ? NULL : calloc(*count + 1, sizeof(*nodes));
+    if (!*rc && !nodes)
+        *rc = CUDA_MEMORY_ALLOCATION;
+    if (nodes && *count && (*rc = get(graph, nodes, count))) {
+        free(nodes);
+        nodes = NULL;
+    }
+    return nodes;
 }
 
 /* False: there are too many graphs within each other. */
@@ -112,7 +127,7 @@ static bool count(void *graph, unsigned depth, uint64_t *nodes, unsigned *deepes
     int rc = 0, type = 0;
     *(void **)&type_of = ibx_copies_runtime("cudaGraphNodeGetType");
     *(void **)&child_of = ibx_copies_runtime("cudaGraphChildGraphNodeGetGraph");
-    void **all = list && type_of && child_of ? ibx_extra_nodes_of(list, graph, &n, &rc) : NULL;
+    void **all = list && type_of && child_of ? ibx_graph_nodes_of(list, graph, &n, &rc) : NULL;
     *deepest = depth > *deepest ? depth : *deepest;
     *nodes += all ? n : 0;
     bool good = depth < IBX_GRAPHS_DEEP;
@@ -134,6 +149,16 @@ bool ibx_graph_measure(struct copies *x, uint64_t graph)
     else
         tell(x, IBX_HOLDS);
     return good;
+}
+
+bool ibx_graph_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle)
+{
+    if (!ibx_handles_add(x, kind, handle))
+        return false;
+    if (ibx_isolation_own(x, handle))
+        return true;
+    ibx_handles_remove(x, kind, handle);
+    return false;
 }
 
 /* --------------------------------------------------------------------------------- captures */
@@ -248,4 +273,12 @@ bool ibx_graph_launches(struct copies *x, uint64_t exec, uint64_t stream)
         return captures_more(x, id, size.nodes);
     tell(x, IBX_HOLDS);
     return false;
+}
+
+int ibx_captures_full(struct copies *x)
+{
+    return ibx_session_fail(x->s, -EDQUOT,
+                            "%s of tenant \"%s\" captures more than all graphs of a tenant may "
+                            "have",
+                            ibx_session_path(x->s)->peer, ibx_tenant_name(x->isolation.tenant));
 }

@@ -137,6 +137,18 @@ bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n)
     return !other && tenant_may_use(x, address, n);
 }
 
+bool ibx_isolation_own(struct copies *x, uint64_t handle)
+{
+    void *context = NULL;
+    return !x->isolation.on || (ibx_copies_have_cuda(x) && !x->cuda->ctx_get_current(&context) &&
+                                ibx_owners_add(x->isolation.tenant, handle, 1, context, 0));
+}
+
+uint64_t ibx_isolation_owned(const struct copies *x, uint64_t handle)
+{
+    return x->isolation.on ? ibx_owners_number(handle) : 0;
+}
+
 /* --------------------------------------------------------------------------- requests */
 
 /* GVirtuS keeps its buffer for requests, as long as the longest was, until the session ends. */
@@ -345,19 +357,6 @@ static bool in_pieces(const struct ibx_request_watch *w, const uint8_t *bytes, s
            (ibx_naming_known(w->name) || ibx_naming_allocates(w->name));
 }
 
-/* A launch that has come in pieces, or is long, was not looked at: one from which the handler would
- * read on is none of a function then. */
-static void spare_handler(struct copies *x, uint8_t *body, size_t n)
-{
-    const bool checked = x->handler.launch_checked;
-    if (strcmp(x->requests.name, "cudaLaunchKernel") != 0)
-        return;
-    x->handler.launch_checked = false;
-    if (!checked && ibx_copies_have_cuda(x) &&
-        ibx_copies_launch_check(x, body, n) == CUDA_INVALID_VALUE)
-        memset(body, 0, 8);
-}
-
 int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
 {
     struct isolation *i = &x->isolation;
@@ -378,7 +377,6 @@ int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
     if (x->options.mode != IBX_GPU_OFF && ibx_copies_captures() &&
         !ibx_graph_captures(x, ibx_call_find(w->name, strlen(w->name) + 1), bytes, n))
         return ibx_captures_full(x);
-    spare_handler(x, bytes, n);
     if (!ibx_functions_name(ibx_copies_user(x), w->name, bytes, n))
         return ibx_session_fail(x->s, -EDQUOT,
                                 "%s of tenant \"%s\" registers kernels: with the others that is "

@@ -94,7 +94,7 @@ void ibx_last_requests_answered(struct ibx_last_requests *last)
     ibx_frees_unloaded();
     ibx_frees_end();
     ibx_clients_give_end();
-    ibx_copies_launch_forget();
+    ibx_registrations_changed();
 }
 
 size_t ibx_last_requests_read(struct ibx_last_requests *last, void *buffer, size_t n)

@@ -84,14 +84,8 @@ static struct {
     int (*peek_error)(void);
     int (*get_error)(void); /* and forgets it */
 } cuda;
-static _Atomic unsigned registrations;
 static atomic_bool loaded;
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
-
-void ibx_copies_launch_forget(void)
-{
-    atomic_fetch_add(&registrations, 1);
-}
 
 /* Of CUDA 12, or the same before. */
 static void *graph_function(const char *name)
@@ -149,16 +143,6 @@ static bool find_kernel(struct copies *x, struct launch_function *f, uint64_t na
     return false;
 }
 
-struct ibx_functions_user *ibx_copies_user(struct copies *x)
-{
-    x->launches.user.client = ibx_clients_number(x);
-    x->launches.user.parent = ibx_clients_parent(x);
-    x->launches.user.tenant = x->isolation.tenant;
-    x->launches.user.quota =
-        x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_MODULES) : NULL;
-    return &x->launches.user;
-}
-
 static struct launch_function *place_of(struct copies *x, uint64_t function)
 {
     return &x->launches.known[(function >> 4 ^ function >> 12) % LAUNCH_FUNCTIONS];
@@ -169,7 +153,7 @@ static struct launch_function *known_of(struct copies *x, uint64_t function)
 {
     struct launch_function *f = place_of(x, function);
     void *context = NULL;
-    return f->function == function && f->since == atomic_load(&registrations) &&
+    return f->function == function && f->since == ibx_registrations_changes() &&
                    !x->cuda->ctx_get_current(&context) && f->context == context &&
                    ibx_functions_hold(&x->launches.user, f->module)
                ? f
@@ -179,7 +163,7 @@ static struct launch_function *known_of(struct copies *x, uint64_t function)
 /* Likewise. */
 static struct launch_function *function_of(struct copies *x, uint64_t function, bool can_pass)
 {
-    const unsigned since = atomic_load(&registrations);
+    const unsigned since = ibx_registrations_changes();
     struct launch_function *f = known_of(x, function);
     void *context = NULL;
     if (f)
@@ -351,6 +335,17 @@ static int launch_by_runtime(struct copies *x, const uint8_t *body, size_t n, bo
                       : -1;
     free(pointers);
     return rc;
+}
+
+void ibx_copies_launch_spare(struct copies *x, uint8_t *body, size_t n)
+{
+    const bool checked = x->handler.launch_checked;
+    if (strcmp(x->requests.name, "cudaLaunchKernel") != 0)
+        return;
+    x->handler.launch_checked = false;
+    if (!checked && ibx_copies_have_cuda(x) &&
+        ibx_copies_launch_check(x, body, n) == CUDA_INVALID_VALUE)
+        memset(body, 0, 8);
 }
 
 int ibx_copies_launch_by_runtime(struct copies *x, const uint8_t *body, size_t n, bool tried)

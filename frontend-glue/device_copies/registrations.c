@@ -15,6 +15,7 @@
 #include "common/thread.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #define LOOKUPS_MS 1000u
 #define LAST_MS    100u /* ... while none begins: only those that wait for the GPU are left then */
@@ -24,6 +25,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned looking; /* handlers that look something up, and are waited for */
 static unsigned passed;  /* how often all of these were waited for no more */
 static bool changing;
+static atomic_uint times_changed;
 
 static bool begins(const char *name, const char *with)
 {
@@ -99,4 +101,14 @@ void ibx_registrations_end(struct copies *x)
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     x->handler.registrations_run = REGISTRATIONS_UNUSED;
+}
+
+void ibx_registrations_changed(void)
+{
+    atomic_fetch_add(&times_changed, 1);
+}
+
+unsigned ibx_registrations_changes(void)
+{
+    return atomic_load(&times_changed);
 }
