@@ -4,7 +4,7 @@
  * the same runtime in the same thread, but without what it does around them. So their results, and
  * the thread's last error, are the handler's.
  */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/copies.h"
 
 #include "common/clock.h"
 #include "frontend-glue/session/extra.h"
@@ -17,6 +17,9 @@
 
 #define PASSES  INT32_MIN   /* no cudaError_t: GVirtuS runs it */
 #define NOWHERE ((void *)1) /* an address that CUDA refuses */
+
+/* What runs requests of our own. */
+typedef int own_requests(struct copies *x, const struct ibx_request *q, struct ibx_writer *out);
 
 /* A call's arguments, and what it answers beside its exit code. */
 struct arguments {
@@ -42,6 +45,11 @@ static struct {
     int (*enable_peer)(int peer, unsigned flags);
     int (*disable_peer)(int peer);
 } runtime;
+
+static void *pointer(struct ibx_reader *r)
+{
+    return pointer_to(ibx_get_u64(r));
+}
 
 static int event_record(struct copies *x, struct arguments *a)
 {
@@ -168,7 +176,7 @@ static int free_noted(struct copies *x, void *address)
     if (is_noted(x))
         return PASSES;
     ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
-    ibx_ipc_gone((uintptr_t)address); /* after the call another thread may share that address */
+    ibx_end_gone((uintptr_t)address); /* after the call another thread may share that address */
     ibx_frees_begin(x, (uintptr_t)address);
     const int rc = runtime.free(address);
     ibx_frees_end();
@@ -317,10 +325,11 @@ static int launch(struct copies *x, const struct ibx_request *q)
     return code == INVALID_FUNCTION ? no_function() : code ? code : PASSES;
 }
 
-static int run_extra(struct copies *x, const struct ibx_request *q, struct arguments *a)
+static int run_own(struct copies *x, const struct ibx_request *q, struct arguments *a,
+                   own_requests *own)
 {
     struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
-    const int code = ibx_copies_extra(x, q, &out);
+    const int code = own(x, q, &out);
     a->out_n = code ? 0 : out.length;
     return code;
 }
@@ -349,7 +358,8 @@ static int refused(struct copies *x)
     return rc ? rc : CUDA_INVALID_HANDLE;
 }
 
-static int run(struct copies *x, const struct ibx_request *q, struct arguments *a)
+static int run(struct copies *x, const struct ibx_request *q, struct arguments *a,
+               own_requests *own)
 {
     uint64_t stream = 0; /* cudaMemset's is the legacy one */
     int reset = 0;
@@ -361,7 +371,7 @@ static int run(struct copies *x, const struct ibx_request *q, struct arguments *
     if (q->called->kind == IBX_CALL_RESETS)
         return ibx_own_reset(x, &reset) ? reset : PASSES;
     if (ibx_extra_is(q->called->name))
-        return run_extra(x, q, a);
+        return run_own(x, q, a, own);
     if (ibx_math_is(q->called->name))
         return run_math(x, q, a);
     if (q->called->kind == IBX_CALL_LAUNCH)
@@ -375,12 +385,12 @@ static int run(struct copies *x, const struct ibx_request *q, struct arguments *
     return handler ? handler->run(x, a) : PASSES;
 }
 
-int ibx_copies_call(struct copies *x, const struct ibx_request *q)
+int ibx_copies_call(struct copies *x, const struct ibx_request *q, own_requests *own)
 {
     const uint64_t began = ibx_now_ns();
     struct arguments a = {.in = ibx_reader_of(q->body, (size_t)q->length)};
     uint8_t head[IBX_REPLY_HEAD_MAX];
-    const int code = run(x, q, &a);
+    const int code = run(x, q, &a, own);
     if (code == PASSES)
         return IBX_REQUEST_PASS;
     const bool room = ibx_graph_captures(x, q->called, q->body, (size_t)q->length);

@@ -326,6 +326,22 @@ void ibx_left_work_forget(const void *context);
 void ibx_left_work_watch(const void *context);
 bool ibx_left_work_lost(void);
 
+/* end_hooks.c */
+
+/* What runs requests of our own, and calls libraries, gives back, or is to know of. All are set. */
+struct ibx_end_hooks {
+    void (*gone)(uint64_t value);        /* this memory was given back, or this event destroyed */
+    void (*forget)(const void *context); /* it is gone; NULL: it is not known which */
+    void (*give_back_opened)(enum ibx_handle_kind kind, uint64_t value); /* OPENED_POOL, _POINTER */
+    void (*give_back_math)(unsigned type, uint64_t handle);              /* enum ibx_math_type */
+};
+/* Before there is a client; without it nobody opens such things, or calls libraries. */
+void ibx_end_hooks_set(const struct ibx_end_hooks *hooks);
+void ibx_end_gone(uint64_t value);
+void ibx_end_forget(const void *context);
+void ibx_end_opened(enum ibx_handle_kind kind, uint64_t value);
+void ibx_end_math(unsigned type, uint64_t handle);
+
 /* own_reset.c */
 
 /* A handler of GVirtuS's makes or ends something: when its name has been read, when all of its

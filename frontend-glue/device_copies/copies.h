@@ -315,6 +315,8 @@ struct copies {
 
 /* The context of the session's hooks, or NULL. */
 struct copies *ibx_copies_of(const struct ibx_session *s);
+/* Sets ibx_end_hooks_set(), for a session that nothing is attached to. */
+void ibx_copies_set_end_hooks(void);
 
 /* to_device.c, from_device.c: an outcome, or as ibx_session_fail(). From the device DONE means
  * answered, too. */
@@ -395,7 +397,10 @@ bool ibx_copies_is_own(struct copies *x, uint64_t address, uint64_t n);
 
 /* calls.c: an outcome, or as ibx_session_fail() */
 
-int ibx_copies_call(struct copies *x, const struct ibx_request *q);
+/* `own` runs requests of our own: ibx_copies_extra() */
+int ibx_copies_call(struct copies *x, const struct ibx_request *q,
+                    int (*own)(struct copies *x, const struct ibx_request *q,
+                               struct ibx_writer *out));
 /* GVirtuS has begun to read a request of that name; and has answered it. */
 void ibx_copies_call_read(struct copies *x, const char *name);
 void ibx_copies_call_answered(struct copies *x);
@@ -477,10 +482,10 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
 
 /* One for a function of cuBLAS and the like: the library's status, or IBX_MATH_ABSENT. */
 int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_writer *out);
-/* Has the library end what is of that type (enum ibx_math_type). */
+/* Of struct ibx_end_hooks: has the library end what is of that type. */
 void ibx_math_end(unsigned type, uint64_t handle);
 
-/* extra_ipc.c: what a client has shared with other processes */
+/* extra_ipc.c: what a client has shared with other processes. Two are of struct ibx_end_hooks. */
 
 /* This memory was given back, or this event destroyed. */
 void ibx_ipc_gone(uint64_t value);
@@ -515,6 +520,15 @@ struct ibx_host_map *ibx_host_maps_take(uint64_t client);
  * is mapped for kernels. */
 bool ibx_host_maps_hold(struct copies *x, uint64_t address, uint64_t n);
 void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken);
+/* `length` bytes of the session's client at that address, by the file that both ends map, at
+ * `offset` in it; or pages of this process's own. And what begins there, or holds it, is given
+ * back. cudaError_t */
+struct ibx_host_map_wish {
+    uint64_t address, length, offset;
+    bool own; /* in no file: pages of this process's */
+};
+int ibx_host_maps_make(struct copies *x, const struct ibx_host_map_wish *wish);
+void ibx_host_maps_give_back(struct copies *x, uint64_t address);
 
 /* held_memory.c: the session is about to copy, before that is checked; or to free, before anything
  * of it. Each waits for the other, of other sessions. Its end; nothing, if there is none. */

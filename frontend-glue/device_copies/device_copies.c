@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "frontend-glue/device_copies/extra.h"
 #include "frontend-glue/device_copies/graph_slots.h"
 #include "frontend-glue/device_copies/request_shapes.h"
 #include "frontend-glue/device_copies/shared_handles.h"
@@ -92,7 +93,7 @@ static int run_call(struct copies *x, const struct ibx_request *q)
     int rc = ibx_session_answer_delayed(x->s);
     x->answering = true;
     if (!rc)
-        rc = ibx_copies_call(x, q);
+        rc = ibx_copies_call(x, q, ibx_copies_extra);
     x->answering = false;
     choose(x);
     return rc;
@@ -459,6 +460,17 @@ struct copies *ibx_copies_of(const struct ibx_session *s)
     return ibx_session_context(s, &hooks);
 }
 
+void ibx_copies_set_end_hooks(void)
+{
+    static const struct ibx_end_hooks ends = {
+        .gone = ibx_ipc_gone,
+        .forget = ibx_ipc_forget,
+        .give_back_opened = ibx_opened_give_back,
+        .give_back_math = ibx_math_end,
+    };
+    ibx_end_hooks_set(&ends);
+}
+
 /* The client's memory is unpinned. */
 static void unpins(void *context, bool begins)
 {
@@ -483,6 +495,7 @@ int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options
                          .pins = {.bytes_max = PINS_MAX, .waits = unpins, .owner = x}};
     ibx_request_watch_init(&x->requests);
     ibx_copies_resets_begin(x);
+    ibx_copies_set_end_hooks();
     ibx_session_set_hooks(s, &hooks, x);
     ibx_session_set_threads(s, options->threads);
     ibx_session_lend(s, options->mode == IBX_GPU_OFF ? NULL : &message_memory);

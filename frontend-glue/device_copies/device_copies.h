@@ -40,6 +40,7 @@
  *   extra_ipc.c      likewise: memory and events of other processes
  *   shared_handles.c, opened_handles.c  ... which programs that have a process each share
  *   passed_descriptors.c  ... of which CUDA has them share some by a descriptor
+ *   extra_host_maps.c likewise: page-locked memory of clients, for kernels
  *   extra_pools.c, extra_variables.c, extra_queries.c, extra_virtual.c  likewise: pools,
  *                    variables, questions, memory that is mapped
  *   printed.c        what kernels print
@@ -54,6 +55,7 @@
  *   own_work.c       what a client's call waits for beside other clients
  *   own_reset.c      cudaDeviceReset of one client of several
  *   broken_context.c what the log says of CUDA errors that stay
+ *   end_hooks.c      what of this other files give back, or are to know of
  *   frees.c          memory that is given back beside graphs
  *   host_work.c      functions that the client calls when a stream gets there
  *   runtime.c        CUDA in this process: driver, and runtime as GVirtuS's handlers have it

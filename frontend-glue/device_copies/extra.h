@@ -127,7 +127,8 @@ int ibx_opened_pool(struct extra *e, const uint8_t *handle);
 int ibx_opened_pointer(struct extra *e, const void *pool, const uint8_t *handle);
 /* The session's client closes that, or what another client here has. */
 void ibx_opened_close(struct extra *e, enum ibx_handle_kind kind, uint64_t value);
-/* A pool, or memory of one, that nobody has open any more, unless somebody has opened it since. */
+/* Of struct ibx_end_hooks: a pool, or memory of one, that nobody has open any more, unless somebody
+ * has opened it since. */
 void ibx_opened_give_back(enum ibx_handle_kind kind, uint64_t value);
 
 #endif

@@ -13,7 +13,7 @@
  * another client has there stays, and the client is refused. A map lasts until the client gives it
  * back, or has no session any more.
  */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/copies.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -38,12 +38,6 @@ struct ibx_host_map {
     void *context;           /* in which it was pinned */
     struct ibx_quota *quota; /* that the bytes count in */
     bool own;                /* pages of this process's, in no file */
-};
-
-/* What a client wants. */
-struct wish {
-    uint64_t address, length, offset; /* where, how much, where in its file */
-    bool own;                         /* in none: pages of this process's */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -143,7 +137,7 @@ static void end_given_back(struct copies *x, struct ibx_host_map *m)
 }
 
 /* Locked. */
-static bool is_in_the_way(const struct wish *w)
+static bool is_in_the_way(const struct ibx_host_map_wish *w)
 {
     const struct ibx_host_map *m = ends;
     while (m && !overlaps(m, w->address, w->length))
@@ -153,7 +147,7 @@ static bool is_in_the_way(const struct wish *w)
 
 /* A client may come again, at the same addresses, while what it had before ends. That may take as
  * long as its last graph runs, and others do not wait for it. */
-static void wait_for_ends(const struct wish *w)
+static void wait_for_ends(const struct ibx_host_map_wish *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
     const struct timespec until = ibx_timespec_of(deadline);
@@ -187,7 +181,7 @@ void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken)
 
 /* -------------------------------------------------------------------------------- a new one */
 
-static int refuse(struct copies *x, const struct wish *w, const char *why)
+static int refuse(struct copies *x, const struct ibx_host_map_wish *w, const char *why)
 {
     if (!x->told_maps)
         ibx_log(IBX_LOG_WARN,
@@ -198,7 +192,7 @@ static int refuse(struct copies *x, const struct wish *w, const char *why)
     return CUDA_NOT_SUPPORTED;
 }
 
-static bool is_sound(const struct wish *w, uint64_t bytes)
+static bool is_sound(const struct ibx_host_map_wish *w, uint64_t bytes)
 {
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     return w->length && !(w->address % page) && !(w->length % page) &&
@@ -209,7 +203,7 @@ static bool is_sound(const struct wish *w, uint64_t bytes)
 }
 
 /* NULL, or why it cannot be mapped. */
-static const char *map(struct ibx_host_map *m, const struct wish *w, int fd)
+static const char *map(struct ibx_host_map *m, const struct ibx_host_map_wish *w, int fd)
 {
     void *wanted = pointer_to(w->address);
     const int kind = w->own ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
@@ -241,7 +235,7 @@ static const char *pin(struct copies *x, struct ibx_host_map *m)
     return NULL;
 }
 
-static int make(struct copies *x, uint64_t client, const struct wish *w, int fd)
+static int make(struct copies *x, uint64_t client, const struct ibx_host_map_wish *w, int fd)
 {
     struct ibx_quota *quota = ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_PINS);
     struct ibx_host_map *m = calloc(1, sizeof(*m));
@@ -266,7 +260,7 @@ static int make(struct copies *x, uint64_t client, const struct wish *w, int fd)
 }
 
 /* Locked. NULL: there is none. */
-static struct ibx_host_map *same(uint64_t client, const struct wish *w)
+static struct ibx_host_map *same(uint64_t client, const struct ibx_host_map_wish *w)
 {
     struct ibx_host_map *m = maps;
     while (m &&
@@ -277,7 +271,7 @@ static struct ibx_host_map *same(uint64_t client, const struct wish *w)
 
 /* It is there already, and is what a reset, of a client that was alone, has left of it. The driver
  * is asked without the lock: it may keep this thread for long, and a client that ends takes it. */
-static bool is_there(struct copies *x, uint64_t client, const struct wish *w)
+static bool is_there(struct copies *x, uint64_t client, const struct ibx_host_map_wish *w)
 {
     unsigned flags;
     pthread_mutex_lock(&lock);
@@ -288,7 +282,7 @@ static bool is_there(struct copies *x, uint64_t client, const struct wish *w)
 
 /* Pages of this process's own that a reset has unpinned: the client's bytes are in them. Taken out
  * meanwhile, they cannot go. False: there are none, or they cannot be pinned. */
-static bool pin_again(struct copies *x, uint64_t client, const struct wish *w)
+static bool pin_again(struct copies *x, uint64_t client, const struct ibx_host_map_wish *w)
 {
     pthread_mutex_lock(&lock);
     struct ibx_host_map *m = same(client, w);
@@ -326,44 +320,30 @@ bool ibx_host_maps_hold(struct copies *x, uint64_t address, uint64_t n)
     return whole;
 }
 
-static int host_map(struct extra *e)
+int ibx_host_maps_make(struct copies *x, const struct ibx_host_map_wish *w)
 {
-    struct wish w = {.address = ibx_get_u64(&e->in), .length = ibx_get_u64(&e->in)};
-    w.offset = ibx_get_u64(&e->in);
-    w.own = w.offset == IBX_EXTRA_OWN_PAGES;
     uint64_t bytes = 0, process_namespace;
-    if (!whole(e))
-        return CUDA_INVALID_VALUE;
-    const uint64_t client = ibx_clients_number(e->x);
-    const int fd = w.own ? -1 : ibx_shared_of_peer(ibx_session_conn(e->x->s), &bytes);
-    if ((fd < 0 && !w.own) || !client || !ibx_copies_begin_context(e->x))
-        return refuse(e->x, &w, "they are not shared with the back end");
-    if (!ibx_session_process(e->x->s, &process_namespace))
-        return refuse(e->x, &w,
+    const uint64_t client = ibx_clients_number(x);
+    const int fd = w->own ? -1 : ibx_shared_of_peer(ibx_session_conn(x->s), &bytes);
+    if ((fd < 0 && !w->own) || !client || !ibx_copies_begin_context(x))
+        return refuse(x, w, "they are not shared with the back end");
+    if (!ibx_session_process(x->s, &process_namespace))
+        return refuse(x, w,
                       "the client did not say which process it is, since "
                       "rdma.resume_seconds is 0 at one end");
-    if (!is_sound(&w, bytes))
-        return refuse(e->x, &w, "this is not where such memory may be");
-    if (is_there(e->x, client, &w) || (w.own && pin_again(e->x, client, &w)))
+    if (!is_sound(w, bytes))
+        return refuse(x, w, "this is not where such memory may be");
+    if (is_there(x, client, w) || (w->own && pin_again(x, client, w)))
         return 0;
-    for (struct ibx_host_map *m; (m = take_locking(client, w.address, w.length));)
-        end_given_back(e->x, m); /* of before */
-    wait_for_ends(&w);
-    return make(e->x, client, &w, fd);
+    for (struct ibx_host_map *m; (m = take_locking(client, w->address, w->length));)
+        end_given_back(x, m); /* of before */
+    wait_for_ends(w);
+    return make(x, client, w, fd);
 }
 
-static int host_unmap(struct extra *e)
+void ibx_host_maps_give_back(struct copies *x, uint64_t address)
 {
-    const uint64_t address = ibx_get_u64(&e->in);
-    if (!whole(e))
-        return CUDA_INVALID_VALUE;
-    const uint64_t client = ibx_clients_number(e->x);
+    const uint64_t client = ibx_clients_number(x);
     for (struct ibx_host_map *m; client && (m = take_locking(client, address, 1));)
-        end_given_back(e->x, m);
-    return 0;
+        end_given_back(x, m);
 }
-
-const struct extra_call ibx_host_map_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_HOST_MAP] = {"cudaGetLastError", host_map},
-    [IBX_EXTRA_HOST_UNMAP] = {"cudaGetLastError", host_unmap},
-};

@@ -448,7 +448,7 @@ void ibx_isolation_replied(struct copies *x)
     if (done)
         ibx_owners_remove(i->freed, i->freed_number);
     if (i->gone && done)
-        ibx_ipc_gone(i->gone);
+        ibx_end_gone(i->gone);
     ibx_memory_free_end(i->given, i->given_number, done);
     i->allocates = false;
     i->reserved = 0;

@@ -7,7 +7,7 @@
  *
  * A client that is alone resets the context itself, as does one in a context that is broken.
  */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/device_copies/graph_slots.h"
 #include "frontend-glue/device_copies/math_limits.h"
 #include "frontend-glue/device_copies/named_memory.h"
@@ -201,18 +201,18 @@ static const struct {
 static void give_back(struct copies *x, const struct ibx_taken *taken, const char *function)
 {
     if (taken->kind >= IBX_HANDLE_MATH) {
-        ibx_math_end(taken->kind - IBX_HANDLE_MATH, taken->value);
+        ibx_end_math(taken->kind - IBX_HANDLE_MATH, taken->value);
         return;
     }
     if (taken->kind == IBX_HANDLE_MAPPABLE) {
         ibx_virtual_end_memory(taken->value);
         return;
     }
-    ibx_ipc_gone(taken->value);
+    ibx_end_gone(taken->value);
     if (taken->kind == IBX_HANDLE_EXEC)
         ibx_frees_exec(x, pointer_to(taken->value));
     if (taken->kind == IBX_HANDLE_OPENED_POINTER || taken->kind == IBX_HANDLE_OPENED_POOL)
-        ibx_opened_give_back(taken->kind, taken->value);
+        ibx_end_opened(taken->kind, taken->value);
     else if (taken->kind != IBX_HANDLE_MEMORY || !ibx_virtual_end_addresses(taken->value))
         ibx_copies_undo(function, taken->value);
     ibx_taken_gone(taken);
@@ -224,7 +224,7 @@ bool ibx_own_free_async(uint64_t memory, void *stream)
     int (*forget)(void) = NULL;
     *(void **)&give = ibx_copies_runtime("cudaFreeAsync");
     *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
-    ibx_ipc_gone(memory);
+    ibx_end_gone(memory);
     if (ibx_virtual_end_addresses(memory)) /* which waits for nothing either */
         return true;
     if (give && !give(pointer_to(memory), stream))

@@ -99,7 +99,7 @@ void ibx_copies_lost_context(struct copies *x, int exit_code)
     ibx_owners_forget(x->handler.taken_context);
     ibx_handles_forget(x->handler.taken_context);
     ibx_virtual_forget(x->handler.taken_context);
-    ibx_ipc_forget(x->handler.taken_context);
+    ibx_end_forget(x->handler.taken_context);
     ibx_frees_forget(x->handler.taken_context);
     ibx_slots_forget(x->handler.taken_context);
     ibx_left_work_forget(x->handler.taken_context);

@@ -150,6 +150,7 @@ static void begin(struct client *c, const char *name)
     c->x.chosen_for = 0;
     c->x.replies.shape = IBX_REPLY_TIMED;
     ibx_request_watch_init(&c->x.requests);
+    ibx_copies_set_end_hooks();
     c->x.isolation.tenant = ibx_tenant_get(name, &none, 2);
     c->x.isolation.on = true;
     own_make_all(c);
