@@ -10,7 +10,7 @@
  * devices return the same error from then on; cudaDeviceReset returns 0, and behind it no context
  * can be made (cudaErrorDevicesUnavailable, 46).
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -4,7 +4,7 @@
  * the same runtime in the same thread, but without what it does around them. So their results, and
  * the thread's last error, are the handler's.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/device_calls.h"
 
 #include "common/clock.h"
 #include "frontend-glue/session/extra.h"

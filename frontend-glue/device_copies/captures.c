@@ -14,7 +14,7 @@
  * stays here for long. A capture that outlasts a wait's patience is ended by it, and not waited for
  * again.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/clock.h"
 

@@ -6,7 +6,7 @@
  * allocated, where there is one; otherwise in one of our own, which is waited for. A process that
  * has only had one program loses nothing by it.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/log.h"
 

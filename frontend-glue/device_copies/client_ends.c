@@ -21,7 +21,7 @@
  *
  * A reset of the context takes what is left.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -13,24 +13,9 @@
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_CLIENT_FUNCTIONS_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_CLIENT_FUNCTIONS_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "frontend-glue/device_copies/types.h"
 
 #define IBX_FUNCTIONS_MODULE 24u /* bytes of the name of a module, at most */
-
-struct ibx_client_module;
-struct ibx_quota;
-struct ibx_tenant;
-
-/* Who makes a request. */
-struct ibx_functions_user {
-    uint64_t client; /* clients.c */
-    uint64_t parent; /* of it; 0: not known */
-    const struct ibx_tenant *tenant;
-    struct ibx_quota *quota;        /* that bytes of what it registers count in; NULL: none */
-    struct ibx_client_module *held; /* by its request in hand; NULL: none */
-};
 
 /* The name that the runtime knows a client's function by; 0: it knows none. Its module stays until
  * ibx_functions_let_go(). What the client has not registered itself may be its parent's. */

@@ -13,7 +13,7 @@
  * open for that (plugin/last_session.c, client_ends.c). Of a tenant so many can be away; then the
  * one that has been so for the longest time counts as ended.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 #include "frontend-glue/device_copies/printed.h"
 #include "frontend-glue/session/client_processes.h"
 

@@ -3,7 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/own_requests.h"
 #include "frontend-glue/device_copies/graph_slots.h"
 #include "frontend-glue/device_copies/request_shapes.h"
 #include "frontend-glue/device_copies/shared_handles.h"

@@ -3,7 +3,7 @@
  * Requests of our own about arrays, textures and surfaces. Copies are between memory of the device
  * and arrays: the client brings the bytes there by copies of the usual kind.
  */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/own_requests.h"
 
 #define ON_DEVICE 3 /* enum cudaMemcpyKind */
 

@@ -11,7 +11,7 @@
  * An object of CUDA's that the graph has from then on tells when it, its copies, and what was made
  * of them to be launched have gone: then the slot goes, too.
  */
-#include "frontend-glue/device_copies/extra_graphs.h"
+#include "frontend-glue/device_copies/own_graphs.h"
 #include "frontend-glue/device_copies/graph_slots.h"
 
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * are known as CUDA's handles; the nodes of a graph go with it. A copy from or to the host is a
  * function of the client's in a graph, as functions are that the application gives (host_work.c).
  */
-#include "frontend-glue/device_copies/extra_graphs.h"
+#include "frontend-glue/device_copies/own_graphs.h"
 
 #include <stdlib.h>
 

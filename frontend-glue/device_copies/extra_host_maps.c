@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Requests of our own about page-locked memory of clients, for kernels (host_maps.c). */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/own_requests.h"
 
 static int host_map(struct extra *e)
 {

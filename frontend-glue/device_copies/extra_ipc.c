@@ -11,7 +11,7 @@
  * handle (shared_handles.c), as natively: what they open by it is memory, an event or a pool of
  * theirs. Of a pool CUDA's handle is a descriptor, which they fetch (passed_descriptors.c).
  */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/own_requests.h"
 #include "frontend-glue/device_copies/passed_descriptors.h"
 #include "frontend-glue/device_copies/virtual_memory.h"
 

@@ -3,7 +3,7 @@
  * Requests of our own about what nodes of graphs are made of: the parameters that CUDA says, and
  * those that are set later. A kernel is the client's function again, an event one of the tenant's.
  */
-#include "frontend-glue/device_copies/extra_graphs.h"
+#include "frontend-glue/device_copies/own_graphs.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Requests of our own about the nodes of graphs. */
-#include "frontend-glue/device_copies/extra_graphs.h"
+#include "frontend-glue/device_copies/own_graphs.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Requests of our own about pools of memory, and memory of them. */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/own_requests.h"
 
 bool ibx_extra_is_pool(const struct extra *e, const void *pool)
 {

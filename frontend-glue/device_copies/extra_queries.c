@@ -3,7 +3,7 @@
  * Requests of our own that ask about streams, devices and kernels. CUDA's runtime looks streams and
  * kernels up itself; a kernel is named by the address under which the client has registered it.
  */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/own_requests.h"
 
 #define ATTRIBUTES_MAX 16u
 

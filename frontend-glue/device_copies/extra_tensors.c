@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Requests of our own about maps of tensors, which the driver makes of numbers: nothing is read or
  * written at the addresses that they name. */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/own_requests.h"
 
 #include "gpudirect/cuda.h"
 

@@ -5,7 +5,7 @@
  * under addresses of its own. So a client may also name a kernel of the variable's module, which
  * all handlers register by its address, and what the module calls the variable.
  */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/own_requests.h"
 
 static int symbol_address(struct extra *e)
 {

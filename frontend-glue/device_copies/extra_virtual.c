@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Requests of our own about memory that is mapped apart from its addresses: virtual_memory.h. */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/own_requests.h"
 #include "frontend-glue/device_copies/virtual_memory.h"
 
 /* 0, or what the request answers: its bytes are wrong, or there is no such memory here. */

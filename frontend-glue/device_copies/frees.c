@@ -21,7 +21,7 @@
  * as long, up to HELD_MOST_MS. A graph that always waits for the launch of the next one leaves no
  * such moment; memory is not given back beside it, since all clients might stand still then.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/clock.h"
 #include "common/thread.h"

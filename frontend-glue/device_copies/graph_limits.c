@@ -8,7 +8,7 @@
  * captured is counted by requests, for each capture, until that is over: then the graph is there
  * and can be measured. One that is too much ends its session, and with it what that captures.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/log.h"
 

@@ -10,7 +10,7 @@
  * What they are for may need the launch that stays, and of an error CUDA calls none of them. So
  * nobody stays for long, and what has not been called by then is not waited for again.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/clock.h"
 

@@ -15,7 +15,7 @@
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_GRAPH_SLOTS_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_GRAPH_SLOTS_H
 
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #define IBX_SLOT_MAX    ((size_t)256 << 20) /* bytes of one: while it is pinned others wait */
 #define IBX_SLOTS_MAX   ((size_t)4 << 30)   /* of all, and an eighth of the host's memory, */
@@ -51,16 +51,5 @@ void ibx_slots_forget(const void *context);
 void ibx_slots_yield(struct copies *x);
 /* Bytes of all slots now, for tests. */
 size_t ibx_slots_bytes(void);
-
-/* slot_copies.c */
-
-/* Clients name the slot of a function that they are calling by its number, as if it were memory of
- * the device: bit 63, the number, 32 bits of a place in the slot. */
-/* Whether a request is such a copy, of the session that asks for functions to call. An outcome, or
- * as ibx_session_fail(). */
-bool ibx_slot_is_named(const struct copies *x, const struct ibx_request *q);
-int ibx_slot_copy(struct copies *x, const struct ibx_request *q);
-/* The session's connection is about to end. */
-void ibx_slot_regions_end(struct copies *x);
 
 #endif

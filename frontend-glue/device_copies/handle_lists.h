@@ -4,7 +4,7 @@
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_HANDLE_LISTS_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_HANDLE_LISTS_H
 
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <pthread.h>

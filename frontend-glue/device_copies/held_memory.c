@@ -6,7 +6,7 @@
  * copies, as natively for all work, and a copy begins there before it, or finds the memory gone. So
  * does what gives a client's page-locked memory back (host_maps.c), which copies may name as well.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/thread.h"
 

@@ -13,7 +13,7 @@
  * another client has there stays, and the client is refused. A map lasts until the client gives it
  * back, or has no session any more.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -14,7 +14,7 @@
  * given a number and no address: what it calls a second time (a graph that another session has
  * begun to capture meanwhile) is found no more, and returns.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -7,7 +7,7 @@
  * doubt, but it reads an address there that CUDA refuses: so exit code and cudaGetLastError are the
  * runtime's own.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/log.h"
 #include "frontend-glue/device_copies/named_memory.h"

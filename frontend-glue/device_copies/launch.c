@@ -8,7 +8,7 @@
  * does that, which does not know the kernels that there are in PTX alone; but not a launch that
  * brings less than its kernel takes, for which the handler has no bound.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/device_calls.h"
 
 #include "common/log.h"
 #include "frontend-glue/session/extra.h"

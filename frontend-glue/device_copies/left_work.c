@@ -7,7 +7,7 @@
  * it is over. Of a client that leaves behind work after work some events have moved on, each behind
  * all that came before it.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -11,7 +11,7 @@
  * A generator that fills memory of the host, which a handler of GVirtuS's has made, gets none. What
  * handles count as, and which bear no two requests at once: math_limits.c.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/device_calls.h"
 #include "frontend-glue/device_copies/math_descriptors.h"
 #include "frontend-glue/device_copies/math_dnn.h"
 #include "frontend-glue/device_copies/math_limits.h"

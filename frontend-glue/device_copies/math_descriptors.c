@@ -5,7 +5,7 @@
  * one. It gets attributes that this code knows alone, for others may be addresses of the host, and
  * checks their values itself.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/device_calls.h"
 #include "frontend-glue/device_copies/math_descriptors.h"
 #include "frontend-glue/session/math_calls.h"
 

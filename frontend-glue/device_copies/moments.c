@@ -13,7 +13,7 @@
  * those of the next moment. What came behind them meanwhile is another moment's, once they are
  * over.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/clock.h"
 

@@ -11,7 +11,7 @@
  *
  * Where the replies of handlers cannot be read, nobody knows what they have returned.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/log.h"
 

@@ -4,7 +4,7 @@
  * into this process, once for all clients that open it, likewise pools and what is in them, and
  * events, which are new ones each time.
  */
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/own_requests.h"
 #include "frontend-glue/device_copies/passed_descriptors.h"
 
 #include "common/log.h"

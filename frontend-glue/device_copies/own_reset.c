@@ -7,7 +7,7 @@
  *
  * A client that is alone resets the context itself, as does one in a context that is broken.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 #include "frontend-glue/device_copies/graph_slots.h"
 #include "frontend-glue/device_copies/math_limits.h"
 #include "frontend-glue/device_copies/named_memory.h"

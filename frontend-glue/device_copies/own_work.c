@@ -13,7 +13,7 @@
  * a client's that has not said which process it is, or that comes from several addresses. Such a
  * client's call waits for all work that can be found, before CUDA does.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 #include "frontend-glue/device_copies/virtual_memory.h"
 
 #include "common/log.h"

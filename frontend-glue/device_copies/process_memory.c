@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Whether what a client calls memory of the device is memory of this process. */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include <errno.h>
 #include <sys/syscall.h>

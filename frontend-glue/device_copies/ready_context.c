@@ -10,7 +10,7 @@
  * (an uncorrectable error of memory, a GPU that was reset) would be the next program's: the process
  * looks once a second, and ends.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 
 #include "common/log.h"
 #include "frontend-glue/session/client_processes.h"

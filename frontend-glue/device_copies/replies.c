@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The shape of GVirtuS's replies, and heads of that shape. */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/back_end.h"
 
 #include <stdatomic.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* CUDA in this process: the driver, and the runtime of GVirtuS's handlers, if there is only one. It
  * calls no other file of this folder. */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/back_end.h"
 
 #include "common/log.h"
 

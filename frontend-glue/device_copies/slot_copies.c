@@ -3,6 +3,7 @@
  * Copies between a client and the slot of the function that it is calling (graph_slots.h): by the
  * transport alone. A graph waits meanwhile, so no call of CUDA's is made here.
  */
+#include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/device_copies/graph_slots.h"
 
 #include "common/clock.h"

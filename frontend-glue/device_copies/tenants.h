@@ -14,8 +14,10 @@
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_TENANTS_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_TENANTS_H
 
+#include "common/error.h"
 #include "common/quota.h"
-#include "frontend-glue/device_copies/device_copies.h"
+#include "frontend-glue/device_copies/options.h"
+#include "frontend-glue/device_copies/types.h"
 
 #include <pthread.h>
 
@@ -66,6 +68,9 @@ struct ibx_captured_work {
     uint64_t of_any; /* of captures whose number is not known */
     uint64_t all;
 };
+
+/* Whether the text can be `weights` of the limits: -EINVAL names the entry that cannot. */
+int ibx_shares_check(const char *text, struct ibx_error *err);
 
 /* The weight of the tenant of that name, 1 or more. */
 unsigned ibx_share_of(const struct ibx_tenant_limits *limits, const char *name);
@@ -123,10 +128,6 @@ void ibx_owners_forget(const void *context);
  * very many allocations is nobody's copy and counts as the last one's. */
 const struct ibx_tenant *ibx_owners_other(const struct ibx_tenant *tenant, uint64_t at, uint64_t n);
 
-/* The last allocation that a session was seen to use, for the next question. */
-struct ibx_owners_cache {
-    uint64_t begin, end, changes;
-};
 /* As ibx_owners_other(), without a lock where nothing has changed. */
 const struct ibx_tenant *ibx_owners_other_cached(const struct ibx_tenant *tenant,
                                                  struct ibx_owners_cache *cache, uint64_t at,

@@ -17,7 +17,7 @@
  * not make it slow for others.
  */
 #include "frontend-glue/device_copies/virtual_memory.h"
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/clients.h"
 #include "frontend-glue/device_copies/ranges.h"
 #include "frontend-glue/session/mapped_memory.h"
 

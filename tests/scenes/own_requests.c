@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/scenes/own_requests.h"
 
+#include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/session/session_internal.h"
 
 #include <dlfcn.h>

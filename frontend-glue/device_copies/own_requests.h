@@ -3,12 +3,26 @@
  * Requests of our own (session/extra.h), run by the runtime of GVirtuS's handlers in the session's
  * thread. Shared by the files extra*.c.
  */
-#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_EXTRA_H
-#define IBX_FRONTEND_GLUE_DEVICE_COPIES_EXTRA_H
+#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_OWN_REQUESTS_H
+#define IBX_FRONTEND_GLUE_DEVICE_COPIES_OWN_REQUESTS_H
 
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/device_calls.h"
 #include "frontend-glue/device_copies/shared_handles.h"
 #include "frontend-glue/session/extra.h"
+
+/* extra.c */
+
+/* A request of our own: its exit code, and what it answers beside that. */
+int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_writer *out);
+
+/* extra_ipc.c: what a client has shared with other processes. Two are of struct ibx_end_hooks. */
+
+/* This memory was given back, or this event destroyed. */
+void ibx_ipc_gone(uint64_t value);
+/* The context is gone, and what was in it; NULL: it is not known which. */
+void ibx_ipc_forget(const void *context);
+/* The session has ended. What it has shared stays, as its memory does in GVirtuS. */
+void ibx_ipc_end(const struct copies *x);
 
 /* A request in hand. */
 struct extra {

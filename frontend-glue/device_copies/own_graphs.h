@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by extra_graphs.c and extra_nodes.c. */
-#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_EXTRA_GRAPHS_H
-#define IBX_FRONTEND_GLUE_DEVICE_COPIES_EXTRA_GRAPHS_H
+#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_OWN_GRAPHS_H
+#define IBX_FRONTEND_GLUE_DEVICE_COPIES_OWN_GRAPHS_H
 
-#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/own_requests.h"
 
 static inline bool is_graph(const struct extra *e, const void *graph)
 {
