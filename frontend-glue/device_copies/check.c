@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Asks CUDA about a copy before it runs. None of these calls of CUDA's changes anything. */
 #include "frontend-glue/device_copies/copies.h"
-#include "frontend-glue/device_copies/virtual_memory.h"
+#include "frontend-glue/clients/virtual_memory.h"
 
 /* Whether it is device memory, of the current device unless `any`, and [address, address + n) is
  * within one allocation, and no other tenant's (n of 0: it need not be one); or it is page-locked

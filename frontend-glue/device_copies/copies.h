@@ -4,7 +4,7 @@
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_H
 
 #include "frontend-glue/device_copies/device_copies.h"
-#include "frontend-glue/device_copies/clients.h"
+#include "frontend-glue/clients/clients.h"
 
 /* A way that bytes take. */
 struct copy_path {

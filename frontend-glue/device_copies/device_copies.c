@@ -3,10 +3,10 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "frontend-glue/device_copies/own_requests.h"
-#include "frontend-glue/device_copies/graph_slots.h"
-#include "frontend-glue/device_copies/request_shapes.h"
-#include "frontend-glue/device_copies/shared_handles.h"
+#include "frontend-glue/own_requests/own_requests.h"
+#include "frontend-glue/clients/graph_slots.h"
+#include "frontend-glue/handlers/request_shapes.h"
+#include "frontend-glue/tenants/shared_handles.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * first, and what was written is flushed, where the GPU wants that, before the reply tells of it.
  */
 #include "frontend-glue/device_copies/copies.h"
-#include "frontend-glue/device_copies/virtual_memory.h"
+#include "frontend-glue/clients/virtual_memory.h"
 
 #include "common/log.h"
 

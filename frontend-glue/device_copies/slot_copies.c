@@ -4,7 +4,7 @@
  * transport alone. A graph waits meanwhile, so no call of CUDA's is made here.
  */
 #include "frontend-glue/device_copies/copies.h"
-#include "frontend-glue/device_copies/graph_slots.h"
+#include "frontend-glue/clients/graph_slots.h"
 
 #include "common/clock.h"
 

@@ -26,7 +26,7 @@ extern "C" {
 #include "common/thread.h"
 #include "frontend-glue/client_calls/pipeline.h"
 #include "frontend-glue/device_copies/device_copies.h"
-#include "frontend-glue/device_copies/last_requests.h"
+#include "frontend-glue/clients/last_requests.h"
 #include "frontend-glue/plugin/attach.h"
 #include "frontend-glue/plugin/config.h"
 #include "frontend-glue/session/session.h"

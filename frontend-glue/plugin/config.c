@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/plugin/config.h"
 
-#include "frontend-glue/device_copies/tenants.h"
+#include "frontend-glue/tenants/tenants.h"
 #include "frontend-glue/plugin/misspelt_keys.h"
 
 #include "common/log.h"

@@ -3,7 +3,7 @@
  * Functions of the application's that CUDA calls when a stream gets there: cudaLaunchHostFunc and
  * cudaStreamAddCallback. A thread of this library's, with a connection of its own, asks the back
  * end what is to be called, and calls it; the stream goes on when that was said
- * (device_copies/host_work.c). It asks while functions are outstanding, and sleeps otherwise.
+ * (clients/host_work.c). It asks while functions are outstanding, and sleeps otherwise.
  *
  * A function of a graph has a number for good, and is outstanding as often as graphs that call it
  * have been launched.

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Requests of our own: calls of CUDA's runtime that GVirtuS lacks, or makes wrongly. The preload
- * makes them (preload/), the back end's plugin runs them (device_copies/extra.c) by the runtime of
- * GVirtuS's handlers, and they travel in GVirtuS's frames: a name, IBX_EXTRA_NAME, and a body that
- * begins with the number of the call. A back end without them answers -1, as for every name that it
- * does not know. docs/protocol.md has the table of bodies.
+ * makes them (preload/), the back end's plugin runs them (own_requests/own_requests.c) by the
+ * runtime of GVirtuS's handlers, and they travel in GVirtuS's frames: a name, IBX_EXTRA_NAME, and a
+ * body that begins with the number of the call. A back end without them answers -1, as for every
+ * name that it does not know. docs/protocol.md has the table of bodies.
  *
  * CUDA's structures are written out: a layout names the fields of one in their order, 'i' for four
  * bytes and 'q' for eight, each aligned to its size as the ABI has it; on the wire they are

@@ -9,7 +9,7 @@
  * as many bytes of the input as the next one says. CUT is before a request of which a part comes.
  */
 #include "common/log.h"
-#include "frontend-glue/device_copies/graph_slots.h"
+#include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/session/session_internal.h"
 #include "tests/fuzz/require.h"
 #include "tests/scenes/request_forms.h"

@@ -2,7 +2,7 @@
 #ifndef IBX_TESTS_SCENES_CHOICE_SOUND_H
 #define IBX_TESTS_SCENES_CHOICE_SOUND_H
 
-#include "frontend-glue/device_copies/tuning.h"
+#include "frontend-glue/back_end/tuning.h"
 #include "gpudirect/gpudirect.h"
 
 static inline bool from_size_sound(uint64_t size)

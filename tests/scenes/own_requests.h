@@ -6,7 +6,7 @@
 #ifndef TESTS_OWN_REQUESTS_H
 #define TESTS_OWN_REQUESTS_H
 
-#include "frontend-glue/device_copies/own_requests.h"
+#include "frontend-glue/own_requests/own_requests.h"
 #include "tests/scenes/cuda_application.h"
 
 #define MEMORY 8192u

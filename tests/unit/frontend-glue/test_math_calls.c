@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The lists of functions of cuBLAS and others: what both ends take from them. */
-#include "frontend-glue/device_copies/math_limits.h"
+#include "frontend-glue/tenants/math_limits.h"
 #include "frontend-glue/session/frames.h"
 #include "frontend-glue/session/math_calls.h"
 #include "frontend-glue/session/math_descriptors.h"

@@ -4,7 +4,7 @@
  * names what is its own only, and how much others have costs it nothing. Of anything at all:
  * test_random_requests.c.
  */
-#include "frontend-glue/device_copies/graph_slots.h"
+#include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/session/session_internal.h"
 #include "tests/scenes/own_requests.h"
 

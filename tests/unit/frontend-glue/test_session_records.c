@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What the processes of a back end know of each other's sessions and handles, when one of them is
  * stopped, or has gone wrong and has written to the memory that all of them share. */
-#include "frontend-glue/device_copies/shared_handles.h"
+#include "frontend-glue/tenants/shared_handles.h"
 #include "frontend-glue/session/records.h"
 #include "tests/unit/forked_memory.h"
 

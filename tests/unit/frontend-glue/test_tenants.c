@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Tenants: who owns which device memory, what requests name, and how much is held. */
-#include "frontend-glue/device_copies/named_memory.h"
-#include "frontend-glue/device_copies/tenants.h"
+#include "frontend-glue/handlers/named_memory.h"
+#include "frontend-glue/tenants/tenants.h"
 
 #include "common/wire.h"
 #include "tests/unit/forked_memory.h"

@@ -4,9 +4,9 @@
  * what its threads do at once each other's results do not change. What clients may ask for:
  * gvirtus/gpu_calls_mapped.cpp.
  */
-#include "frontend-glue/device_copies/ranges.h"
-#include "frontend-glue/device_copies/tenants.h"
-#include "frontend-glue/device_copies/virtual_memory.h"
+#include "frontend-glue/clients/ranges.h"
+#include "frontend-glue/tenants/tenants.h"
+#include "frontend-glue/clients/virtual_memory.h"
 #include "tests/scenes/own_requests.h"
 
 #include <pthread.h>

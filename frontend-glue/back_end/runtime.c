@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* CUDA in this process: the driver, and the runtime of GVirtuS's handlers, if there is only one. It
+ * calls no other file of this folder. */
+#include "frontend-glue/back_end/back_end.h"
+
+#include "common/log.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define RUNTIME "libcudart.so"
+
+struct found {
+    unsigned count;
+    char path[512];
+};
+
+static int note_runtime(struct dl_phdr_info *info, size_t size, void *argument)
+{
+    (void)size;
+    struct found *found = argument;
+    const char *slash = strrchr(info->dlpi_name, '/');
+    const char *name = slash ? slash + 1 : info->dlpi_name;
+    if (strncmp(name, RUNTIME, strlen(RUNTIME)) != 0 ||
+        strlen(info->dlpi_name) >= sizeof(found->path))
+        return 0;
+    found->count++;
+    strcpy(found->path, info->dlpi_name);
+    return 0;
+}
+
+/* The runtime, NULL: there is none or several. Once found it stays. */
+static void *runtime(void)
+{
+    static _Atomic(void *) known;
+    void *handle = atomic_load(&known);
+    struct found found = {0};
+    if (handle)
+        return handle;
+    dl_iterate_phdr(note_runtime, &found);
+    if (found.count == 1)
+        handle = dlopen(found.path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+    atomic_store(&known, handle);
+    return handle;
+}
+
+void *ibx_copies_runtime(const char *name)
+{
+    void *handle = runtime();
+    return handle ? dlsym(handle, name) : NULL;
+}
+
+void ibx_copies_forget_error(void)
+{
+    int (*get_error)(void) = NULL;
+    *(void **)&get_error = ibx_copies_runtime("cudaGetLastError");
+    if (get_error)
+        get_error();
+}
+
+void ibx_copies_undo(const char *name, uint64_t made)
+{
+    int (*give_back)(uint64_t) = NULL;
+    void *function = ibx_copies_runtime(name);
+    memcpy(&give_back, &function, sizeof(give_back));
+    if (give_back)
+        give_back(made);
+}
+
+/* ------------------------------------------------------------------ the driver, and contexts */
+
+static bool load_cuda(struct copies *x)
+{
+    struct ibx_error err = {0};
+    x->cuda = ibx_cuda_load(&err);
+    if (x->cuda)
+        return true;
+    ibx_log(x->options.mode == IBX_GPU_ON ? IBX_LOG_WARN : IBX_LOG_INFO,
+            "GVirtuS runs all copies itself: %s", err.message);
+    x->options.mode = IBX_GPU_OFF;
+    return false;
+}
+
+bool ibx_copies_have_cuda(struct copies *x)
+{
+    return x->options.mode != IBX_GPU_OFF && (x->cuda || load_cuda(x));
+}
+
+bool ibx_copies_able(struct copies *x)
+{
+    void *context = NULL;
+    int device = -1;
+    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context ||
+        x->cuda->ctx_get_device(&device))
+        return false;
+    x->device = device;
+    ibx_turn_go(&x->turn, (unsigned)device);
+    return x->requests.device < 0 || x->requests.device == device;
+}
+
+bool ibx_copies_begin_context(struct copies *x)
+{
+    int (*give_back)(void *nothing) = NULL;
+    if (ibx_copies_able(x))
+        return true;
+    *(void **)&give_back = ibx_copies_runtime("cudaFree");
+    return give_back && !give_back(NULL) && ibx_copies_able(x);
+}

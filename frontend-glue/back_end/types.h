@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What the state of a session has of tenants and clients. Whose these are, and what becomes of
+ * them, is for clients.h.
+ */
+#ifndef IBX_FRONTEND_GLUE_BACK_END_TYPES_H
+#define IBX_FRONTEND_GLUE_BACK_END_TYPES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct ibx_client_module;
+struct ibx_quota;
+struct ibx_tenant;
+
+/* What has a handle: handles.c. */
+enum ibx_handle_kind {
+    IBX_HANDLE_ARRAY,     /* also a level of a mipmapped one, with which it goes */
+    IBX_HANDLE_MIPMAP,    /* a mipmapped array */
+    IBX_HANDLE_POOL,      /* a device's own */
+    IBX_HANDLE_MADE_POOL, /* one that was made */
+    IBX_HANDLE_TEXTURE,
+    IBX_HANDLE_SURFACE,
+    IBX_HANDLE_GRAPH,
+    IBX_HANDLE_NODE,
+    IBX_HANDLE_EXEC,
+    IBX_HANDLE_CONDITION, /* of nodes of a graph */
+    IBX_HANDLE_MEMORY,
+    /* Of another process of the back end: memory, mapped into this one; a pool; memory of one. */
+    IBX_HANDLE_OPENED,
+    IBX_HANDLE_OPENED_POOL,
+    IBX_HANDLE_OPENED_POINTER,
+    IBX_HANDLE_MAPPABLE, /* memory that is mapped apart from its addresses: a number */
+    IBX_HANDLE_STREAM,
+    IBX_HANDLE_EVENT,
+    IBX_HANDLE_MATH /* of a library: + enum ibx_math_type */
+};
+
+#define IBX_HANDLES_HELD 128u /* that one request names at most, with what they belong to */
+
+/* Of a graph, or of what was made of one: ibx_handles_size(). */
+struct ibx_graph_size {
+    uint64_t nodes;
+    unsigned level, depth;
+};
+
+/* The last allocation that a session was seen to use, for the next question. */
+struct ibx_owners_cache {
+    uint64_t begin, end, changes;
+};
+
+/* Who makes a request, as one who uses functions. */
+struct ibx_functions_user {
+    uint64_t client; /* clients.c */
+    uint64_t parent; /* of it; 0: not known */
+    const struct ibx_tenant *tenant;
+    struct ibx_quota *quota;        /* that bytes of what it registers count in; NULL: none */
+    struct ibx_client_module *held; /* by its request in hand; NULL: none */
+};
+
+#endif

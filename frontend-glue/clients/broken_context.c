@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * CUDA errors that stay: this process, whose clients share it, runs nothing on any GPU any more,
+ * and no call mends that. It is replaced, where it has a supervisor: when its last session has
+ * ended, or a little later. Who has a session sees the error; others wait to be let in. Where it
+ * has none, whoever runs the back end is told. A process that serves one tenant or program stays
+ * for those that have come, and gets no others.
+ *
+ * Seen with driver 580 on two H100, after errors 700, 710, 716 and 719 alike: the contexts of other
+ * devices return the same error from then on; cudaDeviceReset returns 0, and behind it no context
+ * can be made (cudaErrorDevicesUnavailable, 46).
+ */
+#include "frontend-glue/clients/clients.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "frontend-glue/session/client_processes.h"
+#include "frontend-glue/session/supervisor.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#define LEAVE_MS 3000u /* for sessions to see the error; less than who connects waits */
+#define LOOK_MS  10
+
+/* cudaError_t after which "the process must be terminated and relaunched", from CUDA 10.1 on. */
+static bool stays(int code)
+{
+    static const int codes[] = {214, 220, 226, 700, 702, 710, 714, 715,
+                                716, 717, 718, 719, 721, 810, 911};
+    for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
+        if (codes[i] == code)
+            return true;
+    }
+    return false;
+}
+
+static atomic_int broken; /* the first of them, 0: none */
+
+static void *leave(void *nothing)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LEAVE_MS);
+    (void)nothing;
+    while (ibx_clients_any() && ibx_ms_until(deadline))
+        poll(NULL, 0, LOOK_MS);
+    ibx_supervised_begin_again();
+}
+
+/* Without a thread that waits, at once. */
+static void replace(void)
+{
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (pthread_create(&thread, NULL, leave, NULL))
+        ibx_supervised_begin_again();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_detach(thread);
+}
+
+void ibx_copies_note_error(const struct copies *x, int code)
+{
+    int none = 0;
+    if (!stays(code) || !atomic_compare_exchange_strong(&broken, &none, code))
+        return;
+    if (ibx_client_process()) {
+        ibx_log(IBX_LOG_ERROR,
+                "CUDA error %d of %s stays: the calls of all programs of process %d fail from now "
+                "on; others go on, and those that begin later get another process",
+                code, ibx_session_path(x->s)->peer, (int)getpid());
+        ibx_client_process_retire();
+        return;
+    }
+    ibx_log(IBX_LOG_ERROR,
+            "CUDA error %d of %s stays: it has broken the contexts of all clients of this back "
+            "end, whose calls fail from now on; %s",
+            code, ibx_session_path(x->s)->peer,
+            ibx_supervised() ? "its process is replaced when they have ended, or in 3 seconds"
+                             : "start the back end again");
+    if (ibx_supervised())
+        replace();
+}
+
+bool ibx_copies_broken(void)
+{
+    return atomic_load(&broken);
+}
+
+/* A supervised process lets nobody in, and its successor begins soon. */
+void ibx_copies_tell_broken(const struct copies *x)
+{
+    const int code = atomic_load(&broken);
+    if (code && !ibx_supervised() && !ibx_client_process())
+        ibx_log(IBX_LOG_ERROR,
+                "the CUDA calls of %s will fail: error %d of an earlier client has broken the "
+                "contexts of this back end; start it again",
+                ibx_session_path(x->s)->peer, code);
+}
+
+/* The listening socket is the supervisor's, too: the next process finds them there. */
+void ibx_copies_hold_back(void)
+{
+    while (ibx_supervised() && ibx_copies_broken())
+        pause();
+}

@@ -1,0 +1,564 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Captures of streams. A wait for the device ends all captures in its context, in whatever mode.
+ * All clients are threads of one process and share a context, which natively they do not. So such a
+ * wait is made while no other client captures, and a capture begins while none is under way. Who
+ * comes first goes first: neither captures nor waits that follow each other keep the other kind
+ * out.
+ *
+ * Work in the legacy stream fails, and ends them, while a stream that waits for that one is
+ * captured. It stays until no other client captures such a stream. Such a capture stays for copies,
+ * which may be added piece by piece; of other work CUDA looks at the moment when it is added.
+ *
+ * Nobody is sure to end, and what a wait is for may need a capture that has not begun. So nobody
+ * stays here for long. A capture that outlasts a wait's patience is ended by it, and not waited for
+ * again.
+ */
+#include "frontend-glue/clients/clients.h"
+
+#include "common/clock.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define CAPTURES_MS 2000u /* a wait stays for captures */
+#define WAITS_MS    500u  /* a capture stays for waits, where they do not end before that */
+#define QUEUED_MS   200u  /* ... that have not begun: the one they stay for may stay for this one */
+
+#define CAPTURE_IS_ACTIVE      1 /* CUstreamCaptureStatus */
+#define CAPTURE_IS_INVALIDATED 2
+
+/* A client that is about to capture, or to wait for the device. */
+struct place {
+    struct place *next; /* behind it */
+    bool waits;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct place *queue;
+static _Atomic unsigned captures; /* of all clients */
+static unsigned whole;            /* of them, those that nobody's wait has ended */
+static _Atomic unsigned blocking; /* of these, those of streams that wait for the legacy one */
+static unsigned ended;            /* how often all there were have been */
+static unsigned waits;            /* for the device, under way */
+static struct copies *capturing;  /* sessions that have begun some */
+static struct {
+    _Alignas(64) _Atomic unsigned count; /* a line of its own: each such copy changes it */
+} copies;                                /* in the legacy stream, likewise */
+
+bool ibx_copies_captures(void)
+{
+    return atomic_load(&captures);
+}
+
+/* Locked. The client's own captures that nobody's wait has ended. */
+static unsigned own(struct copies *x)
+{
+    if (x->capturing.ended_noted != ended)
+        x->capturing.whole = x->capturing.blocking = 0;
+    x->capturing.ended_noted = ended;
+    return x->capturing.whole;
+}
+
+/* Locked. Nobody waits for them any more. */
+static void give_up(void)
+{
+    ended += whole > 0;
+    whole = 0;
+    atomic_store(&blocking, 0);
+    pthread_cond_broadcast(&changed);
+}
+
+/* Locked. */
+static void enter(struct place *place)
+{
+    struct place **at = &queue;
+    while (*at)
+        at = &(*at)->next;
+    *at = place;
+}
+
+/* Locked. */
+static void leave(const struct place *place)
+{
+    struct place **at = &queue;
+    while (*at != place)
+        at = &(*at)->next;
+    *at = place->next;
+    pthread_cond_broadcast(&changed);
+}
+
+/* Locked. Whether somebody of the other kind came before. */
+static bool is_behind(const struct place *place)
+{
+    const struct place *before = queue;
+    while (before != place && before->waits == place->waits)
+        before = before->next;
+    return before != place;
+}
+
+/* Locked, and not while it sleeps. False: it is that late. */
+static bool sleep_until(uint64_t deadline)
+{
+    const struct timespec until = ibx_timespec_of(deadline);
+    return ibx_now_ns() < deadline &&
+           (pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until), true);
+}
+
+/* ------------------------------------------------------------------------------- waits */
+
+void ibx_captures_wait_begin(struct copies *x)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(CAPTURES_MS);
+    struct place place = {.waits = true};
+    pthread_mutex_lock(&lock);
+    enter(&place);
+    while ((whole > own(x) || is_behind(&place)) && sleep_until(deadline)) {
+    }
+    leave(&place);
+    give_up();
+    waits++;
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_captures_wait_try(void)
+{
+    pthread_mutex_lock(&lock);
+    const bool can = !atomic_load(&captures);
+    waits += can;
+    pthread_mutex_unlock(&lock);
+    return can;
+}
+
+void ibx_captures_wait_end(void)
+{
+    pthread_mutex_lock(&lock);
+    waits--;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+/* ----------------------------------------------------------------------- the legacy stream */
+
+/* Locked, and not while it sleeps. */
+static void spare(struct copies *x)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(CAPTURES_MS);
+    bool late = false;
+    while (!own(x) && blocking && !late)
+        late = !sleep_until(deadline);
+    if (late)
+        give_up();
+}
+
+void ibx_captures_spare(struct copies *x, uint64_t stream)
+{
+    if (stream > 1 || !atomic_load(&blocking))
+        return;
+    pthread_mutex_lock(&lock);
+    spare(x);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Both it and a capture that begins raise their own count first, and look at the other's then. */
+void ibx_captures_legacy_begin(struct copies *x)
+{
+    atomic_fetch_add(&copies.count, 1);
+    if (!atomic_load(&blocking))
+        return;
+    ibx_captures_legacy_end();
+    pthread_mutex_lock(&lock);
+    spare(x);
+    atomic_fetch_add(&copies.count, 1);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_captures_legacy_end(void)
+{
+    if (atomic_fetch_sub(&copies.count, 1) != 1 || !atomic_load(&blocking))
+        return;
+    pthread_mutex_lock(&lock);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---------------------------------------------------------------------------- captures */
+
+/* That a request of GVirtuS's names; 0: none. */
+static uint64_t stream_of(const struct copies *x)
+{
+    struct ibx_reader r = ibx_reader_of(x->requests.first, 8);
+    return x->requests.length < 8 ? 0 : ibx_get_u64(&r);
+}
+
+/* Locked. Of one in this stream that has not been answered yet; of no stream: a free one.
+ * x->capturing.room: there is none. */
+static unsigned place_of(const struct copies *x, uint64_t stream)
+{
+    unsigned i = 0;
+    while (i < x->capturing.room &&
+           !(x->capturing.list[i].stream == stream && !x->capturing.list[i].id))
+        i++;
+    return i;
+}
+
+/* Locked. Without memory it is not known which streams are captured. */
+static void add_place(struct copies *x, uint64_t stream)
+{
+    unsigned i = place_of(x, 0);
+    if (i == x->capturing.room) {
+        const unsigned room = 2 * i + 8;
+        struct ibx_captured *more = realloc(x->capturing.list, room * sizeof(*more));
+        if (!more)
+            return;
+        for (unsigned k = i; k < room; k++)
+            more[k] = (struct ibx_captured){.stream = 0};
+        x->capturing.list = more;
+        x->capturing.room = room;
+    }
+    x->capturing.list[i].stream = stream;
+}
+
+/* Locked. */
+static void forget_one(struct copies *x, struct ibx_captured *c)
+{
+    if (c->id && x->isolation.tenant)
+        ibx_graph_capture_over(x->isolation.tenant, c->id);
+    *c = (struct ibx_captured){.stream = 0};
+}
+
+/* Locked. */
+static void forget(struct copies *x, uint64_t stream)
+{
+    for (unsigned i = 0; i < x->capturing.room; i++) {
+        if (x->capturing.list[i].stream == stream)
+            forget_one(x, &x->capturing.list[i]);
+    }
+}
+
+/* Locked. Whether one in this stream has begun, and not ended. */
+static bool holds(const struct copies *x, uint64_t stream)
+{
+    unsigned i = 0;
+    while (i < x->capturing.room && x->capturing.list[i].stream != stream)
+        i++;
+    return stream && i < x->capturing.room;
+}
+
+/* Locked. The session that has begun one in this stream, or NULL. Those up to 2 each thread has for
+ * itself. */
+static struct copies *holder_of(struct copies *x, uint64_t stream)
+{
+    if (holds(x, stream))
+        return x;
+    struct copies *other = stream > 2 ? capturing : NULL;
+    while (other && !(other->isolation.tenant == x->isolation.tenant && holds(other, stream)))
+        other = other->capturing.next;
+    return other;
+}
+
+/* Locked. */
+static void join(struct copies *x)
+{
+    if (x->capturing.listed)
+        return;
+    x->capturing.listed = true;
+    x->capturing.next = capturing;
+    capturing = x;
+}
+
+/* Locked. */
+static void part(struct copies *x)
+{
+    struct copies **at = &capturing;
+    while (*at && *at != x)
+        at = &(*at)->capturing.next;
+    if (*at)
+        *at = x->capturing.next;
+    x->capturing.listed = false;
+    free(x->capturing.list);
+    x->capturing.list = NULL;
+    x->capturing.room = 0;
+}
+
+/* The status of a capture, and while it is active CUDA's number of it. False: the driver does not
+ * tell, before CUDA 11.3. */
+static bool get_capture(struct copies *x, uint64_t stream, int *status, uint64_t *id)
+{
+    int (*get)(void *of, int *found, uint64_t *number, void **graph, void **behind, size_t *count) =
+        NULL;
+    *status = 0;
+    *id = 0;
+    if (ibx_copies_have_cuda(x))
+        *(void **)&get = ibx_cuda_symbol("cuStreamGetCaptureInfo_v2");
+    return get && !get((void *)(uintptr_t)stream, status, id, NULL, NULL, NULL);
+}
+
+bool ibx_captures_active(struct copies *x, uint64_t stream, uint64_t *id)
+{
+    int status = 0;
+    if (!ibx_copies_have_cuda(x))
+        return false;
+    if (!get_capture(x, stream, &status, id) &&
+        x->cuda->stream_is_capturing((void *)(uintptr_t)stream, &status))
+        return false;
+    return status == CAPTURE_IS_ACTIVE;
+}
+
+bool ibx_captures_own(struct copies *x, uint64_t *id)
+{
+    pthread_mutex_lock(&lock);
+    const unsigned count = x->capturing.begun;
+    unsigned i = 0;
+    while (i < x->capturing.room && !x->capturing.list[i].stream)
+        i++;
+    const uint64_t stream = i < x->capturing.room ? x->capturing.list[i].stream : 0;
+    pthread_mutex_unlock(&lock);
+    *id = 0;
+    if (count != 1 || !stream)
+        return count;
+    return ibx_named_stream(x, stream) && ibx_captures_active(x, stream, id);
+}
+
+/* Another thread may have ended it since, and begun another one in that stream or in one that has
+ * got its handle. One that is invalidated is of no use to anybody. */
+static bool is_still(struct copies *x, uint64_t stream, uint64_t id)
+{
+    int status;
+    uint64_t now;
+    if (!id || !get_capture(x, stream, &status, &now))
+        return !id;
+    return status == CAPTURE_IS_INVALIDATED || (status == CAPTURE_IS_ACTIVE && now == id);
+}
+
+static bool stream_blocks(void *stream)
+{
+    int (*get)(void *of, unsigned *flags) = NULL;
+    unsigned flags = 0;
+    *(void **)&get = ibx_cuda_symbol("cuStreamGetFlags");
+    return get && !get(stream, &flags) && !(flags & IBX_STREAM_NON_BLOCKING);
+}
+
+/* Whether the stream that a request of GVirtuS's names waits for the legacy one. */
+static bool is_blocking(struct copies *x)
+{
+    void *stream = (void *)(uintptr_t)stream_of(x);
+    return stream && ibx_copies_have_cuda(x) && stream_blocks(stream);
+}
+
+/* A client that captures already goes before those who wait for that. */
+static void begin(struct copies *x)
+{
+    const bool blocking_one = is_blocking(x);
+    const uint64_t deadline = ibx_deadline_in_ms(WAITS_MS), queued = ibx_deadline_in_ms(QUEUED_MS);
+    struct place place = {.waits = false};
+    pthread_mutex_lock(&lock);
+    const bool blocks = blocking_one && !holds(x, stream_of(x)); /* else it fails */
+    enter(&place);
+    while ((waits && sleep_until(deadline)) ||
+           (!waits && !own(x) && is_behind(&place) && sleep_until(queued))) {
+    }
+    x->capturing.whole = own(x) + 1;
+    x->capturing.begun++;
+    atomic_fetch_add(&captures, 1);
+    whole++;
+    x->capturing.blocking += blocks;
+    blocking += blocks;
+    join(x);
+    add_place(x, stream_of(x));
+    leave(&place);
+    while (blocks && atomic_load(&blocking) && atomic_load(&copies.count) &&
+           sleep_until(deadline)) {
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* Locked. Nothing is captured for a tenant any more: what came of it counts as graphs. */
+static void forget_work(const struct copies *x)
+{
+    const struct copies *other = capturing;
+    while (other && (other->isolation.tenant != x->isolation.tenant || !other->capturing.begun))
+        other = other->capturing.next;
+    if (!other && x->isolation.tenant)
+        ibx_graph_captures_over(x->isolation.tenant);
+}
+
+/* Locked. */
+static void end(struct copies *x, unsigned most)
+{
+    const unsigned count = most < x->capturing.begun ? most : x->capturing.begun;
+    const unsigned mine = own(x), gone = mine < count ? mine : count;
+    x->capturing.whole -= gone;
+    whole -= gone;
+    /* Which of them it was is not known: the last one is. */
+    const unsigned blocks = x->capturing.whole ? 0 : x->capturing.blocking;
+    x->capturing.blocking -= blocks;
+    blocking -= blocks;
+    x->capturing.begun -= count;
+    atomic_fetch_sub(&captures, count);
+    forget_work(x);
+    pthread_cond_broadcast(&changed);
+}
+
+/* ----------------------------------------------------------------- handlers of GVirtuS's */
+
+/* What gives a library's handle back waits for the device, too. */
+static bool waits_for_device(const char *name)
+{
+    static const char *const names[] = {"cudaDeviceSynchronize", "cudaThreadSynchronize",
+                                        "cuCtxSynchronize",      "cublasDestroy",
+                                        "cublasDestroy_v2",      "cudnnDestroy"};
+    size_t i = 0;
+    while (i < sizeof(names) / sizeof(names[0]) && strcmp(name, names[i]) != 0)
+        i++;
+    return i < sizeof(names) / sizeof(names[0]);
+}
+
+/* Of the requests that are not known here: those of libraries, and of the runtime's copies. */
+static bool may_add_work(const char *name)
+{
+    const char *plain = strncmp(name, "__", 2) ? name : name + 2;
+    return strncmp(plain, "cuda", 4) != 0 || !strncmp(plain, "cudaMemcpy", 10) ||
+           !strncmp(plain, "cudaMemset", 10) || !strncmp(plain, "cudaLaunch", 10);
+}
+
+enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind)
+{
+    const bool may_add = (ibx_call_is_open(kind) && may_add_work(name)) ||
+                         kind == IBX_CALL_SHARES || kind == IBX_CALL_WAITS ||
+                         kind == IBX_CALL_ENQUEUES;
+    if (!strncmp(name, "cudaStreamBeginCapture", 22))
+        return CAPTURES_BEGUN;
+    if (!strncmp(name, "cudaStreamEndCapture", 20))
+        return CAPTURES_ENDED;
+    if (!strcmp(name, "cudaStreamDestroy") || !strcmp(name, "cuStreamDestroy"))
+        return CAPTURES_DROPPED;
+    if (waits_for_device(name))
+        return CAPTURES_WAIT;
+    return may_add ? CAPTURES_SPARED : CAPTURES_UNUSED;
+}
+
+void ibx_captures_run(struct copies *x)
+{
+    if (x->handler.captures_run != CAPTURES_UNUSED)
+        return;
+    x->handler.captures_run = x->handler.captures;
+    if (x->handler.captures_run == CAPTURES_BEGUN)
+        begin(x);
+    else if (x->handler.captures_run == CAPTURES_WAIT)
+        ibx_captures_wait_begin(x);
+    else if (x->handler.captures_run == CAPTURES_SPARED)
+        ibx_captures_spare(x, 0);
+}
+
+void ibx_captures_ran(struct copies *x)
+{
+    if (x->handler.captures_run != CAPTURES_WAIT)
+        return;
+    ibx_captures_wait_end();
+    x->handler.captures_run = CAPTURES_UNUSED;
+}
+
+/* What was in that stream before has ended elsewhere. */
+static void begun(struct copies *x, uint64_t stream, int exit_code)
+{
+    int status;
+    uint64_t id = 0;
+    if (stream && !exit_code)
+        get_capture(x, stream, &status, &id);
+    pthread_mutex_lock(&lock);
+    const unsigned i = stream ? place_of(x, stream) : x->capturing.room;
+    if (i < x->capturing.room && !exit_code) {
+        forget(x, stream);
+        x->capturing.list[i] = (struct ibx_captured){stream, id};
+    } else if (i < x->capturing.room) {
+        x->capturing.list[i].stream = 0;
+    }
+    if (exit_code)
+        end(x, 1);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Any session of the client's may end a stream, and captures in relaxed mode; others it ends
+ * without their graph. */
+static void over(struct copies *x, uint64_t stream, int exit_code)
+{
+    unsigned known = 0;
+    pthread_mutex_lock(&lock);
+    const bool of_another = !exit_code || exit_code == IBX_CALL_CAPTURE_WRONG_THREAD;
+    struct copies *whose = of_another || holds(x, stream) ? holder_of(x, stream) : NULL;
+    for (unsigned i = 0; i < x->capturing.room; i++)
+        known += x->capturing.list[i].stream != 0;
+    if (whose) {
+        forget(whose, stream);
+        end(whose, 1);
+    } else if (x->handler.captures_run == CAPTURES_ENDED && x->capturing.begun > known) {
+        end(x, 1);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_captures_answered(struct copies *x, int exit_code)
+{
+    const enum captures_use ran = x->handler.captures_run;
+    const uint64_t stream = ran == CAPTURES_UNUSED ? 0 : stream_of(x);
+    if (ran == CAPTURES_BEGUN)
+        begun(x, stream, exit_code);
+    else if ((ran == CAPTURES_ENDED && ibx_call_ends_capture(exit_code)) ||
+             (ran == CAPTURES_DROPPED && !exit_code))
+        over(x, stream, exit_code);
+    x->handler.captures_run = CAPTURES_UNUSED;
+}
+
+/* One after the other; false: that was all. */
+static bool take(struct copies *x, struct ibx_captured *taken)
+{
+    unsigned i = 0;
+    pthread_mutex_lock(&lock);
+    while (i < x->capturing.room && !x->capturing.list[i].stream)
+        i++;
+    const bool any = x->capturing.begun && i < x->capturing.room;
+    if (any) {
+        *taken = x->capturing.list[i];
+        forget_one(x, &x->capturing.list[i]);
+    }
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
+/* Of a client that has gone nobody else would: as long as a stream is captured, waits for the
+ * device fail, and so does work in the legacy stream; nor is anything given back that clients have
+ * left. By the thread that has begun them, as CUDA wants. A client's own session, which has none,
+ * ends in the destructors of GVirtuS's libraries: to look for the runtime there would begin the
+ * client's libcudart once more, and hang. */
+static void end_in_cuda(struct copies *x)
+{
+    int (*end_capture)(uint64_t stream, uint64_t * graph) = NULL;
+    int (*destroy)(uint64_t graph) = NULL;
+    struct ibx_captured c;
+    while (take(x, &c)) {
+        uint64_t graph = 0;
+        *(void **)&end_capture = ibx_copies_runtime("cudaStreamEndCapture");
+        *(void **)&destroy = ibx_copies_runtime("cudaGraphDestroy");
+        const bool there = c.stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
+                           ibx_handles_know(x, IBX_HANDLE_STREAM, c.stream);
+        if (end_capture && there && is_still(x, c.stream, c.id))
+            end_capture(c.stream, &graph);
+        if (graph && destroy)
+            destroy(graph);
+        ibx_handles_let_go(x); /* a request can hold a few only */
+    }
+}
+
+void ibx_captures_end(struct copies *x)
+{
+    ibx_captures_ran(x);
+    end_in_cuda(x);
+    pthread_mutex_lock(&lock);
+    end(x, x->capturing.begun);
+    part(x);
+    pthread_mutex_unlock(&lock);
+    x->handler.captures_run = CAPTURES_UNUSED;
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Natively the driver clears memory before another process gets it. Within one process it does not:
+ * what one program has given back another one would find there. So where this process has ever had
+ * several, what one of them gets is cleared before it learns of it: in the stream in which it is
+ * allocated, where there is one; otherwise in one of our own, which is waited for. A process that
+ * has only had one program loses nothing by it.
+ */
+#include "frontend-glue/clients/clients.h"
+
+#include "common/log.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define MOST_URGENT (-1000) /* CUDA takes the nearest that there is */
+
+/* One for each context: what it has ahead is short. */
+struct clearing {
+    struct clearing *next;
+    const void *context;
+    void *stream;
+};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct clearing *all;
+
+/* It goes ahead of what waits for room on the GPU, and waits for nothing else. */
+static void *urgent_stream(void)
+{
+    int (*create)(void **stream, unsigned flags, int priority) = NULL;
+    void *stream = NULL;
+    *(void **)&create = ibx_copies_runtime("cudaStreamCreateWithPriority");
+    if (create && !create(&stream, IBX_STREAM_NON_BLOCKING, MOST_URGENT))
+        return stream;
+    ibx_copies_forget_error();
+    return NULL;
+}
+
+/* Locked. NULL: there is none. */
+static struct clearing *make(const void *context)
+{
+    struct clearing *made = malloc(sizeof(*made));
+    if (!made)
+        return NULL;
+    *made = (struct clearing){.next = all, .context = context, .stream = urgent_stream()};
+    if (!made->stream) {
+        free(made);
+        return NULL;
+    }
+    all = made;
+    return made;
+}
+
+/* Of the thread's context. NULL: there is none. */
+static void *stream_of_own(const struct ibx_cuda *cuda)
+{
+    void *context = NULL;
+    if (cuda->ctx_get_current(&context) || !context)
+        return NULL;
+    pthread_mutex_lock(&lock);
+    struct clearing *c = all;
+    while (c && c->context != context)
+        c = c->next;
+    c = c ? c : make(context);
+    void *stream = c ? c->stream : NULL;
+    pthread_mutex_unlock(&lock);
+    return stream;
+}
+
+void ibx_cleared_forget(const void *context)
+{
+    pthread_mutex_lock(&lock);
+    for (struct clearing **at = &all; *at;) {
+        struct clearing *c = *at;
+        if (context && c->context != context) {
+            at = &c->next;
+            continue;
+        }
+        *at = c->next;
+        free(c);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static bool clear_and_wait(const struct ibx_cuda *cuda, void *address, size_t n)
+{
+    int (*set)(void *at, int value, size_t bytes, void *in_stream) = NULL;
+    *(void **)&set = ibx_copies_runtime("cudaMemsetAsync");
+    const int mode = ibx_cuda_capture_relax(cuda);
+    void *stream = set ? stream_of_own(cuda) : NULL;
+    const bool cleared = stream && !set(address, 0, n, stream) && !cuda->stream_synchronize(stream);
+    ibx_cuda_capture_restore(cuda, mode);
+    return cleared;
+}
+
+bool ibx_clear_new(struct copies *x, uint64_t address, uint64_t n)
+{
+    if (!n || !ibx_clients_were_several() || !ibx_copies_have_cuda(x))
+        return true;
+    return clear_and_wait(x->cuda, pointer_to(address), n);
+}
+
+bool ibx_clear_new_in(struct copies *x, uint64_t address, uint64_t n, void *stream)
+{
+    int (*set)(void *at, int value, size_t bytes, void *in_stream) = NULL;
+    if (!n || !ibx_clients_were_several())
+        return true;
+    *(void **)&set = ibx_copies_runtime("cudaMemsetAsync");
+    ibx_captures_spare(x, (uintptr_t)stream);
+    if (set && !set(pointer_to(address), 0, n, stream))
+        return true;
+    ibx_copies_forget_error(); /* it may be of a device that the stream's has no access to */
+    return false;
+}
+
+void ibx_clear_tell(const struct copies *x)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "memory that %s gets by %s cannot be cleared: what another program has had there "
+                "may be in it",
+                ibx_session_path(x->s)->peer, x->requests.name);
+}

@@ -1,0 +1,636 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What clients leave behind. Natively it goes with their process; here all have one context, in
+ * which it would stay. A thread of its own gives it back, one client after the other, once
+ * clients.c knows that the process has ended, or waits for that.
+ *
+ * cudaFree waits for all work of the device, and while it does the driver keeps other calls out,
+ * such as one that a kernel waits for. So a few things at a time are given back, each time when all
+ * work has ended that was there a moment ago (moments.c); and not while somebody captures. Then the
+ * thread rests, three times as long as that took, unless nobody else is there, or somebody finds no
+ * memory.
+ *
+ * Work that never ends would be in the way of all this. Where it is another client's, memory is
+ * given back by cudaFreeAsync instead, which does not wait for it, and so is what never waits; of
+ * the rest (arrays), and of what a client leaves whose own work does not end, a line of the log
+ * tells. The thread looks at such clients again and again, beside the others.
+ *
+ * What a client gives back itself, and CUDA gives back behind all work only, comes here as well
+ * where others have work that does not end (own_work.c): as the rest of an entry that is no
+ * client's.
+ *
+ * A reset of the context takes what is left.
+ */
+#include "frontend-glue/clients/clients.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "frontend-glue/tenants/shared_handles.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define SLICE         8u /* things for which CUDA waits */
+#define SLICE_MOST    256u
+#define REST_LEAST_NS 50000u
+#define REST_MOST_NS  20000000u
+#define REST_TIMES    3u
+#define HELD_MS       10000u /* that a request of another client's may hold something */
+#define ROOM_MS       1000u  /* that somebody waits for more memory */
+#define WORK_MS       1000u  /* that work is waited for; then it is another client's turn */
+#define TOLD_MS       5000u  /* before what is in the way is told of; from then on */
+#define MOMENT_MS     50u    /* ... it is waited for so long, in which work that ends does */
+#define STUCK_MS      100    /* ... and so often */
+
+/* A client whose process has ended; or none, IBX_CLIENT_NONE: what clients have given back. */
+struct ended {
+    struct ended *next;
+    uint64_t client;
+    struct ibx_client_name name;
+    uint64_t began;         /* 0: not yet */
+    size_t things;          /* given back */
+    bool told;              /* that something is in the way */
+    struct ibx_taken *rest; /* what is nobody's any more, and waits for all work: locked */
+    size_t rest_count;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct ended *queue;
+static _Atomic unsigned pending; /* of the queue, that nothing is in the way of */
+static _Atomic unsigned hurried; /* threads that wait for memory */
+static uint64_t given;           /* slices so far */
+static int processes = -1, wake = -1;
+static pid_t runs_in; /* the process in which the thread runs */
+
+/* ------------------------------------------------------------------------- it is given back */
+
+/* The client in hand, and what is known of the work of a context. */
+struct giving {
+    struct copies *x;
+    struct ended *of;
+    const void *context; /* NULL: of none is anything known */
+    enum ibx_work work;
+    uint64_t whose; /* in the way */
+};
+
+static bool waits(enum ibx_handle_kind kind)
+{
+    return kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY ||
+           kind == IBX_HANDLE_MADE_POOL || kind == IBX_HANDLE_OPENED || kind >= IBX_HANDLE_MATH;
+}
+
+/* Whether it can be given back beside work of others. */
+static bool goes_beside(enum ibx_handle_kind kind)
+{
+    return kind != IBX_HANDLE_ARRAY && kind != IBX_HANDLE_MIPMAP && kind != IBX_HANDLE_OPENED &&
+           kind < IBX_HANDLE_MATH &&
+           (kind != IBX_HANDLE_MEMORY || ibx_copies_runtime("cudaFreeAsync"));
+}
+
+/* The driver clears what a process has had before another one gets it. What other programs may have
+ * open stays as it is, as natively: their processes are others, too. */
+static void clear(const struct copies *x, const struct ibx_taken *taken, size_t count)
+{
+    int (*set)(void *address, int value, size_t n, void *of) = NULL;
+    *(void **)&set = ibx_copies_runtime("cudaMemsetAsync");
+    void *stream = set ? ibx_own_stream_begin() : NULL;
+    if (!stream)
+        return;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t base = 0;
+        size_t n = 0;
+        if (taken[i].was_open && ibx_shared_handles_any())
+            continue;
+        if (!x->cuda->mem_get_address_range(&base, &n, taken[i].value) && base == taken[i].value)
+            set((void *)(uintptr_t)base, 0, n, stream);
+    }
+    ibx_own_stream_end(x->cuda, stream);
+}
+
+/* Memory of cudaMalloc's, too. How many could not be, or may be used by work of others; these are
+ * the first ones of the list then. */
+static size_t free_beside(const struct copies *x, struct ibx_taken *taken, size_t count)
+{
+    struct ibx_taken freed[SLICE_MOST];
+    size_t left = 0, done = 0;
+    void *stream = ibx_own_stream_begin();
+    if (!stream)
+        return count;
+    for (size_t i = 0; i < count; i++) {
+        freed[done] = taken[i];
+        if (!taken[i].was_open && ibx_own_free_async(taken[i].value, stream))
+            done++;
+        else
+            taken[left++] = taken[i];
+    }
+    ibx_own_stream_end(x->cuda, stream);
+    for (size_t i = 0; i < done; i++)
+        ibx_taken_gone(&freed[i]);
+    return left;
+}
+
+/* Locked. They are given back when all work has ended. False: there is no memory to note them, or
+ * they are none. */
+static bool keep_rest(struct ended *of, const struct ibx_taken *taken, size_t count)
+{
+    struct ibx_taken *more =
+        count ? realloc(of->rest, (of->rest_count + count) * sizeof(*more)) : NULL;
+    if (!more)
+        return false;
+    memcpy(more + of->rest_count, taken, count * sizeof(*more));
+    of->rest = more;
+    of->rest_count += count;
+    return true;
+}
+
+/* The first ones of a context. */
+static size_t take_rest(struct ended *of, const void *context, struct ibx_taken taken[SLICE])
+{
+    size_t left = 0, count = 0;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < of->rest_count; i++) {
+        if (count < SLICE && of->rest[i].context == context)
+            taken[count++] = of->rest[i];
+        else
+            of->rest[left++] = of->rest[i];
+    }
+    of->rest_count = left;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+/* It is gone, with that context. */
+static void drop_rest(struct ended *of, const void *context)
+{
+    struct ibx_taken taken[SLICE];
+    while (take_rest(of, context, taken)) {
+    }
+}
+
+/* False: there is none. */
+static bool first_of_rest(struct ended *of, const void **context)
+{
+    pthread_mutex_lock(&lock);
+    const bool any = of->rest_count;
+    if (any)
+        *context = of->rest[0].context;
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
+static void give_plainly(struct copies *x, const struct ibx_taken *taken, size_t count,
+                         bool waiting)
+{
+    if (waiting)
+        ibx_frees_begin(x, 0);
+    ibx_own_give_back(x, taken, count);
+    if (waiting)
+        ibx_frees_end();
+}
+
+/* Memory that was cleared, which took a while, is given back at a moment of its own: what others
+ * have begun since may wait for calls that cudaFree keeps out. Not so if it is gone with the
+ * context, or that is broken. */
+static void give_memory(struct giving *g, const void *context, struct ibx_taken *taken,
+                        size_t count)
+{
+    uint64_t ns = 0;
+    clear(g->x, taken, count);
+    ibx_clients_give_end();
+    for (;; ibx_nap(&ns)) {
+        if (g->work == IBX_WORK_OVER)
+            g->work = ibx_work_wait(g->x, g->of->client, context, WORK_MS, &g->whose);
+        if (g->work == IBX_WORK_LOST)
+            return;
+        if (ibx_clients_give_begin())
+            break;
+    }
+    if (!ibx_left_work_lost() && g->work == IBX_WORK_OVER) {
+        give_plainly(g->x, taken, count, true);
+    } else if (!ibx_left_work_lost()) {
+        count = free_beside(g->x, taken, count);
+        pthread_mutex_lock(&lock);
+        keep_rest(g->of, taken, count);
+        pthread_mutex_unlock(&lock);
+    }
+    ibx_clients_give_end();
+}
+
+/* When it began to give back. */
+static uint64_t give(struct giving *g, enum ibx_handle_kind kind, const void *context)
+{
+    struct ibx_taken taken[SLICE_MOST];
+    const bool plainly = g->work == IBX_WORK_OVER;
+    if (!ibx_clients_give_begin())
+        return ibx_now_ns();
+    ibx_left_work_watch(context);
+    const size_t count = ibx_handles_take_some(g->of->client, kind, context, taken,
+                                               waits(kind) && plainly ? SLICE : SLICE_MOST);
+    const uint64_t began = ibx_now_ns();
+    if (kind == IBX_HANDLE_MEMORY && count) {
+        give_memory(g, context, taken, count);
+    } else {
+        give_plainly(g->x, taken, count, waits(kind) && plainly);
+        ibx_clients_give_end();
+    }
+    g->of->things += count;
+    pthread_mutex_lock(&lock);
+    given++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return began;
+}
+
+static void rest(uint64_t began)
+{
+    uint64_t ns = REST_TIMES * (ibx_now_ns() - began);
+    ns = ns < REST_LEAST_NS ? REST_LEAST_NS : ns < REST_MOST_NS ? ns : REST_MOST_NS;
+    if (ibx_clients_any() && !atomic_load(&hurried))
+        ibx_nap(&ns);
+}
+
+/* In that context. What is known of its work is known for things that do not wait, and for a client
+ * that others are in the way of: its own has ended then. */
+static void learn(struct giving *g, bool waiting, const void *context)
+{
+    const bool known = context && context == g->context &&
+                       (g->work == IBX_WORK_OF_OTHERS || (g->work == IBX_WORK_OVER && !waiting));
+    if (known)
+        return;
+    g->work =
+        ibx_work_wait(g->x, g->of->client, context, g->of->told ? MOMENT_MS : WORK_MS, &g->whose);
+    g->context = context;
+}
+
+/* False: that of the kind is not given back now. */
+static bool give_there(struct giving *g, enum ibx_handle_kind kind, const void *context)
+{
+    void *popped = NULL;
+    if (context && g->x->cuda->ctx_push_current((void *)(uintptr_t)context)) {
+        g->work = IBX_WORK_LOST;
+        return false;
+    }
+    const int mode = ibx_cuda_capture_relax(g->x->cuda);
+    learn(g, waits(kind), context);
+    const bool can =
+        g->work == IBX_WORK_OVER || (g->work == IBX_WORK_OF_OTHERS && goes_beside(kind));
+    const uint64_t began = can ? give(g, kind, context) : 0;
+    ibx_cuda_capture_restore(g->x->cuda, mode);
+    if (context)
+        g->x->cuda->ctx_pop_current(&popped);
+    if (can)
+        rest(began);
+    return can;
+}
+
+/* A few of what had to wait for all work; false: there is none, or not now. */
+static bool give_some_of_rest(struct giving *g)
+{
+    struct ended *of = g->of;
+    struct ibx_taken taken[SLICE];
+    const void *context = NULL;
+    void *popped = NULL;
+    size_t n = 0;
+    if (!first_of_rest(of, &context))
+        return false;
+    if (context && g->x->cuda->ctx_push_current((void *)(uintptr_t)context)) {
+        drop_rest(of, context);
+        return true;
+    }
+    const int mode = ibx_cuda_capture_relax(g->x->cuda);
+    g->work = ibx_work_wait(g->x, of->client, context, of->told ? MOMENT_MS : WORK_MS, &g->whose);
+    if (g->work == IBX_WORK_OVER && ibx_clients_give_begin()) {
+        n = take_rest(of, context, taken); /* a reset takes it along */
+        give_plainly(g->x, taken, n, true);
+        ibx_clients_give_end();
+    }
+    ibx_cuda_capture_restore(g->x->cuda, mode);
+    if (context)
+        g->x->cuda->ctx_pop_current(&popped);
+    if (g->work == IBX_WORK_LOST)
+        drop_rest(of, context);
+    of->things += n;
+    return n || g->work == IBX_WORK_LOST;
+}
+
+/* False: some of it stays. */
+static bool give_rest(struct giving *g)
+{
+    const void *context;
+    uint64_t began = ibx_now_ns();
+    for (; give_some_of_rest(g); began = ibx_now_ns())
+        rest(began);
+    return !first_of_rest(g->of, &context);
+}
+
+/* False: something of it is to be given back later. */
+static bool give_kinds(struct giving *g)
+{
+    const void *context = NULL;
+    enum ibx_handle_kind kind;
+    bool all = give_rest(g);
+    for (unsigned i = 0; ibx_own_kind(i, &kind); i++) {
+        while (ibx_handles_first(g->of->client, kind, &context)) {
+            if (give_there(g, kind, context))
+                continue;
+            if (g->work != IBX_WORK_OF_OTHERS)
+                return g->work == IBX_WORK_LOST;
+            all = false;
+            break;
+        }
+    }
+    return all && !first_of_rest(g->of, &context);
+}
+
+/* -------------------------------------------------------------------------- what is in the way */
+
+/* Likewise of one in the queue. 0: it is not known whose work it is. */
+static struct ibx_client_name name_of(uint64_t client)
+{
+    struct ibx_client_name name = {"a client"};
+    if (!client)
+        return (struct ibx_client_name){"clients in the default stream"};
+    pthread_mutex_lock(&lock);
+    const struct ended *e = queue;
+    while (e && e->client != client)
+        e = e->next;
+    if (e)
+        name = e->name;
+    pthread_mutex_unlock(&lock);
+    if (!e)
+        ibx_clients_name(client, &name);
+    return name;
+}
+
+/* Once of each client. Nobody with no memory waits for it from now on. */
+static void tell(const struct giving *g)
+{
+    const struct ibx_client_name other = name_of(g->whose);
+    g->of->told = true;
+    atomic_fetch_sub(&pending, 1);
+    if (g->of->client == IBX_CLIENT_NONE)
+        ibx_log(IBX_LOG_WARN,
+                "arrays that clients have given back stay in GPU memory while work of %s does not "
+                "end, which CUDA waits for as it gives them back",
+                other.text);
+    else if (g->work == IBX_WORK_OF_OTHERS)
+        ibx_log(IBX_LOG_WARN,
+                "%s has ended; not all that it had in GPU memory can be given back while work of "
+                "%s does not end, which CUDA waits for then",
+                g->of->name.text, other.text);
+    else
+        ibx_log(IBX_LOG_WARN,
+                "%s has ended, and its work on the GPU, what this waits for in the default stream, "
+                "or a call of another client's that uses what it had, has not for %u s: what it "
+                "had there stays until that ends, or this back end does",
+                g->of->name.text, TOLD_MS / 1000);
+}
+
+/* False: not all of it was. */
+static bool give_back(struct copies *x, struct ended *of)
+{
+    struct giving g = {.x = x, .of = of};
+    const uint64_t deadline = ibx_deadline_in_ms(of->told ? MOMENT_MS : HELD_MS);
+    uint64_t ns = 0;
+    bool done, held;
+    if (!ibx_copies_have_cuda(x))
+        return true;
+    of->began = of->began ? of->began : ibx_now_ns();
+    for (;; ibx_nap(&ns)) {
+        done = give_kinds(&g);
+        /* What was held a moment ago may not be any more. */
+        held = done && g.work != IBX_WORK_LOST && ibx_handles_any(of->client);
+        if (!held || ibx_now_ns() >= deadline)
+            break;
+    }
+    done = done && !held;
+    const uint64_t ms = (ibx_now_ns() - of->began) / IBX_NS_PER_MS;
+    if (!done && !of->told && ms >= TOLD_MS)
+        tell(&g);
+    if (done && of->client != IBX_CLIENT_NONE)
+        ibx_log(IBX_LOG_INFO,
+                "%zu allocations, streams and the like of a client whose process has ended were "
+                "given back in %llu ms",
+                of->things, (unsigned long long)ms);
+    return done;
+}
+
+/* ---------------------------------------------------------------------------------- the thread */
+
+/* Locked. The first one that nothing is in the way of, or else the first one; NULL: there is none.
+ */
+static struct ended *first_of_queue(void)
+{
+    struct ended *e = queue;
+    while (e && e->told)
+        e = e->next;
+    return e ? e : queue;
+}
+
+/* The next one that is to be given back. Meanwhile processes end. */
+static struct ended *next(void)
+{
+    for (;;) {
+        struct epoll_event event = {0};
+        uint64_t unused;
+        pthread_mutex_lock(&lock);
+        struct ended *first = first_of_queue();
+        const int wait_ms = !first ? -1 : first->told ? STUCK_MS : 0;
+        pthread_mutex_unlock(&lock);
+        if (epoll_wait(processes, &event, 1, wait_ms) != 1) {
+            if (first)
+                return first;
+        } else if (event.data.u64) {
+            ibx_clients_ended(event.data.u64);
+        } else if (read(wake, &unused, sizeof(unused)) < 0) {
+            continue;
+        }
+    }
+}
+
+/* Locked. Takes it out of the queue, and appends it again if it is not done. */
+static void move_on(struct ended *e, bool done)
+{
+    struct ended **at = &queue;
+    while (*at != e)
+        at = &(*at)->next;
+    *at = e->next;
+    e->next = NULL;
+    for (at = &queue; *at && !done;)
+        at = &(*at)->next;
+    if (!done)
+        *at = e;
+    else if (!e->told)
+        atomic_fetch_sub(&pending, 1);
+}
+
+static void *run(void *unused)
+{
+    static struct copies own;
+    own = (struct copies){.options = {.mode = IBX_GPU_AUTO},
+                          .requests = {.device = -1},
+                          .selected = -1,
+                          .device = -1,
+                          .chosen_for = -1};
+    (void)unused;
+    for (;;) {
+        struct ended *e = next();
+        bool done = give_back(&own, e);
+        pthread_mutex_lock(&lock);
+        done = done && !e->rest_count; /* more has come */
+        move_on(e, done);
+        given += done;
+        pthread_cond_broadcast(&changed);
+        pthread_mutex_unlock(&lock);
+        if (done) {
+            free(e->rest);
+            free(e);
+        }
+    }
+    return NULL;
+}
+
+static bool open_fds(void)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    processes = epoll_create1(EPOLL_CLOEXEC);
+    wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return processes >= 0 && wake >= 0 && !epoll_ctl(processes, EPOLL_CTL_ADD, wake, &event);
+}
+
+static void close_fds(void)
+{
+    if (processes >= 0)
+        close(processes);
+    if (wake >= 0)
+        close(wake);
+    processes = wake = -1;
+}
+
+static bool start(void)
+{
+    sigset_t every, before;
+    pthread_t thread;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    const int rc = pthread_create(&thread, NULL, run, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!rc)
+        pthread_detach(thread);
+    return !rc;
+}
+
+/* Locked. False: what clients leave stays. */
+static bool begin(void)
+{
+    static bool told;
+    if (runs_in == getpid())
+        return true;
+    close_fds(); /* a parent's */
+    queue = NULL;
+    atomic_store(&pending, 0);
+    if (open_fds() && start()) {
+        runs_in = getpid();
+        return true;
+    }
+    close_fds();
+    if (!told)
+        ibx_log(IBX_LOG_WARN, "what clients leave in GPU memory stays there until the back end "
+                              "ends: there is no thread, or no descriptor, to give it back");
+    told = true;
+    return false;
+}
+
+/* Locked. NULL: there is no thread, or no memory. */
+static struct ended *enter(uint64_t client, const struct ibx_client_name *name)
+{
+    struct ended *made = malloc(sizeof(*made)), **at = &queue;
+    const uint64_t one = 1;
+    if (!made || !begin()) {
+        free(made);
+        return NULL;
+    }
+    *made = (struct ended){.client = client, .name = *name};
+    while (*at)
+        at = &(*at)->next;
+    *at = made;
+    atomic_fetch_add(&pending, 1);
+    if (write(wake, &one, sizeof(one)) < 0) { /* it is awake */
+    }
+    return made;
+}
+
+void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name)
+{
+    pthread_mutex_lock(&lock);
+    enter(client, name);
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_client_ends_leave(const struct ibx_taken *taken)
+{
+    static const struct ibx_client_name nobody = {"a client"};
+    pthread_mutex_lock(&lock);
+    struct ended *of = runs_in == getpid() ? queue : NULL;
+    while (of && of->client != IBX_CLIENT_NONE)
+        of = of->next;
+    of = of ? of : enter(IBX_CLIENT_NONE, &nobody);
+    const bool kept = of && keep_rest(of, taken, 1);
+    pthread_mutex_unlock(&lock);
+    return kept;
+}
+
+void ibx_client_ends_forget(const void *context)
+{
+    pthread_mutex_lock(&lock);
+    for (struct ended *of = queue; of && runs_in == getpid(); of = of->next) {
+        size_t left = 0;
+        for (size_t i = 0; context && i < of->rest_count; i++) {
+            if (of->rest[i].context && of->rest[i].context != context)
+                of->rest[left++] = of->rest[i];
+        }
+        of->rest_count = left;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_client_ends_watch(int process_fd, uint64_t client)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u64 = client};
+    pthread_mutex_lock(&lock);
+    if (begin() && epoll_ctl(processes, EPOLL_CTL_ADD, process_fd, &event))
+        epoll_ctl(processes, EPOLL_CTL_MOD, process_fd, &event);
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_client_ends_any(void)
+{
+    pthread_mutex_lock(&lock);
+    const bool any = queue && runs_in == getpid();
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
+bool ibx_client_ends_wait(void)
+{
+    if (!atomic_load(&pending))
+        return false;
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(ROOM_MS));
+    int rc = 0;
+    atomic_fetch_add(&hurried, 1);
+    pthread_mutex_lock(&lock);
+    const uint64_t before = given;
+    while (atomic_load(&pending) && given == before && !rc)
+        rc = pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+    const bool more = given != before;
+    pthread_mutex_unlock(&lock);
+    atomic_fetch_sub(&hurried, 1);
+    return more;
+}

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Clients, and what they have in one back end: what each may name, hold and end, while others work
+ * beside it. What runs requests calls this.
+ *
+ *   clients.c        which sessions are one client's
+ *   isolation.c      refuses memory of other tenants, and what is too much
+ *   handles.c        what requests have returned
+ *   handle_ends.c    ... of which, what a client leaves
+ *   handle_openers.c ... what other clients have opened
+ *   handle_sizes.c   ... what graphs, and what was made of them, count as
+ *   handle_memory.c  ... memory: which program has it, and who gives it back
+ *   named_streams.c  which of these, and which streams, a request may name
+ *   graph_limits.c, graph_room.c  graphs, and those that wait: how many there may be
+ *   graph_slots.c    page-locked memory through which graphs copy
+ *   host_work.c      functions that the client calls when a stream gets there
+ *   host_maps.c      page-locked memory of clients, for kernels
+ *   virtual_memory.c memory that is mapped apart from its addresses
+ *   ranges.c         ranges of addresses, found by any of them
+ *   process_memory.c which addresses are this process's own memory
+ *   held_memory.c    no free of memory that a copy is under way in
+ *   cleared_memory.c memory that has nothing of another program's in it
+ *   captures.c       captures of streams, kept from waits for the device
+ *   frees.c          memory that is given back beside graphs
+ *   own_work.c       what a client's call waits for beside other clients
+ *   moments.c        when all work that is under way now is over
+ *   own_reset.c      cudaDeviceReset of one client of several
+ *   client_ends.c, left_work.c  what clients leave behind
+ *   end_hooks.c      what of this requests of our own give back, or are to know of
+ *   last_requests.c  what takes modules back that a client leaves
+ *   resets.c         contexts that clients reset or destroy
+ *   broken_context.c what the log says of CUDA errors that stay
+ *   ready_context.c  a context that is there before a client is
+ */
+#ifndef IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
+#define IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
+
+#include "frontend-glue/back_end/back_end.h"
+#include "frontend-glue/handlers/client_functions.h"
+#include "frontend-glue/clients/made.h"
+#include "frontend-glue/handlers/registrations.h"
+#include "frontend-glue/tenants/tenants.h"
+
+/* isolation.c */
+
+/* The session's client has proven itself: -EDQUOT if too many others are being set up, -ENOMEM. The
+ * session has begun: as ibx_session_fail(). And it has ended. */
+int ibx_isolation_admit(struct copies *x, const struct ibx_path *path, struct ibx_error *err);
+int ibx_isolation_begin(struct copies *x);
+void ibx_isolation_end(struct copies *x);
+/* Whether none of [address, address + n) is another tenant's, or another program's. */
+bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n);
+/* The same for a call that is made now: ibx_memory_not_there(). */
+bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n);
+/* Handles that GVirtuS's handlers take: other tenants' are refused as their memory is. False: it
+ * cannot be noted whose it is. Before it is given back: for ibx_owners_remove() behind that. */
+bool ibx_isolation_own(struct copies *x, uint64_t handle);
+uint64_t ibx_isolation_owned(const struct copies *x, uint64_t handle);
+/* What GVirtuS is about to get, before and after x->requests notes it: as ibx_session_fail(). The
+ * bytes may change. */
+int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n);
+int ibx_isolation_after_read(struct copies *x, enum ibx_request_stage before);
+/* Whether zeros leave instead of the last write, which x->replies has noted. */
+bool ibx_isolation_withholds(const struct copies *x);
+/* The reply is complete. */
+void ibx_isolation_replied(struct copies *x);
+
+/* named_streams.c */
+
+/* Whether CUDA may get that handle: of one of the tenant's that is there, or that each thread has,
+ * or 0. */
+bool ibx_named_stream(struct copies *x, uint64_t stream);
+bool ibx_named_event(struct copies *x, uint64_t event);
+bool ibx_named_array(struct copies *x, uint64_t array);
+/* The log says so once. */
+void ibx_named_tell(const struct copies *x);
+/* Whether such a request's streams are known here, by its name. */
+bool ibx_named_knows(const char *name);
+/* Puts 0 in place of others in the body of a request that GVirtuS is about to run. */
+void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n);
+/* A handler has returned a stream or an event, and it was not seen which: all may be named. The
+ * same of a graph, or of what was made of one to be launched. */
+void ibx_named_unseen(void);
+bool ibx_named_any_unseen(void);
+void ibx_named_graph_unseen(void);
+
+/* captures.c */
+
+/* Whether a client captures a stream. */
+bool ibx_copies_captures(void);
+/* Whether the stream's work comes into a capture; CUDA's number of it, 0: not known. */
+bool ibx_captures_active(struct copies *x, uint64_t stream, uint64_t *id);
+/* The same of any stream whose capture the session has begun, and not ended; 0 also if there are
+ * several. */
+bool ibx_captures_own(struct copies *x, uint64_t *id);
+/* Around a wait for the device, which ends all captures: the former stays until no other client
+ * captures, for a bounded time, and until the latter none begins, likewise. */
+void ibx_captures_wait_begin(struct copies *x);
+void ibx_captures_wait_end(void);
+/* The same, at once or not at all: a client captures. */
+bool ibx_captures_wait_try(void);
+#define IBX_STREAM_NON_BLOCKING 1u /* CU_STREAM_NON_BLOCKING, cudaStreamNonBlocking */
+/* Before work is added to that stream, and before the legacy one is waited for: where that would
+ * end other clients' captures it stays until there are none, for a bounded time. */
+void ibx_captures_spare(struct copies *x, uint64_t stream);
+/* Around a copy in the legacy stream: the same, and until the latter none begins, likewise. */
+void ibx_captures_legacy_begin(struct copies *x);
+void ibx_captures_legacy_end(void);
+/* What GVirtuS's handler does, by its request's name; before it runs; when it has returned, or its
+ * session has ended; when it has answered. */
+enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind);
+void ibx_captures_run(struct copies *x);
+void ibx_captures_ran(struct copies *x);
+void ibx_captures_answered(struct copies *x, int exit_code);
+/* The session has ended, and what it captured is nobody's. */
+void ibx_captures_end(struct copies *x);
+
+/* frees.c: around what gives memory back, and waits for the device in CUDA. `address`: which
+ * memory; 0: none of a pool. */
+void ibx_frees_begin(struct copies *x, uint64_t address);
+void ibx_frees_end(void);
+/* Likewise around the first look-up of a kernel on a device, with which the driver may load it.
+ * False: it was looked up before, and no ibx_frees_end_load() is to follow. */
+bool ibx_frees_begin_load(struct copies *x, uint64_t function);
+void ibx_frees_end_load(struct copies *x, uint64_t function);
+/* Kernels were unloaded, or a context went with its own. */
+void ibx_frees_unloaded(void);
+/* Launches a graph, when no memory is being given back. */
+int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream), void *graph,
+                     void *stream);
+/* Before an executable graph is given back: waits for its last launch. */
+void ibx_frees_exec(struct copies *x, const void *exec);
+/* A context was reset, with its events, as far as the last launches of executable graphs are
+ * behind these; NULL: unknown which. */
+void ibx_frees_forget(const void *context);
+
+/* held_memory.c: the session is about to copy, before that is checked; or to free, before anything
+ * of it. Each waits for the other, of other sessions. Its end; nothing, if there is none. */
+void ibx_held_by_copy(struct copies *x, const struct ibx_frame *f);
+void ibx_held_by_free(struct copies *x, uint64_t address);
+void ibx_held_by_unmap(struct copies *x, uint64_t address, uint64_t n); /* as by_free */
+void ibx_held_end(struct copies *x);
+
+/* graph_limits.c */
+
+/* Reserves room for n more of the tenant's, and gives it back: when it counts otherwise. */
+bool ibx_room_take(struct copies *x, enum ibx_hold hold, uint64_t n);
+void ibx_room_give(struct copies *x, enum ibx_hold hold, uint64_t n);
+/* The same of IBX_HOLD_EXECS, of the GPU whose context the thread has: which that is. */
+bool ibx_room_take_execs(struct copies *x, uint64_t n, struct ibx_room *room);
+void ibx_room_end(struct ibx_room *room);
+int ibx_room_gpu(struct copies *x);
+/* A new graph has what a capture has made of it. False: there are too many graphs within each
+ * other. */
+bool ibx_graph_measure(struct copies *x, uint64_t graph);
+/* A request runs, which may add to what is captured; or is about to launch into that stream. False:
+ * it is too much. */
+bool ibx_graph_captures(struct copies *x, const struct ibx_call *call, const uint8_t *body,
+                        size_t n);
+bool ibx_graph_captures_in(struct copies *x, uint64_t stream);
+bool ibx_graph_launches(struct copies *x, uint64_t exec, uint64_t stream);
+/* The capture of that number is over, and counts as a graph, if it has become one; all of the
+ * tenant's are. */
+void ibx_graph_capture_over(struct ibx_tenant *tenant, uint64_t id);
+void ibx_graph_captures_over(struct ibx_tenant *tenant);
+/* It ends the session. */
+int ibx_captures_full(struct copies *x);
+/* A graph, or what was made of one, is the tenant's from now on; false: no memory. */
+bool ibx_graph_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle);
+/* The nodes of a graph by a function like cudaGraphGetNodes; NULL: *rc says why not. To be freed.
+ */
+void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc);
+#define CHILD_NODE 4 /* enum cudaGraphNodeType */
+/* Before a node is made that is behind so many, with a graph of `inner` nodes in it, `depth` of
+ * them within each other: 0 when its room is reserved, *weight of IBX_HOLD_GRAPHS, until the next
+ * call.
+ */
+int ibx_graph_node_room(struct copies *x, const void *graph, size_t behind, uint64_t inner,
+                        unsigned depth, uint64_t *weight);
+#define IBX_GRAPHS_DEEP 128u /* one within the other */
+
+/* graph_room.c: before a launch of a graph with so many functions of clients, which stays until
+ * there is room for them; so many were called, or will not be. */
+void ibx_graph_room_take(unsigned functions);
+void ibx_graph_room_give(unsigned functions);
+
+/* host_work.c: cudaError_t */
+/* Whether graphs of clients may call functions of theirs. */
+bool ibx_host_work_repeats(void);
+
+/* A queue of the session's own, by whose id all of the client's threads name it. */
+int ibx_host_work_open(struct copies *x, uint64_t *id);
+struct ibx_host_work {
+    uint64_t stream, queue, number; /* number: the client's, not 0 */
+    bool callback;
+};
+/* `enqueue` is the runtime's cudaLaunchHostFunc, or cudaStreamAddCallback. */
+int ibx_host_work_add(struct copies *x, const struct ibx_host_work *work, void *enqueue);
+/* A function that a graph calls, as often as it is launched: what CUDA is to call it by. The same
+ * number is the same function. It is known until it has been released as often, which CUDA may do
+ * itself. NULL: *rc says why not. */
+void *ibx_host_work_repeat(struct copies *x, uint64_t queue, uint64_t number, int *rc);
+void ibx_host_work_release(void *repeated);
+/* Likewise until its queue's session ends. */
+void ibx_host_work_for_good(const void *repeated);
+void ibx_host_work_call(void *repeated);
+/* The same of one that copies n bytes between the client and a slot, which is held once more for
+ * the graph, and said. */
+struct ibx_host_copy {
+    uint64_t slot; /* 0: it is another function */
+    size_t n;
+    bool to_device;
+};
+void *ibx_host_work_copy(struct copies *x, uint64_t queue, uint64_t number,
+                         struct ibx_host_copy *copy, int *rc);
+/* No graph has that slot any more, nor calls that function, of a copy. */
+void ibx_host_work_unused(const void *repeated, uint64_t slot);
+/* The copy of the function that the client is calling now. */
+struct ibx_host_copy ibx_host_work_taken(const struct copies *x, uint64_t number);
+/* The number of one of the tenant's; 0: it is none. */
+uint64_t ibx_host_work_number(const struct copies *x, const void *repeated);
+/* Whether it copies by a slot: nothing that needs CUDA is waited for then. */
+bool ibx_host_work_is_copy(const void *repeated);
+struct ibx_host_copy ibx_host_work_copy_of(const void *repeated);
+/* `over` was called (0: none was). What is to be called now; `wait`: for a few milliseconds. */
+struct ibx_host_called {
+    uint64_t number; /* 0: nothing is */
+    int status;      /* for a callback */
+    struct ibx_host_copy copy;
+};
+int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, struct ibx_host_called *called);
+/* The session has ended. */
+void ibx_host_work_end(struct copies *x);
+
+/* host_maps.c: what kernels of the client, which is no more, have reached: who maps anything there
+ * from now on waits until ibx_host_maps_end() has given it back. */
+struct ibx_host_map *ibx_host_maps_take(uint64_t client);
+/* Whether all n bytes (not 0) are in one piece of page-locked memory of the session's client that
+ * is mapped for kernels. */
+bool ibx_host_maps_hold(struct copies *x, uint64_t address, uint64_t n);
+void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken);
+/* `length` bytes of the session's client at that address, by the file that both ends map, at
+ * `offset` in it; or pages of this process's own. And what begins there, or holds it, is given
+ * back. cudaError_t */
+struct ibx_host_map_wish {
+    uint64_t address, length, offset;
+    bool own; /* in no file: pages of this process's */
+};
+int ibx_host_maps_make(struct copies *x, const struct ibx_host_map_wish *wish);
+void ibx_host_maps_give_back(struct copies *x, uint64_t address);
+
+/* process_memory.c */
+
+/* Whether [address, address + n) begins or ends in memory of this process, or is no range: CUDA may
+ * take what a client calls memory of the device for what it is here. Of the device's, managed and
+ * the client's own page-locked memory, and where nothing can be read here, CUDA judges. */
+bool ibx_copies_is_own(struct copies *x, uint64_t address, uint64_t n);
+
+/* resets.c */
+
+/* How many contexts have gone so far. */
+unsigned ibx_copies_resets(void);
+/* Contexts that went before are none of this session's. */
+void ibx_copies_resets_begin(struct copies *x);
+/* Forgets what the session had in contexts that have gone since the last call. */
+void ibx_copies_handle_resets(struct copies *x);
+/* A request takes a context away: before its handler runs, and when that has answered. */
+void ibx_copies_lose_context(struct copies *x);
+void ibx_copies_lost_context(struct copies *x, int exit_code);
+
+/* broken_context.c */
+
+/* A call was answered with that code. */
+void ibx_copies_note_error(const struct copies *x, int code);
+/* Whether such an error has broken this process. */
+bool ibx_copies_broken(void);
+/* A session has begun. */
+void ibx_copies_tell_broken(const struct copies *x);
+/* A client comes. Does not return in a process that is about to be replaced. */
+void ibx_copies_hold_back(void);
+
+/* ready_context.c */
+
+/* In a spare process: begins to make a context in the background. */
+void ibx_ready_context_make(const struct copies *x);
+/* A client comes. */
+void ibx_ready_context_taken(void);
+/* A thread of the client's program has selected that device; -1: none yet. */
+void ibx_ready_context_selected(int device);
+
+#endif

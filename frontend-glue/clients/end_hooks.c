@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Who gives back, or is to know of, what the files about clients know by its handle alone. */
+#include "frontend-glue/clients/clients.h"
+
+#include <stdatomic.h>
+
+static _Atomic(const struct ibx_end_hooks *) hooks;
+
+void ibx_end_hooks_set(const struct ibx_end_hooks *set)
+{
+    atomic_store(&hooks, set);
+}
+
+void ibx_end_gone(uint64_t value)
+{
+    const struct ibx_end_hooks *h = atomic_load(&hooks);
+    if (h)
+        h->gone(value);
+}
+
+void ibx_end_forget(const void *context)
+{
+    const struct ibx_end_hooks *h = atomic_load(&hooks);
+    if (h)
+        h->forget(context);
+}
+
+void ibx_end_opened(enum ibx_handle_kind kind, uint64_t value)
+{
+    const struct ibx_end_hooks *h = atomic_load(&hooks);
+    if (h)
+        h->give_back_opened(kind, value);
+}
+
+void ibx_end_math(unsigned type, uint64_t handle)
+{
+    const struct ibx_end_hooks *h = atomic_load(&hooks);
+    if (h)
+        h->give_back_math(type, handle);
+}

@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * cudaFree waits for all work of the device, and while it does the driver may keep other calls out.
+ * A graph whose function a client has to call, such as a copy of that client's (host_work.c), may
+ * need one of these: then nothing would go on any more. So where clients have such graphs, memory
+ * is given back at a moment when none is under way: this thread waits first as
+ * cudaDeviceSynchronize does, which keeps nobody out, and again if a graph was launched meanwhile.
+ *
+ * Beside work of other clients that does not end everybody would be kept out for good: so all work
+ * is waited for here, too (own_work.c).
+ *
+ * So does the driver as it loads a kernel, which by default it does when that is looked up first,
+ * and as it unloads a client's. Both are done at such a moment, too.
+ *
+ * An executable graph that has not ended is waited for likewise before it is given back, by an
+ * event behind its last launch.
+ *
+ * So that the moment comes, launches of graphs are held while somebody waits, HELD_MS at most each:
+ * what a graph waits for may come from the thread that launches the next one. Where the moment has
+ * not come, since launches of several clients follow each other, the next ones are held for twice
+ * as long, up to HELD_MOST_MS. A graph that always waits for the launch of the next one leaves no
+ * such moment; memory is not given back beside it, since all clients might stand still then.
+ */
+#include "frontend-glue/clients/clients.h"
+
+#include "common/clock.h"
+#include "common/thread.h"
+
+#include <pthread.h>
+#include <search.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define HELD_MS      200u
+#define HELD_MOST_MS 3200u
+#define LOADED       1024u /* kernels */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static uint64_t launches;  /* of graphs, begun */
+static unsigned launching; /* of them, now in CUDA */
+static unsigned waiting;   /* frees that wait for the device */
+static unsigned held_ms = HELD_MS;
+static unsigned inside; /* frees that are in CUDA, or in a handler of GVirtuS's */
+
+/* Of a pool's memory cudaFree waits for nothing. */
+static bool is_pooled(struct copies *x, uint64_t address)
+{
+    static const int names[1] = {IBX_CUDA_POINTER_MEMPOOL};
+    void *pool = NULL, *values[1] = {&pool};
+    return ibx_copies_have_cuda(x) && !x->cuda->pointer_get_attributes(1, names, values, address) &&
+           pool;
+}
+
+/* Locked, and not while it waits. */
+static void wait_for_graphs(int (*wait)(void))
+{
+    int (*forget)(void) = NULL;
+    uint64_t before;
+    int rc;
+    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
+    waiting++;
+    do {
+        while (launching) /* no wait sees a graph that is not in its stream yet */
+            ibx_thread_wait(&changed, &lock);
+        before = launches;
+        pthread_mutex_unlock(&lock);
+        rc = wait();
+        pthread_mutex_lock(&lock);
+        held_ms = launches == before ? HELD_MS : held_ms < HELD_MOST_MS ? 2 * held_ms : held_ms;
+    } while (launches != before && !rc && !ibx_copies_captures()); /* these it would end */
+    while (launching)
+        ibx_thread_wait(&changed, &lock);
+    waiting--;
+    if (rc && forget)
+        forget(); /* it is no error of the client's */
+}
+
+/* Whether cudaFree waits for work: not of a pool's memory, nor of what is none. */
+static bool waits(struct copies *x, uint64_t address)
+{
+    uint64_t base;
+    size_t n;
+    return !address || !ibx_copies_have_cuda(x) ||
+           (!x->cuda->mem_get_address_range(&base, &n, address) && !is_pooled(x, address));
+}
+
+void ibx_frees_begin(struct copies *x, uint64_t address)
+{
+    int (*wait)(void) = NULL;
+    if (ibx_clients_several(x) && waits(x, address))
+        ibx_own_work_settle_all(x);
+    if (ibx_host_work_repeats() && !(address && is_pooled(x, address)))
+        *(void **)&wait = ibx_copies_runtime("cudaDeviceSynchronize");
+    if (wait && !ibx_captures_wait_try()) /* it would end a capture */
+        wait = NULL;
+    pthread_mutex_lock(&lock);
+    if (wait)
+        wait_for_graphs(wait);
+    inside++;
+    pthread_mutex_unlock(&lock);
+    if (wait)
+        ibx_captures_wait_end();
+}
+
+void ibx_frees_end(void)
+{
+    pthread_mutex_lock(&lock);
+    inside--;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+/* ------------------------------------------------------------------------ kernels */
+
+/* What was looked up last where that leads to. */
+static _Atomic uint64_t loaded[LOADED];
+
+static _Atomic uint64_t *loaded_at(uint64_t load)
+{
+    return &loaded[(load >> 4 ^ load >> 16) % LOADED];
+}
+
+/* A function in the current context: each device loads its own. */
+static uint64_t load_of(struct copies *x, uint64_t function)
+{
+    void *context = NULL;
+    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context))
+        context = NULL;
+    return function ^ (uint64_t)(uintptr_t)context << 20;
+}
+
+bool ibx_frees_begin_load(struct copies *x, uint64_t function)
+{
+    const uint64_t load = ibx_host_work_repeats() ? load_of(x, function) : 0;
+    if (!load || atomic_load(loaded_at(load)) == load)
+        return false;
+    ibx_frees_begin(x, 0);
+    return true;
+}
+
+void ibx_frees_end_load(struct copies *x, uint64_t function)
+{
+    const uint64_t load = load_of(x, function);
+    ibx_frees_end();
+    atomic_store(loaded_at(load), load);
+}
+
+void ibx_frees_unloaded(void)
+{
+    for (unsigned i = 0; i < LOADED; i++)
+        atomic_store(&loaded[i], 0);
+}
+
+/* ------------------------------------------------------------------------ executable graphs */
+
+/* An event behind an executable graph's last launch. */
+struct last_launch {
+    const void *exec;
+    void *event, *context; /* the event is in */
+    unsigned users;        /* threads that record the event */
+    bool forgotten;        /* the last of them frees it */
+};
+static void *last_launches; /* a tree, by exec; all of it under the lock */
+
+static int compare(const void *a, const void *b)
+{
+    const struct last_launch *left = a, *right = b;
+    const uintptr_t at = (uintptr_t)left->exec, other = (uintptr_t)right->exec;
+    return (at > other) - (at < other);
+}
+
+/* Locked. NULL: none is known. */
+static struct last_launch *find(const void *exec)
+{
+    const struct last_launch wanted = {.exec = exec};
+    struct last_launch **found = tfind(&wanted, &last_launches, compare);
+    return found ? *found : NULL;
+}
+
+static struct last_launch *make(const struct ibx_cuda *cuda, const void *exec)
+{
+    struct last_launch *made = calloc(1, sizeof(*made));
+    if (made && (cuda->ctx_get_current(&made->context) ||
+                 cuda->event_create(&made->event, IBX_CUDA_EVENT_DISABLE_TIMING))) {
+        free(made);
+        return NULL;
+    }
+    if (made)
+        made->exec = exec;
+    return made;
+}
+
+/* Not locked: what CUDA does here may wait, as for room in a stream. NULL: no memory, or no event.
+ */
+static struct last_launch *use(const struct ibx_cuda *cuda, const void *exec)
+{
+    pthread_mutex_lock(&lock);
+    struct last_launch *last = find(exec), *made = NULL;
+    if (!last) {
+        pthread_mutex_unlock(&lock);
+        made = make(cuda, exec);
+        pthread_mutex_lock(&lock);
+        struct last_launch **in = made ? tsearch(made, &last_launches, compare) : NULL;
+        last = in ? *in : NULL;
+    }
+    if (last)
+        last->users++;
+    pthread_mutex_unlock(&lock);
+    if (made && made != last) {
+        cuda->event_destroy(made->event);
+        free(made);
+    }
+    return last;
+}
+
+static void stop_using(struct last_launch *last)
+{
+    pthread_mutex_lock(&lock);
+    const bool over = !--last->users && last->forgotten;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    if (over)
+        free(last);
+}
+
+/* Without an event the graph is given back as it is. */
+static void note_launch(struct copies *x, const void *exec, void *stream)
+{
+    struct last_launch *last = ibx_copies_have_cuda(x) ? use(x->cuda, exec) : NULL;
+    if (!last)
+        return;
+    x->cuda->event_record(last->event, stream);
+    stop_using(last);
+}
+
+void ibx_frees_exec(struct copies *x, const void *exec)
+{
+    pthread_mutex_lock(&lock);
+    struct last_launch *last = find(exec);
+    if (last)
+        tdelete(last, &last_launches, compare);
+    while (last && last->users)
+        ibx_thread_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    if (last && ibx_copies_have_cuda(x)) {
+        const int mode = ibx_cuda_capture_relax(x->cuda);
+        x->cuda->event_synchronize(last->event); /* it may have gone with its context */
+        x->cuda->event_destroy(last->event);
+        ibx_cuda_capture_restore(x->cuda, mode);
+    }
+    free(last);
+}
+
+/* Locked: the context that is gone, for forget(). NULL: it is not known which. */
+static const void *gone;
+
+/* Of other contexts the last launches stay known. */
+static void forget(void *entry)
+{
+    struct last_launch *last = entry;
+    if (gone && last->context != gone && tsearch(last, &last_launches, compare))
+        return;
+    last->forgotten = true;
+    if (!last->users)
+        free(last);
+}
+
+void ibx_frees_forget(const void *context)
+{
+    ibx_frees_unloaded();
+    pthread_mutex_lock(&lock);
+    void *all = last_launches;
+    last_launches = NULL;
+    gone = context;
+    tdestroy(all, forget);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Of a launch into a stream that is captured, nothing is called. */
+static unsigned functions_of(struct copies *x, const void *graph, void *stream)
+{
+    const unsigned functions = ibx_handles_functions(x, (uintptr_t)graph);
+    int capturing = 0;
+    if (functions && ibx_copies_captures() && ibx_copies_have_cuda(x) && (uintptr_t)stream > 1 &&
+        x->cuda->stream_is_capturing(stream, &capturing))
+        capturing = 0;
+    return capturing ? 0 : functions;
+}
+
+/* Locked, and not while it waits. */
+static void hold(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(held_ms);
+    const struct timespec until = ibx_timespec_of(deadline);
+    while (waiting && ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+}
+
+int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream), void *graph,
+                     void *stream)
+{
+    if (!ibx_host_work_repeats())
+        return launch(graph, stream);
+    const unsigned functions = functions_of(x, graph, stream);
+    ibx_graph_room_take(functions);
+    pthread_mutex_lock(&lock);
+    hold();
+    while (inside)
+        ibx_thread_wait(&changed, &lock);
+    launches++;
+    launching++;
+    pthread_mutex_unlock(&lock);
+    const int rc = launch(graph, stream);
+    if (rc)
+        ibx_graph_room_give(functions);
+    pthread_mutex_lock(&lock);
+    launching--;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    if (!rc && !ibx_copies_captures())
+        note_launch(x, graph, stream);
+    return rc;
+}

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * How much of graphs a tenant may have: nodes, and graphs within each other. A graph that is put
+ * into another one is copied with all that is in it, so a few requests, each of which puts the
+ * graph of the one before twice into another, would ask for more than any host has.
+ *
+ * What a request makes is reserved before CUDA makes it. What comes into a graph while streams are
+ * captured is counted by requests, for each capture, until that is over: then the graph is there
+ * and can be measured. One that is too much ends its session, and with it what that captures.
+ */
+#include "frontend-glue/clients/clients.h"
+
+#include "common/log.h"
+
+#include <stdlib.h>
+
+static struct ibx_quota *quota_of(const struct copies *x, enum ibx_hold hold)
+{
+    return x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, hold) : NULL;
+}
+
+/* Each limit by itself. IBX_HOLDS: of graphs within each other. */
+static void tell(const struct copies *x, enum ibx_hold hold)
+{
+    static const char *const things[IBX_HOLDS] = {
+        [IBX_HOLD_GRAPHS] = "graphs and nodes",
+        [IBX_HOLD_EXECS] = "nodes of graphs that can be launched on a GPU",
+        [IBX_HOLD_TEXTURES] = "textures and surfaces",
+        [IBX_HOLD_POOLS] = "pools of memory",
+        [IBX_HOLD_LIBRARIES] = "handles of libraries",
+        [IBX_HOLD_PLANS] = "plans of libraries",
+        [IBX_HOLD_DESCRIPTORS] = "descriptors of libraries",
+    };
+    if (!x->isolation.tenant || !ibx_tenant_tell_once(x->isolation.tenant, hold))
+        return;
+    if (hold == IBX_HOLDS)
+        ibx_log(IBX_LOG_WARN,
+                "clients of tenant \"%s\" get no more than %u graphs within each other",
+                ibx_tenant_name(x->isolation.tenant), IBX_GRAPHS_DEEP);
+    else
+        ibx_log(IBX_LOG_WARN,
+                "clients of tenant \"%s\" get no more %s: they have as many as all of a tenant may "
+                "have",
+                ibx_tenant_name(x->isolation.tenant), things[hold]);
+}
+
+bool ibx_room_take(struct copies *x, enum ibx_hold hold, uint64_t n)
+{
+    struct ibx_quota *quota = quota_of(x, hold);
+    const bool taken = !quota || ibx_quota_take(quota, n);
+    if (!taken)
+        tell(x, hold);
+    return taken;
+}
+
+void ibx_room_give(struct copies *x, enum ibx_hold hold, uint64_t n)
+{
+    struct ibx_quota *quota = quota_of(x, hold);
+    if (quota)
+        ibx_quota_give(quota, n);
+}
+
+int ibx_room_gpu(struct copies *x)
+{
+    int gpu = 0;
+    return ibx_copies_have_cuda(x) && !x->cuda->ctx_get_device(&gpu) ? gpu : 0;
+}
+
+bool ibx_room_take_execs(struct copies *x, uint64_t n, struct ibx_room *room)
+{
+    struct ibx_tenant *tenant = x->isolation.tenant;
+    *room = (struct ibx_room){tenant ? ibx_tenant_execs(tenant, ibx_room_gpu(x)) : NULL, n};
+    if (!room->quota || ibx_quota_take(room->quota, n))
+        return true;
+    *room = (struct ibx_room){.quota = NULL};
+    tell(x, IBX_HOLD_EXECS);
+    return false;
+}
+
+void ibx_room_end(struct ibx_room *room)
+{
+    if (room->quota)
+        ibx_quota_give(room->quota, room->n);
+    *room = (struct ibx_room){.quota = NULL};
+}
+
+/* ------------------------------------------------------------------------------------ nodes */
+
+int ibx_graph_node_room(struct copies *x, const void *graph, size_t behind, uint64_t inner,
+                        unsigned depth, uint64_t *weight)
+{
+    const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
+    const uint64_t edges = behind > 1 ? behind - 1 : 0; /* the first comes with the node */
+    *weight = 0;
+    if (size.level + 1 + depth > IBX_GRAPHS_DEEP) {
+        tell(x, IBX_HOLDS);
+        return CUDA_NOT_SUPPORTED;
+    }
+    if (!ibx_room_take(x, IBX_HOLD_GRAPHS, 1 + edges + inner))
+        return CUDA_MEMORY_ALLOCATION;
+    *weight = 1 + edges + inner;
+    return 0;
+}
+
+void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc)
+{
+    int (*get)(void *graph, void **nodes, size_t *count) = NULL;
+    memcpy(&get, &function, sizeof(get));
+    *rc = get(graph, NULL, count);
+    void **nodes = *rc ? NULL : calloc(*count + 1, sizeof(*nodes));
+    if (!*rc && !nodes)
+        *rc = CUDA_MEMORY_ALLOCATION;
+    if (nodes && *count && (*rc = get(graph, nodes, count))) {
+        free(nodes);
+        nodes = NULL;
+    }
+    return nodes;
+}
+
+/* False: there are too many graphs within each other. */
+static bool count(void *graph, unsigned depth, uint64_t *nodes, unsigned *deepest)
+{
+    int (*type_of)(void *node, int *type) = NULL;
+    int (*child_of)(void *node, void **child) = NULL;
+    void *list = ibx_copies_runtime("cudaGraphGetNodes"), *child = NULL;
+    size_t n = 0;
+    int rc = 0, type = 0;
+    *(void **)&type_of = ibx_copies_runtime("cudaGraphNodeGetType");
+    *(void **)&child_of = ibx_copies_runtime("cudaGraphChildGraphNodeGetGraph");
+    void **all = list && type_of && child_of ? ibx_graph_nodes_of(list, graph, &n, &rc) : NULL;
+    *deepest = depth > *deepest ? depth : *deepest;
+    *nodes += all ? n : 0;
+    bool good = depth < IBX_GRAPHS_DEEP;
+    for (size_t i = 0; all && i < n && good; i++) {
+        if (!type_of(all[i], &type) && type == CHILD_NODE && !child_of(all[i], &child))
+            good = count(child, depth + 1, nodes, deepest);
+    }
+    free(all);
+    return good;
+}
+
+bool ibx_graph_measure(struct copies *x, uint64_t graph)
+{
+    uint64_t nodes = 0;
+    unsigned depth = 0;
+    const bool good = count(pointer_to(graph), 0, &nodes, &depth);
+    if (good)
+        ibx_handles_grow(x, graph, nodes, depth);
+    else
+        tell(x, IBX_HOLDS);
+    return good;
+}
+
+bool ibx_graph_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle)
+{
+    if (!ibx_handles_add(x, kind, handle))
+        return false;
+    if (ibx_isolation_own(x, handle))
+        return true;
+    ibx_handles_remove(x, kind, handle);
+    return false;
+}
+
+/* --------------------------------------------------------------------------------- captures */
+
+/* What is about to be refused may name anything: CUDA is not asked of a stream that is none. */
+static bool is_captured(struct copies *x, uint64_t stream, uint64_t *id)
+{
+    return stream > 0 && stream != (uintptr_t)IBX_CUDA_STREAM_LEGACY &&
+           ibx_named_stream(x, stream) && ibx_captures_active(x, stream, id);
+}
+
+/* Whether a request may come into a graph. Which streams a library works in is not known: those of
+ * its own session count. */
+static bool is_work(struct copies *x, const struct ibx_call *call, const uint8_t *body, size_t n,
+                    uint64_t *id)
+{
+    uint64_t stream = 0;
+    switch (call->kind) {
+    case IBX_CALL_LAUNCH:
+    case IBX_CALL_REPEATS:
+    case IBX_CALL_ENQUEUES:
+    case IBX_CALL_COPIES:
+        return ibx_call_stream(call, body, n, &stream) && is_captured(x, stream, id);
+    default:
+        return ibx_call_is_open(call->kind) && x->handler.captures == CAPTURES_SPARED &&
+               ibx_captures_own(x, id);
+    }
+}
+
+/* Locked. NULL: no memory. */
+static struct ibx_capture_work *work_of(struct ibx_captured_work *w, uint64_t id)
+{
+    struct ibx_capture_work *c = w->list;
+    while (c && c->id != id)
+        c = c->next;
+    if (c || !(c = malloc(sizeof(*c))))
+        return c;
+    *c = (struct ibx_capture_work){w->list, id, 0};
+    w->list = c;
+    return c;
+}
+
+/* id 0: it is not known which capture's it is. */
+static bool captures_more(struct copies *x, uint64_t id, uint64_t n)
+{
+    struct ibx_tenant *tenant = x->isolation.tenant;
+    if (!tenant || !n)
+        return true;
+    struct ibx_captured_work *w = ibx_tenant_captured(tenant);
+    pthread_mutex_lock(&w->lock);
+    struct ibx_capture_work *c = id ? work_of(w, id) : NULL;
+    *(c ? &c->work : &w->of_any) += n;
+    w->all += n;
+    const bool room = w->all <= ibx_quota_left(quota_of(x, IBX_HOLD_GRAPHS));
+    pthread_mutex_unlock(&w->lock);
+    if (!room)
+        tell(x, IBX_HOLD_GRAPHS);
+    return room;
+}
+
+void ibx_graph_capture_over(struct ibx_tenant *tenant, uint64_t id)
+{
+    struct ibx_captured_work *w = ibx_tenant_captured(tenant);
+    pthread_mutex_lock(&w->lock);
+    struct ibx_capture_work **at = &w->list;
+    while (*at && (*at)->id != id)
+        at = &(*at)->next;
+    struct ibx_capture_work *over = *at;
+    if (over) {
+        w->all -= over->work;
+        *at = over->next;
+    }
+    pthread_mutex_unlock(&w->lock);
+    free(over);
+}
+
+void ibx_graph_captures_over(struct ibx_tenant *tenant)
+{
+    struct ibx_captured_work *w = ibx_tenant_captured(tenant);
+    pthread_mutex_lock(&w->lock);
+    struct ibx_capture_work *over = w->list;
+    w->list = NULL;
+    w->all = w->of_any = 0;
+    pthread_mutex_unlock(&w->lock);
+    while (over) {
+        struct ibx_capture_work *next = over->next;
+        free(over);
+        over = next;
+    }
+}
+
+bool ibx_graph_captures(struct copies *x, const struct ibx_call *call, const uint8_t *body,
+                        size_t n)
+{
+    uint64_t id = 0;
+    return !ibx_copies_captures() || !is_work(x, call, body, n, &id) || captures_more(x, id, 1);
+}
+
+bool ibx_graph_captures_in(struct copies *x, uint64_t stream)
+{
+    uint64_t id = 0;
+    return !ibx_copies_captures() || !is_captured(x, stream, &id) || captures_more(x, id, 1);
+}
+
+bool ibx_graph_launches(struct copies *x, uint64_t exec, uint64_t stream)
+{
+    uint64_t id = 0;
+    if (!ibx_copies_captures() || !is_captured(x, stream, &id))
+        return true;
+    const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_EXEC, exec);
+    if (size.depth + 1 < IBX_GRAPHS_DEEP)
+        return captures_more(x, id, size.nodes);
+    tell(x, IBX_HOLDS);
+    return false;
+}
+
+int ibx_captures_full(struct copies *x)
+{
+    return ibx_session_fail(x->s, -EDQUOT,
+                            "%s of tenant \"%s\" captures more than all graphs of a tenant may "
+                            "have",
+                            ibx_session_path(x->s)->peer, ibx_tenant_name(x->isolation.tenant));
+}

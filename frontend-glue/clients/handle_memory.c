@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Memory of the device: which program has made it, and who gives it back. All programs of a process
+ * have one context, in which an address that one has given back is another one's a moment later:
+ * whoever gives it back once more, or still writes there, would do so to that one. Natively each of
+ * these calls fails.
+ *
+ * So memory is known from before its maker learns of it until CUDA has it back, and while somebody
+ * gives it back nobody else does. What another program has made is refused, unless it is open to
+ * the client. Memory that nobody was seen to make (a library's) is not: but before that is given
+ * back, calls that make some and are under way end, whose it could be. A graph's comes back with
+ * its next launch, at the same address: so it stays its maker's.
+ */
+#include "frontend-glue/clients/handle_lists.h"
+
+#include "common/clock.h"
+#include "common/thread.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define MAKING_MS 10000u /* that calls which make memory are waited for */
+#define ENDING_MS 1000u  /* ... and what another program's is that is given back */
+#define NOT_FOUND 500    /* CUDA_ERROR_NOT_FOUND, or CUDA_INVALID_VALUE: of no allocation */
+
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static unsigned making;          /* calls that make memory; these and the next with the lock */
+static unsigned looking;         /* clients that look for memory which nobody was seen to make */
+static unsigned held;            /* calls that wait for their end, and are the next */
+static uint64_t looks;           /* times that nobody looked any more */
+static unsigned waiting;         /* clients that wait for the end of some */
+static _Atomic uint64_t changes; /* of who has which memory */
+
+/* ------------------------------------------------------------------------------ it is made */
+
+void ibx_memory_make_begin(struct copies *x)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const uint64_t now = looks;
+    if (looking)
+        held++; /* end_look() counts it */
+    else
+        making++;
+    while (looking && looks == now)
+        ibx_thread_wait(&changed, &ibx_handles_lock);
+    x->makes_memory = true;
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+void ibx_memory_make_end(struct copies *x)
+{
+    if (!x->makes_memory)
+        return;
+    pthread_mutex_lock(&ibx_handles_lock);
+    x->makes_memory = false;
+    if (!--making && looking)
+        pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+/* Locked. What was there, and was not seen to end, is gone. */
+static bool enter(struct handle *made)
+{
+    for (struct handle *gone;
+         (gone = ibx_handle_touched(IBX_HANDLE_MEMORY, made->value, made->last));)
+        ibx_handle_drop(gone);
+    atomic_fetch_add(&changes, 1);
+    return ibx_handle_enter(made);
+}
+
+bool ibx_memory_add(struct copies *x, uint64_t address, uint64_t n, bool of_graph)
+{
+    struct handle *made = ibx_handle_new(x, IBX_HANDLE_MEMORY, address);
+    if (!made)
+        return false;
+    made->last = ibx_range_last(address, n);
+    made->of_graph = of_graph;
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool entered = enter(made);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return entered;
+}
+
+/* Locked, and not while it waits: what calls that are under way make is known then, and no other
+ * begins until end_look(). Clients that look again and again, one beside the other, let those that
+ * wait begin in between. */
+static void begin_look(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MAKING_MS);
+    const struct timespec until = ibx_timespec_of(deadline);
+    while (looking && held && ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&changed, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
+    looking++;
+    while (making && ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&changed, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
+}
+
+static void end_look(void)
+{
+    if (--looking)
+        return;
+    looks++;
+    making += held;
+    held = 0;
+    pthread_cond_broadcast(&changed);
+}
+
+static bool is_no_address(int rc)
+{
+    return rc == CUDA_INVALID_VALUE || rc == NOT_FOUND;
+}
+
+/* ------------------------------------------------------------------------------ it is used */
+
+/* Locked. What is in the client's way in [first, last], with the rest of what it touches to the
+ * left and to the right. `steps` go down; without any left all is in its way. */
+static const struct handle *other_in(const struct copies *x, uint64_t first, uint64_t last,
+                                     unsigned *steps)
+{
+    const struct handle *other = NULL, *h = ibx_handle_touched(IBX_HANDLE_MEMORY, first, last);
+    const uint64_t client = ibx_clients_number_of(x);
+    if (!h)
+        return NULL;
+    if (!*steps || (!ibx_handle_is_open(h, client) && ibx_handle_is_apart(x, h)))
+        return h;
+    --*steps;
+    if (h->value > first)
+        other = other_in(x, first, h->value - 1, steps);
+    if (!other && h->last < last)
+        other = other_in(x, h->last + 1, last, steps);
+    return other;
+}
+
+/* Locked, and not while it waits. What is being given back may be nobody's any more, and what is
+ * there now may be what nobody was seen to make. */
+static const struct handle *other_at_last(const struct copies *x, uint64_t first, uint64_t last)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
+    const struct timespec until = ibx_timespec_of(deadline);
+    for (;;) {
+        unsigned steps = IBX_RANGE_CROSSED_MAX;
+        const struct handle *other = other_in(x, first, last, &steps);
+        if (!other || !other->ending || ibx_now_ns() >= deadline)
+            return other;
+        waiting++;
+        pthread_cond_clockwait(&changed, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
+        waiting--;
+    }
+}
+
+/* Locked. Who is in the client's way, and what is the client's for the next question. */
+static uint64_t other_than(struct copies *x, uint64_t first, uint64_t last)
+{
+    const struct handle *other = other_at_last(x, first, last);
+    const struct handle *h = other ? NULL : ibx_handle_touched(IBX_HANDLE_MEMORY, first, first);
+    if (h && h->client == ibx_clients_number_of(x))
+        x->isolation.own_memory =
+            (struct ibx_owners_cache){h->value, h->last, atomic_load(&changes)};
+    return other ? other->client : 0;
+}
+
+/* Whether nobody needs to be asked. */
+static bool is_own(struct copies *x, uint64_t first, uint64_t last)
+{
+    const struct ibx_owners_cache *own = &x->isolation.own_memory;
+    return !ibx_clients_number(x) || !ibx_clients_were_several() ||
+           (own->changes == atomic_load(&changes) && first >= own->begin && last <= own->end);
+}
+
+uint64_t ibx_memory_other(struct copies *x, uint64_t address, uint64_t n)
+{
+    const uint64_t last = ibx_range_last(address, n);
+    if (is_own(x, address, last))
+        return 0;
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool unsure = making && !ibx_handle_touched(IBX_HANDLE_MEMORY, address, last);
+    if (unsure)
+        begin_look();
+    const uint64_t other = other_than(x, address, last);
+    if (unsure)
+        end_look();
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return other;
+}
+
+/* Whether CUDA knows of no memory there, of the device or page-locked. */
+static bool is_none(struct copies *x, uint64_t address)
+{
+    unsigned type = 0;
+    void *values[] = {&type};
+    const int rc = ibx_copies_have_cuda(x)
+                       ? x->cuda->pointer_get_attributes(1, &(int){IBX_CUDA_POINTER_MEMORY_TYPE},
+                                                         values, address)
+                       : -1;
+    return rc ? is_no_address(rc) : !type;
+}
+
+uint64_t ibx_memory_not_there(struct copies *x, uint64_t address, uint64_t n)
+{
+    const uint64_t last = ibx_range_last(address, n);
+    if (is_own(x, address, last))
+        return 0;
+    pthread_mutex_lock(&ibx_handles_lock);
+    const uint64_t other = other_than(x, address, last);
+    const bool known = ibx_handle_touched(IBX_HANDLE_MEMORY, address, last);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    if (known)
+        return other;
+    return is_none(x, address) ? IBX_CLIENT_NONE : ibx_memory_other(x, address, n);
+}
+
+/* ------------------------------------------------------------------------ it is given back */
+
+/* Locked. To whom it is open, it is to be closed by. */
+static bool begin(const struct copies *x, struct handle *h, uint64_t address, uint64_t *number)
+{
+    if (h->value != address) /* CUDA refuses it */
+        return true;
+    if (h->ending || ibx_handle_is_apart(x, h))
+        return false;
+    h->ending = true;
+    *number = h->number;
+    return true;
+}
+
+/* Whether an allocation begins there, as far as the driver tells. */
+static bool is_there(struct copies *x, uint64_t address)
+{
+    uint64_t base = address;
+    size_t n;
+    const int rc = x->cuda->mem_get_address_range(&base, &n, address);
+    return rc ? !is_no_address(rc) : base == address;
+}
+
+/* Locked. It is nobody's until it is gone. */
+static void note_unseen(struct handle *made, uint64_t *number)
+{
+    made->client = IBX_CLIENT_NONE;
+    made->of_process = false;
+    made->ending = true;
+    if (enter(made))
+        *number = made->number;
+}
+
+/* Of memory whose maker is not known. */
+static bool begin_unseen(struct copies *x, uint64_t address, uint64_t *number)
+{
+    ibx_copies_begin_context(x);
+    struct handle *made =
+        ibx_copies_have_cuda(x) ? ibx_handle_new(x, IBX_HANDLE_MEMORY, address) : NULL;
+    if (!made)
+        return true;
+    pthread_mutex_lock(&ibx_handles_lock);
+    begin_look();
+    pthread_mutex_unlock(&ibx_handles_lock);
+    const bool there = is_there(x, address);
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_touched(IBX_HANDLE_MEMORY, address, address);
+    const bool may = h ? begin(x, h, address, number) : there;
+    if (may && !h)
+        note_unseen(made, number);
+    else
+        free(made);
+    end_look();
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return may;
+}
+
+bool ibx_memory_free_begin(struct copies *x, uint64_t address, uint64_t *number)
+{
+    *number = 0;
+    ibx_clients_number(x);
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_touched(IBX_HANDLE_MEMORY, address, address);
+    const bool may = h && begin(x, h, address, number);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return h ? may : begin_unseen(x, address, number);
+}
+
+void ibx_memory_free_end(uint64_t address, uint64_t number, bool freed)
+{
+    if (!number)
+        return;
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_touched(IBX_HANDLE_MEMORY, address, address);
+    const bool same = h && h->number == number; /* otherwise the address is another one's already */
+    if (waiting)
+        pthread_cond_broadcast(&changed);
+    if (same && ((freed && !h->of_graph) || h->client == IBX_CLIENT_NONE)) {
+        ibx_handle_drop(h);
+        atomic_fetch_add(&changes, 1);
+    } else if (same) {
+        h->ending = false;
+    }
+    pthread_mutex_unlock(&ibx_handles_lock);
+}

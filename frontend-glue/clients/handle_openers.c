@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What another client has opened (own_requests/ipc.c) is that one's when its client has gone. */
+#include "frontend-glue/clients/handle_lists.h"
+
+#include <stdlib.h>
+
+#define OPENERS 8u /* it is looked how many of so many are still there, and of twice as many */
+
+/* Locked. Memory that is there for long may be opened by very many clients that come and go. */
+static void forget_openers(struct handle *h)
+{
+    unsigned left = 0;
+    for (unsigned i = 0; i < h->opener_count; i++) {
+        if (ibx_clients_has(h->openers[i].client))
+            h->openers[left++] = h->openers[i];
+    }
+    h->opener_count = left;
+}
+
+/* Locked. False: no memory. */
+static bool open_for(struct handle *h, uint64_t client)
+{
+    unsigned i = 0;
+    while (i < h->opener_count && h->openers[i].client != client)
+        i++;
+    if (i == h->opener_count && i >= OPENERS && !(i & (i - 1))) {
+        forget_openers(h);
+        i = h->opener_count;
+    }
+    if (i == h->opener_count) {
+        struct opener *more = realloc(h->openers, (i + 1) * sizeof(*more));
+        if (!more)
+            return false;
+        h->openers = more;
+        h->openers[h->opener_count++] = (struct opener){.client = client};
+    }
+    h->openers[i].times++;
+    h->was_open = true;
+    return true;
+}
+
+bool ibx_handle_is_open(const struct handle *h, uint64_t client)
+{
+    unsigned i = 0;
+    while (i < h->opener_count && h->openers[i].client != client)
+        i++;
+    return i < h->opener_count;
+}
+
+static bool is_there(const struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool is = ibx_handle_of_tenant(x, kind, value);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t client = ibx_clients_number(x);
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_of_tenant(x, kind, value);
+    const bool own = h && h->client == client && !h->heir_of && !h->theirs;
+    const bool done = h && (!client || own || open_for(h, client));
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return done;
+}
+
+bool ibx_handles_open_theirs(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                             bool *again)
+{
+    *again = is_there(x, kind, value);
+    if (*again)
+        return ibx_handles_open(x, kind, value);
+    if (!ibx_handles_add(x, kind, value))
+        return false;
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_find(x, kind, value);
+    if (h)
+        h->theirs = true;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    if (ibx_handles_open(x, kind, value))
+        return true;
+    ibx_handles_remove(x, kind, value);
+    return false;
+}
+
+bool ibx_handles_opened_by(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t client = ibx_clients_number(x);
+    unsigned i = 0;
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *h = ibx_handle_find(x, kind, value);
+    while (h && i < h->opener_count && h->openers[i].client != client)
+        i++;
+    const bool by = h && i < h->opener_count;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return by;
+}
+
+bool ibx_handles_there(enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool there = ibx_handle_of_any(kind, value);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return there;
+}
+
+void ibx_handles_expose(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_find(x, kind, value);
+    if (h)
+        h->was_open = true;
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+/* Locked. Whether it is another client's from now on. */
+bool ibx_handle_passes_on(struct handle *h)
+{
+    for (; h->opener_count; h->opener_count--) {
+        const uint64_t opener = h->openers[h->opener_count - 1].client;
+        if (opener == h->client || !ibx_clients_has(opener))
+            continue;
+        h->heir_of = h->heir_of ? h->heir_of : h->client;
+        ibx_handle_set_client(h, opener);
+        return true;
+    }
+    return false;
+}
+
+/* Locked. Whether that was the last time. */
+static bool close_for(struct handle *h, uint64_t client)
+{
+    unsigned i = 0;
+    while (i < h->opener_count && h->openers[i].client != client)
+        i++;
+    if (i == h->opener_count || --h->openers[i].times)
+        return false;
+    h->openers[i] = h->openers[--h->opener_count];
+    return true;
+}
+
+bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t client = ibx_clients_number(x);
+    uint64_t nobody = 0;
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = client ? ibx_handle_of_tenant(x, kind, value) : NULL;
+    const bool last = h && close_for(h, client) && h->client == client &&
+                      (h->heir_of || h->theirs) && !ibx_handle_passes_on(h);
+    const bool theirs = last && h->theirs;
+    if (last && !theirs) {
+        nobody = h->heir_of;
+        ibx_handle_set_client(h, nobody);
+        h->heir_of = 0;
+    }
+    pthread_mutex_unlock(&ibx_handles_lock);
+    if (nobody)
+        ibx_client_ends_add(nobody, &(struct ibx_client_name){"a client"});
+    return theirs;
+}

@@ -1,0 +1,621 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Handles that requests of our own have returned. CUDA takes that of an array or a pool for an
+ * address in this process, so one that was made up, or is of another kind, would end it. A tenant
+ * names its own only, as what it is, and a program those that it has made or opened, as far as it
+ * is known which process it is. Memory is here for whose it is (handle_memory.c); streams and
+ * events are for named_streams.c, too.
+ *
+ * A request holds what it names until it is over, and what that belongs to: another session of the
+ * tenant's that gives it back meanwhile waits. So does one that names the same graph: CUDA does not
+ * keep two threads apart that are in one, natively the program does, and here a client that did not
+ * would damage the back end of all. One that changes what was made of a graph, or what a library's
+ * handle is of, has that alone.
+ *
+ * What graphs count as: handle_sizes.c; what other clients have opened: handle_openers.c; memory:
+ * handle_memory.c; what a client leaves: handle_ends.c.
+ */
+#include "frontend-glue/clients/handle_lists.h"
+
+#include "common/clock.h"
+
+#include <pthread.h>
+#include <search.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define HELD_MS 10000u /* that who gives something back waits for those who use it */
+
+pthread_mutex_t ibx_handles_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
+static void *tree;
+#define CLIENT_BUCKETS 8192u
+#define GRAPH_BUCKETS  8192u
+static struct handle *of_kind[KINDS], *of_client[CLIENT_BUCKETS], *of_graph[GRAPH_BUCKETS];
+static uint64_t numbers;
+static atomic_uint there[KINDS]; /* so many: of what there is none nobody waits for the lock */
+static atomic_uint gone;         /* streams and events */
+
+/* Those that touch are equal: so a search finds one. */
+static int compare(const void *a, const void *b)
+{
+    const struct handle *left = a, *right = b;
+    const int kinds = (left->kind > right->kind) - (left->kind < right->kind);
+    return kinds ? kinds : (left->value > right->last) - (left->last < right->value);
+}
+
+struct handle *ibx_handle_touched(enum ibx_handle_kind kind, uint64_t value, uint64_t last)
+{
+    const struct handle wanted = {.kind = kind, .value = value, .last = last};
+    struct handle *const *found = tfind(&wanted, &tree, compare);
+    return found ? *found : NULL;
+}
+
+struct handle *ibx_handle_of_any(enum ibx_handle_kind kind, uint64_t value)
+{
+    struct handle *h = ibx_handle_touched(kind, value, value);
+    return h && h->value == value ? h : NULL;
+}
+
+struct handle *ibx_handle_of_tenant(const struct copies *x, enum ibx_handle_kind kind,
+                                    uint64_t value)
+{
+    struct handle *h = ibx_handle_of_any(kind, value);
+    return h && (!h->tenant || h->tenant == x->isolation.tenant) ? h : NULL;
+}
+
+bool ibx_handle_is_apart(const struct copies *x, const struct handle *h)
+{
+    return h->of_process && h->client != ibx_clients_number_of(x) &&
+           ibx_clients_apart(x, h->client);
+}
+
+/* A device's own pool is all clients'. */
+static bool may_name(const struct copies *x, const struct handle *h)
+{
+    return h->kind == IBX_HANDLE_POOL || ibx_handle_is_open(h, ibx_clients_number_of(x)) ||
+           !ibx_handle_is_apart(x, h);
+}
+
+struct handle *ibx_handle_find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    struct handle *h = ibx_handle_of_tenant(x, kind, value);
+    return h && may_name(x, h) ? h : NULL;
+}
+
+/* ----------------------------------------------------------------------------- lists; locked */
+
+static void link_in(struct handle *h, enum handle_list list, struct handle **head)
+{
+    h->in[list].next = *head;
+    h->in[list].at = head;
+    if (*head)
+        (*head)->in[list].at = &h->in[list].next;
+    *head = h;
+}
+
+static void link_out(struct handle *h, enum handle_list list)
+{
+    *h->in[list].at = h->in[list].next;
+    if (h->in[list].next)
+        h->in[list].next->in[list].at = h->in[list].at;
+}
+
+struct handle **ibx_handle_list_of_client(uint64_t client, unsigned kind)
+{
+    return &of_client[(client * KINDS + kind) % CLIENT_BUCKETS];
+}
+
+static struct handle **list_of_graph(uint64_t graph)
+{
+    return &of_graph[(graph >> 4 ^ graph >> 16 ^ graph >> 28) % GRAPH_BUCKETS];
+}
+
+void ibx_handle_set_client(struct handle *h, uint64_t client)
+{
+    link_out(h, OF_CLIENT);
+    h->client = client;
+    link_in(h, OF_CLIENT, ibx_handle_list_of_client(client, h->kind));
+}
+
+void ibx_handle_set_graph(struct handle *h, uint64_t graph)
+{
+    if (h->of)
+        link_out(h, OF_GRAPH);
+    h->of = graph;
+    if (graph)
+        link_in(h, OF_GRAPH, list_of_graph(graph));
+}
+
+/* One that is not in the lists yet. */
+static void link_all(struct handle *h)
+{
+    atomic_fetch_add(&there[h->kind], 1);
+    link_in(h, OF_KIND, &of_kind[h->kind]);
+    link_in(h, OF_CLIENT, ibx_handle_list_of_client(h->client, h->kind));
+    if (h->of)
+        link_in(h, OF_GRAPH, list_of_graph(h->of));
+}
+
+static void free_handle(struct handle *h)
+{
+    free(h->openers);
+    free(h);
+}
+
+void ibx_handle_drop(struct handle *h)
+{
+    atomic_fetch_sub(&there[h->kind], 1);
+    link_out(h, OF_KIND);
+    link_out(h, OF_CLIENT);
+    if (h->of)
+        link_out(h, OF_GRAPH);
+    tdelete(h, &tree, compare);
+    ibx_handle_count_as(h, NULL);
+    if (h->kind == IBX_HANDLE_STREAM || h->kind == IBX_HANDLE_EVENT)
+        atomic_fetch_add(&gone, 1);
+    h->gone = true;
+    if (!h->holders)
+        free_handle(h);
+}
+
+/* Locked. What it is of, and goes with; NULL: of nothing. */
+static struct handle *whole_of(const struct copies *x, const struct handle *h)
+{
+    const enum ibx_handle_kind kind =
+        h->kind == IBX_HANDLE_ARRAY ? IBX_HANDLE_MIPMAP : IBX_HANDLE_GRAPH;
+    return h->of && h->kind != IBX_HANDLE_EXEC ? ibx_handle_find(x, kind, h->of) : NULL;
+}
+
+/* Locked. False: the request names too much. */
+static bool hold(struct copies *x, struct handle *h)
+{
+    unsigned i = 0;
+    while (i < x->held_count && x->held[i] != h)
+        i++;
+    if (i == IBX_HANDLES_HELD)
+        return false;
+    if (i < x->held_count)
+        return true;
+    h->holders++;
+    x->held[x->held_count++] = h;
+    if (h->kind == IBX_HANDLE_GRAPH)
+        h->user = x;
+    struct handle *whole = whole_of(x, h);
+    return !whole || hold(x, whole);
+}
+
+/* Locked, and not while it waits, for other requests with the same graph. NULL: there is none of
+ * that value, or that takes too long. */
+static struct handle *find_free(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    const struct timespec until = ibx_timespec_of(deadline);
+    for (;;) {
+        struct handle *found = ibx_handle_find(x, kind, value), *whole = found;
+        while (whole && (!whole->user || whole->user == x))
+            whole = whole_of(x, whole);
+        if (!whole || ibx_now_ns() >= deadline)
+            return whole ? NULL : found;
+        pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
+    }
+}
+
+/* Locked. */
+static void release(struct handle *h)
+{
+    h->user = NULL;
+    if (!--h->holders && h->gone)
+        free_handle(h);
+    pthread_cond_broadcast(&let_go);
+}
+
+void ibx_handles_let_go(struct copies *x)
+{
+    if (!x->held_count)
+        return;
+    pthread_mutex_lock(&ibx_handles_lock);
+    while (x->held_count)
+        release(x->held[--x->held_count]);
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+/* Locked. What had this handle, and it was not seen to end. */
+static void renew(struct handle *h, const struct handle *made)
+{
+    ibx_handle_count_as(h, NULL);
+    h->tenant = made->tenant;
+    h->gpu = made->gpu;
+    h->weight = made->weight;
+    h->nodes = made->nodes;
+    h->level = made->level;
+    h->depth = made->depth;
+    ibx_handle_count_as(h, made->tenant);
+    h->context = made->context;
+    h->stream = 0;
+    h->of_process = made->of_process;
+    h->opener_count = 0;
+    h->heir_of = 0;
+    h->theirs = false;
+    h->of_handler = made->of_handler;
+    ibx_handle_set_client(h, made->client);
+    ibx_handle_set_graph(h, made->of);
+}
+
+struct handle *ibx_handle_new(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    void *context = NULL;
+    struct handle *made = malloc(sizeof(*made));
+    if (!made)
+        return NULL;
+    if (ibx_copies_have_cuda(x) && x->cuda->ctx_get_current(&context))
+        context = NULL;
+    *made = (struct handle){.kind = kind,
+                            .value = value,
+                            .last = value,
+                            .client = ibx_clients_number(x),
+                            .of_process = ibx_clients_is_process(x),
+                            .context = context,
+                            .gpu = kind == IBX_HANDLE_EXEC ? ibx_room_gpu(x) : 0,
+                            .depth = 1,
+                            .weight = 1,
+                            .nodes = 1,
+                            .tenant = kind == IBX_HANDLE_POOL ? NULL : x->isolation.tenant};
+    return made;
+}
+
+bool ibx_handle_enter(struct handle *made)
+{
+    struct handle *const *at = tsearch(made, &tree, compare);
+    if (!at || *at != made) {
+        free(made);
+        return false;
+    }
+    made->number = ++numbers;
+    link_all(made);
+    ibx_handle_count_as(made, made->tenant);
+    return true;
+}
+
+/* Takes it. `listed`: it may be there already. */
+static bool add(struct handle *made, bool listed)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *const *at = tsearch(made, &tree, compare);
+    const bool is_new = at && *at == made;
+    if (at && !listed)
+        (*at)->number = ++numbers;
+    if (is_new) {
+        link_all(made);
+        ibx_handle_count_as(made, made->tenant);
+    } else if (at) { /* a pool, or one whose end was not seen */
+        renew(*at, made);
+    }
+    pthread_mutex_unlock(&ibx_handles_lock);
+    if (!is_new)
+        free(made);
+    return at;
+}
+
+/* `weight`: what a node counts as, in its graph. */
+bool ibx_handle_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
+                    uint64_t weight, bool listed)
+{
+    struct handle *made = ibx_handle_new(x, kind, value);
+    if (!made)
+        return false;
+    made->of = of;
+    made->weight = weight;
+    return add(made, listed);
+}
+
+bool ibx_handles_add_of_handler(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    struct handle *made = ibx_handle_new(x, kind, value);
+    if (!made)
+        return false;
+    made->of_handler = true;
+    return add(made, false);
+}
+
+bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    return ibx_handle_add(x, kind, value, 0, 1, false);
+}
+
+bool ibx_handles_add_level(struct copies *x, uint64_t array, uint64_t mipmap)
+{
+    return ibx_handle_add(x, IBX_HANDLE_ARRAY, array, mipmap, 1, false);
+}
+
+bool ibx_handles_is_level(struct copies *x, uint64_t array)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_ARRAY, array);
+    const bool is = found && found->of;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph)
+{
+    return ibx_handle_add(x, IBX_HANDLE_NODE, node, graph, 1, true);
+}
+
+/* Locked, and not while it waits, for other requests with it, such as what is launched: on an H100
+ * one that changes it beside a launch breaks the context (error 719). */
+static bool hold_alone(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    const struct timespec until = ibx_timespec_of(deadline);
+    for (;;) {
+        struct handle *found = ibx_handle_find(x, kind, value);
+        const bool has = found && (!found->holders || found->user == x);
+        if (has && hold(x, found))
+            found->user = x;
+        if (!found || has || ibx_now_ns() >= deadline)
+            return has && found->user == x;
+        pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
+    }
+}
+
+bool ibx_handles_change(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool known = hold_alone(x, kind, value);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return known;
+}
+
+void ibx_handles_select(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                        uint64_t stream)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = ibx_handle_find(x, kind, value);
+    if (found)
+        found->stream = stream;
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+bool ibx_handles_is_of_handler(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, kind, value);
+    const bool is = found && found->of_handler;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+uint64_t ibx_handles_selected(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, kind, value);
+    const uint64_t stream = found ? found->stream : 0;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return stream;
+}
+
+bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool known = hold_alone(x, IBX_HANDLE_EXEC, exec);
+    struct handle *found = known ? find_free(x, IBX_HANDLE_NODE, node) : NULL;
+    const struct handle *made = found ? ibx_handle_find(x, IBX_HANDLE_EXEC, exec) : NULL;
+    const bool has = made && made->user == x && made->of && made->of == found->of &&
+                     found->number < made->number && hold(x, found);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return has;
+}
+
+/* Locked. Graphs of its conditional nodes go as well, each with what is in it. */
+static void forget_nodes(uint64_t graph)
+{
+    struct handle **list = list_of_graph(graph);
+    for (struct handle *h = *list, *next; h; h = next) {
+        next = h->in[OF_GRAPH].next;
+        if (h->of == graph && (h->kind == IBX_HANDLE_NODE || h->kind == IBX_HANDLE_CONDITION))
+            ibx_handle_drop(h);
+        else if (h->of == graph && h->kind == IBX_HANDLE_EXEC)
+            ibx_handle_set_graph(h, 0);
+    }
+    for (struct handle *h = *list; h;) {
+        const uint64_t body = h->of == graph && h->kind == IBX_HANDLE_GRAPH ? h->value : 0;
+        if (body) {
+            ibx_owners_remove(body, ibx_owners_number(body));
+            ibx_handle_drop(h);
+            forget_nodes(body);
+        }
+        h = body ? *list : h->in[OF_GRAPH].next;
+    }
+}
+
+/* Locked. */
+static void forget_levels(uint64_t mipmap)
+{
+    for (struct handle *h = *list_of_graph(mipmap), *next; h; h = next) {
+        next = h->in[OF_GRAPH].next;
+        if (h->of != mipmap || h->kind != IBX_HANDLE_ARRAY)
+            continue;
+        ibx_owners_remove(h->value, ibx_owners_number(h->value));
+        ibx_handle_drop(h);
+    }
+}
+
+void ibx_handle_forget_parts(enum ibx_handle_kind kind, uint64_t value)
+{
+    if (kind == IBX_HANDLE_GRAPH)
+        forget_nodes(value);
+    else if (kind == IBX_HANDLE_MIPMAP)
+        forget_levels(value);
+}
+
+void ibx_handles_forget_nodes(uint64_t graph)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    forget_nodes(graph);
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+bool ibx_handles_is_within(struct copies *x, uint64_t graph)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
+    const bool is = found && found->of;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+uint64_t ibx_handles_graph_of(struct copies *x, uint64_t node, bool outermost)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_NODE, node);
+    uint64_t graph = found ? found->of : 0;
+    while (outermost && (found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph)) && found->of)
+        graph = found->of;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return graph;
+}
+
+bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = find_free(x, IBX_HANDLE_NODE, node);
+    const bool is = found && found->of == graph && hold(x, found);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+void ibx_handles_forget(const void *context)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    for (unsigned kind = 0; kind < KINDS; kind++) {
+        for (struct handle *h = of_kind[kind], *next; h; h = next) {
+            next = h->in[OF_KIND].next;
+            if (!context || !h->context || h->context == context)
+                ibx_handle_drop(h);
+        }
+    }
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = find_free(x, kind, value);
+    const bool known = found && hold(x, found);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return known;
+}
+
+bool ibx_handles_has(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool has = ibx_handle_find(x, kind, value);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return has;
+}
+
+unsigned ibx_handles_gone_so_far(void)
+{
+    return atomic_load(&gone);
+}
+
+void ibx_handles_gone(struct copies *x, uint64_t value)
+{
+    if (ibx_handles_remove(x, IBX_HANDLE_GRAPH, value))
+        ibx_handles_forget_nodes(value);
+    ibx_handles_remove(x, IBX_HANDLE_EXEC, value);
+    ibx_handles_remove(x, IBX_HANDLE_ARRAY, value);
+}
+
+/* Locked. What the request holds itself is in nobody's way. */
+static void let_go_of(struct copies *x, struct handle *h)
+{
+    for (unsigned i = 0; i < x->held_count; i++) {
+        if (x->held[i] != h)
+            continue;
+        x->held[i] = x->held[--x->held_count];
+        release(h);
+        return;
+    }
+}
+
+bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    if (!atomic_load(&there[kind]))
+        return false;
+    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    const struct timespec until = ibx_timespec_of(deadline);
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = ibx_handle_find(x, kind, value);
+    if (found)
+        let_go_of(x, found);
+    while (found && found->holders && ibx_now_ns() < deadline) {
+        pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
+        found = ibx_handle_find(x, kind, value); /* another one may have given it back */
+    }
+    const bool known = found && !found->holders;
+    if (known && kind == IBX_HANDLE_NODE && found->of)
+        ibx_handle_grow_graph(x, found->of, found->weight, 0, true);
+    if (known && kind == IBX_HANDLE_MIPMAP)
+        forget_levels(value);
+    if (known)
+        ibx_handle_drop(found);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return known;
+}
+
+bool ibx_handles_is_own(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                        const void **context)
+{
+    const uint64_t client = ibx_clients_number(x);
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, kind, value);
+    const bool is = found && client && found->client == client && !found->was_open;
+    if (is)
+        *context = found->context;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+struct handle **ibx_handles_hold_streams(uint64_t client, const void *context, size_t *count)
+{
+    const enum handle_list list = client ? OF_CLIENT : OF_KIND;
+    struct handle *const *head =
+        client ? ibx_handle_list_of_client(client, IBX_HANDLE_STREAM) : &of_kind[IBX_HANDLE_STREAM];
+    size_t i = 0;
+    pthread_mutex_lock(&ibx_handles_lock);
+    for (const struct handle *h = *head; h; h = h->in[list].next)
+        i++;
+    struct handle **held = calloc(i + 1, sizeof(struct handle *));
+    i = 0;
+    for (struct handle *h = *head; held && h; h = h->in[list].next) {
+        if (h->kind != IBX_HANDLE_STREAM || (client && h->client != client) ||
+            (h->context && h->context != context))
+            continue;
+        h->holders++;
+        held[i++] = h;
+    }
+    pthread_mutex_unlock(&ibx_handles_lock);
+    *count = i;
+    return held;
+}
+
+uint64_t ibx_handles_value(const struct handle *held)
+{
+    return held->value;
+}
+
+uint64_t ibx_handles_client(const struct handle *held)
+{
+    return held->client;
+}
+
+void ibx_handles_release(struct handle **held, size_t count)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    for (size_t i = 0; i < count; i++)
+        release(held[i]);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    free(held);
+}

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Page-locked memory of clients, for kernels. Natively kernels reach it at the address that the
+ * program has. Over shm it is a part of a file that both ends map (ibx_shared_allocate()): here an
+ * allocation that a kernel is about to use is mapped once more, at the client's own address, and
+ * pinned there. Copies use the session's mapping (in_place.c), and know nothing of this one.
+ *
+ * Over other paths, and where the client's memory is no part of such a file, pages of this
+ * process's own stand in for it at that address: the client copies between them and its own
+ * (preload's managed_in_place.c).
+ *
+ * A client chooses the address, between IBX_SHARED_FROM and IBX_SHARED_UNTIL; what this process or
+ * another client has there stays, and the client is refused. A map lasts until the client gives it
+ * back, or has no session any more.
+ */
+#include "frontend-glue/clients/clients.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MAPS_MOST 4096u /* of all clients: each takes one of the process's 65530 mappings */
+#define MAPS_EACH (MAPS_MOST / 4) /* of one client */
+#define ENDING_MS 5000u           /* that a new one waits for those which end, and are in its way */
+
+struct ibx_host_map {
+    struct ibx_host_map *next;
+    struct ibx_host_map *next_end; /* of those that end */
+    uint64_t client;               /* its number */
+    uint8_t *base;
+    size_t length;
+    void *context;           /* in which it was pinned */
+    struct ibx_quota *quota; /* that the bytes count in */
+    bool own;                /* pages of this process's, in no file */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct ibx_host_map *maps, *ends; /* the latter are taken out, and not unmapped yet */
+static unsigned count;                   /* of the former */
+
+static bool overlaps(const struct ibx_host_map *m, uint64_t begin, uint64_t length)
+{
+    const uint64_t base = (uintptr_t)m->base;
+    return base < begin + length && begin < base + m->length;
+}
+
+/* Locked. Takes out one of the client's that overlaps these bytes; NULL: there is none. */
+static struct ibx_host_map *take(uint64_t client, uint64_t begin, uint64_t length)
+{
+    for (struct ibx_host_map **at = &maps; *at; at = &(*at)->next) {
+        struct ibx_host_map *m = *at;
+        if (m->client != client || !overlaps(m, begin, length))
+            continue;
+        *at = m->next;
+        count--;
+        m->next_end = ends;
+        ends = m;
+        return m;
+    }
+    return NULL;
+}
+
+static struct ibx_host_map *take_locking(uint64_t client, uint64_t begin, uint64_t length)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_host_map *m = take(client, begin, length);
+    pthread_mutex_unlock(&lock);
+    return m;
+}
+
+static bool put(struct ibx_host_map *m)
+{
+    pthread_mutex_lock(&lock);
+    unsigned own = 0;
+    for (const struct ibx_host_map *other = maps; other; other = other->next)
+        own += other->client == m->client;
+    const bool room = count < MAPS_MOST && own < MAPS_EACH;
+    if (room) {
+        m->next = maps;
+        maps = m;
+        count++;
+    }
+    pthread_mutex_unlock(&lock);
+    return room;
+}
+
+/* A context that is gone, or was reset, has unpinned it. No kernel uses it behind that. */
+static void unpin(struct copies *x, const struct ibx_host_map *m)
+{
+    void *popped = NULL;
+    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_push_current(m->context))
+        return;
+    ibx_frees_begin(x, 0);
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    x->cuda->mem_host_unregister(m->base);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    ibx_frees_end();
+    x->cuda->ctx_pop_current(&popped);
+}
+
+static void unmap(const struct ibx_host_map *m)
+{
+    if (m->base)
+        munmap(m->base, m->length);
+    if (m->quota)
+        ibx_quota_give(m->quota, m->length);
+}
+
+/* One that was taken out. */
+static void end(struct copies *x, struct ibx_host_map *m)
+{
+    unpin(x, m);
+    unmap(m);
+    pthread_mutex_lock(&lock);
+    struct ibx_host_map **at = &ends;
+    while (*at != m)
+        at = &(*at)->next_end;
+    *at = m->next_end;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    free(m);
+}
+
+/* The same of one that the client gives back, while another session of its may copy there. */
+static void end_given_back(struct copies *x, struct ibx_host_map *m)
+{
+    ibx_held_by_unmap(x, (uintptr_t)m->base, m->length);
+    end(x, m);
+    ibx_held_end(x);
+}
+
+/* Locked. */
+static bool is_in_the_way(const struct ibx_host_map_wish *w)
+{
+    const struct ibx_host_map *m = ends;
+    while (m && !overlaps(m, w->address, w->length))
+        m = m->next_end;
+    return m;
+}
+
+/* A client may come again, at the same addresses, while what it had before ends. That may take as
+ * long as its last graph runs, and others do not wait for it. */
+static void wait_for_ends(const struct ibx_host_map_wish *w)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
+    const struct timespec until = ibx_timespec_of(deadline);
+    pthread_mutex_lock(&lock);
+    while (is_in_the_way(w) && ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+    pthread_mutex_unlock(&lock);
+}
+
+/* All at once: a new session of the same process would find what is still in the list in its way,
+ * and not wait for it. */
+struct ibx_host_map *ibx_host_maps_take(uint64_t client)
+{
+    struct ibx_host_map *all = NULL, *m;
+    pthread_mutex_lock(&lock);
+    while ((m = take(client, 0, UINT64_MAX))) {
+        m->next = all;
+        all = m;
+    }
+    pthread_mutex_unlock(&lock);
+    return all;
+}
+
+void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken)
+{
+    for (struct ibx_host_map *m; (m = taken);) {
+        taken = m->next;
+        end(x, m);
+    }
+}
+
+/* -------------------------------------------------------------------------------- a new one */
+
+static int refuse(struct copies *x, const struct ibx_host_map_wish *w, const char *why)
+{
+    if (!x->told_maps)
+        ibx_log(IBX_LOG_WARN,
+                "kernels of %s do not reach its %llu bytes of page-locked memory at %#llx: %s",
+                ibx_session_path(x->s)->peer, (unsigned long long)w->length,
+                (unsigned long long)w->address, why);
+    x->told_maps = true;
+    return CUDA_NOT_SUPPORTED;
+}
+
+static bool is_sound(const struct ibx_host_map_wish *w, uint64_t bytes)
+{
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    return w->length && !(w->address % page) && !(w->length % page) &&
+           w->address >= IBX_SHARED_FROM && w->address < IBX_SHARED_UNTIL &&
+           w->length <= IBX_SHARED_UNTIL - w->address &&
+           (w->own ||
+            (!(w->offset % page) && w->offset <= bytes && w->length <= bytes - w->offset));
+}
+
+/* NULL, or why it cannot be mapped. */
+static const char *map(struct ibx_host_map *m, const struct ibx_host_map_wish *w, int fd)
+{
+    void *wanted = pointer_to(w->address);
+    const int kind = w->own ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    void *there = mmap(wanted, w->length, PROT_READ | PROT_WRITE, kind | MAP_FIXED_NOREPLACE,
+                       w->own ? -1 : fd, w->own ? 0 : (off_t)w->offset);
+    if (there == MAP_FAILED)
+        return strerror(errno);
+    if (there != wanted) { /* a kernel, or a sanitizer, that does not know the flag */
+        munmap(there, w->length);
+        return strerror(EEXIST);
+    }
+    m->base = there;
+    m->length = w->length;
+    madvise(there, w->length, MADV_DONTDUMP);
+    if (w->own)
+        return NULL;
+    return ibx_client_pin_is_whole(there, w->length) ? NULL : "some were never touched";
+}
+
+static const char *pin(struct copies *x, struct ibx_host_map *m)
+{
+    const unsigned flags = IBX_CUDA_HOST_REGISTER_PORTABLE | IBX_CUDA_HOST_REGISTER_DEVICE_MAP;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    const int rc = x->cuda->mem_host_register(m->base, m->length, flags);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    if (rc)
+        return ibx_cuda_error_name(x->cuda, rc);
+    x->cuda->ctx_get_current(&m->context);
+    return NULL;
+}
+
+static int make(struct copies *x, uint64_t client, const struct ibx_host_map_wish *w, int fd)
+{
+    struct ibx_quota *quota = ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_PINS);
+    struct ibx_host_map *m = calloc(1, sizeof(*m));
+    if (!m)
+        return refuse(x, w, "no memory");
+    m->client = client;
+    m->own = w->own;
+    const char *why = map(m, w, fd);
+    if (!why && !ibx_quota_take(quota, m->length))
+        why = "that is more than rdma.pins and rdma.tenant_share allow";
+    else if (!why)
+        m->quota = quota;
+    if (!why)
+        why = pin(x, m);
+    if (!why && put(m))
+        return 0;
+    if (!why)
+        unpin(x, m);
+    unmap(m);
+    free(m);
+    return refuse(x, w, why ? why : "too many are mapped, for it or for all clients");
+}
+
+/* Locked. NULL: there is none. */
+static struct ibx_host_map *same(uint64_t client, const struct ibx_host_map_wish *w)
+{
+    struct ibx_host_map *m = maps;
+    while (m &&
+           !(m->client == client && (uintptr_t)m->base == w->address && m->length == w->length))
+        m = m->next;
+    return m;
+}
+
+/* It is there already, and is what a reset, of a client that was alone, has left of it. The driver
+ * is asked without the lock: it may keep this thread for long, and a client that ends takes it. */
+static bool is_there(struct copies *x, uint64_t client, const struct ibx_host_map_wish *w)
+{
+    unsigned flags;
+    pthread_mutex_lock(&lock);
+    const bool known = same(client, w);
+    pthread_mutex_unlock(&lock);
+    return known && !x->cuda->mem_host_get_flags(&flags, pointer_to(w->address));
+}
+
+/* Pages of this process's own that a reset has unpinned: the client's bytes are in them. Taken out
+ * meanwhile, they cannot go. False: there are none, or they cannot be pinned. */
+static bool pin_again(struct copies *x, uint64_t client, const struct ibx_host_map_wish *w)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_host_map *m = same(client, w);
+    m = m && m->own ? take(client, w->address, w->length) : NULL;
+    pthread_mutex_unlock(&lock);
+    if (!m)
+        return false;
+    const bool pinned = !pin(x, m);
+    if (!pinned) {
+        end(x, m);
+        return false;
+    }
+    pthread_mutex_lock(&lock);
+    struct ibx_host_map **at = &ends;
+    while (*at != m)
+        at = &(*at)->next_end;
+    *at = m->next_end;
+    m->next = maps;
+    maps = m;
+    count++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return true;
+}
+
+bool ibx_host_maps_hold(struct copies *x, uint64_t address, uint64_t n)
+{
+    const uint64_t client = ibx_clients_number(x);
+    pthread_mutex_lock(&lock);
+    const struct ibx_host_map *m = maps;
+    while (m && (m->client != client || address - (uintptr_t)m->base >= m->length))
+        m = m->next;
+    const bool whole = m && n <= m->length - (address - (uintptr_t)m->base);
+    pthread_mutex_unlock(&lock);
+    return whole;
+}
+
+int ibx_host_maps_make(struct copies *x, const struct ibx_host_map_wish *w)
+{
+    uint64_t bytes = 0, process_namespace;
+    const uint64_t client = ibx_clients_number(x);
+    const int fd = w->own ? -1 : ibx_shared_of_peer(ibx_session_conn(x->s), &bytes);
+    if ((fd < 0 && !w->own) || !client || !ibx_copies_begin_context(x))
+        return refuse(x, w, "they are not shared with the back end");
+    if (!ibx_session_process(x->s, &process_namespace))
+        return refuse(x, w,
+                      "the client did not say which process it is, since "
+                      "rdma.resume_seconds is 0 at one end");
+    if (!is_sound(w, bytes))
+        return refuse(x, w, "this is not where such memory may be");
+    if (is_there(x, client, w) || (w->own && pin_again(x, client, w)))
+        return 0;
+    for (struct ibx_host_map *m; (m = take_locking(client, w->address, w->length));)
+        end_given_back(x, m); /* of before */
+    wait_for_ends(w);
+    return make(x, client, w, fd);
+}
+
+void ibx_host_maps_give_back(struct copies *x, uint64_t address)
+{
+    const uint64_t client = ibx_clients_number(x);
+    for (struct ibx_host_map *m; client && (m = take_locking(client, address, 1));)
+        end_given_back(x, m);
+}

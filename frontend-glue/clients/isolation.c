@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What keeps the tenants of one back end apart, as far as GVirtuS's requests tell, and what a
+ * client may make the back end hold.
+ *
+ * A request that names another tenant's memory is left to GVirtuS's handler, as every request in
+ * doubt, but it reads an address there that CUDA refuses: so exit code and cudaGetLastError are the
+ * runtime's own.
+ */
+#include "frontend-glue/clients/clients.h"
+
+#include "common/log.h"
+#include "frontend-glue/handlers/named_memory.h"
+#include "frontend-glue/handlers/request_shapes.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------- beginning and end */
+
+static struct ibx_tenant *tenant_of(const struct copies *x, const struct ibx_path *path)
+{
+    const unsigned chunks = (unsigned)(x->options.memory / IBX_PINNED_STRIDE);
+    return ibx_tenant_get(path->name, &x->options.limits, chunks);
+}
+
+/* GVirtuS gives each connection a thread before it is a session. */
+int ibx_isolation_admit(struct copies *x, const struct ibx_path *path, struct ibx_error *err)
+{
+    struct isolation *i = &x->isolation;
+    i->tenant = tenant_of(x, path);
+    if (!i->tenant)
+        return ibx_error_set(err, -ENOMEM, "no memory to note who %s is", path->peer);
+    if (!ibx_descriptors_left(i->tenant, &x->options.limits))
+        return ibx_error_set(
+            err, -EDQUOT,
+            "%s of tenant \"%s\" is turned away: the connections of that name have "
+            "as many descriptors of this process as rdma.tenant_share allows: "
+            "raise its limit (ulimit -n)",
+            path->peer, path->name);
+    i->setting_up = ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_SETUPS), 1);
+    if (!i->setting_up)
+        return ibx_error_set(err, -EDQUOT,
+                             "%s of tenant \"%s\" is turned away: as many connections are being "
+                             "set up as rdma.sessions and rdma.tenant_share allow",
+                             path->peer, path->name);
+    return 0;
+}
+
+static void set_up(struct isolation *i)
+{
+    if (i->setting_up)
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SETUPS), 1);
+    i->setting_up = false;
+}
+
+int ibx_isolation_begin(struct copies *x)
+{
+    struct isolation *i = &x->isolation;
+    const struct ibx_path *path = ibx_session_path(x->s);
+    set_up(i);
+    *i = (struct isolation){.tenant = tenant_of(x, path)};
+    if (!i->tenant)
+        return ibx_session_fail(x->s, -ENOMEM, "no memory to note who %s is", path->peer);
+    i->on = path->name[0] && !x->options.limits.shared;
+    i->limited = x->options.limits.device;
+    i->counted = ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
+    if (!i->counted)
+        return ibx_session_fail(x->s, -EDQUOT,
+                                "%s of tenant \"%s\" gets no session: there are as many as "
+                                "rdma.sessions and rdma.tenant_share allow",
+                                path->peer, path->name);
+    ibx_clients_join(x);
+    x->pins.quota = ibx_tenant_quota(i->tenant, IBX_HOLD_PINS);
+    ibx_turn_join(&x->turn, path->name[0] ? ibx_tenant_everywhere(i->tenant) : NULL,
+                  ibx_share_of(&x->options.limits, path->name));
+    return 0;
+}
+
+void ibx_isolation_end(struct copies *x)
+{
+    struct isolation *i = &x->isolation;
+    ibx_turn_leave(&x->turn);
+    set_up(i);
+    ibx_room_end(&x->handler.exec_room);
+    ibx_clients_leave(x);
+    if (i->counted)
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
+    if (i->held && !ibx_session_abandoned(x->s))
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), i->held);
+    if (i->refused > 1)
+        ibx_log(IBX_LOG_WARN, "%s of tenant \"%s\" named memory of others in %lu requests",
+                ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), i->refused);
+    ibx_memory_free_end(i->given, i->given_number, true);
+    ibx_memory_make_end(x);
+    i->counted = false;
+    i->held = i->refused = i->given = i->given_number = 0;
+    i->reserved = 0; /* not given back: an allocation without a reply may have been made */
+}
+
+/* Nothing but a client's mistake, mostly. */
+static void tell_of_program(struct copies *x, uint64_t owner)
+{
+    struct isolation *i = &x->isolation;
+    struct ibx_client_name own = {"a client"}, other = {"another client"};
+    if (owner == IBX_CLIENT_NONE || i->refused++)
+        return;
+    ibx_clients_name(ibx_clients_number(x), &own);
+    ibx_clients_name(owner, &other);
+    ibx_log(IBX_LOG_WARN,
+            "%s names memory of %s, as with a pointer to what it has freed: refused, natively that "
+            "is an error, too",
+            own.text, other.text);
+}
+
+static bool tenant_may_use(struct copies *x, uint64_t address, uint64_t n)
+{
+    struct isolation *i = &x->isolation;
+    return !i->on || !ibx_tenants_several() ||
+           !ibx_owners_other_cached(i->tenant, &i->owned, address, n);
+}
+
+bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n)
+{
+    const uint64_t other = ibx_memory_other(x, address, n);
+    if (other)
+        tell_of_program(x, other);
+    return !other && tenant_may_use(x, address, n);
+}
+
+bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n)
+{
+    const uint64_t other = ibx_memory_not_there(x, address, n);
+    if (other)
+        tell_of_program(x, other);
+    return !other && tenant_may_use(x, address, n);
+}
+
+bool ibx_isolation_own(struct copies *x, uint64_t handle)
+{
+    void *context = NULL;
+    return !x->isolation.on || (ibx_copies_have_cuda(x) && !x->cuda->ctx_get_current(&context) &&
+                                ibx_owners_add(x->isolation.tenant, handle, 1, context, 0));
+}
+
+uint64_t ibx_isolation_owned(const struct copies *x, uint64_t handle)
+{
+    return x->isolation.on ? ibx_owners_number(handle) : 0;
+}
+
+/* --------------------------------------------------------------------------- requests */
+
+/* GVirtuS keeps its buffer for requests, as long as the longest was, until the session ends. */
+static int note_length(struct copies *x, uint64_t length)
+{
+    struct isolation *i = &x->isolation;
+    if (length <= i->held)
+        return 0;
+    if (!ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), length - i->held))
+        return ibx_session_fail(x->s, -EDQUOT,
+                                "%s sends a request of %llu bytes: with the others that is more "
+                                "than rdma.requests and rdma.tenant_share allow",
+                                ibx_session_path(x->s)->peer, (unsigned long long)length);
+    i->held = length;
+    return 0;
+}
+
+static void tell_of_tenant(struct copies *x, const struct ibx_tenant *owner)
+{
+    struct isolation *i = &x->isolation;
+    if (!i->refused++)
+        ibx_log(IBX_LOG_WARN,
+                "%s of tenant \"%s\" names memory of tenant \"%s\" in %s: refused "
+                "(rdma.tenants : isolated)",
+                ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), ibx_tenant_name(owner),
+                x->requests.name);
+}
+
+/* Whether any of it is another tenant's. */
+static bool is_of_tenant(struct copies *x, const struct ibx_named *named, unsigned count)
+{
+    const struct isolation *i = &x->isolation;
+    const struct ibx_tenant *owner = NULL;
+    for (unsigned k = 0; k < count && !owner && i->on && ibx_tenants_several(); k++) {
+        if (named[k].address)
+            owner = ibx_owners_other(i->tenant, named[k].address, named[k].n);
+    }
+    if (owner)
+        tell_of_tenant(x, owner);
+    return owner;
+}
+
+/* Whether any of it is another program's, or no memory at all. */
+static bool is_of_program(struct copies *x, const struct ibx_named *named, unsigned count)
+{
+    uint64_t owner = 0;
+    for (unsigned k = 0; k < count && !owner; k++) {
+        if (named[k].address && !named[k].array && !named[k].handle)
+            owner = ibx_memory_not_there(x, named[k].address, named[k].n);
+    }
+    if (owner)
+        tell_of_program(x, owner);
+    return owner;
+}
+
+/* The handler is about to give memory back. False: it must not. */
+static bool may_give_back(struct copies *x, uint64_t address)
+{
+    struct isolation *i = &x->isolation;
+    if (!address || x->options.mode == IBX_GPU_OFF || x->handler.made != MADE_ENDS ||
+        x->handler.made_kind != IBX_HANDLE_MEMORY)
+        return true;
+    if (!ibx_memory_free_begin(x, address, &i->given_number))
+        return false;
+    i->given = address;
+    ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, address);
+    return true;
+}
+
+/* What the request allocates counts before it is there; what is too much CUDA itself refuses. */
+static void reserve(struct copies *x, uint8_t *body, size_t n)
+{
+    struct isolation *i = &x->isolation;
+    const uint64_t bytes = ibx_naming_allocation(x->requests.name, body, n);
+    bool taken;
+    while (!(taken = ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_DEVICE), bytes)) &&
+           ibx_client_ends_wait()) {
+    }
+    if (taken) {
+        i->reserved = bytes;
+        return;
+    }
+    ibx_naming_enlarge(x->requests.name, body, n);
+    if (!i->told_full)
+        ibx_log(IBX_LOG_WARN,
+                "%s of tenant \"%s\" gets no %llu bytes of GPU memory by %s: with the others that "
+                "is more than rdma.device_memory and rdma.tenant_share allow",
+                ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), (unsigned long long)bytes,
+                x->requests.name);
+    i->told_full = true;
+}
+
+/* What could not be noted as the tenant's would be anybody's: CUDA refuses it, as above. */
+static bool refuse_ownerless(struct copies *x, uint8_t *body, size_t n)
+{
+    struct isolation *i = &x->isolation;
+    if (!i->on || ibx_quota_left(ibx_tenant_quota(i->tenant, IBX_HOLD_ALLOCATIONS)))
+        return false;
+    ibx_naming_enlarge(x->requests.name, body, n);
+    if (!i->told_crowd)
+        ibx_log(
+            IBX_LOG_WARN,
+            "clients of tenant \"%s\" get no GPU memory by %s: they have as many allocations as "
+            "are kept from other tenants: free some",
+            ibx_tenant_name(i->tenant), x->requests.name);
+    i->told_crowd = true;
+    return true;
+}
+
+/* Whether it is an asynchronous copy from or to the host, in a stream that is being captured. The
+ * handler would put an address of its heap into the graph, and free it. */
+static bool captures_heap(struct copies *x, const uint8_t *body, size_t n)
+{
+    int capturing = 0;
+    if (!ibx_copies_captures() || strcmp(x->requests.name, "cudaMemcpyAsync") != 0 || n < 12 ||
+        !ibx_copies_have_cuda(x))
+        return false;
+    struct ibx_reader r = ibx_reader_of(body + n - 12, 12);
+    const uint32_t kind = ibx_get_u32(&r);
+    const uint64_t stream = ibx_get_u64(&r);
+    return (kind == IBX_FRAME_H2D || kind == IBX_FRAME_D2H) && stream > 1 &&
+           !x->cuda->stream_is_capturing((void *)(uintptr_t)stream, &capturing) && capturing;
+}
+
+static void tell_of_capture(const struct copies *x)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s captures a copy between host and device, of which GVirtuS would make one with "
+                "memory of this back end that it frees: refused; preload libibx-frontend.so",
+                ibx_session_path(x->s)->peer);
+}
+
+/* Whether the handler must not have what is named, which is said. It gives back the first one, or
+ * nothing. */
+static bool refuses(struct copies *x, const struct ibx_named *named, unsigned count, bool frees,
+                    const uint8_t *body, size_t n)
+{
+    if (is_of_tenant(x, named, count) || is_of_program(x, named, count) ||
+        (frees && !may_give_back(x, named[0].address)))
+        return true;
+    const bool captures = captures_heap(x, body, n);
+    if (captures)
+        tell_of_capture(x);
+    return captures;
+}
+
+static void spoil_arrays(struct copies *x, const struct ibx_named *named, unsigned count,
+                         uint8_t *body, size_t n)
+{
+    for (unsigned k = 0; k < count && x->options.mode != IBX_GPU_OFF; k++) {
+        if (!named[k].array || ibx_named_array(x, named[k].address))
+            continue;
+        ibx_naming_spoil(&named[k], body, n);
+        ibx_named_tell(x);
+    }
+}
+
+static int inspect(struct copies *x, uint8_t *body, size_t n)
+{
+    struct isolation *i = &x->isolation;
+    const struct ibx_quota *most = ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS);
+    struct ibx_named named[IBX_NAMED_MAX];
+    enum ibx_naming_role role;
+    const unsigned count = ibx_naming_find(x->requests.name, body, n, &role, named);
+    for (unsigned k = 0; k < count; k++) {
+        if (named[k].reply > atomic_load(&most->most))
+            return ibx_session_fail(x->s, -EDQUOT,
+                                    "%s asks for a reply of %llu bytes: that is more than "
+                                    "rdma.requests and rdma.tenant_share allow",
+                                    ibx_session_path(x->s)->peer,
+                                    (unsigned long long)named[k].reply);
+    }
+    spoil_arrays(x, named, count, body, n);
+    const bool frees = count && role == IBX_NAMING_FREES;
+    /* A level goes with its mipmapped array. */
+    if ((frees && ibx_handles_is_level(x, named[0].address)) ||
+        refuses(x, named, count, frees, body, n)) {
+        for (unsigned k = 0; k < count; k++)
+            ibx_naming_spoil(&named[k], body, n);
+        return 0;
+    }
+    const bool notes = i->on || i->limited;
+    i->allocates = notes && ibx_naming_allocates(x->requests.name);
+    if (i->allocates && !refuse_ownerless(x, body, n) && i->limited)
+        reserve(x, body, n);
+    i->gone = frees ? named[0].address : 0;
+    i->freed = notes ? i->gone : 0;
+    i->freed_number = i->freed ? ibx_owners_number(i->freed) : 0;
+    if (i->gone)
+        ibx_handles_gone(x, i->gone);
+    return 0;
+}
+
+/* GVirtuS reads a name up to its NUL, a length, and then a body at once. */
+static bool in_pieces(const struct ibx_request_watch *w, const uint8_t *bytes, size_t n)
+{
+    if (w->stage == IBX_REQUEST_NAME) {
+        const uint8_t *nul = memchr(bytes, 0, n);
+        return nul && nul != bytes + n - 1;
+    }
+    if (w->stage == IBX_REQUEST_LENGTH)
+        return n > 8 - w->got;
+    return (w->got || n != w->length) &&
+           (ibx_naming_known(w->name) || ibx_naming_allocates(w->name));
+}
+
+int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
+{
+    struct isolation *i = &x->isolation;
+    const struct ibx_request_watch *w = &x->requests;
+    if (!i->tenant || !n)
+        return 0;
+    if (w->stage == IBX_REQUEST_NAME)
+        i->copies = false;
+    if (w->stage == IBX_REQUEST_LENGTH)
+        i->copies = i->on && ibx_naming_copies(w->name);
+    if ((i->on || i->limited) && in_pieces(w, bytes, n))
+        return ibx_session_fail(x->s, -EOPNOTSUPP,
+                                "this GVirtuS reads requests in pieces, in which tenants cannot be "
+                                "kept apart, nor what they allocate be counted: give each a back "
+                                "end, or set rdma.tenants : shared and no rdma.device_memory");
+    if (w->stage != IBX_REQUEST_BODY || w->got || n != w->length)
+        return 0;
+    if (x->options.mode != IBX_GPU_OFF && ibx_copies_captures() &&
+        !ibx_graph_captures(x, ibx_call_find(w->name, strlen(w->name) + 1), bytes, n))
+        return ibx_captures_full(x);
+    if (!ibx_functions_name(ibx_copies_user(x), w->name, bytes, n))
+        return ibx_session_fail(x->s, -EDQUOT,
+                                "%s of tenant \"%s\" registers kernels: with the others that is "
+                                "more than rdma.requests and rdma.tenant_share allow",
+                                ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant));
+    ibx_shapes_mend(w->name, bytes, n);
+    ibx_named_spoil(x, bytes, n);
+    return inspect(x, bytes, n);
+}
+
+int ibx_isolation_after_read(struct copies *x, enum ibx_request_stage before)
+{
+    const struct ibx_request_watch *w = &x->requests;
+    const struct isolation *i = &x->isolation;
+    const bool name = before == IBX_REQUEST_NAME && w->stage != IBX_REQUEST_NAME;
+    const bool length = before == IBX_REQUEST_LENGTH && w->stage != IBX_REQUEST_LENGTH;
+    if (name && i->tenant && !ibx_made_room(x))
+        return ibx_session_fail(x->s, -EDQUOT,
+                                "%s of tenant \"%s\" asks for %s: its clients have as many of "
+                                "these as all of a tenant may have: destroy some first",
+                                ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), w->name);
+    return length && i->tenant ? note_length(x, w->length) : 0;
+}
+
+/* ---------------------------------------------------------------------------- replies */
+
+/* The payload of a copy that failed is what GVirtuS's heap held before. */
+bool ibx_isolation_withholds(const struct copies *x)
+{
+    const struct ibx_reply_watch *r = &x->replies;
+    const unsigned head = r->shape == IBX_REPLY_PLAIN ? 2 : 3;
+    return x->isolation.copies && r->exit_code && r->count > head;
+}
+
+static void note_allocation(struct copies *x, uint64_t address)
+{
+    struct isolation *i = &x->isolation;
+    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
+    uint64_t base = address;
+    size_t size = 1;
+    void *context = NULL;
+    if (cuda && (cuda->mem_get_address_range(&base, &size, address) || base != address)) {
+        base = address; /* an array */
+        size = 1;
+    }
+    if (cuda)
+        cuda->ctx_get_current(&context);
+    if (!ibx_owners_add(i->tenant, base, size, context, i->reserved) && !i->told_crowd) {
+        ibx_log(IBX_LOG_WARN,
+                "there is no memory to note an allocation of tenant \"%s\": it is not kept from "
+                "other tenants",
+                ibx_tenant_name(i->tenant));
+        i->told_crowd = true;
+    }
+}
+
+void ibx_isolation_replied(struct copies *x)
+{
+    struct isolation *i = &x->isolation;
+    const struct ibx_reply_watch *r = &x->replies;
+    const bool done = r->exit_code == 0;
+    const bool plain = r->last_size >= 8 && r->last_size <= sizeof(r->last);
+    const uint64_t made =
+        i->allocates && done && plain ? ibx_naming_allocated(r->last, r->last_size) : 0;
+    if (made)
+        note_allocation(x, made);
+    else if (i->reserved && (!done || plain)) /* it failed, or made nothing: no rows of a pitch */
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_DEVICE), i->reserved);
+    if (done)
+        ibx_owners_remove(i->freed, i->freed_number);
+    if (i->gone && done)
+        ibx_end_gone(i->gone);
+    ibx_memory_free_end(i->given, i->given_number, done);
+    i->allocates = false;
+    i->reserved = 0;
+    i->freed = i->freed_number = i->gone = i->given = i->given_number = 0;
+}

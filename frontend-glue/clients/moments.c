@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * All work of a context that is under way at some moment: events behind it tell when it is over.
+ * Streams of clients are known by their handles (handles.c), what threads have had in streams of
+ * their own by left_work.c.
+ *
+ * Whose work there is in the legacy stream, is not known. It may be behind what does not end in
+ * another client's blocking stream.
+ *
+ * What is waited for in vain is waited for again, for as long as it lasts. An event each time would
+ * fill the stream in the end: CUDA takes about a thousand entries, and then makes the call that
+ * brings one more wait, and others' calls with it. So the events are kept, one a stream, and are
+ * those of the next moment. What came behind them meanwhile is another moment's, once they are
+ * over.
+ */
+#include "frontend-glue/clients/clients.h"
+
+#include "common/clock.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define NAP_LEAST_NS 50000u
+#define NAP_MOST_NS  10000000u
+
+struct behind {
+    void *event;
+    uint64_t client; /* whose work it is behind; 0: the legacy stream's */
+    const void *stream;
+};
+
+struct moment {
+    struct behind *events;
+    size_t count;
+    unsigned resets; /* with one the events are gone */
+    uint64_t left;   /* likewise what threads have left */
+    bool now;        /* kept ones, which are behind what there was then, are none of it */
+    bool earlier;    /* some are such */
+    const void *context;
+};
+
+struct kept {
+    struct kept *next;
+    struct behind behind;
+    unsigned resets;
+    const void *context;
+};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kept *all_kept;
+
+void ibx_nap(uint64_t *ns)
+{
+    *ns = *ns ? *ns : NAP_LEAST_NS;
+    nanosleep(&(struct timespec){.tv_nsec = (long)*ns}, NULL);
+    *ns = 2 * *ns < NAP_MOST_NS ? 2 * *ns : NAP_MOST_NS;
+}
+
+/* Locked. Where that is in the list; its end: there is none. */
+static struct kept **find_kept(const void *context, const void *stream)
+{
+    struct kept **at = &all_kept;
+    while (*at && !((*at)->context == context && (!stream || (*at)->behind.stream == stream)))
+        at = &(*at)->next;
+    return at;
+}
+
+/* Of a stream, or (NULL) of any. NULL: there is none. */
+static struct kept *take_kept(const void *context, const void *stream)
+{
+    pthread_mutex_lock(&lock);
+    struct kept **at = find_kept(context, stream), *k = *at;
+    if (k)
+        *at = k->next;
+    pthread_mutex_unlock(&lock);
+    return k;
+}
+
+/* False: there is one of that stream already, or no memory. */
+static bool keep(const struct moment *m, const struct behind *b)
+{
+    struct kept *made = malloc(sizeof(*made));
+    if (!made)
+        return false;
+    *made = (struct kept){.behind = *b, .resets = m->resets, .context = m->context};
+    pthread_mutex_lock(&lock);
+    const bool is_new = !*find_kept(m->context, b->stream);
+    if (is_new) {
+        made->next = all_kept;
+        all_kept = made;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!is_new)
+        free(made);
+    return is_new;
+}
+
+/* The last one, which is kept if it is not over. */
+static void drop_event(const struct ibx_cuda *cuda, struct moment *m)
+{
+    const struct behind *b = &m->events[--m->count];
+    if (cuda->event_query(b->event) != IBX_CUDA_NOT_READY || !keep(m, b))
+        cuda->event_destroy(b->event);
+}
+
+/* Those that are over, or gone with their context, are kept no longer. */
+static void sort_out_kept(const struct ibx_cuda *cuda, const struct moment *m)
+{
+    struct kept *last = NULL, *k;
+    while ((k = take_kept(m->context, NULL))) {
+        const bool there = k->resets == m->resets;
+        if (there && cuda->event_query(k->behind.event) == IBX_CUDA_NOT_READY) {
+            k->next = last;
+            last = k;
+            continue;
+        }
+        if (there)
+            cuda->event_destroy(k->behind.event);
+        free(k);
+    }
+    for (; last; last = k) {
+        k = last->next;
+        if (!keep(m, &last->behind))
+            cuda->event_destroy(last->behind.event);
+        free(last);
+    }
+}
+
+/* Whether there is one: then it is the moment's. */
+static bool put_kept(struct moment *m, const void *stream)
+{
+    struct kept *k = m->now ? NULL : take_kept(m->context, stream);
+    if (!k)
+        return false;
+    m->events[m->count++] = k->behind;
+    m->earlier = true;
+    free(k);
+    return true;
+}
+
+static bool put_event(const struct ibx_cuda *cuda, struct moment *m, void *stream, uint64_t client)
+{
+    void *event = NULL;
+    if (put_kept(m, stream))
+        return true;
+    if (cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING))
+        return false;
+    if (cuda->event_record(event, stream)) {
+        cuda->event_destroy(event);
+        return false;
+    }
+    m->events[m->count++] = (struct behind){event, client, stream};
+    return true;
+}
+
+static bool put_behind_legacy(const struct ibx_cuda *cuda, struct moment *m)
+{
+    if (cuda->stream_query(IBX_CUDA_STREAM_LEGACY) != IBX_CUDA_NOT_READY ||
+        put_kept(m, IBX_CUDA_STREAM_LEGACY))
+        return true;
+    void *event = ibx_own_event_behind_legacy(cuda);
+    if (event)
+        m->events[m->count++] = (struct behind){event, 0, IBX_CUDA_STREAM_LEGACY};
+    return event;
+}
+
+/* Of streams that are held; false: one of the client's own is busy, or one is captured, or CUDA
+ * fails. */
+static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, struct handle **streams,
+                       size_t count, struct moment *m)
+{
+    for (size_t i = 0; i < count; i++) {
+        void *stream = (void *)(uintptr_t)ibx_handles_value(streams[i]);
+        const uint64_t whose = ibx_handles_client(streams[i]);
+        int capturing = 0;
+        const int rc = cuda->stream_is_capturing(stream, &capturing);
+        if (!rc && capturing)
+            return false;
+        if (rc || cuda->stream_query(stream) != IBX_CUDA_NOT_READY)
+            continue;
+        if (whose == client || !put_event(cuda, m, stream, whose))
+            return false;
+    }
+    return true;
+}
+
+/* Nobody captures, nor begins to, and no reset is under way. */
+static bool put_events(const struct ibx_cuda *cuda, uint64_t client, const void *context,
+                       struct moment *m)
+{
+    size_t count = 0;
+    struct handle **streams = ibx_handles_hold_streams(0, context, &count);
+    m->events = streams ? calloc(count + 1, sizeof(*m->events)) : NULL;
+    m->resets = ibx_copies_resets();
+    m->context = context;
+    m->left = ibx_left_work_so_far();
+    sort_out_kept(cuda, m);
+    const bool put = m->events && !ibx_left_work_any(cuda, client, 0) &&
+                     !ibx_left_work_in_legacy(cuda, client) &&
+                     put_behind(cuda, client, streams, count, m) && put_behind_legacy(cuda, m);
+    while (!put && m->count)
+        drop_event(cuda, m);
+    if (streams)
+        ibx_handles_release(streams, count);
+    return put;
+}
+
+static bool begin(const struct ibx_cuda *cuda, uint64_t client, const void *context, bool now,
+                  struct moment *m)
+{
+    bool begun = false;
+    *m = (struct moment){.now = now};
+    if (!ibx_captures_wait_try())
+        return false;
+    if (ibx_clients_give_begin()) {
+        begun = put_events(cuda, client, context, m);
+        ibx_clients_give_end();
+    }
+    ibx_captures_wait_end();
+    if (!begun)
+        free(m->events);
+    return begun;
+}
+
+/* Whether it is over; `gives_up`: it is waited for no more now. */
+static bool look(const struct ibx_cuda *cuda, struct moment *m, bool gives_up)
+{
+    if (!ibx_clients_give_begin())
+        return false;
+    if (m->resets != ibx_copies_resets())
+        m->count = 0;
+    while (m->count &&
+           (gives_up || cuda->event_query(m->events[m->count - 1].event) != IBX_CUDA_NOT_READY))
+        drop_event(cuda, m);
+    const bool over = !m->count && !ibx_left_work_any(cuda, 0, m->left);
+    ibx_clients_give_end();
+    return over;
+}
+
+/* What the client has left in the legacy stream was over when the moment began (left_work.c). */
+static enum ibx_work give_up(const struct ibx_cuda *cuda, struct moment *m, uint64_t *whose)
+{
+    uint64_t ns = 0;
+    *whose = m->count ? m->events[m->count - 1].client : 0;
+    for (look(cuda, m, true); m->count; look(cuda, m, true)) /* a reset is under way */
+        ibx_nap(&ns);
+    return IBX_WORK_OF_OTHERS;
+}
+
+/* `earlier`: whether kept events may be of it; then, whether some were, behind which there may be
+ * more. */
+static enum ibx_work wait_once(struct copies *x, uint64_t client, const void *context, unsigned ms,
+                               uint64_t *whose, bool *earlier)
+{
+    struct moment m;
+    uint64_t ns = 0, deadline = ibx_deadline_in_ms(ms);
+    bool over = false;
+    *whose = client;
+    while (!begin(x->cuda, client, context, !*earlier, &m)) {
+        if (ibx_copies_broken() || ibx_now_ns() >= deadline)
+            return ibx_copies_broken() ? IBX_WORK_LOST : IBX_WORK_OWN;
+        ibx_nap(&ns);
+    }
+    deadline = ibx_deadline_in_ms(ms);
+    for (ns = 0; !(over = look(x->cuda, &m, false)) && ibx_now_ns() < deadline; ibx_nap(&ns))
+        if (ibx_copies_broken())
+            break;
+    enum ibx_work work = over ? IBX_WORK_OVER : IBX_WORK_LOST;
+    if (!over && !ibx_copies_broken())
+        work = give_up(x->cuda, &m, whose);
+    free(m.events);
+    *earlier = m.earlier;
+    return ibx_copies_broken() ? IBX_WORK_LOST : work;
+}
+
+enum ibx_work ibx_work_wait(struct copies *x, uint64_t client, const void *context, unsigned ms,
+                            uint64_t *whose)
+{
+    bool earlier = true;
+    const enum ibx_work work = wait_once(x, client, context, ms, whose, &earlier);
+    if (work != IBX_WORK_OVER || !earlier)
+        return work;
+    earlier = false;
+    return wait_once(x, client, context, ms, whose, &earlier);
+}

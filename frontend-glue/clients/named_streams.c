@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Streams, events, graphs, arrays and pools that requests name. CUDA takes their handles for
+ * addresses in this process, so one that was made up would end it, and all other clients' programs
+ * with it. So the handle has to be one that a call has returned to the tenant, and of something
+ * that is still there.
+ *
+ * A request of which that is not true is answered as CUDA answers an event that is none. Where
+ * GVirtuS's handler runs it, that gets no handle at all: an event or a graph that is none, or the
+ * legacy stream.
+ *
+ * Where the replies of handlers cannot be read, nobody knows what they have returned.
+ */
+#include "frontend-glue/clients/clients.h"
+
+#include "common/log.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#define STREAM_PER_THREAD 2u /* behind the legacy stream, which is 0, too */
+
+static atomic_bool unseen, graph_unseen; /* some handler has returned what could not be read */
+
+void ibx_named_unseen(void)
+{
+    atomic_store(&unseen, true);
+}
+
+bool ibx_named_any_unseen(void)
+{
+    return atomic_load(&unseen);
+}
+
+void ibx_named_graph_unseen(void)
+{
+    atomic_store(&graph_unseen, true);
+}
+
+/* Other values were found among the handles since so many of them have gone. */
+static bool is_remembered(struct copies *x, uint64_t *place, uint64_t value)
+{
+    const unsigned gone = ibx_handles_gone_so_far();
+    if (x->named_since != gone)
+        memset(x->named, 0, sizeof(x->named));
+    x->named_since = gone;
+    return *place == value;
+}
+
+static bool nobody_knows(const struct copies *x, const atomic_bool *none_seen)
+{
+    return atomic_load(none_seen) || !ibx_reply_can_read(&x->replies) || !ibx_cuda_load(NULL);
+}
+
+static bool is_there(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    uint64_t *place =
+        &x->named[kind == IBX_HANDLE_EVENT][(value >> 4 ^ value >> 12) % IBX_NAMED_STREAMS];
+    if (is_remembered(x, place, value))
+        return true;
+    if (!ibx_handles_has(x, kind, value))
+        return nobody_knows(x, &unseen);
+    *place = value;
+    return true;
+}
+
+bool ibx_named_stream(struct copies *x, uint64_t stream)
+{
+    if (stream == STREAM_PER_THREAD && !x->thread_stream)
+        ibx_clients_use_thread_stream(x);
+    return stream <= STREAM_PER_THREAD || is_there(x, IBX_HANDLE_STREAM, stream);
+}
+
+bool ibx_named_event(struct copies *x, uint64_t event)
+{
+    return !event || is_there(x, IBX_HANDLE_EVENT, event);
+}
+
+/* Of none CUDA refuses it, but for one that is to be freed. */
+bool ibx_named_array(struct copies *x, uint64_t array)
+{
+    return !array || ibx_handles_has(x, IBX_HANDLE_ARRAY, array) || nobody_knows(x, &unseen);
+}
+
+static bool is_pool(struct copies *x, uint64_t pool)
+{
+    return !pool || ibx_handles_has(x, IBX_HANDLE_POOL, pool) ||
+           ibx_handles_has(x, IBX_HANDLE_MADE_POOL, pool) || nobody_knows(x, &unseen);
+}
+
+/* ------------------------------------------------------------------- GVirtuS's handlers */
+
+#define E(at)                                                                                      \
+    ((at) + 1) /* an event: so many bytes behind the beginning, or before the end, < 0             \
+                */
+#define S(at) ((at) + 1001)
+#define G(at) ((at) + 2001) /* a graph */
+#define X(at) ((at) + 3001) /* what was made of one to be launched */
+#define P(at) ((at) + 4001) /* a pool of memory */
+#define END   (-24)
+
+static const struct {
+    const char *name;
+    int places[2]; /* 0: none */
+} namings[] = {
+    {"__cudaPushCallConfiguration", {S(32)}},
+    {"cudaConfigureCall", {S(32)}},
+    {"cudaEventDestroy", {E(0)}},
+    {"cudaEventElapsedTime", {E(-16), E(-8)}},
+    {"cudaEventQuery", {E(0)}},
+    {"cudaEventRecord", {E(0), S(8)}},
+    {"cudaEventSynchronize", {E(0)}},
+    {"cudaGraphDestroy", {G(0)}},
+    {"cudaGraphExecDestroy", {X(0)}},
+    {"cudaGraphGetNodes", {G(0)}},
+    {"cudaGraphInstantiate", {G(0)}},
+    {"cudaGraphLaunch", {X(0), S(8)}},
+    {"cudaIpcGetEventHandle", {E(72), E(8)}}, /* behind the handle, of 64 bytes or none */
+    {"cudaLaunchKernel", {S(40)}},
+    {"cudaMemPoolDestroy", {P(0)}},
+    {"cudaMemPoolGetAttribute", {P(0)}},
+    {"cudaMemcpyAsync", {S(-8)}},
+    {"cudaMemcpyPeerAsync", {S(32)}},
+    {"cudaMemsetAsync", {S(-8)}},
+    {"cudaStreamAddCallback", {S(0)}},
+    {"cudaStreamBeginCapture", {S(0)}},
+    {"cudaStreamDestroy", {S(0)}},
+    {"cudaStreamEndCapture", {S(0)}},
+    {"cudaStreamIsCapturing", {S(0)}},
+    {"cudaStreamQuery", {S(0)}},
+    {"cudaStreamSynchronize", {S(0)}},
+    {"cudaStreamWaitEvent", {S(0), E(8)}},
+    {"cuEventDestroy", {E(0)}},
+    {"cuEventElapsedTime", {E(12), E(20)}},
+    {"cuEventQuery", {E(0)}},
+    {"cuEventRecord", {E(0), S(8)}},
+    {"cuEventSynchronize", {E(0)}},
+    {"cuLaunchGridAsync", {S(16)}},
+    {"cuLaunchKernel", {S(36)}},
+    {"cuMemsetD32Async", {S(20)}},
+    {"cuStreamDestroy", {S(0)}},
+    {"cuStreamQuery", {S(0)}},
+    {"cuStreamSynchronize", {S(0)}},
+    {"cuStreamWriteValue32", {S(0)}},
+};
+
+void ibx_named_tell(const struct copies *x)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s names a stream, an event, a graph, an array or a pool in %s that no call has "
+                "returned, or that is gone: GVirtuS gets none in its place",
+                ibx_session_path(x->s)->peer, x->requests.name);
+}
+
+/* Where something is made of the graph that can be launched. Given back when that is there. */
+static bool has_room(struct copies *x, uint64_t graph)
+{
+    if (!x->handler.makes_exec)
+        return true;
+    x->handler.exec_size = ibx_handles_size(x, IBX_HANDLE_GRAPH, graph);
+    ibx_room_end(&x->handler.exec_room);
+    return ibx_room_take_execs(x, x->handler.exec_size.nodes, &x->handler.exec_room);
+}
+
+static bool is_known(struct copies *x, int place, uint64_t value)
+{
+    if (place >= P(END))
+        return is_pool(x, value);
+    if (place >= G(END)) {
+        const enum ibx_handle_kind kind = place >= X(END) ? IBX_HANDLE_EXEC : IBX_HANDLE_GRAPH;
+        return ibx_handles_has(x, kind, value) || nobody_knows(x, &graph_unseen);
+    }
+    return place >= S(END) ? ibx_named_stream(x, value) : ibx_named_event(x, value);
+}
+
+static void spoil(struct copies *x, int place, uint8_t *body, size_t n)
+{
+    const int first = place >= P(END)   ? P(0)
+                      : place >= X(END) ? X(0)
+                      : place >= G(END) ? G(0)
+                      : place >= S(END) ? S(0)
+                                        : E(0);
+    const int at = place - first;
+    const size_t from = at < 0 ? n - (size_t)-at : (size_t)at;
+    if (from > n || n - from < 8)
+        return;
+    struct ibx_reader r = ibx_reader_of(body + from, 8);
+    const uint64_t value = ibx_get_u64(&r);
+    const bool known = is_known(x, place, value);
+    if (known && has_room(x, value))
+        return;
+    memset(body + from, 0, 8);
+    if (!known)
+        ibx_named_tell(x);
+}
+
+#define NAMINGS (sizeof(namings) / sizeof(namings[0]))
+
+/* x->requests has the beginning of a long name. */
+static size_t find(const char *name)
+{
+    size_t i = 0;
+    while (i < NAMINGS &&
+           strncmp(namings[i].name, name, sizeof(((struct copies *)0)->requests.name) - 1) != 0)
+        i++;
+    return i;
+}
+
+bool ibx_named_knows(const char *name)
+{
+    return find(name) < NAMINGS;
+}
+
+void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n)
+{
+    const size_t i = x->options.mode == IBX_GPU_OFF ? NAMINGS : find(x->requests.name);
+    for (unsigned k = 0; i < NAMINGS && k < 2; k++) {
+        if (namings[i].places[k])
+            spoil(x, namings[i].places[k], body, n);
+    }
+}

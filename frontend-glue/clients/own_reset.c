@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * cudaDeviceReset of a client that is not alone. CUDA's would take everybody's memory, streams and
+ * kernels: all clients share the context. Natively they have one each. So what this client has made
+ * in the context, as far as that was seen, is given back, and nothing else. Its kernels and
+ * variables stay as they are.
+ *
+ * A client that is alone resets the context itself, as does one in a context that is broken.
+ */
+#include "frontend-glue/clients/clients.h"
+#include "frontend-glue/clients/graph_slots.h"
+#include "frontend-glue/tenants/math_limits.h"
+#include "frontend-glue/handlers/named_memory.h"
+#include "frontend-glue/clients/virtual_memory.h"
+#include "frontend-glue/session/math_calls.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define WORK_MS 1000u /* that work of others is waited for */
+
+/* ----------------------------------------------------------------- what GVirtuS's handlers make */
+
+static const struct {
+    const char *name;
+    enum ibx_handle_kind kind;
+    enum made_use use;
+} makers[] = {
+    {"cudaMalloc", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cudaMallocAsync", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cudaMallocManaged", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cudaMallocPitch", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cudaMallocArray", IBX_HANDLE_ARRAY, MADE_MAKES},
+    {"cudaMalloc3DArray", IBX_HANDLE_ARRAY, MADE_MAKES},
+    {"cuArrayCreate", IBX_HANDLE_ARRAY, MADE_MAKES},
+    {"cuArray3DCreate", IBX_HANDLE_ARRAY, MADE_MAKES},
+    {"cudaFreeArray", IBX_HANDLE_ARRAY, MADE_ENDS},
+    {"cuArrayDestroy", IBX_HANDLE_ARRAY, MADE_ENDS},
+    {"cudaCreateTextureObject", IBX_HANDLE_TEXTURE, MADE_MAKES},
+    {"cudaDestroyTextureObject", IBX_HANDLE_TEXTURE, MADE_ENDS},
+    {"cudaDeviceGetDefaultMemPool", IBX_HANDLE_POOL, MADE_MAKES},
+    {"cudaMemPoolDestroy", IBX_HANDLE_MADE_POOL, MADE_ENDS},
+    {"cuMemAlloc", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cuMemAllocPitch", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cudaFree", IBX_HANDLE_MEMORY, MADE_ENDS},
+    {"cudaFreeAsync", IBX_HANDLE_MEMORY, MADE_ENDS},
+    {"cuMemFree", IBX_HANDLE_MEMORY, MADE_ENDS},
+    {"cudaStreamCreate", IBX_HANDLE_STREAM, MADE_MAKES},
+    {"cudaStreamCreateWithFlags", IBX_HANDLE_STREAM, MADE_MAKES},
+    {"cudaStreamCreateWithPriority", IBX_HANDLE_STREAM, MADE_MAKES},
+    {"cuStreamCreate", IBX_HANDLE_STREAM, MADE_MAKES},
+    {"cudaStreamDestroy", IBX_HANDLE_STREAM, MADE_ENDS},
+    {"cuStreamDestroy", IBX_HANDLE_STREAM, MADE_ENDS},
+    {"cudaEventCreate", IBX_HANDLE_EVENT, MADE_MAKES},
+    {"cudaEventCreateWithFlags", IBX_HANDLE_EVENT, MADE_MAKES},
+    {"cuEventCreate", IBX_HANDLE_EVENT, MADE_MAKES},
+    {"curandCreateGeneratorHost", IBX_HANDLE_MATH + IBX_MATH_RNG, MADE_MAKES},
+    {"cudaEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
+    {"cuEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
+};
+
+/* Functions of libraries have handlers as well: what they make counts as what requests of our own
+ * make, and these may be ended by either. Nearly all requests are the runtime's, whose names begin
+ * otherwise than those of libraries. */
+static void find_library_use(struct copies *x, const char *name)
+{
+    unsigned made;
+    if (!strncmp(name, "cuda", 4))
+        return;
+    if (ibx_math_maker(name, sizeof(x->requests.name) - 1, &made)) {
+        x->handler.made = MADE_MAKES;
+        x->handler.made_kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + made);
+    }
+    for (unsigned type = 0; type < IBX_MATH_TYPES; type++) {
+        const unsigned end = ibx_math_end_of((enum ibx_math_type)type);
+        if (strncmp(ibx_math_find(end)->name, name, sizeof(x->requests.name) - 1) != 0)
+            continue;
+        x->handler.made = MADE_ENDS;
+        x->handler.made_kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + type);
+    }
+}
+
+void ibx_made_read(struct copies *x, const char *name)
+{
+    x->handler.made = MADE_UNUSED;
+    for (size_t i = 0; i < sizeof(makers) / sizeof(makers[0]); i++) {
+        /* x->requests has the beginning of a long one. */
+        if (strncmp(makers[i].name, name, sizeof(x->requests.name) - 1) != 0)
+            continue;
+        x->handler.made = makers[i].use;
+        x->handler.made_kind = makers[i].kind;
+        return;
+    }
+    find_library_use(x, name);
+}
+
+bool ibx_made_room(const struct copies *x)
+{
+    const bool graph = x->handler.makes_graph && x->handler.captures != CAPTURES_ENDED;
+    const bool makes = x->handler.made == MADE_MAKES;
+    const enum ibx_handle_kind kind = x->handler.made_kind;
+    const enum ibx_hold hold = graph                        ? IBX_HOLD_GRAPHS
+                               : !makes                     ? IBX_HOLDS
+                               : kind == IBX_HANDLE_STREAM  ? IBX_HOLD_STREAMS
+                               : kind == IBX_HANDLE_EVENT   ? IBX_HOLD_EVENTS
+                               : kind == IBX_HANDLE_TEXTURE ? IBX_HOLD_TEXTURES
+                               : kind >= IBX_HANDLE_MATH    ? ibx_math_hold(kind - IBX_HANDLE_MATH)
+                                                            : IBX_HOLDS;
+    return hold == IBX_HOLDS || ibx_quota_left(ibx_tenant_quota(x->isolation.tenant, hold));
+}
+
+/* Behind the call its place may be another one's. */
+void ibx_made_run(struct copies *x)
+{
+    struct ibx_reader r = ibx_reader_of(x->requests.first, sizeof(x->requests.first));
+    if (x->handler.made == MADE_MAKES && x->handler.made_kind == IBX_HANDLE_MEMORY)
+        ibx_memory_make_begin(x);
+    const bool plan = x->handler.made_kind == IBX_HANDLE_MATH + IBX_MATH_FFT; /* an int */
+    if (x->handler.made != MADE_ENDS ||
+        x->requests.length < (plan ? sizeof(uint32_t) : sizeof(x->requests.first)) ||
+        x->isolation.given)
+        return;
+    const uint64_t value = plan ? ibx_get_u32(&r) : ibx_get_u64(&r);
+    if (x->handler.made_kind == IBX_HANDLE_STREAM)
+        ibx_left_work_of_stream(x, value);
+    ibx_handles_remove(x, x->handler.made_kind, value);
+}
+
+/* A plan is an int: as it is, or as an array of one, which has its bytes before it. */
+static uint64_t made_plan(const uint8_t *payload, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(payload, n);
+    if (n == 12 && ibx_get_u64(&r) != 4)
+        return 0;
+    return n == 4 || n == 12 ? ibx_get_u32(&r) : 0;
+}
+
+static uint64_t made_by(const struct copies *x)
+{
+    const struct ibx_reply_watch *r = &x->replies;
+    if (x->handler.made != MADE_MAKES || r->exit_code || r->last_size > sizeof(r->last))
+        return 0;
+    return x->handler.made_kind == IBX_HANDLE_MATH + IBX_MATH_FFT
+               ? made_plan(r->last, r->last_size)
+               : ibx_naming_allocated(r->last, r->last_size);
+}
+
+static bool note_made(struct copies *x, uint64_t made)
+{
+    uint64_t base = made;
+    size_t n = 0;
+    if (x->handler.made_kind >= IBX_HANDLE_MATH)
+        return ibx_handles_add_of_handler(x, x->handler.made_kind, made);
+    if (x->handler.made_kind != IBX_HANDLE_MEMORY)
+        return ibx_handles_add(x, x->handler.made_kind, made);
+    if (!ibx_copies_have_cuda(x) || x->cuda->mem_get_address_range(&base, &n, made) || base != made)
+        n = 0;
+    const bool added = ibx_memory_add(x, made, n, false);
+    ibx_memory_make_end(x);
+    if (!ibx_clear_new(x, made, n))
+        ibx_clear_tell(x);
+    return added;
+}
+
+void ibx_made_answered(struct copies *x)
+{
+    const uint64_t made = made_by(x);
+    const bool seen = made && note_made(x, made);
+    ibx_memory_make_end(x);
+    /* Of what handlers name; they name no textures. */
+    if (x->handler.made == MADE_MAKES && !x->replies.exit_code && !seen &&
+        x->handler.made_kind != IBX_HANDLE_MEMORY && x->handler.made_kind != IBX_HANDLE_TEXTURE &&
+        x->handler.made_kind < IBX_HANDLE_MATH)
+        ibx_named_unseen();
+    x->handler.made = MADE_UNUSED;
+}
+
+/* ---------------------------------------------------------------------------------- the reset */
+
+/* In the order in which things are given back: what is made of others first. */
+static const struct {
+    enum ibx_handle_kind kind;
+    const char *give_back;
+} ends[] = {
+    {IBX_HANDLE_EXEC, "cudaGraphExecDestroy"},
+    {IBX_HANDLE_GRAPH, "cudaGraphDestroy"},
+    {IBX_HANDLE_TEXTURE, "cudaDestroyTextureObject"},
+    {IBX_HANDLE_SURFACE, "cudaDestroySurfaceObject"},
+    {IBX_HANDLE_MIPMAP, "cudaFreeMipmappedArray"},
+    {IBX_HANDLE_ARRAY, "cudaFreeArray"},
+    {IBX_HANDLE_EVENT, "cudaEventDestroy"},
+    {IBX_HANDLE_STREAM, "cudaStreamDestroy"},
+    {IBX_HANDLE_OPENED, "cudaIpcCloseMemHandle"},
+    {IBX_HANDLE_OPENED_POINTER, "cudaFree"},
+    {IBX_HANDLE_OPENED_POOL, "cudaMemPoolDestroy"},
+    {IBX_HANDLE_MEMORY, "cudaFree"},
+    {IBX_HANDLE_MAPPABLE, NULL},
+    {IBX_HANDLE_MADE_POOL, "cudaMemPoolDestroy"},
+};
+
+static void give_back(struct copies *x, const struct ibx_taken *taken, const char *function)
+{
+    if (taken->kind >= IBX_HANDLE_MATH) {
+        ibx_end_math(taken->kind - IBX_HANDLE_MATH, taken->value);
+        return;
+    }
+    if (taken->kind == IBX_HANDLE_MAPPABLE) {
+        ibx_virtual_end_memory(taken->value);
+        return;
+    }
+    ibx_end_gone(taken->value);
+    if (taken->kind == IBX_HANDLE_EXEC)
+        ibx_frees_exec(x, pointer_to(taken->value));
+    if (taken->kind == IBX_HANDLE_OPENED_POINTER || taken->kind == IBX_HANDLE_OPENED_POOL)
+        ibx_end_opened(taken->kind, taken->value);
+    else if (taken->kind != IBX_HANDLE_MEMORY || !ibx_virtual_end_addresses(taken->value))
+        ibx_copies_undo(function, taken->value);
+    ibx_taken_gone(taken);
+}
+
+bool ibx_own_free_async(uint64_t memory, void *stream)
+{
+    int (*give)(void *address, void *of) = NULL;
+    int (*forget)(void) = NULL;
+    *(void **)&give = ibx_copies_runtime("cudaFreeAsync");
+    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
+    ibx_end_gone(memory);
+    if (ibx_virtual_end_addresses(memory)) /* which waits for nothing either */
+        return true;
+    if (give && !give(pointer_to(memory), stream))
+        return true;
+    if (forget)
+        forget();
+    return false;
+}
+
+bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind)
+{
+    const unsigned count = sizeof(ends) / sizeof(ends[0]);
+    if (i < IBX_MATH_TYPES)
+        *kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + i);
+    else if (i < IBX_MATH_TYPES + count)
+        *kind = ends[i - IBX_MATH_TYPES].kind;
+    return i < IBX_MATH_TYPES + count;
+}
+
+void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t count)
+{
+    enum ibx_handle_kind kind;
+    for (unsigned i = 0; ibx_own_kind(i, &kind); i++) {
+        for (size_t k = 0; k < count; k++) {
+            if (taken[k].kind == kind)
+                give_back(x, &taken[k],
+                          i < IBX_MATH_TYPES ? NULL : ends[i - IBX_MATH_TYPES].give_back);
+        }
+    }
+}
+
+/* Beside work of others that does not end: what CUDA would wait for that with is given back another
+ * way, or later. How many are left, the first ones of the list then. `over`: no work of the
+ * client's own uses them; that of others may use what was open to them. */
+static size_t give_back_beside(struct copies *x, struct ibx_taken *taken, size_t count, bool over)
+{
+    size_t left = 0;
+    void *stream = over ? ibx_own_stream_begin() : NULL;
+    for (size_t i = 0; i < count; i++) {
+        const enum ibx_handle_kind kind = taken[i].kind;
+        const bool waits =
+            kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY;
+        if (stream && kind == IBX_HANDLE_MEMORY && !taken[i].was_open &&
+            ibx_own_free_async(taken[i].value, stream)) {
+            ibx_taken_gone(&taken[i]);
+        } else if (!waits || !ibx_client_ends_leave(&taken[i])) {
+            taken[left++] = taken[i];
+        }
+    }
+    if (stream)
+        ibx_own_stream_end(x->cuda, stream);
+    return left;
+}
+
+/* `over`: no work of the client's own is under way. */
+static void give_back_all(struct copies *x, bool over)
+{
+    int (*forget)(void) = NULL;
+    struct ibx_taken *taken = NULL;
+    uint64_t whose;
+    size_t count = ibx_handles_take(x, &taken);
+    const enum ibx_work work = ibx_own_work_settle(x, WORK_MS, &whose);
+    const bool plainly = work == IBX_WORK_OVER || work == IBX_WORK_LOST;
+    if (plainly)
+        ibx_frees_begin(x, 0);
+    else
+        count = give_back_beside(x, taken, count, over);
+    ibx_own_give_back(x, taken, count);
+    if (plainly)
+        ibx_frees_end();
+    free(taken);
+    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
+    if (forget)
+        forget(); /* of what was given back unseen */
+}
+
+/* In the context that it was made in. One that is gone has taken it along. */
+static void give_back_there(struct copies *x, const struct ibx_taken *taken, const char *function)
+{
+    void *context = (void *)(uintptr_t)taken->context, *popped = NULL;
+    if (context && x->cuda->ctx_push_current(context))
+        return;
+    give_back(x, taken, function);
+    if (context)
+        x->cuda->ctx_pop_current(&popped);
+}
+
+/* Each is waited for by the event of its last launch, which keeps nobody out: what it waits for of
+ * its client's has been let go by then. In a context that is broken they go with a reset. */
+void ibx_own_graphs_end(struct copies *x, uint64_t client)
+{
+    struct ibx_taken *taken = NULL;
+    const bool can = ibx_copies_have_cuda(x) && !ibx_copies_broken();
+    const size_t count = can ? ibx_handles_take_graphs(client, &taken) : 0;
+    const int mode = count ? ibx_cuda_capture_relax(x->cuda) : 0;
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        for (size_t k = 0; k < count; k++) {
+            if (taken[k].kind == ends[i].kind)
+                give_back_there(x, &taken[k], ends[i].give_back);
+        }
+    }
+    if (count)
+        ibx_cuda_capture_restore(x->cuda, mode);
+    free(taken);
+    if (can)
+        ibx_slots_yield(x);
+}
+
+/* A wait that would end another client's capture is left to the calls that give memory back. */
+static int wait_for_device(void)
+{
+    int (*wait)(void) = NULL;
+    *(void **)&wait = ibx_copies_runtime("cudaDeviceSynchronize");
+    if (!wait || !ibx_captures_wait_try())
+        return 0;
+    const int rc = wait();
+    ibx_captures_wait_end();
+    return rc;
+}
+
+bool ibx_own_reset(struct copies *x, int *code)
+{
+    x->handler.may_reset = ibx_clients_reset(x);
+    if (x->handler.may_reset)
+        return false;
+    *code = 0;
+    if (!ibx_copies_begin_context(x)) /* nothing of it can be found */
+        return true;
+    ibx_captures_end(x);
+    const bool over = ibx_own_work_wait(x);
+    const int rc = over ? 0 : wait_for_device();
+    if (rc)
+        ibx_copies_note_error(x, rc);
+    x->handler.may_reset = rc && ibx_clients_reset(x);
+    if (x->handler.may_reset) /* nothing of the context's can be saved */
+        return false;
+    ibx_gpu_registrations_drop(&x->registrations, 0);
+    give_back_all(x, over);
+    return true;
+}
+
+void ibx_own_reset_guard(struct copies *x, bool asked, uint8_t *bytes, size_t n)
+{
+    static const char *const names[] = {"cudaDeviceReset", "cudaThreadExit"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        uint8_t *last = ibx_request_ends_name(&x->requests, bytes, n, names[i]);
+        if (last && (asked ? !x->handler.may_reset : !ibx_clients_reset(x)))
+            *last = '?';
+    }
+}

@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What calls of a client wait for that wait for the device. Natively that is the work of its own
+ * process. In the context that all clients share CUDA waits for everybody's, which may never end,
+ * and in some of these calls, such as cudaFree, it keeps everybody's launches and allocations out
+ * meanwhile. So beside other clients the work of the client's own is waited for here, by events,
+ * which keeps nobody out, and is no part of what others capture; and memory goes by cudaFreeAsync,
+ * which waits for nothing.
+ *
+ * The client's work is in its streams, in the one that CUDA has for the session's thread, and
+ * perhaps in the legacy stream, which all clients share. What libraries have in streams of their
+ * own, and other threads in the one that CUDA has for them, cannot be found; nor which sessions are
+ * a client's that has not said which process it is, or that comes from several addresses. Such a
+ * client's call waits for all work that can be found, before CUDA does.
+ */
+#include "frontend-glue/clients/clients.h"
+#include "frontend-glue/clients/virtual_memory.h"
+
+#include "common/log.h"
+
+#include <stdlib.h>
+
+#define SETTLE_MS      1000u   /* that work is waited for at a time, at first */
+#define SETTLE_MOST_MS 600000u /* ... and later */
+#define MOMENT_MS      50u     /* ... once that was in vain: a program has many modules */
+#define TOLD_MS        5000u   /* ... before a line of the log says so */
+
+/* NULL: there is none. */
+static void *make_stream(unsigned flags)
+{
+    int (*make)(void **stream, unsigned flags) = NULL;
+    void *stream = NULL;
+    *(void **)&make = ibx_copies_runtime("cudaStreamCreateWithFlags");
+    if (make && !make(&stream, flags))
+        return stream;
+    ibx_copies_forget_error();
+    return NULL;
+}
+
+static void destroy_stream(void *stream)
+{
+    int (*destroy)(void *of) = NULL;
+    *(void **)&destroy = ibx_copies_runtime("cudaStreamDestroy");
+    if (destroy)
+        destroy(stream);
+}
+
+void *ibx_own_stream_begin(void)
+{
+    return make_stream(IBX_STREAM_NON_BLOCKING);
+}
+
+void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream)
+{
+    cuda->stream_synchronize(stream);
+    destroy_stream(stream);
+}
+
+/* One in the legacy stream itself would come behind what all blocking streams have, and hold up
+ * their later work; a wait for that stream is one for all of these, too. A new blocking stream is
+ * ordered with the legacy one, and with nothing else. */
+void *ibx_own_stream_behind_legacy(void)
+{
+    return make_stream(0);
+}
+
+void ibx_own_stream_leave(void *stream)
+{
+    destroy_stream(stream);
+}
+
+void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda)
+{
+    void *event = NULL, *stream = ibx_own_stream_behind_legacy();
+    if (stream && cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING))
+        event = NULL;
+    if (event && cuda->event_record(event, stream)) {
+        cuda->event_destroy(event);
+        event = NULL;
+    }
+    if (stream)
+        ibx_own_stream_leave(stream);
+    return event;
+}
+
+/* ------------------------------------------------------------------- the client's own work */
+
+/* What is under way of it, when that was asked for. */
+struct own {
+    void **events; /* behind what is in its streams */
+    size_t count;
+    unsigned resets; /* with one the events are gone */
+};
+
+/* False: a stream is captured, or CUDA fails. `quiet`: nobody captures, nor begins to: to ask a
+ * stream that is captured would end the capture. */
+static bool put_events(const struct ibx_cuda *cuda, struct handle **streams, size_t count,
+                       bool quiet, struct own *own)
+{
+    for (size_t i = 0; i < count; i++) {
+        void *stream = (void *)(uintptr_t)ibx_handles_value(streams[i]);
+        int capturing = 0;
+        if (cuda->stream_is_capturing(stream, &capturing) || capturing)
+            return false;
+        if (quiet && cuda->stream_query(stream) != IBX_CUDA_NOT_READY)
+            continue;
+        if (cuda->event_create(&own->events[own->count], IBX_CUDA_EVENT_DISABLE_TIMING))
+            return false;
+        if (cuda->event_record(own->events[own->count++], stream))
+            return false;
+    }
+    return true;
+}
+
+/* What the legacy stream has, whoever's it is; false: CUDA fails. */
+static bool put_behind_legacy(const struct ibx_cuda *cuda, bool quiet, struct own *own)
+{
+    const int rc = quiet ? cuda->stream_query(IBX_CUDA_STREAM_LEGACY) : IBX_CUDA_NOT_READY;
+    void *event = rc == IBX_CUDA_NOT_READY ? ibx_own_event_behind_legacy(cuda) : NULL;
+    if (event)
+        own->events[own->count++] = event;
+    return !rc || event;
+}
+
+/* The thread's own stream: to wait for it would end a capture there. */
+static bool is_captured(const struct copies *x)
+{
+    int capturing = 0;
+    return x->thread_stream &&
+           (x->cuda->stream_is_capturing(IBX_CUDA_STREAM_PER_THREAD, &capturing) || capturing);
+}
+
+static bool find_own(const struct ibx_cuda *cuda, uint64_t client, const void *context,
+                     struct own *own)
+{
+    size_t count = 0;
+    struct handle **streams = ibx_handles_hold_streams(client, context, &count);
+    *own = (struct own){.events = streams ? calloc(count + 1, sizeof(void *)) : NULL,
+                        .resets = ibx_copies_resets()};
+    const bool quiet = ibx_captures_wait_try();
+    const bool found = own->events && put_events(cuda, streams, count, quiet, own) &&
+                       put_behind_legacy(cuda, quiet, own);
+    if (quiet)
+        ibx_captures_wait_end();
+    if (streams)
+        ibx_handles_release(streams, count);
+    return found;
+}
+
+static void forget_own(const struct ibx_cuda *cuda, struct own *own)
+{
+    while (own->count && own->resets == ibx_copies_resets())
+        cuda->event_destroy(own->events[--own->count]);
+    free(own->events);
+}
+
+/* False: CUDA fails. */
+static bool wait_for_own(struct copies *x, uint64_t client, const struct own *own)
+{
+    uint64_t ns = 0;
+    int rc = 0;
+    for (size_t i = 0; i < own->count && !rc; i++)
+        rc = x->cuda->event_synchronize(own->events[i]);
+    if (x->thread_stream && !rc)
+        rc = x->cuda->stream_synchronize(IBX_CUDA_STREAM_PER_THREAD);
+    while (!rc && ibx_left_work_any(x->cuda, client, 0))
+        ibx_nap(&ns);
+    return !rc;
+}
+
+/* Where a session of its own resets the context meanwhile, it is that one's turn. */
+bool ibx_own_work_wait(struct copies *x)
+{
+    struct own own = {.events = NULL};
+    void *context = NULL;
+    if (!ibx_clients_several(x) || !ibx_clients_find_work(x) || ibx_named_any_unseen() ||
+        !ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context ||
+        !ibx_clients_give_begin())
+        return false;
+    const uint64_t client = ibx_clients_number(x);
+    ibx_captures_spare(x, 0);
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    const bool over = !is_captured(x) && find_own(x->cuda, client, context, &own) &&
+                      wait_for_own(x, client, &own);
+    forget_own(x->cuda, &own);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    ibx_clients_give_end();
+    return over;
+}
+
+/* ---------------------------------------------------------------------------- all work */
+
+/* Whether that of others may be under way, in the context. */
+static bool others_work(struct copies *x, uint64_t client, const void *context)
+{
+    size_t count = 0, i = 0;
+    if (ibx_clients_use_thread_streams(x) || !ibx_captures_wait_try())
+        return true;
+    struct handle **streams = ibx_handles_hold_streams(0, context, &count);
+    while (i < count && (ibx_handles_client(streams[i]) == client ||
+                         x->cuda->stream_query((void *)(uintptr_t)ibx_handles_value(streams[i])) !=
+                             IBX_CUDA_NOT_READY))
+        i++;
+    const bool any = !streams || i < count || ibx_left_work_any(x->cuda, 0, UINT64_MAX) ||
+                     x->cuda->stream_query(IBX_CUDA_STREAM_LEGACY) == IBX_CUDA_NOT_READY;
+    if (streams)
+        ibx_handles_release(streams, count);
+    ibx_captures_wait_end();
+    return any;
+}
+
+/* Its own is over. False: it goes by cudaFree, as long as nobody else works, or if CUDA has no
+ * other way. */
+static bool free_beside(struct copies *x, uint64_t memory, const void *context)
+{
+    if (!ibx_own_work_wait(x) || !others_work(x, ibx_clients_number(x), context))
+        return false;
+    const uint64_t number = ibx_owners_number(memory);
+    void *stream = ibx_own_stream_begin();
+    const bool freed = stream && ibx_own_free_async(memory, stream);
+    if (stream)
+        ibx_own_stream_end(x->cuda, stream);
+    if (freed)
+        ibx_owners_remove(memory, number);
+    return freed;
+}
+
+bool ibx_own_work_free(struct copies *x, uint64_t memory)
+{
+    const void *context = NULL;
+    void *popped = NULL;
+    if (!ibx_clients_several(x) || !ibx_copies_have_cuda(x) ||
+        !ibx_copies_runtime("cudaFreeAsync") || ibx_virtual_holds(memory) ||
+        !ibx_handles_is_own(x, IBX_HANDLE_MEMORY, memory, &context) || !context ||
+        x->cuda->ctx_push_current((void *)(uintptr_t)context))
+        return false;
+    const bool freed = free_beside(x, memory, context);
+    x->cuda->ctx_pop_current(&popped);
+    return freed;
+}
+
+enum ibx_work ibx_own_work_settle(struct copies *x, unsigned ms, uint64_t *whose)
+{
+    void *context = NULL;
+    if (!ibx_clients_several(x) || !ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) ||
+        !context)
+        return IBX_WORK_OVER;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    const enum ibx_work work = ibx_work_wait(x, IBX_CLIENT_NONE, context, ms, whose);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    return work == IBX_WORK_OWN && *whose == IBX_CLIENT_NONE ? IBX_WORK_OVER : work;
+}
+
+/* What uses it may be unknown: CUDA waits for that, too, as it gives it back. */
+bool ibx_own_work_leave(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    struct ibx_taken taken = {.kind = kind, .value = value, .owned = ibx_owners_number(value)};
+    uint64_t whose;
+    if (!ibx_clients_several(x) || !ibx_handles_is_own(x, kind, value, &taken.context))
+        return false;
+    ibx_own_work_wait(x);
+    const enum ibx_work work = ibx_own_work_settle(x, SETTLE_MS, &whose);
+    if (work == IBX_WORK_OVER || work == IBX_WORK_LOST || !ibx_handles_remove(x, kind, value))
+        return false;
+    if (!ibx_client_ends_leave(&taken)) {
+        ibx_own_work_settle_all(x);
+        ibx_own_give_back(x, &taken, 1);
+    }
+    return true;
+}
+
+static void tell(struct copies *x, uint64_t whose)
+{
+    struct ibx_client_name name = {"the default stream, which all clients share,"},
+                           own = {"a client"};
+    ibx_clients_name(ibx_clients_number(x), &own);
+    if (whose)
+        ibx_clients_name(whose, &name);
+    ibx_log(
+        IBX_LOG_WARN,
+        "%s gives something back, and waits until the work of %s has ended: CUDA would wait for "
+        "it, and let nobody else do anything meanwhile",
+        own.text, name.text);
+}
+
+void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n)
+{
+    uint8_t *last = ibx_request_ends_name(&x->requests, bytes, n, "cudaUnregisterFatBinary");
+    uint64_t whose;
+    if (!last)
+        return;
+    const unsigned ms = x->keeps_kernels ? MOMENT_MS : SETTLE_MS;
+    const enum ibx_work work = ibx_own_work_settle(x, ms, &whose);
+    x->keeps_kernels = work != IBX_WORK_OVER && work != IBX_WORK_LOST;
+    if (!x->keeps_kernels)
+        return;
+    ibx_functions_share(ibx_copies_user(x), 0);
+    *last = '?';
+}
+
+/* What is waited for is there at one moment; others may always have some that is newer. So each
+ * moment gets twice as long as the one before. */
+void ibx_own_work_settle_all(struct copies *x)
+{
+    uint64_t whose, waited = 0;
+    for (unsigned ms = SETTLE_MS;; ms = ms < SETTLE_MOST_MS ? 2 * ms : ms) {
+        const enum ibx_work work = ibx_own_work_settle(x, ms, &whose);
+        if (work == IBX_WORK_OVER || work == IBX_WORK_LOST)
+            return;
+        if (waited < TOLD_MS && waited + ms >= TOLD_MS)
+            tell(x, whose);
+        waited += ms;
+    }
+}

@@ -1,0 +1,612 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Memory that is mapped apart from its addresses (cuMemAddressReserve, cuMemCreate, cuMemMap), by
+ * the driver here. The requests are in own_requests/.
+ *
+ * CUDA follows a handle of such memory as an address, also one that was made up, and maps memory
+ * beyond the addresses that were reserved, where others' are. So a client has numbers of memory,
+ * and names addresses that it has reserved itself and mappings as they are. What is reserved counts
+ * as memory of the client's from then on (handle_memory.c, owners.c), mapped or not: by that
+ * copies, sets and kernels' arguments of others are refused, and it is given back behind the
+ * client's work when that has ended. Memory counts as allocated (rdma.device_memory) from its
+ * making until it is neither named nor mapped. It is cleared as what cudaMalloc makes: at addresses
+ * of its own, before the client learns of it.
+ *
+ * All calls of the driver's about mappings are made under the lock: they do not wait for work. Each
+ * copy of a client's asks here as long as anybody has reserved anything, and one who has much must
+ * not make it slow for others.
+ */
+#include "frontend-glue/clients/virtual_memory.h"
+#include "frontend-glue/clients/clients.h"
+#include "frontend-glue/clients/ranges.h"
+#include "frontend-glue/session/mapped_memory.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define SUPPORTED  102 /* CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+#define READ_WRITE 3u  /* CU_MEM_ACCESS_FLAGS_PROT_READWRITE */
+
+struct memory {
+    struct ibx_range number; /* one, by which the client knows it */
+    struct memory *next, **at;
+    unsigned long long handle; /* CUDA's */
+    size_t n;
+    struct ibx_tenant *tenant;
+    uint64_t charge; /* of IBX_HOLD_DEVICE */
+    const void *context;
+    unsigned mappings;
+    bool named; /* by the client; once it is not CUDA's handle is gone */
+};
+
+struct mapping {
+    struct ibx_range range;
+    struct memory *of;
+};
+
+struct addresses {
+    struct ibx_range range;
+    struct addresses *next, **at;
+    uint64_t n;
+    struct ibx_tenant *tenant;
+    uint64_t client;
+    const void *context;
+    void *mappings, *cover; /* trees of the former, and of what all of them cover */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all of these */
+static struct memory *memories;
+static struct addresses *reserved;
+static void *memory_tree, *reserved_tree; /* of the same */
+static uint64_t numbers;
+static atomic_uint reservations; /* of what there is none nobody waits for the lock */
+
+/* The driver's, which may be older. */
+static struct driver {
+    int (*granularity)(size_t *n, const struct ibx_mapped_properties *properties, int option);
+    int (*reserve)(uint64_t *address, size_t n, size_t alignment, uint64_t wanted,
+                   unsigned long long flags);
+    int (*free)(uint64_t address, size_t n);
+    int (*create)(unsigned long long *handle, size_t n,
+                  const struct ibx_mapped_properties *properties, unsigned long long flags);
+    int (*release)(unsigned long long handle);
+    int (*map)(uint64_t address, size_t n, size_t offset, unsigned long long handle,
+               unsigned long long flags);
+    int (*unmap)(uint64_t address, size_t n);
+    int (*set_access)(uint64_t address, size_t n, const struct ibx_mapped_access *list,
+                      size_t count);
+    int (*get_access)(unsigned long long *flags, const struct ibx_mapped_location *location,
+                      uint64_t address);
+} driver;
+static bool driver_has_all;
+
+static void look_up(void)
+{
+    *(void **)&driver.granularity = ibx_cuda_symbol("cuMemGetAllocationGranularity");
+    *(void **)&driver.reserve = ibx_cuda_symbol("cuMemAddressReserve");
+    *(void **)&driver.free = ibx_cuda_symbol("cuMemAddressFree");
+    *(void **)&driver.create = ibx_cuda_symbol("cuMemCreate");
+    *(void **)&driver.release = ibx_cuda_symbol("cuMemRelease");
+    *(void **)&driver.map = ibx_cuda_symbol("cuMemMap");
+    *(void **)&driver.unmap = ibx_cuda_symbol("cuMemUnmap");
+    *(void **)&driver.set_access = ibx_cuda_symbol("cuMemSetAccess");
+    *(void **)&driver.get_access = ibx_cuda_symbol("cuMemGetAccess");
+    driver_has_all = driver.granularity && driver.reserve && driver.free && driver.create &&
+                     driver.release && driver.map && driver.unmap && driver.set_access &&
+                     driver.get_access;
+}
+
+bool ibx_virtual_is_known(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, look_up);
+    return driver_has_all;
+}
+
+/* Around what is locked, and calls of the driver's: none of them ends a capture. */
+static int enter(void)
+{
+    pthread_mutex_lock(&lock);
+    return ibx_cuda_capture_relax(ibx_cuda_load(NULL));
+}
+
+static void leave(int mode)
+{
+    ibx_cuda_capture_restore(ibx_cuda_load(NULL), mode);
+    pthread_mutex_unlock(&lock);
+}
+
+static struct ibx_mapped_properties of_device(int device)
+{
+    return (struct ibx_mapped_properties){.type = IBX_MAPPED_PINNED,
+                                          .at = {IBX_MAPPED_OF_DEVICE, device}};
+}
+
+int ibx_virtual_granularity(const struct copies *x, int device, int option, size_t *n)
+{
+    const struct ibx_mapped_properties properties = of_device(device);
+    int supported = 0;
+    const int rc = x->cuda->device_get_attribute(&supported, SUPPORTED, device);
+    return rc ? rc : supported ? driver.granularity(n, &properties, option) : CUDA_NOT_SUPPORTED;
+}
+
+/* ------------------------------------------------------------------------------- addresses */
+
+/* Locked. Whosever they are. */
+static struct addresses *around(uint64_t at)
+{
+    return ibx_ranges_find(reserved_tree, at, at);
+}
+
+/* Locked. Those that hold all of n bytes, and are the client's; NULL: there are none. */
+static struct addresses *own(struct copies *x, uint64_t at, uint64_t n)
+{
+    struct addresses *a = n ? around(at) : NULL;
+    return a && n <= a->n - (at - a->range.begin) && a->tenant == x->isolation.tenant &&
+                   a->client == ibx_clients_number(x)
+               ? a
+               : NULL;
+}
+
+bool ibx_virtual_holds(uint64_t address)
+{
+    if (!atomic_load(&reservations))
+        return false;
+    pthread_mutex_lock(&lock);
+    const bool holds = around(address);
+    pthread_mutex_unlock(&lock);
+    return holds;
+}
+
+bool ibx_virtual_lacks(uint64_t address, uint64_t n)
+{
+    if (!atomic_load(&reservations))
+        return false;
+    pthread_mutex_lock(&lock);
+    const struct addresses *a = around(address);
+    const bool lacks = a && n && !ibx_cover_has(a->cover, address, ibx_range_last(address, n));
+    pthread_mutex_unlock(&lock);
+    return lacks;
+}
+
+static struct ibx_quota *entries_of(struct ibx_tenant *tenant)
+{
+    return ibx_tenant_quota(tenant, IBX_HOLD_ALLOCATIONS);
+}
+
+static bool count_addresses(const struct addresses *a)
+{
+    struct ibx_quota *bytes = ibx_tenant_quota(a->tenant, IBX_HOLD_ADDRESSES);
+    if (!ibx_quota_take(bytes, a->n))
+        return false;
+    if (ibx_quota_take(entries_of(a->tenant), 1))
+        return true;
+    ibx_quota_give(bytes, a->n);
+    return false;
+}
+
+static void count_addresses_no_more(const struct addresses *a)
+{
+    ibx_quota_give(ibx_tenant_quota(a->tenant, IBX_HOLD_ADDRESSES), a->n);
+    ibx_quota_give(entries_of(a->tenant), 1);
+}
+
+/* Locked. */
+static bool enter_addresses(struct addresses *a)
+{
+    if (!ibx_ranges_add(&reserved_tree, &a->range))
+        return false;
+    a->at = &reserved;
+    a->next = reserved;
+    if (a->next)
+        a->next->at = &a->next;
+    reserved = a;
+    atomic_fetch_add(&reservations, 1);
+    return true;
+}
+
+/* Locked. They have no mappings. */
+static void give_back(struct addresses *a)
+{
+    ibx_ranges_remove(&reserved_tree, &a->range);
+    *a->at = a->next;
+    if (a->next)
+        a->next->at = a->at;
+    driver.free(a->range.begin, a->n);
+    count_addresses_no_more(a);
+    atomic_fetch_sub(&reservations, 1);
+    free(a);
+}
+
+/* Locked. CUDA's result. */
+static int reserve_there(struct copies *x, struct addresses *a, size_t alignment)
+{
+    void *context = NULL;
+    int rc = x->cuda->ctx_get_current(&context);
+    if (!rc)
+        rc = driver.reserve(&a->range.begin, a->n, alignment, 0, 0);
+    if (rc)
+        return rc;
+    a->range.last = ibx_range_last(a->range.begin, a->n);
+    a->context = context;
+    if (enter_addresses(a))
+        return 0;
+    driver.free(a->range.begin, a->n);
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+/* Locked. NULL: the tenant has too many, or there is no memory. */
+static struct addresses *reserve_some(struct copies *x, size_t n, size_t alignment, int *rc)
+{
+    struct addresses *a = malloc(sizeof(*a));
+    *rc = CUDA_MEMORY_ALLOCATION;
+    if (!a)
+        return NULL;
+    *a = (struct addresses){.n = n, .tenant = x->isolation.tenant, .client = ibx_clients_number(x)};
+    if (count_addresses(a)) {
+        *rc = reserve_there(x, a, alignment);
+        if (!*rc)
+            return a;
+        count_addresses_no_more(a);
+    }
+    free(a);
+    return NULL;
+}
+
+int ibx_virtual_reserve(struct copies *x, size_t n, size_t alignment, uint64_t *begin,
+                        const void **context)
+{
+    int rc;
+    const int mode = enter();
+    const struct addresses *a = reserve_some(x, n, alignment, &rc);
+    if (a) {
+        *begin = a->range.begin;
+        *context = a->context;
+    }
+    leave(mode);
+    return rc;
+}
+
+/* Locked. All of them, and nothing is mapped there. */
+static bool is_empty(const struct addresses *a, uint64_t begin, uint64_t n)
+{
+    return a->range.begin == begin && a->n == n && !a->mappings;
+}
+
+bool ibx_virtual_is_empty(struct copies *x, uint64_t begin, uint64_t n)
+{
+    const int mode = enter();
+    const struct addresses *a = own(x, begin, n);
+    const bool is = a && is_empty(a, begin, n);
+    leave(mode);
+    return is;
+}
+
+/* ---------------------------------------------------------------------------------- memory */
+
+/* Locked. It is neither named nor mapped any more. */
+static void give_back_memory(struct memory *m)
+{
+    if (m->named || m->mappings)
+        return;
+    ibx_ranges_remove(&memory_tree, &m->number);
+    *m->at = m->next;
+    if (m->next)
+        m->next->at = m->at;
+    ibx_quota_give(ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE), m->charge);
+    ibx_quota_give(entries_of(m->tenant), 1);
+    free(m);
+}
+
+/* Locked. */
+static struct memory *find(uint64_t number)
+{
+    return ibx_ranges_find(memory_tree, number, number);
+}
+
+/* Locked. */
+static void name_no_more(struct memory *m)
+{
+    if (!m->named)
+        return;
+    driver.release(m->handle);
+    m->named = false;
+    give_back_memory(m);
+}
+
+void ibx_virtual_end_memory(uint64_t number)
+{
+    const int mode = enter();
+    struct memory *m = find(number);
+    if (m)
+        name_no_more(m);
+    leave(mode);
+}
+
+/* At addresses that nobody knows, in the current context. */
+static int clear_here(struct copies *x, const struct memory *m, int device)
+{
+    const struct ibx_mapped_access access = {{IBX_MAPPED_OF_DEVICE, device}, READ_WRITE};
+    uint64_t at = 0;
+    int rc = driver.reserve(&at, m->n, 0, 0, 0);
+    if (rc)
+        return rc;
+    rc = driver.map(at, m->n, 0, m->handle, 0);
+    if (!rc) {
+        rc = driver.set_access(at, m->n, &access, 1);
+        if (!rc && !ibx_clear_new(x, at, m->n))
+            rc = CUDA_MEMORY_ALLOCATION;
+        driver.unmap(at, m->n);
+    }
+    driver.free(at, m->n);
+    return rc;
+}
+
+/* Other devices need not reach it. */
+static int clear(struct copies *x, const struct memory *m, int device)
+{
+    void *context = NULL, *popped = NULL;
+    int rc = x->cuda->device_primary_ctx_retain
+                 ? x->cuda->device_primary_ctx_retain(&context, device)
+                 : CUDA_NOT_SUPPORTED;
+    if (rc)
+        return rc;
+    rc = x->cuda->ctx_push_current(context);
+    if (!rc) {
+        rc = clear_here(x, m, device);
+        x->cuda->ctx_pop_current(&popped);
+    }
+    x->cuda->device_primary_ctx_release(device);
+    return rc;
+}
+
+/* Counts as what cudaMalloc makes. */
+static bool count(struct copies *x, struct memory *m)
+{
+    struct ibx_quota *bytes = ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE);
+    if (!ibx_quota_take(entries_of(m->tenant), 1))
+        return false;
+    m->charge = x->isolation.limited ? m->n : 0;
+    while (!ibx_quota_take(bytes, m->charge)) {
+        if (!ibx_client_ends_wait()) {
+            ibx_quota_give(entries_of(m->tenant), 1);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void count_no_more(const struct memory *m)
+{
+    ibx_quota_give(ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE), m->charge);
+    ibx_quota_give(entries_of(m->tenant), 1);
+}
+
+/* CUDA's, and cleared. */
+static int make(struct copies *x, struct memory *m, int device)
+{
+    const struct ibx_mapped_properties properties = of_device(device);
+    void *context = NULL;
+    int rc = x->cuda->ctx_get_current(&context);
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    if (!rc)
+        rc = driver.create(&m->handle, m->n, &properties, 0);
+    while (rc == CUDA_MEMORY_ALLOCATION && ibx_client_ends_wait())
+        rc = driver.create(&m->handle, m->n, &properties, 0);
+    m->context = context;
+    if (!rc && ibx_clients_were_several()) {
+        rc = clear(x, m, device);
+        if (rc)
+            driver.release(m->handle);
+    }
+    ibx_cuda_capture_restore(x->cuda, mode);
+    return rc;
+}
+
+/* False: no memory. */
+static bool enter_memory(struct memory *m)
+{
+    const int mode = enter();
+    m->number.begin = m->number.last = ++numbers;
+    const bool entered = ibx_ranges_add(&memory_tree, &m->number);
+    if (entered) {
+        m->named = true;
+        m->at = &memories;
+        m->next = memories;
+        if (m->next)
+            m->next->at = &m->next;
+        memories = m;
+    } else {
+        driver.release(m->handle);
+    }
+    leave(mode);
+    return entered;
+}
+
+int ibx_virtual_create(struct copies *x, size_t n, int device, uint64_t *number)
+{
+    struct memory *m = malloc(sizeof(*m));
+    if (m)
+        *m = (struct memory){.n = n, .tenant = x->isolation.tenant};
+    if (!m || !count(x, m)) {
+        free(m);
+        return CUDA_MEMORY_ALLOCATION;
+    }
+    int rc = make(x, m, device);
+    if (!rc && !enter_memory(m))
+        rc = CUDA_MEMORY_ALLOCATION;
+    if (rc) {
+        count_no_more(m);
+        free(m);
+        return rc;
+    }
+    *number = m->number.begin;
+    return 0;
+}
+
+/* -------------------------------------------------------------------------------- mappings */
+
+/* Locked. What is mapped in any of n bytes. */
+static struct mapping *touched(const struct addresses *a, uint64_t at, uint64_t n)
+{
+    return ibx_ranges_find(a->mappings, at, at + n - 1);
+}
+
+/* Locked. Whether no mapping lies across an end of n bytes. */
+static bool ends_are_free(const struct addresses *a, uint64_t at, uint64_t n)
+{
+    const struct mapping *first = touched(a, at, 1), *last = touched(a, at + n - 1, 1);
+    return (!first || first->range.begin == at) && (!last || last->range.last == at + n - 1);
+}
+
+/* Locked. Whether they are whole mappings, without a gap. */
+static bool are_whole(const struct addresses *a, uint64_t at, uint64_t n)
+{
+    return ends_are_free(a, at, n) && ibx_cover_has(a->cover, at, at + n - 1);
+}
+
+/* Locked. False: no memory. */
+static bool enter_mapping(struct addresses *a, struct mapping *m)
+{
+    if (!ibx_ranges_add(&a->mappings, &m->range))
+        return false;
+    if (ibx_cover_add(&a->cover, m->range.begin, m->range.last)) {
+        m->of->mappings++;
+        return true;
+    }
+    ibx_ranges_remove(&a->mappings, &m->range);
+    return false;
+}
+
+/* Locked. All of one piece of memory: CUDA has no parts of it either. */
+static int map_there(struct addresses *a, uint64_t at, struct memory *of)
+{
+    if (touched(a, at, of->n))
+        return CUDA_INVALID_VALUE;
+    struct mapping *m = malloc(sizeof(*m));
+    if (!m || !ibx_quota_take(entries_of(a->tenant), 1)) {
+        free(m);
+        return CUDA_MEMORY_ALLOCATION;
+    }
+    *m = (struct mapping){{at, at + of->n - 1}, of};
+    int rc = driver.map(at, of->n, 0, of->handle, 0);
+    if (!rc && !enter_mapping(a, m)) {
+        driver.unmap(at, of->n);
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
+    if (rc) {
+        ibx_quota_give(entries_of(a->tenant), 1);
+        free(m);
+    }
+    return rc;
+}
+
+int ibx_virtual_map(struct copies *x, uint64_t at, uint64_t n, uint64_t number)
+{
+    const int mode = enter();
+    struct memory *of = find(number);
+    struct addresses *a = own(x, at, n);
+    const int rc = !of || !of->named || !a ? CUDA_INVALID_VALUE
+                   : of->n != n            ? CUDA_NOT_SUPPORTED
+                                           : map_there(a, at, of);
+    leave(mode);
+    return rc;
+}
+
+/* Locked. */
+static void drop(struct addresses *a, struct mapping *m)
+{
+    ibx_ranges_remove(&a->mappings, &m->range);
+    ibx_cover_remove(&a->cover, m->range.begin, m->range.last);
+    m->of->mappings--;
+    give_back_memory(m->of);
+    ibx_quota_give(entries_of(a->tenant), 1);
+    free(m);
+}
+
+int ibx_virtual_unmap(struct copies *x, uint64_t at, uint64_t n)
+{
+    const int mode = enter();
+    struct addresses *a = own(x, at, n);
+    const int rc = a && ends_are_free(a, at, n) ? driver.unmap(at, n) : CUDA_INVALID_VALUE;
+    for (struct mapping *m; !rc && (m = touched(a, at, n));)
+        drop(a, m);
+    leave(mode);
+    return rc;
+}
+
+int ibx_virtual_set_access(struct copies *x, uint64_t at, uint64_t n, int device, unsigned flags)
+{
+    const struct ibx_mapped_access access = {{IBX_MAPPED_OF_DEVICE, device}, flags};
+    const int mode = enter();
+    const struct addresses *a = own(x, at, n);
+    const int rc =
+        a && are_whole(a, at, n) ? driver.set_access(at, n, &access, 1) : CUDA_INVALID_VALUE;
+    leave(mode);
+    return rc;
+}
+
+int ibx_virtual_get_access(struct copies *x, uint64_t at, int device, unsigned long long *flags)
+{
+    const struct ibx_mapped_location location = {IBX_MAPPED_OF_DEVICE, device};
+    const int mode = enter();
+    const struct addresses *a = own(x, at, 1);
+    const int rc =
+        a && touched(a, at, 1) ? driver.get_access(flags, &location, at) : CUDA_INVALID_VALUE;
+    leave(mode);
+    return rc;
+}
+
+/* ---------------------------------------------------------------------------- it is given back */
+
+/* Locked. With what is mapped there. */
+static void end(struct addresses *a)
+{
+    for (struct mapping *m; (m = touched(a, a->range.begin, a->n));) {
+        driver.unmap(m->range.begin, m->of->n);
+        drop(a, m);
+    }
+    give_back(a);
+}
+
+bool ibx_virtual_end_addresses(uint64_t begin)
+{
+    if (!atomic_load(&reservations))
+        return false;
+    const int mode = enter();
+    struct addresses *a = around(begin);
+    const bool is = a && a->range.begin == begin;
+    if (is)
+        end(a);
+    leave(mode);
+    return is;
+}
+
+bool ibx_virtual_free(struct copies *x, uint64_t begin, uint64_t n)
+{
+    const int mode = enter();
+    struct addresses *a = own(x, begin, n);
+    const bool is = a && is_empty(a, begin, n);
+    if (is)
+        give_back(a);
+    leave(mode);
+    return is;
+}
+
+/* Its handles go with the context as well (handles.c). */
+void ibx_virtual_forget(const void *context)
+{
+    const int mode = enter();
+    for (struct memory *m = memories, *next; m; m = next) {
+        next = m->next;
+        if (!context || m->context == context)
+            name_no_more(m);
+    }
+    for (struct addresses *a = reserved, *next; a; a = next) {
+        next = a->next;
+        if (!context || a->context == context)
+            end(a);
+    }
+    leave(mode);
+}

@@ -1,0 +1,482 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Short calls that are no copies: run here as GVirtuS's handler runs them, by the same functions of
+ * the same runtime in the same thread, but without what it does around them. So their results, and
+ * the thread's last error, are the handler's.
+ */
+#include "frontend-glue/device_calls/device_calls.h"
+
+#include "common/clock.h"
+#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/math_calls.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define PASSES  INT32_MIN   /* no cudaError_t: GVirtuS runs it */
+#define NOWHERE ((void *)1) /* an address that CUDA refuses */
+
+/* What runs requests of our own. */
+typedef int own_requests(struct copies *x, const struct ibx_request *q, struct ibx_writer *out);
+
+/* A call's arguments, and what it answers beside its exit code. */
+struct arguments {
+    struct ibx_reader in;
+    uint8_t out[IBX_EXTRA_OUT_MAX];
+    const uint8_t *long_out; /* instead of it; NULL: no */
+    size_t out_n;
+};
+
+/* Functions of the runtime; NULL: it has none. */
+static struct {
+    int (*event_record)(void *event, void *stream);
+    int (*stream_wait_event)(void *stream, void *event, unsigned flags);
+    int (*event_query)(void *event);
+    int (*event_synchronize)(void *event);
+    int (*stream_query)(void *stream);
+    int (*stream_synchronize)(void *stream);
+    int (*device_synchronize)(void);
+    int (*graph_launch)(void *graph, void *stream);
+    int (*memset)(void *address, int value, size_t n);
+    int (*malloc)(void **address, size_t n);
+    int (*free)(void *address);
+    int (*enable_peer)(int peer, unsigned flags);
+    int (*disable_peer)(int peer);
+} runtime;
+
+static void *pointer(struct ibx_reader *r)
+{
+    return pointer_to(ibx_get_u64(r));
+}
+
+static int event_record(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    void *event = pointer(&a->in);
+    return runtime.event_record(event, pointer(&a->in));
+}
+
+static int stream_wait_event(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    void *stream = pointer(&a->in), *event = pointer(&a->in);
+    return runtime.stream_wait_event(stream, event, ibx_get_u32(&a->in));
+}
+
+static int event_query(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    return runtime.event_query(pointer(&a->in));
+}
+
+static int event_synchronize(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    return runtime.event_synchronize(pointer(&a->in));
+}
+
+static int stream_query(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    return runtime.stream_query(pointer(&a->in));
+}
+
+static int stream_synchronize(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    return runtime.stream_synchronize(pointer(&a->in));
+}
+
+static int device_synchronize(struct copies *x, struct arguments *a)
+{
+    (void)a;
+    if (ibx_own_work_wait(x))
+        return 0;
+    ibx_captures_wait_begin(x);
+    const int rc = runtime.device_synchronize();
+    ibx_captures_wait_end();
+    return rc;
+}
+
+/* One that nobody here has seen, or is another tenant's, is left to GVirtuS's handler. */
+static int graph_launch(struct copies *x, struct arguments *a)
+{
+    void *graph = pointer(&a->in);
+    if (!ibx_handles_know(x, IBX_HANDLE_EXEC, (uintptr_t)graph))
+        return PASSES;
+    void *stream = pointer(&a->in);
+    const bool room = ibx_graph_launches(x, (uintptr_t)graph, (uintptr_t)stream);
+    const int rc =
+        room ? ibx_frees_launch(x, runtime.graph_launch, graph, stream) : CUDA_MEMORY_ALLOCATION;
+    ibx_handles_let_go(x);
+    return rc;
+}
+
+static int set_memory(struct copies *x, struct arguments *a)
+{
+    void *address = pointer(&a->in);
+    const int value = (int)ibx_get_u32(&a->in);
+    const uint64_t n = ibx_get_u64(&a->in);
+    if (!ibx_isolation_allows_now(x, (uintptr_t)address, n))
+        return PASSES;
+    return runtime.memset(address, value, n);
+}
+
+/* What tenants allocate and free is noted on GVirtuS's way, where they are kept apart or limited.
+ */
+static bool is_noted(const struct copies *x)
+{
+    return x->isolation.on || x->isolation.limited;
+}
+
+static void free_again(struct copies *x, void *address)
+{
+    uint64_t number;
+    if (ibx_memory_free_begin(x, (uintptr_t)address, &number))
+        ibx_memory_free_end((uintptr_t)address, number, !runtime.free(address));
+}
+
+static int allocate_noted(struct copies *x, void **address, uint64_t n)
+{
+    ibx_memory_make_begin(x);
+    const int rc = runtime.malloc(address, n);
+    if (!rc && *address)
+        ibx_memory_add(x, (uintptr_t)*address, n, false);
+    ibx_memory_make_end(x);
+    if (rc || !*address || ibx_clear_new(x, (uintptr_t)*address, n))
+        return rc;
+    free_again(x, *address);
+    *address = NULL;
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+static int allocate(struct copies *x, struct arguments *a)
+{
+    void *address = NULL;
+    if (is_noted(x) || !x->allocates_plainly)
+        return PASSES;
+    const uint64_t n = ibx_get_u64(&a->in);
+    int rc = allocate_noted(x, &address, n);
+    while (rc == CUDA_MEMORY_ALLOCATION && ibx_client_ends_wait()) {
+        ibx_copies_forget_error();
+        rc = allocate_noted(x, &address, n);
+    }
+    struct ibx_writer w = ibx_writer_of(a->out, sizeof(a->out));
+    ibx_put_u64(&w, (uintptr_t)address);
+    a->out_n = w.length;
+    return rc;
+}
+
+static int free_noted(struct copies *x, void *address)
+{
+    if (ibx_own_work_free(x, (uintptr_t)address))
+        return 0;
+    if (is_noted(x))
+        return PASSES;
+    ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
+    ibx_end_gone((uintptr_t)address); /* after the call another thread may share that address */
+    ibx_frees_begin(x, (uintptr_t)address);
+    const int rc = runtime.free(address);
+    ibx_frees_end();
+    return rc;
+}
+
+static int free_held(struct copies *x, void *address)
+{
+    uint64_t number;
+    ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
+    if (!address)
+        return is_noted(x) ? PASSES : runtime.free(address);
+    ibx_isolation_allows(x, (uintptr_t)address, 1); /* says so if not */
+    if (!ibx_memory_free_begin(x, (uintptr_t)address, &number))
+        return is_noted(x) ? PASSES : runtime.free(NOWHERE);
+    const int rc = free_noted(x, address);
+    ibx_memory_free_end((uintptr_t)address, number, !rc);
+    return rc;
+}
+
+static int give_back(struct copies *x, struct arguments *a)
+{
+    void *address = pointer(&a->in);
+    ibx_held_by_free(x, (uintptr_t)address);
+    const int rc = free_held(x, address);
+    ibx_held_end(x);
+    return rc;
+}
+
+#define INVALID_FUNCTION    98    /* cudaError_t */
+#define ATTRIBUTES_BYTES    4096u /* more than cudaFuncAttributes has */
+#define PEER_ACCESS_ENABLED 704   /* cudaError_t */
+
+/* All clients have one context on a device. What another one has enabled this one may enable, too.
+ */
+static int enable_peer(struct copies *x, struct arguments *a)
+{
+    int (*peek_error)(void) = NULL, (*get_error)(void) = NULL;
+    (void)x;
+    const int peer = (int)ibx_get_u32(&a->in);
+    *(void **)&peek_error = ibx_copies_runtime("cudaPeekAtLastError");
+    *(void **)&get_error = ibx_copies_runtime("cudaGetLastError");
+    if (!peek_error || !get_error || peek_error()) /* that one would be lost */
+        return PASSES;
+    const int rc = runtime.enable_peer(peer, ibx_get_u32(&a->in));
+    if (rc != PEER_ACCESS_ENABLED)
+        return rc;
+    get_error();
+    return 0;
+}
+
+/* Others may have enabled it as well: it stays, but that of a device that there is not. */
+static int disable_peer(struct copies *x, struct arguments *a)
+{
+    int (*can_reach)(int *can, int device, int peer) = NULL;
+    int can = 0;
+    const int peer = (int)ibx_get_u32(&a->in);
+    *(void **)&can_reach = ibx_copies_runtime("cudaDeviceCanAccessPeer");
+    const bool known = can_reach && peer >= 0 && peer != x->device;
+    return known && !can_reach(&can, x->device, peer) && can ? 0 : runtime.disable_peer(peer);
+}
+
+static const struct handler {
+    const char *name; /* on the wire, and in the runtime */
+    void *at;
+    int (*run)(struct copies *x, struct arguments *a);
+    size_t length; /* of the body */
+    int event_at;  /* in the body; -1: it names none */
+} handlers[] = {
+    {"cudaEventRecord", &runtime.event_record, event_record, 16, 0},
+    {"cudaStreamWaitEvent", &runtime.stream_wait_event, stream_wait_event, 20, 8},
+    {"cudaEventQuery", &runtime.event_query, event_query, 8, 0},
+    {"cudaEventSynchronize", &runtime.event_synchronize, event_synchronize, 8, 0},
+    {"cudaStreamQuery", &runtime.stream_query, stream_query, 8, -1},
+    {"cudaStreamSynchronize", &runtime.stream_synchronize, stream_synchronize, 8, -1},
+    {"cudaDeviceSynchronize", &runtime.device_synchronize, device_synchronize, 0, -1},
+    {"cudaGraphLaunch", &runtime.graph_launch, graph_launch, 16, -1},
+    {"cudaMemset", &runtime.memset, set_memory, 20, -1},
+    {"cudaMalloc", &runtime.malloc, allocate, 8, -1},
+    {"cudaFree", &runtime.free, give_back, 8, -1},
+    {"cudaDeviceEnablePeerAccess", &runtime.enable_peer, enable_peer, 8, -1},
+    {"cudaDeviceDisablePeerAccess", &runtime.disable_peer, disable_peer, 4, -1},
+};
+#define HANDLERS (sizeof(handlers) / sizeof(handlers[0]))
+
+/* ------------------------------------------------------------------------- the runtime */
+
+static const struct ibx_call *known[HANDLERS]; /* by handler; NULL: the runtime has it not */
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool loaded;
+
+/* The runtime is there at the latest when a session has made a call that was GVirtuS's. */
+static bool load(struct copies *x)
+{
+    if (atomic_load_explicit(&loaded, memory_order_acquire))
+        return true;
+    if (x->tried_runtime)
+        return false;
+    x->tried_runtime = true;
+    pthread_mutex_lock(&loading);
+    const bool there = ibx_copies_runtime("cudaGetLastError");
+    for (size_t i = 0; i < HANDLERS && there && !atomic_load(&loaded); i++) {
+        void *function = ibx_copies_runtime(handlers[i].name);
+        memcpy(handlers[i].at, &function, sizeof(function));
+        if (function)
+            known[i] = ibx_call_find(handlers[i].name, strlen(handlers[i].name) + 1);
+    }
+    if (there)
+        atomic_store(&loaded, true);
+    pthread_mutex_unlock(&loading);
+    return there;
+}
+
+static const struct handler *handler_of(const struct ibx_call *call, uint64_t length)
+{
+    size_t i = 0;
+    while (i < HANDLERS && known[i] != call)
+        i++;
+    return i < HANDLERS && handlers[i].length == length ? &handlers[i] : NULL;
+}
+
+/* -------------------------------------------------------------------------- the calls */
+
+/* As CUDA does for a function that is none. */
+static int no_function(void)
+{
+    int (*attributes_of)(void *attributes, const void *function) = NULL;
+    _Alignas(8) uint8_t attributes[ATTRIBUTES_BYTES];
+    *(void **)&attributes_of = ibx_copies_runtime("cudaFuncGetAttributes");
+    const int rc = attributes_of ? attributes_of(attributes, NULL) : 0;
+    return rc ? rc : INVALID_FUNCTION;
+}
+
+/* A launch into another stream than the captured one may end the capture when it fails, and would
+ * fail in another way when it is tried again. */
+static int launch(struct copies *x, const struct ibx_request *q)
+{
+    const bool tried = !ibx_copies_captures();
+    if (tried && !ibx_copies_launch(x, q->body, (size_t)q->length))
+        return 0;
+    const int code = ibx_copies_launch_check(x, q->body, (size_t)q->length);
+    const int made = code ? -1 : ibx_copies_launch_by_runtime(x, q->body, (size_t)q->length, tried);
+    if (made >= 0)
+        return made;
+    x->handler.launch_checked = !code;
+    return code == INVALID_FUNCTION ? no_function() : code ? code : PASSES;
+}
+
+static int run_own(struct copies *x, const struct ibx_request *q, struct arguments *a,
+                   own_requests *own)
+{
+    struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
+    const int code = own(x, q, &out);
+    a->out_n = code ? 0 : out.length;
+    return code;
+}
+
+/* What a library adds may come into a graph. */
+static int run_math(struct copies *x, const struct ibx_request *q, struct arguments *a)
+{
+    struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
+    const int status = ibx_copies_math(x, q, &out);
+    a->long_out = out.data != a->out ? out.data : NULL;
+    a->out_n = status ? 0 : out.length;
+    x->handler.captures = q->called->kind == IBX_CALL_LIBRARY ? CAPTURES_SPARED : CAPTURES_UNUSED;
+    return status;
+}
+
+static bool names_event(struct copies *x, const struct ibx_request *q, int at)
+{
+    struct ibx_reader r = ibx_reader_of(q->body + at, 8);
+    return ibx_named_event(x, ibx_get_u64(&r));
+}
+
+/* As CUDA does for an event that is none. */
+static int refused(struct copies *x)
+{
+    const int rc = load(x) && runtime.event_query ? runtime.event_query(NULL) : 0;
+    return rc ? rc : CUDA_INVALID_HANDLE;
+}
+
+static int run(struct copies *x, const struct ibx_request *q, struct arguments *a,
+               own_requests *own)
+{
+    uint64_t stream = 0; /* cudaMemset's is the legacy one */
+    int reset = 0;
+    if (ibx_call_stream(q->called, q->body, (size_t)q->length, &stream) ||
+        q->called->kind == IBX_CALL_ENQUEUES)
+        ibx_captures_spare(x, stream);
+    if (!ibx_named_stream(x, stream))
+        return refused(x);
+    if (q->called->kind == IBX_CALL_RESETS)
+        return ibx_own_reset(x, &reset) ? reset : PASSES;
+    if (ibx_extra_is(q->called->name))
+        return run_own(x, q, a, own);
+    if (ibx_math_is(q->called->name))
+        return run_math(x, q, a);
+    if (q->called->kind == IBX_CALL_LAUNCH)
+        return launch(x, q);
+    const bool peers = q->called->kind == IBX_CALL_OTHER;
+    if (!(peers ? ibx_copies_begin_context(x) : ibx_copies_able(x)))
+        return PASSES; /* the thread's first call makes a context, which takes long */
+    const struct handler *handler = load(x) ? handler_of(q->called, q->length) : NULL;
+    if (handler && handler->event_at >= 0 && !names_event(x, q, handler->event_at))
+        return refused(x);
+    return handler ? handler->run(x, a) : PASSES;
+}
+
+int ibx_copies_call(struct copies *x, const struct ibx_request *q, own_requests *own)
+{
+    const uint64_t began = ibx_now_ns();
+    struct arguments a = {.in = ibx_reader_of(q->body, (size_t)q->length)};
+    uint8_t head[IBX_REPLY_HEAD_MAX];
+    const int code = run(x, q, &a, own);
+    if (code == PASSES)
+        return IBX_REQUEST_PASS;
+    const bool room = ibx_graph_captures(x, q->called, q->body, (size_t)q->length);
+    x->handler.captures = CAPTURES_UNUSED;
+    if (!room)
+        return ibx_captures_full(x);
+    if (code && !ibx_math_is(q->called->name))
+        ibx_copies_note_error(x, code);
+    ibx_session_consume(x->s, q);
+    const double seconds = (double)(ibx_now_ns() - began) / 1e9;
+    ssize_t rc = ibx_session_write(x->s, head,
+                                   ibx_reply_head(x->replies.shape, code, seconds, a.out_n, head));
+    if (rc >= 0 && a.out_n)
+        rc = ibx_session_write(x->s, a.long_out ? a.long_out : a.out, a.out_n);
+    if (rc >= 0)
+        rc = ibx_session_sync(x->s);
+    return rc < 0 ? (int)rc : IBX_REQUEST_DONE;
+}
+
+/* ----------------------------------------------------------------- what GVirtuS does itself */
+
+/* Of libraries that put nothing into any stream. */
+static bool is_harmless(const char *name)
+{
+    return !strncmp(name, "nvml", 4) || !strncmp(name, "nvrtc", 5);
+}
+
+/* In streams of a library's own, or in one that nobody here sees it name: GVirtuS may have plugins
+ * of any library. */
+static bool may_hide_work(const char *name)
+{
+    const char *plain = strncmp(name, "__", 2) ? name : name + 2;
+    if (is_harmless(name) || ibx_named_knows(name))
+        return false;
+    const bool is_cuda = !strncmp(plain, "cuda", 4) ||
+                         (!strncmp(plain, "cu", 2) && plain[2] >= 'A' && plain[2] <= 'Z');
+    return !is_cuda || strstr(plain, "Async") || strstr(plain, "Launch");
+}
+
+void ibx_copies_call_read(struct copies *x, const char *name)
+{
+    const enum ibx_call_kind kind = ibx_call_find(name, strlen(name) + 1)->kind;
+    x->handler.captures = ibx_captures_use(name, kind);
+    ibx_made_read(x, name);
+    if (ibx_call_is_open(kind) && may_hide_work(name))
+        ibx_clients_hide_work(x);
+    x->handler.allocates = !strcmp(name, "cudaMalloc");
+    x->handler.selects = !strcmp(name, "cudaSetDevice");
+    x->handler.registrations = ibx_registrations_use(name);
+    x->handler.makes_graph =
+        x->handler.captures == CAPTURES_ENDED || !strcmp(name, "cudaGraphCreate");
+    x->handler.makes_exec = !strcmp(name, "cudaGraphInstantiate");
+    x->handler.unloads = strstr(name, "cudaUnregisterFatBinary") != NULL;
+    x->handler.changes_kernels = kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS;
+    if (x->handler.changes_kernels)
+        ibx_registrations_changed();
+}
+
+/* One that GVirtuS's handler has answered: requests of our own name it, too. */
+static void note_handle(struct copies *x, enum ibx_handle_kind kind)
+{
+    struct ibx_reader r = ibx_reader_of(x->replies.last, 8);
+    const uint64_t handle = ibx_get_u64(&r);
+    if (x->replies.last_size != 8)
+        ibx_named_graph_unseen();
+    else if (handle && ibx_graph_note(x, kind, handle)) {
+        if (kind == IBX_HANDLE_EXEC)
+            ibx_handles_made_so(x, handle, x->handler.exec_size);
+        else if (!ibx_graph_measure(x, handle) && ibx_handles_remove(x, kind, handle))
+            ibx_copies_undo("cudaGraphDestroy", handle);
+    }
+}
+
+void ibx_copies_call_answered(struct copies *x)
+{
+    const int code = x->replies.exit_code;
+    if (x->handler.allocates && !code)
+        x->allocates_plainly = x->replies.last_size == 8;
+    ibx_captures_answered(x, code);
+    ibx_made_answered(x);
+    if ((x->handler.makes_graph || x->handler.makes_exec) && !code)
+        note_handle(x, x->handler.makes_graph ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
+    ibx_room_end(&x->handler.exec_room);
+    x->handler.captures = CAPTURES_UNUSED;
+    if (x->handler.changes_kernels) /* others have looked them up while it ran */
+        ibx_registrations_changed();
+    x->handler.allocates = x->handler.changes_kernels = x->handler.makes_graph =
+        x->handler.makes_exec = false;
+}

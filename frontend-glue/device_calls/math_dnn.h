@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Graphs of cuDNN: what is checked beside what math_calls.c checks. */
+#ifndef IBX_FRONTEND_GLUE_DEVICE_CALLS_MATH_DNN_H
+#define IBX_FRONTEND_GLUE_DEVICE_CALLS_MATH_DNN_H
+
+#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/session/math_calls.h"
+
+/* Before a call of cuDNN's: 0, or the status that refuses it. */
+int ibx_dnn_check(struct copies *x, const struct ibx_math_function *f,
+                  const union ibx_math_value *values);
+/* Behind one that has succeeded. */
+void ibx_dnn_done(const struct ibx_math_function *f, const union ibx_math_value *values);
+/* A descriptor is about to end. */
+void ibx_dnn_ended(uint64_t descriptor);
+/* Runs a plan with the addresses and values that the request has. The library's status. */
+int ibx_dnn_execute(struct copies *x, void *function, const union ibx_math_value *values);
+
+#endif

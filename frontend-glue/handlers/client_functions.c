@@ -1,0 +1,594 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/handlers/client_functions.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/quota.h"
+#include "common/wire.h"
+#include "frontend-glue/handlers/module_owners.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define BUCKETS      16384u
+#define HANDLE_BYTES IBX_FUNCTIONS_MODULE /* of a module's name, "0x..." with its NUL */
+#define HANDLE_LEAST 7u
+#define UNLOAD_MS    1000u /* that a module's end waits for requests that use it */
+#define NAME_KNOWN   23u   /* characters of a request's name that are known */
+#define NOTED_BYTES  512u  /* that is noted of one registration, here and by GVirtuS */
+
+/* No address: the runtime finds it by its value, or not at all. */
+#define FUNCTION_FIRST UINT64_C(0x1b80000000000000)
+#define FUNCTION_STEP  16u
+
+/* Sessions keep pointers to it, so it is never freed. */
+struct ibx_client_module {
+    struct ibx_client_module *next, **at; /* its bucket's; when it is gone, those of all */
+    struct function *functions;
+    char handle[HANDLE_BYTES]; /* as the client names it */
+    char name[HANDLE_BYTES];   /* as GVirtuS does; as long */
+    uint64_t client;
+    const struct ibx_tenant *tenant;
+    struct ibx_module_owner *owner; /* until it is gone */
+    struct ibx_client_module *next_of_owner, **of_owner;
+    struct ibx_quota *quota; /* that so many bytes count in; NULL: none */
+    uint64_t bytes;
+    atomic_uint users; /* requests */
+    atomic_bool gone;
+};
+
+struct function {
+    struct function *next, **at; /* its bucket's */
+    struct function *next_of_module, **of_module;
+    struct function *next_named, **of_named; /* its bucket's, by its name */
+    struct function *earlier; /* which is there again without this one: of another module */
+    struct ibx_client_module *module;
+    uint64_t address, name;
+    uint64_t called; /* a sum of what its module calls it */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ibx_client_module *modules[BUCKETS]; /* that are not gone */
+static struct ibx_client_module *left; /* the others, to which launches' caches may point */
+static struct function *buckets[BUCKETS], *named[BUCKETS];
+static uint64_t salt; /* no client can choose what comes into one bucket; 0: not known yet */
+/* So many names were given. Until there is a module, registrations may be of a form that is not
+ * known here, and all addresses stay. */
+static uint64_t functions, handles;
+
+/* ------------------------------------------------------------------------------ the table */
+
+/* Locked. */
+static size_t bucket_of(uint64_t value)
+{
+    while (!salt && getrandom(&salt, sizeof(salt), GRND_NONBLOCK) != sizeof(salt))
+        salt = ibx_now_ns();
+    value = (value ^ salt) * UINT64_C(0xff51afd7ed558ccd);
+    value = (value ^ value >> 32 ^ salt) * UINT64_C(0x9e3779b97f4a7c15);
+    return (size_t)(value >> 32) % BUCKETS;
+}
+
+static uint64_t sum_of(const char *text)
+{
+    uint64_t sum = UINT64_C(14695981039346656037); /* FNV-1a */
+    for (; *text; text++)
+        sum = (sum ^ (uint8_t)*text) * UINT64_C(1099511628211);
+    return sum;
+}
+
+/* Locked. False: no memory. */
+static bool enter(struct ibx_client_module *m)
+{
+    struct ibx_module_owner *owner = ibx_module_owner_make(m->client);
+    if (!owner)
+        return false;
+    owner->orphan = false;
+    m->owner = owner;
+    m->next_of_owner = owner->modules;
+    m->of_owner = &owner->modules;
+    if (m->next_of_owner)
+        m->next_of_owner->of_owner = &m->next_of_owner;
+    owner->modules = m;
+    return true;
+}
+
+/* Locked. */
+static void leave(struct ibx_client_module *m)
+{
+    struct ibx_module_owner *owner = m->owner;
+    *m->of_owner = m->next_of_owner;
+    if (m->next_of_owner)
+        m->next_of_owner->of_owner = m->of_owner;
+    m->owner = NULL;
+    ibx_module_owner_left(owner);
+}
+
+/* Locked. Of a client's modules of that name. */
+static struct ibx_client_module **modules_at(const struct ibx_functions_user *user,
+                                             const char *handle)
+{
+    return &modules[bucket_of(sum_of(handle) + user->client)];
+}
+
+/* Locked. */
+static struct ibx_client_module *module_of(const struct ibx_functions_user *user,
+                                           const char *handle)
+{
+    struct ibx_client_module *m = *modules_at(user, handle);
+    while (m && (m->client != user->client || m->tenant != user->tenant ||
+                 strcmp(m->handle, handle) != 0))
+        m = m->next;
+    return m;
+}
+
+/* Locked. */
+static void link_in(struct function *f, struct function **at)
+{
+    f->next = *at;
+    f->at = at;
+    if (f->next)
+        f->next->at = &f->next;
+    *at = f;
+}
+
+/* Locked. */
+static void link_out(struct function *f)
+{
+    *f->at = f->next;
+    if (f->next)
+        f->next->at = f->at;
+}
+
+/* Locked. */
+static void forget(struct function *f)
+{
+    link_out(f);
+    if (f->earlier)
+        link_in(f->earlier, f->at);
+    *f->of_module = f->next_of_module;
+    if (f->next_of_module)
+        f->next_of_module->of_module = f->of_module;
+    *f->of_named = f->next_named;
+    if (f->next_named)
+        f->next_named->of_named = f->of_named;
+    free(f);
+}
+
+/* Of two programs, or of two clients that run: each has the variables of its own module. */
+static bool differ(const struct function *a, const struct function *b)
+{
+    const struct ibx_client_module *m = a->module, *other = b->module;
+    return a->called != b->called || strcmp(m->handle, other->handle) != 0 ||
+           (!m->owner->orphan && !other->owner->orphan && m->client != other->client);
+}
+
+/* Locked. Whether it is of its parent's modules, or of those that either of them shares. */
+static bool is_parents(const struct ibx_functions_user *user, const struct ibx_module_owner *owner)
+{
+    const struct ibx_module_owner *own = ibx_module_owner_find(user->client);
+    const struct ibx_module_owner *parent =
+        user->parent ? ibx_module_owner_find(user->parent) : NULL;
+    return owner == parent || (own && ibx_module_owner_uses(own, owner)) ||
+           (parent && ibx_module_owner_uses(parent, owner));
+}
+
+/* Locked. A client's own, or else its parent's. If that is not known, it may be any of the tenant's
+ * with a function there: one that still runs rather than one of the same program that has ended,
+ * and none in doubt. */
+static const struct function *find(const struct ibx_functions_user *user, uint64_t address)
+{
+    const struct function *found = NULL, *parents = NULL;
+    bool doubtful = false;
+    for (const struct function *f = buckets[bucket_of(address)]; f; f = f->next) {
+        if (f->address != address || f->module->tenant != user->tenant || f->module->owner->over)
+            continue;
+        if (f->module->client == user->client)
+            return f;
+        if (!parents && is_parents(user, f->module->owner))
+            parents = f;
+        doubtful |= found && differ(found, f);
+        if (!found || (found->module->owner->orphan && !f->module->owner->orphan))
+            found = f;
+    }
+    return parents ? parents : doubtful ? NULL : found;
+}
+
+bool ibx_functions_hold(struct ibx_functions_user *user, struct ibx_client_module *module)
+{
+    if (module == user->held)
+        return !module || !atomic_load(&module->gone);
+    ibx_functions_let_go(user);
+    if (!module)
+        return true;
+    atomic_fetch_add(&module->users, 1);
+    user->held = module;
+    if (!atomic_load(&module->gone))
+        return true;
+    ibx_functions_let_go(user);
+    return false;
+}
+
+void ibx_functions_let_go(struct ibx_functions_user *user)
+{
+    if (user->held)
+        atomic_fetch_sub(&user->held->users, 1);
+    user->held = NULL;
+}
+
+uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)
+{
+    pthread_mutex_lock(&lock);
+    const struct function *f = find(user, address);
+    const uint64_t name = f ? f->name : handles ? 0 : address;
+    if (f && f->module->client == user->client)
+        f->module->owner->orphan = false; /* it has come again */
+    const bool held = ibx_functions_hold(user, f ? f->module : NULL);
+    pthread_mutex_unlock(&lock);
+    return held ? name : 0;
+}
+
+/* Locked. No client chooses names, so that they need no salt. */
+static struct function **named_at(uint64_t name)
+{
+    return &named[name / FUNCTION_STEP % BUCKETS];
+}
+
+/* Locked. A client's own may be hidden by one that it has registered later at that address. */
+static bool has(const struct ibx_functions_user *user, const struct function *f)
+{
+    return f && ((f->module->client == user->client && f->module->tenant == user->tenant) ||
+                 find(user, f->address) == f);
+}
+
+uint64_t ibx_functions_address(const struct ibx_functions_user *user, uint64_t name)
+{
+    pthread_mutex_lock(&lock);
+    const struct function *f = *named_at(name);
+    while (f && f->name != name)
+        f = f->next_named;
+    const uint64_t address = has(user, f) ? f->address : handles ? 0 : name;
+    pthread_mutex_unlock(&lock);
+    return address;
+}
+
+void ibx_functions_orphan(uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_module_owner *owner = ibx_module_owner_find(client);
+    if (owner)
+        owner->orphan = true;
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_functions_any(uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    const struct ibx_module_owner *owner = ibx_module_owner_find(client);
+    const bool any = owner && owner->modules;
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
+bool ibx_functions_share(struct ibx_functions_user *user, uint64_t address)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_module_owner *owner = ibx_module_owner_make(user->client);
+    const struct function *f = owner && address ? find(user, address) : NULL;
+    const bool shared = f ? ibx_module_owner_use(owner, f->module->owner) : !handles;
+    if (owner)
+        owner->ends = true;
+    pthread_mutex_unlock(&lock);
+    return shared;
+}
+
+void ibx_functions_inherit(uint64_t client, uint64_t parent)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_module_owner *other = parent ? ibx_module_owner_find(parent) : NULL;
+    struct ibx_module_owner *owner = other ? ibx_module_owner_make(client) : NULL;
+    if (owner)
+        ibx_module_owner_use(owner, other);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_functions_ended(uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_module_owner *owner = ibx_module_owner_find(client);
+    if (owner)
+        ibx_module_owner_ended(owner);
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_functions_end(uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    const struct ibx_module_owner *owner = ibx_module_owner_find(client);
+    const bool end = owner && (owner->ends || owner->uses);
+    pthread_mutex_unlock(&lock);
+    return end;
+}
+
+/* ---------------------------------------------------------------------------- registrations */
+
+/* Twice its length, then its bytes with their NUL; NULL: it is none. */
+static char *get_string(struct ibx_reader *r, uint8_t *body, size_t *n)
+{
+    const uint64_t length = ibx_get_u64(r), again = ibx_get_u64(r);
+    const size_t at = r->position;
+    if (r->failed || !length || length != again || length > r->length - at ||
+        !ibx_get_bytes(r, (size_t)length) || body[at + length - 1])
+        return NULL;
+    *n = (size_t)length;
+    return (char *)body + at;
+}
+
+/* As long as the other one, with its NUL, and not like an address. */
+static void make_name(char *name, size_t n)
+{
+    static const char digits[] = "0123456789abcdefghijklmnopqrstuvwxyz";
+    uint64_t number = ++handles;
+    name[n - 1] = 0;
+    for (size_t i = n - 2; i; i--) {
+        name[i] = digits[number % 36];
+        number /= 36;
+    }
+    name[0] = 'm';
+}
+
+/* Locked. Of a module that ends as it should the entry is left. */
+static void give_bytes(struct ibx_client_module *m)
+{
+    if (m->quota && m->bytes > sizeof(*m))
+        ibx_quota_give(m->quota, m->bytes - sizeof(*m));
+    m->bytes = 0;
+}
+
+/* Locked. What the handler makes of a request of n bytes counts as the module's. */
+static bool take_bytes(const struct ibx_functions_user *user, struct ibx_client_module *m, size_t n)
+{
+    if (!user->quota)
+        return true;
+    if ((m->quota && m->quota != user->quota) || !ibx_quota_take(user->quota, n + NOTED_BYTES))
+        return false;
+    m->quota = user->quota;
+    m->bytes += n + NOTED_BYTES;
+    return true;
+}
+
+/* False: it would come to GVirtuS's table of all clients under a name that the client chooses. */
+static bool add_module(const struct ibx_functions_user *user, char *handle, size_t n, size_t bytes,
+                       bool *room)
+{
+    const bool sound = n >= HANDLE_LEAST && n <= HANDLE_BYTES && strlen(handle) + 1 == n;
+    struct ibx_client_module *m = sound ? malloc(sizeof(*m)) : NULL;
+    if (!m)
+        return false;
+    struct ibx_client_module **at = modules_at(user, handle);
+    *m = (struct ibx_client_module){
+        .next = *at, .at = at, .client = user->client, .tenant = user->tenant};
+    *room = take_bytes(user, m, bytes);
+    if (!*room || !enter(m)) {
+        if (*room && m->quota)
+            ibx_quota_give(m->quota, m->bytes);
+        free(m);
+        return false;
+    }
+    memcpy(m->handle, handle, n);
+    make_name(m->name, n);
+    memcpy(handle, m->name, n);
+    if (m->next)
+        m->next->at = &m->next;
+    *at = m;
+    return true;
+}
+
+/* Locked. */
+static struct function *function_at(const struct ibx_client_module *m, uint64_t address)
+{
+    struct function *f = buckets[bucket_of(address)];
+    while (f && !(f->address == address && f->module->client == m->client &&
+                  f->module->tenant == m->tenant))
+        f = f->next;
+    return f;
+}
+
+/* Locked. At an address a client has the function that it has registered there last. Two libraries
+ * with the same template may share one: when the later one is closed, the earlier one's is left. */
+static void hide_earlier(struct function *f)
+{
+    struct function *earlier;
+    while ((earlier = function_at(f->module, f->address)) && earlier->module == f->module)
+        forget(earlier);
+    if (!earlier)
+        return;
+    link_out(earlier);
+    link_in(earlier, &f->earlier);
+}
+
+/* Behind the module: the function, and the two names that this has there. */
+static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint8_t *body)
+{
+    const size_t at = r->position;
+    size_t n;
+    const uint64_t address = ibx_get_u64(r);
+    const char *called = get_string(r, body, &n);
+    struct function *f = called && get_string(r, body, &n) ? malloc(sizeof(*f)) : NULL;
+    if (!f)
+        return false;
+    *f = (struct function){.module = m,
+                           .address = address,
+                           .name = FUNCTION_FIRST + ++functions * FUNCTION_STEP,
+                           .called = sum_of(called)};
+    hide_earlier(f);
+    link_in(f, &buckets[bucket_of(address)]);
+    f->next_of_module = m->functions;
+    f->of_module = &m->functions;
+    if (f->next_of_module)
+        f->next_of_module->of_module = &f->next_of_module;
+    m->functions = f;
+    f->of_named = named_at(f->name);
+    f->next_named = *f->of_named;
+    if (f->next_named)
+        f->next_named->of_named = &f->next_named;
+    *f->of_named = f;
+    struct ibx_writer w = ibx_writer_of(body + at, 8);
+    ibx_put_u64(&w, f->name);
+    return true;
+}
+
+/* Locked. Nobody looks for it any more. */
+static void unlink_module(struct ibx_client_module *m)
+{
+    leave(m);
+    *m->at = m->next;
+    if (m->next)
+        m->next->at = m->at;
+    m->next = left;
+    left = m;
+}
+
+/* Locked, and not while it waits. Whether no request uses it, and none will. */
+static bool end_module(struct ibx_client_module *m)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(UNLOAD_MS);
+    atomic_store(&m->gone, true);
+    unlink_module(m);
+    while (m->functions)
+        forget(m->functions);
+    while (atomic_load(&m->users) && ibx_now_ns() < deadline) {
+        const struct timespec pause = ibx_timespec_of(UINT64_C(1000000));
+        pthread_mutex_unlock(&lock);
+        nanosleep(&pause, NULL);
+        pthread_mutex_lock(&lock);
+    }
+    if (!atomic_load(&m->users)) {
+        give_bytes(m);
+        return true;
+    }
+    ibx_log(IBX_LOG_WARN,
+            "kernels of a client stay registered, since one of its launches has not returned for "
+            "%u ms: see what it runs",
+            UNLOAD_MS);
+    return false;
+}
+
+bool ibx_functions_any_over(void)
+{
+    pthread_mutex_lock(&lock);
+    const bool any = ibx_module_owner_over();
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
+size_t ibx_functions_next_over(char *name)
+{
+    struct ibx_module_owner *owner;
+    size_t n = 0;
+    pthread_mutex_lock(&lock);
+    while (!n && (owner = ibx_module_owner_over())) {
+        struct ibx_client_module *m = owner->modules;
+        if (!end_module(m))
+            continue;
+        n = strlen(m->name) + 1;
+        memcpy(name, m->name, n);
+    }
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
+/* Without a module handlers refuse it, before they copy strings that are none. */
+static void refuse(uint8_t *body, size_t n)
+{
+    if (n >= 16)
+        memset(body + 8, 0, 8);
+}
+
+/* To handlers, which do not read the second length. */
+static bool is_string(const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const uint64_t length = ibx_get_u64(&r), again = ibx_get_u64(&r);
+    return !r.failed && again && length <= ibx_reader_left(&r);
+}
+
+static bool begins(const char *name, const char *with)
+{
+    return !strncmp(name, with, strlen(with));
+}
+
+/* Behind the module of a variable: its address, what the client and what the module call it. */
+static bool names_variable(struct ibx_reader *r, uint8_t *body)
+{
+    size_t n;
+    return get_string(r, body, &n) && get_string(r, body, &n) && get_string(r, body, &n);
+}
+
+/* Locked. Whether the handler may get it. *room: false if there is none. */
+static bool registers(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n,
+                      bool *room)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    size_t length = 0;
+    char *handle = get_string(&r, body, &length);
+    struct ibx_client_module *m = handle ? module_of(user, handle) : NULL;
+    if (!strcmp(name, "cudaRegisterFatBinary"))
+        return handle ? add_module(user, handle, length, n, room) : !handles && !is_string(body, n);
+    if (!m || strlen(handle) + 1 != length)
+        return !handles; /* another client's, or nobody's */
+    *room = begins(name, "cudaUnregister") || take_bytes(user, m, n);
+    if (!*room)
+        return false;
+    memcpy(handle, m->name, length);
+    if (!strcmp(name, "cudaRegisterFunction"))
+        return add_function(m, &r, body);
+    if (!strcmp(name, "cudaRegisterVar"))
+        return names_variable(&r, body);
+    if (begins(name, "cudaRegisterShared"))
+        return get_string(&r, body, &length);
+    return !begins(name, "cudaUnregister") || end_module(m);
+}
+
+/* --------------------------------------------------------------------------------- requests */
+
+/* Where handlers of G5 find a function, so many bytes behind the beginning, or before the end. */
+static const struct {
+    const char *name;
+    int at;
+} uses[] = {
+    {"cudaFuncGetAttributes", -8},
+    {"cudaFuncSetAttribute", 0},
+    {"cudaFuncSetCacheConfig", 0},
+    {"cudaLaunchKernel", 0},
+    {"cudaOccupancyMaxActiveBlocksPerMultiprocessor", 12}, /* and ...WithFlags */
+};
+
+static void name_function(struct ibx_functions_user *user, int at, uint8_t *body, size_t n)
+{
+    const size_t from = at < 0 ? n - (size_t)-at : (size_t)at;
+    if (from > n || n - from < 8)
+        return;
+    struct ibx_reader r = ibx_reader_of(body + from, 8);
+    struct ibx_writer w = ibx_writer_of(body + from, 8);
+    ibx_put_u64(&w, ibx_functions_take(user, ibx_get_u64(&r)));
+}
+
+bool ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n)
+{
+    bool room = true;
+    if (begins(name, "cudaRegister") || begins(name, "cudaUnregister")) {
+        pthread_mutex_lock(&lock);
+        if (!registers(user, name, body, n, &room))
+            refuse(body, n);
+        pthread_mutex_unlock(&lock);
+        return room;
+    }
+    for (size_t i = 0; i < sizeof(uses) / sizeof(uses[0]); i++) {
+        if (!strncmp(uses[i].name, name, NAME_KNOWN))
+            name_function(user, uses[i].at, body, n);
+    }
+    return room;
+}

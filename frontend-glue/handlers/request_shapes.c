@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/handlers/request_shapes.h"
+
+#include "common/wire.h"
+
+#include <string.h>
+
+#define NAME_KNOWN 23u /* characters of a request's name */
+
+/* Where in a body; 0: nowhere. */
+#define F(x) ((x) + 1) /* from its first byte on */
+#define E(x) (-(x))    /* before its end */
+
+#define TO_DEVICE  1u /* cudaMemcpyKind */
+#define ON         3
+#define KIND(x)    (1u << (x))
+#define ALL_KINDS  31u
+#define FROM_TO_ON (KIND(1) | KIND(2) | KIND(3))
+
+#define TOO_LONG (UINT64_C(1) << 62)
+
+static const struct shape {
+    const char *name;
+    int present;    /* a u64: 0 is NULL, for which the handler does not look; else bytes follow */
+    int kind;       /* an i32 */
+    unsigned kinds; /* bits: those for which the handler returns a result */
+    int instead;    /* of another: the handler refuses it, or 3, and CUDA refuses NULL */
+    int payload;    /* of copies to the device: its length, with its bytes behind it */
+    int strings;    /* ... or so many strings, and then that */
+    int count;      /* bytes that are copied from there; or */
+    int rows;       /* three u64: the source's pitch, width and height */
+} shapes[] = {
+    {.name = "cudaFuncGetAttributes", .present = F(0)},
+    {.name = "cudaGetDeviceProperties", .present = F(0)},
+    {.name = "cudaGetSymbolSize", .present = F(0)},
+    {.name = "cudaMallocArray", .present = F(0)},
+    {.name = "cudaMemcpy3D", .present = F(0)},
+    {"cudaMemcpy", 0, E(4), FROM_TO_ON, ON, F(8), 0, E(12), 0},
+    {"cudaMemcpyAsync", 0, E(12), ALL_KINDS, ON, F(8), 0, E(20), 0},
+    {"cudaMemcpy2D", 0, E(4), FROM_TO_ON, ON, F(8), 0, 0, E(28)},
+    {"cudaMemcpyToSymbol", F(8), E(4), ALL_KINDS, 0, F(0), 2, E(20), 0},
+    {"cudaMemcpyFromSymbol", F(16), E(4), ALL_KINDS, 0, 0, 0, 0, 0},
+    {"cudaMemcpyToArray", 0, E(4), ALL_KINDS, 0, F(24), 0, E(12), 0},
+    {"cudaMemcpyFromArray", 0, E(4), ALL_KINDS, 0, 0, 0, 0, 0},
+    {"cudaMemcpyArrayToArray", 0, E(4), ALL_KINDS, 0, 0, 0, 0, 0},
+    {"cudaMemcpy2DToArray", 0, E(4), ALL_KINDS, 0, F(24), 0, 0, E(28)},
+    {"cudaMemcpy2DFromArray", 0, E(4), KIND(2) | KIND(3), ON, 0, 0, 0, 0},
+};
+#define SHAPES (sizeof(shapes) / sizeof(shapes[0]))
+
+/* SIZE_MAX: outside. */
+static size_t position(int where, size_t n)
+{
+    if (where < 0)
+        return (size_t)-where > n ? SIZE_MAX : n - (size_t)-where;
+    return (size_t)where - 1;
+}
+
+/* 0 where there is none. */
+static uint64_t number(const uint8_t *body, size_t n, size_t at, unsigned bytes)
+{
+    if (at > n || bytes > n - at)
+        return 0;
+    struct ibx_reader r = ibx_reader_of(body + at, bytes);
+    return bytes == 4 ? ibx_get_u32(&r) : ibx_get_u64(&r);
+}
+
+static void put(uint8_t *body, size_t n, size_t at, uint64_t value)
+{
+    if (at > n || n - at < 8)
+        return;
+    struct ibx_writer w = ibx_writer_of(body + at, 8);
+    ibx_put_u64(&w, value);
+}
+
+/* Of a copy that reads more than its payload: CUDA refuses a width that is more than its pitch, so
+ * many bytes of a symbol, and for the others no memory. A row alone may have a pitch of 0. */
+static void refuse_copy(const struct shape *s, uint8_t *body, size_t n)
+{
+    if (s->rows) {
+        put(body, n, position(s->rows, n), 1);
+        put(body, n, position(s->rows, n) + 8, UINT64_MAX);
+        return;
+    }
+    put(body, n, position(s->count, n), s->strings ? TOO_LONG : 1);
+    if (!s->strings)
+        put(body, n, 0, 0);
+}
+
+/* Bytes that the copy reads; of rows of which CUDA refuses the pitch none. */
+static uint64_t bytes_of(const struct shape *s, const uint8_t *body, size_t n)
+{
+    uint64_t bytes = 0;
+    if (s->count)
+        return number(body, n, position(s->count, n), 8);
+    const size_t at = position(s->rows, n);
+    const uint64_t pitch = number(body, n, at, 8), width = number(body, n, at + 8, 8),
+                   height = number(body, n, at + 16, 8);
+    if (!height || (pitch && width > pitch))
+        return 0;
+    return __builtin_mul_overflow(height - 1, pitch, &bytes) ||
+                   __builtin_add_overflow(bytes, width, &bytes)
+               ? UINT64_MAX
+               : bytes;
+}
+
+static void mend_payload(const struct shape *s, uint8_t *body, size_t n)
+{
+    size_t at = position(s->payload, n);
+    for (int i = 0; i < s->strings; i++) { /* each with its length before it, twice */
+        const uint64_t string = number(body, n, at, 8);
+        at = string > n || n - string < 16 || at > n - string - 16 ? n : at + 16 + (size_t)string;
+    }
+    const uint64_t length = number(body, n, at, 8);
+    if (at > n || n - at < 8 || length > n - at - 8)
+        put(body, n, at, TOO_LONG);              /* of which the handler finds too little */
+    if (length && bytes_of(s, body, n) > length) /* without one CUDA refuses NULL */
+        refuse_copy(s, body, n);
+}
+
+static void mend_kind(const struct shape *s, uint8_t *body, size_t n)
+{
+    const size_t at = position(s->kind, n);
+    if (at >= n)
+        return;
+    struct ibx_writer w = ibx_writer_of(body + at, n - at);
+    ibx_put_u32(&w, (uint32_t)s->instead);
+    if (s->instead == ON && at >= 16)
+        memset(body, 0, 16);
+}
+
+/* An i32 that counts them is their last: a negative one would be a very large number. */
+static void mend_devices(uint8_t *body, size_t n)
+{
+    struct ibx_writer w = ibx_writer_of(body + n - 4, 4);
+    if (number(body, n, n - 4, 4) > INT32_MAX)
+        ibx_put_u32(&w, INT32_MAX);
+}
+
+static void mend(const struct shape *s, uint8_t *body, size_t n)
+{
+    if (s->present && !number(body, n, position(s->present, n), 8))
+        put(body, n, position(s->present, n), TOO_LONG); /* of which the handler finds too little */
+    if (!s->kind)
+        return;
+    const uint64_t kind = number(body, n, position(s->kind, n), 4);
+    if (kind > 31 || !(s->kinds & KIND(kind)))
+        mend_kind(s, body, n);
+    else if (kind == TO_DEVICE && s->payload)
+        mend_payload(s, body, n);
+}
+
+void ibx_shapes_mend(const char *name, uint8_t *body, size_t n)
+{
+    size_t i = 0;
+    while (i < SHAPES && strncmp(shapes[i].name, name, NAME_KNOWN) != 0)
+        i++;
+    if (i < SHAPES)
+        mend(&shapes[i], body, n);
+    if (!strcmp(name, "cudaSetValidDevices") && n >= 4)
+        mend_devices(body, n);
+}
+
+void ibx_shapes_bar(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n)
+{
+    static const char *const names[] = {
+        "cudaMemPoolSetAttribute", /* it takes the value for its address */
+        "cudaMemPoolCreate"        /* nobody learns which pool it has made */
+    };
+    const size_t got = watch->got;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const size_t last = strlen(names[i]) - 1;
+        if (watch->stage == IBX_REQUEST_NAME && got <= last && n > last - got &&
+            !memcmp(watch->name, names[i], got) && !memcmp(bytes, names[i] + got, last - got + 1))
+            bytes[last - got] = '?';
+    }
+}

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Requests of our own about arrays, textures and surfaces. Copies are between memory of the device
+ * and arrays: the client brings the bytes there by copies of the usual kind.
+ */
+#include "frontend-glue/own_requests/own_requests.h"
+
+#define ON_DEVICE 3 /* enum cudaMemcpyKind */
+
+static bool is_array(const struct extra *e, const void *array)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array);
+}
+
+static bool is_mipmap(const struct extra *e, const void *mipmap)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_MIPMAP, (uintptr_t)mipmap);
+}
+
+/* A level goes with what it is one of. */
+static int give_back_as(struct extra *e, enum ibx_handle_kind kind)
+{
+    int (*give_back)(void *array) = NULL;
+    void *array = pointer(&e->in);
+    const uint64_t number = ibx_isolation_owned(e->x, (uintptr_t)array);
+    if (!whole(e) || ibx_handles_is_level(e->x, (uintptr_t)array))
+        return CUDA_INVALID_VALUE;
+    if (ibx_own_work_leave(e->x, kind, (uintptr_t)array))
+        return 0;
+    if (!ibx_handles_remove(e->x, kind, (uintptr_t)array))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, give_back);
+    ibx_frees_begin(e->x, 0);
+    const int rc = give_back(array);
+    ibx_frees_end();
+    ibx_owners_remove((uintptr_t)array, number);
+    return rc;
+}
+
+static int free_array(struct extra *e)
+{
+    return give_back_as(e, IBX_HANDLE_ARRAY);
+}
+
+static int free_mipmap(struct extra *e)
+{
+    return give_back_as(e, IBX_HANDLE_MIPMAP);
+}
+
+/* What was made is the client's from now on. */
+static int note_made(struct extra *e, enum ibx_handle_kind kind, uint64_t made, const char *undo)
+{
+    if (ibx_handles_add(e->x, kind, made) && ibx_isolation_own(e->x, made))
+        return 0;
+    ibx_handles_remove(e->x, kind, made);
+    ibx_copies_undo(undo, made);
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+static int malloc_array(struct extra *e)
+{
+    int (*make)(void **array, const struct ibx_cuda_channel *channel, struct ibx_cuda_extent extent,
+                unsigned flags) = NULL;
+    struct ibx_cuda_channel channel;
+    struct ibx_cuda_extent extent;
+    void *array = NULL;
+    ibx_layout_get(&e->in, IBX_LAYOUT_CHANNEL, &channel);
+    ibx_layout_get(&e->in, IBX_LAYOUT_EXTENT, &extent);
+    const unsigned flags = ibx_get_u32(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    if (ibx_extra_limited(e, "arrays"))
+        return CUDA_NOT_SUPPORTED;
+    FUNCTION(e, make);
+    int rc = make(&array, &channel, extent, flags);
+    if (!rc)
+        rc = note_made(e, IBX_HANDLE_ARRAY, (uintptr_t)array, "cudaFreeArray");
+    ibx_put_u64(&e->out, (uintptr_t)array);
+    return rc;
+}
+
+static int malloc_mipmap(struct extra *e)
+{
+    int (*make)(void **mipmap, const struct ibx_cuda_channel *channel,
+                struct ibx_cuda_extent extent, unsigned levels, unsigned flags) = NULL;
+    struct ibx_cuda_channel channel;
+    struct ibx_cuda_extent extent;
+    void *mipmap = NULL;
+    ibx_layout_get(&e->in, IBX_LAYOUT_CHANNEL, &channel);
+    ibx_layout_get(&e->in, IBX_LAYOUT_EXTENT, &extent);
+    const unsigned levels = ibx_get_u32(&e->in), flags = ibx_get_u32(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    if (ibx_extra_limited(e, "arrays"))
+        return CUDA_NOT_SUPPORTED;
+    FUNCTION(e, make);
+    int rc = make(&mipmap, &channel, extent, levels, flags);
+    if (!rc)
+        rc = note_made(e, IBX_HANDLE_MIPMAP, (uintptr_t)mipmap, "cudaFreeMipmappedArray");
+    ibx_put_u64(&e->out, (uintptr_t)mipmap);
+    return rc;
+}
+
+/* CUDA has one array for each level, as long as what it is one of. */
+static int level_of_mipmap(struct extra *e)
+{
+    int (*get)(void **array, const void *mipmap, unsigned level) = NULL;
+    void *mipmap = pointer(&e->in), *array = NULL;
+    const unsigned level = ibx_get_u32(&e->in);
+    if (!whole(e) || !is_mipmap(e, mipmap))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    int rc = get(&array, mipmap, level);
+    if (!rc && !ibx_handles_has(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array) &&
+        (!ibx_handles_add_level(e->x, (uintptr_t)array, (uintptr_t)mipmap) ||
+         !ibx_isolation_own(e->x, (uintptr_t)array))) {
+        ibx_handles_remove(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array); /* nobody's it may not be */
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
+    ibx_put_u64(&e->out, (uintptr_t)array);
+    return rc;
+}
+
+static int to_array(struct extra *e)
+{
+    int (*copy)(void *array, size_t x, size_t y, const void *from, size_t n, int kind) = NULL;
+    void *array = pointer(&e->in);
+    const size_t x = ibx_get_u64(&e->in), y = ibx_get_u64(&e->in);
+    const void *from = pointer(&e->in);
+    const size_t n = ibx_get_u64(&e->in);
+    if (!whole(e) || !is_array(e, array) || !mine(e, from, n))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(array, x, y, from, n, ON_DEVICE);
+}
+
+static int from_array(struct extra *e)
+{
+    int (*copy)(void *to, const void *array, size_t x, size_t y, size_t n, int kind) = NULL;
+    void *to = pointer(&e->in), *array = pointer(&e->in);
+    const size_t x = ibx_get_u64(&e->in), y = ibx_get_u64(&e->in), n = ibx_get_u64(&e->in);
+    if (!whole(e) || !is_array(e, array) || !mine(e, to, n))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(to, array, x, y, n, ON_DEVICE);
+}
+
+static int rows_to_array(struct extra *e)
+{
+    int (*copy)(void *array, size_t x, size_t y, const void *from, size_t pitch, size_t width,
+                size_t height, int kind) = NULL;
+    size_t n;
+    void *array = pointer(&e->in);
+    const size_t x = ibx_get_u64(&e->in), y = ibx_get_u64(&e->in);
+    const void *from = pointer(&e->in);
+    const size_t pitch = ibx_get_u64(&e->in), width = ibx_get_u64(&e->in),
+                 height = ibx_get_u64(&e->in);
+    if (!whole(e) || !is_array(e, array) || !span_of(pitch, width, height, &n) || !mine(e, from, n))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(array, x, y, from, pitch, width, height, ON_DEVICE);
+}
+
+static int rows_from_array(struct extra *e)
+{
+    int (*copy)(void *to, size_t pitch, const void *array, size_t x, size_t y, size_t width,
+                size_t height, int kind) = NULL;
+    size_t n;
+    void *to = pointer(&e->in);
+    const size_t pitch = ibx_get_u64(&e->in);
+    void *array = pointer(&e->in);
+    const size_t x = ibx_get_u64(&e->in), y = ibx_get_u64(&e->in), width = ibx_get_u64(&e->in),
+                 height = ibx_get_u64(&e->in);
+    if (!whole(e) || !is_array(e, array) || !span_of(pitch, width, height, &n) || !mine(e, to, n))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(to, pitch, array, x, y, width, height, ON_DEVICE);
+}
+
+/* Bytes of a row: an array counts in its elements, which have a size of their own. */
+static bool row_of(const struct ibx_cuda_memcpy3d *p, size_t *row)
+{
+    int (*get)(struct ibx_cuda_channel * channel, const void *array) = NULL;
+    const void *array = p->from_array ? p->from_array : p->to_array;
+    struct ibx_cuda_channel c = {0};
+    *row = p->extent.width;
+    if (!array)
+        return true;
+    *(void **)&get = ibx_copies_runtime("cudaGetChannelDesc");
+    return get && !get(&c, array) &&
+           !__builtin_mul_overflow(*row, (size_t)(c.x + c.y + c.z + c.w) / 8, row);
+}
+
+/* Whether what is copied of that memory is the tenant's: from its first byte, whatever comes before
+ * the first row, to the last one that is copied. */
+bool ibx_extra_holds(const struct extra *e, const struct ibx_cuda_pitched *memory,
+                     const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
+                     size_t row)
+{
+    size_t rows, n;
+    if (!extent->depth || __builtin_add_overflow(at->depth, extent->depth - 1, &rows) ||
+        __builtin_mul_overflow(rows, memory->y, &rows) ||
+        __builtin_add_overflow(rows, at->height, &rows) ||
+        __builtin_add_overflow(rows, extent->height, &rows) ||
+        __builtin_add_overflow(row, at->width, &row))
+        return false;
+    return span_of(memory->pitch, row, rows, &n) && mine(e, memory->at, n);
+}
+
+/* One side is either an array or memory. */
+static bool is_side(const struct extra *e, const void *array, const struct ibx_cuda_pitched *memory)
+{
+    return array ? !memory->at && is_array(e, array) : memory->at != NULL;
+}
+
+bool ibx_extra_is_copy(const struct extra *e, const struct ibx_cuda_memcpy3d *p)
+{
+    const struct ibx_cuda_extent *n = &p->extent;
+    size_t row;
+    if (p->kind != ON_DEVICE || !is_side(e, p->from_array, &p->from) ||
+        !is_side(e, p->to_array, &p->to))
+        return false;
+    if (!e->x->isolation.on && (!n->width || !n->height || !n->depth))
+        return true; /* of nothing */
+    return row_of(p, &row) &&
+           (p->from_array || ibx_extra_holds(e, &p->from, &p->from_at, n, row)) &&
+           (p->to_array || ibx_extra_holds(e, &p->to, &p->to_at, n, row));
+}
+
+static int copy_planes(struct extra *e)
+{
+    int (*copy)(const struct ibx_cuda_memcpy3d *parameters) = NULL;
+    struct ibx_cuda_memcpy3d p = {0};
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &p);
+    if (!whole(e) || !ibx_extra_is_copy(e, &p))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(&p);
+}
+
+static int copy_planes_in_stream(struct extra *e)
+{
+    int (*copy)(const struct ibx_cuda_memcpy3d *parameters, void *stream) = NULL;
+    struct ibx_cuda_memcpy3d p = {0};
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &p);
+    void *stream = stream_in(e);
+    if (!whole(e) || !ibx_extra_is_copy(e, &p))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(&p, stream);
+}
+
+static int channel_of(struct extra *e)
+{
+    int (*get)(struct ibx_cuda_channel * channel, const void *array) = NULL;
+    struct ibx_cuda_channel channel = {0};
+    void *array = pointer(&e->in);
+    if (!whole(e) || !is_array(e, array))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(&channel, array);
+    ibx_layout_put(&e->out, IBX_LAYOUT_CHANNEL, &channel);
+    return rc;
+}
+
+/* --------------------------------------------------------------------- textures and surfaces */
+
+static bool is_resource(const struct extra *e, const struct ibx_cuda_resource *resource)
+{
+    size_t n = resource->of.memory.sizes[0];
+    if (resource->kind == IBX_RESOURCE_ARRAY)
+        return is_array(e, resource->of.array);
+    if (resource->kind == IBX_RESOURCE_MIPMAP)
+        return is_mipmap(e, resource->of.array);
+    if (resource->kind == IBX_RESOURCE_PITCH_2D &&
+        !span_of(resource->of.memory.sizes[2], resource->of.memory.sizes[2],
+                 resource->of.memory.sizes[1], &n))
+        return false;
+    /* A program may name more than there is: CUDA looks at the beginning alone. */
+    const uint64_t at = (uintptr_t)resource->of.memory.at;
+    return ibx_isolation_allows(e->x, at, n) && !ibx_copies_is_own(e->x, at, 1);
+}
+
+static int create_texture(struct extra *e)
+{
+    int (*make)(unsigned long long *texture, const struct ibx_cuda_resource *resource,
+                const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view) = NULL;
+    struct ibx_cuda_resource resource;
+    struct ibx_cuda_texture how = {0};
+    struct ibx_cuda_view view = {0};
+    unsigned long long texture = 0;
+    ibx_resource_get(&e->in, &resource);
+    ibx_layout_get(&e->in, IBX_LAYOUT_TEXTURE, &how);
+    const bool viewed = ibx_get_u8(&e->in);
+    if (viewed)
+        ibx_layout_get(&e->in, IBX_LAYOUT_VIEW, &view);
+    if (!whole(e) || !is_resource(e, &resource))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, make);
+    if (!ibx_room_take(e->x, IBX_HOLD_TEXTURES, 1))
+        return CUDA_MEMORY_ALLOCATION;
+    int rc = make(&texture, &resource, &how, viewed ? &view : NULL);
+    if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_TEXTURE, texture)) {
+        ibx_copies_undo("cudaDestroyTextureObject", texture);
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
+    ibx_room_give(e->x, IBX_HOLD_TEXTURES, 1);
+    ibx_put_u64(&e->out, texture);
+    return rc;
+}
+
+static int create_surface(struct extra *e)
+{
+    int (*make)(unsigned long long *surface, const struct ibx_cuda_resource *resource) = NULL;
+    struct ibx_cuda_resource resource;
+    unsigned long long surface = 0;
+    ibx_resource_get(&e->in, &resource);
+    if (!whole(e) || resource.kind != IBX_RESOURCE_ARRAY || !is_resource(e, &resource))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, make);
+    if (!ibx_room_take(e->x, IBX_HOLD_TEXTURES, 1))
+        return CUDA_MEMORY_ALLOCATION;
+    int rc = make(&surface, &resource);
+    if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_SURFACE, surface)) {
+        ibx_copies_undo("cudaDestroySurfaceObject", surface);
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
+    ibx_room_give(e->x, IBX_HOLD_TEXTURES, 1);
+    ibx_put_u64(&e->out, surface);
+    return rc;
+}
+
+static int destroy(struct extra *e, enum ibx_handle_kind kind)
+{
+    int (*destroy_object)(unsigned long long object) = NULL;
+    const unsigned long long object = ibx_get_u64(&e->in);
+    if (!whole(e) || !ibx_handles_remove(e->x, kind, object))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, destroy_object);
+    return destroy_object(object);
+}
+
+static int destroy_texture(struct extra *e)
+{
+    return destroy(e, IBX_HANDLE_TEXTURE);
+}
+
+static int destroy_surface(struct extra *e)
+{
+    return destroy(e, IBX_HANDLE_SURFACE);
+}
+
+/* ---------------------------------------------------------------------------------- requests */
+
+const struct extra_call ibx_array_extras[IBX_EXTRAS] = {
+    [IBX_EXTRA_MALLOC_ARRAY] = {"cudaMalloc3DArray", malloc_array},
+    [IBX_EXTRA_FREE_ARRAY] = {"cudaFreeArray", free_array},
+    [IBX_EXTRA_MALLOC_MIPMAP] = {"cudaMallocMipmappedArray", malloc_mipmap},
+    [IBX_EXTRA_FREE_MIPMAP] = {"cudaFreeMipmappedArray", free_mipmap},
+    [IBX_EXTRA_MIPMAP_LEVEL] = {"cudaGetMipmappedArrayLevel", level_of_mipmap},
+    [IBX_EXTRA_TO_ARRAY] = {"cudaMemcpyToArray", to_array},
+    [IBX_EXTRA_FROM_ARRAY] = {"cudaMemcpyFromArray", from_array},
+    [IBX_EXTRA_2D_TO_ARRAY] = {"cudaMemcpy2DToArray", rows_to_array},
+    [IBX_EXTRA_2D_FROM_ARRAY] = {"cudaMemcpy2DFromArray", rows_from_array},
+    [IBX_EXTRA_MEMCPY_3D] = {"cudaMemcpy3D", copy_planes},
+    [IBX_EXTRA_MEMCPY_3D_ASYNC] = {"cudaMemcpy3DAsync", copy_planes_in_stream},
+    [IBX_EXTRA_CHANNEL_DESC] = {"cudaGetChannelDesc", channel_of},
+    [IBX_EXTRA_CREATE_TEXTURE] = {"cudaCreateTextureObject", create_texture},
+    [IBX_EXTRA_DESTROY_TEXTURE] = {"cudaDestroyTextureObject", destroy_texture},
+    [IBX_EXTRA_CREATE_SURFACE] = {"cudaCreateSurfaceObject", create_surface},
+    [IBX_EXTRA_DESTROY_SURFACE] = {"cudaDestroySurfaceObject", destroy_surface},
+};

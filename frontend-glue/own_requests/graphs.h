@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Shared by the files about graphs. */
+#ifndef IBX_FRONTEND_GLUE_OWN_REQUESTS_GRAPHS_H
+#define IBX_FRONTEND_GLUE_OWN_REQUESTS_GRAPHS_H
+
+#include "frontend-glue/own_requests/own_requests.h"
+
+static inline bool is_graph(const struct extra *e, const void *graph)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
+}
+
+static inline bool is_exec(const struct extra *e, const void *exec)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec);
+}
+
+/* What was made, and cannot be noted, is given back by the runtime's function of that name. */
+static inline int ibx_extra_no_memory(const char *undo, const void *made)
+{
+    ibx_copies_undo(undo, (uintptr_t)made);
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+/* enum cudaGraphNodeType */
+#define MEMCPY_NODE 1
+#define HOST_NODE   3
+
+/* Where a new node is to be, and what it counts as. */
+struct place {
+    void *graph, *behind[IBX_EXTRA_BEHIND];
+    size_t count;
+    uint64_t inner;  /* nodes of the graph that is to be in it */
+    unsigned depth;  /* graphs within each other in it */
+    uint64_t weight; /* of it, reserved; 0: nothing is */
+};
+
+/* nodes.c */
+bool ibx_extra_get_place(struct extra *e, struct place *p);
+/* Before it is made: 0 when its room is reserved, until the next call. */
+int ibx_extra_node_room(struct extra *e, struct place *p);
+/* The answer to a request for a node that was made, if rc is 0. */
+int ibx_extra_answer_node(struct extra *e, int rc, struct place *p, void *node);
+/* What can be launched, or NULL for the graph itself; and one of the nodes that it was made of. */
+bool ibx_extra_get_node(struct extra *e, void **exec, void **node);
+
+/* graphs.c */
+
+/* How many functions of the client's that graph calls, copies with the host among them. */
+int ibx_extra_count_functions(struct copies *x, void *graph, size_t *count);
+
+/* node_parameters.c: before the node is destroyed, whose graph the client may have asked for.
+ */
+void ibx_extra_forget_child(struct extra *e, void *node);
+
+/* copies.c */
+
+/* The number of the function of a node that copies between host and device; 0: it is none. */
+uint64_t ibx_extra_copy_of_node(struct extra *e, void *node);
+/* A graph has a function of the client's from now on, or what is captured from a stream has
+ * (host_work.c). It is released when that has gone, with its copies and what was made of them. */
+void ibx_extra_graph_calls(void *graph, void *repeated);
+void ibx_extra_capture_calls(void *stream, void *repeated);
+
+#endif

@@ -1,0 +1,536 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Requests of our own about the nodes of graphs. */
+#include "frontend-glue/own_requests/graphs.h"
+
+#include <stdlib.h>
+
+#define CONDITIONAL_NODE 13 /* enum cudaGraphNodeType */
+
+bool ibx_extra_get_place(struct extra *e, struct place *p)
+{
+    p->inner = p->weight = 0;
+    p->depth = 0;
+    p->graph = pointer(&e->in);
+    p->count = ibx_get_u16(&e->in);
+    if (p->count > IBX_EXTRA_BEHIND || !is_graph(e, p->graph))
+        return false;
+    for (size_t i = 0; i < p->count; i++) {
+        p->behind[i] = pointer(&e->in);
+        if (!ibx_handles_is_node_of(e->x, (uintptr_t)p->behind[i], (uintptr_t)p->graph))
+            return false;
+    }
+    return true;
+}
+
+int ibx_extra_node_room(struct extra *e, struct place *p)
+{
+    return ibx_graph_node_room(e->x, p->graph, p->count, p->inner, p->depth, &p->weight);
+}
+
+int ibx_extra_answer_node(struct extra *e, int rc, struct place *p, void *node)
+{
+    if (!rc &&
+        !ibx_handles_add_node(e->x, (uintptr_t)node, (uintptr_t)p->graph, p->weight, p->depth))
+        rc = ibx_extra_no_memory("cudaGraphDestroyNode", node);
+    ibx_room_give(e->x, IBX_HOLD_GRAPHS, p->weight);
+    p->weight = 0;
+    ibx_put_u64(&e->out, (uintptr_t)node);
+    return rc;
+}
+
+static int add_kernel(struct extra *e)
+{
+    struct place p;
+    if (!ibx_extra_get_place(e, &p))
+        return CUDA_INVALID_VALUE;
+    const size_t left = ibx_reader_left(&e->in);
+    struct ibx_kernel_node k = {.graph = p.graph, .behind = p.behind, .count = p.count};
+    int rc = ibx_extra_node_room(e, &p);
+    rc = rc ? rc : ibx_copies_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
+    return ibx_extra_answer_node(e, rc, &p, k.node);
+}
+
+bool ibx_extra_get_node(struct extra *e, void **exec, void **node)
+{
+    *exec = pointer(&e->in);
+    *node = pointer(&e->in);
+    return !e->in.failed && (*exec ? ibx_handles_has_node(e->x, (uintptr_t)*exec, (uintptr_t)*node)
+                                   : is_node(e, *node));
+}
+
+static int set_kernel(struct extra *e)
+{
+    struct ibx_kernel_node k = {.graph = NULL};
+    if (!ibx_extra_get_node(e, &k.exec, &k.node))
+        return CUDA_INVALID_VALUE;
+    const size_t left = ibx_reader_left(&e->in);
+    return ibx_copies_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
+}
+
+/* A call of the runtime's that takes a graph, nodes to come behind, and `last`. */
+static int make_node(struct extra *e, struct place *p, const void *last, void **node)
+{
+    int (*add)(void **made, void *graph, void *const *behind, size_t count, const void *what) =
+        NULL;
+    const int rc = ibx_extra_node_room(e, p);
+    FUNCTION(e, add);
+    return rc ? rc : add(node, p->graph, p->behind, p->count, last);
+}
+
+static int add_node(struct extra *e, struct place *p, const void *last)
+{
+    void *node = NULL;
+    const int rc = make_node(e, p, last, &node);
+    return ibx_extra_answer_node(e, rc, p, node);
+}
+
+/* Sets a node's parameters, in `exec` by the function of that name. */
+static int set_node(struct extra *e, void *exec, void *node, const char *of_exec,
+                    const void *parameters)
+{
+    int (*set)(void *node, const void *parameters) = NULL;
+    int (*set_exec)(void *exec, void *node, const void *parameters) = NULL;
+    FUNCTION(e, set);
+    *(void **)&set_exec = ibx_copies_runtime(of_exec);
+    if (!exec)
+        return set(node, parameters);
+    return set_exec ? set_exec(exec, node, parameters) : CUDA_NOT_SUPPORTED;
+}
+
+static int add_copy(struct extra *e)
+{
+    struct place p;
+    struct ibx_cuda_memcpy3d copy = {0};
+    const bool there = ibx_extra_get_place(e, &p);
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &copy);
+    return there && whole(e) && ibx_extra_is_copy(e, &copy) ? add_node(e, &p, &copy)
+                                                            : CUDA_INVALID_VALUE;
+}
+
+static int set_copy(struct extra *e)
+{
+    void *exec, *node;
+    struct ibx_cuda_memcpy3d copy = {0};
+    const bool there = ibx_extra_get_node(e, &exec, &node);
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &copy);
+    return there && whole(e) && ibx_extra_is_copy(e, &copy)
+               ? set_node(e, exec, node, "cudaGraphExecMemcpyNodeSetParams", &copy)
+               : CUDA_INVALID_VALUE;
+}
+
+static bool is_set(const struct extra *e, const struct ibx_cuda_memset *set)
+{
+    size_t n, row;
+    if (__builtin_mul_overflow(set->width, set->element, &row) || !set->height ||
+        __builtin_mul_overflow(set->pitch, set->height - 1, &n) ||
+        __builtin_add_overflow(n, row, &n))
+        return false;
+    return mine(e, set->at, n);
+}
+
+static int add_memset(struct extra *e)
+{
+    struct place p;
+    struct ibx_cuda_memset set = {0};
+    const bool there = ibx_extra_get_place(e, &p);
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMSET, &set);
+    return there && whole(e) && is_set(e, &set) ? add_node(e, &p, &set) : CUDA_INVALID_VALUE;
+}
+
+static int set_memset(struct extra *e)
+{
+    void *exec, *node;
+    struct ibx_cuda_memset set = {0};
+    const bool there = ibx_extra_get_node(e, &exec, &node);
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMSET, &set);
+    return there && whole(e) && is_set(e, &set)
+               ? set_node(e, exec, node, "cudaGraphExecMemsetNodeSetParams", &set)
+               : CUDA_INVALID_VALUE;
+}
+
+static int get_memset(struct extra *e)
+{
+    int (*get)(void *node, struct ibx_cuda_memset *set) = NULL;
+    struct ibx_cuda_memset set = {0};
+    void *node = pointer(&e->in);
+    if (!whole(e) || !is_node(e, node))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(node, &set);
+    ibx_layout_put(&e->out, IBX_LAYOUT_MEMSET, &set);
+    return rc;
+}
+
+static int add_host(struct extra *e)
+{
+    struct place p;
+    int rc = 0;
+    struct {
+        void (*function)(void *argument);
+        void *argument;
+    } host = {.function = ibx_host_work_call};
+    const bool there = ibx_extra_get_place(e, &p);
+    const uint64_t queue = ibx_get_u64(&e->in), number = ibx_get_u64(&e->in);
+    if (!there || !whole(e))
+        return CUDA_INVALID_VALUE;
+    host.argument = ibx_host_work_repeat(e->x, queue, number, &rc);
+    if (rc)
+        return rc;
+    rc = add_node(e, &p, &host);
+    if (rc)
+        ibx_host_work_release(host.argument);
+    else
+        ibx_extra_graph_calls(p.graph, host.argument);
+    return rc;
+}
+
+static int add_empty(struct extra *e)
+{
+    struct place p;
+    return ibx_extra_get_place(e, &p) && whole(e) ? add_node(e, &p, NULL) : CUDA_INVALID_VALUE;
+}
+
+static int add_child(struct extra *e)
+{
+    struct place p;
+    const bool there = ibx_extra_get_place(e, &p);
+    const void *child = pointer(&e->in);
+    if (!there || !whole(e) || !is_graph(e, child))
+        return CUDA_INVALID_VALUE;
+    const struct ibx_graph_size size = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)child);
+    p.inner = size.nodes;
+    p.depth = size.depth;
+    return add_node(e, &p, child);
+}
+
+static int add_event(struct extra *e)
+{
+    struct place p;
+    const bool there = ibx_extra_get_place(e, &p);
+    const void *event = event_in(e);
+    return there && whole(e) ? add_node(e, &p, event) : CUDA_INVALID_VALUE;
+}
+
+/* struct cudaMemAllocNodeParams */
+struct allocation {
+    int kind, shared_as;
+    int at_device, device;
+    void *security;
+    size_t most;
+    unsigned char reserved[56];
+    const void *access;
+    size_t access_count, n;
+    void *address;
+};
+
+/* Whose it is, is noted as of cudaMalloc, for as long as the graph may be launched. False: it
+ * cannot be. */
+static bool note_owner(const struct extra *e, const struct allocation *a)
+{
+    const struct isolation *i = &e->x->isolation;
+    void *context = NULL;
+    if (!i->on || !a->n)
+        return true;
+    if (e->x->cuda->ctx_get_current(&context) ||
+        !ibx_owners_add(i->tenant, (uintptr_t)a->address, a->n, context, 0))
+        return false;
+    ibx_owners_keep((uintptr_t)a->address);
+    return true;
+}
+
+static int add_allocation(struct extra *e)
+{
+    struct place p;
+    void *node = NULL;
+    const bool there = ibx_extra_get_place(e, &p);
+    struct allocation a = {.kind = 1, .at_device = 1, .device = (int)ibx_get_u32(&e->in)};
+    a.n = ibx_get_u64(&e->in);
+    if (!there || !whole(e))
+        return CUDA_INVALID_VALUE;
+    if (ibx_extra_limited(e, "memory of graphs") || !ibx_copies_have_cuda(e->x))
+        return CUDA_NOT_SUPPORTED;
+    int rc = make_node(e, &p, &a, &node);
+    /* Noted as all memory: of before there may be a handle, of another client's, by that address.
+     */
+    if (!rc && (!note_owner(e, &a) || !ibx_memory_add(e->x, (uintptr_t)a.address, a.n, true)))
+        rc = ibx_extra_no_memory("cudaGraphDestroyNode", node);
+    rc = ibx_extra_answer_node(e, rc, &p, node);
+    ibx_put_u64(&e->out, (uintptr_t)a.address);
+    return rc;
+}
+
+static int add_release(struct extra *e)
+{
+    struct place p;
+    const bool there = ibx_extra_get_place(e, &p);
+    const void *address = pointer(&e->in);
+    return there && whole(e) && mine(e, address, 1) ? add_node(e, &p, address) : CUDA_INVALID_VALUE;
+}
+
+/* ------------------------------------------------------------------------- conditional nodes */
+
+static int make_condition(struct extra *e)
+{
+    int (*make)(uint64_t * handle, void *graph, unsigned value, unsigned flags) = NULL;
+    uint64_t handle = 0;
+    void *graph = pointer(&e->in);
+    const unsigned value = ibx_get_u32(&e->in), flags = ibx_get_u32(&e->in);
+    if (!whole(e) || !is_graph(e, graph))
+        return CUDA_INVALID_VALUE;
+    if (!ibx_room_take(e->x, IBX_HOLD_GRAPHS, 1))
+        return CUDA_MEMORY_ALLOCATION;
+    FUNCTION(e, make);
+    int rc = make(&handle, graph, value, flags);
+    if (!rc && !ibx_handles_add_condition(e->x, handle, (uintptr_t)graph))
+        rc = CUDA_MEMORY_ALLOCATION; /* it goes with the graph */
+    ibx_room_give(e->x, IBX_HOLD_GRAPHS, 1);
+    ibx_put_u64(&e->out, handle);
+    return rc;
+}
+
+/* cudaGraphNodeParams of such a node */
+struct conditional {
+    int type, reserved[3];
+    uint64_t handle;
+    int kind;
+    unsigned size;
+    void **graphs; /* CUDA's, there as long as the node */
+    uint64_t rest[27];
+};
+
+/* Before CUDA 13 the function takes no array of edges' data. */
+static int call_add(struct extra *e, const struct place *p, struct conditional *c, void **node)
+{
+    int (*add)(void **made, void *graph, void *const *behind, const void *edges, size_t count,
+               struct conditional *parameters) = NULL;
+    int (*add_before)(void **made, void *graph, void *const *behind, size_t count,
+                      struct conditional *parameters) = NULL;
+    int (*version)(int *found) = NULL;
+    int found = 0;
+    *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
+    if (!version || version(&found))
+        return CUDA_NOT_SUPPORTED;
+    FUNCTION(e, add);
+    FUNCTION(e, add_before);
+    return found < 13000 ? add_before(node, p->graph, p->behind, p->count, c)
+                         : add(node, p->graph, p->behind, NULL, p->count, c);
+}
+
+/* Its graphs are the client's to fill, and go with the node. */
+static int add_conditional(struct extra *e)
+{
+    struct place p;
+    struct conditional c = {.type = CONDITIONAL_NODE};
+    void *node = NULL;
+    const bool there = ibx_extra_get_place(e, &p);
+    c.handle = ibx_get_u64(&e->in);
+    c.kind = (int)ibx_get_u32(&e->in);
+    c.size = ibx_get_u32(&e->in);
+    if (!there || !whole(e) || !c.size || c.size > IBX_EXTRA_LISTED ||
+        !ibx_handles_know(e->x, IBX_HANDLE_CONDITION, c.handle))
+        return CUDA_INVALID_VALUE;
+    p.depth = 1; /* its graphs count by themselves */
+    int rc = ibx_extra_node_room(e, &p);
+    rc = rc ? rc : call_add(e, &p, &c, &node);
+    rc = ibx_extra_answer_node(e, rc, &p, node);
+    for (unsigned i = 0; i < IBX_EXTRA_LISTED; i++) {
+        const uint64_t body = !rc && i < c.size && c.graphs ? (uintptr_t)c.graphs[i] : 0;
+        if (body && !ibx_graph_note(e->x, IBX_HANDLE_GRAPH, body)) /* it goes with its graph */
+            rc = CUDA_MEMORY_ALLOCATION;
+        if (body && !rc)
+            ibx_handles_within(e->x, body, (uintptr_t)p.graph);
+        ibx_put_u64(&e->out, rc ? 0 : body);
+    }
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------ what it is */
+
+static int type_of(struct extra *e)
+{
+    int (*get)(void *node, int *type) = NULL;
+    int type = 0;
+    void *node = pointer(&e->in);
+    if (!whole(e) || !is_node(e, node))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(node, &type);
+    if (!rc && type == CHILD_NODE && ibx_extra_copy_of_node(e, node))
+        type = MEMCPY_NODE;
+    ibx_put_u32(&e->out, (uint32_t)type);
+    return rc;
+}
+
+/* CUDA knows which graph it has cloned of which. */
+static int in_clone(struct extra *e)
+{
+    int (*find)(void **node, void *original, void *clone) = NULL;
+    void *original = pointer(&e->in), *clone = pointer(&e->in), *node = NULL;
+    if (!whole(e) || !is_node(e, original) || !is_graph(e, clone))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, find);
+    int rc = find(&node, original, clone);
+    if (!rc && !ibx_handles_list_node(e->x, (uintptr_t)node, (uintptr_t)clone))
+        rc = CUDA_MEMORY_ALLOCATION;
+    ibx_put_u64(&e->out, (uintptr_t)node);
+    return rc;
+}
+
+/* With a conditional node its graphs would go, of which nobody here tells whose they are. */
+static bool is_conditional(const struct extra *e, void *node)
+{
+    int (*get)(void *of, int *type) = NULL;
+    int type = 0;
+    *(void **)&get = ibx_copies_runtime("cudaGraphNodeGetType");
+    return is_node(e, node) && get && !get(node, &type) && type == CONDITIONAL_NODE;
+}
+
+static int destroy_node(struct extra *e)
+{
+    int (*give_back)(void *node) = NULL;
+    void *node = pointer(&e->in);
+    if (whole(e) && is_conditional(e, node))
+        return CUDA_NOT_SUPPORTED;
+    if (whole(e) && is_node(e, node))
+        ibx_extra_forget_child(e, node);
+    if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_NODE, (uintptr_t)node))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, give_back);
+    return give_back(node);
+}
+
+/* Before CUDA 13 the function takes no array of edges' data, and ends with the count. */
+static int order(struct extra *e)
+{
+    int (*change)(void *graph, void *const *from, void *const *to, const void *edges,
+                  size_t count) = NULL;
+    int (*version)(int *found) = NULL;
+    int found = 0;
+    void *graph = pointer(&e->in), *from = pointer(&e->in), *to = pointer(&e->in);
+    const bool removes = ibx_get_u8(&e->in);
+    void *function = removes ? ibx_copies_runtime("cudaGraphRemoveDependencies") : e->function;
+    if (!whole(e) || !is_graph(e, graph) || !function ||
+        !ibx_handles_is_node_of(e->x, (uintptr_t)from, (uintptr_t)graph) ||
+        !ibx_handles_is_node_of(e->x, (uintptr_t)to, (uintptr_t)graph))
+        return CUDA_INVALID_VALUE;
+    *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
+    if (!version || version(&found))
+        return CUDA_NOT_SUPPORTED;
+    memcpy(&change, &function, sizeof(change));
+    if (!removes && !ibx_room_take(e->x, IBX_HOLD_GRAPHS, 1))
+        return CUDA_MEMORY_ALLOCATION;
+    const int rc = change(graph, &from, &to, found < 13000 ? (const void *)1 : NULL, 1);
+    if (!removes) { /* it counts as long as the graph is there: not all have counted before */
+        if (!rc)
+            ibx_handles_grow(e->x, (uintptr_t)graph, 1, 0);
+        ibx_room_give(e->x, IBX_HOLD_GRAPHS, 1);
+    }
+    return rc;
+}
+
+/* Those before a node, or behind it, by a function of the runtime's; NULL: *rc says why not. To be
+ * freed. Before CUDA 13 it takes no array of edges' data. */
+static void **neighbours_of(const struct extra *e, void *node, bool behind, size_t *count, int *rc)
+{
+    int (*get)(void *of, void **nodes, void *edges, size_t *found) = NULL;
+    int (*get_before)(void *of, void **nodes, size_t *found) = NULL;
+    int (*version)(int *found) = NULL;
+    void *function = behind ? ibx_copies_runtime("cudaGraphNodeGetDependentNodes") : e->function;
+    void **nodes = NULL;
+    int found = 0;
+    *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
+    *rc = function && version && !version(&found) ? 0 : CUDA_NOT_SUPPORTED;
+    memcpy(&get, &function, sizeof(get));
+    memcpy(&get_before, &function, sizeof(get_before));
+    for (unsigned again = 0; again < 2 && !*rc; again++) {
+        if (again && !(nodes = calloc(*count + 1, sizeof(*nodes))))
+            *rc = CUDA_MEMORY_ALLOCATION;
+        else if (!again || *count)
+            *rc = found < 13000 ? get_before(node, nodes, count) : get(node, nodes, NULL, count);
+    }
+    if (*rc) {
+        free(nodes);
+        nodes = NULL;
+    }
+    return nodes;
+}
+
+static int list_neighbours(struct extra *e)
+{
+    size_t count = 0;
+    int rc = 0;
+    void *node = pointer(&e->in);
+    const uint64_t from = ibx_get_u64(&e->in);
+    const bool behind = ibx_get_u8(&e->in);
+    if (!whole(e) || !is_node(e, node))
+        return CUDA_INVALID_VALUE;
+    void **nodes = neighbours_of(e, node, behind, &count, &rc);
+    if (!nodes)
+        return rc;
+    ibx_put_u64(&e->out, count);
+    for (size_t i = 0; i < IBX_EXTRA_LISTED; i++) {
+        void *neighbour = from < count && i < count - from ? nodes[from + i] : NULL;
+        if (neighbour && !is_node(e, neighbour)) /* nobody has asked for the graph's nodes */
+            rc = CUDA_NOT_SUPPORTED;
+        ibx_put_u64(&e->out, (uintptr_t)neighbour);
+    }
+    free(nodes);
+    return rc;
+}
+
+/* Not a copy between host and device, which is a graph in the graph: CUDA disables none. */
+static int enable_node(struct extra *e)
+{
+    int (*set)(void *exec, void *node, unsigned on) = NULL;
+    void *exec, *node;
+    const bool there = ibx_extra_get_node(e, &exec, &node);
+    const unsigned on = ibx_get_u32(&e->in);
+    if (!there || !exec || !whole(e))
+        return CUDA_INVALID_VALUE;
+    if (ibx_extra_copy_of_node(e, node))
+        return on ? 0 : CUDA_NOT_SUPPORTED;
+    FUNCTION(e, set);
+    return set(exec, node, on);
+}
+
+static int is_enabled(struct extra *e)
+{
+    int (*get)(void *exec, void *node, unsigned *on) = NULL;
+    void *exec, *node;
+    unsigned on = 0;
+    if (!ibx_extra_get_node(e, &exec, &node) || !exec || !whole(e))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const bool is_copy = ibx_extra_copy_of_node(e, node);
+    const int rc = is_copy ? 0 : get(exec, node, &on);
+    ibx_put_u64(&e->out, is_copy ? 1 : on);
+    return rc;
+}
+
+/* ---------------------------------------------------------------------------------- requests */
+
+const struct extra_call ibx_node_extras[IBX_EXTRAS] = {
+    [IBX_EXTRA_GRAPH_ORDER] = {"cudaGraphAddDependencies", order},
+    [IBX_EXTRA_NODE_KERNEL] = {"cudaGetFuncBySymbol", add_kernel},
+    [IBX_EXTRA_NODE_MEMCPY] = {"cudaGraphAddMemcpyNode", add_copy},
+    [IBX_EXTRA_NODE_MEMSET] = {"cudaGraphAddMemsetNode", add_memset},
+    [IBX_EXTRA_NODE_HOST] = {"cudaGraphAddHostNode", add_host},
+    [IBX_EXTRA_NODE_EMPTY] = {"cudaGraphAddEmptyNode", add_empty},
+    [IBX_EXTRA_NODE_CHILD] = {"cudaGraphAddChildGraphNode", add_child},
+    [IBX_EXTRA_NODE_RECORD] = {"cudaGraphAddEventRecordNode", add_event},
+    [IBX_EXTRA_NODE_WAIT] = {"cudaGraphAddEventWaitNode", add_event},
+    [IBX_EXTRA_NODE_ALLOC] = {"cudaGraphAddMemAllocNode", add_allocation},
+    [IBX_EXTRA_NODE_FREE] = {"cudaGraphAddMemFreeNode", add_release},
+    [IBX_EXTRA_GRAPH_CONDITION] = {"cudaGraphConditionalHandleCreate", make_condition},
+    [IBX_EXTRA_NODE_CONDITIONAL] = {"cudaGraphAddNode", add_conditional},
+    [IBX_EXTRA_NODE_TYPE] = {"cudaGraphNodeGetType", type_of},
+    [IBX_EXTRA_NODE_IN_CLONE] = {"cudaGraphNodeFindInClone", in_clone},
+    [IBX_EXTRA_NODE_NEIGHBOURS] = {"cudaGraphNodeGetDependencies", list_neighbours},
+    [IBX_EXTRA_NODE_ENABLE] = {"cudaGraphNodeSetEnabled", enable_node},
+    [IBX_EXTRA_NODE_ENABLED] = {"cudaGraphNodeGetEnabled", is_enabled},
+    [IBX_EXTRA_NODE_DESTROY] = {"cudaGraphDestroyNode", destroy_node},
+    [IBX_EXTRA_SET_KERNEL] = {"cudaGetFuncBySymbol", set_kernel},
+    [IBX_EXTRA_SET_MEMCPY] = {"cudaGraphMemcpyNodeSetParams", set_copy},
+    [IBX_EXTRA_GET_MEMSET] = {"cudaGraphMemsetNodeGetParams", get_memset},
+    [IBX_EXTRA_SET_MEMSET] = {"cudaGraphMemsetNodeSetParams", set_memset},
+};

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Requests of our own about streams, launches, functions to call. */
+#include "frontend-glue/own_requests/own_requests.h"
+#include "frontend-glue/clients/graph_slots.h"
+#include "frontend-glue/tenants/printed.h"
+
+#include "common/log.h"
+
+#include <stdatomic.h>
+
+bool ibx_extra_limited(const struct extra *e, const char *what)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (e->x->isolation.limited && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s gets no %s: their bytes are not counted, which rdma.device_memory asks for",
+                ibx_session_path(e->x->s)->peer, what);
+    return e->x->isolation.limited;
+}
+
+/* ---------------------------------------------------------------- functions, streams */
+
+static int set_stream_attribute(struct extra *e)
+{
+    int (*set)(void *stream, int attribute, const void *value) = NULL;
+    _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE] = {0};
+    void *stream = stream_in(e);
+    const int attribute = (int)ibx_get_u32(&e->in);
+    const uint8_t *bytes = ibx_get_bytes(&e->in, sizeof(value));
+    if (!whole(e) || is_event_attribute((uint32_t)attribute)) /* no stream has those */
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, set);
+    memcpy(value, bytes, sizeof(value));
+    return set(stream, attribute, value);
+}
+
+static int get_stream_attribute(struct extra *e)
+{
+    int (*get)(void *stream, int attribute, void *value) = NULL;
+    _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE] = {0};
+    void *stream = stream_in(e);
+    const int attribute = (int)ibx_get_u32(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(stream, attribute, value);
+    ibx_put_bytes(&e->out, value, sizeof(value));
+    return rc;
+}
+
+static int get_stream_number(struct extra *e)
+{
+    int (*get)(void *stream, int *number) = NULL;
+    int number = 0;
+    void *stream = stream_in(e);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(stream, &number);
+    ibx_put_u64(&e->out, (uint32_t)number);
+    return rc;
+}
+
+static int wait_for_stream(struct extra *e)
+{
+    int (*wait)(void *stream) = NULL;
+    void *stream = stream_in(e);
+    FUNCTION(e, wait);
+    return whole(e) ? wait(stream) : CUDA_INVALID_VALUE;
+}
+
+static int reset_l2(struct extra *e)
+{
+    int (*reset)(void) = NULL;
+    FUNCTION(e, reset);
+    return whole(e) ? reset() : CUDA_INVALID_VALUE;
+}
+
+static int get_limit(struct extra *e)
+{
+    int (*get)(size_t * value, int limit) = NULL;
+    size_t value = 0;
+    const int limit = (int)ibx_get_u32(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(&value, limit);
+    ibx_put_u64(&e->out, value);
+    return rc;
+}
+
+/* ---------------------------------------------------------------------------------- a launch */
+
+#define STREAM_AT 40 /* in the body of a launch */
+
+/* Whether CUDA may get what a launch names. */
+static bool names_good(struct extra *e, struct ibx_reader body, struct ibx_reader attributes)
+{
+    struct extra in_stream = {.x = e->x, .in = body};
+    ibx_get_bytes(&in_stream.in, STREAM_AT);
+    stream_in(&in_stream);
+    e->no_handle = in_stream.no_handle;
+    e->no_room = in_stream.no_room;
+    while (ibx_reader_left(&attributes) && !e->no_handle) {
+        const uint32_t id = ibx_get_u32(&attributes);
+        attribute_in(e, id, ibx_get_bytes(&attributes, IBX_EXTRA_ATTRIBUTE));
+    }
+    return !e->no_handle && !e->no_room;
+}
+
+static int launch(struct extra *e)
+{
+    const size_t n = ibx_get_u16(&e->in);
+    const uint8_t *attributes = ibx_get_bytes(&e->in, n);
+    const size_t left = ibx_reader_left(&e->in);
+    const uint8_t *body = ibx_get_bytes(&e->in, left);
+    if (e->in.failed || n % (4 + IBX_EXTRA_ATTRIBUTE) ||
+        !names_good(e, ibx_reader_of(body, left), ibx_reader_of(attributes, n)))
+        return CUDA_INVALID_VALUE;
+    struct ibx_reader r = ibx_reader_of(body, left);
+    ibx_get_bytes(&r, STREAM_AT);
+    ibx_captures_spare(e->x, ibx_get_u64(&r));
+    return ibx_copies_launch_as(e->x, body, left, attributes, n / (4 + IBX_EXTRA_ATTRIBUTE));
+}
+
+/* --------------------------------------------------------------- functions of the client's */
+
+static int host_open(struct extra *e)
+{
+    uint64_t id = 0;
+    const int rc = whole(e) ? ibx_host_work_open(e->x, &id) : CUDA_INVALID_VALUE;
+    ibx_put_u64(&e->out, id);
+    return rc;
+}
+
+static int host_add(struct extra *e)
+{
+    struct ibx_host_work work = {.stream = (uintptr_t)stream_in(e)};
+    work.queue = ibx_get_u64(&e->in);
+    work.number = ibx_get_u64(&e->in);
+    work.callback = ibx_get_u8(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    void *enqueue = work.callback ? ibx_copies_runtime("cudaStreamAddCallback") : e->function;
+    return enqueue ? ibx_host_work_add(e->x, &work, enqueue) : CUDA_NOT_SUPPORTED;
+}
+
+/* Bytes of a short copy to the client that it is to make; 0: it asks for them, or there are none.
+ */
+static size_t bytes_of(const struct ibx_host_copy *copy, uint8_t bytes[IBX_EXTRA_COPIED])
+{
+    struct ibx_slot_memory memory;
+    if (copy->to_device || copy->n > IBX_EXTRA_COPIED || !copy->slot ||
+        !ibx_slot_use(copy->slot, &memory))
+        return 0;
+    memcpy(bytes, memory.at, copy->n);
+    ibx_slot_stop_using(copy->slot);
+    return copy->n;
+}
+
+static int host_ask(struct extra *e)
+{
+    struct ibx_host_called called = {.number = 0};
+    uint8_t bytes[IBX_EXTRA_COPIED] = {0};
+    const uint64_t over = ibx_get_u64(&e->in);
+    const bool wait = ibx_get_u8(&e->in);
+    const size_t takes_bytes = ibx_reader_left(&e->in); /* whatever they are */
+    ibx_get_bytes(&e->in, takes_bytes);
+    const int rc = whole(e) ? ibx_host_work_ask(e->x, over, wait, &called) : CUDA_INVALID_VALUE;
+    ibx_put_u64(&e->out, called.number);
+    ibx_put_u32(&e->out, (uint32_t)called.status);
+    if (!takes_bytes)
+        return rc;
+    ibx_put_u32(&e->out, (uint32_t)(rc ? 0 : bytes_of(&called.copy, bytes)));
+    ibx_put_bytes(&e->out, bytes, sizeof(bytes));
+    return rc;
+}
+
+/* --------------------------------------------------------------------- what kernels print */
+
+#define STREAM_PER_THREAD ((void *)2)
+
+/* The driver writes it out where a call waits, and copies are waited for without its help. The
+ * stream is the one of the session's thread, and rests; if not, the next call will do. */
+static void write_printed(struct extra *e)
+{
+    int (*wait)(void *stream) = NULL, (*query)(void *stream) = NULL;
+    FUNCTION(e, wait);
+    *(void **)&query = ibx_copies_runtime("cudaStreamQuery");
+    if (!query || !ibx_copies_have_cuda(e->x))
+        return;
+    const int mode = ibx_cuda_capture_relax(e->x->cuda);
+    if (!query(STREAM_PER_THREAD))
+        wait(STREAM_PER_THREAD);
+    ibx_cuda_capture_restore(e->x->cuda, mode);
+}
+
+static int give_printed(struct extra *e)
+{
+    uint8_t bytes[IBX_EXTRA_PRINTED_MOST] = {0};
+    const bool all = ibx_get_u8(&e->in);
+    const uint64_t client = ibx_clients_number(e->x);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    if (!client)
+        return CUDA_NOT_SUPPORTED;
+    if (all)
+        write_printed(e);
+    const size_t n = ibx_printed_take(client, bytes, sizeof(bytes));
+    ibx_put_u32(&e->out, (uint32_t)n);
+    ibx_put_bytes(&e->out, bytes, sizeof(bytes));
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------- requests */
+
+static const struct extra_call extras[IBX_EXTRAS] = {
+    [IBX_EXTRA_LAUNCH] = {"cudaGetFuncBySymbol", launch},
+    [IBX_EXTRA_STREAM_SET_ATTRIBUTE] = {"cudaStreamSetAttribute", set_stream_attribute},
+    [IBX_EXTRA_STREAM_GET_ATTRIBUTE] = {"cudaStreamGetAttribute", get_stream_attribute},
+    [IBX_EXTRA_STREAM_FLAGS] = {"cudaStreamGetFlags", get_stream_number},
+    [IBX_EXTRA_STREAM_PRIORITY] = {"cudaStreamGetPriority", get_stream_number},
+    [IBX_EXTRA_STREAM_WAIT] = {"cudaStreamSynchronize", wait_for_stream},
+    [IBX_EXTRA_RESET_L2] = {"cudaCtxResetPersistingL2Cache", reset_l2},
+    [IBX_EXTRA_GET_LIMIT] = {"cudaDeviceGetLimit", get_limit},
+    [IBX_EXTRA_HOST_OPEN] = {"cudaLaunchHostFunc", host_open},
+    [IBX_EXTRA_HOST_ADD] = {"cudaLaunchHostFunc", host_add},
+    [IBX_EXTRA_HOST_ASK] = {"cudaLaunchHostFunc", host_ask},
+    [IBX_EXTRA_PRINTED] = {"cudaStreamSynchronize", give_printed},
+};
+
+int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_writer *out)
+{
+    struct extra e = {.x = x, .in = ibx_reader_of(q->body, (size_t)q->length), .out = *out};
+    const unsigned number = ibx_get_u16(&e.in);
+    if (e.in.failed || number >= IBX_EXTRAS)
+        return CUDA_NOT_SUPPORTED;
+    const struct extra_call *const tables[] = {
+        extras,           ibx_array_extras,    ibx_graph_extras,          ibx_node_extras,
+        ibx_copy_extras,  ibx_ipc_extras,      ibx_variable_extras,       ibx_pool_extras,
+        ibx_query_extras, ibx_host_map_extras, ibx_node_parameter_extras, ibx_virtual_extras,
+        ibx_tensor_extras};
+    const struct extra_call *call = NULL;
+    for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]) && !(call && call->run); i++)
+        call = &tables[i][number];
+    e.function = call->run && call->function ? ibx_copies_runtime(call->function) : NULL;
+    if (!call->run || (call->function && !e.function))
+        return CUDA_NOT_SUPPORTED;
+    const int rc = call->run(&e);
+    ibx_handles_let_go(x);
+    ibx_functions_let_go(&x->launches.user);
+    *out = e.out;
+    return e.no_handle ? CUDA_INVALID_HANDLE : e.no_room ? CUDA_MEMORY_ALLOCATION : rc;
+}

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Requests of our own about maps of tensors, which the driver makes of numbers: nothing is read or
+ * written at the addresses that they name. */
+#include "frontend-glue/own_requests/own_requests.h"
+
+#include "gpudirect/cuda.h"
+
+#include <pthread.h>
+#include <stdalign.h>
+
+#define SLOTS IBX_EXTRA_TENSOR_RANK
+
+/* CUtensorMap */
+struct map {
+    alignas(64) uint8_t bytes[IBX_EXTRA_TENSOR_MAP_BYTES];
+};
+
+/* The driver's, which may be older. */
+static struct driver {
+    int (*tiled)(struct map *map, int type, uint32_t rank, void *at, const uint64_t *sizes,
+                 const uint64_t *pitches, const uint32_t *box, const uint32_t *steps,
+                 int interleave, int swizzle, int promotion, int fill);
+    int (*im2col)(struct map *map, int type, uint32_t rank, void *at, const uint64_t *sizes,
+                  const uint64_t *pitches, const int *lower, const int *upper, uint32_t channels,
+                  uint32_t pixels, const uint32_t *steps, int interleave, int swizzle,
+                  int promotion, int fill);
+    int (*wide)(struct map *map, int type, uint32_t rank, void *at, const uint64_t *sizes,
+                const uint64_t *pitches, int lower, int upper, uint32_t channels, uint32_t pixels,
+                const uint32_t *steps, int interleave, int mode, int swizzle, int promotion,
+                int fill);
+    int (*replace)(struct map *map, void *at);
+} driver;
+
+static void look_up(void)
+{
+    *(void **)&driver.tiled = ibx_cuda_symbol("cuTensorMapEncodeTiled");
+    *(void **)&driver.im2col = ibx_cuda_symbol("cuTensorMapEncodeIm2col");
+    *(void **)&driver.wide = ibx_cuda_symbol("cuTensorMapEncodeIm2colWide");
+    *(void **)&driver.replace = ibx_cuda_symbol("cuTensorMapReplaceAddress");
+}
+
+/* 0, or what the request answers: its bytes are wrong, or there is no driver here. */
+static int begins(const struct extra *e)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    if (!ready(e))
+        return CUDA_NOT_SUPPORTED;
+    pthread_once(&once, look_up);
+    return 0;
+}
+
+/* What a request says; arrays have all slots, whatever the rank. */
+struct tensor {
+    uint32_t kind, rank, channels, pixels;
+    int type, interleave, mode, swizzle, promotion, fill;
+    void *at;
+    uint64_t sizes[SLOTS], pitches[SLOTS - 1];
+    uint32_t first[SLOTS], second[SLOTS], steps[SLOTS];
+};
+
+static void slots_in(struct extra *e, uint32_t slots[SLOTS])
+{
+    for (size_t i = 0; i < SLOTS; i++)
+        slots[i] = ibx_get_u32(&e->in);
+}
+
+static void tensor_in(struct extra *e, struct tensor *t)
+{
+    t->kind = ibx_get_u32(&e->in);
+    t->type = (int)ibx_get_u32(&e->in);
+    t->rank = ibx_get_u32(&e->in);
+    t->at = pointer(&e->in);
+    for (size_t i = 0; i < SLOTS; i++)
+        t->sizes[i] = ibx_get_u64(&e->in);
+    for (size_t i = 0; i < SLOTS - 1; i++)
+        t->pitches[i] = ibx_get_u64(&e->in);
+    slots_in(e, t->first);
+    slots_in(e, t->second);
+    t->channels = ibx_get_u32(&e->in);
+    t->pixels = ibx_get_u32(&e->in);
+    slots_in(e, t->steps);
+    t->interleave = (int)ibx_get_u32(&e->in);
+    t->mode = (int)ibx_get_u32(&e->in);
+    t->swizzle = (int)ibx_get_u32(&e->in);
+    t->promotion = (int)ibx_get_u32(&e->in);
+    t->fill = (int)ibx_get_u32(&e->in);
+}
+
+static int encode(const struct tensor *t, struct map *map)
+{
+    int lower[SLOTS], upper[SLOTS];
+    memcpy(lower, t->first, sizeof(lower));
+    memcpy(upper, t->second, sizeof(upper));
+    switch (t->kind) {
+    case IBX_EXTRA_TENSOR_TILED:
+        return !driver.tiled
+                   ? CUDA_NOT_SUPPORTED
+                   : driver.tiled(map, t->type, t->rank, t->at, t->sizes, t->pitches, t->first,
+                                  t->steps, t->interleave, t->swizzle, t->promotion, t->fill);
+    case IBX_EXTRA_TENSOR_IM2COL:
+        return !driver.im2col ? CUDA_NOT_SUPPORTED
+                              : driver.im2col(map, t->type, t->rank, t->at, t->sizes, t->pitches,
+                                              lower, upper, t->channels, t->pixels, t->steps,
+                                              t->interleave, t->swizzle, t->promotion, t->fill);
+    case IBX_EXTRA_TENSOR_IM2COL_WIDE:
+        return !driver.wide
+                   ? CUDA_NOT_SUPPORTED
+                   : driver.wide(map, t->type, t->rank, t->at, t->sizes, t->pitches, lower[0],
+                                 upper[0], t->channels, t->pixels, t->steps, t->interleave, t->mode,
+                                 t->swizzle, t->promotion, t->fill);
+    default:
+        return CUDA_INVALID_VALUE;
+    }
+}
+
+/* The driver reads as much of the arrays as the rank says. */
+static int make(struct extra *e)
+{
+    struct tensor t;
+    struct map map = {.bytes = {0}};
+    tensor_in(e, &t);
+    int rc = begins(e);
+    if (!rc && (!t.rank || t.rank > SLOTS))
+        rc = CUDA_INVALID_VALUE;
+    if (!rc)
+        rc = encode(&t, &map);
+    if (!rc)
+        ibx_put_bytes(&e->out, map.bytes, sizeof(map.bytes));
+    return rc;
+}
+
+static int replace(struct extra *e)
+{
+    struct map map;
+    void *at = pointer(&e->in);
+    const uint8_t *bytes = ibx_get_bytes(&e->in, sizeof(map.bytes));
+    int rc = begins(e);
+    if (rc)
+        return rc;
+    memcpy(map.bytes, bytes, sizeof(map.bytes));
+    rc = driver.replace ? driver.replace(&map, at) : CUDA_NOT_SUPPORTED;
+    if (!rc)
+        ibx_put_bytes(&e->out, map.bytes, sizeof(map.bytes));
+    return rc;
+}
+
+const struct extra_call ibx_tensor_extras[IBX_EXTRAS] = {
+    [IBX_EXTRA_TENSOR_MAP] = {NULL, make},
+    [IBX_EXTRA_TENSOR_ADDRESS] = {NULL, replace},
+};

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Requests of our own about variables of the device. A handler of GVirtuS's may have registered one
+ * under the client's address of it, by which CUDA's runtime finds it. G5's registers all of them
+ * under addresses of its own. So a client may also name a kernel of the variable's module, which
+ * all handlers register by its address, and what the module calls the variable.
+ */
+#include "frontend-glue/own_requests/own_requests.h"
+
+static int symbol_address(struct extra *e)
+{
+    int (*find)(void **address, const void *symbol) = NULL;
+    void *address = NULL;
+    const void *symbol = pointer(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, find);
+    const int rc = find(&address, symbol);
+    ibx_put_u64(&e->out, (uintptr_t)address);
+    return rc;
+}
+
+static int symbol_size(struct extra *e)
+{
+    int (*measure)(size_t * n, const void *symbol) = NULL;
+    size_t n = 0;
+    const void *symbol = pointer(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, measure);
+    const int rc = measure(&n, symbol);
+    ibx_put_u64(&e->out, n);
+    return rc;
+}
+
+/* A variable of a module in which there is no other kind of that name. */
+static int find_global(void *kernel, const char *name, uint64_t *address, size_t *n)
+{
+    int (*module_of)(void **module, void *function) = NULL;
+    int (*global)(uint64_t * at, size_t * size, void *module, const char *called) = NULL;
+    void *module = NULL;
+    *(void **)&module_of = ibx_cuda_symbol("cuFuncGetModule"); /* CUDA 11 */
+    *(void **)&global = ibx_cuda_symbol("cuModuleGetGlobal_v2");
+    if (!module_of || !global || module_of(&module, kernel))
+        return CUDA_INVALID_SYMBOL;
+    return global(address, n, module, name) ? CUDA_INVALID_SYMBOL : 0;
+}
+
+/* One that is declared __managed__, should the module not say it as one of its others. */
+static int find_managed(const void *function, const char *name, uint64_t *address, size_t *n)
+{
+    int (*handle)(void **kernel, const void *of) = NULL;
+    int (*library_of)(void **library, void *kernel) = NULL;
+    int (*managed)(uint64_t * at, size_t * size, void *library, const char *called) = NULL;
+    void *kernel = NULL, *library = NULL;
+    *(void **)&handle = ibx_copies_runtime("cudaGetKernel"); /* CUDA 12 */
+    *(void **)&library_of = ibx_cuda_symbol("cuKernelGetLibrary");
+    *(void **)&managed = ibx_cuda_symbol("cuLibraryGetManaged");
+    if (!handle || !library_of || !managed || handle(&kernel, function) ||
+        library_of(&library, kernel))
+        return CUDA_INVALID_SYMBOL;
+    return managed(address, n, library, name) ? CUDA_INVALID_SYMBOL : 0;
+}
+
+static int variable(struct extra *e)
+{
+    int (*kernel_of)(void **kernel, const void *function) = NULL;
+    char name[IBX_EXTRA_VARIABLE_NAME + 1] = {0};
+    void *kernel = NULL;
+    uint64_t address = 0;
+    size_t size = 0;
+    const uint64_t named = ibx_get_u64(&e->in);
+    const size_t n = ibx_get_u16(&e->in);
+    const uint8_t *called = ibx_get_bytes(&e->in, n);
+    if (!whole(e) || !n || n > IBX_EXTRA_VARIABLE_NAME)
+        return CUDA_INVALID_VALUE;
+    memcpy(name, called, n);
+    FUNCTION(e, kernel_of);
+    struct ibx_functions_user *user = ibx_copies_user(e->x);
+    const void *function = pointer_to(ibx_functions_take(user, named));
+    const bool loads = ibx_frees_begin_load(e->x, (uintptr_t)function);
+    int rc = function ? kernel_of(&kernel, function) : CUDA_INVALID_SYMBOL;
+    if (loads)
+        ibx_frees_end_load(e->x, (uintptr_t)function);
+    if (!rc && find_global(kernel, name, &address, &size))
+        rc = find_managed(function, name, &address, &size);
+    ibx_functions_let_go(user);
+    ibx_put_u64(&e->out, address);
+    ibx_put_u64(&e->out, size);
+    return rc;
+}
+
+/* The client's modules go with its process; whether it shares its parent's with that kernel. */
+static int share_modules(struct extra *e)
+{
+    struct ibx_functions_user *user = ibx_copies_user(e->x);
+    const uint64_t kernel = ibx_get_u64(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    if (!ibx_clients_is_process(e->x))
+        return CUDA_NOT_SUPPORTED;
+    ibx_put_u64(&e->out, ibx_functions_share(user, kernel));
+    return 0;
+}
+
+const struct extra_call ibx_variable_extras[IBX_EXTRAS] = {
+    [IBX_EXTRA_SYMBOL_ADDRESS] = {"cudaGetSymbolAddress", symbol_address},
+    [IBX_EXTRA_SYMBOL_SIZE] = {"cudaGetSymbolSize", symbol_size},
+    [IBX_EXTRA_VARIABLE] = {"cudaGetFuncBySymbol", variable},
+    [IBX_EXTRA_SHARE_MODULES] = {NULL, share_modules},
+};

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What clients make libraries (math_calls.c) hold: handles, which cost memory of the host, and some
+ * of them memory of a GPU, too; and memory of the host in which a function works.
+ */
+#include "frontend-glue/tenants/math_limits.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Which requests must have such a handle alone. */
+enum alone {
+    WHO_SELECTS = 1, /* its stream, or its pointer mode: several threads may use one otherwise */
+    WHO_SETS_UP,     /* what is in it, or its stream */
+    WHO_WORKS        /* ... or makes anything of it, which changes it */
+};
+
+static const struct {
+    enum ibx_hold hold;
+    enum alone alone;
+    bool filled; /* also by functions whose own handle is another one */
+} types[IBX_MATH_TYPES] = {
+    [IBX_MATH_DNN] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_GRAPH] = {IBX_HOLD_PLANS, WHO_SETS_UP, false},
+    [IBX_MATH_TENSOR] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_FILTER] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_CONVOLUTION] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_ACTIVATION] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_POOLING] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_SPATIAL] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_RNN] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_RNNDATA] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_DROPOUT] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_BLAS] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_LT] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_SPARSE] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_SOLVER] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_SPSOLVER] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
+    [IBX_MATH_RNG] = {IBX_HOLD_LIBRARIES, WHO_WORKS, false},
+    [IBX_MATH_FFT] = {IBX_HOLD_PLANS, WHO_SETS_UP, false},
+    [IBX_MATH_DISTRIBUTION] = {IBX_HOLD_PLANS, WHO_SETS_UP, false},
+    [IBX_MATH_SPGEMM] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_SPSM] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_SPSV] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_CSRIC02] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_CSRILU02] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_CSRQR] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_CSRCHOL] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_REFACTOR] = {IBX_HOLD_PLANS, WHO_WORKS, true},
+    [IBX_MATH_IRSINFOS] = {IBX_HOLD_PLANS, WHO_SETS_UP, true},
+    [IBX_MATH_SYEVJ] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, true},
+    [IBX_MATH_GESVDJ] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, true},
+    [IBX_MATH_SPMAT] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_DNMAT] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_SPVEC] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_DNVEC] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_MATRIX] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_PARAMS] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+    [IBX_MATH_IRSPARAMS] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
+};
+
+enum ibx_hold ibx_math_hold(unsigned type)
+{
+    return types[type].hold;
+}
+
+/* IBX_MATH_TYPES: it makes none. */
+static unsigned made_by(const struct ibx_math_function *f)
+{
+    for (unsigned i = 0; i < f->count; i++) {
+        const struct ibx_math_argument *a = &f->arguments[i];
+        if (a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN)
+            return a->n;
+    }
+    return IBX_MATH_TYPES;
+}
+
+enum ibx_hold ibx_math_makes(const struct ibx_math_function *f)
+{
+    const unsigned type = made_by(f);
+    return type < IBX_MATH_TYPES ? ibx_math_hold(type) : IBX_HOLDS;
+}
+
+/* A library's handlers get many requests, and few functions make anything. */
+#define MAKERS 64u
+static const struct ibx_math_function *makers[MAKERS];
+static unsigned maker_count;
+static pthread_once_t makers_once = PTHREAD_ONCE_INIT;
+
+static void find_makers(void)
+{
+    const struct ibx_math_function *f;
+    for (size_t i = 0; (f = ibx_math_each(i)) && maker_count < MAKERS; i++) {
+        if (made_by(f) < IBX_MATH_TYPES)
+            makers[maker_count++] = f;
+    }
+}
+
+bool ibx_math_maker(const char *name, size_t most, unsigned *type)
+{
+    pthread_once(&makers_once, find_makers);
+    for (unsigned i = 0; i < maker_count; i++) {
+        if (strncmp(makers[i]->name, name, most) != 0)
+            continue;
+        *type = made_by(makers[i]);
+        return true;
+    }
+    return false;
+}
+
+int ibx_math_no_memory(unsigned number)
+{
+    switch (number >> 12) {
+    case IBX_MATH_CURAND:
+        return 102;
+    case IBX_MATH_CUFFT:
+    case IBX_MATH_CUSPARSE:
+    case IBX_MATH_CUSOLVER:
+        return 2;
+    case IBX_MATH_CUDNN:
+        return 4003; /* of the host */
+    default:         /* cuBLAS's */
+        return 3;
+    }
+}
+
+bool ibx_math_needs_alone(const struct ibx_math_function *f, unsigned type)
+{
+    const bool selects = f->use == IBX_MATH_USE_SELECTS;
+    switch (types[type].alone) {
+    case WHO_SELECTS:
+        return selects || f->number == IBX_MATH_cublasSetPointerMode_v2 ||
+               f->number == IBX_MATH_cusparseSetPointerMode;
+    case WHO_SETS_UP:
+        return selects || f->use == IBX_MATH_USE_SETS_UP;
+    default:
+        return f->use != IBX_MATH_USE_ASKS && f->use != IBX_MATH_USE_ENDS;
+    }
+}
+
+bool ibx_math_is_filled(unsigned type)
+{
+    return types[type].filled;
+}
+
+/* ------------------------------------------------------------------------------- workspaces */
+
+/* The library's own, by their names. */
+static const struct ibx_math_function *size_function_of(const struct ibx_math_function *f)
+{
+    char name[64];
+    const struct ibx_math_function *asks = NULL;
+    if (snprintf(name, sizeof(name), "%s_bufferSize", f->name) >= (int)sizeof(name))
+        return NULL;
+    for (size_t i = 0; (asks = ibx_math_each(i)) && strcmp(asks->name, name) != 0;)
+        i++;
+    return asks;
+}
+
+static unsigned next_of(const struct ibx_math_function *f, unsigned from, unsigned kind)
+{
+    while (from < f->count && f->arguments[from].kind != kind)
+        from++;
+    return from;
+}
+
+/* What it asks about are arguments of the function's, in the same order: those before the memory in
+ * which that works, but for some (pivots), and those behind the size of that. */
+const struct ibx_math_function *ibx_math_size_call(const struct ibx_math_function *f,
+                                                   const union ibx_math_value *values,
+                                                   size_t sizes[2], union ibx_math_value *out)
+{
+    const struct ibx_math_function *asks = size_function_of(f);
+    const unsigned workspace = next_of(f, 0, IBX_MATH_WORKSPACE);
+    unsigned from = 0, outputs = 0;
+    for (unsigned i = 0; asks && i < asks->count; i++) {
+        const unsigned kind = asks->arguments[i].kind;
+        const bool own = next_of(f, from, kind) < workspace;
+        if (kind == IBX_MATH_OUTPUT && !own && outputs < 2) {
+            out[i].p = &sizes[outputs++];
+            from = workspace + 2;
+            continue;
+        }
+        from = next_of(f, from, kind);
+        if (from >= f->count)
+            return NULL;
+        out[i] = values[from++];
+    }
+    return outputs == 2 ? asks : NULL;
+}

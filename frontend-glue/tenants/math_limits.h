@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Which handles of libraries count as what, and which bear no two requests at once. */
+#ifndef IBX_FRONTEND_GLUE_TENANTS_MATH_LIMITS_H
+#define IBX_FRONTEND_GLUE_TENANTS_MATH_LIMITS_H
+
+#include "frontend-glue/tenants/tenants.h"
+#include "frontend-glue/session/math_calls.h"
+
+/* What a handle of that type (enum ibx_math_type) counts as. */
+enum ibx_hold ibx_math_hold(unsigned type);
+/* What such a function makes one of; IBX_HOLDS: it makes none. */
+enum ibx_hold ibx_math_makes(const struct ibx_math_function *f);
+/* Whether the function whose name begins so, in `most` bytes or all of it, makes a handle: its
+ * type. From any thread. */
+bool ibx_math_maker(const char *name, size_t most, unsigned *type);
+/* The status of the function's library when there is no memory. */
+int ibx_math_no_memory(unsigned number);
+
+/* Whether a request for that function must have its own handle, of that type, alone. Libraries say
+ * of handles of cuBLAS, cuSPARSE and cuSOLVER that several threads may use one; what is in others
+ * they change without a lock. A handle's pointer mode and stream were looked at before. */
+bool ibx_math_needs_alone(const struct ibx_math_function *f, unsigned type);
+/* Whether functions write into what has such a handle when it is not their own one, too. */
+bool ibx_math_is_filled(unsigned type);
+
+/* The call that asks the library in how many bytes such a function works, which has memory of the
+ * host among its arguments: `out` becomes its arguments, and sizes[0] is what it says of the device
+ * then, sizes[1] of the host. NULL: there is none. */
+const struct ibx_math_function *ibx_math_size_call(const struct ibx_math_function *f,
+                                                   const union ibx_math_value *values,
+                                                   size_t sizes[2], union ibx_math_value *out);
+
+#endif
