@@ -39,6 +39,7 @@
 #include "frontend-glue/handlers/client_functions.h"
 #include "frontend-glue/clients/made.h"
 #include "frontend-glue/handlers/registrations.h"
+#include "frontend-glue/tenants/rooms.h"
 #include "frontend-glue/tenants/tenants.h"
 
 /* isolation.c */
@@ -52,10 +53,6 @@ void ibx_isolation_end(struct copies *x);
 bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n);
 /* The same for a call that is made now: ibx_memory_not_there(). */
 bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n);
-/* Handles that GVirtuS's handlers take: other tenants' are refused as their memory is. False: it
- * cannot be noted whose it is. Before it is given back: for ibx_owners_remove() behind that. */
-bool ibx_isolation_own(struct copies *x, uint64_t handle);
-uint64_t ibx_isolation_owned(const struct copies *x, uint64_t handle);
 /* What GVirtuS is about to get, before and after x->requests notes it: as ibx_session_fail(). The
  * bytes may change. */
 int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n);
@@ -143,13 +140,6 @@ void ibx_held_end(struct copies *x);
 
 /* graph_limits.c */
 
-/* Reserves room for n more of the tenant's, and gives it back: when it counts otherwise. */
-bool ibx_room_take(struct copies *x, enum ibx_hold hold, uint64_t n);
-void ibx_room_give(struct copies *x, enum ibx_hold hold, uint64_t n);
-/* The same of IBX_HOLD_EXECS, of the GPU whose context the thread has: which that is. */
-bool ibx_room_take_execs(struct copies *x, uint64_t n, struct ibx_room *room);
-void ibx_room_end(struct ibx_room *room);
-int ibx_room_gpu(struct copies *x);
 /* A new graph has what a capture has made of it. False: there are too many graphs within each
  * other. */
 bool ibx_graph_measure(struct copies *x, uint64_t graph);
@@ -177,7 +167,6 @@ void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc);
  */
 int ibx_graph_node_room(struct copies *x, const void *graph, size_t behind, uint64_t inner,
                         unsigned depth, uint64_t *weight);
-#define IBX_GRAPHS_DEEP 128u /* one within the other */
 
 /* graph_room.c: before a launch of a graph with so many functions of clients, which stays until
  * there is room for them; so many were called, or will not be. */

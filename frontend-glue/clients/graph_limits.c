@@ -10,79 +10,7 @@
  */
 #include "frontend-glue/clients/clients.h"
 
-#include "common/log.h"
-
 #include <stdlib.h>
-
-static struct ibx_quota *quota_of(const struct copies *x, enum ibx_hold hold)
-{
-    return x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, hold) : NULL;
-}
-
-/* Each limit by itself. IBX_HOLDS: of graphs within each other. */
-static void tell(const struct copies *x, enum ibx_hold hold)
-{
-    static const char *const things[IBX_HOLDS] = {
-        [IBX_HOLD_GRAPHS] = "graphs and nodes",
-        [IBX_HOLD_EXECS] = "nodes of graphs that can be launched on a GPU",
-        [IBX_HOLD_TEXTURES] = "textures and surfaces",
-        [IBX_HOLD_POOLS] = "pools of memory",
-        [IBX_HOLD_LIBRARIES] = "handles of libraries",
-        [IBX_HOLD_PLANS] = "plans of libraries",
-        [IBX_HOLD_DESCRIPTORS] = "descriptors of libraries",
-    };
-    if (!x->isolation.tenant || !ibx_tenant_tell_once(x->isolation.tenant, hold))
-        return;
-    if (hold == IBX_HOLDS)
-        ibx_log(IBX_LOG_WARN,
-                "clients of tenant \"%s\" get no more than %u graphs within each other",
-                ibx_tenant_name(x->isolation.tenant), IBX_GRAPHS_DEEP);
-    else
-        ibx_log(IBX_LOG_WARN,
-                "clients of tenant \"%s\" get no more %s: they have as many as all of a tenant may "
-                "have",
-                ibx_tenant_name(x->isolation.tenant), things[hold]);
-}
-
-bool ibx_room_take(struct copies *x, enum ibx_hold hold, uint64_t n)
-{
-    struct ibx_quota *quota = quota_of(x, hold);
-    const bool taken = !quota || ibx_quota_take(quota, n);
-    if (!taken)
-        tell(x, hold);
-    return taken;
-}
-
-void ibx_room_give(struct copies *x, enum ibx_hold hold, uint64_t n)
-{
-    struct ibx_quota *quota = quota_of(x, hold);
-    if (quota)
-        ibx_quota_give(quota, n);
-}
-
-int ibx_room_gpu(struct copies *x)
-{
-    int gpu = 0;
-    return ibx_copies_have_cuda(x) && !x->cuda->ctx_get_device(&gpu) ? gpu : 0;
-}
-
-bool ibx_room_take_execs(struct copies *x, uint64_t n, struct ibx_room *room)
-{
-    struct ibx_tenant *tenant = x->isolation.tenant;
-    *room = (struct ibx_room){tenant ? ibx_tenant_execs(tenant, ibx_room_gpu(x)) : NULL, n};
-    if (!room->quota || ibx_quota_take(room->quota, n))
-        return true;
-    *room = (struct ibx_room){.quota = NULL};
-    tell(x, IBX_HOLD_EXECS);
-    return false;
-}
-
-void ibx_room_end(struct ibx_room *room)
-{
-    if (room->quota)
-        ibx_quota_give(room->quota, room->n);
-    *room = (struct ibx_room){.quota = NULL};
-}
 
 /* ------------------------------------------------------------------------------------ nodes */
 
@@ -93,7 +21,7 @@ int ibx_graph_node_room(struct copies *x, const void *graph, size_t behind, uint
     const uint64_t edges = behind > 1 ? behind - 1 : 0; /* the first comes with the node */
     *weight = 0;
     if (size.level + 1 + depth > IBX_GRAPHS_DEEP) {
-        tell(x, IBX_HOLDS);
+        ibx_room_tell(x, IBX_HOLDS);
         return CUDA_NOT_SUPPORTED;
     }
     if (!ibx_room_take(x, IBX_HOLD_GRAPHS, 1 + edges + inner))
@@ -147,7 +75,7 @@ bool ibx_graph_measure(struct copies *x, uint64_t graph)
     if (good)
         ibx_handles_grow(x, graph, nodes, depth);
     else
-        tell(x, IBX_HOLDS);
+        ibx_room_tell(x, IBX_HOLDS);
     return good;
 }
 
@@ -155,7 +83,7 @@ bool ibx_graph_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle
 {
     if (!ibx_handles_add(x, kind, handle))
         return false;
-    if (ibx_isolation_own(x, handle))
+    if (ibx_room_own(x, handle))
         return true;
     ibx_handles_remove(x, kind, handle);
     return false;
@@ -212,10 +140,10 @@ static bool captures_more(struct copies *x, uint64_t id, uint64_t n)
     struct ibx_capture_work *c = id ? work_of(w, id) : NULL;
     *(c ? &c->work : &w->of_any) += n;
     w->all += n;
-    const bool room = w->all <= ibx_quota_left(quota_of(x, IBX_HOLD_GRAPHS));
+    const bool room = w->all <= ibx_quota_left(ibx_tenant_quota(tenant, IBX_HOLD_GRAPHS));
     pthread_mutex_unlock(&w->lock);
     if (!room)
-        tell(x, IBX_HOLD_GRAPHS);
+        ibx_room_tell(x, IBX_HOLD_GRAPHS);
     return room;
 }
 
@@ -271,7 +199,7 @@ bool ibx_graph_launches(struct copies *x, uint64_t exec, uint64_t stream)
     const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_EXEC, exec);
     if (size.depth + 1 < IBX_GRAPHS_DEEP)
         return captures_more(x, id, size.nodes);
-    tell(x, IBX_HOLDS);
+    ibx_room_tell(x, IBX_HOLDS);
     return false;
 }
 

@@ -137,18 +137,6 @@ bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n)
     return !other && tenant_may_use(x, address, n);
 }
 
-bool ibx_isolation_own(struct copies *x, uint64_t handle)
-{
-    void *context = NULL;
-    return !x->isolation.on || (ibx_copies_have_cuda(x) && !x->cuda->ctx_get_current(&context) &&
-                                ibx_owners_add(x->isolation.tenant, handle, 1, context, 0));
-}
-
-uint64_t ibx_isolation_owned(const struct copies *x, uint64_t handle)
-{
-    return x->isolation.on ? ibx_owners_number(handle) : 0;
-}
-
 /* --------------------------------------------------------------------------- requests */
 
 /* GVirtuS keeps its buffer for requests, as long as the longest was, until the session ends. */

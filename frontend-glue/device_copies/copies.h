@@ -36,13 +36,17 @@ void ibx_copies_set_end_hooks(void);
 bool ibx_copies_parse(const struct ibx_request *q, struct ibx_frame *frame);
 int ibx_copies_to_device(struct copies *x, const struct ibx_request *q);
 int ibx_copies_from_device(struct copies *x, const struct ibx_request *q, uint64_t began);
-/* The beginning of a reply, with `out` bytes behind it; likewise. */
+
+/* answers.c: as ibx_session_fail() */
+
+/* The beginning of a reply, with `out` bytes behind it. */
 int ibx_copies_write_head(struct copies *x, int exit_code, uint64_t began, uint64_t out);
-/* The reply up to its payload of n bytes, which is where the client wants it; likewise. */
+/* The reply up to its payload of n bytes, which is where the client wants it. */
 int ibx_copies_reply_early(struct copies *x, uint64_t began, uint64_t n);
-/* A whole reply, as ibx_session_fail(). */
+/* A whole reply. */
 int ibx_copies_answer(struct copies *x, uint64_t began, const void *out, size_t n);
-int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n);
+/* The reply up to its payload of n bytes, which follows. */
+int ibx_copies_begin_reply(struct copies *x, uint64_t began, uint64_t n);
 
 /* choice.c */
 
@@ -63,6 +67,9 @@ int ibx_copies_broke_off(struct copies *x, int code);
 void ibx_copies_begin(struct copies *x, enum copy_stage stage, uint64_t bytes);
 /* The first path of the table that is able; NULL: none is. */
 const struct copy_path *ibx_copies_path(struct copies *x);
+
+/* Hook: the next n bytes of a reply, into the client's memory; as ibx_session_fail(). */
+int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n);
 
 /* late.c: as ibx_session_fail() */
 

@@ -12,7 +12,8 @@
  *
  *   device_copies.c  the session's hooks, and one request after the other
  *   to_device.c      copies to the device
- *   from_device.c    copies from it, and their replies
+ *   from_device.c    copies from it
+ *   answers.c        their answers
  *   paths.c          the table of paths that bytes may take, the choice of one; the path inline
  *   in_place.c       the GPU accesses the client's memory
  *   staged.c         pinned chunks, moved by the fabric (staged) or by several threads

@@ -125,3 +125,16 @@ const struct copy_path *ibx_copies_path(struct copies *x)
         ibx_remote_release(ibx_session_conn(x->s));
     return path;
 }
+
+int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n)
+{
+    struct copies *x = context;
+    x->copy.remote = *remote;
+    x->copy.remote_at = 0;
+    if (x->copy.direct)
+        return ibx_path_direct.part(x, n);
+    ibx_copies_begin(x, COPY_PART, n);
+    const struct copy_path *path = ibx_copies_path(x);
+    x->last_in_place = path == &ibx_path_in_place;
+    return path->part(x, n); /* there is one: staged is able to move any part */
+}

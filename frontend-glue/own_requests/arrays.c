@@ -22,7 +22,7 @@ static int give_back_as(struct extra *e, enum ibx_handle_kind kind)
 {
     int (*give_back)(void *array) = NULL;
     void *array = pointer(&e->in);
-    const uint64_t number = ibx_isolation_owned(e->x, (uintptr_t)array);
+    const uint64_t number = ibx_room_owned(e->x, (uintptr_t)array);
     if (!whole(e) || ibx_handles_is_level(e->x, (uintptr_t)array))
         return CUDA_INVALID_VALUE;
     if (ibx_own_work_leave(e->x, kind, (uintptr_t)array))
@@ -50,7 +50,7 @@ static int free_mipmap(struct extra *e)
 /* What was made is the client's from now on. */
 static int note_made(struct extra *e, enum ibx_handle_kind kind, uint64_t made, const char *undo)
 {
-    if (ibx_handles_add(e->x, kind, made) && ibx_isolation_own(e->x, made))
+    if (ibx_handles_add(e->x, kind, made) && ibx_room_own(e->x, made))
         return 0;
     ibx_handles_remove(e->x, kind, made);
     ibx_copies_undo(undo, made);
@@ -69,7 +69,7 @@ static int malloc_array(struct extra *e)
     const unsigned flags = ibx_get_u32(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
-    if (ibx_extra_limited(e, "arrays"))
+    if (ibx_room_limited(e->x, "arrays"))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, make);
     int rc = make(&array, &channel, extent, flags);
@@ -91,7 +91,7 @@ static int malloc_mipmap(struct extra *e)
     const unsigned levels = ibx_get_u32(&e->in), flags = ibx_get_u32(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
-    if (ibx_extra_limited(e, "arrays"))
+    if (ibx_room_limited(e->x, "arrays"))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, make);
     int rc = make(&mipmap, &channel, extent, levels, flags);
@@ -113,7 +113,7 @@ static int level_of_mipmap(struct extra *e)
     int rc = get(&array, mipmap, level);
     if (!rc && !ibx_handles_has(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array) &&
         (!ibx_handles_add_level(e->x, (uintptr_t)array, (uintptr_t)mipmap) ||
-         !ibx_isolation_own(e->x, (uintptr_t)array))) {
+         !ibx_room_own(e->x, (uintptr_t)array))) {
         ibx_handles_remove(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array); /* nobody's it may not be */
         rc = CUDA_MEMORY_ALLOCATION;
     }

@@ -58,7 +58,7 @@ static int destroy(struct extra *e)
 {
     int (*give_back)(void *graph) = NULL;
     void *graph = pointer(&e->in);
-    const uint64_t number = ibx_isolation_owned(e->x, (uintptr_t)graph);
+    const uint64_t number = ibx_room_owned(e->x, (uintptr_t)graph);
     if (!whole(e) || ibx_handles_is_within(e->x, (uintptr_t)graph) ||
         !ibx_handles_remove(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph))
         return CUDA_INVALID_VALUE;
@@ -258,7 +258,7 @@ static int destroy_exec(struct extra *e)
 {
     int (*give_back)(void *exec) = NULL;
     void *exec = pointer(&e->in);
-    const uint64_t number = ibx_isolation_owned(e->x, (uintptr_t)exec);
+    const uint64_t number = ibx_room_owned(e->x, (uintptr_t)exec);
     if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);

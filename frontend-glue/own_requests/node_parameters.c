@@ -235,7 +235,7 @@ void ibx_extra_forget_child(struct extra *e, void *node)
     void *child = child_of(e, node);
     if (!child || !ibx_handles_is_within(e->x, (uintptr_t)child))
         return;
-    const uint64_t number = ibx_isolation_owned(e->x, (uintptr_t)child);
+    const uint64_t number = ibx_room_owned(e->x, (uintptr_t)child);
     if (ibx_handles_remove(e->x, IBX_HANDLE_GRAPH, (uintptr_t)child)) {
         ibx_handles_forget_nodes((uintptr_t)child);
         ibx_owners_remove((uintptr_t)child, number);

@@ -247,7 +247,7 @@ static int add_allocation(struct extra *e)
     a.n = ibx_get_u64(&e->in);
     if (!there || !whole(e))
         return CUDA_INVALID_VALUE;
-    if (ibx_extra_limited(e, "memory of graphs") || !ibx_copies_have_cuda(e->x))
+    if (ibx_room_limited(e->x, "memory of graphs") || !ibx_copies_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     int rc = make_node(e, &p, &a, &node);
     /* Noted as all memory: of before there may be a handle, of another client's, by that address.

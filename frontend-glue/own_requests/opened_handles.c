@@ -213,7 +213,7 @@ int ibx_opened_pointer(struct extra *e, const void *pool, const uint8_t *handle)
 /* Locked by `opening`. The client's last one closes it. */
 static void close_pooled(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    const uint64_t owned = ibx_isolation_owned(x, value);
+    const uint64_t owned = ibx_room_owned(x, value);
     if (!ibx_handles_close(x, kind, value) || !ibx_handles_remove(x, kind, value))
         return;
     ibx_gpu_registrations_drop(&x->registrations, value);
@@ -248,7 +248,7 @@ void ibx_opened_close(struct extra *e, enum ibx_handle_kind kind, uint64_t value
     pthread_mutex_unlock(&opening);
     if (!last)
         return;
-    const uint64_t owned = ibx_isolation_owned(x, value);
+    const uint64_t owned = ibx_room_owned(x, value);
     ibx_gpu_registrations_drop(&x->registrations, value);
     ibx_frees_begin(x, value);
     ibx_copies_undo(kind == IBX_HANDLE_EVENT ? "cudaEventDestroy" : "cudaIpcCloseMemHandle", value);

@@ -4,20 +4,6 @@
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/tenants/printed.h"
 
-#include "common/log.h"
-
-#include <stdatomic.h>
-
-bool ibx_extra_limited(const struct extra *e, const char *what)
-{
-    static atomic_flag told = ATOMIC_FLAG_INIT;
-    if (e->x->isolation.limited && !atomic_flag_test_and_set(&told))
-        ibx_log(IBX_LOG_WARN,
-                "%s gets no %s: their bytes are not counted, which rdma.device_memory asks for",
-                ibx_session_path(e->x->s)->peer, what);
-    return e->x->isolation.limited;
-}
-
 /* ---------------------------------------------------------------- functions, streams */
 
 static int set_stream_attribute(struct extra *e)

@@ -138,8 +138,6 @@ bool ibx_extra_holds(const struct extra *e, const struct ibx_cuda_pitched *memor
                      size_t row);
 /* Whether it is a pool that the tenant may use. */
 bool ibx_extra_is_pool(const struct extra *e, const void *pool);
-/* Whether there is no `what`, whose bytes nobody counts: rdma.device_memory asks for that. */
-bool ibx_extra_limited(const struct extra *e, const char *what);
 
 #define IBX_POSIX_FILE 1 /* cudaMemHandleTypePosixFileDescriptor */
 

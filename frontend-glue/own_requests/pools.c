@@ -65,7 +65,7 @@ static int malloc_async(struct extra *e)
     void *stream = stream_in(e);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
-    if (ibx_extra_limited(e, "memory of pools") || !ibx_copies_have_cuda(e->x))
+    if (ibx_room_limited(e->x, "memory of pools") || !ibx_copies_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, make);
     ibx_memory_make_begin(e->x);
@@ -89,7 +89,7 @@ static int malloc_from_pool(struct extra *e)
     void *pool = pointer(&e->in), *stream = stream_in(e);
     if (!whole(e) || !ibx_extra_is_pool(e, pool))
         return CUDA_INVALID_VALUE;
-    if (ibx_extra_limited(e, "memory of pools") || !ibx_copies_have_cuda(e->x))
+    if (ibx_room_limited(e->x, "memory of pools") || !ibx_copies_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, make);
     ibx_memory_make_begin(e->x);
@@ -126,7 +126,7 @@ static int free_async(struct extra *e)
     const uint64_t number = noted ? ibx_owners_number((uintptr_t)address) : 0;
     FUNCTION(e, give_back);
     ibx_gpu_registrations_drop(&e->x->registrations, (uintptr_t)address);
-    ibx_ipc_gone((uintptr_t)address);
+    ibx_end_gone((uintptr_t)address);
     ibx_handles_remove(e->x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
     const int rc = give_back(address, stream);
     ibx_memory_free_end((uintptr_t)address, maker, !rc);
@@ -211,7 +211,7 @@ static int create_pool(struct extra *e)
     p.handles = e->in.position < e->in.length ? ibx_get_u8(&e->in) : 0;
     if (!whole(e) || p.handles & ~IBX_POSIX_FILE)
         return CUDA_INVALID_VALUE;
-    if (ibx_extra_limited(e, "pools of memory"))
+    if (ibx_room_limited(e->x, "pools of memory"))
         return CUDA_NOT_SUPPORTED;
     if (!ibx_room_take(e->x, IBX_HOLD_POOLS, 1))
         return CUDA_MEMORY_ALLOCATION;
@@ -232,7 +232,7 @@ static int destroy_pool(struct extra *e)
     void *pool = pointer(&e->in);
     if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_MADE_POOL, (uintptr_t)pool))
         return CUDA_INVALID_VALUE;
-    ibx_ipc_gone((uintptr_t)pool);
+    ibx_end_gone((uintptr_t)pool);
     FUNCTION(e, give_back);
     return give_back(pool);
 }

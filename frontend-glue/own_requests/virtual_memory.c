@@ -43,7 +43,7 @@ static int reserve(struct extra *e)
     ibx_memory_make_begin(e->x);
     rc = ibx_virtual_reserve(e->x, n, alignment, &begin, &context);
     if (!rc && !note(e->x, begin, n, context)) {
-        ibx_owners_remove(begin, ibx_isolation_owned(e->x, begin));
+        ibx_owners_remove(begin, ibx_room_owned(e->x, begin));
         ibx_virtual_end_addresses(begin);
         rc = CUDA_MEMORY_ALLOCATION;
     }
@@ -63,7 +63,7 @@ static int free_addresses(struct extra *e)
         return rc;
     if (!ibx_virtual_is_empty(e->x, begin, n) || !ibx_memory_free_begin(e->x, begin, &maker))
         return CUDA_INVALID_VALUE;
-    const uint64_t number = ibx_isolation_owned(e->x, begin);
+    const uint64_t number = ibx_room_owned(e->x, begin);
     const bool freed = ibx_virtual_free(e->x, begin, n);
     ibx_memory_free_end(begin, maker, freed);
     if (freed)

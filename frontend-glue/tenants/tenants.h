@@ -15,6 +15,7 @@
  *   descriptors.c    ... of which descriptors of this process
  *   math_limits.c    what handles of libraries count as, and which of them one request has alone
  *   owners.c         which tenant has allocated which device memory
+ *   rooms.c          room that a session takes for what it makes, and whose that is
  *   printed.c        what kernels print
  *   shared_handles.c what programs that have a process each share
  */
