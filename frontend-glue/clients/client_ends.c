@@ -21,7 +21,7 @@
  *
  * A reset of the context takes what is left.
  */
-#include "frontend-glue/clients/clients.h"
+#include "frontend-glue/clients/handle_lists.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -610,12 +610,26 @@ void ibx_client_ends_watch(int process_fd, uint64_t client)
     pthread_mutex_unlock(&lock);
 }
 
-bool ibx_client_ends_any(void)
+static bool any_ends(void)
 {
     pthread_mutex_lock(&lock);
     const bool any = queue && runs_in == getpid();
     pthread_mutex_unlock(&lock);
     return any;
+}
+
+bool ibx_clients_several(struct copies *x)
+{
+    return ibx_clients_others(x) || any_ends();
+}
+
+bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    uint64_t nobody;
+    const bool theirs = ibx_handle_close(x, kind, value, &nobody);
+    if (nobody)
+        ibx_client_ends_add(nobody, &(struct ibx_client_name){"a client"});
+    return theirs;
 }
 
 bool ibx_client_ends_wait(void)

@@ -13,9 +13,7 @@
  * open for that (plugin/last_session.c, client_ends.c). Of a tenant so many can be away; then the
  * one that has been so for the longest time counts as ended.
  */
-#include "frontend-glue/clients/clients.h"
-#include "frontend-glue/tenants/printed.h"
-#include "frontend-glue/session/client_processes.h"
+#include "frontend-glue/clients/client_list.h"
 
 #include "common/clock.h"
 
@@ -26,40 +24,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#define RESET_MS  3000u /* that a new session waits for a reset to end, and no longer */
-#define AWAY_MOST 1024u /* clients of a tenant without a session */
-#define AWAY_PART 8u    /* ... but no more than such a part of this process's descriptors */
-#define END_MS    100   /* between a process's last session and its end, mostly */
+#define RESET_MS 3000u /* that a new session waits for a reset to end, and no longer */
 
-struct ibx_client {
-    struct ibx_client *next;
-    uint64_t number;         /* that no other ever has */
-    uint64_t parent;         /* of the client that it was forked from; 0: not known */
-    unsigned sessions;       /* 0: its process may be there, and come again */
-    uint64_t came;           /* sessions so far */
-    uint64_t went;           /* without a session: in which order they have gone */
-    int process_fd;          /* readable once its process has ended; -1: this host does not know */
-    bool calls;              /* ibx_clients_calls() */
-    unsigned thread_streams; /* sessions that use the stream which CUDA has for their thread */
-    atomic_bool hides_work;  /* ibx_clients_hide_work(); for good */
-    bool ends;               /* its process has said so: other sessions' ends are still to come */
-    uint32_t process;        /* 0: not known */
-    uint64_t process_namespace;
-    const struct ibx_tenant *tenant;
-    char host[sizeof(((struct ibx_path *)0)->peer)];
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct ibx_client *all;
-static uint64_t numbers, departures;
-static unsigned sessions;
+struct ibx_client_list ibx_client_list = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                                          .changed = PTHREAD_COND_INITIALIZER};
+static uint64_t numbers;
 static _Atomic bool were_several;
-static unsigned thread_streams; /* of all clients */
-static unsigned leaving;        /* threads that give back what clients have left, and are in CUDA */
 static const struct copies *resetting; /* the session that resets the context of all */
 static uint64_t reset_until;           /* ns */
 
@@ -67,43 +39,35 @@ void ibx_clients_join(struct copies *x)
 {
     /* The client that resets may say so again and again. */
     const uint64_t mine = ibx_deadline_in_ms(RESET_MS);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
     while (!x->joined && resetting && ibx_now_ns() < reset_until && ibx_now_ns() < mine) {
         const uint64_t end = mine < reset_until ? mine : reset_until;
         const struct timespec until = ibx_timespec_of(end);
-        pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+        pthread_cond_clockwait(&ibx_client_list.changed, &ibx_client_list.lock, CLOCK_MONOTONIC,
+                               &until);
     }
-    sessions += !x->joined;
+    ibx_client_list.sessions += !x->joined;
     x->joined = true;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
-/* Locked. */
-static void drop(const struct ibx_client *gone)
-{
-    struct ibx_client **at = &all;
-    while (*at != gone)
-        at = &(*at)->next;
-    *at = gone->next;
-}
-
-static bool has_ended(const struct ibx_client *c)
+bool ibx_client_has_ended(const struct ibx_client *c)
 {
     struct pollfd wait = {.fd = c->process_fd, .events = POLLIN};
     return c->process_fd >= 0 && poll(&wait, 1, 0) > 0;
 }
 
 /* Locked. NULL: there is none of that number. */
-static struct ibx_client *find_number(uint64_t number)
+struct ibx_client *ibx_client_find_number(uint64_t number)
 {
-    struct ibx_client *c = all;
+    struct ibx_client *c = ibx_client_list.all;
     while (c && c->number != number)
         c = c->next;
     return c;
 }
 
 /* Locked. */
-static struct ibx_client_name name_of(const struct ibx_client *c)
+struct ibx_client_name ibx_client_name_of(const struct ibx_client *c)
 {
     struct ibx_client_name name = {"a client"};
     const char *tenant = c->tenant ? ibx_tenant_name(c->tenant) : "";
@@ -116,222 +80,81 @@ static struct ibx_client_name name_of(const struct ibx_client *c)
 
 void ibx_clients_name(uint64_t number, struct ibx_client_name *name)
 {
-    pthread_mutex_lock(&lock);
-    const struct ibx_client *c = find_number(number);
+    pthread_mutex_lock(&ibx_client_list.lock);
+    const struct ibx_client *c = ibx_client_find_number(number);
     if (c)
-        *name = name_of(c);
-    pthread_mutex_unlock(&lock);
-}
-
-/* Locked. */
-static void ends(const struct ibx_client *c)
-{
-    const struct ibx_client_name name = name_of(c);
-    ibx_client_ends_add(c->number, &name);
-}
-
-static void forget(struct ibx_client *gone)
-{
-    drop(gone);
-    if (gone->process_fd >= 0)
-        close(gone->process_fd);
-    free(gone);
-    ibx_client_process_look_again();
-}
-
-static unsigned away_most(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / AWAY_PART >= AWAY_MOST)
-        return AWAY_MOST;
-    return (unsigned)(limit.rlim_cur / AWAY_PART);
-}
-
-/* Locked. A client that says it is many processes, one after the other, would fill the list, in
- * which everybody looks for theirs, and take a descriptor for each. */
-static void limit_away(const struct ibx_tenant *tenant)
-{
-    struct ibx_client *first = NULL;
-    unsigned away = 0;
-    for (struct ibx_client *c = all; c; c = c->next) {
-        if (c->sessions || c->tenant != tenant)
-            continue;
-        first = first && first->went < c->went ? first : c;
-        away++;
-    }
-    if (away <= away_most())
-        return;
-    ends(first);
-    ibx_functions_ended(first->number);
-    forget(first);
-}
-
-/* Of a client without a session. */
-struct leftovers {
-    bool handles; /* to be given back */
-    bool modules; /* its own once it comes again */
-};
-
-/* Locked. It has no session; `left`: and may come again, as far as is known. Another thread may
- * have come here for it before. */
-static void settle(uint64_t number, bool left, struct leftovers has)
-{
-    struct ibx_client *c = find_number(number);
-    if (!c || c->sessions)
-        return;
-    if (!c->process || (!has.handles && !has.modules)) {
-        forget(c);
-    } else if (has_ended(c) || (c->process_fd < 0 && !left)) {
-        if (has.handles)
-            ends(c);
-        ibx_functions_ended(number);
-        forget(c);
-    } else {
-        if (c->process_fd >= 0)
-            ibx_client_ends_watch(c->process_fd, number);
-        limit_away(c->tenant);
-    }
-}
-
-/* The last session of a process ends with it, a moment before this host sees that: then this thread
- * can still have its modules unloaded (last_requests.c). Takes the descriptor; -1: there is none.
- */
-static void wait_for_end(int process_fd)
-{
-    struct pollfd wait = {.fd = process_fd, .events = POLLIN};
-    if (process_fd < 0)
-        return;
-    poll(&wait, 1, END_MS);
-    close(process_fd);
-}
-
-void ibx_clients_leave(struct copies *x)
-{
-    ibx_clients_reset_over(x);
-    if (x->client && x->options.mode != IBX_GPU_OFF &&
-        (x->thread_stream || ibx_handles_any(x->client->number)))
-        ibx_left_work_keep(x, x->client->number);
-    pthread_mutex_lock(&lock);
-    sessions -= x->joined;
-    x->joined = false;
-    if (x->client && x->thread_stream)
-        x->client->thread_streams--;
-    thread_streams -= x->thread_stream;
-    x->thread_stream = false;
-    if (x->client && ibx_session_process_ended(x->s))
-        x->client->ends = true;
-    struct ibx_client *away = x->client && !--x->client->sessions ? x->client : NULL;
-    if (away)
-        away->went = ++departures;
-    const uint64_t number = away ? away->number : 0;
-    const uint64_t came = away ? away->came : 0;
-    const bool calls = away && away->calls;
-    const int process_fd = away && away->process_fd >= 0 && ibx_functions_end(number)
-                               ? fcntl(away->process_fd, F_DUPFD_CLOEXEC, 0)
-                               : -1;
-    leaving += away != NULL;
-    x->client = NULL;
-    /* Locked: a session of the same process that comes now may want the same addresses. */
-    struct ibx_host_map *maps = away ? ibx_host_maps_take(number) : NULL;
-    pthread_mutex_unlock(&lock);
-    if (number) {
-        ibx_printed_end(number);
-        ibx_functions_orphan(number);
-    }
-    if (calls)
-        ibx_own_graphs_end(x, number);
-    ibx_host_maps_end(x, maps);
-    wait_for_end(process_fd);
-    const struct leftovers has = {
-        .handles = x->options.mode != IBX_GPU_OFF && ibx_handles_any(number),
-        .modules = number && (ibx_functions_any(number) || ibx_functions_end(number))};
-    pthread_mutex_lock(&lock);
-    if (number) {
-        leaving--;
-        /* Who has come meanwhile, and may have made more, leaves later. */
-        const struct ibx_client *c = find_number(number);
-        if (c && c->came == came)
-            settle(number, ibx_session_took_leave(x->s) && !c->ends, has);
-    }
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
-}
-
-void ibx_clients_ended(uint64_t number)
-{
-    const struct leftovers has = {.handles = ibx_handles_any(number), .modules = true};
-    pthread_mutex_lock(&lock);
-    settle(number, true, has);
-    pthread_mutex_unlock(&lock);
+        *name = ibx_client_name_of(c);
+    pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
 bool ibx_clients_has(uint64_t number)
 {
-    pthread_mutex_lock(&lock);
-    const bool has = find_number(number);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
+    const bool has = ibx_client_find_number(number);
+    pthread_mutex_unlock(&ibx_client_list.lock);
     return has;
 }
 
 bool ibx_clients_give_begin(void)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
     const bool can = !resetting || ibx_now_ns() >= reset_until;
-    leaving += can;
-    pthread_mutex_unlock(&lock);
+    ibx_client_list.leaving += can;
+    pthread_mutex_unlock(&ibx_client_list.lock);
     return can;
 }
 
 void ibx_clients_give_end(void)
 {
-    pthread_mutex_lock(&lock);
-    leaving--;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
+    ibx_client_list.leaving--;
+    pthread_cond_broadcast(&ibx_client_list.changed);
+    pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
 bool ibx_clients_left(void)
 {
-    pthread_mutex_lock(&lock);
-    const bool left = all;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
+    const bool left = ibx_client_list.all;
+    pthread_mutex_unlock(&ibx_client_list.lock);
     return left;
 }
 
 bool ibx_clients_any(void)
 {
-    pthread_mutex_lock(&lock);
-    const bool any = sessions;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
+    const bool any = ibx_client_list.sessions;
+    pthread_mutex_unlock(&ibx_client_list.lock);
     return any;
 }
 
-bool ibx_clients_several(struct copies *x)
+bool ibx_clients_others(struct copies *x)
 {
     ibx_clients_number(x);
-    pthread_mutex_lock(&lock);
-    const bool several = x->client ? all != x->client || all->next : all != NULL;
-    pthread_mutex_unlock(&lock);
-    return several || ibx_client_ends_any();
+    pthread_mutex_lock(&ibx_client_list.lock);
+    const bool several = x->client ? ibx_client_list.all != x->client || ibx_client_list.all->next
+                                   : ibx_client_list.all != NULL;
+    pthread_mutex_unlock(&ibx_client_list.lock);
+    return several;
 }
 
 void ibx_clients_use_thread_stream(struct copies *x)
 {
     ibx_clients_number(x);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
     if (x->client && !x->thread_stream) {
         x->client->thread_streams++;
-        thread_streams++;
+        ibx_client_list.thread_streams++;
         x->thread_stream = true;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
 bool ibx_clients_use_thread_streams(const struct copies *x)
 {
-    pthread_mutex_lock(&lock);
-    const bool use = thread_streams > x->thread_stream;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
+    const bool use = ibx_client_list.thread_streams > x->thread_stream;
+    pthread_mutex_unlock(&ibx_client_list.lock);
     return use;
 }
 
@@ -340,15 +163,16 @@ void ibx_clients_hide_work(struct copies *x)
     ibx_clients_number(x);
     if (!x->client || atomic_load_explicit(&x->client->hides_work, memory_order_relaxed))
         return;
-    pthread_mutex_lock(&lock); /* of all clients: not with each call of a library's */
+    /* The lock is of all clients: it is not taken with each call of a library's. */
+    pthread_mutex_lock(&ibx_client_list.lock);
     atomic_store(&x->client->hides_work, true);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
 /* Locked. Sessions of one process may come from several of its host's addresses. */
 static bool comes_from_elsewhere(const struct ibx_client *like)
 {
-    const struct ibx_client *c = all;
+    const struct ibx_client *c = ibx_client_list.all;
     while (c && (c == like || c->process != like->process ||
                  c->process_namespace != like->process_namespace))
         c = c->next;
@@ -357,11 +181,11 @@ static bool comes_from_elsewhere(const struct ibx_client *like)
 
 bool ibx_clients_find_work(const struct copies *x)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
     const struct ibx_client *c = x->client;
     const bool find = c && c->process && !comes_from_elsewhere(c) && !atomic_load(&c->hides_work) &&
                       c->thread_streams == x->thread_stream;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_client_list.lock);
     return find;
 }
 
@@ -370,15 +194,15 @@ bool ibx_clients_find_work(const struct copies *x)
 void ibx_clients_calls(struct copies *x)
 {
     ibx_clients_number(x);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
     if (x->client && x->client->process)
         x->client->calls = true;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
 /* "HOST:PORT" without the port, which each of a process's connections has for itself. Of this host
  * nothing: it has many addresses, and each process may come from any of them. */
-static void copy_host(const struct ibx_path *path, char host[sizeof(all->host)])
+static void copy_host(const struct ibx_path *path, char host[sizeof(ibx_client_list.all->host)])
 {
     const char *peer = path->remote ? path->peer : "", *colon = strrchr(peer, ':');
     const size_t n = colon ? (size_t)(colon - peer) : strlen(peer);
@@ -389,10 +213,10 @@ static void copy_host(const struct ibx_path *path, char host[sizeof(all->host)])
 /* Locked. */
 static struct ibx_client *find(const struct ibx_client *like)
 {
-    struct ibx_client *c = like->process ? all : NULL;
+    struct ibx_client *c = like->process ? ibx_client_list.all : NULL;
     while (c && !(c->process == like->process && c->tenant == like->tenant &&
                   c->process_namespace == like->process_namespace && !strcmp(c->host, like->host) &&
-                  !has_ended(c)))
+                  !ibx_client_has_ended(c)))
         c = c->next;
     return c;
 }
@@ -436,8 +260,8 @@ static struct ibx_client *enter(const struct ibx_client *like, const struct ibx_
     if (made->number > 1)
         atomic_store(&were_several, true);
     ibx_functions_inherit(made->number, made->parent);
-    made->next = all;
-    all = made;
+    made->next = ibx_client_list.all;
+    ibx_client_list.all = made;
     return made;
 }
 
@@ -448,7 +272,7 @@ uint64_t ibx_clients_number(struct copies *x)
         return x->client ? x->client->number : 0;
     copy_host(ibx_session_path(x->s), like.host);
     like.process = ibx_session_process(x->s, &like.process_namespace);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
     x->client = find(&like);
     if (!x->client)
         x->client = enter(&like, x->s);
@@ -456,7 +280,7 @@ uint64_t ibx_clients_number(struct copies *x)
         x->client->sessions++;
         x->client->came++;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_client_list.lock);
     return x->client ? x->client->number : 0;
 }
 
@@ -472,11 +296,11 @@ bool ibx_clients_apart(const struct copies *x, uint64_t number)
     const struct ibx_client *own = x->client;
     if (!own || !own->process || own->number == number || x->options.limits.shared)
         return false;
-    pthread_mutex_lock(&lock);
-    const struct ibx_client *c = find_number(number);
+    pthread_mutex_lock(&ibx_client_list.lock);
+    const struct ibx_client *c = ibx_client_find_number(number);
     const bool apart = !c || (c->process && (c->process != own->process ||
                                              c->process_namespace != own->process_namespace));
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_client_list.lock);
     return apart;
 }
 
@@ -500,34 +324,36 @@ static void let_leave(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(RESET_MS);
     const struct timespec until = ibx_timespec_of(deadline);
-    while (leaving && ibx_now_ns() < deadline)
-        pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+    while (ibx_client_list.leaving && ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&ibx_client_list.changed, &ibx_client_list.lock, CLOCK_MONOTONIC,
+                               &until);
 }
 
-bool ibx_clients_reset(struct copies *x)
+bool ibx_clients_reset(struct copies *x, bool broken)
 {
-    const bool broken = ibx_copies_broken();
     ibx_clients_number(x);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
     if (broken)
         let_leave();
-    const bool alone = broken || (!leaving && (x->client ? x->client->sessions : 1) >= sessions);
+    const bool alone =
+        broken || (!ibx_client_list.leaving &&
+                   (x->client ? x->client->sessions : 1) >= ibx_client_list.sessions);
     if (alone) {
         resetting = x;
         reset_until = ibx_deadline_in_ms(RESET_MS);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_client_list.lock);
     return alone;
 }
 
 void ibx_clients_reset_over(const struct copies *x)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_client_list.lock);
     if (resetting == x) {
         resetting = NULL;
-        pthread_cond_broadcast(&changed);
+        pthread_cond_broadcast(&ibx_client_list.changed);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
 struct ibx_functions_user *ibx_copies_user(struct copies *x)

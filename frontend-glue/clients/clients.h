@@ -4,6 +4,7 @@
  * beside it. What runs requests calls this.
  *
  *   clients.c        which sessions are one client's
+ *   departures.c     ... and what becomes of one that has none
  *   isolation.c      refuses memory of other tenants, and what is too much
  *   handles.c        what requests have returned
  *   handle_ends.c    ... of which, what a client leaves

@@ -105,4 +105,9 @@ bool ibx_handle_passes_on(struct handle *h);
 /* Whether that client has opened it, and not closed it as often. */
 bool ibx_handle_is_open(const struct handle *h, uint64_t client);
 
+/* The session's client uses it no more, as ibx_handles_close(). *nobody: the client that has made
+ * it, and is no more, whose it is again; 0: it is not. */
+bool ibx_handle_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                      uint64_t *nobody);
+
 #endif

@@ -141,22 +141,20 @@ static bool close_for(struct handle *h, uint64_t client)
     return true;
 }
 
-bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handle_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t *nobody)
 {
     const uint64_t client = ibx_clients_number(x);
-    uint64_t nobody = 0;
+    *nobody = 0;
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *h = client ? ibx_handle_of_tenant(x, kind, value) : NULL;
     const bool last = h && close_for(h, client) && h->client == client &&
                       (h->heir_of || h->theirs) && !ibx_handle_passes_on(h);
     const bool theirs = last && h->theirs;
     if (last && !theirs) {
-        nobody = h->heir_of;
-        ibx_handle_set_client(h, nobody);
+        *nobody = h->heir_of;
+        ibx_handle_set_client(h, *nobody);
         h->heir_of = 0;
     }
     pthread_mutex_unlock(&ibx_handles_lock);
-    if (nobody)
-        ibx_client_ends_add(nobody, &(struct ibx_client_name){"a client"});
     return theirs;
 }

@@ -100,10 +100,6 @@ bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **
 bool ibx_handles_any(uint64_t client);
 /* The session's client uses another one's from now on. False: it is not there, or no memory. */
 bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
-/* It uses it no more, once it has said so as often. What was only there for that is given back;
- * true: it is another process's, nobody here uses it any more, and the caller is to give it back.
- */
-bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* The session's client has opened what is another process's, whoever has done so before; *again:
  * somebody has, and it is open once in all. One thread at a time. False: no memory. */
 bool ibx_handles_open_theirs(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
@@ -157,24 +153,19 @@ void ibx_cleared_forget(const void *context);
 
 /* clients.c */
 
-/* The session begins, and ends. The former stays while a client resets the context of all, for a
- * bounded time. */
+/* The session begins, which stays while a client resets the context of all, for a bounded time. */
 void ibx_clients_join(struct copies *x);
-void ibx_clients_leave(struct copies *x);
 /* It has a queue of functions for graphs (host_work.c), by a session that lasts as long as it: when
  * its last one ends nobody can launch its graphs any more, and they are given back. */
 void ibx_clients_calls(struct copies *x);
-/* The client's process has ended, if it has no session: what it has made is given back. */
-void ibx_clients_ended(uint64_t number);
 /* Whether there is such a client, or its process may come again. */
 bool ibx_clients_has(uint64_t number);
 /* Whether there is a client that has no session, and may come again. */
 bool ibx_clients_left(void);
 /* Whether any client has a session. */
 bool ibx_clients_any(void);
-/* Whether there is a client beside the session's, or one whose process has ended is in the way of
- * what it has left. */
-bool ibx_clients_several(struct copies *x);
+/* Whether there is a client beside the session's. */
+bool ibx_clients_others(struct copies *x);
 /* The session uses the stream that CUDA has for its thread. Whether another session of any client
  * does. */
 void ibx_clients_use_thread_stream(struct copies *x);
@@ -203,9 +194,9 @@ uint64_t ibx_clients_parent(const struct copies *x);
 /* Likewise whether it is known of which process it is. */
 bool ibx_clients_is_process(const struct copies *x);
 /* Whether the client may reset the context: no other has a session, or something that is still
- * being given back behind its last one, or the context is broken. If so no session begins until the
- * reset is over, or has taken too long. */
-bool ibx_clients_reset(struct copies *x);
+ * being given back behind its last one, or the context is `broken`. If so no session begins until
+ * the reset is over, or has taken too long. */
+bool ibx_clients_reset(struct copies *x, bool broken);
 void ibx_clients_reset_over(const struct copies *x);
 
 /* What a line of the log calls it: "a client" if it is not known. */
@@ -213,6 +204,13 @@ struct ibx_client_name {
     char text[192];
 };
 void ibx_clients_name(uint64_t number, struct ibx_client_name *name);
+
+/* departures.c */
+
+/* The session ends. */
+void ibx_clients_leave(struct copies *x);
+/* The client's process has ended, if it has no session: what it has made is given back. */
+void ibx_clients_ended(uint64_t number);
 
 /* client_ends.c */
 
@@ -222,8 +220,12 @@ void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name);
 void ibx_client_ends_watch(int process_fd, uint64_t client);
 /* For whom there is no memory: whether more has been given back, for which it waits. */
 bool ibx_client_ends_wait(void);
-/* Whether any of these things are there. */
-bool ibx_client_ends_any(void);
+/* The session's client uses no more what it has opened, once it has said so as often. What was only
+ * there for that is given back; true: it is another process's, nobody here uses it any more, and
+ * the caller is to give it back. */
+bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* Whether there is a client beside the session's, or any of these things are. */
+bool ibx_clients_several(struct copies *x);
 /* A client has given that back, which is nobody's any more: CUDA does once all work has ended that
  * is there now. False: it cannot be noted. */
 bool ibx_client_ends_leave(const struct ibx_taken *taken);

@@ -347,7 +347,7 @@ static int wait_for_device(void)
 
 bool ibx_own_reset(struct copies *x, int *code)
 {
-    x->handler.may_reset = ibx_clients_reset(x);
+    x->handler.may_reset = ibx_clients_reset(x, ibx_copies_broken());
     if (x->handler.may_reset)
         return false;
     *code = 0;
@@ -358,7 +358,7 @@ bool ibx_own_reset(struct copies *x, int *code)
     const int rc = over ? 0 : wait_for_device();
     if (rc)
         ibx_copies_note_error(x, rc);
-    x->handler.may_reset = rc && ibx_clients_reset(x);
+    x->handler.may_reset = rc && ibx_clients_reset(x, ibx_copies_broken());
     if (x->handler.may_reset) /* nothing of the context's can be saved */
         return false;
     ibx_gpu_registrations_drop(&x->registrations, 0);
@@ -371,7 +371,7 @@ void ibx_own_reset_guard(struct copies *x, bool asked, uint8_t *bytes, size_t n)
     static const char *const names[] = {"cudaDeviceReset", "cudaThreadExit"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         uint8_t *last = ibx_request_ends_name(&x->requests, bytes, n, names[i]);
-        if (last && (asked ? !x->handler.may_reset : !ibx_clients_reset(x)))
+        if (last && (asked ? !x->handler.may_reset : !ibx_clients_reset(x, ibx_copies_broken())))
             *last = '?';
     }
 }

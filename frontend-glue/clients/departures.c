@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What becomes of a client that has no session any more: it may come again, or has ended. */
+#include "frontend-glue/clients/client_list.h"
+#include "frontend-glue/session/client_processes.h"
+#include "frontend-glue/tenants/printed.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define AWAY_MOST 1024u /* clients of a tenant without a session */
+#define AWAY_PART 8u    /* ... but no more than such a part of this process's descriptors */
+#define END_MS    100   /* between a process's last session and its end, mostly */
+
+static uint64_t departures;
+
+/* Locked. */
+static void drop(const struct ibx_client *gone)
+{
+    struct ibx_client **at = &ibx_client_list.all;
+    while (*at != gone)
+        at = &(*at)->next;
+    *at = gone->next;
+}
+
+/* Locked. */
+static void ends(const struct ibx_client *c)
+{
+    const struct ibx_client_name name = ibx_client_name_of(c);
+    ibx_client_ends_add(c->number, &name);
+}
+
+static void forget(struct ibx_client *gone)
+{
+    drop(gone);
+    if (gone->process_fd >= 0)
+        close(gone->process_fd);
+    free(gone);
+    ibx_client_process_look_again();
+}
+
+static unsigned away_most(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / AWAY_PART >= AWAY_MOST)
+        return AWAY_MOST;
+    return (unsigned)(limit.rlim_cur / AWAY_PART);
+}
+
+/* Locked. A client that says it is many processes, one after the other, would fill the list, in
+ * which everybody looks for theirs, and take a descriptor for each. */
+static void limit_away(const struct ibx_tenant *tenant)
+{
+    struct ibx_client *first = NULL;
+    unsigned away = 0;
+    for (struct ibx_client *c = ibx_client_list.all; c; c = c->next) {
+        if (c->sessions || c->tenant != tenant)
+            continue;
+        first = first && first->went < c->went ? first : c;
+        away++;
+    }
+    if (away <= away_most())
+        return;
+    ends(first);
+    ibx_functions_ended(first->number);
+    forget(first);
+}
+
+/* Of a client without a session. */
+struct leftovers {
+    bool handles; /* to be given back */
+    bool modules; /* its own once it comes again */
+};
+
+/* Locked. It has no session; `left`: and may come again, as far as is known. Another thread may
+ * have come here for it before. */
+static void settle(uint64_t number, bool left, struct leftovers has)
+{
+    struct ibx_client *c = ibx_client_find_number(number);
+    if (!c || c->sessions)
+        return;
+    if (!c->process || (!has.handles && !has.modules)) {
+        forget(c);
+    } else if (ibx_client_has_ended(c) || (c->process_fd < 0 && !left)) {
+        if (has.handles)
+            ends(c);
+        ibx_functions_ended(number);
+        forget(c);
+    } else {
+        if (c->process_fd >= 0)
+            ibx_client_ends_watch(c->process_fd, number);
+        limit_away(c->tenant);
+    }
+}
+
+/* The last session of a process ends with it, a moment before this host sees that: then this thread
+ * can still have its modules unloaded (last_requests.c). Takes the descriptor; -1: there is none.
+ */
+static void wait_for_end(int process_fd)
+{
+    struct pollfd wait = {.fd = process_fd, .events = POLLIN};
+    if (process_fd < 0)
+        return;
+    poll(&wait, 1, END_MS);
+    close(process_fd);
+}
+
+void ibx_clients_leave(struct copies *x)
+{
+    ibx_clients_reset_over(x);
+    if (x->client && x->options.mode != IBX_GPU_OFF &&
+        (x->thread_stream || ibx_handles_any(x->client->number)))
+        ibx_left_work_keep(x, x->client->number);
+    pthread_mutex_lock(&ibx_client_list.lock);
+    ibx_client_list.sessions -= x->joined;
+    x->joined = false;
+    if (x->client && x->thread_stream)
+        x->client->thread_streams--;
+    ibx_client_list.thread_streams -= x->thread_stream;
+    x->thread_stream = false;
+    if (x->client && ibx_session_process_ended(x->s))
+        x->client->ends = true;
+    struct ibx_client *away = x->client && !--x->client->sessions ? x->client : NULL;
+    if (away)
+        away->went = ++departures;
+    const uint64_t number = away ? away->number : 0;
+    const uint64_t came = away ? away->came : 0;
+    const bool calls = away && away->calls;
+    const int process_fd = away && away->process_fd >= 0 && ibx_functions_end(number)
+                               ? fcntl(away->process_fd, F_DUPFD_CLOEXEC, 0)
+                               : -1;
+    ibx_client_list.leaving += away != NULL;
+    x->client = NULL;
+    /* Locked: a session of the same process that comes now may want the same addresses. */
+    struct ibx_host_map *maps = away ? ibx_host_maps_take(number) : NULL;
+    pthread_mutex_unlock(&ibx_client_list.lock);
+    if (number) {
+        ibx_printed_end(number);
+        ibx_functions_orphan(number);
+    }
+    if (calls)
+        ibx_own_graphs_end(x, number);
+    ibx_host_maps_end(x, maps);
+    wait_for_end(process_fd);
+    const struct leftovers has = {
+        .handles = x->options.mode != IBX_GPU_OFF && ibx_handles_any(number),
+        .modules = number && (ibx_functions_any(number) || ibx_functions_end(number))};
+    pthread_mutex_lock(&ibx_client_list.lock);
+    if (number) {
+        ibx_client_list.leaving--;
+        /* Who has come meanwhile, and may have made more, leaves later. */
+        const struct ibx_client *c = ibx_client_find_number(number);
+        if (c && c->came == came)
+            settle(number, ibx_session_took_leave(x->s) && !c->ends, has);
+    }
+    pthread_cond_broadcast(&ibx_client_list.changed);
+    pthread_mutex_unlock(&ibx_client_list.lock);
+}
+
+void ibx_clients_ended(uint64_t number)
+{
+    const struct leftovers has = {.handles = ibx_handles_any(number), .modules = true};
+    pthread_mutex_lock(&ibx_client_list.lock);
+    settle(number, true, has);
+    pthread_mutex_unlock(&ibx_client_list.lock);
+}
