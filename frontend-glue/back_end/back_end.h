@@ -4,6 +4,7 @@
  * CUDA in this process.
  *
  *   runtime.c        CUDA in this process: driver, and runtime as GVirtuS's handlers have it
+ *   gone_contexts.c  contexts that are gone
  *   replies.c        the shape of GVirtuS's replies
  *   tuning.c         which path from which size, and the file of `ib-bw tune`
  */
@@ -316,5 +317,17 @@ bool ibx_copies_have_cuda(struct copies *x);
 bool ibx_copies_able(struct copies *x);
 /* The same, and makes the context that the thread's first call makes. */
 bool ibx_copies_begin_context(struct copies *x);
+
+/* gone_contexts.c */
+
+/* How many contexts have gone so far. */
+unsigned ibx_copies_resets(void);
+/* Contexts that went before are none of this session's. */
+void ibx_copies_resets_begin(struct copies *x);
+/* Forgets what the session had in contexts that have gone since the last call. */
+void ibx_copies_handle_resets(struct copies *x);
+/* The context has gone, NULL: it is not known which; `forget_all`, which is called meanwhile,
+ * forgets what is no session's. */
+void ibx_copies_note_reset(void *context, void (*forget_all)(const void *context));
 
 #endif

@@ -23,6 +23,7 @@
  *   cleared_memory.c memory that has nothing of another program's in it
  *   captures.c       captures of streams, kept from waits for the device
  *   frees.c          memory that is given back beside graphs
+ *   own_streams.c    streams of the back end's own
  *   own_work.c       what a client's call waits for beside other clients
  *   moments.c        when all work that is under way now is over
  *   own_reset.c      cudaDeviceReset of one client of several
@@ -248,12 +249,6 @@ bool ibx_copies_is_own(struct copies *x, uint64_t address, uint64_t n);
 
 /* resets.c */
 
-/* How many contexts have gone so far. */
-unsigned ibx_copies_resets(void);
-/* Contexts that went before are none of this session's. */
-void ibx_copies_resets_begin(struct copies *x);
-/* Forgets what the session had in contexts that have gone since the last call. */
-void ibx_copies_handle_resets(struct copies *x);
 /* A request takes a context away: before its handler runs, and when that has answered. */
 void ibx_copies_lose_context(struct copies *x);
 void ibx_copies_lost_context(struct copies *x, int exit_code);

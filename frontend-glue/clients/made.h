@@ -232,6 +232,20 @@ bool ibx_client_ends_leave(const struct ibx_taken *taken);
 /* The context is gone, with what was to be given back in it; NULL: it is not known which. */
 void ibx_client_ends_forget(const void *context);
 
+/* own_streams.c */
+
+/* A stream for ibx_own_free_async(), which waits for nothing, nor is waited for by what others
+ * capture; NULL: there is none. Its end waits for what is in it. */
+void *ibx_own_stream_begin(void);
+void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream);
+/* A stream that is behind what the legacy one has, and behind nothing else; NULL: there is none.
+ * What is in it goes on when it is left. */
+void *ibx_own_stream_behind_legacy(void);
+void ibx_own_stream_leave(void *stream);
+/* An event, in the current context, behind what the legacy stream has, to be destroyed. It holds
+ * nobody up. NULL: CUDA fails. */
+void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda);
+
 /* own_work.c */
 
 /* Beside other clients: waits until the client's own work in the current context has ended that is
@@ -251,17 +265,6 @@ void ibx_own_work_settle_all(struct copies *x);
  * process has ended, where work of others that does not end would keep everybody out meanwhile. The
  * request becomes a call that is none. */
 void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n);
-/* A stream for ibx_own_free_async(), which waits for nothing, nor is waited for by what others
- * capture; NULL: there is none. Its end waits for what is in it. */
-void *ibx_own_stream_begin(void);
-void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream);
-/* A stream that is behind what the legacy one has, and behind nothing else; NULL: there is none.
- * What is in it goes on when it is left. */
-void *ibx_own_stream_behind_legacy(void);
-void ibx_own_stream_leave(void *stream);
-/* An event, in the current context, behind what the legacy stream has, to be destroyed. It holds
- * nobody up. NULL: CUDA fails. */
-void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda);
 
 /* moments.c */
 

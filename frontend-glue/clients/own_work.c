@@ -25,64 +25,6 @@
 #define MOMENT_MS      50u     /* ... once that was in vain: a program has many modules */
 #define TOLD_MS        5000u   /* ... before a line of the log says so */
 
-/* NULL: there is none. */
-static void *make_stream(unsigned flags)
-{
-    int (*make)(void **stream, unsigned flags) = NULL;
-    void *stream = NULL;
-    *(void **)&make = ibx_copies_runtime("cudaStreamCreateWithFlags");
-    if (make && !make(&stream, flags))
-        return stream;
-    ibx_copies_forget_error();
-    return NULL;
-}
-
-static void destroy_stream(void *stream)
-{
-    int (*destroy)(void *of) = NULL;
-    *(void **)&destroy = ibx_copies_runtime("cudaStreamDestroy");
-    if (destroy)
-        destroy(stream);
-}
-
-void *ibx_own_stream_begin(void)
-{
-    return make_stream(IBX_STREAM_NON_BLOCKING);
-}
-
-void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream)
-{
-    cuda->stream_synchronize(stream);
-    destroy_stream(stream);
-}
-
-/* One in the legacy stream itself would come behind what all blocking streams have, and hold up
- * their later work; a wait for that stream is one for all of these, too. A new blocking stream is
- * ordered with the legacy one, and with nothing else. */
-void *ibx_own_stream_behind_legacy(void)
-{
-    return make_stream(0);
-}
-
-void ibx_own_stream_leave(void *stream)
-{
-    destroy_stream(stream);
-}
-
-void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda)
-{
-    void *event = NULL, *stream = ibx_own_stream_behind_legacy();
-    if (stream && cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING))
-        event = NULL;
-    if (event && cuda->event_record(event, stream)) {
-        cuda->event_destroy(event);
-        event = NULL;
-    }
-    if (stream)
-        ibx_own_stream_leave(stream);
-    return event;
-}
-
 /* ------------------------------------------------------------------- the client's own work */
 
 /* What is under way of it, when that was asked for. */

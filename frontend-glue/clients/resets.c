@@ -6,53 +6,11 @@
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/clients/virtual_memory.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
-
-#define GONE 4096u /* contexts that are remembered; a power of two */
-
 /* Exit codes by which nothing was done: GVirtuS's for an unknown request, and CUDA's. */
 #define UNKNOWN         (-1)
 #define INVALID_VALUE   1
 #define NOT_INITIALIZED 3
 #define INVALID_CONTEXT 201
-
-static struct {
-    pthread_mutex_t mutex;
-    _Atomic unsigned count; /* of all that went */
-    void *contexts[GONE];   /* the last of them; NULL: unknown which */
-} gone = {.mutex = PTHREAD_MUTEX_INITIALIZER};
-
-static void forget(struct copies *x, void *context)
-{
-    if (x->staging)
-        ibx_staging_forget(x->staging, context);
-    ibx_client_pins_forget(&x->pins, context);
-}
-
-unsigned ibx_copies_resets(void)
-{
-    return atomic_load(&gone.count);
-}
-
-void ibx_copies_resets_begin(struct copies *x)
-{
-    x->resets = ibx_copies_resets();
-}
-
-void ibx_copies_handle_resets(struct copies *x)
-{
-    if (atomic_load(&gone.count) == x->resets)
-        return;
-    pthread_mutex_lock(&gone.mutex);
-    if (gone.count - x->resets > GONE)
-        forget(x, NULL);
-    else
-        for (unsigned i = x->resets; i != gone.count; i++)
-            forget(x, gone.contexts[i % GONE]);
-    x->resets = gone.count;
-    pthread_mutex_unlock(&gone.mutex);
-}
 
 /* The primary context of the calling thread's device, which its runtime resets. */
 static void find_primary(struct copies *x, const struct ibx_cuda *cuda)
@@ -86,6 +44,19 @@ void ibx_copies_lose_context(struct copies *x)
     ibx_client_pins_drop_fences(&x->pins, cuda);
 }
 
+static void forget(const void *context)
+{
+    ibx_owners_forget(context);
+    ibx_handles_forget(context);
+    ibx_virtual_forget(context);
+    ibx_end_forget(context);
+    ibx_frees_forget(context);
+    ibx_slots_forget(context);
+    ibx_left_work_forget(context);
+    ibx_cleared_forget(context);
+    ibx_client_ends_forget(context);
+}
+
 /* The context may be gone although the answer is an error: that of earlier work. */
 void ibx_copies_lost_context(struct copies *x, int exit_code)
 {
@@ -93,17 +64,5 @@ void ibx_copies_lost_context(struct copies *x, int exit_code)
         exit_code == INVALID_VALUE || exit_code == NOT_INITIALIZED || exit_code == INVALID_CONTEXT;
     if (!x->handler.takes_context || exit_code == UNKNOWN || (refused && x->requests.names_context))
         return;
-    pthread_mutex_lock(&gone.mutex);
-    gone.contexts[gone.count % GONE] = x->handler.taken_context;
-    gone.count++;
-    ibx_owners_forget(x->handler.taken_context);
-    ibx_handles_forget(x->handler.taken_context);
-    ibx_virtual_forget(x->handler.taken_context);
-    ibx_end_forget(x->handler.taken_context);
-    ibx_frees_forget(x->handler.taken_context);
-    ibx_slots_forget(x->handler.taken_context);
-    ibx_left_work_forget(x->handler.taken_context);
-    ibx_cleared_forget(x->handler.taken_context);
-    ibx_client_ends_forget(x->handler.taken_context);
-    pthread_mutex_unlock(&gone.mutex);
+    ibx_copies_note_reset(x->handler.taken_context, forget);
 }

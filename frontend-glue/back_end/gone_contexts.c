@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Contexts that are gone: what sessions had in them is forgotten, by each in its own thread. */
+#include "frontend-glue/back_end/back_end.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define GONE 4096u /* contexts that are remembered; a power of two */
+
+static struct {
+    pthread_mutex_t mutex;
+    _Atomic unsigned count; /* of all that went */
+    void *contexts[GONE];   /* the last of them; NULL: unknown which */
+} gone = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static void forget(struct copies *x, void *context)
+{
+    if (x->staging)
+        ibx_staging_forget(x->staging, context);
+    ibx_client_pins_forget(&x->pins, context);
+}
+
+unsigned ibx_copies_resets(void)
+{
+    return atomic_load(&gone.count);
+}
+
+void ibx_copies_resets_begin(struct copies *x)
+{
+    x->resets = ibx_copies_resets();
+}
+
+void ibx_copies_handle_resets(struct copies *x)
+{
+    if (atomic_load(&gone.count) == x->resets)
+        return;
+    pthread_mutex_lock(&gone.mutex);
+    if (gone.count - x->resets > GONE)
+        forget(x, NULL);
+    else
+        for (unsigned i = x->resets; i != gone.count; i++)
+            forget(x, gone.contexts[i % GONE]);
+    x->resets = gone.count;
+    pthread_mutex_unlock(&gone.mutex);
+}
+
+void ibx_copies_note_reset(void *context, void (*forget_all)(const void *context))
+{
+    pthread_mutex_lock(&gone.mutex);
+    gone.contexts[gone.count % GONE] = context;
+    gone.count++;
+    forget_all(context);
+    pthread_mutex_unlock(&gone.mutex);
+}
