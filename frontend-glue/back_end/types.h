@@ -52,7 +52,7 @@ struct ibx_owners_cache {
 
 /* Who makes a request, as one who uses functions. */
 struct ibx_functions_user {
-    uint64_t client; /* clients.c */
+    uint64_t client; /* client_list.c */
     uint64_t parent; /* of it; 0: not known */
     const struct ibx_tenant *tenant;
     struct ibx_quota *quota;        /* that bytes of what it registers count in; NULL: none */

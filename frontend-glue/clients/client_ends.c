@@ -2,7 +2,7 @@
 /*
  * What clients leave behind. Natively it goes with their process; here all have one context, in
  * which it would stay. A thread of its own gives it back, one client after the other, once
- * clients.c knows that the process has ended, or waits for that.
+ * client_list.c knows that the process has ended, or waits for that.
  *
  * cudaFree waits for all work of the device, and while it does the driver keeps other calls out,
  * such as one that a kernel waits for. So a few things at a time are given back, each time when all
@@ -21,7 +21,7 @@
  *
  * A reset of the context takes what is left.
  */
-#include "frontend-glue/clients/handle_lists.h"
+#include "frontend-glue/clients/clients.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -1,47 +1,62 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by clients.c and departures.c. */
+/* Which sessions are one client's, and which clients there are. */
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_CLIENT_LIST_H
 #define IBX_FRONTEND_GLUE_CLIENTS_CLIENT_LIST_H
 
-#include "frontend-glue/clients/clients.h"
+#include "frontend-glue/back_end/back_end.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
+#define IBX_CLIENT_NONE UINT64_MAX /* the number of no client */
 
-struct ibx_client {
-    struct ibx_client *next;
-    uint64_t number;         /* that no other ever has */
-    uint64_t parent;         /* of the client that it was forked from; 0: not known */
-    unsigned sessions;       /* 0: its process may be there, and come again */
-    uint64_t came;           /* sessions so far */
-    uint64_t went;           /* without a session: in which order they have gone */
-    int process_fd;          /* readable once its process has ended; -1: this host does not know */
-    bool calls;              /* ibx_clients_calls() */
-    unsigned thread_streams; /* sessions that use the stream which CUDA has for their thread */
-    atomic_bool hides_work;  /* ibx_clients_hide_work(); for good */
-    bool ends;               /* its process has said so: other sessions' ends are still to come */
-    uint32_t process;        /* 0: not known */
-    uint64_t process_namespace;
-    const struct ibx_tenant *tenant;
-    char host[sizeof(((struct ibx_path *)0)->peer)];
+/* The session begins, which stays while a client resets the context of all, for a bounded time. */
+void ibx_clients_join(struct copies *x);
+/* It has a queue of functions for graphs (host_work.c), by a session that lasts as long as it: when
+ * its last one ends nobody can launch its graphs any more, and they are given back. */
+void ibx_clients_calls(struct copies *x);
+/* Whether there is such a client, or its process may come again. */
+bool ibx_clients_has(uint64_t number);
+/* Whether there is a client that has no session, and may come again. */
+bool ibx_clients_left(void);
+/* Whether any client has a session. */
+bool ibx_clients_any(void);
+/* Whether there is a client beside the session's. */
+bool ibx_clients_others(struct copies *x);
+/* The session uses the stream that CUDA has for its thread. Whether another session of any client
+ * does. */
+void ibx_clients_use_thread_stream(struct copies *x);
+bool ibx_clients_use_thread_streams(const struct copies *x);
+/* The client may have work where it is not found: in a library's own streams. Whether all of its
+ * work is found by its handles, in the session's thread. */
+void ibx_clients_hide_work(struct copies *x);
+bool ibx_clients_find_work(const struct copies *x);
+/* Around calls of CUDA that give back what clients have left: no client resets the context
+ * meanwhile. False: one does that now. */
+bool ibx_clients_give_begin(void);
+void ibx_clients_give_end(void);
+/* A number of the session's client, which no other ever has; 0: there is none, or no memory. */
+uint64_t ibx_clients_number(struct copies *x);
+/* Likewise, once that was called; 0: it was not. */
+uint64_t ibx_clients_number_of(const struct copies *x);
+/* The session as one who uses functions. */
+struct ibx_functions_user *ibx_copies_user(struct copies *x);
+/* Whether a client that has said which process it is, and may be no more, is another program than
+ * the session's, as far as that has said so, too. */
+bool ibx_clients_apart(const struct copies *x, uint64_t number);
+/* Whether this process has ever had more than one. */
+bool ibx_clients_were_several(void);
+/* Of the client from which it was forked, once ibx_clients_number() was called; 0: not known. */
+uint64_t ibx_clients_parent(const struct copies *x);
+/* Likewise whether it is known of which process it is. */
+bool ibx_clients_is_process(const struct copies *x);
+/* Whether the client may reset the context: no other has a session, or something that is still
+ * being given back behind its last one, or the context is `broken`. If so no session begins until
+ * the reset is over, or has taken too long. */
+bool ibx_clients_reset(struct copies *x, bool broken);
+void ibx_clients_reset_over(const struct copies *x);
+
+/* What a line of the log calls it: "a client" if it is not known. */
+struct ibx_client_name {
+    char text[192];
 };
-
-/* Under its lock. */
-struct ibx_client_list {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    struct ibx_client *all;
-    unsigned sessions;
-    unsigned thread_streams; /* of all clients */
-    unsigned leaving;        /* threads that give back what clients have left, and are in CUDA */
-};
-extern struct ibx_client_list ibx_client_list;
-
-/* Its process, as far as this host sees. */
-bool ibx_client_has_ended(const struct ibx_client *client);
-/* Locked. NULL: there is none of that number. */
-struct ibx_client *ibx_client_find_number(uint64_t number);
-/* Locked. */
-struct ibx_client_name ibx_client_name_of(const struct ibx_client *client);
+void ibx_clients_name(uint64_t number, struct ibx_client_name *name);
 
 #endif

@@ -3,7 +3,7 @@
  * Clients, and what they have in one back end: what each may name, hold and end, while others work
  * beside it. What runs requests calls this.
  *
- *   clients.c        which sessions are one client's
+ *   client_list.c    which sessions are one client's
  *   departures.c     ... and what becomes of one that has none
  *   isolation.c      refuses memory of other tenants, and what is too much
  *   handles.c        what requests have returned
@@ -39,7 +39,9 @@
 
 #include "frontend-glue/back_end/back_end.h"
 #include "frontend-glue/handlers/client_functions.h"
-#include "frontend-glue/clients/made.h"
+#include "frontend-glue/clients/client_list.h"
+#include "frontend-glue/clients/ends.h"
+#include "frontend-glue/clients/handles.h"
 #include "frontend-glue/handlers/registrations.h"
 #include "frontend-glue/tenants/rooms.h"
 #include "frontend-glue/tenants/tenants.h"
@@ -63,25 +65,6 @@ int ibx_isolation_after_read(struct copies *x, enum ibx_request_stage before);
 bool ibx_isolation_withholds(const struct copies *x);
 /* The reply is complete. */
 void ibx_isolation_replied(struct copies *x);
-
-/* named_streams.c */
-
-/* Whether CUDA may get that handle: of one of the tenant's that is there, or that each thread has,
- * or 0. */
-bool ibx_named_stream(struct copies *x, uint64_t stream);
-bool ibx_named_event(struct copies *x, uint64_t event);
-bool ibx_named_array(struct copies *x, uint64_t array);
-/* The log says so once. */
-void ibx_named_tell(const struct copies *x);
-/* Whether such a request's streams are known here, by its name. */
-bool ibx_named_knows(const char *name);
-/* Puts 0 in place of others in the body of a request that GVirtuS is about to run. */
-void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n);
-/* A handler has returned a stream or an event, and it was not seen which: all may be named. The
- * same of a graph, or of what was made of one to be launched. */
-void ibx_named_unseen(void);
-bool ibx_named_any_unseen(void);
-void ibx_named_graph_unseen(void);
 
 /* captures.c */
 

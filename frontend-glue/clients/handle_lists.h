@@ -4,7 +4,7 @@
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_HANDLE_LISTS_H
 #define IBX_FRONTEND_GLUE_CLIENTS_HANDLE_LISTS_H
 
-#include "frontend-glue/clients/clients.h"
+#include "frontend-glue/clients/handles.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <pthread.h>
@@ -35,7 +35,7 @@ struct handle {
     uint64_t of;      /* of a node, or what was made of one: its graph; of a level: its mipmapped
                          array; 0: not known, or no more */
     uint64_t number;  /* in which order it was made; 0: a node that came by a capture or a clone */
-    uint64_t client;  /* whose it is (clients.c); 0: not known */
+    uint64_t client;  /* whose it is (client_list.c); 0: not known */
     uint64_t heir_of; /* the client that has made it, and is no more; 0: `client` has made it */
     unsigned functions;        /* of clients, in what can be launched */
     unsigned level, depth;     /* of a graph: graphs around it, graphs within each other in it */
@@ -104,10 +104,5 @@ void ibx_handle_grow_graph(const struct copies *x, uint64_t graph, uint64_t n, u
 bool ibx_handle_passes_on(struct handle *h);
 /* Whether that client has opened it, and not closed it as often. */
 bool ibx_handle_is_open(const struct handle *h, uint64_t client);
-
-/* The session's client uses it no more, as ibx_handles_close(). *nobody: the client that has made
- * it, and is no more, whose it is again; 0: it is not. */
-bool ibx_handle_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
-                      uint64_t *nobody);
 
 #endif
