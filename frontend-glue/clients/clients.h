@@ -3,15 +3,8 @@
  * Clients, and what they have in one back end: what each may name, hold and end, while others work
  * beside it. What runs requests calls this.
  *
- *   client_list.c    which sessions are one client's
- *   departures.c     ... and what becomes of one that has none
+ *   departures.c     what becomes of a client that has no session
  *   isolation.c      refuses memory of other tenants, and what is too much
- *   handles.c        what requests have returned
- *   handle_ends.c    ... of which, what a client leaves
- *   handle_openers.c ... what other clients have opened
- *   handle_sizes.c   ... what graphs, and what was made of them, count as
- *   handle_memory.c  ... memory: which program has it, and who gives it back
- *   named_streams.c  which of these, and which streams, a request may name
  *   graph_limits.c, graph_room.c  graphs, and those that wait: how many there may be
  *   graph_slots.c    page-locked memory through which graphs copy
  *   host_work.c      functions that the client calls when a stream gets there
@@ -38,11 +31,11 @@
 #define IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
 
 #include "frontend-glue/back_end/back_end.h"
-#include "frontend-glue/handlers/client_functions.h"
-#include "frontend-glue/clients/client_list.h"
+#include "frontend-glue/gvirtus_handlers/client_functions.h"
+#include "frontend-glue/tenants/client_list.h"
 #include "frontend-glue/clients/ends.h"
-#include "frontend-glue/clients/handles.h"
-#include "frontend-glue/handlers/registrations.h"
+#include "frontend-glue/handles/handles.h"
+#include "frontend-glue/gvirtus_handlers/registrations.h"
 #include "frontend-glue/tenants/rooms.h"
 #include "frontend-glue/tenants/tenants.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What becomes of a client that has no session any more: it may come again, or has ended. */
-#include "frontend-glue/clients/client_list_internal.h"
+#include "frontend-glue/tenants/client_list_internal.h"
 #include "frontend-glue/clients/clients.h"
 #include "frontend-glue/session/client_processes.h"
 #include "frontend-glue/tenants/printed.h"

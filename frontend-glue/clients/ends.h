@@ -6,7 +6,7 @@
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_ENDS_H
 #define IBX_FRONTEND_GLUE_CLIENTS_ENDS_H
 
-#include "frontend-glue/clients/handles.h"
+#include "frontend-glue/handles/handles.h"
 
 /* cleared_memory.c */
 

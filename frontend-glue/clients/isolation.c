@@ -10,8 +10,8 @@
 #include "frontend-glue/clients/clients.h"
 
 #include "common/log.h"
-#include "frontend-glue/handlers/named_memory.h"
-#include "frontend-glue/handlers/request_shapes.h"
+#include "frontend-glue/gvirtus_handlers/named_memory.h"
+#include "frontend-glue/gvirtus_handlers/request_shapes.h"
 
 #include <errno.h>
 #include <stdatomic.h>

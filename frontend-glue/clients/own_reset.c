@@ -10,7 +10,7 @@
 #include "frontend-glue/clients/clients.h"
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/tenants/math_limits.h"
-#include "frontend-glue/handlers/named_memory.h"
+#include "frontend-glue/gvirtus_handlers/named_memory.h"
 #include "frontend-glue/clients/virtual_memory.h"
 #include "frontend-glue/session/math_calls.h"
 

@@ -5,7 +5,7 @@
 #include "common/log.h"
 #include "frontend-glue/own_requests/own_requests.h"
 #include "frontend-glue/clients/graph_slots.h"
-#include "frontend-glue/handlers/request_shapes.h"
+#include "frontend-glue/gvirtus_handlers/request_shapes.h"
 #include "frontend-glue/tenants/shared_handles.h"
 
 #include <errno.h>

@@ -24,8 +24,8 @@
  *   slot_copies.c    copies between slots of graphs and clients
  *   symbol.c         where a symbol of the program is
  *
- * Below it are own_requests/, device_calls/, clients/, tenants/ and handlers/, and back_end/: each
- * calls those behind it in this order, and none before it.
+ * Below it are own_requests/, device_calls/, clients/, handles/, tenants/, gvirtus_handlers/ and
+ * back_end/: each calls those behind it in this order, and none before it.
  */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_DEVICE_COPIES_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_DEVICE_COPIES_H

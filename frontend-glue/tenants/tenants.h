@@ -12,6 +12,7 @@
  * make this host and its GPUs hold: ibx_tenants_share().
  *
  *   tenants.c        who the tenants are, and what each makes the back end hold
+ *   client_list.c    which sessions are one client's, and which clients there are
  *   descriptors.c    ... of which descriptors of this process
  *   math_limits.c    what handles of libraries count as, and which of them one request has alone
  *   owners.c         which tenant has allocated which device memory

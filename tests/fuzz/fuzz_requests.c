@@ -9,9 +9,9 @@
  * - u16 n, and n bytes: its body.
  */
 #include "common/wire.h"
-#include "frontend-glue/handlers/client_functions.h"
-#include "frontend-glue/handlers/named_memory.h"
-#include "frontend-glue/handlers/request_shapes.h"
+#include "frontend-glue/gvirtus_handlers/client_functions.h"
+#include "frontend-glue/gvirtus_handlers/named_memory.h"
+#include "frontend-glue/gvirtus_handlers/request_shapes.h"
 #include "tests/fuzz/require.h"
 #include "tests/fuzz/quiet.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Modules and kernels of several clients under the same addresses. */
-#include "frontend-glue/handlers/client_functions.h"
+#include "frontend-glue/gvirtus_handlers/client_functions.h"
 #include "tests/scenes/unit.h"
 
 #include "common/quota.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Tenants: who owns which device memory, what requests name, and how much is held. */
-#include "frontend-glue/handlers/named_memory.h"
+#include "frontend-glue/gvirtus_handlers/named_memory.h"
 #include "frontend-glue/tenants/tenants.h"
 
 #include "common/wire.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/handlers/module_owners.h"
+#include "frontend-glue/gvirtus_handlers/module_owners.h"
 
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which sessions are one client's, and which clients there are. */
-#ifndef IBX_FRONTEND_GLUE_CLIENTS_CLIENT_LIST_H
-#define IBX_FRONTEND_GLUE_CLIENTS_CLIENT_LIST_H
+#ifndef IBX_FRONTEND_GLUE_TENANTS_CLIENT_LIST_H
+#define IBX_FRONTEND_GLUE_TENANTS_CLIENT_LIST_H
 
 #include "frontend-glue/back_end/back_end.h"
 

@@ -11,7 +11,7 @@
  * back, calls that make some and are under way end, whose it could be. A graph's comes back with
  * its next launch, at the same address: so it stays its maker's.
  */
-#include "frontend-glue/clients/handle_lists.h"
+#include "frontend-glue/handles/handle_lists.h"
 
 #include "common/clock.h"
 #include "common/thread.h"

@@ -4,7 +4,7 @@
  * plugins cudart and cudadr read them, whatever else they hold: so no body names memory to a
  * handler that is not found here.
  */
-#include "frontend-glue/handlers/named_memory.h"
+#include "frontend-glue/gvirtus_handlers/named_memory.h"
 
 #include "common/wire.h"
 

@@ -15,7 +15,7 @@
  * What graphs count as: handle_sizes.c; what other clients have opened: handle_openers.c; memory:
  * handle_memory.c; what a client leaves: handle_ends.c.
  */
-#include "frontend-glue/clients/handle_lists.h"
+#include "frontend-glue/handles/handle_lists.h"
 
 #include "common/clock.h"
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/handlers/client_functions.h"
+#include "frontend-glue/gvirtus_handlers/client_functions.h"
 
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/quota.h"
 #include "common/wire.h"
-#include "frontend-glue/handlers/module_owners.h"
+#include "frontend-glue/gvirtus_handlers/module_owners.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What another client has opened (own_requests/ipc.c) is that one's when its client has gone. */
-#include "frontend-glue/clients/handle_lists.h"
+#include "frontend-glue/handles/handle_lists.h"
 
 #include <stdlib.h>
 

@@ -10,8 +10,8 @@
  * module that is no more ends the process. So functions that nobody has registered reach neither,
  * and a module goes only when no request uses it any more.
  */
-#ifndef IBX_FRONTEND_GLUE_HANDLERS_CLIENT_FUNCTIONS_H
-#define IBX_FRONTEND_GLUE_HANDLERS_CLIENT_FUNCTIONS_H
+#ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_CLIENT_FUNCTIONS_H
+#define IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_CLIENT_FUNCTIONS_H
 
 #include "frontend-glue/back_end/types.h"
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by the files about handles: handles.c, handle_ends.c, handle_sizes.c, handle_openers.c,
  * handle_memory.c. */
-#ifndef IBX_FRONTEND_GLUE_CLIENTS_HANDLE_LISTS_H
-#define IBX_FRONTEND_GLUE_CLIENTS_HANDLE_LISTS_H
+#ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
+#define IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 
-#include "frontend-glue/clients/handles.h"
+#include "frontend-glue/handles/handles.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/handlers/request_shapes.h"
+#include "frontend-glue/gvirtus_handlers/request_shapes.h"
 
 #include "common/wire.h"
 

@@ -3,7 +3,7 @@
  * What handles count as, so that a tenant's are limited (graph_limits.c): a node of a graph as what
  * is in it, and with the graphs that it is in.
  */
-#include "frontend-glue/clients/handle_lists.h"
+#include "frontend-glue/handles/handle_lists.h"
 #include "frontend-glue/tenants/math_limits.h"
 
 /* IBX_HOLDS: it does not count. */

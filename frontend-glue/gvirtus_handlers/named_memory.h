@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Device memory that a request of GVirtuS's names, of those whose handlers copy, fill or free it.
  * Kernels and other libraries' calls are not looked into. */
-#ifndef IBX_FRONTEND_GLUE_HANDLERS_NAMED_MEMORY_H
-#define IBX_FRONTEND_GLUE_HANDLERS_NAMED_MEMORY_H
+#ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_NAMED_MEMORY_H
+#define IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_NAMED_MEMORY_H
 
 #include <stdbool.h>
 #include <stddef.h>

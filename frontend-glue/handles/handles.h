@@ -1,11 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What requests have returned, by its handle: whose it is, who uses it, which a request may name.
+/*
+ * What requests have returned, by its handle: whose it is, who uses it, which a request may name.
+ *
+ *   handles.c        what requests have returned
+ *   handle_ends.c    ... of which, what a client leaves
+ *   handle_openers.c ... what other clients have opened
+ *   handle_sizes.c   ... what graphs, and what was made of them, count as
+ *   handle_memory.c  ... memory: which program has it, and who gives it back
+ *   named_streams.c  which of these, and which streams, a request may name
  */
-#ifndef IBX_FRONTEND_GLUE_CLIENTS_HANDLES_H
-#define IBX_FRONTEND_GLUE_CLIENTS_HANDLES_H
+#ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
+#define IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
 
 #include "frontend-glue/back_end/back_end.h"
-#include "frontend-glue/clients/client_list.h"
+#include "frontend-glue/tenants/client_list.h"
 #include "frontend-glue/tenants/rooms.h"
 
 struct handle;

@@ -3,7 +3,7 @@
  * What a client leaves when it ends, or gives up by a reset: it is taken from the lists, for
  * whoever gives it back to CUDA (client_ends.c, own_reset.c).
  */
-#include "frontend-glue/clients/handle_lists.h"
+#include "frontend-glue/handles/handle_lists.h"
 
 #include <stdlib.h>
 

@@ -8,7 +8,7 @@
  * A handler looks up at once, but may go on to wait for its client's kernels, which may never end.
  * So one that has not returned after LOOKUPS_MS and LAST_MS is waited for no more.
  */
-#include "frontend-glue/handlers/registrations.h"
+#include "frontend-glue/gvirtus_handlers/registrations.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -11,7 +11,7 @@
  *
  * Where the replies of handlers cannot be read, nobody knows what they have returned.
  */
-#include "frontend-glue/clients/handles.h"
+#include "frontend-glue/handles/handles.h"
 
 #include "common/log.h"
 

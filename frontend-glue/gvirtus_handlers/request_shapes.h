@@ -4,8 +4,8 @@
  * request has not, take a payload for as long as its copy is, and so end the back end, or read what
  * other clients have left in its heap.
  */
-#ifndef IBX_FRONTEND_GLUE_HANDLERS_REQUEST_SHAPES_H
-#define IBX_FRONTEND_GLUE_HANDLERS_REQUEST_SHAPES_H
+#ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REQUEST_SHAPES_H
+#define IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REQUEST_SHAPES_H
 
 #include "frontend-glue/session/frames.h"
 

@@ -13,8 +13,8 @@
  * open for that (plugin/last_session.c, client_ends.c). Of a tenant so many can be away; then the
  * one that has been so for the longest time counts as ended.
  */
-#include "frontend-glue/clients/client_list_internal.h"
-#include "frontend-glue/handlers/client_functions.h"
+#include "frontend-glue/tenants/client_list_internal.h"
+#include "frontend-glue/gvirtus_handlers/client_functions.h"
 #include "frontend-glue/tenants/tenants.h"
 
 #include "common/clock.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by client_list.c and departures.c. */
-#ifndef IBX_FRONTEND_GLUE_CLIENTS_CLIENT_LIST_INTERNAL_H
-#define IBX_FRONTEND_GLUE_CLIENTS_CLIENT_LIST_INTERNAL_H
+#ifndef IBX_FRONTEND_GLUE_TENANTS_CLIENT_LIST_INTERNAL_H
+#define IBX_FRONTEND_GLUE_TENANTS_CLIENT_LIST_INTERNAL_H
 
-#include "frontend-glue/clients/client_list.h"
+#include "frontend-glue/tenants/client_list.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

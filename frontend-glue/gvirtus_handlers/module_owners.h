@@ -3,8 +3,8 @@
  * Clients that have registered modules, and who uses these beside them: children that were forked
  * from them. All of it under the lock of client_functions.c.
  */
-#ifndef IBX_FRONTEND_GLUE_HANDLERS_MODULE_OWNERS_H
-#define IBX_FRONTEND_GLUE_HANDLERS_MODULE_OWNERS_H
+#ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_MODULE_OWNERS_H
+#define IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_MODULE_OWNERS_H
 
 #include <stdbool.h>
 #include <stdint.h>

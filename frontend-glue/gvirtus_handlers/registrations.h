@@ -2,7 +2,7 @@
 /*
  * Keeps handlers of GVirtuS's apart that register kernels and variables, or look them up.
  *
- * handlers/: what clients may make GVirtuS's handlers do, which check little.
+ * gvirtus_handlers/: what clients may make GVirtuS's handlers do, which check little.
  *
  *   registrations.c  keeps handlers apart that register kernels
  *   client_functions.c  ... and what clients register under the same addresses
@@ -10,8 +10,8 @@
  *   request_shapes.c what handlers do with a request before CUDA checks it
  *   named_memory.c   which device memory GVirtuS's requests name
  */
-#ifndef IBX_FRONTEND_GLUE_HANDLERS_REGISTRATIONS_H
-#define IBX_FRONTEND_GLUE_HANDLERS_REGISTRATIONS_H
+#ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REGISTRATIONS_H
+#define IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REGISTRATIONS_H
 
 #include "frontend-glue/back_end/back_end.h"
 
