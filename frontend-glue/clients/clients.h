@@ -26,6 +26,12 @@
  *   resets.c         contexts that clients reset or destroy
  *   broken_context.c what the log says of CUDA errors that stay
  *   ready_context.c  a context that is there before a client is
+ *
+ * Two circles of calls are left. What is captured counts until its capture is over, which
+ * captures.c sees, and graph_limits.c asks captures.c what is captured. And what gives something
+ * back waits for work, which waits for functions of clients, whose end gives back what they have:
+ * client_ends.c, departures.c, frees.c, graph_slots.c, host_maps.c, host_work.c, own_reset.c,
+ * own_work.c and virtual_memory.c call each other.
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
 #define IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H

@@ -24,6 +24,9 @@
  *   slot_copies.c    copies between slots of graphs and clients
  *   symbol.c         where a symbol of the program is
  *
+ * paths.c and direct.c call each other: the table names direct.c's path, and what that cannot move
+ * of a reply goes another way of the table.
+ *
  * Below it are own_requests/, device_calls/, clients/, handles/, tenants/, gvirtus_handlers/ and
  * back_end/: each calls those behind it in this order, and none before it.
  */

@@ -8,6 +8,8 @@
  *   handle_sizes.c   ... what graphs, and what was made of them, count as
  *   handle_memory.c  ... memory: which program has it, and who gives it back
  *   named_streams.c  which of these, and which streams, a request may name
+ *
+ * handles.c, handle_openers.c and handle_sizes.c call each other: they are one list under one lock.
  */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLES_H

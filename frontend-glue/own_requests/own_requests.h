@@ -14,6 +14,9 @@
  *   pools.c, variables.c, queries.c, virtual_memory.c  pools, variables, questions, memory that is
  *                    mapped
  *   tensors.c        descriptors of tensors, for kernels
+ *
+ * graphs.c, nodes.c, node_parameters.c and copies.c call each other: a copy in a graph is a node
+ * with a graph in it, and whoever asks for nodes, or changes one, may meet such a one.
  */
 #ifndef IBX_FRONTEND_GLUE_OWN_REQUESTS_OWN_REQUESTS_H
 #define IBX_FRONTEND_GLUE_OWN_REQUESTS_OWN_REQUESTS_H
