@@ -3,7 +3,7 @@
 #ifndef IBX_FRONTEND_GLUE_DEVICE_CALLS_MATH_DNN_H
 #define IBX_FRONTEND_GLUE_DEVICE_CALLS_MATH_DNN_H
 
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_calls/device_calls.h"
 #include "frontend-glue/session/math_calls.h"
 
 /* Before a call of cuDNN's: 0, or the status that refuses it. */
