@@ -74,8 +74,8 @@ struct migration_reporter {
 /* Reports the status, at most every MIGRATION_TICK_MS unless `now`; computes the rates. */
 void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrate_status *status,
                           bool now);
-/* A line for a person. Of all of a process ten a second, and a hundred at once: a peer must not
- * fill the log of this host. The next one says how many were left out. */
+/* A line for a person. Of one `format` ten a second, and a hundred at once: a peer must not fill
+ * the log of this host. The next one says how many were left out. */
 void ibx_migration_notify(const struct ibx_migrate_observer *observer, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

@@ -12,6 +12,8 @@
 #define SILENT_MIN_MS 1000
 #define NOTICE_NS     (100 * IBX_NS_PER_MS) /* each takes this long, of which many may be saved up */
 #define SAVED_NS      (100 * NOTICE_NS)
+#define ROOMS         256u
+#define PRIME         65521u /* spreads addresses of strings */
 
 /* A new tool at the destination counts from 0 again. */
 static uint64_t per_second(uint64_t now, uint64_t before, double seconds)
@@ -43,34 +45,44 @@ void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrat
         reporter->observer->status(reporter->observer->context, status);
 }
 
-/* Whether there is room for one more: a peer must not fill the log of this host. */
-static bool take_room(void)
+/* Of each kind of line, by where its words are: a peer must not fill the log of this host, nor keep
+ * other lines out of it. Two kinds in one place share it. */
+static struct room {
+    _Atomic uint64_t due, left_out;
+} rooms[ROOMS];
+
+static struct room *room_of(const char *format)
 {
-    static _Atomic uint64_t due;
+    return &rooms[(uintptr_t)format % PRIME % ROOMS];
+}
+
+static bool take_room(struct room *room)
+{
     const uint64_t now = ibx_now_ns();
-    uint64_t next = atomic_load(&due), then;
+    uint64_t next = atomic_load(&room->due), then;
     do {
         if (next > now + SAVED_NS)
             return false;
         then = (next > now ? next : now) + NOTICE_NS;
-    } while (!atomic_compare_exchange_weak(&due, &next, then));
+    } while (!atomic_compare_exchange_weak(&room->due, &next, then));
     return true;
 }
 
 void ibx_migration_notify(const struct ibx_migrate_observer *observer, const char *format, ...)
 {
-    static _Atomic uint64_t left_out;
+    struct room *room = room_of(format);
     char line[IBX_ERROR_MAX + 128];
     va_list arguments;
     if (!observer->notify)
         return;
-    if (!take_room()) {
-        atomic_fetch_add(&left_out, 1);
+    if (!take_room(room)) {
+        atomic_fetch_add(&room->left_out, 1);
         return;
     }
-    const uint64_t before = atomic_exchange(&left_out, 0);
+    const uint64_t before = atomic_exchange(&room->left_out, 0);
     if (before) {
-        snprintf(line, sizeof(line), "lines were left out, because there were too many: %llu",
+        snprintf(line, sizeof(line),
+                 "lines like the next one were left out, because there were too many: %llu",
                  (unsigned long long)before);
         observer->notify(observer->context, line);
     }

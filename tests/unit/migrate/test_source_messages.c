@@ -153,15 +153,17 @@ static void test_complete_after_the_end(NO_STATE)
 }
 
 static unsigned lines;
+static char last_line[IBX_ERROR_MAX];
 
 static void count_line(void *context, const char *line)
 {
     (void)context;
     lines++;
     assert_true(lines > 1 || !strstr(line, "left out"));
+    snprintf(last_line, sizeof(last_line), "%s", line);
 }
 
-/* A destination does not fill the log of this host. */
+/* A destination does not fill the log of this host, nor keep any other line out of it. */
 static void test_a_destination_that_changes_its_mind(NO_STATE)
 {
     static const struct ibx_send_options watched = {.folder = "/nonexistent",
@@ -177,6 +179,8 @@ static void test_a_destination_that_changes_its_mind(NO_STATE)
         assert_int_equal(ibx_source_on_message(&context, &message), 0);
     }
     assert_in_range(lines, 1, 1000);
+    assert_int_equal(on(IBX_MIGRATE_ENDED, &err), 0);
+    assert_non_null(strstr(last_line, "the guest has shut the VM down at the destination"));
 }
 
 int main(void)
