@@ -146,10 +146,11 @@ static int replace_file(const char *path, const struct ibx_journal_block *block,
                         const char *instead, struct ibx_error *err)
 {
     const char *from, *to;
+    char *led = realpath(instead, NULL); /* a link to the file stays */
     int there = -1, here = ibx_guest_file_folder(path, block->dev, block->ino, &from);
     int rc = here < 0 ? ibx_error_set(err, here, "%s: %s", path, strerror(-here)) : 0;
     if (!rc)
-        there = open_replaced(instead, block->file.owner, &to, err);
+        there = open_replaced(led ? led : instead, block->file.owner, &to, err);
     rc = there < 0 && !rc ? there : rc;
     if (!rc && renameat(here, from, there, to))
         rc = ibx_error_set(err, -errno, "%s cannot be renamed to %s: %s", path, instead,
@@ -158,6 +159,7 @@ static int replace_file(const char *path, const struct ibx_journal_block *block,
         close(here);
     if (there >= 0)
         close(there);
+    free(led);
     return rc;
 }
 

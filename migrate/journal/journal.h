@@ -247,7 +247,7 @@ int ibx_journal_recall_ram(const struct ibx_record *record, struct ibx_guest_ram
 int ibx_journal_open_base(const struct ibx_record *record, struct ibx_guest_ram *ram,
                           struct ibx_error *err);
 /* Gives the files of that memory the names of those that `instead` has, which are replaced: regular
- * files of one name, of the user who has the memory, or -EPERM. */
+ * files of one name, of the user who has the memory, or links that lead to such ones, or -EPERM. */
 int ibx_journal_rename_base(const struct ibx_record *record, char (*instead)[IBX_GUEST_FILE_PATH],
                             struct ibx_error *err);
 /* Opens the files of guest RAM whose QEMU has ended; as ibx_guest_ram_open_files(). -ENOENT also of

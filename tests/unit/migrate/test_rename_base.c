@@ -112,6 +112,23 @@ static void test_files_of_others(NO_STATE)
     assert_int_equal(inode(base), is);
 }
 
+/* QEMU tells the name that it was given, which may be a link to its file. */
+static void test_a_link_to_a_file_of_its_own(NO_STATE)
+{
+    char path[64], link[64];
+    struct stat st;
+    needs_root();
+    const ino_t is = inode(base);
+    snprintf(path, sizeof(path), "%s/own", folder);
+    make(path, QEMU);
+    snprintf(link, sizeof(link), "%s/link", folder);
+    assert_int_equal(symlink("own", link), 0);
+    assert_int_equal(rename_to("link"), 0);
+    assert_int_equal(inode(path), is);
+    assert_true(!lstat(link, &st) && S_ISLNK(st.st_mode));
+    assert_int_equal(rename_to("link"), 0); /* it leads to the memory already */
+}
+
 /* One with a second name may be another's by that. */
 static void test_a_file_with_two_names(NO_STATE)
 {
@@ -129,6 +146,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_file_of_its_own, begin, end),
         cmocka_unit_test_setup_teardown(test_files_of_others, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_link_to_a_file_of_its_own, begin, end),
         cmocka_unit_test_setup_teardown(test_a_file_with_two_names, begin, end)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
