@@ -220,8 +220,8 @@ int ibx_gate_shut(struct ibx_gate *gate, pid_t qemu, struct ibx_error *err)
     ibx_gate_close(gate);
     if (rc == -EEXIST)
         return ibx_error_set(err, rc,
-                             "%s is there, and is no socket of an ib-migrate: remove it, "
-                             "or use another path",
+                             "%s is there, and is nothing that this ib-migrate may replace: remove "
+                             "it, or use another path",
                              gate->path);
     return ibx_error_set(err, rc, "no socket at %s for QEMU: %s", gate->path, strerror(-rc));
 }

@@ -73,7 +73,7 @@ static void test_what_is_there_stays(NO_STATE)
     struct ibx_gate other;
     struct stat st;
     close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
-    refused(-EEXIST, "remove it, or use another path");
+    refused(-EEXIST, "is nothing that this ib-migrate may replace: remove it, or use another path");
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(unlink(path), 0);
     ibx_gate_init(&other, path);
