@@ -48,30 +48,19 @@ static int check_return(const struct ibx_record *before, struct ibx_error *err)
                          (int)before->pid, before->qmp);
 }
 
-/* ... of all others that are, or were, to take it. */
-static int check_returns(const struct ibx_record *all, size_t count,
-                         const uint8_t base[IBX_MIGRATE_ID_BYTES], const struct ibx_record *own,
-                         struct ibx_error *err)
-{
-    int rc = 0;
-    for (size_t i = 0; !rc && i < count; i++)
-        if (!all[i].source && !memcmp(all[i].base, base, IBX_MIGRATE_ID_BYTES) &&
-            !(own && !memcmp(all[i].id, own->id, sizeof(own->id))))
-            rc = check_return(&all[i], err);
-    return rc;
-}
-
-/* The record of the migration by which the VM left. */
-static int find_record(const struct destination *d, const struct ibx_migrate_hello *hello,
-                       struct ibx_record *record, struct ibx_error *err)
+/* The record of the migration by which the VM left, if nobody has it, or had it, but this receiver
+ * (`own`: its record, or NULL). */
+static int find_record(const struct destination *d, const uint8_t base[IBX_MIGRATE_ID_BYTES],
+                       const struct ibx_record *own, struct ibx_record *record,
+                       struct ibx_error *err)
 {
     struct ibx_record *all;
     size_t count, i = 0;
     int rc = ibx_journal_list(d->options->folder, &all, &count, err);
     if (rc)
         return rc;
-    while (i < count && (!all[i].source || !all[i].borrow ||
-                         memcmp(all[i].id, hello->base, sizeof(hello->base))))
+    while (i < count &&
+           (!all[i].source || !all[i].borrow || memcmp(all[i].id, base, IBX_MIGRATE_ID_BYTES)))
         i++;
     if (i == count || all[i].state != IBX_JOURNAL_MOVED)
         rc = ibx_error_set(err, -ENOENT,
@@ -80,25 +69,20 @@ static int find_record(const struct destination *d, const struct ibx_migrate_hel
                            d->options->folder);
     else
         *record = all[i];
-    if (!rc)
-        rc = check_returns(all, count, hello->base, NULL, err);
+    for (i = 0; !rc && i < count; i++)
+        if (!all[i].source && !memcmp(all[i].base, base, IBX_MIGRATE_ID_BYTES) &&
+            !(own && !memcmp(all[i].id, own->id, sizeof(own->id))))
+            rc = check_return(&all[i], err);
     free(all);
     return rc;
 }
 
 /* Once this tool has locked the memory: the VM may have returned since it was accepted here, to a
  * QEMU whose tool has ended, and run there. */
-static int check_alone(const struct destination *d, struct ibx_error *err)
+static int check_alone(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_record *own = &d->status.record;
-    struct ibx_record *all;
-    size_t count;
-    int rc = ibx_journal_list(d->options->folder, &all, &count, err);
-    if (rc)
-        return rc;
-    rc = check_returns(all, count, own->base, own, err);
-    free(all);
-    return rc;
+    return find_record(d, own->base, own, &d->home.record, err);
 }
 
 /* Which pages of it are left: those that an earlier return, which failed, has dropped are not. */
@@ -134,7 +118,7 @@ void ibx_destination_home_check(struct destination *d, const struct ibx_migrate_
                                    "one was not borrowed from here");
     if (blockers->count || !returns)
         return;
-    int rc = find_record(d, hello, &found.record, &why);
+    int rc = find_record(d, hello->base, NULL, &found.record, &why);
     if (!rc)
         rc = ibx_journal_open_base(&found.record, &found.ram, &why);
     if (!rc)
