@@ -135,8 +135,8 @@ static int open_replaced(const char *path, uid_t owner, const char **name, struc
     if (!at)
         at = ibx_guest_file_folder(path, st.st_dev, st.st_ino, name);
     return at < 0 ? ibx_error_set(err, at,
-                                  "%s, which QEMU calls the file of its memory, is no file that "
-                                  "user %u alone has: %s",
+                                  "%s, which QEMU calls the file of its memory, is not a regular "
+                                  "file of user %u with one name: %s",
                                   path, (unsigned)owner, strerror(-at))
                   : at;
 }

@@ -42,8 +42,9 @@ static const char *needed(const char *folder, const struct ibx_record *record, b
 {
     char path[PATH_MAX];
     if (keeps_from_returning(folder, record))
-        return "the VM has returned by it, and the migration by which it was borrowed is not over: "
-               "end that first (ib-migrate recover, or prune --unfinished)";
+        return "the VM returned by this migration, and the one by which it was borrowed is not "
+               "over: "
+               "end that one first (ib-migrate recover, or prune --unfinished)";
     const bool gone = ibx_journal_qemu_gone(record);
     if (!ibx_journal_over(record) && !unfinished)
         return "it is not over";
