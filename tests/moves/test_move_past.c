@@ -9,9 +9,6 @@
 #include "common/clock.h"
 #include "tests/scenes/process.h"
 
-#include <sys/socket.h>
-#include <sys/un.h>
-
 #define LOOK_MS 5
 
 static char here[128], there[128], elsewhere[128], at[160], elsewhere_uri[140];
@@ -68,19 +65,6 @@ static void run_to(const char *state)
     mover_await_stop(which);
 }
 
-/* A listener whose queue is full: who connects waits. */
-static int full_listener(int *place)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    snprintf(address.sun_path, sizeof(address.sun_path), "%s", elsewhere);
-    *place = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-    assert_int_equal(listen(fd, 0), 0);
-    assert_int_equal(connect(*place, (struct sockaddr *)&address, sizeof(address)), 0);
-    return fd;
-}
-
 static void sender_says(const char *words)
 {
     mover_ends(&sender, 1);
@@ -112,7 +96,7 @@ static void test_before_the_settings(void)
     start();
     send_first();
     snprintf(uri, sizeof(uri), "%s", receiver.uri);
-    const int listener = full_listener(&place);
+    const int listener = process_full_listener(elsewhere, &place);
     migrate(elsewhere_uri);
     receive(uri);
     sender_says(at);

@@ -5,12 +5,11 @@
  * the VM while pages are missing has all of its RAM.
  */
 #include "tests/scenes/mover.h"
+#include "tests/scenes/process.h"
 
 #include "common/clock.h"
 
 #include <fcntl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 
 #define LOOK_MS      5
 #define FREEZE_S_MAX 5 /* far below the 20 s that a forgotten tls-creds took */
@@ -437,19 +436,6 @@ static void test_rolled_back(void)
 
 /* ------------------------------------------------------------ where libvirt drives */
 
-/* A listener where nobody can connect, and whoever tries waits: its queue is full. */
-static int full_listener(const char *path, int *place)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
-    *place = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-    assert_int_equal(listen(fd, 0), 0);
-    assert_int_equal(connect(*place, (struct sockaddr *)&address, sizeof(address)), 0);
-    return fd;
-}
-
 /* QEMU takes no settings while a migration lasts that libvirt has begun, and that ends a moment
  * after the tool's. */
 static void test_libvirt_has_begun(void)
@@ -467,7 +453,7 @@ static void test_libvirt_has_begun(void)
     mover_stop_next("source:exposing");
     pair_send((const char *[]){"--libvirt", here, NULL});
     mover_await_stop(&sender);
-    const int listener = full_listener(elsewhere, &place);
+    const int listener = process_full_listener(elsewhere, &place);
     vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", uri));
     mover_kill(&receiver, SIGKILL);
     mover_kill(&sender, SIGCONT);

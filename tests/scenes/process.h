@@ -28,5 +28,7 @@ void process_kill(struct process *p);
 /* A port of 127.0.0.1 that nobody listens on until who sets SO_REUSEADDR does: a socket of this
  * process stays there, so that the kernel gives it to nobody else. */
 uint16_t process_free_port(void);
+/* A unix socket where nobody can connect, and whoever tries waits: `place` fills its queue. */
+int process_full_listener(const char *path, int *place);
 
 #endif
