@@ -100,6 +100,7 @@ static void test_before_the_settings(void)
     migrate(elsewhere_uri);
     receive(uri);
     sender_says(at);
+    assert_false(mover_printed(&sender, "left the disks")); /* nor did this tool's migration */
     close(listener);
     close(place);
     pair_runs_at_the_source();
