@@ -142,17 +142,38 @@ static void record_stay(struct source *s)
                          why.message, record->qmp);
 }
 
-/* The guest has shut the VM down, and QEMU has ended with it. */
+/* Where libvirt drives, it ends QEMU here also when it has migrated the VM past this tool. */
+static void say_gone(const struct source *s, int code, const char *reason, struct ibx_error *err)
+{
+    const int pid = (int)s->status.record.pid;
+    const bool told = reason != NULL;
+    if (source_managed(&s->vm) && !(told && !strncmp(reason, "guest-", 6)))
+        ibx_error_set(
+            err, code,
+            "the VM's QEMU (process %d) has ended here%s%s%s, before this migration could "
+            "have the VM run elsewhere; whether libvirt has migrated it without this "
+            "ib-migrate, virsh list on the other hosts tells",
+            pid, told ? " (" : "", told ? reason : "", told ? ")" : "");
+    else if (told)
+        ibx_error_set(
+            err, code,
+            "the VM was shut down here (%s), and its QEMU (process %d) has ended with it, "
+            "before it could run elsewhere",
+            reason, pid);
+    else
+        ibx_error_set(err, code,
+                      "the VM has ended with its QEMU (process %d), before it could run elsewhere",
+                      pid);
+}
+
+/* The guest has shut the VM down, or somebody has ended QEMU, and QEMU says so. */
 static bool was_shut_down(struct source *s, int code, struct ibx_error *err)
 {
     const char *reason = ibx_qmp_ends(s->vm.qmp);
     ibx_qmp_end(s->vm.qmp, s->status.record.pid);
     if (!reason || !ibx_source_qemu_has_ended(s))
         return false;
-    ibx_error_set(err, code,
-                  "the VM was shut down here (%s), and its QEMU (process %d) has ended with it, "
-                  "before it could run elsewhere",
-                  reason, (int)s->status.record.pid);
+    say_gone(s, code, reason, err);
     return true;
 }
 
@@ -183,9 +204,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
         ibx_channel_take_until(&s->link.control, on_farewell, s, ibx_deadline_in_ms(FAREWELL_MS),
                                NULL);
     if (failed && ibx_source_qemu_has_ended(s)) {
-        ibx_error_set(err, code,
-                      "the VM has ended with its QEMU (process %d), before it could run elsewhere",
-                      (int)s->status.record.pid);
+        say_gone(s, code, NULL, err);
     } else if (failed) {
         ibx_error_prefix(err, code, "the VM could not be continued (%s; %s) after this",
                          why.message,

@@ -7,6 +7,7 @@
 #include "tests/scenes/mover.h"
 
 #include "common/clock.h"
+#include "migrate/common/vm.h"
 #include "tests/scenes/process.h"
 
 #define LOOK_MS 5
@@ -106,6 +107,27 @@ static void test_before_the_settings(void)
     pair_runs_at_the_source();
 }
 
+/* It is through before there is a receiver, and libvirt has ended QEMU here: the VM runs elsewhere,
+ * and is not to be started from its disk unless virsh knows it nowhere. */
+static void test_through_before_the_receiver(void)
+{
+    const uint64_t until = vm_soon();
+    char status[32] = "";
+    start();
+    send_first();
+    migrate("exec:cat >/dev/null");
+    while (!ibx_vm_status(vms[0].qmp, status, sizeof(status), until, NULL) &&
+           strcmp(status, "postmigrate") != 0 && ibx_now_ns() < until)
+        poll(NULL, 0, LOOK_MS);
+    assert_string_equal(status, "postmigrate");
+    assert_int_equal(kill(vms[0].pid, SIGTERM), 0);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "virsh list on the other hosts tells");
+    mover_must_print(&sender, "unless virsh list has it on another host");
+    assert_false(mover_printed(&sender, "has ended with it"));
+    assert_false(mover_printed(&sender, "could run elsewhere"));
+}
+
 /* It has stopped the VM, or is through, before the tool's socket lets anybody in. */
 static void test_before_the_gate(void)
 {
@@ -154,9 +176,12 @@ static void test_listens_elsewhere(void)
 
 int main(void)
 {
-    static const struct vm_test tests[] = {
-        VM_TEST(test_parallel_at_once),  VM_TEST(test_before_the_settings),
-        VM_TEST(test_before_the_gate),   VM_TEST(test_before_the_destination_looks),
-        VM_TEST(test_listens_elsewhere), {0}};
+    static const struct vm_test tests[] = {VM_TEST(test_parallel_at_once),
+                                           VM_TEST(test_before_the_settings),
+                                           VM_TEST(test_through_before_the_receiver),
+                                           VM_TEST(test_before_the_gate),
+                                           VM_TEST(test_before_the_destination_looks),
+                                           VM_TEST(test_listens_elsewhere),
+                                           {0}};
     return vm_tests(tests, mover_end_all);
 }

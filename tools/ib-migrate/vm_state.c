@@ -76,6 +76,13 @@ static bool describe_ended(const struct ibx_record *record, char *sentence, size
                  "(process %d) has ended, so that nothing can restart it from where it stopped: "
                  "end its QEMU there, and start it from its disk",
                  vm, record->peer[0] ? record->peer : "the other side", pid);
+    else if (record->source && record->libvirt &&
+             (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_KEPT))
+        snprintf(sentence, size,
+                 "%s was here and never ran at %s by this migration, and its QEMU (process %d) has "
+                 "ended: start it from its disk, unless virsh list has it on another host, where "
+                 "libvirt may have migrated it without this ib-migrate",
+                 vm, record->peer[0] ? record->peer : "the other side", pid);
     else if (record->source &&
              (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_KEPT))
         snprintf(sentence, size,
