@@ -186,6 +186,9 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
         form = record->source ? source_texts[record->state] : destination_texts[record->state];
     if (record->source && record->state == IBX_JOURNAL_ROLLED_BACK && !record->was_running)
         form = "%s was taken back from %s and is here, paused as it was: it must not run there";
+    if (record->source && record->state == IBX_JOURNAL_KEPT && record->libvirt)
+        form = "%s did not go to %s by this migration, which ended before it could run there: "
+               "libvirt decides where it runs (virsh list)";
     if (ibx_journal_lost_there(record))
         form = "%s ran at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it "
                "from where it stopped";

@@ -139,6 +139,7 @@ static void test_before_the_gate(void)
     mover_kill(&sender, SIGCONT);
     sender_says(at);
     assert_false(mover_printed(&sender, "virsh resume")); /* it may run elsewhere */
+    assert_false(mover_printed(&sender, "stayed here"));
 }
 
 /* The destination's QEMU has another one's state, which it cannot load, before the first look at
