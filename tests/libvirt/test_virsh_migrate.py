@@ -179,6 +179,20 @@ def a_vm_that_libvirt_migrates_past_the_tools_is_whole(hosts, domain):
 
 
 @test
+def a_vm_that_libvirt_migrates_past_a_send_that_waits_is_not_called_lost(hosts, domain):
+    """libvirt ends QEMU here, and the VM runs elsewhere: started from its disk it would run twice."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain, only="send")
+    ran = hosts.a.virsh(*MIGRATE, domain.name, hosts.b.uri, limit=LIMIT)
+    assert ran.code == 0, ran
+    assert move.sender.end() == 1
+    said = move.sender.text
+    assert "unless virsh list has it on another host" in said and "shut down here" not in said, said
+    here(domain, hosts.b, hosts.a)
+    nothing_left(hosts.a, domain)
+
+
+@test
 def a_cd_rom_that_the_destination_lacks_is_named(hosts, domain):
     """libvirt leaves it out there (startupPolicy), and the guest would find an empty drive."""
     iso = f"/var/lib/libvirt/images/{domain.name}.iso"
