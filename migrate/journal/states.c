@@ -146,8 +146,8 @@ static void fill_in(const char *form, const char *vm, const char *does, const ch
 
 #define BORROWED_END                                                                               \
     "; if no ib-migrate is at work, \"ib-migrate recover\" continues to fetch them; if they are "  \
-    "gone there for good, interrupt ib-migrate where it says that the VM has all of its pages, "   \
-    "else end this QEMU and start the VM from its disk"
+    "lost there for good, interrupt ib-migrate if it says that the VM has all of its pages; "      \
+    "otherwise end this QEMU and start the VM from its disk"
 
 /* One that has come for a while, or back while the other side keeps what it has of it: at home, or
  * borrowed once more. */
@@ -163,8 +163,8 @@ static const char *borrowed_text(const struct ibx_record *record)
                       "at work, \"ib-migrate recover\" continues to send them";
     return back
                ? "%s @ here again, and %s keeps what it has of it for when it goes back there, and "
-                 "the pages that have not come: leave both QEMUs as they are" BORROWED_END
-               : "%s @ here, borrowed from %s, which has the pages that have not come: "
+                 "the pages that have not come yet: leave both QEMUs as they are" BORROWED_END
+               : "%s @ here, borrowed from %s, which has the pages that have not come yet: "
                  "\"ib-migrate return\" brings it home" BORROWED_END;
 }
 

@@ -243,10 +243,11 @@ static void check_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_ro
 {
     static const struct {
         const char *status, *remedy;
-    } gone[] = {{"postmigrate", MIGRATED "; if it was paused and has stayed, cont lets it run, and "
-                                         "stop pauses it; if it was frozen (ib-migrate freeze), "
-                                         "cont lets it run on, with overlays of its disks "
-                                         "(blockdev-snapshot-sync) where children use these"},
+    } gone[] = {{"postmigrate",
+                 MIGRATED "; if it was paused and stayed here, cont lets it run, and "
+                          "stop pauses it; if it was frozen (ib-migrate freeze), "
+                          "cont lets it run on, with overlays of its disks "
+                          "(blockdev-snapshot-sync) where children use these"},
                 {"finish-migrate", MIGRATED},
                 {"colo", MIGRATED},
                 {"shutdown", BOOTS},

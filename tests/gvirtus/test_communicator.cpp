@@ -514,7 +514,7 @@ bool keys()
     }
     REQUIRE(throws_both([&] { connected(back.port, "rdma.key_file : " + wrong + "\n"); },
                         "key is not the server's"));
-    REQUIRE(throws_both([&] { connected(back.port); }, "a key is asked for"));
+    REQUIRE(throws_both([&] { connected(back.port); }, "a key is required"));
     REQUIRE(
         throws_both([&] { connected(back.port, "rdma.key_file : " + open + "\n"); }, "chmod 600"));
     REQUIRE(back.alive());

@@ -276,7 +276,7 @@ static void test_migrating_already(void)
         look(IBX_MIGRATE_SOURCE);
     } while (says("state finish-migrate") && ibx_now_ns() < deadline);
     assert_true(says("the VM is in state postmigrate"));
-    only("if it was paused and has stayed, cont lets it run, and stop pauses it; if it was frozen "
+    only("if it was paused and stayed here, cont lets it run, and stop pauses it; if it was frozen "
          "(ib-migrate freeze), cont lets it run on, with overlays of its disks");
 }
 

@@ -417,7 +417,8 @@ def show_of_a_back_end_that_answers(scene):
     home.write(PROPERTIES, "rdma.provider : verbs,tcp\n", "a")
     equal(home.run("show"), 0)
     home.says(f"communicator  {uri} (line ", "connection    tcp", ", to 127.0.0.1",
-              "refused       verbs: ", "sessions      0 that survive their connections, 0 of them")
+              "refused       verbs: ",
+              "sessions      0 that survive the loss of a connection, 0 of them")
     equal(len(re.findall(r"rdma\.[a-z_]+ : ", home.said)), 1)
     home.write("etc/none", f"communicator : {uri}\n")
     equal(home.bare("show", "--properties", home.path("etc/none")), 0)
@@ -437,7 +438,7 @@ def show_of_a_back_end_that_answers(scene):
     home.install("--uri", "rdma://127.0.0.1:9")
     home.write(PROPERTIES, f"communicator : {uri}\n")
     equal(home.run("show"), 0)
-    home.says("endpoint      127.0.0.1 port 9, not used: the communicator below wins over it\n")
+    home.says("endpoint      127.0.0.1 port 9, not used: the communicator below overrides it\n")
     assert "ignored" not in home.said, home.said
     home.write(PROPERTIES, "communicator : rdma://127.0.0.1:9\n", "a")
     equal(home.run("show"), 0)
@@ -480,13 +481,13 @@ def show_says_what_to_preload(scene):
     home.write("ibx/driver/libcuda.so.1", "")
     folder = os.path.realpath(home.path("ibx/driver"))
     equal(home.run("show", "--library", plugin), 0)
-    home.says(line, f"LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH besides, where a program of the "
-              "driver API finds no libcuda.so.1\n")
+    home.says(line, f"LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH as well, if a program that uses "
+              "the driver API finds no libcuda.so.1\n")
     home.write("libibx-search.so", "")
     search = os.path.realpath(home.path("libibx-search.so"))
     equal(home.run("show", "--library", plugin), 0)
-    home.says(line, f"LD_AUDIT={search} besides, where a program brings libraries of NVIDIA's and "
-              "finds these first, as PyTorch, CuPy and JAX do\n")
+    home.says(line, f"LD_AUDIT={search} as well, if a program brings NVIDIA's libraries and finds "
+              "these first, as PyTorch, CuPy and JAX do\n")
     home.write("ibx/plugin.so", "of another build")
     equal(home.run("show", "--library", plugin), 0)
     home.says(line, "it may not fit the plugin in the home")
@@ -494,7 +495,7 @@ def show_says_what_to_preload(scene):
     server.wait()
     shutil.copy(PLUGIN, plugin)
     equal(home.run("show", "--library", plugin), 1)
-    home.says(line, "whether the back end supports its copies shows when it answers\n",
+    home.says(line, "whether the back end supports its copies is known when it answers\n",
               "is not reachable: ")
 
 

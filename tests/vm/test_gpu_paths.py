@@ -56,7 +56,7 @@ class Guest:
                            "echo 'rdma.key_file : /key' >>/show && "
                            "ibx-gvirtus show --properties /show | grep -A 1 ^sessions")
         print("       " + "\n       ".join(said.splitlines()[-2:]), flush=True)
-        words = "1 that survive their connections, 1 of them have gone on over another one"
+        words = "1 that survive the loss of a connection, 1 of them have gone on over a new one"
         assert words in said, said
         for change in ("verbs to tcp", "again by tcp", "tcp to verbs"):
             assert change in said, said

@@ -35,7 +35,7 @@ static void check_memlock(void)
         ibx_doctor_add("memory", "locked memory", DOCTOR_OK, NULL, "unlimited");
     else if (ibx_capable(CAP_IPC_LOCK))
         ibx_doctor_add("memory", "locked memory", DOCTOR_OK, NULL,
-                       "%llu KiB, but with CAP_IPC_LOCK it is not held to that",
+                       "the limit of %llu KiB does not apply: this process has CAP_IPC_LOCK",
                        (unsigned long long)limit.rlim_cur >> 10);
     else
         ibx_doctor_add("memory", "locked memory", DOCTOR_LIMITED,

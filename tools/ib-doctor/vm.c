@@ -154,18 +154,20 @@ static uint64_t features_of(int fd)
 static void check_features(uint64_t features)
 {
     const bool huge = features & MINOR_HUGETLBFS, shared = features & MINOR_SHMEM;
-    ibx_doctor_add("vm", "--warm, borrow", features & WP_ASYNC ? DOCTOR_OK : DOCTOR_LIMITED,
-                   "Linux 6.7 or later tells which pages a VM writes; borrow needs that, and "
-                   "without it send --warm fetches all pages after the stop",
-                   "%s", features & WP_ASYNC ? "this kernel can" : "this kernel cannot");
-    ibx_doctor_add("vm", "--minor", shared ? DOCTOR_OK : DOCTOR_LIMITED,
-                   "Linux 5.14 or later can, 5.13 for huge pages; without it each page is copied "
-                   "once more",
-                   "%s",
-                   shared && huge ? "this kernel can, in /dev/shm and in huge pages"
-                   : shared       ? "this kernel can, in /dev/shm"
-                   : huge         ? "this kernel can, in huge pages only"
-                                  : "this kernel cannot");
+    ibx_doctor_add(
+        "vm", "--warm, borrow", features & WP_ASYNC ? DOCTOR_OK : DOCTOR_LIMITED,
+        "Linux 6.7 or later tells which pages a VM writes; borrow needs that, and "
+        "without it send --warm fetches all pages after the stop",
+        "%s", features & WP_ASYNC ? "supported by this kernel" : "not supported by this kernel");
+    ibx_doctor_add(
+        "vm", "--minor", shared ? DOCTOR_OK : DOCTOR_LIMITED,
+        "Linux 5.14 or later supports it, 5.13 for huge pages; without it each page is copied "
+        "once more",
+        "%s",
+        shared && huge ? "supported by this kernel, in /dev/shm and in huge pages"
+        : shared       ? "supported by this kernel, in /dev/shm"
+        : huge         ? "supported by this kernel, in huge pages only"
+                       : "not supported by this kernel");
 }
 
 static void check_userfaultfd(void)

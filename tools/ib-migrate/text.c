@@ -343,7 +343,8 @@ static void put_memory(FILE *out, const struct ibx_migrate_status *s)
     put_line(out, "bytes on the wire", text);
     if (s->warm_bytes) {
         ibx_cli_bytes(s->warm_bytes, one, sizeof(one));
-        snprintf(text, sizeof(text), "%s of pages, and %" PRIu64 " of these needed no more", one,
+        snprintf(text, sizeof(text),
+                 "%s of pages; %" PRIu64 " pages had not changed again when the VM stopped", one,
                  s->warm_pages);
         put_line(out, "before the stop", text);
     }

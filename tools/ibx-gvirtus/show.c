@@ -135,7 +135,7 @@ static void show_config(const struct ibx_glue_config *config, bool all)
     struct keys keys = {.all = all};
     row("properties", "%s", config->file[0] ? config->file : "none found, defaults apply");
     if (config->uri_line)
-        row("communicator", "%s (line %u of it)", config->uri, config->uri_line);
+        row("communicator", "%s (line %u of that file)", config->uri, config->uri_line);
     else
         row("communicator", "%s (from the endpoint)", config->uri);
     struct ibx_options defaults, asked = config->options;
@@ -181,7 +181,8 @@ static void show_sessions(struct ibx_conn *conn)
         row("sessions", "the back end does not say (%s): it may be older", strerror(-rc));
         return;
     }
-    row("sessions", "%u that survive their connections, %u of them have gone on over another one",
+    row("sessions",
+        "%u that survive the loss of a connection, %u of them have gone on over a new one",
         report.sessions, report.resumed);
     for (unsigned i = 0; i < report.count; i++)
         show_changes(&report.told[i]);
@@ -261,13 +262,13 @@ static void show_preload(const struct gvirtus_args *args, const char *home, cons
     row("preload", "LD_PRELOAD=%s program", preload);
     if (find_driver(plugin, driver))
         row("",
-            "LD_LIBRARY_PATH=%s:$LD_LIBRARY_PATH besides, where a program of the driver API finds "
-            "no libcuda.so.1",
+            "LD_LIBRARY_PATH=%s:$LD_LIBRARY_PATH as well, if a program that uses the driver API "
+            "finds no libcuda.so.1",
             driver);
     if (find_library("libibx-search.so", plugin, search))
         row("",
-            "LD_AUDIT=%s besides, where a program brings libraries of NVIDIA's and finds these "
-            "first, as PyTorch, CuPy and JAX do",
+            "LD_AUDIT=%s as well, if a program brings NVIDIA's libraries and finds these first, as "
+            "PyTorch, CuPy and JAX do",
             search);
     if (!same_files(plugin, installed))
         row("",
@@ -276,7 +277,7 @@ static void show_preload(const struct gvirtus_args *args, const char *home, cons
             plugin);
     else
         row("", answered ? "the back end supports its copies"
-                         : "whether the back end supports its copies shows when it answers");
+                         : "whether the back end supports its copies is known when it answers");
 }
 
 void ibx_gvirtus_show(const struct gvirtus_args *args)
@@ -298,7 +299,7 @@ void ibx_gvirtus_show(const struct gvirtus_args *args)
     if (home) /* the communicator of gvirtus.properties may name another back end */
         row("endpoint", "%s port %u%s",
             endpoint.address[0] ? endpoint.address : "without an address", endpoint.port,
-            config.uri_line ? ", not used: the communicator below wins over it" : "");
+            config.uri_line ? ", not used: the communicator below overrides it" : "");
     if (rc)
         ibx_tool_end("%s", err.message);
     show_config(&config, args->all);

@@ -205,7 +205,7 @@ static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello, const 
         rc == -EPROTONOSUPPORT ? "another version of the protocol is needed"
         : rc                   ? "it does not speak this protocol"
         : h->keys && !h->peer.has_key
-            ? "a key is asked for: set rdma.key_file (--key-file) on the client"
+            ? "a key is required: set rdma.key_file (--key-file) on the client"
         : !h->keys && h->peer.has_key ? "the server has no key but the client has: set "
                                         "rdma.key_file (--key-file) on the server"
         : h->keys && !h->key && h->peer.name[0]

@@ -602,7 +602,7 @@ static void states_have_names_and_meanings(NO_STATE)
     r.base[0] = 7;
     ibx_journal_describe(&r, text, sizeof(text));
     text_has(text, "VM db1 runs here again, and node-b keeps what it has of it");
-    text_has(text, "interrupt ib-migrate where it says that the VM has all of its pages, else");
+    text_has(text, "interrupt ib-migrate if it says that the VM has all of its pages; otherwise");
     r.source = true;
     r.state = IBX_JOURNAL_MOVED;
     ibx_journal_describe(&r, text, sizeof(text));

@@ -296,7 +296,9 @@ static void test_summary(NO_STATE)
              "faults             12, p50 45.6 us, p99 1.23 ms, max 4.10 ms, together 120 ms\n");
     text_has(text, "zero pages         100 of 1000 (10%), not sent\n");
     text_has(text, "bytes on the wire  1000 KiB of pages over verbs mlx5_0 port 1\n");
-    text_has(text, "before the stop    700 KiB of pages, and 150 of these needed no more\n");
+    text_has(text,
+             "before the stop    700 KiB of pages; 150 pages had not changed again when the VM "
+             "stopped\n");
     text_has(text, "device state       640 KiB\n");
     text_has(text, "source CPU         3.00 ms\n");
     text_has(text, "reconnections      2\n");

@@ -47,7 +47,7 @@ static void keys_that_do_not_fit(void **state)
     struct handshake_scene s;
     handshake_open(&s, true, 10000);
     expect_refused(&s, false, NULL, "127.0.0.1",
-                   "a key is asked for: set rdma.key_file (--key-file) on the client");
+                   "a key is required: set rdma.key_file (--key-file) on the client");
     expect_refused(&s, true, "another key of 32 bytes as well.", "127.0.0.1",
                    "the key is not the server's: copy its key file");
     handshake_close(&s);
