@@ -48,8 +48,10 @@ int selection_unmatched(void)
     for (char *entry = strtok_r(copy, ",", &rest); entry; entry = strtok_r(NULL, ",", &rest), i++) {
         if (i >= ENTRIES_MAX || matched[i])
             continue;
-        fprintf(stderr, "FAILED IBX_TEST_ONLY has \"%s\", which is no part of a test's name here\n",
-                entry);
+        fprintf(
+            stderr,
+            "FAILED IBX_TEST_ONLY: no case here has \"%s\" in its name; unset it to see them all\n",
+            entry);
         missing++;
     }
     if (only && !i) {
