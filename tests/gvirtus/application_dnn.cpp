@@ -96,12 +96,12 @@ bool dnn_tensors()
 {
     void *handle = nullptr, *one = nullptr, *none = nullptr;
     std::size_t size = 0;
-    const int sizes[] = {4, 3}, steps[] = {3, 1};
+    const int extents[] = {4, 3}, strides[] = {3, 1};
     const float alpha = 2;
     const double beta = 40;
     float *at = device_copy<float>({0});
     REQUIRE(math("cudnnCreate", &handle) == 0 && math("cudnnCreateTensorDescriptor", &one) == 0);
-    REQUIRE(math("cudnnSetTensorNdDescriptor", one, 1, 2, &sizes[0], &steps[0]) == 0);
+    REQUIRE(math("cudnnSetTensorNdDescriptor", one, 1, 2, &extents[0], &strides[0]) == 0);
     REQUIRE(math("cudnnGetTensorSizeInBytes", one, &size) == 0 && size == 174);
     REQUIRE(math("cudnnAddTensor", handle, &alpha, one, at, &beta, one, at) == 0);
     REQUIRE(host_copy(at, 1)[0] == 42);
