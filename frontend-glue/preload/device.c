@@ -36,7 +36,7 @@ static bool is_mapped(const void *address)
 }
 
 /* The kernel reads eight bytes there before it refuses the call for its first argument. */
-static bool is_readable(const void *address)
+bool ibx_frontend_is_readable(const void *address)
 {
     const uintptr_t at = (uintptr_t)address & ~(uintptr_t)7;
     return !syscall(SYS_rt_sigprocmask, -1, at, NULL, 8) || errno != EFAULT;
@@ -56,7 +56,7 @@ static enum side side_of(const void *address)
     ibx_frontend_ranges_unlock();
     if (!known)
         return HOST;
-    return begins || !is_readable(address)                     ? DEVICE
+    return begins || !ibx_frontend_is_readable(address)        ? DEVICE
            : ibx_frontend_host_known(address, &device, &flags) ? HOST
                                                                : EITHER;
 }
@@ -114,7 +114,7 @@ static enum side side_by(int kind, const void *address)
 {
     if (kind == CUDA_MEMCPY_DEFAULT)
         return side_of(address);
-    const bool there = kind != CUDA_MEMCPY_ON_HOST || is_readable(address);
+    const bool there = kind != CUDA_MEMCPY_ON_HOST || ibx_frontend_is_readable(address);
     return !there || ibx_frontend_is_managed(address) ? DEVICE : HOST;
 }
 

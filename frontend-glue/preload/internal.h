@@ -525,6 +525,8 @@ void ibx_frontend_small_reached(const void *address, unsigned epoch);
  * again where only GVirtuS can tell. */
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind);
 bool ibx_frontend_is_device(const void *address);
+/* Whether this process can read the (aligned) eight bytes there. */
+bool ibx_frontend_is_readable(const void *address);
 /* Whether it was given out as the device's; and this process has nothing there. */
 bool ibx_frontend_given_out(const void *address);
 bool ibx_frontend_only_device(const void *address);

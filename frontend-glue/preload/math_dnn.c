@@ -106,12 +106,12 @@ static int set_in_pack(struct pack *p, int name, int type, int64_t count, const 
 
 /* ------------------------------------------------------------------------------- execution */
 
-/* Of a tensor that is not in memory of the device it may be the value: the back end knows which
- * are. It has 8 bytes at most, and is aligned to as many as it has. */
+/* Of a tensor that is in memory of the host it may be the value: the back end knows which are. It
+ * has 8 bytes at most, and is aligned to as many as it has. An address of the device may be that of
+ * something here as well, and one that cannot be read is no value. */
 IBX_UNSANITIZED static bool read_value(const void *at, uint8_t value[VALUE_SIZE])
 {
-    struct range range;
-    if (!at || ibx_frontend_allocation(at, &range))
+    if (!at || !ibx_frontend_is_readable(at))
         return false;
     const size_t n = (uintptr_t)at % 8 == 0   ? 8
                      : (uintptr_t)at % 4 == 0 ? 4
@@ -130,6 +130,7 @@ static int execute(void *handle, void *plan, const struct pack *p)
         return NOT_FINALIZED;
     if (p->numbers != p->addresses || !p->numbers)
         return BAD_PARAM;
+    ibx_frontend_arguments_reach(p->address, (size_t)p->addresses * sizeof(p->address[0]));
     for (int i = 0; i < p->numbers; i++)
         has[i] = read_value(p->address[i], values[i]);
     const union ibx_math_value arguments[] = {{.p = handle},

@@ -342,6 +342,7 @@ int main(int argc, char **argv)
         {"math-libraries", math_libraries},
         {"dnn-graphs", dnn_graphs},
         {"dnn-tensors", dnn_tensors},
+        {"dnn-addresses", dnn_addresses},
         {"lt-library", lt_library},
         {"math-settings", math_settings},
         {"math-library-first", math_library_first},

@@ -140,6 +140,7 @@ bool math_libraries();
 // application_dnn.cpp
 bool dnn_graphs();
 bool dnn_tensors();
+bool dnn_addresses();
 bool lt_library();
 bool math_settings();
 bool math_library_first();

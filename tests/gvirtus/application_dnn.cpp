@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include <sys/mman.h>
+
 namespace
 {
 
@@ -116,5 +118,38 @@ bool dnn_tensors()
     REQUIRE(math("cudnnDestroyRNNDescriptor", rnn) == 0);
     REQUIRE(math("cudnnDestroyTensorDescriptor", one) == 0);
     REQUIRE(math("cudnnGetTensorSizeInBytes", one, &size) == 1001);
+    return HOLDS(math("cudnnDestroy", handle) == 0);
+}
+
+// An address that this process cannot read is no value, and does not end it; page-locked memory is
+// a tensor's as that of the device is.
+bool dnn_addresses()
+{
+    void *handle = nullptr, *locked = nullptr;
+    REQUIRE(math("cudnnCreate", &handle) == 0);
+    float *to = device_copy<float>({0, 0, 0, 0}), by = 2;
+    void *nowhere = mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(cudaMallocHost(&locked, 4096) == 0);
+    std::vector<void *> tensors = {tensor(1, false), tensor(2, false), tensor(3, true)};
+    void *graph = made(GRAPH);
+    REQUIRE(set(graph, OPERATIONS, DESCRIPTOR, tensors) == 0 && finalize(graph) == 0);
+    void *plan = plan_of(graph);
+    const auto execute = [&](void *value, void *from) {
+        void *pack = made(PACK);
+        int status = set(pack, 1000, INT64, std::vector<std::int64_t>{3, 1, 2});
+        status = status ? status : set(pack, 1001, POINTER, std::vector<void *>{value, from, to});
+        status = status ? status : finalize(pack);
+        status = status ? status : math("cudnnBackendExecute", handle, plan, pack);
+        return end(pack) ? -1 : status;
+    };
+    REQUIRE(plan && execute(nowhere, to) == BAD_PARAM && execute(&by, nowhere) == BAD_PARAM);
+    for (int i = 0; i < 4; i++)
+        static_cast<float *>(locked)[i] = static_cast<float>(i);
+    REQUIRE(execute(&by, locked) == 0);
+    REQUIRE((host_copy(to, 4) == std::vector<float>{0, 2, 4, 6}));
+    tensors.insert(tensors.end(), {graph, plan});
+    for (void *one : tensors)
+        REQUIRE(end(one) == 0);
+    REQUIRE(munmap(nowhere, 4096) == 0 && cudaFreeHost(locked) == 0);
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }

@@ -432,6 +432,7 @@ void check_what_it_does_not()
                              "math-libraries",
                              "dnn-graphs",
                              "dnn-tensors",
+                             "dnn-addresses",
                              "lt-library",
                              "math-settings",
                              "math-threads",
