@@ -413,6 +413,16 @@ bool no_math_libraries()
     void *handle = nullptr;
     int plan = -1;
     REQUIRE(math("cublasCreate_v2", &handle) == NOT_SUPPORTED && !handle);
+    // The program's own cuDNN gets nothing that a back end may have called a handle.
+    const std::string all = std::getenv("IBX_TEST_MATH"), name = "libcudnn.so";
+    const std::size_t end = all.find(name) + name.size(), colon = all.rfind(':', end);
+    const std::string own = all.substr(colon + 1, end - colon - 1); // also without a colon
+    std::size_t n = 0;
+    REQUIRE(dlopen(own.c_str(), RTLD_NOW | RTLD_LOCAL) && !math("cudnnGetProperty", 0, &plan));
+    REQUIRE(plan == 9 && (plan = -1)); // it is asked
+    handle = reinterpret_cast<void *>(16);
+    REQUIRE(math("cudnnGetTensorSizeInBytes", handle, &n) == 3000);
+    REQUIRE(math("cudnnBackendFinalize", handle) == 3000);
     return HOLDS(math("cufftCreate", &plan) == 16 && plan == -1 && cudaGetLastError() == 0);
 }
 
