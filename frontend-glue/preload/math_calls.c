@@ -25,6 +25,7 @@ struct call {
     uint64_t handle;         /* 0: it has none */
     bool on_device;          /* scalars and results */
     size_t out;              /* bytes of the reply beside the exit code */
+    bool odd;                /* its arguments have a type, a count or a descriptor of none */
 };
 
 /* ------------------------------------------------------------------------ GVirtuS's function */
@@ -167,22 +168,22 @@ static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
 }
 
 /* Bytes of the host, or that there are none. */
-static void put_host(struct ibx_writer *w, const void *at, size_t n)
+static void put_host(struct call *c, struct ibx_writer *w, const void *at, size_t n)
 {
     ibx_put_u8(w, at != NULL);
     if (at)
         ibx_put_bytes(w, at, n);
-    w->failed = w->failed || (at && !n);
+    c->odd = c->odd || (at && !n);
 }
 
 static void put_place(struct call *c, struct ibx_writer *w, const void *at, size_t n)
 {
     ibx_put_u8(w, at != NULL);
     c->out += at ? n : 0;
-    w->failed = w->failed || (at && !n);
+    c->odd = c->odd || (at && !n);
 }
 
-static void put_descriptor(struct ibx_writer *w, const struct ibx_math_argument *a,
+static void put_descriptor(struct call *c, struct ibx_writer *w, const struct ibx_math_argument *a,
                            const void *descriptor)
 {
     size_t n = 0;
@@ -190,7 +191,7 @@ static void put_descriptor(struct ibx_writer *w, const struct ibx_math_argument 
     ibx_put_u8(w, bytes ? (uint8_t)n : 0);
     if (bytes)
         ibx_put_bytes(w, bytes, n);
-    w->failed = w->failed || (descriptor && !bytes);
+    c->odd = c->odd || (descriptor && !bytes);
 }
 
 static void put_scalar(struct call *c, struct ibx_writer *w, unsigned i)
@@ -198,7 +199,7 @@ static void put_scalar(struct call *c, struct ibx_writer *w, unsigned i)
     size_t size;
     switch (place_of(c, i, &size)) {
     case IBX_SCALAR_HOST:
-        put_host(w, c->values[i].p, size);
+        put_host(c, w, c->values[i].p, size);
         break;
     case IBX_SCALAR_DEVICE:
         ibx_put_u64(w, (uintptr_t)c->values[i].p);
@@ -206,18 +207,18 @@ static void put_scalar(struct call *c, struct ibx_writer *w, unsigned i)
     case IBX_SCALAR_NONE:
         break;
     default:
-        w->failed = true;
+        c->odd = true;
     }
 }
 
 /* A float, or a double, which is aligned to its 8 bytes: so these are all there. */
-IBX_UNSANITIZED static void put_scaling(struct ibx_writer *w, const void *at)
+IBX_UNSANITIZED static void put_scaling(struct call *c, struct ibx_writer *w, const void *at)
 {
     const volatile uint32_t *words = at;
     uint32_t bytes[2] = {0};
     for (int i = 0; at && i < ((uintptr_t)at % 8 ? 1 : 2); i++)
         bytes[i] = words[i];
-    put_host(w, at ? bytes : NULL, sizeof(bytes));
+    put_host(c, w, at ? bytes : NULL, sizeof(bytes));
 }
 
 static void put_sized(struct call *c, struct ibx_writer *w, unsigned i)
@@ -234,29 +235,29 @@ static void put_sized(struct call *c, struct ibx_writer *w, unsigned i)
         else if (a->kind == IBX_MATH_RESULT)
             put_place(c, w, at, n);
         else
-            put_host(w, at, n);
+            put_host(c, w, at, n);
         if (!c->on_device && a->kind == IBX_MATH_CHANGED)
             c->out += at ? n : 0;
         break;
     case IBX_MATH_HOST_CHANGED:
-        put_host(w, at, n);
+        put_host(c, w, at, n);
         c->out += at ? n : 0;
         break;
     case IBX_MATH_ARRAY:
     case IBX_MATH_ARRAY_OR_NULL:
-        put_host(w, at, n);
+        put_host(c, w, at, n);
         break;
     case IBX_MATH_OUTPUT:
         put_place(c, w, n || a->size == IBX_MATH_BYTES ? at : NULL, n);
         break;
     case IBX_MATH_HOST_OR_NULL:
-        put_host(w, at, n);
+        put_host(c, w, at, n);
         break;
     case IBX_MATH_SCALING:
-        put_scaling(w, at);
+        put_scaling(c, w, at);
         break;
     case IBX_MATH_DESCRIPTOR:
-        put_descriptor(w, a, at);
+        put_descriptor(c, w, a, at);
         break;
     case IBX_MATH_ALPHA:
     case IBX_MATH_BETA:
@@ -284,7 +285,7 @@ static bool encode(struct call *c, struct ibx_writer *w)
         put_plain(w, &c->f->arguments[i], &c->values[i]);
     for (unsigned i = 0; i < c->f->count; i++)
         put_sized(c, w, i);
-    return !w->failed && w->length <= IBX_MATH_BODY && c->out <= IBX_MATH_OUT_MOST;
+    return !c->odd && !w->failed && w->length <= IBX_MATH_BODY && c->out <= IBX_MATH_OUT_MOST;
 }
 
 static const char *name_of(const struct call *c)
@@ -363,6 +364,29 @@ static bool ask(const struct extra *e, uint8_t *out, size_t n, int *code)
     return made && *code != UNKNOWN && *code != IBX_MATH_ABSENT;
 }
 
+/* Of so many elements that nobody counts their bytes. */
+static bool has_many(const struct call *c)
+{
+    for (unsigned i = 0; i < c->f->count; i++) {
+        const struct ibx_math_argument *a = &c->f->arguments[i];
+        if ((a->size == IBX_MATH_BYTES_OF_INT && c->values[a->of].i > (int)IBX_MATH_BODY) ||
+            (a->size == IBX_MATH_BYTES_OF_LONG && (int64_t)c->values[a->of].l > IBX_MATH_BODY))
+            return true;
+    }
+    return false;
+}
+
+static int tell_long(const struct call *c)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if ((!c->odd || has_many(c)) && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s returns %d: its arguments are more than the %u bytes that a call has over a "
+                "remote GPU, or its results more than %u",
+                c->f->name, c->statuses->invalid_value, IBX_MATH_BODY, IBX_MATH_OUT_MOST);
+    return c->statuses->invalid_value;
+}
+
 static int request(struct call *c)
 {
     struct extra e;
@@ -371,8 +395,10 @@ static int request(struct call *c)
     e.call = c->f->name;
     e.body = ibx_writer_of(e.bytes, sizeof(e.bytes));
     e.more = NULL;
-    if (!reach(c) || !encode(c, &e.body))
+    if (!reach(c))
         return c->statuses->invalid_value;
+    if (!encode(c, &e.body))
+        return tell_long(c);
     if (c->out > sizeof(usual) && !(out = more = malloc(c->out)))
         return ALLOC_FAILED;
     e.name = name_of(c);

@@ -9,6 +9,7 @@
 #include "frontend-glue/preload/math_calls.h"
 
 #include "common/fork_lock.h"
+#include "common/log.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -82,6 +83,17 @@ static int destroy_pack(struct pack *gone)
     return 0;
 }
 
+static int tell_many(int64_t count)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "cudnnBackendSetAttribute returns CUDNN_STATUS_NOT_SUPPORTED: an execution has %d "
+                "tensors at most over a remote GPU, and this one has %lld",
+                TENSORS, (long long)count);
+    return NOT_SUPPORTED;
+}
+
 static int set_in_pack(struct pack *p, int name, int type, int64_t count, const void *array)
 {
     const bool numbers = name == PACK_NUMBERS;
@@ -92,7 +104,7 @@ static int set_in_pack(struct pack *p, int name, int type, int64_t count, const 
     if (type != (numbers ? TYPE_INT64 : TYPE_POINTER) || (name == PACK_WORKSPACE && count != 1))
         return BAD_PARAM;
     if (count > TENSORS)
-        return NOT_SUPPORTED;
+        return tell_many(count);
     void *to = numbers                  ? (void *)p->number
                : name == PACK_ADDRESSES ? (void *)p->address
                                         : (void *)&p->workspace;

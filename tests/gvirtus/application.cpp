@@ -343,6 +343,7 @@ int main(int argc, char **argv)
         {"dnn-graphs", dnn_graphs},
         {"dnn-tensors", dnn_tensors},
         {"dnn-addresses", dnn_addresses},
+        {"dnn-too-long", dnn_too_long},
         {"lt-library", lt_library},
         {"math-settings", math_settings},
         {"math-library-first", math_library_first},

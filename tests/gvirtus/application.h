@@ -141,6 +141,7 @@ bool math_libraries();
 bool dnn_graphs();
 bool dnn_tensors();
 bool dnn_addresses();
+bool dnn_too_long();
 bool lt_library();
 bool math_settings();
 bool math_library_first();

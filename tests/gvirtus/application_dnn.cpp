@@ -153,3 +153,17 @@ bool dnn_addresses()
     REQUIRE(munmap(nowhere, 4096) == 0 && cudaFreeHost(locked) == 0);
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
+
+// What does not go with a request is refused, and said.
+bool dnn_too_long()
+{
+    void *one = nullptr, *pack = made(PACK);
+    const std::vector<int> sizes(400, 1);
+    const std::vector<std::int64_t> numbers(65, 1);
+    REQUIRE(math("cudnnCreateTensorDescriptor", &one) == 0 && pack);
+    REQUIRE(math("cudnnSetTensorNdDescriptor", one, 1, 400, sizes.data(), sizes.data()) ==
+            BAD_PARAM);
+    REQUIRE(set(pack, 1000, INT64, numbers) == UNSUPPORTED);
+    REQUIRE(math("cudnnDestroyTensorDescriptor", one) == 0);
+    return HOLDS(end(pack) == 0);
+}

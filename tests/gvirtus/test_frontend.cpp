@@ -271,6 +271,16 @@ bool without_math()
     return HOLDS(lines_with(app.said(), "cublasCreate_v2 returns 15") == 1);
 }
 
+// Calls whose arguments are too many, said once.
+bool too_long_for_dnn()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "dnn-too-long");
+    REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 2);
+    REQUIRE(lines_with(app.said(), "cudnnSetTensorNdDescriptor returns 2000: its arguments") == 1);
+    return HOLDS(lines_with(app.said(), "64 tensors at most over a remote GPU") == 1);
+}
+
 // Functions of these that there are not, said once for each.
 bool without_some_math()
 {
@@ -507,6 +517,7 @@ void check_what_it_does_not()
     check("... and a kernel that GVirtuS takes for another", taken_for_another);
     check("math-library that is called first", math_first);
     check("math-libraries that are not there", without_math);
+    check("... and calls that are too long", too_long_for_dnn);
     check("math-libraries without some functions", without_some_math);
     check("math-libraries that a program leaves", leaves_math);
     check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });
