@@ -523,6 +523,8 @@ static int run(struct call *c, void *function)
         ibx_captures_spare(c->x, 0);
     if (c->f->use != IBX_MATH_USE_ASKS)
         ibx_clients_hide_work(c->x);
+    if (ends && c->kind == IBX_HANDLE_MATH + IBX_MATH_GRAPH)
+        ibx_dnn_ended(c->handle); /* another one may be there from then on */
     const int status = c->f->number == IBX_MATH_cudnnBackendExecute
                            ? ibx_dnn_execute(c->x, function, c->values)
                            : c->f->call(function, c->values);

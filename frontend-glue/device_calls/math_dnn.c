@@ -21,12 +21,15 @@
 
 /* cudnnBackendAttributeType_t */
 #define TYPE_HANDLE     0
+#define TYPE_DATA       1
 #define TYPE_BOOLEAN    2
 #define TYPE_INT64      3
 #define TYPE_POINTER    6
 #define TYPE_DESCRIPTOR 15
 #define TYPE_TEXT       24 /* a plan that was kept elsewhere: nobody knows what is in it */
 /* cudnnBackendAttributeName_t */
+#define TENSOR_TYPE     901
+#define TENSOR_SIZES    902
 #define TENSOR_NUMBER   906
 #define TENSOR_BY_VALUE 908
 #define PACK_NUMBERS    1000
@@ -36,12 +39,15 @@
 #define PACK 16
 
 #define BY_VALUE 32u /* tensors of that kind in one descriptor, at most */
+#define LONGEST  8   /* bytes of a value, which a request has */
 #define BUCKETS  4096u
 
 struct graph_part {
     struct graph_part *next;
     uint64_t descriptor;
-    int64_t number; /* of a tensor */
+    enum { PART_OPEN, PART_OF_ANOTHER } state; /* then nothing comes into it */
+    /* Of a tensor, as the library has taken it. */
+    int64_t number, elements, bytes; /* of each one; 0: not said */
     bool numbered, by_value;
     unsigned count;
     int64_t values[BY_VALUE]; /* numbers of those in it */
@@ -68,22 +74,26 @@ static struct graph_part *part_of(uint64_t descriptor)
     return *at;
 }
 
-/* Locked. False: there is no room. */
+/* Locked. False: there is no room, or it is too late. */
 static bool add_value(struct graph_part *to, int64_t number)
 {
     for (unsigned i = 0; i < to->count; i++)
         if (to->values[i] == number)
             return true;
-    if (to->count == BY_VALUE)
+    if (to->count == BY_VALUE || to->state != PART_OPEN)
         return false;
     to->values[to->count++] = number;
     return true;
 }
 
-/* Locked. What is in the one is in the other. */
+/* Locked. What is in the one is in the other. The library would read of a longer tensor what lies
+ * behind its value. */
 static bool add_all(struct graph_part *to, const struct graph_part *from)
 {
-    bool good = !from || !from->by_value || !from->numbered || add_value(to, from->number);
+    bool good = true;
+    if (from && from->by_value)
+        good = from->numbered && from->elements <= 1 && from->bytes <= LONGEST &&
+               add_value(to, from->number);
     for (unsigned i = 0; from && good && i < from->count; i++)
         good = add_value(to, from->values[i]);
     return good;
@@ -98,45 +108,109 @@ static uint64_t element(const void *array, size_t i)
 
 /* ------------------------------------------------------------------------------- attributes */
 
-static bool names_own(struct copies *x, int type, const void *array, uint64_t count)
+/* Those that are filled are for nobody else meanwhile. */
+static bool names_own(struct copies *x, int type, uint64_t descriptor, const void *array,
+                      uint64_t count, bool fills)
 {
     const enum ibx_handle_kind kind = (enum ibx_handle_kind)(
         IBX_HANDLE_MATH + (type == TYPE_HANDLE ? IBX_MATH_DNN : IBX_MATH_GRAPH));
-    for (uint64_t i = 0; array && i < count; i++)
-        if (!ibx_handles_know(x, kind, element(array, i)))
+    for (uint64_t i = 0; array && i < count; i++) {
+        const uint64_t other = element(array, i);
+        if (other == descriptor ||
+            !(fills ? ibx_handles_change(x, kind, other) : ibx_handles_know(x, kind, other)))
             return false;
+    }
     return true;
 }
 
-/* Before the library has them: what they bring is in the descriptor even if it refuses them. */
-static int take_descriptors(uint64_t descriptor, const void *array, uint64_t count)
+/* Before the library has them, or gives them: configurations of an engine, of a graph. What they
+ * bring is in the descriptor even if it refuses them; and where there is no room for it nothing
+ * becomes of them. */
+static int take_descriptors(uint64_t descriptor, const void *array, uint64_t count, bool fills)
 {
     pthread_mutex_lock(&lock);
-    struct graph_part *to = part_of(descriptor);
-    bool good = to;
-    for (uint64_t i = 0; array && good && i < count; i++)
-        good = add_all(to, *place_of(element(array, i)));
-    pthread_mutex_unlock(&lock);
-    return good ? 0 : to ? NOT_SUPPORTED : NO_MEMORY;
-}
-
-/* A tensor's number, and whether it is by value. */
-static int take_tensor(uint64_t descriptor, int name, int type, uint64_t count, const void *array)
-{
-    const bool number = name == TENSOR_NUMBER;
-    if (!array || count != 1 || type != (number ? TYPE_INT64 : TYPE_BOOLEAN))
-        return BAD_PARAM;
-    pthread_mutex_lock(&lock);
-    struct graph_part *part = part_of(descriptor);
-    if (part && number) {
-        part->number = (int64_t)element(array, 0);
-        part->numbered = true;
-    } else if (part) {
-        part->by_value = *(const uint8_t *)array;
+    struct graph_part *one = part_of(descriptor);
+    bool memory = one, good = one;
+    for (uint64_t i = 0; array && good && i < count; i++) {
+        struct graph_part *other = part_of(element(array, i));
+        memory = other;
+        good = other && (fills ? add_all(other, one) : add_all(one, other));
     }
     pthread_mutex_unlock(&lock);
-    return part ? 0 : NO_MEMORY;
+    return good ? 0 : memory ? NOT_SUPPORTED : NO_MEMORY;
 }
+
+/* Bytes of an element, by cudnnDataType_t. */
+static int64_t bytes_of(uint32_t type)
+{
+    static const uint8_t bytes[] = {4, 8, 2, 1, 4, 4, 1, 4, 32, 2, 8, 1, 1, 1, 1, 1, 1, 1, 1, 4};
+    return type < sizeof(bytes) ? bytes[type] : LONGEST + 1;
+}
+
+/* A tensor's: which type that has; -1: it is none of these that matter here. */
+static int type_of_tensors(int name)
+{
+    return name == TENSOR_NUMBER || name == TENSOR_SIZES ? TYPE_INT64
+           : name == TENSOR_BY_VALUE                     ? TYPE_BOOLEAN
+           : name == TENSOR_TYPE                         ? TYPE_DATA
+                                                         : -1;
+}
+
+/* There is a place for it, behind the call. */
+static int may_take_tensor(uint64_t descriptor, int name, int type, uint64_t count,
+                           const void *array)
+{
+    if (!array || (count != 1 && name != TENSOR_SIZES) || type != type_of_tensors(name))
+        return BAD_PARAM;
+    pthread_mutex_lock(&lock);
+    const struct graph_part *part = part_of(descriptor);
+    const bool open = part && part->state == PART_OPEN;
+    pthread_mutex_unlock(&lock);
+    return open ? 0 : part ? BAD_PARAM : NO_MEMORY;
+}
+
+static int64_t product(const void *array, uint64_t count)
+{
+    int64_t n = 1;
+    for (uint64_t i = 0; i < count; i++)
+        if ((int64_t)element(array, i) != 1)
+            n = 2; /* or more: that is all that matters */
+    return n;
+}
+
+/* Behind the call: the library takes nothing more of a tensor that is finalized. */
+static void take_tensor(uint64_t descriptor, int name, uint64_t count, const void *array)
+{
+    uint32_t type = 0;
+    pthread_mutex_lock(&lock);
+    struct graph_part *part = *place_of(descriptor);
+    if (part && name == TENSOR_NUMBER) {
+        part->number = (int64_t)element(array, 0);
+        part->numbered = true;
+    } else if (part && name == TENSOR_BY_VALUE) {
+        part->by_value = *(const uint8_t *)array;
+    } else if (part && name == TENSOR_SIZES) {
+        part->elements = product(array, count);
+    } else if (part) {
+        memcpy(&type, array, sizeof(type));
+        part->bytes = bytes_of(type);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* The library has them: nothing comes into them any more. */
+static void are_of_another(const void *array, uint64_t count)
+{
+    pthread_mutex_lock(&lock);
+    for (uint64_t i = 0; array && i < count; i++) {
+        struct graph_part *part = *place_of(element(array, i));
+        if (part)
+            part->state = PART_OF_ANOTHER;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* ------------------------------------------------------------------------------- all calls */
 
 int ibx_dnn_check(struct copies *x, const struct ibx_math_function *f,
                   const union ibx_math_value *values)
@@ -151,32 +225,26 @@ int ibx_dnn_check(struct copies *x, const struct ibx_math_function *f,
     const void *array = values[sets ? 4 : 5].p;
     if (type == TYPE_POINTER || (sets && type == TYPE_TEXT))
         return NOT_SUPPORTED;
-    if ((type == TYPE_HANDLE || type == TYPE_DESCRIPTOR) && (sets || type == TYPE_DESCRIPTOR) &&
-        !names_own(x, type, array, count))
+    if (sets && !array && count)
         return BAD_PARAM;
-    if (sets && type == TYPE_DESCRIPTOR)
-        return take_descriptors(descriptor, array, count);
-    if (sets && (name == TENSOR_NUMBER || name == TENSOR_BY_VALUE))
-        return take_tensor(descriptor, name, type, count, array);
+    if ((type == TYPE_HANDLE || type == TYPE_DESCRIPTOR) && (sets || type == TYPE_DESCRIPTOR) &&
+        !names_own(x, type, descriptor, array, count, !sets))
+        return BAD_PARAM;
+    if (type == TYPE_DESCRIPTOR)
+        return take_descriptors(descriptor, array, count, !sets);
+    if (sets && type_of_tensors(name) >= 0)
+        return may_take_tensor(descriptor, name, type, count, array);
     return 0;
 }
 
-/* What a descriptor gives is as it is: configurations of an engine, of a graph. */
 void ibx_dnn_done(const struct ibx_math_function *f, const union ibx_math_value *values)
 {
-    if (f->number == IBX_MATH_cudnnBackendDestroyDescriptor)
-        ibx_dnn_ended((uintptr_t)values[0].p);
-    if (f->number != IBX_MATH_cudnnBackendGetAttribute || values[2].i != TYPE_DESCRIPTOR ||
-        !values[5].p)
+    if (f->number != IBX_MATH_cudnnBackendSetAttribute)
         return;
-    pthread_mutex_lock(&lock);
-    const struct graph_part *from = *place_of((uintptr_t)values[0].p);
-    for (uint64_t i = 0; from && from->count && i < values[3].l; i++) {
-        struct graph_part *to = part_of(element(values[5].p, i));
-        if (to)
-            add_all(to, from);
-    }
-    pthread_mutex_unlock(&lock);
+    if (values[2].i == TYPE_DESCRIPTOR)
+        are_of_another(values[4].p, values[3].l);
+    else if (type_of_tensors(values[1].i) >= 0)
+        take_tensor((uintptr_t)values[0].p, values[1].i, values[3].l, values[4].p);
 }
 
 void ibx_dnn_ended(uint64_t descriptor)

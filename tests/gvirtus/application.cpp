@@ -342,6 +342,7 @@ int main(int argc, char **argv)
         {"math-libraries", math_libraries},
         {"dnn-graphs", dnn_graphs},
         {"dnn-tensors", dnn_tensors},
+        {"dnn-values", dnn_values},
         {"dnn-addresses", dnn_addresses},
         {"dnn-too-long", dnn_too_long},
         {"lt-library", lt_library},

@@ -140,6 +140,7 @@ bool math_libraries();
 // application_dnn.cpp
 bool dnn_graphs();
 bool dnn_tensors();
+bool dnn_values();
 bool dnn_addresses();
 bool dnn_too_long();
 bool lt_library();

@@ -14,7 +14,7 @@ namespace
 
 constexpr int BAD_PARAM = 2000, NOT_FINALIZED = 2004, UNSUPPORTED = 3000;
 constexpr int GRAPH = 15, PACK = 16, TENSOR = 17, PLAN = 5, CONFIGURATION = 3;
-constexpr int NUMBER = 906, BY_VALUE = 908, OPERATIONS = 800;
+constexpr int SIZES = 902, NUMBER = 906, BY_VALUE = 908, OPERATIONS = 800;
 constexpr int BOOLEAN = 2, INT64 = 3, POINTER = 6, DESCRIPTOR = 15, TEXT = 24;
 
 void *made(int type)
@@ -118,6 +118,47 @@ bool dnn_tensors()
     REQUIRE(math("cudnnDestroyRNNDescriptor", rnn) == 0);
     REQUIRE(math("cudnnDestroyTensorDescriptor", one) == 0);
     REQUIRE(math("cudnnGetTensorSizeInBytes", one, &size) == 1001);
+    return HOLDS(math("cudnnDestroy", handle) == 0);
+}
+
+// What the library reads in memory of the host is in the request, whatever a program does before:
+// otherwise it would read the program's addresses as the back end's.
+bool dnn_values()
+{
+    void *handle = nullptr;
+    REQUIRE(math("cudnnCreate", &handle) == 0);
+    float *from = device_copy<float>({1, 2, 3, 4}), *to = device_copy<float>({0, 0, 0, 0});
+    std::vector<void *> tensors = {tensor(1, false), tensor(2, false), tensor(3, true)};
+    // The library refuses both.
+    REQUIRE(set(tensors[2], BY_VALUE, BOOLEAN, std::vector<std::uint8_t>{0}) == BAD_PARAM);
+    REQUIRE(set(tensors[2], NUMBER, INT64, std::vector<std::int64_t>{7}) == BAD_PARAM);
+    void *graph = made(GRAPH), *full = made(CONFIGURATION), *pack = made(PACK);
+    REQUIRE(set(graph, OPERATIONS, DESCRIPTOR, tensors) == 0 && finalize(graph) == 0);
+    void *plan = plan_of(graph);
+    REQUIRE(plan && set(pack, 1000, INT64, std::vector<std::int64_t>{3, 1, 2}) == 0);
+    REQUIRE(set(pack, 1001, POINTER, std::vector<void *>{from, from, to}) == 0);
+    REQUIRE(finalize(pack) == 0 && math("cudnnBackendExecute", handle, plan, pack) == BAD_PARAM);
+    // Nor does one get by where there is no room to note its tensors.
+    std::vector<void *> many;
+    for (int i = 0; i < 32; i++)
+        many.push_back(tensor(100 + i, true));
+    set(full, 401, DESCRIPTOR, many);
+    std::int64_t written = 0;
+    REQUIRE(math("cudnnBackendGetAttribute", graph, 804, DESCRIPTOR, std::int64_t{1}, &written,
+                 static_cast<void *>(&full)) == UNSUPPORTED);
+    // A value has 8 bytes at most.
+    void *long_one = made(TENSOR), *other = made(GRAPH);
+    REQUIRE(set(long_one, NUMBER, INT64, std::vector<std::int64_t>{4}) == 0);
+    REQUIRE(set(long_one, SIZES, INT64, std::vector<std::int64_t>{1, 3}) == 0);
+    REQUIRE(set(long_one, BY_VALUE, BOOLEAN, std::vector<std::uint8_t>{1}) == 0);
+    REQUIRE(finalize(long_one) == 0);
+    REQUIRE(set(other, OPERATIONS, DESCRIPTOR, std::vector<void *>{long_one}) == UNSUPPORTED);
+    REQUIRE(math("cudnnBackendSetAttribute", other, OPERATIONS, DESCRIPTOR, std::int64_t{1},
+                 static_cast<void *>(nullptr)) == BAD_PARAM);
+    many.insert(many.end(), {long_one, other, full, graph, plan, pack});
+    many.insert(many.end(), tensors.begin(), tensors.end());
+    for (void *one : many)
+        REQUIRE(end(one) == 0);
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
 

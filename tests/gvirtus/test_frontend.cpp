@@ -442,6 +442,7 @@ void check_what_it_does_not()
                              "math-libraries",
                              "dnn-graphs",
                              "dnn-tensors",
+                             "dnn-values",
                              "dnn-addresses",
                              "lt-library",
                              "math-settings",
