@@ -529,7 +529,7 @@ static int run(struct call *c, void *function)
                            ? ibx_dnn_execute(c->x, function, c->values)
                            : c->f->call(function, c->values);
     if (!status && ibx_math_is_dnn(c->f->number))
-        ibx_dnn_done(c->f, c->values);
+        ibx_dnn_done(c->x, c->f, c->values);
     if (ends)
         ibx_captures_wait_end();
     if (selects && !status)

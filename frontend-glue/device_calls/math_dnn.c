@@ -210,6 +210,27 @@ static void are_of_another(const void *array, uint64_t count)
     pthread_mutex_unlock(&lock);
 }
 
+/* ------------------------------------------------------------------------------- networks */
+
+#define NETWORK    ((enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_RNN))
+#define DROPOUT    ((enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_DROPOUT))
+#define OF_NETWORK 13 /* the dropout, among what is said of a network */
+
+/* The library keeps where a network's dropout is, and looks there. Which one that is nobody knows
+ * while the library is told another one. */
+static int check_networks(struct copies *x, const struct ibx_math_function *f,
+                          const union ibx_math_value *values)
+{
+    if (f->number == IBX_MATH_cudnnSetRNNDescriptor_v8)
+        ibx_handles_rely(x, NETWORK, (uintptr_t)values[0].p, DROPOUT, UINT64_MAX);
+    else if (f->use != IBX_MATH_USE_ENDS)
+        for (unsigned i = 0; i < f->count; i++)
+            if (f->arguments[i].n == IBX_MATH_RNN && f->arguments[i].kind == IBX_MATH_OTHER &&
+                !ibx_handles_may_rely(x, NETWORK, (uintptr_t)values[i].p, DROPOUT))
+                return BAD_PARAM;
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------- all calls */
 
 int ibx_dnn_check(struct copies *x, const struct ibx_math_function *f,
@@ -219,7 +240,7 @@ int ibx_dnn_check(struct copies *x, const struct ibx_math_function *f,
     if (f->number == IBX_MATH_cudnnBackendCreateDescriptor)
         return values[0].i == PACK ? NOT_SUPPORTED : 0;
     if (!sets && f->number != IBX_MATH_cudnnBackendGetAttribute)
-        return 0;
+        return check_networks(x, f, values);
     const int name = values[1].i, type = values[2].i;
     const uint64_t descriptor = (uintptr_t)values[0].p, count = values[3].l;
     const void *array = values[sets ? 4 : 5].p;
@@ -237,8 +258,12 @@ int ibx_dnn_check(struct copies *x, const struct ibx_math_function *f,
     return 0;
 }
 
-void ibx_dnn_done(const struct ibx_math_function *f, const union ibx_math_value *values)
+void ibx_dnn_done(struct copies *x, const struct ibx_math_function *f,
+                  const union ibx_math_value *values)
 {
+    if (f->number == IBX_MATH_cudnnSetRNNDescriptor_v8)
+        ibx_handles_rely(x, NETWORK, (uintptr_t)values[0].p, DROPOUT,
+                         (uintptr_t)values[OF_NETWORK].p);
     if (f->number != IBX_MATH_cudnnBackendSetAttribute)
         return;
     if (values[2].i == TYPE_DESCRIPTOR)

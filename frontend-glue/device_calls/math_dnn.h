@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Graphs of cuDNN: what is checked beside what math_calls.c checks. */
+/* Graphs of cuDNN, and its recurrent networks: what is checked beside what math_calls.c checks. */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_CALLS_MATH_DNN_H
 #define IBX_FRONTEND_GLUE_DEVICE_CALLS_MATH_DNN_H
 
@@ -10,7 +10,8 @@
 int ibx_dnn_check(struct copies *x, const struct ibx_math_function *f,
                   const union ibx_math_value *values);
 /* Behind one that has succeeded. */
-void ibx_dnn_done(const struct ibx_math_function *f, const union ibx_math_value *values);
+void ibx_dnn_done(struct copies *x, const struct ibx_math_function *f,
+                  const union ibx_math_value *values);
 /* A descriptor is about to end. */
 void ibx_dnn_ended(uint64_t descriptor);
 /* Runs a plan with the addresses and values that the request has. The library's status. */

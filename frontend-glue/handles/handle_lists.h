@@ -42,6 +42,7 @@ struct handle {
     uint64_t weight;           /* so many it counts as */
     uint64_t nodes;            /* of a graph: with those in it, each as so many; and 1 */
     uint64_t stream;           /* of a library's: that was selected for it */
+    uint64_t relies, relied;   /* of a library's: another one that it uses, and its number */
     const void *context;       /* in which it is; NULL: not known */
     int gpu;                   /* of what can be launched: where it was made */
     struct ibx_tenant *tenant; /* NULL: every tenant's */

@@ -233,6 +233,7 @@ static void renew(struct handle *h, const struct handle *made)
     ibx_handle_count_as(h, made->tenant);
     h->context = made->context;
     h->stream = 0;
+    h->relies = 0;
     h->of_process = made->of_process;
     h->opener_count = 0;
     h->heir_of = 0;
@@ -375,6 +376,31 @@ void ibx_handles_select(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     if (found)
         found->stream = stream;
     pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+void ibx_handles_rely(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                      enum ibx_handle_kind on, uint64_t other)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = ibx_handle_find(x, kind, value);
+    const struct handle *used = ibx_handle_find(x, on, other);
+    if (found) {
+        found->relies = other;
+        found->relied = used ? used->number : 0;
+    }
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+bool ibx_handles_may_rely(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                          enum ibx_handle_kind on)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, kind, value);
+    const uint64_t other = found ? found->relies : 0, number = found ? found->relied : 0;
+    struct handle *used = other ? find_free(x, on, other) : NULL;
+    const bool may = !other || (used && used->number == number && hold(x, used));
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return may;
 }
 
 bool ibx_handles_is_of_handler(struct copies *x, enum ibx_handle_kind kind, uint64_t value)

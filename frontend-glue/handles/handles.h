@@ -68,6 +68,12 @@ bool ibx_handles_change(struct copies *x, enum ibx_handle_kind kind, uint64_t va
 void ibx_handles_select(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
                         uint64_t stream);
 uint64_t ibx_handles_selected(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* A library's handle uses another one from now on, of that kind; 0: none. Whether what it uses is
+ * there still, and no other one in its place: then the request holds it, too. */
+void ibx_handles_rely(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                      enum ibx_handle_kind on, uint64_t other);
+bool ibx_handles_may_rely(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                          enum ibx_handle_kind on);
 /* A library's handle that a handler of GVirtuS's has made: as ibx_handles_add(); whether it is one.
  */
 bool ibx_handles_add_of_handler(struct copies *x, enum ibx_handle_kind kind, uint64_t value);

@@ -344,6 +344,7 @@ int main(int argc, char **argv)
         {"dnn-tensors", dnn_tensors},
         {"dnn-values", dnn_values},
         {"dnn-addresses", dnn_addresses},
+        {"dnn-networks", dnn_networks},
         {"dnn-too-long", dnn_too_long},
         {"lt-library", lt_library},
         {"math-settings", math_settings},

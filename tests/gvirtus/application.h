@@ -142,6 +142,7 @@ bool dnn_graphs();
 bool dnn_tensors();
 bool dnn_values();
 bool dnn_addresses();
+bool dnn_networks();
 bool dnn_too_long();
 bool lt_library();
 bool math_settings();

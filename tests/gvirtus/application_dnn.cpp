@@ -195,6 +195,28 @@ bool dnn_addresses()
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
 
+// The library keeps where a network's dropout is, and would look there when that has ended.
+bool dnn_networks()
+{
+    void *handle = nullptr, *rnn = nullptr, *dropout = nullptr, *none = nullptr;
+    std::size_t n = 0;
+    const auto use = [&](int size, void *of) {
+        return math("cudnnSetRNNDescriptor_v8", rnn, 0, 0, 0, 0, 0, 0, 0, 0, size, 1, 1, 1, of, 0);
+    };
+    const auto ask = [&] { return math("cudnnGetRNNWeightSpaceSize", handle, rnn, &n); };
+    const auto make = [&] { return math("cudnnCreateDropoutDescriptor", &dropout); };
+    const auto end_dropout = [&] { return math("cudnnDestroyDropoutDescriptor", dropout); };
+    REQUIRE(math("cudnnCreate", &handle) == 0 && math("cudnnCreateRNNDescriptor", &rnn) == 0);
+    REQUIRE(ask() == 0 && n == 0 && make() == 0 && use(1, dropout) == 0 && ask() == 0 && n == 1);
+    REQUIRE(end_dropout() == 0 && ask() == BAD_PARAM);
+    REQUIRE(make() == 0 && ask() == BAD_PARAM); // that one may be where the other one was
+    REQUIRE(use(1, dropout) == 0 && ask() == 0 && n == 1);
+    REQUIRE(use(-1, dropout) == BAD_PARAM && ask() == BAD_PARAM && use(1, none) == 0);
+    REQUIRE(ask() == 0 && n == 0 && end_dropout() == 0 && ask() == 0);
+    REQUIRE(math("cudnnDestroyRNNDescriptor", rnn) == 0);
+    return HOLDS(math("cudnnDestroy", handle) == 0);
+}
+
 // What does not go with a request is refused, and said.
 bool dnn_too_long()
 {

@@ -444,6 +444,7 @@ void check_what_it_does_not()
                              "dnn-tensors",
                              "dnn-values",
                              "dnn-addresses",
+                             "dnn-networks",
                              "lt-library",
                              "math-settings",
                              "math-threads",

@@ -75,6 +75,38 @@ EXPORT int cudnnDestroyRNNDescriptor(struct handle *h)
     return math_end(h);
 }
 
+EXPORT int cudnnCreateDropoutDescriptor(struct handle **made)
+{
+    return math_make(made);
+}
+
+EXPORT int cudnnDestroyDropoutDescriptor(struct handle *h)
+{
+    return math_end(h);
+}
+
+/* It keeps where its dropout is. A network of negative size is none. */
+EXPORT int cudnnSetRNNDescriptor_v8(struct handle *h, int algorithm, int cell, int bias,
+                                    int direction, int input, int type, int precision, int math,
+                                    int size, int hidden, int projected, int layers,
+                                    struct handle *dropout, unsigned more)
+{
+    (void)algorithm, (void)cell, (void)bias, (void)direction, (void)input, (void)type;
+    (void)precision, (void)math, (void)hidden, (void)projected, (void)layers, (void)more;
+    if (size < 0)
+        return BAD_PARAM;
+    h->workspace = dropout;
+    return 0;
+}
+
+EXPORT int cudnnGetRNNWeightSpaceSize(const struct handle *h, const struct handle *rnn, size_t *n)
+{
+    const struct handle *dropout = rnn->workspace;
+    (void)h;
+    *n = dropout ? dropout->seed + 1 : 0;
+    return 0;
+}
+
 /* Half of what it tells may be unwanted, both times. */
 EXPORT int cudnnGetRNNWeightParams(const struct handle *h, const struct handle *of, int layer,
                                    size_t n, char *weights, int number, const struct handle *matrix,
