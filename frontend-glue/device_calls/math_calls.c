@@ -149,12 +149,20 @@ static bool has_no_bytes(const struct call *c, const struct ibx_math_argument *a
            (a->size == IBX_MATH_BYTES_OF_LONG && !c->values[a->of].l);
 }
 
+/* Which outputs may be left out, as NULL, their documents say; of others nobody knows whether the
+ * library looks first. */
+static bool may_lack_outputs(const struct ibx_math_function *f)
+{
+    return f->number == IBX_MATH_cudnnGetRNNWeightParams ||
+           f->number == IBX_MATH_cudnnBackendGetAttribute;
+}
+
 /* ... for what the function writes. Where the client has no place for it nobody reads it. */
 static void *host_room(struct call *c, unsigned i, size_t n)
 {
     c->unwanted[i] = !ibx_get_u8(&c->in);
-    if (c->unwanted[i] && (has_no_bytes(c, &c->f->arguments[i]) || ibx_math_is_dnn(c->f->number)))
-        return NULL; /* cuDNN says itself what it cannot do without */
+    if (c->unwanted[i] && (has_no_bytes(c, &c->f->arguments[i]) || may_lack_outputs(c->f)))
+        return NULL;
     if (n <= IBX_MATH_OUT)
         return room(c, n);
     void *at = long_memory_of(c, n);

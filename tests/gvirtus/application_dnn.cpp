@@ -108,6 +108,8 @@ bool dnn_tensors()
     REQUIRE(math("cudnnAddTensor", handle, &alpha, one, at, &beta, one, at) == 0);
     REQUIRE(host_copy(at, 1)[0] == 42);
     REQUIRE(math("cudnnGetTensorSizeInBytes", none, &size) == 1001);
+    // What has no place to be written to does not end the back end.
+    REQUIRE(math("cudnnGetTensorSizeInBytes", one, none) == 0);
     void *rnn = nullptr, *found = nullptr, **nowhere = nullptr;
     const auto weights = [&](void *matrix, void **to) {
         return math("cudnnGetRNNWeightParams", handle, rnn, 0, std::size_t{100}, at, 4, matrix, to,
