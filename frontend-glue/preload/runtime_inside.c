@@ -66,13 +66,15 @@ static const char *const of_nvidia[] = {"libcublas",
                                         "libnvshmem_host"};
 
 /* What follows the name of a library: ".so", or what a package of Python's puts before that, which
- * is a part of the file's digest. */
+ * is a part of the file's digest, behind a dash or, of a package of NVIDIA's own, a dot. */
 static bool ends_name(const char *end)
 {
-    size_t n = *end == '-' ? 1 : 0;
+    if (ibx_early_begins(end, ".so") || ibx_early_begins(end, ".alt.so"))
+        return true;
+    size_t n = *end == '-' || *end == '.' ? 1 : 0;
     while (n && n < 9 && ((end[n] >= '0' && end[n] <= '9') || (end[n] >= 'a' && end[n] <= 'f')))
         n++;
-    return (!n || n == 9) && (ibx_early_begins(end + n, ".so") || ibx_early_begins(end, ".alt.so"));
+    return n == 9 && ibx_early_begins(end + n, ".so");
 }
 
 static bool is_of_nvidia(const char *path)

@@ -483,9 +483,11 @@ bool static_libraries_refused()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
     REQUIRE(program && of_two_versions(program));
-    for (const char *name : {"libcudnn.so", "libcudart-0123abcd.so.13", "libnvrtc.alt.so.13"})
+    for (const char *name : {"libcudnn.so", "libcudart-0123abcd.so.13", "libnvrtc.alt.so.13",
+                             "libnvjpeg.36e11081.so.13"})
         REQUIRE(by_name(program, name, 0));
-    for (const char *name : {"libcudnn_mine.so", "libnccl-net.so", "libcublas-mathematics.so"})
+    for (const char *name :
+         {"libcudnn_mine.so", "libnccl-net.so", "libcublas-mathematics.so", "libnvjpeg.mine.so"})
         REQUIRE(by_name(program, name, 1));
     const struct {
         const char *kind, *says;
