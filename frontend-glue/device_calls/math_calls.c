@@ -82,8 +82,8 @@ static void *other_handle(struct call *c, unsigned type, bool may_be_null)
     const uint64_t handle = ibx_get_u64(&c->in);
     if (!handle && (may_be_null || type == IBX_MATH_PARAMS))
         return NULL;
-    if (ibx_math_is_filled(type) ? !ibx_handles_change(c->x, kind_of(type), handle)
-                                 : !ibx_handles_know(c->x, kind_of(type), handle))
+    if (ibx_math_fills(c->f, type) ? !ibx_handles_change(c->x, kind_of(type), handle)
+                                   : !ibx_handles_know(c->x, kind_of(type), handle))
         refuse(c, c->statuses->invalid_value);
     return (void *)(uintptr_t)handle;
 }

@@ -139,9 +139,12 @@ bool ibx_math_needs_alone(const struct ibx_math_function *f, unsigned type)
     }
 }
 
-bool ibx_math_is_filled(unsigned type)
+bool ibx_math_fills(const struct ibx_math_function *f, unsigned type)
 {
-    return types[type].filled;
+    const bool sets_dropout = f->number == IBX_MATH_cudnnSetDropoutDescriptor ||
+                              f->number == IBX_MATH_cudnnRestoreDropoutDescriptor;
+    return types[type].filled || (type == IBX_MATH_DROPOUT && sets_dropout) ||
+           (type == IBX_MATH_TENSOR && f->number == IBX_MATH_cudnnGetRNNWeightParams);
 }
 
 /* ------------------------------------------------------------------------------- workspaces */

@@ -20,8 +20,8 @@ int ibx_math_no_memory(unsigned number);
  * of handles of cuBLAS, cuSPARSE and cuSOLVER that several threads may use one; what is in others
  * they change without a lock. A handle's pointer mode and stream were looked at before. */
 bool ibx_math_needs_alone(const struct ibx_math_function *f, unsigned type);
-/* Whether functions write into what has such a handle when it is not their own one, too. */
-bool ibx_math_is_filled(unsigned type);
+/* Whether the function may write into what has such a handle that is not its own one. */
+bool ibx_math_fills(const struct ibx_math_function *f, unsigned type);
 
 /* The call that asks the library in how many bytes such a function works, which has memory of the
  * host among its arguments: `out` becomes its arguments, and sizes[0] is what it says of the device

@@ -346,6 +346,7 @@ int main(int argc, char **argv)
         {"dnn-addresses", dnn_addresses},
         {"dnn-networks", dnn_networks},
         {"dnn-too-long", dnn_too_long},
+        {"dnn-threads", dnn_threads},
         {"lt-library", lt_library},
         {"math-settings", math_settings},
         {"math-library-first", math_library_first},

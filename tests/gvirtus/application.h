@@ -144,6 +144,7 @@ bool dnn_values();
 bool dnn_addresses();
 bool dnn_networks();
 bool dnn_too_long();
+bool dnn_threads();
 bool lt_library();
 bool math_settings();
 bool math_library_first();

@@ -4,7 +4,9 @@
 // that is passed by its value.
 #include "tests/gvirtus/application_math.h"
 
+#include <array>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include <sys/mman.h>
@@ -231,4 +233,26 @@ bool dnn_too_long()
     REQUIRE(set(pack, 1000, INT64, numbers) == UNSUPPORTED);
     REQUIRE(math("cudnnDestroyTensorDescriptor", one) == 0);
     return HOLDS(end(pack) == 0);
+}
+
+// Two threads may set one dropout, each with a handle of its own: the library has no lock for that.
+bool dnn_threads()
+{
+    constexpr unsigned long long CALLS = 300;
+    void *dropout = nullptr;
+    REQUIRE(math("cudnnCreateDropoutDescriptor", &dropout) == 0);
+    std::array<bool, 2> good{};
+    std::vector<std::thread> threads;
+    for (bool &is : good)
+        threads.emplace_back([&is, dropout] {
+            void *handle = nullptr, *none = nullptr;
+            is = math("cudnnCreate", &handle) == 0;
+            for (unsigned long long seed = 0; seed < CALLS && is; seed++) // none is like another
+                is = math("cudnnSetDropoutDescriptor", dropout, handle, 0.5f, none, std::size_t{0},
+                          seed) == 0;
+            is = is && math("cudnnDestroy", handle) == 0;
+        });
+    for (std::thread &thread : threads)
+        thread.join();
+    return HOLDS(good[0] && good[1] && math("cudnnDestroyDropoutDescriptor", dropout) == 0);
 }

@@ -445,6 +445,7 @@ void check_what_it_does_not()
                              "dnn-values",
                              "dnn-addresses",
                              "dnn-networks",
+                             "dnn-threads",
                              "lt-library",
                              "math-settings",
                              "math-threads",

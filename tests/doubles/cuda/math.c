@@ -8,20 +8,10 @@
 #include "tests/doubles/cuda/math_handles.h"
 
 #include <math.h>
-#include <sched.h>
 
 #define BLAS_INVALID_VALUE    7
 #define BLAS_EXECUTION_FAILED 13
 #define BLAS_INTERNAL_ERROR   14 /* another thread has changed the pointer mode meanwhile */
-
-/* Others are let in, so that two threads in one thing are seen: false then. */
-static int alone(atomic_int *users)
-{
-    const int before = atomic_fetch_add(users, 1);
-    for (int i = 0; i < 5; i++)
-        sched_yield();
-    return atomic_fetch_sub(users, 1) == 1 && !before;
-}
 
 /* ------------------------------------------------------------------------------- cuBLAS */
 
@@ -314,7 +304,7 @@ EXPORT int curandSetPseudoRandomGeneratorSeed(struct handle *h, unsigned long lo
 
 EXPORT int curandGenerateNormal(struct handle *h, float *to, size_t n, float mean, float deviation)
 {
-    if (!alone(&h->users))
+    if (!math_alone(&h->users))
         return 999;
     for (size_t i = 0; i < n; i++) {
         const float value = mean + deviation * (float)h->seed++;
@@ -384,7 +374,7 @@ EXPORT int cufftMakePlanMany(int plan, int rank, const int *n, const int *in, in
     (void)batch;
     if (rank < 1 || rank > 3 || !n || !in != !out)
         return 4;
-    if (!alone(&p->users))
+    if (!math_alone(&p->users))
         return 5;
     p->rank = rank;
     memcpy(p->n, n, (size_t)rank * sizeof(*n));

@@ -85,6 +85,13 @@ EXPORT int cudnnDestroyDropoutDescriptor(struct handle *h)
     return math_end(h);
 }
 
+EXPORT int cudnnSetDropoutDescriptor(struct handle *d, struct handle *h, float part, void *states,
+                                     size_t n, unsigned long long seed)
+{
+    (void)h, (void)part, (void)states, (void)n, (void)seed;
+    return math_alone(&d->users) ? 0 : BAD_PARAM;
+}
+
 /* It keeps where its dropout is. A network of negative size is none. */
 EXPORT int cudnnSetRNNDescriptor_v8(struct handle *h, int algorithm, int cell, int bias,
                                     int direction, int input, int type, int precision, int math,

@@ -6,6 +6,7 @@
 #include "tests/doubles/cuda/runtime.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -25,6 +26,15 @@ struct handle {
     int math_mode, processors;
     int sparse; /* one of cusolverSp's */
 };
+
+/* Others are let in, so that two threads in one thing are seen: false then. */
+static inline int math_alone(atomic_int *users)
+{
+    const int before = atomic_fetch_add(users, 1);
+    for (int i = 0; i < 5; i++)
+        sched_yield();
+    return atomic_fetch_sub(users, 1) == 1 && !before;
+}
 
 static inline void *math_driver(const char *name)
 {
