@@ -225,10 +225,10 @@ bool dnn_networks()
 bool dnn_too_long()
 {
     void *one = nullptr, *pack = made(PACK);
-    const std::vector<int> sizes(400, 1);
+    const std::vector<int> extents(400, 1);
     const std::vector<std::int64_t> numbers(65, 1);
     REQUIRE(math("cudnnCreateTensorDescriptor", &one) == 0 && pack);
-    REQUIRE(math("cudnnSetTensorNdDescriptor", one, 1, 400, sizes.data(), sizes.data()) ==
+    REQUIRE(math("cudnnSetTensorNdDescriptor", one, 1, 400, extents.data(), extents.data()) ==
             BAD_PARAM);
     REQUIRE(set(pack, 1000, INT64, numbers) == UNSUPPORTED);
     REQUIRE(math("cudnnDestroyTensorDescriptor", one) == 0);
