@@ -29,7 +29,7 @@ static size_t bits_bytes(const struct destination_ram *ram)
 
 _Atomic uint64_t *ibx_destination_placed(const struct destination_ram *ram)
 {
-    return ram->arrived.bytes == 2 * bits_bytes(ram)
+    return ram->arrived.memory && ram->arrived.bytes == 2 * bits_bytes(ram)
                ? (_Atomic uint64_t *)ram->arrived.memory + bits_bytes(ram) / 8
                : NULL;
 }
