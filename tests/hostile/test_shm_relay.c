@@ -271,7 +271,9 @@ static void test_somebody_sits_on_the_socket(void **state)
         middle.listener = unix_at(middle.here, true);
         assert_int_equal(pthread_create(&middle.thread, NULL, sit, &how), 0);
         assert_int_equal(join(offered, length), 0);
-        int rc = ibx_provider_shm.finish(client->shm, NULL, ibx_deadline_in_ms(200), &client->err);
+        const unsigned wait_ms = how == SAYS_NOTHING ? 200 : (unsigned)END_PATIENCE_MS;
+        int rc =
+            ibx_provider_shm.finish(client->shm, NULL, ibx_deadline_in_ms(wait_ms), &client->err);
         assert_int_equal(rc, how == SAYS_NOTHING ? -ETIMEDOUT : -EACCES);
         said(&client->err, "at the shm socket and does not answer");
         ibx_provider_shm.close(client->shm);
