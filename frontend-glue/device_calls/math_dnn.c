@@ -284,25 +284,39 @@ void ibx_dnn_ended(uint64_t descriptor)
 
 /* ------------------------------------------------------------------------------- plans */
 
-static bool is_by_value(const struct graph_part *part, int64_t number)
+/* How many tensors by value are in a plan, and their numbers. A request that has a plan keeps those
+ * out that would add some. */
+static unsigned values_of(uint64_t plan, int64_t numbers[BY_VALUE])
 {
-    for (unsigned i = 0; part && i < part->count; i++)
-        if (part->values[i] == number)
-            return true;
-    return false;
+    pthread_mutex_lock(&lock);
+    const struct graph_part *part = *place_of(plan);
+    const unsigned count = part ? part->count : 0;
+    if (part)
+        memcpy(numbers, part->values, count * sizeof(numbers[0]));
+    pthread_mutex_unlock(&lock);
+    return count;
 }
 
-/* Where each tensor is: its value in the request, or the client's memory. False: it is neither. */
+static bool is_among(const int64_t *numbers, unsigned count, int64_t number)
+{
+    unsigned i = 0;
+    while (i < count && numbers[i] != number)
+        i++;
+    return i < count;
+}
+
+/* Where each tensor is: its value in the request, or the client's memory. False: it is neither. Not
+ * locked: whose memory that is may be known only when others' calls have ended. */
 static bool find_tensors(struct copies *x, const union ibx_math_value *values, void **tensors)
 {
     const uint8_t *has = values[7].p;
     uint8_t *bytes = values[6].p;
+    int64_t by_value[BY_VALUE];
+    const unsigned count = values_of((uintptr_t)values[1].p, by_value);
     bool good = true;
-    pthread_mutex_lock(&lock);
-    const struct graph_part *part = *place_of((uintptr_t)values[1].p);
     for (int i = 0; good && i < values[2].i; i++) {
         const uint64_t at = element(values[5].p, (size_t)i);
-        if (is_by_value(part, (int64_t)element(values[4].p, (size_t)i))) {
+        if (is_among(by_value, count, (int64_t)element(values[4].p, (size_t)i))) {
             good = has[i];
             tensors[i] = bytes + 8 * i;
         } else {
@@ -310,7 +324,6 @@ static bool find_tensors(struct copies *x, const union ibx_math_value *values, v
             tensors[i] = (void *)(uintptr_t)at;
         }
     }
-    pthread_mutex_unlock(&lock);
     return good;
 }
 
