@@ -38,7 +38,7 @@ static void *own(void *stream)
     }                                                                                              \
     EXPORTED int name##Async##suffix##_ptsz(to_type to, from_type from, size_t n, void *stream)    \
     {                                                                                              \
-        return IN_CONTEXT(cudaMemcpyAsync(to_at, from_at, n, kind, own(stream)));                  \
+        return name##Async##suffix(to, from, n, own(stream));                                      \
     }
 
 COPY(cuMemcpy, , uint64_t, uint64_t, at(to), at(from), CUDA_MEMCPY_DEFAULT)
@@ -90,7 +90,7 @@ EXPORTED int cuMemcpyPeer_ptds(uint64_t to, void *to_context, uint64_t from, voi
 EXPORTED int cuMemcpyPeerAsync_ptsz(uint64_t to, void *to_context, uint64_t from,
                                     void *from_context, size_t n, void *stream)
 {
-    return IN_CONTEXT(of_peers(at(to), to_context, at(from), from_context, n, own(stream), false));
+    return cuMemcpyPeerAsync(to, to_context, from, from_context, n, own(stream));
 }
 
 /* --------------------------------------------------------------------- several at once */

@@ -151,7 +151,7 @@ EXPORTED int cuMemcpy2DAsync_v2(const struct ibx_driver_memcpy2d *rows, void *st
 
 EXPORTED int cuMemcpy2DAsync_v2_ptsz(const struct ibx_driver_memcpy2d *rows, void *stream)
 {
-    return IN_CONTEXT(move_rows(rows, own(stream), false));
+    return cuMemcpy2DAsync_v2(rows, own(stream));
 }
 
 SAME_AS(cuMemcpy2D, cuMemcpy2D_v2)
@@ -245,7 +245,7 @@ EXPORTED int cuMemcpy3DAsync_v2(const struct ibx_driver_memcpy3d *planes, void *
 
 EXPORTED int cuMemcpy3DAsync_v2_ptsz(const struct ibx_driver_memcpy3d *planes, void *stream)
 {
-    return IN_CONTEXT(move_planes(planes, own(stream), false));
+    return cuMemcpy3DAsync_v2(planes, own(stream));
 }
 
 /* Of contexts of any device: each has addresses of its own. CUDA_MEMCPY3D_PEER has the contexts

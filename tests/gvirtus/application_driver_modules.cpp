@@ -155,7 +155,11 @@ bool driver_without_context()
                    static_cast<const char *>(STUB_LIBRARY_KERNEL)) == 0);
         REQUIRE(copy(legacy) == 201 && copy(stream) == 0 && launch(legacy) == 201 &&
                 launch(stream) == 0);
-        REQUIRE(cu("cuMemcpyDtoHAsync_v2", static_cast<void *>(back.data()), to, n, stream) == 0);
+        // Likewise what a program calls that is compiled for a default stream of each thread.
+        const auto copy_by_thread = [&](void *in) {
+            return cu("cuMemcpyDtoHAsync_v2_ptsz", static_cast<void *>(back.data()), to, n, in);
+        };
+        REQUIRE(copy_by_thread(stream) == 0 && copy_by_thread(legacy) == 201);
         REQUIRE(cu("cuLaunchHostFunc", stream, +call, static_cast<void *>(&called)) == 0);
         REQUIRE(cu("cuLaunchHostFunc", legacy, +call, static_cast<void *>(&called)) == 201);
         REQUIRE(cu("cuEventRecord", event, stream) == 0 &&
