@@ -19,14 +19,16 @@ static void numbers(void **state)
         unsigned number;
         const char *name;
     } golden[] = {
-        {0x1001, "cublasCreate_v2"},       {0x101d, "cublasSnrm2_v2"},
-        {0x10e8, "cublasGemmBatchedEx"},   {0x110e, "cublasSgetriBatched"},
-        {0x2001, "curandCreateGenerator"}, {0x2005, "curandSetStream"},
-        {0x2018, "curandGenerateSeeds"},   {0x3001, "cufftPlan1d"},
-        {0x3004, "cufftPlanMany"},         {0x3017, "cufftExecC2C"},
-        {0x4001, "cusparseCreate"},        {0x5003, "cusolverDnCreate"},
-        {0x6001, "cublasLtCreate"},        {0x6005, "cublasLtMatmul"},
-        {0x1124, "cublasNrm2Ex_64"},       {0x1203, "cublasTSSgemvStridedBatched_64"},
+        {0x1001, "cublasCreate_v2"},         {0x101d, "cublasSnrm2_v2"},
+        {0x10e8, "cublasGemmBatchedEx"},     {0x110e, "cublasSgetriBatched"},
+        {0x2001, "curandCreateGenerator"},   {0x2005, "curandSetStream"},
+        {0x2018, "curandGenerateSeeds"},     {0x3001, "cufftPlan1d"},
+        {0x3004, "cufftPlanMany"},           {0x3017, "cufftExecC2C"},
+        {0x4001, "cusparseCreate"},          {0x5003, "cusolverDnCreate"},
+        {0x6001, "cublasLtCreate"},          {0x6005, "cublasLtMatmul"},
+        {0x1124, "cublasNrm2Ex_64"},         {0x1203, "cublasTSSgemvStridedBatched_64"},
+        {0x7001, "cudnnGetProperty"},        {0x700b, "cudnnBackendExecute"},
+        {0x7021, "cudnnConvolutionForward"}, {0x7063, "cudnnSpatialTfSamplerBackward"},
     };
     for (size_t i = 0; i < sizeof(golden) / sizeof(golden[0]); i++) {
         const struct ibx_math_function *f = ibx_math_find(golden[i].number);
