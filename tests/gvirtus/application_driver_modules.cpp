@@ -113,6 +113,14 @@ bool driver_lone_variables()
     Address on_other = 0;
     REQUIRE(global(&on_other, &n, module, "begun") == 0 && on_other != begun);
     REQUIRE(bytes_at(on_other, text) && cu("cuCtxDestroy_v2", other) == 0);
+    // It goes when its device is reset. What the program has there then is no variable.
+    void *memory = nullptr;
+    REQUIRE(cudaSetDevice(1) == 0 && cudaDeviceReset() == 0 && cudaMalloc(&memory, n) == 0);
+    REQUIRE(reinterpret_cast<Address>(memory) == on_other);
+    REQUIRE(cu("cuCtxCreate_v2", &other, 0u, 1) == 0);
+    REQUIRE(global(&on_other, &n, module, "begun") == 0);
+    REQUIRE(on_other != reinterpret_cast<Address>(memory) && bytes_at(on_other, text));
+    REQUIRE(cudaFree(memory) == 0 && cu("cuCtxDestroy_v2", other) == 0 && cudaSetDevice(0) == 0);
     REQUIRE(cu("cuModuleUnload", again) == 0 && !can_free(there));
     REQUIRE(cu("cuModuleLoadData", &again, static_cast<const void *>(with_addresses.data())) == 0);
     REQUIRE(global(&there, &n, again, "zeros") == 0 && global(&there, &n, again, "begun") == 500);
