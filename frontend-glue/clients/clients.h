@@ -54,7 +54,9 @@ int ibx_isolation_begin(struct copies *x);
 void ibx_isolation_end(struct copies *x);
 /* Whether none of [address, address + n) is another tenant's, or another program's. */
 bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n);
-/* The same for a call that is made now: ibx_memory_not_there(). */
+/* The same, and that none of it is this process's own: ibx_copies_is_own(). */
+bool ibx_isolation_is_memory(struct copies *x, uint64_t address, uint64_t n);
+/* The same as the first for a call that is made now: ibx_memory_not_there(). */
 bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n);
 /* What GVirtuS is about to get, before and after x->requests notes it: as ibx_session_fail(). The
  * bytes may change. */

@@ -129,6 +129,11 @@ bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n)
     return !other && tenant_may_use(x, address, n);
 }
 
+bool ibx_isolation_is_memory(struct copies *x, uint64_t address, uint64_t n)
+{
+    return ibx_isolation_allows(x, address, n) && !ibx_copies_is_own(x, address, n);
+}
+
 bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n)
 {
     const uint64_t other = ibx_memory_not_there(x, address, n);

@@ -71,7 +71,7 @@ static void refuse(struct call *c, int status)
 static void *device_memory(struct call *c)
 {
     const uint64_t at = ibx_get_u64(&c->in);
-    if (at && (!ibx_isolation_allows(c->x, at, 1) || ibx_copies_is_own(c->x, at, 1)))
+    if (at && !ibx_isolation_is_memory(c->x, at, 1))
         refuse(c, c->statuses->invalid_value);
     return (void *)(uintptr_t)at;
 }

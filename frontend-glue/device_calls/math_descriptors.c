@@ -70,7 +70,7 @@ static int begin(const struct ibx_descriptor *d, void *made)
 /* Whether the client may have the device go there. */
 static bool allowed(struct copies *x, uint64_t at)
 {
-    return !at || (ibx_isolation_allows(x, at, 1) && !ibx_copies_is_own(x, at, 1));
+    return !at || ibx_isolation_is_memory(x, at, 1);
 }
 
 int ibx_descriptor_make(struct copies *x, const struct ibx_descriptor *d, bool works, void *made)

@@ -320,7 +320,7 @@ static bool find_tensors(struct copies *x, const union ibx_math_value *values, v
             good = has[i];
             tensors[i] = bytes + 8 * i;
         } else {
-            good = !at || (ibx_isolation_allows(x, at, 1) && !ibx_copies_is_own(x, at, 1));
+            good = !at || ibx_isolation_is_memory(x, at, 1);
             tensors[i] = (void *)(uintptr_t)at;
         }
     }

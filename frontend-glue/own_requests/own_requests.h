@@ -117,8 +117,7 @@ static inline bool span_of(size_t pitch, size_t width, size_t rows, size_t *n)
 /* Whether it may be memory of the device that is the tenant's. */
 static inline bool mine(const struct extra *e, const void *memory, size_t n)
 {
-    return ibx_isolation_allows(e->x, (uintptr_t)memory, n) &&
-           !ibx_copies_is_own(e->x, (uintptr_t)memory, n);
+    return ibx_isolation_is_memory(e->x, (uintptr_t)memory, n);
 }
 
 static inline bool is_node(const struct extra *e, const void *node)
