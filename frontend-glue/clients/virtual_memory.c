@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Memory that is mapped apart from its addresses (cuMemAddressReserve, cuMemCreate, cuMemMap), by
- * the driver here. The requests are in own_requests/.
+ * the driver here. The requests are in own_requests/virtual_memory.c.
  *
  * CUDA follows a handle of such memory as an address, also one that was made up, and maps memory
  * beyond the addresses that were reserved, where others' are. So a client has numbers of memory,

@@ -104,8 +104,7 @@ bool ibx_copies_direct_likely(struct copies *x);
 
 /* Whether all that the frame names is what it should be: device memory of one allocation, of the
  * current device unless the copy is between two, no other tenant's, and a stream that is not being
- * captured. Fills in
- * where a symbol is. */
+ * captured. Fills in where a symbol is. */
 bool ibx_copies_sound(struct copies *x, struct ibx_frame *frame);
 
 /* symbol.c */
@@ -117,9 +116,8 @@ bool ibx_copies_symbol(struct ibx_frame *frame);
 /* slot_copies.c */
 
 /* Clients name the slot of a function that they are calling by its number, as if it were memory of
- * the device: bit 63, the number, 32 bits of a place in the slot. */
-/* Whether a request is such a copy, of the session that asks for functions to call. An outcome, or
- * as ibx_session_fail(). */
+ * the device: bit 63, the number, 32 bits of a place in the slot. Whether a request is such a copy,
+ * of the session that asks for functions to call. An outcome, or as ibx_session_fail(). */
 bool ibx_slot_is_named(const struct copies *x, const struct ibx_request *q);
 int ibx_slot_copy(struct copies *x, const struct ibx_request *q);
 /* The session's connection is about to end. */

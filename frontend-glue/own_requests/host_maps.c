@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Requests of our own about page-locked memory of clients, for kernels (host_maps.c). */
+/* Requests of our own about page-locked memory of clients, for kernels (clients/host_maps.c). */
 #include "frontend-glue/own_requests/own_requests.h"
 
 static int host_map(struct extra *e)

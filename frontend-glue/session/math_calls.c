@@ -199,7 +199,8 @@ size_t ibx_math_bytes_of_type(int type)
     return type >= 0 && (size_t)type < sizeof(bytes) ? bytes[type] : 0;
 }
 
-size_t ibx_math_bytes_of_attribute(int type)
+/* cudnnBackendAttributeType_t: of an element; 0: it is not known here. */
+static size_t bytes_of_attribute(int type)
 {
     static const uint8_t bytes[] = {8, 4, 1, 8, 4, 8, 8, 4, 4, 4, 4,  4, 4, 4, 4, 8,
                                     4, 4, 4, 4, 4, 4, 4, 4, 1, 4, 16, 4, 4, 4, 4};
@@ -251,7 +252,7 @@ static size_t bytes_of_one(const struct ibx_math_argument *a, const union ibx_ma
     case IBX_MATH_FIVE_OF_TYPE:
         return 5 * ibx_math_bytes_of_type(values[a->n].i);
     case IBX_MATH_OF_ATTRIBUTE:
-        return ibx_math_bytes_of_attribute(values[a->n].i);
+        return bytes_of_attribute(values[a->n].i);
     case IBX_MATH_OF_COMPUTE:
     case IBX_MATH_OF_COMPUTE_LONG:
         return bytes_of_compute(values[a->n].i, array ? 0 : values[a->of].i);

@@ -122,8 +122,9 @@ enum ibx_math_library {
  *   SS              a scalar of cuDNN's in memory of the host, or NULL: 8 bytes, of which a float
  *                   has 4
  *   AV(t, k)        so many elements as argument k says, of 8 bytes, of the type of cuDNN's
- * attributes that argument t names, in memory of the host, or NULL; CV(t, k): that it changes V a
- * stream, in the body's last 8 bytes */
+ *                   attributes that argument t names, in memory of the host, or NULL; CV(t, k):
+ *                   that it changes
+ *   V               a stream, in the body's last 8 bytes */
 enum ibx_math_kind {
     IBX_MATH_INT,
     IBX_MATH_LONG,
@@ -265,8 +266,6 @@ bool ibx_math_has_scalars(const struct ibx_math_function *f);
 /* The bytes of a scalar, a result or an array, by the values of the other arguments; 0: of none, or
  * that is not known. */
 size_t ibx_math_bytes(const struct ibx_math_argument *a, const union ibx_math_value *values);
-/* cudnnBackendAttributeType_t: bytes of an element; 0: it is not known here. */
-size_t ibx_math_bytes_of_attribute(int type);
 /* cudaDataType: bytes of a value; 0: it has no whole ones, or is not known. */
 size_t ibx_math_bytes_of_type(int type);
 
