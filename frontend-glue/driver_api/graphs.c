@@ -233,9 +233,9 @@ static int take_kernel(struct kernel_taken *k, const struct kernel_parameters *p
     k->is.function = k->is.function ? k->is.function : p->kernel;
     if (!ibx_driver_is_packed(k->is.extra))
         return CUDA_SUCCESS;
-    const int rc = k->is.arguments || !k->is.function
-                       ? CUDA_INVALID_VALUE
-                       : ibx_driver_unpack(&k->unpacked, k->is.function, k->is.extra);
+    if (k->is.arguments || !k->is.function)
+        return CUDA_INVALID_VALUE;
+    const int rc = ibx_driver_unpack(&k->unpacked, k->is.function, k->is.extra);
     k->is.arguments = k->unpacked.all;
     k->is.extra = NULL;
     return rc;
