@@ -20,7 +20,7 @@ static bool allocated(struct copies *x, uint64_t address, uint64_t n, bool any)
         return false;
     if (type == IBX_CUDA_MEMORY_HOST) /* by unified addressing it is the device's, too */
         return n && ibx_host_maps_hold(x, address, n);
-    return type == IBX_CUDA_MEMORY_DEVICE && !managed && (any || ordinal == x->chosen_for) &&
+    return type == IBX_CUDA_MEMORY_DEVICE && !managed && (any || ordinal == x->device) &&
            (!n || (address - base < size && n <= size - (address - base) &&
                    ibx_isolation_allows_now(x, address, n) && !ibx_virtual_lacks(address, n)));
 }
