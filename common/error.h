@@ -4,7 +4,7 @@
  * state_machine.h, wire.h (encoding), properties.h (configuration files), file_check.h,
  * path_check.h and path_walk.h (who decides where a path leads), own_user.h, address.h, span.h
  * (memory to register), locked.h (the limit on locked memory), rights.h (capabilities),
- * control_groups.h, verbs_fork.h, quota.h, bits.h, stream_copy.h.
+ * control_groups.h, verbs_fork.h, quota.h, line_bound.h, bits.h, stream_copy.h.
  *
  * An error is one sentence for a person beside a negative errno for the program. Set-up calls take
  * a last `struct ibx_error *`, which may be NULL. The function that detects the error fills it,

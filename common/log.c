@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "common/error.h"
 #include "common/forked.h"
+#include "common/line_bound.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,16 +23,11 @@ static const char *const level_names[] = {"error", "warn", "info", "debug"};
 static _Atomic int current_level = -1;
 static _Atomic bool over_bar;
 static bool of_library;
-#define AT_ONCE  10u              /* times what comes in a second */
-#define TAKEN_MS 100              /* for whoever reads the lines, once */
-static _Atomic uint64_t untaken;  /* lines for which there was no room */
-static _Atomic uint64_t pause_ns; /* between lines; 0: as many as there are */
-/* Of errors and of warnings. */
-static struct bound {
-    _Atomic uint64_t due; /* when the next line would be, if none came early */
-    _Atomic uint64_t left_out;
-} own[IBX_LOG_WARN + 1];
-static struct bound *bounds = own; /* or in memory that several processes share */
+#define TAKEN_MS 100                                /* for whoever reads the lines, once */
+static _Atomic uint64_t untaken;                    /* lines for which there was no room */
+static _Atomic uint64_t pause_ns;                   /* between lines; 0: as many as there are */
+static struct ibx_line_bound own[IBX_LOG_WARN + 1]; /* of errors and of warnings */
+static struct ibx_line_bound *bounds = own;         /* or in memory that several processes share */
 static dev_t device; /* of standard error when the library was loaded; zeros: there was none */
 static ino_t inode;
 
@@ -111,25 +107,9 @@ void ibx_log_bound(unsigned a_second)
 
 void ibx_log_bound_together(void)
 {
-    struct bound *all = ibx_forked_map(sizeof(own));
+    struct ibx_line_bound *all = ibx_forked_map(sizeof(own));
     if (all)
         bounds = all;
-}
-
-/* Whether there is room for one more. A process that has gone wrong may have written a time that
- * never comes. */
-static bool take_room(struct bound *bound)
-{
-    const uint64_t pause = atomic_load(&pause_ns), now = ibx_now_ns(),
-                   early = AT_ONCE * 1000 * IBX_NS_PER_MS;
-    uint64_t next = atomic_load(&bound->due), then;
-    do {
-        const bool nonsense = next > now + early + IBX_NS_PER_MS * 1000 + pause;
-        if (next > now + early && !nonsense)
-            return false;
-        then = (next > now && !nonsense ? next : now) + pause;
-    } while (!atomic_compare_exchange_weak(&bound->due, &next, then));
-    return true;
 }
 
 /* A reader that takes nothing, as a stopped terminal or a log's daemon that hangs, must not stop
@@ -202,14 +182,13 @@ static void say_left_out(enum ibx_log_level level, uint64_t lines, const char *w
 /* Whether a line is one of too many. */
 static bool is_left_out(enum ibx_log_level level)
 {
-    if (level > IBX_LOG_WARN || !atomic_load(&pause_ns))
+    const uint64_t pause = atomic_load(&pause_ns);
+    uint64_t before;
+    if (level > IBX_LOG_WARN || !pause)
         return false;
-    struct bound *bound = &bounds[level];
-    if (!take_room(bound)) {
-        atomic_fetch_add(&bound->left_out, 1);
+    if (!ibx_line_bound_take(&bounds[level], pause, &before))
         return true;
-    }
-    say_left_out(level, atomic_exchange(&bound->left_out, 0), "there were too many");
+    say_left_out(level, before, "there were too many");
     return false;
 }
 

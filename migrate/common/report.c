@@ -3,15 +3,14 @@
 #include "migrate/common/common.h"
 
 #include "common/clock.h"
+#include "common/line_bound.h"
 
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 
 #define RATE_NS       (1000 * IBX_NS_PER_MS) /* over which rates are measured */
 #define SILENT_MIN_MS 1000
-#define NOTICE_NS     (100 * IBX_NS_PER_MS) /* each takes this long, of which many may be saved up */
-#define SAVED_NS      (100 * NOTICE_NS)
+#define NOTICE_NS     (100 * IBX_NS_PER_MS) /* ten a second */
 #define ROOMS         256u
 #define PRIME         65521u /* spreads addresses of strings */
 
@@ -47,39 +46,16 @@ void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrat
 
 /* Of each kind of line, by where its words are: a peer must not fill the log of this host, nor keep
  * other lines out of it. Two kinds in one place share it. */
-static struct room {
-    _Atomic uint64_t due, left_out;
-} rooms[ROOMS];
-
-static struct room *room_of(const char *format)
-{
-    return &rooms[(uintptr_t)format % PRIME % ROOMS];
-}
-
-static bool take_room(struct room *room)
-{
-    const uint64_t now = ibx_now_ns();
-    uint64_t next = atomic_load(&room->due), then;
-    do {
-        if (next > now + SAVED_NS)
-            return false;
-        then = (next > now ? next : now) + NOTICE_NS;
-    } while (!atomic_compare_exchange_weak(&room->due, &next, then));
-    return true;
-}
+static struct ibx_line_bound rooms[ROOMS];
 
 void ibx_migration_notify(const struct ibx_migrate_observer *observer, const char *format, ...)
 {
-    struct room *room = room_of(format);
     char line[IBX_ERROR_MAX + 128];
+    uint64_t before;
     va_list arguments;
-    if (!observer->notify)
+    if (!observer->notify ||
+        !ibx_line_bound_take(&rooms[(uintptr_t)format % PRIME % ROOMS], NOTICE_NS, &before))
         return;
-    if (!take_room(room)) {
-        atomic_fetch_add(&room->left_out, 1);
-        return;
-    }
-    const uint64_t before = atomic_exchange(&room->left_out, 0);
     if (before) {
         snprintf(line, sizeof(line),
                  "lines like the next one were left out, because there were too many: %llu",
