@@ -39,11 +39,11 @@ static int cannot_open(const char *what, const char *path, int code, struct ibx_
     return ibx_error_set(err, -code, "cannot open %s%s: %s", what, path, strerror(code));
 }
 
-int ibx_file_reopen(int found)
+int ibx_file_reopen(int found, int flags)
 {
     char again[40]; /* by the thread: the first one may have ended */
     snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
-    const int fd = open(again, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    const int fd = open(again, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     return fd >= 0 ? fd : errno == ENOENT ? -ENOSYS : -errno;
 }
 
@@ -57,7 +57,7 @@ int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *e
         return cannot_open(what, path, -found, err);
     int fd = ibx_file_check(found, kind, path, err);
     if (!fd) {
-        fd = ibx_file_reopen(found);
+        fd = ibx_file_reopen(found, O_RDONLY);
         if (fd == -ENOSYS)
             ibx_error_set(err, fd, "cannot open %s%s, for which /proc has to be mounted", what,
                           path);

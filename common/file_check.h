@@ -23,10 +23,10 @@ int ibx_file_check(int fd, enum ibx_file_kind kind, const char *name, struct ibx
  * own, such as /proc/PID/environ. What is not a regular file is not opened at all, since that alone
  * may do something: rewind a tape, arm a watchdog. */
 int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *err);
-/* What ibx_path_find() or open(2) with O_PATH has found, and the caller has looked at, opened for
- * reading, whatever its path leads to by now: the descriptor, or an error of open(2); -ENOSYS:
- * /proc is not mounted. */
-int ibx_file_reopen(int found);
+/* What ibx_path_find() or open(2) with O_PATH has found, and the caller has looked at, opened with
+ * `flags` (O_RDONLY, O_RDWR), whatever its path leads to by now: the descriptor, or an error of
+ * open(2); -ENOSYS: /proc is not mounted. */
+int ibx_file_reopen(int found, int flags);
 /* For a result that rename(2) is to put at `path`: 0 when nothing is there, or a regular file.
  * -EINVAL for anything else: root would replace /dev/null, or the link /dev/stdout. */
 int ibx_file_may_replace(const char *path, struct ibx_error *err);

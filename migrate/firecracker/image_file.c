@@ -230,7 +230,7 @@ static int open_looked_at(const char *path, uid_t peer, struct stat *st, struct 
     int rc = check_way(path, st, peer, err);
     if (!rc && (!S_ISREG(st->st_mode) || !st->st_size || st->st_size % IBX_SNAPSHOT_PAGE))
         rc = no_pages(path, st, err);
-    const int fd = rc ? rc : ibx_file_reopen(found);
+    const int fd = rc ? rc : ibx_file_reopen(found, O_RDONLY);
     close(found);
     return !rc && fd < 0 ? cannot_open(path, -fd, err) : fd;
 }

@@ -168,7 +168,7 @@ static int open_file(const char *path, size_t *size, struct ibx_error *err)
     int fd = found < 0 || fstat(found, &st) ? -errno : 0;
     const bool fits = !fd && S_ISREG(st.st_mode) && st.st_size <= most;
     if (fits)
-        fd = ibx_file_reopen(found);
+        fd = ibx_file_reopen(found, O_RDONLY);
     if (found >= 0)
         close(found);
     if (fd < 0)

@@ -2,6 +2,8 @@
 /* The files of guest RAM when QEMU has ended: found by what was noted while it lived. */
 #include "migrate/qemu/qemu_internal.h"
 
+#include "common/file_check.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -140,15 +142,14 @@ int ibx_guest_file_folder(const char *path, uint64_t dev, uint64_t ino, const ch
 static int open_file(struct ibx_guest_block *block, const struct ibx_guest_file *file,
                      const char *suffix, bool writable, struct ibx_error *err)
 {
-    char path[PATH_MAX], link[64];
+    char path[PATH_MAX];
     const uint64_t noted = block->page_size;
     int there = find(block, file, suffix, path, err);
     if (there < 0)
         return there;
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", there);
-    block->fd = open(link, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-    int rc = block->fd < 0 ? ibx_error_set(err, -errno, "the file %s of guest RAM %s: %s", path,
-                                           block->id, strerror(errno))
+    block->fd = ibx_file_reopen(there, writable ? O_RDWR : O_RDONLY);
+    int rc = block->fd < 0 ? ibx_error_set(err, block->fd, "the file %s of guest RAM %s: %s", path,
+                                           block->id, strerror(-block->fd))
                            : ibx_guest_file_page_size(block->fd, &block->page_size);
     close(there);
     if (!rc && block->page_size != noted)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/qemu/qemu.h"
 
+#include "common/file_check.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -53,15 +55,11 @@ int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context)
 int ibx_proc_open(const char *path, int flags,
                   bool (*fits)(const void *context, const struct stat *st), const void *context)
 {
-    char again[40]; /* by the thread: the first one may have ended */
     struct stat st;
     const int found = open(path, O_PATH | O_CLOEXEC);
     int fd = found < 0 || fstat(found, &st) ? -errno : fits(context, &st) ? 0 : -ESTALE;
-    if (!fd) {
-        snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
-        fd = open(again, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-        fd = fd < 0 ? -errno : fd;
-    }
+    if (!fd)
+        fd = ibx_file_reopen(found, flags);
     if (found >= 0)
         close(found);
     return fd;

@@ -11,6 +11,7 @@
 #include "migrate/snapshot/snapshot.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,7 +61,7 @@ static int file_open(const char *path, struct stat *st, struct ibx_error *err)
     if (!fd)
         rc = check_pages(path, st, err);
     if (!fd && !rc)
-        fd = ibx_file_reopen(found);
+        fd = ibx_file_reopen(found, O_RDONLY);
     if (found >= 0)
         close(found);
     return rc ? rc : fd < 0 ? ibx_error_set(err, fd, "%s: %s", path, strerror(-fd)) : fd;
