@@ -95,21 +95,12 @@ int ibx_journal_open_files(const struct ibx_record *record, struct ibx_guest_ram
 static int open_base_files(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err)
 {
-    char suffix[SUFFIX_BYTES], path[PATH_MAX];
+    char suffix[SUFFIX_BYTES];
     int rc = 0;
     suffix_of(record, suffix);
     ram->pid = 0;
-    for (unsigned i = 0; !rc && i < record->block_count; i++) {
-        struct ibx_guest_block *block = &ram->blocks[i];
-        rc = ibx_guest_file_find(block, &record->blocks[i].file, suffix, path, err);
-        block->fd = rc ? -1 : open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-        if (!rc && block->fd < 0)
-            rc = ibx_error_set(err, -errno, "the file %s of guest RAM %s: %s", path, block->id,
-                               strerror(errno));
-        if (!rc)
-            snprintf(block->path, sizeof(block->path), "%s", path);
-        block->shared = block->named = !rc;
-    }
+    for (unsigned i = 0; !rc && i < record->block_count; i++)
+        rc = ibx_guest_file_open(&ram->blocks[i], &record->blocks[i].file, suffix, true, err);
     return rc;
 }
 

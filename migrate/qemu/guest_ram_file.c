@@ -139,8 +139,8 @@ int ibx_guest_file_folder(const char *path, uint64_t dev, uint64_t ino, const ch
     return rc;
 }
 
-static int open_file(struct ibx_guest_block *block, const struct ibx_guest_file *file,
-                     const char *suffix, bool writable, struct ibx_error *err)
+int ibx_guest_file_open(struct ibx_guest_block *block, const struct ibx_guest_file *file,
+                        const char *suffix, bool writable, struct ibx_error *err)
 {
     char path[PATH_MAX];
     const uint64_t noted = block->page_size;
@@ -167,7 +167,7 @@ int ibx_guest_ram_open_files(struct ibx_guest_ram *ram, const struct ibx_guest_f
     int rc = 0;
     ram->pid = 0;
     for (size_t i = 0; !rc && i < ram->count; i++) {
-        rc = open_file(&ram->blocks[i], &files[i], suffix, writable, err);
+        rc = ibx_guest_file_open(&ram->blocks[i], &files[i], suffix, writable, err);
         if (!rc)
             ram->blocks[i].file = files[i].file;
     }

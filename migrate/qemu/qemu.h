@@ -231,6 +231,10 @@ void ibx_guest_file_describe(pid_t pid, const struct ibx_guest_block *block,
  * is no such file; -ESTALE: another one, or of another owner or mode. */
 int ibx_guest_file_find(const struct ibx_guest_block *block, const struct ibx_guest_file *file,
                         const char *suffix, char path[PATH_MAX], struct ibx_error *err);
+/* Opens that file, whatever has its name by now, and sets the block's path. -ESTALE also of another
+ * page size. */
+int ibx_guest_file_open(struct ibx_guest_block *block, const struct ibx_guest_file *file,
+                        const char *suffix, bool writable, struct ibx_error *err);
 /* The folder of `path`, by O_PATH, in which `*base` is that file and no link to it: whoever may
  * rename folders of the path cannot have another file removed or renamed. -ESTALE: it is not. */
 int ibx_guest_file_folder(const char *path, uint64_t dev, uint64_t ino, const char **base);

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The memory of a VM that has returned gets the name that QEMU tells: of a file that QEMU's user
- * could replace by itself, and of nothing else. */
+ * could replace by itself, and of nothing else. And what that user puts in the place of the memory
+ * is not taken for it. */
 #include "migrate/journal/journal.h"
 #include "migrate/qemu/qemu_internal.h"
 #include "tests/scenes/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,6 +17,7 @@
 
 #define QEMU  4711u
 #define BYTES 4096
+#define TIMES 2000 /* opened by a name that was looked at before, some are the other file */
 
 static char folder[32], base[64], names[IBX_GUEST_BLOCKS_MAX][IBX_GUEST_FILE_PATH];
 static struct ibx_record record;
@@ -141,12 +145,49 @@ static void test_a_file_with_two_names(NO_STATE)
     assert_int_equal(rename_to("own"), -EPERM);
 }
 
+static atomic_bool over;
+
+/* As QEMU's user may while the memory is looked for. */
+static void *exchanges(void *with)
+{
+    while (!atomic_load(&over))
+        renameat2(AT_FDCWD, base, AT_FDCWD, with, RENAME_EXCHANGE);
+    return NULL;
+}
+
+static void test_another_file_in_its_place(NO_STATE)
+{
+    char with[64];
+    struct stat st;
+    pthread_t thread;
+    unsigned opened = 0;
+    needs_root();
+    snprintf(with, sizeof(with), "%s/own", folder);
+    make(with, QEMU);
+    record.pid_started = 1; /* its QEMU has ended */
+    atomic_store(&over, false);
+    assert_int_equal(pthread_create(&thread, NULL, exchanges, with), 0);
+    while (opened < TIMES) {
+        struct ibx_guest_ram ram;
+        const int rc = ibx_journal_open_base(&record, &ram, NULL);
+        if (!rc) {
+            assert_int_equal(fstat(ram.blocks[0].fd, &st), 0);
+            assert_int_equal(st.st_ino, record.blocks[0].ino);
+            opened++;
+        }
+        ibx_guest_ram_fini(&ram);
+    }
+    atomic_store(&over, true);
+    pthread_join(thread, NULL);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_file_of_its_own, begin, end),
         cmocka_unit_test_setup_teardown(test_files_of_others, begin, end),
         cmocka_unit_test_setup_teardown(test_a_link_to_a_file_of_its_own, begin, end),
-        cmocka_unit_test_setup_teardown(test_a_file_with_two_names, begin, end)};
+        cmocka_unit_test_setup_teardown(test_a_file_with_two_names, begin, end),
+        cmocka_unit_test_setup_teardown(test_another_file_in_its_place, begin, end)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
