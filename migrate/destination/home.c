@@ -33,14 +33,12 @@ static bool is_home(const struct destination *d)
  * take it, whatever the borrower says. What a QEMU has taken that ended before is as it was. */
 static int check_return(const struct ibx_record *before, struct ibx_error *err)
 {
-    if (before->state == IBX_JOURNAL_GIVEN_UP)
-        return 0;
-    if (before->state != IBX_JOURNAL_NOT_YET && before->state != IBX_JOURNAL_MAY_RUN)
+    if (ibx_journal_ran_here(before))
         return ibx_error_set(err, -EALREADY,
                              "the VM has returned already, into QEMU (process %d): its memory is "
                              "not what it left any more",
                              (int)before->pid);
-    if (!ibx_journal_qemu_lives(before))
+    if (before->state == IBX_JOURNAL_GIVEN_UP || !ibx_journal_qemu_lives(before))
         return 0;
     return ibx_error_set(err, -EBUSY,
                          "QEMU (process %d) has it, for a return that is not over: end that QEMU, "

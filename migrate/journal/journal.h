@@ -201,6 +201,12 @@ static inline bool ibx_journal_returns(const struct ibx_record *record)
     static const uint8_t none[IBX_MIGRATE_ID_BYTES];
     return memcmp(record->base, none, sizeof(none)) != 0;
 }
+/* Destination: the VM runs here by it, or did. */
+static inline bool ibx_journal_ran_here(const struct ibx_record *record)
+{
+    return !record->source && record->state != IBX_JOURNAL_NOT_YET &&
+           record->state != IBX_JOURNAL_MAY_RUN && record->state != IBX_JOURNAL_GIVEN_UP;
+}
 /* Deletes it and the files beside it; the caller holds its lock. */
 int ibx_journal_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err);
 
@@ -287,7 +293,6 @@ static inline bool ibx_journal_has_returned(const struct ibx_record *record)
 {
     return record->borrow && !strcmp(record->vm_status, IBX_JOURNAL_RETURNED);
 }
-/* Whether QEMU's status at the destination is known, and is not that the VM runs. */
 /* Source: the VM ran at the destination, which has said that its QEMU has ended. */
 #define IBX_JOURNAL_QEMU_ENDED "ended" /* vm_status */
 static inline bool ibx_journal_lost_there(const struct ibx_record *record)
@@ -309,6 +314,7 @@ static inline const char *ibx_journal_restarts_if(const struct ibx_record *recor
                ? ", if it had all of its pages there, else start it from its disk"
                : "";
 }
+/* Whether QEMU's status at the destination is known, and is not that the VM runs. */
 static inline bool ibx_journal_stands(const struct ibx_record *record)
 {
     return record->vm_status[0] && strcmp(record->vm_status, "running") != 0;

@@ -19,32 +19,33 @@ static bool is_away(const struct ibx_record *record)
     return record->source && record->borrow && !ibx_journal_over(record);
 }
 
+/* All records, as they were when this began: what is over then stays so. */
+struct listed {
+    struct ibx_record *records;
+    size_t count;
+};
+
 /* Whether a VM has returned by it, of which the record of its borrowing says that it is away: that
  * one's borrower could have it return once more, into the memory of a VM that runs. */
-static bool keeps_from_returning(const char *folder, const struct ibx_record *record)
+static bool keeps_from_returning(const struct listed *all, const struct ibx_record *record)
 {
-    struct ibx_record *all;
-    size_t count;
     bool keeps = false;
-    if (record->source || !ibx_journal_returns(record) || record->state == IBX_JOURNAL_NOT_YET ||
-        record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_GIVEN_UP)
+    if (!ibx_journal_returns(record) || !ibx_journal_ran_here(record))
         return false;
-    if (ibx_journal_list(folder, &all, &count, NULL))
-        return true;
-    for (size_t i = 0; i < count; i++)
-        keeps |= is_away(&all[i]) && !memcmp(all[i].id, record->base, sizeof(record->base));
-    free(all);
+    for (size_t i = 0; i < all->count; i++)
+        keeps |= is_away(&all->records[i]) &&
+                 !memcmp(all->records[i].id, record->base, sizeof(record->base));
     return keeps;
 }
 
 /* Why it stays; NULL: it may go. */
-static const char *needed(const char *folder, const struct ibx_record *record, bool unfinished)
+static const char *needed(const struct listed *all, const struct ibx_record *record,
+                          bool unfinished)
 {
     char path[PATH_MAX];
-    if (keeps_from_returning(folder, record))
+    if (keeps_from_returning(all, record))
         return "the VM returned by this migration, and the one by which it was borrowed is not "
-               "over: "
-               "end that one first (ib-migrate recover, or prune --unfinished)";
+               "over: end that one first (ib-migrate recover, or prune --unfinished)";
     const bool gone = ibx_journal_qemu_gone(record);
     if (!ibx_journal_over(record) && !unfinished)
         return "it is not over";
@@ -102,15 +103,15 @@ static bool too_young(const struct ibx_journal_prune *which, const struct ibx_re
 /* Under its lock, which no tool then has. Reads it again: a tool may have changed it since it was
  * listed. Returns why it stays; NULL: it was deleted. */
 static const char *remove_one(const char *folder, const struct ibx_journal_prune *which,
-                              struct ibx_record *record, const struct newer *newer,
-                              struct ibx_error *err)
+                              const struct listed *all, struct ibx_record *record,
+                              const struct newer *newer, struct ibx_error *err)
 {
     char lock[PATH_MAX];
     int lock_fd;
     if (ibx_journal_lock(folder, record, &lock_fd, err))
         return err->message;
     int rc = ibx_journal_reload(folder, record, err);
-    const char *why = rc ? NULL : needed(folder, record, which->unfinished);
+    const char *why = rc ? NULL : needed(all, record, which->unfinished);
     if (!rc && !why && too_young(which, record, newer))
         why = "it has just been written";
     if (rc == -ENOENT) { /* another process was faster, and the lock's file is new */
@@ -129,28 +130,27 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err)
 {
-    struct ibx_record *records;
+    struct listed all;
     struct newer newer = {0};
-    size_t count;
-    int rc = ibx_journal_list(folder, &records, &count, err);
+    int rc = ibx_journal_list(folder, &all.records, &all.count, err);
     if (rc)
         return rc;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < all.count; i++) {
+        struct ibx_record *record = &all.records[i];
         struct ibx_error silent = {0};
-        newer.over += ibx_journal_over(&records[i]);
-        newer.failed += has_failed(&records[i]);
-        if (ibx_journal_over(&records[i])) /* of a tool that was killed right after it wrote that */
-            ibx_journal_forget_notes(&records[i]);
-        if ((which->qmp && strcmp(which->qmp, records[i].qmp)) ||
-            too_young(which, &records[i], &newer))
+        newer.over += ibx_journal_over(record);
+        newer.failed += has_failed(record);
+        if (ibx_journal_over(record)) /* of a tool that was killed right after it wrote that */
+            ibx_journal_forget_notes(record);
+        if ((which->qmp && strcmp(which->qmp, record->qmp)) || too_young(which, record, &newer))
             continue;
-        const char *why = needed(folder, &records[i], which->unfinished);
+        const char *why = needed(&all, record, which->unfinished);
         if (!why)
-            why = remove_one(folder, which, &records[i], &newer, &silent);
+            why = remove_one(folder, which, &all, record, &newer, &silent);
         if (which->each)
-            which->each(which->context, &records[i], why);
+            which->each(which->context, record, why);
     }
-    free(records);
+    free(all.records);
     return 0;
 }
 
