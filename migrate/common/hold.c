@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define HOLD_NAME  "ibx-hold"                 /* of the copy that QEMU keeps for us */
@@ -123,11 +122,7 @@ int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)
     const int remote = name ? find(pid, name) : -ENOENT;
     if (remote == -ENOENT)
         return -ENOENT;
-    int process = remote < 0 ? -1 : (int)syscall(SYS_pidfd_open, pid, 0);
-    int taken = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, remote, 0);
-    const int code = remote < 0 ? -remote : errno;
-    if (process >= 0)
-        close(process);
+    const int taken = remote < 0 ? remote : ibx_proc_take(pid, remote);
     if (taken >= 0 && ibx_hold_name(taken) == name) {
         *fd = taken;
         return 0;
@@ -136,11 +131,11 @@ int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)
         close(taken);
         return -ENOENT;
     }
-    return ibx_error_set(err, -code,
+    return ibx_error_set(err, taken,
                          "QEMU (process %d) holds its migration open, and the descriptor for that "
                          "cannot be taken from it: %s; run this tool as root or with "
                          "CAP_SYS_PTRACE",
-                         (int)pid, strerror(code));
+                         (int)pid, strerror(-taken));
 }
 
 int ibx_hold_say_shut(int fd, struct ibx_error *err)

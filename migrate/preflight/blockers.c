@@ -12,9 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/vfs.h>
-#include <unistd.h>
 
 #define TEXT_MAX 256 /* bytes of QEMU's message in a blocker */
 
@@ -315,23 +313,17 @@ static int check_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
 void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     /* pidfd_getfd checks the right to trace before it looks at the descriptor. */
-    int process = (int)syscall(SYS_pidfd_open, ram->pid, 0);
-    int copy = process >= 0 ? (int)syscall(SYS_pidfd_getfd, process, INT_MAX, 0) : -1;
-    int code = errno;
-    if (copy >= 0)
-        close(copy);
-    if (process >= 0)
-        close(process);
-    if (code == EPERM || code == EACCES)
+    const int rc = ibx_proc_take(ram->pid, INT_MAX);
+    if (rc == -EPERM || rc == -EACCES)
         ibx_blockers_add(blockers,
                          "this tool may not trace QEMU (process %d): run it as root or with "
                          "CAP_SYS_PTRACE, or set sysctl kernel.yama.ptrace_scope=0 and run it "
                          "as QEMU's user (where that is 3, nobody may until the host restarts "
                          "with less)",
                          (int)ram->pid);
-    else if (code == ENOSYS)
+    else if (rc == -ENOSYS)
         ibx_blockers_add(blockers, "this kernel has no pidfd_getfd: Linux 5.6 or later is needed");
-    else if (code == ESRCH)
+    else if (rc == -ESRCH)
         ibx_blockers_add(blockers, "QEMU (process %d) has ended", (int)ram->pid);
     struct ibx_error why;
     if (ibx_uffd_possible(ram->pid, NULL, &why))

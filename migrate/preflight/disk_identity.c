@@ -22,7 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -181,9 +180,8 @@ static bool is_as_found(const void *context, const struct stat *st)
 static int open_for_reading(pid_t pid, const struct found *found)
 {
     char own[32];
-    const int process = (int)syscall(SYS_pidfd_open, pid, 0);
-    const int taken = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, found->number, 0);
-    const bool refused = taken < 0 && errno == EPERM && geteuid();
+    const int taken = ibx_proc_take(pid, found->number);
+    const bool refused = taken == -EPERM && geteuid();
     const int flags = taken < 0 ? -1 : fcntl(taken, F_GETFL);
     const bool readable = flags >= 0 && !(flags & O_PATH) && (flags & O_ACCMODE) != O_WRONLY;
     snprintf(own, sizeof(own), "/proc/thread-self/fd/%d", taken);
@@ -192,8 +190,6 @@ static int open_for_reading(pid_t pid, const struct found *found)
                        : -EACCES;
     if (taken >= 0)
         close(taken);
-    if (process >= 0)
-        close(process);
     return fd;
 }
 

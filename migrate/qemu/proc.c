@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
@@ -50,6 +51,17 @@ int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context)
     }
     closedir(dir);
     return found < 0 && hidden ? hidden : found;
+}
+
+int ibx_proc_take(pid_t pid, int number)
+{
+    const int process = (int)syscall(SYS_pidfd_open, pid, 0);
+    int taken = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, number, 0);
+    if (taken < 0)
+        taken = -errno;
+    if (process >= 0)
+        close(process);
+    return taken;
 }
 
 int ibx_proc_open(const char *path, int flags,

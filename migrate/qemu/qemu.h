@@ -383,6 +383,9 @@ typedef bool ibx_proc_look(void *context, int number, const char *path);
  * none among those that may be looked at, or /proc does not show the process; -ESRCH: there is no
  * such process. */
 int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context);
+/* A duplicate of descriptor `number` of the process (pidfd_getfd), close-on-exec, or an error:
+ * -EPERM: this process may not trace it; -EBADF: it has none; -ESRCH: it has ended. */
+int ibx_proc_take(pid_t pid, int number);
 /* Opens that file to which `path` leads at one moment, if `fits` says that it is the right one:
  * whatever a process puts in its place is not opened, which alone may do something (arm a
  * watchdog). A descriptor; -ESTALE: it does not fit; or an error of open(2). */

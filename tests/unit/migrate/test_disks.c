@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 static void a_mount_has_its_source_and_path(NO_STATE)
@@ -57,14 +56,10 @@ static void a_file_is_found_as_a_process_has_it(NO_STATE)
 /* Not where a container forbids it: nothing is taken from a QEMU there either. */
 static bool can_take(void)
 {
-    const int process = (int)syscall(SYS_pidfd_open, getpid(), 0);
-    const int taken = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, process, 0);
-    const bool can = taken >= 0;
-    if (process >= 0)
-        close(process);
-    if (can)
+    const int taken = ibx_proc_take(getpid(), STDERR_FILENO);
+    if (taken >= 0)
         close(taken);
-    return can;
+    return taken >= 0;
 }
 
 /* A process can have any file in its table, by O_PATH: it has not opened that, and may not be
