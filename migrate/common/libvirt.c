@@ -99,12 +99,19 @@ void ibx_gate_init(struct ibx_gate *gate, const char *path)
     ibx_state_begin(&gate->state, &gate_table, IBX_GATE_CLOSED);
 }
 
+/* Nothing else that has its name. */
+static void remove_socket(int folder, const char *name)
+{
+    struct stat st;
+    if (!fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) && S_ISSOCK(st.st_mode))
+        unlinkat(folder, name, 0);
+}
+
 /* A socket that a tool left behind when it was killed is removed; one at which somebody listens is
  * not, nor anything else. */
 static int make_way(const char *path, int folder, const struct sockaddr_un *address,
                     struct ibx_error *err)
 {
-    struct stat st;
     int fd = -1, rc = connect_to(address, &fd);
     if (!rc)
         close(fd);
@@ -113,9 +120,8 @@ static int make_way(const char *path, int folder, const struct sockaddr_un *addr
                              "another process listens at %s: end it (ib-migrate status lists those "
                              "that wait), or use another path",
                              path);
-    if (rc == -ECONNREFUSED && !fstatat(folder, name_of(path), &st, AT_SYMLINK_NOFOLLOW) &&
-        S_ISSOCK(st.st_mode))
-        unlinkat(folder, name_of(path), 0);
+    if (rc == -ECONNREFUSED)
+        remove_socket(folder, name_of(path));
     return 0;
 }
 
@@ -191,14 +197,14 @@ static int appear(struct ibx_gate *gate, pid_t qemu)
     const char *name = name_of(early.sun_path);
     if (rc)
         return rc;
-    unlinkat(gate->folder, name, 0); /* of a process that was killed here, and had this number */
+    remove_socket(gate->folder, name); /* of a killed process that had this number */
     rc = listen_at(gate, &early);
     if (!rc)
         give_to(gate, name, qemu);
     if (!rc)
         rc = name_it(gate, name);
     if (rc)
-        unlinkat(gate->folder, name, 0);
+        remove_socket(gate->folder, name);
     return rc;
 }
 
@@ -281,7 +287,7 @@ int ibx_gate_take(struct ibx_gate *gate, pid_t qemu, int *stream, struct ibx_err
 }
 
 /* Only what this gate has made: whoever may write to the folder may have put something there. */
-static void remove_socket(const struct ibx_gate *gate)
+static void remove_own(const struct ibx_gate *gate)
 {
     struct stat st;
     if (gate->ino && !fstatat(gate->folder, name_of(gate->path), &st, AT_SYMLINK_NOFOLLOW) &&
@@ -295,7 +301,7 @@ void ibx_gate_close(struct ibx_gate *gate)
         return;
     if (gate->listener >= 0) {
         close(gate->listener);
-        remove_socket(gate);
+        remove_own(gate);
     }
     if (gate->place >= 0)
         close(gate->place);

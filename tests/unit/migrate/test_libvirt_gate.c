@@ -72,6 +72,7 @@ static void test_what_is_there_stays(NO_STATE)
 {
     struct ibx_gate other;
     struct stat st;
+    char early[64];
     close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     refused(-EEXIST, "is nothing that this ib-migrate may replace: remove it, or use another path");
     assert_int_equal(stat(path, &st), 0);
@@ -81,6 +82,10 @@ static void test_what_is_there_stays(NO_STATE)
     refused(-EADDRINUSE, "another process listens");
     assert_int_equal(try_to_connect(), -EAGAIN);
     ibx_gate_close(&other);
+    snprintf(early, sizeof(early), "%s/.ibx-%d", folder, (int)getpid());
+    close(open(early, O_CREAT | O_WRONLY | O_CLOEXEC, 0600)); /* where the socket is at first */
+    refused(-EADDRINUSE, "no socket at");
+    assert_int_equal(unlink(early), 0);
     assert_int_equal(rmdir(folder), 0); /* and nothing else is left */
     assert_int_equal(mkdir(folder, 0700), 0);
 }
