@@ -25,15 +25,23 @@ static bool make_small(const char *size)
     return false;
 }
 
+#define FOLDER 200
+
+/* Serves what was frozen, for a cache that is to be in this folder, of a tmpfs of that size. */
+static void serve_into_small(const char *size, char folder[FOLDER])
+{
+    freeze();
+    if (!make_small(size))
+        skip();
+    snprintf(folder, FOLDER, "%s/cache", small);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+}
+
 /* Its tmpfs is full: it says so, tries with pauses, and goes on when there is room. */
 static void test_no_room_for_a_cache(void)
 {
-    char folder[180];
-    freeze();
-    if (!make_small("4m"))
-        skip();
-    snprintf(folder, sizeof(folder), "%s/cache", small);
-    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    char folder[FOLDER];
+    serve_into_small("4m", folder);
     SERVE(&filler, folder, "--cache", server.uri);
     mover_must_print(&filler, "all of this snapshot may come to need");
     const uint64_t began = ibx_now_ns(), until = vm_soon();
@@ -88,12 +96,8 @@ static void make_zeros_pages(const char *folder)
  */
 static void test_no_room_beside_pages_of_zeros(void)
 {
-    char folder[180];
-    freeze();
-    if (!make_small("4m"))
-        skip();
-    snprintf(folder, sizeof(folder), "%s/cache", small);
-    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    char folder[FOLDER];
+    serve_into_small("4m", folder);
     SERVE(&filler, folder, "--cache", server.uri);
     mover_await_words(&filler, "make room");
     mover_kill(&filler, SIGKILL);
@@ -138,7 +142,7 @@ static uint64_t zeros_beside_data(const char *folder)
 /* Pages of zeros that a child looks at take no room in the snapshot, where there may be none. */
 static void test_no_room_for_zeros(void)
 {
-    char command[400], folder[200];
+    char command[400], folder[FOLDER];
     freeze();
     if (!make_small("256m"))
         skip();
@@ -167,16 +171,10 @@ static size_t record_of(const char *folder, const struct vm *child, char *text, 
     return length;
 }
 
-#define FOLDER 200
-
 /* A child of a cache in a small file system, which gets what is asked for. */
 static void clone_on_demand(char folder[FOLDER])
 {
-    freeze();
-    if (!make_small("256m"))
-        skip();
-    snprintf(folder, FOLDER, "%s/cache", small);
-    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    serve_into_small("256m", folder);
     SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
     child_start(&children[0], (const char *[]){"-S", NULL});
     MOVER_RUN(0, "clone", folder, "--qmp", children[0].tool);
@@ -244,13 +242,9 @@ static void test_no_memory_for_zeros_in_a_cache(void)
 /* Likewise of a child that is made meanwhile: before it runs, it is refused. */
 static void whole_without_room(bool filled)
 {
-    char folder[200];
+    char folder[FOLDER];
     struct mover tool;
-    freeze();
-    if (!make_small("256m"))
-        skip();
-    snprintf(folder, sizeof(folder), "%s/cache", small);
-    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    serve_into_small("256m", folder);
     SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
     child_start(&children[0], (const char *[]){"-S", NULL});
     mover_stop_next("clone:mapped");
