@@ -3,11 +3,9 @@
 // Modules of variables alone, calls of threads that have no context, arguments of kernels that lie
 // one behind the other.
 #include "tests/gvirtus/application_driver.h"
-
-#include <elf.h>
+#include "tests/gvirtus/cubin.h"
 
 #include <atomic>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,53 +19,15 @@ enum class Addresses { none, some }; // that the driver would write into it
 // A cubin with variables alone: "zeros" of 300 bytes, "begun" of those of `text`.
 std::vector<char> variables_cubin(Addresses addresses)
 {
-    const char names[] = "\0.nv.global\0.nv.global.init\0.names\0.rela";
-    const char texts[] = "\0zeros\0begun";
-    Elf64_Ehdr head = {};
-    Elf64_Shdr sections[7] = {};
-    Elf64_Sym symbols[3] = {};
-    std::memcpy(head.e_ident, ELFMAG, SELFMAG);
-    head.e_ident[EI_CLASS] = ELFCLASS64;
-    head.e_ident[EI_ABIVERSION] = 8;
-    head.e_flags = 90 << 8;
-    head.e_shoff = sizeof(head);
-    head.e_shentsize = sizeof(Elf64_Shdr);
-    head.e_shnum = 7;
-    head.e_shstrndx = 4;
-    std::size_t at = sizeof(head) + sizeof(sections);
-    const auto section = [&](unsigned i, unsigned name, unsigned type, std::size_t bytes) {
-        sections[i].sh_name = name;
-        sections[i].sh_type = type;
-        sections[i].sh_offset = at;
-        sections[i].sh_size = bytes;
-        at += type == SHT_NOBITS ? 0 : bytes;
-    };
-    section(3, 0, SHT_SYMTAB, sizeof(symbols));
-    section(1, 1, SHT_NOBITS, 512);
-    section(2, 12, SHT_PROGBITS, 10 + text.size());
-    section(4, 28, SHT_STRTAB, sizeof(names));
-    section(5, 28, SHT_STRTAB, sizeof(texts));
-    section(6, 35, SHT_RELA, addresses == Addresses::some ? 24 : 0);
-    sections[3].sh_link = 5;
-    sections[6].sh_info = 2;
-    symbols[1].st_name = 1, symbols[1].st_shndx = 1, symbols[1].st_size = 300;
-    symbols[2].st_name = 7, symbols[2].st_shndx = 2, symbols[2].st_size = text.size();
-    symbols[2].st_value = 10;
-    symbols[1].st_info = symbols[2].st_info = ELF64_ST_INFO(STB_GLOBAL, STT_OBJECT);
-    std::vector<char> image;
-    const auto add = [&](const void *bytes, std::size_t count) {
-        const char *from = static_cast<const char *>(bytes);
-        image.insert(image.end(), from, from + count);
-    };
-    add(&head, sizeof(head));
-    add(sections, sizeof(sections));
-    add(symbols, sizeof(symbols));
-    add(std::string(10, 'x').data(), 10);
-    add(text.data(), text.size());
-    add(names, sizeof(names));
-    add(texts, sizeof(texts));
-    add(std::string(24, '\0').data(), 24);
-    return image;
+    Cubin cubin;
+    const Elf64_Section zeros = cubin.section(".nv.global", SHT_NOBITS, std::string(512, '\0')),
+                        begun = cubin.section(".nv.global.init", SHT_PROGBITS,
+                                              std::string(10, 'x') + text);
+    cubin.section(".rela", SHT_RELA, std::string(addresses == Addresses::some ? 24 : 0, '\0'),
+                  begun);
+    cubin.symbol("zeros", STT_OBJECT, zeros, 300);
+    cubin.symbol("begun", STT_OBJECT, begun, text.size(), 10);
+    return cubin.image();
 }
 
 bool bytes_at(Address address, const std::string &bytes)

@@ -2,11 +2,11 @@
 //
 // Libraries of kernels that the program loads.
 #include "tests/gvirtus/application.h"
+#include "tests/gvirtus/cubin.h"
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <elf.h>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -15,56 +15,14 @@
 // Of the kernel that the double has, of another one, of a function, and of a variable.
 std::vector<char> library_cubin()
 {
-    const char names[] = "\0.text\0.nv.global\0.names";
-    const char texts[] = "\0" STUB_LIBRARY_KERNEL "\0other\0function\0v1.16.8";
-    Elf64_Ehdr head = {};
-    Elf64_Shdr sections[6] = {};
-    Elf64_Sym symbols[5] = {};
-    std::memcpy(head.e_ident, ELFMAG, SELFMAG);
-    head.e_ident[EI_CLASS] = ELFCLASS64;
-    head.e_ident[EI_ABIVERSION] = 8;
-    head.e_flags = 90 << 8;
-    head.e_shoff = sizeof(head);
-    head.e_shentsize = sizeof(Elf64_Shdr);
-    head.e_shnum = 6;
-    head.e_shstrndx = 4;
-    const std::size_t at = sizeof(head) + sizeof(sections);
-    const auto symbol = [&](unsigned i, unsigned name, unsigned char type, unsigned char other,
-                            Elf64_Section section) {
-        symbols[i].st_name = name;
-        symbols[i].st_info = ELF64_ST_INFO(STB_GLOBAL, type);
-        symbols[i].st_other = other;
-        symbols[i].st_shndx = section;
-        symbols[i].st_size = 8;
-    };
-    symbol(1, 1, STT_FUNC, 0x10, 1);
-    symbol(2, 16, STT_FUNC, 0x10, 1);
-    symbol(3, 22, STT_FUNC, 0, 1);
-    symbol(4, 31, STT_OBJECT, 0, 2);
-    const auto section = [&](unsigned i, unsigned name, unsigned type, std::size_t from,
-                             std::size_t bytes, unsigned link) {
-        sections[i].sh_name = name;
-        sections[i].sh_type = type;
-        sections[i].sh_offset = from;
-        sections[i].sh_size = bytes;
-        sections[i].sh_link = link;
-    };
-    section(1, 1, SHT_PROGBITS, at, 8, 0);
-    section(2, 7, SHT_NOBITS, 1u << 30, 8, 0);
-    section(3, 0, SHT_SYMTAB, at, sizeof(symbols), 5);
-    section(4, 18, SHT_STRTAB, at + sizeof(symbols), sizeof(names), 0);
-    section(5, 18, SHT_STRTAB, at + sizeof(symbols) + sizeof(names), sizeof(texts), 0);
-    std::vector<char> image;
-    const auto add = [&](const void *bytes, std::size_t count) {
-        const char *from = static_cast<const char *>(bytes);
-        image.insert(image.end(), from, from + count);
-    };
-    add(&head, sizeof(head));
-    add(sections, sizeof(sections));
-    add(symbols, sizeof(symbols));
-    add(names, sizeof(names));
-    add(texts, sizeof(texts));
-    return image;
+    Cubin cubin;
+    const Elf64_Section code = cubin.section(".text", SHT_PROGBITS, std::string(8, '\0')),
+                        zeros = cubin.section(".nv.global", SHT_NOBITS, std::string(8, '\0'));
+    cubin.symbol(STUB_LIBRARY_KERNEL, STT_FUNC, code, 8, 0, Cubin::entry);
+    cubin.symbol("other", STT_FUNC, code, 8, 0, Cubin::entry);
+    cubin.symbol("function", STT_FUNC, code, 8);
+    cubin.symbol("v1.16.8", STT_OBJECT, zeros, 8);
+    return cubin.image();
 }
 
 namespace
