@@ -3,9 +3,7 @@
 // Requests for functions of cuBLAS and others by a client that says what is not so. Their doubles
 // look into each handle, and into scalars where the pointer mode says that these are the host's: a
 // made-up address that got there would end the back end.
-#include "tests/gvirtus/gpu_calls_clients.h"
-
-#include "frontend-glue/session/math_calls.h"
+#include "tests/gvirtus/gpu_calls_math.h"
 
 #include <algorithm>
 
@@ -13,23 +11,6 @@ namespace
 {
 
 constexpr int NOT_INITIALIZED = 1, INVALID_VALUE = 7; // of cuBLAS
-
-// The beginning of a body. `mode`: what it says of the pointer mode.
-Body function(unsigned number, std::uint64_t handle, unsigned mode = 0)
-{
-    Body body;
-    body.u64(handle);
-    body.bytes.push_back(static_cast<char>(number));
-    body.bytes.push_back(static_cast<char>(number >> 8));
-    body.bytes.push_back(static_cast<char>(mode));
-    return body;
-}
-
-Body byte(Body body, unsigned value)
-{
-    body.bytes.push_back(static_cast<char>(value));
-    return body;
-}
 
 std::uint64_t blas(Remote &remote)
 {
@@ -46,12 +27,6 @@ Body axpy(std::uint64_t handle, std::uint64_t x, unsigned mode = 0, std::uint64_
         return body.u64(alpha);
     body = byte(body, 1);
     return body.i32(0x40000000); // 2.0
-}
-
-float at(Remote &remote, std::uint64_t device)
-{
-    float value = 0;
-    return remote.peek(device, &value, sizeof(value)) ? value : -1;
 }
 
 bool malformed()

@@ -530,6 +530,7 @@ int main(int argc, char **argv)
     check("what one uses and another gives back", used_and_given_back);
     check("... or by a handler of GVirtuS's", given_back_by_a_handler);
     check_calls_math();
+    check_calls_dnn();
     check_calls_apart();
     check_calls_mapped();
     check_calls_beside();
