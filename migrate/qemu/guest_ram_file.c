@@ -147,6 +147,8 @@ int ibx_guest_file_open(struct ibx_guest_block *block, const struct ibx_guest_fi
     int there = find(block, file, suffix, path, err);
     if (there < 0)
         return there;
+    if (block->fd >= 0) /* of an attempt that failed with another one */
+        close(block->fd);
     block->fd = ibx_file_reopen(there, writable ? O_RDWR : O_RDONLY);
     int rc = block->fd < 0 ? ibx_error_set(err, block->fd, "the file %s of guest RAM %s: %s", path,
                                            block->id, strerror(-block->fd))
