@@ -5,6 +5,8 @@
  * one piece. No end ever takes wrong bytes for right ones, and nothing that is recorded has a
  * payload in it.
  */
+#include "tests/scenes/must.h"
+
 #include "common/clock.h"
 #include "transport/transport.h"
 
@@ -37,15 +39,6 @@
 
 int __real_connect(int fd, const struct sockaddr *address, socklen_t length);
 int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length);
-
-/* In any thread. */
-#define MUST(condition)                                                                            \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);              \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
 
 /* ------------------------------------------------------------------------- the relay */
 

@@ -7,6 +7,7 @@
 #define IBX_TESTS_SCENES_PROVIDER_END_H
 
 #include "transport/core/provider.h"
+#include "tests/scenes/must.h"
 #include "tests/scenes/patience.h"
 
 #include <errno.h>
@@ -16,15 +17,6 @@
 
 #define NOTES_MAX       512u
 #define END_PATIENCE_MS patience_ms(20000) /* for what a healthy connection does at once */
-
-#define MUST(condition)                                                                            \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: not true: %s (%s)\n", __FILE__, __LINE__, #condition,          \
-                    strerror(errno));                                                              \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
 
 enum note_kind { NOTE_CHUNK, NOTE_MESSAGE, NOTE_SEND, NOTE_LOST };
 

@@ -111,6 +111,23 @@ void ends_encrypt_and_connect(struct end *server, struct end *client)
     ends_connect(server, client);
 }
 
+void ends_encrypt_and_connect_alone(struct end *server, struct end *client)
+{
+    uint8_t offered[64], answered[64];
+    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
+    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+    ends_encrypt(server, client);
+    MUST(ibx_provider_tcp.offer(server->tcp, &offer, NULL) == 0);
+    close(server->tcp->listener);
+    server->tcp->listener = -1;
+    struct ibx_reader r = ibx_reader_of(offered, offer.length);
+    MUST(ibx_provider_tcp.join(client->tcp, &r, &answer, NULL) == 0);
+    r = ibx_reader_of(answered, answer.length);
+    const uint64_t deadline = ibx_deadline_in_ms(END_PATIENCE_MS);
+    MUST(ibx_provider_tcp.finish(server->tcp, &r, deadline, NULL) == 0);
+    MUST(ibx_provider_tcp.finish(client->tcp, NULL, deadline, NULL) == 0);
+}
+
 void ends_open(struct end *server, struct end *client, void (*sockets)(int[2]), unsigned lanes,
                unsigned slots)
 {

@@ -30,6 +30,8 @@ void sockets_unix(int fds[2]);
  */
 void ends_encrypt(struct end *server, struct end *client);
 void ends_encrypt_and_connect(struct end *server, struct end *client);
+/* The same where nobody answers at the port of the further lanes, as behind a firewall. */
+void ends_encrypt_and_connect_alone(struct end *server, struct end *client);
 /* The whole: ends of two such sockets, encrypted and connected. */
 void ends_open(struct end *server, struct end *client, void (*sockets)(int[2]), unsigned lanes,
                unsigned slots);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/scenes/tls_pair.h"
+#include "tests/scenes/must.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,15 +10,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#define MUST(condition)                                                                            \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: not true: %s (%s)\n", __FILE__, __LINE__, #condition,          \
-                    strerror(errno));                                                              \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
 
 const uint8_t tls_key[IBX_TLS_PSK_BYTES] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
 

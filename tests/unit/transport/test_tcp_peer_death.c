@@ -43,24 +43,6 @@ static void network(bool up)
     close(fd);
 }
 
-/* As where a firewall lets no further socket pass. */
-static void connect_one_socket(void)
-{
-    uint8_t offered[64], answered[64];
-    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
-    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
-    ends_encrypt(&server, &client);
-    assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
-    close(server.tcp->listener);
-    server.tcp->listener = -1;
-    struct ibx_reader r = ibx_reader_of(offered, offer.length);
-    assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, NULL), 0);
-    r = ibx_reader_of(answered, answer.length);
-    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
-    assert_int_equal(ibx_provider_tcp.finish(server.tcp, &r, deadline, NULL), 0);
-    assert_int_equal(ibx_provider_tcp.finish(client.tcp, NULL, deadline, NULL), 0);
-}
-
 static void connect_ends(unsigned lanes)
 {
     int door[2];
@@ -71,7 +53,7 @@ static void connect_ends(unsigned lanes)
     if (lanes)
         ends_encrypt_and_connect(&server, &client);
     else
-        connect_one_socket();
+        ends_encrypt_and_connect_alone(&server, &client);
     source = end_register(&client, NULL, LENGTH, 0);
     target = end_register(&server, NULL, LENGTH, BOTH);
     memset(source->span.address, 0x77, LENGTH);
