@@ -13,42 +13,16 @@
 // the median.
 //
 // The bytes that come back are compared with those that went.
+#include "tests/gvirtus/bench_libcudart.h"
 #include "tests/gvirtus/bench_measure.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
-#include <unistd.h>
 
 namespace
 {
-
-// The destructors of GVirtuS's front ends are not to be relied on.
-[[noreturn]] void leave(int status)
-{
-    std::fflush(stdout);
-    _exit(status);
-}
-
-// Whatever stands first: a preload before the libcudart.
-template <typename F> F symbol(const char *name)
-{
-    void *found = dlsym(RTLD_DEFAULT, name);
-    if (!found) {
-        std::fprintf(stderr, "bench-application: the libcudart has no %s\n", name);
-        leave(1);
-    }
-    return reinterpret_cast<F>(found);
-}
-
-void must(int rc, const char *what)
-{
-    if (!rc)
-        return;
-    std::fprintf(stderr, "bench-application: %s: error %d\n", what, rc);
-    leave(1);
-}
 
 struct Memory {
     char *sent, *got;

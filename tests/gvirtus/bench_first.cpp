@@ -10,6 +10,7 @@
 //   CALL TIME TIME TIME WHAT
 //
 // Times twice behind the first are there for lines that have a least and a most.
+#include "tests/gvirtus/bench_libcudart.h"
 #include "tests/gvirtus/bench_measure.h"
 
 #include <cstdio>
@@ -17,37 +18,11 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <string>
-#include <unistd.h>
 
 namespace
 {
 
 constexpr std::size_t KIB = 1024, MIB = 1024 * KIB;
-
-// The destructors of GVirtuS's front ends are not to be relied on.
-[[noreturn]] void leave(int status)
-{
-    std::fflush(stdout);
-    _exit(status);
-}
-
-template <typename F> F symbol(const char *name)
-{
-    void *found = dlsym(RTLD_DEFAULT, name);
-    if (!found) {
-        std::fprintf(stderr, "bench-first: the libcudart has no %s\n", name);
-        leave(1);
-    }
-    return reinterpret_cast<F>(found);
-}
-
-void must(int rc, const std::string &what)
-{
-    if (!rc)
-        return;
-    std::fprintf(stderr, "bench-first: %s: error %d\n", what.c_str(), rc);
-    leave(1);
-}
 
 double tell(double seconds, const std::string &what)
 {
