@@ -59,8 +59,7 @@ int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *e
     if (!fd) {
         fd = ibx_file_reopen(found, O_RDONLY);
         if (fd == -ENOSYS)
-            ibx_error_set(err, fd, "cannot open %s%s, for which /proc has to be mounted", what,
-                          path);
+            ibx_error_set(err, fd, "cannot open %s%s: mount /proc, which this needs", what, path);
         else if (fd < 0)
             cannot_open(what, path, -fd, err);
     }
@@ -73,10 +72,10 @@ int ibx_file_may_replace(const char *path, struct ibx_error *err)
     struct stat st;
     if (lstat(path, &st) || S_ISREG(st.st_mode))
         return 0;
-    return ibx_error_set(err, -EINVAL,
-                         "%s cannot be written: it would be replaced, and is %s; name another file",
-                         path,
-                         S_ISLNK(st.st_mode)   ? "a link"
-                         : S_ISDIR(st.st_mode) ? "a folder"
-                                               : "no regular file");
+    return ibx_error_set(
+        err, -EINVAL,
+        "%s cannot be written, because it is %s and would be replaced: name another file", path,
+        S_ISLNK(st.st_mode)   ? "a link"
+        : S_ISDIR(st.st_mode) ? "a folder"
+                              : "no regular file");
 }

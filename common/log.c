@@ -51,7 +51,7 @@ static int find_level(void)
     const bool first =
         atomic_compare_exchange_strong(&current_level, &none, named < 0 ? IBX_LOG_WARN : named);
     if (first && named < 0 && name && *name)
-        ibx_log(IBX_LOG_WARN, "IBX_LOG=%.32s is none of error, warn, info and debug: warn is used",
+        ibx_log(IBX_LOG_WARN, "IBX_LOG=%.32s is not one of error, warn, info and debug: using warn",
                 name);
     return atomic_load(&current_level);
 }

@@ -38,8 +38,8 @@ static int check_owner(const struct check *check, const struct stat *st, struct 
     if (st->st_uid == geteuid() || st->st_uid == 0 || ibx_path_is_from_outside(st->st_uid))
         return 0;
     return ibx_error_set(err, -EPERM,
-                         "%s%.250s: user %u owns %s%.250s on the way to it, and can put another "
-                         "one in its place: name a place that only user %u or root can change",
+                         "%s%.250s: user %u owns %s%.250s on the path to it, and could replace the "
+                         "file: use a path that only user %u or root can change",
                          check->what, check->path, (unsigned)st->st_uid,
                          S_ISLNK(st->st_mode) ? "a link in " : "",
                          ibx_path_walk_folder(&check->walk, name), (unsigned)geteuid());
@@ -51,8 +51,8 @@ static void warn(const struct check *check, const struct stat *st)
     char name[PATH_MAX];
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "%s has mode %04o, so others can put another one in the place of %s%s: chmod go-w "
-                "it, or chmod +t it where others need it",
+                "%s has mode %04o, so others can replace %s%s: chmod go-w it, or chmod +t it if "
+                "others need it",
                 ibx_path_walk_folder(&check->walk, name), (unsigned)st->st_mode & 07777,
                 check->what, check->path);
 }

@@ -133,8 +133,8 @@ static int take(struct ibx_tuning *t, const struct ibx_property *entry, struct i
     if (!strcmp(name, "host"))
         return take_name(t->machine.host, sizeof(t->machine.host), entry, err);
     return ibx_error_set(err, -EINVAL,
-                         "there is no such key: give gpu, driver, host, chunk, threads, or h2d. or "
-                         "d2h. and inline, in_place, copy_threads or direct");
+                         "there is no such key: use gpu, driver, host, chunk, threads, or h2d. or "
+                         "d2h. followed by inline, in_place, copy_threads or direct");
 }
 
 /* -------------------------------------------------------------------------- reading */

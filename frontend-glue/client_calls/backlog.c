@@ -58,8 +58,8 @@ static void replied(void *context, int exit_code)
     exit_code = ibx_library_replied(p, p->replied + 1, exit_code);
     if (exit_code && !unseen && p->replied >= p->mute) { /* registrations tell nobody of errors */
         ibx_log(IBX_LOG_INFO,
-                "a CUDA call that was answered with 0 has failed with %d: the next "
-                "one that waits returns that",
+                "a CUDA call that had returned 0 before it was run has failed with error %d: the "
+                "next call that waits for the device returns it",
                 exit_code);
         atomic_compare_exchange_strong(&p->failure, &none, exit_code);
         ibx_process_reset(); /* such calls wait again until they succeed */

@@ -59,8 +59,8 @@ void ibx_keeper_begin(void)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc)
         ibx_log(IBX_LOG_WARN,
-                "sessions go on over another connection only with the next call: no "
-                "thread to look after them: %s",
+                "broken sessions reconnect only with their next call, because there is no thread "
+                "for that: %s",
                 strerror(rc));
     else
         pthread_detach(thread);

@@ -247,9 +247,10 @@ int ibx_library_replied(struct ibx_pipeline *p, uint64_t number, int exit_code)
 {
     if (!exit_code || !(*word_of(p, number) >> number % 64 & 1))
         return exit_code;
-    ibx_log(IBX_LOG_WARN,
-            "a call of cuBLAS or another library that was answered with 0 has failed with the "
-            "library's status %d: the next call that waits returns %d",
-            exit_code, CUDA_LAUNCH_FAILURE);
+    ibx_log(
+        IBX_LOG_WARN,
+        "a call of cuBLAS or another library that had returned 0 before it was run has failed with "
+        "the library's status %d: the next call that waits for the device returns CUDA error %d",
+        exit_code, CUDA_LAUNCH_FAILURE);
     return CUDA_LAUNCH_FAILURE;
 }

@@ -196,8 +196,8 @@ void ibx_process_captured_reset(void)
 void ibx_process_lose(uint64_t requests)
 {
     ibx_log(IBX_LOG_ERROR,
-            "%llu CUDA calls that had returned 0 are lost with their thread's connection: the "
-            "next call that waits returns %d, in each thread",
+            "%llu CUDA calls that had returned 0 were lost with their thread's connection: in each "
+            "thread, the next call that waits for the device returns CUDA error %d",
             (unsigned long long)requests, IBX_CUDA_ERROR_UNKNOWN);
     atomic_fetch_add(&losses, 1);
 }
@@ -242,8 +242,8 @@ void ibx_process_lose_all(const struct ibx_pipeline *p, bool told)
     if (!is_news(p) || told)
         return;
     ibx_log(IBX_LOG_ERROR,
-            "the back end's process is gone, and with it all that this program has there: the next "
-            "call that waits returns %d, in each thread",
+            "the back end's process is gone, and with it everything that this program has there: "
+            "in each thread, the next call that waits for the device returns CUDA error %d",
             IBX_CUDA_ERROR_UNKNOWN);
     atomic_fetch_add(&losses, 1);
 }

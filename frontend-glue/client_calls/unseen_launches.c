@@ -42,7 +42,8 @@ bool ibx_unseen_replied(struct ibx_pipeline *p, uint64_t number, int exit_code)
     all->items[i].failed = exit_code;
     if (!exit_code)
         return true;
-    ibx_log(IBX_LOG_INFO, "a launch by <<<>>> has failed with %d: cudaGetLastError returns that",
+    ibx_log(IBX_LOG_INFO,
+            "a kernel launch by <<<>>> failed with CUDA error %d: cudaGetLastError returns it",
             exit_code);
     atomic_store(&p->launch_failure, exit_code);
     return true;

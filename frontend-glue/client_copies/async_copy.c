@@ -171,12 +171,13 @@ static bool connected(struct helper *helper)
     struct ibx_error err = {0};
     int code = 0;
     if (ibx_session_connect(helper->session, &err))
-        ibx_log(IBX_LOG_WARN, "asynchronous copies are waited for: %s", err.message);
+        ibx_log(IBX_LOG_WARN, "asynchronous copies are made synchronously: %s", err.message);
     else
         code = select_device(helper, device);
     if (code)
         ibx_log(IBX_LOG_WARN,
-                "asynchronous copies are waited for: cudaSetDevice(%d) for them failed with %d",
+                "asynchronous copies are made synchronously: cudaSetDevice(%d) for them failed "
+                "with CUDA error %d",
                 device, code);
     return !err.code && !code;
 }

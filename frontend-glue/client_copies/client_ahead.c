@@ -40,7 +40,7 @@ static bool make_memory(struct ibx_session *s, struct client_ahead *ahead)
         ahead->busy_until = busy_until;
         return true;
     }
-    ibx_log(IBX_LOG_INFO, "short copies are waited for: %s",
+    ibx_log(IBX_LOG_INFO, "short copies do not return early: %s",
             busy_until ? err.message : "no memory");
     ahead->failed = true;
     free(busy_until);

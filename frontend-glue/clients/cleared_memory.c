@@ -119,7 +119,7 @@ void ibx_clear_tell(const struct copies *x)
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "memory that %s gets by %s cannot be cleared: what another program has had there "
-                "may be in it",
+                "memory that %s gets by %s cannot be cleared: it may contain what another program "
+                "had there",
                 ibx_session_path(x->s)->peer, x->requests.name);
 }

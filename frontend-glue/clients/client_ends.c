@@ -377,19 +377,19 @@ static void tell(const struct giving *g)
     atomic_fetch_sub(&pending, 1);
     if (g->of->client == IBX_CLIENT_NONE)
         ibx_log(IBX_LOG_WARN,
-                "arrays that clients have given back stay in GPU memory while work of %s does not "
-                "end, which CUDA waits for as it gives them back",
+                "arrays that clients have freed stay in GPU memory until the work of %s ends, "
+                "because CUDA waits for that work when it frees them",
                 other.text);
     else if (g->work == IBX_WORK_OF_OTHERS)
         ibx_log(IBX_LOG_WARN,
-                "%s has ended; not all that it had in GPU memory can be given back while work of "
-                "%s does not end, which CUDA waits for then",
+                "%s has ended; some of its GPU memory cannot be freed until the work of %s ends, "
+                "because CUDA waits for that work",
                 g->of->name.text, other.text);
     else
         ibx_log(IBX_LOG_WARN,
-                "%s has ended, and its work on the GPU, what this waits for in the default stream, "
-                "or a call of another client's that uses what it had, has not for %u s: what it "
-                "had there stays until that ends, or this back end does",
+                "%s has ended, but for %u s its work on the GPU has not, or work in the default "
+                "stream that this waits for, or a call of another client that uses what it had: "
+                "its memory stays there until that ends, or this back end",
                 g->of->name.text, TOLD_MS / 1000);
 }
 

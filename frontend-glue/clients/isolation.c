@@ -109,8 +109,8 @@ static void tell_of_program(struct copies *x, uint64_t owner)
     ibx_clients_name(ibx_clients_number(x), &own);
     ibx_clients_name(owner, &other);
     ibx_log(IBX_LOG_WARN,
-            "%s names memory of %s, as with a pointer to what it has freed: refused, natively that "
-            "is an error, too",
+            "%s names memory of %s, perhaps by a pointer to memory that it has freed: refused "
+            "(natively this is an error, too)",
             own.text, other.text);
 }
 

@@ -49,7 +49,8 @@ static bool move(unsigned from, unsigned to)
 
 static void end(const char *why)
 {
-    ibx_log(IBX_LOG_WARN, "process %d, which waits for clients, ends: %s", (int)getpid(), why);
+    ibx_log(IBX_LOG_WARN, "process %d, which was waiting for clients, ends: %s", (int)getpid(),
+            why);
     _exit(EXIT_FAILURE);
 }
 

@@ -58,7 +58,8 @@ int ibx_copies_outcome(const struct copies *x, int rc)
     if (rc <= 0)
         return rc ? rc : IBX_REQUEST_DONE;
     if (rc != IBX_STAGING_REFUSED)
-        ibx_log(IBX_LOG_DEBUG, "a copy goes to GVirtuS: %s", ibx_cuda_error_name(x->cuda, rc));
+        ibx_log(IBX_LOG_DEBUG, "GVirtuS's handler runs a copy: %s",
+                ibx_cuda_error_name(x->cuda, rc));
     return IBX_REQUEST_PASS;
 }
 

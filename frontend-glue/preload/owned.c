@@ -60,7 +60,8 @@ void ibx_frontend_owned(enum owned_kind kind, const void *handle, const void *ow
 {
     struct owned *made = malloc(sizeof(*made));
     if (!made) {
-        ibx_log(IBX_LOG_WARN, "no memory: something will not go with the context it was made in");
+        ibx_log(IBX_LOG_WARN,
+                "no memory: something will not be freed with the context in which it was made");
         return;
     }
     pthread_mutex_lock(&lock);

@@ -92,7 +92,8 @@ static void begin_end(void)
         return;
     threads = !ibx_frontend_close();
     if (ibx_frontend_forked() && !skip(destructors[0])) {
-        ibx_log(IBX_LOG_ERROR, "a forked child fails, which would hang in exit(): mprotect: %s",
+        ibx_log(IBX_LOG_ERROR,
+                "a forked child ends here, because it would hang in exit(): mprotect: %s",
                 strerror(errno));
         _exit(EXIT_FAILURE);
     }

@@ -54,7 +54,7 @@ void ibx_client_process_look_again(void)
 {
     const uint64_t one = 1;
     if (ibx_client_process() && write(own.event, &one, sizeof(one)) < 0)
-        ibx_log(IBX_LOG_WARN, "a process stays that has no clients: %s", strerror(errno));
+        ibx_log(IBX_LOG_WARN, "a process without clients does not end: %s", strerror(errno));
 }
 
 void ibx_client_process_retire(void)

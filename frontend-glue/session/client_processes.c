@@ -398,9 +398,7 @@ static bool route(struct processes *processes, struct ibx_conn *conn)
     if (!rc && processes->wanted->each == IBX_PROCESSES_TENANT)
         ibx_process_clients_note(&p->of, &like);
     if (rc)
-        ibx_log(IBX_LOG_ERROR,
-                "%s is turned away: process %d, which is its, takes no "
-                "connection: %s",
+        ibx_log(IBX_LOG_ERROR, "%s is turned away: its process %d takes no connection: %s",
                 like.peer, (int)p->process,
                 rc == -ETOOMANYREFS ? IBX_DESCRIPTOR_TOO_MANY : strerror(-rc));
     if (!p->given) /* nobody else is on the way */

@@ -10,7 +10,7 @@
 void ibx_session_tell_end(struct ibx_session *s)
 {
     if (!s->answering)
-        ibx_log(IBX_LOG_ERROR, "the back end is gone, every CUDA call fails from now on: %s",
+        ibx_log(IBX_LOG_ERROR, "the back end is gone, so every CUDA call fails from now on: %s",
                 *s->reason ? s->reason : "it ended the connection");
     s->answering = true;
 }

@@ -373,9 +373,9 @@ static void tell_resumed(struct ibx_session *s, const struct ibx_path *before, u
     const struct ibx_path *path = ibx_conn_path(s->conn);
     bool changed = strcmp(before->provider, path->provider) != 0;
     ibx_log(IBX_LOG_WARN,
-            "the connection with %s broke (%s); the session goes on after %llu ms by %s%s%s",
+            "the connection with %s broke (%s); after %llu ms the session continues over %s%s%s",
             before->peer, why, (unsigned long long)ms, path->description,
-            changed ? ", before by " : "", changed ? before->provider : "");
+            changed ? ", before over " : "", changed ? before->provider : "");
     ibx_waiting_note(s, path, (unsigned)ms);
 }
 

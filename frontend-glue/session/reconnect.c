@@ -146,13 +146,14 @@ static int without_tcp(struct ibx_session *s, int rc, struct ibx_error *err)
     const struct ibx_error why = *err;
     if (s->link.unregistered) {
         s->link.only_tcp = s->link.unregistered = false;
-        return ibx_error_set(err, -EAGAIN,
-                             "memory cannot be registered anew, and tcp, which needs none: %.300s",
-                             why.message);
+        return ibx_error_set(
+            err, -EAGAIN,
+            "memory cannot be registered again, and tcp, which does not need that, failed: %.300s",
+            why.message);
     }
     return ibx_error_set(err, -EMSGSIZE,
-                         "what is under way goes by tcp alone: %.300s; allow tcp in rdma.provider, "
-                         "at both ends",
+                         "the transfer under way can continue only over tcp: %.300s; allow tcp in "
+                         "rdma.provider, at both ends",
                          why.message);
 }
 
@@ -196,8 +197,8 @@ int ibx_reconnect_by_tcp(struct ibx_session *s, struct ibx_error *err)
     const bool forbidden = !tcp_is_allowed(s);
     if (forbidden || s->link.only_tcp)
         return ibx_error_set(err, -EMSGSIZE,
-                             "a message is under way that is longer than this path carries, and "
-                             "%s: allow tcp in rdma.provider, at both ends",
+                             "a message under way is longer than this path can carry, and %s: "
+                             "allow tcp in rdma.provider, at both ends",
                              forbidden ? "tcp, which would, is not allowed here"
                                        : "tcp carries no longer ones now");
     s->link.only_tcp = true;

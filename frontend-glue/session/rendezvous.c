@@ -33,7 +33,8 @@ static int register_anew(struct ibx_session *s, const void *data, size_t length,
     else if (!rc)
         rc = ibx_mr_register(s->conn, &span, access, mr, &err);
     if (rc)
-        ibx_log(IBX_LOG_INFO, "%zu bytes at %p go by copy: %s", length, data, err.message);
+        ibx_log(IBX_LOG_INFO, "%zu bytes at %p are copied through messages: %s", length, data,
+                err.message);
     return rc;
 }
 

@@ -441,7 +441,7 @@ struct ibx_copy_threads *ibx_session_threads(struct ibx_session *s)
         return s->threads;
     unsigned count = ibx_session_thread_count(s);
     if (count > 1 && ibx_copy_threads_create(count, &s->threads, &err))
-        ibx_log(IBX_LOG_WARN, "copies have one thread: %s", err.message);
+        ibx_log(IBX_LOG_WARN, "copies use one thread: %s", err.message);
     s->no_threads = !s->threads;
     return s->threads;
 }

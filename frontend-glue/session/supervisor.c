@@ -108,8 +108,8 @@ static void tell(pid_t ended, int status, unsigned pause_ms)
         snprintf(how, sizeof(how), "has ended by signal %d (%s)", WTERMSIG(status),
                  strsignal(WTERMSIG(status)));
     ibx_log(IBX_LOG_ERROR,
-            "process %d of the back end %s: another one takes its place %s; what its clients had "
-            "there is lost",
+            "process %d of the back end %s: another one replaces it %s; what its clients had there "
+            "is lost",
             (int)ended, how,
             pause_ms ? "after a pause, since the last one soon did so, too" : "now");
 }

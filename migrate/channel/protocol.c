@@ -197,8 +197,8 @@ static int get_message(struct ibx_reader *r, struct ibx_migrate_any *message, st
         message->is.answer = content;
     int rc = get_fields(r, kind->fields, content, err);
     if (!rc && r->failed)
-        rc =
-            ibx_error_set(err, -EPROTO, "it is cut short, or a field of it is too long or no text");
+        rc = ibx_error_set(err, -EPROTO,
+                           "it is truncated, or one of its fields is too long or is not text");
     if (!rc && kind->check)
         rc = kind->check(content, err);
     if (!rc && ibx_reader_left(r))
@@ -212,7 +212,7 @@ int ibx_migrate_decode(const void *data, size_t length, struct ibx_migrate_any *
     struct ibx_reader r = ibx_reader_of(data, length);
     struct ibx_migrate_any found;
     if (!length || length > IBX_MIGRATE_MESSAGE)
-        return ibx_error_set(err, -EPROTO, "a message of %zu bytes: it must be 1 to %u", length,
+        return ibx_error_set(err, -EPROTO, "a message has %zu bytes, and must have 1 to %u", length,
                              IBX_MIGRATE_MESSAGE);
     memset(&found, 0, sizeof(found));
     found.type = (enum ibx_migrate_message)ibx_get_u8(&r);

@@ -198,7 +198,7 @@ static int ask_last(struct ibx_qmp *qmp, char *status, size_t size, char text[IB
     snprintf(text, IBX_JOURNAL_FIGURES, "%lld-%lld-%lld-%lld", (long long)total, (long long)down,
              (long long)setup, (long long)pages);
     json_decref(result);
-    return total < 0 ? ibx_error_set(err, -ENODATA, "QEMU tells of no migration") : 0;
+    return total < 0 ? ibx_error_set(err, -ENODATA, "QEMU reports no migration") : 0;
 }
 
 int ibx_hold_last(struct ibx_qmp *qmp, char text[IBX_JOURNAL_FIGURES], uint64_t deadline_ns,

@@ -72,7 +72,7 @@ static int check(struct destination *d, struct ibx_error *err)
     if (!rc && d->ram.minor)
         ibx_preflight_memory_limit_minor(ram, &blockers);
     if (!rc && blockers.count)
-        rc = ibx_migration_refused("no VM can be migrated here", &blockers, err);
+        rc = ibx_migration_refused("this QEMU cannot receive a VM", &blockers, err);
     for (size_t i = 0; !rc && i < blockers.note_count; i++)
         ibx_migration_notify(&d->options->observer, "%s", blockers.notes[i]);
     if (!rc)

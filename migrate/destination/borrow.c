@@ -25,12 +25,12 @@ void ibx_destination_borrow_check(const struct destination *d,
     if (!hello->borrow)
         return;
     if (d->ram.minor)
-        ibx_blockers_add(blockers, "a borrowed VM is received without --minor");
+        ibx_blockers_add(blockers, "a borrowed VM cannot be received with --minor: leave it out");
     if (d->options->stand_still)
-        ibx_blockers_add(blockers, "a borrowed VM is received without --stand-still: what the back "
-                                   "ends of vhost-user devices write is not seen");
+        ibx_blockers_add(blockers, "a borrowed VM cannot be received with --stand-still, because "
+                                   "writes of vhost-user back ends are not seen: leave it out");
     if (d->qemu.managed)
-        ibx_blockers_add(blockers, "a borrowed VM is received without --libvirt");
+        ibx_blockers_add(blockers, "a borrowed VM cannot be received with --libvirt: leave it out");
     for (size_t i = 0; i < ram->count; i++)
         if (ram->blocks[i].page_size > 4096)
             ibx_blockers_add(blockers,

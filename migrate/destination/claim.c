@@ -55,14 +55,13 @@ static int is_locked(const struct destination *d, int fd, struct ibx_error *err)
         fclose(comm);
     if (!strcmp(name, "ib-migrate"))
         return ibx_error_set(err, -EBUSY,
-                             "another ib-migrate takes a VM into this QEMU (process %d): let that "
-                             "one (process %d) end, or start another QEMU for this VM",
-                             (int)d->ram.guest.pid, (int)pid);
+                             "another ib-migrate (process %d) is receiving a VM into this QEMU "
+                             "(process %d): wait for it, or start another QEMU for this VM",
+                             (int)pid, (int)d->ram.guest.pid);
     return ibx_error_set(err, -EBUSY,
-                         "%s has locked the file of guest RAM %s of this QEMU (process %d), by "
-                         "which one receiver at a time takes a VM into it: let it end if it is an "
-                         "ib-migrate, else end it, and make the file one that other users cannot "
-                         "open (mode 0600)",
+                         "%s has locked the file of guest RAM %s of this QEMU (process %d), which "
+                         "only one receiver may lock: wait for it if it is an ib-migrate, "
+                         "otherwise end it, and let no other user open the file (mode 0600)",
                          holder, d->ram.guest.blocks[0].id, (int)d->ram.guest.pid);
 }
 
@@ -105,11 +104,11 @@ int ibx_destination_claim(struct destination *d, struct ibx_error *err)
     char status[IBX_MIGRATE_STATUS], migration[32] = "none", why[256];
     int rc = lock(d, d->ram.guest.blocks[0].fd, err);
     if (!rc && !is_mapped(&d->ram.guest))
-        return ibx_error_set(err, -EBUSY,
-                             "this QEMU (process %d) has been given other memory meanwhile, by "
-                             "another ib-migrate that takes a VM into it: let that one end, or "
-                             "start another QEMU for this VM",
-                             (int)d->ram.guest.pid);
+        return ibx_error_set(
+            err, -EBUSY,
+            "this QEMU (process %d) has been given other memory meanwhile, by another ib-migrate "
+            "that is receiving a VM into it: wait for that one, or start another QEMU for this VM",
+            (int)d->ram.guest.pid);
     if (!rc)
         rc = ibx_vm_status(d->qemu.qmp, status, sizeof(status), deadline, err);
     if (!rc && strcmp(status, "inmigrate") != 0)

@@ -428,12 +428,11 @@ int ibx_destination_qemu_stop(struct destination_qemu *qemu, struct ibx_error *e
 {
     struct ibx_error silent = {0};
     int rc = ibx_qmp_execute(qemu->qmp, "stop", NULL, NULL, ibx_deadline_in_ms(STOP_MS), &silent);
-    return ibx_error_set(
-        err, -EPROTO,
-        "the device state has an EOF inside it, and QEMU (process %d) ran before the "
-        "commit: it %s%s; end it",
-        (int)qemu->record->pid, rc ? "could not be stopped: " : "was stopped",
-        rc ? silent.message : "");
+    return ibx_error_set(err, -EPROTO,
+                         "the device state has an EOF inside it, so that QEMU (process %d) ran "
+                         "before the commit: it %s%s; end it",
+                         (int)qemu->record->pid, rc ? "could not be stopped: " : "was stopped",
+                         rc ? silent.message : "");
 }
 
 int ibx_destination_qemu_pause(struct destination_qemu *qemu, struct ibx_error *err)

@@ -212,7 +212,7 @@ int ibx_destination_stream_feed(struct destination_stream *stream, struct ibx_er
             return 0;
         if (n < 0)
             return ibx_error_set(err, -errno,
-                                 "QEMU does not take the device state any more (%s): see its log",
+                                 "QEMU has stopped reading the device state (%s): see its log",
                                  strerror(errno));
         stream->from += (size_t)n;
         if (stream->state.now == STREAM_RELEASED)

@@ -137,8 +137,8 @@ static int image_open(struct handler *h, struct ibx_error *err)
     const uint64_t pages = rc ? 0 : (h->image->bytes + SMALL_PAGE - 1) / SMALL_PAGE;
     if (!rc && c->replay && h->replay.image_pages != pages)
         rc = ibx_error_set(err, -EINVAL,
-                           "--replay %s is of a memory of %llu pages, and %s has %llu: record this "
-                           "snapshot's own",
+                           "--replay %s was recorded with a memory of %llu pages, and %s has %llu: "
+                           "record one with this snapshot",
                            c->replay, (unsigned long long)h->replay.image_pages, c->from,
                            (unsigned long long)pages);
     return rc;
@@ -153,10 +153,11 @@ static int image_check(const struct handler *h, struct ibx_error *err)
         atomic_store(&header->known, 1);
     }
     return memcmp(header->image, h->image->identity, sizeof(header->image))
-               ? ibx_error_set(err, -ESTALE,
-                               "%s is another snapshot than the one that Firecracker was given, or "
-                               "its file was changed: its pages do not fit those that are there",
-                               h->config->from)
+               ? ibx_error_set(
+                     err, -ESTALE,
+                     "%s is another snapshot than the one that Firecracker was given, or its file "
+                     "was changed: its pages do not match those already in the microVM",
+                     h->config->from)
                : 0;
 }
 

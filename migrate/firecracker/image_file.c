@@ -131,7 +131,8 @@ static int file_readers(struct ibx_image *is, unsigned count, size_t buffer_byte
     readers_free(image);
     image->readers = calloc(count, sizeof(*image->readers));
     if (!image->readers)
-        return ibx_error_set(err, -ENOMEM, "no memory for %u readers of the memory file", count);
+        return ibx_error_set(err, -ENOMEM, "no memory for %u readers of the snapshot's memory file",
+                             count);
     image->count = count;
     for (unsigned i = 0; i < count; i++) {
         image->readers[i].image = image;
@@ -194,11 +195,12 @@ static int check_way(const char *path, const struct stat *st, uid_t peer, struct
         found >= 0 && !fstat(found, &is) && is.st_dev == st->st_dev && is.st_ino == st->st_ino;
     if (found >= 0)
         close(found);
-    return same ? 0
-                : ibx_error_set(err, -EPERM,
-                                "--from %s leads to another file than a moment ago: leave it as "
-                                "it is while it is opened",
-                                path);
+    return same
+               ? 0
+               : ibx_error_set(
+                     err, -EPERM,
+                     "--from %s was replaced while it was being opened: do not change it meanwhile",
+                     path);
 }
 
 static int no_pages(const char *path, const struct stat *st, struct ibx_error *err)
@@ -248,11 +250,10 @@ int ibx_image_open_file(const char *path, uid_t peer, struct ibx_image **out, st
     }
     image->is = (struct ibx_image){.ops = &image_ops, .bytes = (uint64_t)st.st_size};
     image->fd = fd;
-    snprintf(
-        image->why, sizeof(image->why),
-        "%s was changed while it is served: its pages do not fit those that are there; leave a "
-        "memory file as it is while microVMs run from it",
-        path);
+    snprintf(image->why, sizeof(image->why),
+             "%s was changed while it is served: its pages do not match those already in the "
+             "microVM; leave a memory file as it is while microVMs run from it",
+             path);
     const int rc = identify(fd, image->is.identity);
     if (rc) {
         file_close(&image->is);

@@ -26,15 +26,15 @@ static int check(const struct remote_image *image, const struct ibx_snapshot_rea
     const struct ibx_snapshot_manifest *m = ibx_snapshot_reader_manifest(reader);
     if (m->ram_count != 1)
         return ibx_error_set(err, -EINVAL,
-                             "the snapshot at %s has %u blocks of memory, and Firecracker's has "
-                             "one file: serve that file there",
+                             "the snapshot at %s has %u memory blocks, and a Firecracker snapshot "
+                             "has one memory file: serve that file there",
                              image->uri, m->ram_count);
     if (!image->reader)
         return 0;
     const struct ibx_snapshot_manifest *first = ibx_snapshot_reader_manifest(image->reader);
     if (!ibx_snapshot_same(m, first))
         return ibx_error_set(err, -ESTALE,
-                             "%s serves another snapshot now, or its file was changed: serve the "
+                             "%s now serves another snapshot, or its file was changed: serve the "
                              "same one there again",
                              image->uri);
     return 0;

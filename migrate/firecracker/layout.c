@@ -51,7 +51,7 @@ static int page_size(const json_t *region, unsigned index, uint32_t *size, struc
     if (now != old)
         return ibx_error_set(err, -EPROTO,
                              "region %u of Firecracker's message has a page_size of %" PRIu64
-                             " and a page_size_kib of %" PRIu64 " bytes, which are the same thing",
+                             " and a page_size_kib of %" PRIu64 " bytes, and the two must be equal",
                              index, now, old);
     if (now != SMALL_PAGE && now != HUGE_PAGE)
         return ibx_error_set(err, -EPROTO,

@@ -101,7 +101,7 @@ static int header_take(struct ibx_reader *r, size_t length, struct ibx_working_s
     if (reserved || set->image_pages > PAGES_MAX || *runs > IBX_WORKING_SET_RUNS_MAX ||
         length != HEADER_BYTES + *runs * RUN_BYTES + HASH_BYTES)
         return ibx_error_set(err, -EPROTO,
-                             "it is cut, or damaged: it has %zu bytes and says %" PRIu64
+                             "it is truncated or damaged: it has %zu bytes and announces %" PRIu64
                              " runs of pages; record it again",
                              length, *runs);
     return 0;

@@ -142,8 +142,8 @@ static int receive_line(int fd, const char *path, char *text, uint64_t deadline_
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             continue;
         if (n <= 0)
-            return ibx_error_set(err, -ECONNRESET,
-                                 "the ib-migrate at %s went away without an answer", path);
+            return ibx_error_set(err, -ECONNRESET, "the ib-migrate at %s ended without an answer",
+                                 path);
         char *end = memchr(text + length, '\n', (size_t)n);
         length += (size_t)n;
         if (end) {
@@ -195,7 +195,7 @@ int ibx_control_socket_ask(const char *path, json_t *request, json_t **answer, u
     size_t length = strlen(text);
     text[length] = '\n'; /* in the place of the NUL; a request fits into any socket buffer */
     if (send(fd, text, length + 1, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)(length + 1))
-        rc = ibx_error_set(err, -ECONNRESET, "the ib-migrate at %s went away", path);
+        rc = ibx_error_set(err, -ECONNRESET, "the ib-migrate at %s has ended", path);
     if (!rc)
         rc = receive_line(fd, path, line, deadline_ns, err);
     if (!rc)

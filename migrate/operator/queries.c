@@ -58,7 +58,7 @@ static int reach(const struct ibx_record *record, uint64_t deadline, struct ibx_
     ibx_qmp_close(*qmp);
     return ibx_error_set(err, -ESRCH,
                          "the monitor %s belongs to process %d now, and this VM is in the QEMU of "
-                         "process %d: give that its monitor back",
+                         "process %d: restore that QEMU's monitor",
                          record->qmp, pid, (int)record->pid);
 }
 

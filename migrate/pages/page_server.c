@@ -379,10 +379,11 @@ unsigned ibx_page_links_default(void)
 static int config_check(const struct ibx_page_server_config *config, struct ibx_error *err)
 {
     if (!config->links || config->links > IBX_MIGRATE_LINKS_MAX)
-        return ibx_error_set(err, -EINVAL, "%u page connections: 1 to %u are possible",
+        return ibx_error_set(err, -EINVAL, "there cannot be %u page connections: use 1 to %u",
                              config->links, IBX_MIGRATE_LINKS_MAX);
     if (!config->ram->count || config->ram->count > IBX_GUEST_BLOCKS_MAX)
-        return ibx_error_set(err, -EINVAL, "%zu memory backends: 1 to %u are possible",
+        return ibx_error_set(err, -EINVAL,
+                             "%zu memory backends are too many or none: 1 to %u are possible",
                              config->ram->count, IBX_GUEST_BLOCKS_MAX);
     return 0;
 }

@@ -128,7 +128,7 @@ static void check_missing_possible(const struct ibx_guest_ram *ram, struct ibx_b
             continue;
         ibx_blockers_add(blockers,
                          "guest RAM %s is in %s, which is on no tmpfs and not in huge pages, so "
-                         "that its pages cannot come one by one: start QEMU with "
+                         "its pages cannot be fetched one by one: start QEMU with "
                          "mem-path=/dev/shm/vm/NAME, after install -d -m 700 /dev/shm/vm (libvirt: "
                          "memory_backing_dir = \"/dev/shm\" in qemu.conf)",
                          block->id, block->path);
@@ -164,8 +164,8 @@ static void check_same_file(const struct ibx_guest_block *from,
     if (same)
         ibx_blockers_add(
             blockers,
-            "guest RAM %s is the same file here and at the destination, which would empty it "
-            "under the running VM: give the destination's QEMU another mem-path",
+            "guest RAM %s is the same file here and at the destination, and the destination would "
+            "empty it under the running VM: give the destination's QEMU another mem-path",
             from->id);
 }
 

@@ -50,11 +50,10 @@ static void check_type(const char *path, const char *name, const char *type,
             continue;
         const bool user = memmem(type, strlen(type), "vhost-user", 10) != NULL;
         if (!user || !blockers->stands_still)
-            ibx_blockers_add(
-                blockers,
-                "device %.64s (%.*s) reaches guest RAM without QEMU, so it would read pages "
-                "that are not there yet: %s first%s",
-                name, length, type, removal, user ? stand_still(blockers) : "");
+            ibx_blockers_add(blockers,
+                             "device %.64s (%.*s) accesses guest RAM without QEMU, and would read "
+                             "pages that are not there yet: %s first%s",
+                             name, length, type, removal, user ? stand_still(blockers) : "");
         return;
     }
     /* QEMU takes memory that it leaves out of its stream only where it lies already, and that of a
@@ -126,12 +125,11 @@ static int check_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
         if (!found || (found->user && blockers->stands_still))
             continue;
         const char *name = line + strspn(line, " \\");
-        ibx_blockers_add(
-            blockers,
-            "the network %.*s is a %s, which reaches guest RAM without QEMU: use a tap "
-            "(vhost=on is fine) or unplug it first%s",
-            (int)strcspn(name, ":\r\n"), name, found->name,
-            found->user ? stand_still(blockers) : "");
+        ibx_blockers_add(blockers,
+                         "the network %.*s is a %s, which accesses guest RAM without QEMU: use a "
+                         "tap (vhost=on is fine) or unplug it first%s",
+                         (int)strcspn(name, ":\r\n"), name, found->name,
+                         found->user ? stand_still(blockers) : "");
     }
     json_decref(text);
     return 0;
@@ -159,10 +157,11 @@ static int check_drivers(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uin
         const char *driver = json_string_value(json_object_get(node, "drv"));
         if (!driver || !hands_over(driver))
             continue;
-        ibx_blockers_add(blockers,
-                         "a disk is used by QEMU's driver %.32s, which reaches guest RAM past its "
-                         "page tables: use a driver of the host's kernel (host_device, file)",
-                         driver);
+        ibx_blockers_add(
+            blockers,
+            "a disk is used by QEMU's driver %.32s, which accesses guest RAM without QEMU's page "
+            "tables: use a driver of the host's kernel (host_device, file)",
+            driver);
         break;
     }
     json_decref(nodes);

@@ -70,12 +70,13 @@ static int check_device(struct ibx_qmp *qmp, const char *path, const char *name,
 {
     for (size_t i = 0; i < sizeof(devices) / sizeof(devices[0]); i++)
         if (begins(type, devices[i]))
-            return ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%.64s) changes guest RAM unseen",
-                                 name, type);
+            return ibx_error_set(err, -EOPNOTSUPP,
+                                 "writes of device %.64s (%.64s) to guest RAM are not seen", name,
+                                 type);
     if (begins(type, "virtio-balloon") && reports_pages(qmp, path, name, deadline_ns))
-        return ibx_error_set(err, -EOPNOTSUPP,
-                             "device %.64s has free-page-reporting, by which pages change unseen",
-                             name);
+        return ibx_error_set(
+            err, -EOPNOTSUPP,
+            "device %.64s has free-page-reporting, which changes pages without being seen", name);
     return 0;
 }
 
@@ -99,9 +100,8 @@ int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t d
     if (rc != -EOPNOTSUPP)
         return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
     return ibx_error_set(err, rc,
-                         "the guest gives pages back by %s, and over %s its memory is registered, "
-                         "which keeps the pages that were there: migrate over tcp or shm, or take "
-                         "the device away",
+                         "the guest gives pages back by %s, and %s registers its memory, which "
+                         "keeps those pages: migrate over tcp or shm, or remove the device",
                          why.message, fabric);
 }
 
@@ -187,10 +187,10 @@ static int check_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_err
         const char *driver = json_string_value(json_object_get(node, "drv"));
         for (size_t i = 0; !rc && driver && i < sizeof(drivers) / sizeof(drivers[0]); i++)
             if (!strcmp(driver, drivers[i]) || (i == 3 && begins(driver, drivers[i])))
-                rc = ibx_error_set(err, -EOPNOTSUPP,
-                                   "a disk is used by QEMU's driver %.32s, which changes guest RAM "
-                                   "unseen",
-                                   driver);
+                rc = ibx_error_set(
+                    err, -EOPNOTSUPP,
+                    "a disk uses QEMU's driver %.32s, whose writes to guest RAM are not seen",
+                    driver);
     }
     json_decref(list);
     return rc;
@@ -254,13 +254,13 @@ int ibx_preflight_nested(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_e
     json_decref(text);
     if (known && !vmx && !svm)
         return 0;
-    return ibx_error_set(err, -EOPNOTSUPP,
-                         known ? "its guest runs VMs of its own (%s is on), of which pages change "
-                                 "unseen"
-                               : "QEMU does not tell whether its guest runs VMs of its own (%s)",
-                         !known ? "info registers -a"
-                         : vmx  ? "CR4.VMXE"
-                                : "EFER.SVME");
+    return ibx_error_set(
+        err, -EOPNOTSUPP,
+        known ? "its guest runs VMs of its own (%s is on), whose writes to guest RAM are not seen"
+              : "QEMU does not tell whether its guest runs VMs of its own (%s)",
+        !known ? "info registers -a"
+        : vmx  ? "CR4.VMXE"
+               : "EFER.SVME");
 }
 
 static int check_nested(struct ibx_qmp *qmp, bool *nests, uint64_t deadline_ns,
@@ -275,8 +275,8 @@ static int check_nested(struct ibx_qmp *qmp, bool *nests, uint64_t deadline_ns,
     if (nests)
         return ibx_preflight_nested(qmp, deadline_ns, err);
     return ibx_error_set(err, -EOPNOTSUPP,
-                         "its processor can run VMs (%s), of which pages change unseen: start it "
-                         "with -cpu ...,%s=off",
+                         "its processor can run VMs (%s), whose writes to guest RAM are not seen: "
+                         "start it with -cpu ...,%s=off",
                          feature, feature);
 }
 

@@ -396,8 +396,8 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram 
     struct ibx_guest_ram found = {.pid = ibx_qmp_pid(qmp), .version = ibx_qmp_version(qmp)};
     if (found.pid <= 0)
         return ibx_error_set(err, -ESRCH,
-                             "the QEMU behind this QMP socket is in another PID namespace: run "
-                             "this tool in QEMU's");
+                             "the QEMU of this QMP socket is in another PID namespace: run this "
+                             "tool in that namespace");
     const uint64_t before = ibx_qmp_ahead_begin(qmp);
     int rc;
     ask_first(&s);

@@ -161,8 +161,8 @@ int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uin
                              ibx_proc_remedy(hidden));
     if (!found)
         return ibx_error_set(err, -ENOENT,
-                             "process %d does not map %s (%s %.200s): it is not the QEMU behind "
-                             "this QMP socket, or the file was replaced under it",
+                             "process %d does not map %s (%s %.200s): it is not the QEMU of this "
+                             "QMP socket, or the file was replaced while QEMU was using it",
                              (int)pid, block->id, block->type, block->path);
     block->address = found->start + (block->offset - found->offset);
     block->dev = found->dev;

@@ -215,9 +215,9 @@ static int seize_error(const struct injection *in, int code)
                              tracer, (int)in->pid);
     return ibx_error_set(
         in->err, -code,
-        "may not trace QEMU (process %d): %s; run this tool as root or with "
-        "CAP_SYS_PTRACE, and see /proc/sys/kernel/yama/ptrace_scope (0 or 1; where "
-        "it is 3, nobody may until the host restarts with less)",
+        "this tool is not allowed to trace QEMU (process %d): %s; run this tool as root or with "
+        "CAP_SYS_PTRACE, and see /proc/sys/kernel/yama/ptrace_scope (0 or 1; where it is 3, nobody "
+        "may until the host restarts with less)",
         (int)in->pid, strerror(code));
 }
 

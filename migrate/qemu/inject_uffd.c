@@ -46,7 +46,8 @@ static int open_device(struct ibx_error *err)
     if (fd >= 0)
         return fd;
     return ibx_error_set(err, -errno,
-                         "QEMU may not make a userfaultfd itself, and " DEVICE " cannot be opened "
+                         "QEMU is not allowed to create a userfaultfd, and " DEVICE
+                         " cannot be opened "
                          "for it: %s; run this tool as root on Linux 6.1 or later (in a container "
                          "started with --device " DEVICE "), give its user access to " DEVICE
                          ", or set sysctl vm.unprivileged_userfaultfd=1 and start QEMU without "
@@ -148,8 +149,8 @@ static int inject_new(pid_t pid, long number, const uint64_t arguments[6], struc
         return rc;
     if (result < 0 || result > INT_MAX)
         return ibx_error_set(err, result < -4095 ? -EIO : (int)result,
-                             "QEMU (process %d) may not make a userfaultfd: %s", (int)pid,
-                             strerror((int)-result));
+                             "QEMU (process %d) is not allowed to create a userfaultfd: %s",
+                             (int)pid, strerror((int)-result));
     uffd->remote = (int)result;
     return 0;
 }

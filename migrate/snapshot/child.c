@@ -92,9 +92,10 @@ static int connect_to(const struct ibx_snapshot_folder *folder, struct ibx_error
     const struct sockaddr_un address = ibx_snapshot_child_address(folder->at);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), rc = 0;
     if (fd < 0 || connect(fd, (const struct sockaddr *)&address, sizeof(address)))
-        rc = ibx_error_set(err, -errno,
-                           "nobody fills the cache %s (%s): start ib-migrate serve --cache with it",
-                           folder->path, strerror(errno));
+        rc = ibx_error_set(
+            err, -errno,
+            "nothing fills the cache %s (%s): start ib-migrate serve --cache with that folder",
+            folder->path, strerror(errno));
     if (rc && fd >= 0)
         close(fd);
     return rc ? rc : fd;

@@ -90,8 +90,8 @@ static void check_ram(const struct cloning *c, struct ibx_blockers *blockers)
                              block->id, block->size, m->ram[i].size);
         else if (block->shared)
             ibx_blockers_add(blockers,
-                             "memory backend %.120s is shared, and a child's memory is its own: "
-                             "give it -object memory-backend-ram,id=%.120s,size=%" PRIu64,
+                             "memory backend %.120s is shared, but a child's memory must be "
+                             "private: give it -object memory-backend-ram,id=%.120s,size=%" PRIu64,
                              block->id, block->id, block->size);
     }
 }
@@ -129,8 +129,8 @@ static void check_unlocked(pid_t pid, struct ibx_blockers *blockers)
         fclose(file);
     if (kib)
         ibx_blockers_add(blockers,
-                         "it locks its memory (%llu KiB), and a child's is the page cache's: start "
-                         "it without -overcommit mem-lock",
+                         "it locks its memory (%llu KiB), but a child's memory is in the page "
+                         "cache: start it without -overcommit mem-lock",
                          kib);
 }
 
@@ -435,10 +435,10 @@ static int feed(struct cloning *c, int fd, struct ibx_error *err)
         const ssize_t sent = send(fd, bytes, (size_t)n, MSG_NOSIGNAL);
         if (sent < 0 && errno != EAGAIN && errno != EINTR)
             return ibx_error_set(err, -errno,
-                                 "QEMU does not take the device state (%s): see its log",
+                                 "QEMU does not read the device state (%s): see its log",
                                  strerror(errno));
         if (sent < 0 && ibx_now_ns() >= deadline)
-            return ibx_error_set(err, -ETIMEDOUT, "QEMU did not take its state within %u s",
+            return ibx_error_set(err, -ETIMEDOUT, "QEMU did not read the device state within %u s",
                                  LOAD_MS / 1000);
         if (sent < 0)
             poll(&wait, 1, ibx_ms_until(deadline));
@@ -536,8 +536,8 @@ static int claim(struct cloning *c, struct ibx_error *err)
         return 0;
     if (c->claim >= 0 && errno == EWOULDBLOCK)
         return ibx_error_set(err, -EBUSY,
-                             "another ib-migrate makes a child of this QEMU (process %d): let that "
-                             "one end, or start another QEMU for this child",
+                             "another ib-migrate is making a child of this QEMU (process %d): wait "
+                             "for it, or start another QEMU for this child",
                              (int)c->ram.pid);
     return ibx_error_set(err, -errno, "%s cannot be locked: %s", path, strerror(errno));
 }

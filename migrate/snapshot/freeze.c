@@ -62,9 +62,9 @@ static int check_disks(struct freezing *f, struct ibx_blockers *blockers, struct
         const char *path = json_string_value(json_object_get(item, "qdev"));
         if (inserted && !json_is_true(json_object_get(inserted, "ro")))
             ibx_blockers_add(blockers,
-                             "the VM would go on writing to disk %.64s, which its children need as "
-                             "it is now: freeze without --resume, give this VM an overlay by "
-                             "blockdev-snapshot-sync, and then cont",
+                             "the VM would continue to write to disk %.64s, but its children need "
+                             "the disk as it is now: freeze without --resume, give this VM an "
+                             "overlay by blockdev-snapshot-sync, and then cont",
                              name && *name ? name
                              : path        ? path
                                            : "?");

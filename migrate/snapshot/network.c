@@ -103,8 +103,8 @@ static void take_card(struct snapshot_network *network, const char *line, const 
     if (strncmp(model, "virtio-net", 10))
         ibx_blockers_add(
             blockers,
-            "network card %.60s is of model %.*s, of which nobody can see whether the guest "
-            "has taken its MAC %s: use virtio-net-pci, or give --parent-mac",
+            "network card %.60s is of model %.*s, for which QEMU does not tell whether the guest "
+            "has set its MAC %s: use virtio-net-pci, or give --parent-mac",
             card.name, (int)strcspn(model, ",\r\n"), model, card.mac);
     else if (network->count == SNAPSHOT_CARDS)
         ibx_blockers_add(blockers, "it has more than %u network cards with a MAC of their own",
@@ -200,7 +200,7 @@ int ibx_snapshot_network_up(struct ibx_qmp *qmp, struct snapshot_network *networ
     while ((down = look(qmp, network, &waits, now, err)) > 0) {
         if (ibx_now_ns() >= deadline_ns)
             return ibx_error_set(err, -ETIMEDOUT,
-                                 "the guest has not taken the MAC %s of network card %.60s (it has "
+                                 "the guest has not set the MAC %s of network card %.60s (it has "
                                  "%s), and the link of %.60s stays down: let the guest set that "
                                  "MAC, give it more --mac-wait, or give --parent-mac",
                                  waits->mac, waits->name, now, waits->back_end);

@@ -459,8 +459,8 @@ int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options,
 {
     struct ibx_options own = *options;
     if (!links || links > IBX_MIGRATE_LINKS_MAX)
-        return ibx_error_set(err, -EINVAL, "%u page connections: 1 to %u are possible", links,
-                             IBX_MIGRATE_LINKS_MAX);
+        return ibx_error_set(err, -EINVAL, "there cannot be %u page connections: use 1 to %u",
+                             links, IBX_MIGRATE_LINKS_MAX);
     struct ibx_snapshot_reader *reader = calloc(1, sizeof(*reader));
     if (!reader)
         return ibx_error_set(err, -ENOMEM, "no memory for a reader");

@@ -132,7 +132,8 @@ static int begin_whole(struct serving *s, struct ibx_error *err)
         rc = read_table(s, err);
     if (!rc && !s->options->listen)
         rc = ibx_error_set(err, -EINVAL,
-                           "%s has all pages: its children need nobody, and others need --listen",
+                           "%s has all pages: its children need no server, and readers on other "
+                           "hosts need --listen",
                            s->options->folder);
     return rc;
 }
@@ -167,7 +168,7 @@ static int check_room(struct serving *s, struct ibx_error *err)
     for (size_t i = 0; i < blockers.note_count; i++)
         notify(s, blockers.notes[i]);
     return blockers.count
-               ? ibx_error_set(err, -ENOSPC, "%s (with --on-demand only what is needed comes)",
+               ? ibx_error_set(err, -ENOSPC, "%s (--on-demand fetches only what is needed)",
                                blockers.reasons[0])
                : 0;
 }

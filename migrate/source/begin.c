@@ -42,7 +42,7 @@ static int on_bandwidth(void *context, uint64_t bytes_per_second, struct ibx_err
 {
     (void)context, (void)bytes_per_second;
     return ibx_error_set(err, -EOPNOTSUPP,
-                         "the destination fetches the pages: set the bandwidth there");
+                         "set the bandwidth on the destination, which fetches the pages");
 }
 
 static int on_lend(void *context, struct ibx_error *err)
@@ -116,7 +116,7 @@ static int check(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     if (RAND_bytes(record->id, sizeof(record->id)) != 1)
-        return ibx_error_set(err, -EIO, "no random numbers for an id");
+        return ibx_error_set(err, -EIO, "there are no random numbers for the migration's id");
     record->source = true;
     record->state = IBX_JOURNAL_HERE;
     ibx_migration_describe(record, ram, s->options->qmp, s->options->uri, &s->transport);
@@ -489,7 +489,7 @@ static int check_recovered(struct source *s, struct ibx_error *err)
     if (s->vm.ram.pid != record->pid)
         return ibx_error_set(err, -ESRCH,
                              "the monitor %s belongs to process %d, and this VM's pages are in the "
-                             "QEMU of process %d: give that its monitor back",
+                             "QEMU of process %d: restore that QEMU's monitor",
                              s->options->qmp, (int)s->vm.ram.pid, (int)record->pid);
     rc = check_held(s, err);
     if (!rc)

@@ -59,10 +59,10 @@ int ibx_source_check_images(const struct source *s, struct ibx_error *err)
         return 0;
     return ibx_error_set(
         err, -EPERM,
-        "this QEMU (process %d) does not hand %.300s over: while it has that locked, the VM could "
-        "not run at the destination; if another client of QEMU uses it by now (an export, a job), "
-        "end that; QEMU keeps the images of a quorum of raw ones in any case: use images of "
-        "another format (qcow2), or locking=off at both ends",
+        "this QEMU (process %d) does not hand %.300s over: while that is locked here, the VM could "
+        "not run at the destination; if another client of QEMU uses it (an export, a job), end "
+        "that; QEMU never hands over the images of a quorum of raw ones: use images of another "
+        "format (qcow2), or locking=off at both ends",
         (int)s->vm.ram.pid, path);
 }
 

@@ -47,10 +47,10 @@ static int check_balloon(const struct source *s, json_t *event, struct ibx_error
     if (s->state.now < SOURCE_EXPOSING || s->state.now > SOURCE_SENDING || !s->link.pages ||
         !ibx_page_server_keeps(s->link.pages) || !ibx_vm_event_is(event, "BALLOON_CHANGE", NULL))
         return 0;
-    return ibx_error_set(err, -EBUSY,
-                         "the VM's balloon has another size since its memory was registered, "
-                         "which keeps the pages that were there: migrate again when its size "
-                         "does not change");
+    return ibx_error_set(
+        err, -EBUSY,
+        "the VM's balloon has changed its size since its memory was registered, and registered "
+        "memory keeps the pages: migrate again when the size does not change");
 }
 
 /* A VM that another client pauses, or continues, before QEMU's migration stops it is left like that

@@ -173,7 +173,7 @@ static bool guarded(const struct source *s)
 static int changed(struct source *s, const char *then, struct ibx_error *err)
 {
     ibx_error_set(err, -EBADMSG,
-                  "%s, and its memory may have changed before the destination had it%s",
+                  "%s, and its memory may have changed before the destination had fetched it%s",
                   s->disturbed.message, then);
     return ibx_source_broken(s, true, err);
 }
@@ -262,7 +262,7 @@ static int was_reset(struct ibx_qmp *qmp, bool *is, struct ibx_error *err)
     return known ? 0
                  : ibx_error_set(err, -EOPNOTSUPP,
                                  "whether somebody has reset the VM in this QEMU (process %d) "
-                                 "since it was migrated cannot be determined, since it is no x86",
+                                 "since it was migrated is not known, because it is not an x86",
                                  (int)ibx_qmp_pid(qmp));
 }
 
@@ -351,9 +351,9 @@ static int check_reset(struct source *s, struct ibx_error *err)
         return rc;
     if (!s->status.record.was_running)
         return ibx_error_set(err, -EOPNOTSUPP,
-                             "the VM in QEMU (process %d) is where an x86 begins: it did not run "
-                             "when it was migrated, and whether it had not begun yet, or somebody "
-                             "has reset it since, cannot be determined",
+                             "the VM in QEMU (process %d) has the registers of an x86 at reset: it "
+                             "was not running when it was migrated, and it is not known whether it "
+                             "had not started yet or somebody has reset it since",
                              (int)s->vm.ram.pid);
     ibx_error_set(&s->disturbed, -EBUSY,
                   "another client has reset the VM in QEMU (process %d) here while no ib-migrate "

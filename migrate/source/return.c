@@ -49,13 +49,12 @@ static int find_note(const struct source *s, struct ibx_note *note, unsigned bit
                      struct ibx_error *err)
 {
     int rc = ibx_note_find(note, words_of(s) * 8 * bits, path, err);
-    return rc != -ESTALE
-               ? rc
-               : ibx_error_set(err, rc,
-                               "%s, where it was noted which pages the VM has here, is gone or "
-                               "another one's: the VM cannot return; ib-migrate send moves it when "
-                               "all of its pages are here",
-                               path);
+    return rc != -ESTALE ? rc
+                         : ibx_error_set(err, rc,
+                                         "%s, which recorded the pages that the VM has here, is "
+                                         "gone or was replaced: the VM cannot return; ib-migrate "
+                                         "send moves it when all of its pages are here",
+                                         path);
 }
 
 int ibx_source_return_open(struct source *s, struct ibx_error *err)
@@ -64,11 +63,11 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err)
     const struct ibx_record *came = s->options->returns;
     char path[128];
     if (ibx_journal_base_touched(s->options->folder, came))
-        return ibx_error_set(err, -EOPNOTSUPP,
-                             "while the VM was here something was plugged in that changes its "
-                             "memory unseen, such as a vhost-user device: it cannot return; "
-                             "ib-migrate send moves it when all of its pages are here "
-                             "(borrow --fill)");
+        return ibx_error_set(
+            err, -EOPNOTSUPP,
+            "while the VM was here, a device was plugged in whose writes to its memory are not "
+            "seen, such as a vhost-user device: it cannot return; ib-migrate send moves it when "
+            "all of its pages are here (borrow --fill)");
     ibx_journal_note_path(came, IBX_NOTE_BASE, path, sizeof(path));
     int rc = find_note(s, &home->base, 1, path, err);
     ibx_journal_note_path(came, IBX_NOTE_ARRIVED, path, sizeof(path));
@@ -368,8 +367,8 @@ int ibx_source_return_on_have(struct source *s, const struct ibx_migrate_any *me
         message->is.map_end.data_pages != have->data_pages ||
         memcmp(hash, message->is.map_end.hash, sizeof(hash)))
         return ibx_error_set(err, -EPROTO,
-                             "the map of what home has does not add up: %" PRIu64 " of %" PRIu64
-                             " pages, %" PRIu64 " with data, announced %" PRIu64,
+                             "the map of the pages that home has does not add up: %" PRIu64
+                             " of %" PRIu64 " pages, %" PRIu64 " with data, announced %" PRIu64,
                              have->next, have->pages, have->data_pages,
                              message->is.map_end.data_pages);
     s->home.have_it = true;
@@ -394,18 +393,20 @@ static int check_have(struct source *s, struct ibx_error *err)
     ibx_page_map_fini(&lacks);
     if (!pages)
         return 0;
-    return ibx_error_set(err, -EBADMSG,
-                         "home lacks %" PRIu64 " pages of the VM's memory that it had when the VM "
-                         "left, and they have not come here: somebody has changed it; the "
-                         "VM runs on here, but pages that it has not fetched are lost",
-                         pages);
+    return ibx_error_set(
+        err, -EBADMSG,
+        "home lacks %" PRIu64
+        " pages that it had when the VM left and that have not come here: somebody has changed the "
+        "VM's memory there; the VM runs on here, but pages that it has not fetched are lost",
+        pages);
 }
 
 int ibx_source_return_begin(struct source *s, struct ibx_error *err)
 {
     struct source_warm *warm = &s->warm;
     if (!s->home.have_it)
-        return ibx_error_set(err, -EPROTO, "home has not told what it has of the VM's memory");
+        return ibx_error_set(err, -EPROTO,
+                             "home did not report which pages of the VM's memory it has");
     ibx_page_map_add(&warm->held, &s->home.have);
     ibx_page_map_add(&warm->wanted, &s->home.written);
     return check_have(s, err);
@@ -422,8 +423,8 @@ int ibx_source_return_check_fabric(const struct source *s, struct ibx_error *err
     if (!missing)
         return 0;
     return ibx_error_set(err, -EOPNOTSUPP,
-                         "%" PRIu64 " pages of the VM are not here yet, and over %s memory is "
-                         "registered, which would make zero pages of them: let the VM return over "
+                         "%" PRIu64 " pages of the VM are not here yet, and %s registers memory, "
+                         "which would turn them into zero pages: let the VM return over "
                          "tcp:// or, on one host, shm://, or borrow it with --fill",
                          missing, ibx_page_server_path(s->link.pages)->description);
 }

@@ -385,9 +385,9 @@ static void tell_stall(struct source *s, uint64_t limit_ms)
     s->still_told = true;
     if (s->state.now != SOURCE_COMMITTED) {
         ibx_migration_notify(observer,
-                             "the VM has been stopped for %u s, and the destination has not taken "
-                             "its state: look at its ib-migrate and QEMU; the VM runs on here if "
-                             "that takes %u s, or if this is interrupted",
+                             "the VM has been stopped for %u s, and the destination's QEMU has not "
+                             "loaded its state: look at its ib-migrate and QEMU; the VM runs on "
+                             "here if that takes %u s, or if this is interrupted",
                              told_s, (unsigned)(limit_ms / 1000));
         return;
     }
@@ -412,8 +412,8 @@ static int check_stall(struct source *s, struct ibx_error *err)
     if (still_ms < limit_ms || s->state.now == SOURCE_COMMITTED)
         return 0;
     return ibx_error_set(err, -ETIMEDOUT,
-                         "the VM has been stopped for %" PRIu64 " s and the destination has not "
-                         "taken its state",
+                         "the VM has been stopped for %" PRIu64
+                         " s, and the destination's QEMU has not loaded its state",
                          limit_ms / 1000);
 }
 

@@ -214,7 +214,7 @@ int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *co
             memcmp(bytes, MAGIC, n < 4 ? (size_t)n : 4))
             return ibx_error_set(
                 err, -EPERM,
-                "QEMU does not send its state unencrypted: if virsh migrate was given --tls, leave "
+                "QEMU wants to send its state encrypted: if virsh migrate was given --tls, leave "
                 "it out; this link has its own TLS (--key-file)");
         taken += (size_t)n;
         int rc = hold_back(stream, bytes, (size_t)n, err);

@@ -83,7 +83,7 @@ int ibx_source_verified(struct source *s, struct ibx_error *err)
     int rc = s->verifier ? ibx_verifier_result(s->verifier, err) : -EAGAIN;
     if (rc == -EAGAIN && idle)
         return ibx_error_set(err, -EPROTO,
-                             "the destination calls the migration complete without the digests of "
-                             "all pages: nothing is given up here");
+                             "the destination reports the migration as complete without the "
+                             "digests of all pages: this side keeps all pages");
     return rc;
 }

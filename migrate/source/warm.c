@@ -170,7 +170,7 @@ static int check_lost(const struct source *s, struct ibx_error *err)
     if (!lost(&s->warm) || !source_returns(s))
         return 0;
     return ibx_error_set(err, -EBUSY,
-                         "which pages the VM has written is not known any more (%s): it stays "
+                         "it is no longer known which pages the VM has written (%s): it stays "
                          "here, and can return when that is over",
                          s->warm.why.message);
 }

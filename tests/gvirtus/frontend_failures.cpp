@@ -29,7 +29,7 @@ bool memory_that_may_not_be_touched()
     GpuBackEnd back;
     Application app(&back, application, "memory-that-may-not-be-touched");
     REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), "the session goes on") == 0);
+    REQUIRE(lines_with(app.said(), "the session continues") == 0);
     REQUIRE(lines_with(app.said(), "the session cannot go on: a copy") > 0);
     return lines_with(app.said(), "ibx: warn:") == 2; // one for each
 }

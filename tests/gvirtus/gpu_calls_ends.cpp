@@ -411,10 +411,10 @@ bool ends_beside_endless(bool killed, unsigned flags)
     }));
     const std::string other = "process " + std::to_string(endless.pid);
     REQUIRE(becomes_true([&] {
-        return said.has("process " + std::to_string(pid) + " has ended; not all that it had") &&
-               said.has("while work of " + other + " does not end");
+        return said.has("process " + std::to_string(pid) + " has ended; some of its GPU memory") &&
+               said.has("until the work of " + other + " ends");
     }));
-    REQUIRE(!killed || becomes_true([&] { return said.has(other + " has ended, and its work"); }));
+    REQUIRE(!killed || becomes_true([&] { return said.has(other + " has ended, but for "); }));
     gpu.remote.hold_stream(0);
     return HOLDS(endless.end(killed) && is_as_before(gpu, before));
 }

@@ -513,7 +513,7 @@ bool keys()
         REQUIRE(round_trip(&front, 0, 100000, 3));
     }
     REQUIRE(throws_both([&] { connected(back.port, "rdma.key_file : " + wrong + "\n"); },
-                        "key is not the server's"));
+                        "key differs from the server's"));
     REQUIRE(throws_both([&] { connected(back.port); }, "a key is required"));
     REQUIRE(
         throws_both([&] { connected(back.port, "rdma.key_file : " + open + "\n"); }, "chmod 600"));

@@ -483,7 +483,8 @@ bool spare_without_a_gpu()
     setenv("IBX_DOUBLE_ABSENT", gpu.c_str(), 1);
     const Listening back("rdma.log : warn\n", 1);
     unsetenv("IBX_DOUBLE_ABSENT");
-    REQUIRE(becomes_true([&] { return said.has("waits for clients, ends: there is no GPU yet"); }));
+    REQUIRE(becomes_true(
+        [&] { return said.has("was waiting for clients, ends: there is no GPU yet"); }));
     REQUIRE(becomes_true([&] { return back.children().empty(); }));
     REQUIRE(std::ofstream(gpu).good());
     const bool works = Program(back).ask(WORKS) == 1;

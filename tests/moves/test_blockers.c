@@ -457,12 +457,12 @@ static void test_devices(void)
                                      " {\"name\": \"nic\", \"type\": \"child<virtio-net-pci>\"},"
                                      " {\"name\": \"type\", \"type\": \"string\"}]"},
                                     {0}});
-    only("device gpu (vfio-pci) reaches guest RAM without QEMU, so it would read pages that are "
+    only("device gpu (vfio-pci) accesses guest RAM without QEMU, and would read pages that are "
          "not there yet: unplug it (device_del gpu) first");
     devices((const struct answer[]){
         {"peripheral-anon", "[{\"name\": \"device[0]\", \"type\": \"child<vhost-user-fs-pci>\"}]"},
         {0}});
-    only("device device[0] (vhost-user-fs-pci) reaches guest RAM without QEMU, so it would read "
+    only("device device[0] (vhost-user-fs-pci) accesses guest RAM without QEMU, and would read "
          "pages that are not there yet: unplug it (device_del /machine/peripheral-anon/device[0]) "
          "first, or migrate by send and receive with --stand-still");
     devices((const struct answer[]){
@@ -489,12 +489,13 @@ static void test_devices(void)
         {"info network", "\" \\\\ net2: index=0,type=passt,vhost-user,connected to pid 7\\r\\n"
                          "net3: index=0,type=passt,stream,connected to pid 8\\r\\n\""},
         {0}});
-    only("the network net2 is a passt with vhost-user=on, which reaches guest RAM without QEMU");
+    only("the network net2 is a passt with vhost-user=on, which accesses guest RAM without QEMU");
     devices((const struct answer[]){{"query-named-block-nodes",
                                      "[{\"drv\": \"nvme\"}, {\"drv\": \"raw\"},"
                                      " {\"drv\": \"io_uring\"}, {\"drv\": \"nvme\"}]"},
                                     {0}});
-    only("a disk is used by QEMU's driver nvme, which reaches guest RAM past its page tables");
+    only("a disk is used by QEMU's driver nvme, which accesses guest RAM without QEMU's page "
+         "tables");
     devices((const struct answer[]){
         {"query-named-block-nodes", "[{\"drv\": \"virtio-blk-vhost-user\"}]"}, {0}});
     only("a disk is used by QEMU's driver virtio-blk-vhost-user");

@@ -109,7 +109,7 @@ static void test_two_in_one_qemu(void)
     mover_start(&first, (const char *[]){"clone", snapshot, "--qmp", children[0].tool, NULL});
     mover_await_stop(&first);
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", monitor),
-                     "another ib-migrate makes a child of this QEMU");
+                     "another ib-migrate is making a child of this QEMU");
     mover_kill(&first, SIGCONT);
     mover_ends(&first, 0);
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", monitor), "cannot become a child");
@@ -121,7 +121,7 @@ static void test_refused(void)
     freeze();
     vm_start(&children[0], &(struct vm_options){.append = CALM, .incoming = true});
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
-                     "memory backend mem0 is shared, and a child's memory is its own");
+                     "memory backend mem0 is shared, but a child's memory must be private");
     vm_end(&children[0]);
     vm_start(&children[0], &(struct vm_options){.append = CALM, .ram = PRIVATE});
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),

@@ -32,7 +32,7 @@ static void test_filler_killed(void)
     /* Another one is not touched meanwhile. */
     child_start(&children[1], NULL);
     mover_must_print(MOVER_RUN(1, "clone", cache, "--qmp", children[1].tool),
-                     "nobody fills the cache");
+                     "nothing fills the cache");
     SERVE(&filler, cache, "--cache", server.uri);
     child_is_right(&children[0]);
     MOVER_RUN(0, "clone", cache, "--qmp", children[1].tool);
@@ -52,7 +52,7 @@ static void test_filler_killed_when_whole(void)
              snapshot, cache, snapshot, cache);
     assert_int_equal(system(command), 0);
     mover_must_print(MOVER_RUN(1, "serve", cache, "--cache", server.uri),
-                     "its children need nobody");
+                     "its children need no server");
     child_is_right(&children[0]);
     is_as_frozen(cache);
     /* Whole, and of another snapshot than the one that is served now. */

@@ -161,7 +161,7 @@ static void test_guest_that_does_not_act(void)
     struct mover *done =
         MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool, "--mac-wait", "1");
     mover_must_print(done, "is a child and runs");
-    mover_must_print(done, "the guest has not taken the MAC " CHILD_MAC
+    mover_must_print(done, "the guest has not set the MAC " CHILD_MAC
                            " of network card net0 (it has " PARENT_MAC ")");
     vm_await_words(&children[0], "link 00000000");
     child_is_right(&children[0]);
@@ -235,7 +235,7 @@ static void test_two_macs_swapped(void)
     }
     struct mover *done =
         MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool, "--mac-wait", "1");
-    mover_must_print(done, "is a child and runs: the guest has not taken the MAC ");
+    mover_must_print(done, "is a child and runs: the guest has not set the MAC ");
 }
 
 static void test_parent_mac(void)

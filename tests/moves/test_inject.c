@@ -523,7 +523,7 @@ static void test_unprivileged_qemu_may_not(void)
     vm_start(&vm, &(struct vm_options){.incoming = true, .nobody = true});
     struct ibx_uffd uffd = {.fd = 77};
     vm_refused(ibx_uffd_make(vm.pid, vm.qmp, IBX_UFFD_SYSCALL, &uffd, vm_soon(), &vm_error), -EPERM,
-               "may not make a userfaultfd");
+               "is not allowed to create a userfaultfd");
     assert_int_equal(uffd.fd, 77);
     vm_do(&vm, "query-status", NULL);
 }

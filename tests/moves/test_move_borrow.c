@@ -208,7 +208,7 @@ static void test_refused(void)
     pair_start(&options);
     mover_receive(&receiver, &vms[1], TCP, (const char *[]){"--stand-still", NULL});
     mover_must_print(MOVER_RUN(1, "borrow", receiver.uri, "--qmp", vms[0].tool, "--yes"),
-                     "without --stand-still");
+                     "cannot be received with --stand-still");
     mover_end_all(NULL);
     borrowed(&options, TCP, NULL);
     home_start(NULL);
@@ -238,7 +238,7 @@ static void test_another_process_has_had_the_memory(void)
     close(fd);
     home_and_bring();
     mover_ends(&bringer, 1);
-    mover_must_print(&bringer, "changes its memory unseen");
+    mover_must_print(&bringer, "whose writes to its memory are not seen");
     stays_away();
     mover_kill(&lender, SIGINT);
     mover_ends(&lender, 1);

@@ -340,7 +340,8 @@ static void test_returns_while_the_link_is_made_anew(void)
     mover_await(&receiver, "broken", 0);
     pair_timeout = PATIENT;
     home_and_bring();
-    mover_await_words(&bringer, "the other side of the borrowed VM is away: waiting for it");
+    mover_await_words(&bringer,
+                      "the other side of the borrowed VM is not connected: waiting for it");
     pair_recover(&sender);
     returned();
     pair_timeout = PAIR_TIMEOUT;

@@ -391,9 +391,9 @@ static void test_a_write_after_a_tool_killed_while_arming(void)
     await_held();
     pair_recover(&sender);
     mover_ends(&sender, 1);
-    mover_must_print(&sender, "may have changed before the destination had it");
+    mover_must_print(&sender, "may have changed before the destination had fetched it");
     both_know_it();
-    mover_must_print(&receiver, "may have changed before the destination had it");
+    mover_must_print(&receiver, "may have changed before the destination had fetched it");
 }
 
 /* The destination's tool is not there to be told. It is as soon as both are called again, and no
@@ -406,7 +406,7 @@ static void test_told_later(void)
     json_decref(vm_event(&vms[0], "RESET", NULL));
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
-    mover_must_print(&sender, "may have changed before the destination had it");
+    mover_must_print(&sender, "may have changed before the destination had fetched it");
     mover_must_print(&sender, "could not be told");
     mover_await_record("source", "broken");
     pair_recover(&receiver);
@@ -440,7 +440,7 @@ static void reset_without_a_tool(void)
     json_decref(vm_event(&vms[0], "RESET", NULL));
     pair_recover(&sender);
     mover_ends(&sender, 1);
-    mover_must_print(&sender, "may have changed before the destination had it");
+    mover_must_print(&sender, "may have changed before the destination had fetched it");
 }
 
 static void test_reset_after_a_tool_killed_while_arming(void)
@@ -474,7 +474,7 @@ static void test_recovered_before_its_first_instruction(void)
     mover_kill(pair_run_to("source:committed", NULL), SIGKILL);
     pair_recover(&sender);
     mover_ends(&sender, 3);
-    mover_must_print(&sender, "is where an x86 begins");
+    mover_must_print(&sender, "has the registers of an x86 at reset");
     mover_await_record("source", "may-run");
 }
 
@@ -500,7 +500,7 @@ static void test_reset_before_a_tool_killed_under_guard(void)
     protect_the_rest();
     pair_recover(&sender);
     mover_ends(&sender, 1);
-    mover_must_print(&sender, "may have changed before the destination had it");
+    mover_must_print(&sender, "may have changed before the destination had fetched it");
     both_know_it();
 }
 

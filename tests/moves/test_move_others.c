@@ -242,7 +242,7 @@ static void test_recovered_beside_one_under_way(void)
 {
     recovered_beside("pre-switchover", 1);
     mover_ends(&receiver, 1);
-    mover_must_print(&receiver, "may have changed before the destination had it");
+    mover_must_print(&receiver, "may have changed before the destination had fetched it");
     mover_await_record("source", "broken");
 }
 
@@ -392,7 +392,7 @@ static void it_is_left_alone(void)
     assert_false(mover_resumed(&other));
     assert_false(vm_runs(&other));
     mover_must_print(MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED),
-                     "give that its monitor back");
+                     "restore that QEMU's monitor");
     assert_false(vm_runs(&other));
     assert_int_equal(rename(kept, vms[0].tool), 0);
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);

@@ -135,7 +135,7 @@ static bool right_past_the_page_cache(void)
     pair_receive(NULL);
     pair_send((const char *[]){WARM, NULL});
     pair_done();
-    if (mover_printed(&sender, "is not known any more"))
+    if (mover_printed(&sender, "it is no longer known which pages"))
         return false;
     check_warm();
     slow_disk_delay(0);
@@ -202,7 +202,7 @@ static void test_balloon_of_registered_memory(void)
     mover_await(&receiver, "warming", 8);
     vm_do(&vms[0], "balloon", json_pack("{s:i}", "value", 56 << 20));
     mover_ends(&sender, 1);
-    mover_must_print(&sender, "has another size since its memory was registered");
+    mover_must_print(&sender, "has changed its size since its memory was registered");
     mover_ends(&receiver, 1);
     pair_stays();
 }
@@ -218,8 +218,7 @@ static void test_reporting_of_registered_memory(void)
     mover_receive(&receiver, &vms[1], OFI, NULL);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--set", PATIENT, NULL});
     mover_ends(&sender, 1);
-    mover_must_print(&sender,
-                     "balloon0 (free-page-reporting), and over ofi its memory is registered");
+    mover_must_print(&sender, "balloon0 (free-page-reporting), and ofi registers its memory");
     mover_ends(&receiver, 1);
     pair_stays();
 }

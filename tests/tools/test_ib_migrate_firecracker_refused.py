@@ -39,7 +39,7 @@ def messages_that_cannot_be_served_are_refused(scene):
             (f"[{region}] and more", "not JSON"),
             (f"[{region},{region}]", "share addresses"),
             (f"[{region.replace('4096}', '8192}')}]", "pages of 8192 bytes"),
-            (f"[{region[:-1]}, \"page_size_kib\": 2097152}}]", "are the same thing"),
+            (f"[{region[:-1]}, \"page_size_kib\": 2097152}}]", "the two must be equal"),
             (f"[{region.replace('4096, ', '4097, ', 1)}]", "not of whole pages"),
             (f"[{region.replace('4096, ', '-4096, ', 1)}]", 'no "base_host_virt_addr"'),
             (f"[{region.replace('0, ', '8388608, ')}]",
@@ -62,11 +62,12 @@ def wrong_files_are_refused_before_firecracker_waits(scene):
             (("--from", scene.path("cut")), "(90 bytes): name the memory file"),
             (("--from", "tcp://127.0.0.1:9"), "no server answers at 127.0.0.1 port 9"),
             (("--from", memory, "--record", scene.path("none/pages")), "its folder: No such file"),
-            (("--from", memory, "--record", scene.path("link")), "is a link; name another file"),
+            (("--from", memory, "--record", scene.path("link")),
+             "because it is a link and would be replaced"),
             (("--from", memory, "--replay", scene.path("none")), "an earlier run writes that file"),
             (("--from", memory, "--replay", memory), "it is no working set"),
             (("--from", memory, "--replay", scene.path("old")), "of version 2, and this"),
-            (("--from", memory, "--replay", scene.path("cut")), "cut, or damaged")):
+            (("--from", memory, "--replay", scene.path("cut")), "truncated or damaged")):
         status, out, err = scene.run("firecracker", "--socket", scene.path("socket"), *args)
         equal((status, out), (1, ""))
         assert words in err and err.count("\n") == 1, err

@@ -75,7 +75,7 @@ def a_lost_server_is_asked_again(scene):
         file.write(other)
     os.chmod(scene.path("others/memory"), 0o600)
     stranger, _ = offered(scene, scene.path("others/memory"), uri)
-    while "serves another snapshot now" not in event(tool, "lost")["reason"]:
+    while "now serves another snapshot" not in event(tool, "lost")["reason"]:
         pass
     stranger.kill()
     stranger.wait(LIMIT)

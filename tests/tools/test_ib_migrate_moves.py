@@ -145,7 +145,7 @@ def a_vm_that_stands_still_for_long_is_told_of(scene):
     until(lambda: process_state(sender.pid) == "T", "the sender to stop itself")
     destination.process.send_signal(signal.SIGSTOP)
     sender.send_signal(signal.SIGCONT)
-    wait_for_message(sender, "s, and the destination has not taken its state: look at its")
+    wait_for_message(sender, "s, and the destination's QEMU has not loaded its state: look at its")
     destination.process.send_signal(signal.SIGCONT)
     equal([finish(process)[0] for process in (sender, waiting)], [0, 0])
     destination.runs_on()
@@ -288,8 +288,8 @@ def a_running_migration_is_watched_and_changed(scene):
     until(lambda: succeeds(scene, "status").count('was "paused" when QEMU was last asked') == 2,
           "the VM's status in both sentences")
     ask_qmp(destination.own, "cont")
-    for line, qmp, words in (("set --max-bandwidth 1G", (), "name one by --qmp"),
-                             ("set --max-bandwidth 1G", source.qmp, "set the bandwidth there"),
+    for line, qmp, words in (("set --max-bandwidth 1G", (), "choose one by --qmp"),
+                             ("set --max-bandwidth 1G", source.qmp, "set the bandwidth on the destination"),
                              ("cancel", source.qmp, "cannot be cancelled"),
                              ("cancel", destination.qmp, "cannot be cancelled"),
                              ("recover --quiet", destination.qmp, "ib-migrate"),
@@ -395,7 +395,7 @@ def one_receiver_at_a_time_takes_a_vm(scene):
     fails(scene, "send", *second.qmp, uri)
     code, summary, _ = finish(waiting)
     equal(code, 1)
-    assert "another ib-migrate takes a VM" in summary["error"], summary
+    assert "is receiving a VM into this QEMU" in summary["error"], summary
     process.send_signal(signal.SIGCONT)
     for one in (sender, process):
         equal(finish(one)[0], 0)

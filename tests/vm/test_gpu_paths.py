@@ -44,8 +44,8 @@ class Guest:
 
     def resumed(self):
         """By which provider each time, from which one."""
-        return re.findall(r"goes on after \d+ ms by (\w+)[^\n]*?(?:, before by (\w+))?\r?\n",
-                          self.said())
+        return re.findall(r"after \d+ ms the session continues over (\w+)[^\n]*?"
+                          r"(?:, before over (\w+))?\r?\n", self.said())
 
     def last_said(self):
         return re.findall(r"warn: (the connection[^\n]*)", self.said())[-1]

@@ -30,10 +30,10 @@ static void client_start(struct bw_stream *stream)
     pthread_t thread;
     unsigned others = atomic_fetch_add(&clients, 1);
     if (others >= args->max_clients) {
-        ibx_log(IBX_LOG_WARN, "a client was turned away: %u are served already (--max-clients)",
+        ibx_log(IBX_LOG_WARN, "a client was refused: %u are already being served (--max-clients)",
                 others);
     } else if (pthread_create(&thread, NULL, client_main, stream)) {
-        ibx_log(IBX_LOG_ERROR, "a client was turned away: no thread for it");
+        ibx_log(IBX_LOG_ERROR, "a client was refused: there is no thread for it");
     } else {
         pthread_detach(thread);
         return;

@@ -357,7 +357,7 @@ static int output_of(const struct bw_args *args, char file[PATH_MAX], struct ibx
         rc = ibx_glue_tuning_file(file, err);
     }
     if (!rc && !*file)
-        rc = ibx_error_set(err, -EINVAL, "rdma.tuning says none: give --output FILE");
+        rc = ibx_error_set(err, -EINVAL, "rdma.tuning is none: give --output FILE");
     if (!rc)
         become_owner(file);
     return rc;

@@ -37,7 +37,7 @@ static int take_monitor(const struct migrate_args *args, const struct ibx_record
     ibx_journal_path(args->folder, came, ".sock", path, sizeof(path));
     int rc = ask_to_lend(path, err);
     if (rc == -ENOTCONN)
-        ibx_cli_message("the other side of the borrowed VM is away: waiting for it");
+        ibx_cli_message("the other side of the borrowed VM is not connected: waiting for it");
     while (rc == -ENOTCONN && ibx_now_ns() < deadline) {
         poll(NULL, 0, AWAY_LOOK_MS);
         rc = ask_to_lend(path, err);

@@ -279,8 +279,8 @@ static int check_sockets(char *const *arguments, struct ibx_error *err)
         char *path = ibx_run_socket_of(arguments[i]);
         if (path && is_taken(path))
             rc = ibx_error_set(err, -EADDRINUSE,
-                               "a program listens at %s already, which QEMU would take from it: "
-                               "give run --map with another folder for it, or end that program",
+                               "a program already listens at %s, and QEMU would take that socket "
+                               "over: give run --map to use another folder, or end that program",
                                path);
         free(path);
     }
@@ -333,7 +333,7 @@ static int start_qemu(struct far *far, struct ibx_error *err)
         if (left(far, LOOK_MS))
             return ibx_error_set(err, -ECANCELED, "the source has gone");
         if (ibx_now_ns() > deadline)
-            return ibx_error_set(err, -ETIMEDOUT, "QEMU does not open its monitor for %d s",
+            return ibx_error_set(err, -ETIMEDOUT, "QEMU has not opened its monitor within %d s",
                                  START_MS / 1000);
     }
     return 0;

@@ -85,15 +85,14 @@ static int refuse_chardev(const char *text, struct ibx_error *err)
 {
     if (!strncmp(text, "unix:", 5) && text[5] && access(text, F_OK))
         return ibx_error_set(err, -EINVAL,
-                             "\"%.128s\" is how QEMU's command line has it: give the path alone, "
-                             "\"%.*s\"",
-                             text, (int)strcspn(text + 5, ","), text + 5);
+                             "\"%.128s\" is QEMU's syntax: give the path alone, \"%.*s\"", text,
+                             (int)strcspn(text + 5, ","), text + 5);
     if (strstr(text, "://") || !strncmp(text, "tcp:", 4))
-        return ibx_error_set(err, -EINVAL,
-                             "\"%.128s\" is no unix socket, by which QEMU's process is found, too: "
-                             "start QEMU with -qmp unix:/run/NAME.qmp,server=on,wait=off, and give "
-                             "that path, on QEMU's host",
-                             text);
+        return ibx_error_set(
+            err, -EINVAL,
+            "\"%.128s\" is not a unix socket, by which QEMU's process is also found: start QEMU "
+            "with -qmp unix:/run/NAME.qmp,server=on,wait=off, and give that path, on QEMU's host",
+            text);
     return 0;
 }
 

@@ -239,7 +239,7 @@ static int add_tap(const struct finding *f, const char *id, const char *name)
     if (rc)
         return rc;
     if (!queues)
-        return refuse(f, "device", id, "QEMU does not tell what its network is, but of a tap");
+        return refuse(f, "device", id, "QEMU describes only networks of type tap");
     json_object_set_new(f->backends, name, json_true());
     json_t *tap =
         json_sprintf("tap,id=%s,ifname=%s,script=%s,downscript=%s,queues=%u%s", name, ifname,

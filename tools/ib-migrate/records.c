@@ -358,8 +358,9 @@ static int find_live(const struct migrate_args *args, char path[PATH_MAX], struc
     if (live == 1)
         return 0;
     if (live)
-        return ibx_error_set(err, -ENOTUNIQ,
-                             "%zu migrations run or wait for a VM here: name one by --qmp", live);
+        return ibx_error_set(
+            err, -ENOTUNIQ,
+            "there are %zu migrations and waiting receivers here: choose one by --qmp", live);
     if (why.code)
         return ibx_error_set(err, why.code, "%s", why.message);
     return ibx_error_set(err, -ENOENT,

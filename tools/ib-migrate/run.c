@@ -62,7 +62,7 @@ static int make_secrets(struct run *run, struct ibx_error *err)
 {
     uint8_t random[KEY_BYTES + 16];
     if (RAND_bytes(random, sizeof(random)) != 1)
-        return ibx_error_set(err, -EIO, "no random numbers for a key");
+        return ibx_error_set(err, -EIO, "there are no random numbers for a key");
     ibx_hex_text(random, KEY_BYTES, run->key);
     run->key[strlen(run->key)] = '\n';
     char digits[33];

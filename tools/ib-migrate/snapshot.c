@@ -58,9 +58,8 @@ int ibx_cli_freeze(const struct migrate_args *args)
         ibx_snapshot_freeze(args->qmp, args->uri, after, &result, &err))
         return ibx_cli_fail(err.message);
     if (result.tpm)
-        ibx_cli_message(
-            "this VM has a TPM: each of its children begins with all that is in it, its "
-            "keys, what is sealed to them, and its counters");
+        ibx_cli_message("this VM has a TPM: each of its children starts with everything in it: its "
+                        "keys, what is sealed to them, and its counters");
     print_frozen(args, &result);
     return ibx_cli_flush(MIGRATE_DONE);
 }
@@ -106,10 +105,9 @@ static int await_monitor(const char *path, pid_t pid, struct ibx_error *err)
     int rc;
     while ((rc = ibx_qmp_connect(path, deadline, &qmp, err)) == -ENOENT || rc == -ECONNREFUSED) {
         if (waitpid(pid, NULL, WNOHANG) == pid)
-            return ibx_error_set(err, -ECHILD,
-                                 "QEMU has ended before it had a monitor at %s: see what it "
-                                 "printed",
-                                 path);
+            return ibx_error_set(
+                err, -ECHILD, "QEMU has ended before it had a monitor at %s: its output says why",
+                path);
         if (ibx_now_ns() >= deadline)
             return ibx_error_set(err, -ETIMEDOUT, "QEMU made no monitor at %s within %u s", path,
                                  START_MS / 1000);
@@ -195,8 +193,8 @@ int ibx_cli_clone(const struct migrate_args *args)
                         "or cannot use a disk (has another process its image?), which QEMU prints "
                         "and says to cont");
     if (r.tpm)
-        ibx_cli_message("the child has its parent's TPM: the keys of that, what is sealed to them, "
-                        "and its counters; who knows a VM by them takes it for the parent");
+        ibx_cli_message("the child has its parent's TPM: its keys, what is sealed to them, and its "
+                        "counters; a service that identifies VMs by these takes it for the parent");
     if (args->json) {
         ibx_cli_print_json(json_pack(
             "{s:{s:s, s:i, s:s, s:b, s:I, s:I, s:I, s:I, s:i, s:i, s:I}}", "clone", "folder",

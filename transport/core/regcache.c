@@ -327,8 +327,8 @@ int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
                         struct ibx_regcache **out, struct ibx_error *err)
 {
     if (!entries || entries > ENTRIES_MAX)
-        return ibx_error_set(err, -EINVAL, "a cache of %u registrations: give 1 to %u", entries,
-                             ENTRIES_MAX);
+        return ibx_error_set(err, -EINVAL, "a cache cannot have %u registrations: use 1 to %u",
+                             entries, ENTRIES_MAX);
     struct ibx_regcache *cache = calloc(1, sizeof(*cache));
     if (cache)
         cache->entries = calloc(entries, sizeof(*cache->entries));

@@ -179,7 +179,8 @@ void ibx_tls_use_kernel(struct ibx_tls *tls)
     const char *why;
     tls->kernel_wanted = ibx_tls_kernel_works(&why);
     if (!tls->kernel_wanted && !atomic_flag_test_and_set(&told))
-        ibx_log(IBX_LOG_WARN, "ktls : yes goes on without the kernel's TLS: %s", why);
+        ibx_log(IBX_LOG_WARN,
+                "ktls : yes has no effect, because the kernel's TLS cannot be used: %s", why);
 }
 
 /* What OpenSSL has to say in the handshake. */

@@ -308,7 +308,8 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     if (rc)
         return refuse(h, reply, rc, why.message, err);
     if (!got || !ibx_hash_equal(got, proofs.client))
-        return refuse(h, reply, -EACCES, "the key is not the server's: copy its key file", err);
+        return refuse(h, reply, -EACCES,
+                      "the key differs from the server's: copy the server's key file", err);
     const char *reason = check_proven(h, flags, text);
     if (reason)
         return refuse(h, reply, -EACCES, reason, err);
@@ -557,7 +558,7 @@ int ibx_handshake_check_server(struct ibx_handshake *h, uint64_t deadline, struc
     const uint8_t *got = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
     if (!got || !ibx_hash_equal(got, h->awaited))
         return ibx_error_set(err, -EACCES,
-                             "%s does not know the key: it is not the server it should be",
+                             "%s does not know the key, so it is not the intended server",
                              h->conn->path.peer);
     if (h->conn->options.claim)
         h->conn->options.claim->reached = true;

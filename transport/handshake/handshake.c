@@ -345,7 +345,7 @@ static void log_path(const struct ibx_conn *conn)
 {
     const struct ibx_path *path = &conn->path;
     if (conn->role == IBX_ROLE_SERVER)
-        ibx_log(IBX_LOG_INFO, "%s goes by %s, payloads %s", path->peer, path->provider,
+        ibx_log(IBX_LOG_INFO, "%s is connected over %s, payloads %s", path->peer, path->provider,
                 path->encrypted                  ? "in TLS"
                 : !strcmp(path->provider, "shm") ? "within this host"
                                                  : "unencrypted");

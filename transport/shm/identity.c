@@ -175,15 +175,16 @@ int ibx_shm_hello_error(int socket, int rc, struct ibx_error *err)
     socklen_t length = sizeof(who);
     getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &length);
     if (rc == -EPERM)
-        return ibx_error_set(err, rc,
-                             "process %d of user %u stands between server and client at the shm "
-                             "socket: name with shm_dir, on both ends, one directory that only the "
-                             "server can change",
-                             who.pid, who.uid);
+        return ibx_error_set(
+            err, rc,
+            "process %d of user %u is between server and client at the shm socket: name with "
+            "shm_dir, on both ends, one directory that only the server can change",
+            who.pid, who.uid);
     if (rc == -EOPNOTSUPP)
-        return ibx_error_set(err, rc,
-                             "it is not known who is at the other end of the shm socket: load the "
-                             "module unix_diag, allow netlink sockets, or use one PID namespace");
+        return ibx_error_set(
+            err, rc,
+            "it is not known which process is at the other end of the shm socket: load the module "
+            "unix_diag, allow netlink sockets, or use one PID namespace");
     if (rc == -ETIMEDOUT || rc == -ECONNRESET)
         return ibx_error_set(err, rc == -ETIMEDOUT ? rc : -EACCES,
                              "process %d of user %u is at the shm socket and does not answer",

@@ -285,7 +285,7 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
     if (!rc && tcp->peer.lanes)
         rc = address_get(tcp, offer, &address, &length);
     if (rc)
-        return ibx_error_set(err, rc, "the server's tcp offer makes no sense");
+        return ibx_error_set(err, rc, "the server's tcp offer is malformed");
 
     unsigned want = lanes_wanted(tcp);
     unsigned ms = options->timeout_ms < LANES_MS ? options->timeout_ms : LANES_MS;
@@ -301,7 +301,7 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
         return ibx_error_set(err, rc, "the server gave up while the tcp lanes were made");
     if (rc)
         ibx_log(IBX_LOG_INFO,
-                "tcp goes on with %u of %u bulk sockets: a further one cannot be opened (%s); a "
+                "tcp continues with %u of %u bulk sockets: a further one cannot be opened (%s); a "
                 "firewall between the hosts has to let ephemeral ports pass",
                 tcp->lane_count, want, strerror(-rc));
     tcp->mine.lanes = tcp->lane_count;
@@ -369,7 +369,7 @@ static void unproven_read(struct tcp *tcp, struct unproven *s, unsigned i)
     }
     if (!good) {
         if (!s->told)
-            ibx_log(IBX_LOG_WARN, "tcp closed a socket that did not prove to be a lane");
+            ibx_log(IBX_LOG_WARN, "tcp closed a socket that did not authenticate as a lane");
         s->told = true;
         unproven_drop(s, i);
         return;
@@ -484,7 +484,7 @@ static void engine_start(struct tcp *tcp)
     if (tcp->engine == TCP_ENGINE_SYSCALLS || !tcp->lane_count)
         return;
     if (tcp->lanes[0].tls) {
-        ibx_log(IBX_LOG_INFO, "tcp goes on without io_uring, which cannot encrypt");
+        ibx_log(IBX_LOG_INFO, "tcp continues without io_uring, which cannot encrypt");
         tcp->engine = TCP_ENGINE_SYSCALLS;
         return;
     }
@@ -494,7 +494,7 @@ static void engine_start(struct tcp *tcp)
     int rc = -ENOSYS;
 #endif
     if (rc) {
-        ibx_log(IBX_LOG_INFO, "tcp goes on without io_uring: %s", strerror(-rc));
+        ibx_log(IBX_LOG_INFO, "tcp continues without io_uring: %s", strerror(-rc));
         tcp->engine = TCP_ENGINE_SYSCALLS;
     }
 }
@@ -537,7 +537,7 @@ int ibx_tcp_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_
     if (answer) {
         rc = ibx_tcp_terms_get(answer, &tcp->peer);
         if (rc || tcp->peer.lanes > tcp->mine.lanes)
-            return ibx_error_set(err, -EPROTO, "the client's answer to tcp makes no sense");
+            return ibx_error_set(err, -EPROTO, "the client's answer to the tcp offer is malformed");
         if (tcp->peer.lanes)
             rc = lanes_accept(tcp, deadline_ns, err);
         if (tcp->listener >= 0)

@@ -40,7 +40,8 @@ static int device_open(void *what, const struct ibx_domain *domain, struct ibx_d
                  ? 0
                  : ibx_error_set(err, -errno, "%s cannot be opened: %s", name, strerror(errno));
     if (!rc && !(device->pd = ibv_alloc_pd(device->context)))
-        rc = ibx_error_set(err, -errno, "%s has no protection domain: %s", name, strerror(errno));
+        rc = ibx_error_set(err, -errno, "%s cannot create a protection domain: %s", name,
+                           strerror(errno));
     if (rc) {
         device_close(&device->part);
         return rc;

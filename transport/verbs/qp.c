@@ -70,8 +70,8 @@ static int make_queues(struct verbs *v, struct verbs_rail *rail, struct ibx_erro
     if (rail->channel)
         rail->cq = ibv_create_cq(rail->context, entries, NULL, rail->channel, 0);
     if (!rail->cq)
-        return ibx_error_set(err, -errno, "%s has no completion queue of %d: %s", name, entries,
-                             strerror(errno));
+        return ibx_error_set(err, -errno, "%s cannot create a completion queue of %d entries: %s",
+                             name, entries, strerror(errno));
     int rc = ibx_verbs_fd_prepare(rail->channel->fd, "the completion channel", err);
     if (rc)
         return rc;
@@ -171,14 +171,15 @@ int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_err
     };
     lane->qp = try_sizes(rail->pd, &attr);
     if (!lane->qp)
-        return ibx_error_set(err, -errno, "%s has no queue pair of %u work requests: %s", name,
-                             sends, strerror(errno));
+        return ibx_error_set(err, -errno, "%s cannot create a queue pair of %u work requests: %s",
+                             name, sends, strerror(errno));
     lane->inline_max = attr.cap.max_inline_data;
     lane->depth = lane->index ? sends : URGENT_DEPTH;
     struct ibv_qp_attr state = {.qp_state = IBV_QPS_INIT};
     int mask;
     if (rdma_init_qp_attr(lane->id, &state, &mask))
-        return ibx_error_set(err, -errno, "no way to the INIT state: %s", strerror(errno));
+        return ibx_error_set(err, -errno, "the attributes for the INIT state are not known: %s",
+                             strerror(errno));
     state.qp_access_flags = IBV_ACCESS_LOCAL_WRITE; /* more once a region is exposed: mr.c */
     int rc = ibv_modify_qp(lane->qp, &state, mask);
     return rc ? ibx_error_set(err, -rc, "%s refuses the INIT state: %s", name, strerror(rc)) : 0;
@@ -228,7 +229,8 @@ int ibx_verbs_qp_connect(struct verbs *v, struct verbs_lane *lane, struct ibx_er
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR};
     int mask;
     if (rdma_init_qp_attr(lane->id, &attr, &mask))
-        return ibx_error_set(err, -errno, "no way to the RTR state: %s", strerror(errno));
+        return ibx_error_set(err, -errno, "the attributes for the RTR state are not known: %s",
+                             strerror(errno));
     int rc = apply_options(v, lane, &attr, err);
     if (rc)
         return rc;
@@ -240,7 +242,8 @@ int ibx_verbs_qp_connect(struct verbs *v, struct verbs_lane *lane, struct ibx_er
                              strerror(rc));
     attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS};
     if (rdma_init_qp_attr(lane->id, &attr, &mask))
-        return ibx_error_set(err, -errno, "no way to the RTS state: %s", strerror(errno));
+        return ibx_error_set(err, -errno, "the attributes for the RTS state are not known: %s",
+                             strerror(errno));
     attr.timeout = ack_timeout(v);
     attr.retry_cnt = RETRIES;
     attr.max_rd_atomic = limit(attr.max_rd_atomic, limits->max_qp_init_rd_atom);

@@ -148,8 +148,8 @@ static void test_levels(void **state)
     detail("", text, sizeof(text));
     assert_string_equal(text, "");
     detail("INFO", text, sizeof(text));
-    assert_string_equal(text, "ibx: warn: IBX_LOG=INFO is none of error, warn, info and debug: "
-                              "warn is used\n");
+    assert_string_equal(text, "ibx: warn: IBX_LOG=INFO is not one of error, warn, info and debug: "
+                              "using warn\n");
 }
 
 static size_t lines_of(int file, char *text, size_t room)

@@ -154,8 +154,8 @@ static void test_ways_of_others(void **state)
     if (geteuid())
         skip();
     snprintf(folder_of_theirs, sizeof(folder_of_theirs),
-             ": user %d owns %s/theirs on the way to it, and can put another one in its place: "
-             "name a place that only user 0 or root can change",
+             ": user %d owns %s/theirs on the path to it, and could replace the file: use a path "
+             "that only user 0 or root can change",
              OTHER, folder);
     snprintf(link_of_theirs, sizeof(link_of_theirs), ": user %d owns a link in %s/like-tmp on the",
              OTHER, folder);
@@ -165,7 +165,7 @@ static void test_ways_of_others(void **state)
     is_theirs(at("theirs/new"), folder_of_theirs);
     is_theirs(at("own/../theirs/own/../../own"), folder_of_theirs);
     is_theirs(at("link-to-theirs"), folder_of_theirs);
-    is_theirs(at("like-tmp/theirs/own"), "like-tmp/theirs on the way");
+    is_theirs(at("like-tmp/theirs/own"), "like-tmp/theirs on the path");
     is_theirs(at("like-tmp/their-link"), link_of_theirs);
     assert_non_null(getcwd(before, sizeof(before)));
     assert_int_equal(chdir(at("theirs")), 0);
@@ -313,10 +313,11 @@ static void test_folders_that_all_can_write(void **state)
     assert_int_equal(chmod(at("empty-dir"), 0777), 0);
     assert_int_equal(said_of(at("empty-dir"), text, sizeof(text)), 0);
     assert_true(said_of(at("empty-dir/own"), text, sizeof(text)) > 0);
-    snprintf(expected, sizeof(expected),
-             "ibx: warn: %s/empty-dir has mode 0777, so others can put another one in the place of "
-             "folder %s/empty-dir/own: chmod go-w it, or chmod +t it where others need it\n",
-             folder, folder);
+    snprintf(
+        expected, sizeof(expected),
+        "ibx: warn: %s/empty-dir has mode 0777, so others can replace folder %s/empty-dir/own: "
+        "chmod go-w it, or chmod +t it if others need it\n",
+        folder, folder);
     assert_string_equal(text, expected);
     assert_int_equal(said_of(at("empty-dir/own"), text, sizeof(text)), 0);
 }

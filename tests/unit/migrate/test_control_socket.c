@@ -449,8 +449,8 @@ static void answered(const char *text, size_t times, int code, const char *words
 
 static void test_bad_answers(NO_STATE)
 {
-    answered(NULL, 0, -ECONNRESET, "went away");
-    answered("{\"ok\"", 1, -ECONNRESET, "went away");
+    answered(NULL, 0, -ECONNRESET, "ended");
+    answered("{\"ok\"", 1, -ECONNRESET, "ended");
     answered("[1]\n", 1, -EPROTO, "JSON object");
     answered("{\"ok\": tru\n", 1, -EPROTO, "JSON object");
     answered("0123456789abcdef", 8192, -EPROTO, "without end");

@@ -275,7 +275,7 @@ static void folders_in_those_of_others_are_refused(NO_STATE)
     assert_int_equal(chown(theirs, 12345, (gid_t)-1), 0);
     assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), -EPERM);
     error_has("user 12345 owns");
-    error_has("on the way to it, and can put another one in its place");
+    error_has("on the path to it, and could replace the file");
     strcat(path, "/new");
     assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), -EPERM);
     assert_int_equal(access(path, F_OK), -1); /* root makes nothing there */

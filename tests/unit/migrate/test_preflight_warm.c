@@ -184,7 +184,7 @@ static int gives_back(const struct fake *like)
 static void test_a_guest_that_gives_registered_pages_back(NO_STATE)
 {
     says(gives_back(&(struct fake){.device = "child<virtio-mem-pci>"}),
-         "device one0 (virtio-mem), and over verbs its memory is registered");
+         "device one0 (virtio-mem), and verbs registers its memory");
     says(gives_back(&(struct fake){.device = "child<virtio-balloon-pci>", .reports = true}),
          "device one0 (free-page-reporting)");
     assert_int_equal(gives_back(&(struct fake){.device = "child<virtio-balloon-pci>"}), 0);

@@ -369,8 +369,8 @@ static void refuses_fields_out_of_range(NO_STATE)
     says(IBX_MIGRATE_HELLO, 32, 3, 2, -EPROTO, "3 to 2 page connections");
     says(IBX_MIGRATE_HELLO, 34, 0, 2, -EPROTO, "1 to 0 page connections");
     says(IBX_MIGRATE_HELLO, 34, 17, 2, -EPROTO, "page connections is 17");
-    says(IBX_MIGRATE_HELLO, 48, 64, 2, -EPROTO, "too long"); /* machine */
-    says(IBX_MIGRATE_HELLO, 52, 0, 1, -EPROTO, "no text");   /* NUL within it */
+    says(IBX_MIGRATE_HELLO, 48, 64, 2, -EPROTO, "too long");   /* machine */
+    says(IBX_MIGRATE_HELLO, 52, 0, 1, -EPROTO, "is not text"); /* NUL within it */
     says(IBX_MIGRATE_HELLO, uuid + 2, 'g', 1, -EPROTO, "not a UUID");
     says(IBX_MIGRATE_HELLO, uuid + 10, '0', 1, -EPROTO, "not a UUID");
     says(IBX_MIGRATE_HELLO, ram0 - 2, 65, 2, -EPROTO, "blocks is 65");

@@ -49,7 +49,7 @@ static void keys_that_do_not_fit(void **state)
     expect_refused(&s, false, NULL, "127.0.0.1",
                    "a key is required: set rdma.key_file (--key-file) on the client");
     expect_refused(&s, true, "another key of 32 bytes as well.", "127.0.0.1",
-                   "the key is not the server's: copy its key file");
+                   "the key differs from the server's: copy the server's key file");
     handshake_close(&s);
     handshake_open(&s, false, 10000);
     expect_refused(&s, true, NULL, "127.0.0.1", "the server has no key but the client has");
@@ -113,7 +113,7 @@ static void names_purposes_and_who_is_allowed(void **state)
     listen_again(&s);
     meet(&s, alice, "alice", "", NULL);
     meet(&s, bob, "bob", "whatever", NULL); /* a server without a purpose */
-    meet(&s, alice, "bob", "", "the key is not the server's");
+    meet(&s, alice, "bob", "", "the key differs from the server's");
     meet(&s, alice, "carol", "", "the server has no key of this name");
     meet(&s, alice, "", "", "the server's keys have names");
 
@@ -121,7 +121,7 @@ static void names_purposes_and_who_is_allowed(void **state)
     listen_again(&s);
     meet(&s, bob, "bob", "", NULL);
     meet(&s, alice, "alice", "", "this name is not allowed");
-    meet(&s, alice, "bob", "", "the key is not the server's");
+    meet(&s, alice, "bob", "", "the key differs from the server's");
     s.options.allow[0] = '\0';
 
     snprintf(s.options.purpose, sizeof(s.options.purpose), "gvirtus");
@@ -413,7 +413,8 @@ static void replays(void **state)
     raw_expect(&raw, CHALLENGE, &received);
     assert_memory_not_equal(received.payload + 7, first.server_nonce, 32);
     raw_send(&raw, proof.bytes, proof.length);
-    handshake_expect_failure(&s, -EACCES, "the key is not the server's: copy its key file");
+    handshake_expect_failure(&s, -EACCES,
+                             "the key differs from the server's: copy the server's key file");
     raw_close(&raw);
     handshake_close(&s);
 }

@@ -218,12 +218,12 @@ static void test_a_server_says_what_is_encrypted(void **state)
     (void)state;
     const char *log = log_of_server(IBX_ENCRYPTION_REQUIRED, "tcp");
     assert_non_null(strstr(log, ", handshake in TLS\n"));
-    assert_non_null(strstr(log, " goes by tcp, payloads in TLS\n"));
+    assert_non_null(strstr(log, " is connected over tcp, payloads in TLS\n"));
     log = log_of_server(IBX_ENCRYPTION_AUTO, "tcp");
     assert_non_null(strstr(log, ", handshake without TLS\n"));
-    assert_non_null(strstr(log, " goes by tcp, payloads unencrypted\n"));
+    assert_non_null(strstr(log, " is connected over tcp, payloads unencrypted\n"));
     log = log_of_server(IBX_ENCRYPTION_AUTO, "shm");
-    assert_non_null(strstr(log, " goes by shm, payloads within this host\n"));
+    assert_non_null(strstr(log, " is connected over shm, payloads within this host\n"));
 }
 
 int main(void)
