@@ -119,14 +119,17 @@ struct ibx_send_options {
  * destination takes the userfaultfd of QEMU back and waits for the source, the source connects
  * again, and options that are NULL or 0 come from the record.
  *
- * 0: complete and confirmed, or the record in the last status is ENDED. Otherwise that record in
- * the last status says where the VM is: -ECANCELED  stopped before the commit, by request or
- * signal: the VM stays at the source -EPERM      it cannot be migrated; the message has all
- * blockers; nothing was touched -EBADMSG    the VM's pages at the destination are not those of the
- * source: it is paused there others      before the commit: the VM stays at the source. After it
- * only with give_up_s or a second signal: the VM belongs to the destination, `ib-migrate recover`
- * continues Of a record: -EALREADY: its migration has ended; -EBUSY: a tool is at work on it;
- * -ESRCH: its QEMU has ended.
+ * 0: complete and confirmed, or the record in the last status is ENDED. Otherwise that record says
+ * where the VM is:
+ *
+ * - -ECANCELED: stopped before the commit, by request or signal; the VM stays at the source.
+ * - -EPERM: it cannot be migrated; the message has all blockers, and nothing was touched.
+ * - -EBADMSG: the VM's pages at the destination are not those of the source; it is paused there.
+ * - others before the commit: the VM stays at the source.
+ * - others after the commit, only with give_up_s or a second signal: the VM belongs to the
+ *   destination, and `ib-migrate recover` continues.
+ * - with a record, also -EALREADY: its migration has ended; -EBUSY: a tool works on it; -ESRCH: its
+ *   QEMU has ended.
  */
 int ibx_migrate_receive(const struct ibx_receive_options *options, const struct ibx_record *record,
                         struct ibx_migrate_status *last, struct ibx_error *err);
@@ -136,18 +139,18 @@ int ibx_migrate_send(const struct ibx_send_options *options, const struct ibx_re
 /* ---------------------------------------------------------------- operator/queries.c */
 
 /* Asks the destination of this (source's) record for its state. -EPROTOTYPE: an ib-migrate with the
- * key is there, but of another version, and cannot tell it. -ENODATA: one was there, and has closed
- * the connection without an answer: it is just ending, or of an earlier version. Either way the VM
- * may run there. -EHOSTUNREACH and others when it does not answer. */
+ * key is there, but of another version, which cannot tell. -ENODATA: one was there, and closed the
+ * connection without an answer: it is just ending, or of an earlier version. In both cases the VM
+ * may run there. -EHOSTUNREACH and others: it does not answer. */
 int ibx_migrate_query(const struct ibx_record *record, const struct ibx_options *transport,
                       struct ibx_migrate_answer *answer, struct ibx_error *err);
 /* Tells the destination that this (source's) record is DONE. 0: the destination knows it now.
  * -ENOENT: the tool there knows nothing of this migration; others: no tool answers. */
 int ibx_migrate_confirm(const struct ibx_record *record, const struct ibx_options *transport,
                         struct ibx_error *err);
-/* Ends the migration that the QEMU of this (source's) record, which is DONE, holds open (common/
- * hold.h), as the tool would have done that has died, and puts
- * QEMU's settings back; 0 also when there is nothing to do. */
+/* Ends the migration that the QEMU of this (source's) record, which is DONE, holds open
+ * (common/hold.h), and restores QEMU's settings: what the tool would have done if it had not died.
+ * 0 also if there is nothing to do. */
 int ibx_migrate_let_go(const struct ibx_record *record, struct ibx_error *err);
 /* Ends the QEMU of this (source's) record, which is DONE; 0 also when it has ended. -ESRCH: its
  * monitor belongs to another process. */
@@ -157,15 +160,15 @@ int ibx_migrate_quit(const struct ibx_record *record, struct ibx_error *err);
  * migration has ended, or the record is not the source's. */
 int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
                          const struct ibx_options *transport, struct ibx_error *err);
-/* Tells the destination of this (source's) record, which has been rolled back, and which waits for
- * the VM, that it does not come. -EPROTO: it does not wait; others: no tool answers. */
+/* Tells the destination of this (source's) record, which has been rolled back, that the VM for
+ * which it waits does not come. -EPROTO: it does not wait; others: no tool answers. */
 int ibx_migrate_disown(const struct ibx_record *record, const struct ibx_options *transport,
                        struct ibx_error *err);
-/* Whether the VM can be migrated: this side's blockers, with a URI those of the destination that
- * waits there, and whether the memory of `links` page connections may be locked. Touches nothing.
- * blockers->managed: libvirt has had the destination's QEMU listen, and its tool takes that.
- * On failure too, `blockers` has those that were found until then: all of this side when only the
- * destination could not be asked. */
+/* Whether the VM can be migrated: finds this side's blockers, with a URI also those of the
+ * destination that waits there, and whether the memory of `links` page connections may be locked.
+ * Changes nothing. blockers->managed: libvirt has had the destination's QEMU listen, and its tool
+ * accepts that. After a failure `blockers` has those that were found until then: all of this side
+ * if only the destination could not be asked. */
 int ibx_migrate_check(const char *qmp, bool source, const char *uri,
                       const struct ibx_options *transport, unsigned links, bool disks_differ,
                       struct ibx_blockers *blockers, struct ibx_error *err);

@@ -18,8 +18,8 @@
  * Threads: a connection or a listener belongs to the one thread that calls into it; only ibx_wake()
  * may be called from another. Different connections are independent.
  *
- * Errors are negative errno values. Calls that set something up also fill a `struct ibx_error`,
- * which may be NULL, with one sentence for a person. They set their outputs only on success.
+ * Errors are negative errno values. Calls that set something up also take a `struct ibx_error`, or
+ * NULL, and put one sentence for a person into it. They set their outputs only on success.
  */
 #ifndef IBX_TRANSPORT_TRANSPORT_H
 #define IBX_TRANSPORT_TRANSPORT_H
@@ -60,8 +60,8 @@ struct ibx_remote;
  */
 enum ibx_encryption { IBX_ENCRYPTION_OFF, IBX_ENCRYPTION_AUTO, IBX_ENCRYPTION_REQUIRED };
 
-/* Where a program has better memory for long messages that come in, such as memory that a GPU reads
- * at once. From any thread. */
+/* For programs that have better memory for long incoming messages than malloc, such as memory that
+ * a GPU can read at once. The functions are called from any thread. */
 struct ibx_message_memory {
     void *(*take)(size_t bytes); /* NULL: there is none at present, and it is allocated */
     void (*give)(void *memory);  /* the message was released */
@@ -86,8 +86,7 @@ struct ibx_options {
     char name[IBX_NAME_MAX + 1]; /* of the key in key_file that a client uses, "" the first [""] */
     char allow[IBX_OPTION_SIZE]; /* names that a server serves, comma separated; "" all in key_file
                                     [""] */
-    unsigned
-        unauthenticated; /* clients that a listener lets try to prove themselves at once [256] */
+    unsigned unauthenticated; /* clients that may be authenticating with a listener at once [256] */
     enum ibx_encryption encryption; /* TLS; auto: with a key, to another host [auto] */
     bool ktls;           /* where TLS is used, the kernel seals what is sent, if it can [false] */
     bool insecure;       /* serve other hosts without a key, and connect to them [false] */
@@ -102,30 +101,33 @@ struct ibx_options {
     size_t message;      /* bytes of the longest message [16 KiB] */
     unsigned spin_us;    /* busy polling before sleeping, microseconds [50] */
     unsigned timeout_ms; /* for setting up, and after which a silent host is dead [10000] */
-    char purpose[32];    /* what the program does; a server that has some, comma separated, takes no
-                            client with another one. No text sets it, programs do [""] */
-    bool small_reads; /* many READs are of a page or a few: more of them are in flight over tcp, by
-                         default; likewise [false] */
-    bool messages_only; /* client: no READs and WRITEs, for which tcp then opens no sockets;
-                           likewise [false] */
+    char purpose[32];    /* what the program does. A server whose purposes are set, separated by
+                            commas, refuses clients with another one. Only programs set this option
+                            and those below; text cannot [""] */
+    bool small_reads;    /* many READs are of a page or a few: by default more of them are then in
+                            flight over tcp [false] */
+    bool messages_only;  /* client: no READs and WRITEs, for which tcp then opens no sockets
+                            [false] */
     const struct ibx_message_memory
-        *long_messages;        /* of tcp; for the life of the connection; NULL: none [NULL] */
+        *long_messages;        /* of tcp; must live as long as the connection; NULL: none [NULL] */
     struct ibx_domain *domain; /* of connections that share registrations; NULL: none [NULL] */
-    struct ibx_claim *claim;   /* client: what the connection goes on with; likewise [NULL] */
-    struct ibx_keys **keys; /* client: where a connection leaves the keys that it was made with, and
-                               one with a claim finds them; likewise [NULL] */
+    struct ibx_claim *claim;   /* client: which session the connection continues [NULL] */
+    struct ibx_keys **keys;    /* client: where a connection leaves the keys with which it was made,
+                                  and where one with a claim finds them [NULL] */
     bool (*ends)(void); /* client: whether this process is to end. ibx_connect() asks it ten times a
-                           second (but for a name that is resolved, and a unix socket whose queue is
-                           full), and gives up then: -EINTR; likewise [NULL] */
-    bool follow_address; /* client: it can connect again: the connection ends when this host loses
-                            the address by which it was made, or when a new one would be answered
-                            and this one is not, and not a timeout later; likewise [false] */
+                           second, and then gives up with -EINTR. It does not ask while a name is
+                           resolved, or while it waits for a unix socket whose queue is full
+                           [NULL] */
+    bool follow_address; /* client: it can connect again. So the connection ends when this host
+                            loses the address by which it was made, and when a new connection would
+                            be answered and this one is not, without waiting for timeout_ms
+                            [false] */
     const struct ibx_claim_check
         *claim_check;                      /* server: of such clients; NULL: refuse all [NULL] */
     const struct ibx_admission *admission; /* server: of all clients; NULL: it has room [NULL] */
-    const ibx_atomic_bool *shm_not_direct; /* while it is true, connections are set up as with
-                                              shm_direct : no, whatever text says; for their life;
-                                              likewise [NULL] */
+    const ibx_atomic_bool *shm_not_direct; /* as long as it is true, connections are set up as with
+                                              shm_direct : no, whatever text says; must live as long
+                                              as they do [NULL] */
 };
 
 void ibx_options_init(struct ibx_options *options);
@@ -173,9 +175,9 @@ void ibx_uri_print(const struct ibx_uri *uri, char *out, size_t size);
 /* Applies the scheme and the query of a URI to options. -EINVAL, -ENOENT: see ibx_options_set(). */
 int ibx_uri_options(const struct ibx_uri *uri, struct ibx_options *options, struct ibx_error *err);
 
-/* Whether the key file of these options is good for a server or a client, and has the names that
- * they want: as ibx_listen() and ibx_connect() would find it. `uri`: whose query overrides
- * `options`; NULL: none. */
+/* Whether the key file of these options is valid for a server or a client, and has the names that
+ * they want: what ibx_listen() and ibx_connect() would find. `uri`: its query overrides `options`;
+ * NULL: none. */
 int ibx_options_check_key(const struct ibx_options *options, const char *uri, bool server,
                           struct ibx_error *err);
 
@@ -193,15 +195,15 @@ int ibx_listen(const char *uri, const struct ibx_options *options, struct ibx_li
 int ibx_listener_fd(const struct ibx_listener *listener);
 /* The URI for clients, with the real port. Valid for the listener's life. */
 const char *ibx_listener_uri(const struct ibx_listener *listener);
-/* Goes on with the handshakes of all clients that have come, without blocking, and returns one that
- * has proven itself. So call it whenever ibx_listener_fd() is readable; it needs no thread or
- * process for a client before that. At most options->unauthenticated clients have a place
- * meanwhile, each for 10 seconds at most, and 2 while more than half of the places are taken; when
- * there is none, who has said nothing for the longest time gives way. One address (or user, over a
- * unix socket) has an eighth of them at most for clients that say nothing. The connection is not
- * established yet; it may be carried across fork(2) and to another thread. -EAGAIN: there is none
- * yet; if a client was turned away, `err` says why, as does the log; -ENOMEM; other errors of
- * accept4(2), such as -EMFILE. */
+/* Continues the handshakes of all clients that have connected, without blocking, and returns a
+ * client that has authenticated. So call it whenever ibx_listener_fd() is readable. No client needs
+ * a thread or a process before that. At most options->unauthenticated clients have a place
+ * meanwhile, each for 10 seconds at most, and for 2 while more than half of the places are taken;
+ * when no place is free, the client that has been silent for the longest time is dropped. Clients
+ * of one address (or user, over a unix socket) that have sent nothing have at most an eighth of the
+ * places. The connection is not established yet; it may be carried across fork(2) and to another
+ * thread. -EAGAIN: there is none yet; if a client was refused, `err` and the log say why; -ENOMEM;
+ * other errors of accept4(2), such as -EMFILE. */
 int ibx_accept(struct ibx_listener *listener, struct ibx_conn **conn, struct ibx_error *err);
 /* The same with waiting, for `timeout_ms` (-1: no limit). -ETIMEDOUT. */
 int ibx_accept_wait(struct ibx_listener *listener, int timeout_ms, struct ibx_conn **conn,
@@ -224,23 +226,23 @@ int ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_c
                 struct ibx_error *err);
 
 /* The peer is about to send more at once than messages usually are, such as a VM's state: over tcp
- * between hosts it need not wait for this side to take the first of it. The kernel may then hold 8
- * MiB for the connection, so this is for peers that are known to need it. A hint. */
+ * between hosts it need not wait until this side has taken the first of it. The kernel may then
+ * hold 8 MiB for the connection, so call this only for peers that are known to need it. A hint. */
 void ibx_receive_ahead(struct ibx_conn *conn);
 /* Much is about to be sent from here, over a long wire on which nothing else is to be sent for
- * some round trips: over tcp between hosts so many bytes that mean nothing go ahead over each bulk
- * socket (where there is none, over that of messages), as fast as TCP's congestion windows let
- * them, which grow by that; and no more when packets begin to stand in a queue on their way. They
- * go while the connection is polled, some without that. 0 ends it: what is sent next waits for less
- * than 512 KiB of them. A hint. */
+ * some round trips. Over tcp between hosts, `bytes` of padding are sent ahead over each bulk socket
+ * (or, if there is none, over the socket of messages), as fast as TCP's congestion windows allow:
+ * this makes the windows grow. It stops when packets begin to wait in a queue on their way. Most of
+ * it is sent while the connection is polled. 0 ends it: what is sent next then waits for less than
+ * 512 KiB of padding. A hint. */
 void ibx_pad(struct ibx_conn *conn, size_t bytes);
 
 /* Ends the connection but leaves it to ibx_poll(): outstanding posts complete, most with an error,
  * and IBX_EVENT_CLOSED follows. Use it to get memory back before ibx_close(). */
 void ibx_abort(struct ibx_conn *conn);
 
-/* After ibx_abort(), or the connection's end: the peer notices now what it would with ibx_close().
- */
+/* After ibx_abort() or the end of the connection: lets the peer notice now what it would notice at
+ * ibx_close(). */
 void ibx_hang_up(struct ibx_conn *conn);
 
 /* Ends the connection at once and frees it: outstanding work is flushed without events, regions are
@@ -282,14 +284,14 @@ struct ibx_path {
 };
 const struct ibx_path *ibx_conn_path(const struct ibx_conn *conn);
 
-/* A secret that both ends of an established connection have for this label, and nobody else where a
- * key is set. Other connections have others. */
+/* A secret for this label that both ends of an established connection have and, if there is a key,
+ * nobody else has. Each connection has its own. */
 #define IBX_SECRET_BYTES 32u
 void ibx_conn_secret(const struct ibx_conn *conn, const char *label,
                      uint8_t secret[IBX_SECRET_BYTES]);
 
-/* Programs whose connections may break can go on over another one. The first connection gives both
- * ends an id and a secret (ibx_conn_secret()); a later one claims the id in its handshake and
+/* Programs whose connections may break can continue over another one. The first connection gives
+ * both ends an id and a secret (ibx_conn_secret()); a later one claims the id in its handshake and
  * proves that it knows the secret. transport/handshake/claim.c. */
 #define IBX_CLAIM_ID_BYTES 16u
 struct ibx_claim {
@@ -299,17 +301,17 @@ struct ibx_claim {
     bool reached; /* set by ibx_connect(): the server has proven itself, and took the claim */
 };
 
-/* Client: keys that ibx_connect() has left for who goes on (options.keys), whatever the key file is
- * by then: what goes on was begun with them. Accepts NULL. */
+/* Client: the keys that ibx_connect() has left in options.keys for later connections of the same
+ * session, which must use them even if the key file has changed. Accepts NULL. */
 void ibx_keys_release(struct ibx_keys *keys);
 
-/* For who waits until the server can be reached: a descriptor that is readable when an address, a
- * route or a link of this host has changed. -errno: the kernel does not tell. */
+/* For waiting until the server can be reached: a descriptor that is readable when an address, a
+ * route or a link of this host has changed. -errno: the kernel does not report changes. */
 int ibx_network_changes(void);
-/* Takes note of them: it is readable again after the next one. */
+/* Marks the changes as seen: the descriptor is readable again after the next one. */
 void ibx_network_changes_seen(int fd);
 
-/* Server: what a client with this claim has to be, whose handshake is otherwise done. */
+/* Server: what a client with this claim must be; the rest of its handshake is done. */
 struct ibx_claimed {
     uint8_t secret[IBX_SECRET_BYTES];
     char name[IBX_NAME_MAX + 1]; /* of its key */
@@ -321,11 +323,11 @@ struct ibx_claim_check {
     bool (*find)(void *context, const uint8_t id[IBX_CLAIM_ID_BYTES], struct ibx_claimed *claimed);
     void *context;
 };
-/* Server: whether it has room for a client that has proven itself. */
+/* Server: whether it has room for a client that has authenticated. */
 struct ibx_admission {
-    /* NULL: it has. Otherwise why not, which the client is told. In the thread that calls
-     * ibx_accept(); the three functions below, and the path but for its name, say what is known of
-     * the client; `name` is that of its key. */
+    /* NULL: it has. Otherwise the reason why not, which the client is told. Called in the thread
+     * that calls ibx_accept(). The three functions below, and the path except its name, say what is
+     * known of the client; `name` is that of its key. */
     const char *(*refuses)(void *context, const struct ibx_conn *conn, const char *name);
     void *context;
 };
@@ -339,15 +341,16 @@ int ibx_conn_user(const struct ibx_conn *conn, unsigned *user);
 #define IBX_PROGRAM_BYTES 16u
 const uint8_t *ibx_conn_program(const struct ibx_conn *conn);
 
-/* A process that listens can leave each connection to a child that it has forked since: it hands
- * over what ibx_accept() gave, by a SOCK_SEQPACKET socket of the two, and the child takes it by the
- * same ibx_accept(), to establish it there. Closes `conn`, also on failure. -EAGAIN: the child does
- * not take them; other errors of sendmsg(2). */
+/* A process that listens can leave each connection to a child that it has forked: it hands over
+ * what ibx_accept() returned through a SOCK_SEQPACKET socket between the two. The child receives it
+ * by ibx_accept(), too, and establishes it. Closes `conn`, also on failure. -EAGAIN: the child does
+ * not take connections; other errors of sendmsg(2). */
 int ibx_conn_hand_over(struct ibx_conn *conn, int socket);
-/* The child's: it listens no more, has no keys, and ibx_accept() returns what comes by the socket,
- * which is the listener's from now on; -ENOTCONN when its other end is closed. */
+/* In the child: the listener no longer listens and has no keys; ibx_accept() returns what comes
+ * through the socket, which belongs to the listener from now on; -ENOTCONN when its other end is
+ * closed. */
 void ibx_listener_take_from(struct ibx_listener *listener, int socket);
-/* How many connections have come by it, those included for which ibx_accept() returned an error. */
+/* How many connections have come through it, including those for which ibx_accept() failed. */
 uint64_t ibx_listener_taken(const struct ibx_listener *listener);
 
 /* ------------------------------------------------------------------- memory */
@@ -365,11 +368,11 @@ enum ibx_access {
  * memory, is used up; other errors of the fabric's own call. */
 int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
                     struct ibx_mr **mr, struct ibx_error *err);
-/* Registers the memory of another connection's region with this one too, with the same access. That
- * is free where both are of one domain, on one device, and caps->shares; elsewhere it costs as much
+/* Registers the memory of another connection's region with this one, too, with the same access.
+ * That costs nothing if both are in one domain, on one device, and caps->shares; otherwise as much
  * as ibx_mr_register(). Call it from the thread of `conn`, while no thread deregisters `mr`.
  * Afterwards the two are independent, but the memory must stay mapped until both are deregistered:
- * the key of one is good until then. -EINVAL: not host memory that was registered; else as
+ * the key of one is valid until then. -EINVAL: not host memory that was registered; otherwise as
  * ibx_mr_register(). */
 int ibx_mr_share(struct ibx_conn *conn, const struct ibx_mr *mr, struct ibx_mr **shared,
                  struct ibx_error *err);
@@ -384,14 +387,14 @@ size_t ibx_mr_length(const struct ibx_mr *mr);
 void ibx_mr_deregister(struct ibx_mr *mr);
 
 /* Moves all regions of `from`, which has ended and has no work outstanding, to `to`: each is
- * registered anew and stays what its owner knows it by. Allocated memory gets another address and
- * keeps its contents. A region that cannot be registered there takes no posts, until it is moved to
- * a connection that can have it. Negative: one of host memory could not. */
+ * registered again, and its owner keeps its pointer. Allocated memory gets another address and
+ * keeps its contents. A region that cannot be registered there takes no posts until it is moved to
+ * a connection that can register it. Negative: a region of host memory could not be registered. */
 int ibx_conn_take_regions(struct ibx_conn *to, struct ibx_conn *from);
 /* Whether it takes posts: see above. */
 bool ibx_mr_usable(const struct ibx_mr *mr);
-/* The region of this connection in which the peer finds what `remote` names; NULL: none. One that
- * takes no posts has no keys: it is found by its address with keys of zeros. */
+/* The region of this connection that contains what `remote` names for the peer; NULL: none. A
+ * region that takes no posts has no keys: it is found by its address with keys of zeros. */
 struct ibx_mr *ibx_conn_find_region(const struct ibx_conn *conn, const struct ibx_remote *remote);
 
 /* Connections with the same domain in their options can share registrations: memory that many of
@@ -407,28 +410,29 @@ void ibx_domain_release(struct ibx_domain *domain);
 /* Memory of this process that belongs to no connection; any of them can register it. A peer over
  * shm maps it too, so that a copy needs one memcpy of the peer and nothing of this side. The first
  * registered piece shares all such memory with that peer. It is page aligned and resident. The
- * pages at an address stay the same for the life of the process, also when they are freed and
- * allocated again, so that a peer may pin them; new ones are zeroed, others are not. From any
- * thread. NULL, with -ENOSPC in `err`: there is no more, or this is a forked child; or with what
- * memfd_create(2), mmap(2) and madvise(2) say. */
+ * pages at an address stay the same for the life of the process, even when they are freed and
+ * allocated again, so that a peer may pin them. New pages are zeroed, others are not. From any
+ * thread. NULL, with the reason in `err`: -ENOSPC: there is no more, or this is a forked child; or
+ * an error of memfd_create(2), mmap(2) or madvise(2). */
 void *ibx_shared_allocate(size_t length, struct ibx_error *err);
 /* Whether all of these bytes lie where such memory is. */
 bool ibx_shared_holds(const void *address, size_t length);
-/* False when no such memory begins there. No copy may be under way. A registration that is left on
- * it is of no use, and the peer can name nothing by it. */
+/* False: no such memory begins there. No copy may be under way. A registration that still exists
+ * becomes useless, and the peer cannot use it either. */
 bool ibx_shared_free(void *address);
-/* The piece that has all of these bytes. False: none has. */
+/* The piece that contains all of these bytes. False: there is none. */
 bool ibx_shared_piece(const void *address, size_t length, struct ibx_span *piece);
-/* How many pieces have been freed: what was true of one at this count is true until the next. */
+/* How many pieces have been freed. As long as this count is the same, what was found out about a
+ * piece is still true. */
 uint64_t ibx_shared_freed(void);
 
-/* A peer may map such memory at the address that it has here: it is looked for where few programs
+/* A peer may map such memory at the address that it has here. So it is placed where few programs
  * and no GPU driver have anything. */
 #define IBX_SHARED_FROM  0x200000000000u
 #define IBX_SHARED_UNTIL 0x500000000000u
 /* Shares all of it with the peer. -EOPNOTSUPP: the peer cannot map it. */
 int ibx_shared_give(struct ibx_conn *conn);
-/* Where in the file that the peer gets these bytes are. False: they are no such memory. */
+/* The position of these bytes in the file that the peer gets. False: they are not such memory. */
 bool ibx_shared_offset(const void *address, size_t length, uint64_t *offset);
 /* The peer's: a file of `bytes` that does not shrink. The descriptor is the connection's.
  * -EOPNOTSUPP: the peer has shared none that can be mapped. */
@@ -463,9 +467,9 @@ struct ibx_reach {
 
 /* Keeps the peer from taking back what `remote` names until ibx_remote_release(). Meanwhile this
  * thread neither posts nor polls on the connection, and the peer's deregistration waits: hold it
- * for one copy, not longer. The contents may change at any time, and an allocation may be empty
- * again after the release: memory pinned there is valid only while its `id` is seen. -EOPNOTSUPP:
- * only posts reach it on this connection; -EACCES, -ERANGE, -ENOTCONN. */
+ * for one copy, not longer. The contents may change at any time. After the release the allocation
+ * may be empty again: memory that was pinned there is valid only as long as its `id` is seen.
+ * -EOPNOTSUPP: only posts reach it on this connection; -EACCES, -ERANGE, -ENOTCONN. */
 int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
                     struct ibx_reach *reach);
 void ibx_remote_release(struct ibx_conn *conn);
@@ -479,7 +483,7 @@ int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct 
 enum ibx_flags {
     IBX_URGENT = 1,   /* goes ahead of bulk work, on a lane of its own */
     IBX_SIGNALED = 2, /* ibx_send only: report an IBX_EVENT_SEND too */
-    IBX_SPARING = 4,  /* ibx_send only: not with the last credit, which is for sends without it */
+    IBX_SPARING = 4,  /* ibx_send only: leaves the last credit to sends without this flag */
 };
 
 /* READ copies remote to local, WRITE local to remote; any length, which is cut into chunks here. An
@@ -527,15 +531,15 @@ void ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event);
 bool ibx_conn_inherited(const struct ibx_conn *conn);
 /* Why the connection ended, in one sentence; "" while it lives. */
 const char *ibx_conn_reason(const struct ibx_conn *conn);
-/* The same as a negative errno, 0 while it lives. -EFAULT: memory of this process's that it was to
- * read or write may not be touched, which another connection does not change; -EMSGSIZE: long
+/* The same as a negative errno, 0 while it lives. -EFAULT: it was to read or write memory of this
+ * process that may not be accessed, which another connection would not change; -EMSGSIZE: long
  * packets do not reach the peer's host, and the next connections there have shorter ones. */
 int ibx_conn_status(const struct ibx_conn *conn);
-/* Client: the server seems to have ended it since its own long packets do not arrive here: the next
- * connections there have shorter ones. */
+/* Client: the server seems to have ended the connection because its own long packets do not arrive
+ * here: the next connections there have shorter ones. */
 void ibx_conn_packets_lost(const struct ibx_conn *conn);
-/* Whether it has ended: nothing can be registered with it any more, though ibx_poll() may not have
- * said so yet. */
+/* Whether it has ended: nothing can be registered with it any more, even if ibx_poll() has not
+ * reported it yet. */
 bool ibx_conn_over(const struct ibx_conn *conn);
 
 /* To sleep: call ibx_arm(); if it returned 0, poll(2) the fd for POLLIN; then call ibx_poll(). 1:
@@ -545,7 +549,7 @@ int ibx_fd(const struct ibx_conn *conn);
 /* ibx_wait() returns -EINTR when that descriptor becomes readable, once. The descriptor stays the
  * caller's. 0 or a negative errno. */
 int ibx_wait_watch(struct ibx_conn *conn, int fd);
-/* Whether it has, whoever waited then. */
+/* Whether that has happened, in whichever call. */
 bool ibx_wait_watched(const struct ibx_conn *conn);
 int ibx_arm(struct ibx_conn *conn);
 /* The usual loop around these: polls busily for spin_us, unless that found nothing several times in
@@ -567,10 +571,10 @@ void ibx_wake(struct ibx_conn *conn);
  * with the reason. */
 int ibx_provider_probe(const char *name, const struct ibx_options *options, char *description,
                        size_t size, struct ibx_error *err);
-/* For who is about to listen there: whether this host could use any provider that the URI or the
- * options name, so that not each client finds out. With rdma:// tcp is always one. */
+/* For a program that is about to listen: whether this host could use any provider that the URI or
+ * the options name, so that not every client has to find out. With rdma://, tcp always works. */
 int ibx_listen_check(const char *uri, const struct ibx_options *options, struct ibx_error *err);
-/* What computes AES-128-GCM here. *remedy: how it would be faster; NULL when it would not. */
+/* The implementation of AES-128-GCM in use here. *remedy: what would make it faster, or NULL. */
 const char *ibx_cipher_description(const char **remedy);
 /* Names in the order in which rdma:// prefers them, NULL after the last. */
 const char *ibx_provider_name(unsigned index);
