@@ -34,7 +34,8 @@ bool ibx_gpu_copy_fits(const struct ibx_gpu_copy *copy)
     return ibx_gpu_copy_is_plain(copy) || copy->host_pitch <= IBX_PINNED_CHUNK;
 }
 
-/* Bytes of one slot: whole rows; an eighth of a short copy, so that its parts overlap too. */
+/* Bytes of one slot: whole rows. A short copy uses an eighth of its length, so that its parts
+ * overlap, too. */
 static size_t step_of(const struct ibx_staging *st, const struct ibx_gpu_copy *copy, uint64_t total)
 {
     if (!ibx_gpu_copy_is_plain(copy))
@@ -109,8 +110,8 @@ static void forget_events(struct ibx_staging *st, bool begun)
     st->context = NULL;
 }
 
-/* The slots' and, if so, those of copies that were begun. A context that is gone has destroyed its
- * events. */
+/* Destroys the events of the slots and, if so asked, those of copies that were begun. If a context
+ * is gone, it has destroyed its events. */
 static void drop_events(struct ibx_staging *st, bool begun)
 {
     const struct ibx_cuda *cuda = st->cuda;
@@ -231,7 +232,7 @@ unsigned ibx_staging_chunk(const struct ibx_staging *st, unsigned slot)
     return st->slots[slot].chunk;
 }
 
-/* Relaxed: the client may have begun to capture a stream since. */
+/* In relaxed mode, because the client may have begun to capture a stream since. */
 void ibx_staging_reset_slots(struct ibx_staging *st)
 {
     for (unsigned i = 0; i < st->count; i++) {
@@ -270,7 +271,7 @@ static int dma_rows(const struct ibx_staging *st, void *host, uint64_t at, size_
     rows.src_device = rows.dst_device = device;
     rows.src_pitch = to_device ? copy->host_pitch : copy->device_pitch;
     rows.dst_pitch = to_device ? copy->device_pitch : copy->host_pitch;
-    /* The bytes between rows are sent too, and the chunk may hold another client's. */
+    /* The bytes between rows are sent, too, and the chunk may contain another client's. */
     if (!to_device && copy->host_pitch != copy->width)
         memset(host, 0, length);
     return st->cuda->memcpy_2d_async(&rows, copy->stream);
@@ -342,7 +343,7 @@ static struct ibx_staging_slot *dma_pick(struct ibx_staging *st, bool last)
     return found;
 }
 
-/* Whether the GPU has as much of this copy as it should beside those of other sessions. */
+/* Whether the GPU has as much of this copy as it should have, beside those of other sessions. */
 static bool has_enough(const struct ibx_staging *st)
 {
     unsigned under_way = 0;
@@ -503,7 +504,7 @@ static int fetch(struct ibx_staging *st, struct ibx_staging_slot *slot)
     return dma_start(st, slot, false);
 }
 
-/* The slots that have had no piece yet, in their order; up to `count` of them. */
+/* The slots that have had no piece yet, in their order; at most `count` of them. */
 static int fetch_first(struct ibx_staging *st, unsigned count)
 {
     int rc = 0;
@@ -512,7 +513,8 @@ static int fetch_first(struct ibx_staging *st, unsigned count)
     return rc;
 }
 
-/* A plain copy that one chunk holds: most are of a few bytes, and the program waits for them. */
+/* A plain copy that fits into one chunk: most are of a few bytes, and the program waits for them.
+ * */
 static int fetch_whole(struct ibx_staging *st)
 {
     struct ibx_staging_slot *slot = &st->slots[st->fetched++];
@@ -536,7 +538,7 @@ int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *c
     return rc ? ibx_staging_stop_gpu(st, rc) : ibx_state_move(&st->slots[0].state, SLOT_FILLED);
 }
 
-/* Waits until the current slot is filled; meanwhile the wire goes on. */
+/* Waits until the current slot is filled; meanwhile the wire continues. */
 static int current_ready(struct ibx_staging *st, const struct ibx_staging_wire *wire)
 {
     struct ibx_staging_slot *slot = &st->slots[st->current];

@@ -48,7 +48,8 @@
 #define MOMENT_MS     50u    /* ... it is waited for so long, in which work that ends does */
 #define STUCK_MS      100    /* ... and so often */
 
-/* A client whose process has ended; or none, IBX_CLIENT_NONE: what clients have given back. */
+/* A client whose process has ended; or IBX_CLIENT_NONE: what clients that still exist have freed.
+ * */
 struct ended {
     struct ended *next;
     uint64_t client;
@@ -71,7 +72,7 @@ static pid_t runs_in; /* the process in which the thread runs */
 
 /* ------------------------------------------------------------------------- it is given back */
 
-/* The client in hand, and what is known of the work of a context. */
+/* The client whose things are being freed, and what is known of the work of a context. */
 struct giving {
     struct copies *x;
     struct ended *of;
@@ -94,8 +95,8 @@ static bool goes_beside(enum ibx_handle_kind kind)
            (kind != IBX_HANDLE_MEMORY || ibx_copies_runtime("cudaFreeAsync"));
 }
 
-/* The driver clears what a process has had before another one gets it. What other programs may have
- * open stays as it is, as natively: their processes are others, too. */
+/* The driver clears a process's memory before another process gets it. Memory that other programs
+ * may have open is left as it is, as natively, where these are processes of their own. */
 static void clear(const struct copies *x, const struct ibx_taken *taken, size_t count)
 {
     int (*set)(void *address, int value, size_t n, void *of) = NULL;
@@ -114,8 +115,8 @@ static void clear(const struct copies *x, const struct ibx_taken *taken, size_t 
     ibx_own_stream_end(x->cuda, stream);
 }
 
-/* Memory of cudaMalloc's, too. How many could not be, or may be used by work of others; these are
- * the first ones of the list then. */
+/* Frees memory by cudaFreeAsync, also memory of cudaMalloc. Returns how many could not be freed in
+ * this way, or may be used by work of others; these are then the first ones of the list. */
 static size_t free_beside(const struct copies *x, struct ibx_taken *taken, size_t count)
 {
     struct ibx_taken freed[SLICE_MOST];
@@ -136,8 +137,7 @@ static size_t free_beside(const struct copies *x, struct ibx_taken *taken, size_
     return left;
 }
 
-/* Locked. They are given back when all work has ended. False: there is no memory to note them, or
- * they are none. */
+/* Locked. Keeps them until all work has ended. False: there are none, or no memory to note them. */
 static bool keep_rest(struct ended *of, const struct ibx_taken *taken, size_t count)
 {
     struct ibx_taken *more =
@@ -195,9 +195,9 @@ static void give_plainly(struct copies *x, const struct ibx_taken *taken, size_t
         ibx_frees_end();
 }
 
-/* Memory that was cleared, which took a while, is given back at a moment of its own: what others
- * have begun since may wait for calls that cudaFree keeps out. Not so if it is gone with the
- * context, or that is broken. */
+/* Clearing memory takes a while, so the cleared memory is freed at a later moment: work that others
+ * have begun since may wait for calls that cudaFree keeps out. Not so if the memory is gone with
+ * its context, or the context is broken. */
 static void give_memory(struct giving *g, const void *context, struct ibx_taken *taken,
                         size_t count)
 {
@@ -256,8 +256,8 @@ static void rest(uint64_t began)
         ibx_nap(&ns);
 }
 
-/* In that context. What is known of its work is known for things that do not wait, and for a client
- * that others are in the way of: its own has ended then. */
+/* Looks at the work of that context. An earlier result is used for things whose freeing does not
+ * wait, and if others' work is in the client's way: then its own work had ended. */
 static void learn(struct giving *g, bool waiting, const void *context)
 {
     const bool known = context && context == g->context &&
@@ -290,7 +290,7 @@ static bool give_there(struct giving *g, enum ibx_handle_kind kind, const void *
     return can;
 }
 
-/* A few of what had to wait for all work; false: there is none, or not now. */
+/* Frees a few of the things that have to wait for all work. False: there are none, or not now. */
 static bool give_some_of_rest(struct giving *g)
 {
     struct ended *of = g->of;
@@ -351,7 +351,7 @@ static bool give_kinds(struct giving *g)
 
 /* -------------------------------------------------------------------------- what is in the way */
 
-/* Likewise of one in the queue. 0: it is not known whose work it is. */
+/* The name of a client, also of one in the queue. 0: it is not known whose work it is. */
 static struct ibx_client_name name_of(uint64_t client)
 {
     struct ibx_client_name name = {"a client"};
@@ -369,7 +369,8 @@ static struct ibx_client_name name_of(uint64_t client)
     return name;
 }
 
-/* Once of each client. Nobody with no memory waits for it from now on. */
+/* Logs what is in the way, once for each client. From now on nobody who needs memory waits for it.
+ * */
 static void tell(const struct giving *g)
 {
     const struct ibx_client_name other = name_of(g->whose);
@@ -434,7 +435,7 @@ static struct ended *first_of_queue(void)
     return e ? e : queue;
 }
 
-/* The next one that is to be given back. Meanwhile processes end. */
+/* The next client whose things are to be freed. Waits meanwhile for processes to end. */
 static struct ended *next(void)
 {
     for (;;) {

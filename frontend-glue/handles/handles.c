@@ -159,7 +159,7 @@ void ibx_handle_drop(struct handle *h)
         free_handle(h);
 }
 
-/* Locked. What it is of, and goes with; NULL: of nothing. */
+/* Locked. The handle to which this one belongs, and with which it ends; NULL: to none. */
 static struct handle *whole_of(const struct copies *x, const struct handle *h)
 {
     const enum ibx_handle_kind kind =
@@ -185,8 +185,8 @@ static bool hold(struct copies *x, struct handle *h)
     return !whole || hold(x, whole);
 }
 
-/* Locked, and not while it waits, for other requests with the same graph. NULL: there is none of
- * that value, or that takes too long. */
+/* Locked, but not while it waits for other requests with the same graph. NULL: there is none of
+ * that value, or waiting for it takes too long. */
 static struct handle *find_free(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
@@ -220,7 +220,7 @@ void ibx_handles_let_go(struct copies *x)
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-/* Locked. What had this handle, and it was not seen to end. */
+/* Locked. CUDA has given out this handle anew, so what had it before has ended unseen. */
 static void renew(struct handle *h, const struct handle *made)
 {
     ibx_handle_count_as(h, NULL);
@@ -343,8 +343,8 @@ bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph)
     return ibx_handle_add(x, IBX_HANDLE_NODE, node, graph, 1, true);
 }
 
-/* Locked, and not while it waits, for other requests with it, such as what is launched: on an H100
- * one that changes it beside a launch breaks the context (error 719). */
+/* Locked, but not while it waits for other requests with it, such as launches: on an H100 a change
+ * at the time of a launch breaks the context (error 719). */
 static bool hold_alone(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
@@ -433,7 +433,7 @@ bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)
     return has;
 }
 
-/* Locked. Graphs of its conditional nodes go as well, each with what is in it. */
+/* Locked. Graphs of its conditional nodes are forgotten as well, each with its content. */
 static void forget_nodes(uint64_t graph)
 {
     struct handle **list = list_of_graph(graph);
@@ -554,7 +554,7 @@ void ibx_handles_gone(struct copies *x, uint64_t value)
     ibx_handles_remove(x, IBX_HANDLE_ARRAY, value);
 }
 
-/* Locked. What the request holds itself is in nobody's way. */
+/* Locked. Releases what this request holds itself, so that it does not wait for itself. */
 static void let_go_of(struct copies *x, struct handle *h)
 {
     for (unsigned i = 0; i < x->held_count; i++) {

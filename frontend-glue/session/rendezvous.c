@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a session keeps registered of memory that GVirtuS owns, where registration pins it. */
+/* How much memory of GVirtuS's a session keeps registered, where registration pins it. */
 #define CACHE_BYTES   (4ull << 30)
 #define CACHE_ENTRIES 64u
 
@@ -38,8 +38,8 @@ static int register_anew(struct ibx_session *s, const void *data, size_t length,
     return rc;
 }
 
-/* Registers [data, data + length), or finds it registered. A failure is no error: the caller copies
- * instead, unless the session has ended with its connection. */
+/* Registers [data, data + length), or finds it registered. A failure is no error: the caller then
+ * copies instead, unless the session has ended with its connection. */
 static int register_memory(struct ibx_session *s, const void *data, size_t length, unsigned access,
                            struct ibx_mr **mr)
 {
@@ -105,7 +105,7 @@ void ibx_rendezvous_drop(struct ibx_session *s)
     s->synced = false;
 }
 
-/* A reply to a request that was answered before may have been on its way when FLUSHED came. */
+/* A reply to a request that was answered early may have been on its way when FLUSHED came. */
 int ibx_rendezvous_confirm(struct ibx_session *s, uint32_t payloads_read)
 {
     const int32_t more = (int32_t)(payloads_read - s->payloads_read);
@@ -181,7 +181,7 @@ static struct posted *place_for_post(struct ibx_session *s)
     return &more[i];
 }
 
-/* As ibx_session_fail(). Without a connection it waits for the next one. */
+/* Returns as ibx_session_fail(). Without a connection it waits for the next one. */
 static int post(struct ibx_session *s, struct posted *p)
 {
     const uint64_t cookie = (uint64_t)(p - s->posted) + 1;
@@ -201,7 +201,8 @@ static int post(struct ibx_session *s, struct posted *p)
                             p->n, s->path.peer, strerror(-rc));
 }
 
-/* One that failed is for the next connection, unless none can do it. */
+/* A READ or WRITE that failed is posted again on the next connection, unless no connection can do
+ * it. */
 int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *event)
 {
     struct posted *p = &s->posted[event->cookie - 1];
@@ -224,7 +225,8 @@ int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *even
     return 0;
 }
 
-/* Those in memory of a GPU, which the last connection alone knew, are their caller's to repeat. */
+/* Those in memory of a GPU were registered with the last connection only: their caller repeats
+ * them. */
 void ibx_rendezvous_give_up(struct ibx_session *s)
 {
     for (unsigned i = 0; i < s->posted_size; i++) {
@@ -295,8 +297,8 @@ static int bounce_ready(struct ibx_session *s, size_t bytes, unsigned access)
     return rc ? ibx_session_fail(s, rc, "no bounce buffer: %s", err.message) : 0;
 }
 
-/* Without a registration of `data`: piece by piece through the bounce buffer. One piece is copied
- * by the CPU while the fabric has the others. */
+/* Without a registration of `data`: piece by piece through the bounce buffer. The CPU copies one
+ * piece while the fabric moves the others. */
 static int move_bounced(struct ibx_session *s, bool read, uint8_t *data,
                         const struct ibx_remote *remote, uint64_t offset, size_t n)
 {
@@ -327,7 +329,7 @@ static int move_bounced(struct ibx_session *s, bool read, uint8_t *data,
     return 0;
 }
 
-/* Memory of the client that is held for the copy threads. Its pieces are named by their addresses
+/* Memory of the client that is held for the copy threads, which name its pieces by their addresses
  * there. */
 struct held {
     struct ibx_conn *conn;
@@ -351,7 +353,7 @@ static int copy_held(void *context, void *local, uint64_t address, size_t n)
     return rc;
 }
 
-/* Where this host has processors to spare: several threads copy between GVirtuS's memory and the
+/* If this host has processors to spare, several threads copy between GVirtuS's memory and the
  * client's. 1: the fabric has to; otherwise as ibx_session_fail(). */
 static int move_by_threads(struct ibx_session *s, bool read, uint8_t *data,
                            const struct ibx_remote *remote, uint64_t offset, size_t n)
@@ -368,7 +370,7 @@ static int move_by_threads(struct ibx_session *s, bool read, uint8_t *data,
         return 1;
     struct held held = {s->conn, &part, &reach, read};
     struct ibx_copy_threads *threads = ibx_session_threads(s);
-    /* The kernel may have become unwilling since the last time. */
+    /* The kernel may refuse by now, though it did not the last time. */
     bool able = threads && (reach.address || !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0));
     int rc = able ? ibx_copy_threads_run(threads, copy_held, &held, data, part.address, n) : 1;
     ibx_remote_release(s->conn);
@@ -475,7 +477,7 @@ static int register_remote(struct ibx_session *s, const void *data, size_t lengt
     return rc;
 }
 
-/* Tells the server, and waits until it has done what it does about that. As ibx_session_fail(). */
+/* Tells the server, and waits until the server has acted on it. Returns as ibx_session_fail(). */
 static int prepare_there(struct ibx_session *s, const struct ibx_remote *remote)
 {
     int rc = ibx_session_sync(s);
@@ -588,7 +590,7 @@ static int clear_to_send(struct ibx_session *s, struct ibx_mr *mr, const uint8_t
     return ibx_session_confirmed(s, MESSAGE_DONE, "a reply's payload");
 }
 
-/* A reply's payload for memory that cannot be registered: through a piece that can. */
+/* A reply's payload for memory that cannot be registered: through a piece of memory that can. */
 static int receive_bounced(struct ibx_session *s, uint8_t *to, size_t n)
 {
     int rc = bounce_ready(s, BOUNCE_PIECE_BYTES, IBX_ACCESS_REMOTE_WRITE);

@@ -70,10 +70,9 @@ static void range_of(const struct destination_ram *ram, unsigned i, struct ibx_f
     };
 }
 
-/* With a huge page that is punched out goes its reservation: somebody else could take it, and QEMU
- * would end by SIGBUS where the VM needs it. What is reserved for a file stays so without a
- * mapping.
- */
+/* A huge page that is punched out loses its reservation: another process could take it, and QEMU
+ * would end by SIGBUS when the VM needs the page. A reservation for a file persists without a
+ * mapping. */
 static int reserve_huge_pages(const struct ibx_guest_block *block, struct ibx_error *err)
 {
     if (block->page_size <= 4096)
@@ -100,7 +99,7 @@ static int punch(const struct ibx_guest_block *block, struct ibx_error *err)
     return reserve_huge_pages(block, err);
 }
 
-/* Only the engine may put a page there from now on, or it would miss faults. */
+/* From now on only the engine may put a page there, or it would miss faults. */
 static int check_empty(const struct destination_ram *ram, unsigned i, struct ibx_error *err)
 {
     const struct ibx_guest_block *block = &ram->guest.blocks[i];
@@ -174,8 +173,9 @@ static void forget_aliases(struct destination_ram *ram)
     }
 }
 
-/* A page that QEMU has mapped makes no fault, and what is READ over it would be seen half done: so
- * it is with a QEMU that locks its memory. From the registration on it maps none by itself. */
+/* A page that QEMU has mapped makes no fault, and QEMU would see it half done while a READ
+ * overwrites it. A QEMU that locks its memory has mapped its pages. Once they are registered, it
+ * maps none by itself. */
 static int check_covered(struct destination_ram *ram, struct ibx_error *err)
 {
     bool mapped = false;
@@ -194,7 +194,7 @@ static int check_covered(struct destination_ram *ram, struct ibx_error *err)
     return register_blocks(ram, err);
 }
 
-/* The notes may have taken what the pages need: guest RAM lies in /dev/shm, too. */
+/* The notes may have taken the space that the pages need, because guest RAM is in /dev/shm, too. */
 static int check_room(const struct destination_ram *ram, struct ibx_error *err)
 {
     struct ibx_blockers blockers = {.holds = ram->holds, .takes_over = ram->kept};
@@ -348,8 +348,8 @@ static int arm_readers(struct destination_ram *ram, struct ibx_page_reader **rea
     return rc;
 }
 
-/* What loading devices needs is fetched while QEMU still writes its state, where it does not come
- * with the page map (early.c). */
+/* Fetches what loading devices needs while QEMU still writes its state, unless it comes with the
+ * page map (early.c). */
 static void fetch_early(const struct destination_ram *ram, struct ibx_fault_config *config)
 {
     const uint64_t page_size = ram->guest.blocks[0].page_size;
@@ -360,7 +360,7 @@ static void fetch_early(const struct destination_ram *ram, struct ibx_fault_conf
     config->early_count = (IBX_EARLY_BYTES + page_size - 1) / page_size;
 }
 
-/* QEMU empties the page cache before the event: what was hashed may be what it had left. */
+/* QEMU empties the page cache before the event: so the hash may be of what was left. */
 static void forget_removed(void *context, uint64_t page, uint64_t pages)
 {
     ibx_page_tags_forget(context, page, pages);
@@ -380,7 +380,7 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
         .readers = as,
         .worker_count = count,
         .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
-        /* Before the VM runs only loading devices needs pages, so this needs few processors. */
+        /* Before the VM runs only loading devices needs pages, which takes few processors. */
         .no_background = !background,
         .wire = path->remote,
         .round_trip_ns = path->round_trip_ns,
@@ -400,7 +400,8 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
     for (unsigned i = 0; i < ram->guest.count; i++)
         range_of(ram, i, &ranges[i]);
     ram->buffer_bytes = ibx_fault_buffer_bytes(&config);
-    /* Now, because pinning memory takes long or fails: not while the VM is stopped. */
+    /* Now, because pinning memory may take long, or fail: neither may happen while the VM is
+     * stopped. */
     for (unsigned i = 0; !rc && i < count; i++) {
         rc = ibx_page_reader_serve(readers[i], ram->buffer_bytes, &as[i], err);
         if (!rc && ram->minor)
@@ -476,8 +477,8 @@ int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reade
     return rc;
 }
 
-/* Pages of the complement count as present, which they may not be: who needs one waits for the
- * engine that knows, since this one would answer with a zero page. */
+/* Pages outside of this part count as present, though they may be missing. A fault on one waits for
+ * the engine that knows, because this one would answer it with a zero page. */
 static int mark_others(void *context, uint64_t first, uint64_t count, bool wanted)
 {
     struct destination_ram *ram = context;
@@ -502,9 +503,9 @@ int ibx_destination_ram_fetch(struct destination_ram *ram, struct ibx_page_reade
     return rc;
 }
 
-/* The kernel only clears what it cannot take out of a huge page of shared memory, as one that is
- * pinned, and says nothing: such a page would be found there, as zeros, when the right one comes.
- */
+/* If the kernel cannot take a page out of a huge page of shared memory, for example because it is
+ * pinned, it only clears it, and does not say so. The page would still be there, as zeros, when the
+ * right one comes. */
 static bool is_hole(const struct ibx_guest_block *block, off_t from, off_t length)
 {
     if (block->page_size > 4096) /* hugetlbfs tells no holes, and splits none of its pages */
@@ -569,7 +570,7 @@ void ibx_destination_ram_set_bandwidth(struct destination_ram *ram, uint64_t byt
         ibx_fault_set_bandwidth(ram->engine, bytes_per_second);
 }
 
-/* While parts come before the stop, those that the engine does not fetch are present for it. */
+/* Before the stop, an engine treats pages that its part does not fetch as present. */
 static void warm_stats(const struct destination_ram *ram, const struct ibx_fault_stats *stats,
                        struct ibx_migrate_status *status)
 {
@@ -609,7 +610,7 @@ void ibx_destination_ram_end_engine(struct destination_ram *ram)
     ram->engine = NULL;
 }
 
-/* As far as it goes, and again without harm; the first error. */
+/* Continues after an error, and can be called again without harm. Returns the first error. */
 static int unregister(struct destination_ram *ram, struct ibx_error *err)
 {
     int first = 0;
@@ -639,10 +640,10 @@ int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_rec
     struct ibx_error why = {0};
     if (ram->state.now == RAM_UNTOUCHED)
         return 0;
-    /* First, since until then the engine answers those who touch zero pages. */
+    /* First, because until then the engine answers faults on zero pages. */
     int rc = unregister(ram, err);
     ibx_destination_ram_end_engine(ram);
-    /* With the last descriptor the kernel unregisters the rest. */
+    /* When the last descriptor is closed, the kernel unregisters the rest. */
     int closed = ibx_uffd_close_in_qemu(&ram->uffd, ibx_deadline_in_ms(CLOSE_MS), &why);
     if (closed && ibx_journal_qemu_lives(record))
         return rc ? rc : ibx_error_set(err, closed, "%s", why.message);

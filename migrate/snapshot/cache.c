@@ -23,8 +23,8 @@
 #define AROUND       (16u << 10) /* fetched on demand: what nobody needs is not to come */
 
 #define BACKGROUND_MOST (4u << 20) /* bytes that are fetched ahead at a time, at most */
-/* How often timeout_ms somebody waits for a page while others come: on a slow link some may be on
- * their way before it. */
+/* If somebody waits for a page, and others come, the server is given up after this many times
+ * timeout_ms: on a slow link, other pages may have been requested before it. */
 #define AWAITED_TIMES 3u
 
 static const struct ibx_state cache_states[] = {
@@ -55,8 +55,8 @@ static int same_snapshot(const struct snapshot_cache *cache, struct ibx_error *e
                                cache->source, cache->folder->path);
 }
 
-/* The first that answers, and with `known` serves the folder's snapshot: another one may be served
- * now where it was. With several, none of them is waited for long. */
+/* Connects to the first server that answers and, with `known`, serves the folder's snapshot: it may
+ * serve another one by now. If there are several, none is waited for long. */
 static int connect_one(struct snapshot_cache *cache, bool known, struct ibx_error *err)
 {
     struct ibx_options options = *cache->options;
@@ -82,8 +82,8 @@ static int connect_one(struct snapshot_cache *cache, bool known, struct ibx_erro
 
 /* ------------------------------------------------------------ the folder */
 
-/* Each page before anybody sees it, also those that no fault engine brings. The last worker is none
- * of the engine's: a feed's. */
+/* Checks each page before anybody sees it, also pages that no fault engine brings. The last worker
+ * is not the engine's: it is the feed's. */
 static int make_checker(struct snapshot_cache *cache, struct ibx_error *err)
 {
     struct ibx_snapshot_index index = ibx_snapshot_reader_take_index(cache->reader);
@@ -170,7 +170,7 @@ int ibx_snapshot_cache_begin(struct snapshot_cache *cache, const char *path, str
 
 /* ------------------------------------------------------------ the mapping */
 
-/* The device state is there from the beginning; guest RAM and its hashes come on demand. */
+/* The device state is there from the beginning; guest RAM and its hashes are filled on demand. */
 static bool is_state(const struct snapshot_cache *cache, unsigned block)
 {
     return block == cache->folder->manifest.ram_count;
@@ -226,8 +226,8 @@ static int mark_there(void *context, uint64_t first, uint64_t count, bool there)
                : ibx_fault_mark_present(cache->engine, first, count);
 }
 
-/* The hashes that a process before this one has brought: nobody fetches them again. One that is not
- * what was frozen is not used. */
+/* Keeps the hashes that an earlier process has fetched, so that nobody fetches them again. A hash
+ * that differs from the index is not used. */
 static int keep_hashes(void *context, uint64_t first, uint64_t count, bool there)
 {
     const struct snapshot_cache *cache = context;
@@ -268,7 +268,7 @@ static int copy_map(struct snapshot_cache *cache, struct ibx_error *err)
 
 /* ------------------------------------------------------------ by multicast */
 
-/* Meanwhile the background holds back; without a group it does not. */
+/* While a group sends pages the background waits; without a group it does not. */
 static void join(struct snapshot_cache *cache)
 {
     const struct snapshot_feed_config config = {.uri = cache->source,
@@ -295,8 +295,8 @@ static void leave_group(struct snapshot_cache *cache)
     ibx_fault_set_background(cache->engine, cache->background);
 }
 
-/* It may go on for ever with what nobody wants: the background does not hold back any more. What
- * yet comes by it is taken. */
+/* The group may send pages that nobody wants, without end. So the background no longer waits for
+ * it; pages that still come by multicast are accepted. */
 static void do_not_wait_for_group(struct snapshot_cache *cache,
                                   void (*notify)(void *context, const char *line), void *context)
 {
@@ -404,7 +404,7 @@ static void *check_main(void *argument)
     return NULL;
 }
 
-/* That takes a second for some GiB, and children come meanwhile. */
+/* Comparing some GiB takes a second, and children may come meanwhile. */
 static int check(struct snapshot_cache *cache, struct ibx_error *err)
 {
     ibx_snapshot_folder_note_times(cache->folder);
@@ -542,7 +542,8 @@ static int try_again(struct snapshot_cache *cache, void (*notify)(void *context,
     return ibx_state_move(&cache->state, CACHE_FILLING);
 }
 
-/* In which something is to come: what nobody waits for comes no faster than it may. */
+/* How long nothing may come before the server is given up: longer if only background pages are
+ * expected, which may be limited by max_bandwidth. */
 static uint64_t patience_ns(const struct snapshot_cache *cache, const struct ibx_fault_stats *stats)
 {
     const uint64_t ns = cache->options->timeout_ms * IBX_NS_PER_MS;
@@ -551,8 +552,8 @@ static uint64_t patience_ns(const struct snapshot_cache *cache, const struct ibx
                : ns + (uint64_t)BACKGROUND_MOST * 1000 / cache->max_bandwidth * IBX_NS_PER_MS;
 }
 
-/* Whether somebody has waited for a page for too long, since this server was asked: what else comes
- * from it is no reason to wait for ever. */
+/* Whether somebody has waited too long for a page since this server was asked. Other pages from it
+ * are no reason to wait for ever. */
 static bool is_overdue(const struct snapshot_cache *cache, uint64_t now)
 {
     const uint64_t fault = ibx_fault_waits_since(cache->engine);
@@ -561,8 +562,8 @@ static bool is_overdue(const struct snapshot_cache *cache, uint64_t now)
            now - since >= AWAITED_TIMES * cache->options->timeout_ms * IBX_NS_PER_MS;
 }
 
-/* A server that is a cache itself sends nothing while its own is lost, and one may have stopped, or
- * leave out a page: another one may have what is to come. */
+/* A server that is itself a cache sends nothing while its own server is lost. A server may also
+ * have been stopped, or leave out a page. Another server may have what is needed. */
 static void look_for_progress(struct snapshot_cache *cache,
                               void (*notify)(void *context, const char *line), void *context)
 {

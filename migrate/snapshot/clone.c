@@ -52,7 +52,7 @@ struct cloning {
 
 /* ------------------------------------------------------------ whether it is one */
 
-/* What a child has of its own: docs/man/ib-migrate.1, "Identities". */
+/* Properties that a child has of its own: docs/man/ib-migrate.1, "Identities". */
 static void drop_identity(json_t *description)
 {
     static const char *const own[] = {"mac", "guid"};
@@ -116,7 +116,7 @@ static int compare(struct cloning *c, struct ibx_blockers *blockers, struct ibx_
     return rc;
 }
 
-/* Mapping locked memory brings all of it at once: it would fill a cache with zero pages. */
+/* Mapping locked memory reads all of it at once, which would fill a cache with zero pages. */
 static void check_unlocked(pid_t pid, struct ibx_blockers *blockers)
 {
     char line[256];
@@ -147,8 +147,9 @@ static pid_t parent_of(pid_t pid)
     return parent;
 }
 
-/* Another one that began at the same path meanwhile took its monitor away. One that has become a
- * daemon is nobody's child, and what started it has ended. */
+/* Another QEMU that was started meanwhile with the same path has taken the monitor away. A QEMU
+ * that has become a daemon is not this process's child, and the process that started it has ended.
+ * */
 static int check_started(const struct cloning *c, struct ibx_error *err)
 {
     const pid_t started = c->config->started;
@@ -164,7 +165,7 @@ static int check_started(const struct cloning *c, struct ibx_error *err)
     return 0;
 }
 
-/* The words are those of a migration, whose source the snapshot stands for. */
+/* The messages are those of a migration; the snapshot stands for its source. */
 static bool compares(const struct ibx_blockers *blockers)
 {
     for (size_t i = 0; i < blockers->count && i < IBX_BLOCKERS_MAX; i++)
@@ -229,7 +230,7 @@ static bool ends_private(void *context, const struct ibx_proc_mapping *m)
     return span->at >= span->end;
 }
 
-/* Whether all of [address, address + size) is private memory: what is put there replaces it. */
+/* Whether all of [address, address + size) is private memory, which can be replaced. */
 static int check_private(pid_t pid, uint64_t address, uint64_t size, struct ibx_error *err)
 {
     struct private_span span = {address, address + size};
@@ -287,7 +288,7 @@ static int map_block(struct cloning *c, unsigned i, struct ibx_error *err)
     if (rc)
         return rc;
     const int remote = find_file(c->ram.pid, c->folder.fds[i]);
-    /* Nobody may look at a page that is missing before it is watched. */
+    /* Nobody may access a missing page before the userfaultfd watches it. */
     const uint64_t map[6] = {address,
                              block->size,
                              c->folder.manifest.complete ? PROT_READ | PROT_WRITE : PROT_NONE,
@@ -307,7 +308,7 @@ static int map_block(struct cloning *c, unsigned i, struct ibx_error *err)
     return rc;
 }
 
-/* Nobody watches it, now that the folder is whole: as in check(). */
+/* The folder is complete, so nothing watches the child: as in check(). */
 static int check_room(struct cloning *c, struct ibx_error *err)
 {
     struct ibx_blockers *blockers = calloc(1, sizeof(*blockers));
@@ -320,7 +321,7 @@ static int check_room(struct cloning *c, struct ibx_error *err)
     return rc;
 }
 
-/* Faults on pages that are not in the files go to who fills them. */
+/* Faults on pages that are not in the files go to the process that fills them. */
 static int watch(struct cloning *c, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -357,7 +358,7 @@ static int watch(struct cloning *c, struct ibx_error *err)
     return rc ? rc : closed;
 }
 
-/* As ibx_guest_ram_huge_pages(), of a file that may not have all pages yet. */
+/* Like ibx_guest_ram_huge_pages(), for a file that may not have all its pages yet. */
 static int keep_huge_pages_out(struct cloning *c, unsigned i, struct ibx_error *err)
 {
     const uint64_t advise[6] = {c->child.addresses[i], c->folder.sizes[i], MADV_NOHUGEPAGE};
@@ -373,7 +374,7 @@ static int unlock_block(struct cloning *c, unsigned i, struct ibx_error *err)
     return inject(c, SYS_mprotect, arguments, 0, "mprotect", err);
 }
 
-/* In place of the files' there, and of their userfaultfd. */
+/* Replaces the mappings of the snapshot's files there, and their userfaultfd. */
 static int map_holes(struct cloning *c, struct ibx_error *err)
 {
     int rc = 0;
@@ -466,7 +467,8 @@ static int await_loaded(struct cloning *c, struct ibx_error *err)
     }
 }
 
-/* Until the VM has its status: QEMU calls a migration complete a moment before. */
+/* Waits until the VM has its status, because QEMU reports a migration as complete a moment before.
+ * */
 static int await_status(struct cloning *c, char *status, size_t size, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LOAD_MS);
@@ -524,9 +526,9 @@ static int give_network(struct cloning *c, struct ibx_clone_result *result, stru
 
 /* ------------------------------------------------------------ all of it */
 
-/* One clone at a time gives a QEMU its memory, by whatever monitor it is told of it: the next one
- * would take that from a VM that runs by then. A child's memory has no file to lock: its process
- * has, as long as somebody has that open. */
+/* Only one clone at a time may give a QEMU its memory, by whatever monitor: a second one would take
+ * the memory from a VM that runs by then. A child's memory has no file that could be locked, so its
+ * process is: as long as somebody has that open. */
 static int claim(struct cloning *c, struct ibx_error *err)
 {
     char path[32];

@@ -73,7 +73,8 @@ static int check_disks(struct freezing *f, struct ibx_blockers *blockers, struct
     return 0;
 }
 
-/* What a child's balloon gives back comes again with the snapshot's bytes. */
+/* Memory that a child's balloon gives back has the snapshot's bytes when the guest takes it again.
+ * */
 static int check_zeros(struct freezing *f, struct ibx_blockers *blockers, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -124,8 +125,8 @@ static int keep(struct freezing *f, const uint8_t *bytes, size_t n, struct ibx_e
     return 0;
 }
 
-/* What QEMU has told until now: the last migration that began is this tool's. That the guest sleeps
- * the watchdog learns at once, since QEMU would end if it continued the VM. */
+/* What QEMU has reported until now concerns this tool's migration, which began last. The watchdog
+ * learns at once that the guest sleeps, because QEMU would end if it continued the VM. */
 static int note_events(struct freezing *f, struct ibx_error *err)
 {
     const bool slept = f->sleeps;
@@ -210,8 +211,8 @@ static int await_end(struct freezing *f, struct ibx_error *err)
     }
 }
 
-/* QEMU has begun: the VM is to be in the end as it was then. Another client may have paused it, or
- * continued it, since it was looked at. */
+/* QEMU has begun: at the end the VM is to be as it was then. Another client may have paused or
+ * continued it since it was looked at. */
 static int note_begun(struct freezing *f, struct ibx_error *err)
 {
     const bool ran = f->undo.was_running;
@@ -226,8 +227,8 @@ static int note_begun(struct freezing *f, struct ibx_error *err)
     return rc;
 }
 
-/* It may have gone to sleep since it was looked at. Events wait until QEMU has begun: what they
- * tell of another program's migration is not to be undone. */
+/* The guest may have gone to sleep since it was looked at. Events are read only once QEMU has
+ * begun: what they report of another program's migration must not be undone. */
 static int check_awake(struct freezing *f, struct ibx_error *err)
 {
     char status[IBX_MIGRATE_STATUS];
@@ -275,7 +276,7 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     ibx_migration_stop_at("freeze", "stopped");
     if (rc)
         return rc;
-    /* From here on it takes long enough for another program to make the next one. */
+    /* What follows takes long enough for another program to begin the next migration. */
     ibx_hold_mark(f->qmp, f->ours, deadline);
     f->undo.marked = true;
     rc = ibx_watchdog_marked(&f->watchdog, err);
@@ -426,8 +427,8 @@ static int describe(struct freezing *f, struct ibx_error *err)
     return rc ? rc : ibx_describe(f->qmp, &f->ram, &m->description, deadline, err);
 }
 
-/* The VM is stopped: its state is that of the devices of the description, by which children are
- * compared with it, and no disk has come to which it would go on writing. */
+/* The VM is stopped. Now its state belongs to the devices of the description, with which children
+ * are compared, and no writable disk has been added since. */
 static int check_described(struct freezing *f, struct ibx_error *err)
 {
     json_t *now;
@@ -481,8 +482,8 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     return watch(f, qmp, err);
 }
 
-/* Of one that has failed to answer, or whose monitor another client has closed. One that has
- * crashed has its number until its core dump is written. */
+/* Whether a QEMU that did not answer, or whose monitor another client has closed, has ended. A QEMU
+ * that has crashed keeps its process number until its core dump is written. */
 static bool qemu_has_ended(const struct freezing *f)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
@@ -495,7 +496,7 @@ static bool qemu_has_ended(const struct freezing *f)
     return !lives;
 }
 
-/* The VM has been frozen. Where its QEMU has ended since, it is in the snapshot alone, and that is
+/* The VM has been frozen. If its QEMU has ended since, the VM exists only in the snapshot, which is
  * finished all the same. */
 static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_freeze_result *result,
                  struct ibx_error *err)
@@ -518,8 +519,8 @@ static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_fre
     return rc;
 }
 
-/* There is a snapshot of a VM whose guest has gone to sleep as QEMU was about to stop it: QEMU
- * would end by an assertion if it continued it. What is in the snapshot can be. */
+/* There is a snapshot of a VM whose guest went to sleep when QEMU was about to stop it. QEMU would
+ * fail an assertion if it continued this VM; a child of the snapshot can be continued. */
 static void say_sleep(const struct freezing *f)
 {
     if (f->sleeps)
@@ -541,7 +542,7 @@ static void add_sleep(struct freezing *f, struct ibx_error *err)
                       ibx_vm_asleep(status));
 }
 
-/* After a failure: as it was; what this tool cannot do its watchdog tries. */
+/* After a failure: restores the VM. What this tool cannot do, its watchdog tries. */
 static void undo(struct freezing *f, struct ibx_error *err)
 {
     struct ibx_error why = {0}, first = err ? *err : why;

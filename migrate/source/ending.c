@@ -64,8 +64,8 @@ static int on_abort_only(void *context, const struct ibx_migrate_any *message)
     return rc ? rc : -ECONNABORTED; /* the last one */
 }
 
-/* The destination says why it gives up, and then its connections end, of which another one, or what
- * was to be sent, may have been noticed first. */
+/* A destination that gives up sends the reason, and then its connections end. This side may have
+ * noticed first the end of another connection, or that it could not send. */
 static int take_reason(struct source *s, int code, struct ibx_error *err)
 {
     struct ibx_error last = {0};
@@ -81,8 +81,8 @@ static int take_reason(struct source *s, int code, struct ibx_error *err)
     return last.code;
 }
 
-/* The QEMU there cannot load a device that was plugged in here at the last moment, and only its log
- * names that. The VM runs again, and its QEMU answers. */
+/* If the QEMU there could not load a device that was plugged in here at the last moment, only its
+ * log says so. The VM runs here again and its QEMU answers, so that can be looked for here. */
 static void say_what_changed(struct source *s, struct ibx_error *err)
 {
     struct ibx_error changed = {0};
@@ -91,8 +91,8 @@ static void say_what_changed(struct source *s, struct ibx_error *err)
         ibx_error_set(err, first.code, "%.300s; %s", first.message, changed.message);
 }
 
-/* QEMU (-no-shutdown) continues a VM whose migration has failed also when its guest had shut it
- * down since, a moment after it calls the migration failed. */
+/* With -no-shutdown, QEMU continues a VM whose migration has failed even if its guest has shut it
+ * down since: a moment after it reports the migration as failed. */
 static void say_status(struct source *s, int code, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(STATUS_MS);
@@ -111,8 +111,8 @@ static void say_status(struct source *s, int code, struct ibx_error *err)
                       first.message, (int)s->status.record.pid, status);
 }
 
-/* One that was continued here, and has been stopped again by a request that failed: perhaps the one
- * for which its migration did. */
+/* Says why a VM is stopped that was continued here and whose disk has failed since. That may also
+ * be why its migration failed. */
 static void tell_of_disk(struct source *s)
 {
     char status[32] = "", why[IBX_ERROR_MAX];
@@ -125,8 +125,8 @@ static void tell_of_disk(struct source *s)
     ibx_migration_notify(&s->options->observer, "the VM is stopped here (\"%s\"): %s", status, why);
 }
 
-/* A VM that stays does so where no record takes it, too. MOVED: where libvirt drives, it has taken
- * back what the destination said it had. */
+/* A VM that stays here does so even if no record can be written. MOVED: if libvirt drives, it has
+ * taken back what the destination reported to have. */
 static void record_stay(struct source *s)
 {
     struct ibx_record *record = &s->status.record;
@@ -142,7 +142,7 @@ static void record_stay(struct source *s)
                          why.message, record->qmp);
 }
 
-/* Where libvirt drives, it ends QEMU here also when it has migrated the VM past this tool. */
+/* If libvirt drives, it ends the QEMU here also when it has migrated the VM without this tool. */
 static void say_gone(const struct source *s, int code, const char *reason, struct ibx_error *err)
 {
     const int pid = (int)s->status.record.pid;
@@ -263,8 +263,8 @@ static int on_last_word(void *context, const struct ibx_migrate_any *message)
                                                : on_abort_only(context, message);
 }
 
-/* The same when the VM's QEMU has ended there, or with `err`, when its pages are wrong. Anything
- * else comes again over the next link. */
+/* The same when the VM's QEMU has ended there, or, with `err`, when its pages are wrong. All other
+ * messages come again over the next link. */
 void ibx_source_take_last_abort(struct source *s, unsigned ms, struct ibx_error *err)
 {
     struct ibx_error last = {0};
@@ -276,8 +276,8 @@ void ibx_source_take_last_abort(struct source *s, unsigned ms, struct ibx_error 
         *err = last;
 }
 
-/* The network is there, and the destination does not want the link: its user is told why, as of a
- * host that has no room for pages. */
+/* The network works, and the destination ends each link at once. The reason is known there only,
+ * for example that the host has no room for pages. */
 static void say_closed(struct source *s, int code, struct ibx_error *err)
 {
     const struct ibx_error first = *err;
@@ -312,9 +312,9 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
     return 0;
 }
 
-/* The next tool finds the state before, from which it asks the destination, and an epoch that is
- * too old by the links that were made meanwhile, which it passes by trying. A record that has
- * become another one (it was taken back) is an error. */
+/* If this fails, the next tool finds the state before, from which it asks the destination, and an
+ * epoch that is too low by the number of links made since, which it exceeds by trying again. If the
+ * record has become another one (it was taken back), that is an error. */
 int ibx_source_note(struct source *s, enum ibx_journal_state state, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -346,8 +346,8 @@ static int check_patience(struct source *s, struct ibx_error *err)
                     *s->status.message ? ")" : "");
 }
 
-/* The destination waits for COMMIT, and QEMU has ended here. The VM may have been continued here
- * before that: the state there may be too old for the memory here. */
+/* The destination waits for COMMIT, but QEMU has ended here. The VM may have been continued here
+ * before that, so the state there may be too old for the memory here. */
 static int never_ran(struct source *s, struct ibx_error *err)
 {
     ibx_source_link_close(&s->link);
@@ -360,9 +360,9 @@ static int never_ran(struct source *s, struct ibx_error *err)
                               s->status.record.peer, (int)s->status.record.pid);
 }
 
-/* 0: a link is to be made. A borrowed VM that may run here again, in a QEMU that has its memory,
- * changes that: the borrower gets none of it, should the VM have been taken back there, but has to
- * learn that the VM has returned. */
+/* 0: a link is to be made. That must not be if a borrowed VM may run here again, in a QEMU that has
+ * its memory: if the VM was taken back at the borrower, the borrower must get no page of it, but
+ * has to learn that the VM has returned. */
 static int check_use(const struct source *s, struct ibx_error *err)
 {
     const struct ibx_options options = ibx_migration_retry_options(&s->transport);
@@ -480,7 +480,7 @@ static int settle(struct source *s, uint64_t deadline_ns, struct ibx_error *err)
 void ibx_source_settle(struct source *s)
 {
     struct ibx_error refused = {0};
-    /* QEMU refuses while its migration is held open, and snapshots, too. */
+    /* QEMU refuses this while its migration is held open, and snapshots as well. */
     if (!s->vm.undo.before || !s->vm.qmp || s->stream.state.now == STREAM_HELD ||
         ibx_now_ns() < s->settle_ns)
         return;
@@ -488,8 +488,8 @@ void ibx_source_settle(struct source *s)
     settle(s, ibx_deadline_in_ms(SETTLE_MS), &refused);
 }
 
-/* QEMU's own migration may just be ending. In STRANDED the watchdog does it; while the migration is
- * held open, recover or rollback will. */
+/* QEMU's own migration may just be ending. In STRANDED the watchdog restores the settings; while
+ * the migration is held open, recover or rollback will. */
 void ibx_source_settle_at_last(struct source *s)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LAST_SETTLE_MS);
@@ -541,9 +541,9 @@ static int record_end(struct source *s, bool ended, struct ibx_error *err)
 }
 
 /* The destination has every page, or needs none any more, and waits for CONFIRM. DONE or ENDED is
- * written first, and nothing else is
- * needed for CONFIRM: any tool with this journal can send it later, and repeatedly. A journal that
- * cannot be written delays that: the link stays, and the next turn tries again. */
+ * written first, and nothing else is needed for CONFIRM: any tool with this journal can send it
+ * later, and repeatedly. If the journal cannot be written, the link stays, and the next turn tries
+ * again. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err)
 {
     const bool ended = s->peer.now == PEER_ENDED;
@@ -562,8 +562,8 @@ int ibx_source_confirm(struct source *s, struct ibx_error *err)
         ibx_source_link_close(&s->link);
     else
         ibx_source_link_retire(&s->link);
-    /* Which takes some milliseconds, as CONFIRMED does. Of a borrowed VM that has returned QEMU's
-     * memory is that of the VM at home: it is held until that QEMU is told to quit. */
+    /* This takes some milliseconds, as CONFIRMED does. If a borrowed VM has returned, QEMU's memory
+     * is that of the VM at home: it is kept until that QEMU is told to quit. */
     if (!ibx_journal_has_returned(&s->status.record))
         ibx_source_let_go_early(s);
     return 0;
@@ -576,8 +576,8 @@ static bool is_home(const struct ibx_record *record)
            record->state == IBX_JOURNAL_SHUT_DOWN || record->state == IBX_JOURNAL_ENDED;
 }
 
-/* The borrower says so when it has. One that does not would read on in the memory of a VM that runs
- * here. */
+/* The borrower reports when the VM has returned. If it does not, it would go on reading the memory
+ * of a VM that runs here. */
 int ibx_source_check_home(struct source *s, struct ibx_error *err)
 {
     struct ibx_record found, *record = &s->status.record;

@@ -117,7 +117,8 @@ static int wait_failed(int rc, const char *what, struct ibx_error *err)
     return ibx_error_set(err, rc, "%s: %s", what, why);
 }
 
-/* Rail 0 has lane 0 as well; bulk lanes take turns so that few chunks still use all rails. */
+/* Rail 0 has lane 0 as well; bulk lanes are distributed in turn, so that few chunks still use all
+ * rails. */
 static int lanes_make(struct verbs *v, struct ibx_error *err)
 {
     v->lane_count = 1 + v->rail_count * v->lanes_per_rail;
@@ -179,8 +180,8 @@ static bool socket_address(const struct verbs *v, bool peer, struct sockaddr_sto
     return found;
 }
 
-/* An own address on rail n's device, that of the handshake if possible; of `family`, where one has
- * to lead from it to another, or AF_UNSPEC. */
+/* An address of this host on rail n's device, if possible the one of the handshake. `family`: the
+ * family that it must have to reach another address of that family, or AF_UNSPEC. */
 static int device_address(struct verbs *v, unsigned n, const char *device, sa_family_t family,
                           struct sockaddr_storage *address, struct ibx_error *err)
 {
@@ -229,7 +230,7 @@ static unsigned smaller_mtu(unsigned a, unsigned b)
     return !a || (b && b < a) ? b : a;
 }
 
-/* Bytes; 0: unknown, or the longest that there is, which needs no word. */
+/* The MTU to offer, in bytes; 0: unknown, or the longest that exists, which need not be sent. */
 static unsigned port_mtu(const struct rdma_cm_id *id)
 {
     struct ibv_port_attr port;
@@ -371,7 +372,7 @@ static int get_address(struct verbs *v, struct ibx_reader *r, struct verbs_rail 
     if (r->failed || (kind != 4 && kind != 6) || !port)
         return -EPROTO;
     ibx_address_make(&rail->address, bytes, kind == 4 ? 4 : 16, port);
-    /* A link-local address means something on one link only: the one to the peer. */
+    /* A link-local address is valid on one link only: the one to the peer. */
     struct sockaddr_storage own;
     struct sockaddr_in6 *sin6 = (struct sockaddr_in6 *)&rail->address;
     if (sin6->sin6_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&sin6->sin6_addr) &&
@@ -416,8 +417,8 @@ static int rail_source(struct verbs *v, unsigned n, struct sockaddr_storage *sou
     return *bound ? device_address(v, n, device, v->rails[n].address.ss_family, source, err) : 0;
 }
 
-/* The server waits for the answer meanwhile, and a path that leads nowhere must not cost it: there
- * is another one. */
+/* The server waits for the answer meanwhile, so a path that leads nowhere must not take its time:
+ * another path can be tried. */
 static unsigned resolve_ms(const struct verbs *v)
 {
     return smaller(RESOLVE_MS, ibx_link_options(v->link)->timeout_ms / 2);
@@ -477,7 +478,7 @@ static int resolve(struct verbs *v, struct ibx_error *err)
     return rc;
 }
 
-/* Routes alone may lead all rails through one device, which then is no faster. */
+/* Routes alone may lead all rails through the same device, which gains nothing. */
 static void check_rails(const struct verbs *v)
 {
     for (unsigned n = 1; n < v->rail_count; n++) {
@@ -492,8 +493,8 @@ static void check_rails(const struct verbs *v)
     }
 }
 
-/* The server's MTU may be longer than the paths to it. What this end's options ask for is not made
- * shorter: that is an error. */
+/* The server's MTU may be larger than that of the paths to it. If this end's options ask for an MTU
+ * that the path does not carry, that is an error, and not reduced. */
 static void fit_mtu(struct verbs *v)
 {
     for (unsigned i = 0; i < v->lane_count && !ibx_link_options(v->link)->mtu; i++) {
