@@ -268,3 +268,21 @@ int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long l
     return cudaGetDriverEntryPointByVersion(symbol, function, (unsigned)version_of_runtime(), flags,
                                             status);
 }
+
+/* By the names that CUDA's header gives these calls with a default stream for each thread. They
+ * have no stream, and its prototypes are the only ones. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+#define EXPORTED __attribute__((visibility("default")))
+
+EXPORTED int cudaGetDriverEntryPoint_ptsz(const char *symbol, void **function,
+                                          unsigned long long flags, int *status)
+{
+    return cudaGetDriverEntryPoint(symbol, function, flags, status);
+}
+
+EXPORTED int cudaGetDriverEntryPointByVersion_ptsz(const char *symbol, void **function,
+                                                   unsigned version, unsigned long long flags,
+                                                   int *status)
+{
+    return cudaGetDriverEntryPointByVersion(symbol, function, version, flags, status);
+}

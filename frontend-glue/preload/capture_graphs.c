@@ -44,6 +44,13 @@ static bool is_of(const struct capture *c, const void *stream)
     return c->stream == stream && (stream != PER_THREAD || pthread_equal(c->by, pthread_self()));
 }
 
+/* Locked. */
+static void count(const struct capture *c, void (*change)(bool rested))
+{
+    if (c->stream == PER_THREAD)
+        change(c->alone);
+}
+
 static struct capture *find(const void *stream, bool remove)
 {
     ibx_frontend_ranges_lock();
@@ -51,8 +58,10 @@ static struct capture *find(const void *stream, bool remove)
     while (*at && !is_of(*at, stream))
         at = &(*at)->next;
     struct capture *found = *at;
-    if (found && remove)
+    if (found && remove) {
         *at = found->next;
+        count(found, ibx_frontend_thread_capture_ends);
+    }
     ibx_frontend_ranges_unlock();
     return found;
 }
@@ -62,6 +71,7 @@ static void add(struct capture *c)
     ibx_frontend_ranges_lock();
     c->next = all;
     all = c;
+    count(c, ibx_frontend_thread_capture_begins);
     ibx_frontend_ranges_unlock();
 }
 
@@ -71,19 +81,6 @@ static void drop(struct capture *c)
     if (c && !c->over)
         ibx_frontend_capture_gone();
     free(c);
-}
-
-bool ibx_frontend_threads_capture(unsigned *rested)
-{
-    bool any = false;
-    *rested = 0;
-    ibx_frontend_ranges_lock();
-    for (const struct capture *c = all; c; c = c->next) {
-        any = any || c->stream == PER_THREAD;
-        *rested += c->stream == PER_THREAD && c->alone;
-    }
-    ibx_frontend_ranges_unlock();
-    return any;
 }
 
 /* With the thread ends its own stream, and the capture of that. */
@@ -127,6 +124,27 @@ static struct capture *note(void *stream, int mode, bool alone)
     return c;
 }
 
+/* A stream that is captured already is answered for here: the back end would ask CUDA about it. */
+static int begin_capture(void *stream, int mode)
+{
+    if (ibx_frontend_captures(stream))
+        return ibx_frontend_fail(CUDA_ILLEGAL_STATE);
+    ibx_frontend_managed_rests();
+    ibx_frontend_capture_begins(); /* before another thread's event can bring a stream into it */
+    const int rc = CALL_NEXT(cudaStreamBeginCapture, stream, mode);
+    if (rc)
+        ibx_frontend_capture_gone();
+    return rc;
+}
+
+static int end_capture(void *stream, void **graph)
+{
+    const int rc = CALL_NEXT(cudaStreamEndCapture, stream, graph);
+    if (ibx_call_ends_capture(rc))
+        ibx_frontend_capture_gone();
+    return rc;
+}
+
 /* The part becomes a node behind the last ones, if there is anything in it. */
 static int add_part(struct capture *c, void *part)
 {
@@ -150,14 +168,14 @@ static int cut(struct capture *c)
     if (c->mode != CUDA_CAPTURE_RELAXED &&
         !pthread_equal(c->by, pthread_self())) /* it would be lost by that */
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    int rc = ibx_frontend_capture_end(c->stream, &part);
+    int rc = end_capture(c->stream, &part);
     const bool over = ibx_call_ends_capture(rc);
     if (!rc && !c->graph)
         rc = cudaGraphCreate(&c->graph, 0);
     if (!rc)
         rc = add_part(c, part);
     if (!rc)
-        rc = ibx_frontend_capture_begin(c->stream, c->mode);
+        rc = begin_capture(c->stream, c->mode);
     c->over = rc && over;
     return rc;
 }
@@ -167,7 +185,7 @@ static int cut(struct capture *c)
 int cudaStreamBeginCapture(void *stream, int mode)
 {
     const bool alone = !ibx_frontend_capturing();
-    const int rc = ibx_frontend_capture_begin(stream, mode);
+    const int rc = begin_capture(stream, mode);
     if (!rc)
         note(stream, mode, alone);
     return rc;
@@ -179,11 +197,11 @@ int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind
     if (!graph || edges || (count && !behind) || count > IBX_EXTRA_BEHIND)
         return ibx_frontend_fail(edges && graph ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
     const bool alone = !ibx_frontend_capturing();
-    const int rc = ibx_frontend_capture_begin(stream, mode);
+    const int rc = begin_capture(stream, mode);
     struct capture *c = rc ? NULL : note(stream, mode, alone);
     if (!rc && !c) {
         void *part;
-        ibx_frontend_capture_end(stream, &part);
+        end_capture(stream, &part);
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     }
     if (rc)
@@ -201,7 +219,7 @@ int cudaStreamEndCapture(void *stream, void **graph)
     void *part = NULL;
     struct capture *c = find(stream, false);
     const bool nobodys = !graph && !(c && c->graph);
-    int rc = ibx_frontend_capture_end(stream, &part);
+    int rc = end_capture(stream, &part);
     /* The thread that has begun it has ended, and so has it. */
     const bool left = rc == CUDA_ILLEGAL_STATE && c;
     const bool over = left || ibx_call_ends_capture(rc);
@@ -224,14 +242,12 @@ int cudaStreamEndCapture(void *stream, void **graph)
     return rc;
 }
 
-/* By it ends a capture of that stream. First: behind it another one may have its handle. */
-int cudaStreamDestroy(void *stream)
+/* By it ends a capture of that stream. */
+int ibx_frontend_stream_destroy(void *stream)
 {
-    ibx_frontend_owned_gone(OWNED_STREAM, stream);
     struct capture *c = ibx_frontend_capturing() ? find(stream, true) : NULL;
     unsigned flags;
     const bool known = ibx_frontend_stream_gone(stream, &flags);
-    ibx_math_settings_stream_ends((uintptr_t)stream);
     const int rc = CALL_NEXT(cudaStreamDestroy, stream);
     if (known && rc && rc != CUDA_INVALID_HANDLE)
         ibx_frontend_stream_stays(stream, flags);
@@ -249,6 +265,8 @@ void ibx_frontend_captures_reset(void)
 {
     ibx_frontend_ranges_lock();
     struct capture *left = all;
+    for (const struct capture *c = all; c; c = c->next)
+        count(c, ibx_frontend_thread_capture_ends);
     all = NULL;
     ibx_frontend_ranges_unlock();
     for (struct capture *c = left; c; c = left) {

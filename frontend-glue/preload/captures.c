@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Streams that are being captured. GVirtuS begins and ends captures. Its handlers would capture a
- * copy from or to the host with an address of the back end's, and memory that is set in another
- * stream: these go into the graph in another way (graph_copies.c, extra.c).
+ * Whether streams are being captured, and how many captures this process has begun. What makes a
+ * graph of a capture is in capture_graphs.c, and what goes into one in another way than GVirtuS's
+ * in captured_work.c.
  */
 #include "frontend-glue/preload/internal.h"
-#include "frontend-glue/session/calls.h"
 
 #include <pthread.h>
 
-static _Atomic unsigned captures;                           /* that this process has begun */
+static _Atomic unsigned captures; /* that this process has begun */
+/* Of threads' own streams; of these, such as had no work before. Under the lock of ranges. */
+static unsigned of_threads, of_rested;
 static _Thread_local int thread_mode = CUDA_CAPTURE_GLOBAL; /* as the program knows it */
 
 static void in_child(void)
 {
     atomic_store(&captures, 0);
+    of_threads = of_rested = 0;
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -22,37 +24,37 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-static void ends(void)
+void ibx_frontend_capture_begins(void)
+{
+    atomic_fetch_add(&captures, 1);
+}
+
+void ibx_frontend_capture_gone(void)
 {
     unsigned was = atomic_load(&captures);
     while (was && !atomic_compare_exchange_weak(&captures, &was, was - 1))
         ;
 }
 
-void ibx_frontend_capture_gone(void)
+void ibx_frontend_thread_capture_begins(bool rested)
 {
-    ends();
+    of_threads++;
+    of_rested += rested;
 }
 
-/* A stream that is captured already is answered for here: the back end would ask CUDA about it. */
-int ibx_frontend_capture_begin(void *stream, int mode)
+void ibx_frontend_thread_capture_ends(bool rested)
 {
-    if (ibx_frontend_captures(stream))
-        return ibx_frontend_fail(CUDA_ILLEGAL_STATE);
-    ibx_frontend_managed_rests();
-    atomic_fetch_add(&captures, 1); /* before another thread's event can bring a stream into it */
-    const int rc = CALL_NEXT(cudaStreamBeginCapture, stream, mode);
-    if (rc)
-        ends();
-    return rc;
+    of_threads--;
+    of_rested -= rested;
 }
 
-int ibx_frontend_capture_end(void *stream, void **graph)
+bool ibx_frontend_threads_capture(unsigned *rested)
 {
-    const int rc = CALL_NEXT(cudaStreamEndCapture, stream, graph);
-    if (ibx_call_ends_capture(rc))
-        ends();
-    return rc;
+    ibx_frontend_ranges_lock();
+    const bool any = of_threads;
+    *rested = of_rested;
+    ibx_frontend_ranges_unlock();
+    return any;
 }
 
 /* All clients are threads of one process at the back end: the mode GLOBAL would let this one's
@@ -113,34 +115,4 @@ bool ibx_frontend_captures(void *stream)
     if (stream)
         ask(stream, &status, &known);
     return status;
-}
-
-static int capture(void *stream, uint64_t queue, uint64_t number)
-{
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_CAPTURE, "cudaLaunchHostFunc");
-    ibx_put_u64(&e.body, (uintptr_t)stream);
-    ibx_put_u64(&e.body, queue);
-    ibx_put_u64(&e.body, number);
-    return ibx_frontend_extra(&e, NULL, 0);
-}
-
-int ibx_frontend_capture_function(void *stream, void (*function)(void *argument), void *argument)
-{
-    uint64_t queue;
-    const uint64_t number = ibx_frontend_host_repeated(function, argument, &queue);
-    return number ? capture(stream, queue, number) : ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-}
-
-int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream)
-{
-    struct extra e;
-    uint64_t queue;
-    int rc = CUDA_SUCCESS;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_CAPTURE_COPY, "cudaMemcpyAsync");
-    ibx_put_u64(&e.body, (uintptr_t)stream);
-    if (ibx_frontend_slot_copy(&e.body, copy) && ibx_frontend_slot_made(&e, NULL, 0, &rc))
-        return rc;
-    const uint64_t number = ibx_frontend_copy_function(copy, &queue, &rc);
-    return number ? capture(stream, queue, number) : ibx_frontend_fail(rc);
 }

@@ -16,7 +16,6 @@
 #include "frontend-glue/preload/internal.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -24,7 +23,6 @@
 #include <unistd.h>
 
 static struct ranges ranges;
-static _Thread_local int current; /* device */
 
 /* ------------------------------------------------------------------------------ what it is */
 
@@ -93,7 +91,7 @@ int ibx_frontend_device_of(const void *address)
 {
     ibx_frontend_ranges_lock();
     const struct range *range = ibx_frontend_ranges_holding(&ranges, address, 1);
-    const int device = range ? range->device : current;
+    const int device = range ? range->device : ibx_frontend_current_device();
     ibx_frontend_ranges_unlock();
     return device;
 }
@@ -139,108 +137,22 @@ int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
     return source == DEVICE ? CUDA_MEMCPY_FROM_DEVICE : CUDA_MEMCPY_ON_HOST;
 }
 
-/* ---------------------------------------------------------------------- devices in use */
-
-static _Atomic uint64_t in_use; /* a bit each, for the first 64 devices */
-
-/* GVirtuS makes new connections for a child: it has selected nothing, and used nothing. */
-static void in_child(void)
+bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *p)
 {
-    atomic_store(&in_use, 0);
-    current = 0;
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-    pthread_atfork(NULL, NULL, in_child);
-}
-
-static void note_device(int device)
-{
-    if (device >= 0 && device < 64 &&
-        !(atomic_load_explicit(&in_use, memory_order_relaxed) >> device & 1))
-        atomic_fetch_or(&in_use, (uint64_t)1 << device);
-}
-
-void ibx_frontend_device_used(void)
-{
-    ibx_frontend_runtime_used();
-    note_device(current);
-}
-
-bool ibx_frontend_device_in_use(int device)
-{
-    return device >= 0 && device < 64 && atomic_load(&in_use) >> device & 1;
-}
-
-int ibx_frontend_current_device(void)
-{
-    return current;
-}
-
-bool ibx_frontend_one_device(void)
-{
-    const uint64_t devices = atomic_load(&in_use);
-    return !(devices & (devices - 1));
-}
-
-int cudaGetDevice(int *device)
-{
-    if (!device)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    return ibx_frontend_knows(IBX_FRONTEND_DEVICE, 0, device) ? CUDA_SUCCESS
-                                                              : CALL_NEXT(cudaGetDevice, device);
-}
-
-int cudaSetDevice(int device)
-{
-    if (ibx_frontend_knows(IBX_FRONTEND_SELECTED, (uint64_t)device, NULL))
-        return CUDA_SUCCESS;
-    int rc = CALL_NEXT(cudaSetDevice, device);
-    if (!rc) {
-        current = device;
-        note_device(device);
-        ibx_frontend_peers_selected(device);
-    }
-    return rc;
-}
-
-/* The first device is that of threads that have selected none. */
-void ibx_frontend_each_device(void (*visit)(int device))
-{
-    const uint64_t all = atomic_load(&in_use) | 1;
-    bool away = false;
-    visit(current);
-    for (int device = 0; device < 64; device++) {
-        if (device == current || !(all >> device & 1) || CALL_NEXT(cudaSetDevice, device))
-            continue;
-        away = true;
-        visit(device);
-    }
-    if (away)
-        CALL_NEXT(cudaSetDevice, current);
-}
-
-/* GVirtuS's cudaSetDevice makes a context on a device, so unused devices are left alone. */
-int ibx_frontend_devices_wait(void)
-{
-    uint64_t others = atomic_load(&in_use);
-    const unsigned ended = ibx_frontend_threads_ended();
-    bool away = false;
-    int rc = CALL_NEXT(cudaDeviceSynchronize);
-    for (int device = 0; device < 64; device++) {
-        if (device == current || !(others >> device & 1))
-            continue;
-        int code = CALL_NEXT(cudaSetDevice, device);
-        away = away || !code;
-        if (!code)
-            code = CALL_NEXT(cudaDeviceSynchronize);
-        rc = rc ? rc : code;
-    }
-    if (!rc)
-        ibx_frontend_threads_rest(ended);
-    const int back = away ? CALL_NEXT(cudaSetDevice, current) : CUDA_SUCCESS;
-    return rc ? rc : back;
+    const bool by_address = p->kind == CUDA_MEMCPY_DEFAULT;
+    const bool from_host = !p->from_array && !ibx_frontend_is_managed(p->from.at) &&
+                           !ibx_frontend_only_device(p->from.at) &&
+                           (p->kind == CUDA_MEMCPY_TO_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST ||
+                            (by_address && !ibx_frontend_is_device(p->from.at)));
+    const bool to_host = !p->to_array && !ibx_frontend_is_managed(p->to.at) &&
+                         !ibx_frontend_only_device(p->to.at) &&
+                         (p->kind == CUDA_MEMCPY_FROM_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST ||
+                          (by_address && !ibx_frontend_is_device(p->to.at)));
+    p->kind = from_host && to_host ? CUDA_MEMCPY_ON_HOST
+              : from_host          ? CUDA_MEMCPY_TO_DEVICE
+              : to_host            ? CUDA_MEMCPY_FROM_DEVICE
+                                   : CUDA_MEMCPY_ON_DEVICE;
+    return from_host || to_host;
 }
 
 /* --------------------------------------------------------------------- allocations */
@@ -277,7 +189,7 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
 
 void ibx_frontend_device_memory(void *address, size_t n)
 {
-    ibx_frontend_memory_of(address, n, current);
+    ibx_frontend_memory_of(address, n, ibx_frontend_current_device());
 }
 
 void ibx_frontend_memory_of(void *address, size_t n, int device)
@@ -288,8 +200,11 @@ void ibx_frontend_memory_of(void *address, size_t n, int device)
 
 void ibx_frontend_reserved_memory(void *address, size_t n)
 {
-    const struct range range = {
-        .begin = (uintptr_t)address, .n = n, .pooled = true, .reserved = true, .device = current};
+    const struct range range = {.begin = (uintptr_t)address,
+                                .n = n,
+                                .pooled = true,
+                                .reserved = true,
+                                .device = ibx_frontend_current_device()};
     ibx_frontend_device_used();
     note_range(&range);
 }
@@ -358,7 +273,7 @@ int cudaMalloc(void **address, size_t n)
         rc = CALL_NEXT(cudaMalloc, address, n);
     ibx_frontend_device_used();
     if (!rc)
-        note(*address, n, false, current);
+        note(*address, n, false, ibx_frontend_current_device());
     return rc;
 }
 
@@ -370,7 +285,7 @@ int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
     int rc = CALL_NEXT(cudaMallocPitch, address, pitch, width, height);
     ibx_frontend_device_used();
     if (!rc && !__builtin_mul_overflow(*pitch, height, &n))
-        note(*address, n, false, current);
+        note(*address, n, false, ibx_frontend_current_device());
     return rc;
 }
 

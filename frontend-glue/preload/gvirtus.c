@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/preload/dlsym.h"
-#include "frontend-glue/preload/managed.h"
+#include "frontend-glue/preload/internal.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -84,23 +84,6 @@ bool ibx_frontend_close(void)
     return alone;
 }
 
-/* Each call of GVirtuS's front end (G5) looks for its thread's connection under one lock, which a
- * child has for ever if another thread is at that: it begins anew there. What is looked through
- * changes only while a thread connects. */
-static _Atomic(void *) their_lock;
-
-static void find_their_lock(void)
-{
-    static _Atomic(void *) found;
-    void *lock = ibx_frontend_next(&found, "gFrontendMutex");
-    const ElfW(Sym) *symbol = NULL;
-    Dl_info info;
-    /* A std::mutex; sanitizers make it longer. */
-    if (lock && dladdr1(lock, &info, (void **)(void *)&symbol, RTLD_DL_SYMENT) && symbol &&
-        info.dli_saddr == lock && symbol->st_size >= sizeof(pthread_mutex_t))
-        atomic_store(&their_lock, lock);
-}
-
 static void before_fork(void)
 {
     const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(FORK_MS));
@@ -116,9 +99,6 @@ static void in_parent(void)
 
 static void in_child(void)
 {
-    pthread_mutex_t *theirs = atomic_load(&their_lock);
-    if (theirs)
-        pthread_mutex_init(theirs, NULL);
     pthread_mutex_init(&first_calls, NULL);
     pthread_rwlock_init(&connecting, NULL);
     is_alone = connects = forks = false;
@@ -135,30 +115,6 @@ __attribute__((constructor)) static void begin(void)
 static void watch_forks(void)
 {
     pthread_atfork(before_fork, in_parent, NULL);
-    find_their_lock();
-}
-
-/* Prepare() of GVirtuS's class Frontend, which its calls make, searches that tree without the lock,
- * also while another thread connects, and then ended the program by a signal. */
-#define PREPARE "_ZN7gvirtus8frontend8Frontend7PrepareEv"
-__attribute__((visibility("default"))) void ibx_frontend_prepare(void *front_end) __asm__(PREPARE);
-
-void ibx_frontend_prepare(void *front_end)
-{
-    static _Atomic(void *) found;
-    void (*next)(void *) = NULL;
-    pthread_mutex_t *theirs = atomic_load(&their_lock);
-    *(void **)&next = ibx_frontend_next(&found, PREPARE);
-    /* One that touches managed memory would wait for a thread that needs the lock, too. */
-    const bool held = theirs && ibx_managed_any() && ibx_managed_handlers.hold();
-    if (theirs)
-        pthread_mutex_lock(theirs);
-    if (next)
-        next(front_end);
-    if (theirs)
-        pthread_mutex_unlock(theirs);
-    if (held)
-        ibx_managed_handlers.let();
 }
 
 bool ibx_frontend_connects(void)
@@ -224,28 +180,20 @@ const struct ibx_frontend_calls *ibx_frontend_plugin(void)
     return atomic_load(&plugin);
 }
 
-/* Before main(), as GVirtuS connects. */
-static void begin_process(void)
+bool ibx_frontend_plugin_is(const struct ibx_frontend_calls *calls)
 {
-    ibx_frontend_visible_devices();
-    ibx_frontend_hide_local_gpus();
-    ibx_frontend_kernels_prepare();
-}
-
-void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
-{
-    static atomic_flag hidden = ATOMIC_FLAG_INIT;
+    static atomic_flag known = ATOMIC_FLAG_INIT;
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     count();
     pthread_once(&once, watch_forks);
     if (calls->version == IBX_FRONTEND_VERSION) {
         atomic_store(&plugin, calls);
-        if (!atomic_flag_test_and_set(&hidden))
-            begin_process();
+        return !atomic_flag_test_and_set(&known);
     }
-    if (calls->version != IBX_FRONTEND_VERSION && !atomic_flag_test_and_set(&warned))
+    if (!atomic_flag_test_and_set(&warned))
         ibx_log(IBX_LOG_WARN, "libibx-frontend.so does not belong to this rdma communicator: "
                               "GVirtuS copies as without it; install both from one build");
+    return false;
 }
 
 int ibx_frontend_passed(int rc)
@@ -397,6 +345,26 @@ void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
 
 /* -------------------------------------------------------------- calls without GVirtuS */
 
+static _Thread_local enum ibx_host_function host_function;
+
+void ibx_frontend_host_function_is(enum ibx_host_function is)
+{
+    host_function = is;
+}
+
+bool ibx_frontend_in_host_function(void)
+{
+    return host_function != IBX_FUNCTION_NONE;
+}
+
+/* One that waits for the function's own stream would never end. */
+bool ibx_frontend_forbidden(int *rc)
+{
+    if (host_function == IBX_FUNCTION_THEIRS)
+        *rc = ibx_frontend_fail(CUDA_NOT_PERMITTED);
+    return host_function == IBX_FUNCTION_THEIRS;
+}
+
 bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *rc)
 {
     ibx_frontend_runtime_used();
@@ -445,16 +413,6 @@ int ibx_frontend_fail(int rc)
 static int newer(int theirs, int now)
 {
     return last && (!theirs || (now && now == told)) ? last : theirs;
-}
-
-int ibx_frontend_waited(int rc, uint64_t stream)
-{
-    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
-    if (rc || !calls)
-        return rc;
-    ibx_frontend_printed();
-    rc = calls->failure(stream);
-    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }
 
 int cudaGetLastError(void)

@@ -333,32 +333,18 @@ static bool ask(uint64_t over, bool wait, struct called *called)
     return true;
 }
 
-static _Thread_local bool calls, calls_theirs;
-
-bool ibx_frontend_in_host_function(void)
-{
-    return calls;
-}
-
-/* One that waits for the function's own stream would never end. */
-bool ibx_frontend_forbidden(int *rc)
-{
-    if (calls_theirs)
-        *rc = ibx_frontend_fail(CUDA_NOT_PERMITTED);
-    return calls_theirs;
-}
-
 static void call(const struct function *f, struct called *called)
 {
     const bool copied =
         called->n && ibx_frontend_graph_copied(f->function, f->argument, called->bytes, called->n);
-    calls = true;
-    calls_theirs = f->callback || !ibx_frontend_graph_copies(f->function);
+    ibx_frontend_host_function_is(f->callback || !ibx_frontend_graph_copies(f->function)
+                                      ? IBX_FUNCTION_THEIRS
+                                      : IBX_FUNCTION_OURS);
     if (f->callback)
         f->callback(f->stream, called->status, f->argument);
     else if (!copied)
         f->function(f->argument);
-    calls = calls_theirs = false;
+    ibx_frontend_host_function_is(IBX_FUNCTION_NONE);
     pthread_mutex_lock(&lock);
     server.returned = true;
     while (server.state == SERVER_LEFT) /* GVirtuS's front end may be gone */
@@ -615,18 +601,20 @@ int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream
     return ready ? rc : ibx_frontend_fail(rc);
 }
 
-/* ------------------------------------------------------------------------------- the calls */
+/* ------------------------------------------------------------------------------ of streams */
 
-static int enqueue(struct function wish, const char *name)
+int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const char *name)
 {
     struct extra e;
     struct function *f = malloc(sizeof(*f));
-    ibx_frontend_graph_behind_trim();
     if (!f)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     pthread_mutex_lock(&lock);
     const bool serves = begin();
-    *f = wish;
+    *f = (struct function){.stream = wish->stream,
+                           .argument = wish->argument,
+                           .function = wish->function,
+                           .callback = wish->callback};
     f->number = ++server.last_number;
     if (serves)
         add(f);
@@ -638,10 +626,10 @@ static int enqueue(struct function wish, const char *name)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     }
     ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_ADD, name);
-    ibx_put_u64(&e.body, (uintptr_t)wish.stream);
+    ibx_put_u64(&e.body, (uintptr_t)wish->stream);
     ibx_put_u64(&e.body, queue);
     ibx_put_u64(&e.body, number);
-    ibx_put_u8(&e.body, wish.callback != NULL);
+    ibx_put_u8(&e.body, wish->callback != NULL);
     ibx_frontend_device_used();
     int rc = ibx_frontend_extra(&e, NULL, 0);
     pthread_mutex_lock(&lock);
@@ -658,21 +646,4 @@ static int enqueue(struct function wish, const char *name)
         atomic_fetch_sub(&outstanding, 1);
     free(f);
     return rc;
-}
-
-int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument)
-{
-    const struct function wish = {.stream = stream, .argument = argument, .function = function};
-    if (!function)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    return ibx_frontend_captures(stream) ? ibx_frontend_capture_function(stream, function, argument)
-                                         : enqueue(wish, "cudaLaunchHostFunc");
-}
-
-int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),
-                          void *argument, unsigned flags)
-{
-    const struct function wish = {.stream = stream, .argument = argument, .callback = callback};
-    return callback && !flags ? enqueue(wish, "cudaStreamAddCallback")
-                              : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }

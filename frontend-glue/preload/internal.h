@@ -16,11 +16,20 @@
 
 /* NULL: there is none (yet). */
 const struct ibx_frontend_calls *ibx_frontend_plugin(void);
+/* It is that one, from now on: whether there was none before, and it belongs to this library. */
+bool ibx_frontend_plugin_is(const struct ibx_frontend_calls *calls);
 /* Makes the call of that name without GVirtuS, if that is possible: *rc is what it returns. Its
  * body is what was written. */
 bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *rc);
 /* The same of a launch. `unseen`: by <<<>>>. */
 bool ibx_frontend_launched(const struct ibx_writer *body, bool unseen, int *rc);
+/* Whose function that a stream waits for the calling thread is in: host_functions.c says so. */
+enum ibx_host_function { IBX_FUNCTION_NONE, IBX_FUNCTION_OURS, IBX_FUNCTION_THEIRS };
+void ibx_frontend_host_function_is(enum ibx_host_function is);
+bool ibx_frontend_in_host_function(void);
+/* Whether it is the program's, in which CUDA permits no work, no memory and no waits: *rc is what
+ * such a call is to return. */
+bool ibx_frontend_forbidden(int *rc);
 /* Whether the plugin knows that it is so. */
 bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer);
 /* GVirtuS has returned `rc` for a call, by which it connects: warns once if no plugin has attached,
@@ -39,9 +48,6 @@ void ibx_frontend_tell_of_nvidias(const char *path);
 int ibx_frontend_cuda_version(void);
 /* Returns `rc`, an error that is detected here, and has cudaGetLastError() return it as well. */
 int ibx_frontend_fail(int rc);
-/* GVirtuS has returned `rc` for a call that waits for the stream (0: all streams): returns that, or
- * the error of a background copy, which appears then. */
-int ibx_frontend_waited(int rc, uint64_t stream);
 
 /* Around calls that are made for one of the driver's API: what fails meanwhile is not told by
  * cudaGetLastError(), but for errors that stay. The first one: whether the thread has made calls of
@@ -145,6 +151,11 @@ const void *ibx_frontend_launch_body(const struct launch_config *config, const v
 
 /* A call that waits is over: what kernels have printed appears. */
 void ibx_frontend_printed(void);
+/* Kernels of the program's may print: the back end keeps that from the first launch on. */
+void ibx_frontend_prints(void);
+/* GVirtuS has returned `rc` for a call that waits for the stream (0: all streams): returns that, or
+ * the error of a background copy, which appears then. */
+int ibx_frontend_waited(int rc, uint64_t stream);
 /* Waits for kernels, if some may print, and for what they print. */
 void ibx_frontend_print_all(void);
 
@@ -284,11 +295,14 @@ void ibx_frontend_visible_devices(void);
 
 /* ----------------------------------------------------------------- host_functions.c */
 
-/* Whether the calling thread is in a function that a stream waits for. */
-bool ibx_frontend_in_host_function(void);
-/* Whether it is the program's, in which CUDA permits no work, no memory and no waits: *rc is what
- * such a call is to return. */
-bool ibx_frontend_forbidden(int *rc);
+/* A function that a stream is to wait for; one of the two is NULL. */
+struct ibx_frontend_host_call {
+    void *stream, *argument;
+    void (*function)(void *argument);
+    void (*callback)(void *stream, int status, void *argument);
+};
+/* What the call of that name returns. */
+int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const char *name);
 /* Whether functions of the application's are outstanding, that a stream has still to wait for. */
 bool ibx_frontend_host_functions(void);
 /* Before the calling thread waits for a stream, or for all: a mark. Behind that: whether functions
@@ -318,13 +332,17 @@ void ibx_frontend_host_reset(void);
 
 /* ------------------------------------------------------------------------- captures.c */
 
-/* GVirtuS's captures. */
-int ibx_frontend_capture_begin(void *stream, int mode);
-int ibx_frontend_capture_end(void *stream, void **graph);
-/* One that was begun is over, and nobody ends it. */
+/* One is about to be begun; one is over, or was not begun. */
+void ibx_frontend_capture_begins(void);
 void ibx_frontend_capture_gone(void);
+/* The same of one of a thread's own stream, which had no work before if it has `rested`. The lock
+ * of ranges is held. */
+void ibx_frontend_thread_capture_begins(bool rested);
+void ibx_frontend_thread_capture_ends(bool rested);
 /* A device was reset: none of this process's is left. capture_graphs.c. */
 void ibx_frontend_captures_reset(void);
+/* cudaStreamDestroy, with the capture of the stream. capture_graphs.c. */
+int ibx_frontend_stream_destroy(void *stream);
 /* Whether the stream is being captured; quick while this process captures nothing. */
 bool ibx_frontend_captures(void *stream);
 /* Whether this process captures any. */
@@ -352,7 +370,7 @@ void ibx_frontend_threads_rest(unsigned so_far);
  * and of the legacy one unless a captured stream waits for that. It ends no capture. `all_work`:
  * CUDA_CAPTURE_UNSUPPORTED where threads' own streams may have some that is not waited for. */
 int ibx_frontend_streams_rest(bool all_work);
-/* capture_graphs.c: whether any thread captures its own; how many that had no work before. */
+/* captures.c: whether any thread captures its own; how many that had no work before. */
 bool ibx_frontend_threads_capture(unsigned *rested);
 
 /* ---------------------------------------------------------------------------- graphs.c */
@@ -388,8 +406,6 @@ void ibx_frontend_graph_gone(const void *graph);
 
 /* ---------------------------------------------------------------------- graph_copies.c */
 
-/* Whether one side is the host's; the kind is said then, too. */
-bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy);
 /* A copy from or to memory of the device's that is over when this returns, and that no capture
  * minds. By the one thread that serves accesses to managed memory; the device stays selected there.
  */
@@ -524,6 +540,8 @@ void ibx_frontend_small_reached(const void *address, unsigned epoch);
 /* What cudaMemcpyDefault (or any other kind) means for these two pointers; CUDA_MEMCPY_DEFAULT
  * again where only GVirtuS can tell. */
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind);
+/* Whether one side of it is the host's; the kind is said then, too. */
+bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy);
 bool ibx_frontend_is_device(const void *address);
 /* Whether this process can read the (aligned) eight bytes there. */
 bool ibx_frontend_is_readable(const void *address);
@@ -636,10 +654,13 @@ int ibx_frontend_in_place(const struct range *range);
 void ibx_frontend_in_place_end(const struct range *range);
 /* After a reset of a device by which those pages may not be pinned any more. */
 void ibx_frontend_in_place_again(const struct range *range);
-/* The device was reset; a module of the program's goes. */
+/* The device was reset, with which managed memory goes; behind that variables have their bytes, as
+ * natively (managed_variables.c). */
 void ibx_frontend_managed_reset(void);
+void ibx_frontend_managed_variables_reset(void);
 /* Before cudaDeviceReset: variables outlast it, with what the program has written. */
 void ibx_frontend_managed_resets(void);
+/* A module of the program's goes. */
 void ibx_frontend_managed_unload(void **module);
 /* Around a launch: whether it is captured, where that makes a difference. */
 bool ibx_frontend_managed_captured(void *stream);
@@ -663,6 +684,8 @@ enum opened_kind {
     SHARED_EVENT /* of this process's own: ipc.c */
 };
 bool ibx_frontend_opened(enum opened_kind kind, const void *value);
+/* The only device was reset: all of them are closed. */
+void ibx_frontend_opened_reset(void);
 /* A pool, and memory of one, n bytes: false: no memory. */
 bool ibx_frontend_pool_opened(void *pool);
 bool ibx_frontend_pointer_opened(void *memory, size_t n);

@@ -4,7 +4,6 @@
  * process, which CUDA lets open no handle of its own. What is opened is what the other process has,
  * by the same address, so it is known here what this process must not give back.
  */
-#include "frontend-glue/preload/device_things.h"
 #include "frontend-glue/preload/internal.h"
 
 #include <stdlib.h>
@@ -254,36 +253,13 @@ bool ibx_frontend_pointer_closed(const void *memory)
 
 /* --------------------------------------------------------------------------------------- all */
 
-/* It closes what was opened on the device, as natively; where there are several, whose a handle is
- * nobody knows here. */
-int cudaDeviceReset(void)
+void ibx_frontend_opened_reset(void)
 {
-    ibx_frontend_print_all();
-    ibx_frontend_managed_resets();
-    const int rc = CALL_NEXT(cudaDeviceReset);
-    ibx_frontend_variables_reset();
-    ibx_frontend_graph_reset();
-    ibx_frontend_reach_reset();
-    if (!rc) {
-        ibx_frontend_peers_reset(ibx_frontend_current_device());
-        ibx_frontend_pools_reset(ibx_frontend_current_device());
-        ibx_frontend_things_reset(ibx_frontend_current_device());
-        ibx_frontend_owned_reset(ibx_frontend_current_device());
-        ibx_frontend_device_memory_reset(ibx_frontend_current_device());
-        ibx_frontend_host_memory_reset(ibx_frontend_current_device());
-    }
-    if (!rc && ibx_frontend_one_device()) {
-        ibx_frontend_captures_reset();
-        ibx_frontend_host_reset();
-        ibx_frontend_streams_reset();
-        ibx_frontend_managed_reset();
-    }
-    for (struct opened *gone; !rc && ibx_frontend_one_device() && (gone = take_any());) {
+    for (struct opened *gone; (gone = take_any());) {
         if (gone->kind == OPENED_MEMORY || gone->kind == OPENED_POINTER)
             ibx_frontend_device_memory_gone((void *)gone->value);
         for (; gone->times && gone->kind != SHARED_EVENT; gone->times--)
             tell_closed(gone->kind, (void *)gone->value);
         free(gone);
     }
-    return rc;
 }

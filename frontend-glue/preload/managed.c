@@ -290,7 +290,6 @@ void ibx_frontend_managed_reset(void)
 {
     for (struct managed *m; (m = ibx_managed_take(0));)
         ibx_managed_discard(m);
-    ibx_managed_variables_reset();
 }
 
 /* ------------------------------------------------------------------------- what it is */

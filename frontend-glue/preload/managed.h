@@ -107,9 +107,6 @@ void ibx_managed_discard(struct managed *m);
 /* Whether this library has managed memory here, which begins it; otherwise GVirtuS has to. */
 bool ibx_managed_begin(void);
 
-/* managed_variables.c: behind a reset of the device they have their bytes, as natively. */
-void ibx_managed_variables_reset(void);
-
 /* managed_hints.c: what is known of memory that is no more. */
 void ibx_managed_hints_gone(uintptr_t begin, size_t n);
 /* An error unless all n bytes are of one allocation. */

@@ -209,7 +209,7 @@ static bool stays(void **module)
     return same;
 }
 
-void ibx_managed_variables_reset(void)
+void ibx_frontend_managed_variables_reset(void)
 {
     struct managed_variable v;
     void **module = NULL;

@@ -365,3 +365,15 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
     return ibx_frontend_passed(
         CALL_NEXT(cudaMemcpy2DAsync, to, to_pitch, from, from_pitch, width, height, kind, stream));
 }
+
+/* Each device has its own addresses. */
+int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n)
+{
+    int count = 0;
+    const int rc = CALL_NEXT(cudaGetDeviceCount, &count);
+    if (rc)
+        return rc;
+    if (to_device < 0 || to_device >= count || from_device < 0 || from_device >= count)
+        return ibx_frontend_fail(CUDA_INVALID_DEVICE);
+    return cudaMemcpy(to, from, n, CUDA_MEMCPY_ON_DEVICE);
+}

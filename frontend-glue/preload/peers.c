@@ -83,18 +83,6 @@ int cudaDeviceDisablePeerAccess(int peer)
     return rc;
 }
 
-/* Each device has its own addresses. */
-int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n)
-{
-    int count = 0;
-    const int rc = CALL_NEXT(cudaGetDeviceCount, &count);
-    if (rc)
-        return rc;
-    if (to_device < 0 || to_device >= count || from_device < 0 || from_device >= count)
-        return ibx_frontend_fail(CUDA_INVALID_DEVICE);
-    return cudaMemcpy(to, from, n, CUDA_MEMCPY_ON_DEVICE);
-}
-
 /* ------------------------------------------------------------------------- managed memory */
 
 static void no_access(int device, int peer)

@@ -74,14 +74,6 @@ IN_STREAM(cudaStreamAddCallback,
 IN_STREAM(cudaGraphLaunch, (void *exec, void *stream), exec, own(stream))
 IN_STREAM(cudaGraphUpload, (void *exec, void *stream), exec, own(stream))
 
-IN_STREAM(cudaGetDriverEntryPoint,
-          (const char *symbol, void **function, unsigned long long flags, int *status), symbol,
-          function, flags, status)
-IN_STREAM(cudaGetDriverEntryPointByVersion,
-          (const char *symbol, void **function, unsigned version, unsigned long long flags,
-           int *status),
-          symbol, function, version, flags, status)
-
 EXPORTED int cudaGraphInstantiateWithParams_ptsz(void **exec, void *graph,
                                                  struct instantiate_parameters *p)
 {

@@ -403,6 +403,10 @@ bool ibx_frontend_forbidden(int *rc)
     (void)rc;
     return false;
 }
+void ibx_frontend_host_function_is(enum ibx_host_function is)
+{
+    (void)is;
+}
 bool ibx_frontend_forked(void)
 {
     return false;
@@ -501,6 +505,7 @@ void ibx_frontend_kernel_registered(const void *function, const char *name)
 void ibx_frontend_look_for_libraries(void) {}
 void ibx_frontend_managed_reset(void) {}
 void ibx_frontend_managed_resets(void) {}
+void ibx_frontend_managed_variables_reset(void) {}
 void ibx_frontend_managed_rests(void) {}
 void ibx_frontend_memory_of(void *address, size_t n, int device)
 {

@@ -135,21 +135,7 @@ bool ibx_frontend_host_waits(const void *stream)
     (void)stream;
     return false;
 }
-bool ibx_frontend_is_device(const void *address)
-{
-    (void)address;
-    return false;
-}
-bool ibx_frontend_is_managed(const void *address)
-{
-    (void)address;
-    return false;
-}
-bool ibx_frontend_only_device(const void *address)
-{
-    (void)address;
-    return false;
-}
+
 void ibx_frontend_extra_begin(struct extra *e, enum ibx_extra number, const char *call)
 {
     (void)e, (void)number, (void)call;

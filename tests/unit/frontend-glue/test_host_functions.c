@@ -118,6 +118,11 @@ void ibx_frontend_device_used(void) {}
 
 void ibx_frontend_graph_behind_trim(void) {}
 
+void ibx_frontend_host_function_is(enum ibx_host_function is)
+{
+    (void)is;
+}
+
 int ibx_frontend_fail(int rc)
 {
     return rc;

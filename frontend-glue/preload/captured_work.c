@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What a stream that is being captured takes, where GVirtuS's handlers would capture it wrongly: a
+ * copy from or to the host, with an address of the back end's, and functions of the program's.
+ */
+#include "frontend-glue/preload/internal.h"
+
+static int capture(void *stream, uint64_t queue, uint64_t number)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_CAPTURE, "cudaLaunchHostFunc");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    ibx_put_u64(&e.body, queue);
+    ibx_put_u64(&e.body, number);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int ibx_frontend_capture_function(void *stream, void (*function)(void *argument), void *argument)
+{
+    uint64_t queue;
+    const uint64_t number = ibx_frontend_host_repeated(function, argument, &queue);
+    return number ? capture(stream, queue, number) : ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+}
+
+int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream)
+{
+    struct extra e;
+    uint64_t queue;
+    int rc = CUDA_SUCCESS;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_CAPTURE_COPY, "cudaMemcpyAsync");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    if (ibx_frontend_slot_copy(&e.body, copy) && ibx_frontend_slot_made(&e, NULL, 0, &rc))
+        return rc;
+    const uint64_t number = ibx_frontend_copy_function(copy, &queue, &rc);
+    return number ? capture(stream, queue, number) : ibx_frontend_fail(rc);
+}

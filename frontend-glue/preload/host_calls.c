@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* cudaLaunchHostFunc and cudaStreamAddCallback: host_functions.c has what is called. */
+#include "frontend-glue/preload/internal.h"
+
+static int enqueue(const struct ibx_frontend_host_call *wish, const char *name)
+{
+    ibx_frontend_graph_behind_trim();
+    return ibx_frontend_host_enqueue(wish, name);
+}
+
+int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument)
+{
+    const struct ibx_frontend_host_call wish = {
+        .stream = stream, .argument = argument, .function = function};
+    if (!function)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return ibx_frontend_captures(stream) ? ibx_frontend_capture_function(stream, function, argument)
+                                         : enqueue(&wish, "cudaLaunchHostFunc");
+}
+
+int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),
+                          void *argument, unsigned flags)
+{
+    const struct ibx_frontend_host_call wish = {
+        .stream = stream, .argument = argument, .callback = callback};
+    return callback && !flags ? enqueue(&wish, "cudaStreamAddCallback")
+                              : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
