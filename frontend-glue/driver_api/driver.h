@@ -40,7 +40,7 @@
 
 #define CU_DEFAULT_STREAM_PER_THREAD ((void *)2)
 
-/* GVirtuS's, and those of preload/outputs.c. */
+/* GVirtuS's, and those of preload/runtime/outputs.c. */
 int cudaDeviceSetLimit(int limit, size_t value);
 int cudaDeviceSetCacheConfig(int config);
 int cudaDriverGetVersion(int *version);

@@ -4,7 +4,7 @@
  * image is taken as it is. Several are not linked here.
  */
 #include "frontend-glue/driver_api/driver.h"
-#include "frontend-glue/preload/images.h"
+#include "frontend-glue/preload/kernels/images.h"
 
 #include <stdio.h>
 #include <stdlib.h>

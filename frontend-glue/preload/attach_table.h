@@ -6,61 +6,25 @@
  * other calls, and these too while the plugin has no connection: in a thread's first call, by which
  * GVirtuS connects, and always with another communicator.
  *
- *   memcpy.c       cudaMemcpy*
- *   host_memory.c  cudaMallocHost, cudaHostAlloc, cudaHostRegister, and what frees them
- *   device.c       cudaMalloc*, cudaFree, cudaSetDevice; which pointers are the device's
- *   streams.c      calls about streams and events, and memory that is set
- *   symbols.c      variables of the device, and the profiler's calls
- *   errors.c       names and meanings of errors
- *   launch.c       kernels launched by code of nvcc 13, or with attributes
- *   kernels.c      launches without GVirtuS's front end
- *   kernel_reach.c, small_memory.c  page-locked memory that kernels use
- *   libraries.c, images.c  libraries of kernels that a program loads; what is in such an image
- *   lone_variables.c  variables of such libraries as have no kernel
- *   compressed_images.c  what nvcc has compressed
- *   static_runtime.c, runtime_inside.c  programs and libraries with a runtime of their own
- *   runtime_answers.c  what functions of these return that lead nowhere
- *   search.c        libibx-search.so: where the loader finds libraries
- *   loader.c, elf_functions.c, code.c, first_call.c, early.h  how that is found and changed, in
- *                  the loader; where its functions lead to at first
- *   child_modules.c modules of forked children
- *   variables.c    variables of the device, as nvcc's code registers them
- *   per_thread.c   the names of calls in programs with a default stream for each thread
- *   extra.c        calls that GVirtuS lacks, in requests of our own
- *   queries.c      likewise: questions about streams, devices and kernels
- *   composed.c     calls that consist of others
- *   math_calls.c, math_handles.c  functions of cuBLAS and others, in requests of our own
- *   math_absent.c   those that there are not
- *   math_composed.c  those that are none of these
- *   math_settings.c  what is set in handles of cuBLAS
- *   math_vectors.c  of which type the values of dense vectors are
- *   math_lt.c, math_descriptors.c  likewise: cuBLASLt, and its descriptors
- *   math_answers.c  what it has answered and would again
- *   math_dnn.c, math_dnn_absent.c  graphs of cuDNN; what of it there is not
- *   libcublaslt.c  a library of that name
- *   outputs.c      answers that have no place, questions about what is no kernel
- *   absent.c       calls that are not there for a remote GPU
- *   dlsym.c        programs that look for calls in libcudart by dlsym(3)
- *   visible_devices.c  CUDA_VISIBLE_DEVICES of the program
- *   local_libraries.c  cuRAND and others that would use a GPU of this host
- *   loaded_libraries.c  the libraries of this process
- *   printed.c      what kernels print
- *   host_functions.c  likewise: functions that a stream waits for
- *   process_end.c  the end of a process: forked children, threads that are in calls
- *   captures.c, own_streams.c  streams that are captured, and waits beside them
- *   graphs.c, graph_nodes.c, graph_parameters.c, graph_conditions.c  likewise: graphs
- *   graph_drawing.c, user_objects.c  their drawings, and objects of the program's that they have
- *   graph_copies.c  copies between host and device in graphs
- *   capture_graphs.c  graphs that a program names while a stream is captured into them
- *   pools.c        likewise: pools of memory
- *   ipc.c          likewise: memory and events of other processes
- *   peers.c        access of devices to each other's memory
- *   owned.c        what contexts of the driver's API have (driver_api/)
- *   arrays.c, mipmaps.c, textures.c  likewise: arrays, textures and surfaces
- *   device_things.c  what of these a reset of the device takes
- *   managed.h      lists the files of cudaMallocManaged
- *   ranges.c       lists of memory
  *   gvirtus.c      the plugin, GVirtuS's functions, calls without these, cudaGetLastError
+ *   extra.c        calls that GVirtuS lacks, in requests of our own
+ *   errors.c       names and meanings of errors
+ *   dlsym.c        programs that look for calls in libcudart by dlsym(3)
+ *   loaded_libraries.c  the libraries of this process
+ *   local_libraries.c   cuRAND and others that would use a GPU of this host
+ *   visible_devices.c   CUDA_VISIBLE_DEVICES of the program
+ *   ranges.c       lists of memory
+ *
+ * These are what all folders use. Each folder calls those behind it in this order, and none before:
+ *
+ *   runtime/         the runtime as a whole: its beginning and end in a process, its calls that
+ *                    consist of others, or are missing; programs that have it in themselves
+ *   math_libraries/  cuBLAS, cuFFT, cuDNN and others
+ *   copies/          cudaMemcpy, and arrays, textures and variables, to which bytes are copied
+ *   graphs/          graphs, and streams that are captured into them
+ *   kernels/         launches; modules with their kernels and variables
+ *   memory/          memory of the device, page-locked, managed, pooled, of other processes
+ *   streams/         devices, streams, events, and functions of the host that streams call
  *
  * This header is all that plugin and preload know of each other. GVirtuS loads the plugin with
  * RTLD_LOCAL. Either may be there without the other, and they may come from different builds.
@@ -71,9 +35,9 @@
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_ATTACH_TABLE_H
 #define IBX_FRONTEND_GLUE_PRELOAD_ATTACH_TABLE_H
 
-#include <stdbool.h>
 #include "common/handlers.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/fuzz/fake_frontend.h"
 
-#include "frontend-glue/preload/images.h"
+#include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/internal.h"
 
 #include "common/log.h"

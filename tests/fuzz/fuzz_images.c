@@ -4,7 +4,7 @@
  * What is found in one lies in it. One that is expanded has nothing that is compressed, and the
  * same images.
  */
-#include "frontend-glue/preload/images.h"
+#include "frontend-glue/preload/kernels/images.h"
 #include "tests/fuzz/require.h"
 
 #include <stdlib.h>

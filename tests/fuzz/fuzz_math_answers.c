@@ -11,7 +11,7 @@
  * - what fake_frontend.h says.
  */
 #include "frontend-glue/preload/internal.h"
-#include "frontend-glue/preload/math_calls.h"
+#include "frontend-glue/preload/math_libraries/math_calls.h"
 #include "tests/fuzz/fake_frontend.h"
 
 #include <stdlib.h>

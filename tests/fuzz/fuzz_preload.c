@@ -8,7 +8,7 @@
  * - u8 n, and n steps of two bytes: which call, and its arguments: see run_step();
  * - what fake_frontend.h says.
  */
-#include "frontend-glue/preload/device_things.h"
+#include "frontend-glue/preload/copies/device_things.h"
 #include "frontend-glue/preload/internal.h"
 #include "tests/fuzz/fake_frontend.h"
 

@@ -10,8 +10,8 @@
  * - u8 n, and n steps of two bytes: what is done, and an argument of it: see run_step();
  * - what fake_frontend.h says.
  */
-#include "frontend-glue/preload/images.h"
-#include "frontend-glue/preload/managed.h"
+#include "frontend-glue/preload/kernels/images.h"
+#include "frontend-glue/preload/memory/managed.h"
 #include "tests/fuzz/fake_frontend.h"
 #include "tests/fuzz/require.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Images of kernels, and what is none: nothing is read beyond their ends. */
-#include "frontend-glue/preload/images.h"
+#include "frontend-glue/preload/kernels/images.h"
 
 #include <elf.h>
 #include <lz4.h>

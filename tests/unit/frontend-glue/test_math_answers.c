@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A process that forks while another thread of it keeps an answer. */
-#include "frontend-glue/preload/math_calls.h"
+#include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <pthread.h>
 #include <setjmp.h>

@@ -4,7 +4,7 @@
  * likes: no more is read than the program has. Both scalars end where nothing is readable any more.
  */
 #include "frontend-glue/preload/internal.h"
-#include "frontend-glue/preload/math_calls.h"
+#include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -4,7 +4,7 @@
  * made since: the back end gives it the same number as soon as the first one has ended.
  */
 #include "frontend-glue/preload/internal.h"
-#include "frontend-glue/preload/math_calls.h"
+#include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

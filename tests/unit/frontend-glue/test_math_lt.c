@@ -2,7 +2,7 @@
 /* A program that asks for so many algorithms of cuBLASLt, and a back end that says that it has
  * more: the program would go through what is behind its own memory. */
 #include "frontend-glue/preload/internal.h"
-#include "frontend-glue/preload/math_calls.h"
+#include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

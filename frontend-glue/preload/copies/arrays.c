@@ -1,0 +1,530 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Arrays of the device, in requests of our own: GVirtuS lacks most of these
+ * calls, and its handlers of the others do not know arrays of several planes. Bytes of the host get
+ * to an array by way of memory of the device, rows without gaps, so that they take the path of all
+ * copies. The asynchronous calls come after all that is in their stream, and are over when they
+ * return.
+ */
+#include "frontend-glue/preload/copies/device_things.h"
+#include "frontend-glue/preload/internal.h"
+
+#include <stdlib.h>
+
+#define CHANNEL_MAX 32 /* bits */
+
+/* ----------------------------------------------------------------- how large elements are */
+
+/* Of an array that was made here: what is copied of the application's memory depends on it, and is
+ * not for the back end to say. */
+struct shape {
+    struct thing thing;
+    struct ibx_frontend_array is;
+};
+
+/* Bytes; 0: of no channel that CUDA has. */
+static size_t element_of(const struct ibx_cuda_channel *c)
+{
+    const int channels[] = {c->x, c->y, c->z, c->w};
+    size_t bits = 0;
+    for (unsigned i = 0; i < 4; i++) {
+        if (channels[i] < 0 || channels[i] > CHANNEL_MAX)
+            return 0;
+        bits += (size_t)channels[i];
+    }
+    return bits / 8;
+}
+
+void ibx_frontend_array_gone(const void *array)
+{
+    free(ibx_frontend_thing_take(THING_ARRAY, (uintptr_t)array));
+}
+
+/* Without memory the back end is asked later. */
+void ibx_frontend_array_made(const struct ibx_frontend_array *array)
+{
+    struct shape *made = malloc(sizeof(*made));
+    ibx_frontend_array_gone(array->array); /* one whose end was not seen */
+    if (!made)
+        return;
+    *made = (struct shape){
+        .thing = {.kind = THING_ARRAY, .device = array->device, .handle = (uintptr_t)array->array},
+        .is = *array};
+    ibx_frontend_thing_made(&made->thing);
+}
+
+static bool shape_of(const void *array, struct ibx_frontend_array *shape)
+{
+    const struct shape *found =
+        (const struct shape *)ibx_frontend_thing_hold(THING_ARRAY, (uintptr_t)array);
+    if (found)
+        *shape = found->is;
+    ibx_frontend_things_let_go();
+    return found;
+}
+
+size_t ibx_frontend_array_element(const void *array, bool *known)
+{
+    struct ibx_frontend_array shape;
+    *known = shape_of(array, &shape);
+    if (!*known && cudaGetChannelDesc(&shape.channel, array))
+        return 0;
+    return element_of(&shape.channel);
+}
+
+/* --------------------------------------------------------------------------------- arrays */
+
+int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
+                      struct ibx_cuda_extent extent, unsigned flags)
+{
+    struct extra e;
+    uint64_t made = 0;
+    if (!array || !channel)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_ARRAY, "cudaMalloc3DArray");
+    ibx_layout_put(&e.body, IBX_LAYOUT_CHANNEL, channel);
+    ibx_layout_put(&e.body, IBX_LAYOUT_EXTENT, &extent);
+    ibx_put_u32(&e.body, flags);
+    ibx_frontend_device_used();
+    int rc = ibx_frontend_extra_ask(&e, &made);
+    if (!rc) {
+        *array = (void *)(uintptr_t)made;
+        ibx_frontend_array_made(
+            &(struct ibx_frontend_array){.array = *array,
+                                         .channel = *channel,
+                                         .extent = extent,
+                                         .flags = flags,
+                                         .device = ibx_frontend_current_device()});
+    }
+    return rc;
+}
+
+int cudaMallocArray(void **array, const struct ibx_cuda_channel *channel, size_t width,
+                    size_t height, unsigned flags)
+{
+    return cudaMalloc3DArray(array, channel, (struct ibx_cuda_extent){width, height, 0}, flags);
+}
+
+int cudaFreeArray(void *array)
+{
+    ibx_frontend_owned_gone(OWNED_ARRAY, array);
+    struct extra e;
+    if (!array)
+        return CUDA_SUCCESS;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ARRAY, "cudaFreeArray");
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    ibx_frontend_array_gone(
+        array); /* first: behind the call another thread may be given the same handle */
+    ibx_frontend_before_free();
+    return ibx_frontend_freed(ibx_frontend_extra(&e, NULL, 0));
+}
+
+/* Any of the places may be NULL. */
+int cudaArrayGetInfo(struct ibx_cuda_channel *channel, struct ibx_cuda_extent *extent,
+                     unsigned *flags, void *array)
+{
+    struct ibx_frontend_array shape;
+    if (!shape_of(array, &shape)) {
+        const int rc = cudaGetChannelDesc(&shape.channel, array);
+        return rc ? rc : ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    }
+    if (channel)
+        *channel = shape.channel;
+    if (extent)
+        *extent = shape.extent;
+    if (flags)
+        *flags = shape.flags;
+    return CUDA_SUCCESS;
+}
+
+int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array)
+{
+    struct extra e;
+    uint8_t bytes[20];
+    if (!channel)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_CHANNEL_DESC, "cudaGetChannelDesc");
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!rc)
+        ibx_layout_get(&r, IBX_LAYOUT_CHANNEL, channel);
+    return rc;
+}
+
+/* --------------------------------------------------- bytes of the host, on the device for a while
+ */
+
+struct bounce {
+    void *memory; /* of the device */
+    size_t n;
+};
+
+static int bounce_begin(struct bounce *b, size_t n)
+{
+    *b = (struct bounce){.n = n};
+    return cudaMalloc(&b->memory, n);
+}
+
+/* Returns `rc`, or the first error here. cudaFree waits for the copies from and to it. */
+static int bounce_end(struct bounce *b, int rc)
+{
+    const int freed = b->memory ? cudaFree(b->memory) : CUDA_SUCCESS;
+    return rc ? rc : freed;
+}
+
+static bool is_host(const void *address, int kind, int host_kind)
+{
+    return (kind == host_kind && !ibx_frontend_is_managed(address)) ||
+           (kind == CUDA_MEMCPY_DEFAULT && !ibx_frontend_is_device(address));
+}
+
+/* ------------------------------------------------------------------ copies of bytes, of rows */
+
+static int device_to_array(void *array, size_t x, size_t y, const void *from, size_t n)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_TO_ARRAY, "cudaMemcpyToArray");
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    ibx_put_u64(&e.body, x);
+    ibx_put_u64(&e.body, y);
+    ibx_put_u64(&e.body, (uintptr_t)from);
+    ibx_put_u64(&e.body, n);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t n, int kind)
+{
+    struct bounce b;
+    if (!n)
+        return CUDA_SUCCESS;
+    if (!is_host(from, kind, CUDA_MEMCPY_TO_DEVICE))
+        return device_to_array(array, x, y, from, n);
+    int rc = bounce_begin(&b, n);
+    if (!rc)
+        rc = cudaMemcpy(b.memory, from, n, CUDA_MEMCPY_TO_DEVICE);
+    if (!rc)
+        rc = device_to_array(array, x, y, b.memory, n);
+    return bounce_end(&b, rc);
+}
+
+static int array_to_device(void *to, const void *array, size_t x, size_t y, size_t n)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_FROM_ARRAY, "cudaMemcpyFromArray");
+    ibx_put_u64(&e.body, (uintptr_t)to);
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    ibx_put_u64(&e.body, x);
+    ibx_put_u64(&e.body, y);
+    ibx_put_u64(&e.body, n);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaMemcpyFromArray(void *to, const void *array, size_t x, size_t y, size_t n, int kind)
+{
+    struct bounce b;
+    if (!n)
+        return CUDA_SUCCESS;
+    if (!is_host(to, kind, CUDA_MEMCPY_FROM_DEVICE))
+        return array_to_device(to, array, x, y, n);
+    int rc = bounce_begin(&b, n);
+    if (!rc)
+        rc = array_to_device(b.memory, array, x, y, n);
+    if (!rc)
+        rc = cudaMemcpy(to, b.memory, n, CUDA_MEMCPY_FROM_DEVICE);
+    return bounce_end(&b, rc);
+}
+
+static int rows_to_array(void *array, size_t x, size_t y, const void *from, size_t pitch,
+                         size_t width, size_t height)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_2D_TO_ARRAY, "cudaMemcpy2DToArray");
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    ibx_put_u64(&e.body, x);
+    ibx_put_u64(&e.body, y);
+    ibx_put_u64(&e.body, (uintptr_t)from);
+    ibx_put_u64(&e.body, pitch);
+    ibx_put_u64(&e.body, width);
+    ibx_put_u64(&e.body, height);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+static bool bytes_of(size_t width, size_t height, size_t *n)
+{
+    return !__builtin_mul_overflow(width, height, n) && *n <= PTRDIFF_MAX;
+}
+
+int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_t pitch,
+                        size_t width, size_t height, int kind)
+{
+    struct bounce b;
+    size_t n;
+    if (!width || !height)
+        return CUDA_SUCCESS;
+    if (!is_host(from, kind, CUDA_MEMCPY_TO_DEVICE))
+        return rows_to_array(array, x, y, from, pitch, width, height);
+    if (!bytes_of(width, height, &n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = bounce_begin(&b, n);
+    if (!rc)
+        rc = cudaMemcpy2D(b.memory, width, from, pitch, width, height, CUDA_MEMCPY_TO_DEVICE);
+    if (!rc)
+        rc = rows_to_array(array, x, y, b.memory, width, width, height);
+    return bounce_end(&b, rc);
+}
+
+static int rows_from_array(void *to, size_t pitch, const void *array, size_t x, size_t y,
+                           size_t width, size_t height)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_2D_FROM_ARRAY, "cudaMemcpy2DFromArray");
+    ibx_put_u64(&e.body, (uintptr_t)to);
+    ibx_put_u64(&e.body, pitch);
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    ibx_put_u64(&e.body, x);
+    ibx_put_u64(&e.body, y);
+    ibx_put_u64(&e.body, width);
+    ibx_put_u64(&e.body, height);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, size_t y,
+                          size_t width, size_t height, int kind)
+{
+    struct bounce b;
+    size_t n;
+    if (!width || !height)
+        return CUDA_SUCCESS;
+    if (!is_host(to, kind, CUDA_MEMCPY_FROM_DEVICE))
+        return rows_from_array(to, pitch, array, x, y, width, height);
+    if (!bytes_of(width, height, &n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = bounce_begin(&b, n);
+    if (!rc)
+        rc = rows_from_array(b.memory, width, array, x, y, width, height);
+    if (!rc)
+        rc = cudaMemcpy2D(to, pitch, b.memory, width, width, height, CUDA_MEMCPY_FROM_DEVICE);
+    return bounce_end(&b, rc);
+}
+
+/* ------------------------------------------------------------------------ copies of planes */
+
+/* Bytes of a row: an array's elements have their own size, and the back end may say another one
+ * each time that it is asked. 0: that of the array is not known. *known: as above. */
+static size_t row_of(const struct ibx_cuda_memcpy3d *p, bool *known)
+{
+    const void *array = p->to_array ? p->to_array : p->from_array;
+    size_t n;
+    *known = !array;
+    return __builtin_mul_overflow(p->extent.width,
+                                  array ? ibx_frontend_array_element(array, known) : 1, &n)
+               ? 0
+               : n;
+}
+
+static char *row_at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
+                    size_t y, size_t z)
+{
+    return (char *)memory->at + (at->depth + z) * memory->pitch * memory->y +
+           (at->height + y) * memory->pitch + at->width;
+}
+
+/* Copies planes between the host and rows without gaps on the device, a plane after the other. */
+static int move_planes(const struct ibx_cuda_memcpy3d *p, void *packed, size_t row, bool to_device)
+{
+    int rc = CUDA_SUCCESS;
+    for (size_t z = 0; z < p->extent.depth && !rc; z++) {
+        void *plane = (void *)((uintptr_t)packed + z * row * p->extent.height);
+        rc = to_device ? cudaMemcpy2D(plane, row, row_at(&p->from, &p->from_at, 0, z),
+                                      p->from.pitch, row, p->extent.height, CUDA_MEMCPY_TO_DEVICE)
+                       : cudaMemcpy2D(row_at(&p->to, &p->to_at, 0, z), p->to.pitch, plane, row, row,
+                                      p->extent.height, CUDA_MEMCPY_FROM_DEVICE);
+    }
+    return rc;
+}
+
+static int planes_on_device(const struct ibx_cuda_memcpy3d *wish)
+{
+    struct ibx_cuda_memcpy3d p = *wish;
+    struct extra e;
+    p.kind = CUDA_MEMCPY_ON_DEVICE;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMCPY_3D, "cudaMemcpy3D");
+    ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+/* All bytes from the first row to the last. */
+static int before_planes(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
+                         const struct ibx_cuda_extent *extent)
+{
+    const char *first = row_at(memory, at, 0, 0),
+               *last = row_at(memory, at, extent->height - 1, extent->depth - 1);
+    return ibx_frontend_before_host(first, (size_t)(last - first) + extent->width);
+}
+
+static int planes_on_host(const struct ibx_cuda_memcpy3d *p)
+{
+    int rc = before_planes(&p->from, &p->from_at, &p->extent);
+    if (rc || (rc = before_planes(&p->to, &p->to_at, &p->extent)))
+        return rc;
+    for (size_t z = 0; z < p->extent.depth; z++)
+        for (size_t y = 0; y < p->extent.height; y++)
+            memcpy(row_at(&p->to, &p->to_at, y, z), row_at(&p->from, &p->from_at, y, z),
+                   p->extent.width);
+    return CUDA_SUCCESS;
+}
+
+static int planes_by_bounce(const struct ibx_cuda_memcpy3d *wish, size_t row, bool from_host)
+{
+    struct ibx_cuda_memcpy3d p = *wish;
+    struct bounce b;
+    size_t n = 0;
+    if (!row || !bytes_of(row, p.extent.height, &n) || !bytes_of(n, p.extent.depth, &n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = bounce_begin(&b, n);
+    const struct ibx_cuda_pitched packed = {b.memory, row, row, p.extent.height};
+    if (from_host) {
+        p.from = packed;
+        p.from_at = (struct ibx_cuda_extent){0};
+        rc = rc ? rc : move_planes(wish, b.memory, row, true);
+        rc = rc ? rc : planes_on_device(&p);
+    } else {
+        p.to = packed;
+        p.to_at = (struct ibx_cuda_extent){0};
+        rc = rc ? rc : planes_on_device(&p);
+        rc = rc ? rc : move_planes(wish, b.memory, row, false);
+    }
+    return bounce_end(&b, rc);
+}
+
+static bool is_copy(const struct ibx_cuda_memcpy3d *p)
+{
+    return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
+}
+
+/* An error unless rows have these bytes. CUDA needs no pitch for one alone; but without it nothing
+ * else here says how long a row is of an array that is not `known`. */
+static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
+                  const struct ibx_cuda_memcpy3d *p, size_t row, bool known)
+{
+    const bool one = p->extent.height == 1 && p->extent.depth == 1;
+    if (!memory->at || (one && !memory->pitch && known))
+        return CUDA_SUCCESS;
+    if (row > memory->pitch)
+        return one ? CUDA_INVALID_VALUE : CUDA_INVALID_PITCH;
+    return at->width > memory->pitch - row ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+static bool is_empty(const struct ibx_cuda_memcpy3d *p)
+{
+    return !p->extent.width || !p->extent.height || !p->extent.depth;
+}
+
+/* The device's memory is on the side that is said to be the host's, and not on the other one. */
+static bool goes_backwards(const struct ibx_cuda_memcpy3d *p)
+{
+    const bool to_device = p->kind == CUDA_MEMCPY_TO_DEVICE;
+    if ((!to_device && p->kind != CUDA_MEMCPY_FROM_DEVICE) || p->from_array || p->to_array)
+        return false;
+    return ibx_frontend_only_device(to_device ? p->from.at : p->to.at) &&
+           !ibx_frontend_only_device(to_device ? p->to.at : p->from.at) &&
+           !ibx_frontend_is_managed(to_device ? p->to.at : p->from.at);
+}
+
+int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
+{
+    if (p && is_empty(p))
+        return CUDA_SUCCESS;
+    if (!is_copy(p))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if ((unsigned)p->kind > CUDA_MEMCPY_DEFAULT)
+        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
+    if (goes_backwards(p))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    bool known = true;
+    const size_t row = p->from.at || p->to.at ? row_of(p, &known) : 0;
+    int rc = within(&p->from, &p->from_at, p, row, known);
+    if (rc || (rc = within(&p->to, &p->to_at, p, row, known)))
+        return ibx_frontend_fail(rc);
+    struct ibx_cuda_memcpy3d is = *p;
+    if (!ibx_frontend_copy_of_host(&is))
+        return planes_on_device(p);
+    return is.kind == CUDA_MEMCPY_ON_HOST
+               ? planes_on_host(p)
+               : planes_by_bounce(p, row, is.kind == CUDA_MEMCPY_TO_DEVICE);
+}
+
+/* Widths and columns are bytes here, and elements there. */
+int cudaMemcpy2DArrayToArray(void *to, size_t to_x, size_t to_y, const void *from, size_t from_x,
+                             size_t from_y, size_t width, size_t height, int kind)
+{
+    bool known;
+    const size_t n = ibx_frontend_array_element(from, &known);
+    if (kind != CUDA_MEMCPY_ON_DEVICE && kind != CUDA_MEMCPY_DEFAULT)
+        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
+    if (!n || n != ibx_frontend_array_element(to, &known) || to_x % n || from_x % n || width % n)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const struct ibx_cuda_memcpy3d p = {.from_array = (void *)(uintptr_t)from,
+                                        .from_at = {from_x / n, from_y, 0},
+                                        .to_array = to,
+                                        .to_at = {to_x / n, to_y, 0},
+                                        .extent = {width / n, height, 1},
+                                        .kind = CUDA_MEMCPY_ON_DEVICE};
+    return cudaMemcpy3D(&p);
+}
+
+/* ------------------------------------------------------------------- the same behind a stream */
+
+/* The copy was enqueued in the legacy stream. Where it is one within the device nobody has waited
+ * for it, and what comes next in a stream that the legacy one does not block would not. */
+static int over(int rc, const void *stream)
+{
+    return rc || !stream ? rc : cudaStreamSynchronize(NULL);
+}
+
+int cudaMemcpyToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t n, int kind,
+                           void *stream)
+{
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc : over(cudaMemcpyToArray(array, x, y, from, n, kind), stream);
+}
+
+int cudaMemcpyFromArrayAsync(void *to, const void *array, size_t x, size_t y, size_t n, int kind,
+                             void *stream)
+{
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc : over(cudaMemcpyFromArray(to, array, x, y, n, kind), stream);
+}
+
+int cudaMemcpy2DToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t pitch,
+                             size_t width, size_t height, int kind, void *stream)
+{
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc
+              : over(cudaMemcpy2DToArray(array, x, y, from, pitch, width, height, kind), stream);
+}
+
+int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t x, size_t y,
+                               size_t width, size_t height, int kind, void *stream)
+{
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc
+              : over(cudaMemcpy2DFromArray(to, pitch, array, x, y, width, height, kind), stream);
+}
+
+/* Where one side is the host's it is over when the call returns. */
+int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
+{
+    if (!is_copy(p) || is_empty(p))
+        return cudaMemcpy3D(p);
+    struct ibx_cuda_memcpy3d is = *p;
+    const bool of_host = ibx_frontend_copy_of_host(&is);
+    int rc;
+    if (of_host && ibx_frontend_captures(stream))
+        return ibx_frontend_capture_copy(&is, stream);
+    if (!of_host && ibx_frontend_planes_in_stream(p, stream, &rc))
+        return rc;
+    rc = cudaStreamSynchronize(stream);
+    return rc ? rc : over(cudaMemcpy3D(p), stream);
+}

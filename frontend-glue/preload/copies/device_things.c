@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What this process has made on devices: arrays, mipmapped ones, textures and surfaces, each with
+ * what is known of it here. A device that is reset takes its own away. */
+#include "frontend-glue/preload/copies/device_things.h"
+#include "frontend-glue/preload/internal.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#define BUCKETS 512u
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct thing *things[BUCKETS];
+
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* Locked. The place of its pointer. */
+static struct thing **place_of(enum thing_kind kind, uint64_t handle)
+{
+    struct thing **at = &things[(handle >> 5 ^ handle >> 14 ^ handle) % BUCKETS];
+    while (*at && !((*at)->kind == kind && (*at)->handle == handle))
+        at = &(*at)->next;
+    return at;
+}
+
+struct thing *ibx_frontend_thing_hold(enum thing_kind kind, uint64_t handle)
+{
+    pthread_mutex_lock(&lock);
+    return *place_of(kind, handle);
+}
+
+void ibx_frontend_things_let_go(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+struct thing *ibx_frontend_thing_take(enum thing_kind kind, uint64_t handle)
+{
+    pthread_mutex_lock(&lock);
+    struct thing **at = place_of(kind, handle), *found = *at;
+    if (found)
+        *at = found->next;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+void ibx_frontend_thing_made(struct thing *made)
+{
+    pthread_mutex_lock(&lock);
+    struct thing **at = place_of(made->kind, made->handle), *before = *at;
+    made->next = before ? before->next : NULL;
+    *at = made;
+    pthread_mutex_unlock(&lock);
+    free(before);
+}
+
+void ibx_frontend_things_reset(int device)
+{
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < BUCKETS; i++) {
+        for (struct thing **at = &things[i], *gone; (gone = *at);) {
+            if (gone->device != device) {
+                at = &gone->next;
+                continue;
+            }
+            *at = gone->next;
+            free(gone);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}

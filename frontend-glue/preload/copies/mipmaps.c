@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Mipmapped arrays, in requests of our own. Their levels are arrays, which go with them. */
+#include "frontend-glue/preload/copies/device_things.h"
+#include "frontend-glue/preload/internal.h"
+
+#include <stdlib.h>
+
+#define LEVELS  32u   /* no array has more */
+#define LAYERED 0x01u /* cudaArrayLayered, cudaArrayCubemap: their depth is a number of layers */
+#define CUBEMAP 0x04u
+
+struct mipmap {
+    struct thing thing;
+    struct ibx_frontend_array whole; /* its first level is as large */
+    void *levels[LEVELS];            /* NULL: not asked for yet */
+};
+
+/* What has gone at the back end, or is about to. */
+static void forget(struct mipmap *gone)
+{
+    for (unsigned i = 0; gone && i < LEVELS; i++) {
+        if (gone->levels[i])
+            ibx_frontend_array_gone(gone->levels[i]);
+    }
+    free(gone);
+}
+
+static struct mipmap *take(const void *mipmap)
+{
+    return (struct mipmap *)ibx_frontend_thing_take(THING_MIPMAP, (uintptr_t)mipmap);
+}
+
+/* Until ibx_frontend_things_let_go(). */
+static struct mipmap *hold(const void *mipmap)
+{
+    return (struct mipmap *)ibx_frontend_thing_hold(THING_MIPMAP, (uintptr_t)mipmap);
+}
+
+int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *channel,
+                             struct ibx_cuda_extent extent, unsigned levels, unsigned flags)
+{
+    struct extra e;
+    uint64_t handle = 0;
+    if (!mipmap || !channel)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_MIPMAP, "cudaMallocMipmappedArray");
+    ibx_layout_put(&e.body, IBX_LAYOUT_CHANNEL, channel);
+    ibx_layout_put(&e.body, IBX_LAYOUT_EXTENT, &extent);
+    ibx_put_u32(&e.body, levels);
+    ibx_put_u32(&e.body, flags);
+    ibx_frontend_device_used();
+    struct mipmap *made = calloc(1, sizeof(*made));
+    const int rc =
+        made ? ibx_frontend_extra_ask(&e, &handle) : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    if (rc) {
+        free(made);
+        return rc;
+    }
+    *mipmap = (void *)(uintptr_t)handle;
+    made->whole = (struct ibx_frontend_array){*mipmap, *channel, extent, flags,
+                                              ibx_frontend_current_device()};
+    made->thing =
+        (struct thing){.kind = THING_MIPMAP, .device = made->whole.device, .handle = handle};
+    forget(take(*mipmap)); /* one whose end was not seen */
+    ibx_frontend_thing_made(&made->thing);
+    return CUDA_SUCCESS;
+}
+
+/* First forgotten: behind the call another thread may be given the same handles. */
+int cudaFreeMipmappedArray(void *mipmap)
+{
+    ibx_frontend_owned_gone(OWNED_MIPMAP, mipmap);
+    struct extra e;
+    if (!mipmap)
+        return CUDA_SUCCESS;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_MIPMAP, "cudaFreeMipmappedArray");
+    ibx_put_u64(&e.body, (uintptr_t)mipmap);
+    forget(take(mipmap));
+    ibx_frontend_before_free();
+    return ibx_frontend_freed(ibx_frontend_extra(&e, NULL, 0));
+}
+
+static size_t halved(size_t n, unsigned level)
+{
+    return !n || n >> level ? n >> level : 1;
+}
+
+static struct ibx_frontend_array level_like(const struct ibx_frontend_array *whole, void *array,
+                                            unsigned level)
+{
+    struct ibx_frontend_array like = *whole;
+    like.array = array;
+    like.extent.width = halved(like.extent.width, level);
+    like.extent.height = halved(like.extent.height, level);
+    if (!(like.flags & (LAYERED | CUBEMAP)))
+        like.extent.depth = halved(like.extent.depth, level);
+    return like;
+}
+
+/* NULL: it is to be asked for. */
+static void *known_level(const void *mipmap, unsigned level)
+{
+    const struct mipmap *found = hold(mipmap);
+    void *array = found && level < LEVELS ? found->levels[level] : NULL;
+    ibx_frontend_things_let_go();
+    return array;
+}
+
+static void note_level(const void *mipmap, unsigned level, void *array)
+{
+    struct ibx_frontend_array like = {.array = NULL};
+    struct mipmap *found = hold(mipmap);
+    if (found && level < LEVELS) {
+        found->levels[level] = array;
+        like = level_like(&found->whole, array, level);
+    }
+    ibx_frontend_things_let_go();
+    if (like.array)
+        ibx_frontend_array_made(&like);
+}
+
+int cudaGetMipmappedArrayLevel(void **array, const void *mipmap, unsigned level)
+{
+    struct extra e;
+    uint64_t handle = 0;
+    if (!array || !mipmap)
+        return ibx_frontend_fail(array ? CUDA_INVALID_HANDLE : CUDA_INVALID_VALUE);
+    void *known = known_level(mipmap, level);
+    if (known) {
+        *array = known;
+        return CUDA_SUCCESS;
+    }
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MIPMAP_LEVEL, "cudaGetMipmappedArrayLevel");
+    ibx_put_u64(&e.body, (uintptr_t)mipmap);
+    ibx_put_u32(&e.body, level);
+    const int rc = ibx_frontend_extra_ask(&e, &handle);
+    if (rc)
+        return rc;
+    *array = (void *)(uintptr_t)handle;
+    note_level(mipmap, level, *array);
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Modules of a forked child. The back end lets it launch what its parent has registered, by the
+ * same addresses; natively it has variables of its own, which begin with their first values. So
+ * before a child's first use of a kernel or variable it registers again, as its own, what its
+ * parent has registered: modules with variables, since one that has none is the same for all.
+ *
+ * The back end has a process's modules unloaded when that has ended, however it does, and no child
+ * of it uses them: the process says once that its children ask for them. A child whose parent has
+ * ended before it asks registers all modules again.
+ */
+#include "frontend-glue/preload/kernels/images.h"
+#include "frontend-glue/preload/internal.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/thread.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LEAST   8u     /* entries of a list */
+#define WAIT_MS 30000u /* for another thread, before that is said */
+
+struct function {
+    const char *function;
+    char *device_function;
+    const char *name;
+    int thread_limit;
+};
+
+struct variable {
+    char *symbol, *address;
+    const char *name;
+    size_t n;
+    int external, constant, global;
+};
+
+struct list {
+    void *items;
+    size_t count, room, size; /* of one */
+};
+
+struct module {
+    struct module *next;
+    void *wrapper; /* which lies in the program, as all texts do, or is `expanded` */
+    struct ibx_image_wrapper *expanded;
+    void **handle, **there; /* as the program knows it, and GVirtuS in this process */
+    unsigned life;          /* in which it was registered */
+    bool managed;           /* it has variables that are declared __managed__ */
+    bool incomplete;        /* there was no memory */
+    unsigned asked;         /* in this life it is known ... */
+    bool lost;              /* ... whether the back end has it no more */
+    struct list functions, variables;
+};
+
+/* Under the lock of ranges, the last one first: what is registered is mostly of that one. */
+static struct module *modules;
+static unsigned life;         /* of this process, and those that it was forked from */
+static atomic_bool inherited; /* and not looked at yet */
+static atomic_bool told;      /* the back end, that this process's modules end with it */
+static pthread_mutex_t registering = PTHREAD_MUTEX_INITIALIZER;
+
+static void in_child(void)
+{
+    pthread_mutex_init(&registering, NULL);
+    life++;
+    atomic_store(&inherited, modules != NULL);
+    atomic_store(&told, false);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* ------------------------------------------------------------------------ what there is */
+
+/* Locked. NULL: its beginning was not seen. */
+static struct module *find(void **handle)
+{
+    struct module *m = modules;
+    while (m && m->handle != handle)
+        m = m->next;
+    return m;
+}
+
+/* Locked. */
+static void add(struct module *m, struct list *list, const void *item)
+{
+    if (list->count == list->room) {
+        const size_t room = list->room ? 2 * list->room : LEAST;
+        void *more = realloc(list->items, room * list->size);
+        m->incomplete = m->incomplete || !more;
+        if (!more)
+            return;
+        list->items = more;
+        list->room = room;
+    }
+    memcpy((char *)list->items + list->count++ * list->size, item, list->size);
+}
+
+/* Whether the back end has the modules of which that kernel is, which this process uses from now
+ * on; NULL: of none. True where it cannot be asked: it keeps them then. */
+static bool share(const void *kernel)
+{
+    struct extra e;
+    uint8_t bytes[8] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int code;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_SHARE_MODULES, "a forked child's first use of kernels");
+    ibx_put_u64(&e.body, (uintptr_t)kernel);
+    if (!ibx_frontend_plugin() || !ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code))
+        return true;
+    if (code != CUDA_NOT_PERMITTED) /* in a function of the host nothing was asked */
+        atomic_store(&told, true);
+    return code || ibx_get_u64(&r);
+}
+
+void ibx_frontend_module_registered(void *wrapper, void **handle,
+                                    struct ibx_image_wrapper *expanded)
+{
+    struct module *m = handle ? malloc(sizeof(*m)) : NULL;
+    if (!m)
+        return;
+    *m = (struct module){.wrapper = wrapper,
+                         .expanded = expanded,
+                         .handle = handle,
+                         .there = handle,
+                         .functions.size = sizeof(struct function),
+                         .variables.size = sizeof(struct variable)};
+    ibx_frontend_ranges_lock();
+    m->life = life;
+    m->next = modules;
+    modules = m;
+    ibx_frontend_ranges_unlock();
+    if (!atomic_load(&told))
+        share(NULL);
+}
+
+void ibx_frontend_module_function(void **handle, const char *function, char *device_function,
+                                  const char *name, int thread_limit)
+{
+    const struct function f = {function, device_function, name, thread_limit};
+    ibx_frontend_ranges_lock();
+    struct module *m = find(handle);
+    if (m)
+        add(m, &m->functions, &f);
+    ibx_frontend_ranges_unlock();
+}
+
+void ibx_frontend_module_variable(void **handle, char *symbol, char *address, const char *name,
+                                  int external, size_t n, int constant, int global)
+{
+    const struct variable v = {symbol, address, name, n, external, constant, global};
+    ibx_frontend_ranges_lock();
+    struct module *m = find(handle);
+    if (m)
+        add(m, &m->variables, &v);
+    ibx_frontend_ranges_unlock();
+}
+
+void ibx_frontend_module_managed(void **handle)
+{
+    ibx_frontend_ranges_lock();
+    struct module *m = find(handle);
+    if (m)
+        m->managed = true;
+    ibx_frontend_ranges_unlock();
+}
+
+/* Locked. NULL: it has none. */
+static const struct function *function_of(const struct module *m, const void *function)
+{
+    const struct function *all = m->functions.items;
+    size_t i = 0;
+    while (i < m->functions.count && all[i].function != function)
+        i++;
+    return i < m->functions.count ? &all[i] : NULL;
+}
+
+struct ibx_image_parameter *ibx_frontend_module_parameters(const void *function, size_t *count)
+{
+    struct ibx_image_parameter *found = NULL;
+    ibx_frontend_ranges_lock();
+    for (const struct module *m = modules; m && !found; m = m->next) {
+        size_t n;
+        const struct function *f = function_of(m, function);
+        const uint8_t *fat = f ? ibx_image_wrapped(m->wrapper, &n) : NULL;
+        const char *name = f && f->device_function ? f->device_function : f ? f->name : NULL;
+        if (fat && name)
+            found = ibx_image_parameters(fat, n, name, count);
+    }
+    ibx_frontend_ranges_unlock();
+    return found;
+}
+
+static void release(struct module *m)
+{
+    free(m->functions.items);
+    free(m->variables.items);
+    free(m);
+}
+
+void **ibx_frontend_module_gone(void **handle, struct ibx_image_wrapper **expanded)
+{
+    ibx_frontend_ranges_lock();
+    struct module **at = &modules, *gone;
+    while (*at && (*at)->handle != handle)
+        at = &(*at)->next;
+    if ((gone = *at))
+        *at = gone->next;
+    ibx_frontend_ranges_unlock();
+    *expanded = gone ? gone->expanded : NULL;
+    if (!gone)
+        return handle;
+    void **there = gone->there;
+    release(gone);
+    return there;
+}
+
+/* --------------------------------------------------------------------------- in a child */
+
+static void shares(const char *why)
+{
+    ibx_log(IBX_LOG_WARN, "a forked child shares the variables of a module with its parent: %s",
+            why);
+}
+
+static bool copy(struct list *list)
+{
+    const size_t bytes = list->count * list->size;
+    void *items = malloc(bytes ? bytes : 1);
+    if (items && bytes)
+        memcpy(items, list->items, bytes);
+    list->items = items;
+    return items;
+}
+
+/* Locked. Modules that the program has registered in one process: the back end has all or none. */
+static void note_answer(unsigned of, bool there)
+{
+    for (struct module *m = modules; m; m = m->next) {
+        if (m->life == of)
+            m->lost = !there;
+    }
+}
+
+/* Locked. One that was not asked for yet, and need not be registered again for its variables. */
+static const struct module *next_to_ask(void)
+{
+    const struct module *m = modules;
+    while (m && (m->life == life || m->asked == life || m->variables.count || m->managed ||
+                 !m->functions.count))
+        m = m->next;
+    return m;
+}
+
+/* Asks for the modules of all processes that this one was forked from. */
+static void ask(void)
+{
+    const struct module *m;
+    ibx_frontend_ranges_lock();
+    while ((m = next_to_ask())) {
+        const void *kernel = ((const struct function *)m->functions.items)->function;
+        const unsigned of = m->life;
+        for (struct module *i = modules; i; i = i->next)
+            i->asked = i->life == of ? life : i->asked;
+        ibx_frontend_ranges_unlock();
+        const bool there = share(kernel);
+        ibx_frontend_ranges_lock();
+        note_answer(of, there);
+    }
+    ibx_frontend_ranges_unlock();
+}
+
+/* Locked. */
+static bool is_to_come(const struct module *m)
+{
+    return m->life != life && (m->variables.count || m->managed || (m->lost && m->asked == life));
+}
+
+/* A copy of the oldest one that is to be registered again; NULL: there is none, or no memory. */
+static struct module *take(void)
+{
+    struct module *taken = malloc(sizeof(*taken)), *m = NULL;
+    ibx_frontend_ranges_lock();
+    for (struct module *i = modules; i; i = i->next) {
+        if (is_to_come(i))
+            m = i;
+    }
+    if (m && taken) {
+        m->life = life;
+        *taken = *m;
+        const bool functions = copy(&taken->functions), variables = copy(&taken->variables);
+        taken->incomplete = taken->incomplete || !functions || !variables;
+    }
+    ibx_frontend_ranges_unlock();
+    if (m && taken)
+        return taken;
+    if (m)
+        shares("there is no memory");
+    free(taken);
+    return NULL;
+}
+
+/* GVirtuS's functions. The linker looks for them under a lock of its own, under which another
+ * thread may be in dlopen(3) and wait for this one: so all are known before that may happen. */
+struct registrations {
+    __typeof__(&__cudaRegisterFatBinary) first;
+    __typeof__(&__cudaRegisterFunction) function;
+    __typeof__(&__cudaRegisterVar) variable;
+    void (*last)(void **handle);
+};
+
+static struct registrations find_registrations(void)
+{
+    static _Atomic(void *) last_known;
+    struct registrations r = {.first = NEXT(__cudaRegisterFatBinary),
+                              .function = NEXT(__cudaRegisterFunction),
+                              .variable = NEXT(__cudaRegisterVar)};
+    *(void **)&r.last = ibx_frontend_next(&last_known, "__cudaRegisterFatBinaryEnd");
+    return r;
+}
+
+/* GVirtuS's handle of it; NULL: it does not take it. */
+static void **register_again(const struct registrations *r, const struct module *m)
+{
+    const struct function *f = m->functions.items;
+    const struct variable *v = m->variables.items;
+    void **handle = r->first && !m->incomplete ? r->first(m->wrapper) : NULL;
+    for (size_t i = 0; handle && r->function && i < m->functions.count; i++)
+        r->function(handle, f[i].function, f[i].device_function, f[i].name, f[i].thread_limit, NULL,
+                    NULL, NULL, NULL, NULL);
+    for (size_t i = 0; handle && r->variable && i < m->variables.count; i++)
+        r->variable(handle, v[i].symbol, v[i].address, v[i].name, v[i].external, v[i].n,
+                    v[i].constant, v[i].global);
+    if (handle && r->last)
+        r->last(handle);
+    return handle;
+}
+
+static void registered_again(void **handle, void **there)
+{
+    if (!there) {
+        shares("GVirtuS does not register it again");
+        return;
+    }
+    ibx_frontend_ranges_lock();
+    struct module *m = find(handle);
+    if (m)
+        m->there = there;
+    ibx_frontend_ranges_unlock();
+    ibx_frontend_variables_own(handle);
+}
+
+static void register_all(const struct registrations *r)
+{
+    struct module *m;
+    if (!ibx_frontend_plugin())
+        return;
+    ask();
+    if (!atomic_load(&told)) /* all have variables: this process's own go with it, too */
+        share(NULL);
+    while ((m = take())) {
+        registered_again(m->handle, register_again(r, m));
+        release(m);
+    }
+}
+
+static void lock(void)
+{
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(WAIT_MS));
+    if (!pthread_mutex_clocklock(&registering, CLOCK_MONOTONIC, &until))
+        return;
+    ibx_log(IBX_LOG_WARN,
+            "a thread of a forked child has waited for %u s for another one, which registers the "
+            "program's kernels and variables, and goes on waiting",
+            WAIT_MS / 1000);
+    pthread_mutex_lock(&registering);
+}
+
+/* A thread that goes on before all are registered would use the parent's variables. */
+void ibx_frontend_own_modules(void)
+{
+    if (!atomic_load_explicit(&inherited, memory_order_acquire))
+        return;
+    const int cancel = ibx_thread_hold_cancel();
+    const struct registrations r = find_registrations();
+    ibx_frontend_connect(); /* for which GVirtuS may open a library */
+    lock();
+    if (atomic_load(&inherited))
+        register_all(&r);
+    atomic_store(&inherited, false);
+    pthread_mutex_unlock(&registering);
+    ibx_thread_release_cancel(cancel);
+}

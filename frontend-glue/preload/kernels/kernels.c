@@ -1,0 +1,636 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Launches without GVirtuS's front end, which takes longer for one than the rest of this process.
+ * Where a kernel's arguments lie in a request only that knows. So behind the first launch of a
+ * kernel it writes another one, which is kept and not sent (ibx_frontend_launch_body()): each byte
+ * of an argument is the argument's number there. What comes out otherwise than expected is
+ * launched by GVirtuS as ever.
+ *
+ * Of a kernel with more than 4 KiB of arguments that finds none: their sizes are in a form that it
+ * does not read (EIATTR 0x45 of .nv.info). Of one that a program has as PTX alone G5 knows nothing,
+ * and throws. Where the arguments lie the back end is asked then, as CUDA there knows it, and the
+ * launch goes in a request of our own. What it says is compared with the program's code.
+ *
+ * G5 knows arguments by the kernel's name, and of several kernels of one name, as packages of
+ * Python compile them while they run, the first one's. Where the program's code has others the back
+ * end is asked likewise.
+ */
+#include "frontend-glue/preload/kernels/images.h"
+#include "frontend-glue/preload/internal.h"
+
+#include "common/fork_lock.h"
+#include "common/log.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define HEAD       56u    /* bytes of a launch before its arguments */
+#define BODY_MAX   4480u  /* of one that is made here */
+#define PACKED_MAX 4096u  /* bytes of arguments that go in one of GVirtuS's */
+#define KERNELS    4096u  /* places, a power of two */
+#define TRIES      8u     /* places in which a kernel may be */
+#define MARKS      254u   /* arguments that can be told apart */
+#define MARK_LAST  255u   /* what all others consist of */
+#define MARKED     4480u  /* bytes of each: a longer one is in no body of BODY_MAX */
+#define POINTERS   4096u  /* arguments of a kernel, at most */
+#define BEHIND_END 32768u /* bytes that are read of an argument, at most */
+
+/* Who makes a kernel's launches. */
+enum way {
+    BY_GVIRTUS,   /* its front end: where the arguments lie is not known here */
+    LIKE_GVIRTUS, /* its front end the first one; all others are written here as it writes them */
+    IN_ITS_PLACE, /* likewise, all of them: its front end cannot */
+    BY_REQUEST,   /* in requests of our own: they are long, and its front end knows no arguments */
+    REFUSED       /* nobody: its front end would do it with another kernel's arguments */
+};
+
+/* Of one kernel; it stays what it is, also when it is good no more. */
+struct kernel {
+    const void *function;
+    unsigned since; /* of the process's modules */
+    struct kernel *older;
+    uint8_t name[8]; /* by which requests name it */
+    enum way way;
+    bool asked;   /* the rest is as the back end has said, for requests of our own */
+    size_t bytes; /* of all arguments */
+    size_t count;
+    struct argument {
+        uint16_t at, bytes;
+    } arguments[];
+};
+
+static _Atomic(struct kernel *) kernels[KERNELS];
+static struct kernel *all; /* for who looks for leaks; under the lock */
+static struct ibx_fork_lock lock = IBX_FORK_LOCK;
+static atomic_uint modules; /* that have gone, with their functions */
+
+unsigned ibx_frontend_modules_gone(void)
+{
+    return atomic_load(&modules);
+}
+
+static struct ranges registered; /* of one byte each; what has gone stays */
+
+static atomic_bool unknown; /* GVirtuS does not know the arguments of all kernels */
+
+void ibx_frontend_kernels_unknown(void)
+{
+    atomic_store_explicit(&unknown, true, memory_order_relaxed);
+}
+
+void ibx_frontend_kernel_registered(const void *function, const char *name)
+{
+    const struct range range = {.begin = (uintptr_t)function, .n = 1, .name = name};
+    ibx_frontend_ranges_lock();
+    struct range *known = ibx_frontend_ranges_at(&registered, function);
+    if (!known)
+        ibx_frontend_ranges_add(&registered, &range);
+    else if (name)
+        known->name = name;
+    ibx_frontend_ranges_unlock();
+}
+
+void ibx_frontend_kernel_gone(const void *function)
+{
+    ibx_frontend_ranges_lock();
+    struct range *known = ibx_frontend_ranges_at(&registered, function);
+    if (known)
+        known->name = NULL;
+    ibx_frontend_ranges_unlock();
+}
+
+const char *ibx_frontend_name_of_kernel(const void *function)
+{
+    ibx_frontend_ranges_lock();
+    const struct range *known = ibx_frontend_ranges_at(&registered, function);
+    const char *name = known ? known->name : NULL;
+    ibx_frontend_ranges_unlock();
+    return name;
+}
+
+bool ibx_frontend_name_is_shared(const void *function)
+{
+    size_t same = 0;
+    ibx_frontend_ranges_lock();
+    const struct range *known = ibx_frontend_ranges_at(&registered, function);
+    for (size_t i = 0; known && known->name && i < registered.count; i++)
+        same += registered.items[i].name && !strcmp(registered.items[i].name, known->name);
+    ibx_frontend_ranges_unlock();
+    return same > 1;
+}
+
+int ibx_frontend_no_kernel(const void *function)
+{
+    if (!function)
+        return CUDA_INVALID_FUNCTION;
+    ibx_frontend_own_modules();
+    ibx_frontend_ranges_lock();
+    const bool known = !registered.count || ibx_frontend_ranges_at(&registered, function);
+    ibx_frontend_ranges_unlock();
+    if (known || !ibx_frontend_plugin())
+        return CUDA_SUCCESS;
+    const int version = ibx_frontend_cuda_version();
+    return version && version < 13 ? CUDA_INVALID_FUNCTION : CUDA_INVALID_HANDLE;
+}
+
+static size_t place_of(const void *function, unsigned try)
+{
+    const uintptr_t at = (uintptr_t)function;
+    return (at >> 4 ^ at >> 14) + try;
+}
+
+/* NULL: it was not launched yet, or there is no place for it. */
+static const struct kernel *find(const void *function)
+{
+    const unsigned since = atomic_load(&modules);
+    for (unsigned i = 0; i < TRIES; i++) {
+        const struct kernel *k =
+            atomic_load_explicit(&kernels[place_of(function, i) % KERNELS], memory_order_acquire);
+        if (k && k->function == function && k->since == since)
+            return k;
+    }
+    return NULL;
+}
+
+/* Takes it, or frees it; into a place that is free, or was that of a kernel that has gone. */
+static void add(struct kernel *k)
+{
+    ibx_frontend_look_for_libraries(); /* of which each kernel's first launch may be the last */
+    ibx_fork_lock_take(&lock);
+    unsigned i = 0;
+    const struct kernel *there = NULL;
+    while (i < TRIES && (there = atomic_load(&kernels[place_of(k->function, i) % KERNELS])) &&
+           there->since == k->since)
+        i++;
+    if (i < TRIES && !find(k->function)) {
+        k->older = all;
+        all = k;
+        atomic_store_explicit(&kernels[place_of(k->function, i) % KERNELS], k,
+                              memory_order_release);
+    } else {
+        free(k);
+    }
+    ibx_fork_lock_release(&lock);
+}
+
+/* ------------------------------------------------------------------------- what is learned */
+
+/* The arguments, one behind the other: each a row of its own mark. False: it is something else. */
+static bool read_marks(struct kernel *k, const uint8_t *bytes, size_t n)
+{
+    k->bytes = n;
+    for (size_t at = 0, end; at < n; at = end) {
+        for (end = at + 1; end < n && bytes[end] == bytes[at];)
+            end++;
+        if (!bytes[at]) /* a gap */
+            continue;
+        if (bytes[at] != k->count + 1 || k->count == MARKS - 1)
+            return false;
+        k->arguments[k->count++] = (struct argument){(uint16_t)at, (uint16_t)(end - at)};
+    }
+    return true;
+}
+
+/* Whether the head of a request says what it was to say. */
+static bool head_is(const uint8_t *body, size_t n, const struct launch_config *c)
+{
+    uint8_t expected[HEAD - 8];
+    struct ibx_writer w = ibx_writer_of(expected, sizeof(expected));
+    const struct dim3 sizes[] = {c->grid, c->block};
+    for (unsigned i = 0; i < 2; i++) {
+        ibx_put_u32(&w, sizes[i].x);
+        ibx_put_u32(&w, sizes[i].y);
+        ibx_put_u32(&w, sizes[i].z);
+    }
+    ibx_put_u64(&w, c->shared);
+    ibx_put_u64(&w, (uintptr_t)c->stream);
+    ibx_put_u64(&w, n - HEAD);
+    return n >= HEAD && n <= BODY_MAX && !memcmp(body + 8, expected, sizeof(expected));
+}
+
+/* Arguments that consist of their numbers, from 1 on; NULL: no memory. */
+static void **marked;
+
+/* Page by page, as they are written, these 1.1 MiB would take the kernel most of the time. */
+static void mark_arguments(void)
+{
+    const size_t rows = (size_t)(MARKS + 1) * MARKED;
+    const size_t all_bytes = POINTERS * sizeof(void *) + rows + BEHIND_END;
+    void **arguments =
+        mmap(NULL, all_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (arguments == MAP_FAILED)
+        return;
+    madvise(arguments, all_bytes, MADV_POPULATE_WRITE);
+    uint8_t *marks = (uint8_t *)(arguments + POINTERS);
+    for (size_t i = 0; i < POINTERS; i++) {
+        const size_t row = i < MARKS ? i : MARKS;
+        arguments[i] = marks + row * MARKED;
+        if (i <= MARKS)
+            memset(arguments[i], (int)row + 1, MARKED);
+    }
+    memset(marks + rows, MARK_LAST, BEHIND_END);
+    marked = arguments;
+}
+
+void ibx_frontend_kernels_prepare(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, mark_arguments);
+}
+
+enum answer { ASKED_NONE, ASKED_SOME, ASKED_IN_VAIN };
+
+/* Some of the arguments of k, which may come to lie elsewhere: one behind the other, as CUDA has
+ * it. *count: how many they are. */
+static enum answer ask_some(struct kernel **k, size_t first, uint32_t *count)
+{
+    struct extra e;
+    uint8_t bytes[4 + 8 * IBX_EXTRA_LISTED] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int code;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_PARAMETERS, "a long launch");
+    ibx_put_bytes(&e.body, (*k)->name, sizeof((*k)->name));
+    ibx_put_u32(&e.body, (uint32_t)first);
+    const bool made = ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code);
+    if (!made || code)
+        return made && (code < 0 || code == CUDA_NOT_SUPPORTED) ? ASKED_NONE : ASKED_IN_VAIN;
+    *count = ibx_get_u32(&r);
+    struct kernel *more =
+        realloc(*k, sizeof(**k) + (first + IBX_EXTRA_LISTED) * sizeof((*k)->arguments[0]));
+    *k = more ? more : *k;
+    if (!more || *count > IBX_EXTRA_LISTED)
+        return ASKED_IN_VAIN;
+    for (size_t i = 0; i < *count; i++) {
+        const uint32_t at = ibx_get_u32(&r), n = ibx_get_u32(&r);
+        if (!n || at < more->bytes || at > IBX_EXTRA_ARGUMENTS_MAX ||
+            n > IBX_EXTRA_ARGUMENTS_MAX - at)
+            return ASKED_IN_VAIN;
+        more->arguments[more->count++] = (struct argument){(uint16_t)at, (uint16_t)n};
+        more->bytes = at + n;
+    }
+    return ASKED_SOME;
+}
+
+/* Whether the program's own code has all of these arguments, where it says so: of others the
+ * program has no bytes, and of more than there are no pointers. */
+static bool has_all(const struct kernel *k)
+{
+    size_t count = 0, i = 0;
+    struct ibx_image_parameter *own = ibx_frontend_module_parameters(k->function, &count);
+    while (own && i < k->count && i < count && k->arguments[i].at == own[i].at &&
+           k->arguments[i].bytes <= own[i].n)
+        i++;
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    const bool has = !own || i == k->count;
+    if (!has && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_ERROR,
+                "a kernel is not launched: the back end says that its argument %zu of %zu is %u "
+                "bytes at %u, and the program's code has %zu arguments, others than that",
+                i + 1, k->count, k->arguments[i].bytes, k->arguments[i].at, count);
+    free(own);
+    return has;
+}
+
+/* Whether GVirtuS's front end knows another kernel's arguments as this one's, of the same name. */
+static bool is_another(const struct kernel *k)
+{
+    size_t count = 0, i = 0;
+    struct ibx_image_parameter *own = ibx_frontend_module_parameters(k->function, &count);
+    while (own && i < k->count && i < count && k->arguments[i].at == own[i].at &&
+           k->arguments[i].bytes == own[i].n)
+        i++;
+    const bool another = own ? i < k->count || i < count : ibx_frontend_name_is_shared(k->function);
+    free(own);
+    return another;
+}
+
+static void tell_refused(const struct kernel *k)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    const char *name = ibx_frontend_name_of_kernel(k->function);
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_ERROR,
+                "launches of %s return cudaErrorNotSupported: the program has several kernels of "
+                "this name, GVirtuS knows the arguments of the first one, and the back end does "
+                "not say those of this one: its communicator is older than libibx-frontend.so, "
+                "has rdma.gpu : off, or its CUDA is older than 12.4",
+                name ? name : "a kernel");
+}
+
+/* In vain: it is to be asked again, if that is worth it. */
+static enum answer ask(struct kernel **k)
+{
+    enum answer answer;
+    uint32_t count = 0;
+    (*k)->bytes = (*k)->count = 0;
+    do
+        answer = ask_some(k, (*k)->count, &count);
+    while (answer == ASKED_SOME && count == IBX_EXTRA_LISTED &&
+           (*k)->count < IBX_EXTRA_ARGUMENTS_MAX);
+    if (answer == ASKED_SOME && !has_all(*k))
+        answer = ASKED_IN_VAIN;
+    (*k)->asked = answer == ASKED_SOME && (*k)->count;
+    if (!(*k)->asked)
+        (*k)->bytes = (*k)->count = 0;
+    return answer;
+}
+
+/* What GVirtuS's front end makes of a kernel's launch. */
+enum written {
+    WRITTEN,         /* a launch of it */
+    WRITTEN_ANOTHER, /* of another kernel of its name */
+    WRITTEN_STRANGE, /* something else, or it is too long: then there is no body */
+    WRITTEN_NOT      /* it cannot */
+};
+
+/* Once the back end has been asked. */
+static enum way way_of(const struct kernel *k, enum written written, enum answer answer)
+{
+    if (written == WRITTEN)
+        return k->asked ? BY_REQUEST : LIKE_GVIRTUS;
+    if (written == WRITTEN_STRANGE)
+        return BY_GVIRTUS;
+    if (answer == ASKED_SOME)
+        return k->bytes > PACKED_MAX ? BY_REQUEST : IN_ITS_PLACE;
+    return written == WRITTEN_ANOTHER ? REFUSED : BY_GVIRTUS;
+}
+
+/* NULL: it is none, or nothing can be learned of it now. */
+static struct kernel *look_at(const void *function, const struct launch_config *config)
+{
+    struct kernel *k = calloc(1, sizeof(*k) + MARKS * sizeof(k->arguments[0]));
+    struct ibx_writer w = ibx_writer_of(k ? k->name : NULL, k ? sizeof(k->name) : 0);
+    enum written written = WRITTEN_STRANGE;
+    size_t n = 0;
+    int rc = 0;
+    ibx_frontend_kernels_prepare();
+    if (!k || !marked) {
+        free(k);
+        return NULL;
+    }
+    k->function = function;
+    k->since = atomic_load(&modules);
+    const uint8_t *body = ibx_frontend_launch_body(config, function, marked, &n, &rc);
+    if (!body && rc != CUDA_UNKNOWN && rc != CUDA_NOT_SUPPORTED) { /* no kernel */
+        free(k);
+        return NULL;
+    }
+    if (!body && rc == CUDA_UNKNOWN)
+        written = WRITTEN_NOT;
+    else if (body && head_is(body, n, config) && read_marks(k, body + HEAD, n - HEAD))
+        written = k->count && is_another(k) ? WRITTEN_ANOTHER : WRITTEN;
+    const bool is_launch = written == WRITTEN || written == WRITTEN_ANOTHER;
+    if (is_launch)
+        memcpy(k->name, body, sizeof(k->name));
+    else
+        ibx_put_u64(&w, (uintptr_t)function); /* as GVirtuS's front end does */
+    k->way = written == WRITTEN ? LIKE_GVIRTUS : BY_GVIRTUS;
+    if (is_launch ? written == WRITTEN && k->count : body || !ibx_frontend_plugin())
+        return k;
+    const enum answer answer = ask(&k);
+    if (answer == ASKED_IN_VAIN && (written == WRITTEN || written == WRITTEN_NOT)) {
+        free(k);
+        return NULL;
+    }
+    if (answer == ASKED_SOME && (written == WRITTEN_ANOTHER || written == WRITTEN_NOT))
+        k->asked = true; /* it may have none */
+    k->way = way_of(k, written, answer);
+    if (k->way == REFUSED)
+        tell_refused(k);
+    return k;
+}
+
+/* Whether it is known where they lie. */
+static bool has_arguments(const struct kernel *k)
+{
+    return k->asked || k->way == LIKE_GVIRTUS || k->way == IN_ITS_PLACE;
+}
+
+static const struct kernel *learned(const void *function, const struct launch_config *config)
+{
+    ibx_frontend_own_modules();
+    struct kernel *k = find(function) ? NULL : look_at(function, config);
+    if (k)
+        add(k);
+    return find(function);
+}
+
+const void *ibx_frontend_kernel_of_name(uint64_t name)
+{
+    const unsigned since = atomic_load(&modules);
+    uint8_t bytes[8];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    ibx_put_u64(&w, name);
+    for (size_t i = 0; i < KERNELS; i++) {
+        const struct kernel *k = atomic_load_explicit(&kernels[i], memory_order_acquire);
+        if (k && k->since == since && !memcmp(k->name, bytes, sizeof(bytes)))
+            return k->function;
+    }
+    return (const void *)(uintptr_t)name;
+}
+
+bool ibx_frontend_kernel_arguments(const void *function, uint8_t *bytes, size_t n, void **arguments,
+                                   size_t *count)
+{
+    const struct launch_config one = {.grid = {1, 1, 1}, .block = {1, 1, 1}};
+    const struct kernel *k = learned(function, &one);
+    if (!k || !has_arguments(k) || k->bytes > n)
+        return false;
+    for (size_t i = 0; arguments && i < k->count && i < *count; i++)
+        arguments[i] = bytes + k->arguments[i].at;
+    *count = k->count;
+    return true;
+}
+
+bool ibx_frontend_kernel_name(const void *function, uint8_t name[8])
+{
+    const struct launch_config one = {.grid = {1, 1, 1}, .block = {1, 1, 1}};
+    const struct kernel *k = learned(function, &one);
+    if (!k || !has_arguments(k))
+        return false;
+    memcpy(name, k->name, sizeof(k->name));
+    return true;
+}
+
+/* ---------------------------------------------------------------------------- the calls */
+
+/* The memory that its arguments name. */
+static int reach(const uint8_t *body, size_t n)
+{
+    if (!ibx_frontend_host_any() || n < HEAD)
+        return CUDA_SUCCESS;
+    const int rc = ibx_frontend_arguments_reach(body + HEAD, n - HEAD);
+    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
+}
+
+/* A launch as far as its arguments. */
+static void put_head(struct ibx_writer *w, const struct kernel *k, const struct launch_config *c)
+{
+    ibx_put_bytes(w, k->name, sizeof(k->name));
+    ibx_put_u32(w, c->grid.x);
+    ibx_put_u32(w, c->grid.y);
+    ibx_put_u32(w, c->grid.z);
+    ibx_put_u32(w, c->block.x);
+    ibx_put_u32(w, c->block.y);
+    ibx_put_u32(w, c->block.z);
+    ibx_put_u64(w, c->shared);
+    ibx_put_u64(w, (uintptr_t)c->stream);
+    ibx_put_u64(w, k->bytes);
+}
+
+static void copy_arguments(uint8_t *to, const struct kernel *k, void **arguments)
+{
+    for (size_t i = 0; i < k->count; i++)
+        memcpy(to + k->arguments[i].at, arguments[i], k->arguments[i].bytes);
+}
+
+static int put_asked(struct extra *e, const struct kernel *k, const struct launch_config *c,
+                     void **arguments)
+{
+    const size_t at = e->body.length;
+    if (!arguments && k->count)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!ibx_frontend_extra_room(e, HEAD + k->bytes))
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    put_head(&e->body, k, c);
+    uint8_t *to = e->body.data + e->body.length;
+    memset(to, 0, k->bytes);
+    copy_arguments(to, k, arguments);
+    e->body.length += k->bytes;
+    return reach(e->body.data + at, HEAD + k->bytes);
+}
+
+/* As GVirtuS writes it. */
+static int put_written(struct extra *e, const struct launch_config *config, const void *function,
+                       void **arguments)
+{
+    size_t n;
+    int rc;
+    const void *body = ibx_frontend_launch_body(config, function, arguments, &n, &rc);
+    if (!body)
+        return ibx_frontend_fail(rc);
+    const size_t at = e->body.length;
+    if (!ibx_frontend_extra_room(e, n))
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    ibx_put_bytes(&e->body, body, n);
+    return reach(e->body.data + at, n);
+}
+
+int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
+                            const void *function, void **arguments)
+{
+    const int rc = ibx_frontend_no_kernel(function);
+    if (rc || e->body.failed)
+        return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
+    const struct kernel *k = learned(function, config);
+    if (k && k->way == REFUSED)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    return k && k->asked ? put_asked(e, k, config, arguments)
+                         : put_written(e, config, function, arguments);
+}
+
+static bool launched(const struct kernel *k, const struct launch_config *c, void **arguments,
+                     bool unseen, int *rc)
+{
+    uint8_t body[BODY_MAX];
+    struct ibx_writer w = ibx_writer_of(body, HEAD);
+    put_head(&w, k, c);
+    memset(body + HEAD, 0, k->bytes);
+    copy_arguments(body + HEAD, k, arguments);
+    w.length = HEAD + k->bytes;
+    *rc = reach(body, w.length);
+    if (*rc)
+        return true;
+    return ibx_frontend_launched(&w, unseen, rc);
+}
+
+/* By its front end, which connects if this is the thread's first call. What it throws for, although
+ * the back end was asked, CUDA there cannot compile. */
+static int launch_by_gvirtus(const struct ibx_frontend_calls *plugin, const void *function,
+                             const struct launch_config *c, void **arguments)
+{
+    ibx_frontend_launcher launch = ibx_frontend_plain_launch();
+    int rc = launch ? CUDA_UNLOADING : CUDA_NOT_SUPPORTED;
+    const bool may = ibx_frontend_first_begins() && launch;
+    const bool thrown =
+        may && plugin && !ibx_frontend_launch_caught(plugin, c, function, arguments, &rc);
+    if (may && !plugin)
+        rc =
+            launch((void *)(uintptr_t)function, c->grid, c->block, arguments, c->shared, c->stream);
+    ibx_frontend_first_is_over();
+    return thrown ? ibx_frontend_fail(CUDA_INVALID_FUNCTION) : rc;
+}
+
+static int launch_now(const void *function, const struct launch_config *config, void **arguments,
+                      bool unseen)
+{
+    int rc;
+    if (ibx_frontend_forbidden(&rc))
+        return rc;
+    ibx_frontend_own_modules();
+    const struct ibx_frontend_calls *plugin = ibx_frontend_plugin();
+    if (!plugin && atomic_load_explicit(&unknown, memory_order_relaxed)) {
+        ibx_frontend_connect();
+        plugin = ibx_frontend_plugin();
+    }
+    const struct kernel *k = plugin ? find(function) : NULL;
+    rc = k ? CUDA_SUCCESS : ibx_frontend_no_kernel(function);
+    if (rc)
+        return ibx_frontend_fail(rc);
+    const bool first = plugin && !k;
+    if (first)
+        k = learned(function, config);
+    const enum way way = k ? k->way : BY_GVIRTUS;
+    if (way == REFUSED)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    /* GVirtuS makes the first one, if it can, unless its arguments are looked at. */
+    const bool here =
+        way == IN_ITS_PLACE || (way == LIKE_GVIRTUS && (!first || ibx_frontend_host_any()));
+    if (here && (arguments || !k->count) && launched(k, config, arguments, unseen, &rc))
+        return rc;
+    if (way == BY_REQUEST || way == IN_ITS_PLACE)
+        return ibx_frontend_launch_ours(config, function, arguments);
+    if (plugin)
+        plugin->unseen(unseen);
+    rc = launch_by_gvirtus(plugin, function, config, arguments);
+    if (!rc && !plugin && ibx_frontend_plugin())
+        learned(function, config);
+    return rc;
+}
+
+int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments,
+                        bool unseen)
+{
+    ibx_frontend_stream_used(config->stream);
+    const bool captured = ibx_frontend_capturing() && ibx_frontend_managed_captured(config->stream);
+    const int rc = launch_now(function, config, arguments, unseen);
+    if (captured)
+        ibx_frontend_managed_launched();
+    return rc;
+}
+
+int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
+                     size_t shared, void *stream)
+{
+    const struct launch_config config = {grid, block, shared, stream, NULL, 0};
+    return ibx_frontend_launch(function, &config, arguments, ibx_frontend_launch_unseen());
+}
+
+/* Another module may come to lie where this one did. A child that was forked since it was
+ * registered has it, too, and asks for its kernels by the same addresses, also when its parent has
+ * ended: the back end keeps it as long as one does. */
+void __cudaUnregisterFatBinary(void **handle)
+{
+    __typeof__(&__cudaUnregisterFatBinary) next = NEXT(__cudaUnregisterFatBinary);
+    atomic_fetch_add(&modules, 1);
+    ibx_frontend_managed_unload(handle);
+    struct ibx_image_wrapper *expanded;
+    void **there = ibx_frontend_module_gone(handle, &expanded);
+    if (ibx_frontend_variables_unload(handle)) /* by its address it stays known */
+        return;
+    if (next)
+        next(there);
+    ibx_image_free_wrapped(expanded);
+}

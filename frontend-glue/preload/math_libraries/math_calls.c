@@ -1,0 +1,507 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER (session/math_calls.h). What
+ * only adds
+ * work may return before it is run, as a launch does, and with a result in memory of the host it
+ * waits for that. Where the back end has none of these requests, or no such library, GVirtuS's
+ * functions get the calls; and always with a handle that one of them has made.
+ */
+#include "frontend-glue/preload/math_libraries/math_calls.h"
+
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+#include <stdlib.h>
+
+#define ALLOC_FAILED 3
+#define UNKNOWN      (-1) /* what a back end of GVirtuS answers to a name that it does not know */
+
+struct call {
+    const struct ibx_math_function *f;
+    const struct ibx_math_statuses *statuses;
+    const union ibx_math_value *values;
+    enum ibx_math_type type; /* of its handle, if it has one */
+    uint64_t handle;         /* 0: it has none */
+    bool on_device;          /* scalars and results */
+    size_t out;              /* bytes of the reply beside the exit code */
+    bool odd;                /* its arguments have a type, a count or a descriptor of none */
+};
+
+/* ------------------------------------------------------------------------ GVirtuS's function */
+
+static bool makes(const struct ibx_math_argument *a)
+{
+    return a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
+}
+
+static uint64_t made_at(const struct ibx_math_argument *a, const void *at)
+{
+    uint64_t made = 0;
+    memcpy(&made, at, a->kind == IBX_MATH_MAKES ? 8 : 4);
+    return made;
+}
+
+/* What it has made is its own. */
+static void note_foreign(const struct call *c)
+{
+    for (unsigned i = 0; i < c->f->count; i++) {
+        const struct ibx_math_argument *a = &c->f->arguments[i];
+        if (makes(a) && c->values[i].p)
+            ibx_math_handle_set((enum ibx_math_type)a->n, made_at(a, c->values[i].p),
+                                IBX_MATH_FOREIGN);
+    }
+}
+
+static void tell(const struct call *c, int status)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s returns %d: the back end has no %s (GVirtuS loads it as a plugin), or its "
+                "communicator is older than libibx-frontend.so, or has rdma.gpu : off",
+                c->f->name, status, c->statuses->file);
+}
+
+/* NVIDIA's own cuDNN would take for an address here what the back end calls a handle: it gets those
+ * that it has made. Graphs, whose attributes have others in them, it gets none of. */
+static bool may_pass(const struct call *c)
+{
+    for (unsigned i = 0; i < c->f->count && ibx_math_is_dnn(c->f->number); i++) {
+        const struct ibx_math_argument *a = &c->f->arguments[i];
+        const bool names = a->kind == IBX_MATH_HANDLE || a->kind == IBX_MATH_OTHER;
+        const uint64_t handle = (uintptr_t)c->values[i].p;
+        if (((names || makes(a)) && a->n == IBX_MATH_GRAPH) ||
+            (names && handle &&
+             ibx_math_handle_is((enum ibx_math_type)a->n, handle) != IBX_MATH_FOREIGN))
+            return false;
+    }
+    return true;
+}
+
+static int pass(const struct call *c)
+{
+    static _Atomic(void *) found[IBX_MATH_FUNCTIONS];
+    void *next = ibx_frontend_next(&found[c->f - ibx_math_each(0)], c->f->name);
+    if (!may_pass(c))
+        next = NULL;
+    const bool may = ibx_frontend_first_begins();
+    const int status = may && next ? c->f->call(next, c->values) : c->statuses->not_supported;
+    ibx_frontend_first_is_over();
+    if (may && (!next || (status && ibx_math_is_dnn(c->f->number)))) /* NVIDIA's own has none */
+        tell(c, status);
+    if (!status)
+        note_foreign(c);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------- the request */
+
+/* Of the scalar that is the i-th argument. */
+static enum ibx_scalar_place place_of(const struct call *c, unsigned i, size_t *size)
+{
+    const struct ibx_math_argument *a = &c->f->arguments[i];
+    const enum ibx_descriptor_type type = (enum ibx_descriptor_type)c->f->arguments[a->of].n;
+    size_t n;
+    const uint8_t *bytes = ibx_descriptor_bytes(type, c->values[a->of].p, &n);
+    return bytes ? ibx_descriptor_scalar(type, bytes, n, a->kind == IBX_MATH_BETA, size)
+                 : IBX_SCALAR_UNKNOWN;
+}
+
+#define ADDRESSES (IBX_MATH_ARGUMENTS + IBX_DESCRIPTOR_MAX / 9)
+
+static size_t addresses_in(const struct ibx_math_argument *a, const void *descriptor,
+                           uint64_t *addresses)
+{
+    const struct ibx_attribute *attribute;
+    uint64_t value;
+    size_t n, count = 0;
+    const uint8_t *bytes = ibx_descriptor_bytes((enum ibx_descriptor_type)a->n, descriptor, &n);
+    for (size_t i = 0; bytes && ibx_descriptor_each((enum ibx_descriptor_type)a->n, bytes, n, i,
+                                                    &attribute, &value);
+         i++) {
+        if (attribute->use == IBX_ATTRIBUTE_DEVICE)
+            addresses[count++] = value;
+    }
+    return count;
+}
+
+/* False: they are in page-locked memory that the library's kernels would not reach. */
+static bool reach(const struct call *c)
+{
+    uint64_t addresses[ADDRESSES];
+    size_t n = 0, size;
+    for (unsigned i = 0; i < c->f->count; i++) {
+        const unsigned kind = c->f->arguments[i].kind;
+        const bool scalar =
+            kind == IBX_MATH_SCALAR || kind == IBX_MATH_RESULT || kind == IBX_MATH_CHANGED;
+        const bool either = kind == IBX_MATH_ALPHA || kind == IBX_MATH_BETA;
+        if (kind == IBX_MATH_DEVICE || (scalar && c->on_device) ||
+            (either && place_of(c, i, &size) == IBX_SCALAR_DEVICE))
+            addresses[n++] = (uintptr_t)c->values[i].p;
+        else if (kind == IBX_MATH_DESCRIPTOR && c->f->use == IBX_MATH_USE_ADDS)
+            n += addresses_in(&c->f->arguments[i], c->values[i].p, addresses + n);
+    }
+    return !ibx_frontend_arguments_reach(addresses, n * sizeof(addresses[0]));
+}
+
+static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
+                      const union ibx_math_value *v)
+{
+    switch (a->kind) {
+    case IBX_MATH_INT:
+    case IBX_MATH_FLOAT: /* its bits */
+        ibx_put_u32(w, (uint32_t)v->i);
+        break;
+    case IBX_MATH_LONG:
+    case IBX_MATH_DOUBLE:
+        ibx_put_u64(w, v->l);
+        break;
+    case IBX_MATH_DEVICE:
+    case IBX_MATH_STREAM:
+    case IBX_MATH_OTHER:
+        ibx_put_u64(w, (uintptr_t)v->p);
+        break;
+    default:
+        break;
+    }
+}
+
+/* Bytes of the host, or that there are none. */
+static void put_host(struct call *c, struct ibx_writer *w, const void *at, size_t n)
+{
+    ibx_put_u8(w, at != NULL);
+    if (at)
+        ibx_put_bytes(w, at, n);
+    c->odd = c->odd || (at && !n);
+}
+
+static void put_place(struct call *c, struct ibx_writer *w, const void *at, size_t n)
+{
+    ibx_put_u8(w, at != NULL);
+    c->out += at ? n : 0;
+    c->odd = c->odd || (at && !n);
+}
+
+static void put_descriptor(struct call *c, struct ibx_writer *w, const struct ibx_math_argument *a,
+                           const void *descriptor)
+{
+    size_t n = 0;
+    const uint8_t *bytes = ibx_descriptor_bytes((enum ibx_descriptor_type)a->n, descriptor, &n);
+    ibx_put_u8(w, bytes ? (uint8_t)n : 0);
+    if (bytes)
+        ibx_put_bytes(w, bytes, n);
+    c->odd = c->odd || (descriptor && !bytes);
+}
+
+static void put_scalar(struct call *c, struct ibx_writer *w, unsigned i)
+{
+    size_t size;
+    switch (place_of(c, i, &size)) {
+    case IBX_SCALAR_HOST:
+        put_host(c, w, c->values[i].p, size);
+        break;
+    case IBX_SCALAR_DEVICE:
+        ibx_put_u64(w, (uintptr_t)c->values[i].p);
+        break;
+    case IBX_SCALAR_NONE:
+        break;
+    default:
+        c->odd = true;
+    }
+}
+
+/* A float, or a double, which is aligned to its 8 bytes: so these are all there. */
+IBX_UNSANITIZED static void put_scaling(struct call *c, struct ibx_writer *w, const void *at)
+{
+    const volatile uint32_t *words = at;
+    uint32_t bytes[2] = {0};
+    for (int i = 0; at && i < ((uintptr_t)at % 8 ? 1 : 2); i++)
+        bytes[i] = words[i];
+    put_host(c, w, at ? bytes : NULL, sizeof(bytes));
+}
+
+static void put_sized(struct call *c, struct ibx_writer *w, unsigned i)
+{
+    const struct ibx_math_argument *a = &c->f->arguments[i];
+    const void *at = c->values[i].p;
+    const size_t n = ibx_math_bytes(a, c->values);
+    switch (a->kind) {
+    case IBX_MATH_SCALAR:
+    case IBX_MATH_CHANGED:
+    case IBX_MATH_RESULT:
+        if (c->on_device)
+            ibx_put_u64(w, (uintptr_t)at);
+        else if (a->kind == IBX_MATH_RESULT)
+            put_place(c, w, at, n);
+        else
+            put_host(c, w, at, n);
+        if (!c->on_device && a->kind == IBX_MATH_CHANGED)
+            c->out += at ? n : 0;
+        break;
+    case IBX_MATH_HOST_CHANGED:
+        put_host(c, w, at, n);
+        c->out += at ? n : 0;
+        break;
+    case IBX_MATH_ARRAY:
+    case IBX_MATH_ARRAY_OR_NULL:
+        put_host(c, w, at, n);
+        break;
+    case IBX_MATH_OUTPUT:
+        put_place(c, w, n || a->size == IBX_MATH_BYTES ? at : NULL, n);
+        break;
+    case IBX_MATH_HOST_OR_NULL:
+        put_host(c, w, at, n);
+        break;
+    case IBX_MATH_SCALING:
+        put_scaling(c, w, at);
+        break;
+    case IBX_MATH_DESCRIPTOR:
+        put_descriptor(c, w, a, at);
+        break;
+    case IBX_MATH_ALPHA:
+    case IBX_MATH_BETA:
+        put_scalar(c, w, i);
+        break;
+    case IBX_MATH_LAST_STREAM:
+        ibx_put_u64(w, (uintptr_t)at);
+        break;
+    case IBX_MATH_MAKES:
+    case IBX_MATH_MAKES_PLAN:
+        put_place(c, w, at, 8);
+        break;
+    default:
+        break;
+    }
+}
+
+/* False: it does not fit into one message, or says what nobody knows. */
+static bool encode(struct call *c, struct ibx_writer *w)
+{
+    ibx_put_u64(w, c->handle);
+    ibx_put_u16(w, c->f->number);
+    ibx_put_u8(w, c->on_device);
+    for (unsigned i = 0; i < c->f->count; i++)
+        put_plain(w, &c->f->arguments[i], &c->values[i]);
+    for (unsigned i = 0; i < c->f->count; i++)
+        put_sized(c, w, i);
+    return !c->odd && !w->failed && w->length <= IBX_MATH_BODY && c->out <= IBX_MATH_OUT_MOST;
+}
+
+static const char *name_of(const struct call *c)
+{
+    switch ((enum ibx_math_use)c->f->use) {
+    case IBX_MATH_USE_ADDS:
+        return c->out                        ? IBX_MATH_WAITS
+               : ibx_math_names_stream(c->f) ? IBX_MATH_ADDS_IN
+                                             : IBX_MATH_ADDS;
+    case IBX_MATH_USE_SELECTS:
+        return IBX_MATH_SELECTS;
+    case IBX_MATH_USE_SETS_UP:
+    case IBX_MATH_USE_ENDS:
+        return IBX_MATH_SETS_UP;
+    case IBX_MATH_USE_ASKS:
+        break;
+    }
+    return IBX_MATH_WAITS;
+}
+
+/* ------------------------------------------------------------------------------- its answer */
+
+static void take_results(const struct call *c, const uint8_t *out)
+{
+    struct ibx_reader r = ibx_reader_of(out, c->out);
+    for (unsigned i = 0; i < c->f->count; i++) {
+        const struct ibx_math_argument *a = &c->f->arguments[i];
+        const bool result = a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
+        void *at = c->values[i].p;
+        const bool output = a->kind == IBX_MATH_OUTPUT || a->kind == IBX_MATH_HOST_CHANGED;
+        if (!at || !(makes(a) || (result && !c->on_device) || output))
+            continue;
+        if (makes(a)) {
+            const uint64_t made = ibx_get_u64(&r);
+            const int plan = (int)(uint32_t)made;
+            ibx_math_handle_set((enum ibx_math_type)a->n, made, IBX_MATH_USUAL);
+            if (a->n == IBX_MATH_BLAS)
+                ibx_math_settings_end(made);
+            if (a->n == IBX_MATH_DNVEC) /* handle, size, values, type */
+                ibx_math_vector_made(made, c->values[3].i);
+            if (a->n == IBX_MATH_BLAS || a->n == IBX_MATH_LT)
+                ibx_math_answers_forget();
+            if (a->kind == IBX_MATH_MAKES)
+                memcpy(at, &made, sizeof(made));
+            else
+                memcpy(at, &plan, sizeof(plan));
+            continue;
+        }
+        const size_t n = ibx_math_bytes(a, c->values);
+        const uint8_t *bytes = ibx_get_bytes(&r, n);
+        if (bytes)
+            memcpy(at, bytes, n);
+    }
+}
+
+/* What it means to later calls. */
+static void note(const struct call *c)
+{
+    if (c->f->number == IBX_MATH_cublasSetPointerMode_v2 ||
+        c->f->number == IBX_MATH_cusparseSetPointerMode)
+        ibx_math_handle_set(c->type, c->handle,
+                            c->values[1].i ? IBX_MATH_ON_DEVICE : IBX_MATH_USUAL);
+    if (c->f->use == IBX_MATH_USE_ENDS && (c->type == IBX_MATH_LT || c->type == IBX_MATH_BLAS))
+        ibx_math_answers_forget();
+}
+
+/* False: the back end has not taken it. As the first request of a session it takes none, for it
+ * does not know yet what GVirtuS's replies look like: then GVirtuS makes a call before that. */
+static bool ask(const struct extra *e, uint8_t *out, size_t n, int *code)
+{
+    bool made = ibx_frontend_extra_try(e, out, n, code);
+    if (made && *code == UNKNOWN) {
+        ibx_frontend_connect();
+        made = ibx_frontend_extra_try(e, out, n, code);
+    }
+    return made && *code != UNKNOWN && *code != IBX_MATH_ABSENT;
+}
+
+/* Of so many elements that nobody counts their bytes. */
+static bool has_many(const struct call *c)
+{
+    for (unsigned i = 0; i < c->f->count; i++) {
+        const struct ibx_math_argument *a = &c->f->arguments[i];
+        if ((a->size == IBX_MATH_BYTES_OF_INT && c->values[a->of].i > (int)IBX_MATH_BODY) ||
+            (a->size == IBX_MATH_BYTES_OF_LONG && (int64_t)c->values[a->of].l > IBX_MATH_BODY))
+            return true;
+    }
+    return false;
+}
+
+static int tell_long(const struct call *c)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if ((!c->odd || has_many(c)) && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s returns %d: its arguments are more than the %u bytes that a call has over a "
+                "remote GPU, or its results more than %u",
+                c->f->name, c->statuses->invalid_value, IBX_MATH_BODY, IBX_MATH_OUT_MOST);
+    return c->statuses->invalid_value;
+}
+
+static int request(struct call *c)
+{
+    struct extra e;
+    uint8_t usual[IBX_MATH_OUT], *more = NULL, *out = usual;
+    int code;
+    e.call = c->f->name;
+    e.body = ibx_writer_of(e.bytes, sizeof(e.bytes));
+    e.more = NULL;
+    if (!reach(c))
+        return c->statuses->invalid_value;
+    if (!encode(c, &e.body))
+        return tell_long(c);
+    if (c->out > sizeof(usual) && !(out = more = malloc(c->out)))
+        return ALLOC_FAILED;
+    e.name = name_of(c);
+    const bool same = ibx_math_answers_are_same(c->f);
+    const bool known = same && ibx_math_answer_known(e.bytes, e.body.length, out, c->out);
+    code = 0;
+    const bool asked = known || ask(&e, out, c->out, &code);
+    if (asked && !code) {
+        take_results(c, out);
+        note(c);
+    }
+    if (asked && !code && same && !known)
+        ibx_math_answer_keep(e.bytes, e.body.length, out, c->out);
+    free(more);
+    return asked ? code : pass(c);
+}
+
+static void find_handle(struct call *c)
+{
+    for (unsigned i = 0; i < c->f->count; i++) {
+        const struct ibx_math_argument *a = &c->f->arguments[i];
+        if (a->kind != IBX_MATH_HANDLE && a->kind != IBX_MATH_PLAN)
+            continue;
+        c->type = (enum ibx_math_type)a->n;
+        c->handle =
+            a->kind == IBX_MATH_HANDLE ? (uintptr_t)c->values[i].p : (uint32_t)c->values[i].i;
+        return;
+    }
+}
+
+static struct call call_of(unsigned number, const union ibx_math_value *values)
+{
+    struct call c = {
+        .f = ibx_math_find(number), .statuses = ibx_math_statuses_of(number), .values = values};
+    find_handle(&c);
+    return c;
+}
+
+int ibx_frontend_math_now(unsigned number, const union ibx_math_value *values)
+{
+    struct call c = call_of(number, values);
+    return request(&c);
+}
+
+static int make(struct call *c, bool theirs)
+{
+    return theirs ? pass(c) : request(c);
+}
+
+/* What is known of a handle goes before it ends: another thread's may have its number from then
+ * on. */
+static int end(struct call *c, bool theirs, enum ibx_math_handle is)
+{
+    const int vector = c->type == IBX_MATH_DNVEC ? ibx_math_vector_type(c->handle) : -1;
+    ibx_math_handle_set(c->type, c->handle, IBX_MATH_USUAL);
+    if (vector >= 0)
+        ibx_math_vector_ended(c->handle);
+    const int status = make(c, theirs);
+    if (status && is != IBX_MATH_USUAL)
+        ibx_math_handle_set(c->type, c->handle, is);
+    if (status && vector >= 0)
+        ibx_math_vector_made(c->handle, vector);
+    return status;
+}
+
+int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
+{
+    struct call c = call_of(number, values);
+    const enum ibx_math_handle is = ibx_math_handle_is(c.type, c.handle);
+    c.on_device = is == IBX_MATH_ON_DEVICE;
+    const bool theirs = is == IBX_MATH_FOREIGN ||
+                        (is == IBX_MATH_ON_HOST && c.f->use == IBX_MATH_USE_ADDS) ||
+                        (ibx_math_is_lt(number) && !ibx_frontend_lt_is_ours());
+    const bool blas = c.type == IBX_MATH_BLAS && c.handle && !theirs;
+    int status = 0;
+    if (blas && ibx_math_settings_set(c.handle, number, values, &status)) {
+        if (!status)
+            note(&c);
+        return status;
+    }
+    if (blas && c.f->use == IBX_MATH_USE_ENDS)
+        ibx_math_settings_end(c.handle);
+    else if (blas)
+        status = ibx_math_settings_use(c.handle);
+    if (status)
+        return status;
+    return c.f->use == IBX_MATH_USE_ENDS ? end(&c, theirs, is) : make(&c, theirs);
+}
+
+/* ------------------------------------------------------------------------------- functions */
+
+#define MATH(name, use, ...)                                                                       \
+    IBX_UNSANITIZED int name(IBX_EACH(IBX_PARAMETER, __VA_ARGS__))                                 \
+    {                                                                                              \
+        const union ibx_math_value values[] = {IBX_EACH(IBX_INITIALISER, __VA_ARGS__)};            \
+        return ibx_frontend_math(IBX_MATH_##name, values);                                         \
+    }
+#undef MATH_BY_HAND
+#define MATH_BY_HAND(...)
+#include "frontend-glue/session/math_blas.def"
+#include "frontend-glue/session/math_dnn.def"
+#include "frontend-glue/session/math_fft.def"
+#include "frontend-glue/session/math_lt.def"
+#include "frontend-glue/session/math_rng.def"
+#include "frontend-glue/session/math_solver.def"
+#include "frontend-glue/session/math_sparse.def"

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Graphs of cuDNN (cudnnBackend*). What a program says of one execution, a variant pack, stays
+ * here: which tensors are where, and the values of those that are passed so. It goes with the
+ * execution, which is one request then, and does not wait. Such a descriptor is an address that is
+ * odd.
+ */
+#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/math_libraries/math_calls.h"
+
+#include "common/fork_lock.h"
+#include "common/log.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#define BAD_PARAM     2000
+#define NOT_FINALIZED 2004
+#define NOT_SUPPORTED 3000
+#define NO_MEMORY     4003
+
+/* cudnnBackendDescriptorType_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t */
+#define PACK           16
+#define PACK_NUMBERS   1000
+#define PACK_ADDRESSES 1001
+#define PACK_WORKSPACE 1003
+#define TYPE_INT64     3
+#define TYPE_POINTER   6
+
+#define TENSORS    64 /* of one execution, at most */
+#define VALUE_SIZE 8
+
+struct pack {
+    struct pack *next;
+    enum { PACK_OPEN, PACK_FINAL } state;
+    int numbers, addresses; /* so many */
+    int64_t number[TENSORS];
+    void *address[TENSORS], *workspace;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pack *packs; /* few at a time */
+
+IBX_FORKS_WAIT_FOR(lock);
+
+/* NULL: it is none. What a back end calls its descriptors may be any number. */
+static struct pack *pack_of(const void *descriptor)
+{
+    const uintptr_t at = (uintptr_t)descriptor;
+    struct pack *p = NULL;
+    if (at % 2) {
+        pthread_mutex_lock(&lock);
+        for (p = packs; p && (uintptr_t)p != at - 1;)
+            p = p->next;
+        pthread_mutex_unlock(&lock);
+    }
+    return p;
+}
+
+static int create_pack(void **made)
+{
+    struct pack *p = calloc(1, sizeof(*p));
+    if (!p)
+        return NO_MEMORY;
+    pthread_mutex_lock(&lock);
+    p->next = packs;
+    packs = p;
+    pthread_mutex_unlock(&lock);
+    *made = (char *)p + 1;
+    return 0;
+}
+
+static int destroy_pack(struct pack *gone)
+{
+    pthread_mutex_lock(&lock);
+    struct pack **at = &packs;
+    while (*at && *at != gone)
+        at = &(*at)->next;
+    if (*at)
+        *at = gone->next;
+    pthread_mutex_unlock(&lock);
+    free(gone);
+    return 0;
+}
+
+static int tell_many(int64_t count)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "cudnnBackendSetAttribute returns CUDNN_STATUS_NOT_SUPPORTED: an execution has %d "
+                "tensors at most over a remote GPU, and this one has %lld",
+                TENSORS, (long long)count);
+    return NOT_SUPPORTED;
+}
+
+static int set_in_pack(struct pack *p, int name, int type, int64_t count, const void *array)
+{
+    const bool numbers = name == PACK_NUMBERS;
+    if (p->state != PACK_OPEN || count <= 0 || !array)
+        return BAD_PARAM;
+    if (name != PACK_NUMBERS && name != PACK_ADDRESSES && name != PACK_WORKSPACE)
+        return NOT_SUPPORTED;
+    if (type != (numbers ? TYPE_INT64 : TYPE_POINTER) || (name == PACK_WORKSPACE && count != 1))
+        return BAD_PARAM;
+    if (count > TENSORS)
+        return tell_many(count);
+    void *to = numbers                  ? (void *)p->number
+               : name == PACK_ADDRESSES ? (void *)p->address
+                                        : (void *)&p->workspace;
+    memcpy(to, array, (size_t)count * 8);
+    if (numbers)
+        p->numbers = (int)count;
+    else if (name == PACK_ADDRESSES)
+        p->addresses = (int)count;
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------- execution */
+
+/* Of a tensor that is in memory of the host it may be the value: the back end knows which are. It
+ * has 8 bytes at most, and is aligned to as many as it has. An address of the device may be that of
+ * something here as well, and one that cannot be read is no value. */
+IBX_UNSANITIZED static bool read_value(const void *at, uint8_t value[VALUE_SIZE])
+{
+    if (!at || !ibx_frontend_is_readable(at))
+        return false;
+    const size_t n = (uintptr_t)at % 8 == 0   ? 8
+                     : (uintptr_t)at % 4 == 0 ? 4
+                     : (uintptr_t)at % 2 == 0 ? 2
+                                              : 1;
+    const volatile uint8_t *from = at;
+    for (size_t i = 0; i < n; i++)
+        value[i] = from[i];
+    return true;
+}
+
+static int execute(void *handle, void *plan, const struct pack *p)
+{
+    uint8_t values[TENSORS][VALUE_SIZE] = {{0}}, has[TENSORS] = {0};
+    if (p->state != PACK_FINAL)
+        return NOT_FINALIZED;
+    if (p->numbers != p->addresses || !p->numbers)
+        return BAD_PARAM;
+    ibx_frontend_arguments_reach(p->address, (size_t)p->addresses * sizeof(p->address[0]));
+    for (int i = 0; i < p->numbers; i++)
+        has[i] = read_value(p->address[i], values[i]);
+    const union ibx_math_value arguments[] = {{.p = handle},
+                                              {.p = plan},
+                                              {.i = p->numbers},
+                                              {.p = p->workspace},
+                                              {.p = (void *)(uintptr_t)p->number},
+                                              {.p = (void *)(uintptr_t)p->address},
+                                              {.p = values},
+                                              {.p = has}};
+    return ibx_frontend_math(IBX_MATH_cudnnBackendExecute, arguments);
+}
+
+/* ------------------------------------------------------------------------------- functions */
+
+/* Those that cudnn.h declares. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+#define EXPORTED __attribute__((visibility("default")))
+
+EXPORTED int cudnnBackendCreateDescriptor(int type, void *made)
+{
+    const union ibx_math_value values[] = {{.i = type}, {.p = made}};
+    if (!made)
+        return BAD_PARAM;
+    return type == PACK ? create_pack(made)
+                        : ibx_frontend_math(IBX_MATH_cudnnBackendCreateDescriptor, values);
+}
+
+EXPORTED int cudnnBackendDestroyDescriptor(void *descriptor)
+{
+    const union ibx_math_value values[] = {{.p = descriptor}};
+    struct pack *p = pack_of(descriptor);
+    return p ? destroy_pack(p) : ibx_frontend_math(IBX_MATH_cudnnBackendDestroyDescriptor, values);
+}
+
+EXPORTED int cudnnBackendFinalize(void *descriptor)
+{
+    const union ibx_math_value values[] = {{.p = descriptor}};
+    struct pack *p = pack_of(descriptor);
+    return p ? (p->state = PACK_FINAL, 0)
+             : ibx_frontend_math(IBX_MATH_cudnnBackendFinalize, values);
+}
+
+EXPORTED int cudnnBackendSetAttribute(void *descriptor, int name, int type, uint64_t count,
+                                      void *array)
+{
+    const union ibx_math_value values[] = {
+        {.p = descriptor}, {.i = name}, {.i = type}, {.l = count}, {.p = count ? array : NULL}};
+    struct pack *p = pack_of(descriptor);
+    return p ? set_in_pack(p, name, type, (int64_t)count, array)
+             : ibx_frontend_math(IBX_MATH_cudnnBackendSetAttribute, values);
+}
+
+EXPORTED int cudnnBackendGetAttribute(void *descriptor, int name, int type, uint64_t count,
+                                      void *written, void *array)
+{
+    const union ibx_math_value values[] = {
+        {.p = descriptor}, {.i = name},    {.i = type},
+        {.l = count},      {.p = written}, {.p = (int64_t)count > 0 ? array : NULL}};
+    return pack_of(descriptor) ? NOT_SUPPORTED
+                               : ibx_frontend_math(IBX_MATH_cudnnBackendGetAttribute, values);
+}
+
+EXPORTED int cudnnBackendExecute(void *handle, void *plan, void *pack)
+{
+    const struct pack *p = pack_of(pack);
+    return p ? execute(handle, plan, p) : BAD_PARAM;
+}
+
+/* libraryPropertyType; -1: nobody can tell. */
+static int property(int type)
+{
+    int value = -1;
+    const union ibx_math_value values[] = {{.i = type}, {.p = &value}};
+    return ibx_frontend_math(IBX_MATH_cudnnGetProperty, values) ? -1 : value;
+}
+
+/* That of the back end's; without one, what is in this process says. */
+EXPORTED size_t cudnnGetVersion(void)
+{
+    static _Atomic(void *) found;
+    static atomic_size_t known;
+    size_t (*next)(void) = NULL;
+    size_t version = atomic_load(&known);
+    if (version)
+        return version;
+    const int major = property(0), minor = property(1), patch = property(2);
+    if (major >= 0 && minor >= 0 && patch >= 0) {
+        version = (size_t)major * 10000 + (size_t)minor * 100 + (size_t)patch;
+        atomic_store(&known, version);
+        return version;
+    }
+    *(void **)&next = ibx_frontend_next(&found, "cudnnGetVersion");
+    return next ? next() : 0;
+}

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * cudaMallocManaged, cudaHostAlloc where the device is to use the memory as well
+ * (cudaHostAllocMapped), and what CUDA has about such memory (managed.h). It is memory of
+ * cudaMalloc's, and counts, is checked and is freed as that; this process maps pages at its
+ * address. Should something be mapped there, other memory is taken.
+ *
+ * To every other call it is memory of the device (device_memory.c).
+ */
+#include "frontend-glue/preload/memory/managed.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define ATTACH_GLOBAL 1u /* flags of cudaMallocManaged, cudaStreamAttachMemAsync */
+#define ATTACH_HOST   2u
+#define ATTACH_SINGLE 4u
+
+#define ALLOC_MAPPED 2u /* flags of cudaHostAlloc */
+#define ALLOC_FLAGS  7u
+
+/* Below it null pointers lead, also behind those that are near it: nothing is there, as Linux has
+ * it for everybody but root, whatever address a back end names. */
+#define LOWEST (64u << 10)
+
+#define TRIES       8u          /* addresses at which this process may have something */
+#define BLOCK_LEAST (64u << 10) /* bytes */
+#define BLOCKS_MOST 32768u      /* each may become a mapping of its own, of which there are 65530 */
+
+static size_t page_size(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* ----------------------------------------------------------------------------- making it */
+
+static void unmap(struct managed *m)
+{
+    if (m->begin)
+        munmap((void *)m->begin, m->n);
+    if (m->other)
+        munmap(m->other, m->n);
+}
+
+/* Where Linux is strict (vm.overcommit_memory is 2) it minds no MAP_NORESERVE: all of it counts at
+ * once, or is refused. A memory file would count by the pages that are touched there, and one too
+ * many would be a SIGBUS. Elsewhere there may be more of it than the host has memory. */
+static void *map_at(uintptr_t wanted, size_t n)
+{
+    const int flags = MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    void *there = mmap((void *)wanted, n, PROT_READ, flags, -1, 0);
+    if (there == MAP_FAILED || there == (void *)wanted)
+        return there;
+    munmap(there, n); /* a kernel before 4.17 */
+    errno = EEXIST;
+    return MAP_FAILED;
+}
+
+/* Another mapping of these pages, to write to. */
+static void *map_again(void *there, size_t n)
+{
+    void *other = mremap(there, 0, n, MREMAP_MAYMOVE);
+    if (other == MAP_FAILED || !mprotect(other, n, PROT_READ | PROT_WRITE))
+        return other;
+    const int why = errno;
+    munmap(other, n);
+    errno = why;
+    return MAP_FAILED;
+}
+
+int ibx_managed_map(struct managed *m)
+{
+    if (m->begin < LOWEST)
+        return -EINVAL;
+    void *there = map_at(m->begin, m->n);
+    if (there == MAP_FAILED)
+        return -errno;
+    void *other = map_again(there, m->n);
+    if (other == MAP_FAILED) {
+        const int why = errno;
+        munmap(there, m->n);
+        return -why;
+    }
+    madvise(there, m->n, MADV_DONTFORK);
+    madvise(other, m->n, MADV_DONTFORK);
+    m->other = other;
+    return 0;
+}
+
+/* Of the device, m->n bytes from the beginning of a page on. */
+static int allocate(struct managed *m)
+{
+    const size_t page = page_size();
+    int rc = cudaMalloc(&m->base, m->n);
+    if (!rc && (uintptr_t)m->base % page) {
+        cudaFree(m->base);
+        rc = cudaMalloc(&m->base, m->n + page);
+    }
+    m->begin = rc ? 0 : ((uintptr_t)m->base + page - 1) / page * page;
+    return rc;
+}
+
+/* CUDA's is zero at first, and so are our pages. Done in the legacy stream, which captures mind. */
+static int clear(const struct managed *m)
+{
+    ibx_managed_own_begin();
+    int rc = cudaMemset((void *)m->begin, 0, m->n);
+    if (!rc)
+        rc = cudaStreamSynchronize(NULL);
+    ibx_managed_own_end();
+    return rc;
+}
+
+static int place(struct managed *m)
+{
+    void *missed[TRIES];
+    unsigned tries = 0;
+    int rc, mapped = -EEXIST;
+    while (!(rc = allocate(m)) && (mapped = ibx_managed_map(m)) == -EEXIST && tries < TRIES)
+        missed[tries++] = m->base;
+    if (!rc && mapped) {
+        ibx_log(IBX_LOG_WARN,
+                "the application gets no %zu bytes of managed memory: it cannot map them at %p, "
+                "where the device has them: %s",
+                m->asked, (void *)m->begin, strerror(-mapped));
+        cudaFree(m->base);
+        m->begin = 0;
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
+    while (tries)
+        cudaFree(missed[--tries]);
+    return rc;
+}
+
+static atomic_size_t all_blocks;
+
+/* The memory is not a child's. */
+static void in_child(void)
+{
+    atomic_store(&all_blocks, 0);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* Of a new allocation: a quarter of those that are left. */
+static size_t blocks_most(void)
+{
+    const size_t now = atomic_load(&all_blocks);
+    return now + 4 > BLOCKS_MOST ? 1 : (BLOCKS_MOST - now) / 4;
+}
+
+void ibx_managed_discard(struct managed *m)
+{
+    ibx_managed_hints_gone(m->begin, m->n);
+    unmap(m);
+    atomic_fetch_sub(&all_blocks, m->blocks);
+    free(m->variables);
+    free(m);
+}
+
+struct managed *ibx_managed_make(size_t asked, size_t n)
+{
+    size_t block = BLOCK_LEAST;
+    while ((n + block - 1) / block > blocks_most())
+        block *= 2;
+    const size_t blocks = (n + block - 1) / block;
+    struct managed *m = calloc(1, sizeof(*m) + blocks);
+    if (!m)
+        return NULL;
+    *m = (struct managed){.asked = asked, .n = n, .block = block, .blocks = blocks};
+    cudaGetDevice(&m->device);
+    atomic_fetch_add(&all_blocks, blocks);
+    return m;
+}
+
+/* Beside captures its zeros are given to the device with what the host writes: PAGES_NEWER. */
+static struct managed *make(size_t n, enum pages_state *state, int *rc)
+{
+    const size_t page = page_size();
+    struct managed *m =
+        n > PTRDIFF_MAX - 2 * page ? NULL : ibx_managed_make(n, (n + page - 1) / page * page);
+    *rc = m ? place(m) : CUDA_MEMORY_ALLOCATION;
+    void *placed = *rc ? NULL : m->base;
+    *state = ibx_frontend_capturing() ? PAGES_NEWER : PAGES_SAME;
+    if (placed && *state == PAGES_SAME)
+        *rc = clear(m);
+    if (!*rc)
+        return m;
+    if (m)
+        ibx_managed_discard(m);
+    if (placed)
+        cudaFree(placed);
+    return NULL;
+}
+
+bool ibx_managed_begin(void)
+{
+    if (!ibx_frontend_plugin())
+        ibx_frontend_connect();
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    if (!calls || !ibx_managed_faults_begin())
+        return false;
+    calls->watch(&ibx_managed_watch);
+    return true;
+}
+
+static int give(void **address, size_t n, unsigned mapped)
+{
+    enum pages_state state;
+    int rc;
+    struct managed *m = make(n, &state, &rc);
+    if (!m)
+        return ibx_frontend_fail(rc);
+    const uintptr_t begin = m->begin;
+    m->mapped = mapped;
+    ibx_frontend_peers_hold(m->device);
+    ibx_managed_add(m, state); /* from here on another thread may free it */
+    *address = (void *)begin;
+    return CUDA_SUCCESS;
+}
+
+int cudaMallocManaged(void **address, size_t n, unsigned flags)
+{
+    if (!ibx_managed_begin())
+        return CALL_NEXT(cudaMallocManaged, address, n, flags);
+    if (!address || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!n) {
+        *address = NULL;
+        return CUDA_SUCCESS;
+    }
+    return give(address, n, 0);
+}
+
+bool ibx_frontend_mapped(void **address, size_t n, unsigned flags, int *rc)
+{
+    if (!ibx_managed_begin())
+        return false;
+    *rc = give(address, n, flags);
+    return true;
+}
+
+/* ---------------------------------------------------------------------------- giving it back */
+
+static void *taken(uintptr_t begin, int *rc)
+{
+    struct managed *m = ibx_managed_take(begin);
+    void *base = m ? m->base : NULL;
+    *rc = m ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (m)
+        ibx_managed_discard(m); /* first: then the device may give that address to another thread */
+    return base;
+}
+
+bool ibx_frontend_managed_free(const void *address, void **base, int *rc)
+{
+    struct managed m;
+    if (!ibx_managed_find((uintptr_t)address, &m))
+        return false;
+    if (m.mapped) {
+        *rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
+        return true;
+    }
+    void *is = taken((uintptr_t)address, rc);
+    if (is)
+        *base = is;
+    return true;
+}
+
+bool ibx_frontend_mapped_free(void *address, int *rc)
+{
+    struct managed m;
+    if (!ibx_managed_find((uintptr_t)address, &m) || m.in_place)
+        return false; /* host_memory.c knows it */
+    void *base = m.mapped ? taken((uintptr_t)address, rc) : NULL;
+    *rc = base ? cudaFree(base) : m.mapped ? *rc : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return true;
+}
+
+void ibx_frontend_managed_reset(void)
+{
+    for (struct managed *m; (m = ibx_managed_take(0));)
+        ibx_managed_discard(m);
+}
+
+/* ------------------------------------------------------------------------- what it is */
+
+enum { TYPE_UNREGISTERED, TYPE_HOST, TYPE_DEVICE, TYPE_MANAGED }; /* cudaMemoryType */
+#define NO_DEVICE (-2)                                            /* cudaInvalidDeviceId */
+
+/* What was freed is where nothing is mapped, too. A back end that cannot tell leaves it at that. */
+static bool is_device_memory(const void *address, int *device)
+{
+    struct extra e;
+    uint8_t bytes[8] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int code;
+    *device = ibx_frontend_device_of(address);
+    if (!address || !ibx_frontend_is_device(address) || ibx_frontend_given_out(address))
+        return address && ibx_frontend_is_device(address);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POINTER, "cudaPointerGetAttributes");
+    ibx_put_u64(&e.body, (uintptr_t)address);
+    if (!ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code) || code)
+        return true;
+    const bool is = ibx_get_u32(&r);
+    *device = (int)ibx_get_u32(&r);
+    return is;
+}
+
+/* GVirtuS's back end does not know this call. */
+int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address)
+{
+    struct managed m;
+    unsigned flags;
+    void *at = (void *)(uintptr_t)address;
+    int device;
+    if (!ibx_frontend_plugin())
+        ibx_frontend_connect();
+    if (!ibx_frontend_plugin())
+        return CALL_NEXT(cudaPointerGetAttributes, attributes, address);
+    if (!attributes)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (ibx_managed_find((uintptr_t)address, &m))
+        *attributes =
+            (struct pointer_attributes){m.mapped ? TYPE_HOST : TYPE_MANAGED, m.device, at, at};
+    else if (ibx_frontend_host_known(address, &device, &flags))
+        *attributes = (struct pointer_attributes){
+            TYPE_HOST, device, ibx_frontend_host_likely(address) ? at : NULL, at};
+    else if (is_device_memory(address, &device))
+        *attributes = (struct pointer_attributes){TYPE_DEVICE, device, at, NULL};
+    else
+        *attributes = (struct pointer_attributes){TYPE_UNREGISTERED, NO_DEVICE, NULL, at};
+    return CUDA_SUCCESS;
+}
+
+int cudaHostGetDevicePointer(void **on_device, void *address, unsigned flags)
+{
+    struct managed m;
+    int device;
+    if (!ibx_frontend_plugin())
+        return CALL_NEXT(cudaHostGetDevicePointer, on_device, address, flags);
+    if (!on_device || flags)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const bool mapped = ibx_managed_find((uintptr_t)address, &m) && m.mapped;
+    if (!mapped && !ibx_frontend_host_known(address, &device, &flags))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = mapped ? CUDA_SUCCESS : ibx_frontend_host_reach(address);
+    if (rc)
+        return ibx_frontend_fail(rc);
+    *on_device = address;
+    return CUDA_SUCCESS;
+}
+
+/* All page-locked memory is mapped. */
+int cudaHostGetFlags(unsigned *flags, void *address)
+{
+    struct managed m;
+    int device;
+    if (!ibx_frontend_plugin())
+        return CALL_NEXT(cudaHostGetFlags, flags, address);
+    if (flags && ibx_managed_find((uintptr_t)address, &m) && m.mapped)
+        *flags = m.mapped;
+    else if (!flags || !ibx_frontend_host_known(address, &device, flags))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    *flags = (*flags & ALLOC_FLAGS) | ALLOC_MAPPED;
+    return CUDA_SUCCESS;
+}
+
+/* cudaDeviceAttr, and where cudaDeviceProp has the same from CUDA 13 on. */
+static const struct {
+    int attribute, value;
+    size_t at;
+} facts[] = {
+    {19, 1, 392},  /* canMapHostMemory */
+    {83, 1, 636},  /* managedMemory */
+    {88, 0, 652},  /* pageableMemoryAccess */
+    {89, 0, 656},  /* concurrentManagedAccess */
+    {100, 0, 680}, /* pageableMemoryAccessUsesHostPageTables */
+    {101, 0, 684}, /* directManagedMemAccessFromHost */
+};
+#define FACTS            (sizeof(facts) / sizeof(facts[0]))
+#define PROPERTIES_SINCE 13
+
+int cudaDeviceGetAttribute(int *value, int attribute, int device)
+{
+    const int rc = value ? CALL_NEXT(cudaDeviceGetAttribute, value, attribute, device)
+                         : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    for (size_t i = 0; i < FACTS && !rc && ibx_frontend_plugin(); i++) {
+        if (facts[i].attribute == attribute)
+            *value = facts[i].value;
+    }
+    return rc;
+}
+
+int cudaGetDeviceProperties(void *properties, int device)
+{
+    const int rc = properties ? CALL_NEXT(cudaGetDeviceProperties, properties, device)
+                              : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (rc || !ibx_frontend_plugin() || ibx_frontend_cuda_version() < PROPERTIES_SINCE)
+        return rc;
+    for (size_t i = 0; i < FACTS; i++)
+        memcpy((uint8_t *)properties + facts[i].at, &facts[i].value, sizeof(int));
+    return rc;
+}
+
+/* --------------------------------------------------------------------------------- hints */
+
+/* Work in other streams need not be waited for then; here it is. No legacy stream has memory alone.
+ */
+int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags)
+{
+    const bool single = flags == ATTACH_SINGLE && (uintptr_t)stream > 1;
+    struct managed m;
+    if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST && !single)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (n && ibx_managed_find((uintptr_t)address, &m) && !m.variables &&
+        ((uintptr_t)address != m.begin + m.before || n != m.asked)) /* CUDA takes no part */
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return ibx_managed_check(address, n ? n : 1);
+}

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Accesses of the host to managed memory (managed.h): a handler of SIGSEGV. What needs the device a
+ * thread of this library's does, over a connection of its own: the thread that was interrupted may
+ * be in the middle of anything. The handler itself makes a few system calls, on whatever stack.
+ *
+ * Faults elsewhere are the program's (managed_signals.c).
+ */
+#include "frontend-glue/preload/memory/managed.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+/* ----------------------------------------------------------------------- the thread */
+
+enum fault_kind {
+    FAULT_ACCESS,
+    FAULT_REST,      /* it is none: the device is to rest */
+    FAULT_GIVE,      /* nor is this: the device is to have what is newer here ... */
+    FAULT_GIVE_WORKS /* ... and works then */
+};
+
+/* In the stack of the thread that waits for it. */
+struct fault {
+    struct fault *next;
+    enum fault_kind kind;
+    uintptr_t at; /* an access */
+    enum pages_access access;
+    enum pages_answer answer;
+    int rc; /* of what was given */
+    atomic_uint over;
+};
+
+#define LONG_S     5     /* that an access waits before a line says so */
+#define END_MS     2000u /* that the end of the process waits for one */
+#define CONNECT_MS 2000u /* that the first call waits for the thread's connection */
+
+static _Atomic(struct fault *) faults;
+static atomic_uint count; /* of all so far */
+
+static void sleep_on(atomic_uint *word, unsigned value)
+{
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void wake(atomic_uint *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* It has a connection before any access needs one: the thread that is interrupted may hold what
+ * GVirtuS takes as it connects, stdout's lock for instance. */
+static atomic_uint connected;
+
+static void run(struct fault *fault)
+{
+    if (fault->kind == FAULT_ACCESS)
+        fault->answer = ibx_managed_fetch(fault->at, fault->access);
+    else if (fault->kind == FAULT_REST)
+        ibx_managed_rest();
+    else
+        fault->rc = ibx_managed_give(fault->kind == FAULT_GIVE_WORKS);
+}
+
+static void *serve(void *argument)
+{
+    (void)argument;
+    ibx_managed_serves();
+    ibx_frontend_is_no_caller();
+    ibx_frontend_connect();
+    atomic_store(&connected, 1);
+    wake(&connected);
+    for (;;) {
+        const unsigned seen = atomic_load(&count);
+        struct fault *fault = atomic_exchange(&faults, NULL);
+        if (!fault)
+            sleep_on(&count, seen);
+        for (struct fault *next; fault; fault = next) {
+            next = fault->next;
+            run(fault);
+            atomic_store(&fault->over, 1); /* from here on it may be gone */
+            wake(&fault->over);
+        }
+    }
+    return NULL;
+}
+
+/* GVirtuS's front end goes with the process. Other threads go on until then. */
+static atomic_bool ended;
+static pthread_t ender;
+
+void ibx_frontend_managed_ends(void)
+{
+    if (!ibx_managed_catches())
+        return;
+    ender = pthread_self();
+    atomic_store(&ended, true);
+    ibx_managed_end(END_MS);
+}
+
+static bool is_over(void)
+{
+    while (atomic_load(&ended) && !pthread_equal(pthread_self(), ender))
+        pause();
+    return atomic_load(&ended);
+}
+
+/* The work may end yet: nobody can tell. */
+static void tell_long(uintptr_t at)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "the program has touched memory that kernels use, at %p, and waits for %d s until "
+                "the work of the device has ended: a kernel that waits for the host to write such "
+                "memory (of cudaHostAllocMapped, or managed) never ends; end the program, and "
+                "write before the launch",
+                (void *)at, LONG_S);
+}
+
+static void wait_for(struct fault *fault)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LONG_S * 1000u);
+    while (!atomic_load(&fault->over)) {
+        const int ms = ibx_ms_until(deadline);
+        const struct timespec most = {ms / 1000, ms % 1000 * 1000000L};
+        if (ms <= 0 && fault->kind == FAULT_ACCESS)
+            tell_long(fault->at);
+        syscall(SYS_futex, &fault->over, FUTEX_WAIT_PRIVATE, 0, ms > 0 ? &most : NULL, NULL, 0);
+    }
+}
+
+static void have_served(struct fault *fault)
+{
+    fault->next = atomic_load(&faults);
+    while (!atomic_compare_exchange_weak(&faults, &fault->next, fault))
+        ;
+    atomic_fetch_add(&count, 1);
+    wake(&count);
+    wait_for(fault);
+}
+
+void ibx_managed_have_rested(void)
+{
+    struct fault none = {.kind = FAULT_REST};
+    if (!atomic_load(&ended))
+        have_served(&none);
+}
+
+int ibx_managed_have_given(bool works)
+{
+    struct fault none = {.kind = works ? FAULT_GIVE_WORKS : FAULT_GIVE};
+    if (atomic_load(&ended))
+        return ibx_managed_give(works);
+    have_served(&none);
+    return none.rc;
+}
+
+static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
+{
+    struct fault fault = {.at = at, .access = access};
+    if (is_over()) {
+        ibx_log(IBX_LOG_ERROR,
+                "the program touches managed memory at %p, which the device has, when GVirtuS's "
+                "front end is about to go: copy what destructors of libraries need before exit(3)",
+                (void *)at);
+        return PAGES_FAILED;
+    }
+    const bool works = ibx_managed_wait_begin();
+    have_served(&fault);
+    ibx_managed_wait_end(works);
+    if (fault.answer == PAGES_FAILED)
+        is_over(); /* perhaps for that */
+    return fault.answer;
+}
+
+/* ----------------------------------------------------------------------- the signal */
+
+static enum pages_access access_of(const void *context)
+{
+#ifdef __x86_64__
+    const ucontext_t *at = context;
+    return at->uc_mcontext.gregs[REG_ERR] & 2 ? ACCESS_WRITE : ACCESS_READ;
+#else
+    (void)context;
+    return ACCESS_UNKNOWN;
+#endif
+}
+
+/* A stream waits for the function, and the device for the stream: whoever has the lock may wait for
+ * both. */
+static bool is_allowed(uintptr_t at)
+{
+    if (!ibx_frontend_in_host_function() || !ibx_managed_find(at, NULL))
+        return true;
+    ibx_log(IBX_LOG_ERROR,
+            "a function that a stream waits for touches managed memory at %p, which the device "
+            "has: copy it before, or touch it behind cudaStreamSynchronize",
+            (void *)at);
+    return false;
+}
+
+static bool served(uintptr_t at, enum pages_access access)
+{
+    if (ibx_managed_joins(at, 1)) {
+        ibx_managed_wait_for_join(at);
+        return true;
+    }
+    if (!ibx_managed_may_hold(at) || !is_allowed(at))
+        return false;
+    const enum pages_answer answer = ibx_managed_look(at, access);
+    return (answer == PAGES_REMOTE ? have_fetched(at, access) : answer) == PAGES_READY;
+}
+
+static void on_fault(int number, siginfo_t *info, void *context)
+{
+    const int before = errno;
+    const bool done =
+        info->si_code == SEGV_ACCERR && served((uintptr_t)info->si_addr, access_of(context));
+    errno = before;
+    if (!done)
+        ibx_managed_pass_on(number, info, context);
+}
+
+/* ----------------------------------------------------------------------------- beginning */
+
+static bool begun;
+
+static bool start_thread(void)
+{
+    pthread_t thread;
+    sigset_t most, before;
+    sigfillset(&most);
+    ibx_managed_real_mask(SIG_SETMASK, &most, &before);
+    const int rc = pthread_create(&thread, NULL, serve, NULL);
+    ibx_managed_real_mask(SIG_SETMASK, &before, NULL);
+    if (!rc)
+        pthread_detach(thread);
+    return !rc;
+}
+
+/* Not for ever: this thread may be in a constructor of a library, for whose lock the other one
+ * waits then. */
+static void wait_until_connected(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(CONNECT_MS);
+    for (int ms; !atomic_load(&connected) && (ms = ibx_ms_until(deadline)) > 0;) {
+        const struct timespec most = {ms / 1000, ms % 1000 * 1000000L};
+        syscall(SYS_futex, &connected, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
+    }
+}
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool waited; /* for its connection */
+
+/* It has none of its parent's threads. */
+static void in_child(void)
+{
+    waited = false;
+    begun = false;
+    atomic_store(&connected, 0);
+    atomic_store(&faults, NULL);
+    pthread_mutex_init(&lock, NULL);
+}
+
+bool ibx_managed_faults_begin(void)
+{
+    static bool watches;
+    pthread_mutex_lock(&lock);
+    if (!watches)
+        watches = !pthread_atfork(NULL, NULL, in_child);
+    if (!begun && ibx_managed_catch(on_fault))
+        begun = start_thread();
+    const bool good = begun;
+    if (good && !waited)
+        wait_until_connected();
+    waited = good;
+    pthread_mutex_unlock(&lock);
+    return good;
+}

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Hints about managed memory: cudaMemAdvise, cudaMemPrefetchAsync, and what
+ * cudaMemRangeGetAttribute tells of them. Nothing is done with them.
+ */
+#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/managed.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define AT_DEVICE 1 /* cudaMemLocationType */
+#define AT_HOST   2
+#define AT_NODE   3 /* of the host's memory, and that of the calling thread */
+#define AT_LAST   4
+#define HOST      (-1) /* cudaCpuDeviceId, cudaInvalidDeviceId */
+#define NOWHERE   (-2)
+#define DEVICES   63 /* further ones are not noted */
+
+enum { /* cudaMemoryAdvise */
+       ADVISE_READ_MOSTLY = 1,
+       ADVISE_NOT_READ_MOSTLY,
+       ADVISE_PREFER,
+       ADVISE_NOT_PREFER,
+       ADVISE_ACCESSED,
+       ADVISE_NOT_ACCESSED,
+       PREFETCHED /* is none of these */
+};
+
+enum { /* cudaMemRangeAttribute */
+       READ_MOSTLY = 1,
+       PREFERRED,
+       ACCESSED_BY,
+       LAST_PREFETCH,
+       PREFERRED_TYPE,
+       PREFERRED_ID,
+       LAST_PREFETCH_TYPE,
+       LAST_PREFETCH_ID
+};
+
+struct hint {
+    bool read_mostly;
+    int preferred, prefetched; /* a device, HOST or NOWHERE */
+    uint64_t accessed;         /* a bit for each device, behind that of the host */
+};
+static const struct hint no_hint = {.preferred = NOWHERE, .prefetched = NOWHERE};
+
+/* Sorted by address; none overlaps another. What is in none has no hint. Under the lock of ranges.
+ */
+struct part {
+    struct part *next;
+    uintptr_t begin, end;
+    struct hint hint;
+};
+static struct part *parts;
+
+static struct part *new_part(struct part **at, uintptr_t begin, uintptr_t end,
+                             const struct hint *hint)
+{
+    struct part *made = malloc(sizeof(*made));
+    if (made) {
+        *made = (struct part){*at, begin, end, *hint};
+        *at = made;
+    }
+    return made;
+}
+
+/* No part goes beyond `where` on both sides. False: no memory. */
+static bool cut(uintptr_t where)
+{
+    struct part *p = parts;
+    while (p && !(p->begin < where && where < p->end))
+        p = p->next;
+    if (p && !new_part(&p->next, where, p->end, &p->hint))
+        return false;
+    if (p)
+        p->end = where;
+    return true;
+}
+
+static void change(struct hint *h, int advice, int device)
+{
+    const uint64_t bit = device == HOST                        ? 1
+                         : device >= 0 && device < DEVICES - 1 ? (uint64_t)2 << device
+                                                               : 0;
+    if (advice == ADVISE_READ_MOSTLY || advice == ADVISE_NOT_READ_MOSTLY)
+        h->read_mostly = advice == ADVISE_READ_MOSTLY;
+    else if (advice == ADVISE_PREFER || advice == ADVISE_NOT_PREFER)
+        h->preferred = advice == ADVISE_PREFER ? device : NOWHERE;
+    else if (advice == PREFETCHED)
+        h->prefetched = device;
+    else
+        h->accessed = advice == ADVISE_ACCESSED ? h->accessed | bit : h->accessed & ~bit;
+}
+
+/* Locked. Every byte of it is in a part, and these have that hint. */
+static bool note(uintptr_t begin, uintptr_t end, int advice, int device)
+{
+    bool good = cut(begin) && cut(end);
+    struct part **at = &parts;
+    while (*at && (*at)->end <= begin)
+        at = &(*at)->next;
+    for (uintptr_t from = begin; from < end && good;) {
+        if (!*at || (*at)->begin > from) {
+            const uintptr_t to = *at && (*at)->begin < end ? (*at)->begin : end;
+            good = new_part(at, from, to, &no_hint);
+        }
+        if (good) {
+            change(&(*at)->hint, advice, device);
+            from = (*at)->end;
+            at = &(*at)->next;
+        }
+    }
+    return good;
+}
+
+void ibx_managed_hints_gone(uintptr_t begin, size_t n)
+{
+    ibx_frontend_ranges_lock();
+    for (struct part **at = &parts; *at;) {
+        struct part *p = *at;
+        if (p->begin >= begin && p->begin - begin < n) {
+            *at = p->next;
+            free(p);
+        } else {
+            at = &p->next;
+        }
+    }
+    ibx_frontend_ranges_unlock();
+}
+
+/* ----------------------------------------------------------------------- the calls */
+
+/* How many bytes from there on, n at most, are the program's. Those of a variable may be in pages
+ * that came with another module's, and go on in others. */
+static size_t managed_from(uintptr_t at, size_t n)
+{
+    struct managed m;
+    size_t good = 0, here = 0;
+    do {
+        good += here;
+        const bool found = ibx_managed_find(at + good, &m);
+        const size_t skipped = found ? at + good - m.begin - m.before : 0;
+        here = found && skipped < m.asked ? m.asked - skipped : 0;
+    } while (here && here < n - good && m.variables && m.before + m.asked == m.n);
+    return here < n - good ? good + here : n;
+}
+
+int ibx_managed_check(const void *address, size_t n)
+{
+    const bool good = n && managed_from((uintptr_t)address, n) == n;
+    return good ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+static int hint(const void *address, size_t n, int advice, int device)
+{
+    const uintptr_t at = (uintptr_t)address;
+    int rc = ibx_managed_check(address, n);
+    if (rc)
+        return rc;
+    ibx_frontend_ranges_lock();
+    rc = note(at, at + n, advice, device) ? CUDA_SUCCESS : CUDA_MEMORY_ALLOCATION;
+    ibx_frontend_ranges_unlock();
+    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
+}
+
+/* A cudaMemLocation, in one register; before CUDA 13 a device. */
+static int place_of(uint64_t where)
+{
+    const int version = ibx_frontend_cuda_version();
+    const int low = (int)(uint32_t)where, high = (int)(uint32_t)(where >> 32);
+    if (version && version < 13)
+        return low;
+    return low == AT_DEVICE ? high : low >= AT_HOST ? HOST : NOWHERE;
+}
+
+/* Of this host, whose memory it is. Without them the kernel has one. */
+bool ibx_frontend_host_node(int id)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/sys/devices/system/node/node%d", id);
+    return !id || (id > 0 && !access(path, F_OK));
+}
+
+/* What CUDA has against it: an error, or 0. Of devices before CUDA 13 nothing is known. */
+static int wrong_place(uint64_t where, int advice)
+{
+    const int version = ibx_frontend_cuda_version();
+    const int type = (int)(uint32_t)where, id = (int)(uint32_t)(where >> 32);
+    const bool accesses = advice == ADVISE_ACCESSED || advice == ADVISE_NOT_ACCESSED;
+    int count = 0;
+    if (version && version < 13)
+        return CUDA_SUCCESS;
+    if (type < AT_DEVICE || type > AT_LAST || (accesses && type >= AT_NODE))
+        return CUDA_INVALID_VALUE;
+    if ((type != AT_DEVICE && type != AT_NODE) ||
+        !(accesses || advice == ADVISE_PREFER || advice == PREFETCHED))
+        return CUDA_SUCCESS;
+    if (type == AT_NODE ? ibx_frontend_host_node(id)
+                        : id >= 0 && !cudaGetDeviceCount(&count) && id < count)
+        return CUDA_SUCCESS;
+    return type == AT_DEVICE && advice == PREFETCHED ? CUDA_INVALID_DEVICE : CUDA_INVALID_VALUE;
+}
+
+int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where)
+{
+    if (advice < ADVISE_READ_MOSTLY || advice > ADVISE_NOT_ACCESSED)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = wrong_place(where, advice);
+    if (rc)
+        return ibx_frontend_fail(rc);
+    return hint(address, n, advice, place_of(where));
+}
+
+/* The stream, behind its arguments, is not needed. There are no flags yet; before CUDA 13 this is
+ * the stream. */
+int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where, uint64_t flags)
+{
+    const int version = ibx_frontend_cuda_version();
+    if ((uint32_t)flags && (!version || version >= 13))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = wrong_place(where, PREFETCHED);
+    if (rc)
+        return ibx_frontend_fail(rc);
+    return hint(address, n, PREFETCHED, place_of(where));
+}
+
+/* Locked. What all bytes have in common. */
+static struct hint common(uintptr_t begin, uintptr_t end)
+{
+    struct hint all = no_hint;
+    uintptr_t from = begin;
+    for (const struct part *p = parts; p && from < end && p->begin <= from; p = p->next) {
+        if (p->end <= from)
+            continue;
+        if (from == begin)
+            all = p->hint;
+        all.read_mostly = all.read_mostly && p->hint.read_mostly;
+        all.preferred = all.preferred == p->hint.preferred ? all.preferred : NOWHERE;
+        all.prefetched = all.prefetched == p->hint.prefetched ? all.prefetched : NOWHERE;
+        all.accessed &= p->hint.accessed;
+        from = p->end;
+    }
+    return from < end ? no_hint : all;
+}
+
+static int type_of(int device)
+{
+    return device == NOWHERE ? 0 : device == HOST ? AT_HOST : AT_DEVICE;
+}
+
+static void list_accessors(uint64_t accessed, int *list, size_t room)
+{
+    size_t count = 0;
+    for (int i = 0; i < DEVICES && count < room; i++) {
+        if (accessed >> i & 1)
+            list[count++] = i - 1; /* HOST is the first */
+    }
+    while (count < room)
+        list[count++] = NOWHERE;
+}
+
+int cudaMemRangeGetAttribute(void *data, size_t size, int attribute, const void *address, size_t n)
+{
+    const uintptr_t at = (uintptr_t)address;
+    const bool fits =
+        attribute == ACCESSED_BY ? size && size % sizeof(int) == 0 : size == sizeof(int);
+    if (!data || !fits || attribute < READ_MOSTLY || attribute > LAST_PREFETCH_ID)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = ibx_managed_check(address, n);
+    if (rc)
+        return rc;
+    ibx_frontend_ranges_lock();
+    const struct hint h = common(at, at + n);
+    ibx_frontend_ranges_unlock();
+    const int values[] = {
+        [READ_MOSTLY] = h.read_mostly,    [PREFERRED] = h.preferred,
+        [LAST_PREFETCH] = h.prefetched,   [PREFERRED_TYPE] = type_of(h.preferred),
+        [PREFERRED_ID] = h.preferred,     [LAST_PREFETCH_TYPE] = type_of(h.prefetched),
+        [LAST_PREFETCH_ID] = h.prefetched};
+    if (attribute == ACCESSED_BY)
+        list_accessors(h.accessed, data, size / sizeof(int));
+    else
+        memcpy(data, &values[attribute], sizeof(int));
+    return CUDA_SUCCESS;
+}
+
+int cudaMemRangeGetAttributes(void **data, size_t *sizes, const int *attributes, size_t count,
+                              const void *address, size_t n)
+{
+    int rc =
+        data && sizes && attributes && count ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    for (size_t i = 0; i < count && !rc; i++)
+        rc = cudaMemRangeGetAttribute(data[i], sizes[i], attributes[i], address, n);
+    return rc;
+}

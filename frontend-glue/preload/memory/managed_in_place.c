@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Page-locked memory that becomes managed in place (managed.h): kernels are about to use it, and
+ * the back end cannot map its pages. It has pages of its own at the same address then, which take
+ * the part that the device's memory has otherwise. Memory that no kernel names stays as it was.
+ *
+ * Its bytes move to a memory file, since managed memory needs its pages twice, and that file is
+ * mapped over them. Meanwhile no write is lost:
+ *
+ * - Copies that begin are left to GVirtuS's front end (withheld()), and those that have begun end.
+ * - Threads that write wait in the handler of their fault until the last step is over; others read.
+ * - The bytes are copied.
+ * - The file is mapped there, in one step, and the memory is in the list.
+ *
+ * A system call of another thread that has the kernel write there, and has begun before the first
+ * step, may fail with EFAULT from the second on.
+ */
+#include "frontend-glue/preload/memory/managed.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+/* What joins now: one at a time, since kernel_reach.c asks for one. The end is set last. */
+static _Atomic uintptr_t joins_from, joins_until;
+
+static void in_child(void)
+{
+    atomic_store(&joins_until, 0);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+bool ibx_managed_joins(uintptr_t at, size_t n)
+{
+    const uintptr_t until = atomic_load(&joins_until);
+    return until && at < until && atomic_load(&joins_from) < at + n;
+}
+
+void ibx_managed_wait_for_join(uintptr_t at)
+{
+    while (ibx_managed_joins(at, 1))
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+}
+
+/* The back end's pages there. On an error it has none. */
+static int ask(const struct managed *m, bool on)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    if (on)
+        ibx_frontend_connect(); /* behind a first reply only the back end takes this */
+    int code, rc = calls->stand_in((void *)m->begin, m->n, on, &code);
+    if (rc == -ENOTCONN) { /* the thread's first call, or a copy is under way */
+        ibx_frontend_connect();
+        rc = calls->stand_in((void *)m->begin, m->n, on, &code);
+    }
+    return rc ? rc : code;
+}
+
+/* Shared, and not a child's. */
+static void *map(size_t n, int fd)
+{
+    void *there = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (there == MAP_FAILED || !madvise(there, n, MADV_DONTFORK))
+        return there;
+    const int why = errno;
+    munmap(there, n);
+    errno = why;
+    return MAP_FAILED;
+}
+
+/* The bytes are where they were, to be written to. Linux may have unmapped them before it found
+ * that it cannot map the file there: it has no memory, or counts too many mappings. */
+static void restore(void *here, size_t n, const void *copy)
+{
+    const int access = PROT_READ | PROT_WRITE;
+    if (!copy || ibx_frontend_all_mapped(here, n))
+        mprotect(here, n, access);
+    else if (mmap(here, n, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED)
+        memcpy(here, copy, n);
+    else
+        ibx_log(IBX_LOG_ERROR,
+                "%zu bytes of page-locked memory at %p are lost, since this process can map no "
+                "memory there: %s: end the program; where it has more mappings than "
+                "vm.max_map_count, raise that by sysctl(8)",
+                n, here, strerror(errno));
+    madvise(here, n, MADV_DOFORK);
+}
+
+/* Both mappings, or neither; a copy of the bytes is in the file then. A child that is forked
+ * meanwhile has the former pages, or none: pages of the file it would share with this process. The
+ * file has all of its pages at once: Linux may refuse them here, and would raise SIGBUS later. */
+static int move(struct managed *m)
+{
+    void *here = (void *)m->begin, *other = MAP_FAILED, *there = MAP_FAILED;
+    const void *copy = NULL;
+    const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
+    int rc = fd < 0 || fallocate(fd, 0, 0, (off_t)m->n) ? -errno : 0;
+    if (rc == -ENOSPC) /* of memory */
+        rc = -ENOMEM;
+    if (!rc && ((other = map(m->n, fd)) == MAP_FAILED || (there = map(m->n, fd)) == MAP_FAILED))
+        rc = -errno;
+    if (!rc && (madvise(here, m->n, MADV_DONTFORK) || mprotect(here, m->n, PROT_READ)))
+        rc = -errno;
+    if (!rc) {
+        copy = memcpy(other, here, m->n);
+        if (mremap(there, m->n, m->n, MREMAP_MAYMOVE | MREMAP_FIXED, here) == MAP_FAILED)
+            rc = -errno;
+    }
+    if (fd >= 0)
+        close(fd);
+    if (!rc) {
+        m->other = other;
+        return 0;
+    }
+    restore(here, m->n, copy);
+    if (other != MAP_FAILED)
+        munmap(other, m->n);
+    if (there != MAP_FAILED)
+        munmap(there, m->n);
+    return rc;
+}
+
+/* A handler of the program's that writes there would wait in this thread, for this thread. */
+static int join(struct managed *m)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    atomic_store(&joins_from, m->begin);
+    atomic_store(&joins_until, m->begin + m->n);
+    ibx_frontend_plugin()->drain((void *)m->begin, m->n);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int rc = move(m);
+    if (!rc)
+        ibx_managed_add(m, PAGES_NEWER);
+    atomic_store(&joins_until, 0);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
+static struct managed *make(const struct range *range)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    struct managed *m = ibx_managed_make(range->n, (range->n + page - 1) / page * page);
+    if (!m)
+        return NULL;
+    m->begin = range->begin;
+    m->device = range->device;
+    m->mapped = range->flags | IBX_FRONTEND_MAPPED;
+    m->in_place = true;
+    return m;
+}
+
+int ibx_frontend_in_place(const struct range *range)
+{
+    struct managed *m = ibx_managed_begin() ? make(range) : NULL;
+    int rc = m ? ask(m, true) : -ENOMEM;
+    const bool asked = m && !rc;
+    if (asked && (rc = join(m)))
+        ask(m, false);
+    if (asked && rc)
+        ibx_log(
+            IBX_LOG_WARN,
+            "%zu bytes of page-locked memory at %p cannot become managed memory: %s; where this "
+            "process has more mappings than vm.max_map_count, raise that by sysctl(8), and where "
+            "vm.overcommit_memory is 2, vm.overcommit_ratio",
+            range->n, (void *)range->begin, strerror(-rc));
+    if (m && rc) {
+        m->begin = 0; /* it stays mapped */
+        ibx_managed_discard(m);
+    }
+    return rc;
+}
+
+void ibx_frontend_in_place_again(const struct range *range)
+{
+    struct managed m;
+    if (!ibx_managed_find(range->begin, &m) || !m.in_place) /* it is a parent's */
+        return;
+    const int rc = ask(&m, true);
+    if (rc)
+        ibx_log(IBX_LOG_ERROR,
+                "a reset of a device has taken %zu bytes of page-locked memory at %p from kernels, "
+                "and they do not get them back (error %d): free such memory before the reset",
+                range->n, (void *)range->begin, rc);
+}
+
+/* First from the list: other threads' work does not touch it from there on. */
+void ibx_frontend_in_place_end(const struct range *range)
+{
+    struct managed *m = ibx_managed_take(range->begin);
+    if (!m) /* it is a parent's */
+        return;
+    ask(m, false);
+    ibx_managed_discard(m);
+}

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Blocks of managed memory: their states, and the bytes between host and device (managed_pages.h).
+ */
+#include "frontend-glue/preload/memory/managed_pages.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define RUN_BYTES (4u << 20) /* that change at once, at most */
+
+static _Thread_local bool in_gvirtus; /* the thread is in a request of GVirtuS's front end */
+static _Thread_local bool serves;     /* the thread serves the others (managed_faults.c) */
+
+void ibx_managed_in_gvirtus(bool is)
+{
+    in_gvirtus = is;
+}
+
+void ibx_managed_serves(void)
+{
+    serves = true;
+}
+
+bool ibx_managed_is_server(void)
+{
+    return serves;
+}
+
+/* ---------------------------------------------------------------------- blocks change state */
+
+void ibx_managed_set_all(struct managed *m, enum pages_state state)
+{
+    memset(m->state, (int)state, m->blocks);
+    m->fresh = state == PAGES_STALE ? 0 : m->blocks;
+    m->newer = state == PAGES_NEWER ? m->blocks : 0;
+}
+
+static size_t bytes_of(const struct managed *m, size_t first, size_t count)
+{
+    const size_t end = (first + count) * m->block;
+    return (end < m->n ? end : m->n) - first * m->block;
+}
+
+static bool protect(const struct managed *m, size_t first, size_t count, int access)
+{
+    void *at = (void *)(m->begin + first * m->block);
+    if (!mprotect(at, bytes_of(m, first, count), access))
+        return true;
+    ibx_log(IBX_LOG_ERROR,
+            "managed memory at %p cannot change its protection: %s; where this process has more "
+            "mappings than vm.max_map_count, raise that by sysctl(8)",
+            at, strerror(errno));
+    return false;
+}
+
+static void set(struct managed *m, size_t first, size_t count, enum pages_state state)
+{
+    for (size_t i = first; i < first + count; i++) {
+        m->fresh += (state != PAGES_STALE) - (size_t)(m->state[i] != PAGES_STALE);
+        m->newer += (state == PAGES_NEWER) - (size_t)(m->state[i] == PAGES_NEWER);
+        m->state[i] = (uint8_t)state;
+    }
+}
+
+/* How many blocks of its state change with this one. */
+static size_t run_of(const struct managed *m, size_t first, struct run *run)
+{
+    const size_t most = RUN_BYTES / m->block > 1 ? RUN_BYTES / m->block : 1;
+    size_t wanted = first == run->next && run->count ? 2 * run->count : 1, count = 1;
+    if (wanted > most)
+        wanted = most;
+    while (count < wanted && first + count < m->blocks &&
+           m->state[first + count] == m->state[first])
+        count++;
+    *run = (struct run){first + count, count};
+    return count;
+}
+
+static bool make_newer(struct managed *m, size_t first)
+{
+    const size_t count = run_of(m, first, &m->written);
+    if (!protect(m, first, count, PROT_READ | PROT_WRITE))
+        return false;
+    set(m, first, count, PAGES_NEWER);
+    return true;
+}
+
+/* Another thread may have been here first. */
+static bool make_ready(struct managed *m, size_t block, enum pages_access access)
+{
+    if (m->state[block] == PAGES_NEWER)
+        return protect(m, block, 1, PROT_READ | PROT_WRITE);
+    return access == ACCESS_READ ? protect(m, block, 1, PROT_READ) : make_newer(m, block);
+}
+
+enum pages_answer ibx_managed_look_at(struct managed *m, uintptr_t at, enum pages_access access)
+{
+    const size_t block = m ? (at - m->begin) / m->block : 0;
+    if (!m)
+        return PAGES_NONE;
+    if (m->state[block] == PAGES_STALE)
+        return PAGES_REMOTE;
+    return make_ready(m, block, access) ? PAGES_READY : PAGES_FAILED;
+}
+
+/* -------------------------------------------------------------------------- bytes are copied */
+
+/* In a stream of its own, while captures would mind one in the legacy stream. */
+static bool copied_beside(void *to, const void *from, size_t n, int kind, int device)
+{
+    return serves && ibx_frontend_capturing() &&
+           !ibx_frontend_copy_beside(to, from, n, kind, device);
+}
+
+/* A copy that is over when this returns, between the device and our second mapping. GVirtuS's front
+ * end makes those of a thread without a connection. */
+static int copy_part(const struct managed *m, size_t at, size_t n, bool to_device)
+{
+    const struct ibx_frontend_copy wish = {
+        .to_device = to_device, .device = m->begin + at, .host = m->other + at, .n = n};
+    void *device = (void *)(m->begin + at), *host = m->other + at;
+    void *to = to_device ? device : host, *from = to_device ? host : device;
+    const int kind = to_device ? CUDA_MEMCPY_TO_DEVICE : CUDA_MEMCPY_FROM_DEVICE;
+    int rc;
+    if (copied_beside(to, from, n, kind, m->device))
+        return CUDA_SUCCESS;
+    if (!ibx_frontend_plugin()->copy(&wish, &rc))
+        return rc;
+    return in_gvirtus ? CUDA_UNKNOWN : CALL_NEXT(cudaMemcpy, to, from, n, kind);
+}
+
+/* Beside variables others may have theirs in the same pages. */
+static int copy(const struct managed *m, size_t at, size_t n, bool to_device)
+{
+    int rc = CUDA_SUCCESS;
+    if (!m->variables)
+        return copy_part(m, at, n, to_device);
+    for (size_t i = 0; i < m->variable_count && !rc; i++) {
+        const struct place *where = &m->variables[i].where;
+        const size_t begin = where->at - m->begin, end = begin + where->n;
+        const size_t from = begin > at ? begin : at, last = end < at + n ? end : at + n;
+        if (from < last)
+            rc = copy_part(m, from, last - from, to_device);
+    }
+    return rc;
+}
+
+/* ------------------------------------------------------------------------- to the device */
+
+/* Locked. What is newer here goes to the device; settle() tells whether it is there. */
+static int push(const struct managed *m)
+{
+    int rc = CUDA_SUCCESS;
+    for (size_t first = 0, left = m->newer, count; left && !rc; first += count) {
+        const bool newer = m->state[first] == PAGES_NEWER;
+        for (count = 1;
+             first + count < m->blocks && (m->state[first + count] == PAGES_NEWER) == newer;)
+            count++;
+        if (newer) {
+            rc = copy(m, first * m->block, bytes_of(m, first, count), true);
+            left -= count;
+        }
+    }
+    return rc;
+}
+
+/* A copy to the device may return before it is made, and streams that the legacy one does not block
+ * would not wait for it: one back does. */
+static int settle(const struct managed *m)
+{
+    uint8_t byte = 0;
+    const struct ibx_frontend_copy wish = {.device = m->begin + m->before, .host = &byte, .n = 1};
+    int rc;
+    if (copied_beside(&byte, (void *)(m->begin + m->before), 1, CUDA_MEMCPY_FROM_DEVICE, m->device))
+        return CUDA_SUCCESS;
+    if (!ibx_frontend_plugin()->copy(&wish, &rc))
+        return rc;
+    return in_gvirtus ? CUDA_UNKNOWN
+                      : CALL_NEXT(cudaMemcpy, &byte, (void *)(m->begin + m->before), 1,
+                                  CUDA_MEMCPY_FROM_DEVICE);
+}
+
+static void not_given(const struct managed *m, int rc)
+{
+    static int said; /* each error once: the same one may meet all calls that follow */
+    if (rc != said)
+        ibx_log(IBX_LOG_ERROR,
+                "what the program has written to managed memory at %p does not reach the device, "
+                "with CUDA's error %d: take no results from there, and see what the back end says",
+                (void *)m->begin, rc);
+    said = rc;
+}
+
+int ibx_managed_give_all(void)
+{
+    const struct managed *last = NULL, *pushed = NULL;
+    int rc = CUDA_SUCCESS;
+    for (const struct managed *m = ibx_managed_first(); m && !rc; m = m->next) {
+        if (!m->fresh)
+            continue;
+        if (!last)
+            ibx_managed_catch_again();
+        last = m;
+        if (!protect(m, 0, m->blocks, PROT_NONE))
+            rc = CUDA_MEMORY_ALLOCATION;
+        else if (m->newer)
+            rc = push(pushed = m);
+    }
+    if (!rc && pushed)
+        rc = settle(last = pushed);
+    for (struct managed *m = ibx_managed_first(); m && !rc; m = m->next) {
+        if (m->fresh)
+            set(m, 0, m->blocks, PAGES_STALE);
+    }
+    if (rc)
+        not_given(last, rc);
+    return rc;
+}
+
+/* ----------------------------------------------------------------------- from the device */
+
+bool ibx_managed_fetch_block(struct managed *m, uintptr_t address, enum pages_access access)
+{
+    const size_t first = (address - m->begin) / m->block;
+    const size_t count = run_of(m, first, &m->fetched), at = first * m->block;
+    const int rc = copy(m, at, bytes_of(m, first, count), false);
+    if (rc) {
+        ibx_log(IBX_LOG_ERROR,
+                "the program reads managed memory at %p that the device has, and the copy fails "
+                "with CUDA's error %d: see what the back end says",
+                (void *)(m->begin + at), rc);
+        return false;
+    }
+    if (!protect(m, first, count, PROT_READ))
+        return false;
+    set(m, first, count, PAGES_SAME);
+    return access != ACCESS_WRITE || make_newer(m, first);
+}

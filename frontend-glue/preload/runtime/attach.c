@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The plugin attaches: what that begins in the process. */
+#include "frontend-glue/preload/memory/managed.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+/* Each call of GVirtuS's front end (G5) looks for its thread's connection under one lock, which a
+ * child has for ever if another thread is at that: it begins anew there. What is looked through
+ * changes only while a thread connects. */
+static _Atomic(void *) their_lock;
+
+static void find_their_lock(void)
+{
+    static _Atomic(void *) found;
+    void *lock = ibx_frontend_next(&found, "gFrontendMutex");
+    const ElfW(Sym) *symbol = NULL;
+    Dl_info info;
+    /* A std::mutex; sanitizers make it longer. */
+    if (lock && dladdr1(lock, &info, (void **)(void *)&symbol, RTLD_DL_SYMENT) && symbol &&
+        info.dli_saddr == lock && symbol->st_size >= sizeof(pthread_mutex_t))
+        atomic_store(&their_lock, lock);
+}
+
+static void in_child(void)
+{
+    pthread_mutex_t *theirs = atomic_load(&their_lock);
+    if (theirs)
+        pthread_mutex_init(theirs, NULL);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* Prepare() of GVirtuS's class Frontend, which its calls make, searches that tree without the lock,
+ * also while another thread connects, and then ended the program by a signal. */
+#define PREPARE "_ZN7gvirtus8frontend8Frontend7PrepareEv"
+__attribute__((visibility("default"))) void ibx_frontend_prepare(void *front_end) __asm__(PREPARE);
+
+void ibx_frontend_prepare(void *front_end)
+{
+    static _Atomic(void *) found;
+    void (*next)(void *) = NULL;
+    pthread_mutex_t *theirs = atomic_load(&their_lock);
+    *(void **)&next = ibx_frontend_next(&found, PREPARE);
+    /* One that touches managed memory would wait for a thread that needs the lock, too. */
+    const bool held = theirs && ibx_managed_any() && ibx_managed_handlers.hold();
+    if (theirs)
+        pthread_mutex_lock(theirs);
+    if (next)
+        next(front_end);
+    if (theirs)
+        pthread_mutex_unlock(theirs);
+    if (held)
+        ibx_managed_handlers.let();
+}
+
+/* Before main(), as GVirtuS connects. */
+static void begin_process(void)
+{
+    ibx_frontend_visible_devices();
+    ibx_frontend_hide_local_gpus();
+    ibx_frontend_kernels_prepare();
+}
+
+void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    const bool first = ibx_frontend_plugin_is(calls);
+    pthread_once(&once, find_their_lock);
+    if (first)
+        begin_process();
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/preload/runtime/code.h"
+
+#include "frontend-glue/preload/runtime/early.h"
+
+#define MEMORY "/proc/self/mem"
+
+/* Each with an address behind it. */
+#ifdef __x86_64__
+static const uint8_t to_function[] = {0xff, 0x25, 0, 0, 0, 0};     /* jmp *0(%rip) */
+static const uint8_t to_pointee[] = {0x4c, 0x8b, 0x1d, 3, 0, 0, 0, /* mov 3(%rip), %r11 */
+                                     0x41, 0xff, 0x23};            /* jmp *(%r11) */
+#elif defined(__aarch64__)
+static const uint8_t to_function[] = {0x50, 0,    0,    0x58,  /* ldr x16, .+8 */
+                                      0x00, 0x02, 0x1f, 0xd6}; /* br x16 */
+static const uint8_t to_pointee[] = {0x70, 0,    0,    0x58,   /* ldr x16, .+12 */
+                                     0x11, 0x02, 0x40, 0xf9,   /* ldr x17, [x16] */
+                                     0x20, 0x02, 0x1f, 0xd6};  /* br x17 */
+#else /* no file is read: elf_functions.c */
+static const uint8_t to_function[IBX_CODE_JUMP - sizeof(void *)];
+static const uint8_t to_pointee[IBX_CODE_JUMP_BY - sizeof(void *)];
+#endif
+
+_Static_assert(sizeof(to_function) + sizeof(void *) == IBX_CODE_JUMP, "a jump");
+_Static_assert(sizeof(to_pointee) + sizeof(void *) == IBX_CODE_JUMP_BY, "a jump");
+
+void ibx_code_jump(uint8_t bytes[IBX_CODE_JUMP], const void *function)
+{
+    ibx_early_copy(bytes, to_function, sizeof(to_function));
+    ibx_early_copy(bytes + sizeof(to_function), &function, sizeof(function));
+}
+
+void ibx_code_jump_by(uint8_t bytes[IBX_CODE_JUMP_BY], const void *place)
+{
+    ibx_early_copy(bytes, to_pointee, sizeof(to_pointee));
+    ibx_early_copy(bytes + sizeof(to_pointee), &place, sizeof(place));
+}
+
+/* Whatever the size of a page is, which the C library would know. */
+static long protect(struct ibx_code *code, uintptr_t at, size_t n, int protection)
+{
+    long rc = -EINVAL;
+    for (uintptr_t page = 4096; page <= 65536 && rc == -EINVAL; page *= 4) {
+        code->first = at & ~(page - 1);
+        code->n = at + n - code->first;
+        rc = ibx_early_call(SYS_mprotect, (long)code->first, (long)code->n, protection, 0, 0, 0);
+    }
+    return rc;
+}
+
+/* Through the file of this process's memory, which asks for no mprotect(2) that a program of
+ * systemd's or SELinux's may not call. */
+int ibx_code_open(struct ibx_code *code, void *at, size_t n, int protection)
+{
+    code->first = (uintptr_t)at;
+    code->n = n;
+    code->protection = protection;
+    code->memory = ibx_early_open(MEMORY, O_RDWR);
+    if (code->memory >= 0 && ibx_early_write(code->memory, at, 1, (uintptr_t)at) == 1)
+        return 0;
+    if (code->memory >= 0)
+        ibx_early_close(code->memory);
+    code->memory = -1;
+    return (int)protect(code, (uintptr_t)at, n, PROT_READ | PROT_WRITE | PROT_EXEC);
+}
+
+bool ibx_code_write(const struct ibx_code *code, void *to, const void *bytes, size_t n)
+{
+    if (code->memory >= 0)
+        return ibx_early_write(code->memory, bytes, n, (uintptr_t)to) == (long)n;
+    ibx_early_copy(to, bytes, n);
+    return true;
+}
+
+void ibx_code_close(const struct ibx_code *code)
+{
+    if (code->memory >= 0)
+        ibx_early_close(code->memory);
+    else
+        ibx_early_call(SYS_mprotect, (long)code->first, (long)code->n, code->protection, 0, 0, 0);
+    __builtin___clear_cache((char *)code->first, (char *)code->first + code->n);
+}

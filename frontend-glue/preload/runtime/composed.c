@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Calls that GVirtuS lacks, or fails at, and that consist of others.
+ */
+#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/managed.h"
+
+#include <stdio.h>
+
+/* cudaDeviceAttr */
+#define PCI_BUS    33
+#define PCI_DEVICE 34
+#define PCI_DOMAIN 50
+
+#define RECORD_EXTERNAL 1u /* cudaEventRecordExternal */
+
+/* ------------------------------------------------------------------------- memory of planes */
+
+int cudaMalloc3D(struct ibx_cuda_pitched *memory, struct ibx_cuda_extent extent)
+{
+    void *at = NULL;
+    size_t pitch = 0, rows;
+    if (!memory || __builtin_mul_overflow(extent.height, extent.depth, &rows))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = extent.width && rows ? cudaMallocPitch(&at, &pitch, extent.width, rows) : 0;
+    if (!rc)
+        *memory = (struct ibx_cuda_pitched){at, pitch, extent.width, extent.height};
+    return rc;
+}
+
+int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent,
+                      void *stream)
+{
+    size_t plane, last;
+    if (!extent.width || !extent.height || !extent.depth)
+        return CUDA_SUCCESS;
+    if (!memory.at || extent.width > memory.pitch || extent.height > memory.y ||
+        __builtin_mul_overflow(memory.pitch, memory.y, &plane) ||
+        __builtin_mul_overflow(plane, extent.depth, &last))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (extent.height == memory.y) /* no rows between the planes stay as they are */
+        return cudaMemset2DAsync(memory.at, memory.pitch, value, extent.width,
+                                 extent.height * extent.depth, stream);
+    int rc = CUDA_SUCCESS;
+    for (size_t z = 0; z < extent.depth && !rc; z++)
+        rc = cudaMemset2DAsync((char *)memory.at + z * plane, memory.pitch, value, extent.width,
+                               extent.height, stream);
+    return rc;
+}
+
+int cudaMemset3D(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent)
+{
+    return cudaMemset3DAsync(memory, value, extent, NULL);
+}
+
+/* ------------------------------------------------------------------ names before CUDA 4 */
+
+/* No back end of GVirtuS's (G5) knows them, though its front end sends them. */
+int cudaThreadSynchronize(void)
+{
+    return cudaDeviceSynchronize();
+}
+
+int cudaThreadExit(void)
+{
+    return cudaDeviceReset();
+}
+
+/* ------------------------------------------------------------------------- several devices */
+
+int cudaDeviceGetPCIBusId(char *id, int n, int device)
+{
+    int domain = 0, bus = 0, slot = 0, length = 0;
+    if (!id || n <= 0)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = cudaDeviceGetAttribute(&domain, PCI_DOMAIN, device);
+    if (!rc)
+        rc = cudaDeviceGetAttribute(&bus, PCI_BUS, device);
+    if (!rc)
+        rc = cudaDeviceGetAttribute(&slot, PCI_DEVICE, device);
+    if (!rc)
+        length = snprintf(id, (size_t)n, "%04X:%02X:%02X.0", (unsigned)domain, (unsigned)bus,
+                          (unsigned)slot);
+    return length < n ? rc : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+/* -------------------------------------------------------------------------------- events */
+
+int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags)
+{
+    if (flags & ~RECORD_EXTERNAL)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (flags && ibx_frontend_captures(stream)) /* a node of the graph's own */
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    return cudaEventRecord(event, stream);
+}
+
+/* ------------------------------------------------------------------- several copies at once */
+
+#define AT_ONCE 2 /* cudaMemcpySrcAccessOrderDuringApiCall */
+#define ORDERS  3
+
+/* Before CUDA 13 a place for the number of the copy that fails comes before the stream. */
+int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *n, size_t count,
+                         const struct copy_attributes *attributes, const size_t *first,
+                         size_t attribute_count, void *a, void *b)
+{
+    const int version = ibx_frontend_cuda_version();
+    const bool counts = version && version < 13;
+    size_t *failed = counts ? a : NULL;
+    void *stream = counts ? b : a;
+    bool at_once = false;
+    int rc = !to || !from || !n || !count || !attributes || !first || !attribute_count ||
+                     (uintptr_t)stream <= 1 || first[0]
+                 ? CUDA_INVALID_VALUE
+                 : CUDA_SUCCESS;
+    for (size_t i = 0; i < attribute_count && !rc; i++) {
+        at_once = at_once || attributes[i].order == AT_ONCE;
+        if (attributes[i].order <= 0 || attributes[i].order > ORDERS)
+            rc = CUDA_INVALID_VALUE;
+    }
+    if (failed)
+        *failed = SIZE_MAX;
+    if (rc)
+        return ibx_frontend_fail(rc);
+    for (size_t i = 0; i < count && !rc; i++) {
+        rc = cudaMemcpyAsync(to[i], from[i], n[i], CUDA_MEMCPY_DEFAULT, stream);
+        if (rc && failed)
+            *failed = i;
+    }
+    return rc || !at_once ? rc : cudaStreamSynchronize(stream);
+}
+
+/* Each device has its own addresses. */
+static struct ibx_cuda_memcpy3d of_peers(const struct peer_planes *p)
+{
+    return (struct ibx_cuda_memcpy3d){.from_array = p->from_array,
+                                      .from_at = p->from_at,
+                                      .from = p->from,
+                                      .to_array = p->to_array,
+                                      .to_at = p->to_at,
+                                      .to = p->to,
+                                      .extent = p->extent,
+                                      .kind = CUDA_MEMCPY_ON_DEVICE};
+}
+
+int cudaMemcpy3DPeer(const struct peer_planes *parameters)
+{
+    if (!parameters)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const struct ibx_cuda_memcpy3d copy = of_peers(parameters);
+    return cudaMemcpy3D(&copy);
+}
+
+int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
+{
+    if (!parameters)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const struct ibx_cuda_memcpy3d copy = of_peers(parameters);
+    return cudaMemcpy3DAsync(&copy, stream);
+}
+
+int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
+                              const struct memory_location *to, const size_t *first,
+                              size_t to_count)
+{
+    uint64_t where;
+    int rc = addresses && n && count && to && first && to_count && !first[0]
+                 ? CUDA_SUCCESS
+                 : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    for (size_t i = 0, at = 0; i < count && !rc; i++) {
+        while (at + 1 < to_count && first[at + 1] <= i)
+            at++;
+        memcpy(&where, &to[at], sizeof(where));
+        rc = cudaMemPrefetchAsync(addresses[i], n[i], where, 0);
+    }
+    return rc;
+}
+
+/* What is discarded may keep its bytes. */
+int cudaMemDiscardBatchAsync(void *const *addresses, const size_t *n, size_t count)
+{
+    int rc = addresses && n && count ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    for (size_t i = 0; i < count && !rc; i++)
+        rc = ibx_managed_check(addresses[i], n[i]);
+    return rc;
+}
+
+int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
+                                        const struct memory_location *to, const size_t *first,
+                                        size_t to_count)
+{
+    return cudaMemPrefetchBatchAsync(addresses, n, count, to, first, to_count);
+}
+
+/* ------------------------------------------------------------------------ pools at a place */
+
+#define AT_DEVICE   1 /* cudaMemLocationTypeDevice */
+#define PAGE_LOCKED 1 /* cudaMemAllocationTypePinned */
+
+/* There are pools of devices alone. */
+static int check_place(const struct memory_location *location, int type)
+{
+    if (!location)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return location->type == AT_DEVICE && type == PAGE_LOCKED
+               ? CUDA_SUCCESS
+               : ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+}
+
+int cudaMemGetDefaultMemPool(void **pool, const struct memory_location *location, int type)
+{
+    const int rc = check_place(location, type);
+    return rc ? rc : cudaDeviceGetDefaultMemPool(pool, location->id);
+}
+
+int cudaMemGetMemPool(void **pool, const struct memory_location *location, int type)
+{
+    const int rc = check_place(location, type);
+    return rc ? rc : cudaDeviceGetMemPool(pool, location->id);
+}
+
+int cudaMemSetMemPool(const struct memory_location *location, int type, void *pool)
+{
+    const int rc = check_place(location, type);
+    return rc ? rc : cudaDeviceSetMemPool(location->id, pool);
+}
+
+/* -------------------------------------------------------------------------------- graphs */
+
+#define UPLOADS 2u /* cudaGraphInstantiateFlagUpload */
+
+int cudaGraphInstantiateWithParams(void **exec, void *graph, struct instantiate_parameters *p)
+{
+    if (!p)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    p->failed = NULL;
+    int rc = cudaGraphInstantiateWithFlags(exec, graph, p->flags & ~(unsigned long long)UPLOADS);
+    if (!rc && p->flags & UPLOADS)
+        rc = cudaGraphUpload(*exec, p->stream);
+    p->result = rc != CUDA_SUCCESS; /* cudaGraphInstantiateError */
+    return rc;
+}
+
+static struct ibx_cuda_memcpy3d plain_copy(void *to, const void *from, size_t n, int kind)
+{
+    return (struct ibx_cuda_memcpy3d){.from = {(void *)(uintptr_t)from, n, n, 1},
+                                      .to = {to, n, n, 1},
+                                      .extent = {n, 1, 1},
+                                      .kind = kind};
+}
+
+int cudaGraphMemcpyNodeSetParams1D(void *node, void *to, const void *from, size_t n, int kind)
+{
+    const struct ibx_cuda_memcpy3d copy = plain_copy(to, from, n, kind);
+    return cudaGraphMemcpyNodeSetParams(node, &copy);
+}
+
+int cudaGraphExecMemcpyNodeSetParams1D(void *exec, void *node, void *to, const void *from, size_t n,
+                                       int kind)
+{
+    const struct ibx_cuda_memcpy3d copy = plain_copy(to, from, n, kind);
+    return cudaGraphExecMemcpyNodeSetParams(exec, node, &copy);
+}
+
+/* Where a copy from or to a variable begins. */
+static int place_in(const void *symbol, size_t n, size_t offset, void **at)
+{
+    size_t size = 0;
+    int rc = cudaGetSymbolSize(&size, symbol);
+    if (!rc)
+        rc = cudaGetSymbolAddress(at, symbol);
+    if (!rc && (offset > size || n > size - offset))
+        rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *at = (char *)*at + offset;
+    return rc;
+}
+
+int cudaGraphAddMemcpyNodeToSymbol(void **node, void *graph, void *const *behind, size_t count,
+                                   const void *symbol, const void *from, size_t n, size_t offset,
+                                   int kind)
+{
+    void *to = NULL;
+    const int rc = place_in(symbol, n, offset, &to);
+    return rc ? rc : cudaGraphAddMemcpyNode1D(node, graph, behind, count, to, from, n, kind);
+}
+
+int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *const *behind, size_t count,
+                                     void *to, const void *symbol, size_t n, size_t offset,
+                                     int kind)
+{
+    void *from = NULL;
+    const int rc = place_in(symbol, n, offset, &from);
+    return rc ? rc : cudaGraphAddMemcpyNode1D(node, graph, behind, count, to, from, n, kind);
+}
+
+int cudaGraphMemcpyNodeSetParamsToSymbol(void *node, const void *symbol, const void *from, size_t n,
+                                         size_t offset, int kind)
+{
+    return cudaGraphExecMemcpyNodeSetParamsToSymbol(NULL, node, symbol, from, n, offset, kind);
+}
+
+int cudaGraphMemcpyNodeSetParamsFromSymbol(void *node, void *to, const void *symbol, size_t n,
+                                           size_t offset, int kind)
+{
+    return cudaGraphExecMemcpyNodeSetParamsFromSymbol(NULL, node, to, symbol, n, offset, kind);
+}
+
+/* Without an executable graph: of the node itself. */
+static int set_copy(void *exec, void *node, void *to, const void *from, size_t n, int kind)
+{
+    return exec ? cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, n, kind)
+                : cudaGraphMemcpyNodeSetParams1D(node, to, from, n, kind);
+}
+
+int cudaGraphExecMemcpyNodeSetParamsToSymbol(void *exec, void *node, const void *symbol,
+                                             const void *from, size_t n, size_t offset, int kind)
+{
+    void *to = NULL;
+    const int rc = place_in(symbol, n, offset, &to);
+    return rc ? rc : set_copy(exec, node, to, from, n, kind);
+}
+
+int cudaGraphExecMemcpyNodeSetParamsFromSymbol(void *exec, void *node, void *to, const void *symbol,
+                                               size_t n, size_t offset, int kind)
+{
+    void *from = NULL;
+    const int rc = place_in(symbol, n, offset, &from);
+    return rc ? rc : set_copy(exec, node, to, from, n, kind);
+}

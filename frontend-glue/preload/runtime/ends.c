@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The ends of what every folder knows something of: a device's context, a stream. */
+#include "frontend-glue/preload/copies/device_things.h"
+#include "frontend-glue/preload/internal.h"
+
+/* It closes what was opened on the device, as natively; where there are several, whose a handle is
+ * nobody knows here. */
+int cudaDeviceReset(void)
+{
+    ibx_frontend_print_all();
+    ibx_frontend_managed_resets();
+    const int rc = CALL_NEXT(cudaDeviceReset);
+    ibx_frontend_variables_reset();
+    ibx_frontend_graph_reset();
+    ibx_frontend_reach_reset();
+    if (!rc) {
+        ibx_frontend_peers_reset(ibx_frontend_current_device());
+        ibx_frontend_pools_reset(ibx_frontend_current_device());
+        ibx_frontend_things_reset(ibx_frontend_current_device());
+        ibx_frontend_owned_reset(ibx_frontend_current_device());
+        ibx_frontend_device_memory_reset(ibx_frontend_current_device());
+        ibx_frontend_host_memory_reset(ibx_frontend_current_device());
+    }
+    if (!rc && ibx_frontend_one_device()) {
+        ibx_frontend_captures_reset();
+        ibx_frontend_host_reset();
+        ibx_frontend_streams_reset();
+        ibx_frontend_managed_reset();
+        ibx_frontend_managed_variables_reset();
+        ibx_frontend_opened_reset();
+    }
+    return rc;
+}
+
+/* First of all that is known of it: behind the call another one may have its handle. */
+int cudaStreamDestroy(void *stream)
+{
+    ibx_frontend_owned_gone(OWNED_STREAM, stream);
+    ibx_math_settings_stream_ends((uintptr_t)stream);
+    return ibx_frontend_stream_destroy(stream);
+}

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Libraries of kernels that a program loads while it runs (CUDA 12.8). Each becomes a module like
+ * those that nvcc's code registers, and GVirtuS makes the rest: a kernel's handle is an address
+ * under which it is registered, so that all calls take it as they take a kernel of the program's.
+ */
+#include "frontend-glue/preload/kernels/images.h"
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define IS_PRESERVED   1 /* cudaLibraryBinaryIsPreserved */
+#define NAME_MAX_BYTES 4096u
+
+/* A kernel, or a variable of n bytes. CUDA knows it by its own address. */
+struct part {
+    struct part *next;
+    struct lone_variable *lone; /* its memory, if its library has no kernel */
+    size_t n;
+    bool constant;
+    char name[];
+};
+
+struct library {
+    struct library *next;
+    struct ibx_image_wrapper wrapper;
+    void **module;
+    struct part *parts, **last;
+    unsigned kernels;
+    bool good; /* there was memory for all of it */
+    size_t n;
+    _Alignas(8) uint8_t fat[];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct library *libraries;
+
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+static void discard(struct library *l)
+{
+    for (struct part *p; l && (p = l->parts);) {
+        l->parts = p->next;
+        ibx_frontend_lone_variables_end(p->lone);
+        free(p);
+    }
+    free(l);
+}
+
+static struct part *part_of(const struct library *l, const char *name, size_t length, bool kernel)
+{
+    struct part *p = l->parts;
+    while (p && !(!p->n == kernel && !strncmp(p->name, name, length) && !p->name[length]))
+        p = p->next;
+    return p;
+}
+
+/* There may be the same for several architectures. */
+static void add_part(const char *name, size_t length, size_t n, bool constant, void *library)
+{
+    struct library *l = library;
+    if (length > NAME_MAX_BYTES || part_of(l, name, length, !n))
+        return;
+    struct part *p = calloc(1, sizeof(*p) + length + 1);
+    l->good = l->good && p;
+    if (!p)
+        return;
+    memcpy(p->name, name, length);
+    p->n = n;
+    p->constant = constant;
+    *l->last = p;
+    l->last = &p->next;
+    l->kernels += !n;
+}
+
+/* ------------------------------------------------------------------------------------- loading */
+
+/* NULL: *rc says why not. */
+static struct library *read_image(const void *code, int *rc)
+{
+    size_t n = 0;
+    bool compressed = false;
+    const enum ibx_image_kind kind = ibx_image_measure(&code, SIZE_MAX, &n);
+    uint8_t *expanded = kind == IBX_IMAGE_FAT ? ibx_image_expand(code, n, &n) : NULL;
+    uint8_t begin[IBX_IMAGE_HEADER];
+    *rc = CUDA_INVALID_IMAGE;
+    if (kind == IBX_IMAGE_NONE)
+        return NULL;
+    const size_t head = kind == IBX_IMAGE_FAT ? 0 : ibx_image_head(begin, kind, code, n);
+    const size_t all = head + ((n + 7) & ~(size_t)7);
+    struct library *l = calloc(1, sizeof(*l) + all);
+    *rc = CUDA_MEMORY_ALLOCATION;
+    if (!l) {
+        free(expanded);
+        return NULL;
+    }
+    l->n = all;
+    l->good = true;
+    l->last = &l->parts;
+    memcpy(l->fat, begin, head);
+    memcpy(l->fat + head, expanded ? expanded : code, n);
+    free(expanded);
+    l->wrapper = ibx_image_wrap(l->fat);
+    const bool sound =
+        ibx_image_look(l->fat, kind == IBX_IMAGE_FAT ? n : all, add_part, l, &compressed);
+    if (sound && l->good)
+        return l;
+    if (compressed)
+        ibx_log(IBX_LOG_WARN, "cudaLibraryLoadData returns cudaErrorNotSupported: an image is "
+                              "compressed in a way that is not known here: compile with nvcc "
+                              "--no-compress");
+    *rc = compressed ? CUDA_NOT_SUPPORTED : !sound ? CUDA_INVALID_IMAGE : *rc;
+    discard(l);
+    return NULL;
+}
+
+/* As nvcc's code does. False: GVirtuS takes no such image. */
+static bool register_module(struct library *l)
+{
+    static _Atomic(void *) found;
+    void (*last)(void **module);
+    l->module = __cudaRegisterFatBinary(&l->wrapper);
+    if (!l->module)
+        return false;
+    for (struct part *p = l->parts; p; p = p->next) {
+        if (p->n)
+            __cudaRegisterVar(l->module, (char *)p, p->name, p->name, 0, p->n, p->constant, 0);
+        else
+            __cudaRegisterFunction(l->module, (char *)p, p->name, p->name, -1, NULL, NULL, NULL,
+                                   NULL, NULL);
+    }
+    *(void **)&last = ibx_frontend_next(&found, "__cudaRegisterFatBinaryEnd");
+    if (last)
+        last(l->module);
+    return true;
+}
+
+/* Options of the compiler, and tables of functions of the host, are not there. */
+static bool has_options(unsigned count, const int *library_options, unsigned library_count)
+{
+    for (unsigned i = 0; library_options && i < library_count; i++)
+        if (library_options[i] != IS_PRESERVED)
+            return true;
+    return count;
+}
+
+static int load(void **library, const void *code, bool options)
+{
+    int rc;
+    if (options)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    if (!ibx_frontend_plugin())
+        ibx_frontend_connect();
+    struct library *l = read_image(code, &rc);
+    if (!l)
+        return ibx_frontend_fail(rc);
+    if (!register_module(l)) {
+        discard(l);
+        return ibx_frontend_fail(CUDA_INVALID_IMAGE);
+    }
+    pthread_mutex_lock(&lock);
+    l->next = libraries;
+    libraries = l;
+    pthread_mutex_unlock(&lock);
+    *library = l;
+    return CUDA_SUCCESS;
+}
+
+int cudaLibraryLoadData(void **library, const void *code, const int *options, void *const *values,
+                        unsigned count, const int *library_options, void *const *library_values,
+                        unsigned library_count)
+{
+    (void)options, (void)values, (void)library_values;
+    if (!library || !code)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return load(library, code, has_options(count, library_options, library_count));
+}
+
+/* With a NUL behind it, which PTX may lack. NULL: *rc says why not. */
+static void *read_file(const char *path, int *rc)
+{
+    FILE *file = fopen(path, "rbe");
+    char *bytes = NULL;
+    size_t n = 0, length;
+    long end;
+    *rc = file ? CUDA_INVALID_IMAGE : CUDA_FILE_NOT_FOUND;
+    if (file && !fseek(file, 0, SEEK_END) && (end = ftell(file)) > 0) {
+        rewind(file);
+        bytes = calloc(1, (size_t)end + 1);
+        n = bytes ? fread(bytes, 1, (size_t)end, file) : 0;
+        *rc = bytes ? CUDA_INVALID_IMAGE : CUDA_MEMORY_ALLOCATION;
+    }
+    if (file)
+        fclose(file);
+    const void *code = bytes;
+    if (bytes && ibx_image_measure(&code, n + 1, &length) != IBX_IMAGE_NONE)
+        return bytes;
+    free(bytes);
+    return NULL;
+}
+
+int cudaLibraryLoadFromFile(void **library, const char *path, const int *options,
+                            void *const *values, unsigned count, const int *library_options,
+                            void *const *library_values, unsigned library_count)
+{
+    int rc;
+    (void)options, (void)values, (void)library_values;
+    if (!library || !path)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    void *code = read_file(path, &rc);
+    if (!code)
+        return ibx_frontend_fail(rc);
+    rc = load(library, code, has_options(count, library_options, library_count));
+    free(code);
+    return rc;
+}
+
+/* ----------------------------------------------------------------------------- what is in one */
+
+/* Locked. The place of its pointer. */
+static struct library **place_of(const void *library)
+{
+    struct library **at = &libraries;
+    while (*at && *at != library)
+        at = &(*at)->next;
+    return at;
+}
+
+int cudaLibraryUnload(void *library)
+{
+    ibx_frontend_owned_gone(OWNED_LIBRARY, library);
+    ibx_frontend_own_modules(); /* who registers them again reads what is freed here */
+    pthread_mutex_lock(&lock);
+    struct library **at = place_of(library), *l = *at;
+    if (l)
+        *at = l->next;
+    pthread_mutex_unlock(&lock);
+    if (!l)
+        return ibx_frontend_fail(CUDA_INVALID_HANDLE);
+    __cudaUnregisterFatBinary(l->module);
+    for (const struct part *p = l->parts; p; p = p->next)
+        ibx_frontend_kernel_gone(p);
+    discard(l);
+    return CUDA_SUCCESS;
+}
+
+/* NULL: *rc says why not. Until it is unloaded, by another thread perhaps. */
+static struct part *find(const void *library, const char *name, bool kernel, int *rc)
+{
+    pthread_mutex_lock(&lock);
+    const struct library *l = *place_of(library);
+    struct part *p = l ? part_of(l, name, strlen(name), kernel) : NULL;
+    pthread_mutex_unlock(&lock);
+    *rc = p ? CUDA_SUCCESS : ibx_frontend_fail(l ? CUDA_SYMBOL_NOT_FOUND : CUDA_INVALID_HANDLE);
+    return p;
+}
+
+int cudaLibraryGetKernel(void **kernel, void *library, const char *name)
+{
+    int rc;
+    if (!kernel || !name)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    struct part *found = find(library, name, true, &rc);
+    if (found)
+        *kernel = found;
+    return rc;
+}
+
+void *ibx_frontend_library_of(const void *kernel)
+{
+    const struct part *p = NULL;
+    pthread_mutex_lock(&lock);
+    struct library *l = libraries;
+    while (l && !p) {
+        for (p = l->parts; p && !(p == kernel && !p->n);)
+            p = p->next;
+        l = p ? l : l->next;
+    }
+    pthread_mutex_unlock(&lock);
+    return l;
+}
+
+int cudaLibraryGetKernelCount(unsigned *count, void *library)
+{
+    if (!count)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    pthread_mutex_lock(&lock);
+    const struct library *l = *place_of(library);
+    if (l)
+        *count = l->kernels;
+    pthread_mutex_unlock(&lock);
+    return l ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_HANDLE);
+}
+
+int cudaLibraryEnumerateKernels(void **kernels, unsigned count, void *library)
+{
+    unsigned i = 0;
+    if (!kernels || !count)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    pthread_mutex_lock(&lock);
+    const struct library *l = *place_of(library);
+    for (struct part *p = l ? l->parts : NULL; p && i < count; p = p->next)
+        if (!p->n)
+            kernels[i++] = p;
+    pthread_mutex_unlock(&lock);
+    return l ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_HANDLE);
+}
+
+/* Either place may be NULL. */
+int cudaLibraryGetGlobal(void **address, size_t *n, void *library, const char *name)
+{
+    void *at = NULL;
+    int rc;
+    if (!name || (!address && !n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    struct part *found = find(library, name, false, &rc);
+    const struct library *l = library; /* that is one, then */
+    if (found)
+        rc = l->kernels ? cudaGetSymbolAddress(&at, found)
+                        : ibx_frontend_lone_variable(&found->lone, l->fat, l->n, found->name,
+                                                     found->n, &at);
+    if (!rc && address)
+        *address = at;
+    if (!rc && n)
+        *n = found->n;
+    return rc;
+}

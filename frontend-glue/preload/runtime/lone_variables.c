@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Variables of a library of kernels that has no kernel (JAX puts its constants into such ones). The
+ * back end finds a variable by a kernel beside it (variables.c), which these have not. So nothing
+ * but the program uses them, by their addresses: memory of the device that begins with the same
+ * bytes is all that they are. Each device has its own.
+ */
+#include "frontend-glue/preload/kernels/images.h"
+#include "frontend-glue/preload/internal.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+struct lone_variable {
+    struct lone_variable *next;
+    int device;
+    void *at;
+    uint64_t number; /* of the allocation: another one has another, also at the same address */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* It goes when its device is reset, and with its context. */
+static bool is_there(const struct lone_variable *v)
+{
+    struct range range;
+    return v->at && ibx_frontend_allocation(v->at, &range) && range.begin == (uintptr_t)v->at &&
+           range.number == v->number;
+}
+
+/* Its memory, with what it begins with. */
+static int fill(struct lone_variable *v, const uint8_t *from, size_t n)
+{
+    struct range range;
+    uint8_t *zeros = from ? NULL : calloc(1, n);
+    if (!from && !zeros)
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    int rc = cudaMalloc(&v->at, n);
+    if (!rc && (rc = cudaMemcpy(v->at, from ? from : zeros, n, CUDA_MEMCPY_TO_DEVICE)))
+        cudaFree(v->at);
+    free(zeros);
+    if (rc)
+        v->at = NULL;
+    else if (ibx_frontend_allocation(v->at, &range))
+        v->number = range.number;
+    return rc;
+}
+
+int ibx_frontend_lone_variable(struct lone_variable **all, const uint8_t *fat, size_t size,
+                               const char *name, size_t n, void **address)
+{
+    const uint8_t *from;
+    const int device = ibx_frontend_current_device();
+    int rc = CUDA_SUCCESS;
+    if (!ibx_image_begins(fat, size, name, n, &from))
+        return ibx_frontend_fail(CUDA_SYMBOL_NOT_FOUND);
+    pthread_mutex_lock(&lock);
+    struct lone_variable *v = *all;
+    while (v && v->device != device)
+        v = v->next;
+    if (!v && (v = calloc(1, sizeof(*v)))) {
+        *v = (struct lone_variable){.next = *all, .device = device};
+        *all = v;
+    }
+    if (!v)
+        rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    else if (!is_there(v))
+        rc = fill(v, from, n);
+    if (!rc)
+        *address = v->at;
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+void ibx_frontend_lone_variables_end(struct lone_variable *all)
+{
+    while (all) {
+        struct lone_variable *v = all;
+        all = v->next;
+        if (is_there(v))
+            cudaFree(v->at);
+        free(v);
+    }
+}

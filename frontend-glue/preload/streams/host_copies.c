@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Copies between host and device that are functions of the host's, which a graph or a stream calls
+ * (host_functions.c). Where the back end has a slot for one, page-locked memory of its own, this
+ * side copies between that and its memory, which needs no call of CUDA's; few bytes from the device
+ * come with the word that the function is to be called. Where it has none the function makes the
+ * copy as any other while the graph waits, in a stream that waits for nothing else, and in no order
+ * with other threads' calls, which may be waiting for the graph.
+ */
+#include "frontend-glue/preload/streams/host_copies.h"
+
+#include "common/log.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#define NON_BLOCKING 1u /* cudaStreamNonBlocking */
+
+#define SLOT(number) ((uint64_t)1 << 63 | (number) << 32) /* as docs/protocol.md has it */
+#define PIECE        ((size_t)1 << 19) /* bytes of a slot in one request, which a message may have */
+
+/* Of bytes that were taken: a back end may name a function when no graph calls it any more. */
+static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct streams {
+    void *of[IBX_HOST_COPY_DEVICES];
+    unsigned resets_seen;
+} functions, beside;      /* of the one thread that calls functions; of the one that fetches */
+static atomic_bool slots; /* the back end has some */
+static _Atomic unsigned resets;
+static _Atomic int failure;
+
+static void in_child(void)
+{
+    pthread_mutex_init(&taken_lock, NULL);
+    memset(&functions, 0, sizeof(functions));
+    memset(&beside, 0, sizeof(beside));
+    atomic_store(&slots, false);
+    atomic_store(&failure, 0);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+void ibx_frontend_graph_reset(void)
+{
+    atomic_fetch_add(&resets, 1);
+}
+
+int ibx_frontend_graph_failure(void)
+{
+    return atomic_load_explicit(&failure, memory_order_relaxed) ? atomic_exchange(&failure, 0) : 0;
+}
+
+unsigned ibx_host_copies_resets(void)
+{
+    return atomic_load(&resets);
+}
+
+/* ------------------------------------------------------------- in a stream of this library's */
+
+/* Those that went with their context. */
+static void forget_streams(struct streams *s)
+{
+    const unsigned now = atomic_load_explicit(&resets, memory_order_relaxed);
+    if (now == s->resets_seen)
+        return;
+    memset(s->of, 0, sizeof(s->of));
+    s->resets_seen = now;
+}
+
+/* The device stays selected: the thread is none of the program's. */
+static int stream_of(struct streams *s, int device, void **stream)
+{
+    int now = 0, rc = cudaGetDevice(&now);
+    forget_streams(s);
+    if (!rc && now != device)
+        rc = cudaSetDevice(device);
+    if (!rc && !s->of[device])
+        rc = CALL_NEXT(cudaStreamCreateWithFlags, &s->of[device], NON_BLOCKING);
+    *stream = s->of[device];
+    return rc;
+}
+
+static void *row_of(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
+                    size_t y, size_t z)
+{
+    return (char *)memory->at + ((at->depth + z) * memory->y + at->height + y) * memory->pitch +
+           at->width;
+}
+
+/* In no order with calls of other threads: these may wait for the graph. */
+static int copy_row(const struct ibx_cuda_memcpy3d *p, size_t y, size_t z, void *stream)
+{
+    const bool to_device = p->kind == CUDA_MEMCPY_TO_DEVICE;
+    void *to = row_of(&p->to, &p->to_at, y, z), *from = row_of(&p->from, &p->from_at, y, z);
+    const struct ibx_frontend_copy copy = {.to_device = to_device,
+                                           .async = true,
+                                           .alone = true,
+                                           .device = (uintptr_t)(to_device ? to : from),
+                                           .host = to_device ? from : to,
+                                           .n = p->extent.width,
+                                           .stream = (uintptr_t)stream};
+    int code = CUDA_SUCCESS;
+    return ibx_frontend_plugin()->copy(&copy, &code) ? CUDA_UNKNOWN : code;
+}
+
+static int copy_rows(const struct ibx_cuda_memcpy3d *p, void *stream)
+{
+    int rc = CUDA_SUCCESS;
+    for (size_t z = 0; z < p->extent.depth && !rc; z++)
+        for (size_t y = 0; y < p->extent.height && !rc; y++) {
+            if (p->kind == CUDA_MEMCPY_ON_HOST)
+                memcpy(row_of(&p->to, &p->to_at, y, z), row_of(&p->from, &p->from_at, y, z),
+                       p->extent.width);
+            else
+                rc = copy_row(p, y, z, stream);
+        }
+    return rc;
+}
+
+static int wait_for(void *stream)
+{
+    struct extra e;
+    int code;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_WAIT, "cudaStreamSynchronize");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    return ibx_frontend_extra_try(&e, NULL, 0, &code) ? code : CUDA_UNKNOWN;
+}
+
+int ibx_frontend_copy_beside(void *to, const void *from, size_t n, int kind, int device)
+{
+    const struct ibx_cuda_memcpy3d copy = {.kind = kind,
+                                           .from = {(void *)(uintptr_t)from, n, n, 1},
+                                           .to = {to, n, n, 1},
+                                           .extent = {n, 1, 1}};
+    void *stream;
+    int rc = ibx_frontend_plugin() ? stream_of(&beside, device, &stream) : CUDA_UNKNOWN;
+    if (!rc)
+        rc = copy_row(&copy, 0, 0, stream);
+    return rc ? rc : wait_for(stream);
+}
+
+static void note_failure(int rc)
+{
+    atomic_store(&failure, rc);
+    ibx_log(IBX_LOG_ERROR,
+            "a copy between host and device in a graph has failed with CUDA error %d: the next "
+            "call that waits returns it",
+            rc);
+}
+
+void ibx_host_copy_make(void *argument)
+{
+    const struct ibx_host_copy *copy = argument;
+    void *stream;
+    int rc = stream_of(&functions, copy->device, &stream);
+    if (!rc)
+        rc = copy_rows(&copy->parameters, stream);
+    if (!rc && copy->parameters.kind != CUDA_MEMCPY_ON_HOST)
+        rc = wait_for(stream); /* pinned memory is written without that */
+    if (rc)
+        note_failure(rc);
+}
+
+/* ---------------------------------------------------------------------------------- by a slot */
+
+static bool copies_to_device(const struct ibx_host_copy *copy)
+{
+    return copy->parameters.kind == CUDA_MEMCPY_TO_DEVICE;
+}
+
+size_t ibx_host_copy_bytes(const struct ibx_cuda_memcpy3d *p)
+{
+    return p->extent.width * p->extent.height * p->extent.depth;
+}
+
+static char *host_row(const struct ibx_cuda_memcpy3d *p, size_t y, size_t z)
+{
+    return p->kind == CUDA_MEMCPY_TO_DEVICE ? row_of(&p->from, &p->from_at, y, z)
+                                            : row_of(&p->to, &p->to_at, y, z);
+}
+
+/* Whether the rows are one behind the other. */
+static bool is_whole(const struct ibx_cuda_memcpy3d *p)
+{
+    const struct ibx_cuda_pitched *host = p->kind == CUDA_MEMCPY_TO_DEVICE ? &p->from : &p->to;
+    const struct ibx_cuda_extent *e = &p->extent;
+    return (e->height * e->depth == 1 || host->pitch == e->width) &&
+           (e->depth == 1 || host->y == e->height);
+}
+
+/* Between the rows and bytes without gaps. */
+static void pack(const struct ibx_cuda_memcpy3d *p, uint8_t *bytes, bool rows_to_bytes)
+{
+    for (size_t z = 0; z < p->extent.depth; z++)
+        for (size_t y = 0; y < p->extent.height; y++, bytes += p->extent.width)
+            memcpy(rows_to_bytes ? (char *)bytes : host_row(p, y, z),
+                   rows_to_bytes ? host_row(p, y, z) : (char *)bytes, p->extent.width);
+}
+
+static int exchange_bytes(const struct ibx_host_copy *copy, uint8_t *bytes, size_t n)
+{
+    int code = CUDA_SUCCESS;
+    for (size_t at = 0; at < n && !code; at += PIECE) {
+        const struct ibx_frontend_copy piece = {.to_device = copies_to_device(copy),
+                                                .async = true,
+                                                .alone = true,
+                                                .device = SLOT(copy->number) + at,
+                                                .host = bytes + at,
+                                                .n = n - at < PIECE ? n - at : PIECE};
+        if (ibx_frontend_plugin()->copy(&piece, &code))
+            code = CUDA_UNKNOWN;
+    }
+    return code;
+}
+
+static int exchange_rows(const struct ibx_host_copy *copy)
+{
+    const struct ibx_cuda_memcpy3d *p = &copy->parameters;
+    const size_t n = ibx_host_copy_bytes(p);
+    uint8_t *bytes = is_whole(p) ? (uint8_t *)host_row(p, 0, 0) : malloc(n);
+    int rc = bytes ? CUDA_SUCCESS : CUDA_MEMORY_ALLOCATION;
+    if (bytes && !is_whole(p) && copies_to_device(copy))
+        pack(p, bytes, true);
+    if (bytes)
+        rc = exchange_bytes(copy, bytes, n);
+    if (!rc && !is_whole(p) && !copies_to_device(copy))
+        pack(p, bytes, false);
+    if (!is_whole(p))
+        free(bytes);
+    return rc;
+}
+
+void ibx_host_copy_exchange(void *argument)
+{
+    struct ibx_host_copy *copy = argument;
+    pthread_mutex_lock(&taken_lock);
+    const bool taken = copy->taken, gone = copy->gone;
+    if (!taken)
+        pthread_mutex_unlock(&taken_lock);
+    const int rc = gone ? CUDA_UNKNOWN : exchange_rows(copy);
+    if (taken)
+        pthread_mutex_unlock(&taken_lock);
+    atomic_fetch_add(&copy->called, 1);
+    if (rc)
+        note_failure(rc);
+}
+
+void ibx_host_copy_wanted(struct ibx_host_copy *copy)
+{
+    pthread_mutex_lock(&taken_lock);
+    copy->gone = false;
+    pthread_mutex_unlock(&taken_lock);
+}
+
+void ibx_host_copy_give_back(struct ibx_host_copy *copy)
+{
+    pthread_mutex_lock(&taken_lock);
+    copy->gone = copy->taken;
+    free(copy->taken);
+    copy->taken = NULL;
+    pthread_mutex_unlock(&taken_lock);
+}
+
+void ibx_host_copies_by_slots(void)
+{
+    atomic_store(&slots, true);
+}
+
+bool ibx_frontend_graph_takes_bytes(void)
+{
+    return atomic_load_explicit(&slots, memory_order_relaxed);
+}
+
+bool ibx_frontend_graph_copies(void (*function)(void *argument))
+{
+    return function == ibx_host_copy_make || function == ibx_host_copy_exchange;
+}
+
+bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument, uint8_t *bytes,
+                               size_t n)
+{
+    const struct ibx_host_copy *copy = argument;
+    if (function != ibx_host_copy_exchange || copies_to_device(copy) ||
+        n != ibx_host_copy_bytes(&copy->parameters))
+        return false;
+    pack(&copy->parameters, bytes, false);
+    return true;
+}
