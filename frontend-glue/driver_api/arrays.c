@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Arrays: a CUarray is a cudaArray_t. The driver has a format where the runtime has bits. */
+#include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
 /* CUarray_format of eight bits, each two numbers; cudaChannelFormatKind */

@@ -7,6 +7,7 @@
  * Each thread has a stack of them; the device of the top one is selected for the runtime. Without
  * one a call of the runtime's makes the primary one current.
  */
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
 #include <pthread.h>

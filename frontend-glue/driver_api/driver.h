@@ -25,7 +25,7 @@
 #ifndef IBX_FRONTEND_GLUE_DRIVER_API_DRIVER_H
 #define IBX_FRONTEND_GLUE_DRIVER_API_DRIVER_H
 
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 /* CUDA's header has the prototypes of what is exported. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"

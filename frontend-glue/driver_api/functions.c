@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What is known of kernels, and how many of them a multiprocessor takes. */
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
 #define ATTRIBUTES_MAX 512u /* bytes of cudaFuncAttributes, at most */

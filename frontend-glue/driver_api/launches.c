@@ -3,6 +3,7 @@
  * Launches. They are the runtime's, and cost what these do. Arguments come one by one, or as they
  * lie in the kernel's (`extra`); where that is, the runtime's launch knows.
  */
+#include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/driver_api/driver.h"
 
 #include <stdlib.h>

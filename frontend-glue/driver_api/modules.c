@@ -3,6 +3,8 @@
  * Modules and libraries of kernels: both are what cudaLibraryLoadData() makes. A module goes with
  * its context. Options of the compiler are taken, and do nothing: what they are to tell is empty.
  */
+#include "frontend-glue/preload/runtime/runtime.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
 /* CUjit_option */

@@ -4,6 +4,8 @@
  * the same are a request to the back end's driver. To a back end that does not know it they are a
  * short copy to the beginning, and copies of that within the device, each as long as all before it.
  */
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
 #define SEED 1024u /* bytes of the first copy, which go in the request */

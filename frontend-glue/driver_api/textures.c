@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Texture and surface objects, which are the runtime's numbers. */
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
 #define AS_INTEGERS      0x01u /* CU_TRSF_* */

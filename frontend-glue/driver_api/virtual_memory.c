@@ -5,6 +5,7 @@
  * piece of memory until it is neither held nor mapped. It shares none with other processes. A reset
  * of the device gives all back there, and is noticed here by the next call.
  */
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/driver_api/driver.h"
 #include "frontend-glue/session/mapped_memory.h"
 

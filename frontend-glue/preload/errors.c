@@ -4,7 +4,7 @@
  * asks its back end, and where that fails (G5) the failure hides the error that the application
  * wanted to report.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #include <stdlib.h>
 

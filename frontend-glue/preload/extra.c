@@ -4,7 +4,7 @@
  * streams and limits, and what all of them share. A back end that does not know
  * them makes them fail with cudaErrorNotSupported.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
 

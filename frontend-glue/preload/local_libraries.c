@@ -7,7 +7,7 @@
  * found by the next cudaMalloc, or by the cudaMemcpy that brings its results.
  */
 #include "frontend-glue/preload/dlsym.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/remote_libraries.h"
 
 #include "common/log.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #include <errno.h>
 #include <pthread.h>

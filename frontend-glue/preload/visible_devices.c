@@ -5,7 +5,7 @@
  * host without a GPU is none. What the program sees is chosen by that variable of the back end. So
  * this one is not applied, and a line says so where it might be meant for remote GPUs.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
 

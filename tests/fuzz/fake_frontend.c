@@ -2,7 +2,13 @@
 #include "tests/fuzz/fake_frontend.h"
 
 #include "frontend-glue/preload/kernels/images.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/math_libraries/math_libraries.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/log.h"
 

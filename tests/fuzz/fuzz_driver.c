@@ -9,6 +9,10 @@
  * - u8 n, and n steps of two bytes: which call, and its arguments: see run_step();
  * - what fake_frontend.h says.
  */
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/runtime/runtime.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
 #include "tests/fuzz/fake_frontend.h"

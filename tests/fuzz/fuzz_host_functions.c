@@ -12,7 +12,9 @@
  * - u8 n, and n steps of two bytes: what is done, and an argument of it: see run_step();
  * - what fake_frontend.h says.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "tests/fuzz/fake_frontend.h"
 
 #include "common/thread.h"

@@ -10,7 +10,8 @@
  *   arguments, which go round;
  * - what fake_frontend.h says.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 #include "tests/fuzz/fake_frontend.h"
 

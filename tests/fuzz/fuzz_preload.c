@@ -9,7 +9,7 @@
  * - what fake_frontend.h says.
  */
 #include "frontend-glue/preload/copies/device_things.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 #include "tests/fuzz/fake_frontend.h"
 
 #include <stdlib.h>

@@ -10,6 +10,10 @@
  * - u8 n, and n steps of two bytes: what is done, and an argument of it: see run_step();
  * - what fake_frontend.h says.
  */
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/memory/managed.h"
 #include "tests/fuzz/fake_frontend.h"

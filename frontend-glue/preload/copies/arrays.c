@@ -7,7 +7,11 @@
  * return.
  */
 #include "frontend-glue/preload/copies/device_things.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <stdlib.h>
 

@@ -2,7 +2,7 @@
 /* What this process has made on devices: arrays, mipmapped ones, textures and surfaces, each with
  * what is known of it here. A device that is reset takes its own away. */
 #include "frontend-glue/preload/copies/device_things.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Mipmapped arrays, in requests of our own. Their levels are arrays, which go with them. */
 #include "frontend-glue/preload/copies/device_things.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <stdlib.h>
 

@@ -3,7 +3,10 @@
  * Calls that no GVirtuS has, made of those that it has: copies from variables of the device, by the
  * address that the back end knows, and the profiler's, which have nothing to do here.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
 
 /* The front ends that have cudaLaunchKernelExC (G4, G5) cannot read the reply of their own
  * cudaGetSymbolAddress, and end the process; their back ends do not know variables by the

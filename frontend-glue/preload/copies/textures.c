@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Textures and surfaces, in requests of our own. What they were made of is known here. */
 #include "frontend-glue/preload/copies/device_things.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <stdlib.h>
 

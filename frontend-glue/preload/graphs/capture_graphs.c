@@ -9,7 +9,10 @@
  *
  * Streams that other streams have joined cannot be cut like that.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/session/calls.h"
 
 #include <pthread.h>

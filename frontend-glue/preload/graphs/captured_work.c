@@ -3,7 +3,9 @@
  * What a stream that is being captured takes, where GVirtuS's handlers would capture it wrongly: a
  * copy from or to the host, with an address of the back end's, and functions of the program's.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 static int capture(void *stream, uint64_t queue, uint64_t number)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Conditional nodes of graphs, and cudaGraphAddNode, which adds nodes of all kinds. */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/preload.h"
 
 #include <stdlib.h>
 

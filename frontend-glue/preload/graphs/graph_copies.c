@@ -13,7 +13,9 @@
  * the last graph that calls one has gone.
  */
 #include "frontend-glue/preload/streams/host_copies.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/log.h"
 

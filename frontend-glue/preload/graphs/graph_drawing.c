@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* cudaGraphDebugDotPrint: a graph as a drawing for Graphviz. CUDA's own would be a file of the back
  * end's host, so this one is made here, of what its nodes say. */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/preload.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Nodes of graphs, in requests of our own. */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 /* A request for a node of that graph, behind others. False: there are too many, which *rc says. */
 static bool begin(struct extra *e, enum ibx_extra number, const char *call, const void *graph,

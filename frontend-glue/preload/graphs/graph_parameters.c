@@ -6,7 +6,10 @@
  * The arguments of a kernel belong to its node: a program may read them for as long as that is
  * there, and is as it was. So they are kept until its graph is destroyed.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -4,7 +4,10 @@
  * a function of the application's or a copy between host and device, is there a function that this
  * process calls. So it is known here which functions each graph calls that can be launched.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/log.h"
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* cudaLaunchHostFunc and cudaStreamAddCallback: host_functions.c has what is called. */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 static int enqueue(const struct ibx_frontend_host_call *wish, const char *name)
 {

@@ -12,7 +12,9 @@
  * update a function releases the old ones that the stream calls, by the thread that calls such
  * functions, where CUDA permits no calls of its own, as natively.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -10,7 +10,8 @@
  * ended before it asks registers all modules again.
  */
 #include "frontend-glue/preload/kernels/images.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/preload.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -16,7 +16,10 @@
  * end is asked likewise.
  */
 #include "frontend-glue/preload/kernels/images.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/fork_lock.h"
 #include "common/log.h"

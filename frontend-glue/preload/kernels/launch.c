@@ -8,7 +8,9 @@
  * those with more than 4 KiB of arguments. How long a kernel's arguments are GVirtuS's front end
  * knows: it writes a launch of the usual kind, which is kept and not sent; or the back end does.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #define ATTRIBUTE_COOPERATIVE 2 /* cudaLaunchAttributeID */
 

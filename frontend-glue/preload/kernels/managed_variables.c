@@ -6,6 +6,7 @@
  * may have others' bytes beside them, which are left alone, or variables of several modules: of a
  * program and of a library that it opens. Each is gone with its own.
  */
+#include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/managed.h"
 
 #include "common/log.h"

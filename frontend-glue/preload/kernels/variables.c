@@ -4,7 +4,8 @@
  * Not every GVirtuS passes on by which address the application names one (G5 does not). The back
  * end finds it by its name, in the module of a kernel that was registered beside it.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/preload.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -6,7 +6,7 @@
  * library's own "not supported", and a line names the call. A front end of GVirtuS's that has one
  * gets it: what registers and stack may have of arguments is passed on.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
 

@@ -8,7 +8,8 @@
  */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
 

@@ -2,7 +2,7 @@
 /* Functions of cuBLAS and cuRAND that are no request of their own. */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #define BLAS_INVALID_VALUE   7
 #define BLAS_MAPPING_ERROR   11

@@ -6,7 +6,7 @@
  */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #include <stdlib.h>
 

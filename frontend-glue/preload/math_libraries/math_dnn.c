@@ -5,7 +5,8 @@
  * execution, which is one request then, and does not wait. Such a descriptor is an address that is
  * odd.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include "common/fork_lock.h"

@@ -5,7 +5,7 @@
  * process. They return its "not supported", and a line names the call. What only gives texts and
  * versions is that library's.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
 

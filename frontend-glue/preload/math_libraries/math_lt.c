@@ -2,7 +2,7 @@
 /* Functions of cuBLASLt that are no request of their own, or more than that. */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #include <stdatomic.h>
 

@@ -7,7 +7,8 @@
  *
  * Selecting a stream, also the same one, takes the workspace away.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/math_libraries/math_libraries.h"
+#include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <pthread.h>

@@ -13,7 +13,9 @@
  *                                                  as GVirtuS decides it; behind that the host's,
  *                                                  but in a copy whose other side is the host's
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <errno.h>
 #include <stdatomic.h>

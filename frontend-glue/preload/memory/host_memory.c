@@ -4,7 +4,9 @@
  * is memory that the fabric reaches. What was allocated before the plugin attached is GVirtuS's,
  * and is freed by it: GVirtuS would give any other address to free(3), too.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <errno.h>
 #include <sys/mman.h>

@@ -4,7 +4,9 @@
  * process, which CUDA lets open no handle of its own. What is opened is what the other process has,
  * by the same address, so it is known here what this process must not give back.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <stdlib.h>
 

@@ -10,7 +10,8 @@
  * would be an error that ends the work of all clients of the back end. So does that of a kernel
  * which finds the address elsewhere than among its arguments before a launch has named the memory.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
 

@@ -7,6 +7,8 @@
  *
  * To every other call it is memory of the device (device_memory.c).
  */
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/preload/memory/managed.h"
 
 #include "common/log.h"

@@ -12,8 +12,9 @@
  *   managed_masks.c   masks of these
  *   managed_io.c      ... of the kernel for it
  *   managed_hints.c   what the program says of its use
- *   managed_variables.c  variables that are declared __managed__
  *   managed_in_place.c   page-locked memory that becomes managed
+ *
+ * Variables that are declared __managed__ (kernels/managed_variables.c) are such memory, too.
  *
  * Coherence is that of devices without concurrent access (cudaDevAttrConcurrentManagedAccess is 0).
  * A block of pages is in one of three states, and its protection says which:
@@ -37,7 +38,7 @@
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MEMORY_MANAGED_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MEMORY_MANAGED_H
 
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #include <signal.h>
 

@@ -6,6 +6,7 @@
  *
  * Faults elsewhere are the program's (managed_signals.c).
  */
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/managed.h"
 
 #include "common/clock.h"

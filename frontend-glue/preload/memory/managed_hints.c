@@ -3,7 +3,8 @@
  * Hints about managed memory: cudaMemAdvise, cudaMemPrefetchAsync, and what
  * cudaMemRangeGetAttribute tells of them. Nothing is done with them.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/memory/managed.h"
 
 #include <stdio.h>

@@ -15,6 +15,7 @@
  * A system call of another thread that has the kernel write there, and has begun before the first
  * step, may fail with EFAULT from the second on.
  */
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/managed.h"
 
 #include "common/log.h"

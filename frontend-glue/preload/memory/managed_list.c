@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which managed memory there is, and the locks (managed_pages.h). */
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/managed_pages.h"
 
 #include <pthread.h>

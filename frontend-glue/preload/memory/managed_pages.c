@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Blocks of managed memory: their states, and the bytes between host and device (managed_pages.h).
  */
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/preload/memory/managed_pages.h"
 
 #include "common/log.h"

@@ -3,6 +3,8 @@
  * When the device works, and what that means for managed memory (managed.h): before a request that
  * has it work the host's bytes go there, and an access behind that waits until the device rests.
  */
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/preload/memory/managed_pages.h"
 
 #include "common/clock.h"

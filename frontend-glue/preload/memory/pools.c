@@ -5,7 +5,9 @@
  * that another process is given is what that one names by the same handle (ipc.c); the file
  * descriptor that CUDA has for it is one of a file with such a handle.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <pthread.h>
 #include <sys/mman.h>

@@ -7,7 +7,8 @@
  * A slab is given back with its last piece, unless it is the last that can be cut. A forked child
  * cuts nothing from its parent's: both have the same pages.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
  * cudaErrorNotSupported, and a line names the call. A libcudart that has one gets it, with as many
  * arguments as any of them has, but for the one that takes a structure by value.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
 

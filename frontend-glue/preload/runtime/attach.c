@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The plugin attaches: what that begins in the process. */
+#include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/managed.h"
 
 #include <dlfcn.h>

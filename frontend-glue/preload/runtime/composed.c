@@ -2,7 +2,8 @@
 /*
  * Calls that GVirtuS lacks, or fails at, and that consist of others.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/preload/memory/managed.h"
 
 #include <stdio.h>

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The ends of what every folder knows something of: a device's context, a stream. */
 #include "frontend-glue/preload/copies/device_things.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/math_libraries/math_libraries.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 /* It closes what was opened on the device, as natively; where there are several, whose a handle is
  * nobody knows here. */

@@ -5,7 +5,10 @@
  * under which it is registered, so that all calls take it as they take a kernel of the program's.
  */
 #include "frontend-glue/preload/kernels/images.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/runtime/runtime.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/log.h"
 

@@ -6,7 +6,10 @@
  * bytes is all that they are. Each device has its own.
  */
 #include "frontend-glue/preload/kernels/images.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/runtime/runtime.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <pthread.h>
 #include <stdlib.h>

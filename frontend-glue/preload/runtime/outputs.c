@@ -5,7 +5,8 @@
  * cudaErrorInvalidValue. Calls that other files make are checked there. Questions about what is no
  * kernel have CUDA's answer here, too.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/preload.h"
 
 /* CUDA's header has their prototypes. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"

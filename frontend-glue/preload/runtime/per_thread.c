@@ -6,7 +6,9 @@
  * none of these names. At the back end each thread of the application has a thread, and so its
  * stream is CUDA's own.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 /* CUDA's header has their prototypes. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"

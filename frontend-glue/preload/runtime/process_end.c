@@ -19,7 +19,8 @@
  * one, which looks at what to do when its turn has come; in front of the first one's a handler says
  * that it is exit(3), and not dlclose(3).
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
 

@@ -3,7 +3,8 @@
  * Questions about streams, devices and kernels that GVirtuS does not know, in requests of our own,
  * and what can be answered here.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/preload.h"
 
 #include <stdio.h>
 

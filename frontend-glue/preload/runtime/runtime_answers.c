@@ -7,7 +7,7 @@
  */
 #include "frontend-glue/preload/runtime/runtime_answers.h"
 
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/runtime/runtime_inside.h"
 
 #include "common/log.h"

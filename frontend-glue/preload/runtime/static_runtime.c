@@ -11,7 +11,7 @@
  * functions, or GVirtuS's. To load its libcudart takes the loader, which is not there earlier.
  */
 #include "frontend-glue/preload/dlsym.h"
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/runtime/loader.h"
 #include "frontend-glue/preload/runtime/runtime_answers.h"
 

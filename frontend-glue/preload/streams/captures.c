@@ -4,7 +4,8 @@
  * graph of a capture is in capture_graphs.c, and what goes into one in another way than GVirtuS's
  * in captured_work.c.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <pthread.h>
 

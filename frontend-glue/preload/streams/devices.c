@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The device that a thread has selected, and those that this process uses. */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <pthread.h>
 

@@ -7,6 +7,7 @@
  * copy as any other while the graph waits, in a stream that waits for nothing else, and in no order
  * with other threads' calls, which may be waiting for the graph.
  */
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/preload/streams/host_copies.h"
 
 #include "common/log.h"

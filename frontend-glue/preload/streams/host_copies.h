@@ -4,7 +4,7 @@
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_STREAMS_HOST_COPIES_H
 #define IBX_FRONTEND_GLUE_PRELOAD_STREAMS_HOST_COPIES_H
 
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 
 #define IBX_HOST_COPY_DEVICES 64 /* none is made on further ones */
 

@@ -12,7 +12,8 @@
  * outstanding, copies to the device wait for what is before them in their stream, or are made when
  * that gets there (graph_copies.c).
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -3,7 +3,8 @@
  * The streams that this process has made. While some are being captured nobody can wait for the
  * device, since that would end the captures: one by one the others can be waited for.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <pthread.h>
 #include <stdlib.h>

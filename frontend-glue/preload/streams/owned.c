@@ -4,7 +4,8 @@
  * by the runtime or by the driver, takes it out first: behind that another one may have its
  * handle.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/log.h"
 

@@ -8,7 +8,8 @@
  * Managed memory is memory of one device here (managed.h), and all devices use it. So those that
  * this process uses get access to that one, of which the application's calls tell nothing.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/log.h"
 

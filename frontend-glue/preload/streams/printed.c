@@ -3,7 +3,8 @@
  * What kernels print by printf, which the driver writes at the back end. A program that has a
  * module which calls it fetches that behind each call that waits, as CUDA writes it then.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -6,7 +6,8 @@
  * The plugin has GVirtuS's requests wait for copies that are under way in the background. It cannot
  * make them query without waiting, or return what became of those copies: these calls do.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #define BODY_MAX 32
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which size of block the driver's call proposes, by what a back end says of its device. */
+#include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
 #include <limits.h>

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Copies in graphs whose bytes the preload has taken: a back end that names such a copy's function
  * when the bytes were given back gets none of what is in that memory now. */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <pthread.h>
 #include <search.h>

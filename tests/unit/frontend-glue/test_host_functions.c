@@ -5,7 +5,9 @@
  * what is enqueued is named to whoever asks. Each case is a process of its own, as the thread is
  * begun once.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "tests/scenes/patience.h"
 
 #include <pthread.h>

@@ -3,7 +3,7 @@
  * Scalars of a program that uses sparse vectors, and a back end that says of any vector what it
  * likes: no more is read than the program has. Both scalars end where nothing is readable any more.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <setjmp.h>

@@ -3,7 +3,8 @@
  * What a program's process knows of a handle goes with it, and nothing goes that another thread has
  * made since: the back end gives it the same number as soon as the first one has ended.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A program that asks for so many algorithms of cuBLASLt, and a back end that says that it has
  * more: the program would go through what is behind its own memory. */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <setjmp.h>

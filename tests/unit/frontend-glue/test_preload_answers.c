@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a back end answers about arrays that this process has not made decides nothing about how far
  * the program's memory is written: the program names rows, and their bytes come from the device. */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/preload.h"
 #include "tests/fuzz/fake_frontend.h"
 
 #include <setjmp.h>
