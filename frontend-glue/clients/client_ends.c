@@ -42,7 +42,6 @@
 #define REST_MOST_NS  20000000u
 #define REST_TIMES    3u
 #define HELD_MS       10000u /* that a request of another client's may hold something */
-#define ROOM_MS       1000u  /* that somebody waits for more memory */
 #define WORK_MS       1000u  /* that work is waited for; then it is another client's turn */
 #define TOLD_MS       5000u  /* before what is in the way is told of; from then on */
 #define MOMENT_MS     50u    /* ... it is waited for so long, in which work that ends does */
@@ -62,11 +61,7 @@ struct ended {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct ended *queue;
-static _Atomic unsigned pending; /* of the queue, that nothing is in the way of */
-static _Atomic unsigned hurried; /* threads that wait for memory */
-static uint64_t given;           /* slices so far */
 static int processes = -1, wake = -1;
 static pid_t runs_in; /* the process in which the thread runs */
 
@@ -241,10 +236,7 @@ static uint64_t give(struct giving *g, enum ibx_handle_kind kind, const void *co
         ibx_clients_give_end();
     }
     g->of->things += count;
-    pthread_mutex_lock(&lock);
-    given++;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    ibx_ended_given();
     return began;
 }
 
@@ -252,7 +244,7 @@ static void rest(uint64_t began)
 {
     uint64_t ns = REST_TIMES * (ibx_now_ns() - began);
     ns = ns < REST_LEAST_NS ? REST_LEAST_NS : ns < REST_MOST_NS ? ns : REST_MOST_NS;
-    if (ibx_clients_any() && !atomic_load(&hurried))
+    if (ibx_clients_any() && !ibx_ended_hurries())
         ibx_nap(&ns);
 }
 
@@ -375,7 +367,7 @@ static void tell(const struct giving *g)
 {
     const struct ibx_client_name other = name_of(g->whose);
     g->of->told = true;
-    atomic_fetch_sub(&pending, 1);
+    ibx_ended_stuck();
     if (g->of->client == IBX_CLIENT_NONE)
         ibx_log(IBX_LOG_WARN,
                 "arrays that clients have freed stay in GPU memory until the work of %s ends, "
@@ -466,10 +458,10 @@ static void move_on(struct ended *e, bool done)
     e->next = NULL;
     for (at = &queue; *at && !done;)
         at = &(*at)->next;
-    if (!done)
+    if (done)
+        ibx_ended_over(e->told);
+    else
         *at = e;
-    else if (!e->told)
-        atomic_fetch_sub(&pending, 1);
 }
 
 static void *run(void *unused)
@@ -487,8 +479,6 @@ static void *run(void *unused)
         pthread_mutex_lock(&lock);
         done = done && !e->rest_count; /* more has come */
         move_on(e, done);
-        given += done;
-        pthread_cond_broadcast(&changed);
         pthread_mutex_unlock(&lock);
         if (done) {
             free(e->rest);
@@ -536,7 +526,7 @@ static bool begin(void)
         return true;
     close_fds(); /* a parent's */
     queue = NULL;
-    atomic_store(&pending, 0);
+    ibx_ended_begin();
     if (open_fds() && start()) {
         runs_in = getpid();
         return true;
@@ -562,7 +552,7 @@ static struct ended *enter(uint64_t client, const struct ibx_client_name *name)
     while (*at)
         at = &(*at)->next;
     *at = made;
-    atomic_fetch_add(&pending, 1);
+    ibx_ended_one_more();
     if (write(wake, &one, sizeof(one)) < 0) { /* it is awake */
     }
     return made;
@@ -611,19 +601,6 @@ void ibx_client_ends_watch(int process_fd, uint64_t client)
     pthread_mutex_unlock(&lock);
 }
 
-static bool any_ends(void)
-{
-    pthread_mutex_lock(&lock);
-    const bool any = queue && runs_in == getpid();
-    pthread_mutex_unlock(&lock);
-    return any;
-}
-
-bool ibx_clients_several(struct copies *x)
-{
-    return ibx_clients_others(x) || any_ends();
-}
-
 bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     uint64_t nobody;
@@ -631,21 +608,4 @@ bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t val
     if (nobody)
         ibx_client_ends_add(nobody, &(struct ibx_client_name){"a client"});
     return theirs;
-}
-
-bool ibx_client_ends_wait(void)
-{
-    if (!atomic_load(&pending))
-        return false;
-    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(ROOM_MS));
-    int rc = 0;
-    atomic_fetch_add(&hurried, 1);
-    pthread_mutex_lock(&lock);
-    const uint64_t before = given;
-    while (atomic_load(&pending) && given == before && !rc)
-        rc = pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
-    const bool more = given != before;
-    pthread_mutex_unlock(&lock);
-    atomic_fetch_sub(&hurried, 1);
-    return more;
 }

@@ -19,19 +19,21 @@
  *   own_streams.c    streams of the back end's own
  *   own_work.c       what a client's call waits for beside other clients
  *   moments.c        when all work that is under way now is over
+ *   given_back.c     how each kind of thing is given back
  *   own_reset.c      cudaDeviceReset of one client of several
  *   client_ends.c, left_work.c  what clients leave behind
+ *   ended.c          whether there is any of that
  *   end_hooks.c      what of this requests of our own give back, or are to know of
  *   last_requests.c  what takes modules back that a client leaves
  *   resets.c         contexts that clients reset or destroy
  *   broken_context.c what the log says of CUDA errors that stay
  *   ready_context.c  a context that is there before a client is
  *
- * Two circles of calls are left. What is captured counts until its capture is over, which
- * captures.c sees, and graph_limits.c asks captures.c what is captured. And what gives something
- * back waits for work, which waits for functions of clients, whose end gives back what they have:
- * client_ends.c, departures.c, frees.c, graph_slots.c, host_maps.c, host_work.c, own_reset.c,
- * own_work.c and virtual_memory.c call each other.
+ * Three circles of calls are left, each of two files. What is captured counts until its capture is
+ * over, which captures.c sees, and graph_limits.c asks captures.c what is captured. client_ends.c
+ * sees that a process has ended, and departures.c, which it tells, has it give things back. A
+ * function of the host may copy by a slot, and a slot goes with its function: host_work.c and
+ * graph_slots.c.
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
 #define IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
@@ -158,10 +160,12 @@ int ibx_graph_node_room(struct copies *x, const void *graph, size_t behind, uint
  * there is room for them; so many were called, or will not be. */
 void ibx_graph_room_take(unsigned functions);
 void ibx_graph_room_give(unsigned functions);
+/* Whether graphs of clients may call functions of theirs; and that there is one more such function,
+ * or (-1) one less. */
+bool ibx_host_work_repeats(void);
+void ibx_graph_functions_count(int more);
 
 /* host_work.c: cudaError_t */
-/* Whether graphs of clients may call functions of theirs. */
-bool ibx_host_work_repeats(void);
 
 /* A queue of the session's own, by whose id all of the client's threads name it. */
 int ibx_host_work_open(struct copies *x, uint64_t *id);

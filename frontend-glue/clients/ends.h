@@ -26,20 +26,32 @@ void ibx_clients_leave(struct copies *x);
 /* The client's process has ended, if it has no session: what it has made is given back. */
 void ibx_clients_ended(uint64_t number);
 
+/* ended.c: clients that have ended, and what client_ends.c tells of them: */
+
+/* None in this process so far; one more; something is in the way of one; it is over; some of one
+ * was given back. */
+void ibx_ended_begin(void);
+void ibx_ended_one_more(void);
+void ibx_ended_stuck(void);
+void ibx_ended_over(bool was_stuck);
+void ibx_ended_given(void);
+/* Whether somebody waits for that. */
+bool ibx_ended_hurries(void);
+/* For whom there is no memory: whether more has been given back, for which it waits. */
+bool ibx_client_ends_wait(void);
+/* Whether there is a client beside the session's, or things of one that has ended. */
+bool ibx_clients_several(struct copies *x);
+
 /* client_ends.c */
 
 /* The client's process has ended: what it has made is given back, a little later. */
 void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name);
 /* ibx_clients_ended() is called when that is readable, once at most. */
 void ibx_client_ends_watch(int process_fd, uint64_t client);
-/* For whom there is no memory: whether more has been given back, for which it waits. */
-bool ibx_client_ends_wait(void);
 /* The session's client uses no more what it has opened, once it has said so as often. What was only
  * there for that is given back; true: it is another process's, nobody here uses it any more, and
  * the caller is to give it back. */
 bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
-/* Whether there is a client beside the session's, or any of these things are. */
-bool ibx_clients_several(struct copies *x);
 /* A client has given that back, which is nobody's any more: CUDA does once all work has ended that
  * is there now. False: it cannot be noted. */
 bool ibx_client_ends_leave(const struct ibx_taken *taken);
@@ -71,10 +83,6 @@ bool ibx_own_work_free(struct copies *x, uint64_t memory);
 /* Likewise what CUDA gives back behind all work only, which waits for that elsewhere. False: a call
  * of CUDA's has to. */
 bool ibx_own_work_leave(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
-/* Waits so long, beside other clients, until all work has ended that was there at some moment, or
- * it is not known: OVER. *whose as of ibx_work_wait(). And the same as long as that takes. */
-enum ibx_work ibx_own_work_settle(struct copies *x, unsigned ms, uint64_t *whose);
-void ibx_own_work_settle_all(struct copies *x);
 /* Before x->requests notes what GVirtuS reads: kernels that the client takes away stay until its
  * process has ended, where work of others that does not end would keep everybody out meanwhile. The
  * request becomes a call that is none. */
@@ -94,6 +102,10 @@ enum ibx_work {
  * *whose is a client whose work it is; 0: not known. */
 enum ibx_work ibx_work_wait(struct copies *x, uint64_t client, const void *context, unsigned ms,
                             uint64_t *whose);
+/* Waits so long, beside other clients, until all work has ended that was there at some moment, or
+ * it is not known: OVER. *whose as of ibx_work_wait(). And the same as long as that takes. */
+enum ibx_work ibx_own_work_settle(struct copies *x, unsigned ms, uint64_t *whose);
+void ibx_own_work_settle_all(struct copies *x);
 /* Sleeps, each time twice as long; 0: it begins. */
 void ibx_nap(uint64_t *ns);
 
@@ -131,6 +143,17 @@ void ibx_end_forget(const void *context);
 void ibx_end_opened(enum ibx_handle_kind kind, uint64_t value);
 void ibx_end_math(unsigned type, uint64_t handle);
 
+/* given_back.c */
+
+/* The i-th kind of what is given back one by one, in that order; false: there are not so many. */
+bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind);
+/* Memory, in the current context: it goes when the stream gets there. False: it cannot go so. */
+bool ibx_own_free_async(uint64_t memory, void *stream);
+/* Gives back what was taken, in the current context. */
+void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t count);
+/* Gives back the graphs of a client that is no more. */
+void ibx_own_graphs_end(struct copies *x, uint64_t client);
+
 /* own_reset.c */
 
 /* A handler of GVirtuS's makes or ends something: when its name has been read, when all of its
@@ -142,14 +165,6 @@ void ibx_made_run(struct copies *x);
 void ibx_made_answered(struct copies *x);
 /* cudaDeviceReset: gives back what the client has made. False: the client may reset the context. */
 bool ibx_own_reset(struct copies *x, int *code);
-/* The i-th kind of what is given back one by one, in that order; false: there are not so many. */
-bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind);
-/* Memory, in the current context: it goes when the stream gets there. False: it cannot go so. */
-bool ibx_own_free_async(uint64_t memory, void *stream);
-/* Gives back what was taken, in the current context. */
-void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t count);
-/* Gives back the graphs of a client that is no more. */
-void ibx_own_graphs_end(struct copies *x, uint64_t client);
 /* Before x->requests notes what GVirtuS reads: no handler resets the context beside other clients.
  * A reset that the function above has not let pass becomes a call that is none, if it was asked of
  * those that come whole: one in pieces could go on when others are there. */

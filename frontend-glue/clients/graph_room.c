@@ -15,6 +15,7 @@
 #include "common/clock.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #define ROOM    6u    /* functions: a few of the 8 connections are left for copies */
 #define ROOM_MS 1000u /* a launch stays so long while no function is called */
@@ -22,6 +23,18 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned under_way; /* functions of graphs that were launched, and not called yet */
+
+static _Atomic unsigned repeated; /* functions that graphs call, launched or not */
+
+void ibx_graph_functions_count(int more)
+{
+    atomic_fetch_add(&repeated, (unsigned)more);
+}
+
+bool ibx_host_work_repeats(void)
+{
+    return atomic_load(&repeated);
+}
 
 /* Locked. */
 static void wait_for_room(unsigned functions)

@@ -91,7 +91,6 @@ static struct ibx_host_queue *queues; /* of sessions */
 static void *functions;               /* a tree of all, by id */
 static void *repeated_ones;           /* a tree of those in state REPEATED, by queue and number */
 static uintptr_t last_id;
-static _Atomic unsigned repeats; /* functions in state REPEATED */
 
 /* Locked. */
 static void tell(void)
@@ -329,7 +328,7 @@ static struct function *enter_repeated(struct ibx_host_queue *q, uint64_t number
         if (f->next)
             f->next->at = &f->next;
         q->repeated = f;
-        repeats++;
+        ibx_graph_functions_count(1);
     }
     return f;
 }
@@ -340,7 +339,7 @@ static void forget_repeated(struct function *f)
     *f->at = f->next;
     if (f->next)
         f->next->at = f->at;
-    repeats--;
+    ibx_graph_functions_count(-1);
     tdelete(f, &repeated_ones, compare_numbers);
     forget(f);
 }
@@ -445,11 +444,6 @@ struct ibx_host_copy ibx_host_work_copy_of(const void *repeated)
 bool ibx_host_work_is_copy(const void *repeated)
 {
     return (uintptr_t)repeated & ID_COPIES;
-}
-
-bool ibx_host_work_repeats(void)
-{
-    return repeats;
 }
 
 uint64_t ibx_host_work_number(const struct copies *x, const void *repeated)

@@ -16,6 +16,7 @@
 #include "frontend-glue/clients/clients.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -23,6 +24,10 @@
 
 #define NAP_LEAST_NS 50000u
 #define NAP_MOST_NS  10000000u
+
+#define SETTLE_MS      1000u   /* that work is waited for at a time, at first */
+#define SETTLE_MOST_MS 600000u /* ... and later */
+#define TOLD_MS        5000u   /* ... before a line of the log says so */
 
 struct behind {
     void *event;
@@ -282,4 +287,48 @@ enum ibx_work ibx_work_wait(struct copies *x, uint64_t client, const void *conte
         return work;
     earlier = false;
     return wait_once(x, client, context, ms, whose, &earlier);
+}
+
+/* ----------------------------------------------------------------- before something is given back
+ */
+
+enum ibx_work ibx_own_work_settle(struct copies *x, unsigned ms, uint64_t *whose)
+{
+    void *context = NULL;
+    if (!ibx_clients_several(x) || !ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) ||
+        !context)
+        return IBX_WORK_OVER;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    const enum ibx_work work = ibx_work_wait(x, IBX_CLIENT_NONE, context, ms, whose);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    return work == IBX_WORK_OWN && *whose == IBX_CLIENT_NONE ? IBX_WORK_OVER : work;
+}
+
+static void tell(struct copies *x, uint64_t whose)
+{
+    struct ibx_client_name name = {"the default stream, which all clients share,"},
+                           own = {"a client"};
+    ibx_clients_name(ibx_clients_number(x), &own);
+    if (whose)
+        ibx_clients_name(whose, &name);
+    ibx_log(
+        IBX_LOG_WARN,
+        "%s gives something back, and waits until the work of %s has ended: CUDA would wait for "
+        "it, and let nobody else do anything meanwhile",
+        own.text, name.text);
+}
+
+/* What is waited for is there at one moment; others may always have some that is newer. So each
+ * moment gets twice as long as the one before. */
+void ibx_own_work_settle_all(struct copies *x)
+{
+    uint64_t whose, waited = 0;
+    for (unsigned ms = SETTLE_MS;; ms = ms < SETTLE_MOST_MS ? 2 * ms : ms) {
+        const enum ibx_work work = ibx_own_work_settle(x, ms, &whose);
+        if (work == IBX_WORK_OVER || work == IBX_WORK_LOST)
+            return;
+        if (waited < TOLD_MS && waited + ms >= TOLD_MS)
+            tell(x, whose);
+        waited += ms;
+    }
 }

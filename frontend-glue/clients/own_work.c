@@ -16,14 +16,10 @@
 #include "frontend-glue/clients/clients.h"
 #include "frontend-glue/clients/virtual_memory.h"
 
-#include "common/log.h"
-
 #include <stdlib.h>
 
-#define SETTLE_MS      1000u   /* that work is waited for at a time, at first */
-#define SETTLE_MOST_MS 600000u /* ... and later */
-#define MOMENT_MS      50u     /* ... once that was in vain: a program has many modules */
-#define TOLD_MS        5000u   /* ... before a line of the log says so */
+#define SETTLE_MS 1000u /* that work is waited for */
+#define MOMENT_MS 50u   /* ... once that was in vain: a program has many modules */
 
 /* ------------------------------------------------------------------- the client's own work */
 
@@ -181,18 +177,6 @@ bool ibx_own_work_free(struct copies *x, uint64_t memory)
     return freed;
 }
 
-enum ibx_work ibx_own_work_settle(struct copies *x, unsigned ms, uint64_t *whose)
-{
-    void *context = NULL;
-    if (!ibx_clients_several(x) || !ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) ||
-        !context)
-        return IBX_WORK_OVER;
-    const int mode = ibx_cuda_capture_relax(x->cuda);
-    const enum ibx_work work = ibx_work_wait(x, IBX_CLIENT_NONE, context, ms, whose);
-    ibx_cuda_capture_restore(x->cuda, mode);
-    return work == IBX_WORK_OWN && *whose == IBX_CLIENT_NONE ? IBX_WORK_OVER : work;
-}
-
 /* What uses it may be unknown: CUDA waits for that, too, as it gives it back. */
 bool ibx_own_work_leave(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
@@ -211,20 +195,6 @@ bool ibx_own_work_leave(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     return true;
 }
 
-static void tell(struct copies *x, uint64_t whose)
-{
-    struct ibx_client_name name = {"the default stream, which all clients share,"},
-                           own = {"a client"};
-    ibx_clients_name(ibx_clients_number(x), &own);
-    if (whose)
-        ibx_clients_name(whose, &name);
-    ibx_log(
-        IBX_LOG_WARN,
-        "%s gives something back, and waits until the work of %s has ended: CUDA would wait for "
-        "it, and let nobody else do anything meanwhile",
-        own.text, name.text);
-}
-
 void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n)
 {
     uint8_t *last = ibx_request_ends_name(&x->requests, bytes, n, "cudaUnregisterFatBinary");
@@ -238,19 +208,4 @@ void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n)
         return;
     ibx_functions_share(ibx_copies_user(x), 0);
     *last = '?';
-}
-
-/* What is waited for is there at one moment; others may always have some that is newer. So each
- * moment gets twice as long as the one before. */
-void ibx_own_work_settle_all(struct copies *x)
-{
-    uint64_t whose, waited = 0;
-    for (unsigned ms = SETTLE_MS;; ms = ms < SETTLE_MOST_MS ? 2 * ms : ms) {
-        const enum ibx_work work = ibx_own_work_settle(x, ms, &whose);
-        if (work == IBX_WORK_OVER || work == IBX_WORK_LOST)
-            return;
-        if (waited < TOLD_MS && waited + ms >= TOLD_MS)
-            tell(x, whose);
-        waited += ms;
-    }
 }

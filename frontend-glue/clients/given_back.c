@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * How each kind of thing that a client has made in the context is given back to CUDA: by which
+ * function, and behind which others. own_reset.c, own_work.c and client_ends.c say what, and when.
+ */
+#include "frontend-glue/clients/clients.h"
+#include "frontend-glue/clients/graph_slots.h"
+#include "frontend-glue/clients/virtual_memory.h"
+#include "frontend-glue/session/math_calls.h"
+
+#include <stdlib.h>
+
+/* In the order in which things are given back: what is made of others first. */
+static const struct {
+    enum ibx_handle_kind kind;
+    const char *give_back;
+} ends[] = {
+    {IBX_HANDLE_EXEC, "cudaGraphExecDestroy"},
+    {IBX_HANDLE_GRAPH, "cudaGraphDestroy"},
+    {IBX_HANDLE_TEXTURE, "cudaDestroyTextureObject"},
+    {IBX_HANDLE_SURFACE, "cudaDestroySurfaceObject"},
+    {IBX_HANDLE_MIPMAP, "cudaFreeMipmappedArray"},
+    {IBX_HANDLE_ARRAY, "cudaFreeArray"},
+    {IBX_HANDLE_EVENT, "cudaEventDestroy"},
+    {IBX_HANDLE_STREAM, "cudaStreamDestroy"},
+    {IBX_HANDLE_OPENED, "cudaIpcCloseMemHandle"},
+    {IBX_HANDLE_OPENED_POINTER, "cudaFree"},
+    {IBX_HANDLE_OPENED_POOL, "cudaMemPoolDestroy"},
+    {IBX_HANDLE_MEMORY, "cudaFree"},
+    {IBX_HANDLE_MAPPABLE, NULL},
+    {IBX_HANDLE_MADE_POOL, "cudaMemPoolDestroy"},
+};
+
+static void give_back(struct copies *x, const struct ibx_taken *taken, const char *function)
+{
+    if (taken->kind >= IBX_HANDLE_MATH) {
+        ibx_end_math(taken->kind - IBX_HANDLE_MATH, taken->value);
+        return;
+    }
+    if (taken->kind == IBX_HANDLE_MAPPABLE) {
+        ibx_virtual_end_memory(taken->value);
+        return;
+    }
+    ibx_end_gone(taken->value);
+    if (taken->kind == IBX_HANDLE_EXEC)
+        ibx_frees_exec(x, pointer_to(taken->value));
+    if (taken->kind == IBX_HANDLE_OPENED_POINTER || taken->kind == IBX_HANDLE_OPENED_POOL)
+        ibx_end_opened(taken->kind, taken->value);
+    else if (taken->kind != IBX_HANDLE_MEMORY || !ibx_virtual_end_addresses(taken->value))
+        ibx_copies_undo(function, taken->value);
+    ibx_taken_gone(taken);
+}
+
+bool ibx_own_free_async(uint64_t memory, void *stream)
+{
+    int (*give)(void *address, void *of) = NULL;
+    int (*forget)(void) = NULL;
+    *(void **)&give = ibx_copies_runtime("cudaFreeAsync");
+    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
+    ibx_end_gone(memory);
+    if (ibx_virtual_end_addresses(memory)) /* which waits for nothing either */
+        return true;
+    if (give && !give(pointer_to(memory), stream))
+        return true;
+    if (forget)
+        forget();
+    return false;
+}
+
+bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind)
+{
+    const unsigned count = sizeof(ends) / sizeof(ends[0]);
+    if (i < IBX_MATH_TYPES)
+        *kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + i);
+    else if (i < IBX_MATH_TYPES + count)
+        *kind = ends[i - IBX_MATH_TYPES].kind;
+    return i < IBX_MATH_TYPES + count;
+}
+
+void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t count)
+{
+    enum ibx_handle_kind kind;
+    for (unsigned i = 0; ibx_own_kind(i, &kind); i++) {
+        for (size_t k = 0; k < count; k++) {
+            if (taken[k].kind == kind)
+                give_back(x, &taken[k],
+                          i < IBX_MATH_TYPES ? NULL : ends[i - IBX_MATH_TYPES].give_back);
+        }
+    }
+}
+
+/* In the context that it was made in. One that is gone has taken it along. */
+static void give_back_there(struct copies *x, const struct ibx_taken *taken, const char *function)
+{
+    void *context = (void *)(uintptr_t)taken->context, *popped = NULL;
+    if (context && x->cuda->ctx_push_current(context))
+        return;
+    give_back(x, taken, function);
+    if (context)
+        x->cuda->ctx_pop_current(&popped);
+}
+
+/* Each is waited for by the event of its last launch, which keeps nobody out: what it waits for of
+ * its client's has been let go by then. In a context that is broken they go with a reset. */
+void ibx_own_graphs_end(struct copies *x, uint64_t client)
+{
+    struct ibx_taken *taken = NULL;
+    const bool can = ibx_copies_have_cuda(x) && !ibx_copies_broken();
+    const size_t count = can ? ibx_handles_take_graphs(client, &taken) : 0;
+    const int mode = count ? ibx_cuda_capture_relax(x->cuda) : 0;
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        for (size_t k = 0; k < count; k++) {
+            if (taken[k].kind == ends[i].kind)
+                give_back_there(x, &taken[k], ends[i].give_back);
+        }
+    }
+    if (count)
+        ibx_cuda_capture_restore(x->cuda, mode);
+    free(taken);
+    if (can)
+        ibx_slots_yield(x);
+}
