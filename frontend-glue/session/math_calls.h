@@ -3,8 +3,8 @@
  * Requests of our own for functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER and
  * cuDNN. GVirtuS has plugins of these libraries, in which many functions are missing, or return
  * something else: so all that are listed in math_*.def are called here. The preload makes the
- * requests (preload/math_libraries/math_calls.c), the back end's plugin runs them (device_calls/math_calls.c) by
- * the library that GVirtuS's plugin has loaded there.
+ * requests (preload/math_libraries/math_calls.c), the back end's plugin runs them
+ * (device_calls/math_calls.c) by the library that GVirtuS's plugin has loaded there.
  *
  * A line of these lists is MATH(name, use, arguments...). Both sides take from it what they need:
  * the exported function, what of its arguments is in the request, and the call. All of them return
