@@ -156,7 +156,7 @@ void ibx_process_capture(bool begins)
 /* Places are free where there is 0: no stream of a program's has it. What finds no place is
  * counted, and ends by cudaStreamEndCapture alone. */
 #define CAPTURED 64
-static _Atomic uint64_t captured[CAPTURED];
+static _Atomic uint64_t captured[CAPTURED]; /* streams; any thread's, without a lock */
 
 static bool exchange(uint64_t before, uint64_t now)
 {

@@ -15,7 +15,7 @@
 #define AWAY_PART 8u    /* ... but no more than such a part of this process's descriptors */
 #define END_MS    100   /* between a process's last session and its end, mostly */
 
-static uint64_t departures;
+static uint64_t departures; /* so far: under ibx_client_list.lock */
 
 /* Locked. */
 static void drop(const struct ibx_client *gone)

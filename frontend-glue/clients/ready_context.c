@@ -37,7 +37,7 @@
  */
 enum ready { NO_CONTEXT, MAKES_IT, HELD, TAKEN, BROKE };
 
-static atomic_uint ready;
+static atomic_uint ready; /* enum ready, which move() alone changes */
 static atomic_bool holds; /* the context, beside the runtime */
 static atomic_bool elsewhere;
 static size_t pinned_bytes;

@@ -79,7 +79,7 @@ static struct driver {
     int (*get_access)(unsigned long long *flags, const struct ibx_mapped_location *location,
                       uint64_t address);
 } driver;
-static bool driver_has_all;
+static bool driver_has_all; /* as `driver`: set once, by look_up() */
 
 static void look_up(void)
 {

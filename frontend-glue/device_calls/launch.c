@@ -84,7 +84,7 @@ static struct {
     int (*peek_error)(void);
     int (*get_error)(void); /* and forgets it */
 } cuda;
-static atomic_bool loaded;
+static atomic_bool loaded; /* `cuda` is set, and stays as it is */
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
 /* Of CUDA 12, or the same before. */

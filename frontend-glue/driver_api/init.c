@@ -18,7 +18,7 @@
 #define OLDEST  8
 #define FOLDERS "/lib/frontend/"
 
-static atomic_bool initialized;
+static atomic_bool initialized; /* the driver's API, in this process */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool prepared;

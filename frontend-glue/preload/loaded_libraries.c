@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <string.h>
 
-static bool forked;
+static bool forked; /* set in a child before it has another thread */
 
 static void in_child(void)
 {

@@ -513,7 +513,7 @@ static void raise_limit(struct processes *processes)
     setrlimit(RLIMIT_NOFILE, &raised);
 }
 
-static struct processes served;
+static struct processes served; /* the listening process's */
 const struct ibx_admission ibx_client_processes_admission = {refuses, &served};
 
 int ibx_client_processes_serve(struct ibx_session *listening)

@@ -23,7 +23,7 @@
 #define LONG_MS       60000u /* one that has served for so long has not failed at once */
 #define PAUSE_MOST_MS 32000u /* between two that have */
 
-static bool supervised;
+static bool supervised;              /* this process serves; set before it has another thread */
 static struct sigaction of_children; /* GVirtuS's */
 
 bool ibx_supervised(void)

@@ -32,7 +32,7 @@
 
 struct ibx_client_list ibx_client_list = {.lock = PTHREAD_MUTEX_INITIALIZER,
                                           .changed = PTHREAD_COND_INITIALIZER};
-static uint64_t numbers;
+static uint64_t numbers; /* of clients, given so far: under the lock of the list */
 static _Atomic bool were_several;
 static const struct copies *resetting; /* the session that resets the context of all */
 static uint64_t reset_until;           /* ns */

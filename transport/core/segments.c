@@ -20,7 +20,7 @@ struct host {
     uint64_t until;
 };
 
-static struct ibx_fork_lock lock = IBX_FORK_LOCK;
+static struct ibx_fork_lock lock = IBX_FORK_LOCK; /* of the rest */
 static struct host hosts[HOSTS];
 static unsigned next;
 

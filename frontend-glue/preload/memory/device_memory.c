@@ -24,7 +24,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static struct ranges ranges;
+static struct ranges ranges; /* what calls have given out; under the lock of ranges */
 
 /* ------------------------------------------------------------------------------ what it is */
 
@@ -217,7 +217,7 @@ bool ibx_frontend_is_reserved(const void *address)
     return ibx_frontend_allocation(address, &range) && range.reserved;
 }
 
-static atomic_uint reserved_resets;
+static atomic_uint reserved_resets; /* of devices, so far */
 
 void ibx_frontend_device_memory_reset(int device)
 {

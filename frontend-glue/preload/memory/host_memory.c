@@ -18,7 +18,7 @@
 #define WORDS_MOST          4096u /* bytes; more is a buffer of copies */
 #define KEPT_MOST           64u
 
-static struct ranges ranges;
+static struct ranges ranges;     /* page-locked memory; under the lock of ranges */
 static struct ranges of_gvirtus; /* what its own calls have allocated */
 
 /* Allocated memory replaces what was registered there: that memory has been unmapped since. */

@@ -140,7 +140,7 @@ static int place(struct managed *m)
     return rc;
 }
 
-static atomic_size_t all_blocks;
+static atomic_size_t all_blocks; /* of all managed memory of this process */
 
 /* The memory is not a child's. */
 static void in_child(void)

@@ -235,7 +235,7 @@ static void on_fault(int number, siginfo_t *info, void *context)
 
 /* ----------------------------------------------------------------------------- beginning */
 
-static bool begun;
+static bool begun; /* there is a thread that serves accesses: under `lock` */
 
 static bool start_thread(void)
 {

@@ -244,6 +244,7 @@ bool ibx_managed_catches(void)
     return atomic_load(&installed);
 }
 
+/* Its handler is set once, by the first ibx_managed_catch(). */
 static struct sigaction ours = {.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART};
 
 bool ibx_managed_catch(void (*handler)(int number, siginfo_t *info, void *context))

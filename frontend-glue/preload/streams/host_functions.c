@@ -69,10 +69,10 @@ static struct {
     struct function *functions; /* outstanding, the oldest first */
     uint64_t called;            /* one whose stream has not gone on yet; 0: none */
     const void *called_in;
-    bool returned;             /* that function */
-    void *by_number, *by_call; /* trees of those of graphs */
-} server;
-static _Atomic unsigned outstanding;
+    bool returned;                   /* that function */
+    void *by_number, *by_call;       /* trees of those of graphs */
+} server;                            /* under the lock */
+static _Atomic unsigned outstanding; /* functions that a stream has still to wait for */
 
 bool ibx_frontend_host_functions(void)
 {
@@ -243,7 +243,7 @@ struct event {
     void *event, *stream;
     uint64_t order;
 };
-static struct event *events;
+static struct event *events; /* under the lock */
 
 /* Locked. The place of its pointer. */
 static struct event **place_of(const void *event)

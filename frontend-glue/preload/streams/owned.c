@@ -21,8 +21,8 @@ struct owned {
     int device;
 };
 
-static struct owned *chains[CHAINS];
-static atomic_uint count;
+static struct owned *chains[CHAINS]; /* by their handles, under the lock */
+static atomic_uint count;            /* of all, read without it */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static struct owned **place_of(enum owned_kind kind, const void *handle)
