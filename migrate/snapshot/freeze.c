@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #define STREAM_MS   60000 /* for QEMU to write its state */
@@ -289,70 +288,6 @@ static int save_state(struct freezing *f, struct ibx_error *err)
 
 /* ------------------------------------------------------------ RAM */
 
-static int put(int fd, const uint8_t *bytes, uint64_t length, uint64_t at, const char *what,
-               struct ibx_error *err)
-{
-    while (length) {
-        const ssize_t n = pwrite(fd, bytes, (size_t)length, (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return ibx_error_set(err, n ? -errno : -EIO,
-                                 "%s cannot be written into the snapshot: %s; free space there, or "
-                                 "choose another folder",
-                                 what, n ? strerror(errno) : "no byte was taken");
-        bytes += n;
-        at += (uint64_t)n;
-        length -= (uint64_t)n;
-    }
-    return 0;
-}
-
-/* Runs of pages that hold something, of [from, end). */
-static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd,
-                    struct ibx_error *err)
-{
-    while (from < end) {
-        uint64_t to;
-        while (from < end && ibx_snapshot_page_is_zero(memory + from))
-            from += IBX_SNAPSHOT_PAGE;
-        for (to = from;
-             to < end && to - from < (1u << 20) && !ibx_snapshot_page_is_zero(memory + to);)
-            to += IBX_SNAPSHOT_PAGE;
-        int rc = put(fd, memory + from, to - from, from, "guest RAM", err);
-        if (rc)
-            return rc;
-        from = to;
-    }
-    return 0;
-}
-
-static int copy_block(const struct freezing *f, unsigned i, struct ibx_error *err)
-{
-    const struct ibx_guest_block *block = &f->ram.blocks[i];
-    const uint64_t pages = block->size / block->page_size;
-    uint64_t count, *bits = malloc((size_t)(pages + 63) / 64 * 8);
-    int rc = bits ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
-    if (!rc)
-        rc = ibx_guest_block_written(&f->ram, block, bits, &count, err);
-    uint8_t *memory = rc ? MAP_FAILED
-                         : mmap(NULL, (size_t)block->size, PROT_READ, MAP_SHARED, block->fd,
-                                (off_t)block->offset);
-    if (!rc && memory == MAP_FAILED)
-        rc = ibx_error_set(err, -errno, "guest RAM %s cannot be mapped: %s", block->id,
-                           strerror(errno));
-    for (uint64_t from = 0, to; !rc && from < pages; from = to) {
-        from = ibx_guest_bits_next(bits, from, pages, true);
-        to = ibx_guest_bits_next(bits, from, pages, false);
-        rc =
-            copy_run(memory, from * block->page_size, to * block->page_size, f->folder.fds[i], err);
-    }
-    if (memory != MAP_FAILED)
-        munmap(memory, (size_t)block->size);
-    free(bits);
-    return rc;
-}
-
 static int fill_folder(struct freezing *f, struct ibx_error *err)
 {
     struct ibx_snapshot_manifest *m = &f->folder.manifest;
@@ -361,9 +296,10 @@ static int fill_folder(struct freezing *f, struct ibx_error *err)
     if (rc)
         return rc;
     for (unsigned i = 0; !rc && i < m->ram_count; i++)
-        rc = copy_block(f, i, err);
+        rc = ibx_snapshot_copy_block(&f->ram, &f->ram.blocks[i], f->folder.fds[i], err);
     if (!rc)
-        rc = put(f->folder.fds[m->ram_count], f->state, f->state_bytes, 0, "the device state", err);
+        rc = ibx_snapshot_put(f->folder.fds[m->ram_count], f->state, f->state_bytes, 0,
+                              "the device state", err);
     return rc ? ibx_error_prefix(err, rc, "%s", f->folder.path) : 0;
 }
 

@@ -10,6 +10,7 @@
  *   intact.c    whether the files are still what was frozen
  *   memory_file.c  a memory file alone, of a Firecracker snapshot
  *   freeze.c    makes one of a VM
+ *   copy_ram.c  ... guest RAM into a file
  *   wire.c      the messages of a snapshot's connections
  *   clone.c     makes a QEMU that waits for a VM a child of one
  *   holes.c     what is zero in its memory
@@ -266,6 +267,16 @@ int ibx_snapshot_verify(const struct ibx_snapshot_folder *folder, uint64_t *byte
 /* The caller has verified it. */
 void ibx_snapshot_mark_verified(const struct ibx_snapshot_folder *folder);
 void ibx_snapshot_unmark(const struct ibx_snapshot_folder *folder);
+
+/* ------------------------------------------------------------ copy_ram.c */
+
+/* Writes `length` bytes at offset `at` of a file; `what` they are, for the error's sentence. */
+int ibx_snapshot_put(int fd, const uint8_t *bytes, uint64_t length, uint64_t at, const char *what,
+                     struct ibx_error *err);
+/* Writes what holds data of a block of guest RAM, as it is now, into the file of that block, which
+ * has its size and nothing in it. */
+int ibx_snapshot_copy_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                            int fd, struct ibx_error *err);
 
 /* ------------------------------------------------------------ freeze.c */
 

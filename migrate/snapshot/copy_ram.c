@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Guest RAM into the file of a snapshot's block: what is zero becomes a hole there. */
+#include "migrate/snapshot/snapshot.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+int ibx_snapshot_put(int fd, const uint8_t *bytes, uint64_t length, uint64_t at, const char *what,
+                     struct ibx_error *err)
+{
+    while (length) {
+        const ssize_t n = pwrite(fd, bytes, (size_t)length, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return ibx_error_set(err, n ? -errno : -EIO,
+                                 "%s cannot be written into the snapshot: %s; free space there, or "
+                                 "choose another folder",
+                                 what, n ? strerror(errno) : "no byte was taken");
+        bytes += n;
+        at += (uint64_t)n;
+        length -= (uint64_t)n;
+    }
+    return 0;
+}
+
+/* Runs of pages that hold something, of [from, end). */
+static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd,
+                    struct ibx_error *err)
+{
+    while (from < end) {
+        uint64_t to;
+        while (from < end && ibx_snapshot_page_is_zero(memory + from))
+            from += IBX_SNAPSHOT_PAGE;
+        for (to = from;
+             to < end && to - from < (1u << 20) && !ibx_snapshot_page_is_zero(memory + to);)
+            to += IBX_SNAPSHOT_PAGE;
+        int rc = ibx_snapshot_put(fd, memory + from, to - from, from, "guest RAM", err);
+        if (rc)
+            return rc;
+        from = to;
+    }
+    return 0;
+}
+
+int ibx_snapshot_copy_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                            int fd, struct ibx_error *err)
+{
+    const uint64_t pages = block->size / block->page_size;
+    uint64_t count, *bits = malloc((size_t)(pages + 63) / 64 * 8);
+    int rc = bits ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
+    if (!rc)
+        rc = ibx_guest_block_written(ram, block, bits, &count, err);
+    uint8_t *memory = rc ? MAP_FAILED
+                         : mmap(NULL, (size_t)block->size, PROT_READ, MAP_SHARED, block->fd,
+                                (off_t)block->offset);
+    if (!rc && memory == MAP_FAILED)
+        rc = ibx_error_set(err, -errno, "guest RAM %s cannot be mapped: %s", block->id,
+                           strerror(errno));
+    for (uint64_t from = 0, to; !rc && from < pages; from = to) {
+        from = ibx_guest_bits_next(bits, from, pages, true);
+        to = ibx_guest_bits_next(bits, from, pages, false);
+        rc = copy_run(memory, from * block->page_size, to * block->page_size, fd, err);
+    }
+    if (memory != MAP_FAILED)
+        munmap(memory, (size_t)block->size);
+    free(bits);
+    return rc;
+}
