@@ -26,7 +26,16 @@
 #define ENDING_MS   1000 /* for a QEMU that has closed its monitor to end */
 #define LOOK_MS     5
 
+/* Of QEMU's migration into the snapshot, by its events. */
+enum freeze_phase {
+    FREEZE_BEFORE, /* what begins may be another client's */
+    FREEZE_BEGUN,
+    FREEZE_STOPPED, /* it is complete: the VM is to stand still */
+    FREEZE_SPOILT,  /* the VM does not: another client has continued, reset or migrated it */
+};
+
 struct freezing {
+    enum freeze_phase phase;
     struct ibx_qmp *qmp;
     struct ibx_guest_ram ram;
     struct ibx_snapshot_folder folder;
@@ -124,12 +133,34 @@ static int keep(struct freezing *f, const uint8_t *bytes, size_t n, struct ibx_e
     return 0;
 }
 
-/* What QEMU has reported until now concerns this tool's migration, which began last. The watchdog
- * learns at once that the guest sleeps, because QEMU would end if it continued the VM. */
-static int note_events(struct freezing *f, struct ibx_error *err)
+/* The VM's memory is no longer that of the state that QEMU has written. */
+static bool spoils(json_t *event)
+{
+    return ibx_vm_event_is(event, "RESUME", NULL) || ibx_vm_event_is(event, "RESET", NULL) ||
+           ibx_vm_event_is(event, "MIGRATION", "setup");
+}
+
+/* `begins`: until now another client's migration may have begun. */
+static void note_migration(struct freezing *f, json_t *event, bool begins)
+{
+    if (begins && ibx_vm_event_is(event, "MIGRATION", "setup"))
+        f->phase = FREEZE_BEGUN;
+    else if (f->phase == FREEZE_BEGUN && ibx_vm_event_is(event, "MIGRATION", "completed"))
+        f->phase = FREEZE_STOPPED;
+    else if (f->phase == FREEZE_STOPPED && spoils(event))
+        f->phase = FREEZE_SPOILT;
+}
+
+/* What QEMU has reported until now: of the migrations that began before QEMU took this tool's
+ * command, the last one is this tool's. The watchdog learns at once that the guest sleeps, because
+ * QEMU would end if it continued the VM. */
+static int note_events(struct freezing *f, bool begins, struct ibx_error *err)
 {
     const bool slept = f->sleeps;
     for (json_t *event; (event = ibx_qmp_event_next(f->qmp)); json_decref(event)) {
+        note_migration(f, event, begins);
+        if (f->phase == FREEZE_SPOILT)
+            continue; /* what it was at its stop is what counts */
         if (ibx_vm_event_is(event, "MIGRATION", "setup")) {
             f->folder.manifest.ran = f->runs;
             f->stop_ns = 0;
@@ -150,7 +181,7 @@ static int note_events(struct freezing *f, struct ibx_error *err)
 static int hear(struct freezing *f, struct ibx_error *err)
 {
     const int rc = ibx_qmp_pump(f->qmp, err);
-    return rc ? rc : note_events(f, err);
+    return rc ? rc : note_events(f, false, err);
 }
 
 static int read_stream(struct freezing *f, int fd, struct ibx_error *err)
@@ -198,7 +229,7 @@ static int await_end(struct freezing *f, struct ibx_error *err)
     for (;;) {
         int rc = ibx_vm_migration(f->qmp, status, sizeof(status), why, sizeof(why), deadline, err);
         if (!rc)
-            rc = note_events(f, err);
+            rc = note_events(f, false, err);
         if (rc)
             return rc;
         if (!strcmp(status, "completed"))
@@ -215,7 +246,7 @@ static int await_end(struct freezing *f, struct ibx_error *err)
 static int note_begun(struct freezing *f, struct ibx_error *err)
 {
     const bool ran = f->undo.was_running;
-    int rc = note_events(f, err);
+    int rc = note_events(f, true, err);
     f->undo.was_running = f->folder.manifest.ran;
     if (!rc)
         rc = ibx_watchdog_runs(&f->watchdog, f->undo.was_running, err);
@@ -380,6 +411,20 @@ static int check_described(struct freezing *f, struct ibx_error *err)
     return rc;
 }
 
+/* A QEMU that does not answer is go_on()'s. */
+static int check_still(struct freezing *f, struct ibx_error *err)
+{
+    char status[IBX_MIGRATE_STATUS];
+    ibx_vm_status(f->qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL);
+    const int rc = note_events(f, false, err);
+    if (rc || f->phase != FREEZE_SPOILT)
+        return rc;
+    return ibx_error_set(err, -EBUSY,
+                         "another client of QEMU has continued, reset or migrated the VM while its "
+                         "memory was copied: the copy is of no use and was removed, and the VM is "
+                         "left to that client; freeze it again where it runs");
+}
+
 static int watch(struct freezing *f, const char *qmp, struct ibx_error *err)
 {
     struct ibx_record record = {.pid = f->ram.pid, .pid_started = f->started};
@@ -478,11 +523,15 @@ static void add_sleep(struct freezing *f, struct ibx_error *err)
                       ibx_vm_asleep(status));
 }
 
-/* After a failure: restores the VM. What this tool cannot do, its watchdog tries. */
+/* After a failure: restores the VM. What this tool cannot do, its watchdog tries. A VM that another
+ * client has taken is left to that client. */
 static void undo(struct freezing *f, struct ibx_error *err)
 {
     struct ibx_error why = {0}, first = err ? *err : why;
-    f->undo.was_running = f->folder.manifest.ran && !f->sleeps;
+    const bool taken = f->phase == FREEZE_SPOILT;
+    f->undo.was_running = f->folder.manifest.ran && !f->sleeps && !taken;
+    if (taken)
+        ibx_watchdog_runs(&f->watchdog, false, NULL);
     f->undo.touched = f->undo.touched || f->stop_ns;
     if ((f->undo.touched || f->undo.before) &&
         ibx_vm_stay(f->qmp, &f->undo, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why)) {
@@ -492,6 +541,10 @@ static void undo(struct freezing *f, struct ibx_error *err)
                           "from its disks, and see QEMU's log",
                           first.message, (int)f->ram.pid);
             ibx_watchdog_release(&f->watchdog);
+        } else if (taken) {
+            ibx_error_set(err, first.code,
+                          "%.300s; and QEMU's migration settings could not be put back: %.300s",
+                          first.message, why.message);
         } else {
             ibx_error_set(err, first.code,
                           "%.300s; and the VM could not be continued: %.300s; the process that "
@@ -505,6 +558,30 @@ static void undo(struct freezing *f, struct ibx_error *err)
     }
     if (f->made)
         ibx_snapshot_folder_remove(&f->folder);
+}
+
+/* There is a snapshot, and the VM is not to run on. Another client may have continued it since its
+ * memory was copied: it is not lost. */
+static int end(struct freezing *f, enum ibx_freeze_after after, struct ibx_freeze_result *result,
+               struct ibx_error *err)
+{
+    static const char why[] = "another client of QEMU has continued the VM";
+    char status[IBX_MIGRATE_STATUS];
+    const bool runs = !ibx_vm_status(f->qmp, status, sizeof(status),
+                                     ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL) &&
+                      !strcmp(status, "running");
+    if (runs && after == IBX_FREEZE_QUIT)
+        return ibx_error_set(err, -EBUSY,
+                             "%s, and its QEMU (process %d) is left to that: the snapshot in %s is "
+                             "whole, as of the VM's stop",
+                             why, (int)f->ram.pid, f->folder.path);
+    if (runs)
+        ibx_log(IBX_LOG_WARN,
+                "%s since its memory was copied: what it writes to its disks its children have, "
+                "too",
+                why);
+    result->runs = runs;
+    return after == IBX_FREEZE_QUIT ? ibx_vm_quit(f->qmp, err) : 0;
 }
 
 int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after after,
@@ -532,6 +609,8 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
         rc = check_described(f, err);
     if (!rc)
         rc = fill_folder(f, err);
+    if (!rc)
+        rc = check_still(f, err);
     ibx_migration_stop_at("freeze", "copied");
     if (!rc)
         rc = go_on(f, after, &got, err);
@@ -544,8 +623,8 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
     ibx_watchdog_release(&f->watchdog);
     if (!rc && after != IBX_FREEZE_QUIT)
         say_sleep(f);
-    else if (!rc)
-        rc = ibx_vm_quit(f->qmp, err);
+    if (!rc && after != IBX_FREEZE_RESUME)
+        rc = end(f, after, &got, err);
     if (!rc) {
         *result = got;
         result->tpm = ibx_description_has_tpm(f->folder.manifest.description);
