@@ -389,10 +389,7 @@ static int run_again(struct ibx_qmp *qmp, bool known, uint64_t deadline_ns, stru
     return rc;
 }
 
-/* The VM runs by now: settings that QEMU refuses (of another client's making) do not undo that. It
- * refuses all as long as a migration lasts, and one that libvirt has begun, or is about to begin,
- * ends as soon as it finds that nobody takes it any more. */
-static int restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint64_t deadline_ns,
+int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint64_t deadline_ns,
                    struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -424,7 +421,7 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
     if (!rc && vm->touched)
         rc = ibx_hold_allow(qmp, false, deadline_ns, err);
     if (!rc)
-        rc = restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, err);
+        rc = ibx_vm_restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, err);
     if (rc)
         return rc;
     if (vm->libvirt && vm->before) /* else it was no migration of this tool's */

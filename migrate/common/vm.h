@@ -57,6 +57,12 @@ int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, bool holds, const char *f
  * and clears the record's, which is not written. */
 int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_record *record,
                   uint64_t deadline_ns, struct ibx_error *err);
+/* Puts back those of `before` (NULL: there is nothing to do). Where a VM runs by now, settings that
+ * QEMU refuses (of another client's making) do not undo that: they are logged. QEMU refuses all as
+ * long as a migration lasts, and one that libvirt has begun, or is about to begin, ends as soon as
+ * it finds that nobody takes it any more: `libvirt` waits for that. */
+int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint64_t deadline_ns,
+                   struct ibx_error *err);
 /* Ends the migration, continues the VM if it ran before, and puts the settings back. A VM that has
  * been continued may stop again at once, when a disk of its is full (IBX_VM_IO_ERROR). One that
  * runs already has its disks activated, where libvirt drives (ibx_vm_libvirt_disks()), too. May be

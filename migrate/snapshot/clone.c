@@ -448,6 +448,16 @@ static int feed(struct cloning *c, int fd, struct ibx_error *err)
     return 0;
 }
 
+/* What QEMU tells of a migration may be of the next one, which another client of it has begun: a VM
+ * that is not loaded has the status inmigrate. */
+static bool has_vm(struct cloning *c)
+{
+    char status[32];
+    return !ibx_vm_status(c->qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS),
+                          NULL) &&
+           strcmp(status, "inmigrate") != 0;
+}
+
 static int await_loaded(struct cloning *c, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LOAD_MS);
@@ -456,7 +466,7 @@ static int await_loaded(struct cloning *c, struct ibx_error *err)
         int rc = ibx_vm_migration(c->qmp, status, sizeof(status), why, sizeof(why), deadline, err);
         if (rc)
             return rc;
-        if (!strcmp(status, "completed"))
+        if (!strcmp(status, "completed") || has_vm(c))
             return 0;
         if (!strcmp(status, "failed") || ibx_now_ns() >= deadline)
             return ibx_error_set(err, -EIO,
@@ -586,12 +596,16 @@ static int make_child(struct cloning *c, struct ibx_clone_result *result, struct
     const uint64_t mapped = ibx_now_ns();
     if (!rc)
         rc = load(c, result->status, sizeof(result->status), err);
-    if (!rc)
-        rc = ibx_settings_restore(c->qmp, c->before, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    ibx_migration_stop_at("clone", "loaded");
     const uint64_t loaded = ibx_now_ns();
-    if (rc && c->changed)
+    result->child = !rc || (c->changed && has_vm(c));
+    if (rc && c->changed && !result->child)
         ibx_error_prefix(err, rc, "end this QEMU, which has lost the memory that it began with");
-    result->child = !rc;
+    else if (rc && c->changed)
+        ibx_error_prefix(err, rc, "this QEMU (process %d) has a VM, and is left alone",
+                         (int)c->ram.pid);
+    if (!rc)
+        rc = ibx_vm_restore(c->qmp, c->before, false, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc)
         rc = give_network(c, result, err);
     result->pid = c->ram.pid;

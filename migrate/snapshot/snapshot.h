@@ -301,7 +301,7 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
 /* ------------------------------------------------------------ clone.c */
 
 struct ibx_clone_result {
-    bool child;                 /* it has become one; also where its network cards failed */
+    bool child;                 /* a VM is in it, which is not to be ended */
     pid_t pid;                  /* of QEMU */
     char status[32];            /* of the VM, as QEMU calls it */
     bool ran;                   /* its parent, when it was frozen */
@@ -322,7 +322,9 @@ struct ibx_clone_config {
 
 /* Makes a QEMU a child of a snapshot. -EPERM with all reasons: it cannot be one; -EBUSY: it is
  * another QEMU; nothing was touched. Where only its network cards have failed, -ETIMEDOUT and
- * others, it is a child that runs, with a result that says so; else a failure leaves *result. */
+ * others, it is a child that runs, with a result that says so; else a failure leaves *result.
+ * Settings that QEMU does not take back, as another client migrates the child by then, are logged.
+ */
 int ibx_snapshot_clone(const struct ibx_clone_config *config, struct ibx_clone_result *result,
                        struct ibx_error *err);
 

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Another client of QEMU, such as what manages VMs, that has the VM run or migrates it while freeze
- * works on it. What such a VM writes is in no snapshot, and no tool ends its QEMU.
+ * or clone works on it. What such a VM writes is in no snapshot, and no tool ends its QEMU.
  */
 #include "tests/scenes/clones.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 /* ---------------------------------------------------------------- freeze */
@@ -103,12 +105,82 @@ static void test_continued_behind_the_copy(void)
     the_vm_is_right();
 }
 
+/* ---------------------------------------------------------------- clone */
+
+/* A clone that has stopped itself when its child runs, of a QEMU that it has started itself, with
+ * a second monitor: `child`. */
+static void clones(struct vm *child, char monitor[160])
+{
+    char serial[200], own[200];
+    freeze();
+    *child = (struct vm){.pid = 0};
+    snprintf(monitor, 160, "%s/child.qmp", mover_folder);
+    snprintf(child->socket, sizeof(child->socket), "%.80s/own.qmp", mover_folder);
+    snprintf(child->serial, sizeof(child->serial), "%.80s/serial", mover_folder);
+    snprintf(serial, sizeof(serial), "file:%s", child->serial);
+    snprintf(own, sizeof(own), "unix:%s,server=on,wait=off", child->socket);
+    mover_stop_next("clone:loaded");
+    mover_start(&sender, (const char *[]){"clone",      snapshot,
+                                          "--qmp",      monitor,
+                                          "--",         getenv("QEMU"),
+                                          "-M",         "q35",
+                                          "-accel",     "tcg,thread=multi",
+                                          "-m",         "64",
+                                          "-display",   "none",
+                                          "-serial",    serial,
+                                          "-object",    PRIVATE,
+                                          "-machine",   "memory-backend=mem0",
+                                          "-qmp",       own,
+                                          "-kernel",    getenv("GUEST_ELF"),
+                                          "-no-reboot", "-nodefaults",
+                                          NULL});
+    mover_await_stop(&sender);
+    vm_soon();
+    vm_ok(ibx_qmp_connect(child->socket, vm_soon(), &child->qmp, &vm_error));
+    started = ibx_qmp_pid(child->qmp);
+}
+
+/* By somebody who takes nothing: it lasts. */
+static void migrate(struct vm *child)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char uri[128];
+    snprintf(address.sun_path, sizeof(address.sun_path), "%.64s/other", mover_folder);
+    snprintf(uri, sizeof(uri), "unix:%s", address.sun_path);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    vm_do(child, "migrate", json_pack("{s:s}", "uri", uri));
+}
+
+/* Its manager migrates it at once: the settings cannot be put back, and the VM is not lost. */
+static void test_a_child_that_is_migrated_at_once(void)
+{
+    struct vm child;
+    char monitor[160];
+    clones(&child, monitor);
+    migrate(&child);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 0);
+    mover_must_print(&sender, "migration settings could not be put back");
+    assert_int_equal(kill(started, 0), 0);
+    vm_wait_beats(&child, vm_beats(&child) + 2);
+    assert_true(vm_runs(&child));
+    assert_int_equal(access(monitor, F_OK), 0);
+    mover_heartbeats((const struct vm *[]){&vms[0], &child, NULL}, MIB);
+    ibx_qmp_close(child.qmp);
+}
+
 int main(void)
 {
     static const struct vm_test tests[] = {
-        VM_TEST(test_continued_while_it_copies), VM_TEST(test_continued_and_paused_while_it_copies),
-        VM_TEST(test_reset_while_it_copies),     VM_TEST(test_continued_before_its_end),
-        VM_TEST(test_continued_behind_the_copy), {0},
+        VM_TEST(test_continued_while_it_copies),
+        VM_TEST(test_continued_and_paused_while_it_copies),
+        VM_TEST(test_reset_while_it_copies),
+        VM_TEST(test_continued_before_its_end),
+        VM_TEST(test_continued_behind_the_copy),
+        VM_TEST(test_a_child_that_is_migrated_at_once),
+        {0},
     };
     return vm_tests(tests, clones_end);
 }
