@@ -33,10 +33,7 @@ void ibx_tool_print_line(FILE *out, const char *before, const char *format, va_l
 {
     char line[4 * PATH_MAX];
     vsnprintf(line, sizeof(line), format, args);
-    for (unsigned char *at = (unsigned char *)line; *at; at++) {
-        if (*at < 0x20 || *at == 0x7f || (*at == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0))
-            *at = '?';
-    }
+    ibx_text_plain(line);
     fprintf(out, "%s%s\n", before, line);
 }
 
@@ -59,6 +56,7 @@ void ibx_tool_bad_usage(const struct ibx_tool *tool, const char *format, ...)
     va_start(args, format);
     vsnprintf(sentence, sizeof(sentence), format, args);
     va_end(args);
+    ibx_text_plain(sentence);
     fprintf(stderr, "%s: %s\nTry `%s --help' for more information.\n", tool->name, sentence,
             tool->name);
     if (tool->failed)

@@ -355,6 +355,43 @@ def names_of_vms_are_escaped(scene):
     equal(figure(families, "written_timestamp_seconds"), 1700000002)
 
 
+# ESC and CSI, as UTF-8 has the latter, a line's end, BEL and DEL: what a terminal acts on.
+CONTROLS = "\x1b[31m\u009b31m\n\x07\x7f"
+
+
+def harmless(text):
+    """Nothing in it but whole lines of characters that are shown."""
+    found = [one for one in text if one != "\n" and (one < " " or "\x7f" <= one <= "\x9f")]
+    equal((text, found), (text, []))
+    return text
+
+
+@case
+def what_is_printed_has_no_control_characters(scene):
+    """Whoever names the paths, a VM or its host."""
+    os.makedirs(scene.path("state"))
+    path = scene.path(f"state/{'01' * 16}.source.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"ibx-record": 1, "role": "source", "epoch": 3, "state": "kept", "uuid": "",
+                   "name": f"a{CONTROLS}b", "qmp": f"/run/a{CONTROLS}b", "pid": 1, "pid-started": 1,
+                   "uri": f"tcp://a{CONTROLS}:1", "peer": f"h{CONTROLS}", "key-file": "", "uffd": -1,
+                   "device-way": False, "id": "01" * 16, "written": 1700000000}, file)
+    os.chmod(path, 0o600)
+    for line in ("status", "status --json", "status --prometheus", "prune"):
+        code, out, err = scene.run(*line.split())
+        equal((line, code, harmless(err)), (line, 0, ""))
+        assert line == "prune" or "01" * 16 in out or "a?[31m" in harmless(out), out
+        if line.endswith("json"):
+            equal(objects(out)[0]["record"]["name"], f"a{CONTROLS}b")
+    strange = f"/tmp/x{CONTROLS}"
+    for line in (("status", "--qmp", strange), ("check", "--qmp", strange), (strange,),
+                 ("clone", "--qmp", scene.path("none"), scene.path("no"), "--", strange),
+                 ("freeze", "--qmp", strange, "--json", strange), ("serve", "--listen", "tcp://127.0.0.1:0", strange)):
+        _, out, err = scene.run(*line)
+        equal(len(harmless(out + err).splitlines()), len((out + err).splitlines()))
+        assert "?[31m" in out + err or "\\u001B[31m" in out + err, (line, out, err)
+
+
 @case
 def the_file_for_the_collector_is_always_whole(scene):
     folder, path = scene.path("collector"), scene.path("collector/ibx.prom")

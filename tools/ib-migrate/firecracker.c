@@ -77,17 +77,17 @@ static void print_text(const struct migrate_args *args, const struct ibx_firecra
     char memory[32];
     switch (e->kind) {
     case IBX_FIRECRACKER_LISTENING:
-        printf("Waiting at %s for Firecracker\n", args->socket);
+        ibx_cli_print("Waiting at %s for Firecracker", args->socket);
         break;
     case IBX_FIRECRACKER_SERVING:
         ibx_cli_bytes(e->layout->pages * e->layout->page_size, memory, sizeof(memory));
         printf("Serving %s of Firecracker (process %d)\n", memory, (int)e->pid);
         break;
     case IBX_FIRECRACKER_RECORDED:
-        printf("%llu touched pages are in %s\n", (unsigned long long)e->pages, args->record);
+        ibx_cli_print("%llu touched pages are in %s", (unsigned long long)e->pages, args->record);
         break;
     case IBX_FIRECRACKER_LOST:
-        printf("The other host is lost, and is asked again: %s\n", e->reason);
+        ibx_cli_print("The other host is lost, and is asked again: %s", e->reason);
         break;
     case IBX_FIRECRACKER_RESTARTED:
         printf("The handler (process %d) has died of %s %d and is started again\n", (int)e->handler,

@@ -199,7 +199,9 @@ const char *ibx_cli_outcome(int status);
 void ibx_cli_message(const char *message);
 /* The same; returns MIGRATE_FAILED. */
 int ibx_cli_fail(const char *message);
-/* One JSON object as one line on stdout; consumed. */
+/* A line on stdout, in which control characters are question marks. */
+void ibx_cli_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* One JSON object as one line on stdout, control characters escaped; consumed. */
 void ibx_cli_print_json(json_t *json);
 /* `status`, or MIGRATE_FAILED with a message when standard output could not be written. */
 int ibx_cli_flush(int status);

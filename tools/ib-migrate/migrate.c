@@ -401,9 +401,9 @@ static void print_check(const struct migrate_args *args, const struct ibx_blocke
 {
     const size_t kept = blockers->count < IBX_BLOCKERS_MAX ? blockers->count : IBX_BLOCKERS_MAX;
     if (!blockers->count && !err->code)
-        printf("the VM at %s can %s%s%s\n", args->qmp,
-               args->destination ? "receive" : "be migrated", args->uri ? " to " : "",
-               args->uri ? args->uri : "");
+        ibx_cli_print("the VM at %s can %s%s%s", args->qmp,
+                      args->destination ? "receive" : "be migrated", args->uri ? " to " : "",
+                      args->uri ? args->uri : "");
     for (size_t i = 0; i < kept; i++)
         printf("%s\n", blockers->reasons[i]);
     if (blockers->count > kept)

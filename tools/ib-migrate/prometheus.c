@@ -71,7 +71,8 @@ static void put_head(const struct sheet *sheet, const char *name, const char *ty
     fprintf(sheet->out, "# HELP " PREFIX "%s %s\n# TYPE " PREFIX "%s %s\n", name, help, name, type);
 }
 
-/* A label's value may hold anything but a byte that is not UTF-8; three characters are escaped. */
+/* A label's value may hold anything but a byte that is not UTF-8; three characters are escaped. A
+ * terminal may show it: other control characters are question marks. */
 static void put_label(const struct sheet *sheet, const char *name, const char *value)
 {
     char text[PATH_MAX];
@@ -79,10 +80,14 @@ static void put_label(const struct sheet *sheet, const char *name, const char *v
     snprintf(text, sizeof(text), "%s", utf8 ? json_string_value(utf8) : "");
     json_decref(utf8);
     fprintf(sheet->out, "%s=\"", name);
-    for (const char *c = text; *c; c++) {
-        if (*c == '\\' || *c == '"')
-            fputc('\\', sheet->out);
-        fputs(*c == '\n' ? "\\n" : (char[]){*c, '\0'}, sheet->out);
+    for (char *line = text, *end; line; line = end) {
+        end = strchr(line, '\n');
+        if (end)
+            *end++ = '\0';
+        ibx_text_plain(line);
+        for (const char *c = line; *c; c++)
+            fprintf(sheet->out, *c == '\\' || *c == '"' ? "\\%c" : "%c", *c);
+        fputs(end ? "\\n" : "", sheet->out);
     }
     fputc('"', sheet->out);
 }

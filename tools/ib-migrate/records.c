@@ -236,11 +236,13 @@ static void print_receiver(const struct migrate_args *args, const struct receive
              (int)one->pid, text_of(one->status, "uri"));
     ibx_text_sanitize(vm);
     ibx_text_sanitize(state);
-    if (args->json)
+    if (args->json) {
         print_line_json(json_incref(json_object_get(one->status, "record")), state, NULL,
                         one->status);
-    else
-        printf("%s  destination  waiting  %s\n  %s\n", vm, qmp, state);
+    } else {
+        ibx_cli_print("%s  destination  waiting  %s", vm, qmp);
+        printf("  %s\n", state);
+    }
 }
 
 static void print_record(const struct migrate_args *args, const struct found *found,
@@ -263,8 +265,9 @@ static void print_record(const struct migrate_args *args, const struct found *fo
         return;
     }
     ibx_cli_time(record->written_s, when, sizeof(when));
-    printf("%s  %s  %s  %s  %s\n  %s\n", vm, record->source ? "source" : "destination",
-           ibx_journal_state_name(record->state), record->qmp, when, state);
+    ibx_cli_print("%s  %s  %s  %s  %s", vm, record->source ? "source" : "destination",
+                  ibx_journal_state_name(record->state), record->qmp, when);
+    ibx_cli_print("  %s", state);
     if (live && !ibx_migrate_status_take(live, &status, &err)) {
         ibx_cli_bar(&status, LINE, bar, sizeof(bar));
         printf("  %s\n", bar);
@@ -304,9 +307,9 @@ static int print_prometheus(const struct migrate_args *args, const struct found 
 
 static void print_none(const struct migrate_args *args)
 {
-    printf("no migration%s%s is recorded in %s%s\n", args->qmp[0] ? " of the QEMU at " : "",
-           args->qmp, args->folder,
-           access(args->folder, F_OK) ? ": there is no such folder; see --state-dir" : "");
+    ibx_cli_print("no migration%s%s is recorded in %s%s", args->qmp[0] ? " of the QEMU at " : "",
+                  args->qmp, args->folder,
+                  access(args->folder, F_OK) ? ": there is no such folder; see --state-dir" : "");
 }
 
 int ibx_cli_status(const struct migrate_args *args)
@@ -428,8 +431,8 @@ static void print_pruned(void *context, const struct ibx_record *record, const c
         print_pruned_json(record, state, why, path);
         return;
     }
-    printf("%s: %s%s%s%s\n", why ? "kept" : "deleted", state, why ? " (" : "", why ? why : "",
-           why ? ")" : "");
+    ibx_cli_print("%s: %s%s%s%s", why ? "kept" : "deleted", state, why ? " (" : "", why ? why : "",
+                  why ? ")" : "");
     ibx_text_sanitize(path);
     if (!why && *path)
         printf("  its memory still takes room in %s: remove that file%s\n", path,

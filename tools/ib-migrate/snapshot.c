@@ -43,8 +43,8 @@ static void print_frozen(const struct migrate_args *args, const struct ibx_freez
     ibx_cli_bytes(result->data_bytes, data, sizeof(data));
     ibx_cli_bytes(result->ram_bytes, ram, sizeof(ram));
     ibx_cli_duration(result->stopped_ns, stopped, sizeof(stopped));
-    printf("%s: frozen, %s of %s hold data; the VM %s %s\n", args->uri, data, ram,
-           result->runs ? "runs on after" : "stays stopped; the copy took", stopped);
+    ibx_cli_print("%s: frozen, %s of %s hold data; the VM %s %s", args->uri, data, ram,
+                  result->runs ? "runs on after" : "stays stopped; the copy took", stopped);
 }
 
 int ibx_cli_freeze(const struct migrate_args *args)
@@ -93,7 +93,9 @@ static void become_qemu(const struct migrate_args *args)
     dup2(2, 1); /* standard output is this tool's */
     close_range(3, ~0u, 0);
     execvp(items[0], (char *const *)(uintptr_t)items);
-    fprintf(stderr, "ib-migrate: %s: %s\n", items[0], strerror(errno));
+    struct ibx_error err;
+    ibx_error_set(&err, -errno, "%s: %s", items[0], strerror(errno));
+    ibx_cli_message(err.message);
     _exit(127);
 }
 
@@ -205,8 +207,8 @@ int ibx_cli_clone(const struct migrate_args *args)
         return ibx_cli_flush(MIGRATE_DONE);
     }
     ibx_cli_duration(r.check_ns + r.memory_ns + r.load_ns, took, sizeof(took));
-    printf("QEMU (process %d) is a child of %s, %s after %s\n", (int)r.pid, args->uri, r.status,
-           took);
+    ibx_cli_print("QEMU (process %d) is a child of %s, %s after %s", (int)r.pid, args->uri,
+                  r.status, took);
     if (r.cards_down)
         printf("%u of its network cards have no link: when the guest has taken their MACs, QEMU's "
                "set_link gives it\n",
@@ -271,16 +273,17 @@ static void tell(void *context, const struct ibx_serve_status *s)
     if (told->args->json)
         ibx_cli_print_json(status_json(told->args, s));
     else if (!told->args->quiet && !told->begun)
-        printf("%s is served %s%s%s%s\n", told->args->uri,
-               s->uri ? "at " : "to children on this host", s->uri ? s->uri : "",
-               s->source ? ", with pages from " : "", s->source ? s->source : "");
+        ibx_cli_print("%s is served %s%s%s%s", told->args->uri,
+                      s->uri ? "at " : "to children on this host", s->uri ? s->uri : "",
+                      s->source ? ", with pages from " : "", s->source ? s->source : "");
     if (!told->args->json && !told->args->quiet && s->source && s->whole && !told->whole) {
         if (told->args->multicast) {
             ibx_cli_bytes(s->fed.stats.pages * IBX_SNAPSHOT_PAGE, bytes, sizeof(bytes));
             snprintf(multicast, sizeof(multicast), ", and %s by multicast", bytes);
         }
         ibx_cli_bytes(s->bytes, bytes, sizeof(bytes));
-        printf("%s has all pages: %s came over the network%s\n", told->args->uri, bytes, multicast);
+        ibx_cli_print("%s has all pages: %s came over the network%s", told->args->uri, bytes,
+                      multicast);
     }
     told->begun = true;
     told->whole = s->whole;

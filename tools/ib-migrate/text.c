@@ -6,6 +6,9 @@
 
 #include <inttypes.h>
 #include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -28,10 +31,39 @@ int ibx_cli_fail(const char *message)
     return MIGRATE_FAILED;
 }
 
+void ibx_cli_print(const char *format, ...)
+{
+    char text[2 * PATH_MAX + IBX_ERROR_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    ibx_text_plain(text);
+    puts(text);
+}
+
+/* Of control characters JSON's writer escapes only those below a space. DEL and UTF-8's C2 80 to
+ * C2 9F are in strings alone. */
+static void put_escaped(const char *text)
+{
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        const bool long_one = *c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0;
+        if (long_one || *c == 0x7f)
+            printf("\\u%04X", long_one ? *++c : *c);
+        else
+            putchar(*c);
+    }
+    putchar('\n');
+}
+
 void ibx_cli_print_json(json_t *json)
 {
-    if (!json || json_dumpf(json, stdout, JSON_COMPACT) || putchar('\n') == EOF || fflush(stdout))
+    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    if (text)
+        put_escaped(text);
+    if (fflush(stdout))
         clearerr(stdout); /* the reader has gone; the migration continues */
+    free(text);
     json_decref(json);
 }
 
