@@ -121,7 +121,7 @@ static void on_event(struct destination_qemu *qemu, json_t *event)
         qemu->ran = true;
     } else if (ibx_vm_event_is(event, "MIGRATION", "completed")) {
         /* libvirt continues it at once: RESUME says so, and a question would only delay that. */
-        qemu->stale = qemu->state.now != QEMU_RUNNING;
+        qemu->stale = qemu->state.now != QEMU_RUNNING || qemu->completed; /* ... away from here */
         qemu->completed = true;
         qemu->ask_ns = qemu->managed && !qemu->decided ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
     } else if (ibx_vm_event_is(event, "MIGRATION", "failed") && qemu->state.now != QEMU_RUNNING) {

@@ -294,12 +294,23 @@ static inline bool ibx_journal_has_returned(const struct ibx_record *record)
     return record->borrow && !strcmp(record->vm_status, IBX_JOURNAL_RETURNED);
 }
 /* Source: the VM ran at the destination, which has said that its QEMU has ended. */
-#define IBX_JOURNAL_QEMU_ENDED "ended" /* vm_status */
+#define IBX_JOURNAL_QEMU_ENDED  "ended"       /* vm_status */
+#define IBX_JOURNAL_MIGRATED_ON "migrated-on" /* ... when another client had migrated it on */
 static inline bool ibx_journal_lost_there(const struct ibx_record *record)
 {
     return record->source && record->state == IBX_JOURNAL_MOVED &&
-           !strcmp(record->vm_status, IBX_JOURNAL_QEMU_ENDED);
+           (!strcmp(record->vm_status, IBX_JOURNAL_QEMU_ENDED) ||
+            !strcmp(record->vm_status, IBX_JOURNAL_MIGRATED_ON));
 }
+/* Another client of QEMU at the destination has migrated the VM on from there, or was about to: by
+ * what that QEMU said last. It may run where that went. */
+static inline bool ibx_journal_migrated_on(const struct ibx_record *record)
+{
+    return !strcmp(record->vm_status, "postmigrate") ||
+           !strcmp(record->vm_status, "finish-migrate") ||
+           !strcmp(record->vm_status, IBX_JOURNAL_MIGRATED_ON);
+}
+#define IBX_JOURNAL_UNLESS_ON ", unless it runs where another client of QEMU has migrated it"
 /* Source of a return that has run at home, or may have: pages that were not here at its stop are
  * only in its memory there, which is newer by now. So nothing can restart it here. */
 static inline bool ibx_journal_only_at_home(const struct ibx_record *record)
@@ -310,7 +321,8 @@ static inline bool ibx_journal_only_at_home(const struct ibx_record *record)
 /* Destination, for the end of a sentence that tells of rollback at the source. */
 static inline const char *ibx_journal_restarts_if(const struct ibx_record *record)
 {
-    return ibx_journal_returns(record)
+    return ibx_journal_migrated_on(record) ? IBX_JOURNAL_UNLESS_ON
+           : ibx_journal_returns(record)
                ? ", if it had all of its pages there, else start it from its disk"
                : "";
 }

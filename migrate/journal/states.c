@@ -197,6 +197,10 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
         form = "%s had returned to %s, and is lost there; what it had not fetched here before is "
                "lost with it, so that nothing can restart it here: end its QEMUs and start it from "
                "its disk";
+    else if (ibx_journal_lost_there(record) && ibx_journal_migrated_on(record))
+        form =
+            "%s was at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it from "
+            "where it stopped" IBX_JOURNAL_UNLESS_ON;
     else if (ibx_journal_lost_there(record) && record->borrow)
         form = "%s was borrowed by %s, and its QEMU there has ended: \"ib-migrate rollback\" "
                "restarts it from where it stopped, unless a return of it had begun";

@@ -25,12 +25,19 @@ int ibx_source_lose_vm(struct source *s, const char *why, struct ibx_error *err)
 {
     struct ibx_error unwritten = {0};
     struct ibx_record *record = &s->status.record;
-    snprintf(record->vm_status, sizeof(record->vm_status), "%s", IBX_JOURNAL_QEMU_ENDED);
+    snprintf(record->vm_status, sizeof(record->vm_status), "%s",
+             ibx_journal_migrated_on(record) ? IBX_JOURNAL_MIGRATED_ON : IBX_JOURNAL_QEMU_ENDED);
     if (ibx_migration_record(s->options->folder, record, IBX_JOURNAL_MOVED, &unwritten))
         ibx_migration_notify(&s->options->observer, "%s", unwritten.message);
     snprintf(s->status.message, sizeof(s->status.message), "%s", why);
     s->decide_by_ns = ibx_deadline_in_ms(DECIDES_MS);
     return ibx_source_move(s, SOURCE_LOST, err);
+}
+
+/* For the end of a sentence that tells to start it. */
+static const char *unless(const struct source *s)
+{
+    return ibx_journal_migrated_on(&s->status.record) ? IBX_JOURNAL_UNLESS_ON : "";
 }
 
 /* Pages without the state of the devices, which was in QEMU, are of no use. */
@@ -40,8 +47,8 @@ static int lost_here_too(struct source *s, struct ibx_error *err)
     return ibx_error_set(
         err, -ECONNABORTED,
         "the VM ran at %s, where its QEMU has ended, and so has its QEMU here (process %d): "
-        "nothing can restart it from where it stopped, start it from its disk (%s reports: %s)",
-        peer_of(s), (int)s->status.record.pid, peer_of(s), s->status.message);
+        "nothing can restart it from where it stopped, start it from its disk%s (%s reports: %s)",
+        peer_of(s), (int)s->status.record.pid, unless(s), peer_of(s), s->status.message);
 }
 
 /* What is left of a VM whose QEMU here lives. */
@@ -89,14 +96,14 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
     if (ibx_journal_qemu_gone(record))
         return lost_here_too(s, err);
     return ibx_error_set(err, -ECONNABORTED,
-                         "the VM ran at %s, where its QEMU has ended: %s (%s reports: %s)",
+                         "the VM ran at %s, where its QEMU has ended: %s%s (%s reports: %s)",
                          peer_of(s),
                          what_is_left(s) ? what_is_left(s)
                          : managed ? "virsh resume here continues it from where it stopped, then "
                                      "ib-migrate rollback ends what is left of the migration"
                                    : "the QEMU here still has the VM as it was when it stopped, "
                                      "and ib-migrate rollback restarts it from there",
-                         peer_of(s), s->status.message);
+                         unless(s), peer_of(s), s->status.message);
 }
 
 /* The tool before this one has set the files of guest RAM aside, and ended before it removed them.

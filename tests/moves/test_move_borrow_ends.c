@@ -372,6 +372,29 @@ static void test_borrower_ends(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, borrow_options.append);
 }
 
+/* Another client has migrated it on from there, and then ended that QEMU, as one does: nobody tells
+ * to restart it here without saying so. */
+static void test_borrower_is_migrated_on(void)
+{
+    static const char unless[] = "unless it runs where another client of QEMU has migrated it";
+    borrowed_small();
+    vm_do(&vms[1], "migrate-set-capabilities",
+          json_pack("{s:[{s:s,s:b},{s:s,s:b}]}", "capabilities", "capability", "events", "state", 1,
+                    "capability", "x-ignore-shared", "state", 0));
+    vm_do(&vms[1], "stop", NULL);
+    vm_do(&vms[1], "migrate", json_pack("{s:s}", "uri", "exec:cat > /dev/null"));
+    json_decref(vm_event(&vms[1], "MIGRATION", "completed"));
+    mover_await_words(&receiver, "\"vm_status\":\"postmigrate\"");
+    vm_kill(&vms[1]);
+    mover_ends(&receiver, 3);
+    mover_ends(&sender, 3);
+    mover_must_print(&receiver, unless);
+    mover_must_print(&sender, unless);
+    struct mover *told = MOVER_RUN(0, "status");
+    mover_must_print(told, unless);
+    mover_must_print(MOVER_RUN(1, "rollback", "--qmp", vms[0].tool), unless);
+}
+
 /* The memory of the stop is no more once pages were dropped. */
 static void test_base_after_a_return_that_failed(void)
 {
@@ -494,6 +517,7 @@ int main(void)
     pair_beats = 8;
     static const struct vm_test tests[] = {VM_TEST(test_first_killed),
                                            VM_TEST(test_borrower_ends),
+                                           VM_TEST(test_borrower_is_migrated_on),
                                            VM_TEST(test_killed_before_the_commit),
                                            VM_TEST(test_killed_after_the_commit),
                                            VM_TEST(test_killed_in_the_commit),

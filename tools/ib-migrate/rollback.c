@@ -124,6 +124,10 @@ static void print_loss(const struct ibx_record *record, const struct reply *repl
             stderr);
     fprintf(stderr, "Everything that the VM did at the destination since that stop is lost%s.\n",
             record->state == IBX_JOURNAL_MOVED ? "" : ", if it ran there");
+    if (ibx_journal_migrated_on(record))
+        fputs("Another client of QEMU was migrating it on from there: make sure that it does not "
+              "run where\nthat went.\n",
+              stderr);
     fputs(
         "If its QEMU still exists there, the VM then runs twice and destroys its disks. Make sure "
         "that\nthat QEMU has ended, or that its host is off.\n",

@@ -13,8 +13,9 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
     if (ibx_journal_lost_there(record)) {
         snprintf(sentence, size,
                  "%s ran at %s, and its QEMU there has ended, and so has that here (process %d): "
-                 "nothing can restart it from where it stopped, start it from its disk",
-                 vm, record->peer, (int)record->pid);
+                 "nothing can restart it from where it stopped, start it from its disk%s",
+                 vm, record->peer, (int)record->pid,
+                 ibx_journal_migrated_on(record) ? IBX_JOURNAL_UNLESS_ON : "");
         return;
     }
     snprintf(
