@@ -28,7 +28,7 @@
 #define LOOK_MS   5 /* between two looks at a file or a process */
 #define EXIT_SKIP 77
 #define TESTS_MAX 64
-#define CALM      "doze=5000000" /* half of the time, so that tests run side by side */
+#define CALM      "doze=15000000" /* three quarters of the time, so that tests run side by side */
 
 struct ibx_error vm_error;
 static struct vm *running[VMS_MAX];

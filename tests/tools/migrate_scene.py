@@ -78,7 +78,7 @@ def key_file(scene, name, secret):
 # ------------------------------------------------------------------------- real VMs
 
 
-CALM = "doze=5000000"  # half of the time: many of them only stand there while tests look at tools
+CALM = "doze=15000000"  # most of the time: many of them only stand there while tests look at tools
 
 
 class Vm(GuestVm):
