@@ -195,6 +195,11 @@ bool ibx_pipeline_errors(const struct ibx_pipeline *p, int *number)
     return is_usable(p);
 }
 
+unsigned ibx_pipeline_server_ends(void)
+{
+    return ibx_process_ends();
+}
+
 bool ibx_pipeline_device(struct ibx_pipeline *p, int *device)
 {
     if (!knows(p) || p->current < 0)

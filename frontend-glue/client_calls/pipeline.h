@@ -94,6 +94,8 @@ void ibx_pipeline_learn(struct ibx_pipeline *pipeline, const char *name);
 bool ibx_pipeline_has_no_error(struct ibx_pipeline *pipeline);
 /* Another number than before when one of them has failed since, or may have. */
 bool ibx_pipeline_errors(const struct ibx_pipeline *pipeline, int *number);
+/* Of how many processes of the server's the end was noticed, by any thread. */
+unsigned ibx_pipeline_server_ends(void);
 bool ibx_pipeline_device(struct ibx_pipeline *pipeline, int *device);
 bool ibx_pipeline_selected(struct ibx_pipeline *pipeline, int device);
 bool ibx_pipeline_rests(struct ibx_pipeline *pipeline, uint64_t stream);

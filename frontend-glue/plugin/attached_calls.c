@@ -99,6 +99,9 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
         return ibx_attached_over_shm(ibx_attached_session()) && handle >= IBX_CLIENT_FROM_LEAST;
     case IBX_FRONTEND_ERRORS:
         return ibx_pipeline_errors(ibx_attached->pipeline, answer);
+    case IBX_FRONTEND_LOSSES:
+        *answer = (int)ibx_pipeline_server_ends();
+        return true;
     }
     return false;
 }

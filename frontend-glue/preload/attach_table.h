@@ -42,7 +42,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 20u
+#define IBX_FRONTEND_VERSION 21u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -100,6 +100,8 @@ enum ibx_frontend_fact {
                             memory is under way when copy() returns, as a rule */
     IBX_FRONTEND_ERRORS, /* *answer is another number when a call of the thread's has failed
                             since, or may have */
+    IBX_FRONTEND_LOSSES, /* *answer is another number when a process of the server's has ended
+                            since, and with it all that was there */
 };
 
 /* What the preload does before calls that may have the device work, and behind them. GVirtuS's own

@@ -347,6 +347,7 @@ int main(int argc, char **argv)
         {"dnn-networks", dnn_networks},
         {"dnn-too-long", dnn_too_long},
         {"dnn-threads", dnn_threads},
+        {"dnn-alike", dnn_alike},
         {"lt-library", lt_library},
         {"math-settings", math_settings},
         {"math-library-first", math_library_first},

@@ -223,6 +223,69 @@ bool dnn_networks()
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
 
+// Descriptors that are set alike are one at the back end, which no program can tell.
+bool dnn_alike()
+{
+    void *one = nullptr, *other = nullptr, *dropout = nullptr;
+    float *states = device_copy<float>({0});
+    int most = 0; // never the same question
+    const auto set_to = [](void *of, int size, int dimensions = 2) {
+        const std::array<int, 9> extents = {size, 3}, strides = {3, 1};
+        return math("cudnnSetTensorNdDescriptor", of, 1, dimensions, extents.data(),
+                    strides.data());
+    };
+    const auto bytes = [](void *of) {
+        std::size_t size = 0;
+        return math("cudnnGetTensorSizeInBytes", of, &size) ? -1 : static_cast<int>(size);
+    };
+    const auto handles = [&](void *by) {
+        std::array<int, 80> sizes{}, steps{};
+        int type = 0, n = 0;
+        const int status =
+            math("cudnnGetTensorNdDescriptor", by, ++most, &type, &n, sizes.data(), steps.data());
+        return status || sizes[0] != most ? -1 : n;
+    };
+    const auto make = [](void *&to) { return math("cudnnCreateTensorDescriptor", &to); };
+    const auto end_one = [](void *of) { return math("cudnnDestroyTensorDescriptor", of); };
+    REQUIRE(make(one) == 0 && make(other) == 0 && one != other);
+    REQUIRE(set_to(one, 4) == 0 && set_to(other, 4) == 0 && bytes(one) == 174);
+    const int before = handles(one);
+    std::array<void *, 50> many{};
+    for (void *&next : many)
+        REQUIRE(make(next) == 0 && set_to(next, 4) == 0 && bytes(next) == 174);
+    REQUIRE(before > 0 && handles(one) == before);
+    for (void *next : many)
+        REQUIRE(end_one(next) == 0 && bytes(next) == -1);
+    REQUIRE(handles(one) == before);
+    // Nobody else's is changed, and an error comes at once, each time.
+    REQUIRE(set_to(other, 5) == 0 && bytes(other) == 184 && bytes(one) == 174);
+    REQUIRE(set_to(other, 5, 9) == UNSUPPORTED && set_to(other, 5, 9) == UNSUPPORTED);
+    REQUIRE(bytes(other) == 184 && handles(one) == before + 1);
+    // What was set once is not kept for ever.
+    for (int i = 0; i < 700; i++)
+        REQUIRE(set_to(other, 1000 + i) == 0 && bytes(other) == 10134 + 10 * i);
+    const int after = handles(one);
+    REQUIRE(after > before && after < before + 600 && bytes(one) == 174);
+    // A dropout whose states a call fills has them alone, and goes.
+    int left = 0;
+    for (int i = 0; i < 2; i++) {
+        void *handle = nullptr;
+        left = handles(one);
+        REQUIRE(math("cudnnCreateDropoutDescriptor", &dropout) == 0 &&
+                math("cudnnCreate", &handle) == 0);
+        REQUIRE(math("cudnnSetDropoutDescriptor", dropout, handle, 0.5f, states, std::size_t{4},
+                     7ull) == 0);
+        REQUIRE(handles(one) >= left + 1);
+        REQUIRE(math("cudnnDestroyDropoutDescriptor", dropout) == 0);
+        REQUIRE(math("cudnnDestroy", handle) == 0);
+    }
+    REQUIRE(handles(one) == left);
+    // With the device's reset the back end's are no more; new ones are.
+    REQUIRE(end_one(one) == 0 && cudaDeviceReset() == 0 && make(one) == 0 && set_to(one, 4) == 0);
+    REQUIRE(bytes(one) == 174 && set_to(other, 4) == 0 && bytes(other) == 174);
+    return HOLDS(end_one(one) == 0 && end_one(other) == 0 && end_one(other) != 0);
+}
+
 // What does not go with a request is refused, and said.
 bool dnn_too_long()
 {
@@ -242,16 +305,17 @@ bool dnn_threads()
 {
     constexpr unsigned long long CALLS = 300;
     void *dropout = nullptr;
+    float *states = device_copy<float>({0}); // so that it is not another one each time
     REQUIRE(math("cudnnCreateDropoutDescriptor", &dropout) == 0);
     std::array<bool, 2> good{};
     std::vector<std::thread> threads;
     for (bool &is : good)
-        threads.emplace_back([&is, dropout] {
-            void *handle = nullptr, *none = nullptr;
+        threads.emplace_back([&is, dropout, states] {
+            void *handle = nullptr;
             is = math("cudnnCreate", &handle) == 0;
             for (unsigned long long seed = 0; seed < CALLS && is; seed++) // none is like another
-                is = math("cudnnSetDropoutDescriptor", dropout, handle, 0.5f, none, std::size_t{0},
-                          seed) == 0;
+                is = math("cudnnSetDropoutDescriptor", dropout, handle, 0.5f, states,
+                          std::size_t{4}, seed) == 0;
             is = is && math("cudnnDestroy", handle) == 0;
         });
     for (std::thread &thread : threads)

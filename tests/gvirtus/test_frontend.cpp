@@ -446,6 +446,7 @@ void check_what_it_does_not()
                              "dnn-addresses",
                              "dnn-networks",
                              "dnn-threads",
+                             "dnn-alike",
                              "lt-library",
                              "math-settings",
                              "math-threads",

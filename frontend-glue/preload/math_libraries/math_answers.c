@@ -2,7 +2,8 @@
 /*
  * Answers of cuBLASLt that stay the same: what a search finds, and what is in an algorithm, depends
  * on the request's bytes alone, which have all of the descriptors. Natively the library keeps what
- * it has found, too; programs search before each product (PyTorch does).
+ * it has found, too; programs search before each product (PyTorch does). Likewise what cuDNN says
+ * of descriptors that are never changed (math_contents.c).
  */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
@@ -49,8 +50,11 @@ bool ibx_math_answers_are_same(const struct ibx_math_function *f)
     case IBX_MATH_cublasLtMatmulAlgoConfigSetAttribute:
     case IBX_MATH_cublasLtMatmulAlgoConfigGetAttribute:
         return true;
-    default:
+    case IBX_MATH_cudnnGetStream:
+    case IBX_MATH_cudnnBackendGetAttribute:
         return false;
+    default:
+        return ibx_math_is_dnn(f->number) && f->use == IBX_MATH_USE_ASKS;
     }
 }
 

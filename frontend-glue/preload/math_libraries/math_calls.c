@@ -8,6 +8,7 @@
  */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
+#include "frontend-glue/preload/math_libraries/math_contents.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 
@@ -27,6 +28,7 @@ struct call {
     bool on_device;          /* scalars and results */
     size_t out;              /* bytes of the reply beside the exit code */
     bool odd;                /* its arguments have a type, a count or a descriptor of none */
+    bool same;               /* it has the same answer each time */
 };
 
 /* ------------------------------------------------------------------------ GVirtuS's function */
@@ -327,7 +329,7 @@ static void take_results(const struct call *c, const uint8_t *out)
                 ibx_math_settings_end(made);
             if (a->n == IBX_MATH_DNVEC) /* handle, size, values, type */
                 ibx_math_vector_made(made, c->values[3].i);
-            if (a->n == IBX_MATH_BLAS || a->n == IBX_MATH_LT)
+            if (a->n == IBX_MATH_BLAS || a->n == IBX_MATH_LT || a->n == IBX_MATH_DNN)
                 ibx_math_answers_forget();
             if (a->kind == IBX_MATH_MAKES)
                 memcpy(at, &made, sizeof(made));
@@ -349,7 +351,8 @@ static void note(const struct call *c)
         c->f->number == IBX_MATH_cusparseSetPointerMode)
         ibx_math_handle_set(c->type, c->handle,
                             c->values[1].i ? IBX_MATH_ON_DEVICE : IBX_MATH_USUAL);
-    if (c->f->use == IBX_MATH_USE_ENDS && (c->type == IBX_MATH_LT || c->type == IBX_MATH_BLAS))
+    if (c->f->use == IBX_MATH_USE_ENDS &&
+        (c->type == IBX_MATH_LT || c->type == IBX_MATH_BLAS || c->type == IBX_MATH_DNN))
         ibx_math_answers_forget();
 }
 
@@ -403,15 +406,14 @@ static int request(struct call *c)
     if (c->out > sizeof(usual) && !(out = more = malloc(c->out)))
         return ALLOC_FAILED;
     e.name = name_of(c);
-    const bool same = ibx_math_answers_are_same(c->f);
-    const bool known = same && ibx_math_answer_known(e.bytes, e.body.length, out, c->out);
+    const bool known = c->same && ibx_math_answer_known(e.bytes, e.body.length, out, c->out);
     code = 0;
     const bool asked = known || ask(&e, out, c->out, &code);
     if (asked && !code) {
         take_results(c, out);
         note(c);
     }
-    if (asked && !code && same && !known)
+    if (asked && !code && c->same && !known)
         ibx_math_answer_keep(e.bytes, e.body.length, out, c->out);
     free(more);
     return asked ? code : pass(c);
@@ -435,6 +437,7 @@ static struct call call_of(unsigned number, const union ibx_math_value *values)
     struct call c = {
         .f = ibx_math_find(number), .statuses = ibx_math_statuses_of(number), .values = values};
     find_handle(&c);
+    c.same = !ibx_math_is_dnn(number) && ibx_math_answers_are_same(c.f);
     return c;
 }
 
@@ -442,6 +445,38 @@ int ibx_frontend_math_now(unsigned number, const union ibx_math_value *values)
 {
     struct call c = call_of(number, values);
     return request(&c);
+}
+
+int ibx_frontend_math_named(unsigned number, const union ibx_math_value *values, bool same)
+{
+    struct call c = call_of(number, values);
+    c.same = same && ibx_math_answers_are_same(c.f);
+    return request(&c);
+}
+
+size_t ibx_frontend_math_body(unsigned number, const union ibx_math_value *values, uint8_t *bytes,
+                              size_t room)
+{
+    struct call c = call_of(number, values);
+    struct ibx_writer w = ibx_writer_of(bytes, room);
+    return reach(&c) && encode(&c, &w) ? w.length : 0;
+}
+
+int ibx_frontend_math_again(const uint8_t *body, size_t n, size_t at, uint64_t handle)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    struct extra e;
+    int code = 0;
+    ibx_get_u64(&r);
+    struct call c = {.f = ibx_math_find(ibx_get_u16(&r))};
+    e.call = c.f->name;
+    e.name = name_of(&c);
+    e.body = ibx_writer_of(e.bytes, sizeof(e.bytes));
+    e.more = NULL;
+    ibx_put_bytes(&e.body, body, at);
+    ibx_put_u64(&e.body, handle);
+    ibx_put_bytes(&e.body, body + at + 8, n - at - 8);
+    return ask(&e, NULL, 0, &code) ? code : ibx_math_statuses_of(c.f->number)->not_supported;
 }
 
 static int make(struct call *c, bool theirs)
@@ -467,14 +502,23 @@ static int end(struct call *c, bool theirs, enum ibx_math_handle is)
 
 int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
 {
+    union ibx_math_value own[IBX_MATH_ARGUMENTS];
+    enum ibx_math_named named = IBX_MATH_NAMED;
+    int status = 0;
+    if (ibx_math_is_dnn(number)) {
+        named = ibx_math_contents_name(number, values, own, &status);
+        values = own;
+    }
+    if (named == IBX_MATH_CALLED)
+        return status;
     struct call c = call_of(number, values);
+    c.same = c.same || (named == IBX_MATH_NAMED_SHARED && ibx_math_answers_are_same(c.f));
     const enum ibx_math_handle is = ibx_math_handle_is(c.type, c.handle);
     c.on_device = is == IBX_MATH_ON_DEVICE;
     const bool theirs = is == IBX_MATH_FOREIGN ||
                         (is == IBX_MATH_ON_HOST && c.f->use == IBX_MATH_USE_ADDS) ||
                         (ibx_math_is_lt(number) && !ibx_frontend_lt_is_ours());
     const bool blas = c.type == IBX_MATH_BLAS && c.handle && !theirs;
-    int status = 0;
     if (blas && ibx_math_settings_set(c.handle, number, values, &status)) {
         if (!status)
             note(&c);

@@ -9,6 +9,7 @@
  *   math_composed.c  functions that are no request of their own
  *   math_lt.c, math_descriptors.c  likewise: cuBLASLt, and its descriptors
  *   math_answers.c   what that has answered and would again
+ *   math_dnn_descriptors.c, math_contents.c  descriptors of cuDNN, and what is in them
  *   math_dnn.c       graphs of cuDNN
  *   math_absent.c, math_dnn_absent.c  what there is not
  */
@@ -21,5 +22,10 @@
 
 /* Before that is destroyed: another one may have its number. */
 void ibx_math_settings_stream_ends(uint64_t stream);
+
+/* ------------------------------------------------------------------------------ math_contents.c */
+
+/* Descriptors of cuDNN at the back end are no more: what is made from now on is new. */
+void ibx_math_contents_lose(void);
 
 #endif

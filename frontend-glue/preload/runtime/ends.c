@@ -18,6 +18,7 @@ int cudaDeviceReset(void)
     ibx_frontend_variables_reset();
     ibx_frontend_graph_reset();
     ibx_frontend_reach_reset();
+    ibx_math_contents_lose();
     if (!rc) {
         ibx_frontend_peers_reset(ibx_frontend_current_device());
         ibx_frontend_pools_reset(ibx_frontend_current_device());

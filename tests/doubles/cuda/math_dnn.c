@@ -5,6 +5,7 @@
 
 #define BAD_PARAM     2000
 #define NOT_FINALIZED 2004
+#define NOT_SUPPORTED 3000
 #define COUNT         4
 #define MOST          8
 enum { PACK = 16 };
@@ -53,6 +54,8 @@ EXPORT int cudnnDestroyTensorDescriptor(struct handle *h)
 EXPORT int cudnnSetTensorNdDescriptor(struct handle *h, int type, int n, const int *sizes,
                                       const int *steps)
 {
+    if (n > MOST)
+        return NOT_SUPPORTED;
     h->seed = (unsigned)type;
     for (int i = 0; i < n; i++)
         h->seed = h->seed * 10 + (unsigned)sizes[i] + (unsigned)steps[i];
@@ -62,6 +65,17 @@ EXPORT int cudnnSetTensorNdDescriptor(struct handle *h, int type, int n, const i
 EXPORT int cudnnGetTensorSizeInBytes(const struct handle *h, size_t *n)
 {
     *n = h->seed;
+    return 0;
+}
+
+/* How many dimensions it has is how many handles there are, of all kinds. */
+EXPORT int cudnnGetTensorNdDescriptor(const struct handle *h, int most, int *type, int *n,
+                                      int *sizes, int *steps)
+{
+    *type = (int)h->seed;
+    *n = (int)atomic_load(&math_handles);
+    for (int i = 0; i < most; i++)
+        sizes[i] = steps[i] = most;
     return 0;
 }
 

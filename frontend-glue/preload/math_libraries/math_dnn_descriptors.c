@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Descriptors of cuDNN in the program, and the calls that make, set, name and end them:
+ * math_contents.h. */
+#include "frontend-glue/preload/math_libraries/math_contents.h"
+
+#include "common/fork_lock.h"
+#include "frontend-glue/preload/preload.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BAD_PARAM 2000
+#define NO_MEMORY 4003
+
+#define BUCKETS 1024u
+
+struct descriptor {
+    struct descriptor *next;
+    enum ibx_math_type type;
+    uint64_t number; /* no other one has had it */
+    struct ibx_contents *is;
+    /* Of a network: its dropout, which the library looks at. */
+    struct descriptor *dropout;
+    uint64_t dropout_number; /* 0: it has none; UINT64_MAX: nobody knows */
+};
+
+/* Locked by that of contents. */
+static struct descriptor *descriptors[BUCKETS];
+static uint64_t numbers;
+/* A descriptor gets contents of its own: in one thread. Comes before the other lock. */
+static struct ibx_fork_lock own_lock = IBX_FORK_LOCK;
+
+static bool has_contents(unsigned type)
+{
+    switch (type) {
+    case IBX_MATH_TENSOR:
+    case IBX_MATH_FILTER:
+    case IBX_MATH_CONVOLUTION:
+    case IBX_MATH_ACTIVATION:
+    case IBX_MATH_POOLING:
+    case IBX_MATH_SPATIAL:
+    case IBX_MATH_RNN:
+    case IBX_MATH_RNNDATA:
+    case IBX_MATH_DROPOUT:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Locked. */
+static struct descriptor **place_of_descriptor(enum ibx_math_type type, const void *at)
+{
+    const uintptr_t value = (uintptr_t)at;
+    struct descriptor **place = &descriptors[(value >> 5 ^ value >> 14) % BUCKETS];
+    while (*place && (*place != at || (*place)->type != type))
+        place = &(*place)->next;
+    return place;
+}
+
+/* The descriptor has that in it from now on, which has one user more already. */
+static void become(struct descriptor *d, struct ibx_contents *is)
+{
+    pthread_mutex_lock(&ibx_contents_lock);
+    struct ibx_contents *was = d->is;
+    d->is = is;
+    pthread_mutex_unlock(&ibx_contents_lock);
+    ibx_contents_drop(was);
+}
+
+/* ------------------------------------------------------------------------------- made and ended */
+
+static int create(enum ibx_math_type type, void **made)
+{
+    static const uint8_t none[1];
+    struct ibx_contents *is = NULL;
+    struct descriptor *d = calloc(1, sizeof(*d));
+    is = d ? ibx_contents_find(type, none, 0) : NULL;
+    uint64_t remote = 0;
+    int status = !d ? NO_MEMORY : is ? 0 : ibx_contents_make(type, none, 0, &remote);
+    if (!status && !is && ibx_math_handle_is(type, remote) == IBX_MATH_FOREIGN) {
+        *made =
+            ibx_contents_pointer(remote); /* as all of its type: nothing here has ever had any */
+        free(d);
+        return 0;
+    }
+    if (!status && !is && !(is = ibx_contents_add(type, remote, none, 0, NULL, true)))
+        status = NO_MEMORY;
+    if (status) {
+        free(d);
+        return status;
+    }
+    d->type = type;
+    d->is = is;
+    pthread_mutex_lock(&ibx_contents_lock);
+    d->number = ++numbers;
+    struct descriptor **place = place_of_descriptor(type, d);
+    d->next = *place;
+    *place = d;
+    pthread_mutex_unlock(&ibx_contents_lock);
+    *made = d;
+    return 0;
+}
+
+static void end(struct descriptor *d)
+{
+    pthread_mutex_lock(&ibx_contents_lock);
+    struct descriptor **place = place_of_descriptor(d->type, d);
+    if (*place)
+        *place = d->next;
+    pthread_mutex_unlock(&ibx_contents_lock);
+    ibx_contents_drop(d->is);
+    free(d);
+}
+
+/* ------------------------------------------------------------------------------- what is set */
+
+/* A request that is noted: behind what was set before, in a convolution, which functions set each
+ * in part. All others are set as a whole. 0: it cannot be noted. */
+static size_t note(const struct ibx_contents *was, unsigned number,
+                   const union ibx_math_value *values, uint8_t bytes[IBX_CONTENTS_BYTES])
+{
+    struct ibx_writer w = ibx_writer_of(bytes, IBX_CONTENTS_BYTES);
+    struct ibx_reader r = ibx_reader_of(was->bytes, was->n);
+    uint8_t body[IBX_CONTENTS_BYTES];
+    const size_t n = ibx_frontend_math_body(number, values, body, sizeof(body));
+    while (was->type == IBX_MATH_CONVOLUTION && r.position < was->n) {
+        const size_t length = ibx_get_u16(&r);
+        const uint8_t *before = ibx_get_bytes(&r, length);
+        if (before && memcmp(before, body, IBX_CONTENTS_FIRST_AT) != 0) {
+            ibx_put_u16(&w, (uint16_t)length);
+            ibx_put_bytes(&w, before, length);
+        }
+    }
+    ibx_put_u16(&w, (uint16_t)n);
+    ibx_put_bytes(&w, body, n);
+    return !n || w.failed ? 0 : w.length;
+}
+
+/* What only this descriptor has, with what was set in it before, if it is set in parts. */
+static int make_own(struct descriptor *d, unsigned number, union ibx_math_value *values)
+{
+    const bool part = d->type == IBX_MATH_CONVOLUTION;
+    struct ibx_contents *is = NULL;
+    int status = ibx_contents_get(d->type, d->is->bytes, part ? d->is->n : 0, NULL, false, &is);
+    if (status)
+        return status;
+    values[0].p = ibx_contents_pointer(is->remote);
+    status = ibx_frontend_math_now(number, values);
+    if (status)
+        ibx_contents_drop(is);
+    else
+        become(d, is);
+    return status;
+}
+
+static int set_own(struct descriptor *d, unsigned number, union ibx_math_value *values)
+{
+    ibx_fork_lock_take(&own_lock);
+    const bool own = d->is->state == IBX_CONTENTS_OWN;
+    values[0].p = ibx_contents_pointer(d->is->remote);
+    const int status = own ? 0 : make_own(d, number, values);
+    ibx_fork_lock_release(&own_lock);
+    return own ? ibx_frontend_math_now(number, values) : status;
+}
+
+/* `was` in it; `relies`: on what else the request names; `own`: it cannot be shared. */
+static int set(struct descriptor *d, const struct ibx_contents *was, unsigned number,
+               union ibx_math_value *values, struct ibx_contents *relies, bool own)
+{
+    uint8_t bytes[IBX_CONTENTS_BYTES];
+    struct ibx_contents *is = NULL;
+    values[0].p = NULL;
+    own = own || (d->type == IBX_MATH_CONVOLUTION && was->state == IBX_CONTENTS_OWN);
+    const size_t n = own ? 0 : note(was, number, values, bytes);
+    if (!n)
+        return set_own(d, number, values);
+    if (was->state == IBX_CONTENTS_SHARED && was->n == n && !memcmp(was->bytes, bytes, n))
+        return 0;
+    const int status = ibx_contents_get(d->type, bytes, n, relies, true, &is);
+    if (!status)
+        become(d, is);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------- networks */
+
+#define DROPOUT_AT                                                                                 \
+    (IBX_CONTENTS_FIRST_AT + 12 * 4) /* of a network, in the request that has set it */
+
+/* The dropout of a network; NULL: it has none. False: that is no more. */
+static bool dropout_of(const struct descriptor *network, struct descriptor **dropout)
+{
+    *dropout = NULL;
+    if (!network->dropout_number)
+        return true;
+    pthread_mutex_lock(&ibx_contents_lock);
+    struct descriptor *found = *place_of_descriptor(IBX_MATH_DROPOUT, network->dropout);
+    pthread_mutex_unlock(&ibx_contents_lock);
+    *dropout = found && found->number == network->dropout_number ? found : NULL;
+    return *dropout;
+}
+
+/* The library looks into the dropout, in which something else may have been set since. */
+static int follow_dropout(struct descriptor *network)
+{
+    uint8_t bytes[IBX_CONTENTS_BYTES];
+    struct descriptor *dropout;
+    struct ibx_contents *is = network->is;
+    if (!dropout_of(network, &dropout))
+        return BAD_PARAM;
+    if (!dropout || is->relies == dropout->is || is->n < 2 + DROPOUT_AT + 8)
+        return 0;
+    memcpy(bytes, is->bytes, is->n);
+    struct ibx_writer w = ibx_writer_of(bytes + 2 + DROPOUT_AT, 8);
+    ibx_put_u64(&w, dropout->is->remote);
+    const int status = ibx_contents_get(IBX_MATH_RNN, bytes, is->n, dropout->is,
+                                        dropout->is->state == IBX_CONTENTS_SHARED, &is);
+    if (!status)
+        become(network, is);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------- parameters */
+
+/* Of cudnnGetRNNWeightParams, which sets the tensors of a matrix and a bias. */
+#define NETWORK 1
+#define MATRIX  6
+#define BIAS    8
+
+struct filled {
+    struct descriptor *d;    /* NULL: it is not wanted */
+    struct ibx_contents *is; /* what is in it then */
+    uint64_t remote;         /* new; 0: it is there */
+    size_t n;
+    uint8_t bytes[2 + IBX_MATH_BODY + 1];
+};
+
+/* The request with which it is filled, and which of the two it is. */
+static int prepare(struct filled *to, unsigned argument, const union ibx_math_value *values,
+                   bool shared)
+{
+    union ibx_math_value plain[IBX_MATH_ARGUMENTS];
+    struct ibx_writer w = ibx_writer_of(to->bytes, sizeof(to->bytes));
+    uint8_t body[IBX_CONTENTS_BYTES];
+    memcpy(plain, values, (BIAS + 2) * sizeof(plain[0]));
+    plain[MATRIX].p = ibx_contents_pointer(values[MATRIX].p != NULL);
+    plain[BIAS].p = ibx_contents_pointer(values[BIAS].p != NULL);
+    const size_t n =
+        ibx_frontend_math_body(IBX_MATH_cudnnGetRNNWeightParams, plain, body, sizeof(body));
+    ibx_put_u16(&w, (uint16_t)n);
+    ibx_put_bytes(&w, body, n);
+    ibx_put_u8(&w, (uint8_t)argument);
+    to->n = w.length;
+    if (!n || w.failed)
+        return BAD_PARAM;
+    to->is = shared ? ibx_contents_find(IBX_MATH_TENSOR, to->bytes, to->n) : NULL;
+    return to->is ? 0 : ibx_contents_make(IBX_MATH_TENSOR, NULL, 0, &to->remote);
+}
+
+/* The call has returned that. */
+static int finish(struct filled *to, struct ibx_contents *network, bool shared, int status)
+{
+    if (!status && to->remote &&
+        !(to->is = ibx_contents_add(IBX_MATH_TENSOR, to->remote, to->bytes, to->n,
+                                    shared ? network : NULL, shared)))
+        return NO_MEMORY;
+    if (!status) {
+        become(to->d, to->is);
+        return 0;
+    }
+    if (to->remote)
+        ibx_contents_end(IBX_MATH_TENSOR, to->remote);
+    ibx_contents_drop(to->is);
+    return status;
+}
+
+/* PyTorch asks a hundred times in a row. */
+static int get_parameters(struct ibx_contents *network, struct filled both[2],
+                          union ibx_math_value *values)
+{
+    static const unsigned at[] = {MATRIX, BIAS};
+    const bool shared = network && network->state == IBX_CONTENTS_SHARED;
+    union ibx_math_value named[IBX_MATH_ARGUMENTS];
+    int status = 0, last = 0;
+    memcpy(named, values, (BIAS + 2) * sizeof(named[0]));
+    for (unsigned i = 0; i < 2 && !status; i++) {
+        if (both[i].d)
+            status = prepare(&both[i], at[i], values, shared);
+        if (both[i].d && !status)
+            named[at[i]].p = ibx_contents_pointer(both[i].is ? both[i].is->remote : both[i].remote);
+    }
+    if (!status)
+        status = ibx_frontend_math_named(IBX_MATH_cudnnGetRNNWeightParams, named, shared);
+    for (unsigned i = 0; i < 2; i++)
+        if (both[i].d)
+            last = finish(&both[i], network, shared, status);
+    return status ? status : last;
+}
+
+/* ------------------------------------------------------------------------------- all calls */
+
+/* What a call names: while that lasts each of the contents has one user more. */
+struct named {
+    const struct ibx_math_function *f;
+    struct descriptor *of[IBX_MATH_ARGUMENTS]; /* NULL: it is none of these */
+    struct ibx_contents *is[IBX_MATH_ARGUMENTS];
+    bool shared; /* all of them */
+    int status;
+};
+
+static bool sets(const struct ibx_math_function *f)
+{
+    return f->use == IBX_MATH_USE_SETS_UP || f->number == IBX_MATH_cudnnSetDropoutDescriptor ||
+           f->number == IBX_MATH_cudnnRestoreDropoutDescriptor;
+}
+
+static bool is_named(const struct ibx_math_argument *a)
+{
+    return (a->kind == IBX_MATH_HANDLE || a->kind == IBX_MATH_OTHER) && has_contents(a->n);
+}
+
+static struct descriptor *find_descriptor(unsigned type, const void *at)
+{
+    pthread_mutex_lock(&ibx_contents_lock);
+    struct descriptor *found = *place_of_descriptor((enum ibx_math_type)type, at);
+    pthread_mutex_unlock(&ibx_contents_lock);
+    return found;
+}
+
+/* One that is only used has its dropout as it is now. */
+static void name_one(struct named *n, unsigned i, const void *at)
+{
+    const unsigned type = n->f->arguments[i].n;
+    struct descriptor *d = find_descriptor(type, at);
+    const bool uses = n->f->use != IBX_MATH_USE_ENDS && !(sets(n->f) && !i);
+    if (d && type == IBX_MATH_RNN && uses && !n->status)
+        n->status = follow_dropout(d);
+    pthread_mutex_lock(&ibx_contents_lock);
+    if (d)
+        ibx_contents_use(n->is[i] = d->is);
+    n->of[i] = d;
+    n->shared = n->shared && d && d->is->state == IBX_CONTENTS_SHARED;
+    pthread_mutex_unlock(&ibx_contents_lock);
+}
+
+/* `own` becomes what the back end calls these. */
+static void name_all(struct named *n, const union ibx_math_value *values, union ibx_math_value *own)
+{
+    memcpy(own, values, n->f->count * sizeof(own[0]));
+    for (unsigned i = 0; i < n->f->count; i++) {
+        if (is_named(&n->f->arguments[i]) && values[i].p)
+            name_one(n, i, values[i].p);
+        if (n->is[i])
+            own[i].p = ibx_contents_pointer(n->is[i]->remote);
+    }
+}
+
+static void unname(struct named *n)
+{
+    for (unsigned i = 0; i < n->f->count; i++)
+        if (n->is[i])
+            ibx_contents_drop(n->is[i]);
+}
+
+static int set_named(const struct named *n, union ibx_math_value *own)
+{
+    const unsigned number = n->f->number;
+    struct descriptor *d = n->of[0], *dropout = NULL;
+    struct ibx_contents *relies = NULL;
+    bool alone = number == IBX_MATH_cudnnSetDropoutDescriptor && own[3].p; /* it is not shared */
+    for (unsigned i = 1; i < n->f->count; i++) {
+        if (!is_named(&n->f->arguments[i]) || !own[i].p)
+            continue;
+        relies = n->is[i];
+        dropout = n->of[i];
+        alone = alone || !relies || relies->state != IBX_CONTENTS_SHARED;
+    }
+    const int status = set(d, n->is[0], number, own, relies, alone);
+    if (d->type == IBX_MATH_RNN) {
+        d->dropout = dropout;
+        d->dropout_number = status ? UINT64_MAX : dropout ? dropout->number : 0;
+    }
+    return status;
+}
+
+static enum ibx_math_named call_named(const struct named *n, union ibx_math_value *own, int *status)
+{
+    const bool parameters = n->f->number == IBX_MATH_cudnnGetRNNWeightParams;
+    *status = n->status;
+    if (n->status)
+        return IBX_MATH_CALLED;
+    if (n->of[0] && n->f->use == IBX_MATH_USE_ENDS) {
+        end(n->of[0]);
+    } else if (n->of[0] && sets(n->f)) {
+        *status = set_named(n, own);
+    } else if (parameters && (n->of[MATRIX] || n->of[BIAS])) {
+        struct filled both[2] = {{.d = n->of[MATRIX]}, {.d = n->of[BIAS]}};
+        *status = get_parameters(n->is[NETWORK], both, own);
+    } else {
+        return n->shared ? IBX_MATH_NAMED_SHARED : IBX_MATH_NAMED;
+    }
+    return IBX_MATH_CALLED;
+}
+
+enum ibx_math_named ibx_math_contents_name(unsigned number, const union ibx_math_value *values,
+                                           union ibx_math_value *own, int *status)
+{
+    struct named n = {.f = ibx_math_find(number), .shared = true};
+    const struct ibx_math_argument *first = &n.f->arguments[0];
+    if (sets(n.f))
+        ibx_contents_look();
+    if (first->kind == IBX_MATH_MAKES && has_contents(first->n) && values[0].p) {
+        *status = create((enum ibx_math_type)first->n, values[0].p);
+        return IBX_MATH_CALLED;
+    }
+    name_all(&n, values, own);
+    const enum ibx_math_named named = call_named(&n, own, status);
+    unname(&n);
+    return named;
+}
