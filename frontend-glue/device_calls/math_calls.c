@@ -32,6 +32,7 @@ struct call {
     uint64_t handle;                   /* that the request is of; 0: of none */
     bool on_device;                    /* scalars and results */
     bool is_long;                      /* the reply */
+    unsigned weight;                   /* of what it makes */
     int refused;                       /* the status to return; 0: none */
     bool unwanted[IBX_MATH_ARGUMENTS]; /* outputs for which the client has no place */
     union ibx_math_value values[IBX_MATH_ARGUMENTS];
@@ -419,7 +420,7 @@ static uint64_t made_at(const struct ibx_math_argument *a, const void *at)
 /* False: there is no memory to note it. */
 static bool note(struct call *c, const struct ibx_math_argument *a, uint64_t made)
 {
-    if (ibx_handles_add(c->x, kind_of(a->n), made))
+    if (ibx_handles_add_heavy(c->x, kind_of(a->n), made, c->weight))
         return true;
     ibx_math_end(a->n, made);
     return false;
@@ -545,6 +546,16 @@ static int run(struct call *c, void *function)
     return status;
 }
 
+/* There is room for one: and for as many more as it counts as. */
+static bool take_weight(struct call *c, enum ibx_hold hold)
+{
+    const unsigned weight = ibx_math_weight(c->f, c->values);
+    if (weight > c->weight && !ibx_room_take(c->x, hold, weight - c->weight))
+        return false;
+    c->weight = weight;
+    return true;
+}
+
 int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_writer *out)
 {
     struct call c; /* its memory is not cleared: that would take longer than all else */
@@ -553,6 +564,7 @@ int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_wr
     c.refused = 0;
     c.kind = IBX_HANDLE_STREAM; /* of none of a library's */
     c.workspace = NULL;
+    c.weight = 1;
     c.used = c.used_long = 0;
     c.handle = ibx_get_u64(&c.in);
     const unsigned number = ibx_get_u16(&c.in);
@@ -565,6 +577,8 @@ int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_wr
     const enum ibx_hold hold = ibx_math_makes(c.f);
     const bool room = hold == IBX_HOLDS || ibx_room_take(x, hold, 1);
     int status = room ? decode(&c) : ibx_math_no_memory(number);
+    if (!status && hold != IBX_HOLDS && !take_weight(&c, hold))
+        status = ibx_math_no_memory(number);
     if (!status && !reply_fits(&c))
         status = c.statuses->invalid_value;
     if (!status)
@@ -572,7 +586,7 @@ int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_wr
     if (!status)
         status = answer(&c, out);
     if (room && hold != IBX_HOLDS) /* it counts as a handle */
-        ibx_room_give(x, hold, 1);
+        ibx_room_give(x, hold, c.weight);
     end_workspace(&c);
     ibx_handles_let_go(x);
     return status;

@@ -324,6 +324,12 @@ bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value
     return ibx_handle_add(x, kind, value, 0, 1, false);
 }
 
+bool ibx_handles_add_heavy(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                           uint64_t weight)
+{
+    return ibx_handle_add(x, kind, value, 0, weight, false);
+}
+
 bool ibx_handles_add_level(struct copies *x, uint64_t array, uint64_t mipmap)
 {
     return ibx_handle_add(x, IBX_HANDLE_ARRAY, array, mipmap, 1, false);

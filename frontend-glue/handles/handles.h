@@ -40,6 +40,9 @@ void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other);
 bool ibx_handles_is_within(struct copies *x, uint64_t graph);
 /* What conditional nodes of a graph are made with; it goes with the graph. */
 bool ibx_handles_add_condition(struct copies *x, uint64_t condition, uint64_t graph);
+/* What counts as `weight`. */
+bool ibx_handles_add_heavy(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+                           uint64_t weight);
 /* A new node of a graph, which counts as `weight`, with so many graphs within each other in it, or
  * one that CUDA lists; those of a graph that is no more; whether it is one of it. */
 bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph, uint64_t weight,

@@ -22,7 +22,7 @@ static const struct {
     bool filled; /* also by functions whose own handle is another one */
 } types[IBX_MATH_TYPES] = {
     [IBX_MATH_DNN] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
-    [IBX_MATH_GRAPH] = {IBX_HOLD_PLANS, WHO_SETS_UP, false},
+    [IBX_MATH_GRAPH] = {IBX_HOLD_GRAPH_PARTS, WHO_SETS_UP, false},
     [IBX_MATH_TENSOR] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
     [IBX_MATH_FILTER] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
     [IBX_MATH_CONVOLUTION] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
@@ -80,6 +80,17 @@ enum ibx_hold ibx_math_makes(const struct ibx_math_function *f)
 {
     const unsigned type = made_by(f);
     return type < IBX_MATH_TYPES ? ibx_math_hold(type) : IBX_HOLDS;
+}
+
+/* cudnnBackendDescriptorType_t */
+#define HEURISTIC 4
+#define PLAN      5
+
+unsigned ibx_math_weight(const struct ibx_math_function *f, const union ibx_math_value *values)
+{
+    const bool heavy = f->number == IBX_MATH_cudnnBackendCreateDescriptor &&
+                       (values[0].i == HEURISTIC || values[0].i == PLAN);
+    return heavy ? IBX_MATH_HEAVY : 1;
 }
 
 /* A library's handlers get many requests, and few functions make anything. */

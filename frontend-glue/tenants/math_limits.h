@@ -10,6 +10,10 @@
 enum ibx_hold ibx_math_hold(unsigned type);
 /* What such a function makes one of; IBX_HOLDS: it makes none. */
 enum ibx_hold ibx_math_makes(const struct ibx_math_function *f);
+/* As how many of these what it makes counts: of cuDNN's graphs a plan has kernels, which may be in
+ * the memory of a GPU, too, and what finds engines for a graph has 39 KB. */
+#define IBX_MATH_HEAVY 16u
+unsigned ibx_math_weight(const struct ibx_math_function *f, const union ibx_math_value *values);
 /* Whether the function whose name begins so, in `most` bytes or all of it, makes a handle: its
  * type. From any thread. */
 bool ibx_math_maker(const char *name, size_t most, unsigned *type);

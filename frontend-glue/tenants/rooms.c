@@ -25,6 +25,7 @@ void ibx_room_tell(const struct copies *x, enum ibx_hold hold)
         [IBX_HOLD_LIBRARIES] = "handles of libraries",
         [IBX_HOLD_PLANS] = "plans of libraries",
         [IBX_HOLD_DESCRIPTORS] = "descriptors of libraries",
+        [IBX_HOLD_GRAPH_PARTS] = "descriptors of cuDNN's graphs",
     };
     if (!x->isolation.tenant || !ibx_tenant_tell_once(x->isolation.tenant, hold))
         return;

@@ -26,6 +26,7 @@
 #define LIBRARIES_MAX   (1u << 12) /* ... memory of a GPU, too */
 #define PLANS_MAX       (1u << 14) /* ... likewise; PyTorch keeps 4,096 for each GPU */
 #define DESCRIPTORS_MAX (1u << 18) /* ... about 250 bytes here, and the library's */
+#define GRAPH_PARTS_MAX (1u << 18) /* ... up to 6 KB here, and more of each 16 (math_limits.h) */
 #define ADDRESSES_MAX   (UINT64_C(8) << 40)
 
 #define NAMES 2048u /* that all processes share: more than a key file has room for, */
@@ -103,6 +104,7 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         [IBX_HOLD_LIBRARIES] = UINT64_MAX,
         [IBX_HOLD_PLANS] = UINT64_MAX,
         [IBX_HOLD_DESCRIPTORS] = UINT64_MAX,
+        [IBX_HOLD_GRAPH_PARTS] = UINT64_MAX,
         [IBX_HOLD_ADDRESSES] = UINT64_MAX,
         [IBX_HOLD_MODULES] = limits->requests ? limits->requests : memory / 2,
     };
@@ -137,6 +139,7 @@ static void set_holds(struct ibx_quota *holds, uint64_t percent)
     atomic_store(&holds[IBX_HOLD_LIBRARIES].most, LIBRARIES_MAX);
     atomic_store(&holds[IBX_HOLD_PLANS].most, PLANS_MAX);
     atomic_store(&holds[IBX_HOLD_DESCRIPTORS].most, DESCRIPTORS_MAX);
+    atomic_store(&holds[IBX_HOLD_GRAPH_PARTS].most, GRAPH_PARTS_MAX);
     atomic_store(&holds[IBX_HOLD_ADDRESSES].most, ADDRESSES_MAX);
 }
 

@@ -47,7 +47,8 @@ enum ibx_hold {
     IBX_HOLD_POOLS,       /* of memory, that were made */
     IBX_HOLD_LIBRARIES,   /* handles of libraries: math_limits.c says which, */
     IBX_HOLD_PLANS,       /* ... plans of theirs, and what an analysis fills, */
-    IBX_HOLD_DESCRIPTORS, /* ... and others */
+    IBX_HOLD_DESCRIPTORS, /* ... and others, */
+    IBX_HOLD_GRAPH_PARTS, /* ... but those of cuDNN's graphs, some of which count as more */
     IBX_HOLD_ADDRESSES,   /* bytes of addresses of this process, for memory to be mapped there */
     IBX_HOLD_MODULES,     /* bytes of what clients have registered: client_functions.c */
     IBX_HOLDS

@@ -138,10 +138,36 @@ bool foreign_graphs()
     return HOLDS(at(remote, x) == 1);
 }
 
+// PyTorch keeps 10,000 plans with all that they are made of; some have more memory than others.
+bool many_graphs()
+{
+    constexpr unsigned most = 262144, heavy = 16, plans = most / heavy;
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    Graphs own(remote);
+    const auto end = [&](std::uint64_t descriptor) {
+        return remote.call(IBX_MATH_SETS_UP,
+                           function(IBX_MATH_cudnnBackendDestroyDescriptor, descriptor));
+    };
+    std::vector<std::uint64_t> made(plans), more(heavy);
+    for (std::uint64_t &plan : made)
+        REQUIRE((plan = own.made(Graphs::PLAN)) != 0);
+    REQUIRE(own.made(Graphs::PLAN) == 0 && own.made(Graphs::TENSOR) == 0);
+    REQUIRE(end(made[0]) == 0 && (more[0] = own.made(Graphs::TENSOR)) != 0);
+    REQUIRE(own.made(Graphs::PLAN) == 0); // there is room for 15 others
+    for (unsigned i = 1; i < heavy; i++)
+        REQUIRE((more[i] = own.made(Graphs::TENSOR)) != 0);
+    REQUIRE(own.made(Graphs::TENSOR) == 0);
+    for (const std::uint64_t one : more)
+        REQUIRE(end(one) == 0);
+    return HOLDS((made[0] = own.made(Graphs::PLAN)) != 0 && own.made(Graphs::TENSOR) == 0);
+}
+
 } // namespace
 
 void check_calls_dnn()
 {
     check("requests for graphs of cuDNN", graph_executions);
     check("... that name what is another program's", foreign_graphs);
+    check("... and as many as a program may have", many_graphs);
 }

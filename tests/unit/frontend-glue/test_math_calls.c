@@ -284,7 +284,14 @@ static void handles_count(void **state)
     for (unsigned type = 0; type < IBX_MATH_TYPES; type++) {
         const enum ibx_hold hold = ibx_math_hold(type);
         assert_true(hold == IBX_HOLD_LIBRARIES || hold == IBX_HOLD_PLANS ||
-                    hold == IBX_HOLD_DESCRIPTORS);
+                    hold == IBX_HOLD_DESCRIPTORS || hold == IBX_HOLD_GRAPH_PARTS);
+    }
+    for (int type = 0; type < 50; type++) { /* of graphs: plans, and what finds engines */
+        const union ibx_math_value value = {.i = type};
+        assert_int_equal(
+            ibx_math_weight(ibx_math_find(IBX_MATH_cudnnBackendCreateDescriptor), &value),
+            type == 4 || type == 5 ? IBX_MATH_HEAVY : 1);
+        assert_int_equal(ibx_math_weight(ibx_math_find(IBX_MATH_cudnnGetProperty), &value), 1);
     }
     assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cublasCreate_v2)), IBX_HOLD_LIBRARIES);
     assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cufftPlan1d)), IBX_HOLD_PLANS);
