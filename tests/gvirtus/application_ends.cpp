@@ -285,10 +285,13 @@ bool forked_at_first_calls()
     std::vector<std::thread> threads;
     std::vector<pid_t> children;
     std::atomic<unsigned> left{4};
+    std::atomic<bool> forked{false}; // AddressSanitizer has a lock as a thread ends (asan_forks.c)
     for (unsigned i = 0; i < 4; i++) {
         threads.emplace_back([&] {
             cudaDeviceSynchronize();
             left--;
+            while (!forked)
+                usleep(100);
         });
     }
     while ((left && children.size() < 16) || children.size() < 4) {
@@ -299,6 +302,7 @@ bool forked_at_first_calls()
         }
         children.push_back(child);
     }
+    forked = true;
     for (std::thread &thread : threads)
         thread.join();
     bool good = true;
