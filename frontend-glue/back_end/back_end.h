@@ -276,6 +276,7 @@ struct copies {
     struct session_captures capturing;
     struct session_launches launches;
     uint8_t *long_reply;    /* of a library's function: math_calls.c; NULL: there was none */
+    uint8_t *long_arrays;   /* that such a one is given, likewise */
     bool tried_runtime;     /* whether there is one, as long as none was found */
     bool makes_memory;      /* between ibx_memory_make_begin() and _end() */
     bool allocates_plainly; /* GVirtuS's handler of cudaMalloc answers with the address alone */

@@ -39,7 +39,8 @@ struct call {
     enum ibx_handle_kind kind; /* of it */
     void *workspace;           /* of its own; NULL: it has none */
     struct ibx_descriptor descriptors[IBX_MATH_ARGUMENTS];
-    size_t used, used_long; /* of memory, and of the session's for long replies */
+    size_t used, used_long; /* of memory, and of the session's for long replies, */
+    size_t used_arrays;     /* and for long arrays */
     _Alignas(16) uint8_t memory[IBX_MATH_ROOM];
 };
 
@@ -127,6 +128,24 @@ static void *room(struct call *c, size_t n)
     return at;
 }
 
+/* Each has as many bytes of the request's, which is bounded. */
+#define LONG_ARRAYS (IBX_MATH_BODY + 16u * IBX_MATH_ARGUMENTS)
+
+/* Likewise of an array whose bytes the request has. */
+static void *array_room(struct call *c, size_t n)
+{
+    const size_t at = (c->used_arrays + 15) & ~(size_t)15;
+    if (n <= IBX_MATH_SHORT)
+        return room(c, n);
+    if (n <= c->in.length - c->in.position && at <= LONG_ARRAYS && n <= LONG_ARRAYS - at &&
+        (c->x->long_arrays || (c->x->long_arrays = malloc(LONG_ARRAYS)))) {
+        c->used_arrays = at + n;
+        return c->x->long_arrays + at;
+    }
+    refuse(c, c->statuses->invalid_value);
+    return NULL;
+}
+
 /* ... with the bytes that the request has. Whether the client has none: most of these functions
  * look into them nevertheless. */
 static void *host_bytes(struct call *c, size_t n, bool may_be_null)
@@ -136,7 +155,7 @@ static void *host_bytes(struct call *c, size_t n, bool may_be_null)
             refuse(c, c->statuses->invalid_value);
         return NULL;
     }
-    void *at = room(c, n);
+    void *at = array_room(c, n);
     const uint8_t *bytes = ibx_get_bytes(&c->in, n);
     if (at && bytes)
         memcpy(at, bytes, n);
@@ -565,7 +584,7 @@ int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_wr
     c.kind = IBX_HANDLE_STREAM; /* of none of a library's */
     c.workspace = NULL;
     c.weight = 1;
-    c.used = c.used_long = 0;
+    c.used = c.used_long = c.used_arrays = 0;
     c.handle = ibx_get_u64(&c.in);
     const unsigned number = ibx_get_u16(&c.in);
     c.on_device = ibx_get_u8(&c.in);

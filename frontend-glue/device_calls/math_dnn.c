@@ -350,7 +350,7 @@ int ibx_dnn_execute(struct copies *x, void *function, const union ibx_math_value
 {
     int (*execute)(void *handle, void *plan, void *pack) = NULL;
     struct library l;
-    void *tensors[IBX_MATH_BODY / 8], *pack = NULL;
+    void *tensors[IBX_MATH_TENSORS], *pack = NULL;
     const int64_t count = values[2].i;
     *(void **)&execute = function;
     if (count <= 0 || count > (int64_t)(sizeof(tensors) / sizeof(tensors[0])) ||

@@ -375,6 +375,7 @@ static void destroy(void *context)
     ibx_isolation_end(x);
     free(x->regions);
     free(x->long_reply);
+    free(x->long_arrays);
     free(x);
 }
 

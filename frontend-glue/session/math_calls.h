@@ -188,8 +188,10 @@ union ibx_math_value {
 };
 
 #define IBX_MATH_ARGUMENTS 32u    /* of a function, at most */
-#define IBX_MATH_BODY      1900u  /* bytes of a body, at most */
-#define IBX_MATH_ROOM      4096u  /* bytes of the host's memory in a call, beside long outputs */
+#define IBX_MATH_BODY      64000u /* bytes of a body, at most: less than one of ours has */
+#define IBX_MATH_ROOM      4096u  /* bytes of the host's memory in a call, beside what is long */
+#define IBX_MATH_SHORT     1024u  /* bytes of an array that is not */
+#define IBX_MATH_TENSORS   1024u  /* of an execution of cuDNN's, at most */
 #define IBX_MATH_OUT       256u   /* bytes of a usual reply beside the exit code */
 #define IBX_MATH_OUT_MOST  12800u /* of one, at most */
 

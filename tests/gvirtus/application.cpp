@@ -348,6 +348,7 @@ int main(int argc, char **argv)
         {"dnn-too-long", dnn_too_long},
         {"dnn-threads", dnn_threads},
         {"dnn-alike", dnn_alike},
+        {"dnn-long", dnn_long},
         {"lt-library", lt_library},
         {"math-settings", math_settings},
         {"math-library-first", math_library_first},

@@ -146,6 +146,7 @@ bool dnn_networks();
 bool dnn_too_long();
 bool dnn_threads();
 bool dnn_alike();
+bool dnn_long();
 bool lt_library();
 bool math_settings();
 bool math_library_first();

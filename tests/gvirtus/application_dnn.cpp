@@ -286,14 +286,56 @@ bool dnn_alike()
     return HOLDS(end_one(one) == 0 && end_one(other) == 0 && end_one(other) != 0);
 }
 
+// What is longer than a message's usual part: a batch of many sequences, a graph of many tensors.
+bool dnn_long()
+{
+    void *handle = nullptr, *rnn = nullptr, *data = nullptr, *pack = made(PACK);
+    float fill = 0, by = 3;
+    REQUIRE(math("cudnnCreate", &handle) == 0 && math("cudnnCreateRNNDescriptor", &rnn) == 0);
+    REQUIRE(math("cudnnCreateRNNDataDescriptor", &data) == 0);
+    for (const int batch : {464, 465, 1200, 5000, 15900}) {
+        std::vector<int> lengths(static_cast<std::size_t>(batch));
+        int sum = 0;
+        for (int &length : lengths)
+            sum += length = 1 + static_cast<int>(&length - lengths.data()) % 7;
+        for (int times = 0; times < 2; times++) {
+            std::size_t work = 0, reserve = 0;
+            REQUIRE(math("cudnnSetRNNDataDescriptor", data, 0, 0, 7, batch, 1, lengths.data(),
+                         &fill) == 0);
+            REQUIRE(math("cudnnGetRNNTempSpaceSizes", handle, rnn, 0, data, &work, &reserve) == 0);
+            REQUIRE(work == static_cast<std::size_t>(sum) && reserve == work);
+        }
+    }
+    float *from = device_copy<float>({1, 2, 3, 4}), *to = device_copy<float>({0, 0, 0, 0});
+    std::vector<void *> tensors = {tensor(1, false), tensor(2, false), tensor(3, true)};
+    void *graph = made(GRAPH);
+    REQUIRE(set(graph, OPERATIONS, DESCRIPTOR, tensors) == 0 && finalize(graph) == 0);
+    void *plan = plan_of(graph);
+    std::vector<std::int64_t> numbers = {3, 1, 2};
+    std::vector<void *> addresses = {&by, from, to};
+    for (std::int64_t i = 4; i <= 200; i++) {
+        numbers.push_back(i);
+        addresses.push_back(to);
+    }
+    REQUIRE(set(pack, 1000, INT64, numbers) == 0 && set(pack, 1001, POINTER, addresses) == 0);
+    REQUIRE(finalize(pack) == 0 && math("cudnnBackendExecute", handle, plan, pack) == 0);
+    REQUIRE((host_copy(to, 4) == std::vector<float>{3, 6, 9, 12}));
+    tensors.insert(tensors.end(), {graph, plan, pack});
+    for (void *one : tensors)
+        REQUIRE(end(one) == 0);
+    REQUIRE(math("cudnnDestroyRNNDataDescriptor", data) == 0);
+    REQUIRE(math("cudnnDestroyRNNDescriptor", rnn) == 0);
+    return HOLDS(math("cudnnDestroy", handle) == 0);
+}
+
 // What does not go with a request is refused, and said.
 bool dnn_too_long()
 {
     void *one = nullptr, *pack = made(PACK);
-    const std::vector<int> extents(400, 1);
-    const std::vector<std::int64_t> numbers(65, 1);
+    const std::vector<int> extents(10000, 1);
+    const std::vector<std::int64_t> numbers(1025, 1);
     REQUIRE(math("cudnnCreateTensorDescriptor", &one) == 0 && pack);
-    REQUIRE(math("cudnnSetTensorNdDescriptor", one, 1, 400, extents.data(), extents.data()) ==
+    REQUIRE(math("cudnnSetTensorNdDescriptor", one, 1, 10000, extents.data(), extents.data()) ==
             BAD_PARAM);
     REQUIRE(set(pack, 1000, INT64, numbers) == UNSUPPORTED);
     REQUIRE(math("cudnnDestroyTensorDescriptor", one) == 0);

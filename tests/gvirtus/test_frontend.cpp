@@ -278,7 +278,7 @@ bool too_long_for_dnn()
     Application app(&back, application, "dnn-too-long");
     REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 2);
     REQUIRE(lines_with(app.said(), "cudnnSetTensorNdDescriptor returns 2000: its arguments") == 1);
-    return HOLDS(lines_with(app.said(), "64 tensors at most over a remote GPU") == 1);
+    return HOLDS(lines_with(app.said(), "1024 tensors at most over a remote GPU") == 1);
 }
 
 // Functions of these that there are not, said once for each.
@@ -447,6 +447,7 @@ void check_what_it_does_not()
                              "dnn-networks",
                              "dnn-threads",
                              "dnn-alike",
+                             "dnn-long",
                              "lt-library",
                              "math-settings",
                              "math-threads",

@@ -291,6 +291,18 @@ static bool encode(struct call *c, struct ibx_writer *w)
     return !c->odd && !w->failed && w->length <= IBX_MATH_BODY && c->out <= IBX_MATH_OUT_MOST;
 }
 
+/* Of a request that has more than the usual room has bytes for. False: it has too many. */
+static bool encode_long(struct call *c, struct extra *e)
+{
+    uint8_t *more = c->odd ? NULL : malloc(IBX_MATH_BODY);
+    if (!more)
+        return false;
+    c->out = 0;
+    e->more = more;
+    e->body = ibx_writer_of(more, IBX_MATH_BODY);
+    return encode(c, &e->body);
+}
+
 static const char *name_of(const struct call *c)
 {
     switch ((enum ibx_math_use)c->f->use) {
@@ -401,12 +413,16 @@ static int request(struct call *c)
     e.more = NULL;
     if (!reach(c))
         return c->statuses->invalid_value;
-    if (!encode(c, &e.body))
+    if (!encode(c, &e.body) && !encode_long(c, &e)) {
+        ibx_frontend_extra_free(&e);
         return tell_long(c);
-    if (c->out > sizeof(usual) && !(out = more = malloc(c->out)))
+    }
+    if (c->out > sizeof(usual) && !(out = more = malloc(c->out))) {
+        ibx_frontend_extra_free(&e);
         return ALLOC_FAILED;
+    }
     e.name = name_of(c);
-    const bool known = c->same && ibx_math_answer_known(e.bytes, e.body.length, out, c->out);
+    const bool known = c->same && ibx_math_answer_known(e.body.data, e.body.length, out, c->out);
     code = 0;
     const bool asked = known || ask(&e, out, c->out, &code);
     if (asked && !code) {
@@ -414,8 +430,9 @@ static int request(struct call *c)
         note(c);
     }
     if (asked && !code && c->same && !known)
-        ibx_math_answer_keep(e.bytes, e.body.length, out, c->out);
+        ibx_math_answer_keep(e.body.data, e.body.length, out, c->out);
     free(more);
+    ibx_frontend_extra_free(&e);
     return asked ? code : pass(c);
 }
 
@@ -473,10 +490,14 @@ int ibx_frontend_math_again(const uint8_t *body, size_t n, size_t at, uint64_t h
     e.name = name_of(&c);
     e.body = ibx_writer_of(e.bytes, sizeof(e.bytes));
     e.more = NULL;
+    if (!ibx_frontend_extra_room(&e, n))
+        return ALLOC_FAILED;
     ibx_put_bytes(&e.body, body, at);
     ibx_put_u64(&e.body, handle);
     ibx_put_bytes(&e.body, body + at + 8, n - at - 8);
-    return ask(&e, NULL, 0, &code) ? code : ibx_math_statuses_of(c.f->number)->not_supported;
+    const bool asked = ask(&e, NULL, 0, &code);
+    ibx_frontend_extra_free(&e);
+    return asked ? code : ibx_math_statuses_of(c.f->number)->not_supported;
 }
 
 static int make(struct call *c, bool theirs)

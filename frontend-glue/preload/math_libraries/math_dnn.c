@@ -28,15 +28,14 @@
 #define TYPE_INT64     3
 #define TYPE_POINTER   6
 
-#define TENSORS    64 /* of one execution, at most */
 #define VALUE_SIZE 8
 
 struct pack {
     struct pack *next;
     enum { PACK_OPEN, PACK_FINAL } state;
     int numbers, addresses; /* so many */
-    int64_t number[TENSORS];
-    void *address[TENSORS], *workspace;
+    int64_t *number;        /* NULL: none */
+    void **address, *workspace;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -80,6 +79,8 @@ static int destroy_pack(struct pack *gone)
     if (*at)
         *at = gone->next;
     pthread_mutex_unlock(&lock);
+    free(gone->number);
+    free(gone->address);
     free(gone);
     return 0;
 }
@@ -89,10 +90,23 @@ static int tell_many(int64_t count)
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "cudnnBackendSetAttribute returns CUDNN_STATUS_NOT_SUPPORTED: an execution has %d "
+                "cudnnBackendSetAttribute returns CUDNN_STATUS_NOT_SUPPORTED: an execution has %u "
                 "tensors at most over a remote GPU, and this one has %lld",
-                TENSORS, (long long)count);
+                IBX_MATH_TENSORS, (long long)count);
     return NOT_SUPPORTED;
+}
+
+/* The array anew, with so many; false: there is no memory. */
+static bool keep_array(void **to, int *counts, const void *array, int64_t count)
+{
+    void *made = malloc((size_t)count * 8);
+    if (!made)
+        return false;
+    memcpy(made, array, (size_t)count * 8);
+    free(*to);
+    *to = made;
+    *counts = (int)count;
+    return true;
 }
 
 static int set_in_pack(struct pack *p, int name, int type, int64_t count, const void *array)
@@ -104,16 +118,19 @@ static int set_in_pack(struct pack *p, int name, int type, int64_t count, const 
         return NOT_SUPPORTED;
     if (type != (numbers ? TYPE_INT64 : TYPE_POINTER) || (name == PACK_WORKSPACE && count != 1))
         return BAD_PARAM;
-    if (count > TENSORS)
+    if (count > IBX_MATH_TENSORS)
         return tell_many(count);
-    void *to = numbers                  ? (void *)p->number
-               : name == PACK_ADDRESSES ? (void *)p->address
-                                        : (void *)&p->workspace;
-    memcpy(to, array, (size_t)count * 8);
+    if (name == PACK_WORKSPACE) {
+        memcpy(&p->workspace, array, sizeof(p->workspace));
+        return 0;
+    }
+    void *is = numbers ? (void *)p->number : (void *)p->address;
+    if (!keep_array(&is, numbers ? &p->numbers : &p->addresses, array, count))
+        return NO_MEMORY;
     if (numbers)
-        p->numbers = (int)count;
-    else if (name == PACK_ADDRESSES)
-        p->addresses = (int)count;
+        p->number = is;
+    else
+        p->address = is;
     return 0;
 }
 
@@ -138,23 +155,23 @@ IBX_UNSANITIZED static bool read_value(const void *at, uint8_t value[VALUE_SIZE]
 
 static int execute(void *handle, void *plan, const struct pack *p)
 {
-    uint8_t values[TENSORS][VALUE_SIZE] = {{0}}, has[TENSORS] = {0};
     if (p->state != PACK_FINAL)
         return NOT_FINALIZED;
     if (p->numbers != p->addresses || !p->numbers)
         return BAD_PARAM;
-    ibx_frontend_arguments_reach(p->address, (size_t)p->addresses * sizeof(p->address[0]));
-    for (int i = 0; i < p->numbers; i++)
-        has[i] = read_value(p->address[i], values[i]);
-    const union ibx_math_value arguments[] = {{.p = handle},
-                                              {.p = plan},
-                                              {.i = p->numbers},
-                                              {.p = p->workspace},
-                                              {.p = (void *)(uintptr_t)p->number},
-                                              {.p = (void *)(uintptr_t)p->address},
-                                              {.p = values},
-                                              {.p = has}};
-    return ibx_frontend_math(IBX_MATH_cudnnBackendExecute, arguments);
+    const size_t count = (size_t)p->numbers;
+    uint8_t *values = calloc(count, VALUE_SIZE + 1), *has = values + count * VALUE_SIZE;
+    if (!values)
+        return NO_MEMORY;
+    ibx_frontend_arguments_reach(p->address, count * sizeof(p->address[0]));
+    for (size_t i = 0; i < count; i++)
+        has[i] = read_value(p->address[i], values + i * VALUE_SIZE);
+    const union ibx_math_value arguments[] = {
+        {.p = handle},    {.p = plan},       {.i = p->numbers}, {.p = p->workspace},
+        {.p = p->number}, {.p = p->address}, {.p = values},     {.p = has}};
+    const int status = ibx_frontend_math(IBX_MATH_cudnnBackendExecute, arguments);
+    free(values);
+    return status;
 }
 
 /* ------------------------------------------------------------------------------- functions */

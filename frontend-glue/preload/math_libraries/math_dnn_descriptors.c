@@ -233,7 +233,7 @@ struct filled {
     struct ibx_contents *is; /* what is in it then */
     uint64_t remote;         /* new; 0: it is there */
     size_t n;
-    uint8_t bytes[2 + IBX_MATH_BODY + 1];
+    uint8_t bytes[2 + IBX_CONTENTS_BYTES + 1];
 };
 
 /* The request with which it is filled, and which of the two it is. */

@@ -7,7 +7,8 @@
 #define NOT_FINALIZED 2004
 #define NOT_SUPPORTED 3000
 #define COUNT         4
-#define MOST          8
+#define DIMENSIONS    8
+#define MOST          256 /* tensors */
 enum { PACK = 16 };
 enum { NUMBERS = 1000, ADDRESSES };
 enum { TYPE_INT64 = 3, TYPE_POINTER = 6, TYPE_DESCRIPTOR = 15 };
@@ -54,7 +55,7 @@ EXPORT int cudnnDestroyTensorDescriptor(struct handle *h)
 EXPORT int cudnnSetTensorNdDescriptor(struct handle *h, int type, int n, const int *sizes,
                                       const int *steps)
 {
-    if (n > MOST)
+    if (n > DIMENSIONS)
         return NOT_SUPPORTED;
     h->seed = (unsigned)type;
     for (int i = 0; i < n; i++)
@@ -104,6 +105,35 @@ EXPORT int cudnnSetDropoutDescriptor(struct handle *d, struct handle *h, float p
 {
     (void)h, (void)part, (void)states, (void)n, (void)seed;
     return math_alone(&d->users) ? 0 : BAD_PARAM;
+}
+
+EXPORT int cudnnCreateRNNDataDescriptor(struct handle **made)
+{
+    return math_make(made);
+}
+
+EXPORT int cudnnDestroyRNNDataDescriptor(struct handle *h)
+{
+    return math_end(h);
+}
+
+/* All that it has. */
+EXPORT int cudnnSetRNNDataDescriptor(struct handle *h, int type, int layout, int longest, int batch,
+                                     int vector, const int *lengths, const float *fill)
+{
+    (void)type, (void)layout, (void)longest, (void)vector, (void)fill;
+    h->seed = 0;
+    for (int i = 0; i < batch; i++)
+        h->seed += (unsigned)lengths[i];
+    return 0;
+}
+
+EXPORT int cudnnGetRNNTempSpaceSizes(const struct handle *h, const struct handle *of, int mode,
+                                     const struct handle *data, size_t *work, size_t *reserve)
+{
+    (void)h, (void)of, (void)mode;
+    *work = *reserve = data->seed;
+    return 0;
 }
 
 /* It keeps where its dropout is. A network of negative size is none. */
