@@ -68,7 +68,7 @@ static inline void *pointer_to(uint64_t address)
 
 /* ------------------------------------------------------------------------------ copies */
 
-struct copies;
+struct gpu_session;
 
 /* What a copy asks of a path. */
 enum copy_stage {
@@ -179,7 +179,7 @@ struct gvirtus_handler {
     struct ibx_room exec_room;       /* for it, reserved */
     bool changes_kernels;            /* it registers some, or takes some away */
     bool unloads;                    /* it takes some away */
-    bool launch_checked;             /* it launches, and ibx_copies_launch_check() has passed it */
+    bool launch_checked;             /* it launches, and ibx_device_launch_check() has passed it */
     bool allocates;                  /* it is cudaMalloc */
     bool selects;                    /* it is cudaSetDevice */
     bool frees;                      /* it gives memory back: until ibx_frees_end() */
@@ -207,13 +207,13 @@ struct ibx_captured {
 struct session_captures {
     unsigned begun; /* and not ended */
     struct ibx_captured *list;
-    unsigned room;        /* places in it */
-    struct copies *next;  /* session that has begun some */
-    bool listed;          /* the session is one of these */
-    unsigned whole;       /* of those begun, which nobody's wait has ended */
-    unsigned blocking;    /* of the latter, of streams that wait for the legacy one */
-    unsigned ended_noted; /* how often all captures had been ended, as noted here last */
-    bool minds_own;       /* the thread is in capture mode THREAD_LOCAL: device_copies.c */
+    unsigned room;            /* places in it */
+    struct gpu_session *next; /* session that has begun some */
+    bool listed;              /* the session is one of these */
+    unsigned whole;           /* of those begun, which nobody's wait has ended */
+    unsigned blocking;        /* of the latter, of streams that wait for the legacy one */
+    unsigned ended_noted;     /* how often all captures had been ended, as noted here last */
+    bool minds_own;           /* the thread is in capture mode THREAD_LOCAL: device_copies.c */
 };
 
 /* Launches that the session makes without GVirtuS: launch.c. */
@@ -222,7 +222,7 @@ struct session_launches {
     /* Of the launch in hand: so many bytes, and zeros behind them. */
     _Alignas(16) uint8_t arguments[IBX_EXTRA_ARGUMENTS_MAX];
     size_t argument_bytes;
-    struct ibx_functions_user user; /* of clients' functions: ibx_copies_user() */
+    struct ibx_functions_user user; /* of clients' functions: ibx_functions_user_of() */
     bool tried;                     /* whether CUDA can launch, as long as it was not found to */
 };
 
@@ -231,13 +231,13 @@ struct held_range {
     uint64_t begin, end;
 };
 struct held_memory {
-    struct copies *next;
+    struct gpu_session *next;
     bool listed;
     struct held_range copied[2], freed;
 };
 
 /* The context of a session's hooks. */
-struct copies {
+struct gpu_session {
     struct ibx_session *s;
     struct ibx_gpu_options options; /* its mode becomes OFF where there is no CUDA */
 
@@ -253,7 +253,7 @@ struct copies {
     bool thread_stream;        /* it uses the stream that CUDA has for its thread */
 
     const struct ibx_cuda *cuda; /* NULL: not loaded yet */
-    int device;                  /* of the context, as ibx_copies_able() has found it */
+    int device;                  /* of the context, as ibx_back_end_able() has found it */
     struct ibx_choice choice;    /* of the device `chosen_for` */
     int chosen_for;              /* -1: none yet */
     struct ibx_staging *staging; /* NULL: not made yet */
@@ -306,29 +306,29 @@ struct copies {
 
 /* A function of the runtime that GVirtuS's handlers call; NULL: it has none, or which runtime that
  * is cannot be told. */
-void *ibx_copies_runtime(const char *name);
+void *ibx_back_end_runtime(const char *name);
 /* Takes the thread's last error of the runtime away. */
-void ibx_copies_forget_error(void);
+void ibx_back_end_forget_error(void);
 /* Calls the runtime's function of that name with what was made and cannot be noted. */
-void ibx_copies_undo(const char *name, uint64_t made);
+void ibx_back_end_undo(const char *name, uint64_t made);
 /* Whether CUDA is there. */
-bool ibx_copies_have_cuda(struct copies *x);
+bool ibx_back_end_have_cuda(struct gpu_session *x);
 /* Whether this thread can run calls and copies now: CUDA is there, and the context that the runtime
  * would use is current. Notes its device. */
-bool ibx_copies_able(struct copies *x);
+bool ibx_back_end_able(struct gpu_session *x);
 /* The same, and makes the context that the thread's first call makes. */
-bool ibx_copies_begin_context(struct copies *x);
+bool ibx_back_end_begin_context(struct gpu_session *x);
 
 /* gone_contexts.c */
 
 /* How many contexts have gone so far. */
-unsigned ibx_copies_resets(void);
+unsigned ibx_back_end_resets(void);
 /* Contexts that went before are none of this session's. */
-void ibx_copies_resets_begin(struct copies *x);
+void ibx_back_end_resets_begin(struct gpu_session *x);
 /* Forgets what the session had in contexts that have gone since the last call. */
-void ibx_copies_handle_resets(struct copies *x);
+void ibx_back_end_handle_resets(struct gpu_session *x);
 /* The context has gone, NULL: it is not known which; `forget_all`, which is called meanwhile,
  * forgets what is no session's. */
-void ibx_copies_note_reset(void *context, void (*forget_all)(const void *context));
+void ibx_back_end_note_reset(void *context, void (*forget_all)(const void *context));
 
 #endif

@@ -13,24 +13,24 @@ static struct {
     void *contexts[GONE];   /* the last of them; NULL: unknown which */
 } gone = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-static void forget(struct copies *x, void *context)
+static void forget(struct gpu_session *x, void *context)
 {
     if (x->staging)
         ibx_staging_forget(x->staging, context);
     ibx_client_pins_forget(&x->pins, context);
 }
 
-unsigned ibx_copies_resets(void)
+unsigned ibx_back_end_resets(void)
 {
     return atomic_load(&gone.count);
 }
 
-void ibx_copies_resets_begin(struct copies *x)
+void ibx_back_end_resets_begin(struct gpu_session *x)
 {
-    x->resets = ibx_copies_resets();
+    x->resets = ibx_back_end_resets();
 }
 
-void ibx_copies_handle_resets(struct copies *x)
+void ibx_back_end_handle_resets(struct gpu_session *x)
 {
     if (atomic_load(&gone.count) == x->resets)
         return;
@@ -44,7 +44,7 @@ void ibx_copies_handle_resets(struct copies *x)
     pthread_mutex_unlock(&gone.mutex);
 }
 
-void ibx_copies_note_reset(void *context, void (*forget_all)(const void *context))
+void ibx_back_end_note_reset(void *context, void (*forget_all)(const void *context))
 {
     pthread_mutex_lock(&gone.mutex);
     gone.contexts[gone.count % GONE] = context;

@@ -46,24 +46,24 @@ static void *runtime(void)
     return handle;
 }
 
-void *ibx_copies_runtime(const char *name)
+void *ibx_back_end_runtime(const char *name)
 {
     void *handle = runtime();
     return handle ? dlsym(handle, name) : NULL;
 }
 
-void ibx_copies_forget_error(void)
+void ibx_back_end_forget_error(void)
 {
     int (*get_error)(void) = NULL;
-    *(void **)&get_error = ibx_copies_runtime("cudaGetLastError");
+    *(void **)&get_error = ibx_back_end_runtime("cudaGetLastError");
     if (get_error)
         get_error();
 }
 
-void ibx_copies_undo(const char *name, uint64_t made)
+void ibx_back_end_undo(const char *name, uint64_t made)
 {
     int (*give_back)(uint64_t) = NULL;
-    void *function = ibx_copies_runtime(name);
+    void *function = ibx_back_end_runtime(name);
     memcpy(&give_back, &function, sizeof(give_back));
     if (give_back)
         give_back(made);
@@ -71,7 +71,7 @@ void ibx_copies_undo(const char *name, uint64_t made)
 
 /* ------------------------------------------------------------------ the driver, and contexts */
 
-static bool load_cuda(struct copies *x)
+static bool load_cuda(struct gpu_session *x)
 {
     struct ibx_error err = {0};
     x->cuda = ibx_cuda_load(&err);
@@ -83,16 +83,16 @@ static bool load_cuda(struct copies *x)
     return false;
 }
 
-bool ibx_copies_have_cuda(struct copies *x)
+bool ibx_back_end_have_cuda(struct gpu_session *x)
 {
     return x->options.mode != IBX_GPU_OFF && (x->cuda || load_cuda(x));
 }
 
-bool ibx_copies_able(struct copies *x)
+bool ibx_back_end_able(struct gpu_session *x)
 {
     void *context = NULL;
     int device = -1;
-    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context ||
+    if (!ibx_back_end_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context ||
         x->cuda->ctx_get_device(&device))
         return false;
     x->device = device;
@@ -100,11 +100,11 @@ bool ibx_copies_able(struct copies *x)
     return x->requests.device < 0 || x->requests.device == device;
 }
 
-bool ibx_copies_begin_context(struct copies *x)
+bool ibx_back_end_begin_context(struct gpu_session *x)
 {
     int (*give_back)(void *nothing) = NULL;
-    if (ibx_copies_able(x))
+    if (ibx_back_end_able(x))
         return true;
-    *(void **)&give_back = ibx_copies_runtime("cudaFree");
-    return give_back && !give_back(NULL) && ibx_copies_able(x);
+    *(void **)&give_back = ibx_back_end_runtime("cudaFree");
+    return give_back && !give_back(NULL) && ibx_back_end_able(x);
 }

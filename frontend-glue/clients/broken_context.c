@@ -62,7 +62,7 @@ static void replace(void)
     pthread_detach(thread);
 }
 
-void ibx_copies_note_error(const struct copies *x, int code)
+void ibx_context_note_error(const struct gpu_session *x, int code)
 {
     int none = 0;
     if (!stays(code) || !atomic_compare_exchange_strong(&broken, &none, code))
@@ -85,13 +85,13 @@ void ibx_copies_note_error(const struct copies *x, int code)
         replace();
 }
 
-bool ibx_copies_broken(void)
+bool ibx_context_broken(void)
 {
     return atomic_load(&broken);
 }
 
 /* A supervised process lets nobody in, and its successor begins soon. */
-void ibx_copies_tell_broken(const struct copies *x)
+void ibx_context_tell_broken(const struct gpu_session *x)
 {
     const int code = atomic_load(&broken);
     if (code && !ibx_supervised() && !ibx_client_process())
@@ -102,8 +102,8 @@ void ibx_copies_tell_broken(const struct copies *x)
 }
 
 /* The listening socket is the supervisor's, too: the next process finds them there. */
-void ibx_copies_hold_back(void)
+void ibx_memory_hold_back(void)
 {
-    while (ibx_supervised() && ibx_copies_broken())
+    while (ibx_supervised() && ibx_context_broken())
         pause();
 }

@@ -38,23 +38,23 @@ struct place {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct place *queue;
-static _Atomic unsigned captures; /* of all clients */
-static unsigned whole;            /* of them, those that nobody's wait has ended */
-static _Atomic unsigned blocking; /* of these, those of streams that wait for the legacy one */
-static unsigned ended;            /* how often all there were have been */
-static unsigned waits;            /* for the device, under way */
-static struct copies *capturing;  /* sessions that have begun some */
+static _Atomic unsigned captures;     /* of all clients */
+static unsigned whole;                /* of them, those that nobody's wait has ended */
+static _Atomic unsigned blocking;     /* of these, those of streams that wait for the legacy one */
+static unsigned ended;                /* how often all there were have been */
+static unsigned waits;                /* for the device, under way */
+static struct gpu_session *capturing; /* sessions that have begun some */
 static struct {
     _Alignas(64) _Atomic unsigned count; /* a line of its own: each such copy changes it */
 } copies;                                /* in the legacy stream, likewise */
 
-bool ibx_copies_captures(void)
+bool ibx_captures_any(void)
 {
     return atomic_load(&captures);
 }
 
 /* Locked. The client's own captures that nobody's wait has ended. */
-static unsigned own(struct copies *x)
+static unsigned own(struct gpu_session *x)
 {
     if (x->capturing.ended_noted != ended)
         x->capturing.whole = x->capturing.blocking = 0;
@@ -109,7 +109,7 @@ static bool sleep_until(uint64_t deadline)
 
 /* ------------------------------------------------------------------------------- waits */
 
-void ibx_captures_wait_begin(struct copies *x)
+void ibx_captures_wait_begin(struct gpu_session *x)
 {
     const uint64_t deadline = ibx_deadline_in_ms(CAPTURES_MS);
     struct place place = {.waits = true};
@@ -143,7 +143,7 @@ void ibx_captures_wait_end(void)
 /* ----------------------------------------------------------------------- the legacy stream */
 
 /* Locked, and not while it sleeps. */
-static void spare(struct copies *x)
+static void spare(struct gpu_session *x)
 {
     const uint64_t deadline = ibx_deadline_in_ms(CAPTURES_MS);
     bool late = false;
@@ -153,7 +153,7 @@ static void spare(struct copies *x)
         give_up();
 }
 
-void ibx_captures_spare(struct copies *x, uint64_t stream)
+void ibx_captures_spare(struct gpu_session *x, uint64_t stream)
 {
     if (stream > 1 || !atomic_load(&blocking))
         return;
@@ -163,7 +163,7 @@ void ibx_captures_spare(struct copies *x, uint64_t stream)
 }
 
 /* Both it and a capture that begins raise their own count first, and look at the other's then. */
-void ibx_captures_legacy_begin(struct copies *x)
+void ibx_captures_legacy_begin(struct gpu_session *x)
 {
     atomic_fetch_add(&copies.count, 1);
     if (!atomic_load(&blocking))
@@ -187,7 +187,7 @@ void ibx_captures_legacy_end(void)
 /* ---------------------------------------------------------------------------- captures */
 
 /* That a request of GVirtuS's names; 0: none. */
-static uint64_t stream_of(const struct copies *x)
+static uint64_t stream_of(const struct gpu_session *x)
 {
     struct ibx_reader r = ibx_reader_of(x->requests.first, 8);
     return x->requests.length < 8 ? 0 : ibx_get_u64(&r);
@@ -195,7 +195,7 @@ static uint64_t stream_of(const struct copies *x)
 
 /* Locked. Of one in this stream that has not been answered yet; of no stream: a free one.
  * x->capturing.room: there is none. */
-static unsigned place_of(const struct copies *x, uint64_t stream)
+static unsigned place_of(const struct gpu_session *x, uint64_t stream)
 {
     unsigned i = 0;
     while (i < x->capturing.room &&
@@ -205,7 +205,7 @@ static unsigned place_of(const struct copies *x, uint64_t stream)
 }
 
 /* Locked. Without memory it is not known which streams are captured. */
-static void add_place(struct copies *x, uint64_t stream)
+static void add_place(struct gpu_session *x, uint64_t stream)
 {
     unsigned i = place_of(x, 0);
     if (i == x->capturing.room) {
@@ -222,7 +222,7 @@ static void add_place(struct copies *x, uint64_t stream)
 }
 
 /* Locked. */
-static void forget_one(struct copies *x, struct ibx_captured *c)
+static void forget_one(struct gpu_session *x, struct ibx_captured *c)
 {
     if (c->id && x->isolation.tenant)
         ibx_graph_capture_over(x->isolation.tenant, c->id);
@@ -230,7 +230,7 @@ static void forget_one(struct copies *x, struct ibx_captured *c)
 }
 
 /* Locked. */
-static void forget(struct copies *x, uint64_t stream)
+static void forget(struct gpu_session *x, uint64_t stream)
 {
     for (unsigned i = 0; i < x->capturing.room; i++) {
         if (x->capturing.list[i].stream == stream)
@@ -239,7 +239,7 @@ static void forget(struct copies *x, uint64_t stream)
 }
 
 /* Locked. Whether one in this stream has begun, and not ended. */
-static bool holds(const struct copies *x, uint64_t stream)
+static bool holds(const struct gpu_session *x, uint64_t stream)
 {
     unsigned i = 0;
     while (i < x->capturing.room && x->capturing.list[i].stream != stream)
@@ -249,18 +249,18 @@ static bool holds(const struct copies *x, uint64_t stream)
 
 /* Locked. The session that has begun one in this stream, or NULL. Those up to 2 each thread has for
  * itself. */
-static struct copies *holder_of(struct copies *x, uint64_t stream)
+static struct gpu_session *holder_of(struct gpu_session *x, uint64_t stream)
 {
     if (holds(x, stream))
         return x;
-    struct copies *other = stream > 2 ? capturing : NULL;
+    struct gpu_session *other = stream > 2 ? capturing : NULL;
     while (other && !(other->isolation.tenant == x->isolation.tenant && holds(other, stream)))
         other = other->capturing.next;
     return other;
 }
 
 /* Locked. */
-static void join(struct copies *x)
+static void join(struct gpu_session *x)
 {
     if (x->capturing.listed)
         return;
@@ -270,9 +270,9 @@ static void join(struct copies *x)
 }
 
 /* Locked. */
-static void part(struct copies *x)
+static void part(struct gpu_session *x)
 {
-    struct copies **at = &capturing;
+    struct gpu_session **at = &capturing;
     while (*at && *at != x)
         at = &(*at)->capturing.next;
     if (*at)
@@ -285,21 +285,21 @@ static void part(struct copies *x)
 
 /* The status of a capture, and while it is active CUDA's number of it. False: the driver does not
  * tell, before CUDA 11.3. */
-static bool get_capture(struct copies *x, uint64_t stream, int *status, uint64_t *id)
+static bool get_capture(struct gpu_session *x, uint64_t stream, int *status, uint64_t *id)
 {
     int (*get)(void *of, int *found, uint64_t *number, void **graph, void **behind, size_t *count) =
         NULL;
     *status = 0;
     *id = 0;
-    if (ibx_copies_have_cuda(x))
+    if (ibx_back_end_have_cuda(x))
         *(void **)&get = ibx_cuda_symbol("cuStreamGetCaptureInfo_v2");
     return get && !get((void *)(uintptr_t)stream, status, id, NULL, NULL, NULL);
 }
 
-bool ibx_captures_active(struct copies *x, uint64_t stream, uint64_t *id)
+bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id)
 {
     int status = 0;
-    if (!ibx_copies_have_cuda(x))
+    if (!ibx_back_end_have_cuda(x))
         return false;
     if (!get_capture(x, stream, &status, id) &&
         x->cuda->stream_is_capturing((void *)(uintptr_t)stream, &status))
@@ -307,7 +307,7 @@ bool ibx_captures_active(struct copies *x, uint64_t stream, uint64_t *id)
     return status == CAPTURE_IS_ACTIVE;
 }
 
-bool ibx_captures_own(struct copies *x, uint64_t *id)
+bool ibx_captures_own(struct gpu_session *x, uint64_t *id)
 {
     pthread_mutex_lock(&lock);
     const unsigned count = x->capturing.begun;
@@ -324,7 +324,7 @@ bool ibx_captures_own(struct copies *x, uint64_t *id)
 
 /* Another thread may have ended it since, and begun another one in that stream or in one that has
  * got its handle. One that is invalidated is of no use to anybody. */
-static bool is_still(struct copies *x, uint64_t stream, uint64_t id)
+static bool is_still(struct gpu_session *x, uint64_t stream, uint64_t id)
 {
     int status;
     uint64_t now;
@@ -342,14 +342,14 @@ static bool stream_blocks(void *stream)
 }
 
 /* Whether the stream that a request of GVirtuS's names waits for the legacy one. */
-static bool is_blocking(struct copies *x)
+static bool is_blocking(struct gpu_session *x)
 {
     void *stream = (void *)(uintptr_t)stream_of(x);
-    return stream && ibx_copies_have_cuda(x) && stream_blocks(stream);
+    return stream && ibx_back_end_have_cuda(x) && stream_blocks(stream);
 }
 
 /* A client that captures already goes before those who wait for that. */
-static void begin(struct copies *x)
+static void begin(struct gpu_session *x)
 {
     const bool blocking_one = is_blocking(x);
     const uint64_t deadline = ibx_deadline_in_ms(WAITS_MS), queued = ibx_deadline_in_ms(QUEUED_MS);
@@ -376,9 +376,9 @@ static void begin(struct copies *x)
 }
 
 /* Locked. Nothing is captured for a tenant any more: what came of it counts as graphs. */
-static void forget_work(const struct copies *x)
+static void forget_work(const struct gpu_session *x)
 {
-    const struct copies *other = capturing;
+    const struct gpu_session *other = capturing;
     while (other && (other->isolation.tenant != x->isolation.tenant || !other->capturing.begun))
         other = other->capturing.next;
     if (!other && x->isolation.tenant)
@@ -386,7 +386,7 @@ static void forget_work(const struct copies *x)
 }
 
 /* Locked. */
-static void end(struct copies *x, unsigned most)
+static void end(struct gpu_session *x, unsigned most)
 {
     const unsigned count = most < x->capturing.begun ? most : x->capturing.begun;
     const unsigned mine = own(x), gone = mine < count ? mine : count;
@@ -440,7 +440,7 @@ enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind)
     return may_add ? CAPTURES_SPARED : CAPTURES_UNUSED;
 }
 
-void ibx_captures_run(struct copies *x)
+void ibx_captures_run(struct gpu_session *x)
 {
     if (x->handler.captures_run != CAPTURES_UNUSED)
         return;
@@ -453,7 +453,7 @@ void ibx_captures_run(struct copies *x)
         ibx_captures_spare(x, 0);
 }
 
-void ibx_captures_ran(struct copies *x)
+void ibx_captures_ran(struct gpu_session *x)
 {
     if (x->handler.captures_run != CAPTURES_WAIT)
         return;
@@ -462,7 +462,7 @@ void ibx_captures_ran(struct copies *x)
 }
 
 /* What was in that stream before has ended elsewhere. */
-static void begun(struct copies *x, uint64_t stream, int exit_code)
+static void begun(struct gpu_session *x, uint64_t stream, int exit_code)
 {
     int status;
     uint64_t id = 0;
@@ -483,12 +483,12 @@ static void begun(struct copies *x, uint64_t stream, int exit_code)
 
 /* Any session of the client's may end a stream, and captures in relaxed mode; others it ends
  * without their graph. */
-static void over(struct copies *x, uint64_t stream, int exit_code)
+static void over(struct gpu_session *x, uint64_t stream, int exit_code)
 {
     unsigned known = 0;
     pthread_mutex_lock(&lock);
     const bool of_another = !exit_code || exit_code == IBX_CALL_CAPTURE_WRONG_THREAD;
-    struct copies *whose = of_another || holds(x, stream) ? holder_of(x, stream) : NULL;
+    struct gpu_session *whose = of_another || holds(x, stream) ? holder_of(x, stream) : NULL;
     for (unsigned i = 0; i < x->capturing.room; i++)
         known += x->capturing.list[i].stream != 0;
     if (whose) {
@@ -500,7 +500,7 @@ static void over(struct copies *x, uint64_t stream, int exit_code)
     pthread_mutex_unlock(&lock);
 }
 
-void ibx_captures_answered(struct copies *x, int exit_code)
+void ibx_captures_answered(struct gpu_session *x, int exit_code)
 {
     const enum captures_use ran = x->handler.captures_run;
     const uint64_t stream = ran == CAPTURES_UNUSED ? 0 : stream_of(x);
@@ -513,7 +513,7 @@ void ibx_captures_answered(struct copies *x, int exit_code)
 }
 
 /* One after the other; false: that was all. */
-static bool take(struct copies *x, struct ibx_captured *taken)
+static bool take(struct gpu_session *x, struct ibx_captured *taken)
 {
     unsigned i = 0;
     pthread_mutex_lock(&lock);
@@ -533,15 +533,15 @@ static bool take(struct copies *x, struct ibx_captured *taken)
  * left. By the thread that has begun them, as CUDA wants. A client's own session, which has none,
  * ends in the destructors of GVirtuS's libraries: to look for the runtime there would begin the
  * client's libcudart once more, and hang. */
-static void end_in_cuda(struct copies *x)
+static void end_in_cuda(struct gpu_session *x)
 {
     int (*end_capture)(uint64_t stream, uint64_t * graph) = NULL;
     int (*destroy)(uint64_t graph) = NULL;
     struct ibx_captured c;
     while (take(x, &c)) {
         uint64_t graph = 0;
-        *(void **)&end_capture = ibx_copies_runtime("cudaStreamEndCapture");
-        *(void **)&destroy = ibx_copies_runtime("cudaGraphDestroy");
+        *(void **)&end_capture = ibx_back_end_runtime("cudaStreamEndCapture");
+        *(void **)&destroy = ibx_back_end_runtime("cudaGraphDestroy");
         const bool there = c.stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
                            ibx_handles_know(x, IBX_HANDLE_STREAM, c.stream);
         if (end_capture && there && is_still(x, c.stream, c.id))
@@ -552,7 +552,7 @@ static void end_in_cuda(struct copies *x)
     }
 }
 
-void ibx_captures_end(struct copies *x)
+void ibx_captures_end(struct gpu_session *x)
 {
     ibx_captures_ran(x);
     end_in_cuda(x);

@@ -30,10 +30,10 @@ static void *urgent_stream(void)
 {
     int (*create)(void **stream, unsigned flags, int priority) = NULL;
     void *stream = NULL;
-    *(void **)&create = ibx_copies_runtime("cudaStreamCreateWithPriority");
+    *(void **)&create = ibx_back_end_runtime("cudaStreamCreateWithPriority");
     if (create && !create(&stream, IBX_STREAM_NON_BLOCKING, MOST_URGENT))
         return stream;
-    ibx_copies_forget_error();
+    ibx_back_end_forget_error();
     return NULL;
 }
 
@@ -86,7 +86,7 @@ void ibx_cleared_forget(const void *context)
 static bool clear_and_wait(const struct ibx_cuda *cuda, void *address, size_t n)
 {
     int (*set)(void *at, int value, size_t bytes, void *in_stream) = NULL;
-    *(void **)&set = ibx_copies_runtime("cudaMemsetAsync");
+    *(void **)&set = ibx_back_end_runtime("cudaMemsetAsync");
     const int mode = ibx_cuda_capture_relax(cuda);
     void *stream = set ? stream_of_own(cuda) : NULL;
     const bool cleared = stream && !set(address, 0, n, stream) && !cuda->stream_synchronize(stream);
@@ -94,27 +94,27 @@ static bool clear_and_wait(const struct ibx_cuda *cuda, void *address, size_t n)
     return cleared;
 }
 
-bool ibx_clear_new(struct copies *x, uint64_t address, uint64_t n)
+bool ibx_clear_new(struct gpu_session *x, uint64_t address, uint64_t n)
 {
-    if (!n || !ibx_clients_were_several() || !ibx_copies_have_cuda(x))
+    if (!n || !ibx_clients_were_several() || !ibx_back_end_have_cuda(x))
         return true;
     return clear_and_wait(x->cuda, pointer_to(address), n);
 }
 
-bool ibx_clear_new_in(struct copies *x, uint64_t address, uint64_t n, void *stream)
+bool ibx_clear_new_in(struct gpu_session *x, uint64_t address, uint64_t n, void *stream)
 {
     int (*set)(void *at, int value, size_t bytes, void *in_stream) = NULL;
     if (!n || !ibx_clients_were_several())
         return true;
-    *(void **)&set = ibx_copies_runtime("cudaMemsetAsync");
+    *(void **)&set = ibx_back_end_runtime("cudaMemsetAsync");
     ibx_captures_spare(x, (uintptr_t)stream);
     if (set && !set(pointer_to(address), 0, n, stream))
         return true;
-    ibx_copies_forget_error(); /* it may be of a device that the stream's has no access to */
+    ibx_back_end_forget_error(); /* it may be of a device that the stream's has no access to */
     return false;
 }
 
-void ibx_clear_tell(const struct copies *x)
+void ibx_clear_tell(const struct gpu_session *x)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))

@@ -69,7 +69,7 @@ static pid_t runs_in; /* the process in which the thread runs */
 
 /* The client whose things are being freed, and what is known of the work of a context. */
 struct giving {
-    struct copies *x;
+    struct gpu_session *x;
     struct ended *of;
     const void *context; /* NULL: of none is anything known */
     enum ibx_work work;
@@ -87,15 +87,15 @@ static bool goes_beside(enum ibx_handle_kind kind)
 {
     return kind != IBX_HANDLE_ARRAY && kind != IBX_HANDLE_MIPMAP && kind != IBX_HANDLE_OPENED &&
            kind < IBX_HANDLE_MATH &&
-           (kind != IBX_HANDLE_MEMORY || ibx_copies_runtime("cudaFreeAsync"));
+           (kind != IBX_HANDLE_MEMORY || ibx_back_end_runtime("cudaFreeAsync"));
 }
 
 /* The driver clears a process's memory before another process gets it. Memory that other programs
  * may have open is left as it is, as natively, where these are processes of their own. */
-static void clear(const struct copies *x, const struct ibx_taken *taken, size_t count)
+static void clear(const struct gpu_session *x, const struct ibx_taken *taken, size_t count)
 {
     int (*set)(void *address, int value, size_t n, void *of) = NULL;
-    *(void **)&set = ibx_copies_runtime("cudaMemsetAsync");
+    *(void **)&set = ibx_back_end_runtime("cudaMemsetAsync");
     void *stream = set ? ibx_own_stream_begin() : NULL;
     if (!stream)
         return;
@@ -112,7 +112,7 @@ static void clear(const struct copies *x, const struct ibx_taken *taken, size_t 
 
 /* Frees memory by cudaFreeAsync, also memory of cudaMalloc. Returns how many could not be freed in
  * this way, or may be used by work of others; these are then the first ones of the list. */
-static size_t free_beside(const struct copies *x, struct ibx_taken *taken, size_t count)
+static size_t free_beside(const struct gpu_session *x, struct ibx_taken *taken, size_t count)
 {
     struct ibx_taken freed[SLICE_MOST];
     size_t left = 0, done = 0;
@@ -180,7 +180,7 @@ static bool first_of_rest(struct ended *of, const void **context)
     return any;
 }
 
-static void give_plainly(struct copies *x, const struct ibx_taken *taken, size_t count,
+static void give_plainly(struct gpu_session *x, const struct ibx_taken *taken, size_t count,
                          bool waiting)
 {
     if (waiting)
@@ -387,13 +387,13 @@ static void tell(const struct giving *g)
 }
 
 /* False: not all of it was. */
-static bool give_back(struct copies *x, struct ended *of)
+static bool give_back(struct gpu_session *x, struct ended *of)
 {
     struct giving g = {.x = x, .of = of};
     const uint64_t deadline = ibx_deadline_in_ms(of->told ? MOMENT_MS : HELD_MS);
     uint64_t ns = 0;
     bool done, held;
-    if (!ibx_copies_have_cuda(x))
+    if (!ibx_back_end_have_cuda(x))
         return true;
     of->began = of->began ? of->began : ibx_now_ns();
     for (;; ibx_nap(&ns)) {
@@ -466,12 +466,12 @@ static void move_on(struct ended *e, bool done)
 
 static void *run(void *unused)
 {
-    static struct copies own;
-    own = (struct copies){.options = {.mode = IBX_GPU_AUTO},
-                          .requests = {.device = -1},
-                          .selected = -1,
-                          .device = -1,
-                          .chosen_for = -1};
+    static struct gpu_session own;
+    own = (struct gpu_session){.options = {.mode = IBX_GPU_AUTO},
+                               .requests = {.device = -1},
+                               .selected = -1,
+                               .device = -1,
+                               .chosen_for = -1};
     (void)unused;
     for (;;) {
         struct ended *e = next();
@@ -601,7 +601,7 @@ void ibx_client_ends_watch(int process_fd, uint64_t client)
     pthread_mutex_unlock(&lock);
 }
 
-bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_close(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     uint64_t nobody;
     const bool theirs = ibx_handle_close(x, kind, value, &nobody);

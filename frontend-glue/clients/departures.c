@@ -108,7 +108,7 @@ static void wait_for_end(int process_fd)
     close(process_fd);
 }
 
-void ibx_clients_leave(struct copies *x)
+void ibx_clients_leave(struct gpu_session *x)
 {
     ibx_clients_reset_over(x);
     if (x->client && x->options.mode != IBX_GPU_OFF &&

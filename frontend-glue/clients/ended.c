@@ -63,7 +63,7 @@ bool ibx_ended_hurries(void)
     return atomic_load(&hurried);
 }
 
-bool ibx_clients_several(struct copies *x)
+bool ibx_clients_several(struct gpu_session *x)
 {
     return ibx_clients_others(x) || (atomic_load(&all) && atomic_load(&counted_in) == getpid());
 }

@@ -12,17 +12,17 @@
 
 /* n bytes that the client is about to get, whoever has had them before, are zeros then; the latter:
  * for what comes behind it in the stream, which nobody captures. False: CUDA fails. */
-bool ibx_clear_new(struct copies *x, uint64_t address, uint64_t n);
-bool ibx_clear_new_in(struct copies *x, uint64_t address, uint64_t n, void *stream);
+bool ibx_clear_new(struct gpu_session *x, uint64_t address, uint64_t n);
+bool ibx_clear_new_in(struct gpu_session *x, uint64_t address, uint64_t n, void *stream);
 /* The log says once that it cannot be. */
-void ibx_clear_tell(const struct copies *x);
+void ibx_clear_tell(const struct gpu_session *x);
 /* The context is gone; NULL: it is not known which. */
 void ibx_cleared_forget(const void *context);
 
 /* departures.c */
 
 /* The session ends. */
-void ibx_clients_leave(struct copies *x);
+void ibx_clients_leave(struct gpu_session *x);
 /* The client's process has ended, if it has no session: what it has made is given back. */
 void ibx_clients_ended(uint64_t number);
 
@@ -40,7 +40,7 @@ bool ibx_ended_hurries(void);
 /* For whom there is no memory: whether more has been given back, for which it waits. */
 bool ibx_client_ends_wait(void);
 /* Whether there is a client beside the session's, or things of one that has ended. */
-bool ibx_clients_several(struct copies *x);
+bool ibx_clients_several(struct gpu_session *x);
 
 /* client_ends.c */
 
@@ -51,7 +51,7 @@ void ibx_client_ends_watch(int process_fd, uint64_t client);
 /* The session's client uses no more what it has opened, once it has said so as often. What was only
  * there for that is given back; true: it is another process's, nobody here uses it any more, and
  * the caller is to give it back. */
-bool ibx_handles_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+bool ibx_handles_close(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
 /* A client has given that back, which is nobody's any more: CUDA does once all work has ended that
  * is there now. False: it cannot be noted. */
 bool ibx_client_ends_leave(const struct ibx_taken *taken);
@@ -76,17 +76,17 @@ void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda);
 
 /* Beside other clients: waits until the client's own work in the current context has ended that is
  * there now. False: it has no others beside it, or it is not known what it has. */
-bool ibx_own_work_wait(struct copies *x);
+bool ibx_own_work_wait(struct gpu_session *x);
 /* Likewise, and gives memory of the client's back, beside work of others. False: cudaFree has to.
  */
-bool ibx_own_work_free(struct copies *x, uint64_t memory);
+bool ibx_own_work_free(struct gpu_session *x, uint64_t memory);
 /* Likewise what CUDA gives back behind all work only, which waits for that elsewhere. False: a call
  * of CUDA's has to. */
-bool ibx_own_work_leave(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+bool ibx_own_work_leave(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
 /* Before x->requests notes what GVirtuS reads: kernels that the client takes away stay until its
  * process has ended, where work of others that does not end would keep everybody out meanwhile. The
  * request becomes a call that is none. */
-void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n);
+void ibx_own_unload_guard(struct gpu_session *x, uint8_t *bytes, size_t n);
 
 /* moments.c */
 
@@ -100,12 +100,12 @@ enum ibx_work {
 /* Waits, in the context and in relaxed capture mode, until all work has ended that was there when
  * none of the client's own was any more: so long for that, and as long for the rest. If it has not,
  * *whose is a client whose work it is; 0: not known. */
-enum ibx_work ibx_work_wait(struct copies *x, uint64_t client, const void *context, unsigned ms,
-                            uint64_t *whose);
+enum ibx_work ibx_work_wait(struct gpu_session *x, uint64_t client, const void *context,
+                            unsigned ms, uint64_t *whose);
 /* Waits so long, beside other clients, until all work has ended that was there at some moment, or
  * it is not known: OVER. *whose as of ibx_work_wait(). And the same as long as that takes. */
-enum ibx_work ibx_own_work_settle(struct copies *x, unsigned ms, uint64_t *whose);
-void ibx_own_work_settle_all(struct copies *x);
+enum ibx_work ibx_own_work_settle(struct gpu_session *x, unsigned ms, uint64_t *whose);
+void ibx_own_work_settle_all(struct gpu_session *x);
 /* Sleeps, each time twice as long; 0: it begins. */
 void ibx_nap(uint64_t *ns);
 
@@ -113,9 +113,9 @@ void ibx_nap(uint64_t *ns);
 
 /* A session's thread ends, of that client: what it has under way in CUDA's stream for it, and what
  * anybody has in the legacy stream, is known from now on, until it is over. */
-void ibx_left_work_keep(struct copies *x, uint64_t client);
+void ibx_left_work_keep(struct gpu_session *x, uint64_t client);
 /* Likewise what is under way in a stream that is about to be destroyed. */
-void ibx_left_work_of_stream(struct copies *x, uint64_t stream);
+void ibx_left_work_of_stream(struct gpu_session *x, uint64_t stream);
 /* Whether anything of that is under way, but for the legacy stream: the client's; or of what
  * ibx_left_work_so_far() meant. And in that stream what was there when its last session ended. */
 bool ibx_left_work_any(const struct ibx_cuda *cuda, uint64_t client, uint64_t so_far);
@@ -150,24 +150,24 @@ bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind);
 /* Memory, in the current context: it goes when the stream gets there. False: it cannot go so. */
 bool ibx_own_free_async(uint64_t memory, void *stream);
 /* Gives back what was taken, in the current context. */
-void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t count);
+void ibx_own_give_back(struct gpu_session *x, const struct ibx_taken *taken, size_t count);
 /* Gives back the graphs of a client that is no more. */
-void ibx_own_graphs_end(struct copies *x, uint64_t client);
+void ibx_own_graphs_end(struct gpu_session *x, uint64_t client);
 
 /* own_reset.c */
 
 /* A handler of GVirtuS's makes or ends something: when its name has been read, when all of its
  * request has, when it has answered. */
-void ibx_made_read(struct copies *x, const char *name);
+void ibx_made_read(struct gpu_session *x, const char *name);
 /* Behind the former: whether the tenant may make one more of it. */
-bool ibx_made_room(const struct copies *x);
-void ibx_made_run(struct copies *x);
-void ibx_made_answered(struct copies *x);
+bool ibx_made_room(const struct gpu_session *x);
+void ibx_made_run(struct gpu_session *x);
+void ibx_made_answered(struct gpu_session *x);
 /* cudaDeviceReset: gives back what the client has made. False: the client may reset the context. */
-bool ibx_own_reset(struct copies *x, int *code);
+bool ibx_own_reset(struct gpu_session *x, int *code);
 /* Before x->requests notes what GVirtuS reads: no handler resets the context beside other clients.
  * A reset that the function above has not let pass becomes a call that is none, if it was asked of
  * those that come whole: one in pieces could go on when others are there. */
-void ibx_own_reset_guard(struct copies *x, bool asked, uint8_t *bytes, size_t n);
+void ibx_own_reset_guard(struct gpu_session *x, bool asked, uint8_t *bytes, size_t n);
 
 #endif

@@ -44,12 +44,12 @@ static unsigned held_ms = HELD_MS;
 static unsigned inside; /* frees that are in CUDA, or in a handler of GVirtuS's */
 
 /* Of a pool's memory cudaFree waits for nothing. */
-static bool is_pooled(struct copies *x, uint64_t address)
+static bool is_pooled(struct gpu_session *x, uint64_t address)
 {
     static const int names[1] = {IBX_CUDA_POINTER_MEMPOOL};
     void *pool = NULL, *values[1] = {&pool};
-    return ibx_copies_have_cuda(x) && !x->cuda->pointer_get_attributes(1, names, values, address) &&
-           pool;
+    return ibx_back_end_have_cuda(x) &&
+           !x->cuda->pointer_get_attributes(1, names, values, address) && pool;
 }
 
 /* Locked, and not while it waits. */
@@ -58,7 +58,7 @@ static void wait_for_graphs(int (*wait)(void))
     int (*forget)(void) = NULL;
     uint64_t before;
     int rc;
-    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
+    *(void **)&forget = ibx_back_end_runtime("cudaGetLastError");
     waiting++;
     do {
         while (launching) /* no wait sees a graph that is not in its stream yet */
@@ -68,7 +68,7 @@ static void wait_for_graphs(int (*wait)(void))
         rc = wait();
         pthread_mutex_lock(&lock);
         held_ms = launches == before ? HELD_MS : held_ms < HELD_MOST_MS ? 2 * held_ms : held_ms;
-    } while (launches != before && !rc && !ibx_copies_captures()); /* these it would end */
+    } while (launches != before && !rc && !ibx_captures_any()); /* these it would end */
     while (launching)
         ibx_thread_wait(&changed, &lock);
     waiting--;
@@ -77,21 +77,21 @@ static void wait_for_graphs(int (*wait)(void))
 }
 
 /* Whether cudaFree waits for work: not of a pool's memory, nor of what is none. */
-static bool waits(struct copies *x, uint64_t address)
+static bool waits(struct gpu_session *x, uint64_t address)
 {
     uint64_t base;
     size_t n;
-    return !address || !ibx_copies_have_cuda(x) ||
+    return !address || !ibx_back_end_have_cuda(x) ||
            (!x->cuda->mem_get_address_range(&base, &n, address) && !is_pooled(x, address));
 }
 
-void ibx_frees_begin(struct copies *x, uint64_t address)
+void ibx_frees_begin(struct gpu_session *x, uint64_t address)
 {
     int (*wait)(void) = NULL;
     if (ibx_clients_several(x) && waits(x, address))
         ibx_own_work_settle_all(x);
     if (ibx_host_work_repeats() && !(address && is_pooled(x, address)))
-        *(void **)&wait = ibx_copies_runtime("cudaDeviceSynchronize");
+        *(void **)&wait = ibx_back_end_runtime("cudaDeviceSynchronize");
     if (wait && !ibx_captures_wait_try()) /* it would end a capture */
         wait = NULL;
     pthread_mutex_lock(&lock);
@@ -122,15 +122,15 @@ static _Atomic uint64_t *loaded_at(uint64_t load)
 }
 
 /* A function in the current context: each device loads its own. */
-static uint64_t load_of(struct copies *x, uint64_t function)
+static uint64_t load_of(struct gpu_session *x, uint64_t function)
 {
     void *context = NULL;
-    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context))
+    if (!ibx_back_end_have_cuda(x) || x->cuda->ctx_get_current(&context))
         context = NULL;
     return function ^ (uint64_t)(uintptr_t)context << 20;
 }
 
-bool ibx_frees_begin_load(struct copies *x, uint64_t function)
+bool ibx_frees_begin_load(struct gpu_session *x, uint64_t function)
 {
     const uint64_t load = ibx_host_work_repeats() ? load_of(x, function) : 0;
     if (!load || atomic_load(loaded_at(load)) == load)
@@ -139,7 +139,7 @@ bool ibx_frees_begin_load(struct copies *x, uint64_t function)
     return true;
 }
 
-void ibx_frees_end_load(struct copies *x, uint64_t function)
+void ibx_frees_end_load(struct gpu_session *x, uint64_t function)
 {
     const uint64_t load = load_of(x, function);
     ibx_frees_end();
@@ -225,16 +225,16 @@ static void stop_using(struct last_launch *last)
 }
 
 /* Without an event the graph is given back as it is. */
-static void note_launch(struct copies *x, const void *exec, void *stream)
+static void note_launch(struct gpu_session *x, const void *exec, void *stream)
 {
-    struct last_launch *last = ibx_copies_have_cuda(x) ? use(x->cuda, exec) : NULL;
+    struct last_launch *last = ibx_back_end_have_cuda(x) ? use(x->cuda, exec) : NULL;
     if (!last)
         return;
     x->cuda->event_record(last->event, stream);
     stop_using(last);
 }
 
-void ibx_frees_exec(struct copies *x, const void *exec)
+void ibx_frees_exec(struct gpu_session *x, const void *exec)
 {
     pthread_mutex_lock(&lock);
     struct last_launch *last = find(exec);
@@ -243,7 +243,7 @@ void ibx_frees_exec(struct copies *x, const void *exec)
     while (last && last->users)
         ibx_thread_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
-    if (last && ibx_copies_have_cuda(x)) {
+    if (last && ibx_back_end_have_cuda(x)) {
         const int mode = ibx_cuda_capture_relax(x->cuda);
         x->cuda->event_synchronize(last->event); /* it may have gone with its context */
         x->cuda->event_destroy(last->event);
@@ -278,11 +278,11 @@ void ibx_frees_forget(const void *context)
 }
 
 /* Of a launch into a stream that is captured, nothing is called. */
-static unsigned functions_of(struct copies *x, const void *graph, void *stream)
+static unsigned functions_of(struct gpu_session *x, const void *graph, void *stream)
 {
     const unsigned functions = ibx_handles_functions(x, (uintptr_t)graph);
     int capturing = 0;
-    if (functions && ibx_copies_captures() && ibx_copies_have_cuda(x) && (uintptr_t)stream > 1 &&
+    if (functions && ibx_captures_any() && ibx_back_end_have_cuda(x) && (uintptr_t)stream > 1 &&
         x->cuda->stream_is_capturing(stream, &capturing))
         capturing = 0;
     return capturing ? 0 : functions;
@@ -297,7 +297,7 @@ static void hold(void)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
 }
 
-int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream), void *graph,
+int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *stream), void *graph,
                      void *stream)
 {
     if (!ibx_host_work_repeats())
@@ -318,7 +318,7 @@ int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream),
     launching--;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    if (!rc && !ibx_copies_captures())
+    if (!rc && !ibx_captures_any())
         note_launch(x, graph, stream);
     return rc;
 }

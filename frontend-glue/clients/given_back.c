@@ -31,7 +31,7 @@ static const struct {
     {IBX_HANDLE_MADE_POOL, "cudaMemPoolDestroy"},
 };
 
-static void give_back(struct copies *x, const struct ibx_taken *taken, const char *function)
+static void give_back(struct gpu_session *x, const struct ibx_taken *taken, const char *function)
 {
     if (taken->kind >= IBX_HANDLE_MATH) {
         ibx_end_math(taken->kind - IBX_HANDLE_MATH, taken->value);
@@ -47,7 +47,7 @@ static void give_back(struct copies *x, const struct ibx_taken *taken, const cha
     if (taken->kind == IBX_HANDLE_OPENED_POINTER || taken->kind == IBX_HANDLE_OPENED_POOL)
         ibx_end_opened(taken->kind, taken->value);
     else if (taken->kind != IBX_HANDLE_MEMORY || !ibx_virtual_end_addresses(taken->value))
-        ibx_copies_undo(function, taken->value);
+        ibx_back_end_undo(function, taken->value);
     ibx_taken_gone(taken);
 }
 
@@ -55,8 +55,8 @@ bool ibx_own_free_async(uint64_t memory, void *stream)
 {
     int (*give)(void *address, void *of) = NULL;
     int (*forget)(void) = NULL;
-    *(void **)&give = ibx_copies_runtime("cudaFreeAsync");
-    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
+    *(void **)&give = ibx_back_end_runtime("cudaFreeAsync");
+    *(void **)&forget = ibx_back_end_runtime("cudaGetLastError");
     ibx_end_gone(memory);
     if (ibx_virtual_end_addresses(memory)) /* which waits for nothing either */
         return true;
@@ -77,7 +77,7 @@ bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind)
     return i < IBX_MATH_TYPES + count;
 }
 
-void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t count)
+void ibx_own_give_back(struct gpu_session *x, const struct ibx_taken *taken, size_t count)
 {
     enum ibx_handle_kind kind;
     for (unsigned i = 0; ibx_own_kind(i, &kind); i++) {
@@ -90,7 +90,8 @@ void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t c
 }
 
 /* In the context that it was made in. One that is gone has taken it along. */
-static void give_back_there(struct copies *x, const struct ibx_taken *taken, const char *function)
+static void give_back_there(struct gpu_session *x, const struct ibx_taken *taken,
+                            const char *function)
 {
     void *context = (void *)(uintptr_t)taken->context, *popped = NULL;
     if (context && x->cuda->ctx_push_current(context))
@@ -102,10 +103,10 @@ static void give_back_there(struct copies *x, const struct ibx_taken *taken, con
 
 /* Each is waited for by the event of its last launch, which keeps nobody out: what it waits for of
  * its client's has been let go by then. In a context that is broken they go with a reset. */
-void ibx_own_graphs_end(struct copies *x, uint64_t client)
+void ibx_own_graphs_end(struct gpu_session *x, uint64_t client)
 {
     struct ibx_taken *taken = NULL;
-    const bool can = ibx_copies_have_cuda(x) && !ibx_copies_broken();
+    const bool can = ibx_back_end_have_cuda(x) && !ibx_context_broken();
     const size_t count = can ? ibx_handles_take_graphs(client, &taken) : 0;
     const int mode = count ? ibx_cuda_capture_relax(x->cuda) : 0;
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {

@@ -14,7 +14,7 @@
 
 /* ------------------------------------------------------------------------------------ nodes */
 
-int ibx_graph_node_room(struct copies *x, const void *graph, size_t behind, uint64_t inner,
+int ibx_graph_node_room(struct gpu_session *x, const void *graph, size_t behind, uint64_t inner,
                         unsigned depth, uint64_t *weight)
 {
     const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
@@ -50,11 +50,11 @@ static bool count(void *graph, unsigned depth, uint64_t *nodes, unsigned *deepes
 {
     int (*type_of)(void *node, int *type) = NULL;
     int (*child_of)(void *node, void **child) = NULL;
-    void *list = ibx_copies_runtime("cudaGraphGetNodes"), *child = NULL;
+    void *list = ibx_back_end_runtime("cudaGraphGetNodes"), *child = NULL;
     size_t n = 0;
     int rc = 0, type = 0;
-    *(void **)&type_of = ibx_copies_runtime("cudaGraphNodeGetType");
-    *(void **)&child_of = ibx_copies_runtime("cudaGraphChildGraphNodeGetGraph");
+    *(void **)&type_of = ibx_back_end_runtime("cudaGraphNodeGetType");
+    *(void **)&child_of = ibx_back_end_runtime("cudaGraphChildGraphNodeGetGraph");
     void **all = list && type_of && child_of ? ibx_graph_nodes_of(list, graph, &n, &rc) : NULL;
     *deepest = depth > *deepest ? depth : *deepest;
     *nodes += all ? n : 0;
@@ -67,7 +67,7 @@ static bool count(void *graph, unsigned depth, uint64_t *nodes, unsigned *deepes
     return good;
 }
 
-bool ibx_graph_measure(struct copies *x, uint64_t graph)
+bool ibx_graph_measure(struct gpu_session *x, uint64_t graph)
 {
     uint64_t nodes = 0;
     unsigned depth = 0;
@@ -79,7 +79,7 @@ bool ibx_graph_measure(struct copies *x, uint64_t graph)
     return good;
 }
 
-bool ibx_graph_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle)
+bool ibx_graph_note(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t handle)
 {
     if (!ibx_handles_add(x, kind, handle))
         return false;
@@ -92,7 +92,7 @@ bool ibx_graph_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle
 /* --------------------------------------------------------------------------------- captures */
 
 /* What is about to be refused may name anything: CUDA is not asked of a stream that is none. */
-static bool is_captured(struct copies *x, uint64_t stream, uint64_t *id)
+static bool is_captured(struct gpu_session *x, uint64_t stream, uint64_t *id)
 {
     return stream > 0 && stream != (uintptr_t)IBX_CUDA_STREAM_LEGACY &&
            ibx_named_stream(x, stream) && ibx_captures_active(x, stream, id);
@@ -100,8 +100,8 @@ static bool is_captured(struct copies *x, uint64_t stream, uint64_t *id)
 
 /* Whether a request may come into a graph. Which streams a library works in is not known: those of
  * its own session count. */
-static bool is_work(struct copies *x, const struct ibx_call *call, const uint8_t *body, size_t n,
-                    uint64_t *id)
+static bool is_work(struct gpu_session *x, const struct ibx_call *call, const uint8_t *body,
+                    size_t n, uint64_t *id)
 {
     uint64_t stream = 0;
     switch (call->kind) {
@@ -130,7 +130,7 @@ static struct ibx_capture_work *work_of(struct ibx_captured_work *w, uint64_t id
 }
 
 /* id 0: it is not known which capture's it is. */
-static bool captures_more(struct copies *x, uint64_t id, uint64_t n)
+static bool captures_more(struct gpu_session *x, uint64_t id, uint64_t n)
 {
     struct ibx_tenant *tenant = x->isolation.tenant;
     if (!tenant || !n)
@@ -178,23 +178,23 @@ void ibx_graph_captures_over(struct ibx_tenant *tenant)
     }
 }
 
-bool ibx_graph_captures(struct copies *x, const struct ibx_call *call, const uint8_t *body,
+bool ibx_graph_captures(struct gpu_session *x, const struct ibx_call *call, const uint8_t *body,
                         size_t n)
 {
     uint64_t id = 0;
-    return !ibx_copies_captures() || !is_work(x, call, body, n, &id) || captures_more(x, id, 1);
+    return !ibx_captures_any() || !is_work(x, call, body, n, &id) || captures_more(x, id, 1);
 }
 
-bool ibx_graph_captures_in(struct copies *x, uint64_t stream)
+bool ibx_graph_captures_in(struct gpu_session *x, uint64_t stream)
 {
     uint64_t id = 0;
-    return !ibx_copies_captures() || !is_captured(x, stream, &id) || captures_more(x, id, 1);
+    return !ibx_captures_any() || !is_captured(x, stream, &id) || captures_more(x, id, 1);
 }
 
-bool ibx_graph_launches(struct copies *x, uint64_t exec, uint64_t stream)
+bool ibx_graph_launches(struct gpu_session *x, uint64_t exec, uint64_t stream)
 {
     uint64_t id = 0;
-    if (!ibx_copies_captures() || !is_captured(x, stream, &id))
+    if (!ibx_captures_any() || !is_captured(x, stream, &id))
         return true;
     const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_EXEC, exec);
     if (size.depth + 1 < IBX_GRAPHS_DEEP)
@@ -203,7 +203,7 @@ bool ibx_graph_launches(struct copies *x, uint64_t exec, uint64_t stream)
     return false;
 }
 
-int ibx_captures_full(struct copies *x)
+int ibx_captures_full(struct gpu_session *x)
 {
     return ibx_session_fail(x->s, -EDQUOT,
                             "%s of tenant \"%s\" captures more than all graphs of a tenant may "

@@ -164,7 +164,7 @@ static bool add_block(const struct ibx_cuda *cuda, const struct slot *s)
 }
 
 /* Not locked, as above. */
-static bool unpin(struct copies *x, struct block *block, void *context)
+static bool unpin(struct gpu_session *x, struct block *block, void *context)
 {
     void *popped = NULL;
     if (x->cuda->ctx_push_current(context))
@@ -179,7 +179,7 @@ static bool unpin(struct copies *x, struct block *block, void *context)
 }
 
 /* One thread at most waits for a device that never ends its work. */
-void ibx_slots_yield(struct copies *x)
+void ibx_slots_yield(struct gpu_session *x)
 {
     pthread_mutex_lock(&lock);
     const void *const to = yielding ? NULL : wanting;
@@ -270,12 +270,12 @@ static void tell_once(size_t n, size_t all)
                 n, IBX_SLOT_MAX, all);
 }
 
-static struct ibx_quota *quota_of(const struct copies *x)
+static struct ibx_quota *quota_of(const struct gpu_session *x)
 {
     return x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_PINS) : NULL;
 }
 
-static struct slot *new_slot(struct copies *x, size_t n)
+static struct slot *new_slot(struct gpu_session *x, size_t n)
 {
     void *context = NULL;
     struct slot *s = calloc(1, sizeof(*s));
@@ -303,7 +303,7 @@ static uint64_t begin(struct slot *s, const struct ibx_cuda *cuda)
     return number;
 }
 
-uint64_t ibx_slot_make(struct copies *x, size_t n)
+uint64_t ibx_slot_make(struct gpu_session *x, size_t n)
 {
     struct slot *s = n && n <= IBX_SLOT_MAX ? new_slot(x, n) : NULL;
     uint64_t number = 0;

@@ -33,7 +33,7 @@ struct ibx_slot_memory {
 
 /* A slot of n bytes, all 0, held once by CUDA; its number, which no other ever has. 0: there is no
  * room, or CUDA does not pin memory. A context is current. */
-uint64_t ibx_slot_make(struct copies *x, size_t n);
+uint64_t ibx_slot_make(struct gpu_session *x, size_t n);
 /* Held once more. False: there is no such slot any more. */
 bool ibx_slot_hold(uint64_t slot);
 /* What its graphs call; that is told when none of them is there any more. */
@@ -48,7 +48,7 @@ void ibx_slot_stop_using(uint64_t slot);
  * other contexts may have stay. */
 void ibx_slots_forget(const void *context);
 /* A client ends: memory without slots is for all contexts again, where one was in want of it. */
-void ibx_slots_yield(struct copies *x);
+void ibx_slots_yield(struct gpu_session *x);
 /* Bytes of all slots now, for tests. */
 size_t ibx_slots_bytes(void);
 

@@ -14,7 +14,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct copies *all; /* that copy, or free */
+static struct gpu_session *all; /* that copy, or free */
 
 static bool overlap(const struct held_range *a, const struct held_range *b)
 {
@@ -27,16 +27,16 @@ static bool any_overlaps(const struct held_memory *held, const struct held_range
 }
 
 /* Locked. Whether another session frees what this one is to copy, or the other way round. */
-static bool is_in_the_way(const struct copies *x)
+static bool is_in_the_way(const struct gpu_session *x)
 {
-    const struct copies *other = all;
+    const struct gpu_session *other = all;
     while (other && (other == x || (!any_overlaps(&other->keeps, &x->keeps.freed) &&
                                     !any_overlaps(&x->keeps, &other->keeps.freed))))
         other = other->keeps.next;
     return other;
 }
 
-static void begin(struct copies *x, const struct held_memory *wanted)
+static void begin(struct gpu_session *x, const struct held_memory *wanted)
 {
     pthread_mutex_lock(&lock);
     x->keeps = *wanted;
@@ -47,12 +47,12 @@ static void begin(struct copies *x, const struct held_memory *wanted)
     pthread_mutex_unlock(&lock);
 }
 
-void ibx_held_end(struct copies *x)
+void ibx_held_end(struct gpu_session *x)
 {
     if (!x->keeps.listed)
         return;
     pthread_mutex_lock(&lock);
-    struct copies **at = &all;
+    struct gpu_session **at = &all;
     while (*at != x)
         at = &(*at)->keeps.next;
     *at = x->keeps.next;
@@ -67,7 +67,7 @@ static struct held_range range_of(uint64_t at, uint64_t pitch, const struct ibx_
     return (struct held_range){at, n > UINT64_MAX - at ? UINT64_MAX : at + n};
 }
 
-void ibx_held_by_copy(struct copies *x, const struct ibx_frame *f)
+void ibx_held_by_copy(struct gpu_session *x, const struct ibx_frame *f)
 {
     struct held_memory wanted = {.listed = true};
     ibx_held_end(x);
@@ -78,19 +78,20 @@ void ibx_held_by_copy(struct copies *x, const struct ibx_frame *f)
     begin(x, &wanted);
 }
 
-void ibx_held_by_free(struct copies *x, uint64_t address)
+void ibx_held_by_free(struct gpu_session *x, uint64_t address)
 {
     struct held_memory wanted = {.listed = true};
     uint64_t base;
     size_t n;
     ibx_held_end(x);
-    if (!address || !ibx_copies_have_cuda(x) || x->cuda->mem_get_address_range(&base, &n, address))
+    if (!address || !ibx_back_end_have_cuda(x) ||
+        x->cuda->mem_get_address_range(&base, &n, address))
         return;
     wanted.freed = (struct held_range){base, base + n};
     begin(x, &wanted);
 }
 
-void ibx_held_by_unmap(struct copies *x, uint64_t address, uint64_t n)
+void ibx_held_by_unmap(struct gpu_session *x, uint64_t address, uint64_t n)
 {
     const struct held_memory wanted = {.listed = true, .freed = {address, address + n}};
     ibx_held_end(x);

@@ -92,10 +92,10 @@ static bool put(struct ibx_host_map *m)
 }
 
 /* A context that is gone, or was reset, has unpinned it. No kernel uses it behind that. */
-static void unpin(struct copies *x, const struct ibx_host_map *m)
+static void unpin(struct gpu_session *x, const struct ibx_host_map *m)
 {
     void *popped = NULL;
-    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_push_current(m->context))
+    if (!ibx_back_end_have_cuda(x) || x->cuda->ctx_push_current(m->context))
         return;
     ibx_frees_begin(x, 0);
     const int mode = ibx_cuda_capture_relax(x->cuda);
@@ -114,7 +114,7 @@ static void unmap(const struct ibx_host_map *m)
 }
 
 /* One that was taken out. */
-static void end(struct copies *x, struct ibx_host_map *m)
+static void end(struct gpu_session *x, struct ibx_host_map *m)
 {
     unpin(x, m);
     unmap(m);
@@ -129,7 +129,7 @@ static void end(struct copies *x, struct ibx_host_map *m)
 }
 
 /* The same of one that the client gives back, while another session of its may copy there. */
-static void end_given_back(struct copies *x, struct ibx_host_map *m)
+static void end_given_back(struct gpu_session *x, struct ibx_host_map *m)
 {
     ibx_held_by_unmap(x, (uintptr_t)m->base, m->length);
     end(x, m);
@@ -171,7 +171,7 @@ struct ibx_host_map *ibx_host_maps_take(uint64_t client)
     return all;
 }
 
-void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken)
+void ibx_host_maps_end(struct gpu_session *x, struct ibx_host_map *taken)
 {
     for (struct ibx_host_map *m; (m = taken);) {
         taken = m->next;
@@ -181,7 +181,7 @@ void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken)
 
 /* -------------------------------------------------------------------------------- a new one */
 
-static int refuse(struct copies *x, const struct ibx_host_map_wish *w, const char *why)
+static int refuse(struct gpu_session *x, const struct ibx_host_map_wish *w, const char *why)
 {
     if (!x->told_maps)
         ibx_log(IBX_LOG_WARN,
@@ -223,7 +223,7 @@ static const char *map(struct ibx_host_map *m, const struct ibx_host_map_wish *w
     return ibx_client_pin_is_whole(there, w->length) ? NULL : "some were never touched";
 }
 
-static const char *pin(struct copies *x, struct ibx_host_map *m)
+static const char *pin(struct gpu_session *x, struct ibx_host_map *m)
 {
     const unsigned flags = IBX_CUDA_HOST_REGISTER_PORTABLE | IBX_CUDA_HOST_REGISTER_DEVICE_MAP;
     const int mode = ibx_cuda_capture_relax(x->cuda);
@@ -235,7 +235,7 @@ static const char *pin(struct copies *x, struct ibx_host_map *m)
     return NULL;
 }
 
-static int make(struct copies *x, uint64_t client, const struct ibx_host_map_wish *w, int fd)
+static int make(struct gpu_session *x, uint64_t client, const struct ibx_host_map_wish *w, int fd)
 {
     struct ibx_quota *quota = ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_PINS);
     struct ibx_host_map *m = calloc(1, sizeof(*m));
@@ -271,7 +271,7 @@ static struct ibx_host_map *same(uint64_t client, const struct ibx_host_map_wish
 
 /* It is there already, and is what a reset, of a client that was alone, has left of it. The driver
  * is asked without the lock: it may keep this thread for long, and a client that ends takes it. */
-static bool is_there(struct copies *x, uint64_t client, const struct ibx_host_map_wish *w)
+static bool is_there(struct gpu_session *x, uint64_t client, const struct ibx_host_map_wish *w)
 {
     unsigned flags;
     pthread_mutex_lock(&lock);
@@ -282,7 +282,7 @@ static bool is_there(struct copies *x, uint64_t client, const struct ibx_host_ma
 
 /* Pages of this process's own that a reset has unpinned: the client's bytes are in them. Taken out
  * meanwhile, they cannot go. False: there are none, or they cannot be pinned. */
-static bool pin_again(struct copies *x, uint64_t client, const struct ibx_host_map_wish *w)
+static bool pin_again(struct gpu_session *x, uint64_t client, const struct ibx_host_map_wish *w)
 {
     pthread_mutex_lock(&lock);
     struct ibx_host_map *m = same(client, w);
@@ -308,7 +308,7 @@ static bool pin_again(struct copies *x, uint64_t client, const struct ibx_host_m
     return true;
 }
 
-bool ibx_host_maps_hold(struct copies *x, uint64_t address, uint64_t n)
+bool ibx_host_maps_hold(struct gpu_session *x, uint64_t address, uint64_t n)
 {
     const uint64_t client = ibx_clients_number(x);
     pthread_mutex_lock(&lock);
@@ -320,12 +320,12 @@ bool ibx_host_maps_hold(struct copies *x, uint64_t address, uint64_t n)
     return whole;
 }
 
-int ibx_host_maps_make(struct copies *x, const struct ibx_host_map_wish *w)
+int ibx_host_maps_make(struct gpu_session *x, const struct ibx_host_map_wish *w)
 {
     uint64_t bytes = 0, process_namespace;
     const uint64_t client = ibx_clients_number(x);
     const int fd = w->own ? -1 : ibx_shared_of_peer(ibx_session_conn(x->s), &bytes);
-    if ((fd < 0 && !w->own) || !client || !ibx_copies_begin_context(x))
+    if ((fd < 0 && !w->own) || !client || !ibx_back_end_begin_context(x))
         return refuse(x, w, "they are not shared with the back end");
     if (!ibx_session_process(x->s, &process_namespace))
         return refuse(x, w,
@@ -341,7 +341,7 @@ int ibx_host_maps_make(struct copies *x, const struct ibx_host_map_wish *w)
     return make(x, client, w, fd);
 }
 
-void ibx_host_maps_give_back(struct copies *x, uint64_t address)
+void ibx_host_maps_give_back(struct gpu_session *x, uint64_t address)
 {
     const uint64_t client = ibx_clients_number(x);
     for (struct ibx_host_map *m; client && (m = take_locking(client, address, 1));)

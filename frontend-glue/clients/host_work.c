@@ -143,7 +143,7 @@ static int compare_numbers(const void *a, const void *b)
 }
 
 /* Locked. */
-static struct ibx_host_queue *find(const struct copies *x, uint64_t id)
+static struct ibx_host_queue *find(const struct gpu_session *x, uint64_t id)
 {
     struct ibx_host_queue *q = queues;
     while (q && (q->id != id || q->tenant != x->isolation.tenant))
@@ -256,7 +256,7 @@ void ibx_host_work_call(void *repeated)
 
 /* ----------------------------------------------------------------------------- requests */
 
-int ibx_host_work_open(struct copies *x, uint64_t *id)
+int ibx_host_work_open(struct gpu_session *x, uint64_t *id)
 {
     struct ibx_host_queue *q = x->host_queue ? NULL : calloc(1, sizeof(*q));
     if (!q || getrandom(&q->id, sizeof(q->id), 0) != sizeof(q->id)) {
@@ -276,7 +276,7 @@ int ibx_host_work_open(struct copies *x, uint64_t *id)
 }
 
 /* Locked. Whether the tenant's queue takes another function: its number, 0: *rc says why not. */
-static struct ibx_host_queue *with_room(const struct copies *x, uint64_t id, uint64_t number,
+static struct ibx_host_queue *with_room(const struct gpu_session *x, uint64_t id, uint64_t number,
                                         int *rc)
 {
     struct ibx_host_queue *q = find(x, id);
@@ -294,7 +294,7 @@ static struct ibx_host_queue *with_room(const struct copies *x, uint64_t id, uin
 }
 
 /* What CUDA is to call a function by; NULL: *rc says why not. */
-static void *add(const struct copies *x, uint64_t id, uint64_t number, int *rc)
+static void *add(const struct gpu_session *x, uint64_t id, uint64_t number, int *rc)
 {
     pthread_mutex_lock(&lock);
     struct ibx_host_queue *q = with_room(x, id, number, rc);
@@ -353,7 +353,7 @@ void ibx_host_work_unused(const void *repeated, uint64_t slot)
     pthread_mutex_unlock(&lock);
 }
 
-static void *repeat(const struct copies *x, uint64_t id, uint64_t number, bool copies, int *rc)
+static void *repeat(const struct gpu_session *x, uint64_t id, uint64_t number, bool copies, int *rc)
 {
     pthread_mutex_lock(&lock);
     struct ibx_host_queue *q = with_room(x, id, number, rc);
@@ -372,7 +372,7 @@ static void *repeat(const struct copies *x, uint64_t id, uint64_t number, bool c
     return good ? made : NULL;
 }
 
-void *ibx_host_work_repeat(struct copies *x, uint64_t id, uint64_t number, int *rc)
+void *ibx_host_work_repeat(struct gpu_session *x, uint64_t id, uint64_t number, int *rc)
 {
     return repeat(x, id, number, false, rc);
 }
@@ -412,8 +412,8 @@ void ibx_host_work_for_good(const void *repeated)
 
 /* All graphs with that function have one slot: what is copied twice in no order, to the same memory
  * of the client's or from it, is a race natively, too, or the same bytes. */
-void *ibx_host_work_copy(struct copies *x, uint64_t id, uint64_t number, struct ibx_host_copy *copy,
-                         int *rc)
+void *ibx_host_work_copy(struct gpu_session *x, uint64_t id, uint64_t number,
+                         struct ibx_host_copy *copy, int *rc)
 {
     static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
     void *made = repeat(x, id, number, true, rc);
@@ -446,7 +446,7 @@ bool ibx_host_work_is_copy(const void *repeated)
     return (uintptr_t)repeated & ID_COPIES;
 }
 
-uint64_t ibx_host_work_number(const struct copies *x, const void *repeated)
+uint64_t ibx_host_work_number(const struct gpu_session *x, const void *repeated)
 {
     pthread_mutex_lock(&lock);
     const struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
@@ -455,13 +455,13 @@ uint64_t ibx_host_work_number(const struct copies *x, const void *repeated)
     return number;
 }
 
-int ibx_host_work_add(struct copies *x, const struct ibx_host_work *work, void *enqueue)
+int ibx_host_work_add(struct gpu_session *x, const struct ibx_host_work *work, void *enqueue)
 {
     int (*launch)(void *stream, void (*function)(void *), void *argument) = NULL;
     int (*add_callback)(void *stream, void (*function)(void *, int, void *), void *argument,
                         unsigned flags) = NULL;
     int capturing = 0, rc = 0;
-    if (work->stream > 1 && ibx_copies_have_cuda(x)) /* the legacy stream is never captured */
+    if (work->stream > 1 && ibx_back_end_have_cuda(x)) /* the legacy stream is never captured */
         rc = x->cuda->stream_is_capturing((void *)(uintptr_t)work->stream, &capturing);
     if (rc || capturing) /* a graph would call it more than once */
         return rc ? rc : CUDA_NOT_SUPPORTED;
@@ -495,7 +495,7 @@ static struct function *in_state(const struct ibx_host_queue *q, enum function_s
     return f;
 }
 
-struct ibx_host_copy ibx_host_work_taken(const struct copies *x, uint64_t number)
+struct ibx_host_copy ibx_host_work_taken(const struct gpu_session *x, uint64_t number)
 {
     pthread_mutex_lock(&lock);
     const struct function *f =
@@ -505,7 +505,8 @@ struct ibx_host_copy ibx_host_work_taken(const struct copies *x, uint64_t number
     return copy;
 }
 
-int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, struct ibx_host_called *called)
+int ibx_host_work_ask(struct gpu_session *x, uint64_t over, bool wait,
+                      struct ibx_host_called *called)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ASK_MS);
     const struct timespec until = ibx_timespec_of(deadline);
@@ -531,7 +532,7 @@ int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, struct ibx_hos
     return over && !done ? CUDA_INVALID_VALUE : 0;
 }
 
-void ibx_host_work_end(struct copies *x)
+void ibx_host_work_end(struct gpu_session *x)
 {
     struct ibx_host_queue *q = x->host_queue;
     if (!q)

@@ -19,14 +19,14 @@
 
 /* ------------------------------------------------------------------- beginning and end */
 
-static struct ibx_tenant *tenant_of(const struct copies *x, const struct ibx_path *path)
+static struct ibx_tenant *tenant_of(const struct gpu_session *x, const struct ibx_path *path)
 {
     const unsigned chunks = (unsigned)(x->options.memory / IBX_PINNED_STRIDE);
     return ibx_tenant_get(path->name, &x->options.limits, chunks);
 }
 
 /* GVirtuS gives each connection a thread before it is a session. */
-int ibx_isolation_admit(struct copies *x, const struct ibx_path *path, struct ibx_error *err)
+int ibx_isolation_admit(struct gpu_session *x, const struct ibx_path *path, struct ibx_error *err)
 {
     struct isolation *i = &x->isolation;
     i->tenant = tenant_of(x, path);
@@ -55,7 +55,7 @@ static void set_up(struct isolation *i)
     i->setting_up = false;
 }
 
-int ibx_isolation_begin(struct copies *x)
+int ibx_isolation_begin(struct gpu_session *x)
 {
     struct isolation *i = &x->isolation;
     const struct ibx_path *path = ibx_session_path(x->s);
@@ -78,7 +78,7 @@ int ibx_isolation_begin(struct copies *x)
     return 0;
 }
 
-void ibx_isolation_end(struct copies *x)
+void ibx_isolation_end(struct gpu_session *x)
 {
     struct isolation *i = &x->isolation;
     ibx_turn_leave(&x->turn);
@@ -100,7 +100,7 @@ void ibx_isolation_end(struct copies *x)
 }
 
 /* Nothing but a client's mistake, mostly. */
-static void tell_of_program(struct copies *x, uint64_t owner)
+static void tell_of_program(struct gpu_session *x, uint64_t owner)
 {
     struct isolation *i = &x->isolation;
     struct ibx_client_name own = {"a client"}, other = {"another client"};
@@ -114,14 +114,14 @@ static void tell_of_program(struct copies *x, uint64_t owner)
             own.text, other.text);
 }
 
-static bool tenant_may_use(struct copies *x, uint64_t address, uint64_t n)
+static bool tenant_may_use(struct gpu_session *x, uint64_t address, uint64_t n)
 {
     struct isolation *i = &x->isolation;
     return !i->on || !ibx_tenants_several() ||
            !ibx_owners_other_cached(i->tenant, &i->owned, address, n);
 }
 
-bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n)
+bool ibx_isolation_allows(struct gpu_session *x, uint64_t address, uint64_t n)
 {
     const uint64_t other = ibx_memory_other(x, address, n);
     if (other)
@@ -129,12 +129,12 @@ bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n)
     return !other && tenant_may_use(x, address, n);
 }
 
-bool ibx_isolation_is_memory(struct copies *x, uint64_t address, uint64_t n)
+bool ibx_isolation_is_memory(struct gpu_session *x, uint64_t address, uint64_t n)
 {
-    return ibx_isolation_allows(x, address, n) && !ibx_copies_is_own(x, address, n);
+    return ibx_isolation_allows(x, address, n) && !ibx_process_memory_is_own(x, address, n);
 }
 
-bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n)
+bool ibx_isolation_allows_now(struct gpu_session *x, uint64_t address, uint64_t n)
 {
     const uint64_t other = ibx_memory_not_there(x, address, n);
     if (other)
@@ -145,7 +145,7 @@ bool ibx_isolation_allows_now(struct copies *x, uint64_t address, uint64_t n)
 /* --------------------------------------------------------------------------- requests */
 
 /* GVirtuS keeps its buffer for requests, as long as the longest was, until the session ends. */
-static int note_length(struct copies *x, uint64_t length)
+static int note_length(struct gpu_session *x, uint64_t length)
 {
     struct isolation *i = &x->isolation;
     if (length <= i->held)
@@ -159,7 +159,7 @@ static int note_length(struct copies *x, uint64_t length)
     return 0;
 }
 
-static void tell_of_tenant(struct copies *x, const struct ibx_tenant *owner)
+static void tell_of_tenant(struct gpu_session *x, const struct ibx_tenant *owner)
 {
     struct isolation *i = &x->isolation;
     if (!i->refused++)
@@ -171,7 +171,7 @@ static void tell_of_tenant(struct copies *x, const struct ibx_tenant *owner)
 }
 
 /* Whether any of it is another tenant's. */
-static bool is_of_tenant(struct copies *x, const struct ibx_named *named, unsigned count)
+static bool is_of_tenant(struct gpu_session *x, const struct ibx_named *named, unsigned count)
 {
     const struct isolation *i = &x->isolation;
     const struct ibx_tenant *owner = NULL;
@@ -185,7 +185,7 @@ static bool is_of_tenant(struct copies *x, const struct ibx_named *named, unsign
 }
 
 /* Whether any of it is another program's, or no memory at all. */
-static bool is_of_program(struct copies *x, const struct ibx_named *named, unsigned count)
+static bool is_of_program(struct gpu_session *x, const struct ibx_named *named, unsigned count)
 {
     uint64_t owner = 0;
     for (unsigned k = 0; k < count && !owner; k++) {
@@ -198,7 +198,7 @@ static bool is_of_program(struct copies *x, const struct ibx_named *named, unsig
 }
 
 /* The handler is about to give memory back. False: it must not. */
-static bool may_give_back(struct copies *x, uint64_t address)
+static bool may_give_back(struct gpu_session *x, uint64_t address)
 {
     struct isolation *i = &x->isolation;
     if (!address || x->options.mode == IBX_GPU_OFF || x->handler.made != MADE_ENDS ||
@@ -212,7 +212,7 @@ static bool may_give_back(struct copies *x, uint64_t address)
 }
 
 /* What the request allocates counts before it is there; what is too much CUDA itself refuses. */
-static void reserve(struct copies *x, uint8_t *body, size_t n)
+static void reserve(struct gpu_session *x, uint8_t *body, size_t n)
 {
     struct isolation *i = &x->isolation;
     const uint64_t bytes = ibx_naming_allocation(x->requests.name, body, n);
@@ -235,7 +235,7 @@ static void reserve(struct copies *x, uint8_t *body, size_t n)
 }
 
 /* What could not be noted as the tenant's would be anybody's: CUDA refuses it, as above. */
-static bool refuse_ownerless(struct copies *x, uint8_t *body, size_t n)
+static bool refuse_ownerless(struct gpu_session *x, uint8_t *body, size_t n)
 {
     struct isolation *i = &x->isolation;
     if (!i->on || ibx_quota_left(ibx_tenant_quota(i->tenant, IBX_HOLD_ALLOCATIONS)))
@@ -253,11 +253,11 @@ static bool refuse_ownerless(struct copies *x, uint8_t *body, size_t n)
 
 /* Whether it is an asynchronous copy from or to the host, in a stream that is being captured. The
  * handler would put an address of its heap into the graph, and free it. */
-static bool captures_heap(struct copies *x, const uint8_t *body, size_t n)
+static bool captures_heap(struct gpu_session *x, const uint8_t *body, size_t n)
 {
     int capturing = 0;
-    if (!ibx_copies_captures() || strcmp(x->requests.name, "cudaMemcpyAsync") != 0 || n < 12 ||
-        !ibx_copies_have_cuda(x))
+    if (!ibx_captures_any() || strcmp(x->requests.name, "cudaMemcpyAsync") != 0 || n < 12 ||
+        !ibx_back_end_have_cuda(x))
         return false;
     struct ibx_reader r = ibx_reader_of(body + n - 12, 12);
     const uint32_t kind = ibx_get_u32(&r);
@@ -266,7 +266,7 @@ static bool captures_heap(struct copies *x, const uint8_t *body, size_t n)
            !x->cuda->stream_is_capturing((void *)(uintptr_t)stream, &capturing) && capturing;
 }
 
-static void tell_of_capture(const struct copies *x)
+static void tell_of_capture(const struct gpu_session *x)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
@@ -278,8 +278,8 @@ static void tell_of_capture(const struct copies *x)
 
 /* Whether the handler must not have what is named, which is said. It gives back the first one, or
  * nothing. */
-static bool refuses(struct copies *x, const struct ibx_named *named, unsigned count, bool frees,
-                    const uint8_t *body, size_t n)
+static bool refuses(struct gpu_session *x, const struct ibx_named *named, unsigned count,
+                    bool frees, const uint8_t *body, size_t n)
 {
     if (is_of_tenant(x, named, count) || is_of_program(x, named, count) ||
         (frees && !may_give_back(x, named[0].address)))
@@ -290,7 +290,7 @@ static bool refuses(struct copies *x, const struct ibx_named *named, unsigned co
     return captures;
 }
 
-static void spoil_arrays(struct copies *x, const struct ibx_named *named, unsigned count,
+static void spoil_arrays(struct gpu_session *x, const struct ibx_named *named, unsigned count,
                          uint8_t *body, size_t n)
 {
     for (unsigned k = 0; k < count && x->options.mode != IBX_GPU_OFF; k++) {
@@ -301,7 +301,7 @@ static void spoil_arrays(struct copies *x, const struct ibx_named *named, unsign
     }
 }
 
-static int inspect(struct copies *x, uint8_t *body, size_t n)
+static int inspect(struct gpu_session *x, uint8_t *body, size_t n)
 {
     struct isolation *i = &x->isolation;
     const struct ibx_quota *most = ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS);
@@ -350,7 +350,7 @@ static bool in_pieces(const struct ibx_request_watch *w, const uint8_t *bytes, s
            (ibx_naming_known(w->name) || ibx_naming_allocates(w->name));
 }
 
-int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
+int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
 {
     struct isolation *i = &x->isolation;
     const struct ibx_request_watch *w = &x->requests;
@@ -367,10 +367,10 @@ int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
                                 "end, or set rdma.tenants : shared and no rdma.device_memory");
     if (w->stage != IBX_REQUEST_BODY || w->got || n != w->length)
         return 0;
-    if (x->options.mode != IBX_GPU_OFF && ibx_copies_captures() &&
+    if (x->options.mode != IBX_GPU_OFF && ibx_captures_any() &&
         !ibx_graph_captures(x, ibx_call_find(w->name, strlen(w->name) + 1), bytes, n))
         return ibx_captures_full(x);
-    if (!ibx_functions_name(ibx_copies_user(x), w->name, bytes, n))
+    if (!ibx_functions_name(ibx_functions_user_of(x), w->name, bytes, n))
         return ibx_session_fail(x->s, -EDQUOT,
                                 "%s of tenant \"%s\" registers kernels: with the others that is "
                                 "more than rdma.requests and rdma.tenant_share allow",
@@ -380,7 +380,7 @@ int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
     return inspect(x, bytes, n);
 }
 
-int ibx_isolation_after_read(struct copies *x, enum ibx_request_stage before)
+int ibx_isolation_after_read(struct gpu_session *x, enum ibx_request_stage before)
 {
     const struct ibx_request_watch *w = &x->requests;
     const struct isolation *i = &x->isolation;
@@ -397,14 +397,14 @@ int ibx_isolation_after_read(struct copies *x, enum ibx_request_stage before)
 /* ---------------------------------------------------------------------------- replies */
 
 /* The payload of a copy that failed is what GVirtuS's heap held before. */
-bool ibx_isolation_withholds(const struct copies *x)
+bool ibx_isolation_withholds(const struct gpu_session *x)
 {
     const struct ibx_reply_watch *r = &x->replies;
     const unsigned head = r->shape == IBX_REPLY_PLAIN ? 2 : 3;
     return x->isolation.copies && r->exit_code && r->count > head;
 }
 
-static void note_allocation(struct copies *x, uint64_t address)
+static void note_allocation(struct gpu_session *x, uint64_t address)
 {
     struct isolation *i = &x->isolation;
     const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
@@ -426,7 +426,7 @@ static void note_allocation(struct copies *x, uint64_t address)
     }
 }
 
-void ibx_isolation_replied(struct copies *x)
+void ibx_isolation_replied(struct gpu_session *x)
 {
     struct isolation *i = &x->isolation;
     const struct ibx_reply_watch *r = &x->replies;

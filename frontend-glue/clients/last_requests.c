@@ -16,7 +16,7 @@
 static const char unload[] = "cudaUnregisterFatBinary";
 
 struct ibx_last_requests {
-    struct copies x; /* of no session: what guards handlers */
+    struct gpu_session x; /* of no session: what guards handlers */
     uint8_t bytes[sizeof(unload) + 3 * 8 + IBX_FUNCTIONS_MODULE];
     size_t length, at;
     bool runs; /* its handler does */
@@ -34,13 +34,13 @@ struct ibx_last_requests *ibx_last_requests_create(void)
 
 /* It waits for all work, and nobody registers kernels, or looks one up, meanwhile. Beside work that
  * does not end it is left to the client that ends next. */
-static bool may_unload(struct copies *x)
+static bool may_unload(struct gpu_session *x)
 {
     static atomic_bool told;
     void *context = NULL;
     uint64_t whose;
     struct ibx_client_name name = {"a client"};
-    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context)
+    if (!ibx_back_end_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context)
         return true;
     const int mode = ibx_cuda_capture_relax(x->cuda);
     const enum ibx_work work = ibx_work_wait(x, IBX_CLIENT_NONE, context,

@@ -157,7 +157,7 @@ static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, void *strea
 }
 
 /* What cannot be noted is work that nobody finds. */
-static void keep_work(struct copies *x, uint64_t client, void *stream)
+static void keep_work(struct gpu_session *x, uint64_t client, void *stream)
 {
     if (is_busy(x->cuda, stream) && !put_behind(x->cuda, client, stream, false))
         ibx_clients_hide_work(x);
@@ -165,7 +165,7 @@ static void keep_work(struct copies *x, uint64_t client, void *stream)
 
 /* What the legacy stream has, which may be the client's: as is everything in it, it is behind what
  * came before, whoever's that is. To ask it while somebody captures would end the capture. */
-static void keep_legacy_work(struct copies *x, uint64_t client)
+static void keep_legacy_work(struct gpu_session *x, uint64_t client)
 {
     const bool quiet = ibx_captures_wait_try();
     const bool busy = !quiet || x->cuda->stream_query(IBX_CUDA_STREAM_LEGACY) == IBX_CUDA_NOT_READY;
@@ -179,14 +179,15 @@ static void keep_legacy_work(struct copies *x, uint64_t client)
 }
 
 /* In the thread's context. */
-static void keep_work_of_context(struct copies *x, uint64_t client)
+static void keep_work_of_context(struct gpu_session *x, uint64_t client)
 {
     keep_work(x, client, IBX_CUDA_STREAM_PER_THREAD);
     keep_legacy_work(x, client);
 }
 
 /* In a device's context, where that is none that the thread has already been asked for. */
-static void keep_work_of_device(struct copies *x, uint64_t client, int device, const void *asked)
+static void keep_work_of_device(struct gpu_session *x, uint64_t client, int device,
+                                const void *asked)
 {
     const struct ibx_cuda *cuda = x->cuda;
     void *context = NULL, *popped = NULL;
@@ -199,7 +200,7 @@ static void keep_work_of_device(struct copies *x, uint64_t client, int device, c
     cuda->device_primary_ctx_release(device);
 }
 
-static void keep_all_work(struct copies *x, uint64_t client)
+static void keep_all_work(struct gpu_session *x, uint64_t client)
 {
     const struct ibx_cuda *cuda = x->cuda;
     void *context = NULL;
@@ -216,9 +217,9 @@ static void keep_all_work(struct copies *x, uint64_t client)
     }
 }
 
-void ibx_left_work_keep(struct copies *x, uint64_t client)
+void ibx_left_work_keep(struct gpu_session *x, uint64_t client)
 {
-    if (!ibx_copies_have_cuda(x) || !ibx_clients_give_begin())
+    if (!ibx_back_end_have_cuda(x) || !ibx_clients_give_begin())
         return;
     const int mode = ibx_cuda_capture_relax(x->cuda);
     keep_all_work(x, client);
@@ -226,10 +227,10 @@ void ibx_left_work_keep(struct copies *x, uint64_t client)
     ibx_clients_give_end();
 }
 
-void ibx_left_work_of_stream(struct copies *x, uint64_t stream)
+void ibx_left_work_of_stream(struct gpu_session *x, uint64_t stream)
 {
     const uint64_t client = ibx_clients_number(x);
-    if (!client || !ibx_copies_have_cuda(x) || !ibx_handles_has(x, IBX_HANDLE_STREAM, stream) ||
+    if (!client || !ibx_back_end_have_cuda(x) || !ibx_handles_has(x, IBX_HANDLE_STREAM, stream) ||
         !ibx_clients_give_begin())
         return;
     const int mode = ibx_cuda_capture_relax(x->cuda);

@@ -196,7 +196,7 @@ static bool put_events(const struct ibx_cuda *cuda, uint64_t client, const void 
     size_t count = 0;
     struct handle **streams = ibx_handles_hold_streams(0, context, &count);
     m->events = streams ? calloc(count + 1, sizeof(*m->events)) : NULL;
-    m->resets = ibx_copies_resets();
+    m->resets = ibx_back_end_resets();
     m->context = context;
     m->left = ibx_left_work_so_far();
     sort_out_kept(cuda, m);
@@ -232,7 +232,7 @@ static bool look(const struct ibx_cuda *cuda, struct moment *m, bool gives_up)
 {
     if (!ibx_clients_give_begin())
         return false;
-    if (m->resets != ibx_copies_resets())
+    if (m->resets != ibx_back_end_resets())
         m->count = 0;
     while (m->count &&
            (gives_up || cuda->event_query(m->events[m->count - 1].event) != IBX_CUDA_NOT_READY))
@@ -254,32 +254,32 @@ static enum ibx_work give_up(const struct ibx_cuda *cuda, struct moment *m, uint
 
 /* `earlier`: whether kept events may be of it; then, whether some were, behind which there may be
  * more. */
-static enum ibx_work wait_once(struct copies *x, uint64_t client, const void *context, unsigned ms,
-                               uint64_t *whose, bool *earlier)
+static enum ibx_work wait_once(struct gpu_session *x, uint64_t client, const void *context,
+                               unsigned ms, uint64_t *whose, bool *earlier)
 {
     struct moment m;
     uint64_t ns = 0, deadline = ibx_deadline_in_ms(ms);
     bool over = false;
     *whose = client;
     while (!begin(x->cuda, client, context, !*earlier, &m)) {
-        if (ibx_copies_broken() || ibx_now_ns() >= deadline)
-            return ibx_copies_broken() ? IBX_WORK_LOST : IBX_WORK_OWN;
+        if (ibx_context_broken() || ibx_now_ns() >= deadline)
+            return ibx_context_broken() ? IBX_WORK_LOST : IBX_WORK_OWN;
         ibx_nap(&ns);
     }
     deadline = ibx_deadline_in_ms(ms);
     for (ns = 0; !(over = look(x->cuda, &m, false)) && ibx_now_ns() < deadline; ibx_nap(&ns))
-        if (ibx_copies_broken())
+        if (ibx_context_broken())
             break;
     enum ibx_work work = over ? IBX_WORK_OVER : IBX_WORK_LOST;
-    if (!over && !ibx_copies_broken())
+    if (!over && !ibx_context_broken())
         work = give_up(x->cuda, &m, whose);
     free(m.events);
     *earlier = m.earlier;
-    return ibx_copies_broken() ? IBX_WORK_LOST : work;
+    return ibx_context_broken() ? IBX_WORK_LOST : work;
 }
 
-enum ibx_work ibx_work_wait(struct copies *x, uint64_t client, const void *context, unsigned ms,
-                            uint64_t *whose)
+enum ibx_work ibx_work_wait(struct gpu_session *x, uint64_t client, const void *context,
+                            unsigned ms, uint64_t *whose)
 {
     bool earlier = true;
     const enum ibx_work work = wait_once(x, client, context, ms, whose, &earlier);
@@ -292,11 +292,11 @@ enum ibx_work ibx_work_wait(struct copies *x, uint64_t client, const void *conte
 /* ----------------------------------------------------------------- before something is given back
  */
 
-enum ibx_work ibx_own_work_settle(struct copies *x, unsigned ms, uint64_t *whose)
+enum ibx_work ibx_own_work_settle(struct gpu_session *x, unsigned ms, uint64_t *whose)
 {
     void *context = NULL;
-    if (!ibx_clients_several(x) || !ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) ||
-        !context)
+    if (!ibx_clients_several(x) || !ibx_back_end_have_cuda(x) ||
+        x->cuda->ctx_get_current(&context) || !context)
         return IBX_WORK_OVER;
     const int mode = ibx_cuda_capture_relax(x->cuda);
     const enum ibx_work work = ibx_work_wait(x, IBX_CLIENT_NONE, context, ms, whose);
@@ -304,7 +304,7 @@ enum ibx_work ibx_own_work_settle(struct copies *x, unsigned ms, uint64_t *whose
     return work == IBX_WORK_OWN && *whose == IBX_CLIENT_NONE ? IBX_WORK_OVER : work;
 }
 
-static void tell(struct copies *x, uint64_t whose)
+static void tell(struct gpu_session *x, uint64_t whose)
 {
     struct ibx_client_name name = {"the default stream, which all clients share,"},
                            own = {"a client"};
@@ -320,7 +320,7 @@ static void tell(struct copies *x, uint64_t whose)
 
 /* What is waited for is there at one moment; others may always have some that is newer. So each
  * moment gets twice as long as the one before. */
-void ibx_own_work_settle_all(struct copies *x)
+void ibx_own_work_settle_all(struct gpu_session *x)
 {
     uint64_t whose, waited = 0;
     for (unsigned ms = SETTLE_MS;; ms = ms < SETTLE_MOST_MS ? 2 * ms : ms) {

@@ -60,7 +60,7 @@ static const struct {
 /* Functions of libraries have handlers as well: what they make counts as what requests of our own
  * make, and these may be ended by either. Nearly all requests are the runtime's, whose names begin
  * otherwise than those of libraries. */
-static void find_library_use(struct copies *x, const char *name)
+static void find_library_use(struct gpu_session *x, const char *name)
 {
     unsigned made;
     if (!strncmp(name, "cuda", 4))
@@ -78,7 +78,7 @@ static void find_library_use(struct copies *x, const char *name)
     }
 }
 
-void ibx_made_read(struct copies *x, const char *name)
+void ibx_made_read(struct gpu_session *x, const char *name)
 {
     x->handler.made = MADE_UNUSED;
     for (size_t i = 0; i < sizeof(makers) / sizeof(makers[0]); i++) {
@@ -92,7 +92,7 @@ void ibx_made_read(struct copies *x, const char *name)
     find_library_use(x, name);
 }
 
-bool ibx_made_room(const struct copies *x)
+bool ibx_made_room(const struct gpu_session *x)
 {
     const bool graph = x->handler.makes_graph && x->handler.captures != CAPTURES_ENDED;
     const bool makes = x->handler.made == MADE_MAKES;
@@ -108,7 +108,7 @@ bool ibx_made_room(const struct copies *x)
 }
 
 /* Behind the call its place may be another one's. */
-void ibx_made_run(struct copies *x)
+void ibx_made_run(struct gpu_session *x)
 {
     struct ibx_reader r = ibx_reader_of(x->requests.first, sizeof(x->requests.first));
     if (x->handler.made == MADE_MAKES && x->handler.made_kind == IBX_HANDLE_MEMORY)
@@ -133,7 +133,7 @@ static uint64_t made_plan(const uint8_t *payload, size_t n)
     return n == 4 || n == 12 ? ibx_get_u32(&r) : 0;
 }
 
-static uint64_t made_by(const struct copies *x)
+static uint64_t made_by(const struct gpu_session *x)
 {
     const struct ibx_reply_watch *r = &x->replies;
     if (x->handler.made != MADE_MAKES || r->exit_code || r->last_size > sizeof(r->last))
@@ -143,7 +143,7 @@ static uint64_t made_by(const struct copies *x)
                : ibx_naming_allocated(r->last, r->last_size);
 }
 
-static bool note_made(struct copies *x, uint64_t made)
+static bool note_made(struct gpu_session *x, uint64_t made)
 {
     uint64_t base = made;
     size_t n = 0;
@@ -151,7 +151,8 @@ static bool note_made(struct copies *x, uint64_t made)
         return ibx_handles_add_of_handler(x, x->handler.made_kind, made);
     if (x->handler.made_kind != IBX_HANDLE_MEMORY)
         return ibx_handles_add(x, x->handler.made_kind, made);
-    if (!ibx_copies_have_cuda(x) || x->cuda->mem_get_address_range(&base, &n, made) || base != made)
+    if (!ibx_back_end_have_cuda(x) || x->cuda->mem_get_address_range(&base, &n, made) ||
+        base != made)
         n = 0;
     const bool added = ibx_memory_add(x, made, n, false);
     ibx_memory_make_end(x);
@@ -160,7 +161,7 @@ static bool note_made(struct copies *x, uint64_t made)
     return added;
 }
 
-void ibx_made_answered(struct copies *x)
+void ibx_made_answered(struct gpu_session *x)
 {
     const uint64_t made = made_by(x);
     const bool seen = made && note_made(x, made);
@@ -178,7 +179,8 @@ void ibx_made_answered(struct copies *x)
 /* Beside work of others that does not end: what CUDA would wait for that with is given back another
  * way, or later. How many are left, the first ones of the list then. `over`: no work of the
  * client's own uses them; that of others may use what was open to them. */
-static size_t give_back_beside(struct copies *x, struct ibx_taken *taken, size_t count, bool over)
+static size_t give_back_beside(struct gpu_session *x, struct ibx_taken *taken, size_t count,
+                               bool over)
 {
     size_t left = 0;
     void *stream = over ? ibx_own_stream_begin() : NULL;
@@ -199,7 +201,7 @@ static size_t give_back_beside(struct copies *x, struct ibx_taken *taken, size_t
 }
 
 /* `over`: no work of the client's own is under way. */
-static void give_back_all(struct copies *x, bool over)
+static void give_back_all(struct gpu_session *x, bool over)
 {
     int (*forget)(void) = NULL;
     struct ibx_taken *taken = NULL;
@@ -215,7 +217,7 @@ static void give_back_all(struct copies *x, bool over)
     if (plainly)
         ibx_frees_end();
     free(taken);
-    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
+    *(void **)&forget = ibx_back_end_runtime("cudaGetLastError");
     if (forget)
         forget(); /* of what was given back unseen */
 }
@@ -224,7 +226,7 @@ static void give_back_all(struct copies *x, bool over)
 static int wait_for_device(void)
 {
     int (*wait)(void) = NULL;
-    *(void **)&wait = ibx_copies_runtime("cudaDeviceSynchronize");
+    *(void **)&wait = ibx_back_end_runtime("cudaDeviceSynchronize");
     if (!wait || !ibx_captures_wait_try())
         return 0;
     const int rc = wait();
@@ -232,20 +234,20 @@ static int wait_for_device(void)
     return rc;
 }
 
-bool ibx_own_reset(struct copies *x, int *code)
+bool ibx_own_reset(struct gpu_session *x, int *code)
 {
-    x->handler.may_reset = ibx_clients_reset(x, ibx_copies_broken());
+    x->handler.may_reset = ibx_clients_reset(x, ibx_context_broken());
     if (x->handler.may_reset)
         return false;
     *code = 0;
-    if (!ibx_copies_begin_context(x)) /* nothing of it can be found */
+    if (!ibx_back_end_begin_context(x)) /* nothing of it can be found */
         return true;
     ibx_captures_end(x);
     const bool over = ibx_own_work_wait(x);
     const int rc = over ? 0 : wait_for_device();
     if (rc)
-        ibx_copies_note_error(x, rc);
-    x->handler.may_reset = rc && ibx_clients_reset(x, ibx_copies_broken());
+        ibx_context_note_error(x, rc);
+    x->handler.may_reset = rc && ibx_clients_reset(x, ibx_context_broken());
     if (x->handler.may_reset) /* nothing of the context's can be saved */
         return false;
     ibx_gpu_registrations_drop(&x->registrations, 0);
@@ -253,12 +255,12 @@ bool ibx_own_reset(struct copies *x, int *code)
     return true;
 }
 
-void ibx_own_reset_guard(struct copies *x, bool asked, uint8_t *bytes, size_t n)
+void ibx_own_reset_guard(struct gpu_session *x, bool asked, uint8_t *bytes, size_t n)
 {
     static const char *const names[] = {"cudaDeviceReset", "cudaThreadExit"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         uint8_t *last = ibx_request_ends_name(&x->requests, bytes, n, names[i]);
-        if (last && (asked ? !x->handler.may_reset : !ibx_clients_reset(x, ibx_copies_broken())))
+        if (last && (asked ? !x->handler.may_reset : !ibx_clients_reset(x, ibx_context_broken())))
             *last = '?';
     }
 }

@@ -7,17 +7,17 @@ static void *make_stream(unsigned flags)
 {
     int (*make)(void **stream, unsigned flags) = NULL;
     void *stream = NULL;
-    *(void **)&make = ibx_copies_runtime("cudaStreamCreateWithFlags");
+    *(void **)&make = ibx_back_end_runtime("cudaStreamCreateWithFlags");
     if (make && !make(&stream, flags))
         return stream;
-    ibx_copies_forget_error();
+    ibx_back_end_forget_error();
     return NULL;
 }
 
 static void destroy_stream(void *stream)
 {
     int (*destroy)(void *of) = NULL;
-    *(void **)&destroy = ibx_copies_runtime("cudaStreamDestroy");
+    *(void **)&destroy = ibx_back_end_runtime("cudaStreamDestroy");
     if (destroy)
         destroy(stream);
 }

@@ -61,7 +61,7 @@ static bool put_behind_legacy(const struct ibx_cuda *cuda, bool quiet, struct ow
 }
 
 /* The thread's own stream: to wait for it would end a capture there. */
-static bool is_captured(const struct copies *x)
+static bool is_captured(const struct gpu_session *x)
 {
     int capturing = 0;
     return x->thread_stream &&
@@ -74,7 +74,7 @@ static bool find_own(const struct ibx_cuda *cuda, uint64_t client, const void *c
     size_t count = 0;
     struct handle **streams = ibx_handles_hold_streams(client, context, &count);
     *own = (struct own){.events = streams ? calloc(count + 1, sizeof(void *)) : NULL,
-                        .resets = ibx_copies_resets()};
+                        .resets = ibx_back_end_resets()};
     const bool quiet = ibx_captures_wait_try();
     const bool found = own->events && put_events(cuda, streams, count, quiet, own) &&
                        put_behind_legacy(cuda, quiet, own);
@@ -87,13 +87,13 @@ static bool find_own(const struct ibx_cuda *cuda, uint64_t client, const void *c
 
 static void forget_own(const struct ibx_cuda *cuda, struct own *own)
 {
-    while (own->count && own->resets == ibx_copies_resets())
+    while (own->count && own->resets == ibx_back_end_resets())
         cuda->event_destroy(own->events[--own->count]);
     free(own->events);
 }
 
 /* False: CUDA fails. */
-static bool wait_for_own(struct copies *x, uint64_t client, const struct own *own)
+static bool wait_for_own(struct gpu_session *x, uint64_t client, const struct own *own)
 {
     uint64_t ns = 0;
     int rc = 0;
@@ -107,12 +107,12 @@ static bool wait_for_own(struct copies *x, uint64_t client, const struct own *ow
 }
 
 /* Where a session of its own resets the context meanwhile, it is that one's turn. */
-bool ibx_own_work_wait(struct copies *x)
+bool ibx_own_work_wait(struct gpu_session *x)
 {
     struct own own = {.events = NULL};
     void *context = NULL;
     if (!ibx_clients_several(x) || !ibx_clients_find_work(x) || ibx_named_any_unseen() ||
-        !ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context ||
+        !ibx_back_end_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context ||
         !ibx_clients_give_begin())
         return false;
     const uint64_t client = ibx_clients_number(x);
@@ -129,7 +129,7 @@ bool ibx_own_work_wait(struct copies *x)
 /* ---------------------------------------------------------------------------- all work */
 
 /* Whether that of others may be under way, in the context. */
-static bool others_work(struct copies *x, uint64_t client, const void *context)
+static bool others_work(struct gpu_session *x, uint64_t client, const void *context)
 {
     size_t count = 0, i = 0;
     if (ibx_clients_use_thread_streams(x) || !ibx_captures_wait_try())
@@ -149,7 +149,7 @@ static bool others_work(struct copies *x, uint64_t client, const void *context)
 
 /* Its own is over. False: it goes by cudaFree, as long as nobody else works, or if CUDA has no
  * other way. */
-static bool free_beside(struct copies *x, uint64_t memory, const void *context)
+static bool free_beside(struct gpu_session *x, uint64_t memory, const void *context)
 {
     if (!ibx_own_work_wait(x) || !others_work(x, ibx_clients_number(x), context))
         return false;
@@ -163,12 +163,12 @@ static bool free_beside(struct copies *x, uint64_t memory, const void *context)
     return freed;
 }
 
-bool ibx_own_work_free(struct copies *x, uint64_t memory)
+bool ibx_own_work_free(struct gpu_session *x, uint64_t memory)
 {
     const void *context = NULL;
     void *popped = NULL;
-    if (!ibx_clients_several(x) || !ibx_copies_have_cuda(x) ||
-        !ibx_copies_runtime("cudaFreeAsync") || ibx_virtual_holds(memory) ||
+    if (!ibx_clients_several(x) || !ibx_back_end_have_cuda(x) ||
+        !ibx_back_end_runtime("cudaFreeAsync") || ibx_virtual_holds(memory) ||
         !ibx_handles_is_own(x, IBX_HANDLE_MEMORY, memory, &context) || !context ||
         x->cuda->ctx_push_current((void *)(uintptr_t)context))
         return false;
@@ -178,7 +178,7 @@ bool ibx_own_work_free(struct copies *x, uint64_t memory)
 }
 
 /* What uses it may be unknown: CUDA waits for that, too, as it gives it back. */
-bool ibx_own_work_leave(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_own_work_leave(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     struct ibx_taken taken = {.kind = kind, .value = value, .owned = ibx_owners_number(value)};
     uint64_t whose;
@@ -195,7 +195,7 @@ bool ibx_own_work_leave(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     return true;
 }
 
-void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n)
+void ibx_own_unload_guard(struct gpu_session *x, uint8_t *bytes, size_t n)
 {
     uint8_t *last = ibx_request_ends_name(&x->requests, bytes, n, "cudaUnregisterFatBinary");
     uint64_t whose;
@@ -206,6 +206,6 @@ void ibx_own_unload_guard(struct copies *x, uint8_t *bytes, size_t n)
     x->keeps_kernels = work != IBX_WORK_OVER && work != IBX_WORK_LOST;
     if (!x->keeps_kernels)
         return;
-    ibx_functions_share(ibx_copies_user(x), 0);
+    ibx_functions_share(ibx_functions_user_of(x), 0);
     *last = '?';
 }

@@ -15,22 +15,23 @@ static bool is_readable(uint64_t address)
     return at && !(syscall(SYS_rt_sigprocmask, NO_SUCH_CHANGE, at, NULL, 8) && errno == EFAULT);
 }
 
-static bool is_of_device(struct copies *x, uint64_t address)
+static bool is_of_device(struct gpu_session *x, uint64_t address)
 {
     static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED};
     unsigned type = 0, managed = 0;
     void *values[] = {&type, &managed};
-    return ibx_copies_have_cuda(x) && !x->cuda->pointer_get_attributes(2, names, values, address) &&
+    return ibx_back_end_have_cuda(x) &&
+           !x->cuda->pointer_get_attributes(2, names, values, address) &&
            (type == IBX_CUDA_MEMORY_DEVICE || managed);
 }
 
 /* What a kernel of the device's may have in use is not touched: CUDA is asked first. */
-static bool is_own(struct copies *x, uint64_t address)
+static bool is_own(struct gpu_session *x, uint64_t address)
 {
     return !is_of_device(x, address) && !ibx_host_maps_hold(x, address, 1) && is_readable(address);
 }
 
-bool ibx_copies_is_own(struct copies *x, uint64_t address, uint64_t n)
+bool ibx_process_memory_is_own(struct gpu_session *x, uint64_t address, uint64_t n)
 {
     const uint64_t last = n ? address + (n - 1) : address;
     if (last < address)

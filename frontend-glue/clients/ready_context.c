@@ -135,7 +135,7 @@ static void *run(void *nothing)
     return NULL;
 }
 
-void ibx_ready_context_make(const struct copies *x)
+void ibx_ready_context_make(const struct gpu_session *x)
 {
     pthread_t thread;
     sigset_t all, before;

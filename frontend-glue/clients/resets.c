@@ -13,7 +13,7 @@
 #define INVALID_CONTEXT 201
 
 /* The primary context of the calling thread's device, which its runtime resets. */
-static void find_primary(struct copies *x, const struct ibx_cuda *cuda)
+static void find_primary(struct gpu_session *x, const struct ibx_cuda *cuda)
 {
     int device = x->requests.device, active = 0;
     unsigned flags;
@@ -28,7 +28,7 @@ static void find_primary(struct copies *x, const struct ibx_cuda *cuda)
         cuda->device_primary_ctx_release(device);
 }
 
-void ibx_copies_lose_context(struct copies *x)
+void ibx_context_lose(struct gpu_session *x)
 {
     bool named = x->requests.names_context;
     x->handler.taken_context = named ? (void *)(uintptr_t)x->requests.context : NULL;
@@ -38,7 +38,7 @@ void ibx_copies_lose_context(struct copies *x)
         return;
     if (!named)
         find_primary(x, cuda);
-    ibx_copies_handle_resets(x);
+    ibx_back_end_handle_resets(x);
     if (x->staging)
         ibx_staging_drop_events(x->staging);
     ibx_client_pins_drop_fences(&x->pins, cuda);
@@ -58,11 +58,11 @@ static void forget(const void *context)
 }
 
 /* The context may be gone although the answer is an error: that of earlier work. */
-void ibx_copies_lost_context(struct copies *x, int exit_code)
+void ibx_context_lost(struct gpu_session *x, int exit_code)
 {
     bool refused =
         exit_code == INVALID_VALUE || exit_code == NOT_INITIALIZED || exit_code == INVALID_CONTEXT;
     if (!x->handler.takes_context || exit_code == UNKNOWN || (refused && x->requests.names_context))
         return;
-    ibx_copies_note_reset(x->handler.taken_context, forget);
+    ibx_back_end_note_reset(x->handler.taken_context, forget);
 }

@@ -123,7 +123,7 @@ static struct ibx_mapped_properties of_device(int device)
                                           .at = {IBX_MAPPED_OF_DEVICE, device}};
 }
 
-int ibx_virtual_granularity(const struct copies *x, int device, int option, size_t *n)
+int ibx_virtual_granularity(const struct gpu_session *x, int device, int option, size_t *n)
 {
     const struct ibx_mapped_properties properties = of_device(device);
     int supported = 0;
@@ -140,7 +140,7 @@ static struct addresses *around(uint64_t at)
 }
 
 /* Locked. Those that hold all of n bytes, and are the client's; NULL: there are none. */
-static struct addresses *own(struct copies *x, uint64_t at, uint64_t n)
+static struct addresses *own(struct gpu_session *x, uint64_t at, uint64_t n)
 {
     struct addresses *a = n ? around(at) : NULL;
     return a && n <= a->n - (at - a->range.begin) && a->tenant == x->isolation.tenant &&
@@ -220,7 +220,7 @@ static void give_back(struct addresses *a)
 }
 
 /* Locked. CUDA's result. */
-static int reserve_there(struct copies *x, struct addresses *a, size_t alignment)
+static int reserve_there(struct gpu_session *x, struct addresses *a, size_t alignment)
 {
     void *context = NULL;
     int rc = x->cuda->ctx_get_current(&context);
@@ -237,7 +237,7 @@ static int reserve_there(struct copies *x, struct addresses *a, size_t alignment
 }
 
 /* Locked. NULL: the tenant has too many, or there is no memory. */
-static struct addresses *reserve_some(struct copies *x, size_t n, size_t alignment, int *rc)
+static struct addresses *reserve_some(struct gpu_session *x, size_t n, size_t alignment, int *rc)
 {
     struct addresses *a = malloc(sizeof(*a));
     *rc = CUDA_MEMORY_ALLOCATION;
@@ -254,7 +254,7 @@ static struct addresses *reserve_some(struct copies *x, size_t n, size_t alignme
     return NULL;
 }
 
-int ibx_virtual_reserve(struct copies *x, size_t n, size_t alignment, uint64_t *begin,
+int ibx_virtual_reserve(struct gpu_session *x, size_t n, size_t alignment, uint64_t *begin,
                         const void **context)
 {
     int rc;
@@ -274,7 +274,7 @@ static bool is_empty(const struct addresses *a, uint64_t begin, uint64_t n)
     return a->range.begin == begin && a->n == n && !a->mappings;
 }
 
-bool ibx_virtual_is_empty(struct copies *x, uint64_t begin, uint64_t n)
+bool ibx_virtual_is_empty(struct gpu_session *x, uint64_t begin, uint64_t n)
 {
     const int mode = enter();
     const struct addresses *a = own(x, begin, n);
@@ -325,7 +325,7 @@ void ibx_virtual_end_memory(uint64_t number)
 }
 
 /* At addresses that nobody knows, in the current context. */
-static int clear_here(struct copies *x, const struct memory *m, int device)
+static int clear_here(struct gpu_session *x, const struct memory *m, int device)
 {
     const struct ibx_mapped_access access = {{IBX_MAPPED_OF_DEVICE, device}, READ_WRITE};
     uint64_t at = 0;
@@ -344,7 +344,7 @@ static int clear_here(struct copies *x, const struct memory *m, int device)
 }
 
 /* Other devices need not reach it. */
-static int clear(struct copies *x, const struct memory *m, int device)
+static int clear(struct gpu_session *x, const struct memory *m, int device)
 {
     void *context = NULL, *popped = NULL;
     int rc = x->cuda->device_primary_ctx_retain
@@ -362,7 +362,7 @@ static int clear(struct copies *x, const struct memory *m, int device)
 }
 
 /* Counts as what cudaMalloc makes. */
-static bool count(struct copies *x, struct memory *m)
+static bool count(struct gpu_session *x, struct memory *m)
 {
     struct ibx_quota *bytes = ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE);
     if (!ibx_quota_take(entries_of(m->tenant), 1))
@@ -384,7 +384,7 @@ static void count_no_more(const struct memory *m)
 }
 
 /* CUDA's, and cleared. */
-static int make(struct copies *x, struct memory *m, int device)
+static int make(struct gpu_session *x, struct memory *m, int device)
 {
     const struct ibx_mapped_properties properties = of_device(device);
     void *context = NULL;
@@ -424,7 +424,7 @@ static bool enter_memory(struct memory *m)
     return entered;
 }
 
-int ibx_virtual_create(struct copies *x, size_t n, int device, uint64_t *number)
+int ibx_virtual_create(struct gpu_session *x, size_t n, int device, uint64_t *number)
 {
     struct memory *m = malloc(sizeof(*m));
     if (m)
@@ -502,7 +502,7 @@ static int map_there(struct addresses *a, uint64_t at, struct memory *of)
     return rc;
 }
 
-int ibx_virtual_map(struct copies *x, uint64_t at, uint64_t n, uint64_t number)
+int ibx_virtual_map(struct gpu_session *x, uint64_t at, uint64_t n, uint64_t number)
 {
     const int mode = enter();
     struct memory *of = find(number);
@@ -525,7 +525,7 @@ static void drop(struct addresses *a, struct mapping *m)
     free(m);
 }
 
-int ibx_virtual_unmap(struct copies *x, uint64_t at, uint64_t n)
+int ibx_virtual_unmap(struct gpu_session *x, uint64_t at, uint64_t n)
 {
     const int mode = enter();
     struct addresses *a = own(x, at, n);
@@ -536,7 +536,8 @@ int ibx_virtual_unmap(struct copies *x, uint64_t at, uint64_t n)
     return rc;
 }
 
-int ibx_virtual_set_access(struct copies *x, uint64_t at, uint64_t n, int device, unsigned flags)
+int ibx_virtual_set_access(struct gpu_session *x, uint64_t at, uint64_t n, int device,
+                           unsigned flags)
 {
     const struct ibx_mapped_access access = {{IBX_MAPPED_OF_DEVICE, device}, flags};
     const int mode = enter();
@@ -547,7 +548,8 @@ int ibx_virtual_set_access(struct copies *x, uint64_t at, uint64_t n, int device
     return rc;
 }
 
-int ibx_virtual_get_access(struct copies *x, uint64_t at, int device, unsigned long long *flags)
+int ibx_virtual_get_access(struct gpu_session *x, uint64_t at, int device,
+                           unsigned long long *flags)
 {
     const struct ibx_mapped_location location = {IBX_MAPPED_OF_DEVICE, device};
     const int mode = enter();
@@ -583,7 +585,7 @@ bool ibx_virtual_end_addresses(uint64_t begin)
     return is;
 }
 
-bool ibx_virtual_free(struct copies *x, uint64_t begin, uint64_t n)
+bool ibx_virtual_free(struct gpu_session *x, uint64_t begin, uint64_t n)
 {
     const int mode = enter();
     struct addresses *a = own(x, begin, n);

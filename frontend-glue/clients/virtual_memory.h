@@ -10,27 +10,29 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct copies;
+struct gpu_session;
 
 /* Whether the driver has all that the next ones need, before they are called. In the thread's
  * context. */
 bool ibx_virtual_is_known(void);
-int ibx_virtual_granularity(const struct copies *x, int device, int option, size_t *n);
+int ibx_virtual_granularity(const struct gpu_session *x, int device, int option, size_t *n);
 /* Addresses of the session's client, in that context. */
-int ibx_virtual_reserve(struct copies *x, size_t n, size_t alignment, uint64_t *begin,
+int ibx_virtual_reserve(struct gpu_session *x, size_t n, size_t alignment, uint64_t *begin,
                         const void **context);
 /* Whether the client has reserved these at once, and nothing is mapped there. */
-bool ibx_virtual_is_empty(struct copies *x, uint64_t begin, uint64_t n);
+bool ibx_virtual_is_empty(struct gpu_session *x, uint64_t begin, uint64_t n);
 /* Gives these back, if that is so still. */
-bool ibx_virtual_free(struct copies *x, uint64_t begin, uint64_t n);
+bool ibx_virtual_free(struct gpu_session *x, uint64_t begin, uint64_t n);
 /* Memory, and the number by which the client knows it: cleared, and counted as the tenant's. */
-int ibx_virtual_create(struct copies *x, size_t n, int device, uint64_t *number);
+int ibx_virtual_create(struct gpu_session *x, size_t n, int device, uint64_t *number);
 /* All of that memory, which the client may name, at addresses of its own; whole mappings, between
  * which there may be nothing where they are unmapped. */
-int ibx_virtual_map(struct copies *x, uint64_t at, uint64_t n, uint64_t number);
-int ibx_virtual_unmap(struct copies *x, uint64_t at, uint64_t n);
-int ibx_virtual_set_access(struct copies *x, uint64_t at, uint64_t n, int device, unsigned flags);
-int ibx_virtual_get_access(struct copies *x, uint64_t at, int device, unsigned long long *flags);
+int ibx_virtual_map(struct gpu_session *x, uint64_t at, uint64_t n, uint64_t number);
+int ibx_virtual_unmap(struct gpu_session *x, uint64_t at, uint64_t n);
+int ibx_virtual_set_access(struct gpu_session *x, uint64_t at, uint64_t n, int device,
+                           unsigned flags);
+int ibx_virtual_get_access(struct gpu_session *x, uint64_t at, int device,
+                           unsigned long long *flags);
 
 /* Whether the address is in addresses that a client has reserved. */
 bool ibx_virtual_holds(uint64_t address);

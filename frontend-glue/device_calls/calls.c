@@ -19,7 +19,8 @@
 #define NOWHERE ((void *)1) /* an address that CUDA refuses */
 
 /* What runs requests of our own. */
-typedef int own_requests(struct copies *x, const struct ibx_request *q, struct ibx_writer *out);
+typedef int own_requests(struct gpu_session *x, const struct ibx_request *q,
+                         struct ibx_writer *out);
 
 /* A call's arguments, and what it answers beside its exit code. */
 struct arguments {
@@ -51,45 +52,45 @@ static void *pointer(struct ibx_reader *r)
     return pointer_to(ibx_get_u64(r));
 }
 
-static int event_record(struct copies *x, struct arguments *a)
+static int event_record(struct gpu_session *x, struct arguments *a)
 {
     (void)x;
     void *event = pointer(&a->in);
     return runtime.event_record(event, pointer(&a->in));
 }
 
-static int stream_wait_event(struct copies *x, struct arguments *a)
+static int stream_wait_event(struct gpu_session *x, struct arguments *a)
 {
     (void)x;
     void *stream = pointer(&a->in), *event = pointer(&a->in);
     return runtime.stream_wait_event(stream, event, ibx_get_u32(&a->in));
 }
 
-static int event_query(struct copies *x, struct arguments *a)
+static int event_query(struct gpu_session *x, struct arguments *a)
 {
     (void)x;
     return runtime.event_query(pointer(&a->in));
 }
 
-static int event_synchronize(struct copies *x, struct arguments *a)
+static int event_synchronize(struct gpu_session *x, struct arguments *a)
 {
     (void)x;
     return runtime.event_synchronize(pointer(&a->in));
 }
 
-static int stream_query(struct copies *x, struct arguments *a)
+static int stream_query(struct gpu_session *x, struct arguments *a)
 {
     (void)x;
     return runtime.stream_query(pointer(&a->in));
 }
 
-static int stream_synchronize(struct copies *x, struct arguments *a)
+static int stream_synchronize(struct gpu_session *x, struct arguments *a)
 {
     (void)x;
     return runtime.stream_synchronize(pointer(&a->in));
 }
 
-static int device_synchronize(struct copies *x, struct arguments *a)
+static int device_synchronize(struct gpu_session *x, struct arguments *a)
 {
     (void)a;
     if (ibx_own_work_wait(x))
@@ -101,7 +102,7 @@ static int device_synchronize(struct copies *x, struct arguments *a)
 }
 
 /* One that nobody here has seen, or is another tenant's, is left to GVirtuS's handler. */
-static int graph_launch(struct copies *x, struct arguments *a)
+static int graph_launch(struct gpu_session *x, struct arguments *a)
 {
     void *graph = pointer(&a->in);
     if (!ibx_handles_know(x, IBX_HANDLE_EXEC, (uintptr_t)graph))
@@ -114,7 +115,7 @@ static int graph_launch(struct copies *x, struct arguments *a)
     return rc;
 }
 
-static int set_memory(struct copies *x, struct arguments *a)
+static int set_memory(struct gpu_session *x, struct arguments *a)
 {
     void *address = pointer(&a->in);
     const int value = (int)ibx_get_u32(&a->in);
@@ -126,19 +127,19 @@ static int set_memory(struct copies *x, struct arguments *a)
 
 /* What tenants allocate and free is noted on GVirtuS's way, where they are kept apart or limited.
  */
-static bool is_noted(const struct copies *x)
+static bool is_noted(const struct gpu_session *x)
 {
     return x->isolation.on || x->isolation.limited;
 }
 
-static void free_again(struct copies *x, void *address)
+static void free_again(struct gpu_session *x, void *address)
 {
     uint64_t number;
     if (ibx_memory_free_begin(x, (uintptr_t)address, &number))
         ibx_memory_free_end((uintptr_t)address, number, !runtime.free(address));
 }
 
-static int allocate_noted(struct copies *x, void **address, uint64_t n)
+static int allocate_noted(struct gpu_session *x, void **address, uint64_t n)
 {
     ibx_memory_make_begin(x);
     const int rc = runtime.malloc(address, n);
@@ -152,7 +153,7 @@ static int allocate_noted(struct copies *x, void **address, uint64_t n)
     return CUDA_MEMORY_ALLOCATION;
 }
 
-static int allocate(struct copies *x, struct arguments *a)
+static int allocate(struct gpu_session *x, struct arguments *a)
 {
     void *address = NULL;
     if (is_noted(x) || !x->allocates_plainly)
@@ -160,7 +161,7 @@ static int allocate(struct copies *x, struct arguments *a)
     const uint64_t n = ibx_get_u64(&a->in);
     int rc = allocate_noted(x, &address, n);
     while (rc == CUDA_MEMORY_ALLOCATION && ibx_client_ends_wait()) {
-        ibx_copies_forget_error();
+        ibx_back_end_forget_error();
         rc = allocate_noted(x, &address, n);
     }
     struct ibx_writer w = ibx_writer_of(a->out, sizeof(a->out));
@@ -169,7 +170,7 @@ static int allocate(struct copies *x, struct arguments *a)
     return rc;
 }
 
-static int free_noted(struct copies *x, void *address)
+static int free_noted(struct gpu_session *x, void *address)
 {
     if (ibx_own_work_free(x, (uintptr_t)address))
         return 0;
@@ -183,7 +184,7 @@ static int free_noted(struct copies *x, void *address)
     return rc;
 }
 
-static int free_held(struct copies *x, void *address)
+static int free_held(struct gpu_session *x, void *address)
 {
     uint64_t number;
     ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
@@ -197,7 +198,7 @@ static int free_held(struct copies *x, void *address)
     return rc;
 }
 
-static int give_back(struct copies *x, struct arguments *a)
+static int give_back(struct gpu_session *x, struct arguments *a)
 {
     void *address = pointer(&a->in);
     ibx_held_by_free(x, (uintptr_t)address);
@@ -212,13 +213,13 @@ static int give_back(struct copies *x, struct arguments *a)
 
 /* All clients have one context on a device. What another one has enabled this one may enable, too.
  */
-static int enable_peer(struct copies *x, struct arguments *a)
+static int enable_peer(struct gpu_session *x, struct arguments *a)
 {
     int (*peek_error)(void) = NULL, (*get_error)(void) = NULL;
     (void)x;
     const int peer = (int)ibx_get_u32(&a->in);
-    *(void **)&peek_error = ibx_copies_runtime("cudaPeekAtLastError");
-    *(void **)&get_error = ibx_copies_runtime("cudaGetLastError");
+    *(void **)&peek_error = ibx_back_end_runtime("cudaPeekAtLastError");
+    *(void **)&get_error = ibx_back_end_runtime("cudaGetLastError");
     if (!peek_error || !get_error || peek_error()) /* that one would be lost */
         return PASSES;
     const int rc = runtime.enable_peer(peer, ibx_get_u32(&a->in));
@@ -229,12 +230,12 @@ static int enable_peer(struct copies *x, struct arguments *a)
 }
 
 /* Others may have enabled it as well: it stays, but that of a device that there is not. */
-static int disable_peer(struct copies *x, struct arguments *a)
+static int disable_peer(struct gpu_session *x, struct arguments *a)
 {
     int (*can_reach)(int *can, int device, int peer) = NULL;
     int can = 0;
     const int peer = (int)ibx_get_u32(&a->in);
-    *(void **)&can_reach = ibx_copies_runtime("cudaDeviceCanAccessPeer");
+    *(void **)&can_reach = ibx_back_end_runtime("cudaDeviceCanAccessPeer");
     const bool known = can_reach && peer >= 0 && peer != x->device;
     return known && !can_reach(&can, x->device, peer) && can ? 0 : runtime.disable_peer(peer);
 }
@@ -242,7 +243,7 @@ static int disable_peer(struct copies *x, struct arguments *a)
 static const struct handler {
     const char *name; /* on the wire, and in the runtime */
     void *at;
-    int (*run)(struct copies *x, struct arguments *a);
+    int (*run)(struct gpu_session *x, struct arguments *a);
     size_t length; /* of the body */
     int event_at;  /* in the body; -1: it names none */
 } handlers[] = {
@@ -269,7 +270,7 @@ static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool loaded;
 
 /* The runtime is there at the latest when a session has made a call that was GVirtuS's. */
-static bool load(struct copies *x)
+static bool load(struct gpu_session *x)
 {
     if (atomic_load_explicit(&loaded, memory_order_acquire))
         return true;
@@ -277,9 +278,9 @@ static bool load(struct copies *x)
         return false;
     x->tried_runtime = true;
     pthread_mutex_lock(&loading);
-    const bool there = ibx_copies_runtime("cudaGetLastError");
+    const bool there = ibx_back_end_runtime("cudaGetLastError");
     for (size_t i = 0; i < HANDLERS && there && !atomic_load(&loaded); i++) {
-        void *function = ibx_copies_runtime(handlers[i].name);
+        void *function = ibx_back_end_runtime(handlers[i].name);
         memcpy(handlers[i].at, &function, sizeof(function));
         if (function)
             known[i] = ibx_call_find(handlers[i].name, strlen(handlers[i].name) + 1);
@@ -305,27 +306,27 @@ static int no_function(void)
 {
     int (*attributes_of)(void *attributes, const void *function) = NULL;
     _Alignas(8) uint8_t attributes[ATTRIBUTES_BYTES];
-    *(void **)&attributes_of = ibx_copies_runtime("cudaFuncGetAttributes");
+    *(void **)&attributes_of = ibx_back_end_runtime("cudaFuncGetAttributes");
     const int rc = attributes_of ? attributes_of(attributes, NULL) : 0;
     return rc ? rc : INVALID_FUNCTION;
 }
 
 /* A launch into another stream than the captured one may end the capture when it fails, and would
  * fail in another way when it is tried again. */
-static int launch(struct copies *x, const struct ibx_request *q)
+static int launch(struct gpu_session *x, const struct ibx_request *q)
 {
-    const bool tried = !ibx_copies_captures();
-    if (tried && !ibx_copies_launch(x, q->body, (size_t)q->length))
+    const bool tried = !ibx_captures_any();
+    if (tried && !ibx_device_launch(x, q->body, (size_t)q->length))
         return 0;
-    const int code = ibx_copies_launch_check(x, q->body, (size_t)q->length);
-    const int made = code ? -1 : ibx_copies_launch_by_runtime(x, q->body, (size_t)q->length, tried);
+    const int code = ibx_device_launch_check(x, q->body, (size_t)q->length);
+    const int made = code ? -1 : ibx_device_launch_by_runtime(x, q->body, (size_t)q->length, tried);
     if (made >= 0)
         return made;
     x->handler.launch_checked = !code;
     return code == INVALID_FUNCTION ? no_function() : code ? code : PASSES;
 }
 
-static int run_own(struct copies *x, const struct ibx_request *q, struct arguments *a,
+static int run_own(struct gpu_session *x, const struct ibx_request *q, struct arguments *a,
                    own_requests *own)
 {
     struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
@@ -335,30 +336,30 @@ static int run_own(struct copies *x, const struct ibx_request *q, struct argumen
 }
 
 /* What a library adds may come into a graph. */
-static int run_math(struct copies *x, const struct ibx_request *q, struct arguments *a)
+static int run_math(struct gpu_session *x, const struct ibx_request *q, struct arguments *a)
 {
     struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
-    const int status = ibx_copies_math(x, q, &out);
+    const int status = ibx_device_math(x, q, &out);
     a->long_out = out.data != a->out ? out.data : NULL;
     a->out_n = status ? 0 : out.length;
     x->handler.captures = q->called->kind == IBX_CALL_LIBRARY ? CAPTURES_SPARED : CAPTURES_UNUSED;
     return status;
 }
 
-static bool names_event(struct copies *x, const struct ibx_request *q, int at)
+static bool names_event(struct gpu_session *x, const struct ibx_request *q, int at)
 {
     struct ibx_reader r = ibx_reader_of(q->body + at, 8);
     return ibx_named_event(x, ibx_get_u64(&r));
 }
 
 /* As CUDA does for an event that is none. */
-static int refused(struct copies *x)
+static int refused(struct gpu_session *x)
 {
     const int rc = load(x) && runtime.event_query ? runtime.event_query(NULL) : 0;
     return rc ? rc : CUDA_INVALID_HANDLE;
 }
 
-static int run(struct copies *x, const struct ibx_request *q, struct arguments *a,
+static int run(struct gpu_session *x, const struct ibx_request *q, struct arguments *a,
                own_requests *own)
 {
     uint64_t stream = 0; /* cudaMemset's is the legacy one */
@@ -377,7 +378,7 @@ static int run(struct copies *x, const struct ibx_request *q, struct arguments *
     if (q->called->kind == IBX_CALL_LAUNCH)
         return launch(x, q);
     const bool peers = q->called->kind == IBX_CALL_OTHER;
-    if (!(peers ? ibx_copies_begin_context(x) : ibx_copies_able(x)))
+    if (!(peers ? ibx_back_end_begin_context(x) : ibx_back_end_able(x)))
         return PASSES; /* the thread's first call makes a context, which takes long */
     const struct handler *handler = load(x) ? handler_of(q->called, q->length) : NULL;
     if (handler && handler->event_at >= 0 && !names_event(x, q, handler->event_at))
@@ -385,7 +386,7 @@ static int run(struct copies *x, const struct ibx_request *q, struct arguments *
     return handler ? handler->run(x, a) : PASSES;
 }
 
-int ibx_copies_call(struct copies *x, const struct ibx_request *q, own_requests *own)
+int ibx_device_call(struct gpu_session *x, const struct ibx_request *q, own_requests *own)
 {
     const uint64_t began = ibx_now_ns();
     struct arguments a = {.in = ibx_reader_of(q->body, (size_t)q->length)};
@@ -398,7 +399,7 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q, own_requests 
     if (!room)
         return ibx_captures_full(x);
     if (code && !ibx_math_is(q->called->name))
-        ibx_copies_note_error(x, code);
+        ibx_context_note_error(x, code);
     ibx_session_consume(x->s, q);
     const double seconds = (double)(ibx_now_ns() - began) / 1e9;
     ssize_t rc = ibx_session_write(x->s, head,
@@ -430,7 +431,7 @@ static bool may_hide_work(const char *name)
     return !is_cuda || strstr(plain, "Async") || strstr(plain, "Launch");
 }
 
-void ibx_copies_call_read(struct copies *x, const char *name)
+void ibx_device_call_read(struct gpu_session *x, const char *name)
 {
     const enum ibx_call_kind kind = ibx_call_find(name, strlen(name) + 1)->kind;
     x->handler.captures = ibx_captures_use(name, kind);
@@ -450,7 +451,7 @@ void ibx_copies_call_read(struct copies *x, const char *name)
 }
 
 /* One that GVirtuS's handler has answered: requests of our own name it, too. */
-static void note_handle(struct copies *x, enum ibx_handle_kind kind)
+static void note_handle(struct gpu_session *x, enum ibx_handle_kind kind)
 {
     struct ibx_reader r = ibx_reader_of(x->replies.last, 8);
     const uint64_t handle = ibx_get_u64(&r);
@@ -460,11 +461,11 @@ static void note_handle(struct copies *x, enum ibx_handle_kind kind)
         if (kind == IBX_HANDLE_EXEC)
             ibx_handles_made_so(x, handle, x->handler.exec_size);
         else if (!ibx_graph_measure(x, handle) && ibx_handles_remove(x, kind, handle))
-            ibx_copies_undo("cudaGraphDestroy", handle);
+            ibx_back_end_undo("cudaGraphDestroy", handle);
     }
 }
 
-void ibx_copies_call_answered(struct copies *x)
+void ibx_device_call_answered(struct gpu_session *x)
 {
     const int code = x->replies.exit_code;
     if (x->handler.allocates && !code)

@@ -16,17 +16,17 @@
 /* calls.c: an outcome, or as ibx_session_fail() */
 
 /* `own` runs requests of our own: ibx_copies_extra() */
-int ibx_copies_call(struct copies *x, const struct ibx_request *q,
-                    int (*own)(struct copies *x, const struct ibx_request *q,
+int ibx_device_call(struct gpu_session *x, const struct ibx_request *q,
+                    int (*own)(struct gpu_session *x, const struct ibx_request *q,
                                struct ibx_writer *out));
 /* GVirtuS has begun to read a request of that name; and has answered it. */
-void ibx_copies_call_read(struct copies *x, const char *name);
-void ibx_copies_call_answered(struct copies *x);
+void ibx_device_call_read(struct gpu_session *x, const char *name);
+void ibx_device_call_answered(struct gpu_session *x);
 
 /* launch.c */
 
 /* 0; otherwise GVirtuS has to launch it. */
-int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n);
+int ibx_device_launch(struct gpu_session *x, const uint8_t *body, size_t n);
 /* A kernel of a graph, of the body of a launch: adds it behind others, or sets the parameters of
  * one, where `exec` is set in what was made of the graph. What the driver returns. */
 struct ibx_kernel_node {
@@ -34,36 +34,36 @@ struct ibx_kernel_node {
     size_t count;
     void *node, *exec; /* to set them; or what was added */
 };
-int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
+int ibx_device_kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
                            struct ibx_kernel_node *node);
 /* The same with `count` attributes (extra.h), and what CUDA returns. */
-int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
-                         size_t count);
+int ibx_device_launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
+                         const uint8_t *attributes, size_t count);
 /* Before GVirtuS launches it: 0; CUDA's error where there is no such function, or where its handler
  * would read more than the launch brings. */
-int ibx_copies_launch_check(struct copies *x, const uint8_t *body, size_t n);
-/* Behind that, by the runtime, and what it returns; `tried`: behind ibx_copies_launch(), too. -1:
+int ibx_device_launch_check(struct gpu_session *x, const uint8_t *body, size_t n);
+/* Behind that, by the runtime, and what it returns; `tried`: behind ibx_device_launch(), too. -1:
  * GVirtuS has to. */
-int ibx_copies_launch_by_runtime(struct copies *x, const uint8_t *body, size_t n, bool tried);
+int ibx_device_launch_by_runtime(struct gpu_session *x, const uint8_t *body, size_t n, bool tried);
 /* Parameters of a kernel from the first-th on, *count at most, which becomes how many there are.
  * What CUDA returns. */
 struct ibx_parameter {
     size_t at, bytes;
 };
-int ibx_copies_parameters(struct copies *x, uint64_t function, size_t first,
+int ibx_device_parameters(struct gpu_session *x, uint64_t function, size_t first,
                           struct ibx_parameter *parameters, size_t *count);
 /* The arguments of a node of that kernel's, as CUDA says where they are, one behind the other as
  * the kernel has them: to be freed. */
-int ibx_copies_arguments(struct copies *x, uint64_t function, void *const *arguments,
+int ibx_device_arguments(struct gpu_session *x, uint64_t function, void *const *arguments,
                          void *const *extra, uint8_t **bytes, size_t *n);
 /* GVirtuS is about to launch what has come in pieces, or is long, and was not looked at: if its
  * handler would read on from there it is a launch of no function then. */
-void ibx_copies_launch_spare(struct copies *x, uint8_t *body, size_t n);
+void ibx_device_launch_spare(struct gpu_session *x, uint8_t *body, size_t n);
 
 /* math_calls.c */
 
 /* One for a function of cuBLAS and the like: the library's status, or IBX_MATH_ABSENT. */
-int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_writer *out);
+int ibx_device_math(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out);
 /* Of struct ibx_end_hooks: has the library end what is of that type. */
 void ibx_math_end(unsigned type, uint64_t handle);
 

@@ -96,7 +96,7 @@ static void *graph_function(const char *name)
     return found ? found : ibx_cuda_symbol(before);
 }
 
-static bool load(struct copies *x)
+static bool load(struct gpu_session *x)
 {
     if (atomic_load_explicit(&loaded, memory_order_acquire))
         return cuda.launch && cuda.kernel_of;
@@ -105,15 +105,15 @@ static bool load(struct copies *x)
     x->launches.tried = true;
     pthread_mutex_lock(&loading);
     if (!atomic_load(&loaded))
-        *(void **)&cuda.get_error = ibx_copies_runtime("cudaGetLastError");
+        *(void **)&cuda.get_error = ibx_back_end_runtime("cudaGetLastError");
     if (cuda.get_error && !atomic_load(&loaded)) {
-        *(void **)&cuda.peek_error = ibx_copies_runtime("cudaPeekAtLastError");
-        *(void **)&cuda.kernel_of = ibx_copies_runtime("cudaGetFuncBySymbol"); /* CUDA 11 */
+        *(void **)&cuda.peek_error = ibx_back_end_runtime("cudaPeekAtLastError");
+        *(void **)&cuda.kernel_of = ibx_back_end_runtime("cudaGetFuncBySymbol"); /* CUDA 11 */
         *(void **)&cuda.launch = ibx_cuda_symbol("cuLaunchKernel");
         *(void **)&cuda.launch_as = ibx_cuda_symbol("cuLaunchKernelEx");   /* CUDA 11.8 */
         *(void **)&cuda.parameter = ibx_cuda_symbol("cuFuncGetParamInfo"); /* CUDA 12.4 */
-        *(void **)&cuda.launch_runtime = ibx_copies_runtime("cudaLaunchKernel");
-        *(void **)&cuda.refuse = ibx_copies_runtime("cudaFuncGetParamInfo");
+        *(void **)&cuda.launch_runtime = ibx_back_end_runtime("cudaLaunchKernel");
+        *(void **)&cuda.refuse = ibx_back_end_runtime("cudaFuncGetParamInfo");
         *(void **)&cuda.add_node = graph_function("cuGraphAddKernelNode_v2");
         *(void **)&cuda.set_node = graph_function("cuGraphKernelNodeSetParams_v2");
         *(void **)&cuda.set_exec = graph_function("cuGraphExecKernelNodeSetParams_v2");
@@ -126,7 +126,8 @@ static bool load(struct copies *x)
 /* A look-up that fails sets the thread's last error. Of a launch that GVirtuS can make that is the
  * error of an earlier call, and stays that. The first one of a kernel loads it, which is no part of
  * what the thread captures. */
-static bool find_kernel(struct copies *x, struct launch_function *f, uint64_t name, bool can_pass)
+static bool find_kernel(struct gpu_session *x, struct launch_function *f, uint64_t name,
+                        bool can_pass)
 {
     if (can_pass && cuda.peek_error())
         return false;
@@ -143,13 +144,13 @@ static bool find_kernel(struct copies *x, struct launch_function *f, uint64_t na
     return false;
 }
 
-static struct launch_function *place_of(struct copies *x, uint64_t function)
+static struct launch_function *place_of(struct gpu_session *x, uint64_t function)
 {
     return &x->launches.known[(function >> 4 ^ function >> 12) % LAUNCH_FUNCTIONS];
 }
 
 /* NULL: it has to be looked up. Its module stays until ibx_functions_let_go(). */
-static struct launch_function *known_of(struct copies *x, uint64_t function)
+static struct launch_function *known_of(struct gpu_session *x, uint64_t function)
 {
     struct launch_function *f = place_of(x, function);
     void *context = NULL;
@@ -161,7 +162,7 @@ static struct launch_function *known_of(struct copies *x, uint64_t function)
 }
 
 /* Likewise. */
-static struct launch_function *function_of(struct copies *x, uint64_t function, bool can_pass)
+static struct launch_function *function_of(struct gpu_session *x, uint64_t function, bool can_pass)
 {
     const unsigned since = ibx_registrations_changes();
     struct launch_function *f = known_of(x, function);
@@ -172,7 +173,7 @@ static struct launch_function *function_of(struct copies *x, uint64_t function, 
         return NULL;
     f = place_of(x, function);
     *f = (struct launch_function){.function = function, .context = context, .since = since};
-    const uint64_t name = ibx_functions_take(ibx_copies_user(x), function);
+    const uint64_t name = ibx_functions_take(ibx_functions_user_of(x), function);
     f->module = x->launches.user.held;
     if (name && find_kernel(x, f, name, can_pass))
         return f;
@@ -180,7 +181,7 @@ static struct launch_function *function_of(struct copies *x, uint64_t function, 
     return NULL;
 }
 
-static bool parse(struct copies *x, struct launch *l, const uint8_t *body, size_t n)
+static bool parse(struct gpu_session *x, struct launch *l, const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
     l->function = ibx_get_u64(&r);
@@ -243,10 +244,10 @@ static void **packed(struct launch *l)
     return l->pointers || !l->bytes ? NULL : l->packed;
 }
 
-static int launch(struct copies *x, const uint8_t *body, size_t n)
+static int launch(struct gpu_session *x, const uint8_t *body, size_t n)
 {
     struct launch l;
-    if (!parse(x, &l, body, n) || !ibx_copies_able(x) || !load(x))
+    if (!parse(x, &l, body, n) || !ibx_back_end_able(x) || !load(x))
         return -1;
     struct launch_function *f = function_of(x, l.function, true);
     if (!f || f->refused)
@@ -261,7 +262,7 @@ static int launch(struct copies *x, const uint8_t *body, size_t n)
     return rc;
 }
 
-int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
+int ibx_device_launch(struct gpu_session *x, const uint8_t *body, size_t n)
 {
     const int rc = launch(x, body, n);
     ibx_functions_let_go(&x->launches.user);
@@ -270,11 +271,11 @@ int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
 
 /* Whether GVirtuS's handler, which points to all that the kernel takes, would find none of it, or
  * too little, or does not know where it lies. */
-static bool brings_less(struct copies *x, uint64_t function, size_t bytes)
+static bool brings_less(struct gpu_session *x, uint64_t function, size_t bytes)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     size_t end = 0;
-    if (!ibx_copies_begin_context(x) || !load(x))
+    if (!ibx_back_end_begin_context(x) || !load(x))
         return false;
     const int before = cuda.peek_error();
     const struct launch_function *f = function_of(x, function, false);
@@ -292,14 +293,14 @@ static bool brings_less(struct copies *x, uint64_t function, size_t bytes)
     return true;
 }
 
-int ibx_copies_launch_check(struct copies *x, const uint8_t *body, size_t n)
+int ibx_device_launch_check(struct gpu_session *x, const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
     size_t at, bytes;
     if (n < 8)
         return 0;
     const uint64_t function = ibx_get_u64(&r);
-    const uint64_t name = ibx_functions_take(ibx_copies_user(x), function);
+    const uint64_t name = ibx_functions_take(ibx_functions_user_of(x), function);
     const bool less = name && n >= HEAD && brings_less(x, function, n - HEAD);
     if (less && cuda.refuse) /* the thread's last error is CUDA's then */
         cuda.refuse((const void *)(uintptr_t)name, SIZE_MAX, &at, &bytes);
@@ -308,11 +309,11 @@ int ibx_copies_launch_check(struct copies *x, const uint8_t *body, size_t n)
 }
 
 /* -1: it cannot be made here. What was tried is known, and looked up no more. */
-static int launch_by_runtime(struct copies *x, const uint8_t *body, size_t n, bool tried)
+static int launch_by_runtime(struct gpu_session *x, const uint8_t *body, size_t n, bool tried)
 {
     struct launch l;
     size_t end, bytes;
-    if (!parse(x, &l, body, n) || !ibx_copies_able(x) || !load(x) || !cuda.parameter ||
+    if (!parse(x, &l, body, n) || !ibx_back_end_able(x) || !load(x) || !cuda.parameter ||
         !cuda.launch_runtime)
         return -1;
     const struct launch_function *f =
@@ -326,7 +327,7 @@ static int launch_by_runtime(struct copies *x, const uint8_t *body, size_t n, bo
         whole = !cuda.parameter(f->kernel, i, &at, &bytes);
         pointers[i] = l.arguments + at;
     }
-    const uint64_t name = ibx_functions_take(ibx_copies_user(x), l.function);
+    const uint64_t name = ibx_functions_take(ibx_functions_user_of(x), l.function);
     const int rc =
         whole && name ? cuda.launch_runtime((const void *)(uintptr_t)name,
                                             (struct size){l.size[0], l.size[1], l.size[2]},
@@ -337,28 +338,28 @@ static int launch_by_runtime(struct copies *x, const uint8_t *body, size_t n, bo
     return rc;
 }
 
-void ibx_copies_launch_spare(struct copies *x, uint8_t *body, size_t n)
+void ibx_device_launch_spare(struct gpu_session *x, uint8_t *body, size_t n)
 {
     const bool checked = x->handler.launch_checked;
     if (strcmp(x->requests.name, "cudaLaunchKernel") != 0)
         return;
     x->handler.launch_checked = false;
-    if (!checked && ibx_copies_have_cuda(x) &&
-        ibx_copies_launch_check(x, body, n) == CUDA_INVALID_VALUE)
+    if (!checked && ibx_back_end_have_cuda(x) &&
+        ibx_device_launch_check(x, body, n) == CUDA_INVALID_VALUE)
         memset(body, 0, 8);
 }
 
-int ibx_copies_launch_by_runtime(struct copies *x, const uint8_t *body, size_t n, bool tried)
+int ibx_device_launch_by_runtime(struct gpu_session *x, const uint8_t *body, size_t n, bool tried)
 {
     const int rc = launch_by_runtime(x, body, n, tried);
     ibx_functions_let_go(&x->launches.user);
     return rc;
 }
 
-int ibx_copies_parameters(struct copies *x, uint64_t function, size_t first,
+int ibx_device_parameters(struct gpu_session *x, uint64_t function, size_t first,
                           struct ibx_parameter *parameters, size_t *count)
 {
-    if (!ibx_copies_begin_context(x) || !load(x) || !cuda.parameter)
+    if (!ibx_back_end_begin_context(x) || !load(x) || !cuda.parameter)
         return CUDA_NOT_SUPPORTED;
     const struct launch_function *f = function_of(x, function, false);
     size_t n = 0;
@@ -402,10 +403,10 @@ static int gather_arguments(void *kernel, void *const *arguments, void *const *e
     return 0;
 }
 
-int ibx_copies_arguments(struct copies *x, uint64_t function, void *const *arguments,
+int ibx_device_arguments(struct gpu_session *x, uint64_t function, void *const *arguments,
                          void *const *extra, uint8_t **bytes, size_t *n)
 {
-    if (!ibx_copies_begin_context(x) || !load(x) || !cuda.parameter)
+    if (!ibx_back_end_begin_context(x) || !load(x) || !cuda.parameter)
         return CUDA_NOT_SUPPORTED;
     const struct launch_function *f = function_of(x, function, false);
     const int rc = f ? gather_arguments(f->kernel, arguments, extra, bytes, n) : INVALID_FUNCTION;
@@ -413,13 +414,13 @@ int ibx_copies_arguments(struct copies *x, uint64_t function, void *const *argum
     return rc;
 }
 
-static int kernel_node(struct copies *x, const uint8_t *body, size_t n,
+static int kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
                        struct ibx_kernel_node *node)
 {
     struct launch l;
     if (!parse(x, &l, body, n))
         return CUDA_INVALID_VALUE;
-    if (!ibx_copies_begin_context(x) || !load(x) || !cuda.add_node || !cuda.set_node ||
+    if (!ibx_back_end_begin_context(x) || !load(x) || !cuda.add_node || !cuda.set_node ||
         !cuda.set_exec)
         return CUDA_NOT_SUPPORTED;
     struct launch_function *f = function_of(x, l.function, false);
@@ -440,7 +441,7 @@ static int kernel_node(struct copies *x, const uint8_t *body, size_t n,
     return rc;
 }
 
-int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
+int ibx_device_kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
                            struct ibx_kernel_node *node)
 {
     const int rc = kernel_node(x, body, n, node);
@@ -448,15 +449,15 @@ int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
     return rc;
 }
 
-static int launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
-                     size_t count)
+static int launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
+                     const uint8_t *attributes, size_t count)
 {
     struct launch l;
     struct launch_attribute given[ATTRIBUTES_MAX];
     struct ibx_reader r = ibx_reader_of(attributes, count * (4 + IBX_EXTRA_ATTRIBUTE));
     if (!parse(x, &l, body, n) || count > ATTRIBUTES_MAX)
         return CUDA_INVALID_VALUE;
-    if (!ibx_copies_begin_context(x) || !load(x) || !cuda.launch_as)
+    if (!ibx_back_end_begin_context(x) || !load(x) || !cuda.launch_as)
         return CUDA_NOT_SUPPORTED;
     for (size_t i = 0; i < count; i++) {
         given[i].id = (int)ibx_get_u32(&r);
@@ -478,8 +479,8 @@ static int launch_as(struct copies *x, const uint8_t *body, size_t n, const uint
     return rc;
 }
 
-int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
-                         size_t count)
+int ibx_device_launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
+                         const uint8_t *attributes, size_t count)
 {
     const int rc = launch_as(x, body, n, attributes, count);
     ibx_functions_let_go(&x->launches.user);

@@ -25,7 +25,7 @@
 /* ------------------------------------------------------------------------------- a request */
 
 struct call {
-    struct copies *x;
+    struct gpu_session *x;
     const struct ibx_math_function *f;
     const struct ibx_math_statuses *statuses;
     struct ibx_reader in;
@@ -271,7 +271,7 @@ static void end_workspace(struct call *c)
     if (!c->workspace)
         return;
     *(void **)&stream_of = ibx_math_function_of(ibx_math_find(IBX_MATH_cusolverDnGetStream));
-    *(void **)&wait = ibx_copies_runtime("cudaStreamSynchronize");
+    *(void **)&wait = ibx_back_end_runtime("cudaStreamSynchronize");
     if (c->refused || (stream_of && wait && !stream_of(pointer_of(c->handle), &of) && !wait(of)))
         free(c->workspace);
 }
@@ -575,7 +575,7 @@ static bool take_weight(struct call *c, enum ibx_hold hold)
     return true;
 }
 
-int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_writer *out)
+int ibx_device_math(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out)
 {
     struct call c; /* its memory is not cleared: that would take longer than all else */
     c.x = x;
@@ -591,7 +591,7 @@ int ibx_copies_math(struct copies *x, const struct ibx_request *q, struct ibx_wr
     c.f = ibx_math_find(number);
     c.statuses = ibx_math_statuses_of(number);
     void *function = !c.in.failed && c.f ? ibx_math_function_of(c.f) : NULL;
-    if (!function || !ibx_copies_begin_context(x))
+    if (!function || !ibx_back_end_begin_context(x))
         return IBX_MATH_ABSENT;
     const enum ibx_hold hold = ibx_math_makes(c.f);
     const bool room = hold == IBX_HOLDS || ibx_room_take(x, hold, 1);

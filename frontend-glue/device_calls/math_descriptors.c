@@ -68,12 +68,13 @@ static int begin(const struct ibx_descriptor *d, void *made)
 }
 
 /* Whether the client may have the device go there. */
-static bool allowed(struct copies *x, uint64_t at)
+static bool allowed(struct gpu_session *x, uint64_t at)
 {
     return !at || ibx_isolation_is_memory(x, at, 1);
 }
 
-int ibx_descriptor_make(struct copies *x, const struct ibx_descriptor *d, bool works, void *made)
+int ibx_descriptor_make(struct gpu_session *x, const struct ibx_descriptor *d, bool works,
+                        void *made)
 {
     int (*set)(void *at, unsigned attribute, const void *value, size_t n) = NULL;
     const struct ibx_attribute *attribute;

@@ -5,7 +5,7 @@
 
 #include "frontend-glue/session/math_descriptors.h"
 
-struct copies;
+struct gpu_session;
 struct ibx_math_function;
 
 /* As a client has sent it, while its request is in hand. */
@@ -23,7 +23,8 @@ static inline size_t ibx_descriptor_room(enum ibx_descriptor_type type)
 
 /* Makes it in so many bytes. `works`: the device goes to the addresses in it, which have to be the
  * tenant's. 0; a status of the library's. */
-int ibx_descriptor_make(struct copies *x, const struct ibx_descriptor *d, bool works, void *made);
+int ibx_descriptor_make(struct gpu_session *x, const struct ibx_descriptor *d, bool works,
+                        void *made);
 
 /* NULL: the library is not loaded, or has none of that name. */
 void *ibx_math_function_of(const struct ibx_math_function *f);

@@ -109,7 +109,7 @@ static uint64_t element(const void *array, size_t i)
 /* ------------------------------------------------------------------------------- attributes */
 
 /* Those that are filled are for nobody else meanwhile. */
-static bool names_own(struct copies *x, int type, uint64_t descriptor, const void *array,
+static bool names_own(struct gpu_session *x, int type, uint64_t descriptor, const void *array,
                       uint64_t count, bool fills)
 {
     const enum ibx_handle_kind kind = (enum ibx_handle_kind)(
@@ -218,7 +218,7 @@ static void are_of_another(const void *array, uint64_t count)
 
 /* The library keeps where a network's dropout is, and looks there. Which one that is nobody knows
  * while the library is told another one. */
-static int check_networks(struct copies *x, const struct ibx_math_function *f,
+static int check_networks(struct gpu_session *x, const struct ibx_math_function *f,
                           const union ibx_math_value *values)
 {
     if (f->number == IBX_MATH_cudnnSetRNNDescriptor_v8)
@@ -233,7 +233,7 @@ static int check_networks(struct copies *x, const struct ibx_math_function *f,
 
 /* ------------------------------------------------------------------------------- all calls */
 
-int ibx_dnn_check(struct copies *x, const struct ibx_math_function *f,
+int ibx_dnn_check(struct gpu_session *x, const struct ibx_math_function *f,
                   const union ibx_math_value *values)
 {
     const bool sets = f->number == IBX_MATH_cudnnBackendSetAttribute;
@@ -258,7 +258,7 @@ int ibx_dnn_check(struct copies *x, const struct ibx_math_function *f,
     return 0;
 }
 
-void ibx_dnn_done(struct copies *x, const struct ibx_math_function *f,
+void ibx_dnn_done(struct gpu_session *x, const struct ibx_math_function *f,
                   const union ibx_math_value *values)
 {
     if (f->number == IBX_MATH_cudnnSetRNNDescriptor_v8)
@@ -307,7 +307,7 @@ static bool is_among(const int64_t *numbers, unsigned count, int64_t number)
 
 /* Where each tensor is: its value in the request, or the client's memory. False: it is neither. Not
  * locked: whose memory that is may be known only when others' calls have ended. */
-static bool find_tensors(struct copies *x, const union ibx_math_value *values, void **tensors)
+static bool find_tensors(struct gpu_session *x, const union ibx_math_value *values, void **tensors)
 {
     const uint8_t *has = values[7].p;
     uint8_t *bytes = values[6].p;
@@ -346,7 +346,7 @@ static bool find_library(struct library *l)
     return l->create && l->destroy && l->set && l->finalize;
 }
 
-int ibx_dnn_execute(struct copies *x, void *function, const union ibx_math_value *values)
+int ibx_dnn_execute(struct gpu_session *x, void *function, const union ibx_math_value *values)
 {
     int (*execute)(void *handle, void *plan, void *pack) = NULL;
     struct library l;

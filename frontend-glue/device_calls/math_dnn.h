@@ -7,14 +7,14 @@
 #include "frontend-glue/session/math_calls.h"
 
 /* Before a call of cuDNN's: 0, or the status that refuses it. */
-int ibx_dnn_check(struct copies *x, const struct ibx_math_function *f,
+int ibx_dnn_check(struct gpu_session *x, const struct ibx_math_function *f,
                   const union ibx_math_value *values);
 /* Behind one that has succeeded. */
-void ibx_dnn_done(struct copies *x, const struct ibx_math_function *f,
+void ibx_dnn_done(struct gpu_session *x, const struct ibx_math_function *f,
                   const union ibx_math_value *values);
 /* A descriptor is about to end. */
 void ibx_dnn_ended(uint64_t descriptor);
 /* Runs a plan with the addresses and values that the request has. The library's status. */
-int ibx_dnn_execute(struct copies *x, void *function, const union ibx_math_value *values);
+int ibx_dnn_execute(struct gpu_session *x, void *function, const union ibx_math_value *values);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "common/clock.h"
 
-int ibx_copies_write_head(struct copies *x, int exit_code, uint64_t began, uint64_t out)
+int ibx_copies_write_head(struct gpu_session *x, int exit_code, uint64_t began, uint64_t out)
 {
     uint8_t head[IBX_REPLY_HEAD_MAX];
     double seconds = (double)(ibx_now_ns() - began) / 1e9;
@@ -13,7 +13,7 @@ int ibx_copies_write_head(struct copies *x, int exit_code, uint64_t began, uint6
     return rc < 0 ? (int)rc : 0;
 }
 
-int ibx_copies_answer(struct copies *x, uint64_t began, const void *out, size_t n)
+int ibx_copies_answer(struct gpu_session *x, uint64_t began, const void *out, size_t n)
 {
     int rc = ibx_copies_write_head(x, 0, began, n);
     ssize_t wrote = !rc && n ? ibx_session_write(x->s, out, n) : 0;
@@ -24,7 +24,7 @@ int ibx_copies_answer(struct copies *x, uint64_t began, const void *out, size_t 
 
 /* The reply up to its payload of n bytes. The count is inline, so that a client can have the bytes
  * alone where it wants them. */
-int ibx_copies_begin_reply(struct copies *x, uint64_t began, uint64_t n)
+int ibx_copies_begin_reply(struct gpu_session *x, uint64_t began, uint64_t n)
 {
     uint8_t count[8];
     struct ibx_writer w = ibx_writer_of(count, sizeof(count));
@@ -33,7 +33,7 @@ int ibx_copies_begin_reply(struct copies *x, uint64_t began, uint64_t n)
     return rc ? rc : ibx_session_gather(x->s, count, sizeof(count));
 }
 
-int ibx_copies_reply_early(struct copies *x, uint64_t began, uint64_t n)
+int ibx_copies_reply_early(struct gpu_session *x, uint64_t began, uint64_t n)
 {
     int rc = ibx_copies_begin_reply(x, began, n);
     return rc ? rc : ibx_session_reply_early(x->s, n);

@@ -6,7 +6,7 @@
 /* Whether it is device memory, of the current device unless `any`, and [address, address + n) is
  * within one allocation, and no other tenant's (n of 0: it need not be one); or it is page-locked
  * memory that kernels of the client use. One driver call: a few are a good part of a short copy. */
-static bool allocated(struct copies *x, uint64_t address, uint64_t n, bool any)
+static bool allocated(struct gpu_session *x, uint64_t address, uint64_t n, bool any)
 {
     static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
                                 IBX_CUDA_POINTER_ORDINAL, IBX_CUDA_POINTER_RANGE_START,
@@ -30,7 +30,7 @@ static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
     return (f->height - 1) * pitch + f->width;
 }
 
-bool ibx_copies_sound(struct copies *x, struct ibx_frame *f)
+bool ibx_copies_sound(struct gpu_session *x, struct ibx_frame *f)
 {
     int capturing = 0;
     bool on_both = f->kind == IBX_FRAME_D2D;

@@ -18,7 +18,7 @@ static void tell_misfit(const struct ibx_tuning *tuning, const struct ibx_error 
                 why->message);
 }
 
-static const struct ibx_choice *choice_on(const struct copies *x, int device)
+static const struct ibx_choice *choice_on(const struct gpu_session *x, int device)
 {
     const struct ibx_tuning *tuning = &x->options.tuning;
     struct ibx_tuning_machine here;
@@ -35,25 +35,25 @@ static const struct ibx_choice *choice_on(const struct copies *x, int device)
     return &tuning->choice;
 }
 
-void ibx_copies_choose(struct copies *x, int device)
+void ibx_copies_choose(struct gpu_session *x, int device)
 {
     x->chosen_for = device;
     x->choice = *choice_on(x, device);
     ibx_session_set_threads(x->s, x->options.threads ? x->options.threads : x->choice.threads);
 }
 
-const struct ibx_choice_way *ibx_copies_way(const struct copies *x)
+const struct ibx_choice_way *ibx_copies_way(const struct gpu_session *x)
 {
     bool to_device = x->copy.stage <= COPY_FROM_CLIENT;
     return &x->choice.ways[to_device ? IBX_CHOICE_TO_DEVICE : IBX_CHOICE_FROM_DEVICE];
 }
 
-void ibx_copies_note_refusal(struct copies *x, const char *why)
+void ibx_copies_note_refusal(struct gpu_session *x, const char *why)
 {
     snprintf(x->refused, sizeof(x->refused), "%s", why);
 }
 
-int ibx_copies_outcome(const struct copies *x, int rc)
+int ibx_copies_outcome(const struct gpu_session *x, int rc)
 {
     if (rc <= 0)
         return rc ? rc : IBX_REQUEST_DONE;
@@ -63,7 +63,7 @@ int ibx_copies_outcome(const struct copies *x, int rc)
     return IBX_REQUEST_PASS;
 }
 
-int ibx_copies_broke_off(struct copies *x, int code)
+int ibx_copies_broke_off(struct gpu_session *x, int code)
 {
     return ibx_session_fail(x->s, -EIO, "a copy for %s broke off in the middle of its reply: %s",
                             ibx_session_path(x->s)->peer, ibx_cuda_error_name(x->cuda, code));

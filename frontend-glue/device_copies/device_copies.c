@@ -18,7 +18,7 @@
 /* ----------------------------------------------------------------------------- requests */
 
 /* Asynchronous towards the host, as in CUDA. */
-static int run_on_device(struct copies *x)
+static int run_on_device(struct gpu_session *x)
 {
     const struct ibx_frame *f = &x->copy.frame;
     void *stream = f->stream ? (void *)(uintptr_t)f->stream : IBX_CUDA_STREAM_LEGACY;
@@ -38,7 +38,7 @@ static int run_on_device(struct copies *x)
     return ibx_copies_outcome(x, x->cuda->memcpy_2d_async(&rows, stream));
 }
 
-static int run_checked(struct copies *x, const struct ibx_request *q)
+static int run_checked(struct gpu_session *x, const struct ibx_request *q)
 {
     uint64_t began = ibx_now_ns();
     int rc;
@@ -63,7 +63,7 @@ static int run_checked(struct copies *x, const struct ibx_request *q)
     return rc ? rc : IBX_REQUEST_DONE;
 }
 
-static int run(struct copies *x, const struct ibx_request *q)
+static int run(struct gpu_session *x, const struct ibx_request *q)
 {
     const int rc = run_checked(x, q);
     ibx_held_end(x);
@@ -71,7 +71,7 @@ static int run(struct copies *x, const struct ibx_request *q)
 }
 
 /* Other copies than asynchronous ones are in the legacy stream. */
-static int run_in_stream(struct copies *x, const struct ibx_request *q)
+static int run_in_stream(struct gpu_session *x, const struct ibx_request *q)
 {
     if (q->call == IBX_FRAME_MEMCPY_ASYNC)
         return run(x, q);
@@ -81,26 +81,26 @@ static int run_in_stream(struct copies *x, const struct ibx_request *q)
     return rc;
 }
 
-/* By what ibx_copies_able() has found. */
-static void choose(struct copies *x)
+/* By what ibx_back_end_able() has found. */
+static void choose(struct gpu_session *x)
 {
     if (x->device >= 0 && x->chosen_for != x->device)
         ibx_copies_choose(x, x->device);
 }
 
-static int run_call(struct copies *x, const struct ibx_request *q)
+static int run_call(struct gpu_session *x, const struct ibx_request *q)
 {
     int rc = ibx_session_answer_delayed(x->s);
     x->answering = true;
     if (!rc)
-        rc = ibx_copies_call(x, q, ibx_copies_extra);
+        rc = ibx_device_call(x, q, ibx_copies_extra);
     x->answering = false;
     choose(x);
     return rc;
 }
 
 /* While a graph waits. */
-static int run_slot_copy(struct copies *x, const struct ibx_request *q)
+static int run_slot_copy(struct gpu_session *x, const struct ibx_request *q)
 {
     x->answering = true;
     const int rc = ibx_slot_copy(x, q);
@@ -114,7 +114,7 @@ static int run_slot_copy(struct copies *x, const struct ibx_request *q)
  * a captured stream is not run here. GVirtuS's handlers find the thread's mode as it was. */
 static int run_request(void *context, const struct ibx_request *q)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     const bool resets = q->called && q->called->kind == IBX_CALL_RESETS;
     if (x->replies.shape == IBX_REPLY_UNKNOWN && !resets)
         return IBX_REQUEST_PASS;
@@ -123,7 +123,7 @@ static int run_request(void *context, const struct ibx_request *q)
         return run_call(x, q);
     if (ibx_slot_is_named(x, q))
         return run_slot_copy(x, q);
-    const bool able = ibx_copies_able(x);
+    const bool able = ibx_back_end_able(x);
     choose(x);
     if (!able)
         return IBX_REQUEST_PASS;
@@ -134,7 +134,7 @@ static int run_request(void *context, const struct ibx_request *q)
     /* GVirtuS's handler does not wait for earlier copies, whose memory the client may use again
      * after this answer. */
     if (rc == IBX_REQUEST_PASS && q->settle) {
-        ibx_copies_handle_resets(x);
+        ibx_back_end_handle_resets(x);
         ibx_client_pins_wait(&x->pins, x->cuda);
     }
     ibx_cuda_capture_restore(x->cuda, mode);
@@ -146,7 +146,7 @@ static int run_request(void *context, const struct ibx_request *q)
 
 static bool wants_request(void *context)
 {
-    const struct copies *x = context;
+    const struct gpu_session *x = context;
     return x->options.mode != IBX_GPU_OFF && ibx_reply_can_read(&x->replies) &&
            ibx_request_begins(&x->requests);
 }
@@ -154,7 +154,7 @@ static bool wants_request(void *context)
 /* --------------------------------------------------------------- what GVirtuS does itself */
 
 /* A handler of GVirtuS's gives memory back no more, nor waits, nor uses registrations. */
-static void handled(struct copies *x)
+static void handled(struct gpu_session *x)
 {
     if (x->handler.frees)
         ibx_frees_end();
@@ -171,7 +171,7 @@ static void handled(struct copies *x)
 /* Clients are threads of one process here, and one that captures a stream, in mode GLOBAL as most
  * do, would forbid all others to allocate or wait; who does it ends the capture. Natively they are
  * processes: so each minds its own captures only. Until the driver is there, nobody captures. */
-static void mind_own_captures(struct copies *x)
+static void mind_own_captures(struct gpu_session *x)
 {
     int mode = IBX_CUDA_CAPTURE_THREAD_LOCAL;
     const struct ibx_cuda *cuda = x->capturing.minds_own ? NULL : ibx_cuda_load(NULL);
@@ -180,7 +180,7 @@ static void mind_own_captures(struct copies *x)
 }
 
 /* Before GVirtuS looks for the handler of that name. */
-static void guard(struct copies *x, uint8_t *bytes, size_t n)
+static void guard(struct gpu_session *x, uint8_t *bytes, size_t n)
 {
     ibx_own_reset_guard(x, ibx_reply_can_read(&x->replies), bytes, n);
     ibx_own_unload_guard(x, bytes, n);
@@ -188,11 +188,11 @@ static void guard(struct copies *x, uint8_t *bytes, size_t n)
 
 static int note_read(void *context, void *bytes, size_t n)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     const unsigned resets = x->requests.resets;
     const enum ibx_request_stage stage = x->requests.stage;
     if (stage == IBX_REQUEST_BODY && !x->requests.got && n == x->requests.length)
-        ibx_copies_launch_spare(x, bytes, n);
+        ibx_device_launch_spare(x, bytes, n);
     int rc = ibx_isolation_before_read(x, bytes, n);
     if (rc)
         return rc;
@@ -201,10 +201,10 @@ static int note_read(void *context, void *bytes, size_t n)
     ibx_shapes_bar(&x->requests, bytes, n);
     ibx_request_note_read(&x->requests, bytes, n);
     if (stage == IBX_REQUEST_NAME && x->requests.stage != IBX_REQUEST_NAME)
-        ibx_copies_call_read(x, x->requests.name);
+        ibx_device_call_read(x, x->requests.name);
     /* The handler runs after this: what it takes away is released first. */
     if (x->requests.resets != resets)
-        ibx_copies_lose_context(x);
+        ibx_context_lose(x);
     if (x->requests.resets)
         ibx_gpu_registrations_drop(&x->registrations, 0);
     else if (x->requests.freed)
@@ -232,14 +232,14 @@ static int note_read(void *context, void *bytes, size_t n)
 
 static bool note_write(void *context, const void *bytes, size_t n)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     if (x->answering)
         return false;
     ibx_reply_note_write(&x->replies, bytes, n);
     return ibx_isolation_withholds(x);
 }
 
-static bool has_context(const struct copies *x)
+static bool has_context(const struct gpu_session *x)
 {
     const struct ibx_cuda *cuda = x->options.mode == IBX_GPU_OFF ? NULL : ibx_cuda_load(NULL);
     void *context = NULL;
@@ -250,7 +250,7 @@ static bool has_context(const struct copies *x)
 
 /* One that there is not leaves the device that was selected before; after other errors it is not
  * known which that is. */
-static void note_selection(struct copies *x)
+static void note_selection(struct gpu_session *x)
 {
     if (x->handler.selects && x->replies.exit_code == INVALID_DEVICE)
         x->requests.device = x->selected;
@@ -260,7 +260,7 @@ static void note_selection(struct copies *x)
 
 static void note_sync(void *context)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     if (x->answering)
         return;
     handled(x);
@@ -269,34 +269,34 @@ static void note_sync(void *context)
     ibx_reply_know(x->replies.shape);
     note_selection(x);
     if (x->replies.exit_code)
-        ibx_copies_note_error(x, x->replies.exit_code);
+        ibx_context_note_error(x, x->replies.exit_code);
     ibx_isolation_replied(x);
     if (ibx_pinned_wanted() && has_context(x)) /* perhaps the first of the process */
         ibx_pinned_prepare(x->options.memory);
-    ibx_copies_call_answered(x);
+    ibx_device_call_answered(x);
     if (x->requests.resets)
-        ibx_copies_lost_context(x, x->replies.exit_code);
+        ibx_context_lost(x, x->replies.exit_code);
     x->requests.resets = 0;
     ibx_clients_reset_over(x); /* what was in the context is forgotten: others may begin */
 }
 
 static void arrived(void *context, uint64_t cookie)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     x->arrived |= 1u << (cookie - 1);
 }
 
 /* -------------------------------------------------------------------- beginning and end */
 
-static int serve(struct copies *x)
+static int serve(struct gpu_session *x)
 {
-    ibx_copies_tell_broken(x);
+    ibx_context_tell_broken(x);
     return ibx_isolation_begin(x);
 }
 
 static int began(void *context)
 {
-    const struct copies *x = context;
+    const struct gpu_session *x = context;
     if (x->options.mode != IBX_GPU_OFF && ibx_pinned_wanted())
         ibx_pinned_prepare(x->options.memory);
     return serve(context);
@@ -305,15 +305,15 @@ static int began(void *context)
 /* Copies that were answered before they had ended may still be in the client's memory. */
 static void broken(void *context)
 {
-    struct copies *x = context;
-    ibx_copies_handle_resets(x);
+    struct gpu_session *x = context;
+    ibx_back_end_handle_resets(x);
     ibx_client_pins_drop(&x->pins, x->cuda);
 }
 
 /* What this connection can do, and what it knows of GPU memory, may be something else. */
 static void resumed(void *context)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     ibx_gpu_registrations_drop(&x->registrations, 0);
     x->registrations.registrar = (struct ibx_gpu_registrar){0};
     x->copy.mr = NULL;
@@ -324,7 +324,7 @@ static void resumed(void *context)
 /* The connection is still there. */
 static void ending(void *context)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     ibx_host_work_end(x); /* what unpins memory below waits for streams, which wait for it */
     for (unsigned i = 0; i < x->region_count; i++)
         ibx_mr_deregister(x->regions[i]);
@@ -332,7 +332,7 @@ static void ending(void *context)
     ibx_mr_deregister(x->windows);
     ibx_gpu_registrations_drop(&x->registrations, 0);
     x->late.pending = false;
-    ibx_copies_handle_resets(x);
+    ibx_back_end_handle_resets(x);
     ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection takes their mapping away */
     free(x->regions);
     x->regions = NULL;
@@ -342,7 +342,7 @@ static void ending(void *context)
 
 static void ended(void *context)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     if (x->ran)
         ibx_log(IBX_LOG_INFO,
                 "%lu copies were run for %s: %lu by the fabric in GPU memory, %lu in memory that "
@@ -351,7 +351,7 @@ static void ended(void *context)
                 x->ran, ibx_session_path(x->s)->peer, x->taken[PATH_DIRECT],
                 x->taken[PATH_IN_PLACE], x->taken[PATH_COPY_THREADS], x->taken[PATH_INLINE]);
     handled(x);
-    ibx_copies_handle_resets(x);
+    ibx_back_end_handle_resets(x);
     ibx_staging_destroy(x->staging);
     x->staging = NULL;
     ibx_captures_end(x);
@@ -364,7 +364,7 @@ static void ended(void *context)
 
 static void destroy(void *context)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     if (ibx_session_live(x->s)) /* other hooks take its place */
         ending(x);
     handled(x);
@@ -381,7 +381,7 @@ static void destroy(void *context)
 
 static int inherit(void *context, struct ibx_session *heir, struct ibx_error *err)
 {
-    const struct copies *x = context;
+    const struct gpu_session *x = context;
     return ibx_device_copies_attach(heir, &x->options, err);
 }
 
@@ -422,7 +422,7 @@ static void make_ready(void *context)
 
 static void hold_back(void)
 {
-    ibx_copies_hold_back();
+    ibx_memory_hold_back();
     ibx_ready_context_taken();
 }
 
@@ -456,7 +456,7 @@ static const struct ibx_session_hooks hooks = {
 /* So that the GPU reads payloads where they have come in. */
 static const struct ibx_message_memory message_memory = {ibx_pinned_borrow, ibx_pinned_return};
 
-struct copies *ibx_copies_of(const struct ibx_session *s)
+struct gpu_session *ibx_copies_of(const struct ibx_session *s)
 {
     return ibx_session_context(s, &hooks);
 }
@@ -484,18 +484,18 @@ static void unpins(void *context, bool begins)
 int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options *options,
                              struct ibx_error *err)
 {
-    struct copies *x = malloc(sizeof(*x));
+    struct gpu_session *x = malloc(sizeof(*x));
     if (!x)
         return ibx_error_set(err, -ENOMEM, "no memory for a session's copies");
-    *x = (struct copies){.s = s,
-                         .options = *options,
-                         .choice = ibx_choice_default,
-                         .device = -1,
-                         .chosen_for = -1,
-                         .selected = -1,
-                         .pins = {.bytes_max = PINS_MAX, .waits = unpins, .owner = x}};
+    *x = (struct gpu_session){.s = s,
+                              .options = *options,
+                              .choice = ibx_choice_default,
+                              .device = -1,
+                              .chosen_for = -1,
+                              .selected = -1,
+                              .pins = {.bytes_max = PINS_MAX, .waits = unpins, .owner = x}};
     ibx_request_watch_init(&x->requests);
-    ibx_copies_resets_begin(x);
+    ibx_back_end_resets_begin(x);
     ibx_copies_set_end_hooks();
     ibx_session_set_hooks(s, &hooks, x);
     ibx_session_set_threads(s, options->threads);
@@ -506,7 +506,7 @@ int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options
 
 void ibx_device_copies_count(const struct ibx_session *s, struct ibx_copy_counts *counts)
 {
-    const struct copies *x = ibx_copies_of(s);
+    const struct gpu_session *x = ibx_copies_of(s);
     *counts = (struct ibx_copy_counts){0};
     if (x)
         *counts = (struct ibx_copy_counts){.all = x->ran,
@@ -518,6 +518,6 @@ void ibx_device_copies_count(const struct ibx_session *s, struct ibx_copy_counts
 
 const char *ibx_device_copies_refused(const struct ibx_session *s)
 {
-    const struct copies *x = ibx_copies_of(s);
+    const struct gpu_session *x = ibx_copies_of(s);
     return x ? x->refused : "";
 }

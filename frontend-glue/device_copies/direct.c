@@ -17,7 +17,7 @@
 static int enter(void *context, const struct ibx_span *span, void **registration,
                  struct ibx_error *err)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     struct ibx_mr *mr;
     int rc = ibx_mr_register(ibx_session_conn(x->s), span, IBX_ACCESS_LOCAL, &mr, err);
     if (!rc)
@@ -31,7 +31,7 @@ static void leave(void *context, void *registration)
     ibx_mr_deregister(registration);
 }
 
-static void tell(struct copies *x, enum ibx_log_level level, const struct ibx_error *err)
+static void tell(struct gpu_session *x, enum ibx_log_level level, const struct ibx_error *err)
 {
     if (!err->code)
         return;
@@ -42,7 +42,7 @@ static void tell(struct copies *x, enum ibx_log_level level, const struct ibx_er
     x->told_direct = true;
 }
 
-bool ibx_copies_direct_likely(struct copies *x)
+bool ibx_copies_direct_likely(struct gpu_session *x)
 {
     const struct ibx_caps *caps = ibx_session_caps(x->s);
     struct ibx_error err = {0};
@@ -72,7 +72,7 @@ bool ibx_copies_direct_likely(struct copies *x)
 }
 
 /* The memory's registration with this connection, or NULL. */
-static struct ibx_mr *registration(struct copies *x)
+static struct ibx_mr *registration(struct gpu_session *x)
 {
     const struct copy *c = &x->copy;
     struct ibx_error err = {0};
@@ -84,7 +84,7 @@ static struct ibx_mr *registration(struct copies *x)
     return mr;
 }
 
-static bool direct_able(struct copies *x)
+static bool direct_able(struct gpu_session *x)
 {
     struct copy *c = &x->copy;
     bool stage = c->stage == COPY_FROM_CLIENT || c->stage == COPY_TO_CLIENT ||
@@ -106,7 +106,7 @@ static bool direct_able(struct copies *x)
 /* READs or WRITEs the next n bytes and waits: from their beginning on another connection when this
  * one breaks. 1: that one does not reach GPU memory, or these bytes are what breaks it, and none of
  * them count; 0 or as ibx_session_fail(). */
-static int move(struct copies *x, bool read, size_t n)
+static int move(struct gpu_session *x, bool read, size_t n)
 {
     struct copy *c = &x->copy;
     void *device = (void *)(uintptr_t)(c->gpu.device + c->delivered);
@@ -131,19 +131,19 @@ static int move(struct copies *x, bool read, size_t n)
 }
 
 /* The whole copy in hand by chunks instead; the request is still GVirtuS's if that cannot be. */
-static int through_chunks(struct copies *x, int (*run)(struct copies *x))
+static int through_chunks(struct gpu_session *x, int (*run)(struct gpu_session *x))
 {
     x->copy.path = PATH_STAGED;
     return ibx_gpu_copy_fits(&x->copy.gpu) ? run(x) : IBX_REQUEST_PASS;
 }
 
 /* Earlier work of the stream, by which its errors have shown. */
-static int settle(struct copies *x)
+static int settle(struct gpu_session *x)
 {
     return ibx_staging_settle(x->staging, x->copy.gpu.stream);
 }
 
-static int direct_to_device(struct copies *x)
+static int direct_to_device(struct gpu_session *x)
 {
     int rc = settle(x);
     if (rc)
@@ -154,7 +154,7 @@ static int direct_to_device(struct copies *x)
     return rc ? rc : ibx_copies_outcome(x, ibx_gpu_writes_flush(x->cuda));
 }
 
-static int direct_to_client(struct copies *x)
+static int direct_to_client(struct gpu_session *x)
 {
     int rc = settle(x);
     if (rc)
@@ -163,13 +163,13 @@ static int direct_to_client(struct copies *x)
     return rc > 0 ? through_chunks(x, ibx_path_staged.to_client) : ibx_copies_outcome(x, rc);
 }
 
-static int direct_to_reply(struct copies *x)
+static int direct_to_reply(struct gpu_session *x)
 {
     return ibx_copies_outcome(x, settle(x));
 }
 
 /* What is left of a reply comes from the GPU into chunks: this part of it, and the next. */
-static int parts_through_chunks(struct copies *x, size_t n)
+static int parts_through_chunks(struct gpu_session *x, size_t n)
 {
     const struct copy *c = &x->copy;
     const uint64_t left = c->frame.out - c->delivered;
@@ -187,7 +187,7 @@ static int parts_through_chunks(struct copies *x, size_t n)
     return ibx_copies_deliver(x, &c->remote, n);
 }
 
-static int direct_part(struct copies *x, size_t n)
+static int direct_part(struct gpu_session *x, size_t n)
 {
     if (n > x->copy.frame.out - x->copy.delivered)
         return ibx_session_fail(x->s, -ERANGE, "%s wants more than there is",

@@ -2,7 +2,7 @@
 #include "frontend-glue/device_copies/copies.h"
 
 /* The payload is still the GPU's, or in chunks as far as it has come. */
-static int answer_delivered(struct copies *x, uint64_t began)
+static int answer_delivered(struct gpu_session *x, uint64_t began)
 {
     size_t n = (size_t)x->copy.bytes;
     int rc = ibx_copies_begin_reply(x, began, n);
@@ -18,7 +18,7 @@ static int answer_delivered(struct copies *x, uint64_t began)
 }
 
 /* In a stack frame of its own: other paths need the stack, which may be small. */
-__attribute__((noinline)) static int run_inline(struct copies *x, const struct ibx_request *q,
+__attribute__((noinline)) static int run_inline(struct gpu_session *x, const struct ibx_request *q,
                                                 uint64_t began)
 {
     uint8_t out[8 + IBX_CHOICE_FROM_MAX];
@@ -36,7 +36,7 @@ __attribute__((noinline)) static int run_inline(struct copies *x, const struct i
 
 /* What was delayed is answered first, not while chunks hold bytes of this one: that forgets what
  * another client has reset. */
-static int run_by_reply(struct copies *x, const struct ibx_request *q, uint64_t began)
+static int run_by_reply(struct gpu_session *x, const struct ibx_request *q, uint64_t began)
 {
     int rc = ibx_session_answer_delayed(x->s);
     if (rc)
@@ -55,7 +55,7 @@ static int run_by_reply(struct copies *x, const struct ibx_request *q, uint64_t 
 
 /* WRITEs to the client's EARLY_CTS. The whole payload is there before the reply begins, so GVirtuS
  * can still run a copy that fails on the GPU. */
-static int run_to_client(struct copies *x, const struct ibx_request *q, uint64_t began)
+static int run_to_client(struct gpu_session *x, const struct ibx_request *q, uint64_t began)
 {
     if (!ibx_copies_staging(x))
         return IBX_REQUEST_PASS;
@@ -79,7 +79,7 @@ static int run_to_client(struct copies *x, const struct ibx_request *q, uint64_t
     return rc ? rc : IBX_REQUEST_DONE;
 }
 
-int ibx_copies_from_device(struct copies *x, const struct ibx_request *q, uint64_t began)
+int ibx_copies_from_device(struct gpu_session *x, const struct ibx_request *q, uint64_t began)
 {
     const struct ibx_frame *f = &x->copy.frame;
     x->arrived = 0;

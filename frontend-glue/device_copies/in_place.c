@@ -14,7 +14,7 @@
 #define LATE_MAX   (4u << 20) /* ... and no longer copies, which are whole ones */
 
 /* Pins the allocation of which the client's memory in reach is a part. */
-static bool pin(struct copies *x, const struct ibx_reach *reach)
+static bool pin(struct gpu_session *x, const struct ibx_reach *reach)
 {
     struct ibx_error err;
     err.code = 0; /* to clear the message takes as long as the rest */
@@ -32,16 +32,16 @@ static bool pin(struct copies *x, const struct ibx_reach *reach)
 /* A part of a long copy from the device, as far as can be seen: the client has sent the next one,
  * or is about to.
  */
-static bool is_part(struct copies *x)
+static bool is_part(struct gpu_session *x)
 {
     const struct copy *c = &x->copy;
     return c->settle && c->reach.lasting && c->stage == COPY_TO_CLIENT && c->bytes >= LATE_MIN &&
-           c->bytes <= LATE_MAX && !ibx_copies_captures() &&
+           c->bytes <= LATE_MAX && !ibx_captures_any() &&
            ibx_staging_may_begin(x->staging, &c->gpu);
 }
 
 /* Only here can a copy be answered while it is under way, or another one be. */
-static bool in_place_able(struct copies *x)
+static bool in_place_able(struct gpu_session *x)
 {
     struct copy *c = &x->copy;
     /* What is pinned will be unpinned, which waits for graphs, and these for such a session. */
@@ -61,7 +61,7 @@ static bool in_place_able(struct copies *x)
     return pinned;
 }
 
-static int finish(struct copies *x, int rc)
+static int finish(struct gpu_session *x, int rc)
 {
     if ((x->copy.early || x->copy.late) && !rc)
         ibx_client_pin_fence_record(&x->pins, x->cuda);
@@ -70,7 +70,7 @@ static int finish(struct copies *x, int rc)
     return ibx_copies_outcome(x, rc);
 }
 
-static int in_place_to_device(struct copies *x)
+static int in_place_to_device(struct gpu_session *x)
 {
     const struct ibx_gpu_copy *gpu = &x->copy.gpu;
     void *from = x->copy.reach.address;
@@ -82,7 +82,7 @@ static int in_place_to_device(struct copies *x)
     return rc;
 }
 
-static int in_place_to_client(struct copies *x)
+static int in_place_to_client(struct gpu_session *x)
 {
     const struct ibx_gpu_copy *gpu = &x->copy.gpu;
     void *to = x->copy.reach.address;
@@ -92,7 +92,7 @@ static int in_place_to_client(struct copies *x)
                                    : ibx_staging_straight(x->staging, to, gpu, false));
 }
 
-static int in_place_part(struct copies *x, size_t n)
+static int in_place_part(struct gpu_session *x, size_t n)
 {
     int rc = ibx_staging_deliver_straight(x->staging, x->copy.reach.address, n);
     ibx_remote_release(ibx_session_conn(x->s));
@@ -112,7 +112,7 @@ const struct copy_path ibx_path_in_place = {
 /* A context of the device that the thread uses, current for a while where the thread has none yet:
  * its client's first call may be one for page-locked memory, which makes the context natively,
  * too. The first one that is made so stays. */
-static bool context_enter(struct copies *x, bool *pushed, int *device)
+static bool context_enter(struct gpu_session *x, bool *pushed, int *device)
 {
     static atomic_uint kept; /* a bit a device */
     const struct ibx_cuda *cuda = x->cuda;
@@ -132,7 +132,7 @@ static bool context_enter(struct copies *x, bool *pushed, int *device)
 
 /* The first copy follows as soon as the application has filled its memory. Who sleeps until then
  * takes 40 to 100 us to wake up. */
-static void expect_first(struct copies *x, size_t n)
+static void expect_first(struct gpu_session *x, size_t n)
 {
     const size_t us = n / FILL_BYTES;
     ibx_expect(ibx_session_conn(x->s), us < FILL_MAX ? (unsigned)us : FILL_MAX);
@@ -141,18 +141,18 @@ static void expect_first(struct copies *x, size_t n)
 /* A refusal is no failure: the first copy that needs it pinned tries again. */
 int ibx_copies_prepare(void *context, const struct ibx_remote *remote)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     struct ibx_conn *conn = ibx_session_conn(x->s);
     const struct ibx_choice_way *ways = x->choice.ways;
     struct ibx_reach reach = {0};
     void *popped;
     bool pushed;
     int device;
-    if (x->host_queue || ibx_session_posts_pending(x->s) || !ibx_copies_have_cuda(x) ||
+    if (x->host_queue || ibx_session_posts_pending(x->s) || !ibx_back_end_have_cuda(x) ||
         !context_enter(x, &pushed, &device))
         return 0;
     int mode = ibx_cuda_capture_relax(x->cuda);
-    ibx_copies_handle_resets(x);
+    ibx_back_end_handle_resets(x);
     if (!ibx_remote_hold(conn, remote, IBX_ACCESS_REMOTE_READ, &reach)) {
         if (reach.id &&
             (reach.length >= ways[IBX_CHOICE_TO_DEVICE].in_place_min ||

@@ -10,7 +10,7 @@
  */
 #include "frontend-glue/device_copies/copies.h"
 
-int ibx_copies_delay(struct copies *x, const struct ibx_request *q, uint64_t began)
+int ibx_copies_delay(struct gpu_session *x, const struct ibx_request *q, uint64_t began)
 {
     const int rc = ibx_session_answer_delayed(x->s);
     if (rc)
@@ -23,19 +23,19 @@ int ibx_copies_delay(struct copies *x, const struct ibx_request *q, uint64_t beg
 }
 
 /* The runtime's error is what cudaGetLastError() returns after this: it has to see it, too. */
-static int failed(struct copies *x, const struct late_copy *late, int code)
+static int failed(struct gpu_session *x, const struct late_copy *late, int code)
 {
     int (*query)(void *event) = NULL;
-    *(void **)&query = ibx_copies_runtime("cudaEventQuery");
+    *(void **)&query = ibx_back_end_runtime("cudaEventQuery");
     const int seen = query && late->begun.event ? query(late->begun.event) : 0;
     ibx_client_pins_wait(&x->pins, x->cuda); /* nothing is under way in the client's memory */
     return seen && seen != IBX_CUDA_NOT_READY ? seen : code;
 }
 
-static int write_reply(struct copies *x, const struct late_copy *late, int code)
+static int write_reply(struct gpu_session *x, const struct late_copy *late, int code)
 {
     if (code) {
-        ibx_copies_note_error(x, code);
+        ibx_context_note_error(x, code);
         return ibx_copies_write_head(x, code, late->began, 0);
     }
     const int rc = ibx_session_reply_placed(x->s);
@@ -44,7 +44,7 @@ static int write_reply(struct copies *x, const struct late_copy *late, int code)
 
 int ibx_copies_answer_late(void *context)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     struct late_copy late = x->late;
     const bool answering = x->answering;
     if (!late.pending)
@@ -52,7 +52,7 @@ int ibx_copies_answer_late(void *context)
     x->late.pending = false;
     x->answering = true;
     const int mode = ibx_cuda_capture_relax(x->cuda);
-    ibx_copies_handle_resets(x);
+    ibx_back_end_handle_resets(x);
     int code = ibx_staging_end_straight(x->staging, &late.begun);
     if (code)
         code = failed(x, &late, code);

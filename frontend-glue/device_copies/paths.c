@@ -11,7 +11,7 @@
 /* --------------------------------------------------------------------------------- inline */
 
 /* Whether the payload came in page-locked memory, and is long enough for the GPU to fetch it. */
-static bool came_pinned(struct copies *x)
+static bool came_pinned(struct gpu_session *x)
 {
     const struct copy *c = &x->copy;
     return c->stage == COPY_FROM_MESSAGE && c->bytes > ibx_copies_way(x)->inline_max &&
@@ -19,7 +19,7 @@ static bool came_pinned(struct copies *x)
 }
 
 /* Between a message and the driver, without a chunk. */
-static bool inline_able(struct copies *x)
+static bool inline_able(struct gpu_session *x)
 {
     const struct copy *c = &x->copy;
     const struct ibx_frame *f = &c->frame;
@@ -31,7 +31,7 @@ static bool inline_able(struct copies *x)
     return stage && plain && f->width <= ibx_copies_way(x)->inline_max;
 }
 
-static int inline_to_device(struct copies *x)
+static int inline_to_device(struct gpu_session *x)
 {
     const struct ibx_frame *f = &x->copy.frame;
     if (came_pinned(x))
@@ -43,7 +43,7 @@ static int inline_to_device(struct copies *x)
                               x->cuda->memcpy_to_device(f->dst, x->copy.payload, (size_t)f->width));
 }
 
-static int inline_to_reply(struct copies *x)
+static int inline_to_reply(struct gpu_session *x)
 {
     const struct ibx_frame *f = &x->copy.frame;
     ibx_turn_take(&x->turn, f->width);
@@ -67,7 +67,7 @@ const struct copy_path *const ibx_copy_paths[PATHS] = {
     [PATH_STAGED] = &ibx_path_staged,
 };
 
-void ibx_copies_begin(struct copies *x, enum copy_stage stage, uint64_t bytes)
+void ibx_copies_begin(struct gpu_session *x, enum copy_stage stage, uint64_t bytes)
 {
     const struct ibx_frame *f = &x->copy.frame;
     bool to_device = f->kind == IBX_FRAME_H2D;
@@ -86,7 +86,7 @@ void ibx_copies_begin(struct copies *x, enum copy_stage stage, uint64_t bytes)
 
 /* Holds the client's memory that this stage is about, if it is within reach and that is worth
  * while. */
-static void hold(struct copies *x)
+static void hold(struct gpu_session *x)
 {
     struct copy *c = &x->copy;
     struct ibx_conn *conn = ibx_session_conn(x->s);
@@ -110,7 +110,7 @@ static void hold(struct copies *x)
         ibx_copies_note_refusal(x, NOT_REACHED);
 }
 
-const struct copy_path *ibx_copies_path(struct copies *x)
+const struct copy_path *ibx_copies_path(struct gpu_session *x)
 {
     const struct copy_path *path = NULL;
     int i = 0;
@@ -128,7 +128,7 @@ const struct copy_path *ibx_copies_path(struct copies *x)
 
 int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     x->copy.remote = *remote;
     x->copy.remote_at = 0;
     if (x->copy.direct)

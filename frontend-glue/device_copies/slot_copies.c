@@ -22,7 +22,7 @@ static uint64_t name_of(const struct ibx_frame *f)
     return f->kind == IBX_FRAME_H2D ? f->dst : f->kind == IBX_FRAME_D2H ? f->src : 0;
 }
 
-bool ibx_slot_is_named(const struct copies *x, const struct ibx_request *q)
+bool ibx_slot_is_named(const struct gpu_session *x, const struct ibx_request *q)
 {
     struct ibx_frame f;
     return x->host_queue && q->call == IBX_FRAME_MEMCPY_ASYNC && (q->body || q->tail_length) &&
@@ -30,7 +30,7 @@ bool ibx_slot_is_named(const struct copies *x, const struct ibx_request *q)
 }
 
 /* The block that it is in, registered with the connection. NULL: it cannot be. */
-static struct ibx_mr *region_of(struct copies *x, const struct ibx_slot_memory *memory)
+static struct ibx_mr *region_of(struct gpu_session *x, const struct ibx_slot_memory *memory)
 {
     struct ibx_error err = {0};
     const struct ibx_span span = ibx_span_host(memory->base, memory->length);
@@ -42,7 +42,7 @@ static struct ibx_mr *region_of(struct copies *x, const struct ibx_slot_memory *
     return *region;
 }
 
-void ibx_slot_regions_end(struct copies *x)
+void ibx_slot_regions_end(struct gpu_session *x)
 {
     for (unsigned i = 0; x->slot_regions && i < IBX_SLOT_BLOCKS; i++)
         ibx_mr_deregister(x->slot_regions[i]);
@@ -50,14 +50,14 @@ void ibx_slot_regions_end(struct copies *x)
     x->slot_regions = NULL;
 }
 
-static int move(struct copies *x, const struct slot_copy *c, bool read,
+static int move(struct gpu_session *x, const struct slot_copy *c, bool read,
                 const struct ibx_remote *remote)
 {
     const int rc = ibx_session_post(x->s, read, c->region, c->at, remote, 0, c->frame.width, 0, 0);
     return rc ? rc : ibx_session_finish_posts(x->s);
 }
 
-static int take(struct copies *x, const struct ibx_request *q, const struct slot_copy *c,
+static int take(struct gpu_session *x, const struct ibx_request *q, const struct slot_copy *c,
                 uint64_t began)
 {
     int rc = 0;
@@ -72,7 +72,7 @@ static int take(struct copies *x, const struct ibx_request *q, const struct slot
 }
 
 /* Into the client's memory where the request says which that is. */
-static int give(struct copies *x, const struct ibx_request *q, const struct slot_copy *c,
+static int give(struct gpu_session *x, const struct ibx_request *q, const struct slot_copy *c,
                 uint64_t began)
 {
     const size_t n = c->frame.width;
@@ -96,7 +96,8 @@ static int give(struct copies *x, const struct ibx_request *q, const struct slot
 
 /* The slot is the function's that the client has been told to call, for the copy in this direction;
  * held until the copy is over. */
-static uint64_t find(struct copies *x, const struct ibx_frame *f, struct ibx_slot_memory *memory)
+static uint64_t find(struct gpu_session *x, const struct ibx_frame *f,
+                     struct ibx_slot_memory *memory)
 {
     const uint64_t name = name_of(f), at = name & UINT32_MAX;
     const struct ibx_host_copy copy = ibx_host_work_taken(x, name << 1 >> 33);
@@ -108,7 +109,7 @@ static uint64_t find(struct copies *x, const struct ibx_frame *f, struct ibx_slo
 }
 
 /* What cannot be made is left to GVirtuS, whose handler finds no such memory. */
-int ibx_slot_copy(struct copies *x, const struct ibx_request *q)
+int ibx_slot_copy(struct gpu_session *x, const struct ibx_request *q)
 {
     const uint64_t began = ibx_now_ns();
     struct slot_copy c = {.at = NULL};

@@ -13,7 +13,7 @@
 
 /* -------------------------------------------------------------------------------- wires */
 
-static bool to_device(const struct copies *x)
+static bool to_device(const struct gpu_session *x)
 {
     return x->copy.stage <= COPY_FROM_CLIENT;
 }
@@ -21,14 +21,14 @@ static bool to_device(const struct copies *x)
 /* In any of the threads. */
 static int threads_copy(void *context, void *local, uint64_t offset, size_t n)
 {
-    const struct copies *x = context;
+    const struct gpu_session *x = context;
     return ibx_remote_copy(ibx_session_conn(x->s), to_device(x), local, &x->copy.part, offset, n);
 }
 
 static int wire_move(void *context, unsigned slot, unsigned chunk, void *local, uint64_t offset,
                      size_t n)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     const struct copy *c = &x->copy;
     if (c->wire == COPY_WIRE_FABRIC)
         return ibx_session_post(x->s, to_device(x), x->regions[chunk], local, &c->remote,
@@ -46,7 +46,7 @@ static int wire_move(void *context, unsigned slot, unsigned chunk, void *local, 
     return rc < 0 ? (int)rc : 0;
 }
 
-static int fabric_arrived(struct copies *x, bool wait)
+static int fabric_arrived(struct gpu_session *x, bool wait)
 {
     uint32_t windows = x->arrived & COPIES_WINDOWS;
     int rc;
@@ -61,7 +61,7 @@ static int fabric_arrived(struct copies *x, bool wait)
 
 static int wire_arrived(void *context, bool wait, uint32_t *slots)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     if (x->copy.wire == COPY_WIRE_THREADS)
         return ibx_copy_threads_take(ibx_session_threads(x->s), wait, slots);
     int rc = x->copy.wire == COPY_WIRE_FABRIC ? fabric_arrived(x, wait) : 0;
@@ -72,7 +72,7 @@ static int wire_arrived(void *context, bool wait, uint32_t *slots)
     return 0;
 }
 
-struct ibx_staging_wire ibx_copies_wire(struct copies *x, enum copy_wire wire)
+struct ibx_staging_wire ibx_copies_wire(struct gpu_session *x, enum copy_wire wire)
 {
     const bool by_threads = wire == COPY_WIRE_THREADS;
     x->copy.wire = wire;
@@ -83,7 +83,7 @@ struct ibx_staging_wire ibx_copies_wire(struct copies *x, enum copy_wire wire)
 }
 
 /* With the result of what the wire was for; a negative one as ibx_session_fail(). */
-static int wire_end(struct copies *x, int rc)
+static int wire_end(struct gpu_session *x, int rc)
 {
     if (x->copy.wire != COPY_WIRE_THREADS)
         return rc;
@@ -94,7 +94,7 @@ static int wire_end(struct copies *x, int rc)
 
 /* ------------------------------------------------------------------------------- chunks */
 
-static void tell_staging(struct copies *x, const char *why)
+static void tell_staging(struct gpu_session *x, const char *why)
 {
     if (!x->told_staging)
         ibx_log(IBX_LOG_WARN, "GVirtuS runs longer copies itself: %s", why);
@@ -102,7 +102,7 @@ static void tell_staging(struct copies *x, const char *why)
 }
 
 /* Registers the chunks in hand with the connection, where that has not been done. */
-static bool regions_ready(struct copies *x)
+static bool regions_ready(struct gpu_session *x)
 {
     struct ibx_error err = {0};
     if (!x->regions) {
@@ -123,7 +123,7 @@ static bool regions_ready(struct copies *x)
     return true;
 }
 
-struct ibx_staging *ibx_copies_staging(struct copies *x)
+struct ibx_staging *ibx_copies_staging(struct gpu_session *x)
 {
     if (!x->staging && ibx_staging_create(x->cuda, &x->staging, NULL))
         return NULL;
@@ -131,11 +131,11 @@ struct ibx_staging *ibx_copies_staging(struct copies *x)
     ibx_staging_set_chunk(x->staging, x->choice.chunk);
     if (!ibx_staging_chunks(x->staging) && x->isolation.tenant)
         ibx_staging_set_quota(x->staging, ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_CHUNKS));
-    ibx_copies_handle_resets(x);
+    ibx_back_end_handle_resets(x);
     return x->staging;
 }
 
-bool ibx_copies_take_chunks(struct copies *x, uint64_t bytes, bool fabric)
+bool ibx_copies_take_chunks(struct gpu_session *x, uint64_t bytes, bool fabric)
 {
     struct ibx_error err = {0};
     if (!ibx_copies_staging(x))
@@ -152,7 +152,7 @@ bool ibx_copies_take_chunks(struct copies *x, uint64_t bytes, bool fabric)
     return false;
 }
 
-int ibx_copies_staged_outcome(struct copies *x, int rc)
+int ibx_copies_staged_outcome(struct gpu_session *x, int rc)
 {
     if (rc >= 0) /* otherwise the session has ended, and the pipeline with it */
         ibx_staging_end(x->staging);
@@ -162,14 +162,14 @@ int ibx_copies_staged_outcome(struct copies *x, int rc)
 /* ------------------------------------------------------------------------- either path */
 
 /* What fills the chunks on the path that was chosen. */
-static enum copy_wire wire_of(const struct copies *x)
+static enum copy_wire wire_of(const struct gpu_session *x)
 {
     if (x->copy.path == PATH_COPY_THREADS)
         return COPY_WIRE_THREADS;
     return x->copy.stage == COPY_FROM_MESSAGE ? COPY_WIRE_MESSAGE : COPY_WIRE_FABRIC;
 }
 
-static bool chunks_taken(struct copies *x)
+static bool chunks_taken(struct gpu_session *x)
 {
     enum copy_wire wire = wire_of(x);
     bool taken = ibx_copies_take_chunks(x, x->copy.bytes, wire == COPY_WIRE_FABRIC);
@@ -178,7 +178,7 @@ static bool chunks_taken(struct copies *x)
     return taken;
 }
 
-static int run_to_device(struct copies *x)
+static int run_to_device(struct gpu_session *x)
 {
     if (!chunks_taken(x))
         return IBX_REQUEST_PASS;
@@ -187,7 +187,7 @@ static int run_to_device(struct copies *x)
     return ibx_copies_staged_outcome(x, wire_end(x, rc));
 }
 
-static int run_to_client(struct copies *x)
+static int run_to_client(struct gpu_session *x)
 {
     if (!chunks_taken(x))
         return IBX_REQUEST_PASS;
@@ -198,30 +198,30 @@ static int run_to_client(struct copies *x)
     return ibx_copies_staged_outcome(x, wire_end(x, rc));
 }
 
-static int deliver(struct copies *x, enum copy_wire by, size_t n)
+static int deliver(struct gpu_session *x, enum copy_wire by, size_t n)
 {
     struct ibx_staging_wire wire = ibx_copies_wire(x, by);
     int rc = wire_end(x, ibx_staging_deliver(x->staging, &wire, n));
     return rc > 0 ? ibx_copies_broke_off(x, rc) : rc;
 }
 
-static int run_part(struct copies *x, size_t n)
+static int run_part(struct gpu_session *x, size_t n)
 {
     return deliver(x, wire_of(x), n);
 }
 
-int ibx_copies_write_staged(struct copies *x, size_t n)
+int ibx_copies_write_staged(struct gpu_session *x, size_t n)
 {
     return deliver(x, COPY_WIRE_MESSAGE, n);
 }
 
-static bool staged_able(struct copies *x)
+static bool staged_able(struct gpu_session *x)
 {
     return x->copy.stage == COPY_PART || ibx_gpu_copy_fits(&x->copy.gpu);
 }
 
 /* The chunks stay in hand: the first have come from the GPU. */
-static int staged_to_reply(struct copies *x)
+static int staged_to_reply(struct gpu_session *x)
 {
     bool fabric = x->copy.bytes >= ibx_session_caps(x->s)->rendezvous;
     if (!ibx_copies_take_chunks(x, x->copy.bytes, fabric))
@@ -239,7 +239,7 @@ const struct copy_path ibx_path_staged = {
 };
 
 /* The kernel may have become unwilling since the last time; the fabric can copy then. */
-static bool copy_threads_able(struct copies *x)
+static bool copy_threads_able(struct gpu_session *x)
 {
     const struct copy *c = &x->copy;
     return c->held && staged_able(x) && c->reach.copies &&

@@ -15,10 +15,10 @@ struct calls {
 
 static bool calls_of(struct calls *calls)
 {
-    *(void **)&calls->address_of = ibx_copies_runtime("cudaGetSymbolAddress");
-    *(void **)&calls->size_of = ibx_copies_runtime("cudaGetSymbolSize");
-    *(void **)&calls->peek_error = ibx_copies_runtime("cudaPeekAtLastError");
-    *(void **)&calls->get_error = ibx_copies_runtime("cudaGetLastError");
+    *(void **)&calls->address_of = ibx_back_end_runtime("cudaGetSymbolAddress");
+    *(void **)&calls->size_of = ibx_back_end_runtime("cudaGetSymbolSize");
+    *(void **)&calls->peek_error = ibx_back_end_runtime("cudaPeekAtLastError");
+    *(void **)&calls->get_error = ibx_back_end_runtime("cudaGetLastError");
     return calls->address_of && calls->size_of && calls->peek_error && calls->get_error;
 }
 

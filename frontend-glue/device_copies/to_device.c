@@ -23,7 +23,7 @@ bool ibx_copies_parse(const struct ibx_request *q, struct ibx_frame *frame)
 /* ------------------------------------------------------------------------- windows */
 
 /* The ends of a long body identify the copy. They are fetched together with its first chunks. */
-static int windows_fetch(struct copies *x)
+static int windows_fetch(struct gpu_session *x)
 {
     struct ibx_error err = {0};
     const struct ibx_remote *remote = &x->copy.remote;
@@ -42,12 +42,12 @@ static int windows_fetch(struct copies *x)
                                  IBX_STAGING_DEPTH + 2, IBX_URGENT);
 }
 
-static bool windows_here(const struct copies *x)
+static bool windows_here(const struct gpu_session *x)
 {
     return (x->arrived & COPIES_WINDOWS) == COPIES_WINDOWS;
 }
 
-static int windows_wait(struct copies *x)
+static int windows_wait(struct gpu_session *x)
 {
     int rc = ibx_session_check_posts(x->s);
     while (!rc && !windows_here(x)) {
@@ -59,7 +59,7 @@ static int windows_wait(struct copies *x)
 }
 
 /* Both windows are here: whether they are those of a good copy to the device. */
-static bool windows_parse(struct copies *x, enum ibx_frame_call call)
+static bool windows_parse(struct gpu_session *x, enum ibx_frame_call call)
 {
     const uint8_t *at = ibx_mr_address(x->windows);
     struct ibx_frame_body body = {at, at + IBX_FRAME_WINDOW, x->copy.remote.length};
@@ -72,7 +72,7 @@ static bool windows_parse(struct copies *x, enum ibx_frame_call call)
 /* ibx_staging_wire.open; the call is in copy.frame.call. */
 static int open_body(void *context, struct ibx_gpu_copy *gpu)
 {
-    struct copies *x = context;
+    struct gpu_session *x = context;
     if (!windows_here(x))
         return 1;
     if (!windows_parse(x, x->copy.frame.call))
@@ -84,7 +84,7 @@ static int open_body(void *context, struct ibx_gpu_copy *gpu)
 
 /* A plain copy's payload begins and ends where every such body's does: so its first chunks come
  * together with the windows. */
-static int run_plain(struct copies *x, const struct ibx_request *q)
+static int run_plain(struct gpu_session *x, const struct ibx_request *q)
 {
     uint64_t bytes = q->length - ibx_frame_plain_bytes(q->call);
     struct ibx_gpu_copy size = {.width = bytes, .height = 1};
@@ -104,7 +104,7 @@ static int run_plain(struct copies *x, const struct ibx_request *q)
 }
 
 /* Whether the copy threads will copy a body of that length, as far as is known before the hold. */
-static bool threads_likely(struct copies *x, uint64_t length)
+static bool threads_likely(struct gpu_session *x, uint64_t length)
 {
     return length >= IBX_FRAME_WINDOW &&
            length - IBX_FRAME_WINDOW >= ibx_copies_way(x)->copy_threads_min &&
@@ -114,7 +114,7 @@ static bool threads_likely(struct copies *x, uint64_t length)
 /* ------------------------------------------------------------------------- the whole */
 
 /* The frame is known, and good. */
-static int run_known(struct copies *x, enum copy_stage stage)
+static int run_known(struct gpu_session *x, enum copy_stage stage)
 {
     if (stage == COPY_FROM_CLIENT && !ibx_copies_staging(x))
         return IBX_REQUEST_PASS;
@@ -123,7 +123,7 @@ static int run_known(struct copies *x, enum copy_stage stage)
     return path ? path->to_device(x) : IBX_REQUEST_PASS;
 }
 
-int ibx_copies_to_device(struct copies *x, const struct ibx_request *q)
+int ibx_copies_to_device(struct gpu_session *x, const struct ibx_request *q)
 {
     x->arrived = 0;
     if (q->body) {

@@ -71,7 +71,7 @@ static bool wait_for_others(bool changes)
 }
 
 /* Those that look up do not wait for one that waits to change: some wait for the GPU. */
-void ibx_registrations_begin(struct copies *x)
+void ibx_registrations_begin(struct gpu_session *x)
 {
     const enum registrations_use use = x->handler.registrations;
     if (use == REGISTRATIONS_UNUSED || x->handler.registrations_run != REGISTRATIONS_UNUSED)
@@ -89,7 +89,7 @@ void ibx_registrations_begin(struct copies *x)
                 LOOKUPS_MS);
 }
 
-void ibx_registrations_end(struct copies *x)
+void ibx_registrations_end(struct gpu_session *x)
 {
     if (x->handler.registrations_run == REGISTRATIONS_UNUSED)
         return;

@@ -19,8 +19,8 @@
 enum registrations_use ibx_registrations_use(const char *name);
 /* Around it; the former when all of the request has been read. One that changes them waits for
  * those that look up, for a bounded time. */
-void ibx_registrations_begin(struct copies *x);
-void ibx_registrations_end(struct copies *x);
+void ibx_registrations_begin(struct gpu_session *x);
+void ibx_registrations_end(struct gpu_session *x);
 /* Kernels were registered, or are no more; how often. */
 void ibx_registrations_changed(void);
 unsigned ibx_registrations_changes(void);

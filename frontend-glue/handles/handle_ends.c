@@ -82,12 +82,12 @@ static size_t take(uint64_t client, bool graphs, const void *context, struct ibx
     return i;
 }
 
-size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken)
+size_t ibx_handles_take(struct gpu_session *x, struct ibx_taken **taken)
 {
     const uint64_t client = ibx_clients_number(x);
     void *context = NULL;
     *taken = NULL;
-    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context))
+    if (!ibx_back_end_have_cuda(x) || x->cuda->ctx_get_current(&context))
         return 0;
     return take(client, false, context, taken);
 }

@@ -48,8 +48,8 @@ struct handle {
     struct ibx_tenant *tenant; /* NULL: every tenant's */
     struct ibx_quota *counted; /* where it counts as the tenant's; NULL: nowhere */
     unsigned holders;          /* requests */
-    const struct copies *user; /* of a graph, the one that holds it; else that changes it */
-    struct opener *openers;    /* other clients that have opened it */
+    const struct gpu_session *user; /* of a graph, the one that holds it; else that changes it */
+    struct opener *openers;         /* other clients that have opened it */
     unsigned opener_count;
     bool theirs;     /* another process's, which each who uses it has opened */
     bool was_open;   /* to one of them, whose work may use it though that has closed it */
@@ -67,15 +67,16 @@ extern pthread_mutex_t ibx_handles_lock;
 struct handle *ibx_handle_of_any(enum ibx_handle_kind kind, uint64_t value);
 /* One that the session's client may name; NULL: there is none of that value. And one of the
  * tenant's, whichever client has made it. */
-struct handle *ibx_handle_find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value);
-struct handle *ibx_handle_of_tenant(const struct copies *x, enum ibx_handle_kind kind,
+struct handle *ibx_handle_find(const struct gpu_session *x, enum ibx_handle_kind kind,
+                               uint64_t value);
+struct handle *ibx_handle_of_tenant(const struct gpu_session *x, enum ibx_handle_kind kind,
                                     uint64_t value);
 /* Whether it is another program's, as far as that is known, which may be open to the client. */
-bool ibx_handle_is_apart(const struct copies *x, const struct handle *h);
+bool ibx_handle_is_apart(const struct gpu_session *x, const struct handle *h);
 /* Any of those that [value, last] touches, whoever's it is. */
 struct handle *ibx_handle_touched(enum ibx_handle_kind kind, uint64_t value, uint64_t last);
 /* A new one of the session's, which is nowhere yet; NULL: no memory. Not locked. */
-struct handle *ibx_handle_new(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+struct handle *ibx_handle_new(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
 /* Takes it; no other touches it. False: no memory. */
 bool ibx_handle_enter(struct handle *made);
 void ibx_handle_drop(struct handle *h);
@@ -87,7 +88,7 @@ void ibx_handle_forget_parts(enum ibx_handle_kind kind, uint64_t value);
 void ibx_handle_set_graph(struct handle *h, uint64_t graph);
 /* A new one. `listed`: it may be there already. `weight`: what a node counts as, in its graph. Not
  * locked. */
-bool ibx_handle_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
+bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
                     uint64_t weight, bool listed);
 
 /* handle_sizes.c */
@@ -96,7 +97,7 @@ bool ibx_handle_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
 void ibx_handle_count_as(struct handle *h, struct ibx_tenant *tenant);
 /* A graph, and those that it is in, count as n more, or as so many less. A node in it has `depth`
  * graphs within each other. */
-void ibx_handle_grow_graph(const struct copies *x, uint64_t graph, uint64_t n, unsigned depth,
+void ibx_handle_grow_graph(const struct gpu_session *x, uint64_t graph, uint64_t n, unsigned depth,
                            bool less);
 
 /* handle_openers.c */

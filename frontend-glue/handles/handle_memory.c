@@ -34,7 +34,7 @@ static _Atomic uint64_t changes; /* of who has which memory */
 
 /* ------------------------------------------------------------------------------ it is made */
 
-void ibx_memory_make_begin(struct copies *x)
+void ibx_memory_make_begin(struct gpu_session *x)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const uint64_t now = looks;
@@ -48,7 +48,7 @@ void ibx_memory_make_begin(struct copies *x)
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-void ibx_memory_make_end(struct copies *x)
+void ibx_memory_make_end(struct gpu_session *x)
 {
     if (!x->makes_memory)
         return;
@@ -69,7 +69,7 @@ static bool enter(struct handle *made)
     return ibx_handle_enter(made);
 }
 
-bool ibx_memory_add(struct copies *x, uint64_t address, uint64_t n, bool of_graph)
+bool ibx_memory_add(struct gpu_session *x, uint64_t address, uint64_t n, bool of_graph)
 {
     struct handle *made = ibx_handle_new(x, IBX_HANDLE_MEMORY, address);
     if (!made)
@@ -115,7 +115,7 @@ static bool is_no_address(int rc)
 
 /* Locked. What is in the client's way in [first, last], with the rest of what it touches to the
  * left and to the right. `steps` go down; without any left all is in its way. */
-static const struct handle *other_in(const struct copies *x, uint64_t first, uint64_t last,
+static const struct handle *other_in(const struct gpu_session *x, uint64_t first, uint64_t last,
                                      unsigned *steps)
 {
     const struct handle *other = NULL, *h = ibx_handle_touched(IBX_HANDLE_MEMORY, first, last);
@@ -134,7 +134,8 @@ static const struct handle *other_in(const struct copies *x, uint64_t first, uin
 
 /* Locked, and not while it waits. What is being given back may be nobody's any more, and what is
  * there now may be what nobody was seen to make. */
-static const struct handle *other_at_last(const struct copies *x, uint64_t first, uint64_t last)
+static const struct handle *other_at_last(const struct gpu_session *x, uint64_t first,
+                                          uint64_t last)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
     const struct timespec until = ibx_timespec_of(deadline);
@@ -150,7 +151,7 @@ static const struct handle *other_at_last(const struct copies *x, uint64_t first
 }
 
 /* Locked. Who is in the client's way, and what is the client's for the next question. */
-static uint64_t other_than(struct copies *x, uint64_t first, uint64_t last)
+static uint64_t other_than(struct gpu_session *x, uint64_t first, uint64_t last)
 {
     const struct handle *other = other_at_last(x, first, last);
     const struct handle *h = other ? NULL : ibx_handle_touched(IBX_HANDLE_MEMORY, first, first);
@@ -161,14 +162,14 @@ static uint64_t other_than(struct copies *x, uint64_t first, uint64_t last)
 }
 
 /* Whether nobody needs to be asked. */
-static bool is_own(struct copies *x, uint64_t first, uint64_t last)
+static bool is_own(struct gpu_session *x, uint64_t first, uint64_t last)
 {
     const struct ibx_owners_cache *own = &x->isolation.own_memory;
     return !ibx_clients_number(x) || !ibx_clients_were_several() ||
            (own->changes == atomic_load(&changes) && first >= own->begin && last <= own->end);
 }
 
-uint64_t ibx_memory_other(struct copies *x, uint64_t address, uint64_t n)
+uint64_t ibx_memory_other(struct gpu_session *x, uint64_t address, uint64_t n)
 {
     const uint64_t last = ibx_range_last(address, n);
     if (is_own(x, address, last))
@@ -185,18 +186,18 @@ uint64_t ibx_memory_other(struct copies *x, uint64_t address, uint64_t n)
 }
 
 /* Whether CUDA knows of no memory there, of the device or page-locked. */
-static bool is_none(struct copies *x, uint64_t address)
+static bool is_none(struct gpu_session *x, uint64_t address)
 {
     unsigned type = 0;
     void *values[] = {&type};
-    const int rc = ibx_copies_have_cuda(x)
+    const int rc = ibx_back_end_have_cuda(x)
                        ? x->cuda->pointer_get_attributes(1, &(int){IBX_CUDA_POINTER_MEMORY_TYPE},
                                                          values, address)
                        : -1;
     return rc ? is_no_address(rc) : !type;
 }
 
-uint64_t ibx_memory_not_there(struct copies *x, uint64_t address, uint64_t n)
+uint64_t ibx_memory_not_there(struct gpu_session *x, uint64_t address, uint64_t n)
 {
     const uint64_t last = ibx_range_last(address, n);
     if (is_own(x, address, last))
@@ -213,7 +214,7 @@ uint64_t ibx_memory_not_there(struct copies *x, uint64_t address, uint64_t n)
 /* ------------------------------------------------------------------------ it is given back */
 
 /* Locked. To whom it is open, it is to be closed by. */
-static bool begin(const struct copies *x, struct handle *h, uint64_t address, uint64_t *number)
+static bool begin(const struct gpu_session *x, struct handle *h, uint64_t address, uint64_t *number)
 {
     if (h->value != address) /* CUDA refuses it */
         return true;
@@ -225,7 +226,7 @@ static bool begin(const struct copies *x, struct handle *h, uint64_t address, ui
 }
 
 /* Whether an allocation begins there, as far as the driver tells. */
-static bool is_there(struct copies *x, uint64_t address)
+static bool is_there(struct gpu_session *x, uint64_t address)
 {
     uint64_t base = address;
     size_t n;
@@ -244,11 +245,11 @@ static void note_unseen(struct handle *made, uint64_t *number)
 }
 
 /* Of memory whose maker is not known. */
-static bool begin_unseen(struct copies *x, uint64_t address, uint64_t *number)
+static bool begin_unseen(struct gpu_session *x, uint64_t address, uint64_t *number)
 {
-    ibx_copies_begin_context(x);
+    ibx_back_end_begin_context(x);
     struct handle *made =
-        ibx_copies_have_cuda(x) ? ibx_handle_new(x, IBX_HANDLE_MEMORY, address) : NULL;
+        ibx_back_end_have_cuda(x) ? ibx_handle_new(x, IBX_HANDLE_MEMORY, address) : NULL;
     if (!made)
         return true;
     pthread_mutex_lock(&ibx_handles_lock);
@@ -267,7 +268,7 @@ static bool begin_unseen(struct copies *x, uint64_t address, uint64_t *number)
     return may;
 }
 
-bool ibx_memory_free_begin(struct copies *x, uint64_t address, uint64_t *number)
+bool ibx_memory_free_begin(struct gpu_session *x, uint64_t address, uint64_t *number)
 {
     *number = 0;
     ibx_clients_number(x);

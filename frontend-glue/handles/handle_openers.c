@@ -47,7 +47,7 @@ bool ibx_handle_is_open(const struct handle *h, uint64_t client)
     return i < h->opener_count;
 }
 
-static bool is_there(const struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+static bool is_there(const struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const bool is = ibx_handle_of_tenant(x, kind, value);
@@ -55,7 +55,7 @@ static bool is_there(const struct copies *x, enum ibx_handle_kind kind, uint64_t
     return is;
 }
 
-bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_open(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t client = ibx_clients_number(x);
     pthread_mutex_lock(&ibx_handles_lock);
@@ -66,7 +66,7 @@ bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t valu
     return done;
 }
 
-bool ibx_handles_open_theirs(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+bool ibx_handles_open_theirs(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                              bool *again)
 {
     *again = is_there(x, kind, value);
@@ -85,7 +85,7 @@ bool ibx_handles_open_theirs(struct copies *x, enum ibx_handle_kind kind, uint64
     return false;
 }
 
-bool ibx_handles_opened_by(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_opened_by(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t client = ibx_clients_number(x);
     unsigned i = 0;
@@ -106,7 +106,7 @@ bool ibx_handles_there(enum ibx_handle_kind kind, uint64_t value)
     return there;
 }
 
-void ibx_handles_expose(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+void ibx_handles_expose(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *h = ibx_handle_find(x, kind, value);
@@ -141,7 +141,8 @@ static bool close_for(struct handle *h, uint64_t client)
     return true;
 }
 
-bool ibx_handle_close(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t *nobody)
+bool ibx_handle_close(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
+                      uint64_t *nobody)
 {
     const uint64_t client = ibx_clients_number(x);
     *nobody = 0;

@@ -57,7 +57,7 @@ static void grow(struct handle *h, uint64_t n, bool less)
 /* So does a graph, and so do those that it is in. A node in it has `depth` graphs within each
  * other.
  */
-void ibx_handle_grow_graph(const struct copies *x, uint64_t graph, uint64_t n, unsigned depth,
+void ibx_handle_grow_graph(const struct gpu_session *x, uint64_t graph, uint64_t n, unsigned depth,
                            bool less)
 {
     struct handle *h = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
@@ -70,7 +70,7 @@ void ibx_handle_grow_graph(const struct copies *x, uint64_t graph, uint64_t n, u
     }
 }
 
-static bool add_to_graph(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+static bool add_to_graph(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                          uint64_t graph, uint64_t weight, unsigned depth)
 {
     const bool added = ibx_handle_add(x, kind, value, graph, weight, false);
@@ -81,25 +81,26 @@ static bool add_to_graph(struct copies *x, enum ibx_handle_kind kind, uint64_t v
     return added;
 }
 
-bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph, uint64_t weight,
+bool ibx_handles_add_node(struct gpu_session *x, uint64_t node, uint64_t graph, uint64_t weight,
                           unsigned depth)
 {
     return add_to_graph(x, IBX_HANDLE_NODE, node, graph, weight, depth);
 }
 
-bool ibx_handles_add_condition(struct copies *x, uint64_t condition, uint64_t graph)
+bool ibx_handles_add_condition(struct gpu_session *x, uint64_t condition, uint64_t graph)
 {
     return add_to_graph(x, IBX_HANDLE_CONDITION, condition, graph, 1, 0);
 }
 
-void ibx_handles_grow(struct copies *x, uint64_t graph, uint64_t nodes, unsigned depth)
+void ibx_handles_grow(struct gpu_session *x, uint64_t graph, uint64_t nodes, unsigned depth)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     ibx_handle_grow_graph(x, graph, nodes, depth, false);
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-struct ibx_graph_size ibx_handles_size(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+struct ibx_graph_size ibx_handles_size(struct gpu_session *x, enum ibx_handle_kind kind,
+                                       uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *h = ibx_handle_find(x, kind, value);
@@ -112,7 +113,7 @@ struct ibx_graph_size ibx_handles_size(struct copies *x, enum ibx_handle_kind ki
     return size;
 }
 
-void ibx_handles_made_so(struct copies *x, uint64_t exec, struct ibx_graph_size size)
+void ibx_handles_made_so(struct gpu_session *x, uint64_t exec, struct ibx_graph_size size)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
@@ -123,7 +124,7 @@ void ibx_handles_made_so(struct copies *x, uint64_t exec, struct ibx_graph_size 
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph, unsigned functions)
+void ibx_handles_made_of(struct gpu_session *x, uint64_t exec, uint64_t graph, unsigned functions)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
@@ -134,7 +135,7 @@ void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph, unsign
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-unsigned ibx_handles_functions(struct copies *x, uint64_t exec)
+unsigned ibx_handles_functions(struct gpu_session *x, uint64_t exec)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
@@ -143,7 +144,7 @@ unsigned ibx_handles_functions(struct copies *x, uint64_t exec)
     return functions;
 }
 
-void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other)
+void ibx_handles_within(struct gpu_session *x, uint64_t graph, uint64_t other)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);

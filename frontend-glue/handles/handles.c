@@ -57,27 +57,28 @@ struct handle *ibx_handle_of_any(enum ibx_handle_kind kind, uint64_t value)
     return h && h->value == value ? h : NULL;
 }
 
-struct handle *ibx_handle_of_tenant(const struct copies *x, enum ibx_handle_kind kind,
+struct handle *ibx_handle_of_tenant(const struct gpu_session *x, enum ibx_handle_kind kind,
                                     uint64_t value)
 {
     struct handle *h = ibx_handle_of_any(kind, value);
     return h && (!h->tenant || h->tenant == x->isolation.tenant) ? h : NULL;
 }
 
-bool ibx_handle_is_apart(const struct copies *x, const struct handle *h)
+bool ibx_handle_is_apart(const struct gpu_session *x, const struct handle *h)
 {
     return h->of_process && h->client != ibx_clients_number_of(x) &&
            ibx_clients_apart(x, h->client);
 }
 
 /* A device's own pool is all clients'. */
-static bool may_name(const struct copies *x, const struct handle *h)
+static bool may_name(const struct gpu_session *x, const struct handle *h)
 {
     return h->kind == IBX_HANDLE_POOL || ibx_handle_is_open(h, ibx_clients_number_of(x)) ||
            !ibx_handle_is_apart(x, h);
 }
 
-struct handle *ibx_handle_find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+struct handle *ibx_handle_find(const struct gpu_session *x, enum ibx_handle_kind kind,
+                               uint64_t value)
 {
     struct handle *h = ibx_handle_of_tenant(x, kind, value);
     return h && may_name(x, h) ? h : NULL;
@@ -160,7 +161,7 @@ void ibx_handle_drop(struct handle *h)
 }
 
 /* Locked. The handle to which this one belongs, and with which it ends; NULL: to none. */
-static struct handle *whole_of(const struct copies *x, const struct handle *h)
+static struct handle *whole_of(const struct gpu_session *x, const struct handle *h)
 {
     const enum ibx_handle_kind kind =
         h->kind == IBX_HANDLE_ARRAY ? IBX_HANDLE_MIPMAP : IBX_HANDLE_GRAPH;
@@ -168,7 +169,7 @@ static struct handle *whole_of(const struct copies *x, const struct handle *h)
 }
 
 /* Locked. False: the request names too much. */
-static bool hold(struct copies *x, struct handle *h)
+static bool hold(struct gpu_session *x, struct handle *h)
 {
     unsigned i = 0;
     while (i < x->held_count && x->held[i] != h)
@@ -187,7 +188,7 @@ static bool hold(struct copies *x, struct handle *h)
 
 /* Locked, but not while it waits for other requests with the same graph. NULL: there is none of
  * that value, or waiting for it takes too long. */
-static struct handle *find_free(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+static struct handle *find_free(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
     const struct timespec until = ibx_timespec_of(deadline);
@@ -210,7 +211,7 @@ static void release(struct handle *h)
     pthread_cond_broadcast(&let_go);
 }
 
-void ibx_handles_let_go(struct copies *x)
+void ibx_handles_let_go(struct gpu_session *x)
 {
     if (!x->held_count)
         return;
@@ -243,13 +244,13 @@ static void renew(struct handle *h, const struct handle *made)
     ibx_handle_set_graph(h, made->of);
 }
 
-struct handle *ibx_handle_new(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+struct handle *ibx_handle_new(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     void *context = NULL;
     struct handle *made = malloc(sizeof(*made));
     if (!made)
         return NULL;
-    if (ibx_copies_have_cuda(x) && x->cuda->ctx_get_current(&context))
+    if (ibx_back_end_have_cuda(x) && x->cuda->ctx_get_current(&context))
         context = NULL;
     *made = (struct handle){.kind = kind,
                             .value = value,
@@ -299,7 +300,7 @@ static bool add(struct handle *made, bool listed)
 }
 
 /* `weight`: what a node counts as, in its graph. */
-bool ibx_handle_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
+bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
                     uint64_t weight, bool listed)
 {
     struct handle *made = ibx_handle_new(x, kind, value);
@@ -310,7 +311,7 @@ bool ibx_handle_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
     return add(made, listed);
 }
 
-bool ibx_handles_add_of_handler(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_add_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     struct handle *made = ibx_handle_new(x, kind, value);
     if (!made)
@@ -319,23 +320,23 @@ bool ibx_handles_add_of_handler(struct copies *x, enum ibx_handle_kind kind, uin
     return add(made, false);
 }
 
-bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     return ibx_handle_add(x, kind, value, 0, 1, false);
 }
 
-bool ibx_handles_add_heavy(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+bool ibx_handles_add_heavy(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                            uint64_t weight)
 {
     return ibx_handle_add(x, kind, value, 0, weight, false);
 }
 
-bool ibx_handles_add_level(struct copies *x, uint64_t array, uint64_t mipmap)
+bool ibx_handles_add_level(struct gpu_session *x, uint64_t array, uint64_t mipmap)
 {
     return ibx_handle_add(x, IBX_HANDLE_ARRAY, array, mipmap, 1, false);
 }
 
-bool ibx_handles_is_level(struct copies *x, uint64_t array)
+bool ibx_handles_is_level(struct gpu_session *x, uint64_t array)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, IBX_HANDLE_ARRAY, array);
@@ -344,14 +345,14 @@ bool ibx_handles_is_level(struct copies *x, uint64_t array)
     return is;
 }
 
-bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph)
+bool ibx_handles_list_node(struct gpu_session *x, uint64_t node, uint64_t graph)
 {
     return ibx_handle_add(x, IBX_HANDLE_NODE, node, graph, 1, true);
 }
 
 /* Locked, but not while it waits for other requests with it, such as launches: on an H100 a change
  * at the time of a launch breaks the context (error 719). */
-static bool hold_alone(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+static bool hold_alone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
     const struct timespec until = ibx_timespec_of(deadline);
@@ -366,7 +367,7 @@ static bool hold_alone(struct copies *x, enum ibx_handle_kind kind, uint64_t val
     }
 }
 
-bool ibx_handles_change(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_change(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const bool known = hold_alone(x, kind, value);
@@ -374,7 +375,7 @@ bool ibx_handles_change(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     return known;
 }
 
-void ibx_handles_select(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+void ibx_handles_select(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                         uint64_t stream)
 {
     pthread_mutex_lock(&ibx_handles_lock);
@@ -384,7 +385,7 @@ void ibx_handles_select(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-void ibx_handles_rely(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+void ibx_handles_rely(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                       enum ibx_handle_kind on, uint64_t other)
 {
     pthread_mutex_lock(&ibx_handles_lock);
@@ -397,7 +398,7 @@ void ibx_handles_rely(struct copies *x, enum ibx_handle_kind kind, uint64_t valu
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-bool ibx_handles_may_rely(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+bool ibx_handles_may_rely(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                           enum ibx_handle_kind on)
 {
     pthread_mutex_lock(&ibx_handles_lock);
@@ -409,7 +410,7 @@ bool ibx_handles_may_rely(struct copies *x, enum ibx_handle_kind kind, uint64_t 
     return may;
 }
 
-bool ibx_handles_is_of_handler(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_is_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, kind, value);
@@ -418,7 +419,7 @@ bool ibx_handles_is_of_handler(struct copies *x, enum ibx_handle_kind kind, uint
     return is;
 }
 
-uint64_t ibx_handles_selected(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+uint64_t ibx_handles_selected(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, kind, value);
@@ -427,7 +428,7 @@ uint64_t ibx_handles_selected(struct copies *x, enum ibx_handle_kind kind, uint6
     return stream;
 }
 
-bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)
+bool ibx_handles_has_node(struct gpu_session *x, uint64_t exec, uint64_t node)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const bool known = hold_alone(x, IBX_HANDLE_EXEC, exec);
@@ -488,7 +489,7 @@ void ibx_handles_forget_nodes(uint64_t graph)
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-bool ibx_handles_is_within(struct copies *x, uint64_t graph)
+bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
@@ -497,7 +498,7 @@ bool ibx_handles_is_within(struct copies *x, uint64_t graph)
     return is;
 }
 
-uint64_t ibx_handles_graph_of(struct copies *x, uint64_t node, bool outermost)
+uint64_t ibx_handles_graph_of(struct gpu_session *x, uint64_t node, bool outermost)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, IBX_HANDLE_NODE, node);
@@ -508,7 +509,7 @@ uint64_t ibx_handles_graph_of(struct copies *x, uint64_t node, bool outermost)
     return graph;
 }
 
-bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph)
+bool ibx_handles_is_node_of(struct gpu_session *x, uint64_t node, uint64_t graph)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = find_free(x, IBX_HANDLE_NODE, node);
@@ -530,7 +531,7 @@ void ibx_handles_forget(const void *context)
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_know(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = find_free(x, kind, value);
@@ -539,7 +540,7 @@ bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t valu
     return known;
 }
 
-bool ibx_handles_has(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_has(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const bool has = ibx_handle_find(x, kind, value);
@@ -552,7 +553,7 @@ unsigned ibx_handles_gone_so_far(void)
     return atomic_load(&gone);
 }
 
-void ibx_handles_gone(struct copies *x, uint64_t value)
+void ibx_handles_gone(struct gpu_session *x, uint64_t value)
 {
     if (ibx_handles_remove(x, IBX_HANDLE_GRAPH, value))
         ibx_handles_forget_nodes(value);
@@ -561,7 +562,7 @@ void ibx_handles_gone(struct copies *x, uint64_t value)
 }
 
 /* Locked. Releases what this request holds itself, so that it does not wait for itself. */
-static void let_go_of(struct copies *x, struct handle *h)
+static void let_go_of(struct gpu_session *x, struct handle *h)
 {
     for (unsigned i = 0; i < x->held_count; i++) {
         if (x->held[i] != h)
@@ -572,7 +573,7 @@ static void let_go_of(struct copies *x, struct handle *h)
     }
 }
 
-bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     if (!atomic_load(&there[kind]))
         return false;
@@ -597,7 +598,7 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     return known;
 }
 
-bool ibx_handles_is_own(struct copies *x, enum ibx_handle_kind kind, uint64_t value,
+bool ibx_handles_is_own(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                         const void **context)
 {
     const uint64_t client = ibx_clients_number(x);

@@ -38,7 +38,7 @@ void ibx_named_graph_unseen(void)
 }
 
 /* Other values were found among the handles since so many of them have gone. */
-static bool is_remembered(struct copies *x, uint64_t *place, uint64_t value)
+static bool is_remembered(struct gpu_session *x, uint64_t *place, uint64_t value)
 {
     const unsigned gone = ibx_handles_gone_so_far();
     if (x->named_since != gone)
@@ -47,12 +47,12 @@ static bool is_remembered(struct copies *x, uint64_t *place, uint64_t value)
     return *place == value;
 }
 
-static bool nobody_knows(const struct copies *x, const atomic_bool *none_seen)
+static bool nobody_knows(const struct gpu_session *x, const atomic_bool *none_seen)
 {
     return atomic_load(none_seen) || !ibx_reply_can_read(&x->replies) || !ibx_cuda_load(NULL);
 }
 
-static bool is_there(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+static bool is_there(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     uint64_t *place =
         &x->named[kind == IBX_HANDLE_EVENT][(value >> 4 ^ value >> 12) % IBX_NAMED_STREAMS];
@@ -64,25 +64,25 @@ static bool is_there(struct copies *x, enum ibx_handle_kind kind, uint64_t value
     return true;
 }
 
-bool ibx_named_stream(struct copies *x, uint64_t stream)
+bool ibx_named_stream(struct gpu_session *x, uint64_t stream)
 {
     if (stream == STREAM_PER_THREAD && !x->thread_stream)
         ibx_clients_use_thread_stream(x);
     return stream <= STREAM_PER_THREAD || is_there(x, IBX_HANDLE_STREAM, stream);
 }
 
-bool ibx_named_event(struct copies *x, uint64_t event)
+bool ibx_named_event(struct gpu_session *x, uint64_t event)
 {
     return !event || is_there(x, IBX_HANDLE_EVENT, event);
 }
 
 /* Of none CUDA refuses it, but for one that is to be freed. */
-bool ibx_named_array(struct copies *x, uint64_t array)
+bool ibx_named_array(struct gpu_session *x, uint64_t array)
 {
     return !array || ibx_handles_has(x, IBX_HANDLE_ARRAY, array) || nobody_knows(x, &unseen);
 }
 
-static bool is_pool(struct copies *x, uint64_t pool)
+static bool is_pool(struct gpu_session *x, uint64_t pool)
 {
     return !pool || ibx_handles_has(x, IBX_HANDLE_POOL, pool) ||
            ibx_handles_has(x, IBX_HANDLE_MADE_POOL, pool) || nobody_knows(x, &unseen);
@@ -144,7 +144,7 @@ static const struct {
     {"cuStreamWriteValue32", {S(0)}},
 };
 
-void ibx_named_tell(const struct copies *x)
+void ibx_named_tell(const struct gpu_session *x)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
@@ -155,7 +155,7 @@ void ibx_named_tell(const struct copies *x)
 }
 
 /* Where something is made of the graph that can be launched. Given back when that is there. */
-static bool has_room(struct copies *x, uint64_t graph)
+static bool has_room(struct gpu_session *x, uint64_t graph)
 {
     if (!x->handler.makes_exec)
         return true;
@@ -164,7 +164,7 @@ static bool has_room(struct copies *x, uint64_t graph)
     return ibx_room_take_execs(x, x->handler.exec_size.nodes, &x->handler.exec_room);
 }
 
-static bool is_known(struct copies *x, int place, uint64_t value)
+static bool is_known(struct gpu_session *x, int place, uint64_t value)
 {
     if (place >= P(END))
         return is_pool(x, value);
@@ -175,7 +175,7 @@ static bool is_known(struct copies *x, int place, uint64_t value)
     return place >= S(END) ? ibx_named_stream(x, value) : ibx_named_event(x, value);
 }
 
-static void spoil(struct copies *x, int place, uint8_t *body, size_t n)
+static void spoil(struct gpu_session *x, int place, uint8_t *body, size_t n)
 {
     const int first = place >= P(END)   ? P(0)
                       : place >= X(END) ? X(0)
@@ -202,8 +202,8 @@ static void spoil(struct copies *x, int place, uint8_t *body, size_t n)
 static size_t find(const char *name)
 {
     size_t i = 0;
-    while (i < NAMINGS &&
-           strncmp(namings[i].name, name, sizeof(((struct copies *)0)->requests.name) - 1) != 0)
+    while (i < NAMINGS && strncmp(namings[i].name, name,
+                                  sizeof(((struct gpu_session *)0)->requests.name) - 1) != 0)
         i++;
     return i;
 }
@@ -213,7 +213,7 @@ bool ibx_named_knows(const char *name)
     return find(name) < NAMINGS;
 }
 
-void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n)
+void ibx_named_spoil(struct gpu_session *x, uint8_t *body, size_t n)
 {
     const size_t i = x->options.mode == IBX_GPU_OFF ? NAMINGS : find(x->requests.name);
     for (unsigned k = 0; i < NAMINGS && k < 2; k++) {

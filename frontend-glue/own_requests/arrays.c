@@ -53,7 +53,7 @@ static int note_made(struct extra *e, enum ibx_handle_kind kind, uint64_t made, 
     if (ibx_handles_add(e->x, kind, made) && ibx_room_own(e->x, made))
         return 0;
     ibx_handles_remove(e->x, kind, made);
-    ibx_copies_undo(undo, made);
+    ibx_back_end_undo(undo, made);
     return CUDA_MEMORY_ALLOCATION;
 }
 
@@ -186,7 +186,7 @@ static bool row_of(const struct ibx_cuda_memcpy3d *p, size_t *row)
     *row = p->extent.width;
     if (!array)
         return true;
-    *(void **)&get = ibx_copies_runtime("cudaGetChannelDesc");
+    *(void **)&get = ibx_back_end_runtime("cudaGetChannelDesc");
     return get && !get(&c, array) &&
            !__builtin_mul_overflow(*row, (size_t)(c.x + c.y + c.z + c.w) / 8, row);
 }
@@ -278,7 +278,7 @@ static bool is_resource(const struct extra *e, const struct ibx_cuda_resource *r
         return false;
     /* A program may name more than there is: CUDA looks at the beginning alone. */
     const uint64_t at = (uintptr_t)resource->of.memory.at;
-    return ibx_isolation_allows(e->x, at, n) && !ibx_copies_is_own(e->x, at, 1);
+    return ibx_isolation_allows(e->x, at, n) && !ibx_process_memory_is_own(e->x, at, 1);
 }
 
 static int create_texture(struct extra *e)
@@ -301,7 +301,7 @@ static int create_texture(struct extra *e)
         return CUDA_MEMORY_ALLOCATION;
     int rc = make(&texture, &resource, &how, viewed ? &view : NULL);
     if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_TEXTURE, texture)) {
-        ibx_copies_undo("cudaDestroyTextureObject", texture);
+        ibx_back_end_undo("cudaDestroyTextureObject", texture);
         rc = CUDA_MEMORY_ALLOCATION;
     }
     ibx_room_give(e->x, IBX_HOLD_TEXTURES, 1);
@@ -322,7 +322,7 @@ static int create_surface(struct extra *e)
         return CUDA_MEMORY_ALLOCATION;
     int rc = make(&surface, &resource);
     if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_SURFACE, surface)) {
-        ibx_copies_undo("cudaDestroySurfaceObject", surface);
+        ibx_back_end_undo("cudaDestroySurfaceObject", surface);
         rc = CUDA_MEMORY_ALLOCATION;
     }
     ibx_room_give(e->x, IBX_HOLD_TEXTURES, 1);

@@ -54,13 +54,13 @@ struct runtime {
 
 static bool look_up(struct runtime *r)
 {
-    *(void **)&r->create = ibx_copies_runtime("cudaGraphCreate");
-    *(void **)&r->destroy = ibx_copies_runtime("cudaGraphDestroy");
-    *(void **)&r->add_copy = ibx_copies_runtime("cudaGraphAddMemcpyNode");
-    *(void **)&r->add_host = ibx_copies_runtime("cudaGraphAddHostNode");
-    *(void **)&r->make_object = ibx_copies_runtime("cudaUserObjectCreate");
-    *(void **)&r->release_object = ibx_copies_runtime("cudaUserObjectRelease");
-    *(void **)&r->retain = ibx_copies_runtime("cudaGraphRetainUserObject");
+    *(void **)&r->create = ibx_back_end_runtime("cudaGraphCreate");
+    *(void **)&r->destroy = ibx_back_end_runtime("cudaGraphDestroy");
+    *(void **)&r->add_copy = ibx_back_end_runtime("cudaGraphAddMemcpyNode");
+    *(void **)&r->add_host = ibx_back_end_runtime("cudaGraphAddHostNode");
+    *(void **)&r->make_object = ibx_back_end_runtime("cudaUserObjectCreate");
+    *(void **)&r->release_object = ibx_back_end_runtime("cudaUserObjectRelease");
+    *(void **)&r->retain = ibx_back_end_runtime("cudaGraphRetainUserObject");
     return r->create && r->destroy && r->add_copy && r->add_host && r->make_object &&
            r->release_object && r->retain;
 }
@@ -97,7 +97,7 @@ static int take_slot(struct extra *e, const struct runtime *r, struct asked *a, 
 {
     struct ibx_slot_memory memory;
     int rc = 0;
-    if (!ibx_copies_begin_context(e->x))
+    if (!ibx_back_end_begin_context(e->x))
         return CUDA_NOT_SUPPORTED;
     const int mode = ibx_cuda_capture_relax(e->x->cuda);
     a->host = (struct host_node){ibx_host_work_call,
@@ -196,8 +196,8 @@ static bool is_pair(const struct extra *e, void **nodes, struct pair *pair)
     int (*type_of)(void *of, int *type) = NULL;
     int (*function_of)(void *of, struct host_node *host) = NULL;
     struct host_node host = {NULL, NULL};
-    *(void **)&type_of = ibx_copies_runtime("cudaGraphNodeGetType");
-    *(void **)&function_of = ibx_copies_runtime("cudaGraphHostNodeGetParams");
+    *(void **)&type_of = ibx_back_end_runtime("cudaGraphNodeGetType");
+    *(void **)&function_of = ibx_back_end_runtime("cudaGraphHostNodeGetParams");
     for (unsigned i = 0; i < 2; i++) {
         int type = 0;
         if (!type_of || type_of(nodes[i], &type) || (type != MEMCPY_NODE && type != HOST_NODE))
@@ -219,9 +219,9 @@ static bool get_pair(const struct extra *e, void *node, struct pair *pair)
     int type = 0, rc = 0;
     size_t count = 0;
     *pair = (struct pair){.number = 0};
-    *(void **)&type_of = ibx_copies_runtime("cudaGraphNodeGetType");
-    *(void **)&child_of = ibx_copies_runtime("cudaGraphChildGraphNodeGetGraph");
-    void *list = ibx_copies_runtime("cudaGraphGetNodes");
+    *(void **)&type_of = ibx_back_end_runtime("cudaGraphNodeGetType");
+    *(void **)&child_of = ibx_back_end_runtime("cudaGraphChildGraphNodeGetGraph");
+    void *list = ibx_back_end_runtime("cudaGraphGetNodes");
     if (!type_of || !child_of || !list || type_of(node, &type) || type != CHILD_NODE ||
         child_of(node, &pair->graph))
         return false;
@@ -245,7 +245,7 @@ static int set_in_exec(struct extra *e, const struct runtime *r, struct asked *a
 {
     int (*set)(void *of, void *old, void *child) = NULL;
     void *pair = NULL;
-    *(void **)&set = ibx_copies_runtime("cudaGraphExecChildGraphNodeSetParams");
+    *(void **)&set = ibx_back_end_runtime("cudaGraphExecChildGraphNodeSetParams");
     if (!set)
         return CUDA_NOT_SUPPORTED;
     int rc = make_pair(e, r, a, &pair);
@@ -263,7 +263,7 @@ static int set_in_graph(struct extra *e, const struct runtime *r, struct asked *
     int (*set_host)(void *node, const struct host_node *host) = NULL;
     void *object = NULL;
     FUNCTION(e, set_parameters);
-    *(void **)&set_host = ibx_copies_runtime("cudaGraphHostNodeSetParams");
+    *(void **)&set_host = ibx_back_end_runtime("cudaGraphHostNodeSetParams");
     if (!set_host)
         return CUDA_NOT_SUPPORTED;
     int rc = take_slot(e, r, a, &object);
@@ -326,9 +326,9 @@ static bool get_captured(void *stream, struct captured *c)
                        void *const **behind, size_t *count) = NULL;
     int (*version)(int *found) = NULL;
     int found = 0, status = 0, rc;
-    *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
-    *(void **)&info = ibx_copies_runtime("cudaStreamGetCaptureInfo");
-    *(void **)&info_before = ibx_copies_runtime("cudaStreamGetCaptureInfo_v2");
+    *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
+    *(void **)&info = ibx_back_end_runtime("cudaStreamGetCaptureInfo");
+    *(void **)&info_before = ibx_back_end_runtime("cudaStreamGetCaptureInfo_v2");
     if (!version || version(&found))
         return false;
     c->edges = found >= EDGES_VERSION;
@@ -344,7 +344,7 @@ static int go_on_behind(void *stream, const struct captured *c, void *node)
 {
     int (*update)(void *of, void **nodes, const void *edges, size_t count, unsigned flags) = NULL;
     int (*update_before)(void *of, void **nodes, size_t count, unsigned flags) = NULL;
-    void *function = ibx_copies_runtime("cudaStreamUpdateCaptureDependencies");
+    void *function = ibx_back_end_runtime("cudaStreamUpdateCaptureDependencies");
     memcpy(&update, &function, sizeof(update));
     memcpy(&update_before, &function, sizeof(update_before));
     if (!function)
@@ -384,7 +384,7 @@ void ibx_extra_graph_calls(void *graph, void *repeated)
     int (*peek)(void) = NULL;
     struct runtime r;
     void *object = NULL;
-    *(void **)&peek = ibx_copies_runtime("cudaPeekAtLastError");
+    *(void **)&peek = ibx_back_end_runtime("cudaPeekAtLastError");
     const bool had_error = peek && peek();
     const bool tells = graph && look_up(&r) &&
                        !r.make_object(&object, repeated, ibx_host_work_release, 1, NO_SYNC);
@@ -396,7 +396,7 @@ void ibx_extra_graph_calls(void *graph, void *repeated)
     else
         ibx_host_work_release(repeated);
     if (!had_error)
-        ibx_copies_forget_error();
+        ibx_back_end_forget_error();
 }
 
 void ibx_extra_capture_calls(void *stream, void *repeated)

@@ -71,7 +71,7 @@ static int destroy(struct extra *e)
 
 /* Numbers of functions, as they are found. */
 struct functions {
-    const struct copies *x;
+    const struct gpu_session *x;
     uint64_t *numbers;
     size_t count, room;
     unsigned waited_for; /* those that may need CUDA to end */
@@ -126,15 +126,15 @@ static int find_functions(struct functions *f, void *graph, unsigned depth)
 /* False: the runtime lacks one. */
 static bool look_up(struct functions *f)
 {
-    f->get_nodes = ibx_copies_runtime("cudaGraphGetNodes");
-    *(void **)&f->type_of = ibx_copies_runtime("cudaGraphNodeGetType");
-    *(void **)&f->function_of = ibx_copies_runtime("cudaGraphHostNodeGetParams");
-    *(void **)&f->child_of = ibx_copies_runtime("cudaGraphChildGraphNodeGetGraph");
+    f->get_nodes = ibx_back_end_runtime("cudaGraphGetNodes");
+    *(void **)&f->type_of = ibx_back_end_runtime("cudaGraphNodeGetType");
+    *(void **)&f->function_of = ibx_back_end_runtime("cudaGraphHostNodeGetParams");
+    *(void **)&f->child_of = ibx_back_end_runtime("cudaGraphChildGraphNodeGetGraph");
     return f->get_nodes && f->type_of && f->function_of && f->child_of;
 }
 
 /* 0: none, or they cannot be found. */
-static unsigned count_functions(const struct copies *x, void *graph)
+static unsigned count_functions(const struct gpu_session *x, void *graph)
 {
     struct functions f = {.x = x};
     const bool found = ibx_host_work_repeats() && look_up(&f) && !find_functions(&f, graph, 0);
@@ -142,7 +142,7 @@ static unsigned count_functions(const struct copies *x, void *graph)
     return found ? f.waited_for : 0;
 }
 
-int ibx_extra_count_functions(struct copies *x, void *graph, size_t *count)
+int ibx_extra_count_functions(struct gpu_session *x, void *graph, size_t *count)
 {
     struct functions f = {.x = x};
     if (!look_up(&f))
@@ -193,7 +193,7 @@ static int list_nodes(struct extra *e)
     void *graph = pointer(&e->in), *function = e->function;
     const uint64_t from = ibx_get_u64(&e->in);
     if (ibx_get_u8(&e->in))
-        function = ibx_copies_runtime("cudaGraphGetRootNodes");
+        function = ibx_back_end_runtime("cudaGraphGetRootNodes");
     if (!whole(e) || !is_graph(e, graph) || !function)
         return CUDA_INVALID_VALUE;
     void **nodes = ibx_graph_nodes_of(function, graph, &count, &rc);
@@ -243,7 +243,7 @@ static int update(struct extra *e)
     if (!whole(e) || !ibx_handles_change(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec) ||
         !is_graph(e, graph))
         return CUDA_INVALID_VALUE;
-    *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
+    *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
     if (!version || version(&found) || found < 12000)
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, change);
@@ -329,7 +329,7 @@ static int capture_function(struct extra *e)
 /* What a graph has may not be there yet. */
 static bool is_gone(const struct extra *e, const void *address)
 {
-    return !ibx_copies_captures() && ibx_memory_not_there(e->x, (uintptr_t)address, 1);
+    return !ibx_captures_any() && ibx_memory_not_there(e->x, (uintptr_t)address, 1);
 }
 
 static int set_memory(struct extra *e)

@@ -18,7 +18,7 @@ static inline bool is_exec(const struct extra *e, const void *exec)
 /* What was made, and cannot be noted, is given back by the runtime's function of that name. */
 static inline int ibx_extra_no_memory(const char *undo, const void *made)
 {
-    ibx_copies_undo(undo, (uintptr_t)made);
+    ibx_back_end_undo(undo, (uintptr_t)made);
     return CUDA_MEMORY_ALLOCATION;
 }
 
@@ -47,7 +47,7 @@ bool ibx_extra_get_node(struct extra *e, void **exec, void **node);
 /* graphs.c */
 
 /* How many functions of the client's that graph calls, copies with the host among them. */
-int ibx_extra_count_functions(struct copies *x, void *graph, size_t *count);
+int ibx_extra_count_functions(struct gpu_session *x, void *graph, size_t *count);
 
 /* node_parameters.c: before the node is destroyed, whose graph the client may have asked for.
  */

@@ -37,9 +37,9 @@ struct shared {
     unsigned long long buffer; /* memory: CUDA's number of the allocation, ever */
     const void *context;       /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant;
-    const struct copies *maker; /* NULL: its session has ended */
-    bool known;                 /* what it is has a handle (handles.c) */
-    bool pooled;                /* memory of a pool */
+    const struct gpu_session *maker; /* NULL: its session has ended */
+    bool known;                      /* what it is has a handle (handles.c) */
+    bool pooled;                     /* memory of a pool */
     struct ibx_cuda_handle cuda;
     int place; /* where other processes find it; -1: nowhere */
 };
@@ -180,7 +180,7 @@ void ibx_ipc_gone(uint64_t value)
     pthread_mutex_unlock(&lock);
 }
 
-void ibx_ipc_end(const struct copies *x)
+void ibx_ipc_end(const struct gpu_session *x)
 {
     if (!atomic_load(&count))
         return;
@@ -242,7 +242,7 @@ static int share(struct extra *e, struct shared *wish)
     wish->tenant = e->x->isolation.tenant;
     wish->maker = e->x;
     wish->known = ibx_handles_has(e->x, handle_kind(wish->kind), wish->value);
-    if (ibx_copies_have_cuda(e->x) && !e->x->cuda->ctx_get_current(&context))
+    if (ibx_back_end_have_cuda(e->x) && !e->x->cuda->ctx_get_current(&context))
         wish->context = context;
     pthread_mutex_lock(&lock);
     struct shared *s = find_value(wish);
@@ -271,7 +271,7 @@ static int share_memory(struct extra *e)
     FUNCTION(e, get);
     wish.pooled = pool_of(e, wish.value);
     if (wish.pooled)
-        *(void **)&get = ibx_copies_runtime("cudaMemPoolExportPointer");
+        *(void **)&get = ibx_back_end_runtime("cudaMemPoolExportPointer");
     const int rc = get ? get(&wish.cuda, pointer_to(wish.value)) : CUDA_NOT_SUPPORTED;
     return rc ? rc : share(e, &wish);
 }

@@ -20,7 +20,7 @@ static int type_of(void *node)
 {
     int (*get)(void *of, int *type) = NULL;
     int type = 0;
-    *(void **)&get = ibx_copies_runtime("cudaGraphNodeGetType");
+    *(void **)&get = ibx_back_end_runtime("cudaGraphNodeGetType");
     return get && !get(node, &type) ? type : -1;
 }
 
@@ -39,9 +39,9 @@ static int put_kernel(struct extra *e, const struct kernel *k, size_t from, uint
     uint8_t *bytes = NULL;
     size_t n = 0;
     const uint64_t name = (uintptr_t)k->function;
-    const uint64_t function = ibx_functions_address(ibx_copies_user(e->x), name);
+    const uint64_t function = ibx_functions_address(ibx_functions_user_of(e->x), name);
     const int rc = function
-                       ? ibx_copies_arguments(e->x, function, k->arguments, k->extra, &bytes, &n)
+                       ? ibx_device_arguments(e->x, function, k->arguments, k->extra, &bytes, &n)
                        : INVALID_FUNCTION;
     ibx_put_u64(&e->out, graph);
     ibx_put_u64(&e->out, function);
@@ -115,7 +115,7 @@ static int get_event(struct extra *e)
     if (!whole(e) || !is_node(e, node))
         return CUDA_INVALID_VALUE;
     const bool waits = type_of(node) == WAIT_NODE;
-    *(void **)&get = waits ? ibx_copies_runtime("cudaGraphEventWaitNodeGetEvent") : e->function;
+    *(void **)&get = waits ? ibx_back_end_runtime("cudaGraphEventWaitNodeGetEvent") : e->function;
     const int rc = get ? get(node, &event) : CUDA_NOT_SUPPORTED;
     ibx_put_u64(&e->out, (uintptr_t)event);
     return rc;
@@ -126,8 +126,8 @@ static int set_in(void *exec, void *node, const char *in_graph, const char *in_e
 {
     int (*set)(void *of, void *to) = NULL;
     int (*set_exec)(void *in, void *of, void *to) = NULL;
-    *(void **)&set = ibx_copies_runtime(in_graph);
-    *(void **)&set_exec = ibx_copies_runtime(in_exec);
+    *(void **)&set = ibx_back_end_runtime(in_graph);
+    *(void **)&set_exec = ibx_back_end_runtime(in_exec);
     if (!set || !set_exec)
         return CUDA_NOT_SUPPORTED;
     return exec ? set_exec(exec, node, what) : set(node, what);
@@ -209,7 +209,7 @@ static void *child_of(struct extra *e, void *node)
 {
     int (*get)(void *of, void **graph) = NULL;
     void *child = NULL;
-    *(void **)&get = ibx_copies_runtime("cudaGraphChildGraphNodeGetGraph");
+    *(void **)&get = ibx_back_end_runtime("cudaGraphChildGraphNodeGetGraph");
     const bool has = get && type_of(node) == CHILD_NODE && !ibx_extra_copy_of_node(e, node);
     return has && !get(node, &child) ? child : NULL;
 }
@@ -280,7 +280,7 @@ static int get_memory(struct extra *e)
         return CUDA_INVALID_VALUE;
     const int type = type_of(node);
     FUNCTION(e, get);
-    *(void **)&get_freed = ibx_copies_runtime("cudaGraphMemFreeNodeGetParams");
+    *(void **)&get_freed = ibx_back_end_runtime("cudaGraphMemFreeNodeGetParams");
     if ((type != ALLOC_NODE && type != FREE_NODE) || !get_freed)
         return CUDA_INVALID_VALUE;
     const int rc = type == ALLOC_NODE ? get(node, &a) : get_freed(node, &a.address);

@@ -46,7 +46,7 @@ static int add_kernel(struct extra *e)
     const size_t left = ibx_reader_left(&e->in);
     struct ibx_kernel_node k = {.graph = p.graph, .behind = p.behind, .count = p.count};
     int rc = ibx_extra_node_room(e, &p);
-    rc = rc ? rc : ibx_copies_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
+    rc = rc ? rc : ibx_device_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
     return ibx_extra_answer_node(e, rc, &p, k.node);
 }
 
@@ -64,7 +64,7 @@ static int set_kernel(struct extra *e)
     if (!ibx_extra_get_node(e, &k.exec, &k.node))
         return CUDA_INVALID_VALUE;
     const size_t left = ibx_reader_left(&e->in);
-    return ibx_copies_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
+    return ibx_device_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
 }
 
 /* A call of the runtime's that takes a graph, nodes to come behind, and `last`. */
@@ -91,7 +91,7 @@ static int set_node(struct extra *e, void *exec, void *node, const char *of_exec
     int (*set)(void *node, const void *parameters) = NULL;
     int (*set_exec)(void *exec, void *node, const void *parameters) = NULL;
     FUNCTION(e, set);
-    *(void **)&set_exec = ibx_copies_runtime(of_exec);
+    *(void **)&set_exec = ibx_back_end_runtime(of_exec);
     if (!exec)
         return set(node, parameters);
     return set_exec ? set_exec(exec, node, parameters) : CUDA_NOT_SUPPORTED;
@@ -247,7 +247,7 @@ static int add_allocation(struct extra *e)
     a.n = ibx_get_u64(&e->in);
     if (!there || !whole(e))
         return CUDA_INVALID_VALUE;
-    if (ibx_room_limited(e->x, "memory of graphs") || !ibx_copies_have_cuda(e->x))
+    if (ibx_room_limited(e->x, "memory of graphs") || !ibx_back_end_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     int rc = make_node(e, &p, &a, &node);
     /* Noted as all memory: of before there may be a handle, of another client's, by that address.
@@ -307,7 +307,7 @@ static int call_add(struct extra *e, const struct place *p, struct conditional *
                       struct conditional *parameters) = NULL;
     int (*version)(int *found) = NULL;
     int found = 0;
-    *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
+    *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
     if (!version || version(&found))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, add);
@@ -381,7 +381,7 @@ static bool is_conditional(const struct extra *e, void *node)
 {
     int (*get)(void *of, int *type) = NULL;
     int type = 0;
-    *(void **)&get = ibx_copies_runtime("cudaGraphNodeGetType");
+    *(void **)&get = ibx_back_end_runtime("cudaGraphNodeGetType");
     return is_node(e, node) && get && !get(node, &type) && type == CONDITIONAL_NODE;
 }
 
@@ -408,12 +408,12 @@ static int order(struct extra *e)
     int found = 0;
     void *graph = pointer(&e->in), *from = pointer(&e->in), *to = pointer(&e->in);
     const bool removes = ibx_get_u8(&e->in);
-    void *function = removes ? ibx_copies_runtime("cudaGraphRemoveDependencies") : e->function;
+    void *function = removes ? ibx_back_end_runtime("cudaGraphRemoveDependencies") : e->function;
     if (!whole(e) || !is_graph(e, graph) || !function ||
         !ibx_handles_is_node_of(e->x, (uintptr_t)from, (uintptr_t)graph) ||
         !ibx_handles_is_node_of(e->x, (uintptr_t)to, (uintptr_t)graph))
         return CUDA_INVALID_VALUE;
-    *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
+    *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
     if (!version || version(&found))
         return CUDA_NOT_SUPPORTED;
     memcpy(&change, &function, sizeof(change));
@@ -435,10 +435,10 @@ static void **neighbours_of(const struct extra *e, void *node, bool behind, size
     int (*get)(void *of, void **nodes, void *edges, size_t *found) = NULL;
     int (*get_before)(void *of, void **nodes, size_t *found) = NULL;
     int (*version)(int *found) = NULL;
-    void *function = behind ? ibx_copies_runtime("cudaGraphNodeGetDependentNodes") : e->function;
+    void *function = behind ? ibx_back_end_runtime("cudaGraphNodeGetDependentNodes") : e->function;
     void **nodes = NULL;
     int found = 0;
-    *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
+    *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
     *rc = function && version && !version(&found) ? 0 : CUDA_NOT_SUPPORTED;
     memcpy(&get, &function, sizeof(get));
     memcpy(&get_before, &function, sizeof(get_before));

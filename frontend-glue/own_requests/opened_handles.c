@@ -28,7 +28,7 @@ static int find(const struct extra *e, enum ibx_shared_kind kind, const uint8_t 
 }
 
 /* Whoever opens it first has it noted as the tenant's. */
-static bool note_memory(struct copies *x, enum ibx_handle_kind kind, void *memory, uint64_t n,
+static bool note_memory(struct gpu_session *x, enum ibx_handle_kind kind, void *memory, uint64_t n,
                         bool *again)
 {
     void *context = NULL;
@@ -69,7 +69,7 @@ int ibx_opened_memory(struct extra *e, const uint8_t *handle)
         limit_to_allocation(e, (uintptr_t)memory, &theirs.n);
     const bool noted = !rc && note_memory(e->x, IBX_HANDLE_OPENED, memory, theirs.n, &again);
     if (!rc && (!noted || again)) /* CUDA counts it, and it is closed once */
-        ibx_copies_undo("cudaIpcCloseMemHandle", (uintptr_t)memory);
+        ibx_back_end_undo("cudaIpcCloseMemHandle", (uintptr_t)memory);
     pthread_mutex_unlock(&opening);
     rc = rc || noted ? rc : CUDA_MEMORY_ALLOCATION;
     ibx_put_u64(&e->out, rc ? 0 : (uintptr_t)memory);
@@ -94,7 +94,7 @@ int ibx_opened_event(struct extra *e, const uint8_t *handle)
     FUNCTION(e, open_it);
     rc = open_it(&event, theirs.cuda);
     if (!rc && !ibx_handles_open_theirs(e->x, IBX_HANDLE_EVENT, (uintptr_t)event, &again)) {
-        ibx_copies_undo("cudaEventDestroy", (uintptr_t)event);
+        ibx_back_end_undo("cudaEventDestroy", (uintptr_t)event);
         rc = CUDA_MEMORY_ALLOCATION;
     }
     ibx_room_give(e->x, IBX_HOLD_EVENTS, 1);
@@ -115,7 +115,8 @@ int ibx_opened_event(struct extra *e, const uint8_t *handle)
 static void give_pooled(enum ibx_handle_kind kind, uint64_t value)
 {
     if (!ibx_handles_there(kind, value))
-        ibx_copies_undo(kind == IBX_HANDLE_OPENED_POOL ? "cudaMemPoolDestroy" : "cudaFree", value);
+        ibx_back_end_undo(kind == IBX_HANDLE_OPENED_POOL ? "cudaMemPoolDestroy" : "cudaFree",
+                          value);
 }
 
 void ibx_opened_give_back(enum ibx_handle_kind kind, uint64_t value)
@@ -175,7 +176,7 @@ int ibx_opened_pool(struct extra *e, const uint8_t *handle)
 }
 
 /* Locked by `opening`. */
-static int note_pooled(struct copies *x, uint64_t pool, void *memory, uint64_t n)
+static int note_pooled(struct gpu_session *x, uint64_t pool, void *memory, uint64_t n)
 {
     bool again;
     if (note_memory(x, IBX_HANDLE_OPENED_POINTER, memory, n, &again) &&
@@ -211,7 +212,7 @@ int ibx_opened_pointer(struct extra *e, const void *pool, const uint8_t *handle)
 }
 
 /* Locked by `opening`. The client's last one closes it. */
-static void close_pooled(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+static void close_pooled(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t owned = ibx_room_owned(x, value);
     if (!ibx_handles_close(x, kind, value) || !ibx_handles_remove(x, kind, value))
@@ -221,7 +222,7 @@ static void close_pooled(struct copies *x, enum ibx_handle_kind kind, uint64_t v
     ibx_owners_remove(value, owned);
 }
 
-static void close_pointer(struct copies *x, uint64_t memory)
+static void close_pointer(struct gpu_session *x, uint64_t memory)
 {
     void *pool = NULL, *values[] = {&pool};
     const int name = IBX_CUDA_POINTER_MEMPOOL;
@@ -236,7 +237,7 @@ static void close_pointer(struct copies *x, uint64_t memory)
 
 void ibx_opened_close(struct extra *e, enum ibx_handle_kind kind, uint64_t value)
 {
-    struct copies *x = e->x;
+    struct gpu_session *x = e->x;
     bool last = false;
     pthread_mutex_lock(&opening);
     if (kind == IBX_HANDLE_OPENED_POINTER)
@@ -251,7 +252,8 @@ void ibx_opened_close(struct extra *e, enum ibx_handle_kind kind, uint64_t value
     const uint64_t owned = ibx_room_owned(x, value);
     ibx_gpu_registrations_drop(&x->registrations, value);
     ibx_frees_begin(x, value);
-    ibx_copies_undo(kind == IBX_HANDLE_EVENT ? "cudaEventDestroy" : "cudaIpcCloseMemHandle", value);
+    ibx_back_end_undo(kind == IBX_HANDLE_EVENT ? "cudaEventDestroy" : "cudaIpcCloseMemHandle",
+                      value);
     ibx_frees_end();
     ibx_owners_remove(value, owned);
 }

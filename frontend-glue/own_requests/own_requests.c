@@ -106,7 +106,7 @@ static int launch(struct extra *e)
     struct ibx_reader r = ibx_reader_of(body, left);
     ibx_get_bytes(&r, STREAM_AT);
     ibx_captures_spare(e->x, ibx_get_u64(&r));
-    return ibx_copies_launch_as(e->x, body, left, attributes, n / (4 + IBX_EXTRA_ATTRIBUTE));
+    return ibx_device_launch_as(e->x, body, left, attributes, n / (4 + IBX_EXTRA_ATTRIBUTE));
 }
 
 /* --------------------------------------------------------------- functions of the client's */
@@ -127,7 +127,7 @@ static int host_add(struct extra *e)
     work.callback = ibx_get_u8(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
-    void *enqueue = work.callback ? ibx_copies_runtime("cudaStreamAddCallback") : e->function;
+    void *enqueue = work.callback ? ibx_back_end_runtime("cudaStreamAddCallback") : e->function;
     return enqueue ? ibx_host_work_add(e->x, &work, enqueue) : CUDA_NOT_SUPPORTED;
 }
 
@@ -172,8 +172,8 @@ static void write_printed(struct extra *e)
 {
     int (*wait)(void *stream) = NULL, (*query)(void *stream) = NULL;
     FUNCTION(e, wait);
-    *(void **)&query = ibx_copies_runtime("cudaStreamQuery");
-    if (!query || !ibx_copies_have_cuda(e->x))
+    *(void **)&query = ibx_back_end_runtime("cudaStreamQuery");
+    if (!query || !ibx_back_end_have_cuda(e->x))
         return;
     const int mode = ibx_cuda_capture_relax(e->x->cuda);
     if (!query(STREAM_PER_THREAD))
@@ -215,7 +215,7 @@ static const struct extra_call extras[IBX_EXTRAS] = {
     [IBX_EXTRA_PRINTED] = {"cudaStreamSynchronize", give_printed},
 };
 
-int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_writer *out)
+int ibx_copies_extra(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out)
 {
     struct extra e = {.x = x, .in = ibx_reader_of(q->body, (size_t)q->length), .out = *out};
     const unsigned number = ibx_get_u16(&e.in);
@@ -229,7 +229,7 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
     const struct extra_call *call = NULL;
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]) && !(call && call->run); i++)
         call = &tables[i][number];
-    e.function = call->run && call->function ? ibx_copies_runtime(call->function) : NULL;
+    e.function = call->run && call->function ? ibx_back_end_runtime(call->function) : NULL;
     if (!call->run || (call->function && !e.function))
         return CUDA_NOT_SUPPORTED;
     const int rc = call->run(&e);

@@ -28,7 +28,7 @@
 /* own_requests.c */
 
 /* A request of our own: its exit code, and what it answers beside that. */
-int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_writer *out);
+int ibx_copies_extra(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out);
 
 /* ipc.c: what a client has shared with other processes. Two are of struct ibx_end_hooks. */
 
@@ -37,11 +37,11 @@ void ibx_ipc_gone(uint64_t value);
 /* The context is gone, and what was in it; NULL: it is not known which. */
 void ibx_ipc_forget(const void *context);
 /* The session has ended. What it has shared stays, as its memory does in GVirtuS. */
-void ibx_ipc_end(const struct copies *x);
+void ibx_ipc_end(const struct gpu_session *x);
 
 /* A request in hand. */
 struct extra {
-    struct copies *x;
+    struct gpu_session *x;
     struct ibx_reader in;
     struct ibx_writer out;
     void *function; /* of the runtime */
@@ -128,8 +128,8 @@ static inline bool is_node(const struct extra *e, const void *node)
 /* Whether the driver may be asked about memory: that may be the first that the thread does. */
 static inline bool ready(const struct extra *e)
 {
-    ibx_copies_begin_context(e->x);
-    return ibx_copies_have_cuda(e->x);
+    ibx_back_end_begin_context(e->x);
+    return ibx_back_end_have_cuda(e->x);
 }
 
 /* Whether a copy within the device is between arrays and memory of the tenant's. */

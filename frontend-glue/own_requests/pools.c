@@ -11,15 +11,15 @@ bool ibx_extra_is_pool(const struct extra *e, const void *pool)
 /* ------------------------------------------------------------------------- memory of pools */
 
 /* Whether what is allocated or freed there is done by the launches of a graph. */
-static bool captures(const struct copies *x, void *stream)
+static bool captures(const struct gpu_session *x, void *stream)
 {
     int capturing = 0;
-    return ibx_copies_captures() && (uintptr_t)stream > 1 &&
+    return ibx_captures_any() && (uintptr_t)stream > 1 &&
            !x->cuda->stream_is_capturing(stream, &capturing) && capturing;
 }
 
 /* Whose it is, is noted as of cudaMalloc. False: it cannot be. */
-static bool note_tenant(struct copies *x, void *made, size_t n, bool captured)
+static bool note_tenant(struct gpu_session *x, void *made, size_t n, bool captured)
 {
     void *context = NULL;
     if (!x->isolation.on)
@@ -42,7 +42,7 @@ static int note_made(struct extra *e, void *made, size_t n, void *stream)
         ibx_memory_add(e->x, (uintptr_t)made, n, captured);
         return 0;
     }
-    *(void **)&give_back = ibx_copies_runtime("cudaFreeAsync");
+    *(void **)&give_back = ibx_back_end_runtime("cudaFreeAsync");
     if (give_back)
         give_back(made, stream);
     return CUDA_MEMORY_ALLOCATION;
@@ -65,7 +65,7 @@ static int malloc_async(struct extra *e)
     void *stream = stream_in(e);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
-    if (ibx_room_limited(e->x, "memory of pools") || !ibx_copies_have_cuda(e->x))
+    if (ibx_room_limited(e->x, "memory of pools") || !ibx_back_end_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, make);
     ibx_memory_make_begin(e->x);
@@ -74,7 +74,7 @@ static int malloc_async(struct extra *e)
         ibx_memory_make_end(e->x);
         if (!ibx_client_ends_wait())
             break;
-        ibx_copies_forget_error();
+        ibx_back_end_forget_error();
         ibx_memory_make_begin(e->x);
         rc = make(&made, n, stream);
     }
@@ -89,7 +89,7 @@ static int malloc_from_pool(struct extra *e)
     void *pool = pointer(&e->in), *stream = stream_in(e);
     if (!whole(e) || !ibx_extra_is_pool(e, pool))
         return CUDA_INVALID_VALUE;
-    if (ibx_room_limited(e->x, "memory of pools") || !ibx_copies_have_cuda(e->x))
+    if (ibx_room_limited(e->x, "memory of pools") || !ibx_back_end_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, make);
     ibx_memory_make_begin(e->x);
@@ -118,11 +118,11 @@ static int free_async(struct extra *e)
     uint64_t maker;
     if (!whole(e) || !mine(e, address, 1))
         return CUDA_INVALID_VALUE;
-    if (ibx_copies_have_cuda(e->x) && captures(e->x, stream))
+    if (ibx_back_end_have_cuda(e->x) && captures(e->x, stream))
         return free_captured(e, address, stream);
     if (!ibx_memory_free_begin(e->x, (uintptr_t)address, &maker))
         return CUDA_INVALID_VALUE;
-    const bool noted = e->x->isolation.on && ibx_copies_have_cuda(e->x);
+    const bool noted = e->x->isolation.on && ibx_back_end_have_cuda(e->x);
     const uint64_t number = noted ? ibx_owners_number((uintptr_t)address) : 0;
     FUNCTION(e, give_back);
     ibx_gpu_registrations_drop(&e->x->registrations, (uintptr_t)address);
@@ -218,7 +218,7 @@ static int create_pool(struct extra *e)
     FUNCTION(e, make);
     int rc = make(&pool, &p);
     if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_MADE_POOL, (uintptr_t)pool)) {
-        ibx_copies_undo("cudaMemPoolDestroy", (uintptr_t)pool);
+        ibx_back_end_undo("cudaMemPoolDestroy", (uintptr_t)pool);
         rc = CUDA_MEMORY_ALLOCATION;
     }
     ibx_room_give(e->x, IBX_HOLD_POOLS, 1);

@@ -114,7 +114,7 @@ static int pointer_is(struct extra *e)
     const void *address = pointer(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
-    if (!ibx_copies_have_cuda(e->x))
+    if (!ibx_back_end_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     const bool known = mine(e, address, 1) &&
                        !e->x->cuda->pointer_get_attributes(2, names, values, (uintptr_t)address) &&
@@ -135,10 +135,10 @@ static int look_up(const struct extra *e, uint64_t named, const void **kernel)
 {
     int (*find)(void **found, const void *symbol) = NULL;
     void *found = NULL;
-    *(void **)&find = ibx_copies_runtime("cudaGetFuncBySymbol");
+    *(void **)&find = ibx_back_end_runtime("cudaGetFuncBySymbol");
     if (!find)
         return CUDA_NOT_SUPPORTED;
-    *kernel = pointer_to(ibx_functions_take(ibx_copies_user(e->x), named));
+    *kernel = pointer_to(ibx_functions_take(ibx_functions_user_of(e->x), named));
     if (!*kernel)
         return INVALID_FUNCTION;
     const bool loads = ibx_frees_begin_load(e->x, (uintptr_t)*kernel);
@@ -221,7 +221,7 @@ static int parameters(struct extra *e)
     const size_t first = ibx_get_u32(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
-    const int rc = ibx_copies_parameters(e->x, named, first, found, &count);
+    const int rc = ibx_device_parameters(e->x, named, first, found, &count);
     ibx_put_u32(&e->out, (uint32_t)count);
     for (size_t i = 0; i < IBX_EXTRA_LISTED; i++) {
         ibx_put_u32(&e->out, (uint32_t)found[i].at);

@@ -53,7 +53,7 @@ static int find_managed(const void *function, const char *name, uint64_t *addres
     int (*library_of)(void **library, void *kernel) = NULL;
     int (*managed)(uint64_t * at, size_t * size, void *library, const char *called) = NULL;
     void *kernel = NULL, *library = NULL;
-    *(void **)&handle = ibx_copies_runtime("cudaGetKernel"); /* CUDA 12 */
+    *(void **)&handle = ibx_back_end_runtime("cudaGetKernel"); /* CUDA 12 */
     *(void **)&library_of = ibx_cuda_symbol("cuKernelGetLibrary");
     *(void **)&managed = ibx_cuda_symbol("cuLibraryGetManaged");
     if (!handle || !library_of || !managed || handle(&kernel, function) ||
@@ -76,7 +76,7 @@ static int variable(struct extra *e)
         return CUDA_INVALID_VALUE;
     memcpy(name, called, n);
     FUNCTION(e, kernel_of);
-    struct ibx_functions_user *user = ibx_copies_user(e->x);
+    struct ibx_functions_user *user = ibx_functions_user_of(e->x);
     const void *function = pointer_to(ibx_functions_take(user, named));
     const bool loads = ibx_frees_begin_load(e->x, (uintptr_t)function);
     int rc = function ? kernel_of(&kernel, function) : CUDA_INVALID_SYMBOL;
@@ -93,7 +93,7 @@ static int variable(struct extra *e)
 /* The client's modules go with its process; whether it shares its parent's with that kernel. */
 static int share_modules(struct extra *e)
 {
-    struct ibx_functions_user *user = ibx_copies_user(e->x);
+    struct ibx_functions_user *user = ibx_functions_user_of(e->x);
     const uint64_t kernel = ibx_get_u64(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;

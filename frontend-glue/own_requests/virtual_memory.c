@@ -25,7 +25,7 @@ static int granularity(struct extra *e)
 /* ------------------------------------------------------------------------------- addresses */
 
 /* Whose they are, as of what cudaMalloc makes. */
-static bool note(struct copies *x, uint64_t begin, uint64_t n, const void *context)
+static bool note(struct gpu_session *x, uint64_t begin, uint64_t n, const void *context)
 {
     return (!x->isolation.on || ibx_owners_add(x->isolation.tenant, begin, n, context, 0)) &&
            ibx_memory_add(x, begin, n, false);

@@ -34,10 +34,10 @@ struct ibx_client_list ibx_client_list = {.lock = PTHREAD_MUTEX_INITIALIZER,
                                           .changed = PTHREAD_COND_INITIALIZER};
 static uint64_t numbers; /* of clients, given so far: under the lock of the list */
 static _Atomic bool were_several;
-static const struct copies *resetting; /* the session that resets the context of all */
-static uint64_t reset_until;           /* ns */
+static const struct gpu_session *resetting; /* the session that resets the context of all */
+static uint64_t reset_until;                /* ns */
 
-void ibx_clients_join(struct copies *x)
+void ibx_clients_join(struct gpu_session *x)
 {
     /* The client that resets may say so again and again. */
     const uint64_t mine = ibx_deadline_in_ms(RESET_MS);
@@ -130,7 +130,7 @@ bool ibx_clients_any(void)
     return any;
 }
 
-bool ibx_clients_others(struct copies *x)
+bool ibx_clients_others(struct gpu_session *x)
 {
     ibx_clients_number(x);
     pthread_mutex_lock(&ibx_client_list.lock);
@@ -140,7 +140,7 @@ bool ibx_clients_others(struct copies *x)
     return several;
 }
 
-void ibx_clients_use_thread_stream(struct copies *x)
+void ibx_clients_use_thread_stream(struct gpu_session *x)
 {
     ibx_clients_number(x);
     pthread_mutex_lock(&ibx_client_list.lock);
@@ -152,7 +152,7 @@ void ibx_clients_use_thread_stream(struct copies *x)
     pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
-bool ibx_clients_use_thread_streams(const struct copies *x)
+bool ibx_clients_use_thread_streams(const struct gpu_session *x)
 {
     pthread_mutex_lock(&ibx_client_list.lock);
     const bool use = ibx_client_list.thread_streams > x->thread_stream;
@@ -160,7 +160,7 @@ bool ibx_clients_use_thread_streams(const struct copies *x)
     return use;
 }
 
-void ibx_clients_hide_work(struct copies *x)
+void ibx_clients_hide_work(struct gpu_session *x)
 {
     ibx_clients_number(x);
     if (!x->client || atomic_load_explicit(&x->client->hides_work, memory_order_relaxed))
@@ -181,7 +181,7 @@ static bool comes_from_elsewhere(const struct ibx_client *like)
     return c;
 }
 
-bool ibx_clients_find_work(const struct copies *x)
+bool ibx_clients_find_work(const struct gpu_session *x)
 {
     pthread_mutex_lock(&ibx_client_list.lock);
     const struct ibx_client *c = x->client;
@@ -193,7 +193,7 @@ bool ibx_clients_find_work(const struct copies *x)
 
 /* Where it is not known which process it is, its other threads are other clients, and may launch
  * its graphs. */
-void ibx_clients_calls(struct copies *x)
+void ibx_clients_calls(struct gpu_session *x)
 {
     ibx_clients_number(x);
     pthread_mutex_lock(&ibx_client_list.lock);
@@ -267,7 +267,7 @@ static struct ibx_client *enter(const struct ibx_client *like, const struct ibx_
     return made;
 }
 
-uint64_t ibx_clients_number(struct copies *x)
+uint64_t ibx_clients_number(struct gpu_session *x)
 {
     struct ibx_client like = {.tenant = x->isolation.tenant};
     if (x->client || !x->joined)
@@ -286,14 +286,14 @@ uint64_t ibx_clients_number(struct copies *x)
     return x->client ? x->client->number : 0;
 }
 
-uint64_t ibx_clients_number_of(const struct copies *x)
+uint64_t ibx_clients_number_of(const struct gpu_session *x)
 {
     return x->client ? x->client->number : 0;
 }
 
 /* Sessions of one process may come from several addresses of its host, or it has moved with its VM:
  * then they are several clients. */
-bool ibx_clients_apart(const struct copies *x, uint64_t number)
+bool ibx_clients_apart(const struct gpu_session *x, uint64_t number)
 {
     const struct ibx_client *own = x->client;
     if (!own || !own->process || own->number == number || x->options.limits.shared)
@@ -311,12 +311,12 @@ bool ibx_clients_were_several(void)
     return atomic_load_explicit(&were_several, memory_order_relaxed);
 }
 
-bool ibx_clients_is_process(const struct copies *x)
+bool ibx_clients_is_process(const struct gpu_session *x)
 {
     return x->client && x->client->process;
 }
 
-uint64_t ibx_clients_parent(const struct copies *x)
+uint64_t ibx_clients_parent(const struct gpu_session *x)
 {
     return x->client ? x->client->parent : 0;
 }
@@ -331,7 +331,7 @@ static void let_leave(void)
                                &until);
 }
 
-bool ibx_clients_reset(struct copies *x, bool broken)
+bool ibx_clients_reset(struct gpu_session *x, bool broken)
 {
     ibx_clients_number(x);
     pthread_mutex_lock(&ibx_client_list.lock);
@@ -348,7 +348,7 @@ bool ibx_clients_reset(struct copies *x, bool broken)
     return alone;
 }
 
-void ibx_clients_reset_over(const struct copies *x)
+void ibx_clients_reset_over(const struct gpu_session *x)
 {
     pthread_mutex_lock(&ibx_client_list.lock);
     if (resetting == x) {
@@ -358,7 +358,7 @@ void ibx_clients_reset_over(const struct copies *x)
     pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
-struct ibx_functions_user *ibx_copies_user(struct copies *x)
+struct ibx_functions_user *ibx_functions_user_of(struct gpu_session *x)
 {
     x->launches.user.client = ibx_clients_number(x);
     x->launches.user.parent = ibx_clients_parent(x);

@@ -9,13 +9,13 @@
 
 #include <stdatomic.h>
 
-static struct ibx_quota *quota_of(const struct copies *x, enum ibx_hold hold)
+static struct ibx_quota *quota_of(const struct gpu_session *x, enum ibx_hold hold)
 {
     return x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, hold) : NULL;
 }
 
 /* Each limit by itself. */
-void ibx_room_tell(const struct copies *x, enum ibx_hold hold)
+void ibx_room_tell(const struct gpu_session *x, enum ibx_hold hold)
 {
     static const char *const things[IBX_HOLDS] = {
         [IBX_HOLD_GRAPHS] = "graphs and nodes",
@@ -40,7 +40,7 @@ void ibx_room_tell(const struct copies *x, enum ibx_hold hold)
                 ibx_tenant_name(x->isolation.tenant), things[hold]);
 }
 
-bool ibx_room_take(struct copies *x, enum ibx_hold hold, uint64_t n)
+bool ibx_room_take(struct gpu_session *x, enum ibx_hold hold, uint64_t n)
 {
     struct ibx_quota *quota = quota_of(x, hold);
     const bool taken = !quota || ibx_quota_take(quota, n);
@@ -49,20 +49,20 @@ bool ibx_room_take(struct copies *x, enum ibx_hold hold, uint64_t n)
     return taken;
 }
 
-void ibx_room_give(struct copies *x, enum ibx_hold hold, uint64_t n)
+void ibx_room_give(struct gpu_session *x, enum ibx_hold hold, uint64_t n)
 {
     struct ibx_quota *quota = quota_of(x, hold);
     if (quota)
         ibx_quota_give(quota, n);
 }
 
-int ibx_room_gpu(struct copies *x)
+int ibx_room_gpu(struct gpu_session *x)
 {
     int gpu = 0;
-    return ibx_copies_have_cuda(x) && !x->cuda->ctx_get_device(&gpu) ? gpu : 0;
+    return ibx_back_end_have_cuda(x) && !x->cuda->ctx_get_device(&gpu) ? gpu : 0;
 }
 
-bool ibx_room_take_execs(struct copies *x, uint64_t n, struct ibx_room *room)
+bool ibx_room_take_execs(struct gpu_session *x, uint64_t n, struct ibx_room *room)
 {
     struct ibx_tenant *tenant = x->isolation.tenant;
     *room = (struct ibx_room){tenant ? ibx_tenant_execs(tenant, ibx_room_gpu(x)) : NULL, n};
@@ -80,7 +80,7 @@ void ibx_room_end(struct ibx_room *room)
     *room = (struct ibx_room){.quota = NULL};
 }
 
-bool ibx_room_limited(const struct copies *x, const char *what)
+bool ibx_room_limited(const struct gpu_session *x, const char *what)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (x->isolation.limited && !atomic_flag_test_and_set(&told))
@@ -90,14 +90,14 @@ bool ibx_room_limited(const struct copies *x, const char *what)
     return x->isolation.limited;
 }
 
-bool ibx_room_own(struct copies *x, uint64_t handle)
+bool ibx_room_own(struct gpu_session *x, uint64_t handle)
 {
     void *context = NULL;
-    return !x->isolation.on || (ibx_copies_have_cuda(x) && !x->cuda->ctx_get_current(&context) &&
+    return !x->isolation.on || (ibx_back_end_have_cuda(x) && !x->cuda->ctx_get_current(&context) &&
                                 ibx_owners_add(x->isolation.tenant, handle, 1, context, 0));
 }
 
-uint64_t ibx_room_owned(const struct copies *x, uint64_t handle)
+uint64_t ibx_room_owned(const struct gpu_session *x, uint64_t handle)
 {
     return x->isolation.on ? ibx_owners_number(handle) : 0;
 }

@@ -289,9 +289,9 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     memset(of_bob, 'b', sizeof(of_bob));
     require(!app->mem_alloc(&of_kernels, 128));
     require(!app->to_device(bob.memory, of_bob, MEMORY));
-    *(void **)&capture.begin = ibx_copies_runtime("cudaStreamBeginCapture");
-    *(void **)&capture.end = ibx_copies_runtime("cudaStreamEndCapture");
-    *(void **)&capture.destroy = ibx_copies_runtime("cudaGraphDestroy");
+    *(void **)&capture.begin = ibx_back_end_runtime("cudaStreamBeginCapture");
+    *(void **)&capture.end = ibx_back_end_runtime("cudaStreamEndCapture");
+    *(void **)&capture.destroy = ibx_back_end_runtime("cudaGraphDestroy");
     require(capture.begin && capture.end && capture.destroy);
     shared = memfd_create("shared", MFD_CLOEXEC);
     require(write(shared, of_bob, MEMORY) == MEMORY);

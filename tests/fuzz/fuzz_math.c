@@ -144,7 +144,7 @@ static int send(uint8_t *bytes, size_t n, uint64_t *made)
     uint8_t answer[IBX_MATH_OUT];
     struct ibx_writer out = ibx_writer_of(answer, sizeof(answer));
     const struct ibx_request q = {.length = n, .body = bytes};
-    const int status = ibx_copies_math(&alice.x, &q, &out);
+    const int status = ibx_device_math(&alice.x, &q, &out);
     struct ibx_reader r = ibx_reader_of(out.data, out.length);
     require(!out.failed);
     *made = ibx_get_u64(&r);

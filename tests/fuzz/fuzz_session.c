@@ -81,7 +81,7 @@ static bool run_copy(struct ibx_session *s, uint8_t step)
 /* As GVirtuS reads: of a named tenant all else ends the session. */
 static size_t read_length(const struct ibx_session *s, size_t n)
 {
-    const struct copies *x = ibx_copies_of(s);
+    const struct gpu_session *x = ibx_copies_of(s);
     if (!x || x->requests.stage == IBX_REQUEST_NAME)
         return 1;
     if (x->requests.stage == IBX_REQUEST_LENGTH)

@@ -13,7 +13,7 @@
 
 /* What a tenant has: all of it was made by requests. */
 struct client {
-    struct copies x;
+    struct gpu_session x;
     uint64_t memory, graph, node, exec, array, texture, mipmap, level;
 };
 extern struct client alice, bob;

@@ -8,7 +8,7 @@
 #include <semaphore.h>
 #include <stdatomic.h>
 
-static struct copies x;
+static struct gpu_session x;
 static sem_t begun, go, stopped; /* the launch is in CUDA; it may go on; who gives back waits */
 static atomic_bool launched;
 static bool saw_launch; /* the last wait for the device */
@@ -22,7 +22,7 @@ bool ibx_host_work_repeats(void)
     return true;
 }
 
-bool ibx_copies_captures(void)
+bool ibx_captures_any(void)
 {
     return false;
 }
@@ -34,24 +34,24 @@ bool ibx_captures_wait_try(void)
 
 void ibx_captures_wait_end(void) {}
 
-bool ibx_clients_several(struct copies *session)
+bool ibx_clients_several(struct gpu_session *session)
 {
     (void)session;
     return false;
 }
 
-void ibx_own_work_settle_all(struct copies *session)
+void ibx_own_work_settle_all(struct gpu_session *session)
 {
     (void)session;
 }
 
-bool ibx_copies_have_cuda(struct copies *session)
+bool ibx_back_end_have_cuda(struct gpu_session *session)
 {
     (void)session;
     return false;
 }
 
-unsigned ibx_handles_functions(struct copies *session, uint64_t exec)
+unsigned ibx_handles_functions(struct gpu_session *session, uint64_t exec)
 {
     (void)session, (void)exec;
     return 1;
@@ -112,7 +112,7 @@ static int wait_for_device(void)
     return 0;
 }
 
-void *ibx_copies_runtime(const char *name)
+void *ibx_back_end_runtime(const char *name)
 {
     int (*const wait)(void) = wait_for_device;
     void *function = NULL;

@@ -30,17 +30,17 @@ static int get_current(void **context)
 
 static int ask(unsigned count, const int *attributes, void **values, uint64_t address);
 static const struct ibx_cuda cuda = {.ctx_get_current = get_current, .pointer_get_attributes = ask};
-static struct copies alice, bob;
+static struct gpu_session alice, bob;
 
 static enum ibx_handle_kind graph_kind(void)
 {
     return (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_GRAPH);
 }
 
-static void begin(struct copies *x, const char *name)
+static void begin(struct gpu_session *x, const char *name)
 {
     const struct ibx_tenant_limits limits = {.shared = false};
-    *x = (struct copies){.options = {.mode = IBX_GPU_ON}, .cuda = &cuda};
+    *x = (struct gpu_session){.options = {.mode = IBX_GPU_ON}, .cuda = &cuda};
     x->isolation.tenant = ibx_tenant_get(name, &limits, 0);
     assert_non_null(x->isolation.tenant);
 }

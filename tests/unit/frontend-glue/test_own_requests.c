@@ -177,7 +177,7 @@ static void test_openers_that_are_gone(void **state)
     const size_t before = allocated();
     session->path.provider[0] = '?';
     for (unsigned i = 0; i < 20000; i++) {
-        struct copies x = {.s = session, .joined = true, .options = {.mode = IBX_GPU_OFF}};
+        struct gpu_session x = {.s = session, .joined = true, .options = {.mode = IBX_GPU_OFF}};
         x.isolation.tenant = alice.x.isolation.tenant;
         assert_true(ibx_handles_open(&x, IBX_HANDLE_MEMORY, alice.memory));
         ibx_clients_leave(&x);
@@ -195,7 +195,7 @@ static void test_work_that_is_left(void **state)
     (void)state;
     void *const own = IBX_CUDA_STREAM_PER_THREAD;
     const uint64_t at = alice.memory;
-    assert_true(ibx_copies_have_cuda(&alice.x));
+    assert_true(ibx_back_end_have_cuda(&alice.x));
     const unsigned long before = cuda_stats().events;
     app->hold(true);
     for (unsigned i = 0; i < 200; i++) {
@@ -338,7 +338,7 @@ static int set_host_node(uint64_t node, uint64_t queue, uint64_t number)
 
 /* Another session of alice's that names her graph. */
 struct other_session {
-    struct copies x;
+    struct gpu_session x;
     uint64_t exec;
     bool changes;
     atomic_int thread;

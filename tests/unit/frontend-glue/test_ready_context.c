@@ -72,7 +72,7 @@ static void inject(const char *function, int code)
 
 static void make(void)
 {
-    static struct copies x = {.options = {.mode = IBX_GPU_AUTO, .memory = 1 << 20}};
+    static struct gpu_session x = {.options = {.mode = IBX_GPU_AUTO, .memory = 1 << 20}};
     ibx_ready_context_make(&x);
 }
 

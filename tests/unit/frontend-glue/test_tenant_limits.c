@@ -132,7 +132,7 @@ static void test_depth_of_graphs(void **state)
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
 }
 
-static uint64_t asked_of_cuda(struct copies *x, uint64_t bytes)
+static uint64_t asked_of_cuda(struct gpu_session *x, uint64_t bytes)
 {
     uint8_t body[8];
     struct ibx_writer w = ibx_writer_of(body, sizeof(body));
@@ -214,7 +214,7 @@ static void test_captures_have_a_limit(void **state)
     int (*begin_capture)(void *stream, int mode) = NULL;
     int (*end_capture)(void *stream, void **graph) = NULL;
     void *runtime = dlopen(getenv("IBX_TEST_CUDART"), RTLD_LAZY), *stream, *graph = NULL;
-    struct copies *x = &alice.x;
+    struct gpu_session *x = &alice.x;
     const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS);
     const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 5);
     *(void **)&begin_capture = dlsym(runtime, "cudaStreamBeginCapture");
@@ -262,7 +262,7 @@ static void test_captures_have_a_limit(void **state)
 }
 
 /* A request of GVirtuS's about a capture in that stream, which a handler runs. */
-static void capture_by_handler(struct copies *x, enum captures_use use, void *stream)
+static void capture_by_handler(struct gpu_session *x, enum captures_use use, void *stream)
 {
     void *graph = NULL;
     struct ibx_writer first = ibx_writer_of(x->requests.first, sizeof(x->requests.first));
@@ -276,7 +276,7 @@ static void capture_by_handler(struct copies *x, enum captures_use use, void *st
     ibx_captures_answered(x, 0);
 }
 
-static bool is_recorded_in(struct copies *x, void *stream)
+static bool is_recorded_in(struct gpu_session *x, void *stream)
 {
     uint8_t body[16] = {0};
     struct ibx_writer named = ibx_writer_of(body, sizeof(body));
@@ -289,7 +289,7 @@ static bool is_recorded_in(struct copies *x, void *stream)
 static void test_captures_that_overlap(void **state)
 {
     (void)state;
-    struct copies *x = &alice.x;
+    struct gpu_session *x = &alice.x;
     void *streams[2];
     const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 10);
     for (unsigned i = 0; i < 2; i++) {
@@ -327,7 +327,7 @@ static void test_captures_that_overlap(void **state)
 static void test_captures_that_are_lost(void **state)
 {
     (void)state;
-    struct copies *x = &alice.x;
+    struct gpu_session *x = &alice.x;
     void *stream, *graph;
     const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 10);
     assert_int_equal(app->stream_create(&stream, 1), 0);
@@ -343,7 +343,7 @@ static void test_captures_that_are_lost(void **state)
     ibx_captures_run(x);
     assert_int_equal(app->end_capture(stream, &graph), IBX_CALL_CAPTURE_INVALIDATED);
     ibx_captures_answered(x, IBX_CALL_CAPTURE_INVALIDATED);
-    assert_false(ibx_copies_captures());
+    assert_false(ibx_captures_any());
     ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
     atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
@@ -407,7 +407,7 @@ static void test_textures_have_a_limit(void **state)
 }
 
 /* GVirtuS's handler has made it, and answers so many bytes of where it is. */
-static void texture_by_handler(struct copies *x, uint64_t texture, size_t n)
+static void texture_by_handler(struct gpu_session *x, uint64_t texture, size_t n)
 {
     struct ibx_writer w = ibx_writer_of(x->replies.last, sizeof(x->replies.last));
     ibx_put_u64(&w, texture);
@@ -416,7 +416,7 @@ static void texture_by_handler(struct copies *x, uint64_t texture, size_t n)
     ibx_made_answered(x);
 }
 
-static bool may_make_texture(struct copies *x)
+static bool may_make_texture(struct gpu_session *x)
 {
     strcpy(x->requests.name, "cudaCreateTextureObject");
     ibx_made_read(x, x->requests.name);
@@ -427,7 +427,7 @@ static bool may_make_texture(struct copies *x)
 static void test_textures_of_handlers(void **state)
 {
     (void)state;
-    struct copies *x = &alice.x;
+    struct gpu_session *x = &alice.x;
     const uint64_t made = 0x7e000001, before = used_by(&alice, IBX_HOLD_TEXTURES);
     const uint64_t most = allow_more(&alice, IBX_HOLD_TEXTURES, 1);
     assert_true(may_make_texture(x));
@@ -561,14 +561,14 @@ static uint8_t handler_body[8];
 /* GVirtuS's handler is about to make what can be launched. */
 static void instantiate_by_handler(void)
 {
-    struct copies *x = &bob.x;
+    struct gpu_session *x = &bob.x;
     struct ibx_writer w = ibx_writer_of(handler_body, sizeof(handler_body));
     ibx_put_u64(&w, bob.graph);
     strcpy(x->requests.name, "cudaGraphInstantiate");
-    ibx_copies_call_read(x, x->requests.name);
+    ibx_device_call_read(x, x->requests.name);
     ibx_named_spoil(x, handler_body, sizeof(handler_body));
     x->replies.exit_code = handler_body[0] ? 2 : CUDA_INVALID_VALUE;
-    ibx_copies_call_answered(x);
+    ibx_device_call_answered(x);
 }
 
 static void test_executables_of_handlers(void **state)
