@@ -14,7 +14,7 @@
 #include "frontend-glue/back_end/options.h"
 #include "frontend-glue/back_end/types.h"
 #include "frontend-glue/session/calls.h"
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 #include "frontend-glue/session/hooks.h"
 #include "gpudirect/gpudirect.h"
 
@@ -220,7 +220,7 @@ struct session_captures {
 struct session_launches {
     struct launch_function known[LAUNCH_FUNCTIONS];
     /* Of the launch in hand: so many bytes, and zeros behind them. */
-    _Alignas(16) uint8_t arguments[IBX_EXTRA_ARGUMENTS_MAX];
+    _Alignas(16) uint8_t arguments[IBX_OWN_ARGUMENTS_MAX];
     size_t argument_bytes;
     struct ibx_functions_user user; /* of clients' functions: ibx_functions_user_of() */
     bool tried;                     /* whether CUDA can launch, as long as it was not found to */

@@ -2,7 +2,7 @@
 /* Which requests are answered without the back end, or before it. */
 #include "frontend-glue/client_calls/internal.h"
 
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 
 #include <string.h>
 
@@ -202,7 +202,7 @@ void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     struct ibx_reader r = ibx_reader_of(body, n);
     if (p->call->kind == IBX_CALL_FREES)
         p->freed = ibx_allocations_remove(ibx_get_u64(&r));
-    if (ibx_call_extra(p->call, body, n) == IBX_EXTRA_FREE_ASYNC) {
+    if (ibx_call_own_request(p->call, body, n) == IBX_OWN_FREE_ASYNC) {
         ibx_get_u16(&r);
         ibx_allocations_remove(ibx_get_u64(&r));
     }

@@ -5,7 +5,7 @@
  */
 #include "frontend-glue/client_calls/internal.h"
 
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <errno.h>
@@ -92,7 +92,7 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
     const size_t name = strlen(call->name) + 1;
     const struct ibx_call *known = ibx_call_find(call->name, name);
     /* Their form is known. */
-    const bool ours = ibx_extra_is(known->name) || ibx_math_is(known->name);
+    const bool ours = ibx_own_request_is(known->name) || ibx_math_is(known->name);
     const bool fits = ours || known->length == call->n || known->kind == IBX_CALL_COPIES ||
                       known->kind == IBX_CALL_WAITS || known->kind == IBX_CALL_LAUNCH;
     if (!is_usable(p) || !is_between(p) || !fits ||

@@ -3,7 +3,7 @@
 #include "frontend-glue/client_calls/internal.h"
 
 #include "common/handlers.h"
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 
 #include <string.h>
 
@@ -14,9 +14,9 @@
 /* Whether nodes of graphs are no more. */
 static bool ends_nodes(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    const unsigned number = ibx_call_extra(call, body, n);
-    return number == IBX_EXTRA_GRAPH_DESTROY || number == IBX_EXTRA_NODE_DESTROY ||
-           number == IBX_EXTRA_EXEC_DESTROY;
+    const unsigned number = ibx_call_own_request(call, body, n);
+    return number == IBX_OWN_GRAPH_DESTROY || number == IBX_OWN_NODE_DESTROY ||
+           number == IBX_OWN_EXEC_DESTROY;
 }
 
 static bool is_end_of_stream(const struct ibx_call *call)
@@ -44,15 +44,15 @@ static void outdates(const struct ibx_pipeline *p)
 /* Whether other processes order their work by this one's events from here on, or the other way. */
 static bool shares(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    const unsigned number = ibx_call_extra(call, body, n);
-    return call->kind == IBX_CALL_SHARES || number == IBX_EXTRA_IPC_EVENT ||
-           number == IBX_EXTRA_IPC_OPEN_EVENT;
+    const unsigned number = ibx_call_own_request(call, body, n);
+    return call->kind == IBX_CALL_SHARES || number == IBX_OWN_IPC_EVENT ||
+           number == IBX_OWN_IPC_OPEN_EVENT;
 }
 
 /* Whether they may look into its memory. */
 static bool shares_memory(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    return ibx_call_extra(call, body, n) == IBX_EXTRA_IPC_MEMORY;
+    return ibx_call_own_request(call, body, n) == IBX_OWN_IPC_MEMORY;
 }
 
 /* What a request that waits means to others, before it is sent. */
@@ -273,7 +273,7 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     p->plain_known = true;
     if (call->kind == IBX_CALL_SELECTS)
         ibx_library_selected(p, body, n);
-    if (ibx_extra_is(call->name))
+    if (ibx_own_request_is(call->name))
         ibx_successes_add(&p->forms, ibx_form_key(call, body, n));
     const bool captures = ibx_process_captures(); /* then a success says little */
     if (call->kind == IBX_CALL_LAUNCH && ibx_launch_is_plain(body, n) && !captures) {

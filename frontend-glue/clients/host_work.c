@@ -3,7 +3,7 @@
  * Functions of the client's that a stream waits for (cudaLaunchHostFunc, cudaStreamAddCallback). In
  * their place CUDA calls one of ours, in a thread of the driver's, which waits there until the
  * client has called its own: so the order is CUDA's. A thread of the client's asks what is to be
- * called, over a connection of its own (IBX_EXTRA_WORK), and says what was.
+ * called, over a connection of its own (IBX_OWN_WORK), and says what was.
  *
  * What a graph calls is called each time as a function of its own. It is known as long as a graph
  * has it, or what was made of one, which an object of CUDA's tells. One that copies between the

@@ -7,7 +7,7 @@
 #include "frontend-glue/device_calls/device_calls.h"
 
 #include "common/clock.h"
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <errno.h>
@@ -25,7 +25,7 @@ typedef int own_requests(struct gpu_session *x, const struct ibx_request *q,
 /* A call's arguments, and what it answers beside its exit code. */
 struct arguments {
     struct ibx_reader in;
-    uint8_t out[IBX_EXTRA_OUT_MAX];
+    uint8_t out[IBX_OWN_OUT_MAX];
     const uint8_t *long_out; /* instead of it; NULL: no */
     size_t out_n;
 };
@@ -371,7 +371,7 @@ static int run(struct gpu_session *x, const struct ibx_request *q, struct argume
         return refused(x);
     if (q->called->kind == IBX_CALL_RESETS)
         return ibx_own_reset(x, &reset) ? reset : PASSES;
-    if (ibx_extra_is(q->called->name))
+    if (ibx_own_request_is(q->called->name))
         return run_own(x, q, a, own);
     if (ibx_math_is(q->called->name))
         return run_math(x, q, a);

@@ -15,7 +15,7 @@
 
 /* calls.c: an outcome, or as ibx_session_fail() */
 
-/* `own` runs requests of our own: ibx_copies_extra() */
+/* `own` runs requests of our own: ibx_own_request_run() */
 int ibx_device_call(struct gpu_session *x, const struct ibx_request *q,
                     int (*own)(struct gpu_session *x, const struct ibx_request *q,
                                struct ibx_writer *out));
@@ -36,7 +36,7 @@ struct ibx_kernel_node {
 };
 int ibx_device_kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
                            struct ibx_kernel_node *node);
-/* The same with `count` attributes (extra.h), and what CUDA returns. */
+/* The same with `count` attributes (own_requests.h), and what CUDA returns. */
 int ibx_device_launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
                          const uint8_t *attributes, size_t count);
 /* Before GVirtuS launches it: 0; CUDA's error where there is no such function, or where its handler

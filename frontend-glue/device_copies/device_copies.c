@@ -93,7 +93,7 @@ static int run_call(struct gpu_session *x, const struct ibx_request *q)
     int rc = ibx_session_answer_delayed(x->s);
     x->answering = true;
     if (!rc)
-        rc = ibx_device_call(x, q, ibx_copies_extra);
+        rc = ibx_device_call(x, q, ibx_own_request_run);
     x->answering = false;
     choose(x);
     return rc;

@@ -161,31 +161,31 @@ static int check(const struct ibx_mapped_properties *p)
                : ibx_driver_check_device(p->at.id);
 }
 
-static void begin_granularity(struct extra *e, int device, int option)
+static void begin_granularity(struct own_request *e, int device, int option)
 {
-    ibx_frontend_extra_begin(e, IBX_EXTRA_VIRTUAL_GRANULARITY, "cuMemGetAllocationGranularity");
+    ibx_frontend_request_begin(e, IBX_OWN_VIRTUAL_GRANULARITY, "cuMemGetAllocationGranularity");
     ibx_put_u32(&e->body, (uint32_t)device);
     ibx_put_u32(&e->body, (uint32_t)option);
 }
 
 bool ibx_driver_maps_memory(int device)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[8];
     int code;
     begin_granularity(&e, device, 0);
-    return ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code) && !code;
+    return ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code) && !code;
 }
 
 static int granularity(size_t *n, const struct ibx_mapped_properties *p, int option)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t answer = 0;
     int rc = n && option >= 0 && option < OPTIONS ? check(p) : CUDA_INVALID_VALUE;
     if (rc)
         return rc;
     begin_granularity(&e, p->at.id, option);
-    rc = ibx_frontend_extra_ask(&e, &answer);
+    rc = ibx_frontend_request_ask(&e, &answer);
     if (!rc)
         *n = answer;
     return rc;
@@ -202,17 +202,17 @@ EXPORTED int cuMemGetAllocationGranularity(size_t *n, const struct ibx_mapped_pr
 /* An address that the program wishes is one of its process's: the back end has others. */
 static int reserve(uint64_t *address, size_t n, size_t alignment, unsigned long long flags)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t begins = 0;
     struct addresses *a = address && n && !flags ? calloc(1, sizeof(*a)) : NULL;
     if (!a)
         return address && n && !flags ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE;
     enter(); /* what a reset has taken goes before the same addresses are these */
     leave();
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_RESERVE, "cuMemAddressReserve");
+    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_RESERVE, "cuMemAddressReserve");
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, alignment);
-    const int rc = ibx_frontend_extra_ask(&e, &begins);
+    const int rc = ibx_frontend_request_ask(&e, &begins);
     if (rc) {
         free(a);
         return rc;
@@ -250,17 +250,17 @@ static struct addresses *take_out(uint64_t begins, uint64_t n)
 
 static int free_addresses(uint64_t begins, uint64_t n)
 {
-    struct extra e;
+    struct own_request e;
     struct addresses *a = take_out(begins, n);
     if (!a)
         return CUDA_INVALID_VALUE;
     ibx_frontend_device_memory_gone((void *)(uintptr_t)begins);
     atomic_fetch_sub(&reservations, 1);
     free(a);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_FREE, "cuMemAddressFree");
+    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_FREE, "cuMemAddressFree");
     ibx_put_u64(&e.body, begins);
     ibx_put_u64(&e.body, n);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 EXPORTED int cuMemAddressFree(uint64_t address, size_t n)
@@ -273,7 +273,7 @@ EXPORTED int cuMemAddressFree(uint64_t address, size_t n)
 static int create(uint64_t *handle, size_t n, const struct ibx_mapped_properties *p,
                   unsigned long long flags)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t number = 0;
     int rc = handle && n && !flags ? check(p) : CUDA_INVALID_VALUE;
     if (rc)
@@ -281,10 +281,10 @@ static int create(uint64_t *handle, size_t n, const struct ibx_mapped_properties
     struct memory *m = malloc(sizeof(*m));
     if (!m)
         return CUDA_MEMORY_ALLOCATION;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_CREATE, "cuMemCreate");
+    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_CREATE, "cuMemCreate");
     ibx_put_u64(&e.body, n);
     ibx_put_u32(&e.body, (uint32_t)p->at.id);
-    rc = ibx_frontend_extra_ask(&e, &number);
+    rc = ibx_frontend_request_ask(&e, &number);
     if (rc) {
         free(m);
         return rc;
@@ -312,10 +312,10 @@ static uint64_t take_unused(struct memory *m)
 
 static int give_back(uint64_t number)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_RELEASE, "cuMemRelease");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_RELEASE, "cuMemRelease");
     ibx_put_u64(&e.body, number);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 static int release(uint64_t handle)
@@ -404,7 +404,7 @@ static void note(struct mapping *made, struct memory *of, uint64_t at, int rc)
 
 static int map(uint64_t at, size_t n, size_t offset, uint64_t handle, unsigned long long flags)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     if (offset || flags)
         return offset ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE;
@@ -414,11 +414,11 @@ static int map(uint64_t at, size_t n, size_t offset, uint64_t handle, unsigned l
         free(made);
         return made ? rc : CUDA_MEMORY_ALLOCATION;
     }
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_MAP, "cuMemMap");
+    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_MAP, "cuMemMap");
     ibx_put_u64(&e.body, at);
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, handle);
-    rc = ibx_frontend_extra(&e, NULL, 0);
+    rc = ibx_frontend_request_make(&e, NULL, 0);
     note(made, of, at, rc);
     return rc;
 }
@@ -451,12 +451,12 @@ static bool take_mapping(uint64_t at, size_t n, uint64_t *unused)
 
 static int unmap(uint64_t at, size_t n)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t unused = 0;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_UNMAP, "cuMemUnmap");
+    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_UNMAP, "cuMemUnmap");
     ibx_put_u64(&e.body, at);
     ibx_put_u64(&e.body, n);
-    int rc = ibx_frontend_extra(&e, NULL, 0);
+    int rc = ibx_frontend_request_make(&e, NULL, 0);
     while (!rc && take_mapping(at, n, &unused)) {
         if (unused)
             rc = give_back(unused);
@@ -483,15 +483,15 @@ static int set_access(uint64_t at, size_t n, const struct ibx_mapped_access *lis
 {
     int rc = list && count ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     for (size_t i = 0; i < count && !rc; i++) {
-        struct extra e;
+        struct own_request e;
         if (list[i].at.type != IBX_MAPPED_OF_DEVICE)
             return CUDA_NOT_SUPPORTED;
-        ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_SET_ACCESS, "cuMemSetAccess");
+        ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_SET_ACCESS, "cuMemSetAccess");
         ibx_put_u64(&e.body, at);
         ibx_put_u64(&e.body, n);
         ibx_put_u32(&e.body, (uint32_t)list[i].at.id);
         ibx_put_u32(&e.body, list[i].flags);
-        rc = ibx_frontend_extra(&e, NULL, 0);
+        rc = ibx_frontend_request_make(&e, NULL, 0);
         if (!rc)
             note_access(at, n, (int)list[i].flags);
     }
@@ -506,16 +506,16 @@ EXPORTED int cuMemSetAccess(uint64_t address, size_t n, const struct ibx_mapped_
 
 static int get_access(unsigned long long *flags, const struct memory_location *at, uint64_t address)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t answer = 0;
     if (!flags || !at)
         return CUDA_INVALID_VALUE;
     if (at->type != IBX_MAPPED_OF_DEVICE)
         return CUDA_NOT_SUPPORTED;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_VIRTUAL_GET_ACCESS, "cuMemGetAccess");
+    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_GET_ACCESS, "cuMemGetAccess");
     ibx_put_u64(&e.body, address);
     ibx_put_u32(&e.body, (uint32_t)at->id);
-    const int rc = ibx_frontend_extra_ask(&e, &answer);
+    const int rc = ibx_frontend_request_ask(&e, &answer);
     if (!rc)
         *flags = answer;
     return rc;

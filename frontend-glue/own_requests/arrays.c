@@ -7,18 +7,18 @@
 
 #define ON_DEVICE 3 /* enum cudaMemcpyKind */
 
-static bool is_array(const struct extra *e, const void *array)
+static bool is_array(const struct own_request *e, const void *array)
 {
     return ibx_handles_know(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array);
 }
 
-static bool is_mipmap(const struct extra *e, const void *mipmap)
+static bool is_mipmap(const struct own_request *e, const void *mipmap)
 {
     return ibx_handles_know(e->x, IBX_HANDLE_MIPMAP, (uintptr_t)mipmap);
 }
 
 /* A level goes with what it is one of. */
-static int give_back_as(struct extra *e, enum ibx_handle_kind kind)
+static int give_back_as(struct own_request *e, enum ibx_handle_kind kind)
 {
     int (*give_back)(void *array) = NULL;
     void *array = pointer(&e->in);
@@ -37,18 +37,19 @@ static int give_back_as(struct extra *e, enum ibx_handle_kind kind)
     return rc;
 }
 
-static int free_array(struct extra *e)
+static int free_array(struct own_request *e)
 {
     return give_back_as(e, IBX_HANDLE_ARRAY);
 }
 
-static int free_mipmap(struct extra *e)
+static int free_mipmap(struct own_request *e)
 {
     return give_back_as(e, IBX_HANDLE_MIPMAP);
 }
 
 /* What was made is the client's from now on. */
-static int note_made(struct extra *e, enum ibx_handle_kind kind, uint64_t made, const char *undo)
+static int note_made(struct own_request *e, enum ibx_handle_kind kind, uint64_t made,
+                     const char *undo)
 {
     if (ibx_handles_add(e->x, kind, made) && ibx_room_own(e->x, made))
         return 0;
@@ -57,7 +58,7 @@ static int note_made(struct extra *e, enum ibx_handle_kind kind, uint64_t made, 
     return CUDA_MEMORY_ALLOCATION;
 }
 
-static int malloc_array(struct extra *e)
+static int malloc_array(struct own_request *e)
 {
     int (*make)(void **array, const struct ibx_cuda_channel *channel, struct ibx_cuda_extent extent,
                 unsigned flags) = NULL;
@@ -79,7 +80,7 @@ static int malloc_array(struct extra *e)
     return rc;
 }
 
-static int malloc_mipmap(struct extra *e)
+static int malloc_mipmap(struct own_request *e)
 {
     int (*make)(void **mipmap, const struct ibx_cuda_channel *channel,
                 struct ibx_cuda_extent extent, unsigned levels, unsigned flags) = NULL;
@@ -102,7 +103,7 @@ static int malloc_mipmap(struct extra *e)
 }
 
 /* CUDA has one array for each level, as long as what it is one of. */
-static int level_of_mipmap(struct extra *e)
+static int level_of_mipmap(struct own_request *e)
 {
     int (*get)(void **array, const void *mipmap, unsigned level) = NULL;
     void *mipmap = pointer(&e->in), *array = NULL;
@@ -121,7 +122,7 @@ static int level_of_mipmap(struct extra *e)
     return rc;
 }
 
-static int to_array(struct extra *e)
+static int to_array(struct own_request *e)
 {
     int (*copy)(void *array, size_t x, size_t y, const void *from, size_t n, int kind) = NULL;
     void *array = pointer(&e->in);
@@ -134,7 +135,7 @@ static int to_array(struct extra *e)
     return copy(array, x, y, from, n, ON_DEVICE);
 }
 
-static int from_array(struct extra *e)
+static int from_array(struct own_request *e)
 {
     int (*copy)(void *to, const void *array, size_t x, size_t y, size_t n, int kind) = NULL;
     void *to = pointer(&e->in), *array = pointer(&e->in);
@@ -145,7 +146,7 @@ static int from_array(struct extra *e)
     return copy(to, array, x, y, n, ON_DEVICE);
 }
 
-static int rows_to_array(struct extra *e)
+static int rows_to_array(struct own_request *e)
 {
     int (*copy)(void *array, size_t x, size_t y, const void *from, size_t pitch, size_t width,
                 size_t height, int kind) = NULL;
@@ -161,7 +162,7 @@ static int rows_to_array(struct extra *e)
     return copy(array, x, y, from, pitch, width, height, ON_DEVICE);
 }
 
-static int rows_from_array(struct extra *e)
+static int rows_from_array(struct own_request *e)
 {
     int (*copy)(void *to, size_t pitch, const void *array, size_t x, size_t y, size_t width,
                 size_t height, int kind) = NULL;
@@ -193,9 +194,9 @@ static bool row_of(const struct ibx_cuda_memcpy3d *p, size_t *row)
 
 /* Whether what is copied of that memory is the tenant's: from its first byte, whatever comes before
  * the first row, to the last one that is copied. */
-bool ibx_extra_holds(const struct extra *e, const struct ibx_cuda_pitched *memory,
-                     const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
-                     size_t row)
+bool ibx_own_request_holds(const struct own_request *e, const struct ibx_cuda_pitched *memory,
+                           const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
+                           size_t row)
 {
     size_t rows, n;
     if (!extent->depth || __builtin_add_overflow(at->depth, extent->depth - 1, &rows) ||
@@ -208,12 +209,13 @@ bool ibx_extra_holds(const struct extra *e, const struct ibx_cuda_pitched *memor
 }
 
 /* One side is either an array or memory. */
-static bool is_side(const struct extra *e, const void *array, const struct ibx_cuda_pitched *memory)
+static bool is_side(const struct own_request *e, const void *array,
+                    const struct ibx_cuda_pitched *memory)
 {
     return array ? !memory->at && is_array(e, array) : memory->at != NULL;
 }
 
-bool ibx_extra_is_copy(const struct extra *e, const struct ibx_cuda_memcpy3d *p)
+bool ibx_own_request_is_copy(const struct own_request *e, const struct ibx_cuda_memcpy3d *p)
 {
     const struct ibx_cuda_extent *n = &p->extent;
     size_t row;
@@ -223,34 +225,34 @@ bool ibx_extra_is_copy(const struct extra *e, const struct ibx_cuda_memcpy3d *p)
     if (!e->x->isolation.on && (!n->width || !n->height || !n->depth))
         return true; /* of nothing */
     return row_of(p, &row) &&
-           (p->from_array || ibx_extra_holds(e, &p->from, &p->from_at, n, row)) &&
-           (p->to_array || ibx_extra_holds(e, &p->to, &p->to_at, n, row));
+           (p->from_array || ibx_own_request_holds(e, &p->from, &p->from_at, n, row)) &&
+           (p->to_array || ibx_own_request_holds(e, &p->to, &p->to_at, n, row));
 }
 
-static int copy_planes(struct extra *e)
+static int copy_planes(struct own_request *e)
 {
     int (*copy)(const struct ibx_cuda_memcpy3d *parameters) = NULL;
     struct ibx_cuda_memcpy3d p = {0};
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &p);
-    if (!whole(e) || !ibx_extra_is_copy(e, &p))
+    if (!whole(e) || !ibx_own_request_is_copy(e, &p))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, copy);
     return copy(&p);
 }
 
-static int copy_planes_in_stream(struct extra *e)
+static int copy_planes_in_stream(struct own_request *e)
 {
     int (*copy)(const struct ibx_cuda_memcpy3d *parameters, void *stream) = NULL;
     struct ibx_cuda_memcpy3d p = {0};
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &p);
     void *stream = stream_in(e);
-    if (!whole(e) || !ibx_extra_is_copy(e, &p))
+    if (!whole(e) || !ibx_own_request_is_copy(e, &p))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, copy);
     return copy(&p, stream);
 }
 
-static int channel_of(struct extra *e)
+static int channel_of(struct own_request *e)
 {
     int (*get)(struct ibx_cuda_channel * channel, const void *array) = NULL;
     struct ibx_cuda_channel channel = {0};
@@ -265,7 +267,7 @@ static int channel_of(struct extra *e)
 
 /* --------------------------------------------------------------------- textures and surfaces */
 
-static bool is_resource(const struct extra *e, const struct ibx_cuda_resource *resource)
+static bool is_resource(const struct own_request *e, const struct ibx_cuda_resource *resource)
 {
     size_t n = resource->of.memory.sizes[0];
     if (resource->kind == IBX_RESOURCE_ARRAY)
@@ -281,7 +283,7 @@ static bool is_resource(const struct extra *e, const struct ibx_cuda_resource *r
     return ibx_isolation_allows(e->x, at, n) && !ibx_process_memory_is_own(e->x, at, 1);
 }
 
-static int create_texture(struct extra *e)
+static int create_texture(struct own_request *e)
 {
     int (*make)(unsigned long long *texture, const struct ibx_cuda_resource *resource,
                 const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view) = NULL;
@@ -309,7 +311,7 @@ static int create_texture(struct extra *e)
     return rc;
 }
 
-static int create_surface(struct extra *e)
+static int create_surface(struct own_request *e)
 {
     int (*make)(unsigned long long *surface, const struct ibx_cuda_resource *resource) = NULL;
     struct ibx_cuda_resource resource;
@@ -330,7 +332,7 @@ static int create_surface(struct extra *e)
     return rc;
 }
 
-static int destroy(struct extra *e, enum ibx_handle_kind kind)
+static int destroy(struct own_request *e, enum ibx_handle_kind kind)
 {
     int (*destroy_object)(unsigned long long object) = NULL;
     const unsigned long long object = ibx_get_u64(&e->in);
@@ -340,33 +342,33 @@ static int destroy(struct extra *e, enum ibx_handle_kind kind)
     return destroy_object(object);
 }
 
-static int destroy_texture(struct extra *e)
+static int destroy_texture(struct own_request *e)
 {
     return destroy(e, IBX_HANDLE_TEXTURE);
 }
 
-static int destroy_surface(struct extra *e)
+static int destroy_surface(struct own_request *e)
 {
     return destroy(e, IBX_HANDLE_SURFACE);
 }
 
 /* ---------------------------------------------------------------------------------- requests */
 
-const struct extra_call ibx_array_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_MALLOC_ARRAY] = {"cudaMalloc3DArray", malloc_array},
-    [IBX_EXTRA_FREE_ARRAY] = {"cudaFreeArray", free_array},
-    [IBX_EXTRA_MALLOC_MIPMAP] = {"cudaMallocMipmappedArray", malloc_mipmap},
-    [IBX_EXTRA_FREE_MIPMAP] = {"cudaFreeMipmappedArray", free_mipmap},
-    [IBX_EXTRA_MIPMAP_LEVEL] = {"cudaGetMipmappedArrayLevel", level_of_mipmap},
-    [IBX_EXTRA_TO_ARRAY] = {"cudaMemcpyToArray", to_array},
-    [IBX_EXTRA_FROM_ARRAY] = {"cudaMemcpyFromArray", from_array},
-    [IBX_EXTRA_2D_TO_ARRAY] = {"cudaMemcpy2DToArray", rows_to_array},
-    [IBX_EXTRA_2D_FROM_ARRAY] = {"cudaMemcpy2DFromArray", rows_from_array},
-    [IBX_EXTRA_MEMCPY_3D] = {"cudaMemcpy3D", copy_planes},
-    [IBX_EXTRA_MEMCPY_3D_ASYNC] = {"cudaMemcpy3DAsync", copy_planes_in_stream},
-    [IBX_EXTRA_CHANNEL_DESC] = {"cudaGetChannelDesc", channel_of},
-    [IBX_EXTRA_CREATE_TEXTURE] = {"cudaCreateTextureObject", create_texture},
-    [IBX_EXTRA_DESTROY_TEXTURE] = {"cudaDestroyTextureObject", destroy_texture},
-    [IBX_EXTRA_CREATE_SURFACE] = {"cudaCreateSurfaceObject", create_surface},
-    [IBX_EXTRA_DESTROY_SURFACE] = {"cudaDestroySurfaceObject", destroy_surface},
+const struct own_request_call ibx_array_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_MALLOC_ARRAY] = {"cudaMalloc3DArray", malloc_array},
+    [IBX_OWN_FREE_ARRAY] = {"cudaFreeArray", free_array},
+    [IBX_OWN_MALLOC_MIPMAP] = {"cudaMallocMipmappedArray", malloc_mipmap},
+    [IBX_OWN_FREE_MIPMAP] = {"cudaFreeMipmappedArray", free_mipmap},
+    [IBX_OWN_MIPMAP_LEVEL] = {"cudaGetMipmappedArrayLevel", level_of_mipmap},
+    [IBX_OWN_TO_ARRAY] = {"cudaMemcpyToArray", to_array},
+    [IBX_OWN_FROM_ARRAY] = {"cudaMemcpyFromArray", from_array},
+    [IBX_OWN_2D_TO_ARRAY] = {"cudaMemcpy2DToArray", rows_to_array},
+    [IBX_OWN_2D_FROM_ARRAY] = {"cudaMemcpy2DFromArray", rows_from_array},
+    [IBX_OWN_MEMCPY_3D] = {"cudaMemcpy3D", copy_planes},
+    [IBX_OWN_MEMCPY_3D_ASYNC] = {"cudaMemcpy3DAsync", copy_planes_in_stream},
+    [IBX_OWN_CHANNEL_DESC] = {"cudaGetChannelDesc", channel_of},
+    [IBX_OWN_CREATE_TEXTURE] = {"cudaCreateTextureObject", create_texture},
+    [IBX_OWN_DESTROY_TEXTURE] = {"cudaDestroyTextureObject", destroy_texture},
+    [IBX_OWN_CREATE_SURFACE] = {"cudaCreateSurfaceObject", create_surface},
+    [IBX_OWN_DESTROY_SURFACE] = {"cudaDestroySurfaceObject", destroy_surface},
 };

@@ -68,7 +68,7 @@ static bool look_up(struct runtime *r)
 /* -------------------------------------------------------------------------------- arguments */
 
 /* Queue, number, the copy, whose host side has no address. */
-static void get_asked(struct extra *e, struct asked *a)
+static void get_asked(struct own_request *e, struct asked *a)
 {
     *a = (struct asked){.queue = ibx_get_u64(&e->in)};
     a->number = ibx_get_u64(&e->in);
@@ -76,7 +76,7 @@ static void get_asked(struct extra *e, struct asked *a)
 }
 
 /* Whether it is between the host and memory of the tenant's. */
-static bool is_asked(const struct extra *e, struct asked *a)
+static bool is_asked(const struct own_request *e, struct asked *a)
 {
     const struct ibx_cuda_memcpy3d *p = &a->p;
     const bool to_device = p->kind == TO_DEVICE;
@@ -88,12 +88,12 @@ static bool is_asked(const struct extra *e, struct asked *a)
         __builtin_mul_overflow(n, p->extent.depth, &n) || !n)
         return false;
     a->copy = (struct ibx_host_copy){.n = n, .to_device = to_device};
-    return ibx_extra_holds(e, device, to_device ? &p->to_at : &p->from_at, &p->extent,
-                           p->extent.width);
+    return ibx_own_request_holds(e, device, to_device ? &p->to_at : &p->from_at, &p->extent,
+                                 p->extent.width);
 }
 
 /* Has the slot, held for a graph by `object`, which is to become that graph's. */
-static int take_slot(struct extra *e, const struct runtime *r, struct asked *a, void **object)
+static int take_slot(struct own_request *e, const struct runtime *r, struct asked *a, void **object)
 {
     struct ibx_slot_memory memory;
     int rc = 0;
@@ -142,7 +142,7 @@ static int fill(const struct runtime *r, void *graph, const struct asked *a)
 }
 
 /* A graph of the two nodes, to be destroyed. */
-static int make_pair(struct extra *e, const struct runtime *r, struct asked *a, void **graph)
+static int make_pair(struct own_request *e, const struct runtime *r, struct asked *a, void **graph)
 {
     void *object = NULL;
     int rc = take_slot(e, r, a, &object);
@@ -159,14 +159,14 @@ static int make_pair(struct extra *e, const struct runtime *r, struct asked *a, 
     return rc;
 }
 
-static int add_copy(struct extra *e)
+static int add_copy(struct own_request *e)
 {
     int (*add)(void **made, void *graph, void *const *behind, size_t count, void *child) = NULL;
     struct runtime r;
     struct asked a;
     struct place p;
     void *pair = NULL, *node = NULL;
-    const bool there = ibx_extra_get_place(e, &p);
+    const bool there = ibx_own_request_get_place(e, &p);
     get_asked(e, &a);
     if (!there || !whole(e) || !is_asked(e, &a))
         return CUDA_INVALID_VALUE;
@@ -175,13 +175,13 @@ static int add_copy(struct extra *e)
     FUNCTION(e, add);
     p.inner = 2;
     p.depth = 1;
-    int rc = ibx_extra_node_room(e, &p);
+    int rc = ibx_own_request_node_room(e, &p);
     rc = rc ? rc : make_pair(e, &r, &a, &pair);
     if (!rc) {
         rc = add(&node, p.graph, p.behind, p.count, pair);
         r.destroy(pair);
     }
-    return ibx_extra_answer_node(e, rc, &p, node);
+    return ibx_own_request_answer_node(e, rc, &p, node);
 }
 
 /* The two nodes of such a node. */
@@ -191,7 +191,7 @@ struct pair {
     bool to_device;
 };
 
-static bool is_pair(const struct extra *e, void **nodes, struct pair *pair)
+static bool is_pair(const struct own_request *e, void **nodes, struct pair *pair)
 {
     int (*type_of)(void *of, int *type) = NULL;
     int (*function_of)(void *of, struct host_node *host) = NULL;
@@ -212,7 +212,7 @@ static bool is_pair(const struct extra *e, void **nodes, struct pair *pair)
     return pair->number;
 }
 
-static bool get_pair(const struct extra *e, void *node, struct pair *pair)
+static bool get_pair(const struct own_request *e, void *node, struct pair *pair)
 {
     int (*type_of)(void *of, int *type) = NULL;
     int (*child_of)(void *of, void **graph) = NULL;
@@ -231,7 +231,7 @@ static bool get_pair(const struct extra *e, void *node, struct pair *pair)
     return is;
 }
 
-uint64_t ibx_extra_copy_of_node(struct extra *e, void *node)
+uint64_t ibx_own_request_copy_of_node(struct own_request *e, void *node)
 {
     struct pair pair;
     return get_pair(e, node, &pair) ? pair.number : 0;
@@ -240,7 +240,7 @@ uint64_t ibx_extra_copy_of_node(struct extra *e, void *node)
 /* ------------------------------------------------------------------------------ it changes */
 
 /* What is launched gets the two nodes' parameters as they are in another graph of the two. */
-static int set_in_exec(struct extra *e, const struct runtime *r, struct asked *a, void *exec,
+static int set_in_exec(struct own_request *e, const struct runtime *r, struct asked *a, void *exec,
                        void *node)
 {
     int (*set)(void *of, void *old, void *child) = NULL;
@@ -256,7 +256,7 @@ static int set_in_exec(struct extra *e, const struct runtime *r, struct asked *a
     return rc;
 }
 
-static int set_in_graph(struct extra *e, const struct runtime *r, struct asked *a,
+static int set_in_graph(struct own_request *e, const struct runtime *r, struct asked *a,
                         const struct pair *pair)
 {
     int (*set_parameters)(void *node, const struct ibx_cuda_memcpy3d *p) = NULL;
@@ -273,13 +273,13 @@ static int set_in_graph(struct extra *e, const struct runtime *r, struct asked *
 }
 
 /* Answers the number of the function that the node's graph has called so far. */
-static int set_copy(struct extra *e)
+static int set_copy(struct own_request *e)
 {
     struct runtime r;
     struct asked a;
     struct pair pair;
     void *exec, *node;
-    const bool there = ibx_extra_get_node(e, &exec, &node);
+    const bool there = ibx_own_request_get_node(e, &exec, &node);
     get_asked(e, &a);
     if (!there || !whole(e) || !is_asked(e, &a) || !get_pair(e, node, &pair) ||
         pair.to_device != a.copy.to_device)
@@ -292,7 +292,7 @@ static int set_copy(struct extra *e)
 
 /* The number of the client's function, and the copy as the device has it; 0: it is within the
  * device. */
-static int get_copy(struct extra *e)
+static int get_copy(struct own_request *e)
 {
     int (*get)(void *of, struct ibx_cuda_memcpy3d *p) = NULL;
     struct ibx_cuda_memcpy3d p = {.kind = 0};
@@ -353,7 +353,7 @@ static int go_on_behind(void *stream, const struct captured *c, void *node)
                     : update_before(stream, &node, 1, SET_DEPENDENCIES);
 }
 
-static int capture_copy(struct extra *e)
+static int capture_copy(struct own_request *e)
 {
     int (*add)(void **made, void *graph, void *const *behind, size_t count, void *child) = NULL;
     struct captured c = {.count = 0};
@@ -379,7 +379,7 @@ static int capture_copy(struct extra *e)
 
 /* What fails here is no error of the client's, but takes the place of one that is: an error stays
  * then. */
-void ibx_extra_graph_calls(void *graph, void *repeated)
+void ibx_own_request_graph_calls(void *graph, void *repeated)
 {
     int (*peek)(void) = NULL;
     struct runtime r;
@@ -399,17 +399,17 @@ void ibx_extra_graph_calls(void *graph, void *repeated)
         ibx_back_end_forget_error();
 }
 
-void ibx_extra_capture_calls(void *stream, void *repeated)
+void ibx_own_request_capture_calls(void *stream, void *repeated)
 {
     struct captured c = {.count = 0};
-    ibx_extra_graph_calls(get_captured(stream, &c) ? c.graph : NULL, repeated);
+    ibx_own_request_graph_calls(get_captured(stream, &c) ? c.graph : NULL, repeated);
 }
 
 /* ---------------------------------------------------------------------------------- requests */
 
-const struct extra_call ibx_copy_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_NODE_COPY] = {"cudaGraphAddChildGraphNode", add_copy},
-    [IBX_EXTRA_CAPTURE_COPY] = {"cudaGraphAddChildGraphNode", capture_copy},
-    [IBX_EXTRA_SET_COPY] = {"cudaGraphMemcpyNodeSetParams", set_copy},
-    [IBX_EXTRA_GET_COPY] = {"cudaGraphMemcpyNodeGetParams", get_copy},
+const struct own_request_call ibx_copy_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_NODE_COPY] = {"cudaGraphAddChildGraphNode", add_copy},
+    [IBX_OWN_CAPTURE_COPY] = {"cudaGraphAddChildGraphNode", capture_copy},
+    [IBX_OWN_SET_COPY] = {"cudaGraphMemcpyNodeSetParams", set_copy},
+    [IBX_OWN_GET_COPY] = {"cudaGraphMemcpyNodeGetParams", get_copy},
 };

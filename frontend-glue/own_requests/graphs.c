@@ -12,15 +12,15 @@
 
 /* ---------------------------------------------------------------------------------- graphs */
 
-static int answer_graph(struct extra *e, int rc, void *graph)
+static int answer_graph(struct own_request *e, int rc, void *graph)
 {
     if (!rc && !ibx_graph_note(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph))
-        rc = ibx_extra_no_memory("cudaGraphDestroy", graph);
+        rc = ibx_own_request_no_memory("cudaGraphDestroy", graph);
     ibx_put_u64(&e->out, (uintptr_t)graph);
     return rc;
 }
 
-static int create(struct extra *e)
+static int create(struct own_request *e)
 {
     int (*make)(void **graph, unsigned flags) = NULL;
     void *graph = NULL;
@@ -36,7 +36,7 @@ static int create(struct extra *e)
     return rc;
 }
 
-static int clone_graph(struct extra *e)
+static int clone_graph(struct own_request *e)
 {
     int (*copy)(void **clone, void *graph) = NULL;
     void *made = NULL, *graph = pointer(&e->in);
@@ -54,7 +54,7 @@ static int clone_graph(struct extra *e)
     return rc;
 }
 
-static int destroy(struct extra *e)
+static int destroy(struct own_request *e)
 {
     int (*give_back)(void *graph) = NULL;
     void *graph = pointer(&e->in);
@@ -142,7 +142,7 @@ static unsigned count_functions(const struct gpu_session *x, void *graph)
     return found ? f.waited_for : 0;
 }
 
-int ibx_extra_count_functions(struct gpu_session *x, void *graph, size_t *count)
+int ibx_own_request_count_functions(struct gpu_session *x, void *graph, size_t *count)
 {
     struct functions f = {.x = x};
     if (!look_up(&f))
@@ -153,7 +153,7 @@ int ibx_extra_count_functions(struct gpu_session *x, void *graph, size_t *count)
     return rc;
 }
 
-static int instantiate(struct extra *e)
+static int instantiate(struct own_request *e)
 {
     int (*make)(void **exec, void *graph, unsigned long long flags) = NULL;
     void *exec = NULL, *graph = pointer(&e->in);
@@ -168,7 +168,7 @@ static int instantiate(struct extra *e)
     const unsigned functions = count_functions(e->x, graph);
     int rc = make(&exec, graph, flags);
     if (!rc && !ibx_graph_note(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
-        rc = ibx_extra_no_memory("cudaGraphExecDestroy", exec);
+        rc = ibx_own_request_no_memory("cudaGraphExecDestroy", exec);
     if (!rc) {
         ibx_handles_made_so(e->x, (uintptr_t)exec, size);
         ibx_handles_made_of(e->x, (uintptr_t)exec, (uintptr_t)graph, functions);
@@ -179,14 +179,14 @@ static int instantiate(struct extra *e)
 }
 
 /* Answers how many there are, and those from `from` on. */
-static void put_list(struct extra *e, const uint64_t *values, size_t count, uint64_t from)
+static void put_list(struct own_request *e, const uint64_t *values, size_t count, uint64_t from)
 {
     ibx_put_u64(&e->out, count);
-    for (size_t i = 0; i < IBX_EXTRA_LISTED; i++)
+    for (size_t i = 0; i < IBX_OWN_LISTED; i++)
         ibx_put_u64(&e->out, from < count && i < count - from ? values[from + i] : 0);
 }
 
-static int list_nodes(struct extra *e)
+static int list_nodes(struct own_request *e)
 {
     size_t count = 0;
     int rc = 0;
@@ -199,20 +199,20 @@ static int list_nodes(struct extra *e)
     void **nodes = ibx_graph_nodes_of(function, graph, &count, &rc);
     if (!nodes)
         return rc;
-    uint64_t values[IBX_EXTRA_LISTED] = {0};
-    for (size_t i = 0; !rc && i < IBX_EXTRA_LISTED && from < count && i < count - from; i++) {
+    uint64_t values[IBX_OWN_LISTED] = {0};
+    for (size_t i = 0; !rc && i < IBX_OWN_LISTED && from < count && i < count - from; i++) {
         values[i] = (uintptr_t)nodes[from + i];
         if (!ibx_handles_list_node(e->x, values[i], (uintptr_t)graph))
             rc = CUDA_MEMORY_ALLOCATION;
     }
     free(nodes);
     ibx_put_u64(&e->out, count);
-    for (size_t i = 0; i < IBX_EXTRA_LISTED; i++)
+    for (size_t i = 0; i < IBX_OWN_LISTED; i++)
         ibx_put_u64(&e->out, values[i]);
     return rc;
 }
 
-static int list_functions(struct extra *e)
+static int list_functions(struct own_request *e)
 {
     struct functions f = {.x = e->x};
     void *graph = pointer(&e->in);
@@ -230,7 +230,7 @@ static int list_functions(struct extra *e)
 /* ------------------------------------------------------------------- what can be launched */
 
 /* What CUDA says of the update is an answer, no error: the result goes with it. */
-static int update(struct extra *e)
+static int update(struct own_request *e)
 {
     struct {
         int result;
@@ -254,7 +254,7 @@ static int update(struct extra *e)
     return 0;
 }
 
-static int destroy_exec(struct extra *e)
+static int destroy_exec(struct own_request *e)
 {
     int (*give_back)(void *exec) = NULL;
     void *exec = pointer(&e->in);
@@ -268,7 +268,7 @@ static int destroy_exec(struct extra *e)
     return rc;
 }
 
-static int upload(struct extra *e)
+static int upload(struct own_request *e)
 {
     int (*bring)(void *exec, void *stream) = NULL;
     void *exec = pointer(&e->in), *stream = stream_in(e);
@@ -278,7 +278,7 @@ static int upload(struct extra *e)
     return bring(exec, stream);
 }
 
-static int flags_of_exec(struct extra *e)
+static int flags_of_exec(struct own_request *e)
 {
     int (*get)(void *exec, unsigned long long *flags) = NULL;
     unsigned long long flags = 0;
@@ -293,7 +293,7 @@ static int flags_of_exec(struct extra *e)
 
 /* ------------------------------------------------------------- captures, memory of graphs */
 
-static int is_capturing(struct extra *e)
+static int is_capturing(struct own_request *e)
 {
     int (*ask)(void *stream, int *status) = NULL;
     int status = 0;
@@ -306,7 +306,7 @@ static int is_capturing(struct extra *e)
     return rc;
 }
 
-static int capture_function(struct extra *e)
+static int capture_function(struct own_request *e)
 {
     int (*launch)(void *stream, void (*function)(void *), void *argument) = NULL;
     int rc = 0;
@@ -322,17 +322,17 @@ static int capture_function(struct extra *e)
     if (rc)
         ibx_host_work_release(repeated);
     else
-        ibx_extra_capture_calls(stream, repeated);
+        ibx_own_request_capture_calls(stream, repeated);
     return rc;
 }
 
 /* What a graph has may not be there yet. */
-static bool is_gone(const struct extra *e, const void *address)
+static bool is_gone(const struct own_request *e, const void *address)
 {
     return !ibx_captures_any() && ibx_memory_not_there(e->x, (uintptr_t)address, 1);
 }
 
-static int set_memory(struct extra *e)
+static int set_memory(struct own_request *e)
 {
     int (*set)(void *address, int value, size_t n, void *stream) = NULL;
     void *address = pointer(&e->in);
@@ -345,7 +345,7 @@ static int set_memory(struct extra *e)
     return set(address, value, n, stream);
 }
 
-static int set_rows(struct extra *e)
+static int set_rows(struct own_request *e)
 {
     int (*set)(void *address, size_t pitch, int value, size_t width, size_t rows, void *stream) =
         NULL;
@@ -364,7 +364,7 @@ static int set_rows(struct extra *e)
 }
 
 /* The runtime has no such call. A row alone may have any pitch. */
-static int set_elements(struct extra *e)
+static int set_elements(struct own_request *e)
 {
     int (*set)(uint64_t at, unsigned value, size_t count, void *stream) = NULL;
     int (*set_rows_of)(uint64_t at, size_t pitch, unsigned value, size_t width, size_t rows,
@@ -390,7 +390,7 @@ static int set_elements(struct extra *e)
                  : set_rows_of((uintptr_t)s.at, s.pitch, s.value, s.width, s.height, stream);
 }
 
-static int graph_memory(struct extra *e)
+static int graph_memory(struct own_request *e)
 {
     int (*get)(int device, int attribute, void *value) = NULL;
     uint64_t value = 0;
@@ -403,7 +403,7 @@ static int graph_memory(struct extra *e)
     return rc;
 }
 
-static int trim(struct extra *e)
+static int trim(struct own_request *e)
 {
     int (*give_back)(int device) = NULL;
     const int device = (int)ibx_get_u32(&e->in);
@@ -415,22 +415,22 @@ static int trim(struct extra *e)
 
 /* ---------------------------------------------------------------------------------- requests */
 
-const struct extra_call ibx_graph_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_IS_CAPTURING] = {"cudaStreamIsCapturing", is_capturing},
-    [IBX_EXTRA_HOST_CAPTURE] = {"cudaLaunchHostFunc", capture_function},
-    [IBX_EXTRA_MEMSET] = {"cudaMemsetAsync", set_memory},
-    [IBX_EXTRA_MEMSET_2D] = {"cudaMemset2DAsync", set_rows},
-    [IBX_EXTRA_MEMSET_ELEMENTS] = {NULL, set_elements},
-    [IBX_EXTRA_GRAPH_CREATE] = {"cudaGraphCreate", create},
-    [IBX_EXTRA_GRAPH_DESTROY] = {"cudaGraphDestroy", destroy},
-    [IBX_EXTRA_GRAPH_CLONE] = {"cudaGraphClone", clone_graph},
-    [IBX_EXTRA_GRAPH_INSTANTIATE] = {"cudaGraphInstantiateWithFlags", instantiate},
-    [IBX_EXTRA_GRAPH_NODES] = {"cudaGraphGetNodes", list_nodes},
-    [IBX_EXTRA_GRAPH_FUNCTIONS] = {"cudaGraphGetNodes", list_functions},
-    [IBX_EXTRA_EXEC_UPDATE] = {"cudaGraphExecUpdate", update},
-    [IBX_EXTRA_EXEC_DESTROY] = {"cudaGraphExecDestroy", destroy_exec},
-    [IBX_EXTRA_EXEC_UPLOAD] = {"cudaGraphUpload", upload},
-    [IBX_EXTRA_EXEC_FLAGS] = {"cudaGraphExecGetFlags", flags_of_exec},
-    [IBX_EXTRA_GRAPH_MEMORY] = {"cudaDeviceGetGraphMemAttribute", graph_memory},
-    [IBX_EXTRA_GRAPH_TRIM] = {"cudaDeviceGraphMemTrim", trim},
+const struct own_request_call ibx_graph_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_IS_CAPTURING] = {"cudaStreamIsCapturing", is_capturing},
+    [IBX_OWN_HOST_CAPTURE] = {"cudaLaunchHostFunc", capture_function},
+    [IBX_OWN_MEMSET] = {"cudaMemsetAsync", set_memory},
+    [IBX_OWN_MEMSET_2D] = {"cudaMemset2DAsync", set_rows},
+    [IBX_OWN_MEMSET_ELEMENTS] = {NULL, set_elements},
+    [IBX_OWN_GRAPH_CREATE] = {"cudaGraphCreate", create},
+    [IBX_OWN_GRAPH_DESTROY] = {"cudaGraphDestroy", destroy},
+    [IBX_OWN_GRAPH_CLONE] = {"cudaGraphClone", clone_graph},
+    [IBX_OWN_GRAPH_INSTANTIATE] = {"cudaGraphInstantiateWithFlags", instantiate},
+    [IBX_OWN_GRAPH_NODES] = {"cudaGraphGetNodes", list_nodes},
+    [IBX_OWN_GRAPH_FUNCTIONS] = {"cudaGraphGetNodes", list_functions},
+    [IBX_OWN_EXEC_UPDATE] = {"cudaGraphExecUpdate", update},
+    [IBX_OWN_EXEC_DESTROY] = {"cudaGraphExecDestroy", destroy_exec},
+    [IBX_OWN_EXEC_UPLOAD] = {"cudaGraphUpload", upload},
+    [IBX_OWN_EXEC_FLAGS] = {"cudaGraphExecGetFlags", flags_of_exec},
+    [IBX_OWN_GRAPH_MEMORY] = {"cudaDeviceGetGraphMemAttribute", graph_memory},
+    [IBX_OWN_GRAPH_TRIM] = {"cudaDeviceGraphMemTrim", trim},
 };

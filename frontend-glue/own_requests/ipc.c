@@ -204,7 +204,7 @@ void ibx_ipc_forget(const void *context)
 /* ---------------------------------------------------------------------------------- requests */
 
 /* The allocation that holds the address, if it is one of the device's that is ours. */
-static bool measure(const struct extra *e, uint64_t address, struct shared *s)
+static bool measure(const struct own_request *e, uint64_t address, struct shared *s)
 {
     static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
                                 IBX_CUDA_POINTER_BUFFER_ID, IBX_CUDA_POINTER_RANGE_START,
@@ -221,7 +221,7 @@ static bool measure(const struct extra *e, uint64_t address, struct shared *s)
 }
 
 /* NULL: the memory is none of a pool. */
-static void *pool_of(const struct extra *e, uint64_t memory)
+static void *pool_of(const struct own_request *e, uint64_t memory)
 {
     void *pool = NULL, *values[] = {&pool};
     e->x->cuda->pointer_get_attributes(1, &(int){IBX_CUDA_POINTER_MEMPOOL}, values, memory);
@@ -235,10 +235,10 @@ static enum ibx_handle_kind handle_kind(enum ibx_shared_kind kind)
                                       : IBX_HANDLE_MADE_POOL;
 }
 
-static int share(struct extra *e, struct shared *wish)
+static int share(struct own_request *e, struct shared *wish)
 {
     void *context = NULL;
-    uint8_t handle[IBX_EXTRA_HANDLE] = {0};
+    uint8_t handle[IBX_OWN_HANDLE] = {0};
     wish->tenant = e->x->isolation.tenant;
     wish->maker = e->x;
     wish->known = ibx_handles_has(e->x, handle_kind(wish->kind), wish->value);
@@ -259,7 +259,7 @@ static int share(struct extra *e, struct shared *wish)
     return s ? 0 : CUDA_MEMORY_ALLOCATION;
 }
 
-static int share_memory(struct extra *e)
+static int share_memory(struct own_request *e)
 {
     int (*get)(struct ibx_cuda_handle * handle, void *memory) = NULL;
     struct shared wish = {0};
@@ -277,7 +277,7 @@ static int share_memory(struct extra *e)
 }
 
 /* Whether it is one that can be shared CUDA knows. */
-static int share_event(struct extra *e)
+static int share_event(struct own_request *e)
 {
     int (*get)(struct ibx_cuda_handle * handle, void *event) = NULL;
     struct shared wish = {.kind = IBX_SHARED_EVENT, .value = (uintptr_t)event_in(e)};
@@ -288,14 +288,14 @@ static int share_event(struct extra *e)
     return rc ? rc : share(e, &wish);
 }
 
-static const uint8_t *handle_in(struct extra *e)
+static const uint8_t *handle_in(struct own_request *e)
 {
-    const uint8_t *handle = ibx_get_bytes(&e->in, IBX_EXTRA_HANDLE);
+    const uint8_t *handle = ibx_get_bytes(&e->in, IBX_OWN_HANDLE);
     return whole(e) ? handle : NULL;
 }
 
-static int open_shared(const struct extra *e, enum ibx_shared_kind kind, const uint8_t *handle,
-                       struct shared *found)
+static int open_shared(const struct own_request *e, enum ibx_shared_kind kind,
+                       const uint8_t *handle, struct shared *found)
 {
     pthread_mutex_lock(&lock);
     const struct shared *s = find_number(e->x->isolation.tenant, kind, handle);
@@ -307,7 +307,7 @@ static int open_shared(const struct extra *e, enum ibx_shared_kind kind, const u
 }
 
 /* Whether it is what was shared, and memory of the pool if that is not NULL. */
-static int check_found(struct extra *e, const struct shared *found, const void *pool)
+static int check_found(struct own_request *e, const struct shared *found, const void *pool)
 {
     struct shared now = {0};
     if (!measure(e, found->value, &now) || now.buffer != found->buffer) { /* freed unseen */
@@ -317,7 +317,7 @@ static int check_found(struct extra *e, const struct shared *found, const void *
     return pool && pool_of(e, found->value) != pool ? CUDA_INVALID_VALUE : 0;
 }
 
-static int open_found(struct extra *e, const uint8_t *handle, const void *pool)
+static int open_found(struct own_request *e, const uint8_t *handle, const void *pool)
 {
     struct shared found = {0};
     int rc = open_shared(e, IBX_SHARED_MEMORY, handle, &found);
@@ -333,7 +333,7 @@ static int open_found(struct extra *e, const uint8_t *handle, const void *pool)
     return 0;
 }
 
-static int offer(struct extra *e, struct shared *wish)
+static int offer(struct own_request *e, struct shared *wish)
 {
     int (*get)(int *fd, void *pool, int type, unsigned flags) = NULL;
     int fd = -1;
@@ -349,7 +349,7 @@ static int offer(struct extra *e, struct shared *wish)
     return rc ? CUDA_OPERATING_SYSTEM : 0;
 }
 
-static int share_pool(struct extra *e)
+static int share_pool(struct own_request *e)
 {
     struct shared wish = {.kind = IBX_SHARED_POOL, .value = ibx_get_u64(&e->in)};
     if (!whole(e) || !ibx_handles_know(e->x, IBX_HANDLE_MADE_POOL, wish.value))
@@ -360,7 +360,7 @@ static int share_pool(struct extra *e)
 
 /* ------------------------------------------------------------------------ opened and closed */
 
-static int open_memory(struct extra *e)
+static int open_memory(struct own_request *e)
 {
     const uint8_t *handle = handle_in(e);
     if (!handle)
@@ -369,7 +369,7 @@ static int open_memory(struct extra *e)
     return rc == CUDA_INVALID_HANDLE ? ibx_opened_memory(e, handle) : rc;
 }
 
-static int open_pointer(struct extra *e)
+static int open_pointer(struct own_request *e)
 {
     const void *pool = pointer(&e->in);
     const uint8_t *handle = handle_in(e);
@@ -377,10 +377,10 @@ static int open_pointer(struct extra *e)
         return CUDA_INVALID_VALUE;
     if (ibx_handles_has(e->x, IBX_HANDLE_OPENED_POOL, (uintptr_t)pool))
         return ibx_opened_pointer(e, pool, handle);
-    return ibx_extra_is_pool(e, pool) ? open_found(e, handle, pool) : CUDA_INVALID_VALUE;
+    return ibx_own_request_is_pool(e, pool) ? open_found(e, handle, pool) : CUDA_INVALID_VALUE;
 }
 
-static int open_pool(struct extra *e)
+static int open_pool(struct own_request *e)
 {
     struct shared found = {0};
     const uint8_t *handle = handle_in(e);
@@ -391,7 +391,7 @@ static int open_pool(struct extra *e)
     return rc;
 }
 
-static int open_event(struct extra *e)
+static int open_event(struct own_request *e)
 {
     struct shared found = {0};
     const uint8_t *handle = handle_in(e);
@@ -403,7 +403,7 @@ static int open_event(struct extra *e)
 }
 
 /* Says so of what it has never opened, too: nothing comes of that. */
-static int close_shared(struct extra *e)
+static int close_shared(struct own_request *e)
 {
     const uint8_t kind = ibx_get_u8(&e->in);
     const uint64_t value = ibx_get_u64(&e->in);
@@ -420,13 +420,13 @@ static int close_shared(struct extra *e)
     return 0;
 }
 
-const struct extra_call ibx_ipc_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_IPC_MEMORY] = {"cudaIpcGetMemHandle", share_memory},
-    [IBX_EXTRA_IPC_OPEN_MEMORY] = {"cudaIpcOpenMemHandle", open_memory},
-    [IBX_EXTRA_IPC_EVENT] = {"cudaIpcGetEventHandle", share_event},
-    [IBX_EXTRA_IPC_OPEN_EVENT] = {"cudaIpcOpenEventHandle", open_event},
-    [IBX_EXTRA_IPC_POOL] = {"cudaMemPoolExportToShareableHandle", share_pool},
-    [IBX_EXTRA_IPC_OPEN_POOL] = {"cudaMemPoolImportFromShareableHandle", open_pool},
-    [IBX_EXTRA_IPC_OPEN_POINTER] = {"cudaMemPoolImportPointer", open_pointer},
-    [IBX_EXTRA_IPC_CLOSE] = {"cudaIpcGetMemHandle", close_shared},
+const struct own_request_call ibx_ipc_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_IPC_MEMORY] = {"cudaIpcGetMemHandle", share_memory},
+    [IBX_OWN_IPC_OPEN_MEMORY] = {"cudaIpcOpenMemHandle", open_memory},
+    [IBX_OWN_IPC_EVENT] = {"cudaIpcGetEventHandle", share_event},
+    [IBX_OWN_IPC_OPEN_EVENT] = {"cudaIpcOpenEventHandle", open_event},
+    [IBX_OWN_IPC_POOL] = {"cudaMemPoolExportToShareableHandle", share_pool},
+    [IBX_OWN_IPC_OPEN_POOL] = {"cudaMemPoolImportFromShareableHandle", open_pool},
+    [IBX_OWN_IPC_OPEN_POINTER] = {"cudaMemPoolImportPointer", open_pointer},
+    [IBX_OWN_IPC_CLOSE] = {"cudaIpcGetMemHandle", close_shared},
 };

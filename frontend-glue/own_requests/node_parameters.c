@@ -34,7 +34,7 @@ struct kernel {
 };
 
 /* Some of the bytes of its arguments, as they lie one behind the other; and how many all are. */
-static int put_kernel(struct extra *e, const struct kernel *k, size_t from, uint64_t graph)
+static int put_kernel(struct own_request *e, const struct kernel *k, size_t from, uint64_t graph)
 {
     uint8_t *bytes = NULL;
     size_t n = 0;
@@ -49,13 +49,13 @@ static int put_kernel(struct extra *e, const struct kernel *k, size_t from, uint
         ibx_put_u32(&e->out, k->size[i]);
     ibx_put_u32(&e->out, k->shared);
     ibx_put_u32(&e->out, (uint32_t)n);
-    for (size_t i = 0; i < IBX_EXTRA_NODE_BYTES; i++)
+    for (size_t i = 0; i < IBX_OWN_NODE_BYTES; i++)
         ibx_put_u8(&e->out, !rc && from < n && i < n - from ? bytes[from + i] : 0);
     free(bytes);
     return rc;
 }
 
-static int get_kernel(struct extra *e)
+static int get_kernel(struct own_request *e)
 {
     int (*get)(void *node, struct kernel *k) = NULL;
     struct kernel k = {.function = NULL};
@@ -68,10 +68,10 @@ static int get_kernel(struct extra *e)
     return rc ? rc : put_kernel(e, &k, from, ibx_handles_graph_of(e->x, (uintptr_t)node, true));
 }
 
-static int get_attribute(struct extra *e)
+static int get_attribute(struct own_request *e)
 {
     int (*get)(void *node, int attribute, void *value) = NULL;
-    _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE] = {0};
+    _Alignas(8) uint8_t value[IBX_OWN_ATTRIBUTE] = {0};
     void *node = pointer(&e->in);
     const int attribute = (int)ibx_get_u32(&e->in);
     if (!whole(e) || !is_node(e, node))
@@ -82,10 +82,10 @@ static int get_attribute(struct extra *e)
     return rc;
 }
 
-static int set_attribute(struct extra *e)
+static int set_attribute(struct own_request *e)
 {
     int (*set)(void *node, int attribute, const void *value) = NULL;
-    _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE] = {0};
+    _Alignas(8) uint8_t value[IBX_OWN_ATTRIBUTE] = {0};
     void *node = pointer(&e->in);
     const int attribute = (int)ibx_get_u32(&e->in);
     const uint8_t *bytes = ibx_get_bytes(&e->in, sizeof(value));
@@ -96,7 +96,7 @@ static int set_attribute(struct extra *e)
     return set(node, attribute, value);
 }
 
-static int copy_attributes(struct extra *e)
+static int copy_attributes(struct own_request *e)
 {
     int (*copy)(void *to, void *from) = NULL;
     void *to = pointer(&e->in), *from = pointer(&e->in);
@@ -108,7 +108,7 @@ static int copy_attributes(struct extra *e)
 
 /* ----------------------------------------------------------------------------------- events */
 
-static int get_event(struct extra *e)
+static int get_event(struct own_request *e)
 {
     int (*get)(void *node, void **event) = NULL;
     void *event = NULL, *node = pointer(&e->in);
@@ -133,10 +133,10 @@ static int set_in(void *exec, void *node, const char *in_graph, const char *in_e
     return exec ? set_exec(exec, node, what) : set(node, what);
 }
 
-static int set_event(struct extra *e)
+static int set_event(struct own_request *e)
 {
     void *exec, *node;
-    const bool there = ibx_extra_get_node(e, &exec, &node);
+    const bool there = ibx_own_request_get_node(e, &exec, &node);
     void *event = event_in(e);
     if (!there || !whole(e))
         return CUDA_INVALID_VALUE;
@@ -159,13 +159,13 @@ struct host_node {
     void *argument;
 };
 
-static void *graph_of(const struct extra *e, const void *node)
+static void *graph_of(const struct own_request *e, const void *node)
 {
     return pointer_to(ibx_handles_graph_of(e->x, (uintptr_t)node, false));
 }
 
 /* The number of the client's function. */
-static int get_host(struct extra *e)
+static int get_host(struct own_request *e)
 {
     int (*get)(void *node, struct host_node *host) = NULL;
     struct host_node host = {NULL, NULL};
@@ -180,11 +180,11 @@ static int get_host(struct extra *e)
     return rc ? rc : number ? 0 : CUDA_INVALID_VALUE;
 }
 
-static int set_host(struct extra *e)
+static int set_host(struct own_request *e)
 {
     void *exec, *node;
     int rc = 0;
-    const bool there = ibx_extra_get_node(e, &exec, &node);
+    const bool there = ibx_own_request_get_node(e, &exec, &node);
     const uint64_t queue = ibx_get_u64(&e->in), number = ibx_get_u64(&e->in);
     struct host_node host = {.function = ibx_host_work_call};
     if (!there || !whole(e) || type_of(node) != HOST_NODE)
@@ -198,23 +198,23 @@ static int set_host(struct extra *e)
     if (rc || exec)
         ibx_host_work_release(host.argument);
     else
-        ibx_extra_graph_calls(graph_of(e, node), host.argument);
+        ibx_own_request_graph_calls(graph_of(e, node), host.argument);
     return rc;
 }
 
 /* ------------------------------------------------------------------------- graphs in graphs */
 
 /* The graph that a node has: it goes with the node. NULL: it has none. */
-static void *child_of(struct extra *e, void *node)
+static void *child_of(struct own_request *e, void *node)
 {
     int (*get)(void *of, void **graph) = NULL;
     void *child = NULL;
     *(void **)&get = ibx_back_end_runtime("cudaGraphChildGraphNodeGetGraph");
-    const bool has = get && type_of(node) == CHILD_NODE && !ibx_extra_copy_of_node(e, node);
+    const bool has = get && type_of(node) == CHILD_NODE && !ibx_own_request_copy_of_node(e, node);
     return has && !get(node, &child) ? child : NULL;
 }
 
-static int get_child(struct extra *e)
+static int get_child(struct own_request *e)
 {
     void *node = pointer(&e->in);
     void *child = whole(e) && is_node(e, node) ? child_of(e, node) : NULL;
@@ -230,7 +230,7 @@ static int get_child(struct extra *e)
     return 0;
 }
 
-void ibx_extra_forget_child(struct extra *e, void *node)
+void ibx_own_request_forget_child(struct own_request *e, void *node)
 {
     void *child = child_of(e, node);
     if (!child || !ibx_handles_is_within(e->x, (uintptr_t)child))
@@ -243,17 +243,17 @@ void ibx_extra_forget_child(struct extra *e, void *node)
 }
 
 /* Whose functions what is launched calls then, the client could not tell: graphs without any. */
-static int set_child(struct extra *e)
+static int set_child(struct own_request *e)
 {
     int (*set)(void *exec, void *node, void *child) = NULL;
     void *exec, *node;
     size_t functions = 0;
-    const bool there = ibx_extra_get_node(e, &exec, &node);
+    const bool there = ibx_own_request_get_node(e, &exec, &node);
     void *child = pointer(&e->in);
     if (!there || !exec || !whole(e) || !is_graph(e, child) || !child_of(e, node))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);
-    const int rc = ibx_extra_count_functions(e->x, child, &functions);
+    const int rc = ibx_own_request_count_functions(e->x, child, &functions);
     return rc ? rc : functions ? CUDA_NOT_SUPPORTED : set(exec, node, child);
 }
 
@@ -270,7 +270,7 @@ struct allocation {
 };
 
 /* Of a node that frees it the address alone. */
-static int get_memory(struct extra *e)
+static int get_memory(struct own_request *e)
 {
     int (*get)(void *node, struct allocation *a) = NULL;
     int (*get_freed)(void *node, void **address) = NULL;
@@ -291,7 +291,7 @@ static int get_memory(struct extra *e)
     return rc;
 }
 
-static int set_graph_memory(struct extra *e)
+static int set_graph_memory(struct own_request *e)
 {
     int (*set)(int device, int attribute, void *value) = NULL;
     const int device = (int)ibx_get_u32(&e->in), attribute = (int)ibx_get_u32(&e->in);
@@ -304,17 +304,17 @@ static int set_graph_memory(struct extra *e)
 
 /* ---------------------------------------------------------------------------------- requests */
 
-const struct extra_call ibx_node_parameter_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_GET_KERNEL] = {"cudaGraphKernelNodeGetParams", get_kernel},
-    [IBX_EXTRA_GET_ATTRIBUTE] = {"cudaGraphKernelNodeGetAttribute", get_attribute},
-    [IBX_EXTRA_SET_ATTRIBUTE] = {"cudaGraphKernelNodeSetAttribute", set_attribute},
-    [IBX_EXTRA_COPY_ATTRIBUTES] = {"cudaGraphKernelNodeCopyAttributes", copy_attributes},
-    [IBX_EXTRA_GET_EVENT] = {"cudaGraphEventRecordNodeGetEvent", get_event},
-    [IBX_EXTRA_SET_EVENT] = {"cudaGraphEventRecordNodeSetEvent", set_event},
-    [IBX_EXTRA_GET_HOST] = {"cudaGraphHostNodeGetParams", get_host},
-    [IBX_EXTRA_SET_HOST] = {"cudaGraphHostNodeSetParams", set_host},
-    [IBX_EXTRA_GET_CHILD] = {"cudaGraphChildGraphNodeGetGraph", get_child},
-    [IBX_EXTRA_SET_CHILD] = {"cudaGraphExecChildGraphNodeSetParams", set_child},
-    [IBX_EXTRA_GET_MEMORY] = {"cudaGraphMemAllocNodeGetParams", get_memory},
-    [IBX_EXTRA_SET_GRAPH_MEMORY] = {"cudaDeviceSetGraphMemAttribute", set_graph_memory},
+const struct own_request_call ibx_node_parameter_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_GET_KERNEL] = {"cudaGraphKernelNodeGetParams", get_kernel},
+    [IBX_OWN_GET_ATTRIBUTE] = {"cudaGraphKernelNodeGetAttribute", get_attribute},
+    [IBX_OWN_SET_ATTRIBUTE] = {"cudaGraphKernelNodeSetAttribute", set_attribute},
+    [IBX_OWN_COPY_ATTRIBUTES] = {"cudaGraphKernelNodeCopyAttributes", copy_attributes},
+    [IBX_OWN_GET_EVENT] = {"cudaGraphEventRecordNodeGetEvent", get_event},
+    [IBX_OWN_SET_EVENT] = {"cudaGraphEventRecordNodeSetEvent", set_event},
+    [IBX_OWN_GET_HOST] = {"cudaGraphHostNodeGetParams", get_host},
+    [IBX_OWN_SET_HOST] = {"cudaGraphHostNodeSetParams", set_host},
+    [IBX_OWN_GET_CHILD] = {"cudaGraphChildGraphNodeGetGraph", get_child},
+    [IBX_OWN_SET_CHILD] = {"cudaGraphExecChildGraphNodeSetParams", set_child},
+    [IBX_OWN_GET_MEMORY] = {"cudaGraphMemAllocNodeGetParams", get_memory},
+    [IBX_OWN_SET_GRAPH_MEMORY] = {"cudaDeviceSetGraphMemAttribute", set_graph_memory},
 };

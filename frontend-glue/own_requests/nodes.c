@@ -6,13 +6,13 @@
 
 #define CONDITIONAL_NODE 13 /* enum cudaGraphNodeType */
 
-bool ibx_extra_get_place(struct extra *e, struct place *p)
+bool ibx_own_request_get_place(struct own_request *e, struct place *p)
 {
     p->inner = p->weight = 0;
     p->depth = 0;
     p->graph = pointer(&e->in);
     p->count = ibx_get_u16(&e->in);
-    if (p->count > IBX_EXTRA_BEHIND || !is_graph(e, p->graph))
+    if (p->count > IBX_OWN_BEHIND || !is_graph(e, p->graph))
         return false;
     for (size_t i = 0; i < p->count; i++) {
         p->behind[i] = pointer(&e->in);
@@ -22,35 +22,35 @@ bool ibx_extra_get_place(struct extra *e, struct place *p)
     return true;
 }
 
-int ibx_extra_node_room(struct extra *e, struct place *p)
+int ibx_own_request_node_room(struct own_request *e, struct place *p)
 {
     return ibx_graph_node_room(e->x, p->graph, p->count, p->inner, p->depth, &p->weight);
 }
 
-int ibx_extra_answer_node(struct extra *e, int rc, struct place *p, void *node)
+int ibx_own_request_answer_node(struct own_request *e, int rc, struct place *p, void *node)
 {
     if (!rc &&
         !ibx_handles_add_node(e->x, (uintptr_t)node, (uintptr_t)p->graph, p->weight, p->depth))
-        rc = ibx_extra_no_memory("cudaGraphDestroyNode", node);
+        rc = ibx_own_request_no_memory("cudaGraphDestroyNode", node);
     ibx_room_give(e->x, IBX_HOLD_GRAPHS, p->weight);
     p->weight = 0;
     ibx_put_u64(&e->out, (uintptr_t)node);
     return rc;
 }
 
-static int add_kernel(struct extra *e)
+static int add_kernel(struct own_request *e)
 {
     struct place p;
-    if (!ibx_extra_get_place(e, &p))
+    if (!ibx_own_request_get_place(e, &p))
         return CUDA_INVALID_VALUE;
     const size_t left = ibx_reader_left(&e->in);
     struct ibx_kernel_node k = {.graph = p.graph, .behind = p.behind, .count = p.count};
-    int rc = ibx_extra_node_room(e, &p);
+    int rc = ibx_own_request_node_room(e, &p);
     rc = rc ? rc : ibx_device_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
-    return ibx_extra_answer_node(e, rc, &p, k.node);
+    return ibx_own_request_answer_node(e, rc, &p, k.node);
 }
 
-bool ibx_extra_get_node(struct extra *e, void **exec, void **node)
+bool ibx_own_request_get_node(struct own_request *e, void **exec, void **node)
 {
     *exec = pointer(&e->in);
     *node = pointer(&e->in);
@@ -58,34 +58,34 @@ bool ibx_extra_get_node(struct extra *e, void **exec, void **node)
                                    : is_node(e, *node));
 }
 
-static int set_kernel(struct extra *e)
+static int set_kernel(struct own_request *e)
 {
     struct ibx_kernel_node k = {.graph = NULL};
-    if (!ibx_extra_get_node(e, &k.exec, &k.node))
+    if (!ibx_own_request_get_node(e, &k.exec, &k.node))
         return CUDA_INVALID_VALUE;
     const size_t left = ibx_reader_left(&e->in);
     return ibx_device_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
 }
 
 /* A call of the runtime's that takes a graph, nodes to come behind, and `last`. */
-static int make_node(struct extra *e, struct place *p, const void *last, void **node)
+static int make_node(struct own_request *e, struct place *p, const void *last, void **node)
 {
     int (*add)(void **made, void *graph, void *const *behind, size_t count, const void *what) =
         NULL;
-    const int rc = ibx_extra_node_room(e, p);
+    const int rc = ibx_own_request_node_room(e, p);
     FUNCTION(e, add);
     return rc ? rc : add(node, p->graph, p->behind, p->count, last);
 }
 
-static int add_node(struct extra *e, struct place *p, const void *last)
+static int add_node(struct own_request *e, struct place *p, const void *last)
 {
     void *node = NULL;
     const int rc = make_node(e, p, last, &node);
-    return ibx_extra_answer_node(e, rc, p, node);
+    return ibx_own_request_answer_node(e, rc, p, node);
 }
 
 /* Sets a node's parameters, in `exec` by the function of that name. */
-static int set_node(struct extra *e, void *exec, void *node, const char *of_exec,
+static int set_node(struct own_request *e, void *exec, void *node, const char *of_exec,
                     const void *parameters)
 {
     int (*set)(void *node, const void *parameters) = NULL;
@@ -97,28 +97,28 @@ static int set_node(struct extra *e, void *exec, void *node, const char *of_exec
     return set_exec ? set_exec(exec, node, parameters) : CUDA_NOT_SUPPORTED;
 }
 
-static int add_copy(struct extra *e)
+static int add_copy(struct own_request *e)
 {
     struct place p;
     struct ibx_cuda_memcpy3d copy = {0};
-    const bool there = ibx_extra_get_place(e, &p);
+    const bool there = ibx_own_request_get_place(e, &p);
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &copy);
-    return there && whole(e) && ibx_extra_is_copy(e, &copy) ? add_node(e, &p, &copy)
-                                                            : CUDA_INVALID_VALUE;
+    return there && whole(e) && ibx_own_request_is_copy(e, &copy) ? add_node(e, &p, &copy)
+                                                                  : CUDA_INVALID_VALUE;
 }
 
-static int set_copy(struct extra *e)
+static int set_copy(struct own_request *e)
 {
     void *exec, *node;
     struct ibx_cuda_memcpy3d copy = {0};
-    const bool there = ibx_extra_get_node(e, &exec, &node);
+    const bool there = ibx_own_request_get_node(e, &exec, &node);
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &copy);
-    return there && whole(e) && ibx_extra_is_copy(e, &copy)
+    return there && whole(e) && ibx_own_request_is_copy(e, &copy)
                ? set_node(e, exec, node, "cudaGraphExecMemcpyNodeSetParams", &copy)
                : CUDA_INVALID_VALUE;
 }
 
-static bool is_set(const struct extra *e, const struct ibx_cuda_memset *set)
+static bool is_set(const struct own_request *e, const struct ibx_cuda_memset *set)
 {
     size_t n, row;
     if (__builtin_mul_overflow(set->width, set->element, &row) || !set->height ||
@@ -128,27 +128,27 @@ static bool is_set(const struct extra *e, const struct ibx_cuda_memset *set)
     return mine(e, set->at, n);
 }
 
-static int add_memset(struct extra *e)
+static int add_memset(struct own_request *e)
 {
     struct place p;
     struct ibx_cuda_memset set = {0};
-    const bool there = ibx_extra_get_place(e, &p);
+    const bool there = ibx_own_request_get_place(e, &p);
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMSET, &set);
     return there && whole(e) && is_set(e, &set) ? add_node(e, &p, &set) : CUDA_INVALID_VALUE;
 }
 
-static int set_memset(struct extra *e)
+static int set_memset(struct own_request *e)
 {
     void *exec, *node;
     struct ibx_cuda_memset set = {0};
-    const bool there = ibx_extra_get_node(e, &exec, &node);
+    const bool there = ibx_own_request_get_node(e, &exec, &node);
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMSET, &set);
     return there && whole(e) && is_set(e, &set)
                ? set_node(e, exec, node, "cudaGraphExecMemsetNodeSetParams", &set)
                : CUDA_INVALID_VALUE;
 }
 
-static int get_memset(struct extra *e)
+static int get_memset(struct own_request *e)
 {
     int (*get)(void *node, struct ibx_cuda_memset *set) = NULL;
     struct ibx_cuda_memset set = {0};
@@ -161,7 +161,7 @@ static int get_memset(struct extra *e)
     return rc;
 }
 
-static int add_host(struct extra *e)
+static int add_host(struct own_request *e)
 {
     struct place p;
     int rc = 0;
@@ -169,7 +169,7 @@ static int add_host(struct extra *e)
         void (*function)(void *argument);
         void *argument;
     } host = {.function = ibx_host_work_call};
-    const bool there = ibx_extra_get_place(e, &p);
+    const bool there = ibx_own_request_get_place(e, &p);
     const uint64_t queue = ibx_get_u64(&e->in), number = ibx_get_u64(&e->in);
     if (!there || !whole(e))
         return CUDA_INVALID_VALUE;
@@ -180,20 +180,21 @@ static int add_host(struct extra *e)
     if (rc)
         ibx_host_work_release(host.argument);
     else
-        ibx_extra_graph_calls(p.graph, host.argument);
+        ibx_own_request_graph_calls(p.graph, host.argument);
     return rc;
 }
 
-static int add_empty(struct extra *e)
+static int add_empty(struct own_request *e)
 {
     struct place p;
-    return ibx_extra_get_place(e, &p) && whole(e) ? add_node(e, &p, NULL) : CUDA_INVALID_VALUE;
+    return ibx_own_request_get_place(e, &p) && whole(e) ? add_node(e, &p, NULL)
+                                                        : CUDA_INVALID_VALUE;
 }
 
-static int add_child(struct extra *e)
+static int add_child(struct own_request *e)
 {
     struct place p;
-    const bool there = ibx_extra_get_place(e, &p);
+    const bool there = ibx_own_request_get_place(e, &p);
     const void *child = pointer(&e->in);
     if (!there || !whole(e) || !is_graph(e, child))
         return CUDA_INVALID_VALUE;
@@ -203,10 +204,10 @@ static int add_child(struct extra *e)
     return add_node(e, &p, child);
 }
 
-static int add_event(struct extra *e)
+static int add_event(struct own_request *e)
 {
     struct place p;
-    const bool there = ibx_extra_get_place(e, &p);
+    const bool there = ibx_own_request_get_place(e, &p);
     const void *event = event_in(e);
     return there && whole(e) ? add_node(e, &p, event) : CUDA_INVALID_VALUE;
 }
@@ -225,7 +226,7 @@ struct allocation {
 
 /* Whose it is, is noted as of cudaMalloc, for as long as the graph may be launched. False: it
  * cannot be. */
-static bool note_owner(const struct extra *e, const struct allocation *a)
+static bool note_owner(const struct own_request *e, const struct allocation *a)
 {
     const struct isolation *i = &e->x->isolation;
     void *context = NULL;
@@ -238,11 +239,11 @@ static bool note_owner(const struct extra *e, const struct allocation *a)
     return true;
 }
 
-static int add_allocation(struct extra *e)
+static int add_allocation(struct own_request *e)
 {
     struct place p;
     void *node = NULL;
-    const bool there = ibx_extra_get_place(e, &p);
+    const bool there = ibx_own_request_get_place(e, &p);
     struct allocation a = {.kind = 1, .at_device = 1, .device = (int)ibx_get_u32(&e->in)};
     a.n = ibx_get_u64(&e->in);
     if (!there || !whole(e))
@@ -253,23 +254,23 @@ static int add_allocation(struct extra *e)
     /* Noted as all memory: of before there may be a handle, of another client's, by that address.
      */
     if (!rc && (!note_owner(e, &a) || !ibx_memory_add(e->x, (uintptr_t)a.address, a.n, true)))
-        rc = ibx_extra_no_memory("cudaGraphDestroyNode", node);
-    rc = ibx_extra_answer_node(e, rc, &p, node);
+        rc = ibx_own_request_no_memory("cudaGraphDestroyNode", node);
+    rc = ibx_own_request_answer_node(e, rc, &p, node);
     ibx_put_u64(&e->out, (uintptr_t)a.address);
     return rc;
 }
 
-static int add_release(struct extra *e)
+static int add_release(struct own_request *e)
 {
     struct place p;
-    const bool there = ibx_extra_get_place(e, &p);
+    const bool there = ibx_own_request_get_place(e, &p);
     const void *address = pointer(&e->in);
     return there && whole(e) && mine(e, address, 1) ? add_node(e, &p, address) : CUDA_INVALID_VALUE;
 }
 
 /* ------------------------------------------------------------------------- conditional nodes */
 
-static int make_condition(struct extra *e)
+static int make_condition(struct own_request *e)
 {
     int (*make)(uint64_t * handle, void *graph, unsigned value, unsigned flags) = NULL;
     uint64_t handle = 0;
@@ -299,7 +300,8 @@ struct conditional {
 };
 
 /* Before CUDA 13 the function takes no array of edges' data. */
-static int call_add(struct extra *e, const struct place *p, struct conditional *c, void **node)
+static int call_add(struct own_request *e, const struct place *p, struct conditional *c,
+                    void **node)
 {
     int (*add)(void **made, void *graph, void *const *behind, const void *edges, size_t count,
                struct conditional *parameters) = NULL;
@@ -317,23 +319,23 @@ static int call_add(struct extra *e, const struct place *p, struct conditional *
 }
 
 /* Its graphs are the client's to fill, and go with the node. */
-static int add_conditional(struct extra *e)
+static int add_conditional(struct own_request *e)
 {
     struct place p;
     struct conditional c = {.type = CONDITIONAL_NODE};
     void *node = NULL;
-    const bool there = ibx_extra_get_place(e, &p);
+    const bool there = ibx_own_request_get_place(e, &p);
     c.handle = ibx_get_u64(&e->in);
     c.kind = (int)ibx_get_u32(&e->in);
     c.size = ibx_get_u32(&e->in);
-    if (!there || !whole(e) || !c.size || c.size > IBX_EXTRA_LISTED ||
+    if (!there || !whole(e) || !c.size || c.size > IBX_OWN_LISTED ||
         !ibx_handles_know(e->x, IBX_HANDLE_CONDITION, c.handle))
         return CUDA_INVALID_VALUE;
     p.depth = 1; /* its graphs count by themselves */
-    int rc = ibx_extra_node_room(e, &p);
+    int rc = ibx_own_request_node_room(e, &p);
     rc = rc ? rc : call_add(e, &p, &c, &node);
-    rc = ibx_extra_answer_node(e, rc, &p, node);
-    for (unsigned i = 0; i < IBX_EXTRA_LISTED; i++) {
+    rc = ibx_own_request_answer_node(e, rc, &p, node);
+    for (unsigned i = 0; i < IBX_OWN_LISTED; i++) {
         const uint64_t body = !rc && i < c.size && c.graphs ? (uintptr_t)c.graphs[i] : 0;
         if (body && !ibx_graph_note(e->x, IBX_HANDLE_GRAPH, body)) /* it goes with its graph */
             rc = CUDA_MEMORY_ALLOCATION;
@@ -346,7 +348,7 @@ static int add_conditional(struct extra *e)
 
 /* ------------------------------------------------------------------------------ what it is */
 
-static int type_of(struct extra *e)
+static int type_of(struct own_request *e)
 {
     int (*get)(void *node, int *type) = NULL;
     int type = 0;
@@ -355,14 +357,14 @@ static int type_of(struct extra *e)
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
     const int rc = get(node, &type);
-    if (!rc && type == CHILD_NODE && ibx_extra_copy_of_node(e, node))
+    if (!rc && type == CHILD_NODE && ibx_own_request_copy_of_node(e, node))
         type = MEMCPY_NODE;
     ibx_put_u32(&e->out, (uint32_t)type);
     return rc;
 }
 
 /* CUDA knows which graph it has cloned of which. */
-static int in_clone(struct extra *e)
+static int in_clone(struct own_request *e)
 {
     int (*find)(void **node, void *original, void *clone) = NULL;
     void *original = pointer(&e->in), *clone = pointer(&e->in), *node = NULL;
@@ -377,7 +379,7 @@ static int in_clone(struct extra *e)
 }
 
 /* With a conditional node its graphs would go, of which nobody here tells whose they are. */
-static bool is_conditional(const struct extra *e, void *node)
+static bool is_conditional(const struct own_request *e, void *node)
 {
     int (*get)(void *of, int *type) = NULL;
     int type = 0;
@@ -385,14 +387,14 @@ static bool is_conditional(const struct extra *e, void *node)
     return is_node(e, node) && get && !get(node, &type) && type == CONDITIONAL_NODE;
 }
 
-static int destroy_node(struct extra *e)
+static int destroy_node(struct own_request *e)
 {
     int (*give_back)(void *node) = NULL;
     void *node = pointer(&e->in);
     if (whole(e) && is_conditional(e, node))
         return CUDA_NOT_SUPPORTED;
     if (whole(e) && is_node(e, node))
-        ibx_extra_forget_child(e, node);
+        ibx_own_request_forget_child(e, node);
     if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_NODE, (uintptr_t)node))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);
@@ -400,7 +402,7 @@ static int destroy_node(struct extra *e)
 }
 
 /* Before CUDA 13 the function takes no array of edges' data, and ends with the count. */
-static int order(struct extra *e)
+static int order(struct own_request *e)
 {
     int (*change)(void *graph, void *const *from, void *const *to, const void *edges,
                   size_t count) = NULL;
@@ -430,7 +432,8 @@ static int order(struct extra *e)
 
 /* Those before a node, or behind it, by a function of the runtime's; NULL: *rc says why not. To be
  * freed. Before CUDA 13 it takes no array of edges' data. */
-static void **neighbours_of(const struct extra *e, void *node, bool behind, size_t *count, int *rc)
+static void **neighbours_of(const struct own_request *e, void *node, bool behind, size_t *count,
+                            int *rc)
 {
     int (*get)(void *of, void **nodes, void *edges, size_t *found) = NULL;
     int (*get_before)(void *of, void **nodes, size_t *found) = NULL;
@@ -455,7 +458,7 @@ static void **neighbours_of(const struct extra *e, void *node, bool behind, size
     return nodes;
 }
 
-static int list_neighbours(struct extra *e)
+static int list_neighbours(struct own_request *e)
 {
     size_t count = 0;
     int rc = 0;
@@ -468,7 +471,7 @@ static int list_neighbours(struct extra *e)
     if (!nodes)
         return rc;
     ibx_put_u64(&e->out, count);
-    for (size_t i = 0; i < IBX_EXTRA_LISTED; i++) {
+    for (size_t i = 0; i < IBX_OWN_LISTED; i++) {
         void *neighbour = from < count && i < count - from ? nodes[from + i] : NULL;
         if (neighbour && !is_node(e, neighbour)) /* nobody has asked for the graph's nodes */
             rc = CUDA_NOT_SUPPORTED;
@@ -479,29 +482,29 @@ static int list_neighbours(struct extra *e)
 }
 
 /* Not a copy between host and device, which is a graph in the graph: CUDA disables none. */
-static int enable_node(struct extra *e)
+static int enable_node(struct own_request *e)
 {
     int (*set)(void *exec, void *node, unsigned on) = NULL;
     void *exec, *node;
-    const bool there = ibx_extra_get_node(e, &exec, &node);
+    const bool there = ibx_own_request_get_node(e, &exec, &node);
     const unsigned on = ibx_get_u32(&e->in);
     if (!there || !exec || !whole(e))
         return CUDA_INVALID_VALUE;
-    if (ibx_extra_copy_of_node(e, node))
+    if (ibx_own_request_copy_of_node(e, node))
         return on ? 0 : CUDA_NOT_SUPPORTED;
     FUNCTION(e, set);
     return set(exec, node, on);
 }
 
-static int is_enabled(struct extra *e)
+static int is_enabled(struct own_request *e)
 {
     int (*get)(void *exec, void *node, unsigned *on) = NULL;
     void *exec, *node;
     unsigned on = 0;
-    if (!ibx_extra_get_node(e, &exec, &node) || !exec || !whole(e))
+    if (!ibx_own_request_get_node(e, &exec, &node) || !exec || !whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
-    const bool is_copy = ibx_extra_copy_of_node(e, node);
+    const bool is_copy = ibx_own_request_copy_of_node(e, node);
     const int rc = is_copy ? 0 : get(exec, node, &on);
     ibx_put_u64(&e->out, is_copy ? 1 : on);
     return rc;
@@ -509,28 +512,28 @@ static int is_enabled(struct extra *e)
 
 /* ---------------------------------------------------------------------------------- requests */
 
-const struct extra_call ibx_node_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_GRAPH_ORDER] = {"cudaGraphAddDependencies", order},
-    [IBX_EXTRA_NODE_KERNEL] = {"cudaGetFuncBySymbol", add_kernel},
-    [IBX_EXTRA_NODE_MEMCPY] = {"cudaGraphAddMemcpyNode", add_copy},
-    [IBX_EXTRA_NODE_MEMSET] = {"cudaGraphAddMemsetNode", add_memset},
-    [IBX_EXTRA_NODE_HOST] = {"cudaGraphAddHostNode", add_host},
-    [IBX_EXTRA_NODE_EMPTY] = {"cudaGraphAddEmptyNode", add_empty},
-    [IBX_EXTRA_NODE_CHILD] = {"cudaGraphAddChildGraphNode", add_child},
-    [IBX_EXTRA_NODE_RECORD] = {"cudaGraphAddEventRecordNode", add_event},
-    [IBX_EXTRA_NODE_WAIT] = {"cudaGraphAddEventWaitNode", add_event},
-    [IBX_EXTRA_NODE_ALLOC] = {"cudaGraphAddMemAllocNode", add_allocation},
-    [IBX_EXTRA_NODE_FREE] = {"cudaGraphAddMemFreeNode", add_release},
-    [IBX_EXTRA_GRAPH_CONDITION] = {"cudaGraphConditionalHandleCreate", make_condition},
-    [IBX_EXTRA_NODE_CONDITIONAL] = {"cudaGraphAddNode", add_conditional},
-    [IBX_EXTRA_NODE_TYPE] = {"cudaGraphNodeGetType", type_of},
-    [IBX_EXTRA_NODE_IN_CLONE] = {"cudaGraphNodeFindInClone", in_clone},
-    [IBX_EXTRA_NODE_NEIGHBOURS] = {"cudaGraphNodeGetDependencies", list_neighbours},
-    [IBX_EXTRA_NODE_ENABLE] = {"cudaGraphNodeSetEnabled", enable_node},
-    [IBX_EXTRA_NODE_ENABLED] = {"cudaGraphNodeGetEnabled", is_enabled},
-    [IBX_EXTRA_NODE_DESTROY] = {"cudaGraphDestroyNode", destroy_node},
-    [IBX_EXTRA_SET_KERNEL] = {"cudaGetFuncBySymbol", set_kernel},
-    [IBX_EXTRA_SET_MEMCPY] = {"cudaGraphMemcpyNodeSetParams", set_copy},
-    [IBX_EXTRA_GET_MEMSET] = {"cudaGraphMemsetNodeGetParams", get_memset},
-    [IBX_EXTRA_SET_MEMSET] = {"cudaGraphMemsetNodeSetParams", set_memset},
+const struct own_request_call ibx_node_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_GRAPH_ORDER] = {"cudaGraphAddDependencies", order},
+    [IBX_OWN_NODE_KERNEL] = {"cudaGetFuncBySymbol", add_kernel},
+    [IBX_OWN_NODE_MEMCPY] = {"cudaGraphAddMemcpyNode", add_copy},
+    [IBX_OWN_NODE_MEMSET] = {"cudaGraphAddMemsetNode", add_memset},
+    [IBX_OWN_NODE_HOST] = {"cudaGraphAddHostNode", add_host},
+    [IBX_OWN_NODE_EMPTY] = {"cudaGraphAddEmptyNode", add_empty},
+    [IBX_OWN_NODE_CHILD] = {"cudaGraphAddChildGraphNode", add_child},
+    [IBX_OWN_NODE_RECORD] = {"cudaGraphAddEventRecordNode", add_event},
+    [IBX_OWN_NODE_WAIT] = {"cudaGraphAddEventWaitNode", add_event},
+    [IBX_OWN_NODE_ALLOC] = {"cudaGraphAddMemAllocNode", add_allocation},
+    [IBX_OWN_NODE_FREE] = {"cudaGraphAddMemFreeNode", add_release},
+    [IBX_OWN_GRAPH_CONDITION] = {"cudaGraphConditionalHandleCreate", make_condition},
+    [IBX_OWN_NODE_CONDITIONAL] = {"cudaGraphAddNode", add_conditional},
+    [IBX_OWN_NODE_TYPE] = {"cudaGraphNodeGetType", type_of},
+    [IBX_OWN_NODE_IN_CLONE] = {"cudaGraphNodeFindInClone", in_clone},
+    [IBX_OWN_NODE_NEIGHBOURS] = {"cudaGraphNodeGetDependencies", list_neighbours},
+    [IBX_OWN_NODE_ENABLE] = {"cudaGraphNodeSetEnabled", enable_node},
+    [IBX_OWN_NODE_ENABLED] = {"cudaGraphNodeGetEnabled", is_enabled},
+    [IBX_OWN_NODE_DESTROY] = {"cudaGraphDestroyNode", destroy_node},
+    [IBX_OWN_SET_KERNEL] = {"cudaGetFuncBySymbol", set_kernel},
+    [IBX_OWN_SET_MEMCPY] = {"cudaGraphMemcpyNodeSetParams", set_copy},
+    [IBX_OWN_GET_MEMSET] = {"cudaGraphMemsetNodeGetParams", get_memset},
+    [IBX_OWN_SET_MEMSET] = {"cudaGraphMemsetNodeSetParams", set_memset},
 };

@@ -17,7 +17,7 @@
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
-static int find(const struct extra *e, enum ibx_shared_kind kind, const uint8_t *handle,
+static int find(const struct own_request *e, enum ibx_shared_kind kind, const uint8_t *handle,
                 struct ibx_shared_handle *theirs)
 {
     return ibx_shared_handles_any() && ibx_shared_is_number(handle) &&
@@ -43,7 +43,7 @@ static bool note_memory(struct gpu_session *x, enum ibx_handle_kind kind, void *
 }
 
 /* How long it is another process has said. */
-static void limit_to_allocation(const struct extra *e, uint64_t memory, uint64_t *n)
+static void limit_to_allocation(const struct own_request *e, uint64_t memory, uint64_t *n)
 {
     uint64_t base = 0;
     size_t all = 0;
@@ -51,7 +51,7 @@ static void limit_to_allocation(const struct extra *e, uint64_t memory, uint64_t
         *n = base + all - memory;
 }
 
-int ibx_opened_memory(struct extra *e, const uint8_t *handle)
+int ibx_opened_memory(struct own_request *e, const uint8_t *handle)
 {
     int (*open_it)(void **memory, struct ibx_cuda_handle cuda, unsigned flags) = NULL;
     struct ibx_shared_handle theirs;
@@ -78,7 +78,7 @@ int ibx_opened_memory(struct extra *e, const uint8_t *handle)
 }
 
 /* Each is an event of its own. */
-int ibx_opened_event(struct extra *e, const uint8_t *handle)
+int ibx_opened_event(struct own_request *e, const uint8_t *handle)
 {
     int (*open_it)(void **event, struct ibx_cuda_handle cuda) = NULL;
     struct ibx_shared_handle theirs;
@@ -126,7 +126,7 @@ void ibx_opened_give_back(enum ibx_handle_kind kind, uint64_t value)
     pthread_mutex_unlock(&opening);
 }
 
-static int fetch(const struct extra *e, const struct ibx_cuda_handle *where, int *fd)
+static int fetch(const struct own_request *e, const struct ibx_cuda_handle *where, int *fd)
 {
     *fd = ibx_passed_fetch(where);
     if (*fd >= 0 || *fd == -ENOENT)
@@ -138,7 +138,7 @@ static int fetch(const struct extra *e, const struct ibx_cuda_handle *where, int
     return CUDA_OPERATING_SYSTEM;
 }
 
-static int open_pool(struct extra *e, int fd, uint64_t *opened)
+static int open_pool(struct own_request *e, int fd, uint64_t *opened)
 {
     int (*import)(void **pool, void *descriptor, int type, unsigned flags) = NULL;
     void *pool = NULL;
@@ -155,7 +155,7 @@ static int open_pool(struct extra *e, int fd, uint64_t *opened)
     return rc;
 }
 
-int ibx_opened_pool(struct extra *e, const uint8_t *handle)
+int ibx_opened_pool(struct own_request *e, const uint8_t *handle)
 {
     struct ibx_shared_handle theirs;
     uint64_t pool = 0;
@@ -188,7 +188,7 @@ static int note_pooled(struct gpu_session *x, uint64_t pool, void *memory, uint6
     return CUDA_MEMORY_ALLOCATION;
 }
 
-int ibx_opened_pointer(struct extra *e, const void *pool, const uint8_t *handle)
+int ibx_opened_pointer(struct own_request *e, const void *pool, const uint8_t *handle)
 {
     int (*import)(void **memory, const void *from, const struct ibx_cuda_handle *cuda) = NULL;
     struct ibx_shared_handle theirs;
@@ -235,7 +235,7 @@ static void close_pointer(struct gpu_session *x, uint64_t memory)
 
 /* --------------------------------------------------------------------------------- closed */
 
-void ibx_opened_close(struct extra *e, enum ibx_handle_kind kind, uint64_t value)
+void ibx_opened_close(struct own_request *e, enum ibx_handle_kind kind, uint64_t value)
 {
     struct gpu_session *x = e->x;
     bool last = false;

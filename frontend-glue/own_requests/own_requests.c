@@ -6,10 +6,10 @@
 
 /* ---------------------------------------------------------------- functions, streams */
 
-static int set_stream_attribute(struct extra *e)
+static int set_stream_attribute(struct own_request *e)
 {
     int (*set)(void *stream, int attribute, const void *value) = NULL;
-    _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE] = {0};
+    _Alignas(8) uint8_t value[IBX_OWN_ATTRIBUTE] = {0};
     void *stream = stream_in(e);
     const int attribute = (int)ibx_get_u32(&e->in);
     const uint8_t *bytes = ibx_get_bytes(&e->in, sizeof(value));
@@ -20,10 +20,10 @@ static int set_stream_attribute(struct extra *e)
     return set(stream, attribute, value);
 }
 
-static int get_stream_attribute(struct extra *e)
+static int get_stream_attribute(struct own_request *e)
 {
     int (*get)(void *stream, int attribute, void *value) = NULL;
-    _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE] = {0};
+    _Alignas(8) uint8_t value[IBX_OWN_ATTRIBUTE] = {0};
     void *stream = stream_in(e);
     const int attribute = (int)ibx_get_u32(&e->in);
     if (!whole(e))
@@ -34,7 +34,7 @@ static int get_stream_attribute(struct extra *e)
     return rc;
 }
 
-static int get_stream_number(struct extra *e)
+static int get_stream_number(struct own_request *e)
 {
     int (*get)(void *stream, int *number) = NULL;
     int number = 0;
@@ -47,7 +47,7 @@ static int get_stream_number(struct extra *e)
     return rc;
 }
 
-static int wait_for_stream(struct extra *e)
+static int wait_for_stream(struct own_request *e)
 {
     int (*wait)(void *stream) = NULL;
     void *stream = stream_in(e);
@@ -55,14 +55,14 @@ static int wait_for_stream(struct extra *e)
     return whole(e) ? wait(stream) : CUDA_INVALID_VALUE;
 }
 
-static int reset_l2(struct extra *e)
+static int reset_l2(struct own_request *e)
 {
     int (*reset)(void) = NULL;
     FUNCTION(e, reset);
     return whole(e) ? reset() : CUDA_INVALID_VALUE;
 }
 
-static int get_limit(struct extra *e)
+static int get_limit(struct own_request *e)
 {
     int (*get)(size_t * value, int limit) = NULL;
     size_t value = 0;
@@ -80,38 +80,38 @@ static int get_limit(struct extra *e)
 #define STREAM_AT 40 /* in the body of a launch */
 
 /* Whether CUDA may get what a launch names. */
-static bool names_good(struct extra *e, struct ibx_reader body, struct ibx_reader attributes)
+static bool names_good(struct own_request *e, struct ibx_reader body, struct ibx_reader attributes)
 {
-    struct extra in_stream = {.x = e->x, .in = body};
+    struct own_request in_stream = {.x = e->x, .in = body};
     ibx_get_bytes(&in_stream.in, STREAM_AT);
     stream_in(&in_stream);
     e->no_handle = in_stream.no_handle;
     e->no_room = in_stream.no_room;
     while (ibx_reader_left(&attributes) && !e->no_handle) {
         const uint32_t id = ibx_get_u32(&attributes);
-        attribute_in(e, id, ibx_get_bytes(&attributes, IBX_EXTRA_ATTRIBUTE));
+        attribute_in(e, id, ibx_get_bytes(&attributes, IBX_OWN_ATTRIBUTE));
     }
     return !e->no_handle && !e->no_room;
 }
 
-static int launch(struct extra *e)
+static int launch(struct own_request *e)
 {
     const size_t n = ibx_get_u16(&e->in);
     const uint8_t *attributes = ibx_get_bytes(&e->in, n);
     const size_t left = ibx_reader_left(&e->in);
     const uint8_t *body = ibx_get_bytes(&e->in, left);
-    if (e->in.failed || n % (4 + IBX_EXTRA_ATTRIBUTE) ||
+    if (e->in.failed || n % (4 + IBX_OWN_ATTRIBUTE) ||
         !names_good(e, ibx_reader_of(body, left), ibx_reader_of(attributes, n)))
         return CUDA_INVALID_VALUE;
     struct ibx_reader r = ibx_reader_of(body, left);
     ibx_get_bytes(&r, STREAM_AT);
     ibx_captures_spare(e->x, ibx_get_u64(&r));
-    return ibx_device_launch_as(e->x, body, left, attributes, n / (4 + IBX_EXTRA_ATTRIBUTE));
+    return ibx_device_launch_as(e->x, body, left, attributes, n / (4 + IBX_OWN_ATTRIBUTE));
 }
 
 /* --------------------------------------------------------------- functions of the client's */
 
-static int host_open(struct extra *e)
+static int host_open(struct own_request *e)
 {
     uint64_t id = 0;
     const int rc = whole(e) ? ibx_host_work_open(e->x, &id) : CUDA_INVALID_VALUE;
@@ -119,7 +119,7 @@ static int host_open(struct extra *e)
     return rc;
 }
 
-static int host_add(struct extra *e)
+static int host_add(struct own_request *e)
 {
     struct ibx_host_work work = {.stream = (uintptr_t)stream_in(e)};
     work.queue = ibx_get_u64(&e->in);
@@ -133,10 +133,10 @@ static int host_add(struct extra *e)
 
 /* Bytes of a short copy to the client that it is to make; 0: it asks for them, or there are none.
  */
-static size_t bytes_of(const struct ibx_host_copy *copy, uint8_t bytes[IBX_EXTRA_COPIED])
+static size_t bytes_of(const struct ibx_host_copy *copy, uint8_t bytes[IBX_OWN_COPIED])
 {
     struct ibx_slot_memory memory;
-    if (copy->to_device || copy->n > IBX_EXTRA_COPIED || !copy->slot ||
+    if (copy->to_device || copy->n > IBX_OWN_COPIED || !copy->slot ||
         !ibx_slot_use(copy->slot, &memory))
         return 0;
     memcpy(bytes, memory.at, copy->n);
@@ -144,10 +144,10 @@ static size_t bytes_of(const struct ibx_host_copy *copy, uint8_t bytes[IBX_EXTRA
     return copy->n;
 }
 
-static int host_ask(struct extra *e)
+static int host_ask(struct own_request *e)
 {
     struct ibx_host_called called = {.number = 0};
-    uint8_t bytes[IBX_EXTRA_COPIED] = {0};
+    uint8_t bytes[IBX_OWN_COPIED] = {0};
     const uint64_t over = ibx_get_u64(&e->in);
     const bool wait = ibx_get_u8(&e->in);
     const size_t takes_bytes = ibx_reader_left(&e->in); /* whatever they are */
@@ -168,7 +168,7 @@ static int host_ask(struct extra *e)
 
 /* The driver writes it out where a call waits, and copies are waited for without its help. The
  * stream is the one of the session's thread, and rests; if not, the next call will do. */
-static void write_printed(struct extra *e)
+static void write_printed(struct own_request *e)
 {
     int (*wait)(void *stream) = NULL, (*query)(void *stream) = NULL;
     FUNCTION(e, wait);
@@ -181,9 +181,9 @@ static void write_printed(struct extra *e)
     ibx_cuda_capture_restore(e->x->cuda, mode);
 }
 
-static int give_printed(struct extra *e)
+static int give_printed(struct own_request *e)
 {
-    uint8_t bytes[IBX_EXTRA_PRINTED_MOST] = {0};
+    uint8_t bytes[IBX_OWN_PRINTED_MOST] = {0};
     const bool all = ibx_get_u8(&e->in);
     const uint64_t client = ibx_clients_number(e->x);
     if (!whole(e))
@@ -200,33 +200,41 @@ static int give_printed(struct extra *e)
 
 /* ---------------------------------------------------------------------------------- requests */
 
-static const struct extra_call extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_LAUNCH] = {"cudaGetFuncBySymbol", launch},
-    [IBX_EXTRA_STREAM_SET_ATTRIBUTE] = {"cudaStreamSetAttribute", set_stream_attribute},
-    [IBX_EXTRA_STREAM_GET_ATTRIBUTE] = {"cudaStreamGetAttribute", get_stream_attribute},
-    [IBX_EXTRA_STREAM_FLAGS] = {"cudaStreamGetFlags", get_stream_number},
-    [IBX_EXTRA_STREAM_PRIORITY] = {"cudaStreamGetPriority", get_stream_number},
-    [IBX_EXTRA_STREAM_WAIT] = {"cudaStreamSynchronize", wait_for_stream},
-    [IBX_EXTRA_RESET_L2] = {"cudaCtxResetPersistingL2Cache", reset_l2},
-    [IBX_EXTRA_GET_LIMIT] = {"cudaDeviceGetLimit", get_limit},
-    [IBX_EXTRA_HOST_OPEN] = {"cudaLaunchHostFunc", host_open},
-    [IBX_EXTRA_HOST_ADD] = {"cudaLaunchHostFunc", host_add},
-    [IBX_EXTRA_HOST_ASK] = {"cudaLaunchHostFunc", host_ask},
-    [IBX_EXTRA_PRINTED] = {"cudaStreamSynchronize", give_printed},
+static const struct own_request_call extras[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_LAUNCH] = {"cudaGetFuncBySymbol", launch},
+    [IBX_OWN_STREAM_SET_ATTRIBUTE] = {"cudaStreamSetAttribute", set_stream_attribute},
+    [IBX_OWN_STREAM_GET_ATTRIBUTE] = {"cudaStreamGetAttribute", get_stream_attribute},
+    [IBX_OWN_STREAM_FLAGS] = {"cudaStreamGetFlags", get_stream_number},
+    [IBX_OWN_STREAM_PRIORITY] = {"cudaStreamGetPriority", get_stream_number},
+    [IBX_OWN_STREAM_WAIT] = {"cudaStreamSynchronize", wait_for_stream},
+    [IBX_OWN_RESET_L2] = {"cudaCtxResetPersistingL2Cache", reset_l2},
+    [IBX_OWN_GET_LIMIT] = {"cudaDeviceGetLimit", get_limit},
+    [IBX_OWN_HOST_OPEN] = {"cudaLaunchHostFunc", host_open},
+    [IBX_OWN_HOST_ADD] = {"cudaLaunchHostFunc", host_add},
+    [IBX_OWN_HOST_ASK] = {"cudaLaunchHostFunc", host_ask},
+    [IBX_OWN_PRINTED] = {"cudaStreamSynchronize", give_printed},
 };
 
-int ibx_copies_extra(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out)
+int ibx_own_request_run(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out)
 {
-    struct extra e = {.x = x, .in = ibx_reader_of(q->body, (size_t)q->length), .out = *out};
+    struct own_request e = {.x = x, .in = ibx_reader_of(q->body, (size_t)q->length), .out = *out};
     const unsigned number = ibx_get_u16(&e.in);
-    if (e.in.failed || number >= IBX_EXTRAS)
+    if (e.in.failed || number >= IBX_OWN_REQUESTS)
         return CUDA_NOT_SUPPORTED;
-    const struct extra_call *const tables[] = {
-        extras,           ibx_array_extras,    ibx_graph_extras,          ibx_node_extras,
-        ibx_copy_extras,  ibx_ipc_extras,      ibx_variable_extras,       ibx_pool_extras,
-        ibx_query_extras, ibx_host_map_extras, ibx_node_parameter_extras, ibx_virtual_extras,
-        ibx_tensor_extras};
-    const struct extra_call *call = NULL;
+    const struct own_request_call *const tables[] = {extras,
+                                                     ibx_array_own_requests,
+                                                     ibx_graph_own_requests,
+                                                     ibx_node_own_requests,
+                                                     ibx_copy_own_requests,
+                                                     ibx_ipc_own_requests,
+                                                     ibx_variable_own_requests,
+                                                     ibx_pool_own_requests,
+                                                     ibx_query_own_requests,
+                                                     ibx_host_map_own_requests,
+                                                     ibx_node_parameter_own_requests,
+                                                     ibx_virtual_own_requests,
+                                                     ibx_tensor_own_requests};
+    const struct own_request_call *call = NULL;
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]) && !(call && call->run); i++)
         call = &tables[i][number];
     e.function = call->run && call->function ? ibx_back_end_runtime(call->function) : NULL;

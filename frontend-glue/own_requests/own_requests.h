@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of our own (session/extra.h), run by the runtime of GVirtuS's handlers in the session's
- * thread: for calls that GVirtuS lacks.
+ * Requests of our own (session/own_requests.h), run by the runtime of GVirtuS's handlers in the
+ * session's thread: for calls that GVirtuS lacks.
  *
  *   own_requests.c   which file runs which; streams, launches, functions to call
  *   arrays.c         arrays, textures and surfaces
@@ -23,12 +23,12 @@
 
 #include "frontend-glue/device_calls/device_calls.h"
 #include "frontend-glue/tenants/shared_handles.h"
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 
 /* own_requests.c */
 
 /* A request of our own: its exit code, and what it answers beside that. */
-int ibx_copies_extra(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out);
+int ibx_own_request_run(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out);
 
 /* ipc.c: what a client has shared with other processes. Two are of struct ibx_end_hooks. */
 
@@ -40,7 +40,7 @@ void ibx_ipc_forget(const void *context);
 void ibx_ipc_end(const struct gpu_session *x);
 
 /* A request in hand. */
-struct extra {
+struct own_request {
     struct gpu_session *x;
     struct ibx_reader in;
     struct ibx_writer out;
@@ -49,17 +49,19 @@ struct extra {
     bool no_room;   /* its stream is captured, and there may be no more of that */
 };
 
-struct extra_call {
+struct own_request_call {
     const char *function; /* of the runtime; NULL: it needs none */
-    int (*run)(struct extra *e);
+    int (*run)(struct own_request *e);
 };
 
 /* Of these files, the others have no `run`. */
-extern const struct extra_call ibx_array_extras[IBX_EXTRAS], ibx_graph_extras[IBX_EXTRAS],
-    ibx_node_extras[IBX_EXTRAS], ibx_ipc_extras[IBX_EXTRAS], ibx_variable_extras[IBX_EXTRAS],
-    ibx_pool_extras[IBX_EXTRAS], ibx_query_extras[IBX_EXTRAS], ibx_copy_extras[IBX_EXTRAS],
-    ibx_host_map_extras[IBX_EXTRAS], ibx_node_parameter_extras[IBX_EXTRAS],
-    ibx_virtual_extras[IBX_EXTRAS], ibx_tensor_extras[IBX_EXTRAS];
+extern const struct own_request_call ibx_array_own_requests[IBX_OWN_REQUESTS],
+    ibx_graph_own_requests[IBX_OWN_REQUESTS], ibx_node_own_requests[IBX_OWN_REQUESTS],
+    ibx_ipc_own_requests[IBX_OWN_REQUESTS], ibx_variable_own_requests[IBX_OWN_REQUESTS],
+    ibx_pool_own_requests[IBX_OWN_REQUESTS], ibx_query_own_requests[IBX_OWN_REQUESTS],
+    ibx_copy_own_requests[IBX_OWN_REQUESTS], ibx_host_map_own_requests[IBX_OWN_REQUESTS],
+    ibx_node_parameter_own_requests[IBX_OWN_REQUESTS], ibx_virtual_own_requests[IBX_OWN_REQUESTS],
+    ibx_tensor_own_requests[IBX_OWN_REQUESTS];
 
 /* Sets a pointer to a function of the runtime's. */
 #define FUNCTION(e, pointer) memcpy(&(pointer), &(e)->function, sizeof(pointer))
@@ -69,7 +71,7 @@ static inline void *pointer(struct ibx_reader *r)
     return pointer_to(ibx_get_u64(r));
 }
 
-static inline void *stream_in(struct extra *e)
+static inline void *stream_in(struct own_request *e)
 {
     const uint64_t stream = ibx_get_u64(&e->in);
     e->no_handle = e->no_handle || !ibx_named_stream(e->x, stream);
@@ -77,7 +79,7 @@ static inline void *stream_in(struct extra *e)
     return pointer_to(stream);
 }
 
-static inline void *event_in(struct extra *e)
+static inline void *event_in(struct own_request *e)
 {
     const uint64_t event = ibx_get_u64(&e->in);
     e->no_handle = e->no_handle || !ibx_named_event(e->x, event);
@@ -85,7 +87,7 @@ static inline void *event_in(struct extra *e)
 }
 
 /* No bytes of the reader are missing, none is left, and CUDA may get what they name. */
-static inline bool whole(const struct extra *e)
+static inline bool whole(const struct own_request *e)
 {
     return !e->in.failed && !e->no_handle && !e->no_room && e->in.position == e->in.length;
 }
@@ -97,12 +99,12 @@ static inline bool is_event_attribute(uint32_t attribute)
     return attribute == PROGRAMMATIC_EVENT || attribute == LAUNCH_COMPLETION_EVENT;
 }
 
-/* Notes whether CUDA may get what the value of such an attribute names, of IBX_EXTRA_ATTRIBUTE
+/* Notes whether CUDA may get what the value of such an attribute names, of IBX_OWN_ATTRIBUTE
  * bytes.
  */
-static inline void attribute_in(struct extra *e, uint32_t attribute, const uint8_t *value)
+static inline void attribute_in(struct own_request *e, uint32_t attribute, const uint8_t *value)
 {
-    struct ibx_reader r = ibx_reader_of(value, value ? IBX_EXTRA_ATTRIBUTE : 0);
+    struct ibx_reader r = ibx_reader_of(value, value ? IBX_OWN_ATTRIBUTE : 0);
     if (is_event_attribute(attribute))
         e->no_handle = !ibx_named_event(e->x, ibx_get_u64(&r)) || e->no_handle;
 }
@@ -115,31 +117,31 @@ static inline bool span_of(size_t pitch, size_t width, size_t rows, size_t *n)
 }
 
 /* Whether it may be memory of the device that is the tenant's. */
-static inline bool mine(const struct extra *e, const void *memory, size_t n)
+static inline bool mine(const struct own_request *e, const void *memory, size_t n)
 {
     return ibx_isolation_is_memory(e->x, (uintptr_t)memory, n);
 }
 
-static inline bool is_node(const struct extra *e, const void *node)
+static inline bool is_node(const struct own_request *e, const void *node)
 {
     return ibx_handles_know(e->x, IBX_HANDLE_NODE, (uintptr_t)node);
 }
 
 /* Whether the driver may be asked about memory: that may be the first that the thread does. */
-static inline bool ready(const struct extra *e)
+static inline bool ready(const struct own_request *e)
 {
     ibx_back_end_begin_context(e->x);
     return ibx_back_end_have_cuda(e->x);
 }
 
 /* Whether a copy within the device is between arrays and memory of the tenant's. */
-bool ibx_extra_is_copy(const struct extra *e, const struct ibx_cuda_memcpy3d *copy);
+bool ibx_own_request_is_copy(const struct own_request *e, const struct ibx_cuda_memcpy3d *copy);
 /* Whether rows of so many bytes are in memory of the tenant's. */
-bool ibx_extra_holds(const struct extra *e, const struct ibx_cuda_pitched *memory,
-                     const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
-                     size_t row);
+bool ibx_own_request_holds(const struct own_request *e, const struct ibx_cuda_pitched *memory,
+                           const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
+                           size_t row);
 /* Whether it is a pool that the tenant may use. */
-bool ibx_extra_is_pool(const struct extra *e, const void *pool);
+bool ibx_own_request_is_pool(const struct own_request *e, const void *pool);
 
 #define IBX_POSIX_FILE 1 /* cudaMemHandleTypePosixFileDescriptor */
 
@@ -147,12 +149,12 @@ bool ibx_extra_is_pool(const struct extra *e, const void *pool);
 
 /* Open what another program's process has shared, and answer as the request does. The code of
  * CUDA's call, or CUDA_INVALID_HANDLE if there is none. */
-int ibx_opened_memory(struct extra *e, const uint8_t *handle);
-int ibx_opened_event(struct extra *e, const uint8_t *handle);
-int ibx_opened_pool(struct extra *e, const uint8_t *handle);
-int ibx_opened_pointer(struct extra *e, const void *pool, const uint8_t *handle);
+int ibx_opened_memory(struct own_request *e, const uint8_t *handle);
+int ibx_opened_event(struct own_request *e, const uint8_t *handle);
+int ibx_opened_pool(struct own_request *e, const uint8_t *handle);
+int ibx_opened_pointer(struct own_request *e, const void *pool, const uint8_t *handle);
 /* The session's client closes that, or what another client here has. */
-void ibx_opened_close(struct extra *e, enum ibx_handle_kind kind, uint64_t value);
+void ibx_opened_close(struct own_request *e, enum ibx_handle_kind kind, uint64_t value);
 /* Of struct ibx_end_hooks: a pool, or memory of one, that nobody has open any more, unless somebody
  * has opened it since. */
 void ibx_opened_give_back(enum ibx_handle_kind kind, uint64_t value);

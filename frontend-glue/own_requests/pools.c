@@ -2,7 +2,7 @@
 /* Requests of our own about pools of memory, and memory of them. */
 #include "frontend-glue/own_requests/own_requests.h"
 
-bool ibx_extra_is_pool(const struct extra *e, const void *pool)
+bool ibx_own_request_is_pool(const struct own_request *e, const void *pool)
 {
     return ibx_handles_know(e->x, IBX_HANDLE_POOL, (uintptr_t)pool) ||
            ibx_handles_know(e->x, IBX_HANDLE_MADE_POOL, (uintptr_t)pool);
@@ -33,7 +33,7 @@ static bool note_tenant(struct gpu_session *x, void *made, size_t n, bool captur
 }
 
 /* What a graph allocates is not cleared. */
-static int note_made(struct extra *e, void *made, size_t n, void *stream)
+static int note_made(struct own_request *e, void *made, size_t n, void *stream)
 {
     int (*give_back)(void *address, void *in_stream) = NULL;
     const bool captured = captures(e->x, stream);
@@ -48,7 +48,7 @@ static int note_made(struct extra *e, void *made, size_t n, void *stream)
     return CUDA_MEMORY_ALLOCATION;
 }
 
-static int note_owner(struct extra *e, int rc, void *made, size_t n, void *stream)
+static int note_owner(struct own_request *e, int rc, void *made, size_t n, void *stream)
 {
     if (!rc && made && n)
         rc = note_made(e, made, n, stream);
@@ -57,7 +57,7 @@ static int note_owner(struct extra *e, int rc, void *made, size_t n, void *strea
     return rc;
 }
 
-static int malloc_async(struct extra *e)
+static int malloc_async(struct own_request *e)
 {
     int (*make)(void **address, size_t n, void *stream) = NULL;
     void *made = NULL;
@@ -81,13 +81,13 @@ static int malloc_async(struct extra *e)
     return note_owner(e, rc, made, n, stream);
 }
 
-static int malloc_from_pool(struct extra *e)
+static int malloc_from_pool(struct own_request *e)
 {
     int (*make)(void **address, size_t n, void *pool, void *stream) = NULL;
     void *made = NULL;
     const size_t n = ibx_get_u64(&e->in);
     void *pool = pointer(&e->in), *stream = stream_in(e);
-    if (!whole(e) || !ibx_extra_is_pool(e, pool))
+    if (!whole(e) || !ibx_own_request_is_pool(e, pool))
         return CUDA_INVALID_VALUE;
     if (ibx_room_limited(e->x, "memory of pools") || !ibx_back_end_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
@@ -99,7 +99,7 @@ static int malloc_from_pool(struct extra *e)
 
 /* Of a capture: it becomes part of a graph, and CUDA refuses memory that is no graph's. Either way
  * the memory stays what it is. */
-static int free_captured(struct extra *e, void *address, void *stream)
+static int free_captured(struct own_request *e, void *address, void *stream)
 {
     int (*give_back)(void *address, void *stream) = NULL;
     uint64_t maker;
@@ -111,7 +111,7 @@ static int free_captured(struct extra *e, void *address, void *stream)
     return rc;
 }
 
-static int free_async(struct extra *e)
+static int free_async(struct own_request *e)
 {
     int (*give_back)(void *address, void *stream) = NULL;
     void *address = pointer(&e->in), *stream = stream_in(e);
@@ -135,7 +135,7 @@ static int free_async(struct extra *e)
     return rc;
 }
 
-static int pool_of_device(struct extra *e)
+static int pool_of_device(struct own_request *e)
 {
     int (*get)(void **pool, int device) = NULL;
     void *pool = NULL;
@@ -151,25 +151,25 @@ static int pool_of_device(struct extra *e)
 }
 
 /* Attributes are int up to the fourth and 64 bits from there on; both begin in eight bytes. */
-static int set_pool(struct extra *e)
+static int set_pool(struct own_request *e)
 {
     int (*set)(void *pool, int attribute, void *value) = NULL;
     void *pool = pointer(&e->in);
     const int attribute = (int)ibx_get_u32(&e->in);
     uint64_t value = ibx_get_u64(&e->in);
-    if (!whole(e) || !ibx_extra_is_pool(e, pool))
+    if (!whole(e) || !ibx_own_request_is_pool(e, pool))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);
     return set(pool, attribute, &value);
 }
 
-static int get_pool(struct extra *e)
+static int get_pool(struct own_request *e)
 {
     int (*get)(void *pool, int attribute, void *value) = NULL;
     uint64_t value = 0;
     void *pool = pointer(&e->in);
     const int attribute = (int)ibx_get_u32(&e->in);
-    if (!whole(e) || !ibx_extra_is_pool(e, pool))
+    if (!whole(e) || !ibx_own_request_is_pool(e, pool))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
     const int rc = get(pool, attribute, &value);
@@ -177,12 +177,12 @@ static int get_pool(struct extra *e)
     return rc;
 }
 
-static int trim_pool(struct extra *e)
+static int trim_pool(struct own_request *e)
 {
     int (*trim)(void *pool, size_t keep) = NULL;
     void *pool = pointer(&e->in);
     const size_t keep = ibx_get_u64(&e->in);
-    if (!whole(e) || !ibx_extra_is_pool(e, pool))
+    if (!whole(e) || !ibx_own_request_is_pool(e, pool))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, trim);
     return trim(pool, keep);
@@ -200,7 +200,7 @@ struct pool_properties {
     unsigned char reserved[54];
 };
 
-static int create_pool(struct extra *e)
+static int create_pool(struct own_request *e)
 {
     int (*make)(void **pool, const struct pool_properties *properties) = NULL;
     void *pool = NULL;
@@ -226,7 +226,7 @@ static int create_pool(struct extra *e)
     return rc;
 }
 
-static int destroy_pool(struct extra *e)
+static int destroy_pool(struct own_request *e)
 {
     int (*give_back)(void *pool) = NULL;
     void *pool = pointer(&e->in);
@@ -243,13 +243,13 @@ struct access {
 };
 
 /* Also another process's, of which CUDA allows nothing else. */
-static bool is_any_pool(const struct extra *e, const void *pool)
+static bool is_any_pool(const struct own_request *e, const void *pool)
 {
-    return ibx_extra_is_pool(e, pool) ||
+    return ibx_own_request_is_pool(e, pool) ||
            ibx_handles_know(e->x, IBX_HANDLE_OPENED_POOL, (uintptr_t)pool);
 }
 
-static int set_access(struct extra *e)
+static int set_access(struct own_request *e)
 {
     int (*set)(void *pool, const struct access *list, size_t count) = NULL;
     void *pool = pointer(&e->in);
@@ -261,7 +261,7 @@ static int set_access(struct extra *e)
     return set(pool, &access, 1);
 }
 
-static int get_access(struct extra *e)
+static int get_access(struct own_request *e)
 {
     int (*get)(int *flags, void *pool, struct access *location) = NULL;
     int flags = 0;
@@ -277,17 +277,17 @@ static int get_access(struct extra *e)
 
 /* ---------------------------------------------------------------------------------- requests */
 
-const struct extra_call ibx_pool_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_MALLOC_ASYNC] = {"cudaMallocAsync", malloc_async},
-    [IBX_EXTRA_MALLOC_FROM_POOL] = {"cudaMallocFromPoolAsync", malloc_from_pool},
-    [IBX_EXTRA_FREE_ASYNC] = {"cudaFreeAsync", free_async},
-    [IBX_EXTRA_POOL_DEFAULT] = {"cudaDeviceGetDefaultMemPool", pool_of_device},
-    [IBX_EXTRA_POOL_CURRENT] = {"cudaDeviceGetMemPool", pool_of_device},
-    [IBX_EXTRA_POOL_SET] = {"cudaMemPoolSetAttribute", set_pool},
-    [IBX_EXTRA_POOL_GET] = {"cudaMemPoolGetAttribute", get_pool},
-    [IBX_EXTRA_POOL_TRIM] = {"cudaMemPoolTrimTo", trim_pool},
-    [IBX_EXTRA_POOL_CREATE] = {"cudaMemPoolCreate", create_pool},
-    [IBX_EXTRA_POOL_DESTROY] = {"cudaMemPoolDestroy", destroy_pool},
-    [IBX_EXTRA_POOL_SET_ACCESS] = {"cudaMemPoolSetAccess", set_access},
-    [IBX_EXTRA_POOL_GET_ACCESS] = {"cudaMemPoolGetAccess", get_access},
+const struct own_request_call ibx_pool_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_MALLOC_ASYNC] = {"cudaMallocAsync", malloc_async},
+    [IBX_OWN_MALLOC_FROM_POOL] = {"cudaMallocFromPoolAsync", malloc_from_pool},
+    [IBX_OWN_FREE_ASYNC] = {"cudaFreeAsync", free_async},
+    [IBX_OWN_POOL_DEFAULT] = {"cudaDeviceGetDefaultMemPool", pool_of_device},
+    [IBX_OWN_POOL_CURRENT] = {"cudaDeviceGetMemPool", pool_of_device},
+    [IBX_OWN_POOL_SET] = {"cudaMemPoolSetAttribute", set_pool},
+    [IBX_OWN_POOL_GET] = {"cudaMemPoolGetAttribute", get_pool},
+    [IBX_OWN_POOL_TRIM] = {"cudaMemPoolTrimTo", trim_pool},
+    [IBX_OWN_POOL_CREATE] = {"cudaMemPoolCreate", create_pool},
+    [IBX_OWN_POOL_DESTROY] = {"cudaMemPoolDestroy", destroy_pool},
+    [IBX_OWN_POOL_SET_ACCESS] = {"cudaMemPoolSetAccess", set_access},
+    [IBX_OWN_POOL_GET_ACCESS] = {"cudaMemPoolGetAccess", get_access},
 };

@@ -10,7 +10,7 @@
 /* cudaLaunchAttribute, cudaLaunchConfig_t */
 struct attribute {
     int id;
-    _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE];
+    _Alignas(8) uint8_t value[IBX_OWN_ATTRIBUTE];
 };
 struct config {
     unsigned grid[3], block[3];
@@ -22,7 +22,7 @@ struct config {
 
 /* ------------------------------------------------------------------------------- streams */
 
-static int stream_id(struct extra *e)
+static int stream_id(struct own_request *e)
 {
     int (*get)(void *stream, unsigned long long *id) = NULL;
     unsigned long long id = 0;
@@ -35,7 +35,7 @@ static int stream_id(struct extra *e)
     return rc;
 }
 
-static int stream_device(struct extra *e)
+static int stream_device(struct own_request *e)
 {
     int (*get)(void *stream, int *device) = NULL;
     int device = 0;
@@ -48,7 +48,7 @@ static int stream_device(struct extra *e)
     return rc;
 }
 
-static int copy_attributes(struct extra *e)
+static int copy_attributes(struct own_request *e)
 {
     int (*copy)(void *to, void *from) = NULL;
     void *to = stream_in(e), *from = stream_in(e);
@@ -61,7 +61,7 @@ static int copy_attributes(struct extra *e)
 /* ------------------------------------------------------------------------------- devices */
 
 /* Of the current device: its flags, which cache it prefers. */
-static int device_number(struct extra *e)
+static int device_number(struct own_request *e)
 {
     int (*get)(unsigned *number) = NULL;
     unsigned number = 0;
@@ -73,7 +73,7 @@ static int device_number(struct extra *e)
     return rc;
 }
 
-static int between_devices(struct extra *e)
+static int between_devices(struct own_request *e)
 {
     int (*get)(int *value, int attribute, int from, int to) = NULL;
     int value = 0;
@@ -87,7 +87,7 @@ static int between_devices(struct extra *e)
     return rc;
 }
 
-static int texture_width(struct extra *e)
+static int texture_width(struct own_request *e)
 {
     int (*get)(size_t * most, const struct ibx_cuda_channel *channel, int device) = NULL;
     struct ibx_cuda_channel channel = {0};
@@ -105,7 +105,7 @@ static int texture_width(struct extra *e)
 /* ------------------------------------------------------------------------------- pointers */
 
 /* Of an address that the client knows nothing of. Another tenant's memory is no memory to it. */
-static int pointer_is(struct extra *e)
+static int pointer_is(struct own_request *e)
 {
     const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_ORDINAL};
     unsigned type = 0;
@@ -131,7 +131,7 @@ static int pointer_is(struct extra *e)
 /* The name by which the runtime knows what the client has registered as `named`; its module stays
  * until the request ends. From CUDA 12 on the calls below take a handle as well, which they follow.
  * The look-up loads it, for which no graph may wait for its client. */
-static int look_up(const struct extra *e, uint64_t named, const void **kernel)
+static int look_up(const struct own_request *e, uint64_t named, const void **kernel)
 {
     int (*find)(void **found, const void *symbol) = NULL;
     void *found = NULL;
@@ -149,7 +149,7 @@ static int look_up(const struct extra *e, uint64_t named, const void **kernel)
 }
 
 /* Of clusters: how many are active at once, or how large one may be. */
-static int clusters(struct extra *e)
+static int clusters(struct own_request *e)
 {
     int (*get)(int *number, const void *kernel, const struct config *config) = NULL;
     struct attribute attributes[ATTRIBUTES_MAX];
@@ -163,10 +163,10 @@ static int clusters(struct extra *e)
     c.stream = stream_in(e);
     while (ibx_reader_left(&e->in) && c.count < ATTRIBUTES_MAX) {
         attributes[c.count].id = (int)ibx_get_u32(&e->in);
-        const uint8_t *value = ibx_get_bytes(&e->in, IBX_EXTRA_ATTRIBUTE);
+        const uint8_t *value = ibx_get_bytes(&e->in, IBX_OWN_ATTRIBUTE);
         attribute_in(e, (uint32_t)attributes[c.count].id, value);
         if (value)
-            memcpy(attributes[c.count++].value, value, IBX_EXTRA_ATTRIBUTE);
+            memcpy(attributes[c.count++].value, value, IBX_OWN_ATTRIBUTE);
     }
     if (!whole(e))
         return CUDA_INVALID_VALUE;
@@ -178,7 +178,7 @@ static int clusters(struct extra *e)
     return rc;
 }
 
-static int shared_memory(struct extra *e)
+static int shared_memory(struct own_request *e)
 {
     int (*get)(size_t * n, const void *kernel, int blocks, int threads) = NULL;
     size_t n = 0;
@@ -195,7 +195,7 @@ static int shared_memory(struct extra *e)
     return rc;
 }
 
-static int parameter(struct extra *e)
+static int parameter(struct own_request *e)
 {
     int (*get)(const void *kernel, size_t index, size_t *at, size_t *n) = NULL;
     size_t at = 0, n = 0;
@@ -213,35 +213,35 @@ static int parameter(struct extra *e)
     return rc;
 }
 
-static int parameters(struct extra *e)
+static int parameters(struct own_request *e)
 {
-    struct ibx_parameter found[IBX_EXTRA_LISTED] = {{0}};
-    size_t count = IBX_EXTRA_LISTED;
+    struct ibx_parameter found[IBX_OWN_LISTED] = {{0}};
+    size_t count = IBX_OWN_LISTED;
     const uint64_t named = ibx_get_u64(&e->in);
     const size_t first = ibx_get_u32(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     const int rc = ibx_device_parameters(e->x, named, first, found, &count);
     ibx_put_u32(&e->out, (uint32_t)count);
-    for (size_t i = 0; i < IBX_EXTRA_LISTED; i++) {
+    for (size_t i = 0; i < IBX_OWN_LISTED; i++) {
         ibx_put_u32(&e->out, (uint32_t)found[i].at);
         ibx_put_u32(&e->out, (uint32_t)found[i].bytes);
     }
     return rc;
 }
 
-const struct extra_call ibx_query_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_STREAM_ID] = {"cudaStreamGetId", stream_id},
-    [IBX_EXTRA_STREAM_DEVICE] = {"cudaStreamGetDevice", stream_device},
-    [IBX_EXTRA_STREAM_COPY_ATTRIBUTES] = {"cudaStreamCopyAttributes", copy_attributes},
-    [IBX_EXTRA_DEVICE_FLAGS] = {"cudaGetDeviceFlags", device_number},
-    [IBX_EXTRA_DEVICE_CACHE] = {"cudaDeviceGetCacheConfig", device_number},
-    [IBX_EXTRA_BETWEEN_DEVICES] = {"cudaDeviceGetP2PAttribute", between_devices},
-    [IBX_EXTRA_TEXTURE_WIDTH] = {"cudaDeviceGetTexture1DLinearMaxWidth", texture_width},
-    [IBX_EXTRA_POINTER] = {"cudaFree", pointer_is},
-    [IBX_EXTRA_CLUSTERS] = {"cudaOccupancyMaxActiveClusters", clusters},
-    [IBX_EXTRA_CLUSTER_SIZE] = {"cudaOccupancyMaxPotentialClusterSize", clusters},
-    [IBX_EXTRA_SHARED_MEMORY] = {"cudaOccupancyAvailableDynamicSMemPerBlock", shared_memory},
-    [IBX_EXTRA_PARAMETER] = {"cudaFuncGetParamInfo", parameter},
-    [IBX_EXTRA_PARAMETERS] = {"cudaGetFuncBySymbol", parameters},
+const struct own_request_call ibx_query_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_STREAM_ID] = {"cudaStreamGetId", stream_id},
+    [IBX_OWN_STREAM_DEVICE] = {"cudaStreamGetDevice", stream_device},
+    [IBX_OWN_STREAM_COPY_ATTRIBUTES] = {"cudaStreamCopyAttributes", copy_attributes},
+    [IBX_OWN_DEVICE_FLAGS] = {"cudaGetDeviceFlags", device_number},
+    [IBX_OWN_DEVICE_CACHE] = {"cudaDeviceGetCacheConfig", device_number},
+    [IBX_OWN_BETWEEN_DEVICES] = {"cudaDeviceGetP2PAttribute", between_devices},
+    [IBX_OWN_TEXTURE_WIDTH] = {"cudaDeviceGetTexture1DLinearMaxWidth", texture_width},
+    [IBX_OWN_POINTER] = {"cudaFree", pointer_is},
+    [IBX_OWN_CLUSTERS] = {"cudaOccupancyMaxActiveClusters", clusters},
+    [IBX_OWN_CLUSTER_SIZE] = {"cudaOccupancyMaxPotentialClusterSize", clusters},
+    [IBX_OWN_SHARED_MEMORY] = {"cudaOccupancyAvailableDynamicSMemPerBlock", shared_memory},
+    [IBX_OWN_PARAMETER] = {"cudaFuncGetParamInfo", parameter},
+    [IBX_OWN_PARAMETERS] = {"cudaGetFuncBySymbol", parameters},
 };

@@ -8,11 +8,11 @@
 #include <pthread.h>
 #include <stdalign.h>
 
-#define SLOTS IBX_EXTRA_TENSOR_RANK
+#define SLOTS IBX_OWN_TENSOR_RANK
 
 /* CUtensorMap */
 struct map {
-    alignas(64) uint8_t bytes[IBX_EXTRA_TENSOR_MAP_BYTES];
+    alignas(64) uint8_t bytes[IBX_OWN_TENSOR_MAP_BYTES];
 };
 
 /* The driver's, which may be older. */
@@ -40,7 +40,7 @@ static void look_up(void)
 }
 
 /* 0, or what the request answers: its bytes are wrong, or there is no driver here. */
-static int begins(const struct extra *e)
+static int begins(const struct own_request *e)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (!whole(e))
@@ -60,13 +60,13 @@ struct tensor {
     uint32_t first[SLOTS], second[SLOTS], steps[SLOTS];
 };
 
-static void slots_in(struct extra *e, uint32_t slots[SLOTS])
+static void slots_in(struct own_request *e, uint32_t slots[SLOTS])
 {
     for (size_t i = 0; i < SLOTS; i++)
         slots[i] = ibx_get_u32(&e->in);
 }
 
-static void tensor_in(struct extra *e, struct tensor *t)
+static void tensor_in(struct own_request *e, struct tensor *t)
 {
     t->kind = ibx_get_u32(&e->in);
     t->type = (int)ibx_get_u32(&e->in);
@@ -94,17 +94,17 @@ static int encode(const struct tensor *t, struct map *map)
     memcpy(lower, t->first, sizeof(lower));
     memcpy(upper, t->second, sizeof(upper));
     switch (t->kind) {
-    case IBX_EXTRA_TENSOR_TILED:
+    case IBX_OWN_TENSOR_TILED:
         return !driver.tiled
                    ? CUDA_NOT_SUPPORTED
                    : driver.tiled(map, t->type, t->rank, t->at, t->sizes, t->pitches, t->first,
                                   t->steps, t->interleave, t->swizzle, t->promotion, t->fill);
-    case IBX_EXTRA_TENSOR_IM2COL:
+    case IBX_OWN_TENSOR_IM2COL:
         return !driver.im2col ? CUDA_NOT_SUPPORTED
                               : driver.im2col(map, t->type, t->rank, t->at, t->sizes, t->pitches,
                                               lower, upper, t->channels, t->pixels, t->steps,
                                               t->interleave, t->swizzle, t->promotion, t->fill);
-    case IBX_EXTRA_TENSOR_IM2COL_WIDE:
+    case IBX_OWN_TENSOR_IM2COL_WIDE:
         return !driver.wide
                    ? CUDA_NOT_SUPPORTED
                    : driver.wide(map, t->type, t->rank, t->at, t->sizes, t->pitches, lower[0],
@@ -116,7 +116,7 @@ static int encode(const struct tensor *t, struct map *map)
 }
 
 /* The driver reads as much of the arrays as the rank says. */
-static int make(struct extra *e)
+static int make(struct own_request *e)
 {
     struct tensor t;
     struct map map = {.bytes = {0}};
@@ -131,7 +131,7 @@ static int make(struct extra *e)
     return rc;
 }
 
-static int replace(struct extra *e)
+static int replace(struct own_request *e)
 {
     struct map map;
     void *at = pointer(&e->in);
@@ -146,7 +146,7 @@ static int replace(struct extra *e)
     return rc;
 }
 
-const struct extra_call ibx_tensor_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_TENSOR_MAP] = {NULL, make},
-    [IBX_EXTRA_TENSOR_ADDRESS] = {NULL, replace},
+const struct own_request_call ibx_tensor_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_TENSOR_MAP] = {NULL, make},
+    [IBX_OWN_TENSOR_ADDRESS] = {NULL, replace},
 };

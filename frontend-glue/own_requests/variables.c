@@ -7,7 +7,7 @@
  */
 #include "frontend-glue/own_requests/own_requests.h"
 
-static int symbol_address(struct extra *e)
+static int symbol_address(struct own_request *e)
 {
     int (*find)(void **address, const void *symbol) = NULL;
     void *address = NULL;
@@ -20,7 +20,7 @@ static int symbol_address(struct extra *e)
     return rc;
 }
 
-static int symbol_size(struct extra *e)
+static int symbol_size(struct own_request *e)
 {
     int (*measure)(size_t * n, const void *symbol) = NULL;
     size_t n = 0;
@@ -62,17 +62,17 @@ static int find_managed(const void *function, const char *name, uint64_t *addres
     return managed(address, n, library, name) ? CUDA_INVALID_SYMBOL : 0;
 }
 
-static int variable(struct extra *e)
+static int variable(struct own_request *e)
 {
     int (*kernel_of)(void **kernel, const void *function) = NULL;
-    char name[IBX_EXTRA_VARIABLE_NAME + 1] = {0};
+    char name[IBX_OWN_VARIABLE_NAME + 1] = {0};
     void *kernel = NULL;
     uint64_t address = 0;
     size_t size = 0;
     const uint64_t named = ibx_get_u64(&e->in);
     const size_t n = ibx_get_u16(&e->in);
     const uint8_t *called = ibx_get_bytes(&e->in, n);
-    if (!whole(e) || !n || n > IBX_EXTRA_VARIABLE_NAME)
+    if (!whole(e) || !n || n > IBX_OWN_VARIABLE_NAME)
         return CUDA_INVALID_VALUE;
     memcpy(name, called, n);
     FUNCTION(e, kernel_of);
@@ -91,7 +91,7 @@ static int variable(struct extra *e)
 }
 
 /* The client's modules go with its process; whether it shares its parent's with that kernel. */
-static int share_modules(struct extra *e)
+static int share_modules(struct own_request *e)
 {
     struct ibx_functions_user *user = ibx_functions_user_of(e->x);
     const uint64_t kernel = ibx_get_u64(&e->in);
@@ -103,9 +103,9 @@ static int share_modules(struct extra *e)
     return 0;
 }
 
-const struct extra_call ibx_variable_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_SYMBOL_ADDRESS] = {"cudaGetSymbolAddress", symbol_address},
-    [IBX_EXTRA_SYMBOL_SIZE] = {"cudaGetSymbolSize", symbol_size},
-    [IBX_EXTRA_VARIABLE] = {"cudaGetFuncBySymbol", variable},
-    [IBX_EXTRA_SHARE_MODULES] = {NULL, share_modules},
+const struct own_request_call ibx_variable_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_SYMBOL_ADDRESS] = {"cudaGetSymbolAddress", symbol_address},
+    [IBX_OWN_SYMBOL_SIZE] = {"cudaGetSymbolSize", symbol_size},
+    [IBX_OWN_VARIABLE] = {"cudaGetFuncBySymbol", variable},
+    [IBX_OWN_SHARE_MODULES] = {NULL, share_modules},
 };

@@ -4,14 +4,14 @@
 #include "frontend-glue/clients/virtual_memory.h"
 
 /* 0, or what the request answers: its bytes are wrong, or there is no such memory here. */
-static int begins(const struct extra *e)
+static int begins(const struct own_request *e)
 {
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     return ready(e) && ibx_virtual_is_known() ? 0 : CUDA_NOT_SUPPORTED;
 }
 
-static int granularity(struct extra *e)
+static int granularity(struct own_request *e)
 {
     size_t n = 0;
     const int device = (int)ibx_get_u32(&e->in), option = (int)ibx_get_u32(&e->in);
@@ -32,7 +32,7 @@ static bool note(struct gpu_session *x, uint64_t begin, uint64_t n, const void *
 }
 
 /* The client's wish for an address is not heard: it is one of this process's. */
-static int reserve(struct extra *e)
+static int reserve(struct own_request *e)
 {
     const size_t n = ibx_get_u64(&e->in), alignment = ibx_get_u64(&e->in);
     const void *context = NULL;
@@ -54,7 +54,7 @@ static int reserve(struct extra *e)
 
 /* All that were reserved at once, where nothing is mapped. Other threads of the client's may map
  * something there, or have given them back, until the last moment. */
-static int free_addresses(struct extra *e)
+static int free_addresses(struct own_request *e)
 {
     const uint64_t begin = ibx_get_u64(&e->in), n = ibx_get_u64(&e->in);
     uint64_t maker;
@@ -73,7 +73,7 @@ static int free_addresses(struct extra *e)
 
 /* ---------------------------------------------------------------------------------- memory */
 
-static int create(struct extra *e)
+static int create(struct own_request *e)
 {
     const size_t n = ibx_get_u64(&e->in);
     const int device = (int)ibx_get_u32(&e->in);
@@ -91,7 +91,7 @@ static int create(struct extra *e)
     return 0;
 }
 
-static int release(struct extra *e)
+static int release(struct own_request *e)
 {
     const uint64_t number = ibx_get_u64(&e->in);
     const int rc = begins(e);
@@ -103,7 +103,7 @@ static int release(struct extra *e)
 
 /* -------------------------------------------------------------------------------- mappings */
 
-static int map(struct extra *e)
+static int map(struct own_request *e)
 {
     const uint64_t at = ibx_get_u64(&e->in), n = ibx_get_u64(&e->in), number = ibx_get_u64(&e->in);
     const int rc = begins(e);
@@ -113,7 +113,7 @@ static int map(struct extra *e)
 }
 
 /* Copies of the client's that are under way there end first. */
-static int unmap(struct extra *e)
+static int unmap(struct own_request *e)
 {
     const uint64_t at = ibx_get_u64(&e->in), n = ibx_get_u64(&e->in);
     int rc = begins(e);
@@ -125,7 +125,7 @@ static int unmap(struct extra *e)
     return rc;
 }
 
-static int set_access(struct extra *e)
+static int set_access(struct own_request *e)
 {
     const uint64_t at = ibx_get_u64(&e->in), n = ibx_get_u64(&e->in);
     const int device = (int)ibx_get_u32(&e->in);
@@ -134,7 +134,7 @@ static int set_access(struct extra *e)
     return rc ? rc : ibx_virtual_set_access(e->x, at, n, device, flags);
 }
 
-static int get_access(struct extra *e)
+static int get_access(struct own_request *e)
 {
     unsigned long long flags = 0;
     const uint64_t at = ibx_get_u64(&e->in);
@@ -148,14 +148,14 @@ static int get_access(struct extra *e)
 
 /* ---------------------------------------------------------------------------------- requests */
 
-const struct extra_call ibx_virtual_extras[IBX_EXTRAS] = {
-    [IBX_EXTRA_VIRTUAL_GRANULARITY] = {NULL, granularity},
-    [IBX_EXTRA_VIRTUAL_RESERVE] = {NULL, reserve},
-    [IBX_EXTRA_VIRTUAL_FREE] = {NULL, free_addresses},
-    [IBX_EXTRA_VIRTUAL_CREATE] = {NULL, create},
-    [IBX_EXTRA_VIRTUAL_RELEASE] = {NULL, release},
-    [IBX_EXTRA_VIRTUAL_MAP] = {NULL, map},
-    [IBX_EXTRA_VIRTUAL_UNMAP] = {NULL, unmap},
-    [IBX_EXTRA_VIRTUAL_SET_ACCESS] = {NULL, set_access},
-    [IBX_EXTRA_VIRTUAL_GET_ACCESS] = {NULL, get_access},
+const struct own_request_call ibx_virtual_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_VIRTUAL_GRANULARITY] = {NULL, granularity},
+    [IBX_OWN_VIRTUAL_RESERVE] = {NULL, reserve},
+    [IBX_OWN_VIRTUAL_FREE] = {NULL, free_addresses},
+    [IBX_OWN_VIRTUAL_CREATE] = {NULL, create},
+    [IBX_OWN_VIRTUAL_RELEASE] = {NULL, release},
+    [IBX_OWN_VIRTUAL_MAP] = {NULL, map},
+    [IBX_OWN_VIRTUAL_UNMAP] = {NULL, unmap},
+    [IBX_OWN_VIRTUAL_SET_ACCESS] = {NULL, set_access},
+    [IBX_OWN_VIRTUAL_GET_ACCESS] = {NULL, get_access},
 };

@@ -7,7 +7,7 @@
  * GVirtuS connects, and always with another communicator.
  *
  *   gvirtus.c      the plugin, GVirtuS's functions, calls without these, cudaGetLastError
- *   extra.c        calls that GVirtuS lacks, in requests of our own
+ *   own_requests.c        calls that GVirtuS lacks, in requests of our own
  *   errors.c       names and meanings of errors
  *   dlsym.c        programs that look for calls in libcudart by dlsym(3)
  *   loaded_libraries.c  the libraries of this process

@@ -10,34 +10,36 @@
 #include <link.h>
 #include <stdatomic.h>
 
-/* -------------------------------------------------------------------------------------- extra.c */
+/* --------------------------------------------------------------------------------------
+ * own_requests.c */
 
-#define EXTRA_MAX 1950u /* bytes of a request of our own that go in one piece */
+#define OWN_REQUEST_MAX 1950u /* bytes of a request of our own that go in one piece */
 /* A request of our own: its body, which begins with the number. */
-struct extra {
+struct own_request {
     const char *name; /* of the request */
     const char *call; /* as the application knows it */
     struct ibx_writer body;
     void *more; /* where the body is if it does not fit here; NULL: it does */
-    uint8_t bytes[EXTRA_MAX];
+    uint8_t bytes[OWN_REQUEST_MAX];
 };
-void ibx_frontend_extra_begin(struct extra *extra, enum ibx_extra number, const char *call);
+void ibx_frontend_request_begin(struct own_request *own, enum ibx_own_request number,
+                                const char *call);
 /* Of that node, in what can be launched or (NULL) in the graph. */
-void ibx_frontend_node_begin(struct extra *extra, enum ibx_extra number, const char *call,
+void ibx_frontend_node_begin(struct own_request *own, enum ibx_own_request number, const char *call,
                              const void *exec, const void *node);
 /* Room for n bytes more; false: there is no memory. Behind that, in the end, _free(). */
-bool ibx_frontend_extra_room(struct extra *extra, size_t n);
-void ibx_frontend_extra_free(struct extra *extra);
+bool ibx_frontend_request_room(struct own_request *own, size_t n);
+void ibx_frontend_request_free(struct own_request *own);
 /* Makes it: what the call returns, which cudaGetLastError() returns as well if it is an error. A
  * success has put `n` bytes into `out`. */
-int ibx_frontend_extra(const struct extra *extra, void *out, size_t n);
+int ibx_frontend_request_make(const struct own_request *own, void *out, size_t n);
 /* The same; false: the back end does not know it, and GVirtuS may. */
-bool ibx_frontend_extra_known(const struct extra *extra, void *out, size_t n, int *rc);
+bool ibx_frontend_request_known(const struct own_request *own, void *out, size_t n, int *rc);
 /* The same for one that is answered by one number. */
-int ibx_frontend_extra_ask(const struct extra *extra, uint64_t *answer);
+int ibx_frontend_request_ask(const struct own_request *own, uint64_t *answer);
 /* The same without a word of its own. False: nothing was done. *code: what the back end answered,
  * negative where it does not know the request. */
-bool ibx_frontend_extra_try(const struct extra *extra, void *out, size_t n, int *code);
+bool ibx_frontend_request_try(const struct own_request *own, void *out, size_t n, int *code);
 /* Makes a connection of the calling thread, which only a call of GVirtuS's can. */
 void ibx_frontend_connect(void);
 

@@ -40,7 +40,7 @@ enum ibx_call_kind {
     IBX_CALL_SELECTS, /* the stream in which such calls with a handle enqueue */
     IBX_CALL_SETS_UP, /* waits, and may do anything: it makes, changes or ends what such calls use
                        */
-    IBX_CALL_EXTRA,   /* a request of our own (extra.h): waits, and may do anything */
+    IBX_CALL_EXTRA,   /* a request of our own (own_requests.h): waits, and may do anything */
 };
 
 /* Where a request holds its stream: an offset in its body, or one of these. */
@@ -71,8 +71,8 @@ static inline bool ibx_call_is_open(enum ibx_call_kind kind)
 /* The call whose name, with its NUL, are the n bytes; never NULL. */
 const struct ibx_call *ibx_call_find(const void *name, size_t n);
 
-/* The number (enum ibx_extra) of an IBX_CALL_EXTRA; 0: it is none. */
-unsigned ibx_call_extra(const struct ibx_call *call, const uint8_t *body, size_t n);
+/* The number (enum ibx_own_request) of an IBX_CALL_EXTRA; 0: it is none. */
+unsigned ibx_call_own_request(const struct ibx_call *call, const uint8_t *body, size_t n);
 
 /* Whether its handler returns without waiting for anything, so that its reply may wait for the next
  * one. */

@@ -10,7 +10,7 @@
  */
 #include "frontend-glue/session/session_internal.h"
 
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <stdlib.h>
@@ -97,7 +97,7 @@ static int gather_own(struct ibx_session *s)
     if (!name)
         return may_be_own(bytes, left) ? gather(s, left + 1) : 0;
     const struct ibx_call *call = ibx_call_find(bytes, name);
-    const bool own = ibx_extra_is(call->name) || ibx_math_is(call->name);
+    const bool own = ibx_own_request_is(call->name) || ibx_math_is(call->name);
     const bool resets = call->kind == IBX_CALL_RESETS && call->name[0];
     if (!own && !resets)
         return 0;

@@ -13,7 +13,7 @@
  *   requests.c      GVirtuS's requests at the beginning of the stream, for the hooks
  *   calls.c         which call of GVirtuS is what
  *   math_calls.c    functions of cuBLAS and others; math_descriptors.c: cuBLASLt's descriptors
- *   extra.c         what requests of our own are made of
+ *   own_requests.c         what requests of our own are made of
  *   frames.c        the frames of GVirtuS's own wire
  *   owed.c          requests that were answered before the server has run them
  *   agreement.c     whether a session goes on when its connection has broken

@@ -12,7 +12,7 @@
  * - what fake_transport.h says.
  */
 #include "frontend-glue/client_calls/internal.h"
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 #include "frontend-glue/session/session_internal.h"
 
 #include "tests/fuzz/fake_transport.h"
@@ -82,13 +82,13 @@ static const struct {
     {"cudaRegisterFunction", 24, 0},
     {"cudaDeviceReset", 0, 0},
     {"cudaGetSymbolAddress", 16, 8},
-    {IBX_EXTRA_NAME, 18, 0},
-    {IBX_EXTRA_NAME, 10, 8},
-    {IBX_EXTRA_NAME, 10, 64},
-    {IBX_EXTRA_NAME, 10, 1000},
-    {IBX_EXTRA_NAME, 3000, 16},
-    {IBX_EXTRA_QUEUE, 38, 0},
-    {IBX_EXTRA_WORK, 18, 16},
+    {IBX_OWN_NAME, 18, 0},
+    {IBX_OWN_NAME, 10, 8},
+    {IBX_OWN_NAME, 10, 64},
+    {IBX_OWN_NAME, 10, 1000},
+    {IBX_OWN_NAME, 3000, 16},
+    {IBX_OWN_QUEUE, 38, 0},
+    {IBX_OWN_WORK, 18, 16},
 };
 #define CALLS (sizeof(calls) / sizeof(calls[0]))
 
@@ -104,7 +104,7 @@ static void put_body(unsigned which, uint8_t argument)
         ibx_put_u64(&w, argument);
         ibx_put_u64(&w, 8);
         ibx_put_u32(&w, IBX_FRAME_H2D);
-    } else if (ibx_extra_is(calls[which].name)) {
+    } else if (ibx_own_request_is(calls[which].name)) {
         ibx_put_u16(&w, argument);
     } else if (calls[which].length >= 8) { /* a handle */
         ibx_put_u64(&w, argument % 4);

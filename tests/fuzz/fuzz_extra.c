@@ -25,7 +25,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define RAW           (IBX_EXTRAS + 1)
+#define RAW           (IBX_OWN_REQUESTS + 1)
 #define CUT           255u
 #define NS            UINT64_C(1000000000)
 #define REQUESTS      64u
@@ -110,32 +110,32 @@ static const struct maker {
     unsigned makes, takes_back;
     enum form_kind kind;
 } makers[] = {
-    {IBX_EXTRA_GRAPH_CREATE, IBX_EXTRA_GRAPH_DESTROY, FORM_GRAPH},
-    {IBX_EXTRA_GRAPH_CLONE, IBX_EXTRA_GRAPH_DESTROY, FORM_GRAPH},
-    {IBX_EXTRA_GET_CHILD, 0, FORM_GRAPH},
-    {IBX_EXTRA_GRAPH_INSTANTIATE, IBX_EXTRA_EXEC_DESTROY, FORM_EXEC},
-    {IBX_EXTRA_MALLOC_ARRAY, IBX_EXTRA_FREE_ARRAY, FORM_ARRAY},
-    {IBX_EXTRA_MALLOC_MIPMAP, IBX_EXTRA_FREE_MIPMAP, FORM_MIPMAP},
-    {IBX_EXTRA_MIPMAP_LEVEL, 0, FORM_ARRAY},
-    {IBX_EXTRA_CREATE_TEXTURE, IBX_EXTRA_DESTROY_TEXTURE, FORM_TEXTURE},
-    {IBX_EXTRA_CREATE_SURFACE, IBX_EXTRA_DESTROY_SURFACE, FORM_TEXTURE},
-    {IBX_EXTRA_MALLOC_ASYNC, IBX_EXTRA_FREE_ASYNC, FORM_DEVICE},
-    {IBX_EXTRA_MALLOC_FROM_POOL, IBX_EXTRA_FREE_ASYNC, FORM_DEVICE},
-    {IBX_EXTRA_POOL_CREATE, IBX_EXTRA_POOL_DESTROY, FORM_POOL},
-    {IBX_EXTRA_POOL_DEFAULT, 0, FORM_POOL},
-    {IBX_EXTRA_HOST_OPEN, 0, FORM_QUEUE},
-    {IBX_EXTRA_NODE_KERNEL, 0, FORM_NODE},
-    {IBX_EXTRA_NODE_MEMCPY, 0, FORM_NODE},
-    {IBX_EXTRA_NODE_MEMSET, 0, FORM_NODE},
-    {IBX_EXTRA_NODE_HOST, 0, FORM_NODE},
-    {IBX_EXTRA_NODE_EMPTY, 0, FORM_NODE},
-    {IBX_EXTRA_NODE_CHILD, 0, FORM_NODE},
-    {IBX_EXTRA_NODE_RECORD, 0, FORM_NODE},
-    {IBX_EXTRA_NODE_WAIT, 0, FORM_NODE},
-    {IBX_EXTRA_NODE_ALLOC, 0, FORM_NODE},
-    {IBX_EXTRA_NODE_FREE, 0, FORM_NODE},
-    {IBX_EXTRA_NODE_COPY, 0, FORM_NODE},
-    {IBX_EXTRA_NODE_CONDITIONAL, 0, FORM_NODE},
+    {IBX_OWN_GRAPH_CREATE, IBX_OWN_GRAPH_DESTROY, FORM_GRAPH},
+    {IBX_OWN_GRAPH_CLONE, IBX_OWN_GRAPH_DESTROY, FORM_GRAPH},
+    {IBX_OWN_GET_CHILD, 0, FORM_GRAPH},
+    {IBX_OWN_GRAPH_INSTANTIATE, IBX_OWN_EXEC_DESTROY, FORM_EXEC},
+    {IBX_OWN_MALLOC_ARRAY, IBX_OWN_FREE_ARRAY, FORM_ARRAY},
+    {IBX_OWN_MALLOC_MIPMAP, IBX_OWN_FREE_MIPMAP, FORM_MIPMAP},
+    {IBX_OWN_MIPMAP_LEVEL, 0, FORM_ARRAY},
+    {IBX_OWN_CREATE_TEXTURE, IBX_OWN_DESTROY_TEXTURE, FORM_TEXTURE},
+    {IBX_OWN_CREATE_SURFACE, IBX_OWN_DESTROY_SURFACE, FORM_TEXTURE},
+    {IBX_OWN_MALLOC_ASYNC, IBX_OWN_FREE_ASYNC, FORM_DEVICE},
+    {IBX_OWN_MALLOC_FROM_POOL, IBX_OWN_FREE_ASYNC, FORM_DEVICE},
+    {IBX_OWN_POOL_CREATE, IBX_OWN_POOL_DESTROY, FORM_POOL},
+    {IBX_OWN_POOL_DEFAULT, 0, FORM_POOL},
+    {IBX_OWN_HOST_OPEN, 0, FORM_QUEUE},
+    {IBX_OWN_NODE_KERNEL, 0, FORM_NODE},
+    {IBX_OWN_NODE_MEMCPY, 0, FORM_NODE},
+    {IBX_OWN_NODE_MEMSET, 0, FORM_NODE},
+    {IBX_OWN_NODE_HOST, 0, FORM_NODE},
+    {IBX_OWN_NODE_EMPTY, 0, FORM_NODE},
+    {IBX_OWN_NODE_CHILD, 0, FORM_NODE},
+    {IBX_OWN_NODE_RECORD, 0, FORM_NODE},
+    {IBX_OWN_NODE_WAIT, 0, FORM_NODE},
+    {IBX_OWN_NODE_ALLOC, 0, FORM_NODE},
+    {IBX_OWN_NODE_FREE, 0, FORM_NODE},
+    {IBX_OWN_NODE_COPY, 0, FORM_NODE},
+    {IBX_OWN_NODE_CONDITIONAL, 0, FORM_NODE},
 };
 
 static struct made {
@@ -176,22 +176,22 @@ static struct {
 /* Those that request_forms.c has not, of bounded size. */
 static void put_bounded(struct ibx_writer *w, unsigned number)
 {
-    static const char *const forms[IBX_EXTRAS] = {
-        [IBX_EXTRA_MALLOC_ARRAY] = "iiiiixxxi",   [IBX_EXTRA_MALLOC_MIPMAP] = "iiiiixxxii",
-        [IBX_EXTRA_MALLOC_ASYNC] = "xw",          [IBX_EXTRA_MALLOC_FROM_POOL] = "xlw",
-        [IBX_EXTRA_POOL_CREATE] = "ixh",          [IBX_EXTRA_NODE_CHILD] = "pg",
-        [IBX_EXTRA_NODE_ALLOC] = "pix",           [IBX_EXTRA_HOST_OPEN] = "",
-        [IBX_EXTRA_CLUSTER_SIZE] = "KiiiiiizwiA",
+    static const char *const forms[IBX_OWN_REQUESTS] = {
+        [IBX_OWN_MALLOC_ARRAY] = "iiiiixxxi",   [IBX_OWN_MALLOC_MIPMAP] = "iiiiixxxii",
+        [IBX_OWN_MALLOC_ASYNC] = "xw",          [IBX_OWN_MALLOC_FROM_POOL] = "xlw",
+        [IBX_OWN_POOL_CREATE] = "ixh",          [IBX_OWN_NODE_CHILD] = "pg",
+        [IBX_OWN_NODE_ALLOC] = "pix",           [IBX_OWN_HOST_OPEN] = "",
+        [IBX_OWN_CLUSTER_SIZE] = "KiiiiiizwiA",
     };
-    if (number < IBX_EXTRAS && forms[number])
+    if (number < IBX_OWN_REQUESTS && forms[number])
         form_put_as(w, forms[number]);
-    if (number != IBX_EXTRA_HOST_MAP)
+    if (number != IBX_OWN_HOST_MAP)
         return;
     const uint64_t address = IBX_SHARED_FROM + BEHIND_DOUBLE + next_choice() * 4096;
-    keep(IBX_EXTRA_HOST_UNMAP, address);
+    keep(IBX_OWN_HOST_UNMAP, address);
     ibx_put_u64(w, address);
     ibx_put_u64(w, next_choice() * 4096);
-    ibx_put_u64(w, next_choice() % 4 ? IBX_EXTRA_OWN_PAGES : next_choice() * 4096);
+    ibx_put_u64(w, next_choice() % 4 ? IBX_OWN_OWN_PAGES : next_choice() * 4096);
 }
 
 /* A stream that is not captured stays at a function until the client has called it, which nobody
@@ -199,10 +199,10 @@ static void put_bounded(struct ibx_writer *w, unsigned number)
 static bool waits(unsigned number, struct ibx_writer *w)
 {
     struct ibx_reader r = ibx_reader_of(w->data + 2, w->length - 2);
-    if (number == IBX_EXTRA_HOST_ASK && w->length == 11)
+    if (number == IBX_OWN_HOST_ASK && w->length == 11)
         w->data[10] = 0; /* nor is there anything to wait for */
-    return number == IBX_EXTRA_HOST_ADD ||
-           (number == IBX_EXTRA_HOST_CAPTURE && ibx_get_u64(&r) != (uintptr_t)captured);
+    return number == IBX_OWN_HOST_ADD ||
+           (number == IBX_OWN_HOST_CAPTURE && ibx_get_u64(&r) != (uintptr_t)captured);
 }
 
 /* Arrays of the double's are memory like any other, at addresses that were perhaps the client's; in
@@ -210,14 +210,14 @@ static bool waits(unsigned number, struct ibx_writer *w)
 static bool frees_an_array(unsigned number, const struct ibx_writer *w)
 {
     struct ibx_reader r = ibx_reader_of(w->data + 2, w->length - 2);
-    return number == IBX_EXTRA_FREE_ASYNC && !ibx_owners_number(ibx_get_u64(&r));
+    return number == IBX_OWN_FREE_ASYNC && !ibx_owners_number(ibx_get_u64(&r));
 }
 
 /* A kernel that goes astray breaks the context of all: it gets good arguments, if it gets any. */
 static void tame(unsigned number, struct ibx_writer *w)
 {
     const uint64_t good[] = {of_kernels, of_kernels + 64, 64};
-    if (number == IBX_EXTRA_LAUNCH && w->length >= 2 + sizeof(good))
+    if (number == IBX_OWN_LAUNCH && w->length >= 2 + sizeof(good))
         memcpy(w->data + w->length - sizeof(good), good, sizeof(good));
 }
 
@@ -231,8 +231,8 @@ static void rest(void)
 /* What a stream still writes to is the client's own fault, and the double's end. */
 static void let_streams_rest(unsigned number)
 {
-    if (number == IBX_EXTRA_FREE_ASYNC || number == IBX_EXTRA_FREE_ARRAY ||
-        number == IBX_EXTRA_FREE_MIPMAP || number == IBX_EXTRA_POOL_DESTROY)
+    if (number == IBX_OWN_FREE_ASYNC || number == IBX_OWN_FREE_ARRAY ||
+        number == IBX_OWN_FREE_MIPMAP || number == IBX_OWN_POOL_DESTROY)
         rest();
 }
 
@@ -249,7 +249,7 @@ static void request_anything(void)
     if (raw) {
         const size_t n = ibx_get_u8(&input), left = ibx_reader_left(&input);
         ibx_put_bytes(&w, ibx_get_bytes(&input, n < left ? n : left), n < left ? n : left);
-    } else if (number > IBX_EXTRAS || !form_put(&w, number)) {
+    } else if (number > IBX_OWN_REQUESTS || !form_put(&w, number)) {
         put_bounded(&w, number);
     }
     require(!w.failed);
@@ -316,9 +316,9 @@ static void begin(void)
     form_note(FORM_STREAM, (uintptr_t)stream);
     form_note(FORM_STREAM, (uintptr_t)captured);
     form_note(FORM_EVENT, (uintptr_t)event);
-    keep(IBX_EXTRA_GRAPH_DESTROY, alice.graph);
-    keep(IBX_EXTRA_EXEC_DESTROY, alice.exec);
-    keep(IBX_EXTRA_DESTROY_TEXTURE, alice.texture);
+    keep(IBX_OWN_GRAPH_DESTROY, alice.graph);
+    keep(IBX_OWN_EXEC_DESTROY, alice.exec);
+    keep(IBX_OWN_DESTROY_TEXTURE, alice.texture);
 }
 
 static void end(void)
@@ -330,7 +330,7 @@ static void end(void)
     require(!app->ctx_synchronize());
     while (made_count) {
         const struct made *m = &made[--made_count];
-        if (m->takes_back == IBX_EXTRA_FREE_ASYNC)
+        if (m->takes_back == IBX_OWN_FREE_ASYNC)
             own_call(&alice, m->takes_back, 2, (uint64_t[]){m->handle, 0}, NULL);
         else
             own_call_one(&alice, m->takes_back, m->handle, NULL);
@@ -349,9 +349,9 @@ static void check_bob(void)
     uint64_t answer;
     require(!app->from_device(now, bob.memory, MEMORY) && !memcmp(now, of_bob, MEMORY));
     require(own_nodes_count(&bob, bob.graph) == 1);
-    require(!own_call_one(&bob, IBX_EXTRA_NODE_TYPE, bob.node, &answer));
-    require(!own_call_one(&bob, IBX_EXTRA_CHANNEL_DESC, bob.array, &answer));
-    require(!own_call_one(&bob, IBX_EXTRA_EXEC_FLAGS, bob.exec, &answer));
+    require(!own_call_one(&bob, IBX_OWN_NODE_TYPE, bob.node, &answer));
+    require(!own_call_one(&bob, IBX_OWN_CHANNEL_DESC, bob.array, &answer));
+    require(!own_call_one(&bob, IBX_OWN_EXEC_FLAGS, bob.exec, &answer));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -3,7 +3,7 @@
 // Calls that the libcudart does not have: the preload makes them in requests of its own.
 #include "tests/gvirtus/application.h"
 
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 
 #include <algorithm>
 #include <atomic>

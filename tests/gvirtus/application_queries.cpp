@@ -3,7 +3,7 @@
 // Questions that the libcudart does not know. The double's answers tell what it was asked.
 #include "tests/gvirtus/application.h"
 
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 
 #include <algorithm>
 #include <cstring>

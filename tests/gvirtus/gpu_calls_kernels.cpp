@@ -131,7 +131,7 @@ bool kernels_of_ended_parent()
     REQUIRE(result_of(spawn([&]() -> int {
                 Client parent(gpu);
                 Body share;
-                share.put<std::uint16_t>(IBX_EXTRA_SHARE_MODULES).u64(0);
+                share.put<std::uint16_t>(IBX_OWN_SHARE_MODULES).u64(0);
                 register_function(parent.remote, function, "sum");
                 bool good = launch(parent) == 0 && parent.remote.call("ibxRuntime", share) == 0;
                 if (!fork()) {
@@ -166,7 +166,7 @@ bool kernels_beside_endless_work()
     REQUIRE(result_of(spawn([&]() -> int {
                 Client client(gpu);
                 Body share;
-                share.put<std::uint16_t>(IBX_EXTRA_SHARE_MODULES).u64(0);
+                share.put<std::uint16_t>(IBX_OWN_SHARE_MODULES).u64(0);
                 client.remote.get_last_error();
                 client.remote.set_device(0);
                 client.remote.call("ibxRuntime", share);
@@ -208,8 +208,8 @@ bool kernels_of_nobody()
     for (std::uint64_t one : {function, function + 16}) { // nor requests of our own
         const int code = one == function ? 0 : 98;
         Body parameter, clusters;
-        parameter.put<std::uint16_t>(IBX_EXTRA_PARAMETER).u64(one).u64(1);
-        clusters.put<std::uint16_t>(IBX_EXTRA_CLUSTERS).u64(one);
+        parameter.put<std::uint16_t>(IBX_OWN_PARAMETER).u64(one).u64(1);
+        clusters.put<std::uint16_t>(IBX_OWN_CLUSTERS).u64(one);
         clusters.u64(1).u64(1).u64(1).u64(0).u64(0);
         REQUIRE(remote.call("ibxRuntime", parameter) == code);
         REQUIRE(remote.call("ibxRuntime", clusters) == code);
@@ -220,10 +220,10 @@ bool kernels_of_nobody()
         for (const std::uint32_t attribute : {7u, 12u}) {
             Body clusters, set, value;
             value.put(attribute).u64(event);
-            value.bytes.resize(4 + IBX_EXTRA_ATTRIBUTE);
-            clusters.put<std::uint16_t>(IBX_EXTRA_CLUSTERS).u64(function);
+            value.bytes.resize(4 + IBX_OWN_ATTRIBUTE);
+            clusters.put<std::uint16_t>(IBX_OWN_CLUSTERS).u64(function);
             clusters.u64(1).u64(1).u64(1).u64(0).u64(0);
-            set.put<std::uint16_t>(IBX_EXTRA_STREAM_SET_ATTRIBUTE).u64(stream);
+            set.put<std::uint16_t>(IBX_OWN_STREAM_SET_ATTRIBUTE).u64(stream);
             for (Body *body : {&clusters, &set})
                 body->bytes.insert(body->bytes.end(), value.bytes.begin(), value.bytes.end());
             REQUIRE(remote.call("ibxRuntime", clusters) == (made_up ? 400 : 0));
@@ -263,7 +263,7 @@ bool launches_with_too_little()
     };
     const auto own = [&](std::uint64_t size, std::size_t bytes) {
         return remote.call("ibxRuntime",
-                           body(size, bytes, number(IBX_EXTRA_LAUNCH).put<std::uint16_t>(0)));
+                           body(size, bytes, number(IBX_OWN_LAUNCH).put<std::uint16_t>(0)));
     };
     remote.get_last_error();
     for (std::size_t bytes : {0u, 8u, 24u, 4096u}) { // of 20,012
@@ -288,10 +288,10 @@ bool launches_with_too_little()
     for (std::size_t bytes : {0u, 24u, 4096u, 4097u, 20008u, 20011u, 32765u, 60000u})
         REQUIRE(own(20000, bytes) == 1);
     REQUIRE(own(20000, 20012) == 0 && own(20000, 32764) == 0 && own(4084, 4096) == 0);
-    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_LAUNCH).put<std::uint16_t>(0)) == 1);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_LAUNCH).put<std::uint16_t>(0)) == 1);
     for (const std::uint64_t first : {0u, 1u, 3u, 0xffffffffu}) {
         const int left = first < 3 ? static_cast<int>(3 - first) : 0;
-        REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_PARAMETERS)
+        REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_PARAMETERS)
                                               .u64(IBX_DOUBLE_WIDE + 20000)
                                               .i32(static_cast<std::int32_t>(first))) == 0);
         int count = -1;
@@ -299,8 +299,8 @@ bool launches_with_too_little()
         std::memcpy(&count, remote.out.data(), 4);
         REQUIRE(count == left);
     }
-    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_PARAMETERS).u64(0x1234).i32(0)) == 98);
-    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_PARAMETERS).u64(0x1234)) == 1);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_PARAMETERS).u64(0x1234).i32(0)) == 98);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_PARAMETERS).u64(0x1234)) == 1);
     char there[2] = {};
     REQUIRE(remote.call("cudaStreamSynchronize", Body().u64(stream)) == 0);
     return HOLDS(remote.peek(to, there, 2) && there[1] == static_cast<char>('b' + 0x62));

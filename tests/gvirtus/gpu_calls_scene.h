@@ -5,7 +5,7 @@
 #ifndef TESTS_GVIRTUS_GPU_CALLS_SCENE_H
 #define TESTS_GVIRTUS_GPU_CALLS_SCENE_H
 
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
 

@@ -6,7 +6,7 @@
 
 #include "tests/gvirtus/application.h"
 
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 
 #include <cstddef>
 #include <vector>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Which calls do not wait, and what is known without asking.
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include "frontend-glue/session/math_calls.h"
@@ -592,10 +592,10 @@ void check_answers()
             return result_of(spawn([&] { return shared_with_others(name, body) ? 0 : 1; })) == 0;
         };
         Body get, open;
-        get.put(static_cast<std::uint16_t>(IBX_EXTRA_IPC_EVENT)).u64(1);
-        open.put(static_cast<std::uint16_t>(IBX_EXTRA_IPC_OPEN_EVENT)).u64(1);
-        return run("cudaIpcOpenEventHandle", Body().u64(1)) && run(IBX_EXTRA_NAME, get) &&
-               run(IBX_EXTRA_NAME, open);
+        get.put(static_cast<std::uint16_t>(IBX_OWN_IPC_EVENT)).u64(1);
+        open.put(static_cast<std::uint16_t>(IBX_OWN_IPC_OPEN_EVENT)).u64(1);
+        return run("cudaIpcOpenEventHandle", Body().u64(1)) && run(IBX_OWN_NAME, get) &&
+               run(IBX_OWN_NAME, open);
     });
     check("replies without seconds", other_replies);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // cudaFree of memory that the device has no work for does not wait, and cudaMalloc has it again.
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include <functional>
@@ -45,9 +45,9 @@ bool freed_in_a_stream()
     REQUIRE(warm(&app) && app.free(app.malloc()) == 0);
     const std::uint64_t block = app.malloc();
     Body body;
-    body.put(static_cast<std::uint16_t>(IBX_EXTRA_FREE_ASYNC)).u64(block).u64(0);
+    body.put(static_cast<std::uint16_t>(IBX_OWN_FREE_ASYNC)).u64(block).u64(0);
     const ibx_frontend_request request{
-        IBX_EXTRA_NAME, body.bytes.data(), body.bytes.size(), nullptr, 0, false};
+        IBX_OWN_NAME, body.bytes.data(), body.bytes.size(), nullptr, 0, false};
     REQUIRE(block && app.synchronize() == 0);
     REQUIRE(direct->call(&request, &app.answer) == 0 && app.answer == 0);
     REQUIRE(app.synchronize() == 0 && app.free(block) == 1);

@@ -23,10 +23,10 @@ struct ibx_writer own_body(uint8_t *bytes, size_t n, unsigned number)
 
 int own_run(struct client *c, const struct ibx_writer *body, uint64_t *answer)
 {
-    uint8_t out[IBX_EXTRA_OUT_MAX] = {0};
+    uint8_t out[IBX_OWN_OUT_MAX] = {0};
     struct ibx_writer w = ibx_writer_of(out, sizeof(out));
     const struct ibx_request q = {.body = body->data, .length = body->length};
-    const int code = ibx_copies_extra(&c->x, &q, &w);
+    const int code = ibx_own_request_run(&c->x, &q, &w);
     struct ibx_reader r = ibx_reader_of(out, w.length);
     assert_false(w.failed);
     if (answer)
@@ -52,7 +52,7 @@ int own_call_one(struct client *c, unsigned number, uint64_t handle, uint64_t *a
 int own_graph_create(struct client *c, uint64_t *graph)
 {
     uint8_t bytes[8];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_GRAPH_CREATE);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_GRAPH_CREATE);
     ibx_put_u32(&w, 0);
     return own_run(c, &w, graph);
 }
@@ -61,7 +61,7 @@ int own_memset_add(struct client *c, uint64_t graph, uint64_t at, uint64_t *node
 {
     uint8_t bytes[64];
     const struct ibx_cuda_memset set = {(void *)(uintptr_t)at, 0, 1, 1, 64, 1};
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_NODE_MEMSET);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_NODE_MEMSET);
     ibx_put_u64(&w, graph);
     ibx_put_u16(&w, 0);
     ibx_layout_put(&w, IBX_LAYOUT_MEMSET, &set);
@@ -72,7 +72,7 @@ uint64_t own_nodes_count(struct client *c, uint64_t graph)
 {
     uint8_t bytes[64];
     uint64_t count = UINT64_MAX;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_GRAPH_NODES);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_GRAPH_NODES);
     ibx_put_u64(&w, graph);
     ibx_put_u64(&w, 0);
     ibx_put_u8(&w, 0);
@@ -83,7 +83,7 @@ uint64_t own_nodes_count(struct client *c, uint64_t graph)
 int own_level_of(struct client *c, uint64_t mipmap, unsigned number, uint64_t *level)
 {
     uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_MIPMAP_LEVEL);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_MIPMAP_LEVEL);
     ibx_put_u64(&w, mipmap);
     ibx_put_u32(&w, number);
     return own_run(c, &w, level);
@@ -94,7 +94,7 @@ void own_mipmap_make(struct client *c)
     const struct ibx_cuda_channel channel = {8, 0, 0, 0, 1};
     const struct ibx_cuda_extent extent = {64, 4, 0};
     uint8_t bytes[256];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_MALLOC_MIPMAP);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_MALLOC_MIPMAP);
     ibx_layout_put(&w, IBX_LAYOUT_CHANNEL, &channel);
     ibx_layout_put(&w, IBX_LAYOUT_EXTENT, &extent);
     ibx_put_u32(&w, 2);
@@ -109,14 +109,14 @@ static void make_array(struct client *c)
     const struct ibx_cuda_extent extent = {64, 4, 0};
     struct ibx_cuda_texture how;
     uint8_t bytes[256];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_MALLOC_ARRAY);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_MALLOC_ARRAY);
     ibx_layout_put(&w, IBX_LAYOUT_CHANNEL, &channel);
     ibx_layout_put(&w, IBX_LAYOUT_EXTENT, &extent);
     ibx_put_u32(&w, 0);
     assert_int_equal(own_run(c, &w, &c->array), 0);
     const struct ibx_cuda_resource resource = {.kind = IBX_RESOURCE_ARRAY,
                                                .of = {.array = (void *)(uintptr_t)c->array}};
-    w = own_body(bytes, sizeof(bytes), IBX_EXTRA_CREATE_TEXTURE);
+    w = own_body(bytes, sizeof(bytes), IBX_OWN_CREATE_TEXTURE);
     for (int i = 0; i < 18; i++) /* as the double wants it */
         how.words[i] = i + 1;
     ibx_resource_put(&w, &resource);
@@ -128,17 +128,16 @@ static void make_array(struct client *c)
 void own_make_all(struct client *c)
 {
     if (c->memory)
-        own_call(c, IBX_EXTRA_FREE_ASYNC, 2, (uint64_t[]){c->memory, 0}, NULL);
+        own_call(c, IBX_OWN_FREE_ASYNC, 2, (uint64_t[]){c->memory, 0}, NULL);
     if (c->array)
-        own_call_one(c, IBX_EXTRA_FREE_ARRAY, c->array, NULL);
+        own_call_one(c, IBX_OWN_FREE_ARRAY, c->array, NULL);
     if (c->mipmap)
-        own_call_one(c, IBX_EXTRA_FREE_MIPMAP, c->mipmap, NULL);
-    assert_int_equal(own_call(c, IBX_EXTRA_MALLOC_ASYNC, 2, (uint64_t[]){MEMORY, 0}, &c->memory),
-                     0);
+        own_call_one(c, IBX_OWN_FREE_MIPMAP, c->mipmap, NULL);
+    assert_int_equal(own_call(c, IBX_OWN_MALLOC_ASYNC, 2, (uint64_t[]){MEMORY, 0}, &c->memory), 0);
     assert_int_equal(own_graph_create(c, &c->graph), 0);
     assert_int_equal(own_memset_add(c, c->graph, c->memory, &c->node), 0);
-    assert_int_equal(
-        own_call(c, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){c->graph, 0}, &c->exec), 0);
+    assert_int_equal(own_call(c, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){c->graph, 0}, &c->exec),
+                     0);
     make_array(c);
     own_mipmap_make(c);
 }

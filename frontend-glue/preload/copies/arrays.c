@@ -81,16 +81,16 @@ size_t ibx_frontend_array_element(const void *array, bool *known)
 int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
                       struct ibx_cuda_extent extent, unsigned flags)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t made = 0;
     if (!array || !channel)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_ARRAY, "cudaMalloc3DArray");
+    ibx_frontend_request_begin(&e, IBX_OWN_MALLOC_ARRAY, "cudaMalloc3DArray");
     ibx_layout_put(&e.body, IBX_LAYOUT_CHANNEL, channel);
     ibx_layout_put(&e.body, IBX_LAYOUT_EXTENT, &extent);
     ibx_put_u32(&e.body, flags);
     ibx_frontend_device_used();
-    int rc = ibx_frontend_extra_ask(&e, &made);
+    int rc = ibx_frontend_request_ask(&e, &made);
     if (!rc) {
         *array = (void *)(uintptr_t)made;
         ibx_frontend_array_made(
@@ -112,15 +112,15 @@ int cudaMallocArray(void **array, const struct ibx_cuda_channel *channel, size_t
 int cudaFreeArray(void *array)
 {
     ibx_frontend_owned_gone(OWNED_ARRAY, array);
-    struct extra e;
+    struct own_request e;
     if (!array)
         return CUDA_SUCCESS;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ARRAY, "cudaFreeArray");
+    ibx_frontend_request_begin(&e, IBX_OWN_FREE_ARRAY, "cudaFreeArray");
     ibx_put_u64(&e.body, (uintptr_t)array);
     ibx_frontend_array_gone(
         array); /* first: behind the call another thread may be given the same handle */
     ibx_frontend_before_free();
-    return ibx_frontend_freed(ibx_frontend_extra(&e, NULL, 0));
+    return ibx_frontend_freed(ibx_frontend_request_make(&e, NULL, 0));
 }
 
 /* Any of the places may be NULL. */
@@ -143,13 +143,13 @@ int cudaArrayGetInfo(struct ibx_cuda_channel *channel, struct ibx_cuda_extent *e
 
 int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[20];
     if (!channel)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_CHANNEL_DESC, "cudaGetChannelDesc");
+    ibx_frontend_request_begin(&e, IBX_OWN_CHANNEL_DESC, "cudaGetChannelDesc");
     ibx_put_u64(&e.body, (uintptr_t)array);
-    int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     if (!rc)
         ibx_layout_get(&r, IBX_LAYOUT_CHANNEL, channel);
@@ -187,14 +187,14 @@ static bool is_host(const void *address, int kind, int host_kind)
 
 static int device_to_array(void *array, size_t x, size_t y, const void *from, size_t n)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_TO_ARRAY, "cudaMemcpyToArray");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_TO_ARRAY, "cudaMemcpyToArray");
     ibx_put_u64(&e.body, (uintptr_t)array);
     ibx_put_u64(&e.body, x);
     ibx_put_u64(&e.body, y);
     ibx_put_u64(&e.body, (uintptr_t)from);
     ibx_put_u64(&e.body, n);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t n, int kind)
@@ -214,14 +214,14 @@ int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t 
 
 static int array_to_device(void *to, const void *array, size_t x, size_t y, size_t n)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_FROM_ARRAY, "cudaMemcpyFromArray");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_FROM_ARRAY, "cudaMemcpyFromArray");
     ibx_put_u64(&e.body, (uintptr_t)to);
     ibx_put_u64(&e.body, (uintptr_t)array);
     ibx_put_u64(&e.body, x);
     ibx_put_u64(&e.body, y);
     ibx_put_u64(&e.body, n);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaMemcpyFromArray(void *to, const void *array, size_t x, size_t y, size_t n, int kind)
@@ -242,8 +242,8 @@ int cudaMemcpyFromArray(void *to, const void *array, size_t x, size_t y, size_t 
 static int rows_to_array(void *array, size_t x, size_t y, const void *from, size_t pitch,
                          size_t width, size_t height)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_2D_TO_ARRAY, "cudaMemcpy2DToArray");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_2D_TO_ARRAY, "cudaMemcpy2DToArray");
     ibx_put_u64(&e.body, (uintptr_t)array);
     ibx_put_u64(&e.body, x);
     ibx_put_u64(&e.body, y);
@@ -251,7 +251,7 @@ static int rows_to_array(void *array, size_t x, size_t y, const void *from, size
     ibx_put_u64(&e.body, pitch);
     ibx_put_u64(&e.body, width);
     ibx_put_u64(&e.body, height);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 static bool bytes_of(size_t width, size_t height, size_t *n)
@@ -281,8 +281,8 @@ int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_
 static int rows_from_array(void *to, size_t pitch, const void *array, size_t x, size_t y,
                            size_t width, size_t height)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_2D_FROM_ARRAY, "cudaMemcpy2DFromArray");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_2D_FROM_ARRAY, "cudaMemcpy2DFromArray");
     ibx_put_u64(&e.body, (uintptr_t)to);
     ibx_put_u64(&e.body, pitch);
     ibx_put_u64(&e.body, (uintptr_t)array);
@@ -290,7 +290,7 @@ static int rows_from_array(void *to, size_t pitch, const void *array, size_t x, 
     ibx_put_u64(&e.body, y);
     ibx_put_u64(&e.body, width);
     ibx_put_u64(&e.body, height);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, size_t y,
@@ -351,11 +351,11 @@ static int move_planes(const struct ibx_cuda_memcpy3d *p, void *packed, size_t r
 static int planes_on_device(const struct ibx_cuda_memcpy3d *wish)
 {
     struct ibx_cuda_memcpy3d p = *wish;
-    struct extra e;
+    struct own_request e;
     p.kind = CUDA_MEMCPY_ON_DEVICE;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMCPY_3D, "cudaMemcpy3D");
+    ibx_frontend_request_begin(&e, IBX_OWN_MEMCPY_3D, "cudaMemcpy3D");
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 /* All bytes from the first row to the last. */

@@ -42,11 +42,11 @@ static struct mipmap *hold(const void *mipmap)
 int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *channel,
                              struct ibx_cuda_extent extent, unsigned levels, unsigned flags)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t handle = 0;
     if (!mipmap || !channel)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_MIPMAP, "cudaMallocMipmappedArray");
+    ibx_frontend_request_begin(&e, IBX_OWN_MALLOC_MIPMAP, "cudaMallocMipmappedArray");
     ibx_layout_put(&e.body, IBX_LAYOUT_CHANNEL, channel);
     ibx_layout_put(&e.body, IBX_LAYOUT_EXTENT, &extent);
     ibx_put_u32(&e.body, levels);
@@ -54,7 +54,7 @@ int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *chann
     ibx_frontend_device_used();
     struct mipmap *made = calloc(1, sizeof(*made));
     const int rc =
-        made ? ibx_frontend_extra_ask(&e, &handle) : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+        made ? ibx_frontend_request_ask(&e, &handle) : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     if (rc) {
         free(made);
         return rc;
@@ -73,14 +73,14 @@ int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *chann
 int cudaFreeMipmappedArray(void *mipmap)
 {
     ibx_frontend_owned_gone(OWNED_MIPMAP, mipmap);
-    struct extra e;
+    struct own_request e;
     if (!mipmap)
         return CUDA_SUCCESS;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_MIPMAP, "cudaFreeMipmappedArray");
+    ibx_frontend_request_begin(&e, IBX_OWN_FREE_MIPMAP, "cudaFreeMipmappedArray");
     ibx_put_u64(&e.body, (uintptr_t)mipmap);
     forget(take(mipmap));
     ibx_frontend_before_free();
-    return ibx_frontend_freed(ibx_frontend_extra(&e, NULL, 0));
+    return ibx_frontend_freed(ibx_frontend_request_make(&e, NULL, 0));
 }
 
 static size_t halved(size_t n, unsigned level)
@@ -124,7 +124,7 @@ static void note_level(const void *mipmap, unsigned level, void *array)
 
 int cudaGetMipmappedArrayLevel(void **array, const void *mipmap, unsigned level)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t handle = 0;
     if (!array || !mipmap)
         return ibx_frontend_fail(array ? CUDA_INVALID_HANDLE : CUDA_INVALID_VALUE);
@@ -133,10 +133,10 @@ int cudaGetMipmappedArrayLevel(void **array, const void *mipmap, unsigned level)
         *array = known;
         return CUDA_SUCCESS;
     }
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MIPMAP_LEVEL, "cudaGetMipmappedArrayLevel");
+    ibx_frontend_request_begin(&e, IBX_OWN_MIPMAP_LEVEL, "cudaGetMipmappedArrayLevel");
     ibx_put_u64(&e.body, (uintptr_t)mipmap);
     ibx_put_u32(&e.body, level);
-    const int rc = ibx_frontend_extra_ask(&e, &handle);
+    const int rc = ibx_frontend_request_ask(&e, &handle);
     if (rc)
         return rc;
     *array = (void *)(uintptr_t)handle;

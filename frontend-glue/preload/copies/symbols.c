@@ -17,15 +17,15 @@ static bool can_ask_gvirtus(void)
 }
 
 /* False: GVirtuS has to be asked, which may know the variable by its name. */
-static bool asked(enum ibx_extra number, const char *call, const void *symbol, uint64_t *answer,
-                  int *rc)
+static bool asked(enum ibx_own_request number, const char *call, const void *symbol,
+                  uint64_t *answer, int *rc)
 {
-    struct extra extra;
+    struct own_request own;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    ibx_frontend_extra_begin(&extra, number, call);
-    ibx_put_u64(&extra.body, (uintptr_t)symbol);
-    if (!ibx_frontend_plugin() || !ibx_frontend_extra_try(&extra, bytes, sizeof(bytes), rc) ||
+    ibx_frontend_request_begin(&own, number, call);
+    ibx_put_u64(&own.body, (uintptr_t)symbol);
+    if (!ibx_frontend_plugin() || !ibx_frontend_request_try(&own, bytes, sizeof(bytes), rc) ||
         *rc < 0 || ((*rc == CUDA_NOT_SUPPORTED || *rc == CUDA_INVALID_SYMBOL) && can_ask_gvirtus()))
         return false;
     if (*rc)
@@ -47,7 +47,7 @@ static int find_place(const void *symbol, struct place *where)
     if (ibx_frontend_variable(symbol, where, &rc))
         return rc;
     *where = (struct place){0};
-    if (!asked(IBX_EXTRA_SYMBOL_ADDRESS, "cudaGetSymbolAddress", symbol, &where->at, &rc)) {
+    if (!asked(IBX_OWN_SYMBOL_ADDRESS, "cudaGetSymbolAddress", symbol, &where->at, &rc)) {
         rc = CALL_NEXT(cudaGetSymbolAddress, &address, symbol);
         where->at = (uintptr_t)address;
     }
@@ -80,7 +80,7 @@ int cudaGetSymbolSize(size_t *n, const void *symbol)
         *n = rc ? *n : where.n;
         return rc;
     }
-    if (!asked(IBX_EXTRA_SYMBOL_SIZE, "cudaGetSymbolSize", symbol, &answer, &rc))
+    if (!asked(IBX_OWN_SYMBOL_SIZE, "cudaGetSymbolSize", symbol, &answer, &rc))
         return CALL_NEXT(cudaGetSymbolSize, n, symbol);
     if (!rc)
         *n = answer;

@@ -53,11 +53,11 @@ static struct object *object_of(enum thing_kind kind, const struct ibx_cuda_reso
     return made;
 }
 
-static int make(const struct extra *e, struct object *made, unsigned long long *object)
+static int make(const struct own_request *e, struct object *made, unsigned long long *object)
 {
     uint64_t handle = 0;
     const int rc =
-        made ? ibx_frontend_extra_ask(e, &handle) : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+        made ? ibx_frontend_request_ask(e, &handle) : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     if (rc) {
         free(made);
         return rc;
@@ -71,12 +71,12 @@ static int make(const struct extra *e, struct object *made, unsigned long long *
 int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_resource *resource,
                             const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view)
 {
-    struct extra e;
+    struct own_request e;
     if (!texture || !resource || !how)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (is_no_array(resource))
         return ibx_frontend_fail(CUDA_INVALID_HANDLE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_TEXTURE, "cudaCreateTextureObject");
+    ibx_frontend_request_begin(&e, IBX_OWN_CREATE_TEXTURE, "cudaCreateTextureObject");
     ibx_resource_put(&e.body, resource);
     ibx_layout_put(&e.body, IBX_LAYOUT_TEXTURE, how);
     ibx_put_u8(&e.body, view != NULL);
@@ -94,40 +94,40 @@ int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_r
 
 int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_resource *resource)
 {
-    struct extra e;
+    struct own_request e;
     if (!surface || !resource)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (is_no_array(resource))
         return ibx_frontend_fail(CUDA_INVALID_HANDLE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_SURFACE, "cudaCreateSurfaceObject");
+    ibx_frontend_request_begin(&e, IBX_OWN_CREATE_SURFACE, "cudaCreateSurfaceObject");
     ibx_resource_put(&e.body, resource);
     return make(&e, object_of(THING_SURFACE, resource), surface);
 }
 
 /* First forgotten: behind the call another thread may be given the same handle. One that is none is
  * no error of CUDA's. */
-static int destroy(enum ibx_extra number, const char *call, enum thing_kind kind,
+static int destroy(enum ibx_own_request number, const char *call, enum thing_kind kind,
                    unsigned long long object)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, number, call);
+    struct own_request e;
+    ibx_frontend_request_begin(&e, number, call);
     ibx_put_u64(&e.body, object);
     struct thing *gone = ibx_frontend_thing_take(kind, object);
     const bool known = gone;
     free(gone);
-    return known ? ibx_frontend_extra(&e, NULL, 0) : CUDA_SUCCESS;
+    return known ? ibx_frontend_request_make(&e, NULL, 0) : CUDA_SUCCESS;
 }
 
 int cudaDestroyTextureObject(unsigned long long texture)
 {
     ibx_frontend_owned_gone(OWNED_TEXTURE, (void *)(uintptr_t)texture);
-    return destroy(IBX_EXTRA_DESTROY_TEXTURE, "cudaDestroyTextureObject", THING_TEXTURE, texture);
+    return destroy(IBX_OWN_DESTROY_TEXTURE, "cudaDestroyTextureObject", THING_TEXTURE, texture);
 }
 
 int cudaDestroySurfaceObject(unsigned long long surface)
 {
     ibx_frontend_owned_gone(OWNED_SURFACE, (void *)(uintptr_t)surface);
-    return destroy(IBX_EXTRA_DESTROY_SURFACE, "cudaDestroySurfaceObject", THING_SURFACE, surface);
+    return destroy(IBX_OWN_DESTROY_SURFACE, "cudaDestroySurfaceObject", THING_SURFACE, surface);
 }
 
 /* ---------------------------------------------------------------------- what they were made of */

@@ -35,7 +35,7 @@ struct capture {
     bool given;  /* by the program */
     bool over;   /* it could not be begun again */
     size_t count;
-    void *last[IBX_EXTRA_BEHIND]; /* nodes that the next part comes behind */
+    void *last[IBX_OWN_BEHIND]; /* nodes that the next part comes behind */
 };
 
 static struct capture *all; /* under the lock of ranges */
@@ -197,7 +197,7 @@ int cudaStreamBeginCapture(void *stream, int mode)
 int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind, const void *edges,
                                   size_t count, int mode)
 {
-    if (!graph || edges || (count && !behind) || count > IBX_EXTRA_BEHIND)
+    if (!graph || edges || (count && !behind) || count > IBX_OWN_BEHIND)
         return ibx_frontend_fail(edges && graph ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
     const bool alone = !ibx_frontend_capturing();
     const int rc = begin_capture(stream, mode);
@@ -345,7 +345,7 @@ int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const 
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     int rc = cut(c);
     const size_t before = flags == ADD_DEPENDENCIES ? c->count : 0;
-    if (!rc && count > IBX_EXTRA_BEHIND - before)
+    if (!rc && count > IBX_OWN_BEHIND - before)
         rc = ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     if (!rc && count)
         memcpy(c->last + before, nodes, count * sizeof(*nodes));

@@ -9,12 +9,12 @@
 
 static int capture(void *stream, uint64_t queue, uint64_t number)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_CAPTURE, "cudaLaunchHostFunc");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_HOST_CAPTURE, "cudaLaunchHostFunc");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     ibx_put_u64(&e.body, queue);
     ibx_put_u64(&e.body, number);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int ibx_frontend_capture_function(void *stream, void (*function)(void *argument), void *argument)
@@ -26,10 +26,10 @@ int ibx_frontend_capture_function(void *stream, void (*function)(void *argument)
 
 int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t queue;
     int rc = CUDA_SUCCESS;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_CAPTURE_COPY, "cudaMemcpyAsync");
+    ibx_frontend_request_begin(&e, IBX_OWN_CAPTURE_COPY, "cudaMemcpyAsync");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     if (ibx_frontend_slot_copy(&e.body, copy) && ibx_frontend_slot_made(&e, NULL, 0, &rc))
         return rc;

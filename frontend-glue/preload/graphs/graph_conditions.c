@@ -8,14 +8,14 @@
 int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, unsigned value,
                                      unsigned flags)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t made = 0;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_CONDITION, "cudaGraphConditionalHandleCreate");
+    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_CONDITION, "cudaGraphConditionalHandleCreate");
     ibx_put_u64(&e.body, (uintptr_t)graph);
     ibx_put_u32(&e.body, value);
     ibx_put_u32(&e.body, flags);
     const int rc =
-        handle ? ibx_frontend_extra_ask(&e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+        handle ? ibx_frontend_request_ask(&e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         *handle = made;
     return rc;
@@ -25,14 +25,14 @@ int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, un
  * so the arrays stay. */
 struct bodies {
     struct bodies *older;
-    void *graphs[IBX_EXTRA_LISTED];
+    void *graphs[IBX_OWN_LISTED];
 };
 
 static struct bodies *keep_bodies(struct ibx_reader *r)
 {
     static struct bodies *all;
     struct bodies *made = calloc(1, sizeof(*made));
-    for (size_t i = 0; made && i < IBX_EXTRA_LISTED; i++)
+    for (size_t i = 0; made && i < IBX_OWN_LISTED; i++)
         made->graphs[i] = (void *)(uintptr_t)ibx_get_u64(r);
     if (made) {
         ibx_frontend_ranges_lock();
@@ -46,12 +46,12 @@ static struct bodies *keep_bodies(struct ibx_reader *r)
 static int add_conditional(void **node, const void *graph, void *const *behind, size_t count,
                            struct conditional_node *c)
 {
-    struct extra e;
-    uint8_t bytes[IBX_EXTRA_OUT_MAX] = {0};
+    struct own_request e;
+    uint8_t bytes[IBX_OWN_OUT_MAX] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    if (!c->size || c->size > IBX_EXTRA_LISTED)
+    if (!c->size || c->size > IBX_OWN_LISTED)
         return ibx_frontend_fail(c->size ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_CONDITIONAL, "cudaGraphAddNode");
+    ibx_frontend_request_begin(&e, IBX_OWN_NODE_CONDITIONAL, "cudaGraphAddNode");
     ibx_put_u64(&e.body, (uintptr_t)graph);
     ibx_put_u16(&e.body, (uint16_t)count);
     for (size_t i = 0; i < count; i++)
@@ -59,7 +59,7 @@ static int add_conditional(void **node, const void *graph, void *const *behind, 
     ibx_put_u64(&e.body, c->handle);
     ibx_put_u32(&e.body, (uint32_t)c->type);
     ibx_put_u32(&e.body, c->size);
-    const int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    const int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
     if (rc)
         return rc;
     *node = (void *)(uintptr_t)ibx_get_u64(&r);
@@ -80,7 +80,7 @@ int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *
     }
     if (!node || !p || (count && !behind))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!ibx_frontend_edges_are_known(edges, count) || count > IBX_EXTRA_BEHIND)
+    if (!ibx_frontend_edges_are_known(edges, count) || count > IBX_OWN_BEHIND)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     switch (p->type) {
     case IBX_FRONTEND_NODE_KERNEL:

@@ -135,9 +135,9 @@ uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_m
     return number;
 }
 
-bool ibx_frontend_slot_made(struct extra *e, void *out, size_t n, int *rc)
+bool ibx_frontend_slot_made(struct own_request *e, void *out, size_t n, int *rc)
 {
-    const bool made = ibx_frontend_extra_known(e, out, n, rc);
+    const bool made = ibx_frontend_request_known(e, out, n, rc);
     if (made && !*rc)
         ibx_host_copies_by_slots();
     ibx_frontend_device_used();

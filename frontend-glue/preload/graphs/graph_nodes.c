@@ -7,23 +7,24 @@
 #include "frontend-glue/preload/streams/streams.h"
 
 /* A request for a node of that graph, behind others. False: there are too many, which *rc says. */
-static bool begin(struct extra *e, enum ibx_extra number, const char *call, const void *graph,
-                  void *const *behind, size_t count, int *rc)
+static bool begin(struct own_request *e, enum ibx_own_request number, const char *call,
+                  const void *graph, void *const *behind, size_t count, int *rc)
 {
-    ibx_frontend_extra_begin(e, number, call);
+    ibx_frontend_request_begin(e, number, call);
     ibx_put_u64(&e->body, (uintptr_t)graph);
     ibx_put_u16(&e->body, (uint16_t)count);
-    for (size_t i = 0; behind && i < count && i < IBX_EXTRA_BEHIND; i++)
+    for (size_t i = 0; behind && i < count && i < IBX_OWN_BEHIND; i++)
         ibx_put_u64(&e->body, (uintptr_t)behind[i]);
-    e->body.failed = e->body.failed || count > IBX_EXTRA_BEHIND;
+    e->body.failed = e->body.failed || count > IBX_OWN_BEHIND;
     *rc = count && !behind ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
     return !*rc;
 }
 
-static int end(const struct extra *e, void **node)
+static int end(const struct own_request *e, void **node)
 {
     uint64_t made = 0;
-    const int rc = node ? ibx_frontend_extra_ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc =
+        node ? ibx_frontend_request_ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         *node = (void *)(uintptr_t)made;
     return rc;
@@ -31,7 +32,7 @@ static int end(const struct extra *e, void **node)
 
 /* -------------------------------------------------------------------------------- kernels */
 
-static int put_kernel(struct extra *e, const struct kernel_node *kernel)
+static int put_kernel(struct own_request *e, const struct kernel_node *kernel)
 {
     if (!kernel || kernel->extra)
         return ibx_frontend_fail(kernel ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
@@ -47,25 +48,25 @@ static int put_kernel(struct extra *e, const struct kernel_node *kernel)
 int cudaGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct kernel_node *kernel)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
-    if (!begin(&e, IBX_EXTRA_NODE_KERNEL, "cudaGraphAddKernelNode", graph, behind, count, &rc))
+    if (!begin(&e, IBX_OWN_NODE_KERNEL, "cudaGraphAddKernelNode", graph, behind, count, &rc))
         return rc;
     rc = put_kernel(&e, kernel);
     if (!rc)
         rc = end(&e, node);
-    ibx_frontend_extra_free(&e);
+    ibx_frontend_request_free(&e);
     return rc;
 }
 
 static int set_kernel(const char *call, void *exec, void *node, const struct kernel_node *kernel)
 {
-    struct extra e;
-    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_KERNEL, call, exec, node);
+    struct own_request e;
+    ibx_frontend_node_begin(&e, IBX_OWN_SET_KERNEL, call, exec, node);
     int rc = put_kernel(&e, kernel);
     if (!rc)
-        rc = ibx_frontend_extra(&e, NULL, 0);
-    ibx_frontend_extra_free(&e);
+        rc = ibx_frontend_request_make(&e, NULL, 0);
+    ibx_frontend_request_free(&e);
     return rc;
 }
 
@@ -84,9 +85,9 @@ int cudaGraphExecKernelNodeSetParams(void *exec, void *node, const struct kernel
 static int add_function(void **node, void *graph, void *const *behind, size_t count, uint64_t queue,
                         uint64_t number)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
-    if (!begin(&e, IBX_EXTRA_NODE_HOST, "cudaGraphAddHostNode", graph, behind, count, &rc))
+    if (!begin(&e, IBX_OWN_NODE_HOST, "cudaGraphAddHostNode", graph, behind, count, &rc))
         return rc;
     ibx_put_u64(&e.body, queue);
     ibx_put_u64(&e.body, number);
@@ -98,14 +99,14 @@ static bool add_slot_copy(void **node, void *graph, void *const *behind, size_t 
                           const struct ibx_cuda_memcpy3d *copy, int *rc)
 {
     static const char call[] = "cudaGraphAddMemcpyNode";
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     if (!node) {
         *rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
         return true;
     }
-    if (!begin(&e, IBX_EXTRA_NODE_COPY, call, graph, behind, count, rc))
+    if (!begin(&e, IBX_OWN_NODE_COPY, call, graph, behind, count, rc))
         return true;
     if (!ibx_frontend_slot_copy(&e.body, copy) ||
         !ibx_frontend_slot_made(&e, bytes, sizeof(bytes), rc))
@@ -123,7 +124,7 @@ bool ibx_frontend_slot_node(void **node, void *graph, const struct ibx_cuda_memc
 int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct ibx_cuda_memcpy3d *copy)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     uint64_t queue;
     if (!copy || !copy->from_array == !copy->from.at || !copy->to_array == !copy->to.at)
@@ -136,7 +137,7 @@ int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t
         return number ? add_function(node, graph, behind, count, queue, number)
                       : ibx_frontend_fail(rc);
     }
-    if (!begin(&e, IBX_EXTRA_NODE_MEMCPY, "cudaGraphAddMemcpyNode", graph, behind, count, &rc))
+    if (!begin(&e, IBX_OWN_NODE_MEMCPY, "cudaGraphAddMemcpyNode", graph, behind, count, &rc))
         return rc;
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
     return end(&e, node);
@@ -156,11 +157,11 @@ int cudaGraphAddMemcpyNode1D(void **node, void *graph, void *const *behind, size
 static int set_slot_copy(const char *call, void *exec, void *node,
                          const struct ibx_cuda_memcpy3d *copy)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc;
-    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_COPY, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_OWN_SET_COPY, call, exec, node);
     const uint64_t number = ibx_frontend_slot_copy(&e.body, copy);
     if (!number || !ibx_frontend_slot_made(&e, bytes, sizeof(bytes), &rc))
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
@@ -172,28 +173,28 @@ static int set_slot_copy(const char *call, void *exec, void *node,
 
 static int set_copy(const char *call, void *exec, void *node, const struct ibx_cuda_memcpy3d *copy)
 {
-    struct extra e;
+    struct own_request e;
     if (!copy)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct ibx_cuda_memcpy3d p = *copy;
     if (ibx_frontend_copy_of_host(&p))
         return set_slot_copy(call, exec, node, &p);
-    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_MEMCPY, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_OWN_SET_MEMCPY, call, exec, node);
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 /* As the program has said it, but for a kind that CUDA finds out. */
 int cudaGraphMemcpyNodeGetParams(void *node, struct ibx_cuda_memcpy3d *copy)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[8 + 19 * 8 + 4] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     struct ibx_cuda_memcpy3d p = {.kind = 0};
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GET_COPY, "cudaGraphMemcpyNodeGetParams");
+    ibx_frontend_request_begin(&e, IBX_OWN_GET_COPY, "cudaGraphMemcpyNodeGetParams");
     ibx_put_u64(&e.body, (uintptr_t)node);
-    const int rc =
-        copy ? ibx_frontend_extra(&e, bytes, sizeof(bytes)) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = copy ? ibx_frontend_request_make(&e, bytes, sizeof(bytes))
+                        : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (rc)
         return rc;
     const uint64_t number = ibx_get_u64(&r);
@@ -219,11 +220,11 @@ int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node, const struct ibx_cu
 int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct ibx_cuda_memset *set)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     if (!set)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!begin(&e, IBX_EXTRA_NODE_MEMSET, "cudaGraphAddMemsetNode", graph, behind, count, &rc))
+    if (!begin(&e, IBX_OWN_NODE_MEMSET, "cudaGraphAddMemsetNode", graph, behind, count, &rc))
         return rc;
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
     return end(&e, node);
@@ -231,23 +232,23 @@ int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t
 
 static int set_memset(const char *call, void *exec, void *node, const struct ibx_cuda_memset *set)
 {
-    struct extra e;
+    struct own_request e;
     if (!set)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_MEMSET, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_OWN_SET_MEMSET, call, exec, node);
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaGraphMemsetNodeGetParams(void *node, struct ibx_cuda_memset *set)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[4 * 8 + 2 * 4] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GET_MEMSET, "cudaGraphMemsetNodeGetParams");
+    ibx_frontend_request_begin(&e, IBX_OWN_GET_MEMSET, "cudaGraphMemsetNodeGetParams");
     ibx_put_u64(&e.body, (uintptr_t)node);
-    const int rc =
-        set ? ibx_frontend_extra(&e, bytes, sizeof(bytes)) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = set ? ibx_frontend_request_make(&e, bytes, sizeof(bytes))
+                       : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         ibx_layout_get(&r, IBX_LAYOUT_MEMSET, set);
     return rc;
@@ -278,18 +279,18 @@ int cudaGraphAddHostNode(void **node, void *graph, void *const *behind, size_t c
 
 int cudaGraphAddEmptyNode(void **node, void *graph, void *const *behind, size_t count)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
-    return begin(&e, IBX_EXTRA_NODE_EMPTY, "cudaGraphAddEmptyNode", graph, behind, count, &rc)
+    return begin(&e, IBX_OWN_NODE_EMPTY, "cudaGraphAddEmptyNode", graph, behind, count, &rc)
                ? end(&e, node)
                : rc;
 }
 
 /* A node that is about one handle or address. */
-static int add(enum ibx_extra number, const char *call, void **node, const void *graph,
+static int add(enum ibx_own_request number, const char *call, void **node, const void *graph,
                void *const *behind, size_t count, const void *about)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     if (!begin(&e, number, call, graph, behind, count, &rc))
         return rc;
@@ -301,7 +302,7 @@ int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, si
                                void *child)
 {
     const int rc =
-        add(IBX_EXTRA_NODE_CHILD, "cudaGraphAddChildGraphNode", node, graph, behind, count, child);
+        add(IBX_OWN_NODE_CHILD, "cudaGraphAddChildGraphNode", node, graph, behind, count, child);
     if (!rc)
         ibx_frontend_objects_share(child, graph);
     return rc;
@@ -310,26 +311,26 @@ int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, si
 int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *behind, size_t count,
                                 void *event)
 {
-    return add(IBX_EXTRA_NODE_RECORD, "cudaGraphAddEventRecordNode", node, graph, behind, count,
+    return add(IBX_OWN_NODE_RECORD, "cudaGraphAddEventRecordNode", node, graph, behind, count,
                event);
 }
 
 int cudaGraphAddEventWaitNode(void **node, void *graph, void *const *behind, size_t count,
                               void *event)
 {
-    return add(IBX_EXTRA_NODE_WAIT, "cudaGraphAddEventWaitNode", node, graph, behind, count, event);
+    return add(IBX_OWN_NODE_WAIT, "cudaGraphAddEventWaitNode", node, graph, behind, count, event);
 }
 
 int cudaGraphAddMemFreeNode(void **node, void *graph, void *const *behind, size_t count,
                             void *address)
 {
-    return add(IBX_EXTRA_NODE_FREE, "cudaGraphAddMemFreeNode", node, graph, behind, count, address);
+    return add(IBX_OWN_NODE_FREE, "cudaGraphAddMemFreeNode", node, graph, behind, count, address);
 }
 
 int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size_t count,
                              struct allocation_node *a)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     uint8_t bytes[16] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
@@ -337,11 +338,11 @@ int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (a->kind != 1 || a->location != 1 || a->shared_as || a->access_count) /* of this device */
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    if (!begin(&e, IBX_EXTRA_NODE_ALLOC, "cudaGraphAddMemAllocNode", graph, behind, count, &rc))
+    if (!begin(&e, IBX_OWN_NODE_ALLOC, "cudaGraphAddMemAllocNode", graph, behind, count, &rc))
         return rc;
     ibx_put_u32(&e.body, (uint32_t)a->device);
     ibx_put_u64(&e.body, a->n);
-    rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
     if (rc)
         return rc;
     *node = (void *)(uintptr_t)ibx_get_u64(&r);
@@ -352,13 +353,13 @@ int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size
 
 int cudaGraphNodeGetType(void *node, int *type)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[4] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_TYPE, "cudaGraphNodeGetType");
+    ibx_frontend_request_begin(&e, IBX_OWN_NODE_TYPE, "cudaGraphNodeGetType");
     ibx_put_u64(&e.body, (uintptr_t)node);
-    const int rc =
-        type ? ibx_frontend_extra(&e, bytes, sizeof(bytes)) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = type ? ibx_frontend_request_make(&e, bytes, sizeof(bytes))
+                        : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         *type = (int)ibx_get_u32(&r);
     return rc;
@@ -366,8 +367,8 @@ int cudaGraphNodeGetType(void *node, int *type)
 
 int cudaGraphDestroyNode(void *node)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_DESTROY, "cudaGraphDestroyNode");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_NODE_DESTROY, "cudaGraphDestroyNode");
     ibx_put_u64(&e.body, (uintptr_t)node);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }

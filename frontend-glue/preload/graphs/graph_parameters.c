@@ -40,15 +40,16 @@ __attribute__((constructor)) static void begin(void)
 }
 
 /* A question about that node which a handle or a number answers. */
-static int ask(enum ibx_extra number, const char *call, const void *node, uint64_t *answer)
+static int ask(enum ibx_own_request number, const char *call, const void *node, uint64_t *answer)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, number, call);
+    struct own_request e;
+    ibx_frontend_request_begin(&e, number, call);
     ibx_put_u64(&e.body, (uintptr_t)node);
-    return ibx_frontend_extra_ask(&e, answer);
+    return ibx_frontend_request_ask(&e, answer);
 }
 
-static int ask_handle(enum ibx_extra number, const char *call, const void *node, void **handle)
+static int ask_handle(enum ibx_own_request number, const char *call, const void *node,
+                      void **handle)
 {
     uint64_t answer = 0;
     const int rc =
@@ -105,14 +106,14 @@ struct told {
 
 static int tell_some(const void *node, size_t from, struct told *told)
 {
-    struct extra e;
-    uint8_t bytes[48 + IBX_EXTRA_NODE_BYTES] = {0};
+    struct own_request e;
+    uint8_t bytes[48 + IBX_OWN_NODE_BYTES] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     unsigned size[6];
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GET_KERNEL, "cudaGraphKernelNodeGetParams");
+    ibx_frontend_request_begin(&e, IBX_OWN_GET_KERNEL, "cudaGraphKernelNodeGetParams");
     ibx_put_u64(&e.body, (uintptr_t)node);
     ibx_put_u32(&e.body, (uint32_t)from);
-    const int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    const int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
     if (rc)
         return rc;
     told->graph = ibx_get_u64(&r);
@@ -125,13 +126,12 @@ static int tell_some(const void *node, size_t from, struct told *told)
     const size_t n = ibx_get_u32(&r);
     if (from && n != told->n)
         return ibx_frontend_fail(CUDA_INVALID_VALUE); /* it has changed meanwhile */
-    if (n > IBX_EXTRA_ARGUMENTS_MAX || (!told->bytes && !(told->bytes = calloc(1, n + 1))))
-        return ibx_frontend_fail(n > IBX_EXTRA_ARGUMENTS_MAX ? CUDA_UNKNOWN
-                                                             : CUDA_MEMORY_ALLOCATION);
+    if (n > IBX_OWN_ARGUMENTS_MAX || (!told->bytes && !(told->bytes = calloc(1, n + 1))))
+        return ibx_frontend_fail(n > IBX_OWN_ARGUMENTS_MAX ? CUDA_UNKNOWN : CUDA_MEMORY_ALLOCATION);
     told->n = n;
     const size_t left = n - from;
-    memcpy(told->bytes + from, ibx_get_bytes(&r, IBX_EXTRA_NODE_BYTES),
-           left < IBX_EXTRA_NODE_BYTES ? left : IBX_EXTRA_NODE_BYTES);
+    memcpy(told->bytes + from, ibx_get_bytes(&r, IBX_OWN_NODE_BYTES),
+           left < IBX_OWN_NODE_BYTES ? left : IBX_OWN_NODE_BYTES);
     return CUDA_SUCCESS;
 }
 
@@ -178,7 +178,7 @@ int cudaGraphKernelNodeGetParams(void *node, struct kernel_node *kernel)
 {
     struct told told = {.n = 1};
     int rc = kernel ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
-    for (size_t from = 0; !rc && from < told.n; from += IBX_EXTRA_NODE_BYTES)
+    for (size_t from = 0; !rc && from < told.n; from += IBX_OWN_NODE_BYTES)
         rc = tell_some(node, from, &told);
     rc = rc ? rc : give_kernel(node, &told, kernel);
     free(told.bytes);
@@ -188,12 +188,12 @@ int cudaGraphKernelNodeGetParams(void *node, struct kernel_node *kernel)
 /* An attribute's value is as long as that of a stream. */
 int cudaGraphKernelNodeGetAttribute(void *node, int attribute, void *value)
 {
-    struct extra e;
-    uint8_t bytes[IBX_EXTRA_ATTRIBUTE] = {0};
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GET_ATTRIBUTE, "cudaGraphKernelNodeGetAttribute");
+    struct own_request e;
+    uint8_t bytes[IBX_OWN_ATTRIBUTE] = {0};
+    ibx_frontend_request_begin(&e, IBX_OWN_GET_ATTRIBUTE, "cudaGraphKernelNodeGetAttribute");
     ibx_put_u64(&e.body, (uintptr_t)node);
     ibx_put_u32(&e.body, (uint32_t)attribute);
-    const int rc = value ? ibx_frontend_extra(&e, bytes, sizeof(bytes))
+    const int rc = value ? ibx_frontend_request_make(&e, bytes, sizeof(bytes))
                          : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         memcpy(value, bytes, sizeof(bytes));
@@ -202,22 +202,22 @@ int cudaGraphKernelNodeGetAttribute(void *node, int attribute, void *value)
 
 int cudaGraphKernelNodeSetAttribute(void *node, int attribute, const void *value)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_SET_ATTRIBUTE, "cudaGraphKernelNodeSetAttribute");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_SET_ATTRIBUTE, "cudaGraphKernelNodeSetAttribute");
     if (!value)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)node);
     ibx_put_u32(&e.body, (uint32_t)attribute);
-    ibx_put_bytes(&e.body, value, IBX_EXTRA_ATTRIBUTE);
-    return ibx_frontend_extra(&e, NULL, 0);
+    ibx_put_bytes(&e.body, value, IBX_OWN_ATTRIBUTE);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaGraphKernelNodeCopyAttributes(void *to, void *from)
 {
-    struct extra e;
-    ibx_frontend_node_begin(&e, IBX_EXTRA_COPY_ATTRIBUTES, "cudaGraphKernelNodeCopyAttributes", to,
+    struct own_request e;
+    ibx_frontend_node_begin(&e, IBX_OWN_COPY_ATTRIBUTES, "cudaGraphKernelNodeCopyAttributes", to,
                             from);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 /* ----------------------------------------------------------------------------------- events */
@@ -233,22 +233,21 @@ static int is_other_than(int wanted, void *node)
 int cudaGraphEventRecordNodeGetEvent(void *node, void **event)
 {
     const int rc = is_other_than(IBX_FRONTEND_NODE_RECORD, node);
-    return rc ? rc
-              : ask_handle(IBX_EXTRA_GET_EVENT, "cudaGraphEventRecordNodeGetEvent", node, event);
+    return rc ? rc : ask_handle(IBX_OWN_GET_EVENT, "cudaGraphEventRecordNodeGetEvent", node, event);
 }
 
 int cudaGraphEventWaitNodeGetEvent(void *node, void **event)
 {
     const int rc = is_other_than(IBX_FRONTEND_NODE_WAIT, node);
-    return rc ? rc : ask_handle(IBX_EXTRA_GET_EVENT, "cudaGraphEventWaitNodeGetEvent", node, event);
+    return rc ? rc : ask_handle(IBX_OWN_GET_EVENT, "cudaGraphEventWaitNodeGetEvent", node, event);
 }
 
 static int set_event(const char *call, void *exec, void *node, const void *event)
 {
-    struct extra e;
-    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_EVENT, call, exec, node);
+    struct own_request e;
+    ibx_frontend_node_begin(&e, IBX_OWN_SET_EVENT, call, exec, node);
     ibx_put_u64(&e.body, (uintptr_t)event);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaGraphEventRecordNodeSetEvent(void *node, void *event)
@@ -277,7 +276,7 @@ int cudaGraphExecEventWaitNodeSetEvent(void *exec, void *node, void *event)
  * an error. */
 static int get_host(const char *call, const void *node, struct host_node *host, uint64_t *number)
 {
-    const int rc = ask(IBX_EXTRA_GET_HOST, call, node, number);
+    const int rc = ask(IBX_OWN_GET_HOST, call, node, number);
     if (rc)
         return rc;
     return ibx_frontend_host_function_of(*number, host) &&
@@ -299,7 +298,7 @@ int cudaGraphHostNodeGetParams(void *node, struct host_node *host)
 
 static int set_host(const char *call, void *exec, void *node, const struct host_node *host)
 {
-    struct extra e;
+    struct own_request e;
     struct host_node before;
     uint64_t queue, called = 0;
     if (!host || !host->function)
@@ -310,10 +309,10 @@ static int set_host(const char *call, void *exec, void *node, const struct host_
     const uint64_t number = ibx_frontend_host_repeated(host->function, host->argument, &queue);
     if (!number)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_HOST, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_OWN_SET_HOST, call, exec, node);
     ibx_put_u64(&e.body, queue);
     ibx_put_u64(&e.body, number);
-    rc = ibx_frontend_extra(&e, NULL, 0);
+    rc = ibx_frontend_request_make(&e, NULL, 0);
     if (!rc && !exec)
         ibx_frontend_execs_keep(node, called);
     return rc || !exec ? rc : ibx_frontend_exec_exchange(exec, node, called, number);
@@ -333,28 +332,28 @@ int cudaGraphExecHostNodeSetParams(void *exec, void *node, const struct host_nod
 
 int cudaGraphChildGraphNodeGetGraph(void *node, void **graph)
 {
-    return ask_handle(IBX_EXTRA_GET_CHILD, "cudaGraphChildGraphNodeGetGraph", node, graph);
+    return ask_handle(IBX_OWN_GET_CHILD, "cudaGraphChildGraphNodeGetGraph", node, graph);
 }
 
 int cudaGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child)
 {
-    struct extra e;
-    ibx_frontend_node_begin(&e, IBX_EXTRA_SET_CHILD, "cudaGraphExecChildGraphNodeSetParams", exec,
+    struct own_request e;
+    ibx_frontend_node_begin(&e, IBX_OWN_SET_CHILD, "cudaGraphExecChildGraphNodeSetParams", exec,
                             node);
     ibx_put_u64(&e.body, (uintptr_t)child);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 #define ALLOCATION 10u /* enum cudaGraphNodeType; one more: that gives it back */
 
 static int get_memory(const char *call, const void *node, uint32_t type, struct allocation_node *a)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[24] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GET_MEMORY, call);
+    ibx_frontend_request_begin(&e, IBX_OWN_GET_MEMORY, call);
     ibx_put_u64(&e.body, (uintptr_t)node);
-    const int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    const int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
     if (rc || ibx_get_u32(&r) != type)
         return rc ? rc : ibx_frontend_fail(CUDA_INVALID_VALUE);
     *a = (struct allocation_node){.kind = 1, .location = 1, .device = (int)ibx_get_u32(&r)};
@@ -382,16 +381,16 @@ int cudaGraphMemFreeNodeGetParams(void *node, void *address)
 
 int cudaDeviceSetGraphMemAttribute(int device, int attribute, const void *value)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t wanted = 0;
     if (!value)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     memcpy(&wanted, value, sizeof(wanted));
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_SET_GRAPH_MEMORY, "cudaDeviceSetGraphMemAttribute");
+    ibx_frontend_request_begin(&e, IBX_OWN_SET_GRAPH_MEMORY, "cudaDeviceSetGraphMemAttribute");
     ibx_put_u32(&e.body, (uint32_t)device);
     ibx_put_u32(&e.body, (uint32_t)attribute);
     ibx_put_u64(&e.body, wanted);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 /* --------------------------------------------------------------------------- nodes of all kinds */

@@ -53,29 +53,29 @@ __attribute__((constructor)) static void begin(void)
 }
 
 /* False: the back end does not know the call. */
-static bool destroy(enum ibx_extra number, const char *call, const void *handle, int *rc)
+static bool destroy(enum ibx_own_request number, const char *call, const void *handle, int *rc)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, number, call);
+    struct own_request e;
+    ibx_frontend_request_begin(&e, number, call);
     ibx_put_u64(&e.body, (uintptr_t)handle);
-    return ibx_frontend_extra_known(&e, NULL, 0, rc);
+    return ibx_frontend_request_known(&e, NULL, 0, rc);
 }
 
 /* A request that answers a handle. False: the back end does not know it. */
-static bool made(const struct extra *e, void **handle, int *rc)
+static bool made(const struct own_request *e, void **handle, int *rc)
 {
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    if (!ibx_frontend_extra_known(e, bytes, sizeof(bytes), rc))
+    if (!ibx_frontend_request_known(e, bytes, sizeof(bytes), rc))
         return false;
     if (!*rc)
         *handle = (void *)(uintptr_t)ibx_get_u64(&r);
     return true;
 }
 
-static int not_known(const struct extra *e)
+static int not_known(const struct own_request *e)
 {
-    return ibx_frontend_extra(e, NULL, 0); /* says so */
+    return ibx_frontend_request_make(e, NULL, 0); /* says so */
 }
 
 /* ----------------------------------------------------------------------- which functions */
@@ -110,21 +110,21 @@ static uint64_t *room_for(size_t n, const char *call, int *rc)
 }
 
 /* What is listed of a graph: handles or numbers. NULL: *rc says why not. To be freed. */
-static uint64_t *list(enum ibx_extra number, const char *call, const void *graph, int root,
+static uint64_t *list(enum ibx_own_request number, const char *call, const void *graph, int root,
                       size_t *count, int *rc)
 {
     uint64_t *all = NULL;
     *count = 1;
-    for (size_t from = 0; from < *count && !*rc; from += IBX_EXTRA_LISTED) {
-        struct extra e;
-        uint8_t bytes[8 + 8 * IBX_EXTRA_LISTED] = {0};
+    for (size_t from = 0; from < *count && !*rc; from += IBX_OWN_LISTED) {
+        struct own_request e;
+        uint8_t bytes[8 + 8 * IBX_OWN_LISTED] = {0};
         struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-        ibx_frontend_extra_begin(&e, number, call);
+        ibx_frontend_request_begin(&e, number, call);
         ibx_put_u64(&e.body, (uintptr_t)graph);
         ibx_put_u64(&e.body, from);
         if (root >= 0)
             ibx_put_u8(&e.body, (uint8_t)root);
-        if ((*rc = ibx_frontend_extra(&e, bytes, sizeof(bytes))))
+        if ((*rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes))))
             break;
         const size_t n = (size_t)ibx_get_u64(&r);
         if (!from)
@@ -132,7 +132,7 @@ static uint64_t *list(enum ibx_extra number, const char *call, const void *graph
         else if (n != *count)
             *rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
         *count = n;
-        for (size_t i = from; i < n && i < from + IBX_EXTRA_LISTED && !*rc; i++)
+        for (size_t i = from; i < n && i < from + IBX_OWN_LISTED && !*rc; i++)
             all[i] = ibx_get_u64(&r);
     }
     if (*rc) {
@@ -167,7 +167,7 @@ static int note(void *exec, const void *graph, bool update)
     size_t count;
     int rc = CUDA_SUCCESS;
     uint64_t *numbers =
-        list(IBX_EXTRA_GRAPH_FUNCTIONS, "cudaGraphInstantiate", graph, -1, &count, &rc);
+        list(IBX_OWN_GRAPH_FUNCTIONS, "cudaGraphInstantiate", graph, -1, &count, &rc);
     struct executable *made_of =
         count && !rc ? malloc(sizeof(*made_of) + 2 * count * sizeof(*numbers)) : NULL;
     if (!rc && count && !made_of)
@@ -260,22 +260,22 @@ int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t befo
 
 int cudaGraphCreate(void **graph, unsigned flags)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     if (!graph)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_CREATE, "cudaGraphCreate");
+    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_CREATE, "cudaGraphCreate");
     ibx_put_u32(&e.body, flags);
     return made(&e, graph, &rc) ? rc : CALL_NEXT(cudaGraphCreate, graph, flags);
 }
 
 int cudaGraphClone(void **clone, void *graph)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     if (!clone)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_CLONE, "cudaGraphClone");
+    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_CLONE, "cudaGraphClone");
     ibx_put_u64(&e.body, (uintptr_t)graph);
     if (!made(&e, clone, &rc))
         return not_known(&e);
@@ -289,7 +289,7 @@ int cudaGraphDestroy(void *graph)
     int rc;
     ibx_frontend_graph_gone(graph);
     struct holding *taken = ibx_frontend_objects_take(graph);
-    if (!destroy(IBX_EXTRA_GRAPH_DESTROY, "cudaGraphDestroy", graph, &rc))
+    if (!destroy(IBX_OWN_GRAPH_DESTROY, "cudaGraphDestroy", graph, &rc))
         rc = CALL_NEXT(cudaGraphDestroy, graph);
     if (taken)
         ibx_frontend_objects_gone(taken, !rc);
@@ -298,11 +298,11 @@ int cudaGraphDestroy(void *graph)
 
 int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     if (!exec)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_INSTANTIATE, "cudaGraphInstantiate");
+    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_INSTANTIATE, "cudaGraphInstantiate");
     ibx_put_u64(&e.body, (uintptr_t)graph);
     ibx_put_u64(&e.body, flags & ~FLAGS ? 0 : flags);
     if (!made(&e, exec, &rc))
@@ -326,7 +326,7 @@ int cudaGraphExecDestroy(void *exec)
     forget(exec);
     pthread_mutex_unlock(&lock);
     struct holding *taken = ibx_frontend_objects_take(exec);
-    if (!destroy(IBX_EXTRA_EXEC_DESTROY, "cudaGraphExecDestroy", exec, &rc))
+    if (!destroy(IBX_OWN_EXEC_DESTROY, "cudaGraphExecDestroy", exec, &rc))
         rc = CALL_NEXT(cudaGraphExecDestroy, exec);
     if (taken)
         ibx_frontend_objects_gone(taken, !rc);
@@ -335,17 +335,17 @@ int cudaGraphExecDestroy(void *exec)
 
 int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[24] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     struct graph_update told;
     const int version = ibx_frontend_cuda_version();
     if (version && version < 12) /* it had four arguments */
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_EXEC_UPDATE, "cudaGraphExecUpdate");
+    ibx_frontend_request_begin(&e, IBX_OWN_EXEC_UPDATE, "cudaGraphExecUpdate");
     ibx_put_u64(&e.body, (uintptr_t)exec);
     ibx_put_u64(&e.body, (uintptr_t)graph);
-    int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
     if (rc)
         return rc;
     rc = (int)ibx_get_u32(&r);
@@ -362,11 +362,11 @@ int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
 
 int cudaGraphUpload(void *exec, void *stream)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_EXEC_UPLOAD, "cudaGraphUpload");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_EXEC_UPLOAD, "cudaGraphUpload");
     ibx_put_u64(&e.body, (uintptr_t)exec);
     ibx_put_u64(&e.body, (uintptr_t)stream);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 /* In streams.c's way. */
@@ -419,7 +419,7 @@ static int get_nodes(const char *call, const void *graph, void **nodes, size_t *
     int rc = CUDA_SUCCESS;
     if (!count)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    uint64_t *all = list(IBX_EXTRA_GRAPH_NODES, call, graph, root, &found, &rc);
+    uint64_t *all = list(IBX_OWN_GRAPH_NODES, call, graph, root, &found, &rc);
     if (rc)
         return rc;
     for (size_t i = 0; nodes && i < *count; i++)
@@ -460,7 +460,7 @@ static int get_neighbours(const char *call, const void *node, int behind, void *
     int rc = CUDA_SUCCESS;
     if (!has_edges(&edges, &count))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    uint64_t *all = list(IBX_EXTRA_NODE_NEIGHBOURS, call, node, behind, &found, &rc);
+    uint64_t *all = list(IBX_OWN_NODE_NEIGHBOURS, call, node, behind, &found, &rc);
     if (rc)
         return rc;
     for (size_t i = 0; nodes && i < *count; i++)
@@ -491,10 +491,10 @@ int cudaGraphGetEdges(void *graph, void **from, void **to, void *edges, size_t *
     int rc = CUDA_SUCCESS;
     if (!has_edges(&edges, &count) || !from != !to)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    uint64_t *all = list(IBX_EXTRA_GRAPH_NODES, call, graph, 0, &nodes, &rc);
+    uint64_t *all = list(IBX_OWN_GRAPH_NODES, call, graph, 0, &nodes, &rc);
     for (size_t i = 0; !rc && i < nodes; i++) {
         const void *node = (const void *)(uintptr_t)all[i];
-        uint64_t *those = list(IBX_EXTRA_NODE_NEIGHBOURS, call, node, 1, &behind, &rc);
+        uint64_t *those = list(IBX_OWN_NODE_NEIGHBOURS, call, node, 1, &behind, &rc);
         for (size_t b = 0; !rc && b < behind; b++, found++) {
             if (from && found < *count) {
                 from[found] = (void *)(uintptr_t)all[i];
@@ -517,22 +517,23 @@ int cudaGraphGetEdges(void *graph, void **from, void **to, void *edges, size_t *
 
 int cudaGraphNodeSetEnabled(void *exec, void *node, unsigned on)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_ENABLE, "cudaGraphNodeSetEnabled");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_NODE_ENABLE, "cudaGraphNodeSetEnabled");
     ibx_put_u64(&e.body, (uintptr_t)exec);
     ibx_put_u64(&e.body, (uintptr_t)node);
     ibx_put_u32(&e.body, on);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t answer = 0;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_ENABLED, "cudaGraphNodeGetEnabled");
+    ibx_frontend_request_begin(&e, IBX_OWN_NODE_ENABLED, "cudaGraphNodeGetEnabled");
     ibx_put_u64(&e.body, (uintptr_t)exec);
     ibx_put_u64(&e.body, (uintptr_t)node);
-    const int rc = on ? ibx_frontend_extra_ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc =
+        on ? ibx_frontend_request_ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         *on = (unsigned)answer;
     return rc;
@@ -568,13 +569,13 @@ static int order(const char *call, void *graph, void *const *from, void *const *
     if (!known || (count && (!from || !to)))
         return ibx_frontend_fail(known ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
     for (size_t i = 0; i < count && !rc; i++) {
-        struct extra e;
-        ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_ORDER, call);
+        struct own_request e;
+        ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_ORDER, call);
         ibx_put_u64(&e.body, (uintptr_t)graph);
         ibx_put_u64(&e.body, (uintptr_t)from[i]);
         ibx_put_u64(&e.body, (uintptr_t)to[i]);
         ibx_put_u8(&e.body, remove);
-        rc = ibx_frontend_extra(&e, NULL, 0);
+        rc = ibx_frontend_request_make(&e, NULL, 0);
     }
     return rc;
 }
@@ -593,11 +594,11 @@ int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to,
 
 int cudaGraphNodeFindInClone(void **node, void *original, void *clone)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     if (!node)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_IN_CLONE, "cudaGraphNodeFindInClone");
+    ibx_frontend_request_begin(&e, IBX_OWN_NODE_IN_CLONE, "cudaGraphNodeFindInClone");
     ibx_put_u64(&e.body, (uintptr_t)original);
     ibx_put_u64(&e.body, (uintptr_t)clone);
     return made(&e, node, &rc) ? rc : not_known(&e);
@@ -605,12 +606,12 @@ int cudaGraphNodeFindInClone(void **node, void *original, void *clone)
 
 int cudaGraphExecGetFlags(void *exec, unsigned long long *flags)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t answer = 0;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_EXEC_FLAGS, "cudaGraphExecGetFlags");
+    ibx_frontend_request_begin(&e, IBX_OWN_EXEC_FLAGS, "cudaGraphExecGetFlags");
     ibx_put_u64(&e.body, (uintptr_t)exec);
     const int rc =
-        flags ? ibx_frontend_extra_ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+        flags ? ibx_frontend_request_ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         *flags = answer;
     return rc;
@@ -620,13 +621,13 @@ int cudaGraphExecGetFlags(void *exec, unsigned long long *flags)
 
 int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t found = 0;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_MEMORY, "cudaDeviceGetGraphMemAttribute");
+    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_MEMORY, "cudaDeviceGetGraphMemAttribute");
     ibx_put_u32(&e.body, (uint32_t)device);
     ibx_put_u32(&e.body, (uint32_t)attribute);
     const int rc =
-        value ? ibx_frontend_extra_ask(&e, &found) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+        value ? ibx_frontend_request_ask(&e, &found) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         memcpy(value, &found, sizeof(found));
     return rc;
@@ -634,8 +635,8 @@ int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value)
 
 int cudaDeviceGraphMemTrim(int device)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_TRIM, "cudaDeviceGraphMemTrim");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_TRIM, "cudaDeviceGraphMemTrim");
     ibx_put_u32(&e.body, (uint32_t)device);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }

@@ -68,7 +68,7 @@ uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64
  * end's: the number of its function; 0: it cannot be made so, and nothing was put. The request:
  * false: the back end has no slot for it, or knows none; otherwise *rc says how it went. */
 uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_memcpy3d *copy);
-bool ibx_frontend_slot_made(struct extra *extra, void *out, size_t n, int *rc);
+bool ibx_frontend_slot_made(struct own_request *own, void *out, size_t n, int *rc);
 /* The copy of that function, as the program has said it; false: it is none. */
 bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *copy);
 /* A copy of one row between the host's memory and the device in the order of the stream: the call

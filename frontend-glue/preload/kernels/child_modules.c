@@ -106,13 +106,13 @@ static void add(struct module *m, struct list *list, const void *item)
  * on; NULL: of none. True where it cannot be asked: it keeps them then. */
 static bool share(const void *kernel)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_SHARE_MODULES, "a forked child's first use of kernels");
+    ibx_frontend_request_begin(&e, IBX_OWN_SHARE_MODULES, "a forked child's first use of kernels");
     ibx_put_u64(&e.body, (uintptr_t)kernel);
-    if (!ibx_frontend_plugin() || !ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code))
+    if (!ibx_frontend_plugin() || !ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code))
         return true;
     if (code != CUDA_NOT_PERMITTED) /* in a function of the host nothing was asked */
         atomic_store(&told, true);

@@ -249,26 +249,25 @@ enum answer { ASKED_NONE, ASKED_SOME, ASKED_IN_VAIN };
  * it. *count: how many they are. */
 static enum answer ask_some(struct kernel **k, size_t first, uint32_t *count)
 {
-    struct extra e;
-    uint8_t bytes[4 + 8 * IBX_EXTRA_LISTED] = {0};
+    struct own_request e;
+    uint8_t bytes[4 + 8 * IBX_OWN_LISTED] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_PARAMETERS, "a long launch");
+    ibx_frontend_request_begin(&e, IBX_OWN_PARAMETERS, "a long launch");
     ibx_put_bytes(&e.body, (*k)->name, sizeof((*k)->name));
     ibx_put_u32(&e.body, (uint32_t)first);
-    const bool made = ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code);
+    const bool made = ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code);
     if (!made || code)
         return made && (code < 0 || code == CUDA_NOT_SUPPORTED) ? ASKED_NONE : ASKED_IN_VAIN;
     *count = ibx_get_u32(&r);
     struct kernel *more =
-        realloc(*k, sizeof(**k) + (first + IBX_EXTRA_LISTED) * sizeof((*k)->arguments[0]));
+        realloc(*k, sizeof(**k) + (first + IBX_OWN_LISTED) * sizeof((*k)->arguments[0]));
     *k = more ? more : *k;
-    if (!more || *count > IBX_EXTRA_LISTED)
+    if (!more || *count > IBX_OWN_LISTED)
         return ASKED_IN_VAIN;
     for (size_t i = 0; i < *count; i++) {
         const uint32_t at = ibx_get_u32(&r), n = ibx_get_u32(&r);
-        if (!n || at < more->bytes || at > IBX_EXTRA_ARGUMENTS_MAX ||
-            n > IBX_EXTRA_ARGUMENTS_MAX - at)
+        if (!n || at < more->bytes || at > IBX_OWN_ARGUMENTS_MAX || n > IBX_OWN_ARGUMENTS_MAX - at)
             return ASKED_IN_VAIN;
         more->arguments[more->count++] = (struct argument){(uint16_t)at, (uint16_t)n};
         more->bytes = at + n;
@@ -330,8 +329,7 @@ static enum answer ask(struct kernel **k)
     (*k)->bytes = (*k)->count = 0;
     do
         answer = ask_some(k, (*k)->count, &count);
-    while (answer == ASKED_SOME && count == IBX_EXTRA_LISTED &&
-           (*k)->count < IBX_EXTRA_ARGUMENTS_MAX);
+    while (answer == ASKED_SOME && count == IBX_OWN_LISTED && (*k)->count < IBX_OWN_ARGUMENTS_MAX);
     if (answer == ASKED_SOME && !has_all(*k))
         answer = ASKED_IN_VAIN;
     (*k)->asked = answer == ASKED_SOME && (*k)->count;
@@ -489,13 +487,13 @@ static void copy_arguments(uint8_t *to, const struct kernel *k, void **arguments
         memcpy(to + k->arguments[i].at, arguments[i], k->arguments[i].bytes);
 }
 
-static int put_asked(struct extra *e, const struct kernel *k, const struct launch_config *c,
+static int put_asked(struct own_request *e, const struct kernel *k, const struct launch_config *c,
                      void **arguments)
 {
     const size_t at = e->body.length;
     if (!arguments && k->count)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!ibx_frontend_extra_room(e, HEAD + k->bytes))
+    if (!ibx_frontend_request_room(e, HEAD + k->bytes))
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     put_head(&e->body, k, c);
     uint8_t *to = e->body.data + e->body.length;
@@ -506,8 +504,8 @@ static int put_asked(struct extra *e, const struct kernel *k, const struct launc
 }
 
 /* As GVirtuS writes it. */
-static int put_written(struct extra *e, const struct launch_config *config, const void *function,
-                       void **arguments)
+static int put_written(struct own_request *e, const struct launch_config *config,
+                       const void *function, void **arguments)
 {
     size_t n;
     int rc;
@@ -515,13 +513,13 @@ static int put_written(struct extra *e, const struct launch_config *config, cons
     if (!body)
         return ibx_frontend_fail(rc);
     const size_t at = e->body.length;
-    if (!ibx_frontend_extra_room(e, n))
+    if (!ibx_frontend_request_room(e, n))
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     ibx_put_bytes(&e->body, body, n);
     return reach(e->body.data + at, n);
 }
 
-int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
+int ibx_frontend_put_launch(struct own_request *e, const struct launch_config *config,
                             const void *function, void **arguments)
 {
     const int rc = ibx_frontend_no_kernel(function);

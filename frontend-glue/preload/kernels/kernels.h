@@ -58,7 +58,7 @@ unsigned ibx_frontend_modules_gone(void);
 /* What the first launches need; 0.1 ms, which the first one would take otherwise. */
 void ibx_frontend_kernels_prepare(void);
 /* Adds a launch's body to a request, which is to be freed; otherwise what the call is to return. */
-int ibx_frontend_put_launch(struct extra *e, const struct launch_config *config,
+int ibx_frontend_put_launch(struct own_request *e, const struct launch_config *config,
                             const void *function, void **arguments);
 /* A module is registered of whose kernels GVirtuS may not know the arguments. */
 void ibx_frontend_kernels_unknown(void);

@@ -146,21 +146,21 @@ const void *ibx_frontend_launch_body(const struct launch_config *config, const v
 int ibx_frontend_launch_ours(const struct launch_config *config, const void *function,
                              void **arguments)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_LAUNCH,
-                             config->count ? "a launch with attributes" : "a long launch");
-    ibx_put_u16(&e.body, (uint16_t)(config->count * (4 + IBX_EXTRA_ATTRIBUTE)));
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_LAUNCH,
+                               config->count ? "a launch with attributes" : "a long launch");
+    ibx_put_u16(&e.body, (uint16_t)(config->count * (4 + IBX_OWN_ATTRIBUTE)));
     for (unsigned i = 0; i < config->count && !e.body.failed; i++) {
         ibx_put_u32(&e.body, (uint32_t)config->attributes[i].id);
-        ibx_put_bytes(&e.body, config->attributes[i].value, IBX_EXTRA_ATTRIBUTE);
+        ibx_put_bytes(&e.body, config->attributes[i].value, IBX_OWN_ATTRIBUTE);
     }
     int rc = ibx_frontend_put_launch(&e, config, function, arguments);
     if (!rc) {
         ibx_frontend_stream_used(config->stream);
         ibx_frontend_device_used();
-        rc = ibx_frontend_extra(&e, NULL, 0);
+        rc = ibx_frontend_request_make(&e, NULL, 0);
     }
-    ibx_frontend_extra_free(&e);
+    ibx_frontend_request_free(&e);
     return rc;
 }
 

@@ -72,7 +72,7 @@ static void note_variable(void **handle, const void *symbol, const char *name, b
 {
     const size_t length = strlen(name);
     struct variable *v =
-        length <= IBX_EXTRA_VARIABLE_NAME ? calloc(1, sizeof(*v) + length + 1) : NULL;
+        length <= IBX_OWN_VARIABLE_NAME ? calloc(1, sizeof(*v) + length + 1) : NULL;
     if (!v)
         return;
     memcpy(v->name, name, length + 1);
@@ -267,7 +267,7 @@ void ibx_frontend_variable_managed(void **handle, void **variable, const char *n
 /* What is asked for, and for which device. */
 struct question {
     const void *kernel;
-    char name[IBX_EXTRA_VARIABLE_NAME + 1];
+    char name[IBX_OWN_VARIABLE_NAME + 1];
     size_t n; /* of one whose bytes lie in this process, too */
     int device;
     unsigned resets;
@@ -343,18 +343,18 @@ static bool take_size(size_t declared, struct place *where)
 /* False: the back end cannot be asked, or does not know how to answer. */
 static bool ask(const struct question *q, struct place *where, int *rc)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[16] = {0}, kernel[8];
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     if (!ibx_frontend_plugin())
         ibx_frontend_connect();
     if (!ibx_frontend_plugin() || !ibx_frontend_kernel_name(q->kernel, kernel))
         return false;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_VARIABLE, "a look-up of a variable");
+    ibx_frontend_request_begin(&e, IBX_OWN_VARIABLE, "a look-up of a variable");
     ibx_put_bytes(&e.body, kernel, sizeof(kernel));
     ibx_put_u16(&e.body, (uint16_t)strlen(q->name));
     ibx_put_bytes(&e.body, q->name, strlen(q->name));
-    if (!ibx_frontend_extra_known(&e, bytes, sizeof(bytes), rc))
+    if (!ibx_frontend_request_known(&e, bytes, sizeof(bytes), rc))
         return false;
     where->at = ibx_get_u64(&r);
     where->n = ibx_get_u64(&r);

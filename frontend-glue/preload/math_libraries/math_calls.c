@@ -292,7 +292,7 @@ static bool encode(struct call *c, struct ibx_writer *w)
 }
 
 /* Of a request that has more than the usual room has bytes for. False: it has too many. */
-static bool encode_long(struct call *c, struct extra *e)
+static bool encode_long(struct call *c, struct own_request *e)
 {
     uint8_t *more = c->odd ? NULL : malloc(IBX_MATH_BODY);
     if (!more)
@@ -370,12 +370,12 @@ static void note(const struct call *c)
 
 /* False: the back end has not taken it. As the first request of a session it takes none, for it
  * does not know yet what GVirtuS's replies look like: then GVirtuS makes a call before that. */
-static bool ask(const struct extra *e, uint8_t *out, size_t n, int *code)
+static bool ask(const struct own_request *e, uint8_t *out, size_t n, int *code)
 {
-    bool made = ibx_frontend_extra_try(e, out, n, code);
+    bool made = ibx_frontend_request_try(e, out, n, code);
     if (made && *code == UNKNOWN) {
         ibx_frontend_connect();
-        made = ibx_frontend_extra_try(e, out, n, code);
+        made = ibx_frontend_request_try(e, out, n, code);
     }
     return made && *code != UNKNOWN && *code != IBX_MATH_ABSENT;
 }
@@ -405,7 +405,7 @@ static int tell_long(const struct call *c)
 
 static int request(struct call *c)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t usual[IBX_MATH_OUT], *more = NULL, *out = usual;
     int code;
     e.call = c->f->name;
@@ -414,11 +414,11 @@ static int request(struct call *c)
     if (!reach(c))
         return c->statuses->invalid_value;
     if (!encode(c, &e.body) && !encode_long(c, &e)) {
-        ibx_frontend_extra_free(&e);
+        ibx_frontend_request_free(&e);
         return tell_long(c);
     }
     if (c->out > sizeof(usual) && !(out = more = malloc(c->out))) {
-        ibx_frontend_extra_free(&e);
+        ibx_frontend_request_free(&e);
         return ALLOC_FAILED;
     }
     e.name = name_of(c);
@@ -432,7 +432,7 @@ static int request(struct call *c)
     if (asked && !code && c->same && !known)
         ibx_math_answer_keep(e.body.data, e.body.length, out, c->out);
     free(more);
-    ibx_frontend_extra_free(&e);
+    ibx_frontend_request_free(&e);
     return asked ? code : pass(c);
 }
 
@@ -482,7 +482,7 @@ size_t ibx_frontend_math_body(unsigned number, const union ibx_math_value *value
 int ibx_frontend_math_again(const uint8_t *body, size_t n, size_t at, uint64_t handle)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
-    struct extra e;
+    struct own_request e;
     int code = 0;
     ibx_get_u64(&r);
     struct call c = {.f = ibx_math_find(ibx_get_u16(&r))};
@@ -490,13 +490,13 @@ int ibx_frontend_math_again(const uint8_t *body, size_t n, size_t at, uint64_t h
     e.name = name_of(&c);
     e.body = ibx_writer_of(e.bytes, sizeof(e.bytes));
     e.more = NULL;
-    if (!ibx_frontend_extra_room(&e, n))
+    if (!ibx_frontend_request_room(&e, n))
         return ALLOC_FAILED;
     ibx_put_bytes(&e.body, body, at);
     ibx_put_u64(&e.body, handle);
     ibx_put_bytes(&e.body, body + at + 8, n - at - 8);
     const bool asked = ask(&e, NULL, 0, &code);
-    ibx_frontend_extra_free(&e);
+    ibx_frontend_request_free(&e);
     return asked ? code : ibx_math_statuses_of(c.f->number)->not_supported;
 }
 

@@ -48,12 +48,12 @@ static bool note(enum opened_kind kind, const void *value)
 /* The back end keeps it for us until then. One that does not know this does so until we end. */
 static void tell_closed(enum opened_kind kind, const void *value)
 {
-    struct extra e;
+    struct own_request e;
     int code;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_CLOSE, "cudaIpcCloseMemHandle");
+    ibx_frontend_request_begin(&e, IBX_OWN_IPC_CLOSE, "cudaIpcCloseMemHandle");
     ibx_put_u8(&e.body, kind == OPENED_EVENT ? 1 : kind == OPENED_POOL ? 2 : 0);
     ibx_put_u64(&e.body, (uintptr_t)value);
-    ibx_frontend_extra_try(&e, NULL, 0, &code);
+    ibx_frontend_request_try(&e, NULL, 0, &code);
 }
 
 /* Whether it was there. *last: it is no more. */
@@ -114,28 +114,28 @@ static bool is_own_event(const void *event)
 
 int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_MEMORY, "cudaIpcGetMemHandle");
+    ibx_frontend_request_begin(&e, IBX_OWN_IPC_MEMORY, "cudaIpcGetMemHandle");
     if (!handle)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)address);
-    return ibx_frontend_extra_known(&e, handle->bytes, sizeof(handle->bytes), &rc)
+    return ibx_frontend_request_known(&e, handle->bytes, sizeof(handle->bytes), &rc)
                ? rc
                : CALL_NEXT(cudaIpcGetMemHandle, handle, address);
 }
 
 int cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flags)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[16] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_OPEN_MEMORY, "cudaIpcOpenMemHandle");
+    ibx_frontend_request_begin(&e, IBX_OWN_IPC_OPEN_MEMORY, "cudaIpcOpenMemHandle");
     if (!address || !(flags & IPC_LAZY_PEER_ACCESS))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_bytes(&e.body, handle.bytes, sizeof(handle.bytes));
-    if (!ibx_frontend_extra_known(&e, bytes, sizeof(bytes), &rc))
+    if (!ibx_frontend_request_known(&e, bytes, sizeof(bytes), &rc))
         return CALL_NEXT(cudaIpcOpenMemHandle, address, handle, flags);
     if (rc)
         return rc == CUDA_INVALID_HANDLE ? ibx_frontend_fail(CUDA_INVALID_VALUE) : rc;
@@ -169,13 +169,13 @@ int cudaIpcCloseMemHandle(void *address)
 
 int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_EVENT, "cudaIpcGetEventHandle");
+    ibx_frontend_request_begin(&e, IBX_OWN_IPC_EVENT, "cudaIpcGetEventHandle");
     if (!handle)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)event);
-    if (!ibx_frontend_extra_known(&e, handle->bytes, sizeof(handle->bytes), &rc))
+    if (!ibx_frontend_request_known(&e, handle->bytes, sizeof(handle->bytes), &rc))
         return CALL_NEXT(cudaIpcGetEventHandle, handle, event);
     if (!rc && !ibx_frontend_opened(SHARED_EVENT, event))
         note(SHARED_EVENT, event);
@@ -184,15 +184,15 @@ int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event)
 
 int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_OPEN_EVENT, "cudaIpcOpenEventHandle");
+    ibx_frontend_request_begin(&e, IBX_OWN_IPC_OPEN_EVENT, "cudaIpcOpenEventHandle");
     if (!event)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_bytes(&e.body, handle.bytes, sizeof(handle.bytes));
-    if (!ibx_frontend_extra_known(&e, bytes, sizeof(bytes), &rc))
+    if (!ibx_frontend_request_known(&e, bytes, sizeof(bytes), &rc))
         return CALL_NEXT(cudaIpcOpenEventHandle, event, handle);
     void *opened = (void *)(uintptr_t)ibx_get_u64(&r);
     if (rc == CUDA_INVALID_HANDLE)

@@ -302,16 +302,16 @@ enum { TYPE_UNREGISTERED, TYPE_HOST, TYPE_DEVICE, TYPE_MANAGED }; /* cudaMemoryT
 /* What was freed is where nothing is mapped, too. A back end that cannot tell leaves it at that. */
 static bool is_device_memory(const void *address, int *device)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
     *device = ibx_frontend_device_of(address);
     if (!address || !ibx_frontend_is_device(address) || ibx_frontend_given_out(address))
         return address && ibx_frontend_is_device(address);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POINTER, "cudaPointerGetAttributes");
+    ibx_frontend_request_begin(&e, IBX_OWN_POINTER, "cudaPointerGetAttributes");
     ibx_put_u64(&e.body, (uintptr_t)address);
-    if (!ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code) || code)
+    if (!ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code) || code)
         return true;
     const bool is = ibx_get_u32(&r);
     *device = (int)ibx_get_u32(&r);

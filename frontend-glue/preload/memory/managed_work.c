@@ -291,16 +291,16 @@ static bool extra_works(const void *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
     switch (ibx_get_u16(&r)) {
-    case IBX_EXTRA_LAUNCH:
-    case IBX_EXTRA_TO_ARRAY:
-    case IBX_EXTRA_FROM_ARRAY:
-    case IBX_EXTRA_2D_TO_ARRAY:
-    case IBX_EXTRA_2D_FROM_ARRAY:
-    case IBX_EXTRA_MEMCPY_3D:
-    case IBX_EXTRA_MEMCPY_3D_ASYNC:
-    case IBX_EXTRA_MEMSET:
-    case IBX_EXTRA_MEMSET_2D:
-    case IBX_EXTRA_MEMSET_ELEMENTS:
+    case IBX_OWN_LAUNCH:
+    case IBX_OWN_TO_ARRAY:
+    case IBX_OWN_FROM_ARRAY:
+    case IBX_OWN_2D_TO_ARRAY:
+    case IBX_OWN_2D_FROM_ARRAY:
+    case IBX_OWN_MEMCPY_3D:
+    case IBX_OWN_MEMCPY_3D_ASYNC:
+    case IBX_OWN_MEMSET:
+    case IBX_OWN_MEMSET_2D:
+    case IBX_OWN_MEMSET_ELEMENTS:
         return true;
     default:
         return false;

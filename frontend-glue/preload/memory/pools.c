@@ -57,24 +57,24 @@ void ibx_frontend_pools_reset(int device)
  * the one that is selected. */
 static int device_of_stream(const void *stream)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_DEVICE, "cudaStreamGetDevice");
+    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_DEVICE, "cudaStreamGetDevice");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     return (uintptr_t)stream > STREAM_PER_THREAD && !ibx_frontend_one_device() &&
-                   ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code) && !code
+                   ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code) && !code
                ? (int)ibx_get_u64(&r)
                : ibx_frontend_current_device();
 }
 
 /* ------------------------------------------------------------------------- pools of memory */
 
-static int allocate(struct extra *e, void **address, size_t n, int device)
+static int allocate(struct own_request *e, void **address, size_t n, int device)
 {
     uint64_t made = 0;
-    int rc = address ? ibx_frontend_extra_ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = address ? ibx_frontend_request_ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (rc)
         return rc;
     *address = (void *)(uintptr_t)made;
@@ -84,13 +84,13 @@ static int allocate(struct extra *e, void **address, size_t n, int device)
 
 int cudaMallocAsync(void **address, size_t n, void *stream)
 {
-    struct extra e;
+    struct own_request e;
     ibx_frontend_look_for_libraries();
     const int device = device_of_stream(stream);
     void *pool = atomic_load(&any_set) ? pool_set_for(device) : NULL;
     if (pool)
         return cudaMallocFromPoolAsync(address, n, pool, stream);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_ASYNC, "cudaMallocAsync");
+    ibx_frontend_request_begin(&e, IBX_OWN_MALLOC_ASYNC, "cudaMallocAsync");
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, (uintptr_t)stream);
     return allocate(&e, address, n, device);
@@ -99,10 +99,10 @@ int cudaMallocAsync(void **address, size_t n, void *stream)
 /* A pool's memory is, mostly, the stream's device's. */
 int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 {
-    struct extra e;
+    struct own_request e;
     if (ibx_frontend_opened(OPENED_POOL, pool)) /* another process's has none of this one's */
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_FROM_POOL, "cudaMallocFromPoolAsync");
+    ibx_frontend_request_begin(&e, IBX_OWN_MALLOC_FROM_POOL, "cudaMallocFromPoolAsync");
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u64(&e.body, (uintptr_t)stream);
@@ -112,8 +112,8 @@ int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 int cudaFreeAsync(void *address, void *stream)
 {
     ibx_frontend_owned_gone(OWNED_MEMORY, address);
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ASYNC, "cudaFreeAsync");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_FREE_ASYNC, "cudaFreeAsync");
     if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (ibx_frontend_pointer_closed(address))
@@ -121,14 +121,14 @@ int cudaFreeAsync(void *address, void *stream)
     ibx_put_u64(&e.body, (uintptr_t)address);
     ibx_put_u64(&e.body, (uintptr_t)stream);
     ibx_frontend_device_memory_gone(address); /* then another thread may be given it */
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
-static int pool_of(struct extra *e, void **pool, int device)
+static int pool_of(struct own_request *e, void **pool, int device)
 {
     uint64_t found = 0;
     ibx_put_u32(&e->body, (uint32_t)device);
-    int rc = pool ? ibx_frontend_extra_ask(e, &found) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = pool ? ibx_frontend_request_ask(e, &found) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         *pool = (void *)(uintptr_t)found;
     return rc;
@@ -136,20 +136,20 @@ static int pool_of(struct extra *e, void **pool, int device)
 
 int cudaDeviceGetDefaultMemPool(void **pool, int device)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_DEFAULT, "cudaDeviceGetDefaultMemPool");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_POOL_DEFAULT, "cudaDeviceGetDefaultMemPool");
     return pool_of(&e, pool, device);
 }
 
 int cudaDeviceGetMemPool(void **pool, int device)
 {
-    struct extra e;
+    struct own_request e;
     void *set = pool_set_for(device);
     if (pool && set) {
         *pool = set;
         return CUDA_SUCCESS;
     }
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_CURRENT, "cudaDeviceGetMemPool");
+    ibx_frontend_request_begin(&e, IBX_OWN_POOL_CURRENT, "cudaDeviceGetMemPool");
     return pool_of(&e, pool, device);
 }
 
@@ -157,26 +157,26 @@ int cudaDeviceGetMemPool(void **pool, int device)
 
 int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t number = 0;
     if (!value)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     memcpy(&number, value, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_SET, "cudaMemPoolSetAttribute");
+    ibx_frontend_request_begin(&e, IBX_OWN_POOL_SET, "cudaMemPoolSetAttribute");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u32(&e.body, (uint32_t)attribute);
     ibx_put_u64(&e.body, number);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t number = 0;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_GET, "cudaMemPoolGetAttribute");
+    ibx_frontend_request_begin(&e, IBX_OWN_POOL_GET, "cudaMemPoolGetAttribute");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u32(&e.body, (uint32_t)attribute);
-    int rc = value ? ibx_frontend_extra_ask(&e, &number) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = value ? ibx_frontend_request_ask(&e, &number) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         memcpy(value, &number, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
     return rc;
@@ -184,11 +184,11 @@ int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
 
 int cudaMemPoolTrimTo(void *pool, size_t keep)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_TRIM, "cudaMemPoolTrimTo");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_POOL_TRIM, "cudaMemPoolTrimTo");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u64(&e.body, keep);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 /* ------------------------------------------------------------------------- pools of one's own */
@@ -216,9 +216,9 @@ static int wrong_pool(const struct pool_properties *p)
 
 int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t made = 0;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_CREATE, "cudaMemPoolCreate");
+    ibx_frontend_request_begin(&e, IBX_OWN_POOL_CREATE, "cudaMemPoolCreate");
     if (!pool || !properties || wrong_pool(properties))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (properties->allocation != PAGE_LOCKED || properties->location.type != AT_DEVICE ||
@@ -229,7 +229,7 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
     ibx_put_u16(&e.body, properties->usage);
     if (properties->handles)
         ibx_put_u8(&e.body, (uint8_t)properties->handles);
-    const int rc = ibx_frontend_extra_ask(&e, &made);
+    const int rc = ibx_frontend_request_ask(&e, &made);
     if (!rc)
         *pool = (void *)(uintptr_t)made;
     return rc;
@@ -237,14 +237,14 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
 
 int cudaMemPoolDestroy(void *pool)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_DESTROY, "cudaMemPoolDestroy");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_POOL_DESTROY, "cudaMemPoolDestroy");
     for (int i = 0; i < DEVICES; i++)
         atomic_compare_exchange_strong(&set_for[i], &(void *){pool}, NULL);
     if (ibx_frontend_pool_closed(pool)) /* another process's is its to destroy */
         return CUDA_SUCCESS;
     ibx_put_u64(&e.body, (uintptr_t)pool);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaDeviceSetMemPool(int device, void *pool)
@@ -264,12 +264,12 @@ int cudaMemPoolSetAccess(void *pool, const struct memory_access *list, size_t co
 {
     int rc = count && !list ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
     for (size_t i = 0; i < count && !rc; i++) {
-        struct extra e;
-        ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_SET_ACCESS, "cudaMemPoolSetAccess");
+        struct own_request e;
+        ibx_frontend_request_begin(&e, IBX_OWN_POOL_SET_ACCESS, "cudaMemPoolSetAccess");
         ibx_put_u64(&e.body, (uintptr_t)pool);
         ibx_put_u32(&e.body, (uint32_t)list[i].location.id);
         ibx_put_u32(&e.body, (uint32_t)list[i].flags);
-        rc = list[i].location.type == AT_DEVICE ? ibx_frontend_extra(&e, NULL, 0)
+        rc = list[i].location.type == AT_DEVICE ? ibx_frontend_request_make(&e, NULL, 0)
                                                 : ibx_frontend_fail(CUDA_INVALID_VALUE);
     }
     return rc;
@@ -277,15 +277,15 @@ int cudaMemPoolSetAccess(void *pool, const struct memory_access *list, size_t co
 
 int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *location)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[4] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_GET_ACCESS, "cudaMemPoolGetAccess");
+    ibx_frontend_request_begin(&e, IBX_OWN_POOL_GET_ACCESS, "cudaMemPoolGetAccess");
     if (!flags || !location || location->type != AT_DEVICE)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u32(&e.body, (uint32_t)location->id);
-    const int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    const int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
     if (!rc)
         *flags = (int)ibx_get_u32(&r);
     return rc;
@@ -295,14 +295,14 @@ int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *l
 
 int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigned flags)
 {
-    struct extra e;
-    uint8_t bytes[sizeof(magic) + IBX_EXTRA_HANDLE];
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_POOL, "cudaMemPoolExportToShareableHandle");
+    struct own_request e;
+    uint8_t bytes[sizeof(magic) + IBX_OWN_HANDLE];
+    ibx_frontend_request_begin(&e, IBX_OWN_IPC_POOL, "cudaMemPoolExportToShareableHandle");
     if (!made || flags || type != POSIX_FILE)
         return ibx_frontend_fail(!made || flags ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     memcpy(bytes, magic, sizeof(magic));
-    const int rc = ibx_frontend_extra(&e, bytes + sizeof(magic), IBX_EXTRA_HANDLE);
+    const int rc = ibx_frontend_request_make(&e, bytes + sizeof(magic), IBX_OWN_HANDLE);
     if (rc)
         return rc;
     const int fd = memfd_create("ibx-pool", MFD_CLOEXEC);
@@ -318,17 +318,17 @@ int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigne
 /* The handle is the file descriptor itself, which stays the caller's. */
 int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type, unsigned flags)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t found = 0;
-    uint8_t bytes[sizeof(magic) + IBX_EXTRA_HANDLE];
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_OPEN_POOL, "cudaMemPoolImportFromShareableHandle");
+    uint8_t bytes[sizeof(magic) + IBX_OWN_HANDLE];
+    ibx_frontend_request_begin(&e, IBX_OWN_IPC_OPEN_POOL, "cudaMemPoolImportFromShareableHandle");
     if (!pool || flags || type != POSIX_FILE)
         return ibx_frontend_fail(!pool || flags ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
     if (pread((int)(intptr_t)handle, bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes) ||
         memcmp(bytes, magic, sizeof(magic)) != 0)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_put_bytes(&e.body, bytes + sizeof(magic), IBX_EXTRA_HANDLE);
-    int rc = ibx_frontend_extra_ask(&e, &found);
+    ibx_put_bytes(&e.body, bytes + sizeof(magic), IBX_OWN_HANDLE);
+    int rc = ibx_frontend_request_ask(&e, &found);
     if (!rc && !ibx_frontend_pool_opened((void *)(uintptr_t)found))
         rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     if (!rc)
@@ -338,25 +338,25 @@ int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type, un
 
 int cudaMemPoolExportPointer(struct ipc_handle *handle, void *address)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_MEMORY, "cudaMemPoolExportPointer");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_IPC_MEMORY, "cudaMemPoolExportPointer");
     if (!handle)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)address);
-    return ibx_frontend_extra(&e, handle->bytes, sizeof(handle->bytes));
+    return ibx_frontend_request_make(&e, handle->bytes, sizeof(handle->bytes));
 }
 
 int cudaMemPoolImportPointer(void **address, void *pool, const struct ipc_handle *handle)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[16] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_OPEN_POINTER, "cudaMemPoolImportPointer");
+    ibx_frontend_request_begin(&e, IBX_OWN_IPC_OPEN_POINTER, "cudaMemPoolImportPointer");
     if (!address || !handle)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_bytes(&e.body, handle->bytes, sizeof(handle->bytes));
-    const int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    const int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
     if (rc)
         return rc;
     void *memory = (void *)(uintptr_t)ibx_get_u64(&r);

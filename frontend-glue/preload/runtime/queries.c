@@ -13,12 +13,12 @@
 #define FLAGS_VALID  1u /* cudaInitDeviceFlagsAreValid */
 
 /* A request that answers one number. */
-static int number(const struct extra *e, const void *wanted, uint64_t *answer)
+static int number(const struct own_request *e, const void *wanted, uint64_t *answer)
 {
-    return wanted ? ibx_frontend_extra_ask(e, answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return wanted ? ibx_frontend_request_ask(e, answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
-static int int_of(const struct extra *e, int *value)
+static int int_of(const struct own_request *e, int *value)
 {
     uint64_t answer = 0;
     const int rc = number(e, value, &answer);
@@ -31,9 +31,9 @@ static int int_of(const struct extra *e, int *value)
 
 int cudaStreamGetId(void *stream, unsigned long long *id)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t answer = 0;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_ID, "cudaStreamGetId");
+    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_ID, "cudaStreamGetId");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     const int rc = number(&e, id, &answer);
     if (!rc)
@@ -43,41 +43,41 @@ int cudaStreamGetId(void *stream, unsigned long long *id)
 
 int cudaStreamGetDevice(void *stream, int *device)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_DEVICE, "cudaStreamGetDevice");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_DEVICE, "cudaStreamGetDevice");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     return int_of(&e, device);
 }
 
 int cudaStreamCopyAttributes(void *to, void *from)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_COPY_ATTRIBUTES, "cudaStreamCopyAttributes");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_COPY_ATTRIBUTES, "cudaStreamCopyAttributes");
     ibx_put_u64(&e.body, (uintptr_t)to);
     ibx_put_u64(&e.body, (uintptr_t)from);
-    return ibx_frontend_extra(&e, NULL, 0);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 /* ------------------------------------------------------------------------------- devices */
 
 int cudaGetDeviceFlags(unsigned *flags)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_DEVICE_FLAGS, "cudaGetDeviceFlags");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_DEVICE_FLAGS, "cudaGetDeviceFlags");
     return int_of(&e, (int *)flags);
 }
 
 int cudaDeviceGetCacheConfig(int *config)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_DEVICE_CACHE, "cudaDeviceGetCacheConfig");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_DEVICE_CACHE, "cudaDeviceGetCacheConfig");
     return int_of(&e, config);
 }
 
 int cudaDeviceGetP2PAttribute(int *value, int attribute, int from, int to)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_BETWEEN_DEVICES, "cudaDeviceGetP2PAttribute");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_BETWEEN_DEVICES, "cudaDeviceGetP2PAttribute");
     ibx_put_u32(&e.body, (uint32_t)attribute);
     ibx_put_u32(&e.body, (uint32_t)from);
     ibx_put_u32(&e.body, (uint32_t)to);
@@ -87,11 +87,11 @@ int cudaDeviceGetP2PAttribute(int *value, int attribute, int from, int to)
 int cudaDeviceGetTexture1DLinearMaxWidth(size_t *most, const struct ibx_cuda_channel *channel,
                                          int device)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t answer = 0;
     if (!channel)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_TEXTURE_WIDTH, "cudaDeviceGetTexture1DLinearMaxWidth");
+    ibx_frontend_request_begin(&e, IBX_OWN_TEXTURE_WIDTH, "cudaDeviceGetTexture1DLinearMaxWidth");
     ibx_layout_put(&e.body, IBX_LAYOUT_CHANNEL, channel);
     ibx_put_u32(&e.body, (uint32_t)device);
     const int rc = number(&e, most, &answer);
@@ -163,23 +163,23 @@ int cudaFuncSetSharedMemConfig(const void *function, int config)
 /* ------------------------------------------------------------------------------- kernels */
 
 /* False: nobody can tell by which name requests name it; *rc says so. */
-static bool begin(struct extra *e, enum ibx_extra call, const char *name, const void *function,
-                  int *rc)
+static bool begin(struct own_request *e, enum ibx_own_request call, const char *name,
+                  const void *function, int *rc)
 {
     uint8_t kernel[8];
     if (!ibx_frontend_plugin())
         ibx_frontend_connect();
-    ibx_frontend_extra_begin(e, call, name);
+    ibx_frontend_request_begin(e, call, name);
     *rc = ibx_frontend_kernel_name(function, kernel) ? CUDA_SUCCESS
                                                      : ibx_frontend_fail(CUDA_INVALID_FUNCTION);
     ibx_put_bytes(&e->body, kernel, sizeof(kernel));
     return !*rc;
 }
 
-static int clusters(enum ibx_extra call, const char *name, int *found, const void *function,
+static int clusters(enum ibx_own_request call, const char *name, int *found, const void *function,
                     const struct launch_config *c)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     if (!c || (c->count && !c->attributes))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -195,7 +195,7 @@ static int clusters(enum ibx_extra call, const char *name, int *found, const voi
     ibx_put_u64(&e.body, (uintptr_t)c->stream);
     for (unsigned i = 0; i < c->count && !e.body.failed; i++) {
         ibx_put_u32(&e.body, (uint32_t)c->attributes[i].id);
-        ibx_put_bytes(&e.body, c->attributes[i].value, IBX_EXTRA_ATTRIBUTE);
+        ibx_put_bytes(&e.body, c->attributes[i].value, IBX_OWN_ATTRIBUTE);
     }
     return int_of(&e, found);
 }
@@ -203,23 +203,23 @@ static int clusters(enum ibx_extra call, const char *name, int *found, const voi
 int cudaOccupancyMaxActiveClusters(int *count, const void *function,
                                    const struct launch_config *config)
 {
-    return clusters(IBX_EXTRA_CLUSTERS, "cudaOccupancyMaxActiveClusters", count, function, config);
+    return clusters(IBX_OWN_CLUSTERS, "cudaOccupancyMaxActiveClusters", count, function, config);
 }
 
 int cudaOccupancyMaxPotentialClusterSize(int *size, const void *function,
                                          const struct launch_config *config)
 {
-    return clusters(IBX_EXTRA_CLUSTER_SIZE, "cudaOccupancyMaxPotentialClusterSize", size, function,
+    return clusters(IBX_OWN_CLUSTER_SIZE, "cudaOccupancyMaxPotentialClusterSize", size, function,
                     config);
 }
 
 int cudaOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *function, int blocks,
                                               int threads)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t answer = 0;
     int rc;
-    if (!begin(&e, IBX_EXTRA_SHARED_MEMORY, "cudaOccupancyAvailableDynamicSMemPerBlock", function,
+    if (!begin(&e, IBX_OWN_SHARED_MEMORY, "cudaOccupancyAvailableDynamicSMemPerBlock", function,
                &rc))
         return rc;
     ibx_put_u32(&e.body, (uint32_t)blocks);
@@ -232,14 +232,15 @@ int cudaOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *function, i
 
 int cudaFuncGetParamInfo(const void *function, size_t index, size_t *at, size_t *n)
 {
-    struct extra e;
+    struct own_request e;
     uint8_t bytes[16] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc;
-    if (!begin(&e, IBX_EXTRA_PARAMETER, "cudaFuncGetParamInfo", function, &rc))
+    if (!begin(&e, IBX_OWN_PARAMETER, "cudaFuncGetParamInfo", function, &rc))
         return rc;
     ibx_put_u64(&e.body, index);
-    rc = at ? ibx_frontend_extra(&e, bytes, sizeof(bytes)) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    rc = at ? ibx_frontend_request_make(&e, bytes, sizeof(bytes))
+            : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (rc)
         return rc;
     *at = ibx_get_u64(&r);

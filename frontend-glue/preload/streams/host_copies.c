@@ -123,11 +123,11 @@ static int copy_rows(const struct ibx_cuda_memcpy3d *p, void *stream)
 
 static int wait_for(void *stream)
 {
-    struct extra e;
+    struct own_request e;
     int code;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_WAIT, "cudaStreamSynchronize");
+    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_WAIT, "cudaStreamSynchronize");
     ibx_put_u64(&e.body, (uintptr_t)stream);
-    return ibx_frontend_extra_try(&e, NULL, 0, &code) ? code : CUDA_UNKNOWN;
+    return ibx_frontend_request_try(&e, NULL, 0, &code) ? code : CUDA_UNKNOWN;
 }
 
 int ibx_frontend_copy_beside(void *to, const void *from, size_t n, int kind, int device)

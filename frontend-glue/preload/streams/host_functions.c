@@ -288,11 +288,11 @@ bool ibx_frontend_host_event_lost(const void *event)
 
 static bool open_queue(void)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t queue = 0;
     ibx_frontend_connect();
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_OPEN, "cudaLaunchHostFunc");
-    const bool opened = !ibx_frontend_extra_ask(&e, &queue);
+    ibx_frontend_request_begin(&e, IBX_OWN_HOST_OPEN, "cudaLaunchHostFunc");
+    const bool opened = !ibx_frontend_request_ask(&e, &queue);
     pthread_mutex_lock(&lock);
     server.queue = queue;
     server.state = opened ? SERVER_SERVES : SERVER_REFUSED;
@@ -305,31 +305,31 @@ struct called {
     uint64_t number; /* 0: nothing */
     int status;
     size_t n; /* bytes that the function is to copy */
-    uint8_t bytes[IBX_EXTRA_COPIED];
+    uint8_t bytes[IBX_OWN_COPIED];
 };
 
 /* What is to be called, after `over` was. False: the back end is gone. */
 static bool ask(uint64_t over, bool wait, struct called *called)
 {
-    struct extra e;
-    uint8_t bytes[16 + IBX_EXTRA_COPIED] = {0};
+    struct own_request e;
+    uint8_t bytes[16 + IBX_OWN_COPIED] = {0};
     const bool takes_bytes = ibx_frontend_graph_takes_bytes();
     const size_t n = takes_bytes ? sizeof(bytes) : 12;
     struct ibx_reader r = ibx_reader_of(bytes, n);
     int code;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_ASK, "cudaLaunchHostFunc");
+    ibx_frontend_request_begin(&e, IBX_OWN_HOST_ASK, "cudaLaunchHostFunc");
     ibx_put_u64(&e.body, over);
     ibx_put_u8(&e.body, wait);
     if (takes_bytes)
         ibx_put_u8(&e.body, 1);
-    if (!ibx_frontend_extra_try(&e, bytes, n, &code) || code)
+    if (!ibx_frontend_request_try(&e, bytes, n, &code) || code)
         return false;
     called->number = ibx_get_u64(&r);
     called->status = (int)ibx_get_u32(&r);
     called->n = takes_bytes ? ibx_get_u32(&r) : 0;
     if (takes_bytes)
-        memcpy(called->bytes, ibx_get_bytes(&r, IBX_EXTRA_COPIED), IBX_EXTRA_COPIED);
-    if (called->n > IBX_EXTRA_COPIED)
+        memcpy(called->bytes, ibx_get_bytes(&r, IBX_OWN_COPIED), IBX_OWN_COPIED);
+    if (called->n > IBX_OWN_COPIED)
         called->n = 0;
     return true;
 }
@@ -606,7 +606,7 @@ int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream
 
 int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const char *name)
 {
-    struct extra e;
+    struct own_request e;
     struct function *f = malloc(sizeof(*f));
     if (!f)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
@@ -626,13 +626,13 @@ int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const c
         free(f);
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     }
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_ADD, name);
+    ibx_frontend_request_begin(&e, IBX_OWN_HOST_ADD, name);
     ibx_put_u64(&e.body, (uintptr_t)wish->stream);
     ibx_put_u64(&e.body, queue);
     ibx_put_u64(&e.body, number);
     ibx_put_u8(&e.body, wish->callback != NULL);
     ibx_frontend_device_used();
-    int rc = ibx_frontend_extra(&e, NULL, 0);
+    int rc = ibx_frontend_request_make(&e, NULL, 0);
     pthread_mutex_lock(&lock);
     for (f = server.functions; !rc && f && f->number != number;)
         f = f->next;

@@ -84,13 +84,13 @@ static atomic_bool gvirtus_sets;
 /* In a request of our own, in the order of its stream. GVirtuS's front end (G4, G5) sends
  * cudaMemset, which is in that of the legacy one, and its back end has no cudaMemset2DAsync. False:
  * GVirtuS may know the call. */
-static bool set_in_stream(const struct extra *e, int *rc)
+static bool set_in_stream(const struct own_request *e, int *rc)
 {
     ibx_frontend_device_used();
     if (!ibx_frontend_plugin() || atomic_load_explicit(&gvirtus_sets, memory_order_relaxed))
         return false;
     int code;
-    if (!ibx_frontend_extra_try(e, NULL, 0, &code)) /* now; another connection may do it */
+    if (!ibx_frontend_request_try(e, NULL, 0, &code)) /* now; another connection may do it */
         return false;
     if (code < 0 || code == CUDA_NOT_SUPPORTED) {
         atomic_store(&gvirtus_sets, true);
@@ -101,23 +101,23 @@ static bool set_in_stream(const struct extra *e, int *rc)
 }
 
 /* What GVirtuS would make of such a call is no part of a graph. */
-static bool set_captured(const struct extra *e, void *stream, int *rc)
+static bool set_captured(const struct own_request *e, void *stream, int *rc)
 {
     if (!ibx_frontend_captures(stream))
         return false;
     ibx_frontend_device_used();
-    *rc = ibx_frontend_extra(e, NULL, 0);
+    *rc = ibx_frontend_request_make(e, NULL, 0);
     return true;
 }
 
 int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_stream_used(stream);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMSET, "cudaMemsetAsync");
+    ibx_frontend_request_begin(&e, IBX_OWN_MEMSET, "cudaMemsetAsync");
     put_handle(&e.body, address);
     ibx_put_u32(&e.body, (uint32_t)value);
     ibx_put_u64(&e.body, n);
@@ -130,12 +130,12 @@ int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
 int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size_t height,
                       void *stream)
 {
-    struct extra e;
+    struct own_request e;
     int rc;
     if (is_nowhere(address, width && height))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_stream_used(stream);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMSET_2D, "cudaMemset2DAsync");
+    ibx_frontend_request_begin(&e, IBX_OWN_MEMSET_2D, "cudaMemset2DAsync");
     put_handle(&e.body, address);
     ibx_put_u64(&e.body, pitch);
     ibx_put_u32(&e.body, (uint32_t)value);
@@ -150,16 +150,16 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
 bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc)
 {
     static atomic_bool unknown; /* to the back end */
-    struct extra e;
+    struct own_request e;
     int code;
     if (atomic_load_explicit(&unknown, memory_order_relaxed) || !ibx_frontend_plugin())
         return false;
     ibx_frontend_stream_used(stream);
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMSET_ELEMENTS, "cuMemsetD2D32Async");
+    ibx_frontend_request_begin(&e, IBX_OWN_MEMSET_ELEMENTS, "cuMemsetD2D32Async");
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
     put_handle(&e.body, stream);
     ibx_frontend_device_used();
-    if (!ibx_frontend_extra_try(&e, NULL, 0, &code))
+    if (!ibx_frontend_request_try(&e, NULL, 0, &code))
         return false;
     if (code < 0 || code == CUDA_NOT_SUPPORTED) {
         atomic_store(&unknown, true);
@@ -172,16 +172,16 @@ bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, 
 bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc)
 {
     struct ibx_cuda_memcpy3d within = *copy;
-    struct extra e;
+    struct own_request e;
     int code;
     within.kind = CUDA_MEMCPY_ON_DEVICE;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMCPY_3D_ASYNC, "cudaMemcpy3DAsync");
+    ibx_frontend_request_begin(&e, IBX_OWN_MEMCPY_3D_ASYNC, "cudaMemcpy3DAsync");
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &within);
     put_handle(&e.body, stream);
     if (set_captured(&e, stream, rc))
         return true;
     ibx_frontend_device_used();
-    if (!ibx_frontend_plugin() || !ibx_frontend_extra_try(&e, NULL, 0, &code) || code < 0 ||
+    if (!ibx_frontend_plugin() || !ibx_frontend_request_try(&e, NULL, 0, &code) || code < 0 ||
         code == CUDA_NOT_SUPPORTED)
         return false;
     *rc = code ? ibx_frontend_fail(code) : CUDA_SUCCESS;

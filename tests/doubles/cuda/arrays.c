@@ -2,7 +2,7 @@
 /* A double of CUDA's runtime: arrays, textures, attributes, functions of the host. An array is
  * memory of the device, rows without gaps; a handle that this file has not made ends the process,
  * as CUDA's would. */
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 #include "tests/doubles/cuda/runtime.h"
 
 #include <stdlib.h>

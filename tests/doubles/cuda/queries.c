@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A double of CUDA's runtime: what it answers about streams, devices and kernels tells what it was
  * asked. */
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 #include "tests/doubles/cuda/driver.h"
 #include "tests/doubles/cuda/runtime.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/doubles/gvirtus/world.h"
 
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <climits>
@@ -437,9 +437,9 @@ int give_back(World *world, std::uint64_t address)
 // Requests of the preload's: cudaFreeAsync, and events that processes share, which do nothing here.
 int extra(World *world, int request, const std::vector<char> &in)
 {
-    if (request == IBX_EXTRA_FREE_ASYNC)
+    if (request == IBX_OWN_FREE_ASYNC)
         return give_back(world, number(in, 2));
-    return request == IBX_EXTRA_IPC_EVENT || request == IBX_EXTRA_IPC_OPEN_EVENT ? 0 : -1;
+    return request == IBX_OWN_IPC_EVENT || request == IBX_OWN_IPC_OPEN_EVENT ? 0 : -1;
 }
 
 // What requests of our own are here: calls of GVirtuS's with the same bodies.
@@ -503,7 +503,7 @@ bool enqueues(const std::string &name, const std::vector<char> &in)
     return name == "cudaLaunchKernel" || name == "cudaEventRecord" ||
            name == "cudaStreamWaitEvent" || name == "cudaMemsetAsync" ||
            name == "cudaMemcpyAsync" || name == "cudaFree" || name == "cudaGraphLaunch" ||
-           name == IBX_EXTRA_QUEUE;
+           name == IBX_OWN_QUEUE;
 }
 
 int execute(World *world, WorldThread *thread, const std::string &name, const std::vector<char> &in,
@@ -523,8 +523,8 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
         return stream_wait_event(world, number(in, 0), number(in, 8));
     if (name == "cudaMemsetAsync")
         return enqueue(world, number(in, 20), number(in, 0));
-    if (name == IBX_EXTRA_QUEUE) // cudaMemsetAsync alone
-        return get<std::uint16_t>(in, 0) == IBX_EXTRA_MEMSET
+    if (name == IBX_OWN_QUEUE) // cudaMemsetAsync alone
+        return get<std::uint16_t>(in, 0) == IBX_OWN_MEMSET
                    ? enqueue(world, number(in, 22), number(in, 2))
                    : -1;
     if (name == "cudaMemcpyAsync")
@@ -557,7 +557,7 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
         return allocate(world, out);
     if (name == "cudaFree")
         return give_back(world, number(in, 0));
-    if (name == IBX_EXTRA_NAME)
+    if (name == IBX_OWN_NAME)
         return extra(world, get<std::uint16_t>(in, 0), in);
     if (name == "cudaGetDevice")
         out->put(thread->device);

@@ -3,7 +3,7 @@
 #include "common/wire.h"
 #include "frontend-glue/client_calls/learned.h"
 #include "frontend-glue/session/calls.h"
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -103,10 +103,10 @@ static void replies_of_quick_calls_wait(void **state)
     assert_true(is_quick("cudaLaunchKernel", 0));
     assert_false(is_quick("cudaMemcpyAsync", 0)); /* a session may run it */
     assert_false(is_quick("cudaStreamSynchronize", 0));
-    assert_false(is_quick("cudaMalloc", IBX_EXTRA_SET_KERNEL));
-    assert_true(is_quick(IBX_EXTRA_NAME, IBX_EXTRA_SET_KERNEL));
-    assert_false(is_quick(IBX_EXTRA_NAME, IBX_EXTRA_EXEC_UPDATE));
-    assert_false(ibx_call_is_quick(find(IBX_EXTRA_NAME), NULL, 0));
+    assert_false(is_quick("cudaMalloc", IBX_OWN_SET_KERNEL));
+    assert_true(is_quick(IBX_OWN_NAME, IBX_OWN_SET_KERNEL));
+    assert_false(is_quick(IBX_OWN_NAME, IBX_OWN_EXEC_UPDATE));
+    assert_false(ibx_call_is_quick(find(IBX_OWN_NAME), NULL, 0));
 }
 
 static void streams_are_where_requests_have_them(void **state)

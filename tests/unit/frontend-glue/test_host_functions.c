@@ -63,14 +63,15 @@ static struct {
     uint64_t over;   /* the first that was said to be over since this was 0 */
 } back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
 
-void ibx_frontend_extra_begin(struct extra *e, enum ibx_extra number, const char *call)
+void ibx_frontend_request_begin(struct own_request *e, enum ibx_own_request number,
+                                const char *call)
 {
     e->call = call;
     e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
     ibx_put_u16(&e->body, (uint16_t)number);
 }
 
-int ibx_frontend_extra_ask(const struct extra *e, uint64_t *answer)
+int ibx_frontend_request_ask(const struct own_request *e, uint64_t *answer)
 {
     (void)e;
     *answer = 7; /* the queue */
@@ -78,7 +79,7 @@ int ibx_frontend_extra_ask(const struct extra *e, uint64_t *answer)
 }
 
 /* Of HOST_ADD: a stream, the queue, and the number. */
-int ibx_frontend_extra(const struct extra *e, void *out, size_t n)
+int ibx_frontend_request_make(const struct own_request *e, void *out, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(e->bytes, e->body.length);
     (void)out, (void)n;
@@ -93,7 +94,7 @@ int ibx_frontend_extra(const struct extra *e, void *out, size_t n)
 }
 
 /* Of HOST_ASK: what was called, and whether to wait for the next one. */
-bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *code)
+bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, int *code)
 {
     struct ibx_reader r = ibx_reader_of(e->bytes, e->body.length);
     struct ibx_writer w = ibx_writer_of(out, n);

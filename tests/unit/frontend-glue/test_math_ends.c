@@ -21,7 +21,7 @@
 static int answer;
 static bool comes_again;
 
-bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *code)
+bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, int *code)
 {
     (void)e, (void)out, (void)n;
     *code = answer;
@@ -100,13 +100,13 @@ int ibx_frontend_arguments_reach(const void *arguments, size_t n)
 
 void ibx_frontend_connect(void) {}
 
-bool ibx_frontend_extra_room(struct extra *e, size_t n)
+bool ibx_frontend_request_room(struct own_request *e, size_t n)
 {
     (void)e, (void)n;
     return false;
 }
 
-void ibx_frontend_extra_free(struct extra *e)
+void ibx_frontend_request_free(struct own_request *e)
 {
     (void)e;
 }

@@ -25,7 +25,7 @@
 static int add_allocation(struct client *c, uint64_t graph, uint64_t n, uint64_t *node)
 {
     uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_NODE_ALLOC);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_NODE_ALLOC);
     ibx_put_u64(&w, graph);
     ibx_put_u16(&w, 0);
     ibx_put_u32(&w, 0);
@@ -49,13 +49,13 @@ static void test_memory_without_owner(void **state)
     atomic_store(&quota->most, most);
     assert_int_equal(add_allocation(&alice, graph, 4096, &node), 0);
     assert_int_equal(own_nodes_count(&alice, graph), 1);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, answers), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, answers), 0);
 }
 
 static int copy_planes(struct client *c, const struct ibx_cuda_memcpy3d *p)
 {
     uint8_t bytes[200];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_MEMCPY_3D);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_MEMCPY_3D);
     ibx_layout_put(&w, IBX_LAYOUT_MEMCPY3D, p);
     return own_run(c, &w, NULL);
 }
@@ -105,22 +105,22 @@ static void test_nodes_of_others(void **state)
     assert_int_equal(own_graph_create(&alice, &other), 0);
     assert_int_equal(own_memset_add(&alice, graph, alice.memory, &node), 0);
     assert_int_equal(own_memset_add(&alice, other, alice.memory, &strange), 0);
-    assert_int_equal(
-        own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec), 0);
+    assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
+                     0);
     assert_int_equal(own_memset_add(&alice, graph, alice.memory, &later), 0);
     assert_int_equal(own_nodes_count(&alice, graph), 2); /* that it is listed changes nothing */
     const uint64_t nodes[] = {node, later, strange};
     for (unsigned i = 0; i < 3; i++) {
         uint8_t bytes[100];
-        struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_SET_MEMSET);
+        struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_SET_MEMSET);
         ibx_put_u64(&w, exec);
         ibx_put_u64(&w, nodes[i]);
         ibx_layout_put(&w, IBX_LAYOUT_MEMSET, &set);
         assert_int_equal(own_run(&alice, &w, NULL), i ? CUDA_INVALID_VALUE : 0);
     }
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, other, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, other, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
 }
 
 /* Levels go with what they are of, and with it alone. */
@@ -133,19 +133,19 @@ static void test_levels_of_others(void **state)
     assert_int_equal(own_level_of(&alice, alice.mipmap, 2, &again), CUDA_INVALID_VALUE);
     assert_int_equal(own_level_of(&bob, alice.mipmap, 1, &again), CUDA_INVALID_VALUE);
     assert_int_equal(own_level_of(&alice, alice.array, 1, &again), CUDA_INVALID_VALUE);
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_CHANNEL_DESC, level, NULL), CUDA_INVALID_VALUE);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_CHANNEL_DESC, level, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_CHANNEL_DESC, alice.mipmap, NULL),
+    assert_int_equal(own_call_one(&bob, IBX_OWN_CHANNEL_DESC, level, NULL), CUDA_INVALID_VALUE);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_CHANNEL_DESC, level, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_CHANNEL_DESC, alice.mipmap, NULL),
                      CUDA_INVALID_VALUE);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_FREE_ARRAY, level, NULL), CUDA_INVALID_VALUE);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_FREE_ARRAY, alice.mipmap, NULL),
+    assert_int_equal(own_call_one(&alice, IBX_OWN_FREE_ARRAY, level, NULL), CUDA_INVALID_VALUE);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_FREE_ARRAY, alice.mipmap, NULL),
                      CUDA_INVALID_VALUE);
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_FREE_MIPMAP, alice.mipmap, NULL),
+    assert_int_equal(own_call_one(&bob, IBX_OWN_FREE_MIPMAP, alice.mipmap, NULL),
                      CUDA_INVALID_VALUE);
     assert_true(ibx_owners_number(level) && ibx_owners_number(alice.mipmap));
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_FREE_MIPMAP, alice.mipmap, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_FREE_MIPMAP, alice.mipmap, NULL), 0);
     assert_true(!ibx_owners_number(level) && !ibx_owners_number(alice.mipmap));
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_CHANNEL_DESC, level, NULL), CUDA_INVALID_VALUE);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_CHANNEL_DESC, level, NULL), CUDA_INVALID_VALUE);
     own_mipmap_make(&alice);
 }
 
@@ -154,13 +154,13 @@ static void test_pointers_of_others(void **state)
 {
     (void)state;
     uint64_t answer = 9;
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_POINTER, alice.memory + 5, &answer), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_POINTER, alice.memory + 5, &answer), 0);
     assert_true(answer == 1);
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_POINTER, alice.memory + 5, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_OWN_POINTER, alice.memory + 5, &answer), 0);
     assert_true(answer == 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_POINTER, 0x7000000, &answer), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_POINTER, 0x7000000, &answer), 0);
     assert_true(answer == 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_POINTER, (uintptr_t)&answer, &answer), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_POINTER, (uintptr_t)&answer, &answer), 0);
     assert_true(answer == 0);
 }
 
@@ -323,7 +323,7 @@ static void test_functions_come_and_go(void **state)
 static int add_host_node(uint64_t graph, uint64_t queue, uint64_t number, uint64_t *node)
 {
     uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_NODE_HOST);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_NODE_HOST);
     ibx_put_u64(&w, graph);
     ibx_put_u16(&w, 0);
     ibx_put_u64(&w, queue);
@@ -333,7 +333,7 @@ static int add_host_node(uint64_t graph, uint64_t queue, uint64_t number, uint64
 
 static int set_host_node(uint64_t node, uint64_t queue, uint64_t number)
 {
-    return own_call(&alice, IBX_EXTRA_SET_HOST, 4, (uint64_t[]){0, node, queue, number}, NULL);
+    return own_call(&alice, IBX_OWN_SET_HOST, 4, (uint64_t[]){0, node, queue, number}, NULL);
 }
 
 /* Another session of alice's that names her graph. */
@@ -404,8 +404,8 @@ static void test_one_change_of_what_is_launched(void **state)
     (void)state;
     assert_int_equal(own_graph_create(&alice, &graph), 0);
     assert_int_equal(own_memset_add(&alice, graph, alice.memory, &node), 0);
-    assert_int_equal(
-        own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec), 0);
+    assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
+                     0);
     for (unsigned i = 0; i < 3; i++) {
         struct other_session other = {.x = alice.x, .exec = exec, .changes = i};
         pthread_t thread;
@@ -421,8 +421,8 @@ static void test_one_change_of_what_is_launched(void **state)
         assert_int_equal(pthread_join(thread, NULL), 0);
         assert_false(other.early);
     }
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, exec, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
 }
 
 /* A function of the client's is known as long as a graph may call it, whose copies and what was
@@ -435,25 +435,25 @@ static void test_functions_go_with_graphs(void **state)
     assert_int_equal(own_graph_create(&alice, &graph), 0);
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_CLONE, graph, &clone), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_CLONE, graph, &clone), 0);
     const uint64_t of[] = {clone, 0};
-    assert_int_equal(own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, of, &exec), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, clone, NULL), 0);
+    assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, of, &exec), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, clone, NULL), 0);
     assert_true(ibx_host_work_repeats());
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
     assert_false(ibx_host_work_repeats());
     for (uint64_t i = 1; i < 70000; i++) {
         assert_int_equal(own_graph_create(&alice, &graph), 0);
         assert_int_equal(add_host_node(graph, queue, i, &node), 0);
-        assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+        assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
     }
     assert_false(ibx_host_work_repeats());
     /* One that a node gets later, too. */
     assert_int_equal(own_graph_create(&alice, &graph), 0);
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
     assert_int_equal(set_host_node(node, queue, 2), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
     assert_false(ibx_host_work_repeats());
     ibx_host_work_end(&alice.x);
 }
@@ -502,8 +502,8 @@ static double seconds_of_graphs(void)
     for (unsigned i = 0; i < 20; i++) {
         assert_int_equal(own_graph_create(&bob, &graph), 0);
         assert_int_equal(own_memset_add(&bob, graph, bob.memory, &node), 0);
-        assert_int_equal(own_call_one(&bob, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
-        assert_int_equal(own_call_one(&bob, IBX_EXTRA_NODE_TYPE, node, NULL), 1);
+        assert_int_equal(own_call_one(&bob, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+        assert_int_equal(own_call_one(&bob, IBX_OWN_NODE_TYPE, node, NULL), 1);
         assert_false(ibx_handles_any(1000 + i));
     }
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &done);
@@ -549,8 +549,8 @@ static void test_very_many_are_shared(void **state)
     for (unsigned i = 0; i < MANY; i++) {
         assert_int_equal(app->event_create(&events[i], 4), 0);
         assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[i]));
-        assert_int_equal(
-            own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[i], &numbers[i]), 0);
+        assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)events[i], &numbers[i]),
+                         0);
         if (i == 1) {
             seconds_of_frees();
             alone = seconds_of_frees();
@@ -562,16 +562,14 @@ static void test_very_many_are_shared(void **state)
     for (unsigned i = 0; i < MANY; i += 3)
         ibx_ipc_gone((uintptr_t)events[i * 5 % MANY / 3 * 3]);
     for (unsigned i = 0; i < MANY; i++) {
-        assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[i], &again),
-                         0);
+        assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)events[i], &again), 0);
         if (i % 3)
             assert_true(again == numbers[i]);
     }
     for (unsigned i = 0; i < MANY; i++)
         ibx_ipc_gone((uintptr_t)events[i]);
     for (unsigned i = MANY; i-- > 0;) {
-        assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[i], &again),
-                         0);
+        assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)events[i], &again), 0);
         assert_true(again != numbers[i]);
     }
     ibx_ipc_forget(NULL);

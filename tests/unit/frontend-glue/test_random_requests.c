@@ -20,7 +20,7 @@
 static void request_anything(struct client *c)
 {
     uint8_t bytes[1024] = {0};
-    const unsigned number = (unsigned)(own_random() % (IBX_EXTRAS + 1));
+    const unsigned number = (unsigned)(own_random() % (IBX_OWN_REQUESTS + 1));
     struct ibx_writer w = own_body(bytes, sizeof(bytes), number);
     uint64_t answer;
     if (!form_put(&w, number))
@@ -30,12 +30,12 @@ static void request_anything(struct client *c)
         w.length = own_random() % (w.length + 9);
     if (own_run(c, &w, &answer) || !answer)
         return;
-    if (number == IBX_EXTRA_GRAPH_CREATE || number == IBX_EXTRA_GRAPH_CLONE ||
-        number == IBX_EXTRA_GET_CHILD)
+    if (number == IBX_OWN_GRAPH_CREATE || number == IBX_OWN_GRAPH_CLONE ||
+        number == IBX_OWN_GET_CHILD)
         form_note(FORM_GRAPH, answer);
-    if (number >= IBX_EXTRA_NODE_KERNEL && number <= IBX_EXTRA_NODE_FREE)
+    if (number >= IBX_OWN_NODE_KERNEL && number <= IBX_OWN_NODE_FREE)
         form_note(FORM_NODE, answer);
-    if (number == IBX_EXTRA_GRAPH_INSTANTIATE)
+    if (number == IBX_OWN_GRAPH_INSTANTIATE)
         form_note(FORM_EXEC, answer);
 }
 
@@ -59,13 +59,13 @@ static void test_anything(void **state)
     assert_int_equal(app->from_device(after, bob.memory, MEMORY), 0);
     assert_memory_equal(after, before, MEMORY);
     assert_int_equal(own_nodes_count(&bob, bob.graph), 1);
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_NODE_TYPE, bob.node, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_CHANNEL_DESC, bob.array, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_FREE_ARRAY, bob.array, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_FREE_MIPMAP, bob.mipmap, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_EXEC_DESTROY, bob.exec, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_GRAPH_DESTROY, bob.graph, &answer), 0);
-    assert_int_equal(own_call(&bob, IBX_EXTRA_FREE_ASYNC, 2, (uint64_t[]){bob.memory, 0}, &answer),
+    assert_int_equal(own_call_one(&bob, IBX_OWN_NODE_TYPE, bob.node, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_OWN_CHANNEL_DESC, bob.array, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_OWN_FREE_ARRAY, bob.array, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_OWN_FREE_MIPMAP, bob.mipmap, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_OWN_EXEC_DESTROY, bob.exec, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_OWN_GRAPH_DESTROY, bob.graph, &answer), 0);
+    assert_int_equal(own_call(&bob, IBX_OWN_FREE_ASYNC, 2, (uint64_t[]){bob.memory, 0}, &answer),
                      0);
 }
 

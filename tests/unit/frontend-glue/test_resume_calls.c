@@ -12,7 +12,7 @@
 #include "common/log.h"
 #include "frontend-glue/client_calls/internal.h"
 #include "frontend-glue/client_copies/client_frame.h"
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -98,7 +98,7 @@ static int serve(struct ibx_session *s, void *argument)
         }
         if (n == sizeof(name) || !ibx_session_live(s) || ibx_session_read(s, &length, 8) != 8)
             break;
-        const bool own = !strcmp(name, IBX_EXTRA_NAME);
+        const bool own = !strcmp(name, IBX_OWN_NAME);
         cut_short += own && s->segment.left < length;
         wrong = wrong || (own && runs_own);
         if (ibx_session_read(s, body, length) != (ssize_t)length)
@@ -187,7 +187,7 @@ static void call_own(unsigned number, size_t n)
     static uint8_t body[LONG_OWN + 36];
     int code = -1;
     put_own_call(body, number, n);
-    const struct ibx_pipeline_request call = {.name = IBX_EXTRA_NAME, .body = body, .n = n + 36};
+    const struct ibx_pipeline_request call = {.name = IBX_OWN_NAME, .body = body, .n = n + 36};
     assert_int_equal(ibx_pipeline_call(pipeline, &call, &code), 0);
     assert_int_equal(code, 0);
     assert_int_equal(effects, number + 1);
@@ -320,7 +320,7 @@ static void test_whole_requests(void **state)
         uint8_t body[LONG_BODY + 36];
         int code = -1;
         const struct ibx_pipeline_request call = {
-            .name = IBX_EXTRA_NAME, .body = body, .n = sizeof(body)};
+            .name = IBX_OWN_NAME, .body = body, .n = sizeof(body)};
         busy = true; /* so that nobody takes messages, and calls wait for each other */
         for (unsigned k = 0; k < 60 + i; k++)
             call_ahead(number++, LONG_BODY);

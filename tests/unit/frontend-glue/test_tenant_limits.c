@@ -54,28 +54,28 @@ static void test_graphs_in_graphs(void **state)
     assert_int_equal(rc, 0);
     while (!rc && n < 20 && !(rc = own_graph_create(&alice, &graphs[n]))) {
         for (unsigned k = 0; !rc && k < 2; k++)
-            rc = add_to_graph(&alice, IBX_EXTRA_NODE_CHILD, graphs[n], graphs[n - 1], &node);
+            rc = add_to_graph(&alice, IBX_OWN_NODE_CHILD, graphs[n], graphs[n - 1], &node);
         n++;
     }
     assert_int_equal(rc, CUDA_MEMORY_ALLOCATION);
     assert_true(n > 6 && n < 10);
     /* One that there is no room for in what can be launched, and one that there is. */
     assert_int_equal(
-        own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[n - 2], 0}, &exec),
+        own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[n - 2], 0}, &exec),
         CUDA_MEMORY_ALLOCATION);
     for (unsigned i = 0; i < 2; i++)
-        assert_int_equal(own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2,
-                                  (uint64_t[]){graphs[3], 0}, i ? &exec : &last),
+        assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[3], 0},
+                                  i ? &exec : &last),
                          0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_CLONE, graphs[n - 2], &other),
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_CLONE, graphs[n - 2], &other),
                      CUDA_MEMORY_ALLOCATION);
     /* Others have theirs, and so has she once these are gone. */
     assert_int_equal(own_graph_create(&bob, &other), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_GRAPH_DESTROY, other, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, exec, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, last, NULL), 0);
+    assert_int_equal(own_call_one(&bob, IBX_OWN_GRAPH_DESTROY, other, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, last, NULL), 0);
     while (n)
-        assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graphs[--n], NULL), 0);
+        assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graphs[--n], NULL), 0);
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
     assert_true(used_by(&alice, IBX_HOLD_EXECS) == execs);
     atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
@@ -90,23 +90,23 @@ static void test_nodes_have_a_limit(void **state)
     uint64_t graph, other, nodes[4];
     assert_int_equal(own_graph_create(&alice, &graph), 0);
     for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(add_to_graph(&alice, IBX_EXTRA_NODE_EMPTY, graph, 0, &nodes[i]), 0);
-    assert_int_equal(add_to_graph(&alice, IBX_EXTRA_NODE_EMPTY, graph, 0, &nodes[3]),
+        assert_int_equal(add_to_graph(&alice, IBX_OWN_NODE_EMPTY, graph, 0, &nodes[i]), 0);
+    assert_int_equal(add_to_graph(&alice, IBX_OWN_NODE_EMPTY, graph, 0, &nodes[3]),
                      CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_memset_add(&alice, graph, alice.memory, &nodes[3]),
                      CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_graph_create(&alice, &other), CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_NODE_DESTROY, nodes[2], NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_NODE_DESTROY, nodes[2], NULL), 0);
     /* Nor have edges without end. */
     uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_GRAPH_ORDER);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_GRAPH_ORDER);
     ibx_put_u64(&w, graph);
     ibx_put_u64(&w, nodes[0]);
     ibx_put_u64(&w, nodes[1]);
     ibx_put_u8(&w, 0);
     assert_int_equal(own_run(&alice, &w, NULL), 0);
     assert_int_equal(own_run(&alice, &w, NULL), CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
     atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
@@ -121,14 +121,14 @@ static void test_depth_of_graphs(void **state)
     int rc = own_graph_create(&alice, &graph);
     while (!rc && deep < 1000) {
         assert_int_equal(own_graph_create(&alice, &next), 0);
-        rc = add_to_graph(&alice, IBX_EXTRA_NODE_CHILD, next, graph, &node);
-        assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+        rc = add_to_graph(&alice, IBX_OWN_NODE_CHILD, next, graph, &node);
+        assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
         graph = next;
         deep++;
     }
     assert_int_equal(rc, CUDA_NOT_SUPPORTED);
     assert_int_equal(deep, IBX_GRAPHS_DEEP);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
 }
 
@@ -160,14 +160,14 @@ static void test_allocations_have_an_owner(void **state)
 
 static int add_conditional(struct client *c, uint64_t graph, uint64_t *body)
 {
-    uint8_t bytes[64], out[IBX_EXTRA_OUT_MAX] = {0};
+    uint8_t bytes[64], out[IBX_OWN_OUT_MAX] = {0};
     uint64_t handle;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_GRAPH_CONDITION);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_GRAPH_CONDITION);
     ibx_put_u64(&w, graph);
     ibx_put_u32(&w, 0);
     ibx_put_u32(&w, 1);
     assert_int_equal(own_run(c, &w, &handle), 0);
-    w = own_body(bytes, sizeof(bytes), IBX_EXTRA_NODE_CONDITIONAL);
+    w = own_body(bytes, sizeof(bytes), IBX_OWN_NODE_CONDITIONAL);
     ibx_put_u64(&w, graph);
     ibx_put_u16(&w, 0);
     ibx_put_u64(&w, handle);
@@ -175,7 +175,7 @@ static int add_conditional(struct client *c, uint64_t graph, uint64_t *body)
     ibx_put_u32(&w, 1);
     struct ibx_writer answer = ibx_writer_of(out, sizeof(out));
     const struct ibx_request q = {.body = w.data, .length = w.length};
-    const int rc = ibx_copies_extra(&c->x, &q, &answer);
+    const int rc = ibx_own_request_run(&c->x, &q, &answer);
     struct ibx_reader r = ibx_reader_of(out, answer.length);
     ibx_get_u64(&r);
     *body = rc ? 0 : ibx_get_u64(&r);
@@ -198,10 +198,9 @@ static void test_conditions_in_conditions(void **state)
         deep++;
     }
     assert_int_equal(deep, IBX_GRAPHS_DEEP - 1);
-    assert_int_equal(
-        own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
-        CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
+                     CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
     atomic_store(&quota_of(&alice, IBX_HOLD_EXECS)->most, most);
 }
@@ -226,7 +225,7 @@ static void test_captures_have_a_limit(void **state)
     assert_int_equal(begin_capture(stream, 2), 0);
     ibx_captures_answered(x, 0);
     uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_MEMSET);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_MEMSET);
     ibx_put_u64(&w, alice.memory);
     ibx_put_u32(&w, 1);
     ibx_put_u64(&w, 8);
@@ -255,7 +254,7 @@ static void test_captures_have_a_limit(void **state)
     ibx_captures_answered(x, 0);
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before + 6);
     assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
     ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
     dlclose(runtime);
@@ -362,26 +361,26 @@ static void test_executables_of_each_gpu(void **state)
     for (unsigned gpu = 0; gpu < 2; gpu++) {
         cuda_application_use((int)gpu);
         for (unsigned i = 0; i < 2; i++)
-            assert_int_equal(own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2,
+            assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2,
                                       (uint64_t[]){alice.graph, 0}, &execs[gpu][i]),
                              0);
         assert_int_equal(
-            own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
+            own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
             CUDA_MEMORY_ALLOCATION);
     }
     /* They are given back wherever that is asked for; and the host has its own limit. */
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, execs[0][0], NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, execs[0][0], NULL), 0);
     assert_true(atomic_load(&ibx_tenant_execs(tenant, 0)->used) == before[0] + 2);
     assert_true(atomic_load(&ibx_tenant_execs(tenant, 1)->used) == before[1] + 4);
     cuda_application_use(0);
     const uint64_t of_all = allow_more(&alice, IBX_HOLD_EXECS, 1);
     assert_int_equal(
-        own_call(&alice, IBX_EXTRA_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
+        own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
         CUDA_MEMORY_ALLOCATION);
     atomic_store(&quota_of(&alice, IBX_HOLD_EXECS)->most, of_all);
     const uint64_t left[] = {execs[0][1], execs[1][0], execs[1][1]};
     for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(own_call_one(&alice, IBX_EXTRA_EXEC_DESTROY, left[i], NULL), 0);
+        assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, left[i], NULL), 0);
     for (unsigned gpu = 0; gpu < 2; gpu++) {
         assert_true(atomic_load(&ibx_tenant_execs(tenant, (int)gpu)->used) == before[gpu]);
         atomic_store(&ibx_tenant_execs(tenant, (int)gpu)->most, most[gpu]);
@@ -396,13 +395,13 @@ static void test_textures_have_a_limit(void **state)
     uint8_t bytes[256];
     uint64_t first, second;
     const uint64_t most = allow_more(&alice, IBX_HOLD_TEXTURES, 1);
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_CREATE_SURFACE);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_CREATE_SURFACE);
     ibx_resource_put(&w, &resource);
     assert_int_equal(own_run(&alice, &w, &first), 0);
     assert_int_equal(own_run(&alice, &w, &second), CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_DESTROY_SURFACE, first, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_DESTROY_SURFACE, first, NULL), 0);
     assert_int_equal(own_run(&alice, &w, &first), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_DESTROY_SURFACE, first, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_DESTROY_SURFACE, first, NULL), 0);
     atomic_store(&quota_of(&alice, IBX_HOLD_TEXTURES)->most, most);
 }
 
@@ -450,7 +449,7 @@ static void test_pools_have_a_limit(void **state)
     unsigned n = 0;
     uint8_t bytes[64];
     const uint64_t most = allow_more(&alice, IBX_HOLD_POOLS, 3);
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_POOL_CREATE);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_POOL_CREATE);
     ibx_put_u32(&w, 0);
     ibx_put_u64(&w, 0);
     ibx_put_u16(&w, 0);
@@ -460,9 +459,9 @@ static void test_pools_have_a_limit(void **state)
     assert_int_equal(rc, CUDA_MEMORY_ALLOCATION);
     assert_int_equal(n, 3);
     assert_int_equal(own_run(&bob, &w, &other), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_POOL_DESTROY, other, NULL), 0);
+    assert_int_equal(own_call_one(&bob, IBX_OWN_POOL_DESTROY, other, NULL), 0);
     while (n)
-        assert_int_equal(own_call_one(&alice, IBX_EXTRA_POOL_DESTROY, pools[--n], NULL), 0);
+        assert_int_equal(own_call_one(&alice, IBX_OWN_POOL_DESTROY, pools[--n], NULL), 0);
     atomic_store(&quota_of(&alice, IBX_HOLD_POOLS)->most, most);
 }
 
@@ -476,26 +475,24 @@ static void test_handles_have_a_limit(void **state)
     for (unsigned i = 0; i <= MOST; i++) {
         assert_int_equal(app->event_create(&events[i], 4), 0);
         assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[i]));
-        assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[i], &answer),
+        assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)events[i], &answer),
                          i < MOST ? 0 : 2);
     }
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[MOST], &answer),
-                     400);
+    assert_int_equal(own_call_one(&bob, IBX_OWN_IPC_EVENT, (uintptr_t)events[MOST], &answer), 400);
     assert_true(ibx_handles_add(&bob.x, IBX_HANDLE_EVENT, (uintptr_t)events[MOST]));
-    assert_int_equal(own_call_one(&bob, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_OWN_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
     assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[MOST]));
     ibx_ipc_gone((uintptr_t)events[MOST]);
     ibx_ipc_gone((uintptr_t)events[7]);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[MOST], &answer),
-                     0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
     /* When a session has ended, what it has shared gives way. */
     assert_int_equal(app->event_create(&more, 4), 0);
     assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)more));
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)more, &answer), 2);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)more, &answer), 2);
     ibx_ipc_end(&bob.x);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)more, &answer), 2);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)more, &answer), 2);
     ibx_ipc_end(&alice.x);
-    assert_int_equal(own_call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)more, &answer), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)more, &answer), 0);
     own_event_destroy(more);
     ibx_ipc_forget(NULL);
     for (unsigned i = MOST + 1; i-- > 0;)
@@ -523,7 +520,7 @@ static void meet_two_limits(void)
 {
     uint8_t bytes[64];
     uint64_t graph, pool;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXTRA_POOL_CREATE);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_POOL_CREATE);
     ibx_put_u32(&w, 0);
     ibx_put_u64(&w, 0);
     ibx_put_u16(&w, 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/session/extra.h"
+#include "frontend-glue/session/own_requests.h"
 
 static size_t size_of(char field)
 {

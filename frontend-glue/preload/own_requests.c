@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls that GVirtuS lacks, or makes wrongly, in requests of our own (session/extra.h): those about
- * streams and limits, and what all of them share. A back end that does not know
- * them makes them fail with cudaErrorNotSupported.
+ * Calls that GVirtuS lacks, or makes wrongly, in requests of our own (session/own_requests.h):
+ * those about streams and limits, and what all of them share. A back end that does not know them
+ * makes them fail with cudaErrorNotSupported.
  */
 #include "frontend-glue/preload/preload.h"
 
@@ -12,28 +12,28 @@
 
 #define UNKNOWN (-1) /* what a back end of GVirtuS answers to a name that it does not know */
 
-void ibx_frontend_extra_begin(struct extra *e, enum ibx_extra number, const char *call)
+void ibx_frontend_request_begin(struct own_request *e, enum ibx_own_request number,
+                                const char *call)
 {
-    const bool alone = number == IBX_EXTRA_HOST_ASK || number == IBX_EXTRA_STREAM_WAIT;
-    const bool enqueues = number == IBX_EXTRA_MEMSET || number == IBX_EXTRA_MEMSET_2D ||
-                          number == IBX_EXTRA_MEMSET_ELEMENTS ||
-                          number == IBX_EXTRA_MEMCPY_3D_ASYNC;
-    e->name = alone ? IBX_EXTRA_WORK : enqueues ? IBX_EXTRA_QUEUE : IBX_EXTRA_NAME;
+    const bool alone = number == IBX_OWN_HOST_ASK || number == IBX_OWN_STREAM_WAIT;
+    const bool enqueues = number == IBX_OWN_MEMSET || number == IBX_OWN_MEMSET_2D ||
+                          number == IBX_OWN_MEMSET_ELEMENTS || number == IBX_OWN_MEMCPY_3D_ASYNC;
+    e->name = alone ? IBX_OWN_WORK : enqueues ? IBX_OWN_QUEUE : IBX_OWN_NAME;
     e->call = call;
     e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
     e->more = NULL;
     ibx_put_u16(&e->body, (uint16_t)number);
 }
 
-void ibx_frontend_node_begin(struct extra *e, enum ibx_extra number, const char *call,
+void ibx_frontend_node_begin(struct own_request *e, enum ibx_own_request number, const char *call,
                              const void *exec, const void *node)
 {
-    ibx_frontend_extra_begin(e, number, call);
+    ibx_frontend_request_begin(e, number, call);
     ibx_put_u64(&e->body, (uintptr_t)exec);
     ibx_put_u64(&e->body, (uintptr_t)node);
 }
 
-bool ibx_frontend_extra_room(struct extra *e, size_t n)
+bool ibx_frontend_request_room(struct own_request *e, size_t n)
 {
     if (n <= e->body.capacity - e->body.length)
         return true;
@@ -48,7 +48,7 @@ bool ibx_frontend_extra_room(struct extra *e, size_t n)
     return true;
 }
 
-void ibx_frontend_extra_free(struct extra *e)
+void ibx_frontend_request_free(struct own_request *e)
 {
     free(e->more);
     e->more = NULL;
@@ -61,7 +61,7 @@ void ibx_frontend_connect(void)
     CALL_NEXT(cudaGetDevice, &device);
 }
 
-static int not_supported(const struct extra *e, const char *why)
+static int not_supported(const struct own_request *e, const char *why)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
@@ -69,7 +69,7 @@ static int not_supported(const struct extra *e, const char *why)
     return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
 }
 
-bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *code)
+bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, int *code)
 {
     const struct ibx_frontend_request request = {
         .name = e->name, .body = e->body.data, .n = e->body.length, .out = out, .out_n = n};
@@ -85,19 +85,20 @@ bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *cod
     return calls && !calls->call(&request, code);
 }
 
-bool ibx_frontend_extra_known(const struct extra *e, void *out, size_t n, int *rc)
+bool ibx_frontend_request_known(const struct own_request *e, void *out, size_t n, int *rc)
 {
     int code;
-    if (!ibx_frontend_extra_try(e, out, n, &code) || code == UNKNOWN || code == CUDA_NOT_SUPPORTED)
+    if (!ibx_frontend_request_try(e, out, n, &code) || code == UNKNOWN ||
+        code == CUDA_NOT_SUPPORTED)
         return false;
     *rc = code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
     return true;
 }
 
-int ibx_frontend_extra(const struct extra *e, void *out, size_t n)
+int ibx_frontend_request_make(const struct own_request *e, void *out, size_t n)
 {
     int code;
-    if (!ibx_frontend_extra_try(e, out, n, &code))
+    if (!ibx_frontend_request_try(e, out, n, &code))
         return not_supported(e, e->body.failed
                                     ? "its arguments do not fit into one message"
                                     : "it needs the rdma communicator, with rdma.pipeline on");
@@ -107,10 +108,10 @@ int ibx_frontend_extra(const struct extra *e, void *out, size_t n)
     return code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
 }
 
-int ibx_frontend_extra_ask(const struct extra *e, uint64_t *answer)
+int ibx_frontend_request_ask(const struct own_request *e, uint64_t *answer)
 {
     uint8_t bytes[8];
-    int rc = ibx_frontend_extra(e, bytes, sizeof(bytes));
+    int rc = ibx_frontend_request_make(e, bytes, sizeof(bytes));
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     if (!rc)
         *answer = ibx_get_u64(&r);
@@ -121,32 +122,32 @@ int ibx_frontend_extra_ask(const struct extra *e, uint64_t *answer)
 
 int cudaStreamSetAttribute(void *stream, int attribute, const void *value)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_SET_ATTRIBUTE, "cudaStreamSetAttribute");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_SET_ATTRIBUTE, "cudaStreamSetAttribute");
     if (!value)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)stream);
     ibx_put_u32(&e.body, (uint32_t)attribute);
-    ibx_put_bytes(&e.body, value, IBX_EXTRA_ATTRIBUTE);
-    return ibx_frontend_extra(&e, NULL, 0);
+    ibx_put_bytes(&e.body, value, IBX_OWN_ATTRIBUTE);
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaStreamGetAttribute(void *stream, int attribute, void *value)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_GET_ATTRIBUTE, "cudaStreamGetAttribute");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_GET_ATTRIBUTE, "cudaStreamGetAttribute");
     if (!value)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)stream);
     ibx_put_u32(&e.body, (uint32_t)attribute);
-    return ibx_frontend_extra(&e, value, IBX_EXTRA_ATTRIBUTE);
+    return ibx_frontend_request_make(&e, value, IBX_OWN_ATTRIBUTE);
 }
 
-static int stream_number(struct extra *e, const void *stream, int *number)
+static int stream_number(struct own_request *e, const void *stream, int *number)
 {
     uint64_t answer = 0;
     ibx_put_u64(&e->body, (uintptr_t)stream);
-    int rc = number ? ibx_frontend_extra_ask(e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = number ? ibx_frontend_request_ask(e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         *number = (int)(uint32_t)answer;
     return rc;
@@ -154,32 +155,32 @@ static int stream_number(struct extra *e, const void *stream, int *number)
 
 int cudaStreamGetFlags(void *stream, unsigned *flags)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_FLAGS, "cudaStreamGetFlags");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_FLAGS, "cudaStreamGetFlags");
     return stream_number(&e, stream, (int *)flags);
 }
 
 int cudaStreamGetPriority(void *stream, int *priority)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_PRIORITY, "cudaStreamGetPriority");
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_PRIORITY, "cudaStreamGetPriority");
     return stream_number(&e, stream, priority);
 }
 
 int cudaCtxResetPersistingL2Cache(void)
 {
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_RESET_L2, "cudaCtxResetPersistingL2Cache");
-    return ibx_frontend_extra(&e, NULL, 0);
+    struct own_request e;
+    ibx_frontend_request_begin(&e, IBX_OWN_RESET_L2, "cudaCtxResetPersistingL2Cache");
+    return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaDeviceGetLimit(size_t *value, int limit)
 {
-    struct extra e;
+    struct own_request e;
     uint64_t answer = 0;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_GET_LIMIT, "cudaDeviceGetLimit");
+    ibx_frontend_request_begin(&e, IBX_OWN_GET_LIMIT, "cudaDeviceGetLimit");
     ibx_put_u32(&e.body, (uint32_t)limit);
-    int rc = value ? ibx_frontend_extra_ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = value ? ibx_frontend_request_ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         *value = answer;
     return rc;

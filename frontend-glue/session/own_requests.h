@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Requests of our own: calls of CUDA's runtime that GVirtuS lacks, or makes wrongly. The preload
+ * makes them (preload/), the back end's plugin runs them (own_requests/own_requests.c) by the
+ * runtime of GVirtuS's handlers, and they travel in GVirtuS's frames: a name, IBX_OWN_NAME, and a
+ * body that begins with the number of the call. A back end without them answers -1, as for every
+ * name that it does not know. docs/protocol.md has the table of bodies.
+ *
+ * CUDA's structures are written out: a layout names the fields of one in their order, 'i' for four
+ * bytes and 'q' for eight, each aligned to its size as the ABI has it; on the wire they are
+ * little-endian, without gaps.
+ */
+#ifndef IBX_FRONTEND_GLUE_SESSION_OWN_REQUESTS_H
+#define IBX_FRONTEND_GLUE_SESSION_OWN_REQUESTS_H
+
+#include "common/wire.h"
+
+#include <string.h>
+
+#define IBX_OWN_NAME "ibxRuntime"  /* comes after all that the client has asked for */
+#define IBX_OWN_WORK "ibxHostWork" /* after nothing of it: HOST_ASK, STREAM_WAIT */
+#define IBX_OWN_QUEUE                                                                              \
+    "ibxEnqueue" /* after what is in its stream, the body's last 8 bytes; its                      \
+                    call may return before it is run: MEMSET, MEMSET_2D, MEMSET_ELEMENTS,          \
+                    MEMCPY_3D_ASYNC */
+
+/* On the wire: u16. Numbers are never used again. */
+enum ibx_own_request {
+    IBX_OWN_LAUNCH = 1,           /* cudaLaunchKernelExC, cudaLaunchCooperativeKernel */
+    IBX_OWN_STREAM_SET_ATTRIBUTE, /* cudaStreamSetAttribute */
+    IBX_OWN_STREAM_GET_ATTRIBUTE,
+    IBX_OWN_RESET_L2, /* cudaCtxResetPersistingL2Cache */
+    IBX_OWN_GET_LIMIT,
+    IBX_OWN_SYMBOL_ADDRESS, /* cudaGetSymbolAddress */
+    IBX_OWN_SYMBOL_SIZE,
+    IBX_OWN_MALLOC_ARRAY, /* cudaMallocArray, cudaMalloc3DArray */
+    IBX_OWN_FREE_ARRAY,
+    IBX_OWN_TO_ARRAY,      /* cudaMemcpyToArray, of device memory */
+    IBX_OWN_FROM_ARRAY,    /* cudaMemcpyFromArray, likewise */
+    IBX_OWN_2D_TO_ARRAY,   /* cudaMemcpy2DToArray, likewise */
+    IBX_OWN_2D_FROM_ARRAY, /* cudaMemcpy2DFromArray, likewise */
+    IBX_OWN_MEMCPY_3D,     /* cudaMemcpy3D, likewise */
+    IBX_OWN_CHANNEL_DESC,  /* cudaGetChannelDesc */
+    IBX_OWN_CREATE_TEXTURE,
+    IBX_OWN_DESTROY_TEXTURE,
+    IBX_OWN_CREATE_SURFACE,
+    IBX_OWN_DESTROY_SURFACE,
+    IBX_OWN_MALLOC_ASYNC,
+    IBX_OWN_MALLOC_FROM_POOL,
+    IBX_OWN_FREE_ASYNC,
+    IBX_OWN_POOL_DEFAULT, /* cudaDeviceGetDefaultMemPool */
+    IBX_OWN_POOL_CURRENT, /* cudaDeviceGetMemPool */
+    IBX_OWN_POOL_SET,     /* cudaMemPoolSetAttribute */
+    IBX_OWN_POOL_GET,
+    IBX_OWN_POOL_TRIM,
+    IBX_OWN_HOST_OPEN, /* a queue of functions to call */
+    IBX_OWN_HOST_ADD,  /* cudaLaunchHostFunc, cudaStreamAddCallback */
+    IBX_OWN_HOST_ASK,
+    IBX_OWN_IS_CAPTURING, /* cudaStreamIsCapturing */
+    IBX_OWN_HOST_CAPTURE, /* cudaLaunchHostFunc in a stream that is captured */
+    IBX_OWN_MEMSET,       /* cudaMemsetAsync */
+    IBX_OWN_GRAPH_CREATE,
+    IBX_OWN_GRAPH_DESTROY,
+    IBX_OWN_GRAPH_CLONE,
+    IBX_OWN_GRAPH_INSTANTIATE,
+    IBX_OWN_GRAPH_NODES,     /* cudaGraphGetNodes, cudaGraphGetRootNodes */
+    IBX_OWN_GRAPH_FUNCTIONS, /* of the client's, that it calls */
+    IBX_OWN_GRAPH_ORDER,     /* cudaGraphAddDependencies, cudaGraphRemoveDependencies */
+    IBX_OWN_NODE_KERNEL,     /* cudaGraphAddKernelNode, and so on */
+    IBX_OWN_NODE_MEMCPY,     /* within the device */
+    IBX_OWN_NODE_MEMSET,
+    IBX_OWN_NODE_HOST,
+    IBX_OWN_NODE_EMPTY,
+    IBX_OWN_NODE_CHILD,
+    IBX_OWN_NODE_RECORD,
+    IBX_OWN_NODE_WAIT,
+    IBX_OWN_NODE_ALLOC,
+    IBX_OWN_NODE_FREE,
+    IBX_OWN_NODE_TYPE,
+    IBX_OWN_NODE_DESTROY,
+    IBX_OWN_SET_KERNEL, /* cudaGraphKernelNodeSetParams, cudaGraphExecKernelNodeSetParams */
+    IBX_OWN_SET_MEMCPY,
+    IBX_OWN_SET_MEMSET,
+    IBX_OWN_EXEC_UPDATE,
+    IBX_OWN_EXEC_DESTROY,
+    IBX_OWN_EXEC_UPLOAD,
+    IBX_OWN_GRAPH_MEMORY, /* cudaDeviceGetGraphMemAttribute */
+    IBX_OWN_GRAPH_TRIM,   /* cudaDeviceGraphMemTrim */
+    IBX_OWN_STREAM_WAIT,  /* cudaStreamSynchronize */
+    IBX_OWN_MEMSET_2D,    /* cudaMemset2DAsync */
+    IBX_OWN_IPC_MEMORY,   /* cudaIpcGetMemHandle */
+    IBX_OWN_IPC_OPEN_MEMORY,
+    IBX_OWN_IPC_EVENT, /* cudaIpcGetEventHandle */
+    IBX_OWN_IPC_OPEN_EVENT,
+    IBX_OWN_HOST_COPY, /* no more */
+    IBX_OWN_VARIABLE,  /* cudaGetSymbolAddress and Size, by a kernel of its module and its name */
+    IBX_OWN_POOL_CREATE,
+    IBX_OWN_POOL_DESTROY,
+    IBX_OWN_POOL_SET_ACCESS, /* cudaMemPoolSetAccess, for one device */
+    IBX_OWN_POOL_GET_ACCESS,
+    IBX_OWN_IPC_POOL, /* cudaMemPoolExportToShareableHandle */
+    IBX_OWN_IPC_OPEN_POOL,
+    IBX_OWN_IPC_OPEN_POINTER, /* cudaMemPoolImportPointer, of what IPC_MEMORY has shared */
+    IBX_OWN_GRAPH_CONDITION,  /* cudaGraphConditionalHandleCreate */
+    IBX_OWN_NODE_CONDITIONAL, /* cudaGraphAddNode */
+    IBX_OWN_STREAM_FLAGS,     /* cudaStreamGetFlags */
+    IBX_OWN_STREAM_PRIORITY,  /* cudaStreamGetPriority */
+    IBX_OWN_STREAM_ID,        /* cudaStreamGetId */
+    IBX_OWN_STREAM_DEVICE,    /* cudaStreamGetDevice */
+    IBX_OWN_STREAM_COPY_ATTRIBUTES,
+    IBX_OWN_DEVICE_FLAGS,    /* cudaGetDeviceFlags */
+    IBX_OWN_DEVICE_CACHE,    /* cudaDeviceGetCacheConfig */
+    IBX_OWN_BETWEEN_DEVICES, /* cudaDeviceGetP2PAttribute */
+    IBX_OWN_TEXTURE_WIDTH,   /* cudaDeviceGetTexture1DLinearMaxWidth */
+    IBX_OWN_CLUSTERS,        /* cudaOccupancyMaxActiveClusters */
+    IBX_OWN_CLUSTER_SIZE,    /* cudaOccupancyMaxPotentialClusterSize */
+    IBX_OWN_SHARED_MEMORY,   /* cudaOccupancyAvailableDynamicSMemPerBlock */
+    IBX_OWN_PARAMETER,       /* cudaFuncGetParamInfo */
+    IBX_OWN_NODE_NEIGHBOURS, /* cudaGraphNodeGetDependencies, cudaGraphNodeGetDependentNodes */
+    IBX_OWN_NODE_ENABLE,     /* cudaGraphNodeSetEnabled */
+    IBX_OWN_NODE_ENABLED,    /* cudaGraphNodeGetEnabled */
+    IBX_OWN_HOST_MAP,        /* page-locked memory at its address, for kernels */
+    IBX_OWN_HOST_UNMAP,
+    IBX_OWN_MEMCPY_3D_ASYNC, /* cudaMemcpy3DAsync, within the device */
+    IBX_OWN_NODE_COPY,       /* cudaGraphAddMemcpyNode between host and device, by a slot */
+    IBX_OWN_CAPTURE_COPY,    /* cudaMemcpyAsync likewise, in a stream that is captured */
+    IBX_OWN_SET_COPY,        /* cudaGraphMemcpyNodeSetParams likewise, and in what is launched */
+    IBX_OWN_GET_COPY,        /* cudaGraphMemcpyNodeGetParams */
+    IBX_OWN_PRINTED,         /* what kernels have printed */
+    IBX_OWN_IPC_CLOSE,       /* cudaIpcCloseMemHandle, and the like of events and pools */
+    IBX_OWN_PARAMETERS,      /* where those of a kernel lie; who answers takes long launches */
+    IBX_OWN_SHARE_MODULES,   /* a process's modules end with it; a child's uses its parent's */
+    IBX_OWN_MALLOC_MIPMAP,   /* cudaMallocMipmappedArray */
+    IBX_OWN_FREE_MIPMAP,
+    IBX_OWN_MIPMAP_LEVEL,     /* cudaGetMipmappedArrayLevel: an array, which goes with it */
+    IBX_OWN_NODE_IN_CLONE,    /* cudaGraphNodeFindInClone */
+    IBX_OWN_EXEC_FLAGS,       /* cudaGraphExecGetFlags */
+    IBX_OWN_GET_MEMSET,       /* cudaGraphMemsetNodeGetParams */
+    IBX_OWN_POINTER,          /* cudaPointerGetAttributes: whether it is memory of a device */
+    IBX_OWN_GET_KERNEL = 120, /* cudaGraphKernelNodeGetParams */
+    IBX_OWN_GET_ATTRIBUTE,    /* cudaGraphKernelNodeGetAttribute */
+    IBX_OWN_SET_ATTRIBUTE,
+    IBX_OWN_COPY_ATTRIBUTES,     /* cudaGraphKernelNodeCopyAttributes */
+    IBX_OWN_GET_EVENT,           /* cudaGraphEventRecordNodeGetEvent, and of nodes that wait */
+    IBX_OWN_SET_EVENT,           /* ... SetEvent, and in what is launched */
+    IBX_OWN_GET_HOST,            /* cudaGraphHostNodeGetParams */
+    IBX_OWN_SET_HOST,            /* ... SetParams, and in what is launched */
+    IBX_OWN_GET_CHILD,           /* cudaGraphChildGraphNodeGetGraph */
+    IBX_OWN_SET_CHILD,           /* cudaGraphExecChildGraphNodeSetParams */
+    IBX_OWN_GET_MEMORY,          /* cudaGraphMemAllocNodeGetParams, cudaGraphMemFreeNodeGetParams */
+    IBX_OWN_SET_GRAPH_MEMORY,    /* cudaDeviceSetGraphMemAttribute */
+    IBX_OWN_MEMSET_ELEMENTS,     /* cuMemsetD2D16Async, cuMemsetD2D32Async */
+    IBX_OWN_VIRTUAL_GRANULARITY, /* cuMemGetAllocationGranularity; whether there is all of these
+                                  */
+    IBX_OWN_VIRTUAL_RESERVE,     /* cuMemAddressReserve */
+    IBX_OWN_VIRTUAL_FREE,        /* cuMemAddressFree */
+    IBX_OWN_VIRTUAL_CREATE,      /* cuMemCreate */
+    IBX_OWN_VIRTUAL_RELEASE,     /* cuMemRelease */
+    IBX_OWN_VIRTUAL_MAP,         /* cuMemMap */
+    IBX_OWN_VIRTUAL_UNMAP,       /* cuMemUnmap */
+    IBX_OWN_VIRTUAL_SET_ACCESS,  /* cuMemSetAccess, for one device */
+    IBX_OWN_VIRTUAL_GET_ACCESS,  /* cuMemGetAccess */
+    IBX_OWN_TENSOR_MAP,          /* cuTensorMapEncode*: enum ibx_own_request_tensor_map */
+    IBX_OWN_TENSOR_ADDRESS,      /* cuTensorMapReplaceAddress */
+    IBX_OWN_REQUESTS             /* one more than the last */
+};
+
+/* Which map of a tensor a request is about. */
+enum ibx_own_request_tensor_map {
+    IBX_OWN_TENSOR_TILED,
+    IBX_OWN_TENSOR_IM2COL,
+    IBX_OWN_TENSOR_IM2COL_WIDE
+};
+
+#define IBX_OWN_TENSOR_RANK      5u   /* dimensions, at most */
+#define IBX_OWN_TENSOR_MAP_BYTES 128u /* of a CUtensorMap */
+
+#define IBX_OWN_LISTED        32u /* handles or numbers in one reply, behind how many there are */
+#define IBX_OWN_BEHIND        64u /* nodes that a new one comes behind */
+#define IBX_OWN_OUT_MAX       (8 + 8 * IBX_OWN_LISTED) /* bytes of a reply beside the exit code */
+#define IBX_OWN_ARGUMENTS_MAX 32764u /* bytes of a launch's arguments, CUDA's limit */
+#define IBX_OWN_SET_LAUNCH    18u    /* bytes of a SET_KERNEL before what a launch has */
+#define IBX_OWN_ATTRIBUTE     64u    /* bytes of an attribute's value, CUDA's union of scalars */
+#define IBX_OWN_PRINTED_MOST  256u   /* bytes in a reply to PRINTED, behind how many there are */
+#define IBX_OWN_COPIED        128u   /* bytes from the device in the reply to a HOST_ASK, at most */
+#define IBX_OWN_OWN_PAGES     UINT64_MAX /* of HOST_MAP: the memory is in no shared file */
+#define IBX_OWN_HANDLE        64u        /* bytes of a handle for other processes */
+#define IBX_OWN_NODE_BYTES    216u  /* of a kernel's arguments in a reply to GET_KERNEL, at most */
+#define IBX_OWN_VARIABLE_NAME 1024u /* bytes of a variable's name, at most */
+
+/* Layouts. */
+#define IBX_LAYOUT_CHANNEL  "iiiii"
+#define IBX_LAYOUT_EXTENT   "qqq"
+#define IBX_LAYOUT_MEMCPY3D "qqqqqqqqqqqqqqqqqqqi"
+#define IBX_LAYOUT_TEXTURE  "iiiiiiiiiiiiiiiiii"
+#define IBX_LAYOUT_VIEW     "iqqqiiii"
+#define IBX_LAYOUT_MEMSET   "qqiiqq"
+
+/* CUDA's, as far as both sides look into them. */
+struct ibx_cuda_channel {
+    int x, y, z, w, kind;
+};
+struct ibx_cuda_extent {
+    size_t width, height, depth;
+};
+struct ibx_cuda_pitched {
+    void *at;
+    size_t pitch, x, y;
+};
+struct ibx_cuda_memcpy3d {
+    void *from_array;
+    struct ibx_cuda_extent from_at;
+    struct ibx_cuda_pitched from;
+    void *to_array;
+    struct ibx_cuda_extent to_at;
+    struct ibx_cuda_pitched to;
+    struct ibx_cuda_extent extent;
+    int kind;
+};
+struct ibx_cuda_memset {
+    void *at;
+    size_t pitch;
+    unsigned value, element; /* bytes of an element */
+    size_t width, height;    /* elements, rows */
+};
+struct ibx_cuda_texture {
+    int words[18];
+};
+struct ibx_cuda_view {
+    int format;
+    size_t width, height, depth;
+    unsigned levels_and_layers[4];
+    unsigned reserved[16];
+};
+/* An array, a mipmapped array, linear memory, memory of rows. */
+enum ibx_cuda_resource_kind {
+    IBX_RESOURCE_ARRAY,
+    IBX_RESOURCE_MIPMAP,
+    IBX_RESOURCE_LINEAR,
+    IBX_RESOURCE_PITCH_2D
+};
+struct ibx_cuda_resource {
+    int kind;
+    union {
+        void *array;
+        struct {
+            void *at;
+            struct ibx_cuda_channel channel;
+            size_t sizes[3]; /* bytes; or width, height, pitch */
+        } memory;
+        int reserved[32];
+    } of;
+    unsigned flags; /* from CUDA 13 on */
+};
+
+/* Whether a request of that name is one of these. */
+static inline bool ibx_own_request_is(const char *name)
+{
+    return !strcmp(name, IBX_OWN_NAME) || !strcmp(name, IBX_OWN_WORK) ||
+           !strcmp(name, IBX_OWN_QUEUE);
+}
+
+void ibx_layout_put(struct ibx_writer *w, const char *layout, const void *structure);
+void ibx_layout_get(struct ibx_reader *r, const char *layout, void *structure);
+/* Of a kind that is not known neither writes more than the kind; get() then fails the reader. */
+void ibx_resource_put(struct ibx_writer *w, const struct ibx_cuda_resource *resource);
+void ibx_resource_get(struct ibx_reader *r, struct ibx_cuda_resource *resource);
+
+#endif
