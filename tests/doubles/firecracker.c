@@ -19,7 +19,7 @@
  * A page is as in the snapshot's file, or zero since it was removed, and may have been written to.
  */
 #include "common/clock.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 #include "userfaultfd/fault.h"
 
 #include <errno.h>

@@ -12,7 +12,7 @@
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/session/session_internal.h"
 #include "tests/fuzz/require.h"
-#include "tests/scenes/request_forms.h"
+#include "tests/fixtures/request_forms.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -9,7 +9,7 @@
  * Random numbers, hashes, MACs and secrets are all zeros here, so that inputs get beyond the
  * proofs. The wire of the fabric inside the process that offers may name has the number 1.
  */
-#include "tests/scenes/memory_provider.h"
+#include "tests/fixtures/memory_provider.h"
 #include "tests/fuzz/require.h"
 
 #include "common/log.h"

@@ -2,7 +2,7 @@
 /* Whatever parses is found again, and, written out plainly, parses to the same; likewise what is a
  * file of choices. */
 #include "common/properties.h"
-#include "tests/scenes/choice_sound.h"
+#include "tests/fixtures/choice_sound.h"
 #include "tests/fuzz/require.h"
 
 #include <stdint.h>

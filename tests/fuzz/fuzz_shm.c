@@ -13,7 +13,7 @@
  *           u8 n: a command of kind n - 2: u8 urgent, u8 piece, u32 length, i32 status, u16 offset,
  *                 with the key of the read-only or (odd n) the writable region
  */
-#include "tests/scenes/shm_pair.h"
+#include "tests/fixtures/shm_pair.h"
 #include "tests/fuzz/quiet.h"
 
 #include <string.h>

@@ -10,7 +10,7 @@
  *   head  bit 0: on the bulk lane; bits 1 and 2: with the key and address of the
  *         read-only or the writable region put in; bits 3 to 7: payload / 8
  */
-#include "tests/scenes/tcp_end.h"
+#include "tests/fixtures/tcp_end.h"
 #include "tests/fuzz/require.h"
 #include "tests/fuzz/quiet.h"
 

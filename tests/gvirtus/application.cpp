@@ -4,7 +4,7 @@
 //
 //   application TEST [taken]     `taken`: the back end's plugin runs the copies
 #include "tests/gvirtus/application.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <atomic>
 #include <chrono>

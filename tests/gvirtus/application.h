@@ -8,7 +8,7 @@
 #include "tests/gvirtus/checks.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/doubles/gvirtus/cudart.h"
-#include "tests/scenes/random_fill.h"
+#include "tests/fixtures/random_fill.h"
 
 #include <cstddef>
 #include <cstdint>

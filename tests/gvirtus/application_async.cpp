@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/gvirtus/application.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <cstdint>
 #include <cstdlib>

@@ -2,7 +2,7 @@
 //
 // Forked children, a first thread that ends, and a back end that is killed.
 #include "tests/gvirtus/application.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <atomic>
 #include <cerrno>

@@ -2,7 +2,7 @@
 //
 // Graphs that wait for their client, and who does not wait for them.
 #include "tests/gvirtus/graph_calls.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <algorithm>
 #include <atomic>

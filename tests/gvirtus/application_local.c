@@ -3,7 +3,7 @@
  * it, and called by a symbol that was left open. How the process ends: "copies": as any. "forked":
  * a child of it calls exit(3), too. "threads": beside one that goes on to call CUDA. Or
  * "looked-up": all calls come from that libcudart by dlsym(3). */
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <dlfcn.h>
 #include <link.h>

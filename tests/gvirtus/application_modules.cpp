@@ -3,7 +3,7 @@
 // Modules of forked children. Of processes that have ended, however they did, there are so many
 // that the back end, which may have 1 MiB of them here, would be full if it did not let go of them.
 #include "tests/gvirtus/application.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <atomic>
 #include <cerrno>

@@ -2,7 +2,7 @@
 //
 // What kernels print: at the client, behind calls that wait.
 #include "tests/gvirtus/application.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <cstdint>
 #include <cstdio>

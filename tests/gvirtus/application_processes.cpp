@@ -2,7 +2,7 @@
 //
 // Memory and events that two processes of one tenant share.
 #include "tests/gvirtus/application.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <cstring>
 #include <string>

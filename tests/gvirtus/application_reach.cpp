@@ -2,7 +2,7 @@
 //
 // Page-locked memory as arguments of kernels.
 #include "tests/gvirtus/graph_calls.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include "frontend-glue/session/own_requests.h"
 

@@ -19,7 +19,7 @@
 #include "tests/gvirtus/bench_results.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
-#include "tests/scenes/cuda_application.h"
+#include "tests/fixtures/cuda_application.h"
 #include "tools/ib-bw/stream.h"
 
 #include <algorithm>

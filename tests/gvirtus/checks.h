@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // A test is a function that returns whether it passed; check() runs it and prints a line that
-// tests/count-results counts, if tests/scenes/selection.h has it run.
+// tests/count-results counts, if tests/fixtures/selection.h has it run.
 #ifndef TESTS_GVIRTUS_CHECKS_H
 #define TESTS_GVIRTUS_CHECKS_H
 
-#include "tests/scenes/selection.h"
+#include "tests/fixtures/selection.h"
 
 #include <cstdio>
 #include <functional>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A program that knows the driver alone, by libcuda.so.1, which its argument names, and is linked
  * with nothing of CUDA. */
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <dlfcn.h>
 #include <stdint.h>

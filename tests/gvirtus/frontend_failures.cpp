@@ -4,7 +4,7 @@
 // they should be.
 #include "frontend-glue/session/own_requests.h"
 #include "tests/gvirtus/frontend_scene.h"
-#include "tests/scenes/island.h"
+#include "tests/fixtures/island.h"
 
 #include <algorithm>
 #include <cstring>

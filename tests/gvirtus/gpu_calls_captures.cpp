@@ -3,7 +3,7 @@
 // Streams that are being captured: what is no part of a graph stays outside, and clients do not end
 // each other's captures.
 #include "tests/gvirtus/gpu_calls_scene.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 namespace
 {

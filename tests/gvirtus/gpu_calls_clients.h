@@ -5,7 +5,7 @@
 #define TESTS_GVIRTUS_GPU_CALLS_CLIENTS_H
 
 #include "tests/gvirtus/gpu_calls_scene.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <csignal>
 #include <cstdlib>

@@ -3,7 +3,7 @@
 // Calls beside graphs that wait for their clients: none of them may keep the driver from what such
 // a graph needs.
 #include "tests/gvirtus/gpu_calls_scene.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <csignal>
 #include <cstdlib>

@@ -2,7 +2,7 @@
 //
 // Kernels: launches, and whose they are. Which are registered, looked up and taken away at once.
 #include "tests/gvirtus/gpu_calls_scene.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <csignal>
 

@@ -8,7 +8,7 @@
 #include "frontend-glue/preload/attach_table.h"
 #include "tests/doubles/gvirtus/world.h"
 #include "tests/gvirtus/scene.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <atomic>
 #include <cstdio>

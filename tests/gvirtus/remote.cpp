@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/remote_libraries.h"
-#include "tests/scenes/cuda_application.h"
+#include "tests/fixtures/cuda_application.h"
 
 #include <atomic>
 #include <cstdio>

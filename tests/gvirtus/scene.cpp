@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/gvirtus/scene.h"
-#include "tests/scenes/random_fill.h"
+#include "tests/fixtures/random_fill.h"
 
 #include <arpa/inet.h>
 #include <cerrno>

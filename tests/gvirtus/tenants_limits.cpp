@@ -2,7 +2,7 @@
 //
 // What a tenant may make the back end hold: sessions, requests, memory of the GPU.
 #include "tests/gvirtus/tenants_scene.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <csignal>
 #include <ctime>

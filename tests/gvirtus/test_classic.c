@@ -5,7 +5,7 @@
  *
  * usage: test_classic PRELOAD BACKEND APP APP_LOCAL PROVIDER
  */
-#include "tests/scenes/process.h"
+#include "tests/fixtures/process.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -4,7 +4,7 @@
 //
 //   test_gpu_calls PLUGIN.so PROVIDER
 #include "tests/gvirtus/gpu_calls_scene.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -5,8 +5,8 @@
  * rdma.tenant_share allow, and one tenant's do not keep another out.
  */
 #include "frontend-glue/device_copies/device_copies.h"
-#include "tests/scenes/handshake_scene.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/handshake_scene.h"
+#include "tests/fixtures/patience.h"
 
 #include "common/clock.h"
 #include "transport/core/crypto.h"

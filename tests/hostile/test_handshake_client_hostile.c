@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The client's side of the handshake against peers that are no server, lack the key, or changes
  * frames. */
-#include "tests/scenes/client_scene.h"
+#include "tests/fixtures/client_scene.h"
 
 #include <errno.h>
 #include <setjmp.h>

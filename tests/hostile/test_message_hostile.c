@@ -9,8 +9,8 @@
  */
 #include "common/clock.h"
 #include "common/log.h"
-#include "tests/scenes/memory_pair.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/memory_pair.h"
+#include "tests/fixtures/patience.h"
 #include "transport/core/conn.h"
 #include "transport/shm/shm.h"
 

@@ -7,8 +7,8 @@
 #include "migrate/pages/pages.h"
 #include "migrate/preflight/preflight.h"
 #include "migrate/common/vm.h"
-#include "tests/scenes/line.h"
-#include "tests/scenes/mover.h"
+#include "tests/fixtures/line.h"
+#include "tests/fixtures/mover.h"
 
 #include "common/clock.h"
 

@@ -12,8 +12,8 @@
  * The relay is at another address of this host than the destination, so that lanes, which go to the
  * address of the first socket, find nobody, and all goes through it.
  */
-#include "tests/moves/guest/churn.h"
-#include "tests/scenes/mover.h"
+#include "tests/migrations/guest/churn.h"
+#include "tests/fixtures/mover.h"
 
 #include "common/clock.h"
 

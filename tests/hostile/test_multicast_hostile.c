@@ -5,9 +5,9 @@
  */
 #include "migrate/multicast/datagrams.h"
 #include "migrate/snapshot/cache.h"
-#include "tests/scenes/fault_memory.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/fault_memory.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 

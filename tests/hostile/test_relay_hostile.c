@@ -5,7 +5,7 @@
  * one piece. No end ever takes wrong bytes for right ones, and nothing that is recorded has a
  * payload in it.
  */
-#include "tests/scenes/must.h"
+#include "tests/fixtures/must.h"
 
 #include "common/clock.h"
 #include "transport/transport.h"

@@ -3,7 +3,7 @@
  * Sessions whose peer sends messages by hand: the bytes of docs/protocol.md, and every way to get
  * them wrong. Runs on the fabric inside the process, which can also refuse memory on command.
  */
-#include "tests/scenes/session_memory.h"
+#include "tests/fixtures/session_memory.h"
 
 /* Sends `head` (a type, or a type and a kind of segment) and a remote. */
 static void send_remote(struct ibx_conn *conn, const char *head, const struct ibx_remote *remote)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a peer can make this process hold: pages in memory that the peer never touched, mappings,
  * and address space. */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/shm_pair.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/shm_pair.h"
 
 #include "common/clock.h"
 

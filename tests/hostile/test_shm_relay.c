@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Who sits at the name where a client looks for the unix socket of shm: somebody who passes on what
  * both ends say, who says nothing, or no socket at all. */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/shm_places.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/shm_places.h"
 
 #include "common/clock.h"
 

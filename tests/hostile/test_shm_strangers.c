@@ -4,8 +4,8 @@
  * under its feet, or come in crowds. Where it takes another user, that is nobody, and the test runs
  * as root. test_shm_relay.c has those who stand in the middle.
  */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/shm_places.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/shm_places.h"
 
 #include "common/clock.h"
 

@@ -3,8 +3,8 @@
  * Snapshots' readers that break the protocol, or take more than their share. The test process is
  * the one that lies; the server closes its connection and serves all others as before.
  */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/snapshot_peer.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/snapshot_peer.h"
 
 #include "common/clock.h"
 

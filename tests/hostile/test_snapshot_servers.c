@@ -3,8 +3,8 @@
  * Snapshots' servers that break the protocol. The test process is the one that lies; a reader names
  * what is wrong and is left with nothing.
  */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/snapshot_peer.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/snapshot_peer.h"
 
 #include "common/clock.h"
 

@@ -9,8 +9,8 @@
  * And who fills a cache is told to end while it computes the digest of what has come, of which
  * there may be many GiB.
  */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/snapshot_peer.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/snapshot_peer.h"
 
 #include "common/clock.h"
 #include "migrate/snapshot/cache.h"

@@ -6,9 +6,9 @@
  * holds a bounded number of descriptors and bytes.
  */
 #include "common/clock.h"
-#include "tests/scenes/handshake_scene.h"
-#include "tests/scenes/open_fds.h"
-#include "tests/scenes/strangers.h"
+#include "tests/fixtures/handshake_scene.h"
+#include "tests/fixtures/open_fds.h"
+#include "tests/fixtures/strangers.h"
 
 #include <malloc.h>
 #include <poll.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The tcp provider against a raw socket that lies and breaks the rules. */
-#include "tests/scenes/tcp_raw.h"
+#include "tests/fixtures/tcp_raw.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -51,7 +51,7 @@ class Wrong(AssertionError):
 
 
 class Small(Domain):
-    """With the guest of tests/moves/guest."""
+    """With the guest of tests/migrations/guest."""
 
     def __init__(self, hosts, name):
         super().__init__(hosts, name)

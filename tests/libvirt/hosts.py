@@ -265,7 +265,7 @@ MONITOR = "/run/ibx/{name}.qmp"
 
 
 class Domain:
-    """A domain that can run on either host, with the guest of tests/moves/guest."""
+    """A domain that can run on either host, with the guest of tests/migrations/guest."""
     mib = 64
 
     def __init__(self, hosts, name="web", memory=MEMORY, arguments=()):

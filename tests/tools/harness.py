@@ -20,7 +20,7 @@ MANY = 16  # pages: QEMU may touch a few at any time
 
 
 def slower():
-    """How many times longer things take here than on an idle machine, as tests/scenes/patience.h."""
+    """How many times longer things take here than on an idle machine, as tests/fixtures/patience.h."""
     with open("/proc/loadavg", encoding="ascii") as file:
         minute, _, _, tasks = file.read().split()[:4]
     load = max(float(minute), float(tasks.split("/")[0])) / (os.cpu_count() or 1)

@@ -6,8 +6,8 @@
  *
  * Runs in the guest only (README.md): two emulators in an emulator, hence the small beats.
  */
-#include "tests/moves/guest/churn.h"
-#include "tests/scenes/mover.h"
+#include "tests/migrations/guest/churn.h"
+#include "tests/fixtures/mover.h"
 #include "tests/vm/wire.h"
 
 #include "common/clock.h"

@@ -5,7 +5,7 @@
  *
  * Runs in the guest only (README.md).
  */
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/session_pair.h"
 #include "tests/vm/wire.h"
 
 #include "common/clock.h"

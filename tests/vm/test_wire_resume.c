@@ -6,7 +6,7 @@
  *
  * Linked with --wrap: the queue pairs are known here. Runs in the guest only (README.md).
  */
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/session_pair.h"
 #include "tests/vm/wire.h"
 
 #include "common/clock.h"

@@ -4,7 +4,7 @@
  * inside the calls that send, over loopback. Where QEMU counts instructions (guest --accel count),
  * a nanosecond is an instruction.
  */
-#include "tests/scenes/tls_pair.h"
+#include "tests/fixtures/tls_pair.h"
 
 #include "common/clock.h"
 

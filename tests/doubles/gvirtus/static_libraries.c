@@ -16,7 +16,7 @@
  *   told        the first, which need not work
  * COPY: it names the loader's list, of which the linker makes a copy for it then.
  */
-#include "tests/scenes/island.h"
+#include "tests/fixtures/island.h"
 
 #include <dlfcn.h>
 #include <errno.h>

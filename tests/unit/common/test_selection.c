@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
-/* tests/scenes/selection.h: which tests of a program run. */
-#include "tests/scenes/selection.h"
+/* tests/fixtures/selection.h: which tests of a program run. */
+#include "tests/fixtures/selection.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

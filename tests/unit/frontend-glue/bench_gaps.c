@@ -15,8 +15,8 @@
  *           the connection is no longer young
  *   moved   the client has no address for a while, and then another one: from then on
  */
-#include "tests/scenes/session_pair.h"
-#include "tests/scenes/shell.h"
+#include "tests/fixtures/session_pair.h"
+#include "tests/fixtures/shell.h"
 
 #include "common/clock.h"
 #include "common/log.h"

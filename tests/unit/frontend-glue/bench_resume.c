@@ -8,7 +8,7 @@
  * Sessions that do (for 30 s) and do not make CALLS calls each, in turns, PAIRS times: the median
  * of the pairs' ratios and its interval of 95 %.
  */
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/session_pair.h"
 
 #include "common/clock.h"
 

@@ -6,7 +6,7 @@
 
 #include "common/clock.h"
 #include "frontend-glue/session/hooks.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <pthread.h>
 #include <sched.h>

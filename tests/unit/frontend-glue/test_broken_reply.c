@@ -4,7 +4,7 @@
  * (session-copy), since that cannot report it. */
 #include "frontend-glue/client_calls/pipeline.h"
 #include "frontend-glue/session/own_requests.h"
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/session_pair.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

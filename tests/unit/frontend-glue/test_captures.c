@@ -3,7 +3,7 @@
  * the process, while another one's copies are run: neither is to notice.
  *
  *   test_captures PROVIDER */
-#include "tests/scenes/copies_scene.h"
+#include "tests/fixtures/copies_scene.h"
 
 #include <semaphore.h>
 #include <setjmp.h>

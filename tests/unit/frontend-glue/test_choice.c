@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Copies take the paths that a tuning file says where that was measured on this GPU, and the usual
  * ones elsewhere. */
-#include "tests/scenes/copies_scene.h"
+#include "tests/fixtures/copies_scene.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Modules and kernels of several clients under the same addresses. */
 #include "frontend-glue/gvirtus_handlers/client_functions.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/quota.h"
 #include "common/wire.h"

@@ -3,7 +3,7 @@
  * requests ahead, in pieces, and ends in the middle.
  *
  *   test_copies PROVIDER */
-#include "tests/scenes/copies_scene.h"
+#include "tests/fixtures/copies_scene.h"
 
 #include "common/clock.h"
 

@@ -4,7 +4,7 @@
  * in that mapping.
  *
  *   test_direct PROVIDER */
-#include "tests/scenes/copies_scene.h"
+#include "tests/fixtures/copies_scene.h"
 
 #include "transport/core/conn.h"
 

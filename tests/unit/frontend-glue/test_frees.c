@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Memory that is given back beside a launch of a graph: this file is all that is around it. */
 #include "frontend-glue/device_copies/copies.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <pthread.h>

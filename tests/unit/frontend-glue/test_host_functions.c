@@ -8,7 +8,7 @@
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A message that has left and cannot be kept: it must not leave twice. */
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/session_pair.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Parts of long copies that are answered when the GPU has the next part. */
 #include "frontend-glue/client_copies/client_frame.h"
-#include "tests/scenes/copies_scene.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/copies_scene.h"
+#include "tests/fixtures/patience.h"
 
 #include "common/clock.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Long messages that come into page-locked memory: the GPU reads their payloads there. */
-#include "tests/scenes/copies_scene.h"
+#include "tests/fixtures/copies_scene.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

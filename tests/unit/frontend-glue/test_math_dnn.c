@@ -2,7 +2,7 @@
 /* Graphs and networks of cuDNN in a back end, in which no library is loaded: what is checked before
  * it. */
 #include "frontend-glue/device_calls/math_dnn.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

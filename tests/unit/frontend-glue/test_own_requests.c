@@ -6,7 +6,7 @@
  */
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/session/session_internal.h"
-#include "tests/scenes/own_requests.h"
+#include "tests/fixtures/own_requests.h"
 
 #include <dlfcn.h>
 #include <malloc.h>

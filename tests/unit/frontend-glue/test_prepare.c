@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What is pinned before the first copy needs it. */
-#include "tests/scenes/copies_scene.h"
+#include "tests/fixtures/copies_scene.h"
 
 #include <errno.h>
 #include <setjmp.h>

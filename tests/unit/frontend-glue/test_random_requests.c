@@ -4,7 +4,7 @@
  * handle that is none: it harms no other tenant, and not the back end.
  */
 #include "frontend-glue/session/session_internal.h"
-#include "tests/scenes/request_forms.h"
+#include "tests/fixtures/request_forms.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

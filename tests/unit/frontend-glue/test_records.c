@@ -2,8 +2,8 @@
 /* Calls that do not wait, over a fabric whose messages cost much. Event records leave with what
  * comes behind them, so that they time the work and not the wire; and they leave, whatever comes.
  * Calls behind more than a message takes cost no more than others. */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/session_pair.h"
 
 #include "common/clock.h"
 #include "frontend-glue/client_calls/internal.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Requests that would end the back end in their handler: each as a front end makes it, then not. */
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/wire.h"
 

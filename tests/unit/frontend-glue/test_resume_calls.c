@@ -5,8 +5,8 @@
  *
  *   test_resume_calls PROVIDER [CUTS]    shm, tcp, ...; how many random cuts there are at least
  */
-#include "tests/scenes/cuts.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/cuts.h"
+#include "tests/fixtures/patience.h"
 
 #include "common/clock.h"
 #include "common/log.h"

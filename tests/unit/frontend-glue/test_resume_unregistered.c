@@ -3,8 +3,8 @@
  * A session that comes back by a path on which one of its ends cannot register memory, as where
  * verbs may lock less than the program has registered: it goes on by tcp, which locks none.
  */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/session_pair.h"
 
 #include "transport/core/conn.h"
 #include "transport/shm/shm.h"

@@ -8,9 +8,9 @@
  *
  * Linked with memory_provider.c it runs on the fabric inside the process, whatever the name.
  */
-#include "tests/scenes/open_fds.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/open_fds.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/session_pair.h"
 
 #include "common/log.h"
 

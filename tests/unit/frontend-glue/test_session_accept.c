@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A thread that accepts sessions and is cancelled in the middle of it leaves nothing behind. */
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/session_pair.h"
 
 #include <dirent.h>
 #include <errno.h>

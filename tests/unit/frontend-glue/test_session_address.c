@@ -7,9 +7,9 @@
  *
  *   test_session_address PROVIDER
  */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/session_pair.h"
-#include "tests/scenes/shell.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/session_pair.h"
+#include "tests/fixtures/shell.h"
 
 #include "common/clock.h"
 #include "frontend-glue/session/hooks.h"

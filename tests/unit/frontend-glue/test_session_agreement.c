@@ -4,7 +4,7 @@
  * host of which that process is none, though both hosts have one address and the first namespace of
  * each has one number. Here the client reads another boot id than the server.
  */
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/session_pair.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

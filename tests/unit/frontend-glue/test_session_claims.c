@@ -5,8 +5,8 @@
  *
  *   test_session_claims PROVIDER [HOST]    shm, tcp, ...; the server's address (127.0.0.1)
  */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/resume_scene.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/resume_scene.h"
 
 #include "common/clock.h"
 

@@ -4,7 +4,7 @@
  * answer wrong. What a session keeps registered, and what a client reads once its back end is gone.
  * Runs on the fabric inside the process.
  */
-#include "tests/scenes/session_memory.h"
+#include "tests/fixtures/session_memory.h"
 
 #include "frontend-glue/client_copies/client_copies.h"
 

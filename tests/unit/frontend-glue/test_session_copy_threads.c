@@ -3,8 +3,8 @@
  * Long bodies that several threads of the server copy, where the client's memory is within its
  * reach: over shm.
  */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/session_pair.h"
 
 #include "common/log.h"
 #include "gpudirect/gpudirect.h"

@@ -2,7 +2,7 @@
 /* A session that is kept has lost its connection, and its peer does not come back: where it finds
  * out as it registers memory for a long payload, it ends as anywhere else. And what of a
  * client's broken connections is taken for packets that are lost, which ends a session. */
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/session_pair.h"
 
 #include "common/clock.h"
 #include "transport/core/conn.h"

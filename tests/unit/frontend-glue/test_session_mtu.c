@@ -8,10 +8,10 @@
  * Two network namespaces. An interface takes no packet that is longer than its MTU, and each end
  * offers the other one longer ones.
  */
-#include "tests/scenes/networks.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/session_pair.h"
-#include "tests/scenes/shell.h"
+#include "tests/fixtures/networks.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/session_pair.h"
+#include "tests/fixtures/shell.h"
 
 #include "common/clock.h"
 #include "transport/core/conn.h"

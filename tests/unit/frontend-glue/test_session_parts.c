@@ -3,7 +3,7 @@
  * A client's long copies in parts (client_stage.c) against a back end that has no GPU of its own:
  * it does what GVirtuS's handlers do, one request after the other.
  */
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/session_pair.h"
 
 #include "frontend-glue/client_copies/client_frame.h"
 

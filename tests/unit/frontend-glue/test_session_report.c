@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a back end says of its sessions: those of the asking client's name that have gone on over
  * another connection, by which path and when. */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/session_pair.h"
 
 #include "common/clock.h"
 

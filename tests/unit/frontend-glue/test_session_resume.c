@@ -6,8 +6,8 @@
  *   test_session_resume PROVIDER [CUTS [HOST]]    shm, tcp, ...; how many random cuts there are at
  *                                                  least; the server's address (127.0.0.1)
  */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/resume_scene.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/resume_scene.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

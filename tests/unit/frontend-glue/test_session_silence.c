@@ -9,9 +9,9 @@
  * Two network namespaces. What the server's host sends to an address of the client goes to nobody's
  * MAC address; the next connection comes from another address.
  */
-#include "tests/scenes/networks.h"
-#include "tests/scenes/session_pair.h"
-#include "tests/scenes/shell.h"
+#include "tests/fixtures/networks.h"
+#include "tests/fixtures/session_pair.h"
+#include "tests/fixtures/shell.h"
 
 #include "transport/core/conn.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A session goes on although memory that was registered is gone when its connection breaks: over a
  * fabric that refuses to register it once more. */
-#include "tests/scenes/island.h"
-#include "tests/scenes/memory_provider.h"
-#include "tests/scenes/session_pair.h"
+#include "tests/fixtures/island.h"
+#include "tests/fixtures/memory_provider.h"
+#include "tests/fixtures/session_pair.h"
 
 #include <errno.h>
 #include <sched.h>

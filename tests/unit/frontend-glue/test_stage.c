@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Long copies of a client's pageable memory, in parts, through memory that both ends map. */
-#include "tests/scenes/copies_scene.h"
+#include "tests/fixtures/copies_scene.h"
 
 #include "frontend-glue/client_copies/client_frame.h"
 

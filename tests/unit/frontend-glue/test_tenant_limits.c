@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How much the clients of a tenant may make the back end hold by requests of our own. */
-#include "tests/scenes/own_requests.h"
+#include "tests/fixtures/own_requests.h"
 
 #include <dlfcn.h>
 #include <setjmp.h>

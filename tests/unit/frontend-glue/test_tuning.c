@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The file of choices: what is read, what is refused and how, and where it counts. */
-#include "tests/scenes/choice_sound.h"
+#include "tests/fixtures/choice_sound.h"
 
 #include <errno.h>
 #include <setjmp.h>

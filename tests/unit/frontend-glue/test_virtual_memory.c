@@ -7,7 +7,7 @@
 #include "frontend-glue/clients/ranges.h"
 #include "frontend-glue/tenants/tenants.h"
 #include "frontend-glue/clients/virtual_memory.h"
-#include "tests/scenes/own_requests.h"
+#include "tests/fixtures/own_requests.h"
 
 #include <pthread.h>
 #include <setjmp.h>

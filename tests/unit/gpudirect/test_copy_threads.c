@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Threads that copy: every piece once, reported once, and none after the end. */
 #include "gpudirect/copy_threads.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <errno.h>
 #include <pthread.h>

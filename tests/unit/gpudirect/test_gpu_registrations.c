@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* GPU memory that the double exports, registered with a fabric's device that is a stub. */
 #include "gpudirect/gpu_registrations.h"
-#include "tests/scenes/cuda_unit.h"
+#include "tests/fixtures/cuda_unit.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,8 +2,8 @@
 /* Copies that nobody waits for, beside a session that copies little: on the double of libcuda, by a
  * clock of the test's own. */
 #include "gpudirect/staging.h"
-#include "tests/scenes/cuda_unit.h"
-#include "tests/scenes/random_fill.h"
+#include "tests/fixtures/cuda_unit.h"
+#include "tests/fixtures/random_fill.h"
 
 #include <pthread.h>
 #include <stdlib.h>

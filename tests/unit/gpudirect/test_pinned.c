@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The pool of pinned chunks: what there is of it while it is made, and of a driver that refuses. */
 #include "gpudirect/pinned.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <pthread.h>

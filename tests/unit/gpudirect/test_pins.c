@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A client's allocations, pinned while they are the same allocations. */
 #include "gpudirect/client_pins.h"
-#include "tests/scenes/cuda_unit.h"
+#include "tests/fixtures/cuda_unit.h"
 
 #include <errno.h>
 #include <stdlib.h>

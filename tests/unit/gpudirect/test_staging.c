@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The staging pipeline between a wire in memory and the double of libcuda. */
 #include "gpudirect/staging.h"
-#include "tests/scenes/cuda_unit.h"
-#include "tests/scenes/random_fill.h"
+#include "tests/fixtures/cuda_unit.h"
+#include "tests/fixtures/random_fill.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -4,9 +4,9 @@
 #include "gpudirect/pinned.h"
 #include "gpudirect/staging.h"
 #include "common/clock.h"
-#include "tests/scenes/cuda_unit.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/random_fill.h"
+#include "tests/fixtures/cuda_unit.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/random_fill.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -3,9 +3,9 @@
  * nothing afterwards keep neither each other out nor the source of the running migration. */
 #include "migrate/channel/channel.h"
 #include "migrate/common/common.h"
-#include "tests/scenes/open_fds.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/open_fds.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 #include "transport/core/conn.h"

@@ -2,7 +2,7 @@
 /* What the channel of a migration says of a connection that has brought a last message and its end
  * together, and of one that brings messages without end. The transport's part is this file's. */
 #include "migrate/channel/channel.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 

@@ -2,7 +2,7 @@
 /* The control socket of a running migration, both ends in this process, and the status that it
  * carries. */
 #include "migrate/operator/control_socket.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A VM as QEMU's texts describe it, and which differences keep it from migrating. */
 #include "migrate/preflight/description.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <stdio.h>

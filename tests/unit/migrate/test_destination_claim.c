@@ -2,7 +2,7 @@
 /* A receiver claims a QEMU by the file of its memory, and looks whether QEMU still maps that file.
  * This process stands for QEMU. */
 #include "migrate/destination/destination.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A VM that has been loaded is continued until it runs, against a scripted peer. */
 #include "migrate/destination/qemu.h"
-#include "tests/scenes/qmp_peer.h"
+#include "tests/fixtures/qmp_peer.h"
 
 #define REFUSED "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no lock\"}, \"id\": 2}\r\n"
 #define RUNS                                                                                       \

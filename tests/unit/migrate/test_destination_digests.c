@@ -2,7 +2,7 @@
 /* When the destination tells what has come in a range of pages. In minor mode QEMU can give back a
  * page while it comes: what was hashed of it is taken back before QEMU answers its monitor. */
 #include "migrate/destination/destination.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 

@@ -2,8 +2,8 @@
 /* Pages that come with the page map, or of a VM that returns before it: which may, and that nobody
  * asks for them. */
 #include "migrate/destination/destination.h"
-#include "tests/scenes/fault_memory.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/fault_memory.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <linux/userfaultfd.h>

@@ -2,7 +2,7 @@
 /* Every message in every state of a destination: it is taken in the few where it belongs, and
  * anywhere else it is a named error that changes nothing. */
 #include "migrate/destination/destination.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Messages of a source in an order that no source of ours sends, once the VM runs here. */
 #include "migrate/destination/destination.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Digests of pages: tags, ranges, the destination's table, and the source that compares. */
 #include "migrate/pages/digest.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <poll.h>

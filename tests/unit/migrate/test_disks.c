@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What tells one disk from another, and what is told of it: never a password. */
 #include "migrate/preflight/description.h"
-#include "tests/scenes/qmp_peer.h"
+#include "tests/fixtures/qmp_peer.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 /* Firecracker's message, and the file of a working set. */
 #include "migrate/firecracker/firecracker.h"
 #include "migrate/firecracker/internal.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -5,7 +5,7 @@
  * The test is its server, and what fills it; /dev/shm is the test's own.
  */
 #include "migrate/snapshot/snapshot.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <sched.h>

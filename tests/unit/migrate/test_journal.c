@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Records of migrations: which state may follow which, and what each version of them says. */
-#include "tests/scenes/journal_scene.h"
+#include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which records are found, and which of them are pruned. */
-#include "tests/scenes/journal_scene.h"
+#include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
 #include <fcntl.h>

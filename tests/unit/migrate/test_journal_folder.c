@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The folder of the records, its rights, damaged files in it, the lock, processes. */
-#include "tests/scenes/journal_scene.h"
+#include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
 #include <fcntl.h>

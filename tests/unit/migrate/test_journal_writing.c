@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A record in its file is whole or not there, whatever happens to who writes it. */
-#include "tests/scenes/journal_scene.h"
+#include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
 #include <fcntl.h>

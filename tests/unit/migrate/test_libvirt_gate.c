@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The socket at which libvirt's connection waits until the destination is ready. */
 #include "migrate/common/libvirt.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>

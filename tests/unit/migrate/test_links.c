@@ -3,7 +3,7 @@
 #include "common/thread.h"
 #include "migrate/common/common.h"
 #include "migrate/pages/pages.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <sched.h>

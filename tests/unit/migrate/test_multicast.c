@@ -4,8 +4,8 @@
  * the guest of tests/vm, with `verbs`, and perhaps which tests, from veth0 to veth1.
  */
 #include "migrate/multicast/datagrams.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 #include "common/wire.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Datagrams of multicast byte by byte, sent as they are; groups as texts. */
 #include "migrate/multicast/datagrams.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
 /* How a sender's rate follows what its members hear: reports of hosts and links that are computed.
  */
 #include "migrate/multicast/multicast.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 

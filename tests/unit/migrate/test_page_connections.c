@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Page connections that are begun before it is known how many the destination wants. */
 #include "migrate/pages/pages.h"
-#include "tests/scenes/open_fds.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/open_fds.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 

@@ -2,7 +2,7 @@
 /* The page map against a plain array of one byte a page, and against malformed pieces.
  */
 #include "migrate/pages/pages.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <stdlib.h>

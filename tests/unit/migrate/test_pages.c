@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Pages of a guest over real connections: exposed by the page server, fetched by the fault engine.
  */
-#include "tests/scenes/pages_scene.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/pages_scene.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 #include "common/locked.h"

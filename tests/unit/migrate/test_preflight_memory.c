@@ -3,7 +3,7 @@
  * has left; and how several reasons become one sentence. */
 #include "migrate/common/common.h"
 #include "migrate/preflight/preflight.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>

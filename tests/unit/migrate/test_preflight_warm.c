@@ -3,8 +3,8 @@
  * pages that the kernel clears where it was told to drop them. */
 #include "migrate/destination/destination.h"
 #include "migrate/preflight/preflight.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 

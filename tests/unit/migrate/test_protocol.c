@@ -2,7 +2,7 @@
 /* Messages of a move: golden bytes, every way to be cut, changed or out of range, and the VM in a
  * HELLO. */
 #include "migrate/channel/protocol.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <ctype.h>
 #include <dirent.h>

@@ -2,7 +2,7 @@
 /* The QMP client against a scripted peer. */
 #include "migrate/preflight/preflight.h"
 #include "migrate/source/vm.h"
-#include "tests/scenes/qmp_peer.h"
+#include "tests/fixtures/qmp_peer.h"
 
 #include "common/clock.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How much memory a QEMU that its guest has taken over can make its QMP client hold. */
 #include "migrate/preflight/description.h"
-#include "tests/scenes/qmp_peer.h"
+#include "tests/fixtures/qmp_peer.h"
 
 #include <errno.h>
 #include <malloc.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The QMP client and peers that are none, flood it, stand still, or cannot be reached. */
-#include "tests/scenes/qmp_peer.h"
+#include "tests/fixtures/qmp_peer.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -4,7 +4,7 @@
  * is not taken for it. */
 #include "migrate/journal/journal.h"
 #include "migrate/qemu/qemu_internal.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,8 +2,8 @@
 /* What a VM that returns has written and given back, of memory of this process that stands for
  * QEMU's: also in the moment in which a page is in its place and not noted yet. */
 #include "migrate/source/source.h"
-#include "tests/scenes/tracking_uffd.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/tracking_uffd.h"
+#include "tests/fixtures/unit.h"
 #include "userfaultfd/dirty.h"
 
 #include <errno.h>

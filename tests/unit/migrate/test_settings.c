@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* QEMU's migration settings, of QEMUs that are not at hand: newer ones, and ones that refuse. */
 #include "migrate/preflight/preflight.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 

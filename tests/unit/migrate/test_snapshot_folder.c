@@ -3,7 +3,7 @@
  * file. */
 #include "migrate/common/common.h"
 #include "migrate/snapshot/snapshot.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>

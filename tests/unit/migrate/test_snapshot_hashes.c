@@ -4,7 +4,7 @@
  * whose pages, hashes or map are not those of its manifest.
  */
 #include "migrate/snapshot/snapshot.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A snapshot's manifest and the messages of its connections, byte by byte. */
 #include "migrate/snapshot/snapshot.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  */
 #include "migrate/common/hold.h"
 #include "migrate/source/source.h"
-#include "tests/scenes/qmp_peer.h"
+#include "tests/fixtures/qmp_peer.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A move that the source's table refuses changes nothing, above all not where the VM may run. */
 #include "migrate/source/source.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 

@@ -2,7 +2,7 @@
 /* A device state that never ends, as a QEMU writes that its guest has taken over: how long the
  * source is at it, and how much of it is held. QEMU's end and the channel are this file's. */
 #include "migrate/source/stream.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <string.h>

@@ -2,8 +2,8 @@
 /* Which bytes of a device state the source sends, and which it holds back, wherever the pieces are
  * cut: all but the description for debuggers. */
 #include "migrate/source/stream.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 

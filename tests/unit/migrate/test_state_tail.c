@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What is held back of a device state: its EOF, wherever the pieces of the stream are cut. */
 #include "migrate/destination/stream.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * requested of it, and answers when, and as, the test says.
  */
 #include "migrate/snapshot/hasher.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <stdlib.h>

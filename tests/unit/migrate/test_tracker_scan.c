@@ -3,8 +3,8 @@
  * processors: the same pages are found by one thread and by several, and none is missed where one
  * was looked for. And what is protected with some pages, and found then. */
 #include "migrate/qemu/qemu.h"
-#include "tests/scenes/tracking_uffd.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/tracking_uffd.h"
+#include "tests/fixtures/unit.h"
 #include "userfaultfd/dirty.h"
 
 #include <errno.h>

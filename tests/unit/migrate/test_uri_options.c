@@ -2,7 +2,7 @@
 /* What the query of a URI asks for counts in a record as an option of the command line does: a
  * listener that goes on without it would take others, or go on in plain. */
 #include "migrate/common/common.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <fcntl.h>
 #include <stdio.h>

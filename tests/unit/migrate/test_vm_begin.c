@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What QEMU is asked before it is told to migrate, against a scripted peer. */
 #include "migrate/common/vm.h"
-#include "tests/scenes/qmp_peer.h"
+#include "tests/fixtures/qmp_peer.h"
 
 #include <errno.h>
 

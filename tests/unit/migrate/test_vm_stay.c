@@ -2,7 +2,7 @@
 /* A VM is continued where its migration has failed, has its disks activated, and stops again,
  * against a scripted peer. */
 #include "migrate/common/vm.h"
-#include "tests/scenes/qmp_peer.h"
+#include "tests/fixtures/qmp_peer.h"
 
 #include "common/log.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The order in which pages go to the destination before the stop, and when they cease to. */
 #include "migrate/source/source.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 

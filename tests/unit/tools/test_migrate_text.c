@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What ib-migrate prints: the bar fits into one line and keeps the most important figures. */
 #include "tools/ib-migrate/ib-migrate.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/unit.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Keys that killed runs have left: removed by their names, unless somebody may need them. */
-#include "tests/scenes/journal_scene.h"
+#include "tests/fixtures/journal_scene.h"
 #include "tools/ib-migrate/run.h"
 
 #include <fcntl.h>

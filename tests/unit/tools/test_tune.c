@@ -2,7 +2,7 @@
 /* What `ib-bw tune` makes of times. */
 #include "tools/ib-bw/tune.h"
 
-#include "tests/scenes/choice_sound.h"
+#include "tests/fixtures/choice_sound.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* READs and WRITEs as chunks, their events, and what becomes of them at the end of a connection. */
-#include "tests/scenes/memory_pair.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/memory_pair.h"
+#include "tests/fixtures/patience.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What connections of one domain share, and a process that forks meanwhile. */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/unit.h"
 #include "transport/core/provider.h"
 
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The end of a connection comes, whatever the peer goes on doing. */
-#include "tests/scenes/memory_pair.h"
+#include "tests/fixtures/memory_pair.h"
 #include "transport/core/conn.h"
 
 #include <errno.h>

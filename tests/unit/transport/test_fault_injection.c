@@ -3,7 +3,7 @@
  * Fault injection between a scripted core and a scripted endpoint: each fault does what struct
  * ibx_injected_faults says, and nothing else.
  */
-#include "tests/scenes/provider_end.h"
+#include "tests/fixtures/provider_end.h"
 #include "transport/core/conn.h"
 #include "transport/fault_injection/fault_injection.h"
 

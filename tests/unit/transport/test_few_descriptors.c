@@ -3,7 +3,7 @@
  * A process with few descriptors left, as client and as server: however many it has, a connection
  * is made, or both ends say what it lacked, and whose limit that is. The client is a child.
  */
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The server's side of the handshake against clients that send it byte by byte, rightly and
  * wrongly. */
-#include "tests/scenes/handshake_scene.h"
+#include "tests/fixtures/handshake_scene.h"
 
 #include "common/clock.h"
-#include "tests/scenes/forward_clock.h"
+#include "tests/fixtures/forward_clock.h"
 #include "transport/core/crypto.h"
 
 #include <errno.h>

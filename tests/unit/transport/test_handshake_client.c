@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The client's side of the handshake against servers that send it byte by byte, and stop or refuse.
  */
-#include "tests/scenes/client_scene.h"
+#include "tests/fixtures/client_scene.h"
 
 #include "common/clock.h"
-#include "tests/scenes/forward_clock.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/forward_clock.h"
+#include "tests/fixtures/patience.h"
 #include "transport/handshake/handshake.h"
 
 #include <errno.h>

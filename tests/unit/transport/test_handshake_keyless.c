@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Clients without a key: only servers of this host that belong to their user or root. */
-#include "tests/scenes/client_scene.h"
+#include "tests/fixtures/client_scene.h"
 
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 #include "transport/handshake/handshake.h"
 
 #include <arpa/inet.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The server's side of the handshake: which clients are authenticated, and which provider is taken.
  */
-#include "tests/scenes/handshake_scene.h"
+#include "tests/fixtures/handshake_scene.h"
 
 #include "common/clock.h"
 #include "transport/core/crypto.h"

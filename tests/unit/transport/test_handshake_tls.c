@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The handshake through a relay that records, or changes a byte: what crosses once both ends agreed
  * on TLS. */
-#include "tests/scenes/handshake_scene.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/handshake_scene.h"
+#include "tests/fixtures/patience.h"
 
 #include <errno.h>
 #include <poll.h>

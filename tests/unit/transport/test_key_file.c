@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Key files and the keyed hash. */
 #include "transport/handshake/handshake.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
 /* Connecting to a unix socket with a full queue; errors of connecting and listening name a remedy.
  */
 #include "common/clock.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 #include "transport/handshake/handshake.h"
 
 #include <errno.h>

@@ -3,8 +3,8 @@
  * The libfabric provider without the core: two ends in one process over
  * libfabric's tcp, outsiders on the same fabric, and a peer that lies.
  */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/provider_end.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/provider_end.h"
 #include "transport/ofi/ofi.h"
 
 #include "common/clock.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a client's user sees when a connection has less protection than it should have. */
 #include "common/log.h"
-#include "tests/scenes/client_scene.h"
-#include "tests/scenes/memory_pair.h"
+#include "tests/fixtures/client_scene.h"
+#include "tests/fixtures/memory_pair.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Who gives way among clients that have not proven themselves, and what a fork makes of them. */
-#include "tests/scenes/handshake_scene.h"
+#include "tests/fixtures/handshake_scene.h"
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "tests/scenes/forward_clock.h"
-#include "tests/scenes/open_fds.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/forward_clock.h"
+#include "tests/fixtures/open_fds.h"
+#include "tests/fixtures/patience.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

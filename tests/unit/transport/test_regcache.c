@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The registration cache in one thread: hits, deaths, bounds, errors. */
-#include "tests/scenes/regcache_fake.h"
+#include "tests/fixtures/regcache_fake.h"
 
 #include <stdio.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The registration cache among threads and in forked children. */
-#include "tests/scenes/regcache_fake.h"
+#include "tests/fixtures/regcache_fake.h"
 
 #include "transport/core/regcache_watch.h"
 

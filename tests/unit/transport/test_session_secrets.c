@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a core dump of a process with an encrypted connection would have: not the keys of that
  * connection. */
-#include "tests/scenes/handshake_scene.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/handshake_scene.h"
+#include "tests/fixtures/patience.h"
 #include "transport/core/conn.h"
 #include "transport/core/tls_state.h"
 

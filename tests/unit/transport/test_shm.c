@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The shm provider between two honest ends: messages, sleep, and copies. */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/shm_pair.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/shm_pair.h"
 
 #include <errno.h>
 #include <limits.h>

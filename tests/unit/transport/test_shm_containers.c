@@ -4,7 +4,7 @@
  * container engines make them, and sees one folder of the server's under another name. Or it shares
  * the network namespace alone, as containers of one pod do.
  */
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/patience.h"
 
 #include "common/clock.h"
 #include "transport/transport.h"

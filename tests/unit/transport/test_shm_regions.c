@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Regions of the shm provider between two honest ends: how they end, those that both map, and
  * memory of the process. */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/shm_pair.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/shm_pair.h"
 
 #include "common/clock.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How the two ends of the shm provider connect: unproven connections, false servers, and the wrong
  * namespace. */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/shm_pair.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/shm_pair.h"
 
 #include "common/clock.h"
 

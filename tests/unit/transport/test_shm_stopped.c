@@ -4,7 +4,7 @@
  * registered. It stands in front of its system call while the owner deregisters: the calls lead
  * here first (the linker's --wrap). And a peer that goes on without its first thread.
  */
-#include "tests/scenes/shm_pair.h"
+#include "tests/fixtures/shm_pair.h"
 
 #include "common/clock.h"
 

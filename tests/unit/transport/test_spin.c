@@ -5,7 +5,7 @@
  * a certain time. The clock is the test's as well, or a busy machine would take part, and so is the
  * number of processors, the first argument.
  */
-#include "tests/scenes/memory_pair.h"
+#include "tests/fixtures/memory_pair.h"
 
 #include <errno.h>
 #include <sched.h>

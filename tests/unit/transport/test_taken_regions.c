@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What is in the regions that a connection takes over from one that has ended. */
-#include "tests/scenes/memory_pair.h"
+#include "tests/fixtures/memory_pair.h"
 #include "transport/core/conn.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The tcp provider: its frames, messages, and who is woken. */
-#include "tests/scenes/tcp_end.h"
+#include "tests/fixtures/tcp_end.h"
 
 #include "common/clock.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How the lanes of the tcp provider come to be: hello, terms, who is kept out. */
-#include "tests/scenes/tcp_end.h"
+#include "tests/fixtures/tcp_end.h"
 
 #include "common/clock.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a peer sent before it closed the connection arrives, however slow this side reads. */
-#include "tests/scenes/tcp_end.h"
+#include "tests/fixtures/tcp_end.h"
 
 #include <errno.h>
 #include <setjmp.h>

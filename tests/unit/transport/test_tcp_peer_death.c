@@ -3,8 +3,8 @@
  * Who is dead and who is only slow. Runs in a network of its own, where that is permitted, to be
  * able to take it down; a stopped peer is one that does not poll.
  */
-#include "tests/scenes/patience.h"
-#include "tests/scenes/tcp_end.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/tcp_end.h"
 
 #include "common/clock.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Bulk lanes that have a thread, encrypted or (argument "plain") not: what moves, what is taken
  * back, what ends. */
-#include "tests/scenes/tcp_end.h"
+#include "tests/fixtures/tcp_end.h"
 
 #include "common/clock.h"
 

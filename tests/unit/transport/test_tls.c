@@ -2,7 +2,7 @@
 /* TLS over a socket: two ends of ours with a relay between them, and OpenSSL as one end. */
 #include "transport/core/tls.h"
 
-#include "tests/scenes/tls_pair.h"
+#include "tests/fixtures/tls_pair.h"
 #include "transport/core/tls_record.h"
 
 #include <errno.h>

@@ -7,8 +7,8 @@
 #include "transport/core/tls_kernel.h"
 
 #include "common/clock.h"
-#include "tests/scenes/patience.h"
-#include "tests/scenes/tls_pair.h"
+#include "tests/fixtures/patience.h"
+#include "tests/fixtures/tls_pair.h"
 
 #include <errno.h>
 #include <linux/sockios.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Strides through huge pages: what the background fetches before all else. */
-#include "tests/scenes/fault_memory.h"
+#include "tests/fixtures/fault_memory.h"
 
 #include <fcntl.h>
 #include <linux/memfd.h>

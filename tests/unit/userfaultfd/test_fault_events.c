@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What the owner of the memory does to it while it is filled: discard, unmap, move, fork. */
-#include "tests/scenes/fault_memory.h"
+#include "tests/fixtures/fault_memory.h"
 
 #include <errno.h>
 #include <limits.h>

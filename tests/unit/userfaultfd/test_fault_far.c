@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What grows with the round trip: how much is fetched around and ahead of a fault, and how much is
  * in flight. */
-#include "tests/scenes/fault_memory.h"
+#include "tests/fixtures/fault_memory.h"
 
 #include "userfaultfd/engine.h"
 

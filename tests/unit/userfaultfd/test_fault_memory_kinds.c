@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Memory of another process, shared memory in place, huge pages, and memory that runs out. */
-#include "tests/scenes/fault_memory.h"
+#include "tests/fixtures/fault_memory.h"
 #include "userfaultfd/dirty.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
  * A kernel that lacks what is asked of its userfaultfd: before 5.18 it does not tell where in a
  * huge page a fault was, which is done without; other features are not.
  */
-#include "tests/scenes/fault_memory.h"
+#include "tests/fixtures/fault_memory.h"
 
 #include <errno.h>
 #include <linux/userfaultfd.h>

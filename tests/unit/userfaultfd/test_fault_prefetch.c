@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What is fetched before it faults, and what that costs those that fault. */
-#include "tests/scenes/fault_memory.h"
+#include "tests/fixtures/fault_memory.h"
 
 #include "userfaultfd/engine.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Where a series of faults goes on: strides, and loops of them. And the map of pages, in runs. */
-#include "tests/scenes/fault_memory.h"
+#include "tests/fixtures/fault_memory.h"
 
 #include "userfaultfd/pagemap.h"
 #include "userfaultfd/stride.h"

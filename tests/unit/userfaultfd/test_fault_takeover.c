@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* An engine in another process that is killed, and the one that takes over with its map. */
-#include "tests/scenes/fault_memory.h"
-#include "tests/scenes/unit.h"
+#include "tests/fixtures/fault_memory.h"
+#include "tests/fixtures/unit.h"
 #include "userfaultfd/engine.h"
 
 #include <errno.h>

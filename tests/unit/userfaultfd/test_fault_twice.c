@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A page that faults while the background is fetching it: it is fetched twice, and counts once. */
-#include "tests/scenes/fault_memory.h"
-#include "tests/scenes/patience.h"
+#include "tests/fixtures/fault_memory.h"
+#include "tests/fixtures/patience.h"
 
 #include "common/clock.h"
 

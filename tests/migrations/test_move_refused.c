@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What comes into a migration's way, also after it has begun: the VM runs on at the source, and a
+ * sentence names it. */
+#include "tests/fixtures/mover.h"
+
+#include "common/clock.h"
+
+#include <unistd.h>
+
+#define SNAPSHOTS 4
+
+#define DISK "driver=null-co,size=1048576,node-name="
+
+static const struct vm_options with_nodes = {.append = "",
+                                             .extra = {"-blockdev", DISK "disk", "-blockdev",
+                                                       DISK "spare", "-device",
+                                                       "virtio-blk-pci,drive=disk,addr=5"}};
+
+/* Copies nothing to its end: the VM's own writes, and there are none. */
+static void begin_mirror(void)
+{
+    vm_do(&vms[0], "blockdev-mirror",
+          json_pack("{s:s,s:s,s:s,s:s,s:b}", "job-id", "copy", "device", "disk", "target", "spare",
+                    "sync", "none", "auto-finalize", 1));
+}
+
+static void end_mirror(void)
+{
+    vm_do(&vms[0], "block-job-cancel", json_pack("{s:s,s:b}", "device", "copy", "force", 1));
+    json_decref(vm_event(&vms[0], "JOB_STATUS_CHANGE", "null"));
+}
+
+/* A job is in the way of `send` and `check`, and when it has ended the VM moves. */
+static void test_block_job(void)
+{
+    static const char words[] = "the block job copy (mirror, ready) works in this QEMU";
+    pair_start(&with_nodes);
+    begin_mirror();
+    json_decref(vm_event(&vms[0], "JOB_STATUS_CHANGE", "ready"));
+    pair_run(NULL);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, words);
+    assert_true(mover_printed(MOVER_RUN(1, "check", "--qmp", vms[0].tool), words));
+    pair_stays();
+    end_mirror();
+    pair_send(NULL);
+    pair_done();
+    pair_moved("");
+}
+
+/* One that begins after `check`, while the VM's memory is exposed: the VM does not even stop. */
+static void test_a_late_block_job(void)
+{
+    pair_start(&with_nodes);
+    pair_run_to("source:exposing", NULL);
+    begin_mirror();
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the block job copy (mirror, ready) works in this QEMU");
+    mover_ends(&receiver, 1);
+    pair_stays();
+    json_t *event = vm_event(&vms[0], "JOB_STATUS_CHANGE", "ready");
+    json_decref(event);
+    end_mirror();
+    pair_stayed();
+}
+
+/* One that begins in the milliseconds between `migrate` and the stop is reported by its event. */
+static void test_block_job_at_the_stop(void)
+{
+    pair_start(&with_nodes);
+    pair_run_to("source:starting", NULL);
+    vm_do(&vms[0], "blockdev-create",
+          json_pack("{s:s,s:{s:s,s:s,s:i}}", "job-id", "late", "options", "driver", "qcow2", "file",
+                    "spare", "size", 1 << 20));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the block job late began here at the last moment");
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
+/* Somebody takes a snapshot of a disk after the destination has compared it: what the VM writes
+ * from then on would be in an image that the destination does not have. Until QEMU stops the VM. */
+static char over[96];
+
+static void start_with_disk(void)
+{
+    char file[96], drive[160];
+    mover_begin();
+    mover_make_file(file, sizeof(file), "disk", 1 << 20);
+    snprintf(over, sizeof(over), "%s/over", mover_folder);
+    snprintf(drive, sizeof(drive), "file=%s,format=raw,if=none,id=d", file);
+    pair_start(&(struct vm_options){
+        .append = "", .extra = {"-drive", drive, "-device", "virtio-blk-pci,drive=d,addr=5"}});
+}
+
+static void refused_for_snapshot(void)
+{
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "(1048576 bytes, layers: 2), and the destination has compared ");
+    mover_must_print(&sender, over);
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
+static void late_snapshot(const char *state)
+{
+    start_with_disk();
+    pair_run_to(state, NULL);
+    vm_do(&vms[0], "blockdev-snapshot-sync",
+          json_pack("{s:s,s:s}", "device", "d", "snapshot-file", over));
+    mover_kill(&sender, SIGCONT);
+    refused_for_snapshot();
+}
+
+static void test_a_late_snapshot(void)
+{
+    late_snapshot("source:exposing");
+    mover_end_all(NULL);
+    late_snapshot("source:compared");
+}
+
+static bool migrates(struct vm *vm)
+{
+    json_t *now = vm_run(vm, "query-migrate", NULL);
+    const bool does = json_object_get(now, "status");
+    json_decref(now);
+    return does;
+}
+
+/* One that is taken when QEMU has begun to migrate, and the VM runs on for some milliseconds:
+ * mostly one of a few is that early. What is taken of a VM that has stopped has none of its writes.
+ */
+static void test_a_snapshot_before_the_stop(void)
+{
+    bool early = false;
+    for (unsigned turn = 0; turn < SNAPSHOTS && !early; turn++) {
+        mover_end_all(NULL);
+        start_with_disk();
+        pair_run(NULL);
+        const uint64_t until = vm_soon();
+        while (!migrates(&vms[0]))
+            assert_true(ibx_now_ns() < until);
+        ibx_qmp_execute(vms[0].qmp, "blockdev-snapshot-sync",
+                        json_pack("{s:s,s:s}", "device", "d", "snapshot-file", over), NULL, until,
+                        NULL);                           /* too late it may fail */
+        early = !access(over, F_OK) && vm_runs(&vms[0]); /* until the stop, or again */
+        if (!early)
+            mover_wait(&sender);
+    }
+    if (early)
+        refused_for_snapshot();
+}
+
+/* The source, which stands still, goes on: it refuses, and says these words. */
+static void refused_then(const char *words)
+{
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, words);
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
+/* QEMU unplugs none while it migrates, but does until then. The destination's would still have it.
+ */
+static void test_a_device_at_the_stop(void)
+{
+    pair_start(&(struct vm_options){
+        .append = "", .extra = {"-device", "qemu-xhci,addr=5", "-device", "usb-tablet,id=old"}});
+    pair_run_to("source:compared", NULL);
+    vm_do(&vms[0], "device_del", json_pack("{s:s}", "id", "old"));
+    refused_then("the device old (usb-tablet) has been plugged out since");
+}
+
+/* Where the device of this PCI class is. */
+static unsigned slot_of(int class)
+{
+    json_t *device, *buses = vm_run(&vms[0], "query-pci", NULL);
+    unsigned slot = 0;
+    size_t i;
+    json_array_foreach(json_object_get(json_array_get(buses, 0), "devices"), i, device)
+    {
+        const json_t *is = json_object_get(json_object_get(device, "class_info"), "class");
+        if (json_integer_value(is) == class)
+            slot = (unsigned)json_integer_value(json_object_get(device, "slot"));
+    }
+    json_decref(buses);
+    assert_true(slot > 0);
+    return slot;
+}
+
+/* PC's chip set ejects what it is told the number of the slot of; the monitor writes there as the
+ * guest would. */
+static void ejected_at_the_stop(const char *option, const char *device, int class)
+{
+    char text[64], line[64];
+    pair_start(&(struct vm_options){.append = "", .machine = "pc", .extra = {option, device}});
+    snprintf(line, sizeof(line), "o /w 0xae08 0x%x", 1u << slot_of(class));
+    pair_run_to("source:stopped", NULL);
+    vm_hmp(&vms[0], "o /w 0xae10 0", text, sizeof(text)); /* the bus */
+    vm_hmp(&vms[0], line, text, sizeof(text));
+}
+
+/* A guest ejects one by itself, also when QEMU plugs none any more. */
+static void test_a_device_that_the_guest_ejects(void)
+{
+    ejected_at_the_stop("-device", "virtio-rng-pci,addr=7,id=old", 0xff);
+    refused_then("the device old (virtio-rng-pci) has been plugged out since");
+}
+
+/* Likewise one that QEMU has made for another option than -device: it is in no list of a client's.
+ */
+static void test_a_network_card_that_the_guest_ejects(void)
+{
+    ejected_at_the_stop("-net", "nic,model=e1000", 0x200);
+    refused_then("(e1000) has been plugged out since");
+}
+
+/* The destination's QEMU is another one than was compared: the VM would find a device there that it
+ * does not know, or other contents of its disk. */
+static void changed_there(const char *state, const char *option)
+{
+    char file[96], other[96], drive[160];
+    mover_begin();
+    mover_make_file(file, sizeof(file), "disk", 1 << 20);
+    mover_make_file(other, sizeof(other), "other", 1 << 20);
+    snprintf(drive, sizeof(drive), "file=%s,format=raw,if=none,id=d", file);
+    pair_start(&(struct vm_options){.append = "",
+                                    .extra = {"-device", "qemu-xhci,addr=5", "-drive", drive,
+                                              "-device", "ide-cd,bus=ide.0,drive=d,id=cd"}});
+    mover_stop_next(state);
+    pair_receive(NULL);
+    pair_send((const char *[]){option, NULL});
+    mover_await_stop(&receiver);
+    vm_do(&vms[1], "device_add", json_pack("{s:s,s:s}", "driver", "usb-kbd", "id", "new"));
+    vm_do(&vms[1], "blockdev-change-medium",
+          json_pack("{s:s,s:s,s:s}", "id", "cd", "filename", other, "format", "raw"));
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&receiver, 1);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the device new (usb-kbd) has been plugged in since");
+    mover_must_print(&sender, "the image of the disk cd is ");
+    pair_stayed();
+}
+
+static void test_a_change_at_the_destination(void)
+{
+    changed_there("destination:joining", NULL);
+    mover_end_all(NULL);
+    changed_there("destination:ready", NULL);
+    mover_end_all(NULL);
+    changed_there("destination:ready", "--warm");
+}
+
+/* What has been taken from the VM since is not there at the destination, and what it has got is. */
+static void test_late_devices(void)
+{
+    pair_start(&(struct vm_options){
+        .append = "", .extra = {"-device", "qemu-xhci,addr=5", "-device", "usb-tablet,id=old"}});
+    pair_run_to("source:exposing", NULL);
+    vm_do(&vms[0], "device_del", json_pack("{s:s}", "id", "old"));
+    vm_do(&vms[0], "device_add", json_pack("{s:s,s:s}", "driver", "usb-kbd", "id", "new"));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the device old (usb-tablet) has been plugged out since");
+    mover_must_print(&sender, "the device new (usb-kbd) has been plugged in since");
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
+/* The QEMU there cannot load a device that it does not have, and ends: which, is told here. */
+static void test_a_device_that_cannot_be_loaded(void)
+{
+    pair_start(&(struct vm_options){
+        .append = "", .extra = {"-device", "pcie-root-port,id=free,addr=6,chassis=1"}});
+    pair_run_to("source:compared", NULL);
+    vm_do(&vms[0], "device_add",
+          json_pack("{s:s,s:s,s:s}", "driver", "virtio-rng-pci", "id", "new", "bus", "free"));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the destination gave up: ");
+    mover_must_print(&sender, "the device new (virtio-rng-pci) has been plugged in since");
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
+/* A client of an export would read what this QEMU knows of the disk, not what is there. */
+static void test_block_export(void)
+{
+    char path[160];
+    snprintf(path, sizeof(path), "%s/nbd", vms[0].dir);
+    pair_start(&with_nodes);
+    snprintf(path, sizeof(path), "%s/nbd", vms[0].dir);
+    vm_do(&vms[0], "nbd-server-start",
+          json_pack("{s:{s:s,s:{s:s}}}", "addr", "type", "unix", "data", "path", path));
+    vm_do(&vms[0], "block-export-add",
+          json_pack("{s:s,s:s,s:s}", "type", "nbd", "id", "backup", "node-name", "disk"));
+    assert_true(mover_printed(MOVER_RUN(1, "check", "--qmp", vms[0].tool),
+                              "the block node disk is exported by this QEMU (nbd export backup)"));
+    vm_do(&vms[0], "nbd-server-stop", NULL);
+}
+
+int main(void)
+{
+    pair_beats = 40;
+    static const struct vm_test tests[] = {VM_TEST(test_block_job),
+                                           VM_TEST(test_a_late_block_job),
+                                           VM_TEST(test_block_job_at_the_stop),
+                                           VM_TEST(test_a_late_snapshot),
+                                           VM_TEST(test_a_snapshot_before_the_stop),
+                                           VM_TEST(test_a_device_at_the_stop),
+                                           VM_TEST(test_a_device_that_the_guest_ejects),
+                                           VM_TEST(test_a_network_card_that_the_guest_ejects),
+                                           VM_TEST(test_a_change_at_the_destination),
+                                           VM_TEST(test_late_devices),
+                                           VM_TEST(test_a_device_that_cannot_be_loaded),
+                                           VM_TEST(test_block_export),
+                                           {0}};
+    return vm_tests(tests, mover_end_all);
+}

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Pages at the destination that are not those of the source: no side calls that complete, the VM is
+ * paused there, and can be taken back. A byte of the source's RAM that is another one while the
+ * page is fetched stands for a forged packet.
+ */
+#include "migrate/qemu/qemu.h"
+#include "tests/fixtures/mover.h"
+
+#include "common/clock.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#define PAGE    4096u
+#define PAGES   (VM_RAM_MIB << 8)
+#define RANGE   512u
+#define MANY    64u /* pages: QEMU may have touched a few zero ones since */
+#define LOOK_MS 2
+#define AT      1234 /* the byte of a page that is changed */
+
+static const struct vm_options stays = {.append = "", .extra = {"-no-shutdown"}};
+
+/* ------------------------------------------------------------ both sides' RAM */
+
+static int files[2];
+static uint8_t *memory; /* the source's */
+
+static void open_both(void)
+{
+    for (unsigned i = 0; i < 2; i++)
+        assert_true((files[i] = open(vms[i].ram, i ? O_RDONLY : O_RDWR)) >= 0);
+    memory = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, files[0], 0);
+    assert_true(memory != MAP_FAILED);
+}
+
+static void close_both(void)
+{
+    munmap(memory, (size_t)PAGES * PAGE);
+    close(files[0]);
+    close(files[1]);
+}
+
+static bool present(unsigned side, uint64_t page)
+{
+    return lseek(files[side], (off_t)(page * PAGE), SEEK_DATA) == (off_t)(page * PAGE);
+}
+
+/* The last page with data at the source in a range of which the destination lacks some: one that it
+ * has, or one that it lacks. */
+static uint64_t choose(bool there)
+{
+    for (uint64_t range = PAGES / RANGE; range-- > 0;) {
+        uint64_t found = 0, lacking = 0;
+        for (uint64_t page = range * RANGE; page < (range + 1) * RANGE; page++) {
+            if (!present(0, page))
+                continue;
+            lacking += !present(1, page);
+            if (present(1, page) == there)
+                found = page;
+        }
+        if (found && lacking > MANY)
+            return found;
+    }
+    fail_msg("there is no such page");
+    return 0;
+}
+
+static void speed(const char *limit)
+{
+    MOVER_RUN(0, "set", "--max-bandwidth", limit, "--qmp", vms[1].tool);
+}
+
+/* ------------------------------------------------------------ what must follow */
+
+static void goes_on_at_the_source(void)
+{
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+}
+
+/* Neither QEMU runs the VM; once that of the destination has ended, it goes on at the source. */
+static void broken(struct mover *there, struct mover *here)
+{
+    mover_ends(here, 1);
+    mover_ends(there, 1);
+    mover_must_print(here, "migration is broken");
+    mover_must_print(here, "guest RAM (mem0");
+    mover_must_print(there, "migration is broken");
+    mover_must_print(there, "was paused");
+    assert_false(vm_runs(&vms[1]));
+    assert_false(vm_runs(&vms[0]));
+    MOVER_RUN(1, "recover", "--qmp", vms[1].tool, TIMED);
+    vm_end(&vms[1]);
+    goes_on_at_the_source();
+}
+
+static void test_a_byte_is_forged_on_the_way(void)
+{
+    pair_filling(&stays, NULL);
+    open_both();
+    const uint64_t page = choose(false), deadline = vm_soon();
+    memory[page * PAGE + AT] ^= 0x40;
+    speed("2M");
+    while (!present(1, page)) {
+        assert_true(ibx_now_ns() < deadline);
+        poll(NULL, 0, LOOK_MS);
+    }
+    memory[page * PAGE + AT] ^= 0x40;
+    close_both();
+    broken(&receiver, &sender);
+}
+
+/* Changes a page that has come at the source, while others of its range are missing. */
+static uint64_t change_one(void)
+{
+    const uint64_t page = choose(true);
+    memory[page * PAGE + AT] ^= 0x40;
+    return page;
+}
+
+static void test_the_source_changes_its_memory(void)
+{
+    /* Either side's wish is enough. */
+    static const char *const both[][2] = {{"--no-verify", NULL}, {NULL, "--no-verify"}};
+    for (unsigned i = 0; i < 2; i++) {
+        pair_start(&stays);
+        pair_receive((const char *[]){"--max-bandwidth", "64K", both[i][0], NULL});
+        pair_send((const char *[]){both[i][1], NULL});
+        mover_await(&receiver, "filling", 0);
+        open_both();
+        const uint64_t page = change_one();
+        speed("0");
+        mover_await_words(&sender, "migration is broken");
+        memory[page * PAGE + AT] ^= 0x40;
+        close_both();
+        broken(&receiver, &sender);
+        mover_end_all(NULL);
+    }
+}
+
+static void test_nobody_looks(void)
+{
+    pair_start(NULL);
+    pair_receive((const char *[]){"--max-bandwidth", "64K", "--no-verify", NULL});
+    pair_send((const char *[]){"--no-verify", NULL});
+    mover_await(&receiver, "filling", 0);
+    open_both();
+    change_one();
+    close_both();
+    pair_filled();
+}
+
+/* A tool that continues compares also what came before it. */
+static void test_recover_compares_all(void)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        struct mover *which = i ? &sender : &receiver;
+        pair_filling(&stays, NULL);
+        open_both();
+        mover_kill(which, SIGKILL);
+        const uint64_t page = change_one();
+        pair_recover(which);
+        if (i)
+            speed("0");
+        mover_await_words(&sender, "migration is broken");
+        memory[page * PAGE + AT] ^= 0x40;
+        close_both();
+        broken(&receiver, &sender);
+        mover_end_all(NULL);
+    }
+}
+
+/* What the source said last is heard by a destination that finds all connections at their end. */
+static void test_told_while_the_destination_is_busy(void)
+{
+    pair_filling(&stays, NULL);
+    open_both();
+    mover_kill(&sender, SIGKILL);
+    const uint64_t page = change_one();
+    mover_stop_next("source:broken");
+    pair_recover(&sender);
+    speed("0");
+    mover_await_stop(&sender);
+    mover_kill(&receiver, SIGSTOP);
+    mover_kill(&sender, SIGCONT);
+    mover_await_record("source", "broken");
+    mover_await_asleep(&sender); /* it waits until it is heard */
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGCONT);
+    memory[page * PAGE + AT] ^= 0x40;
+    close_both();
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "migration is broken");
+    vm_kill(&vms[1]); /* which may wait for a page */
+    goes_on_at_the_source();
+}
+
+/* ------------------------------------------------------------ without a link */
+
+/* The thread of the source's tool that compares pages. */
+static pid_t find_verifier(void)
+{
+    const uint64_t deadline = vm_soon();
+    char pattern[64], name[32];
+    pid_t found = 0;
+    snprintf(pattern, sizeof(pattern), "/proc/%d/task/*/comm", (int)sender.pid);
+    while (!found) {
+        glob_t paths;
+        assert_true(ibx_now_ns() < deadline);
+        if (glob(pattern, 0, NULL, &paths))
+            continue;
+        for (size_t i = 0; i < paths.gl_pathc && !found; i++) {
+            FILE *file = fopen(paths.gl_pathv[i], "re");
+            if (file && fgets(name, sizeof(name), file) && !strcmp(name, "ibx-verify\n"))
+                found = atoi(strstr(paths.gl_pathv[i], "task/") + 5);
+            if (file)
+                fclose(file);
+        }
+        globfree(&paths);
+        poll(NULL, 0, found ? 0 : LOOK_MS);
+    }
+    return found;
+}
+
+static pid_t held; /* 0: none */
+
+/* Whether the held thread waits for something to compare: then it has no lock that others need. */
+static bool rests(void)
+{
+    char path[64];
+    int number = -1;
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/syscall", (int)sender.pid, (int)held);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    if (fscanf(file, "%d", &number) != 1)
+        number = -1;
+    fclose(file);
+    return number == SYS_futex || number == SYS_restart_syscall;
+}
+
+/* It compares nothing before it is let go. */
+static void hold(pid_t thread)
+{
+    const uint64_t deadline = vm_soon();
+    int status;
+    assert_int_equal(ptrace(PTRACE_SEIZE, thread, NULL, NULL), 0);
+    held = thread;
+    for (bool rested = false; !rested;) {
+        assert_true(ibx_now_ns() < deadline);
+        assert_int_equal(ptrace(PTRACE_INTERRUPT, thread, NULL, NULL), 0);
+        assert_int_equal(waitpid(thread, &status, __WALL), thread);
+        rested = rests();
+        if (!rested)
+            assert_int_equal(ptrace(PTRACE_CONT, thread, NULL, NULL), 0);
+        poll(NULL, 0, rested ? 0 : LOOK_MS);
+    }
+}
+
+static void let_go(void)
+{
+    if (held && ptrace(PTRACE_DETACH, held, NULL, NULL)) { /* it runs, or its process is gone */
+        ptrace(PTRACE_INTERRUPT, held, NULL, NULL);
+        waitpid(held, NULL, __WALL);
+        ptrace(PTRACE_DETACH, held, NULL, NULL);
+    }
+    held = 0;
+}
+
+/* A process whose thread is held does not end. */
+static int end_all(void **state)
+{
+    let_go();
+    return mover_end_all(state);
+}
+
+/* Wrong pages are found while the link is lost: the destination is told over the next one. */
+static void test_told_over_the_next_link(void)
+{
+    pair_filling(&stays, NULL);
+    const pid_t verifier = find_verifier();
+    open_both();
+    hold(verifier);
+    const uint64_t page = change_one();
+    speed("0");
+    mover_await(&receiver, "filling", 100);
+    mover_await_asleep(&receiver); /* all is said */
+    mover_kill(&receiver, SIGKILL);
+    mover_await_words(&sender, "connecting again");
+    let_go();
+    mover_await_words(&sender, "cannot be told before it is connected again");
+    mover_await_record("source", "moved");
+    memory[page * PAGE + AT] ^= 0x40;
+    close_both();
+    pair_recover(&receiver);
+    broken(&receiver, &sender);
+}
+
+int main(void)
+{
+    pair_timeout = "timeout_ms=10000";
+    static const struct vm_test tests[] = {VM_TEST(test_a_byte_is_forged_on_the_way),
+                                           VM_TEST(test_the_source_changes_its_memory),
+                                           VM_TEST(test_nobody_looks),
+                                           VM_TEST(test_recover_compares_all),
+                                           VM_TEST(test_told_while_the_destination_is_busy),
+                                           VM_TEST(test_told_over_the_next_link),
+                                           {0}};
+    return vm_tests(tests, end_all);
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Another client of QEMU, such as what manages VMs, that has the VM run or migrates it while freeze
+ * or clone works on it. What such a VM writes is in no snapshot, and no tool ends its QEMU.
+ */
+#include "tests/fixtures/clones.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* ---------------------------------------------------------------- freeze */
+
+/* A freeze that has stopped itself at this state. */
+static void freezes(const char *state, const char *option)
+{
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = CALM});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    mover_stop_next(state);
+    mover_start(&sender, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, option, NULL});
+    mover_await_stop(&sender);
+}
+
+static void goes_on(int status, const char *words)
+{
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, status);
+    mover_must_print(&sender, words);
+}
+
+static void there_is_none(void)
+{
+    assert_int_equal(access(snapshot, F_OK), -1);
+}
+
+static void the_vm_is_right(void)
+{
+    assert_true(vm_runs(&vms[0]));
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 2);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, MIB);
+}
+
+/* Its memory would be that of one moment, its devices' state of another. */
+static void continued_meanwhile(const char *option)
+{
+    freezes("freeze:saved", option);
+    vm_do(&vms[0], "cont", NULL);
+    goes_on(1, "another client of QEMU has continued, reset or migrated the VM while");
+    there_is_none();
+    the_vm_is_right();
+    mover_end_all(NULL);
+}
+
+static void test_continued_while_it_copies(void)
+{
+    continued_meanwhile(NULL);
+    continued_meanwhile("--resume");
+    continued_meanwhile("--quit");
+}
+
+/* So it is of one that stands still again. */
+static void test_continued_and_paused_while_it_copies(void)
+{
+    freezes("freeze:saved", NULL);
+    vm_do(&vms[0], "cont", NULL);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 2);
+    vm_do(&vms[0], "stop", NULL);
+    mover_resumed(&vms[0]);
+    goes_on(1, "another client of QEMU has continued, reset or migrated the VM while");
+    there_is_none();
+    assert_false(vm_runs(&vms[0]));
+    assert_false(mover_resumed(&vms[0]));
+}
+
+static void test_reset_while_it_copies(void)
+{
+    freezes("freeze:saved", NULL);
+    vm_do(&vms[0], "set-action", json_pack("{s:s}", "reboot", "reset"));
+    vm_do(&vms[0], "system_reset", NULL);
+    json_decref(vm_event(&vms[0], "RESET", NULL));
+    goes_on(1, "another client of QEMU has continued, reset or migrated the VM while");
+    there_is_none();
+    assert_false(vm_runs(&vms[0]));
+}
+
+/* The memory has been copied: there is a snapshot, but the VM's QEMU is not ended. */
+static void test_continued_before_its_end(void)
+{
+    freezes("freeze:copied", "--quit");
+    vm_do(&vms[0], "cont", NULL);
+    goes_on(1, "has continued the VM, and its QEMU");
+    is_as_frozen(snapshot);
+    the_vm_is_right();
+}
+
+static void test_continued_behind_the_copy(void)
+{
+    freezes("freeze:copied", NULL);
+    vm_do(&vms[0], "cont", NULL);
+    goes_on(0, "another client of QEMU has continued the VM");
+    mover_must_print(&sender, "the VM runs on");
+    is_as_frozen(snapshot);
+    the_vm_is_right();
+}
+
+/* ---------------------------------------------------------------- clone */
+
+/* A clone that has stopped itself when its child runs, of a QEMU that it has started itself, with
+ * a second monitor: `child`. */
+static void clones(struct vm *child, char monitor[160])
+{
+    char serial[200], own[200];
+    freeze();
+    *child = (struct vm){.pid = 0};
+    snprintf(monitor, 160, "%s/child.qmp", mover_folder);
+    snprintf(child->socket, sizeof(child->socket), "%.80s/own.qmp", mover_folder);
+    snprintf(child->serial, sizeof(child->serial), "%.80s/serial", mover_folder);
+    snprintf(serial, sizeof(serial), "file:%s", child->serial);
+    snprintf(own, sizeof(own), "unix:%s,server=on,wait=off", child->socket);
+    mover_stop_next("clone:loaded");
+    mover_start(&sender, (const char *[]){"clone",      snapshot,
+                                          "--qmp",      monitor,
+                                          "--",         getenv("QEMU"),
+                                          "-M",         "q35",
+                                          "-accel",     "tcg,thread=multi",
+                                          "-m",         "64",
+                                          "-display",   "none",
+                                          "-serial",    serial,
+                                          "-object",    PRIVATE,
+                                          "-machine",   "memory-backend=mem0",
+                                          "-qmp",       own,
+                                          "-kernel",    getenv("GUEST_ELF"),
+                                          "-no-reboot", "-nodefaults",
+                                          NULL});
+    mover_await_stop(&sender);
+    vm_soon();
+    vm_ok(ibx_qmp_connect(child->socket, vm_soon(), &child->qmp, &vm_error));
+    started = ibx_qmp_pid(child->qmp);
+}
+
+/* By somebody who takes nothing: it lasts. */
+static void migrate(struct vm *child)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char uri[128];
+    snprintf(address.sun_path, sizeof(address.sun_path), "%.64s/other", mover_folder);
+    snprintf(uri, sizeof(uri), "unix:%s", address.sun_path);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    vm_do(child, "migrate", json_pack("{s:s}", "uri", uri));
+}
+
+/* Its manager migrates it at once: the settings cannot be put back, and the VM is not lost. */
+static void test_a_child_that_is_migrated_at_once(void)
+{
+    struct vm child;
+    char monitor[160];
+    clones(&child, monitor);
+    migrate(&child);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 0);
+    mover_must_print(&sender, "migration settings could not be put back");
+    assert_int_equal(kill(started, 0), 0);
+    vm_wait_beats(&child, vm_beats(&child) + 2);
+    assert_true(vm_runs(&child));
+    assert_int_equal(access(monitor, F_OK), 0);
+    mover_heartbeats((const struct vm *[]){&vms[0], &child, NULL}, MIB);
+    ibx_qmp_close(child.qmp);
+}
+
+int main(void)
+{
+    static const struct vm_test tests[] = {
+        VM_TEST(test_continued_while_it_copies),
+        VM_TEST(test_continued_and_paused_while_it_copies),
+        VM_TEST(test_reset_while_it_copies),
+        VM_TEST(test_continued_before_its_end),
+        VM_TEST(test_continued_behind_the_copy),
+        VM_TEST(test_a_child_that_is_migrated_at_once),
+        {0},
+    };
+    return vm_tests(tests, clones_end);
+}
