@@ -239,11 +239,11 @@ bool dnn_alike()
         return math("cudnnGetTensorSizeInBytes", of, &size) ? -1 : static_cast<int>(size);
     };
     const auto handles = [&](void *by) {
-        std::array<int, 80> sizes{}, steps{};
+        std::array<int, 80> extents{}, steps{};
         int type = 0, n = 0;
         const int status =
-            math("cudnnGetTensorNdDescriptor", by, ++most, &type, &n, sizes.data(), steps.data());
-        return status || sizes[0] != most ? -1 : n;
+            math("cudnnGetTensorNdDescriptor", by, ++most, &type, &n, extents.data(), steps.data());
+        return status || extents[0] != most ? -1 : n;
     };
     const auto make = [](void *&to) { return math("cudnnCreateTensorDescriptor", &to); };
     const auto end_one = [](void *of) { return math("cudnnDestroyTensorDescriptor", of); };
