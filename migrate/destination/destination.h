@@ -418,6 +418,9 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
 /* SIGINT, SIGTERM and the cancel command; a source that is away for longer than give_up_s. */
 int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *err);
 int ibx_destination_check_patience(struct destination *d, struct ibx_error *err);
+/* What the record says then. The page map is the last one that has come whole: a source that has
+ * connected again may be sending it. */
+void ibx_destination_total(const struct destination *d, struct ibx_journal_totals *totals);
 /* The engine has every page: writes that and goes to COMPLETE, or tries again later. */
 int ibx_destination_complete(struct destination *d, struct ibx_error *err);
 /* The VM ran here and does not any more, for the reason in `why`: nobody needs a page of it. */

@@ -508,6 +508,14 @@ static void retry_later(struct destination *d, const char *what, const struct ib
     d->retry_ns = ibx_deadline_in_ms(RETRY_MS);
 }
 
+void ibx_destination_total(const struct destination *d, struct ibx_journal_totals *totals)
+{
+    *totals = (struct ibx_journal_totals){.pages = d->ram.map.pages,
+                                          .zero_pages = d->status.zero_pages,
+                                          .discarded_pages = d->ram.discarded};
+    memcpy(totals->hash, d->link.map_end.hash, sizeof(totals->hash));
+}
+
 int ibx_destination_complete(struct destination *d, struct ibx_error *err)
 {
     struct ibx_journal_totals *totals = &d->status.record.totals;
@@ -523,10 +531,7 @@ int ibx_destination_complete(struct destination *d, struct ibx_error *err)
     }
     ibx_destination_digests_settle(d); /* or, without a monitor, as they are */
     ibx_destination_update(d);
-    *totals = (struct ibx_journal_totals){.pages = d->ram.map.pages,
-                                          .zero_pages = d->status.zero_pages,
-                                          .discarded_pages = d->ram.discarded};
-    ibx_page_map_hash(&d->ram.map, totals->hash);
+    ibx_destination_total(d, totals);
     if (ibx_destination_record(d, IBX_JOURNAL_COMPLETE, err)) {
         memset(totals, 0, sizeof(*totals));
         retry_later(d, "the record cannot be written", err);
