@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The destination is lost for good: the VM's QEMU has ended there while its pages were still here,
- * or nobody listens there any more. Waiting brings nothing back: what is left is said, and the tool
- * ends.
+ * or nobody listens there any more. Or it calls a migration complete that is another one for this
+ * side. Waiting brings nothing back: what is left is said, and the tool ends.
  */
 #include "migrate/source/source.h"
 
@@ -104,6 +104,26 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
                                    : "the QEMU here still has the VM as it was when it stopped, "
                                      "and ib-migrate rollback restarts it from there",
                          unless(s), peer_of(s), s->status.message);
+}
+
+/* Each try would end so: the destination's record has that page map. */
+int ibx_source_other_map(struct source *s, const struct ibx_migrate_totals *totals,
+                         struct ibx_error *err)
+{
+    const bool gone = ibx_journal_qemu_gone(&s->status.record);
+    const uint64_t data = totals->pages - totals->zero_pages;
+    int rc = ibx_source_move(s, SOURCE_LEFT, err);
+    return rc ? rc
+              : ibx_error_set(
+                    err, -EPROTO,
+                    "%s reports the migration as complete with another page map (%" PRIu64
+                    " pages with data of %" PRIu64 ", here %" PRIu64 " of %" PRIu64
+                    "): this side keeps all pages; if the VM is as it should be there, end its "
+                    "ib-migrate there, %sremove the file of its memory here, and ib-migrate prune "
+                    "--unfinished at both ends forgets the migration; if not, end its QEMU there: "
+                    "%s",
+                    peer_of(s), data, totals->pages, s->vm.map.data_pages, s->vm.map.pages,
+                    gone ? "" : "end its QEMU and ", remedy(s));
 }
 
 /* The tool before this one has set the files of guest RAM aside, and ended before it removed them.

@@ -4,7 +4,6 @@
 #include "common/clock.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -88,11 +87,7 @@ static int on_complete(struct source *s, const struct ibx_migrate_totals *totals
     on_progress(s, &totals->progress);
     ibx_page_map_hash(map, hash);
     if (totals->pages != map->pages || memcmp(totals->hash, hash, sizeof(hash)))
-        return ibx_error_set(
-            err, -EPROTO,
-            "the destination reports the migration as complete with another page map (%" PRIu64
-            " pages, here %" PRIu64 "): this side keeps all pages",
-            totals->pages, map->pages);
+        return ibx_source_other_map(s, totals, err);
     if (s->peer.now == PEER_COMPLETE)
         return 0;
     ibx_source_all_came(s);

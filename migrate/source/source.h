@@ -11,7 +11,8 @@
  *   commit.c    the point of no return: dismisses the watchdog, sends COMMIT
  *   ending.c    everything that ends a migration: trouble, interrupts, the confirmation
  *   broken.c    ... its pages are not, or may not be, what they were
- *   lost.c      the VM's QEMU has ended at the destination, or nobody is there any more
+ *   lost.c      the VM's QEMU has ended at the destination, nobody is there any more, or it has
+ *               completed the migration by another page map
  *   intruder.c  after the commit: others who continue, reset or write to the VM here
  *   vm.c        QEMU: what its events mean, which pages hold data
  *   files.c     guest RAM when QEMU has ended after the commit
@@ -269,6 +270,9 @@ int ibx_source_lose_vm(struct source *s, const char *why, struct ibx_error *err)
 int ibx_source_vm_lost(struct source *s, struct ibx_error *err);
 /* Recover: a tool before this one has come there. */
 int ibx_source_was_lost(struct source *s, struct ibx_error *err);
+/* COMPLETE has come, with another page map: -EPROTO, in LEFT. */
+int ibx_source_other_map(struct source *s, const struct ibx_migrate_totals *totals,
+                         struct ibx_error *err);
 /* -ETIMEDOUT, in LEFT: for too long the destination has not said whether the VM runs there; or,
  * while it runs there, nobody has listened. In SERVING a host that does not answer is waited for,
  * which is notified. give_up_s says for how long instead. */

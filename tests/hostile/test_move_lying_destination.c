@@ -268,15 +268,17 @@ static void test_long_destinations_that_wait(void)
     mover_end_all(NULL);
 }
 
-/* The sender ends with this status, 3 where it is interrupted: nobody confirms any more. The
- * operator takes the VM back. */
+/* Nobody confirms any more. */
+static void interrupted(void)
+{
+    mover_kill(&sender, SIGINT);
+    mover_await_words(&sender, "interrupt once more");
+    mover_kill(&sender, SIGINT);
+}
+
+/* The sender ends with this status. The operator takes the VM back. */
 static void taken_back(int status)
 {
-    if (status == 3) {
-        mover_kill(&sender, SIGINT);
-        mover_await_words(&sender, "interrupt once more");
-        mover_kill(&sender, SIGINT);
-    }
     mover_ends(&sender, status);
     assert_false(vm_runs(&vms[0]));
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
@@ -332,10 +334,11 @@ static void test_a_lie_about_the_end(void)
     line_send(&source, &message);
     line_closes(&source);
     assert_false(source.received & 1u << IBX_MIGRATE_CONFIRM);
-    mover_await_words(&sender, "another page map");
     close_both();
     ibx_acceptor_close(acceptor);
     taken_back(3);
+    mover_must_print(&sender, "another page map");
+    mover_must_print(&sender, "ib-migrate rollback here restarts the VM from where it stopped");
 }
 
 /* Who listens where the destination was refuses connections as if the migration had been given up:
@@ -362,6 +365,7 @@ static void test_refused_after_the_commit(void)
     }
     close(listening);
     assert_false(vm_runs(&vms[0]));
+    interrupted();
     taken_back(3);
 }
 
@@ -378,6 +382,8 @@ static void lie_to_the_end(void (*lie)(void), const char *words, int status)
     assert_false(source.received & 1u << IBX_MIGRATE_CONFIRM);
     close_both();
     ibx_acceptor_close(acceptor);
+    if (status == 3)
+        interrupted();
     taken_back(status);
     mover_end_all(NULL);
 }
