@@ -168,7 +168,7 @@ enum ibx_journal_note {
     IBX_NOTE_ARRIVED, /* a destination: which pages have come, and are in their place */
     IBX_NOTE_TAGS,    /* a destination: what has come in each (pages/digest.h) */
     IBX_NOTE_BASE,    /* the destination of a borrowed VM: which hold data at the source */
-    IBX_NOTE_MAP,     /* the source of a VM that returns: which did when it had stopped */
+    IBX_NOTE_MAP,     /* a source: which did when the VM had stopped */
     IBX_NOTE_KINDS,
 };
 void ibx_journal_note_path(const struct ibx_record *record, enum ibx_journal_note note, char *path,

@@ -306,7 +306,7 @@ static int prepare(struct source *s, struct ibx_error *err)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_HERE, err);
     ibx_migration_stop_at("source", "recorded");
     if (!rc)
-        rc = ibx_source_return_note_make(s, err);
+        rc = ibx_source_stop_map_make(s, err);
     if (!rc) {
         ibx_migration_stop_at("source", "asking");
         rc = source_managed(&s->vm) ? ibx_gate_shut(&s->gate, s->vm.ram.pid, err) : 0;
@@ -395,6 +395,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     *last = s->status;
     ibx_source_warm_end(s);
     ibx_source_return_fini(s);
+    ibx_source_stop_map_fini(s);
     ibx_source_stream_close(&s->stream);
     ibx_guard_leave(&s->guard);
     ibx_gate_close(&s->gate);
@@ -458,8 +459,8 @@ static int check_held(struct source *s, struct ibx_error *err)
 static int find_pages(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_page_map_init_ram(&s->vm.map, &s->vm.ram, err);
-    if (!rc && source_returns(s))
-        rc = ibx_source_return_recover(s, err);
+    if (!rc)
+        rc = ibx_source_stop_map_find(s, err);
     return rc ? rc : ibx_source_find_map(s, err);
 }
 

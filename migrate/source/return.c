@@ -45,16 +45,20 @@ static void recall(struct ibx_page_map *map, const void *bits)
 
 /* ---------------------------------------------------------------- notes */
 
+int ibx_source_return_lost_note(const char *path, struct ibx_error *err)
+{
+    return ibx_error_set(err, -ESTALE,
+                         "%s, which recorded the pages that the VM has here, is gone or was "
+                         "replaced: the VM cannot return; ib-migrate send moves it when all of its "
+                         "pages are here",
+                         path);
+}
+
 static int find_note(const struct source *s, struct ibx_note *note, unsigned bits, const char *path,
                      struct ibx_error *err)
 {
     int rc = ibx_note_find(note, words_of(s) * 8 * bits, path, err);
-    return rc != -ESTALE ? rc
-                         : ibx_error_set(err, rc,
-                                         "%s, which recorded the pages that the VM has here, is "
-                                         "gone or was replaced: the VM cannot return; ib-migrate "
-                                         "send moves it when all of its pages are here",
-                                         path);
+    return rc == -ESTALE ? ibx_source_return_lost_note(path, err) : rc;
 }
 
 int ibx_source_return_open(struct source *s, struct ibx_error *err)
@@ -86,25 +90,6 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err)
     return rc ? rc : ibx_tracker_attach(&s->warm.tracker, &s->vm.ram, err);
 }
 
-int ibx_source_return_note_make(struct source *s, struct ibx_error *err)
-{
-    char path[128];
-    if (!source_returns(s))
-        return 0;
-    ibx_journal_note_path(&s->status.record, IBX_NOTE_MAP, path, sizeof(path));
-    return ibx_note_make(&s->home.left, words_of(s) * 8, path, "the page map is noted", "try again",
-                         err);
-}
-
-int ibx_source_return_recover(struct source *s, struct ibx_error *err)
-{
-    char path[128];
-    ibx_journal_note_path(&s->status.record, IBX_NOTE_MAP, path, sizeof(path));
-    int rc = find_note(s, &s->home.left, 1, path, err);
-    s->home.stopped = !rc;
-    return rc;
-}
-
 void ibx_source_return_note(struct source *s)
 {
     if (!source_returns(s))
@@ -113,18 +98,13 @@ void ibx_source_return_note(struct source *s)
     s->status.record.whole = true;
     for (size_t i = 0; i < words_of(s); i++)
         s->status.record.whole &= !(base[i] & ~here[i]);
-    memcpy(s->home.left.memory, s->vm.map.bits, s->home.left.bytes);
-    s->home.stopped = true;
 }
 
 void ibx_source_return_fini(struct source *s)
 {
     struct source_return *home = &s->home;
-    if (home->left.memory && ibx_journal_over(&s->status.record))
-        ibx_journal_forget_notes(&s->status.record);
     ibx_note_fini(&home->base);
     ibx_note_fini(&home->arrived);
-    ibx_note_fini(&home->left);
     ibx_page_map_fini(&home->have);
     ibx_page_map_fini(&home->gone);
     ibx_page_map_fini(&home->there);
@@ -317,10 +297,6 @@ int ibx_source_return_find_written(struct source *s, struct ibx_error *err)
 
 int ibx_source_return_find_map(struct source *s, struct ibx_error *err)
 {
-    if (s->home.stopped) {
-        recall(&s->vm.map, s->home.left.memory);
-        return 0;
-    }
     int rc = look_for_given_back(s, err);
     if (!rc)
         rc = find_written(s, &s->home.written, err);
@@ -342,8 +318,8 @@ int ibx_source_return_send_early(struct source *s, struct ibx_error *err)
     _Static_assert(IBX_EARLY_AT / IBX_EARLY_PAGE % 64 + IBX_EARLY_PAGES <= 64, "of one word");
     const uint64_t *base = s->home.base.memory;
     uint64_t mapped = 0;
-    if (s->home.stopped || s->warm.state.now != WARM_OVER || !ibx_source_link_has_early(&s->link) ||
-        ibx_conn_path(s->link.control.conn)->remote)
+    if (s->stop_map.noted || s->warm.state.now != WARM_OVER ||
+        !ibx_source_link_has_early(&s->link) || ibx_conn_path(s->link.control.conn)->remote)
         return 0;
     int rc = ibx_tracker_mapped_part(&s->warm.tracker, 0, first, IBX_EARLY_PAGES, &mapped, err);
     mapped &= (base[word] & placed(s)[word]) >> shift;

@@ -14,7 +14,6 @@
 struct source_return {
     struct ibx_note base;        /* with data at home when the VM left */
     struct ibx_note arrived;     /* that have come here since */
-    struct ibx_note left;        /* the page map of the stop, for recover */
     struct ibx_page_map have;    /* at home now */
     struct ibx_page_map gone;    /* given back here, by the last look */
     struct ibx_page_map there;   /* in the files here, by the last look at all of them */
@@ -23,24 +22,21 @@ struct source_return {
     bool looked;                 /* at `gone` */
     bool have_it;                /* all of `have` has come */
     bool early;                  /* what loading looks at has been sent ahead of the page map */
-    bool stopped;                /* `left` is what counts */
     int64_t others;              /* pages of the files beside those that had arrived then */
 };
 
 struct source;
 /* Before anything is touched. -ENOENT, -ESTALE: the notes are gone. */
 int ibx_source_return_open(struct source *s, struct ibx_error *err);
-/* For the page map of the stop, once there is a record: nobody would look for it without one. */
-int ibx_source_return_note_make(struct source *s, struct ibx_error *err);
-/* Recover, after the commit. */
-int ibx_source_return_recover(struct source *s, struct ibx_error *err);
+/* -ESTALE with the sentence that this note is gone. */
+int ibx_source_return_lost_note(const char *path, struct ibx_error *err);
 /* Which pages hold data at this moment, here or, as they were, at home. */
 int ibx_source_return_find_map(struct source *s, struct ibx_error *err);
 /* What the VM has written here, in `written` and in the page map. */
 int ibx_source_return_find_written(struct source *s, struct ibx_error *err);
 /* The VM has stopped, and its page map is still to be found: QEMU at home can load meanwhile. */
 int ibx_source_return_send_early(struct source *s, struct ibx_error *err);
-/* The VM has stopped, and the page map is that of the stop. */
+/* The VM has stopped, and the page map is that of the stop: whether all pages were here. */
 void ibx_source_return_note(struct source *s);
 /* HAVE and HAVE_END. */
 int ibx_source_return_on_have(struct source *s, const struct ibx_migrate_any *message,

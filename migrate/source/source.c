@@ -85,6 +85,8 @@ int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *er
 
 int ibx_source_find_map(struct source *s, struct ibx_error *err)
 {
+    if (ibx_source_stop_map_recall(s))
+        return 0;
     return source_returns(s) ? ibx_source_return_find_map(s, err)
                              : ibx_source_vm_find_map(&s->vm, err);
 }
@@ -191,9 +193,11 @@ static bool map_waits(const struct source *s)
 static int tell_map(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_warm_stopped(s, err);
-    if (!rc)
-        ibx_source_return_note(s);
-    return rc ? rc : ibx_source_link_expose(&s->link, err);
+    if (rc)
+        return rc;
+    ibx_source_return_note(s);
+    ibx_source_stop_map_note(s);
+    return ibx_source_link_expose(&s->link, err);
 }
 
 int ibx_source_on_quiet(struct source *s, struct ibx_error *err)

@@ -20,6 +20,7 @@
  *   link.c      the control connection and the page connections
  *   warm.c      pages that are fetched while the VM still runs
  *   return.c    a VM that returns to where it was borrowed from: which pages it has written
+ *   stop_map.c  the page map of the stop, for recover
  *   verify.c    digests of the pages that have come there
  *   remove.c    files of guest RAM, once the migration is complete
  *
@@ -137,6 +138,12 @@ enum source_guarding_state {
     GUARDING_NEEDLESS
 };
 
+/* The page map of the stop, in memory that outlives this tool: stop_map.c. */
+struct source_stop_map {
+    struct ibx_note note; /* without memory: there is none */
+    bool noted;           /* it has the map of the stop */
+};
+
 struct source {
     const struct ibx_send_options *options;
     struct ibx_options transport;
@@ -146,6 +153,7 @@ struct source {
     struct source_stream stream;
     struct source_warm warm;
     struct source_return home;
+    struct source_stop_map stop_map;
     struct ibx_gate gate;     /* CLOSED unless libvirt drives */
     struct ibx_images images; /* of its disks, before the VM stopped */
 
@@ -196,8 +204,18 @@ static inline bool source_returns(const struct source *s)
 {
     return ibx_journal_returns(&s->status.record);
 }
-/* Finds which pages hold data at this moment. */
+/* Finds which pages hold data at this moment; those of the stop, once they are noted. */
 int ibx_source_find_map(struct source *s, struct ibx_error *err);
+/* Room for that note, once there is a record: nobody would look for it without one. Without room
+ * only the return of a borrowed VM fails; others are told of it. */
+int ibx_source_stop_map_make(struct source *s, struct ibx_error *err);
+/* Recover, after the commit. -ESTALE: that of a return is gone; others look again without. */
+int ibx_source_stop_map_find(struct source *s, struct ibx_error *err);
+/* Before the destination is told: the page map is that of the stop. */
+void ibx_source_stop_map_note(struct source *s);
+/* Makes the page map what is noted; false: nothing is. */
+bool ibx_source_stop_map_recall(struct source *s);
+void ibx_source_stop_map_fini(struct source *s);
 /* QEMU's migration settings, once the record and the watchdog know what they were before. Where it
  * is this tool that has QEMU migrate, as late as can be: a snapshot of the VM that another client
  * takes with them has no RAM. */

@@ -299,7 +299,17 @@ static void refused_in_minor_mode(void)
     mover_ends(&receiver, 1);
 }
 
-static void moved_in_huge_pages(const char *const *more, const char *send, bool killed)
+/* The destination has all pages, and nobody here knows it, nor which pages were written. */
+static void lose_source_in_huge_pages(void)
+{
+    mover_await_stop(&receiver);
+    mover_kill(&sender, SIGKILL);
+    vm_kill(&vms[0]);
+    mover_kill(&receiver, SIGCONT);
+    pair_recover(&sender);
+}
+
+static void moved_in_huge_pages(const char *const *more, const char *send, void (*then)(void))
 {
     char from[128], to[128];
     if (!borrow_huge_pages())
@@ -320,30 +330,37 @@ static void moved_in_huge_pages(const char *const *more, const char *send, bool 
         refused_in_minor_mode();
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", more);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){send, NULL});
-    if (killed)
-        kill_source_in_huge_pages();
+    if (then)
+        then();
     pair_done();
     pair_moved("cpus=2");
 }
 
 static void test_huge_pages(void)
 {
-    moved_in_huge_pages(NULL, NULL, false);
+    moved_in_huge_pages(NULL, NULL, NULL);
 }
 
 static void test_huge_pages_warm(void)
 {
-    moved_in_huge_pages(NULL, "--warm", false);
+    moved_in_huge_pages(NULL, "--warm", NULL);
 }
 
 static void test_huge_pages_minor(void)
 {
-    moved_in_huge_pages((const char *[]){"--minor", NULL}, NULL, false);
+    moved_in_huge_pages((const char *[]){"--minor", NULL}, NULL, NULL);
 }
 
 static void test_huge_pages_of_a_dead_source(void)
 {
-    moved_in_huge_pages((const char *[]){"--max-bandwidth", HARDLY, NULL}, NULL, true);
+    moved_in_huge_pages((const char *[]){"--max-bandwidth", HARDLY, NULL}, NULL,
+                        kill_source_in_huge_pages);
+}
+
+static void test_huge_pages_of_a_source_that_dies_unaware(void)
+{
+    mover_stop_next("destination:complete");
+    moved_in_huge_pages((const char *[]){NULL}, NULL, lose_source_in_huge_pages);
 }
 
 /* Data that the guest never touches: it is at 16 to 24 MiB, and below 2. */
@@ -558,6 +575,7 @@ int main(void)
                                            VM_TEST(test_huge_pages_warm),
                                            VM_TEST(test_huge_pages_minor),
                                            VM_TEST(test_huge_pages_of_a_dead_source),
+                                           VM_TEST(test_huge_pages_of_a_source_that_dies_unaware),
                                            VM_TEST(test_huge_pages_change_transports),
                                            VM_TEST(test_huge_pages_change_transports_minor),
                                            VM_TEST(test_huge_pages_that_others_want),

@@ -12,6 +12,7 @@
 
 #include <fcntl.h>
 #include <glob.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 /* The file that was set aside; NULL: there is none. */
@@ -217,6 +218,103 @@ static void test_another_file(void)
     recovered();
 }
 
+/* The tool is killed before it knows that the destination has all pages, and other pages of the
+ * file hold data then, though no byte has changed. */
+static void source_dies_unaware(void (*change)(int fd, off_t zeros, off_t hole))
+{
+    enum { ZEROS_AT = 50 << 20, HOLE_AT = 52 << 20, BYTES = 4096 };
+    pair_start(NULL);
+    const int fd = open(vms[0].ram, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, (char[BYTES]){0}, BYTES, ZEROS_AT), BYTES);
+    pair_run_to("destination:complete", NULL);
+    mover_kill(&sender, SIGKILL);
+    assert_int_equal(lseek(fd, ZEROS_AT, SEEK_DATA), ZEROS_AT);
+    assert_int_equal(lseek(fd, HOLE_AT, SEEK_HOLE), HOLE_AT);
+    change(fd, ZEROS_AT, HOLE_AT);
+    close(fd);
+    mover_kill(&receiver, SIGCONT);
+}
+
+/* As by whoever dumps the memory, or by a kernel that makes a huge page of what is around it. */
+static void look_at_hole(int fd, off_t zeros, off_t hole)
+{
+    (void)zeros;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    void *at = mmap(NULL, page, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, hole);
+    assert_ptr_not_equal(at, MAP_FAILED);
+    munmap(at, page);
+    assert_int_equal(lseek(fd, hole, SEEK_DATA), hole);
+}
+
+/* As by a guest, before the stop, when it was noted already that the page holds data. */
+static void give_zeros_back(int fd, off_t zeros, off_t hole)
+{
+    (void)hole;
+    assert_int_equal(
+        fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, zeros, sysconf(_SC_PAGESIZE)), 0);
+}
+
+static void recovers(void)
+{
+    pair_recover(&sender);
+    pair_done();
+    pair_moved("");
+}
+
+static void test_source_with_more_pages(void)
+{
+    source_dies_unaware(look_at_hole);
+    recovers();
+}
+
+static void test_source_with_fewer_pages(void)
+{
+    source_dies_unaware(give_zeros_back);
+    recovers();
+}
+
+static void test_source_with_fewer_pages_and_no_qemu(void)
+{
+    source_dies_unaware(give_zeros_back);
+    vm_kill(&vms[0]);
+    recovers();
+}
+
+static void remove_map(const char *record, const char *note)
+{
+    (void)record;
+    if (strstr(note, ".source.map"))
+        assert_int_equal(unlink(note), 0);
+}
+
+/* Nobody knows any more which pages the destination was told of: the tool ends, each time, and
+ * nothing is given up. */
+static void page_map_is_lost(void (*change)(int fd, off_t zeros, off_t hole))
+{
+    static const char remedy[] = "if the VM is as it should be there";
+    source_dies_unaware(change);
+    assert_int_equal(mover_each_note(remove_map), 2);
+    recover_refuses(remedy);
+    vm_kill(&vms[0]);
+    recover_refuses(remedy);
+    assert_non_null(aside());
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
+    for (unsigned i = 0; i < 2; i++)
+        mover_kill(&receiver, SIGTERM);
+    mover_ends(&receiver, 3);
+    assert_int_equal(unlink(aside()), 0);
+    for (unsigned i = 0; i < 2; i++)
+        mover_must_print(MOVER_RUN(0, "prune", "--unfinished", "--qmp", vms[i].tool), "deleted: ");
+    assert_true(vm_runs(&vms[1]));
+    mover_end_all(NULL);
+}
+
+static void test_source_whose_page_map_is_lost(void)
+{
+    page_map_is_lost(look_at_hole);
+}
+
 /* Killed before COMMIT has gone: nobody knows any more whether the VM ran on here for a moment. */
 static void test_before_the_commit(void)
 {
@@ -256,6 +354,10 @@ int main(void)
                                            VM_TEST(test_started_anew_while_its_tool_serves),
                                            VM_TEST(test_lost_at_both_ends),
                                            VM_TEST(test_another_file),
+                                           VM_TEST(test_source_with_more_pages),
+                                           VM_TEST(test_source_with_fewer_pages),
+                                           VM_TEST(test_source_with_fewer_pages_and_no_qemu),
+                                           VM_TEST(test_source_whose_page_map_is_lost),
                                            VM_TEST(test_before_the_commit),
                                            VM_TEST(test_what_is_left_behind_is_named),
                                            {0}};

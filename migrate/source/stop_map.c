@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The page map of the stop, noted in memory that outlives this tool. A tool that recovers must have
+ * that very map: by it the destination calls the migration complete, and by it pages are compared.
+ * Another look would find another one, though no byte has changed: pages that were given back
+ * between the first look and the stop are holes, holes are pages of zeros once somebody has looked
+ * at them or the kernel has made a huge page of what is around them, and nobody knows any more
+ * which huge pages a QEMU has written that has ended.
+ */
+#include "migrate/source/source.h"
+
+#include "common/bits.h"
+
+#include <errno.h>
+#include <string.h>
+
+static size_t words_of(const struct source *s)
+{
+    return (size_t)(s->vm.map.pages + 63) / 64;
+}
+
+static void path_of(const struct source *s, char *path, size_t size)
+{
+    ibx_journal_note_path(&s->status.record, IBX_NOTE_MAP, path, size);
+}
+
+int ibx_source_stop_map_make(struct source *s, struct ibx_error *err)
+{
+    char path[128];
+    struct ibx_error why = {0};
+    path_of(s, path, sizeof(path));
+    int rc = ibx_note_make(
+        &s->stop_map.note, words_of(s) * 8, path, "the page map is noted",
+        source_returns(s) ? "try again" : "ib-migrate recover may be unable to end this migration",
+        &why);
+    if (rc && source_returns(s))
+        return ibx_error_set(err, rc, "%s", why.message);
+    if (rc)
+        ibx_migration_notify(&s->options->observer, "%s", why.message);
+    return 0;
+}
+
+int ibx_source_stop_map_find(struct source *s, struct ibx_error *err)
+{
+    struct source_stop_map *stop = &s->stop_map;
+    char path[128];
+    path_of(s, path, sizeof(path));
+    int rc = ibx_note_find(&stop->note, words_of(s) * 8, path, err);
+    if (source_returns(s)) {
+        stop->noted = !rc;
+        return rc == -ESTALE ? ibx_source_return_lost_note(path, err) : rc;
+    }
+    /* All zeros: the tool before this one ended before the stop, and no destination has a map. */
+    stop->noted = !rc && ibx_bits_count(stop->note.memory, words_of(s));
+    return rc == -ESTALE ? 0 : rc;
+}
+
+void ibx_source_stop_map_note(struct source *s)
+{
+    struct source_stop_map *stop = &s->stop_map;
+    if (!stop->note.memory)
+        return;
+    memcpy(stop->note.memory, s->vm.map.bits, stop->note.bytes);
+    stop->noted = true;
+}
+
+bool ibx_source_stop_map_recall(struct source *s)
+{
+    struct ibx_page_map noted = s->vm.map;
+    if (!s->stop_map.noted)
+        return false;
+    noted.bits = s->stop_map.note.memory;
+    ibx_page_map_restart(&s->vm.map);
+    ibx_page_map_add(&s->vm.map, &noted);
+    return true;
+}
+
+void ibx_source_stop_map_fini(struct source *s)
+{
+    if (s->stop_map.note.memory && ibx_journal_over(&s->status.record))
+        ibx_journal_forget_notes(&s->status.record);
+    ibx_note_fini(&s->stop_map.note);
+}
