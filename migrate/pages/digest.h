@@ -109,6 +109,9 @@ struct ibx_verifier;
 int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map *map,
                       const uint8_t key[IBX_DIGEST_KEY], unsigned threads,
                       struct ibx_verifier **verifier, struct ibx_error *err);
+/* Before anything is taken: the map is that of another look than the one which the destination has
+ * been told. Pages that are holes here by now are compared with what has come, too, as zeros. */
+void ibx_verifier_look_into_holes(struct ibx_verifier *verifier);
 /* Computes digests meanwhile, as they are where no page was given back: while ranges come in parts
  * all over guest RAM, as over a wire, none can be named before the last pages are there. */
 void ibx_verifier_foresee(struct ibx_verifier *verifier);

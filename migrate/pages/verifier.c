@@ -67,6 +67,7 @@ struct ibx_verifier {
     uint64_t foreseen_count;
     struct foreseen *foreseen; /* a range */
     bool *agreed;              /* a range */
+    bool into_holes;           /* of ibx_verifier_look_into_holes() */
     uint64_t left;             /* ranges that are not agreed */
     uint64_t compared, left_out;
     struct ibx_error failure; /* the first range that differs */
@@ -238,7 +239,7 @@ static int tag_range(struct verifier_thread *t, uint64_t range, const uint8_t *r
     int rc = 0;
     for (unsigned i = 0; i < IBX_DIGEST_PAGES; i++) {
         const bool data = i < count && ibx_page_map_data(v->map, first + i);
-        if (has(received, i) && !data)
+        if (has(received, i) && !data && (i >= count || !v->into_holes))
             return differs(v, range, "have bytes at the destination where they are zero here", err);
         counts->left_out += data && !has(received, i);
         counts->compared += has(received, i);
@@ -461,6 +462,13 @@ int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map
     else
         *out = v;
     return rc;
+}
+
+void ibx_verifier_look_into_holes(struct ibx_verifier *v)
+{
+    pthread_mutex_lock(&v->lock);
+    v->into_holes = true;
+    pthread_mutex_unlock(&v->lock);
 }
 
 void ibx_verifier_foresee(struct ibx_verifier *v)

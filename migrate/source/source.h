@@ -142,6 +142,7 @@ enum source_guarding_state {
 struct source_stop_map {
     struct ibx_note note; /* without memory: there is none */
     bool noted;           /* it has the map of the stop */
+    bool looked_again;    /* recover: it was not there */
 };
 
 struct source {

@@ -52,6 +52,7 @@ int ibx_source_stop_map_find(struct source *s, struct ibx_error *err)
     }
     /* All zeros: the tool before this one ended before the stop, and no destination has a map. */
     stop->noted = !rc && ibx_bits_count(stop->note.memory, words_of(s));
+    stop->looked_again = !stop->noted;
     return rc == -ESTALE ? 0 : rc;
 }
 

@@ -14,9 +14,13 @@
 
 static int open_verifier(struct source *s, struct ibx_error *err)
 {
-    return s->verifier ? 0
-                       : ibx_verifier_open(&s->vm.ram, &s->vm.map, s->status.record.verify_key, 0,
-                                           &s->verifier, err);
+    if (s->verifier)
+        return 0;
+    int rc = ibx_verifier_open(&s->vm.ram, &s->vm.map, s->status.record.verify_key, 0, &s->verifier,
+                               err);
+    if (!rc && s->stop_map.looked_again)
+        ibx_verifier_look_into_holes(s->verifier);
+    return rc;
 }
 
 /* Where there are processors for it, and the wire is what the destination waits for. */

@@ -313,6 +313,7 @@ static void page_map_is_lost(void (*change)(int fd, off_t zeros, off_t hole))
 static void test_source_whose_page_map_is_lost(void)
 {
     page_map_is_lost(look_at_hole);
+    page_map_is_lost(give_zeros_back);
 }
 
 /* Killed before COMMIT has gone: nobody knows any more whether the VM ran on here for a moment. */

@@ -313,6 +313,23 @@ static void test_zero_pages_have_none(NO_STATE)
     differs(0, "where they are zero here");
 }
 
+/* ... but they may have been pages when the destination was told of them. */
+static void test_holes_that_were_pages(NO_STATE)
+{
+    static const uint8_t zeros[SMALL];
+    ibx_verifier_look_into_holes(verifier);
+    assert_int_equal(note(7, zeros), 0);
+    assert_int_equal(give(0, RANGES), 0);
+    assert_int_equal(result(), 0);
+}
+
+static void test_holes_that_had_bytes(NO_STATE)
+{
+    ibx_verifier_look_into_holes(verifier);
+    assert_int_equal(note(7, page_at(2)), 0);
+    differs(0, "are not at the destination what they are here");
+}
+
 /* The digests of a destination that makes them up. */
 static void test_lies(NO_STATE)
 {
@@ -407,6 +424,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_huge_pages_are_gone, start, end),
         cmocka_unit_test_setup_teardown(test_swapped, start, end),
         cmocka_unit_test_setup_teardown(test_zero_pages_have_none, start, end),
+        cmocka_unit_test_setup_teardown(test_holes_that_were_pages, start, end),
+        cmocka_unit_test_setup_teardown(test_holes_that_had_bytes, start, end),
         cmocka_unit_test_setup_teardown(test_lies, start, end),
         cmocka_unit_test_setup_teardown(test_no_ranges, start, end),
         cmocka_unit_test_setup_teardown(test_all_come_twice, start, end),
