@@ -131,11 +131,12 @@ static void *room(struct call *c, size_t n)
 /* Each has as many bytes of the request's, which is bounded. */
 #define LONG_ARRAYS (IBX_MATH_BODY + 16u * IBX_MATH_ARGUMENTS)
 
-/* Likewise of an array whose bytes the request has. */
+/* Likewise of an array whose bytes the request has. The call's memory is for short ones, as long as
+ * half of it is left for all else. */
 static void *array_room(struct call *c, size_t n)
 {
     const size_t at = (c->used_arrays + 15) & ~(size_t)15;
-    if (n <= IBX_MATH_SHORT)
+    if (!n || (n <= IBX_MATH_SHORT && c->used + n <= sizeof(c->memory) / 2))
         return room(c, n);
     if (n <= c->in.length - c->in.position && at <= LONG_ARRAYS && n <= LONG_ARRAYS - at &&
         (c->x->long_arrays || (c->x->long_arrays = malloc(LONG_ARRAYS)))) {

@@ -89,6 +89,30 @@ bool batches(void *handle)
     return HOLDS(info == 0);
 }
 
+// Eleven arrays of so many numbers each: short ones, too many of them to be short, and long ones.
+bool groups(void *handle, std::size_t count)
+{
+    const std::int64_t much = (std::int64_t{1} << 32) + 1;
+    const auto last = [&](auto number) {
+        std::vector<decltype(number)> all(count, 0);
+        all.back() = number;
+        return all;
+    };
+    const auto transa = last(1), transb = last(2);
+    const auto rows = last(much), columns = last(std::int64_t{4}), inner = last(std::int64_t{5}),
+               lda = last(std::int64_t{6}), ldb = last(std::int64_t{7}),
+               ldc = last(std::int64_t{8}), sizes = last(std::int64_t{9});
+    const auto first = last(.5F), second = last(.25F);
+    double *all = device_copy(std::vector<double>(11, 0));
+    REQUIRE(math("cublasSgemmGroupedBatched_64", handle, transa.data(), transb.data(), rows.data(),
+                 columns.data(), inner.data(), first.data(), all, lda.data(), all, ldb.data(),
+                 second.data(), all, ldc.data(), static_cast<std::int64_t>(count),
+                 sizes.data()) == 0);
+    REQUIRE((host_copy(all, 11) ==
+             std::vector<double>{static_cast<double>(much), 4, 5, 6, 7, 8, .5, .25, 9, 1, 2}));
+    return HOLDS(cudaFree(all) == 0);
+}
+
 // The names with integers of 64 bits.
 bool of_64_bits(void *handle)
 {
@@ -102,16 +126,7 @@ bool of_64_bits(void *handle)
     REQUIRE(math("cublasIsamax_v2_64", handle, n, x, one, &where) == 0 && where == 2);
     REQUIRE(axpy_64(n) == 0 && axpy_64(much) == INVALID_VALUE);
     REQUIRE((host_copy(y, 3) == std::vector<float>{12, 6, 36}));
-    const std::array<int, 2> transa{0, 1}, transb{0, 2};
-    const std::array<std::int64_t, 2> rows{0, much}, columns{0, 4}, inner{0, 5}, lda{0, 6},
-        ldb{0, 7}, ldc{0, 8}, sizes{0, 9};
-    const std::array<float, 2> first{0, .5F}, second{0, .25F};
-    double *all = device_copy(std::vector<double>(11, 0));
-    REQUIRE(math("cublasSgemmGroupedBatched_64", handle, transa.data(), transb.data(), rows.data(),
-                 columns.data(), inner.data(), first.data(), all, lda.data(), all, ldb.data(),
-                 second.data(), all, ldc.data(), std::int64_t{2}, sizes.data()) == 0);
-    REQUIRE((host_copy(all, 11) ==
-             std::vector<double>{static_cast<double>(much), 4, 5, 6, 7, 8, .5, .25, 9, 1, 2}));
+    REQUIRE(groups(handle, 2) && groups(handle, 60) && groups(handle, 128) && groups(handle, 800));
     const std::vector<float> values = {1, 2, 3};
     REQUIRE(math("cublasSetVector_64", n, std::int64_t{4}, values.data(), one, x, one) == 0);
     REQUIRE(math("cublasSetVector_64", much << 20, much, values.data(), one, x, one) ==
