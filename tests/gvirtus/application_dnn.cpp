@@ -204,7 +204,7 @@ bool dnn_addresses()
 // The library keeps where a network's dropout is, and would look there when that has ended.
 bool dnn_networks()
 {
-    void *handle = nullptr, *rnn = nullptr, *dropout = nullptr, *none = nullptr;
+    void *handle = nullptr, *rnn = nullptr, *dropout = nullptr, *none = nullptr, *more = nullptr;
     std::size_t n = 0;
     const auto use = [&](int size, void *of) {
         return math("cudnnSetRNNDescriptor_v8", rnn, 0, 0, 0, 0, 0, 0, 0, 0, size, 1, 1, 1, of, 0);
@@ -219,6 +219,21 @@ bool dnn_networks()
     REQUIRE(use(1, dropout) == 0 && ask() == 0 && n == 1);
     REQUIRE(use(-1, dropout) == BAD_PARAM && ask() == BAD_PARAM && use(1, none) == 0);
     REQUIRE(ask() == 0 && n == 0 && end_dropout() == 0 && ask() == 0);
+    // It has what is set in the dropout later, however that was set before.
+    float *states = device_copy<float>({0});
+    const auto fill_one = [&](void *of, float *with) {
+        return math("cudnnSetDropoutDescriptor", of, handle, 0.5f, with, std::size_t{4}, 7ull);
+    };
+    const auto fill = [&](float *with) { return fill_one(dropout, with); };
+    REQUIRE(make() == 0 && use(1, dropout) == 0);
+    for (float *with : {states, static_cast<float *>(nullptr), states})
+        REQUIRE(fill(with) == 0 && ask() == 0 && n == 1);
+    REQUIRE(math("cudnnCreateDropoutDescriptor", &more) == 0 && fill_one(more, states) == 0);
+    REQUIRE(use(3, more) == 0 && ask() == 0 && n == 3);
+    REQUIRE(math("cudnnDestroyDropoutDescriptor", more) == 0 && ask() == BAD_PARAM);
+    REQUIRE(use(1, none) == 0 && use(2, dropout) == 0 && ask() == 0 && n == 2);
+    REQUIRE(fill(nullptr) == 0 && ask() == 0 && n == 2);
+    REQUIRE(end_dropout() == 0 && ask() == BAD_PARAM);
     REQUIRE(math("cudnnDestroyRNNDescriptor", rnn) == 0);
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
@@ -266,6 +281,15 @@ bool dnn_alike()
         REQUIRE(set_to(other, 1000 + i) == 0 && bytes(other) == 10134 + 10 * i);
     const int after = handles(one);
     REQUIRE(after > before && after < before + 600 && bytes(one) == 174);
+    // One without states is shared, too.
+    void *by = nullptr;
+    REQUIRE(math("cudnnCreate", &by) == 0 && math("cudnnCreateDropoutDescriptor", &dropout) == 0);
+    const auto keep = [&](float part) {
+        return math("cudnnSetDropoutDescriptor", dropout, by, part, static_cast<void *>(nullptr),
+                    std::size_t{0}, 7ull);
+    };
+    REQUIRE(keep(0.5f) == 0 && keep(2) == BAD_PARAM && keep(2) == BAD_PARAM && keep(0.5f) == 0);
+    REQUIRE(math("cudnnDestroyDropoutDescriptor", dropout) == 0 && math("cudnnDestroy", by) == 0);
     // A dropout whose states a call fills has them alone, and goes.
     int left = 0;
     for (int i = 0; i < 2; i++) {

@@ -172,12 +172,14 @@ static int set(struct descriptor *d, const struct ibx_contents *was, unsigned nu
     struct ibx_contents *is = NULL;
     values[0].p = NULL;
     own = own || (d->type == IBX_MATH_CONVOLUTION && was->state == IBX_CONTENTS_OWN);
-    const size_t n = own ? 0 : note(was, number, values, bytes);
+    /* What was set in a network is noted also where it is not shared: follow_dropout() sets it
+     * again. */
+    const size_t n = own && d->type != IBX_MATH_RNN ? 0 : note(was, number, values, bytes);
     if (!n)
         return set_own(d, number, values);
     if (was->state == IBX_CONTENTS_SHARED && was->n == n && !memcmp(was->bytes, bytes, n))
         return 0;
-    const int status = ibx_contents_get(d->type, bytes, n, relies, true, &is);
+    const int status = ibx_contents_get(d->type, bytes, n, relies, !own, &is);
     if (!status)
         become(d, is);
     return status;
@@ -188,36 +190,68 @@ static int set(struct descriptor *d, const struct ibx_contents *was, unsigned nu
 #define DROPOUT_AT                                                                                 \
     (IBX_CONTENTS_FIRST_AT + 12 * 4) /* of a network, in the request that has set it */
 
-/* The dropout of a network; NULL: it has none. False: that is no more. */
-static bool dropout_of(const struct descriptor *network, struct descriptor **dropout)
+/* What is in a network, and in its dropout: each has one user more. */
+struct network {
+    struct ibx_contents *is, *dropout; /* NULL: it has none */
+};
+
+/* False: its dropout is no more. */
+static bool look_at(const struct descriptor *d, struct network *network)
 {
-    *dropout = NULL;
-    if (!network->dropout_number)
-        return true;
     pthread_mutex_lock(&ibx_contents_lock);
-    struct descriptor *found = *place_of_descriptor(IBX_MATH_DROPOUT, network->dropout);
+    const struct descriptor *dropout =
+        d->dropout_number ? *place_of_descriptor(IBX_MATH_DROPOUT, d->dropout) : NULL;
+    const bool there = !d->dropout_number || (dropout && dropout->number == d->dropout_number);
+    ibx_contents_use(network->is = d->is);
+    if ((network->dropout = there && dropout ? dropout->is : NULL))
+        ibx_contents_use(network->dropout);
     pthread_mutex_unlock(&ibx_contents_lock);
-    *dropout = found && found->number == network->dropout_number ? found : NULL;
-    return *dropout;
+    return there;
 }
 
-/* The library looks into the dropout, in which something else may have been set since. */
-static int follow_dropout(struct descriptor *network)
+static void look_away(const struct network *network)
+{
+    ibx_contents_drop(network->is);
+    ibx_contents_drop(network->dropout);
+}
+
+static bool has_followed(const struct network *network)
+{
+    return !network->dropout || network->is->relies == network->dropout ||
+           network->is->n < 2 + DROPOUT_AT + 8;
+}
+
+/* With the dropout as it is now. */
+static int set_again(struct descriptor *d, const struct network *network)
 {
     uint8_t bytes[IBX_CONTENTS_BYTES];
-    struct descriptor *dropout;
-    struct ibx_contents *is = network->is;
-    if (!dropout_of(network, &dropout))
-        return BAD_PARAM;
-    if (!dropout || is->relies == dropout->is || is->n < 2 + DROPOUT_AT + 8)
-        return 0;
-    memcpy(bytes, is->bytes, is->n);
+    struct ibx_contents *is = NULL;
+    memcpy(bytes, network->is->bytes, network->is->n);
     struct ibx_writer w = ibx_writer_of(bytes + 2 + DROPOUT_AT, 8);
-    ibx_put_u64(&w, dropout->is->remote);
-    const int status = ibx_contents_get(IBX_MATH_RNN, bytes, is->n, dropout->is,
-                                        dropout->is->state == IBX_CONTENTS_SHARED, &is);
+    ibx_put_u64(&w, network->dropout->remote);
+    const int status = ibx_contents_get(IBX_MATH_RNN, bytes, network->is->n, network->dropout,
+                                        network->dropout->state == IBX_CONTENTS_SHARED, &is);
     if (!status)
-        become(network, is);
+        become(d, is);
+    return status;
+}
+
+/* The library looks into the dropout, in which something else may have been set since. Threads may
+ * use one network: the first one sets it again, alone, and what it has then stays the others'. */
+static int follow_dropout(struct descriptor *d)
+{
+    struct network network;
+    int status = look_at(d, &network) ? 0 : BAD_PARAM;
+    const bool followed = status || has_followed(&network);
+    look_away(&network);
+    if (followed)
+        return status;
+    ibx_fork_lock_take(&own_lock);
+    status = look_at(d, &network) ? 0 : BAD_PARAM;
+    if (!status && !has_followed(&network))
+        status = set_again(d, &network);
+    look_away(&network);
+    ibx_fork_lock_release(&own_lock);
     return status;
 }
 

@@ -103,8 +103,8 @@ EXPORT int cudnnDestroyDropoutDescriptor(struct handle *h)
 EXPORT int cudnnSetDropoutDescriptor(struct handle *d, struct handle *h, float part, void *states,
                                      size_t n, unsigned long long seed)
 {
-    (void)h, (void)part, (void)states, (void)n, (void)seed;
-    return math_alone(&d->users) ? 0 : BAD_PARAM;
+    (void)h, (void)states, (void)n, (void)seed;
+    return math_alone(&d->users) && part <= 1 ? 0 : BAD_PARAM;
 }
 
 EXPORT int cudnnCreateRNNDataDescriptor(struct handle **made)
@@ -147,6 +147,7 @@ EXPORT int cudnnSetRNNDescriptor_v8(struct handle *h, int algorithm, int cell, i
     if (size < 0)
         return BAD_PARAM;
     h->workspace = dropout;
+    h->processors = size;
     return 0;
 }
 
@@ -154,7 +155,7 @@ EXPORT int cudnnGetRNNWeightSpaceSize(const struct handle *h, const struct handl
 {
     const struct handle *dropout = rnn->workspace;
     (void)h;
-    *n = dropout ? dropout->seed + 1 : 0;
+    *n = dropout ? dropout->seed + (size_t)rnn->processors : 0;
     return 0;
 }
 
