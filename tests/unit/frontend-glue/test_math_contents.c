@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Descriptors of cuDNN that share what is at the back end, while that goes: with a process of the
+ * server's, with the device's reset, in a forked child, and while another thread looks at it.
+ */
+#include "frontend-glue/preload/math_libraries/math_contents.h"
+#include "frontend-glue/preload/math_libraries/math_libraries.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define BAD_PARAM 2000
+#define LIBRARY   ((void *)0x7770) /* its handle */
+#define STATES    ((void *)0x5550)
+#define REMOTES   4096u
+#define FIRST     0x7a5b3c2d1000u
+#define WAIT_MS   20 /* for another thread, at most: it may wait for this one */
+
+/* ------------------------------------------------------------------------------- the back end */
+
+/* What it calls descriptors, and what was set in each. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    enum { NEVER, LIVE, ENDED } state;
+    uint64_t set;
+} remotes[REMOTES];
+static unsigned made, wrong; /* requests that name what is none */
+static atomic_uint requests, networks_made, networks_ended, server_ends;
+static atomic_bool racing;
+
+static uint64_t remote_of(unsigned i)
+{
+    return FIRST + 16 * i;
+}
+
+static unsigned place_of(uint64_t remote)
+{
+    return remote >= FIRST && remote < remote_of(made) ? (unsigned)((remote - FIRST) / 16)
+                                                       : REMOTES;
+}
+
+static void lose_all(void)
+{
+    for (unsigned i = 0; i < made; i++)
+        remotes[i].state = ENDED;
+}
+
+static bool is_live(uint64_t remote)
+{
+    const unsigned i = place_of(remote);
+    return i < REMOTES && remotes[i].state == LIVE;
+}
+
+static uint64_t sum_of(const struct ibx_writer *body)
+{
+    uint64_t sum = 1;
+    for (size_t i = IBX_CONTENTS_FIRST_AT; i < body->length; i++)
+        sum = sum * 31 + body->data[i];
+    return sum;
+}
+
+/* Every address in it that looks like one of a descriptor's is that of one. */
+static bool names_live(const struct ibx_writer *body)
+{
+    for (size_t i = IBX_CONTENTS_FIRST_AT; i + 8 <= body->length; i++) {
+        struct ibx_reader r = ibx_reader_of(body->data + i, 8);
+        const uint64_t value = ibx_get_u64(&r);
+        if (place_of(value) < REMOTES && !is_live(value))
+            return false;
+    }
+    return true;
+}
+
+static void wait_for_more(atomic_uint *count, unsigned than)
+{
+    for (int ms = 0; ms < WAIT_MS && atomic_load(count) <= than; ms++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* Two threads make a network at once, and who looks into one does so when another one has ended. */
+static void race(const struct ibx_math_function *f)
+{
+    if (f->number == IBX_MATH_cudnnCreateRNNDescriptor) {
+        const unsigned before = atomic_fetch_add(&networks_made, 1);
+        wait_for_more(&networks_made, before - before % 2 + 1);
+    } else if (f->number == IBX_MATH_cudnnGetRNNWeightSpaceSize) {
+        wait_for_more(&networks_ended, atomic_load(&networks_ended));
+    }
+}
+
+static int make(uint8_t *out)
+{
+    struct ibx_writer w = ibx_writer_of(out, 8);
+    remotes[made].state = LIVE;
+    ibx_put_u64(&w, remote_of(made++));
+    return 0;
+}
+
+static int run(const struct ibx_math_function *f, uint64_t handle, const struct ibx_writer *body,
+               uint8_t *out, size_t n)
+{
+    const unsigned i = place_of(handle);
+    const bool own = handle == (uintptr_t)LIBRARY || !handle;
+    if (f->arguments[0].kind == IBX_MATH_MAKES)
+        return made < REMOTES ? make(out) : BAD_PARAM;
+    if ((!own && !is_live(handle)) || !names_live(body)) {
+        wrong++;
+        return BAD_PARAM;
+    }
+    if (f->use == IBX_MATH_USE_ENDS)
+        remotes[i].state = ENDED;
+    else if (f->use == IBX_MATH_USE_SETS_UP)
+        remotes[i].set = sum_of(body);
+    else if (out && n == 8)
+        memcpy(out, own ? &handle : &remotes[i].set, 8);
+    return 0;
+}
+
+bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, int *code)
+{
+    struct ibx_reader r = ibx_reader_of(e->body.data, e->body.length);
+    const uint64_t handle = ibx_get_u64(&r);
+    const struct ibx_math_function *f = ibx_math_find(ibx_get_u16(&r));
+    atomic_fetch_add(&requests, 1);
+    if (atomic_load(&racing))
+        race(f);
+    pthread_mutex_lock(&lock);
+    *code = run(f, handle, &e->body, out, n);
+    pthread_mutex_unlock(&lock);
+    if (f->number == IBX_MATH_cudnnDestroyRNNDescriptor)
+        atomic_fetch_add(&networks_ended, 1);
+    return true;
+}
+
+bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
+{
+    (void)handle;
+    assert_int_equal(fact, IBX_FRONTEND_LOSSES);
+    *answer = (int)atomic_load(&server_ends);
+    return true;
+}
+
+/* ------------------------------------------------------------------------------- the program */
+
+static void *made_by(unsigned number)
+{
+    void *descriptor = NULL;
+    const union ibx_math_value values[] = {{.p = &descriptor}};
+    assert_int_equal(ibx_frontend_math(number, values), 0);
+    return descriptor;
+}
+
+static int end_by(unsigned number, void *descriptor)
+{
+    const union ibx_math_value values[] = {{.p = descriptor}};
+    return ibx_frontend_math(number, values);
+}
+
+static void *tensor(void)
+{
+    return made_by(IBX_MATH_cudnnCreateTensorDescriptor);
+}
+
+static int set_tensor(void *of, int size)
+{
+    const union ibx_math_value values[] = {{.p = of}, {.i = 0}, {.i = 0}, {.i = size},
+                                           {.i = 3},  {.i = 4}, {.i = 5}};
+    return ibx_frontend_math(IBX_MATH_cudnnSetTensor4dDescriptor, values);
+}
+
+static int end_tensor(void *of)
+{
+    return end_by(IBX_MATH_cudnnDestroyTensorDescriptor, of);
+}
+
+/* 0: an error. */
+static uint64_t size_of(void *of)
+{
+    uint64_t size = 0;
+    const union ibx_math_value values[] = {{.p = of}, {.p = &size}};
+    return ibx_frontend_math(IBX_MATH_cudnnGetTensorSizeInBytes, values) ? 0 : size;
+}
+
+static int set_dropout(void *of, void *states)
+{
+    const union ibx_math_value values[] = {{.p = of},     {.p = LIBRARY}, {.i = 0},
+                                           {.p = states}, {.l = 4},       {.l = 7}};
+    return ibx_frontend_math(IBX_MATH_cudnnSetDropoutDescriptor, values);
+}
+
+static int set_network(void *of, int size, void *dropout)
+{
+    union ibx_math_value values[15] = {{.p = of}};
+    for (unsigned i = 1; i < 13; i++)
+        values[i].i = size;
+    values[13].p = dropout;
+    values[14].i = 0;
+    return ibx_frontend_math(IBX_MATH_cudnnSetRNNDescriptor_v8, values);
+}
+
+static int ask_network(void *of)
+{
+    uint64_t size = 0;
+    const union ibx_math_value values[] = {{.p = LIBRARY}, {.p = of}, {.p = &size}};
+    return ibx_frontend_math(IBX_MATH_cudnnGetRNNWeightSpaceSize, values);
+}
+
+/* ------------------------------------------------------------------------------- cases */
+
+static int begin(void **state)
+{
+    (void)state;
+    wrong = 0;
+    return 0;
+}
+
+static void alike_are_asked_once(void **state)
+{
+    void *one = tensor(), *other = tensor();
+    (void)state;
+    assert_int_equal(set_tensor(one, 1), 0);
+    const uint64_t size = size_of(one);
+    const unsigned before = atomic_load(&requests);
+    assert_int_equal(set_tensor(other, 1), 0);
+    assert_int_equal(size_of(other), size);
+    assert_int_equal(end_tensor(other), 0);
+    assert_int_equal(atomic_load(&requests), before);
+    assert_int_equal(set_tensor(one, 2), 0);
+    assert_true(size_of(one) && size_of(one) != size);
+    assert_int_equal(end_tensor(one), 0);
+    assert_int_equal(wrong, 0);
+}
+
+/* What was there is made anew, and nobody ends it there once more. */
+static bool is_there_again(void *before, uint64_t size)
+{
+    void *one = tensor();
+    bool good = !set_tensor(one, 1) && size_of(one) == size;
+    good = good && !set_tensor(before, 1) && size_of(before) == size;
+    good = good && !end_tensor(one) && !end_tensor(before);
+    for (int i = 0; good && i < 600; i++) { /* more than are kept */
+        one = tensor();
+        good = !set_tensor(one, 100 + i) && !end_tensor(one);
+    }
+    return good && !wrong;
+}
+
+static void the_server_ends(void **state)
+{
+    void *one = tensor();
+    (void)state;
+    assert_int_equal(set_tensor(one, 1), 0);
+    const uint64_t size = size_of(one);
+    lose_all();
+    atomic_fetch_add(&server_ends, 1);
+    assert_true(is_there_again(one, size));
+}
+
+static void the_device_is_reset(void **state)
+{
+    void *one = tensor();
+    (void)state;
+    assert_int_equal(set_tensor(one, 1), 0);
+    const uint64_t size = size_of(one);
+    lose_all();
+    ibx_math_contents_lose();
+    assert_true(is_there_again(one, size));
+}
+
+/* The back end's are its parent's, for which they stay. */
+static void a_child_has_its_own(void **state)
+{
+    void *one = tensor(), *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor);
+    int status = -1;
+    (void)state;
+    assert_int_equal(set_tensor(one, 1), 0);
+    assert_int_equal(set_network(network, 1, NULL), 0);
+    const uint64_t size = size_of(one);
+    const pid_t child = fork();
+    if (!child) {
+        lose_all();
+        void *new_one = made_by(IBX_MATH_cudnnCreateRNNDescriptor); /* as it is made */
+        const bool good = !ask_network(new_one);
+        _exit(good && is_there_again(one, size) ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    const unsigned before = atomic_load(&requests);
+    assert_int_equal(set_tensor(one, 1), 0);
+    assert_int_equal(size_of(one), size);
+    assert_int_equal(atomic_load(&requests), before);
+    assert_int_equal(end_tensor(one), 0);
+    assert_int_equal(end_by(IBX_MATH_cudnnDestroyRNNDescriptor, network), 0);
+    assert_int_equal(wrong, 0);
+}
+
+static void *use_network(void *network)
+{
+    return ask_network(network) ? "refused" : NULL;
+}
+
+/* It is set again, for its dropout is another one than it was: once, and what one thread has found
+ * stays as long as that looks at it. */
+static void threads_use_one_network(void **state)
+{
+    void *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor);
+    void *dropout = made_by(IBX_MATH_cudnnCreateDropoutDescriptor), *said;
+    (void)state;
+    assert_int_equal(set_network(network, 1, dropout), 0);
+    for (unsigned i = 0; i < 6; i++) {
+        pthread_t threads[2];
+        assert_int_equal(set_dropout(dropout, i % 2 ? NULL : STATES), 0);
+        atomic_store(&networks_made, 0);
+        atomic_store(&racing, true);
+        for (unsigned t = 0; t < 2; t++)
+            assert_int_equal(pthread_create(&threads[t], NULL, use_network, network), 0);
+        for (unsigned t = 0; t < 2; t++) {
+            assert_int_equal(pthread_join(threads[t], &said), 0);
+            assert_null(said);
+        }
+        atomic_store(&racing, false);
+    }
+    assert_int_equal(end_by(IBX_MATH_cudnnDestroyRNNDescriptor, network), 0);
+    assert_int_equal(end_by(IBX_MATH_cudnnDestroyDropoutDescriptor, dropout), 0);
+    assert_int_equal(wrong, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(alike_are_asked_once, begin),
+        cmocka_unit_test_setup(the_server_ends, begin),
+        cmocka_unit_test_setup(the_device_is_reset, begin),
+        cmocka_unit_test_setup(a_child_has_its_own, begin),
+        cmocka_unit_test_setup(threads_use_one_network, begin),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+/* What math_calls.c calls besides. */
+
+int ibx_frontend_arguments_reach(const void *arguments, size_t n)
+{
+    (void)arguments, (void)n;
+    return 0;
+}
+
+void ibx_frontend_connect(void) {}
+
+bool ibx_frontend_request_room(struct own_request *e, size_t n)
+{
+    (void)e;
+    return n <= sizeof(e->bytes);
+}
+
+void ibx_frontend_request_free(struct own_request *e)
+{
+    free(e->more);
+}
+
+bool ibx_frontend_first_begins(void)
+{
+    return false;
+}
+
+void ibx_frontend_first_is_over(void) {}
+
+bool ibx_frontend_lt_is_ours(void)
+{
+    return true;
+}
+
+void *ibx_frontend_next(_Atomic(void *) *found, const char *name)
+{
+    (void)found, (void)name;
+    return NULL;
+}
