@@ -262,6 +262,8 @@ void ibx_math_contents_lose(void)
     for (size_t i = 0; i < BUCKETS; i++) {
         for (struct ibx_contents *c = contents[i], *next; c; c = next) {
             next = c->next;
+            if (c->state == IBX_CONTENTS_OWN) /* nobody knows all that is in it */
+                c->n = 0;
             c->state = IBX_CONTENTS_LOST;
             c->users++;
             c->next = all;

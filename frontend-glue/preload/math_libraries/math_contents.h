@@ -38,7 +38,7 @@ struct ibx_contents {
     uint64_t unused;             /* since when there are none: counts up */
     uint64_t remote;             /* the back end's */
     struct ibx_contents *relies; /* on what is named in it; NULL: on none */
-    size_t n;
+    size_t n;                    /* 0: nothing was set, or it is lost and was not shared */
     uint8_t bytes[]; /* requests that have set it: u16 length, the body without what is set */
 };
 

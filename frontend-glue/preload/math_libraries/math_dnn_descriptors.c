@@ -362,12 +362,33 @@ static struct descriptor *find_descriptor(unsigned type, const void *at)
     return found;
 }
 
+/* Natively it is in memory of the host, and stays with a reset of the device, which may also be
+ * another one than the program uses it on. */
+static void make_again(struct descriptor *d)
+{
+    struct ibx_contents *is = NULL;
+    pthread_mutex_lock(&ibx_contents_lock);
+    struct ibx_contents *was = d->is;
+    const bool lost =
+        was->state == IBX_CONTENTS_LOST && !was->relies && d->type != IBX_MATH_DROPOUT;
+    if (lost)
+        ibx_contents_use(was);
+    pthread_mutex_unlock(&ibx_contents_lock);
+    if (!lost)
+        return;
+    if (!ibx_contents_get(d->type, was->bytes, was->n, NULL, true, &is))
+        become(d, is);
+    ibx_contents_drop(was);
+}
+
 /* One that is only used has its dropout as it is now. */
 static void name_one(struct named *n, unsigned i, const void *at)
 {
     const unsigned type = n->f->arguments[i].n;
     struct descriptor *d = find_descriptor(type, at);
     const bool uses = n->f->use != IBX_MATH_USE_ENDS && !(sets(n->f) && !i);
+    if (d && uses)
+        make_again(d);
     if (d && type == IBX_MATH_RNN && uses && !n->status)
         n->status = follow_dropout(d);
     pthread_mutex_lock(&ibx_contents_lock);

@@ -272,6 +272,9 @@ static void the_device_is_reset(void **state)
     const uint64_t size = size_of(one);
     lose_all();
     ibx_math_contents_lose();
+    assert_int_equal(size_of(one), size); /* natively it is in memory of the host */
+    lose_all();
+    ibx_math_contents_lose();
     assert_true(is_there_again(one, size));
 }
 
