@@ -150,7 +150,8 @@ static const char *encryption_conflict(const struct ibx_handshake *h)
     bool off = ours == IBX_ENCRYPTION_OFF || theirs == IBX_ENCRYPTION_OFF;
     bool required = ours == IBX_ENCRYPTION_REQUIRED || theirs == IBX_ENCRYPTION_REQUIRED;
     return off && required
-               ? "one end has rdma.encryption : required and the other one off: change one"
+               ? "one end has rdma.encryption : required and the other one off: change one "
+                 "(--encryption)"
            : required && !h->key ? "rdma.encryption : required needs a key: set rdma.key_file "
                                    "(--key-file) on both ends"
                                  : NULL;

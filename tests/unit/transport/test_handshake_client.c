@@ -411,7 +411,9 @@ static void encryption_that_cannot_be(void **state)
     raw.encryption = 0;
     make_step(&raw, AT_CHALLENGE, &frame);
     raw_send(&raw, frame.bytes, frame.length);
-    expect_failure(&s, -EACCES, "one end has rdma.encryption : required and the other one off");
+    expect_failure(
+        &s, -EACCES,
+        "one end has rdma.encryption : required and the other one off: change one (--encryption)");
     raw_close(&raw);
     s.options.key_file[0] = '\0';
     client(&s);
