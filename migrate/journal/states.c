@@ -88,8 +88,9 @@ const char *ibx_journal_state_name(enum ibx_journal_state state)
 static const char *const source_texts[] = {
     [IBX_JOURNAL_HERE] = "%s is here: its migration to %s has not come to the point where it could "
                          "run there",
-    [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: only the destination knows, and "
-                            "\"ib-migrate recover\" asks it before anything is started",
+    [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: only the destination knows; if "
+                            "no ib-migrate is at work, \"ib-migrate recover\" asks it before "
+                            "anything is started",
     [IBX_JOURNAL_MOVED] = "%s @ at %s and not here, but this side has pages that it needs: "
                           "leave this QEMU as it is; if no ib-migrate is at work, \"ib-migrate "
                           "recover\" continues to send them",
@@ -108,8 +109,8 @@ static const char *const source_texts[] = {
 };
 static const char *const destination_texts[] = {
     [IBX_JOURNAL_NOT_YET] = "%s does not run here yet: it is at %s",
-    [IBX_JOURNAL_MAY_RUN] = "%s may run here or still be at %s: this QEMU knows, and \"ib-migrate "
-                            "recover\" asks it",
+    [IBX_JOURNAL_MAY_RUN] = "%s may run here or still be at %s: this QEMU knows; if no ib-migrate "
+                            "is at work, \"ib-migrate recover\" asks it",
     [IBX_JOURNAL_RUNNING] = "%s @ here and needs pages that are still at %s: leave both QEMUs "
                             "as they are; if no ib-migrate is at work, \"ib-migrate recover\" "
                             "continues to fetch them; if they are gone there for good (see its "
