@@ -279,11 +279,12 @@ int ibx_migrate_disown(const struct ibx_record *record, const struct ibx_options
 
 static int greet_to_check(const char *uri, const struct ibx_options *options,
                           const struct ibx_migrate_hello *hello, struct ibx_channel *control,
-                          struct ibx_migrate_answer *answer, struct ibx_error *err)
+                          struct ibx_migrate_answer *answer, bool refused, struct ibx_error *err)
 {
     int rc = ibx_migration_greet(uri, options, hello, control, answer, err);
     if (rc)
-        ibx_error_prefix(err, rc, "the destination could not be asked");
+        ibx_error_prefix(err, rc, "%sthe destination could not be asked",
+                         refused ? "" : "nothing on this side prevents the migration, but ");
     return rc;
 }
 
@@ -308,7 +309,7 @@ static int check_destination(struct ibx_qmp *qmp, const struct ibx_guest_ram *ra
     if (!rc)
         rc = ibx_preflight_locked_bytes(ram, &bytes, err);
     if (!rc)
-        rc = greet_to_check(uri, &options, hello, &control, answer, err);
+        rc = greet_to_check(uri, &options, hello, &control, answer, blockers->count > 0, err);
     if (!rc) {
         ibx_migration_check_locked(control.conn, answer->links ? answer->links : hello->links,
                                    bytes, blockers);

@@ -283,6 +283,9 @@ def check_says_what_it_found_without_a_receiver_too(scene):
     code, out, err = scene.run("check", *private.qmp, uri)
     assert code == 1 and "share=on" in out, (code, out)
     says(err, "the destination could not be asked", 'start "ib-migrate receive" there', "127.0.0.1")
+    for vm, fine in ((private, False), (good, True)):
+        _, _, err = scene.run("check", *vm.qmp, uri)
+        equal("nothing on this side prevents the migration, but the destination" in err, fine)
     for vm, words in ((private, ["share=on"]), (good, [])):
         code, out, err = scene.run("check", "--json", *vm.qmp, uri)
         answer = json.loads(out)
