@@ -180,6 +180,18 @@ def a_file_that_others_can_read_or_change_is_not_served(scene):
 
 
 @test
+def without_a_key_it_says_whom_it_serves(scene):
+    memory, key = snapshot(scene, 64), scene.path("key")
+    with open(os.open(key, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="ascii") as file:
+        file.write("a1" * 32)
+    for args, here in ((), True), (("--key-file", key), False), (("--set=insecure=yes",), False):
+        server = scene.start("serve", "--listen", "tcp://127.0.0.1:0", memory, *args)
+        equal((args, "this host only" in server.stdout.readline()), (args, here))
+        server.terminate()
+        equal(server.wait(LIMIT), 0)
+
+
+@test
 def what_others_put_in_the_place_of_this_hosts_caches_is_not_used(scene):
     """/dev/shm is everybody's."""
     _, uri = offered(scene, snapshot(scene, 64))

@@ -218,6 +218,8 @@ int ibx_cli_clone(const struct migrate_args *args)
 
 /* ------------------------------------------------------------ serve */
 
+#define HERE_ALONE " (for readers on this host only: others need a key, --key-file)"
+
 struct told {
     const struct migrate_args *args;
     bool begun, whole;
@@ -270,12 +272,14 @@ static void tell(void *context, const struct ibx_serve_status *s)
 {
     struct told *told = context;
     char bytes[32], multicast[64] = "";
+    const bool others = told->args->options.key_file[0] || told->args->options.insecure;
     if (told->args->json)
         ibx_cli_print_json(status_json(told->args, s));
     else if (!told->args->quiet && !told->begun)
-        ibx_cli_print("%s is served %s%s%s%s", told->args->uri,
+        ibx_cli_print("%s is served %s%s%s%s%s", told->args->uri,
                       s->uri ? "at " : "to children on this host", s->uri ? s->uri : "",
-                      s->source ? ", with pages from " : "", s->source ? s->source : "");
+                      s->uri && !others ? HERE_ALONE : "", s->source ? ", with pages from " : "",
+                      s->source ? s->source : "");
     if (!told->args->json && !told->args->quiet && s->source && s->whole && !told->whole) {
         if (told->args->multicast) {
             ibx_cli_bytes(s->fed.stats.pages * IBX_SNAPSHOT_PAGE, bytes, sizeof(bytes));
