@@ -26,16 +26,8 @@
 #define ENDING_MS   1000 /* for a QEMU that has closed its monitor to end */
 #define LOOK_MS     5
 
-/* Of QEMU's migration into the snapshot, by its events. */
-enum freeze_phase {
-    FREEZE_BEFORE, /* what begins may be another client's */
-    FREEZE_BEGUN,
-    FREEZE_STOPPED, /* it is complete: the VM is to stand still */
-    FREEZE_SPOILT,  /* the VM does not: another client has continued, reset or migrated it */
-};
-
 struct freezing {
-    enum freeze_phase phase;
+    struct ibx_state_machine phase; /* enum ibx_freeze_phase */
     struct ibx_qmp *qmp;
     struct ibx_guest_ram ram;
     struct ibx_snapshot_folder folder;
@@ -133,24 +125,6 @@ static int keep(struct freezing *f, const uint8_t *bytes, size_t n, struct ibx_e
     return 0;
 }
 
-/* The VM's memory is no longer that of the state that QEMU has written. */
-static bool spoils(json_t *event)
-{
-    return ibx_vm_event_is(event, "RESUME", NULL) || ibx_vm_event_is(event, "RESET", NULL) ||
-           ibx_vm_event_is(event, "MIGRATION", "setup");
-}
-
-/* `begins`: until now another client's migration may have begun. */
-static void note_migration(struct freezing *f, json_t *event, bool begins)
-{
-    if (begins && ibx_vm_event_is(event, "MIGRATION", "setup"))
-        f->phase = FREEZE_BEGUN;
-    else if (f->phase == FREEZE_BEGUN && ibx_vm_event_is(event, "MIGRATION", "completed"))
-        f->phase = FREEZE_STOPPED;
-    else if (f->phase == FREEZE_STOPPED && spoils(event))
-        f->phase = FREEZE_SPOILT;
-}
-
 /* What QEMU has reported until now: of the migrations that began before QEMU took this tool's
  * command, the last one is this tool's. The watchdog learns at once that the guest sleeps, because
  * QEMU would end if it continued the VM. */
@@ -158,8 +132,8 @@ static int note_events(struct freezing *f, bool begins, struct ibx_error *err)
 {
     const bool slept = f->sleeps;
     for (json_t *event; (event = ibx_qmp_event_next(f->qmp)); json_decref(event)) {
-        note_migration(f, event, begins);
-        if (f->phase == FREEZE_SPOILT)
+        ibx_freeze_phase_note(&f->phase, event, begins);
+        if (!begins && f->phase.now >= FREEZE_RESET)
             continue; /* what it was at its stop is what counts */
         if (ibx_vm_event_is(event, "MIGRATION", "setup")) {
             f->folder.manifest.ran = f->runs;
@@ -417,8 +391,12 @@ static int check_still(struct freezing *f, struct ibx_error *err)
     char status[IBX_MIGRATE_STATUS];
     ibx_vm_status(f->qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL);
     const int rc = note_events(f, false, err);
-    if (rc || f->phase != FREEZE_SPOILT)
+    if (rc || f->phase.now == FREEZE_STOPPED)
         return rc;
+    if (f->phase.now == FREEZE_RESET)
+        return ibx_error_set(err, -EBUSY,
+                             "the guest has reset the VM just when it was stopped: the copy is of "
+                             "no use and was removed; freeze it again");
     return ibx_error_set(err, -EBUSY,
                          "another client of QEMU has continued, reset or migrated the VM while its "
                          "memory was copied: the copy is of no use and was removed, and the VM is "
@@ -484,6 +462,8 @@ static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_fre
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     f->undo.was_running = f->undo.was_running && after == IBX_FREEZE_RESUME && !f->sleeps;
+    if (f->undo.was_running)
+        ibx_state_move(&f->phase, FREEZE_CONTINUED);
     int rc = ibx_vm_stay(f->qmp, &f->undo, deadline, err);
     if (rc && qemu_has_ended(f)) { /* whatever failed first: /proc hides what a zombie had */
         ibx_log(IBX_LOG_WARN,
@@ -528,7 +508,11 @@ static void add_sleep(struct freezing *f, struct ibx_error *err)
 static void undo(struct freezing *f, struct ibx_error *err)
 {
     struct ibx_error why = {0}, first = err ? *err : why;
-    const bool taken = f->phase == FREEZE_SPOILT;
+    if (f->phase.now == FREEZE_STOPPED) { /* what has failed did not look for it */
+        ibx_qmp_pump(f->qmp, NULL);
+        note_events(f, false, NULL);
+    }
+    const bool taken = f->phase.now == FREEZE_TAKEN;
     f->undo.was_running = f->folder.manifest.ran && !f->sleeps && !taken;
     if (taken)
         ibx_watchdog_runs(&f->watchdog, false, NULL);
@@ -537,8 +521,10 @@ static void undo(struct freezing *f, struct ibx_error *err)
         ibx_vm_stay(f->qmp, &f->undo, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why)) {
         if (qemu_has_ended(f)) {
             ibx_error_set(err, first.code,
-                          "%.300s; and QEMU (process %d) has ended, and the VM with it: start it "
-                          "from its disks, and see QEMU's log",
+                          taken ? "%.300s; and QEMU (process %d) has ended: start the VM from its "
+                                  "disks" IBX_JOURNAL_UNLESS_ON
+                                : "%.300s; and QEMU (process %d) has ended, and the VM with it: "
+                                  "start it from its disks, and see QEMU's log",
                           first.message, (int)f->ram.pid);
             ibx_watchdog_release(&f->watchdog);
         } else if (taken) {
@@ -560,27 +546,35 @@ static void undo(struct freezing *f, struct ibx_error *err)
         ibx_snapshot_folder_remove(&f->folder);
 }
 
-/* There is a snapshot, and the VM is not to run on. Another client may have continued it since its
- * memory was copied: it is not lost. */
+/* Whether another client has taken the VM since its memory was copied. Events do not tell: some of
+ * them were read by what puts the settings back. */
+static bool is_taken(struct freezing *f, bool *runs)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    char status[IBX_MIGRATE_STATUS];
+    *runs = false;
+    if (ibx_vm_status(f->qmp, status, sizeof(status), deadline, NULL))
+        return false;
+    *runs = !strcmp(status, "running");
+    return (strcmp(status, "postmigrate") != 0 && strcmp(status, "finish-migrate") != 0) ||
+           !ibx_hold_marked(f->qmp, f->ours, deadline);
+}
+
+/* There is a snapshot, and the VM is not to run on. One that another client has taken is not lost.
+ */
 static int end(struct freezing *f, enum ibx_freeze_after after, struct ibx_freeze_result *result,
                struct ibx_error *err)
 {
-    static const char why[] = "another client of QEMU has continued the VM";
-    char status[IBX_MIGRATE_STATUS];
-    const bool runs = !ibx_vm_status(f->qmp, status, sizeof(status),
-                                     ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL) &&
-                      !strcmp(status, "running");
-    if (runs && after == IBX_FREEZE_QUIT)
+    static const char why[] = "another client of QEMU has continued, reset or migrated the VM "
+                              "since its memory was copied";
+    const bool taken = is_taken(f, &result->runs);
+    if (taken && after == IBX_FREEZE_QUIT)
         return ibx_error_set(err, -EBUSY,
                              "%s, and its QEMU (process %d) is left to that: the snapshot in %s is "
                              "whole, as of the VM's stop",
                              why, (int)f->ram.pid, f->folder.path);
-    if (runs)
-        ibx_log(IBX_LOG_WARN,
-                "%s since its memory was copied: what it writes to its disks its children have, "
-                "too",
-                why);
-    result->runs = runs;
+    if (taken)
+        ibx_log(IBX_LOG_WARN, "%s: what it writes to its disks its children have, too", why);
     return after == IBX_FREEZE_QUIT ? ibx_vm_quit(f->qmp, err) : 0;
 }
 
@@ -594,6 +588,7 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
         return ibx_error_set(err, -ENOMEM, "no memory for a snapshot");
     f->watchdog.fd = f->ours = f->theirs = -1;
     f->undo.completes = true;
+    ibx_freeze_phase_begin(&f->phase);
     /* They wait: a VM that stands still is not left alone. */
     int rc = ibx_migration_signals_open(&signals, err);
     if (rc) {
@@ -616,15 +611,17 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
         rc = go_on(f, after, &got, err);
     if (!rc)
         rc = seal(f, &got, err);
+    ibx_migration_stop_at("freeze", "sealed");
     if (rc)
         undo(f, err);
-    if (!rc)
-        ibx_hold_unmark(f->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS));
+    const bool whole = !rc;
     ibx_watchdog_release(&f->watchdog);
     if (!rc && after != IBX_FREEZE_QUIT)
         say_sleep(f);
     if (!rc && after != IBX_FREEZE_RESUME)
         rc = end(f, after, &got, err);
+    if (whole)
+        ibx_hold_unmark(f->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS));
     if (!rc) {
         *result = got;
         result->tpm = ibx_description_has_tpm(f->folder.manifest.description);

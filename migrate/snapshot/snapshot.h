@@ -10,6 +10,7 @@
  *   intact.c    whether the files are still what was frozen
  *   memory_file.c  a memory file alone, of a Firecracker snapshot
  *   freeze.c    makes one of a VM
+ *   freeze_phase.c  ... whether it stands still meanwhile
  *   copy_ram.c  ... guest RAM into a file
  *   wire.c      the messages of a snapshot's connections
  *   clone.c     makes a QEMU that waits for a VM a child of one
@@ -34,6 +35,7 @@
 #ifndef IBX_MIGRATE_SNAPSHOT_SNAPSHOT_H
 #define IBX_MIGRATE_SNAPSHOT_SNAPSHOT_H
 
+#include "common/state_machine.h"
 #include "migrate/multicast/multicast.h"
 #include "migrate/pages/pages.h"
 
@@ -277,6 +279,30 @@ int ibx_snapshot_put(int fd, const uint8_t *bytes, uint64_t length, uint64_t at,
  * has its size and nothing in it. */
 int ibx_snapshot_copy_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                             int fd, struct ibx_error *err);
+
+/* ------------------------------------------------------------ freeze_phase.c */
+
+/*
+ * state machine: freeze
+ *   [*] -> BEFORE -> BEGUN -> STOPPED     QEMU's migration into the snapshot is complete
+ *   STOPPED -> CONTINUED                  by freeze itself: what comes does not matter
+ *   STOPPED -> RESET                      the guest has asked for that just when it was stopped
+ *   STOPPED | RESET -> TAKEN              another client has continued, reset or migrated the VM
+ *   BEGUN | STOPPED | RESET | TAKEN -> BEGUN     what was before is of another client's migration
+ *   BEFORE | BEGUN | STOPPED | RESET | TAKEN | CONTINUED -> [*]
+ */
+enum ibx_freeze_phase {
+    FREEZE_BEFORE,
+    FREEZE_BEGUN,
+    FREEZE_STOPPED, /* the VM is to stand still */
+    FREEZE_RESET,   /* its memory is no longer that of its state; it is to be continued */
+    FREEZE_TAKEN,   /* neither; it is another client's */
+    FREEZE_CONTINUED,
+};
+
+void ibx_freeze_phase_begin(struct ibx_state_machine *phase);
+/* `begins`: QEMU may not have had this tool's command when it sent the event. */
+void ibx_freeze_phase_note(struct ibx_state_machine *phase, json_t *event, bool begins);
 
 /* ------------------------------------------------------------ freeze.c */
 

@@ -3,13 +3,18 @@
  * Another client of QEMU, such as what manages VMs, that has the VM run or migrates it while freeze
  * or clone works on it. What such a VM writes is in no snapshot, and no tool ends its QEMU.
  */
+#include "common/clock.h"
 #include "tests/fixtures/clones.h"
 
+#include <poll.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 /* ---------------------------------------------------------------- freeze */
+
+#define LEFT "has continued, reset or migrated the VM since its memory was copied, and its QEMU"
 
 /* A freeze that has stopped itself at this state. */
 static void freezes(const char *state, const char *option)
@@ -40,6 +45,42 @@ static void the_vm_is_right(void)
     assert_true(vm_runs(&vms[0]));
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 2);
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, MIB);
+}
+
+static bool is_over(void)
+{
+    json_t *status = vm_run(&vms[0], "query-status", NULL);
+    const char *text = json_string_value(json_object_get(status, "status"));
+    const bool is = text && !strcmp(text, "postmigrate");
+    json_decref(status);
+    return is;
+}
+
+static void migrate_away(void)
+{
+    vm_do(&vms[0], "migrate-set-capabilities",
+          json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "events", "state", 1));
+    vm_do(&vms[0], "stop", NULL);
+    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat > /dev/null"));
+    json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
+    const uint64_t until = vm_soon();
+    while (!is_over()) { /* a moment later */
+        if (ibx_now_ns() >= until)
+            fail_msg("QEMU does not end its migration");
+        poll(NULL, 0, 2);
+    }
+}
+
+/* A migration of another client, who has continued it since, is no stop of this one. */
+static void test_migrated_and_continued_before(void)
+{
+    freezes("freeze:prepared", "--resume");
+    migrate_away();
+    vm_do(&vms[0], "cont", NULL);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 0);
+    is_as_frozen(snapshot);
+    the_vm_is_right();
 }
 
 /* Its memory would be that of one moment, its devices' state of another. */
@@ -85,21 +126,70 @@ static void test_reset_while_it_copies(void)
     assert_false(vm_runs(&vms[0]));
 }
 
+/* The guest has asked for a reset just when it was stopped, and QEMU obeys then. No other client
+ * has the VM, so that it is continued. */
+static void test_guest_resets_at_its_stop(void)
+{
+    freezes("freeze:saved", NULL);
+    vm_do(&vms[0], "set-action", json_pack("{s:s}", "reboot", "reset"));
+    vm_do(&vms[0], "human-monitor-command", json_pack("{s:s}", "command-line", "o /b 0xcf9 6"));
+    json_decref(vm_event(&vms[0], "RESET", NULL));
+    goes_on(1, "the guest has reset the VM just when it was stopped");
+    there_is_none();
+    assert_true(vm_runs(&vms[0]));
+}
+
+/* Nobody is told to start it from its disks, which would be twice. */
+static void test_migrated_while_it_copies_and_ended(void)
+{
+    freezes("freeze:saved", "--resume");
+    vm_do(&vms[0], "cont", NULL);
+    migrate_away();
+    vm_kill(&vms[0]);
+    goes_on(1, "unless it runs where another client of QEMU has migrated it");
+    assert_false(mover_printed(&sender, "and the VM with it"));
+    there_is_none();
+}
+
 /* The memory has been copied: there is a snapshot, but the VM's QEMU is not ended. */
 static void test_continued_before_its_end(void)
 {
     freezes("freeze:copied", "--quit");
     vm_do(&vms[0], "cont", NULL);
-    goes_on(1, "has continued the VM, and its QEMU");
+    goes_on(1, LEFT);
     is_as_frozen(snapshot);
     the_vm_is_right();
+}
+
+/* It need not run any more: what it has done since is only in that QEMU. */
+static void test_continued_and_paused_before_its_end(void)
+{
+    freezes("freeze:copied", "--quit");
+    vm_do(&vms[0], "cont", NULL);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 2);
+    vm_do(&vms[0], "stop", NULL);
+    goes_on(1, LEFT);
+    is_as_frozen(snapshot);
+    assert_false(vm_runs(&vms[0]));
+    vm_do(&vms[0], "cont", NULL);
+    the_vm_is_right();
+}
+
+static void test_migrated_before_its_end(void)
+{
+    freezes("freeze:sealed", "--quit");
+    vm_do(&vms[0], "cont", NULL);
+    migrate_away();
+    goes_on(1, LEFT);
+    is_as_frozen(snapshot);
+    assert_false(vm_runs(&vms[0]));
 }
 
 static void test_continued_behind_the_copy(void)
 {
     freezes("freeze:copied", NULL);
     vm_do(&vms[0], "cont", NULL);
-    goes_on(0, "another client of QEMU has continued the VM");
+    goes_on(0, "another client of QEMU has continued, reset or migrated the VM since");
     mover_must_print(&sender, "the VM runs on");
     is_as_frozen(snapshot);
     the_vm_is_right();
@@ -174,10 +264,15 @@ static void test_a_child_that_is_migrated_at_once(void)
 int main(void)
 {
     static const struct vm_test tests[] = {
+        VM_TEST(test_migrated_and_continued_before),
         VM_TEST(test_continued_while_it_copies),
         VM_TEST(test_continued_and_paused_while_it_copies),
         VM_TEST(test_reset_while_it_copies),
+        VM_TEST(test_guest_resets_at_its_stop),
+        VM_TEST(test_migrated_while_it_copies_and_ended),
         VM_TEST(test_continued_before_its_end),
+        VM_TEST(test_continued_and_paused_before_its_end),
+        VM_TEST(test_migrated_before_its_end),
         VM_TEST(test_continued_behind_the_copy),
         VM_TEST(test_a_child_that_is_migrated_at_once),
         {0},
