@@ -81,11 +81,14 @@ static int ask_status(struct destination_qemu *qemu, struct ibx_error *err)
 }
 
 /* Others may follow before QEMU ends: a manager ends a QEMU by a signal when the guest has shut it
- * down. The first one is the reason. */
+ * down. The first one is the reason. A client that has migrated the VM on ends what is left of it
+ * here: that the VM went is what has to be known. */
 static void note_end(struct destination_qemu *qemu, json_t *event)
 {
     const char *reason =
         json_string_value(json_object_get(json_object_get(event, "data"), "reason"));
+    if (ibx_journal_is_migrated_on(qemu->status))
+        reason = IBX_JOURNAL_MIGRATED_ON;
     if (reason && !qemu->end[0])
         snprintf(qemu->end, sizeof(qemu->end), "%s", reason);
 }
@@ -105,7 +108,7 @@ static void note_status(struct destination_qemu *qemu, json_t *message, const ch
         qemu->ask_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
         if (action && !strcmp(action, "pause")) /* the migration may be over before that */
             snprintf(qemu->status, sizeof(qemu->status), "guest-panicked");
-    } else if (!strcmp(event, "SHUTDOWN")) {
+    } else if (!strcmp(event, "SHUTDOWN") && !ibx_journal_is_migrated_on(qemu->status)) {
         qemu->stale = false;
         snprintf(qemu->status, sizeof(qemu->status), "shutdown");
     }
@@ -121,7 +124,10 @@ static void on_event(struct destination_qemu *qemu, json_t *event)
         qemu->ran = true;
     } else if (ibx_vm_event_is(event, "MIGRATION", "completed")) {
         /* libvirt continues it at once: RESUME says so, and a question would only delay that. */
-        qemu->stale = qemu->state.now != QEMU_RUNNING || qemu->completed; /* ... away from here */
+        const bool away = qemu->completed && qemu->state.now == QEMU_RUNNING;
+        qemu->stale = qemu->state.now != QEMU_RUNNING || away;
+        if (away) /* its QEMU may be ended before it is asked */
+            snprintf(qemu->status, sizeof(qemu->status), "postmigrate");
         qemu->completed = true;
         qemu->ask_ns = qemu->managed && !qemu->decided ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
     } else if (ibx_vm_event_is(event, "MIGRATION", "failed") && qemu->state.now != QEMU_RUNNING) {
@@ -368,6 +374,8 @@ void ibx_destination_qemu_describe_end(const struct destination_qemu *qemu, char
         {"host-qmp-quit", "its QEMU (process %d) was told to quit by a client of its monitor"},
         {"host-signal", "its QEMU (process %d) was ended by a signal, such as SIGTERM"},
         {"host-ui", "the window of its QEMU (process %d) was closed"},
+        {IBX_JOURNAL_MIGRATED_ON,
+         "another client of QEMU migrated it on, and its QEMU (process %d) was ended then"},
     };
     const char *what = "its QEMU (process %d) is gone";
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)

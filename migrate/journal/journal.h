@@ -304,11 +304,14 @@ static inline bool ibx_journal_lost_there(const struct ibx_record *record)
 }
 /* Another client of QEMU at the destination has migrated the VM on from there, or was about to: by
  * what that QEMU said last. It may run where that went. */
+static inline bool ibx_journal_is_migrated_on(const char *vm_status)
+{
+    return !strcmp(vm_status, "postmigrate") || !strcmp(vm_status, "finish-migrate") ||
+           !strcmp(vm_status, IBX_JOURNAL_MIGRATED_ON);
+}
 static inline bool ibx_journal_migrated_on(const struct ibx_record *record)
 {
-    return !strcmp(record->vm_status, "postmigrate") ||
-           !strcmp(record->vm_status, "finish-migrate") ||
-           !strcmp(record->vm_status, IBX_JOURNAL_MIGRATED_ON);
+    return ibx_journal_is_migrated_on(record->vm_status);
 }
 #define IBX_JOURNAL_UNLESS_ON ", unless it runs where another client of QEMU has migrated it"
 /* Source of a return that has run at home, or may have: pages that were not here at its stop are

@@ -378,7 +378,7 @@ static void test_borrower_ends(void)
 
 /* Another client has migrated it on from there, and then ended that QEMU, as one does: nobody tells
  * to restart it here without saying so. */
-static void test_borrower_is_migrated_on(void)
+static void migrated_on_and(int signal)
 {
     static const char unless[] = "unless it runs where another client of QEMU has migrated it";
     borrowed_small();
@@ -389,7 +389,8 @@ static void test_borrower_is_migrated_on(void)
     vm_do(&vms[1], "migrate", json_pack("{s:s}", "uri", "exec:cat > /dev/null"));
     json_decref(vm_event(&vms[1], "MIGRATION", "completed"));
     mover_await_words(&receiver, "\"vm_status\":\"postmigrate\"");
-    vm_kill(&vms[1]);
+    assert_int_equal(kill(vms[1].pid, signal), 0);
+    vm_await_end(&vms[1]);
     mover_ends(&receiver, 3);
     mover_ends(&sender, 3);
     mover_must_print(&receiver, unless);
@@ -397,6 +398,17 @@ static void test_borrower_is_migrated_on(void)
     struct mover *told = MOVER_RUN(0, "status");
     mover_must_print(told, unless);
     mover_must_print(MOVER_RUN(1, "rollback", "--qmp", vms[0].tool), unless);
+}
+
+static void test_borrower_is_migrated_on(void)
+{
+    migrated_on_and(SIGKILL);
+}
+
+/* As libvirt does. QEMU says then that it is shut down, and by what. */
+static void test_borrower_is_migrated_on_and_told_to_end(void)
+{
+    migrated_on_and(SIGTERM);
 }
 
 /* The memory of the stop is no more once pages were dropped. */
@@ -522,6 +534,7 @@ int main(void)
     static const struct vm_test tests[] = {VM_TEST(test_first_killed),
                                            VM_TEST(test_borrower_ends),
                                            VM_TEST(test_borrower_is_migrated_on),
+                                           VM_TEST(test_borrower_is_migrated_on_and_told_to_end),
                                            VM_TEST(test_killed_before_the_commit),
                                            VM_TEST(test_killed_after_the_commit),
                                            VM_TEST(test_killed_in_the_commit),
