@@ -6,13 +6,13 @@
 #include "common/line_bound.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 
 #define RATE_NS       (1000 * IBX_NS_PER_MS) /* over which rates are measured */
 #define SILENT_MIN_MS 1000
 #define NOTICE_NS     (100 * IBX_NS_PER_MS) /* ten a second */
-#define ROOMS         256u
-#define PRIME         65521u /* spreads addresses of strings */
+#define KINDS         512u                  /* of lines; this program has a quarter of them */
 
 /* A new tool at the destination counts from 0 again. */
 static uint64_t per_second(uint64_t now, uint64_t before, double seconds)
@@ -45,16 +45,31 @@ void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrat
 }
 
 /* Of each kind of line, by where its words are: a peer must not fill the log of this host, nor keep
- * other lines out of it. Two kinds in one place share it. */
-static struct ibx_line_bound rooms[ROOMS];
+ * lines of another kind out of it. */
+static struct kind {
+    const char *_Atomic format; /* NULL: of none yet; never another one then */
+    struct ibx_line_bound bound;
+} kinds[KINDS];
+
+/* Kinds for which there is no place share one. */
+static struct ibx_line_bound *bound_of(const char *format)
+{
+    const size_t first = (uintptr_t)format % KINDS;
+    for (size_t i = 0; i < KINDS; i++) {
+        struct kind *kind = &kinds[(first + i) % KINDS];
+        const char *has = NULL;
+        if (atomic_compare_exchange_strong(&kind->format, &has, format) || has == format)
+            return &kind->bound;
+    }
+    return &kinds[first].bound;
+}
 
 void ibx_migration_notify(const struct ibx_migrate_observer *observer, const char *format, ...)
 {
     char line[IBX_ERROR_MAX + 128];
     uint64_t before;
     va_list arguments;
-    if (!observer->notify ||
-        !ibx_line_bound_take(&rooms[(uintptr_t)format % PRIME % ROOMS], NOTICE_NS, &before))
+    if (!observer->notify || !ibx_line_bound_take(bound_of(format), NOTICE_NS, &before))
         return;
     if (before) {
         snprintf(line, sizeof(line),

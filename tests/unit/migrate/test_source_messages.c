@@ -5,6 +5,7 @@
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 static struct source source;
@@ -183,11 +184,27 @@ static void test_a_destination_that_changes_its_mind(NO_STATE)
     assert_non_null(strstr(last_line, "the guest has shut the VM down at the destination"));
 }
 
+/* Wherever their words are: a flood of one kind of line keeps no other kind out. */
+static void test_kinds_of_lines_are_apart(NO_STATE)
+{
+    static const struct ibx_migrate_observer observer = {.notify = count_line};
+    static char formats[300][8];
+    for (unsigned i = 0; i < 300; i++)
+        snprintf(formats[i], sizeof(formats[i]), "%s", "%u");
+    for (unsigned i = 0; i < 1000; i++)
+        ibx_migration_notify(&observer, formats[0], i);
+    for (unsigned i = 1; i < 300; i++) {
+        ibx_migration_notify(&observer, formats[i], 1000 + i);
+        assert_int_equal(strtoul(last_line, NULL, 10), 1000 + i);
+    }
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_message_in_each_state),
         cmocka_unit_test(test_complete_after_the_end),
-        cmocka_unit_test(test_a_destination_that_changes_its_mind)};
+        cmocka_unit_test(test_a_destination_that_changes_its_mind),
+        cmocka_unit_test(test_kinds_of_lines_are_apart)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
