@@ -92,43 +92,6 @@ int main(void)
 
 /* What math_calls.c calls besides. */
 
-int ibx_frontend_arguments_reach(const void *arguments, size_t n)
-{
-    (void)arguments, (void)n;
-    return 0;
-}
-
-void ibx_frontend_connect(void) {}
-
-bool ibx_frontend_request_room(struct own_request *e, size_t n)
-{
-    (void)e, (void)n;
-    return false;
-}
-
-void ibx_frontend_request_free(struct own_request *e)
-{
-    (void)e;
-}
-
-bool ibx_frontend_first_begins(void)
-{
-    return false;
-}
-
-void ibx_frontend_first_is_over(void) {}
-
-bool ibx_frontend_lt_is_ours(void)
-{
-    return true;
-}
-
-void *ibx_frontend_next(_Atomic(void *) *found, const char *name)
-{
-    (void)found, (void)name;
-    return NULL;
-}
-
 enum ibx_math_named ibx_math_contents_name(unsigned number, const union ibx_math_value *values,
                                            union ibx_math_value *own, int *status)
 {
