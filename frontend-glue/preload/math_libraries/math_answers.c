@@ -23,6 +23,7 @@ struct answer {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct answer *answers[ANSWERS]; /* locked */
+static uint64_t forgotten;              /* so often; likewise */
 
 /* Another thread may be changing an answer, which the child goes on with. */
 IBX_FORKS_WAIT_FOR(lock);
@@ -58,18 +59,21 @@ bool ibx_math_answers_are_same(const struct ibx_math_function *f)
     }
 }
 
-bool ibx_math_answer_known(const uint8_t *body, size_t n, uint8_t *out, size_t out_n)
+bool ibx_math_answer_known(const uint8_t *body, size_t n, uint8_t *out, size_t out_n,
+                           uint64_t *since)
 {
     pthread_mutex_lock(&lock);
     const struct answer *a = *place_of(body, n);
     const bool known = a && a->n == n && a->out_n == out_n && !memcmp(a->bytes, body, n);
     if (known)
         memcpy(out, a->bytes + n, out_n);
+    *since = forgotten;
     pthread_mutex_unlock(&lock);
     return known;
 }
 
-void ibx_math_answer_keep(const uint8_t *body, size_t n, const uint8_t *out, size_t out_n)
+void ibx_math_answer_keep(const uint8_t *body, size_t n, const uint8_t *out, size_t out_n,
+                          uint64_t since)
 {
     struct answer *made = out_n <= OUT_MOST ? malloc(sizeof(*made) + n + out_n) : NULL;
     if (!made)
@@ -79,15 +83,20 @@ void ibx_math_answer_keep(const uint8_t *body, size_t n, const uint8_t *out, siz
     memcpy(made->bytes, body, n);
     memcpy(made->bytes + n, out, out_n);
     pthread_mutex_lock(&lock);
-    struct answer **at = place_of(body, n);
-    free(*at);
-    *at = made;
+    if (since == forgotten) {
+        struct answer **at = place_of(body, n);
+        free(*at);
+        *at = made;
+        made = NULL;
+    }
     pthread_mutex_unlock(&lock);
+    free(made);
 }
 
 void ibx_math_answers_forget(void)
 {
     pthread_mutex_lock(&lock);
+    forgotten++;
     for (unsigned i = 0; i < ANSWERS; i++) {
         free(answers[i]);
         answers[i] = NULL;

@@ -407,6 +407,7 @@ static int request(struct call *c)
 {
     struct own_request e;
     uint8_t usual[IBX_MATH_OUT], *more = NULL, *out = usual;
+    uint64_t since = 0;
     int code;
     e.call = c->f->name;
     e.body = ibx_writer_of(e.bytes, sizeof(e.bytes));
@@ -422,7 +423,8 @@ static int request(struct call *c)
         return ALLOC_FAILED;
     }
     e.name = name_of(c);
-    const bool known = c->same && ibx_math_answer_known(e.body.data, e.body.length, out, c->out);
+    const bool known =
+        c->same && ibx_math_answer_known(e.body.data, e.body.length, out, c->out, &since);
     code = 0;
     const bool asked = known || ask(&e, out, c->out, &code);
     if (asked && !code) {
@@ -430,7 +432,7 @@ static int request(struct call *c)
         note(c);
     }
     if (asked && !code && c->same && !known)
-        ibx_math_answer_keep(e.body.data, e.body.length, out, c->out);
+        ibx_math_answer_keep(e.body.data, e.body.length, out, c->out, since);
     free(more);
     ibx_frontend_request_free(&e);
     return asked ? code : pass(c);

@@ -54,11 +54,15 @@ int ibx_math_settings_use(uint64_t handle);
 /* It is no more, or new. */
 void ibx_math_settings_end(uint64_t handle);
 
-/* math_answers.c: answers of cuBLASLt that stay the same */
+/* math_answers.c: answers of cuBLASLt and cuDNN that stay the same */
 
 bool ibx_math_answers_are_same(const struct ibx_math_function *f);
-bool ibx_math_answer_known(const uint8_t *body, size_t n, uint8_t *out, size_t out_n);
-void ibx_math_answer_keep(const uint8_t *body, size_t n, const uint8_t *out, size_t out_n);
+/* *since: where it is not known, for ibx_math_answer_keep() when the back end has answered. */
+bool ibx_math_answer_known(const uint8_t *body, size_t n, uint8_t *out, size_t out_n,
+                           uint64_t *since);
+/* Unless all have been forgotten since: what it names may have been what is no more. */
+void ibx_math_answer_keep(const uint8_t *body, size_t n, const uint8_t *out, size_t out_n,
+                          uint64_t since);
 /* A handle is no more, whose number another one may be given, of another device; or is new: one of
  * its number may have gone with a reset, or been the parent process's. */
 void ibx_math_answers_forget(void);

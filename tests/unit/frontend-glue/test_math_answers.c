@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A process that forks while another thread of it keeps an answer. */
+/* Answers that are kept: in a process that forks while another thread of it keeps one, and one that
+ * comes when all have been forgotten. */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <pthread.h>
@@ -30,9 +31,12 @@ void __wrap_free(void *memory)
 
 static void *keep_another(void *unused)
 {
+    uint64_t since;
+    uint8_t out[sizeof(answer)];
     (void)unused;
+    (void)ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &since);
     atomic_store(&keeping, 1);
-    ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer));
+    ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer), since);
     return NULL;
 }
 
@@ -40,15 +44,17 @@ static void the_child_has_whole_answers(void **state)
 {
     pthread_t thread;
     uint8_t out[sizeof(answer)];
+    uint64_t since;
     int status = 0;
     (void)state;
-    ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer));
+    assert_false(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &since));
+    ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer), since);
     assert_int_equal(pthread_create(&thread, NULL, keep_another, NULL), 0);
     while (!atomic_load(&gone))
         usleep(100);
     const pid_t child = fork();
     if (!child) {
-        const bool known = ibx_math_answer_known(body, sizeof(body), out, sizeof(out));
+        const bool known = ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &since);
         const bool same = known && !memcmp(out, answer, sizeof(out));
         ibx_math_answers_forget(); /* no answer goes twice */
         _exit(same ? 0 : 1);
@@ -58,13 +64,31 @@ static void the_child_has_whole_answers(void **state)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
     ibx_math_answers_forget();
-    assert_false(ibx_math_answer_known(body, sizeof(body), out, sizeof(out)));
+    assert_false(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &since));
+}
+
+/* What it names was there when the back end was asked, and may be another one now. */
+static void one_that_comes_late_is_not_kept(void **state)
+{
+    uint8_t out[sizeof(answer)];
+    uint64_t since, later;
+    (void)state;
+    assert_false(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &since));
+    ibx_math_answers_forget(); /* by another thread */
+    ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer), since);
+    assert_false(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &later));
+    ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer), later);
+    assert_true(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &later));
+    ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer), since); /* that one stays */
+    assert_true(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &later));
+    ibx_math_answers_forget();
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_child_has_whole_answers),
+        cmocka_unit_test(one_that_comes_late_is_not_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
