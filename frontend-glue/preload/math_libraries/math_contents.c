@@ -20,6 +20,7 @@ pthread_mutex_t ibx_contents_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_contents *contents[BUCKETS];
 static unsigned unused_count;
 static uint64_t now;
+static atomic_uint losses; /* of all; changed with the lock */
 static atomic_int losses_seen;
 static atomic_bool inherited; /* by a forked child: the back end's are its parent's */
 
@@ -139,10 +140,17 @@ static void trim(struct ibx_contents **dead)
 
 /* ------------------------------------------------------------------- at the back end; unlocked */
 
-void ibx_contents_end(enum ibx_math_type type, uint64_t remote)
+static void end_remote(enum ibx_math_type type, uint64_t remote)
 {
     const union ibx_math_value value = {.p = ibx_contents_pointer(remote)};
     ibx_frontend_math_now(ibx_math_end_of(type), &value);
+}
+
+/* Behind a loss another one may have its number. */
+void ibx_contents_end(enum ibx_math_type type, const struct ibx_contents_made *of)
+{
+    if (of->losses == atomic_load(&losses))
+        end_remote(type, of->remote);
 }
 
 static void end_all(struct ibx_contents *dead)
@@ -152,7 +160,7 @@ static void end_all(struct ibx_contents *dead)
     for (struct ibx_contents *next; dead; dead = next) {
         next = dead->next;
         if (dead->state != IBX_CONTENTS_LOST)
-            ibx_contents_end(dead->type, dead->remote);
+            end_remote(dead->type, dead->remote);
         free(dead);
     }
 }
@@ -173,49 +181,62 @@ static int set_remote(enum ibx_math_type type, uint64_t remote, const uint8_t *b
     return status;
 }
 
-int ibx_contents_make(enum ibx_math_type type, const uint8_t *bytes, size_t n, uint64_t *remote)
+int ibx_contents_make(enum ibx_math_type type, const uint8_t *bytes, size_t n,
+                      struct ibx_contents_made *of)
 {
     void *made = NULL;
+    of->losses = atomic_load(&losses);
     const union ibx_math_value value = {.p = &made};
     int status = ibx_frontend_math_now(maker_of(type), &value);
     if (status)
         return status;
-    *remote = (uintptr_t)made;
-    status = set_remote(type, *remote, bytes, n);
+    of->remote = (uintptr_t)made;
+    status = set_remote(type, of->remote, bytes, n);
     if (status)
-        ibx_contents_end(type, *remote);
+        ibx_contents_end(type, of);
     return status;
 }
 
-struct ibx_contents *ibx_contents_add(enum ibx_math_type type, uint64_t remote,
+/* Nobody knows all that is in one that is not shared. */
+static void lose(struct ibx_contents *c)
+{
+    if (c->state == IBX_CONTENTS_OWN)
+        c->n = 0;
+    c->state = IBX_CONTENTS_LOST;
+}
+
+struct ibx_contents *ibx_contents_add(enum ibx_math_type type, const struct ibx_contents_made *of,
                                       const uint8_t *bytes, size_t n, struct ibx_contents *relies,
                                       bool shared)
 {
     struct ibx_contents *made = malloc(sizeof(*made) + n), *found, *dead = NULL;
     if (!made) {
-        ibx_contents_end(type, remote);
+        ibx_contents_end(type, of);
         return NULL;
     }
     *made = (struct ibx_contents){.type = type,
                                   .state = shared ? IBX_CONTENTS_SHARED : IBX_CONTENTS_OWN,
                                   .users = 1,
-                                  .remote = remote,
+                                  .remote = of->remote,
                                   .relies = relies,
                                   .n = n};
     if (n)
         memcpy(made->bytes, bytes, n);
     pthread_mutex_lock(&ibx_contents_lock);
+    const bool lost = of->losses != atomic_load(&losses);
     found = shared ? find_contents(type, bytes, n) : NULL;
+    if (lost)
+        lose(made);
     if (found) { /* another thread has been faster */
         made->next = NULL;
         dead = made;
-    } else {
+    } else if (!lost) {
         struct ibx_contents **bucket = bucket_of(type, bytes, n);
         made->next = *bucket;
         *bucket = made;
-        if (relies)
-            ibx_contents_use(relies);
     }
+    if (!found && relies)
+        ibx_contents_use(relies);
     pthread_mutex_unlock(&ibx_contents_lock);
     end_all(dead);
     return found ? found : made;
@@ -232,12 +253,12 @@ struct ibx_contents *ibx_contents_find(enum ibx_math_type type, const uint8_t *b
 int ibx_contents_get(enum ibx_math_type type, const uint8_t *bytes, size_t n,
                      struct ibx_contents *relies, bool shared, struct ibx_contents **got)
 {
-    uint64_t remote;
+    struct ibx_contents_made of;
     *got = shared ? ibx_contents_find(type, bytes, n) : NULL;
     if (*got)
         return 0;
-    const int status = ibx_contents_make(type, bytes, n, &remote);
-    if (!status && !(*got = ibx_contents_add(type, remote, bytes, n, relies, shared)))
+    const int status = ibx_contents_make(type, bytes, n, &of);
+    if (!status && !(*got = ibx_contents_add(type, &of, bytes, n, relies, shared)))
         return NO_MEMORY;
     return status;
 }
@@ -259,12 +280,11 @@ void ibx_math_contents_lose(void)
 {
     struct ibx_contents *dead = NULL, *all = NULL;
     pthread_mutex_lock(&ibx_contents_lock);
+    atomic_fetch_add(&losses, 1);
     for (size_t i = 0; i < BUCKETS; i++) {
         for (struct ibx_contents *c = contents[i], *next; c; c = next) {
             next = c->next;
-            if (c->state == IBX_CONTENTS_OWN) /* nobody knows all that is in it */
-                c->n = 0;
-            c->state = IBX_CONTENTS_LOST;
+            lose(c);
             c->users++;
             c->next = all;
             all = c;
@@ -283,10 +303,10 @@ void ibx_math_contents_lose(void)
 
 void ibx_contents_look(void)
 {
-    int losses = 0;
+    int seen = 0;
     if (atomic_load(&inherited) && atomic_exchange(&inherited, false))
         ibx_math_contents_lose();
-    if (ibx_frontend_knows(IBX_FRONTEND_LOSSES, 0, &losses) &&
-        atomic_exchange(&losses_seen, losses) != losses)
+    if (ibx_frontend_knows(IBX_FRONTEND_LOSSES, 0, &seen) &&
+        atomic_exchange(&losses_seen, seen) != seen)
         ibx_math_contents_lose();
 }

@@ -42,6 +42,12 @@ struct ibx_contents {
     uint8_t bytes[]; /* requests that have set it: u16 length, the body without what is set */
 };
 
+/* One at the back end that is in no contents yet. */
+struct ibx_contents_made {
+    uint64_t remote;
+    unsigned losses; /* how often all had been lost before it was made */
+};
+
 static inline void *ibx_contents_pointer(uint64_t remote)
 {
     return (void *)(uintptr_t)remote;
@@ -60,13 +66,15 @@ struct ibx_contents *ibx_contents_find(enum ibx_math_type type, const uint8_t *b
 int ibx_contents_get(enum ibx_math_type type, const uint8_t *bytes, size_t n,
                      struct ibx_contents *relies, bool shared, struct ibx_contents **got);
 /* Of one at the back end that was set so, with one user; NULL: there is no memory, and it has
- * ended. Where another thread has been faster, its. */
-struct ibx_contents *ibx_contents_add(enum ibx_math_type type, uint64_t remote,
+ * ended. Where another thread has been faster, its. If all has been lost since it was made, it is
+ * lost, too. */
+struct ibx_contents *ibx_contents_add(enum ibx_math_type type, const struct ibx_contents_made *of,
                                       const uint8_t *bytes, size_t n, struct ibx_contents *relies,
                                       bool shared);
-/* One at the back end: made by these requests, and ended. */
-int ibx_contents_make(enum ibx_math_type type, const uint8_t *bytes, size_t n, uint64_t *remote);
-void ibx_contents_end(enum ibx_math_type type, uint64_t remote);
+/* One at the back end: made by these requests, and ended, if it has not been lost. */
+int ibx_contents_make(enum ibx_math_type type, const uint8_t *bytes, size_t n,
+                      struct ibx_contents_made *of);
+void ibx_contents_end(enum ibx_math_type type, const struct ibx_contents_made *of);
 /* Before something is set: with a process of the server's all goes that was there, and a forked
  * child has nothing of its parent's. */
 void ibx_contents_look(void);

@@ -76,15 +76,15 @@ static int create(enum ibx_math_type type, void **made)
     struct ibx_contents *is = NULL;
     struct descriptor *d = calloc(1, sizeof(*d));
     is = d ? ibx_contents_find(type, none, 0) : NULL;
-    uint64_t remote = 0;
-    int status = !d ? NO_MEMORY : is ? 0 : ibx_contents_make(type, none, 0, &remote);
-    if (!status && !is && ibx_math_handle_is(type, remote) == IBX_MATH_FOREIGN) {
-        *made =
-            ibx_contents_pointer(remote); /* as all of its type: nothing here has ever had any */
+    struct ibx_contents_made of = {0};
+    int status = !d ? NO_MEMORY : is ? 0 : ibx_contents_make(type, none, 0, &of);
+    if (!status && !is && ibx_math_handle_is(type, of.remote) == IBX_MATH_FOREIGN) {
+        /* As all of its type: nothing here has ever had any. */
+        *made = ibx_contents_pointer(of.remote);
         free(d);
         return 0;
     }
-    if (!status && !is && !(is = ibx_contents_add(type, remote, none, 0, NULL, true)))
+    if (!status && !is && !(is = ibx_contents_add(type, &of, none, 0, NULL, true)))
         status = NO_MEMORY;
     if (status) {
         free(d);
@@ -263,9 +263,9 @@ static int follow_dropout(struct descriptor *d)
 #define BIAS    8
 
 struct filled {
-    struct descriptor *d;    /* NULL: it is not wanted */
-    struct ibx_contents *is; /* what is in it then */
-    uint64_t remote;         /* new; 0: it is there */
+    struct descriptor *d;          /* NULL: it is not wanted */
+    struct ibx_contents *is;       /* what is in it then */
+    struct ibx_contents_made made; /* if it was not there */
     size_t n;
     uint8_t bytes[2 + IBX_CONTENTS_BYTES + 1];
 };
@@ -289,22 +289,22 @@ static int prepare(struct filled *to, unsigned argument, const union ibx_math_va
     if (!n || w.failed)
         return BAD_PARAM;
     to->is = shared ? ibx_contents_find(IBX_MATH_TENSOR, to->bytes, to->n) : NULL;
-    return to->is ? 0 : ibx_contents_make(IBX_MATH_TENSOR, NULL, 0, &to->remote);
+    return to->is ? 0 : ibx_contents_make(IBX_MATH_TENSOR, NULL, 0, &to->made);
 }
 
 /* The call has returned that. */
 static int finish(struct filled *to, struct ibx_contents *network, bool shared, int status)
 {
-    if (!status && to->remote &&
-        !(to->is = ibx_contents_add(IBX_MATH_TENSOR, to->remote, to->bytes, to->n,
+    if (!status && to->made.remote &&
+        !(to->is = ibx_contents_add(IBX_MATH_TENSOR, &to->made, to->bytes, to->n,
                                     shared ? network : NULL, shared)))
         return NO_MEMORY;
     if (!status) {
         become(to->d, to->is);
         return 0;
     }
-    if (to->remote)
-        ibx_contents_end(IBX_MATH_TENSOR, to->remote);
+    if (to->made.remote)
+        ibx_contents_end(IBX_MATH_TENSOR, &to->made);
     ibx_contents_drop(to->is);
     return status;
 }
@@ -322,7 +322,8 @@ static int get_parameters(struct ibx_contents *network, struct filled both[2],
         if (both[i].d)
             status = prepare(&both[i], at[i], values, shared);
         if (both[i].d && !status)
-            named[at[i]].p = ibx_contents_pointer(both[i].is ? both[i].is->remote : both[i].remote);
+            named[at[i]].p =
+                ibx_contents_pointer(both[i].is ? both[i].is->remote : both[i].made.remote);
     }
     if (!status)
         status = ibx_frontend_math_named(IBX_MATH_cudnnGetRNNWeightParams, named, shared);

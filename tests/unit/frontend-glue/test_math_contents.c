@@ -35,6 +35,7 @@ static struct {
 static unsigned made, wrong; /* requests that name what is none */
 static atomic_uint requests, networks_made, networks_ended, server_ends;
 static atomic_bool racing;
+static unsigned resets_behind; /* another thread resets the device, behind that request; 0: none */
 
 static uint64_t remote_of(unsigned i)
 {
@@ -45,12 +46,6 @@ static unsigned place_of(uint64_t remote)
 {
     return remote >= FIRST && remote < remote_of(made) ? (unsigned)((remote - FIRST) / 16)
                                                        : REMOTES;
-}
-
-static void lose_all(void)
-{
-    for (unsigned i = 0; i < made; i++)
-        remotes[i].state = ENDED;
 }
 
 static bool is_live(uint64_t remote)
@@ -124,6 +119,19 @@ static int run(const struct ibx_math_function *f, uint64_t handle, const struct 
     return 0;
 }
 
+static void lose_all(void)
+{
+    for (unsigned i = 0; i < made; i++)
+        remotes[i].state = ENDED;
+}
+
+static void reset_device(void)
+{
+    resets_behind = 0;
+    lose_all();
+    ibx_math_contents_lose();
+}
+
 bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, int *code)
 {
     struct ibx_reader r = ibx_reader_of(e->body.data, e->body.length);
@@ -137,6 +145,8 @@ bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, 
     pthread_mutex_unlock(&lock);
     if (f->number == IBX_MATH_cudnnDestroyRNNDescriptor)
         atomic_fetch_add(&networks_ended, 1);
+    if (f->number == resets_behind)
+        reset_device();
     return true;
 }
 
@@ -270,12 +280,27 @@ static void the_device_is_reset(void **state)
     (void)state;
     assert_int_equal(set_tensor(one, 1), 0);
     const uint64_t size = size_of(one);
-    lose_all();
-    ibx_math_contents_lose();
+    reset_device();
     assert_int_equal(size_of(one), size); /* natively it is in memory of the host */
-    lose_all();
-    ibx_math_contents_lose();
+    reset_device();
     assert_true(is_there_again(one, size));
+}
+
+/* What was made before it, and is not a descriptor's yet, is nobody else's. */
+static void the_device_is_reset_beside_it(void **state)
+{
+    static const unsigned behind[] = {IBX_MATH_cudnnCreateTensorDescriptor,
+                                      IBX_MATH_cudnnSetTensor4dDescriptor};
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        reset_device();
+        resets_behind = behind[i];
+        void *one = tensor();
+        assert_int_equal(set_tensor(one, 1), 0);
+        assert_int_equal(resets_behind, 0);
+        const uint64_t size = size_of(one);
+        assert_true(size && is_there_again(one, size));
+    }
 }
 
 /* The back end's are its parent's, for which they stay. */
@@ -342,6 +367,7 @@ int main(void)
         cmocka_unit_test_setup(alike_are_asked_once, begin),
         cmocka_unit_test_setup(the_server_ends, begin),
         cmocka_unit_test_setup(the_device_is_reset, begin),
+        cmocka_unit_test_setup(the_device_is_reset_beside_it, begin),
         cmocka_unit_test_setup(a_child_has_its_own, begin),
         cmocka_unit_test_setup(threads_use_one_network, begin),
     };
