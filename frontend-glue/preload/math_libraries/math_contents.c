@@ -18,8 +18,8 @@
 
 pthread_mutex_t ibx_contents_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_contents *contents[BUCKETS];
+static TAILQ_HEAD(, ibx_contents) unused = TAILQ_HEAD_INITIALIZER(unused); /* oldest first */
 static unsigned unused_count;
-static uint64_t now;
 static atomic_uint losses; /* of all; changed with the lock */
 static atomic_int losses_seen;
 static atomic_bool inherited; /* by a forked child: the back end's are its parent's */
@@ -71,10 +71,16 @@ static struct ibx_contents **bucket_of(enum ibx_math_type type, const uint8_t *b
     return &contents[(hash ^ hash >> 29) % BUCKETS];
 }
 
+static void remove_unused(struct ibx_contents *c)
+{
+    TAILQ_REMOVE(&unused, c, unused);
+    unused_count--;
+}
+
 void ibx_contents_use(struct ibx_contents *c)
 {
     if (!c->users && c->state == IBX_CONTENTS_SHARED)
-        unused_count--;
+        remove_unused(c);
     c->users++;
 }
 
@@ -104,8 +110,8 @@ static void let_go(struct ibx_contents *c, struct ibx_contents **dead)
     while (c && !--c->users) {
         struct ibx_contents *relies = c->relies;
         if (c->state == IBX_CONTENTS_SHARED) {
+            TAILQ_INSERT_TAIL(&unused, c, unused);
             unused_count++;
-            c->unused = ++now;
             return;
         }
         if (c->state == IBX_CONTENTS_OWN)
@@ -116,22 +122,12 @@ static void let_go(struct ibx_contents *c, struct ibx_contents **dead)
     }
 }
 
-static struct ibx_contents *oldest_unused(void)
-{
-    struct ibx_contents *oldest = NULL;
-    for (size_t i = 0; i < BUCKETS; i++)
-        for (struct ibx_contents *c = contents[i]; c; c = c->next)
-            if (!c->users && (!oldest || c->unused < oldest->unused))
-                oldest = c;
-    return oldest;
-}
-
 static void trim(struct ibx_contents **dead)
 {
     while (unused_count > UNUSED_MOST) {
-        struct ibx_contents *c = oldest_unused();
+        struct ibx_contents *c = TAILQ_FIRST(&unused);
         unlink_contents(c);
-        unused_count--;
+        remove_unused(c);
         let_go(c->relies, dead);
         c->next = *dead;
         *dead = c;
@@ -291,6 +287,7 @@ void ibx_math_contents_lose(void)
         }
         contents[i] = NULL;
     }
+    TAILQ_INIT(&unused);
     unused_count = 0;
     for (struct ibx_contents *next; all; all = next) {
         next = all->next;

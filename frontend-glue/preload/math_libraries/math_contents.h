@@ -18,6 +18,7 @@
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <pthread.h>
+#include <sys/queue.h>
 
 /* ------------------------------------------------------------------------- math_contents.c */
 
@@ -34,11 +35,11 @@ struct ibx_contents {
         IBX_CONTENTS_OWN, /* of one descriptor, and what relies on it */
         IBX_CONTENTS_LOST /* the back end's is no more */
     } state;
-    unsigned users;              /* descriptors, calls, and contents that rely on these */
-    uint64_t unused;             /* since when there are none: counts up */
-    uint64_t remote;             /* the back end's */
-    struct ibx_contents *relies; /* on what is named in it; NULL: on none */
-    size_t n;                    /* 0: nothing was set, or it is lost and was not shared */
+    unsigned users;                   /* descriptors, calls, and contents that rely on these */
+    TAILQ_ENTRY(ibx_contents) unused; /* while there are none, and it is shared */
+    uint64_t remote;                  /* the back end's */
+    struct ibx_contents *relies;      /* on what is named in it; NULL: on none */
+    size_t n;                         /* 0: nothing was set, or it is lost and was not shared */
     uint8_t bytes[]; /* requests that have set it: u16 length, the body without what is set */
 };
 

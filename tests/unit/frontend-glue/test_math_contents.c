@@ -249,6 +249,31 @@ static void alike_are_asked_once(void **state)
     assert_int_equal(wrong, 0);
 }
 
+/* Of those that nobody uses these are kept that were used last. */
+static void what_is_used_again_is_kept(void **state)
+{
+    void *one = tensor(), *other = tensor();
+    (void)state;
+    assert_int_equal(set_tensor(one, 1), 0);
+    for (int i = 0; i < 900; i++) {
+        assert_int_equal(set_tensor(other, 100 + i), 0);
+        if (i % 100)
+            continue;
+        const unsigned before = atomic_load(&requests);
+        assert_int_equal(set_tensor(one, 2 + i % 200 / 100), 0);
+        assert_int_equal(set_tensor(one, 1), 0);
+        assert_true(i < 200 || atomic_load(&requests) == before);
+    }
+    const unsigned before = atomic_load(&requests);
+    assert_int_equal(set_tensor(other, 700), 0); /* 300 others were set since */
+    assert_int_equal(atomic_load(&requests), before);
+    assert_int_equal(set_tensor(other, 100), 0); /* 900 */
+    assert_true(atomic_load(&requests) > before);
+    assert_int_equal(end_tensor(one), 0);
+    assert_int_equal(end_tensor(other), 0);
+    assert_int_equal(wrong, 0);
+}
+
 /* What was there is made anew, and nobody ends it there once more. */
 static bool is_there_again(void *before, uint64_t size)
 {
@@ -365,6 +390,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(alike_are_asked_once, begin),
+        cmocka_unit_test_setup(what_is_used_again_is_kept, begin),
         cmocka_unit_test_setup(the_server_ends, begin),
         cmocka_unit_test_setup(the_device_is_reset, begin),
         cmocka_unit_test_setup(the_device_is_reset_beside_it, begin),
