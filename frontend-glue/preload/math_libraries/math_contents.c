@@ -207,6 +207,7 @@ struct ibx_contents *ibx_contents_add(enum ibx_math_type type, const struct ibx_
 {
     struct ibx_contents *made = malloc(sizeof(*made) + n), *found, *dead = NULL;
     if (!made) {
+        ibx_math_answers_forget(); /* a call may have filled it */
         ibx_contents_end(type, of);
         return NULL;
     }

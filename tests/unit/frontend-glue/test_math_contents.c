@@ -18,11 +18,26 @@
 #include <cmocka.h>
 
 #define BAD_PARAM 2000
+#define NO_MEMORY 4003
 #define LIBRARY   ((void *)0x7770) /* its handle */
 #define STATES    ((void *)0x5550)
 #define REMOTES   4096u
 #define FIRST     0x7a5b3c2d1000u
 #define WAIT_MS   20 /* for another thread, at most: it may wait for this one */
+
+/* ------------------------------------------------------------------------------- memory */
+
+void *__real_malloc(size_t n);
+void *__wrap_malloc(size_t n);
+
+static atomic_int mallocs_left = -1; /* until one gets none; -1: all get some */
+
+void *__wrap_malloc(size_t n)
+{
+    if (atomic_load(&mallocs_left) >= 0 && !atomic_fetch_sub(&mallocs_left, 1))
+        return NULL;
+    return __real_malloc(n);
+}
 
 /* ------------------------------------------------------------------------------- the back end */
 
@@ -32,10 +47,13 @@ static struct {
     enum { NEVER, LIVE, ENDED } state;
     uint64_t set;
 } remotes[REMOTES];
-static unsigned made, wrong; /* requests that name what is none */
+static unsigned made, wrong;                 /* requests that name what is none */
+static unsigned ended_last, again = REMOTES; /* which one is given again; REMOTES: none */
 static atomic_uint requests, networks_made, networks_ended, server_ends;
 static atomic_bool racing;
-static unsigned resets_behind; /* another thread resets the device, behind that request; 0: none */
+/* Behind that request, 0: none, another thread resets the device; there is no memory but for its
+ * answer, which is kept. */
+static unsigned resets_behind, fails_behind;
 
 static uint64_t remote_of(unsigned i)
 {
@@ -94,9 +112,23 @@ static void race(const struct ibx_math_function *f)
 static int make(uint8_t *out)
 {
     struct ibx_writer w = ibx_writer_of(out, 8);
-    remotes[made].state = LIVE;
-    ibx_put_u64(&w, remote_of(made++));
+    const unsigned i = again < REMOTES ? again : made++;
+    remotes[i].state = LIVE;
+    remotes[i].set = 0;
+    again = REMOTES;
+    ibx_put_u64(&w, remote_of(i));
     return 0;
+}
+
+/* What a request names behind its handle. */
+static void fill_named(const struct ibx_writer *body)
+{
+    for (size_t i = IBX_CONTENTS_FIRST_AT; i + 8 <= body->length; i++) {
+        struct ibx_reader r = ibx_reader_of(body->data + i, 8);
+        const unsigned place = place_of(ibx_get_u64(&r));
+        if (place < REMOTES)
+            remotes[place].set = sum_of(body);
+    }
 }
 
 static int run(const struct ibx_math_function *f, uint64_t handle, const struct ibx_writer *body,
@@ -111,7 +143,9 @@ static int run(const struct ibx_math_function *f, uint64_t handle, const struct 
         return BAD_PARAM;
     }
     if (f->use == IBX_MATH_USE_ENDS)
-        remotes[i].state = ENDED;
+        remotes[ended_last = i].state = ENDED;
+    else if (f->number == IBX_MATH_cudnnGetRNNWeightParams)
+        fill_named(body);
     else if (f->use == IBX_MATH_USE_SETS_UP)
         remotes[i].set = sum_of(body);
     else if (out && n == 8)
@@ -147,6 +181,10 @@ bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, 
         atomic_fetch_add(&networks_ended, 1);
     if (f->number == resets_behind)
         reset_device();
+    if (f->number == fails_behind) {
+        fails_behind = 0;
+        atomic_store(&mallocs_left, 1);
+    }
     return true;
 }
 
@@ -221,6 +259,16 @@ static int ask_network(void *of)
     uint64_t size = 0;
     const union ibx_math_value values[] = {{.p = LIBRARY}, {.p = of}, {.p = &size}};
     return ibx_frontend_math(IBX_MATH_cudnnGetRNNWeightSpaceSize, values);
+}
+
+/* Fills that tensor. */
+static int find_matrix(void *of, void *matrix)
+{
+    void *at = NULL;
+    const union ibx_math_value values[] = {{.p = LIBRARY}, {.p = of},  {.i = 0},      {.l = 100},
+                                           {.p = STATES},  {.i = 4},   {.p = matrix}, {.p = &at},
+                                           {.p = NULL},    {.p = NULL}};
+    return ibx_frontend_math(IBX_MATH_cudnnGetRNNWeightParams, values);
 }
 
 /* ------------------------------------------------------------------------------- cases */
@@ -328,6 +376,25 @@ static void the_device_is_reset_beside_it(void **state)
     }
 }
 
+/* What the back end has filled cannot be kept, and ends there. Another one gets its number, which a
+ * call fills that is the same request then. */
+static void there_is_no_memory(void **state)
+{
+    void *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor), *matrix = tensor();
+    (void)state;
+    assert_int_equal(set_network(network, 1, NULL), 0);
+    fails_behind = IBX_MATH_cudnnGetRNNWeightParams;
+    assert_int_equal(find_matrix(network, matrix), NO_MEMORY);
+    assert_int_equal(fails_behind, 0);
+    again = ended_last;
+    assert_int_equal(find_matrix(network, matrix), 0);
+    assert_int_equal(again, REMOTES);
+    assert_true(size_of(matrix));
+    assert_int_equal(end_tensor(matrix), 0);
+    assert_int_equal(end_by(IBX_MATH_cudnnDestroyRNNDescriptor, network), 0);
+    assert_int_equal(wrong, 0);
+}
+
 /* The back end's are its parent's, for which they stay. */
 static void a_child_has_its_own(void **state)
 {
@@ -394,6 +461,7 @@ int main(void)
         cmocka_unit_test_setup(the_server_ends, begin),
         cmocka_unit_test_setup(the_device_is_reset, begin),
         cmocka_unit_test_setup(the_device_is_reset_beside_it, begin),
+        cmocka_unit_test_setup(there_is_no_memory, begin),
         cmocka_unit_test_setup(a_child_has_its_own, begin),
         cmocka_unit_test_setup(threads_use_one_network, begin),
     };
