@@ -276,7 +276,7 @@ static int find_matrix(void *of, void *matrix)
 static int begin(void **state)
 {
     (void)state;
-    wrong = 0;
+    wrong = resets_behind = fails_behind = 0;
     return 0;
 }
 
@@ -374,6 +374,18 @@ static void the_device_is_reset_beside_it(void **state)
         const uint64_t size = size_of(one);
         assert_true(size && is_there_again(one, size));
     }
+    void *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor), *matrix = tensor();
+    assert_int_equal(set_network(network, 1, NULL), 0);
+    resets_behind = IBX_MATH_cudnnGetRNNWeightParams;
+    assert_int_equal(find_matrix(network, matrix), 0);
+    assert_int_equal(resets_behind, 0);
+    assert_int_equal(size_of(matrix), 0); /* it relies on the network */
+    assert_int_equal(find_matrix(network, matrix), 0);
+    wrong = 0;
+    assert_true(size_of(matrix));
+    assert_int_equal(end_tensor(matrix), 0);
+    assert_int_equal(end_by(IBX_MATH_cudnnDestroyRNNDescriptor, network), 0);
+    assert_int_equal(wrong, 0);
 }
 
 /* What the back end has filled cannot be kept, and ends there. Another one gets its number, which a
@@ -382,7 +394,7 @@ static void there_is_no_memory(void **state)
 {
     void *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor), *matrix = tensor();
     (void)state;
-    assert_int_equal(set_network(network, 1, NULL), 0);
+    assert_int_equal(set_network(network, 2, NULL), 0);
     fails_behind = IBX_MATH_cudnnGetRNNWeightParams;
     assert_int_equal(find_matrix(network, matrix), NO_MEMORY);
     assert_int_equal(fails_behind, 0);
