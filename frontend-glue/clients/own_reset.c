@@ -148,7 +148,9 @@ static bool note_made(struct gpu_session *x, uint64_t made)
     uint64_t base = made;
     size_t n = 0;
     if (x->handler.made_kind >= IBX_HANDLE_MATH)
-        return ibx_handles_add_of_handler(x, x->handler.made_kind, made);
+        return ibx_handles_add_of_handler(
+            x, x->handler.made_kind, made,
+            ibx_math_weight_most(x->handler.made_kind - IBX_HANDLE_MATH));
     if (x->handler.made_kind != IBX_HANDLE_MEMORY)
         return ibx_handles_add(x, x->handler.made_kind, made);
     if (!ibx_back_end_have_cuda(x) || x->cuda->mem_get_address_range(&base, &n, made) ||

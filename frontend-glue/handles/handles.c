@@ -311,11 +311,13 @@ bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t v
     return add(made, listed);
 }
 
-bool ibx_handles_add_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_add_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
+                                uint64_t weight)
 {
     struct handle *made = ibx_handle_new(x, kind, value);
     if (!made)
         return false;
+    made->weight = weight;
     made->of_handler = true;
     return add(made, false);
 }

@@ -78,9 +78,10 @@ void ibx_handles_rely(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t
                       enum ibx_handle_kind on, uint64_t other);
 bool ibx_handles_may_rely(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                           enum ibx_handle_kind on);
-/* A library's handle that a handler of GVirtuS's has made: as ibx_handles_add(); whether it is one.
- */
-bool ibx_handles_add_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
+/* A library's handle that a handler of GVirtuS's has made: as ibx_handles_add_heavy(); whether it
+ * is one. */
+bool ibx_handles_add_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
+                                uint64_t weight);
 bool ibx_handles_is_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
 /* The context is gone, and what was in it; NULL: it is not known which. */
 void ibx_handles_forget(const void *context);

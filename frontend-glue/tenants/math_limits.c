@@ -93,6 +93,11 @@ unsigned ibx_math_weight(const struct ibx_math_function *f, const union ibx_math
     return heavy ? IBX_MATH_HEAVY : 1;
 }
 
+unsigned ibx_math_weight_most(unsigned type)
+{
+    return type == IBX_MATH_GRAPH ? IBX_MATH_HEAVY : 1;
+}
+
 /* A library's handlers get many requests, and few functions make anything. */
 #define MAKERS 64u
 static const struct ibx_math_function *makers[MAKERS];

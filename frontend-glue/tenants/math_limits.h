@@ -14,6 +14,8 @@ enum ibx_hold ibx_math_makes(const struct ibx_math_function *f);
  * the memory of a GPU, too, and what finds engines for a graph has 39 KB. */
 #define IBX_MATH_HEAVY 16u
 unsigned ibx_math_weight(const struct ibx_math_function *f, const union ibx_math_value *values);
+/* Likewise of a handle of that type, at most: where nobody knows with which values it was made. */
+unsigned ibx_math_weight_most(unsigned type);
 /* Whether the function whose name begins so, in `most` bytes or all of it, makes a handle: its
  * type. From any thread. */
 bool ibx_math_maker(const char *name, size_t most, unsigned *type);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How much the clients of a tenant may make the back end hold by requests of our own. */
+#include "frontend-glue/tenants/math_limits.h"
 #include "tests/fixtures/own_requests.h"
 
 #include <dlfcn.h>
@@ -406,10 +407,10 @@ static void test_textures_have_a_limit(void **state)
 }
 
 /* GVirtuS's handler has made it, and answers so many bytes of where it is. */
-static void texture_by_handler(struct gpu_session *x, uint64_t texture, size_t n)
+static void made_by_handler(struct gpu_session *x, uint64_t made, size_t n)
 {
     struct ibx_writer w = ibx_writer_of(x->replies.last, sizeof(x->replies.last));
-    ibx_put_u64(&w, texture);
+    ibx_put_u64(&w, made);
     x->replies.last_size = n;
     x->replies.exit_code = 0;
     ibx_made_answered(x);
@@ -430,15 +431,29 @@ static void test_textures_of_handlers(void **state)
     const uint64_t made = 0x7e000001, before = used_by(&alice, IBX_HOLD_TEXTURES);
     const uint64_t most = allow_more(&alice, IBX_HOLD_TEXTURES, 1);
     assert_true(may_make_texture(x));
-    texture_by_handler(x, made, 8);
+    made_by_handler(x, made, 8);
     assert_true(used_by(&alice, IBX_HOLD_TEXTURES) == before + 1);
     assert_true(ibx_handles_has(x, IBX_HANDLE_TEXTURE, made));
     assert_false(may_make_texture(x));
     ibx_handles_remove(x, IBX_HANDLE_TEXTURE, made);
     assert_true(used_by(&alice, IBX_HOLD_TEXTURES) == before && may_make_texture(x));
-    texture_by_handler(x, made, 3); /* nobody knows where: nothing that requests name */
+    made_by_handler(x, made, 3); /* nobody knows where: nothing that requests name */
     assert_false(ibx_named_any_unseen());
     atomic_store(&quota_of(&alice, IBX_HOLD_TEXTURES)->most, most);
+}
+
+/* Which descriptor of cuDNN's graphs a handler makes nobody knows here: it counts as a plan. */
+static void test_graphs_of_handlers(void **state)
+{
+    (void)state;
+    struct gpu_session *x = &alice.x;
+    const enum ibx_handle_kind kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_GRAPH);
+    const uint64_t made = 0x7e000001, before = used_by(&alice, IBX_HOLD_GRAPH_PARTS);
+    ibx_made_read(x, "cudnnBackendCreateDescriptor");
+    made_by_handler(x, made, 8);
+    assert_true(used_by(&alice, IBX_HOLD_GRAPH_PARTS) == before + IBX_MATH_HEAVY);
+    assert_true(ibx_handles_remove(x, kind, made));
+    assert_true(used_by(&alice, IBX_HOLD_GRAPH_PARTS) == before);
 }
 
 /* CUDA has room for so few that one client could take all of them. */
@@ -599,6 +614,7 @@ int main(void)
         cmocka_unit_test(test_executables_of_each_gpu),
         cmocka_unit_test(test_textures_have_a_limit),
         cmocka_unit_test(test_textures_of_handlers),
+        cmocka_unit_test(test_graphs_of_handlers),
         cmocka_unit_test(test_pools_have_a_limit),
         cmocka_unit_test(test_limits_are_told),
         cmocka_unit_test(test_executables_of_handlers),
