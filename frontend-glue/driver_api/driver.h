@@ -182,9 +182,6 @@ void ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_c
 
 /* ------------------------------------------------------------------------- graphs.c */
 
-/* Before CUDA 13 the runtime's calls have no array of edges' data, and what is behind that comes in
- * its place. */
-bool ibx_driver_has_edges(void);
 int ibx_driver_update_capture(void *stream, void *const *nodes, const void *edges, size_t count,
                               unsigned flags);
 

@@ -74,7 +74,9 @@ EXPORTED int cuGraphInstantiate_v2(void **exec, void *graph, void **node, char *
 
 /* ------------------------------------------------------------------------ edges' data */
 
-bool ibx_driver_has_edges(void)
+/* Before CUDA 13 the runtime's calls have no array of edges' data, and what is behind that comes in
+ * its place. */
+static bool has_edges(void)
 {
     const int version = ibx_frontend_cuda_version();
     return !version || version >= 13;
@@ -83,23 +85,23 @@ bool ibx_driver_has_edges(void)
 /* What such a call gets for these arguments. */
 static const void *data_or(const void *edges, size_t count)
 {
-    return ibx_driver_has_edges() ? edges : (const void *)count;
+    return has_edges() ? edges : (const void *)count;
 }
 
 static void *place_or(void *edges, size_t *count)
 {
-    return ibx_driver_has_edges() ? edges : count;
+    return has_edges() ? edges : count;
 }
 
 static bool lost(const void *edges)
 {
-    return edges && !ibx_driver_has_edges();
+    return edges && !has_edges();
 }
 
 int ibx_driver_update_capture(void *stream, void *const *nodes, const void *edges, size_t count,
                               unsigned flags)
 {
-    if (ibx_driver_has_edges())
+    if (has_edges())
         return cudaStreamUpdateCaptureDependencies(stream, nodes, edges, count, flags);
     return edges
                ? CUDA_NOT_SUPPORTED
@@ -432,7 +434,7 @@ static int add_node(void **node, void *graph, void *const *behind, const void *e
     if (!rc && lost(edges))
         rc = CUDA_NOT_SUPPORTED;
     if (!rc)
-        rc = ibx_driver_has_edges()
+        rc = has_edges()
                  ? cudaGraphAddNode(node, graph, behind, edges, count, &is)
                  : cudaGraphAddNode(node, graph, behind, (const void *)count, (size_t)&is, NULL);
     if (!rc && (p->type == IBX_FRONTEND_NODE_ALLOCATION ||

@@ -287,7 +287,8 @@ static void *find(const char *symbol)
     return found ? found : find_in_library(symbol);
 }
 
-void ibx_frontend_tell_of_nvidias(const char *path)
+/* The program has NVIDIA's instead. */
+static void tell_of_nvidias(const char *path)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
@@ -315,7 +316,7 @@ static void look_whose(void *function)
         ibx_frontend_is_named(info.dli_fname, "libcudart.so"))
         library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     if (library && ibx_frontend_is_nvidias(library))
-        ibx_frontend_tell_of_nvidias(info.dli_fname);
+        tell_of_nvidias(info.dli_fname);
     if (library)
         dlclose(library);
 }

@@ -73,8 +73,6 @@ void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol);
 bool ibx_frontend_libcudart(char path[PATH_MAX]);
 /* Whether a libcudart that is open is NVIDIA's, and not GVirtuS's. */
 bool ibx_frontend_is_nvidias(void *libcudart);
-/* Says once that the program has NVIDIA's, at that path, instead. */
-void ibx_frontend_tell_of_nvidias(const char *path);
 /* The major version of libcudart, 0: its name does not say. */
 int ibx_frontend_cuda_version(void);
 /* Returns `rc`, an error that is detected here, and has cudaGetLastError() return it as well. */

@@ -316,11 +316,6 @@ bool ibx_clients_is_process(const struct gpu_session *x)
     return x->client && x->client->process;
 }
 
-uint64_t ibx_clients_parent(const struct gpu_session *x)
-{
-    return x->client ? x->client->parent : 0;
-}
-
 /* Locked, and not while it waits. In a broken context nobody who leaves stays for long. */
 static void let_leave(void)
 {
@@ -361,7 +356,7 @@ void ibx_clients_reset_over(const struct gpu_session *x)
 struct ibx_functions_user *ibx_functions_user_of(struct gpu_session *x)
 {
     x->launches.user.client = ibx_clients_number(x);
-    x->launches.user.parent = ibx_clients_parent(x);
+    x->launches.user.parent = x->client ? x->client->parent : 0;
     x->launches.user.tenant = x->isolation.tenant;
     x->launches.user.quota =
         x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_MODULES) : NULL;

@@ -43,9 +43,7 @@ struct ibx_functions_user *ibx_functions_user_of(struct gpu_session *x);
 bool ibx_clients_apart(const struct gpu_session *x, uint64_t number);
 /* Whether this process has ever had more than one. */
 bool ibx_clients_were_several(void);
-/* Of the client from which it was forked, once ibx_clients_number() was called; 0: not known. */
-uint64_t ibx_clients_parent(const struct gpu_session *x);
-/* Likewise whether it is known of which process it is. */
+/* Whether it is known of which process it is, once ibx_clients_number() was called. */
 bool ibx_clients_is_process(const struct gpu_session *x);
 /* Whether the client may reset the context: no other has a session, or something that is still
  * being given back behind its last one, or the context is `broken`. If so no session begins until

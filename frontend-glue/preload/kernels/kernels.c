@@ -113,7 +113,8 @@ const char *ibx_frontend_name_of_kernel(const void *function)
     return name;
 }
 
-bool ibx_frontend_name_is_shared(const void *function)
+/* Whether another one has the same name. */
+static bool name_is_shared(const void *function)
 {
     size_t same = 0;
     ibx_frontend_ranges_lock();
@@ -303,7 +304,7 @@ static bool is_another(const struct kernel *k)
     while (own && i < k->count && i < count && k->arguments[i].at == own[i].at &&
            k->arguments[i].bytes == own[i].n)
         i++;
-    const bool another = own ? i < k->count || i < count : ibx_frontend_name_is_shared(k->function);
+    const bool another = own ? i < k->count || i < count : name_is_shared(k->function);
     free(own);
     return another;
 }

@@ -48,8 +48,6 @@ void ibx_frontend_kernel_registered(const void *function, const char *name);
 void ibx_frontend_kernel_gone(const void *function);
 /* NULL: it was not, or its name is not known. */
 const char *ibx_frontend_name_of_kernel(const void *function);
-/* Whether another one has the same name. */
-bool ibx_frontend_name_is_shared(const void *function);
 /* What CUDA returns for one of a program's with kernels that never was. Of what is no function of
  * it GVirtuS decides; in its front end (G5) an unknown one ends the program. */
 int ibx_frontend_no_kernel(const void *function);
