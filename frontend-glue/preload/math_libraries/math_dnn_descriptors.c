@@ -355,49 +355,48 @@ static bool is_named(const struct ibx_math_argument *a)
     return (a->kind == IBX_MATH_HANDLE || a->kind == IBX_MATH_OTHER) && has_contents(a->n);
 }
 
-static struct descriptor *find_descriptor(unsigned type, const void *at)
+/* What is there is held. *lost: it is to be made again, as natively it is in memory of the host and
+ * stays with a reset of the device, which may also be another one than the program uses it on.
+ * Whether it is shared. */
+static bool hold(struct named *n, unsigned i, const void *at, bool *lost)
 {
+    const enum ibx_math_type type = (enum ibx_math_type)n->f->arguments[i].n;
     pthread_mutex_lock(&ibx_contents_lock);
-    struct descriptor *found = *place_of_descriptor((enum ibx_math_type)type, at);
+    n->of[i] = *place_of_descriptor(type, at);
+    n->is[i] = n->of[i] ? n->of[i]->is : NULL;
+    const struct ibx_contents *is = n->is[i];
+    if (is)
+        ibx_contents_use(n->is[i]);
+    const bool shared = is && is->state == IBX_CONTENTS_SHARED;
+    *lost = is && is->state == IBX_CONTENTS_LOST && !is->relies && type != IBX_MATH_DROPOUT;
     pthread_mutex_unlock(&ibx_contents_lock);
-    return found;
+    return shared;
 }
 
-/* Natively it is in memory of the host, and stays with a reset of the device, which may also be
- * another one than the program uses it on. */
-static void make_again(struct descriptor *d)
+static void make_again(struct descriptor *d, const struct ibx_contents *was)
 {
     struct ibx_contents *is = NULL;
-    pthread_mutex_lock(&ibx_contents_lock);
-    struct ibx_contents *was = d->is;
-    const bool lost =
-        was->state == IBX_CONTENTS_LOST && !was->relies && d->type != IBX_MATH_DROPOUT;
-    if (lost)
-        ibx_contents_use(was);
-    pthread_mutex_unlock(&ibx_contents_lock);
-    if (!lost)
-        return;
     if (!ibx_contents_get(d->type, was->bytes, was->n, NULL, true, &is))
         become(d, is);
-    ibx_contents_drop(was);
 }
 
 /* One that is only used has its dropout as it is now. */
 static void name_one(struct named *n, unsigned i, const void *at)
 {
-    const unsigned type = n->f->arguments[i].n;
-    struct descriptor *d = find_descriptor(type, at);
     const bool uses = n->f->use != IBX_MATH_USE_ENDS && !(sets(n->f) && !i);
-    if (d && uses)
-        make_again(d);
-    if (d && type == IBX_MATH_RNN && uses && !n->status)
-        n->status = follow_dropout(d);
-    pthread_mutex_lock(&ibx_contents_lock);
-    if (d)
-        ibx_contents_use(n->is[i] = d->is);
-    n->of[i] = d;
-    n->shared = n->shared && d && d->is->state == IBX_CONTENTS_SHARED;
-    pthread_mutex_unlock(&ibx_contents_lock);
+    const bool network = n->f->arguments[i].n == IBX_MATH_RNN;
+    bool lost, shared = hold(n, i, at, &lost);
+    struct descriptor *d = n->of[i];
+    if (d && uses && (lost || network)) {
+        struct ibx_contents *was = n->is[i];
+        if (lost)
+            make_again(d, was);
+        if (network && !n->status)
+            n->status = follow_dropout(d);
+        shared = hold(n, i, at, &lost);
+        ibx_contents_drop(was);
+    }
+    n->shared = n->shared && shared;
 }
 
 /* `own` becomes what the back end calls these. */
