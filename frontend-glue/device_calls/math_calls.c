@@ -483,7 +483,7 @@ static int answer(struct call *c, struct ibx_writer *out)
         const struct ibx_math_argument *a = &c->f->arguments[i];
         const void *at = c->values[i].p;
         if (is_made(a) && !note(c, a, made_at(a, at)))
-            return ibx_math_no_memory(c->f->number);
+            return c->statuses->no_memory;
         if (is_made(a))
             ibx_put_u64(out, made_at(a, at));
         else
@@ -596,9 +596,9 @@ int ibx_device_math(struct gpu_session *x, const struct ibx_request *q, struct i
         return IBX_MATH_ABSENT;
     const enum ibx_hold hold = ibx_math_makes(c.f);
     const bool room = hold == IBX_HOLDS || ibx_room_take(x, hold, 1);
-    int status = room ? decode(&c) : ibx_math_no_memory(number);
+    int status = room ? decode(&c) : c.statuses->no_memory;
     if (!status && hold != IBX_HOLDS && !take_weight(&c, hold))
-        status = ibx_math_no_memory(number);
+        status = c.statuses->no_memory;
     if (!status && !reply_fits(&c))
         status = c.statuses->invalid_value;
     if (!status)

@@ -102,14 +102,15 @@ static const unsigned begins[IBX_MATH_LIBRARIES + 1] = {
 };
 
 static const struct ibx_math_statuses libraries[IBX_MATH_LIBRARIES] = {
-    [IBX_MATH_CUBLAS] = {"libcublas.so", 1, 7, 15, IBX_MATH_cublasGetPointerMode_v2, IBX_MATH_BLAS},
-    [IBX_MATH_CURAND] = {"libcurand.so", 101, 104, 203, 0, IBX_MATH_RNG},
-    [IBX_MATH_CUFFT] = {"libcufft.so", 1, 4, 16, 0, IBX_MATH_FFT},
-    [IBX_MATH_CUSPARSE] = {"libcusparse.so", 1, 3, 10, IBX_MATH_cusparseGetPointerMode,
+    [IBX_MATH_CUBLAS] = {"libcublas.so", 1, 3, 7, 15, IBX_MATH_cublasGetPointerMode_v2,
+                         IBX_MATH_BLAS},
+    [IBX_MATH_CURAND] = {"libcurand.so", 101, 102, 104, 203, 0, IBX_MATH_RNG},
+    [IBX_MATH_CUFFT] = {"libcufft.so", 1, 2, 4, 16, 0, IBX_MATH_FFT},
+    [IBX_MATH_CUSPARSE] = {"libcusparse.so", 1, 2, 3, 10, IBX_MATH_cusparseGetPointerMode,
                            IBX_MATH_SPARSE},
-    [IBX_MATH_CUSOLVER] = {"libcusolver.so", 1, 3, 9, 0, IBX_MATH_SOLVER},
-    [IBX_MATH_CUBLASLT] = {"libcublasLt.so", 1, 7, 15, 0, IBX_MATH_LT},
-    [IBX_MATH_CUDNN] = {"libcudnn.so", 1001, 2000, 3000, 0, IBX_MATH_DNN},
+    [IBX_MATH_CUSOLVER] = {"libcusolver.so", 1, 2, 3, 9, 0, IBX_MATH_SOLVER},
+    [IBX_MATH_CUBLASLT] = {"libcublasLt.so", 1, 3, 7, 15, 0, IBX_MATH_LT},
+    [IBX_MATH_CUDNN] = {"libcudnn.so", 1001, 4003, 2000, 3000, 0, IBX_MATH_DNN},
 };
 
 const struct ibx_math_function *ibx_math_each(size_t i)

@@ -238,7 +238,7 @@ enum ibx_math_number {
 
 struct ibx_math_statuses {
     const char *file; /* the library's name begins so */
-    int not_initialized, invalid_value, not_supported;
+    int not_initialized, no_memory, invalid_value, not_supported;
     unsigned pointer_mode; /* the function that asks for it; 0: handles have none */
     enum ibx_math_type handle;
 };

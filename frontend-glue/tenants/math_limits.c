@@ -125,22 +125,6 @@ bool ibx_math_maker(const char *name, size_t most, unsigned *type)
     return false;
 }
 
-int ibx_math_no_memory(unsigned number)
-{
-    switch (number >> 12) {
-    case IBX_MATH_CURAND:
-        return 102;
-    case IBX_MATH_CUFFT:
-    case IBX_MATH_CUSPARSE:
-    case IBX_MATH_CUSOLVER:
-        return 2;
-    case IBX_MATH_CUDNN:
-        return 4003; /* of the host */
-    default:         /* cuBLAS's */
-        return 3;
-    }
-}
-
 bool ibx_math_needs_alone(const struct ibx_math_function *f, unsigned type)
 {
     const bool selects = f->use == IBX_MATH_USE_SELECTS;

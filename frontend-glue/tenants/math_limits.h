@@ -19,8 +19,6 @@ unsigned ibx_math_weight_most(unsigned type);
 /* Whether the function whose name begins so, in `most` bytes or all of it, makes a handle: its
  * type. From any thread. */
 bool ibx_math_maker(const char *name, size_t most, unsigned *type);
-/* The status of the function's library when there is no memory. */
-int ibx_math_no_memory(unsigned number);
 
 /* Whether a request for that function must have its own handle, of that type, alone. Libraries say
  * of handles of cuBLAS, cuSPARSE and cuSOLVER that several threads may use one; what is in others

@@ -16,8 +16,7 @@
 
 #include <stdlib.h>
 
-#define ALLOC_FAILED 3
-#define UNKNOWN      (-1) /* what a back end of GVirtuS answers to a name that it does not know */
+#define UNKNOWN (-1) /* what a back end of GVirtuS answers to a name that it does not know */
 
 struct call {
     const struct ibx_math_function *f;
@@ -291,18 +290,6 @@ static bool encode(struct call *c, struct ibx_writer *w)
     return !c->odd && !w->failed && w->length <= IBX_MATH_BODY && c->out <= IBX_MATH_OUT_MOST;
 }
 
-/* Of a request that has more than the usual room has bytes for. False: it has too many. */
-static bool encode_long(struct call *c, struct own_request *e)
-{
-    uint8_t *more = c->odd ? NULL : malloc(IBX_MATH_BODY);
-    if (!more)
-        return false;
-    c->out = 0;
-    e->more = more;
-    e->body = ibx_writer_of(more, IBX_MATH_BODY);
-    return encode(c, &e->body);
-}
-
 static const char *name_of(const struct call *c)
 {
     switch ((enum ibx_math_use)c->f->use) {
@@ -403,6 +390,19 @@ static int tell_long(const struct call *c)
     return c->statuses->invalid_value;
 }
 
+/* Of a request that has more than the usual room has bytes for. A status. */
+static int encode_long(struct call *c, struct own_request *e)
+{
+    if (c->odd)
+        return tell_long(c);
+    e->more = malloc(IBX_MATH_BODY);
+    if (!e->more)
+        return c->statuses->no_memory;
+    c->out = 0;
+    e->body = ibx_writer_of(e->more, IBX_MATH_BODY);
+    return encode(c, &e->body) ? 0 : tell_long(c);
+}
+
 static int request(struct call *c)
 {
     struct own_request e;
@@ -414,13 +414,12 @@ static int request(struct call *c)
     e.more = NULL;
     if (!reach(c))
         return c->statuses->invalid_value;
-    if (!encode(c, &e.body) && !encode_long(c, &e)) {
+    int status = encode(c, &e.body) ? 0 : encode_long(c, &e);
+    if (!status && c->out > sizeof(usual) && !(out = more = malloc(c->out)))
+        status = c->statuses->no_memory;
+    if (status) {
         ibx_frontend_request_free(&e);
-        return tell_long(c);
-    }
-    if (c->out > sizeof(usual) && !(out = more = malloc(c->out))) {
-        ibx_frontend_request_free(&e);
-        return ALLOC_FAILED;
+        return status;
     }
     e.name = name_of(c);
     const bool known =
@@ -493,7 +492,7 @@ int ibx_frontend_math_again(const uint8_t *body, size_t n, size_t at, uint64_t h
     e.body = ibx_writer_of(e.bytes, sizeof(e.bytes));
     e.more = NULL;
     if (!ibx_frontend_request_room(&e, n))
-        return ALLOC_FAILED;
+        return ibx_math_statuses_of(c.f->number)->no_memory;
     ibx_put_bytes(&e.body, body, at);
     ibx_put_u64(&e.body, handle);
     ibx_put_bytes(&e.body, body + at + 8, n - at - 8);

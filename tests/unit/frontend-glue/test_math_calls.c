@@ -309,9 +309,13 @@ static void handles_count(void **state)
         assert_int_equal(ibx_math_maker(name, most, &type), makes);
         assert_int_equal(makes ? ibx_math_hold(type) : IBX_HOLDS, ibx_math_makes(f));
     }
-    assert_int_equal(ibx_math_no_memory(IBX_MATH_cublasCreate_v2), 3);
-    assert_int_equal(ibx_math_no_memory(IBX_MATH_curandCreateGenerator), 102);
-    assert_int_equal(ibx_math_no_memory(IBX_MATH_cusparseCreateCsr), 2);
+    assert_int_equal(ibx_math_statuses_of(IBX_MATH_cublasCreate_v2)->no_memory, 3);
+    assert_int_equal(ibx_math_statuses_of(IBX_MATH_cublasLtCreate)->no_memory, 3);
+    assert_int_equal(ibx_math_statuses_of(IBX_MATH_curandCreateGenerator)->no_memory, 102);
+    assert_int_equal(ibx_math_statuses_of(IBX_MATH_cufftPlan1d)->no_memory, 2);
+    assert_int_equal(ibx_math_statuses_of(IBX_MATH_cusparseCreateCsr)->no_memory, 2);
+    assert_int_equal(ibx_math_statuses_of(IBX_MATH_cusolverDnCreate)->no_memory, 2);
+    assert_int_equal(ibx_math_statuses_of(IBX_MATH_cudnnCreate)->no_memory, 4003);
 }
 
 int main(void)

@@ -271,6 +271,24 @@ static int find_matrix(void *of, void *matrix)
     return ibx_frontend_math(IBX_MATH_cudnnGetRNNWeightParams, values);
 }
 
+/* Of so many dimensions: its answer is longer than most. */
+static int dimensions_of(void *of)
+{
+    int type, n, sizes[80], steps[80];
+    const union ibx_math_value values[] = {{.p = of}, {.i = 80},    {.p = &type},
+                                           {.p = &n}, {.p = sizes}, {.p = steps}};
+    return ibx_frontend_math(IBX_MATH_cudnnGetTensorNdDescriptor, values);
+}
+
+/* What the library is told of so many sequences is longer than most requests. */
+static int set_sequences(void *of)
+{
+    int lengths[2000] = {0};
+    const union ibx_math_value values[] = {{.p = of},   {.i = 0}, {.i = 0},       {.i = 1},
+                                           {.i = 2000}, {.i = 1}, {.p = lengths}, {.p = NULL}};
+    return ibx_frontend_math(IBX_MATH_cudnnSetRNNDataDescriptor, values);
+}
+
 /* ------------------------------------------------------------------------------- cases */
 
 static int begin(void **state)
@@ -407,6 +425,23 @@ static void there_is_no_memory(void **state)
     assert_int_equal(wrong, 0);
 }
 
+static void a_call_has_no_memory(void **state)
+{
+    void *one = tensor(), *data = made_by(IBX_MATH_cudnnCreateRNNDataDescriptor);
+    (void)state;
+    assert_int_equal(set_tensor(one, 1), 0);
+    atomic_store(&mallocs_left, 0);
+    assert_int_equal(dimensions_of(one), NO_MEMORY);
+    assert_int_equal(dimensions_of(one), 0);
+    assert_int_equal(set_sequences(data), 0); /* it has one of its own then */
+    atomic_store(&mallocs_left, 0);
+    assert_int_equal(set_sequences(data), NO_MEMORY);
+    assert_int_equal(set_sequences(data), 0);
+    assert_int_equal(end_tensor(one), 0);
+    assert_int_equal(end_by(IBX_MATH_cudnnDestroyRNNDataDescriptor, data), 0);
+    assert_int_equal(wrong, 0);
+}
+
 /* The back end's are its parent's, for which they stay. */
 static void a_child_has_its_own(void **state)
 {
@@ -474,6 +509,7 @@ int main(void)
         cmocka_unit_test_setup(the_device_is_reset, begin),
         cmocka_unit_test_setup(the_device_is_reset_beside_it, begin),
         cmocka_unit_test_setup(there_is_no_memory, begin),
+        cmocka_unit_test_setup(a_call_has_no_memory, begin),
         cmocka_unit_test_setup(a_child_has_its_own, begin),
         cmocka_unit_test_setup(threads_use_one_network, begin),
     };
