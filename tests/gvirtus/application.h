@@ -130,7 +130,7 @@ bool configurations();
 bool memory_that_ends();
 bool memory_that_may_not_be_touched();
 
-// application_extra.cpp
+// application_own_requests.cpp
 
 // Calls that the libcudart does not have.
 bool arrays();
