@@ -125,7 +125,7 @@ static void on_event(struct destination_qemu *qemu, json_t *event)
     } else if (ibx_vm_event_is(event, "MIGRATION", "completed")) {
         /* libvirt continues it at once: RESUME says so, and a question would only delay that. */
         const bool away = qemu->completed && qemu->state.now == QEMU_RUNNING;
-        qemu->stale = qemu->state.now != QEMU_RUNNING || away;
+        qemu->stale |= qemu->state.now != QEMU_RUNNING || away;
         if (away) /* its QEMU may be ended before it is asked */
             snprintf(qemu->status, sizeof(qemu->status), "postmigrate");
         qemu->completed = true;
@@ -198,6 +198,13 @@ int ibx_destination_qemu_reach(struct destination_qemu *qemu, uint64_t deadline_
                          qemu->path, own);
 }
 
+/* QEMU said that it had loaded all there is when this tool had no monitor: what it says next of a
+ * migration is of another one. */
+static void note_loaded(struct destination_qemu *qemu)
+{
+    qemu->completed |= qemu->state.now == QEMU_RUNNING;
+}
+
 static void try_monitor(struct destination_qemu *qemu)
 {
     struct ibx_error silent = {0};
@@ -210,6 +217,7 @@ static void try_monitor(struct destination_qemu *qemu)
         ibx_destination_qemu_lose(qemu, silent.message);
     else
         ibx_log(IBX_LOG_INFO, "migration: QEMU's monitor is there");
+    note_loaded(qemu);
 }
 
 /* After recover, where the record does not tell whether the VM runs. A QEMU that still waits for
@@ -217,6 +225,7 @@ static void try_monitor(struct destination_qemu *qemu)
 static int learn(struct destination_qemu *qemu, struct ibx_error *err)
 {
     int rc = ask_status(qemu, err);
+    note_loaded(qemu);
     if (rc || qemu->state.now != QEMU_LOADING || strcmp(qemu->status, "inmigrate") != 0)
         return rc; /* where libvirt drives, a VM that has loaded waits for it */
     if (!qemu->inmigrate_ns)

@@ -32,7 +32,7 @@ struct destination_qemu {
     char status[IBX_MIGRATE_STATUS]; /* of query-status, lately; "": not known */
     char told[IBX_MIGRATE_STATUS];   /* the one that was last looked at, to tell of it */
     char end[IBX_MIGRATE_STATUS];    /* QEMU's reason for its end, of SHUTDOWN; "": none yet */
-    bool completed;                  /* it says that it has loaded all there is */
+    bool completed;                  /* it has said that it has loaded all there is */
     bool stale;                      /* an event says that the status is another one now */
     uint64_t ask_ns;    /* not before that: QEMU gave no answer, or libvirt is at work */
     json_t *settings;   /* to put back: ibx_settings_restore(); NULL: none */

@@ -237,7 +237,7 @@ int ibx_destination_recover(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     recall_blocks(d);
-    const bool runs = d->qemu.state.now == QEMU_RUNNING;
+    const bool runs = d->qemu.completed = d->qemu.state.now == QEMU_RUNNING;
     d->undecided = record->state == IBX_JOURNAL_MAY_RUN && !strcmp(d->qemu.status, "paused");
     rc = ibx_destination_begin(d, runs ? DESTINATION_FILLING : DESTINATION_RESUMING);
     if (!rc && runs && record->state == IBX_JOURNAL_MAY_RUN && !d->undecided)

@@ -381,7 +381,6 @@ static void test_borrower_ends(void)
 static void migrated_on_and(int signal)
 {
     static const char unless[] = "unless it runs where another client of QEMU has migrated it";
-    borrowed_small();
     vm_do(&vms[1], "migrate-set-capabilities",
           json_pack("{s:[{s:s,s:b},{s:s,s:b}]}", "capabilities", "capability", "events", "state", 1,
                     "capability", "x-ignore-shared", "state", 0));
@@ -402,12 +401,25 @@ static void migrated_on_and(int signal)
 
 static void test_borrower_is_migrated_on(void)
 {
+    borrowed_small();
+    migrated_on_and(SIGKILL);
+}
+
+/* The tool that sees it has not seen QEMU load the VM. */
+static void test_borrower_is_migrated_on_after_a_recovery(void)
+{
+    borrowed_small();
+    mover_kill(&receiver, SIGKILL);
+    pair_recover(&receiver);
+    vm_do(&vms[1], "stop", NULL);
+    mover_await_words(&receiver, "\"vm_status\":\"paused\"");
     migrated_on_and(SIGKILL);
 }
 
 /* As libvirt does. QEMU says then that it is shut down, and by what. */
 static void test_borrower_is_migrated_on_and_told_to_end(void)
 {
+    borrowed_small();
     migrated_on_and(SIGTERM);
 }
 
@@ -534,6 +546,7 @@ int main(void)
     static const struct vm_test tests[] = {VM_TEST(test_first_killed),
                                            VM_TEST(test_borrower_ends),
                                            VM_TEST(test_borrower_is_migrated_on),
+                                           VM_TEST(test_borrower_is_migrated_on_after_a_recovery),
                                            VM_TEST(test_borrower_is_migrated_on_and_told_to_end),
                                            VM_TEST(test_killed_before_the_commit),
                                            VM_TEST(test_killed_after_the_commit),
