@@ -12,8 +12,8 @@
 #include <poll.h>
 #include <string.h>
 
-#define TELL_MS       5000 /* for a destination to take BROKEN, or to be reached for that */
-#define TELL_ONCE_MS  2500 /* ... over one link, which may be cut: it pauses the VM within 2 s */
+#define TELL_MS       5000 /* in which new links are made to a destination that has not answered */
+#define TELL_ONCE_MS  2500 /* to answer over one link, which may be cut: it pauses the VM in 2 s */
 #define TELL_AGAIN_MS 250  /* between two tries to reach it */
 
 /* What is to be told, and the answer. */
@@ -37,19 +37,18 @@ static int on_answer(void *context, const struct ibx_migrate_any *message)
     return -EISCONN;
 }
 
-static bool tell(struct source *s, struct telling *t, uint64_t deadline)
+static bool tell(struct source *s, struct telling *t)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_BROKEN};
-    const uint64_t once = ibx_deadline_in_ms(TELL_ONCE_MS);
     memcpy(message.is.reason, t->why, strnlen(t->why, sizeof(message.is.reason) - 1));
     if (source_linked(&s->link) && !ibx_channel_send(&s->link.control, &message, NULL))
-        ibx_channel_take_until(&s->link.control, on_answer, t, once < deadline ? once : deadline,
+        ibx_channel_take_until(&s->link.control, on_answer, t, ibx_deadline_in_ms(TELL_ONCE_MS),
                                NULL);
     return t->told;
 }
 
 /* 0: the destination knows it, or has never run the VM. */
-static int tell_anew(struct source *s, struct telling *t, uint64_t deadline, struct ibx_error *err)
+static int tell_anew(struct source *s, struct telling *t, struct ibx_error *err)
 {
     enum ibx_answer_state there = (enum ibx_answer_state)0;
     ibx_source_link_close(&s->link);
@@ -59,7 +58,7 @@ static int tell_anew(struct source *s, struct telling *t, uint64_t deadline, str
     ibx_source_tried(s, rc, there);
     if (rc == -ECANCELED)
         return 0;
-    if (!rc && !tell(s, t, deadline))
+    if (!rc && !tell(s, t))
         rc = ibx_error_set(err, -ETIMEDOUT, "the destination (%s) did not answer",
                            s->status.record.peer);
     return rc;
@@ -69,9 +68,9 @@ static int tell_until(struct source *s, struct telling *t, struct ibx_error *err
 {
     const uint64_t deadline = ibx_deadline_in_ms(TELL_MS);
     int rc;
-    if (tell(s, t, deadline))
+    if (tell(s, t))
         return 0;
-    while ((rc = tell_anew(s, t, deadline, err)) && ibx_now_ns() < deadline)
+    while ((rc = tell_anew(s, t, err)) && ibx_now_ns() < deadline)
         poll(NULL, 0, TELL_AGAIN_MS);
     return rc;
 }

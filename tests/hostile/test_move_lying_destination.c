@@ -19,7 +19,8 @@
 
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=10000"
 #define LOOK_MS 5
-#define LATE_MS 200 /* sooner it would be received in any case */
+#define LATE_MS 200  /* sooner it would be received in any case */
+#define TELL_MS 5000 /* for how long a source makes new links to tell that all is broken */
 
 static struct ibx_options options;
 
@@ -439,16 +440,20 @@ static void test_lies_about_pages(void)
     lie_to_the_end(lie_complete, "without the digests of all pages", 3);
 }
 
-/* A cut cable ends no connection: BROKEN gets no answer, and comes again over the next one. */
-static void broken_comes_again(const char *reason)
+/* A cut cable ends no connection: BROKEN gets no answer, and comes again over the next one; after
+ * `slow_ms`, in which the destination's host does nothing. */
+static void broken_comes_again(const char *reason, uint64_t slow_ms)
 {
     start_source();
     send_to_us(NULL);
     got_commit();
     line_send_plain(&source, IBX_MIGRATE_RUNNING);
     lie_digests();
+    const uint64_t slow = ibx_deadline_in_ms(slow_ms);
     struct line cut = source;
     greeted(IBX_PURPOSE_RESUME);
+    while (ibx_now_ns() < slow)
+        poll(NULL, 0, LOOK_MS);
     answer(&source, true, IBX_ANSWER_RUNNING);
     assert_true(line_receives(&source, IBX_MIGRATE_BROKEN));
     struct ibx_migrate_any message = source.last;
@@ -465,17 +470,17 @@ static void broken_comes_again(const char *reason)
 
 static void test_broken_comes_again(void)
 {
-    broken_comes_again(NULL); /* it has paused the VM */
+    broken_comes_again(NULL, TELL_MS); /* it has paused the VM */
     assert_false(mover_printed(&sender, "could not pause"));
     mover_end_all(NULL);
-    broken_comes_again("not paused: its monitor sleeps");
+    broken_comes_again("not paused: its monitor sleeps", 0);
     mover_must_print(&sender, "could not pause the VM (its monitor sleeps)");
 }
 
 /* ... and meets one that the destination has sent by itself, about which it says nothing more. */
 static void test_broken_from_both(void)
 {
-    broken_comes_again("page 7 came twice with different bytes");
+    broken_comes_again("page 7 came twice with different bytes", 0);
     assert_false(mover_printed(&sender, "could not pause"));
 }
 
