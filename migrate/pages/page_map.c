@@ -140,6 +140,13 @@ void ibx_page_map_recount(struct ibx_page_map *map)
     map->data_pages = ibx_bits_count(map->bits, words_of(map->pages));
 }
 
+void ibx_page_map_recall(struct ibx_page_map *map, const void *bits)
+{
+    map->next = 0;
+    memcpy(map->bits, bits, words_of(map->pages) * sizeof(uint64_t));
+    ibx_page_map_recount(map);
+}
+
 void ibx_page_map_add(struct ibx_page_map *map, const struct ibx_page_map *more)
 {
     for (uint64_t i = 0; i < words_of(map->pages); i++)

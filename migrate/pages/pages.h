@@ -55,6 +55,8 @@ void ibx_page_map_remove(struct ibx_page_map *map, const struct ibx_page_map *le
 void ibx_page_map_keep(struct ibx_page_map *map, const struct ibx_page_map *only);
 /* Makes one like another, of the same RAM; `next` stays. */
 void ibx_page_map_copy(struct ibx_page_map *map, const struct ibx_page_map *from);
+/* Makes it that of bits which were noted of one of the same RAM, none of which has come. */
+void ibx_page_map_recall(struct ibx_page_map *map, const void *bits);
 /* After changes to `bits` by the caller. */
 void ibx_page_map_recount(struct ibx_page_map *map);
 

@@ -460,8 +460,8 @@ static int find_pages(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_page_map_init_ram(&s->vm.map, &s->vm.ram, err);
     if (!rc)
-        rc = ibx_source_stop_map_find(s, err);
-    return rc ? rc : ibx_source_find_map(s, err);
+        rc = ibx_source_stop_map_recall(s, err);
+    return rc == -ENOENT ? ibx_source_find_map(s, err) : rc;
 }
 
 /* The VM of a migration that came to its commit is in the QEMU of the record, and has not run there

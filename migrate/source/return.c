@@ -34,15 +34,6 @@ static const uint64_t *placed(const struct source *s)
     return (const uint64_t *)s->home.arrived.memory + words_of(s);
 }
 
-/* A map of these bits. */
-static void recall(struct ibx_page_map *map, const void *bits)
-{
-    struct ibx_page_map noted = *map;
-    noted.bits = (uint64_t *)(uintptr_t)bits;
-    ibx_page_map_restart(map);
-    ibx_page_map_add(map, &noted);
-}
-
 /* ---------------------------------------------------------------- notes */
 
 int ibx_source_return_lost_note(const char *path, struct ibx_error *err)
@@ -202,7 +193,7 @@ static int look_for_given_back(struct source *s, struct ibx_error *err)
     const bool counted = count_others(s, &others);
     if (home->looked && !home->gone.data_pages && counted && others >= home->others)
         return 0;
-    recall(&home->gone, placed(s));
+    ibx_page_map_recall(&home->gone, placed(s));
     int rc = find_there(s, err);
     if (!rc)
         ibx_page_map_remove(&home->gone, &home->there);
@@ -318,8 +309,8 @@ int ibx_source_return_send_early(struct source *s, struct ibx_error *err)
     _Static_assert(IBX_EARLY_AT / IBX_EARLY_PAGE % 64 + IBX_EARLY_PAGES <= 64, "of one word");
     const uint64_t *base = s->home.base.memory;
     uint64_t mapped = 0;
-    if (s->stop_map.noted || s->warm.state.now != WARM_OVER ||
-        !ibx_source_link_has_early(&s->link) || ibx_conn_path(s->link.control.conn)->remote)
+    if (s->warm.state.now != WARM_OVER || !ibx_source_link_has_early(&s->link) ||
+        ibx_conn_path(s->link.control.conn)->remote)
         return 0;
     int rc = ibx_tracker_mapped_part(&s->warm.tracker, 0, first, IBX_EARLY_PAGES, &mapped, err);
     mapped &= (base[word] & placed(s)[word]) >> shift;
@@ -358,13 +349,13 @@ static int check_have(struct source *s, struct ibx_error *err)
     int rc = ibx_page_map_init_ram(&lacks, &s->vm.ram, err);
     if (rc)
         return rc;
-    recall(&lacks, s->home.base.memory);
+    ibx_page_map_recall(&lacks, s->home.base.memory);
     ibx_page_map_remove(&lacks, &s->home.have);
     ibx_page_map_remove(&lacks, &s->warm.wanted);
     ibx_page_map_keep(&lacks, &s->vm.map); /* nor those that were given back */
     for (size_t i = 0; i < words_of(s); i++)
         lacks.bits[i] &= ~placed(s)[i];
-    ibx_page_map_add(&lacks, &lacks); /* counts again */
+    ibx_page_map_recount(&lacks);
     const uint64_t pages = lacks.data_pages;
     ibx_page_map_fini(&lacks);
     if (!pages)

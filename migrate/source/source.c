@@ -85,8 +85,6 @@ int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *er
 
 int ibx_source_find_map(struct source *s, struct ibx_error *err)
 {
-    if (ibx_source_stop_map_recall(s))
-        return 0;
     return source_returns(s) ? ibx_source_return_find_map(s, err)
                              : ibx_source_vm_find_map(&s->vm, err);
 }

@@ -141,7 +141,6 @@ enum source_guarding_state {
 /* The page map of the stop, in memory that outlives this tool: stop_map.c. */
 struct source_stop_map {
     struct ibx_note note; /* without memory: there is none */
-    bool noted;           /* it has the map of the stop */
     bool looked_again;    /* recover: it was not there */
 };
 
@@ -205,17 +204,16 @@ static inline bool source_returns(const struct source *s)
 {
     return ibx_journal_returns(&s->status.record);
 }
-/* Finds which pages hold data at this moment; those of the stop, once they are noted. */
+/* Finds which pages hold data at this moment. */
 int ibx_source_find_map(struct source *s, struct ibx_error *err);
 /* Room for that note, once there is a record: nobody would look for it without one. Without room
  * only the return of a borrowed VM fails; others are told of it. */
 int ibx_source_stop_map_make(struct source *s, struct ibx_error *err);
-/* Recover, after the commit. -ESTALE: that of a return is gone; others look again without. */
-int ibx_source_stop_map_find(struct source *s, struct ibx_error *err);
+/* Recover, after the commit: makes the page map what is noted. -ENOENT: nothing is, look again;
+ * -ESTALE: that of a return is gone, which nobody can find again. */
+int ibx_source_stop_map_recall(struct source *s, struct ibx_error *err);
 /* Before the destination is told: the page map is that of the stop. */
 void ibx_source_stop_map_note(struct source *s);
-/* Makes the page map what is noted; false: nothing is. */
-bool ibx_source_stop_map_recall(struct source *s);
 void ibx_source_stop_map_fini(struct source *s);
 /* QEMU's migration settings, once the record and the watchdog know what they were before. Where it
  * is this tool that has QEMU migrate, as late as can be: a snapshot of the VM that another client

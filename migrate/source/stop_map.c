@@ -9,8 +9,6 @@
  */
 #include "migrate/source/source.h"
 
-#include "common/bits.h"
-
 #include <errno.h>
 #include <string.h>
 
@@ -40,40 +38,27 @@ int ibx_source_stop_map_make(struct source *s, struct ibx_error *err)
     return 0;
 }
 
-int ibx_source_stop_map_find(struct source *s, struct ibx_error *err)
+int ibx_source_stop_map_recall(struct source *s, struct ibx_error *err)
 {
     struct source_stop_map *stop = &s->stop_map;
     char path[128];
     path_of(s, path, sizeof(path));
     int rc = ibx_note_find(&stop->note, words_of(s) * 8, path, err);
-    if (source_returns(s)) {
-        stop->noted = !rc;
-        return rc == -ESTALE ? ibx_source_return_lost_note(path, err) : rc;
-    }
-    /* All zeros: the tool before this one ended before the stop, and no destination has a map. */
-    stop->noted = !rc && ibx_bits_count(stop->note.memory, words_of(s));
-    stop->looked_again = !stop->noted;
-    return rc == -ESTALE ? 0 : rc;
+    if (rc == -ESTALE && source_returns(s))
+        return ibx_source_return_lost_note(path, err);
+    if (rc && rc != -ESTALE)
+        return rc;
+    if (!rc)
+        ibx_page_map_recall(&s->vm.map, stop->note.memory);
+    /* No page: the tool before this one ended before the stop, and no destination has a map. */
+    stop->looked_again = rc || (!s->vm.map.data_pages && !source_returns(s));
+    return stop->looked_again ? -ENOENT : 0;
 }
 
 void ibx_source_stop_map_note(struct source *s)
 {
-    struct source_stop_map *stop = &s->stop_map;
-    if (!stop->note.memory)
-        return;
-    memcpy(stop->note.memory, s->vm.map.bits, stop->note.bytes);
-    stop->noted = true;
-}
-
-bool ibx_source_stop_map_recall(struct source *s)
-{
-    struct ibx_page_map noted = s->vm.map;
-    if (!s->stop_map.noted)
-        return false;
-    noted.bits = s->stop_map.note.memory;
-    ibx_page_map_restart(&s->vm.map);
-    ibx_page_map_add(&s->vm.map, &noted);
-    return true;
+    if (s->stop_map.note.memory)
+        memcpy(s->stop_map.note.memory, s->vm.map.bits, s->stop_map.note.bytes);
 }
 
 void ibx_source_stop_map_fini(struct source *s)
