@@ -58,6 +58,7 @@ static void test_a_late_block_job(void)
     mover_ends(&sender, 1);
     mover_must_print(&sender, "the block job copy (mirror, ready) works in this QEMU");
     mover_ends(&receiver, 1);
+    pair_no_maps();
     pair_stays();
     json_t *event = vm_event(&vms[0], "JOB_STATUS_CHANGE", "ready");
     json_decref(event);
