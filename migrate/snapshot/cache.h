@@ -9,6 +9,8 @@
  *   cache.c     the mapping, its engine, the connections to where the pages come from
  *   children.c  the faults of QEMUs on this host that have the files mapped privately
  *   child.c     how such a QEMU is handed over to that
+ *   child_record.c  what is known of it, for the next process
+ *   left_behind.c   children of a process that was killed when the folder had all pages
  *   holes.c     the parts of its memory that are zero in a whole snapshot
  *   network.c   its network cards, whose MACs are not the parent's
  *   multicast_cache.c  pages that come by multicast
@@ -266,6 +268,26 @@ int ibx_snapshot_child_read(const char *text, size_t length, unsigned count,
 struct sockaddr_un ibx_snapshot_child_address(int folder);
 /* The other end has ten seconds to say something, or to take it. */
 void ibx_snapshot_child_limit(int fd);
+
+/* ------------------------------------------------------------ child_record.c */
+
+/* -ENOSPC and others: an earlier record of the same process stays as it is. */
+int ibx_snapshot_child_record_write(const struct ibx_snapshot_folder *folder,
+                                    const struct snapshot_child *child, struct ibx_error *err);
+void ibx_snapshot_child_record_remove(const struct ibx_snapshot_folder *folder, pid_t pid);
+/* Calls `each` for every child that has a record, and not ended, until it returns true, which is
+ * returned. Records of those that have ended are removed. */
+bool ibx_snapshot_child_records(const struct ibx_snapshot_folder *folder,
+                                bool (*each)(void *context, const struct snapshot_child *child),
+                                void *context);
+/* Whether there is one, for which nobody may answer. */
+bool ibx_snapshot_children_left(const struct ibx_snapshot_folder *folder);
+
+/* ------------------------------------------------------------ left_behind.c */
+
+/* Of a whole folder: if nobody serves its children, and some are left, they are let go. What fails
+ * is logged: each of them waits on. */
+void ibx_snapshot_let_left_go(const struct ibx_snapshot_folder *folder);
 
 /* ------------------------------------------------------------ network.c */
 

@@ -6,8 +6,7 @@
  * child alone, as the kernel's zero page. A page that is in the file is none of this thread's
  * business: the kernel maps it.
  *
- * A file FOLDER/child.PID keeps what is known of each, for the next process: while there is none, a
- * child waits at its first missing page.
+ * A file of the folder (child_record.c) keeps what is known of each, for the next process.
  */
 #include "migrate/snapshot/cache.h"
 
@@ -16,9 +15,7 @@
 #include "migrate/journal/journal.h"
 #include "userfaultfd/fault.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
@@ -35,13 +32,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define RECORD     "child."
-#define RECORD_NEW ".child"
-#define ZERO_RUN   16           /* pages: zero pages that are put at a time */
-#define ZERO_PART  (4ull << 20) /* bytes of them that are put between two looks for faults */
-#define MESSAGES   16
-#define SIGNAL     SIGUSR1 /* ends a thread's wait */
-#define AGAIN_MS   500     /* until faults that could not be answered are tried again */
+#define ZERO_RUN  16           /* pages: zero pages that are put at a time */
+#define ZERO_PART (4ull << 20) /* bytes of them that are put between two looks for faults */
+#define MESSAGES  16
+#define SIGNAL    SIGUSR1 /* ends a thread's wait */
+#define AGAIN_MS  500     /* until faults that could not be answered are tried again */
 
 struct member {
     struct member *next;
@@ -66,62 +61,16 @@ struct snapshot_children {
 
 /* ------------------------------------------------------------ its record */
 
-static void record_name(pid_t pid, char name[32])
-{
-    snprintf(name, 32, RECORD "%d", (int)pid);
-}
-
-static int write_text(int folder, const char *text)
-{
-    const int fd =
-        openat(folder, RECORD_NEW, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    const size_t length = strlen(text);
-    size_t done = 0;
-    int rc = fd < 0 ? -errno : 0;
-    while (!rc && done < length) {
-        const ssize_t n = write(fd, text + done, length - done);
-        if (n > 0)
-            done += (size_t)n;
-        else if (n == 0 || errno != EINTR)
-            rc = n ? -errno : -ENOSPC;
-    }
-    if (fd >= 0)
-        close(fd);
-    return rc;
-}
-
-/* An earlier one of the same process stays as it is where there is no room. Under the lock. */
-static int record_write(const struct snapshot_children *c, const struct snapshot_child *child,
-                        struct ibx_error *err)
-{
-    char name[32];
-    json_t *json = ibx_snapshot_child_json(child);
-    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
-    record_name(child->pid, name);
-    int rc = text ? write_text(c->folder, text) : -ENOMEM;
-    if (!rc && renameat(c->folder, RECORD_NEW, c->folder, name))
-        rc = -errno;
-    if (rc)
-        unlinkat(c->folder, RECORD_NEW, 0);
-    free(text);
-    json_decref(json);
-    return rc ? ibx_error_set(err, rc, "%s/%s cannot be written: %s", c->config.folder->path, name,
-                              strerror(-rc))
-              : 0;
-}
-
 /* That of a member that is no more; another one may be of the same process. Under the lock. */
 static void record_remove(const struct snapshot_children *c, pid_t pid)
 {
-    char name[32];
     const struct member *m = c->members;
     while (m && (m->over || m->child.pid != pid))
         m = m->next;
-    record_name(pid, name);
     if (!m)
-        unlinkat(c->folder, name, 0);
+        ibx_snapshot_child_record_remove(c->config.folder, pid);
     else
-        record_write(c, &m->child, NULL);
+        ibx_snapshot_child_record_write(c->config.folder, &m->child, NULL);
 }
 
 /* ------------------------------------------------------------ faults */
@@ -398,7 +347,7 @@ static int add(struct snapshot_children *c, const struct snapshot_child *child, 
     int rc = take_descriptors(m, err);
     if (!rc) {
         pthread_mutex_lock(&c->lock);
-        rc = known ? 0 : record_write(c, child, err);
+        rc = known ? 0 : ibx_snapshot_child_record_write(c->config.folder, child, err);
         if (!rc)
             rc = start_thread(c, m, known, err);
         pthread_mutex_unlock(&c->lock);
@@ -413,37 +362,18 @@ static int add(struct snapshot_children *c, const struct snapshot_child *child, 
     return rc;
 }
 
-/* Those of a process before this one. */
-static void take_back(struct snapshot_children *c)
+/* One of a process before this one. */
+static bool take_back(void *context, const struct snapshot_child *child)
 {
-    const int fd = openat(c->folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    struct dirent *entry;
-    while (dir && (entry = readdir(dir))) {
-        char text[SNAPSHOT_CHILD_TEXT];
-        struct snapshot_child child;
-        struct ibx_error err = {0};
-        if (strncmp(entry->d_name, RECORD, strlen(RECORD)))
-            continue;
-        const int file = openat(c->folder, entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-        const ssize_t n = file < 0 ? -1 : read(file, text, sizeof(text));
-        if (file >= 0)
-            close(file);
-        int rc = n < 0 ? -EIO
-                       : ibx_snapshot_child_read(
-                             text, (size_t)n, c->config.folder->manifest.ram_count, &child, &err);
-        if (!rc)
-            rc = add(c, &child, true, &err);
-        if (rc == -ESRCH)
-            unlinkat(c->folder, entry->d_name, 0);
-        else if (rc)
-            ibx_log(IBX_LOG_ERROR, "a child in %s cannot be served: %s", entry->d_name,
-                    err.message);
-    }
-    if (dir)
-        closedir(dir);
-    else if (fd >= 0)
-        close(fd);
+    struct snapshot_children *c = context;
+    struct ibx_error err = {0};
+    const int rc = add(c, child, true, &err);
+    if (rc == -ESRCH)
+        ibx_snapshot_child_record_remove(c->config.folder, child->pid);
+    else if (rc)
+        ibx_log(IBX_LOG_ERROR, "a child, QEMU (process %d), cannot be served: %s", (int)child->pid,
+                err.message);
+    return false;
 }
 
 /* ------------------------------------------------------------ the socket */
@@ -550,7 +480,7 @@ int ibx_snapshot_children_open(const struct snapshot_children_config *config,
         ibx_snapshot_children_close(c);
         return rc;
     }
-    take_back(c);
+    ibx_snapshot_child_records(config->folder, take_back, c);
     *out = c;
     return 0;
 }
@@ -561,7 +491,7 @@ int ibx_snapshot_children_release(const struct snapshot_children_config *config,
     struct snapshot_children *c = NULL;
     int rc = make(config, &c, err);
     if (!rc)
-        take_back(c);
+        ibx_snapshot_child_records(config->folder, take_back, c);
     ibx_snapshot_children_close(c);
     return rc;
 }

@@ -565,8 +565,11 @@ static int open_parent(struct cloning *c, struct ibx_error *err)
         ibx_snapshot_folder_close(&c->folder);
         rc = ibx_snapshot_folder_open(c->config->path, false, &c->folder, err);
     }
-    return rc || !c->folder.manifest.complete ? rc
-                                              : ibx_snapshot_verify(&c->folder, &c->verified, err);
+    if (!rc && c->folder.manifest.complete)
+        rc = ibx_snapshot_verify(&c->folder, &c->verified, err);
+    if (!rc && c->folder.manifest.complete)
+        ibx_snapshot_let_left_go(&c->folder);
+    return rc;
 }
 
 static int begin(struct cloning *c, struct ibx_error *err)

@@ -41,16 +41,23 @@ static void test_filler_killed(void)
     assert_in_range(figure(&filler, "children_so_far"), 1, 2);
 }
 
-/* It is killed when the folder is whole and its children do not know that yet. */
-static void test_filler_killed_when_whole(void)
+/* What a killed process would have done next: the folder is whole. */
+static void make_whole(void)
 {
-    char command[600], memory[160];
-    kill_filler();
+    char command[600];
     snprintf(command, sizeof(command),
              "dd if=%s/ram.0 of=%s/ram.0 bs=4096 conv=notrunc,sparse status=none && "
              "cp %s/manifest.json %s/",
              snapshot, cache, snapshot, cache);
     assert_int_equal(system(command), 0);
+}
+
+/* It is killed when the folder is whole and its children do not know that yet. */
+static void test_filler_killed_when_whole(void)
+{
+    char memory[160];
+    kill_filler();
+    make_whole();
     mover_must_print(MOVER_RUN(1, "serve", cache, "--cache", server.uri),
                      "its children need no server");
     child_is_right(&children[0]);
@@ -64,6 +71,25 @@ static void test_filler_killed_when_whole(void)
     mover_must_print(
         MOVER_RUN(1, "serve", cache, "--cache", further.uri, "--listen", "tcp://127.0.0.1:0"),
         "serves another snapshot than the one in");
+}
+
+/* Likewise, and nobody serves a folder that is whole: the next clone of it lets them go. */
+static void test_filler_killed_when_whole_and_not_missed(void)
+{
+    char path[200];
+    kill_filler();
+    make_whole();
+    child_of(&children[1], cache);
+    for (unsigned i = 0; i < 2; i++) {
+        /* Also at what is zero. */
+        vm_do(&children[i], "pmemsave",
+              json_pack("{s:i, s:i, s:s}", "val", 0, "size", VM_RAM_MIB << 20, "filename",
+                        "/dev/null"));
+        child_is_right(&children[i]);
+    }
+    snprintf(path, sizeof(path), "%s/child.%d", cache, (int)children[0].pid);
+    assert_int_equal(access(path, F_OK), -1);
+    is_as_frozen(cache);
 }
 
 /* No server answers: the end of a child that waits for a page is seen all the same. */
@@ -397,6 +423,7 @@ int main(void)
         VM_TEST(test_child_ends_while_the_server_is_lost),
         VM_TEST(test_inner_node_dies),
         VM_TEST(test_filler_killed_when_whole),
+        VM_TEST(test_filler_killed_when_whole_and_not_missed),
         VM_TEST(test_another_snapshot_in_its_place),
         VM_TEST(test_a_cache_that_waits_itself),
         VM_TEST(test_a_cache_that_waits_later),
