@@ -3,6 +3,10 @@
  * This host's cache of a snapshot, for `clone URI`: a folder by the snapshot's id in a folder of
  * this user's on tmpfs, and a process of its own that fills it. Whoever comes first makes both;
  * who comes at the same time waits at a lock until a child can be made.
+ *
+ * Nobody looks after that process: it is started again by another one, which does nothing else and
+ * so is not ended by anything else, as long as it is killed, or fails, and there is a child, which
+ * would wait for its pages.
  */
 #include "migrate/snapshot/cache.h"
 
@@ -16,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -24,12 +29,25 @@
 #define READY 'r' /* a folder follows */
 #define WRONG 'w' /* a sentence follows */
 
+#define PAUSE_MS     100u /* before it is started again; it doubles */
+#define PAUSE_MAX_MS 5000u
+#define LIVED_MS     10000u /* after that the pause is short again */
+
+/* What a process that fills the cache leaves for the next one, in memory that they share. */
+struct legacy {
+    _Atomic bool served;                /* it has had a child, or may have */
+    char folder[PATH_MAX];              /* of this cache; "": not found yet */
+    char name[2 * IBX_SNAPSHOT_ID + 1]; /* its last part */
+};
+
 struct filler {
     struct ibx_serve_options options;
     struct ibx_host_cache *cache;
-    int told; /* the pipe to the process that waits */
+    struct legacy *legacy;
+    int told; /* the pipe to the process that waits; -1: it has been told, or has gone */
     int lock;
     int top;                            /* this user's folder of caches; -1: not found yet */
+    int ended;                          /* how the process before this one did, as of waitpid() */
     char name[2 * IBX_SNAPSHOT_ID + 1]; /* of this cache there */
 };
 
@@ -111,10 +129,11 @@ static void tell(struct filler *filler, char what, const char *text)
 {
     char line[PATH_MAX + 1];
     const int length = snprintf(line, sizeof(line), "%c%s", what, text);
-    if (filler->told >= 0 && write(filler->told, line, (size_t)length) < 0)
-        return; /* nobody waits any more: it goes on for others */
-    if (filler->told >= 0)
+    if (filler->told >= 0) {
+        const ssize_t ignored = write(filler->told, line, (size_t)length);
+        (void)ignored; /* nobody waits any more: it goes on for others */
         close(filler->told);
+    }
     filler->told = -1;
     if (filler->lock >= 0)
         close(filler->lock);
@@ -136,18 +155,25 @@ static int open_log(const struct filler *filler)
     return log;
 }
 
-/* From the first call on children find it. What is said from then on is in its folder. */
-static void on_status(void *context, const struct ibx_serve_status *status)
+/* What is said from now on is in its folder. */
+static void begin_log(const struct filler *filler)
 {
-    struct filler *filler = context;
-    (void)status;
-    if (filler->told < 0)
-        return;
     const int log = open_log(filler);
     if (log >= 0) {
         dup2(log, STDERR_FILENO);
         close(log);
     }
+}
+
+/* From the first call on children find it. */
+static void on_status(void *context, const struct ibx_serve_status *status)
+{
+    struct filler *filler = context;
+    (void)status;
+    if (filler->lock < 0)
+        return;
+    begin_log(filler);
+    filler->legacy->served = true;
     tell(filler, READY, filler->cache->folder);
 }
 
@@ -188,11 +214,38 @@ static int find(struct filler *filler, struct ibx_error *err)
     return rc;
 }
 
+/* The same after a process that has filled it and ended, without a server. 0: this process has to
+ * fill it, if it can. */
+static int find_again(struct filler *filler, struct ibx_error *err)
+{
+    struct ibx_snapshot_folder folder;
+    int rc = filler->top = open_top(filler->cache->top, err);
+    snprintf(filler->cache->folder, sizeof(filler->cache->folder), "%s", filler->legacy->folder);
+    memcpy(filler->name, filler->legacy->name, sizeof(filler->name));
+    if (rc >= 0)
+        rc = filler->lock = lock_of(filler->top, filler->name, err);
+    if (rc < 0)
+        return rc;
+    begin_log(filler);
+    rc = ibx_snapshot_folder_open(filler->cache->folder, false, &folder, err);
+    if (rc)
+        return rc;
+    if (folder.manifest.complete)
+        ibx_snapshot_let_left_go(&folder);
+    rc = folder.manifest.complete || !ibx_snapshot_child_expected(&folder, NULL);
+    ibx_snapshot_folder_close(&folder);
+    if (!rc && WIFSIGNALED(filler->ended))
+        dprintf(STDERR_FILENO,
+                "the process that filled this cache was killed by signal %d: it is started again\n",
+                WTERMSIG(filler->ended));
+    return rc;
+}
+
 static void fill(struct filler *filler)
 {
     struct ibx_error err = {0};
     prctl(PR_SET_NAME, "ibx-cache");
-    int rc = find(filler, &err);
+    int rc = *filler->legacy->folder ? find_again(filler, &err) : find(filler, &err);
     if (rc > 0)
         tell(filler, READY, filler->cache->folder);
     filler->options.folder = filler->cache->folder;
@@ -200,13 +253,67 @@ static void fill(struct filler *filler)
     filler->options.notify = on_notify;
     filler->options.context = filler;
     filler->options.until_unused = true;
-    if (!rc)
+    if (!rc) {
+        snprintf(filler->legacy->folder, sizeof(filler->legacy->folder), "%s",
+                 filler->cache->folder);
+        memcpy(filler->legacy->name, filler->name, sizeof(filler->name));
         rc = ibx_snapshot_serve(&filler->options, &err);
+    }
     if (rc < 0) {
         dprintf(STDERR_FILENO, "%s\n", err.message);
         tell(filler, WRONG, err.message);
     }
     _exit(rc < 0);
+}
+
+/* ------------------------------------------------------------ who starts it again */
+
+/* Whether a child waits for its pages, or will. */
+static bool is_missed(const struct legacy *legacy)
+{
+    struct ibx_snapshot_folder folder;
+    if (!legacy->served || ibx_snapshot_folder_open(legacy->folder, false, &folder, NULL))
+        return false;
+    const bool left = ibx_snapshot_children_left(&folder);
+    ibx_snapshot_folder_close(&folder);
+    return left;
+}
+
+/* Until it has ended: how. */
+static int fill_once(struct filler *filler)
+{
+    int status = 0;
+    const pid_t pid = fork();
+    if (!pid)
+        fill(filler);
+    if (filler->told >= 0) /* who waits is to see that it has ended */
+        close(filler->told);
+    filler->told = -1;
+    while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    return pid > 0 ? status : W_EXITCODE(1, 0);
+}
+
+static void supervise(struct filler *filler)
+{
+    unsigned pause_ms = PAUSE_MS;
+    prctl(PR_SET_NAME, "ibx-cache-super");
+    filler->legacy = mmap(NULL, sizeof(*filler->legacy), PROT_READ | PROT_WRITE,
+                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (filler->legacy == MAP_FAILED) {
+        tell(filler, WRONG, "no memory for the process that fills this host's cache");
+        _exit(1);
+    }
+    for (;;) {
+        const uint64_t since = ibx_now_ns();
+        filler->ended = fill_once(filler);
+        if (!filler->ended || !is_missed(filler->legacy))
+            _exit(filler->ended != 0);
+        if (ibx_now_ns() - since > LIVED_MS * IBX_NS_PER_MS)
+            pause_ms = PAUSE_MS;
+        poll(NULL, 0, (int)pause_ms);
+        pause_ms = pause_ms * 2 < PAUSE_MAX_MS ? pause_ms * 2 : PAUSE_MAX_MS;
+    }
 }
 
 /* ------------------------------------------------------------ who waits for it */
@@ -254,7 +361,7 @@ int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_
         setsid();
         if (chdir("/"))
             _exit(1);
-        fill(&filler);
+        supervise(&filler);
     }
     const int code = errno;
     close(pipes[1]);

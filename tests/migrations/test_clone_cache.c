@@ -141,16 +141,6 @@ static json_int_t last_number(const struct mover *mover, const char *name)
 }
 
 /* No command was given before on this host: the first child makes its cache, others use it. */
-/* That a clone has made, or found. */
-static void folder_of(const struct mover *clone, char folder[160])
-{
-    FILE *file = fopen(clone->out, "re");
-    static char line[1024];
-    assert_true(file && fgets(line, sizeof(line), file));
-    fclose(file);
-    assert_int_equal(sscanf(strstr(line, "\"folder\":\""), "\"folder\":\"%159[^\"]", folder), 1);
-}
-
 static void test_of_a_uri(void)
 {
     char folder[300], manifest[320];
@@ -165,7 +155,7 @@ static void test_of_a_uri(void)
                 (const char *[]){"clone", server.uri, "--json", "--qmp", children[1].tool, NULL});
     mover_ends(&filler, 0);
     mover_ends(&further, 0);
-    folder_of(&filler, cache);
+    clone_folder(&filler, cache);
     snprintf(folder, sizeof(folder), "%s", cache);
     for (unsigned i = 0; i < 2; i++)
         child_is_right(&children[i]);
@@ -236,7 +226,7 @@ static void test_by_multicast(void)
     child_start(&children[1], NULL);
     struct mover *second =
         MOVER_RUN(0, "clone", server.uri, "--multicast", "--json", "--qmp", children[1].tool);
-    folder_of(second, made);
+    clone_folder(second, made);
     child_is_right(&children[1]);
     await_figure(&server, "multicast_joined", 2);
     await_figure(&filler, "present", (json_int_t)(VM_RAM_MIB << 8));

@@ -92,6 +92,58 @@ static void test_filler_killed_when_whole_and_not_missed(void)
     is_as_frozen(cache);
 }
 
+static void await_words_in(const char *path, const char *words)
+{
+    const uint64_t until = vm_soon();
+    while (!lines_with(path, words)) {
+        assert_true(ibx_now_ns() < until);
+        poll(NULL, 0, 20);
+    }
+}
+
+/* The process of this host that fills the folder which a clone has made. */
+static void signal_filler_of(const char *folder, int number)
+{
+    char command[400];
+    snprintf(command, sizeof(command),
+             "for p in /proc/[0-9]*; do grep -qsx ibx-cache $p/comm && readlink $p/fd/* | grep -qx "
+             "%s && kill -%d ${p#/proc/} && sent=1; done; test \"$sent\"",
+             folder, number);
+    const uint64_t until = vm_soon();
+    while (system(command)) /* it may be about to be started again */
+        assert_true(ibx_now_ns() < until);
+}
+
+/* Nobody but a clone has started that: a child does not wait for somebody who starts it again, also
+ * where its server is away at first. */
+static void test_filler_of_a_uri_killed(void)
+{
+    char uri[300], log[200];
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    snprintf(uri, sizeof(uri), "%s", server.uri);
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    const struct mover *clone =
+        MOVER_RUN(0, "clone", uri, "--on-demand", "--json", "--qmp", children[0].tool);
+    clone_folder(clone, cache);
+    signal_filler_of(cache, SIGKILL);
+    vm_do(&children[0], "cont", NULL);
+    child_is_right(&children[0]);
+    mover_kill(&server, SIGKILL);
+    signal_filler_of(cache, SIGKILL);
+    snprintf(log, sizeof(log), "%s/log", cache);
+    await_words_in(log, "no server answers");
+    SERVE(&server, snapshot, "--listen", uri);
+    vm_do(
+        &children[0], "pmemsave",
+        json_pack("{s:i, s:i, s:s}", "val", 0, "size", VM_RAM_MIB << 20, "filename", "/dev/null"));
+    child_is_right(&children[0]);
+    assert_true(lines_with(log, "was killed by signal 9") >= 2);
+    /* Who is told to end is not started again. */
+    signal_filler_of(cache, SIGTERM);
+    await_words_in(log, "its children wait until it is served again");
+}
+
 /* No server answers: the end of a child that waits for a page is seen all the same. */
 static void test_child_ends_while_the_server_is_lost(void)
 {
@@ -420,6 +472,7 @@ int main(void)
         VM_TEST(test_changed_hash),
         VM_TEST(test_filler_killed),
         VM_TEST(test_filler_killed_while_its_reader_waits),
+        VM_TEST(test_filler_of_a_uri_killed),
         VM_TEST(test_child_ends_while_the_server_is_lost),
         VM_TEST(test_inner_node_dies),
         VM_TEST(test_filler_killed_when_whole),
