@@ -18,6 +18,7 @@ from harness import LIMIT, Skip, equal, free_port, run_all
 from migrate_scene import (Vm, case, fails, finish, key_file, objects, receiver, says, start,
                            succeeds)
 
+SMALL_STACK = 64 << 10
 MANUAL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/man/ib-migrate.1")
 
 
@@ -351,6 +352,35 @@ def a_receiver_without_descriptors_says_so_once(scene):
     _, _, err = finish(waiting)
     equal(err.count("raise the limit on open files"), 1)
     source.runs_on()
+
+
+def small_stack(hard=None):
+    """Of a process that is to be started."""
+    most = resource.getrlimit(resource.RLIMIT_STACK)[1] if hard is None else hard
+    return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_STACK, (SMALL_STACK, most))}
+
+
+@case
+def a_low_limit_on_the_stack_is_raised(scene):
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, destination, **small_stack())
+    sender = start(scene, "send --json", *source.qmp, uri, **small_stack())
+    for tool in (sender, waiting):
+        code, summary, _ = finish(tool)
+        equal((code, summary["complete"]), (0, True))
+    destination.runs_on()
+    equal(scene.run("status", **small_stack())[0], 0)
+
+
+@case
+def a_limit_on_the_stack_that_cannot_be_raised_is_said(scene):
+    without = ("setpriv", "--bounding-set", "-sys_resource")
+    if subprocess.run((*without, "true"), check=False, stderr=subprocess.DEVNULL).returncode:
+        raise Skip("needs setpriv, and root")
+    done = subprocess.run((*without, scene.program, "status"), check=False, text=True,
+                          capture_output=True, **small_stack(SMALL_STACK))
+    equal((done.returncode, done.stdout), (1, ""))
+    says(done.stderr, "64 KiB", "ulimit -s")
 
 
 @case

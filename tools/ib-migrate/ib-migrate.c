@@ -592,6 +592,8 @@ int main(int argc, char **argv)
     ibx_tool_parse(&tool, cut_command(argc, argv, &args), argv, &args, &command, &args.uri);
     ibx_cli_result_command(commands[command].name, BIT(command) & TOLD_BY_RESULT);
     check_line(&args, command);
+    if (ibx_cli_make_room_for_stacks(&err))
+        return ibx_cli_fail(err.message);
     begin_signals(command);
     check_connecting(&args, command, connecting_option(argc, argv));
     resolve_key_file(&args.options);

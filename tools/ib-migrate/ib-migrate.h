@@ -14,6 +14,7 @@
  *   run.h         run: makes the destination's QEMU, over ssh
  *   vm_state.c    where a record says that the VM is
  *   core_dump.c   core dumps without guest memory
+ *   stack.c       limits on the stack that are too low
  *   progress.c    shows a migration while it runs, from a thread of its own
  *   text.c        what the others print: progress bar, phases, summary
  */
@@ -91,6 +92,8 @@ struct migrate_args {
  */
 void ibx_cli_keep_memory_out_of_cores(void);
 void ibx_cli_give_cores_back(void);
+/* stack.c: raises this process's limit on the stack as far as it may, if it is low. -ENOMEM. */
+int ibx_cli_make_room_for_stacks(struct ibx_error *err);
 
 int ibx_cli_receive(const struct migrate_args *args);
 int ibx_cli_send(const struct migrate_args *args);
