@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <sstream>
+#include <sys/auxv.h>
 #include <thread>
 #include <vector>
 
@@ -359,6 +360,54 @@ bool libraries_found_elsewhere()
     Application nowhere(nullptr, other, "");
     unsetenv("LD_AUDIT");
     return HOLDS(nowhere.good() && nowhere.said().empty());
+}
+
+// Whether one that finds NVIDIA's by DT_RPATH has GVirtuS's, which LD_LIBRARY_PATH names so.
+static bool finds_by(const GpuBackEnd &back, const std::string &listed)
+{
+    const char *program = std::getenv("IBX_TEST_LOCAL_PROGRAM"),
+               *local = std::getenv("IBX_TEST_LOCAL_CUDART"),
+               *search = std::getenv("IBX_TEST_SEARCH");
+    const std::string before = std::getenv("LD_LIBRARY_PATH");
+    REQUIRE(program && local && search);
+    setenv("LD_LIBRARY_PATH", (listed + ":" + before).c_str(), 1);
+    setenv("LD_AUDIT", search, 1);
+    Application app(&back, program, local);
+    unsetenv("LD_AUDIT");
+    setenv("LD_LIBRARY_PATH", before.c_str(), 1);
+    REQUIRE(app.good());
+    return HOLDS(lines_with(app.said(), "ibx:") == 0);
+}
+
+// The loader's words in LD_LIBRARY_PATH: the program's folder, and where libraries of this kind of
+// processor are, which has another name on each system.
+bool libraries_found_by_tokens()
+{
+    const char *program = std::getenv("IBX_TEST_LOCAL_PROGRAM");
+    REQUIRE(program);
+    const std::filesystem::path in = std::filesystem::canonical(folder) / "tokens",
+                                from = std::filesystem::canonical(program).parent_path(),
+                                library = std::filesystem::absolute(cudart);
+    const auto *platform = reinterpret_cast<const char *>(getauxval(AT_PLATFORM));
+    const std::string here = in.lexically_relative(from);
+    GpuBackEnd back;
+    const std::pair<std::string, std::string> all[] = {
+        {"$ORIGIN/" + here, ""},
+        {"/nowhere/$LIB:${ORIGIN}/" + here, ""},
+        {in.string() + "/$LIB", "lib"},
+        {in.string() + "/${LIB}/of", "lib64/of"},
+        {in.string() + "/$PLATFORM-of", platform ? platform + std::string("-of") : ""},
+        {"$ORIGIN/" + here + "/$LIB/$OTHER", "lib/$OTHER"}};
+    for (const auto &[listed, found] : all) {
+        std::filesystem::create_directories(in / found);
+        std::filesystem::create_symlink(library, in / found / "libcudart.so.13");
+        const bool good = finds_by(back, listed);
+        std::filesystem::remove_all(in);
+        if (!good)
+            std::fprintf(stderr, "not found by %s\n", listed.c_str());
+        REQUIRE(good);
+    }
+    return true;
 }
 
 // What a library has that the program has opened for itself alone, it gets, also where others are

@@ -119,6 +119,7 @@ bool static_runtime_allocator();
 bool static_runtime_odd_starts();
 bool static_runtime_refused();
 bool libraries_found_elsewhere();
+bool libraries_found_by_tokens();
 bool libraries_of_its_own();
 bool static_libraries_linked();
 bool static_libraries_opened(const char *how);

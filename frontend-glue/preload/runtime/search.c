@@ -109,6 +109,100 @@ static bool is_loadable(const char *path)
            head.e_machine == __ehdr_start.e_machine;
 }
 
+/* What the loader puts in the place of a word of LD_LIBRARY_PATH (ld.so(8), "Dynamic string
+ * tokens"). It tells nobody which name $LIB has where it was built, nor which $PLATFORM it has
+ * found out: those that there are are tried, the most particular one first. */
+struct token {
+    const char *name;
+    const char *values[3]; /* NULL: it has no more */
+};
+
+enum { ORIGIN, LIB, PLATFORM };
+
+static struct token tokens[] = {
+    [ORIGIN] = {"ORIGIN", {NULL}},
+#ifdef __x86_64__
+    [LIB] = {"LIB", {"lib/x86_64-linux-gnu", "lib64", "lib"}},
+    [PLATFORM] = {"PLATFORM", {"haswell", "xeon_phi", NULL}},
+#else
+    [LIB] = {"LIB", {"lib/aarch64-linux-gnu", "lib64", "lib"}},
+    [PLATFORM] = {"PLATFORM", {NULL}},
+#endif
+};
+
+#define TOKENS (sizeof(tokens) / sizeof(tokens[0]))
+#define VALUES (sizeof(tokens[0].values) / sizeof(tokens[0].values[0]))
+
+static void add_value(struct token *token, const char *value)
+{
+    size_t i = 0;
+    while (i < VALUES && token->values[i])
+        i++;
+    if (i < VALUES)
+        token->values[i] = value;
+}
+
+/* The folder of the program, and the processor's name, as the kernel tells them. */
+static void read_values(void)
+{
+    static char program[PATH_MAX];
+    const long n = ibx_early_call(SYS_readlinkat, AT_FDCWD, (long)"/proc/self/exe", (long)program,
+                                  sizeof(program) - 1, 0, 0);
+    const int file = ibx_early_open("/proc/self/auxv", O_RDONLY);
+    ElfW(auxv_t) entry;
+    const char *slash = name_in(program);
+    if (n > 0 && slash > program) {
+        program[slash - program - (slash - program > 1)] = 0;
+        add_value(&tokens[ORIGIN], program);
+    }
+    for (uint64_t at = 0;
+         file >= 0 && ibx_early_read(file, &entry, sizeof(entry), at) && entry.a_type != AT_NULL;
+         at += sizeof(entry))
+        if (entry.a_type == AT_PLATFORM && entry.a_un.a_val)
+            add_value(&tokens[PLATFORM], (const char *)entry.a_un.a_val);
+    if (file >= 0)
+        ibx_early_close(file);
+}
+
+/* How many of the n bytes, behind a '$', are that token's name; 0: they are something else. */
+static size_t names(const char *text, size_t n, const struct token *token)
+{
+    const size_t length = ibx_early_length(token->name), braces = n && *text == '{' ? 1 : 0;
+    if (n < length + 2 * braces || !ibx_early_same(text + braces, token->name, length) ||
+        (braces && text[1 + length] != '}'))
+        return 0;
+    return length + 2 * braces;
+}
+
+static bool append(char to[PATH_MAX], size_t *at, const char *from, size_t n)
+{
+    if (n >= PATH_MAX - *at)
+        return false;
+    ibx_early_copy(to + *at, from, n);
+    *at += n;
+    return true;
+}
+
+/* A folder's n bytes, each token by the value of that number; false: it has none, or there is no
+ * room. */
+static bool expand(char to[PATH_MAX], size_t *length, const char *folder, size_t n,
+                   const size_t which[TOKENS])
+{
+    *length = 0;
+    for (size_t i = 0; i < n;) {
+        const struct token *token = tokens;
+        size_t named = 0;
+        if (folder[i] == '$')
+            while (token < tokens + TOKENS && !(named = names(folder + i + 1, n - i - 1, token)))
+                token++;
+        const char *value = named ? token->values[which[token - tokens]] : folder + i;
+        if (!value || !append(to, length, value, named ? ibx_early_length(value) : 1))
+            return false;
+        i += 1 + named;
+    }
+    return true;
+}
+
 /* Whether the folder, whose name has n bytes, has it: then it is in `found`. */
 static bool is_in(const char *folder, size_t n, const char *below, const char *name)
 {
@@ -122,6 +216,24 @@ static bool is_in(const char *folder, size_t n, const char *below, const char *n
     return is_loadable(found);
 }
 
+/* Likewise one of LD_LIBRARY_PATH. */
+static bool is_in_listed(const char *folder, size_t n, const char *name)
+{
+    static char expanded[PATH_MAX];
+    bool has_token = false;
+    for (size_t i = 0; i < n; i++)
+        has_token = has_token || folder[i] == '$';
+    if (!has_token)
+        return is_in(folder, n, "", name);
+    for (size_t i = 0; i < VALUES * VALUES; i++) {
+        const size_t which[TOKENS] = {[LIB] = i % VALUES, [PLATFORM] = i / VALUES};
+        size_t length;
+        if (expand(expanded, &length, folder, n, which) && is_in(expanded, length, "", name))
+            return true;
+    }
+    return false;
+}
+
 static bool find(const char *name)
 {
     const char *folders = variable("LD_LIBRARY_PATH="), *home = variable("GVIRTUS_HOME=");
@@ -129,7 +241,7 @@ static bool find(const char *name)
         size_t n = 0;
         while (folders[n] && folders[n] != ':' && folders[n] != ';')
             n++;
-        if (is_in(folders, n, "", name))
+        if (is_in_listed(folders, n, name))
             return true;
         folders += n + (folders[n] ? 1 : 0);
     }
@@ -145,6 +257,7 @@ SEEN char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag);
 unsigned la_version(unsigned version)
 {
     read_variables();
+    read_values();
     return version;
 }
 
