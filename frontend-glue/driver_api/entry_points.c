@@ -6,6 +6,7 @@
  */
 #include "frontend-glue/driver_api/driver.h"
 #include "frontend-glue/preload/dlsym.h"
+#include "frontend-glue/preload/runtime/runtime_inside.h"
 
 #include "common/log.h"
 
@@ -202,11 +203,12 @@ EXPORTED int cuGetProcAddress_v2_ptsz(const char *name, void **function, int ver
     return get(name, function, version, flags, status, true);
 }
 
-/* Compilers, which do without, and a libcudart of NVIDIA's, of which cuInit() tells. */
+/* Compilers, and the library about the devices of this host, which do without; and a libcudart of
+ * NVIDIA's, of which cuInit() tells. */
 static bool is_known(const char *file)
 {
     static const char *const names[] = {"libnvrtc", "libnvJitLink", "libnvptxcompiler",
-                                        "libcudart.so"};
+                                        "libnvidia-ml.so", "libcudart.so"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (ibx_frontend_is_named(file, names[i]))
             return true;
@@ -221,12 +223,16 @@ EXPORTED int cuGetExportTable(const void **table, const void *id)
     if (table)
         *table = NULL;
     const char *file = ibx_frontend_file_of(__builtin_return_address(0));
+    const bool is_nvidias = file && ibx_inside_is_of_nvidia(file);
     if (!(file && is_known(file)) && !atomic_flag_test_and_set(&told))
-        ibx_log(IBX_LOG_WARN,
-                "cuGetExportTable returns CUDA_ERROR_NOT_FOUND to %s: a CUDA runtime that nvcc has "
-                "linked into it statically, as it does by default, needs the driver of this host, "
-                "and fails over a remote GPU; do not strip it, or link it with nvcc -cudart shared",
-                file ? file : "the program");
+        ibx_log(IBX_LOG_WARN, "cuGetExportTable returns CUDA_ERROR_NOT_FOUND to %s, %s",
+                file ? file : "the program",
+                is_nvidias ? "which is NVIDIA's: what it does by the private tables of this host's "
+                             "driver fails over a remote GPU"
+                           : "as to all: what relies on the private tables of this host's driver "
+                             "fails over a remote GPU. If a CUDA runtime is linked into it "
+                             "statically, as nvcc does by default, do not strip it, or link it "
+                             "with nvcc -cudart shared");
     return table ? CUDA_SYMBOL_NOT_FOUND : CUDA_INVALID_VALUE;
 }
 

@@ -421,6 +421,33 @@ bool libraries_of_its_own()
     return HOLDS(app.good() && lines_with(app.said(), "cusparseSnnz") == 0);
 }
 
+// Who asks the driver for a private table: of a library that does without nothing is said, one of
+// NVIDIA's is named as that, and another one may contain CUDA's runtime.
+bool libraries_ask_driver()
+{
+    const char *opener = std::getenv("IBX_TEST_LOCAL_OPENER"),
+               *asks = std::getenv("IBX_TEST_ASKS_DRIVER");
+    REQUIRE(opener && asks);
+    const struct {
+        const char *name, *says;
+    } all[] = {{"libnvidia-ml.so.1", nullptr},
+               {"libnvrtc.so.13", nullptr},
+               {"libcupti.so.13", "which is NVIDIA's"},
+               {"libcudnn_graph.so.9", "which is NVIDIA's"},
+               {"libnvidia-mlmine.so", "do not strip it"},
+               {"libmine.so", "do not strip it"}};
+    for (const auto &each : all) {
+        const std::string file = folder + "/" + each.name;
+        std::filesystem::copy_file(asks, file, std::filesystem::copy_options::overwrite_existing);
+        Application app(nullptr, opener, file, "ask_driver");
+        REQUIRE(app.good() && lines_with(app.said(), "ibx:") == (each.says ? 1 : 0));
+        REQUIRE(!each.says || lines_with(app.said(), "to " + file) == 1);
+        REQUIRE(!each.says || lines_with(app.said(), each.says) == 1);
+        std::filesystem::remove(file);
+    }
+    return true;
+}
+
 // The double's library of that kind.
 static std::string static_library(const char *kind)
 {

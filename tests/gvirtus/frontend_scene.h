@@ -121,6 +121,7 @@ bool static_runtime_refused();
 bool libraries_found_elsewhere();
 bool libraries_found_by_tokens();
 bool libraries_of_its_own();
+bool libraries_ask_driver();
 bool static_libraries_linked();
 bool static_libraries_opened(const char *how);
 bool static_libraries_lacking();

@@ -586,6 +586,7 @@ void check_what_it_does_not()
     check("a libcudart that the program brings with it", libraries_found_elsewhere);
     check("... where LD_LIBRARY_PATH has the loader's own words", libraries_found_by_tokens);
     check("a libcusparse that the program brings with it", libraries_of_its_own);
+    check("libraries that ask for a private table of the driver", libraries_ask_driver);
     check("libraries with CUDA's runtime in themselves", static_libraries_linked);
     for (const char *how : {"once", "again", "flags", "threads", "forked", "forks", "no new code",
                             "nested", "first calls", "far", "copy"})

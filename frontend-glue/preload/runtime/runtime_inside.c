@@ -77,7 +77,7 @@ static bool ends_name(const char *end)
     return n == 9 && ibx_early_begins(end + n, ".so");
 }
 
-static bool is_of_nvidia(const char *path)
+bool ibx_inside_is_of_nvidia(const char *path)
 {
     const char *name = path;
     bool is = false;
@@ -510,7 +510,7 @@ static struct ibx_inside *find(const struct link_map *map, const char *path, boo
     struct imports imports;
     struct ibx_elf elf;
     struct ibx_inside *inside = NULL;
-    if (is_of_nvidia(path))
+    if (ibx_inside_is_of_nvidia(path))
         return NULL;
     look_at_imports(map, &imports);
     if (is_file)

@@ -58,6 +58,8 @@ struct ibx_inside *ibx_inside_find(const struct link_map *map, const char *path,
 /* Of an object in another namespace, which is left alone: NULL or IBX_INSIDE_ELSEWHERE. */
 struct ibx_inside *ibx_inside_find_elsewhere(const struct link_map *map, const char *path);
 void ibx_inside_free(struct ibx_inside *inside);
+/* Whether a file has the name of a library of NVIDIA's own, which nobody links anew. */
+bool ibx_inside_is_of_nvidia(const char *path);
 
 /* Not to be called from C: where a function of a runtime jumps to for the first time, and where one
  * does that is nowhere else. */
