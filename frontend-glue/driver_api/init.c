@@ -80,20 +80,35 @@ static void *open_runtime(void)
 }
 
 /* The plugin looks for this library in the global scope, where it is not if a program has opened
- * libcuda.so.1. */
-static void make_global(void)
+ * libcuda.so.1. False: it is in a namespace of the loader's that has no such scope (dlmopen(3)):
+ * glibc crashes as something comes into it. */
+static bool make_global(void)
 {
     const char *file = ibx_frontend_file_of(&initialized);
-    if (file)
+    void *us = file ? dlopen(file, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    Lmid_t namespace = LM_ID_BASE;
+    const bool is_elsewhere =
+        us && !dlinfo(us, RTLD_DI_LMID, &namespace) && namespace != LM_ID_BASE;
+    if (us && !is_elsewhere)
         dlopen(file, RTLD_LAZY | RTLD_NOLOAD | RTLD_GLOBAL);
+    if (us)
+        dlclose(us);
     dlerror();
+    return !is_elsewhere;
 }
 
 static int load_runtime(void)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     char path[PATH_MAX] = "";
-    make_global();
+    if (!make_global()) {
+        if (!atomic_flag_test_and_set(&told))
+            ibx_log(IBX_LOG_ERROR,
+                    "cuInit returns CUDA_ERROR_NO_DEVICE: libcuda.so.1 is opened into a namespace "
+                    "of its own (dlmopen), where GVirtuS does not reach the remote GPU; preload "
+                    "libibx-frontend.so, or open it by dlopen");
+        return CUDA_NO_DEVICE;
+    }
     if (ibx_frontend_libcudart(path)) {
         void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
         const bool theirs = library && ibx_frontend_is_nvidias(library);

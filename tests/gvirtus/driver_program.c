@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A program that knows the driver alone, by libcuda.so.1, which its argument names, and is linked
- * with nothing of CUDA. */
+ * with nothing of CUDA. With a second one it opens that into a namespace of the loader's own. */
 #include "tests/fixtures/patience.h"
 
 #include <dlfcn.h>
@@ -31,7 +31,9 @@ int main(int argc, char **argv)
     void *context = NULL;
     uint64_t memory = 0;
     alarm(50 * patience_times());
-    void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
+    void *library = argc > 2   ? dlmopen(LM_ID_NEWLM, argv[1], RTLD_NOW | RTLD_LOCAL)
+                    : argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL)
+                               : NULL;
     if (!library) {
         fprintf(stderr, "%s\n", dlerror());
         return 1;

@@ -211,25 +211,6 @@ bool driver_alone()
     return true;
 }
 
-// CUDA_ERROR_NO_DEVICE, and a line.
-bool driver_without_gvirtus()
-{
-    const char *library = std::getenv("IBX_TEST_DRIVER"),
-               *program = std::getenv("IBX_TEST_DRIVER_PROGRAM");
-    const std::string before = cudart;
-    REQUIRE(library && program);
-    const char *libraries = std::getenv("LD_LIBRARY_PATH");
-    const std::string all = libraries ? libraries : "";
-    unsetenv("LD_LIBRARY_PATH");
-    cudart = "/nowhere/libcudart.so";
-    Application app(nullptr, program, library);
-    cudart = before;
-    setenv("LD_LIBRARY_PATH", all.c_str(), 1);
-    REQUIRE(result_of(app.pid) == 100);
-    return HOLDS(lines_with(app.said(), "no libcudart.so of GVirtuS's is found") == 1 &&
-                 lines_with(app.said(), "ibx:") == 1);
-}
-
 // GVirtuS's libcudart, by the name that it has for that version of CUDA.
 struct Installed {
     const std::string in = folder + "/front end";
@@ -250,6 +231,48 @@ struct Installed {
   private:
     std::string before;
 };
+
+// Opened into a namespace of the loader's own it is ours by the preload, or tells that it is of no
+// use there. A sanitizer would be there twice.
+bool driver_elsewhere()
+{
+    const char *library = std::getenv("IBX_TEST_DRIVER"),
+               *program = std::getenv("IBX_TEST_DRIVER_PROGRAM");
+    REQUIRE(library && program);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    GpuBackEnd back;
+    const Installed installed;
+    Application with(&back, program, library, "namespace");
+    REQUIRE(with.good() && lines_with(with.said(), "ibx:") == 0);
+    const std::string before = preload;
+    preload = "";
+    Application without(&back, program, library, "namespace");
+    preload = before;
+    REQUIRE(result_of(without.pid) == 100);
+    REQUIRE(lines_with(without.said(), "into a namespace of its own") == 1);
+    REQUIRE(lines_with(without.said(), "ibx:") == 1);
+#endif
+    return true;
+}
+
+// CUDA_ERROR_NO_DEVICE, and a line.
+bool driver_without_gvirtus()
+{
+    const char *library = std::getenv("IBX_TEST_DRIVER"),
+               *program = std::getenv("IBX_TEST_DRIVER_PROGRAM");
+    const std::string before = cudart;
+    REQUIRE(library && program);
+    const char *libraries = std::getenv("LD_LIBRARY_PATH");
+    const std::string all = libraries ? libraries : "";
+    unsetenv("LD_LIBRARY_PATH");
+    cudart = "/nowhere/libcudart.so";
+    Application app(nullptr, program, library);
+    cudart = before;
+    setenv("LD_LIBRARY_PATH", all.c_str(), 1);
+    REQUIRE(result_of(app.pid) == 100);
+    return HOLDS(lines_with(app.said(), "no libcudart.so of GVirtuS's is found") == 1 &&
+                 lines_with(app.said(), "ibx:") == 1);
+}
 
 static bool reaches(const std::string &program, const char *how)
 {

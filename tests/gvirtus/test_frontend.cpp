@@ -506,6 +506,7 @@ void check_what_it_does_not()
           [] { return library_loaded_later("libcuda.so.1", "local-driver", nullptr); });
     check("a program that knows the driver alone", driver_alone);
     check("... and no GVirtuS", driver_without_gvirtus);
+    check("... in a namespace of its own", driver_elsewhere);
     for (const char *test :
          {"driver-begins",           "driver-contexts",       "driver-context-of-threads",
           "driver-and-runtime",      "driver-memory",         "driver-modules",
