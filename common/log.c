@@ -5,6 +5,7 @@
 #include "common/error.h"
 #include "common/forked.h"
 #include "common/line_bound.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -192,14 +193,24 @@ static bool is_left_out(enum ibx_log_level level)
     return false;
 }
 
-void ibx_log(enum ibx_log_level level, const char *format, ...)
+static void log_line(enum ibx_log_level level, const char *format, va_list args)
 {
-    if (!ibx_log_enabled(level) || !is_for_messages() || is_left_out(level))
+    if (!is_for_messages() || is_left_out(level))
         return;
     if (atomic_load(&untaken) && is_taken())
         say_left_out(IBX_LOG_WARN, atomic_exchange(&untaken, 0), "nobody took them");
-    va_list args;
-    va_start(args, format);
     write_line(level, format, args);
+}
+
+/* The calling thread may be cancelled, and have locks. */
+void ibx_log(enum ibx_log_level level, const char *format, ...)
+{
+    va_list args;
+    if (!ibx_log_enabled(level))
+        return;
+    const int cancel = ibx_thread_hold_cancel();
+    va_start(args, format);
+    log_line(level, format, args);
     va_end(args);
+    ibx_thread_release_cancel(cancel);
 }

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -296,6 +297,35 @@ static void test_nobody_reads(void **state)
     }
 }
 
+/* pthread_cancel(3) ends a thread behind the line, not in it: it may have locks there. */
+static void *log_cancelled(void *good)
+{
+    pthread_cancel(pthread_self());
+    ibx_log(IBX_LOG_ERROR, "a line");
+    *(bool *)good = true;
+    pthread_testcancel();
+    return NULL;
+}
+
+static void test_of_a_cancelled_thread(void **state)
+{
+    (void)state;
+    const pid_t child = fork();
+    if (!child) {
+        char text[100] = "";
+        bool good = false;
+        pthread_t thread;
+        void *result = NULL;
+        const int from = put(A_PIPE);
+        if (pthread_create(&thread, NULL, log_cancelled, &good) || pthread_join(thread, &result))
+            _exit(2);
+        _exit(good && result == PTHREAD_CANCELED && read(from, text, sizeof(text)) > 0 ? 0 : 1);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -307,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_not_too_many_of_all),
         cmocka_unit_test(test_a_reader_that_takes_nothing),
         cmocka_unit_test(test_nobody_reads),
+        cmocka_unit_test(test_of_a_cancelled_thread),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
