@@ -339,6 +339,21 @@ bool host_functions_lost();
 bool host_functions_at_exit();
 bool host_function_for_ever();
 
+// application_programs.cpp
+
+// What programs do beside CUDA.
+bool programs_beside_calls();
+bool daemons();
+bool helpers_of_clone();
+bool waits_in_signal_handlers();
+bool cancelled_in_copies();
+bool small_stacks();
+bool modules_beside_launches();
+enum class Meanwhile { waits, works, pauses };
+bool exits_in_host_function(Meanwhile what);
+bool calls_as_threads_end();
+bool calls_as_process_ends();
+
 // application_processes.cpp
 
 // Memory and events of another process; pools and memory of them.
