@@ -6,6 +6,8 @@
 #include "frontend-glue/driver_api/driver.h"
 #include "frontend-glue/preload/kernels/images.h"
 
+#include "common/thread.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -97,7 +99,10 @@ EXPORTED int cuLinkAddFile_v2(void *state, int type, const char *path, unsigned 
                               const int *options, void **values)
 {
     (void)type, (void)count, (void)options, (void)values;
-    return IN_CONTEXT(add_file(link_of(state), path));
+    const int cancel = ibx_thread_hold_cancel();
+    const int rc = IN_CONTEXT(add_file(link_of(state), path));
+    ibx_thread_release_cancel(cancel);
+    return rc;
 }
 
 static int complete(const struct link *l, void **image, size_t *n)

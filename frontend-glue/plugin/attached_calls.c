@@ -134,7 +134,7 @@ static void prepare(void *address, size_t n)
 
 /* Over shm memory that the back end maps, and pins meanwhile: page-locked memory takes its time
  * natively, too, and then copies at once. Elsewhere memory whose registration can be cached. */
-static void *allocate(size_t n)
+static void *allocate_inside(size_t n)
 {
     void *address = atomic_load(&over_shm) ? ibx_shared_allocate(n, NULL) : NULL;
     if (!address)
@@ -144,6 +144,14 @@ static void *allocate(size_t n)
     else
         ibx_log(IBX_LOG_WARN, "the application gets no %zu bytes of page-locked memory: %s", n,
                 strerror(errno));
+    return address;
+}
+
+static void *allocate(size_t n)
+{
+    const int cancel = ibx_thread_hold_cancel();
+    void *address = allocate_inside(n);
+    ibx_thread_release_cancel(cancel);
     return address;
 }
 

@@ -461,6 +461,7 @@ int main(int argc, char **argv)
         {"helpers-of-clone", helpers_of_clone},
         {"waits-in-handlers", waits_in_signal_handlers},
         {"cancelled-in-copies", cancelled_in_copies},
+        {"cancelled-before-calls", cancelled_before_calls},
         {"small-stacks", small_stacks},
         {"modules-beside-launches", modules_beside_launches},
         {"exits-in-function-waited-for", [] { return exits_in_host_function(Meanwhile::waits); }},

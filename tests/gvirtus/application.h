@@ -347,6 +347,7 @@ bool daemons();
 bool helpers_of_clone();
 bool waits_in_signal_handlers();
 bool cancelled_in_copies();
+bool cancelled_before_calls();
 bool small_stacks();
 bool modules_beside_launches();
 enum class Meanwhile { waits, works, pauses };

@@ -245,6 +245,72 @@ bool cancelled_in_copies()
     return HOLDS(workers.join() && cudaFreeHost(pinned) == 0 && cudaFree(device) == 0);
 }
 
+namespace
+{
+
+// Calls of each kind, and accesses to memory that the device has used.
+bool calls_of_all_kinds()
+{
+    auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
+    static std::atomic<int> called;
+    const int before = called;
+    void *stream = nullptr, *event = nullptr, *pinned = nullptr, *graph = nullptr, *exec = nullptr;
+    std::vector<char> memory(200000, 'r');
+    char *managed = managed_memory(100000), *device = device_memory(400000);
+    REQUIRE(managed && device && works(300000, 1));
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaEventCreate(&event) == 0);
+    REQUIRE(cudaMallocHost(&pinned, 200000) == 0 && host_register(memory.data(), 200000) == 0);
+    std::memset(managed, 1, 100000);
+    REQUIRE(stub_launch(managed + 50000, managed, 50000, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && managed[99999] == 1);
+    char *page_locked = static_cast<char *>(pinned);
+    std::memset(page_locked, 2, 200000);
+    REQUIRE(stub_launch(page_locked + 100000, page_locked, 50000, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && page_locked[149999] == 2);
+    for (void *host : {pinned, static_cast<void *>(memory.data())}) {
+        REQUIRE(cudaMemcpyAsync(device, host, 200000, H2D, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(host, device, 200000, D2H, stream) == 0);
+    }
+    REQUIRE(cudaEventRecord(event, stream) == 0 && cudaEventSynchronize(event) == 0);
+    REQUIRE(launch_host(
+                stream, [](void *) { called++; }, nullptr) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && called == before + 1);
+    REQUIRE(cudaStreamBeginCapture(stream, 0) == 0);
+    REQUIRE(cudaMemcpyAsync(device, pinned, 100, H2D, stream) == 0);
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == 0);
+    REQUIRE(preloaded<int(void **, void *, unsigned long long)>("cudaGraphInstantiate")(
+                &exec, graph, 0) == 0);
+    REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(preloaded<int(void *, const char *, unsigned)>("cudaGraphDebugDotPrint")(
+                graph, "/dev/null", 0) == 0);
+    REQUIRE(preloaded<int(void *)>("cudaGraphExecDestroy")(exec) == 0);
+    REQUIRE(preloaded<int(void *)>("cudaGraphDestroy")(graph) == 0);
+    REQUIRE(cudaMemcpy2D(device, 200, memory.data(), 300, 100, 50, H2D) == 0);
+    REQUIRE(cudaEventDestroy(event) == 0 && cudaStreamDestroy(stream) == 0);
+    REQUIRE(cudaFreeHost(pinned) == 0 && host_unregister(memory.data()) == 0);
+    return HOLDS(cudaFree(managed) == 0 && cudaFree(device) == 0);
+}
+
+} // namespace
+
+// None of them is a point where a thread ends that somebody has cancelled.
+bool cancelled_before_calls()
+{
+    const auto run = [](void *good) -> void * {
+        pthread_cancel(pthread_self());
+        *static_cast<bool *>(good) = calls_of_all_kinds();
+        for (;;)
+            pthread_testcancel();
+    };
+    for (int i = 0; i < 2; i++) {
+        bool good = false;
+        pthread_t thread;
+        REQUIRE(pthread_create(&thread, nullptr, run, &good) == 0);
+        REQUIRE(pthread_join(thread, nullptr) == 0 && good);
+    }
+    return HOLDS(calls_of_all_kinds());
+}
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) // they take several times as much
 constexpr std::size_t small_stack = 1 << 20;
 #else

@@ -598,9 +598,10 @@ void check_what_it_does_not()
     check("... libraries that cannot be reached", static_libraries_refused);
     for (const char *test :
          {"programs-beside-calls", "daemons", "helpers-of-clone", "waits-in-handlers",
-          "cancelled-in-copies", "small-stacks", "modules-beside-launches",
-          "exits-in-function-waited-for", "exits-in-function-beside-work",
-          "exits-in-function-alone", "calls-as-threads-end", "calls-as-process-ends"})
+          "cancelled-in-copies", "cancelled-before-calls", "small-stacks",
+          "modules-beside-launches", "exits-in-function-waited-for",
+          "exits-in-function-beside-work", "exits-in-function-alone", "calls-as-threads-end",
+          "calls-as-process-ends"})
         check(test, [test] { return run(test, true); });
     check("a communicator of GVirtuS's own",
           [] { return stock("stock", "finds no rdma communicator"); });

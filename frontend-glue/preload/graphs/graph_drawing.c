@@ -4,6 +4,8 @@
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/preload.h"
 
+#include "common/thread.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -100,21 +102,29 @@ static int draw(FILE *file, void *graph, unsigned *number, unsigned depth)
     return rc;
 }
 
+static int draw_into(const char *path, void *graph)
+{
+    unsigned number = 0;
+    FILE *file = fopen(path, "we");
+    if (!file)
+        return ibx_frontend_fail(CUDA_OPERATING_SYSTEM);
+    fprintf(file, "digraph dot {\n");
+    const int rc = draw(file, graph, &number, 0);
+    fprintf(file, "}\n");
+    const bool written = !ferror(file);
+    return fclose(file) || !written ? ibx_frontend_fail(CUDA_OPERATING_SYSTEM) : rc;
+}
+
 /* The flags ask for more or less in a node. */
 int cudaGraphDebugDotPrint(void *graph, const char *path, unsigned flags)
 {
-    unsigned number = 0;
     size_t count = 0;
     (void)flags;
     int rc = path ? cudaGraphGetNodes(graph, NULL, &count) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (rc)
         return rc;
-    FILE *file = fopen(path, "we");
-    if (!file)
-        return ibx_frontend_fail(CUDA_OPERATING_SYSTEM);
-    fprintf(file, "digraph dot {\n");
-    rc = draw(file, graph, &number, 0);
-    fprintf(file, "}\n");
-    const bool written = !ferror(file);
-    return fclose(file) || !written ? ibx_frontend_fail(CUDA_OPERATING_SYSTEM) : rc;
+    const int cancel = ibx_thread_hold_cancel();
+    rc = draw_into(path, graph);
+    ibx_thread_release_cancel(cancel);
+    return rc;
 }

@@ -7,6 +7,8 @@
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/preload.h"
 
+#include "common/thread.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -109,8 +111,10 @@ static bool has_ended(pid_t pid)
     struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
     if (end.fd < 0)
         return errno == ESRCH || (kill(pid, 0) && errno == ESRCH);
+    const int cancel = ibx_thread_hold_cancel();
     const bool ended = poll(&end, 1, 0) > 0;
     close(end.fd);
+    ibx_thread_release_cancel(cancel);
     return ended;
 }
 

@@ -8,6 +8,8 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
+#include "common/thread.h"
+
 #include <errno.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -389,11 +391,15 @@ void ibx_frontend_host_memory_reset(int device)
     keep_in_place();
 }
 
-/* MS_ASYNC does nothing but look for what is not. */
+/* MS_ASYNC does nothing but look for what is not. A thread that is cancelled would end there. */
 bool ibx_frontend_all_mapped(const void *address, size_t n)
 {
     const size_t before = (uintptr_t)address % (uintptr_t)sysconf(_SC_PAGESIZE);
-    return !msync((void *)((uintptr_t)address - before), before + n, MS_ASYNC) || errno != ENOMEM;
+    const int cancel = ibx_thread_hold_cancel();
+    const bool all =
+        !msync((void *)((uintptr_t)address - before), before + n, MS_ASYNC) || errno != ENOMEM;
+    ibx_thread_release_cancel(cancel);
+    return all;
 }
 
 int cudaHostRegister(void *address, size_t n, unsigned flags)

@@ -19,6 +19,7 @@
 #include "frontend-glue/preload/memory/managed.h"
 
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -51,8 +52,10 @@ bool ibx_managed_joins(uintptr_t at, size_t n)
 
 void ibx_managed_wait_for_join(uintptr_t at)
 {
+    const int cancel = ibx_thread_hold_cancel();
     while (ibx_managed_joins(at, 1))
         nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    ibx_thread_release_cancel(cancel);
 }
 
 /* The back end's pages there. On an error it has none. */
@@ -133,10 +136,12 @@ static int move(struct managed *m)
     return rc;
 }
 
-/* A handler of the program's that writes there would wait in this thread, for this thread. */
+/* A handler of the program's that writes there would wait in this thread, for this thread; others
+ * wait for it, too, and it may be cancelled. */
 static int join(struct managed *m)
 {
     sigset_t all, before;
+    const int cancel = ibx_thread_hold_cancel();
     sigfillset(&all);
     atomic_store(&joins_from, m->begin);
     atomic_store(&joins_until, m->begin + m->n);
@@ -147,6 +152,7 @@ static int join(struct managed *m)
         ibx_managed_add(m, PAGES_NEWER);
     atomic_store(&joins_until, 0);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    ibx_thread_release_cancel(cancel);
     return rc;
 }
 

@@ -9,6 +9,8 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
+#include "common/thread.h"
+
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -293,6 +295,27 @@ int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *l
 
 /* ------------------------------------------------------------------------- of other processes */
 
+/* -1: there is no memory for it. */
+static int file_with(const void *bytes, size_t n)
+{
+    const int cancel = ibx_thread_hold_cancel();
+    int fd = memfd_create("ibx-pool", MFD_CLOEXEC);
+    if (fd >= 0 && pwrite(fd, bytes, n, 0) != (ssize_t)n) {
+        close(fd);
+        fd = -1;
+    }
+    ibx_thread_release_cancel(cancel);
+    return fd;
+}
+
+static bool read_from(int fd, void *bytes, size_t n)
+{
+    const int cancel = ibx_thread_hold_cancel();
+    const ssize_t got = pread(fd, bytes, n, 0);
+    ibx_thread_release_cancel(cancel);
+    return got == (ssize_t)n;
+}
+
 int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigned flags)
 {
     struct own_request e;
@@ -305,12 +328,9 @@ int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigne
     const int rc = ibx_frontend_request_make(&e, bytes + sizeof(magic), IBX_OWN_HANDLE);
     if (rc)
         return rc;
-    const int fd = memfd_create("ibx-pool", MFD_CLOEXEC);
-    if (fd < 0 || pwrite(fd, bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes)) {
-        if (fd >= 0)
-            close(fd);
+    const int fd = file_with(bytes, sizeof(bytes));
+    if (fd < 0)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
-    }
     memcpy(made, &fd, sizeof(fd));
     return CUDA_SUCCESS;
 }
@@ -324,7 +344,7 @@ int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type, un
     ibx_frontend_request_begin(&e, IBX_OWN_IPC_OPEN_POOL, "cudaMemPoolImportFromShareableHandle");
     if (!pool || flags || type != POSIX_FILE)
         return ibx_frontend_fail(!pool || flags ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
-    if (pread((int)(intptr_t)handle, bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes) ||
+    if (!read_from((int)(intptr_t)handle, bytes, sizeof(bytes)) ||
         memcmp(bytes, magic, sizeof(magic)) != 0)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_bytes(&e.body, bytes + sizeof(magic), IBX_OWN_HANDLE);

@@ -11,6 +11,7 @@
 #include "frontend-glue/preload/streams/streams.h"
 
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -222,7 +223,9 @@ int cudaLibraryLoadFromFile(void **library, const char *path, const int *options
     (void)options, (void)values, (void)library_values;
     if (!library || !path)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int cancel = ibx_thread_hold_cancel();
     void *code = read_file(path, &rc);
+    ibx_thread_release_cancel(cancel);
     if (!code)
         return ibx_frontend_fail(rc);
     rc = load(library, code, has_options(count, library_options, library_count));
