@@ -242,7 +242,7 @@ void ibx_pad(struct ibx_conn *conn, size_t bytes);
 void ibx_abort(struct ibx_conn *conn);
 
 /* After ibx_abort() or the end of the connection: lets the peer notice now what it would notice at
- * ibx_close(). */
+ * ibx_close(). From any thread: ends ibx_establish(), in which another one is, with an error. */
 void ibx_hang_up(struct ibx_conn *conn);
 
 /* Ends the connection at once and frees it: outstanding work is flushed without events, regions are

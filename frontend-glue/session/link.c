@@ -331,7 +331,7 @@ static int server_attempt(struct ibx_session *s, struct ibx_conn *fresh)
     int rc = ibx_establish(fresh, &err);
     if (rc) {
         ibx_log(IBX_LOG_INFO, "%s", err.message);
-        ibx_close(fresh);
+        ibx_waiting_drop(s, fresh);
         return rc;
     }
     ibx_state_move(&s->link.state, LINK_RESUMING);

@@ -179,6 +179,7 @@ struct session_link {
     bool has_record;             /* where other processes look */
     int record;                  /* its place there */
     struct ibx_conn *offered;    /* by ibx_session_accept(), which locks it; NULL: none */
+    struct ibx_conn *taken_last; /* of these, while it is being established; likewise */
     _Atomic bool has_offer;
     int offer_fd;                     /* an eventfd, or -1 */
     struct ibx_session_report report; /* for others, who lock `waiting` */
@@ -468,8 +469,10 @@ bool ibx_waiting_add(struct ibx_session *s);
 void ibx_waiting_remove(struct ibx_session *s);
 /* Takes the connection, in whatever thread: its session gets it. */
 void ibx_waiting_offer(struct ibx_waiting *waiting, struct ibx_conn *conn);
-/* The connection that was offered, or NULL. */
+/* The connection that was offered, or NULL. It is to be established, which ends with an error when
+ * another one is offered, and then to be used or dropped. */
 struct ibx_conn *ibx_waiting_take(struct ibx_session *s);
+void ibx_waiting_drop(struct ibx_session *s, struct ibx_conn *conn);
 /* s->conn becomes this one. */
 void ibx_waiting_use(struct ibx_session *s, struct ibx_conn *conn);
 /* The session, `waiting` or not, has gone on by this path, which took so long. */

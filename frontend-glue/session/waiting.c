@@ -167,7 +167,8 @@ void ibx_waiting_remove(struct ibx_session *s)
     ibx_close(offered);
 }
 
-/* A client that comes once more has given its earlier connection up. */
+/* A client that comes once more has given its earlier connection up, whose handshake may stand
+ * still for as long as its time-outs take. */
 void ibx_waiting_offer(struct ibx_waiting *w, struct ibx_conn *conn)
 {
     uint64_t one = 1;
@@ -178,6 +179,8 @@ void ibx_waiting_offer(struct ibx_waiting *w, struct ibx_conn *conn)
         unwanted = s->link.offered;
         s->link.offered = conn;
         s->link.has_offer = true;
+        if (s->link.taken_last)
+            ibx_hang_up(s->link.taken_last);
         if (write(s->link.offer_fd, &one, sizeof(one)) < 0) /* cannot fail below 2^64 - 1 */
             s->link.has_offer = true;
         ibx_wake(s->conn); /* which it may still take for a good one */
@@ -192,6 +195,7 @@ struct ibx_conn *ibx_waiting_take(struct ibx_session *s)
     pthread_mutex_lock(&s->link.waiting->lock);
     struct ibx_conn *conn = s->link.offered;
     s->link.offered = NULL;
+    s->link.taken_last = conn;
     s->link.has_offer = false;
     if (read(s->link.offer_fd, &count, sizeof(count)) < 0) /* it was not set */
         count = 0;
@@ -199,11 +203,20 @@ struct ibx_conn *ibx_waiting_take(struct ibx_session *s)
     return conn;
 }
 
+void ibx_waiting_drop(struct ibx_session *s, struct ibx_conn *conn)
+{
+    pthread_mutex_lock(&s->link.waiting->lock);
+    s->link.taken_last = NULL;
+    pthread_mutex_unlock(&s->link.waiting->lock);
+    ibx_close(conn);
+}
+
 void ibx_waiting_use(struct ibx_session *s, struct ibx_conn *conn)
 {
     if (s->link.waiting)
         pthread_mutex_lock(&s->link.waiting->lock);
     s->conn = conn;
+    s->link.taken_last = NULL;
     if (s->link.waiting)
         pthread_mutex_unlock(&s->link.waiting->lock);
 }

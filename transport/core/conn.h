@@ -119,7 +119,7 @@ struct ibx_conn {
     unsigned late;    /* messages that came when the end was known */
     int lost_status;
     char lost_reason[256];
-    pid_t owner; /* the process that established it, 0: none yet */
+    _Atomic pid_t owner; /* the process that established it, 0: none yet */
     bool has_claimed, has_program;
     uint8_t claimed[IBX_CLAIM_ID_BYTES]; /* a server's: by its client, who has proven it */
     uint8_t program[IBX_PROGRAM_BYTES];  /* likewise: the client's, which it has not */

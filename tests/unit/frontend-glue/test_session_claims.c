@@ -6,9 +6,11 @@
  *   test_session_claims PROVIDER [HOST]    shm, tcp, ...; the server's address (127.0.0.1)
  */
 #include "tests/fixtures/patience.h"
+#include "tests/fixtures/raw_handshake.h"
 #include "tests/fixtures/resume_scene.h"
 
 #include "common/clock.h"
+#include "transport/core/crypto.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -159,6 +161,60 @@ static void duplicates(void **state)
     ibx_close(conns[0]);
     ibx_close(conns[1]);
     ibx_close(conns[2]);
+    hand_close(&hand);
+}
+
+/* A client that has proven itself and its claim, and tries a provider over a network that carries
+ * nothing more once the server has offered it. */
+static struct raw claim_and_stop(const struct hand *hand)
+{
+    const char *port = strrchr(ibx_session_uri(hand->scene.listening), ':') + 1;
+    const char *to = scene_host ? scene_host : "127.0.0.1";
+    struct raw raw = raw_connect((uint16_t)atoi(port), "0.0.0.0", to);
+    struct raw_frame frame;
+    uint8_t hello[300], ours[RAW_HASH], theirs[RAW_HASH];
+    const size_t n = raw_opening(&raw, hello, false);
+    const struct ibx_piece pieces[] = {{"claim ", 6},
+                                       {hand->id, IBX_CLAIM_ID_BYTES},
+                                       {raw.client_nonce, sizeof(raw.client_nonce)},
+                                       {raw.own_public, sizeof(raw.own_public)}};
+    memcpy(hello + n, hand->id, IBX_CLAIM_ID_BYTES);
+    ibx_hmac(hand->secret, pieces, 4, hello + n + IBX_CLAIM_ID_BYTES);
+    raw_send_frame(&raw, HELLO, hello, n + IBX_CLAIM_ID_BYTES + RAW_HASH);
+    raw_expect(&raw, CHALLENGE, &frame);
+    raw_take_opening(&raw, &frame);
+    raw_derive(&raw, ours, theirs);
+    raw_send_proof(&raw, ours);
+    raw_expect(&raw, PROOF, &frame);
+    raw.authenticated = true;
+    raw_send_frame(&raw, TRY, hello, raw_string(hello, scene_provider));
+    raw_expect(&raw, OFFER, &frame);
+    return raw;
+}
+
+/* Who comes once more need not wait until the server has given up the connection before, whose
+ * handshake goes no further: here it would do so after an hour. */
+static void replaced_in_its_handshake(void **state)
+{
+    static const uint8_t resume[29] = {9, 7};
+    struct hand hand;
+    struct ibx_conn *conn;
+    (void)state;
+    scene_timeout_ms = 3600000;
+    hand_open(&hand, SECONDS, SECONDS);
+    scene_timeout_ms = 0;
+    hand.options.timeout_ms = patience_ms(20000);
+    ibx_close(hand.conn);
+    struct raw stopped = claim_and_stop(&hand);
+    struct ibx_claim how = claim_of(&hand);
+    assert_int_equal(claim(&hand, &how, &conn), 0);
+    assert_true(raw_receives_end(&stopped));
+    raw_close(&stopped);
+    send_message(conn, resume, sizeof(resume));
+    uint8_t got[64];
+    assert_int_equal(receive_message(conn, got, sizeof(got)), 21);
+    send_message(conn, "\14", 1);
+    hand.conn = conn;
     hand_close(&hand);
 }
 
@@ -347,6 +403,7 @@ int main(int argc, char **argv)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(golden_bytes),
         cmocka_unit_test(duplicates),
+        cmocka_unit_test(replaced_in_its_handshake),
         cmocka_unit_test(impostors),
         cmocka_unit_test(lies),
         cmocka_unit_test(impostors_with_keys),
