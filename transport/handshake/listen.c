@@ -247,7 +247,8 @@ int ibx_accept_wait(struct ibx_listener *listener, int timeout_ms, struct ibx_co
         int rc = ibx_accept(listener, out, err);
         if (rc != -EAGAIN)
             return rc;
-        if (n == 0)
+        /* Strangers may come without end. */
+        if (n == 0 || (timeout_ms >= 0 && ibx_now_ns() >= deadline))
             return ibx_error_set(err, -ETIMEDOUT, "no client came to %s in time", listener->uri);
     }
 }

@@ -399,6 +399,36 @@ static void test_remedies_are_those_of_connecting(void **state)
     }
 }
 
+static bool strangers_without_end;
+
+int __real_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
+int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
+
+int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout_ms)
+{
+    if (!strangers_without_end)
+        return __real_poll(fds, count, timeout_ms);
+    fds[0].revents = POLLIN;
+    return 1;
+}
+
+/* There is always something to do for some of those who have not proven themselves, and nobody
+ * does. */
+static void test_strangers_delay_no_deadline(void **state)
+{
+    struct ibx_options options;
+    struct ibx_listener *listening;
+    struct ibx_conn *conn;
+    (void)state;
+    ibx_options_init(&options);
+    assert_int_equal(ibx_listen("tcp://127.0.0.1:0", &options, &listening, NULL), 0);
+    strangers_without_end = true;
+    const int rc = ibx_accept_wait(listening, 100, &conn, NULL);
+    strangers_without_end = false;
+    assert_int_equal(rc, -ETIMEDOUT);
+    ibx_listener_close(listening);
+}
+
 /* One that could serve nobody does not begin. */
 static void test_no_provider(void **state)
 {
@@ -429,6 +459,7 @@ int main(void)
         cmocka_unit_test(test_a_name_that_is_loopback),
         cmocka_unit_test(test_sentences_say_what_to_do),
         cmocka_unit_test(test_remedies_are_those_of_connecting),
+        cmocka_unit_test(test_strangers_delay_no_deadline),
         cmocka_unit_test(test_no_provider),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
