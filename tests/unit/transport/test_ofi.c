@@ -10,8 +10,10 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -354,6 +356,39 @@ static void test_unauthenticated_senders(void **state)
     pair_close(pair);
 }
 
+static atomic_bool outsiders_without_end;
+
+int __real_ibx_ofi_io_take(struct ofi_endpoint *e);
+int __wrap_ibx_ofi_io_take(struct ofi_endpoint *e);
+
+int __wrap_ibx_ofi_io_take(struct ofi_endpoint *e)
+{
+    return __real_ibx_ofi_io_take(e) + outsiders_without_end;
+}
+
+/* Messages come as fast as they are dropped, and none is the client's. */
+static void test_outsiders_delay_no_deadline(void **state)
+{
+    (void)state;
+    struct pair *pair = pair_open("tcp");
+    struct end *server = &pair->server;
+    struct finishing finishing;
+    assert_int_equal(ibx_provider_ofi.offer(server->endpoint, &pair->offer_out, &server->err), 0);
+    assert_int_equal(join(pair), 0);
+    struct ibx_reader answer = ibx_reader_of(pair->answer, pair->answer_out.length);
+    const uint64_t give_up = ibx_deadline_in_ms(patience_ms(20000));
+    outsiders_without_end = true;
+    finish_start(&finishing, server, &answer, ibx_deadline_in_ms(300));
+    while (outsiders_without_end && pthread_tryjoin_np(finishing.thread, NULL) == EBUSY) {
+        outsiders_without_end = ibx_now_ns() < give_up;
+        poll(NULL, 0, 1);
+    }
+    assert_true(outsiders_without_end);
+    outsiders_without_end = false;
+    assert_non_null(strstr(server->err.message, "no proof"));
+    pair_close(pair);
+}
+
 /* ---------------------------------------------------------------- a peer that lies */
 
 static void test_order_is_restored(void **state)
@@ -531,6 +566,7 @@ int main(void)
         cmocka_unit_test(test_refused_offers),
         cmocka_unit_test(test_wrong_proofs),
         cmocka_unit_test(test_unauthenticated_senders),
+        cmocka_unit_test(test_outsiders_delay_no_deadline),
         cmocka_unit_test(test_order_is_restored),
         cmocka_unit_test(test_a_sequence_out_of_the_window),
         cmocka_unit_test(test_credits_out_of_nothing),
