@@ -356,7 +356,9 @@ static int handle_request(struct verbs *v, const struct cm_event *event, struct 
         return accept_lane(v, lane, event, err);
     char peer[INET6_ADDRSTRLEN];
     ibx_verbs_address_print(rdma_get_peer_addr(event->id), peer, sizeof(peer));
-    ibx_log(IBX_LOG_WARN, "refused an RDMA connection from %s: %s", peer, why);
+    if (!v->told)
+        ibx_log(IBX_LOG_WARN, "refused an RDMA connection from %s: %s", peer, why);
+    v->told = true;
     rdma_reject(event->id, NULL, 0);
     rdma_destroy_id(event->id);
     return 0;
@@ -603,6 +605,9 @@ int ibx_verbs_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadlin
         rc = event_wait(v, &event, deadline_ns);
         rc = rc ? wait_failed(rc, "cannot connect the queue pairs", err)
                 : finish_step(v, &event, err);
+        /* Requests of strangers may come without end. */
+        if (!rc && !all_in(v, VERBS_LANE_UP) && ibx_now_ns() >= deadline_ns)
+            rc = wait_failed(-ETIMEDOUT, "cannot connect the queue pairs", err);
     }
     for (unsigned i = 0; i < IBX_RAILS_MAX; i++) {
         if (v->rails[i].listener)

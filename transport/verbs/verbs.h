@@ -154,6 +154,7 @@ struct verbs {
     struct ibx_state_machine state; /* enum verbs_state */
     struct rdma_event_channel *events;
     bool events_watched;
+    bool told; /* the log, of the first request that was refused: strangers must not fill it */
     unsigned rail_count, lanes_per_rail;
     struct verbs_rail rails[IBX_RAILS_MAX];
     struct verbs_port ports[IBX_RAILS_MAX]; /* of rails whose address was looked up here */
