@@ -241,6 +241,12 @@ bool ibx_link_peer_died(const struct ibx_session *s)
     return s->link.peer_fd >= 0 && poll(&wait, 1, 0) > 0 && wait.revents & POLLIN;
 }
 
+/* Whether trying again is no use. Who does not even speak the protocol is not the server. */
+static bool is_final(int rc, bool reached)
+{
+    return rc == -ESTALE || rc == -EACCES || rc == -EMSGSIZE || (rc == -EPROTO && reached);
+}
+
 /* The server keeps the session for that long; -ESTALE: it has none. */
 static int try_again(struct ibx_session *s, struct reconnect *reconnect, struct ibx_error *err)
 {
@@ -251,7 +257,7 @@ static int try_again(struct ibx_session *s, struct reconnect *reconnect, struct 
         if (ibx_link_peer_died(s))
             return ibx_error_set(err, -ECONNRESET, "the back end's process has ended");
         int rc = client_attempt(s, reconnect, &reached, err);
-        if (!rc || rc == -ESTALE || rc == -EPROTO || rc == -EACCES || rc == -EMSGSIZE)
+        if (!rc || is_final(rc, reached))
             return rc;
         if (reached) /* it is there, and busy */
             deadline = ibx_deadline_in_ms(ms);

@@ -134,7 +134,7 @@ static const char *last_address(const struct ibx_session *s, const struct ibx_ur
 /* Who answered is no server of this session's. */
 static bool is_refusal(int rc)
 {
-    return rc == -ESTALE || rc == -EACCES || rc == -EPROTO;
+    return rc == -ESTALE || rc == -EACCES;
 }
 
 /* The server is there; if it takes no tcp, nothing carries what is under way, unless another path

@@ -1,34 +1,49 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A session that is kept has lost its connection, and its peer does not come back: where it finds
- * out as it registers memory for a long payload, it ends as anywhere else. And what of a
- * client's broken connections is taken for packets that are lost, which ends a session. */
+ * out as it registers memory for a long payload, it ends as anywhere else. What of a client's
+ * broken connections is taken for packets that are lost, which ends a session. And who answers in
+ * the server's place without speaking its protocol ends none. */
 #include "tests/fixtures/session_pair.h"
 
 #include "common/clock.h"
 #include "transport/core/conn.h"
 #include "transport/core/segments.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <cmocka.h>
 
-#define SECONDS 1u
-#define LONG    (4u << 20)
+#define LONG (4u << 20)
 
 static struct session_pair pair;
 static uint8_t *memory;
 
-static int setup(void **state)
+static int open_pair(unsigned seconds)
 {
-    (void)state;
     memory = calloc(1, LONG);
-    session_keeps = SECONDS;
+    session_keeps = seconds;
     session_pair_use("tcp", NULL, NULL, NULL);
     session_pair_open(&pair);
     return 0;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    return open_pair(1);
+}
+
+static int setup_for_long(void **state)
+{
+    (void)state;
+    return open_pair(30);
 }
 
 static int teardown(void **state)
@@ -155,6 +170,69 @@ static void a_short_timeout_is_no_reason_to_try_for_ever(void **state)
     assert_int_equal(judge_reset(2500), -EMSGSIZE);
 }
 
+static int answer(struct session_pair *of, void *argument)
+{
+    uint8_t byte;
+    (void)argument;
+    return ibx_session_read(of->server, &byte, 1) == 1 &&
+                   ibx_session_write(of->server, &byte, 1) == 1
+               ? ibx_session_sync(of->server)
+               : -1;
+}
+
+/* Takes one connection, and answers it as a web server does what is no HTTP. */
+static void *answer_as_another(void *argument)
+{
+    static const char answer[] = "HTTP/1.1 400 Bad Request\r\n\r\n";
+    const int *listening = argument, fd = accept(*listening, NULL, NULL);
+    char request[4096];
+    assert_true(recv(fd, request, sizeof(request), 0) > 0);
+    assert_int_equal(send(fd, answer, strlen(answer), MSG_NOSIGNAL), strlen(answer));
+    close(fd);
+    return NULL;
+}
+
+static _Atomic unsigned elsewhere; /* the port of the next connection */
+
+int __real_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **out,
+                       struct ibx_error *err);
+int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **out,
+                       struct ibx_error *err);
+
+int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **out,
+                       struct ibx_error *err)
+{
+    char other[64];
+    const unsigned port = atomic_exchange(&elsewhere, 0);
+    snprintf(other, sizeof(other), "rdma://127.0.0.1:%u", port);
+    return __real_ibx_connect(port ? other : uri, options, out, err);
+}
+
+static void another_answers_in_the_servers_place(void **state)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(address);
+    struct sockaddr *const at = (struct sockaddr *)&address;
+    int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    pthread_t another;
+    uint8_t byte = 0;
+    (void)state;
+    assert_int_equal(bind(listening, at, sizeof(address)), 0);
+    assert_int_equal(listen(listening, 1), 0);
+    assert_int_equal(getsockname(listening, at, &size), 0);
+    assert_int_equal(pthread_create(&another, NULL, answer_as_another, &listening), 0);
+    elsewhere = ntohs(address.sin_port);
+    vanish(pair.server);
+    session_pair_start(&pair, answer, NULL);
+    if (ibx_session_write(pair.client, &byte, 1) != 1 || ibx_session_sync(pair.client) ||
+        ibx_session_read(pair.client, &byte, 1) != 1)
+        fail_msg("%s", ibx_session_reason(pair.client));
+    assert_int_equal(session_pair_join(&pair), 0);
+    assert_int_equal(ibx_session_resumed(pair.client), 1);
+    pthread_join(another, NULL);
+    close(listening);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -165,6 +243,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_client_is_reset_now_and_then, setup, teardown),
         cmocka_unit_test_setup_teardown(a_client_is_reset_again_and_again, setup, teardown),
         cmocka_unit_test_setup_teardown(a_short_timeout_is_no_reason_to_try_for_ever, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(another_answers_in_the_servers_place, setup_for_long,
                                         teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
