@@ -7,6 +7,7 @@
 
 #include "tests/fixtures/selection.h"
 
+#include <atomic>
 #include <cstdio>
 #include <functional>
 #include <unistd.h>
@@ -14,24 +15,26 @@
 // Where a check says that it does not hold, also while a test keeps what stderr gets for itself.
 inline int report_to = STDERR_FILENO;
 
-#define REQUIRE(condition)                                                                         \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            dprintf(report_to, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                     \
-            return false;                                                                          \
-        }                                                                                          \
-    } while (0)
-
-// What a test returns at its end: "return HOLDS(a && b);" names it, as REQUIRE does, when it is
-// false.
-#define HOLDS(...) holds((__VA_ARGS__), __FILE__, __LINE__, #__VA_ARGS__)
+// How many have not held in this process: what a test has begun says then how it has ended.
+inline std::atomic_uint not_held;
 
 inline bool holds(bool good, const char *file, int line, const char *condition)
 {
     if (!good)
         dprintf(report_to, "%s:%d: %s\n", file, line, condition);
+    not_held += good ? 0 : 1;
     return good;
 }
+
+#define REQUIRE(condition)                                                                         \
+    do {                                                                                           \
+        if (!holds(static_cast<bool>(condition), __FILE__, __LINE__, #condition))                  \
+            return false;                                                                          \
+    } while (0)
+
+// What a test returns at its end: "return HOLDS(a && b);" names it, as REQUIRE does, when it is
+// false.
+#define HOLDS(...) holds((__VA_ARGS__), __FILE__, __LINE__, #__VA_ARGS__)
 
 inline int passed, failed;
 

@@ -77,7 +77,7 @@ bool killed_in_graph(const char *test)
 {
     GpuBackEnd back;
     Application first(&back, application, test, "taken");
-    REQUIRE(result_of(first.pid) == 128 + SIGKILL);
+    REQUIRE(first.ended() == 128 + SIGKILL);
     while (has_maps(back)) // the test's limit ends it otherwise
         usleep(1000);
     Application second(&back, application, "graphs", "taken");
@@ -248,7 +248,7 @@ bool driver_elsewhere()
     preload = "";
     Application without(&back, program, library, "namespace");
     preload = before;
-    REQUIRE(result_of(without.pid) == 100);
+    REQUIRE(without.ended() == 100);
     REQUIRE(lines_with(without.said(), "into a namespace of its own") == 1);
     REQUIRE(lines_with(without.said(), "ibx:") == 1);
 #endif
@@ -269,7 +269,7 @@ bool driver_without_gvirtus()
     Application app(nullptr, program, library);
     cudart = before;
     setenv("LD_LIBRARY_PATH", all.c_str(), 1);
-    REQUIRE(result_of(app.pid) == 100);
+    REQUIRE(app.ended() == 100);
     return HOLDS(lines_with(app.said(), "no libcudart.so of GVirtuS's is found") == 1 &&
                  lines_with(app.said(), "ibx:") == 1);
 }
@@ -370,7 +370,7 @@ bool libraries_found_elsewhere()
     const Installed installed;
     const Others narrow(local);
     Application without(&back, program, local);
-    REQUIRE(result_of(without.pid) == 35);
+    REQUIRE(without.ended() == 35);
     REQUIRE(lines_with(without.said(), "LD_AUDIT") == 1 &&
             lines_with(without.said(), "libcudart.so.13 is NVIDIA's") == 1);
     REQUIRE(lines_with(without.said(), "ibx:") == 1);

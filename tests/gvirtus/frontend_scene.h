@@ -12,8 +12,10 @@
 #include <fcntl.h>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <unistd.h>
+#include <vector>
 
 inline std::string plugin, preload, application, application_local, cudart, local_library;
 
@@ -25,6 +27,7 @@ struct GpuBackEnd : BackEnd {
     }
 };
 
+// One that is there when a check does not hold says how it has ended, and what it has said.
 struct Application {
     pid_t pid;
     int out, in; // of its standard output and input
@@ -33,7 +36,7 @@ struct Application {
     // Against `back`, or with GVirtuS's own communicator when that is null.
     Application(const BackEnd *back, const std::string &program, const std::string &argument,
                 const char *more = nullptr)
-        : log(folder + "/log")
+        : log(folder + "/log" + std::to_string(++begun))
     {
         int ends[2], back_ends[2];
         if (pipe2(ends, O_CLOEXEC) || pipe2(back_ends, O_CLOEXEC))
@@ -66,6 +69,8 @@ struct Application {
     {
         close(out);
         close(in);
+        if (not_held != not_held_before)
+            report();
     }
 
     std::string said() const
@@ -73,12 +78,36 @@ struct Application {
         std::ifstream file(log);
         return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     }
-    bool good()
+    bool good() { return ended() == 0; }
+    int ended() // its exit status
     {
-        int result = result_of(pid);
-        if (result)
-            std::fprintf(stderr, "exit status %d\n%s", result, said().c_str());
-        return !result;
+        if (status < 0)
+            status = result_of(pid);
+        return status;
+    }
+
+  private:
+    static constexpr unsigned lines = 8; // of the first and of the last that it has said
+    static inline unsigned begun;        // a log each: a child of another may still write to it
+    const unsigned not_held_before = not_held;
+    int status = -1;
+
+    // Each line alone is recognized by tests/count-results.
+    void report() const
+    {
+        std::vector<std::string> all;
+        std::istringstream text(said());
+        for (std::string line; std::getline(text, line);)
+            all.push_back(line);
+        if (status < 0)
+            dprintf(report_to, "said: (its exit status was not asked for)\n");
+        else
+            dprintf(report_to, "said: (exit status %d)\n", status);
+        for (std::size_t i = 0; i < all.size(); i++)
+            if (i < lines || i + lines >= all.size())
+                dprintf(report_to, "said: %s\n", all[i].c_str());
+            else if (i == lines)
+                dprintf(report_to, "said: (%zu lines)\n", all.size() - 2 * lines);
     }
 };
 

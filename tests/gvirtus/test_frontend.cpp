@@ -106,7 +106,7 @@ bool copies_in_graphs_by_calls()
 {
     GpuBackEnd back(true, "rdma.pins : 1M\nrdma.tenant_share : 100\n");
     Application app(&back, application, "copies-in-graphs-by-calls");
-    return app.good();
+    return HOLDS(app.good());
 }
 
 bool mapped_memory()
@@ -164,7 +164,7 @@ bool managed_in_function()
 {
     GpuBackEnd back;
     Application app(&back, application, "managed-in-function");
-    REQUIRE(result_of(app.pid) != 0);
+    REQUIRE(app.ended() != 0);
     return HOLDS(
         lines_with(app.said(), "a function that a stream waits for touches managed memory") == 1);
 }

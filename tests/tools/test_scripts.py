@@ -97,14 +97,15 @@ def what_failed_is_shown_with_its_condition(scene):
     said = [f"ok   before {i}" for i in range(60)] + ["FAIL copies"]
     said += [f"ok   behind {i}" for i in range(60)]
     condition = "../tests/gvirtus/application.cpp:41: cudaFree(device) == 0"
-    errors = [condition] + [f"ibx: a line of the log, {i}" for i in range(60)]
+    program = ["said: (exit status 1)", "said: child 7 has ended with status 0xe"]
+    errors = [condition, *program] + [f"ibx: a line of the log, {i}" for i in range(60)]
     with open(scene.path("log"), "w", encoding="ascii") as log:
         json.dump({"name": "gpu", "stdout": "\n".join(said), "stderr": "\n".join(errors),
                    "result": "FAIL"}, log)
     lines = subprocess.run([counts, scene.path("log")], capture_output=True, text=True,
                            check=True).stdout.splitlines()
     shown = [line.strip() for line in lines[:lines.index("        [ the end of its output ]")]]
-    equal(shown, ["FAILED  gpu (fail): copies", *said[52:61], condition])
+    equal(shown, ["FAILED  gpu (fail): copies", *said[52:61], condition, *program])
     equal(lines[-1], "120 1 0")
 
 
