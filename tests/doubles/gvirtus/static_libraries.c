@@ -17,6 +17,7 @@
  * COPY: it names the loader's list, of which the linker makes a copy for it then.
  */
 #include "tests/fixtures/island.h"
+#include "tests/fixtures/patience.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,6 +26,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -135,16 +137,25 @@ static int threads(void)
     return failed;
 }
 
+/* Whether it fails, which is said. */
+static int fails(pid_t child)
+{
+    int status = -1;
+    const int failed = waitpid(child, &status, 0) != child || status;
+    if (failed)
+        fprintf(stderr, "a child has ended with status 0x%x\n", (unsigned)status);
+    return failed;
+}
+
 static int forked(void)
 {
     void *library = dlopen(first, RTLD_NOW | RTLD_LOCAL);
     int failed = calls(library);
     for (int i = 0; i < 3 && !failed; i++) {
-        int status = -1;
         const pid_t child = fork();
         if (!child)
             _exit(calls(library) || calls(dlopen(second, RTLD_NOW | RTLD_LOCAL)));
-        failed = waitpid(child, &status, 0) != child || status;
+        failed = fails(child);
     }
     return failed || calls(library);
 }
@@ -184,21 +195,21 @@ static bool is_consistent(void)
 static int forks(void)
 {
     const int rounds = rounds_or(ROUNDS);
+    const unsigned seconds = 20 * patience_times();
     void *library = dlopen(second, RTLD_NOW | RTLD_LOCAL), *result = NULL;
     pthread_t thread;
     int failed = calls(library);
     if (failed || pthread_create(&thread, NULL, opens_meanwhile, (void *)(size_t)first))
         return 1;
     for (int i = 0; i < rounds && !failed; i++) {
-        int status = -1;
         const pid_t child = fork();
         if (!child) {
-            alarm(20);
+            alarm(seconds);
             if (i % 2)
                 execl("/proc/self/exe", "static-opener", "linked", NULL);
             _exit(is_consistent() && calls(library));
         }
-        failed = waitpid(child, &status, 0) != child || status;
+        failed = fails(child);
     }
     atomic_store(&is_over, true);
     pthread_join(thread, &result);
