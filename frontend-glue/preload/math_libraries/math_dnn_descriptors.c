@@ -9,8 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BAD_PARAM 2000
-#define NO_MEMORY 4003
+#define NOT_INITIALIZED 1001
+#define BAD_PARAM       2000
+#define NO_MEMORY       4003
 
 #define BUCKETS 1024u
 
@@ -380,6 +381,18 @@ static void make_again(struct descriptor *d, const struct ibx_contents *was)
         become(d, is);
 }
 
+/* What a call returns for a descriptor that is none here, as the back end does; 0: that is asked.
+ * Once there have been some, the address may be what the back end calls another one. */
+static int status_of_none(const struct ibx_math_argument *a, const void *at)
+{
+    pthread_mutex_lock(&ibx_contents_lock);
+    const bool any = numbers != 0;
+    pthread_mutex_unlock(&ibx_contents_lock);
+    if (!any || ibx_math_handle_is((enum ibx_math_type)a->n, (uintptr_t)at) == IBX_MATH_FOREIGN)
+        return 0;
+    return a->kind == IBX_MATH_HANDLE ? NOT_INITIALIZED : BAD_PARAM;
+}
+
 /* One that is only used has its dropout as it is now. */
 static void name_one(struct named *n, unsigned i, const void *at)
 {
@@ -387,6 +400,8 @@ static void name_one(struct named *n, unsigned i, const void *at)
     const bool network = n->f->arguments[i].n == IBX_MATH_RNN;
     bool lost, shared = hold(n, i, at, &lost);
     struct descriptor *d = n->of[i];
+    if (!d && !n->status)
+        n->status = status_of_none(&n->f->arguments[i], at);
     if (d && uses && (lost || network)) {
         struct ibx_contents *was = n->is[i];
         if (lost)

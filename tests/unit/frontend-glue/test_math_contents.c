@@ -17,13 +17,14 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define BAD_PARAM 2000
-#define NO_MEMORY 4003
-#define LIBRARY   ((void *)0x7770) /* its handle */
-#define STATES    ((void *)0x5550)
-#define REMOTES   4096u
-#define FIRST     0x7a5b3c2d1000u
-#define WAIT_MS   20 /* for another thread, at most: it may wait for this one */
+#define NOT_INITIALIZED 1001
+#define BAD_PARAM       2000
+#define NO_MEMORY       4003
+#define LIBRARY         ((void *)0x7770) /* its handle */
+#define STATES          ((void *)0x5550)
+#define REMOTES         4096u
+#define FIRST           0x7a5b3c2d1000u
+#define WAIT_MS         20 /* for another thread, at most: it may wait for this one */
 
 /* ------------------------------------------------------------------------------- memory */
 
@@ -315,6 +316,28 @@ static void alike_are_asked_once(void **state)
     assert_int_equal(wrong, 0);
 }
 
+/* The back end is not asked about it: what it calls one of its own may be the same number. */
+static void one_that_has_ended_is_none(void **state)
+{
+    void *one = tensor(), *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor);
+    void *dropout = made_by(IBX_MATH_cudnnCreateDropoutDescriptor);
+    (void)state;
+    assert_int_equal(set_tensor(one, 1), 0);
+    assert_int_equal(set_network(network, 1, NULL), 0);
+    assert_int_equal(end_tensor(one), 0);
+    assert_int_equal(end_by(IBX_MATH_cudnnDestroyDropoutDescriptor, dropout), 0);
+    const unsigned before = atomic_load(&requests);
+    assert_int_equal(size_of(one), 0);
+    assert_int_equal(set_tensor(one, 2), NOT_INITIALIZED);
+    assert_int_equal(end_tensor(one), NOT_INITIALIZED);
+    assert_int_equal(set_network(network, 1, dropout), BAD_PARAM);
+    assert_int_equal(find_matrix(network, one), BAD_PARAM);
+    assert_int_equal(atomic_load(&requests), before);
+    assert_int_equal(ask_network(network), 0); /* it is what it was */
+    assert_int_equal(end_by(IBX_MATH_cudnnDestroyRNNDescriptor, network), 0);
+    assert_int_equal(wrong, 0);
+}
+
 /* Of those that nobody uses these are kept that were used last. */
 static void what_is_used_again_is_kept(void **state)
 {
@@ -504,6 +527,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(alike_are_asked_once, begin),
+        cmocka_unit_test_setup(one_that_has_ended_is_none, begin),
         cmocka_unit_test_setup(what_is_used_again_is_kept, begin),
         cmocka_unit_test_setup(the_server_ends, begin),
         cmocka_unit_test_setup(the_device_is_reset, begin),
