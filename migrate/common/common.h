@@ -10,7 +10,7 @@
  *   vm.c          QEMU's state by its monitor (vm.h)
  *   stopped_vm.c  a VM that one of its disks has stopped (vm.h)
  *   hold.c        QEMU's migration, held open at the source (hold.h)
- *   guard.c       what stops others that write to the VM's memory there (guard.h)
+ *   guard.c       what stops others from writing to the VM's memory there (guard.h)
  *   watchdog.c    gives the VM back when the tool dies (watchdog.h)
  *   libvirt.c     the socket by which libvirt drives a migration (libvirt.h)
  *   note.c        what one tool leaves for the next in /dev/shm (note.h)
@@ -29,9 +29,9 @@
 #define MIGRATION_LINGER_MS    5000  /* for the peer to take the last message */
 #define MIGRATION_TRY_MS       3000  /* for each step of one of many tries to reach the peer */
 #define MIGRATION_LOCK_MS      2000  /* for the watchdog of a dead tool to end */
-#define MIGRATION_LOCK_LOOK_MS 20    /* between two checks of that */
+#define MIGRATION_LOCK_LOOK_MS 20    /* between two checks whether it has ended */
 #define MIGRATION_AWAY_NS                                                                          \
-    (1000 * IBX_NS_PER_MS) /* this tool did not check for longer: it was stopped itself */
+    (1000 * IBX_NS_PER_MS) /* longer between two checks: this tool itself was stopped */
 
 /* ---------------------------------------------------------------- process.c */
 
@@ -39,7 +39,8 @@
  * about to be, and each wake-up costs tens of microseconds. 0: this machine has too few processors.
  */
 uint64_t ibx_migration_busy_until(void);
-/* How long the peer may do nothing while a VM depends on it, before the commit. */
+/* How long (ms) the peer may make no progress before the commit while a VM depends on it: 5 times
+ * timeout_ms, at least 10 s. */
 uint64_t ibx_migration_stall_ms(const struct ibx_options *transport);
 
 /* SIGINT and SIGTERM as a descriptor, and SIGHUP unless it is ignored (nohup). */
@@ -48,20 +49,20 @@ struct migration_signals {
     sigset_t before;
 };
 int ibx_migration_signals_open(struct migration_signals *signals, struct ibx_error *err);
-/* Whether one has come that nobody has taken. */
+/* Whether such a signal is pending: it has arrived, and was not taken yet. */
 bool ibx_migration_signals_pending(void);
-/* How many came since the last call. With `hangups`, SIGHUP is one of them: otherwise a terminal
- * that is closed ends nothing. */
+/* Takes the signals that have come and returns their number. SIGHUP counts only with `hangups`;
+ * otherwise a terminal that is closed ends nothing. */
 unsigned ibx_migration_signals_take(struct migration_signals *signals, bool hangups);
 void ibx_migration_signals_close(struct migration_signals *signals);
 
-/* Moves `side` ("source", "destination") to a state, logs that and, for tests, stops the process
- * (SIGSTOP, once) when $IBX_MOVE_STOP_AT names it, "source:sending" for instance; of several, with
- * commas between, at each in its turn. -EINVAL: the table does not allow it; nothing has changed.
- */
+/* Moves the state machine of `side` ("source", "destination") to a state, and logs the move. For
+ * tests, it stops the process (SIGSTOP) if $IBX_MOVE_STOP_AT names the state, for instance
+ * "source:sending". The variable may name several with commas between: each stops the process once,
+ * in this order. -EINVAL: the table does not allow the move; nothing has changed. */
 int ibx_migration_enter(struct ibx_state_machine *state, const char *side, unsigned to,
                         struct ibx_error *err);
-/* The stop of the above, for a machine's first state. */
+/* Only the stop for tests, where ibx_migration_enter() enters no state. */
 void ibx_migration_stop_at(const char *side, const char *state);
 
 /* ---------------------------------------------------------------- report.c */
@@ -74,8 +75,9 @@ struct migration_reporter {
 /* Reports the status, at most every MIGRATION_TICK_MS unless `now`; computes the rates. */
 void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrate_status *status,
                           bool now);
-/* A line for a person. Of one `format` ten a second, and a hundred at once: a peer must not fill
- * the log of this host. The next one says how many were left out. */
+/* Tells the operator one line. A peer must not fill the log of this host, so lines of the same
+ * `format` are limited to ten a second, and to a hundred at once; the next line that is printed
+ * says how many were left out. */
 void ibx_migration_notify(const struct ibx_migrate_observer *observer, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -96,58 +98,67 @@ void ibx_migration_check_silence(struct migration_silence *silence,
                                  struct ibx_migrate_status *status,
                                  const struct ibx_migrate_observer *observer);
 
-/* Label of the secret of the first control connection with which pages are verified. */
+/* Label under which both sides derive the key that verifies pages from the first control
+ * connection. */
 #define IBX_MIGRATION_VERIFY "ib-migrate verify"
 
 /* ---------------------------------------------------------------- greeting.c */
 
-/* The options of every connection of a migration; from the URI (or NULL) what it has of timeout_ms,
- * and of what a record keeps of them. */
+/* Completes `options` for a connection of a migration. Options in the query of `uri` (or NULL)
+ * override timeout_ms and those that a record keeps: key file, name, allow, encryption, insecure.
+ */
 struct ibx_options ibx_migration_options(const struct ibx_options *options, const char *uri);
-/* Such options for one of many tries. */
+/* A copy with timeout_ms at most MIGRATION_TRY_MS, for one of many attempts to connect. */
 struct ibx_options ibx_migration_retry_options(const struct ibx_options *options);
 /* How many page connections a HELLO offers: `wished`, or as many as suit this machine if that is 0.
  */
 void ibx_migration_offer_links(struct ibx_migrate_hello *hello, unsigned wished);
-/* The description of this VM into a HELLO, whose it is: for free(). */
+/* Asks QEMU for the description of this VM and puts it into `hello`, replacing the one there. The
+ * caller frees hello->description. */
 int ibx_migration_describe_vm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                               struct ibx_migrate_hello *hello, struct ibx_error *err);
-/* Adds a blocker when `links` page connections over the fabric of `conn`, with `bytes` on each (or
- * on all, where they share registrations), would pin more memory than may be locked. Their messages
- * do not count, so no migration is refused that is possible. */
+/* Adds a blocker if `links` page connections over the fabric of `conn` would pin more memory than
+ * may be locked. `bytes` count for each connection, or once if connections share registrations.
+ * Message buffers of page connections do not count, so that no possible migration is refused. */
 void ibx_migration_check_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
                                 struct ibx_blockers *blockers);
-/* -EPERM with the blockers in one message: whole ones, and how many more there are than fit. */
+/* Returns -EPERM, with the blockers in one message: as many whole ones as fit, and the number of
+ * the others. */
 int ibx_migration_refused(const char *where, const struct ibx_blockers *blockers,
                           struct ibx_error *err);
-/* HELLO and its ANSWER over a fresh connection, for the source. `control` is open on success. The
- * options are complete: the timeout_ms of the URI does not count. */
+/* For the source: connects to the destination, sends HELLO and waits for its ANSWER. On success
+ * `control` is open and the caller's. `options` are those of ibx_migration_options(): the
+ * timeout_ms of the URI is ignored. -ETIMEDOUT: no answer within timeout_ms; -ENODATA: the
+ * destination closed before it answered; -EPROTO: it answered with something else; -EPROTOTYPE: it
+ * speaks another version; others as ibx_connect(). */
 int ibx_migration_greet(const char *uri, const struct ibx_options *options,
                         const struct ibx_migrate_hello *hello, struct ibx_channel *control,
                         struct ibx_migrate_answer *answer, struct ibx_error *err);
-/* The same in two steps. `conn` is the control's from the second one on, and closed if that fails.
- */
+/* The same in two steps. ibx_migration_say_hello() takes over `conn`, and closes it if it fails. */
 int ibx_migration_connect(const char *uri, const struct ibx_options *options, uint8_t purpose,
                           struct ibx_conn **conn, struct ibx_error *err);
 int ibx_migration_say_hello(struct ibx_conn *conn, const struct ibx_options *options,
                             const struct ibx_migrate_hello *hello, struct ibx_channel *control,
                             struct ibx_migrate_answer *answer, struct ibx_error *err);
-/* The same for a query by a record alone; the connection is closed again. */
+/* The same for a QUERY or CONFIRM, for which a record is enough. Closes the connection again. */
 int ibx_migration_ask(const struct ibx_record *record, enum ibx_migrate_purpose purpose,
                       const struct ibx_options *options, struct ibx_migrate_answer *answer,
                       struct ibx_error *err);
-/* ibx_migrate_confirm() with complete options. */
+/* ibx_migrate_confirm() with options of ibx_migration_options(). -ENOENT: the tool there does not
+ * know this migration; -EPROTO: it is not complete there. */
 int ibx_migration_confirm(const struct ibx_record *record, const struct ibx_options *options,
                           struct ibx_error *err);
-/* Tells the destination of this (source's) record, which waits for the VM, why it does not come.
- * -EPROTO: it does not wait; others: no tool answers. */
+/* Tells the destination of this source's record, which waits for the VM, by ABORT why the VM does
+ * not come. 0, too, if the destination has given up. -EPROTO: it does not wait for the VM; other
+ * errors: no tool answers there. */
 int ibx_migration_disown(const struct ibx_record *record, const struct ibx_options *transport,
                          const char *why, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- records.c */
 
-/* -EBUSY and what to do: an unfinished record of this QEMU, or of another with this UUID. A VM that
- * `returns` has one of the migration by which it was borrowed. */
+/* -EBUSY, with what to do: this side (`source` or not) has an unfinished record of this QEMU, or of
+ * another QEMU with this UUID. If the VM `returns`, the record of the migration by which it was
+ * borrowed does not count. */
 int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram, bool source,
                                    bool returns, struct ibx_error *err);
 /* Reads the record again, under its lock. -EALREADY: the migration has ended meanwhile. */
@@ -158,14 +169,16 @@ int ibx_migration_record(const char *folder, struct ibx_record *record,
 /* Fills in the fields of a new record that describe the VM. */
 void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport);
-/* Notes the URI, a key file in its query from the root. */
+/* Notes the URI. A relative path of a key file in its query becomes absolute. */
 void ibx_migration_note_uri(struct ibx_record *record, const char *uri);
-/* Notes where guest RAM travels as it is because this side was told to have it so. */
+/* Notifies the operator if guest RAM crosses a network without encryption because this side was
+ * told so (--encryption off). */
 void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
                               const struct ibx_options *options, const struct ibx_conn *conn);
-/* Of the connection by which a source has proven itself, at both ends. */
+/* Notes the name of the key with which the source has authenticated on `conn`. Both sides do this.
+ */
 void ibx_migration_note_key(struct ibx_record *record, const struct ibx_conn *conn);
-/* -EPERM: it is another key than the record's. */
+/* -EPERM: the source has authenticated on `conn` with another key than the record's. */
 int ibx_migration_check_key(const struct ibx_record *record, const struct ibx_conn *conn,
                             struct ibx_error *err);
 

@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Who may connect, and how: a record keeps it, where a listener's URI has no query. */
+/* Takes the options that say who may connect and how. A record keeps them, because a listener's URI
+ * has no query. */
 static void take_wishes(struct ibx_options *ours, const struct ibx_options *wishes)
 {
     memcpy(ours->key_file, wishes->key_file, sizeof(ours->key_file));
@@ -88,7 +89,8 @@ int ibx_migration_describe_vm(struct ibx_qmp *qmp, const struct ibx_guest_ram *r
     return rc;
 }
 
-/* A fabric that pins memory has pinned this connection's messages. */
+/* If nothing is locked now, the fabric does not pin memory: it would have pinned the message
+ * buffers of `conn`. */
 void ibx_migration_check_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
                                 struct ibx_blockers *blockers)
 {
@@ -111,18 +113,18 @@ void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
             path->peer);
 }
 
-#define STATE_PAD (512u << 10) /* bytes; the page map and the device state are less, mostly */
+#define STATE_PAD (512u << 10) /* bytes; mostly more than the page map and the device state */
 
 struct greeting {
     struct ibx_migrate_answer *answer;
     struct ibx_error *err;
 };
 
-/* -EISCONN: it is there. What follows it stays for whoever takes next. */
+/* -EISCONN: the ANSWER has come. Messages after it stay for the next call that takes. */
 static int on_answer(void *context, const struct ibx_migrate_any *message)
 {
     struct greeting *g = context;
-    if (message->type == IBX_MIGRATE_ABORT) /* of another version: it cannot answer */
+    if (message->type == IBX_MIGRATE_ABORT) /* the peer is of another version, and cannot answer */
         return ibx_error_set(g->err, -EPROTOTYPE, "the destination reports: %s",
                              message->is.reason);
     if (message->type != IBX_MIGRATE_ANSWER)
@@ -132,7 +134,7 @@ static int on_answer(void *context, const struct ibx_migrate_any *message)
     return -EISCONN;
 }
 
-/* Names the tool to start, where the transport names a server. */
+/* Where the transport says to start the server, names the command of ib-migrate to start. */
 static void name_tool(uint8_t purpose, struct ibx_error *err)
 {
     static const char server[] = "start the server there";
@@ -145,9 +147,10 @@ static void name_tool(uint8_t purpose, struct ibx_error *err)
              "start \"ib-migrate %s\" there%s", fresh ? "receive" : "recover", rest);
 }
 
-#define URI_BYTES 1024 /* more than one can be long */
+#define URI_BYTES 1024 /* more than a URI can have */
 
-/* A URI overrides the options of a connection; here they have its timeout already. */
+/* Copies the URI without its timeout_ms, which would override that of the options: these have it
+ * already, or a shorter one. */
 static void leave_out_timeout(const char *uri, char *out, size_t size)
 {
     const char *at = strchr(uri, '?');
@@ -187,7 +190,7 @@ int ibx_migration_connect(const char *uri, const struct ibx_options *options, ui
     leave_out_timeout(uri, plain, sizeof(plain));
     snprintf(own.purpose, sizeof(own.purpose), IBX_MIGRATE_PURPOSE);
     own.lanes = 1;
-    own.messages_only = true; /* each socket more is a round trip more, and one more handshake */
+    own.messages_only = true; /* each further socket costs a round trip and a handshake */
     int rc = ibx_connect(plain, &own, conn, err);
     if (rc)
         name_tool(purpose, err);
@@ -196,8 +199,8 @@ int ibx_migration_connect(const char *uri, const struct ibx_options *options, ui
     return rc;
 }
 
-/* It has proven itself and closed: it is just ending, or of a version that does not send yet that
- * it is of another one. */
+/* The peer has authenticated and closed: it is ending, or of a version that does not yet send that
+ * versions differ. */
 static int unanswered(struct ibx_error *err)
 {
     const struct ibx_error why = err ? *err : (struct ibx_error){0};
@@ -216,7 +219,8 @@ int ibx_migration_greet(const char *uri, const struct ibx_options *options,
     return rc ? rc : ibx_migration_say_hello(conn, options, hello, control, answer, err);
 }
 
-/* HELLO is the first that is longer than a packet: a network may have passed all before it. */
+/* HELLO is the first message longer than a packet: a network that loses long packets may have
+ * passed all before it. */
 static int silent(const struct ibx_conn *conn, unsigned timeout_ms, struct ibx_error *err)
 {
     const struct ibx_path *path = ibx_conn_path(conn);
@@ -240,7 +244,7 @@ int ibx_migration_say_hello(struct ibx_conn *conn, const struct ibx_options *opt
     int rc = ibx_channel_send(control, &message, err);
     if (!rc)
         rc = send_description(control, hello, err);
-    /* What the VM waits for when it has stopped goes in one round trip, then. */
+    /* Padding opens TCP's window: what the stopped VM will wait for then takes one round trip. */
     if (!rc && hello->purpose == IBX_PURPOSE_MOVE && ibx_path_is_far(ibx_conn_path(conn)))
         ibx_pad(conn, STATE_PAD);
     if (!rc) {
@@ -292,8 +296,8 @@ int ibx_migration_confirm(const struct ibx_record *record, const struct ibx_opti
     return rc;
 }
 
-/* As a source that is back does, to give up: the only one whose word a destination takes that waits
- * for COMMIT. */
+/* Sends HELLO like a source that connects again (RESUME): a destination that waits for COMMIT
+ * accepts an ABORT from no other. */
 static int greet_to_disown(const struct ibx_record *record, const struct ibx_options *options,
                            struct ibx_channel *control, struct ibx_migrate_answer *answer,
                            struct ibx_error *err)
@@ -310,7 +314,7 @@ static int greet_to_disown(const struct ibx_record *record, const struct ibx_opt
     hello->epoch = record->epoch;
     hello->verify = record->verify;
     memcpy(hello->id, record->id, sizeof(hello->id));
-    hello->links = IBX_MIGRATE_LINKS_MAX; /* of which the destination has chosen */
+    hello->links = IBX_MIGRATE_LINKS_MAX; /* the destination has chosen before */
     hello->links_least = 1;
     ibx_migrate_hello_describe(hello, &ram);
     rc = ibx_migration_greet(record->uri, options, hello, control, answer, err);

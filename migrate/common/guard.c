@@ -71,7 +71,8 @@ int ibx_guard_make(struct ibx_guard *guard, const struct ibx_guest_ram *ram, str
     return rc;
 }
 
-/* Of /proc/self/fdinfo: those who wait, whether that was reported or not. */
+/* Whether a thread waits, by /proc/self/fdinfo: "total" also counts threads whose fault has been
+ * read. */
 static bool somebody_waits(int uffd)
 {
     char path[64], line[128];
@@ -93,7 +94,7 @@ int ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int
     if (rc)
         return rc;
     describe(guard, ram);
-    /* Where that tool came only so far as to make it. */
+    /* That tool may have been killed before it enabled the API of the new userfaultfd. */
     if (!ibx_protect_enable(guard->uffd.fd, NULL))
         ibx_log(IBX_LOG_INFO, "migration: the userfaultfd of the source's QEMU is unused");
     return ibx_state_move(&guard->state,
@@ -158,8 +159,8 @@ int ibx_guard_check(struct ibx_guard *guard, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- the end */
 
-/* Unregistered memory is writable, and whoever waits tries again. If QEMU cannot close its copy, it
- * has a descriptor that does nothing. */
+/* Memory that is not registered is writable, and a waiting thread that is woken repeats its write.
+ * If QEMU cannot close its copy, it keeps a descriptor that does nothing. */
 void ibx_guard_release(struct ibx_guard *guard)
 {
     struct ibx_error why = {0};

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Guest RAM at the source, while the destination fetches it: nobody in QEMU may change it. A
- * userfaultfd of QEMU's (migrate/qemu/inject_uffd.c) protects it against writes; who tries it, a
- * vCPU, a device or a reset, stops in the kernel, and the page stays as it was. QEMU has a copy of
- * the descriptor, so it stays so when this tool is killed.
+ * Protects guest RAM at the source while the destination fetches it. A userfaultfd of QEMU
+ * (migrate/qemu/inject_uffd.c) write-protects it: a vCPU, a device or a reset that writes is
+ * blocked in the kernel, and the page stays as it was. QEMU has a copy of the descriptor, so the
+ * protection stays when this tool is killed.
  */
 #ifndef IBX_MIGRATE_COMMON_GUARD_H
 #define IBX_MIGRATE_COMMON_GUARD_H
@@ -25,32 +25,37 @@ struct ibx_guard {
     struct ibx_uffd uffd; /* fd -1 in NONE */
     struct {
         char id[IBX_GUEST_ID_MAX];
-        uint64_t start, length; /* in QEMU */
+        uint64_t start, length; /* bytes; addresses in QEMU */
     } ranges[IBX_GUEST_BLOCKS_MAX];
     unsigned count;
-    unsigned range; /* MADE: what is protected next */
+    unsigned range; /* MADE: what is protected next, from `offset` on */
     uint64_t offset;
 };
 
 void ibx_guard_init(struct ibx_guard *guard);
-/* Makes a userfaultfd in QEMU for its guest RAM, which is not on it yet. */
+/* Makes a userfaultfd in QEMU. Afterwards MADE: no memory is registered yet. Errors as
+ * ibx_uffd_make(), or -EOPNOTSUPP: the kernel cannot write-protect shared memory. */
 int ibx_guard_make(struct ibx_guard *guard, const struct ibx_guest_ram *ram, struct ibx_qmp *qmp,
                    struct ibx_error *err);
-/* Takes that of a tool that has ended; `remote`: its number in QEMU, or -1. Afterwards MADE or
- * CAUGHT. -ENOENT: there is none. */
+/* Takes over the userfaultfd of a tool that has ended; `remote`: its descriptor number in QEMU, or
+ * -1. Afterwards MADE or CAUGHT. -ENOENT: QEMU has none; other errors as ibx_uffd_take(). */
 int ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int remote,
                    struct ibx_error *err);
-/* MADE: whether somebody waits by now: CAUGHT. */
+/* In MADE: whether a thread of QEMU waits to write by now. If so, the guard is CAUGHT. */
 bool ibx_guard_look(struct ibx_guard *guard);
-/* MADE: protects 16 MiB more, in a third of a millisecond. 0: ARMED; -EAGAIN: there is more. */
+/* In MADE: protects 16 MiB more, which takes a third of a millisecond. -EAGAIN: there is more to
+ * protect; 0: all is protected and the guard is ARMED. In other states it returns 0 and does
+ * nothing. */
 int ibx_guard_arm(struct ibx_guard *guard, struct ibx_error *err);
-/* MADE: the next call of that is the last one. */
+/* In MADE: whether the next call of ibx_guard_arm() is the last one. */
 bool ibx_guard_ends(const struct ibx_guard *guard);
-/* -EBUSY, once, with a sentence: a thread of QEMU tried to write and waits from now on: CAUGHT. */
+/* -EBUSY, once, with a sentence: a thread of QEMU has tried to write, and waits from now on. The
+ * guard is CAUGHT then. 0 otherwise. */
 int ibx_guard_check(struct ibx_guard *guard, struct ibx_error *err);
-/* Everybody may write again; closes it in QEMU, too. */
+/* Removes the protection, so that everybody may write again, and closes the userfaultfd here and in
+ * QEMU. */
 void ibx_guard_release(struct ibx_guard *guard);
-/* Closes this tool's copy alone: what is protected stays so. */
+/* Closes only this tool's copy of the userfaultfd: the protection stays. */
 void ibx_guard_leave(struct ibx_guard *guard);
 
 #endif

@@ -14,9 +14,10 @@
 
 #define HOLD_NAME  "ibx-hold"                 /* of the copy that QEMU keeps for us */
 #define LOOK_US    200                        /* between two checks of a migration that ends */
-#define MARK_BYTES (IBX_JOURNAL_FIGURES + 16) /* of a name that has them */
+#define MARK_BYTES (IBX_JOURNAL_FIGURES + 16) /* of a name that contains the figures */
 
-/* Of QEMU's return path, big-endian: u16 type 1 (SHUT), u16 length 4, u32 0 (no error). */
+/* The message of QEMU's return path that ends a migration, big-endian: u16 type 1 (SHUT), u16
+ * length 4, u32 0 (no error). */
 static const uint8_t shut[] = {0, 1, 0, 4, 0, 0, 0, 0};
 
 static const char return_path[] = IBX_HOLD_CAPABILITY;
@@ -141,7 +142,7 @@ int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)
 int ibx_hold_say_shut(int fd, struct ibx_error *err)
 {
     if (send(fd, shut, sizeof(shut), MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof(shut) &&
-        errno != EPIPE) /* it does not read any more: its migration has ended */
+        errno != EPIPE) /* QEMU does not read any more: its migration has ended */
         return ibx_error_set(err, -errno, "QEMU cannot be told that its migration is complete: %s",
                              strerror(errno));
     return 0;
@@ -150,8 +151,9 @@ int ibx_hold_say_shut(int fd, struct ibx_error *err)
 int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32], error[256];
-    /* First: where the monitor is lost, whoever reaches QEMU next could not tell whose migration it
-     * has completed. */
+    /* Without a monitor the migration could not be marked after SHUT, and the next tool that
+     * reaches QEMU could not tell whose migration has completed. So the monitor has to answer
+     * first. */
     int said = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err);
     if (!said)
         said = ibx_hold_say_shut(fd, err);
@@ -182,7 +184,8 @@ void ibx_hold_forget(struct ibx_qmp *qmp, uint64_t deadline_ns)
 
 /* ---------------------------------------------------------------- whose was the last one */
 
-/* `status`: of the migration, "" none. */
+/* `status`: of QEMU's last migration, "" if there was none; `text`: its figures. -ENODATA: QEMU
+ * reports no times. */
 static int ask_last(struct ibx_qmp *qmp, char *status, size_t size, char text[IBX_JOURNAL_FIGURES],
                     uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -213,7 +216,7 @@ int ibx_hold_last(struct ibx_qmp *qmp, char text[IBX_JOURNAL_FIGURES], uint64_t 
     return rc;
 }
 
-/* False: QEMU has made none, or does not answer. */
+/* False: QEMU has made no migration, or does not answer. */
 static bool name_mark(struct ibx_qmp *qmp, char name[MARK_BYTES], uint64_t deadline_ns)
 {
     char status[32], figures[IBX_JOURNAL_FIGURES];
@@ -241,7 +244,7 @@ bool ibx_hold_marked(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns)
     char name[MARK_BYTES];
     if (!name_mark(qmp, name, deadline_ns) || !forget_mark(qmp, name, deadline_ns))
         return false;
-    ibx_qmp_getfd(qmp, name, fd, deadline_ns, NULL); /* for the next one who asks */
+    ibx_qmp_getfd(qmp, name, fd, deadline_ns, NULL); /* closefd has removed the mark */
     return true;
 }
 

@@ -37,8 +37,8 @@ static int address_of(const char *path, struct sockaddr_un *address, struct ibx_
     return 0;
 }
 
-/* The folder of a socket, and what names the socket in it: what is made or removed there is not
- * elsewhere when somebody replaces a folder above it. */
+/* Opens the folder of a socket, and makes an address by its descriptor (/proc/self/fd). So the
+ * socket is made or removed in this folder, even if somebody replaces a folder above it. */
 static int open_folder(const char *path, int *folder, struct sockaddr_un *address,
                        struct ibx_error *err)
 {
@@ -68,7 +68,8 @@ static const char *name_of(const char *path)
     return strrchr(path, '/') + 1;
 }
 
-/* The process at the other end; of a listener that which listens. */
+/* The process at the other end of a connection; for the side that connects, the one that listens.
+ * 0: not known. */
 static pid_t peer_of(int fd)
 {
     struct ucred peer = {.pid = 0};
@@ -99,7 +100,7 @@ void ibx_gate_init(struct ibx_gate *gate, const char *path)
     ibx_state_begin(&gate->state, &gate_table, IBX_GATE_CLOSED);
 }
 
-/* Nothing else that has its name. */
+/* Removes a socket, but nothing else of this name. */
 static void remove_socket(int folder, const char *name)
 {
     struct stat st;
@@ -107,8 +108,8 @@ static void remove_socket(int folder, const char *name)
         unlinkat(folder, name, 0);
 }
 
-/* A socket that a tool left behind when it was killed is removed; one at which somebody listens is
- * not, nor anything else. */
+/* Removes a socket that a killed tool has left behind. -EADDRINUSE: a process listens there.
+ * Anything else is left alone. */
 static int make_way(const char *path, int folder, const struct sockaddr_un *address,
                     struct ibx_error *err)
 {
@@ -135,9 +136,9 @@ void ibx_gate_sweep(const char *path)
     close(folder);
 }
 
-/* The user of QEMU may connect, and nobody else; libvirt does the same where it changes owners. Who
- * may write to the folder may have put something else there meanwhile: only a socket is given away.
- */
+/* Lets QEMU's user connect, and nobody else; libvirt does the same if it changes owners. Somebody
+ * who may write to the folder may have put something else there meanwhile: only a socket of this
+ * user is given away. */
 static void give_to(struct ibx_gate *gate, const char *name, pid_t qemu)
 {
     char process[32];
@@ -157,7 +158,7 @@ static void give_to(struct ibx_gate *gate, const char *name, pid_t qemu)
     close(fd);
 }
 
-/* Where the socket is until it may be seen. */
+/* The temporary name of the socket, until it may be found. */
 static int early_address(const struct ibx_gate *gate, struct sockaddr_un *address)
 {
     const int length = snprintf(address->sun_path, sizeof(address->sun_path),
@@ -166,7 +167,8 @@ static int early_address(const struct ibx_gate *gate, struct sockaddr_un *addres
     return length < (int)sizeof(address->sun_path) ? 0 : -ENAMETOOLONG;
 }
 
-/* The socket's own mode becomes that of its name: umask(2) is the whole process's. */
+/* bind(2) gives the file the mode of the socket (fchmod); umask(2) would change the whole process.
+ */
 static int listen_at(struct ibx_gate *gate, const struct sockaddr_un *address)
 {
     gate->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -177,7 +179,8 @@ static int listen_at(struct ibx_gate *gate, const struct sockaddr_un *address)
     return connect_to(address, &gate->place);
 }
 
-/* A file system that cannot refuse to replace another one has nothing there by make_way(). */
+/* Never replaces a file. A file system without RENAME_NOREPLACE fails with EINVAL: there the name
+ * is checked before. */
 static int name_it(const struct ibx_gate *gate, const char *early)
 {
     const char *name = name_of(gate->path);
@@ -188,8 +191,8 @@ static int name_it(const struct ibx_gate *gate, const char *early)
     return errno == EINVAL ? -EEXIST : -errno;
 }
 
-/* Whoever sees the socket can connect, and waits: it gets its name when it listens and its queue is
- * full. */
+/* The socket gets its name when it listens and its queue is full: so whoever finds it can connect,
+ * and waits. */
 static int appear(struct ibx_gate *gate, pid_t qemu)
 {
     struct sockaddr_un early;
@@ -244,8 +247,8 @@ int ibx_gate_let(struct ibx_gate *gate, struct ibx_error *err)
     return ibx_state_move(&gate->state, IBX_GATE_OPEN);
 }
 
-/* libvirt connects and hands the descriptor to QEMU, as root or in a session of this tool's user;
- * or QEMU connects itself. */
+/* Who may connect: libvirt, as root or in a session of this tool's user, which hands the descriptor
+ * to QEMU; or QEMU itself. */
 static bool may_pass(struct ibx_gate *gate, int fd, pid_t qemu)
 {
     struct ucred peer = {.uid = (uid_t)-1};
@@ -286,7 +289,8 @@ int ibx_gate_take(struct ibx_gate *gate, pid_t qemu, int *stream, struct ibx_err
     return rc;
 }
 
-/* Only what this gate has made: whoever may write to the folder may have put something there. */
+/* Removes only the socket that this gate has made: whoever may write to the folder may have
+ * replaced it. */
 static void remove_own(const struct ibx_gate *gate)
 {
     struct stat st;
@@ -370,7 +374,8 @@ int ibx_libvirt_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_
         return ibx_error_set(err, -EOPNOTSUPP,
                              "this QEMU lacks the migration capability %s: use QEMU 4.0 or later",
                              name);
-    /* One that was left on would spoil every state that QEMU saves: it goes off afterwards. */
+    /* If x-ignore-shared was left on, it would leave RAM out of every state that QEMU saves: it is
+     * off afterwards. */
     *settings = (struct ibx_settings){
         .change = on ? json_pack("{s:{}, s:{}}", "capabilities", "parameters")
                      : json_pack("{s:{s:b}, s:{}}", "capabilities", name, 1, "parameters"),

@@ -9,7 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define AT_ONCE (4u << 20) /* bytes of a note that is mapped now: it may be filled in the stop */
+/* Bytes: a note up to this size is populated when it is mapped, because it may be filled while the
+ * VM is stopped. */
+#define AT_ONCE (4u << 20)
 
 static int map(struct ibx_note *note, size_t bytes, int fd, const char *path, struct ibx_error *err)
 {

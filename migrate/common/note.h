@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a tool notes of each page in memory that outlives it: a file in /dev/shm, for the tool that
- * takes over. A disk could delay the VM, and the VM does not survive the host anyway. */
+/* A note: what a tool records of each page for the tool that takes over, in a file in /dev/shm. A
+ * disk could delay the VM, and the VM does not survive the host anyway. */
 #ifndef IBX_MIGRATE_COMMON_NOTE_H
 #define IBX_MIGRATE_COMMON_NOTE_H
 
@@ -9,18 +9,19 @@
 #include <stddef.h>
 
 struct ibx_note {
-    void *memory; /* of 64-bit words; NULL: none */
+    void *memory; /* the mapped file: 64-bit words; NULL: none */
     size_t bytes;
 };
 
-/* Makes the file, all zeros. `what` is noted there, and `without` says how to do without it.
- * -EEXIST and others, with what is in the way. */
+/* Makes the file, filled with zeros, and maps it. For the sentence of an error, `what` says what is
+ * noted there, and `without` how to do without it. -EEXIST: the file is there already; others as
+ * open(2), posix_fallocate(3) and mmap(2). */
 int ibx_note_make(struct ibx_note *note, size_t bytes, const char *path, const char *what,
                   const char *without, struct ibx_error *err);
-/* Finds that of the tool before this one. -ESTALE, without a sentence: it is gone, or is another
- * one's. */
+/* Maps the note that an earlier tool has made. -ESTALE, without a sentence: it is gone, has another
+ * size, or another user owns it or may write to it. */
 int ibx_note_find(struct ibx_note *note, size_t bytes, const char *path, struct ibx_error *err);
-/* The file stays. */
+/* Unmaps the note. The file stays. */
 void ibx_note_fini(struct ibx_note *note);
 
 #endif

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define BUSY_MS      20    /* in one state: most of them take less than a millisecond */
-#define STALL_TIMES  5     /* the transport's timeout */
+#define STALL_TIMES  5     /* times the transport's timeout */
 #define STALL_MIN_MS 10000 /* guests and disks of QEMU are slow, too */
 
 uint64_t ibx_migration_busy_until(void)
@@ -73,7 +73,7 @@ void ibx_migration_signals_close(struct migration_signals *signals)
 
 void ibx_migration_stop_at(const char *side, const char *state)
 {
-    static size_t used; /* of the variable */
+    static size_t used; /* bytes of the variable so far */
     char name[64];
     const char *at = secure_getenv("IBX_MOVE_STOP_AT");
     const size_t length = at && used < strlen(at) ? strcspn(at + used, ",") : 0;

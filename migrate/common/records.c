@@ -47,12 +47,12 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
         return rc;
     for (size_t i = 0; !rc && i < count; i++) {
         const struct ibx_record *r = &records[i];
-        /* By whichever of its monitors. */
+        /* A QEMU may have several monitors: the process counts. */
         const bool same_process =
             r->pid == ram->pid && r->pid_started == ibx_process_started(ram->pid);
         const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
-        /* COMPLETE and SHUT_DOWN need no QEMU, and a VM does not run in a QEMU that has ended: not
-         * there, or neither there nor here. */
+        /* COMPLETE and SHUT_DOWN need no QEMU. A VM does not run in a QEMU that has ended: at the
+         * destination that is enough, at the source the VM must be lost at the destination, too. */
         const bool harmless = r->state == IBX_JOURNAL_COMPLETE ||
                               r->state == IBX_JOURNAL_SHUT_DOWN ||
                               ((!r->source || ibx_journal_lost_there(r)) && !same_process &&
@@ -76,8 +76,8 @@ int ibx_migration_reload(const char *folder, struct ibx_record *record, struct i
     return ibx_error_set(err, -EALREADY, "this migration has ended meanwhile: %s", state);
 }
 
-/* From the root, if there is room for that: who recovers may be elsewhere. Links stay in it: by
- * them keys are replaced. */
+/* Makes a path absolute, if there is room for that, because `recover` may run in another folder.
+ * Symbolic links are not resolved: with them keys are replaced. */
 static void note_file(char *out, size_t size, const char *path)
 {
     char *folder = *path && *path != '/' ? getcwd(NULL, 0) : NULL;
@@ -86,8 +86,9 @@ static void note_file(char *out, size_t size, const char *path)
     free(folder);
 }
 
-/* One option of a query, whose file is noted from the root; "": it is left out, because no query
- * can have that name. Then the record has it, which counts where the URI names none. */
+/* Copies one option of a query, with the path of a key file made absolute. `out` is "" if that path
+ * has a '&', which no query can contain: then it goes into the record, whose key file counts if the
+ * URI names none. */
 static void note_option(struct ibx_record *record, const char *option, size_t length, char *out,
                         size_t size)
 {
@@ -106,7 +107,7 @@ static void note_option(struct ibx_record *record, const char *option, size_t le
     memcpy(record->key_file, file, sizeof(file));
 }
 
-/* One that would be too long stays as it is. */
+/* A URI that would be too long, or not valid, is noted as it is. */
 void ibx_migration_note_uri(struct ibx_record *record, const char *uri)
 {
     char whole[sizeof(record->uri)], option[sizeof(whole)];

@@ -12,9 +12,9 @@
 #define RATE_NS       (1000 * IBX_NS_PER_MS) /* over which rates are measured */
 #define SILENT_MIN_MS 1000
 #define NOTICE_NS     (100 * IBX_NS_PER_MS) /* ten a second */
-#define KINDS         512u                  /* of lines; this program has a quarter of them */
+#define KINDS         512u                  /* of lines, four times as many as this program has */
 
-/* A new tool at the destination counts from 0 again. */
+/* 0 if the count is less than before: a new tool at the destination counts from 0 again. */
 static uint64_t per_second(uint64_t now, uint64_t before, double seconds)
 {
     return now < before ? 0 : (uint64_t)((double)(now - before) / seconds);
@@ -28,7 +28,7 @@ void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrat
     if (!now && t - reporter->told_ns < MIGRATION_TICK_MS * IBX_NS_PER_MS)
         return;
     reporter->told_ns = t;
-    /* The first rate as soon as there is one, and then a steady one. */
+    /* The first rate comes after a tenth of RATE_NS, later ones are over RATE_NS. */
     const bool first = !status->bytes_per_second && status->bytes > reporter->rate_bytes;
     if (t - reporter->rate_ns >= (first ? RATE_NS / 10 : RATE_NS)) {
         const double seconds = (double)(t - reporter->rate_ns) / 1e9;
@@ -44,14 +44,14 @@ void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrat
         reporter->observer->status(reporter->observer->context, status);
 }
 
-/* Of each kind of line, by where its words are: a peer must not fill the log of this host, nor keep
- * lines of another kind out of it. */
+/* One bound for each kind of line, which the address of its format identifies: a peer must not fill
+ * the log of this host, nor keep lines of another kind out of it. */
 static struct kind {
-    const char *_Atomic format; /* NULL: of none yet; never another one then */
+    const char *_Atomic format; /* NULL: the entry is free; once set, it never changes */
     struct ibx_line_bound bound;
 } kinds[KINDS];
 
-/* Kinds for which there is no place share one. */
+/* The bound of a kind; if the table is full, kinds share one. */
 static struct ibx_line_bound *bound_of(const char *format)
 {
     const size_t first = (uintptr_t)format % KINDS;

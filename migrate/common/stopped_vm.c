@@ -12,8 +12,8 @@ static bool is(const char *text, const char *wanted)
     return text && !strcmp(text, wanted);
 }
 
-/* The first disk of which QEMU knows that a request has failed: NULL, or a part of `blocks`. QEMU
- * forgets it when the VM moves. */
+/* The first disk in `blocks` (of query-block) with a failed request, or NULL. A part of `blocks`.
+ * QEMU no longer knows it when the VM has migrated. */
 static json_t *failed_disk(json_t *blocks)
 {
     size_t i;
@@ -27,7 +27,7 @@ static json_t *failed_disk(json_t *blocks)
     return NULL;
 }
 
-/* One of -blockdev has a device and no name; its images may be many. */
+/* A disk of -blockdev has no name of its own, but that of its device (qdev). */
 static void name_disk(json_t *block, char *text, size_t size)
 {
     const json_t *inserted = json_object_get(block, "inserted");

@@ -83,7 +83,7 @@ int ibx_vm_stream(int *ours, int *theirs, struct ibx_error *err)
     return 0;
 }
 
-/* Whether QEMU has something of a migration that could be yanked. One before 6.0 does not tell. */
+/* Whether query-yank lists a migration. QEMU before 6.0 does not have that command. */
 static int check_yank(struct ibx_qmp *qmp, bool *any, uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *instances, *instance;
@@ -101,8 +101,8 @@ static int check_yank(struct ibx_qmp *qmp, bool *any, uint64_t deadline_ns, stru
     return 0;
 }
 
-/* QEMU calls a migration ended before it has ended its thread, and does not refuse the next one
- * meanwhile: 7.2 ends by SIGSEGV then. What it has registered for `yank` goes last. */
+/* QEMU reports a migration as ended before it has ended its thread, and accepts the next one
+ * meanwhile: QEMU 7.2 then ends by SIGSEGV. The migration's entry in query-yank is removed last. */
 static int await_thread(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     const uint64_t enough = ibx_deadline_in_ms(CLEANING_MS);
@@ -145,8 +145,8 @@ int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t dead
     return rc;
 }
 
-/* It may be at another client's migration, whose end would run the VM here while it may run at the
- * other end of that. */
+/* Another client's migration may be under way, which must not be ended here: the VM would run here,
+ * while it may run at the other end of that migration. */
 int ibx_vm_not_begun(int rc, struct ibx_error *err)
 {
     return rc != -EREMOTEIO ? rc
@@ -173,9 +173,9 @@ static int under_way(const char *status, struct ibx_error *err)
         status);
 }
 
-/* Whether another program has had the VM run, or has begun a migration, since this was asked last.
- * Events and answers of a monitor come in their order: what QEMU has answered between is of ours.
- */
+/* Whether another program has continued the VM, or begun a migration, since the last call. A
+ * monitor's events and answers come in their order: if this is false, QEMU's answers in between
+ * were about our migration. */
 static bool others_came(struct ibx_qmp *qmp)
 {
     bool came = false;
@@ -185,8 +185,9 @@ static bool others_came(struct ibx_qmp *qmp)
     return came;
 }
 
-/* One that nobody holds open, of a tool that is gone: whether it is the one that another program
- * has begun since. QEMU closes its stream a moment before it calls a migration ended. */
+/* For a migration that nobody holds open, because its tool is gone: -EBUSY if QEMU is at one that
+ * another program has begun since. QEMU closes its stream a moment before it reports a migration as
+ * ended. */
 static int check_whose(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64_t deadline_ns,
                        struct ibx_error *err)
 {
@@ -228,9 +229,11 @@ static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ib
     }
 }
 
-/* One that is held open ends as completed, and QEMU itself decides whether the VM may continue: it
- * refuses while another host uses its disks. migrate_cancel would continue the VM all the same.
- * What held one that is over is still in QEMU when another program has made the next one. */
+/* Ends a migration that is held open, as completed. Then QEMU itself decides whether the VM may
+ * continue: it refuses while another host uses its disks. After migrate_cancel it would continue
+ * the VM in spite of that. QEMU keeps the descriptor of a hold after that migration, even when
+ * another program has made the next one: then QEMU's end of the stream is gone. `*known`: QEMU's
+ * last migration is ours. */
 static int end_held(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, int fd, bool *known,
                     uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -245,7 +248,7 @@ static int end_held(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, int fd, b
     if (!rc)
         ibx_hold_mark(qmp, fd, deadline_ns);
     *known = !others_came(qmp);
-    if (!rc && !*known) /* it may be of theirs */
+    if (!rc && !*known) /* the mark may be that of their migration */
         ibx_hold_unmark(qmp, deadline_ns);
     ibx_migration_stop_at("rollback", "marked");
     return rc;
@@ -260,11 +263,11 @@ static bool was_marked(struct ibx_qmp *qmp, uint64_t deadline_ns)
     return was;
 }
 
-/* `held`: there is something of it in QEMU; `known`: QEMU's last migration is ours. */
+/* `*held`: QEMU has the descriptor of a hold; `*known`: QEMU's last migration is ours. */
 static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool *held, bool *known,
                          uint64_t deadline_ns, struct ibx_error *err)
 {
-    others_came(qmp); /* before: it does not matter */
+    others_came(qmp); /* discards events from before */
     int fd, rc = ibx_hold_take(ibx_qmp_pid(qmp), vm->hold, &fd, err);
     *held = !rc;
     *known = !vm->stream || (vm->completes && (!vm->marked || was_marked(qmp, deadline_ns)));
@@ -278,8 +281,8 @@ static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool
     return rc ? rc : cancel_migration(qmp, deadline_ns, err);
 }
 
-/* A migration that was ours and was not held open has failed: QEMU completes none whose stream is
- * closed. */
+/* Refuses if QEMU's last migration has completed: one of ours that was not held open has failed,
+ * because QEMU does not complete a migration whose stream is closed. */
 static int check_left(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32], why[256];
@@ -293,7 +296,8 @@ static int check_left(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_erro
         "QEMU's monitor, then call rollback again");
 }
 
-/* One that stops again at once, as for a disk that is full, has been continued all the same. */
+/* Whether a VM has been continued, by its status after that. It has, too, if it stopped again at
+ * once, for instance because a disk is full. */
 static bool was_continued(const char *status)
 {
     static const char *const never[] = {"postmigrate", "finish-migrate", "inmigrate", "prelaunch",
@@ -312,16 +316,17 @@ static bool was_stopped(struct ibx_qmp *qmp)
     return was;
 }
 
-/* QEMU before 10.0 inactivates the disks of a VM although its migration was cancelled a moment
- * before the stop, and continues the VM so: the next migration ends QEMU by an assertion, and a
- * write of the guest may. cont activates them, and changes nothing else in a VM that runs. One that
- * another client pauses meanwhile stays paused. To be called when the migration has ended. */
+/* QEMU before 10.0 inactivates the disks of a VM even if its migration was cancelled a moment
+ * before the stop, and continues the VM like that. The next migration then ends QEMU by an
+ * assertion, and a write of the guest may. `cont` activates the disks, and changes nothing else in
+ * a VM that runs. If another client pauses the VM meanwhile, it is paused again. To be called when
+ * the migration has ended. */
 static int activate_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32];
     if (ibx_qmp_at_least(ibx_qmp_version(qmp), 10, 0))
         return 0;
-    was_stopped(qmp); /* by the migration */
+    was_stopped(qmp); /* discards the STOP of the migration */
     int rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err);
     if (rc || strcmp(status, "running") != 0)
         return rc;
@@ -331,8 +336,9 @@ static int activate_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_
     return rc;
 }
 
-/* Not before: QEMU stops the VM, inactivates the disks and continues it while it cancels. It has
- * taken settings by now, so that little of that can be left. */
+/* Waits for the end of QEMU's migration. Disks are not activated before that, because QEMU stops
+ * the VM, inactivates its disks and continues it while it cancels. QEMU has accepted settings by
+ * now, so little of that can be left. */
 static int await_end(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     const uint64_t enough = ibx_deadline_in_ms(CLOSING_MS);
@@ -364,9 +370,10 @@ void ibx_vm_libvirt_disks(struct ibx_qmp *qmp, uint64_t deadline_ns)
 static int run_again(struct ibx_qmp *qmp, bool known, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32];
-    bool others = false, before = false; /* before it was asked */
+    bool others = false, before = false; /* others came; they came before the last question */
     int rc;
-    /* QEMU calls a migration ended a moment before it has done with the VM, and refuses cont. */
+    /* QEMU reports a migration as ended a moment before it is done with the VM, and refuses cont
+     * until then. */
     while (!(rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err))) {
         others |= others_came(qmp);
         if (before || strcmp(status, "finish-migrate") != 0 || ibx_now_ns() >= deadline_ns)
@@ -424,7 +431,7 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
         rc = ibx_vm_restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, err);
     if (rc)
         return rc;
-    if (vm->libvirt && vm->before) /* else it was no migration of this tool's */
+    if (vm->libvirt && vm->before) /* otherwise the migration was not this tool's */
         ibx_vm_libvirt_disks(qmp, deadline_ns);
     json_decref(vm->before);
     vm->before = NULL;

@@ -8,29 +8,31 @@
 /* What ibx_vm_stay() has to undo. */
 struct ibx_vm_undo {
     bool was_running;    /* before the migration */
-    bool touched;        /* `migrate` was given */
+    bool touched;        /* QEMU was told to migrate */
     const char *libvirt; /* its socket: libvirt decides on its own where the VM runs; or NULL */
     json_t *before;      /* settings to put back (ibx_settings_restore()), NULL: untouched */
-    uint64_t hold;       /* of hold.h; 0: none */
-    bool completes;      /* of a snapshot, which is made when it has completed */
+    uint64_t hold;       /* ibx_hold_name() of this tool's end of the stream; 0: none */
+    bool completes;      /* the migration of a snapshot, which is to complete */
     bool marked;         /* ... and was marked then (hold.h), until the VM runs again */
-    uint64_t stream;     /* QEMU's end of the migration's stream: it is asked whether QEMU's
-                            migration is that one; 0: it is */
+    /* ibx_hold_name() of QEMU's end of the stream, which shows whether QEMU's migration is ours; 0:
+     * that is not checked. */
+    uint64_t stream;
 };
 
-/* Of a VM with this status whose guest sleeps (S3), in a QEMU that cannot continue it then
- * (ibx_qmp_sleeps_on()): that, and what to do. */
+/* A sentence about a VM with this status whose guest sleeps (S3) in a QEMU that cannot continue it
+ * then (ibx_qmp_sleeps_on()): that it sleeps, and what to do. */
 const char *ibx_vm_asleep(const char *status);
-/* What has stopped a VM whose status is IBX_VM_IO_ERROR, and what is to be done. Without a monitor
- * (NULL), or of a VM that has moved since, it is not known which disk that is. */
+/* Writes into `text` what has stopped a VM whose status is IBX_VM_IO_ERROR, and what to do. The
+ * disk is not known without a monitor (`qmp` is NULL), or if the VM has migrated since. */
 #define IBX_VM_IO_ERROR "io-error"
 void ibx_vm_say_disk(struct ibx_qmp *qmp, char *text, size_t size, uint64_t deadline_ns);
 
-/* "running", "paused", "postmigrate", ... into `status`. */
+/* Asks QEMU for the VM's status: "running", "paused", "postmigrate", ... */
 int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
                   struct ibx_error *err);
-/* Whether a VM of this status is stopped by nobody. One whose guest sleeps (S3) is woken by QEMU as
- * it stops it, before 9.0; later ones are not migrated (ibx_qmp_sleeps_on()). */
+/* Whether a VM of this status is not stopped: it is "running", or its guest sleeps ("suspended").
+ * QEMU before 9.0 wakes such a guest when it stops the VM; with a later QEMU such a VM is not
+ * migrated (ibx_qmp_sleeps_on()). */
 bool ibx_vm_lives(const char *status);
 /* The status of QEMU's own migration ("none", "active", "completed", ...) and its error text. */
 int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error, size_t error_size,
@@ -39,45 +41,51 @@ int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error
 bool ibx_vm_migration_ended(const char *status);
 /* Makes a stream for QEMU's device state: this tool's end (non-blocking) and QEMU's. */
 int ibx_vm_stream(int *ours, int *theirs, struct ibx_error *err);
-/* Starts QEMU's migration into a stream, when QEMU has ended the thread of the last one, or,
- * `incoming`, out of one; `theirs`, its end, is copied and stays the caller's; a QEMU that answers
- * that it refuses keeps no copy. -EREMOTEIO: it has refused, or is at another migration. */
+/* Starts QEMU's migration into a stream, after QEMU has ended the thread of the last one; with
+ * `incoming`, out of a stream. QEMU gets a copy of `theirs`, its end, which stays the caller's. A
+ * QEMU that answers that it refuses keeps no copy. -EREMOTEIO: it has refused, or another migration
+ * is under way. */
 int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadline_ns,
                    struct ibx_error *err);
-/* Says so, where QEMU has refused (-EREMOTEIO) the settings for a migration, or its begin. Returns
- * `rc`. */
+/* If QEMU has refused the settings for a migration, or to start it (`rc` is -EREMOTEIO), says in
+ * `err` that this migration did not begin. Returns `rc`. */
 int ibx_vm_not_begun(int rc, struct ibx_error *err);
-/* Finds which migration settings of QEMU have to change, and writes what they are now into the
- * record, which keeps its state: the settings may be set then. Notifies of those that are not
- * known. `holds`: this QEMU's migration is to be held open (hold.h), unless libvirt drives it. */
+/* Finds which migration settings of QEMU have to change, and writes their present values into the
+ * record, whose state stays as it is. After that the caller may set them. Notifies the operator of
+ * capabilities that are not known. `managed`: libvirt drives. On success `settings` is the
+ * caller's, for ibx_settings_fini(). `holds`: this QEMU's migration is to be held open (hold.h),
+ * unless libvirt drives it. */
 int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, bool holds, const char *folder,
                     struct ibx_record *record, struct ibx_settings *settings,
                     const struct ibx_migrate_observer *observer, struct ibx_error *err);
-/* Puts back those of `*before`, a reference that is then released (NULL: there is nothing to do),
- * and clears the record's, which is not written. */
+/* Puts back the settings of `*before` (NULL: there is nothing to do), releases that reference and
+ * clears the settings in the record, which is not written. Nothing is released on failure. */
 int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_record *record,
                   uint64_t deadline_ns, struct ibx_error *err);
-/* Puts back those of `before` (NULL: there is nothing to do). Where a VM runs by now, settings that
- * QEMU refuses (of another client's making) do not undo that: they are logged. QEMU refuses all as
- * long as a migration lasts, and one that libvirt has begun, or is about to begin, ends as soon as
- * it finds that nobody takes it any more: `libvirt` waits for that. */
+/* Puts back the settings of `before` (NULL: there is nothing to do). If QEMU refuses them, because
+ * of another client, they are logged, and this is no error: the VM may run by now. QEMU refuses all
+ * settings while a migration lasts. With `libvirt`, waits until a migration that libvirt has begun
+ * or is about to begin has ended: it fails as soon as it finds that nobody takes it. */
 int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint64_t deadline_ns,
                    struct ibx_error *err);
-/* Ends the migration, continues the VM if it ran before, and puts the settings back. A VM that has
- * been continued may stop again at once, when a disk of its is full (IBX_VM_IO_ERROR). One that
- * runs already has its disks activated, where libvirt drives (ibx_vm_libvirt_disks()), too. May be
- * repeated. Only when it is certain that the destination does not run the VM. -EBUSY: with
- * `stream`, QEMU is at another program's migration, or has completed one. */
+/* Ends the migration, continues the VM if it ran before, and puts the settings back. Only when it
+ * is certain that the destination does not run the VM. May be repeated. A VM that has been
+ * continued may stop again at once, for instance if a disk is full (IBX_VM_IO_ERROR). If the VM
+ * runs already, its disks are activated, also where libvirt drives (ibx_vm_libvirt_disks()).
+ * -EBUSY: with vm->stream, another program's migration is under way in QEMU, or QEMU has completed
+ * one. */
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err);
-/* Where libvirt drives QEMU, before 10.0, and its migration has failed: waits for the end of that,
- * and has QEMU activate the disks of a VM that runs (cont). Says what to do where it cannot. */
+/* For a QEMU before 10.0 that libvirt drives and whose migration has failed: waits for the end of
+ * the migration, and has QEMU activate the disks of a VM that runs (cont). If that fails, logs what
+ * to do. */
 #define IBX_VM_DISKS_BACK "virsh suspend and then virsh resume activate them"
 void ibx_vm_libvirt_disks(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Tells QEMU to quit. */
 int ibx_vm_quit(struct ibx_qmp *qmp, struct ibx_error *err);
 
-/* When a QMP event happened, CLOCK_MONOTONIC. */
+/* When a QMP event happened: ns of CLOCK_MONOTONIC. Now, if its timestamp is in the future or more
+ * than 10 s ago. */
 uint64_t ibx_vm_event_ns(json_t *event);
 /* Whether it is this event and, with `status`, has this data.status. */
 bool ibx_vm_event_is(json_t *event, const char *name, const char *status);

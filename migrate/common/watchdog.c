@@ -15,8 +15,8 @@
  *   WATCHING -> DISMISSED                            committed, or released
  *   WATCHING | SETTLING -> [*]                       the tool has ended: it does its work
  *
- * WATCHING: it continues the VM. SETTLING: where libvirt drives, which may still continue the VM
- * here; it puts QEMU's settings back then. DISMISSED: it does nothing.
+ * WATCHING: it continues the VM. SETTLING: where libvirt drives, libvirt may still continue the VM
+ * here; then the watchdog puts QEMU's settings back. DISMISSED: it does nothing.
  */
 #include "migrate/common/watchdog.h"
 
@@ -54,7 +54,7 @@ static const struct ibx_state_table watchdog_table = IBX_STATE_TABLE("watchdog",
 
 struct watchdog {
     struct ibx_record record;
-    struct ibx_options transport; /* with a folder */
+    struct ibx_options transport; /* only set with a folder */
     struct ibx_vm_undo vm;
     bool sleeps;        /* the guest, and this QEMU would end if it continued it */
     const char *folder; /* NULL: nothing is recorded */
@@ -92,7 +92,7 @@ static void on_letter(struct watchdog *w, char letter)
     }
 }
 
-/* Another QEMU may have been given that monitor since. */
+/* -ESRCH: another QEMU has this monitor's path by now. */
 static int connect_to(const struct watchdog *w, struct ibx_qmp **qmp, uint64_t deadline,
                       struct ibx_error *err)
 {
@@ -118,16 +118,16 @@ static int reach(struct watchdog *w, struct ibx_qmp **qmp, uint64_t deadline, st
     return rc;
 }
 
-/* The VM stays here, and nothing is left of the migration. A record that says that the VM runs at
- * the destination refuses this, and its memory keeps its second name. `was`: as it was written; its
- * epoch is 0 if it was not. */
+/* Records that the VM stays here (KEPT), and removes what the migration has left. If the record
+ * says that the VM runs at the destination, this fails, and the VM's memory keeps its second name.
+ * `was`: the record as the tool has written it; epoch 0: it has written none. */
 static int kept(struct watchdog *w, struct ibx_record *was, struct ibx_error *err)
 {
     *was = w->record;
     const int found = ibx_journal_reload(w->folder, was, NULL);
     was->epoch = found ? 0 : was->epoch;
     if (found == -ENOENT)
-        return 0; /* the tool had not come to that */
+        return 0; /* the tool had not written it yet */
     w->record.state = IBX_JOURNAL_KEPT;
     int rc = ibx_journal_write(w->folder, &w->record, err);
     if (!rc)
@@ -143,11 +143,11 @@ static const char *name_of(const struct ibx_record *record)
     return record->name[0] ? record->name : record->qmp;
 }
 
-/* One that does not run was paused before, or by another client meanwhile; or another tool migrated
- * it before this one had touched it. */
+/* Logs that the VM stays. A VM that does not run was paused before, or by another client meanwhile;
+ * or another tool migrated it before this one had touched it. */
 static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t deadline)
 {
-    char status[32], where[96] = "goes on here"; /* libvirt sees to that where it drives */
+    char status[32], where[96] = "goes on here"; /* where libvirt drives, it does that */
     char why[IBX_ERROR_MAX] = "";
     if (!w->vm.libvirt && !ibx_vm_status(qmp, status, sizeof(status), deadline, NULL) &&
         strcmp(status, "running") != 0) {
@@ -162,8 +162,9 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
             *why ? ": " : "", why);
 }
 
-/* A destination that has everything waits for the commit, without limit. The record is over, and
- * another tool may migrate the VM meanwhile. */
+/* A destination that has everything waits for the commit without limit: tells it that there will be
+ * none. The lock is released first, because the record is over: another tool may migrate the VM
+ * meanwhile. */
 static void tell_destination(struct watchdog *w, struct ibx_record *was)
 {
     struct ibx_error err = {0};
@@ -188,7 +189,7 @@ static void continue_vm(struct watchdog *w)
     int rc = reach(w, &qmp, deadline, &err);
     if (!rc)
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
-    /* libvirt may be about to start a migration that fails, as the tool has ended. */
+    /* libvirt may be about to start a migration, which fails because the tool has ended. */
     while (rc == -EREMOTEIO && w->vm.libvirt && ibx_now_ns() < deadline) {
         usleep(RETRY_MS * 1000);
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
@@ -211,7 +212,8 @@ static void continue_vm(struct watchdog *w)
         tell_destination(w, &was);
 }
 
-/* One look at QEMU; whether libvirt has continued the VM, and QEMU has its settings back. */
+/* Looks at QEMU once, and puts its settings back. True if libvirt has continued the VM and the
+ * settings are back. */
 static bool continued(struct watchdog *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LOOK_MS);
@@ -226,9 +228,10 @@ static bool continued(struct watchdog *w)
     return !w->vm.before && !strcmp(status, "running");
 }
 
-/* Where libvirt drives, after the commit: it ends this QEMU, or continues the VM in it. Then QEMU
- * needs settings with which it saves its RAM, and takes them, since its migration is over. Neither
- * the record nor the monitor is kept from ib-migrate recover meanwhile. */
+/* Where libvirt drives, after the commit: libvirt ends this QEMU, or continues the VM in it. If it
+ * continues the VM, QEMU needs settings with which it saves its RAM, and accepts them since its
+ * migration is over. Meanwhile ib-migrate recover can have both the record's lock and the monitor.
+ */
 static void await_libvirt(struct watchdog *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(STAY_MS);
@@ -251,7 +254,8 @@ static void await_libvirt(struct watchdog *w)
     }
 }
 
-/* The kernel closes the descriptors of a process that was killed in any order. */
+/* Removes the gate's socket. The kernel closes the descriptors of a killed process in any order, so
+ * its listener may still be open at the first try. */
 static void sweep(const char *path)
 {
     const uint64_t deadline = ibx_deadline_in_ms(SWEEP_MS);
@@ -259,7 +263,8 @@ static void sweep(const char *path)
         usleep(RETRY_MS * 1000);
 }
 
-/* All inherited descriptors but two: QEMU answers nobody while the tool's monitor is open. */
+/* Closes all inherited descriptors but these two and standard error: QEMU answers nobody else while
+ * the tool's monitor is open. */
 static void close_others(int a, int b)
 {
     const unsigned low = (unsigned)(a < b ? a : b), high = (unsigned)(a < b ? b : a);

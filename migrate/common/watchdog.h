@@ -17,9 +17,9 @@ struct ibx_watchdog {
 };
 
 /* To be called before any thread is started. `record` is HERE. `lock_fd` is that of
- * ibx_journal_lock(): the watchdog keeps it open and closes all other descriptors. With no folder
- * and -1 nothing is recorded, nobody is told, and of the record only the VM's name, QEMU's monitor
- * and its process are used. */
+ * ibx_journal_lock(): the watchdog keeps it open and closes all other descriptors. If `folder` is
+ * NULL and `lock_fd` -1, nothing is recorded, nobody is told, and of the record only the VM's name,
+ * QEMU's monitor and its process are used. */
 int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
                        const struct ibx_record *record, const struct ibx_options *transport,
                        const struct ibx_vm_undo *vm, int lock_fd, struct ibx_error *err);
@@ -30,7 +30,7 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
 int ibx_watchdog_settings(struct ibx_watchdog *watchdog, json_t *before, struct ibx_error *err);
 /* The migration is about to be started, and the record is MAY_RUN. */
 int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err);
-/* QEMU has refused it: what it is at instead is another client's migration. */
+/* QEMU has refused to start it: a migration that is under way there is another client's. */
 int ibx_watchdog_untouched(struct ibx_watchdog *watchdog, struct ibx_error *err);
 /* Whether the VM is to run if it stays: another client has paused or continued it. */
 int ibx_watchdog_runs(struct ibx_watchdog *watchdog, bool runs, struct ibx_error *err);
@@ -42,7 +42,7 @@ int ibx_watchdog_marked(struct ibx_watchdog *watchdog, struct ibx_error *err);
 /* COMMIT is about to be sent: from here on the watchdog does nothing, or where libvirt drives, only
  * puts QEMU's settings back. */
 int ibx_watchdog_commit(struct ibx_watchdog *watchdog, struct ibx_error *err);
-/* There is nothing to undo: it ends. Waits for it. */
+/* There is nothing to undo: ends the watchdog, and waits for that. */
 void ibx_watchdog_release(struct ibx_watchdog *watchdog);
 /* The tool could not continue the VM and ends: the watchdog tries, over a monitor of its own. The
  * tool's must be closed. No effect after ibx_watchdog_commit(). */
