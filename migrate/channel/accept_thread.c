@@ -15,12 +15,12 @@ struct ibx_accept_thread {
     struct ibx_listener *listener;
     int stop_fd;
     pthread_t thread;
-    bool ended; /* the thread, and it was joined */
+    bool ended; /* the thread has ended and was joined */
     void (*came)(void *context, struct ibx_conn *conn);
     void *context;
 };
 
-/* The other end's address without the port, which is another one each time. */
+/* The peer's address without the port, which is another one for each connection. */
 static void address_of(const struct ibx_conn *conn, char address[IBX_ADDRESS_MAX])
 {
     const char *from = ibx_conn_path(conn)->peer, *colon = strrchr(from, ':');
@@ -46,7 +46,7 @@ static void *accept_main(void *argument)
     struct ibx_accept_thread *accepts = argument;
     struct pollfd fds[2] = {{.fd = ibx_listener_fd(accepts->listener), .events = POLLIN},
                             {.fd = accepts->stop_fd, .events = POLLIN}};
-    char said[IBX_ERROR_MAX] = ""; /* about connections that wait, once */
+    char said[IBX_ERROR_MAX] = ""; /* the last error that was logged: repetitions are not */
     for (;;) {
         struct ibx_error err = {0};
         struct ibx_conn *conn;

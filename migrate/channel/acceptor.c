@@ -13,14 +13,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define SILENT (-ENOMSG) /* it has closed the connection, and had said nothing */
+#define SILENT (-ENOMSG) /* the peer closed the connection without a message */
 
-/* One connection, which has a place until it is taken. */
+/* One connection, which has a place until ibx_acceptor_take() hands it over. */
 struct place {
     struct place *next;
     struct ibx_acceptor *acceptor;
     struct ibx_peer peer;
-    bool reserved; /* it is one of those for the expected peer */
+    bool reserved; /* it counts as one of IBX_ACCEPTOR_RESERVED */
     bool ready;    /* its first message has come */
     struct ibx_connection_request request;
 };
@@ -28,15 +28,15 @@ struct place {
 struct ibx_acceptor {
     struct ibx_accept_thread *accepts;
     unsigned timeout_ms;
-    atomic_uint first_ms; /* of these, for the first message */
+    atomic_uint first_ms; /* of timeout_ms, for the first message */
     int ready_fd;
-    pthread_mutex_t lock;     /* of what follows */
+    pthread_mutex_t lock;     /* protects what follows */
     pthread_cond_t fewer;     /* a thread has ended */
     unsigned threads;         /* one for each place that is not ready */
-    bool any_ended;           /* a thread has, and nobody has joined it: */
+    bool any_ended;           /* a thread has ended and is not joined yet: `ended` */
     pthread_t ended;          /* the last to end, which joins the one before it */
     struct place *first;      /* in the order in which they came */
-    struct ibx_peer expected; /* "" address: nobody; "" name: whatever its key */
+    struct ibx_peer expected; /* "" address: nobody; "" name: with any key */
 };
 
 /* ---------------------------------------------------------------- places */
@@ -47,7 +47,7 @@ static bool is_expected(const struct ibx_peer *expected, const struct ibx_peer *
            (!expected->name[0] || !strcmp(expected->name, peer->name));
 }
 
-/* Puts it last if there is a place for it. */
+/* Appends `place` to the list if there is room for another connection of its peer. */
 static bool take_place(struct ibx_acceptor *acceptor, struct place *place)
 {
     unsigned reserved = 0, others = 0, own = 0;
@@ -76,7 +76,7 @@ static void leave(struct ibx_acceptor *acceptor, struct place *place)
 
 /* ---------------------------------------------------------------- one request */
 
-/* The next message, decoded; `event` is released by the caller. */
+/* The next message, decoded. On success the caller releases `event`. */
 static int next_message(struct ibx_conn *conn, uint64_t deadline_ns, unsigned timeout_ms,
                         struct ibx_event *event, struct ibx_migrate_any *message,
                         struct ibx_error *err)
@@ -150,8 +150,9 @@ static int first_message(const struct ibx_acceptor *acceptor, struct ibx_conn *c
     return rc;
 }
 
-/* A source that is refused, or wants fewer page connections than it has begun, closes what it does
- * not need: that is no trouble. */
+/* Logs why a connection is closed, as a warning if it is `trouble`. It is none when a source closes
+ * connections without a message: those that it does not need, because it was refused or wants fewer
+ * than it has begun. */
 static void turned_away(struct ibx_conn *conn, bool trouble, const char *why)
 {
     const char *peer = ibx_conn_path(conn)->peer;
@@ -161,8 +162,8 @@ static void turned_away(struct ibx_conn *conn, bool trouble, const char *why)
     ibx_close(conn);
 }
 
-/* The peer learns why, in a message that all versions have alike; what it sends has other fields,
- * perhaps, and is not looked at. */
+/* Tells the peer why by ABORT, which all versions have alike. What the peer sends may have other
+ * fields, and is discarded. */
 static void tell_version(struct ibx_conn *conn, uint64_t deadline_ns, const char *why)
 {
     struct ibx_channel channel;
@@ -188,7 +189,7 @@ static void *request_main(void *argument)
     struct ibx_connection_request *request = &place->request;
     struct ibx_error err = {0};
     int rc = ibx_establish(request->conn, &err);
-    if (!rc) { /* a source that has proven itself: padding is behind its first message */
+    if (!rc) { /* an authenticated source: padding may follow its first message */
         ibx_receive_ahead(request->conn);
         rc = first_message(acceptor, request->conn, &request->first, &err);
         if (rc == -EPROTONOSUPPORT)
@@ -231,7 +232,7 @@ static void begin(void *context, struct ibx_conn *conn)
             why = "too many connections are being set up, from there or in all: try again";
         } else {
             begun = !pthread_create(&thread, NULL, request_main, place);
-            acceptor->threads += begun; /* before it can end: it takes the lock for that */
+            acceptor->threads += begun; /* before the thread can end, for which it takes the lock */
             if (begun)
                 eventfd_write(acceptor->ready_fd, 1);
             if (!begun)

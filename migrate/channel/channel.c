@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define EVENTS 16
-#define A_TURN 4096 /* messages: more than can wait to be taken; others come meanwhile */
+#define A_TURN 4096 /* messages that one call takes at most: more than can wait for it */
 
 struct ibx_channel_item {
     struct ibx_channel_item *next;
@@ -119,8 +119,9 @@ static int take_message(const struct ibx_event *event, ibx_channel_handler handl
     return rc;
 }
 
-/* `at_once`: what is taken from the connection together; behind an error of `handle` the rest of
- * it is lost. A peer that sends faster than that is taken does not keep the caller. */
+/* `at_once`: how many events are taken from the connection together; after an error of `handle` the
+ * rest of them is lost. A_TURN bounds the loop: a peer that sends faster than its messages are
+ * handled does not keep the caller here. */
 static int take(struct ibx_channel *channel, int at_once, ibx_channel_handler handle, void *context,
                 struct ibx_error *err)
 {
@@ -132,7 +133,7 @@ static int take(struct ibx_channel *channel, int at_once, ibx_channel_handler ha
         if ((n = ibx_poll(channel->conn, events, at_once)) <= 0)
             break;
         for (int i = 0; i < n; i++) {
-            if (events[i].type == IBX_EVENT_CLOSED && !rc) /* else the last message says more */
+            if (events[i].type == IBX_EVENT_CLOSED && !rc) /* otherwise `rc` says more */
                 end = lost(channel, events[i].status, err);
             if (events[i].type != IBX_EVENT_MESSAGE)
                 continue;

@@ -22,7 +22,7 @@ enum field_kind {
 struct field {
     enum field_kind kind;
     const char *name;  /* in errors */
-    size_t at, size;   /* in its struct; LIST: of the array and of one item */
+    size_t at, size;   /* offset in the struct, bytes; LIST: of the array, of one item */
     uint64_t min, max; /* of a UINT or a LIST's count */
     const struct field *items;
     size_t count_at; /* LIST */
@@ -32,10 +32,10 @@ struct message {
     const char *name;
     const struct field *fields;
     int (*check)(const void *content, struct ibx_error *err);
-    size_t heap; /* bytes of the struct that the message points to */
+    size_t heap; /* bytes of the struct that the message points to; 0: it is in the message */
 };
 
-/* NULL: there is none of this type. */
+/* The fields and checks of this type of message. NULL: there is no such type. */
 const struct message *ibx_message_of(unsigned type);
 
 static inline bool any_set(const uint8_t *bytes, size_t length)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The VM in a HELLO. */
+/* What a HELLO says of its VM. */
 #include "migrate/channel/protocol.h"
 
 #include <errno.h>

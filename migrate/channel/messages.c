@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The messages: a table of fields for each. It checks single values, and check_...() checks them
- * against each other, in both directions.
+ * The messages: a table of fields for each. The tables bound single values, and check_...() compare
+ * values with each other; both when encoding and when decoding.
  */
 #include "migrate/channel/fields.h"
 
@@ -252,7 +252,7 @@ static int check_answer(const void *content, struct ibx_error *err)
                                           : "it refuses without a reason");
 }
 
-/* The page reader checks that it lies in the block. */
+/* The page reader checks that the region lies in its block. */
 static int check_region(const void *content, struct ibx_error *err)
 {
     const struct ibx_migrate_region *region = content;

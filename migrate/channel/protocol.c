@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Any message, to bytes and back, by the tables of messages.c: so what encodes also decodes. */
+/* Encodes and decodes all messages by the tables of messages.c, so that both sides agree. */
 #include "migrate/channel/fields.h"
 
 #include "common/wire.h"
@@ -20,7 +20,7 @@ static int check_range(const struct field *field, uint64_t value, struct ibx_err
                          low ? "least" : "most", low ? field->min : field->max);
 }
 
-/* What `min` asks of bytes and texts, which are in the struct. */
+/* Checks a FIELD_BYTES or FIELD_TEXT at `at` against its `min`. */
 static int check_content(const struct field *field, const uint8_t *at, struct ibx_error *err)
 {
     if (!field->min || any_set(at, field->kind == FIELD_TEXT ? 1 : field->size))
@@ -120,7 +120,7 @@ static int get_head(struct ibx_reader *r, struct ibx_error *err)
     const uint32_t magic = ibx_get_u32(r);
     const uint16_t version = ibx_get_u16(r);
     if (r->failed)
-        return 0; /* too short, like any other */
+        return 0; /* get_message() reports what is too short */
     if (magic != IBX_MIGRATE_MAGIC)
         return ibx_error_set(err, -EPROTO, "the peer does not speak ib-migrate");
     if (version != IBX_MIGRATE_VERSION)
@@ -131,7 +131,7 @@ static int get_head(struct ibx_reader *r, struct ibx_error *err)
     return 0;
 }
 
-/* A message that is too short latches in the reader; an error is a bad value. */
+/* Returns an error for a bad value; if the message is too short, only r->failed is set. */
 static int get_fields(struct ibx_reader *r, const struct field *field, uint8_t *content,
                       struct ibx_error *err)
 {

@@ -12,35 +12,33 @@
  *        <-------------------------------- ANSWER   accepts
  *        JOIN, REGION... on each page connection ->
  *        (a VM that returns)
- *        <-------------------- HAVE... HAVE_END     what is left there of its memory
+ *        <-------------------- HAVE... HAVE_END     what is left here of its memory
  *        <--------------------------------- READY   userfaultfd in place, QEMU waits for the state
  *        (send --warm: any number of times)
  *        ROUND... ROUND_END --------------------->  these pages are fetched while the VM runs
  *        <---------------------------- ROUND_DONE   and after the last time: QEMU may stop the VM
  *        STATE... ------------------------------->  the VM runs on meanwhile
  *        (the VM stops) MAP... MAP_END ---------->  faults are served from here on
- *        (between hosts) PAGES... --------------->  which QEMU is about to need
+ *        (between hosts) PAGES... --------------->  those that QEMU is about to need
  *        (on one host, of a VM that returns, they come before the MAP)
  *        (send --warm: ROUND... ROUND_END before that MAP_END name what was written since)
  *        STATE... STATE_END --------------------->  into QEMU, but for its end
  *        <-------------------------------- LOADED
  *        COMMIT (the point of no return) -------->  the end: QEMU resumes the VM
- *        (DECIDED ------------------------------->  libvirt has ended QEMU there: it is to stay
- * here)
+ *        (DECIDED) ------------------------------>  libvirt has ended QEMU there: the VM stays here
  *        <------------------------------- RUNNING   or it is paused, as QEMU reports
  *        <-------- PROGRESS, DIGEST ... COMPLETE    every page is there
  *        (or <--------------------------- ENDED)    none is needed: shut down, or it has returned
  *        CONFIRM -------------------------------->  the source keeps nothing for it
  *        <------------------------------ CONFIRMED  the destination has written that down
  *
- * A side that finds that pages are not the same at both ends sends BROKEN, which ends both.
- * Before the commit either side may send ABORT; after it only the destination may: until RUNNING
- * when the VM certainly never ran there, and after RUNNING when its QEMU has ended (which brings
- * nothing back); and, where libvirt drives, the source when libvirt has continued the VM there. A
- * connection that is lost after the commit is made again by the source: HELLO
- * resume with a higher epoch, ANSWER, JOIN and REGION, MAP and MAP_END; then both continue from the
- * state in the ANSWER. A source that got no CONFIRMED sends HELLO confirm, and the ANSWER is
- * enough.
+ * A side that finds that pages are not the same at both ends sends BROKEN, which ends both. Before
+ * the commit either side may send ABORT. After it the destination may: before RUNNING if the VM
+ * certainly never ran there, and after RUNNING if its QEMU has ended (which brings nothing back).
+ * Where libvirt drives, the source may, too, if libvirt has continued the VM at the source. If a
+ * connection is lost after the commit, the source makes it again: HELLO resume with a higher epoch,
+ * ANSWER, JOIN and REGION, MAP and MAP_END; then both continue from the state in the ANSWER. A
+ * source that got no CONFIRMED sends HELLO confirm, and the ANSWER is enough.
  */
 #ifndef IBX_MIGRATE_CHANNEL_PROTOCOL_H
 #define IBX_MIGRATE_CHANNEL_PROTOCOL_H
@@ -55,9 +53,9 @@
 #define IBX_MIGRATE_MAGIC           0x6d786269u /* "ibxm" */
 #define IBX_MIGRATE_VERSION         7u
 #define IBX_MIGRATE_ID_BYTES        16u
-#define IBX_MIGRATE_MESSAGE         65536u /* bytes of the longest message: the option both ends need */
-#define IBX_MIGRATE_LINKS_MAX       16u /* page connections */
-#define IBX_MIGRATE_REASONS_MAX     16u /* in an ANSWER */
+#define IBX_MIGRATE_MESSAGE         65536u /* bytes of the longest message (options.message) */
+#define IBX_MIGRATE_LINKS_MAX       16u    /* page connections */
+#define IBX_MIGRATE_REASONS_MAX     16u    /* in an ANSWER */
 #define IBX_MIGRATE_HASH_BYTES      32u
 #define IBX_MIGRATE_STATUS          32u             /* bytes of a status of QEMU's, with the NUL */
 #define IBX_MIGRATE_DESCRIPTION_MAX (1024u * 1024u) /* bytes of a VM's description */
@@ -103,7 +101,7 @@ enum ibx_migrate_purpose {
 
 /* How far the destination is with a migration: in the answer to RESUME and QUERY. */
 enum ibx_answer_state {
-    IBX_ANSWER_NONE = 1, /* knows nothing of it, which proves nothing */
+    IBX_ANSWER_NONE = 1, /* the tool there knows nothing of it, which proves nothing */
     IBX_ANSWER_WAITING,  /* everything but the commit is there: the VM does not run there yet */
     IBX_ANSWER_RUNNING,  /* the VM runs there, or will without any further message */
     IBX_ANSWER_COMPLETE, /* and has all of its pages */
@@ -115,7 +113,7 @@ struct ibx_migrate_block {
     char id[IBX_GUEST_ID_MAX];
     uint64_t size;      /* bytes, whole pages */
     uint64_t page_size; /* bytes, a power of two, at least 4096; in a CHECK also 0: private RAM */
-    uint64_t file;      /* that it is in: as in struct ibx_guest_block */
+    uint64_t file;      /* which file it is in, as in struct ibx_guest_block */
 };
 
 /* Whether the source keeps the VM's memory as a base to which the VM is to return. */
@@ -144,14 +142,14 @@ struct ibx_migrate_hello {
     bool runs;         /* MOVE: the VM runs now; RESUME: it ran until the migration stopped it */
     bool warm;         /* MOVE: pages are to be fetched while the VM still runs */
     uint8_t borrow;    /* MOVE: enum ibx_migrate_borrow */
-    /* MOVE: of the migration by which this VM was borrowed from here, which it returns from; all
-     * zeros: it does not return. */
+    /* MOVE of a VM that returns: the id of the migration by which it was borrowed. All zeros: it
+     * does not return. */
     uint8_t base[IBX_MIGRATE_ID_BYTES];
     /* Bytes in the DESCRIPTION messages that follow at once: of ibx_description_write(), in a MOVE
      * or CHECK; 0: none follows. */
     uint32_t description_length;
-    /* Not in this message: the text, with a NUL behind it. Of a HELLO that the acceptor has taken
-     * it is the message's own. */
+    /* Not on the wire in HELLO: the text of the DESCRIPTION messages, with a NUL behind it. In a
+     * HELLO that the acceptor has taken it is freed with the message. */
     char *description;
 };
 
@@ -189,25 +187,25 @@ struct ibx_migrate_map_end {
     uint8_t hash[IBX_MIGRATE_HASH_BYTES]; /* ibx_page_map_hash */
 };
 
-/* What is to become of the pages that the ROUND messages before it named. */
+/* What the destination does with the pages that the ROUND messages before it have named. */
 enum ibx_round_kind {
-    IBX_ROUND_FETCH = 1, /* those that are there are dropped, and all are fetched */
-    IBX_ROUND_DROP,      /* those that are there are dropped: the VM is about to stop */
-    IBX_ROUND_LAST,      /* as those of the next kind, and it has stopped */
-    IBX_ROUND_STALE,     /* those that are there come again, or are zero: it is about to stop */
+    IBX_ROUND_FETCH = 1, /* drops those that it has, and fetches all */
+    IBX_ROUND_DROP,      /* drops those that it has: the VM is about to stop */
+    IBX_ROUND_LAST,      /* as the next kind: the VM has stopped */
+    IBX_ROUND_STALE,     /* those that it has come again, or are zero: the VM is about to stop */
 };
 
 struct ibx_migrate_round {
     uint32_t number;  /* from 1 on */
     uint8_t kind;     /* enum ibx_round_kind */
-    uint64_t pages;   /* that were named */
+    uint64_t pages;   /* pages that were named */
     uint32_t regions; /* REGION messages on each page connection, so far */
 };
 
 struct ibx_migrate_round_done {
     uint32_t number;
-    uint64_t bytes; /* that were fetched */
-    uint64_t ns;    /* that took */
+    uint64_t bytes; /* bytes that were fetched */
+    uint64_t ns;    /* time that this took */
 };
 
 struct ibx_migrate_commit {
@@ -217,7 +215,7 @@ struct ibx_migrate_commit {
 
 struct ibx_migrate_progress {
     char status[IBX_MIGRATE_STATUS]; /* as in RUNNING, lately; "": not known */
-    uint64_t pages, present;         /* all; there */
+    uint64_t pages, present;         /* all; those at the destination */
     uint64_t bytes;                  /* fetched */
     uint64_t faults, fault_p50_ns, fault_p99_ns, fault_max_ns;
 };
@@ -234,17 +232,18 @@ struct ibx_bytes {
     size_t length;
 };
 
-/* Of ranges of pages that have arrived (pages/digest.h). */
+/* Digests of ranges of pages that have arrived (pages/digest.h). */
 struct ibx_migrate_digest {
     uint64_t first; /* page of the first range */
     struct ibx_bytes entries;
 };
-/* Pages that follow each other. */
+/* The bytes of pages that follow each other. */
 struct ibx_migrate_pages {
     uint64_t first;
     struct ibx_bytes bytes;
 };
-/* Begins the reason of a BROKEN that answers one: the VM runs on, and then follows why. */
+/* The reason of a BROKEN begins with this if it answers a BROKEN and the VM could not be paused;
+ * why follows. */
 #define IBX_MIGRATE_NOT_PAUSED "not paused: "
 
 #define IBX_MIGRATE_DIGEST_PAGES 512u /* a range */
@@ -283,22 +282,24 @@ struct ibx_migrate_any {
  * -EPROTO names what is wrong; -EPROTONOSUPPORT: HELLO or JOIN of another version; -ENOMEM. */
 int ibx_migrate_decode(const void *data, size_t length, struct ibx_migrate_any *message,
                        struct ibx_error *err);
-/* Frees what a decoded message owns; of any type, and twice. */
+/* Frees what a decoded message of any type owns. May be repeated. */
 void ibx_migrate_message_free(struct ibx_migrate_any *message);
 /* Encodes into `out`; returns the length, -EMSGSIZE, or -EINVAL for what the other side would not
- * decode. STATE, MAP and DESCRIPTION: the u8 type and `bytes`, of which there must be one. */
+ * decode. STATE, MAP and DESCRIPTION are the u8 type and the bytes, of which there must be at least
+ * one. */
 ssize_t ibx_migrate_encode(const struct ibx_migrate_any *message, void *out, size_t size);
 const char *ibx_migrate_message_name(enum ibx_migrate_message type);
 const char *ibx_answer_state_name(enum ibx_answer_state state);
 
 /* This host's name for itself; never empty. */
 void ibx_migrate_host(char *host, size_t size);
-/* HELLO's description of a VM, from what was found of it; of its blocks alone: their number. */
+/* Fill in what HELLO says of a VM: ibx_migrate_describe_blocks() only its blocks, and returns how
+ * many there are. */
 uint16_t ibx_migrate_describe_blocks(struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX],
                                      const struct ibx_guest_ram *ram);
 void ibx_migrate_hello_describe(struct ibx_migrate_hello *hello, const struct ibx_guest_ram *ram);
-/* The reverse, as far as ibx_preflight_pair() looks at it; ended by ibx_guest_ram_fini(). -ENOMEM.
- */
+/* The reverse: fills in what ibx_preflight_pair() compares. The caller calls ibx_guest_ram_fini().
+ * -ENOMEM. */
 int ibx_migrate_hello_ram(const struct ibx_migrate_hello *hello, struct ibx_guest_ram *ram);
 
 #endif
