@@ -9,8 +9,8 @@
  * died while it fetched it. Or the guest may have changed it and the kernel unmapped it (to swap it
  * out, to move it). The first kind has to be fetched again, the second kind never.
  *
- * Where a VM returns, others have its files, too: also without minor mode a page of zeros there may
- * come from who looked at a hole.
+ * If a VM returns, other processes have its files, too: then even without minor mode a page of
+ * zeros may come from a process that has read a hole.
  */
 #include "migrate/destination/ram.h"
 
@@ -21,7 +21,8 @@
 
 /* ---------------------------------------------------------------- which have come */
 
-/* One bit a page: that it has come. As many follow: that it is in its place. */
+/* Bytes of a list with one bit for each page. The note has two: which pages have come, then which
+ * are in their place. */
 static size_t bits_bytes(const struct destination_ram *ram)
 {
     return (size_t)(ram->map.pages + 63) / 64 * 8;
@@ -49,8 +50,8 @@ int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_r
                          ram->borrow || ram->kept ? "migrate by send" : "try again", err);
 }
 
-/* An earlier version noted which are in their place of a borrowed VM only, and nothing without
- * need. */
+/* An earlier version made the second list only for a borrowed VM, and made no note where there was
+ * no need. */
 int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_record *record,
                                  struct ibx_error *err)
 {
@@ -109,7 +110,7 @@ int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_reco
                          "migrate the VM by send", err);
 }
 
-/* The map of the stop: at home holes may become pages of zeros later. */
+/* Keeps the map of the stop: at home, holes may become pages of zeros later. */
 void ibx_destination_base_note(struct destination_ram *ram)
 {
     if (ram->base.memory)

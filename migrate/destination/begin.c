@@ -14,7 +14,7 @@
 #define SWEEP_MS          10000 /* for libvirt to end a QEMU after a failure */
 #define SWEEP_LOOK_MS     10
 #define AWAIT_LOOK_MS     5    /* between two looks whether libvirt has started QEMU */
-#define DESCRIBE_AHEAD_MS 1000 /* for QEMU to tell of its machine, while nobody is served yet */
+#define DESCRIBE_AHEAD_MS 1000 /* for QEMU to describe its machine, before a source is served */
 
 static void check_old_uffd(pid_t pid, struct ibx_blockers *blockers)
 {
@@ -33,7 +33,8 @@ static bool comes_here(const struct ibx_record *record)
     return !record->source && ibx_journal_qemu_lives(record);
 }
 
-/* A QEMU that waits for a page of an earlier migration may not answer: that is said instead. */
+/* QEMU may not answer because it waits for a page of an earlier migration: then the error is that
+ * of the unfinished record. */
 static int unanswered(const struct destination *d, int rc, struct ibx_error *err)
 {
     struct ibx_record earlier;
@@ -89,7 +90,7 @@ static int open_acceptor(struct destination *d, const char *uri, struct ibx_erro
 {
     char *own = d->status.record.uri;
     int rc = d->signals.fd < 0 ? ibx_migration_signals_open(&d->signals, err) : 0;
-    /* In minor mode all page connections READ into the same memory. */
+    /* In minor mode all page connections READ into the same memory, and share its registration. */
     if (!rc && d->ram.minor)
         rc = ibx_domain_create(&d->transport.domain, err);
     if (!rc)
@@ -126,8 +127,9 @@ static struct destination *destination_create(const struct ibx_receive_options *
     return d;
 }
 
-/* libvirt ends a QEMU to which no VM has come, and its socket stays. It may not even be there yet,
- * and is open until the last of QEMU's threads has ended. */
+/* Removes the socket at which libvirt had QEMU listen: libvirt ends a QEMU to which no VM has come,
+ * and leaves its socket. The socket may not even be there yet, and is open until the last of QEMU's
+ * threads has ended. */
 static void sweep(const struct destination *d, bool failed)
 {
     const bool stays = d->state.now == DESTINATION_LEFT || d->state.now == DESTINATION_BROKEN;
@@ -167,11 +169,11 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_destination_forget_description(d);
     json_decref(d->compared);
     ibx_destination_watchdog_end(&d->watchdog);
-    if (d->options->libvirt) /* of a QEMU that has ended */
+    if (d->options->libvirt) /* the socket of a QEMU that has ended */
         sweep(d, rc != 0);
     ibx_destination_digests_restart(d);
     ibx_destination_qemu_fini(&d->qemu);
-    ibx_migration_signals_take(&d->signals, true); /* it has ended: they change nothing */
+    ibx_migration_signals_take(&d->signals, true); /* too late: the migration has ended */
     ibx_migration_signals_close(&d->signals);
     ibx_journal_unlock(d->options->folder, &last->record, d->lock_fd);
     free(d);
@@ -227,7 +229,7 @@ static int receive_new(struct destination *d, struct ibx_error *err)
     if (!rc && !d->socket)
         rc = ibx_destination_open_waiting(d, err);
     if (!rc) {
-        if (!d->qemu.managed) /* else somebody may be waiting already */
+        if (!d->qemu.managed) /* otherwise somebody may be waiting already */
             ibx_describe_ahead(d->qemu.qmp, ibx_deadline_in_ms(DESCRIBE_AHEAD_MS));
         ibx_migration_stop_at("destination", "listening");
         rc = ibx_destination_run(d, err);
@@ -237,7 +239,7 @@ static int receive_new(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-/* What only the source can end, and who can if it does not come. */
+/* Tells that the source's confirmation is missing, and what to do if the source does not come. */
 static void notify_complete(const struct destination *d)
 {
     const struct ibx_migrate_observer *observer = &d->options->observer;

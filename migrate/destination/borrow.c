@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A VM that runs here and is to return: its pages are placed write-protected, so that the tool by
- * which it returns (source/return.c) finds what it has written. This tool goes on to fetch pages
- * until then, and learns of the end by the other tool's record.
+ * which it returns (source/return.c) finds what it has written. This tool continues to fetch pages
+ * until the VM has returned, which it learns from the other tool's record.
  */
 #include "migrate/destination/destination.h"
 #include "migrate/preflight/preflight.h"
@@ -14,8 +14,8 @@
 #include <string.h>
 
 #define LOOK_MS   300  /* between two looks at the journal */
-#define WATCH_MS  2000 /* ... and for who changes guest RAM unseen */
-#define ANSWER_MS 500  /* for QEMU: while it waits for a page, the source waits for this tool */
+#define WATCH_MS  2000 /* ... and for devices that change guest RAM without a mark */
+#define ANSWER_MS 500  /* for QEMU to answer; meanwhile this tool answers no source */
 
 void ibx_destination_borrow_check(const struct destination *d,
                                   const struct ibx_migrate_hello *hello,
@@ -46,8 +46,9 @@ int ibx_destination_borrow_begin(struct destination *d, struct ibx_error *err)
     return rc ? ibx_error_prefix(err, rc, "this VM cannot be borrowed") : 0;
 }
 
-/* What was plugged in since, and may be out again, may have changed pages that look as they came.
- * At home the QEMU from before has the memory, too. */
+/* A device that was plugged in since may have changed pages without a mark, so that they look as
+ * they came, even if it has been removed again. At home (`kept`) the QEMU that the VM left has the
+ * memory, too, and nobody looks. */
 void ibx_destination_borrow_watch(struct destination *d)
 {
     struct ibx_error why = {0}, unwritten = {0};
@@ -74,7 +75,8 @@ static bool is_away(const struct ibx_record *record)
            record->state == IBX_JOURNAL_ENDED;
 }
 
-/* It may have come to its commit: QEMU's monitor is for the tool that continues it. */
+/* The return may have come to its commit: QEMU's monitor is for the tool that continues the return.
+ */
 static bool may_be_away(const struct ibx_record *record)
 {
     return record->state == IBX_JOURNAL_MAY_RUN;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * One receiver at a time brings a VM into a QEMU, by whatever monitors they are told of it: it
- * empties the QEMU's memory, or has it map other memory. Receivers lock the file of that memory
- * first, look whether QEMU still maps it, and then ask QEMU whether it is still free: from the
- * moment when QEMU has begun to load a VM it says so itself.
+ * Only one receiver at a time may bring a VM into a QEMU, whichever monitors of it they use,
+ * because it empties QEMU's memory, or has QEMU map other memory. A receiver first locks the file
+ * of that memory, then checks that QEMU still maps it, and then asks QEMU whether it is still free:
+ * once QEMU has begun to load a VM, it says so itself.
  */
 #include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
@@ -22,7 +22,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* Who has locked this file, by /proc/locks: whoever may read it can. 0: not to be seen. */
+/* The process that has locked this file, by /proc/locks; whoever may read the file can lock it. 0:
+ * it is not to be seen. */
 static pid_t find_holder(int fd)
 {
     char line[256];
@@ -65,7 +66,8 @@ static int is_locked(const struct destination *d, int fd, struct ibx_error *err)
                          holder, d->ram.guest.blocks[0].id, (int)d->ram.guest.pid);
 }
 
-/* By a descriptor of its own: the others are closed when QEMU is given another file. */
+/* Locks by a descriptor of its own, because the others are closed when QEMU is given another file.
+ */
 static int lock(struct destination *d, int file, struct ibx_error *err)
 {
     char path[32];
@@ -87,7 +89,7 @@ static bool is_of_block(void *context, const struct ibx_proc_mapping *m)
            m->dev == block->dev;
 }
 
-/* Another receiver may have given QEMU other memory since it was looked at. */
+/* False if another receiver has given QEMU other memory since this tool looked. */
 static bool is_mapped(struct ibx_guest_ram *ram)
 {
     return ibx_proc_find_mapping(ram->pid, is_of_block, &ram->blocks[0]) != 0;
@@ -113,7 +115,7 @@ int ibx_destination_claim(struct destination *d, struct ibx_error *err)
         rc = ibx_vm_status(d->qemu.qmp, status, sizeof(status), deadline, err);
     if (!rc && strcmp(status, "inmigrate") != 0)
         return ibx_destination_is_taken(d, err);
-    if (!rc && !d->qemu.managed) /* else it is libvirt's, and this tool has the only connection */
+    if (!rc && !d->qemu.managed) /* otherwise it is libvirt's, over this tool's connection */
         rc = ibx_vm_migration(d->qemu.qmp, migration, sizeof(migration), why, sizeof(why), deadline,
                               err);
     if (!rc && !ibx_vm_migration_ended(migration))

@@ -10,11 +10,11 @@
 #include <unistd.h>
 
 #define LOAD_LOOK_US      100 /* while QEMU reads the last of the device state */
-#define LOAD_LOOKS        100 /* so often; then it waits for something else, and there is time */
+#define LOAD_LOOKS        100 /* so many of these; later QEMU waits for something else */
 #define LOAD_LOOK_MS      1   /* from then on */
-#define FILL_PART         8   /* of a round trip: LOADED is ahead of requests by that */
+#define FILL_PART         8   /* of a round trip: so much later than LOADED bulk is requested */
 #define CONNECT_LOOK_MS   2   /* whether libvirt has told QEMU to listen */
-#define LISTENS_LOOK_MS   500 /* ... and whether that is elsewhere */
+#define LISTENS_LOOK_MS   500 /* ... and whether QEMU listens elsewhere */
 #define COMPLETE_RETRY_NS (1000 * IBX_NS_PER_MS)
 #define ANSWER_MS         60000 /* for a source that was away to ask */
 
@@ -83,8 +83,8 @@ static int step_joining(struct destination *d, struct ibx_error *err)
     return rc ? rc : ibx_destination_move(d, DESTINATION_READY, err);
 }
 
-/* Once the map and all regions are here, pages can be served: by the engine that holds them, or by
- * one that stopped when the last link was lost, or by a new one after recover. */
+/* Once the map and all regions are here, pages can be served: by the engine that has held the
+ * faults, by one that stopped when the last link was lost, or after recover by a new one. */
 static int step_linking(struct destination *d, struct ibx_error *err)
 {
     struct destination_link *link = &d->link;
@@ -103,7 +103,8 @@ static int step_linking(struct destination *d, struct ibx_error *err)
     return d->state.now == DESTINATION_READY ? ibx_destination_move(d, DESTINATION_MAPPED, err) : 0;
 }
 
-/* The back end of a vhost-user device would read zeros where pages are missing. */
+/* With --stand-still all pages have to be here first: the back end of a vhost-user device would
+ * read zeros where pages are missing. */
 static bool may_run(struct destination *d)
 {
     if (!d->options->stand_still)
@@ -112,9 +113,10 @@ static bool may_run(struct destination *d)
     return ibx_fault_state(d->ram.engine) == IBX_FAULT_COMPLETE;
 }
 
-/* The VM waits for COMMIT now. Over a long wire bulk is asked for meanwhile, so late that the
- * source has answered LOADED before: nothing that the VM waits for is behind it. Nearer it would
- * only take processors from a QEMU that is about to go on. */
+/* The VM waits for COMMIT now. Over a long wire bulk is requested meanwhile, but so late that the
+ * source has answered LOADED before it gets the request: so nothing that the VM waits for is behind
+ * bulk. Over a short wire bulk would only take processors from a QEMU that is about to continue the
+ * VM. */
 static void fill_soon(struct destination *d)
 {
     const struct ibx_path *path = ibx_conn_path(d->link.control.conn);
@@ -138,7 +140,7 @@ static int step_mapped(struct destination *d, struct ibx_error *err)
     if (!ibx_destination_stream_loaded(&d->stream) || !may_run(d))
         return 0;
     rc = ibx_destination_qemu_has_loaded(&d->qemu, d->busy_until_ns, err);
-    if (!rc) /* these questions were before that one */
+    if (!rc) /* QEMU was asked for this before it had loaded */
         rc = ibx_destination_check_compared(d, err);
     if (!rc)
         rc = ibx_destination_move(d, DESTINATION_WAITING, err);
@@ -149,7 +151,7 @@ static int step_mapped(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-/* It runs here now: nobody may read any more that its QEMU may have to be ended. */
+/* The VM runs here now: removes the advice to end its QEMU. */
 static void forget_undecided(char *message)
 {
     char *said = strstr(message, DESTINATION_UNDECIDED);
@@ -160,8 +162,8 @@ static void forget_undecided(char *message)
     *said = 0;
 }
 
-/* The record says so once the VM is as it is to be: until then the next tool continues it. If
- * RUNNING cannot be written, MAY_RUN is enough. */
+/* Writes RUNNING once the VM runs or is paused as it should: until then the next tool continues it.
+ * If RUNNING cannot be written, MAY_RUN is enough. */
 static void record_running(struct destination *d)
 {
     struct ibx_error unwritten = {0};
@@ -200,7 +202,7 @@ static int confirmed(struct destination *d, struct ibx_error *err)
 {
     struct ibx_error unwritten = {0};
     const bool ended = d->state.now == DESTINATION_SHUT_DOWN;
-    /* A journal that stays where it is is true as well, and recover asks the source again. */
+    /* If this fails, the record as it is remains true, and recover asks the source again. */
     if (ibx_destination_record(d, ended ? IBX_JOURNAL_ENDED : IBX_JOURNAL_DONE, &unwritten))
         ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
     else if (destination_linked(&d->link))
@@ -211,7 +213,7 @@ static int confirmed(struct destination *d, struct ibx_error *err)
     return ibx_destination_move(d, DESTINATION_DONE, err);
 }
 
-/* COMPLETE or ENDED is sent until it is confirmed: the source may have been away. */
+/* Sends COMPLETE or ENDED until it is confirmed, since the source may have been away. */
 static int tell_complete(struct destination *d, struct ibx_error *err)
 {
     if (d->peer.now == PEER_CONFIRMED || !destination_linked(&d->link) ||
@@ -221,8 +223,8 @@ static int tell_complete(struct destination *d, struct ibx_error *err)
     return ibx_destination_send_complete(d, err);
 }
 
-/* QEMU lets go while the source compares, and while its CONFIRM is on its way: the record says
- * already that all pages are here. */
+/* This tool lets go of QEMU while the source compares and its CONFIRM is on its way: the record
+ * already says that all pages are here. */
 static int step_complete(struct destination *d, struct ibx_error *err)
 {
     int rc = d->peer.now == PEER_CONFIRMED ? 0 : ibx_destination_send_digests(d, err);
@@ -231,34 +233,37 @@ static int step_complete(struct destination *d, struct ibx_error *err)
     if (rc && rc != -EAGAIN)
         return rc;
     if (!ibx_destination_has_let_go(d)) {
-        ibx_destination_send_progress(d); /* a QEMU that is slow is no silence */
+        ibx_destination_send_progress(d); /* so that a slow QEMU is not taken for silence */
         return 0;
     }
-    /* From here on it writes no page, and the VM may come back here before this tool has ended. */
+    /* From here on this tool writes no page, and the VM may return to this memory before the tool
+     * has ended. */
     ibx_destination_unclaim(d);
     return d->peer.now == PEER_CONFIRMED ? confirmed(d, err) : 0;
 }
 
-/* Where that could not be done at once. A record that still has them does no harm. */
+/* Puts QEMU's settings back if that failed before. A record that still has them does no harm. */
 static void settle(struct destination *d)
 {
     if (d->qemu.settings && !ibx_destination_qemu_settle(&d->qemu, &d->status.record))
         ibx_destination_record(d, d->status.record.state, NULL);
 }
 
-/* The tool before this one may have died between loading the VM and continuing it. */
+/* After recover: the tool before this one may have died after it loaded the VM and before it
+ * continued it. */
 static void decide(struct destination *d)
 {
     const bool others = d->qemu.qmp && strcmp(d->qemu.status, "paused") != 0;
     if (!d->undecided || (!others && (d->wish == WISH_UNKNOWN || !d->qemu.qmp)))
         return;
-    d->undecided = false; /* or somebody has continued it meanwhile */
+    d->undecided = false; /* the source has told, or somebody has continued the VM */
     if (d->wish == WISH_RUNS && !d->options->paused)
         ibx_destination_qemu_run(&d->qemu, true);
     record_running(d);
 }
 
-/* The migration is not complete as long as the VM is not as it is to be. */
+/* Whether QEMU still refuses to continue the VM. As long as it does, the migration is not complete.
+ */
 static bool stands(struct destination *d)
 {
     const bool refused = d->qemu.cont_ns;
@@ -269,7 +274,8 @@ static bool stands(struct destination *d)
     return false;
 }
 
-/* A source that is gone for good never tells, and everything else is done. */
+/* A source that is gone for good never says whether the VM is to run: tells the operator, once all
+ * else is done. */
 static void tell_undecided(struct destination *d)
 {
     if (!d->undecided || d->told_undecided || destination_linked(&d->link) ||
@@ -294,10 +300,10 @@ static int step_filling(struct destination *d, struct ibx_error *err)
         rc = ibx_destination_send_digests(d, err);
     if (rc && rc != -EAGAIN)
         return rc;
-    if (d->ram.borrow && !d->stays) { /* until it has returned, also with all pages */
+    if (d->ram.borrow && !d->stays) { /* until the VM has returned, even if it has all pages */
         ibx_destination_borrow_take_back(d);
         ibx_destination_borrow_watch(d);
-        struct ibx_error why = {0}; /* `err` may still have that of an earlier turn */
+        struct ibx_error why = {0}; /* `err` may still have the error of an earlier turn */
         ibx_destination_borrow_returned(d, false, &why);
         if (why.code)
             *err = why;
@@ -359,8 +365,9 @@ static int step(struct destination *d, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- the loop */
 
-/* The engine lets go of page connections only when it has stopped, or is no more. An error when it
- * has stopped by itself: a page connection has ended, or memory could not be had. */
+/* Closes a lost link once the engine has stopped: until then the engine uses its page connections.
+ * An error: the engine has stopped by itself, because a page connection has ended or memory could
+ * not be had. */
 static int check_engine(struct destination *d, struct ibx_error *err)
 {
     uint64_t events;
@@ -373,7 +380,8 @@ static int check_engine(struct destination *d, struct ibx_error *err)
     if (!d->ram.engine || d->link.state.now != LINK_SERVING)
         return 0;
     int rc = ibx_fault_reason(d->ram.engine, err);
-    return rc == -EEXIST ? ibx_destination_broken(d, true, err) : rc; /* it may have been used */
+    /* -EEXIST: the VM may have used a page that was there before the right one. */
+    return rc == -EEXIST ? ibx_destination_broken(d, true, err) : rc;
 }
 
 /* Short while the VM is stopped and QEMU reads the last of its state, which no event reports. */
@@ -394,7 +402,7 @@ static uint64_t longest_wait_ns(struct destination *d)
     return digests < tick ? digests : tick;
 }
 
-/* Whether this thread may take what comes on page connections. */
+/* Whether this thread, and no engine, reads from the page connections. */
 static bool owns_readers(const struct destination *d)
 {
     return d->state.now < DESTINATION_COMPLETE &&
@@ -467,8 +475,8 @@ int ibx_destination_run(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-/* The source may have committed, and then asks repeatedly: this answer lets the VM continue there.
- * Waits until it has been given, for ANSWER_MS, or for an interrupt. */
+/* The source may have committed. Then it connects repeatedly, and the answer GIVEN_UP lets the VM
+ * continue there. Waits until the answer was given, for ANSWER_MS, or for an interrupt. */
 void ibx_destination_answer(struct destination *d, const struct ibx_error *why)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ANSWER_MS);

@@ -3,7 +3,7 @@
  * The destination of a migration. ibx_migrate_receive() of migrate/migrate.h is here, nothing else
  * is called from outside.
  *
- *   begin.c, recover.c   that call: what is checked, opened and recovered, in the end closed
+ *   begin.c, recover.c   that call: checks, opens, recovers, and in the end closes
  *   destination.c        the loop and the steps of each state
  *   requests.c           what others ask: sources by HELLO and JOIN, operators by the socket
  *   messages.c           messages of the source on the control connection
@@ -11,7 +11,7 @@
  *   ending.c, silence.c  trouble, interrupts, the end; a source from which nothing comes
  *   digests.c            digests of the pages that have come, to the source
  *   warm.c               pages that are fetched while the VM runs at the source
- *   borrow.c             a VM that is to return: the monitor for that, and when it has
+ *   borrow.c             a VM that is to return: lends the monitor, notices the return
  *   home.c               a VM that returns here: the memory that it left
  *   claim.c              one receiver at a time takes a VM into a QEMU
  *   states.c             the states
@@ -64,6 +64,7 @@ enum destination_warm_state {
 
 struct destination_warm {
     struct ibx_state_machine state;
+    /* part: pages that the latest ROUNDs name; gone: those of them that had come. */
     struct ibx_page_map part, gone;
     struct ibx_migrate_round round; /* the last one that was announced */
     uint64_t since_ns;              /* FETCHING */
@@ -71,18 +72,20 @@ struct destination_warm {
 
 struct destination;
 void ibx_destination_warm_init(struct destination_warm *warm);
-/* Whether the source that has just come wants it, and it is possible here. */
+/* `wished`: the source of the latest HELLO wants it, and it is possible here. */
 int ibx_destination_warm_wish(struct destination_warm *warm, bool wished);
+/* All page connections have joined: makes the maps. Afterwards IDLE. */
 int ibx_destination_warm_begin(struct destination *d, struct ibx_error *err);
 int ibx_destination_warm_step(struct destination *d, struct ibx_error *err);
-/* ROUND and ROUND_END. */
+/* Take ROUND and ROUND_END. -EPROTO: they may not come now, or do not add up. */
 int ibx_destination_warm_on_round(struct destination *d, const struct ibx_bytes *piece,
                                   struct ibx_error *err);
 int ibx_destination_warm_on_end(struct destination *d, const struct ibx_migrate_round *round,
                                 struct ibx_error *err);
-/* The page map is here. -EPROTO: what was written last was not named. */
+/* The page map is here: drops the pages that are zero by now. Afterwards APPLIED. -EPROTO: no round
+ * has named the pages that were written last. */
 int ibx_destination_warm_apply(struct destination *d, struct ibx_error *err);
-/* QEMU must not read guest RAM yet. */
+/* QEMU must not get any of the device state yet, because it would read guest RAM. */
 bool ibx_destination_warm_holds(const struct destination *d);
 void ibx_destination_warm_fini(struct destination_warm *warm);
 
@@ -90,78 +93,84 @@ void ibx_destination_warm_fini(struct destination_warm *warm);
 
 struct destination_early {
     uint64_t pages[IBX_EARLY_PAGES];
-    uint8_t *bytes;         /* theirs, or NULL */
-    unsigned count, placed; /* that have come; of them */
+    uint8_t *bytes;         /* of these pages, or NULL */
+    unsigned count, placed; /* pages that have come; that are in their place */
 };
 
-/* PAGES, behind MAP_END; of a VM that returns before that, too. -EPROTO: not what may come. */
+/* Takes PAGES, which follow MAP_END; those of a VM that returns may also precede it. -EPROTO: these
+ * pages may not come; -ENOMEM. */
 int ibx_destination_early_take(struct destination *d, const struct ibx_migrate_pages *pages,
                                struct ibx_error *err);
-/* The page map is here. -EPROTO: by it a page that came before holds no data. */
+/* The page map is here. -EPROTO: it has no data for a page that came before it. */
 int ibx_destination_early_check(const struct destination *d, struct ibx_error *err);
-/* Those that may be placed by now. An error: of the engine's check. */
+/* Places the pages that may be placed by now. An error is one of the engine's check. */
 int ibx_destination_early_place(struct destination *d, struct ibx_error *err);
 void ibx_destination_early_fini(struct destination_early *early);
 
 /* ---------------------------------------------------------------- borrow.c */
 
-/* This VM is borrowed: whether it can be, here. */
+/* Adds the reasons why the VM of this HELLO cannot be borrowed here. */
 void ibx_destination_borrow_check(const struct destination *d,
                                   const struct ibx_migrate_hello *hello,
                                   struct ibx_blockers *blockers);
-/* Right before guest RAM is watched. -EOPNOTSUPP: devices of this VM write to it unseen. */
+/* To be called right before guest RAM is watched. -EOPNOTSUPP: devices of this VM write to it
+ * without a mark. */
 int ibx_destination_borrow_begin(struct destination *d, struct ibx_error *err);
-/* Whether the journal says that the VM of this record, which was borrowed, has returned: to where.
- */
+/* Whether the journal says that this borrowed VM has returned. `record` (or NULL): the record of
+ * its return. */
 bool ibx_destination_has_returned(const struct destination *d, struct ibx_record *record);
-/* FILLING: looks now and then whether something has come that changes guest RAM unseen, and notes
- * that for `return`. */
+/* In FILLING: checks from time to time whether a device has come that changes guest RAM without a
+ * mark, and records that for `return`. */
 void ibx_destination_borrow_watch(struct destination *d);
-/* Leaves QEMU's monitor to the tool by which the VM returns. Meanwhile nothing is fetched that the
- * VM does not ask for: home's memory may be the VM's there by now. */
+/* Leaves QEMU's monitor to the tool by which the VM returns. Meanwhile only pages that the VM asks
+ * for are fetched: the VM may run at home by now, and change the memory there. */
 void ibx_destination_borrow_lend(struct destination *d);
-/* While its return may have come to its commit, this tool does not take the monitor back: the one
+/* While a return may have come to its commit, this tool does not take the monitor back: the tool
  * that continues the return needs it. */
 void ibx_destination_borrow_keep_lent(struct destination *d);
-/* FILLING: the monitor is back. */
+/* In FILLING: the monitor is back, and pages are fetched ahead again. */
 void ibx_destination_borrow_take_back(struct destination *d);
-/* FILLING, at an interrupt: whether the VM has all of its pages, and so can stay, which it does. */
+/* In FILLING, at an interrupt: true if the VM has all of its pages, and so stays here. Later calls
+ * return false. */
 bool ibx_destination_borrow_stays(struct destination *d);
-/* FILLING: whether the VM has returned, as the journal says; looked at now and then, or `now`. Ends
- * this side's part then, as if its guest had shut it down. */
+/* In FILLING: whether the journal says that the VM has returned. It is read from time to time, or
+ * `now`. If the VM has returned, ends this side's part as if the guest had shut the VM down. */
 bool ibx_destination_borrow_returned(struct destination *d, bool now, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- home.c */
 
 struct destination_home {
-    struct ibx_record record; /* of the migration by which the VM was borrowed; id all zeros: of
-                                  none */
-    struct ibx_guest_ram ram; /* its memory */
-    struct ibx_page_map has;  /* of which these pages hold data */
-    char names[IBX_GUEST_BLOCKS_MAX][IBX_GUEST_FILE_PATH]; /* of the files of this QEMU */
+    struct ibx_record record; /* of the migration by which the VM was borrowed; epoch 0: none */
+    struct ibx_guest_ram ram; /* the memory that the VM left here */
+    struct ibx_page_map has;  /* which pages of it are still there */
+    char names[IBX_GUEST_BLOCKS_MAX][IBX_GUEST_FILE_PATH]; /* of the files that this QEMU had */
 };
 
-/* A VM that returns, or any other that comes: whether it is this side's. */
+/* Adds a reason if the VM returns and this receiver cannot take it back, or if it does not return
+ * and this receiver waits for one that does (--home). */
 void ibx_destination_home_check(struct destination *d, const struct ibx_migrate_hello *hello,
                                 struct ibx_blockers *blockers);
-/* Puts the memory that the VM left into this QEMU. */
+/* Has this QEMU map the memory that the VM left. This and the next two do nothing for a VM that
+ * does not return. */
 int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err);
-/* Looks which of its pages are there. */
+/* Finds which of its pages are still there. */
 int ibx_destination_home_look(struct destination *d, struct ibx_error *err);
-/* Sends that. */
+/* Sends these to the source (HAVE, HAVE_END). */
 int ibx_destination_home_send(struct destination *d, struct ibx_error *err);
-/* The VM is about to run here: from now on nobody serves its memory to where it was. An error: it
- * must not run here, since that cannot be noted. */
+/* The VM is about to run here: notes that, so that nobody here serves its memory to the borrower
+ * any more. An error: that cannot be noted, and the VM must not run here. */
 int ibx_destination_home_comes(struct destination *d, struct ibx_error *err);
-/* It never ran here: they may again, unless this side has not had its memory. */
+/* The VM never ran here: removes that note, unless this side has not had the VM's memory. */
 void ibx_destination_home_never_came(const struct destination *d);
-/* The VM runs here: its files get the names that QEMU knows, which the record gets, too. */
+/* The VM runs here: gives its files the names that QEMU knows, and puts these into the record,
+ * which is not written. */
 void ibx_destination_home_rename(struct destination *d);
-/* The same after a recovery: the tool before this one may have ended before it did so. */
+/* Recover: finds the record of the borrowing, since the tool before this one may have ended before
+ * it renamed the files. */
 void ibx_destination_home_recover(struct destination *d);
-/* True: not yet, QEMU has to be asked first. */
+/* Recover: asks QEMU for these names, and renames the files. True: QEMU has not told them yet. */
 bool ibx_destination_home_rename_late(struct destination *d);
-/* The VM does not run here: a QEMU that has its memory must not either. */
+/* The VM does not run here: ends a QEMU that has its memory. */
 void ibx_destination_home_give_up(struct destination *d);
 void ibx_destination_home_fini(struct destination_home *home);
 
@@ -187,15 +196,15 @@ void ibx_destination_home_fini(struct destination_home *home);
  *   RESUMING | FILLING | COMPLETE | SHUT_DOWN -> LEFT -> [*]
  *   RESUMING | FILLING | COMPLETE | SHUT_DOWN -> BROKEN -> [*]
  *
- * Before WAITING a lost link ends the migration here, as it does at the source. From WAITING on
- * the destination waits: the source makes it again. GIVEN_UP: the VM never ran here and will not;
- * from RESUMING only when QEMU reported so or got nothing of the end, or when libvirt has continued
- * the VM at the source and not here, whose QEMU is ended then. ANSWERING: the same, and a
- * source that may have committed has to learn it. FAILED: the VM ran here, and its QEMU has ended.
- * BROKEN: pages here are not what they are at the source; the VM ran with them, and is paused if
- * its guest has not shut it down.
- * LEFT: given up or interrupted while the VM is this side's; ib-migrate recover continues. In
- * COMPLETE and SHUT_DOWN QEMU is not needed any more, and only the source has to learn it.
+ * Before WAITING a lost link ends the migration here, as it does at the source. From WAITING on the
+ * destination waits for the source, which makes the link again. GIVEN_UP: the VM never ran here and
+ * will not; from RESUMING only when QEMU reported so or got nothing of the end, or when libvirt has
+ * continued the VM at the source and not here; the QEMU here is ended then. ANSWERING: as GIVEN_UP,
+ * and a source that may have committed has to learn it. FAILED: the VM ran here, and its QEMU has
+ * ended. BROKEN: pages here are not what they are at the source; the VM ran with them, and is
+ * paused if its guest has not shut it down. LEFT: given up or interrupted while the VM is this
+ * side's; ib-migrate recover continues. In COMPLETE and SHUT_DOWN QEMU is not needed any more, and
+ * only the source has to learn it.
  *
  * A move that the table refuses is an internal failure: before WAITING it ends as any failure does,
  * in GIVEN_UP; from then on it is a lost link, and QEMU keeps all that it needs.
@@ -236,12 +245,13 @@ struct destination_watchdog {
 };
 
 int ibx_destination_watchdog_start(struct destination_watchdog *watchdog, struct ibx_error *err);
-/* From here on, for guest RAM that is on its userfaultfd; 0 also without a watchdog. */
+/* From here on it works, for guest RAM that is registered with its userfaultfd. 0 also without a
+ * watchdog. -EPIPE: it has died. */
 int ibx_destination_watchdog_arm(struct destination_watchdog *watchdog,
                                  const struct destination_ram *ram, struct ibx_error *err);
-/* The commit has come: it does nothing any more. */
+/* The commit has come: the watchdog does nothing any more. */
 void ibx_destination_watchdog_commit(struct destination_watchdog *watchdog);
-/* This tool ends. */
+/* Ends the watchdog, because this tool ends. */
 void ibx_destination_watchdog_end(struct destination_watchdog *watchdog);
 
 /* ---------------------------------------------------------------- destination.c */
@@ -257,13 +267,13 @@ struct destination {
     struct destination_warm warm;
     struct destination_early early;
     struct destination_home home;
-    json_t *description;   /* of this VM, for a HELLO that is about to come; or NULL */
+    json_t *description;   /* of this VM, made ahead for a HELLO; or NULL */
     uint64_t described_ns; /* when that was made */
     json_t *compared;      /* its devices and disks at that moment; or NULL */
     bool disks_differ;     /* on purpose */
     bool stays;            /* borrowed: it has all pages, and does not return */
     bool lent;             /* borrowed: the monitor is the return's, and no page is fetched ahead */
-    uint64_t watch_ns;     /* borrowed: when to look for who changes guest RAM unseen */
+    uint64_t watch_ns;     /* borrowed: when to look for devices that leave no marks */
     uint64_t returned_ns;  /* borrowed: when to look next whether it has returned */
     struct destination_watchdog watchdog;
 
@@ -271,9 +281,8 @@ struct destination {
     struct migration_reporter reporter;
     struct migration_signals signals;
     struct ibx_control_socket *socket;
-    struct ibx_control_socket
-        *waiting_socket; /* the one before, until there is a record; or NULL */
-    int claim_fds[2];    /* -1: none */
+    struct ibx_control_socket *waiting_socket; /* the first one, until there is a record; or NULL */
+    int claim_fds[2];                          /* -1: none */
     int lock_fd;
     unsigned interrupts;       /* signals, and a request to cancel */
     struct ibx_error unpaused; /* BROKEN: code not 0: the VM could not be paused */
@@ -282,38 +291,39 @@ struct destination {
     bool told_undecided; /* ... though all pages are here */
 
     struct destination_digests {
-        bool *sent; /* a range, over this link; NULL: none */
-        /* A range, in minor mode. SETTLED: none of its tags will be taken back. */
+        bool *sent; /* for each range, over this link; NULL: no list yet */
+        /* For each range, in minor mode. SETTLED: none of its tags will be taken back any more. */
         enum { RANGE_COMES, RANGE_IN_PLACE, RANGE_SETTLED } * ranges;
         uint64_t left;    /* ranges that are not sent */
         uint64_t look_ns; /* when to look again for what has come */
     } digests;
     struct migration_silence silence;
-    uint64_t messages;                      /* and page connections, from the source */
-    uint64_t stall_count;                   /* of these and regions, before the commit */
-    uint64_t stall_since_ns, stall_look_ns; /* since when it is the same; the last check */
+    uint64_t messages;                      /* and page connections that have come */
+    uint64_t stall_count;                   /* these, regions and bytes, before the commit */
+    uint64_t stall_since_ns, stall_look_ns; /* since when that is the same; the last check */
     uint64_t busy_until_ns;                 /* of ibx_migration_busy_until() */
     uint64_t listens_ns; /* when to look next at where libvirt has QEMU listen; 0: not yet */
     unsigned load_looks; /* at whether QEMU has read the device state */
-    uint64_t fill_ns;    /* WAITING over a long wire: when the background begins; 0: not so */
+    uint64_t fill_ns;    /* WAITING over a long wire: when the background begins; 0: not set */
     uint64_t lost_ns, progress_ns, complete_ns;
     bool zeros_unknown;    /* pages come again that the guest has given back: it may take them for
                             * zeros, and QEMU has not told yet */
-    uint64_t told_away_ns; /* the source has been away for long: told last */
+    uint64_t told_away_ns; /* when the operator was last told that the source is away */
     uint64_t retry_ns;     /* when to try again what failed at the end: the record, letting go */
     uint64_t let_go_by_ns; /* until when to try to close QEMU's descriptor */
 };
 
-/* LISTENING, or for recover RESUMING, FILLING or COMPLETE. */
+/* `first`: LISTENING, or for recover RESUMING, FILLING, COMPLETE or SHUT_DOWN. */
 int ibx_destination_begin(struct destination *d, enum destination_state first);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_destination_move(struct destination *d, enum destination_state to, struct ibx_error *err);
 enum ibx_migrate_phase ibx_destination_phase(const struct destination *d);
 /* The state in an ANSWER. */
 enum ibx_answer_state ibx_destination_answer_state(const struct destination *d);
+/* Writes the record with this state. On failure d->status.record is unchanged. */
 int ibx_destination_record(struct destination *d, enum ibx_journal_state state,
                            struct ibx_error *err);
-/* Figures of the parts, for the status. */
+/* Copies figures of all parts into d->status. */
 void ibx_destination_update(struct destination *d);
 static inline bool destination_over(const struct destination *d)
 {
@@ -324,7 +334,7 @@ static inline bool destination_ours(const struct destination *d)
 {
     return d->state.now >= DESTINATION_RESUMING && d->state.now <= DESTINATION_SHUT_DOWN;
 }
-/* Only the source has to learn how the migration came out. */
+/* All pages are here, or the VM has been shut down: only the source has to learn it. */
 static inline bool destination_settled(const struct destination *d)
 {
     return d->state.now == DESTINATION_COMPLETE || d->state.now == DESTINATION_SHUT_DOWN;
@@ -332,20 +342,21 @@ static inline bool destination_settled(const struct destination *d)
 
 /* ---------------------------------------------------------------- claim.c */
 
-/* Before the QEMU is changed: -EBUSY where another receiver is about to, or a VM has come to it. */
+/* To be called before QEMU is changed. -EBUSY: another receiver is about to change it, or a VM has
+ * come to it. */
 int ibx_destination_claim(struct destination *d, struct ibx_error *err);
-/* ... and before it is given this memory: as long as it has that, too. */
+/* ... and before QEMU is given this memory, which is then locked as well. */
 int ibx_destination_claim_also(struct destination *d, int file, struct ibx_error *err);
-/* -EBUSY: what is to be said of that. */
+/* Returns -EBUSY, with the sentence that a VM has come by another monitor. */
 int ibx_destination_is_taken(const struct destination *d, struct ibx_error *err);
-/* Once nothing of this tool is in the memory any more. */
+/* Releases these locks, once this tool does not write to the memory any more. */
 void ibx_destination_unclaim(struct destination *d);
 
 /* ---------------------------------------------------------------- silence.c */
 
 void ibx_destination_check_silence(struct destination *d);
-/* The source is away and has pages that the VM needs: what waits for it, and what is left where it
- * is gone for good. */
+/* Tells the operator that the source is away and has pages that the VM needs, and what to do if it
+ * is gone for good. Does nothing if the VM misses no page. */
 void ibx_destination_tell_away(struct destination *d);
 /* -ETIMEDOUT: a source has done nothing for too long, before all of the device state was here. */
 int ibx_destination_check_stall(struct destination *d, struct ibx_error *err);
@@ -359,15 +370,16 @@ struct message_context {
 /* Takes a message of the source; `context` is a struct message_context. */
 int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message);
 void ibx_destination_send_progress(struct destination *d);
-/* COMPLETE, or in SHUT_DOWN ENDED. */
+/* Sends COMPLETE, or in SHUT_DOWN ENDED. */
 int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
 int ibx_destination_send_running(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- digests.c */
 
-/* Minor mode: 0 when no tag of a page that is in its place now is that of what a hole has left. */
+/* In minor mode: 0 when no tag of a page that is in its place now was computed from what a hole had
+ * left. In missing mode always 0. */
 int ibx_destination_digests_settle(struct destination *d);
-/* For a new link; also frees. */
+/* For a new link: forgets what was sent. Also frees the lists. */
 void ibx_destination_digests_restart(struct destination *d);
 /* Sends what is due. 0: the source has been sent all of them, or pages are not verified; -EAGAIN:
  * not yet. */
@@ -377,11 +389,12 @@ uint64_t ibx_destination_digests_wait_ns(const struct destination *d);
 
 /* ---------------------------------------------------------------- commit.c */
 
+/* COMMIT has come: gives QEMU the end of the device state. If that must not be, gives up. */
 int ibx_destination_commit(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- ending.c */
 
-/* SHUT_DOWN, for a person. */
+/* In SHUT_DOWN: what is still missing, for the operator. */
 static inline const char *destination_unconfirmed_end(const struct ibx_record *record)
 {
     return ibx_journal_has_returned(record) ? "the VM has returned, and only the confirmation of "
@@ -406,52 +419,58 @@ int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *e
 int ibx_destination_check_pages(struct destination *d, struct ibx_error *err);
 /* COMMIT has come, and the VM cannot run here after all: it stays at the source. Returns `code`. */
 int ibx_destination_refuse_commit(struct destination *d, int code, struct ibx_error *err);
-/* The source says that libvirt has continued the VM there: what runs here is stopped, and what does
- * not run is ended. */
+/* The source says that libvirt has continued the VM there: a VM that has run here is paused, and is
+ * BROKEN; otherwise its QEMU is ended. Returns -EBADMSG or -ECONNABORTED. */
 int ibx_destination_taken_back(struct destination *d, const char *why, struct ibx_error *err);
 /* The link is lost: it is closed as soon as the engine has stopped. */
 void ibx_destination_unlink(struct destination *d, int code, const char *reason);
-/* What QEMU reports; before the commit, and when the VM is lost, that ends the migration. */
+/* Takes what QEMU reports. If QEMU fails, that ends the migration before the commit, and later if
+ * the VM is lost. */
 int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err);
-/* An error of the link: before WAITING the end of the migration, else the beginning of a wait. */
+/* An error of the link: before WAITING it ends the migration, later this side waits for the source
+ * (0). */
 int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_error *err);
 /* SIGINT, SIGTERM and the cancel command; a source that is away for longer than give_up_s. */
 int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *err);
 int ibx_destination_check_patience(struct destination *d, struct ibx_error *err);
-/* What the record says then. The page map is the last one that has come whole: a source that has
- * connected again may be sending it. */
+/* Fills in the totals of COMPLETE. Their hash is that of the last page map that has come whole: a
+ * source that has connected again may be sending another one. */
 void ibx_destination_total(const struct destination *d, struct ibx_journal_totals *totals);
 /* The engine has every page: writes that and goes to COMPLETE, or tries again later. */
 int ibx_destination_complete(struct destination *d, struct ibx_error *err);
-/* The VM ran here and does not any more, for the reason in `why`: nobody needs a page of it. */
+/* The VM ran here and does not any more, for the reason in `why`, so that nobody needs its pages:
+ * goes to SHUT_DOWN. */
 int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS],
                         const char *sentence, struct ibx_error *err);
-/* In COMPLETE: whether nothing of this tool is left in QEMU; tries it when it is time for that. */
+/* In COMPLETE and SHUT_DOWN: whether nothing of this tool is left in QEMU. Tries to remove it, when
+ * it is time for that. */
 bool ibx_destination_has_let_go(struct destination *d);
 
 /* ---------------------------------------------------------------- requests.c */
 
+/* Takes the HELLOs and JOINs that have come, and answers them. */
 int ibx_destination_check_requests(struct destination *d, struct ibx_error *err);
 void ibx_destination_forget_description(struct destination *d);
-/* Whether this QEMU still has the devices and images that were compared with the source's. Looked
- * at before guest RAM is watched: QEMU may wait for a page from then on, which comes later. */
+/* -EPERM: this QEMU no longer has the devices and images that were compared with the source's. To
+ * be called before guest RAM is watched: from then on QEMU may have to wait for a page before it
+ * can answer. */
 int ibx_destination_check_compared(struct destination *d, struct ibx_error *err);
-/* Asks QEMU for it once more, when the state of the VM begins to come, or before the source stops a
- * VM that was fetched for long, and does not wait: the answers are looked at when QEMU has loaded.
- */
+/* Asks QEMU for the same once more, and does not wait: when the state of the VM begins to come, or
+ * before the source stops a VM whose pages were fetched before. The next check, when QEMU has
+ * loaded, looks at the answers. */
 void ibx_destination_compared_ask(struct destination *d);
-/* Keeps places for the source of a recovered migration. */
+/* Reserves places (ibx_acceptor_expect_host()) for the source of a recovered migration. */
 void ibx_destination_expect_recorded(struct destination *d);
-/* The control socket: before a source has come it is named by the process, then by the record,
- * which is locked. */
+/* Open the control socket: before a source has come its name is that of the process, then that of
+ * the record, which ibx_destination_open_record() locks. */
 int ibx_destination_open_waiting(struct destination *d, struct ibx_error *err);
 int ibx_destination_open_record(struct destination *d, struct ibx_error *err);
-/* The one before, when the record is written: whoever asks finds the one or the other. */
+/* Closes the first one, when the record is written: so whoever asks finds one of them. */
 void ibx_destination_close_waiting(struct destination *d);
 
 /* ---------------------------------------------------------------- destination.c, recover.c */
 
-/* Until a final state; 0 in DONE. */
+/* Runs until a final state; 0 in DONE. */
 int ibx_destination_run(struct destination *d, struct ibx_error *err);
 /* In ANSWERING: tells sources that ask, for a while, that the VM never ran here. */
 void ibx_destination_answer(struct destination *d, const struct ibx_error *why);
@@ -459,7 +478,8 @@ void ibx_destination_answer(struct destination *d, const struct ibx_error *why);
  * pages are here, FILLING when the VM runs, RESUMING as long as only QEMU knows. -ECANCELED: the VM
  * never ran here. -ESRCH: its QEMU has ended before it had all pages. */
 int ibx_destination_recover(struct destination *d, struct ibx_error *err);
-/* Asks again what QEMU did not tell then. -EBADMSG: the VM's memory is wrong. */
+/* After recover: if QEMU could not tell whether the guest takes pages that it had given back for
+ * zeros, asks again. -EBADMSG: it does, and the VM's memory is wrong. */
 int ibx_destination_check_given_back(struct destination *d, struct ibx_error *err);
 
 #endif

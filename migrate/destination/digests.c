@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What has come, for the source to compare with its RAM: of each range of pages once all of it is
- * here, and of all others at the end. A page without a tag then was given back by the guest. Each
- * link begins with the first range: the source knows which it has compared.
+ * Digests of the pages that have come, which the source compares with its RAM: of each range once
+ * all of it is here, and of all other ranges at the end. A page that has no tag then was given back
+ * by the guest. Each link begins with the first range again: the source knows which ranges it has
+ * compared.
  *
  * In minor mode QEMU can give back a page that is on its way: it empties the file, and only then
- * the event comes by which the tag of what was left is taken back. It holds the lock of its main
- * loop meanwhile. So a range is told there when that loop has answered since all of it was in its
- * place.
+ * the event comes by which the tag of the emptied page is taken back. QEMU holds the lock of its
+ * main loop meanwhile. So in minor mode a range is sent when that loop has answered since all of
+ * the range was in its place.
  */
 #include "migrate/destination/destination.h"
 
@@ -18,10 +19,11 @@
 #include <string.h>
 
 #define RANGES_AT_ONCE 200u /* in a message: 16 kB */
-/* The source compares while pages follow: what is told late, it compares when the last has come. */
+/* The source compares while other pages come. What it gets late, it compares after the last page.
+ */
 #define LOOK_MS    10
 #define SETTLE_MS  200 /* the same in minor mode: QEMU is asked */
-#define LOOK_SHARE 10  /* looks take at most one part in so many of this thread's time */
+#define LOOK_SHARE 10  /* one part in so many of this thread's time is for looks, at most */
 
 void ibx_destination_digests_restart(struct destination *d)
 {
@@ -61,7 +63,7 @@ int ibx_destination_digests_settle(struct destination *d)
     return rc;
 }
 
-/* Minor mode: which ranges may be told by now. */
+/* In minor mode: finds which ranges may be sent by now. */
 static void settle(struct destination *d)
 {
     struct destination_digests *digests = &d->digests;
@@ -116,7 +118,7 @@ static bool due(const struct destination *d)
 {
     if (!d->ram.page_tags || !destination_linked(&d->link))
         return false;
-    /* While a new link brings the page map again, that tells of no page with data. */
+    /* While a new link brings the page map again, the map shows no page with data yet. */
     return d->state.now == DESTINATION_COMPLETE ||
            (d->link.state.now == LINK_SERVING && ibx_now_ns() >= d->digests.look_ns);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Pages that loading devices needs in every VM, which the source sends with the page map: to ask
- * for them would take a round trip while the VM stands still. Of a VM that returns to this host
- * they come before the map: what it has written is found while QEMU loads here.
+ * Pages that loading devices needs in every VM, which the source sends with the page map: a request
+ * for them would take a round trip while the VM stands still. If a VM returns on one host, they
+ * come before the map, because the source finds what was written while QEMU loads here.
  */
 #include "migrate/destination/destination.h"
 
@@ -55,15 +55,16 @@ int ibx_destination_early_check(const struct destination *d, struct ibx_error *e
     return 0;
 }
 
-/* A page that QEMU sees before it is served is not known to be the right one before the map says
- * which are. */
+/* Only the map tells which pages are the right ones. So it has to be here first, unless QEMU sees
+ * no page before it is served. */
 static bool may_place(const struct destination *d)
 {
     return d->ram.engine && (destination_ram_covered(&d->ram) ||
                              ibx_fault_state(d->ram.engine) == IBX_FAULT_SERVING);
 }
 
-/* One that is here may have been written since: until the map says so it counts as missing. */
+/* A page that was here before the stop may have been written since: it counts as missing, until the
+ * map tells. */
 static void forget(struct destination_ram *ram, uint64_t page)
 {
     uint64_t *word = ram->had.bits ? &ram->had.bits[page / 64] : NULL;

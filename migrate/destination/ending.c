@@ -27,12 +27,13 @@ static void send_abort(struct destination *d, const char *why)
     ibx_channel_linger(&d->link.control, ibx_deadline_in_ms(ABORT_MS));
 }
 
-/* The VM never ran here and will not; nothing is undone where the table has no such move. */
+/* The VM never ran here and will not. If the table does not allow that, nothing is undone. */
 static int give_up(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
     const bool linked = destination_linked(&d->link);
-    /* After recover this tool knows less for sure, and leaves it to the operator. */
+    /* After recover this tool does not know for sure that the VM never ran, and leaves it to the
+     * operator. */
     const bool answer = d->state.now >= DESTINATION_WAITING && !linked &&
                         d->peer.now != PEER_ABORTED && !d->ram.recovered;
     const enum destination_state to = answer ? DESTINATION_ANSWERING : DESTINATION_GIVEN_UP;
@@ -76,7 +77,7 @@ int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS
     return ibx_destination_move(d, DESTINATION_SHUT_DOWN, err);
 }
 
-/* By its guest. */
+/* The guest has shut the VM down. */
 static int shut_down(struct destination *d, struct ibx_error *err)
 {
     char sentence[160];
@@ -86,15 +87,15 @@ static int shut_down(struct destination *d, struct ibx_error *err)
     return ibx_destination_end(d, d->qemu.end, sentence, err);
 }
 
-/* libvirt has ended a QEMU that it has not continued: all of its events came before its monitor
- * ended with it. */
+/* Whether libvirt has ended QEMU without continuing the VM. If the monitor was never lost, all of
+ * QEMU's events came before the monitor ended: there was no RESUME. */
 static bool never_continued(const struct destination *d)
 {
     return d->qemu.managed && !d->qemu.retry_ns && !d->ram.recovered &&
            d->qemu.state.now == QEMU_LOADING;
 }
 
-/* Its monitor has ended, which happens a moment before the process ends. */
+/* Waits for the end of QEMU: its monitor ends a moment before the process. */
 static void await_end(const struct destination *d)
 {
     const uint64_t deadline = ibx_deadline_in_ms(END_MS);
@@ -112,21 +113,21 @@ static int say_that_it_ran(struct destination *d)
                                         : -ENOTCONN;
 }
 
-/* Neither has libvirt continued the VM here, as far as is known, nor has the source said that it
- * runs there. */
+/* Where libvirt drives: it has not continued the VM here, as far as is known, nor has the source
+ * said that the VM runs there. */
 static bool undecided(const struct destination *d)
 {
     return d->qemu.managed && d->state.now == DESTINATION_RESUMING && !d->qemu.ran;
 }
 
-/* Its QEMU has ended, or the end of the state came to nothing. */
+/* QEMU has ended, or has not run the VM although it got the end of the state. */
 static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
     char end[192];
     const bool resuming = d->state.now == DESTINATION_RESUMING;
     const bool unknown = undecided(d);
-    if (resuming && ibx_destination_qemu_stuck(&d->qemu)) /* so that it never runs it */
+    if (resuming && ibx_destination_qemu_stuck(&d->qemu)) /* so that QEMU never runs the VM */
         ibx_destination_qemu_end(&d->qemu);
     if (resuming && (d->qemu.state.now == QEMU_FAILED || d->stream.state.now < STREAM_ENDING ||
                      never_continued(d)))
@@ -134,7 +135,7 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
     if (ibx_destination_qemu_shut_down(&d->qemu))
         return shut_down(d, err);
     ibx_destination_qemu_describe_end(&d->qemu, end, sizeof(end));
-    if (d->qemu.end[0]) { /* for who asks later what became of it */
+    if (d->qemu.end[0]) { /* for whoever asks later what became of the VM */
         memcpy(d->qemu.status, d->qemu.end, sizeof(d->qemu.status));
         ibx_destination_update(d);
         ibx_destination_record(d, d->status.record.state, &silent);
@@ -163,7 +164,8 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
     return code;
 }
 
-/* No VM was here yet. Who ends a QEMU that waits has ended the receiver, too. */
+/* QEMU has ended, and no VM was here yet. Whoever ends a QEMU that waits for a VM ends the
+ * receiver, too. */
 static int ended_before(struct destination *d, int code, struct ibx_error *err)
 {
     const char *reason = d->qemu.end;
@@ -270,7 +272,7 @@ int ibx_destination_check_pages(struct destination *d, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- libvirt's decision */
 
-/* What has not come is not to be had any more, since the source's VM writes to its memory. */
+/* Pages that have not come are lost, because the VM at the source writes to its memory. */
 int ibx_destination_taken_back(struct destination *d, const char *why, struct ibx_error *err)
 {
     if (d->qemu.ran) {
@@ -294,9 +296,9 @@ void ibx_destination_unlink(struct destination *d, int code, const char *reason)
     snprintf(d->status.message, sizeof(d->status.message), "%s", reason);
     ibx_log(IBX_LOG_INFO, "migration: %s", reason);
     ibx_destination_link_lose(&d->link);
-    /* One that is complete goes on without connections to its end, which a borrowed VM does not
-     * have yet, nor one that waits for COMMIT: a source that is back is served by other
-     * connections. */
+    /* An engine that is complete runs to the migration's end without connections. It is stopped
+     * nevertheless if that end is not near: for a borrowed VM, and while this side waits for
+     * COMMIT. Then a source that is back serves it by other connections. */
     const bool ends = !d->ram.borrow && d->state.now != DESTINATION_WAITING;
     if (d->link.state.now == LINK_STOPPING &&
         (!ends || ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE))
@@ -310,13 +312,13 @@ static int on_last_message(void *context, const struct ibx_migrate_any *message)
     return rc || !destination_ours(h->destination) ? rc : -EISCONN; /* the VM waits no longer */
 }
 
-/* libvirt may take the VM back as long as it is not settled that it is here. */
+/* Whether libvirt may still continue the VM at the source. */
 static bool can_be_taken_back(const struct destination *d)
 {
     return d->qemu.managed && !destination_settled(d);
 }
 
-/* What comes once only. Anything else comes again over the next link. */
+/* Takes messages that come only once. All others come again over the next link. */
 static int on_last_word(void *context, const struct ibx_migrate_any *message)
 {
     const struct message_context *h = context;
@@ -325,8 +327,8 @@ static int on_last_word(void *context, const struct ibx_migrate_any *message)
     return counts ? ibx_destination_on_message(context, message) : 0;
 }
 
-/* Of a source that goes, the ends of its connections may be noticed in any order, and before its
- * last message is read, which decides whether it is waited for. */
+/* Takes the last messages of a source that ends, which decide whether this side waits for it. The
+ * ends of its connections may be noticed in any order, and before that message is read. */
 static int take_last_messages(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error last = {0};
@@ -368,8 +370,8 @@ static const char *what_a_lost_link_means(const struct destination *d, int code)
     }
 }
 
-/* The memory of a QEMU that ends goes before its monitor does, and the fault engine fails with it:
- * the link is still needed, to tell the source. */
+/* Whether QEMU has ended. Its memory goes before its monitor does, and then the fault engine fails:
+ * that is no loss of the link, which is still needed to tell the source. */
 static bool qemu_ends(const struct destination *d, int code)
 {
     if (!destination_ours(d) || destination_settled(d))
@@ -379,7 +381,7 @@ static bool qemu_ends(const struct destination *d, int code)
     return !ibx_journal_qemu_lives(&d->status.record);
 }
 
-/* Its monitor ends with the last of its threads. */
+/* Waits until QEMU's monitor has ended, which ends with the last of QEMU's threads. */
 static int take_end(struct destination *d, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(END_MS);
@@ -529,7 +531,7 @@ int ibx_destination_complete(struct destination *d, struct ibx_error *err)
                     err);
         return 0;
     }
-    ibx_destination_digests_settle(d); /* or, without a monitor, as they are */
+    ibx_destination_digests_settle(d); /* without a monitor the tags stay as they are */
     ibx_destination_update(d);
     ibx_destination_total(d, totals);
     if (ibx_destination_record(d, IBX_JOURNAL_COMPLETE, err)) {

@@ -5,9 +5,10 @@
  * but the VM itself ever writes to them; the pages that it has written since are dropped and then
  * fetched as in any migration with pages that came before the stop (warm.c).
  *
- * From the first page that is dropped on the files are not what they were at the stop. Should the
- * VM not return after all, it still has here what it misses there, since it has all that it has
- * written; but it cannot be restarted here from its stop any more (ibx_journal_touch_base()).
+ * From the first page that is dropped on the files are not what they were at the stop. If the VM
+ * does not return after all, the pages that the borrower lacks are still here, since it has all
+ * that the VM has written there; but the VM cannot be restarted here from its stop any more
+ * (ibx_journal_touch_base()).
  */
 #include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
@@ -29,8 +30,9 @@ static bool is_home(const struct destination *d)
     return d->home.record.epoch != 0;
 }
 
-/* Whether a QEMU here has the memory of this VM, or had it while the VM ran: another one must not
- * take it, whatever the borrower says. What a QEMU has taken that ended before is as it was. */
+/* An error if a QEMU here has the memory of this VM, or had it while the VM ran: then no other QEMU
+ * may take it, whatever the borrower says. If a QEMU had it and has ended before the VM ran, the
+ * memory is as it was. */
 static int check_return(const struct ibx_record *before, struct ibx_error *err)
 {
     if (ibx_journal_ran_here(before))
@@ -46,8 +48,8 @@ static int check_return(const struct ibx_record *before, struct ibx_error *err)
                          (int)before->pid, before->qmp);
 }
 
-/* The record of the migration by which the VM left, if nobody has it, or had it, but this receiver
- * (`own`: its record, or NULL). */
+/* Finds the record of the migration by which the VM left. An error if somebody else than this
+ * receiver has or had its memory (`own`: this receiver's record, or NULL). */
 static int find_record(const struct destination *d, const uint8_t base[IBX_MIGRATE_ID_BYTES],
                        const struct ibx_record *own, struct ibx_record *record,
                        struct ibx_error *err)
@@ -75,15 +77,15 @@ static int find_record(const struct destination *d, const uint8_t base[IBX_MIGRA
     return rc;
 }
 
-/* Once this tool has locked the memory: the VM may have returned since it was accepted here, to a
- * QEMU whose tool has ended, and run there. */
+/* Checks that again when this tool has locked the memory: since the VM was accepted here, it may
+ * have returned to another QEMU whose tool has ended, and have run there. */
 static int check_alone(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_record *own = &d->status.record;
     return find_record(d, own->base, own, &d->home.record, err);
 }
 
-/* Which pages of it are left: those that an earlier return, which failed, has dropped are not. */
+/* Finds which pages are left of the memory: an earlier return that failed may have dropped some. */
 static int find_pages(struct destination_home *home, struct ibx_error *err)
 {
     ibx_page_map_fini(&home->has);
@@ -130,14 +132,14 @@ void ibx_destination_home_check(struct destination *d, const struct ibx_migrate_
                          why.message);
 }
 
-/* From here on nobody restarts the VM here in the memory that it left. */
+/* Records that the VM can no longer be restarted here in the memory that it left. */
 static int touch(struct destination *d, struct ibx_error *err)
 {
     struct ibx_record *away = &d->home.record;
     int lock, rc = ibx_journal_lock_base(d->options->folder, away, &lock, err);
     if (rc)
         return rc;
-    rc = ibx_migration_reload(d->options->folder, away, err); /* since it was found */
+    rc = ibx_migration_reload(d->options->folder, away, err); /* it may have changed meanwhile */
     if (!rc)
         rc = ibx_journal_touch_base(d->options->folder, away, err);
     close(lock);
@@ -160,16 +162,15 @@ int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err)
         rc = ibx_destination_claim_also(d, d->home.ram.blocks[0].fd, err);
     if (!rc)
         rc = check_alone(d, err);
-    ram->kept = !rc; /* else this QEMU has none of it */
+    ram->kept = !rc; /* otherwise this QEMU has none of that memory */
     return rc ? rc
               : ibx_guest_ram_adopt(&ram->guest, &d->home.ram, d->qemu.qmp,
                                     ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
 }
 
-/* Once nobody but the engine makes pages of holes: a QEMU that locks its memory has filled them
- * when it mapped the files, and a page of zeros there counts as one to be dropped, not as one that
- * came.
- */
+/* To be called when only the engine still fills holes. A QEMU that locks its memory has filled them
+ * with zeros when it mapped the files: such a page counts as one to be dropped, not as one that
+ * came. */
 int ibx_destination_home_look(struct destination *d, struct ibx_error *err)
 {
     return is_home(d) ? find_pages(&d->home, err) : 0;
@@ -208,7 +209,7 @@ int ibx_destination_home_comes(struct destination *d, struct ibx_error *err)
 void ibx_destination_home_never_came(const struct destination *d)
 {
     const struct ibx_record *record = &d->status.record;
-    /* Before that state this side has not had the memory, and another one may: the note is its. */
+    /* Before MAY_RUN this side has not had the memory: the note may be that of another receiver. */
     if (ibx_journal_returns(record) && record->state == IBX_JOURNAL_MAY_RUN)
         ibx_journal_forget_home(d->options->folder, record->base);
 }
@@ -246,7 +247,7 @@ void ibx_destination_home_recover(struct destination *d)
     free(all);
 }
 
-/* The name that QEMU knows. */
+/* Asks QEMU for the path of a memory back end. */
 static int ask_name(struct destination *d, const char *id, char name[IBX_GUEST_FILE_PATH],
                     struct ibx_error *err)
 {

@@ -61,7 +61,7 @@ int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *
         ibx_close(conn);
         return rc;
     }
-    ibx_acceptor_expect(link->acceptor, conn); /* it comes with page connections, and again */
+    ibx_acceptor_expect(link->acceptor, conn); /* its page connections follow */
     ibx_channel_init(&link->control, conn);
     link->count = count;
     link->joined = 0;
@@ -77,7 +77,7 @@ static void end_query(struct destination_link *link, unsigned i)
     link->query_since[i] = 0;
 }
 
-/* In a free slot, or that of the oldest one. */
+/* Uses a free slot, or that of the oldest query. */
 void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn *conn,
                                  bool accepted, enum ibx_answer_state state, unsigned links,
                                  const struct ibx_blockers *blockers)

@@ -14,7 +14,7 @@
 /*
  * state machine: destination link
  *   [*] -> NONE -> OPEN -> MAPPED -> SERVING     MAPPED: the page map is here
- *   SERVING -> MAPPED                            the engine is no more
+ *   SERVING -> MAPPED                            the engine was destroyed
  *   SERVING -> STOPPING                          lost; the engine still has the page connections
  *   OPEN | MAPPED | STOPPING -> NONE -> [*]
  */
@@ -54,28 +54,31 @@ void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn 
                                  const struct ibx_blockers *blockers);
 void ibx_destination_link_refuse(struct destination_link *link, struct ibx_conn *conn,
                                  enum ibx_answer_state state, const char *why);
+/* Closes query connections that have ended, or that are 5 s old. */
 void ibx_destination_link_check_queries(struct destination_link *link);
 bool ibx_destination_link_has_queries(const struct destination_link *link);
-/* Takes over the page connection of a JOIN, which must fit. */
+/* Takes over page connection `at` of a JOIN, which the caller has checked. Closes it on failure. */
 int ibx_destination_link_join(struct destination_link *link, struct ibx_conn *conn, unsigned at,
                               struct ibx_error *err);
 /* All page connections have joined and have all regions of the map. -EAGAIN: not yet. */
 int ibx_destination_link_complete(struct destination_link *link, struct ibx_error *err);
-/* Whether registering memory pins nothing on all of them, which have joined. */
+/* Whether all page connections have joined, and registering memory pins nothing on any of them. */
 bool ibx_destination_link_registers_free(const struct destination_link *link);
-/* The same, before there is a map: all have so many regions. */
+/* As ibx_destination_link_complete(), before there is a map: all have at least this many regions.
+ */
 int ibx_destination_link_has_regions(struct destination_link *link, uint32_t regions,
                                      struct ibx_error *err);
 /* The engine is destroyed: page connections are this thread's again. */
 void ibx_destination_link_engine_ended(struct destination_link *link);
-/* It is lost. In SERVING page connections stay until the engine has stopped. */
+/* The link is lost. In SERVING page connections stay until the engine has stopped. */
 void ibx_destination_link_lose(struct destination_link *link);
-/* Not in SERVING. */
+/* Closes the link. In SERVING it does nothing, because the engine uses the page connections. */
 void ibx_destination_link_close(struct destination_link *link);
 /* Fills at most LINK_FDS entries and returns how many; `at_once`: something is there
  * already. `readers`: no engine reads from the page connections. */
 unsigned ibx_destination_link_poll_fds(struct destination_link *link, bool readers,
                                        struct pollfd *fds, bool *at_once);
+/* Waits until the peers have closed, or until then, and closes everything, with the acceptor. */
 void ibx_destination_link_fini(struct destination_link *link, uint64_t linger_until_ns);
 
 #endif

@@ -78,7 +78,7 @@ static int on_commit(struct destination *d, const struct ibx_migrate_any *messag
     return ibx_destination_commit(d, err);
 }
 
-/* It has long run, or waits to be continued. */
+/* The VM has been running here for long, or waits to be continued. */
 static int on_decided(struct destination *d, const struct ibx_migrate_any *message,
                       struct ibx_error *err)
 {
@@ -109,7 +109,7 @@ static int on_abort(struct destination *d, const char *why, struct ibx_error *er
 static int on_broken(struct destination *d, const struct ibx_migrate_any *message,
                      struct ibx_error *err)
 {
-    /* Also of pages that are not compared: the source may know. In WAITING its COMMIT was lost. */
+    /* The source may know this even if pages are not compared. In WAITING its COMMIT was lost. */
     if (!destination_ours(d) && d->state.now != DESTINATION_WAITING)
         return unexpected(d, message, err);
     ibx_error_set(err, -EBADMSG, "%s", message->is.reason);

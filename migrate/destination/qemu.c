@@ -15,7 +15,7 @@
 
 #define MONITOR_MS       500  /* for the monitor of a VM that runs: its loop has other work */
 #define MONITOR_RETRY_MS 1000 /* between two tries */
-#define LENT_MS          5000 /* for another tool to take it */
+#define LENT_MS          5000 /* for another tool to take the monitor */
 #define STOP_MS          2000
 #define SET              "migrate-set-capabilities"
 #define LOADING_MS       5000 /* for QEMU to notice that its stream has ended */
@@ -42,8 +42,9 @@ static void now_is(struct destination_qemu *qemu, enum destination_qemu_state st
         ibx_state_move(&qemu->state, state);
 }
 
-/* libvirt continues a VM that has loaded, or ends its QEMU and continues it at the source. One that
- * it leaves paused stays here when it has ended the QEMU at the source. */
+/* Whether the VM is this side's, with this status. Where libvirt drives, it continues a VM that has
+ * loaded, or it ends this QEMU and continues the VM at the source. A VM that libvirt leaves paused
+ * is this side's when libvirt has ended the QEMU at the source. */
 static bool settled(const struct destination_qemu *qemu, const char *status)
 {
     return !qemu->managed || qemu->decided || !strcmp(status, "running");
@@ -55,14 +56,16 @@ void ibx_destination_qemu_decided(struct destination_qemu *qemu)
     qemu->ask_ns = 0;
 }
 
-/* What QEMU says last of a migration is that, once the VM runs or is paused. One that cannot have
- * the VM's disks then leaves it for good where it is, from QEMU 10 on: no command continues it. */
+/* QEMU reports "completed" as the last of a migration, when the VM runs or is paused. From QEMU 10
+ * on, a QEMU that cannot have the VM's disks then leaves the VM in "inmigrate" for good: no command
+ * continues it. */
 bool ibx_destination_qemu_stuck(const struct destination_qemu *qemu)
 {
     return qemu->completed && !strcmp(qemu->status, "inmigrate");
 }
 
-/* A VM that was paused at the source does not resume here either. */
+/* Asks for the VM's status. With any other than "inmigrate" QEMU has the whole state: a VM that was
+ * paused at the source is paused here, too. */
 static int ask_status(struct destination_qemu *qemu, struct ibx_error *err)
 {
     char status[sizeof(qemu->status)];
@@ -80,9 +83,9 @@ static int ask_status(struct destination_qemu *qemu, struct ibx_error *err)
     return 0;
 }
 
-/* Others may follow before QEMU ends: a manager ends a QEMU by a signal when the guest has shut it
- * down. The first one is the reason. A client that has migrated the VM on ends what is left of it
- * here: that the VM went is what has to be known. */
+/* Notes the reason of the first SHUTDOWN. Others may follow before QEMU ends: a manager ends a QEMU
+ * by a signal when the guest has shut the VM down. If a client has migrated the VM on and then ends
+ * what is left of it here, the reason to keep is that the VM went on. */
 static void note_end(struct destination_qemu *qemu, json_t *event)
 {
     const char *reason =
@@ -93,9 +96,9 @@ static void note_end(struct destination_qemu *qemu, json_t *event)
         snprintf(qemu->end, sizeof(qemu->end), "%s", reason);
 }
 
-/* Of a VM that runs here: its status is another one. A QEMU that may be about to end is not asked:
- * it can hang over a question that comes while it ends (qmp_stream.c). SHUTDOWN tells the status
- * itself, which stays where QEMU does (-no-shutdown). */
+/* For a VM that runs here: an event says that its status is another one. A QEMU that may be about
+ * to end is not asked: it can hang over a question that comes while it ends (qmp_stream.c). So the
+ * status "shutdown" is taken from the event; it stays if QEMU does (-no-shutdown). */
 static void note_status(struct destination_qemu *qemu, json_t *message, const char *event)
 {
     const char *action =
@@ -106,7 +109,7 @@ static void note_status(struct destination_qemu *qemu, json_t *message, const ch
     if (!strcmp(event, "GUEST_PANICKED")) {
         qemu->stale = true;
         qemu->ask_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
-        if (action && !strcmp(action, "pause")) /* the migration may be over before that */
+        if (action && !strcmp(action, "pause")) /* the migration may be over before QEMU is asked */
             snprintf(qemu->status, sizeof(qemu->status), "guest-panicked");
     } else if (!strcmp(event, "SHUTDOWN") && !ibx_journal_is_migrated_on(qemu->status)) {
         qemu->stale = false;
@@ -131,7 +134,7 @@ static void on_event(struct destination_qemu *qemu, json_t *event)
         qemu->completed = true;
         qemu->ask_ns = qemu->managed && !qemu->decided ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
     } else if (ibx_vm_event_is(event, "MIGRATION", "failed") && qemu->state.now != QEMU_RUNNING) {
-        now_is(qemu, QEMU_FAILED); /* else it is one that somebody else has started since */
+        now_is(qemu, QEMU_FAILED); /* otherwise another client has started it since */
     } else if (ibx_vm_event_is(event, "SHUTDOWN", NULL)) {
         note_end(qemu, event);
     }
@@ -198,8 +201,8 @@ int ibx_destination_qemu_reach(struct destination_qemu *qemu, uint64_t deadline_
                          qemu->path, own);
 }
 
-/* QEMU said that it had loaded all there is when this tool had no monitor: what it says next of a
- * migration is of another one. */
+/* If the VM runs, QEMU has reported its migration as completed, perhaps while this tool had no
+ * monitor: the next such report is that of another migration. */
 static void note_loaded(struct destination_qemu *qemu)
 {
     qemu->completed |= qemu->state.now == QEMU_RUNNING;
@@ -221,13 +224,13 @@ static void try_monitor(struct destination_qemu *qemu)
 }
 
 /* After recover, where the record does not tell whether the VM runs. A QEMU that still waits for
- * its state has lost that with the earlier tool, and fails as soon as it notices. */
+ * its state has lost its stream with the earlier tool, and fails as soon as it notices. */
 static int learn(struct destination_qemu *qemu, struct ibx_error *err)
 {
     int rc = ask_status(qemu, err);
     note_loaded(qemu);
     if (rc || qemu->state.now != QEMU_LOADING || strcmp(qemu->status, "inmigrate") != 0)
-        return rc; /* where libvirt drives, a VM that has loaded waits for it */
+        return rc; /* where libvirt drives, a VM that has loaded waits for libvirt */
     if (!qemu->inmigrate_ns)
         qemu->inmigrate_ns = ibx_now_ns();
     if (ibx_now_ns() - qemu->inmigrate_ns > LOADING_MS * IBX_NS_PER_MS)
@@ -235,7 +238,8 @@ static int learn(struct destination_qemu *qemu, struct ibx_error *err)
     return 0;
 }
 
-/* A VM that somebody has paused stands still as he wants. */
+/* Tells the operator of a disk that has stopped the VM. Other reasons to be stopped are somebody's
+ * wish. */
 static void tell_of_disk(struct destination_qemu *qemu)
 {
     char why[IBX_ERROR_MAX];
@@ -270,7 +274,7 @@ int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, st
     return rc;
 }
 
-/* That is the lock under which QEMU answers its monitor. One that ends is not asked. */
+/* QEMU answers its monitor under that lock. A QEMU that ends is not asked. */
 int ibx_destination_qemu_pass(struct destination_qemu *qemu)
 {
     return qemu->qmp && !qemu->end[0] ? ask_status(qemu, NULL) : -ENOTCONN;
@@ -300,21 +304,21 @@ static int tell(struct destination_qemu *qemu, const char *command, struct ibx_e
                : ibx_error_set(err, -ENOTCONN, "its monitor is lost");
 }
 
-/* QEMU answers between two of its other things; it is told once. */
+/* QEMU may answer late, when its main loop has time: it is told only once. */
 static int pause_vm(struct destination_qemu *qemu, struct ibx_error *err)
 {
     const int rc = tell(qemu, "stop", err);
     return rc ? rc : ask_status(qemu, err);
 }
 
-/* QEMU refuses it while it cannot have the VM's disks, as where the source's QEMU has taken one
- * back for an export that somebody has begun there. */
+/* QEMU refuses `cont` while it cannot have the VM's disks, for instance because the source's QEMU
+ * has taken one back for an export that somebody has begun there. */
 static int go_on(struct destination_qemu *qemu, struct ibx_error *err)
 {
     const int rc = tell(qemu, "cont", err);
     qemu->cont_ns = rc ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
     if (!rc && ask_status(qemu, NULL))
-        qemu->stale = true; /* it was continued, and says so later */
+        qemu->stale = true; /* the VM was continued; QEMU tells its status later */
     return rc;
 }
 

@@ -10,7 +10,7 @@
 /*
  * state machine: destination qemu
  *   [*] -> LOADING -> RUNNING | FAILED -> [*]
- *   FAILED -> RUNNING                           what it reported last is what counts
+ *   FAILED -> RUNNING                           the last report of QEMU counts
  *   [*] -> RUNNING                              recover
  */
 enum destination_qemu_state {
@@ -30,23 +30,23 @@ struct destination_qemu {
     const struct ibx_record *record; /* names the process */
     const struct ibx_migrate_observer *observer;
     char status[IBX_MIGRATE_STATUS]; /* of query-status, lately; "": not known */
-    char told[IBX_MIGRATE_STATUS];   /* the one that was last looked at, to tell of it */
+    char told[IBX_MIGRATE_STATUS];   /* the status that was last looked at (tell_of_disk()) */
     char end[IBX_MIGRATE_STATUS];    /* QEMU's reason for its end, of SHUTDOWN; "": none yet */
-    bool completed;                  /* it has said that it has loaded all there is */
+    bool completed;                  /* QEMU has reported its incoming migration as completed */
     bool stale;                      /* an event says that the status is another one now */
-    uint64_t ask_ns;    /* not before that: QEMU gave no answer, or libvirt is at work */
+    uint64_t ask_ns;    /* when to ask for it, because QEMU gave no answer or libvirt is at work */
     json_t *settings;   /* to put back: ibx_settings_restore(); NULL: none */
-    bool saves_ram;     /* it was told to */
-    uint64_t settle_ns; /* when to try that again; 0: it has not failed */
+    bool saves_ram;     /* QEMU was told to save its RAM */
+    uint64_t settle_ns; /* when to try again to put them back; 0: that has not failed */
     uint64_t retry_ns;  /* when to try a lost monitor again; 0: it was never lost */
-    uint64_t cont_ns;   /* when to tell it again to continue the VM; 0: it has not refused that */
-    uint64_t inmigrate_ns; /* recover: since when it waits for the state; or 0 */
+    uint64_t cont_ns;   /* when to tell QEMU again to continue the VM; 0: it has not refused that */
+    uint64_t inmigrate_ns; /* recover: since when QEMU waits for the state; or 0 */
     bool managed;          /* libvirt continues the VM when it has loaded */
     bool ran;              /* managed: the VM has been seen running */
     bool decided;          /* managed: the VM stays here, also if it is paused */
 };
 
-/* Managed: libvirt has ended the source's QEMU. */
+/* Managed: libvirt has ended the source's QEMU, so that the VM stays here. */
 void ibx_destination_qemu_decided(struct destination_qemu *qemu);
 void ibx_destination_qemu_init(struct destination_qemu *qemu, const char *path,
                                const struct ibx_record *record,
@@ -54,34 +54,36 @@ void ibx_destination_qemu_init(struct destination_qemu *qemu, const char *path,
 /* Connects to the monitor, which must be that of this process (-ESRCH). */
 int ibx_destination_qemu_reach(struct destination_qemu *qemu, uint64_t deadline_ns,
                                struct ibx_error *err);
-/* Takes its events, or tries a lost monitor. `recovered`: RUNNING may have been before this tool.
- * An error: QEMU failed, or its monitor or the process is gone. */
+/* Takes QEMU's events, or tries a lost monitor. `recovered`: also asks QEMU for the status, because
+ * the VM may have begun to run before this tool was there. -EIO: QEMU has failed; -ESRCH: its
+ * process has ended; others: its monitor is lost. */
 int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered,
                                struct ibx_error *err);
-/* It has loaded the VM, could not have its disks, and never runs it. */
+/* QEMU has loaded the VM, cannot have its disks, and never runs it. */
 bool ibx_destination_qemu_stuck(const struct destination_qemu *qemu);
-/* Ends QEMU, by a signal if it does not do so by itself: its VM runs elsewhere. */
+/* Ends QEMU, by SIGKILL if it does not quit in time: its VM is not to run here. */
 void ibx_destination_qemu_end(struct destination_qemu *qemu);
 /* The VM is loaded: continues it if it is `to_run` and does not (-S, a paused start), or pauses it
- * if it is not to run though it does. A VM that QEMU refuses to continue stands still. */
+ * if it is not to run though it does. A VM that QEMU refuses to continue stands still: see the next
+ * function. */
 void ibx_destination_qemu_run(struct destination_qemu *qemu, bool to_run);
-/* Whether the VM stands still since then: QEMU refuses as long as it cannot have the VM's disks,
- * and is told again from time to time. */
+/* Whether the VM still stands still because QEMU has refused to continue it. QEMU refuses as long
+ * as it cannot have the VM's disks, and is told again from time to time. */
 bool ibx_destination_qemu_stands(struct destination_qemu *qemu);
 /* Whether QEMU ended because its guest has shut the VM down. */
 bool ibx_destination_qemu_shut_down(const struct destination_qemu *qemu);
 /* What QEMU's end was, for a person: "its guest panicked, and its QEMU (process 7) ended then". */
 void ibx_destination_qemu_describe_end(const struct destination_qemu *qemu, char *text,
                                        size_t size);
-/* 0: whatever QEMU was doing under the lock of its main loop when this was called, it has done. */
+/* 0: QEMU has done whatever it was doing under the lock of its main loop when this was called. */
 int ibx_destination_qemu_pass(struct destination_qemu *qemu);
 /* Leaves the monitor to the tool by which a borrowed VM returns, for a while. */
 void ibx_destination_qemu_lend(struct destination_qemu *qemu);
 /* Continues without the monitor. */
 void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why);
-/* The stream is loaded as far as guest RAM is concerned: from now on QEMU is to save its RAM when
- * somebody asks it to, whatever becomes of this tool. It is told now, and has to have heard it when
- * the next function returns. */
+/* QEMU has read the set-up of guest RAM: tells it to reset x-ignore-shared, so that it saves its
+ * RAM when somebody asks it to, whatever becomes of this tool. Does not wait: QEMU has done so when
+ * ibx_destination_qemu_has_loaded() returns 0. */
 void ibx_destination_qemu_save_ram(struct destination_qemu *qemu);
 /* The stream is loaded but for its end: 0 once QEMU's main thread, which loads, answers. */
 int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
@@ -100,8 +102,8 @@ int ibx_destination_qemu_set(struct destination_qemu *qemu, const char *folder,
 /* Puts the settings back, at once or, after a failure, when it is time to try again. 0: they are,
  * and the record, which is not written here, says so. */
 int ibx_destination_qemu_settle(struct destination_qemu *qemu, struct ibx_record *record);
-/* QEMU is not needed any more: the same at once, and closes the monitor, which is reached again
- * when this is repeated after a failure. 0 also when QEMU has ended. */
+/* QEMU is not needed any more: puts the settings back at once, and closes the monitor. If this is
+ * repeated after a failure, it connects to the monitor again. 0 also when QEMU has ended. */
 int ibx_destination_qemu_leave(struct destination_qemu *qemu, struct ibx_record *record,
                                struct ibx_error *err);
 void ibx_destination_qemu_fini(struct destination_qemu *qemu);

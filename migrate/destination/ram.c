@@ -35,7 +35,7 @@ void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t 
 
 /* ---------------------------------------------------------------- records */
 
-/* So that it can be found again without the monitor. */
+/* Notes guest RAM and its userfaultfd, so that a new tool finds them without the monitor. */
 static void put_on_record(const struct destination_ram *ram, struct ibx_record *record)
 {
     record->uffd = ram->uffd.remote;
@@ -99,7 +99,7 @@ static int punch(const struct ibx_guest_block *block, struct ibx_error *err)
     return reserve_huge_pages(block, err);
 }
 
-/* From now on only the engine may put a page there, or it would miss faults. */
+/* From now on only the engine may put pages into guest RAM: it would miss faults otherwise. */
 static int check_empty(const struct destination_ram *ram, unsigned i, struct ibx_error *err)
 {
     const struct ibx_guest_block *block = &ram->guest.blocks[i];
@@ -174,8 +174,8 @@ static void forget_aliases(struct destination_ram *ram)
 }
 
 /* A page that QEMU has mapped makes no fault, and QEMU would see it half done while a READ
- * overwrites it. A QEMU that locks its memory has mapped its pages. Once they are registered, it
- * maps none by itself. */
+ * overwrites it. A QEMU that locks its memory has mapped its pages: then guest RAM is registered
+ * again, without minor faults. Once pages are registered, QEMU maps none by itself. */
 static int check_covered(struct destination_ram *ram, struct ibx_error *err)
 {
     bool mapped = false;
@@ -299,9 +299,10 @@ static void arrived_before(const struct destination_ram *ram, uint8_t *present)
 
 /* Finds the pages that are present after a tool has died: those in the page cache, swapped-out ones
  * included. In minor mode READs go into the page cache and may be incomplete, so there only the
- * noted pages count. Of huge pages, which stay mapped, the cache tells only the number. In files
- * that others have as well a page has to be noted, too: it is, right before it is placed. One that
- * was in its place was given back if it is not there. */
+ * noted pages count. Of huge pages the cache tells only the number, but these stay mapped, so the
+ * mappings count. In files that other processes have as well, a page has to be noted, too: it is
+ * noted right before it is placed. A page that was in its place and is not there any more was given
+ * back: it counts as present. */
 static int rebuild(struct destination_ram *ram, struct ibx_error *err)
 {
     const _Atomic uint64_t *placed = ibx_destination_placed(ram);
@@ -360,7 +361,8 @@ static void fetch_early(const struct destination_ram *ram, struct ibx_fault_conf
     config->early_count = (IBX_EARLY_BYTES + page_size - 1) / page_size;
 }
 
-/* QEMU empties the page cache before the event: so the hash may be of what was left. */
+/* QEMU empties the page cache before the event: so the tag may have been computed from the emptied
+ * page. */
 static void forget_removed(void *context, uint64_t page, uint64_t pages)
 {
     ibx_page_tags_forget(context, page, pages);
@@ -380,7 +382,7 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
         .readers = as,
         .worker_count = count,
         .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
-        /* Before the VM runs only loading devices needs pages, which takes few processors. */
+        /* Before the VM runs only loading devices needs pages. */
         .no_background = !background,
         .wire = path->remote,
         .round_trip_ns = path->round_trip_ns,
@@ -390,7 +392,7 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
         .arrived = ram->arrived.memory,
         .placed = ibx_destination_placed(ram),
         .cached = destination_ram_covered(ram),
-        .exclusive = ram->kept, /* their files have other users */
+        .exclusive = ram->kept, /* other processes have these files */
         .check = ram->page_tags ? ibx_page_tags_note : NULL,
         .check_context = ram->page_tags,
         .removed = ram->page_tags ? forget_removed : NULL,
@@ -447,7 +449,7 @@ int ibx_destination_ram_forget(struct destination_ram *ram, const struct ibx_pag
               : 0;
 }
 
-/* From HELD. */
+/* Starts an engine that is HELD. */
 static int serve_first(struct destination_ram *ram, struct ibx_error *err)
 {
     int rc = ram->recovered ? rebuild(ram, err) : 0;
@@ -552,7 +554,7 @@ bool ibx_destination_ram_whole(const struct destination_ram *ram)
 {
     struct ibx_fault_stats stats;
     const enum ibx_fault_state state = ram->engine ? ibx_fault_state(ram->engine) : IBX_FAULT_HELD;
-    if (state != IBX_FAULT_STOPPED) /* as the link of a VM that is borrowed is lost */
+    if (state != IBX_FAULT_STOPPED) /* as when the link of a borrowed VM is lost */
         return state == IBX_FAULT_COMPLETE;
     ibx_fault_stats(ram->engine, &stats);
     return stats.present == stats.pages;
@@ -647,9 +649,9 @@ int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_rec
     int closed = ibx_uffd_close_in_qemu(&ram->uffd, ibx_deadline_in_ms(CLOSE_MS), &why);
     if (closed && ibx_journal_qemu_lives(record))
         return rc ? rc : ibx_error_set(err, closed, "%s", why.message);
-    if (!closed) { /* here, too */
+    if (!closed) { /* it is closed here, too */
         ram->uffd.fd = -1;
-        /* Without them the VM is slower, not wrong. */
+        /* Without huge pages the VM is slower, not wrong. */
         ibx_guest_ram_huge_pages(&ram->guest, true, ibx_deadline_in_ms(CLOSE_MS), NULL);
     }
     ibx_destination_ram_abandon(ram);

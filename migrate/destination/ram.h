@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Guest RAM of the destination, its userfaultfd and the fault engine; and in arrived.c what
- * outlives the tool of which pages have come. Part of destination.h. */
+/* Guest RAM of the destination, its userfaultfd and the fault engine; and in arrived.c the notes of
+ * which pages have come, which outlive the tool. Part of destination.h. */
 #ifndef IBX_MIGRATE_DESTINATION_RAM_H
 #define IBX_MIGRATE_DESTINATION_RAM_H
 
@@ -23,21 +23,21 @@ struct destination_ram {
     struct ibx_state_machine state;
     struct ibx_guest_ram guest;
     struct ibx_page_map map;
-    struct ibx_page_map had; /* warm.c: pages that came before the stop; of no pages without it */
+    struct ibx_page_map had; /* warm.c: pages that are here before the stop; or of 0 pages */
     uint64_t warm_bytes;     /* fetched before the stop */
     uint64_t early_bytes;    /* that came with the page map */
     uint8_t borrow;          /* enum ibx_migrate_borrow: pages are placed write-protected */
-    bool unseen;             /* borrowed: somebody has changed memory here unseen */
-    bool kept;               /* home.c: memory is that which the VM left here */
+    bool unseen;             /* borrowed: a device may have changed memory without a mark */
+    bool kept;               /* home.c: guest RAM is the memory that the VM left here */
     struct ibx_note base;    /* borrowed: which pages hold data at the source */
     struct ibx_uffd uffd;    /* fd -1 in UNTOUCHED */
-    /* Minor faults: READs go into the page cache, of `kept` over pages that are there. */
+    /* Minor faults: READs go into the page cache; with `kept`, over pages that are there. */
     bool minor;
     bool recovered;                      /* from a tool that ended; the engine is rebuilt */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
     struct ibx_note arrived;             /* arrived.c; as are the next two */
     struct ibx_note tags;                /* when pages are verified: one a page */
-    struct ibx_page_tags *page_tags;     /* NULL: they are not */
+    struct ibx_page_tags *page_tags;     /* NULL: pages are not verified */
     struct ibx_fault *engine;
     size_t buffer_bytes;    /* of a page connection, for the engine */
     uint64_t max_bandwidth; /* bytes per second; 0: no limit */
@@ -47,30 +47,33 @@ struct destination_ram {
 };
 
 void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t max_bandwidth);
-/* Recover: guest RAM as the record has it, and the page map. */
+/* Recover: finds guest RAM by the record, and makes the page map. */
 int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_record *record,
                                   struct ibx_error *err);
 /* Empties guest RAM, unless it is `kept`, and makes its userfaultfd in QEMU, which goes into the
- * record with the layout. Of kept memory `minor` is a wish: it becomes false where it cannot be, as
- * in a QEMU that has mapped its pages already. */
+ * record with the layout. With kept memory `minor` is a wish: it becomes false where it is not
+ * possible, for instance if QEMU has mapped its pages already. */
 int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
                               struct ibx_record *record, struct ibx_error *err);
 /* Recover: takes the userfaultfd that QEMU still has. -ENOENT: it has none. */
 int ibx_destination_ram_take_uffd(struct destination_ram *ram, const struct ibx_record *record,
                                   struct ibx_error *err);
-/* Recover: the rest, for a VM that still misses pages. -ESTALE: what came before is not known. */
+/* Recover: the rest, for a VM that still misses pages. -ESTALE: it is not known which pages have
+ * come. */
 int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_record *record,
                                 struct ibx_error *err);
 /* Makes the engine for these page connections; it holds all faults. `runs`: the VM does. */
 int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
                                unsigned count, bool runs, struct ibx_error *err);
-/* The page map and all regions are there: serves faults, or serves them again by new connections.
- */
+/* The page map and all regions are there: serves faults, or continues to serve them over new page
+ * connections. */
 int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reader **readers,
                               unsigned count, bool runs, struct ibx_error *err);
-/* Those of the pages that were here before the stop are present for an engine that holds its
- * faults; what else of them comes is missing. -EBUSY, -ERANGE: of the engine. */
+/* Marks the pages that were here before the stop (`had`) as present, in an engine that holds its
+ * faults. -EBUSY, -ERANGE: of the engine. */
 int ibx_destination_ram_mark_had(struct destination_ram *ram, struct ibx_error *err);
+/* These pages are to come again: they do not count in `had` nor in the notes any more, and are
+ * missing for the engine, if there is one. -EBUSY, -ERANGE: of the engine. */
 int ibx_destination_ram_forget(struct destination_ram *ram, const struct ibx_page_map *pages,
                                struct ibx_error *err);
 /* Before the stop: makes an engine that fetches these pages, and is COMPLETE then. */
@@ -83,7 +86,8 @@ static inline bool destination_ram_covered(const struct destination_ram *ram)
 {
     return ram->kept && ram->minor;
 }
-/* Before the stop, without a serving engine: these pages become holes. */
+/* Before the stop, without a serving engine: makes holes of these pages. -EBUSY: the kernel cannot
+ * take them out of a huge page; others as fallocate(2). */
 int ibx_destination_ram_drop(struct destination_ram *ram, const struct ibx_page_map *pages,
                              struct ibx_error *err);
 /* Every page is here, and no more comes. */
@@ -92,7 +96,7 @@ bool ibx_destination_ram_whole(const struct destination_ram *ram);
 bool ibx_destination_ram_stopped(const struct destination_ram *ram);
 void ibx_destination_ram_set_bandwidth(struct destination_ram *ram, uint64_t bytes_per_second);
 void ibx_destination_ram_stats(struct destination_ram *ram, struct ibx_migrate_status *status);
-/* Every page is there: destroys the engine, unregisters guest RAM and closes the userfaultfd in
+/* Every page is there: unregisters guest RAM, destroys the engine and closes the userfaultfd in
  * QEMU. May be repeated after a failure; while REGISTERED the VM may wait at its first touch of
  * memory. 0 also when there is nothing to do. */
 int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_record *record,
@@ -104,29 +108,30 @@ void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_r
 void ibx_destination_ram_end_engine(struct destination_ram *ram);
 void ibx_destination_ram_fini(struct destination_ram *ram);
 
-/* arrived.c: which pages have come, and what has come in them, when verified. */
+/* arrived.c: notes of which pages have come, and of their tags, when they are verified. */
 
-/* Makes the file. -EEXIST and others, with what is in the way. */
+/* Makes the note of which pages have come. Errors as ibx_note_make(). */
 int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_record *record,
                                  struct ibx_error *err);
-/* Finds that of the tool before this one. -ESTALE: it is gone, or is another one's, and minor, or
- * of a VM that is borrowed or returns. */
+/* Finds the note of the tool before this one. -ESTALE: it is gone, or another user's, and cannot be
+ * done without: in minor mode, and for a VM that is borrowed or returns. */
 int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_record *record,
                                  struct ibx_error *err);
-/* Deletes the file, which is not needed any more. It stays mapped. */
+/* Deletes the file and that of ibx_destination_base_make(), which are not needed any more. They
+ * stay mapped. */
 void ibx_destination_arrived_remove(const struct ibx_record *record);
-/* These are to come again: they have neither come nor are they in their place. */
+/* These pages are to come again: notes that they have neither come nor are in their place. */
 void ibx_destination_arrived_forget(struct destination_ram *ram, const struct ibx_page_map *pages);
-/* Where the engine notes which pages are in their place, in the same file. NULL: an earlier version
- * made it, which did so of a borrowed VM only. */
+/* Where the engine notes which pages are in their place, in the same file. NULL: there is no note,
+ * or one of an earlier version, which did this for a borrowed VM only. */
 _Atomic uint64_t *ibx_destination_placed(const struct destination_ram *ram);
-/* Borrowed: notes the page map, for the return. */
+/* Borrowed: makes a note for the page map, which the return needs, and copies the map into it. */
 int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_record *record,
                               struct ibx_error *err);
 void ibx_destination_base_note(struct destination_ram *ram);
-/* The pages that were here have arrived, too. */
+/* Notes that the pages of `had` have come and are in their place. */
 void ibx_destination_arrived_had(struct destination_ram *ram);
-/* The same of the tags, for `page_tags`. */
+/* The note of the tags, and `page_tags`, which uses it. */
 int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_record *record,
                               struct ibx_error *err);
 int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_record *record,

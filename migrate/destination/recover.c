@@ -13,10 +13,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* For the monitor, where only it knows whether the VM ran. It may need a page for that, which comes
- * only when this tool listens for the source; the next tries are made meanwhile. */
+/* For the monitor to tell whether the VM ran. QEMU may need a page for that, which comes only when
+ * this tool listens for the source; the next tries are made then. */
 #define REACH_MS 500
-#define ZEROS_MS 5000 /* ... where it has to tell what the guest takes for zeros */
+#define ZEROS_MS 5000 /* ... to tell whether the guest takes pages that come again for zeros */
 
 static int ended(const struct destination *d, struct ibx_error *err)
 {
@@ -32,7 +32,7 @@ static int ended(const struct destination *d, struct ibx_error *err)
         (int)record->pid, ibx_journal_restarts_if(record));
 }
 
-/* For a record without the layout of guest RAM. */
+/* For a record that does not have the layout of guest RAM. */
 static int find_by_monitor(struct destination *d, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -46,7 +46,7 @@ static int find_by_monitor(struct destination *d, struct ibx_error *err)
                : ended(d, err);
 }
 
-/* The process of the record, and guest RAM in it. */
+/* Finds the process of the record, and guest RAM in it. */
 static int find(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_record *record = &d->status.record;
@@ -60,8 +60,8 @@ static int find(struct destination *d, struct ibx_error *err)
     return ibx_journal_qemu_lives(record) ? rc : ended(d, err);
 }
 
-/* Whether the VM runs. RUNNING was written when it did. Before that QEMU knows, and if it does not
- * answer, it may need pages for that. */
+/* Finds whether the VM runs. It does if the record says RUNNING. Before that only QEMU knows; if it
+ * does not answer, it may need pages for that, and is asked later. */
 static int learn_state(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_record *record = &d->status.record;
@@ -92,8 +92,8 @@ static int learn_state(struct destination *d, struct ibx_error *err)
     return ibx_state_move(&d->qemu.state, QEMU_RUNNING);
 }
 
-/* -EOPNOTSUPP: the guest takes what it has given back for zeros, or QEMU cannot tell. Others: it
- * was not asked, since its main thread may wait for a page. */
+/* -EOPNOTSUPP: the guest takes what it has given back for zeros, or QEMU cannot tell. Others: QEMU
+ * could not be asked; its main thread may wait for a page. */
 static int ask_for_zeros(struct destination *d, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ZEROS_MS);
@@ -116,8 +116,9 @@ static int ask_for_zeros(struct destination *d, struct ibx_error *err)
     "init_on_free=1): end this QEMU, and ib-migrate rollback at the source continues the VM from " \
     "where it was stopped%s"
 
-/* Without that note a page that the guest has given back is a hole like one that has not come, and
- * comes again. An earlier version noted only which have come, which is enough in minor mode. */
+/* Without the note of what is in its place, a page that the guest has given back is a hole like one
+ * that has not come, and comes again. An earlier version noted only which pages have come, which is
+ * enough in minor mode. */
 static int check_list(struct destination *d, struct ibx_error *err)
 {
     char path[128];
@@ -144,7 +145,7 @@ static int check_list(struct destination *d, struct ibx_error *err)
     return 0;
 }
 
-/* Its main thread may have waited for a page, and not do so for long. */
+/* QEMU's main thread may have waited for a page then, and may answer by now. */
 int ibx_destination_check_given_back(struct destination *d, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -158,7 +159,7 @@ int ibx_destination_check_given_back(struct destination *d, struct ibx_error *er
         return ibx_destination_broken(d, true, err);
     }
     if (rc)
-        ibx_destination_qemu_lose(&d->qemu, why.message); /* and reaches it again */
+        ibx_destination_qemu_lose(&d->qemu, why.message); /* it is reached again later */
     return 0;
 }
 
@@ -168,8 +169,8 @@ static void recall_blocks(struct destination *d)
     ibx_destination_stream_init(&d->stream, STREAM_ENDING);
 }
 
-/* QEMU is not needed for that, and may have ended, or have other RAM by now. What the tool before
- * had not undone in it yet is undone. */
+/* COMPLETE needs no QEMU, which may have ended, or have other RAM by now. What the tool before this
+ * one had not undone in QEMU yet will be undone. */
 static int recover_complete(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_record *record = &d->status.record;
@@ -193,7 +194,7 @@ static int recover_complete(struct destination *d, struct ibx_error *err)
     return rc == -ENOENT ? 0 : rc;
 }
 
-/* Its QEMU has ended, and only the source has to learn it. */
+/* QEMU has ended, and only the source has to learn it. */
 static int recover_shut_down(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_record *record = &d->status.record;
@@ -207,7 +208,7 @@ static int recover_shut_down(struct destination *d, struct ibx_error *err)
     return 0;
 }
 
-/* It was borrowed, and the tool before this one ended before it knew that it had returned. */
+/* A borrowed VM may have returned after the tool before this one had ended: notes that. */
 static int note_return(struct destination *d, struct ibx_error *err)
 {
     struct ibx_record *record = &d->status.record;

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DESCRIBED_MS 1000 /* for so long the destination's QEMU is what it was */
+#define DESCRIBED_MS 1000 /* so long a description of this QEMU is used */
 
 /* ---------------------------------------------------------------- control socket */
 
@@ -58,7 +58,8 @@ static int on_lend(void *context, struct ibx_error *err)
     return 0;
 }
 
-/* What is on its way may be newer than the VM's stop here; home decides whether more comes. */
+/* Pages that are on their way may be newer than the VM's stop here. Home decides whether more come.
+ */
 static int on_reconnect(void *context, struct ibx_error *err)
 {
     struct destination *d = context;
@@ -98,7 +99,8 @@ void ibx_destination_close_waiting(struct destination *d)
 
 /* ---------------------------------------------------------------- HELLO: a new migration */
 
-/* Page numbers and regions count through the blocks in their order. */
+/* Adds a blocker if the blocks have another order there: page numbers and regions count through
+ * them. */
 static void check_order(const struct ibx_guest_ram *ram, const struct ibx_migrate_hello *hello,
                         struct ibx_blockers *blockers)
 {
@@ -135,7 +137,7 @@ static int describe(struct destination *d, struct ibx_error *err)
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     ibx_destination_forget_description(d);
     forget_compared(d);
-    /* First: what changes in between is refused, not missed. */
+    /* This first: a change in between is then refused, not missed. */
     int rc = ibx_preflight_compared(d->qemu.qmp, true, &d->compared, deadline, err);
     if (!rc)
         rc = ibx_describe(d->qemu.qmp, &d->ram.guest, &d->description, deadline, err);
@@ -160,7 +162,8 @@ void ibx_destination_compared_ask(struct destination *d)
                                    ibx_deadline_in_ms(MIGRATION_QMP_MS));
 }
 
-/* A source connects while it asks its QEMU what the VM is made of, which takes as long here. */
+/* A source connects while it asks its QEMU what the VM is made of: this side does the same
+ * meanwhile, which takes as long. */
 static void describe_early(struct destination *d)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -185,7 +188,8 @@ static int compare(struct destination *d, const struct ibx_migrate_hello *hello,
     return rc;
 }
 
-/* By its description; an earlier version does not say. */
+/* What the source's VM holds, bytes, by its description. UINT64_MAX: an earlier version does not
+ * say. */
 static uint64_t held_there(const json_t *theirs)
 {
     const json_t *holds = json_object_get(theirs, "holds");
@@ -193,7 +197,8 @@ static uint64_t held_there(const json_t *theirs)
     return json_is_integer(holds) && bytes > 0 ? (uint64_t)bytes : UINT64_MAX;
 }
 
-/* All reasons against taking this VM. They are searched again, since QEMU may have changed. */
+/* Collects all reasons against taking this VM. They are looked for at each HELLO, since QEMU may
+ * have changed. */
 static int blockers_of(struct destination *d, const struct ibx_migrate_hello *hello,
                        struct ibx_blockers *blockers, struct ibx_error *err)
 {
@@ -206,7 +211,7 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
         return ibx_error_set(err, rc, "no memory for a description of the VM");
     if (hello->description_length &&
         ibx_description_read(hello->description, hello->description_length, &description, &invalid))
-        ibx_blockers_add(blockers, "%s", invalid.message); /* another source may do better */
+        ibx_blockers_add(blockers, "%s", invalid.message); /* this receiver waits for another */
     blockers->holds = hello->borrow == IBX_BORROW_LAZY ? 0 : held_there(description);
     if (!described(d)) {
         ibx_qmp_remember(d->qemu.qmp, false);
@@ -223,7 +228,7 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
     ibx_preflight_pair(&theirs, ours, blockers);
     if (!blockers->count)
         check_order(ours, hello, blockers);
-    /* Of another machine everything is different. */
+    /* With another machine type everything is different. */
     if (!rc && description && !strcmp(theirs.machine, ours->machine))
         rc = compare(d, hello, description, blockers, err);
     ibx_qmp_remember(d->qemu.qmp, false);
@@ -232,7 +237,7 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
     return rc;
 }
 
-/* What the host calls itself, and its address. */
+/* The source's name for itself, and its address. */
 static void name_of(const struct ibx_connection_request *request, char *out, size_t size)
 {
     const char *host = request->first.is.hello->host;
@@ -257,14 +262,15 @@ static bool same_migration(const struct destination *d, const uint8_t id[IBX_MIG
            !memcmp(d->status.record.id, id, IBX_MIGRATE_ID_BYTES);
 }
 
-/* What is answered about the migration of this HELLO. */
+/* The state to answer about the migration of this HELLO. */
 static enum ibx_answer_state state_for(const struct destination *d,
                                        const struct ibx_migrate_hello *hello)
 {
     return same_migration(d, hello->id) ? ibx_destination_answer_state(d) : IBX_ANSWER_NONE;
 }
 
-/* As many as suit this machine, within the offer; or those that the engine has. */
+/* How many page connections: as many as suit this machine, within the offer; or as many as the
+ * engine has. */
 static unsigned links_of(const struct destination *d, const struct ibx_migrate_hello *hello)
 {
     const unsigned links = d->ram.engine ? d->link.count : ibx_page_links_default();
@@ -272,10 +278,11 @@ static unsigned links_of(const struct destination *d, const struct ibx_migrate_h
     return most > hello->links_least ? most : hello->links_least;
 }
 
-/* When either side wants it. */
+/* Pages are verified when either side wants it. */
 static bool verifies(const struct destination *d, const struct ibx_migrate_hello *hello)
 {
-    /* Not of a VM that is to return: who compares reads memory that may be on its way back. */
+    /* A VM that is to return is not verified: the source would read memory that may be on its way
+     * back. */
     return !hello->borrow && (hello->verify || !d->options->no_verify);
 }
 
@@ -381,7 +388,8 @@ static int resume_link(struct destination *d, const struct ibx_connection_reques
     return 0;
 }
 
-/* The engine needs as many links as it has workers. */
+/* Why this source cannot resume the migration, or NULL. The engine needs as many page connections
+ * as it has workers. */
 static const char *against_resume(const struct destination *d,
                                   const struct ibx_migrate_hello *hello)
 {
@@ -443,8 +451,8 @@ static void on_confirm(struct destination *d, const struct ibx_connection_reques
     ibx_destination_link_answer(&d->link, request->conn, true, state, 0, NULL);
 }
 
-/* Only rollback asks, and the answer has to stay true: a COMMIT of a source that has died may still
- * be under way. */
+/* Only rollback sends QUERY, and the answer has to stay true. In WAITING the link is closed before,
+ * because a COMMIT of a source that has died may still be under way. */
 static void on_query(struct destination *d, const struct ibx_connection_request *request)
 {
     const struct ibx_migrate_hello *hello = request->first.is.hello;
@@ -505,7 +513,7 @@ static int on_join(struct destination *d, const struct ibx_connection_request *r
     return 0;
 }
 
-/* A source that is back, once the engine has stopped. */
+/* Takes a source that is back, once the engine has stopped. */
 static int check_resume(struct destination *d, struct ibx_error *err)
 {
     struct ibx_connection_request resume = d->link.resume;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #define REQUEST_MAX (1ull << 20)  /* bytes: of one request to the source, or a whole huge page */
-#define AWAY_TIMES  60            /* the transport's timeout, between two words of who is away */
+#define AWAY_TIMES  60            /* times timeout_ms, between notices that the source is away */
 #define RATE_MIN    (10ull << 20) /* bytes per second: slower links are not expected */
 
 static bool awaits_something(const struct destination *d)
@@ -31,7 +31,8 @@ static bool awaits_something(const struct destination *d)
     }
 }
 
-/* For one request. With a limit on its bandwidth the background makes pauses of its own. */
+/* How long one request may take. With a limit on its bandwidth the background makes pauses of its
+ * own. */
 static uint64_t longest_pause_ns(const struct destination *d)
 {
     const uint64_t limit = d->ram.waiting ? 0 : d->ram.max_bandwidth;
@@ -41,7 +42,8 @@ static uint64_t longest_pause_ns(const struct destination *d)
     return bytes * 1000 * IBX_NS_PER_MS / (limit && limit < RATE_MIN ? limit : RATE_MIN);
 }
 
-/* Where libvirt has not continued the VM yet, that matters more, and was said. */
+/* Whether the VM needs pages of the source. False where libvirt has not continued the VM yet: that
+ * matters more, and the operator was told. */
 static bool misses_pages(const struct destination *d)
 {
     return (d->state.now == DESTINATION_FILLING ||
@@ -49,7 +51,8 @@ static bool misses_pages(const struct destination *d)
            !ibx_destination_ram_whole(&d->ram);
 }
 
-/* For libvirt, who kills its QEMU has crashed the domain. */
+/* How to end QEMU. If it is libvirt's, not by a signal, because libvirt would take the domain for
+ * crashed. */
 static void how_to_end(const struct ibx_record *record, char *text, size_t size)
 {
     if (record->libvirt)
@@ -78,7 +81,8 @@ void ibx_destination_tell_away(struct destination *d)
         since, end, record->qmp);
 }
 
-/* Whoever comes back continues by himself. Who is gone for good never says so. */
+/* A source that comes back continues by itself. One that is gone for good never says so: the
+ * operator is told from time to time. */
 static void check_away(struct destination *d)
 {
     const uint64_t every_ns = (uint64_t)d->transport.timeout_ms * AWAY_TIMES * IBX_NS_PER_MS;

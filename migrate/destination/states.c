@@ -66,7 +66,8 @@ int ibx_destination_move(struct destination *d, enum destination_state to, struc
     return rc;
 }
 
-/* What a state is to others: the phase, with a link and without one, and the answer to a source. */
+/* How a state looks from outside: the phase, with a link and without one, and the state in an
+ * ANSWER. */
 static const struct {
     enum ibx_migrate_phase linked, lost;
     enum ibx_answer_state answer;

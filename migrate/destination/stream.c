@@ -20,7 +20,7 @@
 #define VM_DESCRIPTION  0x06
 #define VM_FOOTER       0x7e
 #define RAM_EOS         0x10
-#define EOS_ZEROS       7u          /* before it */
+#define EOS_ZEROS       7u          /* bytes before RAM_EOS */
 #define HEAD            6           /* EOF, VMDESCRIPTION, length */
 #define DESCRIPTION_MAX (64u << 20) /* bytes, far more than any VM has */
 
@@ -38,7 +38,8 @@ static const struct ibx_state_table stream_table =
 
 /* ---------------------------------------------------------------- the end */
 
-/* Whether the stream may end with what begins here: as far as one can see, or for certain. */
+/* Whether the stream may end with what begins here, as far as it has come. With `ended`: whether it
+ * does. */
 static bool may_be_tail(const uint8_t *at, size_t length, bool ended)
 {
     if (at[0] != VM_EOF)
@@ -84,7 +85,7 @@ static void find_ram(struct destination_stream *stream, const uint8_t *bytes, si
     }
 }
 
-/* Moves `sure` up to what may be EOF; whether that was recognised, when all has come. */
+/* Moves `sure` up to what may be EOF. With `ended`, returns whether EOF was recognised. */
 static bool find_tail(struct destination_stream *stream, bool ended)
 {
     bool whole = false;
@@ -186,9 +187,9 @@ static size_t limit(const struct destination_stream *stream)
     return stream->state.now >= STREAM_RELEASED ? stream->end : stream->sure;
 }
 
-/* QEMU answers the source's over its return path, on which the source's waits for this tool's
- * counterpart alone (migrate/common/hold.h). What is unread when this end is closed would be an
- * error in what QEMU reads. */
+/* This QEMU answers the source's QEMU over its return path. The source's QEMU waits there only for
+ * this tool's counterpart (migrate/common/hold.h), so the answers are dropped. They have to be
+ * read: if this end were closed with unread bytes, QEMU's next read would fail. */
 static void drop_answers(const struct destination_stream *stream)
 {
     uint8_t bytes[64];
@@ -235,8 +236,8 @@ bool ibx_destination_stream_stuck(const struct destination_stream *stream)
     return stream->fd >= 0 && stream->from < limit(stream);
 }
 
-/* Whether no more than `rest` of the bytes that were given to it is unread: the kernel's count is
- * that of the memory which they take, never less. */
+/* Whether QEMU has left at most `rest` bytes unread. The kernel counts the memory that they take,
+ * which is never less. */
 static bool is_read(const struct destination_stream *stream, uint64_t rest)
 {
     int unread;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Pages that come while the VM still runs at the source. Each part has a fault engine of its own,
- * for which all other pages are present, over the page connections. A page that comes again is
- * dropped before: a hole in the file of guest RAM, so that the kernel reports the first touch of it
- * as it does of any page that has not come. QEMU gets none of the device state before the last of
- * these are dropped: loading it reads guest RAM.
+ * which uses the page connections, and for which all other pages count as present. A page that
+ * comes again is dropped before: it becomes a hole in the file of guest RAM, and the kernel reports
+ * the first touch of it like that of any page that has not come. QEMU gets none of the device state
+ * before the last of these are dropped: loading it reads guest RAM.
  */
 #include "migrate/destination/destination.h"
 
@@ -56,7 +56,7 @@ void ibx_destination_warm_fini(struct destination_warm *warm)
 
 /* ---------------------------------------------------------------- dropping */
 
-/* Those of `part` that are there do not count any more. */
+/* The pages of `part` that are here do not count any more. */
 static int forget(struct destination *d, struct ibx_error *err)
 {
     struct destination_warm *warm = &d->warm;
@@ -65,7 +65,7 @@ static int forget(struct destination *d, struct ibx_error *err)
     return ibx_destination_ram_forget(&d->ram, &warm->gone, err);
 }
 
-/* ... and become holes, so that QEMU finds none of them. */
+/* The same, and they become holes, so that QEMU finds none of them. */
 static int drop(struct destination *d, struct ibx_error *err)
 {
     int rc = forget(d, err);
@@ -74,8 +74,8 @@ static int drop(struct destination *d, struct ibx_error *err)
     return rc ? rc : ibx_destination_ram_drop(&d->ram, &d->warm.gone, err);
 }
 
-/* ... and are to come again, over what is there where QEMU does not see that until then, or are
- * zero, which the page map tells. */
+/* The same for pages that come again, or that the page map will call zero. If QEMU sees no page
+ * before it is served, they need not become holes: they come over the old bytes. */
 static int drop_stale(struct destination *d, struct ibx_error *err)
 {
     return destination_ram_covered(&d->ram) ? forget(d, err) : drop(d, err);
@@ -115,7 +115,7 @@ static int fetched(struct destination *d, struct ibx_error *err)
         return 0;
     }
     ibx_fault_stats(d->ram.engine, &stats);
-    if (stats.removes) /* what was given back is zero now, and counts as having come */
+    if (stats.removes) /* pages that were given back are zero now, and count as having come */
         return ibx_error_set(err, -EBUSY,
                              "QEMU has given back guest RAM here while pages of it came: leave its "
                              "memory alone until the VM runs");
@@ -139,7 +139,7 @@ int ibx_destination_warm_step(struct destination *d, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- messages */
 
-/* Whether a message of these may come now. */
+/* Whether ROUND or ROUND_END may come now. */
 static bool takes(const struct destination *d)
 {
     const unsigned now = d->warm.state.now;
@@ -162,13 +162,13 @@ int ibx_destination_warm_on_round(struct destination *d, const struct ibx_bytes 
     struct destination_warm *warm = &d->warm;
     if (!takes(d))
         return unexpected(d, "ROUND", err);
-    if (warm->part.next == warm->part.pages) /* the first piece of another one */
+    if (warm->part.next == warm->part.pages) /* the first piece of another round */
         ibx_page_map_restart(&warm->part);
     return ibx_page_map_decode(&warm->part, piece->bytes, piece->length, err);
 }
 
-/* What is written from here on is named when the VM has stopped: the engine that is to serve it is
- * made now, and knows what is here, because that takes a millisecond or two. */
+/* Pages that are written from here on are named when the VM has stopped. The engine that will serve
+ * them is made now, and told what is here, because that takes a millisecond or two. */
 static int prepare(struct destination *d, struct ibx_error *err)
 {
     const uint64_t from_ns = ibx_now_ns();
@@ -192,7 +192,8 @@ int ibx_destination_warm_on_end(struct destination *d, const struct ibx_migrate_
     struct destination_warm *warm = &d->warm;
     const bool last = round->kind == IBX_ROUND_LAST, prepared = warm->state.now == WARM_PREPARED;
     const bool fetch = round->kind == IBX_ROUND_FETCH;
-    /* A page that is fetched is mapped, and could not come again behind it. */
+    /* In covered memory nothing may be fetched before the stop: QEMU would see such a page, and it
+     * could not come again unseen. */
     if (!takes(d) || (last && !prepared) ||
         (fetch && (prepared || destination_ram_covered(&d->ram))))
         return unexpected(d, "ROUND_END", err);
@@ -219,8 +220,8 @@ int ibx_destination_warm_apply(struct destination *d, struct ibx_error *err)
         return 0;
     if (warm->state.now != WARM_SETTLED)
         return unexpected(d, "MAP_END", err);
-    /* What is zero at the source by now. Under a covered page that counts no more there may be one.
-     */
+    /* Drops what is zero at the source by now. In covered memory the old bytes of pages that do not
+     * count any more may still be there. */
     ibx_page_map_copy(&warm->part, destination_ram_covered(&d->ram) ? &d->home.has : &d->ram.had);
     ibx_page_map_remove(&warm->part, &d->ram.map);
     int rc = forget(d, err);
@@ -232,7 +233,7 @@ int ibx_destination_warm_apply(struct destination *d, struct ibx_error *err)
 
 bool ibx_destination_warm_holds(const struct destination *d)
 {
-    if (destination_ram_covered(&d->ram)) /* then it waits at its first look */
+    if (destination_ram_covered(&d->ram)) /* then QEMU waits at its first touch */
         return false;
     return d->warm.state.now >= WARM_IDLE && d->warm.state.now != WARM_APPLIED;
 }

@@ -2,9 +2,9 @@
 /*
  * Where libvirt drives, its libvirtd asks the destination's QEMU before it is told that the
  * migration has failed, and waits without limit. A QEMU whose main thread waits for a page of a
- * tool that was killed would never answer. So a process of its own is left: it takes guest RAM off
- * the userfaultfd. QEMU goes on with zero pages, finds that its state has no end, and fails. After
- * the commit it does nothing: QEMU may have the end, and only the true pages will do.
+ * tool that was killed would never answer. So a child of the tool is left, which takes guest RAM
+ * off the userfaultfd. QEMU continues with zero pages, finds that its state has no end, and fails.
+ * After the commit the child does nothing: QEMU may have the end, and only the true pages will do.
  */
 #include "migrate/destination/destination.h"
 
@@ -19,12 +19,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* From the tool to its own child, with the userfaultfd; a single letter otherwise. */
+/* The message from the tool to its child that comes with the userfaultfd. All others are a single
+ * letter. */
 struct armed {
     unsigned count;
     struct uffdio_range ranges[IBX_GUEST_BLOCKS_MAX];
 };
-#define COMMITTED 'C' /* or over */
+#define COMMITTED 'C' /* the commit has come, or the tool ends */
 
 /* ---------------------------------------------------------------- the child */
 
@@ -56,7 +57,8 @@ static void watch(int tool)
 
 /* ---------------------------------------------------------------- the tool's side */
 
-/* Before there are connections: memory that an HCA knows must not be shared with a child. */
+/* To be called before there are connections: memory that an HCA knows must not be shared with a
+ * child. */
 int ibx_destination_watchdog_start(struct destination_watchdog *watchdog, struct ibx_error *err)
 {
     int pair[2];
