@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #define ASK_AGAIN_MS 20    /* between two questions to a destination that is not there yet */
-#define WAIT_LOOK_MS 500   /* between two looks whether libvirt waits for it */
-#define WAIT_MS      10000 /* for so long libvirt may */
+#define WAIT_LOOK_MS 500   /* between two checks whether libvirt waits for it */
+#define WAIT_MS      10000 /* so long libvirt may wait for a destination */
 
 /* ---------------------------------------------------------------- control socket */
 
@@ -75,7 +75,8 @@ static int check_uri(const struct source *s, struct ibx_error *err)
     return rc ? rc : ibx_uri_options(&uri, &wishes, err);
 }
 
-/* It moves as it is, and nobody waits for it to run. */
+/* Tells the operator of a disk that has stopped the VM: such a VM is migrated as it is, and nobody
+ * waits for it to run. */
 static void tell_of_disk(const struct source *s)
 {
     char why[IBX_ERROR_MAX];
@@ -87,7 +88,7 @@ static void tell_of_disk(const struct source *s)
                          s->vm.ram.status, why);
 }
 
-/* Everything that can be found wrong without touching anything. */
+/* Checks all that can be checked before anything is changed. */
 static int check(struct source *s, struct ibx_error *err)
 {
     struct ibx_blockers blockers = {.stands_still = s->options->stand_still,
@@ -154,11 +155,12 @@ struct managed_wait {
 struct signal_watch {
     int signals, over;
     const struct ibx_migrate_observer *observer;
-    struct ibx_migrate_status last; /* a copy */
+    struct ibx_migrate_status last; /* a copy of the status */
     char socket[PATH_MAX];          /* the control socket */
 };
 
-/* Ends the process: nothing has been touched, and the watchdog records that the VM goes on. */
+/* Ends the process at a signal: nothing has been changed, and the watchdog records that the VM
+ * stays here. */
 static void *leave_on_signal(void *argument)
 {
     struct signal_watch *watch = argument;
@@ -177,7 +179,8 @@ static void *leave_on_signal(void *argument)
     _exit(EXIT_FAILURE);
 }
 
-/* Waits for a host that does not answer for timeout_ms, or until a signal. */
+/* Sends HELLO and takes the ANSWER. Waits timeout_ms for a host that does not answer, or until a
+ * signal, which ends the process. */
 static int ask(struct source *s, struct ibx_error *err)
 {
     struct signal_watch watch = {.signals = s->signals.fd,
@@ -208,8 +211,8 @@ static int ask(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* libvirt waits at the gate, with virsh and whoever else wants to use the domain, while no
- * destination answers. Asked now and then. */
+/* -ETIMEDOUT: libvirt has waited at the gate for too long, with virsh and whoever else wants to use
+ * the domain, because no destination answers. QEMU is asked from time to time. */
 static int check_wait(struct source *s, struct managed_wait *wait, struct ibx_error *err)
 {
     bool waits;
@@ -248,7 +251,7 @@ static int ask_managed(struct source *s, struct ibx_error *err)
         for (json_t *event; (event = ibx_qmp_event_next(s->vm.qmp));) {
             if (ibx_vm_event_is(event, "STOP", NULL) || ibx_vm_event_is(event, "RESUME", NULL))
                 ibx_source_vm_on_event(&s->vm, false, event);
-            json_decref(event); /* others are of a VM that runs */
+            json_decref(event); /* other events do not matter yet */
         }
         if (!rc)
             rc = check_wait(s, &wait, &trouble);
@@ -259,7 +262,7 @@ static int ask_managed(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* QEMU, which is at another migration, has taken none of them. */
+/* Whether QEMU, which is in another migration, has taken none of the settings. */
 static bool are_unchanged(const struct source *s, const struct ibx_settings *settings)
 {
     struct ibx_settings now;
@@ -299,7 +302,7 @@ static int prepare(struct source *s, struct ibx_error *err)
 {
     ibx_journal_prune_old(s->options->folder, s->status.record.qmp);
     int rc = open_record(s, err);
-    if (!rc) /* before there is a record, so that nobody is killed between them and leaves it */
+    if (!rc) /* before the record: a tool that is killed in between would leave it */
         rc = ibx_watchdog_start(&s->vm.watchdog, s->options->folder, &s->status.record,
                                 &s->options->transport, &s->vm.undo, s->lock_fd, err);
     if (!rc)
@@ -382,7 +385,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
         ibx_source_libvirt_tell_left(s);
     if (s->state.now == SOURCE_KEPT)
         ibx_source_libvirt_tell_paused(s);
-    if (!rc && !returned) /* else they are the VM's, which runs here */
+    if (!rc && !returned) /* otherwise the files are those of the VM, which runs here */
         ibx_source_remove_files(s);
     if (rc)
         memcpy(s->status.message, err->message, sizeof(s->status.message));
@@ -402,7 +405,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     if (source_managed(&s->vm) && (s->state.now == SOURCE_DONE || s->state.now == SOURCE_KEPT))
         ibx_journal_unlink_files(&s->status.record);
     ibx_control_socket_close(s->socket);
-    ibx_migration_signals_take(&s->signals, true); /* it has ended: they change nothing */
+    ibx_migration_signals_take(&s->signals, true); /* too late: the migration has ended */
     ibx_migration_signals_close(&s->signals);
     ibx_source_vm_fini(&s->vm);
     if (s->state.now == SOURCE_STRANDED)
@@ -426,7 +429,7 @@ static int send_new(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- recover */
 
-/* QEMU's migration has been held open since, or was until somebody ended it. */
+/* QEMU's migration has to be held open still, or to have been ended by somebody ("postmigrate"). */
 static int check_held(struct source *s, struct ibx_error *err)
 {
     const struct ibx_record *record = &s->status.record;
@@ -464,8 +467,8 @@ static int find_pages(struct source *s, struct ibx_error *err)
     return rc == -ENOENT ? ibx_source_find_map(s, err) : rc;
 }
 
-/* The VM of a migration that came to its commit is in the QEMU of the record, and has not run there
- * since; or that QEMU has ended, and its files are there. */
+/* Checks that the VM of a migration that came to its commit is in the QEMU of the record, and has
+ * not run there since; or that this QEMU has ended, and its files are there. */
 static int check_recovered(struct source *s, struct ibx_error *err)
 {
     const struct ibx_record *record = &s->status.record;

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define TELL_MS       5000 /* in which new links are made to a destination that has not answered */
-#define TELL_ONCE_MS  2500 /* to answer over one link, which may be cut: it pauses the VM in 2 s */
+#define TELL_ONCE_MS  2500 /* for the answer over one link, which may be cut; a pause takes 2 s */
 #define TELL_AGAIN_MS 250  /* between two tries to reach it */
 
 /* What is to be told, and the answer. */
@@ -23,8 +23,8 @@ struct telling {
     struct ibx_error unpaused; /* code not 0: the destination cannot pause the VM */
 };
 
-/* The destination answers with the same message when the VM is paused, else with why it is not. One
- * that it has sent by itself meanwhile tells as well that it knows. */
+/* The destination answers with BROKEN, too, when the VM is paused, or with why it is not. A BROKEN
+ * that it has sent by itself meanwhile shows as well that it knows. */
 static int on_answer(void *context, const struct ibx_migrate_any *message)
 {
     static const char not_paused[] = IBX_MIGRATE_NOT_PAUSED;

@@ -43,8 +43,8 @@ int ibx_source_check_memory(struct ibx_error *err)
     return blockers.count ? ibx_migration_refused("this VM cannot be migrated", &blockers, err) : 0;
 }
 
-/* libvirt finds by itself that the VM cannot run there, and continues it here. The locks of a block
- * device are those of one host. */
+/* Not where libvirt drives: it finds by itself that the VM cannot run there, and continues it here.
+ * Locks of a block device are those of one host: they matter if both ends are on this host. */
 void ibx_source_find_images(struct source *s)
 {
     if (!source_managed(&s->vm) && !s->link.disks_differ)
@@ -66,7 +66,8 @@ int ibx_source_check_images(const struct source *s, struct ibx_error *err)
         (int)s->vm.ram.pid, path);
 }
 
-/* The first one that is another by now; NULL: none. The hold needs what a plan would switch off. */
+/* The first setting that is not as it was set; NULL: none. A plan would switch return-path off,
+ * which the hold needs: if it would not, somebody has. */
 static const char *changed_setting(const struct ibx_settings *now)
 {
     static const char *const parts[] = {"capabilities", "parameters"};
@@ -107,14 +108,14 @@ void ibx_source_compared_ask(struct source *s, bool stopped)
     const bool disks = !s->link.disks_differ;
     if (stopped)
         ibx_preflight_block_users_ask(s->vm.qmp, deadline);
-    if (s->link.compared && source_managed(&s->vm)) /* it was not asked before */
+    if (s->link.compared && source_managed(&s->vm)) /* QEMU was not asked before */
         ibx_preflight_compared_ask(s->vm.qmp, disks, s->link.compared, deadline);
     else if (s->link.compared)
         ibx_preflight_since_ask(s->vm.qmp, disks, s->link.compared, stopped, deadline);
 }
 
-/* Where libvirt drives, QEMU calls its migration complete and would let anybody continue the VM;
- * the event that says so may still be on its way. */
+/* -EBUSY: the VM was continued here. Where libvirt drives, QEMU reports its migration as completed,
+ * and lets anybody continue the VM; the event of that may still be on its way. */
 static int check_still(struct source *s, struct ibx_error *err)
 {
     char status[32];
@@ -133,9 +134,9 @@ static int check_still(struct source *s, struct ibx_error *err)
 int ibx_source_commit(struct source *s, struct ibx_error *err)
 {
     int rc = check_still(s, err);
-    if (!rc) /* until QEMU began to migrate, or stopped the VM, somebody may have changed them */
+    if (!rc) /* devices and images may have changed until QEMU stopped the VM */
         rc = ibx_source_check_compared(s, err);
-    if (!rc) /* for an export that began since QEMU takes a disk back, which it had handed over */
+    if (!rc) /* for an export that began since, QEMU takes back a disk that it had handed over */
         rc = ibx_source_check_block_users(s, err);
     if (!rc)
         rc = ibx_source_warm_check(s, err);
@@ -144,7 +145,7 @@ int ibx_source_commit(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     s->loaded_ns = s->heard_ns = ibx_now_ns();
-    s->status.record.was_running = s->vm.ran; /* somebody may have paused it meanwhile */
+    s->status.record.was_running = s->vm.ran; /* somebody may have paused the VM meanwhile */
     s->status.state_ns = s->loaded_ns - s->mapped_ns;
     rc = ibx_source_move(s, SOURCE_COMMITTED, err);
     return rc ? rc : ibx_source_link_send(&s->link, IBX_MIGRATE_COMMIT, err);

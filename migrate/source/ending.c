@@ -13,10 +13,10 @@
 #define LAST_MESSAGE_MS  1500  /* for a destination's last message, which has the reason */
 #define LAST_ABORT_MS    500   /* ... after RUNNING, while the VM may wait for a new link */
 #define CONFIRM_MS       30000 /* for CONFIRMED */
-#define SOON_MS          5000  /* a link that lasts no longer was not wanted there */
-#define CLOSED_OFTEN     2     /* of such links one after the other: that is no chance */
+#define SOON_MS          5000  /* the destination has closed a link that lasts no longer */
+#define CLOSED_OFTEN     2     /* so many of these in a row are no chance */
 #define HOME_LOOK_MS     500   /* between two looks whether a borrowed VM is here again */
-#define HOME_MS          5000  /* for the borrower to say so */
+#define HOME_MS          5000  /* for the borrower to report that */
 #define CONFIRM_RETRY_MS 500   /* between two tries */
 
 #define ENDING_MS           500   /* for a QEMU whose monitor has ended to end */
@@ -61,7 +61,7 @@ static int on_abort_only(void *context, const struct ibx_migrate_any *message)
     if (message->type != IBX_MIGRATE_ABORT)
         return 0;
     int rc = ibx_source_on_message(context, message);
-    return rc ? rc : -ECONNABORTED; /* the last one */
+    return rc ? rc : -ECONNABORTED; /* the last message */
 }
 
 /* A destination that gives up sends the reason, and then its connections end. This side may have
@@ -82,7 +82,8 @@ static int take_reason(struct source *s, int code, struct ibx_error *err)
 }
 
 /* If the QEMU there could not load a device that was plugged in here at the last moment, only its
- * log says so. The VM runs here again and its QEMU answers, so that can be looked for here. */
+ * log says so. The VM runs here again and its QEMU answers, so this side can look for such a
+ * device. */
 static void say_what_changed(struct source *s, struct ibx_error *err)
 {
     struct ibx_error changed = {0};
@@ -125,8 +126,8 @@ static void tell_of_disk(struct source *s)
     ibx_migration_notify(&s->options->observer, "the VM is stopped here (\"%s\"): %s", status, why);
 }
 
-/* A VM that stays here does so even if no record can be written. MOVED: if libvirt drives, it has
- * taken back what the destination reported to have. */
+/* Records that the VM stays here, as it does even if no record can be written. MOVED: where libvirt
+ * drives, it has taken back a VM that the destination had reported to have. */
 static void record_stay(struct source *s)
 {
     struct ibx_record *record = &s->status.record;
@@ -142,7 +143,8 @@ static void record_stay(struct source *s)
                          why.message, record->qmp);
 }
 
-/* If libvirt drives, it ends the QEMU here also when it has migrated the VM without this tool. */
+/* Says that QEMU has ended. If libvirt drives, it also ends the QEMU here when it has migrated the
+ * VM without this tool. */
 static void say_gone(const struct source *s, int code, const char *reason, struct ibx_error *err)
 {
     const int pid = (int)s->status.record.pid;
@@ -215,7 +217,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     }
     const bool disown = may_wait(s);
     ibx_source_move(s, SOURCE_KEPT, &why);
-    s->status.record.settings[0] = '\0'; /* they are as they were */
+    s->status.record.settings[0] = '\0'; /* they have been put back */
     if (disown) {
         s->status.record.epoch++;
         ibx_source_link_disown(&s->link, err->message);
@@ -263,8 +265,8 @@ static int on_last_word(void *context, const struct ibx_migrate_any *message)
                                                : on_abort_only(context, message);
 }
 
-/* The same when the VM's QEMU has ended there, or, with `err`, when its pages are wrong. All other
- * messages come again over the next link. */
+/* The same in SERVING: takes an ABORT, which says that the VM's QEMU has ended there, or, with
+ * `err`, a BROKEN. All other messages come again over the next link. */
 void ibx_source_take_last_abort(struct source *s, unsigned ms, struct ibx_error *err)
 {
     struct ibx_error last = {0};
@@ -312,9 +314,10 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
     return 0;
 }
 
-/* If this fails, the next tool finds the state before, from which it asks the destination, and an
- * epoch that is too low by the number of links made since, which it exceeds by trying again. If the
- * record has become another one (it was taken back), that is an error. */
+/* If the record cannot be written, the next tool finds the earlier state, in which it asks the
+ * destination, and an epoch that is too low by the number of links made since; each of its tries
+ * raises the epoch until it is high enough. An error only if the record has become another one
+ * meanwhile (the VM was taken back). */
 int ibx_source_note(struct source *s, enum ibx_journal_state state, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -328,7 +331,7 @@ int ibx_source_note(struct source *s, enum ibx_journal_state state, struct ibx_e
     return 0;
 }
 
-/* A try to reconnect has failed. */
+/* A try to reconnect has failed: gives up after give_up_s. */
 static int check_patience(struct source *s, struct ibx_error *err)
 {
     const uint64_t limit_ms = (uint64_t)s->options->give_up_s * 1000;
@@ -360,9 +363,9 @@ static int never_ran(struct source *s, struct ibx_error *err)
                               s->status.record.peer, (int)s->status.record.pid);
 }
 
-/* 0: a link is to be made. That must not be if a borrowed VM may run here again, in a QEMU that has
- * its memory: if the VM was taken back at the borrower, the borrower must get no page of it, but
- * has to learn that the VM has returned. */
+/* 0: a link may be made; -EAGAIN: not now. No link must be made if a borrowed VM may run here
+ * again, in a QEMU that has its memory: if the VM was taken back at the borrower, the borrower must
+ * get no page of it, but has to learn that the VM has returned. */
 static int check_use(const struct source *s, struct ibx_error *err)
 {
     const struct ibx_options options = ibx_migration_retry_options(&s->transport);
@@ -407,7 +410,7 @@ static int reconnect(struct source *s, struct ibx_error *err)
     }
     ibx_source_link_delay(&s->link);
     if (rc && ibx_journal_noted_home(s->options->folder,
-                                     &s->status.record)) /* which may turn out to be wrong */
+                                     &s->status.record)) /* the note may be removed again */
         s->link.retry_ns = ibx_deadline_in_ms(HOME_LOOK_MS);
     if (err->code != -ECONNREFUSED || !rc)
         s->nobody_ns = 0;
@@ -422,7 +425,7 @@ static int reconnect(struct source *s, struct ibx_error *err)
     }
     if (!rc && there == IBX_ANSWER_WAITING && s->vm.of_files)
         return never_ran(s, err);
-    if (rc == -ECANCELED) /* no effect after RUNNING, when it proves nothing about the VM */
+    if (rc == -ECANCELED) /* no effect after RUNNING: then it proves nothing about the VM */
         return ibx_source_keep(s, rc, err);
     if (rc)
         return check_patience(s, err);
@@ -433,7 +436,8 @@ static int reconnect(struct source *s, struct ibx_error *err)
     return 0;
 }
 
-/* A try may take as long as the host looks for a name. */
+/* A try may take as long as this host needs to look up a name: that time is no absence of this
+ * tool. */
 int ibx_source_reconnect(struct source *s, struct ibx_error *err)
 {
     int rc = reconnect(s, err);
@@ -468,7 +472,7 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- QEMU's settings */
 
-/* A record that still has them does no harm. */
+/* Puts QEMU's settings back. A record that still has them does no harm. */
 static int settle(struct source *s, uint64_t deadline_ns, struct ibx_error *err)
 {
     int rc = ibx_vm_settle(s->vm.qmp, &s->vm.undo.before, &s->status.record, deadline_ns, err);
@@ -488,8 +492,8 @@ void ibx_source_settle(struct source *s)
     settle(s, ibx_deadline_in_ms(SETTLE_MS), &refused);
 }
 
-/* QEMU's own migration may just be ending. In STRANDED the watchdog restores the settings; while
- * the migration is held open, recover or rollback will. */
+/* QEMU's own migration may just be ending, so this is tried for a while. In STRANDED the watchdog
+ * restores the settings; while the migration is held open, recover or rollback will. */
 void ibx_source_settle_at_last(struct source *s)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LAST_SETTLE_MS);
@@ -516,7 +520,7 @@ void ibx_source_await_longer(struct source *s)
     s->confirm_by_ns = ibx_deadline_in_ms(CONFIRM_MS);
 }
 
-/* -EAGAIN: it cannot be written now. */
+/* Writes the record of the end. -EAGAIN: it cannot be written now. */
 static int record_end(struct source *s, bool ended, struct ibx_error *err)
 {
     struct ibx_record *record = &s->status.record;
@@ -576,15 +580,15 @@ static bool is_home(const struct ibx_record *record)
            record->state == IBX_JOURNAL_SHUT_DOWN || record->state == IBX_JOURNAL_ENDED;
 }
 
-/* The borrower reports when the VM has returned. If it does not, it would go on reading the memory
- * of a VM that runs here. */
+/* The borrower reports when the VM has returned. If it does not, its link is closed: it would go on
+ * reading the memory of a VM that runs here. */
 int ibx_source_check_home(struct source *s, struct ibx_error *err)
 {
     struct ibx_record found, *record = &s->status.record;
     if (!record->borrow || s->state.now != SOURCE_SERVING || ibx_now_ns() < s->home_look_ns)
         return 0;
     s->home_look_ns = ibx_deadline_in_ms(HOME_LOOK_MS);
-    if (s->end_ns && s->peer.now == PEER_ENDED) /* though the link is closed */
+    if (s->end_ns && s->peer.now == PEER_ENDED) /* ENDED has come before the link was closed */
         return ibx_source_confirm(s, err);
     if (ibx_journal_find_return(s->options->folder, record, is_home, &found, NULL))
         return 0;

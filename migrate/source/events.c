@@ -10,7 +10,8 @@
 #define MONITOR_MS       200  /* for the monitor of a QEMU that lives: the loop has other work */
 #define MONITOR_RETRY_MS 1000 /* between two tries */
 
-/* QEMU continues the VM then, as when its migration fails. `error`: QEMU's. */
+/* Whether QEMU's migration was cancelled: then QEMU continues the VM, as when the migration fails.
+ * `error`: QEMU's reason. */
 static int check_cancelled(struct source *s, bool *is, char error[static 256],
                            struct ibx_error *err)
 {
@@ -40,8 +41,8 @@ int ibx_source_qemu_failed(struct source *s, struct ibx_error *err)
                                     "disk of the VM: see its log, and that the disks have room");
 }
 
-/* The VM gave memory back, or took it, since the first of it was registered. QEMU may tell of that
- * up to a second late, when the VM stands still. */
+/* -EBUSY: the balloon has given memory back, or taken some, since the first of it was registered.
+ * QEMU may report that up to a second late, when the VM stands still. */
 static int check_balloon(const struct source *s, json_t *event, struct ibx_error *err)
 {
     if (s->state.now < SOURCE_EXPOSING || s->state.now > SOURCE_SENDING || !s->link.pages ||
@@ -62,14 +63,14 @@ static int note_paused(struct source *s, struct ibx_error *err)
         return 0;
     s->vm.undo.was_running = s->status.record.was_running = runs;
     int rc = ibx_watchdog_runs(&s->vm.watchdog, runs, err);
-    /* Should the watchdog be killed as well, rollback has only the record. */
+    /* If the watchdog is killed as well, rollback has only the record. */
     return rc ? rc
               : ibx_migration_record(s->options->folder, &s->status.record, s->status.record.state,
                                      err);
 }
 
-/* The device state does not tell that it was, so that it would run at the destination and be off.
- * Nor does QEMU remember it where it continues the VM, whose migration has failed. */
+/* The device state does not say that the VM was shut down: at the destination it would run, and be
+ * off. Nor does QEMU remember it if it continues the VM because the migration has failed. */
 static int shut_down(struct source *s, struct ibx_error *err)
 {
     const int rc = note_paused(s, err);
@@ -79,7 +80,7 @@ static int shut_down(struct source *s, struct ibx_error *err)
                               "the VM has been shut down here while it was being migrated");
 }
 
-/* One that cannot be continued any more, if it has been stopped by now, is not: QEMU would end. */
+/* If the VM has been stopped by now, it is not continued, because QEMU would end. */
 static int fell_asleep(struct source *s, struct ibx_error *err)
 {
     s->vm.paused |= s->state.now >= SOURCE_STARTING;
@@ -125,7 +126,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     if (!rc)
         rc = note_paused(s, err);
     if (!rc && ibx_vm_event_is(event, "MIGRATION", "pre-switchover"))
-        rc = ibx_source_libvirt_runs(s, err); /* it had stopped before that */
+        rc = ibx_source_libvirt_runs(s, err); /* the VM had stopped before that */
     if (rc)
         return rc;
     switch (means) {
@@ -152,7 +153,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
 static void lose_qemu(struct source *s, const char *why)
 {
     const bool ended = s->status.record.state == IBX_JOURNAL_ENDED;
-    /* First: who hears that it has ended may start it again at once. */
+    /* First, because whoever learns that QEMU has ended may start it again at once. */
     if (s->state.now != SOURCE_CONFIRMING && s->state.now != SOURCE_LOST)
         ibx_source_vm_keep_files(&s->vm, &s->status.record, &s->options->observer);
     if (s->state.now == SOURCE_CONFIRMING)
@@ -171,7 +172,7 @@ static void lose_qemu(struct source *s, const char *why)
     ibx_source_vm_lose(&s->vm);
 }
 
-/* Its pages are served all the same. What it reports meanwhile is lost with the monitor. */
+/* The VM's pages are served without the monitor. What QEMU reports meanwhile is lost. */
 static void lose_monitor(struct source *s, const char *why)
 {
     const bool again = s->vm.retry_ns;
@@ -216,7 +217,7 @@ static int try_monitor(struct source *s, struct ibx_error *err)
     return 0;
 }
 
-/* QEMU's migration is under way, and its end is not known yet. */
+/* While QEMU's migration is under way: checks whether QEMU has written its state. */
 static int check_saved(struct source *s, struct ibx_error *err)
 {
     enum source_vm_event what;

@@ -14,7 +14,7 @@ void ibx_source_vm_keep_files(struct source_vm *vm, const struct ibx_record *rec
 {
     struct ibx_error why = {0};
     int rc = ibx_journal_set_aside(record, &vm->ram, &why);
-    if (rc && rc != -ENOENT) /* without a name nobody finds it */
+    if (rc && rc != -ENOENT) /* -ENOENT: without a name nobody finds the file */
         ibx_migration_notify(observer,
                              "guest RAM cannot be kept from a QEMU that is started again (%s): "
                              "start none until the migration is complete",
@@ -38,7 +38,7 @@ int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_record *record
                              (int)record->pid, why.message);
     vm->of_files = true;
     ibx_source_vm_keep_files(vm, record, observer);
-    /* Once more: from here on no other process finds them. */
+    /* Checked once more: from here on no other process finds the files. */
     rc = ibx_guest_ram_check_unused(&vm->ram, 0, &why);
     if (rc)
         return ibx_error_set(err, -ESRCH, "%s", why.message);

@@ -13,7 +13,7 @@
 
 #define STOP_MS         1000 /* for QEMU to take the command */
 #define ASK_MS          20   /* ... a question */
-#define FIGURES_MS      200  /* for QEMU to tell of its last migration, while pages are served */
+#define FIGURES_MS      200  /* for QEMU's figures of its last migration, while pages are served */
 #define LIBVIRT_ENDS_MS 1000 /* for libvirt to end the source's QEMU */
 #define LET_GO_EARLY_MS 500  /* for QEMU to end its migration, while CONFIRMED is on its way */
 #define USERS_MS        500  /* ... who uses its disks, while the VM stands still */
@@ -53,7 +53,7 @@ void ibx_source_guard_init(struct source *s)
 static void cannot_guard(struct source *s, const struct ibx_error *why)
 {
     ibx_state_move(&s->guarding, GUARDING_IMPOSSIBLE);
-    if (ibx_qmp_ends(s->vm.qmp)) /* nor does it need that any more */
+    if (ibx_qmp_ends(s->vm.qmp)) /* then it needs no protection any more */
         return;
     ibx_migration_notify(&s->options->observer,
                          "the VM's memory here cannot be protected against writes (%s): QEMU "
@@ -75,7 +75,8 @@ static void make(struct source *s)
     s->status.record.device_way = s->guard.uffd.way == IBX_UFFD_DEVICE;
 }
 
-/* libvirt ends this QEMU soon after the VM runs at the destination, if nothing has become of it. */
+/* Whether libvirt is about to end this QEMU. It usually does so soon after the VM runs at the
+ * destination. */
 static bool libvirt_ends_it(struct source *s)
 {
     if (!source_managed(&s->vm))
@@ -85,8 +86,8 @@ static bool libvirt_ends_it(struct source *s)
     return ibx_now_ns() < s->guard_ns;
 }
 
-/* Anything: what QEMU told before its answer was before. A question that does not get to QEMU is
- * tried again. */
+/* Asks QEMU some question: what QEMU reports before its answer has happened before. A question that
+ * cannot be sent is tried again. */
 static void ask(struct source *s)
 {
     if (s->guarding.now == GUARDING_NOTED &&
@@ -94,15 +95,17 @@ static void ask(struct source *s)
         ibx_state_move(&s->guarding, GUARDING_ASKED);
 }
 
-/* A record that names it comes first: without it nobody could disarm it. */
+/* The record names the guard before anything is protected: otherwise no other tool could remove it.
+ */
 void ibx_source_guard(struct source *s)
 {
     struct ibx_error why = {0};
-    /* One userfaultfd at a time has a range: the one by which it was borrowed. */
+    /* A range can have only one userfaultfd: a VM that returns has that by which it was borrowed.
+     */
     if (s->state.now != SOURCE_SERVING || s->guarding.now >= GUARDING_IMPOSSIBLE ||
         source_returns(s) || !s->vm.qmp || libvirt_ends_it(s))
         return;
-    ibx_source_warm_end(s); /* one userfaultfd at a time has a range */
+    ibx_source_warm_end(s); /* a range can have only one userfaultfd */
     make(s);
     if (s->guard.state.now == GUARD_ARMED)
         ask(s);
@@ -111,7 +114,7 @@ void ibx_source_guard(struct source *s)
     if (s->guarding.now == GUARDING_WISHED && ibx_now_ns() < s->note_ns)
         return;
     if (s->guarding.now == GUARDING_WISHED) {
-        s->status.record.guarded = false; /* should a tool before this one have had another */
+        s->status.record.guarded = false; /* an earlier tool may have had another */
         if (ibx_source_note(s, IBX_JOURNAL_MOVED, &why)) {
             ibx_guard_release(&s->guard);
             cannot_guard(s, &why);
@@ -132,7 +135,8 @@ void ibx_source_guard(struct source *s)
     cannot_guard(s, &why);
 }
 
-/* The next tool cannot know otherwise: QEMU tells nobody what it told this one. */
+/* Records that all memory is protected. The next tool cannot find that out, because QEMU reports
+ * nothing twice. */
 static void note_whole(struct source *s)
 {
     struct ibx_record *record = &s->status.record;
@@ -142,9 +146,9 @@ static void note_whole(struct source *s)
     record->guarded = !ibx_migration_record(s->options->folder, record, IBX_JOURNAL_MOVED, NULL);
 }
 
-/* Its events come in their order: those that came before this answer may be of what it did while a
- * part of the memory was not protected. QEMU tells of a reset when that is over, and the time that
- * an event has is that of a clock that is set now and then. */
+/* QEMU's events come in their order: those that came before this answer may be about something that
+ * QEMU did while a part of the memory was not protected. Their timestamps do not help: QEMU reports
+ * a reset when it is over, and the clock may be set. */
 void ibx_source_guard_answered(struct source *s)
 {
     const bool last = s->guarding.now == GUARDING_LAST;
@@ -163,7 +167,7 @@ void ibx_source_all_came(struct source *s)
         ibx_state_move(&s->guarding, GUARDING_LAST);
 }
 
-/* The pages are what they were, or have come before, and the migration goes on. */
+/* Whether the pages are what they were, or had come before, so that the migration continues. */
 static bool guarded(const struct source *s)
 {
     return s->guarding.now == GUARDING_NEEDLESS ||
@@ -178,19 +182,20 @@ static int changed(struct source *s, const char *then, struct ibx_error *err)
     return ibx_source_broken(s, true, err);
 }
 
-/* A tool that has just begun, which has not opened the VM's memory. */
+/* Opens the VM's memory, for a tool that has just begun and has not done so. */
 static int find_ram(struct source *s, struct ibx_error *err)
 {
     ibx_guest_ram_fini(&s->vm.ram);
     int rc = ibx_journal_recall_ram(&s->status.record, &s->vm.ram, err);
-    if (!rc) /* also after a failure it is closed with the source */
+    if (!rc) /* even after a failure ibx_source_vm_fini() closes it */
         rc = ibx_guest_ram_reopen(&s->vm.ram, true, err);
     if (rc == -EACCES || rc == -EROFS)
         rc = ibx_guest_ram_reopen(&s->vm.ram, false, err);
     return rc;
 }
 
-/* QEMU may answer nobody: its memory is found by the record. */
+/* The guard holds a thread of QEMU, which may then answer nobody: continues without its monitor,
+ * with the memory of the record. */
 static int go_on_held(struct source *s, struct ibx_error *err)
 {
     const bool open = s->vm.ram.count && s->vm.ram.blocks[0].fd >= 0;
@@ -245,8 +250,9 @@ int ibx_source_guard_reach(struct source *s, struct ibx_error *err)
     return rc ? rc : -EAGAIN;
 }
 
-/* Of the first vCPU. It stands still, so that it is where it was stopped, or, since a reset, where
- * an x86 begins: 16 bytes below 4 GiB, which a VM leaves with its first instruction. */
+/* Whether the first vCPU has been reset. It stands still, so it is where it was stopped or, after a
+ * reset, where an x86 begins: 16 bytes below 4 GiB, which a VM leaves with its first instruction.
+ */
 static int was_reset(struct ibx_qmp *qmp, bool *is, struct ibx_error *err)
 {
     json_t *result;
@@ -266,8 +272,8 @@ static int was_reset(struct ibx_qmp *qmp, bool *is, struct ibx_error *err)
                                  (int)ibx_qmp_pid(qmp));
 }
 
-/* By the record of which one is in QEMU. QEMU closes its stream a moment before that shows in the
- * VM's status, which becomes what it is then. */
+/* Whether QEMU still has its end of our migration's stream, which the record names. QEMU closes
+ * that a moment before the VM's status shows it: then the status is asked again. */
 static int find_ours(struct source *s, bool *ours, struct ibx_error *err)
 {
     struct ibx_guest_ram *ram = &s->vm.ram;
@@ -291,8 +297,8 @@ static int may_be_of_others(const struct source *s, struct ibx_error *err)
                          (int)s->vm.ram.pid);
 }
 
-/* Of one that is over QEMU has a mark if a rollback has ended it, and not if the VM ran on here and
- * another program has made the next one. */
+/* Our migration is over. QEMU has a mark (hold.h) if a rollback has ended it, and none if the VM
+ * has run here since and another program has made the next migration. */
 static int check_ended(const struct source *s, struct ibx_error *err)
 {
     const int any = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -312,7 +318,8 @@ void ibx_source_note_figures(struct source *s)
         ibx_hold_last(s->vm.qmp, record->qemu_migration, ibx_deadline_in_ms(FIGURES_MS), NULL);
 }
 
-/* Where libvirt drives, by what QEMU told of ours, if the record has that. */
+/* Where libvirt drives: compares the figures of QEMU's last migration with those of ours, if the
+ * record has them. */
 static int check_figures(const struct source *s, struct ibx_error *err)
 {
     const char *ours = s->status.record.qemu_migration;
@@ -342,7 +349,7 @@ static int check_whose(struct source *s, struct ibx_error *err)
     return changed(s, "", err);
 }
 
-/* QEMU resets a VM whose migration is held open. */
+/* QEMU allows a reset of a VM whose migration is held open. */
 static int check_reset(struct source *s, struct ibx_error *err)
 {
     bool is = false;
@@ -362,8 +369,8 @@ static int check_reset(struct source *s, struct ibx_error *err)
     return changed(s, "", err);
 }
 
-/* What was done while no tool was there, or none that QEMU told of it. -EOPNOTSUPP: that is not to
- * be seen. */
+/* Checks what was done while no tool was there, or none to which QEMU could report. -EOPNOTSUPP:
+ * that cannot be seen. */
 static int check_past(struct source *s, struct ibx_error *err)
 {
     if (guarded(s))
@@ -389,7 +396,7 @@ int ibx_source_guard_check_past(struct source *s, struct ibx_error *err)
                                      : "restores it as it stood");
 }
 
-/* Of a question that was asked over the last connection no answer comes any more. */
+/* A question that was asked over the last connection gets no answer any more: asks again. */
 static void ask_again(struct source *s)
 {
     if (s->vm.qmp && (s->guarding.now == GUARDING_ASKED || s->guarding.now == GUARDING_LAST))
@@ -422,7 +429,7 @@ int ibx_source_guard_again(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- intruders */
 
-/* A QEMU whose main thread is held takes it when that goes on. */
+/* A QEMU whose main thread is held takes the command when that thread continues. */
 static void stop(struct source *s)
 {
     if (s->vm.qmp)
@@ -469,8 +476,8 @@ int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *er
     return 0;
 }
 
-/* QEMU takes a disk back that it has handed over when somebody exports it, and the one there cannot
- * have it then. It keeps it when the export has ended, too. */
+/* QEMU takes back a disk that it has handed over when somebody exports it, and then the QEMU there
+ * cannot have it. QEMU keeps the disk even when the export has ended. */
 void ibx_source_blame_export(struct source *s)
 {
     struct ibx_blockers users = {0};

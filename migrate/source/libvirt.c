@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Where libvirt drives QEMU's migration: what it sets, its gate, and what it decides. It continues
- * the VM here when its migration has failed at the destination, and otherwise ends QEMU here.
+ * Where libvirt drives QEMU's migration: what libvirt sets, the gate, and what libvirt decides. It
+ * continues the VM here if the migration has failed at the destination, and otherwise ends QEMU
+ * here.
  */
 #include "migrate/source/source.h"
 
@@ -13,9 +14,9 @@
 
 #define SET_MS        10000 /* for libvirt to set pause-before-switchover, once it may connect */
 #define LAST_MS       1000  /* for the destination to say that its QEMU has ended */
-#define TELL_MS       10000 /* for the destination to take it that the VM is here again */
+#define TELL_MS       10000 /* for the destination to learn that the VM runs here again */
 #define TELL_AGAIN_MS 250
-#define ENDS_MS       3000 /* for libvirt to end QEMU here, or to continue the VM in it, at the end */
+#define ENDS_MS       3000 /* for libvirt to end QEMU here, or to continue the VM, at the end */
 #define ENDS_LOOK_MS  20
 
 /* ---------------------------------------------------------------- before the stop */
@@ -30,7 +31,7 @@ void ibx_source_libvirt_link_files(struct source *s)
                              why.message);
 }
 
-/* A libvirt that sets nothing of the kind, or a QEMU that refuses, pauses. */
+/* If libvirt does not set pause-before-switchover, or QEMU refuses to reset it, QEMU pauses. */
 int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
@@ -43,7 +44,7 @@ int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err)
         return rc;
     rc = ibx_libvirt_check_settings(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     s->vm.undo.touched |=
-        rc != 0; /* QEMU may wait at the gate itself, in a migration that it began */
+        rc != 0; /* QEMU itself may wait at the gate, in a migration that it has begun */
     return rc;
 }
 
@@ -62,7 +63,7 @@ bool ibx_source_libvirt_is_early(const struct source *s, int *rc, struct ibx_err
     return true;
 }
 
-/* QEMU has stopped the VM for a migration, and nobody has come through the gate. */
+/* Whether QEMU has stopped the VM for a migration, and nobody has come through the gate. */
 static bool goes_past_the_gate(const struct source *s)
 {
     char status[IBX_MIGRATE_STATUS];
@@ -93,7 +94,8 @@ int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err)
         return ibx_source_stream_adopt(&s->stream, fd, err);
     if (rc != -EAGAIN)
         return rc;
-    /* libvirt connects before it has QEMU begin: who has not come by now comes no more. */
+    /* libvirt connects before it has QEMU begin: if it has not come by now, it does not come any
+     * more. */
     return source_managed(&s->vm) && s->state.now == SOURCE_STARTING &&
                    s->vm.state.now == VM_STOPPED && goes_past_the_gate(s)
                ? ibx_libvirt_past(s->options->libvirt, err)
@@ -102,8 +104,8 @@ int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- what it decides */
 
-/* QEMU's migration is complete as far as libvirt can see, and RUNNING has not come; or the VM's
- * QEMU has ended at the destination. */
+/* Whether libvirt may continue the VM here: QEMU's migration is complete as far as libvirt can see,
+ * and RUNNING has not come; or the VM's QEMU has ended at the destination. */
 static bool decides(const struct source *s)
 {
     return s->state.now == SOURCE_COMMITTED || s->state.now == SOURCE_LOST ||
@@ -120,8 +122,8 @@ int ibx_source_libvirt_decided(struct source *s, struct ibx_error *err)
     return ibx_source_link_send(&s->link, IBX_MIGRATE_DECIDED, err);
 }
 
-/* After a link that was lost a VM counts as running there when it has loaded; libvirt had not
- * decided that. */
+/* After a lost link the VM counts as running there once it has loaded, but libvirt had not decided
+ * that: LOST. */
 static int never_ran_there(struct source *s)
 {
     struct ibx_error silent = {0};
@@ -142,8 +144,8 @@ bool ibx_source_libvirt_resumed(struct source *s)
     return true;
 }
 
-/* The VM runs here by now. A destination that does not know it would wait for this side, with the
- * VM loaded: it is told, again when its tool or its link is not there at once. */
+/* The VM runs here by now. Tells the destination, which would wait for this side with the VM
+ * loaded, and tries again if its tool or its link is not there at once. */
 static void tell_destination(struct source *s, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(TELL_MS);
@@ -214,8 +216,8 @@ void ibx_source_libvirt_tell_paused(struct source *s)
     const char *name = record->name[0] ? record->name : record->uuid;
     const uint64_t deadline = ibx_deadline_in_ms(ENDS_MS);
     char status[IBX_MIGRATE_STATUS] = "";
-    /* What was paused before this migration could stop it, or has gone by another one, is not for
-     * libvirt to continue. */
+    /* libvirt is not to continue a VM that was paused before this migration could stop it, or that
+     * another migration has taken. */
     if (!source_managed(&s->vm) || !s->vm.qmp || s->vm.paused || !s->stream.managed)
         return;
     while (!ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline, NULL) &&

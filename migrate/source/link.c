@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A destination has places for that many connections that have said nothing yet, besides the
+/* A destination has places for this many connections that have not sent a message yet, besides the
  * control connection. */
 #define EARLY_LINKS (IBX_ACCEPTOR_PEER - 2)
 
@@ -39,8 +39,7 @@ void ibx_source_link_init(struct source_link *link, const struct ibx_record *rec
     ibx_state_begin(&link->state, &link_table, LINK_NONE);
 }
 
-/* The control connection that is made while QEMU tells what the VM is made of: each takes several
- * round trips. */
+/* The control connection, which a thread makes while QEMU tells what the VM is made of. */
 struct connecting {
     const struct source_link *link;
     const struct ibx_options *options;
@@ -57,7 +56,7 @@ static void *connect_main(void *argument)
     return NULL;
 }
 
-/* Before the VM is described: what changes in between is refused, not missed. */
+/* This comes before the description: a change in between is then refused, not missed. */
 static int note_compared(struct source_link *link, struct ibx_error *err)
 {
     json_decref(link->compared);
@@ -97,7 +96,7 @@ static int describe_and_connect(struct source_link *link, const struct ibx_optio
     return rc;
 }
 
-/* HELLO and its answer; to RESUME in one of many tries. */
+/* Connects, sends HELLO and takes its answer. RESUME has the short timeout of one of many tries. */
 static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, struct ibx_error *err)
 {
     struct ibx_migrate_hello *hello = &link->hello;
@@ -116,7 +115,7 @@ static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, str
     hello->verify = purpose == IBX_PURPOSE_RESUME ? link->record->verify : link->verify;
     hello->runs = link->record->was_running;
     ibx_migration_offer_links(hello, wished);
-    if (!wished && purpose == IBX_PURPOSE_RESUME) /* the tool before this one has chosen */
+    if (!wished && purpose == IBX_PURPOSE_RESUME) /* an earlier tool has agreed on the number */
         hello->links = IBX_MIGRATE_LINKS_MAX;
     memcpy(hello->id, link->record->id, sizeof(hello->id));
     ibx_migrate_hello_describe(hello, &link->vm->ram);
@@ -135,7 +134,7 @@ static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, str
     return rc;
 }
 
-/* As many as the destination has chosen. */
+/* Opens as many page connections as the destination has chosen. */
 static int open_pages(struct source_link *link, struct ibx_error *err)
 {
     const struct ibx_migrate_hello *hello = &link->hello;
@@ -170,7 +169,7 @@ static int refused(const struct ibx_migrate_answer *answer, struct ibx_error *er
     return ibx_migration_refused(where, &blockers, err);
 }
 
-/* Whether the answer is one that this source can go on with. */
+/* Checks that this source can go on with the answer. */
 static int check_agreed(const struct source_link *link, struct ibx_error *err)
 {
     if (!link->answer.accepted)
@@ -193,9 +192,9 @@ static int check_agreed(const struct source_link *link, struct ibx_error *err)
     return 0;
 }
 
-/* Each page connection takes as many round trips as the control connection: so they are made along
- * with it. What fails of that shows when they are needed. Where libvirt drives, the destination is
- * asked again and again until it is there. */
+/* A page connection takes as many round trips as the control connection, so both are made at the
+ * same time. A failure is reported later, when page connections are needed. Not where libvirt
+ * drives: there the destination is asked repeatedly until it is there. */
 static void begin_pages(struct source_link *link)
 {
     const unsigned wished = link->wished ? link->wished : ibx_page_links_default();
@@ -318,7 +317,8 @@ int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type
     return ibx_channel_send(&link->control, &message, err);
 }
 
-/* Page connections that are of no more use: unmapping guest RAM takes 35 ms a GiB. */
+/* Page connections that are not needed any more, which a thread closes: unmapping guest RAM takes
+ * 35 ms a GiB. */
 struct retiring {
     struct ibx_page_server *pages;
     pthread_t thread;
@@ -408,7 +408,7 @@ static int check_answer(const struct source_link *link, struct ibx_error *err)
                : ibx_error_set(err, -EAGAIN, "the destination (%s) reports: %s", answer->host, why);
 }
 
-/* The control connection. */
+/* Makes the control connection again. */
 static int rejoin(struct source_link *link, enum ibx_answer_state *state, struct ibx_error *err)
 {
     int rc = greet(link, IBX_PURPOSE_RESUME, err);
@@ -419,7 +419,8 @@ static int rejoin(struct source_link *link, enum ibx_answer_state *state, struct
     return rc ? rc : check_answer(link, err);
 }
 
-/* Whoever refuses a connection has proven nothing, and chooses the code. */
+/* A host that refuses a connection has not authenticated, but chooses the code of the refusal. So
+ * only the answer GIVEN_UP counts as such, and any other failure becomes -EAGAIN. */
 static int code_of(int rc, enum ibx_answer_state state)
 {
     const bool given_up = rc == -ECANCELED && state == IBX_ANSWER_GIVEN_UP;

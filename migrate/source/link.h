@@ -12,7 +12,7 @@
 /*
  * state machine: source link
  *   [*] -> NONE -> OPEN -> EXPOSING -> EXPOSED -> MAPPED    MAPPED: the page map is sent
- *   EXPOSED -> EXPOSING                                     what came to hold data since
+ *   EXPOSED -> EXPOSING                                     pages that have got data since
  *   OPEN | EXPOSING | EXPOSED | MAPPED -> NONE -> [*]
  */
 enum source_link_state {
@@ -25,21 +25,21 @@ enum source_link_state {
 
 struct source_link {
     struct ibx_state_machine state;
-    /* What it is made for; not changed here. */
+    /* Given to ibx_source_link_init(), and not changed here. */
     const struct ibx_record *record;
     const struct ibx_options *transport;
     const struct source_vm *vm;
     unsigned wished; /* page connections; 0: any number */
-    bool verify;     /* pages, in a new migration */
+    bool verify;     /* pages are to be verified, in a new migration */
 
     struct ibx_channel control;
     bool disks_differ;                  /* on purpose */
     bool warm;                          /* pages are to be fetched before the stop */
     uint8_t borrow;                     /* enum ibx_migrate_borrow */
-    json_t *compared;                   /* ibx_preflight_compared(), by the destination */
+    json_t *compared;                   /* ibx_preflight_compared(): what both sides compare */
     struct ibx_migrate_hello hello;     /* the last one, */
     struct ibx_migrate_answer answer;   /* and its answer */
-    struct ibx_page_connections *begun; /* while the destination is asked */
+    struct ibx_page_connections *begun; /* page connections, while the destination is asked */
     struct ibx_page_server *pages;
     struct retiring *retiring; /* what is closed in a thread, or NULL */
     unsigned count;            /* page connections, as the destination has answered; 0: not yet */
@@ -60,16 +60,17 @@ static inline bool source_linked(const struct source_link *link)
 int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struct ibx_error *err);
 /* Exposes, asynchronously, the pages that hold data now. */
 int ibx_source_link_expose(struct source_link *link, struct ibx_error *err);
-/* READY has come: the padding ends that widens a long wire's windows. */
+/* READY has come: ends the padding that opens TCP's windows over a long wire. */
 void ibx_source_link_quiet(struct source_link *link);
 /* 0: all is exposed and told to the destination; -EAGAIN: not yet. */
 int ibx_source_link_exposed(struct source_link *link, struct ibx_error *err);
 int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err);
 /* The pages that loading devices needs. Between hosts they are sent right after the map. */
-uint32_t ibx_source_link_early(const struct source_link *link); /* a bit for each with data */
+uint32_t ibx_source_link_early(const struct source_link *link); /* a bit for each that has data */
+/* Whether this VM has such pages: it is a PC, in pages of IBX_EARLY_PAGE bytes. */
 bool ibx_source_link_has_early(const struct source_link *link);
 int ibx_source_link_send_early(struct source_link *link, uint32_t which, struct ibx_error *err);
-/* A message with no field, or with the epoch only. */
+/* Sends COMMIT, or a message that has no field or only the epoch. */
 int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type,
                          struct ibx_error *err);
 /* Whether a try to reconnect is due; and after each, a successful one too, the delay of the next.
@@ -81,17 +82,17 @@ void ibx_source_link_delay(struct source_link *link);
  * destination has given up and the VM never ran there. */
 int ibx_source_link_resume(struct source_link *link, enum ibx_answer_state *state,
                            struct ibx_error *err);
-/* The same without pages, to say that the migration is broken: OPEN. */
+/* The same without page connections, to tell that the migration is broken: OPEN. */
 int ibx_source_link_rejoin(struct source_link *link, enum ibx_answer_state *state,
                            struct ibx_error *err);
 /* Nobody needs a page any more: page connections are closed while CONFIRMED is awaited. */
 void ibx_source_link_retire(struct source_link *link);
-/* Waits until they are. */
+/* Waits until they are closed. */
 void ibx_source_link_retired(struct source_link *link);
 void ibx_source_link_close(struct source_link *link);
 /* Tells a destination that may wait, over a connection of its own, that the VM stays here. The
- * epoch of the record is a new one. -EALREADY: it has given up. Another failure has no consequence
- * before the commit. */
+ * caller has raised the epoch of the record. -EALREADY: the destination has given up; -EAGAIN and
+ * others: it could not be told, which has no consequence before the commit. */
 int ibx_source_link_disown(struct source_link *link, const char *why);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The destination is lost for good: the VM's QEMU has ended there while its pages were still here,
- * or nobody listens there any more. Or it calls a migration complete that is another one for this
- * side. Waiting brings nothing back: what is left is said, and the tool ends.
+ * or nobody listens there any more. Or it reports the migration as complete with another page map
+ * than this side has. Waiting brings nothing back: what is left is said, and the tool ends.
  */
 #include "migrate/source/source.h"
 
@@ -13,7 +13,7 @@
 #include <stdio.h>
 
 #define DECIDES_MS   10000 /* for libvirt to continue the VM here, or to end its QEMU */
-#define NOBODY_TIMES 60    /* the transport's timeout, for somebody to listen there again */
+#define NOBODY_TIMES 60    /* times timeout_ms, for somebody to listen there again */
 #define AWAY_MS      30000 /* between two tries to connect: this tool was stopped itself */
 
 static const char *peer_of(const struct source *s)
@@ -34,7 +34,7 @@ int ibx_source_lose_vm(struct source *s, const char *why, struct ibx_error *err)
     return ibx_source_move(s, SOURCE_LOST, err);
 }
 
-/* For the end of a sentence that tells to start it. */
+/* The end of a sentence that says to start the VM from its disk. */
 static const char *unless(const struct source *s)
 {
     return ibx_journal_migrated_on(&s->status.record) ? IBX_JOURNAL_UNLESS_ON : "";
@@ -51,7 +51,7 @@ static int lost_here_too(struct source *s, struct ibx_error *err)
         peer_of(s), (int)s->status.record.pid, unless(s), peer_of(s), s->status.message);
 }
 
-/* What is left of a VM whose QEMU here lives. */
+/* Why the VM cannot be restarted in its QEMU here, which lives; NULL: it can. */
 static const char *what_is_left(const struct source *s)
 {
     const struct ibx_record *record = &s->status.record;
@@ -65,7 +65,7 @@ static const char *what_is_left(const struct source *s)
                : NULL;
 }
 
-/* When the destination is lost for good. */
+/* What to do if the destination is lost for good. */
 static const char *remedy(const struct source *s)
 {
     if (what_is_left(s))
@@ -84,7 +84,7 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
     const struct ibx_record *record = &s->status.record;
     const bool managed = source_managed(&s->vm);
     ibx_source_link_close(&s->link);
-    if (managed) /* who continues the VM now may write to its memory */
+    if (managed) /* libvirt may continue the VM now: its writes must not be blocked */
         ibx_guard_release(&s->guard);
     if (managed && (s->vm.qmp || s->vm.retry_ns) && ibx_now_ns() < s->decide_by_ns)
         return 0;
@@ -106,7 +106,8 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
                          unless(s), peer_of(s), s->status.message);
 }
 
-/* Each try would end so: the destination's record has that page map. */
+/* Ends the tool, because each further link would end like this: the destination's record has that
+ * page map. */
 int ibx_source_other_map(struct source *s, const struct ibx_migrate_totals *totals,
                          struct ibx_error *err)
 {
@@ -153,7 +154,8 @@ static const char *last_try(const struct source *s, char *text, size_t size)
     return text;
 }
 
-/* Whoever waits at a host that is back continues by itself: no operator is needed for that. */
+/* Tells the operator from time to time. If the host comes back, its tool continues by itself, and
+ * no operator is needed. */
 static void still_unheard(struct source *s, uint64_t limit_ms)
 {
     char why[IBX_ERROR_MAX];
@@ -191,7 +193,8 @@ static int leave_unheard(struct source *s, uint64_t limit_ms, struct ibx_error *
         limit_ms / 1000, peer_of(s), remedy(s), last_try(s, why, sizeof(why)));
 }
 
-/* A tool that was stopped has heard nothing meanwhile, and what has come is yet to be read. */
+/* If this tool was stopped itself, that time does not count: what has come meanwhile is yet to be
+ * read. */
 static void leave_out_absence(struct source *s)
 {
     const uint64_t now = ibx_now_ns(), gap = s->unheard_look_ns ? now - s->unheard_look_ns : 0;

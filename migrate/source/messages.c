@@ -15,7 +15,7 @@ static int unexpected(const struct source *s, const struct ibx_migrate_any *mess
                          ibx_state_name(s->state.table, s->state.now));
 }
 
-/* What the VM does there. */
+/* Notes the status of the VM there, and tells the operator if a disk has stopped it. */
 static void note_status(struct source *s, const char *status)
 {
     struct ibx_record *record = &s->status.record;
@@ -31,7 +31,7 @@ static void note_status(struct source *s, const char *status)
 
 static void on_progress(struct source *s, const struct ibx_migrate_progress *progress)
 {
-    if (s->state.now == SOURCE_CONFIRMING) /* a QEMU there is slow to let go: CONFIRMED waits */
+    if (s->state.now == SOURCE_CONFIRMING) /* QEMU there is slow to let go: CONFIRMED waits */
         ibx_source_await_longer(s);
     if (progress->status[0])
         note_status(s, progress->status);
@@ -44,10 +44,10 @@ static void on_progress(struct source *s, const struct ibx_migrate_progress *pro
     s->status.fault_max_ns = progress->fault_max_ns;
 }
 
-/* A VM that does not run there has no downtime: that goes on. */
+/* The downtime ends only when the VM runs there. */
 static int on_running(struct source *s, const char *status, struct ibx_error *err)
 {
-    s->status.message[0] = 0; /* that this was overdue */
+    s->status.message[0] = 0; /* it said that RUNNING was overdue */
     s->vm.ran_there |= strcmp(status, "paused") != 0;
     note_status(s, status);
     if (s->state.now != SOURCE_COMMITTED)
@@ -94,7 +94,8 @@ static int on_complete(struct source *s, const struct ibx_migrate_totals *totals
     return ibx_state_move(&s->peer, PEER_COMPLETE);
 }
 
-/* Pages came twice there, with different bytes, or were at home when they should have come. */
+/* Pages came twice there, with different bytes; or, when a VM returns, a page was there before the
+ * right one came. */
 static int on_broken(struct source *s, const struct ibx_migrate_any *message, struct ibx_error *err)
 {
     if ((s->state.now != SOURCE_COMMITTED && s->state.now != SOURCE_SERVING) ||
@@ -104,7 +105,7 @@ static int on_broken(struct source *s, const struct ibx_migrate_any *message, st
     return ibx_source_broken(s, false, err);
 }
 
-/* After RUNNING it means that the VM's QEMU has ended there. */
+/* After RUNNING an ABORT means that the VM's QEMU has ended there. */
 static int on_abort(struct source *s, const char *why, struct ibx_error *err)
 {
     if (s->state.now == SOURCE_SERVING)

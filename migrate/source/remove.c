@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* As QEMU sees it, while that lives. */
+/* The path of the file as QEMU sees it, while QEMU lives. */
 static void path_of(const struct source *s, const struct ibx_guest_block *block, char *path,
                     size_t size)
 {
@@ -22,7 +22,7 @@ static void path_of(const struct source *s, const struct ibx_guest_block *block,
     snprintf(path, size, "%s/%s", lives && !access(root, X_OK) ? root : "", block->path);
 }
 
-/* Only the very file that QEMU has mapped, by its only name. */
+/* Removes only the very file that QEMU has mapped, and only if it has no other name. */
 static int remove_file(const struct source *s, const struct ibx_guest_block *block,
                        struct ibx_error *err)
 {
@@ -43,7 +43,7 @@ static int remove_file(const struct source *s, const struct ibx_guest_block *blo
     } else if (unlinkat(at, base, 0)) {
         ibx_error_set(err, -errno, "%s: %s", block->path, strerror(errno));
     } else if (ibx_journal_run_made(folder)) {
-        rmdir(folder); /* of ib-migrate run, when this was the last */
+        rmdir(folder); /* made by ib-migrate run, if this was its last file */
     }
     if (at >= 0)
         close(at);

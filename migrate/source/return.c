@@ -2,8 +2,8 @@
 /*
  * A VM that was borrowed returns. Its pages were placed here write-protected, by a tool that still
  * serves it (destination/borrow.c), so the page table of QEMU tells which of them were written
- * since. Home has all the others, as they are: the page map is that of the stop at home, and what
- * was written here. Of pages that have not come here no byte is read.
+ * since. Home has all other pages as they are: so the page map is that of the stop at home, with
+ * what was written here. Pages that have not come here are never read.
  *
  * A page that the guest has given back is no written page, but it is zero now: it was in its place,
  * and is a hole.
@@ -21,14 +21,15 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define COUNTS_MOST 4u /* of the pages of the files, while others come */
+#define COUNTS_MOST 4u /* tries to count the pages of the files, while pages come */
 
 static size_t words_of(const struct source *s)
 {
     return (size_t)(s->vm.map.pages + 63) / 64;
 }
 
-/* Pages that are in their place here. One that has arrived and is none of these may be, too. */
+/* The pages that are noted as in their place here. A page that has arrived, and is not noted as
+ * placed, may be in its place, too. */
 static const uint64_t *placed(const struct source *s)
 {
     return (const uint64_t *)s->home.arrived.memory + words_of(s);
@@ -122,7 +123,7 @@ static int64_t pages_of_files(const struct source *s)
     return pages;
 }
 
-/* Pages of a block that are in its file: those that QEMU has mapped, or all. */
+/* Finds the pages of a block that are in its file: those that QEMU has mapped, or all. */
 static int find_block(struct source *s, unsigned i, bool mapped, struct ibx_error *err)
 {
     struct ibx_page_map *there = &s->home.there;
@@ -137,10 +138,10 @@ static int find_block(struct source *s, unsigned i, bool mapped, struct ibx_erro
     return rc;
 }
 
-/* Which pages are in the files. The kernel takes microseconds for each piece of a file to tell
- * that, and less by far to tell which pages QEMU has mapped: mostly these are all. While the VM
- * runs, what has come since they were counted may hide one that is not mapped; not when it has
- * stopped, which is when it counts. */
+/* Finds which pages are in the files. The kernel takes microseconds for each piece of a file to
+ * tell that, and much less to tell which pages QEMU has mapped: mostly these are all. While the VM
+ * runs, pages that come after the count may hide one that is not mapped. When the VM has stopped,
+ * which is when the result matters, they are counted again. */
 static int find_there(struct source *s, struct ibx_error *err)
 {
     const bool stopped = s->state.now == SOURCE_STOPPED;
@@ -156,8 +157,8 @@ static int find_there(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* Pages that are being placed: they may be in the files already, and written, before they are noted
- * as placed. In the counts below one of these makes up for one that was given back. */
+/* Whether pages are being placed: these may be in the files already, and written, before they are
+ * noted as placed. In the counts below such a page would make up for one that was given back. */
 static bool some_are_coming(const struct source *s)
 {
     const uint64_t *arrived = s->home.arrived.memory, *here = placed(s);
@@ -167,9 +168,10 @@ static bool some_are_coming(const struct source *s)
     return coming != 0;
 }
 
-/* Pages of the files that are not placed, and whether that is their number: one that comes between
- * the two counts is in one of them only. Who is in the files has arrived before, and who is not
- * coming any more after that is placed. Without that there may be too many others, not too few. */
+/* `*others`: how many pages of the files are not placed. True: that number is exact. A page that
+ * comes between the two counts would be in one of them only. A page in the files has arrived
+ * before; if after the counts no page is being placed, it is placed. False: the number may be too
+ * high, not too low. */
 static bool count_others(const struct source *s, int64_t *others)
 {
     for (unsigned i = 0; i < COUNTS_MOST; i++) {
@@ -184,8 +186,8 @@ static bool count_others(const struct source *s, int64_t *others)
     return false;
 }
 
-/* Which pages were given back: those that had come before this look, and are holes. At the stop it
- * is only looked if there are such. */
+/* Finds which pages were given back: those that had come before this look, and are holes. At the
+ * stop the files are looked at only if the counts show such pages. */
 static int look_for_given_back(struct source *s, struct ibx_error *err)
 {
     struct source_return *home = &s->home;
@@ -202,9 +204,9 @@ static int look_for_given_back(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* The files may have pages that were not placed: that are being placed, or that somebody has looked
- * at, as who registers memory does with all around a page. Such a page is zero and the VM writes to
- * it without a fault. */
+/* Whether the files may have pages that were not placed: they are being placed, or somebody has
+ * read a hole, as registering memory does with all holes around a page. Such a page is zero, and
+ * the VM writes to it without a fault. */
 static bool may_have_others(const struct source *s)
 {
     if (some_are_coming(s))
@@ -214,7 +216,7 @@ static bool may_have_others(const struct source *s)
     return others + (int64_t)s->home.gone.data_pages > 0 || others < INT64_MIN / 4;
 }
 
-/* Of pages that are not protected, those that were written: that are there. */
+/* `written` has the pages that are not protected. Keeps those that are here: they were written. */
 static int keep(struct source *s, struct ibx_page_map *written, struct ibx_error *err)
 {
     const uint64_t *here = placed(s);
@@ -229,7 +231,7 @@ static int keep(struct source *s, struct ibx_page_map *written, struct ibx_error
     return 0;
 }
 
-/* A block that begins within a word of the map. */
+/* For a block whose bits begin within a word of the map. */
 static int scan_shifted(struct source *s, struct ibx_page_map *written, unsigned block,
                         struct ibx_error *err)
 {
@@ -243,8 +245,8 @@ static int scan_shifted(struct source *s, struct ibx_page_map *written, unsigned
     return rc;
 }
 
-/* A page that was written stays so, and one that has not come cannot be: nobody need look where no
- * page has come that is not known to be written. */
+/* A written page stays written, and a page that has not come cannot be written. So, unless `all`,
+ * only pages are looked at that have come and are not known to be written. */
 static int scan_block(struct source *s, struct ibx_page_map *written, unsigned block, bool all,
                       struct ibx_error *err)
 {
@@ -268,12 +270,12 @@ static int scan_blocks(struct source *s, struct ibx_page_map *written, bool all,
     return rc;
 }
 
-/* Everything that was written since the VM came: no scan protects a page again. */
+/* Finds everything that was written since the VM came: no scan protects a page again. */
 static int find_written(struct source *s, struct ibx_page_map *written, struct ibx_error *err)
 {
     const bool others = may_have_others(s);
     int rc = scan_blocks(s, written, others, err);
-    if (!rc && !others && may_have_others(s)) /* since then: it is not known which these are */
+    if (!rc && !others && may_have_others(s)) /* others have come since: it is not known which */
         rc = scan_blocks(s, written, true, err);
     return rc ? rc : keep(s, written, err);
 }
@@ -282,7 +284,7 @@ int ibx_source_return_find_written(struct source *s, struct ibx_error *err)
 {
     int rc = find_written(s, &s->home.written, err);
     if (!rc)
-        ibx_page_map_add(&s->vm.map, &s->home.written); /* holes that are none any more */
+        ibx_page_map_add(&s->vm.map, &s->home.written); /* holes that have got data */
     return rc;
 }
 
@@ -300,9 +302,9 @@ int ibx_source_return_find_map(struct source *s, struct ibx_error *err)
     return 0;
 }
 
-/* What loading devices looks at, before it is known what else was written. Only pages that are
- * certain to be in the map: they held data when the VM came, and are in their place. Over a wire
- * they would be in the way of the map, and QEMU's state waits for that. */
+/* Sends the pages that loading devices needs, before it is known what else was written. Only pages
+ * that are certain to be in the map: they held data when the VM came, and are in their place. Not
+ * over a wire: there they would delay the map, for which QEMU's state waits. */
 int ibx_source_return_send_early(struct source *s, struct ibx_error *err)
 {
     const uint64_t first = IBX_EARLY_AT / IBX_EARLY_PAGE, word = first / 64, shift = first % 64;
@@ -342,7 +344,7 @@ int ibx_source_return_on_have(struct source *s, const struct ibx_migrate_any *me
     return 0;
 }
 
-/* What home had at the stop and has not any more must be here. */
+/* Pages that home had at the stop and has not any more must be here. */
 static int check_have(struct source *s, struct ibx_error *err)
 {
     struct ibx_page_map lacks = {0};

@@ -8,8 +8,9 @@
 #include "migrate/pages/pages.h"
 
 /*
- * What the tool by which the VM came here, and which serves it, has noted in memory that outlives
- * it, and what this one notes. All are bits of pages, as those of a page map.
+ * What is known of the pages of a VM that returns. The tool by which it came here, and which still
+ * serves it, has made the notes; this tool finds the rest. All have one bit for each page, as a
+ * page map.
  */
 struct source_return {
     struct ibx_note base;        /* with data at home when the VM left */
@@ -19,29 +20,33 @@ struct source_return {
     struct ibx_page_map there;   /* in the files here, by the last look at all of them */
     struct ibx_page_map written; /* here, by the last look */
     struct ibx_page_map among;   /* that may have been written since the look before */
-    bool looked;                 /* at `gone` */
+    bool looked;                 /* `gone` is known */
     bool have_it;                /* all of `have` has come */
     bool early;                  /* what loading looks at has been sent ahead of the page map */
-    int64_t others;              /* pages of the files beside those that had arrived then */
+    int64_t others;              /* pages of the files beside those that were placed then */
 };
 
 struct source;
-/* Before anything is touched. -ENOENT, -ESTALE: the notes are gone. */
+/* To be called before anything is changed. -ESTALE: the notes are gone; -EOPNOTSUPP: a device may
+ * have changed memory here without a mark. */
 int ibx_source_return_open(struct source *s, struct ibx_error *err);
 /* -ESTALE with the sentence that this note is gone. */
 int ibx_source_return_lost_note(const char *path, struct ibx_error *err);
-/* Which pages hold data at this moment, here or, as they were, at home. */
+/* Finds which pages hold data at this moment, here or, as they were, at home. */
 int ibx_source_return_find_map(struct source *s, struct ibx_error *err);
-/* What the VM has written here, in `written` and in the page map. */
+/* Finds what the VM has written here, and puts it into `written` and the page map. */
 int ibx_source_return_find_written(struct source *s, struct ibx_error *err);
-/* The VM has stopped, and its page map is still to be found: QEMU at home can load meanwhile. */
+/* The VM has stopped: before its page map is known, sends the pages that loading devices needs, so
+ * that QEMU at home can load meanwhile. */
 int ibx_source_return_send_early(struct source *s, struct ibx_error *err);
-/* The VM has stopped, and the page map is that of the stop: whether all pages were here. */
+/* The VM has stopped, and the page map is known: notes in the record whether all pages were here.
+ */
 void ibx_source_return_note(struct source *s);
-/* HAVE and HAVE_END. */
+/* Takes HAVE and HAVE_END. */
 int ibx_source_return_on_have(struct source *s, const struct ibx_migrate_any *message,
                               struct ibx_error *err);
-/* The destination is ready: what it has, and what was written since, in the maps of `warm`. */
+/* The destination is ready: puts what it has, and what was written here, into the maps of `warm`.
+ * -EPROTO: it has not sent HAVE_END; -EBADMSG: it lacks pages that have not come here. */
 int ibx_source_return_begin(struct source *s, struct ibx_error *err);
 /* The page connections are there. -EOPNOTSUPP: their fabric would touch pages that are not here. */
 int ibx_source_return_check_fabric(const struct source *s, struct ibx_error *err);

@@ -10,9 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PAUSE_LOOK_MS 2 /* between two looks whether libvirt has set what it sets */
+#define PAUSE_LOOK_MS 2 /* between two checks whether libvirt has set what it sets */
 #define STATE_LOOK_MS 2 /* between two looks how much of its state QEMU has written */
-#define STATE_MOST_MS 2 /* that a page map waits for the state, where it is not as urgent */
+#define STATE_MOST_MS 2 /* so long the page map waits for the state, where it is less urgent */
 
 /* ---------------------------------------------------------------- states */
 
@@ -159,8 +159,9 @@ static void report(struct source *s)
 
 /* ---------------------------------------------------------------- events of QEMU */
 
-/* Over a wire the page map goes first: each connection begins with little in flight, and the pages
- * that loading the state needs take a round trip once the map is there. */
+/* Whether the device state waits for the page map. Over a wire the map goes first: each connection
+ * begins with little in flight, and the pages that loading the state needs take a round trip once
+ * the map is there. */
 static bool state_waits(const struct source *s)
 {
     const bool stopped = s->state.now == SOURCE_STOPPED;
@@ -179,15 +180,17 @@ static int carry(struct source *s, struct ibx_error *err)
     return rc == -EPIPE && s->vm.qmp ? ibx_source_qemu_failed(s, err) : rc;
 }
 
-/* Home has what loading mostly looks at, and is a while at the rest of a page map: its QEMU loads
- * meanwhile if the state goes first. */
+/* Whether the page map waits for the device state. Home has most of the pages that loading needs,
+ * and takes a while for the rest of a page map: if the state goes first, QEMU loads there
+ * meanwhile. */
 static bool map_waits(const struct source *s)
 {
     return s->home.early && s->warm.state.now == WARM_OVER && s->stream.state.now == STREAM_OPEN &&
            ibx_now_ns() - s->still_ns < STATE_MOST_MS * IBX_NS_PER_MS;
 }
 
-/* What was written last, and the page map. */
+/* The page map is that of the stop: names the pages that were written last, notes the map, and
+ * exposes its pages. */
 static int tell_map(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_warm_stopped(s, err);
@@ -210,7 +213,7 @@ int ibx_source_on_quiet(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- steps */
 
-/* From now on it is this migration that QEMU is at, and what fails ends it. */
+/* From now on QEMU's migration is this one, and is ended if something fails. */
 static int touch(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_watchdog_touched(&s->vm.watchdog, err);
@@ -218,11 +221,11 @@ static int touch(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* All that takes time before QEMU may stop the VM. */
+/* Does all that takes time before QEMU may stop the VM. */
 static int get_ready(struct source *s, struct ibx_error *err)
 {
-    /* The VM runs: what began since `check` costs it nothing but this migration. */
-    int rc = ibx_source_check_memory(err); /* which this tool has taken what it needs of */
+    /* The VM still runs: if something has begun since check(), only this migration fails. */
+    int rc = ibx_source_check_memory(err); /* this tool has taken its memory by now */
     if (!rc)
         rc = ibx_source_check_block_users(s, err);
     if (!rc && source_managed(&s->vm))
@@ -236,7 +239,7 @@ static int get_ready(struct source *s, struct ibx_error *err)
     return rc || !source_managed(&s->vm) ? rc : touch(s, err);
 }
 
-/* From here on QEMU stops the VM, unless it refuses that. */
+/* Has QEMU begin its migration, which stops the VM, unless QEMU refuses. */
 static int start(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_check_compared(s, err);
@@ -256,9 +259,10 @@ static int start(struct source *s, struct ibx_error *err)
         ibx_watchdog_untouched(&s->vm.watchdog, NULL);
         ibx_vm_not_begun(rc, err);
     }
-    /* QEMU plugs no devices from now on, and answers before it stops the VM: the answers are looked
-     * at before the commit. What a guest may eject is asked for when the VM has stopped. */
-    if (!rc && !source_managed(&s->vm)) /* else QEMU waits for libvirt */
+    /* QEMU plugs no devices from now on, and answers before it stops the VM; the answers are looked
+     * at before the commit. Devices that a guest may eject are asked for when the VM has stopped.
+     */
+    if (!rc && !source_managed(&s->vm)) /* otherwise QEMU waits for libvirt */
         ibx_source_compared_ask(s, false);
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
 }
@@ -268,7 +272,7 @@ static int step_warming(struct source *s, struct ibx_error *err)
     const bool between = s->warm.state.now == WARM_BETWEEN;
     int rc = ibx_source_warm_step(s, err);
     const bool drops = s->warm.state.now == WARM_EMPTYING || s->warm.state.now == WARM_DROPPING;
-    if (!rc && between && drops) { /* meanwhile */
+    if (!rc && between && drops) { /* while the destination drops pages */
         rc = get_ready(s, err);
         ibx_migration_stop_at("source", "dropping");
     }
@@ -295,15 +299,15 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     return rc ? rc : start(s, err);
 }
 
-/* libvirt goes on when QEMU calls its migration complete, and then waits for the destination's
- * QEMU, which cannot load before COMMIT. */
+/* libvirt waits until QEMU reports its migration as completed, and then for the destination's QEMU,
+ * which cannot load before COMMIT. */
 static int end_stream(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_stream_end(&s->stream, &s->link.control, s->vm.qmp, err);
     if (!rc && source_managed(&s->vm))
         rc = ibx_source_stream_let_go(&s->stream, err);
-    /* Until it stopped its guest could write to another image, or eject a device. Now QEMU has
-     * nothing to do for the stop any more, and answers while the destination loads. */
+    /* Until the stop the guest could write to another image, or eject a device. QEMU has done its
+     * work for the stop by now, and answers while the destination loads. */
     if (!rc)
         ibx_source_compared_ask(s, true);
     return rc ? rc : ibx_source_check_images(s, err);
@@ -330,7 +334,7 @@ static int step_stopped(struct source *s, struct ibx_error *err)
         return carry(s, err);
     if (!rc)
         rc = ibx_source_link_send_map(&s->link, err);
-    if (!rc && s->warm.state.now == WARM_OFF) /* else the destination has them, mostly */
+    if (!rc && s->warm.state.now == WARM_OFF) /* otherwise the destination has most of them */
         rc = ibx_source_link_send_early(&s->link, ibx_source_link_early(&s->link), err);
     if (rc)
         return rc;
@@ -377,7 +381,7 @@ static int step_serving(struct source *s, struct ibx_error *err)
     return rc ? (rc == -EAGAIN ? 0 : rc) : ibx_source_confirm(s, err);
 }
 
-/* Somebody notices that the VM stands still. Once. */
+/* Tells the operator, once, that the VM stands still. */
 static void tell_stall(struct source *s, uint64_t limit_ms)
 {
     const unsigned told_s = (unsigned)((ibx_now_ns() - s->still_ns) / (1000 * IBX_NS_PER_MS));

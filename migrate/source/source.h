@@ -70,8 +70,8 @@
  * be told to continue. LEFT: given up or interrupted after the commit; the pages stay in QEMU, the
  * VM must not be continued here, and ib-migrate recover continues. BROKEN: the destination has
  * other pages than this side; they stay in QEMU, for ib-migrate rollback. LOST: the VM's QEMU has
- * ended there; where libvirt drives, it is awaited whether it continues the VM here. In CONFIRMING
- * the destination needs nothing from this side.
+ * ended there; where libvirt drives, this side waits whether libvirt continues the VM here. In
+ * CONFIRMING the destination needs nothing from this side.
  *
  * A move that the table refuses is an internal failure: before the commit it ends as any failure
  * does, in KEPT; after the commit it is a lost link, and every page is kept.
@@ -107,7 +107,7 @@ enum source_peer_state {
     PEER_READY,
     PEER_LOADED,
     PEER_COMPLETE,
-    PEER_ENDED, /* the guest has shut the VM down there */
+    PEER_ENDED, /* the guest has shut the VM down there, or the VM has returned */
     PEER_CONFIRMED,
     PEER_ABORTED
 };
@@ -116,17 +116,17 @@ enum source_peer_state {
  * What is known of the protection of guest RAM here (guard.h has its own states).
  *
  * state machine: source guarding
- *   [*] -> WISHED -> NOTED                it is in the record, so that recover finds it
+ *   [*] -> WISHED -> NOTED                the guard is in the record, so that recover finds it
  *   NOTED -> ASKED -> WHOLE               all is protected, and QEMU has answered since
- *   NOTED -> WHOLE                        recover: it was, by the record
+ *   NOTED -> WHOLE                        recover: all was protected, by the record
  *   WISHED | NOTED | ASKED | WHOLE -> IMPOSSIBLE                  for the reason that was notified
  *   WISHED | NOTED | ASKED | IMPOSSIBLE -> LAST -> NEEDLESS
  *   LAST -> WHOLE                         all was protected before
  *   WISHED | NOTED | ASKED | WHOLE | IMPOSSIBLE | LAST | NEEDLESS -> [*]
  *
  * What QEMU does in WHOLE it does under protection. LAST: every page has come to the destination,
- * and QEMU was asked something since. NEEDLESS: it has answered, so that what it tells from then on
- * has changed no page that came.
+ * and QEMU was asked something since. NEEDLESS: it has answered, so that nothing that it reports
+ * from then on has changed a page that came.
  */
 enum source_guarding_state {
     GUARDING_WISHED,
@@ -141,7 +141,7 @@ enum source_guarding_state {
 /* The page map of the stop, in memory that outlives this tool: stop_map.c. */
 struct source_stop_map {
     struct ibx_note note; /* without memory: there is none */
-    bool looked_again;    /* recover: it was not there */
+    bool looked_again;    /* recover: there was none, and the pages were looked for again */
 };
 
 struct source {
@@ -155,7 +155,7 @@ struct source {
     struct source_return home;
     struct source_stop_map stop_map;
     struct ibx_gate gate;     /* CLOSED unless libvirt drives */
-    struct ibx_images images; /* of its disks, before the VM stopped */
+    struct ibx_images images; /* of the VM's disks, before it stopped */
 
     struct ibx_migrate_status status;
     struct migration_reporter reporter;
@@ -174,59 +174,62 @@ struct source {
     bool uncompared;               /* NEEDLESS: the rest cannot be compared any more */
     uint64_t messages;             /* from the destination */
     struct migration_silence silence;
-    uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
-    uint64_t lost_ns;       /* when the link was */
-    uint64_t back_ns;       /* ... and when it was made again, or 0 */
-    unsigned closed;        /* links, up to now, that were closed there as soon as they were made */
-    uint64_t nobody_ns;     /* since when nobody listens at the destination; 0: not so */
-    bool shut_down;         /* the VM, here, while it was being migrated */
-    bool untold;            /* pages are wrong there, and the link to say so is lost */
-    uint64_t heard_ns;      /* when it said something of this migration last, or COMMIT went */
-    uint64_t unheard_ns;    /* SERVING: when to say again that it does not */
-    uint64_t unheard_look_ns;      /* when that was looked at last */
-    uint64_t decide_by_ns;         /* LOST: until when libvirt's decision is awaited */
-    uint64_t still_ns;             /* since when the VM is stopped */
-    bool still_told;               /* that this takes long */
+    uint64_t busy_until_ns;   /* of ibx_migration_busy_until() */
+    uint64_t lost_ns;         /* when the link was lost */
+    uint64_t back_ns;         /* ... and when it was made again, or 0 */
+    unsigned closed;          /* links in a row that the destination closed at once */
+    uint64_t nobody_ns;       /* since when nobody listens at the destination; 0: somebody does */
+    bool shut_down;           /* the VM was shut down here while it was being migrated */
+    bool untold;              /* pages are wrong there, and the link to say so is lost */
+    uint64_t heard_ns;        /* when the destination last sent something, or COMMIT was sent */
+    uint64_t unheard_ns;      /* SERVING: when to tell again that it does not answer */
+    uint64_t unheard_look_ns; /* when that was last checked */
+    uint64_t decide_by_ns;    /* LOST: until when libvirt's decision is awaited */
+    uint64_t still_ns;        /* since when the VM is stopped */
+    bool still_told;          /* the operator was told that this takes long */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t confirm_by_ns;        /* until when CONFIRMED is awaited */
     uint64_t home_look_ns;         /* borrowed: when to look again whether it has returned */
     uint64_t home_by_ns;           /* borrowed: it has, and until when ENDED is awaited */
     uint64_t settle_ns;            /* when to try again to put QEMU's settings back */
     uint64_t note_ns;              /* ... and to write a record that could not be written */
-    uint64_t end_ns;               /* ... that of the end; 0: it was not tried in vain */
-    bool unseen; /* the epoch, which could not be written: the destination did not answer */
+    uint64_t end_ns;               /* ... and the record of the end; 0: that has not failed */
+    bool unseen; /* the destination has not seen the epoch, which could not be written */
 };
 
-/* ASKING, or for recover COMMITTED or SERVING. */
+/* `first`: ASKING, or for recover COMMITTED or SERVING. */
 int ibx_source_begin(struct source *s, enum source_state first);
-/* Whether it returns to where it was borrowed from. */
+/* Whether the VM returns to where it was borrowed from. */
 static inline bool source_returns(const struct source *s)
 {
     return ibx_journal_returns(&s->status.record);
 }
 /* Finds which pages hold data at this moment. */
 int ibx_source_find_map(struct source *s, struct ibx_error *err);
-/* Room for that note, once there is a record: nobody would look for it without one. Without room
- * only the return of a borrowed VM fails; others are told of it. */
+/* Makes the note for the page map of the stop. To be called once there is a record, without which
+ * nobody would look for the note. If it cannot be made, only the return of a borrowed VM fails;
+ * otherwise the operator is told. */
 int ibx_source_stop_map_make(struct source *s, struct ibx_error *err);
-/* Recover, after the commit: makes the page map what is noted. -ENOENT: nothing is, look again;
- * -ESTALE: that of a return is gone, which nobody can find again. */
+/* Recover, after the commit: takes the page map from the note. -ENOENT: nothing is noted, and the
+ * pages have to be looked for again; -ESTALE: the note of a return is gone, and nobody can find its
+ * map again. */
 int ibx_source_stop_map_recall(struct source *s, struct ibx_error *err);
-/* Before the destination is told: the page map is that of the stop. */
+/* The page map is that of the stop: notes it, before the destination is told. */
 void ibx_source_stop_map_note(struct source *s);
 void ibx_source_stop_map_fini(struct source *s);
-/* QEMU's migration settings, once the record and the watchdog know what they were before. Where it
- * is this tool that has QEMU migrate, as late as can be: a snapshot of the VM that another client
- * takes with them has no RAM. */
+/* Sets QEMU's migration settings, once the record and the watchdog know what they were before.
+ * Unless libvirt drives, this is done as late as possible: a snapshot that another client takes of
+ * the VM with these settings has no RAM. */
 int ibx_source_set_settings(struct source *s, struct ibx_error *err);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err);
-/* STARTING: the VM is written no more; QEMU writes the device state meanwhile. */
+/* In STARTING: nothing writes to guest RAM any more, and QEMU writes the device state meanwhile.
+ * Goes to STOPPED and finds the page map. */
 int ibx_source_on_quiet(struct source *s, struct ibx_error *err);
 enum ibx_migrate_phase ibx_source_phase(const struct source *s);
-/* Figures of the parts, for the status. */
+/* Copies figures of all parts into s->status. */
 void ibx_source_update(struct source *s);
-/* Until a final state; 0 in DONE. */
+/* Runs until a final state; 0 in DONE. */
 int ibx_source_run(struct source *s, struct ibx_error *err);
 
 /* After the commit: the VM must not be continued here, as far as this side knows. */
@@ -241,10 +244,11 @@ static inline bool source_over(const struct source *s)
 
 /* ---------------------------------------------------------------- events.c */
 
-/* Takes what QEMU has told, and tries a monitor again that was lost after the commit. From then on
- * -EBADMSG alone is an error: the migration is broken. */
+/* Takes what QEMU has reported, and tries a monitor again that was lost after the commit. After the
+ * commit only -EBADMSG is an error: the migration is broken. */
 int ibx_source_check_qemu(struct source *s, struct ibx_error *err);
-/* Why QEMU's migration has ended before it was complete, as far as QEMU tells. */
+/* Returns an error with the reason why QEMU's migration has ended before it was complete, as far as
+ * QEMU reports that. */
 int ibx_source_qemu_failed(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- messages.c */
@@ -258,57 +262,61 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
 
 /* ---------------------------------------------------------------- commit.c */
 
-/* Whether the VM still has the devices, and its disks the images, that the destination has
- * compared: it would go on with other devices, or with an image that lacks what the VM has written
- * to another one. Looked at before QEMU is told to migrate, and before the commit, as they were
- * when the VM had stopped. */
+/* -EPERM: the VM no longer has the devices, or its disks the images, that the destination has
+ * compared: it would continue with other devices, or with an image that lacks what the VM has
+ * written to another one. To be called before QEMU is told to migrate, and before the commit, as
+ * they were when the VM had stopped. */
 int ibx_source_check_compared(struct source *s, struct ibx_error *err);
-/* Whether somebody uses the VM's disks here. Looked at at the same moments. */
+/* -EPERM: somebody uses the VM's disks here. To be called at the same moments. */
 int ibx_source_check_block_users(struct source *s, struct ibx_error *err);
-/* Whether QEMU can have the memory that its migration takes. While the VM runs. */
+/* -EPERM: QEMU cannot have the memory that its migration takes. To be called while the VM runs. */
 int ibx_source_check_memory(struct ibx_error *err);
-/* While the VM runs: which images QEMU has to hand over. And when it has written its state: whether
- * it has, so that the VM can run at the destination. */
+/* While the VM runs: finds which images QEMU has to hand over. When QEMU has written its state, the
+ * second function returns -EPERM if QEMU has not handed one over, so that the VM could not run at
+ * the destination. */
 void ibx_source_find_images(struct source *s);
 int ibx_source_check_images(const struct source *s, struct ibx_error *err);
-/* Right before QEMU is told to migrate: whether its settings are still what they were set to. A VM
- * would stand still without its events, or its state be one that nobody can load. -EBUSY. */
+/* To be called right before QEMU is told to migrate. -EBUSY: its settings are not what they were
+ * set to. The VM would stand still without events of that, or its state could not be loaded. */
 int ibx_source_check_settings(struct source *s, struct ibx_error *err);
-/* Asks QEMU for both, and does not wait; while the VM runs, for what cannot change any more. */
+/* Asks QEMU for what the checks of devices, images and users need, and does not wait; while the VM
+ * runs (not `stopped`), only for what cannot change any more. */
 void ibx_source_compared_ask(struct source *s, bool stopped);
-/* LOADED has come: COMMITTED, and COMMIT is sent. */
+/* LOADED has come: checks all that once more, sends COMMIT, and goes to COMMITTED. */
 int ibx_source_commit(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- lost.c */
 
-/* SERVING: the destination says that the VM's QEMU has ended there. */
+/* In SERVING: the destination says that the VM's QEMU has ended there. Goes to LOST. */
 int ibx_source_lose_vm(struct source *s, const char *why, struct ibx_error *err);
-/* LOST: ends with what is left of the VM, once libvirt has decided where it drives. */
+/* In LOST: ends the tool with a sentence about what is left of the VM; where libvirt drives, once
+ * it has decided. */
 int ibx_source_vm_lost(struct source *s, struct ibx_error *err);
-/* Recover: a tool before this one has come there. */
+/* Recover: an earlier tool has come to LOST. */
 int ibx_source_was_lost(struct source *s, struct ibx_error *err);
 /* COMPLETE has come, with another page map: -EPROTO, in LEFT. */
 int ibx_source_other_map(struct source *s, const struct ibx_migrate_totals *totals,
                          struct ibx_error *err);
 /* -ETIMEDOUT, in LEFT: for too long the destination has not said whether the VM runs there; or,
- * while it runs there, nobody has listened. In SERVING a host that does not answer is waited for,
- * which is notified. give_up_s says for how long instead. */
+ * while the VM runs there, nobody has listened. In SERVING this side waits for a host that does not
+ * answer, and tells the operator. With give_up_s this does nothing. */
 int ibx_source_check_unheard(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- libvirt.c */
 
-/* It removes the files of guest RAM when it ends QEMU: they get a second name. */
+/* Gives the files of guest RAM a second name, because libvirt removes them when it ends QEMU. */
 void ibx_source_libvirt_link_files(struct source *s);
 /* Before the gate opens. 0: libvirt has set what it sets, all at once, and is about to connect;
  * -EAGAIN: not yet. */
 int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err);
-/* QEMU has refused its settings. True: it took none of them, because it is at a migration, and
- * `*rc` and `err` tell why it is. */
+/* QEMU has refused its settings. True: it took none of them, because it is in a migration, and
+ * `*rc` and `err` say which. */
 bool ibx_source_libvirt_is_early(const struct source *s, int *rc, struct ibx_error *err);
-/* -EBUSY: the VM was paused before QEMU's migration could stop it, which then says nothing; or that
- * was another migration. */
+/* -EBUSY: the VM was stopped before QEMU's migration could stop it, which then reports nothing; or
+ * another migration has stopped it. */
 int ibx_source_libvirt_runs(const struct source *s, struct ibx_error *err);
-/* Whether it has started QEMU's migration; then the stream is OPEN. */
+/* Takes QEMU's connection, if libvirt has started QEMU's migration: then the stream is OPEN. 0 also
+ * if it has not come. */
 int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err);
 /* The VM has moved, or was shut down there: says so where libvirt has left its QEMU here, for
  * somebody to continue it. Waits some seconds for its end. */
@@ -316,70 +324,76 @@ void ibx_source_libvirt_tell_left(struct source *s);
 /* The migration has failed, and the VM is here: says so where libvirt has not continued it within
  * seconds, unless it was paused before. */
 void ibx_source_libvirt_tell_paused(struct source *s);
-/* The VM goes on here. true: libvirt has decided so, as it may. */
+/* The VM has been continued here. True: libvirt has decided that, and may. */
 bool ibx_source_libvirt_resumed(struct source *s);
-/* It has ended QEMU here: tells the destination that the VM is to stay there, once a link. */
+/* If libvirt has ended QEMU here: tells the destination, once for each link, that the VM stays
+ * there. */
 int ibx_source_libvirt_decided(struct source *s, struct ibx_error *err);
-/* Whether it has. -ECANCELED, in KEPT; the destination has been told, or `err` says that it could
- * not be. */
+/* If libvirt has continued the VM here: -ECANCELED, in KEPT; the destination has been told, or
+ * `err` says that it could not be. */
 int ibx_source_libvirt_check(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- intruder.c */
 
 /*
  * After the commit nobody may run the VM here or change its memory. QEMU refuses most of that while
- * its migration is held open, and the guard stops who writes all the same. Whatever happens then,
- * the tool does not end with success.
+ * its migration is held open, and the guard stops whoever writes nevertheless. Whatever happens
+ * then, the tool does not end with success.
  */
 
 void ibx_source_guard_init(struct source *s);
-/* SERVING: makes the guard, and then protects one part more. */
+/* In SERVING: makes the guard, and then protects one part more with each call. */
 void ibx_source_guard(struct source *s);
-/* Recover: takes the guard of the tool before this one, and the VM's RAM by the record alone where
- * QEMU's main thread is held by it, which answers no monitor then. -EAGAIN: it is not. */
+/* Recover: takes over the guard of the tool before this one. If it holds a thread of QEMU, whose
+ * monitor may not answer then, finds guest RAM by the record alone. -EAGAIN: it holds none. */
 int ibx_source_guard_take(struct source *s, struct ibx_error *err);
-/* The same while QEMU does not answer: who was on the way to a write then is held by now. -EAGAIN:
- * its monitor is reached, or there is no guard. */
+/* The same while QEMU does not answer: a thread that was about to write may be held by now.
+ * -EAGAIN: QEMU's monitor is reached, or there is no guard. */
 int ibx_source_guard_reach(struct source *s, struct ibx_error *err);
-/* ... or after it has not: `rc` where that is not why. */
+/* ... or after QEMU has not answered, with `rc`. Returns `rc` if the guard is not the reason. */
 int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
-/* ... and its monitor is reached: whether somebody has reset the VM before all of its memory was
- * protected. -EBADMSG, in BROKEN. */
+/* ... and when its monitor is reached: checks what was done to the VM before all of its memory was
+ * protected. -EBADMSG, in BROKEN: its memory may have changed; -EBUSY, -EOPNOTSUPP: that is not
+ * known. */
 int ibx_source_guard_check_past(struct source *s, struct ibx_error *err);
-/* Its monitor is there again, in vm.ram.status is what it says, and what it told meanwhile is lost.
- * -EBADMSG, in BROKEN; -EBUSY, in LEFT: somebody has ended its migration, so that its pages may be
- * others. Any other error: that could not be asked. What nobody can tell is no error. */
+/* QEMU's monitor is there again, vm.ram.status is what it says, and what QEMU has reported
+ * meanwhile is lost: checks what was done. -EBADMSG, in BROKEN; -EBUSY, in LEFT: somebody has ended
+ * QEMU's migration, so that the pages may have changed. Any other error: QEMU could not be asked.
+ * What nobody can tell is no error. */
 int ibx_source_guard_again(struct source *s, struct ibx_error *err);
-/* Where libvirt drives: has the next record name QEMU's migration, by which check_past() knows it.
- */
+/* Where libvirt drives: puts the figures of QEMU's migration into the record, which is not written,
+ * so that recover can tell it from another. */
 void ibx_source_note_figures(struct source *s);
-/* COMPLETE has come. */
+/* COMPLETE has come: asks QEMU something, for LAST. */
 void ibx_source_all_came(struct source *s);
-/* Looks whether somebody was caught. -EBADMSG: before all of the memory was protected. */
+/* Checks whether the guard has caught somebody. -EBADMSG, in BROKEN: before all of the memory was
+ * protected. */
 int ibx_source_check_guard(struct source *s, struct ibx_error *err);
 /* RUNNING has come, and the VM is paused there: tells why, if that is to be seen here. */
 void ibx_source_blame_export(struct source *s);
-/* Behind the events of QEMU that have come: takes its answer of ASKED or LAST. */
+/* To be called when QEMU's events have been taken: takes its answer in ASKED or LAST. */
 void ibx_source_guard_answered(struct source *s);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */
 int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *err);
-/* CONFIRMING, DONE: lets go of QEMU, unless somebody was caught, who would go on then. Early: does
- * not wait for a QEMU that is slow, nor notifies: it is tried again in DONE. */
+/* In CONFIRMING and DONE: ends QEMU's migration and removes the guard, unless the guard has caught
+ * somebody, who would continue then. ibx_source_let_go_early() neither waits for a slow QEMU nor
+ * notifies: it is tried again in DONE. */
 void ibx_source_let_go_early(struct source *s);
 void ibx_source_let_go(struct source *s);
-/* DONE: 0, or what is to be said instead of success. */
+/* In DONE: 0, or the error to report instead of success. */
 int ibx_source_verdict(const struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- verify.c */
 
-/* Once the VM runs there: begins with what the destination will name. */
+/* Once the VM runs there: computes tags ahead of the destination's digests, where that pays. */
 void ibx_source_verify_ahead(struct source *s);
+/* Takes a DIGEST: compares its ranges with guest RAM. */
 int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *digest,
                          struct ibx_error *err);
 /* -EBADMSG, in BROKEN: a page differs. */
 int ibx_source_check_pages(struct source *s, struct ibx_error *err);
-/* COMPLETE has come. 0: all pages are the same, or are not verified; -EAGAIN: some are being
- * compared. */
+/* When COMPLETE has come. 0: all pages are the same, or are not verified; -EAGAIN: some are being
+ * compared; -EPROTO: digests are missing. */
 int ibx_source_verified(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- remove.c */
@@ -390,16 +404,16 @@ void ibx_source_remove_files(struct source *s);
 
 /* ---------------------------------------------------------------- ending.c */
 
-/* Whether QEMU has; one whose monitor has ended a moment ago is waited for, shortly. */
+/* Whether QEMU has ended. Waits shortly for one whose monitor has ended a moment ago. */
 bool ibx_source_qemu_has_ended(const struct source *s);
 
 /* Continues the VM here and goes to KEPT or STRANDED; returns `code`. Where the table has no move
  * to KEPT it changes nothing and returns `code`: the VM may run at the destination. */
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err);
-/* An error after the commit. 0: to go on and connect again. */
+/* An error after the commit. 0: go on, and connect again. */
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
-/* SERVING: takes what has come, up to an ABORT, within `ms`; with `err` also BROKEN, which leads to
- * that state. */
+/* In SERVING: takes what has come, up to an ABORT, within `ms`; with `err` also BROKEN, which leads
+ * to that state. */
 void ibx_source_take_last_abort(struct source *s, unsigned ms, struct ibx_error *err);
 /* The pages at the destination are not those here, as `err` says: BROKEN, and with
  * `untold` the destination is told, over a new link where this one is lost. Returns -EBADMSG. */
@@ -407,16 +421,19 @@ int ibx_source_broken(struct source *s, bool untold, struct ibx_error *err);
 /* Recover of such a migration: tells the destination. -EBADMSG. */
 int ibx_source_recover_broken(struct source *s, struct ibx_error *err);
 /* After the commit: writes the record, or notifies that it cannot be written: 0 as well, since the
- * VM at the destination does not wait for a disk that is full. What is written then is true, but
- * not the last that there is to say. */
+ * VM at the destination does not wait for a disk that is full. The record on the disk is true then,
+ * but not the latest. */
 int ibx_source_note(struct source *s, enum ibx_journal_state state, struct ibx_error *err);
-/* The same with the epoch of the next link: a new one, unless nobody has seen the last and it could
- * not be written; so the destination does not get far ahead of the disk. */
+/* The same with the epoch of the next link. The epoch is raised, unless the last one could not be
+ * written and the destination has not seen it: so the destination does not get far ahead of the
+ * record. */
 int ibx_source_note_epoch(struct source *s, struct ibx_error *err);
-/* What became of a link with it; `there`: 0 without an answer. */
+/* Notes what became of the link with that epoch; `there`: 0 without an answer. */
 void ibx_source_tried(struct source *s, int rc, enum ibx_answer_state there);
 /* After the commit, without a link: one try to reconnect, when it is time. */
 int ibx_source_reconnect(struct source *s, struct ibx_error *err);
+/* SIGINT, SIGTERM and the cancel command: -ECANCELED before the commit, -EINTR (in LEFT) after it.
+ */
 int ibx_source_check_interrupts(struct source *s, struct ibx_error *err);
 /* Once the VM runs at the destination: puts QEMU's migration settings back as soon as QEMU allows
  * it, which is tried now and then. */
@@ -426,9 +443,9 @@ void ibx_source_settle_at_last(struct source *s);
 /* All pages are at the destination, or the VM has ended there: writes that, goes to CONFIRMING,
  * sends CONFIRM. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err);
-/* CONFIRMED may come later than was thought. */
+/* Gives the destination more time for CONFIRMED. */
 void ibx_source_await_longer(struct source *s);
-/* SERVING: ends as that when the records say that a borrowed VM has returned. */
+/* In SERVING: if the records say that a borrowed VM has returned, ends as with ENDED. */
 int ibx_source_check_home(struct source *s, struct ibx_error *err);
 /* In CONFIRMING: waits for CONFIRMED, or confirms again over a new connection; then DONE. */
 int ibx_source_await_confirmed(struct source *s, struct ibx_error *err);

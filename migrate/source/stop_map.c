@@ -2,10 +2,10 @@
 /*
  * The page map of the stop, noted in memory that outlives this tool. A tool that recovers must have
  * that very map: by it the destination calls the migration complete, and by it pages are compared.
- * Another look would find another one, though no byte has changed: pages that were given back
- * between the first look and the stop are holes, holes are pages of zeros once somebody has looked
- * at them or the kernel has made a huge page of what is around them, and nobody knows any more
- * which huge pages a QEMU has written that has ended.
+ * Another look would find another map, though no byte has changed. Pages that were given back
+ * between the first look and the stop are holes. A hole becomes a page of zeros when somebody reads
+ * it, or when the kernel makes a huge page of what is around it. And when QEMU has ended, nobody
+ * knows any more which huge pages it has written.
  */
 #include "migrate/source/source.h"
 
@@ -50,7 +50,8 @@ int ibx_source_stop_map_recall(struct source *s, struct ibx_error *err)
         return rc;
     if (!rc)
         ibx_page_map_recall(&s->vm.map, stop->note.memory);
-    /* No page: the tool before this one ended before the stop, and no destination has a map. */
+    /* No page with data: the tool before this one ended before the stop, and no destination has a
+     * map. */
     stop->looked_again = rc || (!s->vm.map.data_pages && !source_returns(s));
     return stop->looked_again ? -ENOENT : 0;
 }

@@ -19,8 +19,8 @@
 #define JSON_MAX     (64u << 20) /* bytes, far more than any VM has */
 #define BYTES_A_TURN (4u << 20)  /* a QEMU that writes on and on does not keep the caller */
 
-#define GROWS_MS  6             /* without more of it: QEMU cannot write */
-#define WAITS_MAX (256u * 1024) /* bytes of it that wait for the page map */
+#define GROWS_MS  6             /* without more of the state: QEMU cannot write */
+#define WAITS_MAX (256u * 1024) /* bytes of the state that may wait for the page map */
 
 static const struct ibx_state stream_states[] = {
     [STREAM_CLOSED] = {"closed", IBX_TO(STREAM_MADE), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -157,7 +157,8 @@ static int let_out(struct source_stream *stream, struct ibx_channel *control, si
     return 0;
 }
 
-/* Nothing is to be read now. */
+/* Nothing can be read now: if what is held back is a whole end, sends the shortest end, and goes to
+ * READ. */
 static int check_end(struct source_stream *stream, struct ibx_channel *control,
                      struct ibx_error *err)
 {
@@ -184,9 +185,9 @@ void ibx_source_stream_look(struct source_stream *stream)
     stream->flows |= bytes && ibx_now_ns() - stream->grew_ns > GROWS_MS * IBX_NS_PER_MS;
 }
 
-/* A QEMU that nobody reads from can fill its socket before it says that the VM is stopped, and
- * would never say so. Then it has much to write, as of a screen that the guest draws on all the
- * time: it finds an end of that only if it is read from without pauses. */
+/* A QEMU whose stream nobody reads can fill its socket before it reports that the VM is stopped,
+ * and would never report it. Such a QEMU has much to write, for instance of a screen on which the
+ * guest draws all the time, and comes to an end only if its stream is read without pauses. */
 bool ibx_source_stream_waits(const struct source_stream *stream, bool stopped)
 {
     return stream->state.now == STREAM_OPEN && stream->pending < WAITS_MAX &&
@@ -235,7 +236,7 @@ int ibx_source_stream_end(struct source_stream *stream, struct ibx_channel *cont
     int rc = ibx_state_move(&stream->state, STREAM_SENT);
     if (!rc)
         rc = ibx_channel_send(control, &message, err);
-    /* Meanwhile the destination loads it. */
+    /* The destination loads the state meanwhile. */
     if (!rc && !stream->managed)
         rc = ibx_hold_keep(qmp, stream->fd, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     return rc ? rc : ibx_state_move(&stream->state, STREAM_HELD);

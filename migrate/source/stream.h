@@ -36,39 +36,42 @@ struct source_stream {
     uint8_t *held;  /* OPEN: read and not sent, since the state may end with it */
     size_t held_length, held_room;
     size_t pending;   /* OPEN: bytes that QEMU has written and nobody has read, by the last look */
-    uint64_t grew_ns; /* when these were not as many as before */
-    bool flows;       /* they were all that QEMU could write, once */
+    uint64_t grew_ns; /* when that number last changed */
+    bool flows;       /* QEMU could once write no more: it is read without pauses */
 };
 
 void ibx_source_stream_init(struct source_stream *stream);
-/* `hold`: its name for the journal. */
+/* Makes both ends of the stream: MADE. `*hold`: the name of this tool's end, for the journal. */
 int ibx_source_stream_make(struct source_stream *stream, uint64_t *hold, struct ibx_error *err);
-/* Starts QEMU's migration into it. */
+/* Starts QEMU's migration into it: OPEN. -EREMOTEIO: QEMU has refused. */
 int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
                            struct ibx_error *err);
-/* libvirt has started QEMU's migration into `fd`, which is taken over. */
+/* libvirt has started QEMU's migration into `fd`, which is taken over: OPEN. */
 int ibx_source_stream_adopt(struct source_stream *stream, int fd, struct ibx_error *err);
-/* HELD: lets QEMU end such a migration, as completed. */
+/* In HELD: lets QEMU end such a migration, as completed. RELEASED. */
 int ibx_source_stream_let_go(struct source_stream *stream, struct ibx_error *err);
-/* OPEN: looks how much QEMU has written that nobody has read. */
+/* In OPEN: looks how much QEMU has written that nobody has read. */
 void ibx_source_stream_look(struct source_stream *stream);
-/* Whether that may wait for the page map, by the last look. */
+/* Whether these bytes may wait for the page map, by the last look. */
 bool ibx_source_stream_waits(const struct source_stream *stream, bool stopped);
-/* Sends what QEMU has written, for a turn, unless messages already wait for credit. READ when that
- * ends as a whole state does and `saved`: QEMU is about to have written all of it, or has. */
+/* Sends what QEMU has written, for a turn, unless messages already wait for credit. `saved`: QEMU
+ * has written its state, or is about to have. Then, if what has come ends like a whole state: READ.
+ * -EPIPE: QEMU has ended its migration early. */
 int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *control, bool saved,
                             struct ibx_error *err);
 /* Where the end may begin in bytes of a state that have come so far, and where it does if these are
  * all; `length`: nowhere. */
 size_t ibx_state_may_end(const uint8_t *bytes, size_t length);
 size_t ibx_state_ends(const uint8_t *bytes, size_t length);
-/* READ: sends STATE_END, and has QEMU hold it open whatever becomes of this tool. */
+/* In READ: sends STATE_END, and has QEMU hold the stream open whatever becomes of this tool. HELD.
+ */
 int ibx_source_stream_end(struct source_stream *stream, struct ibx_channel *control,
                           struct ibx_qmp *qmp, struct ibx_error *err);
-/* Recover: takes it from the QEMU `pid`. -ENOENT: QEMU's migration is not held open. */
+/* Recover: takes this tool's end from QEMU (`pid`): HELD. -ENOENT: QEMU's migration is not held
+ * open. */
 int ibx_source_stream_take(struct source_stream *stream, pid_t pid, uint64_t hold,
                            struct ibx_error *err);
-/* HELD: the migration is complete. */
+/* In HELD: the migration is complete, and QEMU's is ended: RELEASED. 0 in other states. */
 int ibx_source_stream_release(struct source_stream *stream, struct ibx_qmp *qmp,
                               uint64_t deadline_ns, struct ibx_error *err);
 void ibx_source_stream_close(struct source_stream *stream);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the destination has received is compared with guest RAM as it is here by now. Until all of
- * it is the same, nothing is given up. pages/digest.h says what that does not find. */
+/* What the destination has received is compared with guest RAM as it is here by now. The source
+ * keeps everything until all of it is the same. pages/digest.h says what that does not find. */
 #include "migrate/common/vm.h"
 #include "migrate/source/source.h"
 
@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define TELL_MS 2000 /* for QEMU to tell what it is at */
+#define TELL_MS 2000 /* for QEMU to answer */
 
 static int open_verifier(struct source *s, struct ibx_error *err)
 {
@@ -23,10 +23,10 @@ static int open_verifier(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* Where there are processors for it, and the wire is what the destination waits for. */
+/* Only where there are processors for it, and the destination waits for the wire. */
 void ibx_source_verify_ahead(struct source *s)
 {
-    struct ibx_error later = {0}; /* the first DIGEST says it */
+    struct ibx_error later = {0}; /* reported at the first DIGEST */
     if (s->status.record.verify && source_linked(&s->link) && !source_returns(s) &&
         ibx_conn_path(s->link.control.conn)->remote && ibx_thread_may_spin() &&
         !open_verifier(s, &later))
@@ -40,8 +40,8 @@ int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *dige
     return rc ? rc : ibx_verifier_take(s->verifier, digest->first, &digest->entries, err);
 }
 
-/* When every page has come, somebody may change memory here that is still compared: QEMU tells of a
- * reset when that is over. */
+/* Whether QEMU has reported something that is not read yet. When every page has come, somebody may
+ * change memory here that is still compared: QEMU reports a reset when it is over. */
 static bool has_told(struct source *s)
 {
     char status[32];
@@ -60,14 +60,15 @@ int ibx_source_check_pages(struct source *s, struct ibx_error *err)
         return 0;
     if (s->state.now == SOURCE_CONFIRMING) /* ENDED: the verdict says it */
         return 0;
-    if (has_told(s)) /* which is read before this is looked at again */
+    if (has_told(s)) /* that is read before this is checked again */
         return 0;
     if (source_linked(&s->link)) {
         *err = wrong;
         return ibx_source_broken(s, true, err);
     }
-    /* The VM runs there with these pages until its tool knows: the next link is for that. A tool
-     * that ends before finds them again, since all is compared again over a new link. */
+    /* The VM runs there with these pages until its tool knows: the next link is for that. If this
+     * tool ends before that, the next one finds them again, since all is compared again over a new
+     * link. */
     if (!s->untold)
         ibx_migration_notify(&s->options->observer,
                              "%s; the destination cannot be told before it is connected again: "
@@ -82,7 +83,7 @@ int ibx_source_verified(struct source *s, struct ibx_error *err)
 {
     if (!s->status.record.verify || s->uncompared)
         return 0;
-    /* In this order: what is at work may be the last. */
+    /* In this order: the comparison at work may be the last. */
     const bool idle = !s->verifier || ibx_verifier_idle(s->verifier);
     int rc = s->verifier ? ibx_verifier_result(s->verifier, err) : -EAGAIN;
     if (rc == -EAGAIN && idle)

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define AHEAD_MS 1000 /* for so long a VM is made of what it was */
+#define AHEAD_MS 1000 /* so long answers about what the VM is made of are used */
 
 static const struct ibx_state vm_states[] = {
     [VM_GOING] = {"going", IBX_TO(VM_STOPPED) | IBX_TO(VM_FINISHING), IBX_STATE_INITIAL},
@@ -42,8 +42,8 @@ void ibx_source_vm_drive(struct source_vm *vm, bool libvirt)
     ibx_state_begin(&vm->libvirt, &libvirt_table, libvirt ? LIBVIRT_DRIVES : LIBVIRT_OFF);
 }
 
-/* The VM's memory is looked for in /proc as soon as its files are named: before all that describes
- * the VM. */
+/* Questions about guest RAM come first: it is looked for in /proc as soon as QEMU has named its
+ * files. */
 void ibx_source_vm_ask_ahead(struct source_vm *vm)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -194,12 +194,13 @@ enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting,
         }
         vm->stop_ns = ibx_vm_event_ns(event);
     }
-    /* A VM that is shut down (-no-shutdown) while QEMU stops it, or has done so, says no STOP. */
+    /* QEMU reports no STOP of a VM that is shut down (-no-shutdown) while QEMU stops it, or later.
+     */
     if (!source_managed(vm) && ibx_vm_event_is(event, "SHUTDOWN", NULL)) {
         vm->paused = true;
         return VM_SHUT_DOWN;
     }
-    /* Only now does QEMU's migration begin, of this tool's: another client had paused the VM. */
+    /* Only now does QEMU begin this tool's migration: the STOP before was another client's. */
     if (ibx_vm_event_is(event, "MIGRATION", "setup") && !source_managed(vm) &&
         vm->state.now == VM_STOPPED) {
         ibx_state_move(&vm->state, VM_GOING);

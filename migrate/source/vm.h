@@ -31,19 +31,19 @@ enum source_libvirt_state { LIBVIRT_OFF, LIBVIRT_DRIVES, LIBVIRT_AWAITED, LIBVIR
 struct source_vm {
     struct ibx_state_machine state;
     struct ibx_qmp *qmp; /* NULL: after the commit, QEMU has ended, or its monitor is lost */
-    uint64_t retry_ns;   /* the latter: when to try it again; else 0 */
-    bool of_files;       /* it had ended when this tool began: RAM is what its files hold */
+    uint64_t retry_ns;   /* when to try a lost monitor again; else 0 */
+    bool of_files;       /* QEMU had ended when this tool began: RAM is what its files hold */
     struct ibx_guest_ram ram;
     struct ibx_page_map map;
     struct ibx_vm_undo undo;
     struct ibx_watchdog watchdog;
     struct ibx_state_machine libvirt;
-    uint64_t ahead_until_ns; /* then what QEMU was asked ahead is out of date */
+    uint64_t ahead_until_ns; /* until when answers to questions ahead are used */
     uint64_t stop_ns;        /* of QEMU's STOP; 0: the VM was paused before */
     bool paused;             /* before QEMU's migration was started */
     bool asks;               /* QEMU is to be asked whether it has written its state */
     bool ran_there;          /* the destination has said so, or this tool cannot know */
-    bool ran;                /* until QEMU's migration stopped it */
+    bool ran;                /* the VM ran until QEMU's migration stopped it */
 };
 
 static inline bool source_managed(const struct source_vm *vm)
@@ -55,23 +55,24 @@ static inline bool source_managed(const struct source_vm *vm)
 enum source_vm_event {
     VM_NOTHING,
     VM_QUIET,  /* nothing writes to guest RAM any more */
-    VM_FAILED, /* QEMU's migration */
+    VM_FAILED, /* QEMU's migration has failed */
     VM_RESET,
     VM_SHUT_DOWN,
-    VM_CONTINUED, /* by another client */
+    VM_CONTINUED, /* another client has continued the VM */
 };
 
 void ibx_source_vm_init(struct source_vm *vm);
-/* Before anything else: whether libvirt does. */
+/* To be called before anything else: whether libvirt drives QEMU's migration. */
 void ibx_source_vm_drive(struct source_vm *vm, bool libvirt);
-/* Connects to QEMU, unless that is done, and finds its RAM; `ahead`: has QEMU tell at once all that
- * is asked until it is described. */
+/* Connects to QEMU, unless that is done, and finds its RAM; `ahead`: sends at once all questions
+ * that are asked until the VM has been described. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, bool ahead, struct ibx_error *err);
 /* Sends these questions, so that QEMU answers while this tool does other things. */
 void ibx_source_vm_ask_ahead(struct source_vm *vm);
-/* Before the description: drops what has been told too long ago. */
+/* To be called before the description: drops answers that are too old. */
 void ibx_source_vm_check_ahead(const struct source_vm *vm);
-/* The same of a QEMU whose memory is where this record says, though its file has another name. */
+/* As ibx_source_vm_find(), but finds guest RAM by this record, because its files have other names
+ * by now. */
 int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_record *record,
                             struct ibx_error *err);
 /* Finds guest RAM in the files of this record, whose QEMU has ended, and sets them aside. -ESRCH
@@ -80,9 +81,9 @@ int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_record *record
                            const struct ibx_migrate_observer *observer, struct ibx_error *err);
 /* Finds which pages hold data at this moment. */
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err);
-/* Leaves those pages in `bits` (of the scan of a block for written ones) that hold data, and adds
- * to the map which are new; with `look`, by looking into the holes of the file. Huge pages that are
- * not there do not count as written. */
+/* `bits`, of a scan for written pages of a block, keeps only pages that hold data, and pages that
+ * have got data are added to the map; with `look`, the holes of the file are looked into. Huge
+ * pages that are not there do not count as written. */
 int ibx_source_vm_keep_data(struct source_vm *vm, unsigned block, bool look, uint64_t *bits,
                             struct ibx_error *err);
 /* `starting`: QEMU's migration has been started, and the VM is expected to stop. */
@@ -93,9 +94,10 @@ int ibx_source_vm_ask(struct source_vm *vm, struct ibx_error *err);
  */
 int ibx_source_vm_check_saved(struct source_vm *vm, enum source_vm_event *what,
                               struct ibx_error *err);
+/* Closes the monitor. */
 void ibx_source_vm_lose(struct source_vm *vm);
-/* The monitor again, which must be that of the same process (-ESRCH). 0 also when it is there, or
- * QEMU has ended. */
+/* Connects to a lost monitor again, which must be that of the same process (-ESRCH). 0 also when
+ * the monitor is there, or QEMU has ended. */
 int ibx_source_vm_reach(struct source_vm *vm, const char *path, unsigned ms, struct ibx_error *err);
 /* QEMU has ended after the commit: sets the files aside that still have a name. */
 void ibx_source_vm_keep_files(struct source_vm *vm, const struct ibx_record *record,

@@ -3,8 +3,8 @@
  * Pages that go to the destination while the VM still runs here, by parts: each part is named by
  * ROUND messages and fetched as pages always are. What is written meanwhile is noted (migrate/qemu/
  * tracker.c) and goes again, until another pass through guest RAM does not pay. Right before the
- * stop the destination drops what it has and what was written since; after the stop it drops the
- * rest of that. All others are fetched by post-copy.
+ * stop the destination drops those of its pages that were written since they were sent; after the
+ * stop it drops the rest of these. All others are fetched by post-copy.
  *
  * A page costs the VM a page fault only where it is written after it was sent: the pages of a part
  * are protected right before it, and none is protected again that is not sent again. Each page that
@@ -35,7 +35,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#define SETTLE_MS      3000 /* for devices */
+#define SETTLE_MS      3000 /* for devices to end their requests */
 #define DROP_ENOUGH    64u  /* pages */
 #define DROP_ENOUGH_NS 200000u
 #define DROPS_MOST     4u
@@ -81,10 +81,10 @@ void ibx_source_warm_init(struct source_warm *warm)
 static void add(struct source *s)
 {
     ibx_page_map_add(&s->warm.wanted, &s->warm.written);
-    ibx_page_map_add(&s->vm.map, &s->warm.written); /* holes that are none any more */
+    ibx_page_map_add(&s->vm.map, &s->warm.written); /* holes that have got data */
 }
 
-/* Where the VM has just stopped the page map was found with it. */
+/* At the stop (`last`) these pages have been found with the page map. */
 static int scan_return(struct source *s, bool last, struct ibx_error *err)
 {
     int rc = last ? 0 : ibx_source_return_find_written(s, err);
@@ -127,10 +127,10 @@ static int scan(struct source *s, const struct ibx_page_map *which, bool last,
     return rc;
 }
 
-/* What the destination has is not known to be right any more: all of it goes again. */
+/* The pages that the destination has are not known to be right any more: all of them go again. */
 static void lose(struct source *s, const struct ibx_error *why)
 {
-    if (!source_returns(s)) /* which cannot do without: the next step fails */
+    if (!source_returns(s)) /* a return cannot do without: its next step fails */
         ibx_migration_notify(&s->options->observer,
                              "which pages the VM writes is not known any more (%s): all of them "
                              "are fetched after the stop",
@@ -139,7 +139,7 @@ static void lose(struct source *s, const struct ibx_error *why)
     ibx_state_move(&s->warm.writes, WRITES_LOST);
 }
 
-/* Whether a guest that can run VMs of its own does, as far as one can look. */
+/* An error if a guest that can run VMs of its own does so, as far as that can be seen. */
 static int check_nested(const struct source *s, struct ibx_error *err)
 {
     return s->warm.nests && s->vm.qmp && !lost(&s->warm)
@@ -164,7 +164,8 @@ int ibx_source_warm_check(const struct source *s, struct ibx_error *err)
     return rc ? ibx_error_set(err, rc, "%s: %s", err->message, then) : 0;
 }
 
-/* A VM that returns finds there only what it has not written here. */
+/* -EBUSY: a VM that returns finds at home only the pages that it has not written here, so these
+ * must be known. */
 static int check_lost(const struct source *s, struct ibx_error *err)
 {
     if (!lost(&s->warm) || !source_returns(s))
@@ -175,8 +176,8 @@ static int check_lost(const struct source *s, struct ibx_error *err)
                          s->warm.why.message);
 }
 
-/* Pages of the file beside those with data by the map: fewer than before when some of these were
- * given back, which is not a write. */
+/* How many pages the file of a block has beside those with data by the map: fewer than before if
+ * some of these were given back, which is not a write. */
 static int64_t others(const struct source *s, unsigned block, uint64_t data)
 {
     const struct ibx_guest_block *of = &s->vm.ram.blocks[block];
@@ -186,7 +187,8 @@ static int64_t others(const struct source *s, unsigned block, uint64_t data)
                : (int64_t)((uint64_t)st.st_blocks * 512 / of->page_size) - (int64_t)data;
 }
 
-/* The page map has just been made. While the VM runs there may be too many others, not too few. */
+/* To be called right after the page map was made: removes the pages that were given back from it.
+ * While the VM runs, the number of others may be too high, not too low. */
 static int look_for_given_back(struct source *s, bool first, struct ibx_error *err)
 {
     int rc = 0;
@@ -302,7 +304,7 @@ static int send_round(struct source *s, enum ibx_round_kind kind, struct ibx_err
     return rc ? rc : ibx_channel_send(&s->link.control, &message, err);
 }
 
-/* `part` becomes what the destination has and what it must not keep. */
+/* `part` becomes the pages that the destination has and must not keep. */
 static void choose_stale(struct source *s)
 {
     struct source_warm *warm = &s->warm;
@@ -310,7 +312,7 @@ static void choose_stale(struct source *s)
     ibx_page_map_copy(part, &warm->held);
     if (lost(warm))
         return;
-    for (uint64_t i = 0; i < (part->pages + 63) / 64; i++) /* zero now, or others */
+    for (uint64_t i = 0; i < (part->pages + 63) / 64; i++) /* zero now, or wanted */
         part->bits[i] &= ~s->vm.map.bits[i] | warm->wanted.bits[i];
     ibx_page_map_recount(part);
 }
@@ -321,8 +323,9 @@ static int send_stale(struct source *s, enum ibx_round_kind kind, struct ibx_err
     return send_round(s, kind, err);
 }
 
-/* A dropped page takes the destination microseconds, in which others are written: again, until
- * there are few to be dropped while the VM stands still, or all of the last ones took no time. */
+/* The destination takes microseconds to drop a page, and meanwhile others are written. So this is
+ * repeated until few are left to be dropped while the VM stands still, or until the last ones took
+ * hardly any time. */
 static int drop_more(struct source *s, uint64_t last_ns, struct ibx_error *err)
 {
     if (last_ns < DROP_ENOUGH_NS)
@@ -341,8 +344,8 @@ static int drop_first(struct source *s, struct ibx_error *err)
     return rc ? rc : send_stale(s, IBX_ROUND_STALE, err);
 }
 
-/* What was given back is dropped there by itself: home may keep the bytes of other pages until they
- * come again, and has less to do for these while the VM stands still. */
+/* Pages that were given back are dropped in a round of their own. Home may keep the bytes of other
+ * pages until they come again, and has less to do for these while the VM stands still. */
 static int begin_dropping(struct source *s, struct ibx_error *err)
 {
     struct ibx_page_map *part = &s->warm.part;

@@ -16,9 +16,9 @@
 
 #define ROUNDS_DEFAULT  8u
 #define SECONDS_DEFAULT 60u
-#define PART_LEAST_MS   50u /* that a part should take, */
+#define PART_LEAST_MS   50u /* a part should take at least this, */
 #define PART_MOST_MS    250u
-#define PART_OVERHEAD   16u /* and in which the steps around its pages are one of so many */
+#define PART_OVERHEAD   16u          /* and so many times as long as the steps around its pages */
 #define PART_LEAST      (1ull << 20) /* bytes */
 #define PART_FIRST      (8ull << 20) /* of the first one: how long it takes is not known */
 #define ENOUGH_MS       10           /* what is fetched within this is as well left to post-copy */
@@ -45,8 +45,8 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
-/* From each piece to the next one, around the end: by the golden section, after which any number of
- * them lie about as far from each other. */
+/* The distance from each piece to the next one, around the end. It is about the golden section of
+ * all, so that any number of pieces one after the other lie about as far from each other. */
 static uint64_t stride_of(uint64_t pieces)
 {
     uint64_t stride = pieces * 618 / 1000 + 1;
@@ -80,15 +80,16 @@ static bool any_left(const struct source_warm *warm)
 
 /* ---------------------------------------------------------------- a part */
 
-/* When no further part begins. */
+/* After this time no further part begins. */
 static uint64_t ends_ns(const struct source *s)
 {
     const uint64_t seconds = s->options->warm_seconds ? s->options->warm_seconds : SECONDS_DEFAULT;
     return s->warm.began_ns + seconds * 1000 * IBX_NS_PER_MS;
 }
 
-/* All pages of a part are protected before the first of them is fetched, so that short parts cost
- * the VM fewer page faults. A round trip and the VM's disks may make each of them take longer. */
+/* How long a part should take. All of its pages are protected before the first of them is fetched,
+ * so that short parts cost the VM fewer page faults. If the steps around them take long, because of
+ * a round trip or the VM's disks, parts are longer. */
 static uint64_t part_ms(const struct source *s)
 {
     const uint64_t ms = s->warm.overhead_ns * PART_OVERHEAD / IBX_NS_PER_MS;
@@ -106,8 +107,8 @@ static uint64_t part_bytes(const struct source *s)
     return bytes > PART_LEAST ? bytes : PART_LEAST;
 }
 
-/* The first of the pages [first, end) that are wanted, as many as there is room for; returns where
- * to go on. */
+/* Adds to the part the first of the pages [first, end) that are wanted, as many as there is room
+ * for; returns where to go on. */
 static uint64_t take(struct source_warm *warm, uint64_t first, uint64_t end, uint64_t *room)
 {
     struct ibx_page_map *part = &warm->part;
@@ -153,8 +154,8 @@ static uint64_t written_again(const struct source_warm *warm)
     return again;
 }
 
-/* Half of a pass that was written again is too much. Of a sample more is asked for, and only in the
- * first pass: later, what is held came in earlier ones as well. */
+/* A pass of which half was written again is too much. In a sample it has to be two thirds, and only
+ * in the first pass: in later ones, what is held also came in earlier passes. */
 static bool cannot_pay(const struct source *s)
 {
     const struct source_warm *warm = &s->warm;
